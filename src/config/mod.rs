@@ -1,0 +1,1 @@
+//! See `src/lib.rs` for where this stands.

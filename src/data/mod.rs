@@ -1,0 +1,3 @@
+//! Text to tokens to device batches.
+
+pub mod settings;

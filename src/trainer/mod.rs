@@ -1,0 +1,3 @@
+//! The step, the loop and everything that hangs on it.
+
+pub mod settings;

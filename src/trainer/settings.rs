@@ -1,0 +1,74 @@
+//! What the training loop needs to know, fully resolved: `config` makes these from what the user typed.
+
+use std::path::PathBuf;
+
+/// When something periodic happens (TrainingArguments' `*_strategy` with `*_steps`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Cadence {
+    Never,
+    /// Every so many optimizer steps, at least 1.
+    Steps(u64),
+    /// At the end of every epoch.
+    Epoch,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum OptimizerKind {
+    AdamW,
+    Sgd,
+}
+
+/// Learning-rate curves after the warm-up, as in transformers' `get_scheduler`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ScheduleKind {
+    Linear,
+    Cosine,
+    Constant,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct OptimizerSettings {
+    pub kind: OptimizerKind,
+    /// Peak learning rate.
+    pub learning_rate: f64,
+    pub weight_decay: f64,
+    pub adam_beta1: f64,
+    pub adam_beta2: f64,
+    pub adam_epsilon: f64,
+    /// Global-norm clip; 0 means no clipping, as TrainingArguments has it.
+    pub max_grad_norm: f64,
+    pub schedule: ScheduleKind,
+    /// Linear warm-up in steps; when `None`, `warmup_ratio` of all steps, rounded up.
+    pub warmup_steps: Option<u64>,
+    pub warmup_ratio: f64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainSettings {
+    pub output_dir: PathBuf,
+    pub seed: u64,
+    pub per_device_train_batch_size: usize,
+    pub per_device_eval_batch_size: usize,
+    pub gradient_accumulation_steps: usize,
+    pub num_train_epochs: f64,
+    /// When set, overrides `num_train_epochs`.
+    pub max_steps: Option<u64>,
+    pub optimizer: OptimizerSettings,
+    pub logging: Cadence,
+    pub logging_first_step: bool,
+    pub save: Cadence,
+    /// Keep only the newest so many `checkpoint-N` directories.
+    pub save_total_limit: Option<usize>,
+    pub eval: Cadence,
+    pub dataloader_drop_last: bool,
+    pub resume: Resume,
+    pub disable_tqdm: bool,
+}
+
+/// `--resume_from_checkpoint`: nothing, the newest in the output directory, or a given one.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Resume {
+    No,
+    Latest,
+    From(PathBuf),
+}

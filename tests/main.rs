@@ -1,0 +1,1 @@
+//! Integration tests: what a user sees.

@@ -1,0 +1,1 @@
+//! The emitter and the CPU plugin.

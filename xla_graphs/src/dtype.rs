@@ -1,0 +1,62 @@
+//! Element types of tensors, with the names that XLA and safetensors know.
+
+use serde::{Deserialize, Serialize};
+
+/// The element type of a tensor. Order and discriminants are part of the canonical format: append, never reorder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum DType {
+    Pred,
+    S8,
+    S32,
+    S64,
+    U8,
+    U32,
+    U64,
+    F16,
+    BF16,
+    F32,
+    F64,
+}
+
+impl DType {
+    /// Bytes that one element takes in a dense host or device array.
+    pub fn size(self) -> usize {
+        match self {
+            DType::Pred | DType::S8 | DType::U8 => 1,
+            DType::F16 | DType::BF16 => 2,
+            DType::S32 | DType::U32 | DType::F32 => 4,
+            DType::S64 | DType::U64 | DType::F64 => 8,
+        }
+    }
+
+    pub fn is_float(self) -> bool {
+        matches!(self, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
+    }
+
+    pub fn is_integer(self) -> bool {
+        !self.is_float() && self != DType::Pred
+    }
+
+    /// The name that HLO text uses.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::Pred => "pred",
+            DType::S8 => "s8",
+            DType::S32 => "s32",
+            DType::S64 => "s64",
+            DType::U8 => "u8",
+            DType::U32 => "u32",
+            DType::U64 => "u64",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+        }
+    }
+}
+
+impl std::fmt::Display for DType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
