@@ -11,11 +11,8 @@ pub use clip::{clip_factor, global_norm};
 pub use schedule::{Schedule, ScheduleKind};
 pub use sgd::Sgd;
 
-use crate::dtype::DType;
 use crate::error::Result;
-use crate::graph::InputRole;
-use crate::shape::Shape;
-use crate::trace::{Tensor, Trace};
+use crate::trace::Tensor;
 
 /// The numbers of one optimizer step that the host knows: fed as `f32[3]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -55,9 +52,8 @@ pub struct StepScalars {
 }
 
 impl StepScalars {
-    /// Declares the feed as the next input.
-    pub fn declare(trace: &Trace) -> Result<Self> {
-        let feed = trace.input("optimizer", Shape::new(DType::F32, [3]), InputRole::Feed);
+    /// Takes the feed apart: `f32[3]` as [`StepFeed::to_array`] gives it.
+    pub fn of(feed: &Tensor) -> Result<Self> {
         let scalar = |i: usize| feed.slice(&[i], &[i + 1])?.reshape(&[]);
         Ok(StepScalars { learning_rate: scalar(0)?, step_size: scalar(1)?, second_moment_scale: scalar(2)? })
     }
