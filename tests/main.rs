@@ -1,1 +1,4 @@
-//! Integration tests: what a user sees.
+//! Integration tests: what a user sees. One binary, one module for each area.
+
+mod golden;
+mod support;

@@ -4,7 +4,7 @@
 use super::error::Result;
 use super::session::{Marked, Recording, Session};
 use super::settings::{OptimizerKind, OptimizerSettings};
-use crate::checkpoint::{exp_avg, exp_avg_sq};
+use crate::checkpoint::state::{exp_avg, exp_avg_sq};
 use crate::runtime::{Buffer, PendingDownload};
 use std::collections::HashMap;
 use std::sync::Arc;
