@@ -1,1 +1,48 @@
-//! See `src/lib.rs` for where this stands.
+//! From what the user typed to a resolved, legal plan, in two stages:
+//!
+//! 1. *typed*: the command line ([`command_line`]) and `--config` files ([`config_file`]) become [`typed::Typed`], checked
+//!    name by name against the one table of flags ([`flags`]), which also feeds `--help` and `docs/flags.md` ([`reference`]).
+//! 2. *resolved*: [`check`] refuses every illegal combination, then [`resolve`] makes the plans of [`plan`], which the commands
+//!    take and which hold no `Option` that does not mean something.
+//!
+//! Nothing here loads a library, a model or a tokenizer, so help and mistakes are answered at once.
+
+mod check;
+mod command_line;
+mod config_file;
+mod error;
+pub mod flags;
+mod kind;
+mod nearest;
+mod plan;
+pub mod reference;
+mod resolve;
+mod typed;
+
+pub use error::{Origin, UsageError};
+pub use plan::{
+    BenchPlan, Command, ConfigSource, Device, DoctorPlan, EvalPlan, GeneratePlan, ModelSource, PRESETS, QuickstartPlan, Sampling,
+    TrainPlan,
+};
+
+use std::ffi::OsString;
+
+/// What the command line asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Invocation {
+    /// Help or version: print it to standard output and succeed.
+    Print(String),
+    /// Run `command`; `notes` are settings that were understood but change nothing here, one sentence each.
+    Run { command: Command, notes: Vec<String> },
+}
+
+/// Reads a command line, program name first, together with the `--config` file that it may name.
+pub fn from_args(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, UsageError> {
+    let typed = match command_line::parse(args)? {
+        command_line::Parsed::Text(text) => return Ok(Invocation::Print(text)),
+        command_line::Parsed::Typed(typed) => typed,
+    };
+    let typed = typed.with_config_file()?;
+    check::check(&typed)?;
+    Ok(Invocation::Run { command: resolve::resolve(&typed), notes: typed.notes() })
+}

@@ -1,0 +1,269 @@
+//! The one place where settings that are legal by themselves are refused together, and where paths that were named are looked up.
+//! Ranges of single values stand in the flag table and have been checked before. The first rule that fails is reported, with the
+//! change that makes the command legal; rules are in the order in which a user would want to hear of them.
+
+use super::UsageError;
+use super::flags::Commands;
+use super::plan::PRESETS;
+use super::resolve;
+use super::typed::Typed;
+use std::path::Path;
+
+type Verdict = Result<(), UsageError>;
+
+/// Refuses every illegal combination.
+pub fn check(typed: &Typed) -> Verdict {
+    match typed.command {
+        Commands::TRAIN => {
+            train_has_something_to_do(typed)?;
+            model(typed)?;
+            tokenizer(typed)?;
+            data(typed)?;
+            length_of_training(typed)?;
+            evaluation(typed)?;
+            resume_and_output(typed)
+        }
+        Commands::EVAL => {
+            model(typed)?;
+            tokenizer(typed)?;
+            data(typed)?;
+            not_a_file(typed)
+        }
+        Commands::GENERATE => {
+            if !typed.is_given("model_name_or_path") {
+                return refuse("generate needs a model", "add --model_name_or_path DIR, the output directory of a training run");
+            }
+            model(typed)?;
+            tokenizer(typed)?;
+            if !typed.is_given("prompt") {
+                return refuse("generate needs a text to continue", "add --prompt TEXT");
+            }
+            Ok(())
+        }
+        Commands::BENCH => model(typed),
+        Commands::QUICKSTART => {
+            not_a_file(typed)?;
+            if typed.is_given("output_dir") && !typed.bool("overwrite_output_dir") {
+                empty_output(
+                    &resolve::output_dir(typed),
+                    "name another --output_dir, or add --overwrite_output_dir to replace its files",
+                )?;
+            }
+            Ok(())
+        }
+        // Doctor has nothing that could contradict.
+        _ => Ok(()),
+    }
+}
+
+fn refuse(problem: impl Into<String>, fix: impl Into<String>) -> Verdict {
+    Err(UsageError::illegal(problem, fix))
+}
+
+fn train_has_something_to_do(typed: &Typed) -> Verdict {
+    if !resolve::do_train(typed) && !resolve::do_eval(typed) {
+        return refuse("neither training nor evaluation is asked for", "add --do_train, --do_eval or both");
+    }
+    if !typed.is_given("output_dir") {
+        return refuse("--output_dir is missing", "add --output_dir DIR, where the model, checkpoints and logs go");
+    }
+    Ok(())
+}
+
+/// Either a directory with weights, or a description of a model with random ones.
+fn model(typed: &Typed) -> Verdict {
+    if let Some(directory) = typed.path("model_name_or_path") {
+        for (name, why) in [
+            ("model_type", "its config.json says what it is"),
+            ("config_name", "it has its own config.json"),
+            ("config_overrides", "a trained model's sizes cannot be changed"),
+        ] {
+            if typed.is_given(name) {
+                return refuse(
+                    format!("--{name} does not go with --model_name_or_path: {why}"),
+                    format!("leave --{name} out or, to train from random weights, leave --model_name_or_path out"),
+                );
+            }
+        }
+        if !directory.is_dir() {
+            let what = if directory.exists() { "is a file, not a directory" } else { "is not a directory here" };
+            return refuse(
+                format!("--model_name_or_path: {} {what}", directory.display()),
+                "give a directory with config.json and model.safetensors (models are not fetched from the Hub yet), or train from random \
+                 weights with --model_type gpt2 --config_name gpt2",
+            );
+        }
+        return Ok(());
+    }
+    if !typed.is_given("model_type") && !typed.is_given("config_name") {
+        return refuse(
+            "no model is named",
+            "add --model_name_or_path DIR to start from trained weights, or --model_type gpt2 (with --config_name and --config_overrides) for random ones",
+        );
+    }
+    if let Some(name) = typed.text("config_name") {
+        let path = Path::new(&name);
+        let is_config = path.is_file() || path.join("config.json").is_file();
+        if !is_config && !PRESETS.contains(&name.as_str()) {
+            return refuse(
+                format!("--config_name: `{name}` is neither a known configuration nor a config.json here"),
+                format!("known configurations are {}; or give a config.json or the directory that holds one", PRESETS.join(", ")),
+            );
+        }
+    }
+    let overrides = typed.text("config_overrides").unwrap_or_default();
+    match resolve::overrides(&overrides) {
+        Ok(_) => Ok(()),
+        Err(part) => {
+            refuse(format!("--config_overrides: `{part}` is not of the form name=value"), "write it as n_layer=4,n_embd=256")
+        }
+    }
+}
+
+fn tokenizer(typed: &Typed) -> Verdict {
+    match typed.path("tokenizer_name") {
+        Some(path) if !path.exists() => refuse(
+            format!("--tokenizer_name: {} does not exist here", path.display()),
+            "give a directory with tokenizer.json, or that file (tokenizers are not fetched from the Hub yet)",
+        ),
+        None if !typed.is_given("model_name_or_path") => refuse(
+            "a model with random weights comes without a tokenizer",
+            "add --tokenizer_name DIR, a directory with tokenizer.json (`xtrain quickstart` makes one of its own)",
+        ),
+        _ => Ok(()),
+    }
+}
+
+fn data(typed: &Typed) -> Verdict {
+    let trains = typed.command == Commands::TRAIN && resolve::do_train(typed);
+    let has_train_file = typed.is_given("train_file");
+    if trains && !has_train_file {
+        return refuse("there is nothing to train on", "add --train_file FILE (plain text, .gz too; several may follow)");
+    }
+    let evaluates = typed.command == Commands::EVAL || resolve::do_eval(typed);
+    if evaluates && !typed.is_given("validation_file") {
+        if !has_train_file {
+            return refuse(
+                "there is nothing to evaluate on",
+                "add --validation_file FILE, or --train_file FILE to use a share of its lines",
+            );
+        }
+        if typed.float("validation_split_percentage") == Some(0.0) {
+            return refuse(
+                "there is nothing to evaluate on: --validation_split_percentage is 0 and there is no --validation_file",
+                "add --validation_file FILE or raise --validation_split_percentage",
+            );
+        }
+    }
+    for name in ["train_file", "validation_file"] {
+        for path in typed.paths(name) {
+            if !path.is_file() {
+                let what = if path.is_dir() { "is a directory" } else { "does not exist" };
+                return refuse(
+                    format!("--{name}: {} {what}", path.display()),
+                    "give a text file; paths are relative to the working directory",
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+fn length_of_training(typed: &Typed) -> Verdict {
+    let counts_epochs = typed.int("max_steps").is_none_or(|steps| steps <= 0);
+    if resolve::do_train(typed) && counts_epochs && typed.float("num_train_epochs") == Some(0.0) {
+        return refuse(
+            "there is no training to do: --num_train_epochs is 0 and --max_steps is not set",
+            "raise one of them or, to only evaluate, use --do_eval without --do_train",
+        );
+    }
+    Ok(())
+}
+
+fn evaluation(typed: &Typed) -> Verdict {
+    let strategy = typed.text("eval_strategy").unwrap_or_default();
+    if strategy != "no" && typed.bool_if_given("do_eval") == Some(false) {
+        return refuse(
+            format!("--eval_strategy {strategy} evaluates, but --do_eval is false"),
+            "leave --do_eval out, or use --eval_strategy no",
+        );
+    }
+    if strategy != "no" && !resolve::do_train(typed) {
+        return refuse(
+            format!("--eval_strategy {strategy} evaluates during training, but nothing is trained"),
+            "leave --eval_strategy out, or add --do_train",
+        );
+    }
+    if typed.is_given("eval_steps") && strategy != "steps" {
+        return refuse(
+            format!("--eval_steps has no effect with --eval_strategy {strategy}"),
+            "add --eval_strategy steps, or leave --eval_steps out",
+        );
+    }
+    Ok(())
+}
+
+/// Nothing of an earlier run is written over by accident, and a resume has something to resume from.
+fn resume_and_output(typed: &Typed) -> Verdict {
+    not_a_file(typed)?;
+    let output = resolve::output_dir(typed);
+    let from = typed.text("resume_from_checkpoint");
+    let latest = typed.bool("resume_from_checkpoint");
+    if (from.is_some() || latest) && !resolve::do_train(typed) {
+        return refuse(
+            "--resume_from_checkpoint goes on with training, but nothing is trained",
+            "add --do_train or, to evaluate a checkpoint, use --model_name_or_path CHECKPOINT",
+        );
+    }
+    if let Some(path) = from {
+        let path = Path::new(&path);
+        return if path.is_dir() {
+            Ok(())
+        } else {
+            refuse(
+                format!("--resume_from_checkpoint: {} is not a directory", path.display()),
+                "give a checkpoint-N directory of an earlier run",
+            )
+        };
+    }
+    if latest {
+        return if has_checkpoint(&output) {
+            Ok(())
+        } else {
+            refuse(
+                format!("--resume_from_checkpoint: {} holds no checkpoint", output.display()),
+                "leave the flag out to start from the beginning, or name a checkpoint-N directory after it",
+            )
+        };
+    }
+    if !resolve::do_train(typed) || typed.bool("overwrite_output_dir") {
+        return Ok(());
+    }
+    let fix = if has_checkpoint(&output) {
+        "add --resume_from_checkpoint to go on from its newest checkpoint, --overwrite_output_dir to replace its files, or name another directory"
+    } else {
+        "name another --output_dir, or add --overwrite_output_dir to replace its files"
+    };
+    empty_output(&output, fix)
+}
+
+fn not_a_file(typed: &Typed) -> Verdict {
+    match typed.path("output_dir") {
+        Some(path) if path.is_file() => refuse(format!("--output_dir: {} is a file", path.display()), "name a directory"),
+        _ => Ok(()),
+    }
+}
+
+fn empty_output(output: &Path, fix: &str) -> Verdict {
+    // A directory that is not there, or that cannot be listed, is met again with a clear message when it is made.
+    let is_empty = std::fs::read_dir(output).map_or(true, |mut entries| entries.next().is_none());
+    if is_empty { Ok(()) } else { refuse(format!("--output_dir: {} is not empty", output.display()), fix) }
+}
+
+/// Whether a directory holds a `checkpoint-N`.
+fn has_checkpoint(output: &Path) -> bool {
+    let is_checkpoint =
+        |name: &str| name.strip_prefix("checkpoint-").is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()));
+    let Ok(entries) = std::fs::read_dir(output) else { return false };
+    entries.flatten().any(|entry| entry.file_name().to_str().is_some_and(is_checkpoint) && entry.path().is_dir())
+}

@@ -1,0 +1,317 @@
+//! The command line, read by clap from the flag table. clap splits words, knows which flags take values and writes help; what a
+//! value means is decided in `typed`, the same way as for a settings file. clap's own messages are replaced by ours so that both
+//! sources speak alike.
+
+use super::error::{Origin, UsageError};
+use super::flags::{self, COMMANDS, CommandInfo, Commands, Flag, Section};
+use super::kind::Kind;
+use super::nearest::nearest;
+use super::typed::Typed;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use std::ffi::OsString;
+
+pub enum Parsed {
+    /// Help or version.
+    Text(String),
+    Typed(Typed),
+}
+
+/// Reads the words of a command line, program name first.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageError> {
+    let args: Vec<OsString> = args.into_iter().collect();
+    if args.len() <= 1 {
+        return Ok(Parsed::Text(root().render_help().to_string()));
+    }
+    let matches = match root().try_get_matches_from(&args) {
+        Ok(matches) => matches,
+        Err(error) => return from_clap(error, &args),
+    };
+    let (command, matches) = innermost(&matches)?;
+    let mut typed = Typed::new(command);
+    for flag in flags::of(command) {
+        if matches.value_source(flag.name).is_none() {
+            continue;
+        }
+        let texts: Vec<String> = matches.get_many::<String>(flag.name).into_iter().flatten().cloned().collect();
+        let is_number = matches!(flag.kind, Kind::Int { .. } | Kind::Float(_));
+        if is_number && texts.iter().any(|text| text.starts_with("--")) {
+            return Err(no_value(flag.name));
+        }
+        typed.take(flag, &texts, Origin::CommandLine)?;
+    }
+    Ok(Parsed::Typed(typed))
+}
+
+/// The whole tree of commands.
+pub fn root() -> Command {
+    let mut root = Command::new("xtrain")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Trains language models as whole compiled XLA graphs")
+        .after_help(
+            "Flags have the names of transformers' TrainingArguments and run_clm, in snake_case or kebab-case.\n\
+             `xtrain COMMAND --help` lists the flags of one command; docs/flags.md lists them all.",
+        )
+        .disable_help_subcommand(true)
+        .subcommand_required(true)
+        .args_override_self(true)
+        .arg(global("device"));
+    // Commands of two words hang below a command that only holds its tasks.
+    for info in &COMMANDS {
+        match info.words.split_once(' ') {
+            None => root = root.subcommand(leaf(info, info.words)),
+            Some((verb, task)) => {
+                if root.find_subcommand(verb).is_none() {
+                    root = root.subcommand(Command::new(verb.to_string()).about(verb_about(verb)).subcommand_required(true));
+                }
+                root = root.mut_subcommand(verb, |parent| parent.subcommand(leaf(info, task)));
+            }
+        }
+    }
+    root
+}
+
+fn verb_about(verb: &str) -> &'static str {
+    match verb {
+        "train" => "Train a model; the next word is the task: clm (causal language model)",
+        _ => "Evaluate a model; the next word is the task: clm (causal language model)",
+    }
+}
+
+/// `--device` hangs on the root, so that it may stand before the command too.
+fn global(name: &str) -> Arg {
+    let flag = flags::find(name, Commands::ALL).expect("global flags are taken by every command");
+    arg(flag).global(true)
+}
+
+fn leaf(info: &'static CommandInfo, word: &'static str) -> Command {
+    let mut command = Command::new(word)
+        .about(info.about)
+        .override_usage(format!("xtrain [--device cpu|cuda|neuron] {} [FLAGS]", info.words))
+        .after_help(format!("Examples:\n  {}", info.examples))
+        .args_override_self(true);
+    for section in Section::ALL {
+        for flag in flags::of(info.id).filter(|flag| flag.section == section && flag.name != "device") {
+            command = command.arg(arg(flag));
+        }
+    }
+    command
+}
+
+fn arg(flag: &'static Flag) -> Arg {
+    let spellings = std::iter::once(flag.name).chain(flag.aliases.iter().copied());
+    let kebab = spellings.clone().filter(|name| name.contains('_')).map(|name| name.replace('_', "-"));
+    let help = match flag.default {
+        "" => flag.help.to_string(),
+        default => format!("{} [default: {default}]", flag.help),
+    };
+    let arg = Arg::new(flag.name)
+        .long(flag.name)
+        .aliases(flag.aliases.iter().copied())
+        .aliases(kebab)
+        .value_name(flag.kind.placeholder())
+        .help(help)
+        .help_heading(flag.section.title())
+        .hide(!flag.is_built());
+    match flag.kind {
+        Kind::Bool | Kind::FlagOrPath => arg.action(ArgAction::Set).num_args(0..=1).default_missing_value("true"),
+        Kind::Anything => arg.action(ArgAction::Set).num_args(0..).default_missing_value("true").allow_negative_numbers(true),
+        Kind::Paths => arg.action(ArgAction::Append).num_args(1..),
+        // clap's own notion of negative numbers does not know `-5e-5`; a flag taken for a value is caught in `parse`.
+        Kind::Prose | Kind::Int { .. } | Kind::Float(_) => arg.action(ArgAction::Set).allow_hyphen_values(true),
+        Kind::Text | Kind::Path | Kind::Choice(_) => arg.action(ArgAction::Set),
+    }
+}
+
+/// Walks down to the command that was chosen.
+fn innermost(matches: &ArgMatches) -> Result<(Commands, &ArgMatches), UsageError> {
+    let mut words: Vec<&str> = Vec::new();
+    let mut matches = matches;
+    while let Some((word, inner)) = matches.subcommand() {
+        words.push(word);
+        matches = inner;
+    }
+    let words = words.join(" ");
+    match COMMANDS.iter().find(|info| info.words == words) {
+        Some(info) => Ok((info.id, matches)),
+        None => Err(incomplete(&words)),
+    }
+}
+
+fn incomplete(words: &str) -> UsageError {
+    let choices = COMMANDS.iter().filter_map(|info| info.words.split_once(' ')).filter(|(verb, _)| *verb == words);
+    UsageError::IncompleteCommand { command: words.into(), choices: choices.map(|(_, task)| task.to_string()).collect() }
+}
+
+fn from_clap(error: clap::Error, args: &[OsString]) -> Result<Parsed, UsageError> {
+    let context = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        Some(ContextValue::Strings(texts)) => texts.join(" "),
+        _ => String::new(),
+    };
+    let words = words_of(args);
+    Err(match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => return Ok(Parsed::Text(error.render().to_string())),
+        ErrorKind::UnknownArgument => unknown_argument(&context(ContextKind::InvalidArg), &words),
+        ErrorKind::InvalidSubcommand => unknown_command(&words, &context(ContextKind::InvalidSubcommand)),
+        ErrorKind::MissingSubcommand if words.is_empty() => UsageError::IncompleteCommand {
+            command: "COMMAND".into(),
+            choices: COMMANDS.map(|info| info.words.to_string()).into(),
+        },
+        ErrorKind::MissingSubcommand => incomplete(&words),
+        // clap reports a flag at the end of the line, or before another flag, as an empty invalid value.
+        ErrorKind::InvalidValue | ErrorKind::WrongNumberOfValues | ErrorKind::TooFewValues => {
+            no_value(&context(ContextKind::InvalidArg))
+        }
+        ErrorKind::InvalidUtf8 => UsageError::CommandLine { problem: "an argument is not valid UTF-8".into() },
+        // Whatever else clap may say, without its own prefix and usage lines.
+        _ => UsageError::CommandLine {
+            problem: error.to_string().lines().next().unwrap_or_default().trim_start_matches("error: ").to_string(),
+        },
+    })
+}
+
+/// The command words at the start of a line, skipping `--device X`; for messages when clap gave up.
+fn words_of(args: &[OsString]) -> String {
+    let mut words = String::new();
+    let mut rest = args.iter().skip(1).map(|arg| arg.to_string_lossy());
+    while let Some(arg) = rest.next() {
+        if arg == "--device" {
+            rest.next();
+        } else if !arg.starts_with("--device=") {
+            let longer = if words.is_empty() { arg.to_string() } else { format!("{words} {arg}") };
+            if !COMMANDS.iter().any(|info| info.words == longer || info.words.starts_with(&format!("{longer} "))) {
+                break;
+            }
+            words = longer;
+        }
+    }
+    words
+}
+
+fn unknown_argument(arg: &str, words: &str) -> UsageError {
+    let name = arg.trim_start_matches('-').split('=').next().unwrap_or_default();
+    let Some(info) = COMMANDS.iter().find(|info| info.words == words) else {
+        let elsewhere = flags::commands_taking(name);
+        let command = if words.is_empty() { "".into() } else { format!("{words} ") };
+        return match elsewhere.first() {
+            Some(_) => UsageError::illegal(
+                format!("{arg} stands before the command"),
+                format!("write it after: `xtrain {} {arg} ...`", elsewhere[0]),
+            ),
+            None => UsageError::CommandLine { problem: format!("unknown flag {arg} for `xtrain {command}COMMAND`") },
+        };
+    };
+    if !arg.starts_with('-') {
+        return UsageError::CommandLine {
+            problem: format!("unexpected word `{arg}`: every setting of `xtrain {words}` is a flag"),
+        };
+    }
+    let elsewhere = flags::commands_taking(name);
+    let nearest = if elsewhere.is_empty() { flags::nearest(name, info.id) } else { None };
+    UsageError::UnknownFlag { flag: format!("--{name}"), command: words.into(), nearest, elsewhere }
+}
+
+fn unknown_command(before: &str, word: &str) -> UsageError {
+    let full = if before.is_empty() { word.to_string() } else { format!("{before} {word}") };
+    let first_words = COMMANDS.iter().map(|info| info.words.split(' ').next().unwrap_or(info.words));
+    let nearest = match before {
+        "" => nearest(word, first_words),
+        // A wrong task: name the nearest whole command, which is the only one for now.
+        _ => COMMANDS.iter().map(|info| info.words).find(|words| words.starts_with(before)),
+    };
+    UsageError::UnknownCommand { word: full, nearest: nearest.map(str::to_string) }
+}
+
+fn no_value(arg: &str) -> UsageError {
+    // clap names the argument as it prints it in usage: `--seed <N>`.
+    let name = arg.trim_start_matches('-').split([' ', '=']).next().unwrap_or_default().to_string();
+    match flags::all().find(|flag| flag.answers_to(&name)) {
+        Some(flag) => UsageError::NoValue { name, expected: flag.kind.expected() },
+        None => UsageError::CommandLine { problem: format!("{arg} is not complete") },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::kind::Value;
+    use super::*;
+
+    fn typed(line: &str) -> Result<Typed, UsageError> {
+        let args = line.split_whitespace().map(OsString::from);
+        match parse(std::iter::once("xtrain".into()).chain(args))? {
+            Parsed::Typed(typed) => Ok(typed),
+            Parsed::Text(text) => panic!("printed {text}"),
+        }
+    }
+
+    #[test]
+    fn the_tree_of_commands_is_well_formed() {
+        root().debug_assert();
+    }
+
+    #[test]
+    fn every_spelling_means_the_same() {
+        let plain = typed("train clm --learning_rate 5e-4 --do_train --eval_strategy epoch --train_file a b").unwrap();
+        for line in [
+            "train clm --learning-rate 5e-4 --do-train true --evaluation_strategy epoch --train-file a --train-file b",
+            "train clm --learning_rate=5e-4 --do_train=True --evaluation-strategy=epoch --train_file=a --train_file b",
+            "train clm --learning_rate 1 --learning_rate 0.0005 --do_train yes --eval-strategy epoch --train_file a b",
+        ] {
+            assert_eq!(typed(line).unwrap(), plain, "{line}");
+        }
+        assert_eq!(plain.value("learning_rate"), Some(Value::Float(5e-4)));
+        assert_eq!(plain.paths("train_file").len(), 2);
+    }
+
+    #[test]
+    fn device_may_stand_anywhere() {
+        for line in
+            ["--device cuda train clm", "train --device cuda clm", "train clm --device cuda", "--device=cuda train clm --seed 42"]
+        {
+            assert_eq!(typed(line).unwrap().text("device").as_deref(), Some("cuda"), "{line}");
+        }
+        assert_eq!(typed("doctor").unwrap().text("device").as_deref(), Some("cpu"));
+    }
+
+    #[test]
+    fn negative_numbers_are_values_and_flags_are_not() {
+        assert_eq!(typed("train clm --max_steps -1").unwrap().int("max_steps"), Some(-1));
+        let error = typed("train clm --learning_rate -5e-5").unwrap_err().to_string();
+        assert!(error.contains("`learning_rate` must be a number that is 0 or more, found `-5e-5`"), "{error}");
+        let error = typed("train clm --learning_rate --do_train").unwrap_err().to_string();
+        assert_eq!(error, "--learning_rate needs a value: a number that is 0 or more");
+        assert_eq!(typed("generate --prompt --so").unwrap().text("prompt").as_deref(), Some("--so"));
+    }
+
+    #[test]
+    fn unknown_names_get_the_nearest_known_one() {
+        for (line, hint) in [
+            ("train clm --learning-rte 1", "did you mean --learning_rate?"),
+            ("train clm --lr_schedule linear", "did you mean --lr_scheduler_type?"),
+            ("trian clm", "did you mean `xtrain train`?"),
+            ("train mlm", "did you mean `xtrain train clm`?"),
+            (
+                "generate --learning_rate 1",
+                "that one belongs to `xtrain train clm`; `xtrain generate --help` lists what this command takes",
+            ),
+            ("train clm --save_strategy epochs", "did you mean `epoch`?"),
+        ] {
+            assert_eq!(typed(line).unwrap_err().hint().as_deref(), Some(hint), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_built_is_refused_with_a_reason_and_never_ignored() {
+        for line in
+            ["--fp16", "--fp16 true", "--gradient_checkpointing", "--report_to wandb", "--report_to a b", "--deepspeed x.json"]
+        {
+            let error = typed(&format!("train clm {line}")).unwrap_err();
+            assert!(matches!(error, UsageError::Refused { .. }), "{line}: {error}");
+        }
+        for line in ["--fp16 false", "--report_to none", "--local_rank -1", "--push-to-hub=False"] {
+            assert_eq!(typed(&format!("train clm {line}")).unwrap().notes().len(), 0, "{line}");
+        }
+        assert_eq!(typed("train clm --run_name x").unwrap().notes().len(), 1);
+    }
+}

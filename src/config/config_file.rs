@@ -1,0 +1,336 @@
+//! `--config FILE`: TOML or JSON with the flags' names as keys, all at the top level, in snake_case or kebab-case. A string is read
+//! as the command line would read it, so a dictionary of strings (as SageMaker passes hyperparameters) works; a JSON `null` means
+//! "not set". Relative paths in a file are relative to the working directory, like those on the command line.
+
+use super::error::{Origin, UsageError};
+use super::flags::{self, Flag, Support};
+use super::kind::Kind;
+use super::typed::{Typed, bad_value};
+use std::collections::BTreeMap;
+use std::path::Path;
+use toml::de::{DeTable, DeValue};
+
+/// One entry of a file, its format forgotten.
+struct Entry {
+    key: String,
+    line: usize,
+    value: Scalar,
+}
+
+/// A value as a file can write it.
+enum Scalar {
+    Null,
+    Bool(bool),
+    Int(String),
+    Float(String),
+    Text(String),
+    List(Vec<Scalar>),
+    /// A table, a date: nothing that a setting can be.
+    Other(&'static str),
+}
+
+/// Reads the file and adds its settings to those that were typed, which win.
+pub fn read_into(typed: &mut Typed, path: &Path) -> Result<(), UsageError> {
+    let problem = |line, problem: String, fix: &str| {
+        let origin = Origin::File { path: path.into(), line };
+        UsageError::ConfigFile { origin, problem, fix: fix.into() }
+    };
+    let text = std::fs::read_to_string(path).map_err(|e| problem(None, e.to_string(), "--config takes a TOML or JSON file"))?;
+    let entries = match path.extension().and_then(|ext| ext.to_str()) {
+        Some("json") => read_json(&text),
+        Some("toml") => read_toml(&text),
+        _ if text.trim_start().starts_with('{') => read_json(&text),
+        _ => read_toml(&text),
+    };
+    let entries =
+        entries.map_err(|(line, message)| problem(Some(line), message, "keys are flag names, as in `learning_rate = 5e-5`"))?;
+
+    let mut seen: BTreeMap<&'static str, usize> = BTreeMap::new();
+    for Entry { key, line, value } in entries {
+        let origin = Origin::File { path: path.into(), line: Some(line) };
+        let Some(flag) = flags::find(&key, typed.command) else {
+            return Err(unknown_key(typed, key, origin));
+        };
+        if flag.name == "config" {
+            return Err(problem(Some(line), "`config` cannot stand in a settings file".into(), "give it on the command line"));
+        }
+        if let Some(first) = seen.insert(flag.name, line) {
+            return Err(UsageError::GivenTwice { key, origin, first });
+        }
+        if let Some(texts) = texts(flag, value, &origin)? {
+            typed.take(flag, &texts, origin)?;
+        }
+    }
+    Ok(())
+}
+
+fn unknown_key(typed: &Typed, key: String, origin: Origin) -> UsageError {
+    let elsewhere = flags::commands_taking(&key);
+    let nearest = if elsewhere.is_empty() { flags::nearest(&key, typed.command) } else { None };
+    UsageError::UnknownKey { key, origin, command: typed.words().into(), nearest, elsewhere }
+}
+
+/// The texts that a value would be on the command line, or the error that names the kind expected. `None` is "not set".
+fn texts(flag: &'static Flag, value: Scalar, origin: &Origin) -> Result<Option<Vec<String>>, UsageError> {
+    let wrong = |found: String| Err(bad_value(flag, found, origin.clone()));
+    let takes_anything = flag.support != Support::Built;
+    let text = match (value, flag.kind) {
+        (Scalar::Null, _) => return Ok(None),
+        (Scalar::Text(text), _) => text,
+        (Scalar::Bool(answer), Kind::Bool | Kind::FlagOrPath | Kind::Anything) => answer.to_string(),
+        (Scalar::Int(digits), Kind::Int { .. } | Kind::Float(_) | Kind::Anything) => digits,
+        (Scalar::Float(digits), Kind::Float(_) | Kind::Anything) => digits,
+        (Scalar::List(items), Kind::Paths) => {
+            let mut paths = Vec::new();
+            for item in items {
+                match item {
+                    Scalar::Text(path) => paths.push(path),
+                    other => return wrong(format!("a list with {}", other.describe())),
+                }
+            }
+            return Ok(Some(paths));
+        }
+        (Scalar::List(items), _) if takes_anything => {
+            items.into_iter().map(|item| item.describe().trim_matches('`').to_string()).collect::<Vec<_>>().join(" ")
+        }
+        // An empty table is how TrainingArguments dumps "no settings".
+        (Scalar::Other("an empty table"), _) if takes_anything => String::new(),
+        (other, _) => return wrong(other.describe()),
+    };
+    Ok(Some(vec![text]))
+}
+
+impl Scalar {
+    fn describe(&self) -> String {
+        match self {
+            Scalar::Null => "null".into(),
+            Scalar::Bool(answer) => format!("`{answer}`"),
+            Scalar::Int(digits) | Scalar::Float(digits) => format!("`{digits}`"),
+            Scalar::Text(text) => format!("`{text}`"),
+            Scalar::List(_) => "a list".into(),
+            Scalar::Other(what) => (*what).into(),
+        }
+    }
+}
+
+/// Line (from 1) of a byte offset.
+fn line_at(text: &str, offset: usize) -> usize {
+    1 + text.bytes().take(offset).filter(|b| *b == b'\n').count()
+}
+
+fn read_toml(text: &str) -> Result<Vec<Entry>, (usize, String)> {
+    let table = DeTable::parse(text).map_err(|e| {
+        let line = e.span().map_or(1, |span| line_at(text, span.start));
+        (line, format!("not valid TOML: {}", e.message()))
+    })?;
+    let mut entries: Vec<Entry> = Vec::new();
+    for (key, value) in table.get_ref() {
+        entries.push(Entry {
+            key: key.get_ref().to_string(),
+            line: line_at(text, key.span().start),
+            value: from_toml(value.get_ref()),
+        });
+    }
+    // In the order of the file, so that the first mistake in it is the one reported.
+    entries.sort_by_key(|entry| entry.line);
+    Ok(entries)
+}
+
+fn from_toml(value: &DeValue<'_>) -> Scalar {
+    match value {
+        DeValue::String(text) => Scalar::Text(text.to_string()),
+        DeValue::Integer(n) => match i64::from_str_radix(&n.as_str().replace('_', ""), n.radix()) {
+            Ok(n) => Scalar::Int(n.to_string()),
+            Err(_) => Scalar::Other("a number beyond 64 bits"),
+        },
+        DeValue::Float(x) => Scalar::Float(x.as_str().into()),
+        DeValue::Boolean(answer) => Scalar::Bool(*answer),
+        DeValue::Array(items) => Scalar::List(items.iter().map(|item| from_toml(item.get_ref())).collect()),
+        DeValue::Table(table) if table.is_empty() => Scalar::Other("an empty table"),
+        DeValue::Table(_) => Scalar::Other("a table (all keys stand at the top level)"),
+        DeValue::Datetime(_) => Scalar::Other("a date"),
+    }
+}
+
+fn read_json(text: &str) -> Result<Vec<Entry>, (usize, String)> {
+    let root: serde_json::Value = serde_json::from_str(text).map_err(|e| {
+        // serde_json repeats the position in its message; the origin carries it already.
+        let message = e.to_string();
+        let message = message.split(" at line ").next().unwrap_or(&message);
+        (e.line(), format!("not valid JSON: {message}"))
+    })?;
+    let serde_json::Value::Object(mut object) = root else {
+        return Err((1, "not a JSON object".into()));
+    };
+    let mut entries = Vec::new();
+    for (key, line) in json_key_lines(text) {
+        match object.get_mut(&key) {
+            // Taken out, so that a key that stands twice is seen as such below.
+            Some(value) => entries.push(Entry { value: from_json(value), key, line }),
+            None => return Err((line, format!("the key `{key}` cannot be read"))),
+        }
+    }
+    Ok(entries)
+}
+
+fn from_json(value: &serde_json::Value) -> Scalar {
+    use serde_json::Value;
+    match value {
+        Value::Null => Scalar::Null,
+        Value::Bool(answer) => Scalar::Bool(*answer),
+        Value::Number(n) if n.is_f64() => Scalar::Float(n.to_string()),
+        Value::Number(n) => Scalar::Int(n.to_string()),
+        Value::String(text) => Scalar::Text(text.clone()),
+        Value::Array(items) => Scalar::List(items.iter().map(from_json).collect()),
+        Value::Object(map) if map.is_empty() => Scalar::Other("an empty table"),
+        Value::Object(_) => Scalar::Other("an object (all keys stand at the top level)"),
+    }
+}
+
+/// Keys of the outermost object with their lines, duplicates included; serde_json keeps neither. The text is known to be valid, so
+/// it is enough to follow strings and brackets.
+fn json_key_lines(text: &str) -> Vec<(String, usize)> {
+    let bytes = text.as_bytes();
+    let (mut keys, mut depth, mut line, mut i) = (Vec::new(), 0, 1, 0);
+    while i < bytes.len() {
+        match bytes[i] {
+            b'\n' => line += 1,
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth -= 1,
+            b'"' => {
+                let start = i;
+                i += 1;
+                while bytes[i] != b'"' {
+                    i += if bytes[i] == b'\\' { 2 } else { 1 };
+                }
+                let is_key = text[i + 1..].trim_start().starts_with(':');
+                if depth == 1 && is_key {
+                    let key = serde_json::from_str(&text[start..=i]).expect("serde_json has read this string before");
+                    keys.push((key, line));
+                }
+            }
+            _ => {}
+        }
+        i += 1;
+    }
+    keys
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::flags::Commands;
+    use super::super::kind::Value;
+    use super::*;
+
+    fn read(name: &str, text: &str) -> Result<Typed, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        let mut typed = Typed::new(Commands::TRAIN);
+        match read_into(&mut typed, &path) {
+            Ok(()) => Ok(typed),
+            // The directory's name differs from run to run.
+            Err(e) => Err(format!("{e} | {}", e.hint().unwrap_or_default()).replace(&format!("{}/", dir.path().display()), "")),
+        }
+    }
+
+    #[test]
+    fn toml_and_json_say_the_same() {
+        let toml = read(
+            "run.toml",
+            "learning_rate = 5e-4\nnum-train-epochs = 2\ndo_train = true\ntrain_file = [\"a\", \"b\"]\nblock_size = 1_28\n\
+             resume_from_checkpoint = false\nlr_scheduler_type = \"cosine\"\nreport_to = []\n",
+        )
+        .unwrap();
+        let json = read(
+            "run.json",
+            r#"{"learning_rate": 5e-4, "num_train_epochs": "2", "do_train": "True", "train-file": ["a", "b"],
+                "block_size": 128, "resume_from_checkpoint": false, "lr_scheduler_type": "cosine", "eval_steps": null, "tf32": null}"#,
+        )
+        .unwrap();
+        for name in
+            ["learning_rate", "num_train_epochs", "do_train", "train_file", "block_size", "resume_from_checkpoint", "eval_steps"]
+        {
+            assert_eq!(toml.value(name), json.value(name), "{name}");
+        }
+        assert_eq!(toml.value("num_train_epochs"), Some(Value::Float(2.0)));
+    }
+
+    #[test]
+    fn what_was_typed_wins() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.toml");
+        std::fs::write(&path, "seed = 1\nmax_steps = 7\n").unwrap();
+        let mut typed = Typed::new(Commands::TRAIN);
+        typed.take(flags::find("seed", Commands::TRAIN).unwrap(), &["2".into()], Origin::CommandLine).unwrap();
+        read_into(&mut typed, &path).unwrap();
+        assert_eq!((typed.int("seed"), typed.int("max_steps")), (Some(2), Some(7)));
+    }
+
+    #[test]
+    fn mistakes_name_the_file_the_line_and_what_was_expected() {
+        for (name, text, message) in [
+            (
+                "a.toml",
+                "seed = 1\n\nlearning_rte = 1\n",
+                "a.toml:3: unknown key `learning_rte` for `xtrain train clm` | did you mean `learning_rate`?",
+            ),
+            (
+                "a.json",
+                "{\n \"seed\": 1,\n \"epochs\": 2}",
+                "a.json:3: unknown key `epochs` for `xtrain train clm` | did you mean `num_train_epochs`?",
+            ),
+            (
+                "a.toml",
+                "prompt = \"x\"",
+                "a.toml:1: unknown key `prompt` for `xtrain train clm` | that one belongs to `xtrain generate`; \
+                `xtrain train clm --help` lists what this command takes",
+            ),
+            (
+                "a.toml",
+                "learning_rate = \"fast\"",
+                "a.toml:1: `learning_rate` must be a number that is 0 or more, found `fast` | ",
+            ),
+            ("a.toml", "learning_rate = true", "a.toml:1: `learning_rate` must be a number that is 0 or more, found `true` | "),
+            (
+                "a.json",
+                "{\"max_steps\": 1.5}",
+                "a.json:1: `max_steps` must be a whole number that is at least -1, found `1.5` | ",
+            ),
+            ("a.json", "{\"seed\": [1]}", "a.json:1: `seed` must be a whole number that is 0 or more, found a list | "),
+            ("a.toml", "train_file = [1]", "a.toml:1: `train_file` must be one or more paths, found a list with `1` | "),
+            ("a.toml", "train_file = []", "a.toml:1: `train_file` must be one or more paths, found `` | "),
+            (
+                "a.toml",
+                "[seed]\nx = 1",
+                "a.toml:1: `seed` must be a whole number that is 0 or more, found a table (all keys stand at the top level) | ",
+            ),
+            (
+                "a.json",
+                "{\"fp16\": true}",
+                "a.json:1: `fp16` cannot be `true`: half precision is not built yet; training runs in float32 | leave `fp16` out",
+            ),
+            (
+                "a.json",
+                "{\"seed\": 1,\n\"seed\": 2}",
+                "a.json:2: `seed` is given twice (it also stands at line 1) | keep one of the two",
+            ),
+            (
+                "a.toml",
+                "eval_strategy = \"no\"\nevaluation-strategy = \"no\"",
+                "a.toml:2: `evaluation-strategy` is given twice (it also stands at line 1) | keep one of the two",
+            ),
+            ("a.json", "[1]", "a.json:1: not a JSON object | keys are flag names, as in `learning_rate = 5e-5`"),
+        ] {
+            assert_eq!(read(name, text).unwrap_err(), message);
+        }
+        assert!(read("a.toml", "seed = \n").unwrap_err().starts_with("a.toml:1: not valid TOML"));
+        assert!(read("a.json", "{\"seed\": 1,\n}").unwrap_err().starts_with("a.json:2: not valid JSON"));
+    }
+
+    #[test]
+    fn nested_json_keys_are_not_taken_for_settings() {
+        let text = "{\n\"accelerator_config\": {\"seed\": 3},\n\"a \\\"b\\\"\": \"seed\\\\\", \"c\"\n: 1}";
+        assert_eq!(json_key_lines(text), vec![("accelerator_config".into(), 2), ("a \"b\"".into(), 3), ("c".into(), 3)]);
+    }
+}

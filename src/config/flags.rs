@@ -1,0 +1,254 @@
+//! The one table of settings. Parsing, `--help`, settings files, suggestions and `docs/flags.md` are all read from it, so a
+//! flag is added by adding a row to `flags/built.rs` and reading it in `resolve.rs`. Names are TrainingArguments' and run_clm's
+//! wherever they have one. `flags/unbuilt.rs` holds their names that xtrain knows but does not honour: those are refused with a
+//! reason, never ignored.
+
+mod built;
+mod unbuilt;
+
+use super::kind::{Kind, Value};
+
+/// A set of commands, as bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Commands(u16);
+
+impl Commands {
+    pub const TRAIN: Commands = Commands(1);
+    pub const EVAL: Commands = Commands(2);
+    pub const GENERATE: Commands = Commands(4);
+    pub const DOCTOR: Commands = Commands(8);
+    pub const BENCH: Commands = Commands(16);
+    pub const QUICKSTART: Commands = Commands(32);
+    pub const ALL: Commands = Commands(63);
+
+    pub const fn and(self, other: Commands) -> Commands {
+        Commands(self.0 | other.0)
+    }
+
+    pub fn contains(self, other: Commands) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// One command: its words, what it is for, and a line or two to copy.
+pub struct CommandInfo {
+    pub id: Commands,
+    /// As typed, for example `train clm`.
+    pub words: &'static str,
+    pub about: &'static str,
+    pub examples: &'static str,
+}
+
+/// In the order of `xtrain --help`. Later tasks (`train mlm`, `train cls`) and commands (`cache`, `compile`, `fit`, `launch`,
+/// `top`) are further rows here.
+pub const COMMANDS: [CommandInfo; 6] = [
+    CommandInfo {
+        id: Commands::TRAIN,
+        words: "train clm",
+        about: "Train a causal language model on text files",
+        examples: "xtrain train clm --model_type gpt2 --config_overrides n_layer=6,n_embd=384,n_head=6 \\\n      --tokenizer_name DIR \
+                   --train_file train.txt.gz --validation_file valid.txt --block_size 256 --do_train --do_eval --output_dir out\n  \
+                   xtrain train clm --config run.toml --learning_rate 3e-4 --dry_run",
+    },
+    CommandInfo {
+        id: Commands::EVAL,
+        words: "eval clm",
+        about: "Loss and perplexity of a model on text files",
+        examples: "xtrain eval clm --model_name_or_path out --validation_file valid.txt --block_size 256",
+    },
+    CommandInfo {
+        id: Commands::GENERATE,
+        words: "generate",
+        about: "Continue a prompt with a trained model",
+        examples: "xtrain generate --model_name_or_path out --prompt \"The river\" --max_new_tokens 40",
+    },
+    CommandInfo {
+        id: Commands::BENCH,
+        words: "bench",
+        about: "Measure the training step: time, tokens/s, model FLOP/s against this machine's ceiling",
+        examples: "xtrain bench --model_type gpt2 --batch 4 --seq 128 --steps 10 --warmup 2 --json",
+    },
+    CommandInfo {
+        id: Commands::DOCTOR,
+        words: "doctor",
+        about: "Check that everything a device needs is there, and say what to install if not",
+        examples: "xtrain doctor --device cpu",
+    },
+    CommandInfo {
+        id: Commands::QUICKSTART,
+        words: "quickstart",
+        about: "Train a small GPT-2 on the text that comes with xtrain: a few minutes from nothing to a sample",
+        examples: "xtrain quickstart",
+    },
+];
+
+impl CommandInfo {
+    pub fn of(id: Commands) -> &'static CommandInfo {
+        COMMANDS.iter().find(|command| command.id == id).expect("ids come from this table")
+    }
+}
+
+/// Headings of `--help`, in the order in which they are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Section {
+    Run,
+    Model,
+    Data,
+    Batches,
+    Optimizer,
+    Logging,
+    Checkpoints,
+    Evaluation,
+    Generation,
+    Measurement,
+}
+
+impl Section {
+    pub const ALL: [Section; 10] = [
+        Section::Run,
+        Section::Model,
+        Section::Data,
+        Section::Batches,
+        Section::Optimizer,
+        Section::Logging,
+        Section::Checkpoints,
+        Section::Evaluation,
+        Section::Generation,
+        Section::Measurement,
+    ];
+
+    pub fn title(self) -> &'static str {
+        match self {
+            Section::Run => "The run",
+            Section::Model => "Model",
+            Section::Data => "Data",
+            Section::Batches => "Batches and length",
+            Section::Optimizer => "Optimizer",
+            Section::Logging => "Logging",
+            Section::Checkpoints => "Checkpoints",
+            Section::Evaluation => "Evaluation",
+            Section::Generation => "Generation",
+            Section::Measurement => "Measurement",
+        }
+    }
+}
+
+/// What xtrain makes of a setting.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Support {
+    Built,
+    /// Nothing to do here whatever the value, and no number depends on it: accepted with a note.
+    NoEffect,
+    /// Only these values are true of xtrain; any other is refused with the flag's help sentence as the reason.
+    Only(&'static [&'static str]),
+}
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Flag {
+    /// In snake_case; the kebab-case spelling is always accepted too.
+    pub name: &'static str,
+    /// Older names for the same setting.
+    pub aliases: &'static [&'static str],
+    pub kind: Kind,
+    /// As one would type it; empty when there is none.
+    pub default: &'static str,
+    /// A sentence without its full stop.
+    pub help: &'static str,
+    pub commands: Commands,
+    pub section: Section,
+    pub support: Support,
+}
+
+impl Flag {
+    /// The value when nobody sets it.
+    pub fn default_value(&self) -> Option<Value> {
+        if self.default.is_empty() {
+            return None;
+        }
+        Some(self.kind.parse(self.default).expect("a test parses every default in the table"))
+    }
+
+    pub fn is_built(&self) -> bool {
+        self.support == Support::Built
+    }
+
+    /// Whether `name`, in either spelling, means this flag.
+    pub fn answers_to(&self, name: &str) -> bool {
+        let same =
+            |own: &str| own.len() == name.len() && own.bytes().zip(name.bytes()).all(|(a, b)| a == b || (a == b'_' && b == b'-'));
+        same(self.name) || self.aliases.iter().any(|alias| same(alias))
+    }
+}
+
+/// Every row, the built ones first.
+pub fn all() -> impl Iterator<Item = &'static Flag> {
+    built::FLAGS.iter().chain(unbuilt::FLAGS)
+}
+
+/// The rows that one command takes.
+pub fn of(command: Commands) -> impl Iterator<Item = &'static Flag> {
+    all().filter(move |flag| flag.commands.contains(command))
+}
+
+/// The row that a name in either spelling means for a command.
+pub fn find(name: &str, command: Commands) -> Option<&'static Flag> {
+    of(command).find(|flag| flag.answers_to(name))
+}
+
+/// The words of the commands that take `name`, if any do.
+pub fn commands_taking(name: &str) -> Vec<String> {
+    let takes = |command: &&CommandInfo| find(name, command.id).is_some_and(Flag::is_built);
+    COMMANDS.iter().filter(takes).map(|command| command.words.to_string()).collect()
+}
+
+/// The known name nearest to a mistyped one. Names that are not built are not suggested.
+pub fn nearest(name: &str, command: Commands) -> Option<String> {
+    let known = of(command)
+        .filter(|flag| flag.is_built())
+        .flat_map(|flag| std::iter::once(flag.name).chain(flag.aliases.iter().copied()));
+    super::nearest::nearest(name, known).map(str::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_default_is_a_legal_value() {
+        for flag in all() {
+            if !flag.default.is_empty() {
+                assert!(flag.kind.parse(flag.default).is_some(), "{} = {}", flag.name, flag.default);
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_unique_within_a_command() {
+        for command in &COMMANDS {
+            let mut seen = std::collections::BTreeSet::new();
+            for flag in of(command.id) {
+                for name in std::iter::once(flag.name).chain(flag.aliases.iter().copied()) {
+                    assert!(seen.insert(name), "`{name}` stands twice in the table for {}", command.words);
+                    assert!(name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'), "{name}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn help_is_one_sentence_without_a_full_stop() {
+        for flag in all() {
+            assert!(!flag.help.is_empty() && !flag.help.ends_with('.'), "{}", flag.name);
+        }
+    }
+
+    #[test]
+    fn both_spellings_and_old_names_are_found() {
+        for name in ["learning_rate", "learning-rate", "evaluation_strategy", "evaluation-strategy"] {
+            assert!(find(name, Commands::TRAIN).is_some(), "{name}");
+        }
+        assert!(find("learning_rate", Commands::EVAL).is_none());
+        assert!(find("learning rate", Commands::TRAIN).is_none());
+    }
+}

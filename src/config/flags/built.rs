@@ -1,0 +1,172 @@
+//! The settings that xtrain honours. Defaults are TrainingArguments' (transformers 4) and run_clm's own; where xtrain differs, the help
+//! sentence says so. Order within a section is the order of `--help`.
+
+use super::super::kind::{Kind, Range};
+use super::{Commands, Flag, Section, Support};
+
+const TRAIN: Commands = Commands::TRAIN;
+const EVAL: Commands = Commands::EVAL;
+const GENERATE: Commands = Commands::GENERATE;
+const BENCH: Commands = Commands::BENCH;
+const QUICKSTART: Commands = Commands::QUICKSTART;
+const TRAIN_EVAL: Commands = TRAIN.and(EVAL);
+
+const STRATEGIES: Kind = Kind::Choice(&["no", "steps", "epoch"]);
+
+const fn flag(
+    section: Section,
+    commands: Commands,
+    name: &'static str,
+    kind: Kind,
+    default: &'static str,
+    help: &'static str,
+) -> Flag {
+    Flag { name, aliases: &[], kind, default, help, commands, section, support: Support::Built }
+}
+
+impl Flag {
+    const fn alias(self, aliases: &'static [&'static str]) -> Flag {
+        Flag { aliases, ..self }
+    }
+}
+
+#[rustfmt::skip] // One row a line or two reads better than seven.
+pub const FLAGS: &[Flag] = &[
+    // The run.
+    flag(Section::Run, Commands::ALL, "device", Kind::Choice(&["cpu", "cuda", "neuron"]), "cpu",
+        "Where to run; may stand before or after the command"),
+    flag(Section::Run, Commands::ALL, "config", Kind::Path, "",
+        "TOML or JSON file with the same keys as these flags; flags win over the file"),
+    flag(Section::Run, TRAIN.and(EVAL).and(QUICKSTART), "output_dir", Kind::Path, "",
+        "Directory for the model, checkpoints, logs and results; needed by train; quickstart uses output/quickstart if not told"),
+    flag(Section::Run, TRAIN.and(QUICKSTART), "overwrite_output_dir", Kind::Bool, "false",
+        "Allow an output directory that is not empty; nothing is deleted up front, files are replaced as new ones are written"),
+    flag(Section::Run, TRAIN, "do_train", Kind::Bool, "",
+        "Train; the default, unless only --do_eval is given"),
+    flag(Section::Run, TRAIN, "do_eval", Kind::Bool, "",
+        "Evaluate at the end; on by itself when eval_strategy is not no"),
+    flag(Section::Run, TRAIN, "dry_run", Kind::Bool, "false",
+        "Print the resolved plan and what it will compile and hold in memory, then stop"),
+    flag(Section::Run, TRAIN.and(GENERATE).and(BENCH).and(QUICKSTART).and(EVAL), "seed", Kind::Int { min: 0 }, "42",
+        "Seed of everything random: initial weights, order of examples, dropout, sampling"),
+    flag(Section::Run, TRAIN_EVAL, "cache_dir", Kind::Path, "",
+        "Where tokenized text is kept; default $XTRAIN_CACHE_DIR, else $XDG_CACHE_HOME/xtrain, else ~/.cache/xtrain"),
+
+    // Model.
+    flag(Section::Model, TRAIN_EVAL.and(GENERATE).and(BENCH), "model_name_or_path", Kind::Path, "",
+        "Directory with config.json and model.safetensors to start from"),
+    flag(Section::Model, TRAIN_EVAL.and(BENCH), "model_type", Kind::Choice(&["gpt2"]), "",
+        "Architecture to train from random weights"),
+    flag(Section::Model, TRAIN_EVAL.and(BENCH), "config_name", Kind::Text, "",
+        "Sizes for random weights: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a config.json or the directory that holds one"),
+    flag(Section::Model, TRAIN_EVAL.and(BENCH), "config_overrides", Kind::Text, "",
+        "Changes to that configuration, as n_layer=4,n_embd=256; only with random weights"),
+    flag(Section::Model, TRAIN_EVAL.and(GENERATE), "tokenizer_name", Kind::Path, "",
+        "Directory with the tokenizer's files, or a tokenizer.json; default: the model's directory"),
+
+    // Data.
+    flag(Section::Data, TRAIN_EVAL, "train_file", Kind::Paths, "",
+        "Text files, plain or .gz, in order"),
+    flag(Section::Data, TRAIN_EVAL, "validation_file", Kind::Paths, "",
+        "Text files to evaluate on; without them the first validation_split_percentage of train_file serves"),
+    flag(Section::Data, TRAIN_EVAL, "validation_split_percentage", Kind::Float(Range::Percent), "5",
+        "Share of the training lines that validates when there is no validation_file"),
+    flag(Section::Data, TRAIN_EVAL, "block_size", Kind::Int { min: 1 }, "",
+        "Tokens per example; default: the tokenizer's maximum or, beyond the model's positions, min(1024, positions)"),
+    flag(Section::Data, TRAIN, "max_train_samples", Kind::Int { min: 1 }, "",
+        "Use only the first so many training examples"),
+    flag(Section::Data, TRAIN_EVAL, "max_eval_samples", Kind::Int { min: 1 }, "",
+        "Use only the first so many evaluation examples"),
+    flag(Section::Data, TRAIN_EVAL, "preprocessing_num_workers", Kind::Int { min: 1 }, "",
+        "Threads that tokenize; default: one per core"),
+    flag(Section::Data, TRAIN_EVAL, "dataloader_num_workers", Kind::Int { min: 0 }, "0",
+        "Threads that put the next batches on the device ahead of the step; 0 does it in the step's own thread"),
+    flag(Section::Data, TRAIN, "dataloader_drop_last", Kind::Bool, "false",
+        "Leave out the last batch of an epoch when it is not full"),
+    flag(Section::Data, TRAIN, "data_seed", Kind::Int { min: 0 }, "",
+        "Seed of the order of examples; default: seed"),
+    flag(Section::Data, TRAIN_EVAL, "overwrite_cache", Kind::Bool, "false",
+        "Tokenize anew even if the tokenized text is in the cache"),
+
+    // Batches.
+    flag(Section::Batches, TRAIN, "per_device_train_batch_size", Kind::Int { min: 1 }, "8",
+        "Examples per device in one microbatch"),
+    flag(Section::Batches, TRAIN_EVAL, "per_device_eval_batch_size", Kind::Int { min: 1 }, "8",
+        "Examples per device in one evaluation batch"),
+    flag(Section::Batches, TRAIN, "gradient_accumulation_steps", Kind::Int { min: 1 }, "1",
+        "Microbatches per optimizer step"),
+    flag(Section::Batches, TRAIN, "num_train_epochs", Kind::Float(Range::NotNegative), "3.0",
+        "Passes over the training examples; may be a fraction"),
+    flag(Section::Batches, TRAIN.and(QUICKSTART), "max_steps", Kind::Int { min: -1 }, "-1",
+        "Optimizer steps, instead of epochs; -1 or 0: count epochs"),
+
+    // Optimizer.
+    flag(Section::Optimizer, TRAIN, "optim", Kind::Choice(&["adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "sgd"]), "adamw_torch",
+        "Optimizer; the adamw names all mean AdamW with decoupled decay"),
+    flag(Section::Optimizer, TRAIN, "learning_rate", Kind::Float(Range::NotNegative), "5e-5",
+        "Peak learning rate"),
+    flag(Section::Optimizer, TRAIN, "weight_decay", Kind::Float(Range::NotNegative), "0.0",
+        "Decay, not applied to biases and layer norms"),
+    flag(Section::Optimizer, TRAIN, "adam_beta1", Kind::Float(Range::BelowOne), "0.9",
+        "Decay rate of AdamW's first moment"),
+    flag(Section::Optimizer, TRAIN, "adam_beta2", Kind::Float(Range::BelowOne), "0.999",
+        "Decay rate of AdamW's second moment"),
+    flag(Section::Optimizer, TRAIN, "adam_epsilon", Kind::Float(Range::NotNegative), "1e-8",
+        "AdamW's epsilon"),
+    flag(Section::Optimizer, TRAIN, "max_grad_norm", Kind::Float(Range::NotNegative), "1.0",
+        "Clip the global gradient norm to this; 0 clips nothing"),
+    flag(Section::Optimizer, TRAIN, "lr_scheduler_type", Kind::Choice(&["linear", "cosine", "constant", "constant_with_warmup"]), "linear",
+        "Learning rate after warm-up; constant warms up too when warmup_steps or warmup_ratio ask for it"),
+    flag(Section::Optimizer, TRAIN, "warmup_steps", Kind::Int { min: 0 }, "0",
+        "Steps of linear warm-up; when above 0 it takes the place of warmup_ratio"),
+    flag(Section::Optimizer, TRAIN, "warmup_ratio", Kind::Float(Range::Fraction), "0.0",
+        "Share of all steps that warms up, rounded up"),
+
+    // Logging.
+    flag(Section::Logging, TRAIN, "logging_strategy", STRATEGIES, "steps",
+        "When to log: no, steps or epoch"),
+    flag(Section::Logging, TRAIN, "logging_steps", Kind::Int { min: 1 }, "500",
+        "Optimizer steps between log records"),
+    flag(Section::Logging, TRAIN, "logging_first_step", Kind::Bool, "false",
+        "Log the first step too"),
+    flag(Section::Logging, TRAIN_EVAL.and(QUICKSTART), "disable_tqdm", Kind::Bool, "false",
+        "No progress bars, even on a terminal"),
+
+    // Checkpoints.
+    flag(Section::Checkpoints, TRAIN, "save_strategy", STRATEGIES, "steps",
+        "When to write checkpoint-N: no, steps or epoch"),
+    flag(Section::Checkpoints, TRAIN, "save_steps", Kind::Int { min: 1 }, "500",
+        "Optimizer steps between checkpoints"),
+    flag(Section::Checkpoints, TRAIN, "save_total_limit", Kind::Int { min: 1 }, "",
+        "Keep only the newest so many checkpoints; default: all"),
+    flag(Section::Checkpoints, TRAIN, "resume_from_checkpoint", Kind::FlagOrPath, "false",
+        "Go on from this checkpoint or, without a path, from the newest in output_dir"),
+
+    // Evaluation.
+    flag(Section::Evaluation, TRAIN, "eval_strategy", STRATEGIES, "no",
+        "When to evaluate during training: no, steps or epoch").alias(&["evaluation_strategy"]),
+    flag(Section::Evaluation, TRAIN, "eval_steps", Kind::Int { min: 1 }, "",
+        "Optimizer steps between evaluations; default: logging_steps"),
+
+    // Generation.
+    flag(Section::Generation, GENERATE, "prompt", Kind::Prose, "",
+        "The text to continue"),
+    flag(Section::Generation, GENERATE, "max_new_tokens", Kind::Int { min: 1 }, "50",
+        "Tokens to add at most"),
+    flag(Section::Generation, GENERATE, "temperature", Kind::Float(Range::NotNegative), "1.0",
+        "Divides the logits before sampling; 0 always takes the likeliest token"),
+    flag(Section::Generation, GENERATE, "top_k", Kind::Int { min: 0 }, "50",
+        "Sample among the so many likeliest tokens; 0: among all"),
+
+    // Measurement.
+    flag(Section::Measurement, BENCH, "batch", Kind::Int { min: 1 }, "4",
+        "Examples per step"),
+    flag(Section::Measurement, BENCH, "seq", Kind::Int { min: 1 }, "128",
+        "Tokens per example"),
+    flag(Section::Measurement, BENCH, "steps", Kind::Int { min: 1 }, "10",
+        "Steps that are measured"),
+    flag(Section::Measurement, BENCH, "warmup", Kind::Int { min: 0 }, "2",
+        "Steps after the first that are not measured"),
+    flag(Section::Measurement, BENCH.and(Commands::DOCTOR).and(EVAL), "json", Kind::Bool, "false",
+        "Print the result as one JSON object"),
+];

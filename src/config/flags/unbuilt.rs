@@ -1,0 +1,147 @@
+//! Names of TrainingArguments and run_clm that xtrain knows but does not honour. A value that describes what xtrain does anyway is
+//! accepted, so a complete dump of TrainingArguments works; any other value is refused and the help sentence is the reason that the
+//! user reads. When one of these is built, its row moves to `built.rs`.
+
+use super::super::kind::Kind;
+use super::{Commands, Flag, Section, Support};
+
+const fn row(section: Section, name: &'static str, support: Support, help: &'static str) -> Flag {
+    // Evaluation takes them as well, so that a training run's settings are answered there in the same way.
+    let commands = Commands::TRAIN.and(Commands::EVAL);
+    Flag { name, aliases: &[], kind: Kind::Anything, default: "", help, commands, section, support }
+}
+
+const fn only(section: Section, name: &'static str, accepted: &'static [&'static str], help: &'static str) -> Flag {
+    row(section, name, Support::Only(accepted), help)
+}
+
+const fn no_effect(section: Section, name: &'static str, help: &'static str) -> Flag {
+    row(section, name, Support::NoEffect, help)
+}
+
+const FALSE: &[&str] = &["false"];
+const TRUE: &[&str] = &["true"];
+const NONE: &[&str] = &["", "none", "false"];
+
+#[rustfmt::skip] // A table.
+pub const FLAGS: &[Flag] = &[
+    // Precision and memory.
+    only(Section::Optimizer, "fp16", FALSE, "half precision is not built yet; training runs in float32"),
+    only(Section::Optimizer, "bf16", FALSE, "bfloat16 is not built yet; training runs in float32"),
+    only(Section::Optimizer, "fp16_full_eval", FALSE, "evaluation runs in float32"),
+    only(Section::Optimizer, "bf16_full_eval", FALSE, "evaluation runs in float32"),
+    only(Section::Optimizer, "tf32", NONE, "TF32 is a matter of cuda, which is not built yet"),
+    only(Section::Optimizer, "fp16_opt_level", &["O1"], "half precision is not built yet"),
+    only(Section::Optimizer, "fp16_backend", &["auto"], "half precision is not built yet"),
+    only(Section::Optimizer, "half_precision_backend", &["auto"], "half precision is not built yet"),
+    only(Section::Optimizer, "gradient_checkpointing", FALSE, "activation checkpointing is not built yet; lower per_device_train_batch_size and raise gradient_accumulation_steps instead"),
+    only(Section::Optimizer, "gradient_checkpointing_kwargs", NONE, "activation checkpointing is not built yet"),
+    only(Section::Optimizer, "auto_find_batch_size", FALSE, "xtrain does not search for a batch size yet; give per_device_train_batch_size"),
+    only(Section::Model, "torch_dtype", &["", "none", "auto", "float32"], "weights are held in float32"),
+    only(Section::Model, "low_cpu_mem_usage", FALSE, "weights are mapped from the file; there is nothing to switch"),
+
+    // Optimizer.
+    only(Section::Optimizer, "adafactor", FALSE, "Adafactor is not built; see optim"),
+    only(Section::Optimizer, "optim_args", NONE, "optimizers take no further arguments; see adam_beta1, adam_beta2 and adam_epsilon"),
+    only(Section::Optimizer, "optim_target_modules", NONE, "all parameters are trained"),
+    only(Section::Optimizer, "lr_scheduler_kwargs", NONE, "the schedules take no further arguments"),
+    only(Section::Optimizer, "label_smoothing_factor", &["0", "0.0"], "label smoothing is not built"),
+    only(Section::Optimizer, "neftune_noise_alpha", NONE, "NEFTune is not built"),
+    only(Section::Optimizer, "average_tokens_across_devices", TRUE, "the loss is always divided by the number of tokens over all devices and microbatches"),
+    only(Section::Optimizer, "use_liger_kernel", FALSE, "the graph is compiled as a whole; there are no kernels to replace"),
+    only(Section::Optimizer, "full_determinism", TRUE, "runs are always deterministic"),
+
+    // Devices and processes.
+    only(Section::Run, "no_cuda", NONE, "choose the device with --device"),
+    only(Section::Run, "use_cpu", NONE, "choose the device with --device"),
+    only(Section::Run, "use_mps_device", FALSE, "choose the device with --device"),
+    only(Section::Run, "use_ipex", FALSE, "choose the device with --device"),
+    only(Section::Run, "xpu_backend", NONE, "choose the device with --device"),
+    only(Section::Run, "local_rank", &["-1", "0"], "several processes are not built yet"),
+    only(Section::Run, "ddp_backend", NONE, "several processes are not built yet"),
+    only(Section::Run, "ddp_timeout", &["1800"], "several processes are not built yet"),
+    only(Section::Run, "ddp_bucket_cap_mb", NONE, "several processes are not built yet"),
+    only(Section::Run, "ddp_find_unused_parameters", NONE, "gradients are part of the compiled graph; there are no unused parameters to find"),
+    only(Section::Run, "ddp_broadcast_buffers", NONE, "several processes are not built yet"),
+    only(Section::Run, "deepspeed", NONE, "DeepSpeed drives PyTorch; xtrain has no use for its file"),
+    only(Section::Run, "fsdp", NONE, "sharded training is not built yet"),
+    only(Section::Run, "fsdp_config", NONE, "sharded training is not built yet"),
+    only(Section::Run, "fsdp_min_num_params", &["0"], "sharded training is not built yet"),
+    only(Section::Run, "fsdp_transformer_layer_cls_to_wrap", NONE, "sharded training is not built yet"),
+    only(Section::Run, "accelerator_config", NONE, "accelerate drives PyTorch; xtrain has no use for its settings"),
+    only(Section::Run, "tpu_num_cores", NONE, "TPUs are not supported"),
+    only(Section::Run, "tpu_metrics_debug", FALSE, "TPUs are not supported"),
+    only(Section::Run, "torch_compile", NONE, "xtrain always compiles the whole step; there is nothing to switch on"),
+    only(Section::Run, "torch_compile_backend", NONE, "xtrain always compiles the whole step with XLA"),
+    only(Section::Run, "torch_compile_mode", NONE, "xtrain always compiles the whole step with XLA"),
+    only(Section::Run, "torchdynamo", NONE, "xtrain always compiles the whole step with XLA"),
+    only(Section::Run, "jit_mode_eval", FALSE, "evaluation is always compiled"),
+    only(Section::Run, "do_predict", FALSE, "causal language models have no predict; see `xtrain generate`"),
+    only(Section::Run, "debug", NONE, "there are no debug modes by that name"),
+    no_effect(Section::Run, "torch_empty_cache_steps", "memory is planned when the graph is compiled"),
+
+    // Model and Hub.
+    only(Section::Model, "use_fast_tokenizer", TRUE, "only fast tokenizers (tokenizer.json) are read"),
+    only(Section::Model, "model_revision", &["main"], "models are not fetched from the Hub yet; give a directory"),
+    only(Section::Model, "trust_remote_code", FALSE, "model code is never fetched or run"),
+    only(Section::Model, "token", NONE, "models are not fetched from the Hub yet; give a directory"),
+    only(Section::Model, "use_auth_token", NONE, "models are not fetched from the Hub yet; give a directory"),
+    only(Section::Checkpoints, "push_to_hub", FALSE, "the output directory can be uploaded as it is when the run has ended"),
+    only(Section::Checkpoints, "push_to_hub_model_id", NONE, "xtrain does not upload"),
+    only(Section::Checkpoints, "push_to_hub_organization", NONE, "xtrain does not upload"),
+    only(Section::Checkpoints, "push_to_hub_token", NONE, "xtrain does not upload"),
+    only(Section::Checkpoints, "hub_model_id", NONE, "xtrain does not upload"),
+    only(Section::Checkpoints, "hub_strategy", &["every_save"], "xtrain does not upload"),
+    only(Section::Checkpoints, "hub_token", &["", "none", "false", "<HUB_TOKEN>"], "xtrain does not upload"),
+    only(Section::Checkpoints, "hub_private_repo", NONE, "xtrain does not upload"),
+    only(Section::Checkpoints, "hub_always_push", FALSE, "xtrain does not upload"),
+
+    // Data.
+    only(Section::Data, "dataset_name", NONE, "data sets are not fetched from the Hub yet; give train_file and validation_file"),
+    only(Section::Data, "dataset_config_name", NONE, "data sets are not fetched from the Hub yet; give train_file and validation_file"),
+    only(Section::Data, "streaming", FALSE, "streaming is not built yet; tokenized text is memory-mapped, so it need not fit in memory"),
+    only(Section::Data, "keep_linebreaks", TRUE, "line breaks are always kept"),
+    only(Section::Data, "group_by_length", FALSE, "all examples of a causal language model have the same length"),
+    only(Section::Data, "length_column_name", &["length"], "all examples of a causal language model have the same length"),
+    only(Section::Data, "ignore_data_skip", FALSE, "a resumed run always goes on at its exact place in the data"),
+    no_effect(Section::Data, "dataloader_pin_memory", "batches are uploaded by the runtime"),
+    no_effect(Section::Data, "dataloader_persistent_workers", "workers always live as long as the run"),
+    only(Section::Data, "dataloader_prefetch_factor", NONE, "how far to read ahead follows from dataloader_num_workers"),
+    only(Section::Data, "split_batches", NONE, "batch sizes are per device"),
+    no_effect(Section::Data, "remove_unused_columns", "text files have no columns"),
+    only(Section::Data, "label_names", NONE, "causal language models take their labels from the text"),
+    only(Section::Data, "past_index", &["-1"], "past states are not carried from batch to batch"),
+    only(Section::Batches, "per_gpu_train_batch_size", NONE, "the name is per_device_train_batch_size"),
+    only(Section::Batches, "per_gpu_eval_batch_size", NONE, "the name is per_device_eval_batch_size"),
+
+    // Logging.
+    only(Section::Logging, "report_to", NONE, "records go to standard output and to log.jsonl in output_dir; use --report_to none"),
+    only(Section::Logging, "logging_dir", NONE, "records go to log.jsonl in output_dir"),
+    only(Section::Logging, "logging_nan_inf_filter", TRUE, "a loss that is not finite stops the run"),
+    only(Section::Logging, "log_level", &["passive", "info", "warning"], "there is one level of messages"),
+    only(Section::Logging, "log_level_replica", &["passive", "info", "warning"], "there is one level of messages"),
+    only(Section::Logging, "log_on_each_node", TRUE, "several processes are not built yet"),
+    only(Section::Logging, "include_tokens_per_second", NONE, "tokens per second are always in the step line"),
+    only(Section::Logging, "include_num_input_tokens_seen", NONE, "tokens are counted in the step line"),
+    only(Section::Logging, "skip_memory_metrics", TRUE, "memory is reported by --dry_run and bench"),
+    only(Section::Logging, "mp_parameters", NONE, "several processes are not built yet"),
+    no_effect(Section::Logging, "run_name", "only reporting services show it"),
+
+    // Checkpoints and evaluation.
+    only(Section::Checkpoints, "save_safetensors", TRUE, "weights are always written as safetensors"),
+    only(Section::Checkpoints, "save_only_model", FALSE, "a checkpoint always holds what an exact resume needs"),
+    only(Section::Checkpoints, "save_on_each_node", FALSE, "several processes are not built yet"),
+    only(Section::Checkpoints, "restore_callback_states_from_checkpoint", FALSE, "there are no callbacks to restore"),
+    only(Section::Checkpoints, "load_best_model_at_end", FALSE, "keeping the best checkpoint is not built yet"),
+    only(Section::Checkpoints, "metric_for_best_model", NONE, "keeping the best checkpoint is not built yet"),
+    only(Section::Checkpoints, "greater_is_better", NONE, "keeping the best checkpoint is not built yet"),
+    only(Section::Evaluation, "prediction_loss_only", NONE, "evaluation always computes the loss alone"),
+    only(Section::Evaluation, "eval_accumulation_steps", NONE, "evaluation keeps no predictions"),
+    only(Section::Evaluation, "eval_delay", &["0", "0.0"], "delayed evaluation is not built"),
+    only(Section::Evaluation, "eval_on_start", FALSE, "evaluation before the first step is not built; run `xtrain eval clm`"),
+    only(Section::Evaluation, "eval_do_concat_batches", TRUE, "evaluation keeps no predictions"),
+    only(Section::Evaluation, "eval_use_gather_object", FALSE, "evaluation keeps no predictions"),
+    only(Section::Evaluation, "batch_eval_metrics", FALSE, "evaluation computes the loss alone"),
+    only(Section::Evaluation, "include_inputs_for_metrics", FALSE, "evaluation computes the loss alone"),
+    only(Section::Evaluation, "include_for_metrics", NONE, "evaluation computes the loss alone"),
+];

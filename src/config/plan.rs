@@ -1,0 +1,149 @@
+//! The resolved plans: what each command takes. Everything is decided and legal here; an `Option` that remains means something and
+//! says what. Paths that were named have been seen to exist, but no file was read.
+
+use crate::data::settings::ClmDataSettings;
+use crate::trainer::settings::TrainSettings;
+use std::fmt;
+use std::path::PathBuf;
+
+/// Model configurations that are known by name, for `--config_name`.
+pub const PRESETS: [&str; 4] = ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"];
+
+/// One command with everything that it needs.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    Train(TrainPlan),
+    Eval(EvalPlan),
+    Generate(GeneratePlan),
+    Bench(BenchPlan),
+    Doctor(DoctorPlan),
+    Quickstart(QuickstartPlan),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    Cpu,
+    Cuda,
+    Neuron,
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Device::Cpu => "cpu",
+            Device::Cuda => "cuda",
+            Device::Neuron => "neuron",
+        })
+    }
+}
+
+/// Where the model comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ModelSource {
+    /// Configuration and weights from a Hugging Face directory.
+    Pretrained { directory: PathBuf },
+    /// Random weights.
+    Scratch {
+        /// What `--model_type` says, if it was given: a configuration file that says otherwise is an error.
+        model_type: Option<String>,
+        config: ConfigSource,
+        /// `--config_overrides` in the order typed, to be laid over the configuration's JSON. Names and types are the model's to check.
+        overrides: Vec<(String, serde_json::Value)>,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum ConfigSource {
+    /// One of [`PRESETS`].
+    Preset(&'static str),
+    /// A `config.json`.
+    File(PathBuf),
+}
+
+/// `xtrain train clm`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainPlan {
+    pub device: Device,
+    pub model: ModelSource,
+    /// A directory with the tokenizer's files, or a `tokenizer.json`.
+    pub tokenizer: PathBuf,
+    pub data: ClmDataSettings,
+    pub train: TrainSettings,
+    pub do_train: bool,
+    /// Evaluate once at the end; always true when `train.eval` says to evaluate during training.
+    pub do_eval: bool,
+    /// The output directory may hold files of an earlier run. They are replaced as new ones are written, never deleted up front.
+    pub overwrite_output_dir: bool,
+    /// Print the plan and stop.
+    pub dry_run: bool,
+}
+
+/// `xtrain eval clm`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EvalPlan {
+    pub device: Device,
+    pub model: ModelSource,
+    pub tokenizer: PathBuf,
+    pub data: ClmDataSettings,
+    pub per_device_eval_batch_size: usize,
+    /// Seeds random weights, when the model has no others.
+    pub seed: u64,
+    /// Where `eval_results.json` goes; `None`: results are only printed.
+    pub output_dir: Option<PathBuf>,
+    pub json: bool,
+    pub disable_tqdm: bool,
+}
+
+/// `xtrain generate`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GeneratePlan {
+    pub device: Device,
+    pub model: PathBuf,
+    pub tokenizer: PathBuf,
+    pub prompt: String,
+    pub max_new_tokens: usize,
+    pub sampling: Sampling,
+    pub seed: u64,
+}
+
+/// How the next token is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Sampling {
+    /// The likeliest, always (`--temperature 0`).
+    Greedy,
+    /// At random by probability, among the `top_k` likeliest or, with `None`, among all.
+    Random { temperature: f64, top_k: Option<usize> },
+}
+
+/// `xtrain bench`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BenchPlan {
+    pub device: Device,
+    pub model: ModelSource,
+    pub batch: usize,
+    pub seq: usize,
+    pub steps: usize,
+    pub warmup: usize,
+    pub seed: u64,
+    pub json: bool,
+}
+
+/// `xtrain doctor`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DoctorPlan {
+    pub device: Device,
+    pub json: bool,
+}
+
+/// `xtrain quickstart`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QuickstartPlan {
+    pub device: Device,
+    /// Replaced as the run goes on if it is the command's own default; a directory that the user named was seen to be empty, or
+    /// may be overwritten.
+    pub output_dir: PathBuf,
+    pub seed: u64,
+    /// `None`: as many as make a convincing sample in under five minutes on two cores.
+    pub max_steps: Option<u64>,
+    pub disable_tqdm: bool,
+}

@@ -1,0 +1,90 @@
+//! The reference page `docs/flags.md`, written from the flag table. A test fails when the page is out of date; to write it anew run
+//! `XTRAIN_WRITE_DOCS=1 cargo test flags_page`.
+
+use super::flags::{self, COMMANDS, Flag, Section, Support};
+use std::fmt::Write;
+
+/// The page, as Markdown.
+pub fn markdown() -> String {
+    let mut page = String::from(INTRODUCTION);
+    for section in Section::ALL {
+        let rows: Vec<&Flag> = flags::all().filter(|flag| flag.section == section && flag.is_built()).collect();
+        let _ = write!(page, "\n## {}\n\n| Flag | Value | Default | Commands | |\n|---|---|---|---|---|\n", section.title());
+        for flag in rows {
+            let _ = writeln!(
+                page,
+                "| {} | {} | {} | {} | {} |",
+                names(flag),
+                flag.kind.expected().replace('|', "\\|"),
+                if flag.default.is_empty() { String::new() } else { format!("`{}`", flag.default) },
+                commands(flag),
+                flag.help
+            );
+        }
+    }
+    page.push_str(UNBUILT_INTRODUCTION);
+    for flag in flags::all().filter(|flag| !flag.is_built()) {
+        let accepted = match flag.support {
+            Support::Only(values) => {
+                values.iter().filter(|v| !v.is_empty()).map(|v| format!("`{v}`")).collect::<Vec<_>>().join(", ")
+            }
+            _ => "anything".into(),
+        };
+        let _ = writeln!(page, "| `{}` | {accepted} | {} |", flag.name, flag.help);
+    }
+    page
+}
+
+const INTRODUCTION: &str = "# Flags
+
+<!-- Written from src/config/flags/ by `XTRAIN_WRITE_DOCS=1 cargo test flags_page`. Do not edit by hand. -->
+
+Names, meanings and defaults are those of transformers' `TrainingArguments` and `run_clm`. Each name may be written in snake_case or
+kebab-case (`--learning_rate`, `--learning-rate`), with a blank or `=` before the value. A boolean alone means true; `true` or `false` may
+follow. When a flag is given twice, the last one counts; file flags collect.
+
+`--config FILE` reads the same names from a TOML or JSON file, all at the top level. Flags win over the file. Unknown names are errors. A
+JSON `null` means \"not set\", and a string is read as on the command line. Paths are relative to the working directory in both.
+
+`train clm` trains unless only `--do_eval` is given. An output directory that is not empty is refused unless `--overwrite_output_dir` or
+`--resume_from_checkpoint` is given; overwriting deletes nothing up front, files are replaced as new ones are written.
+
+Exit codes: 0 success, 1 failure, 2 a mistake in the command line or settings file (nothing was started), 130 after SIGINT and 143 after
+SIGTERM when the run stopped at the end of a step and saved a checkpoint.
+";
+
+const UNBUILT_INTRODUCTION: &str = "
+## Known, not built
+
+These names of `TrainingArguments` and `run_clm` are known. The values listed say what xtrain does anyway and are accepted, so that a dump
+of a notebook's arguments works; any other value is an error.
+
+| Name | Accepted | Why |
+|---|---|---|
+";
+
+fn names(flag: &Flag) -> String {
+    let spellings = std::iter::once(flag.name).chain(flag.aliases.iter().copied());
+    spellings.map(|name| format!("`--{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+fn commands(flag: &Flag) -> String {
+    let taking: Vec<&str> = COMMANDS.iter().filter(|c| flag.commands.contains(c.id)).map(|c| c.words).collect();
+    if taking.len() == COMMANDS.len() { "all".into() } else { taking.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn flags_page_is_up_to_date() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/flags.md");
+        if std::env::var_os("XTRAIN_WRITE_DOCS").is_some() {
+            std::fs::write(&path, markdown()).unwrap();
+        }
+        let written = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(written == markdown(), "docs/flags.md is out of date: run `XTRAIN_WRITE_DOCS=1 cargo test flags_page`");
+    }
+}

@@ -1,0 +1,263 @@
+//! What was typed becomes plans: defaults that depend on other settings are decided here, and nowhere else. Runs after `check`, so
+//! what is missing here cannot be missing.
+
+use super::flags::Commands;
+use super::plan::*;
+use super::typed::Typed;
+use crate::data::settings::ClmDataSettings;
+use crate::trainer::settings::{Cadence, OptimizerKind, OptimizerSettings, Resume, ScheduleKind, TrainSettings};
+use std::path::{Path, PathBuf};
+
+const CHECKED: &str = "check() refuses a command without it";
+const DEFAULTED: &str = "the flag table has a default for it";
+
+pub fn resolve(typed: &Typed) -> Command {
+    match typed.command {
+        Commands::TRAIN => Command::Train(train_plan(typed)),
+        Commands::EVAL => Command::Eval(eval_plan(typed)),
+        Commands::GENERATE => Command::Generate(generate_plan(typed)),
+        Commands::BENCH => Command::Bench(bench_plan(typed)),
+        Commands::QUICKSTART => Command::Quickstart(quickstart_plan(typed)),
+        _ => Command::Doctor(DoctorPlan { device: device(typed), json: typed.bool("json") }),
+    }
+}
+
+fn train_plan(typed: &Typed) -> TrainPlan {
+    TrainPlan {
+        device: device(typed),
+        model: model(typed),
+        tokenizer: tokenizer(typed),
+        data: data(typed),
+        train: train_settings(typed),
+        do_train: do_train(typed),
+        do_eval: do_eval(typed),
+        overwrite_output_dir: typed.bool("overwrite_output_dir"),
+        dry_run: typed.bool("dry_run"),
+    }
+}
+
+fn eval_plan(typed: &Typed) -> EvalPlan {
+    EvalPlan {
+        device: device(typed),
+        model: model(typed),
+        tokenizer: tokenizer(typed),
+        data: data(typed),
+        per_device_eval_batch_size: typed.count("per_device_eval_batch_size").expect(DEFAULTED),
+        seed: seed(typed),
+        output_dir: typed.path("output_dir"),
+        json: typed.bool("json"),
+        disable_tqdm: typed.bool("disable_tqdm"),
+    }
+}
+
+fn generate_plan(typed: &Typed) -> GeneratePlan {
+    let temperature = typed.float("temperature").expect(DEFAULTED);
+    let top_k = typed.count("top_k").filter(|k| *k > 0);
+    GeneratePlan {
+        device: device(typed),
+        model: typed.path("model_name_or_path").expect(CHECKED),
+        tokenizer: tokenizer(typed),
+        prompt: typed.text("prompt").expect(CHECKED),
+        max_new_tokens: typed.count("max_new_tokens").expect(DEFAULTED),
+        sampling: if temperature == 0.0 { Sampling::Greedy } else { Sampling::Random { temperature, top_k } },
+        seed: seed(typed),
+    }
+}
+
+fn bench_plan(typed: &Typed) -> BenchPlan {
+    BenchPlan {
+        device: device(typed),
+        model: model(typed),
+        batch: typed.count("batch").expect(DEFAULTED),
+        seq: typed.count("seq").expect(DEFAULTED),
+        steps: typed.count("steps").expect(DEFAULTED),
+        warmup: typed.count("warmup").expect(DEFAULTED),
+        seed: seed(typed),
+        json: typed.bool("json"),
+    }
+}
+
+fn quickstart_plan(typed: &Typed) -> QuickstartPlan {
+    QuickstartPlan {
+        device: device(typed),
+        output_dir: output_dir(typed),
+        seed: seed(typed),
+        max_steps: max_steps(typed),
+        disable_tqdm: typed.bool("disable_tqdm"),
+    }
+}
+
+fn device(typed: &Typed) -> Device {
+    match typed.text("device").expect(DEFAULTED).as_str() {
+        "cuda" => Device::Cuda,
+        "neuron" => Device::Neuron,
+        _ => Device::Cpu,
+    }
+}
+
+fn seed(typed: &Typed) -> u64 {
+    typed.int("seed").expect(DEFAULTED).unsigned_abs()
+}
+
+/// `train` trains unless told not to; naming only `--do_eval` is how run_clm's users say "evaluate, do not train".
+pub fn do_train(typed: &Typed) -> bool {
+    typed.bool_if_given("do_train").unwrap_or(typed.bool_if_given("do_eval") != Some(true))
+}
+
+/// As TrainingArguments does, a strategy that evaluates turns evaluation on.
+pub fn do_eval(typed: &Typed) -> bool {
+    typed.bool_if_given("do_eval").unwrap_or_else(|| typed.text("eval_strategy").is_some_and(|strategy| strategy != "no"))
+}
+
+/// For the commands that cannot do without one.
+pub fn output_dir(typed: &Typed) -> PathBuf {
+    match typed.command {
+        Commands::QUICKSTART => typed.path("output_dir").unwrap_or_else(|| "output/quickstart".into()),
+        _ => typed.path("output_dir").expect(CHECKED),
+    }
+}
+
+fn model(typed: &Typed) -> ModelSource {
+    if let Some(directory) = typed.path("model_name_or_path") {
+        return ModelSource::Pretrained { directory };
+    }
+    ModelSource::Scratch {
+        model_type: typed.text("model_type"),
+        config: config_source(typed.text("config_name").as_deref()),
+        overrides: overrides(&typed.text("config_overrides").unwrap_or_default()).expect(CHECKED),
+    }
+}
+
+/// A file or directory here wins over a preset of the same name, as it does in transformers.
+fn config_source(name: Option<&str>) -> ConfigSource {
+    let Some(name) = name else { return ConfigSource::Preset(PRESETS[0]) };
+    let path = Path::new(name);
+    if path.is_file() {
+        return ConfigSource::File(path.into());
+    }
+    let inside = path.join("config.json");
+    match PRESETS.iter().find(|preset| **preset == name) {
+        Some(preset) if !inside.is_file() => ConfigSource::Preset(preset),
+        _ => ConfigSource::File(inside),
+    }
+}
+
+/// Splits `n_layer=4,n_embd=256`. Values are numbers and booleans where they read as such (Python's spelling too), else text. The
+/// error is the part that is not of the form name=value.
+pub fn overrides(text: &str) -> Result<Vec<(String, serde_json::Value)>, String> {
+    let parts = text.split(',').map(str::trim).filter(|_| !text.trim().is_empty());
+    parts
+        .map(|part| match part.split_once('=') {
+            Some((name, value)) if !name.trim().is_empty() && !value.trim().is_empty() => {
+                Ok((name.trim().replace('-', "_"), override_value(value.trim())))
+            }
+            _ => Err(part.to_string()),
+        })
+        .collect()
+}
+
+fn override_value(text: &str) -> serde_json::Value {
+    match text {
+        "true" | "True" => true.into(),
+        "false" | "False" => false.into(),
+        "null" | "None" => serde_json::Value::Null,
+        _ => match (text.parse::<i64>(), text.parse::<f64>()) {
+            (Ok(n), _) => n.into(),
+            (_, Ok(x)) if x.is_finite() => x.into(),
+            _ => text.into(),
+        },
+    }
+}
+
+fn tokenizer(typed: &Typed) -> PathBuf {
+    typed.path("tokenizer_name").or_else(|| typed.path("model_name_or_path")).expect(CHECKED)
+}
+
+fn data(typed: &Typed) -> ClmDataSettings {
+    ClmDataSettings {
+        train_files: typed.paths("train_file"),
+        validation_files: typed.paths("validation_file"),
+        validation_split_percentage: typed.float("validation_split_percentage").expect(DEFAULTED),
+        block_size: typed.count("block_size"),
+        max_train_samples: typed.count("max_train_samples"),
+        max_eval_samples: typed.count("max_eval_samples"),
+        preprocessing_num_workers: typed.count("preprocessing_num_workers"),
+        dataloader_num_workers: typed.count("dataloader_num_workers").expect(DEFAULTED),
+        overwrite_cache: typed.bool("overwrite_cache"),
+        cache_dir: cache_root(typed.path("cache_dir"), |name| std::env::var_os(name).map(PathBuf::from)).join("data"),
+        seed: typed.int("data_seed").map_or_else(|| seed(typed), i64::unsigned_abs),
+    }
+}
+
+/// The directory under which everything that can be made again is kept: as told, else by the environment. Empty variables count as
+/// unset, as the XDG specification has it.
+fn cache_root(told: Option<PathBuf>, variable: impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
+    let set = |name: &str| variable(name).filter(|path| !path.as_os_str().is_empty());
+    told.or_else(|| set("XTRAIN_CACHE_DIR"))
+        .or_else(|| set("XDG_CACHE_HOME").map(|dir| dir.join("xtrain")))
+        .or_else(|| set("HOME").map(|home| home.join(".cache/xtrain")))
+        // A process without a home (some containers) still has a working directory.
+        .unwrap_or_else(|| ".xtrain-cache".into())
+}
+
+fn max_steps(typed: &Typed) -> Option<u64> {
+    typed.int("max_steps").filter(|steps| *steps > 0).map(i64::unsigned_abs)
+}
+
+fn train_settings(typed: &Typed) -> TrainSettings {
+    let steps = |name: &str| typed.int(name).map(i64::unsigned_abs);
+    let cadence = |strategy: &str, every: Option<u64>| match typed.text(strategy).expect(DEFAULTED).as_str() {
+        "steps" => Cadence::Steps(every.expect(DEFAULTED)),
+        "epoch" => Cadence::Epoch,
+        _ => Cadence::Never,
+    };
+    TrainSettings {
+        output_dir: output_dir(typed),
+        seed: seed(typed),
+        per_device_train_batch_size: typed.count("per_device_train_batch_size").expect(DEFAULTED),
+        per_device_eval_batch_size: typed.count("per_device_eval_batch_size").expect(DEFAULTED),
+        gradient_accumulation_steps: typed.count("gradient_accumulation_steps").expect(DEFAULTED),
+        num_train_epochs: typed.float("num_train_epochs").expect(DEFAULTED),
+        max_steps: max_steps(typed),
+        optimizer: optimizer(typed),
+        logging: cadence("logging_strategy", steps("logging_steps")),
+        logging_first_step: typed.bool("logging_first_step"),
+        save: cadence("save_strategy", steps("save_steps")),
+        save_total_limit: typed.count("save_total_limit"),
+        eval: cadence("eval_strategy", steps("eval_steps").or(steps("logging_steps"))),
+        dataloader_drop_last: typed.bool("dataloader_drop_last"),
+        resume: match typed.path("resume_from_checkpoint") {
+            Some(path) => Resume::From(path),
+            None if typed.bool("resume_from_checkpoint") => Resume::Latest,
+            None => Resume::No,
+        },
+        disable_tqdm: typed.bool("disable_tqdm"),
+    }
+}
+
+fn optimizer(typed: &Typed) -> OptimizerSettings {
+    let float = |name: &str| typed.float(name).expect(DEFAULTED);
+    OptimizerSettings {
+        kind: match typed.text("optim").expect(DEFAULTED).as_str() {
+            "sgd" => OptimizerKind::Sgd,
+            _ => OptimizerKind::AdamW,
+        },
+        learning_rate: float("learning_rate"),
+        weight_decay: float("weight_decay"),
+        adam_beta1: float("adam_beta1"),
+        adam_beta2: float("adam_beta2"),
+        adam_epsilon: float("adam_epsilon"),
+        max_grad_norm: float("max_grad_norm"),
+        schedule: match typed.text("lr_scheduler_type").expect(DEFAULTED).as_str() {
+            "cosine" => ScheduleKind::Cosine,
+            "constant" | "constant_with_warmup" => ScheduleKind::Constant,
+            _ => ScheduleKind::Linear,
+        },
+        // Any number of steps beats the ratio; 0 steps leaves it to the ratio, whose default is 0 too.
+        warmup_steps: typed.int("warmup_steps").filter(|steps| *steps > 0).map(i64::unsigned_abs),
+        warmup_ratio: float("warmup_ratio"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,261 @@
+//! Whole command lines to whole plans, and every combination that is refused.
+
+use super::*;
+use crate::config::{Invocation, UsageError, from_args};
+use std::ffi::OsString;
+
+/// A directory with everything that a legal command names: `model/`, `tokenizer.json`, `train.txt`, `valid.txt`, and `old/`, the
+/// output of an earlier run.
+struct Fixture(tempfile::TempDir);
+
+impl Fixture {
+    fn new() -> Fixture {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["model", "old/checkpoint-10", "empty", "old_without"] {
+            std::fs::create_dir_all(dir.path().join(name)).unwrap();
+        }
+        for name in ["model/config.json", "tokenizer.json", "train.txt", "valid.txt", "old/config.json", "old_without/notes"] {
+            std::fs::write(dir.path().join(name), "{}").unwrap();
+        }
+        Fixture(dir)
+    }
+
+    /// Reads a line in which `@/` stands for the fixture's directory.
+    fn read(&self, line: &str) -> Result<Command, UsageError> {
+        let here = format!("{}/", self.0.path().display());
+        let args = line.split_whitespace().map(|word| OsString::from(word.replace("@/", &here)));
+        match from_args(std::iter::once("xtrain".into()).chain(args))? {
+            Invocation::Run { command, .. } => Ok(command),
+            Invocation::Print(text) => panic!("printed {text}"),
+        }
+    }
+
+    fn train(&self, more: &str) -> Result<TrainPlan, UsageError> {
+        let base = "train clm --model_type gpt2 --tokenizer_name @/tokenizer.json --train_file @/train.txt --output_dir @/new";
+        match self.read(&format!("{base} {more}"))? {
+            Command::Train(plan) => Ok(plan),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+}
+
+#[test]
+fn defaults_are_those_of_training_arguments() {
+    let fixture = Fixture::new();
+    let plan = fixture.train("").unwrap();
+    assert_eq!(plan.device, Device::Cpu);
+    assert_eq!(
+        plan.model,
+        ModelSource::Scratch { model_type: Some("gpt2".into()), config: ConfigSource::Preset("gpt2"), overrides: vec![] }
+    );
+    assert_eq!((plan.do_train, plan.do_eval, plan.dry_run, plan.overwrite_output_dir), (true, false, false, false));
+    let expected = TrainSettings {
+        output_dir: fixture.path("new"),
+        seed: 42,
+        per_device_train_batch_size: 8,
+        per_device_eval_batch_size: 8,
+        gradient_accumulation_steps: 1,
+        num_train_epochs: 3.0,
+        max_steps: None,
+        optimizer: OptimizerSettings {
+            kind: OptimizerKind::AdamW,
+            learning_rate: 5e-5,
+            weight_decay: 0.0,
+            adam_beta1: 0.9,
+            adam_beta2: 0.999,
+            adam_epsilon: 1e-8,
+            max_grad_norm: 1.0,
+            schedule: ScheduleKind::Linear,
+            warmup_steps: None,
+            warmup_ratio: 0.0,
+        },
+        logging: Cadence::Steps(500),
+        logging_first_step: false,
+        save: Cadence::Steps(500),
+        save_total_limit: None,
+        eval: Cadence::Never,
+        dataloader_drop_last: false,
+        resume: Resume::No,
+        disable_tqdm: false,
+    };
+    assert_eq!(plan.train, expected);
+    assert_eq!((plan.data.seed, plan.data.validation_split_percentage, plan.data.block_size), (42, 5.0, None));
+}
+
+#[test]
+fn settings_that_depend_on_others() {
+    let fixture = Fixture::new();
+    let plan = fixture.train("--eval_strategy steps --logging_steps 50").unwrap();
+    assert_eq!((plan.train.eval, plan.do_eval), (Cadence::Steps(50), true));
+    let plan = fixture.train("--eval_strategy steps --logging_steps 50 --eval_steps 7 --save_strategy epoch").unwrap();
+    assert_eq!((plan.train.eval, plan.train.save), (Cadence::Steps(7), Cadence::Epoch));
+    let plan = fixture.train("--do_eval").unwrap();
+    assert_eq!((plan.do_train, plan.do_eval), (false, true));
+    let plan = fixture.train("--do_eval --do_train --max_steps 0").unwrap();
+    assert_eq!((plan.do_train, plan.do_eval, plan.train.max_steps), (true, true, None));
+    let plan = fixture.train("--seed 7 --warmup_steps 3 --warmup_ratio 0.5 --max_steps 9 --num_train_epochs 0").unwrap();
+    assert_eq!((plan.data.seed, plan.train.optimizer.warmup_steps, plan.train.max_steps), (7, Some(3), Some(9)));
+    let plan = fixture.train("--seed 7 --data_seed 8 --lr_scheduler_type constant_with_warmup --optim sgd").unwrap();
+    assert_eq!((plan.data.seed, plan.train.seed), (8, 7));
+    assert_eq!((plan.train.optimizer.schedule, plan.train.optimizer.kind), (ScheduleKind::Constant, OptimizerKind::Sgd));
+    let plan = fixture.train("--output_dir @/old --resume_from_checkpoint").unwrap();
+    assert_eq!(plan.train.resume, Resume::Latest);
+    let plan = fixture.train("--output_dir @/old --resume_from_checkpoint @/old/checkpoint-10").unwrap();
+    assert_eq!(plan.train.resume, Resume::From(fixture.path("old/checkpoint-10")));
+}
+
+#[test]
+fn models_are_found_by_name_or_path() {
+    let fixture = Fixture::new();
+    let config = |more: &str| match fixture.train(more).unwrap().model {
+        ModelSource::Scratch { config, .. } => config,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(config("--config_name gpt2-medium"), ConfigSource::Preset("gpt2-medium"));
+    assert_eq!(config("--config_name @/model"), ConfigSource::File(fixture.path("model/config.json")));
+    assert_eq!(config("--config_name @/model/config.json"), ConfigSource::File(fixture.path("model/config.json")));
+    let Ok(Command::Eval(plan)) = fixture.read("eval clm --model_name_or_path @/model --validation_file @/valid.txt") else {
+        panic!()
+    };
+    assert_eq!(plan.model, ModelSource::Pretrained { directory: fixture.path("model") });
+    assert_eq!((plan.tokenizer, plan.output_dir), (fixture.path("model"), None));
+}
+
+#[test]
+fn overrides_are_numbers_booleans_or_text() {
+    let parsed =
+        overrides("n_layer=4, n-embd=256,scale_attn_weights=False,layer_norm_epsilon=1e-5,activation_function=relu,n_inner=None");
+    let expected = serde_json::json!({"n_layer": 4, "n_embd": 256, "scale_attn_weights": false, "layer_norm_epsilon": 1e-5,
+        "activation_function": "relu", "n_inner": null});
+    assert_eq!(serde_json::Value::Object(parsed.unwrap().into_iter().collect()), expected);
+    assert_eq!(overrides(""), Ok(vec![]));
+    for (text, part) in [("n_layer", "n_layer"), ("a=1,,b=2", ""), ("a=1,b=", "b="), ("=1", "=1")] {
+        assert_eq!(overrides(text), Err(part.into()));
+    }
+}
+
+#[test]
+fn the_cache_directory_follows_the_environment() {
+    let root = |set: &[(&str, &str)]| {
+        let set: Vec<(String, PathBuf)> = set.iter().map(|(k, v)| (k.to_string(), v.into())).collect();
+        cache_root(None, |name| set.iter().find(|(k, _)| k == name).map(|(_, v)| v.clone()))
+    };
+    assert_eq!(root(&[("XTRAIN_CACHE_DIR", "/a"), ("HOME", "/h")]), PathBuf::from("/a"));
+    assert_eq!(root(&[("XTRAIN_CACHE_DIR", ""), ("XDG_CACHE_HOME", "/x"), ("HOME", "/h")]), PathBuf::from("/x/xtrain"));
+    assert_eq!(root(&[("HOME", "/h")]), PathBuf::from("/h/.cache/xtrain"));
+    assert_eq!(root(&[]), PathBuf::from(".xtrain-cache"));
+    assert_eq!(cache_root(Some("/t".into()), |_| Some("/a".into())), PathBuf::from("/t"));
+}
+
+#[test]
+fn the_other_commands_resolve() {
+    let fixture = Fixture::new();
+    let generate = |more: &str| match fixture.read(&format!("generate --model_name_or_path @/model --prompt Hi {more}")) {
+        Ok(Command::Generate(plan)) => plan.sampling,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(generate(""), Sampling::Random { temperature: 1.0, top_k: Some(50) });
+    assert_eq!(generate("--temperature 0"), Sampling::Greedy);
+    assert_eq!(generate("--temperature 0.5 --top-k 0"), Sampling::Random { temperature: 0.5, top_k: None });
+    let Ok(Command::Bench(plan)) = fixture.read("bench --model_type gpt2 --batch 2 --seq 64 --steps 3 --warmup 0 --json") else {
+        panic!()
+    };
+    assert_eq!((plan.batch, plan.seq, plan.steps, plan.warmup, plan.json), (2, 64, 3, 0, true));
+    let Ok(Command::Quickstart(plan)) = fixture.read("quickstart --max_steps 5") else { panic!() };
+    assert_eq!((plan.output_dir, plan.max_steps), (PathBuf::from("output/quickstart"), Some(5)));
+    let Ok(Command::Doctor(plan)) = fixture.read("--device neuron doctor") else { panic!() };
+    assert_eq!(plan, DoctorPlan { device: Device::Neuron, json: false });
+}
+
+#[test]
+fn every_illegal_combination_is_refused_with_a_fix() {
+    let fixture = Fixture::new();
+    let base = "train clm --model_type gpt2 --tokenizer_name @/tokenizer.json --train_file @/train.txt --output_dir @/new";
+    let cases = [
+        (format!("{base} --do_train false"), "neither training nor evaluation"),
+        (base.replace("--output_dir @/new", ""), "--output_dir is missing"),
+        (base.replace("--model_type gpt2", ""), "no model is named"),
+        (format!("{base} --model_name_or_path @/model"), "--model_type does not go with --model_name_or_path"),
+        (
+            base.replace("--model_type gpt2", "--model_name_or_path @/model --config_overrides n_layer=1"),
+            "--config_overrides does not go",
+        ),
+        (base.replace("--model_type gpt2", "--model_name_or_path @/model --config_name gpt2"), "--config_name does not go"),
+        (base.replace("--model_type gpt2", "--model_name_or_path @/none"), "is not a directory here"),
+        (base.replace("--model_type gpt2", "--model_name_or_path @/valid.txt"), "is a file, not a directory"),
+        (format!("{base} --config_name gpt3"), "neither a known configuration nor a config.json"),
+        (format!("{base} --config_overrides n_layer:4"), "`n_layer:4` is not of the form name=value"),
+        (base.replace("--tokenizer_name @/tokenizer.json", ""), "comes without a tokenizer"),
+        (base.replace("@/tokenizer.json", "@/none"), "--tokenizer_name: "),
+        (base.replace("--train_file @/train.txt", ""), "nothing to train on"),
+        (base.replace("@/train.txt", "@/none.txt"), "none.txt does not exist"),
+        (base.replace("@/train.txt", "@/model"), "is a directory"),
+        (format!("{base} --validation_file @/none.txt"), "--validation_file: "),
+        (format!("{base} --do_eval --validation_split_percentage 0"), "nothing to evaluate on"),
+        (base.replace("--train_file @/train.txt", "--do_eval"), "nothing to evaluate on"),
+        (format!("{base} --num_train_epochs 0"), "no training to do"),
+        (format!("{base} --num_train_epochs 0 --max_steps 0"), "no training to do"),
+        (format!("{base} --eval_strategy epoch --do_eval false"), "--do_eval is false"),
+        (format!("{base} --eval_strategy epoch --do_eval --do_train false"), "nothing is trained"),
+        (format!("{base} --eval_steps 5"), "--eval_steps has no effect"),
+        (format!("{base} --output_dir @/old"), "old is not empty"),
+        (format!("{base} --output_dir @/valid.txt"), "valid.txt is a file"),
+        (format!("{base} --resume_from_checkpoint"), "holds no checkpoint"),
+        (format!("{base} --output_dir @/old_without --resume_from_checkpoint"), "holds no checkpoint"),
+        (format!("{base} --resume_from_checkpoint @/none"), "is not a directory"),
+        (format!("{base} --do_eval --do_train false --resume_from_checkpoint"), "nothing is trained"),
+        ("eval clm --model_name_or_path @/model".into(), "nothing to evaluate on"),
+        ("generate --prompt x".into(), "needs a model"),
+        ("generate --model_name_or_path @/model".into(), "needs a text"),
+        ("bench".into(), "no model is named"),
+        ("quickstart --output_dir @/old".into(), "old is not empty"),
+        ("quickstart --output_dir @/valid.txt".into(), "is a file"),
+    ];
+    for (line, message) in cases {
+        let error = fixture.read(&line).expect_err(&line);
+        assert!(matches!(error, UsageError::Illegal { .. }), "{line}: {error}");
+        assert!(error.to_string().contains(message), "{line}: {error}");
+        assert!(!error.hint().unwrap().is_empty());
+    }
+    for more in ["--output_dir @/old --overwrite_output_dir", "--output_dir @/empty", "--output_dir @/old --do_eval"] {
+        assert!(fixture.train(more).is_ok(), "{more}");
+    }
+}
+
+#[test]
+fn values_outside_their_range_are_refused() {
+    let fixture = Fixture::new();
+    for (more, message) in [
+        ("--per_device_train_batch_size 0", "`per_device_train_batch_size` must be a whole number that is at least 1, found `0`"),
+        ("--per_device_eval_batch_size 0", "at least 1"),
+        ("--gradient_accumulation_steps 0", "at least 1"),
+        ("--learning_rate -1", "0 or more"),
+        ("--learning_rate nan", "0 or more"),
+        ("--weight_decay -0.1", "0 or more"),
+        ("--adam_beta1 1", "less than 1"),
+        ("--adam_beta2 1.5", "less than 1"),
+        ("--adam_epsilon -1e-8", "0 or more"),
+        ("--max_grad_norm -1", "0 or more"),
+        ("--num_train_epochs -1", "0 or more"),
+        ("--max_steps -2", "at least -1"),
+        ("--warmup_ratio 1.5", "from 0 to 1"),
+        ("--warmup_steps -1", "0 or more"),
+        ("--logging_steps 0", "at least 1"),
+        ("--save_steps 0", "at least 1"),
+        ("--save_total_limit 0", "at least 1"),
+        ("--block_size 0", "at least 1"),
+        ("--validation_split_percentage 100", "less than 100"),
+        ("--lr_scheduler_type polynomial", "one of linear, cosine, constant, constant_with_warmup"),
+        ("--save_strategy best", "one of no, steps, epoch"),
+        ("--device tpu", "one of cpu, cuda, neuron"),
+        ("--seed 1.5", "a whole number"),
+        ("--do_train maybe", "true or false"),
+    ] {
+        let error = fixture.train(more).expect_err(more);
+        assert!(matches!(error, UsageError::BadValue { .. }) && error.to_string().contains(message), "{more}: {error}");
+    }
+}
