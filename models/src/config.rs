@@ -97,30 +97,28 @@ impl Config {
         }
     }
 
-    /// Applies `"n_layer=4,n_embd=256"` as run_clm does: only keys that exist, values of the type that is there.
-    pub fn apply_overrides(&mut self, overrides: &str) -> Result<()> {
-        for pair in overrides.split(',').map(str::trim).filter(|p| !p.is_empty()) {
-            let fail = |reason: String| Error::Override { pair: pair.to_string(), reason };
-            let (key, text) = pair.split_once('=').ok_or_else(|| fail("expected key=value".into()))?;
-            let (key, text) = (key.trim(), text.trim());
-            let old = self.values.get(key).ok_or_else(|| fail(format!("{} has no key `{key}`", self.source)))?;
-            let new = match old {
-                Value::Bool(_) => match text.to_ascii_lowercase().as_str() {
-                    "true" | "1" | "y" | "yes" => Value::Bool(true),
-                    "false" | "0" | "n" | "no" => Value::Bool(false),
-                    _ => return Err(fail("expected true or false".into())),
+    /// Lays `config_overrides` over the configuration as run_clm does: only keys that exist, values of the type that is there.
+    pub fn apply_overrides(&mut self, overrides: &[(String, Value)]) -> Result<()> {
+        for (key, new) in overrides {
+            let fail = |reason: String| Error::Override { key: key.clone(), found: new.to_string(), reason };
+            let old = self.values.get(key).ok_or_else(|| fail(format!("{} has no such key", self.source)))?;
+            let new = match (old, new) {
+                // A key whose default is null takes any value.
+                (Value::Null, new) | (_, new @ Value::Null) => new.clone(),
+                (Value::Bool(_), Value::Bool(_)) | (Value::String(_), Value::String(_)) => new.clone(),
+                (Value::Bool(_), _) => return Err(fail("expected true or false".into())),
+                (Value::Number(old), Value::Number(n)) => match (old.is_f64(), n.as_f64()) {
+                    (true, Some(number)) => Value::from(number),
+                    _ if n.is_f64() => return Err(fail("expected an integer".into())),
+                    _ => new.clone(),
                 },
-                Value::Number(n) if n.is_f64() => {
-                    let number = text.parse::<f64>().ok().and_then(serde_json::Number::from_f64);
-                    Value::Number(number.ok_or_else(|| fail("expected a number".into()))?)
+                (Value::Number(_), _) => return Err(fail("expected a number".into())),
+                (Value::String(_), other) => Value::from(other.to_string()),
+                (Value::Array(_) | Value::Object(_), _) => {
+                    return Err(fail("a list or table cannot be overridden here".into()));
                 }
-                Value::Number(_) => Value::from(text.parse::<i64>().map_err(|_| fail("expected an integer".into()))?),
-                Value::String(_) => Value::from(text),
-                // A key whose default is null takes whatever the text looks like.
-                Value::Null => serde_json::from_str(text).unwrap_or_else(|_| Value::from(text)),
-                Value::Array(_) | Value::Object(_) => return Err(fail("a list or table cannot be overridden here".into())),
             };
-            self.values.insert(key.to_string(), new);
+            self.values.insert(key.clone(), new);
         }
         Ok(())
     }

@@ -10,8 +10,8 @@ pub enum Error {
     WrongType { source_name: String, key: String, expected: &'static str, found: String },
     #[error("{source_name}: `{key}` = {found}: {reason}")]
     Unsupported { source_name: String, key: String, found: String, reason: String },
-    #[error("config_overrides: `{pair}`: {reason}")]
-    Override { pair: String, reason: String },
+    #[error("config_overrides: {key}={found}: {reason}")]
+    Override { key: String, found: String, reason: String },
     #[error("the model has no weight `{name}`")]
     NoSuchWeight { name: String },
     #[error(transparent)]

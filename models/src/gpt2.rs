@@ -287,17 +287,19 @@ mod tests {
 
     #[test]
     fn what_changes_numbers_is_honoured_or_refused() {
-        let refuse = |overrides: &str, word: &str| {
+        let set = |key: &str, value: Value| [(key.to_string(), value)];
+        let refuse = |key: &str, value: Value, word: &str| {
             let mut config = default_config();
-            config.apply_overrides(overrides).unwrap();
+            config.apply_overrides(&set(key, value)).unwrap();
             let message = Gpt2::new(config).err().unwrap().to_string();
             assert!(message.contains(word), "{message}");
         };
-        refuse("add_cross_attention=true", "cross-attention");
-        refuse("activation_function=mish", "gelu_new");
-        refuse("n_head=7", "n_head");
-        refuse("resid_pdrop=1.5", "between 0 and 1");
-        assert!(default_config().apply_overrides("no_such=1").is_err());
-        assert!(default_config().apply_overrides("n_layer=four").is_err());
+        refuse("add_cross_attention", true.into(), "cross-attention");
+        refuse("activation_function", "mish".into(), "gelu_new");
+        refuse("n_head", 7.into(), "n_head");
+        refuse("resid_pdrop", 1.5.into(), "between 0 and 1");
+        assert!(default_config().apply_overrides(&set("no_such", 1.into())).is_err());
+        assert!(default_config().apply_overrides(&set("n_layer", "four".into())).is_err());
+        assert!(default_config().apply_overrides(&set("n_layer", 1.5.into())).is_err());
     }
 }

@@ -44,3 +44,8 @@ pub enum Error {
 }
 
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// Wraps an error of whatever makes the batches.
+pub fn error_in_batch(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::Batch(Box::new(error))
+}

@@ -30,12 +30,7 @@ impl Evaluation {
 }
 
 /// Records the loss sum and token count of one batch.
-pub fn record(
-    recording: &mut Recording,
-    model: &dyn Model,
-    parameters: &[ParameterSpec],
-    inputs: &BatchInputs,
-) -> Result<()> {
+pub fn record(recording: &mut Recording, model: &dyn Model, parameters: &[ParameterSpec], inputs: &BatchInputs) -> Result<()> {
     let weights = parameter_tensors(recording, parameters)?;
     let trace = recording.trace().clone();
     let weights = Weights::new(&trace, &weights);

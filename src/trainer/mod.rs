@@ -7,6 +7,7 @@ pub mod device;
 mod error;
 pub mod evaluate;
 pub mod generate;
+pub mod hooks;
 pub mod interrupt;
 pub mod parameters;
 pub mod run_loop;
@@ -14,4 +15,4 @@ pub mod session;
 pub mod settings;
 pub mod step;
 
-pub use error::{Error, Result};
+pub use error::{Error, Result, error_in_batch};

@@ -58,12 +58,8 @@ struct Matched {
 
 fn match_names(model: &dyn Model, parameters: &[ParameterSpec], weights: &Weights) -> Matched {
     let mut stored = BTreeMap::new();
-    let mut mismatch = Mismatch {
-        path: weights.path().to_path_buf(),
-        missing: Vec::new(),
-        unexpected: Vec::new(),
-        misshaped: Vec::new(),
-    };
+    let mut mismatch =
+        Mismatch { path: weights.path().to_path_buf(), missing: Vec::new(), unexpected: Vec::new(), misshaped: Vec::new() };
     for view in weights.iter() {
         match model.stored_name(view.name) {
             StoredName::Parameter(name) => {

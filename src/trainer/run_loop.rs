@@ -9,17 +9,6 @@ use super::session::{HostTime, Session};
 use super::step::{DeviceBatch, PendingMetrics, Phase, StepMetrics, Stepper, read_metrics};
 use std::time::{Duration, Instant};
 
-/// Where batches come from. Both counts are the same in every epoch.
-pub trait BatchSource {
-    fn batches_per_epoch(&self) -> u64;
-
-    /// Rows per full batch, for samples per second.
-    fn batch_size(&self) -> usize;
-
-    /// The batches of `epoch` from `start` on, in an order that depends on the seed and the epoch only.
-    fn epoch(&mut self, epoch: u64, start: u64) -> Result<Box<dyn Iterator<Item = Result<DeviceBatch>> + '_>>;
-}
-
 /// The run's arithmetic, from the settings and the data.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RunLength {
@@ -71,8 +60,10 @@ pub struct StepReport {
     /// Microbatches in the step.
     pub microbatches: u64,
     pub host_time: HostTime,
-    /// Time the host spent waiting for the device or for data.
-    pub wait: Duration,
+    /// Time the host spent waiting for the next batch.
+    pub data_wait: Duration,
+    /// Time the host spent waiting for the device.
+    pub device_wait: Duration,
     /// From the previous step's report to this one.
     pub elapsed: Duration,
 }
@@ -124,36 +115,34 @@ pub struct RunLoop<'a, 'm> {
 }
 
 impl RunLoop<'_, '_> {
-    /// Trains from the position that `start` gives to the end, or until a hook stops the run. Returns the last progress.
-    pub fn run(mut self, source: &mut dyn BatchSource, start: Progress) -> Result<Progress> {
+    /// Trains from `start` to the end, or until a hook stops the run. `batches` begin at the position that `start` gives and
+    /// run on over the epochs' ends. Returns the last progress.
+    pub fn run(mut self, batches: &mut dyn Iterator<Item = Result<DeviceBatch>>, start: Progress) -> Result<Progress> {
         let mut progress = start;
         let mut pending: Option<Pending> = None;
         let mut last_report = Instant::now();
-        'run: while !progress.is_last() {
-            let epoch = progress.next_epoch;
-            let mut batches = source.epoch(epoch, progress.next_batch)?;
-            while !progress.is_last() && progress.next_epoch == epoch {
-                let dispatched = self.step(&mut *batches, progress)?;
-                progress = dispatched.progress;
-                if let Some(earlier) = pending.replace(dispatched) {
-                    self.report(earlier, &mut last_report)?;
-                }
-                // Ask every hook: one that counts must not depend on another's answer.
-                let wants: Vec<bool> = self.hooks.iter_mut().map(|hook| hook.wants(&progress)).collect();
-                if progress.is_last() || wants.contains(&true) {
-                    if let Some(current) = pending.take() {
-                        self.report(current, &mut last_report)?;
-                    }
-                    let mut stop = false;
-                    for (hook, _) in self.hooks.iter_mut().zip(wants).filter(|(_, wants)| *wants) {
-                        stop |= hook.at_step(&progress, self.session)? == Control::Stop;
-                    }
-                    // Saving and evaluating are not part of the next step's time.
-                    last_report = Instant::now();
-                    if stop {
-                        break 'run;
-                    }
-                }
+        while !progress.is_last() {
+            let dispatched = self.step(batches, progress)?;
+            progress = dispatched.progress;
+            if let Some(earlier) = pending.replace(dispatched) {
+                self.report(earlier, &mut last_report)?;
+            }
+            // Ask every hook: one that counts must not depend on another's answer.
+            let wants: Vec<bool> = self.hooks.iter_mut().map(|hook| hook.wants(&progress)).collect();
+            if !progress.is_last() && !wants.contains(&true) {
+                continue;
+            }
+            if let Some(current) = pending.take() {
+                self.report(current, &mut last_report)?;
+            }
+            let mut stop = false;
+            for (hook, _) in self.hooks.iter_mut().zip(wants).filter(|(_, wants)| *wants) {
+                stop |= hook.at_step(&progress, self.session)? == Control::Stop;
+            }
+            // Saving and evaluating are not part of the next step's time.
+            last_report = Instant::now();
+            if stop {
+                break;
             }
         }
         Ok(progress)
@@ -217,7 +206,8 @@ impl RunLoop<'_, '_> {
             examples: step.examples,
             microbatches: step.microbatches,
             host_time: step.host_time,
-            wait: step.data_wait + waiting.elapsed(),
+            data_wait: step.data_wait,
+            device_wait: waiting.elapsed(),
             elapsed: last_report.elapsed(),
         };
         *last_report = Instant::now();

@@ -188,9 +188,7 @@ impl Recording<'_> {
         let mut arguments: Vec<&Buffer> = Vec::with_capacity(self.arguments.len());
         for (argument, (input, _)) in self.arguments.iter().zip(&compiled.inputs) {
             arguments.push(match argument {
-                Argument::State(name) => {
-                    self.session.state.get(name).ok_or_else(|| Error::NoState { name: name.clone() })?
-                }
+                Argument::State(name) => self.session.state.get(name).ok_or_else(|| Error::NoState { name: name.clone() })?,
                 Argument::Feed(buffer) => buffer,
                 Argument::Abstract => return Err(Error::AbstractFeed { name: input.clone() }),
             });

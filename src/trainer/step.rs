@@ -138,14 +138,7 @@ impl<'m> Stepper<'m> {
     }
 
     /// The step itself, on inputs that may be real or abstract.
-    pub fn record(
-        &self,
-        recording: &mut Recording,
-        inputs: &BatchInputs,
-        phase: Phase,
-        step: u64,
-        microstep: u64,
-    ) -> Result<()> {
+    pub fn record(&self, recording: &mut Recording, inputs: &BatchInputs, phase: Phase, step: u64, microstep: u64) -> Result<()> {
         let randomness = feed_randomness(recording, self.seed, microstep)?;
         let weights = parameter_tensors(recording, &self.parameters)?;
         let trace = recording.trace().clone();
