@@ -1,1 +1,10 @@
-//! See `src/lib.rs` for where this stands.
+//! What the program tells its user: log records, the step line, progress, tables. The bottom layer: it imports nothing of ours, and
+//! everything but [`progress`] and [`memory`] is a function from values to text.
+
+pub mod memory;
+pub mod progress;
+pub mod python_float;
+pub mod records;
+pub mod step_line;
+pub mod table;
+pub mod units;

@@ -1,0 +1,39 @@
+//! Memory of this process as Linux counts it; other systems say nothing, which is not zero.
+
+/// The most memory that this process ever had resident, in bytes; `None` where the system does not say.
+pub fn peak_rss() -> Option<u64> {
+    status_field("VmHWM:")
+}
+
+/// The memory that this process has resident now, in bytes; `None` where the system does not say.
+pub fn current_rss() -> Option<u64> {
+    status_field("VmRSS:")
+}
+
+/// A line of Linux's `/proc/self/status`, which counts in KiB.
+fn status_field(name: &str) -> Option<u64> {
+    field(&std::fs::read_to_string("/proc/self/status").ok()?, name)
+}
+
+fn field(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_read_in_kib() {
+        assert_eq!(field("Name:\tx\nVmHWM:\t  123 kB\nVmRSS:\t 5 kB\n", "VmHWM:"), Some(123 * 1024));
+        assert_eq!(field("Name:\tx\n", "VmHWM:"), None);
+        assert_eq!(field("VmHWM: many kB\n", "VmHWM:"), None);
+    }
+
+    #[test]
+    fn a_peak_is_never_below_what_was_touched() {
+        let block = vec![1u8; 8 << 20];
+        assert!(peak_rss().unwrap() >= block.len() as u64);
+    }
+}

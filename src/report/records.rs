@@ -1,0 +1,262 @@
+//! Log records, in the three forms that people read them: the dictionary that Hugging Face's Trainer prints (transformers 4: loss
+//! to 4 decimals, epoch to 2, floats as Python's `repr`), so that existing log scrapers work; a JSON line in full precision
+//! for `log.jsonl`; and an entry of `log_history` in `trainer_state.json`, rounded as the Trainer rounds it there.
+
+use super::python_float::{repr, round};
+use serde_json::{Map, Value, json};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// The name of the JSON-lines file in the output directory.
+pub const LOG_FILE: &str = "log.jsonl";
+
+/// What is logged at one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Record {
+    Train(TrainRecord),
+    Eval(EvalRecord),
+    /// The last one of a run.
+    Summary(SummaryRecord),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TrainRecord {
+    /// Mean over the optimizer steps since the last record.
+    pub loss: f64,
+    /// Of the last step, before clipping; `None` when it was not computed.
+    pub grad_norm: Option<f64>,
+    /// That the step used, as the Trainer logs it since transformers 4.50 (before, the next one).
+    pub learning_rate: f64,
+    pub epoch: f64,
+    pub step: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EvalRecord {
+    pub loss: f64,
+    pub perplexity: f64,
+    /// Seconds.
+    pub runtime: f64,
+    pub samples: u64,
+    /// Batches.
+    pub steps: u64,
+    /// `None` outside training.
+    pub epoch: Option<f64>,
+    /// The optimizer step after which it was made; 0 outside training.
+    pub step: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SummaryRecord {
+    /// Seconds.
+    pub runtime: f64,
+    /// Examples seen in this run.
+    pub samples: u64,
+    /// Optimizer steps made in this run.
+    pub steps: u64,
+    /// Mean over the whole run.
+    pub loss: f64,
+    /// Floating-point operations of the model over the whole run.
+    pub total_flos: f64,
+    pub epoch: f64,
+    /// The last optimizer step.
+    pub step: u64,
+}
+
+/// A key of a record with its value in full and the decimals that the Trainer rounds it to: in what it prints and in what it keeps.
+struct Field {
+    key: &'static str,
+    value: f64,
+    printed: Option<usize>,
+    kept: Option<usize>,
+}
+
+const fn exact(key: &'static str, value: f64) -> Field {
+    Field { key, value, printed: None, kept: None }
+}
+
+const fn rounded(key: &'static str, value: f64, decimals: usize) -> Field {
+    Field { key, value, printed: Some(decimals), kept: Some(decimals) }
+}
+
+/// The Trainer rounds the epoch when it prints it, and keeps it as it is.
+const fn epoch(value: f64) -> Field {
+    Field { key: "epoch", value, printed: Some(2), kept: None }
+}
+
+impl Record {
+    /// In the order in which the Trainer prints them.
+    fn fields(&self) -> Vec<Field> {
+        match self {
+            Record::Train(r) => {
+                let mut fields = vec![rounded("loss", r.loss, 4)];
+                fields.extend(r.grad_norm.map(|norm| exact("grad_norm", norm)));
+                fields.extend([exact("learning_rate", r.learning_rate), epoch(r.epoch)]);
+                fields
+            }
+            Record::Eval(r) => {
+                let mut fields = vec![
+                    exact("eval_loss", r.loss),
+                    rounded("eval_runtime", r.runtime, 4),
+                    rounded("eval_samples_per_second", rate(r.samples, r.runtime), 3),
+                    rounded("eval_steps_per_second", rate(r.steps, r.runtime), 3),
+                    exact("perplexity", r.perplexity),
+                ];
+                fields.extend(r.epoch.map(epoch));
+                fields
+            }
+            Record::Summary(r) => vec![
+                rounded("train_runtime", r.runtime, 4),
+                rounded("train_samples_per_second", rate(r.samples, r.runtime), 3),
+                rounded("train_steps_per_second", rate(r.steps, r.runtime), 3),
+                exact("train_loss", r.loss),
+                epoch(r.epoch),
+            ],
+        }
+    }
+
+    fn step(&self) -> u64 {
+        match self {
+            Record::Train(r) => r.step,
+            Record::Eval(r) => r.step,
+            Record::Summary(r) => r.step,
+        }
+    }
+
+    /// The line that the Trainer prints: `{'loss': 3.21, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.5}`.
+    pub fn printed(&self) -> String {
+        let shown = |field: Field| {
+            let value = field.printed.map_or(field.value, |decimals| round(field.value, decimals));
+            format!("'{}': {}", field.key, repr(value))
+        };
+        format!("{{{}}}", self.fields().into_iter().map(shown).collect::<Vec<_>>().join(", "))
+    }
+
+    /// A line of `log.jsonl`, without its line end: the same keys in full precision, then `step` and, in the summary, `total_flos`.
+    pub fn json_line(&self) -> String {
+        let mut map: Map<String, Value> =
+            self.fields().into_iter().map(|field| (field.key.into(), number(field.value))).collect();
+        self.add_step(&mut map);
+        Value::Object(map).to_string()
+    }
+
+    /// An entry of `log_history`.
+    pub fn history_entry(&self) -> Value {
+        let mut map = self.results();
+        self.add_step(&mut map);
+        Value::Object(map)
+    }
+
+    /// The keys with the values that the Trainer keeps, as `train_results.json` and `eval_results.json` are made of.
+    pub fn results(&self) -> Map<String, Value> {
+        let kept =
+            |field: Field| (field.key.into(), number(field.kept.map_or(field.value, |decimals| round(field.value, decimals))));
+        self.fields().into_iter().map(kept).collect()
+    }
+
+    fn add_step(&self, map: &mut Map<String, Value>) {
+        if let Record::Summary(r) = self {
+            map.insert("total_flos".into(), number(r.total_flos));
+        }
+        map.insert("step".into(), json!(self.step()));
+    }
+}
+
+/// JSON knows no NaN and no infinity; they become null, so that the file stays readable by everyone.
+fn number(x: f64) -> Value {
+    serde_json::Number::from_f64(x).map_or(Value::Null, Value::Number)
+}
+
+/// Per second; 0 when no time has passed, which is what a clock too coarse to see it should say.
+fn rate(count: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
+}
+
+/// `log.jsonl`, open for appending. Each record is on disk when the next begins, so a killed run keeps its log.
+pub struct LogFile(File);
+
+impl LogFile {
+    /// Opens the log of an output directory; a resumed run goes on in the same file.
+    pub fn append_in(output_dir: &Path) -> io::Result<LogFile> {
+        OpenOptions::new().create(true).append(true).open(output_dir.join(LOG_FILE)).map(LogFile)
+    }
+
+    pub fn write(&mut self, record: &Record) -> io::Result<()> {
+        // One write call: lines of two processes may alternate but never mix.
+        self.0.write_all((record.json_line() + "\n").as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TRAIN: Record =
+        Record::Train(TrainRecord { loss: 3.214_56, grad_norm: Some(1.203125), learning_rate: 5e-5, epoch: 0.504_032, step: 10 });
+    const EVAL: Record =
+        Record::Eval(EvalRecord { loss: 2.5, perplexity: 12.25, runtime: 2.0, samples: 9, steps: 3, epoch: Some(1.0), step: 10 });
+    const SUMMARY: Record = Record::Summary(SummaryRecord {
+        runtime: 6.123_456,
+        samples: 100,
+        steps: 13,
+        loss: 3.123_456_789,
+        total_flos: 1e12,
+        epoch: 3.0,
+        step: 13,
+    });
+
+    #[test]
+    fn records_are_printed_as_the_trainer_prints_them() {
+        assert_eq!(TRAIN.printed(), "{'loss': 3.2146, 'grad_norm': 1.203125, 'learning_rate': 5e-05, 'epoch': 0.5}");
+        assert_eq!(
+            EVAL.printed(),
+            "{'eval_loss': 2.5, 'eval_runtime': 2.0, 'eval_samples_per_second': 4.5, 'eval_steps_per_second': 1.5, \
+             'perplexity': 12.25, 'epoch': 1.0}"
+        );
+        assert_eq!(
+            SUMMARY.printed(),
+            "{'train_runtime': 6.1235, 'train_samples_per_second': 16.331, 'train_steps_per_second': 2.123, \
+             'train_loss': 3.123456789, 'epoch': 3.0}"
+        );
+    }
+
+    #[test]
+    fn json_lines_keep_every_digit() {
+        assert_eq!(
+            TRAIN.json_line(),
+            r#"{"loss":3.21456,"grad_norm":1.203125,"learning_rate":0.00005,"epoch":0.504032,"step":10}"#
+        );
+        let summary: Value = serde_json::from_str(&SUMMARY.json_line()).unwrap();
+        assert_eq!(summary["train_runtime"], json!(6.123_456));
+        assert_eq!(summary["total_flos"], json!(1e12));
+    }
+
+    #[test]
+    fn history_is_rounded_where_the_trainer_rounds() {
+        let entry = TRAIN.history_entry();
+        assert_eq!(
+            (entry["loss"].as_f64(), entry["epoch"].as_f64(), entry["step"].as_u64()),
+            (Some(3.2146), Some(0.504_032), Some(10))
+        );
+        assert!(!SUMMARY.results().contains_key("step"));
+    }
+
+    #[test]
+    fn what_is_not_a_number_is_printed_and_is_null_in_json() {
+        let record = Record::Train(TrainRecord { loss: f64::NAN, grad_norm: None, learning_rate: 0.0, epoch: 0.1, step: 1 });
+        assert_eq!(record.printed(), "{'loss': nan, 'learning_rate': 0.0, 'epoch': 0.1}");
+        assert_eq!(record.json_line(), r#"{"loss":null,"learning_rate":0.0,"epoch":0.1,"step":1}"#);
+    }
+
+    #[test]
+    fn the_log_file_grows_by_lines() {
+        let dir = tempfile::tempdir().unwrap();
+        for record in [TRAIN, EVAL] {
+            LogFile::append_in(dir.path()).unwrap().write(&record).unwrap();
+        }
+        let text = std::fs::read_to_string(dir.path().join(LOG_FILE)).unwrap();
+        assert_eq!(text.lines().count(), 2);
+        assert!(text.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()));
+    }
+}

@@ -1,0 +1,100 @@
+//! The step line: one line for a person watching a run, with where the time of a step goes and how much of the machine is used.
+
+use super::units::count;
+use std::time::Duration;
+
+/// Where the time of a step went, as means over the steps since the last line.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepTime {
+    /// The whole step, wall clock.
+    pub step: Duration,
+    /// Recording the graph and looking it up.
+    pub trace: Duration,
+    /// Lowering and compiling; zero once the run is warm.
+    pub compile: Duration,
+    /// The device at work.
+    pub execute: Duration,
+    /// The host waiting for the next batch.
+    pub wait: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepLine {
+    pub step: u64,
+    pub total_steps: u64,
+    pub loss: f64,
+    pub learning_rate: f64,
+    pub grad_norm: Option<f64>,
+    pub tokens_per_second: f64,
+    pub time: StepTime,
+    /// Floating-point operations of the model (forward and backward, nothing recomputed) per second, in units of 10^12.
+    pub model_tflops: f64,
+    /// This machine's measured matrix-multiply rate in the same unit; `None` when it was not measured.
+    pub ceiling_tflops: Option<f64>,
+}
+
+impl StepLine {
+    /// For example `step  20/500  loss 4.3211  lr 4.80e-5  norm 1.21  12.4k tok/s  82.3 ms/step (trace 0.1, compile 0, execute 81.7,
+    /// wait 0.5)  0.42 TFLOP/s, 61% of ceiling`. The step is padded to its total, so that lines stand in columns.
+    pub fn render(&self) -> String {
+        let digits = self.total_steps.to_string().len();
+        let norm = self.grad_norm.map(|norm| format!("  norm {norm:.2}")).unwrap_or_default();
+        let share = match self.ceiling_tflops {
+            Some(ceiling) if ceiling > 0.0 => format!(", {:.0}% of ceiling", 100.0 * self.model_tflops / ceiling),
+            _ => String::new(),
+        };
+        let time = &self.time;
+        format!(
+            "step {:>digits$}/{}  loss {:.4}  lr {:.2e}{norm}  {} tok/s  {} ms/step (trace {}, compile {}, execute {}, wait {})  {:.3} TFLOP/s{share}",
+            self.step,
+            self.total_steps,
+            self.loss,
+            self.learning_rate,
+            count(self.tokens_per_second),
+            milliseconds(time.step),
+            milliseconds(time.trace),
+            milliseconds(time.compile),
+            milliseconds(time.execute),
+            milliseconds(time.wait),
+            self.model_tflops,
+        )
+    }
+}
+
+/// One decimal below 100 ms, none above, and a plain 0 for nothing at all.
+fn milliseconds(d: Duration) -> String {
+    let ms = d.as_secs_f64() * 1e3;
+    match ms {
+        0.0 => "0".into(),
+        ..99.95 => format!("{ms:.1}"),
+        _ => format!("{ms:.0}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_says_it_all() {
+        let ms = |ms: f64| Duration::from_secs_f64(ms / 1e3);
+        let mut line = StepLine {
+            step: 20,
+            total_steps: 500,
+            loss: 4.321_09,
+            learning_rate: 4.8e-5,
+            grad_norm: Some(1.213),
+            tokens_per_second: 12_430.0,
+            time: StepTime { step: ms(82.3), trace: ms(0.1), compile: ms(0.0), execute: ms(181.7), wait: ms(0.5) },
+            model_tflops: 0.42,
+            ceiling_tflops: Some(0.7),
+        };
+        assert_eq!(
+            line.render(),
+            "step  20/500  loss 4.3211  lr 4.80e-5  norm 1.21  12.4k tok/s  82.3 ms/step (trace 0.1, compile 0, execute 182, wait 0.5)  \
+             0.420 TFLOP/s, 60% of ceiling"
+        );
+        (line.ceiling_tflops, line.grad_norm) = (None, None);
+        assert!(line.render().ends_with("0.420 TFLOP/s") && !line.render().contains("norm"));
+    }
+}
