@@ -1,1 +1,62 @@
-fn main() {}
+//! The program: reads the command line, runs the command, prints an error once and turns the outcome into an exit code. No logic
+//! of its own. Exit codes: 0 success, 1 failure, 2 usage, 130 or 143 after a signal that ended in a saved checkpoint.
+
+use std::io::Write;
+use std::panic;
+use std::process::ExitCode;
+use xtrain::commands::{self, Error};
+use xtrain::config::{self, Invocation};
+
+fn main() -> ExitCode {
+    report_panics_as_errors();
+    match panic::catch_unwind(invoke) {
+        Ok(Ok(code)) => ExitCode::from(code),
+        Ok(Err(error)) => {
+            complain(&error.one_line(), error.hint().as_deref());
+            ExitCode::from(error.exit_code())
+        }
+        // The hook has printed it.
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn invoke() -> Result<u8, Error> {
+    match config::from_args(std::env::args_os())? {
+        Invocation::Print(text) => {
+            // A reader that went away (`xtrain --help | head -1`) is no failure.
+            let _ = std::io::stdout().write_all(text.as_bytes());
+            Ok(0)
+        }
+        Invocation::Run { command, notes } => {
+            for note in notes {
+                eprintln!("note: {note}");
+            }
+            commands::run(command).map(|outcome| outcome.exit_code())
+        }
+    }
+}
+
+fn complain(message: &str, hint: Option<&str>) {
+    let mut text = format!("error: {message}\n");
+    if let Some(hint) = hint {
+        text.push_str(&format!("hint: {hint}\n"));
+    }
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// A panic is a bug of ours; users get one line to report, developers the usual backtrace when they ask for it.
+fn report_panics_as_errors() {
+    if std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0") {
+        return;
+    }
+    panic::set_hook(Box::new(|info| {
+        let place = info.location().map(|at| format!(" at {}:{}", at.file(), at.line())).unwrap_or_default();
+        let payload = info.payload();
+        let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+        let what = text.unwrap_or("unknown cause");
+        complain(
+            &format!("internal error{place}: {what}"),
+            Some("this is a bug in xtrain; RUST_BACKTRACE=1 shows where it came from"),
+        );
+    }));
+}

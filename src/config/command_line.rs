@@ -89,6 +89,7 @@ fn leaf(info: &'static CommandInfo, word: &'static str) -> Command {
         .about(info.about)
         .override_usage(format!("xtrain [--device cpu|cuda|neuron] {} [FLAGS]", info.words))
         .after_help(format!("Examples:\n  {}", info.examples))
+        .next_line_help(true)
         .args_override_self(true);
     for section in Section::ALL {
         for flag in flags::of(info.id).filter(|flag| flag.section == section && flag.name != "device") {
@@ -101,10 +102,13 @@ fn leaf(info: &'static CommandInfo, word: &'static str) -> Command {
 fn arg(flag: &'static Flag) -> Arg {
     let spellings = std::iter::once(flag.name).chain(flag.aliases.iter().copied());
     let kebab = spellings.clone().filter(|name| name.contains('_')).map(|name| name.replace('_', "-"));
-    let help = match flag.default {
-        "" => flag.help.to_string(),
-        default => format!("{} [default: {default}]", flag.help),
-    };
+    let mut help = flag.help.to_string();
+    if let Kind::Choice(choices) = flag.kind {
+        help.push_str(&format!(": {}", choices.join(", ")));
+    }
+    if !flag.default.is_empty() {
+        help.push_str(&format!(" [default: {}]", flag.default));
+    }
     let arg = Arg::new(flag.name)
         .long(flag.name)
         .aliases(flag.aliases.iter().copied())
@@ -192,14 +196,12 @@ fn words_of(args: &[OsString]) -> String {
 fn unknown_argument(arg: &str, words: &str) -> UsageError {
     let name = arg.trim_start_matches('-').split('=').next().unwrap_or_default();
     let Some(info) = COMMANDS.iter().find(|info| info.words == words) else {
-        let elsewhere = flags::commands_taking(name);
-        let command = if words.is_empty() { "".into() } else { format!("{words} ") };
-        return match elsewhere.first() {
-            Some(_) => UsageError::illegal(
+        return match flags::commands_taking(name).first() {
+            Some(command) => UsageError::illegal(
                 format!("{arg} stands before the command"),
-                format!("write it after: `xtrain {} {arg} ...`", elsewhere[0]),
+                format!("write it after: `xtrain {command} {arg} ...`"),
             ),
-            None => UsageError::CommandLine { problem: format!("unknown flag {arg} for `xtrain {command}COMMAND`") },
+            None => UsageError::CommandLine { problem: format!("unknown flag {arg} before the command") },
         };
     };
     if !arg.starts_with('-') {
@@ -207,9 +209,7 @@ fn unknown_argument(arg: &str, words: &str) -> UsageError {
             problem: format!("unexpected word `{arg}`: every setting of `xtrain {words}` is a flag"),
         };
     }
-    let elsewhere = flags::commands_taking(name);
-    let nearest = if elsewhere.is_empty() { flags::nearest(name, info.id) } else { None };
-    UsageError::UnknownFlag { flag: format!("--{name}"), command: words.into(), nearest, elsewhere }
+    UsageError::UnknownFlag { flag: format!("--{name}"), command: info.words, advice: flags::advice(name, info.id) }
 }
 
 fn unknown_command(before: &str, word: &str) -> UsageError {
@@ -287,8 +287,8 @@ mod tests {
     #[test]
     fn unknown_names_get_the_nearest_known_one() {
         for (line, hint) in [
-            ("train clm --learning-rte 1", "did you mean --learning_rate?"),
-            ("train clm --lr_schedule linear", "did you mean --lr_scheduler_type?"),
+            ("train clm --learning-rte 1", "did you mean `--learning_rate`?"),
+            ("train clm --lr_schedule linear", "did you mean `--lr_scheduler_type`?"),
             ("trian clm", "did you mean `xtrain train`?"),
             ("train mlm", "did you mean `xtrain train clm`?"),
             (

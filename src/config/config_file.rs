@@ -65,9 +65,8 @@ pub fn read_into(typed: &mut Typed, path: &Path) -> Result<(), UsageError> {
 }
 
 fn unknown_key(typed: &Typed, key: String, origin: Origin) -> UsageError {
-    let elsewhere = flags::commands_taking(&key);
-    let nearest = if elsewhere.is_empty() { flags::nearest(&key, typed.command) } else { None };
-    UsageError::UnknownKey { key, origin, command: typed.words().into(), nearest, elsewhere }
+    let advice = flags::advice(&key, typed.command);
+    UsageError::UnknownKey { key, origin, command: typed.words(), advice }
 }
 
 /// The texts that a value would be on the command line, or the error that names the kind expected. `None` is "not set".

@@ -1,6 +1,8 @@
 //! Every way in which a command line or a settings file can be wrong. A message says what was found and where; the hint, printed
 //! on its own line, says what to do instead. All of these end the program with exit code 2 before anything was started.
 
+use super::kind::Kind;
+use super::nearest::nearest;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -24,10 +26,10 @@ impl fmt::Display for Origin {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum UsageError {
     #[error("unknown flag {flag} for `xtrain {command}`")]
-    UnknownFlag { flag: String, command: String, nearest: Option<String>, elsewhere: Vec<String> },
+    UnknownFlag { flag: String, command: &'static str, advice: Advice },
 
     #[error("{origin}: unknown key `{key}` for `xtrain {command}`")]
-    UnknownKey { key: String, origin: Origin, command: String, nearest: Option<String>, elsewhere: Vec<String> },
+    UnknownKey { key: String, origin: Origin, command: &'static str, advice: Advice },
 
     #[error("unknown command `{word}`")]
     UnknownCommand { word: String, nearest: Option<String> },
@@ -35,14 +37,14 @@ pub enum UsageError {
     #[error("`xtrain {command}` needs one of: {}", choices.join(", "))]
     IncompleteCommand { command: String, choices: Vec<String> },
 
-    #[error("{origin}: `{name}` must be {expected}, found {found}")]
-    BadValue { name: String, origin: Origin, expected: String, found: String, nearest: Option<String> },
+    #[error("{origin}: `{name}` must be {}, found {found}", kind.expected())]
+    BadValue { name: &'static str, origin: Origin, kind: Kind, found: String },
 
     #[error("--{name} needs a value: {expected}")]
     NoValue { name: String, expected: String },
 
     #[error("{origin}: `{name}` cannot be {value}: {reason}")]
-    Refused { name: String, origin: Origin, value: String, reason: String },
+    Refused { name: &'static str, origin: Origin, value: String, reason: &'static str },
 
     #[error("{origin}: `{key}` is given twice (it also stands at line {first})")]
     GivenTwice { key: String, origin: Origin, first: usize },
@@ -66,16 +68,16 @@ impl UsageError {
     /// What to do about it, if there is more to say than the message itself.
     pub fn hint(&self) -> Option<String> {
         match self {
-            UsageError::UnknownFlag { nearest: Some(name), .. } => Some(format!("did you mean --{name}?")),
-            UsageError::UnknownFlag { command, elsewhere, .. } => Some(elsewhere_or_help(command, elsewhere)),
-            UsageError::UnknownKey { nearest: Some(name), .. } => Some(format!("did you mean `{name}`?")),
-            UsageError::UnknownKey { command, elsewhere, .. } => Some(elsewhere_or_help(command, elsewhere)),
+            UsageError::UnknownFlag { command, advice, .. } => Some(advice.sentence(command, "--")),
+            UsageError::UnknownKey { command, advice, .. } => Some(advice.sentence(command, "")),
             UsageError::UnknownCommand { nearest: Some(name), .. } => Some(format!("did you mean `xtrain {name}`?")),
             UsageError::UnknownCommand { .. } => Some("`xtrain --help` lists the commands".into()),
             UsageError::IncompleteCommand { command, choices } => {
                 choices.first().map(|choice| format!("for example `xtrain {command} {choice} --help`"))
             }
-            UsageError::BadValue { nearest: Some(name), .. } => Some(format!("did you mean `{name}`?")),
+            UsageError::BadValue { kind: Kind::Choice(choices), found, .. } => {
+                nearest(found.trim_matches('`'), choices.iter().copied()).map(|choice| format!("did you mean `{choice}`?"))
+            }
             UsageError::BadValue { .. } | UsageError::NoValue { .. } => None,
             UsageError::Refused { name, .. } => Some(format!("leave `{name}` out")),
             UsageError::GivenTwice { .. } => Some("keep one of the two".into()),
@@ -85,13 +87,25 @@ impl UsageError {
     }
 }
 
-fn elsewhere_or_help(command: &str, elsewhere: &[String]) -> String {
-    if elsewhere.is_empty() {
-        format!("`xtrain {command} --help` lists what it takes")
-    } else {
-        format!(
-            "that one belongs to `xtrain {}`; `xtrain {command} --help` lists what this command takes",
-            elsewhere.join("`, `xtrain ")
-        )
+/// What is known about a name that the command does not take.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Advice {
+    /// Probably a slip of the finger for this name.
+    Meant(String),
+    /// These commands take it.
+    BelongsTo(Vec<&'static str>),
+    Nothing,
+}
+
+impl Advice {
+    fn sentence(&self, command: &str, dashes: &str) -> String {
+        match self {
+            Advice::Meant(name) => format!("did you mean `{dashes}{name}`?"),
+            Advice::BelongsTo(commands) => {
+                let commands = commands.join("`, `xtrain ");
+                format!("that one belongs to `xtrain {commands}`; `xtrain {command} --help` lists what this command takes")
+            }
+            Advice::Nothing => format!("`xtrain {command} --help` lists what it takes"),
+        }
     }
 }

@@ -6,7 +6,9 @@
 mod built;
 mod unbuilt;
 
+use super::error::Advice;
 use super::kind::{Kind, Value};
+use super::nearest::nearest;
 
 /// A set of commands, as bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,17 +199,20 @@ pub fn find(name: &str, command: Commands) -> Option<&'static Flag> {
 }
 
 /// The words of the commands that take `name`, if any do.
-pub fn commands_taking(name: &str) -> Vec<String> {
+pub fn commands_taking(name: &str) -> Vec<&'static str> {
     let takes = |command: &&CommandInfo| find(name, command.id).is_some_and(Flag::is_built);
-    COMMANDS.iter().filter(takes).map(|command| command.words.to_string()).collect()
+    COMMANDS.iter().filter(takes).map(|command| command.words).collect()
 }
 
-/// The known name nearest to a mistyped one. Names that are not built are not suggested.
-pub fn nearest(name: &str, command: Commands) -> Option<String> {
-    let known = of(command)
-        .filter(|flag| flag.is_built())
-        .flat_map(|flag| std::iter::once(flag.name).chain(flag.aliases.iter().copied()));
-    super::nearest::nearest(name, known).map(str::to_string)
+/// What to say about a name that a command does not take. Names that are not built are not suggested.
+pub fn advice(name: &str, command: Commands) -> Advice {
+    let elsewhere = commands_taking(name);
+    if !elsewhere.is_empty() {
+        return Advice::BelongsTo(elsewhere);
+    }
+    let built = of(command).filter(|flag| flag.is_built());
+    let known = built.flat_map(|flag| std::iter::once(flag.name).chain(flag.aliases.iter().copied()));
+    nearest(name, known).map_or(Advice::Nothing, |name| Advice::Meant(name.into()))
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ pub mod reference;
 mod resolve;
 mod typed;
 
-pub use error::{Origin, UsageError};
+pub use error::{Advice, Origin, UsageError};
 pub use plan::{
     BenchPlan, Command, ConfigSource, Device, DoctorPlan, EvalPlan, GeneratePlan, ModelSource, PRESETS, QuickstartPlan, Sampling,
     TrainPlan,
@@ -29,6 +29,7 @@ use std::ffi::OsString;
 
 /// What the command line asks for.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "there is one of these in a process")]
 pub enum Invocation {
     /// Help or version: print it to standard output and succeed.
     Print(String),

@@ -11,6 +11,7 @@ pub const PRESETS: [&str; 4] = ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"];
 
 /// One command with everything that it needs.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "there is one of these in a process")]
 pub enum Command {
     Train(TrainPlan),
     Eval(EvalPlan),

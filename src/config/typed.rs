@@ -134,13 +134,9 @@ impl Typed {
     }
 }
 
-/// The error for a value of the wrong kind or outside its range; a word close to one of a flag's choices gets it suggested.
+/// The error for a value of the wrong kind or outside its range.
 pub fn bad_value(flag: &Flag, found: String, origin: Origin) -> UsageError {
-    let nearest = match flag.kind {
-        Kind::Choice(choices) => super::nearest::nearest(found.trim_matches('`'), choices.iter().copied()).map(str::to_string),
-        _ => None,
-    };
-    UsageError::BadValue { name: flag.name.into(), origin, expected: flag.kind.expected(), found, nearest }
+    UsageError::BadValue { name: flag.name, origin, kind: flag.kind, found }
 }
 
 fn refuse_unless_accepted(flag: &Flag, accepted: &[&str], value: &str, origin: Origin) -> Result<(), UsageError> {
@@ -148,5 +144,5 @@ fn refuse_unless_accepted(flag: &Flag, accepted: &[&str], value: &str, origin: O
         return Ok(());
     }
     let value = if value.is_empty() { "set".into() } else { format!("`{value}`") };
-    Err(UsageError::Refused { name: flag.name.into(), origin, value, reason: flag.help.into() })
+    Err(UsageError::Refused { name: flag.name, origin, value, reason: flag.help })
 }

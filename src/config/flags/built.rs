@@ -98,11 +98,11 @@ pub const FLAGS: &[Flag] = &[
     flag(Section::Batches, TRAIN, "num_train_epochs", Kind::Float(Range::NotNegative), "3.0",
         "Passes over the training examples; may be a fraction"),
     flag(Section::Batches, TRAIN.and(QUICKSTART), "max_steps", Kind::Int { min: -1 }, "-1",
-        "Optimizer steps, instead of epochs; -1 or 0: count epochs"),
+        "Optimizer steps, instead of epochs (in quickstart, instead of its own number); -1 or 0: not set"),
 
     // Optimizer.
     flag(Section::Optimizer, TRAIN, "optim", Kind::Choice(&["adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "sgd"]), "adamw_torch",
-        "Optimizer; the adamw names all mean AdamW with decoupled decay"),
+        "Optimizer (the adamw names all mean AdamW with decoupled decay)"),
     flag(Section::Optimizer, TRAIN, "learning_rate", Kind::Float(Range::NotNegative), "5e-5",
         "Peak learning rate"),
     flag(Section::Optimizer, TRAIN, "weight_decay", Kind::Float(Range::NotNegative), "0.0",
@@ -116,7 +116,7 @@ pub const FLAGS: &[Flag] = &[
     flag(Section::Optimizer, TRAIN, "max_grad_norm", Kind::Float(Range::NotNegative), "1.0",
         "Clip the global gradient norm to this; 0 clips nothing"),
     flag(Section::Optimizer, TRAIN, "lr_scheduler_type", Kind::Choice(&["linear", "cosine", "constant", "constant_with_warmup"]), "linear",
-        "Learning rate after warm-up; constant warms up too when warmup_steps or warmup_ratio ask for it"),
+        "Learning rate after the warm-up, which constant has too when warmup_steps or warmup_ratio ask for it"),
     flag(Section::Optimizer, TRAIN, "warmup_steps", Kind::Int { min: 0 }, "0",
         "Steps of linear warm-up; when above 0 it takes the place of warmup_ratio"),
     flag(Section::Optimizer, TRAIN, "warmup_ratio", Kind::Float(Range::Fraction), "0.0",
@@ -124,7 +124,7 @@ pub const FLAGS: &[Flag] = &[
 
     // Logging.
     flag(Section::Logging, TRAIN, "logging_strategy", STRATEGIES, "steps",
-        "When to log: no, steps or epoch"),
+        "When to log"),
     flag(Section::Logging, TRAIN, "logging_steps", Kind::Int { min: 1 }, "500",
         "Optimizer steps between log records"),
     flag(Section::Logging, TRAIN, "logging_first_step", Kind::Bool, "false",
@@ -134,7 +134,7 @@ pub const FLAGS: &[Flag] = &[
 
     // Checkpoints.
     flag(Section::Checkpoints, TRAIN, "save_strategy", STRATEGIES, "steps",
-        "When to write checkpoint-N: no, steps or epoch"),
+        "When to write checkpoint-N"),
     flag(Section::Checkpoints, TRAIN, "save_steps", Kind::Int { min: 1 }, "500",
         "Optimizer steps between checkpoints"),
     flag(Section::Checkpoints, TRAIN, "save_total_limit", Kind::Int { min: 1 }, "",
@@ -144,7 +144,7 @@ pub const FLAGS: &[Flag] = &[
 
     // Evaluation.
     flag(Section::Evaluation, TRAIN, "eval_strategy", STRATEGIES, "no",
-        "When to evaluate during training: no, steps or epoch").alias(&["evaluation_strategy"]),
+        "When to evaluate during training").alias(&["evaluation_strategy"]),
     flag(Section::Evaluation, TRAIN, "eval_steps", Kind::Int { min: 1 }, "",
         "Optimizer steps between evaluations; default: logging_steps"),
 

@@ -1,0 +1,170 @@
+//! The command line as a user meets it: the real program, its output, its exit codes. Combinations of settings are tested beside the
+//! code (`src/config`); here it is that they reach the user as one message, exit code 2 and nothing started.
+
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::Instant;
+
+/// Runs the program in `dir` with the words of `line`.
+fn xtrain(dir: &Path, line: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_xtrain"))
+        .args(line.split_whitespace())
+        .current_dir(dir)
+        .env("XTRAIN_CACHE_DIR", dir.join("cache"))
+        .env_remove("RUST_BACKTRACE")
+        .output()
+        .expect("the program was built for this test")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// A working directory with a text, a tokenizer by name, and the output of an earlier run.
+fn workplace() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(dir.path().join("old/checkpoint-5")).unwrap();
+    for name in ["train.txt", "valid.txt", "tokenizer.json"] {
+        std::fs::write(dir.path().join(name), "{}").unwrap();
+    }
+    dir
+}
+
+const TRAIN: &str = "train clm --model_type gpt2 --tokenizer_name tokenizer.json --train_file train.txt --output_dir out";
+
+#[test]
+fn help_goes_to_standard_output() {
+    let dir = workplace();
+    for line in [
+        "",
+        "--help",
+        "-h",
+        "train --help",
+        "train clm --help",
+        "eval clm --help",
+        "generate --help",
+        "bench -h",
+        "doctor --help",
+    ] {
+        let started = Instant::now();
+        let output = xtrain(dir.path(), line);
+        println!("xtrain {line}: {:.1} ms", started.elapsed().as_secs_f64() * 1e3);
+        assert_eq!(output.status.code(), Some(0), "{line}");
+        assert!(stdout(&output).contains("Usage:") && stderr(&output).is_empty(), "{line}");
+    }
+    let all = stdout(&xtrain(dir.path(), ""));
+    for command in ["train", "eval", "generate", "bench", "doctor", "quickstart"] {
+        assert!(all.contains(&format!("\n  {command} ")), "{all}");
+    }
+    let train = stdout(&xtrain(dir.path(), "train clm --help"));
+    for part in ["Optimizer:", "--learning_rate <X>", "[default: 5e-5]", "Checkpoints:", "Examples:"] {
+        assert!(train.contains(part), "{part} is missing in {train}");
+    }
+    assert!(!train.contains("--fp16"), "what is not built is not advertised");
+}
+
+#[test]
+fn version_is_the_packages() {
+    let output = xtrain(Path::new("."), "--version");
+    assert_eq!((output.status.code(), stdout(&output)), (Some(0), format!("xtrain {}\n", env!("CARGO_PKG_VERSION"))));
+}
+
+#[test]
+fn mistakes_end_in_one_message_and_exit_code_2() {
+    let dir = workplace();
+    std::fs::write(dir.path().join("typo.toml"), "seed = 1\nlearning_rte = 1e-4\n").unwrap();
+    std::fs::write(dir.path().join("typo.json"), "{\"seed\": 1,\n\"learning_rte\": 1e-4}").unwrap();
+    std::fs::write(dir.path().join("wrong.toml"), "learning_rate = \"fast\"\n").unwrap();
+    let cases: Vec<(String, &str)> = vec![
+        (
+            format!("{TRAIN} --learning_rte 1"),
+            "error: unknown flag --learning_rte for `xtrain train clm`\nhint: did you mean `--learning_rate`?\n",
+        ),
+        (
+            format!("{TRAIN} --learning-rte=1"),
+            "error: unknown flag --learning-rte for `xtrain train clm`\nhint: did you mean `--learning_rate`?\n",
+        ),
+        (
+            format!("{TRAIN} --xyzzy"),
+            "error: unknown flag --xyzzy for `xtrain train clm`\nhint: `xtrain train clm --help` lists what it takes\n",
+        ),
+        (format!("{TRAIN} --prompt x"), "hint: that one belongs to `xtrain generate`"),
+        (
+            format!("{TRAIN} --config typo.toml"),
+            "error: typo.toml:2: unknown key `learning_rte` for `xtrain train clm`\nhint: did you mean `learning_rate`?\n",
+        ),
+        (
+            format!("{TRAIN} --config typo.json"),
+            "error: typo.json:2: unknown key `learning_rte` for `xtrain train clm`\nhint: did you mean `learning_rate`?\n",
+        ),
+        (
+            format!("{TRAIN} --config wrong.toml"),
+            "error: wrong.toml:1: `learning_rate` must be a number that is 0 or more, found `fast`\n",
+        ),
+        (format!("{TRAIN} --config none.toml"), "error: none.toml: No such file"),
+        (
+            format!("{TRAIN} --per_device_train_batch_size 0"),
+            "error: command line: `per_device_train_batch_size` must be a whole number that is at least 1, found `0`\n",
+        ),
+        (
+            format!("{TRAIN} --gradient_checkpointing"),
+            "error: command line: `gradient_checkpointing` cannot be `true`: activation checkpointing is not built yet",
+        ),
+        (format!("{TRAIN} --seed"), "error: --seed needs a value: a whole number that is 0 or more\n"),
+        (format!("{TRAIN} --output_dir old"), "error: --output_dir: old is not empty\nhint: add --resume_from_checkpoint"),
+        (format!("{TRAIN} --validation_file none.txt"), "error: --validation_file: none.txt does not exist\n"),
+        (format!("{TRAIN} stray"), "unexpected word `stray`"),
+        ("train".into(), "error: `xtrain train` needs one of: clm\n"),
+        ("train mlm".into(), "error: unknown command `train mlm`\nhint: did you mean `xtrain train clm`?\n"),
+        ("trian clm".into(), "error: unknown command `trian`\nhint: did you mean `xtrain train`?\n"),
+        (
+            "--learning_rate 1 train clm".into(),
+            "error: --learning_rate stands before the command\nhint: write it after: `xtrain train clm --learning_rate ...`\n",
+        ),
+        ("--device tpu doctor".into(), "error: command line: `device` must be one of cpu, cuda, neuron, found `tpu`\n"),
+        ("--device".into(), "error: --device needs a value"),
+        ("--device cpu".into(), "error: `xtrain COMMAND` needs one of: train clm, eval clm"),
+        ("generate --model_name_or_path old".into(), "error: generate needs a text to continue\nhint: add --prompt TEXT\n"),
+        ("bench --steps 0 --model_type gpt2".into(), "`steps` must be a whole number that is at least 1"),
+    ];
+    for (line, message) in cases {
+        let output = xtrain(dir.path(), &line);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{line}: {text}");
+        assert!(text.contains(message), "{line}: {text}");
+        assert!(
+            text.starts_with("error: ") && text.matches("error: ").count() == 1 && text.lines().count() <= 2,
+            "{line}: {text}"
+        );
+        assert!(stdout(&output).is_empty(), "{line}");
+    }
+    assert!(!dir.path().join("out").exists() && !dir.path().join("cache").exists(), "a mistake leaves nothing behind");
+}
+
+#[test]
+fn settings_without_effect_are_noted() {
+    let dir = workplace();
+    // The tokenizer is no tokenizer, so the run fails; the note comes before it starts.
+    let output = xtrain(dir.path(), &format!("{TRAIN} --run_name x --report_to none"));
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(
+        stderr(&output)
+            .starts_with("note: command line: `run_name` changes nothing here: only reporting services show it\nerror: ")
+    );
+}
+
+#[test]
+fn an_argument_that_is_not_unicode_is_a_usage_error() {
+    use std::os::unix::ffi::OsStrExt;
+    let output = Command::new(env!("CARGO_BIN_EXE_xtrain"))
+        .args(["train", "clm", "--output_dir"])
+        .arg(std::ffi::OsStr::from_bytes(b"\xff\xfe"))
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(stderr(&output), "error: an argument is not valid UTF-8\nhint: `xtrain --help` shows how commands are written\n");
+}
