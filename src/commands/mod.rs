@@ -4,8 +4,10 @@
 mod bench;
 pub mod corpus;
 mod doctor;
+mod dry_run;
 mod eval;
 mod generate;
+mod model;
 mod quickstart;
 mod train;
 

@@ -2,7 +2,7 @@
 
 use super::model::{LoadedModel, device_batches, eval_batches, failed, open_device};
 use super::{Error, Outcome, dry_run};
-use crate::checkpoint::hf::{save_metrics, write_json};
+use crate::checkpoint::hf::{TRAINER_STATE_FILE, save_metrics, write_json};
 use crate::checkpoint::{Checkpoint, TrainingState, clean_output_dir, latest_checkpoint, load_checkpoint};
 use crate::config::TrainPlan;
 use crate::data::loader::LoadSpec;
@@ -12,7 +12,7 @@ use crate::report::progress::{Progress as Bar, Style};
 use crate::report::records::{Record, SummaryRecord};
 use crate::trainer::ahead::RunShapes;
 use crate::trainer::evaluate::evaluate;
-use crate::trainer::hooks::{Evaluator, Logger, RunLog, SavedModel, Saver, Sums};
+use crate::trainer::hooks::{Evaluator, Logger, RunLog, SavedModel, Saver, Sums, trainer_state};
 use crate::trainer::interrupt::Interrupt;
 use crate::trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
 use crate::trainer::session::Session;
@@ -206,7 +206,10 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared) -> Result<Outcome, Error> {
         settings,
         model: &saved_model,
         // Accumulated gradients are zero between steps.
-        optimizer_state: moments.filter(|_| settings.optimizer.kind == OptimizerKind::AdamW).filter(|n| n.starts_with("exp_avg")).collect(),
+        optimizer_state: moments
+            .filter(|_| settings.optimizer.kind == OptimizerKind::AdamW)
+            .filter(|n| n.starts_with("exp_avg"))
+            .collect(),
         state,
         flops_per_step: microbatch_flops * length.accumulation as f64,
         log: log.clone(),
@@ -214,7 +217,6 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared) -> Result<Outcome, Error> {
         interrupt: Some(interrupt.clone()),
         last_saved: last_saved.clone(),
     };
-    let final_state = |progress: &Progress| saver.trainer_state(progress);
     let cadence = (settings.logging, settings.logging_first_step);
     let logger = Logger::new(log.clone(), sums.clone(), cadence, microbatch_flops, Some(ceiling));
     let mut hooks: Vec<Box<dyn Hook + '_>> = vec![Box::new(logger)];
@@ -230,7 +232,6 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared) -> Result<Outcome, Error> {
             log: log.clone(),
         }));
     }
-    let _ = final_state;
     hooks.push(Box::new(saver));
 
     let spec = LoadSpec {
@@ -239,7 +240,8 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared) -> Result<Outcome, Error> {
         start: Position { epoch: start.next_epoch, batch: start.next_batch as usize },
         end_epoch: u64::MAX,
     };
-    let mut source = device_batches(&client, spec, plan.data.dataloader_num_workers).map_err(failed("starting the data workers"))?;
+    let mut source =
+        device_batches(&client, spec, plan.data.dataloader_num_workers).map_err(failed("starting the data workers"))?;
     let kept = {
         let last_saved = last_saved.clone();
         move || match &*last_saved.borrow() {
@@ -259,6 +261,86 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared) -> Result<Outcome, Error> {
         eprintln!("to go on, run the same command with --resume_from_checkpoint");
         return Ok(Outcome::Interrupted { signal });
     }
-    finish(plan, &saved_model, session, &log, &sums, Finished { progress, start, runtime, length, microbatch_flops })?;
+    let flops_per_step = microbatch_flops * length.accumulation as f64;
+    let finished = Finished { progress, steps: progress.step - start.step, runtime, flops_per_step };
+    finish(plan, &saved_model, session, &log, &sums.borrow(), finished)?;
     Ok(Outcome::Done)
+}
+
+/// Where training starts: at the beginning, or where a checkpoint left off.
+fn start_position(saved: Option<&TrainingState>, length: &RunLength) -> Progress {
+    let (step, next_epoch, next_batch) = saved.map_or((0, 0, 0), |s| (s.global_step, s.epoch, s.batch_in_epoch));
+    Progress {
+        step,
+        max_steps: length.max_steps,
+        epoch: next_epoch as f64 + next_batch as f64 / length.batches_per_epoch as f64,
+        next_epoch,
+        next_batch,
+        epoch_ended: false,
+    }
+}
+
+/// What a run that reached its end did.
+struct Finished {
+    progress: Progress,
+    /// Optimizer steps made in this process.
+    steps: u64,
+    /// Seconds.
+    runtime: f64,
+    flops_per_step: f64,
+}
+
+/// Writes the finished model and says how the run went.
+fn finish(
+    plan: &TrainPlan,
+    model: &SavedModel,
+    session: &Session,
+    log: &RefCell<RunLog>,
+    sums: &Sums,
+    run: Finished,
+) -> Result<(), Error> {
+    let settings = &plan.train;
+    let summary = Record::Summary(SummaryRecord {
+        runtime: run.runtime,
+        samples: run.steps * (settings.per_device_train_batch_size * settings.gradient_accumulation_steps) as u64,
+        steps: run.steps,
+        loss: if sums.total_steps > 0.0 { sums.total_loss / sums.total_steps } else { 0.0 },
+        total_flos: run.flops_per_step * run.progress.step as f64,
+        epoch: run.progress.epoch,
+        step: run.progress.step,
+    });
+    let mut log = log.borrow_mut();
+    log.bar().finish();
+    log.record(&summary).map_err(failed("logging"))?;
+    let dir = &settings.output_dir;
+    model.save(session, dir).map_err(failed("saving the model"))?;
+    let state = trainer_state(settings, &log, run.flops_per_step, &run.progress);
+    write_json(&dir.join(TRAINER_STATE_FILE), &state).map_err(failed("saving the trainer state"))?;
+    save_metrics(dir, "train", &summary.results()).map_err(failed("saving the results"))?;
+    println!("saved the model in {}", dir.display());
+    let stats = session.cache().stats();
+    let graphs: Vec<String> = session.cache().graphs().iter().map(|g| g.name.clone()).collect();
+    eprintln!(
+        "graphs: {} ({}); compiled {} in {:.1} s, {} runs without compiling",
+        graphs.len(),
+        graphs.join(", "),
+        stats.compiled,
+        stats.compile_time.as_secs_f64(),
+        stats.hits
+    );
+    Ok(())
+}
+
+/// Evaluates the weights on the device and writes the results.
+fn evaluate_at_end(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Error> {
+    let validation = prepared.validation.clone().expect("a run that evaluates has validation data");
+    let model = &*prepared.loaded.model;
+    let (size, workers) = (plan.train.per_device_eval_batch_size, plan.data.dataloader_num_workers);
+    let session = &mut prepared.session;
+    let mut batches =
+        eval_batches(session.client(), &validation, size, workers).map_err(failed("preparing the validation batches"))?;
+    let evaluation = evaluate(session, model, &model.parameters(), &mut *batches).map_err(failed("evaluating"))?;
+    let record = evaluation.record(None);
+    println!("{}", record.printed());
+    save_metrics(&plan.train.output_dir, "eval", &record.results()).map_err(failed("saving the results"))
 }
