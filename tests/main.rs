@@ -2,4 +2,6 @@
 
 mod cli;
 mod golden;
+mod layers;
 mod support;
+mod train;

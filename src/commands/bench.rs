@@ -2,25 +2,28 @@
 
 use super::model::{LoadedModel, failed, open_device};
 use super::{Error, Outcome};
-use crate::config::BenchPlan;
+use crate::config::{BenchPlan, ModelSource};
 use crate::report::memory::peak_rss;
 use crate::trainer::settings::{OptimizerKind, OptimizerSettings};
 use crate::trainer::step::{DeviceBatch, Phase, StepMetrics, Stepper, read_metrics};
 use crate::trainer::{ceiling, parameters};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
 use xtrain_graphs::{DType, Shape};
+
+/// The configuration's dropout rates.
+const DROPOUT_KEYS: [&str; 3] = ["embd_pdrop", "attn_pdrop", "resid_pdrop"];
 
 /// Different batches that the steps go round in.
 const BATCHES: usize = 4;
 
 pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     let began = Instant::now();
-    let loaded = LoadedModel::open(&plan.model, None)?;
+    let loaded = LoadedModel::open(&without_dropout(plan.model), None)?;
     let model = &*loaded.model;
     if plan.seq > model.max_positions() {
         return Err(Error::failed(format!("--seq {} is over the model's {} positions", plan.seq, model.max_positions())));
@@ -114,4 +117,12 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         }
     }
     Ok(Outcome::Done)
+}
+
+/// The peers are timed without dropout, so that is the default here; `--config_overrides resid_pdrop=0.1` brings it back.
+fn without_dropout(model: ModelSource) -> ModelSource {
+    let ModelSource::Scratch { model_type, config, overrides } = model else { return model };
+    let mut all: Vec<_> = DROPOUT_KEYS.iter().map(|key| (key.to_string(), Value::from(0.0))).collect();
+    all.extend(overrides);
+    ModelSource::Scratch { model_type, config, overrides: all }
 }

@@ -25,7 +25,7 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
     table.row(["block size".to_string(), format!("{} of {} positions", prepared.block_size, model.max_positions())]);
     let mut schedule = Schedule { kind: ScheduleKind::Constant, peak: 0.0, warmup: 0, total: 0 };
     if let Some(data) = &prepared.train {
-        let (_, length, laid_out) = layout(settings, data)?;
+        let (_, length, laid_out) = layout(plan, data)?;
         schedule = laid_out;
         let examples = settings.per_device_train_batch_size * settings.gradient_accumulation_steps;
         table.heading("training");

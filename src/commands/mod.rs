@@ -107,11 +107,6 @@ pub fn run(command: Command) -> Result<Outcome, Error> {
     }
 }
 
-/// The answer of a command whose work is not written yet.
-fn not_built(words: &str) -> Result<Outcome, Error> {
-    Err(Error::failed(format!("`xtrain {words}` is not built yet")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

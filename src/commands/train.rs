@@ -100,8 +100,9 @@ impl Prepared {
 }
 
 /// How the training rows become batches and steps.
-pub(super) fn layout(settings: &TrainSettings, data: &Dataset) -> Result<(BatchPlan, RunLength, Schedule), Error> {
-    let order = Order::Shuffled { seed: settings.seed };
+pub(super) fn layout(plan: &TrainPlan, data: &Dataset) -> Result<(BatchPlan, RunLength, Schedule), Error> {
+    let settings = &plan.train;
+    let order = Order::Shuffled { seed: plan.data.seed };
     let batches = BatchPlan::new(data.len(), settings.per_device_train_batch_size, settings.dataloader_drop_last, order)
         .map_err(failed("laying out batches"))?;
     let length = RunLength::new(
@@ -157,7 +158,7 @@ fn check_resume(saved: &Checkpoint, run: &TrainingState) -> Result<(), Error> {
 fn train(plan: &TrainPlan, prepared: &mut Prepared) -> Result<Outcome, Error> {
     let settings = &plan.train;
     let data = prepared.train.clone().expect("a run that trains has training data");
-    let (batches, length, schedule) = layout(settings, &data)?;
+    let (batches, length, schedule) = layout(plan, &data)?;
     let state = TrainingState {
         seed: settings.seed,
         total_steps: length.max_steps,
