@@ -1,3 +1,5 @@
-//! Integration tests: what a user sees. One binary, one module per area, so that linking stays short.
+//! Integration tests: what a user sees. One binary, one module for each area.
 
 mod cli;
+mod golden;
+mod support;

@@ -1,1 +1,19 @@
-//! See `src/lib.rs` for where this stands.
+//! Files that must survive: Hugging Face directories, exact training state, and the care that both are written with.
+//!
+//! Reading order: `atomic` (aside, synced, renamed), `weights` (safetensors), `hf` (the JSON files transformers writes), `state`
+//! (`checkpoint-N/`), `keep` (how many of them stay). Nothing here knows a model, a device or a tokenizer.
+
+pub mod atomic;
+mod error;
+pub mod hash;
+pub mod hf;
+pub mod keep;
+pub mod state;
+pub mod weights;
+
+pub use error::{Error, Mismatch, Result};
+pub use keep::prune;
+pub use state::{
+    Checkpoint, CheckpointParts, TrainingState, clean_output_dir, latest_checkpoint, load_checkpoint, save_checkpoint,
+};
+pub use weights::{TensorRef, TensorView, Weights, write_safetensors};

@@ -1,1 +1,35 @@
-//! See `src/lib.rs` for where this stands.
+//! Devices, through the PJRT C API: the only foreign-function code in xtrain.
+//!
+//! A [`Plugin`] is a shared library that drives one kind of device (ours for the CPU, jax's for CUDA, AWS's for Neuron). A
+//! [`Client`] is a plugin at work on this process's devices. It turns modules into [`Executable`]s and bytes into [`Buffer`]s;
+//! executing turns buffers into buffers. [`Library`] is our own `libxtrain_xla.so`, which holds XLA: the emitter from graphs to
+//! HLO, and the CPU plugin.
+//!
+//! Nothing here knows graphs, models or training. Reading order: `ffi` (the C structs and the table), `plugin` (open, call),
+//! `client`, `buffer`, `executable`. Every C handle is owned by one type that destroys it, and keeps the client alive meanwhile.
+
+mod buffer;
+mod client;
+mod device;
+mod error;
+mod event;
+mod executable;
+mod ffi;
+mod layout;
+mod library;
+mod options;
+mod plugin;
+mod signature;
+#[cfg(test)]
+mod tests;
+
+pub use buffer::{Buffer, HostBytes, PendingDownload};
+pub use client::Client;
+pub use device::{Device, DeviceMemory};
+pub use error::{Code, Error, Result};
+pub use event::Event;
+pub use executable::{CompiledMemory, Executable, Execution, RunOptions};
+pub use library::Library;
+pub use options::{CompileOptions, OptionValue, OverrideValue};
+pub use plugin::Plugin;
+pub use signature::Signature;

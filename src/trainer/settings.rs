@@ -1,6 +1,7 @@
 //! What the training loop needs to know, fully resolved: `config` makes these from what the user typed.
 
 use std::path::PathBuf;
+pub use xtrain_graphs::optim::ScheduleKind;
 
 /// When something periodic happens (TrainingArguments' `*_strategy` with `*_steps`).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,14 +17,6 @@ pub enum Cadence {
 pub enum OptimizerKind {
     AdamW,
     Sgd,
-}
-
-/// Learning-rate curves after the warm-up, as in transformers' `get_scheduler`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum ScheduleKind {
-    Linear,
-    Cosine,
-    Constant,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -1,7 +1,27 @@
-//! Lazy tensor traces, autodiff, optimizers and passes.
+//! Lazy tensor traces, autodiff, optimizers and passes. Nothing here opens a file, a client or a thread.
+//!
+//! Reading order: [`Shape`] and [`DType`], the operations ([`op`]), recording ([`Trace`], [`Tensor`]), `ops/` and `nn/` (the
+//! rules of each operation), [`backward`], [`optim`], [`Graph`] (what a trace becomes), [`passes`], then the emitter in
+//! `native/src/emit`, which lives in the one library that links XLA.
 
 mod dtype;
+mod error;
+mod grad;
+mod graph;
+mod nn;
+pub mod op;
+mod ops;
+pub mod optim;
+pub mod passes;
 mod shape;
+mod target;
+mod trace;
 
 pub use dtype::DType;
+pub use error::{Error, Result};
+pub use grad::backward;
+pub use graph::{FORMAT_VERSION, Fingerprint, Graph, GraphNode, InputRole, InputSpec, OutputSpec};
+pub use nn::dropout::Randomness;
 pub use shape::Shape;
+pub use target::Target;
+pub use trace::{NodeId, ScopeGuard, Tensor, Trace};

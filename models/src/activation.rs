@@ -1,0 +1,44 @@
+//! Activation functions by transformers' names (`ACT2FN`).
+
+use crate::config::Config;
+use crate::error::Result;
+use xtrain_graphs::Tensor;
+use xtrain_graphs::op::Gelu;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    Gelu(Gelu),
+    /// `x * sigmoid(1.702 x)`
+    QuickGelu,
+    Relu,
+    Silu,
+    Tanh,
+}
+
+/// Names that are understood, for the message about one that is not.
+const KNOWN: &str = "gelu, gelu_new, gelu_pytorch_tanh, gelu_fast, quick_gelu, relu, silu, swish, tanh";
+
+impl Activation {
+    /// Reads the activation that `key` names.
+    pub fn from_config(config: &Config, key: &str, default: &str) -> Result<Self> {
+        Ok(match config.text_or(key, default)?.as_str() {
+            "gelu" => Activation::Gelu(Gelu::Erf),
+            "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Activation::Gelu(Gelu::Tanh),
+            "quick_gelu" => Activation::QuickGelu,
+            "relu" => Activation::Relu,
+            "silu" | "swish" => Activation::Silu,
+            "tanh" => Activation::Tanh,
+            _ => return Err(config.unsupported(key, format!("not a known activation; known: {KNOWN}"))),
+        })
+    }
+
+    pub fn apply(self, x: &Tensor) -> xtrain_graphs::Result<Tensor> {
+        match self {
+            Activation::Gelu(kind) => x.gelu(kind),
+            Activation::QuickGelu => x.mul(&x.mul_scalar(1.702)?.logistic()?),
+            Activation::Relu => x.max_scalar(0.0),
+            Activation::Silu => x.mul(&x.logistic()?),
+            Activation::Tanh => x.tanh(),
+        }
+    }
+}

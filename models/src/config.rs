@@ -1,0 +1,125 @@
+//! A Hugging Face `config.json` with typed access. Keys that a model does not know are kept and written back unchanged.
+
+use crate::error::{Error, Result};
+use serde_json::{Map, Value};
+
+/// The keys of a `config.json` in their order, and where they came from (for messages).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    values: Map<String, Value>,
+    source: String,
+}
+
+impl Config {
+    /// `source` names the file or preset in messages.
+    pub fn new(values: Map<String, Value>, source: impl Into<String>) -> Self {
+        Config { values, source: source.into() }
+    }
+
+    pub fn values(&self) -> &Map<String, Value> {
+        &self.values
+    }
+
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    pub fn set(&mut self, key: &str, value: impl Into<Value>) {
+        self.values.insert(key.to_string(), value.into());
+    }
+
+    /// The value of a key that is present and not null.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.values.get(key).filter(|v| !v.is_null())
+    }
+
+    fn typed<T>(&self, key: &str, expected: &'static str, read: impl Fn(&Value) -> Option<T>) -> Result<Option<T>> {
+        let wrong = |v: &Value| Error::WrongType {
+            source_name: self.source.clone(),
+            key: key.to_string(),
+            expected,
+            found: v.to_string(),
+        };
+        self.get(key).map(|v| read(v).ok_or_else(|| wrong(v))).transpose()
+    }
+
+    fn required<T>(&self, key: &str, value: Option<T>) -> Result<T> {
+        value.ok_or_else(|| Error::MissingKey { source_name: self.source.clone(), key: key.to_string() })
+    }
+
+    pub fn optional_size(&self, key: &str) -> Result<Option<usize>> {
+        self.typed(key, "a positive integer", |v| v.as_u64().filter(|&n| n > 0).map(|n| n as usize))
+    }
+
+    /// A positive integer.
+    pub fn size(&self, key: &str) -> Result<usize> {
+        let value = self.optional_size(key)?;
+        self.required(key, value)
+    }
+
+    pub fn size_or(&self, key: &str, default: usize) -> Result<usize> {
+        Ok(self.optional_size(key)?.unwrap_or(default))
+    }
+
+    pub fn text(&self, key: &str) -> Result<String> {
+        let value = self.typed(key, "a string", |v| v.as_str().map(str::to_string))?;
+        self.required(key, value)
+    }
+
+    pub fn text_or(&self, key: &str, default: &str) -> Result<String> {
+        Ok(self.typed(key, "a string", |v| v.as_str().map(str::to_string))?.unwrap_or_else(|| default.to_string()))
+    }
+
+    pub fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
+        Ok(self.typed(key, "true or false", Value::as_bool)?.unwrap_or(default))
+    }
+
+    pub fn float_or(&self, key: &str, default: f64) -> Result<f64> {
+        Ok(self.typed(key, "a number", Value::as_f64)?.unwrap_or(default))
+    }
+
+    /// A number from 0 to 1, as dropout rates are.
+    pub fn rate_or(&self, key: &str, default: f64) -> Result<f64> {
+        let rate = self.float_or(key, default)?;
+        match (0.0..=1.0).contains(&rate) {
+            true => Ok(rate),
+            false => Err(self.unsupported(key, "a rate must be between 0 and 1")),
+        }
+    }
+
+    /// An error about the value of one key.
+    pub fn unsupported(&self, key: &str, reason: impl Into<String>) -> Error {
+        Error::Unsupported {
+            source_name: self.source.clone(),
+            key: key.to_string(),
+            found: self.values.get(key).map_or_else(|| "(default)".into(), Value::to_string),
+            reason: reason.into(),
+        }
+    }
+
+    /// Lays `config_overrides` over the configuration as run_clm does: only keys that exist, values of the type that is there.
+    pub fn apply_overrides(&mut self, overrides: &[(String, Value)]) -> Result<()> {
+        for (key, new) in overrides {
+            let fail = |reason: String| Error::Override { key: key.clone(), found: new.to_string(), reason };
+            let old = self.values.get(key).ok_or_else(|| fail(format!("{} has no such key", self.source)))?;
+            let new = match (old, new) {
+                // A key whose default is null takes any value.
+                (Value::Null, new) | (_, new @ Value::Null) => new.clone(),
+                (Value::Bool(_), Value::Bool(_)) | (Value::String(_), Value::String(_)) => new.clone(),
+                (Value::Bool(_), _) => return Err(fail("expected true or false".into())),
+                (Value::Number(old), Value::Number(n)) => match (old.is_f64(), n.as_f64()) {
+                    (true, Some(number)) => Value::from(number),
+                    _ if n.is_f64() => return Err(fail("expected an integer".into())),
+                    _ => new.clone(),
+                },
+                (Value::Number(_), _) => return Err(fail("expected a number".into())),
+                (Value::String(_), other) => Value::from(other.to_string()),
+                (Value::Array(_) | Value::Object(_), _) => {
+                    return Err(fail("a list or table cannot be overridden here".into()));
+                }
+            };
+            self.values.insert(key.clone(), new);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,21 @@
+//! What can be wrong with a model's configuration or weights.
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("model_type `{found}` is not one that xtrain trains; known: {known}")]
+    UnknownModelType { found: String, known: String },
+    #[error("{source_name}: `{key}` is missing")]
+    MissingKey { source_name: String, key: String },
+    #[error("{source_name}: `{key}` must be {expected}, got {found}")]
+    WrongType { source_name: String, key: String, expected: &'static str, found: String },
+    #[error("{source_name}: `{key}` = {found}: {reason}")]
+    Unsupported { source_name: String, key: String, found: String, reason: String },
+    #[error("config_overrides: {key}={found}: {reason}")]
+    Override { key: String, found: String, reason: String },
+    #[error("the model has no weight `{name}`")]
+    NoSuchWeight { name: String },
+    #[error(transparent)]
+    Graph(#[from] xtrain_graphs::Error),
+}
+
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,124 @@
+//! Every way that reading or writing a checkpoint can fail. A message always names the file, and says what to do where that is
+//! not obvious; tensors are named, not counted.
+
+use std::fmt::Write as _;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+use xtrain_graphs::Shape;
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[derive(Debug, Error)]
+pub enum Error {
+    #[error("cannot {doing} {}: {source}{}", path.display(), io_hint(source))]
+    Io { doing: &'static str, path: PathBuf, source: io::Error },
+
+    #[error("{}:{line}:{column}: not valid JSON: {message}", path.display())]
+    Json { path: PathBuf, line: usize, column: usize, message: String },
+
+    #[error("{}: {reason}", path.display())]
+    BadContent { path: PathBuf, reason: String },
+
+    #[error("no model.safetensors in {}{hint}", dir.display())]
+    NoWeights { dir: PathBuf, hint: String },
+
+    #[error("{} is cut short: its header promises {expected} bytes, the file has {found}; copy or save it again", path.display())]
+    Truncated { path: PathBuf, expected: u64, found: u64 },
+
+    #[error("{} is not a safetensors file: {reason}", path.display())]
+    NotSafetensors { path: PathBuf, reason: String },
+
+    #[error("{}: tensor {tensor} has element type {dtype}, which xtrain does not read", path.display())]
+    UnsupportedDtype { path: PathBuf, tensor: String, dtype: String },
+
+    #[error("{}: there is no tensor {tensor}", path.display())]
+    NoTensor { path: PathBuf, tensor: String },
+
+    #[error("{}: tensor {tensor} is {found} and cannot be read as {wanted}", path.display())]
+    NotConvertible { path: PathBuf, tensor: String, found: Shape, wanted: Shape },
+
+    #[error("{0}")]
+    Mismatch(Box<Mismatch>),
+
+    #[error("checkpoint file {} is damaged: {reason}; resume from another one with --resume_from_checkpoint PATH", path.display())]
+    Damaged { path: PathBuf, reason: String },
+
+    #[error(
+        "{} holds no training state (no training_state.json), so it cannot be resumed; to start from its weights, give it as --model_name_or_path",
+        dir.display()
+    )]
+    NotACheckpoint { dir: PathBuf },
+
+    #[error("{}: written in checkpoint format {found}, this xtrain reads {supported}; use the version that wrote it", path.display())]
+    Version { path: PathBuf, found: u64, supported: u64 },
+}
+
+impl Error {
+    /// For `map_err`: what was being done (an infinitive: "read", "rename"), and to what.
+    pub fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
+        let path = path.to_path_buf();
+        move |source| Error::Io { doing, path, source }
+    }
+
+    /// Whether the disk or a quota was full.
+    pub fn is_disk_full(&self) -> bool {
+        matches!(self, Error::Io { source, .. } if full(source))
+    }
+}
+
+fn full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge)
+}
+
+fn io_hint(error: &io::Error) -> &'static str {
+    if full(error) { " (what was there before is untouched; free some space or choose another --output_dir)" } else { "" }
+}
+
+/// How a file's tensors differ from what a model wants.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mismatch {
+    pub path: PathBuf,
+    /// Wanted, not in the file.
+    pub missing: Vec<String>,
+    /// In the file, not wanted.
+    pub unexpected: Vec<String>,
+    /// Name, wanted, found.
+    pub misshaped: Vec<(String, Shape, Shape)>,
+}
+
+impl Mismatch {
+    pub fn is_empty(&self) -> bool {
+        self.missing.is_empty() && self.unexpected.is_empty() && self.misshaped.is_empty()
+    }
+}
+
+/// Names listed per kind before "and N more": enough for any one layer, short enough for a terminal.
+const LISTED: usize = 16;
+
+fn list(f: &mut std::fmt::Formatter<'_>, title: &str, items: impl ExactSizeIterator<Item = String>) -> std::fmt::Result {
+    let count = items.len();
+    if count == 0 {
+        return Ok(());
+    }
+    let mut text = String::new();
+    for item in items.take(LISTED) {
+        write!(text, "\n    {item}")?;
+    }
+    if count > LISTED {
+        write!(text, "\n    and {} more", count - LISTED)?;
+    }
+    write!(f, "\n  {title} ({count}):{text}")
+}
+
+impl std::fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} does not fit the model that config.json describes:", self.path.display())?;
+        list(f, "missing", self.missing.iter().cloned())?;
+        list(f, "unexpected", self.unexpected.iter().cloned())?;
+        let shaped =
+            |(name, wanted, found): &(String, Shape, Shape)| format!("{name}: the model wants {wanted}, the file has {found}");
+        list(f, "mis-shaped", self.misshaped.iter().map(shaped))
+    }
+}

@@ -1,0 +1,245 @@
+//! The JSON files of a Hugging Face directory, laid out as transformers writes them, and the directory as `save_pretrained`
+//! leaves it. Objects keep the order of their keys, so a `config.json` that comes in goes out as it was.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::ser::{PrettyFormatter, Serializer};
+use serde_json::{Map, Value};
+
+use super::atomic;
+use super::error::{Error, Result};
+use super::weights::{TensorRef, WEIGHTS_FILE, write_safetensors};
+
+pub const CONFIG_FILE: &str = "config.json";
+pub const GENERATION_CONFIG_FILE: &str = "generation_config.json";
+pub const TRAINER_STATE_FILE: &str = "trainer_state.json";
+
+/// Reads a JSON file into a type; an error says file, line and column.
+pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
+    let text = fs::read(path).map_err(Error::io("read", path))?;
+    serde_json::from_slice(&text).map_err(|error| Error::Json {
+        path: path.to_path_buf(),
+        line: error.line(),
+        column: error.column(),
+        // serde_json repeats the position at the end of its message.
+        message: error.to_string().split(" at line ").next().unwrap_or_default().to_string(),
+    })
+}
+
+/// Reads a JSON file that must hold an object, keys in file order.
+pub fn read_object(path: &Path) -> Result<Map<String, Value>> {
+    match read_json::<Value>(path)? {
+        Value::Object(map) => Ok(map),
+        _ => Err(Error::BadContent { path: path.to_path_buf(), reason: "expected a JSON object ({...})".to_string() }),
+    }
+}
+
+/// JSON text with the given indentation and a final newline, as Python's `json.dump(..., indent=n)` lays it out.
+pub fn to_json_text(value: &impl Serialize, indent: usize) -> Vec<u8> {
+    let mut out = Vec::new();
+    let spaces = vec![b' '; indent];
+    let mut serializer = Serializer::with_formatter(&mut out, PrettyFormatter::with_indent(&spaces));
+    value.serialize(&mut serializer).expect("JSON values and plain structs always serialize into memory");
+    out.push(b'\n');
+    out
+}
+
+/// Writes a JSON file as a whole, two spaces deep, as transformers does.
+pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    atomic::write_bytes(path, &to_json_text(value, 2))
+}
+
+/// A copy whose keys are sorted, at every depth.
+fn sorted(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let mut entries: Vec<_> = map.iter().map(|(key, value)| (key.clone(), sorted(value))).collect();
+            entries.sort_by(|a, b| a.0.cmp(&b.0));
+            Value::Object(entries.into_iter().collect())
+        }
+        Value::Array(values) => Value::Array(values.iter().map(sorted).collect()),
+        other => other.clone(),
+    }
+}
+
+/// `SPLIT_results.json` with the metrics, and the same merged into `all_results.json`, as `Trainer.save_metrics` does.
+pub fn save_metrics(dir: &Path, split: &str, metrics: &Map<String, Value>) -> Result<()> {
+    let write = |name: &str, metrics: &Map<String, Value>| {
+        atomic::write_bytes(&dir.join(name), &to_json_text(&sorted(&Value::Object(metrics.clone())), 4))
+    };
+    write(&format!("{split}_results.json"), metrics)?;
+    let all = dir.join("all_results.json");
+    let mut merged = if all.exists() { read_object(&all)? } else { Map::new() };
+    merged.extend(metrics.iter().map(|(key, value)| (key.clone(), value.clone())));
+    write("all_results.json", &merged)
+}
+
+/// `trainer_state.json`, field by field as transformers writes it (keys sorted, so the fields here are too).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TrainerState {
+    pub best_global_step: Option<u64>,
+    pub best_metric: Option<f64>,
+    pub best_model_checkpoint: Option<String>,
+    pub epoch: f64,
+    pub eval_steps: f64,
+    pub global_step: u64,
+    pub is_hyper_param_search: bool,
+    pub is_local_process_zero: bool,
+    pub is_world_process_zero: bool,
+    pub log_history: Vec<Map<String, Value>>,
+    pub logging_steps: f64,
+    pub max_steps: u64,
+    pub num_input_tokens_seen: u64,
+    /// A whole number there, rounded up when the run was asked for a fraction.
+    pub num_train_epochs: u64,
+    pub save_steps: f64,
+    pub stateful_callbacks: Map<String, Value>,
+    pub total_flos: f64,
+    pub train_batch_size: Option<u64>,
+    pub trial_name: Option<String>,
+    pub trial_params: Option<Value>,
+}
+
+impl Default for TrainerState {
+    fn default() -> Self {
+        TrainerState {
+            best_global_step: None,
+            best_metric: None,
+            best_model_checkpoint: None,
+            epoch: 0.0,
+            eval_steps: 500.0,
+            global_step: 0,
+            is_hyper_param_search: false,
+            is_local_process_zero: true,
+            is_world_process_zero: true,
+            log_history: Vec::new(),
+            logging_steps: 500.0,
+            max_steps: 0,
+            num_input_tokens_seen: 0,
+            num_train_epochs: 0,
+            save_steps: 500.0,
+            stateful_callbacks: Map::new(),
+            total_flos: 0.0,
+            train_batch_size: None,
+            trial_name: None,
+            trial_params: None,
+        }
+    }
+}
+
+/// What `save_pretrained` writes for a model and its tokenizer.
+#[derive(Clone, Debug)]
+pub struct Pretrained<'a> {
+    pub config: &'a Map<String, Value>,
+    pub generation_config: Option<&'a Map<String, Value>>,
+    pub weights: &'a [TensorRef<'a>],
+    /// Name and content of files that go along as they are: the tokenizer's.
+    pub files: &'a [(String, Vec<u8>)],
+}
+
+/// Writes the model into `dir`, each file as a whole. The weights come first: they are what can run out of disk, and a
+/// directory with an old config beside new weights is only ever the same model.
+pub fn save_pretrained(dir: &Path, model: &Pretrained<'_>) -> Result<()> {
+    fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+    atomic::write_file(&dir.join(WEIGHTS_FILE), |out| write_safetensors(out, model.weights))?;
+    for (name, bytes) in small_files(model) {
+        atomic::write_file(&dir.join(name), |out| out.write_all(&bytes))?;
+    }
+    Ok(())
+}
+
+/// Everything but the weights.
+pub(super) fn small_files<'a>(model: &Pretrained<'a>) -> Vec<(&'a str, std::borrow::Cow<'a, [u8]>)> {
+    let mut files = vec![(CONFIG_FILE, to_json_text(model.config, 2).into())];
+    files.extend(model.generation_config.map(|config| (GENERATION_CONFIG_FILE, to_json_text(config, 2).into())));
+    files.extend(model.files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice().into())));
+    files
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn object(value: Value) -> Map<String, Value> {
+        value.as_object().unwrap().clone()
+    }
+
+    #[test]
+    fn bad_json_is_located() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(CONFIG_FILE);
+        fs::write(&path, "{\n  \"n_layer\": 2,\n  \"n_head\": }\n").unwrap();
+        let error = read_object(&path).unwrap_err().to_string();
+        assert!(error.contains("config.json:3:13: not valid JSON: expected value"), "{error}");
+        fs::write(&path, "[1]").unwrap();
+        assert!(read_object(&path).unwrap_err().to_string().contains("expected a JSON object"));
+        fs::write(&path, "").unwrap();
+        assert!(read_object(&path).unwrap_err().to_string().contains("config.json:1:0"));
+        assert!(read_object(&dir.path().join("none.json")).unwrap_err().to_string().contains("none.json"));
+    }
+
+    #[test]
+    fn configs_go_out_as_they_came_in() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(CONFIG_FILE);
+        let text = "{\n  \"vocab_size\": 50257,\n  \"architectures\": [\n    \"GPT2LMHeadModel\"\n  ],\n  \"a\": 1e-5,\n  \"z\": 0.1\n}\n";
+        fs::write(&path, text).unwrap();
+        let map = read_object(&path).unwrap();
+        write_json(&path, &map).unwrap();
+        assert_eq!(read_object(&path).unwrap(), map);
+        assert_eq!(map.keys().collect::<Vec<_>>(), ["vocab_size", "architectures", "a", "z"]);
+        assert!(
+            fs::read_to_string(&path).unwrap().starts_with("{\n  \"vocab_size\": 50257,\n  \"architectures\": [\n    \"GPT2")
+        );
+    }
+
+    #[test]
+    fn metrics_accumulate_in_all_results() {
+        let dir = tempfile::tempdir().unwrap();
+        save_metrics(dir.path(), "train", &object(json!({"train_loss": 3.5, "epoch": 1.0}))).unwrap();
+        save_metrics(dir.path(), "eval", &object(json!({"perplexity": 20.0, "epoch": 2.0}))).unwrap();
+        let all = fs::read_to_string(dir.path().join("all_results.json")).unwrap();
+        assert_eq!(all, "{\n    \"epoch\": 2.0,\n    \"perplexity\": 20.0,\n    \"train_loss\": 3.5\n}\n");
+        assert!(dir.path().join("train_results.json").exists() && dir.path().join("eval_results.json").exists());
+    }
+
+    #[test]
+    fn trainer_state_has_transformers_keys_in_order_and_survives_exactly() {
+        let state = TrainerState {
+            epoch: 0.1 + 0.2,
+            global_step: 7,
+            log_history: vec![object(
+                json!({"loss": 3.2100000000000004, "learning_rate": 4.9999999999999996e-05, "epoch": 0.5, "step": 7}),
+            )],
+            ..TrainerState::default()
+        };
+        let text = to_json_text(&state, 2);
+        let value: Value = serde_json::from_slice(&text).unwrap();
+        let keys: Vec<_> = value.as_object().unwrap().keys().cloned().collect();
+        let mut in_order = keys.clone();
+        in_order.sort();
+        assert_eq!(keys, in_order);
+        assert_eq!(keys.len(), 20);
+        let again: TrainerState = serde_json::from_slice(&text).unwrap();
+        assert_eq!(again, state);
+        assert_eq!(to_json_text(&again, 2), text);
+    }
+
+    #[test]
+    fn floats_survive_json_bit_for_bit() {
+        use rand_chacha::rand_core::{Rng, SeedableRng};
+        let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(3);
+        for _ in 0..100_000 {
+            let value = f64::from_bits(rng.next_u64());
+            if value.is_finite() {
+                let again: f64 = serde_json::from_str(&serde_json::to_string(&value).unwrap()).unwrap();
+                assert_eq!(again.to_bits(), value.to_bits(), "{value:e}: serde_json needs its float_roundtrip feature");
+            }
+        }
+    }
+}

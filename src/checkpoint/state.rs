@@ -1,0 +1,227 @@
+//! `checkpoint-N/`: a Hugging Face directory plus all that is needed to go on as if training had never stopped.
+//!
+//! Beside the files that `save_pretrained` writes there are `trainer_state.json` (transformers' own format),
+//! `optimizer.safetensors` (moments by parameter name, and any other device state by the name its owner chose) and
+//! `training_state.json` (position, totals, and length and digest of every other file). The directory gets its name only when
+//! all of it is on disk, so one that has a `training_state.json` is complete; the digests catch what happens to it later.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::atomic::{self, DirWriter};
+use super::error::{Error, Result};
+use super::hash::{self, HashingWriter};
+use super::hf::{self, Pretrained, TRAINER_STATE_FILE, TrainerState};
+use super::weights::{TensorRef, WEIGHTS_FILE, Weights, write_safetensors};
+
+pub const TRAINING_STATE_FILE: &str = "training_state.json";
+pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
+const FORMAT_VERSION: u64 = 1;
+
+/// Name of an Adam first moment in `optimizer.safetensors`.
+pub fn exp_avg(parameter: &str) -> String {
+    format!("exp_avg.{parameter}")
+}
+
+/// Name of an Adam second moment in `optimizer.safetensors`.
+pub fn exp_avg_sq(parameter: &str) -> String {
+    format!("exp_avg_sq.{parameter}")
+}
+
+/// Where training stands, in numbers. Floats survive bit for bit.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TrainingState {
+    /// Optimizer steps done.
+    pub global_step: u64,
+    /// Epoch of the next batch, from 0.
+    pub epoch: u64,
+    /// The next batch's place within its epoch, from 0.
+    pub batch_in_epoch: u64,
+    /// Key of shuffling, dropout and initialization.
+    pub seed: u64,
+    /// What the learning-rate curve was laid out for; resuming with other totals would bend it.
+    pub total_steps: u64,
+    pub warmup_steps: u64,
+    /// The batch arithmetic under which `batch_in_epoch` counts.
+    pub batches_per_epoch: u64,
+    pub batch_size: u64,
+    pub gradient_accumulation_steps: u64,
+    /// Which tokenized rows those batches are cut from.
+    pub data_fingerprint: String,
+    /// Running sums (loss since the last log record, tokens seen, ...) by name; all finite.
+    pub accumulators: BTreeMap<String, f64>,
+    /// Whatever else the training loop wants back.
+    pub extra: Map<String, Value>,
+}
+
+/// `training_state.json`.
+#[derive(Serialize, Deserialize)]
+struct StateFile {
+    format_version: u64,
+    state: TrainingState,
+    files: BTreeMap<String, FileRecord>,
+    /// Over `state` and `files`, so that a damaged number in here is noticed too.
+    digest: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct FileRecord {
+    bytes: u64,
+    sha256: String,
+}
+
+impl StateFile {
+    fn digest(state: &TrainingState, files: &BTreeMap<String, FileRecord>) -> String {
+        hash::sha256(&hf::to_json_text(&(state, files), 0))
+    }
+}
+
+/// Everything that goes into a checkpoint; tensors and files are borrowed.
+#[derive(Clone, Debug)]
+pub struct CheckpointParts<'a> {
+    pub model: Pretrained<'a>,
+    /// Moments ([`exp_avg`], [`exp_avg_sq`]) and other device state: RNG, loss scale.
+    pub optimizer: &'a [TensorRef<'a>],
+    pub trainer_state: &'a TrainerState,
+    pub state: &'a TrainingState,
+}
+
+/// A checkpoint read back, every file checked against its digest.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    pub dir: PathBuf,
+    pub state: TrainingState,
+    pub trainer_state: TrainerState,
+    pub config: Map<String, Value>,
+    pub weights: Weights,
+    pub optimizer: Weights,
+}
+
+pub fn checkpoint_dir(output_dir: &Path, step: u64) -> PathBuf {
+    output_dir.join(format!("checkpoint-{step}"))
+}
+
+/// Writes `output_dir/checkpoint-N`, N being the global step. On any error, disk full included, what was there before stays and
+/// the partial directory goes.
+pub fn save_checkpoint(output_dir: &Path, parts: &CheckpointParts<'_>) -> Result<PathBuf> {
+    let target = checkpoint_dir(output_dir, parts.state.global_step);
+    if let Some((name, value)) = parts.state.accumulators.iter().find(|(_, value)| !value.is_finite()) {
+        let reason = format!("accumulator {name} is {value}; a state that is not finite is not worth resuming from");
+        return Err(Error::BadContent { path: target, reason });
+    }
+    // A killed writer's remains may be what fills the disk.
+    atomic::clean_leftovers(output_dir)?;
+    let dir = DirWriter::begin(&target)?;
+    let mut files = BTreeMap::new();
+    let mut write = |name: &str, fill: &dyn Fn(&mut Sink<'_>) -> io::Result<()>| -> Result<()> {
+        let record = write_hashed(&dir.path().join(name), fill).map_err(dir.io("write", name))?;
+        files.insert(name.to_string(), record);
+        Ok(())
+    };
+    write(WEIGHTS_FILE, &|out| write_safetensors(out, parts.model.weights))?;
+    write(OPTIMIZER_FILE, &|out| write_safetensors(out, parts.optimizer))?;
+    for (name, bytes) in hf::small_files(&parts.model) {
+        write(name, &|out| out.write_all(&bytes))?;
+    }
+    write(TRAINER_STATE_FILE, &|out| out.write_all(&hf::to_json_text(parts.trainer_state, 2)))?;
+    let digest = StateFile::digest(parts.state, &files);
+    let state = StateFile { format_version: FORMAT_VERSION, state: parts.state.clone(), files, digest };
+    let text = hf::to_json_text(&state, 2);
+    fs::write(dir.path().join(TRAINING_STATE_FILE), text).map_err(dir.io("write", TRAINING_STATE_FILE))?;
+    dir.commit()?;
+    Ok(target)
+}
+
+type Sink<'a> = HashingWriter<BufWriter<&'a File>>;
+
+fn write_hashed(path: &Path, fill: &dyn Fn(&mut Sink<'_>) -> io::Result<()>) -> io::Result<FileRecord> {
+    let file = File::create_new(path)?;
+    let mut out = HashingWriter::new(BufWriter::with_capacity(1 << 20, &file));
+    fill(&mut out)?;
+    let (mut writer, bytes, digest) = out.finish();
+    writer.flush()?;
+    Ok(FileRecord { bytes, sha256: hash::hex(&digest) })
+}
+
+/// Opens a checkpoint, checking every file's length and digest first. Any difference is an error that names the file.
+pub fn load_checkpoint(dir: &Path) -> Result<Checkpoint> {
+    let path = dir.join(TRAINING_STATE_FILE);
+    if !path.exists() {
+        return match dir.exists() {
+            true => Err(Error::NotACheckpoint { dir: dir.to_path_buf() }),
+            false => Err(Error::io("read", dir)(io::ErrorKind::NotFound.into())),
+        };
+    }
+    let damaged = |path: &Path, reason: String| Error::Damaged { path: path.to_path_buf(), reason };
+    // The version is read by itself, since another version's state need not parse as ours.
+    let value: Value = hf::read_json(&path).map_err(|error| damaged(&path, error.to_string()))?;
+    match value["format_version"].as_u64() {
+        Some(FORMAT_VERSION) => {}
+        Some(found) => return Err(Error::Version { path, found, supported: FORMAT_VERSION }),
+        None => return Err(damaged(&path, "no format_version".to_string())),
+    }
+    let file: StateFile = serde_json::from_value(value).map_err(|error| damaged(&path, error.to_string()))?;
+    if StateFile::digest(&file.state, &file.files) != file.digest {
+        return Err(damaged(&path, "its content does not match its digest".to_string()));
+    }
+    for (name, record) in &file.files {
+        let path = dir.join(name);
+        let found = hash::sha256_file(&path).map_err(|error| damaged(&path, error.to_string()))?;
+        if found.0 != record.bytes {
+            return Err(damaged(&path, format!("it has {} bytes, {} were written", found.0, record.bytes)));
+        }
+        if found.1 != record.sha256 {
+            return Err(damaged(&path, "its content is not what was written (SHA-256 differs)".to_string()));
+        }
+    }
+    Ok(Checkpoint {
+        dir: dir.to_path_buf(),
+        state: file.state,
+        trainer_state: hf::read_json(&dir.join(TRAINER_STATE_FILE))?,
+        config: hf::read_object(&dir.join(hf::CONFIG_FILE))?,
+        weights: Weights::open(dir)?,
+        optimizer: Weights::open(&dir.join(OPTIMIZER_FILE))?,
+    })
+}
+
+/// `checkpoint-N` directories in `output_dir`, complete ones only, by rising N. A missing `output_dir` has none.
+pub fn list_checkpoints(output_dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let entries = match fs::read_dir(output_dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(Error::io("read", output_dir)(error)),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(Error::io("read", output_dir))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let step = name.strip_prefix("checkpoint-").and_then(|step| step.parse::<u64>().ok());
+        if let Some(step) = step
+            && path.join(TRAINING_STATE_FILE).is_file()
+        {
+            found.push((step, path));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// The newest complete checkpoint, by step. Being complete is not being undamaged: [`load_checkpoint`] checks that, and a
+/// damaged newest checkpoint is an error to be told, not a reason to quietly take an older one.
+pub fn latest_checkpoint(output_dir: &Path) -> Result<Option<PathBuf>> {
+    Ok(list_checkpoints(output_dir)?.pop().map(|(_, path)| path))
+}
+
+/// Repairs what a killed run left in an output directory. Call it before [`latest_checkpoint`] when starting to train.
+pub fn clean_output_dir(output_dir: &Path) -> Result<Vec<PathBuf>> {
+    atomic::clean_leftovers(output_dir)
+}
+
+#[cfg(test)]
+#[path = "state_tests.rs"]
+mod tests;

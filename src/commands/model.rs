@@ -1,0 +1,171 @@
+//! What several commands start with: the device, the model that was asked for, its weights, batches on the device.
+
+use super::Error;
+use crate::checkpoint::{Weights, hf};
+use crate::config::{ConfigSource, Device, ModelSource};
+use crate::data::batch::Batch;
+use crate::data::dataset::Dataset;
+use crate::data::loader::{LoadSpec, Loader};
+use crate::data::sampler::{BatchPlan, Order};
+use crate::data::tokenizer::Tokenizer;
+use crate::runtime::Client;
+use crate::trainer::error_in_batch;
+use crate::trainer::session::Session;
+use crate::trainer::step::DeviceBatch;
+use crate::trainer::{self, device, parameters};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+use std::sync::Arc;
+use xtrain_graphs::{DType, Shape};
+use xtrain_models::{Config, Model};
+
+/// Opens the device that was asked for.
+pub fn open_device(device: Device) -> Result<Session, Error> {
+    match device {
+        Device::Cpu => device::open_cpu(1).map_err(failed("opening the CPU device")),
+        Device::Cuda | Device::Neuron => {
+            Err(Error::failed(format!("--device {device} is not built yet")).with_hint("use --device cpu"))
+        }
+    }
+}
+
+/// A model and, if it does not start from scratch, its weights.
+pub struct LoadedModel {
+    pub model: Box<dyn Model>,
+    pub weights: Option<Weights>,
+    /// `generation_config.json` of a directory that has one.
+    generation_config: Option<Map<String, Value>>,
+}
+
+impl LoadedModel {
+    /// Builds the model that a plan names. A vocabulary that nobody chose follows the tokenizer, when there is one.
+    pub fn open(source: &ModelSource, tokenizer: Option<&Tokenizer>) -> Result<Self, Error> {
+        match source {
+            ModelSource::Pretrained { directory } => Self::pretrained(directory),
+            ModelSource::Scratch { model_type, config, overrides } => {
+                Self::scratch(model_type.as_deref(), config, overrides, tokenizer)
+            }
+        }
+    }
+
+    pub fn pretrained(directory: &Path) -> Result<Self, Error> {
+        let file = directory.join(hf::CONFIG_FILE);
+        let read = |file: &Path| hf::read_object(file).map_err(failed("reading the model's configuration"));
+        let config = Config::new(read(&file)?, file.display().to_string());
+        let model = xtrain_models::build(config).map_err(failed("building the model"))?;
+        let weights = Weights::open(directory).map_err(failed("opening the model's weights"))?;
+        let generation = directory.join(hf::GENERATION_CONFIG_FILE);
+        let generation_config = generation.exists().then(|| read(&generation)).transpose()?;
+        Ok(LoadedModel { model, weights: Some(weights), generation_config })
+    }
+
+    fn scratch(
+        model_type: Option<&str>,
+        source: &ConfigSource,
+        overrides: &[(String, Value)],
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<Self, Error> {
+        let mut config = match source {
+            ConfigSource::Preset(name) => xtrain_models::preset(name)
+                .ok_or_else(|| Error::failed(format!("there is no preset {name}")))?,
+            ConfigSource::File(file) => {
+                let values = hf::read_object(file).map_err(failed("reading --config_name"))?;
+                Config::new(values, file.display().to_string())
+            }
+        };
+        if let Some(model_type) = model_type {
+            let found = config.text("model_type").map_err(failed("reading the configuration"))?;
+            if found != model_type {
+                return Err(Error::failed(format!("--model_type is {model_type}, but {} says {found}", config.source())));
+            }
+        }
+        config.apply_overrides(overrides).map_err(failed("reading --config_overrides"))?;
+        if let (Some(tokenizer), ConfigSource::Preset(_)) = (tokenizer, source) {
+            fit_to_tokenizer(&mut config, overrides, tokenizer);
+        }
+        let model = xtrain_models::build(config).map_err(failed("building the model"))?;
+        Ok(LoadedModel { model, weights: None, generation_config: None })
+    }
+
+    /// Puts the weights on the device: the directory's, or new ones from the seed.
+    pub fn place(&self, session: &mut Session, seed: u64) -> Result<(), Error> {
+        let specs = self.model.parameters();
+        match &self.weights {
+            Some(weights) => parameters::load(session, &*self.model, &specs, weights).map_err(failed("loading the weights")),
+            None => parameters::initialize(session, &specs, seed).map_err(failed("initializing the weights")),
+        }
+    }
+
+    /// `generation_config.json` to save: the one that came with the model, or what follows from its configuration.
+    pub fn generation_config(&self) -> Map<String, Value> {
+        if let Some(given) = &self.generation_config {
+            return given.clone();
+        }
+        let mut generation = Map::new();
+        generation.insert("_from_model_config".into(), json!(true));
+        for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {
+            if let Some(value) = self.model.config().get(key) {
+                generation.insert(key.into(), value.clone());
+            }
+        }
+        generation
+    }
+}
+
+/// A preset's vocabulary belongs to the released tokenizer; with another one, what nobody chose follows that.
+fn fit_to_tokenizer(config: &mut Config, overrides: &[(String, Value)], tokenizer: &Tokenizer) {
+    let chosen = |key: &str| overrides.iter().any(|(name, _)| name == key);
+    if chosen("vocab_size") {
+        return;
+    }
+    config.set("vocab_size", tokenizer.id_bound());
+    for (key, id) in [("bos_token_id", tokenizer.bos_id()), ("eos_token_id", tokenizer.eos_id())] {
+        if let (Some(id), false) = (id, chosen(key)) {
+            config.set(key, id);
+        }
+    }
+}
+
+/// Turns a lower layer's error into this layer's, under one phrase of context.
+pub fn failed<E: std::error::Error + Send + Sync + 'static>(doing: &'static str) -> impl Fn(E) -> Error {
+    move |error| Error::because(doing, error)
+}
+
+/// Uploads a host batch; runs in the loader's threads, ahead of the step.
+fn upload(client: &Client, batch: Batch) -> trainer::Result<DeviceBatch> {
+    let put = |array: &ndarray::Array2<i32>| -> trainer::Result<Arc<crate::runtime::Buffer>> {
+        let values = array.as_slice().expect("batches are contiguous");
+        let shape = Shape::new(DType::S32, array.shape().to_vec());
+        Ok(Arc::new(client.upload(bytemuck::cast_slice(values), &shape, 0)?))
+    };
+    Ok(DeviceBatch {
+        input_ids: put(&batch.input_ids)?,
+        labels: put(&batch.labels)?,
+        attention_mask: None,
+        examples: batch.examples,
+        epoch: batch.epoch,
+        batch_in_epoch: batch.index_in_epoch as u64,
+    })
+}
+
+/// Batches on the device, prepared by `workers` threads ahead of the step.
+pub fn device_batches(
+    client: &Client,
+    spec: LoadSpec,
+    workers: usize,
+) -> trainer::Result<impl Iterator<Item = trainer::Result<DeviceBatch>> + use<>> {
+    let client = client.clone();
+    let loader = Loader::new(spec, workers, move |batch| upload(&client, batch)).map_err(error_in_batch)?;
+    Ok(loader.map(|item| item.map_err(error_in_batch)))
+}
+
+/// One pass over a set, in order, the last batch padded.
+pub fn eval_batches(
+    client: &Client,
+    dataset: &Dataset,
+    batch_size: usize,
+    workers: usize,
+) -> trainer::Result<Box<dyn Iterator<Item = trainer::Result<DeviceBatch>>>> {
+    let plan = BatchPlan::new(dataset.len(), batch_size, false, Order::Sequential).map_err(error_in_batch)?;
+    Ok(Box::new(device_batches(client, LoadSpec::one_pass(dataset.clone(), plan), workers)?))
+}

@@ -1,0 +1,185 @@
+//! The pipeline against run_clm's golden rows, its cache, and what is said when there is not enough text.
+
+use super::*;
+use crate::data::tokenizer::train_byte_bpe;
+use std::fs;
+
+fn settings(dir: &Path, train: &[&Path]) -> ClmDataSettings {
+    ClmDataSettings {
+        train_files: train.iter().map(|p| p.to_path_buf()).collect(),
+        validation_files: Vec::new(),
+        validation_split_percentage: 5.0,
+        block_size: None,
+        max_train_samples: None,
+        max_eval_samples: None,
+        preprocessing_num_workers: Some(2),
+        dataloader_num_workers: 0,
+        overwrite_cache: false,
+        cache_dir: dir.join("cache"),
+        seed: 42,
+    }
+}
+
+/// A tokenizer with one token per byte.
+fn bytes_tokenizer() -> Tokenizer {
+    train_byte_bpe(&[""], 257).unwrap()
+}
+
+fn rows(dataset: &Dataset) -> Vec<Vec<u32>> {
+    (0..dataset.len()).map(|i| dataset.row(i).iter().collect()).collect()
+}
+
+fn write(dir: &Path, name: &str, text: &str) -> PathBuf {
+    let path = dir.join(name);
+    fs::write(&path, text).unwrap();
+    path
+}
+
+#[test]
+fn groups_of_1000_lines_lose_their_own_remainder() {
+    let dir = tempfile::tempdir().unwrap();
+    // 2500 lines of 2 bytes in two files: groups of 2000, 2000 and 1000 ids go across the files' border.
+    let a = write(dir.path(), "a.txt", &"a\n".repeat(1300));
+    let b = write(dir.path(), "b.txt", &"b\n".repeat(1200));
+    let mut settings = settings(dir.path(), &[&a, &b]);
+    settings.validation_split_percentage = 0.0;
+    let tokenizer = bytes_tokenizer();
+    let data = train_dataset(&settings, &tokenizer, 300, true).unwrap();
+    assert_eq!((data.len(), data.totals()), (6 + 6 + 3, Totals { lines: 2500, tokens: 5000 }));
+    let text: String = data.row(7).iter().map(|id| tokenizer.decode(&[id], false).unwrap()).collect();
+    assert_eq!(text, "a\n".repeat(150)); // lines 1150 to 1299 of the second group
+    assert_eq!(tokenizer.decode(&data.row(8).iter().collect::<Vec<_>>(), false).unwrap(), "b\n".repeat(150));
+    // The number of threads is not part of the result.
+    for threads in [1, 3] {
+        settings.preprocessing_num_workers = Some(threads);
+        settings.overwrite_cache = true;
+        assert_eq!(rows(&train_dataset(&settings, &tokenizer, 300, true).unwrap()), rows(&data));
+    }
+}
+
+#[test]
+fn the_first_lines_validate_when_there_is_no_validation_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let text: String = (0..30).map(|i| format!("{i:03}\n")).collect();
+    let train = write(dir.path(), "t.txt", &text);
+    let mut settings = settings(dir.path(), &[&train]);
+    let tokenizer = bytes_tokenizer();
+    // 5% of 30 is 1.5: rounded to 2, as Python does.
+    assert_eq!(validation_dataset(&settings, &tokenizer, 4, true).unwrap().len(), 2);
+    let data = train_dataset(&settings, &tokenizer, 4, true).unwrap();
+    assert_eq!(data.len(), 28);
+    assert_eq!(tokenizer.decode(&data.row(0).iter().collect::<Vec<_>>(), false).unwrap(), "002\n");
+    settings.max_train_samples = Some(5);
+    settings.max_eval_samples = Some(1);
+    assert_eq!(train_dataset(&settings, &tokenizer, 4, true).unwrap().len(), 5);
+    assert_eq!(validation_dataset(&settings, &tokenizer, 4, true).unwrap().len(), 1);
+    settings.validation_files = vec![train.clone()];
+    settings.max_train_samples = None;
+    assert_eq!(train_dataset(&settings, &tokenizer, 4, true).unwrap().len(), 30);
+}
+
+#[test]
+fn tokenized_files_are_reused_until_anything_changes_or_breaks() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = write(dir.path(), "t.txt", &"hello world\n".repeat(50));
+    let mut settings = settings(dir.path(), &[&path]);
+    settings.validation_split_percentage = 0.0;
+    let tokenizer = bytes_tokenizer();
+    let made = |settings: &ClmDataSettings, block: usize| train_dataset(settings, &tokenizer, block, true).unwrap();
+    let first = made(&settings, 16);
+    assert_eq!(first.origin(), &Origin::Tokenized);
+    let again = made(&settings, 16);
+    assert_eq!((again.origin(), again.fingerprint(), rows(&again)), (&Origin::Cached, first.fingerprint(), rows(&first)));
+    assert_eq!(made(&settings, 32).origin(), &Origin::Tokenized);
+    let other = train_byte_bpe(&["hello hello"], 260).unwrap();
+    assert_eq!(train_dataset(&settings, &other, 16, true).unwrap().origin(), &Origin::Tokenized);
+    // Content counts, not name or time.
+    let copy = write(dir.path(), "copy.txt", &"hello world\n".repeat(50));
+    settings.train_files = vec![copy];
+    assert_eq!(made(&settings, 16).origin(), &Origin::Cached);
+
+    let file = Job {
+        what: "train",
+        files: &settings.train_files,
+        share: Share::After(0.0),
+        settings: &settings,
+        tokenizer: &tokenizer,
+        block_size: 16,
+        quiet: true,
+    }
+    .cache_path()
+    .unwrap();
+    let (good, want) = (fs::read(&file).unwrap(), rows(&first));
+    drop((first, again)); // They map the file that is about to be damaged in place.
+    let flipped = |at: usize| {
+        let mut bytes = good.clone();
+        bytes[at] ^= 1;
+        bytes
+    };
+    for bad in [good[..50].to_vec(), good[..good.len() - 1].to_vec(), flipped(9), flipped(20), flipped(300), Vec::new()] {
+        fs::write(&file, bad).unwrap();
+        let remade = made(&settings, 16);
+        assert!(matches!(remade.origin(), Origin::Remade(_)));
+        assert_eq!(rows(&remade), want);
+        drop(remade);
+        assert_eq!(fs::read(&file).unwrap(), good);
+    }
+}
+
+#[test]
+fn wide_ids_are_kept_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.rows");
+    let ids = [70_000, 1, 65_536, 50_256];
+    RowsFile::write(&path, 2, true, |rows| rows.push(&ids).map_err(io_error(&path))).unwrap();
+    assert_eq!(rows(&Dataset::open(&path).unwrap()).concat(), ids);
+}
+
+#[test]
+fn too_little_text_is_told_with_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = write(dir.path(), "short.txt", "just a few words\n");
+    let mut settings = settings(dir.path(), &[&path]);
+    let tokenizer = bytes_tokenizer();
+    let error = train_dataset(&settings, &tokenizer, 64, true).unwrap_err().to_string();
+    for part in ["short.txt", "17 tokens in 1 lines", "one block of 64", "--block_size 17"] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
+    let error = validation_dataset(&settings, &tokenizer, 64, true).unwrap_err().to_string();
+    assert!(
+        error.contains("the first 5%") && error.contains("--validation_file") && !error.contains("--block_size 0"),
+        "{error}"
+    );
+    assert_eq!(fs::read_dir(&settings.cache_dir).unwrap().count(), 0);
+    settings.train_files.clear();
+    assert!(train_dataset(&settings, &tokenizer, 64, true).unwrap_err().to_string().contains("--train_file"));
+}
+
+#[test]
+fn bad_text_is_told_by_file_and_line_even_in_lines_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = bytes_tokenizer();
+    let path = dir.path().join("bad.txt");
+    fs::write(&path, [b"ok\n".repeat(40), b"\xff\n".to_vec()].concat()).unwrap();
+    let error = train_dataset(&settings(dir.path(), &[&path]), &tokenizer, 8, true).unwrap_err().to_string();
+    assert!(error.contains("bad.txt:41: invalid UTF-8"), "{error}");
+    let empty = write(dir.path(), "empty.txt", "");
+    assert!(train_dataset(&settings(dir.path(), &[&empty]), &tokenizer, 8, true).unwrap_err().to_string().contains("empty"));
+    let none = dir.path().join("none.txt");
+    assert!(train_dataset(&settings(dir.path(), &[&none]), &tokenizer, 8, true).unwrap_err().to_string().contains("none.txt"));
+}
+
+#[test]
+fn block_sizes_follow_run_clm() {
+    let size = |requested, limit, positions| block_size(requested, limit, positions).map(|b| b.size);
+    assert_eq!(size(None, None, 1024).unwrap(), 1024);
+    assert_eq!(size(None, None, 2048).unwrap(), 1024);
+    assert_eq!(size(None, None, 512).unwrap(), 512);
+    assert_eq!(size(None, Some(256), 512).unwrap(), 256);
+    assert_eq!(size(None, Some(2048), 512).unwrap(), 512);
+    assert_eq!(size(Some(128), None, 512).unwrap(), 128);
+    assert_eq!(size(Some(512), Some(256), 1024).unwrap(), 256);
+    assert!(block_size(Some(512), Some(256), 1024).unwrap().note.unwrap().contains("256"));
+    assert!(size(Some(1024), None, 512).unwrap_err().to_string().contains("512 positions"));
+    assert!(size(Some(1), None, 512).is_err() && size(Some(0), None, 512).is_err());
+}

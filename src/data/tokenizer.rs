@@ -1,0 +1,388 @@
+//! A Hugging Face tokenizer directory: loading it, text to ids and back, and saving it again byte for byte.
+//!
+//! All files are read at once and kept, so that saving gives what was used even if the directory has changed since.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use super::bpe;
+use super::error::{Error, Result};
+use crate::checkpoint::{atomic, hash, hf};
+
+const DEFINITION: &str = "tokenizer.json";
+const CONFIG: &str = "tokenizer_config.json";
+
+/// Files that make up a tokenizer in one form or another; those found go along with a saved model.
+pub const TOKENIZER_FILES: [&str; 8] =
+    [DEFINITION, CONFIG, "special_tokens_map.json", "vocab.json", "merges.txt", "vocab.txt", "added_tokens.json", "spiece.model"];
+
+/// `model_max_length` above this is transformers' way to say that there is no limit.
+const NO_LIMIT: f64 = 1e15;
+
+/// A loaded tokenizer. Cheap to clone, shared between threads.
+#[derive(Clone)]
+pub struct Tokenizer {
+    inner: Arc<tokenizers::Tokenizer>,
+    files: Arc<Vec<(String, Vec<u8>)>>,
+    fingerprint: String,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    pad: Option<u32>,
+    model_max_length: Option<usize>,
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tokenizer({} tokens, {})", self.vocab_size(), &self.fingerprint[..12])
+    }
+}
+
+impl Tokenizer {
+    /// Loads from a directory (`tokenizer.json`, else `vocab.json` with `merges.txt`) or from a `tokenizer.json` by its path.
+    pub fn load(path: &Path) -> Result<Tokenizer> {
+        if path.is_dir() {
+            return Tokenizer::load_dir(path);
+        }
+        let definition = fs::read(path).map_err(Error::io("read", path))?;
+        let files = match path.file_name() {
+            Some(name) if name == DEFINITION => read_files(path.parent().unwrap_or(Path::new("")))?,
+            _ => vec![(DEFINITION.to_string(), definition.clone())],
+        };
+        Tokenizer::build(path, definition, files)
+    }
+
+    fn load_dir(dir: &Path) -> Result<Tokenizer> {
+        let files = read_files(dir)?;
+        let find = |name: &str| files.iter().find(|(found, _)| found == name).map(|(_, bytes)| bytes.as_slice());
+        if let Some(definition) = find(DEFINITION) {
+            let definition = definition.to_vec();
+            return Tokenizer::build(&dir.join(DEFINITION), definition, files);
+        }
+        let (Some(_), Some(merges)) = (find("vocab.json"), find("merges.txt")) else {
+            let hint = if find("spiece.model").is_some() || find("vocab.txt").is_some() {
+                "; the directory has a tokenizer of another form. Convert it once with Python: from transformers import \
+                 AutoTokenizer as T; T.from_pretrained(DIR).save_pretrained(DIR)"
+            } else if find("vocab.json").is_some() {
+                "; there is a vocab.json but no merges.txt"
+            } else {
+                ""
+            };
+            return Err(Error::NoTokenizer { dir: dir.to_path_buf(), hint: hint.to_string() });
+        };
+        let definition = from_vocab_and_merges(dir, merges)?;
+        Tokenizer::build(&dir.join("vocab.json"), definition, files)
+    }
+
+    /// `definition` is what is loaded; `files` is what is saved.
+    fn build(path: &Path, definition: Vec<u8>, mut files: Vec<(String, Vec<u8>)>) -> Result<Tokenizer> {
+        let bad = |reason: String| Error::BadTokenizer { path: path.to_path_buf(), reason };
+        let mut inner = tokenizers::Tokenizer::from_bytes(&definition).map_err(|error| bad(error.to_string()))?;
+        // A file may carry the padding and truncation of its last use; transformers resets both, and a corpus must not be cut.
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|error| bad(error.to_string()))?;
+        let object = |name: &str| -> Result<Map<String, Value>> {
+            let Some((_, bytes)) = files.iter().find(|(found, _)| found == name) else { return Ok(Map::new()) };
+            let path = path.with_file_name(name);
+            serde_json::from_slice(bytes).map_err(|error| Error::BadTokenizer { path, reason: error.to_string() })
+        };
+        let (config, special) = (object(CONFIG)?, object("special_tokens_map.json")?);
+        let token = |key: &str, usual: &[&str]| -> Option<u32> {
+            // A token is a string, or an object with its content. An explicit null means that there is none.
+            let named = config.get(key).or_else(|| special.get(key));
+            match named {
+                Some(value) => value.as_str().or_else(|| value["content"].as_str()).and_then(|token| inner.token_to_id(token)),
+                None => usual.iter().find_map(|token| inner.token_to_id(token)),
+            }
+        };
+        let bos = token("bos_token", &[bpe::END_OF_TEXT, "<s>"]);
+        let eos = token("eos_token", &[bpe::END_OF_TEXT, "</s>"]);
+        let pad = token("pad_token", &["<pad>", "[PAD]"]);
+        let limit = config.get("model_max_length").and_then(Value::as_f64).filter(|limit| *limit >= 1.0 && *limit < NO_LIMIT);
+        if !files.iter().any(|(name, _)| name == CONFIG) {
+            // Without it, AutoTokenizer guesses a class from the model's config, whose own rules may differ from the file's.
+            let whole = files.iter().any(|(name, _)| name == DEFINITION);
+            let mut config = Map::new();
+            config.insert("tokenizer_class".into(), if whole { "PreTrainedTokenizerFast" } else { "GPT2Tokenizer" }.into());
+            for (key, id) in [("bos_token", bos), ("eos_token", eos), ("pad_token", pad)] {
+                if let Some(token) = id.and_then(|id| inner.id_to_token(id)) {
+                    config.insert(key.into(), token.into());
+                }
+            }
+            files.push((CONFIG.to_string(), hf::to_json_text(&config, 2)));
+        }
+        files.sort();
+        let fingerprint = hash::sha256(&definition);
+        let model_max_length = limit.map(|limit| limit as usize);
+        Ok(Tokenizer { inner: Arc::new(inner), files: Arc::new(files), fingerprint, bos, eos, pad, model_max_length })
+    }
+
+    /// Number of tokens, added ones included (`len(tokenizer)` in Python).
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// One more than the largest id: the rows that an embedding needs.
+    pub fn id_bound(&self) -> usize {
+        self.inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
+    }
+
+    /// Refuses a tokenizer whose ids go past the model's vocabulary. A model may have more rows than there are tokens.
+    pub fn check_vocab(&self, model: usize) -> Result<()> {
+        let tokenizer = self.id_bound();
+        if tokenizer > model { Err(Error::VocabMismatch { tokenizer, model }) } else { Ok(()) }
+    }
+
+    pub fn bos_id(&self) -> Option<u32> {
+        self.bos
+    }
+
+    pub fn eos_id(&self) -> Option<u32> {
+        self.eos
+    }
+
+    pub fn pad_id(&self) -> Option<u32> {
+        self.pad
+    }
+
+    /// The longest text that the tokenizer's own config allows, in tokens; `None` where it sets no limit.
+    pub fn model_max_length(&self) -> Option<usize> {
+        self.model_max_length
+    }
+
+    /// Digest of what decides the ids of a text.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// Ids of a text as it stands, nothing added before or after.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let encoding = self.inner.encode_fast(text, false).map_err(|error| Error::Tokenize {
+            place: format!("{:?}", text.chars().take(60).collect::<String>()),
+            reason: error.to_string(),
+        })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Text of ids, special tokens left out if asked.
+    pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
+        self.inner
+            .decode(ids, skip_special_tokens)
+            .map_err(|error| Error::Tokenize { place: format!("{} ids back to text", ids.len()), reason: error.to_string() })
+    }
+
+    /// The files that make up this tokenizer, to be saved beside a model: those it was loaded from, byte for byte, and a
+    /// `tokenizer_config.json` where there was none.
+    pub fn files(&self) -> &[(String, Vec<u8>)] {
+        &self.files
+    }
+
+    /// Writes [`Tokenizer::files`] into a directory.
+    pub fn save(&self, dir: &Path) -> Result<()> {
+        fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+        for (name, bytes) in self.files() {
+            atomic::write_bytes(&dir.join(name), bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// Trains a GPT-2 style byte-level BPE with `<|endoftext|>` as id 0. The same texts give the same tokenizer, whatever the
+/// number of threads. It has fewer than `vocab_size` tokens if the texts have too few repeated pairs.
+pub fn train_byte_bpe(texts: &[impl AsRef<str> + Sync], vocab_size: usize) -> Result<Tokenizer> {
+    let definition = hf::to_json_text(&bpe::train(texts, vocab_size)?, 2);
+    let files = vec![(DEFINITION.to_string(), definition.clone())];
+    Tokenizer::build(Path::new("(trained here)"), definition, files)
+}
+
+fn read_files(dir: &Path) -> Result<Vec<(String, Vec<u8>)>> {
+    let mut files = Vec::new();
+    for name in TOKENIZER_FILES {
+        let path: PathBuf = dir.join(name);
+        match fs::read(&path) {
+            Ok(bytes) => files.push((name.to_string(), bytes)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Error::io("read", &path)(error)),
+        }
+    }
+    Ok(files)
+}
+
+/// GPT-2's original two files as one definition; `added_tokens.json` where there is one.
+fn from_vocab_and_merges(dir: &Path, merges: &[u8]) -> Result<Vec<u8>> {
+    let bad = |name: &str, reason: String| Error::BadTokenizer { path: dir.join(name), reason };
+    let vocab = hf::read_object(&dir.join("vocab.json"))?;
+    let text = std::str::from_utf8(merges).map_err(|error| bad("merges.txt", error.to_string()))?;
+    // The first line tells the version; a merge of "#version:" itself cannot be, as no GPT-2 token holds a space.
+    let lines = text.split('\n').map(|line| line.trim_end_matches('\r'));
+    let merges: Vec<String> =
+        lines.filter(|line| !line.is_empty() && !line.starts_with("#version")).map(str::to_string).collect();
+    let mut special = Vec::new();
+    if let Some(id) = vocab.get(bpe::END_OF_TEXT).and_then(Value::as_u64) {
+        special.push((bpe::END_OF_TEXT.to_string(), id));
+    }
+    if dir.join("added_tokens.json").exists() {
+        let added = hf::read_object(&dir.join("added_tokens.json"))?;
+        for (token, id) in added {
+            let id = id.as_u64().ok_or_else(|| bad("added_tokens.json", format!("the id of {token:?} is not a number")))?;
+            special.push((token, id));
+        }
+        special.sort_by_key(|(_, id)| *id);
+    }
+    let special: Vec<_> = special.iter().map(|(token, id)| (token.as_str(), *id)).collect();
+    Ok(hf::to_json_text(&json!(bpe::definition(vocab, merges, &special)), 2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn corpus() -> Vec<String> {
+        let words = [
+            "the",
+            "cat",
+            "sat",
+            "on",
+            "mat",
+            "and",
+            "déjà",
+            "vu",
+            "ab",
+            "abc",
+            "bc",
+            "1234",
+            "🙂",
+            "training",
+            "trainer",
+            "language",
+            "models",
+            "modelling",
+            "graphs",
+            "compile",
+            "compiler",
+            "tokens",
+            "tokenize",
+            "gradient",
+            "gradually",
+            "accumulate",
+        ];
+        (0..400)
+            .map(|i| (0..12).map(|j| words[(i * 7 + j * j * 3 + i * j) % words.len()]).collect::<Vec<_>>().join(" ") + "\n")
+            .collect()
+    }
+
+    #[test]
+    fn training_is_the_same_on_any_number_of_threads_and_round_trips() {
+        let texts = corpus();
+        let train = |threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| train_byte_bpe(&texts, 300)).unwrap()
+        };
+        let one = train(1);
+        for threads in [2, 5] {
+            assert_eq!(train(threads).files(), one.files());
+        }
+        let mut backwards = texts.clone();
+        backwards.reverse();
+        assert_eq!(train_byte_bpe(&backwards, 300).unwrap().files(), one.files());
+        assert_eq!((one.vocab_size(), one.id_bound(), one.eos_id(), one.bos_id()), (300, 300, Some(0), Some(0)));
+        for text in texts.iter().map(String::as_str).chain(["", " \u{0} ünseen 漢字\r\n", "x<|endoftext|>y"]) {
+            let ids = one.encode(text).unwrap();
+            assert_eq!(one.decode(&ids, false).unwrap(), text);
+        }
+        assert!(one.encode("a<|endoftext|>").unwrap().contains(&0));
+        assert!(one.encode(&texts[0]).unwrap().len() < texts[0].len() / 2);
+    }
+
+    #[test]
+    fn training_agrees_with_the_tokenizers_crate() {
+        use tokenizers::models::bpe::{BPE, BpeTrainer};
+        use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+        let texts = corpus();
+        let mut theirs = tokenizers::Tokenizer::new(BPE::default());
+        theirs.with_pre_tokenizer(Some(ByteLevel::default().add_prefix_space(false)));
+        let trainer = BpeTrainer::builder()
+            .vocab_size(330)
+            .min_frequency(2)
+            .show_progress(false)
+            .special_tokens(vec![tokenizers::AddedToken::from(bpe::END_OF_TEXT, true)])
+            .initial_alphabet(ByteLevel::alphabet().into_iter().collect());
+        let mut trainer: tokenizers::models::TrainerWrapper = trainer.build().into();
+        theirs.train(&mut trainer, texts.iter()).unwrap();
+        let ours = train_byte_bpe(&texts, 330).unwrap();
+        let sorted = |tokenizer: &tokenizers::Tokenizer| {
+            let mut vocab: Vec<_> = tokenizer.get_vocab(true).into_iter().collect();
+            vocab.sort();
+            vocab
+        };
+        assert_eq!(sorted(&ours.inner), sorted(&theirs));
+    }
+
+    #[test]
+    fn too_small_a_vocabulary_is_refused_and_too_large_a_one_is_not_filled() {
+        assert!(train_byte_bpe(&["abc"], 256).unwrap_err().to_string().contains("alone take 257"));
+        assert_eq!(train_byte_bpe(&["abab abab"], 5000).unwrap().vocab_size(), 257 + 2);
+    }
+
+    #[test]
+    fn saved_files_are_the_loaded_ones_and_a_config_is_added() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let trained = train_byte_bpe(&corpus(), 280).unwrap();
+        let (_, definition) = trained.files().iter().find(|(name, _)| name == DEFINITION).unwrap();
+        fs::write(from.path().join(DEFINITION), definition).unwrap();
+        fs::write(from.path().join("merges.txt"), "left as it is\r\n").unwrap();
+        let loaded = Tokenizer::load(from.path()).unwrap();
+        assert_eq!(loaded.fingerprint(), trained.fingerprint());
+        loaded.save(to.path()).unwrap();
+        for name in [DEFINITION, "merges.txt"] {
+            assert_eq!(fs::read(from.path().join(name)).unwrap(), fs::read(to.path().join(name)).unwrap());
+        }
+        let config = hf::read_object(&to.path().join(CONFIG)).unwrap();
+        assert_eq!(
+            (&config["tokenizer_class"], &config["eos_token"]),
+            (&"PreTrainedTokenizerFast".into(), &bpe::END_OF_TEXT.into())
+        );
+        // Loading what was saved gives the same again, from the directory or from the file.
+        for path in [to.path().to_path_buf(), to.path().join(DEFINITION)] {
+            assert_eq!(Tokenizer::load(&path).unwrap().files(), loaded.files());
+        }
+    }
+
+    #[test]
+    fn the_config_decides_special_tokens_and_length() {
+        let dir = tempfile::tempdir().unwrap();
+        train_byte_bpe(&corpus(), 280).unwrap().save(dir.path()).unwrap();
+        let load = |config: &str| {
+            fs::write(dir.path().join(CONFIG), config).unwrap();
+            Tokenizer::load(dir.path())
+        };
+        let tokenizer =
+            load(r#"{"model_max_length": 1024, "eos_token": {"content": "A"}, "bos_token": null, "pad_token": "B"}"#).unwrap();
+        assert_eq!(tokenizer.model_max_length(), Some(1024));
+        assert_eq!(
+            (tokenizer.eos_id().is_some_and(|id| id != 0), tokenizer.bos_id(), tokenizer.pad_id().is_some()),
+            (true, None, true)
+        );
+        for unlimited in ["{}", r#"{"model_max_length": 1000000000000000019884624838656}"#, r#"{"model_max_length": null}"#] {
+            assert_eq!(load(unlimited).unwrap().model_max_length(), None);
+        }
+        assert!(load("{").unwrap_err().to_string().contains("tokenizer_config.json"));
+    }
+
+    #[test]
+    fn what_cannot_be_loaded_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = |what: &str| (what.to_string(), Tokenizer::load(dir.path()).unwrap_err().to_string());
+        assert!(error("empty").1.contains("expected tokenizer.json"));
+        fs::write(dir.path().join("spiece.model"), "x").unwrap();
+        assert!(error("sentencepiece").1.contains("save_pretrained"));
+        fs::write(dir.path().join(DEFINITION), "{\"model\": 3}").unwrap();
+        assert!(error("garbage").1.contains("tokenizer.json is not a tokenizer"));
+        assert!(Tokenizer::load(&dir.path().join("none")).unwrap_err().to_string().contains("none"));
+        let tokenizer = train_byte_bpe(&corpus(), 280).unwrap();
+        tokenizer.check_vocab(280).unwrap();
+        assert!(tokenizer.check_vocab(279).unwrap_err().to_string().contains("280 tokens but the model's vocabulary has 279"));
+    }
+}

@@ -1,0 +1,229 @@
+//! Everything that can go wrong between xtrain and a device, each variant saying what happened, where, and what to do.
+
+use std::fmt;
+use std::path::PathBuf;
+use xtrain_graphs::{DType, Shape};
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    // Finding and opening libraries.
+    #[error(
+        "the XLA library libxtrain_xla.so was not found; looked in:{}\nrun bin/bootstrap to build it, or set XTRAIN_XLA_LIBRARY to its path",
+        list(.tried)
+    )]
+    LibraryNotFound { tried: Vec<PathBuf> },
+
+    #[error("cannot open the library {}: {reason}; check that the file is complete and that the libraries it needs lie beside it", .path.display())]
+    LibraryOpen { path: PathBuf, reason: String },
+
+    #[error("{} has no function {symbol} ({reason}); it is not {wanted}", .path.display())]
+    SymbolMissing { path: PathBuf, symbol: &'static str, reason: String, wanted: &'static str },
+
+    #[error("{} speaks version {found} of xtrain's library interface, this program speaks {wanted}; run bin/bootstrap to rebuild both", .path.display())]
+    LibraryAbi { path: PathBuf, found: u32, wanted: u32 },
+
+    #[error("cannot lower the graph to HLO: {message}")]
+    Lower { message: String },
+
+    // Talking to a plugin.
+    #[error("the plugin {} is unusable: {reason}", .path.display())]
+    PluginTable { path: PathBuf, reason: String },
+
+    #[error(
+        "the plugin {} implements PJRT C API {}.{}, xtrain needs {}.{} or newer with the same major number; install another version of the plugin",
+        .path.display(), .found.0, .found.1, .wanted.0, .wanted.1
+    )]
+    PluginVersion { path: PathBuf, found: (i32, i32), wanted: (i32, i32) },
+
+    #[error(
+        "the plugin {} (PJRT C API {}.{}) does not have the call {call}; a newer version of the plugin may",
+        .path.display(), .version.0, .version.1
+    )]
+    CallMissing { call: &'static str, path: PathBuf, version: (i32, i32) },
+
+    #[error("{call} failed in {}: {code}: {message}{}", .path.display(), hint(*.code, .message))]
+    Call { call: &'static str, code: Code, message: String, path: PathBuf },
+
+    #[error("{doing}: {source}")]
+    During { doing: String, source: Box<Error> },
+
+    #[error("{call} in {} reported success but {reason}; the plugin is broken or of another version", .path.display())]
+    PluginAnswer { call: &'static str, reason: String, path: PathBuf },
+
+    // What callers get wrong.
+    #[error("no device {device}: this process can address {available} {platform} device(s), numbered from 0")]
+    NoSuchDevice { device: usize, available: usize, platform: String },
+
+    #[error("{len} bytes cannot fill {shape}, which takes {}", .shape.bytes())]
+    ByteCount { len: usize, shape: Shape },
+
+    #[error("cannot read {shape} as {wanted}: its elements are {} in Rust, or u8 for plain bytes", rust_name(.shape.dtype))]
+    ElementType { shape: Shape, wanted: &'static str },
+
+    #[error("{what} count: the executable takes {expected}, {got} given")]
+    Count { what: &'static str, expected: usize, got: usize },
+
+    #[error("argument {index} of device {device} is {got}, the executable was compiled for {expected}")]
+    ArgumentShape { device: usize, index: usize, expected: Shape, got: Shape },
+
+    #[error(
+        "argument {index} of device {device} lies on device {got}, the executable runs on device {expected}; upload it there"
+    )]
+    ArgumentDevice { device: usize, index: usize, expected: usize, got: usize },
+
+    #[error(
+        "argument {index} of device {device} belongs to another client; buffers cannot cross clients, download and upload it"
+    )]
+    ArgumentClient { device: usize, index: usize },
+
+    #[error(
+        "argument {index} of device {device} ({shape}) was deleted or donated to an earlier execution; use the output that took its place"
+    )]
+    ArgumentDeleted { device: usize, index: usize, shape: Shape },
+
+    #[error("the buffer {shape} was deleted or donated to an execution; use the output that took its place")]
+    BufferDeleted { shape: Shape },
+
+    #[error("the executable runs on {devices} devices; use execute_replicated with one argument list for each")]
+    NotSingleDevice { devices: usize },
+
+    #[error("{side} {index} is {module} in the module but {signature} in the signature that it is compiled with")]
+    SignatureShape { side: &'static str, index: usize, module: String, signature: Shape },
+
+    #[error("the module has {module} {side}s, the signature that it is compiled with has {signature}")]
+    SignatureCount { side: &'static str, module: usize, signature: usize },
+
+    #[error("the bytes are not a serialized HloModuleProto: {reason}")]
+    ModuleBytes { reason: String },
+
+    #[error("invalid compile options: {reason}")]
+    Options { reason: String },
+}
+
+impl Error {
+    /// The same error with a line in front that says what was being done.
+    pub fn during(self, doing: impl Into<String>) -> Self {
+        Error::During { doing: doing.into(), source: Box::new(self) }
+    }
+
+    /// The plugin's error code, if the plugin is where it came from.
+    pub fn code(&self) -> Option<Code> {
+        match self {
+            Error::Call { code, .. } => Some(*code),
+            Error::During { source, .. } => source.code(),
+            _ => None,
+        }
+    }
+
+    /// Whether the plugin lacks the call altogether, so that a caller may do without the answer.
+    pub fn is_unimplemented(&self) -> bool {
+        match self {
+            Error::CallMissing { .. } => true,
+            Error::During { source, .. } => source.is_unimplemented(),
+            _ => self.code() == Some(Code::Unimplemented),
+        }
+    }
+}
+
+/// PJRT's error codes, which are absl's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    Cancelled,
+    Unknown,
+    InvalidArgument,
+    DeadlineExceeded,
+    NotFound,
+    AlreadyExists,
+    PermissionDenied,
+    ResourceExhausted,
+    FailedPrecondition,
+    Aborted,
+    OutOfRange,
+    Unimplemented,
+    Internal,
+    Unavailable,
+    DataLoss,
+    Unauthenticated,
+}
+
+impl Code {
+    pub(super) fn from_raw(raw: i32) -> Self {
+        use Code::*;
+        const CODES: [Code; 16] = [
+            Cancelled,
+            Unknown,
+            InvalidArgument,
+            DeadlineExceeded,
+            NotFound,
+            AlreadyExists,
+            PermissionDenied,
+            ResourceExhausted,
+            FailedPrecondition,
+            Aborted,
+            OutOfRange,
+            Unimplemented,
+            Internal,
+            Unavailable,
+            DataLoss,
+            Unauthenticated,
+        ];
+        usize::try_from(raw - 1).ok().and_then(|i| CODES.get(i).copied()).unwrap_or(Unknown)
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Code::Cancelled => "CANCELLED",
+            Code::Unknown => "UNKNOWN",
+            Code::InvalidArgument => "INVALID_ARGUMENT",
+            Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+            Code::NotFound => "NOT_FOUND",
+            Code::AlreadyExists => "ALREADY_EXISTS",
+            Code::PermissionDenied => "PERMISSION_DENIED",
+            Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+            Code::FailedPrecondition => "FAILED_PRECONDITION",
+            Code::Aborted => "ABORTED",
+            Code::OutOfRange => "OUT_OF_RANGE",
+            Code::Unimplemented => "UNIMPLEMENTED",
+            Code::Internal => "INTERNAL",
+            Code::Unavailable => "UNAVAILABLE",
+            Code::DataLoss => "DATA_LOSS",
+            Code::Unauthenticated => "UNAUTHENTICATED",
+        })
+    }
+}
+
+/// The Rust type that holds one element, for messages.
+fn rust_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::Pred => "bool or u8",
+        DType::S8 => "i8",
+        DType::S32 => "i32",
+        DType::S64 => "i64",
+        DType::U8 => "u8",
+        DType::U32 => "u32",
+        DType::U64 => "u64",
+        DType::F16 => "half::f16",
+        DType::BF16 => "half::bf16",
+        DType::F32 => "f32",
+        DType::F64 => "f64",
+    }
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| format!("\n  {}", path.display())).collect()
+}
+
+fn hint(code: Code, message: &str) -> &'static str {
+    match code {
+        Code::ResourceExhausted => " (the device is out of memory: lower the batch or block size, or use more devices)",
+        Code::InvalidArgument if message.contains("size: expected") => {
+            " (the plugin was built for a different version of the PJRT C API: install the version that xtrain's documentation names)"
+        }
+        _ => "",
+    }
+}

@@ -1,0 +1,156 @@
+//! What goes into an executable and what comes out: the shapes that every call is checked against.
+//!
+//! XLA's CPU client compares only the byte sizes of arguments, so an `s32[4]` given for an `f32[4]` would run and give wrong numbers.
+//! The Rust side therefore holds types and dimensions itself, and makes sure at compile time that they are the module's.
+
+use super::error::{Error, Result};
+use prost::Message;
+use std::ffi::c_int;
+use xtrain_graphs::{DType, Shape};
+
+/// Inputs and outputs of an executable, on each of its devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Signature {
+    pub inputs: Vec<Shape>,
+    pub outputs: Vec<Shape>,
+}
+
+impl Signature {
+    pub fn new(inputs: impl Into<Vec<Shape>>, outputs: impl Into<Vec<Shape>>) -> Self {
+        Signature { inputs: inputs.into(), outputs: outputs.into() }
+    }
+
+    /// The signature that a serialized HloModuleProto itself declares; a tuple result is one output for each of its elements.
+    pub fn of_module(module: &[u8]) -> Result<Signature> {
+        let shape = program_shape(module)?;
+        let known = |shapes: &[proto::Shape]| -> Result<Vec<Shape>> {
+            let convert = |s: &proto::Shape| {
+                s.known().ok_or_else(|| Error::ModuleBytes { reason: format!("it has an input or output of type {}", s.text()) })
+            };
+            shapes.iter().map(convert).collect()
+        };
+        Ok(Signature { inputs: known(&shape.parameters)?, outputs: known(&shape.outputs())? })
+    }
+
+    /// Fails unless the module declares exactly this signature.
+    pub(super) fn check_module(&self, module: &[u8]) -> Result<()> {
+        let shape = program_shape(module)?;
+        check_side("input", &shape.parameters, &self.inputs)?;
+        check_side("output", &shape.outputs(), &self.outputs)
+    }
+
+    /// Fails unless a compiled executable's outputs, as its plugin reports them, are this signature's.
+    pub(super) fn check_outputs(&self, types: &[c_int], dims: &[Vec<i64>]) -> Result<()> {
+        if types.len() != self.outputs.len() {
+            return Err(Error::SignatureCount { side: "output", module: types.len(), signature: self.outputs.len() });
+        }
+        for (index, shape) in self.outputs.iter().enumerate() {
+            let same_dims = dims[index].iter().copied().eq(shape.dims.iter().map(|&d| d as i64));
+            if types[index] != buffer_type(shape.dtype) || !same_dims {
+                let name = DTYPES.iter().find(|(_, buffer, _)| *buffer == types[index]).map(|(d, ..)| d.name());
+                let module = format!("{}{:?}", name.unwrap_or("another type"), dims[index]).replace(", ", ",");
+                return Err(Error::SignatureShape { side: "output", index, module, signature: shape.clone() });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn program_shape(module: &[u8]) -> Result<proto::ProgramShape> {
+    let module = proto::Module::decode(module).map_err(|e| Error::ModuleBytes { reason: e.to_string() })?;
+    module.host_program_shape.ok_or_else(|| Error::ModuleBytes { reason: "it has no program shape".into() })
+}
+
+fn check_side(side: &'static str, module: &[proto::Shape], signature: &[Shape]) -> Result<()> {
+    if module.len() != signature.len() {
+        return Err(Error::SignatureCount { side, module: module.len(), signature: signature.len() });
+    }
+    for (index, (module, signature)) in module.iter().zip(signature).enumerate() {
+        if module.known().as_ref() != Some(signature) {
+            return Err(Error::SignatureShape { side, index, module: module.text(), signature: signature.clone() });
+        }
+    }
+    Ok(())
+}
+
+/// Our types with their numbers in `PJRT_Buffer_Type` and in XLA's `PrimitiveType`.
+const DTYPES: [(DType, c_int, i32); 11] = [
+    (DType::Pred, 1, 1),
+    (DType::S8, 2, 2),
+    (DType::S32, 4, 4),
+    (DType::S64, 5, 5),
+    (DType::U8, 6, 6),
+    (DType::U32, 8, 8),
+    (DType::U64, 9, 9),
+    (DType::F16, 10, 10),
+    (DType::F32, 11, 11),
+    (DType::F64, 12, 12),
+    (DType::BF16, 13, 16),
+];
+
+const PRIMITIVE_TUPLE: i32 = 13;
+
+/// The type's number in the C interface.
+pub(super) fn buffer_type(dtype: DType) -> c_int {
+    DTYPES.iter().find(|(d, ..)| *d == dtype).map(|(_, buffer, _)| *buffer).expect("the table lists every DType")
+}
+
+/// Dimensions as the C interface takes them.
+pub(super) fn dims_i64(shape: &Shape) -> Vec<i64> {
+    shape.dims.iter().map(|&d| d as i64).collect()
+}
+
+/// XLA's messages, cut down to what is read.
+mod proto {
+    use super::{DTYPES, PRIMITIVE_TUPLE};
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub struct Module {
+        #[prost(message, optional, tag = "4")]
+        pub host_program_shape: Option<ProgramShape>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub struct ProgramShape {
+        #[prost(message, repeated, tag = "1")]
+        pub parameters: Vec<Shape>,
+        #[prost(message, optional, tag = "2")]
+        pub result: Option<Shape>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub struct Shape {
+        #[prost(int32, tag = "2")]
+        pub element_type: i32,
+        #[prost(int64, repeated, tag = "3")]
+        pub dimensions: Vec<i64>,
+        #[prost(message, repeated, tag = "4")]
+        pub tuple_shapes: Vec<Shape>,
+    }
+
+    impl ProgramShape {
+        /// PJRT returns one buffer for each element of a tuple.
+        pub fn outputs(&self) -> Vec<Shape> {
+            match &self.result {
+                Some(result) if result.element_type == PRIMITIVE_TUPLE => result.tuple_shapes.clone(),
+                Some(result) => vec![result.clone()],
+                None => Vec::new(),
+            }
+        }
+    }
+
+    impl Shape {
+        pub fn known(&self) -> Option<xtrain_graphs::Shape> {
+            let (dtype, ..) = DTYPES.iter().find(|(.., primitive)| *primitive == self.element_type)?;
+            let dims: Result<Vec<usize>, _> = self.dimensions.iter().map(|&d| usize::try_from(d)).collect();
+            Some(xtrain_graphs::Shape::new(*dtype, dims.ok()?))
+        }
+
+        pub fn text(&self) -> String {
+            match self.known() {
+                Some(shape) => shape.to_string(),
+                None => format!("XLA's primitive type {} with dimensions {:?}", self.element_type, self.dimensions),
+            }
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! What hangs on the training loop, in the order in which it is called: logging, evaluating, saving.
+
+mod evaluate;
+mod log;
+mod save;
+
+pub use evaluate::Evaluator;
+pub use log::{Logger, RunLog, Sums};
+pub use save::{SavedModel, Saver};
+
+use super::run_loop::Progress;
+use super::settings::Cadence;
+
+impl Cadence {
+    /// Whether something of this cadence happens after the step that led to `progress`.
+    pub fn is_due(self, progress: &Progress) -> bool {
+        match self {
+            Cadence::Never => false,
+            Cadence::Steps(n) => progress.step.is_multiple_of(n),
+            Cadence::Epoch => progress.epoch_ended,
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Saving: checkpoints at their cadence and when a signal asks for the end, and the finished model.
+
+use super::log::{RunLog, Sums};
+use crate::checkpoint::hf::{Pretrained, TrainerState, save_pretrained};
+use crate::checkpoint::{CheckpointParts, TensorRef, TrainingState, prune, save_checkpoint};
+use crate::trainer::error::Result;
+use crate::trainer::interrupt::Interrupt;
+use crate::trainer::parameters::{HostTensor, download};
+use crate::trainer::run_loop::{Control, Hook, Progress};
+use crate::trainer::session::Session;
+use crate::trainer::settings::{Cadence, TrainSettings};
+use serde_json::{Map, Value};
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// What a saved directory holds besides tensors.
+pub struct SavedModel {
+    pub config: Map<String, Value>,
+    pub generation_config: Option<Map<String, Value>>,
+    /// Name and content of the tokenizer's files.
+    pub tokenizer_files: Vec<(String, Vec<u8>)>,
+    pub parameters: Vec<String>,
+}
+
+fn references(tensors: &[HostTensor]) -> Vec<TensorRef<'_>> {
+    tensors.iter().map(|t| TensorRef::new(t.name.as_str(), t.shape.clone(), &t.bytes)).collect()
+}
+
+impl SavedModel {
+    fn pretrained<'a>(&'a self, weights: &'a [TensorRef<'a>]) -> Pretrained<'a> {
+        Pretrained {
+            config: &self.config,
+            generation_config: self.generation_config.as_ref(),
+            weights,
+            files: &self.tokenizer_files,
+        }
+    }
+
+    /// Writes a Hugging Face directory with the session's weights.
+    pub fn save(&self, session: &Session, dir: &Path) -> Result<()> {
+        let weights = download(session, self.parameters.iter().map(String::as_str))?;
+        Ok(save_pretrained(dir, &self.pretrained(&references(&weights)))?)
+    }
+}
+
+pub struct Saver<'a> {
+    pub settings: &'a TrainSettings,
+    pub model: &'a SavedModel,
+    /// Names of the optimizer's state.
+    pub optimizer_state: Vec<String>,
+    /// The position-independent part of the training state.
+    pub state: TrainingState,
+    pub flops_per_step: f64,
+    pub log: Rc<RefCell<RunLog>>,
+    pub sums: Rc<RefCell<Sums>>,
+    pub interrupt: Option<Interrupt>,
+    /// The newest checkpoint, for messages.
+    pub last_saved: Rc<RefCell<Option<PathBuf>>>,
+}
+
+impl Saver<'_> {
+    /// `trainer_state.json` at this point of the run.
+    pub fn trainer_state(&self, progress: &Progress) -> TrainerState {
+        let steps = |cadence: Cadence| match cadence {
+            Cadence::Steps(n) => n as f64,
+            _ => 500.0,
+        };
+        TrainerState {
+            epoch: progress.epoch,
+            eval_steps: steps(self.settings.eval),
+            global_step: progress.step,
+            log_history: self.log.borrow().history().to_vec(),
+            logging_steps: steps(self.settings.logging),
+            max_steps: progress.max_steps,
+            num_train_epochs: self.settings.num_train_epochs.ceil() as u64,
+            save_steps: steps(self.settings.save),
+            total_flos: self.flops_per_step * progress.step as f64,
+            train_batch_size: Some(self.settings.per_device_train_batch_size as u64),
+            ..Default::default()
+        }
+    }
+
+    fn save(&self, progress: &Progress, session: &Session) -> Result<PathBuf> {
+        let weights = download(session, self.model.parameters.iter().map(String::as_str))?;
+        let optimizer = download(session, self.optimizer_state.iter().map(String::as_str))?;
+        let state = TrainingState {
+            global_step: progress.step,
+            epoch: progress.next_epoch,
+            batch_in_epoch: progress.next_batch,
+            accumulators: self.sums.borrow().to_map(),
+            ..self.state.clone()
+        };
+        let (weights, optimizer) = (references(&weights), references(&optimizer));
+        let parts = CheckpointParts {
+            model: self.model.pretrained(&weights),
+            optimizer: &optimizer,
+            trainer_state: &self.trainer_state(progress),
+            state: &state,
+        };
+        let path = save_checkpoint(&self.settings.output_dir, &parts)?;
+        prune(&self.settings.output_dir, self.settings.save_total_limit, &[&path])?;
+        *self.last_saved.borrow_mut() = Some(path.clone());
+        Ok(path)
+    }
+
+    /// As transformers: a run that saves every so many steps also saves its last one.
+    fn is_due(&self, progress: &Progress) -> bool {
+        self.settings.save.is_due(progress) || (progress.is_last() && matches!(self.settings.save, Cadence::Steps(_)))
+    }
+
+    fn signal(&self) -> Option<i32> {
+        self.interrupt.as_ref().and_then(Interrupt::received)
+    }
+}
+
+impl Hook for Saver<'_> {
+    fn wants(&mut self, progress: &Progress) -> bool {
+        self.is_due(progress) || self.signal().is_some()
+    }
+
+    fn at_step(&mut self, progress: &Progress, session: &mut Session) -> Result<Control> {
+        // Read before saving, so that a signal during the save is answered after the next step, not with a second save.
+        let signal = self.signal();
+        let path = self.save(progress, session)?;
+        self.log.borrow().bar().note(&format!("saved {}", path.display()));
+        Ok(if signal.is_some() { Control::Stop } else { Control::Continue })
+    }
+}

@@ -1,0 +1,239 @@
+//! The training loop: epochs of optimizer steps of microbatches. Logging, evaluating, saving and stopping are hooks; they can
+//! look at the session between steps but do not change numbers.
+//!
+//! The loop stays one step ahead of what it reads: the metrics of step n are waited for after step n + 1 was handed to the
+//! device, except where a hook needs the state exactly as it is after step n.
+
+use super::error::{Error, Result};
+use super::session::{HostTime, Session};
+use super::step::{DeviceBatch, PendingMetrics, Phase, StepMetrics, Stepper, read_metrics};
+use std::time::{Duration, Instant};
+
+/// The run's arithmetic, from the settings and the data.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RunLength {
+    pub batches_per_epoch: u64,
+    /// Microbatches per optimizer step, but for an epoch's last.
+    pub accumulation: u64,
+    pub updates_per_epoch: u64,
+    /// Optimizer steps of the whole run.
+    pub max_steps: u64,
+}
+
+impl RunLength {
+    /// As transformers' Trainer: an epoch's last step may accumulate fewer microbatches; `max_steps` wins over epochs.
+    pub fn new(batches_per_epoch: u64, accumulation: u64, epochs: f64, max_steps: Option<u64>) -> Self {
+        let updates_per_epoch = batches_per_epoch.div_ceil(accumulation).max(1);
+        let max_steps = max_steps.unwrap_or_else(|| (epochs * updates_per_epoch as f64).ceil() as u64);
+        RunLength { batches_per_epoch, accumulation, updates_per_epoch, max_steps }
+    }
+}
+
+/// Where the run stands after a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// Optimizer steps done.
+    pub step: u64,
+    pub max_steps: u64,
+    /// Epochs done, with the share of the current one, as transformers counts it.
+    pub epoch: f64,
+    /// Position of the next batch.
+    pub next_epoch: u64,
+    pub next_batch: u64,
+    /// The step was the last of its epoch.
+    pub epoch_ended: bool,
+}
+
+impl Progress {
+    pub fn is_last(&self) -> bool {
+        self.step >= self.max_steps
+    }
+}
+
+/// A step whose numbers have been read.
+#[derive(Clone, Copy, Debug)]
+pub struct StepReport {
+    pub progress: Progress,
+    pub metrics: StepMetrics,
+    pub learning_rate: f64,
+    pub examples: usize,
+    /// Microbatches in the step.
+    pub microbatches: u64,
+    pub host_time: HostTime,
+    /// Time the host spent waiting for the next batch.
+    pub data_wait: Duration,
+    /// Time the host spent waiting for the device.
+    pub device_wait: Duration,
+    /// From the previous step's report to this one.
+    pub elapsed: Duration,
+}
+
+/// What a hook wants next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Control {
+    Continue,
+    /// End the run after this step.
+    Stop,
+}
+
+/// Something that hangs on the loop.
+pub trait Hook {
+    /// A step's numbers are known. Called for every step, in order.
+    fn reported(&mut self, _report: &StepReport) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether `at_step` has to see the state exactly as it is after this step.
+    fn wants(&mut self, _progress: &Progress) -> bool {
+        false
+    }
+
+    /// Called after the step for which `wants` was true; its numbers have been reported and the device is idle.
+    fn at_step(&mut self, _progress: &Progress, _session: &mut Session) -> Result<Control> {
+        Ok(Control::Continue)
+    }
+}
+
+struct Pending {
+    metrics: PendingMetrics,
+    progress: Progress,
+    learning_rate: f64,
+    examples: usize,
+    microbatches: u64,
+    host_time: HostTime,
+    data_wait: Duration,
+}
+
+/// One run of the loop.
+pub struct RunLoop<'a, 'm> {
+    pub stepper: &'a Stepper<'m>,
+    pub session: &'a mut Session,
+    pub length: RunLength,
+    pub hooks: Vec<Box<dyn Hook + 'a>>,
+    /// Names what stays safe when the loss stops being finite.
+    pub kept: Box<dyn Fn() -> String + 'a>,
+}
+
+impl RunLoop<'_, '_> {
+    /// Trains from `start` to the end, or until a hook stops the run. `batches` begin at the position that `start` gives and
+    /// run on over the epochs' ends. Returns the last progress.
+    pub fn run(mut self, batches: &mut dyn Iterator<Item = Result<DeviceBatch>>, start: Progress) -> Result<Progress> {
+        let mut progress = start;
+        let mut pending: Option<Pending> = None;
+        let mut last_report = Instant::now();
+        while !progress.is_last() {
+            let dispatched = self.step(batches, progress)?;
+            progress = dispatched.progress;
+            if let Some(earlier) = pending.replace(dispatched) {
+                self.report(earlier, &mut last_report)?;
+            }
+            // Ask every hook: one that counts must not depend on another's answer.
+            let wants: Vec<bool> = self.hooks.iter_mut().map(|hook| hook.wants(&progress)).collect();
+            if !progress.is_last() && !wants.contains(&true) {
+                continue;
+            }
+            if let Some(current) = pending.take() {
+                self.report(current, &mut last_report)?;
+            }
+            let mut stop = false;
+            for (hook, _) in self.hooks.iter_mut().zip(wants).filter(|(_, wants)| *wants) {
+                stop |= hook.at_step(&progress, self.session)? == Control::Stop;
+            }
+            // Saving and evaluating are not part of the next step's time.
+            last_report = Instant::now();
+            if stop {
+                break;
+            }
+        }
+        Ok(progress)
+    }
+
+    /// Dispatches the microbatches of one optimizer step.
+    fn step(&mut self, batches: &mut dyn Iterator<Item = Result<DeviceBatch>>, before: Progress) -> Result<Pending> {
+        let length = self.length;
+        let count = length.accumulation.min(length.batches_per_epoch - before.next_batch);
+        let mut host_time = HostTime::default();
+        let mut data_wait = Duration::ZERO;
+        let mut examples = 0;
+        let mut metrics = None;
+        for i in 0..count {
+            let waiting = Instant::now();
+            let batch = batches.next().ok_or_else(|| Error::NothingToTrain {
+                reason: format!("epoch {} ended before batch {}", before.next_epoch, before.next_batch + i),
+            })??;
+            data_wait += waiting.elapsed();
+            examples += batch.examples;
+            let phase = match i + 1 == count {
+                true => Phase::Update { accumulated: length.accumulation > 1 },
+                false => Phase::Accumulate,
+            };
+            let microstep = before.next_epoch * length.batches_per_epoch + before.next_batch + i;
+            let marked = self.stepper.microbatch(self.session, &batch, phase, before.step, microstep)?;
+            host_time += marked.host_time;
+            if phase != Phase::Accumulate {
+                metrics = Some(read_metrics(&marked)?);
+            }
+        }
+        let batches_done = before.next_batch + count;
+        let epoch_ended = batches_done >= length.batches_per_epoch;
+        let progress = Progress {
+            step: before.step + 1,
+            max_steps: before.max_steps,
+            epoch: before.next_epoch as f64 + batches_done as f64 / length.batches_per_epoch as f64,
+            next_epoch: before.next_epoch + u64::from(epoch_ended),
+            next_batch: if epoch_ended { 0 } else { batches_done },
+            epoch_ended,
+        };
+        Ok(Pending {
+            metrics: metrics.expect("the last microbatch of a step updates"),
+            progress,
+            learning_rate: self.stepper.schedule().learning_rate(before.step),
+            examples,
+            microbatches: count,
+            host_time,
+            data_wait,
+        })
+    }
+
+    /// Reads a step's numbers, stops if they are not finite, and tells the hooks.
+    fn report(&mut self, step: Pending, last_report: &mut Instant) -> Result<()> {
+        let waiting = Instant::now();
+        let metrics = step.metrics.wait()?;
+        let report = StepReport {
+            progress: step.progress,
+            metrics,
+            learning_rate: step.learning_rate,
+            examples: step.examples,
+            microbatches: step.microbatches,
+            host_time: step.host_time,
+            data_wait: step.data_wait,
+            device_wait: waiting.elapsed(),
+            elapsed: last_report.elapsed(),
+        };
+        *last_report = Instant::now();
+        if !metrics.loss.is_finite() || !metrics.grad_norm.is_finite() {
+            return Err(Error::NotFinite {
+                value: f64::from(metrics.loss),
+                step: step.progress.step,
+                learning_rate: step.learning_rate,
+                grad_norm: f64::from(metrics.grad_norm),
+                kept: (self.kept)(),
+            });
+        }
+        self.hooks.iter_mut().try_for_each(|hook| hook.reported(&report))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn run_length_counts_as_transformers_does() {
+        let length = RunLength::new(10, 4, 3.0, None);
+        assert_eq!((length.updates_per_epoch, length.max_steps), (3, 9));
+        assert_eq!(RunLength::new(10, 1, 0.25, None).max_steps, 3);
+        assert_eq!(RunLength::new(10, 4, 3.0, Some(5)).max_steps, 5);
+        assert_eq!(RunLength::new(2, 16, 1.0, None).updates_per_epoch, 1);
+    }
+}

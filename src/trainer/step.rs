@@ -1,0 +1,302 @@
+//! One training step. [`Stepper::microbatch`] is the whole of it, in order: feed the batch, model and loss, backward, then
+//! `optimizer_step` (or adding to the accumulated gradients), `mark_step`.
+
+use super::error::Result;
+use super::session::{Marked, Recording, Session};
+use super::settings::{OptimizerKind, OptimizerSettings};
+use crate::checkpoint::state::{exp_avg, exp_avg_sq};
+use crate::runtime::{Buffer, PendingDownload};
+use std::collections::HashMap;
+use std::sync::Arc;
+use xtrain_graphs::optim::{self, AdamW, Schedule, Sgd, StepFeed, StepScalars};
+use xtrain_graphs::{DType, Randomness, Shape, Tensor, backward};
+use xtrain_models::{LossSum, Model, ParameterSpec, TokenBatch, Weights, causal_loss};
+
+/// A batch that is on the device. B rows of T tokens.
+#[derive(Clone)]
+pub struct DeviceBatch {
+    /// `s32[B, T]`
+    pub input_ids: Arc<Buffer>,
+    /// `s32[B, T]`, -100 = no loss.
+    pub labels: Arc<Buffer>,
+    /// `pred[B, T]`; `None` when every token is attended.
+    pub attention_mask: Option<Arc<Buffer>>,
+    /// Rows that are not padding.
+    pub examples: usize,
+    /// The epoch that the batch belongs to, from 0.
+    pub epoch: u64,
+    /// Its place in the epoch, from 0.
+    pub batch_in_epoch: u64,
+}
+
+/// Whether a microbatch ends an optimizer step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Gradients are added to the accumulated ones.
+    Accumulate,
+    /// Its gradients (with the accumulated ones, if there are any) update the weights.
+    Update { accumulated: bool },
+}
+
+impl Phase {
+    /// The graph's name in plans, logs and the cache.
+    pub fn graph_name(self) -> &'static str {
+        match self {
+            Phase::Accumulate => "accumulate",
+            Phase::Update { accumulated: true } => "update",
+            Phase::Update { accumulated: false } => "train",
+        }
+    }
+}
+
+/// What a step measured, once the device is there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepMetrics {
+    /// Mean loss per token over the whole accumulation.
+    pub loss: f32,
+    /// Norm of the mean gradient before clipping.
+    pub grad_norm: f32,
+    /// Tokens that had a loss.
+    pub tokens: f32,
+}
+
+/// Metrics on their way from the device.
+pub struct PendingMetrics(PendingDownload<f32>);
+
+impl PendingMetrics {
+    /// Waits for the device.
+    pub fn wait(self) -> Result<StepMetrics> {
+        let values = self.0.wait()?;
+        Ok(StepMetrics { loss: values[0], grad_norm: values[1], tokens: values[2] })
+    }
+}
+
+/// Names of accumulated values in the session.
+const ACCUMULATED_LOSS: &str = "accumulated.loss";
+const ACCUMULATED_COUNT: &str = "accumulated.count";
+
+fn accumulated(parameter: &str) -> String {
+    format!("accumulated.{parameter}")
+}
+
+/// Records training steps of one model.
+pub struct Stepper<'m> {
+    model: &'m dyn Model,
+    parameters: Vec<ParameterSpec>,
+    optimizer: OptimizerSettings,
+    schedule: Schedule,
+    seed: u64,
+}
+
+impl<'m> Stepper<'m> {
+    pub fn new(model: &'m dyn Model, optimizer: OptimizerSettings, schedule: Schedule, seed: u64) -> Self {
+        Stepper { model, parameters: model.parameters(), optimizer, schedule, seed }
+    }
+
+    pub fn parameters(&self) -> &[ParameterSpec] {
+        &self.parameters
+    }
+
+    pub fn schedule(&self) -> &Schedule {
+        &self.schedule
+    }
+
+    /// State besides the parameters, all zero at the start of a run: optimizer moments, and sums when gradients accumulate.
+    pub fn extra_state(&self, accumulates: bool) -> Vec<(String, Shape)> {
+        let mut state = Vec::new();
+        for parameter in &self.parameters {
+            let shape = Shape::new(DType::F32, parameter.dims.clone());
+            if self.optimizer.kind == OptimizerKind::AdamW {
+                state.push((exp_avg(&parameter.name), shape.clone()));
+                state.push((exp_avg_sq(&parameter.name), shape.clone()));
+            }
+            if accumulates {
+                state.push((accumulated(&parameter.name), shape));
+            }
+        }
+        if accumulates {
+            state.push((ACCUMULATED_LOSS.into(), Shape::scalar(DType::F32)));
+            state.push((ACCUMULATED_COUNT.into(), Shape::scalar(DType::F32)));
+        }
+        state
+    }
+
+    /// Runs one microbatch of 0-based optimizer step `step`; `microstep` counts microbatches over the whole run and keys
+    /// dropout. Metrics come with the microbatch that updates.
+    pub fn microbatch(
+        &self,
+        session: &mut Session,
+        batch: &DeviceBatch,
+        phase: Phase,
+        step: u64,
+        microstep: u64,
+    ) -> Result<Marked> {
+        let mut recording = session.begin();
+        let inputs = feed_batch(&mut recording, batch);
+        self.record(&mut recording, &inputs, phase, step, microstep)?;
+        recording.mark_step(phase.graph_name())
+    }
+
+    /// The step itself, on inputs that may be real or abstract.
+    pub fn record(&self, recording: &mut Recording, inputs: &BatchInputs, phase: Phase, step: u64, microstep: u64) -> Result<()> {
+        let randomness = feed_randomness(recording, self.seed, microstep)?;
+        let weights = parameter_tensors(recording, &self.parameters)?;
+        let trace = recording.trace().clone();
+        let loss = causal_loss(self.model, &Weights::new(&trace, &weights), &inputs.tokens, &inputs.labels, &randomness)?;
+        let leaves: Vec<Tensor> = self.parameters.iter().map(|p| weights[&p.name].clone()).collect();
+        let gradients = backward(&loss.sum, &leaves)?;
+        match phase {
+            Phase::Accumulate => self.accumulate(recording, &loss, &gradients),
+            Phase::Update { accumulated: true } => {
+                let (loss, gradients) = self.take_accumulated(recording, loss, gradients)?;
+                self.optimizer_step(recording, &leaves, &loss, &gradients, step)
+            }
+            Phase::Update { accumulated: false } => self.optimizer_step(recording, &leaves, &loss, &gradients, step),
+        }
+    }
+
+    /// Adds this microbatch's sums to the accumulated ones.
+    fn accumulate(&self, recording: &mut Recording, loss: &LossSum, gradients: &[Tensor]) -> Result<()> {
+        let _scope = recording.trace().clone().scope("accumulate");
+        let mut add = |name: &str, value: &Tensor| -> Result<()> {
+            let sum = recording.state(name)?.add(value)?;
+            recording.assign(name, &sum)
+        };
+        for (parameter, gradient) in self.parameters.iter().zip(gradients) {
+            add(&accumulated(&parameter.name), gradient)?;
+        }
+        add(ACCUMULATED_LOSS, &loss.sum)?;
+        add(ACCUMULATED_COUNT, &loss.count)
+    }
+
+    /// The sums of all microbatches including this one; what was accumulated starts again at zero.
+    fn take_accumulated(
+        &self,
+        recording: &mut Recording,
+        loss: LossSum,
+        gradients: Vec<Tensor>,
+    ) -> Result<(LossSum, Vec<Tensor>)> {
+        let _scope = recording.trace().clone().scope("accumulate");
+        let mut take = |name: &str, value: &Tensor| -> Result<Tensor> {
+            let sum = recording.state(name)?.add(value)?;
+            let zero = recording.trace().full(0.0, value.shape())?;
+            recording.assign(name, &zero)?;
+            Ok(sum)
+        };
+        let gradients = self
+            .parameters
+            .iter()
+            .zip(gradients)
+            .map(|(parameter, gradient)| take(&accumulated(&parameter.name), &gradient))
+            .collect::<Result<Vec<_>>>()?;
+        let loss = LossSum { sum: take(ACCUMULATED_LOSS, &loss.sum)?, count: take(ACCUMULATED_COUNT, &loss.count)? };
+        Ok((loss, gradients))
+    }
+
+    /// Mean over the true token count, clipping by the global norm, the optimizer's update of every parameter; fetches the
+    /// metrics.
+    fn optimizer_step(
+        &self,
+        recording: &mut Recording,
+        leaves: &[Tensor],
+        loss: &LossSum,
+        gradients: &[Tensor],
+        step: u64,
+    ) -> Result<()> {
+        let trace = recording.trace().clone();
+        let _scope = trace.scope("optimizer");
+        let feed = self.step_feed(step).to_array();
+        let feed = recording.feed_host("optimizer", bytemuck::bytes_of(&feed), &Shape::new(DType::F32, [feed.len()]))?;
+        let scalars = StepScalars::of(&feed)?;
+        let one = trace.constant(1.0, DType::F32)?;
+        let per_token = one.div(&loss.count.max_scalar(1.0)?)?;
+        let norm = optim::global_norm(gradients)?.mul(&per_token)?;
+        let mut factor = per_token.clone();
+        if self.optimizer.max_grad_norm > 0.0 {
+            factor = factor.mul(&optim::clip_factor(&norm, self.optimizer.max_grad_norm)?)?;
+        }
+        for ((parameter, leaf), gradient) in self.parameters.iter().zip(leaves).zip(gradients) {
+            let _scope = trace.scope(&parameter.name);
+            let gradient = gradient.mul(&factor)?;
+            match self.optimizer.kind {
+                OptimizerKind::AdamW => {
+                    let (m, v) = (exp_avg(&parameter.name), exp_avg_sq(&parameter.name));
+                    let (old_m, old_v) = (recording.state(&m)?, recording.state(&v)?);
+                    let new = self.adamw().update(&scalars, leaf, &gradient, &old_m, &old_v, parameter.decay)?;
+                    recording.assign(&parameter.name, &new.parameter)?;
+                    recording.assign(&m, &new.exp_avg)?;
+                    recording.assign(&v, &new.exp_avg_sq)?;
+                }
+                OptimizerKind::Sgd => {
+                    let sgd = Sgd { weight_decay: self.optimizer.weight_decay };
+                    recording.assign(&parameter.name, &sgd.update(&scalars, leaf, &gradient, parameter.decay)?)?;
+                }
+            }
+        }
+        let mean_loss = loss.sum.mul(&per_token)?;
+        let metrics = [&mean_loss, &norm, &loss.count].map(|t| t.reshape(&[1]));
+        let [mean_loss, norm, count] = metrics;
+        recording.fetch(METRICS, &Tensor::concat(&[&mean_loss?, &norm?, &count?], 0)?);
+        Ok(())
+    }
+
+    fn adamw(&self) -> AdamW {
+        AdamW {
+            beta1: self.optimizer.adam_beta1,
+            beta2: self.optimizer.adam_beta2,
+            eps: self.optimizer.adam_epsilon,
+            weight_decay: self.optimizer.weight_decay,
+        }
+    }
+
+    fn step_feed(&self, step: u64) -> StepFeed {
+        let learning_rate = self.schedule.learning_rate(step);
+        match self.optimizer.kind {
+            OptimizerKind::AdamW => StepFeed::adamw(learning_rate, &self.adamw(), step + 1),
+            OptimizerKind::Sgd => StepFeed::plain(learning_rate),
+        }
+    }
+}
+
+/// The fetched `f32[3]`: mean loss, gradient norm, token count.
+const METRICS: &str = "metrics";
+
+/// Starts reading the metrics of a step that updated.
+pub fn read_metrics(marked: &Marked) -> Result<PendingMetrics> {
+    let buffer = marked.fetched.get(METRICS).expect("optimizer_step fetches the metrics of every updating step");
+    Ok(PendingMetrics(buffer.start_download_to()?))
+}
+
+/// A batch as tensors of a recording.
+pub struct BatchInputs {
+    pub tokens: TokenBatch,
+    pub labels: Tensor,
+}
+
+/// Declares a device batch as feeds.
+pub fn feed_batch(recording: &mut Recording, batch: &DeviceBatch) -> BatchInputs {
+    let input_ids = recording.feed("input_ids", batch.input_ids.clone());
+    let labels = recording.feed("labels", batch.labels.clone());
+    let attention_mask = batch.attention_mask.as_ref().map(|mask| recording.feed("attention_mask", mask.clone()));
+    BatchInputs { tokens: TokenBatch { input_ids, attention_mask }, labels }
+}
+
+/// Declares feeds of `batch` rows and `tokens` columns, for compiling ahead.
+pub fn abstract_batch(recording: &mut Recording, batch: usize, tokens: usize) -> BatchInputs {
+    let shape = Shape::new(DType::S32, [batch, tokens]);
+    let input_ids = recording.feed_abstract("input_ids", &shape);
+    let labels = recording.feed_abstract("labels", &shape);
+    BatchInputs { tokens: TokenBatch { input_ids, attention_mask: None }, labels }
+}
+
+/// The random key of one microbatch: (seed, microstep).
+fn feed_randomness(recording: &mut Recording, seed: u64, microstep: u64) -> Result<Randomness> {
+    let key = [(seed ^ (seed >> 32)) as u32, microstep as u32];
+    let shape = Shape::new(DType::U32, [2]);
+    Ok(Randomness::keyed(recording.feed_host("random_key", bytemuck::bytes_of(&key), &shape)?))
+}
+
+/// Every parameter of the model as a tensor of the recording.
+pub fn parameter_tensors(recording: &mut Recording, parameters: &[ParameterSpec]) -> Result<HashMap<String, Tensor>> {
+    parameters.iter().map(|p| Ok((p.name.clone(), recording.state(&p.name)?))).collect()
+}

@@ -1,0 +1,22 @@
+//! What can go wrong while a graph is recorded, differentiated or encoded.
+
+/// Errors of the graph layer. Shape errors carry the operation, the operands, the model path and the source line.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{op} in {scope}: {message}; operands {operands} (recorded at {location})")]
+    Shape { op: String, scope: String, operands: String, message: String, location: String },
+    #[error("{op} in {scope} has no gradient, but one is needed on the way to the loss (recorded at {location})")]
+    NoGradient { op: String, scope: String, location: String },
+    #[error("the gradient rule of {op} in {scope} gave {found} for an operand of shape {expected}: a defect of that rule")]
+    GradientShape { op: String, scope: String, expected: String, found: String },
+    #[error("backward needs a scalar loss of a float type, got {shape}")]
+    Loss { shape: String },
+    #[error("two tensors of different traces meet in {op}: a tensor does not outlive its step's mark_step")]
+    ForeignTensor { op: String },
+    #[error("state `{name}` is assigned {found}, but holds {expected}")]
+    StateShape { name: String, expected: String, found: String },
+    #[error("graph bytes cannot be decoded: {message}")]
+    Decode { message: String },
+}
+
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,77 @@
+//! Reverse-mode differentiation of a trace (Griewank and Walther, "Evaluating Derivatives", ch. 3).
+//!
+//! *Adjoint*: the gradient of the loss with respect to a node. The sweep walks from the loss to the first parameter in reverse
+//! recording order; at each node the gradient rule (`ops::vjp`) turns the adjoint of its result into those of its operands,
+//! which add up over all uses. The rules record ordinary nodes, so gradients are part of the same graph.
+
+use crate::error::{Error, Result};
+use crate::ops::{self, Vjp};
+use crate::trace::{NodeId, Tensor};
+
+/// The gradients of a scalar `loss` with respect to `parameters`, in their order; zeros for one that the loss does not use.
+pub fn backward(loss: &Tensor, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
+    if loss.rank() != 0 || !loss.dtype().is_float() {
+        return Err(Error::Loss { shape: loss.shape().to_string() });
+    }
+    let trace = loss.trace();
+    let end = loss.id() as usize + 1;
+    let leads_to_parameter = mark_dependants(loss, parameters, end);
+    let mut adjoints: Vec<Option<Tensor>> = vec![None; end];
+    adjoints[loss.id() as usize] = Some(trace.constant(1.0, loss.dtype())?);
+    let mut is_parameter = vec![false; end];
+    for parameter in parameters.iter().filter(|p| (p.id() as usize) < end) {
+        is_parameter[parameter.id() as usize] = true;
+    }
+    for id in (0..end).rev().filter(|&id| leads_to_parameter[id]) {
+        // A parameter's adjoint is a result; everything else's is used up here.
+        let Some(dy) = (if is_parameter[id] { adjoints[id].clone() } else { adjoints[id].take() }) else { continue };
+        let node = trace.inner().nodes[id].clone();
+        if node.operands.is_empty() {
+            continue;
+        }
+        let operands: Vec<Tensor> = node.operands.iter().map(|&o| trace.tensor(o)).collect();
+        let wanted: Vec<bool> = node.operands.iter().map(|&o| leads_to_parameter[o as usize]).collect();
+        let (scope, location) = {
+            let inner = trace.inner();
+            (inner.scopes[node.scope as usize].clone(), node.location.to_string())
+        };
+        let _scope = trace.absolute_scope(&scope);
+        let output = trace.tensor(id as NodeId);
+        let rule = Vjp { op: &node.op, operands: &operands, output: &output, dy: &dy, wanted: &wanted };
+        let grads = ops::vjp(&rule)?.ok_or_else(|| Error::NoGradient { op: node.op.name(), scope: scope.clone(), location })?;
+        for ((operand, grad), wanted) in operands.iter().zip(grads).zip(wanted) {
+            let Some(grad) = grad.filter(|_| wanted) else { continue };
+            if grad.shape() != operand.shape() {
+                let (expected, found) = (operand.shape().to_string(), grad.shape().to_string());
+                return Err(Error::GradientShape { op: node.op.name(), scope, expected, found });
+            }
+            let slot = &mut adjoints[operand.id() as usize];
+            *slot = Some(match slot.take() {
+                Some(earlier) => earlier.add(&grad)?,
+                None => grad,
+            });
+        }
+    }
+    let zeros = |p: &Tensor| trace.full(0.0, p.shape());
+    parameters
+        .iter()
+        .map(|p| match adjoints.get(p.id() as usize).cloned().flatten() {
+            Some(adjoint) => Ok(adjoint),
+            None => zeros(p),
+        })
+        .collect()
+}
+
+/// For each node up to the loss: whether a float path leads from a parameter to it.
+fn mark_dependants(loss: &Tensor, parameters: &[Tensor], end: usize) -> Vec<bool> {
+    let mut marks = vec![false; end];
+    for parameter in parameters.iter().filter(|p| (p.id() as usize) < end) {
+        marks[parameter.id() as usize] = true;
+    }
+    let inner = loss.trace().inner();
+    for id in 0..end {
+        let node = &inner.nodes[id];
+        marks[id] |= node.shape.dtype.is_float() && node.operands.iter().any(|&o| marks[o as usize]);
+    }
+    marks
+}

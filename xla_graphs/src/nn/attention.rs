@@ -1,0 +1,171 @@
+//! Scaled dot-product attention (Vaswani et al. 2017) over `[B, H, T, D]` queries and `[B, H, S, D]` keys and values.
+//!
+//! P = softmax(scale * q k^T, masked), out = dropout(P) v. Blocked scores become the type's lowest finite value, as in
+//! transformers, so a row with no visible key is uniform instead of NaN. In the backward pass sum(dP * P) over the keys is
+//! taken as sum(dy * out) over D, which is the same number read from a smaller array (Dao et al. 2022).
+
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::op::{Attention, AttentionOperand, Comparison, Op};
+use crate::ops::{Vjp, expect, float};
+use crate::shape::Shape;
+use crate::trace::Tensor;
+
+type Inferred = std::result::Result<Shape, String>;
+
+impl Attention {
+    fn operand_count(&self) -> usize {
+        3 + usize::from(self.key_mask) + usize::from(self.dropout.is_some())
+    }
+}
+
+pub(crate) fn infer(attention: &Attention, operands: &[&Shape]) -> Inferred {
+    if operands.len() != attention.operand_count() {
+        return Err(format!("takes {} operands, got {}", attention.operand_count(), operands.len()));
+    }
+    let (q, k, v) = (operands[0], operands[1], operands[2]);
+    float(q)?;
+    if q.rank() != 4 || k.rank() != 4 {
+        return Err(format!("needs q, k and v of [B, H, T, D], got {q}, {k} and {v}"));
+    }
+    let [b, h, t, d] = [q.dims[0], q.dims[1], q.dims[2], q.dims[3]];
+    let s = k.dims[2];
+    expect("the keys", k, q.dtype, &[b, h, s, d])?;
+    expect("the values", v, q.dtype, &[b, h, s, d])?;
+    if attention.key_mask {
+        expect("the key mask", operands[3], DType::Pred, &[b, s])?;
+    }
+    if attention.dropout.is_some() {
+        expect("the dropout mask", operands[operands.len() - 1], DType::Pred, &[b, h, t, s])?;
+    }
+    Ok(q.clone())
+}
+
+pub(crate) fn infer_grad(attention: &Attention, operand: AttentionOperand, operands: &[&Shape]) -> Inferred {
+    let (dy, rest) = operands.split_last().ok_or("takes the attention's operands and dy")?;
+    let out = infer(attention, rest)?;
+    expect("the gradient", dy, out.dtype, &out.dims)?;
+    Ok(rest[operand as usize].clone())
+}
+
+pub(crate) fn vjp(v: &Vjp, attention: &Attention) -> Result<Vec<Option<Tensor>>> {
+    let mut grads = vec![None; v.operands.len()];
+    for (i, operand) in [AttentionOperand::Query, AttentionOperand::Key, AttentionOperand::Value].into_iter().enumerate() {
+        grads[i] = v.when(i, || {
+            let others: Vec<&Tensor> = v.operands[1..].iter().chain([v.dy]).collect();
+            v.operands[0].apply(Op::AttentionGrad { of: *attention, operand }, &others)
+        })?;
+    }
+    Ok(grads)
+}
+
+/// The plain form's parts that the forward and the backward pass share; equal nodes are recorded once.
+struct Plain<'a> {
+    attention: &'a Attention,
+    operands: &'a [Tensor],
+    scaled_q: Tensor,
+    /// P, before dropout.
+    probabilities: Tensor,
+}
+
+impl<'a> Plain<'a> {
+    fn new(attention: &'a Attention, operands: &'a [Tensor]) -> Result<Self> {
+        let scaled_q = operands[0].mul_scalar(attention.scale.get())?;
+        let mut scores = scaled_q.batched(&operands[1], 3, 3)?;
+        if let Some(visible) = visible(attention, operands, scores.dims())? {
+            let lowest = scores.trace().full(lowest(scores.dtype()), scores.shape())?;
+            scores = visible.select(&scores, &lowest)?;
+        }
+        let probabilities = super::softmax::expand(&scores)?;
+        Ok(Plain { attention, operands, scaled_q, probabilities })
+    }
+
+    /// Applies the dropout mask to P or to its gradient.
+    fn drop(&self, x: &Tensor) -> Result<Tensor> {
+        let Some(rate) = self.attention.dropout else { return Ok(x.clone()) };
+        let keep = &self.operands[self.attention.operand_count() - 1];
+        let zero = x.trace().full(0.0, x.shape())?;
+        keep.select(&x.mul_scalar(1.0 / (1.0 - rate.get()))?, &zero)
+    }
+
+    fn output(&self) -> Result<Tensor> {
+        self.drop(&self.probabilities)?.batched(&self.operands[2], 3, 2)
+    }
+
+    /// The gradient of the scores.
+    fn score_grad(&self, dy: &Tensor) -> Result<Tensor> {
+        let dp = self.drop(&dy.batched(&self.operands[2], 3, 3)?)?;
+        let projected = dy.mul(&self.output()?)?.sum(&[3])?.keep_last()?;
+        self.probabilities.mul(&dp.sub(&projected)?)
+    }
+}
+
+/// Which keys each query sees, `pred[B, H, T, S]`; `None` when all.
+fn visible(attention: &Attention, operands: &[Tensor], dims: &[usize]) -> Result<Option<Tensor>> {
+    let trace = operands[0].trace();
+    let mut visible: Option<Tensor> = None;
+    let mut require = |mask: Tensor| -> Result<()> {
+        visible = Some(match visible.take() {
+            Some(earlier) => earlier.and(&mask)?,
+            None => mask,
+        });
+        Ok(())
+    };
+    if attention.causal || attention.window.is_some() {
+        let plane = [dims[2], dims[3]];
+        let (query, key) = (trace.iota(DType::S32, &plane, 0)?, trace.iota(DType::S32, &plane, 1)?);
+        if attention.causal {
+            require(query.compare(Comparison::Ge, &key)?.broadcast_to(dims)?)?;
+        }
+        if let Some(window) = attention.window {
+            let oldest = query.add_scalar(-f64::from(window))?;
+            require(key.compare(Comparison::Gt, &oldest)?.broadcast_to(dims)?)?;
+        }
+    }
+    if attention.key_mask {
+        require(operands[3].broadcast_in(dims, &[0, 3])?)?;
+    }
+    Ok(visible)
+}
+
+/// The lowest finite value of a float type.
+fn lowest(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => -65504.0,
+        DType::BF16 => half::bf16::MIN.to_f64(),
+        DType::F64 => f64::MIN,
+        _ => f64::from(f32::MIN),
+    }
+}
+
+pub(crate) fn expand(attention: &Attention, operands: &[Tensor]) -> Result<Tensor> {
+    Plain::new(attention, operands)?.output()
+}
+
+pub(crate) fn expand_grad(attention: &Attention, operand: AttentionOperand, operands: &[Tensor]) -> Result<Tensor> {
+    let (dy, operands) = operands.split_last().expect("the shape rule has seen dy");
+    let plain = Plain::new(attention, operands)?;
+    match operand {
+        AttentionOperand::Query => plain.score_grad(dy)?.batched(&operands[1], 3, 2)?.mul_scalar(attention.scale.get()),
+        AttentionOperand::Key => plain.score_grad(dy)?.batched(&plain.scaled_q, 2, 2),
+        AttentionOperand::Value => plain.drop(&plain.probabilities)?.batched(dy, 2, 2),
+    }
+}
+
+impl Tensor {
+    /// Attention of these queries `[B, H, T, D]` over `k` and `v` `[B, H, S, D]`; masks as the attributes say
+    /// (`key_mask`: `pred[B, S]`, `keep`: `pred[B, H, T, S]`).
+    #[track_caller]
+    pub fn attention(
+        &self,
+        k: &Tensor,
+        v: &Tensor,
+        key_mask: Option<&Tensor>,
+        keep: Option<&Tensor>,
+        attributes: Attention,
+    ) -> Result<Tensor> {
+        let attributes = Attention { key_mask: key_mask.is_some(), ..attributes };
+        let others: Vec<&Tensor> = [Some(k), Some(v), key_mask, keep].into_iter().flatten().collect();
+        self.apply(Op::Attention(attributes), &others)
+    }
+}

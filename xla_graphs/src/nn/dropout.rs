@@ -1,0 +1,91 @@
+//! Dropout from a counter-based generator: each random word is a pure function of (seed, step, place in the graph, element),
+//! so masks need no storage, no order of execution and no state beyond the step number.
+//!
+//! The function is Threefry-2x32 with 13 rounds (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3",
+//! SC 2011; 13 rounds are the fewest that pass BigCrush there). Only adds, rotations and xors: XLA fuses it into its consumer.
+
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::op::{Comparison, Op};
+use crate::ops::expect;
+use crate::shape::Shape;
+use crate::trace::{Tensor, Trace};
+
+/// Rotation distances of Threefry-2x32, used in turn.
+const ROTATIONS: [u32; 8] = [13, 15, 26, 6, 17, 29, 16, 24];
+const ROUNDS: usize = 13;
+/// The key schedule's parity constant (Skein's, 32 bit).
+const PARITY: u32 = 0x1BD1_1BDA;
+
+pub(crate) fn infer_bits(key: &Shape, dims: &[usize]) -> std::result::Result<Shape, String> {
+    expect("the key", key, DType::U32, &[2])?;
+    Ok(Shape::new(DType::U32, dims))
+}
+
+pub(crate) fn expand_bits(trace: &Trace, key: &Tensor, dims: &[usize], place: u32) -> Result<Tensor> {
+    let word = |i: usize| key.slice(&[i], &[i + 1])?.reshape(&[]);
+    let (k0, k1) = (word(0)?, word(1)?);
+    let k2 = k0.xor(&k1)?.xor(&trace.constant(f64::from(PARITY), DType::U32)?)?;
+    let keys = [k0, k1, k2];
+    // Counter: the element's linear index (modulo 2^32) and the place.
+    let mut index = trace.full(0.0, &Shape::new(DType::U32, dims))?;
+    let mut stride = 1u32;
+    for dim in (0..dims.len()).rev() {
+        index = index.add(&trace.iota(DType::U32, dims, dim)?.mul_scalar(f64::from(stride))?)?;
+        stride = stride.wrapping_mul(dims[dim] as u32);
+    }
+    let mut x0 = index.add(&keys[0])?;
+    let mut x1 = keys[1].add(&trace.constant(f64::from(place), DType::U32)?)?.broadcast_to(dims)?;
+    for round in 0..ROUNDS {
+        x0 = x0.add(&x1)?;
+        x1 = rotate_left(&x1, ROTATIONS[round % 8])?.xor(&x0)?;
+        if round % 4 == 3 {
+            let injection = round / 4 + 1;
+            x0 = x0.add(&keys[injection % 3])?;
+            x1 = x1.add(&keys[(injection + 1) % 3])?.add_scalar(injection as f64)?;
+        }
+    }
+    Ok(x0)
+}
+
+fn rotate_left(x: &Tensor, bits: u32) -> Result<Tensor> {
+    let amount = |n: u32| x.trace().full(f64::from(n), x.shape());
+    x.shift_left(&amount(bits)?)?.or(&x.shift_right_logical(&amount(32 - bits)?)?)
+}
+
+/// The random stream of one step: a key `u32[2]` of (seed, step). `None` means that nothing is dropped.
+#[derive(Clone)]
+pub struct Randomness {
+    key: Option<Tensor>,
+}
+
+impl Randomness {
+    /// Dropout as configured, keyed by `key` (`u32[2]`: seed, step).
+    pub fn keyed(key: Tensor) -> Self {
+        Randomness { key: Some(key) }
+    }
+
+    /// Evaluation: dropout is the identity.
+    pub fn off() -> Self {
+        Randomness { key: None }
+    }
+
+    /// A mask that is true with probability `1 - rate`; `None` when nothing is to be dropped. Each call draws anew.
+    #[track_caller]
+    pub fn keep_mask(&self, dims: &[usize], rate: f64) -> Result<Option<Tensor>> {
+        let Some(key) = self.key.as_ref().filter(|_| rate > 0.0) else { return Ok(None) };
+        let place = key.trace().next_place();
+        let bits = key.apply(Op::RandomBits { dims: dims.to_vec(), place }, &[])?;
+        let threshold = (rate * 2f64.powi(32)).min(f64::from(u32::MAX)).floor();
+        bits.compare_scalar(Comparison::Ge, threshold).map(Some)
+    }
+
+    /// `x` with a share `rate` of its elements zeroed and the others divided by `1 - rate`.
+    #[track_caller]
+    pub fn dropout(&self, x: &Tensor, rate: f64) -> Result<Tensor> {
+        let Some(keep) = self.keep_mask(x.dims(), rate)? else { return Ok(x.clone()) };
+        // Everything dropped: the scale would be infinite.
+        let scale = if rate < 1.0 { 1.0 / (1.0 - rate) } else { 0.0 };
+        keep.select(&x.mul_scalar(scale)?, &x.trace().full(0.0, x.shape())?)
+    }
+}

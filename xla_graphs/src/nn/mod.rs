@@ -1,0 +1,9 @@
+//! Composite operations: whole formulas kept as one node, each with a hand-derived gradient and the plain form that
+//! `passes::expand` writes out for targets that have nothing better.
+
+pub(crate) mod attention;
+pub(crate) mod dropout;
+pub(crate) mod gelu;
+pub(crate) mod layer_norm;
+pub(crate) mod loss;
+pub(crate) mod softmax;

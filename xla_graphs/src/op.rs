@@ -1,0 +1,294 @@
+//! The operations that a graph is made of, with their attributes.
+//!
+//! *Primitives* have a direct HLO counterpart. *Composites* (`Op::is_composite`) keep a whole formula as one node, with a
+//! hand-derived gradient, until `passes::expand` writes them out in the form that suits the target. Shape rules, gradient
+//! rules and the `Tensor` methods that record an operation stand together by family in `ops/` (primitives) and `nn/`
+//! (composites). The enum's order is part of the canonical format: append, never reorder.
+
+use crate::dtype::DType;
+use serde::{Deserialize, Serialize};
+
+/// An `f64` attribute that compares and hashes by its bits, so that it can be part of a fingerprint.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct F64(u64);
+
+impl F64 {
+    pub fn new(value: f64) -> Self {
+        F64(value.to_bits())
+    }
+
+    pub fn get(self) -> f64 {
+        f64::from_bits(self.0)
+    }
+}
+
+impl std::fmt::Debug for F64 {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.get())
+    }
+}
+
+/// Element-wise functions of one operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Unary {
+    Neg,
+    Exp,
+    Log,
+    Log1p,
+    Tanh,
+    Sqrt,
+    Rsqrt,
+    Erf,
+    Logistic,
+    Sin,
+    Cos,
+    Abs,
+    Sign,
+    Floor,
+    Not,
+    IsFinite,
+}
+
+/// Element-wise functions of two operands of one shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Binary {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Max,
+    Min,
+    Pow,
+    Rem,
+    And,
+    Or,
+    Xor,
+    ShiftLeft,
+    ShiftRightLogical,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Comparison {
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Reduction {
+    Sum,
+    Max,
+    Min,
+}
+
+/// A scalar constant's value; the element type is the node's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Scalar {
+    Float(F64),
+    Int(i64),
+    Bool(bool),
+}
+
+/// Contracting and batch dimensions of a general dot product, as `DotDimensionNumbers` has them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
+pub struct DotDims {
+    pub lhs_contracting: Vec<usize>,
+    pub rhs_contracting: Vec<usize>,
+    pub lhs_batch: Vec<usize>,
+    pub rhs_batch: Vec<usize>,
+}
+
+/// The two forms of the Gaussian error linear unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Gelu {
+    /// `x * 0.5 * (1 + erf(x / sqrt 2))`: transformers' `gelu`.
+    Erf,
+    /// The tanh approximation: `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`.
+    Tanh,
+}
+
+/// Scaled dot-product attention over `[B, H, T, D]`.
+///
+/// Operands in order: q, k, v, then `key_mask` (`pred[B, S]`, true = visible) if `key_mask`, then `keep` (`pred[B, H, T, S]`)
+/// if `dropout` is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Attention {
+    /// Factor on the scores before the softmax.
+    pub scale: F64,
+    /// Query t sees keys 0..=t only.
+    pub causal: bool,
+    /// Query t sees the last so many keys, itself included (GPT-Neo's local layers).
+    pub window: Option<u32>,
+    pub key_mask: bool,
+    /// Share of the probabilities that is dropped; the kept ones are divided by `1 - dropout`.
+    pub dropout: Option<F64>,
+}
+
+/// Which operand of an attention a gradient node belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum AttentionOperand {
+    Query,
+    Key,
+    Value,
+}
+
+/// What a node computes. Shapes are inferred by `ops::infer`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Op {
+    /// The graph's n-th input.
+    Input(u32),
+    /// A scalar.
+    Constant {
+        value: Scalar,
+        dtype: DType,
+    },
+    /// 0, 1, 2, ... along `dim`.
+    Iota {
+        dims: Vec<usize>,
+        dim: usize,
+        dtype: DType,
+    },
+    Unary(Unary),
+    Binary(Binary),
+    Compare(Comparison),
+    /// `pred ? on_true : on_false`, all of one shape.
+    Select,
+    Convert(DType),
+    /// Same bits, another element type of the same size.
+    Bitcast(DType),
+    Reshape(Vec<usize>),
+    /// Operand dimension i becomes output dimension `map[i]`; XLA's BroadcastInDim.
+    Broadcast {
+        dims: Vec<usize>,
+        map: Vec<usize>,
+    },
+    /// Output dimension i is operand dimension `perm[i]`.
+    Transpose(Vec<usize>),
+    Slice {
+        starts: Vec<usize>,
+        limits: Vec<usize>,
+    },
+    Concat {
+        dim: usize,
+    },
+    /// Zero (or false) padding at both ends of each dimension.
+    Pad {
+        low: Vec<usize>,
+        high: Vec<usize>,
+    },
+    Reduce {
+        kind: Reduction,
+        dims: Vec<usize>,
+    },
+    /// General dot product with the given result type.
+    Dot {
+        dims: DotDims,
+        dtype: DType,
+    },
+    /// `rows = table[ids]`: table `[V, ...]`, ids `[...]` of an integer type.
+    TakeRows,
+    /// `base` with `updates[i]` added to row `ids[i]`: base `[V, C]`, ids `[N]`, updates `[N, C]`.
+    ScatterAddRows,
+    /// Stops XLA from moving or merging work across it; the identity.
+    Barrier,
+    /// Uniform 32-bit words keyed by a `u32[2]` operand (seed, step) and the place in the graph.
+    RandomBits {
+        dims: Vec<usize>,
+        place: u32,
+    },
+
+    LayerNorm {
+        eps: F64,
+    },
+    /// Operands x, gamma, dy; gives dx.
+    LayerNormGrad {
+        eps: F64,
+    },
+    /// Operands x, dy; gives dgamma.
+    LayerNormScaleGrad {
+        eps: F64,
+    },
+    Gelu(Gelu),
+    /// Operands x, dy.
+    GeluGrad(Gelu),
+    /// Over the last dimension.
+    Softmax,
+    /// Operands y (the softmax), dy.
+    SoftmaxGrad,
+    /// Operands logits `[N, V]`, labels `[N]`; gives `[N]` losses, 0 where the label is `ignore`.
+    CrossEntropy {
+        ignore: i64,
+    },
+    /// Operands logits, labels, dloss `[N]`; gives dlogits.
+    CrossEntropyGrad {
+        ignore: i64,
+    },
+    Attention(Attention),
+    /// The operands of the attention, then dy `[B, H, T, D]`; gives the gradient of one operand.
+    AttentionGrad {
+        of: Attention,
+        operand: AttentionOperand,
+    },
+}
+
+impl Op {
+    /// The name used in messages, descriptions and HLO metadata.
+    pub fn name(&self) -> String {
+        match self {
+            Op::Input(_) => "input".into(),
+            Op::Constant { .. } => "constant".into(),
+            Op::Iota { .. } => "iota".into(),
+            Op::Unary(op) => format!("{op:?}").to_lowercase(),
+            Op::Binary(op) => format!("{op:?}").to_lowercase(),
+            Op::Compare(op) => format!("compare_{op:?}").to_lowercase(),
+            Op::Select => "select".into(),
+            Op::Convert(_) => "convert".into(),
+            Op::Bitcast(_) => "bitcast".into(),
+            Op::Reshape(_) => "reshape".into(),
+            Op::Broadcast { .. } => "broadcast".into(),
+            Op::Transpose(_) => "transpose".into(),
+            Op::Slice { .. } => "slice".into(),
+            Op::Concat { .. } => "concat".into(),
+            Op::Pad { .. } => "pad".into(),
+            Op::Reduce { kind, .. } => format!("reduce_{kind:?}").to_lowercase(),
+            Op::Dot { .. } => "dot".into(),
+            Op::TakeRows => "take_rows".into(),
+            Op::ScatterAddRows => "scatter_add_rows".into(),
+            Op::Barrier => "barrier".into(),
+            Op::RandomBits { .. } => "random_bits".into(),
+            Op::LayerNorm { .. } => "layer_norm".into(),
+            Op::LayerNormGrad { .. } => "layer_norm_grad".into(),
+            Op::LayerNormScaleGrad { .. } => "layer_norm_scale_grad".into(),
+            Op::Gelu(_) => "gelu".into(),
+            Op::GeluGrad(_) => "gelu_grad".into(),
+            Op::Softmax => "softmax".into(),
+            Op::SoftmaxGrad => "softmax_grad".into(),
+            Op::CrossEntropy { .. } => "cross_entropy".into(),
+            Op::CrossEntropyGrad { .. } => "cross_entropy_grad".into(),
+            Op::Attention(_) => "attention".into(),
+            Op::AttentionGrad { .. } => "attention_grad".into(),
+        }
+    }
+
+    /// Whether `passes::expand` has to write this out before emission.
+    pub fn is_composite(&self) -> bool {
+        matches!(
+            self,
+            Op::RandomBits { .. }
+                | Op::LayerNorm { .. }
+                | Op::LayerNormGrad { .. }
+                | Op::LayerNormScaleGrad { .. }
+                | Op::Gelu(_)
+                | Op::GeluGrad(_)
+                | Op::Softmax
+                | Op::SoftmaxGrad
+                | Op::CrossEntropy { .. }
+                | Op::CrossEntropyGrad { .. }
+                | Op::Attention(_)
+                | Op::AttentionGrad { .. }
+        )
+    }
+}

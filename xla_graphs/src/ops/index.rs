@@ -1,0 +1,57 @@
+//! Rows chosen by integer ids: embedding look-ups and their gradient. Ids outside the table are clamped to it when read and
+//! ignored when added, as XLA's gather and scatter do; callers check ids on the host.
+
+use super::{Vjp, integer};
+use crate::error::Result;
+use crate::op::Op;
+use crate::shape::Shape;
+use crate::trace::Tensor;
+
+pub(super) fn infer_take(table: &Shape, ids: &Shape) -> std::result::Result<Shape, String> {
+    integer(ids)?;
+    if table.rank() == 0 {
+        return Err("the table has no rows".into());
+    }
+    let mut dims = ids.dims.clone();
+    dims.extend(&table.dims[1..]);
+    Ok(Shape::new(table.dtype, dims))
+}
+
+pub(super) fn infer_scatter(base: &Shape, ids: &Shape, updates: &Shape) -> std::result::Result<Shape, String> {
+    integer(ids)?;
+    if base.rank() != 2 || ids.rank() != 1 {
+        return Err(format!("needs a base [V, C] and ids [N], got {base} and {ids}"));
+    }
+    super::expect("the updates", updates, base.dtype, &[ids.dims[0], base.dims[1]])?;
+    Ok(base.clone())
+}
+
+pub(super) fn vjp_take(v: &Vjp) -> Result<Vec<Option<Tensor>>> {
+    let (table, ids) = (&v.operands[0], &v.operands[1]);
+    let dtable = v.when(0, || {
+        let rows = ids.shape().elements();
+        let width: usize = table.dims()[1..].iter().product();
+        let zero = table.trace().full(0.0, &Shape::new(table.dtype(), [table.dims()[0], width]))?;
+        zero.scatter_add_rows(&ids.reshape(&[rows])?, &v.dy.reshape(&[rows, width])?)?.reshape(table.dims())
+    })?;
+    Ok(vec![dtable, None])
+}
+
+pub(super) fn vjp_scatter(v: &Vjp) -> Result<Vec<Option<Tensor>>> {
+    let ids = &v.operands[1];
+    Ok(vec![Some(v.dy.clone()), None, v.when(2, || v.dy.take_rows(ids))?])
+}
+
+impl Tensor {
+    /// The rows of this table `[V, ...]` that `ids` `[...]` name: `[ids..., ...]`.
+    #[track_caller]
+    pub fn take_rows(&self, ids: &Tensor) -> Result<Tensor> {
+        self.apply(Op::TakeRows, &[ids])
+    }
+
+    /// This tensor `[V, C]` with `updates` `[N, C]` added to the rows `ids` `[N]`; equal ids add up.
+    #[track_caller]
+    pub fn scatter_add_rows(&self, ids: &Tensor, updates: &Tensor) -> Result<Tensor> {
+        self.apply(Op::ScatterAddRows, &[ids, updates])
+    }
+}

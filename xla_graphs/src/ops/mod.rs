@@ -1,0 +1,138 @@
+//! Shape rules and gradient rules of every operation, by family.
+//!
+//! To add an operation: a variant in `op.rs`, then in one family file its shape rule, its gradient rule and the `Tensor`
+//! method that records it; primitives also need a line in the emitter, composites one in `passes/expand.rs`.
+
+mod dot;
+mod elementwise;
+mod index;
+mod reduce;
+mod reshape;
+
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::nn;
+use crate::op::Op;
+use crate::shape::Shape;
+use crate::trace::Tensor;
+
+/// Shape rule: the result's shape, or a sentence that says what is wrong with the operands.
+pub(crate) fn infer(op: &Op, operands: &[&Shape]) -> std::result::Result<Shape, String> {
+    let arity = |n: usize| match operands.len() {
+        found if found == n => Ok(()),
+        found => Err(format!("takes {n} operands, got {found}")),
+    };
+    match op {
+        Op::Input(_) => Err("inputs are declared, not recorded".into()),
+        Op::Constant { dtype, .. } => Ok(Shape::scalar(*dtype)),
+        Op::Iota { dims, dim, dtype } => match *dim < dims.len() {
+            true => Ok(Shape::new(*dtype, dims.clone())),
+            false => Err(format!("dimension {dim} of a rank {} result", dims.len())),
+        },
+        Op::Unary(op) => arity(1).and_then(|()| elementwise::infer_unary(*op, operands[0])),
+        Op::Binary(op) => arity(2).and_then(|()| elementwise::infer_binary(*op, operands[0], operands[1])),
+        Op::Compare(_) => arity(2).and_then(|()| elementwise::infer_compare(operands[0], operands[1])),
+        Op::Select => arity(3).and_then(|()| elementwise::infer_select(operands[0], operands[1], operands[2])),
+        Op::Convert(dtype) => arity(1).map(|()| operands[0].with_dtype(*dtype)),
+        Op::Bitcast(dtype) => arity(1).and_then(|()| elementwise::infer_bitcast(operands[0], *dtype)),
+        Op::Reshape(dims) => arity(1).and_then(|()| reshape::infer_reshape(operands[0], dims)),
+        Op::Broadcast { dims, map } => arity(1).and_then(|()| reshape::infer_broadcast(operands[0], dims, map)),
+        Op::Transpose(perm) => arity(1).and_then(|()| reshape::infer_transpose(operands[0], perm)),
+        Op::Slice { starts, limits } => arity(1).and_then(|()| reshape::infer_slice(operands[0], starts, limits)),
+        Op::Concat { dim } => reshape::infer_concat(operands, *dim),
+        Op::Pad { low, high } => arity(1).and_then(|()| reshape::infer_pad(operands[0], low, high)),
+        Op::Reduce { dims, .. } => arity(1).and_then(|()| reduce::infer(operands[0], dims)),
+        Op::Dot { dims, dtype } => arity(2).and_then(|()| dot::infer(operands[0], operands[1], dims, *dtype)),
+        Op::TakeRows => arity(2).and_then(|()| index::infer_take(operands[0], operands[1])),
+        Op::ScatterAddRows => arity(3).and_then(|()| index::infer_scatter(operands[0], operands[1], operands[2])),
+        Op::Barrier => arity(1).map(|()| operands[0].clone()),
+        Op::RandomBits { dims, .. } => arity(1).and_then(|()| nn::dropout::infer_bits(operands[0], dims)),
+        Op::LayerNorm { .. } => arity(3).and_then(|()| nn::layer_norm::infer(operands)),
+        Op::LayerNormGrad { .. } => arity(3).and_then(|()| nn::layer_norm::infer_grad(operands)),
+        Op::LayerNormScaleGrad { .. } => arity(2).and_then(|()| nn::layer_norm::infer_scale_grad(operands)),
+        Op::Gelu(_) => arity(1).and_then(|()| float(operands[0]).map(|()| operands[0].clone())),
+        Op::GeluGrad(_) | Op::SoftmaxGrad => arity(2).and_then(|()| elementwise::same_floats(operands[0], operands[1])),
+        Op::Softmax => arity(1).and_then(|()| nn::softmax::infer(operands[0])),
+        Op::CrossEntropy { .. } => arity(2).and_then(|()| nn::loss::infer(operands[0], operands[1])),
+        Op::CrossEntropyGrad { .. } => arity(3).and_then(|()| nn::loss::infer_grad(operands)),
+        Op::Attention(attention) => nn::attention::infer(attention, operands),
+        Op::AttentionGrad { of, operand } => nn::attention::infer_grad(of, *operand, operands),
+    }
+}
+
+/// One step of the reverse sweep: what a node computed and the gradient that arrives at its result.
+pub(crate) struct Vjp<'a> {
+    pub op: &'a Op,
+    pub operands: &'a [Tensor],
+    pub output: &'a Tensor,
+    pub dy: &'a Tensor,
+    /// Which operands lead to something that gradients are wanted for.
+    pub wanted: &'a [bool],
+}
+
+impl Vjp<'_> {
+    /// The rule's result for one operand, computed only if it is wanted.
+    pub fn when(&self, operand: usize, rule: impl FnOnce() -> Result<Tensor>) -> Result<Option<Tensor>> {
+        if self.wanted[operand] { rule().map(Some) } else { Ok(None) }
+    }
+}
+
+/// Gradient rule: the gradients of the operands given the result's; `None` when the operation has no rule at all.
+pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
+    let grads = match v.op {
+        // Operations whose results carry no gradient: constants, integers, predicates.
+        Op::Input(_) | Op::Constant { .. } | Op::Iota { .. } | Op::Compare(_) | Op::RandomBits { .. } => {
+            vec![None; v.operands.len()]
+        }
+        Op::Unary(op) => match elementwise::vjp_unary(*op, v)? {
+            Some(grads) => grads,
+            None => return Ok(None),
+        },
+        Op::Binary(op) => match elementwise::vjp_binary(*op, v)? {
+            Some(grads) => grads,
+            None => return Ok(None),
+        },
+        Op::Select => elementwise::vjp_select(v)?,
+        Op::Convert(_) => elementwise::vjp_convert(v)?,
+        Op::Reshape(_) => reshape::vjp_reshape(v)?,
+        Op::Broadcast { map, .. } => reshape::vjp_broadcast(v, map)?,
+        Op::Transpose(perm) => reshape::vjp_transpose(v, perm)?,
+        Op::Slice { starts, limits } => reshape::vjp_slice(v, starts, limits)?,
+        Op::Concat { dim } => reshape::vjp_concat(v, *dim)?,
+        Op::Pad { low, .. } => reshape::vjp_pad(v, low)?,
+        Op::Reduce { kind, dims } => reduce::vjp(v, *kind, dims)?,
+        Op::Dot { dims, .. } => dot::vjp(v, dims)?,
+        Op::TakeRows => index::vjp_take(v)?,
+        Op::ScatterAddRows => index::vjp_scatter(v)?,
+        Op::Barrier => vec![Some(v.dy.clone())],
+        Op::LayerNorm { eps } => nn::layer_norm::vjp(v, *eps)?,
+        Op::Gelu(kind) => nn::gelu::vjp(v, *kind)?,
+        Op::Softmax => nn::softmax::vjp(v)?,
+        Op::CrossEntropy { ignore } => nn::loss::vjp(v, *ignore)?,
+        Op::Attention(attention) => nn::attention::vjp(v, attention)?,
+        Op::Bitcast(_)
+        | Op::LayerNormGrad { .. }
+        | Op::LayerNormScaleGrad { .. }
+        | Op::GeluGrad(_)
+        | Op::SoftmaxGrad
+        | Op::CrossEntropyGrad { .. }
+        | Op::AttentionGrad { .. } => return Ok(None),
+    };
+    Ok(Some(grads))
+}
+
+/// Refuses anything but a float type.
+pub(crate) fn float(shape: &Shape) -> std::result::Result<(), String> {
+    if shape.dtype.is_float() { Ok(()) } else { Err(format!("needs a float type, got {}", shape.dtype)) }
+}
+
+/// Refuses anything but an integer type.
+pub(crate) fn integer(shape: &Shape) -> std::result::Result<(), String> {
+    if shape.dtype.is_integer() { Ok(()) } else { Err(format!("needs an integer type, got {}", shape.dtype)) }
+}
+
+/// Refuses anything but the given shape.
+pub(crate) fn expect(what: &str, found: &Shape, dtype: DType, dims: &[usize]) -> std::result::Result<(), String> {
+    let expected = Shape::new(dtype, dims);
+    if *found == expected { Ok(()) } else { Err(format!("{what} must be {expected}, got {found}")) }
+}

@@ -1,0 +1,183 @@
+//! Operations that move or repeat elements without changing them.
+
+use super::Vjp;
+use crate::error::Result;
+use crate::op::Op;
+use crate::shape::Shape;
+use crate::trace::Tensor;
+
+type Inferred = std::result::Result<Shape, String>;
+
+pub(super) fn infer_reshape(x: &Shape, dims: &[usize]) -> Inferred {
+    let result = Shape::new(x.dtype, dims);
+    match result.elements() == x.elements() {
+        true => Ok(result),
+        false => Err(format!("{x} has {} elements, {result} has {}", x.elements(), result.elements())),
+    }
+}
+
+pub(super) fn infer_broadcast(x: &Shape, dims: &[usize], map: &[usize]) -> Inferred {
+    let increasing = map.windows(2).all(|w| w[0] < w[1]);
+    if map.len() != x.rank() || !increasing || map.iter().any(|&d| d >= dims.len()) {
+        return Err(format!("dimension map {map:?} does not place {x} in {dims:?}"));
+    }
+    for (i, &d) in map.iter().enumerate() {
+        if x.dims[i] != 1 && x.dims[i] != dims[d] {
+            return Err(format!("dimension {i} of {x} cannot become {} of {dims:?}", dims[d]));
+        }
+    }
+    Ok(Shape::new(x.dtype, dims))
+}
+
+pub(super) fn infer_transpose(x: &Shape, perm: &[usize]) -> Inferred {
+    let mut seen = vec![false; x.rank()];
+    for &p in perm {
+        match seen.get_mut(p) {
+            Some(seen) if !*seen => *seen = true,
+            _ => return Err(format!("{perm:?} is not a permutation of {} dimensions", x.rank())),
+        }
+    }
+    if perm.len() != x.rank() {
+        return Err(format!("{perm:?} is not a permutation of {} dimensions", x.rank()));
+    }
+    Ok(Shape::new(x.dtype, perm.iter().map(|&p| x.dims[p]).collect::<Vec<_>>()))
+}
+
+pub(super) fn infer_slice(x: &Shape, starts: &[usize], limits: &[usize]) -> Inferred {
+    if starts.len() != x.rank() || limits.len() != x.rank() {
+        return Err(format!("needs {} starts and limits", x.rank()));
+    }
+    for i in 0..x.rank() {
+        if starts[i] > limits[i] || limits[i] > x.dims[i] {
+            return Err(format!("{}..{} is outside dimension {i} of {x}", starts[i], limits[i]));
+        }
+    }
+    Ok(Shape::new(x.dtype, (0..x.rank()).map(|i| limits[i] - starts[i]).collect::<Vec<_>>()))
+}
+
+pub(super) fn infer_concat(operands: &[&Shape], dim: usize) -> Inferred {
+    let first = operands.first().ok_or("needs at least one operand")?;
+    if dim >= first.rank() {
+        return Err(format!("dimension {dim} of rank {}", first.rank()));
+    }
+    let mut result = (*first).clone();
+    for x in &operands[1..] {
+        let fits =
+            x.dtype == first.dtype && x.rank() == first.rank() && (0..x.rank()).all(|i| i == dim || x.dims[i] == first.dims[i]);
+        if !fits {
+            return Err(format!("{x} does not fit {first} outside dimension {dim}"));
+        }
+        result.dims[dim] += x.dims[dim];
+    }
+    Ok(result)
+}
+
+pub(super) fn infer_pad(x: &Shape, low: &[usize], high: &[usize]) -> Inferred {
+    match low.len() == x.rank() && high.len() == x.rank() {
+        true => Ok(Shape::new(x.dtype, (0..x.rank()).map(|i| low[i] + x.dims[i] + high[i]).collect::<Vec<_>>())),
+        false => Err(format!("needs {} low and high amounts", x.rank())),
+    }
+}
+
+pub(super) fn vjp_reshape(v: &Vjp) -> Result<Vec<Option<Tensor>>> {
+    Ok(vec![Some(v.dy.reshape(v.operands[0].dims())?)])
+}
+
+pub(super) fn vjp_broadcast(v: &Vjp, map: &[usize]) -> Result<Vec<Option<Tensor>>> {
+    let x = &v.operands[0];
+    // Every result dimension that repeats an element is summed over.
+    let summed: Vec<usize> = (0..v.dy.rank())
+        .filter(|d| match map.iter().position(|m| m == d) {
+            Some(i) => x.dims()[i] == 1 && v.dy.dims()[*d] != 1,
+            None => true,
+        })
+        .collect();
+    Ok(vec![Some(v.dy.sum(&summed)?.reshape(x.dims())?)])
+}
+
+pub(super) fn vjp_transpose(v: &Vjp, perm: &[usize]) -> Result<Vec<Option<Tensor>>> {
+    let mut inverse = vec![0; perm.len()];
+    for (i, &p) in perm.iter().enumerate() {
+        inverse[p] = i;
+    }
+    Ok(vec![Some(v.dy.transpose(&inverse)?)])
+}
+
+pub(super) fn vjp_slice(v: &Vjp, starts: &[usize], limits: &[usize]) -> Result<Vec<Option<Tensor>>> {
+    let high: Vec<usize> = v.operands[0].dims().iter().zip(limits).map(|(d, l)| d - l).collect();
+    Ok(vec![Some(v.dy.pad(starts, &high)?)])
+}
+
+pub(super) fn vjp_concat(v: &Vjp, dim: usize) -> Result<Vec<Option<Tensor>>> {
+    let mut start = 0;
+    let mut grads = Vec::with_capacity(v.operands.len());
+    for (i, x) in v.operands.iter().enumerate() {
+        let limit = start + x.dims()[dim];
+        grads.push(v.when(i, || v.dy.slice_dim(dim, start, limit))?);
+        start = limit;
+    }
+    Ok(grads)
+}
+
+pub(super) fn vjp_pad(v: &Vjp, low: &[usize]) -> Result<Vec<Option<Tensor>>> {
+    let limits: Vec<usize> = low.iter().zip(v.operands[0].dims()).map(|(l, d)| l + d).collect();
+    Ok(vec![Some(v.dy.slice(low, &limits)?)])
+}
+
+impl Tensor {
+    #[track_caller]
+    pub fn reshape(&self, dims: &[usize]) -> Result<Tensor> {
+        if self.dims() == dims { Ok(self.clone()) } else { self.apply(Op::Reshape(dims.to_vec()), &[]) }
+    }
+
+    /// NumPy's broadcast: missing leading dimensions are added, size-1 dimensions repeat.
+    #[track_caller]
+    pub fn broadcast_to(&self, dims: &[usize]) -> Result<Tensor> {
+        if self.dims() == dims {
+            return Ok(self.clone());
+        }
+        // A rank that is too high leaves the map out of range, which the shape rule reports.
+        let offset = dims.len().saturating_sub(self.rank());
+        self.broadcast_in(dims, &(0..self.rank()).map(|i| i + offset).collect::<Vec<_>>())
+    }
+
+    /// Dimension i becomes dimension `map[i]` of the result.
+    #[track_caller]
+    pub fn broadcast_in(&self, dims: &[usize], map: &[usize]) -> Result<Tensor> {
+        self.apply(Op::Broadcast { dims: dims.to_vec(), map: map.to_vec() }, &[])
+    }
+
+    #[track_caller]
+    pub fn transpose(&self, perm: &[usize]) -> Result<Tensor> {
+        if perm.iter().enumerate().all(|(i, &p)| i == p) && perm.len() == self.rank() {
+            return Ok(self.clone());
+        }
+        self.apply(Op::Transpose(perm.to_vec()), &[])
+    }
+
+    #[track_caller]
+    pub fn slice(&self, starts: &[usize], limits: &[usize]) -> Result<Tensor> {
+        self.apply(Op::Slice { starts: starts.to_vec(), limits: limits.to_vec() }, &[])
+    }
+
+    /// `start..limit` of one dimension, all of the others.
+    #[track_caller]
+    pub fn slice_dim(&self, dim: usize, start: usize, limit: usize) -> Result<Tensor> {
+        let mut starts = vec![0; self.rank()];
+        let mut limits = self.dims().to_vec();
+        starts[dim] = start;
+        limits[dim] = limit;
+        self.slice(&starts, &limits)
+    }
+
+    #[track_caller]
+    pub fn concat(tensors: &[&Tensor], dim: usize) -> Result<Tensor> {
+        tensors[0].apply(Op::Concat { dim }, &tensors[1..])
+    }
+
+    /// Zeros around the tensor.
+    #[track_caller]
+    pub fn pad(&self, low: &[usize], high: &[usize]) -> Result<Tensor> {
+        self.apply(Op::Pad { low: low.to_vec(), high: high.to_vec() }, &[])
+    }
+}

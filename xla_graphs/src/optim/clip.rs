@@ -1,0 +1,30 @@
+//! Clipping by the global norm, as `torch.nn.utils.clip_grad_norm_`.
+
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::trace::Tensor;
+
+/// The L2 norm of all gradients together, `f32[]`.
+pub fn global_norm(grads: &[Tensor]) -> Result<Tensor> {
+    let mut total: Option<Tensor> = None;
+    for grad in grads {
+        let grad = grad.convert(DType::F32)?;
+        // Rows first: the partial sums are short, which keeps them exact and lets XLA's CPU share the rows between threads.
+        let mut sum = grad.mul(&grad)?;
+        if sum.rank() > 1 {
+            sum = sum.sum(&[sum.rank() - 1])?;
+        }
+        let sum = sum.sum_all()?;
+        total = Some(match total {
+            Some(total) => total.add(&sum)?,
+            None => sum,
+        });
+    }
+    total.expect("a model has at least one parameter").sqrt()
+}
+
+/// `min(1, max_norm / (norm + 1e-6))`: the factor on every gradient.
+pub fn clip_factor(norm: &Tensor, max_norm: f64) -> Result<Tensor> {
+    let limit = norm.trace().constant(max_norm, norm.dtype())?;
+    limit.div(&norm.add_scalar(1e-6)?)?.min_scalar(1.0)
+}

@@ -1,0 +1,283 @@
+//! Lazy tensors: operations on a [`Tensor`] are recorded as nodes of a [`Trace`]; nothing is computed.
+//!
+//! One trace covers what lies between two `mark_step`s. [`Trace::cut`] turns the recorded nodes into a canonical
+//! [`Graph`](crate::Graph).
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::graph::{Graph, InputRole, OutputSpec};
+use crate::op::{F64, Op, Scalar};
+use crate::ops;
+use crate::shape::Shape;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::panic::Location;
+use std::rc::Rc;
+
+/// Index of a node in its trace or graph. Operands always have smaller ids than their users.
+pub type NodeId = u32;
+
+/// One recorded operation.
+#[derive(Clone, Debug)]
+pub(crate) struct TraceNode {
+    pub op: Op,
+    pub operands: Vec<NodeId>,
+    pub shape: Rc<Shape>,
+    /// Index into the trace's model paths.
+    pub scope: u32,
+    pub location: &'static Location<'static>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct TraceInput {
+    pub name: String,
+    pub role: InputRole,
+    pub node: NodeId,
+}
+
+#[derive(Default)]
+pub(crate) struct Inner {
+    pub nodes: Vec<TraceNode>,
+    pub inputs: Vec<TraceInput>,
+    pub outputs: Vec<OutputSpec>,
+    pub scopes: Vec<String>,
+    scope_ids: HashMap<String, u32>,
+    scope_stack: Vec<u32>,
+    /// Set by passes: a node equal to an earlier one is not recorded twice.
+    known: Option<HashMap<(Op, Vec<NodeId>), NodeId>>,
+    places: u32,
+}
+
+/// The recording of one step. Cheap to clone; all clones are one recording.
+#[derive(Clone)]
+pub struct Trace(Rc<RefCell<Inner>>);
+
+/// A value that the device will compute.
+#[derive(Clone)]
+pub struct Tensor {
+    trace: Trace,
+    id: NodeId,
+    shape: Rc<Shape>,
+}
+
+/// Leaves the model path that [`Trace::scope`] entered.
+pub struct ScopeGuard(Trace);
+
+impl Drop for ScopeGuard {
+    fn drop(&mut self) {
+        self.0.0.borrow_mut().scope_stack.pop();
+    }
+}
+
+impl Default for Trace {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Trace {
+    pub fn new() -> Self {
+        let inner = Inner { scopes: vec![String::new()], ..Default::default() };
+        Trace(Rc::new(RefCell::new(inner)))
+    }
+
+    /// A trace for passes: equal nodes are recorded once.
+    pub(crate) fn deduplicating() -> Self {
+        let trace = Self::new();
+        trace.0.borrow_mut().known = Some(HashMap::new());
+        trace
+    }
+
+    pub(crate) fn inner(&self) -> std::cell::Ref<'_, Inner> {
+        self.0.borrow()
+    }
+
+    /// Declares the next graph input.
+    #[track_caller]
+    pub fn input(&self, name: impl Into<String>, shape: Shape, role: InputRole) -> Tensor {
+        let mut inner = self.0.borrow_mut();
+        let index = inner.inputs.len() as u32;
+        let node = inner.nodes.len() as NodeId;
+        let scope = inner.current_scope();
+        let shape = Rc::new(shape);
+        inner.nodes.push(TraceNode {
+            op: Op::Input(index),
+            operands: Vec::new(),
+            shape: shape.clone(),
+            scope,
+            location: Location::caller(),
+        });
+        inner.inputs.push(TraceInput { name: name.into(), role, node });
+        Tensor { trace: self.clone(), id: node, shape }
+    }
+
+    /// Makes a tensor an output of the graph.
+    pub fn output(&self, name: impl Into<String>, tensor: &Tensor) {
+        self.0.borrow_mut().outputs.push(OutputSpec { name: name.into(), node: tensor.id });
+    }
+
+    /// Enters a part of the model (`h.3`, then `attn`) until the guard is dropped; messages and HLO metadata show the path.
+    pub fn scope(&self, name: &str) -> ScopeGuard {
+        let mut inner = self.0.borrow_mut();
+        let path = match &inner.scopes[inner.current_scope() as usize] {
+            outer if outer.is_empty() => name.to_string(),
+            outer => format!("{outer}.{name}"),
+        };
+        let id = inner.intern(path);
+        inner.scope_stack.push(id);
+        drop(inner);
+        ScopeGuard(self.clone())
+    }
+
+    /// Enters a full path, replacing the current one until the guard is dropped.
+    pub(crate) fn absolute_scope(&self, path: &str) -> ScopeGuard {
+        let mut inner = self.0.borrow_mut();
+        let id = inner.intern(path.to_string());
+        inner.scope_stack.push(id);
+        drop(inner);
+        ScopeGuard(self.clone())
+    }
+
+    /// A number that no other caller in this trace gets: keys random streams.
+    pub(crate) fn next_place(&self) -> u32 {
+        let mut inner = self.0.borrow_mut();
+        inner.places += 1;
+        inner.places - 1
+    }
+
+    pub fn node_count(&self) -> usize {
+        self.0.borrow().nodes.len()
+    }
+
+    /// A scalar constant of a float or integer type.
+    #[track_caller]
+    pub fn constant(&self, value: f64, dtype: DType) -> Result<Tensor> {
+        let value = match dtype {
+            DType::Pred => Scalar::Bool(value != 0.0),
+            dtype if dtype.is_float() => Scalar::Float(F64::new(value)),
+            _ => Scalar::Int(value as i64),
+        };
+        self.record(Op::Constant { value, dtype }, &[])
+    }
+
+    /// A tensor filled with one value.
+    #[track_caller]
+    pub fn full(&self, value: f64, shape: &Shape) -> Result<Tensor> {
+        self.constant(value, shape.dtype)?.broadcast_to(&shape.dims)
+    }
+
+    /// 0, 1, 2, ... along `dim`.
+    #[track_caller]
+    pub fn iota(&self, dtype: DType, dims: &[usize], dim: usize) -> Result<Tensor> {
+        self.record(Op::Iota { dims: dims.to_vec(), dim, dtype }, &[])
+    }
+
+    /// Records one operation after checking its operands.
+    #[track_caller]
+    pub(crate) fn record(&self, op: Op, operands: &[&Tensor]) -> Result<Tensor> {
+        let location = Location::caller();
+        if operands.iter().any(|t| !Rc::ptr_eq(&t.trace.0, &self.0)) {
+            return Err(Error::ForeignTensor { op: op.name() });
+        }
+        let mut inner = self.0.borrow_mut();
+        let shapes: Vec<&Shape> = operands.iter().map(|t| &*t.shape).collect();
+        let shape = ops::infer(&op, &shapes).map_err(|message| Error::Shape {
+            op: op.name(),
+            scope: inner.scope_name(inner.current_scope()),
+            operands: shapes.iter().map(|s| s.to_string()).collect::<Vec<_>>().join(", "),
+            message,
+            location: location.to_string(),
+        })?;
+        let operands: Vec<NodeId> = operands.iter().map(|t| t.id).collect();
+        if let Some(known) = &inner.known
+            && let Some(&id) = known.get(&(op.clone(), operands.clone()))
+        {
+            let shape = inner.nodes[id as usize].shape.clone();
+            return Ok(Tensor { trace: self.clone(), id, shape });
+        }
+        let id = inner.nodes.len() as NodeId;
+        let scope = inner.current_scope();
+        let shape = Rc::new(shape);
+        if let Some(known) = &mut inner.known {
+            known.insert((op.clone(), operands.clone()), id);
+        }
+        inner.nodes.push(TraceNode { op, operands, shape: shape.clone(), scope, location });
+        Ok(Tensor { trace: self.clone(), id, shape })
+    }
+
+    /// The tensor of an already recorded node.
+    pub(crate) fn tensor(&self, id: NodeId) -> Tensor {
+        let shape = self.0.borrow().nodes[id as usize].shape.clone();
+        Tensor { trace: self.clone(), id, shape }
+    }
+
+    /// Cuts the trace: the nodes that its outputs need become a graph. `name` says what the graph is for (`train`, `eval`).
+    pub fn cut(&self, name: &str) -> Result<Graph> {
+        Graph::from_trace(name, &self.0.borrow())
+    }
+}
+
+impl Inner {
+    fn current_scope(&self) -> u32 {
+        self.scope_stack.last().copied().unwrap_or(0)
+    }
+
+    fn intern(&mut self, path: String) -> u32 {
+        if let Some(&id) = self.scope_ids.get(&path) {
+            return id;
+        }
+        let id = self.scopes.len() as u32;
+        self.scopes.push(path.clone());
+        self.scope_ids.insert(path, id);
+        id
+    }
+
+    /// The model path for messages.
+    pub fn scope_name(&self, scope: u32) -> String {
+        match self.scopes[scope as usize].as_str() {
+            "" => "the step".into(),
+            path => path.into(),
+        }
+    }
+}
+
+impl Tensor {
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    pub fn dims(&self) -> &[usize] {
+        &self.shape.dims
+    }
+
+    pub fn dtype(&self) -> DType {
+        self.shape.dtype
+    }
+
+    pub fn rank(&self) -> usize {
+        self.shape.rank()
+    }
+
+    pub fn trace(&self) -> &Trace {
+        &self.trace
+    }
+
+    pub(crate) fn id(&self) -> NodeId {
+        self.id
+    }
+
+    /// Records an operation whose first operand is this tensor.
+    #[track_caller]
+    pub(crate) fn apply(&self, op: Op, others: &[&Tensor]) -> Result<Tensor> {
+        let mut operands = Vec::with_capacity(others.len() + 1);
+        operands.push(self);
+        operands.extend_from_slice(others);
+        self.trace.record(op, &operands)
+    }
+}
+
+impl std::fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "%{} {}", self.id, self.shape)
+    }
+}
