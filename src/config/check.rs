@@ -20,6 +20,7 @@ pub fn check(typed: &Typed) -> Verdict {
             tokenizer(typed)?;
             data(typed)?;
             length_of_training(typed)?;
+            warmup(typed)?;
             evaluation(typed)?;
             resume_and_output(typed)
         }
@@ -178,6 +179,16 @@ fn length_of_training(typed: &Typed) -> Verdict {
         );
     }
     Ok(())
+}
+
+fn warmup(typed: &Typed) -> Verdict {
+    match typed.float("warmup_steps") {
+        Some(steps) if steps > 1.0 && steps.fract() != 0.0 => refuse(
+            format!("--warmup_steps {steps} is neither a number of steps nor a share of them"),
+            "give a whole number of steps, or a number below 1 for a share of all steps",
+        ),
+        _ => Ok(()),
+    }
 }
 
 fn evaluation(typed: &Typed) -> Verdict {

@@ -77,8 +77,7 @@ fn texts(flag: &'static Flag, value: Scalar, origin: &Origin) -> Result<Option<V
         (Scalar::Null, _) => return Ok(None),
         (Scalar::Text(text), _) => text,
         (Scalar::Bool(answer), Kind::Bool | Kind::FlagOrPath | Kind::Anything) => answer.to_string(),
-        (Scalar::Int(digits), Kind::Int { .. } | Kind::Float(_) | Kind::Anything) => digits,
-        (Scalar::Float(digits), Kind::Float(_) | Kind::Anything) => digits,
+        (Scalar::Int(digits) | Scalar::Float(digits), Kind::Int { .. } | Kind::Float(_) | Kind::Anything) => digits,
         (Scalar::List(items), Kind::Paths) => {
             let mut paths = Vec::new();
             for item in items {

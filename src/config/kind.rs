@@ -122,9 +122,13 @@ fn parse_bool(text: &str) -> Option<bool> {
     }
 }
 
-/// Python's `int()`: blanks around it and underscores between digits are fine.
+/// Python's `int()`, and also whole numbers written as floats, because TrainingArguments keeps its step counts as floats.
 fn parse_int(text: &str) -> Option<i64> {
-    without_underscores(text.trim())?.parse().ok()
+    /// Beyond this not every whole number is a float.
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    let text = without_underscores(text.trim())?;
+    let whole = |x: &f64| x.fract() == 0.0 && x.abs() < EXACT;
+    text.parse().ok().or_else(|| text.parse::<f64>().ok().filter(whole).map(|x| x as i64))
 }
 
 /// Python's `float()`; what is not a number or not finite is caught by the ranges.
@@ -163,8 +167,10 @@ mod tests {
     #[test]
     fn whole_numbers_keep_their_bounds() {
         let kind = Kind::Int { min: 1 };
-        assert_eq!(kind.parse("1_000"), Some(Value::Int(1000)));
-        for text in ["0", "-3", "1.5", "1e3", "", "99999999999999999999"] {
+        for text in ["1_000", "1000.0", "1e3", "+1000"] {
+            assert_eq!(kind.parse(text), Some(Value::Int(1000)), "{text}");
+        }
+        for text in ["0", "-3", "1.5", "", "nan", "inf", "99999999999999999999"] {
             assert_eq!(kind.parse(text), None, "{text}");
         }
     }

@@ -237,6 +237,8 @@ fn train_settings(typed: &Typed) -> TrainSettings {
 
 fn optimizer(typed: &Typed) -> OptimizerSettings {
     let float = |name: &str| typed.float(name).expect(DEFAULTED);
+    // Steps or, below 1, a share of them (transformers 5); above 0 they beat the older warmup_ratio.
+    let warmup = float("warmup_steps");
     OptimizerSettings {
         kind: match typed.text("optim").expect(DEFAULTED).as_str() {
             "sgd" => OptimizerKind::Sgd,
@@ -253,9 +255,8 @@ fn optimizer(typed: &Typed) -> OptimizerSettings {
             "constant" | "constant_with_warmup" => ScheduleKind::Constant,
             _ => ScheduleKind::Linear,
         },
-        // Any number of steps beats the ratio; 0 steps leaves it to the ratio, whose default is 0 too.
-        warmup_steps: typed.int("warmup_steps").filter(|steps| *steps > 0).map(i64::unsigned_abs),
-        warmup_ratio: float("warmup_ratio"),
+        warmup_steps: (warmup >= 1.0).then_some(warmup as u64),
+        warmup_ratio: if warmup > 0.0 && warmup < 1.0 { warmup } else { float("warmup_ratio") },
     }
 }
 

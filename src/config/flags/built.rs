@@ -1,4 +1,4 @@
-//! The settings that xtrain honours. Defaults are TrainingArguments' (transformers 4) and run_clm's own; where xtrain differs, the help
+//! The settings that xtrain honours. Defaults are TrainingArguments' and run_clm's own; where xtrain differs, the help
 //! sentence says so. Order within a section is the order of `--help`.
 
 use super::super::kind::{Kind, Range};
@@ -117,8 +117,8 @@ pub const FLAGS: &[Flag] = &[
         "Clip the global gradient norm to this; 0 clips nothing"),
     flag(Section::Optimizer, TRAIN, "lr_scheduler_type", Kind::Choice(&["linear", "cosine", "constant", "constant_with_warmup"]), "linear",
         "Learning rate after the warm-up, which constant has too when warmup_steps or warmup_ratio ask for it"),
-    flag(Section::Optimizer, TRAIN, "warmup_steps", Kind::Int { min: 0 }, "0",
-        "Steps of linear warm-up; when above 0 it takes the place of warmup_ratio"),
+    flag(Section::Optimizer, TRAIN, "warmup_steps", Kind::Float(Range::NotNegative), "0",
+        "Steps of linear warm-up or, below 1, their share of all steps; when above 0 it takes the place of warmup_ratio"),
     flag(Section::Optimizer, TRAIN, "warmup_ratio", Kind::Float(Range::Fraction), "0.0",
         "Share of all steps that warms up, rounded up"),
 

@@ -36,9 +36,12 @@ pub const FLAGS: &[Flag] = &[
     only(Section::Optimizer, "half_precision_backend", &["auto"], "half precision is not built yet"),
     only(Section::Optimizer, "gradient_checkpointing", FALSE, "activation checkpointing is not built yet; lower per_device_train_batch_size and raise gradient_accumulation_steps instead"),
     only(Section::Optimizer, "gradient_checkpointing_kwargs", NONE, "activation checkpointing is not built yet"),
+    only(Section::Optimizer, "activation_checkpointing", FALSE, "activation checkpointing is not built yet; lower per_device_train_batch_size and raise gradient_accumulation_steps instead"),
+    only(Section::Optimizer, "activation_checkpointing_kwargs", NONE, "activation checkpointing is not built yet"),
     only(Section::Optimizer, "auto_find_batch_size", FALSE, "xtrain does not search for a batch size yet; give per_device_train_batch_size"),
     only(Section::Model, "torch_dtype", &["", "none", "auto", "float32"], "weights are held in float32"),
     only(Section::Model, "low_cpu_mem_usage", FALSE, "weights are mapped from the file; there is nothing to switch"),
+    only(Section::Model, "use_cache", FALSE, "training keeps no past keys and values"),
 
     // Optimizer.
     only(Section::Optimizer, "adafactor", FALSE, "Adafactor is not built; see optim"),
@@ -49,7 +52,8 @@ pub const FLAGS: &[Flag] = &[
     only(Section::Optimizer, "neftune_noise_alpha", NONE, "NEFTune is not built"),
     only(Section::Optimizer, "average_tokens_across_devices", TRUE, "the loss is always divided by the number of tokens over all devices and microbatches"),
     only(Section::Optimizer, "use_liger_kernel", FALSE, "the graph is compiled as a whole; there are no kernels to replace"),
-    only(Section::Optimizer, "full_determinism", TRUE, "runs are always deterministic"),
+    only(Section::Optimizer, "liger_kernel_config", NONE, "the graph is compiled as a whole; there are no kernels to replace"),
+    only(Section::Optimizer, "full_determinism", &["true", "false"], "runs are always deterministic"),
 
     // Devices and processes.
     only(Section::Run, "no_cuda", NONE, "choose the device with --device"),
@@ -63,6 +67,8 @@ pub const FLAGS: &[Flag] = &[
     only(Section::Run, "ddp_bucket_cap_mb", NONE, "several processes are not built yet"),
     only(Section::Run, "ddp_find_unused_parameters", NONE, "gradients are part of the compiled graph; there are no unused parameters to find"),
     only(Section::Run, "ddp_broadcast_buffers", NONE, "several processes are not built yet"),
+    only(Section::Run, "ddp_static_graph", NONE, "the graph is always static"),
+    only(Section::Run, "parallelism_config", NONE, "several devices are not built yet"),
     only(Section::Run, "deepspeed", NONE, "DeepSpeed drives PyTorch; xtrain has no use for its file"),
     only(Section::Run, "fsdp", NONE, "sharded training is not built yet"),
     only(Section::Run, "fsdp_config", NONE, "sharded training is not built yet"),
@@ -95,6 +101,8 @@ pub const FLAGS: &[Flag] = &[
     only(Section::Checkpoints, "hub_token", &["", "none", "false", "<HUB_TOKEN>"], "xtrain does not upload"),
     only(Section::Checkpoints, "hub_private_repo", NONE, "xtrain does not upload"),
     only(Section::Checkpoints, "hub_always_push", FALSE, "xtrain does not upload"),
+    only(Section::Checkpoints, "hub_revision", NONE, "xtrain does not upload"),
+    only(Section::Checkpoints, "enable_jit_checkpoint", FALSE, "SIGTERM and SIGINT always save a checkpoint; there is nothing to switch on"),
 
     // Data.
     only(Section::Data, "dataset_name", NONE, "data sets are not fetched from the Hub yet; give train_file and validation_file"),
@@ -107,6 +115,9 @@ pub const FLAGS: &[Flag] = &[
     no_effect(Section::Data, "dataloader_pin_memory", "batches are uploaded by the runtime"),
     no_effect(Section::Data, "dataloader_persistent_workers", "workers always live as long as the run"),
     only(Section::Data, "dataloader_prefetch_factor", NONE, "how far to read ahead follows from dataloader_num_workers"),
+    only(Section::Data, "dataloader_multiprocessing_context", NONE, "workers are threads"),
+    only(Section::Data, "dataloader_in_order", TRUE, "batches always come in order"),
+    only(Section::Data, "train_sampling_strategy", &["random"], "training examples are always shuffled"),
     only(Section::Data, "split_batches", NONE, "batch sizes are per device"),
     no_effect(Section::Data, "remove_unused_columns", "text files have no columns"),
     only(Section::Data, "label_names", NONE, "causal language models take their labels from the text"),
@@ -122,10 +133,14 @@ pub const FLAGS: &[Flag] = &[
     only(Section::Logging, "log_level_replica", &["passive", "info", "warning"], "there is one level of messages"),
     only(Section::Logging, "log_on_each_node", TRUE, "several processes are not built yet"),
     only(Section::Logging, "include_tokens_per_second", NONE, "tokens per second are always in the step line"),
-    only(Section::Logging, "include_num_input_tokens_seen", NONE, "tokens are counted in the step line"),
+    only(Section::Logging, "include_num_input_tokens_seen", &["", "no", "none", "false"], "tokens are counted in the step line"),
     only(Section::Logging, "skip_memory_metrics", TRUE, "memory is reported by --dry_run and bench"),
     only(Section::Logging, "mp_parameters", NONE, "several processes are not built yet"),
     no_effect(Section::Logging, "run_name", "only reporting services show it"),
+    no_effect(Section::Logging, "project", "only reporting services show it"),
+    only(Section::Logging, "trackio_space_id", NONE, "records go to standard output and to log.jsonl in output_dir"),
+    only(Section::Logging, "trackio_bucket_id", NONE, "records go to standard output and to log.jsonl in output_dir"),
+    only(Section::Logging, "trackio_static_space_id", NONE, "records go to standard output and to log.jsonl in output_dir"),
 
     // Checkpoints and evaluation.
     only(Section::Checkpoints, "save_safetensors", TRUE, "weights are always written as safetensors"),

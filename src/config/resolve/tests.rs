@@ -99,6 +99,8 @@ fn settings_that_depend_on_others() {
     assert_eq!((plan.do_train, plan.do_eval, plan.train.max_steps), (true, true, None));
     let plan = fixture.train("--seed 7 --warmup_steps 3 --warmup_ratio 0.5 --max_steps 9 --num_train_epochs 0").unwrap();
     assert_eq!((plan.data.seed, plan.train.optimizer.warmup_steps, plan.train.max_steps), (7, Some(3), Some(9)));
+    let plan = fixture.train("--warmup_steps 0.1 --warmup_ratio 0.5").unwrap();
+    assert_eq!((plan.train.optimizer.warmup_steps, plan.train.optimizer.warmup_ratio), (None, 0.1));
     let plan = fixture.train("--seed 7 --data_seed 8 --lr_scheduler_type constant_with_warmup --optim sgd").unwrap();
     assert_eq!((plan.data.seed, plan.train.seed), (8, 7));
     assert_eq!((plan.train.optimizer.schedule, plan.train.optimizer.kind), (ScheduleKind::Constant, OptimizerKind::Sgd));
@@ -199,6 +201,7 @@ fn every_illegal_combination_is_refused_with_a_fix() {
         (base.replace("--train_file @/train.txt", "--do_eval"), "nothing to evaluate on"),
         (format!("{base} --num_train_epochs 0"), "no training to do"),
         (format!("{base} --num_train_epochs 0 --max_steps 0"), "no training to do"),
+        (format!("{base} --warmup_steps 2.5"), "neither a number of steps nor a share"),
         (format!("{base} --eval_strategy epoch --do_eval false"), "--do_eval is false"),
         (format!("{base} --eval_strategy epoch --do_eval --do_train false"), "nothing is trained"),
         (format!("{base} --eval_steps 5"), "--eval_steps has no effect"),
