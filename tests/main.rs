@@ -1,1 +1,2 @@
 //! Integration tests: what a user sees.
+mod data;
