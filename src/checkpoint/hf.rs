@@ -2,11 +2,11 @@
 //! leaves it. Objects keep the order of their keys, so a `config.json` that comes in goes out as it was.
 
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use serde_json::ser::{PrettyFormatter, Serializer};
+use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use serde_json::{Map, Value};
 
 use super::atomic;
@@ -37,14 +37,83 @@ pub fn read_object(path: &Path) -> Result<Map<String, Value>> {
     }
 }
 
-/// JSON text with the given indentation and a final newline, as Python's `json.dump(..., indent=n)` lays it out.
+/// JSON text with the given indentation and a final newline, number for number as Python's `json.dump(..., indent=n)` lays it
+/// out.
 pub fn to_json_text(value: &impl Serialize, indent: usize) -> Vec<u8> {
     let mut out = Vec::new();
     let spaces = vec![b' '; indent];
-    let mut serializer = Serializer::with_formatter(&mut out, PrettyFormatter::with_indent(&spaces));
+    let mut serializer = Serializer::with_formatter(&mut out, PythonFormatter(PrettyFormatter::with_indent(&spaces)));
     value.serialize(&mut serializer).expect("JSON values and plain structs always serialize into memory");
     out.push(b'\n');
     out
+}
+
+/// A float as Python prints it: shortest digits that read back the same, an exponent of two digits or more below 1e-4 and from
+/// 1e16 on, and always a point or an exponent.
+pub fn python_float(value: f64) -> String {
+    if !value.is_finite() {
+        return if value.is_nan() {
+            "nan".to_string()
+        } else if value > 0.0 {
+            "inf".to_string()
+        } else {
+            "-inf".to_string()
+        };
+    }
+    let scientific = format!("{value:e}");
+    let (digits, exponent) = scientific.split_once('e').expect("the format above has an exponent");
+    let exponent: i32 = exponent.parse().expect("it is a small number");
+    if value != 0.0 && !(-4..16).contains(&exponent) {
+        let sign = if exponent < 0 { '-' } else { '+' };
+        return format!("{digits}e{sign}{:02}", exponent.abs());
+    }
+    let plain = format!("{value}");
+    if plain.contains('.') { plain } else { plain + ".0" }
+}
+
+/// serde_json's pretty printer with Python's floats.
+struct PythonFormatter<'a>(PrettyFormatter<'a>);
+
+impl Formatter for PythonFormatter<'_> {
+    fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
+        writer.write_all(python_float(value).as_bytes())
+    }
+
+    fn begin_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.begin_array(writer)
+    }
+
+    fn end_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_array(writer)
+    }
+
+    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        self.0.begin_array_value(writer, first)
+    }
+
+    fn end_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_array_value(writer)
+    }
+
+    fn begin_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.begin_object(writer)
+    }
+
+    fn end_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_object(writer)
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        self.0.begin_object_key(writer, first)
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.begin_object_value(writer)
+    }
+
+    fn end_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_object_value(writer)
+    }
 }
 
 /// Writes a JSON file as a whole, two spaces deep, as transformers does.
@@ -195,6 +264,35 @@ mod tests {
         assert_eq!(map.keys().collect::<Vec<_>>(), ["vocab_size", "architectures", "a", "z"]);
         assert!(
             fs::read_to_string(&path).unwrap().starts_with("{\n  \"vocab_size\": 50257,\n  \"architectures\": [\n    \"GPT2")
+        );
+    }
+
+    #[test]
+    fn floats_print_as_python_prints_them() {
+        // Each right-hand side is what Python's repr() gives.
+        let known = [
+            (0.0, "0.0"),
+            (-0.0, "-0.0"),
+            (1.0, "1.0"),
+            (-2.5, "-2.5"),
+            (1e-4, "0.0001"),
+            (1e-5, "1e-05"),
+            (5e-5, "5e-05"),
+            (4.9999999999999996e-05, "4.9999999999999996e-05"),
+            (1.5e-12, "1.5e-12"),
+            (1e-300, "1e-300"),
+            (123456789.0, "123456789.0"),
+            (1e15, "1000000000000000.0"),
+            (1e16, "1e+16"),
+            (1.0e30, "1e+30"),
+            (0.1 + 0.2, "0.30000000000000004"),
+        ];
+        for (value, text) in known {
+            assert_eq!(python_float(value), text);
+        }
+        assert_eq!(
+            to_json_text(&json!({"a": [1e-5, 2], "b": {}, "c": []}), 2),
+            b"{\n  \"a\": [\n    1e-05,\n    2\n  ],\n  \"b\": {},\n  \"c\": []\n}\n"
         );
     }
 

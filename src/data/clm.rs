@@ -54,7 +54,8 @@ pub fn block_size(requested: Option<usize>, tokenizer_limit: Option<usize>, posi
 
 /// The rows to train on: all of `train_files`, less the share that validates when there is no validation file.
 pub fn train_dataset(settings: &ClmDataSettings, tokenizer: &Tokenizer, block_size: usize, quiet: bool) -> Result<Dataset> {
-    let share = if settings.validation_files.is_empty() { Share::After(percentage(settings)) } else { Share::All };
+    let apart = settings.validation_files.is_empty() && percentage(settings) > 0.0;
+    let share = if apart { Share::After(percentage(settings)) } else { Share::All };
     let data = prepare(&Job { what: "train", files: &settings.train_files, share, settings, tokenizer, block_size, quiet })?;
     Ok(data.take(settings.max_train_samples.unwrap_or(usize::MAX)))
 }
@@ -88,7 +89,6 @@ impl Share {
         let border = |percent: f64, lines: u64| (percent * lines as f64 / 100.0).round_ties_even() as usize;
         Ok(match self {
             Share::All => (0, usize::MAX),
-            Share::After(percent) if percent == 0.0 => (0, usize::MAX),
             Share::First(percent) => (0, border(percent, count()?)),
             Share::After(percent) => (border(percent, count()?), usize::MAX),
         })
@@ -177,14 +177,14 @@ struct Group {
 }
 
 fn tokenize(job: &Job<'_>, rows: &mut RowsFile<'_>, path: &Path) -> Result<()> {
-    let threads = job.settings.preprocessing_num_workers.map_or_else(|| rayon::current_num_threads(), |n| n.max(1));
+    let threads = job.settings.preprocessing_num_workers.map_or_else(rayon::current_num_threads, |n| n.max(1));
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .thread_name(|i| format!("tokenize-{i}"))
         .build()
         .map_err(|error| Error::io("start threads for", path)(std::io::Error::other(error)))?;
     let (skip, take) = job.share.lines(|| count_lines(job.files))?;
-    let (lines, bytes_read) = lines_of(job.files);
+    let (lines, bytes_read) = lines_of(job.files.to_vec());
     // Errors must not be skipped with the lines that are.
     let mut lines = lines.enumerate().filter(|(i, line)| *i >= skip || line.is_err()).map(|(_, line)| line).take(take);
     let progress = Progress::start(job, bytes_read);

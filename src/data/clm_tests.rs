@@ -101,7 +101,7 @@ fn tokenized_files_are_reused_until_anything_changes_or_breaks() {
     let file = Job {
         what: "train",
         files: &settings.train_files,
-        share: Share::After(0.0),
+        share: Share::All,
         settings: &settings,
         tokenizer: &tokenizer,
         block_size: 16,

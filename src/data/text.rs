@@ -142,11 +142,11 @@ impl Iterator for Lines {
 }
 
 /// Lines of several files, one after the other, with the raw bytes read so far. Files are opened as they are reached.
-pub fn lines_of(files: &[PathBuf]) -> (impl Iterator<Item = Result<String>> + use<>, Arc<AtomicU64>) {
+pub fn lines_of(files: Vec<PathBuf>) -> (impl Iterator<Item = Result<String>>, Arc<AtomicU64>) {
     let count = Arc::new(AtomicU64::new(0));
     let counter = count.clone();
     let mut failed = false;
-    let lines = files.to_vec().into_iter().flat_map(move |path| {
+    let lines = files.into_iter().flat_map(move |path| {
         let lines: Box<dyn Iterator<Item = Result<String>>> = match Lines::open_counted(&path, counter.clone()) {
             Ok(lines) => Box::new(lines),
             Err(error) => Box::new(std::iter::once(Err(error))),
@@ -214,12 +214,12 @@ mod tests {
     fn several_files_are_one_list_of_lines() {
         let dir = tempfile::tempdir().unwrap();
         let files = [file(&dir, "1", b"a\nb"), file(&dir, "2", &gzip(b"c\n"))];
-        let (found, count) = lines_of(&files);
+        let (found, count) = lines_of(files.to_vec());
         assert_eq!(found.map(Result::unwrap).collect::<Vec<_>>(), ["a\n", "b", "c\n"]);
         let sizes: u64 = files.iter().map(|f| f.metadata().unwrap().len()).sum();
         assert_eq!(count.load(Ordering::Relaxed), sizes);
         let missing = [files[0].clone(), dir.path().join("none.txt"), files[1].clone()];
-        let found: Vec<_> = lines_of(&missing).0.collect();
+        let found: Vec<_> = lines_of(missing.to_vec()).0.collect();
         assert_eq!(found.len(), 3);
         assert!(found[2].as_ref().unwrap_err().to_string().contains("none.txt"));
     }
