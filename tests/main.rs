@@ -1,5 +1,7 @@
-//! Integration tests: what a user sees. One binary, one module for each area.
+//! Integration tests: what a user sees. One binary, one module for each area, so that linking stays short.
 
 mod cli;
 mod golden;
+mod layers;
 mod support;
+mod train;

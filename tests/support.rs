@@ -19,7 +19,6 @@ pub fn golden_dir() -> Option<PathBuf> {
     shared_dir("XTRAIN_GOLDEN_DIR", "../shared/golden")
 }
 
-#[allow(dead_code)]
 pub fn data_dir() -> Option<PathBuf> {
     shared_dir("XTRAIN_DATA_DIR", "../shared/data")
 }
@@ -28,4 +27,88 @@ pub fn data_dir() -> Option<PathBuf> {
 pub fn max_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |max, d| if d > max || d.is_nan() { d } else { max })
+}
+
+/// The program under test, to be run as a user would.
+pub struct Command(std::process::Command);
+
+/// What a run left behind.
+pub struct Run {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+pub fn xtrain() -> Command {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_xtrain"));
+    command.env_remove("XTRAIN_CACHE_DIR").stdin(std::process::Stdio::null());
+    Command(command)
+}
+
+impl Command {
+    pub fn arg(&mut self, arg: impl AsRef<std::ffi::OsStr>) -> &mut Self {
+        self.0.arg(arg);
+        self
+    }
+
+    pub fn args<A: AsRef<std::ffi::OsStr>>(&mut self, args: impl IntoIterator<Item = A>) -> &mut Self {
+        self.0.args(args);
+        self
+    }
+
+    pub fn env(&mut self, key: &str, value: impl AsRef<std::ffi::OsStr>) -> &mut Self {
+        self.0.env(key, value);
+        self
+    }
+
+    pub fn run(&mut self) -> Run {
+        let output = self.0.output().unwrap();
+        Run {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into(),
+            stderr: String::from_utf8_lossy(&output.stderr).into(),
+        }
+    }
+
+    /// Starts the program, waits for a line that contains `sign` and a little longer, sends SIGTERM and waits for the end.
+    pub fn run_and_signal(&mut self, sign: &str, delay: std::time::Duration) -> Run {
+        use std::io::{BufRead, Read};
+        let mut child = self.0.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+        let mut stderr = child.stderr.take().unwrap();
+        let errors = std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = stderr.read_to_string(&mut text);
+            text
+        });
+        let mut stdout = String::new();
+        let mut signalled = false;
+        for line in std::io::BufReader::new(child.stdout.take().unwrap()).lines() {
+            let line = line.unwrap();
+            if line.contains(sign) && !signalled {
+                signalled = true;
+                std::thread::sleep(delay);
+                // SAFETY: the child has not been waited for, so its number is still its own.
+                unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+            }
+            stdout.push_str(&line);
+            stdout.push('\n');
+        }
+        let code = child.wait().unwrap().code();
+        assert!(signalled, "no line with {sign:?} in:\n{stdout}");
+        Run { code, stdout, stderr: errors.join().unwrap() }
+    }
+}
+
+impl Run {
+    /// Panics with everything that was printed unless the run succeeded.
+    #[track_caller]
+    pub fn succeeded(&self) {
+        assert_eq!(self.code, Some(0), "stdout:\n{}\nstderr:\n{}", self.stdout, self.stderr);
+    }
+}
+
+/// The values of a JSON-lines file.
+pub fn json_lines(path: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }

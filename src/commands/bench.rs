@@ -1,8 +1,128 @@
-//! `xtrain bench`: measures the training step.
+//! `xtrain bench`: times training steps on random tokens, beside the machine's matrix-multiply ceiling.
 
+use super::model::{LoadedModel, failed, open_device};
 use super::{Error, Outcome};
-use crate::config::BenchPlan;
+use crate::config::{BenchPlan, ModelSource};
+use crate::report::memory::peak_rss;
+use crate::trainer::settings::{OptimizerKind, OptimizerSettings};
+use crate::trainer::step::{DeviceBatch, Phase, StepMetrics, Stepper, read_metrics};
+use crate::trainer::{ceiling, parameters};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use xtrain_graphs::optim::{Schedule, ScheduleKind};
+use xtrain_graphs::{DType, Shape};
 
-pub fn run(_plan: BenchPlan) -> Result<Outcome, Error> {
-    super::not_built("bench")
+/// The configuration's dropout rates.
+const DROPOUT_KEYS: [&str; 3] = ["embd_pdrop", "attn_pdrop", "resid_pdrop"];
+
+/// Different batches that the steps go round in.
+const BATCHES: usize = 4;
+
+pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
+    let began = Instant::now();
+    let loaded = LoadedModel::open(&without_dropout(plan.model), None)?;
+    let model = &*loaded.model;
+    if plan.seq > model.max_positions() {
+        return Err(Error::failed(format!("--seq {} is over the model's {} positions", plan.seq, model.max_positions())));
+    }
+    let mut session = open_device(plan.device)?;
+    loaded.place(&mut session, plan.seed)?;
+    // The peers' settings (`bench/peers.py`): constant rate, decay, clipping.
+    let optimizer = OptimizerSettings {
+        kind: OptimizerKind::AdamW,
+        learning_rate: 1e-4,
+        weight_decay: 0.01,
+        adam_beta1: 0.9,
+        adam_beta2: 0.999,
+        adam_epsilon: 1e-8,
+        max_grad_norm: 1.0,
+        schedule: ScheduleKind::Constant,
+        warmup_steps: Some(0),
+        warmup_ratio: 0.0,
+    };
+    let total = (plan.warmup + plan.steps) as u64;
+    let schedule = Schedule { kind: ScheduleKind::Constant, peak: optimizer.learning_rate, warmup: 0, total };
+    let stepper = Stepper::new(model, optimizer, schedule, plan.seed);
+    parameters::set_extra_state(&mut session, &stepper.extra_state(false), None).map_err(failed("placing the moments"))?;
+
+    let mut rng = ChaCha8Rng::seed_from_u64(plan.seed);
+    let shape = Shape::new(DType::S32, [plan.batch, plan.seq]);
+    let mut batches = Vec::new();
+    for index in 0..BATCHES {
+        let ids: Vec<i32> = (0..shape.elements()).map(|_| rng.random_range(0..model.vocab_size() as i32)).collect();
+        let ids = session.client().upload(bytemuck::cast_slice(&ids), &shape, 0).map_err(failed("placing a batch"))?;
+        let ids = Arc::new(ids);
+        let (examples, batch_in_epoch) = (plan.batch, index as u64);
+        batches.push(DeviceBatch {
+            input_ids: ids.clone(),
+            labels: ids,
+            attention_mask: None,
+            examples,
+            epoch: 0,
+            batch_in_epoch,
+        });
+    }
+
+    let mut times = Vec::new();
+    let mut trace = Vec::new();
+    let mut first_step = Duration::ZERO;
+    let mut losses: Vec<StepMetrics> = Vec::new();
+    for step in 0..total {
+        let start = Instant::now();
+        let phase = Phase::Update { accumulated: false };
+        let marked = stepper
+            .microbatch(&mut session, &batches[step as usize % BATCHES], phase, step, step)
+            .map_err(failed("running a step"))?;
+        let host = marked.host_time;
+        losses.push(read_metrics(&marked).and_then(|m| m.wait()).map_err(failed("running a step"))?);
+        if step == 0 {
+            first_step = began.elapsed();
+        }
+        if step >= plan.warmup as u64 {
+            times.push(start.elapsed().as_secs_f64() * 1e3);
+            trace.push((host.trace + host.execute).as_secs_f64() * 1e3);
+        }
+    }
+    let stats = session.cache().stats();
+    let ceiling = ceiling::measure_tflops(&mut session).map_err(failed("measuring the ceiling"))?;
+    times.sort_by(f64::total_cmp);
+    trace.sort_by(f64::total_cmp);
+    let median = times[times.len() / 2];
+    let tflops = model.step_flops(plan.batch, plan.seq) / median / 1e9;
+    let results = json!({
+        "step_ms_median": median,
+        "step_ms_min": times[0],
+        "step_ms_max": times[times.len() - 1],
+        "tokens_per_s": (plan.batch * plan.seq) as f64 / median * 1e3,
+        "model_tflops": tflops,
+        "ceiling_tflops": ceiling,
+        "fraction_of_ceiling": tflops / ceiling,
+        "compile_s": stats.compile_time.as_secs_f64(),
+        "first_step_s": first_step.as_secs_f64(),
+        "peak_rss_mb": peak_rss().map_or(0.0, |b| b as f64 / 1e6),
+        "trace_ms": trace[trace.len() / 2],
+        "loss_first": losses[0].loss,
+        "loss_last": losses[losses.len() - 1].loss,
+        "compiled_graphs": stats.compiled,
+    });
+    match plan.json {
+        true => println!("{results}"),
+        false => {
+            for (key, value) in results.as_object().expect("built above as an object") {
+                println!("{key:20} {value}");
+            }
+        }
+    }
+    Ok(Outcome::Done)
+}
+
+/// The peers are timed without dropout, so that is the default here; `--config_overrides resid_pdrop=0.1` brings it back.
+fn without_dropout(model: ModelSource) -> ModelSource {
+    let ModelSource::Scratch { model_type, config, overrides } = model else { return model };
+    let mut all: Vec<_> = DROPOUT_KEYS.iter().map(|key| (key.to_string(), Value::from(0.0))).collect();
+    all.extend(overrides);
+    ModelSource::Scratch { model_type, config, overrides: all }
 }

@@ -1,8 +1,27 @@
-//! `xtrain generate`: continues a prompt with a trained model.
+//! `xtrain generate`: continues a prompt.
 
+use super::model::{LoadedModel, failed, open_device};
 use super::{Error, Outcome};
-use crate::config::GeneratePlan;
+use crate::config::{GeneratePlan, Sampling as Chosen};
+use crate::data::Tokenizer;
+use crate::trainer::generate::{Sampling, generate};
 
-pub fn run(_plan: GeneratePlan) -> Result<Outcome, Error> {
-    super::not_built("generate")
+pub fn run(plan: GeneratePlan) -> Result<Outcome, Error> {
+    let tokenizer = Tokenizer::load(&plan.tokenizer).map_err(failed("loading the tokenizer"))?;
+    let loaded = LoadedModel::pretrained(&plan.model)?;
+    tokenizer.check_vocab(loaded.model.vocab_size()).map_err(failed("matching tokenizer and model"))?;
+    let prompt = tokenizer.encode(&plan.prompt).map_err(failed("tokenizing the prompt"))?;
+    let mut session = open_device(plan.device)?;
+    loaded.place(&mut session, plan.seed)?;
+    let (temperature, top_k) = match plan.sampling {
+        Chosen::Greedy => (0.0, 0),
+        Chosen::Random { temperature, top_k } => (temperature, top_k.unwrap_or(0)),
+    };
+    let sampling = Sampling { max_new_tokens: plan.max_new_tokens, temperature, top_k, seed: plan.seed };
+    let parameters = loaded.model.parameters();
+    let new = generate(&mut session, &*loaded.model, &parameters, &prompt, tokenizer.eos_id(), sampling)
+        .map_err(failed("generating"))?;
+    let tokens: Vec<u32> = prompt.iter().copied().chain(new).collect();
+    println!("{}", tokenizer.decode(&tokens, true).map_err(failed("decoding"))?);
+    Ok(Outcome::Done)
 }

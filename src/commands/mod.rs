@@ -4,8 +4,10 @@
 mod bench;
 pub mod corpus;
 mod doctor;
+mod dry_run;
 mod eval;
 mod generate;
+mod model;
 mod quickstart;
 mod train;
 
@@ -103,11 +105,6 @@ pub fn run(command: Command) -> Result<Outcome, Error> {
         Command::Doctor(plan) => doctor::run(plan),
         Command::Quickstart(plan) => quickstart::run(plan),
     }
-}
-
-/// The answer of a command whose work is not written yet.
-fn not_built(words: &str) -> Result<Outcome, Error> {
-    Err(Error::failed(format!("`xtrain {words}` is not built yet")))
 }
 
 #[cfg(test)]

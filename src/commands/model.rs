@@ -66,8 +66,9 @@ impl LoadedModel {
         tokenizer: Option<&Tokenizer>,
     ) -> Result<Self, Error> {
         let mut config = match source {
-            ConfigSource::Preset(name) => xtrain_models::preset(name)
-                .ok_or_else(|| Error::failed(format!("there is no preset {name}")))?,
+            ConfigSource::Preset(name) => {
+                xtrain_models::preset(name).ok_or_else(|| Error::failed(format!("there is no preset {name}")))?
+            }
             ConfigSource::File(file) => {
                 let values = hf::read_object(file).map_err(failed("reading --config_name"))?;
                 Config::new(values, file.display().to_string())

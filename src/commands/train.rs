@@ -1,8 +1,347 @@
 //! `xtrain train clm`: trains a causal language model on text files.
 
-use super::{Error, Outcome};
+use super::model::{LoadedModel, device_batches, eval_batches, failed, open_device};
+use super::{Error, Outcome, dry_run};
+use crate::checkpoint::hf::{TRAINER_STATE_FILE, save_metrics, write_json};
+use crate::checkpoint::{Checkpoint, TrainingState, clean_output_dir, latest_checkpoint, load_checkpoint};
 use crate::config::TrainPlan;
+use crate::data::loader::LoadSpec;
+use crate::data::sampler::{BatchPlan, Order, Position};
+use crate::data::{Dataset, Tokenizer, clm};
+use crate::report::progress::{Progress as Bar, Style};
+use crate::report::records::{Record, SummaryRecord};
+use crate::trainer::ahead::RunShapes;
+use crate::trainer::evaluate::evaluate;
+use crate::trainer::hooks::{Evaluator, Logger, RunLog, SavedModel, Saver, Sums, trainer_state};
+use crate::trainer::interrupt::Interrupt;
+use crate::trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
+use crate::trainer::session::Session;
+use crate::trainer::settings::{OptimizerKind, Resume, TrainSettings};
+use crate::trainer::step::Stepper;
+use crate::trainer::{self, ceiling, parameters};
+use std::cell::RefCell;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Instant;
+use xtrain_graphs::optim::Schedule;
 
-pub fn run(_plan: TrainPlan) -> Result<Outcome, Error> {
-    super::not_built("train clm")
+pub fn run(plan: TrainPlan) -> Result<Outcome, Error> {
+    let mut prepared = Prepared::new(&plan)?;
+    if plan.dry_run {
+        dry_run::print(&plan, &mut prepared)?;
+        return Ok(Outcome::Done);
+    }
+    std::fs::create_dir_all(&plan.train.output_dir).map_err(failed("creating --output_dir"))?;
+    clean_output_dir(&plan.train.output_dir).map_err(failed("cleaning up after a killed run"))?;
+    let mut outcome = Outcome::Done;
+    if plan.do_train {
+        outcome = train(&plan, &mut prepared)?;
+    } else {
+        prepared.loaded.place(&mut prepared.session, plan.train.seed)?;
+    }
+    if plan.do_eval && outcome == Outcome::Done {
+        evaluate_at_end(&plan, &mut prepared)?;
+    }
+    Ok(outcome)
+}
+
+/// Everything that a run needs before it touches a weight.
+pub(super) struct Prepared {
+    pub tokenizer: Tokenizer,
+    pub loaded: LoadedModel,
+    pub block_size: usize,
+    pub train: Option<Dataset>,
+    pub validation: Option<Dataset>,
+    pub session: Session,
+}
+
+impl Prepared {
+    /// Checks what can be checked cheaply first, then tokenizes, then opens the device.
+    fn new(plan: &TrainPlan) -> Result<Self, Error> {
+        let tokenizer = Tokenizer::load(&plan.tokenizer).map_err(failed("loading the tokenizer"))?;
+        let loaded = LoadedModel::open(&plan.model, Some(&tokenizer))?;
+        let model = &loaded.model;
+        tokenizer.check_vocab(model.vocab_size()).map_err(failed("matching tokenizer and model"))?;
+        let block = clm::block_size(plan.data.block_size, tokenizer.model_max_length(), model.max_positions())
+            .map_err(failed("choosing the block size"))?;
+        if let Some(note) = &block.note {
+            eprintln!("note: {note}");
+        }
+        let quiet = plan.train.disable_tqdm;
+        let load = |wanted: bool, load: fn(&_, &Tokenizer, usize, bool) -> crate::data::Result<Dataset>, doing| {
+            wanted.then(|| load(&plan.data, &tokenizer, block.size, quiet).map_err(failed(doing))).transpose()
+        };
+        let train = load(plan.do_train, clm::train_dataset, "preparing the training text")?;
+        let validation = load(plan.do_eval, clm::validation_dataset, "preparing the validation text")?;
+        let session = open_device(plan.device)?;
+        Ok(Prepared { block_size: block.size, train, validation, session, tokenizer, loaded })
+    }
+
+    /// The shapes of the run's graphs.
+    pub fn shapes(&self, plan: &TrainPlan) -> RunShapes {
+        RunShapes {
+            train_batch: plan.train.per_device_train_batch_size,
+            eval_batch: plan.train.per_device_eval_batch_size,
+            block_size: self.block_size,
+            accumulation: plan.train.gradient_accumulation_steps,
+            trains: plan.do_train,
+            evaluates: plan.do_eval,
+        }
+    }
+
+    fn saved_model(&self) -> SavedModel {
+        SavedModel {
+            config: self.loaded.model.config().values().clone(),
+            generation_config: Some(self.loaded.generation_config()),
+            tokenizer_files: self.tokenizer.files().to_vec(),
+            parameters: self.loaded.model.parameters().into_iter().map(|p| p.name).collect(),
+        }
+    }
+}
+
+/// How the training rows become batches and steps.
+pub(super) fn layout(plan: &TrainPlan, data: &Dataset) -> Result<(BatchPlan, RunLength, Schedule), Error> {
+    let settings = &plan.train;
+    let order = Order::Shuffled { seed: plan.data.seed };
+    let batches = BatchPlan::new(data.len(), settings.per_device_train_batch_size, settings.dataloader_drop_last, order)
+        .map_err(failed("laying out batches"))?;
+    let length = RunLength::new(
+        batches.batches_per_epoch() as u64,
+        settings.gradient_accumulation_steps as u64,
+        settings.num_train_epochs,
+        settings.max_steps,
+    );
+    let optimizer = &settings.optimizer;
+    let ratio = (length.max_steps as f64 * optimizer.warmup_ratio).ceil() as u64;
+    let schedule = Schedule {
+        kind: optimizer.schedule,
+        peak: optimizer.learning_rate,
+        warmup: optimizer.warmup_steps.unwrap_or(ratio),
+        total: length.max_steps,
+    };
+    Ok((batches, length, schedule))
+}
+
+/// The checkpoint that the run continues, if it does.
+fn checkpoint(settings: &TrainSettings) -> Result<Option<Checkpoint>, Error> {
+    let dir: PathBuf = match &settings.resume {
+        Resume::No => return Ok(None),
+        Resume::From(dir) => dir.clone(),
+        Resume::Latest => latest_checkpoint(&settings.output_dir)
+            .map_err(failed("looking for a checkpoint"))?
+            .ok_or_else(|| Error::failed(format!("there is no checkpoint in {}", settings.output_dir.display())))?,
+    };
+    load_checkpoint(&dir).map(Some).map_err(failed("loading the checkpoint to resume from"))
+}
+
+/// Refuses a checkpoint whose position means something else in this run.
+fn check_resume(saved: &Checkpoint, run: &TrainingState) -> Result<(), Error> {
+    let pairs = [
+        ("seed", saved.state.seed, run.seed),
+        ("batches in an epoch", saved.state.batches_per_epoch, run.batches_per_epoch),
+        ("per_device_train_batch_size", saved.state.batch_size, run.batch_size),
+        ("gradient_accumulation_steps", saved.state.gradient_accumulation_steps, run.gradient_accumulation_steps),
+    ];
+    let mut reason = pairs
+        .iter()
+        .find(|(_, saved, run)| saved != run)
+        .map(|(what, saved, run)| format!("{what} was {saved} when it was saved and is {run} now"));
+    if reason.is_none() && saved.state.data_fingerprint != run.data_fingerprint {
+        reason = Some("the training text, the tokenizer or the block size is not the one that it was saved with".into());
+    }
+    match reason {
+        Some(reason) => Err(failed("resuming")(trainer::Error::Resume { path: saved.dir.clone(), reason })),
+        None => Ok(()),
+    }
+}
+
+fn train(plan: &TrainPlan, prepared: &mut Prepared) -> Result<Outcome, Error> {
+    let settings = &plan.train;
+    let data = prepared.train.clone().expect("a run that trains has training data");
+    let (batches, length, schedule) = layout(plan, &data)?;
+    let state = TrainingState {
+        seed: settings.seed,
+        total_steps: length.max_steps,
+        warmup_steps: schedule.warmup,
+        batches_per_epoch: length.batches_per_epoch,
+        batch_size: settings.per_device_train_batch_size as u64,
+        gradient_accumulation_steps: length.accumulation,
+        data_fingerprint: data.fingerprint(),
+        ..Default::default()
+    };
+    let saved_model = prepared.saved_model();
+    let model = &*prepared.loaded.model;
+    let stepper = Stepper::new(model, settings.optimizer.clone(), schedule, settings.seed);
+    let session = &mut prepared.session;
+    let extra_state = stepper.extra_state(length.accumulation > 1);
+
+    let resumed = checkpoint(settings)?;
+    if let Some(saved) = &resumed {
+        check_resume(saved, &state)?;
+        eprintln!("resuming from {} (step {})", saved.dir.display(), saved.state.global_step);
+        if saved.state.total_steps != length.max_steps {
+            let (old, new) = (saved.state.total_steps, length.max_steps);
+            eprintln!("note: the learning-rate curve was laid out for {old} steps and is now for {new}");
+        }
+        parameters::load(session, model, stepper.parameters(), &saved.weights).map_err(failed("loading the weights"))?;
+        parameters::set_extra_state(session, &extra_state, Some(&saved.optimizer)).map_err(failed("loading the moments"))?;
+    } else {
+        prepared.loaded.place(session, settings.seed)?;
+        parameters::set_extra_state(session, &extra_state, None).map_err(failed("making room for the moments"))?;
+    }
+    let start = start_position(resumed.as_ref().map(|c| &c.state), &length);
+    let history = resumed.as_ref().map(|c| c.trainer_state.log_history.clone()).unwrap_or_default();
+    let sums = Rc::new(RefCell::new(resumed.as_ref().map(|c| Sums::from_map(&c.state.accumulators)).unwrap_or_default()));
+
+    let bar = Bar::new("training", length.max_steps, Style::choose(settings.disable_tqdm, Style::Silent));
+    bar.skip_to(start.step);
+    let log = RunLog::open(&settings.output_dir, history, start.step, bar).map_err(failed("opening the log"))?;
+    let log = Rc::new(RefCell::new(log));
+    let last_saved = Rc::new(RefCell::new(resumed.as_ref().map(|c| c.dir.clone())));
+    let interrupt = Interrupt::install().map_err(failed("taking over SIGINT and SIGTERM"))?;
+    let microbatch_flops = model.step_flops(settings.per_device_train_batch_size, prepared.block_size);
+    let ceiling = ceiling::measure_tflops(session).map_err(failed("measuring the matrix-multiply ceiling"))?;
+
+    let moments = extra_state.iter().map(|(name, _)| name.clone());
+    let saver = Saver {
+        settings,
+        model: &saved_model,
+        // Accumulated gradients are zero between steps.
+        optimizer_state: moments
+            .filter(|_| settings.optimizer.kind == OptimizerKind::AdamW)
+            .filter(|n| n.starts_with("exp_avg"))
+            .collect(),
+        state,
+        flops_per_step: microbatch_flops * length.accumulation as f64,
+        log: log.clone(),
+        sums: sums.clone(),
+        interrupt: Some(interrupt.clone()),
+        last_saved: last_saved.clone(),
+    };
+    let cadence = (settings.logging, settings.logging_first_step);
+    let logger = Logger::new(log.clone(), sums.clone(), cadence, microbatch_flops, Some(ceiling));
+    let mut hooks: Vec<Box<dyn Hook + '_>> = vec![Box::new(logger)];
+    let client = session.client().clone();
+    if let Some(validation) = prepared.validation.clone() {
+        let (size, workers) = (settings.per_device_eval_batch_size, plan.data.dataloader_num_workers);
+        let client = client.clone();
+        hooks.push(Box::new(Evaluator {
+            model,
+            parameters: model.parameters(),
+            batches: Box::new(move || eval_batches(&client, &validation, size, workers)),
+            cadence: settings.eval,
+            log: log.clone(),
+        }));
+    }
+    hooks.push(Box::new(saver));
+
+    let spec = LoadSpec {
+        dataset: data,
+        plan: batches,
+        start: Position { epoch: start.next_epoch, batch: start.next_batch as usize },
+        end_epoch: u64::MAX,
+    };
+    let mut source =
+        device_batches(&client, spec, plan.data.dataloader_num_workers).map_err(failed("starting the data workers"))?;
+    let kept = {
+        let last_saved = last_saved.clone();
+        move || match &*last_saved.borrow() {
+            Some(path) => format!("the last good checkpoint is {}", path.display()),
+            None => "no checkpoint had been saved".to_string(),
+        }
+    };
+    let began = Instant::now();
+    let run = RunLoop { stepper: &stepper, session, length, hooks, kept: Box::new(kept) };
+    let progress = run.run(&mut source, start).map_err(failed("training"))?;
+    let runtime = began.elapsed().as_secs_f64();
+
+    if let (Some(signal), false) = (interrupt.received(), progress.is_last()) {
+        log.borrow().bar().finish();
+        let dir = last_saved.borrow().clone().unwrap_or_default();
+        eprintln!("stopped after step {} of {}; saved {}", progress.step, progress.max_steps, dir.display());
+        eprintln!("to go on, run the same command with --resume_from_checkpoint");
+        return Ok(Outcome::Interrupted { signal });
+    }
+    let flops_per_step = microbatch_flops * length.accumulation as f64;
+    let finished = Finished { progress, steps: progress.step - start.step, runtime, flops_per_step };
+    finish(plan, &saved_model, session, &log, &sums.borrow(), finished)?;
+    Ok(Outcome::Done)
+}
+
+/// Where training starts: at the beginning, or where a checkpoint left off.
+fn start_position(saved: Option<&TrainingState>, length: &RunLength) -> Progress {
+    let (step, next_epoch, next_batch) = saved.map_or((0, 0, 0), |s| (s.global_step, s.epoch, s.batch_in_epoch));
+    Progress {
+        step,
+        max_steps: length.max_steps,
+        epoch: next_epoch as f64 + next_batch as f64 / length.batches_per_epoch as f64,
+        next_epoch,
+        next_batch,
+        epoch_ended: false,
+    }
+}
+
+/// What a run that reached its end did.
+struct Finished {
+    progress: Progress,
+    /// Optimizer steps made in this process.
+    steps: u64,
+    /// Seconds.
+    runtime: f64,
+    flops_per_step: f64,
+}
+
+/// Writes the finished model and says how the run went.
+fn finish(
+    plan: &TrainPlan,
+    model: &SavedModel,
+    session: &Session,
+    log: &RefCell<RunLog>,
+    sums: &Sums,
+    run: Finished,
+) -> Result<(), Error> {
+    let settings = &plan.train;
+    let summary = Record::Summary(SummaryRecord {
+        runtime: run.runtime,
+        samples: run.steps * (settings.per_device_train_batch_size * settings.gradient_accumulation_steps) as u64,
+        steps: run.steps,
+        loss: if sums.total_steps > 0.0 { sums.total_loss / sums.total_steps } else { 0.0 },
+        total_flos: run.flops_per_step * run.progress.step as f64,
+        epoch: run.progress.epoch,
+        step: run.progress.step,
+    });
+    let mut log = log.borrow_mut();
+    log.bar().finish();
+    log.record(&summary).map_err(failed("logging"))?;
+    let dir = &settings.output_dir;
+    model.save(session, dir).map_err(failed("saving the model"))?;
+    let state = trainer_state(settings, &log, run.flops_per_step, &run.progress);
+    write_json(&dir.join(TRAINER_STATE_FILE), &state).map_err(failed("saving the trainer state"))?;
+    save_metrics(dir, "train", &summary.results()).map_err(failed("saving the results"))?;
+    println!("saved the model in {}", dir.display());
+    let stats = session.cache().stats();
+    let graphs: Vec<String> = session.cache().graphs().iter().map(|g| g.name.clone()).collect();
+    eprintln!(
+        "graphs: {} ({}); compiled {} in {:.1} s, {} runs without compiling",
+        graphs.len(),
+        graphs.join(", "),
+        stats.compiled,
+        stats.compile_time.as_secs_f64(),
+        stats.hits
+    );
+    Ok(())
+}
+
+/// Evaluates the weights on the device and writes the results.
+fn evaluate_at_end(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Error> {
+    let validation = prepared.validation.clone().expect("a run that evaluates has validation data");
+    let model = &*prepared.loaded.model;
+    let (size, workers) = (plan.train.per_device_eval_batch_size, plan.data.dataloader_num_workers);
+    let session = &mut prepared.session;
+    let mut batches =
+        eval_batches(session.client(), &validation, size, workers).map_err(failed("preparing the validation batches"))?;
+    let evaluation = evaluate(session, model, &model.parameters(), &mut *batches).map_err(failed("evaluating"))?;
+    let record = evaluation.record(None);
+    println!("{}", record.printed());
+    save_metrics(&plan.train.output_dir, "eval", &record.results()).map_err(failed("saving the results"))
 }

@@ -97,7 +97,9 @@ impl Client {
 
     /// Compiles StableHLO: MLIR text, or bytecode of a version that the plugin takes.
     pub fn compile_stablehlo(&self, module: &[u8], signature: Signature, options: &CompileOptions) -> Result<Executable> {
-        self.compile_program(module, "mlir", signature, options)
+        let executable = self.compile_program(module, "mlir", signature, options)?;
+        executable.check_inputs().map_err(|e| e.during("compiling a StableHLO module"))?;
+        Ok(executable)
     }
 
     fn compile_program(&self, code: &[u8], format: &str, signature: Signature, options: &CompileOptions) -> Result<Executable> {
@@ -136,7 +138,9 @@ impl Client {
         // SAFETY: the bytes live through the call.
         unsafe { self.inner.call(&mut args) }.map_err(|e| e.during(doing()))?;
         // SAFETY: the executable is new and nobody else has it.
-        unsafe { Executable::from_raw(args.loaded_executable, &self.inner, signature) }.map_err(|e| e.during(doing()))
+        let loaded = unsafe { Executable::from_raw(args.loaded_executable, &self.inner, signature) };
+        let checked = loaded.and_then(|executable| executable.check_inputs().map(|()| executable));
+        checked.map_err(|e| e.during(doing()))
     }
 
     /// Copies a dense row-major array to a device. The bytes are read before this returns.
@@ -187,6 +191,10 @@ impl ClientInner {
 
     pub fn raw(&self) -> *mut PjrtClient {
         self.raw.as_ptr()
+    }
+
+    pub fn platform_name(&self) -> &str {
+        &self.platform_name
     }
 
     /// Makes a call through the client's plugin.

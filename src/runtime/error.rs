@@ -57,7 +57,7 @@ pub enum Error {
     #[error("no device {device}: this process can address {available} {platform} device(s), numbered from 0")]
     NoSuchDevice { device: usize, available: usize, platform: String },
 
-    #[error("{len} bytes cannot fill {shape}, which takes {}", .shape.bytes())]
+    #[error("{len} bytes cannot fill {shape}, which takes {}", byte_count(.shape))]
     ByteCount { len: usize, shape: Shape },
 
     #[error("cannot read {shape} as {wanted}: its elements are {} in Rust, or u8 for plain bytes", rust_name(.shape.dtype))]
@@ -212,6 +212,11 @@ fn rust_name(dtype: DType) -> &'static str {
         DType::F32 => "f32",
         DType::F64 => "f64",
     }
+}
+
+/// For messages about shapes that may be absurd; `Shape::bytes` would overflow.
+fn byte_count(shape: &Shape) -> u128 {
+    shape.dims.iter().fold(shape.dtype.size() as u128, |n, &d| n.saturating_mul(d as u128))
 }
 
 fn list(paths: &[PathBuf]) -> String {

@@ -94,6 +94,20 @@ impl Executable {
         Ok(Executable { description, loaded, signature, devices })
     }
 
+    /// Makes sure, where the module was not at hand before, that its inputs are the signature's: they are read off the
+    /// optimized module. Neuron's is a wrapper around foreign code, whose inputs need not be the original's.
+    pub(super) fn check_inputs(&self) -> Result<()> {
+        let client = &self.loaded.client;
+        if client.platform_name() == "neuron" {
+            return Ok(());
+        }
+        match self.optimized_hlo() {
+            Ok(module) => self.signature.check_module_inputs(&module),
+            Err(e) if e.is_unimplemented() => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
     pub fn signature(&self) -> &Signature {
         &self.signature
     }

@@ -263,3 +263,41 @@ mod proto {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_options_are_the_least_that_plugins_take() {
+        let bytes = CompileOptions::default().to_bytes().unwrap();
+        // Field 3: device_ordinal -1, one replica, one partition.
+        let expected = [0x1a, 15, 0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01, 0x20, 1, 0x28, 1];
+        assert_eq!(bytes, expected);
+    }
+
+    #[test]
+    fn bytes_do_not_depend_on_the_order_of_setting() {
+        let (a, b) = (("a", OverrideValue::Bool(true)), ("b", OverrideValue::Double(0.5)));
+        let set = |options: CompileOptions, (name, value): &(&str, OverrideValue)| options.with(*name, value.clone());
+        let one = set(set(CompileOptions::default(), &a), &b).to_bytes().unwrap();
+        let other = set(set(CompileOptions::default(), &b), &a).to_bytes().unwrap();
+        assert_eq!(one, other);
+        assert_ne!(one, CompileOptions::default().to_bytes().unwrap());
+    }
+
+    #[test]
+    fn named_values_survive_the_round_trip() {
+        let options = vec![
+            ("text".to_owned(), OptionValue::String("äö".into())),
+            ("number".to_owned(), OptionValue::Int(-3)),
+            ("list".to_owned(), OptionValue::IntList(vec![1, 13, 0])),
+            ("part".to_owned(), OptionValue::Float(0.75)),
+            ("flag".to_owned(), OptionValue::Bool(true)),
+            ("empty".to_owned(), OptionValue::String(String::new())),
+        ];
+        let values = named_values(&options);
+        // SAFETY: the values point into `options`, which is alive.
+        assert_eq!(unsafe { read_named(values.as_ptr(), values.len()) }, options);
+    }
+}

@@ -39,6 +39,11 @@ impl Signature {
         check_side("output", &shape.outputs(), &self.outputs)
     }
 
+    /// As `check_module`, for inputs alone.
+    pub(super) fn check_module_inputs(&self, module: &[u8]) -> Result<()> {
+        check_side("input", &program_shape(module)?.parameters, &self.inputs)
+    }
+
     /// Fails unless a compiled executable's outputs, as its plugin reports them, are this signature's.
     pub(super) fn check_outputs(&self, types: &[c_int], dims: &[Vec<i64>]) -> Result<()> {
         if types.len() != self.outputs.len() {

@@ -3,6 +3,8 @@
 //! Reading order: `step` (one training step, top to bottom), `run_loop` (many), `session` (what `mark_step` does),
 //! `evaluate`, `generate`, `parameters` (weights to the device and back), `interrupt`.
 
+pub mod ahead;
+pub mod ceiling;
 pub mod device;
 mod error;
 pub mod evaluate;

@@ -30,7 +30,8 @@ impl RunLog {
         let io = |source| Error::Io { path: path.clone(), source };
         if path.exists() {
             let old = std::fs::read_to_string(&path).map_err(io)?;
-            let kept: String = old.lines().filter(|line| step_of(line).is_some_and(|s| s <= step)).map(|l| format!("{l}\n")).collect();
+            let kept: String =
+                old.lines().filter(|line| step_of(line).is_some_and(|s| s <= step)).map(|l| format!("{l}\n")).collect();
             crate::checkpoint::atomic::write_bytes(&path, kept.as_bytes())?;
         }
         let file = LogFile::append_in(output_dir).map_err(io)?;

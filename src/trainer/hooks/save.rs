@@ -59,28 +59,29 @@ pub struct Saver<'a> {
     pub last_saved: Rc<RefCell<Option<PathBuf>>>,
 }
 
-impl Saver<'_> {
-    /// `trainer_state.json` at this point of the run.
-    pub fn trainer_state(&self, progress: &Progress) -> TrainerState {
-        let steps = |cadence: Cadence| match cadence {
-            Cadence::Steps(n) => n as f64,
-            _ => 500.0,
-        };
-        TrainerState {
-            epoch: progress.epoch,
-            eval_steps: steps(self.settings.eval),
-            global_step: progress.step,
-            log_history: self.log.borrow().history().to_vec(),
-            logging_steps: steps(self.settings.logging),
-            max_steps: progress.max_steps,
-            num_train_epochs: self.settings.num_train_epochs.ceil() as u64,
-            save_steps: steps(self.settings.save),
-            total_flos: self.flops_per_step * progress.step as f64,
-            train_batch_size: Some(self.settings.per_device_train_batch_size as u64),
-            ..Default::default()
-        }
+/// `trainer_state.json` at this point of a run.
+pub fn trainer_state(settings: &TrainSettings, log: &RunLog, flops_per_step: f64, progress: &Progress) -> TrainerState {
+    // transformers keeps its defaults where a strategy is not in steps.
+    let steps = |cadence: Cadence| match cadence {
+        Cadence::Steps(n) => n as f64,
+        _ => 500.0,
+    };
+    TrainerState {
+        epoch: progress.epoch,
+        eval_steps: steps(settings.eval),
+        global_step: progress.step,
+        log_history: log.history().to_vec(),
+        logging_steps: steps(settings.logging),
+        max_steps: progress.max_steps,
+        num_train_epochs: settings.num_train_epochs.ceil() as u64,
+        save_steps: steps(settings.save),
+        total_flos: flops_per_step * progress.step as f64,
+        train_batch_size: Some(settings.per_device_train_batch_size as u64),
+        ..Default::default()
     }
+}
 
+impl Saver<'_> {
     fn save(&self, progress: &Progress, session: &Session) -> Result<PathBuf> {
         let weights = download(session, self.model.parameters.iter().map(String::as_str))?;
         let optimizer = download(session, self.optimizer_state.iter().map(String::as_str))?;
@@ -95,7 +96,7 @@ impl Saver<'_> {
         let parts = CheckpointParts {
             model: self.model.pretrained(&weights),
             optimizer: &optimizer,
-            trainer_state: &self.trainer_state(progress),
+            trainer_state: &trainer_state(self.settings, &self.log.borrow(), self.flops_per_step, progress),
             state: &state,
         };
         let path = save_checkpoint(&self.settings.output_dir, &parts)?;

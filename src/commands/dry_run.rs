@@ -1,0 +1,76 @@
+//! `--dry_run`: the resolved plan of a training run, with its graphs compiled and their memory known, and nothing else done.
+
+use super::Error;
+use super::model::failed;
+use super::train::{Prepared, layout};
+use crate::config::TrainPlan;
+use crate::data::Dataset;
+use crate::report::table::{Align, Table};
+use crate::report::units::{bytes, count, exact};
+use crate::trainer::ahead::compile_all;
+use crate::trainer::step::Stepper;
+use xtrain_graphs::optim::{Schedule, ScheduleKind};
+
+/// Prints the plan on standard output.
+pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Error> {
+    let settings = &plan.train;
+    let shapes = prepared.shapes(plan);
+    let model = &*prepared.loaded.model;
+    let parameters: usize = model.parameters().iter().map(|p| p.dims.iter().product::<usize>()).sum();
+    let mut table = Table::pairs();
+    table.heading("model");
+    table.row(["configuration", model.config().source()]);
+    table.row(["parameters".to_string(), exact(parameters as u64)]);
+    table.row(["vocabulary".to_string(), format!("{} (tokenizer: {})", model.vocab_size(), prepared.tokenizer.id_bound())]);
+    table.row(["block size".to_string(), format!("{} of {} positions", prepared.block_size, model.max_positions())]);
+    let mut schedule = Schedule { kind: ScheduleKind::Constant, peak: 0.0, warmup: 0, total: 0 };
+    if let Some(data) = &prepared.train {
+        let (_, length, laid_out) = layout(plan, data)?;
+        schedule = laid_out;
+        let examples = settings.per_device_train_batch_size * settings.gradient_accumulation_steps;
+        table.heading("training");
+        describe_data(&mut table, data);
+        table.row([
+            "examples per step".to_string(),
+            format!(
+                "{examples} = {} per device x {} accumulated x 1 device",
+                settings.per_device_train_batch_size, settings.gradient_accumulation_steps
+            ),
+        ]);
+        table.row(["tokens per step".to_string(), exact((examples * prepared.block_size) as u64)]);
+        table.row(["steps per epoch".to_string(), exact(length.updates_per_epoch)]);
+        table.row(["optimizer steps".to_string(), format!("{} ({} of warm-up)", exact(length.max_steps), schedule.warmup)]);
+        let flops = model.step_flops(settings.per_device_train_batch_size, prepared.block_size);
+        table.row(["work per step".to_string(), format!("{}FLOP", count(flops * settings.gradient_accumulation_steps as f64))]);
+    }
+    if let Some(data) = &prepared.validation {
+        table.heading("evaluation");
+        describe_data(&mut table, data);
+    }
+    print!("{}", table.render());
+
+    let stepper = Stepper::new(model, settings.optimizer.clone(), schedule, settings.seed);
+    let compiled = compile_all(&mut prepared.session, model, &stepper, shapes).map_err(failed("compiling the graphs"))?;
+    let mut table = Table::new(&[Align::Left, Align::Left, Align::Right, Align::Right, Align::Right, Align::Right]);
+    table.row(["graph", "fingerprint", "compiled in", "arguments", "temporaries", "peak per device"]);
+    for graph in compiled {
+        let memory = graph.memory().map_err(failed("reading the compiler's memory statistics"))?;
+        table.row([
+            graph.name.clone(),
+            graph.fingerprint.to_string()[..12].to_string(),
+            format!("{:.1} s", graph.compile_time.as_secs_f64()),
+            bytes(memory.argument_bytes as u64),
+            bytes(memory.temp_bytes as u64),
+            bytes(memory.peak() as u64),
+        ]);
+    }
+    print!("\n{}", table.render());
+    println!("\ndry run: nothing was trained or written to {}", settings.output_dir.display());
+    Ok(())
+}
+
+fn describe_data(table: &mut Table, data: &Dataset) {
+    let totals = data.totals();
+    table.row(["text".to_string(), format!("{} lines, {} tokens", exact(totals.lines), exact(totals.tokens))]);
+    table.row(["rows".to_string(), format!("{} of {} tokens", exact(data.len() as u64), data.block_size())]);
+}

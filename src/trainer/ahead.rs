@@ -1,0 +1,57 @@
+//! The graphs of a run, compiled without data: what `--dry_run` reports on, and what a compile-only run will make.
+
+use super::error::Result;
+use super::evaluate;
+use super::parameters::parameter_shape;
+use super::session::Session;
+use super::step::{Phase, Stepper, abstract_batch};
+use crate::cache::CompiledGraph;
+use std::collections::HashMap;
+use std::sync::Arc;
+use xtrain_graphs::Shape;
+use xtrain_models::Model;
+
+/// The shapes that decide a run's graphs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RunShapes {
+    pub train_batch: usize,
+    pub eval_batch: usize,
+    pub block_size: usize,
+    pub accumulation: usize,
+    pub trains: bool,
+    pub evaluates: bool,
+}
+
+/// Compiles every graph that the run will use, in the order of use.
+pub fn compile_all(
+    session: &mut Session,
+    model: &dyn Model,
+    stepper: &Stepper,
+    shapes: RunShapes,
+) -> Result<Vec<Arc<CompiledGraph>>> {
+    let accumulates = shapes.accumulation > 1;
+    let parameters = stepper.parameters().iter().map(|p| (p.name.clone(), parameter_shape(p)));
+    let state: HashMap<String, Shape> = parameters.chain(stepper.extra_state(accumulates)).collect();
+    let state = Arc::new(state);
+    let mut phases = Vec::new();
+    if shapes.trains {
+        if accumulates {
+            phases.push(Phase::Accumulate);
+        }
+        phases.push(Phase::Update { accumulated: accumulates });
+    }
+    let mut compiled = Vec::new();
+    for phase in phases {
+        let mut recording = session.begin_abstract(state.clone());
+        let inputs = abstract_batch(&mut recording, shapes.train_batch, shapes.block_size);
+        stepper.record(&mut recording, &inputs, phase, 0, 0)?;
+        compiled.push(recording.compile(phase.graph_name())?);
+    }
+    if shapes.evaluates {
+        let mut recording = session.begin_abstract(state);
+        let inputs = abstract_batch(&mut recording, shapes.eval_batch, shapes.block_size);
+        evaluate::record(&mut recording, model, stepper.parameters(), &inputs)?;
+        compiled.push(recording.compile(evaluate::GRAPH_NAME)?);
+    }
+    Ok(compiled)
+}

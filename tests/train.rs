@@ -1,0 +1,237 @@
+//! Training as a user runs it: the real binary, in a temporary folder, on real text.
+
+use crate::support::{Run, data_dir, json_lines, xtrain};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// A folder with a small text, a tokenizer and room for runs.
+struct Bench {
+    dir: TempDir,
+    tokenizer: PathBuf,
+}
+
+impl Bench {
+    /// `None`, said loudly, without the shared data.
+    fn new() -> Option<Self> {
+        let data = data_dir()?;
+        let dir = tempfile::tempdir().unwrap();
+        let text = fs::read_to_string(data.join("tinyshakespeare/input.txt")).unwrap();
+        fs::write(dir.path().join("train.txt"), &text[..60_000]).unwrap();
+        fs::write(dir.path().join("valid.txt"), &text[60_000..72_000]).unwrap();
+        Some(Bench { dir, tokenizer: data.join("gpt2") })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A run of a tiny GPT-2; `extra` are further words of the command line.
+    fn train(&self, output: &str, extra: &[&str]) -> Run {
+        self.command(output, extra).run()
+    }
+
+    fn command(&self, output: &str, extra: &[&str]) -> crate::support::Command {
+        let mut command = xtrain();
+        command
+            .args(["train", "clm", "--model_type", "gpt2", "--disable_tqdm", "--do_train"])
+            .args(["--config_overrides", "n_layer=2,n_head=2,n_embd=32,n_positions=64"])
+            .args(["--block_size", "32", "--per_device_train_batch_size", "4", "--learning_rate", "1e-3"])
+            .arg("--tokenizer_name")
+            .arg(&self.tokenizer)
+            .arg("--train_file")
+            .arg(self.path("train.txt"))
+            .arg("--output_dir")
+            .arg(self.path(output))
+            .arg("--cache_dir")
+            .arg(self.path("cache"))
+            .args(extra);
+        command
+    }
+}
+
+fn bytes(path: PathBuf) -> Vec<u8> {
+    fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// Log records without what differs between any two runs.
+fn records(dir: &Path) -> Vec<serde_json::Value> {
+    let mut records = json_lines(&dir.join("log.jsonl"));
+    for record in &mut records {
+        let map = record.as_object_mut().unwrap();
+        map.retain(|key, _| !key.contains("runtime") && !key.contains("per_second"));
+    }
+    records
+}
+
+#[test]
+fn a_run_learns_saves_and_can_be_evaluated() {
+    let Some(bench) = Bench::new() else { return };
+    let validation = bench.path("valid.txt");
+    let run = bench.train(
+        "out",
+        &[
+            "--do_eval",
+            "--validation_file",
+            validation.to_str().unwrap(),
+            "--max_steps",
+            "40",
+            "--logging_steps",
+            "10",
+            "--eval_strategy",
+            "steps",
+            "--eval_steps",
+            "20",
+            "--save_steps",
+            "20",
+        ],
+    );
+    run.succeeded();
+    let out = bench.path("out");
+    for name in [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "generation_config.json",
+        "trainer_state.json",
+        "all_results.json",
+        "train_results.json",
+        "eval_results.json",
+        "checkpoint-20/optimizer.safetensors",
+        "checkpoint-40/training_state.json",
+    ] {
+        assert!(out.join(name).is_file(), "{name} is missing");
+    }
+    let records = records(&out);
+    let losses: Vec<f64> = records.iter().filter_map(|r| r["loss"].as_f64()).collect();
+    assert_eq!(losses.len(), 4, "{records:?}");
+    assert!(losses.windows(2).all(|w| w[1] < w[0]), "the loss falls: {losses:?}");
+    let evals: Vec<f64> = records.iter().filter_map(|r| r["eval_loss"].as_f64()).collect();
+    assert!(evals.len() == 2 && evals[1] < evals[0], "{evals:?}");
+    assert!(run.stdout.contains("{'loss': "), "{}", run.stdout);
+    assert!(run.stdout.contains("{'train_runtime': "), "{}", run.stdout);
+
+    // The saved directory alone gives the same evaluation.
+    let eval = xtrain()
+        .args(["eval", "clm", "--json", "--disable_tqdm", "--block_size", "32", "--model_name_or_path"])
+        .arg(&out)
+        .arg("--validation_file")
+        .arg(&validation)
+        .arg("--cache_dir")
+        .arg(bench.path("cache"))
+        .run();
+    eval.succeeded();
+    let result: serde_json::Value = serde_json::from_str(eval.stdout.trim()).unwrap();
+    let difference = (result["eval_loss"].as_f64().unwrap() - evals[1]).abs();
+    assert!(difference < 1e-4, "{result} after a run that ended with {}", evals[1]);
+
+    let text = xtrain()
+        .args(["generate", "--prompt", "First Citizen:", "--max_new_tokens", "8", "--seed", "1", "--model_name_or_path"])
+        .arg(&out)
+        .run();
+    text.succeeded();
+    assert!(text.stdout.starts_with("First Citizen:"), "{}", text.stdout);
+}
+
+/// Runs to the end, and the same run stopped and resumed, must agree bit for bit.
+fn check_resume(extra: &[&str], stop: impl Fn(&Bench)) {
+    let Some(bench) = Bench::new() else { return };
+    let mut words = vec!["--max_steps", "24", "--logging_steps", "4", "--save_steps", "12"];
+    words.extend(extra);
+    bench.train("whole", &words).succeeded();
+    stop(&bench);
+    let mut again = words.clone();
+    again.push("--resume_from_checkpoint");
+    bench.train("stopped", &again).succeeded();
+    let (whole, stopped) = (bench.path("whole"), bench.path("stopped"));
+    assert!(bytes(whole.join("model.safetensors")) == bytes(stopped.join("model.safetensors")), "final weights differ");
+    assert_eq!(
+        records(&whole).iter().filter(|r| r.get("loss").is_some()).collect::<Vec<_>>(),
+        records(&stopped).iter().filter(|r| r.get("loss").is_some()).collect::<Vec<_>>()
+    );
+    let state = |dir: &Path| -> serde_json::Value {
+        serde_json::from_slice(&bytes(dir.join("checkpoint-24/training_state.json"))).unwrap()
+    };
+    assert_eq!(state(&whole)["state"], state(&stopped)["state"]);
+}
+
+#[test]
+fn resuming_from_a_checkpoint_is_bit_exact_with_dropout_and_accumulation() {
+    check_resume(&["--gradient_accumulation_steps", "3"], |bench| {
+        // What a crash after step 12 leaves: the first half's checkpoint and a log that goes on for a while.
+        let words = ["--max_steps", "24", "--logging_steps", "4", "--save_steps", "12", "--gradient_accumulation_steps", "3"];
+        bench.train("stopped", &words).succeeded();
+        fs::remove_dir_all(bench.path("stopped/checkpoint-24")).unwrap();
+        fs::remove_file(bench.path("stopped/model.safetensors")).unwrap();
+    });
+}
+
+#[test]
+fn resuming_after_sigterm_is_bit_exact() {
+    for delay in [0, 7, 40] {
+        check_resume(&[], |bench| {
+            let words = ["--max_steps", "24", "--logging_steps", "4", "--save_steps", "12", "--logging_first_step"];
+            let run = bench.command("stopped", &words).run_and_signal("{'loss'", Duration::from_millis(delay));
+            match run.code {
+                Some(143) => assert!(run.stderr.contains("--resume_from_checkpoint"), "{}", run.stderr),
+                // The signal came after the last step.
+                code => assert_eq!(code, Some(0), "{}", run.stderr),
+            }
+            // The extra record of this run's first step is not in the other's log.
+            let log = bench.path("stopped/log.jsonl");
+            let kept: String = fs::read_to_string(&log)
+                .unwrap()
+                .lines()
+                .filter(|l| !l.contains("\"step\":1}") && !l.contains("\"step\":1,"))
+                .map(|l| format!("{l}\n"))
+                .collect();
+            fs::write(&log, kept).unwrap();
+        });
+    }
+}
+
+#[test]
+fn accumulation_gives_the_same_run() {
+    let Some(bench) = Bench::new() else { return };
+    let mut finals = Vec::new();
+    for (batch, accumulation) in [("8", "1"), ("4", "2"), ("2", "4"), ("1", "8")] {
+        let output = format!("acc-{batch}");
+        let run = bench.train(
+            &output,
+            &[
+                "--config_overrides",
+                "n_layer=2,n_head=2,n_embd=32,n_positions=64,embd_pdrop=0,attn_pdrop=0,resid_pdrop=0",
+                "--per_device_train_batch_size",
+                batch,
+                "--gradient_accumulation_steps",
+                accumulation,
+                "--max_steps",
+                "6",
+                "--logging_steps",
+                "1",
+                "--save_strategy",
+                "no",
+            ],
+        );
+        run.succeeded();
+        let losses: Vec<f64> = records(&bench.path(&output)).iter().filter_map(|r| r["loss"].as_f64()).collect();
+        finals.push(losses);
+    }
+    for other in &finals[1..] {
+        for (a, b) in finals[0].iter().zip(other) {
+            assert!((a - b).abs() < 2e-5, "{finals:?}");
+        }
+    }
+}
+
+#[test]
+fn dry_run_prints_the_plan_and_writes_nothing() {
+    let Some(bench) = Bench::new() else { return };
+    let run = bench.train("never", &["--dry_run", "--gradient_accumulation_steps", "2", "--max_steps", "5"]);
+    run.succeeded();
+    for word in ["parameters", "accumulate", "update", "peak per device", "optimizer steps"] {
+        assert!(run.stdout.contains(word), "{word}: {}", run.stdout);
+    }
+    assert!(!bench.path("never").exists());
+}
