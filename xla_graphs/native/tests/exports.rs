@@ -40,18 +40,10 @@ fn identity() -> pb::HloModuleProto {
         layout: Some(Box::new(pb::LayoutProto { minor_to_major: vec![1, 0], ..Default::default() })),
         ..Default::default()
     };
-    let program = pb::ProgramShapeProto {
-        parameters: vec![shape.clone()],
-        result: Some(shape.clone()),
-        parameter_names: vec!["x".into()],
-    };
-    let parameter = pb::HloInstructionProto {
-        name: "x".into(),
-        opcode: "parameter".into(),
-        shape: Some(shape),
-        id: 1,
-        ..Default::default()
-    };
+    let program =
+        pb::ProgramShapeProto { parameters: vec![shape.clone()], result: Some(shape.clone()), parameter_names: vec!["x".into()] };
+    let parameter =
+        pb::HloInstructionProto { name: "x".into(), opcode: "parameter".into(), shape: Some(shape), id: 1, ..Default::default() };
     let entry = pb::HloComputationProto {
         name: "main".into(),
         instructions: vec![parameter],
