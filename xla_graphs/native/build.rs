@@ -1,0 +1,77 @@
+//! Builds the C++ half (cpp/plugin.cc) and generates Rust types for XLA's protobufs.
+//!
+//! The wheel has headers but no `.proto` files; the compiled library carries their descriptors. A small C++ program asks it
+//! for them, and prost generates from that, so neither protoc nor copies of XLA's protos are needed.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs, thread};
+
+use prost::Message;
+use xtrain_xla_layout::{XLA_DIR, XLA_VERSION};
+
+fn main() {
+    // Only these: a change in Rust code must not cost a minute of C++.
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=cpp");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let lib = Path::new(XLA_DIR).join("lib");
+
+    thread::scope(|scope| {
+        scope.spawn(|| generate_protos(&out, &lib));
+        compiler().file("cpp/plugin.cc").compile("xtrain_cpp");
+    });
+
+    println!("cargo:rustc-env=XTRAIN_XLA_VERSION={XLA_VERSION}");
+    // For the tests, which compile C++ of their own.
+    println!("cargo:rustc-env=XTRAIN_XLA_DIR={XLA_DIR}");
+    println!("cargo:rustc-env=XTRAIN_CXX={}", compiler().get_compiler().path().display());
+    link(&lib);
+}
+
+/// The flags with which every file that includes XLA's headers must be compiled.
+fn compiler() -> cc::Build {
+    let mut build = cc::Build::new();
+    build.cpp(true).pic(true).warnings(false).opt_level(2).debug(false).std("c++17").include(Path::new(XLA_DIR).join("include"));
+    // Without NDEBUG some of XLA's structs have other sizes than in the library, which was built with it.
+    build.define("NDEBUG", None).define("LLVM_ON_UNIX", "1").define("LLVM_VERSION_STRING", "");
+    build.flag("-fvisibility=hidden").flag("-Wno-deprecated-declarations");
+    build
+}
+
+fn link(lib: &Path) {
+    println!("cargo:rustc-link-search=native={}", lib.display());
+    // Where the XLA libraries are found at run time: in xla_extension/ beside the library or above the target directory, so
+    // that a tree can be moved; else where they are now.
+    for place in ["$ORIGIN/xla_extension/lib", "$ORIGIN/../../xla_extension/lib", &lib.display().to_string()] {
+        println!("cargo:rustc-link-arg=-Wl,-rpath,{place}");
+    }
+    println!("cargo:rustc-link-arg=-Wl,-rpath-link,{}", lib.display());
+}
+
+fn generate_protos(out: &Path, lib: &Path) {
+    let program = out.join("descriptors");
+    let mut compile = compiler().opt_level(0).get_compiler().to_command();
+    compile.arg("cpp/descriptors.cc").arg("-o").arg(&program);
+    for library in ["libtensorflow_cc.so.2", "libtensorflow_framework.so.2"] {
+        compile.arg(lib.join(library));
+    }
+    compile.arg(format!("-Wl,-rpath,{}", lib.display())).arg("-Wl,--allow-shlib-undefined");
+    run(&mut compile);
+    let set = out.join("xla.fds");
+    run(Command::new(&program).arg(&set));
+
+    let bytes = fs::read(&set).expect("the program above wrote it");
+    let set = prost_types::FileDescriptorSet::decode(&bytes[..]).expect("the library writes valid descriptors");
+    prost_build::Config::new()
+        // Ordered maps: equal messages must have equal bytes, or graphs would not be cached.
+        .btree_map(["."])
+        .include_file("proto.rs")
+        .compile_fds(set)
+        .expect("prost generates from XLA's descriptors");
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+    assert!(output.status.success(), "{command:?} failed:\n{}", String::from_utf8_lossy(&output.stderr));
+}
