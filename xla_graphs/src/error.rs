@@ -17,6 +17,8 @@ pub enum Error {
     StateShape { name: String, expected: String, found: String },
     #[error("graph bytes cannot be decoded: {message}")]
     Decode { message: String },
+    #[error("{op} in {scope} of a decoded graph: {message}; operands {operands}")]
+    Invalid { op: String, scope: String, operands: String, message: String },
 }
 
 pub type Result<T> = std::result::Result<T, Error>;

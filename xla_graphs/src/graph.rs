@@ -2,10 +2,12 @@
 
 use crate::error::{Error, Result};
 use crate::op::Op;
+use crate::ops;
 use crate::shape::Shape;
 use crate::trace::{Inner, NodeId, Trace};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use std::collections::HashSet;
 
 /// Changes whenever the bytes of an unchanged model would: old cache entries then say so instead of failing to decode.
 pub const FORMAT_VERSION: u32 = 1;
@@ -173,10 +175,84 @@ impl Graph {
         Ok(graph)
     }
 
+    /// Checks a decoded graph as recording would have: bytes may come from a file, and what reaches XLA's C++ must hold.
+    ///
+    /// Operands precede their users, every shape is what the shape rule says, inputs and outputs name existing nodes of the
+    /// right shape, and names are unique, so that donation pairs are.
+    pub fn check(&self) -> Result<()> {
+        let whole = |message: String| Error::Decode { message };
+        let mut inputs_seen = vec![false; self.inputs.len()];
+        for (id, node) in self.nodes.iter().enumerate() {
+            if node.scope as usize >= self.scopes.len() {
+                return Err(whole(format!("node {id} is in model path {} of {}", node.scope, self.scopes.len())));
+            }
+            if let Some(&operand) = node.operands.iter().find(|&&o| o as usize >= id) {
+                return Err(whole(format!("node {id} reads node {operand}, which does not precede it")));
+            }
+            let expected = match node.op {
+                Op::Input(index) => match self.inputs.get(index as usize) {
+                    _ if !node.operands.is_empty() => Err("takes no operands".to_string()),
+                    Some(spec) if !std::mem::replace(&mut inputs_seen[index as usize], true) => Ok(spec.shape.clone()),
+                    Some(_) => Err(format!("input {index} is declared twice")),
+                    None => Err(format!("there is no input {index}")),
+                },
+                _ => {
+                    let operands: Vec<&Shape> = node.operands.iter().map(|&o| &self.nodes[o as usize].shape).collect();
+                    ops::infer(&node.op, &operands)
+                }
+            };
+            let checked = expected.and_then(|expected| match expected == node.shape {
+                true if expected.checked_bytes().is_none() => Err(format!("{expected} is too large")),
+                true => Ok(()),
+                false => Err(format!("gives {expected}, but {} is recorded", node.shape)),
+            });
+            checked.map_err(|message| self.invalid(node, message))?;
+        }
+        if let Some(index) = inputs_seen.iter().position(|seen| !seen) {
+            return Err(whole(format!("input {index} has no node")));
+        }
+        if let Some(output) = self.outputs.iter().find(|o| o.node as usize >= self.nodes.len()) {
+            return Err(whole(format!("output `{}` is node {}, which does not exist", output.name, output.node)));
+        }
+        if let Some(name) = repeated(self.inputs.iter().map(|i| i.name.as_str())) {
+            return Err(whole(format!("two inputs are named `{name}`")));
+        }
+        if let Some(name) = repeated(self.outputs.iter().map(|o| o.name.as_str())) {
+            return Err(whole(format!("two outputs are named `{name}`")));
+        }
+        match self.aliases().find(|&(_, input, output)| self.inputs[input].shape != *self.output_shape(output)) {
+            Some((name, input, output)) => Err(Error::StateShape {
+                name: name.to_string(),
+                expected: self.inputs[input].shape.to_string(),
+                found: self.output_shape(output).to_string(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// An error about one node, with what a reader needs to find it.
+    pub fn invalid(&self, node: &GraphNode, message: String) -> Error {
+        let operands = node.operands.iter().filter_map(|&o| self.nodes.get(o as usize)).map(|n| n.shape.to_string());
+        Error::Invalid {
+            op: node.op.name(),
+            scope: match self.scopes.get(node.scope as usize).map(String::as_str) {
+                None | Some("") => "the step".into(),
+                Some(path) => path.into(),
+            },
+            operands: operands.collect::<Vec<_>>().join(", "),
+            message,
+        }
+    }
+
     /// Hash of the canonical bytes: equal in every process for the same program.
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint(Sha256::digest(self.to_bytes()).into())
     }
+}
+
+fn repeated<'a>(mut names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let mut seen = HashSet::new();
+    names.find(|name| !seen.insert(*name))
 }
 
 /// SHA-256 of a graph's canonical bytes.

@@ -23,14 +23,21 @@ impl Shape {
         self.dims.len()
     }
 
-    /// Number of elements; 1 for a scalar.
+    /// Number of elements; 1 for a scalar. Saturates: sizes of decoded graphs are checked only after inference.
     pub fn elements(&self) -> usize {
-        self.dims.iter().product()
+        self.dims.iter().copied().fold(1, usize::saturating_mul)
     }
 
     /// Bytes of the dense array.
     pub fn bytes(&self) -> usize {
-        self.elements() * self.dtype.size()
+        self.elements().saturating_mul(self.dtype.size())
+    }
+
+    /// [`Shape::bytes`], or `None` when the product of the dimensions fits no signed 64-bit number, XLA's limit.
+    pub fn checked_bytes(&self) -> Option<u64> {
+        // Dimensions of 0 do not count: XLA multiplies in any order.
+        let sizes = self.dims.iter().map(|&d| d.max(1) as u64);
+        sizes.chain([self.dtype.size() as u64]).try_fold(1u64, u64::checked_mul).filter(|&bytes| i64::try_from(bytes).is_ok())
     }
 
     /// The same dimensions with another element type.

@@ -64,6 +64,8 @@ struct Plain<'a> {
     attention: &'a Attention,
     operands: &'a [Tensor],
     scaled_q: Tensor,
+    /// `pred[B, H, T, S]`; `None` when every query sees every key.
+    visible: Option<Tensor>,
     /// P, before dropout.
     probabilities: Tensor,
 }
@@ -72,12 +74,13 @@ impl<'a> Plain<'a> {
     fn new(attention: &'a Attention, operands: &'a [Tensor]) -> Result<Self> {
         let scaled_q = operands[0].mul_scalar(attention.scale.get())?;
         let mut scores = scaled_q.batched(&operands[1], 3, 3)?;
-        if let Some(visible) = visible(attention, operands, scores.dims())? {
+        let visible = visible(attention, operands, scores.dims())?;
+        if let Some(visible) = &visible {
             let lowest = scores.trace().full(lowest(scores.dtype()), scores.shape())?;
             scores = visible.select(&scores, &lowest)?;
         }
         let probabilities = super::softmax::expand(&scores)?;
-        Ok(Plain { attention, operands, scaled_q, probabilities })
+        Ok(Plain { attention, operands, scaled_q, visible, probabilities })
     }
 
     /// Applies the dropout mask to P or to its gradient.
@@ -96,7 +99,18 @@ impl<'a> Plain<'a> {
     fn score_grad(&self, dy: &Tensor) -> Result<Tensor> {
         let dp = self.drop(&dy.batched(&self.operands[2], 3, 3)?)?;
         let projected = dy.mul(&self.output()?)?.sum(&[3])?.keep_last()?;
-        self.probabilities.mul(&dp.sub(&projected)?)
+        let grad = self.probabilities.mul(&dp.sub(&projected)?)?;
+        match &self.visible {
+            // A row with no visible key is uniform whatever its scores are. Elsewhere P is 0 where a score is blocked.
+            Some(visible) if self.rows_may_be_blind() => visible.select(&grad, &grad.trace().full(0.0, grad.shape())?),
+            _ => Ok(grad),
+        }
+    }
+
+    /// Whether some query may see no key at all: by the key mask, or by a window that lies beyond the last key.
+    fn rows_may_be_blind(&self) -> bool {
+        let (queries, keys) = (self.operands[0].dims()[2], self.operands[1].dims()[2]);
+        self.attention.key_mask || self.attention.window.is_some_and(|window| window == 0 || queries > keys)
     }
 }
 

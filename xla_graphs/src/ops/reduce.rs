@@ -1,12 +1,16 @@
 //! Reductions over chosen dimensions.
 
 use super::Vjp;
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Comparison, Op, Reduction};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
-pub(super) fn infer(x: &Shape, dims: &[usize]) -> std::result::Result<Shape, String> {
+pub(super) fn infer(x: &Shape, kind: Reduction, dims: &[usize]) -> std::result::Result<Shape, String> {
+    if x.dtype == DType::Pred && kind == Reduction::Sum {
+        return Err("pred has no sum; convert to an integer type first".into());
+    }
     if !dims.windows(2).all(|w| w[0] < w[1]) || dims.iter().any(|&d| d >= x.rank()) {
         return Err(format!("{dims:?} are not increasing dimensions of {x}"));
     }

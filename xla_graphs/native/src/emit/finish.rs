@@ -1,0 +1,88 @@
+//! The finishing pass over XlaBuilder's module: what xla-rs cannot say.
+//!
+//! Markers are custom calls with a name of ours ([`marker`]); each is rewritten in place as the table [`REWRITES`] says. To add an
+//! instruction: its name in `marker`, a line in the table, and, if it needs more than an opcode, a function there that
+//! reads its attributes from the marker's `backend_config` and sets the typed fields.
+//!
+//! Before: one [`NODE_MARKER`] precedes the instructions of each node. After: no marker is left, each instruction's metadata
+//! names its operation and model path (`train/h.3.attn/dot`).
+
+use crate::proto::xla::{HloInstructionProto, HloModuleProto, OpMetadata};
+use prost::Message;
+use xtrain_graphs::{Graph, op::Op};
+
+/// Stands in front of the instructions of a node; `backend_config` is its index (the number of nodes for the root tuple).
+pub(super) const NODE_MARKER: &str = "xt.node";
+
+/// Targets of the marker custom calls.
+pub(super) mod marker {
+    pub const OPT_BARRIER: &str = "xt.opt-barrier";
+    pub const BITCAST_CONVERT: &str = "xt.bitcast-convert";
+    pub const SHIFT_LEFT: &str = "xt.shift-left";
+    pub const SHIFT_RIGHT_LOGICAL: &str = "xt.shift-right-logical";
+}
+
+/// What a marker becomes: the opcode, and what else must be set from the marker's attributes.
+type Rewrite = (&'static str, &'static str, fn(&mut HloInstructionProto) -> Result<(), String>);
+
+/// Marker target, HLO opcode, attributes. Replica groups, reduce-scatter, all-gather, collective-permute and placement go here.
+const REWRITES: &[Rewrite] = &[
+    (marker::OPT_BARRIER, "opt-barrier", no_attributes),
+    (marker::BITCAST_CONVERT, "bitcast-convert", no_attributes),
+    (marker::SHIFT_LEFT, "shift-left", no_attributes),
+    (marker::SHIFT_RIGHT_LOGICAL, "shift-right-logical", no_attributes),
+];
+
+fn no_attributes(_: &mut HloInstructionProto) -> Result<(), String> {
+    Ok(())
+}
+
+/// Rewrites the markers and writes the metadata of a module that `builder` made from `graph`.
+pub(super) fn finish(graph: &Graph, module: &[u8]) -> Result<Vec<u8>, String> {
+    let mut module = HloModuleProto::decode(module).map_err(|e| format!("XLA's own module cannot be decoded: {e}"))?;
+    let entry = module.entry_computation_id;
+    let entry = module.computations.iter_mut().find(|c| c.id == entry).ok_or("it has no entry computation")?;
+    let mut op_name = String::new();
+    let mut finished = Vec::with_capacity(entry.instructions.len());
+    for mut instruction in std::mem::take(&mut entry.instructions) {
+        if instruction.custom_call_target == NODE_MARKER {
+            let index = <[u8; 4]>::try_from(&instruction.backend_config[..]).map_err(|_| "a node marker without its index")?;
+            op_name = op_path(graph, u32::from_le_bytes(index) as usize);
+            continue;
+        }
+        if !instruction.custom_call_target.is_empty() {
+            rewrite(&mut instruction).map_err(|message| format!("{op_name}: {message}"))?;
+        }
+        instruction.metadata.get_or_insert_with(OpMetadata::default).op_name.clone_from(&op_name);
+        finished.push(instruction);
+    }
+    entry.instructions = finished;
+    Ok(module.encode_to_vec())
+}
+
+fn rewrite(instruction: &mut HloInstructionProto) -> Result<(), String> {
+    let target = instruction.custom_call_target.as_str();
+    let Some((_, opcode, attributes)) = REWRITES.iter().find(|(name, ..)| *name == target) else {
+        return Err(format!("custom call `{target}` is no known marker"));
+    };
+    attributes(instruction)?;
+    instruction.opcode = opcode.to_string();
+    // What only a custom call may carry.
+    instruction.custom_call_target.clear();
+    instruction.custom_call_api_version = 0;
+    instruction.custom_call_schedule = 0;
+    instruction.backend_config.clear();
+    Ok(())
+}
+
+/// `graph/model.path/operation`; for an input its name.
+fn op_path(graph: &Graph, node: usize) -> String {
+    let Some(node) = graph.nodes.get(node) else { return format!("{}/outputs", graph.name) };
+    if let Op::Input(index) = node.op {
+        return format!("{}/{}", graph.name, graph.inputs[index as usize].name);
+    }
+    match graph.scopes[node.scope as usize].as_str() {
+        "" => format!("{}/{}", graph.name, node.op.name()),
+        scope => format!("{}/{scope}/{}", graph.name, node.op.name()),
+    }
+}
