@@ -4,13 +4,26 @@
 //! listed before it (`tests/layers.rs` fails on a back edge). Lower layers define the settings that they need; `config`
 //! resolves what the user typed into them.
 
-pub mod cache;
-pub mod checkpoint;
+/// What each command does: puts the layers below together.
 pub mod commands;
+
+/// What was typed, resolved into plans; every illegal combination is refused here.
 pub mod config;
+
+/// Text to tokens to device batches.
 pub mod data;
-pub mod launch;
-pub mod parallel;
-pub mod report;
-pub mod runtime;
+
+/// The step, the loop, and what hangs on it.
 pub mod trainer;
+
+/// Compiled graphs.
+pub mod cache;
+
+/// The PJRT C API: clients, buffers, executables.
+pub mod runtime;
+
+/// Hugging Face directories and exact training state.
+pub mod checkpoint;
+
+/// Step line, records, tables.
+pub mod report;

@@ -141,7 +141,8 @@ fn gradients_agree_with_finite_differences() {
 }
 
 fn check(name: &'static str, seed: u64, sample: Sample, rng: &mut Rng, report: &Mutex<Report>) {
-    let label = || format!("{name}, seed {seed}, {}", sample.arguments.iter().map(Argument::describe).collect::<Vec<_>>().join(" "));
+    let label =
+        || format!("{name}, seed {seed}, {}", sample.arguments.iter().map(Argument::describe).collect::<Vec<_>>().join(" "));
     let mut arguments: Vec<Value> = sample.arguments.iter().map(|a| a.draw(rng)).collect();
     let real: Vec<usize> = (0..arguments.len()).filter(|&i| arguments[i].shape.dtype == DType::F64).collect();
     let graphs = record(&arguments, &real, &sample, rng);
@@ -180,12 +181,7 @@ fn check(name: &'static str, seed: u64, sample: Sample, rng: &mut Rng, report: &
 }
 
 /// The forward graph, the graph of loss and gradients, and the weights that are its last argument.
-fn record(
-    arguments: &[Value],
-    real: &[usize],
-    sample: &Sample,
-    rng: &mut Rng,
-) -> xtrain_graphs::Result<(Graph, Graph, Value)> {
+fn record(arguments: &[Value], real: &[usize], sample: &Sample, rng: &mut Rng) -> xtrain_graphs::Result<(Graph, Graph, Value)> {
     let inputs = |trace: &Trace| -> Vec<Tensor> {
         let declare = |(i, a): (usize, &Value)| trace.input(format!("in{i}"), a.shape.clone(), InputRole::Feed);
         arguments.iter().enumerate().map(declare).collect()

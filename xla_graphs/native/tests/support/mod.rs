@@ -158,11 +158,8 @@ pub fn trace(
     program: impl FnOnce(&Trace, &[Tensor]) -> xtrain_graphs::Result<Vec<Tensor>>,
 ) -> xtrain_graphs::Result<Graph> {
     let trace = Trace::new();
-    let inputs: Vec<Tensor> = arguments
-        .iter()
-        .enumerate()
-        .map(|(i, a)| trace.input(format!("in{i}"), a.shape.clone(), InputRole::Feed))
-        .collect();
+    let inputs: Vec<Tensor> =
+        arguments.iter().enumerate().map(|(i, a)| trace.input(format!("in{i}"), a.shape.clone(), InputRole::Feed)).collect();
     for (i, output) in program(&trace, &inputs)?.iter().enumerate() {
         trace.output(format!("out{i}"), output);
     }

@@ -1,1 +1,0 @@
-//! See `src/lib.rs` for where this stands.
