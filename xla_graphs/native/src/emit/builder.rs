@@ -98,12 +98,7 @@ impl Emitter<'_> {
         Ok(match op {
             Op::Input(index) => {
                 let input = &self.graph.inputs[*index as usize];
-                self.builder.parameter(
-                    i64::from(*index),
-                    element(input.shape.dtype),
-                    &signed(&input.shape.dims),
-                    &input.name,
-                )?
+                self.builder.parameter(i64::from(*index), element(input.shape.dtype), &signed(&input.shape.dims), &input.name)?
             }
             Op::Constant { value, dtype } => self.scalar(*value, *dtype)?,
             Op::Iota { dims, dim, dtype } => self.builder.iota(element(*dtype), &signed(dims), *dim as i64)?,

@@ -183,9 +183,7 @@ fn elementwise() -> Vec<(&'static str, Draw)> {
 fn extremes(rng: &mut Rng, function: fn(&Tensor, &Tensor) -> Result<Tensor>) -> Sample {
     let mut shape = dims(rng, 0, 2);
     shape.insert(0, 2);
-    sample([real(&shape, Domain::Distinct)], move |t| {
-        function(&t[0].slice_dim(0, 0, 1)?, &t[0].slice_dim(0, 1, 2)?)
-    })
+    sample([real(&shape, Domain::Distinct)], move |t| function(&t[0].slice_dim(0, 0, 1)?, &t[0].slice_dim(0, 1, 2)?))
 }
 
 fn shapes() -> Vec<(&'static str, Draw)> {
@@ -258,6 +256,14 @@ fn shapes() -> Vec<(&'static str, Draw)> {
             sample([real(&x, Domain::Any), real(&[n, k], Domain::Any)], |t| t[0].matmul_transposed(&t[1]))
         }),
         ("dot_general", dot_general),
+        ("dot_general with a wider result", |rng| {
+            // On the grid all products and sums are exact in f32.
+            let [m, k, n] = [rng.int(1, 3), rng.int(1, 4), rng.int(1, 3)];
+            let dims = DotDims { lhs_contracting: vec![1], rhs_contracting: vec![0], ..Default::default() };
+            sample([real(&[m, k], Domain::Grid), real(&[k, n], Domain::Grid)], move |t| {
+                t[0].convert(DType::F32)?.dot_general(&t[1].convert(DType::F32)?, dims.clone(), DType::F64)
+            })
+        }),
         ("take_rows", |rng| {
             let table = dims(rng, 1, 3);
             let ids = dims(rng, 0, 2);
@@ -304,9 +310,7 @@ fn dot_general(rng: &mut Rng) -> Sample {
     let (shape_a, lhs_batch, lhs_contracting) = place(&free_a[..fa]);
     let (shape_b, rhs_batch, rhs_contracting) = place(&free_b[..fb]);
     let dims = DotDims { lhs_contracting, rhs_contracting, lhs_batch, rhs_batch };
-    sample([real(&shape_a, Domain::Any), real(&shape_b, Domain::Any)], move |t| {
-        t[0].dot_general(&t[1], dims.clone(), DType::F64)
-    })
+    sample([real(&shape_a, Domain::Any), real(&shape_b, Domain::Any)], move |t| t[0].dot_general(&t[1], dims.clone(), DType::F64))
 }
 
 fn composites() -> Vec<(&'static str, Draw)> {
@@ -366,7 +370,8 @@ fn plain() -> Attention {
 /// Attention of small sizes, query and key lengths apart; keys are visible with probability `visible`.
 fn attention(rng: &mut Rng, attributes: Attention, visible: f64) -> Sample {
     let [b, h, t, s, d] = [rng.int(1, 2), rng.int(1, 2), rng.int(1, 3), rng.int(1, 4), rng.int(1, 3)];
-    let mut arguments = vec![real(&[b, h, t, d], Domain::Any), real(&[b, h, s, d], Domain::Any), real(&[b, h, s, d], Domain::Any)];
+    let mut arguments =
+        vec![real(&[b, h, t, d], Domain::Any), real(&[b, h, s, d], Domain::Any), real(&[b, h, s, d], Domain::Any)];
     if attributes.key_mask {
         arguments.push(Argument::Mask(vec![b, s], visible));
     }

@@ -2,6 +2,7 @@
 //! plugin nor the runtime of `xtrain` takes part), and a small seeded generator.
 #![allow(dead_code)] // Each test binary uses its own part.
 
+pub mod model;
 pub mod reference;
 
 use std::sync::OnceLock;
@@ -158,11 +159,8 @@ pub fn trace(
     program: impl FnOnce(&Trace, &[Tensor]) -> xtrain_graphs::Result<Vec<Tensor>>,
 ) -> xtrain_graphs::Result<Graph> {
     let trace = Trace::new();
-    let inputs: Vec<Tensor> = arguments
-        .iter()
-        .enumerate()
-        .map(|(i, a)| trace.input(format!("in{i}"), a.shape.clone(), InputRole::Feed))
-        .collect();
+    let inputs: Vec<Tensor> =
+        arguments.iter().enumerate().map(|(i, a)| trace.input(format!("in{i}"), a.shape.clone(), InputRole::Feed)).collect();
     for (i, output) in program(&trace, &inputs)?.iter().enumerate() {
         trace.output(format!("out{i}"), output);
     }

@@ -78,9 +78,7 @@ impl Attention<'_> {
             };
             let scores: Vec<f64> = self.k.iter().enumerate().map(score).collect();
             let p = softmax(&scores);
-            (0..self.v[0].len())
-                .map(|d| (0..self.v.len()).map(|s| p[s] * (self.dropout)(t, s) * self.v[s][d]).sum())
-                .collect()
+            (0..self.v[0].len()).map(|d| (0..self.v.len()).map(|s| p[s] * (self.dropout)(t, s) * self.v[s][d]).sum()).collect()
         };
         self.q.iter().enumerate().map(row).collect()
     }
