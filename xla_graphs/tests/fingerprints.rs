@@ -111,7 +111,8 @@ fn the_same_program_has_the_same_bytes() {
 
 #[test]
 fn any_single_change_is_another_fingerprint() {
-    let changes: Vec<(&str, fn(&mut Knobs))> = vec![
+    type Change = (&'static str, fn(&mut Knobs));
+    let changes: Vec<Change> = vec![
         ("graph name", |k| k.graph = "eval"),
         ("scope", |k| k.scope = "h.1"),
         ("input name", |k| k.input_name = "y"),

@@ -11,6 +11,9 @@ use crate::proto::xla::{HloInstructionProto, HloModuleProto, OpMetadata};
 use prost::Message;
 use xtrain_graphs::{Graph, op::Op};
 
+/// What tells our markers from custom calls that a compiler is to see (cuDNN's attention, for example).
+const PREFIX: &str = "xt.";
+
 /// Stands in front of the instructions of a node; `backend_config` is its index (the number of nodes for the root tuple).
 pub(super) const NODE_MARKER: &str = "xt.node";
 
@@ -50,7 +53,7 @@ pub(super) fn finish(graph: &Graph, module: &[u8]) -> Result<Vec<u8>, String> {
             op_name = op_path(graph, u32::from_le_bytes(index) as usize);
             continue;
         }
-        if !instruction.custom_call_target.is_empty() {
+        if instruction.custom_call_target.starts_with(PREFIX) {
             rewrite(&mut instruction).map_err(|message| format!("{op_name}: {message}"))?;
         }
         instruction.metadata.get_or_insert_with(OpMetadata::default).op_name.clone_from(&op_name);
