@@ -5,14 +5,17 @@
 #ifndef XTRAIN_CPP_EXECUTABLE_H_
 #define XTRAIN_CPP_EXECUTABLE_H_
 
+#include <atomic>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/log/globals.h"
 #include "buffer.h"
 #include "common.h"
 #include "xla/hlo/builder/xla_computation.h"
@@ -36,6 +39,7 @@ struct Loaded : PJRT_LoadedExecutable {
   std::shared_ptr<ClientState> keep;
   std::vector<xla::Shape> parameters;  // what each argument must be
   std::vector<xla::Shape> results;
+  std::atomic<bool> deleted = false;  // the library's own Delete does nothing on this platform
 };
 
 struct Executable : PJRT_Executable {
@@ -176,7 +180,7 @@ XT_CALL(PJRT_LoadedExecutable_Execute) {
   XT_NEED(options);
   if (PJRT_Error* error = CheckSize("PJRT_ExecuteOptions", args->options, PJRT_ExecuteOptions_STRUCT_SIZE)) return error;
   auto& loaded = *static_cast<Loaded*>(args->executable);
-  if (loaded.executable->IsDeleted()) return Invalid("the executable has been deleted");
+  if (loaded.deleted) return Invalid("the executable has been deleted");
   const bool one_device = args->execute_device != nullptr;
   const size_t devices = one_device ? 1 : loaded.addressable_devices.size();
   // The caller's arrays have num_devices entries: with a wrong number they would be overrun.
@@ -250,8 +254,9 @@ XT_GETTER(PJRT_LoadedExecutable_AddressableDevices, executable, {
   args->addressable_devices = args->executable->addressable_devices.data();
   args->num_addressable_devices = args->executable->addressable_devices.size();
 })
-XT_GETTER(PJRT_LoadedExecutable_Delete, executable, args->executable->executable->Delete())
-XT_GETTER(PJRT_LoadedExecutable_IsDeleted, executable, args->is_deleted = args->executable->executable->IsDeleted())
+XT_GETTER(PJRT_LoadedExecutable_Delete, executable, static_cast<Loaded*>(args->executable)->deleted = true)
+XT_GETTER(PJRT_LoadedExecutable_IsDeleted, executable,
+          args->is_deleted = static_cast<Loaded*>(args->executable)->deleted)
 
 XT_CALL(PJRT_LoadedExecutable_GetDeviceAssignment) {
   XT_NEED(executable);
@@ -478,6 +483,22 @@ inline absl::StatusOr<absl::string_view> Unseal(absl::string_view bytes) {
   return bytes.substr(length);
 }
 
+// While one lives, the library logs nothing. Loading an executable on the very machine that compiled it logs two errors of a
+// kilobyte each, that it might crash; the envelope has settled that question before.
+class QuietLog {
+ public:
+  QuietLog() : lock_(Mutex()), before_(absl::MinLogLevel()) { absl::SetMinLogLevel(absl::LogSeverityAtLeast::kFatal); }
+  ~QuietLog() { absl::SetMinLogLevel(before_); }
+
+ private:
+  static std::mutex& Mutex() {
+    static std::mutex* mutex = new std::mutex;
+    return *mutex;
+  }
+  std::lock_guard<std::mutex> lock_;
+  absl::LogSeverityAtLeast before_;
+};
+
 XT_CALL(PJRT_Executable_Serialize) {
   XT_NEED(executable);
   const auto& loaded = static_cast<const Executable*>(args->executable)->loaded;
@@ -500,7 +521,11 @@ XT_CALL(PJRT_Executable_DeserializeAndLoad) {
     PJRT_ASSIGN_OR_RETURN(options, ReadCompileOptions(args->overridden_serialized_compile_options,
                                                       args->overridden_serialized_compile_options_size));
   }
-  PJRT_ASSIGN_OR_RETURN(auto executable, state->client->client->LoadSerializedExecutable(bytes, std::move(options), {}));
+  auto loading = [&] {
+    QuietLog quiet;
+    return state->client->client->LoadSerializedExecutable(bytes, std::move(options), {});
+  }();
+  PJRT_ASSIGN_OR_RETURN(auto executable, std::move(loading));
   PJRT_ASSIGN_OR_RETURN(args->loaded_executable, WrapLoaded(std::move(executable), std::move(state)));
   return nullptr;
 }
