@@ -71,9 +71,8 @@ impl Tensor {
     #[track_caller]
     pub fn mean_last_keep(&self) -> Result<Tensor> {
         let last = self.rank() - 1;
-        // A true division: 1/n rounded first would move the mean of a constant row off the constant, which a small variance magnifies.
-        let sum = self.sum(&[last])?;
-        sum.div(&sum.trace().full(self.dims()[last] as f64, sum.shape())?)?.keep_last()
+        let mean = self.sum(&[last])?.mul_scalar(1.0 / self.dims()[last] as f64)?;
+        mean.keep_last()
     }
 
     /// A size-1 dimension at the end.
