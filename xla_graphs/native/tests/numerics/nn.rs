@@ -43,7 +43,8 @@ fn layer_norm_rows() {
     let [x, gamma, beta] = [0, 1, 2].map(|i: usize| arguments[i].numbers());
     let got = evaluate(&arguments, |_, x| Ok(vec![x[0].layer_norm(&x[1], &x[2], 1e-5)?])).remove(0).numbers();
     let want: Vec<f64> = x.chunks(width).flat_map(|row| reference::layer_norm(row, &gamma, &beta, 1e-5)).collect();
-    assert_close(&got[..width], &want[..width], 1e-6);
+    // XLA takes the mean as sum * (1 / 7), a unit in the last place off: 2.4e-7, magnified by gamma / sqrt(eps) = 632.
+    assert_close(&got[..width], &want[..width], 2e-4);
     // x - mean at 1000 keeps 1e-4 of absolute accuracy in f32.
     assert_close(&got[width..2 * width], &want[width..2 * width], 1e-4);
     assert_close(&got[2 * width..], &want[2 * width..], 2e-6);
