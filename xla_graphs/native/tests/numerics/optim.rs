@@ -19,8 +19,8 @@ fn adamw_graph(adamw: &AdamW, decay: bool) -> Graph {
     let state = |name: &str| trace.input(name, Shape::new(DType::F32, [N]), InputRole::State);
     let (w, m, v) = (state("w"), state("w.m"), state("w.v"));
     let grad = trace.input("grad", Shape::new(DType::F32, [N]), InputRole::Feed);
-    let step = StepScalars::declare(&trace).unwrap();
-    let update = adamw.update(&step, &w, &grad, &m, &v, decay).unwrap();
+    let step = StepScalars::of(&trace.input("optimizer", Shape::new(DType::F32, [3]), InputRole::Feed)).unwrap();
+    let update = adamw.update(&step, &w, &grad, &trace.constant(1.0, DType::F32).unwrap(), &m, &v, decay).unwrap();
     trace.output("w", &update.parameter);
     trace.output("w.m", &update.exp_avg);
     trace.output("w.v", &update.exp_avg_sq);
@@ -64,7 +64,7 @@ fn sgd_follows_the_scalar_formula() {
     let trace = Trace::new();
     let w = trace.input("w", Shape::new(DType::F32, [2]), InputRole::State);
     let grad = trace.input("grad", Shape::new(DType::F32, [2]), InputRole::Feed);
-    let step = StepScalars::declare(&trace).unwrap();
+    let step = StepScalars::of(&trace.input("optimizer", Shape::new(DType::F32, [3]), InputRole::Feed)).unwrap();
     let sgd = Sgd { weight_decay: 0.5 };
     trace.output("w", &sgd.update(&step, &w, &grad, true).unwrap());
     trace.output("plain", &sgd.update(&step, &w, &grad, false).unwrap());
