@@ -68,7 +68,9 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     }
 
     // Before and after, the better one counts: on a shared machine a single moment says little.
+    let measuring = Instant::now();
     let before = measure_ceiling(&mut session)?;
+    let measuring = measuring.elapsed();
     let ceiling_compile = session.cache().stats();
     let mut times = Vec::new();
     let mut trace = Vec::new();
@@ -84,7 +86,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         let host = marked.host_time;
         losses.push(read_metrics(&marked).and_then(|m| m.wait()).map_err(failed("running a step"))?);
         if step == 0 {
-            first_step = began.elapsed();
+            first_step = began.elapsed() - measuring;
         }
         if step >= plan.warmup as u64 {
             times.push(start.elapsed().as_secs_f64() * 1e3);

@@ -35,7 +35,7 @@ fn record(layers: usize) -> Result<Graph> {
     let labels = feed("labels", DType::S32, &[BATCH * TOKENS]);
     let key_mask = feed("key_mask", DType::Pred, &[BATCH, TOKENS]);
     let random = Randomness::keyed(feed("random", DType::U32, &[2]));
-    let step = StepScalars::declare(&trace)?;
+    let step = StepScalars::of(&trace.input("optimizer", Shape::new(DType::F32, [3]), InputRole::Feed))?;
     let mut parameters = Parameters { trace: &trace, all: Vec::new() };
     let embedding = parameters.declare("wte.weight".into(), &[VOCABULARY, WIDTH]);
     let mut x = embedding.take_rows(&tokens)?;
@@ -73,7 +73,7 @@ fn record(layers: usize) -> Result<Graph> {
     for ((name, tensor), gradient) in parameters.all.iter().zip(&gradients) {
         let state = |suffix: &str| trace.input(format!("{name}{suffix}"), tensor.shape().clone(), InputRole::State);
         let (m, v) = (state(".exp_avg"), state(".exp_avg_sq"));
-        let update = adamw.update(&step, tensor, &gradient.mul(&factor)?, &m, &v, tensor.rank() > 1)?;
+        let update = adamw.update(&step, tensor, &gradient, &factor, &m, &v, tensor.rank() > 1)?;
         trace.output(name.clone(), &update.parameter);
         trace.output(format!("{name}.exp_avg"), &update.exp_avg);
         trace.output(format!("{name}.exp_avg_sq"), &update.exp_avg_sq);
