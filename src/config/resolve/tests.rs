@@ -14,7 +14,15 @@ impl Fixture {
         for name in ["model", "old/checkpoint-10", "empty", "old_without"] {
             std::fs::create_dir_all(dir.path().join(name)).unwrap();
         }
-        for name in ["model/config.json", "tokenizer.json", "train.txt", "valid.txt", "old/config.json", "old/checkpoint-10/training_state.json", "old_without/notes"] {
+        for name in [
+            "model/config.json",
+            "tokenizer.json",
+            "train.txt",
+            "valid.txt",
+            "old/config.json",
+            "old/checkpoint-10/training_state.json",
+            "old_without/notes",
+        ] {
             std::fs::write(dir.path().join(name), "{}").unwrap();
         }
         Fixture(dir)
