@@ -22,6 +22,8 @@ pub(super) fn expand(graph: &Graph, _target: Target) -> Result<Graph> {
         Op::CrossEntropyGrad { ignore } => loss::expand_grad(*ignore, x),
         Op::Attention(of) => attention::expand(of, x),
         Op::AttentionGrad { of, operand } => attention::expand_grad(of, *operand, x),
+        // It has done its work when the gradients were recorded.
+        Op::StopGradient => Ok(x[0].clone()),
         primitive => trace.record(primitive.clone(), &x.iter().collect::<Vec<&Tensor>>()),
     })
 }
