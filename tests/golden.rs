@@ -108,6 +108,7 @@ fn logits_equal_transformers() {
     for_each_case(|name, mut case| {
         let reference = case.tensors("reference.safetensors");
         let parameters = case.model.parameters();
+        let mut worst = 0f32;
         for m in 0..case.micro_batches() {
             let batch = case.batch(m);
             let mut recording = case.session.begin();
@@ -121,7 +122,9 @@ fn logits_equal_transformers() {
             let (_, expected) = reference.read_f32(&format!("logits.{m}")).unwrap();
             let difference = max_difference(&found, &expected);
             assert!(difference <= LOGITS, "{name} micro-batch {m}: logits differ by {difference:e}");
+            worst = worst.max(difference);
         }
+        println!("{name}: logits within {worst:.1e}");
     });
 }
 
@@ -147,12 +150,16 @@ fn loss_and_gradients_equal_transformers() {
         let expected = case.json("meta.json")["loss"]["f64"].as_f64().unwrap();
         assert!((f64::from(found[0]) - expected).abs() <= LOSS, "{name}: loss {} expected {expected}", found[0]);
         let reference = case.tensors("grads.safetensors");
+        assert_eq!(reference.iter().count(), parameters.len(), "{name}: number of parameters");
+        let mut worst = 0f32;
         for parameter in &parameters {
             let found: Vec<f32> = marked.fetched[&format!("grad.{}", parameter.name)].download_to().unwrap();
             let (_, expected) = reference.read_f32(&parameter.name).unwrap();
             let difference = max_difference(&found, &expected);
             assert!(difference <= GRADIENTS, "{name}: gradient of {} differs by {difference:e}", parameter.name);
+            worst = worst.max(difference);
         }
+        println!("{name}: loss within {:.1e}, gradients within {worst:.1e}", (f64::from(found[0]) - expected).abs());
     });
 }
 
@@ -184,6 +191,7 @@ fn trajectory_and_final_weights_equal_torch() {
         let stepper = Stepper::new(&*case.model, optimizer, schedule, 0);
         parameters::set_extra_state(&mut case.session, &stepper.extra_state(false), None).unwrap();
         let phase = Phase::Update { accumulated: false };
+        let (mut worst_loss, mut worst_norm, mut worst_weight) = (0f64, 0f64, 0f32);
         for i in 0..length.max_steps {
             let batch = case.batch(i as usize % case.micro_batches());
             let marked = stepper.microbatch(&mut case.session, &batch, phase, i, i).unwrap();
@@ -195,6 +203,8 @@ fn trajectory_and_final_weights_equal_torch() {
             assert!((loss - value("loss_f64")).abs() <= LOSS, "{name} step {i}: loss {loss}, expected {}", value("loss_f64"));
             let bar = NORM * value("grad_norm_f64").max(1.0);
             assert!((norm - value("grad_norm_f64")).abs() <= bar, "{name} step {i}: norm {norm}, {}", value("grad_norm_f64"));
+            worst_loss = worst_loss.max((loss - value("loss_f64")).abs());
+            worst_norm = worst_norm.max((norm - value("grad_norm_f64")).abs());
         }
         assert_eq!(case.session.cache().stats().compiled, 1, "{name}: one graph for all steps");
         let meta = case.json("meta.json");
@@ -218,6 +228,8 @@ fn trajectory_and_final_weights_equal_torch() {
             }
             let difference = max_difference(&found, &expected);
             assert!(difference <= FINAL_WEIGHTS, "{name}: final {} differs by {difference:e}", tensor.name);
+            worst_weight = worst_weight.max(difference);
         }
+        println!("{name}: losses within {worst_loss:.1e}, norms {worst_norm:.1e}, final weights {worst_weight:.1e}");
     });
 }
