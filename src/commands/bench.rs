@@ -63,6 +63,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
             input_ids: ids.clone(),
             labels: ids,
             attention_mask: None,
+            token_type_ids: None,
             examples,
             epoch: 0,
             batch_in_epoch,

@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::sync::Arc;
 use xtrain_graphs::{DType, Shape};
-use xtrain_models::{Config, Model};
+use xtrain_models::{Config, Model, Task};
 
 /// Opens the device that was asked for.
 pub fn open_device(device: Device) -> Result<Session, Error> {
@@ -54,7 +54,7 @@ impl LoadedModel {
         let file = directory.join(hf::CONFIG_FILE);
         let read = |file: &Path| hf::read_object(file).map_err(failed("reading the model's configuration"));
         let config = Config::new(read(&file)?, file.display().to_string());
-        let model = xtrain_models::build(config).map_err(failed("building the model"))?;
+        let model = xtrain_models::build(config, Task::CausalLm).map_err(failed("building the model"))?;
         let weights = Weights::open(directory).map_err(failed("opening the model's weights"))?;
         // Now, not when they are placed: between the two may lie hours of tokenizing.
         parameters::check(&*model, &model.parameters(), &weights).map_err(failed("opening the model's weights"))?;
@@ -89,7 +89,7 @@ impl LoadedModel {
         if let (Some(tokenizer), ConfigSource::Preset(_)) = (tokenizer, source) {
             fit_to_tokenizer(&mut config, overrides, tokenizer);
         }
-        let model = xtrain_models::build(config).map_err(failed("building the model"))?;
+        let model = xtrain_models::build(config, Task::CausalLm).map_err(failed("building the model"))?;
         Ok(LoadedModel { model, weights: None, generation_config: None })
     }
 
@@ -186,6 +186,7 @@ fn upload(client: &Client, batch: Batch) -> trainer::Result<DeviceBatch> {
         input_ids: put(&batch.input_ids)?,
         labels: put(&batch.labels)?,
         attention_mask: None,
+        token_type_ids: None,
         examples: batch.examples,
         epoch: batch.epoch,
         batch_in_epoch: batch.index_in_epoch as u64,

@@ -31,10 +31,11 @@ pub fn initialize(session: &mut Session, parameters: &[ParameterSpec], seed: u64
 
 fn initial_values(parameter: &ParameterSpec, seed: u64) -> Vec<f32> {
     let count = parameter.dims.iter().product();
-    let std = match parameter.init {
+    let (std, zero_row) = match parameter.init {
         Init::Zeros => return vec![0.0; count],
         Init::Ones => return vec![1.0; count],
-        Init::Normal { std } => std as f32,
+        Init::Normal { std } => (std as f32, None),
+        Init::NormalWithZeroRow { std, row } => (std as f32, Some(row)),
     };
     let key: [u8; 32] = Sha256::new().chain_update(seed.to_le_bytes()).chain_update(parameter.name.as_bytes()).finalize().into();
     let mut values = vec![0.0f32; count];
@@ -46,6 +47,10 @@ fn initial_values(parameter: &ParameterSpec, seed: u64) -> Vec<f32> {
             *value = normal * std;
         }
     });
+    if let Some(row) = zero_row {
+        let width = count / parameter.dims[0];
+        values[row * width..(row + 1) * width].fill(0.0);
+    }
     values
 }
 

@@ -1,7 +1,8 @@
 //! Scaled dot-product attention (Vaswani et al. 2017) over `[B, H, T, D]` queries and `[B, H, S, D]` keys and values.
 //!
 //! P = softmax(scale * q k^T, masked), out = dropout(P) v. Blocked scores become the type's lowest finite value, as in
-//! transformers, so a row with no visible key is uniform instead of NaN. In the backward pass sum(dP * P) over the keys is
+//! transformers, so a row with no visible key is uniform instead of NaN; there too a key counts for nothing if both the window
+//! and the key mask block it (transformers adds the two lowest values up). In the backward pass sum(dP * P) over the keys is
 //! taken as sum(dy * out) over D, which is the same number read from a smaller array (Dao et al. 2022).
 
 use crate::dtype::DType;
@@ -79,8 +80,13 @@ impl<'a> Plain<'a> {
         let mut scores = scaled_q.batched(&operands[1], 3, 3)?;
         let visible = visible(attention, operands, scores.dims())?;
         if let Some(visible) = &visible {
-            let lowest = scores.trace().full(lowest(scores.dtype()), scores.shape())?;
-            scores = visible.select(&scores, &lowest)?;
+            let full = |value: f64| scores.trace().full(value, scores.shape());
+            let mut blocked = full(lowest(scores.dtype()))?;
+            if let Some(once) = blocked_once(attention, operands, scores.dims())? {
+                // Half of the lowest is as far below every score, and as far above the lowest, as it takes to weigh 0.
+                blocked = once.select(&full(lowest(scores.dtype()) / 2.0)?, &blocked)?;
+            }
+            scores = visible.select(&scores, &blocked)?;
         }
         let exponentials = scores.sub(&scores.max(&[3])?.keep_last()?)?.exp()?;
         let sum = exponentials.sum(&[3])?.keep_last()?;
@@ -146,6 +152,20 @@ fn visible(attention: &Attention, operands: &[Tensor], dims: &[usize]) -> Result
         require(operands[3].broadcast_in(dims, &[0, 3])?)?;
     }
     Ok(visible)
+}
+
+/// Where the window and the key mask do not both block, `pred[B, H, T, S]`; `None` when only one of them is there. A key after
+/// the query is blocked by both: transformers puts the causal mask into each.
+fn blocked_once(attention: &Attention, operands: &[Tensor], dims: &[usize]) -> Result<Option<Tensor>> {
+    if attention.window.is_none() || !attention.key_mask {
+        return Ok(None);
+    }
+    let places = Attention { key_mask: false, ..*attention };
+    let keys = Attention { window: None, ..*attention };
+    match (visible(&places, operands, dims)?, visible(&keys, operands, dims)?) {
+        (Some(a), Some(b)) => a.or(&b).map(Some),
+        _ => Ok(None),
+    }
 }
 
 /// The lowest finite value of a float type.
