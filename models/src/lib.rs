@@ -95,8 +95,7 @@ pub(crate) struct Family {
     build: fn(Config, Task) -> Result<Box<dyn Model>>,
 }
 
-const FAMILIES: &[Family] =
-    &[gpt2::FAMILY, gpt_neo::FAMILY, gptj::FAMILY, bert::FAMILY, roberta::FAMILY, albert::FAMILY];
+const FAMILIES: &[Family] = &[gpt2::FAMILY, gpt_neo::FAMILY, gptj::FAMILY, bert::FAMILY, roberta::FAMILY, albert::FAMILY];
 
 fn family(model_type: &str) -> Result<&'static Family> {
     FAMILIES.iter().find(|family| family.model_type == model_type).ok_or_else(|| {
@@ -112,7 +111,9 @@ pub fn model_types() -> impl Iterator<Item = &'static str> {
 
 /// The model that a configuration describes, by its `model_type`, with the head that the task wants.
 pub fn build(mut config: Config, task: Task) -> Result<Box<dyn Model>> {
-    let family = family(&config.text("model_type")?)?;
+    // The message names the file that the type stands in.
+    let unknown = |error: Error| config.unsupported("model_type", error.to_string());
+    let family = family(&config.text("model_type")?).map_err(unknown)?;
     let Some(class) = (family.class)(task) else {
         let all = [Task::CausalLm, Task::MaskedLm, Task::Classification { labels: 2 }];
         let known: Vec<String> = all.into_iter().filter(|t| (family.class)(*t).is_some()).map(|t| t.to_string()).collect();
@@ -122,18 +123,8 @@ pub fn build(mut config: Config, task: Task) -> Result<Box<dyn Model>> {
     (family.build)(config, task)
 }
 
-<<<<<<< HEAD
-/// The model that a configuration describes, by its `model_type`.
-pub fn build(config: Config) -> Result<Box<dyn Model>> {
-    match config.text("model_type")?.as_str() {
-        "gpt2" => Ok(Box::new(gpt2::Gpt2::new(config)?)),
-        _ => Err(config.unsupported("model_type", format!("xtrain does not train this one; known: {}", MODEL_TYPES.join(", ")))),
-    }
-}
-=======
 /// The organizations that the presets' models are released by.
 const ORGANIZATIONS: [&str; 5] = ["openai-community", "EleutherAI", "google-bert", "FacebookAI", "albert"];
->>>>>>> models
 
 /// A preset's configuration (`gpt2`, `EleutherAI/gpt-neo-125m`, ...), or `None` if there is no such preset.
 pub fn preset(name: &str) -> Option<Config> {

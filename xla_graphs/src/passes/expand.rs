@@ -21,17 +21,13 @@ pub(super) fn expand(graph: &Graph, target: Target) -> Result<Graph> {
         Op::CrossEntropy { ignore } => loss::expand(*ignore, x),
         Op::CrossEntropyGrad { ignore } => loss::expand_grad(*ignore, x),
         Op::Attention(of) => attention::expand(of, x),
-<<<<<<< HEAD
         Op::AttentionGrad { of, operand } => attention::expand_grad(of, *operand, x, target),
         Op::Binary(Binary::Add) => match add_into_rows(&x[0], &x[1])? {
             Some(sum) => Ok(sum),
             None => x[0].add(&x[1]),
         },
-=======
-        Op::AttentionGrad { of, operand } => attention::expand_grad(of, *operand, x),
         // It has done its work when the gradients were recorded.
         Op::StopGradient => Ok(x[0].clone()),
->>>>>>> models
         primitive => trace.record(primitive.clone(), &x.iter().collect::<Vec<&Tensor>>()),
     })
 }
