@@ -1,6 +1,6 @@
 //! `xtrain bench`: times training steps on random tokens, beside the machine's matrix-multiply ceiling.
 
-use super::model::{LoadedModel, failed, open_device};
+use super::model::{LoadedModel, failed, open_device, origin};
 use super::{Error, Outcome};
 use crate::config::{BenchPlan, ModelSource};
 use crate::report::memory::peak_rss;
@@ -28,7 +28,8 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     if plan.seq > model.max_positions() {
         return Err(Error::failed(format!("--seq {} is over the model's {} positions", plan.seq, model.max_positions())));
     }
-    let mut session = open_device(plan.device)?;
+    let mut session = open_device(plan.device, &plan.cache)?;
+    session.cache_mut().set_origin(origin("bench", model, &[("batch", plan.batch.to_string()), ("seq", plan.seq.to_string())]));
     loaded.place(&mut session, plan.seed)?;
     // The peers' settings (`bench/peers.py`): constant rate, decay, clipping.
     let optimizer = OptimizerSettings {
@@ -107,6 +108,8 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         "loss_first": losses[0].loss,
         "loss_last": losses[losses.len() - 1].loss,
         "compiled_graphs": stats.compiled,
+        "loaded_graphs": stats.loaded,
+        "load_s": stats.load_time.as_secs_f64(),
     });
     match plan.json {
         true => println!("{results}"),

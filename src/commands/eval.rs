@@ -1,6 +1,6 @@
 //! `xtrain eval clm`: loss and perplexity of a model on text files.
 
-use super::model::{LoadedModel, eval_batches, failed, open_device};
+use super::model::{LoadedModel, eval_batches, failed, open_device, origin};
 use super::{Error, Outcome};
 use crate::checkpoint::hf::save_metrics;
 use crate::config::EvalPlan;
@@ -20,7 +20,10 @@ pub fn run(plan: EvalPlan) -> Result<Outcome, Error> {
     }
     let data = clm::validation_dataset(&plan.data, &tokenizer, block.size, plan.disable_tqdm)
         .map_err(failed("preparing the validation text"))?;
-    let mut session = open_device(plan.device)?;
+    let mut session = open_device(plan.device, &plan.cache)?;
+    let shapes =
+        [("block_size", block.size.to_string()), ("per_device_eval_batch_size", plan.per_device_eval_batch_size.to_string())];
+    session.cache_mut().set_origin(origin("eval clm", model, &shapes));
     loaded.place(&mut session, plan.seed)?;
     let workers = plan.data.dataloader_num_workers;
     let mut batches = eval_batches(session.client(), &data, plan.per_device_eval_batch_size, workers)
