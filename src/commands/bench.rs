@@ -1,6 +1,6 @@
 //! `xtrain bench`: times training steps on random tokens, beside the machine's matrix-multiply ceiling.
 
-use super::model::{LoadedModel, failed, open_device};
+use super::model::{LoadedModel, failed, open_device, origin};
 use super::{Error, Outcome};
 use crate::config::{BenchPlan, ModelSource};
 use crate::report::memory::{cpu_time, peak_rss};
@@ -31,7 +31,8 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         let problem = format!("--seq {} is more than the model's {positions} positions (n_positions)", plan.seq);
         return Err(Error::usage(problem, format!("set --seq {positions} or less")));
     }
-    let mut session = open_device(plan.device)?;
+    let mut session = open_device(plan.device, &plan.cache)?;
+    session.cache_mut().set_origin(origin("bench", model, &[("batch", plan.batch.to_string()), ("seq", plan.seq.to_string())]));
     loaded.place(&mut session, plan.seed)?;
     // The peers' settings (`bench/peers.py`): constant rate, decay, clipping.
     let optimizer = OptimizerSettings {
@@ -120,6 +121,8 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         "loss_first": losses[0].loss,
         "loss_last": losses[losses.len() - 1].loss,
         "compiled_graphs": stats.compiled - ceiling_compile.compiled,
+        "loaded_graphs": stats.loaded - ceiling_compile.loaded,
+        "load_s": (stats.load_time - ceiling_compile.load_time).as_secs_f64(),
     });
     match plan.json {
         true => println!("{results}"),

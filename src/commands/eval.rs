@@ -1,6 +1,6 @@
 //! `xtrain eval clm`: loss and perplexity of a model on text files.
 
-use super::model::{LoadedModel, block_size, create_output_dir, eval_batches, failed, open_device};
+use super::model::{LoadedModel, block_size, create_output_dir, eval_batches, failed, open_device, origin};
 use super::{Error, Outcome};
 use crate::checkpoint::hf::save_metrics;
 use crate::config::EvalPlan;
@@ -14,7 +14,10 @@ pub fn run(plan: EvalPlan) -> Result<Outcome, Error> {
     let model = &*loaded.model;
     tokenizer.check_vocab(model.vocab_size()).map_err(failed("matching tokenizer and model"))?;
     let block_size = block_size(&plan.data, &tokenizer, model)?;
-    let mut session = open_device(plan.device)?;
+    let mut session = open_device(plan.device, &plan.cache)?;
+    let shapes =
+        [("block_size", block_size.to_string()), ("per_device_eval_batch_size", plan.per_device_eval_batch_size.to_string())];
+    session.cache_mut().set_origin(origin("eval clm", model, &shapes));
     let data = clm::validation_dataset(&plan.data, &tokenizer, block_size, plan.disable_tqdm)
         .map_err(failed("preparing the validation text"))?;
     loaded.place(&mut session, plan.seed)?;

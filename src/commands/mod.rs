@@ -2,6 +2,8 @@
 //! to say on standard output what came of it. A command does not parse, does not print errors and does not exit: it returns.
 
 mod bench;
+mod cache;
+mod compile;
 pub mod corpus;
 mod doctor;
 mod dry_run;
@@ -109,6 +111,8 @@ pub fn run(command: Command) -> Result<Outcome, Error> {
         Command::Bench(plan) => bench::run(plan),
         Command::Doctor(plan) => doctor::run(plan),
         Command::Quickstart(plan) => quickstart::run(plan),
+        Command::Compile(plan) => compile::run(plan),
+        Command::Cache(plan) => cache::run(plan),
     }
 }
 

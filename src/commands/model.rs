@@ -1,7 +1,8 @@
 //! What several commands start with: the device, the model that was asked for, its weights, batches on the device.
 
 use super::Error;
-use crate::checkpoint::{Weights, hf};
+use crate::cache::{CacheSettings, Origin};
+use crate::checkpoint::{Weights, hash, hf};
 use crate::config::{ConfigSource, Device, ModelSource, nearest};
 use crate::data::batch::Batch;
 use crate::data::clm;
@@ -17,14 +18,20 @@ use crate::trainer::step::DeviceBatch;
 use crate::trainer::{self, device, parameters};
 use serde_json::{Map, Value, json};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use xtrain_graphs::{DType, Shape};
 use xtrain_models::{Config, Model, Task};
 
-/// Opens the device that was asked for.
-pub fn open_device(device: Device) -> Result<Session, Error> {
+/// Opens the device that was asked for, with the cache of compiled graphs, whose place is told once in a process.
+pub fn open_device(device: Device, cache: &CacheSettings) -> Result<Session, Error> {
+    static TOLD: Once = Once::new();
     match device {
-        Device::Cpu => device::open_cpu(1).map_err(failed("opening the CPU device")),
+        Device::Cpu => {
+            if let Some(dir) = &cache.dir {
+                TOLD.call_once(|| eprintln!("compiled-graph cache: {}", dir.display()));
+            }
+            device::open_cpu(1, cache.clone()).map_err(failed("opening the CPU device"))
+        }
         Device::Cuda | Device::Neuron => {
             Err(Error::failed(format!("--device {device} is not built yet")).with_hint("use --device cpu"))
         }
@@ -131,6 +138,27 @@ fn apply_overrides(config: &mut Config, overrides: &[(String, Value)]) -> Result
         };
         Error::usage(format!("--{error}"), fix)
     })
+}
+
+/// Where the graphs of a command come from, with the settings that shape them besides the model's configuration.
+pub fn origin(command: &str, model: &dyn Model, settings: &[(&str, String)]) -> Origin {
+    // Ids of tokens and the like are in every configuration and in no graph.
+    let shapes = |name: &str| !name.starts_with('_') && !name.ends_with("_token_id") && !name.ends_with("_version");
+    let scalar = |value: &Value| match value {
+        Value::Bool(_) | Value::Number(_) => Some(value.to_string()),
+        Value::String(text) => Some(text.clone()),
+        _ => None,
+    };
+    let values = model.config().values();
+    let from_config = values.iter().filter(|(name, _)| shapes(name)).filter_map(|(name, v)| Some((name.clone(), scalar(v)?)));
+    let from_command = settings.iter().map(|(name, value)| (name.to_string(), value.clone()));
+    Origin {
+        command: command.to_string(),
+        model_type: values.get("model_type").and_then(Value::as_str).unwrap_or_default().to_string(),
+        parameters: model.parameters().iter().map(|p| p.dims.iter().product::<usize>() as u64).sum(),
+        config_digest: hash::sha256(Value::Object(values.clone()).to_string().as_bytes())[..16].to_string(),
+        settings: from_config.chain(from_command).collect(),
+    }
 }
 
 /// A preset's vocabulary belongs to the released tokenizer; with another one, what nobody chose follows that.

@@ -1,6 +1,6 @@
 //! `xtrain train clm`: trains a causal language model on text files.
 
-use super::model::{LoadedModel, block_size, create_output_dir, device_batches, eval_batches, failed, open_device};
+use super::model::{LoadedModel, block_size, create_output_dir, device_batches, eval_batches, failed, open_device, origin};
 use super::{Error, Outcome, dry_run};
 use crate::checkpoint::hf::{TRAINER_STATE_FILE, save_metrics, write_json};
 use crate::checkpoint::{Checkpoint, TrainingState, clean_output_dir, latest_checkpoint, list_checkpoints, load_checkpoint};
@@ -28,24 +28,29 @@ use std::time::Instant;
 use xtrain_graphs::optim::Schedule;
 
 pub fn run(plan: TrainPlan) -> Result<Outcome, Error> {
-    let mut prepared = Prepared::new(&plan)?;
+    let mut prepared = Prepared::new(&plan, true)?;
     if plan.dry_run {
         dry_run::print(&plan, &mut prepared)?;
         return Ok(Outcome::Done);
     }
     create_output_dir(&plan.train.output_dir)?;
     clean_output_dir(&plan.train.output_dir).map_err(failed("cleaning up after a killed run"))?;
-    if plan.do_train {
-        // The signals stay taken over during the last evaluation, so that has to look at them too.
-        let interrupt = Interrupt::install().map_err(failed("taking over SIGINT and SIGTERM"))?;
-        let outcome = train(&plan, &mut prepared, &interrupt)?;
-        match plan.do_eval && outcome == Outcome::Done {
-            true => evaluate_at_end(&plan, &mut prepared, Some(&interrupt)),
-            false => Ok(outcome),
-        }
-    } else {
+    let outcome = train_and_evaluate(&plan, &mut prepared)?;
+    eprintln!("{}", prepared.session.cache().stats());
+    Ok(outcome)
+}
+
+fn train_and_evaluate(plan: &TrainPlan, prepared: &mut Prepared) -> Result<Outcome, Error> {
+    if !plan.do_train {
         prepared.loaded.place(&mut prepared.session, plan.train.seed)?;
-        evaluate_at_end(&plan, &mut prepared, None)
+        return evaluate_at_end(plan, prepared, None);
+    }
+    // The signals stay taken over during the last evaluation, so that has to look at them too.
+    let interrupt = Interrupt::install().map_err(failed("taking over SIGINT and SIGTERM"))?;
+    let outcome = train(plan, prepared, &interrupt)?;
+    match plan.do_eval && outcome == Outcome::Done {
+        true => evaluate_at_end(plan, prepared, Some(&interrupt)),
+        false => Ok(outcome),
     }
 }
 
@@ -60,20 +65,21 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Opens and checks everything else before tokenizing, which can take hours.
-    fn new(plan: &TrainPlan) -> Result<Self, Error> {
+    /// Opens and checks everything else before tokenizing, which can take hours and which a run that only compiles does without.
+    pub fn new(plan: &TrainPlan, reads_data: bool) -> Result<Self, Error> {
         let tokenizer = Tokenizer::load(&plan.tokenizer).map_err(failed("loading the tokenizer"))?;
         let loaded = LoadedModel::open(&plan.model, Some(&tokenizer))?;
         let model = &loaded.model;
         tokenizer.check_vocab(model.vocab_size()).map_err(failed("matching tokenizer and model"))?;
         let block_size = block_size(&plan.data, &tokenizer, &**model)?;
-        let session = open_device(plan.device)?;
+        let mut session = open_device(plan.device, &plan.cache)?;
+        session.cache_mut().set_origin(origin("train clm", &**model, &graph_settings(plan, block_size)));
         let quiet = plan.train.disable_tqdm;
         let load = |wanted: bool, load: fn(&_, &Tokenizer, usize, bool) -> crate::data::Result<Dataset>, doing| {
             wanted.then(|| load(&plan.data, &tokenizer, block_size, quiet).map_err(failed(doing))).transpose()
         };
-        let train = load(plan.do_train, clm::train_dataset, "preparing the training text")?;
-        let validation = load(plan.do_eval, clm::validation_dataset, "preparing the validation text")?;
+        let train = load(reads_data && plan.do_train, clm::train_dataset, "preparing the training text")?;
+        let validation = load(reads_data && plan.do_eval, clm::validation_dataset, "preparing the validation text")?;
         Ok(Prepared { block_size, train, validation, session, tokenizer, loaded })
     }
 
@@ -97,6 +103,23 @@ impl Prepared {
             parameters: self.loaded.model.parameters().into_iter().map(|p| p.name).collect(),
         }
     }
+}
+
+/// The settings that shape a run's graphs, by the names that the user knows. What is fed (learning rate, seed) is not among them.
+fn graph_settings(plan: &TrainPlan, block_size: usize) -> Vec<(&'static str, String)> {
+    let (train, optimizer) = (&plan.train, &plan.train.optimizer);
+    vec![
+        ("block_size", block_size.to_string()),
+        ("per_device_train_batch_size", train.per_device_train_batch_size.to_string()),
+        ("per_device_eval_batch_size", train.per_device_eval_batch_size.to_string()),
+        ("gradient_accumulation_steps", train.gradient_accumulation_steps.to_string()),
+        ("optim", format!("{:?}", optimizer.kind).to_lowercase()),
+        ("weight_decay", optimizer.weight_decay.to_string()),
+        ("adam_beta1", optimizer.adam_beta1.to_string()),
+        ("adam_beta2", optimizer.adam_beta2.to_string()),
+        ("adam_epsilon", optimizer.adam_epsilon.to_string()),
+        ("max_grad_norm", optimizer.max_grad_norm.to_string()),
+    ]
 }
 
 /// How the training rows become batches and steps.
@@ -358,16 +381,6 @@ fn finish(
         save_metrics(dir, "train", &summary.results()).map_err(failed("saving the results"))?;
     }
     println!("saved the model in {}", dir.display());
-    let stats = session.cache().stats();
-    let graphs: Vec<String> = session.cache().graphs().iter().map(|g| g.name.clone()).collect();
-    eprintln!(
-        "graphs: {} ({}); compiled {} in {:.1} s, {} runs without compiling",
-        graphs.len(),
-        graphs.join(", "),
-        stats.compiled,
-        stats.compile_time.as_secs_f64(),
-        stats.hits
-    );
     Ok(())
 }
 

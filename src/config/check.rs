@@ -24,6 +24,12 @@ pub fn check(typed: &Typed) -> Verdict {
             evaluation(typed)?;
             resume_and_output(typed)
         }
+        // Only what decides about graphs has to be there.
+        Commands::COMPILE => {
+            model(typed)?;
+            tokenizer(typed)?;
+            evaluation(typed)
+        }
         Commands::EVAL => {
             model(typed)?;
             tokenizer(typed)?;
@@ -52,7 +58,25 @@ pub fn check(typed: &Typed) -> Verdict {
             }
             Ok(())
         }
-        // Doctor has nothing that could contradict.
+        Commands::CACHE_SHOW if typed.words("id").len() != 1 => {
+            refuse("cache show takes one id", "`xtrain cache ls` lists them; `xtrain cache show ID`")
+        }
+        Commands::CACHE_EXPLAIN if !(1..=2).contains(&typed.words("id").len()) => {
+            refuse("cache explain takes one id or two", "`xtrain cache ls` lists them; `xtrain cache explain OLD NEW`")
+        }
+        Commands::CACHE_PRUNE
+            if !["older_than", "max_size", "only_device"].iter().any(|name| typed.is_given(name))
+                && !typed.bool("stale_compiler") =>
+        {
+            refuse(
+                "cache prune is not told what to remove",
+                "add --older_than DAYS, --max_size SIZE, --only_device NAME or --stale_compiler",
+            )
+        }
+        Commands::CACHE_EXPORT | Commands::CACHE_IMPORT if !typed.is_given("file") => {
+            refuse("no tar file is named", "add --file graphs.tar")
+        }
+        // Doctor and the rest of cache have nothing that could contradict.
         _ => Ok(()),
     }
 }

@@ -22,8 +22,8 @@ mod typed;
 pub use error::{Advice, Origin, UsageError};
 pub use nearest::nearest;
 pub use plan::{
-    BenchPlan, Command, ConfigSource, Device, DoctorPlan, EvalPlan, GeneratePlan, ModelSource, PRESETS, QuickstartPlan, Sampling,
-    TrainPlan,
+    BenchPlan, CacheAction, CachePlan, Command, ConfigSource, Device, DoctorPlan, EvalPlan, GeneratePlan, ModelSource, PRESETS,
+    PruneRules, QuickstartPlan, Sampling, ShowForm, TrainPlan,
 };
 
 use std::ffi::OsString;
