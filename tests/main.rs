@@ -4,5 +4,6 @@ mod cli;
 mod data;
 mod golden;
 mod layers;
+mod models;
 mod support;
 mod train;

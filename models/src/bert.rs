@@ -212,8 +212,7 @@ impl Layer {
         let part = |name| split_heads(&linear(weights, name, x)?, batch, self.heads); // [B, T, H, D]
         let scale = 1.0 / ((self.width / self.heads) as f64).sqrt();
         let kind = AttentionKind { scale, causal: false, window: None, dropout: self.attention_dropout };
-        let attended =
-            layers::attention(&part(names.query)?, &part(names.key)?, &part(names.value)?, batch, randomness, kind)?;
+        let attended = layers::attention(&part(names.query)?, &part(names.key)?, &part(names.value)?, batch, randomness, kind)?;
         let projected = linear(weights, names.attention_output, &attended)?;
         let projected = randomness.dropout(&projected, self.projection_dropout)?;
         let x = layer_norm(weights, names.attention_norm, &x.add(&projected)?, self.eps)?;

@@ -131,8 +131,7 @@ impl GptNeo {
             let (weights, _scope) = weights.enter("attn.attention");
             let part = |name| split_heads(&linear_without_bias(&weights, name, &normed)?, batch, self.heads); // [B, T, H, D]
             let kind = AttentionKind { scale: 1.0, causal: true, window, dropout: self.attention_dropout };
-            let out =
-                layers::attention(&part("q_proj")?, &part("k_proj")?, &part("v_proj")?, batch, randomness, kind)?;
+            let out = layers::attention(&part("q_proj")?, &part("k_proj")?, &part("v_proj")?, batch, randomness, kind)?;
             randomness.dropout(&linear(&weights, "out_proj", &out)?, self.resid_dropout)?
         };
         let x = x.add(&attended)?;
@@ -262,9 +261,7 @@ mod tests {
 
     #[test]
     fn presets_have_the_published_parameter_counts() {
-        for (name, count) in
-            [("gpt-neo-125m", 125_198_592), ("gpt-neo-1.3B", 1_315_575_808), ("gpt-neo-2.7B", 2_651_307_520)]
-        {
+        for (name, count) in [("gpt-neo-125m", 125_198_592), ("gpt-neo-1.3B", 1_315_575_808), ("gpt-neo-2.7B", 2_651_307_520)] {
             let model = GptNeo::new(preset(name).unwrap(), Task::CausalLm).unwrap();
             let total: usize = model.parameters().iter().map(|p| p.dims.iter().product::<usize>()).sum();
             assert_eq!(total, count, "{name}");

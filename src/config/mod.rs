@@ -21,8 +21,8 @@ mod typed;
 
 pub use error::{Advice, Origin, UsageError};
 pub use plan::{
-    BenchPlan, Command, ConfigSource, Device, DoctorPlan, EvalPlan, GeneratePlan, ModelSource, PRESETS, QuickstartPlan, Sampling,
-    TrainPlan,
+    BenchPlan, Command, ConfigSource, Device, DoctorPlan, EvalPlan, GeneratePlan, MODEL_TYPES, ModelSource, PRESETS,
+    QuickstartPlan, Sampling, TrainPlan,
 };
 
 use std::ffi::OsString;

@@ -82,12 +82,9 @@ impl Vjp<'_> {
 pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
     let grads = match v.op {
         // Operations whose results carry no gradient: constants, integers, predicates, and the one that is there for it.
-        Op::Input(_)
-        | Op::Constant { .. }
-        | Op::Iota { .. }
-        | Op::Compare(_)
-        | Op::RandomBits { .. }
-        | Op::StopGradient => vec![None; v.operands.len()],
+        Op::Input(_) | Op::Constant { .. } | Op::Iota { .. } | Op::Compare(_) | Op::RandomBits { .. } | Op::StopGradient => {
+            vec![None; v.operands.len()]
+        }
         Op::Unary(op) => match elementwise::vjp_unary(*op, v)? {
             Some(grads) => grads,
             None => return Ok(None),
