@@ -1,11 +1,7 @@
 //! What can be wrong with a model's configuration or weights.
 
-use crate::task::Task;
-
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("model_type `{found}` is not one that xtrain trains; known: {known}")]
-    UnknownModelType { found: String, known: String },
     #[error("{source_name}: `{key}` is missing")]
     MissingKey { source_name: String, key: String },
     #[error("{source_name}: `{key}` must be {expected}, got {found}")]
@@ -16,8 +12,6 @@ pub enum Error {
     Override { key: String, found: String, reason: String },
     #[error("the model has no weight `{name}`")]
     NoSuchWeight { name: String },
-    #[error("a {model_type} model has no head for {task}; it has one for {known}")]
-    NoSuchTask { model_type: String, task: Task, known: String },
     #[error("a classifier needs at least 2 labels, got {labels} (regression is not built)")]
     TooFewLabels { labels: usize },
     #[error(transparent)]

@@ -97,10 +97,12 @@ pub(crate) struct Family {
 
 const FAMILIES: &[Family] = &[gpt2::FAMILY, gpt_neo::FAMILY, gptj::FAMILY, bert::FAMILY, roberta::FAMILY, albert::FAMILY];
 
-fn family(model_type: &str) -> Result<&'static Family> {
+/// The family that a configuration names.
+fn family(config: &Config) -> Result<&'static Family> {
+    let model_type = config.text("model_type")?;
     FAMILIES.iter().find(|family| family.model_type == model_type).ok_or_else(|| {
         let known: Vec<&str> = model_types().collect();
-        Error::UnknownModelType { found: model_type.to_string(), known: known.join(", ") }
+        config.unsupported("model_type", format!("xtrain does not train this one; known: {}", known.join(", ")))
     })
 }
 
@@ -111,13 +113,12 @@ pub fn model_types() -> impl Iterator<Item = &'static str> {
 
 /// The model that a configuration describes, by its `model_type`, with the head that the task wants.
 pub fn build(mut config: Config, task: Task) -> Result<Box<dyn Model>> {
-    // The message names the file that the type stands in.
-    let unknown = |error: Error| config.unsupported("model_type", error.to_string());
-    let family = family(&config.text("model_type")?).map_err(unknown)?;
+    let family = family(&config)?;
     let Some(class) = (family.class)(task) else {
         let all = [Task::CausalLm, Task::MaskedLm, Task::Classification { labels: 2 }];
         let known: Vec<String> = all.into_iter().filter(|t| (family.class)(*t).is_some()).map(|t| t.to_string()).collect();
-        return Err(Error::NoSuchTask { model_type: family.model_type.into(), task, known: known.join(" and ") });
+        let reason = format!("such a model is not for {task}, but for {}", known.join(" and "));
+        return Err(config.unsupported("model_type", reason));
     };
     task::declare(&mut config, class, task)?;
     (family.build)(config, task)
@@ -137,5 +138,66 @@ pub fn preset(name: &str) -> Option<Config> {
 
 /// The configuration that a new model of this type starts from, before overrides.
 pub fn default_config(model_type: &str) -> Result<Config> {
-    Ok((family(model_type)?.default_config)())
+    let mut named = Config::new(Default::default(), "the model type");
+    named.set("model_type", model_type);
+    Ok((family(&named)?.default_config)())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_family_is_consistent() {
+        for model_type in model_types() {
+            let config = default_config(model_type).unwrap();
+            assert_eq!(config.text("model_type").unwrap(), model_type);
+            let task = Task::of(&config).unwrap();
+            let model = build(config.clone(), task).unwrap();
+            assert_eq!((model.task(), model.config().values()), (task, config.values()), "{model_type}: saved as it came");
+            let mut bare = config;
+            bare.set("architectures", serde_json::Value::Null);
+            assert_eq!(Task::of(&bare).unwrap(), task, "{model_type}");
+            let names: Vec<String> = model.parameters().into_iter().map(|p| p.name).collect();
+            for name in &names {
+                assert_eq!(model.stored_name(name), StoredName::Parameter(name.clone()), "{model_type}");
+            }
+            assert_eq!(names.iter().collect::<std::collections::HashSet<_>>().len(), names.len(), "{model_type}");
+        }
+    }
+
+    #[test]
+    fn a_classifier_is_saved_with_its_labels() {
+        for model_type in model_types() {
+            let model = build(default_config(model_type).unwrap(), Task::Classification { labels: 3 }).unwrap();
+            assert_eq!(Task::of(model.config()).unwrap(), Task::Classification { labels: 3 }, "{model_type}");
+            assert_eq!(model.config().get("label2id").unwrap()["LABEL_2"], 2);
+            let class = model.config().get("architectures").unwrap()[0].as_str().unwrap().to_string();
+            assert!(class.ends_with("ForSequenceClassification"), "{class}");
+        }
+        let mut config = default_config("bert").unwrap();
+        config.set("id2label", serde_json::json!({"0": "good", "1": "bad"}));
+        let model = build(config, Task::Classification { labels: 2 }).unwrap();
+        assert_eq!(model.config().get("id2label").unwrap()["1"], "bad");
+    }
+
+    #[test]
+    fn tasks_without_a_head_are_refused_by_name() {
+        for (model_type, task, words) in [
+            ("bert", Task::CausalLm, ["causal language modelling", "masked language modelling and sequence classification"]),
+            ("gptj", Task::MaskedLm, ["masked language modelling", "causal language modelling and sequence"]),
+            ("bert", Task::Classification { labels: 1 }, ["at least 2 labels", "regression"]),
+        ] {
+            let message = build(default_config(model_type).unwrap(), task).err().unwrap().to_string();
+            assert!(words.iter().all(|word| message.contains(word)), "{message}");
+        }
+        let message = default_config("t5").unwrap_err().to_string();
+        assert!(message.contains("t5") && message.contains("gpt_neo"), "{message}");
+    }
+
+    #[test]
+    fn presets_go_by_their_names_on_the_hub_too() {
+        assert_eq!(preset("EleutherAI/gpt-neo-125m"), preset("gpt-neo-125m"));
+        assert!(preset("google-bert/bert-base-cased").is_some() && preset("nobody/bert-base-cased").is_none());
+    }
 }

@@ -33,7 +33,7 @@ impl Task {
         }
         match class.ends_with("ForCausalLM") || class.ends_with("LMHeadModel") {
             true => Ok(Task::CausalLm),
-            false => Ok(crate::family(&config.text("model_type")?)?.usual_task),
+            false => Ok(crate::family(config)?.usual_task),
         }
     }
 }

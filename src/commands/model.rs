@@ -242,3 +242,21 @@ pub fn eval_batches(
     let plan = BatchPlan::new(dataset.len(), batch_size, false, Order::Sequential).map_err(error_in_batch)?;
     Ok(Box::new(device_batches(client, LoadSpec::one_pass(dataset.clone(), plan), workers)?))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{MODEL_TYPES, PRESETS};
+
+    #[test]
+    fn what_the_command_line_offers_exists_and_is_causal() {
+        for name in PRESETS {
+            let config = xtrain_models::preset(name).unwrap();
+            assert_eq!(Task::of(&config).unwrap(), Task::CausalLm, "{name}");
+        }
+        for (model_type, preset) in MODEL_TYPES {
+            assert!(PRESETS.contains(&preset));
+            assert_eq!(xtrain_models::preset(preset).unwrap().text("model_type").unwrap(), model_type);
+        }
+    }
+}

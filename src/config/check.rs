@@ -4,7 +4,7 @@
 
 use super::UsageError;
 use super::flags::Commands;
-use super::plan::PRESETS;
+use super::plan::{PRESETS, is_encoder, preset};
 use super::resolve;
 use super::typed::Typed;
 use std::path::{Path, PathBuf};
@@ -129,7 +129,13 @@ fn model(typed: &Typed) -> Verdict {
     if let Some(name) = typed.text("config_name") {
         let path = Path::new(&name);
         let is_config = path.is_file() || path.join("config.json").is_file();
-        if !is_config && !PRESETS.contains(&name.as_str()) {
+        if !is_config && is_encoder(&name) {
+            return refuse(
+                format!("--config_name: {name} is an encoder, which predicts masked tokens, not the next one"),
+                format!("known configurations are {}", PRESETS.join(", ")),
+            );
+        }
+        if !is_config && preset(&name).is_none() {
             return refuse(
                 format!("--config_name: `{name}` is neither a known configuration nor a config.json here"),
                 format!("known configurations are {}; or give a config.json or the directory that holds one", PRESETS.join(", ")),

@@ -126,8 +126,14 @@ fn models_are_found_by_name_or_path() {
         other => panic!("{other:?}"),
     };
     assert_eq!(config("--config_name gpt2-medium"), ConfigSource::Preset("gpt2-medium"));
+    assert_eq!(config("--config_name EleutherAI/gpt-j-6b"), ConfigSource::Preset("gpt-j-6b"));
     assert_eq!(config("--config_name @/model"), ConfigSource::File(fixture.path("model/config.json")));
     assert_eq!(config("--config_name @/model/config.json"), ConfigSource::File(fixture.path("model/config.json")));
+    let Ok(Command::Bench(plan)) = fixture.read("bench --model_type gpt_neo --batch 2 --seq 64 --steps 3 --warmup 0") else {
+        panic!()
+    };
+    let ModelSource::Scratch { config, .. } = plan.model else { panic!() };
+    assert_eq!(config, ConfigSource::Preset("gpt-neo-1.3B"), "what the type means alone");
     let Ok(Command::Eval(plan)) = fixture.read("eval clm --model_name_or_path @/model --validation_file @/valid.txt") else {
         panic!()
     };
