@@ -97,7 +97,7 @@ pub fn causal_loss(
 pub fn build(config: Config) -> Result<Box<dyn Model>> {
     match config.text("model_type")?.as_str() {
         "gpt2" => Ok(Box::new(gpt2::Gpt2::new(config)?)),
-        other => Err(Error::UnknownModelType { found: other.to_string(), known: MODEL_TYPES.join(", ") }),
+        _ => Err(config.unsupported("model_type", format!("xtrain does not train this one; known: {}", MODEL_TYPES.join(", ")))),
     }
 }
 
