@@ -26,7 +26,9 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     let loaded = LoadedModel::open(&without_dropout(plan.model), None)?;
     let model = &*loaded.model;
     if plan.seq > model.max_positions() {
-        return Err(Error::failed(format!("--seq {} is over the model's {} positions", plan.seq, model.max_positions())));
+        let positions = model.max_positions();
+        let problem = format!("--seq {} is more than the model's {positions} positions (n_positions)", plan.seq);
+        return Err(Error::usage(problem, format!("set --seq {positions} or less")));
     }
     let mut session = open_device(plan.device)?;
     loaded.place(&mut session, plan.seed)?;

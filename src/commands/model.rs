@@ -2,11 +2,13 @@
 
 use super::Error;
 use crate::checkpoint::{Weights, hf};
-use crate::config::{ConfigSource, Device, ModelSource};
+use crate::config::{ConfigSource, Device, ModelSource, nearest};
 use crate::data::batch::Batch;
+use crate::data::clm;
 use crate::data::dataset::Dataset;
 use crate::data::loader::{LoadSpec, Loader};
 use crate::data::sampler::{BatchPlan, Order};
+use crate::data::settings::ClmDataSettings;
 use crate::data::tokenizer::Tokenizer;
 use crate::runtime::Client;
 use crate::trainer::error_in_batch;
@@ -54,6 +56,8 @@ impl LoadedModel {
         let config = Config::new(read(&file)?, file.display().to_string());
         let model = xtrain_models::build(config).map_err(failed("building the model"))?;
         let weights = Weights::open(directory).map_err(failed("opening the model's weights"))?;
+        // Now, not when they are placed: between the two may lie hours of tokenizing.
+        parameters::check(&*model, &model.parameters(), &weights).map_err(failed("opening the model's weights"))?;
         let generation = directory.join(hf::GENERATION_CONFIG_FILE);
         let generation_config = generation.exists().then(|| read(&generation)).transpose()?;
         Ok(LoadedModel { model, weights: Some(weights), generation_config })
@@ -77,10 +81,11 @@ impl LoadedModel {
         if let Some(model_type) = model_type {
             let found = config.text("model_type").map_err(failed("reading the configuration"))?;
             if found != model_type {
-                return Err(Error::failed(format!("--model_type is {model_type}, but {} says {found}", config.source())));
+                let problem = format!("--model_type is {model_type}, but {} says {found}", config.source());
+                return Err(Error::usage(problem, "leave --model_type out"));
             }
         }
-        config.apply_overrides(overrides).map_err(failed("reading --config_overrides"))?;
+        apply_overrides(&mut config, overrides)?;
         if let (Some(tokenizer), ConfigSource::Preset(_)) = (tokenizer, source) {
             fit_to_tokenizer(&mut config, overrides, tokenizer);
         }
@@ -113,6 +118,21 @@ impl LoadedModel {
     }
 }
 
+/// A mistake in `--config_overrides` is the command line's.
+fn apply_overrides(config: &mut Config, overrides: &[(String, Value)]) -> Result<(), Error> {
+    config.apply_overrides(overrides).map_err(|error| {
+        let key = match &error {
+            xtrain_models::Error::Override { key, .. } => key.as_str(),
+            _ => "",
+        };
+        let fix = match nearest(key, config.values().keys().map(String::as_str)) {
+            Some(meant) if meant != key => format!("did you mean `{meant}`?"),
+            _ => "the names and types are those of the model's config.json".to_string(),
+        };
+        Error::usage(format!("--{error}"), fix)
+    })
+}
+
 /// A preset's vocabulary belongs to the released tokenizer; with another one, what nobody chose follows that.
 fn fit_to_tokenizer(config: &mut Config, overrides: &[(String, Value)], tokenizer: &Tokenizer) {
     let chosen = |key: &str| overrides.iter().any(|(name, _)| name == key);
@@ -125,6 +145,29 @@ fn fit_to_tokenizer(config: &mut Config, overrides: &[(String, Value)], tokenize
             config.set(key, id);
         }
     }
+}
+
+/// The block size to use, with what should be said about it said.
+pub fn block_size(data: &ClmDataSettings, tokenizer: &Tokenizer, model: &dyn Model) -> Result<usize, Error> {
+    use crate::data::Error as DataError;
+    let block = clm::block_size(data.block_size, tokenizer.model_max_length(), model.max_positions());
+    let block = block.map_err(|error| match &error {
+        DataError::BlockTooLong { positions, .. } => {
+            Error::usage(error.to_string(), format!("set --block_size {positions} or less"))
+        }
+        _ => Error::usage(error.to_string(), "raise --block_size"),
+    })?;
+    if let Some(note) = &block.note {
+        eprintln!("note: {note}");
+    }
+    Ok(block.size)
+}
+
+/// Makes the output directory and those above it.
+pub fn create_output_dir(dir: &Path) -> Result<(), Error> {
+    std::fs::create_dir_all(dir)
+        .map_err(|error| Error::because(format!("--output_dir: cannot create {}", dir.display()), error))
+        .map_err(|error| error.with_hint("name a directory that you may write to"))
 }
 
 /// Turns a lower layer's error into this layer's, under one phrase of context.

@@ -20,6 +20,7 @@ mod resolve;
 mod typed;
 
 pub use error::{Advice, Origin, UsageError};
+pub use nearest::nearest;
 pub use plan::{
     BenchPlan, Command, ConfigSource, Device, DoctorPlan, EvalPlan, GeneratePlan, ModelSource, PRESETS, QuickstartPlan, Sampling,
     TrainPlan,
