@@ -4,6 +4,7 @@
 use crate::support::{golden_dir, max_difference};
 use std::path::PathBuf;
 use std::sync::Arc;
+use xtrain::cache::CacheSettings;
 use xtrain::checkpoint::{Weights as StoredTensors, hf};
 use xtrain::trainer::settings::{OptimizerKind, OptimizerSettings};
 use xtrain::trainer::step::{DeviceBatch, Phase, Stepper, parameter_tensors, read_metrics};
@@ -52,7 +53,7 @@ fn decoders_classify_by_the_last_token_that_is_not_padding() {
 
         let model = xtrain_models::build(config, Task::Classification { labels: 3 }).unwrap();
         let stored = StoredTensors::open(&dir.join("model.safetensors")).unwrap();
-        let mut session = device::open_cpu(1).unwrap();
+        let mut session = device::open_cpu(1, CacheSettings::in_memory()).unwrap();
         let mut score = Vec::new();
         for spec in model.parameters() {
             let shape = parameters::parameter_shape(&spec);
@@ -100,7 +101,7 @@ fn dropout_changes_the_training_loss_a_little() {
             }
             let task = Task::of(&config).unwrap();
             let model = xtrain_models::build(config, task).unwrap();
-            let mut session = device::open_cpu(1).unwrap();
+            let mut session = device::open_cpu(1, CacheSettings::in_memory()).unwrap();
             let stored = StoredTensors::open(&dir.join("model.safetensors")).unwrap();
             parameters::load(&mut session, &*model, &model.parameters(), &stored).unwrap();
             let upload = |name: &str| {
@@ -152,7 +153,7 @@ fn dropout_changes_the_training_loss_a_little() {
 /// Rotary tables take the sine and cosine of angles up to the number of positions.
 #[test]
 fn sine_and_cosine_hold_at_far_positions() {
-    let mut session = device::open_cpu(1).unwrap();
+    let mut session = device::open_cpu(1, CacheSettings::in_memory()).unwrap();
     let mut recording = session.begin();
     let angles = recording.trace().iota(DType::F32, &[8192], 0).unwrap().mul_scalar(0.749_894_2).unwrap();
     recording.fetch("sin", &angles.sin().unwrap());
