@@ -5,6 +5,7 @@ use crate::support::{golden_dir, max_difference};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use xtrain::cache::CacheSettings;
 use xtrain::checkpoint::{Weights as StoredTensors, hf};
 use xtrain::runtime::Buffer;
 use xtrain::trainer::run_loop::RunLength;
@@ -34,7 +35,7 @@ impl Case {
         let config = Config::new(hf::read_object(&dir.join("config.json")).unwrap(), "config.json");
         let task = Task::of(&config).unwrap();
         let model = xtrain_models::build(config, task).unwrap();
-        let mut session = device::open_cpu(1).unwrap();
+        let mut session = device::open_cpu(1, CacheSettings::in_memory()).unwrap();
         let weights = StoredTensors::open(&dir.join("model.safetensors")).unwrap();
         parameters::load(&mut session, &*model, &model.parameters(), &weights).unwrap();
         let inputs = StoredTensors::open(&dir.join("inputs.safetensors")).unwrap();

@@ -2,6 +2,7 @@
 
 mod cli;
 mod data;
+mod errors;
 mod golden;
 mod layers;
 mod models;

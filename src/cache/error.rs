@@ -1,4 +1,6 @@
-//! What can go wrong on the way from a graph to an executable.
+//! What can go wrong on the way from a graph to an executable. Trouble with stored entries is not among it: that is a miss.
+
+use std::path::PathBuf;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -6,4 +8,24 @@ pub enum Error {
     Graph(#[from] xtrain_graphs::Error),
     #[error(transparent)]
     Runtime(#[from] crate::runtime::Error),
+    #[error("graph `{phase}` would be compiled again ({reason}), and --fail_on_recompile is set")]
+    Recompile { phase: String, reason: String },
+    #[error("{path}: {source}")]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Checkpoint(#[from] crate::checkpoint::Error),
+    #[error("there is no entry {id} in {dir}")]
+    NoEntry { id: String, dir: PathBuf },
+    #[error("{id} is the start of several entries: {found}")]
+    Ambiguous { id: String, found: String },
+    #[error("{path} is damaged: {reason}")]
+    Damaged { path: PathBuf, reason: String },
+}
+
+impl Error {
+    /// For `map_err`.
+    pub(super) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
+        let path = path.into();
+        move |source| Error::Io { path, source }
+    }
 }

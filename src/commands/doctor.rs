@@ -2,6 +2,7 @@
 
 use super::model::failed;
 use super::{Error, Outcome};
+use crate::cache::CacheSettings;
 use crate::config::{Device, DoctorPlan};
 use crate::report::units::bytes;
 use crate::runtime::Library;
@@ -18,7 +19,7 @@ struct Check {
 
 pub fn run(plan: DoctorPlan) -> Result<Outcome, Error> {
     if plan.device != Device::Cpu {
-        super::model::open_device(plan.device)?;
+        super::model::open_device(plan.device, &CacheSettings::in_memory())?;
     }
     let checks = check_cpu();
     for check in checks.iter().filter(|_| !plan.json) {
@@ -63,7 +64,7 @@ fn check_cpu() -> Vec<Check> {
     if !check("CPU plugin", found) {
         return checks;
     }
-    let session = device::open_cpu(1).map_err(failed("opening the CPU device"));
+    let session = device::open_cpu(1, CacheSettings::in_memory()).map_err(failed("opening the CPU device"));
     let mut session = match session {
         Ok(session) => session,
         Err(error) => {

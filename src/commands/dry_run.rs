@@ -50,15 +50,16 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
     print!("{}", table.render());
 
     let stepper = Stepper::new(model, settings.optimizer.clone(), schedule, settings.seed);
-    let compiled = compile_all(&mut prepared.session, model, &stepper, shapes).map_err(failed("compiling the graphs"))?;
+    let compiled =
+        compile_all(&mut prepared.session, model, &stepper, shapes, &mut |_| ()).map_err(failed("compiling the graphs"))?;
     let mut table = Table::new(&[Align::Left, Align::Left, Align::Right, Align::Right, Align::Right, Align::Right]);
-    table.row(["graph", "fingerprint", "compiled in", "arguments", "temporaries", "peak per device"]);
+    table.row(["graph", "fingerprint", "ready in", "arguments", "temporaries", "peak per device"]);
     for graph in compiled {
         let memory = graph.memory().map_err(failed("reading the compiler's memory statistics"))?;
         table.row([
             graph.name.clone(),
             graph.fingerprint.to_string()[..12].to_string(),
-            format!("{:.1} s", graph.compile_time.as_secs_f64()),
+            format!("{:.1} s{}", graph.ready_time.as_secs_f64(), if graph.loaded { " (cached)" } else { "" }),
             bytes(memory.argument_bytes as u64),
             bytes(memory.temp_bytes as u64),
             bytes(memory.peak() as u64),

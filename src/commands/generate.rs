@@ -1,6 +1,6 @@
 //! `xtrain generate`: continues a prompt.
 
-use super::model::{LoadedModel, failed, open_device};
+use super::model::{LoadedModel, failed, open_device, origin};
 use super::{Error, Outcome};
 use crate::config::{GeneratePlan, Sampling as Chosen};
 use crate::data::Tokenizer;
@@ -11,7 +11,9 @@ pub fn run(plan: GeneratePlan) -> Result<Outcome, Error> {
     let loaded = LoadedModel::pretrained(&plan.model)?;
     tokenizer.check_vocab(loaded.model.vocab_size()).map_err(failed("matching tokenizer and model"))?;
     let prompt = tokenizer.encode(&plan.prompt).map_err(failed("tokenizing the prompt"))?;
-    let mut session = open_device(plan.device)?;
+    let mut session = open_device(plan.device, &plan.cache)?;
+    let tokens = (prompt.len() + plan.max_new_tokens).min(loaded.model.max_positions());
+    session.cache_mut().set_origin(origin("generate", &*loaded.model, &[("tokens of prompt and answer", tokens.to_string())]));
     loaded.place(&mut session, plan.seed)?;
     let (temperature, top_k) = match plan.sampling {
         Chosen::Greedy => (0.0, 0),

@@ -2,6 +2,8 @@
 //! to say on standard output what came of it. A command does not parse, does not print errors and does not exit: it returns.
 
 mod bench;
+mod cache;
+mod compile;
 pub mod corpus;
 mod doctor;
 mod dry_run;
@@ -50,6 +52,11 @@ pub enum Error {
 impl Error {
     pub fn failed(message: impl Into<String>) -> Error {
         Error::Failed { message: message.into(), hint: None, source: None }
+    }
+
+    /// A mistake in what was typed that only showed once files were read.
+    pub fn usage(problem: impl Into<String>, fix: impl Into<String>) -> Error {
+        Error::Usage(UsageError::Illegal { problem: problem.into(), fix: fix.into() })
     }
 
     /// A failure with the lower layer's error as its cause.
@@ -104,6 +111,8 @@ pub fn run(command: Command) -> Result<Outcome, Error> {
         Command::Bench(plan) => bench::run(plan),
         Command::Doctor(plan) => doctor::run(plan),
         Command::Quickstart(plan) => quickstart::run(plan),
+        Command::Compile(plan) => compile::run(plan),
+        Command::Cache(plan) => cache::run(plan),
     }
 }
 

@@ -1,12 +1,15 @@
 //! What several commands start with: the device, the model that was asked for, its weights, batches on the device.
 
 use super::Error;
-use crate::checkpoint::{Weights, hf};
-use crate::config::{ConfigSource, Device, ModelSource};
+use crate::cache::{CacheSettings, Origin};
+use crate::checkpoint::{Weights, hash, hf};
+use crate::config::{ConfigSource, Device, ModelSource, nearest};
 use crate::data::batch::Batch;
+use crate::data::clm;
 use crate::data::dataset::Dataset;
 use crate::data::loader::{LoadSpec, Loader};
 use crate::data::sampler::{BatchPlan, Order};
+use crate::data::settings::ClmDataSettings;
 use crate::data::tokenizer::Tokenizer;
 use crate::runtime::Client;
 use crate::trainer::error_in_batch;
@@ -15,14 +18,20 @@ use crate::trainer::step::DeviceBatch;
 use crate::trainer::{self, device, parameters};
 use serde_json::{Map, Value, json};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use xtrain_graphs::{DType, Shape};
 use xtrain_models::{Config, Model, Task};
 
-/// Opens the device that was asked for.
-pub fn open_device(device: Device) -> Result<Session, Error> {
+/// Opens the device that was asked for, with the cache of compiled graphs, whose place is told once in a process.
+pub fn open_device(device: Device, cache: &CacheSettings) -> Result<Session, Error> {
+    static TOLD: Once = Once::new();
     match device {
-        Device::Cpu => device::open_cpu(1).map_err(failed("opening the CPU device")),
+        Device::Cpu => {
+            if let Some(dir) = &cache.dir {
+                TOLD.call_once(|| eprintln!("compiled-graph cache: {}", dir.display()));
+            }
+            device::open_cpu(1, cache.clone()).map_err(failed("opening the CPU device"))
+        }
         Device::Cuda | Device::Neuron => {
             Err(Error::failed(format!("--device {device} is not built yet")).with_hint("use --device cpu"))
         }
@@ -54,6 +63,8 @@ impl LoadedModel {
         let config = Config::new(read(&file)?, file.display().to_string());
         let model = xtrain_models::build(config, Task::CausalLm).map_err(failed("building the model"))?;
         let weights = Weights::open(directory).map_err(failed("opening the model's weights"))?;
+        // Now, not when they are placed: between the two may lie hours of tokenizing.
+        parameters::check(&*model, &model.parameters(), &weights).map_err(failed("opening the model's weights"))?;
         let generation = directory.join(hf::GENERATION_CONFIG_FILE);
         let generation_config = generation.exists().then(|| read(&generation)).transpose()?;
         Ok(LoadedModel { model, weights: Some(weights), generation_config })
@@ -77,10 +88,11 @@ impl LoadedModel {
         if let Some(model_type) = model_type {
             let found = config.text("model_type").map_err(failed("reading the configuration"))?;
             if found != model_type {
-                return Err(Error::failed(format!("--model_type is {model_type}, but {} says {found}", config.source())));
+                let problem = format!("--model_type is {model_type}, but {} says {found}", config.source());
+                return Err(Error::usage(problem, "leave --model_type out"));
             }
         }
-        config.apply_overrides(overrides).map_err(failed("reading --config_overrides"))?;
+        apply_overrides(&mut config, overrides)?;
         if let (Some(tokenizer), ConfigSource::Preset(_)) = (tokenizer, source) {
             fit_to_tokenizer(&mut config, overrides, tokenizer);
         }
@@ -113,6 +125,42 @@ impl LoadedModel {
     }
 }
 
+/// A mistake in `--config_overrides` is the command line's.
+fn apply_overrides(config: &mut Config, overrides: &[(String, Value)]) -> Result<(), Error> {
+    config.apply_overrides(overrides).map_err(|error| {
+        let key = match &error {
+            xtrain_models::Error::Override { key, .. } => key.as_str(),
+            _ => "",
+        };
+        let fix = match nearest(key, config.values().keys().map(String::as_str)) {
+            Some(meant) if meant != key => format!("did you mean `{meant}`?"),
+            _ => "the names and types are those of the model's config.json".to_string(),
+        };
+        Error::usage(format!("--{error}"), fix)
+    })
+}
+
+/// Where the graphs of a command come from, with the settings that shape them besides the model's configuration.
+pub fn origin(command: &str, model: &dyn Model, settings: &[(&str, String)]) -> Origin {
+    // Ids of tokens and the like are in every configuration and in no graph.
+    let shapes = |name: &str| !name.starts_with('_') && !name.ends_with("_token_id") && !name.ends_with("_version");
+    let scalar = |value: &Value| match value {
+        Value::Bool(_) | Value::Number(_) => Some(value.to_string()),
+        Value::String(text) => Some(text.clone()),
+        _ => None,
+    };
+    let values = model.config().values();
+    let from_config = values.iter().filter(|(name, _)| shapes(name)).filter_map(|(name, v)| Some((name.clone(), scalar(v)?)));
+    let from_command = settings.iter().map(|(name, value)| (name.to_string(), value.clone()));
+    Origin {
+        command: command.to_string(),
+        model_type: values.get("model_type").and_then(Value::as_str).unwrap_or_default().to_string(),
+        parameters: model.parameters().iter().map(|p| p.dims.iter().product::<usize>() as u64).sum(),
+        config_digest: hash::sha256(Value::Object(values.clone()).to_string().as_bytes())[..16].to_string(),
+        settings: from_config.chain(from_command).collect(),
+    }
+}
+
 /// A preset's vocabulary belongs to the released tokenizer; with another one, what nobody chose follows that.
 fn fit_to_tokenizer(config: &mut Config, overrides: &[(String, Value)], tokenizer: &Tokenizer) {
     let chosen = |key: &str| overrides.iter().any(|(name, _)| name == key);
@@ -125,6 +173,29 @@ fn fit_to_tokenizer(config: &mut Config, overrides: &[(String, Value)], tokenize
             config.set(key, id);
         }
     }
+}
+
+/// The block size to use, with what should be said about it said.
+pub fn block_size(data: &ClmDataSettings, tokenizer: &Tokenizer, model: &dyn Model) -> Result<usize, Error> {
+    use crate::data::Error as DataError;
+    let block = clm::block_size(data.block_size, tokenizer.model_max_length(), model.max_positions());
+    let block = block.map_err(|error| match &error {
+        DataError::BlockTooLong { positions, .. } => {
+            Error::usage(error.to_string(), format!("set --block_size {positions} or less"))
+        }
+        _ => Error::usage(error.to_string(), "raise --block_size"),
+    })?;
+    if let Some(note) = &block.note {
+        eprintln!("note: {note}");
+    }
+    Ok(block.size)
+}
+
+/// Makes the output directory and those above it.
+pub fn create_output_dir(dir: &Path) -> Result<(), Error> {
+    std::fs::create_dir_all(dir)
+        .map_err(|error| Error::because(format!("--output_dir: cannot create {}", dir.display()), error))
+        .map_err(|error| error.with_hint("name a directory that you may write to"))
 }
 
 /// Turns a lower layer's error into this layer's, under one phrase of context.

@@ -42,6 +42,7 @@ pub fn run(plan: QuickstartPlan) -> Result<Outcome, Error> {
     println!("4. a sample, continuing {PROMPT:?}:\n");
     generate::run(GeneratePlan {
         device: plan.device,
+        cache: plan.cache.clone(),
         model: dir.clone(),
         tokenizer: dir.clone(),
         prompt: PROMPT.to_string(),
@@ -68,6 +69,7 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
     let steps = plan.max_steps.unwrap_or(STEPS);
     TrainPlan {
         device: plan.device,
+        cache: plan.cache.clone(),
         model: ModelSource::Scratch { model_type: None, config: ConfigSource::Preset("gpt2"), overrides },
         tokenizer: tokenizer.to_path_buf(),
         data: ClmDataSettings {

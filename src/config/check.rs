@@ -7,7 +7,7 @@ use super::flags::Commands;
 use super::plan::{PRESETS, is_encoder, preset};
 use super::resolve;
 use super::typed::Typed;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 type Verdict = Result<(), UsageError>;
 
@@ -23,6 +23,12 @@ pub fn check(typed: &Typed) -> Verdict {
             warmup(typed)?;
             evaluation(typed)?;
             resume_and_output(typed)
+        }
+        // Only what decides about graphs has to be there.
+        Commands::COMPILE => {
+            model(typed)?;
+            tokenizer(typed)?;
+            evaluation(typed)
         }
         Commands::EVAL => {
             model(typed)?;
@@ -52,7 +58,25 @@ pub fn check(typed: &Typed) -> Verdict {
             }
             Ok(())
         }
-        // Doctor has nothing that could contradict.
+        Commands::CACHE_SHOW if typed.words("id").len() != 1 => {
+            refuse("cache show takes one id", "`xtrain cache ls` lists them; `xtrain cache show ID`")
+        }
+        Commands::CACHE_EXPLAIN if !(1..=2).contains(&typed.words("id").len()) => {
+            refuse("cache explain takes one id or two", "`xtrain cache ls` lists them; `xtrain cache explain OLD NEW`")
+        }
+        Commands::CACHE_PRUNE
+            if !["older_than", "max_size", "only_device"].iter().any(|name| typed.is_given(name))
+                && !typed.bool("stale_compiler") =>
+        {
+            refuse(
+                "cache prune is not told what to remove",
+                "add --older_than DAYS, --max_size SIZE, --only_device NAME or --stale_compiler",
+            )
+        }
+        Commands::CACHE_EXPORT | Commands::CACHE_IMPORT if !typed.is_given("file") => {
+            refuse("no tar file is named", "add --file graphs.tar")
+        }
+        // Doctor and the rest of cache have nothing that could contradict.
         _ => Ok(()),
     }
 }
@@ -94,7 +118,7 @@ fn model(typed: &Typed) -> Verdict {
                  weights with --model_type gpt2 --config_name gpt2",
             );
         }
-        return Ok(());
+        return is_model(&directory);
     }
     if !typed.is_given("model_type") && !typed.is_given("config_name") {
         return refuse(
@@ -125,6 +149,21 @@ fn model(typed: &Typed) -> Verdict {
             refuse(format!("--config_overrides: `{part}` is not of the form name=value"), "write it as n_layer=4,n_embd=256")
         }
     }
+}
+
+/// A directory that was named as a model holds one. Damage inside of the files is for those who read them.
+fn is_model(directory: &Path) -> Verdict {
+    if directory.join("config.json").is_file() {
+        return Ok(());
+    }
+    let fix = match newest_checkpoint(directory) {
+        // The usual case: a run that was stopped before its end.
+        Some(checkpoint) => format!("the run there was not finished; its newest checkpoint is {}", checkpoint.display()),
+        None => {
+            "give a directory with config.json and model.safetensors, as transformers' save_pretrained and xtrain write it".into()
+        }
+    };
+    refuse(format!("--model_name_or_path: {} holds no config.json", directory.display()), fix)
 }
 
 fn tokenizer(typed: &Typed) -> Verdict {
@@ -234,14 +273,28 @@ fn resume_and_output(typed: &Typed) -> Verdict {
     }
     if let Some(path) = from {
         let path = Path::new(&path);
-        return if path.is_dir() {
-            Ok(())
-        } else {
-            refuse(
+        if !path.is_dir() {
+            return refuse(
                 format!("--resume_from_checkpoint: {} is not a directory", path.display()),
                 "give a checkpoint-N directory of an earlier run",
-            )
-        };
+            );
+        }
+        if !path.join("training_state.json").is_file() {
+            let fix = match newest_checkpoint(path) {
+                Some(newest) => format!("its newest checkpoint is {}", newest.display()),
+                None => "to start anew from its weights, give it as --model_name_or_path".into(),
+            };
+            return refuse(format!("--resume_from_checkpoint: {} holds no training state", path.display()), fix);
+        }
+        // Going on in the checkpoint's own directory is the point; in another one there may be another run's work.
+        let own = path.canonicalize().ok().and_then(|path| path.parent().map(Path::to_path_buf));
+        if typed.bool("overwrite_output_dir") || (own.is_some() && own == output.canonicalize().ok()) {
+            return Ok(());
+        }
+        return empty_output(
+            &output,
+            "to go on from a checkpoint of another directory, name an empty --output_dir, or add --overwrite_output_dir to replace its files",
+        );
     }
     if latest {
         return if has_checkpoint(&output) {
@@ -279,8 +332,12 @@ fn empty_output(output: &Path, fix: &str) -> Verdict {
 
 /// Whether a directory holds a `checkpoint-N`.
 fn has_checkpoint(output: &Path) -> bool {
-    let is_checkpoint =
-        |name: &str| name.strip_prefix("checkpoint-").is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()));
-    let Ok(entries) = std::fs::read_dir(output) else { return false };
-    entries.flatten().any(|entry| entry.file_name().to_str().is_some_and(is_checkpoint) && entry.path().is_dir())
+    newest_checkpoint(output).is_some()
+}
+
+/// The `checkpoint-N` with the largest N.
+fn newest_checkpoint(output: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(output).ok()?.flatten().map(|entry| entry.path()).filter(|path| path.is_dir());
+    let step = |path: &Path| path.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse::<u64>().ok();
+    entries.filter_map(|path| Some((step(&path)?, path))).max().map(|(_, path)| path)
 }

@@ -74,6 +74,8 @@ pub fn root() -> Command {
 fn verb_about(verb: &str) -> &'static str {
     match verb {
         "train" => "Train a model; the next word is the task: clm (causal language model)",
+        "compile" => "Compile a training run's graphs ahead; the next word is the task: clm (causal language model)",
+        "cache" => "Look into the cache of compiled graphs: ls, show, explain, verify, prune, export, import, path, stats",
         _ => "Evaluate a model; the next word is the task: clm (causal language model)",
     }
 }
@@ -85,9 +87,11 @@ fn global(name: &str) -> Arg {
 }
 
 fn leaf(info: &'static CommandInfo, word: &'static str) -> Command {
+    let words = flags::of(info.id).filter(|flag| flag.positional);
+    let positional: String = words.map(|flag| format!(" [{}...]", flag.kind.placeholder())).collect();
     let mut command = Command::new(word)
         .about(info.about)
-        .override_usage(format!("xtrain [--device cpu|cuda|neuron] {} [FLAGS]", info.words))
+        .override_usage(format!("xtrain [--device cpu|cuda|neuron] {}{} [FLAGS]", info.words, positional))
         .after_help(format!("Examples:\n  {}", info.examples))
         .next_line_help(true)
         .args_override_self(true);
@@ -110,20 +114,21 @@ fn arg(flag: &'static Flag) -> Arg {
         help.push_str(&format!(" [default: {}]", flag.default));
     }
     let arg = Arg::new(flag.name)
-        .long(flag.name)
-        .aliases(flag.aliases.iter().copied())
-        .aliases(kebab)
         .value_name(flag.kind.placeholder())
         .help(help)
         .help_heading(flag.section.title())
         .hide(!flag.is_built());
+    if flag.positional {
+        return arg.action(ArgAction::Append).num_args(0..);
+    }
+    let arg = arg.long(flag.name).aliases(flag.aliases.iter().copied()).aliases(kebab);
     match flag.kind {
         Kind::Bool | Kind::FlagOrPath => arg.action(ArgAction::Set).num_args(0..=1).default_missing_value("true"),
         Kind::Anything => arg.action(ArgAction::Set).num_args(0..).default_missing_value("true").allow_negative_numbers(true),
-        Kind::Paths => arg.action(ArgAction::Append).num_args(1..),
+        Kind::Paths | Kind::Words => arg.action(ArgAction::Append).num_args(1..),
         // clap's own notion of negative numbers does not know `-5e-5`; a flag taken for a value is caught in `parse`.
         Kind::Prose | Kind::Int { .. } | Kind::Float(_) => arg.action(ArgAction::Set).allow_hyphen_values(true),
-        Kind::Text | Kind::Path | Kind::Choice(_) => arg.action(ArgAction::Set),
+        Kind::Text | Kind::Path | Kind::Bytes | Kind::Choice(_) => arg.action(ArgAction::Set),
     }
 }
 
@@ -293,7 +298,7 @@ mod tests {
             ("train mlm", "did you mean `xtrain train clm`?"),
             (
                 "generate --learning_rate 1",
-                "that one belongs to `xtrain train clm`; `xtrain generate --help` lists what this command takes",
+                "that one belongs to `xtrain train clm`, `xtrain compile clm`; `xtrain generate --help` lists what this command takes",
             ),
             ("train clm --save_strategy epochs", "did you mean `epoch`?"),
         ] {

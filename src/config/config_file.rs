@@ -66,7 +66,7 @@ pub fn read_into(typed: &mut Typed, path: &Path) -> Result<(), UsageError> {
 
 fn unknown_key(typed: &Typed, key: String, origin: Origin) -> UsageError {
     let advice = flags::advice(&key, typed.command);
-    UsageError::UnknownKey { key, origin, command: typed.words(), advice }
+    UsageError::UnknownKey { key, origin, command: typed.command_words(), advice }
 }
 
 /// The texts that a value would be on the command line, or the error that names the kind expected. `None` is "not set".
@@ -78,7 +78,7 @@ fn texts(flag: &'static Flag, value: Scalar, origin: &Origin) -> Result<Option<V
         (Scalar::Text(text), _) => text,
         (Scalar::Bool(answer), Kind::Bool | Kind::FlagOrPath | Kind::Anything) => answer.to_string(),
         (Scalar::Int(digits) | Scalar::Float(digits), Kind::Int { .. } | Kind::Float(_) | Kind::Anything) => digits,
-        (Scalar::List(items), Kind::Paths) => {
+        (Scalar::List(items), Kind::Paths | Kind::Words) => {
             let mut paths = Vec::new();
             for item in items {
                 match item {

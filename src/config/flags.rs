@@ -12,7 +12,7 @@ use super::nearest::nearest;
 
 /// A set of commands, as bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Commands(u16);
+pub struct Commands(u32);
 
 impl Commands {
     pub const TRAIN: Commands = Commands(1);
@@ -21,7 +21,19 @@ impl Commands {
     pub const DOCTOR: Commands = Commands(8);
     pub const BENCH: Commands = Commands(16);
     pub const QUICKSTART: Commands = Commands(32);
-    pub const ALL: Commands = Commands(63);
+    pub const COMPILE: Commands = Commands(64);
+    pub const CACHE_LS: Commands = Commands(1 << 7);
+    pub const CACHE_SHOW: Commands = Commands(1 << 8);
+    pub const CACHE_EXPLAIN: Commands = Commands(1 << 9);
+    pub const CACHE_VERIFY: Commands = Commands(1 << 10);
+    pub const CACHE_PRUNE: Commands = Commands(1 << 11);
+    pub const CACHE_EXPORT: Commands = Commands(1 << 12);
+    pub const CACHE_IMPORT: Commands = Commands(1 << 13);
+    pub const CACHE_PATH: Commands = Commands(1 << 14);
+    pub const CACHE_STATS: Commands = Commands(1 << 15);
+    /// All of `xtrain cache`.
+    pub const CACHE: Commands = Commands(0x1ff << 7);
+    pub const ALL: Commands = Commands(0xffff);
 
     pub const fn and(self, other: Commands) -> Commands {
         Commands(self.0 | other.0)
@@ -29,6 +41,11 @@ impl Commands {
 
     pub fn contains(self, other: Commands) -> bool {
         self.0 & other.0 == other.0
+    }
+
+    /// Whether the two share a command.
+    pub const fn meets(self, other: Commands) -> bool {
+        self.0 & other.0 != 0
     }
 }
 
@@ -41,9 +58,8 @@ pub struct CommandInfo {
     pub examples: &'static str,
 }
 
-/// In the order of `xtrain --help`. Later tasks (`train mlm`, `train cls`) and commands (`cache`, `compile`, `fit`, `launch`,
-/// `top`) are further rows here.
-pub const COMMANDS: [CommandInfo; 6] = [
+/// In the order of `xtrain --help`. Later tasks (`train mlm`, `train cls`) and commands (`fit`, `launch`, `top`) are further rows here.
+pub const COMMANDS: [CommandInfo; 16] = [
     CommandInfo {
         id: Commands::TRAIN,
         words: "train clm",
@@ -82,6 +98,66 @@ pub const COMMANDS: [CommandInfo; 6] = [
         about: "Train a small GPT-2 on the text that comes with xtrain: a few minutes from nothing to a sample",
         examples: "xtrain quickstart",
     },
+    CommandInfo {
+        id: Commands::COMPILE,
+        words: "compile clm",
+        about: "Compile every graph that `train clm` with the same flags will use, without data or weights",
+        examples: "xtrain compile clm --model_type gpt2 --tokenizer_name DIR --block_size 256 --do_train --do_eval",
+    },
+    CommandInfo {
+        id: Commands::CACHE_LS,
+        words: "cache ls",
+        about: "List the compiled graphs that are stored",
+        examples: "xtrain cache ls\n  xtrain cache ls --json",
+    },
+    CommandInfo {
+        id: Commands::CACHE_SHOW,
+        words: "cache show",
+        about: "Everything about one stored graph: its key's parts, origin, memory, cost",
+        examples: "xtrain cache show 3f2a\n  xtrain cache show 3f2a --hlo > train.hlo.txt",
+    },
+    CommandInfo {
+        id: Commands::CACHE_EXPLAIN,
+        words: "cache explain",
+        about: "Say what differs between two stored graphs, or between one and the nearest older one",
+        examples: "xtrain cache explain 3f2a 91bc\n  xtrain cache explain 3f2a",
+    },
+    CommandInfo {
+        id: Commands::CACHE_VERIFY,
+        words: "cache verify",
+        about: "Check the digests of all stored graphs and whether their executables load here",
+        examples: "xtrain cache verify",
+    },
+    CommandInfo {
+        id: Commands::CACHE_PRUNE,
+        words: "cache prune",
+        about: "Remove stored graphs by age, size, device or compiler",
+        examples: "xtrain cache prune --older_than 30 --dry_run\n  xtrain cache prune --max_size 2GiB",
+    },
+    CommandInfo {
+        id: Commands::CACHE_EXPORT,
+        words: "cache export",
+        about: "Write stored graphs (all, or those named) to a tar file, for other machines of the same kind",
+        examples: "xtrain cache export --file graphs.tar",
+    },
+    CommandInfo {
+        id: Commands::CACHE_IMPORT,
+        words: "cache import",
+        about: "Take graphs from a tar file that `cache export` wrote, each checked",
+        examples: "xtrain cache import --file graphs.tar",
+    },
+    CommandInfo {
+        id: Commands::CACHE_PATH,
+        words: "cache path",
+        about: "Print the directory of the stored graphs",
+        examples: "xtrain cache path",
+    },
+    CommandInfo {
+        id: Commands::CACHE_STATS,
+        words: "cache stats",
+        about: "Number, size and use of the stored graphs, and the compile time that they saved",
+        examples: "xtrain cache stats",
+    },
 ];
 
 impl CommandInfo {
@@ -103,10 +179,11 @@ pub enum Section {
     Evaluation,
     Generation,
     Measurement,
+    Cache,
 }
 
 impl Section {
-    pub const ALL: [Section; 10] = [
+    pub const ALL: [Section; 11] = [
         Section::Run,
         Section::Model,
         Section::Data,
@@ -117,6 +194,7 @@ impl Section {
         Section::Evaluation,
         Section::Generation,
         Section::Measurement,
+        Section::Cache,
     ];
 
     pub fn title(self) -> &'static str {
@@ -131,6 +209,7 @@ impl Section {
             Section::Evaluation => "Evaluation",
             Section::Generation => "Generation",
             Section::Measurement => "Measurement",
+            Section::Cache => "The cache of compiled graphs",
         }
     }
 }
@@ -160,6 +239,8 @@ pub struct Flag {
     pub commands: Commands,
     pub section: Section,
     pub support: Support,
+    /// Written without its name, as plain words after the command.
+    pub positional: bool,
 }
 
 impl Flag {

@@ -39,6 +39,10 @@ pub enum Kind {
     /// One or more paths: several values after one flag, or the flag several times.
     Paths,
     Choice(&'static [&'static str]),
+    /// One or more words.
+    Words,
+    /// A number of bytes: `500MB`, `10GiB`, `4096`.
+    Bytes,
     /// Nothing, true, false or a path: `--resume_from_checkpoint [PATH]`.
     FlagOrPath,
     /// Whatever may be written after a flag that is known but not built.
@@ -76,6 +80,8 @@ impl Kind {
             Kind::Text | Kind::Prose | Kind::Anything => "a text".into(),
             Kind::Path => "a path".into(),
             Kind::Paths => "one or more paths".into(),
+            Kind::Words => "one or more words".into(),
+            Kind::Bytes => "a size such as 500MB or 10GiB".into(),
             Kind::Choice(choices) => format!("one of {}", choices.join(", ")),
             Kind::FlagOrPath => "true, false or a path".into(),
         }
@@ -90,6 +96,8 @@ impl Kind {
             Kind::Text | Kind::Prose | Kind::Anything => "TEXT",
             Kind::Path | Kind::FlagOrPath => "PATH",
             Kind::Paths => "FILE",
+            Kind::Words => "ID",
+            Kind::Bytes => "SIZE",
             Kind::Choice(_) => "NAME",
         }
     }
@@ -103,7 +111,8 @@ impl Kind {
             Kind::Prose | Kind::Anything => Some(Value::Text(text.into())),
             Kind::Text | Kind::Path if text.is_empty() => None,
             Kind::Text | Kind::Path => Some(Value::Text(text.into())),
-            Kind::Paths => (!text.is_empty()).then(|| Value::List(vec![text.into()])),
+            Kind::Bytes => parse_bytes(text).map(Value::Int),
+            Kind::Paths | Kind::Words => (!text.is_empty()).then(|| Value::List(vec![text.into()])),
             Kind::Choice(choices) => choices.contains(&text).then(|| Value::Text(text.into())),
             Kind::FlagOrPath => match parse_bool(text) {
                 Some(answer) => Some(Value::Bool(answer)),
@@ -129,6 +138,23 @@ fn parse_int(text: &str) -> Option<i64> {
     let text = without_underscores(text.trim())?;
     let whole = |x: &f64| x.fract() == 0.0 && x.abs() < EXACT;
     text.parse().ok().or_else(|| text.parse::<f64>().ok().filter(whole).map(|x| x as i64))
+}
+
+/// A number with a unit: decimal (`kB`, `MB`, ...) or binary (`KiB`, `MiB`, ...), bytes without one.
+fn parse_bytes(text: &str) -> Option<i64> {
+    let text = text.trim();
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = (text[..split].trim(), text[split..].to_ascii_lowercase());
+    let (power, base): (i32, f64) = match unit.as_str() {
+        "" | "b" => (0, 1.0),
+        _ => {
+            let base = if unit.ends_with("ib") { 1024.0 } else { 1000.0 };
+            let letter = unit.trim_end_matches("ib").trim_end_matches('b');
+            (1 + ["k", "m", "g", "t"].iter().position(|known| *known == letter)? as i32, base)
+        }
+    };
+    let bytes = parse_float(number)? * base.powi(power);
+    (bytes >= 0.0 && bytes < i64::MAX as f64).then_some(bytes as i64)
 }
 
 /// Python's `float()`; what is not a number or not finite is caught by the ranges.
@@ -172,6 +198,24 @@ mod tests {
         }
         for text in ["0", "-3", "1.5", "", "nan", "inf", "99999999999999999999"] {
             assert_eq!(kind.parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_take_decimal_and_binary_units() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("1kB", 1000),
+            ("1.5 KiB", 1536),
+            ("10GiB", 10 << 30),
+            ("2G", 2_000_000_000),
+            ("1tib", 1 << 40),
+        ] {
+            assert_eq!(Kind::Bytes.parse(text), Some(Value::Int(bytes)), "{text}");
+        }
+        for text in ["", "GiB", "-1", "5 apples", "1iB", "1e30TB", "10GiBs"] {
+            assert_eq!(Kind::Bytes.parse(text), None, "{text}");
         }
     }
 

@@ -1,6 +1,7 @@
 //! The resolved plans: what each command takes. Everything is decided and legal here; an `Option` that remains means something and
 //! says what. Paths that were named have been seen to exist, but no file was read.
 
+use crate::cache::CacheSettings;
 use crate::data::settings::ClmDataSettings;
 use crate::trainer::settings::TrainSettings;
 use std::fmt;
@@ -39,6 +40,8 @@ pub enum Command {
     Bench(BenchPlan),
     Doctor(DoctorPlan),
     Quickstart(QuickstartPlan),
+    Compile(TrainPlan),
+    Cache(CachePlan),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +88,7 @@ pub enum ConfigSource {
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainPlan {
     pub device: Device,
+    pub cache: CacheSettings,
     pub model: ModelSource,
     /// A directory with the tokenizer's files, or a `tokenizer.json`.
     pub tokenizer: PathBuf,
@@ -103,6 +107,7 @@ pub struct TrainPlan {
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvalPlan {
     pub device: Device,
+    pub cache: CacheSettings,
     pub model: ModelSource,
     pub tokenizer: PathBuf,
     pub data: ClmDataSettings,
@@ -119,6 +124,7 @@ pub struct EvalPlan {
 #[derive(Clone, Debug, PartialEq)]
 pub struct GeneratePlan {
     pub device: Device,
+    pub cache: CacheSettings,
     pub model: PathBuf,
     pub tokenizer: PathBuf,
     pub prompt: String,
@@ -140,6 +146,7 @@ pub enum Sampling {
 #[derive(Clone, Debug, PartialEq)]
 pub struct BenchPlan {
     pub device: Device,
+    pub cache: CacheSettings,
     pub model: ModelSource,
     pub batch: usize,
     pub seq: usize,
@@ -160,6 +167,7 @@ pub struct DoctorPlan {
 #[derive(Clone, Debug, PartialEq)]
 pub struct QuickstartPlan {
     pub device: Device,
+    pub cache: CacheSettings,
     /// Replaced as the run goes on if it is the command's own default; a directory that the user named was seen to be empty, or
     /// may be overwritten.
     pub output_dir: PathBuf,
@@ -167,4 +175,66 @@ pub struct QuickstartPlan {
     /// `None`: as many as make a convincing sample in under five minutes on two cores.
     pub max_steps: Option<u64>,
     pub disable_tqdm: bool,
+}
+
+/// `xtrain cache`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CachePlan {
+    /// Where the compiled graphs are.
+    pub dir: PathBuf,
+    pub action: CacheAction,
+}
+
+/// What to do with the cache. Ids are as typed: the start of an entry's id.
+#[derive(Clone, Debug, PartialEq)]
+pub enum CacheAction {
+    List {
+        json: bool,
+    },
+    Show {
+        id: String,
+        form: ShowForm,
+    },
+    /// What `newer` has that `older` has not; without `older`, the nearest entry that was stored before.
+    Explain {
+        older: Option<String>,
+        newer: String,
+    },
+    /// These, or all if there are none.
+    Verify {
+        ids: Vec<String>,
+    },
+    Prune(PruneRules),
+    /// These, or all if there are none.
+    Export {
+        file: PathBuf,
+        ids: Vec<String>,
+    },
+    Import {
+        file: PathBuf,
+    },
+    Path,
+    Stats {
+        json: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShowForm {
+    Text,
+    Json,
+    Hlo,
+    OptimizedHlo,
+}
+
+/// Which entries to remove: those that any of the rules names, and of these only the device's.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PruneRules {
+    /// Days since the last use.
+    pub older_than: Option<f64>,
+    /// Bytes that the rest may have.
+    pub max_size: Option<u64>,
+    pub device: Option<String>,
+    pub stale_compiler: bool,
+    pub dry_run: bool,
 }

@@ -4,6 +4,7 @@
 use super::flags::Commands;
 use super::plan::*;
 use super::typed::Typed;
+use crate::cache::CacheSettings;
 use crate::data::settings::ClmDataSettings;
 use crate::trainer::settings::{Cadence, OptimizerKind, OptimizerSettings, Resume, ScheduleKind, TrainSettings};
 use std::path::{Path, PathBuf};
@@ -18,6 +19,8 @@ pub fn resolve(typed: &Typed) -> Command {
         Commands::GENERATE => Command::Generate(generate_plan(typed)),
         Commands::BENCH => Command::Bench(bench_plan(typed)),
         Commands::QUICKSTART => Command::Quickstart(quickstart_plan(typed)),
+        Commands::COMPILE => Command::Compile(train_plan(typed)),
+        command if Commands::CACHE.contains(command) => Command::Cache(cache_plan(typed)),
         _ => Command::Doctor(DoctorPlan { device: device(typed), json: typed.bool("json") }),
     }
 }
@@ -25,6 +28,7 @@ pub fn resolve(typed: &Typed) -> Command {
 fn train_plan(typed: &Typed) -> TrainPlan {
     TrainPlan {
         device: device(typed),
+        cache: cache(typed),
         model: model(typed),
         tokenizer: tokenizer(typed),
         data: data(typed),
@@ -39,6 +43,7 @@ fn train_plan(typed: &Typed) -> TrainPlan {
 fn eval_plan(typed: &Typed) -> EvalPlan {
     EvalPlan {
         device: device(typed),
+        cache: cache(typed),
         model: model(typed),
         tokenizer: tokenizer(typed),
         data: data(typed),
@@ -55,6 +60,7 @@ fn generate_plan(typed: &Typed) -> GeneratePlan {
     let top_k = typed.count("top_k").filter(|k| *k > 0);
     GeneratePlan {
         device: device(typed),
+        cache: cache(typed),
         model: typed.path("model_name_or_path").expect(CHECKED),
         tokenizer: tokenizer(typed),
         prompt: typed.text("prompt").expect(CHECKED),
@@ -67,6 +73,7 @@ fn generate_plan(typed: &Typed) -> GeneratePlan {
 fn bench_plan(typed: &Typed) -> BenchPlan {
     BenchPlan {
         device: device(typed),
+        cache: cache(typed),
         model: model(typed),
         batch: typed.count("batch").expect(DEFAULTED),
         seq: typed.count("seq").expect(DEFAULTED),
@@ -80,6 +87,7 @@ fn bench_plan(typed: &Typed) -> BenchPlan {
 fn quickstart_plan(typed: &Typed) -> QuickstartPlan {
     QuickstartPlan {
         device: device(typed),
+        cache: cache(typed),
         output_dir: output_dir(typed),
         seed: seed(typed),
         max_steps: max_steps(typed),
@@ -113,6 +121,8 @@ pub fn do_eval(typed: &Typed) -> bool {
 pub fn output_dir(typed: &Typed) -> PathBuf {
     match typed.command {
         Commands::QUICKSTART => typed.path("output_dir").unwrap_or_else(|| "output/quickstart".into()),
+        // Writes nothing there, but takes the flags of a run that does.
+        Commands::COMPILE => typed.path("output_dir").unwrap_or_default(),
         _ => typed.path("output_dir").expect(CHECKED),
     }
 }
@@ -188,9 +198,57 @@ fn data(typed: &Typed) -> ClmDataSettings {
         preprocessing_num_workers: typed.count("preprocessing_num_workers"),
         dataloader_num_workers: typed.count("dataloader_num_workers").expect(DEFAULTED),
         overwrite_cache: typed.bool("overwrite_cache"),
-        cache_dir: cache_root(typed.path("cache_dir"), |name| std::env::var_os(name).map(PathBuf::from)).join("data"),
+        cache_dir: cache_dir(typed, "data"),
         seed: typed.int("data_seed").map_or_else(|| seed(typed), i64::unsigned_abs),
     }
+}
+
+/// How compiled graphs are kept.
+fn cache(typed: &Typed) -> CacheSettings {
+    CacheSettings {
+        dir: typed.bool("compile_cache").then(|| cache_dir(typed, "graphs")),
+        max_bytes: typed.int("cache_max_size").expect(DEFAULTED).unsigned_abs(),
+        fail_on_recompile: typed.bool("fail_on_recompile"),
+    }
+}
+
+fn cache_plan(typed: &Typed) -> CachePlan {
+    let ids = typed.words("id");
+    let file = || typed.path("file").expect(CHECKED);
+    let action = match typed.command {
+        Commands::CACHE_LS => CacheAction::List { json: typed.bool("json") },
+        Commands::CACHE_SHOW => {
+            let form = match () {
+                () if typed.bool("hlo") => ShowForm::Hlo,
+                () if typed.bool("optimized_hlo") => ShowForm::OptimizedHlo,
+                () if typed.bool("json") => ShowForm::Json,
+                () => ShowForm::Text,
+            };
+            CacheAction::Show { id: ids.first().expect(CHECKED).clone(), form }
+        }
+        Commands::CACHE_EXPLAIN => {
+            let older = (ids.len() > 1).then(|| ids[0].clone());
+            CacheAction::Explain { older, newer: ids.last().expect(CHECKED).clone() }
+        }
+        Commands::CACHE_VERIFY => CacheAction::Verify { ids },
+        Commands::CACHE_PRUNE => CacheAction::Prune(PruneRules {
+            older_than: typed.float("older_than"),
+            max_size: typed.int("max_size").map(i64::unsigned_abs),
+            device: typed.text("only_device"),
+            stale_compiler: typed.bool("stale_compiler"),
+            dry_run: typed.bool("dry_run"),
+        }),
+        Commands::CACHE_EXPORT => CacheAction::Export { file: file(), ids },
+        Commands::CACHE_IMPORT => CacheAction::Import { file: file() },
+        Commands::CACHE_PATH => CacheAction::Path,
+        _ => CacheAction::Stats { json: typed.bool("json") },
+    };
+    CachePlan { dir: cache_dir(typed, "graphs"), action }
+}
+
+/// A directory for one kind of thing below the cache's root.
+fn cache_dir(typed: &Typed, kind: &str) -> PathBuf {
+    cache_root(typed.path("cache_dir"), |name| std::env::var_os(name).map(PathBuf::from)).join(kind)
 }
 
 /// The directory under which everything that can be made again is kept: as told, else by the environment. Empty variables count as

@@ -28,7 +28,7 @@ impl Typed {
     }
 
     /// The command's words, for messages.
-    pub fn words(&self) -> &'static str {
+    pub fn command_words(&self) -> &'static str {
         CommandInfo::of(self.command).words
     }
 
@@ -48,8 +48,8 @@ impl Typed {
             Support::Only(accepted) => return refuse_unless_accepted(flag, accepted, &texts.join(" "), origin),
         }
         let value = match flag.kind {
-            Kind::Paths if texts.is_empty() || texts.iter().any(String::is_empty) => None,
-            Kind::Paths => Some(Value::List(texts.to_vec())),
+            Kind::Paths | Kind::Words if texts.is_empty() || texts.iter().any(String::is_empty) => None,
+            Kind::Paths | Kind::Words => Some(Value::List(texts.to_vec())),
             kind => kind.parse(&texts.join(" ")),
         };
         let Some(value) = value else {
@@ -127,8 +127,13 @@ impl Typed {
     }
 
     pub fn paths(&self, name: &str) -> Vec<PathBuf> {
+        self.words(name).into_iter().map(PathBuf::from).collect()
+    }
+
+    /// The texts of a setting that takes several.
+    pub fn words(&self, name: &str) -> Vec<String> {
         match self.value(name) {
-            Some(Value::List(paths)) => paths.into_iter().map(PathBuf::from).collect(),
+            Some(Value::List(words)) => words,
             _ => Vec::new(),
         }
     }

@@ -1,10 +1,10 @@
-//! The graphs of a run, compiled without data: what `--dry_run` reports on, and what a compile-only run will make.
+//! The graphs of a run, compiled without data: what `--dry_run` reports on, and what `xtrain compile` makes.
 
 use super::error::Result;
-use super::evaluate;
 use super::parameters::parameter_shape;
 use super::session::Session;
 use super::step::{Phase, Stepper, abstract_batch};
+use super::{ceiling, evaluate};
 use crate::cache::CompiledGraph;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,12 +22,13 @@ pub struct RunShapes {
     pub evaluates: bool,
 }
 
-/// Compiles every graph that the run will use, in the order of use.
+/// Compiles every graph that the run will use, in the order of use; `ready` hears of each as it is done.
 pub fn compile_all(
     session: &mut Session,
     model: &dyn Model,
     stepper: &Stepper,
     shapes: RunShapes,
+    ready: &mut dyn FnMut(&CompiledGraph),
 ) -> Result<Vec<Arc<CompiledGraph>>> {
     let accumulates = shapes.accumulation > 1;
     let parameters = stepper.parameters().iter().map(|p| (p.name.clone(), parameter_shape(p)));
@@ -40,18 +41,27 @@ pub fn compile_all(
         }
         phases.push(Phase::Update { accumulated: accumulates });
     }
-    let mut compiled = Vec::new();
+    let mut compiled: Vec<Arc<CompiledGraph>> = Vec::new();
+    let mut done = |graph: Arc<CompiledGraph>| {
+        ready(&graph);
+        compiled.push(graph);
+    };
+    if shapes.trains {
+        let mut recording = session.begin_abstract(state.clone());
+        ceiling::record_abstract(&mut recording)?;
+        done(recording.compile(ceiling::GRAPH_NAME)?);
+    }
     for phase in phases {
         let mut recording = session.begin_abstract(state.clone());
         let inputs = abstract_batch(&mut recording, shapes.train_batch, shapes.block_size);
         stepper.record(&mut recording, &inputs, phase, 0, 0)?;
-        compiled.push(recording.compile(phase.graph_name())?);
+        done(recording.compile(phase.graph_name())?);
     }
     if shapes.evaluates {
         let mut recording = session.begin_abstract(state);
         let inputs = abstract_batch(&mut recording, shapes.eval_batch, shapes.block_size);
         evaluate::record(&mut recording, model, stepper.parameters(), &inputs)?;
-        compiled.push(recording.compile(evaluate::GRAPH_NAME)?);
+        done(recording.compile(evaluate::GRAPH_NAME)?);
     }
     Ok(compiled)
 }

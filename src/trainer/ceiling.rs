@@ -1,18 +1,36 @@
 //! The machine's matrix-multiply ceiling: what the device reaches on one large f32 product, measured, not looked up.
 
 use super::error::Result;
-use super::session::Session;
+use super::session::{Recording, Session};
 use std::time::Instant;
-use xtrain_graphs::{DType, Shape};
+use xtrain_graphs::{DType, Shape, Tensor};
+
+/// The graph's name in plans, logs and the cache.
+pub const GRAPH_NAME: &str = "ceiling";
 
 /// Rows and columns of the product: large enough that the library's blocking is at its best, small enough for 0.1 s a run.
 const SIZE: usize = 2048;
 /// Runs; the fastest counts, since everything else on the machine only makes it slower.
 const RUNS: usize = 5;
 
+fn operand_shape() -> Shape {
+    Shape::new(DType::F32, [SIZE, SIZE])
+}
+
+fn record(recording: &mut Recording, a: &Tensor, b: &Tensor) -> Result<()> {
+    recording.fetch("product", &a.matmul(b)?);
+    Ok(())
+}
+
+/// The product's graph, for compiling ahead.
+pub fn record_abstract(recording: &mut Recording) -> Result<()> {
+    let (a, b) = (recording.feed_abstract("a", &operand_shape()), recording.feed_abstract("b", &operand_shape()));
+    record(recording, &a, &b)
+}
+
 /// Floating-point operations per second, in units of 10^12.
 pub fn measure_tflops(session: &mut Session) -> Result<f64> {
-    let shape = Shape::new(DType::F32, [SIZE, SIZE]);
+    let shape = operand_shape();
     let operand = session.client().upload(bytemuck::cast_slice(&vec![1.0f32; SIZE * SIZE]), &shape, 0)?;
     let operand = std::sync::Arc::new(operand);
     let mut best = f64::INFINITY;
@@ -20,9 +38,9 @@ pub fn measure_tflops(session: &mut Session) -> Result<f64> {
         let mut recording = session.begin();
         let a = recording.feed("a", operand.clone());
         let b = recording.feed("b", operand.clone());
-        recording.fetch("product", &a.matmul(&b)?);
+        record(&mut recording, &a, &b)?;
         let start = Instant::now();
-        let marked = recording.mark_step("ceiling")?;
+        let marked = recording.mark_step(GRAPH_NAME)?;
         marked.fetched["product"].wait_ready()?;
         best = best.min((start.elapsed() - marked.host_time.compile).as_secs_f64());
     }

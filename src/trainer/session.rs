@@ -17,7 +17,7 @@ use xtrain_graphs::{Graph, InputRole, Shape, Tensor, Trace};
 pub struct HostTime {
     /// Recording the model and looking the graph up.
     pub trace: Duration,
-    /// Lowering and compiling, on a miss.
+    /// Lowering and compiling or loading, the first time.
     pub compile: Duration,
     /// Handing the executable to the device.
     pub execute: Duration,
@@ -49,6 +49,10 @@ impl Session {
 
     pub fn cache(&self) -> &GraphCache {
         &self.cache
+    }
+
+    pub fn cache_mut(&mut self) -> &mut GraphCache {
+        &mut self.cache
     }
 
     /// Puts a value on the device under a name.
@@ -179,9 +183,9 @@ impl Recording<'_> {
     /// takes its new value, fetched values become readable when the device gets there.
     pub fn mark_step(self, name: &str) -> Result<Marked> {
         let graph = self.trace.cut(name)?;
-        let compiled_before = self.session.cache.stats().compile_time;
+        let ready_before = self.session.cache.stats().ready_time();
         let compiled = self.session.cache.get(&graph)?;
-        let compile = self.session.cache.stats().compile_time - compiled_before;
+        let compile = self.session.cache.stats().ready_time() - ready_before;
         let trace = self.started.elapsed().saturating_sub(compile);
 
         let dispatched = Instant::now();

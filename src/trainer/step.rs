@@ -219,19 +219,18 @@ impl<'m> Stepper<'m> {
         }
         for ((parameter, leaf), gradient) in self.parameters.iter().zip(leaves).zip(gradients) {
             let _scope = trace.scope(&parameter.name);
-            let gradient = gradient.mul(&factor)?;
             match self.optimizer.kind {
                 OptimizerKind::AdamW => {
                     let (m, v) = (exp_avg(&parameter.name), exp_avg_sq(&parameter.name));
                     let (old_m, old_v) = (recording.state(&m)?, recording.state(&v)?);
-                    let new = self.adamw().update(&scalars, leaf, &gradient, &old_m, &old_v, parameter.decay)?;
+                    let new = self.adamw().update(&scalars, leaf, gradient, &factor, &old_m, &old_v, parameter.decay)?;
                     recording.assign(&parameter.name, &new.parameter)?;
                     recording.assign(&m, &new.exp_avg)?;
                     recording.assign(&v, &new.exp_avg_sq)?;
                 }
                 OptimizerKind::Sgd => {
                     let sgd = Sgd { weight_decay: self.optimizer.weight_decay };
-                    recording.assign(&parameter.name, &sgd.update(&scalars, leaf, &gradient, parameter.decay)?)?;
+                    recording.assign(&parameter.name, &sgd.update(&scalars, leaf, &gradient.mul(&factor)?, parameter.decay)?)?;
                 }
             }
         }

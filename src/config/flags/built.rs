@@ -4,12 +4,15 @@
 use super::super::kind::{Kind, Range};
 use super::{Commands, Flag, Section, Support};
 
-const TRAIN: Commands = Commands::TRAIN;
+/// Compiling ahead takes a training run's flags, so that the same words do for both.
+const TRAIN: Commands = Commands::TRAIN.and(Commands::COMPILE);
 const EVAL: Commands = Commands::EVAL;
 const GENERATE: Commands = Commands::GENERATE;
 const BENCH: Commands = Commands::BENCH;
 const QUICKSTART: Commands = Commands::QUICKSTART;
 const TRAIN_EVAL: Commands = TRAIN.and(EVAL);
+/// Commands that compile graphs.
+const COMPILING: Commands = TRAIN_EVAL.and(GENERATE).and(BENCH).and(QUICKSTART);
 
 const STRATEGIES: Kind = Kind::Choice(&["no", "steps", "epoch"]);
 
@@ -21,12 +24,16 @@ const fn flag(
     default: &'static str,
     help: &'static str,
 ) -> Flag {
-    Flag { name, aliases: &[], kind, default, help, commands, section, support: Support::Built }
+    Flag { name, aliases: &[], kind, default, help, commands, section, support: Support::Built, positional: false }
 }
 
 impl Flag {
     const fn alias(self, aliases: &'static [&'static str]) -> Flag {
         Flag { aliases, ..self }
+    }
+
+    const fn positional(self) -> Flag {
+        Flag { positional: true, ..self }
     }
 }
 
@@ -45,12 +52,12 @@ pub const FLAGS: &[Flag] = &[
         "Train; the default, unless only --do_eval is given"),
     flag(Section::Run, TRAIN, "do_eval", Kind::Bool, "",
         "Evaluate at the end; on by itself when eval_strategy is not no"),
-    flag(Section::Run, TRAIN, "dry_run", Kind::Bool, "false",
-        "Print the resolved plan and what it will compile and hold in memory, then stop"),
+    flag(Section::Run, Commands::TRAIN.and(Commands::CACHE_PRUNE), "dry_run", Kind::Bool, "false",
+        "Print the resolved plan and what it will compile and hold in memory (prune: what would go), then stop"),
     flag(Section::Run, TRAIN.and(GENERATE).and(BENCH).and(QUICKSTART).and(EVAL), "seed", Kind::Int { min: 0 }, "42",
         "Seed of everything random: initial weights, order of examples, dropout, sampling"),
-    flag(Section::Run, TRAIN_EVAL, "cache_dir", Kind::Path, "",
-        "Where tokenized text is kept; default $XTRAIN_CACHE_DIR, else $XDG_CACHE_HOME/xtrain, else ~/.cache/xtrain"),
+    flag(Section::Run, COMPILING.and(Commands::CACHE), "cache_dir", Kind::Path, "",
+        "Where tokenized text and compiled graphs are kept; default $XTRAIN_CACHE_DIR, else $XDG_CACHE_HOME/xtrain, else ~/.cache/xtrain"),
 
     // Model.
     flag(Section::Model, TRAIN_EVAL.and(GENERATE).and(BENCH), "model_name_or_path", Kind::Path, "",
@@ -168,6 +175,30 @@ pub const FLAGS: &[Flag] = &[
         "Steps that are measured"),
     flag(Section::Measurement, BENCH, "warmup", Kind::Int { min: 0 }, "2",
         "Steps after the first that are not measured"),
-    flag(Section::Measurement, BENCH.and(Commands::DOCTOR).and(EVAL), "json", Kind::Bool, "false",
-        "Print the result as one JSON object"),
+    flag(Section::Measurement, BENCH.and(Commands::DOCTOR).and(EVAL).and(Commands::CACHE_LS).and(Commands::CACHE_SHOW).and(Commands::CACHE_STATS), "json", Kind::Bool, "false",
+        "Print the result as JSON"),
+
+    // The cache of compiled graphs.
+    flag(Section::Cache, COMPILING, "compile_cache", Kind::Bool, "true",
+        "Load graphs that were compiled before and store new ones, under cache_dir"),
+    flag(Section::Cache, COMPILING, "cache_max_size", Kind::Bytes, "10GiB",
+        "Size of all stored graphs over which the least recently used go"),
+    flag(Section::Cache, TRAIN_EVAL.and(GENERATE).and(BENCH), "fail_on_recompile", Kind::Bool, "false",
+        "Stop instead of compiling a graph of which this run has used, or an earlier one has stored, another version"),
+    flag(Section::Cache, Commands::CACHE_SHOW.and(Commands::CACHE_EXPLAIN).and(Commands::CACHE_EXPORT).and(Commands::CACHE_VERIFY), "id", Kind::Words, "",
+        "Stored graphs, by as much of the start of their ids as tells them apart").positional(),
+    flag(Section::Cache, Commands::CACHE_SHOW, "hlo", Kind::Bool, "false",
+        "Print the HLO module that was compiled, and nothing else"),
+    flag(Section::Cache, Commands::CACHE_SHOW, "optimized_hlo", Kind::Bool, "false",
+        "Print the module as the compiler left it, and nothing else"),
+    flag(Section::Cache, Commands::CACHE_PRUNE, "older_than", Kind::Float(Range::NotNegative), "",
+        "Remove what was last used more than so many days ago"),
+    flag(Section::Cache, Commands::CACHE_PRUNE, "max_size", Kind::Bytes, "",
+        "Remove the least recently used until the rest is not larger"),
+    flag(Section::Cache, Commands::CACHE_PRUNE, "only_device", Kind::Text, "",
+        "Of these, remove only what was compiled for a device whose name begins so (cpu, cuda, neuron)"),
+    flag(Section::Cache, Commands::CACHE_PRUNE, "stale_compiler", Kind::Bool, "false",
+        "Remove what another XLA, plugin or cache format than this xtrain's has written"),
+    flag(Section::Cache, Commands::CACHE_EXPORT.and(Commands::CACHE_IMPORT), "file", Kind::Path, "",
+        "The tar file"),
 ];

@@ -14,7 +14,15 @@ impl Fixture {
         for name in ["model", "old/checkpoint-10", "empty", "old_without"] {
             std::fs::create_dir_all(dir.path().join(name)).unwrap();
         }
-        for name in ["model/config.json", "tokenizer.json", "train.txt", "valid.txt", "old/config.json", "old_without/notes"] {
+        for name in [
+            "model/config.json",
+            "tokenizer.json",
+            "train.txt",
+            "valid.txt",
+            "old/config.json",
+            "old/checkpoint-10/training_state.json",
+            "old_without/notes",
+        ] {
             std::fs::write(dir.path().join(name), "{}").unwrap();
         }
         Fixture(dir)
@@ -216,6 +224,8 @@ fn every_illegal_combination_is_refused_with_a_fix() {
         (format!("{base} --resume_from_checkpoint"), "holds no checkpoint"),
         (format!("{base} --output_dir @/old_without --resume_from_checkpoint"), "holds no checkpoint"),
         (format!("{base} --resume_from_checkpoint @/none"), "is not a directory"),
+        (format!("{base} --resume_from_checkpoint @/old"), "holds no training state"),
+        (format!("{base} --output_dir @/old_without --resume_from_checkpoint @/old/checkpoint-10"), "old_without is not empty"),
         (format!("{base} --do_eval --do_train false --resume_from_checkpoint"), "nothing is trained"),
         ("eval clm --model_name_or_path @/model".into(), "nothing to evaluate on"),
         ("generate --prompt x".into(), "needs a model"),

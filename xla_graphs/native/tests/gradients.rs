@@ -23,7 +23,7 @@ const SEEDS: u64 = 6;
 const STEP: f64 = 1.0 / 1024.0;
 /// Bound on |gradient - difference| relative to max(1, |difference|). The stencil's own errors are STEP^4 f'''''/30 (3e-14 times the
 /// fifth derivative, which reaches a few thousand in the domains used) and rounding of the loss over STEP (1e-12 or so).
-const TOLERANCE: f64 = 1e-8;
+const TOLERANCE: f64 = 2e-9;
 
 macro_rules! gradient_table {
     ($($pattern:pat => $operands:expr;)*) => {

@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::op::{Attention, AttentionOperand, Comparison, Op};
 use crate::ops::{Vjp, expect, float};
 use crate::shape::Shape;
+use crate::target::Target;
 use crate::trace::Tensor;
 
 type Inferred = std::result::Result<Shape, String>;
@@ -67,8 +68,10 @@ struct Plain<'a> {
     scaled_q: Tensor,
     /// `pred[B, H, T, S]`; `None` when every query sees every key.
     visible: Option<Tensor>,
-    /// P, before dropout.
-    probabilities: Tensor,
+    /// exp(score - the row's highest): P without its division, which costs less on the smaller `[T, D]` side of the products.
+    exponentials: Tensor,
+    /// `[B, H, T, 1]`: what the exponentials have to be multiplied with to give P.
+    normalizer: Tensor,
 }
 
 impl<'a> Plain<'a> {
@@ -85,11 +88,13 @@ impl<'a> Plain<'a> {
             }
             scores = visible.select(&scores, &blocked)?;
         }
-        let probabilities = super::softmax::expand(&scores)?;
-        Ok(Plain { attention, operands, scaled_q, visible, probabilities })
+        let exponentials = scores.sub(&scores.max(&[3])?.keep_last()?)?.exp()?;
+        let sum = exponentials.sum(&[3])?.keep_last()?;
+        let normalizer = sum.trace().full(1.0, sum.shape())?.div(&sum)?;
+        Ok(Plain { attention, operands, scaled_q, visible, exponentials, normalizer })
     }
 
-    /// Applies the dropout mask to P or to its gradient.
+    /// Applies the dropout mask to the exponentials or to the gradient of P.
     fn drop(&self, x: &Tensor) -> Result<Tensor> {
         let Some(rate) = self.attention.dropout else { return Ok(x.clone()) };
         let keep = &self.operands[self.attention.operand_count() - 1];
@@ -98,14 +103,15 @@ impl<'a> Plain<'a> {
     }
 
     fn output(&self) -> Result<Tensor> {
-        self.drop(&self.probabilities)?.batched(&self.operands[2], 3, 2)
+        self.drop(&self.exponentials)?.batched(&self.operands[2], 3, 2)?.mul(&self.normalizer)
     }
 
     /// The gradient of the scores.
     fn score_grad(&self, dy: &Tensor) -> Result<Tensor> {
         let dp = self.drop(&dy.batched(&self.operands[2], 3, 3)?)?;
         let projected = dy.mul(&self.output()?)?.sum(&[3])?.keep_last()?;
-        let grad = self.probabilities.mul(&dp.sub(&projected)?)?;
+        let probabilities = self.exponentials.mul(&self.normalizer)?;
+        let grad = probabilities.mul(&dp.sub(&projected)?)?;
         match &self.visible {
             // A row with no visible key is uniform whatever its scores are. Elsewhere P is 0 where a score is blocked.
             Some(visible) if self.rows_may_be_blind() => visible.select(&grad, &grad.trace().full(0.0, grad.shape())?),
@@ -176,13 +182,28 @@ pub(crate) fn expand(attention: &Attention, operands: &[Tensor]) -> Result<Tenso
     Plain::new(attention, operands)?.output()
 }
 
-pub(crate) fn expand_grad(attention: &Attention, operand: AttentionOperand, operands: &[Tensor]) -> Result<Tensor> {
+/// `sum over t of p[.., t, s] * x[.., t, d]`: `[B, H, S, D]` from `[B, H, T, S]` and `[B, H, T, D]`.
+///
+/// XLA's CPU multiplies five times slower when the left side contracts its first dimension. So the small operand is turned, the
+/// product taken in the fast orientation and turned back; the barrier keeps XLA from folding the first turn into the product.
+fn contract_queries(p: &Tensor, x: &Tensor, target: Target) -> Result<Tensor> {
+    match target {
+        Target::Cpu => x.transpose(&[0, 1, 3, 2])?.barrier()?.batched(p, 3, 2)?.transpose(&[0, 1, 3, 2]),
+    }
+}
+
+pub(crate) fn expand_grad(
+    attention: &Attention,
+    operand: AttentionOperand,
+    operands: &[Tensor],
+    target: Target,
+) -> Result<Tensor> {
     let (dy, operands) = operands.split_last().expect("the shape rule has seen dy");
     let plain = Plain::new(attention, operands)?;
     match operand {
         AttentionOperand::Query => plain.score_grad(dy)?.batched(&operands[1], 3, 2)?.mul_scalar(attention.scale.get()),
-        AttentionOperand::Key => plain.score_grad(dy)?.batched(&plain.scaled_q, 2, 2),
-        AttentionOperand::Value => plain.drop(&plain.probabilities)?.batched(dy, 2, 2),
+        AttentionOperand::Key => contract_queries(&plain.score_grad(dy)?, &plain.scaled_q, target),
+        AttentionOperand::Value => contract_queries(&plain.drop(&plain.exponentials)?, &dy.mul(&plain.normalizer)?, target),
     }
 }
 

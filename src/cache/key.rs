@@ -1,0 +1,180 @@
+//! The key of a compiled graph: named parts, each hashed, so that a miss can say which of them changed.
+//!
+//! The graph is in twice. `graph` is what the model recorded; `lowering` is the HLO module that this build of xtrain makes of
+//! it. Keying on the module costs lowering on every first use (some 10 ms), and buys that no change to a pass or to the emitter
+//! can ever load an executable of the old code: there is no version to forget to raise, and comments cost no recompiles.
+
+use super::machine::Machine;
+use crate::checkpoint::hash;
+use crate::runtime::{Client, CompileOptions, Library};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
+use xtrain_graphs::Graph;
+
+/// Raised when entries are written differently, or when a part is added whose absence must miss.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// Names of the parts that `explain` treats specially.
+pub const GRAPH: &str = "graph";
+pub const LOWERING: &str = "lowering";
+pub const DONATION: &str = "donation";
+pub const COMPILER: &str = "compiler";
+pub const DEVICE: &str = "device";
+const CPU_FEATURES: &str = "CPU features";
+
+/// One reason why an executable fits or does not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    pub name: String,
+    /// For people; long values are digests.
+    pub value: String,
+}
+
+impl Part {
+    fn new(name: &str, value: impl Into<String>) -> Part {
+        Part { name: name.to_string(), value: value.into() }
+    }
+}
+
+/// All parts in a fixed order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Key {
+    pub parts: Vec<Part>,
+}
+
+impl Key {
+    /// The entry's name: 32 hexadecimal digits over the digests of all parts.
+    pub fn id(&self) -> String {
+        let mut hasher = Sha256::new();
+        for part in &self.parts {
+            hasher.update(Sha256::digest(&part.name));
+            hasher.update(Sha256::digest(&part.value));
+        }
+        hash::hex(&hasher.finalize()[..16])
+    }
+
+    pub fn value(&self, name: &str) -> Option<&str> {
+        self.parts.iter().find(|part| part.name == name).map(|part| part.value.as_str())
+    }
+
+    /// Every part that is not the same in both: `(name, old value, new value)`.
+    pub fn changes<'a>(old: &'a Key, new: &'a Key) -> Vec<(&'a str, &'a str, &'a str)> {
+        let names: Vec<&str> = new.parts.iter().map(|p| p.name.as_str()).collect();
+        let gone = old.parts.iter().map(|p| p.name.as_str()).filter(|name| !names.contains(name));
+        let names = names.iter().copied().chain(gone);
+        let values = |name| (name, old.value(name).unwrap_or("absent"), new.value(name).unwrap_or("absent"));
+        names.map(values).filter(|(_, old, new)| old != new).collect()
+    }
+}
+
+/// The parts that do not depend on the graph, put together once for a client.
+pub struct Surroundings {
+    parts: Vec<Part>,
+}
+
+impl Surroundings {
+    pub fn of(library: &Library, client: &Client, options: &CompileOptions) -> Result<Surroundings, crate::runtime::Error> {
+        let plugin = client.plugin();
+        let attributes = plugin.attributes().iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ");
+        let (major, minor) = plugin.api_version();
+        let kinds: BTreeSet<&str> = client.devices().iter().map(|device| device.kind()).collect();
+        let kinds = kinds.into_iter().collect::<Vec<_>>().join(", ");
+        let (all, own) = (client.devices().len(), client.addressable_devices().len());
+        let mut parts = vec![
+            Part::new("compile options", describe(options)?),
+            Part::new("XLA_FLAGS", std::env::var("XLA_FLAGS").unwrap_or_default()),
+            Part::new(COMPILER, library.version()),
+            Part::new("plugin", format!("{} PJRT {major}.{minor} {attributes}", client.platform_version())),
+            // The CPU's kind is its platform's name again.
+            Part::new(
+                DEVICE,
+                if kinds == client.platform_name() { kinds } else { format!("{} {kinds}", client.platform_name()) },
+            ),
+            Part::new("topology", format!("{own} of {all} devices, process {}", client.process_index())),
+        ];
+        if client.platform_name() == "cpu" {
+            let machine = Machine::this();
+            parts.push(Part::new("CPU", machine.cpu));
+            parts.push(Part::new(CPU_FEATURES, machine.features));
+            parts.push(Part::new("CPU threads", machine.threads.to_string()));
+        }
+        parts.push(Part::new("cache format", FORMAT_VERSION.to_string()));
+        Ok(Surroundings { parts })
+    }
+
+    /// The key of a graph whose lowered module is `module`.
+    pub fn key(&self, graph: &Graph, module: &[u8]) -> Key {
+        let donated: Vec<&str> = graph.aliases().map(|(name, ..)| name).collect();
+        let donation = format!("{} inputs {}", donated.len(), &hash::sha256(donated.join("\n").as_bytes())[..16]);
+        let own = [
+            Part::new(GRAPH, graph.fingerprint().to_string()),
+            Part::new(LOWERING, hash::sha256(module)),
+            Part::new(DONATION, donation),
+        ];
+        Key { parts: own.into_iter().chain(self.parts.iter().cloned()).collect() }
+    }
+}
+
+/// Options as text: the serialized bytes decide, the fields in front are for people.
+fn describe(options: &CompileOptions) -> Result<String, crate::runtime::Error> {
+    let mut text = format!("{} x {}", options.num_replicas, options.num_partitions);
+    for (name, value) in &options.overrides {
+        text.push_str(&format!(" {name}={value:?}"));
+    }
+    text.push_str(&format!(" ({})", &hash::sha256(&options.to_bytes()?)[..16]));
+    Ok(text)
+}
+
+/// How a part's change is told: sets of features by what came and went, digests not at all.
+pub fn describe_change(name: &str, old: &str, new: &str) -> String {
+    if name == LOWERING {
+        return "lowering (this build of xtrain writes the graph differently)".into();
+    }
+    if name == GRAPH || name == DONATION {
+        return name.into();
+    }
+    if name == CPU_FEATURES {
+        let (old, new): (BTreeSet<&str>, BTreeSet<&str>) = (old.split(' ').collect(), new.split(' ').collect());
+        let came = new.difference(&old).map(|f| format!("+{f}"));
+        let went = old.difference(&new).map(|f| format!("-{f}"));
+        return format!("{name}: {}", came.chain(went).collect::<Vec<_>>().join(" "));
+    }
+    format!("{name}: `{new}` was `{old}`")
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub fn key(parts: &[(&str, &str)]) -> Key {
+        Key { parts: parts.iter().map(|(name, value)| Part::new(name, *value)).collect() }
+    }
+
+    #[test]
+    fn every_part_decides_and_boundaries_cannot_shift() {
+        let base = [("graph", "a"), ("compiler", "b")];
+        let id = key(&base).id();
+        assert_eq!(id.len(), 32);
+        assert_eq!(id, key(&base).id());
+        for other in [
+            &[("graph", "x"), ("compiler", "b")][..],
+            &[("graph", "a"), ("compiler", "x")],
+            &[("graph", "ac"), ("ompiler", "b")],
+            &[("graph", "a")],
+            &[("graph", "a"), ("compiler", "b"), ("format", "1")],
+        ] {
+            assert_ne!(key(other).id(), id, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn changes_are_named_in_order() {
+        let old = key(&[("graph", "a"), ("compiler", "b"), ("gone", "1")]);
+        let new = key(&[("graph", "a"), ("compiler", "c"), ("new", "2")]);
+        assert_eq!(Key::changes(&old, &new), [("compiler", "b", "c"), ("new", "absent", "2"), ("gone", "1", "absent")]);
+        assert_eq!(describe_change("compiler", "b", "c"), "compiler: `c` was `b`");
+        assert_eq!(describe_change("CPU features", "avx sse2", "avx512f sse2"), "CPU features: +avx512f -avx");
+    }
+}

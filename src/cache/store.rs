@@ -1,0 +1,249 @@
+//! Entries in a directory, shared by any number of processes.
+//!
+//! Plain files and no database: a rename is the only commit there is, so a crash at any moment leaves whole entries; readers
+//! need no lock and no write permission; and an entry can be copied by hand. `ID.graph` is an entry, `ID.uses` has one byte for
+//! each time it was loaded (its length is the count, its time of change the last use; appending needs no lock), `locks/` holds
+//! the locks of those who compile just now.
+
+use super::entry::{self, Content, Damage, Entry, Header};
+use super::key::Key;
+use super::lock::KeyLock;
+use crate::checkpoint::atomic;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+const ENTRY: &str = "graph";
+const USES: &str = "uses";
+
+/// The directory of entries.
+#[derive(Clone, Debug)]
+pub struct Store {
+    dir: PathBuf,
+}
+
+/// An entry as a listing shows it.
+pub struct Listed {
+    pub id: String,
+    pub file_bytes: u64,
+    pub uses: u64,
+    /// Seconds since 1970; when it was stored, if it was never loaded.
+    pub last_used: u64,
+    pub header: Result<Header, Damage>,
+}
+
+/// What is known of an entry without opening it.
+struct Found {
+    id: String,
+    bytes: u64,
+    uses: u64,
+    last_used: u64,
+}
+
+fn seconds(time: io::Result<SystemTime>) -> u64 {
+    time.ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok()).map_or(0, |d| d.as_secs())
+}
+
+/// Seconds since 1970, now.
+pub fn now() -> u64 {
+    seconds(Ok(SystemTime::now()))
+}
+
+/// How long ago a time in seconds since 1970 was; nothing for the future, which a wrong clock makes.
+pub fn age(since: u64) -> Duration {
+    Duration::from_secs(now().saturating_sub(since))
+}
+
+impl Store {
+    pub fn new(dir: impl Into<PathBuf>) -> Store {
+        Store { dir: dir.into() }
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub fn path(&self, id: &str) -> PathBuf {
+        self.dir.join(format!("{id}.{ENTRY}"))
+    }
+
+    fn uses_path(&self, id: &str) -> PathBuf {
+        self.dir.join(format!("{id}.{USES}"))
+    }
+
+    /// The lock under which an entry is made.
+    pub fn lock(&self, id: &str, waiting: impl FnOnce(Option<u32>)) -> Option<KeyLock> {
+        KeyLock::acquire(&self.dir.join("locks"), id, waiting)
+    }
+
+    /// The entry of this key; `None` if there is none. One that lies under the right name with another key is damaged.
+    pub fn find(&self, key: &Key) -> Result<Option<Entry>, Damage> {
+        let entry = match Entry::open(&self.path(&key.id())) {
+            Err(Damage::Io(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            other => other?,
+        };
+        match Key::changes(&entry.header.key, key).first() {
+            None => Ok(Some(entry)),
+            Some((part, ..)) => Err(Damage::Foreign((*part).to_string())),
+        }
+    }
+
+    /// Whether there is an entry of this id, whatever its state.
+    pub fn find_id(&self, id: &str) -> bool {
+        self.path(id).exists()
+    }
+
+    pub fn open(&self, id: &str) -> Result<Entry, Damage> {
+        Entry::open(&self.path(id))
+    }
+
+    /// Counts a use. In a directory that cannot be written nothing is counted, and nothing else goes wrong.
+    pub fn count_use(&self, id: &str) {
+        let file = OpenOptions::new().append(true).create(true).open(self.uses_path(id));
+        let _ = file.and_then(|mut file| file.write_all(b"."));
+    }
+
+    /// Stores an entry: written aside, synced, renamed. What killed writers left is cleaned on the way.
+    pub fn insert(&self, header: Header, parts: &[(Content, &[u8])]) -> crate::checkpoint::Result<()> {
+        fs::create_dir_all(&self.dir).map_err(crate::checkpoint::Error::io("create", &self.dir))?;
+        atomic::clean_leftovers(&self.dir)?;
+        let path = self.path(&header.key.id());
+        atomic::write_file(&path, |writer| entry::write(writer, header, parts))
+    }
+
+    /// Removes an entry; whoever is reading it reads on.
+    pub fn remove(&self, id: &str) -> io::Result<()> {
+        fs::remove_file(self.path(id))?;
+        match fs::remove_file(self.uses_path(id)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn scan(&self) -> io::Result<Vec<Found>> {
+        let mut found = Vec::new();
+        let mut uses = std::collections::HashMap::new();
+        let files = match fs::read_dir(&self.dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
+            files => files?,
+        };
+        for file in files {
+            let file = file?;
+            let name = file.file_name().to_string_lossy().into_owned();
+            let Some((id, kind)) = name.split_once('.').filter(|(id, _)| !id.is_empty()) else { continue };
+            // One that another process has just removed is not there.
+            let Ok(about) = file.metadata() else { continue };
+            match kind {
+                ENTRY => {
+                    found.push(Found { id: id.to_string(), bytes: about.len(), uses: 0, last_used: seconds(about.modified()) })
+                }
+                USES => drop(uses.insert(id.to_string(), (about.len(), seconds(about.modified())))),
+                _ => {}
+            }
+        }
+        for entry in &mut found {
+            if let Some((count, last)) = uses.get(&entry.id) {
+                (entry.uses, entry.last_used) = (*count, entry.last_used.max(*last));
+            }
+        }
+        Ok(found)
+    }
+
+    /// All entries, the last used first. Reads headers only.
+    pub fn list(&self) -> io::Result<Vec<Listed>> {
+        let mut found = self.scan()?;
+        found.sort_by(|a, b| (b.last_used, &a.id).cmp(&(a.last_used, &b.id)));
+        let list = found.into_iter().map(|found| Listed {
+            header: self.open(&found.id).map(|entry| entry.header),
+            id: found.id,
+            file_bytes: found.bytes,
+            uses: found.uses,
+            last_used: found.last_used,
+        });
+        Ok(list.collect())
+    }
+
+    /// Removes the least recently used entries until the rest fits; the one named stays. Returns what went.
+    pub fn evict(&self, max_bytes: u64, keep: &str) -> io::Result<Vec<String>> {
+        let mut found = self.scan()?;
+        let mut total: u64 = found.iter().map(|f| f.bytes).sum();
+        found.sort_by(|a, b| (a.last_used, &a.id).cmp(&(b.last_used, &b.id)));
+        let mut gone = Vec::new();
+        for entry in found.into_iter().filter(|f| f.id != keep) {
+            if total <= max_bytes {
+                break;
+            }
+            // Another process may have removed it first, which is as good.
+            if self.remove(&entry.id).is_ok() {
+                gone.push(entry.id);
+            }
+            total -= entry.bytes;
+        }
+        Ok(gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::entry::tests::header;
+    use super::*;
+
+    const PARTS: [(Content, &[u8]); 2] = [(Content::Graph, b"graph"), (Content::Executable, b"executable")];
+
+    fn stored(store: &Store, phase: &str) -> String {
+        let header = header(phase);
+        let id = header.key.id();
+        store.insert(header, &PARTS).unwrap();
+        id
+    }
+
+    fn set_time(path: PathBuf, seconds: u64) {
+        let file = OpenOptions::new().append(true).open(path).unwrap();
+        file.set_modified(UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
+    }
+
+    #[test]
+    fn an_entry_is_found_by_its_key_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path().join("graphs"));
+        assert!(store.find(&header("train").key).unwrap().is_none());
+        let id = stored(&store, "train");
+        assert!(store.find(&header("train").key).unwrap().is_some());
+        assert!(store.find(&header("eval").key).unwrap().is_none());
+        // Renamed by hand, or by a wicked hand.
+        fs::rename(store.path(&id), store.path(&header("eval").key.id())).unwrap();
+        assert!(matches!(store.find(&header("eval").key), Err(Damage::Foreign(part)) if part == "graph"));
+    }
+
+    #[test]
+    fn the_least_recently_used_go_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        let ids: Vec<String> = ["a", "b", "c", "d"].map(|phase| stored(&store, phase)).into();
+        for (age, id) in ids.iter().enumerate() {
+            set_time(store.path(id), 1000 + age as u64);
+        }
+        store.count_use(&ids[0]); // The oldest, but used just now.
+        let one = fs::metadata(store.path(&ids[0])).unwrap().len();
+        assert_eq!(store.evict(2 * one, &ids[1]).unwrap(), [ids[2].clone(), ids[3].clone()]);
+        assert_eq!(store.evict(0, &ids[1]).unwrap(), [ids[0].clone()]);
+        let left = store.list().unwrap();
+        assert_eq!(left.len(), 1);
+        assert!(left[0].header.is_ok() && left[0].id == ids[1]);
+    }
+
+    #[test]
+    fn uses_are_counted_and_strangers_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        let id = stored(&store, "train");
+        (0..3).for_each(|_| store.count_use(&id));
+        fs::write(dir.path().join("README"), "mine").unwrap();
+        fs::write(dir.path().join("junk.graph"), "junk").unwrap();
+        let list = store.list().unwrap();
+        assert_eq!(list.len(), 2);
+        assert_eq!(list.iter().find(|l| l.id == id).unwrap().uses, 3);
+        assert!(list.iter().find(|l| l.id == "junk").unwrap().header.is_err());
+    }
+}

@@ -1,0 +1,164 @@
+//! `cache show` and `cache explain`: one stored graph, and what differs between two.
+
+use super::list::{describe, model};
+use super::{all, choose};
+use crate::cache::{Content, Damage, Entry, Explanation, Header, Listed, Store, age, nearest};
+use crate::commands::Error;
+use crate::config::ShowForm;
+use crate::report::table::Table;
+use crate::report::units::{bytes, count, duration};
+use crate::runtime::{Client, Library, OptionValue, Signature};
+use xtrain_graphs::{Graph, InputRole};
+
+pub fn show(store: &Store, id: &str, form: ShowForm) -> Result<(), Error> {
+    let entries = all(store)?;
+    let listed = choose(&entries, id, store)?;
+    let mut entry = open(store, &listed.id)?;
+    match form {
+        ShowForm::Json => println!("{}", describe(listed)),
+        ShowForm::Text => print!("{}", text(store, listed, &mut entry)?),
+        ShowForm::Hlo => print!("{}", hlo_text(&part(store, listed, &mut entry, Content::Module)?)?),
+        ShowForm::OptimizedHlo => print!("{}", optimized(store, listed, &mut entry)?),
+    }
+    Ok(())
+}
+
+fn open(store: &Store, id: &str) -> Result<Entry, Error> {
+    store.open(id).map_err(|damage| unusable(store, id, damage))
+}
+
+fn unusable(store: &Store, id: &str, damage: Damage) -> Error {
+    Error::failed(format!("{} is not usable: {damage}", store.path(id).display()))
+        .with_hint("remove the file; the next run that wants the graph compiles it again")
+}
+
+fn part(store: &Store, listed: &Listed, entry: &mut Entry, content: Content) -> Result<Vec<u8>, Error> {
+    match entry.read(content) {
+        Ok(Some(bytes)) => Ok(bytes),
+        Ok(None) => Err(Error::failed(format!("{} was stored without its {}", listed.id, content.name()))),
+        Err(damage) => Err(unusable(store, &listed.id, damage)),
+    }
+}
+
+fn graph(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<Graph, Error> {
+    let bytes = part(store, listed, entry, Content::Graph)?;
+    Graph::from_bytes(&bytes).map_err(|e| Error::because(format!("decoding the graph of {}", listed.id), e))
+}
+
+fn text(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String, Error> {
+    let graph = graph(store, listed, entry)?;
+    let header = &entry.header;
+    let mut table = Table::pairs();
+    table.heading(format!("{} ({})", listed.id, header.phase));
+    table.row(["file".to_string(), format!("{}, {}", store.path(&listed.id).display(), bytes(listed.file_bytes))]);
+    table.row(["made by".to_string(), format!("xtrain {}, {} ago", header.origin.command, duration(age(header.created)))]);
+    let model = model(&header.origin.model_type, header.origin.parameters);
+    table.row(["model".to_string(), format!("{model} (configuration {})", header.origin.config_digest)]);
+    table.row(["compiled in".to_string(), format!("{:.2} s", header.compile_seconds)]);
+    table.row(["used".to_string(), format!("{} times, last {} ago", listed.uses, duration(age(listed.last_used)))]);
+    let states = graph.inputs.iter().filter(|input| input.role == InputRole::State).count();
+    let sizes = format!("{} nodes, {states} state inputs, {} outputs", graph.nodes.len(), graph.outputs.len());
+    table.row(["graph".to_string(), sizes]);
+    for feed in &header.feeds {
+        table.row(["feed".to_string(), feed.clone()]);
+    }
+    table.heading("key");
+    for part in &header.key.parts {
+        table.row([part.name.as_str(), part.value.as_str()]);
+    }
+    table.heading("parts");
+    for part in &header.parts {
+        table.row([part.content.name().to_string(), format!("{:>10}  sha256 {}", bytes(part.bytes), part.sha256)]);
+    }
+    if let Some(memory) = header.memory {
+        table.heading("memory on one device");
+        let rows = [
+            ("peak", memory.peak),
+            ("arguments", memory.arguments),
+            ("outputs", memory.outputs),
+            ("donated (in both)", memory.donated),
+            ("temporaries", memory.temporaries),
+            ("code", memory.code),
+        ];
+        for (name, n) in rows {
+            table.row([name.to_string(), bytes(n.max(0) as u64)]);
+        }
+    }
+    // The compiler also tells the use of every single operand; those lines help nobody here.
+    let mut cost: Vec<_> = header.cost.iter().filter(|(name, _)| !name.contains(['{', '0', '1'])).collect();
+    cost.sort_by(|a, b| a.0.cmp(b.0));
+    if !cost.is_empty() {
+        table.heading("the compiler's estimate of work");
+        for (name, value) in cost {
+            table.row([name.clone(), count(*value)]);
+        }
+    }
+    if !header.origin.settings.is_empty() {
+        table.heading("settings");
+        for (name, value) in &header.origin.settings {
+            table.row([name.as_str(), value.as_str()]);
+        }
+    }
+    Ok(table.render())
+}
+
+fn hlo_text(module: &[u8]) -> Result<String, Error> {
+    let library = Library::open().map_err(|e| Error::because("opening the XLA library", e))?;
+    library.hlo_text(module).map_err(|e| Error::because("writing the module as text", e))
+}
+
+fn optimized(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String, Error> {
+    let graph = graph(store, listed, entry)?;
+    let bytes = part(store, listed, entry, Content::Executable)?;
+    let module = cpu_client()
+        .and_then(|client| client.load(&bytes, signature(&graph)))
+        .and_then(|executable| executable.optimized_hlo())
+        .map_err(|e| Error::because("loading the executable", e))?;
+    hlo_text(&module)
+}
+
+/// A client to try executables on.
+pub fn cpu_client() -> crate::runtime::Result<Client> {
+    let plugin = Library::open()?.cpu_plugin()?;
+    Client::create(&plugin, &[("cpu_device_count".to_string(), OptionValue::Int(1))])
+}
+
+pub fn signature(graph: &Graph) -> Signature {
+    let outputs: Vec<_> = (0..graph.outputs.len()).map(|i| graph.output_shape(i).clone()).collect();
+    Signature::new(graph.inputs.iter().map(|input| input.shape.clone()).collect::<Vec<_>>(), outputs)
+}
+
+/// One line: what the newer has that the older has not.
+pub fn explain(store: &Store, older: Option<&str>, newer: &str) -> Result<(), Error> {
+    let entries = all(store)?;
+    let new = choose(&entries, newer, store)?;
+    let mut new_entry = open(store, &new.id)?;
+    let old_id = match older {
+        Some(typed) => choose(&entries, typed, store)?.id.clone(),
+        None => {
+            let before = |listed: &Listed| {
+                listed.id != new.id && listed.header.as_ref().is_ok_and(|h: &Header| h.created <= new_entry.header.created)
+            };
+            let earlier: Vec<Listed> = all(store)?.into_iter().filter(before).collect();
+            let header = &new_entry.header;
+            let found = nearest(&earlier, &header.key, &header.phase, &header.origin);
+            let (id, _) = found.ok_or_else(|| {
+                Error::failed(format!(
+                    "no `{}` graph of a {} model was stored before {}",
+                    header.phase, header.origin.model_type, new.id
+                ))
+            })?;
+            id.to_string()
+        }
+    };
+    let mut old_entry = open(store, &old_id)?;
+    let old = choose(&entries, &old_id, store)?;
+    let graphs = (graph(store, old, &mut old_entry)?, graph(store, new, &mut new_entry)?);
+    let (old, new) = (&old_entry.header, &new_entry.header);
+    if old.phase != new.phase {
+        println!("graph: `{}` is another graph of the run than `{}`", new.phase, old.phase);
+        return Ok(());
+    }
+    println!("{}", Explanation::new((&old.key, &old.origin), (&new.key, &new.origin), Some((&graphs.0, &graphs.1))));
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! `cache verify`, `prune`, `export` and `import`.
+
+use super::show::{cpu_client, signature};
+use super::{all, chosen, short};
+use crate::cache::{COMPILER, Content, DEVICE, Damage, FORMAT_VERSION, Listed, Store, age, archive};
+use crate::commands::Error;
+use crate::config::PruneRules;
+use crate::report::units::bytes;
+use crate::runtime::{Client, Library};
+use std::path::Path;
+use xtrain_graphs::Graph;
+
+/// Reads every byte, then loads every executable that is for this machine's CPU. Fails if anything is damaged.
+pub fn verify(store: &Store, ids: &[String]) -> Result<(), Error> {
+    let entries = all(store)?;
+    let entries = chosen(&entries, ids, store)?;
+    // Only opened when there is something to load.
+    let mut client: Option<Client> = None;
+    let (mut good, mut bad) = (0, 0);
+    for entry in &entries {
+        let verdict = check(store, entry, &mut client);
+        match &verdict {
+            Ok(_) => good += 1,
+            Err(_) => bad += 1,
+        }
+        let text = verdict.unwrap_or_else(|damage| format!("DAMAGED: {damage}"));
+        println!("{}  {text}", short(&entry.id));
+    }
+    println!("{good} good, {bad} damaged");
+    match bad {
+        0 => Ok(()),
+        _ => Err(Error::failed(format!("{bad} of {} stored graphs are damaged", entries.len())).with_hint(format!(
+            "a run would ignore and replace them; to remove them now, delete their files in {}",
+            store.dir().display()
+        ))),
+    }
+}
+
+fn check(store: &Store, listed: &Listed, client: &mut Option<Client>) -> Result<String, Damage> {
+    let mut entry = store.open(&listed.id)?;
+    let id = entry.header.key.id();
+    if id != listed.id {
+        return Err(Damage::Foreign(format!("its key gives {id}")));
+    }
+    let graph = entry.read(Content::Graph)?;
+    entry.read(Content::Module)?;
+    let Some(executable) = entry.read(Content::Executable)? else {
+        return Ok("stored without an executable: always compiled".into());
+    };
+    let device = entry.header.key.value(DEVICE).unwrap_or_default();
+    if !device.starts_with("cpu") {
+        return Ok(format!("whole; made for {device}, not tried here"));
+    }
+    let graph = graph.and_then(|bytes| Graph::from_bytes(&bytes).ok()).ok_or(Damage::Digest { part: "graph" })?;
+    let failed = |e: crate::runtime::Error| Damage::NotLoadable(e.to_string());
+    let client = match client {
+        Some(client) => client,
+        None => client.insert(cpu_client().map_err(failed)?),
+    };
+    // Loading foreign code is safe, running it is not: only a run compares the whole key.
+    client.load(&executable, signature(&graph)).map_err(failed)?;
+    Ok("whole, loads".into())
+}
+
+/// Removes what the rules name; in a dry run only says so.
+pub fn prune(store: &Store, rules: &PruneRules) -> Result<(), Error> {
+    let compiler = match rules.stale_compiler {
+        true => Some(Library::open().map_err(|e| Error::because("opening the XLA library", e))?.version().to_string()),
+        false => None,
+    };
+    let entries = all(store)?;
+    let of_device = |entry: &&Listed| match (&rules.device, &entry.header) {
+        (None, _) => true,
+        (Some(device), Ok(header)) => header.key.value(DEVICE).is_some_and(|own| own.starts_with(device.as_str())),
+        (Some(_), Err(_)) => false,
+    };
+    // Last used first: what is beyond the size goes from the end.
+    let mut kept = 0;
+    let mut doomed = Vec::new();
+    for entry in entries.iter().filter(of_device) {
+        let only_device = rules.older_than.is_none() && rules.max_size.is_none() && compiler.is_none();
+        let old = rules.older_than.is_some_and(|days| age(entry.last_used).as_secs_f64() > days * 86400.0);
+        let stale = compiler.as_deref().is_some_and(|compiler| match &entry.header {
+            Ok(header) => {
+                header.key.value(COMPILER) != Some(compiler)
+                    || header.key.value("cache format") != Some(&FORMAT_VERSION.to_string())
+            }
+            Err(_) => true,
+        });
+        let too_much = rules.max_size.is_some_and(|max| kept + entry.file_bytes > max);
+        match only_device || old || stale || too_much {
+            true => doomed.push(entry),
+            false => kept += entry.file_bytes,
+        }
+    }
+    for entry in &doomed {
+        if !rules.dry_run {
+            store.remove(&entry.id).map_err(|e| Error::because(format!("removing {}", store.path(&entry.id).display()), e))?;
+        }
+        let what = entry.header.as_ref().map_or("unusable".to_string(), |header| header.phase.clone());
+        println!("{}  {what}, {}", short(&entry.id), bytes(entry.file_bytes));
+    }
+    let size = bytes(doomed.iter().map(|entry| entry.file_bytes).sum());
+    let verb = if rules.dry_run { "would remove" } else { "removed" };
+    println!("{verb} {} of {} stored graphs, {size}", doomed.len(), entries.len());
+    Ok(())
+}
+
+pub fn export(store: &Store, file: &Path, ids: &[String]) -> Result<(), Error> {
+    let entries = all(store)?;
+    let chosen = chosen(&entries, ids, store)?;
+    // Damaged entries are not passed on, but a named one must not be left out in silence.
+    let mut good = Vec::new();
+    for entry in chosen {
+        match (&entry.header, ids.is_empty()) {
+            (Ok(_), _) => good.push(entry.id.as_str()),
+            (Err(damage), true) => eprintln!("warning: leaving {} out: {damage}", entry.id),
+            (Err(damage), false) => return Err(Error::failed(format!("{} is not usable: {damage}", entry.id))),
+        }
+    }
+    let size = archive::export(store, &good, file).map_err(|e| Error::because(format!("writing {}", file.display()), e))?;
+    println!("wrote {} stored graphs to {}, {}", good.len(), file.display(), bytes(size));
+    Ok(())
+}
+
+pub fn import(store: &Store, file: &Path) -> Result<(), Error> {
+    let imported = archive::import(store, file).map_err(|e| Error::because(format!("reading {}", file.display()), e))?;
+    for (name, reason) in &imported.refused {
+        eprintln!("warning: leaving {name} out: {reason}");
+    }
+    println!("took {} stored graphs, {} were here already", imported.taken, imported.known);
+    match imported.refused.len() {
+        0 => Ok(()),
+        n => Err(Error::failed(format!("{n} files in {} are not usable entries", file.display()))),
+    }
+}

@@ -1,0 +1,30 @@
+//! `xtrain compile clm`: compiles and stores every graph that a training run with the same flags will use.
+
+use super::model::failed;
+use super::train::Prepared;
+use super::{Error, Outcome};
+use crate::config::TrainPlan;
+use crate::report::units::bytes;
+use crate::trainer::ahead::compile_all;
+use crate::trainer::step::Stepper;
+use xtrain_graphs::optim::{Schedule, ScheduleKind};
+
+pub fn run(plan: TrainPlan) -> Result<Outcome, Error> {
+    if plan.cache.dir.is_none() {
+        return Err(Error::failed("there is nowhere to keep the graphs: --compile_cache is false"));
+    }
+    let mut prepared = Prepared::new(&plan, false)?;
+    let shapes = prepared.shapes(&plan);
+    let model = &*prepared.loaded.model;
+    // The learning rate is fed at each step, so that no graph knows the schedule.
+    let schedule = Schedule { kind: ScheduleKind::Constant, peak: 0.0, warmup: 0, total: 0 };
+    let stepper = Stepper::new(model, plan.train.optimizer.clone(), schedule, plan.train.seed);
+    let mut report = |graph: &crate::cache::CompiledGraph| {
+        let how = if graph.loaded { "was stored already, loaded" } else { "compiled" };
+        let peak = graph.memory().map_or(String::new(), |m| format!(", {} at the peak", bytes(m.peak() as u64)));
+        println!("{:12} {}  {how} in {:.1} s{peak}", graph.name, &graph.id[..12], graph.ready_time.as_secs_f64());
+    };
+    compile_all(&mut prepared.session, model, &stepper, shapes, &mut report).map_err(failed("compiling the graphs"))?;
+    eprintln!("{}", prepared.session.cache().stats());
+    Ok(Outcome::Done)
+}
