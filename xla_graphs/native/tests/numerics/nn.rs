@@ -101,6 +101,13 @@ fn attention(attributes: Attention, t: usize, s: usize, key_mask: Option<&[f64]>
                     && attributes.window.is_none_or(|w| si + w as usize > ti)
                     && key_mask.is_none_or(|mask| mask[head / h * s + si] != 0.0)
             },
+            counts_unseen: &|ti, si| match (attributes.window, key_mask) {
+                // Two masks, each with the causal one in it: what both block is blocked twice.
+                (Some(w), Some(mask)) => {
+                    (!attributes.causal || si <= ti) && (si + w as usize > ti || mask[head / h * s + si] != 0.0)
+                }
+                _ => true,
+            },
             dropout: &|ti, si| match (attributes.dropout, keep) {
                 (Some(rate), Some(keep)) => keep[(head * t + ti) * s + si] / (1.0 - rate.get()),
                 _ => 1.0,
