@@ -5,5 +5,6 @@ mod data;
 mod errors;
 mod golden;
 mod layers;
+mod steady;
 mod support;
 mod train;
