@@ -614,8 +614,9 @@ fn a_second_signal_quits_at_once() {
     let line = format!("{TRAIN} --per_device_train_batch_size 1 --gradient_accumulation_steps 1000000 --max_steps 1");
     let mut child = place.command(&line).start();
     wait_for_handler(child.id());
+    let pid = child.id() as i32;
     // SAFETY: the child has not been waited for, so its number is still its own.
-    let terminate = || unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+    let terminate = || unsafe { libc::kill(pid, libc::SIGTERM) };
     std::thread::sleep(Duration::from_millis(300));
     terminate();
     std::thread::sleep(Duration::from_millis(700));

@@ -6,5 +6,6 @@ mod errors;
 mod golden;
 mod layers;
 mod models;
+mod steady;
 mod support;
 mod train;

@@ -102,6 +102,21 @@ impl Command {
 
     /// Starts the program, waits for a line that contains `sign` and a little longer, sends a signal and waits for the end.
     pub fn run_and_send(&mut self, sign: &str, delay: std::time::Duration, signal: i32) -> Run {
+        let mut signalled = false;
+        let run = self.run_watching(|line, pid| {
+            if line.contains(sign) && !signalled {
+                signalled = true;
+                std::thread::sleep(delay);
+                // SAFETY: the child has not been waited for, so its number is still its own.
+                unsafe { libc::kill(pid as i32, signal) };
+            }
+        });
+        assert!(signalled, "no line with {sign:?} in:\n{}", run.stdout);
+        run
+    }
+
+    /// Runs the program, calling `each_line` with each line of its standard output and its process number.
+    pub fn run_watching(&mut self, mut each_line: impl FnMut(&str, u32)) -> Run {
         use std::io::{BufRead, Read};
         let mut child = self.0.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
         let mut stderr = child.stderr.take().unwrap();
@@ -111,20 +126,13 @@ impl Command {
             text
         });
         let mut stdout = String::new();
-        let mut signalled = false;
         for line in std::io::BufReader::new(child.stdout.take().unwrap()).lines() {
             let line = line.unwrap();
-            if line.contains(sign) && !signalled {
-                signalled = true;
-                std::thread::sleep(delay);
-                // SAFETY: the child has not been waited for, so its number is still its own.
-                unsafe { libc::kill(child.id() as i32, signal) };
-            }
+            each_line(&line, child.id());
             stdout.push_str(&line);
             stdout.push('\n');
         }
         let code = child.wait().unwrap().code();
-        assert!(signalled, "no line with {sign:?} in:\n{stdout}");
         Run { code, stdout, stderr: errors.join().unwrap() }
     }
 }
