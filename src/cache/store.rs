@@ -45,6 +45,11 @@ fn seconds(time: io::Result<SystemTime>) -> u64 {
     time.ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok()).map_or(0, |d| d.as_secs())
 }
 
+/// Nothing is there: not the file, or not even a directory for it. Whether one can be made shows when something is stored.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
 /// Seconds since 1970, now.
 pub fn now() -> u64 {
     seconds(Ok(SystemTime::now()))
@@ -80,7 +85,7 @@ impl Store {
     /// The entry of this key; `None` if there is none. One that lies under the right name with another key is damaged.
     pub fn find(&self, key: &Key) -> Result<Option<Entry>, Damage> {
         let entry = match Entry::open(&self.path(&key.id())) {
-            Err(Damage::Io(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(Damage::Io(error)) if is_absent(&error) => return Ok(None),
             other => other?,
         };
         match Key::changes(&entry.header.key, key).first() {
@@ -125,7 +130,7 @@ impl Store {
         let mut found = Vec::new();
         let mut uses = std::collections::HashMap::new();
         let files = match fs::read_dir(&self.dir) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
+            Err(error) if is_absent(&error) => return Ok(found),
             files => files?,
         };
         for file in files {
