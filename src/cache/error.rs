@@ -8,7 +8,9 @@ pub enum Error {
     Graph(#[from] xtrain_graphs::Error),
     #[error(transparent)]
     Runtime(#[from] crate::runtime::Error),
-    #[error("graph `{phase}` would be compiled again ({reason}), and --fail_on_recompile is set; `xtrain compile` compiles ahead")]
+    #[error(
+        "graph `{phase}` would be compiled again ({reason}), and --fail_on_recompile is set; `xtrain compile` compiles ahead"
+    )]
     Recompile { phase: String, reason: String },
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: std::io::Error },

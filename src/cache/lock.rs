@@ -65,7 +65,9 @@ mod tests {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..20 {
-                        let count = |_| drop(waited.fetch_add(1, Ordering::SeqCst));
+                        let count = |_| {
+                            waited.fetch_add(1, Ordering::SeqCst);
+                        };
                         let lock = KeyLock::acquire(dir.path(), "key", count).unwrap();
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                         std::thread::yield_now();
