@@ -117,6 +117,14 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
         (format!("{TRAIN} --seed"), "error: --seed needs a value: a whole number that is 0 or more\n"),
         (format!("{TRAIN} --output_dir old"), "error: --output_dir: old is not empty\nhint: add --resume_from_checkpoint"),
         (format!("{TRAIN} --validation_file none.txt"), "error: --validation_file: none.txt does not exist\n"),
+        (
+            format!("{TRAIN} --config_name google-bert/bert-base-cased"),
+            "error: --config_name: google-bert/bert-base-cased is an encoder, which predicts masked tokens, not the next one\n",
+        ),
+        (
+            format!("{} --model_type bert", TRAIN.replace("--model_type gpt2 ", "")),
+            "error: command line: `model_type` must be one of gpt2, gpt_neo, gptj, found `bert`\n",
+        ),
         (format!("{TRAIN} stray"), "unexpected word `stray`"),
         ("train".into(), "error: `xtrain train` needs one of: clm\n"),
         ("train mlm".into(), "error: unknown command `train mlm`\nhint: did you mean `xtrain train clm`?\n"),

@@ -3,7 +3,10 @@
 mod cache;
 mod cli;
 mod data;
+mod errors;
 mod golden;
 mod layers;
+mod models;
+mod steady;
 mod support;
 mod train;

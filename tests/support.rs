@@ -76,8 +76,53 @@ impl Command {
         }
     }
 
-    /// Starts the program, waits for a line that contains `sign` and a little longer, sends SIGTERM and waits for the end.
+    /// The program runs in this directory.
+    pub fn dir(&mut self, dir: &Path) -> &mut Self {
+        self.0.current_dir(dir);
+        self
+    }
+
+    /// No file of the program's can grow beyond `bytes`: writes fail as on a full disk, with another error number.
+    pub fn limit_files(&mut self, bytes: u64) -> &mut Self {
+        use std::os::unix::process::CommandExt;
+        let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+        // SAFETY: between fork and exec only system calls are made; the limit and the ignored signal pass on to the program.
+        unsafe {
+            self.0.pre_exec(move || {
+                libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+                if libc::setrlimit(libc::RLIMIT_FSIZE, &limit) == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+            })
+        };
+        self
+    }
+
+    /// Starts the program without waiting for it; what it prints is dropped.
+    pub fn start(&mut self) -> std::process::Child {
+        self.0.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap()
+    }
+
+    /// [`Command::run_and_send`] with SIGTERM.
     pub fn run_and_signal(&mut self, sign: &str, delay: std::time::Duration) -> Run {
+        self.run_and_send(sign, delay, libc::SIGTERM)
+    }
+
+    /// Starts the program, waits for a line that contains `sign` and a little longer, sends a signal and waits for the end.
+    pub fn run_and_send(&mut self, sign: &str, delay: std::time::Duration, signal: i32) -> Run {
+        let mut signalled = false;
+        let run = self.run_watching(|line, pid| {
+            if line.contains(sign) && !signalled {
+                signalled = true;
+                std::thread::sleep(delay);
+                // SAFETY: the child has not been waited for, so its number is still its own.
+                unsafe { libc::kill(pid as i32, signal) };
+            }
+        });
+        assert!(signalled, "no line with {sign:?} in:\n{}", run.stdout);
+        run
+    }
+
+    /// Runs the program, calling `each_line` with each line of its standard output and its process number.
+    pub fn run_watching(&mut self, mut each_line: impl FnMut(&str, u32)) -> Run {
         use std::io::{BufRead, Read};
         let mut child = self.0.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
         let mut stderr = child.stderr.take().unwrap();
@@ -87,20 +132,13 @@ impl Command {
             text
         });
         let mut stdout = String::new();
-        let mut signalled = false;
         for line in std::io::BufReader::new(child.stdout.take().unwrap()).lines() {
             let line = line.unwrap();
-            if line.contains(sign) && !signalled {
-                signalled = true;
-                std::thread::sleep(delay);
-                // SAFETY: the child has not been waited for, so its number is still its own.
-                unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
-            }
+            each_line(&line, child.id());
             stdout.push_str(&line);
             stdout.push('\n');
         }
         let code = child.wait().unwrap().code();
-        assert!(signalled, "no line with {sign:?} in:\n{stdout}");
         Run { code, stdout, stderr: errors.join().unwrap() }
     }
 }

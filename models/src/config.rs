@@ -16,6 +16,21 @@ impl Config {
         Config { values, source: source.into() }
     }
 
+    /// A configuration written in the program.
+    pub(crate) fn literal(table: Value, source: impl Into<String>) -> Self {
+        match table {
+            Value::Object(values) => Config::new(values, source),
+            other => unreachable!("configurations are tables, not {other}"),
+        }
+    }
+
+    /// A preset: this default configuration with other values for some keys.
+    pub(crate) fn preset(mut self, name: &str, changes: Value) -> Self {
+        let changes = Config::literal(changes, "");
+        self.values.extend(changes.values);
+        Config { source: format!("preset {name}"), ..self }
+    }
+
     pub fn values(&self) -> &Map<String, Value> {
         &self.values
     }
@@ -26,6 +41,13 @@ impl Config {
 
     pub fn set(&mut self, key: &str, value: impl Into<Value>) {
         self.values.insert(key.to_string(), value.into());
+    }
+
+    /// This configuration with the keys that it lacks taken from `defaults`, for reading; a null here stays null.
+    pub(crate) fn over(&self, defaults: Config) -> Config {
+        let mut values = defaults.values;
+        values.extend(self.values.iter().map(|(key, value)| (key.clone(), value.clone())));
+        Config { values, source: self.source.clone() }
     }
 
     /// The value of a key that is present and not null.
@@ -70,6 +92,14 @@ impl Config {
         Ok(self.typed(key, "a string", |v| v.as_str().map(str::to_string))?.unwrap_or_else(|| default.to_string()))
     }
 
+    /// A token id; null means that there is none, a missing key means `default`.
+    pub fn token_id_or(&self, key: &str, default: Option<usize>) -> Result<Option<usize>> {
+        match self.values.contains_key(key) {
+            true => self.typed(key, "a token id", |v| v.as_u64().map(|n| n as usize)),
+            false => Ok(default),
+        }
+    }
+
     pub fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
         Ok(self.typed(key, "true or false", Value::as_bool)?.unwrap_or(default))
     }
@@ -84,6 +114,35 @@ impl Config {
         match (0.0..=1.0).contains(&rate) {
             true => Ok(rate),
             false => Err(self.unsupported(key, "a rate must be between 0 and 1")),
+        }
+    }
+
+    /// Refuses any value of a key but `built`; the key may be missing or null.
+    pub(crate) fn only(&self, key: &str, built: impl Into<Value>, reason: &str) -> Result<()> {
+        match self.get(key) {
+            Some(value) if *value != built.into() => Err(self.unsupported(key, reason)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses what no model here implements.
+    pub(crate) fn refuse_unbuilt(&self) -> Result<()> {
+        self.only("add_cross_attention", false, "cross-attention is not implemented")?;
+        if self.get("quantization_config").is_some() {
+            return Err(self.unsupported("quantization_config", "quantized checkpoints cannot be trained"));
+        }
+        match self.get("pruned_heads").and_then(Value::as_object) {
+            Some(heads) if !heads.is_empty() => Err(self.unsupported("pruned_heads", "pruned heads are not implemented")),
+            _ => Ok(()),
+        }
+    }
+
+    /// The width of one attention head.
+    pub(crate) fn head_width(&self, width_key: &str, heads_key: &str) -> Result<usize> {
+        let (width, heads) = (self.size(width_key)?, self.size(heads_key)?);
+        match width.is_multiple_of(heads) {
+            true => Ok(width / heads),
+            false => Err(self.unsupported(width_key, format!("must be a multiple of {heads_key} ({heads})"))),
         }
     }
 

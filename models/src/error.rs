@@ -2,8 +2,6 @@
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("model_type `{found}` is not one that xtrain trains; known: {known}")]
-    UnknownModelType { found: String, known: String },
     #[error("{source_name}: `{key}` is missing")]
     MissingKey { source_name: String, key: String },
     #[error("{source_name}: `{key}` must be {expected}, got {found}")]
@@ -14,6 +12,8 @@ pub enum Error {
     Override { key: String, found: String, reason: String },
     #[error("the model has no weight `{name}`")]
     NoSuchWeight { name: String },
+    #[error("a classifier needs at least 2 labels, got {labels} (regression is not built)")]
+    TooFewLabels { labels: usize },
     #[error(transparent)]
     Graph(#[from] xtrain_graphs::Error),
 }

@@ -6,15 +6,30 @@
 use crate::activation::Activation;
 use crate::config::Config;
 use crate::error::Result;
+use crate::names::stored_name;
 use crate::weights::{Init, ParameterSpec, StoredName, Weights};
-use crate::{Model, TokenBatch};
+use crate::{Family, Model, Task, TokenBatch, layers};
 use serde_json::{Value, json};
 use xtrain_graphs::op::{Attention, F64};
 use xtrain_graphs::{Randomness, Tensor};
 
-/// A GPT-2 with a language-model head (`GPT2LMHeadModel`).
+pub(crate) const FAMILY: Family = Family {
+    model_type: "gpt2",
+    usual_task: Task::CausalLm,
+    class: |task| match task {
+        Task::CausalLm => Some("GPT2LMHeadModel"),
+        Task::Classification { .. } => Some("GPT2ForSequenceClassification"),
+        Task::MaskedLm => None,
+    },
+    default_config,
+    preset,
+    build: |config, task| Ok(Box::new(Gpt2::new(config, task)?)),
+};
+
+/// A GPT-2 with a language-model head (`GPT2LMHeadModel`) or a classifier on each sequence's last token.
 pub struct Gpt2 {
     config: Config,
+    task: Task,
     vocab: usize,
     positions: usize,
     width: usize,
@@ -82,7 +97,7 @@ pub fn preset(name: &str) -> Option<Config> {
 
 impl Gpt2 {
     /// Reads the configuration; what would change numbers and is not implemented is refused by name.
-    pub fn new(config: Config) -> Result<Self> {
+    pub fn new(config: Config, task: Task) -> Result<Self> {
         // Old checkpoints say n_ctx where new ones say n_positions.
         let positions = match config.optional_size("n_positions")? {
             Some(n) => n,
@@ -117,6 +132,7 @@ impl Gpt2 {
             scale_attn_weights: config.flag_or("scale_attn_weights", true)?,
             scale_attn_by_inverse_layer_idx: config.flag_or("scale_attn_by_inverse_layer_idx", false)?,
             tied_head: config.flag_or("tie_word_embeddings", true)?,
+            task,
             config,
         })
     }
@@ -182,6 +198,10 @@ impl Model for Gpt2 {
         &self.config
     }
 
+    fn task(&self) -> Task {
+        self.task
+    }
+
     fn vocab_size(&self) -> usize {
         self.vocab
     }
@@ -219,8 +239,10 @@ impl Model for Gpt2 {
         }
         add("transformer.ln_f.weight".into(), &[c], Init::Ones);
         add("transformer.ln_f.bias".into(), &[c], Init::Zeros);
-        if !self.tied_head {
-            add("lm_head.weight".into(), &[self.vocab, c], normal);
+        match self.task {
+            Task::Classification { labels } => add("score.weight".into(), &[labels, c], normal),
+            _ if self.tied_head => {}
+            _ => add("lm_head.weight".into(), &[self.vocab, c], normal),
         }
         specs
     }
@@ -230,15 +252,7 @@ impl Model for Gpt2 {
         if name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") {
             return StoredName::NotNeeded;
         }
-        if name == "lm_head.weight" {
-            return if self.tied_head { StoredName::NotNeeded } else { StoredName::Parameter(name.into()) };
-        }
-        // A bare GPT2Model has no `transformer.` prefix.
-        let full = if name.starts_with("transformer.") { name.to_string() } else { format!("transformer.{name}") };
-        match self.parameters().iter().any(|p| p.name == full) {
-            true => StoredName::Parameter(full),
-            false => StoredName::Unknown,
-        }
+        stored_name(name, "transformer", &self.parameters(), &["lm_head.", "score."])
     }
 
     fn hidden(&self, weights: &Weights, batch: &TokenBatch, randomness: &Randomness) -> Result<Tensor> {
@@ -256,7 +270,14 @@ impl Model for Gpt2 {
         self.layer_norm(&weights, "ln_f", &x)
     }
 
-    fn head(&self, weights: &Weights, hidden: &Tensor) -> Result<Tensor> {
+    fn sequence_rows(&self, hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
+        layers::last_rows(hidden, batch, &self.config)
+    }
+
+    fn head(&self, weights: &Weights, hidden: &Tensor, _randomness: &Randomness) -> Result<Tensor> {
+        if let Task::Classification { .. } = self.task {
+            return layers::linear_without_bias(weights, "score", hidden);
+        }
         let _scope = weights.trace().scope("lm_head");
         let name = if self.tied_head { "transformer.wte.weight" } else { "lm_head.weight" };
         Ok(hidden.matmul_transposed(weights.get(name)?)?)
@@ -279,7 +300,7 @@ mod tests {
         for (name, count) in
             [("gpt2", 124_439_808), ("gpt2-medium", 354_823_168), ("gpt2-large", 774_030_080), ("gpt2-xl", 1_557_611_200)]
         {
-            let model = Gpt2::new(preset(name).unwrap()).unwrap();
+            let model = Gpt2::new(preset(name).unwrap(), Task::CausalLm).unwrap();
             let total: usize = model.parameters().iter().map(|p| p.dims.iter().product::<usize>()).sum();
             assert_eq!(total, count, "{name}");
         }
@@ -291,7 +312,7 @@ mod tests {
         let refuse = |key: &str, value: Value, word: &str| {
             let mut config = default_config();
             config.apply_overrides(&set(key, value)).unwrap();
-            let message = Gpt2::new(config).err().unwrap().to_string();
+            let message = Gpt2::new(config, Task::CausalLm).err().unwrap().to_string();
             assert!(message.contains(word), "{message}");
         };
         refuse("add_cross_attention", true.into(), "cross-attention");

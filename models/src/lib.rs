@@ -1,23 +1,32 @@
 //! Model definitions. They know no device, no precision and no sharding: they name their weights as Hugging Face does and
 //! record tensor operations.
 //!
-//! Reading order: [`Model`] (what a trainer needs of a model), [`Weights`] (how a model reaches its parameters), `gpt2`.
+//! Reading order: [`Model`] (what a trainer needs of a model), [`Weights`] (how a model reaches its parameters), [`Task`] (what
+//! it is trained for, and the losses), `gpt2`, then `bert`, whose layers `roberta` and `albert` call.
+//!
+//! To add a model: a file in the order of `gpt2.rs` whose `FAMILY` goes into `FAMILIES`, and a golden case.
 
 mod activation;
+pub mod albert;
+pub mod bert;
 mod config;
 mod error;
 pub mod gpt2;
+pub mod gpt_neo;
+pub mod gptj;
+mod layers;
+mod names;
+pub mod roberta;
+mod task;
 mod weights;
 
 pub use activation::Activation;
 pub use config::Config;
 pub use error::{Error, Result};
+pub use task::{IGNORED_LABEL, LossSum, Task, logits, loss};
 pub use weights::{Init, ParameterSpec, StoredName, Weights};
 
 use xtrain_graphs::{Randomness, Tensor};
-
-/// The architectures that [`build`] knows, by `model_type`.
-pub const MODEL_TYPES: &[&str] = &["gpt2"];
 
 /// Token ids and what goes with them, on the device. Letters: B batch, T tokens.
 #[derive(Clone)]
@@ -26,12 +35,24 @@ pub struct TokenBatch {
     pub input_ids: Tensor,
     /// `pred[B, T]`, true = attended; `None` when every token is.
     pub attention_mask: Option<Tensor>,
+    /// `s32[B, T]`, the segment of each token; `None` when all are in segment 0. Models without segments ignore it.
+    pub token_type_ids: Option<Tensor>,
 }
 
-/// A causal language model.
+impl TokenBatch {
+    /// `[B, T]`
+    pub fn size(&self) -> [usize; 2] {
+        [self.input_ids.dims()[0], self.input_ids.dims()[1]]
+    }
+}
+
+/// A language model or classifier.
 pub trait Model {
     /// The configuration as it will be saved: every key that was read, known to this model or not.
     fn config(&self) -> &Config;
+
+    /// What the model was built for.
+    fn task(&self) -> Task;
 
     /// Number of token ids that the embedding has rows for.
     fn vocab_size(&self) -> usize;
@@ -48,68 +69,135 @@ pub trait Model {
     /// Hidden states `[B * T, C]` that the head turns into logits.
     fn hidden(&self, weights: &Weights, batch: &TokenBatch, randomness: &Randomness) -> Result<Tensor>;
 
-    /// Logits `[N, V]` of hidden states `[N, C]`.
-    fn head(&self, weights: &Weights, hidden: &Tensor) -> Result<Tensor>;
+    /// The hidden states `[B, C]`, one of each sequence, that a classifier's head reads.
+    fn sequence_rows(&self, hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor>;
+
+    /// Logits of hidden states, row by row: `[N, V]` of a language model, `[B, labels]` of a classifier.
+    fn head(&self, weights: &Weights, hidden: &Tensor, randomness: &Randomness) -> Result<Tensor>;
 
     /// Floating-point operations of one training step's matrix products: 6 per weight and token that takes part in one, and
     /// attention counted without its mask (the convention of nanoGPT and PaLM's appendix B).
     fn step_flops(&self, batch: usize, tokens: usize) -> f64;
 }
 
-/// The sum of the token losses and the number of tokens that have one.
-pub struct LossSum {
-    /// `f32[]`
-    pub sum: Tensor,
-    /// `f32[]`, exact below 2^24 labels.
-    pub count: Tensor,
+/// One architecture: what [`build`] and the presets need to know of it. Each model file has one as `FAMILY`.
+pub(crate) struct Family {
+    /// The name in `config.json`.
+    model_type: &'static str,
+    /// The task of a configuration that names no class.
+    usual_task: Task,
+    /// The class that transformers has for a task, if the model is built for it here.
+    class: fn(Task) -> Option<&'static str>,
+    /// transformers' defaults.
+    default_config: fn() -> Config,
+    /// A released configuration, by its name without the organization.
+    preset: fn(&str) -> Option<Config>,
+    build: fn(Config, Task) -> Result<Box<dyn Model>>,
 }
 
-/// The label that takes no part in the loss, as in transformers.
-pub const IGNORED_LABEL: i64 = -100;
+const FAMILIES: &[Family] = &[gpt2::FAMILY, gpt_neo::FAMILY, gptj::FAMILY, bert::FAMILY, roberta::FAMILY, albert::FAMILY];
 
-/// Causal language-model loss: the logits at t predict `labels` (`s32[B, T]`) at t + 1.
-pub fn causal_loss(
-    model: &dyn Model,
-    weights: &Weights,
-    batch: &TokenBatch,
-    labels: &Tensor,
-    randomness: &Randomness,
-) -> Result<LossSum> {
-    let hidden = model.hidden(weights, batch, randomness)?;
-    let logits = model.head(weights, &hidden)?;
-    let trace = logits.trace().clone();
-    let _scope = trace.scope("loss");
-    let (rows, tokens) = (labels.dims()[0], labels.dims()[1]);
-    // The labels move instead of the logits, which would have to be copied.
-    let last = trace.constant(IGNORED_LABEL as f64, labels.dtype())?.broadcast_to(&[rows, 1])?;
-    let shifted = match tokens {
-        1 => last,
-        _ => Tensor::concat(&[&labels.slice_dim(1, 1, tokens)?, &last], 1)?,
+/// The family that a configuration names.
+fn family(config: &Config) -> Result<&'static Family> {
+    let model_type = config.text("model_type")?;
+    FAMILIES.iter().find(|family| family.model_type == model_type).ok_or_else(|| {
+        let known: Vec<&str> = model_types().collect();
+        config.unsupported("model_type", format!("xtrain does not train this one; known: {}", known.join(", ")))
+    })
+}
+
+/// The architectures that [`build`] knows, by `model_type`.
+pub fn model_types() -> impl Iterator<Item = &'static str> {
+    FAMILIES.iter().map(|family| family.model_type)
+}
+
+/// The model that a configuration describes, by its `model_type`, with the head that the task wants.
+pub fn build(mut config: Config, task: Task) -> Result<Box<dyn Model>> {
+    let family = family(&config)?;
+    let Some(class) = (family.class)(task) else {
+        let all = [Task::CausalLm, Task::MaskedLm, Task::Classification { labels: 2 }];
+        let known: Vec<String> = all.into_iter().filter(|t| (family.class)(*t).is_some()).map(|t| t.to_string()).collect();
+        let reason = format!("such a model is not for {task}, but for {}", known.join(" and "));
+        return Err(config.unsupported("model_type", reason));
     };
-    let shifted = shifted.reshape(&[rows * tokens])?;
-    let losses = logits.cross_entropy(&shifted, IGNORED_LABEL)?;
-    let counted = shifted.compare_scalar(xtrain_graphs::op::Comparison::Ne, IGNORED_LABEL as f64)?;
-    let count = counted.convert(losses.dtype())?.sum_all()?;
-    Ok(LossSum { sum: losses.sum_all()?, count })
+    task::declare(&mut config, class, task)?;
+    (family.build)(config, task)
 }
 
-/// The model that a configuration describes, by its `model_type`.
-pub fn build(config: Config) -> Result<Box<dyn Model>> {
-    match config.text("model_type")?.as_str() {
-        "gpt2" => Ok(Box::new(gpt2::Gpt2::new(config)?)),
-        other => Err(Error::UnknownModelType { found: other.to_string(), known: MODEL_TYPES.join(", ") }),
-    }
-}
+/// The organizations that the presets' models are released by.
+const ORGANIZATIONS: [&str; 5] = ["openai-community", "EleutherAI", "google-bert", "FacebookAI", "albert"];
 
-/// A preset's configuration (`gpt2`, `gpt2-medium`, ...), or `None` if there is no such preset.
+/// A preset's configuration (`gpt2`, `EleutherAI/gpt-neo-125m`, ...), or `None` if there is no such preset.
 pub fn preset(name: &str) -> Option<Config> {
-    gpt2::preset(name)
+    let name = match name.split_once('/') {
+        Some((organization, name)) if ORGANIZATIONS.contains(&organization) => name,
+        _ => name,
+    };
+    FAMILIES.iter().find_map(|family| (family.preset)(name))
 }
 
 /// The configuration that a new model of this type starts from, before overrides.
 pub fn default_config(model_type: &str) -> Result<Config> {
-    match model_type {
-        "gpt2" => Ok(gpt2::default_config()),
-        other => Err(Error::UnknownModelType { found: other.to_string(), known: MODEL_TYPES.join(", ") }),
+    let mut named = Config::new(Default::default(), "the model type");
+    named.set("model_type", model_type);
+    Ok((family(&named)?.default_config)())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_family_is_consistent() {
+        for model_type in model_types() {
+            let config = default_config(model_type).unwrap();
+            assert_eq!(config.text("model_type").unwrap(), model_type);
+            let task = Task::of(&config).unwrap();
+            let model = build(config.clone(), task).unwrap();
+            assert_eq!((model.task(), model.config().values()), (task, config.values()), "{model_type}: saved as it came");
+            let mut bare = config;
+            bare.set("architectures", serde_json::Value::Null);
+            assert_eq!(Task::of(&bare).unwrap(), task, "{model_type}");
+            let names: Vec<String> = model.parameters().into_iter().map(|p| p.name).collect();
+            for name in &names {
+                assert_eq!(model.stored_name(name), StoredName::Parameter(name.clone()), "{model_type}");
+            }
+            assert_eq!(names.iter().collect::<std::collections::HashSet<_>>().len(), names.len(), "{model_type}");
+        }
+    }
+
+    #[test]
+    fn a_classifier_is_saved_with_its_labels() {
+        for model_type in model_types() {
+            let model = build(default_config(model_type).unwrap(), Task::Classification { labels: 3 }).unwrap();
+            assert_eq!(Task::of(model.config()).unwrap(), Task::Classification { labels: 3 }, "{model_type}");
+            assert_eq!(model.config().get("label2id").unwrap()["LABEL_2"], 2);
+            let class = model.config().get("architectures").unwrap()[0].as_str().unwrap().to_string();
+            assert!(class.ends_with("ForSequenceClassification"), "{class}");
+        }
+        let mut config = default_config("bert").unwrap();
+        config.set("id2label", serde_json::json!({"0": "good", "1": "bad"}));
+        let model = build(config, Task::Classification { labels: 2 }).unwrap();
+        assert_eq!(model.config().get("id2label").unwrap()["1"], "bad");
+    }
+
+    #[test]
+    fn tasks_without_a_head_are_refused_by_name() {
+        for (model_type, task, words) in [
+            ("bert", Task::CausalLm, ["causal language modelling", "masked language modelling and sequence classification"]),
+            ("gptj", Task::MaskedLm, ["masked language modelling", "causal language modelling and sequence"]),
+            ("bert", Task::Classification { labels: 1 }, ["at least 2 labels", "regression"]),
+        ] {
+            let message = build(default_config(model_type).unwrap(), task).err().unwrap().to_string();
+            assert!(words.iter().all(|word| message.contains(word)), "{message}");
+        }
+        let message = default_config("t5").unwrap_err().to_string();
+        assert!(message.contains("t5") && message.contains("gpt_neo"), "{message}");
+    }
+
+    #[test]
+    fn presets_go_by_their_names_on_the_hub_too() {
+        assert_eq!(preset("EleutherAI/gpt-neo-125m"), preset("gpt-neo-125m"));
+        assert!(preset("google-bert/bert-base-cased").is_some() && preset("nobody/bert-base-cased").is_none());
     }
 }

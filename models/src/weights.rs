@@ -9,7 +9,14 @@ use xtrain_graphs::{ScopeGuard, Tensor, Trace};
 pub enum Init {
     Zeros,
     Ones,
-    Normal { std: f64 },
+    Normal {
+        std: f64,
+    },
+    /// Normal, but for the row of an embedding's padding token, which is zero.
+    NormalWithZeroRow {
+        std: f64,
+        row: usize,
+    },
 }
 
 /// One trainable tensor, by its Hugging Face name.

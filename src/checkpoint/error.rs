@@ -114,7 +114,7 @@ fn list(f: &mut std::fmt::Formatter<'_>, title: &str, items: impl ExactSizeItera
 
 impl std::fmt::Display for Mismatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} does not fit the model that config.json describes:", self.path.display())?;
+        write!(f, "{} does not fit the model's configuration:", self.path.display())?;
         list(f, "missing", self.missing.iter().cloned())?;
         list(f, "unexpected", self.unexpected.iter().cloned())?;
         let shaped =

@@ -20,6 +20,9 @@ pub const TRAINER_STATE_FILE: &str = "trainer_state.json";
 /// Reads a JSON file into a type; an error says file, line and column.
 pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
     let text = fs::read(path).map_err(Error::io("read", path))?;
+    if text.trim_ascii().is_empty() {
+        return Err(Error::BadContent { path: path.to_path_buf(), reason: "the file is empty; it should hold JSON".to_string() });
+    }
     serde_json::from_slice(&text).map_err(|error| Error::Json {
         path: path.to_path_buf(),
         line: error.line(),
@@ -248,7 +251,7 @@ mod tests {
         fs::write(&path, "[1]").unwrap();
         assert!(read_object(&path).unwrap_err().to_string().contains("expected a JSON object"));
         fs::write(&path, "").unwrap();
-        assert!(read_object(&path).unwrap_err().to_string().contains("config.json:1:0"));
+        assert!(read_object(&path).unwrap_err().to_string().contains("config.json: the file is empty"));
         assert!(read_object(&dir.path().join("none.json")).unwrap_err().to_string().contains("none.json"));
     }
 

@@ -253,7 +253,10 @@ fn header_error(path: &Path, map: &[u8], error: SafeTensorError) -> Error {
                 Error::NotSafetensors { path, reason: format!("{} bytes follow the last tensor", found - expected) }
             }
         }
-        other => Error::NotSafetensors { path, reason: format!("{other:?}") },
+        SafeTensorError::HeaderTooLarge | SafeTensorError::HeaderTooSmall | SafeTensorError::InvalidHeaderLength => {
+            Error::NotSafetensors { path, reason: "it does not begin with a header's length and a header".to_string() }
+        }
+        other => Error::NotSafetensors { path, reason: format!("its header is damaged ({other})") },
     }
 }
 

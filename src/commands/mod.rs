@@ -54,6 +54,11 @@ impl Error {
         Error::Failed { message: message.into(), hint: None, source: None }
     }
 
+    /// A mistake in what was typed that only showed once files were read.
+    pub fn usage(problem: impl Into<String>, fix: impl Into<String>) -> Error {
+        Error::Usage(UsageError::Illegal { problem: problem.into(), fix: fix.into() })
+    }
+
     /// A failure with the lower layer's error as its cause.
     pub fn because(message: impl Into<String>, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
         Error::Failed { message: message.into(), hint: None, source: Some(source.into()) }

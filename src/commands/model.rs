@@ -3,11 +3,13 @@
 use super::Error;
 use crate::cache::{CacheSettings, Origin};
 use crate::checkpoint::{Weights, hash, hf};
-use crate::config::{ConfigSource, Device, ModelSource};
+use crate::config::{ConfigSource, Device, ModelSource, nearest};
 use crate::data::batch::Batch;
+use crate::data::clm;
 use crate::data::dataset::Dataset;
 use crate::data::loader::{LoadSpec, Loader};
 use crate::data::sampler::{BatchPlan, Order};
+use crate::data::settings::ClmDataSettings;
 use crate::data::tokenizer::Tokenizer;
 use crate::runtime::Client;
 use crate::trainer::error_in_batch;
@@ -18,7 +20,7 @@ use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::sync::{Arc, Once};
 use xtrain_graphs::{DType, Shape};
-use xtrain_models::{Config, Model};
+use xtrain_models::{Config, Model, Task};
 
 /// Opens the device that was asked for, with the cache of compiled graphs, whose place is told once in a process.
 pub fn open_device(device: Device, cache: &CacheSettings) -> Result<Session, Error> {
@@ -59,8 +61,10 @@ impl LoadedModel {
         let file = directory.join(hf::CONFIG_FILE);
         let read = |file: &Path| hf::read_object(file).map_err(failed("reading the model's configuration"));
         let config = Config::new(read(&file)?, file.display().to_string());
-        let model = xtrain_models::build(config).map_err(failed("building the model"))?;
+        let model = xtrain_models::build(config, Task::CausalLm).map_err(failed("building the model"))?;
         let weights = Weights::open(directory).map_err(failed("opening the model's weights"))?;
+        // Now, not when they are placed: between the two may lie hours of tokenizing.
+        parameters::check(&*model, &model.parameters(), &weights).map_err(failed("opening the model's weights"))?;
         let generation = directory.join(hf::GENERATION_CONFIG_FILE);
         let generation_config = generation.exists().then(|| read(&generation)).transpose()?;
         Ok(LoadedModel { model, weights: Some(weights), generation_config })
@@ -84,14 +88,15 @@ impl LoadedModel {
         if let Some(model_type) = model_type {
             let found = config.text("model_type").map_err(failed("reading the configuration"))?;
             if found != model_type {
-                return Err(Error::failed(format!("--model_type is {model_type}, but {} says {found}", config.source())));
+                let problem = format!("--model_type is {model_type}, but {} says {found}", config.source());
+                return Err(Error::usage(problem, "leave --model_type out"));
             }
         }
-        config.apply_overrides(overrides).map_err(failed("reading --config_overrides"))?;
+        apply_overrides(&mut config, overrides)?;
         if let (Some(tokenizer), ConfigSource::Preset(_)) = (tokenizer, source) {
             fit_to_tokenizer(&mut config, overrides, tokenizer);
         }
-        let model = xtrain_models::build(config).map_err(failed("building the model"))?;
+        let model = xtrain_models::build(config, Task::CausalLm).map_err(failed("building the model"))?;
         Ok(LoadedModel { model, weights: None, generation_config: None })
     }
 
@@ -118,6 +123,21 @@ impl LoadedModel {
         }
         generation
     }
+}
+
+/// A mistake in `--config_overrides` is the command line's.
+fn apply_overrides(config: &mut Config, overrides: &[(String, Value)]) -> Result<(), Error> {
+    config.apply_overrides(overrides).map_err(|error| {
+        let key = match &error {
+            xtrain_models::Error::Override { key, .. } => key.as_str(),
+            _ => "",
+        };
+        let fix = match nearest(key, config.values().keys().map(String::as_str)) {
+            Some(meant) if meant != key => format!("did you mean `{meant}`?"),
+            _ => "the names and types are those of the model's config.json".to_string(),
+        };
+        Error::usage(format!("--{error}"), fix)
+    })
 }
 
 /// Where the graphs of a command come from, with the settings that shape them besides the model's configuration.
@@ -155,6 +175,29 @@ fn fit_to_tokenizer(config: &mut Config, overrides: &[(String, Value)], tokenize
     }
 }
 
+/// The block size to use, with what should be said about it said.
+pub fn block_size(data: &ClmDataSettings, tokenizer: &Tokenizer, model: &dyn Model) -> Result<usize, Error> {
+    use crate::data::Error as DataError;
+    let block = clm::block_size(data.block_size, tokenizer.model_max_length(), model.max_positions());
+    let block = block.map_err(|error| match &error {
+        DataError::BlockTooLong { positions, .. } => {
+            Error::usage(error.to_string(), format!("set --block_size {positions} or less"))
+        }
+        _ => Error::usage(error.to_string(), "raise --block_size"),
+    })?;
+    if let Some(note) = &block.note {
+        eprintln!("note: {note}");
+    }
+    Ok(block.size)
+}
+
+/// Makes the output directory and those above it.
+pub fn create_output_dir(dir: &Path) -> Result<(), Error> {
+    std::fs::create_dir_all(dir)
+        .map_err(|error| Error::because(format!("--output_dir: cannot create {}", dir.display()), error))
+        .map_err(|error| error.with_hint("name a directory that you may write to"))
+}
+
 /// Turns a lower layer's error into this layer's, under one phrase of context.
 pub fn failed<E: std::error::Error + Send + Sync + 'static>(doing: &'static str) -> impl Fn(E) -> Error {
     move |error| Error::because(doing, error)
@@ -171,6 +214,7 @@ fn upload(client: &Client, batch: Batch) -> trainer::Result<DeviceBatch> {
         input_ids: put(&batch.input_ids)?,
         labels: put(&batch.labels)?,
         attention_mask: None,
+        token_type_ids: None,
         examples: batch.examples,
         epoch: batch.epoch,
         batch_in_epoch: batch.index_in_epoch as u64,
@@ -197,4 +241,22 @@ pub fn eval_batches(
 ) -> trainer::Result<Box<dyn Iterator<Item = trainer::Result<DeviceBatch>>>> {
     let plan = BatchPlan::new(dataset.len(), batch_size, false, Order::Sequential).map_err(error_in_batch)?;
     Ok(Box::new(device_batches(client, LoadSpec::one_pass(dataset.clone(), plan), workers)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{MODEL_TYPES, PRESETS};
+
+    #[test]
+    fn what_the_command_line_offers_exists_and_is_causal() {
+        for name in PRESETS {
+            let config = xtrain_models::preset(name).unwrap();
+            assert_eq!(Task::of(&config).unwrap(), Task::CausalLm, "{name}");
+        }
+        for (model_type, preset) in MODEL_TYPES {
+            assert!(PRESETS.contains(&preset));
+            assert_eq!(xtrain_models::preset(preset).unwrap().text("model_type").unwrap(), model_type);
+        }
+    }
 }

@@ -1,10 +1,10 @@
 //! `xtrain train clm`: trains a causal language model on text files.
 
-use super::model::{LoadedModel, device_batches, eval_batches, failed, open_device, origin};
+use super::model::{LoadedModel, block_size, create_output_dir, device_batches, eval_batches, failed, open_device, origin};
 use super::{Error, Outcome, dry_run};
 use crate::checkpoint::hf::{TRAINER_STATE_FILE, save_metrics, write_json};
-use crate::checkpoint::{Checkpoint, TrainingState, clean_output_dir, latest_checkpoint, load_checkpoint};
-use crate::config::TrainPlan;
+use crate::checkpoint::{Checkpoint, TrainingState, clean_output_dir, latest_checkpoint, list_checkpoints, load_checkpoint};
+use crate::config::{ModelSource, TrainPlan};
 use crate::data::loader::LoadSpec;
 use crate::data::sampler::{BatchPlan, Order, Position};
 use crate::data::{Dataset, Tokenizer, clm};
@@ -12,15 +12,17 @@ use crate::report::progress::{Progress as Bar, Style};
 use crate::report::records::{Record, SummaryRecord};
 use crate::trainer::ahead::RunShapes;
 use crate::trainer::evaluate::evaluate;
-use crate::trainer::hooks::{Evaluator, Logger, RunLog, SavedModel, Saver, Sums, trainer_state};
+use crate::trainer::hooks::{Evaluator, Kept, Logger, RunLog, SavedModel, Saver, Sums, trainer_state};
 use crate::trainer::interrupt::Interrupt;
 use crate::trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
 use crate::trainer::session::Session;
 use crate::trainer::settings::{OptimizerKind, Resume, TrainSettings};
 use crate::trainer::step::Stepper;
 use crate::trainer::{self, ceiling, parameters};
+use serde_json::{Map, Value};
 use std::cell::RefCell;
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Instant;
 use xtrain_graphs::optim::Schedule;
@@ -31,19 +33,25 @@ pub fn run(plan: TrainPlan) -> Result<Outcome, Error> {
         dry_run::print(&plan, &mut prepared)?;
         return Ok(Outcome::Done);
     }
-    std::fs::create_dir_all(&plan.train.output_dir).map_err(failed("creating --output_dir"))?;
+    create_output_dir(&plan.train.output_dir)?;
     clean_output_dir(&plan.train.output_dir).map_err(failed("cleaning up after a killed run"))?;
-    let mut outcome = Outcome::Done;
-    if plan.do_train {
-        outcome = train(&plan, &mut prepared)?;
-    } else {
-        prepared.loaded.place(&mut prepared.session, plan.train.seed)?;
-    }
-    if plan.do_eval && outcome == Outcome::Done {
-        evaluate_at_end(&plan, &mut prepared)?;
-    }
+    let outcome = train_and_evaluate(&plan, &mut prepared)?;
     eprintln!("{}", prepared.session.cache().stats());
     Ok(outcome)
+}
+
+fn train_and_evaluate(plan: &TrainPlan, prepared: &mut Prepared) -> Result<Outcome, Error> {
+    if !plan.do_train {
+        prepared.loaded.place(&mut prepared.session, plan.train.seed)?;
+        return evaluate_at_end(plan, prepared, None);
+    }
+    // The signals stay taken over during the last evaluation, so that has to look at them too.
+    let interrupt = Interrupt::install().map_err(failed("taking over SIGINT and SIGTERM"))?;
+    let outcome = train(plan, prepared, &interrupt)?;
+    match plan.do_eval && outcome == Outcome::Done {
+        true => evaluate_at_end(plan, prepared, Some(&interrupt)),
+        false => Ok(outcome),
+    }
 }
 
 /// Everything that a run needs before it touches a weight.
@@ -57,26 +65,22 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Checks what can be checked cheaply first, then tokenizes (unless only graphs are wanted), then opens the device.
+    /// Opens and checks everything else before tokenizing, which can take hours and which a run that only compiles does without.
     pub fn new(plan: &TrainPlan, reads_data: bool) -> Result<Self, Error> {
         let tokenizer = Tokenizer::load(&plan.tokenizer).map_err(failed("loading the tokenizer"))?;
         let loaded = LoadedModel::open(&plan.model, Some(&tokenizer))?;
         let model = &loaded.model;
         tokenizer.check_vocab(model.vocab_size()).map_err(failed("matching tokenizer and model"))?;
-        let block = clm::block_size(plan.data.block_size, tokenizer.model_max_length(), model.max_positions())
-            .map_err(failed("choosing the block size"))?;
-        if let Some(note) = &block.note {
-            eprintln!("note: {note}");
-        }
+        let block_size = block_size(&plan.data, &tokenizer, &**model)?;
+        let mut session = open_device(plan.device, &plan.cache)?;
+        session.cache_mut().set_origin(origin("train clm", &**model, &graph_settings(plan, block_size)));
         let quiet = plan.train.disable_tqdm;
         let load = |wanted: bool, load: fn(&_, &Tokenizer, usize, bool) -> crate::data::Result<Dataset>, doing| {
-            wanted.then(|| load(&plan.data, &tokenizer, block.size, quiet).map_err(failed(doing))).transpose()
+            wanted.then(|| load(&plan.data, &tokenizer, block_size, quiet).map_err(failed(doing))).transpose()
         };
         let train = load(reads_data && plan.do_train, clm::train_dataset, "preparing the training text")?;
         let validation = load(reads_data && plan.do_eval, clm::validation_dataset, "preparing the validation text")?;
-        let mut session = open_device(plan.device, &plan.cache)?;
-        session.cache_mut().set_origin(origin("train clm", &**model, &graph_settings(plan, block.size)));
-        Ok(Prepared { block_size: block.size, train, validation, session, tokenizer, loaded })
+        Ok(Prepared { block_size, train, validation, session, tokenizer, loaded })
     }
 
     /// The shapes of the run's graphs.
@@ -123,7 +127,9 @@ pub(super) fn layout(plan: &TrainPlan, data: &Dataset) -> Result<(BatchPlan, Run
     let settings = &plan.train;
     let order = Order::Shuffled { seed: plan.data.seed };
     let batches = BatchPlan::new(data.len(), settings.per_device_train_batch_size, settings.dataloader_drop_last, order)
-        .map_err(failed("laying out batches"))?;
+        .map_err(|error| {
+            Error::usage(error.to_string(), "lower --per_device_train_batch_size, or leave --dataloader_drop_last out")
+        })?;
     let length = RunLength::new(
         batches.batches_per_epoch() as u64,
         settings.gradient_accumulation_steps as u64,
@@ -141,6 +147,17 @@ pub(super) fn layout(plan: &TrainPlan, data: &Dataset) -> Result<(BatchPlan, Run
     Ok((batches, length, schedule))
 }
 
+/// Checkpoints that an earlier run left where this one starts anew: never the one that its model comes from.
+fn stale_checkpoints(plan: &TrainPlan) -> Result<Vec<PathBuf>, Error> {
+    let found = list_checkpoints(&plan.train.output_dir).map_err(failed("looking for an earlier run's checkpoints"))?;
+    let source = match &plan.model {
+        ModelSource::Pretrained { directory } => directory.canonicalize().ok(),
+        ModelSource::Scratch { .. } => None,
+    };
+    let is_source = |path: &Path| source.is_some() && path.canonicalize().ok() == source;
+    Ok(found.into_iter().map(|(_, path)| path).filter(|path| !is_source(path)).collect())
+}
+
 /// The checkpoint that the run continues, if it does.
 fn checkpoint(settings: &TrainSettings) -> Result<Option<Checkpoint>, Error> {
     let dir: PathBuf = match &settings.resume {
@@ -153,28 +170,42 @@ fn checkpoint(settings: &TrainSettings) -> Result<Option<Checkpoint>, Error> {
     load_checkpoint(&dir).map(Some).map_err(failed("loading the checkpoint to resume from"))
 }
 
-/// Refuses a checkpoint whose position means something else in this run.
+/// Refuses a checkpoint whose position means something else in this run; causes come before their effects.
 fn check_resume(saved: &Checkpoint, run: &TrainingState) -> Result<(), Error> {
-    let pairs = [
-        ("seed", saved.state.seed, run.seed),
-        ("batches in an epoch", saved.state.batches_per_epoch, run.batches_per_epoch),
-        ("per_device_train_batch_size", saved.state.batch_size, run.batch_size),
-        ("gradient_accumulation_steps", saved.state.gradient_accumulation_steps, run.gradient_accumulation_steps),
-    ];
-    let mut reason = pairs
-        .iter()
-        .find(|(_, saved, run)| saved != run)
-        .map(|(what, saved, run)| format!("{what} was {saved} when it was saved and is {run} now"));
-    if reason.is_none() && saved.state.data_fingerprint != run.data_fingerprint {
-        reason = Some("the training text, the tokenizer or the block size is not the one that it was saved with".into());
-    }
+    let was = |what: &str, saved: u64, run: u64| {
+        (saved != run).then(|| format!("{what} was {saved} when it was saved and is {run} now"))
+    };
+    let old = &saved.state;
+    let reason = was("--seed", old.seed, run.seed)
+        .or_else(|| was("--per_device_train_batch_size", old.batch_size, run.batch_size))
+        .or_else(|| was("--gradient_accumulation_steps", old.gradient_accumulation_steps, run.gradient_accumulation_steps))
+        .or_else(|| {
+            let differ = old.data_fingerprint != run.data_fingerprint;
+            differ.then(|| "the training text, the tokenizer or the block size is not the one that it was saved with".into())
+        })
+        .or_else(|| was("the number of batches in an epoch", old.batches_per_epoch, run.batches_per_epoch));
     match reason {
-        Some(reason) => Err(failed("resuming")(trainer::Error::Resume { path: saved.dir.clone(), reason })),
+        Some(reason) => Err(Error::usage(
+            trainer::Error::Resume { path: saved.dir.clone(), reason }.to_string(),
+            "use what it was saved with or, to start anew from its weights, give it as --model_name_or_path",
+        )),
         None => Ok(()),
     }
 }
 
-fn train(plan: &TrainPlan, prepared: &mut Prepared) -> Result<Outcome, Error> {
+/// Says which of the model's settings are not those of the checkpoint. Some may change (dropout); shapes are checked with the weights.
+fn note_changed_config(saved: &Checkpoint, model: &Map<String, Value>) {
+    let text = |value: Option<&Value>| value.map_or("not set".to_string(), Value::to_string);
+    let keys: BTreeSet<&String> = saved.config.keys().chain(model.keys()).collect();
+    for key in keys {
+        let (old, new) = (saved.config.get(key), model.get(key));
+        if old != new {
+            eprintln!("note: {key} was {} when the checkpoint was saved and is {} now", text(old), text(new));
+        }
+    }
+}
+
+fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Result<Outcome, Error> {
     let settings = &plan.train;
     let data = prepared.train.clone().expect("a run that trains has training data");
     let (batches, length, schedule) = layout(plan, &data)?;
@@ -198,9 +229,15 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared) -> Result<Outcome, Error> {
     if let Some(saved) = &resumed {
         check_resume(saved, &state)?;
         eprintln!("resuming from {} (step {})", saved.dir.display(), saved.state.global_step);
+        note_changed_config(saved, model.config().values());
         if saved.state.total_steps != length.max_steps {
             let (old, new) = (saved.state.total_steps, length.max_steps);
             eprintln!("note: the learning-rate curve was laid out for {old} steps and is now for {new}");
+        }
+        if saved.state.global_step >= length.max_steps {
+            eprintln!(
+                "note: that is already the end; nothing is left to train (--max_steps or --num_train_epochs would extend it)"
+            );
         }
         parameters::load(session, model, stepper.parameters(), &saved.weights).map_err(failed("loading the weights"))?;
         parameters::set_extra_state(session, &extra_state, Some(&saved.optimizer)).map_err(failed("loading the moments"))?;
@@ -216,8 +253,11 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared) -> Result<Outcome, Error> {
     bar.skip_to(start.step);
     let log = RunLog::open(&settings.output_dir, history, start.step, bar).map_err(failed("opening the log"))?;
     let log = Rc::new(RefCell::new(log));
-    let last_saved = Rc::new(RefCell::new(resumed.as_ref().map(|c| c.dir.clone())));
-    let interrupt = Interrupt::install().map_err(failed("taking over SIGINT and SIGTERM"))?;
+    let kept = Rc::new(RefCell::new(Kept {
+        newest: resumed.as_ref().map(|c| c.dir.clone()),
+        proven: None,
+        stale: if resumed.is_none() { stale_checkpoints(plan)? } else { Vec::new() },
+    }));
     let microbatch_flops = model.step_flops(settings.per_device_train_batch_size, prepared.block_size);
     let ceiling = ceiling::measure_tflops(session).map_err(failed("measuring the matrix-multiply ceiling"))?;
 
@@ -235,7 +275,7 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared) -> Result<Outcome, Error> {
         log: log.clone(),
         sums: sums.clone(),
         interrupt: Some(interrupt.clone()),
-        last_saved: last_saved.clone(),
+        kept: kept.clone(),
     };
     let cadence = (settings.logging, settings.logging_first_step);
     let logger = Logger::new(log.clone(), sums.clone(), cadence, microbatch_flops, Some(ceiling));
@@ -262,28 +302,25 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared) -> Result<Outcome, Error> {
     };
     let mut source =
         device_batches(&client, spec, plan.data.dataloader_num_workers).map_err(failed("starting the data workers"))?;
-    let kept = {
-        let last_saved = last_saved.clone();
-        move || match &*last_saved.borrow() {
-            Some(path) => format!("the last good checkpoint is {}", path.display()),
-            None => "no checkpoint had been saved".to_string(),
-        }
+    let sentence = {
+        let kept = kept.clone();
+        move || kept.borrow().sentence()
     };
     let began = Instant::now();
-    let run = RunLoop { stepper: &stepper, session, length, hooks, kept: Box::new(kept) };
+    let run = RunLoop { stepper: &stepper, session, length, hooks, kept: Box::new(sentence) };
     let progress = run.run(&mut source, start).map_err(failed("training"))?;
     let runtime = began.elapsed().as_secs_f64();
 
     if let (Some(signal), false) = (interrupt.received(), progress.is_last()) {
         log.borrow().bar().finish();
-        let dir = last_saved.borrow().clone().unwrap_or_default();
+        let dir = kept.borrow().newest.clone().unwrap_or_default();
         eprintln!("stopped after step {} of {}; saved {}", progress.step, progress.max_steps, dir.display());
         eprintln!("to go on, run the same command with --resume_from_checkpoint");
         return Ok(Outcome::Interrupted { signal });
     }
     let flops_per_step = microbatch_flops * length.accumulation as f64;
     let finished = Finished { progress, steps: progress.step - start.step, runtime, flops_per_step };
-    finish(plan, &saved_model, session, &log, &sums.borrow(), finished)?;
+    finish(plan, &saved_model, session, (&log, &sums.borrow(), &mut kept.borrow_mut()), finished)?;
     Ok(Outcome::Done)
 }
 
@@ -315,8 +352,7 @@ fn finish(
     plan: &TrainPlan,
     model: &SavedModel,
     session: &Session,
-    log: &RefCell<RunLog>,
-    sums: &Sums,
+    (log, sums, kept): (&RefCell<RunLog>, &Sums, &mut Kept),
     run: Finished,
 ) -> Result<(), Error> {
     let settings = &plan.train;
@@ -331,26 +367,42 @@ fn finish(
     });
     let mut log = log.borrow_mut();
     log.bar().finish();
-    log.record(&summary).map_err(failed("logging"))?;
     let dir = &settings.output_dir;
-    model.save(session, dir).map_err(failed("saving the model"))?;
+    // A finished run that is resumed has made no steps; its figures stay those of the run that made them.
+    let is_news = run.steps > 0 || !dir.join("train_results.json").exists();
+    if is_news {
+        log.record(&summary).map_err(failed("logging"))?;
+    }
+    model.save(session, dir, run.progress.step, kept).map_err(failed("saving the model"))?;
+    kept.remove_stale().map_err(failed("removing an earlier run's checkpoints"))?;
     let state = trainer_state(settings, &log, run.flops_per_step, &run.progress);
     write_json(&dir.join(TRAINER_STATE_FILE), &state).map_err(failed("saving the trainer state"))?;
-    save_metrics(dir, "train", &summary.results()).map_err(failed("saving the results"))?;
+    if is_news {
+        save_metrics(dir, "train", &summary.results()).map_err(failed("saving the results"))?;
+    }
     println!("saved the model in {}", dir.display());
     Ok(())
 }
 
-/// Evaluates the weights on the device and writes the results.
-fn evaluate_at_end(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Error> {
+/// Evaluates the weights on the device and writes the results, unless a signal asks for the end: half a set's loss is no result.
+fn evaluate_at_end(plan: &TrainPlan, prepared: &mut Prepared, interrupt: Option<&Interrupt>) -> Result<Outcome, Error> {
     let validation = prepared.validation.clone().expect("a run that evaluates has validation data");
     let model = &*prepared.loaded.model;
     let (size, workers) = (plan.train.per_device_eval_batch_size, plan.data.dataloader_num_workers);
     let session = &mut prepared.session;
-    let mut batches =
+    let batches =
         eval_batches(session.client(), &validation, size, workers).map_err(failed("preparing the validation batches"))?;
-    let evaluation = evaluate(session, model, &model.parameters(), &mut *batches).map_err(failed("evaluating"))?;
+    let received = || interrupt.and_then(Interrupt::received);
+    let mut batches = batches.take_while(|_| received().is_none());
+    let evaluation = evaluate(session, model, &model.parameters(), &mut batches).map_err(failed("evaluating"))?;
+    if let Some(signal) = received() {
+        let dir = plan.train.output_dir.display();
+        eprintln!("stopped during the last evaluation; the trained model is in {dir}");
+        eprintln!("to evaluate it, run xtrain eval clm --model_name_or_path {dir}");
+        return Ok(Outcome::Interrupted { signal });
+    }
     let record = evaluation.record(None);
     println!("{}", record.printed());
-    save_metrics(&plan.train.output_dir, "eval", &record.results()).map_err(failed("saving the results"))
+    save_metrics(&plan.train.output_dir, "eval", &record.results()).map_err(failed("saving the results"))?;
+    Ok(Outcome::Done)
 }

@@ -4,10 +4,10 @@
 
 use super::UsageError;
 use super::flags::Commands;
-use super::plan::PRESETS;
+use super::plan::{PRESETS, is_encoder, preset};
 use super::resolve;
 use super::typed::Typed;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 type Verdict = Result<(), UsageError>;
 
@@ -118,7 +118,7 @@ fn model(typed: &Typed) -> Verdict {
                  weights with --model_type gpt2 --config_name gpt2",
             );
         }
-        return Ok(());
+        return is_model(&directory);
     }
     if !typed.is_given("model_type") && !typed.is_given("config_name") {
         return refuse(
@@ -129,7 +129,13 @@ fn model(typed: &Typed) -> Verdict {
     if let Some(name) = typed.text("config_name") {
         let path = Path::new(&name);
         let is_config = path.is_file() || path.join("config.json").is_file();
-        if !is_config && !PRESETS.contains(&name.as_str()) {
+        if !is_config && is_encoder(&name) {
+            return refuse(
+                format!("--config_name: {name} is an encoder, which predicts masked tokens, not the next one"),
+                format!("known configurations are {}", PRESETS.join(", ")),
+            );
+        }
+        if !is_config && preset(&name).is_none() {
             return refuse(
                 format!("--config_name: `{name}` is neither a known configuration nor a config.json here"),
                 format!("known configurations are {}; or give a config.json or the directory that holds one", PRESETS.join(", ")),
@@ -143,6 +149,21 @@ fn model(typed: &Typed) -> Verdict {
             refuse(format!("--config_overrides: `{part}` is not of the form name=value"), "write it as n_layer=4,n_embd=256")
         }
     }
+}
+
+/// A directory that was named as a model holds one. Damage inside of the files is for those who read them.
+fn is_model(directory: &Path) -> Verdict {
+    if directory.join("config.json").is_file() {
+        return Ok(());
+    }
+    let fix = match newest_checkpoint(directory) {
+        // The usual case: a run that was stopped before its end.
+        Some(checkpoint) => format!("the run there was not finished; its newest checkpoint is {}", checkpoint.display()),
+        None => {
+            "give a directory with config.json and model.safetensors, as transformers' save_pretrained and xtrain write it".into()
+        }
+    };
+    refuse(format!("--model_name_or_path: {} holds no config.json", directory.display()), fix)
 }
 
 fn tokenizer(typed: &Typed) -> Verdict {
@@ -252,14 +273,28 @@ fn resume_and_output(typed: &Typed) -> Verdict {
     }
     if let Some(path) = from {
         let path = Path::new(&path);
-        return if path.is_dir() {
-            Ok(())
-        } else {
-            refuse(
+        if !path.is_dir() {
+            return refuse(
                 format!("--resume_from_checkpoint: {} is not a directory", path.display()),
                 "give a checkpoint-N directory of an earlier run",
-            )
-        };
+            );
+        }
+        if !path.join("training_state.json").is_file() {
+            let fix = match newest_checkpoint(path) {
+                Some(newest) => format!("its newest checkpoint is {}", newest.display()),
+                None => "to start anew from its weights, give it as --model_name_or_path".into(),
+            };
+            return refuse(format!("--resume_from_checkpoint: {} holds no training state", path.display()), fix);
+        }
+        // Going on in the checkpoint's own directory is the point; in another one there may be another run's work.
+        let own = path.canonicalize().ok().and_then(|path| path.parent().map(Path::to_path_buf));
+        if typed.bool("overwrite_output_dir") || (own.is_some() && own == output.canonicalize().ok()) {
+            return Ok(());
+        }
+        return empty_output(
+            &output,
+            "to go on from a checkpoint of another directory, name an empty --output_dir, or add --overwrite_output_dir to replace its files",
+        );
     }
     if latest {
         return if has_checkpoint(&output) {
@@ -297,8 +332,12 @@ fn empty_output(output: &Path, fix: &str) -> Verdict {
 
 /// Whether a directory holds a `checkpoint-N`.
 fn has_checkpoint(output: &Path) -> bool {
-    let is_checkpoint =
-        |name: &str| name.strip_prefix("checkpoint-").is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()));
-    let Ok(entries) = std::fs::read_dir(output) else { return false };
-    entries.flatten().any(|entry| entry.file_name().to_str().is_some_and(is_checkpoint) && entry.path().is_dir())
+    newest_checkpoint(output).is_some()
+}
+
+/// The `checkpoint-N` with the largest N.
+fn newest_checkpoint(output: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(output).ok()?.flatten().map(|entry| entry.path()).filter(|path| path.is_dir());
+    let step = |path: &Path| path.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse::<u64>().ok();
+    entries.filter_map(|path| Some((step(&path)?, path))).max().map(|(_, path)| path)
 }

@@ -8,7 +8,27 @@ use std::fmt;
 use std::path::PathBuf;
 
 /// Model configurations that are known by name, for `--config_name`.
-pub const PRESETS: [&str; 4] = ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"];
+pub const PRESETS: [&str; 8] =
+    ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt-neo-125m", "gpt-neo-1.3B", "gpt-neo-2.7B", "gpt-j-6b"];
+
+/// The architectures for `--model_type`, each with the preset that it means alone: the configuration class's defaults, as in
+/// transformers.
+pub const MODEL_TYPES: [(&str, &str); 3] = [("gpt2", "gpt2"), ("gpt_neo", "gpt-neo-1.3B"), ("gptj", "gpt-j-6b")];
+
+/// The preset of this name, which may begin with the organization that released it.
+pub fn preset(name: &str) -> Option<&'static str> {
+    let name = match name.split_once('/') {
+        Some(("openai-community" | "EleutherAI", name)) => name,
+        _ => name,
+    };
+    PRESETS.into_iter().find(|preset| *preset == name)
+}
+
+/// Whether this is the name of an encoder, which no causal language model can be made of.
+pub fn is_encoder(name: &str) -> bool {
+    let name = name.rsplit('/').next().unwrap_or(name);
+    ["bert-", "roberta-", "albert-", "distilbert-", "distilroberta-"].iter().any(|start| name.starts_with(start))
+}
 
 /// One command with everything that it needs.
 #[derive(Clone, Debug, PartialEq)]

@@ -131,22 +131,26 @@ fn model(typed: &Typed) -> ModelSource {
     if let Some(directory) = typed.path("model_name_or_path") {
         return ModelSource::Pretrained { directory };
     }
+    let model_type = typed.text("model_type");
     ModelSource::Scratch {
-        model_type: typed.text("model_type"),
-        config: config_source(typed.text("config_name").as_deref()),
+        config: config_source(typed.text("config_name").as_deref(), model_type.as_deref()),
+        model_type,
         overrides: overrides(&typed.text("config_overrides").unwrap_or_default()).expect(CHECKED),
     }
 }
 
 /// A file or directory here wins over a preset of the same name, as it does in transformers.
-fn config_source(name: Option<&str>) -> ConfigSource {
-    let Some(name) = name else { return ConfigSource::Preset(PRESETS[0]) };
+fn config_source(name: Option<&str>, model_type: Option<&str>) -> ConfigSource {
+    let Some(name) = name else {
+        let usual = MODEL_TYPES.into_iter().find(|(known, _)| Some(*known) == model_type);
+        return ConfigSource::Preset(usual.map_or(PRESETS[0], |(_, preset)| preset));
+    };
     let path = Path::new(name);
     if path.is_file() {
         return ConfigSource::File(path.into());
     }
     let inside = path.join("config.json");
-    match PRESETS.iter().find(|preset| **preset == name) {
+    match preset(name) {
         Some(preset) if !inside.is_file() => ConfigSource::Preset(preset),
         _ => ConfigSource::File(inside),
     }

@@ -1,12 +1,10 @@
 //! A batch on the host, in the layout that the step's graph takes.
 
 use ndarray::{Array2, s};
+use xtrain_models::IGNORED_LABEL;
 
 use super::dataset::Dataset;
 use super::sampler::Position;
-
-/// Labels that the loss leaves out.
-pub const IGNORE_INDEX: i32 = -100;
 
 /// `[batch_size, block_size]` arrays, always of full size: a graph has one shape.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,7 +34,7 @@ pub fn causal(dataset: &Dataset, rows: &[u32], batch_size: usize, at: Position) 
         dataset.row(*row as usize).copy_to(out);
     }
     let mut labels = input_ids.clone();
-    labels.slice_mut(s![rows.len().., ..]).fill(IGNORE_INDEX);
+    labels.slice_mut(s![rows.len().., ..]).fill(IGNORED_LABEL as i32);
     Batch {
         input_ids,
         labels,

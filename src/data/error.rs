@@ -46,14 +46,14 @@ pub enum Error {
     )]
     TooShort { what: String, tokens: u64, lines: u64, block_size: usize, largest: u64, advice: String },
 
-    #[error("--block_size {block_size} is more than the model's {positions} positions; set --block_size {positions} or less")]
+    #[error("--block_size {block_size} is more than the model's {positions} positions (n_positions)")]
     BlockTooLong { block_size: usize, positions: usize },
 
     #[error("--block_size must be at least 2: a block of {block_size} has no next token to predict")]
     BlockTooShort { block_size: usize },
 
     #[error(
-        "the tokenizer has {tokenizer} tokens but the model's vocabulary has {model}: ids from {model} up have no embedding; use the model's own tokenizer or set vocab_size to {tokenizer}"
+        "the tokenizer has {tokenizer} tokens but the model's vocabulary has {model}: ids from {model} up have no embedding; use the model's own tokenizer or, for a model with random weights, --config_overrides vocab_size={tokenizer}"
     )]
     VocabMismatch { tokenizer: usize, model: usize },
 

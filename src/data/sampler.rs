@@ -1,4 +1,4 @@
-//! Which rows come when: the order of an epoch, batches within it, and the arithmetic of steps and epochs.
+//! Which rows come when: the order of an epoch and the batches within it.
 //!
 //! The order is a function of (seed, epoch) alone. Nothing is carried from one epoch to the next, so a run that resumes at
 //! (epoch, batch) sees just what the uninterrupted one would have seen.
@@ -100,54 +100,6 @@ impl BatchPlan {
     }
 }
 
-/// Optimizer steps of a run, as transformers' Trainer counts them: every epoch ends a step, so an epoch's last step may
-/// accumulate fewer batches than the others.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepPlan {
-    pub batches_per_epoch: usize,
-    pub gradient_accumulation_steps: usize,
-}
-
-impl StepPlan {
-    pub fn new(batches_per_epoch: usize, gradient_accumulation_steps: usize) -> Result<StepPlan> {
-        if gradient_accumulation_steps == 0 {
-            return Err(Error::Zero { what: "gradient_accumulation_steps" });
-        }
-        Ok(StepPlan { batches_per_epoch, gradient_accumulation_steps })
-    }
-
-    pub fn steps_per_epoch(&self) -> u64 {
-        self.batches_per_epoch.div_ceil(self.gradient_accumulation_steps).max(1) as u64
-    }
-
-    /// Batches that the step beginning at `batch` of an epoch accumulates.
-    pub fn batches_of_step_at(&self, batch: usize) -> usize {
-        self.gradient_accumulation_steps.min(self.batches_per_epoch.saturating_sub(batch))
-    }
-
-    /// Optimizer steps for so many epochs, rounded up, as `max_steps` is computed when it is not given.
-    pub fn steps_for(&self, epochs: f64) -> u64 {
-        (epochs * self.steps_per_epoch() as f64).ceil() as u64
-    }
-
-    /// Epochs that so many steps go through, the last one perhaps in part.
-    pub fn epochs_for(&self, steps: u64) -> u64 {
-        steps.div_ceil(self.steps_per_epoch())
-    }
-
-    /// Where the batch after `steps` optimizer steps lies.
-    pub fn position_after(&self, steps: u64) -> Position {
-        let in_epoch = (steps % self.steps_per_epoch()) as usize;
-        Position { epoch: steps / self.steps_per_epoch(), batch: in_epoch * self.gradient_accumulation_steps }
-    }
-
-    /// The fractional epoch that the Trainer logs after `steps` steps: whole epochs, then batches seen over batches there are.
-    pub fn epoch_after(&self, steps: u64) -> f64 {
-        let position = self.position_after(steps);
-        position.epoch as f64 + position.batch as f64 / self.batches_per_epoch as f64
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -199,17 +151,5 @@ mod tests {
         assert_eq!((dropping.batches_per_epoch(), dropping.dropped_rows(), plan.dropped_rows()), (2, 2, 0));
         assert!(BatchPlan::new(3, 4, true, Order::Sequential).unwrap_err().to_string().contains("3 rows"));
         assert!(BatchPlan::new(3, 0, true, Order::Sequential).is_err());
-    }
-
-    #[test]
-    fn steps_as_the_trainer_counts_them() {
-        let plan = StepPlan::new(10, 4).unwrap();
-        assert_eq!(plan.steps_per_epoch(), 3);
-        assert_eq!([0, 4, 8].map(|batch| plan.batches_of_step_at(batch)), [4, 4, 2]);
-        assert_eq!((plan.steps_for(2.5), plan.epochs_for(7), plan.epochs_for(6)), (8, 3, 2));
-        assert_eq!(plan.position_after(4), Position { epoch: 1, batch: 4 });
-        assert_eq!([0, 1, 2, 3, 4].map(|steps| plan.epoch_after(steps)), [0.0, 0.4, 0.8, 1.0, 1.4]);
-        assert_eq!(StepPlan::new(3, 8).unwrap().steps_per_epoch(), 1);
-        assert!(StepPlan::new(3, 0).is_err());
     }
 }

@@ -9,17 +9,14 @@ pub enum Error {
     #[error("feed `{name}` was declared for compiling only and has no value: a defect of xtrain")]
     AbstractFeed { name: String },
     #[error(
-        "the loss became {value} at step {step} (learning rate {learning_rate:e}, gradient norm {grad_norm}); {kept}. \
-         Lower --learning_rate, add --warmup_steps or check the data around that step"
+        "the {what} became {value} at step {step} (loss {loss}, gradient norm {grad_norm}, learning rate {learning_rate:e}); \
+         {kept}. Lower --learning_rate, add --warmup_steps or check the data around that step"
     )]
-    NotFinite { value: f64, step: u64, learning_rate: f64, grad_norm: f64, kept: String },
-    #[error("block_size {block_size} is over the model's {positions} positions (n_positions); lower --block_size")]
-    BlockTooLong { block_size: usize, positions: usize },
-    #[error(
-        "the tokenizer has ids up to {largest_id}, but the model's embedding has {vocab_size} rows (vocab_size); use the \
-         model's own tokenizer or --config_overrides vocab_size={needed}"
-    )]
-    Vocabulary { largest_id: usize, vocab_size: usize, needed: usize },
+    NotFinite { what: &'static str, value: f64, step: u64, learning_rate: f64, loss: f64, grad_norm: f64, kept: String },
+    #[error("after step {step}, {tensor} holds values that are not finite, so it was not saved; {kept}. Lower --learning_rate")]
+    NotWorthSaving { step: u64, tensor: String, kept: String },
+    #[error("{path}: {tensor} holds values that are not finite: the model was broken when it was saved; use another one")]
+    BrokenWeights { path: PathBuf, tensor: String },
     #[error("{path}: this checkpoint cannot continue the run: {reason}")]
     Resume { path: PathBuf, reason: String },
     #[error("the prompt has no tokens: generation needs at least one to start from")]

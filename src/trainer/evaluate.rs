@@ -6,7 +6,7 @@ use super::step::{BatchInputs, DeviceBatch, feed_batch, parameter_tensors};
 use crate::runtime::PendingDownload;
 use std::time::{Duration, Instant};
 use xtrain_graphs::{Randomness, Tensor};
-use xtrain_models::{Model, ParameterSpec, Weights, causal_loss};
+use xtrain_models::{Model, ParameterSpec, Weights, loss};
 
 /// The graph's name in plans, logs and the cache.
 pub const GRAPH_NAME: &str = "eval";
@@ -34,7 +34,7 @@ pub fn record(recording: &mut Recording, model: &dyn Model, parameters: &[Parame
     let weights = parameter_tensors(recording, parameters)?;
     let trace = recording.trace().clone();
     let weights = Weights::new(&trace, &weights);
-    let loss = causal_loss(model, &weights, &inputs.tokens, &inputs.labels, &Randomness::off())?;
+    let loss = loss(model, &weights, &inputs.tokens, &inputs.labels, &Randomness::off())?;
     let sums = Tensor::concat(&[&loss.sum.reshape(&[1])?, &loss.count.reshape(&[1])?], 0)?;
     recording.fetch("sums", &sums);
     Ok(())

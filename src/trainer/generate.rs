@@ -71,9 +71,9 @@ fn next_logits(
     let weights = parameter_tensors(&mut recording, parameters)?;
     let trace = recording.trace().clone();
     let weights = Weights::new(&trace, &weights);
-    let batch = TokenBatch { input_ids: ids, attention_mask: None };
+    let batch = TokenBatch { input_ids: ids, attention_mask: None, token_type_ids: None };
     let hidden = model.hidden(&weights, &batch, &Randomness::off())?.take_rows(&last)?;
-    recording.fetch("logits", &model.head(&weights, &hidden)?);
+    recording.fetch("logits", &model.head(&weights, &hidden, &Randomness::off())?);
     let mut marked = recording.mark_step(GRAPH_NAME)?;
     let logits = Arc::new(marked.fetched.remove("logits").expect("fetched above"));
     Ok(logits.download_to()?)

@@ -21,6 +21,13 @@ impl Interrupt {
             signal_hook::flag::register(number, again.clone())?;
             signal_hook::flag::register_usize(number, signal.clone(), number as usize)?;
         }
+        // A step, an evaluation or a compilation may take minutes; without a word the user would think that nothing happened.
+        let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
+        std::thread::Builder::new().name("signals".into()).spawn(move || {
+            if signals.forever().next().is_some() {
+                eprintln!("stopping after this step; a second signal quits at once, without saving");
+            }
+        })?;
         Ok(Interrupt { signal })
     }
 

@@ -1,6 +1,6 @@
 //! A model's parameters on their way to the device and back: seeded initialization, Hugging Face weights, downloads.
 
-use super::error::Result;
+use super::error::{Error, Result};
 use super::session::Session;
 use crate::checkpoint::{Error as CheckpointError, Mismatch, Weights};
 use rand::SeedableRng;
@@ -31,10 +31,11 @@ pub fn initialize(session: &mut Session, parameters: &[ParameterSpec], seed: u64
 
 fn initial_values(parameter: &ParameterSpec, seed: u64) -> Vec<f32> {
     let count = parameter.dims.iter().product();
-    let std = match parameter.init {
+    let (std, zero_row) = match parameter.init {
         Init::Zeros => return vec![0.0; count],
         Init::Ones => return vec![1.0; count],
-        Init::Normal { std } => std as f32,
+        Init::Normal { std } => (std as f32, None),
+        Init::NormalWithZeroRow { std, row } => (std as f32, Some(row)),
     };
     let key: [u8; 32] = Sha256::new().chain_update(seed.to_le_bytes()).chain_update(parameter.name.as_bytes()).finalize().into();
     let mut values = vec![0.0f32; count];
@@ -46,6 +47,10 @@ fn initial_values(parameter: &ParameterSpec, seed: u64) -> Vec<f32> {
             *value = normal * std;
         }
     });
+    if let Some(row) = zero_row {
+        let width = count / parameter.dims[0];
+        values[row * width..(row + 1) * width].fill(0.0);
+    }
     values
 }
 
@@ -82,8 +87,14 @@ fn match_names(model: &dyn Model, parameters: &[ParameterSpec], weights: &Weight
     Matched { stored, mismatch }
 }
 
-/// Uploads a checkpoint's weights. Every parameter must be there in its shape (any float type); tensors that the model does
-/// not have are an error too, all listed.
+/// Refuses weights that the model cannot take: every parameter must be there in its shape (any float type), and tensors that the
+/// model does not have are an error too, all listed. Reads names and shapes only.
+pub fn check(model: &dyn Model, parameters: &[ParameterSpec], weights: &Weights) -> Result<()> {
+    let mismatch = match_names(model, parameters, weights).mismatch;
+    if mismatch.is_empty() { Ok(()) } else { Err(CheckpointError::Mismatch(Box::new(mismatch)).into()) }
+}
+
+/// Uploads a checkpoint's weights, which must pass [`check`] and be finite: a model with a NaN in it only ever gives NaNs.
 pub fn load(session: &mut Session, model: &dyn Model, parameters: &[ParameterSpec], weights: &Weights) -> Result<()> {
     let matched = match_names(model, parameters, weights);
     if !matched.mismatch.is_empty() {
@@ -92,6 +103,9 @@ pub fn load(session: &mut Session, model: &dyn Model, parameters: &[ParameterSpe
     for parameter in parameters {
         let shape = parameter_shape(parameter);
         let bytes = weights.read(&matched.stored[&parameter.name], &shape)?;
+        if !is_finite(&shape, &bytes) {
+            return Err(Error::BrokenWeights { path: weights.path().to_path_buf(), tensor: parameter.name.clone() });
+        }
         session.set_state(&parameter.name, &bytes, &shape)?;
     }
     Ok(())
@@ -115,12 +129,18 @@ pub struct HostTensor {
     pub bytes: Vec<u8>,
 }
 
+/// Whether every element is a finite number. State is f32; of other types nothing is said.
+pub fn is_finite(shape: &Shape, bytes: &[u8]) -> bool {
+    let finite = |block: &[u8]| block.chunks_exact(4).all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).is_finite());
+    shape.dtype != DType::F32 || bytes.par_chunks(1 << 20).all(finite)
+}
+
 /// Reads named state back; waits for the device.
 pub fn download<'a>(session: &Session, names: impl IntoIterator<Item = &'a str>) -> Result<Vec<HostTensor>> {
     names
         .into_iter()
         .map(|name| {
-            let buffer = session.state(name).ok_or_else(|| super::error::Error::NoState { name: name.to_string() })?;
+            let buffer = session.state(name).ok_or_else(|| Error::NoState { name: name.to_string() })?;
             Ok(HostTensor { name: name.to_string(), shape: buffer.shape().clone(), bytes: buffer.download()? })
         })
         .collect()

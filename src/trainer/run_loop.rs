@@ -212,8 +212,14 @@ impl RunLoop<'_, '_> {
         };
         *last_report = Instant::now();
         if !metrics.loss.is_finite() || !metrics.grad_norm.is_finite() {
+            let (what, value) = match metrics.loss.is_finite() {
+                true => ("gradient norm", metrics.grad_norm),
+                false => ("loss", metrics.loss),
+            };
             return Err(Error::NotFinite {
-                value: f64::from(metrics.loss),
+                what,
+                value: f64::from(value),
+                loss: f64::from(metrics.loss),
                 step: step.progress.step,
                 learning_rate: step.learning_rate,
                 grad_norm: f64::from(metrics.grad_norm),

@@ -10,17 +10,19 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use xtrain_graphs::optim::{self, AdamW, Schedule, Sgd, StepFeed, StepScalars};
 use xtrain_graphs::{DType, Randomness, Shape, Tensor, backward};
-use xtrain_models::{LossSum, Model, ParameterSpec, TokenBatch, Weights, causal_loss};
+use xtrain_models::{LossSum, Model, ParameterSpec, TokenBatch, Weights, loss};
 
 /// A batch that is on the device. B rows of T tokens.
 #[derive(Clone)]
 pub struct DeviceBatch {
     /// `s32[B, T]`
     pub input_ids: Arc<Buffer>,
-    /// `s32[B, T]`, -100 = no loss.
+    /// `s32[B, T]`, or `s32[B]` for a classifier; -100 = no loss.
     pub labels: Arc<Buffer>,
     /// `pred[B, T]`; `None` when every token is attended.
     pub attention_mask: Option<Arc<Buffer>>,
+    /// `s32[B, T]`; `None` when every token is in segment 0.
+    pub token_type_ids: Option<Arc<Buffer>>,
     /// Rows that are not padding.
     pub examples: usize,
     /// The epoch that the batch belongs to, from 0.
@@ -142,7 +144,7 @@ impl<'m> Stepper<'m> {
         let randomness = feed_randomness(recording, self.seed, microstep)?;
         let weights = parameter_tensors(recording, &self.parameters)?;
         let trace = recording.trace().clone();
-        let loss = causal_loss(self.model, &Weights::new(&trace, &weights), &inputs.tokens, &inputs.labels, &randomness)?;
+        let loss = loss(self.model, &Weights::new(&trace, &weights), &inputs.tokens, &inputs.labels, &randomness)?;
         let leaves: Vec<Tensor> = self.parameters.iter().map(|p| weights[&p.name].clone()).collect();
         let gradients = backward(&loss.sum, &leaves)?;
         match phase {
@@ -217,19 +219,18 @@ impl<'m> Stepper<'m> {
         }
         for ((parameter, leaf), gradient) in self.parameters.iter().zip(leaves).zip(gradients) {
             let _scope = trace.scope(&parameter.name);
-            let gradient = gradient.mul(&factor)?;
             match self.optimizer.kind {
                 OptimizerKind::AdamW => {
                     let (m, v) = (exp_avg(&parameter.name), exp_avg_sq(&parameter.name));
                     let (old_m, old_v) = (recording.state(&m)?, recording.state(&v)?);
-                    let new = self.adamw().update(&scalars, leaf, &gradient, &old_m, &old_v, parameter.decay)?;
+                    let new = self.adamw().update(&scalars, leaf, gradient, &factor, &old_m, &old_v, parameter.decay)?;
                     recording.assign(&parameter.name, &new.parameter)?;
                     recording.assign(&m, &new.exp_avg)?;
                     recording.assign(&v, &new.exp_avg_sq)?;
                 }
                 OptimizerKind::Sgd => {
                     let sgd = Sgd { weight_decay: self.optimizer.weight_decay };
-                    recording.assign(&parameter.name, &sgd.update(&scalars, leaf, &gradient, parameter.decay)?)?;
+                    recording.assign(&parameter.name, &sgd.update(&scalars, leaf, &gradient.mul(&factor)?, parameter.decay)?)?;
                 }
             }
         }
@@ -278,15 +279,16 @@ pub fn feed_batch(recording: &mut Recording, batch: &DeviceBatch) -> BatchInputs
     let input_ids = recording.feed("input_ids", batch.input_ids.clone());
     let labels = recording.feed("labels", batch.labels.clone());
     let attention_mask = batch.attention_mask.as_ref().map(|mask| recording.feed("attention_mask", mask.clone()));
-    BatchInputs { tokens: TokenBatch { input_ids, attention_mask }, labels }
+    let token_type_ids = batch.token_type_ids.as_ref().map(|ids| recording.feed("token_type_ids", ids.clone()));
+    BatchInputs { tokens: TokenBatch { input_ids, attention_mask, token_type_ids }, labels }
 }
 
-/// Declares feeds of `batch` rows and `tokens` columns, for compiling ahead.
+/// Declares the feeds of a causal language model for `batch` rows and `tokens` columns, for compiling ahead.
 pub fn abstract_batch(recording: &mut Recording, batch: usize, tokens: usize) -> BatchInputs {
     let shape = Shape::new(DType::S32, [batch, tokens]);
     let input_ids = recording.feed_abstract("input_ids", &shape);
     let labels = recording.feed_abstract("labels", &shape);
-    BatchInputs { tokens: TokenBatch { input_ids, attention_mask: None }, labels }
+    BatchInputs { tokens: TokenBatch { input_ids, attention_mask: None, token_type_ids: None }, labels }
 }
 
 /// The random key of one microbatch: (seed, microstep).

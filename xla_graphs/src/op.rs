@@ -232,6 +232,8 @@ pub enum Op {
         of: Attention,
         operand: AttentionOperand,
     },
+    /// The identity; no gradient goes back through it.
+    StopGradient,
 }
 
 impl Op {
@@ -270,6 +272,7 @@ impl Op {
             Op::CrossEntropyGrad { .. } => "cross_entropy_grad".into(),
             Op::Attention(_) => "attention".into(),
             Op::AttentionGrad { .. } => "attention_grad".into(),
+            Op::StopGradient => "stop_gradient".into(),
         }
     }
 
@@ -289,6 +292,7 @@ impl Op {
                 | Op::CrossEntropyGrad { .. }
                 | Op::Attention(_)
                 | Op::AttentionGrad { .. }
+                | Op::StopGradient
         )
     }
 }

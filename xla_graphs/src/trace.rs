@@ -266,6 +266,11 @@ impl Tensor {
         self.id
     }
 
+    /// A copy of the node that computes this tensor, for passes that look at patterns.
+    pub(crate) fn node(&self) -> TraceNode {
+        self.trace.0.borrow().nodes[self.id as usize].clone()
+    }
+
     /// Records an operation whose first operand is this tensor.
     #[track_caller]
     pub(crate) fn apply(&self, op: Op, others: &[&Tensor]) -> Result<Tensor> {

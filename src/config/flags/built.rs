@@ -62,10 +62,11 @@ pub const FLAGS: &[Flag] = &[
     // Model.
     flag(Section::Model, TRAIN_EVAL.and(GENERATE).and(BENCH), "model_name_or_path", Kind::Path, "",
         "Directory with config.json and model.safetensors to start from"),
-    flag(Section::Model, TRAIN_EVAL.and(BENCH), "model_type", Kind::Choice(&["gpt2"]), "",
+    flag(Section::Model, TRAIN_EVAL.and(BENCH), "model_type", Kind::Choice(&["gpt2", "gpt_neo", "gptj"]), "",
         "Architecture to train from random weights"),
     flag(Section::Model, TRAIN_EVAL.and(BENCH), "config_name", Kind::Text, "",
-        "Sizes for random weights: gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a config.json or the directory that holds one"),
+        "Sizes for random weights: gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt-neo-125m, gpt-neo-1.3B, gpt-neo-2.7B, gpt-j-6b, or a \
+         config.json or the directory that holds one"),
     flag(Section::Model, TRAIN_EVAL.and(BENCH), "config_overrides", Kind::Text, "",
         "Changes to that configuration, as n_layer=4,n_embd=256; only with random weights"),
     flag(Section::Model, TRAIN_EVAL.and(GENERATE), "tokenizer_name", Kind::Path, "",

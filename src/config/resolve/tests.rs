@@ -14,7 +14,15 @@ impl Fixture {
         for name in ["model", "old/checkpoint-10", "empty", "old_without"] {
             std::fs::create_dir_all(dir.path().join(name)).unwrap();
         }
-        for name in ["model/config.json", "tokenizer.json", "train.txt", "valid.txt", "old/config.json", "old_without/notes"] {
+        for name in [
+            "model/config.json",
+            "tokenizer.json",
+            "train.txt",
+            "valid.txt",
+            "old/config.json",
+            "old/checkpoint-10/training_state.json",
+            "old_without/notes",
+        ] {
             std::fs::write(dir.path().join(name), "{}").unwrap();
         }
         Fixture(dir)
@@ -118,8 +126,14 @@ fn models_are_found_by_name_or_path() {
         other => panic!("{other:?}"),
     };
     assert_eq!(config("--config_name gpt2-medium"), ConfigSource::Preset("gpt2-medium"));
+    assert_eq!(config("--config_name EleutherAI/gpt-j-6b"), ConfigSource::Preset("gpt-j-6b"));
     assert_eq!(config("--config_name @/model"), ConfigSource::File(fixture.path("model/config.json")));
     assert_eq!(config("--config_name @/model/config.json"), ConfigSource::File(fixture.path("model/config.json")));
+    let Ok(Command::Bench(plan)) = fixture.read("bench --model_type gpt_neo --batch 2 --seq 64 --steps 3 --warmup 0") else {
+        panic!()
+    };
+    let ModelSource::Scratch { config, .. } = plan.model else { panic!() };
+    assert_eq!(config, ConfigSource::Preset("gpt-neo-1.3B"), "what the type means alone");
     let Ok(Command::Eval(plan)) = fixture.read("eval clm --model_name_or_path @/model --validation_file @/valid.txt") else {
         panic!()
     };
@@ -210,6 +224,8 @@ fn every_illegal_combination_is_refused_with_a_fix() {
         (format!("{base} --resume_from_checkpoint"), "holds no checkpoint"),
         (format!("{base} --output_dir @/old_without --resume_from_checkpoint"), "holds no checkpoint"),
         (format!("{base} --resume_from_checkpoint @/none"), "is not a directory"),
+        (format!("{base} --resume_from_checkpoint @/old"), "holds no training state"),
+        (format!("{base} --output_dir @/old_without --resume_from_checkpoint @/old/checkpoint-10"), "old_without is not empty"),
         (format!("{base} --do_eval --do_train false --resume_from_checkpoint"), "nothing is trained"),
         ("eval clm --model_name_or_path @/model".into(), "nothing to evaluate on"),
         ("generate --prompt x".into(), "needs a model"),

@@ -6,7 +6,7 @@ mod save;
 
 pub use evaluate::Evaluator;
 pub use log::{Logger, RunLog, Sums};
-pub use save::{SavedModel, Saver, trainer_state};
+pub use save::{Kept, SavedModel, Saver, trainer_state};
 
 use super::run_loop::Progress;
 use super::settings::Cadence;

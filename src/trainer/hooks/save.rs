@@ -2,11 +2,11 @@
 
 use super::log::{RunLog, Sums};
 use crate::checkpoint::hf::{Pretrained, TrainerState, save_pretrained};
-use crate::checkpoint::{CheckpointParts, TensorRef, TrainingState, prune, save_checkpoint};
-use crate::trainer::error::Result;
+use crate::checkpoint::{CheckpointParts, TensorRef, TrainingState, atomic, prune, save_checkpoint};
+use crate::trainer::error::{Error, Result};
 use crate::trainer::interrupt::Interrupt;
-use crate::trainer::parameters::{HostTensor, download};
-use crate::trainer::run_loop::{Control, Hook, Progress};
+use crate::trainer::parameters::{HostTensor, download, is_finite};
+use crate::trainer::run_loop::{Control, Hook, Progress, StepReport};
 use crate::trainer::session::Session;
 use crate::trainer::settings::{Cadence, TrainSettings};
 use serde_json::{Map, Value};
@@ -37,10 +37,62 @@ impl SavedModel {
         }
     }
 
-    /// Writes a Hugging Face directory with the session's weights.
-    pub fn save(&self, session: &Session, dir: &Path) -> Result<()> {
+    /// Writes a Hugging Face directory with the session's weights as they are after `step`.
+    pub fn save(&self, session: &Session, dir: &Path, step: u64, kept: &Kept) -> Result<()> {
         let weights = download(session, self.parameters.iter().map(String::as_str))?;
+        worth_saving(&weights, step, kept)?;
         Ok(save_pretrained(dir, &self.pretrained(&references(&weights)))?)
+    }
+}
+
+/// A loss can be finite and the update that it leads to not: the loop, which looks at losses, would see it a step later.
+fn worth_saving(tensors: &[HostTensor], step: u64, kept: &Kept) -> Result<()> {
+    match tensors.iter().find(|t| !is_finite(&t.shape, &t.bytes)) {
+        Some(broken) => Err(Error::NotWorthSaving { step, tensor: broken.name.clone(), kept: kept.sentence() }),
+        None => Ok(()),
+    }
+}
+
+/// The checkpoints in the output directory as this run sees them.
+#[derive(Debug, Default)]
+pub struct Kept {
+    /// The newest one: what the run was resumed from, or its own last.
+    pub newest: Option<PathBuf>,
+    /// The newest one from which a step with a finite loss has been made. A checkpoint can hold finite weights that are already
+    /// lost; only the next step shows it, so this one stays until then whatever `save_total_limit` says.
+    pub proven: Option<PathBuf>,
+    /// Those of an earlier run, which `--overwrite_output_dir` gave up. They go when this run has something in their place.
+    pub stale: Vec<PathBuf>,
+}
+
+impl Kept {
+    /// What a run that cannot go on can be continued from.
+    pub fn sentence(&self) -> String {
+        match (&self.newest, &self.proven) {
+            (None, _) => "no checkpoint had been saved".to_string(),
+            (newest, proven) if newest == proven => {
+                format!("the last good checkpoint is {}", newest.as_deref().unwrap_or(Path::new("")).display())
+            }
+            (Some(newest), Some(proven)) => format!(
+                "{} was saved just before and would lead here again; the last good checkpoint is {}, go on from it with \
+                 --resume_from_checkpoint and that path",
+                newest.display(),
+                proven.display()
+            ),
+            (Some(newest), None) => {
+                format!("{} was saved just before and would lead here again; this run has no earlier one", newest.display())
+            }
+        }
+    }
+
+    /// Removes what an earlier run left, now that this run has saved something.
+    pub fn remove_stale(&mut self) -> Result<()> {
+        for path in self.stale.drain(..) {
+            if Some(&path) != self.newest.as_ref() && path.exists() {
+                atomic::remove_dir(&path)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -55,8 +107,7 @@ pub struct Saver<'a> {
     pub log: Rc<RefCell<RunLog>>,
     pub sums: Rc<RefCell<Sums>>,
     pub interrupt: Option<Interrupt>,
-    /// The newest checkpoint, for messages.
-    pub last_saved: Rc<RefCell<Option<PathBuf>>>,
+    pub kept: Rc<RefCell<Kept>>,
 }
 
 /// `trainer_state.json` at this point of a run.
@@ -85,6 +136,9 @@ impl Saver<'_> {
     fn save(&self, progress: &Progress, session: &Session) -> Result<PathBuf> {
         let weights = download(session, self.model.parameters.iter().map(String::as_str))?;
         let optimizer = download(session, self.optimizer_state.iter().map(String::as_str))?;
+        for tensors in [&weights, &optimizer] {
+            worth_saving(tensors, progress.step, &self.kept.borrow())?;
+        }
         let state = TrainingState {
             global_step: progress.step,
             epoch: progress.next_epoch,
@@ -100,9 +154,18 @@ impl Saver<'_> {
             state: &state,
         };
         let path = save_checkpoint(&self.settings.output_dir, &parts)?;
-        prune(&self.settings.output_dir, self.settings.save_total_limit, &[&path])?;
-        *self.last_saved.borrow_mut() = Some(path.clone());
+        let mut kept = self.kept.borrow_mut();
+        kept.newest = Some(path.clone());
+        kept.remove_stale()?;
         Ok(path)
+    }
+
+    /// Keeps as many checkpoints as were asked for, the newest among them.
+    fn prune(&self) -> Result<()> {
+        let kept = self.kept.borrow();
+        let Some(newest) = &kept.newest else { return Ok(()) };
+        prune(&self.settings.output_dir, self.settings.save_total_limit, &[newest])?;
+        Ok(())
     }
 
     /// As transformers: a run that saves every so many steps also saves its last one.
@@ -116,6 +179,17 @@ impl Saver<'_> {
 }
 
 impl Hook for Saver<'_> {
+    fn reported(&mut self, _report: &StepReport) -> Result<()> {
+        // The loop only reports finite losses, so this step shows that the newest checkpoint is a good one.
+        let mut kept = self.kept.borrow_mut();
+        if kept.newest == kept.proven {
+            return Ok(());
+        }
+        kept.proven = kept.newest.clone();
+        drop(kept);
+        self.prune()
+    }
+
     fn wants(&mut self, progress: &Progress) -> bool {
         self.is_due(progress) || self.signal().is_some()
     }
@@ -125,6 +199,10 @@ impl Hook for Saver<'_> {
         let signal = self.signal();
         let path = self.save(progress, session)?;
         self.log.borrow().bar().note(&format!("saved {}", path.display()));
+        if progress.is_last() || signal.is_some() {
+            // No step follows that could prove it.
+            self.prune()?;
+        }
         Ok(if signal.is_some() { Control::Stop } else { Control::Continue })
     }
 }

@@ -1,7 +1,8 @@
 //! Scaled dot-product attention (Vaswani et al. 2017) over `[B, H, T, D]` queries and `[B, H, S, D]` keys and values.
 //!
 //! P = softmax(scale * q k^T, masked), out = dropout(P) v. Blocked scores become the type's lowest finite value, as in
-//! transformers, so a row with no visible key is uniform instead of NaN. In the backward pass sum(dP * P) over the keys is
+//! transformers, so a row with no visible key is uniform instead of NaN; there too a key counts for nothing if both the window
+//! and the key mask block it (transformers adds the two lowest values up). In the backward pass sum(dP * P) over the keys is
 //! taken as sum(dy * out) over D, which is the same number read from a smaller array (Dao et al. 2022).
 
 use crate::dtype::DType;
@@ -9,6 +10,7 @@ use crate::error::Result;
 use crate::op::{Attention, AttentionOperand, Comparison, Op};
 use crate::ops::{Vjp, expect, float};
 use crate::shape::Shape;
+use crate::target::Target;
 use crate::trace::Tensor;
 
 type Inferred = std::result::Result<Shape, String>;
@@ -66,8 +68,10 @@ struct Plain<'a> {
     scaled_q: Tensor,
     /// `pred[B, H, T, S]`; `None` when every query sees every key.
     visible: Option<Tensor>,
-    /// P, before dropout.
-    probabilities: Tensor,
+    /// exp(score - the row's highest): P without its division, which costs less on the smaller `[T, D]` side of the products.
+    exponentials: Tensor,
+    /// `[B, H, T, 1]`: what the exponentials have to be multiplied with to give P.
+    normalizer: Tensor,
 }
 
 impl<'a> Plain<'a> {
@@ -76,14 +80,21 @@ impl<'a> Plain<'a> {
         let mut scores = scaled_q.batched(&operands[1], 3, 3)?;
         let visible = visible(attention, operands, scores.dims())?;
         if let Some(visible) = &visible {
-            let lowest = scores.trace().full(lowest(scores.dtype()), scores.shape())?;
-            scores = visible.select(&scores, &lowest)?;
+            let full = |value: f64| scores.trace().full(value, scores.shape());
+            let mut blocked = full(lowest(scores.dtype()))?;
+            if let Some(once) = blocked_once(attention, operands, scores.dims())? {
+                // Half of the lowest is as far below every score, and as far above the lowest, as it takes to weigh 0.
+                blocked = once.select(&full(lowest(scores.dtype()) / 2.0)?, &blocked)?;
+            }
+            scores = visible.select(&scores, &blocked)?;
         }
-        let probabilities = super::softmax::expand(&scores)?;
-        Ok(Plain { attention, operands, scaled_q, visible, probabilities })
+        let exponentials = scores.sub(&scores.max(&[3])?.keep_last()?)?.exp()?;
+        let sum = exponentials.sum(&[3])?.keep_last()?;
+        let normalizer = sum.trace().full(1.0, sum.shape())?.div(&sum)?;
+        Ok(Plain { attention, operands, scaled_q, visible, exponentials, normalizer })
     }
 
-    /// Applies the dropout mask to P or to its gradient.
+    /// Applies the dropout mask to the exponentials or to the gradient of P.
     fn drop(&self, x: &Tensor) -> Result<Tensor> {
         let Some(rate) = self.attention.dropout else { return Ok(x.clone()) };
         let keep = &self.operands[self.attention.operand_count() - 1];
@@ -92,14 +103,15 @@ impl<'a> Plain<'a> {
     }
 
     fn output(&self) -> Result<Tensor> {
-        self.drop(&self.probabilities)?.batched(&self.operands[2], 3, 2)
+        self.drop(&self.exponentials)?.batched(&self.operands[2], 3, 2)?.mul(&self.normalizer)
     }
 
     /// The gradient of the scores.
     fn score_grad(&self, dy: &Tensor) -> Result<Tensor> {
         let dp = self.drop(&dy.batched(&self.operands[2], 3, 3)?)?;
         let projected = dy.mul(&self.output()?)?.sum(&[3])?.keep_last()?;
-        let grad = self.probabilities.mul(&dp.sub(&projected)?)?;
+        let probabilities = self.exponentials.mul(&self.normalizer)?;
+        let grad = probabilities.mul(&dp.sub(&projected)?)?;
         match &self.visible {
             // A row with no visible key is uniform whatever its scores are. Elsewhere P is 0 where a score is blocked.
             Some(visible) if self.rows_may_be_blind() => visible.select(&grad, &grad.trace().full(0.0, grad.shape())?),
@@ -142,6 +154,20 @@ fn visible(attention: &Attention, operands: &[Tensor], dims: &[usize]) -> Result
     Ok(visible)
 }
 
+/// Where the window and the key mask do not both block, `pred[B, H, T, S]`; `None` when only one of them is there. A key after
+/// the query is blocked by both: transformers puts the causal mask into each.
+fn blocked_once(attention: &Attention, operands: &[Tensor], dims: &[usize]) -> Result<Option<Tensor>> {
+    if attention.window.is_none() || !attention.key_mask {
+        return Ok(None);
+    }
+    let places = Attention { key_mask: false, ..*attention };
+    let keys = Attention { window: None, ..*attention };
+    match (visible(&places, operands, dims)?, visible(&keys, operands, dims)?) {
+        (Some(a), Some(b)) => a.or(&b).map(Some),
+        _ => Ok(None),
+    }
+}
+
 /// The lowest finite value of a float type.
 fn lowest(dtype: DType) -> f64 {
     match dtype {
@@ -156,13 +182,28 @@ pub(crate) fn expand(attention: &Attention, operands: &[Tensor]) -> Result<Tenso
     Plain::new(attention, operands)?.output()
 }
 
-pub(crate) fn expand_grad(attention: &Attention, operand: AttentionOperand, operands: &[Tensor]) -> Result<Tensor> {
+/// `sum over t of p[.., t, s] * x[.., t, d]`: `[B, H, S, D]` from `[B, H, T, S]` and `[B, H, T, D]`.
+///
+/// XLA's CPU multiplies five times slower when the left side contracts its first dimension. So the small operand is turned, the
+/// product taken in the fast orientation and turned back; the barrier keeps XLA from folding the first turn into the product.
+fn contract_queries(p: &Tensor, x: &Tensor, target: Target) -> Result<Tensor> {
+    match target {
+        Target::Cpu => x.transpose(&[0, 1, 3, 2])?.barrier()?.batched(p, 3, 2)?.transpose(&[0, 1, 3, 2]),
+    }
+}
+
+pub(crate) fn expand_grad(
+    attention: &Attention,
+    operand: AttentionOperand,
+    operands: &[Tensor],
+    target: Target,
+) -> Result<Tensor> {
     let (dy, operands) = operands.split_last().expect("the shape rule has seen dy");
     let plain = Plain::new(attention, operands)?;
     match operand {
         AttentionOperand::Query => plain.score_grad(dy)?.batched(&operands[1], 3, 2)?.mul_scalar(attention.scale.get()),
-        AttentionOperand::Key => plain.score_grad(dy)?.batched(&plain.scaled_q, 2, 2),
-        AttentionOperand::Value => plain.drop(&plain.probabilities)?.batched(dy, 2, 2),
+        AttentionOperand::Key => contract_queries(&plain.score_grad(dy)?, &plain.scaled_q, target),
+        AttentionOperand::Value => contract_queries(&plain.drop(&plain.exponentials)?, &dy.mul(&plain.normalizer)?, target),
     }
 }
 

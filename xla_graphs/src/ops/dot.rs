@@ -41,10 +41,12 @@ pub(super) fn vjp(v: &Vjp, d: &DotDims) -> Result<Vec<Option<Tensor>>> {
     let a_free = free(a.rank(), &d.lhs_contracting, &d.lhs_batch);
     let b_free = free(b.rank(), &d.rhs_contracting, &d.rhs_batch);
     let batch = d.lhs_batch.len();
+    // The result may be wider than the operands (bf16 products accumulated in f32); their gradients are of their own type.
+    let dy = &v.dy.convert(a.dtype())?;
     // In dy: batch dimensions first, then those of a, then those of b.
     let dy_batch: Vec<usize> = (0..batch).collect();
     let dy_a: Vec<usize> = (batch..batch + a_free.len()).collect();
-    let dy_b: Vec<usize> = (batch + a_free.len()..v.dy.rank()).collect();
+    let dy_b: Vec<usize> = (batch + a_free.len()..dy.rank()).collect();
     let grad_a = v.when(0, || {
         let dims = DotDims {
             lhs_contracting: dy_b.clone(),
@@ -53,7 +55,7 @@ pub(super) fn vjp(v: &Vjp, d: &DotDims) -> Result<Vec<Option<Tensor>>> {
             rhs_batch: d.rhs_batch.clone(),
         };
         // The product has a's batch, a's free, then b's contracting dimensions in increasing order of b.
-        let product = v.dy.dot_general(b, dims, a.dtype())?;
+        let product = dy.dot_general(b, dims, a.dtype())?;
         let mut order: Vec<(usize, usize)> = d.rhs_contracting.iter().copied().zip(d.lhs_contracting.iter().copied()).collect();
         order.sort();
         let sources = d.lhs_batch.iter().chain(&a_free).copied().chain(order.iter().map(|&(_, l)| l));
@@ -67,7 +69,7 @@ pub(super) fn vjp(v: &Vjp, d: &DotDims) -> Result<Vec<Option<Tensor>>> {
             rhs_batch: dy_batch.clone(),
         };
         // a first, so that the contracted weight gradient comes out in the weight's own orientation.
-        let product = a.dot_general(v.dy, dims, b.dtype())?;
+        let product = a.dot_general(dy, dims, b.dtype())?;
         let mut order: Vec<(usize, usize)> = d.lhs_contracting.iter().copied().zip(d.rhs_contracting.iter().copied()).collect();
         order.sort();
         let sources = d.rhs_batch.iter().copied().chain(order.iter().map(|&(_, r)| r)).chain(b_free.iter().copied());

@@ -190,6 +190,12 @@ impl Tensor {
     pub fn barrier(&self) -> Result<Tensor> {
         self.apply(Op::Barrier, &[])
     }
+
+    /// The identity, through which no gradient goes back.
+    #[track_caller]
+    pub fn stop_gradient(&self) -> Result<Tensor> {
+        self.apply(Op::StopGradient, &[])
+    }
 }
 
 macro_rules! unary_methods {

@@ -57,6 +57,7 @@ pub(crate) fn infer(op: &Op, operands: &[&Shape]) -> std::result::Result<Shape, 
         Op::CrossEntropyGrad { .. } => arity(3).and_then(|()| nn::loss::infer_grad(operands)),
         Op::Attention(attention) => nn::attention::infer(attention, operands),
         Op::AttentionGrad { of, operand } => nn::attention::infer_grad(of, *operand, operands),
+        Op::StopGradient => arity(1).map(|()| operands[0].clone()),
     }
 }
 
@@ -80,8 +81,8 @@ impl Vjp<'_> {
 /// Gradient rule: the gradients of the operands given the result's; `None` when the operation has no rule at all.
 pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
     let grads = match v.op {
-        // Operations whose results carry no gradient: constants, integers, predicates.
-        Op::Input(_) | Op::Constant { .. } | Op::Iota { .. } | Op::Compare(_) | Op::RandomBits { .. } => {
+        // Operations whose results carry no gradient: constants, integers, predicates, and the one that is there for it.
+        Op::Input(_) | Op::Constant { .. } | Op::Iota { .. } | Op::Compare(_) | Op::RandomBits { .. } | Op::StopGradient => {
             vec![None; v.operands.len()]
         }
         Op::Unary(op) => match elementwise::vjp_unary(*op, v)? {

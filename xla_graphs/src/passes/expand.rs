@@ -4,11 +4,11 @@
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::nn::{attention, dropout, gelu, layer_norm, loss, softmax};
-use crate::op::Op;
+use crate::op::{Binary, Op, Scalar};
 use crate::target::Target;
 use crate::trace::Tensor;
 
-pub(super) fn expand(graph: &Graph, _target: Target) -> Result<Graph> {
+pub(super) fn expand(graph: &Graph, target: Target) -> Result<Graph> {
     graph.rebuild(|trace, node, x| match &node.op {
         Op::RandomBits { dims, place } => dropout::expand_bits(trace, &x[0], dims, *place),
         Op::LayerNorm { eps } => layer_norm::expand(*eps, x),
@@ -21,7 +21,35 @@ pub(super) fn expand(graph: &Graph, _target: Target) -> Result<Graph> {
         Op::CrossEntropy { ignore } => loss::expand(*ignore, x),
         Op::CrossEntropyGrad { ignore } => loss::expand_grad(*ignore, x),
         Op::Attention(of) => attention::expand(of, x),
-        Op::AttentionGrad { of, operand } => attention::expand_grad(of, *operand, x),
+        Op::AttentionGrad { of, operand } => attention::expand_grad(of, *operand, x, target),
+        Op::Binary(Binary::Add) => match add_into_rows(&x[0], &x[1])? {
+            Some(sum) => Ok(sum),
+            None => x[0].add(&x[1]),
+        },
+        // It has done its work when the gradients were recorded.
+        Op::StopGradient => Ok(x[0].clone()),
         primitive => trace.record(primitive.clone(), &x.iter().collect::<Vec<&Tensor>>()),
     })
+}
+
+/// `dense + (zeros with rows added)` becomes `dense with rows added`: a tied embedding's gradient then needs no table of zeros
+/// and no second pass over the vocabulary.
+fn add_into_rows(a: &Tensor, b: &Tensor) -> Result<Option<Tensor>> {
+    for (dense, rows) in [(a, b), (b, a)] {
+        let scatter = rows.node();
+        if scatter.op == Op::ScatterAddRows && is_zero(&dense.trace().tensor(scatter.operands[0])) {
+            let [ids, updates] = [1, 2].map(|i| dense.trace().tensor(scatter.operands[i]));
+            return dense.scatter_add_rows(&ids, &updates).map(Some);
+        }
+    }
+    Ok(None)
+}
+
+fn is_zero(x: &Tensor) -> bool {
+    let node = x.node();
+    match node.op {
+        Op::Broadcast { .. } | Op::Reshape(_) => is_zero(&x.trace().tensor(node.operands[0])),
+        Op::Constant { value: Scalar::Float(value), .. } => value.get() == 0.0,
+        _ => false,
+    }
 }

@@ -140,7 +140,8 @@ impl Emitter<'_> {
             | Op::CrossEntropy { .. }
             | Op::CrossEntropyGrad { .. }
             | Op::Attention(_)
-            | Op::AttentionGrad { .. } => return Err(format!("`{}` has no HLO form", op.name()).into()),
+            | Op::AttentionGrad { .. }
+            | Op::StopGradient => return Err(format!("`{}` has no HLO form", op.name()).into()),
         })
     }
 

@@ -11,6 +11,9 @@ use crate::proto::xla::{HloInstructionProto, HloModuleProto, OpMetadata};
 use prost::Message;
 use xtrain_graphs::{Graph, op::Op};
 
+/// What tells our markers from custom calls that a compiler is to see (cuDNN's attention, for example).
+const PREFIX: &str = "xt.";
+
 /// Stands in front of the instructions of a node; `backend_config` is its index (the number of nodes for the root tuple).
 pub(super) const NODE_MARKER: &str = "xt.node";
 
@@ -43,21 +46,30 @@ pub(super) fn finish(graph: &Graph, module: &[u8]) -> Result<Vec<u8>, String> {
     let entry = module.entry_computation_id;
     let entry = module.computations.iter_mut().find(|c| c.id == entry).ok_or("it has no entry computation")?;
     let mut op_name = String::new();
-    let mut finished = Vec::with_capacity(entry.instructions.len());
-    for mut instruction in std::mem::take(&mut entry.instructions) {
+    let mut problem = None;
+    // In place: the generated type takes kilobytes, and a module has thousands.
+    entry.instructions.retain_mut(|instruction| {
         if instruction.custom_call_target == NODE_MARKER {
-            let index = <[u8; 4]>::try_from(&instruction.backend_config[..]).map_err(|_| "a node marker without its index")?;
-            op_name = op_path(graph, u32::from_le_bytes(index) as usize);
-            continue;
+            op_name = op_path(graph, node_index(&instruction.backend_config));
+            return false;
         }
-        if !instruction.custom_call_target.is_empty() {
-            rewrite(&mut instruction).map_err(|message| format!("{op_name}: {message}"))?;
+        if instruction.custom_call_target.starts_with(PREFIX)
+            && let Err(message) = rewrite(instruction)
+        {
+            problem.get_or_insert(format!("{op_name}: {message}"));
         }
         instruction.metadata.get_or_insert_with(OpMetadata::default).op_name.clone_from(&op_name);
-        finished.push(instruction);
+        true
+    });
+    match problem {
+        None => Ok(module.encode_to_vec()),
+        Some(message) => Err(message),
     }
-    entry.instructions = finished;
-    Ok(module.encode_to_vec())
+}
+
+/// The attribute of a node marker, which only `builder` writes.
+fn node_index(attribute: &[u8]) -> usize {
+    u32::from_le_bytes(attribute.try_into().expect("a node marker carries a u32")) as usize
 }
 
 fn rewrite(instruction: &mut HloInstructionProto) -> Result<(), String> {

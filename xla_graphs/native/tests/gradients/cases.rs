@@ -256,6 +256,14 @@ fn shapes() -> Vec<(&'static str, Draw)> {
             sample([real(&x, Domain::Any), real(&[n, k], Domain::Any)], |t| t[0].matmul_transposed(&t[1]))
         }),
         ("dot_general", dot_general),
+        ("dot_general with a wider result", |rng| {
+            // On the grid all products and sums are exact in f32.
+            let [m, k, n] = [rng.int(1, 3), rng.int(1, 4), rng.int(1, 3)];
+            let dims = DotDims { lhs_contracting: vec![1], rhs_contracting: vec![0], ..Default::default() };
+            sample([real(&[m, k], Domain::Grid), real(&[k, n], Domain::Grid)], move |t| {
+                t[0].convert(DType::F32)?.dot_general(&t[1].convert(DType::F32)?, dims.clone(), DType::F64)
+            })
+        }),
         ("take_rows", |rng| {
             let table = dims(rng, 1, 3);
             let ids = dims(rng, 0, 2);

@@ -2,6 +2,7 @@
 //! plugin nor the runtime of `xtrain` takes part), and a small seeded generator.
 #![allow(dead_code)] // Each test binary uses its own part.
 
+pub mod model;
 pub mod reference;
 
 use std::sync::OnceLock;

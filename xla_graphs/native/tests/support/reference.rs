@@ -61,6 +61,8 @@ pub struct Attention<'a> {
     pub scale: f64,
     /// Whether query t sees key s.
     pub visible: &'a dyn Fn(usize, usize) -> bool,
+    /// Whether key s counts for query t if that sees no key at all.
+    pub counts_unseen: &'a dyn Fn(usize, usize) -> bool,
     /// The factor on probability (t, s): 0 or 1 / (1 - rate).
     pub dropout: &'a dyn Fn(usize, usize) -> f64,
 }
@@ -71,8 +73,9 @@ impl Attention<'_> {
         let row = |(t, q): (usize, &Vec<f64>)| {
             let sees_nothing = !(0..self.k.len()).any(|s| (self.visible)(t, s));
             let score = |(s, k): (usize, &Vec<f64>)| match (self.visible)(t, s) {
-                // transformers adds the lowest finite number, which leaves a row without keys uniform.
-                _ if sees_nothing => 0.0,
+                // transformers adds the lowest finite number, which leaves a row without keys uniform over those that it
+                // was added to once.
+                _ if sees_nothing && (self.counts_unseen)(t, s) => 0.0,
                 true => self.scale * dot(q, k),
                 false => f64::NEG_INFINITY,
             };

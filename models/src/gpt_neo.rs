@@ -1,0 +1,290 @@
+//! GPT-Neo (Black et al. 2021) as transformers' `modeling_gpt_neo.py` computes it: GPT-2 with unscaled attention, of which every
+//! other layer sees the last few tokens only.
+//!
+//! Letters: B batch, T tokens, N = B * T, C width, H heads, D = C / H, V vocabulary, F inner width. Activations stay `[N, C]`
+//! between attention blocks. Linear weights are `[out, in]`.
+
+use crate::activation::Activation;
+use crate::config::Config;
+use crate::error::Result;
+use crate::layers::{self, AttentionKind, layer_norm, linear, linear_without_bias, split_heads};
+use crate::names::{Specs, stored_name};
+use crate::weights::{ParameterSpec, StoredName, Weights};
+use crate::{Family, Model, Task, TokenBatch};
+use serde_json::{Value, json};
+use xtrain_graphs::{Randomness, Tensor};
+
+pub(crate) const FAMILY: Family = Family {
+    model_type: "gpt_neo",
+    usual_task: Task::CausalLm,
+    class: |task| match task {
+        Task::CausalLm => Some("GPTNeoForCausalLM"),
+        Task::Classification { .. } => Some("GPTNeoForSequenceClassification"),
+        Task::MaskedLm => None,
+    },
+    default_config,
+    preset,
+    build: |config, task| Ok(Box::new(GptNeo::new(config, task)?)),
+};
+
+/// A GPT-Neo with a language-model head (`GPTNeoForCausalLM`) or a classifier on each sequence's last token.
+pub struct GptNeo {
+    config: Config,
+    task: Task,
+    vocab: usize,
+    positions: usize,
+    width: usize,
+    heads: usize,
+    inner: usize,
+    /// One entry for each layer: the tokens that it sees, or `None` for all.
+    windows: Vec<Option<u32>>,
+    activation: Activation,
+    embed_dropout: f64,
+    attention_dropout: f64,
+    resid_dropout: f64,
+    layer_norm_epsilon: f64,
+    initializer_range: f64,
+    tied_head: bool,
+}
+
+/// `GPTNeoConfig`'s defaults: the 1.3B model.
+pub fn default_config() -> Config {
+    let values = json!({
+        "architectures": ["GPTNeoForCausalLM"],
+        "model_type": "gpt_neo",
+        "vocab_size": 50257,
+        "max_position_embeddings": 2048,
+        "hidden_size": 2048,
+        "num_layers": 24,
+        "attention_types": [[["global", "local"], 12]],
+        "num_heads": 16,
+        "intermediate_size": null,
+        "window_size": 256,
+        "activation_function": "gelu_new",
+        "resid_dropout": 0.0,
+        "embed_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "layer_norm_epsilon": 1e-5,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": true,
+        "use_cache": true,
+        "bos_token_id": 50256,
+        "eos_token_id": 50256,
+        "torch_dtype": "float32",
+    });
+    Config::literal(values, "GPT-Neo's default configuration")
+}
+
+/// The released sizes.
+pub fn preset(name: &str) -> Option<Config> {
+    let (width, layers, heads) = match name {
+        "gpt-neo-125m" | "gpt-neo-125M" => (768, 12, 12),
+        "gpt-neo-1.3B" => (2048, 24, 16),
+        "gpt-neo-2.7B" => (2560, 32, 20),
+        _ => return None,
+    };
+    let sizes = json!({
+        "hidden_size": width,
+        "num_layers": layers,
+        "attention_types": [[["global", "local"], layers / 2]],
+        "num_heads": heads,
+    });
+    Some(default_config().preset(name, sizes))
+}
+
+impl GptNeo {
+    /// Reads the configuration; what would change numbers and is not implemented is refused by name.
+    pub fn new(config: Config, task: Task) -> Result<Self> {
+        let read = config.over(default_config());
+        read.refuse_unbuilt()?;
+        read.head_width("hidden_size", "num_heads")?;
+        let width = read.size("hidden_size")?;
+        Ok(GptNeo {
+            task,
+            vocab: read.size("vocab_size")?,
+            positions: read.size("max_position_embeddings")?,
+            width,
+            heads: read.size("num_heads")?,
+            inner: read.size_or("intermediate_size", 4 * width)?,
+            windows: windows(&read)?,
+            activation: Activation::from_config(&read, "activation_function", "gelu_new")?,
+            embed_dropout: read.rate_or("embed_dropout", 0.0)?,
+            attention_dropout: read.rate_or("attention_dropout", 0.0)?,
+            resid_dropout: read.rate_or("resid_dropout", 0.0)?,
+            layer_norm_epsilon: read.float_or("layer_norm_epsilon", 1e-5)?,
+            initializer_range: read.float_or("initializer_range", 0.02)?,
+            tied_head: read.flag_or("tie_word_embeddings", true)?,
+            config,
+        })
+    }
+
+    fn block(
+        &self,
+        window: Option<u32>,
+        weights: &Weights,
+        x: &Tensor,
+        batch: &TokenBatch,
+        randomness: &Randomness,
+    ) -> Result<Tensor> {
+        let normed = layer_norm(weights, "ln_1", x, self.layer_norm_epsilon)?;
+        let attended = {
+            let (weights, _scope) = weights.enter("attn.attention");
+            let part = |name| split_heads(&linear_without_bias(&weights, name, &normed)?, batch, self.heads); // [B, T, H, D]
+            let kind = AttentionKind { scale: 1.0, causal: true, window, dropout: self.attention_dropout };
+            let out = layers::attention(&part("q_proj")?, &part("k_proj")?, &part("v_proj")?, batch, randomness, kind)?;
+            randomness.dropout(&linear(&weights, "out_proj", &out)?, self.resid_dropout)?
+        };
+        let x = x.add(&attended)?;
+        let normed = layer_norm(weights, "ln_2", &x, self.layer_norm_epsilon)?;
+        let (mlp, _scope) = weights.enter("mlp");
+        let inner = self.activation.apply(&linear(&mlp, "c_fc", &normed)?)?; // [N, F]
+        Ok(x.add(&randomness.dropout(&linear(&mlp, "c_proj", &inner)?, self.resid_dropout)?)?)
+    }
+}
+
+/// How many tokens each layer sees, from `attention_types`: kinds of layers and how often they repeat.
+fn windows(config: &Config) -> Result<Vec<Option<u32>>> {
+    let key = "attention_types";
+    let bad = |reason: &str| config.unsupported(key, reason);
+    let form = "must be a list like [[[\"global\", \"local\"], 12]]";
+    let window = u32::try_from(config.size("window_size")?).map_err(|_| config.unsupported("window_size", "is too large"))?;
+    let mut windows = Vec::new();
+    for entry in config.get(key).and_then(Value::as_array).ok_or_else(|| bad(form))? {
+        let kinds = entry.get(0).and_then(Value::as_array).ok_or_else(|| bad(form))?;
+        let repeats = entry.get(1).and_then(Value::as_u64).ok_or_else(|| bad(form))?;
+        for _ in 0..repeats {
+            for kind in kinds {
+                windows.push(match kind.as_str() {
+                    Some("global") => None,
+                    Some("local") => Some(window),
+                    _ => return Err(bad("knows the kinds global and local only")),
+                });
+            }
+        }
+    }
+    match config.size("num_layers")? {
+        layers if layers == windows.len() => Ok(windows),
+        layers => Err(bad(&format!("describes {} layers where num_layers is {layers}; change both together", windows.len()))),
+    }
+}
+
+impl Model for GptNeo {
+    fn config(&self) -> &Config {
+        &self.config
+    }
+
+    fn task(&self) -> Task {
+        self.task
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.vocab
+    }
+
+    fn max_positions(&self) -> usize {
+        self.positions
+    }
+
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        let (c, f) = (self.width, self.inner);
+        let mut specs = Specs::new(self.initializer_range);
+        specs.table("transformer.wte", [self.vocab, c], None);
+        specs.table("transformer.wpe", [self.positions, c], None);
+        for layer in 0..self.windows.len() {
+            let name = |rest: &str| format!("transformer.h.{layer}.{rest}");
+            specs.layer_norm(&name("ln_1"), c);
+            for projection in ["k_proj", "v_proj", "q_proj"] {
+                specs.matrix(&name(&format!("attn.attention.{projection}")), [c, c]);
+            }
+            specs.linear(&name("attn.attention.out_proj"), [c, c]);
+            specs.layer_norm(&name("ln_2"), c);
+            specs.linear(&name("mlp.c_fc"), [f, c]);
+            specs.linear(&name("mlp.c_proj"), [c, f]);
+        }
+        specs.layer_norm("transformer.ln_f", c);
+        match self.task {
+            Task::Classification { labels } => specs.matrix("score", [labels, c]),
+            _ if self.tied_head => {}
+            _ => specs.matrix("lm_head", [self.vocab, c]),
+        }
+        specs.finish()
+    }
+
+    fn stored_name(&self, name: &str) -> StoredName {
+        // The causal-mask buffers that old checkpoints carry.
+        if name.ends_with(".attn.attention.bias") || name.ends_with(".attn.attention.masked_bias") {
+            return StoredName::NotNeeded;
+        }
+        stored_name(name, "transformer", &self.parameters(), &["lm_head.", "score."])
+    }
+
+    fn hidden(&self, weights: &Weights, batch: &TokenBatch, randomness: &Randomness) -> Result<Tensor> {
+        let (weights, _scope) = weights.enter("transformer");
+        let tokens = layers::embedding(weights.get("wte.weight")?, &batch.input_ids, None)?; // [N, C]
+        let positions = layers::learned_positions(weights.get("wpe.weight")?, batch)?;
+        let mut x = randomness.dropout(&tokens.add(&positions)?, self.embed_dropout)?;
+        for (layer, window) in self.windows.iter().enumerate() {
+            let (block, _scope) = weights.enter(&format!("h.{layer}"));
+            x = self.block(*window, &block, &x, batch, randomness)?;
+        }
+        layer_norm(&weights, "ln_f", &x, self.layer_norm_epsilon)
+    }
+
+    fn sequence_rows(&self, hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
+        layers::last_rows(hidden, batch, &self.config)
+    }
+
+    fn head(&self, weights: &Weights, hidden: &Tensor, _randomness: &Randomness) -> Result<Tensor> {
+        if let Task::Classification { .. } = self.task {
+            return linear_without_bias(weights, "score", hidden);
+        }
+        let _scope = weights.trace().scope("lm_head");
+        let name = if self.tied_head { "transformer.wte.weight" } else { "lm_head.weight" };
+        Ok(hidden.matmul_transposed(weights.get(name)?)?)
+    }
+
+    fn step_flops(&self, batch: usize, tokens: usize) -> f64 {
+        let (c, f, layers) = (self.width as f64, self.inner as f64, self.windows.len() as f64);
+        let head = match self.task {
+            Task::Classification { .. } => 0.0,
+            _ => self.vocab as f64 * c,
+        };
+        // Local layers are counted like global ones: the products are computed in full and masked.
+        let attention = 12.0 * layers * c * tokens as f64;
+        (batch * tokens) as f64 * (6.0 * (layers * (4.0 * c * c + 2.0 * c * f) + head) + attention)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn presets_have_the_published_parameter_counts() {
+        for (name, count) in [("gpt-neo-125m", 125_198_592), ("gpt-neo-1.3B", 1_315_575_808), ("gpt-neo-2.7B", 2_651_307_520)] {
+            let model = GptNeo::new(preset(name).unwrap(), Task::CausalLm).unwrap();
+            let total: usize = model.parameters().iter().map(|p| p.dims.iter().product::<usize>()).sum();
+            assert_eq!(total, count, "{name}");
+        }
+    }
+
+    #[test]
+    fn attention_types_are_read_or_refused() {
+        let with = |types: Value| {
+            let mut config = preset("gpt-neo-125m").unwrap();
+            config.set("num_layers", 3);
+            config.set("attention_types", types);
+            GptNeo::new(config, Task::CausalLm).map(|model| model.windows)
+        };
+        let local = Some(256);
+        assert_eq!(with(json!([[["global", "local"], 1], [["local"], 1]])).unwrap(), [None, local, local]);
+        for (types, word) in [
+            (json!([[["global", "local"], 6]]), "num_layers is 3"),
+            (json!([[["global", "sparse", "local"], 1]]), "global and local"),
+            (json!("global"), "list like"),
+        ] {
+            let message = with(types).unwrap_err().to_string();
+            assert!(message.contains(word) && message.contains("attention_types"), "{message}");
+        }
+    }
+}

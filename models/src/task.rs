@@ -1,0 +1,132 @@
+//! What a model is trained for, and the loss of each task.
+//!
+//! Letters: B batch, T tokens, N = B * T, L labels of a classification, V vocabulary.
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::weights::Weights;
+use crate::{Model, TokenBatch};
+use serde_json::{Map, Value};
+use xtrain_graphs::op::Comparison;
+use xtrain_graphs::{Randomness, Tensor};
+
+/// What a model is trained for. It decides the head, so a model is built for one task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// The logits at t predict token t + 1. Labels `s32[B, T]`.
+    CausalLm,
+    /// The logits at t predict the token that was at t. Labels `s32[B, T]`.
+    MaskedLm,
+    /// One row of logits for each sequence. Labels `s32[B]`.
+    Classification { labels: usize },
+}
+
+impl Task {
+    /// The task that a configuration was saved for, by the class that it names; without one, what its type is trained for first.
+    pub fn of(config: &Config) -> Result<Self> {
+        let class = config.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str).unwrap_or_default();
+        if class.ends_with("ForSequenceClassification") {
+            return Ok(Task::Classification { labels: saved_labels(config)? });
+        }
+        if class.ends_with("ForMaskedLM") || class.ends_with("ForPreTraining") {
+            return Ok(Task::MaskedLm);
+        }
+        match class.ends_with("ForCausalLM") || class.ends_with("LMHeadModel") {
+            true => Ok(Task::CausalLm),
+            false => Ok(crate::family(config)?.usual_task),
+        }
+    }
+}
+
+impl std::fmt::Display for Task {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Task::CausalLm => "causal language modelling",
+            Task::MaskedLm => "masked language modelling",
+            Task::Classification { .. } => "sequence classification",
+        })
+    }
+}
+
+/// The number of labels that a configuration says, 2 if it does not, as transformers has it.
+fn saved_labels(config: &Config) -> Result<usize> {
+    match config.get("id2label").and_then(Value::as_object) {
+        Some(map) => Ok(map.len()),
+        None => config.size_or("num_labels", 2),
+    }
+}
+
+/// Writes the task into the configuration that will be saved: the class and, for a new classifier, its labels' names.
+pub(crate) fn declare(config: &mut Config, class: &str, task: Task) -> Result<()> {
+    config.set("architectures", vec![class]);
+    let Task::Classification { labels } = task else { return Ok(()) };
+    match config.text_or("problem_type", "single_label_classification")?.as_str() {
+        "single_label_classification" => {}
+        other => return Err(config.unsupported("problem_type", format!("{other} is not built; only one label per sequence is"))),
+    }
+    if labels < 2 {
+        // transformers takes a single output for a regression.
+        return Err(Error::TooFewLabels { labels });
+    }
+    if config.get("id2label").is_none() || saved_labels(config)? != labels {
+        let name = |i: usize| format!("LABEL_{i}");
+        let id2label: Map<String, Value> = (0..labels).map(|i| (i.to_string(), name(i).into())).collect();
+        let label2id: Map<String, Value> = (0..labels).map(|i| (name(i), i.into())).collect();
+        config.set("id2label", id2label);
+        config.set("label2id", label2id);
+    }
+    Ok(())
+}
+
+/// The sum of the losses and the number of labels that have one.
+pub struct LossSum {
+    /// `f32[]`
+    pub sum: Tensor,
+    /// `f32[]`, exact below 2^24 labels.
+    pub count: Tensor,
+}
+
+/// The label that takes no part in the loss, as in transformers.
+pub const IGNORED_LABEL: i64 = -100;
+
+/// Logits as the model's task has them: `[N, V]` of a language model, `[B, L]` of a classifier.
+pub fn logits(model: &dyn Model, weights: &Weights, batch: &TokenBatch, randomness: &Randomness) -> Result<Tensor> {
+    let mut rows = model.hidden(weights, batch, randomness)?;
+    if matches!(model.task(), Task::Classification { .. }) {
+        rows = model.sequence_rows(&rows, batch)?;
+    }
+    model.head(weights, &rows, randomness)
+}
+
+/// The loss of a batch by the model's task; for the shape of `labels` see [`Task`].
+pub fn loss(
+    model: &dyn Model,
+    weights: &Weights,
+    batch: &TokenBatch,
+    labels: &Tensor,
+    randomness: &Randomness,
+) -> Result<LossSum> {
+    let logits = logits(model, weights, batch, randomness)?;
+    let trace = logits.trace().clone();
+    let _scope = trace.scope("loss");
+    let labels = match model.task() {
+        Task::CausalLm => next_tokens(labels)?,
+        Task::MaskedLm => labels.reshape(&[labels.shape().elements()])?,
+        Task::Classification { .. } => labels.clone(),
+    };
+    let losses = logits.cross_entropy(&labels, IGNORED_LABEL)?;
+    let counted = labels.compare_scalar(Comparison::Ne, IGNORED_LABEL as f64)?;
+    let count = counted.convert(losses.dtype())?.sum_all()?;
+    Ok(LossSum { sum: losses.sum_all()?, count })
+}
+
+/// Labels `[B, T]` moved one place to the left, `[N]`: the labels move instead of the logits, which would have to be copied.
+fn next_tokens(labels: &Tensor) -> Result<Tensor> {
+    let (rows, tokens) = (labels.dims()[0], labels.dims()[1]);
+    let last = labels.trace().constant(IGNORED_LABEL as f64, labels.dtype())?.broadcast_to(&[rows, 1])?;
+    let shifted = match tokens {
+        1 => last,
+        _ => Tensor::concat(&[&labels.slice_dim(1, 1, tokens)?, &last], 1)?,
+    };
+    Ok(shifted.reshape(&[rows * tokens])?)
+}

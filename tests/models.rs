@@ -1,0 +1,168 @@
+//! What the golden cases do not reach: classifiers on decoders, dropout, trigonometry at far positions. Uses the golden
+//! checkpoints, whichever there are.
+
+use crate::support::{golden_dir, max_difference};
+use std::path::PathBuf;
+use std::sync::Arc;
+use xtrain::cache::CacheSettings;
+use xtrain::checkpoint::{Weights as StoredTensors, hf};
+use xtrain::trainer::settings::{OptimizerKind, OptimizerSettings};
+use xtrain::trainer::step::{DeviceBatch, Phase, Stepper, parameter_tensors, read_metrics};
+use xtrain::trainer::{device, parameters};
+use xtrain_graphs::optim::{Schedule, ScheduleKind};
+use xtrain_graphs::{DType, Randomness, Shape};
+use xtrain_models::{Config, Task, TokenBatch, Weights};
+
+/// The golden checkpoints and their configurations.
+fn checkpoints() -> Vec<(PathBuf, Config)> {
+    let Some(golden) = golden_dir() else { return Vec::new() };
+    let mut dirs: Vec<PathBuf> = std::fs::read_dir(golden).unwrap().map(|e| e.unwrap().path()).collect();
+    dirs.sort();
+    dirs.retain(|dir| dir.join("reference.safetensors").exists());
+    let open = |dir: PathBuf| {
+        let config = Config::new(hf::read_object(&dir.join("config.json")).unwrap(), "config.json");
+        (dir, config)
+    };
+    dirs.into_iter().map(open).collect()
+}
+
+/// Micro-batch 0 of an `i64[M, B, T]` input.
+fn first_rows(dir: &std::path::Path, name: &str) -> (Vec<usize>, Vec<i32>) {
+    let inputs = StoredTensors::open(&dir.join("inputs.safetensors")).unwrap();
+    let view = inputs.get(name).unwrap();
+    let dims = view.shape.dims[1..].to_vec();
+    let values = view.bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as i32);
+    (dims.clone(), values.take(dims.iter().product()).collect())
+}
+
+/// The classifier's logits are its matrix times the hidden state, as transformers computed it, of the last token that is not
+/// padding.
+#[test]
+fn decoders_classify_by_the_last_token_that_is_not_padding() {
+    for (dir, mut config) in checkpoints() {
+        if Task::of(&config).unwrap() != Task::CausalLm {
+            continue;
+        }
+        let (dims, ids) = first_rows(&dir, "input_ids");
+        let [rows, tokens] = [dims[0], dims[1]];
+        // The last id of the first row serves as padding, so that some row ends in it.
+        let pad = ids[tokens - 1];
+        config.set("pad_token_id", pad);
+        let last = |row: usize| ids[row * tokens..(row + 1) * tokens].iter().rposition(|&id| id != pad).unwrap_or(0);
+        assert!(last(0) < tokens - 1);
+
+        let model = xtrain_models::build(config, Task::Classification { labels: 3 }).unwrap();
+        let stored = StoredTensors::open(&dir.join("model.safetensors")).unwrap();
+        let mut session = device::open_cpu(1, CacheSettings::in_memory()).unwrap();
+        let mut score = Vec::new();
+        for spec in model.parameters() {
+            let shape = parameters::parameter_shape(&spec);
+            if spec.name == "score.weight" {
+                score = (0..shape.elements()).map(|i| (i as f32 * 0.7).sin()).collect();
+                session.set_state(&spec.name, bytemuck::cast_slice(&score), &shape).unwrap();
+            } else {
+                session.set_state(&spec.name, &stored.read(&spec.name, &shape).unwrap(), &shape).unwrap();
+            }
+        }
+        let (_, mask) = first_rows(&dir, "attention_mask");
+        let mask: Vec<u8> = mask.iter().map(|&m| m as u8).collect();
+        let mut recording = session.begin();
+        let input_ids = recording.feed_host("ids", bytemuck::cast_slice(&ids), &Shape::new(DType::S32, dims.clone())).unwrap();
+        let mask = recording.feed_host("mask", &mask, &Shape::new(DType::Pred, dims)).unwrap();
+        let batch = TokenBatch { input_ids, attention_mask: Some(mask), token_type_ids: None };
+        let tensors = parameter_tensors(&mut recording, &model.parameters()).unwrap();
+        let trace = recording.trace().clone();
+        let logits = xtrain_models::logits(&*model, &Weights::new(&trace, &tensors), &batch, &Randomness::off()).unwrap();
+        recording.fetch("logits", &logits);
+        let found: Vec<f32> = recording.mark_step("classify").unwrap().fetched["logits"].download_to().unwrap();
+
+        let reference = StoredTensors::open(&dir.join("reference.safetensors")).unwrap();
+        let names = reference.iter().filter_map(|view| view.name.strip_prefix("hidden.")?.parse::<usize>().ok());
+        let (_, hidden) = reference.read_f32(&format!("hidden.{}", names.max().unwrap())).unwrap();
+        let width = hidden.len() / (rows * tokens);
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f32>();
+        let state = |row: usize| &hidden[(row * tokens + last(row)) * width..][..width];
+        let expected: Vec<f32> =
+            (0..rows).flat_map(|row| score.chunks(width).map(move |label| (row, label))).map(|(r, l)| dot(state(r), l)).collect();
+        let difference = max_difference(&found, &expected);
+        assert!(difference <= 2e-5, "{}: logits differ by {difference:e}", dir.display());
+    }
+}
+
+/// Every kind of dropout that a configuration has is drawn in training: the loss moves, but not far.
+#[test]
+fn dropout_changes_the_training_loss_a_little() {
+    for (dir, config) in checkpoints() {
+        let rates: Vec<String> = config.values().keys().filter(|key| key.contains("drop")).cloned().collect();
+        let loss = |rate: f64| {
+            let mut config = config.clone();
+            for key in rates.iter().filter(|_| rate > 0.0) {
+                config.set(key, rate);
+            }
+            let task = Task::of(&config).unwrap();
+            let model = xtrain_models::build(config, task).unwrap();
+            let mut session = device::open_cpu(1, CacheSettings::in_memory()).unwrap();
+            let stored = StoredTensors::open(&dir.join("model.safetensors")).unwrap();
+            parameters::load(&mut session, &*model, &model.parameters(), &stored).unwrap();
+            let upload = |name: &str| {
+                let (dims, values) = first_rows(&dir, name);
+                let shape = Shape::new(DType::S32, dims);
+                Arc::new(session.client().upload(bytemuck::cast_slice(&values), &shape, 0).unwrap())
+            };
+            let batch = DeviceBatch {
+                input_ids: upload("input_ids"),
+                labels: upload("labels"),
+                attention_mask: None,
+                token_type_ids: None,
+                examples: 1,
+                epoch: 0,
+                batch_in_epoch: 0,
+            };
+            let optimizer = OptimizerSettings {
+                kind: OptimizerKind::Sgd,
+                learning_rate: 0.0,
+                weight_decay: 0.0,
+                adam_beta1: 0.9,
+                adam_beta2: 0.999,
+                adam_epsilon: 1e-8,
+                max_grad_norm: 0.0,
+                schedule: ScheduleKind::Constant,
+                warmup_steps: None,
+                warmup_ratio: 0.0,
+            };
+            let schedule = Schedule { kind: ScheduleKind::Constant, peak: 0.0, warmup: 0, total: 2 };
+            let stepper = Stepper::new(&*model, optimizer, schedule, 7);
+            let phase = Phase::Update { accumulated: false };
+            let mut losses = Vec::new();
+            for step in 0..2 {
+                let marked = stepper.microbatch(&mut session, &batch, phase, step, step).unwrap();
+                losses.push(read_metrics(&marked).unwrap().wait().unwrap().loss);
+            }
+            losses
+        };
+        let (without, with) = (loss(0.0), loss(0.1));
+        let name = dir.display();
+        assert_eq!(without[0], without[1], "{name}: nothing else changes between the steps");
+        assert!(with[0] != with[1], "{name}: each step draws anew");
+        for loss in with {
+            assert!(loss != without[0] && (loss - without[0]).abs() < 0.3 * without[0], "{name}: {loss} against {}", without[0]);
+        }
+    }
+}
+
+/// Rotary tables take the sine and cosine of angles up to the number of positions.
+#[test]
+fn sine_and_cosine_hold_at_far_positions() {
+    let mut session = device::open_cpu(1, CacheSettings::in_memory()).unwrap();
+    let mut recording = session.begin();
+    let angles = recording.trace().iota(DType::F32, &[8192], 0).unwrap().mul_scalar(0.749_894_2).unwrap();
+    recording.fetch("sin", &angles.sin().unwrap());
+    recording.fetch("cos", &angles.cos().unwrap());
+    let marked = recording.mark_step("angles").unwrap();
+    for (name, exact) in [("sin", f64::sin as fn(f64) -> f64), ("cos", f64::cos)] {
+        let found: Vec<f32> = marked.fetched[name].download_to().unwrap();
+        let expected: Vec<f32> = (0..8192).map(|i| exact(f64::from(i as f32 * 0.749_894_2_f32)) as f32).collect();
+        let difference = max_difference(&found, &expected);
+        assert!(difference <= 5e-7, "{name} differs by {difference:e}");
+    }
+}

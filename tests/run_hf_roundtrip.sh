@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Checks that what xtrain saves is what Python transformers loads: the same token ids, the same loss, and back again.
+#
+#   tests/run_hf_roundtrip.sh [--install] [--model DIR] [--validation_file FILE] [--block_size N] [more for hf_roundtrip.py]
+#
+# Without --model it trains a tiny GPT-2 for a few steps first. Text and tokenizer come from $XTRAIN_DATA_DIR (../shared/data).
+# Python is $XTRAIN_PYTHON, or that of target/hf-venv, which --install makes (about 1 GB: torch for the CPU and transformers).
+# The program is $XTRAIN_BIN, or target/release/xtrain.
+set -euo pipefail
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+data=${XTRAIN_DATA_DIR:-$root/../shared/data}
+xtrain=${XTRAIN_BIN:-$root/target/release/xtrain}
+venv=$root/target/hf-venv
+python=${XTRAIN_PYTHON:-$venv/bin/python}
+validation=$data/wikitext-2/valid.txt
+block=64
+model=
+install=
+more=()
+
+die() {
+    echo "error: $*" >&2
+    exit 1
+}
+
+while [ $# -gt 0 ]; do
+    case $1 in
+        --install) install=1; shift ;;
+        --model | --validation_file | --block_size)
+            [ $# -ge 2 ] || die "$1 needs a value"
+            case $1 in
+                --model) model=$2 ;;
+                --validation_file) validation=$2 ;;
+                --block_size) block=$2 ;;
+            esac
+            shift 2
+            ;;
+        *) more+=("$1"); shift ;;
+    esac
+done
+
+if [ -n "$install" ] && [ -z "${XTRAIN_PYTHON:-}" ] && ! "$python" -c 'import torch, transformers' 2>/dev/null; then
+    python3 -m venv "$venv" || die "python3 -m venv failed; install Python's venv module"
+    "$venv/bin/pip" install --quiet torch --index-url https://download.pytorch.org/whl/cpu ||
+        "$venv/bin/pip" install --quiet torch || die "installing torch failed"
+    "$venv/bin/pip" install --quiet transformers || die "installing transformers failed"
+fi
+"$python" -c 'import torch, transformers' 2>/dev/null ||
+    die "$python has no torch and transformers; run this with --install, or set XTRAIN_PYTHON to a Python that has them"
+[ -x "$xtrain" ] || die "$xtrain is not there; run bin/bootstrap, or set XTRAIN_BIN"
+[ -f "$validation" ] || die "$validation is not there; set XTRAIN_DATA_DIR or give --validation_file"
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+if [ -z "$model" ]; then
+    model=$scratch/model
+    "$xtrain" train clm --disable_tqdm --model_type gpt2 --tokenizer_name "$data/gpt2" \
+        --config_overrides n_layer=2,n_head=2,n_embd=64,n_positions=128 --block_size "$block" \
+        --train_file "$data/wikitext-2/train.txt.gz" --max_steps 20 --learning_rate 1e-3 --save_strategy no \
+        --cache_dir "$scratch/cache" --output_dir "$model"
+    # The whole file takes long with a vocabulary of 50257 and no need.
+    more=(--max_eval_samples 256 ${more[@]+"${more[@]}"})
+fi
+"$python" "$root/tests/hf_roundtrip.py" --xtrain "$xtrain" --model "$model" --validation_file "$validation" \
+    --block_size "$block" ${more[@]+"${more[@]}"}

@@ -1,0 +1,249 @@
+//! The emitter's product as a whole: what the module says, that it is the same bytes every time, and that nothing malformed
+//! reaches XLA's C++.
+
+mod support;
+
+use prost::Message;
+use std::collections::BTreeSet;
+use std::time::Instant;
+use support::{Rng, Value, model::training_step};
+use xtrain_graphs::op::{F64, Op, Scalar};
+use xtrain_graphs::{DType, Graph, GraphNode, InputRole, Shape, Target, Trace, passes};
+use xtrain_xla::proto::xla::{HloComputationProto, HloModuleProto};
+
+fn prepared(layers: usize) -> Graph {
+    passes::prepare(&training_step(layers), Target::Cpu).unwrap()
+}
+
+fn module(graph: &Graph) -> HloModuleProto {
+    let bytes = xtrain_xla::lower(&graph.to_bytes()).unwrap_or_else(|e| panic!("{e}"));
+    HloModuleProto::decode(&bytes[..]).unwrap()
+}
+
+fn entry(module: &HloModuleProto) -> &HloComputationProto {
+    module.computations.iter().find(|c| c.id == module.entry_computation_id).unwrap()
+}
+
+#[test]
+fn the_module_names_parameters_outputs_aliases_and_model_paths() {
+    let graph = prepared(2);
+    let module = module(&graph);
+    assert_eq!(module.name.split('.').next(), Some("train"));
+    let entry = entry(&module);
+    let mut parameters: Vec<_> = entry.instructions.iter().filter(|i| i.opcode == "parameter").collect();
+    parameters.sort_by_key(|i| i.parameter_number);
+    assert_eq!(parameters.len(), graph.inputs.len());
+    for (parameter, input) in parameters.iter().zip(&graph.inputs) {
+        assert!(parameter.name.starts_with(&input.name), "{} for {}", parameter.name, input.name);
+        let shape = parameter.shape.as_ref().unwrap();
+        assert_eq!(shape.dimensions, input.shape.dims.iter().map(|&d| d as i64).collect::<Vec<_>>());
+    }
+    let root = entry.instructions.iter().find(|i| i.id == entry.root_id).unwrap();
+    assert_eq!((root.opcode.as_str(), root.operand_ids.len()), ("tuple", graph.outputs.len()));
+    let aliases: BTreeSet<(i64, i64)> = module
+        .input_output_alias
+        .as_ref()
+        .unwrap()
+        .entries
+        .iter()
+        .map(|e| (e.parameter_number, e.output_shape_index[0]))
+        .collect();
+    assert_eq!(aliases, graph.aliases().map(|(_, i, o)| (i as i64, o as i64)).collect());
+    assert!(aliases.len() > 20, "state is donated");
+    // No marker is left.
+    assert!(entry.instructions.iter().all(|i| i.opcode != "custom-call" && i.custom_call_target.is_empty()));
+    assert_eq!(entry.instructions.iter().filter(|i| i.opcode == "opt-barrier").count(), 2);
+    // Each instruction says where it comes from.
+    let names: BTreeSet<&str> = entry.instructions.iter().map(|i| i.metadata.as_ref().unwrap().op_name.as_str()).collect();
+    for name in ["train/h.0.attn/dot", "train/h.1.mlp/tanh", "train/wte.weight", "train/outputs", "train/h.0/reduce_sum"] {
+        assert!(names.contains(name), "{name} in {names:?}");
+    }
+    let op = |opcode: &'static str| entry.instructions.iter().filter(move |i| i.opcode == opcode);
+    for i in op("dot") {
+        assert!(i.metadata.as_ref().unwrap().op_name.ends_with("/dot"), "{} is {}", i.name, i.metadata.as_ref().unwrap().op_name);
+    }
+    let dots = graph.nodes.iter().filter(|n| matches!(n.op, Op::Dot { .. })).count();
+    assert_eq!(op("dot").count(), dots);
+}
+
+#[test]
+fn xla_accepts_and_runs_the_step() {
+    let graph = training_step(2);
+    let program = support::compile(&graph);
+    let mut rng = Rng(1);
+    let arguments: Vec<Value> = graph
+        .inputs
+        .iter()
+        .map(|input| {
+            let draw = |rng: &mut Rng| match (input.name.as_str(), input.shape.dtype) {
+                ("optimizer", _) => 0.01,
+                (_, DType::F32) if input.name.ends_with("exp_avg_sq") => 0.0,
+                (_, DType::F32) => rng.float(-0.5, 0.5),
+                _ => rng.int(0, 1) as f64,
+            };
+            let numbers: Vec<f64> = (0..input.shape.elements()).map(|_| draw(&mut rng)).collect();
+            Value::new(input.shape.dtype, &input.shape.dims, &numbers)
+        })
+        .collect();
+    let first = program.run(&arguments);
+    assert!(first.iter().all(|v| v.numbers().iter().all(|x| x.is_finite())));
+    // The same key draws the same masks.
+    assert_eq!(first, program.run(&arguments));
+}
+
+/// Prints what the parent compares; does nothing in an ordinary run.
+#[test]
+fn child_process_prints_its_module() {
+    if std::env::var_os("XTRAIN_TEST_CHILD").is_some() {
+        let graph = prepared(3);
+        println!("CHILD {} {}", graph.fingerprint(), hash(&xtrain_xla::lower(&graph.to_bytes()).unwrap()));
+    }
+}
+
+/// FNV-1a: enough to see a difference.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[test]
+fn lowering_gives_the_same_bytes_in_every_process() {
+    let graph = prepared(3);
+    let bytes = xtrain_xla::lower(&graph.to_bytes()).unwrap();
+    // Other graphs in between: nothing global may count up into the module.
+    let other = xtrain_xla::lower(&prepared(1).to_bytes()).unwrap();
+    assert_ne!(bytes, other);
+    assert_eq!(bytes, xtrain_xla::lower(&prepared(3).to_bytes()).unwrap());
+    let expected = format!("CHILD {} {}", graph.fingerprint(), hash(&bytes));
+    for _ in 0..2 {
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child_process_prints_its_module", "--nocapture"])
+            .env("XTRAIN_TEST_CHILD", "1")
+            .output()
+            .unwrap();
+        let output = String::from_utf8_lossy(&child.stdout);
+        assert!(output.contains(&expected), "{output} lacks {expected}");
+    }
+}
+
+#[test]
+fn composites_are_refused_by_name_and_place() {
+    let graph = training_step(1);
+    let error = xtrain_xla::lower(&graph.to_bytes()).unwrap_err();
+    assert!(error.contains("layer_norm in h.0") && error.contains("f32[2,4,8], f32[8], f32[8]"), "{error}");
+    assert!(error.contains("passes::prepare"), "{error}");
+}
+
+/// A graph of one operation over inputs of the given shapes, recorded shape included, however wrong.
+fn single(op: Op, operands: &[Shape], result: Shape) -> Graph {
+    let trace = Trace::new();
+    let _scope = trace.scope("h.7.attn");
+    for (i, shape) in operands.iter().enumerate() {
+        trace.output(format!("out{i}"), &trace.input(format!("in{i}"), shape.clone(), InputRole::Feed));
+    }
+    let mut graph = trace.cut("broken").unwrap();
+    if graph.scopes.len() == 1 {
+        graph.scopes.push("h.7.attn".into());
+    }
+    let operands = (0..operands.len() as u32).collect();
+    graph.nodes.push(GraphNode { op, operands, shape: result, scope: 1 });
+    graph
+}
+
+#[track_caller]
+fn refused(graph: &Graph, parts: &[&str]) {
+    let error = xtrain_xla::lower(&graph.to_bytes()).unwrap_err();
+    for part in parts {
+        assert!(error.contains(part), "`{part}` is missing in: {error}");
+    }
+}
+
+#[test]
+fn malformed_graphs_are_errors_before_they_reach_xla() {
+    let f32s = |dims: &[usize]| Shape::new(DType::F32, dims);
+    let scalar = |value, dtype| single(Op::Constant { value, dtype }, &[], Shape::scalar(dtype));
+    refused(&single(Op::Reshape(vec![7]), &[f32s(&[2, 3])], f32s(&[7])), &["reshape in h.7.attn", "f32[2,3]", "6 elements"]);
+    refused(&single(Op::Reshape(vec![3, 2]), &[f32s(&[2, 3])], f32s(&[6])), &["reshape", "f32[3,2]", "f32[6] is recorded"]);
+    refused(&single(Op::Select, &[f32s(&[2])], f32s(&[2])), &["select", "takes 3 operands, got 1"]);
+    refused(&scalar(Scalar::Int(-1), DType::U32), &["constant in h.7.attn", "-1 does not fit u32"]);
+    refused(&scalar(Scalar::Bool(true), DType::F32), &["constant", "no value of f32"]);
+    refused(&scalar(Scalar::Float(F64::new(1.0)), DType::S32), &["constant", "no value of s32"]);
+    let huge = Shape::new(DType::F32, [1 << 40, 1 << 40]);
+    refused(&single(Op::Iota { dims: huge.dims.clone(), dim: 0, dtype: DType::F32 }, &[], huge.clone()), &["iota", "too large"]);
+    refused(&single(Op::Barrier, std::slice::from_ref(&huge), huge.clone()), &["input", "too large"]);
+    let ids = Shape::new(DType::S32, [2]);
+    refused(
+        &single(Op::TakeRows, &[f32s(&[0, 3]), ids], f32s(&[2, 3])),
+        &["take_rows", "the table has no rows", "f32[0,3], s32[2]"],
+    );
+    // What only XLA checks still comes back as an error with the place.
+    let dims = xtrain_graphs::op::DotDims { lhs_contracting: vec![0, 0], rhs_contracting: vec![0, 0], ..Default::default() };
+    let dot = Op::Dot { dims, dtype: DType::F32 };
+    refused(&single(dot, &[f32s(&[2]), f32s(&[2])], f32s(&[])), &["dot in h.7.attn", "XLA says"]);
+
+    let good = || single(Op::Barrier, &[f32s(&[2]), f32s(&[2])], f32s(&[2]));
+    let broken = |change: fn(&mut Graph)| {
+        let mut graph = good();
+        graph.nodes[2].operands.truncate(1);
+        change(&mut graph);
+        graph
+    };
+    assert!(xtrain_xla::lower(&broken(|_| ()).to_bytes()).is_ok());
+    refused(&broken(|g| g.nodes[2].operands[0] = 2), &["node 2 reads node 2, which does not precede it"]);
+    refused(&broken(|g| g.nodes[2].operands[0] = u32::MAX), &["does not precede it"]);
+    refused(&broken(|g| g.nodes[2].scope = 9), &["model path 9 of 2"]);
+    refused(&broken(|g| g.nodes[1].op = Op::Input(0)), &["input 0 is declared twice"]);
+    refused(&broken(|g| g.nodes[1].op = Op::Input(5)), &["there is no input 5"]);
+    refused(&broken(|g| g.inputs[1].shape.dims[0] = 3), &["input", "f32[3]"]);
+    refused(&broken(|g| g.inputs[1].name = "in0".into()), &["two inputs are named `in0`"]);
+    refused(&broken(|g| g.outputs[1].name = "out0".into()), &["two outputs are named `out0`"]);
+    refused(&broken(|g| g.outputs[1].node = 40), &["output `out1` is node 40"]);
+    refused(&broken(|g| g.inputs[1].name = "a\0b".into()), &["zero byte"]);
+    refused(&broken(|g| g.name = "a\0b".into()), &["zero byte"]);
+    refused(&broken(|g| g.format = 99), &["format 99"]);
+}
+
+/// Random damage to valid bytes either lowers or is an error: no panic, no abort of the process.
+#[test]
+fn damaged_bytes_never_abort() {
+    let bytes = prepared(1).to_bytes();
+    let mut rng = Rng(9);
+    let (mut accepted, rounds) = (0, 1500);
+    for round in 0..rounds {
+        let mut damaged = bytes.clone();
+        for _ in 0..rng.int(1, 3) {
+            let at = rng.int(0, damaged.len() - 1);
+            damaged[at] = match round % 3 {
+                0 => damaged[at] ^ (1 << rng.int(0, 7)),
+                1 => rng.next() as u8,
+                _ => 0xFF,
+            };
+        }
+        if round % 10 == 0 {
+            damaged.truncate(rng.int(0, damaged.len()));
+        }
+        accepted += usize::from(xtrain_xla::lower(&damaged).is_ok());
+    }
+    println!("{accepted} of {rounds} damaged graphs still lower");
+    assert!(accepted < rounds);
+}
+
+#[test]
+fn a_large_graph_lowers_quickly() {
+    let graph = prepared(14);
+    let bytes = graph.to_bytes();
+    let started = Instant::now();
+    let module = xtrain_xla::lower(&bytes).unwrap();
+    let first = started.elapsed();
+    let best = (0..3)
+        .map(|_| {
+            let started = Instant::now();
+            assert_eq!(xtrain_xla::lower(&bytes).unwrap(), module);
+            started.elapsed()
+        })
+        .min()
+        .unwrap();
+    println!("{} nodes, {} kB of HLO: first {first:?}, best {best:?}", graph.nodes.len(), module.len() / 1000);
+    assert!(graph.nodes.len() > 5000);
+    // The goal is 200 ms on a free core in a release build; the bound leaves room for busy machines and debug builds.
+    assert!(best.as_millis() < 2000, "{best:?}");
+}
