@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use xtrain::checkpoint::{TensorRef, write_safetensors};
 use xtrain_graphs::{DType, Shape};
+use xtrain_models::Task;
 
 /// A directory with `model/` (a tiny GPT-2 and its tokenizer), `train.txt` and `valid.txt`, in which the program runs.
 struct Workplace(TempDir);
@@ -36,7 +37,7 @@ impl Workplace {
             config.set(key, value);
         }
         place.write("model/config.json", serde_json::to_string_pretty(config.values()).unwrap());
-        let model = xtrain_models::build(config).unwrap();
+        let model = xtrain_models::build(config, Task::CausalLm).unwrap();
         let tensors = model.parameters().into_iter().map(|p| (p.name, (p.dims.clone(), vec![0.01; p.dims.iter().product()])));
         place.write_weights(&tensors.collect());
         let text = |lines: std::ops::Range<u32>| -> String {

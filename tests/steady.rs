@@ -5,12 +5,14 @@ use crate::support::{golden_dir, xtrain};
 use serde_json::Value;
 use std::fs;
 use std::sync::Arc;
+use xtrain::cache::CacheSettings;
 use xtrain::trainer::ahead::{RunShapes, compile_all};
 use xtrain::trainer::settings::{OptimizerKind, OptimizerSettings};
 use xtrain::trainer::step::{DeviceBatch, Phase, Stepper, read_metrics};
 use xtrain::trainer::{device, parameters};
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
 use xtrain_graphs::{DType, Shape};
+use xtrain_models::Task;
 
 const MB: f64 = 1e6;
 
@@ -75,8 +77,8 @@ fn state_is_donated_so_that_there_is_one_copy() {
     for (key, value) in [("n_layer", 2), ("n_head", 2), ("n_embd", 64), ("n_positions", 64), ("vocab_size", 500)] {
         config.set(key, value);
     }
-    let model = xtrain_models::build(config).unwrap();
-    let mut session = device::open_cpu(1).unwrap();
+    let model = xtrain_models::build(config, Task::CausalLm).unwrap();
+    let mut session = device::open_cpu(1, CacheSettings::in_memory()).unwrap();
     let specs = model.parameters();
     parameters::initialize(&mut session, &specs, 1).unwrap();
     let schedule = Schedule { kind: ScheduleKind::Linear, peak: 1e-4, warmup: 2, total: 10 };
@@ -86,8 +88,15 @@ fn state_is_donated_so_that_there_is_one_copy() {
     let shape = Shape::new(DType::S32, [2usize, 16]);
     let ids: Vec<i32> = (0..32).collect();
     let ids = Arc::new(session.client().upload(bytemuck::cast_slice(&ids), &shape, 0).unwrap());
-    let batch =
-        DeviceBatch { input_ids: ids.clone(), labels: ids, attention_mask: None, examples: 2, epoch: 0, batch_in_epoch: 0 };
+    let batch = DeviceBatch {
+        input_ids: ids.clone(),
+        labels: ids,
+        attention_mask: None,
+        token_type_ids: None,
+        examples: 2,
+        epoch: 0,
+        batch_in_epoch: 0,
+    };
     // Learning rate, step and microstep change from step to step; the graphs must not.
     for step in 0..10 {
         for (micro, phase) in [Phase::Accumulate, Phase::Update { accumulated: true }].into_iter().enumerate() {
@@ -172,12 +181,12 @@ fn train_temporaries(sizes: &[(&str, i64)]) -> i64 {
     for key in ["embd_pdrop", "attn_pdrop", "resid_pdrop"] {
         config.set(key, 0.0);
     }
-    let model = xtrain_models::build(config).unwrap();
-    let mut session = device::open_cpu(1).unwrap();
+    let model = xtrain_models::build(config, Task::CausalLm).unwrap();
+    let mut session = device::open_cpu(1, CacheSettings::in_memory()).unwrap();
     let schedule = Schedule { kind: ScheduleKind::Constant, peak: 1e-4, warmup: 0, total: 7 };
     let stepper = Stepper::new(&*model, adamw(), schedule, 1);
     let shapes = RunShapes { train_batch: 1, eval_batch: 1, block_size: 16, accumulation: 1, trains: true, evaluates: false };
-    let graphs = compile_all(&mut session, &*model, &stepper, shapes).unwrap();
+    let graphs = compile_all(&mut session, &*model, &stepper, shapes, &mut |_| {}).unwrap();
     graphs[0].memory().unwrap().temp_bytes
 }
 
