@@ -1,5 +1,6 @@
 //! Integration tests: what a user sees. One binary, one module for each area, so that linking stays short.
 
+mod cache;
 mod cli;
 mod data;
 mod errors;

@@ -41,7 +41,8 @@ pub struct Run {
 
 pub fn xtrain() -> Command {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_xtrain"));
-    command.env_remove("XTRAIN_CACHE_DIR").stdin(std::process::Stdio::null());
+    // Tests that say nothing of a cache share one, never the user's. It may outlive them: what is in it is found by what it is.
+    command.env("XTRAIN_CACHE_DIR", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache")).stdin(std::process::Stdio::null());
     Command(command)
 }
 
@@ -59,6 +60,11 @@ impl Command {
     pub fn env(&mut self, key: &str, value: impl AsRef<std::ffi::OsStr>) -> &mut Self {
         self.0.env(key, value);
         self
+    }
+
+    /// The process itself, to be started in other ways than [`Command::run`] does.
+    pub fn process(&mut self) -> std::process::Command {
+        std::mem::replace(&mut self.0, std::process::Command::new("true"))
     }
 
     pub fn run(&mut self) -> Run {

@@ -8,18 +8,14 @@ pub enum Error {
     Graph(#[from] xtrain_graphs::Error),
     #[error(transparent)]
     Runtime(#[from] crate::runtime::Error),
-    #[error("graph `{phase}` would be compiled again ({reason}), and --fail_on_recompile is set")]
+    #[error(
+        "graph `{phase}` would be compiled again ({reason}), and --fail_on_recompile is set; `xtrain compile` compiles ahead"
+    )]
     Recompile { phase: String, reason: String },
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Checkpoint(#[from] crate::checkpoint::Error),
-    #[error("there is no entry {id} in {dir}")]
-    NoEntry { id: String, dir: PathBuf },
-    #[error("{id} is the start of several entries: {found}")]
-    Ambiguous { id: String, found: String },
-    #[error("{path} is damaged: {reason}")]
-    Damaged { path: PathBuf, reason: String },
 }
 
 impl Error {

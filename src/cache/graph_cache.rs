@@ -6,7 +6,7 @@ use super::key::{Key, Surroundings};
 use super::store::{Store, now};
 use super::{CacheSettings, Error};
 use crate::runtime::{Client, CompileOptions, CompiledMemory, Executable, Library, Signature};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use xtrain_graphs::{Fingerprint, Graph, InputRole, Target, passes};
@@ -254,8 +254,7 @@ impl GraphCache {
             created: now(),
             compile_seconds: took.as_secs_f64(),
             memory,
-            // Some compilers give numbers that JSON does not have.
-            cost: executable.cost_analysis().unwrap_or_default().into_iter().filter(|(_, v)| v.is_finite()).collect(),
+            cost: cost(executable),
             parts: Vec::new(),
         };
         let graph_bytes = graph.to_bytes();
@@ -306,4 +305,12 @@ fn feeds(graph: &Graph) -> Vec<String> {
     let mut feeds: Vec<_> = graph.inputs.iter().filter(|input| input.role == InputRole::Feed).collect();
     feeds.sort_by_key(|input| std::cmp::Reverse(input.shape.rank()));
     feeds.iter().map(|input| format!("{} {}", input.name, input.shape)).collect()
+}
+
+/// The compiler's totals. It also tells of every single operand (`bytes accessed3{}`), which would make headers slow to list, and
+/// some compilers give numbers that JSON does not have.
+fn cost(executable: &Executable) -> BTreeMap<String, f64> {
+    let totals = |name: &str| !name.contains(|c: char| c == '{' || c.is_ascii_digit());
+    let all = executable.cost_analysis().unwrap_or_default();
+    all.into_iter().filter(|(name, value)| totals(name) && value.is_finite()).collect()
 }

@@ -9,6 +9,7 @@ use super::entry::{self, Content, Damage, Entry, Header};
 use super::key::Key;
 use super::lock::KeyLock;
 use crate::checkpoint::atomic;
+use rayon::prelude::*;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -43,6 +44,11 @@ struct Found {
 
 fn seconds(time: io::Result<SystemTime>) -> u64 {
     time.ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok()).map_or(0, |d| d.as_secs())
+}
+
+/// Nothing is there: not the file, or not even a directory for it. Whether one can be made shows when something is stored.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// Seconds since 1970, now.
@@ -80,7 +86,7 @@ impl Store {
     /// The entry of this key; `None` if there is none. One that lies under the right name with another key is damaged.
     pub fn find(&self, key: &Key) -> Result<Option<Entry>, Damage> {
         let entry = match Entry::open(&self.path(&key.id())) {
-            Err(Damage::Io(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(Damage::Io(error)) if is_absent(&error) => return Ok(None),
             other => other?,
         };
         match Key::changes(&entry.header.key, key).first() {
@@ -125,7 +131,7 @@ impl Store {
         let mut found = Vec::new();
         let mut uses = std::collections::HashMap::new();
         let files = match fs::read_dir(&self.dir) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
+            Err(error) if is_absent(&error) => return Ok(found),
             files => files?,
         };
         for file in files {
@@ -154,7 +160,8 @@ impl Store {
     pub fn list(&self) -> io::Result<Vec<Listed>> {
         let mut found = self.scan()?;
         found.sort_by(|a, b| (b.last_used, &a.id).cmp(&(a.last_used, &b.id)));
-        let list = found.into_iter().map(|found| Listed {
+        // Parsing a thousand headers is work for all cores.
+        let list = found.into_par_iter().map(|found| Listed {
             header: self.open(&found.id).map(|entry| entry.header),
             id: found.id,
             file_bytes: found.bytes,

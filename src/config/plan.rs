@@ -32,7 +32,6 @@ pub fn is_encoder(name: &str) -> bool {
 
 /// One command with everything that it needs.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::large_enum_variant, reason = "there is one of these in a process")]
 pub enum Command {
     Train(TrainPlan),
     Eval(EvalPlan),

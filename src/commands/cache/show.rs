@@ -84,12 +84,9 @@ fn text(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String, Err
             table.row([name.to_string(), bytes(n.max(0) as u64)]);
         }
     }
-    // The compiler also tells the use of every single operand; those lines help nobody here.
-    let mut cost: Vec<_> = header.cost.iter().filter(|(name, _)| !name.contains(['{', '0', '1'])).collect();
-    cost.sort_by(|a, b| a.0.cmp(b.0));
-    if !cost.is_empty() {
+    if !header.cost.is_empty() {
         table.heading("the compiler's estimate of work");
-        for (name, value) in cost {
+        for (name, value) in &header.cost {
             table.row([name.clone(), count(*value)]);
         }
     }

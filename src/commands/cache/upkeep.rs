@@ -74,8 +74,8 @@ pub fn prune(store: &Store, rules: &PruneRules) -> Result<(), Error> {
         (Some(device), Ok(header)) => header.key.value(DEVICE).is_some_and(|own| own.starts_with(device.as_str())),
         (Some(_), Err(_)) => false,
     };
-    // Last used first: what is beyond the size goes from the end.
-    let mut kept = 0;
+    // Last used first: once the size is reached, everything further down goes.
+    let mut total = 0;
     let mut doomed = Vec::new();
     for entry in entries.iter().filter(of_device) {
         let only_device = rules.older_than.is_none() && rules.max_size.is_none() && compiler.is_none();
@@ -87,10 +87,13 @@ pub fn prune(store: &Store, rules: &PruneRules) -> Result<(), Error> {
             }
             Err(_) => true,
         });
-        let too_much = rules.max_size.is_some_and(|max| kept + entry.file_bytes > max);
-        match only_device || old || stale || too_much {
-            true => doomed.push(entry),
-            false => kept += entry.file_bytes,
+        if only_device || old || stale {
+            doomed.push(entry);
+            continue;
+        }
+        total += entry.file_bytes;
+        if rules.max_size.is_some_and(|max| total > max) {
+            doomed.push(entry);
         }
     }
     for entry in &doomed {

@@ -1,0 +1,142 @@
+//! What must hit, what must miss, and that a miss names its cause.
+
+use super::{Bench, Place, counts, entry_of};
+use xtrain::cache::{Content, Entry, Header};
+
+#[test]
+fn a_second_start_compiles_nothing_whatever_does_not_shape_graphs() {
+    let place = Place::new();
+    let words = "--do_eval --gradient_accumulation_steps 2 --eval_strategy steps --eval_steps 1";
+    let first = place.clm("train", words);
+    assert_eq!(counts(&first), (0, 4), "ceiling, accumulate, update, eval: {}", first.stderr);
+    assert!(!first.stderr.contains("again"), "{}", first.stderr);
+    assert!(first.stderr.contains(&format!("compiled-graph cache: {}", place.store().dir().display())), "{}", first.stderr);
+    let unchanged = std::fs::copy(place.path("train.txt"), place.path("other.txt")).is_ok();
+    assert!(unchanged);
+    for more in [
+        "",
+        "--learning_rate 1e-4 --seed 7 --warmup_steps 1 --lr_scheduler_type cosine --adam_beta1 0.9",
+        "--max_steps 3 --logging_steps 1 --logging_first_step --max_train_samples 20 --data_seed 3",
+        &format!("--train_file {} --output_dir {}", place.path("other.txt").display(), place.path("elsewhere").display()),
+        "--dataloader_num_workers 1 --gradient_accumulation_steps 3 --fail_on_recompile",
+    ] {
+        let run = place.clm("train", &format!("{words} {more}"));
+        assert_eq!(counts(&run), (4, 0), "{more}: {}", run.stderr);
+    }
+}
+
+/// Changes that must miss, and what the line about it must say.
+const CHANGES: [(&str, &str); 10] = [
+    ("--block_size 32", "input_ids: s32[2,32] was s32[2,16] (block_size 32 was 16)"),
+    ("--per_device_train_batch_size 4", "input_ids: s32[4,16] was s32[2,16] (per_device_train_batch_size 4 was 2)"),
+    ("--config_overrides n_layer=3,n_head=2,n_embd=16,n_positions=64", "(n_layer 3 was 2)"),
+    ("--config_overrides n_layer=2,n_head=2,n_embd=32,n_positions=64", "f32[300,32] was f32[300,16] (n_embd 32 was 16)"),
+    ("--config_overrides n_layer=2,n_head=4,n_embd=16,n_positions=64", "(n_head 4 was 2)"),
+    (
+        "--config_overrides n_layer=2,n_head=2,n_embd=16,n_positions=64,attn_pdrop=0.2",
+        "transformer.h.0.attn constant has value: Int(858993459) where it had value: Int(429496729) (attn_pdrop 0.2 was 0.1)",
+    ),
+    ("--adam_beta1 0.8", "(adam_beta1 0.8 was 0.9)"),
+    ("--weight_decay 0.1", "(weight_decay 0.1 was 0)"),
+    ("--max_grad_norm 0", "(max_grad_norm 0 was 1)"),
+    ("--optim sgd", "(optim sgd was adamw)"),
+];
+
+#[test]
+fn every_change_of_the_graph_misses_and_is_explained() {
+    let place = Place::new();
+    place.clm("compile", "").succeeded();
+    for (change, expected) in CHANGES {
+        let run = place.clm("compile", change);
+        assert_eq!(counts(&run), (1, 1), "{change}: {}", run.stderr);
+        let line = run.stderr.lines().find(|line| line.starts_with("compiling `train` again: graph: "));
+        let line = line.unwrap_or_else(|| panic!("{change}: {}", run.stderr));
+        assert!(line.contains(expected), "{change}: {line}");
+        // And back: nothing was lost.
+        assert_eq!(counts(&place.clm("compile", change)), (2, 0), "{change}");
+    }
+}
+
+/// Rewrites the entry as if one part of its key had been another when it was made, under the name that belongs to that key.
+fn pretend(place: &Place, id: &str, part: &str, value: &str) -> String {
+    let store = place.store();
+    let mut entry = store.open(id).unwrap();
+    let parts = contents(&mut entry);
+    let mut header: Header = entry.header.clone();
+    header.key.parts.iter_mut().find(|p| p.name == part).unwrap_or_else(|| panic!("no part {part}")).value = value.into();
+    let other = header.key.id();
+    let parts: Vec<(Content, &[u8])> = parts.iter().map(|(content, bytes)| (*content, bytes.as_slice())).collect();
+    store.insert(header, &parts).unwrap();
+    store.remove(id).unwrap();
+    other
+}
+
+fn contents(entry: &mut Entry) -> Vec<(Content, Vec<u8>)> {
+    let all = [Content::Graph, Content::Module, Content::Executable];
+    all.iter().filter_map(|content| Some((*content, entry.read(*content).unwrap()?))).collect()
+}
+
+#[test]
+fn every_part_of_the_surroundings_misses_by_name() {
+    let place = Place::new();
+    Bench::run(&place);
+    for (part, value) in [
+        ("compiler", "XLA of tomorrow"),
+        ("compile options", "2 x 1 xla_cpu_fast_math=Bool(true)"),
+        ("topology", "4 of 8 devices, process 0"),
+        ("CPU threads", "96"),
+        ("cache format", "0"),
+    ] {
+        let id = entry_of(&place, "train");
+        let other = pretend(&place, &id, part, value);
+        let run = Bench::run(&place);
+        assert_eq!((run.loaded, run.compiled), (0, 1), "{part}");
+        let line = run.stderr.lines().find(|line| line.starts_with("compiling `train` again: ")).unwrap().to_string();
+        assert!(line.starts_with(&format!("compiling `train` again: {part}: ")) && line.contains(value), "{line}");
+        place.store().remove(&other).unwrap();
+    }
+    let id = entry_of(&place, "train");
+    pretend(&place, &id, "CPU features", "avx99");
+    assert!(Bench::run(&place).stderr.contains("CPU features: +"));
+    // What the compiler is told from outside counts too.
+    assert!(
+        Bench::of(&place.bench().env("XLA_FLAGS", "--xla_cpu_enable_fast_math=false").run()).stderr.contains("XLA_FLAGS: `--")
+    );
+}
+
+#[test]
+fn compile_ahead_makes_exactly_the_graphs_of_the_run() {
+    for words in ["", "--do_eval", "--do_eval --eval_strategy epoch --gradient_accumulation_steps 2 --optim sgd"] {
+        let place = Place::new();
+        let ahead = place.clm("compile", words);
+        let (hits, compiled) = counts(&ahead);
+        assert_eq!(hits, 0);
+        assert_eq!(ahead.stdout.lines().count() as u64, compiled, "{}", ahead.stdout);
+        assert!(!place.path("out").exists(), "compiling ahead writes nothing but the cache");
+        let run = place.clm("train", &format!("{words} --fail_on_recompile"));
+        assert_eq!(counts(&run), (compiled, 0), "{words}: {}", run.stderr);
+    }
+}
+
+#[test]
+fn fail_on_recompile_stops_with_the_cause() {
+    let place = Place::new();
+    // Nothing of the kind was compiled before: a first compile is no recompile.
+    place.clm("train", "--fail_on_recompile").succeeded();
+    let run = place.clm("train", "--fail_on_recompile --block_size 32");
+    assert_eq!(run.code, Some(1));
+    assert!(run.stderr.contains("block_size 32 was 16") && run.stderr.contains("--fail_on_recompile"), "{}", run.stderr);
+    let run = place.clm("train", "--fail_on_recompile");
+    assert_eq!(counts(&run).1, 0);
+}
+
+#[test]
+fn without_the_cache_nothing_is_stored() {
+    let place = Place::new();
+    for _ in 0..2 {
+        let run = Bench::of(&place.bench().args(["--compile_cache", "false"]).run());
+        assert_eq!((run.loaded, run.compiled), (0, 1));
+        assert!(!run.stderr.contains("cache"), "{}", run.stderr);
+    }
+    assert!(!place.path("cache/graphs").exists());
+}
