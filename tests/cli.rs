@@ -28,6 +28,7 @@ fn stderr(output: &Output) -> String {
 fn workplace() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(dir.path().join("old/checkpoint-5")).unwrap();
+    std::fs::write(dir.path().join("old/config.json"), "{}").unwrap();
     for name in ["train.txt", "valid.txt", "tokenizer.json"] {
         std::fs::write(dir.path().join(name), "{}").unwrap();
     }
