@@ -73,7 +73,7 @@ fn record(layers: usize) -> Result<Graph> {
     for ((name, tensor), gradient) in parameters.all.iter().zip(&gradients) {
         let state = |suffix: &str| trace.input(format!("{name}{suffix}"), tensor.shape().clone(), InputRole::State);
         let (m, v) = (state(".exp_avg"), state(".exp_avg_sq"));
-        let update = adamw.update(&step, tensor, &gradient, &factor, &m, &v, tensor.rank() > 1)?;
+        let update = adamw.update(&step, tensor, gradient, &factor, &m, &v, tensor.rank() > 1)?;
         trace.output(name.clone(), &update.parameter);
         trace.output(format!("{name}.exp_avg"), &update.exp_avg);
         trace.output(format!("{name}.exp_avg_sq"), &update.exp_avg_sq);
