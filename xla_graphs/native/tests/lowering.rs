@@ -52,7 +52,9 @@ fn the_module_names_parameters_outputs_aliases_and_model_paths() {
     assert!(aliases.len() > 20, "state is donated");
     // No marker is left.
     assert!(entry.instructions.iter().all(|i| i.opcode != "custom-call" && i.custom_call_target.is_empty()));
-    assert_eq!(entry.instructions.iter().filter(|i| i.opcode == "opt-barrier").count(), 2);
+    let barriers = graph.nodes.iter().filter(|n| n.op == Op::Barrier).count();
+    assert!(barriers >= 2);
+    assert_eq!(entry.instructions.iter().filter(|i| i.opcode == "opt-barrier").count(), barriers);
     // Each instruction says where it comes from.
     let names: BTreeSet<&str> = entry.instructions.iter().map(|i| i.metadata.as_ref().unwrap().op_name.as_str()).collect();
     for name in ["train/h.0.attn/dot", "train/h.1.mlp/tanh", "train/wte.weight", "train/outputs", "train/h.0/reduce_sum"] {
