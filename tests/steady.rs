@@ -139,7 +139,7 @@ fn the_peak_of_a_real_process_is_one_copy_of_the_state() {
     let bench = |sizes: &str| -> Value {
         let run = xtrain()
             .args(["bench", "--json", "--model_type", "gpt2", "--batch", "1", "--seq", "16", "--steps", "5", "--warmup", "2"])
-            .args(["--config_overrides", sizes])
+            .args(["--config_overrides", sizes, "--compile_cache", "false"])
             .run();
         run.succeeded();
         serde_json::from_str(run.stdout.trim()).unwrap()
