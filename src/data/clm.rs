@@ -54,24 +54,25 @@ pub fn block_size(requested: Option<usize>, tokenizer_limit: Option<usize>, posi
 
 /// The rows to train on: all of `train_files`, less the share that validates when there is no validation file.
 pub fn train_dataset(settings: &ClmDataSettings, tokenizer: &Tokenizer, block_size: usize, quiet: bool) -> Result<Dataset> {
-    let apart = settings.validation_files.is_empty() && percentage(settings) > 0.0;
+    let apart = settings.source.validation_files.is_empty() && percentage(settings) > 0.0;
     let share = if apart { Share::After(percentage(settings)) } else { Share::All };
-    let data = prepare(&Job { what: "train", files: &settings.train_files, share, settings, tokenizer, block_size, quiet })?;
-    Ok(data.take(settings.max_train_samples.unwrap_or(usize::MAX)))
+    let data =
+        prepare(&Job { what: "train", files: &settings.source.train_files, share, settings, tokenizer, block_size, quiet })?;
+    Ok(data.take(settings.source.max_train_samples.unwrap_or(usize::MAX)))
 }
 
 /// The rows to validate on: `validation_files`, or the first lines of `train_files`.
 pub fn validation_dataset(settings: &ClmDataSettings, tokenizer: &Tokenizer, block_size: usize, quiet: bool) -> Result<Dataset> {
-    let (files, share) = match settings.validation_files.is_empty() {
-        true => (&settings.train_files, Share::First(percentage(settings))),
-        false => (&settings.validation_files, Share::All),
+    let (files, share) = match settings.source.validation_files.is_empty() {
+        true => (&settings.source.train_files, Share::First(percentage(settings))),
+        false => (&settings.source.validation_files, Share::All),
     };
     let data = prepare(&Job { what: "validation", files, share, settings, tokenizer, block_size, quiet })?;
-    Ok(data.take(settings.max_eval_samples.unwrap_or(usize::MAX)))
+    Ok(data.take(settings.source.max_eval_samples.unwrap_or(usize::MAX)))
 }
 
 fn percentage(settings: &ClmDataSettings) -> f64 {
-    settings.validation_split_percentage.clamp(0.0, 100.0)
+    settings.source.validation_split_percentage.clamp(0.0, 100.0)
 }
 
 /// Which lines of the files, in percent.
@@ -138,7 +139,7 @@ impl Job<'_> {
             "group": GROUP,
         });
         let digest = hash::sha256(key.to_string().as_bytes());
-        Ok(self.settings.cache_dir.join(format!("clm-{}.rows", &digest[..32])))
+        Ok(self.settings.source.cache_dir.join(format!("clm-{}.rows", &digest[..32])))
     }
 }
 
@@ -148,7 +149,7 @@ fn prepare(job: &Job<'_>) -> Result<Dataset> {
     }
     let path = job.cache_path()?;
     let mut origin = Origin::Tokenized;
-    if path.exists() && !job.settings.overwrite_cache {
+    if path.exists() && !job.settings.source.overwrite_cache {
         match Dataset::open(&path) {
             Ok(dataset) => return Ok(dataset),
             Err(reason) => {
@@ -157,7 +158,7 @@ fn prepare(job: &Job<'_>) -> Result<Dataset> {
             }
         }
     }
-    let cache_dir = &job.settings.cache_dir;
+    let cache_dir = &job.settings.source.cache_dir;
     std::fs::create_dir_all(cache_dir).map_err(Error::io("create", cache_dir))?;
     atomic::clean_leftovers(cache_dir)?;
     let wide = job.tokenizer.id_bound() > 1 << 16;
@@ -177,7 +178,7 @@ struct Group {
 }
 
 fn tokenize(job: &Job<'_>, rows: &mut RowsFile<'_>, path: &Path) -> Result<()> {
-    let threads = job.settings.preprocessing_num_workers.map_or_else(rayon::current_num_threads, |n| n.max(1));
+    let threads = job.settings.source.preprocessing_num_workers.map_or_else(rayon::current_num_threads, |n| n.max(1));
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .thread_name(|i| format!("tokenize-{i}"))

@@ -57,6 +57,14 @@ pub enum Error {
     )]
     VocabMismatch { tokenizer: usize, model: usize },
 
+    #[error("the labels cannot be used: {reason}")]
+    Labels { reason: String },
+
+    #[error(
+        "--pad_to_bucket {bucket} is not between 1 and the maximum length of {max_length}; leave it out, or change --max_seq_length"
+    )]
+    Bucket { bucket: usize, max_length: usize },
+
     #[error("--{what} must be at least 1")]
     Zero { what: &'static str },
 
