@@ -128,7 +128,7 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
         ),
         (format!("{TRAIN} stray"), "unexpected word `stray`"),
         ("train".into(), "error: `xtrain train` needs one of: clm\n"),
-        ("train mlm".into(), "error: unknown command `train mlm`\nhint: did you mean `xtrain train clm`?\n"),
+        ("train mml".into(), "error: unknown command `train mml`\nhint: did you mean `xtrain train mlm`?\n"),
         ("trian clm".into(), "error: unknown command `trian`\nhint: did you mean `xtrain train`?\n"),
         (
             "--learning_rate 1 train clm".into(),

@@ -15,13 +15,13 @@ use super::nearest::nearest;
 pub struct Commands(u32);
 
 impl Commands {
-    pub const TRAIN: Commands = Commands(1);
-    pub const EVAL: Commands = Commands(2);
+    pub const TRAIN_CLM: Commands = Commands(1);
+    pub const EVAL_CLM: Commands = Commands(2);
     pub const GENERATE: Commands = Commands(4);
     pub const DOCTOR: Commands = Commands(8);
     pub const BENCH: Commands = Commands(16);
     pub const QUICKSTART: Commands = Commands(32);
-    pub const COMPILE: Commands = Commands(64);
+    pub const COMPILE_CLM: Commands = Commands(64);
     pub const CACHE_LS: Commands = Commands(1 << 7);
     pub const CACHE_SHOW: Commands = Commands(1 << 8);
     pub const CACHE_EXPLAIN: Commands = Commands(1 << 9);
@@ -31,9 +31,25 @@ impl Commands {
     pub const CACHE_IMPORT: Commands = Commands(1 << 13);
     pub const CACHE_PATH: Commands = Commands(1 << 14);
     pub const CACHE_STATS: Commands = Commands(1 << 15);
+    pub const TRAIN_MLM: Commands = Commands(1 << 16);
+    pub const TRAIN_CLS: Commands = Commands(1 << 17);
+    pub const EVAL_MLM: Commands = Commands(1 << 18);
+    pub const EVAL_CLS: Commands = Commands(1 << 19);
+    pub const PREDICT_CLS: Commands = Commands(1 << 20);
+    pub const COMPILE_MLM: Commands = Commands(1 << 21);
+    pub const COMPILE_CLS: Commands = Commands(1 << 22);
+    pub const TRAIN: Commands = Self::TRAIN_CLM.and(Self::TRAIN_MLM).and(Self::TRAIN_CLS);
+    pub const EVAL: Commands = Self::EVAL_CLM.and(Self::EVAL_MLM).and(Self::EVAL_CLS);
+    pub const COMPILE: Commands = Self::COMPILE_CLM.and(Self::COMPILE_MLM).and(Self::COMPILE_CLS);
+    /// Causal language modelling, whatever is done.
+    pub const CLM: Commands = Self::TRAIN_CLM.and(Self::EVAL_CLM).and(Self::COMPILE_CLM);
+    /// Masked language modelling.
+    pub const MLM: Commands = Self::TRAIN_MLM.and(Self::EVAL_MLM).and(Self::COMPILE_MLM);
+    /// Classification.
+    pub const CLS: Commands = Self::TRAIN_CLS.and(Self::EVAL_CLS).and(Self::COMPILE_CLS).and(Self::PREDICT_CLS);
     /// All of `xtrain cache`.
     pub const CACHE: Commands = Commands(0x1ff << 7);
-    pub const ALL: Commands = Commands(0xffff);
+    pub const ALL: Commands = Commands(u32::MAX);
 
     pub const fn and(self, other: Commands) -> Commands {
         Commands(self.0 | other.0)
@@ -58,10 +74,10 @@ pub struct CommandInfo {
     pub examples: &'static str,
 }
 
-/// In the order of `xtrain --help`. Later tasks (`train mlm`, `train cls`) and commands (`fit`, `launch`, `top`) are further rows here.
-pub const COMMANDS: [CommandInfo; 16] = [
+/// In the order of `xtrain --help`.
+pub const COMMANDS: [CommandInfo; 23] = [
     CommandInfo {
-        id: Commands::TRAIN,
+        id: Commands::TRAIN_CLM,
         words: "train clm",
         about: "Train a causal language model on text files",
         examples: "xtrain train clm --model_type gpt2 --config_overrides n_layer=6,n_embd=384,n_head=6 \\\n      --tokenizer_name DIR \
@@ -69,10 +85,42 @@ pub const COMMANDS: [CommandInfo; 16] = [
                    xtrain train clm --config run.toml --learning_rate 3e-4 --dry_run",
     },
     CommandInfo {
-        id: Commands::EVAL,
+        id: Commands::TRAIN_MLM,
+        words: "train mlm",
+        about: "Train a masked language model on text files",
+        examples: "xtrain train mlm --model_type bert --config_name bert-mini --tokenizer_name DIR --train_file train.txt.gz \\\n      \
+                   --validation_file valid.txt --max_seq_length 128 --do_train --do_eval --output_dir out",
+    },
+    CommandInfo {
+        id: Commands::TRAIN_CLS,
+        words: "train cls",
+        about: "Train a classifier of texts or pairs of texts on tables (CSV, TSV, JSON lines, parquet)",
+        examples: "xtrain train cls --model_name_or_path DIR --train_file train.csv --validation_file valid.csv --text_column_name text \\\n      \
+                   --label_column_name label --eval_strategy epoch --save_strategy epoch --load_best_model_at_end --output_dir out",
+    },
+    CommandInfo {
+        id: Commands::EVAL_CLM,
         words: "eval clm",
         about: "Loss and perplexity of a model on text files",
         examples: "xtrain eval clm --model_name_or_path out --validation_file valid.txt --block_size 256",
+    },
+    CommandInfo {
+        id: Commands::EVAL_MLM,
+        words: "eval mlm",
+        about: "Loss, perplexity and accuracy of a masked language model on text files",
+        examples: "xtrain eval mlm --model_name_or_path out --validation_file valid.txt --max_seq_length 128",
+    },
+    CommandInfo {
+        id: Commands::EVAL_CLS,
+        words: "eval cls",
+        about: "Loss, accuracy, F1 and Matthews correlation of a classifier on a table with labels",
+        examples: "xtrain eval cls --model_name_or_path out --validation_file test.csv",
+    },
+    CommandInfo {
+        id: Commands::PREDICT_CLS,
+        words: "predict cls",
+        about: "Label the rows of a table, into a CSV file with a score for each label",
+        examples: "xtrain predict cls --model_name_or_path out --test_file new.csv --output_file labels.csv",
     },
     CommandInfo {
         id: Commands::GENERATE,
@@ -99,10 +147,22 @@ pub const COMMANDS: [CommandInfo; 16] = [
         examples: "xtrain quickstart",
     },
     CommandInfo {
-        id: Commands::COMPILE,
+        id: Commands::COMPILE_CLM,
         words: "compile clm",
         about: "Compile every graph that `train clm` with the same flags will use, without data or weights",
         examples: "xtrain compile clm --model_type gpt2 --tokenizer_name DIR --block_size 256 --do_train --do_eval",
+    },
+    CommandInfo {
+        id: Commands::COMPILE_MLM,
+        words: "compile mlm",
+        about: "Compile every graph that `train mlm` with the same flags will use, without data or weights",
+        examples: "xtrain compile mlm --model_type bert --tokenizer_name DIR --max_seq_length 128 --do_train --do_eval",
+    },
+    CommandInfo {
+        id: Commands::COMPILE_CLS,
+        words: "compile cls",
+        about: "Compile every graph that `train cls` with the same flags will use, without data or weights",
+        examples: "xtrain compile cls --model_type bert --tokenizer_name DIR --labels no,yes --pad_to_bucket 64,128 --do_train",
     },
     CommandInfo {
         id: Commands::CACHE_LS,
@@ -332,9 +392,9 @@ mod tests {
     #[test]
     fn both_spellings_and_old_names_are_found() {
         for name in ["learning_rate", "learning-rate", "evaluation_strategy", "evaluation-strategy"] {
-            assert!(find(name, Commands::TRAIN).is_some(), "{name}");
+            assert!(find(name, Commands::TRAIN_CLM).is_some(), "{name}");
         }
-        assert!(find("learning_rate", Commands::EVAL).is_none());
-        assert!(find("learning rate", Commands::TRAIN).is_none());
+        assert!(find("learning_rate", Commands::EVAL_CLS).is_none());
+        assert!(find("learning rate", Commands::TRAIN_CLM).is_none());
     }
 }

@@ -1,9 +1,10 @@
 //! The graphs of a run, compiled without data: what `--dry_run` reports on, and what `xtrain compile` makes.
 
 use super::error::Result;
+use super::feed::{BatchShape, abstract_batch, graph_name};
 use super::parameters::parameter_shape;
 use super::session::Session;
-use super::step::{Phase, Stepper, abstract_batch};
+use super::step::{Phase, Stepper};
 use super::{ceiling, evaluate};
 use crate::cache::CompiledGraph;
 use std::collections::HashMap;
@@ -12,14 +13,13 @@ use xtrain_graphs::Shape;
 use xtrain_models::Model;
 
 /// The shapes that decide a run's graphs.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RunShapes {
-    pub train_batch: usize,
-    pub eval_batch: usize,
-    pub block_size: usize,
+    /// The kinds of batch that it trains on, none if it does not.
+    pub train: Vec<BatchShape>,
+    /// The kinds of batch that it evaluates on.
+    pub eval: Vec<BatchShape>,
     pub accumulation: usize,
-    pub trains: bool,
-    pub evaluates: bool,
 }
 
 /// Compiles every graph that the run will use, in the order of use; `ready` hears of each as it is done.
@@ -27,41 +27,38 @@ pub fn compile_all(
     session: &mut Session,
     model: &dyn Model,
     stepper: &Stepper,
-    shapes: RunShapes,
+    shapes: &RunShapes,
     ready: &mut dyn FnMut(&CompiledGraph),
 ) -> Result<Vec<Arc<CompiledGraph>>> {
     let accumulates = shapes.accumulation > 1;
     let parameters = stepper.parameters().iter().map(|p| (p.name.clone(), parameter_shape(p)));
     let state: HashMap<String, Shape> = parameters.chain(stepper.extra_state(accumulates)).collect();
     let state = Arc::new(state);
-    let mut phases = Vec::new();
-    if shapes.trains {
-        if accumulates {
-            phases.push(Phase::Accumulate);
-        }
-        phases.push(Phase::Update { accumulated: accumulates });
+    let mut phases = vec![Phase::Update { accumulated: accumulates }];
+    if accumulates {
+        phases.insert(0, Phase::Accumulate);
     }
     let mut compiled: Vec<Arc<CompiledGraph>> = Vec::new();
     let mut done = |graph: Arc<CompiledGraph>| {
         ready(&graph);
         compiled.push(graph);
     };
-    if shapes.trains {
+    if !shapes.train.is_empty() {
         let mut recording = session.begin_abstract(state.clone());
         ceiling::record_abstract(&mut recording)?;
         done(recording.compile(ceiling::GRAPH_NAME)?);
     }
-    for phase in phases {
+    for (shape, phase) in shapes.train.iter().flat_map(|shape| phases.iter().map(move |phase| (shape, *phase))) {
         let mut recording = session.begin_abstract(state.clone());
-        let inputs = abstract_batch(&mut recording, shapes.train_batch, shapes.block_size);
+        let inputs = abstract_batch(&mut recording, shape);
         stepper.record(&mut recording, &inputs, phase, 0, 0)?;
-        done(recording.compile(phase.graph_name())?);
+        done(recording.compile(&graph_name(phase.graph_name(), shape.variant.as_deref()))?);
     }
-    if shapes.evaluates {
-        let mut recording = session.begin_abstract(state);
-        let inputs = abstract_batch(&mut recording, shapes.eval_batch, shapes.block_size);
+    for shape in &shapes.eval {
+        let mut recording = session.begin_abstract(state.clone());
+        let inputs = abstract_batch(&mut recording, shape);
         evaluate::record(&mut recording, model, stepper.parameters(), &inputs)?;
-        done(recording.compile(evaluate::GRAPH_NAME)?);
+        done(recording.compile(&graph_name(evaluate::GRAPH_NAME, shape.variant.as_deref()))?);
     }
     Ok(compiled)
 }

@@ -69,6 +69,8 @@ pub struct Sums {
     pub steps_since_log: f64,
     pub total_loss: f64,
     pub total_steps: f64,
+    /// Floating-point operations.
+    pub total_flops: f64,
 }
 
 impl Sums {
@@ -78,6 +80,7 @@ impl Sums {
             ("steps_since_log", self.steps_since_log),
             ("total_loss", self.total_loss),
             ("total_steps", self.total_steps),
+            ("total_flops", self.total_flops),
         ]
         .map(|(name, value)| (name.to_string(), value))
         .into()
@@ -90,6 +93,7 @@ impl Sums {
             steps_since_log: get("steps_since_log"),
             total_loss: get("total_loss"),
             total_steps: get("total_steps"),
+            total_flops: get("total_flops"),
         }
     }
 }
@@ -100,8 +104,6 @@ pub struct Logger {
     sums: Rc<RefCell<Sums>>,
     cadence: Cadence,
     first_step: bool,
-    /// Floating-point operations of one microbatch, for the step line.
-    microbatch_flops: f64,
     ceiling_tflops: Option<f64>,
     /// Of the steps since the last line.
     interval: Interval,
@@ -110,7 +112,7 @@ pub struct Logger {
 #[derive(Default)]
 struct Interval {
     steps: u32,
-    microbatches: u64,
+    flops: f64,
     tokens: f64,
     host: HostTime,
     data_wait: Duration,
@@ -123,11 +125,10 @@ impl Logger {
         log: Rc<RefCell<RunLog>>,
         sums: Rc<RefCell<Sums>>,
         (cadence, first_step): (Cadence, bool),
-        microbatch_flops: f64,
         ceiling_tflops: Option<f64>,
     ) -> Self {
         let interval = Interval::default();
-        Logger { log, sums, cadence, first_step, microbatch_flops, ceiling_tflops, interval }
+        Logger { log, sums, cadence, first_step, ceiling_tflops, interval }
     }
 
     fn is_due(&self, progress: &Progress) -> bool {
@@ -151,7 +152,7 @@ impl Logger {
                 execute: (interval.host.execute + interval.device_wait) / interval.steps,
                 wait: interval.data_wait / interval.steps,
             },
-            model_tflops: interval.microbatches as f64 * self.microbatch_flops / seconds / 1e12,
+            model_tflops: interval.flops / seconds / 1e12,
             ceiling_tflops: self.ceiling_tflops,
         }
     }
@@ -162,8 +163,8 @@ impl Hook for Logger {
         let loss = f64::from(report.metrics.loss);
         let interval = &mut self.interval;
         interval.steps += 1;
-        interval.microbatches += report.microbatches;
-        interval.tokens += f64::from(report.metrics.tokens);
+        interval.flops += report.flops;
+        interval.tokens += report.tokens as f64;
         interval.host += report.host_time;
         interval.data_wait += report.data_wait;
         interval.device_wait += report.device_wait;
@@ -173,6 +174,7 @@ impl Hook for Logger {
         sums.steps_since_log += 1.0;
         sums.total_loss += loss;
         sums.total_steps += 1.0;
+        sums.total_flops += report.flops;
         self.log.borrow().bar().advance(1);
         if !self.is_due(&report.progress) {
             return Ok(());
