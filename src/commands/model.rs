@@ -180,9 +180,7 @@ pub fn block_size(data: &ClmDataSettings, tokenizer: &Tokenizer, model: &dyn Mod
     use crate::data::Error as DataError;
     let block = clm::block_size(data.block_size, tokenizer.model_max_length(), model.max_positions());
     let block = block.map_err(|error| match &error {
-        DataError::BlockTooLong { positions, .. } => {
-            Error::usage(error.to_string(), format!("set --block_size {positions} or less"))
-        }
+        DataError::TooLong { positions, .. } => Error::usage(error.to_string(), format!("set --block_size {positions} or less")),
         _ => Error::usage(error.to_string(), "raise --block_size"),
     })?;
     if let Some(note) = &block.note {

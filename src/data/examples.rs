@@ -317,6 +317,11 @@ impl ExamplesWriter<'_> {
         self.skipped += skipped;
     }
 
+    /// What was counted so far.
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+
     pub fn is_empty(&self) -> bool {
         self.index.is_empty()
     }

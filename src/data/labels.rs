@@ -70,6 +70,13 @@ impl LabelMap {
         known.or_else(|| label.parse().ok().filter(|id| self.is_placeholder() && *id < self.names.len()))
     }
 
+    /// The id of a label that may also be given by its number, as data sets do whose labels a model's config names. Not where
+    /// numbers are names.
+    pub fn id_or_number(&self, label: &str) -> Option<usize> {
+        let numbers = self.names.iter().any(|name| name.parse::<i64>().is_ok());
+        self.id(label).or_else(|| label.parse().ok().filter(|id| !numbers && *id < self.names.len()))
+    }
+
     pub fn name(&self, id: usize) -> Option<&str> {
         self.names.get(id).map(String::as_str)
     }
@@ -132,6 +139,9 @@ mod tests {
     fn placeholder_names_go_by_number() {
         let map = config(json!({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}})).unwrap().unwrap();
         assert!(map.is_placeholder());
+        let named = LabelMap::new(vec!["no".into(), "yes".into()]).unwrap();
+        assert_eq!((named.id_or_number("1"), named.id_or_number("2"), named.id_or_number("no")), (Some(1), None, Some(0)));
+        assert_eq!(LabelMap::new(vec!["5".into(), "x".into()]).unwrap().id_or_number("1"), None);
         assert_eq!((map.id("1"), map.id("LABEL_0"), map.id("2"), map.id("x")), (Some(1), Some(0), None, None));
     }
 }

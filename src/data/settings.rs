@@ -88,7 +88,8 @@ pub struct MlmDataSettings {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClsDataSettings {
     pub source: SourceSettings,
-    /// The second text of a pair. `None`: `sentence2` if the text column is `sentence1` and it exists, else single texts.
+    /// The second text of a pair. `None`: single texts, unless no text column is named either and the file has one of the usual
+    /// pairs, such as `sentence1` and `sentence2`.
     pub text_pair_column: Option<String>,
     /// `None`: `label` or `labels`.
     pub label_column: Option<String>,

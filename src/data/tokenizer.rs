@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
+use tokenizers::PostProcessor;
 
 use super::bpe;
 use super::error::{Error, Result};
+use super::sequences::SequenceEncoder;
 use crate::checkpoint::{atomic, hash, hf};
 
 const DEFINITION: &str = "tokenizer.json";
@@ -25,12 +27,16 @@ const NO_LIMIT: f64 = 1e15;
 /// A loaded tokenizer. Cheap to clone, shared between threads.
 #[derive(Clone)]
 pub struct Tokenizer {
-    inner: Arc<tokenizers::Tokenizer>,
+    pub(super) inner: Arc<tokenizers::Tokenizer>,
     files: Arc<Vec<(String, Vec<u8>)>>,
     fingerprint: String,
     bos: Option<u32>,
     eos: Option<u32>,
     pad: Option<u32>,
+    mask: Option<u32>,
+    pads_left: bool,
+    pub(super) truncates_left: bool,
+    segments: bool,
     model_max_length: Option<usize>,
 }
 
@@ -100,6 +106,13 @@ impl Tokenizer {
         let bos = token("bos_token", &[bpe::END_OF_TEXT, "<s>"]);
         let eos = token("eos_token", &[bpe::END_OF_TEXT, "</s>"]);
         let pad = token("pad_token", &["<pad>", "[PAD]"]);
+        let mask = token("mask_token", &["<mask>", "[MASK]"]);
+        let on_the_left = |key: &str| config.get(key).and_then(Value::as_str) == Some("left");
+        let (pads_left, truncates_left) = (on_the_left("padding_side"), on_the_left("truncation_side"));
+        let segments = match config.get("model_input_names").and_then(Value::as_array) {
+            Some(names) => names.iter().any(|name| name == "token_type_ids"),
+            None => tells_segments(&inner),
+        };
         let limit = config.get("model_max_length").and_then(Value::as_f64).filter(|limit| *limit >= 1.0 && *limit < NO_LIMIT);
         if !files.iter().any(|(name, _)| name == CONFIG) {
             // Without it, AutoTokenizer guesses a class from the model's config, whose own rules may differ from the file's.
@@ -116,7 +129,19 @@ impl Tokenizer {
         files.sort();
         let fingerprint = hash::sha256(&definition);
         let model_max_length = limit.map(|limit| limit as usize);
-        Ok(Tokenizer { inner: Arc::new(inner), files: Arc::new(files), fingerprint, bos, eos, pad, model_max_length })
+        Ok(Tokenizer {
+            inner: Arc::new(inner),
+            files: Arc::new(files),
+            fingerprint,
+            bos,
+            eos,
+            pad,
+            mask,
+            pads_left,
+            truncates_left,
+            segments,
+            model_max_length,
+        })
     }
 
     /// Number of tokens, added ones included (`len(tokenizer)` in Python).
@@ -145,6 +170,43 @@ impl Tokenizer {
 
     pub fn pad_id(&self) -> Option<u32> {
         self.pad
+    }
+
+    pub fn mask_id(&self) -> Option<u32> {
+        self.mask
+    }
+
+    /// Whether padding goes before the text (`padding_side`).
+    pub fn pads_left(&self) -> bool {
+        self.pads_left
+    }
+
+    /// Whether the tokenizer's model is told which text of a pair a token belongs to (`token_type_ids`).
+    pub fn has_segments(&self) -> bool {
+        self.segments
+    }
+
+    /// Special tokens that are added around a text, or around and between two.
+    pub fn special_tokens(&self, pair: bool) -> usize {
+        self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(pair))
+    }
+
+    /// The same tokenizer with one of its tokens for padding, which saved files say too.
+    pub fn with_pad_token(&self, token: &str) -> Result<Tokenizer> {
+        let Some(id) = self.inner.token_to_id(token) else {
+            return Err(Error::PadTokenUnknown { token: token.to_string() });
+        };
+        let mut files = self.files.to_vec();
+        let (_, bytes) = files.iter_mut().find(|(name, _)| name == CONFIG).expect("build() adds a config where there is none");
+        let mut config: Map<String, Value> = serde_json::from_slice(bytes).expect("build() has parsed it");
+        config.insert("pad_token".into(), token.into());
+        *bytes = hf::to_json_text(&config, 2);
+        Ok(Tokenizer { pad: Some(id), files: Arc::new(files), ..self.clone() })
+    }
+
+    /// A way to encode with special tokens, each sequence cut to `max_length` tokens if one is given.
+    pub fn sequences(&self, max_length: Option<usize>) -> Result<SequenceEncoder> {
+        SequenceEncoder::new(self, max_length)
     }
 
     /// The longest text that the tokenizer's own config allows, in tokens; `None` where it sets no limit.
@@ -187,6 +249,13 @@ impl Tokenizer {
         }
         Ok(())
     }
+}
+
+/// Whether the tokenizer was made for a model with segments, as BERT's and ALBERT's are: it surrounds texts with special tokens and
+/// numbers the texts of a pair 0 and 1. (RoBERTa's numbers them 0 and 0, GPT's surrounds nothing.)
+fn tells_segments(inner: &tokenizers::Tokenizer) -> bool {
+    let Ok(pair) = inner.encode_fast(("a", "b"), true) else { return false };
+    pair.get_special_tokens_mask().contains(&1) && pair.get_type_ids().contains(&1)
 }
 
 /// Trains a GPT-2 style byte-level BPE with `<|endoftext|>` as id 0. The same texts give the same tokenizer, whatever the
