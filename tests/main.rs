@@ -9,4 +9,6 @@ mod layers;
 mod models;
 mod steady;
 mod support;
+mod tasks;
+mod tasks_errors;
 mod train;

@@ -370,8 +370,7 @@ mod tests {
         let save = |value: f32, max_shard_size: u64| {
             let bytes: Vec<u8> = value.to_le_bytes().repeat(4);
             let weights = ["a", "b", "c"].map(|name| TensorRef::new(name, Shape::new(DType::F32, [4]), &bytes));
-            let model =
-                Pretrained { config: &config, generation_config: None, weights: &weights, files: &[], max_shard_size };
+            let model = Pretrained { config: &config, generation_config: None, weights: &weights, files: &[], max_shard_size };
             save_pretrained(dir.path(), &model).unwrap();
             let read = Weights::open(dir.path()).unwrap();
             assert!(["a", "b", "c"].iter().all(|name| read.read_f32(name).unwrap().1 == [value; 4]), "{value}");

@@ -62,8 +62,11 @@ mod tests {
         let tensor = |name: &'static str, n: usize| TensorRef::new(name, Shape::new(DType::F32, [n]), &bytes[..4 * n]);
         let tensors = [tensor("b", 10), tensor("a", 10), tensor("big", 100), tensor("c", 1)];
         let shards = split(&tensors, 80);
-        let files: Vec<_> =
-            shards.files.iter().map(|(name, group)| (name.as_str(), group.iter().map(|t| &*t.name).collect::<Vec<_>>())).collect();
+        let files: Vec<_> = shards
+            .files
+            .iter()
+            .map(|(name, group)| (name.as_str(), group.iter().map(|t| &*t.name).collect::<Vec<_>>()))
+            .collect();
         assert_eq!(
             files,
             [

@@ -4,9 +4,10 @@ use super::model::{LoadedModel, failed, open_device, origin};
 use super::{Error, Outcome};
 use crate::config::{BenchPlan, ModelSource};
 use crate::report::memory::{cpu_time, peak_rss};
+use crate::trainer::feed::DeviceBatch;
 use crate::trainer::session::Session;
 use crate::trainer::settings::{OptimizerKind, OptimizerSettings};
-use crate::trainer::step::{DeviceBatch, Phase, StepMetrics, Stepper, read_metrics};
+use crate::trainer::step::{Phase, StepMetrics, Stepper, read_metrics};
 use crate::trainer::{ceiling, parameters};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -24,7 +25,7 @@ const BATCHES: usize = 4;
 
 pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     let began = Instant::now();
-    let loaded = LoadedModel::open(&without_dropout(plan.model), None)?;
+    let loaded = LoadedModel::causal(&without_dropout(plan.model), None)?;
     let model = &*loaded.model;
     if plan.seq > model.max_positions() {
         let positions = model.max_positions();
@@ -59,16 +60,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         let ids: Vec<i32> = (0..shape.elements()).map(|_| rng.random_range(0..model.vocab_size() as i32)).collect();
         let ids = session.client().upload(bytemuck::cast_slice(&ids), &shape, 0).map_err(failed("placing a batch"))?;
         let ids = Arc::new(ids);
-        let (examples, batch_in_epoch) = (plan.batch, index as u64);
-        batches.push(DeviceBatch {
-            input_ids: ids.clone(),
-            labels: ids,
-            attention_mask: None,
-            token_type_ids: None,
-            examples,
-            epoch: 0,
-            batch_in_epoch,
-        });
+        batches.push(DeviceBatch { batch_in_epoch: index as u64, ..DeviceBatch::full(ids.clone(), ids) });
     }
 
     // Before and after, the better one counts: on a shared machine a single moment says little.

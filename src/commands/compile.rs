@@ -24,7 +24,7 @@ pub fn run(plan: TrainPlan) -> Result<Outcome, Error> {
         let peak = graph.memory().map_or(String::new(), |m| format!(", {} at the peak", bytes(m.peak() as u64)));
         println!("{:12} {}  {how} in {:.1} s{peak}", graph.name, &graph.id[..12], graph.ready_time.as_secs_f64());
     };
-    compile_all(&mut prepared.session, model, &stepper, shapes, &mut report).map_err(failed("compiling the graphs"))?;
+    compile_all(&mut prepared.session, model, &stepper, &shapes, &mut report).map_err(failed("compiling the graphs"))?;
     eprintln!("{}", prepared.session.cache().stats());
     Ok(Outcome::Done)
 }

@@ -1,6 +1,7 @@
 //! What each command does. `run` dispatches; one file per command holds its work, which is to put the layers below together and
 //! to say on standard output what came of it. A command does not parse, does not print errors and does not exit: it returns.
 
+mod batches;
 mod bench;
 mod cache;
 mod compile;
@@ -10,7 +11,10 @@ mod dry_run;
 mod eval;
 mod generate;
 mod model;
+mod predict;
 mod quickstart;
+mod resume;
+mod task;
 mod train;
 
 pub use crate::config::Command;
@@ -107,6 +111,7 @@ pub fn run(command: Command) -> Result<Outcome, Error> {
     match command {
         Command::Train(plan) => train::run(plan),
         Command::Eval(plan) => eval::run(plan),
+        Command::Predict(plan) => predict::run(plan),
         Command::Generate(plan) => generate::run(plan),
         Command::Bench(plan) => bench::run(plan),
         Command::Doctor(plan) => doctor::run(plan),

@@ -3,12 +3,13 @@
 
 use super::Error;
 use super::batches::{BatchForm, LabelForm};
-use super::model::failed;
-use crate::config::TaskPlan;
-use crate::data::cls::Split;
+use super::model::{LoadedModel, ModelConfig, failed};
+use crate::config::{ModelSource, TaskPlan};
+use crate::data::cls::{Split, TestRow};
 use crate::data::padding::Padding;
 use crate::data::settings::{ClsDataSettings, PaddingSettings};
 use crate::data::{Collator, Error as DataError, LabelMap, Tokenizer, clm, cls, mlm};
+use crate::trainer::parameters::Head;
 use serde_json::Value;
 use xtrain_models::{Config, Model, Task};
 
@@ -21,9 +22,10 @@ pub enum Purpose {
     Use,
 }
 
-/// What the model is built for, and the names of the labels, which are written into the configuration that will be saved.
-pub fn model_task(
-    plan: &TaskPlan,
+/// What the model is built for. Of a classifier, the names of the labels are decided and written into the configuration that will
+/// be saved; those that are not the data's own are put into the plan.
+fn model_task(
+    plan: &mut TaskPlan,
     config: &mut Config,
     tokenizer: &Tokenizer,
     purpose: Purpose,
@@ -33,7 +35,10 @@ pub fn model_task(
         TaskPlan::Mlm(_) => return Ok((Task::MaskedLm, None)),
         TaskPlan::Cls(data) => data,
     };
-    let labels = labels(data, config, purpose)?;
+    if data.labels.is_none() {
+        data.labels = given_labels(data, config, purpose)?;
+    }
+    let labels = cls::labels(data).map_err(failed("reading the labels"))?;
     if labels.len() < 2 {
         let problem = format!("there is one label only, {:?}: nothing can be told apart", labels.names()[0]);
         return Err(Error::usage(problem, "bring examples of at least two labels (regression is not built)"));
@@ -46,40 +51,39 @@ pub fn model_task(
     Ok((Task::Classification { labels: labels.len() }, Some(labels)))
 }
 
-/// The user's own labels; else those of a model that was saved as a classifier, if the data has no others; else the data's.
-fn labels(data: &ClsDataSettings, config: &Config, purpose: Purpose) -> Result<LabelMap, Error> {
-    if let Some(labels) = &data.labels {
-        return Ok(labels.clone());
-    }
+/// The labels of a model that was saved as a classifier, unless it is trained on data that have others; `None`: the data's.
+fn given_labels(data: &ClsDataSettings, config: &Config, purpose: Purpose) -> Result<Option<LabelMap>, Error> {
     let class = config.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str).unwrap_or_default();
     let saved = match class.ends_with("ForSequenceClassification") {
         true => LabelMap::from_config(config.values()).map_err(failed("reading the model's labels"))?,
         false => None,
     };
-    if purpose == Purpose::Use {
-        return saved.ok_or_else(|| {
-            let what = if class.is_empty() { "names no class".to_string() } else { format!("is a {class}") };
-            Error::failed(format!("{} {what}: it has no labels to give", config.source()))
-                .with_hint("train it for classification first: xtrain train cls --model_name_or_path DIR")
-        });
-    }
-    if data.source.train_files.is_empty() {
-        let problem = "the labels are not known: there is no training file, and the model is no classifier";
-        return saved.ok_or_else(|| Error::usage(problem, "add --labels no,yes (in order), or --train_file FILE"));
+    let trains = purpose == Purpose::Train;
+    let Some(saved) = saved else {
+        if trains && !data.source.train_files.is_empty() {
+            return Ok(None);
+        }
+        if trains {
+            let problem = "the labels are not known: there is no training file, and the model is no classifier";
+            return Err(Error::usage(problem, "add --labels no,yes (in order), or --train_file FILE"));
+        }
+        let what = if class.is_empty() { "names no class".to_string() } else { format!("is of a {class}") };
+        return Err(Error::failed(format!("{} {what}: there are no labels to give", config.source()))
+            .with_hint("train it for classification first: xtrain train cls --model_name_or_path DIR"));
+    };
+    if !trains || data.source.train_files.is_empty() {
+        return Ok(Some(saved));
     }
     let found = cls::labels(data).map_err(failed("reading the labels"))?;
-    match saved {
-        Some(saved) if found.names().iter().all(|name| saved.id(name).is_some()) => Ok(saved),
-        Some(saved) => {
-            eprintln!(
-                "note: the model's labels ({}) are not those of the training set ({}), which are used",
-                saved.names().join(", "),
-                found.names().join(", ")
-            );
-            Ok(found)
-        }
-        None => Ok(found),
+    if found.names().iter().all(|name| saved.id_or_number(name).is_some()) {
+        return Ok(Some(saved));
     }
+    eprintln!(
+        "note: the model's labels ({}) are not those of the training set ({}), which are used",
+        saved.names().join(", "),
+        found.names().join(", ")
+    );
+    Ok(None)
 }
 
 /// A decoder classifies by the last token that is not padding, so that it has to know its padding token.
@@ -99,7 +103,7 @@ fn set_padding(config: &mut Config, tokenizer: &Tokenizer) -> Result<(), Error> 
 }
 
 /// A tokenizer that can pad: one without a padding token takes the model's, or the one that ends a text, and says so.
-pub fn padding_tokenizer(tokenizer: Tokenizer, plan: &TaskPlan, config: &Config) -> Result<Tokenizer, Error> {
+fn padding_tokenizer(tokenizer: Tokenizer, plan: &TaskPlan, config: &Config) -> Result<Tokenizer, Error> {
     if tokenizer.pad_id().is_some() || !matches!(plan, TaskPlan::Cls(_)) {
         return Ok(tokenizer);
     }
@@ -117,6 +121,25 @@ pub fn padding_tokenizer(tokenizer: Tokenizer, plan: &TaskPlan, config: &Config)
     tokenizer.with_pad_token(&token).map_err(failed("choosing a padding token"))
 }
 
+/// The model for a task, the task, and the tokenizer as the model wants it: what training, evaluation and prediction begin with.
+pub fn load_task(
+    plan: &TaskPlan,
+    source: &ModelSource,
+    tokenizer: Tokenizer,
+    purpose: Purpose,
+    head: Head,
+    quiet: bool,
+) -> Result<(LoadedModel, TaskData, Tokenizer), Error> {
+    let mut read = ModelConfig::read(source, Some(&tokenizer))?;
+    let tokenizer = padding_tokenizer(tokenizer, plan, &read.config)?;
+    let mut plan = plan.clone();
+    let (task, labels) = model_task(&mut plan, &mut read.config, &tokenizer, purpose)?;
+    let loaded = read.build(task, head)?;
+    tokenizer.check_vocab(loaded.model.vocab_size()).map_err(failed("matching tokenizer and model"))?;
+    let data = TaskData::new(plan, &tokenizer, labels, &*loaded.model, quiet)?;
+    Ok((loaded, data, tokenizer))
+}
+
 /// A task whose lengths and labels are decided.
 pub struct TaskData {
     plan: TaskPlan,
@@ -129,15 +152,15 @@ pub struct TaskData {
 
 impl TaskData {
     /// Decides the length, with what should be said about it said.
-    pub fn new(
-        plan: &TaskPlan,
+    fn new(
+        plan: TaskPlan,
         tokenizer: &Tokenizer,
         labels: Option<LabelMap>,
         model: &dyn Model,
         quiet: bool,
     ) -> Result<Self, Error> {
         let (limit, positions) = (tokenizer.model_max_length(), model.max_positions());
-        let length = match plan {
+        let length = match &plan {
             TaskPlan::Clm(data) => clm::block_size(data.block_size, limit, positions),
             TaskPlan::Mlm(data) => mlm::max_seq_length(data.max_seq_length, limit, positions),
             TaskPlan::Cls(data) => cls_length(data.max_seq_length, limit, positions),
@@ -149,11 +172,6 @@ impl TaskData {
         })?;
         if let Some(note) = &length.note {
             eprintln!("note: {note}");
-        }
-        // Settings that are the same for all tasks are the data's; of labels the task's own count.
-        let mut plan = plan.clone();
-        if let TaskPlan::Cls(data) = &mut plan {
-            data.labels.get_or_insert_with(|| labels.clone().expect("a classifier's labels are decided before"));
         }
         let task = TaskData { plan, tokenizer: tokenizer.clone(), length: length.size, labels, quiet };
         task.lengths()?;
@@ -172,7 +190,12 @@ impl TaskData {
     /// The set to train on.
     pub fn train(&self) -> Result<Collator, Error> {
         let doing = "preparing the training set";
-        self.set(doing, |data| mlm::train_examples(data, &self.tokenizer, self.length, self.quiet), clm::train_dataset, Split::Train)
+        self.set(
+            doing,
+            |data| mlm::train_examples(data, &self.tokenizer, self.length, self.quiet),
+            clm::train_dataset,
+            Split::Train,
+        )
     }
 
     /// The set to evaluate on.
@@ -190,6 +213,14 @@ impl TaskData {
         }
     }
 
+    /// The rows of the set to label.
+    pub fn test_rows(&self) -> Result<Vec<TestRow>, Error> {
+        match (&self.plan, &self.labels) {
+            (TaskPlan::Cls(data), Some(labels)) => cls::test_rows(data, labels).map_err(failed("reading the test set")),
+            _ => unreachable!("only classifiers predict, which `config` sees to"),
+        }
+    }
+
     fn set(
         &self,
         doing: &'static str,
@@ -199,16 +230,14 @@ impl TaskData {
     ) -> Result<Collator, Error> {
         match &self.plan {
             TaskPlan::Clm(data) => causal(data, &self.tokenizer, self.length, self.quiet).map(Collator::Causal),
-            TaskPlan::Mlm(data) => {
-                masked(data).and_then(|examples| mlm::collator(data, &self.tokenizer, self.length, examples))
-            }
+            TaskPlan::Mlm(data) => masked(data).and_then(|examples| mlm::collator(data, &self.tokenizer, self.length, examples)),
             TaskPlan::Cls(data) => self.classes(data, split),
         }
         .map_err(failed(doing))
     }
 
     fn classes(&self, data: &ClsDataSettings, split: Split) -> crate::data::Result<Collator> {
-        let labels = data.labels.as_ref().expect("set when the task was made ready");
+        let labels = self.labels.as_ref().expect("a classifier's labels are decided first");
         let examples = cls::examples(data, split, &self.tokenizer, labels, self.length, self.quiet)?;
         cls::collator(data, &self.tokenizer, self.length, examples)
     }
@@ -285,7 +314,7 @@ fn cls_length(length: usize, limit: Option<usize>, positions: usize) -> crate::d
     if size > positions {
         return Err(DataError::TooLong { flag: "max_seq_length", length: size, positions });
     }
-    let note = (size < length)
-        .then(|| format!("max_seq_length {length} is more than the tokenizer's model_max_length; using {limit}"));
+    let note =
+        (size < length).then(|| format!("max_seq_length {length} is more than the tokenizer's model_max_length; using {limit}"));
     Ok(clm::BlockSize { size, note })
 }

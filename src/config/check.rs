@@ -42,7 +42,10 @@ pub fn check(typed: &Typed) -> Verdict {
         }
         Commands::PREDICT_CLS => {
             if !typed.is_given("model_name_or_path") {
-                return refuse("predict needs a model", "add --model_name_or_path DIR, the output directory of `xtrain train cls`");
+                return refuse(
+                    "predict needs a model",
+                    "add --model_name_or_path DIR, the output directory of `xtrain train cls`",
+                );
             }
             model(typed)?;
             tokenizer(typed)?;
@@ -226,7 +229,10 @@ fn data(typed: &Typed) -> Verdict {
     let trains = Commands::TRAIN.contains(typed.command) && resolve::do_train(typed);
     let has_train_file = typed.is_given("train_file");
     if trains && !has_train_file {
-        return refuse("there is nothing to train on", "add --train_file FILE (text, CSV, TSV, JSON lines or parquet; several may follow)");
+        return refuse(
+            "there is nothing to train on",
+            "add --train_file FILE (text, CSV, TSV, JSON lines or parquet; several may follow)",
+        );
     }
     let evaluates = Commands::EVAL.contains(typed.command) || resolve::do_eval(typed);
     if evaluates && !typed.is_given("validation_file") {
@@ -376,7 +382,9 @@ fn best(typed: &Typed) -> Verdict {
     let saves = typed.text("save_strategy").unwrap_or_default();
     if saves != strategy {
         return refuse(
-            format!("--load_best_model_at_end needs a checkpoint of each evaluation: --eval_strategy is {strategy}, --save_strategy {saves}"),
+            format!(
+                "--load_best_model_at_end needs a checkpoint of each evaluation: --eval_strategy is {strategy}, --save_strategy {saves}"
+            ),
             format!("add --save_strategy {strategy}"),
         );
     }

@@ -226,7 +226,7 @@ fn unknown_command(before: &str, word: &str) -> UsageError {
         // A wrong task: the nearest one or, where none is near, the first.
         _ => {
             let whole = || COMMANDS.iter().map(|info| info.words).filter(|words| words.starts_with(before));
-            nearest(&full, whole()).or_else(|| whole().next().map(str::to_string))
+            nearest(&full, whole()).or_else(|| whole().next())
         }
     };
     UsageError::UnknownCommand { word: full, nearest: nearest.map(str::to_string) }

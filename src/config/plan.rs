@@ -171,6 +171,13 @@ pub struct TrainPlan {
     pub dry_run: bool,
 }
 
+impl TrainPlan {
+    /// Whether nothing is to be drawn on the terminal.
+    pub fn quiet(&self) -> bool {
+        self.train.disable_tqdm
+    }
+}
+
 /// `xtrain eval`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvalPlan {

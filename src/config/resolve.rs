@@ -9,7 +9,9 @@ use crate::data::LabelMap;
 use crate::data::settings::{
     ClmDataSettings, ClsDataSettings, MlmDataSettings, OnBadRow, PaddingSettings, Quoting, SourceSettings, TableSettings,
 };
-use crate::trainer::settings::{BestRule, Cadence, EarlyStopping, OptimizerKind, OptimizerSettings, Resume, ScheduleKind, TrainSettings};
+use crate::trainer::settings::{
+    BestRule, Cadence, EarlyStopping, OptimizerKind, OptimizerSettings, Resume, ScheduleKind, TrainSettings,
+};
 use std::path::{Path, PathBuf};
 
 const CHECKED: &str = "check() refuses a command without it";
@@ -252,14 +254,20 @@ pub fn buckets(text: &str) -> Result<Vec<usize>, String> {
     text.split(',').map(length).collect()
 }
 
+/// Nothing is set aside of rows that nobody evaluates on; of a text, run_clm and run_mlm always set it aside.
+fn set_aside(typed: &Typed) -> f64 {
+    let share = typed.float("validation_split_percentage").unwrap_or(0.0);
+    let unused = Commands::CLS.contains(typed.command) && Commands::TRAIN.contains(typed.command) && !do_eval(typed);
+    if unused { 0.0 } else { share }
+}
+
 /// Where examples come from, for every task.
 fn source(typed: &Typed) -> SourceSettings {
     SourceSettings {
         train_files: typed.paths("train_file"),
         validation_files: typed.paths("validation_file"),
         test_files: typed.paths("test_file"),
-        // Prediction has no such setting, nor any use for it.
-        validation_split_percentage: typed.float("validation_split_percentage").unwrap_or(0.0),
+        validation_split_percentage: set_aside(typed),
         max_train_samples: typed.count("max_train_samples"),
         max_eval_samples: typed.count("max_eval_samples"),
         max_predict_samples: typed.count("max_predict_samples"),

@@ -23,6 +23,8 @@ const MOST_LABELS: usize = 10_000;
 /// A text or pair with its class.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sample {
+    /// Place among all rows of the files, those that are left out too.
+    pub index: u64,
     pub text: String,
     pub pair: Option<String>,
     pub class: Option<u32>,
@@ -89,6 +91,7 @@ pub(super) struct Samples<'a> {
     labels: LabelUse<'a>,
     current: Option<(Table, Columns)>,
     bytes_read: Arc<AtomicU64>,
+    rows: u64,
     skipped: u64,
     done: bool,
 }
@@ -96,7 +99,7 @@ pub(super) struct Samples<'a> {
 impl<'a> Samples<'a> {
     pub fn new(files: &'a [PathBuf], settings: &'a ClsDataSettings, labels: LabelUse<'a>) -> Samples<'a> {
         let files = files.iter();
-        Samples { files, settings, labels, current: None, bytes_read: Arc::default(), skipped: 0, done: false }
+        Samples { files, settings, labels, current: None, bytes_read: Arc::default(), rows: 0, skipped: 0, done: false }
     }
 
     pub fn bytes_read(&self) -> Arc<AtomicU64> {
@@ -125,7 +128,8 @@ impl<'a> Samples<'a> {
                 self.current = None;
                 continue;
             };
-            match row.and_then(|row| sample(row, table.columns(), columns, &self.labels)) {
+            self.rows += 1;
+            match row.and_then(|row| sample(self.rows - 1, row, table.columns(), columns, &self.labels)) {
                 Ok(sample) => return Ok(Some(sample)),
                 Err(error) if error.is_bad_row() && self.settings.source.table.on_bad_row == OnBadRow::Skip => self.skipped += 1,
                 Err(error) => return Err(error),
@@ -147,7 +151,7 @@ impl Iterator for Samples<'_> {
     }
 }
 
-fn sample(row: Row, names: &[String], columns: &Columns, labels: &LabelUse<'_>) -> Result<Sample> {
+fn sample(index: u64, row: Row, names: &[String], columns: &Columns, labels: &LabelUse<'_>) -> Result<Sample> {
     let place = &row.place;
     let bad = |reason: String| Error::BadRow { place: place.clone(), reason };
     let mut cells = row.cells.into_iter();
@@ -177,7 +181,7 @@ fn sample(row: Row, names: &[String], columns: &Columns, labels: &LabelUse<'_>) 
             }
         }
     };
-    Ok(Sample { text: a, pair: b, class })
+    Ok(Sample { index, text: a, pair: b, class })
 }
 
 fn list(names: &[String]) -> String {

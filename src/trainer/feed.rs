@@ -36,6 +36,24 @@ pub struct DeviceBatch {
 }
 
 impl DeviceBatch {
+    /// Full rows `s32[B, T]` and a label for each token, at the start of a run.
+    pub fn full(input_ids: Arc<Buffer>, labels: Arc<Buffer>) -> Self {
+        let dims = &input_ids.shape().dims;
+        DeviceBatch {
+            examples: dims[0],
+            tokens: dims[0] * dims[1],
+            input_ids,
+            labels,
+            places: None,
+            attention_mask: None,
+            token_type_ids: None,
+            classes: Vec::new(),
+            variant: None,
+            epoch: 0,
+            batch_in_epoch: 0,
+        }
+    }
+
     /// B and T.
     pub fn size(&self) -> [usize; 2] {
         let dims = &self.input_ids.shape().dims;
