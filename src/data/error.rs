@@ -91,7 +91,7 @@ pub enum Error {
     #[error("{} is not a table: classification reads .csv, .tsv, .json, .jsonl (each also .gz) and .parquet", path.display())]
     NotATable { path: PathBuf },
 
-    #[error("no tokenizer in {}: expected tokenizer.json, or vocab.json with merges.txt{hint}", dir.display())]
+    #[error("no tokenizer in {}: expected tokenizer.json, vocab.json with merges.txt, vocab.txt or spiece.model{hint}", dir.display())]
     NoTokenizer { dir: PathBuf, hint: String },
 
     #[error("{} is not a tokenizer that xtrain can load: {reason}", path.display())]
