@@ -264,7 +264,9 @@ fn real_tables_have_their_known_rows_and_labels() {
     let Some(data) = data_dir() else { return };
     let cache = tempfile::tempdir().unwrap();
     let tokenizer = Tokenizer::load(&data.join("bert-base-cased")).unwrap();
-    let tables: [(&str, Option<(&str, &str)>, &[(&str, usize)]); 5] = [
+    // File, its text and label columns where they are not the usual ones, its labels with their numbers.
+    type Known = (&'static str, Option<(&'static str, &'static str)>, &'static [(&'static str, usize)]);
+    let tables: [Known; 5] = [
         ("sst2/dev.tsv", None, &[("0", 428), ("1", 444)]),
         ("sst2/train.tsv", None, &[("0", 29_780), ("1", 37_569)]),
         ("hf-parquet/sst2/validation-00000-of-00001.parquet", None, &[("0", 428), ("1", 444)]),

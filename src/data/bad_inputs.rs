@@ -280,7 +280,8 @@ fn settings_that_do_not_fit_the_table_are_told() {
     let bench = Bench::new();
     let table = b"text,other,label\na,b,x\nc,d,y\n";
     let error = |change: fn(&mut ClsDataSettings)| bench.load("t.csv", table, change).unwrap_err().to_string();
-    let cases: [(fn(&mut ClsDataSettings), &[&str]); 7] = [
+    type Case = (fn(&mut ClsDataSettings), &'static [&'static str]);
+    let cases: [Case; 7] = [
         (|s| s.source.table.text_column = Some("txt".into()), &["no column \"txt\"", "text, other, label", "--text_column_name"]),
         (|s| s.text_pair_column = Some("pair".into()), &["no column \"pair\"", "--text_pair_column_name"]),
         (|s| s.label_column = Some("class".into()), &["no column \"class\"", "--label_column_name"]),

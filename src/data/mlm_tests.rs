@@ -83,7 +83,7 @@ fn masks_depend_on_epoch_and_row_alone() {
     let all = |batch_size: usize, start: Position, workers: usize| -> Vec<Batch> {
         let collator = collator(&settings, &tokenizer, 16, examples.clone()).unwrap();
         let spec = LoadSpec { collator, plan: plan(batch_size), start, end_epoch: 2 };
-        Loader::new(spec, workers, |batch| Ok::<_, super::Error>(batch)).unwrap().map(|item| item.unwrap()).collect()
+        Loader::new(spec, workers, Ok::<_, super::Error>).unwrap().map(|item| item.unwrap()).collect()
     };
     let whole = all(4, Position::default(), 0);
     for workers in [1, 3] {
