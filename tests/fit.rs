@@ -88,7 +88,7 @@ fn the_learning_rate_follows_the_batch_and_too_little_memory_is_said() {
     assert_eq!(run.code, Some(1));
     assert!(run.stderr.contains("not even one example of 32 tokens fits") && run.stderr.contains("--memory"), "{}", run.stderr);
     for (words, sign) in [
-        ("--memory plenty", "--memory"),
+        ("--memory plenty", "500MB or 10GiB"),
         ("--scale_learning_rate_from 5e-5", "RATE@EXAMPLES"),
         ("--do_eval", "trains nothing"),
         ("--per_device_train_batch_size some", "or auto"),
