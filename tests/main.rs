@@ -5,6 +5,7 @@ mod cli;
 mod data;
 mod errors;
 mod examples;
+mod fit;
 mod golden;
 mod layers;
 mod models;

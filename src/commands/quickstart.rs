@@ -116,5 +116,7 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
         do_eval: true,
         overwrite_output_dir: true,
         dry_run: false,
+        auto_batch: false,
+        memory: None,
     }
 }

@@ -1,7 +1,7 @@
 //! `xtrain train clm`: trains a causal language model on text files.
 
 use super::model::{LoadedModel, block_size, create_output_dir, device_batches, eval_batches, failed, open_device, origin};
-use super::{Error, Outcome, dry_run};
+use super::{Error, Outcome, dry_run, fit};
 use crate::checkpoint::hf::{TRAINER_STATE_FILE, save_metrics, write_json};
 use crate::checkpoint::{Checkpoint, TrainingState, clean_output_dir, latest_checkpoint, list_checkpoints, load_checkpoint};
 use crate::config::{ModelSource, TrainPlan};
@@ -24,11 +24,15 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use xtrain_graphs::optim::Schedule;
 
-pub fn run(plan: TrainPlan) -> Result<Outcome, Error> {
+/// For measuring the machine's ceiling at the start of a run.
+const CEILING_PATIENCE: Duration = Duration::from_millis(200);
+
+pub fn run(mut plan: TrainPlan) -> Result<Outcome, Error> {
     let mut prepared = Prepared::new(&plan, true)?;
+    fit::resolve_auto(&mut plan, &mut prepared)?;
     if plan.dry_run {
         dry_run::print(&plan, &mut prepared)?;
         return Ok(Outcome::Done);
@@ -259,7 +263,7 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
         stale: if resumed.is_none() { stale_checkpoints(plan)? } else { Vec::new() },
     }));
     let microbatch_flops = model.step_flops(settings.per_device_train_batch_size, prepared.block_size);
-    let ceiling = ceiling::measure_tflops(session).map_err(failed("measuring the matrix-multiply ceiling"))?;
+    let ceiling = ceiling::measure_tflops(session, CEILING_PATIENCE).map_err(failed("measuring the matrix-multiply ceiling"))?;
 
     let moments = extra_state.iter().map(|(name, _)| name.clone());
     let saver = Saver {

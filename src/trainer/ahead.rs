@@ -8,7 +8,7 @@ use super::{ceiling, evaluate};
 use crate::cache::CompiledGraph;
 use std::collections::HashMap;
 use std::sync::Arc;
-use xtrain_graphs::Shape;
+use xtrain_graphs::{Graph, Shape};
 use xtrain_models::Model;
 
 /// The shapes that decide a run's graphs.
@@ -22,46 +22,43 @@ pub struct RunShapes {
     pub evaluates: bool,
 }
 
-/// Compiles every graph that the run will use, in the order of use; `ready` hears of each as it is done.
+/// Compiles every graph that the run will use, `jobs` at a time; `ready` hears of each as it is done. In the order of use.
 pub fn compile_all(
     session: &mut Session,
     model: &dyn Model,
     stepper: &Stepper,
     shapes: RunShapes,
+    jobs: usize,
     ready: &mut dyn FnMut(&CompiledGraph),
 ) -> Result<Vec<Arc<CompiledGraph>>> {
+    let graphs = record_all(session, model, stepper, shapes)?;
+    Ok(session.cache_mut().get_all(&graphs, jobs, ready)?)
+}
+
+/// Every graph of the run, in the order of use.
+pub(super) fn record_all(session: &mut Session, model: &dyn Model, stepper: &Stepper, shapes: RunShapes) -> Result<Vec<Graph>> {
     let accumulates = shapes.accumulation > 1;
     let parameters = stepper.parameters().iter().map(|p| (p.name.clone(), parameter_shape(p)));
     let state: HashMap<String, Shape> = parameters.chain(stepper.extra_state(accumulates)).collect();
     let state = Arc::new(state);
-    let mut phases = Vec::new();
-    if shapes.trains {
-        if accumulates {
-            phases.push(Phase::Accumulate);
-        }
-        phases.push(Phase::Update { accumulated: accumulates });
-    }
-    let mut compiled: Vec<Arc<CompiledGraph>> = Vec::new();
-    let mut done = |graph: Arc<CompiledGraph>| {
-        ready(&graph);
-        compiled.push(graph);
-    };
+    let mut graphs = Vec::new();
     if shapes.trains {
         let mut recording = session.begin_abstract(state.clone());
         ceiling::record_abstract(&mut recording)?;
-        done(recording.compile(ceiling::GRAPH_NAME)?);
-    }
-    for phase in phases {
-        let mut recording = session.begin_abstract(state.clone());
-        let inputs = abstract_batch(&mut recording, shapes.train_batch, shapes.block_size);
-        stepper.record(&mut recording, &inputs, phase, 0, 0)?;
-        done(recording.compile(phase.graph_name())?);
+        graphs.push(recording.cut(ceiling::GRAPH_NAME)?);
+        let accumulate = accumulates.then_some(Phase::Accumulate);
+        for phase in accumulate.into_iter().chain([Phase::Update { accumulated: accumulates }]) {
+            let mut recording = session.begin_abstract(state.clone());
+            let inputs = abstract_batch(&mut recording, shapes.train_batch, shapes.block_size);
+            stepper.record(&mut recording, &inputs, phase, 0, 0)?;
+            graphs.push(recording.cut(phase.graph_name())?);
+        }
     }
     if shapes.evaluates {
         let mut recording = session.begin_abstract(state);
         let inputs = abstract_batch(&mut recording, shapes.eval_batch, shapes.block_size);
         evaluate::record(&mut recording, model, stepper.parameters(), &inputs)?;
-        done(recording.compile(evaluate::GRAPH_NAME)?);
+        graphs.push(recording.cut(evaluate::GRAPH_NAME)?);
     }
-    Ok(compiled)
+    Ok(graphs)
 }
