@@ -176,7 +176,8 @@ fn labelled_places_alone_give_the_same_loss_and_gradients() {
             let specs = model.parameters();
             let tensors = parameter_tensors(&mut recording, &specs).unwrap();
             let trace = recording.trace().clone();
-            let loss = xtrain_models::loss(&*model, &Weights::new(&trace, &tensors), &batch, &labels, &Randomness::off()).unwrap();
+            let loss =
+                xtrain_models::loss(&*model, &Weights::new(&trace, &tensors), &batch, &labels, &Randomness::off()).unwrap();
             let leaves: Vec<_> = specs.iter().map(|spec| tensors[&spec.name].clone()).collect();
             let gradients = xtrain_graphs::backward(&loss.sum, &leaves).unwrap();
             recording.fetch("loss", &loss.sum.reshape(&[1]).unwrap());
@@ -185,7 +186,8 @@ fn labelled_places_alone_give_the_same_loss_and_gradients() {
                 recording.fetch(&format!("d {}", spec.name), gradient);
             }
             let marked = recording.mark_step("places").unwrap();
-            let values = |(name, buffer): (&String, &xtrain::runtime::Buffer)| (name.clone(), buffer.download_to::<f32>().unwrap());
+            let values =
+                |(name, buffer): (&String, &xtrain::runtime::Buffer)| (name.clone(), buffer.download_to::<f32>().unwrap());
             marked.fetched.iter().map(values).collect::<Vec<_>>()
         });
         let [all, alone] = found;

@@ -186,7 +186,7 @@ fn train_temporaries(sizes: &[(&str, i64)]) -> i64 {
         variant: None,
     };
     let shapes = RunShapes { train: vec![batch], eval: Vec::new(), accumulation: 1 };
-    let graphs = compile_all(&mut session, &*model, &stepper, &shapes, &mut |_| {}).unwrap();
+    let graphs = compile_all(&mut session, &*model, &stepper, &shapes, 2, &mut |_| {}).unwrap();
     let train = graphs.iter().find(|graph| graph.name == "train").unwrap();
     train.memory().unwrap().temp_bytes
 }

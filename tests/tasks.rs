@@ -207,7 +207,9 @@ fn every_encoder_learns_masked_tokens() {
         assert_eq!(bench.json("out/config.json")["architectures"][0], class);
         let results = bench.json("out/all_results.json");
         assert!(results["perplexity"].is_number() && results["eval_accuracy"].is_number(), "{results}");
-        let eval = bench.run("eval mlm --json --disable_tqdm --model_name_or_path out --validation_file wikitext-valid.txt --max_seq_length 32");
+        let eval = bench.run(
+            "eval mlm --json --disable_tqdm --model_name_or_path out --validation_file wikitext-valid.txt --max_seq_length 32",
+        );
         eval.succeeded();
         let again: Value = serde_json::from_str(eval.stdout.trim()).unwrap();
         assert!((again["eval_loss"].as_f64().unwrap() - results["eval_loss"].as_f64().unwrap()).abs() < 1e-5, "{name}");
@@ -304,7 +306,8 @@ fn a_pretrained_body_gets_a_new_head() {
     bench
         .run(&format!("train mlm {BERT} {WIKITEXT} --tokenizer_name wordpiece --max_steps 2 --output_dir mlm --save_strategy no"))
         .succeeded();
-    let train = format!("train cls --model_name_or_path mlm {TWEETS} --max_steps 1 --learning_rate 0 --save_strategy no --output_dir");
+    let train =
+        format!("train cls --model_name_or_path mlm {TWEETS} --max_steps 1 --learning_rate 0 --save_strategy no --output_dir");
     let run = bench.run(&format!("{train} cls"));
     run.succeeded();
     for word in ["has no head for sequence classification", "classifier.weight", "bert.pooler.dense.bias", "start at random"] {
@@ -328,7 +331,11 @@ fn a_pretrained_body_gets_a_new_head() {
                --max_seq_length 16 --max_steps 1 --disable_tqdm --save_strategy no --output_dir two";
     let refused = bench.run(two);
     assert_eq!(refused.code, Some(1), "{}", refused.stderr);
-    assert!(refused.stderr.contains("classifier.weight: the model wants f32[2,32], the file has f32[3,32]"), "{}", refused.stderr);
+    assert!(
+        refused.stderr.contains("classifier.weight: the model wants f32[2,32], the file has f32[3,32]"),
+        "{}",
+        refused.stderr
+    );
     assert!(refused.stderr.contains("--ignore_mismatched_sizes"), "{}", refused.stderr);
     bench.run(&format!("{two} --ignore_mismatched_sizes")).succeeded();
     assert_eq!(bench.json("two/config.json")["id2label"].as_object().unwrap().len(), 2);
@@ -356,7 +363,9 @@ fn large_models_are_saved_in_several_files() {
     fs::remove_dir_all(bench.path("parts/checkpoint-2")).unwrap();
     bench.run(&format!("{line} --output_dir parts --max_shard_size 60KB --resume_from_checkpoint")).succeeded();
     assert!(tensors("whole") == tensors("parts"));
-    bench.run("eval mlm --disable_tqdm --model_name_or_path parts --validation_file wikitext-valid.txt --max_seq_length 32").succeeded();
+    bench
+        .run("eval mlm --disable_tqdm --model_name_or_path parts --validation_file wikitext-valid.txt --max_seq_length 32")
+        .succeeded();
 }
 
 #[test]
@@ -367,7 +376,8 @@ fn the_plan_lists_a_graph_for_each_bucket() {
          --gradient_accumulation_steps 2 --output_dir never"
     ));
     run.succeeded();
-    for word in ["accumulate.24", "update.24", "accumulate.48", "update.48", "eval.24", "eval.48", "negative, neutral, positive"] {
+    for word in ["accumulate.24", "update.24", "accumulate.48", "update.48", "eval.24", "eval.48", "negative, neutral, positive"]
+    {
         assert!(run.stdout.contains(word), "{word}: {}", run.stdout);
     }
     assert!(!bench.path("never").exists());

@@ -155,9 +155,27 @@ fn tables_that_cannot_be_used() {
             1,
             &["valid.csv:2", "maybe", "no, yes"],
         ),
-        ("label not of the model", |p| p.write("valid.csv", "text,label\na film,maybe\n"), "EVAL", 1, &["valid.csv:2", "maybe", "no, yes"]),
-        ("no label", |p| p.write("train.csv", "text,label\na film,no\nanother,\nthird,yes\n"), "CLS", 1, &["train.csv:3", "label"]),
-        ("NaN label", |p| p.write("train.csv", "text,label\na film,no\nanother,nan\nthird,yes\n"), "CLS", 1, &["train.csv:3", "NaN"]),
+        (
+            "label not of the model",
+            |p| p.write("valid.csv", "text,label\na film,maybe\n"),
+            "EVAL",
+            1,
+            &["valid.csv:2", "maybe", "no, yes"],
+        ),
+        (
+            "no label",
+            |p| p.write("train.csv", "text,label\na film,no\nanother,\nthird,yes\n"),
+            "CLS",
+            1,
+            &["train.csv:3", "label"],
+        ),
+        (
+            "NaN label",
+            |p| p.write("train.csv", "text,label\na film,no\nanother,nan\nthird,yes\n"),
+            "CLS",
+            1,
+            &["train.csv:3", "NaN"],
+        ),
         ("empty text", |p| p.write("train.csv", "text,label\n  ,no\nanother,yes\n"), "CLS", 1, &["train.csv:2", "empty"]),
         ("one label only", |p| p.write("train.csv", "text,label\na film,no\n"), "CLS", 2, &["one label only", "at least two"]),
         (
@@ -168,14 +186,26 @@ fn tables_that_cannot_be_used() {
             &["train.csv"],
         ),
         ("test file missing", |_| (), "PREDICT --test_file none.csv", 2, &["--test_file", "none.csv does not exist"]),
-        ("tsv without its column", |p| p.write("test.tsv", "a\tb\n1\t2\n"), "PREDICT --test_file test.tsv", 1, &["test.tsv", "a, b"]),
+        (
+            "tsv without its column",
+            |p| p.write("test.tsv", "a\tb\n1\t2\n"),
+            "PREDICT --test_file test.tsv",
+            1,
+            &["test.tsv", "a, b"],
+        ),
     ]);
 }
 
 #[test]
 fn lengths_and_padding_that_do_not_go() {
     check(&[
-        ("longer than the positions", |_| (), "CLS --max_seq_length 128", 2, &["128", "64 positions", "set --max_seq_length 64 or less"]),
+        (
+            "longer than the positions",
+            |_| (),
+            "CLS --max_seq_length 128",
+            2,
+            &["128", "64 positions", "set --max_seq_length 64 or less"],
+        ),
         ("mlm longer than the positions", |_| (), "MLM --max_seq_length 65", 2, &["65", "64 positions", "--max_seq_length 64"]),
         ("bucket longer than examples", |_| (), "CLS --pad_to_bucket 8,32", 2, &["--pad_to_bucket 32", "--max_seq_length is 16"]),
         ("bucket is no number", |_| (), "CLS --pad_to_bucket 8,x", 2, &["`x` is not a length", "32,64,128"]),
@@ -219,11 +249,18 @@ fn models_that_do_not_go_with_the_task() {
             1,
             &["model_type", "gpt2", "not for masked language modelling"],
         ),
-        ("no classifier", |_| (), "PREDICT --model_name_or_path masked", 1, &["BertForMaskedLM", "no labels to give", "train cls"]),
+        (
+            "no classifier",
+            |_| (),
+            "PREDICT --model_name_or_path masked",
+            1,
+            &["BertForMaskedLM", "no labels to give", "train cls"],
+        ),
         (
             "vocabularies differ",
             |p| {
-                let mut tokenizer: Value = serde_json::from_slice(&fs::read(p.path("wordpiece/tokenizer.json")).unwrap()).unwrap();
+                let mut tokenizer: Value =
+                    serde_json::from_slice(&fs::read(p.path("wordpiece/tokenizer.json")).unwrap()).unwrap();
                 tokenizer["model"]["vocab"]["another"] = json!(1000);
                 p.write("wordpiece/tokenizer.json", tokenizer.to_string());
             },
@@ -256,13 +293,7 @@ fn models_that_do_not_go_with_the_task() {
             1,
             &["id2label", "0, 1, 2"],
         ),
-        (
-            "regression",
-            |p| p.set("classifier", "problem_type", json!("regression")),
-            "EVAL",
-            1,
-            &["problem_type", "regression"],
-        ),
+        ("regression", |p| p.set("classifier", "problem_type", json!("regression")), "EVAL", 1, &["problem_type", "regression"]),
         (
             "labels that nobody knows",
             |_| (),
@@ -300,7 +331,13 @@ fn best_models_that_cannot_be_found() {
             2,
             &["no metric `f1_maybe`"],
         ),
-        ("patience without evaluations", |_| (), "CLS --early_stopping_patience 2", 2, &["--early_stopping_patience", "--eval_strategy"]),
+        (
+            "patience without evaluations",
+            |_| (),
+            "CLS --early_stopping_patience 2",
+            2,
+            &["--early_stopping_patience", "--eval_strategy"],
+        ),
         (
             "threshold without patience",
             |_| (),

@@ -2,18 +2,19 @@
 
 use super::model::failed;
 use super::train::Prepared;
-use super::{Error, Outcome};
-use crate::config::TrainPlan;
+use super::{Error, Outcome, fit};
+use crate::config::CompilePlan;
 use crate::report::units::bytes;
 use crate::trainer::ahead::compile_all;
 use crate::trainer::step::Stepper;
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
 
-pub fn run(plan: TrainPlan) -> Result<Outcome, Error> {
+pub fn run(CompilePlan { train: mut plan, jobs }: CompilePlan) -> Result<Outcome, Error> {
     if plan.cache.dir.is_none() {
         return Err(Error::failed("there is nowhere to keep the graphs: --compile_cache is false"));
     }
     let mut prepared = Prepared::new(&plan, false)?;
+    fit::resolve_auto(&mut plan, &mut prepared)?;
     let shapes = prepared.shapes(&plan);
     let model = &*prepared.loaded.model;
     // The learning rate is fed at each step, so that no graph knows the schedule.
@@ -24,7 +25,7 @@ pub fn run(plan: TrainPlan) -> Result<Outcome, Error> {
         let peak = graph.memory().map_or(String::new(), |m| format!(", {} at the peak", bytes(m.peak() as u64)));
         println!("{:12} {}  {how} in {:.1} s{peak}", graph.name, &graph.id[..12], graph.ready_time.as_secs_f64());
     };
-    compile_all(&mut prepared.session, model, &stepper, &shapes, &mut report).map_err(failed("compiling the graphs"))?;
+    compile_all(&mut prepared.session, model, &stepper, &shapes, jobs, &mut report).map_err(failed("compiling the graphs"))?;
     eprintln!("{}", prepared.session.cache().stats());
     Ok(Outcome::Done)
 }

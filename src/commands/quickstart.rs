@@ -120,5 +120,7 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
         do_predict: false,
         overwrite_output_dir: true,
         dry_run: false,
+        auto_batch: false,
+        memory: None,
     }
 }

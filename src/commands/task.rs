@@ -165,7 +165,7 @@ impl TaskData {
             TaskPlan::Mlm(data) => mlm::max_seq_length(data.max_seq_length, limit, positions),
             TaskPlan::Cls(data) => cls_length(data.max_seq_length, limit, positions),
         };
-        let flag = if matches!(plan, TaskPlan::Clm(_)) { "block_size" } else { "max_seq_length" };
+        let flag = length_flag(&plan);
         let length = length.map_err(|error| match &error {
             DataError::TooLong { positions, .. } => Error::usage(error.to_string(), format!("set --{flag} {positions} or less")),
             _ => Error::usage(error.to_string(), format!("raise --{flag}")),
@@ -176,6 +176,11 @@ impl TaskData {
         let task = TaskData { plan, tokenizer: tokenizer.clone(), length: length.size, labels, quiet };
         task.lengths()?;
         Ok(task)
+    }
+
+    /// The flag that sets the length.
+    pub fn length_flag(&self) -> &'static str {
+        length_flag(&self.plan)
     }
 
     /// Names of the labels, none of a language model.
@@ -305,6 +310,10 @@ impl TaskData {
             }
         }
     }
+}
+
+fn length_flag(plan: &TaskPlan) -> &'static str {
+    if matches!(plan, TaskPlan::Clm(_)) { "block_size" } else { "max_seq_length" }
 }
 
 /// run_glue's rule: what is asked for, but at most the tokenizer's own limit. Beyond the model's positions is an error.

@@ -3,7 +3,7 @@
 use super::batches::BatchForm;
 use super::model::{LoadedModel, create_output_dir, failed, open_device, origin};
 use super::task::{Purpose, TaskData, load_task};
-use super::{Error, Outcome, dry_run, predict, resume};
+use super::{Error, Outcome, dry_run, fit, predict, resume};
 use crate::checkpoint::hf::{TRAINER_STATE_FILE, save_metrics, write_json};
 use crate::checkpoint::{TrainingState, clean_output_dir, load_checkpoint};
 use crate::config::{TrainPlan, nearest};
@@ -26,12 +26,16 @@ use crate::trainer::step::Stepper;
 use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use xtrain_graphs::optim::Schedule;
 use xtrain_models::Model;
 
-pub fn run(plan: TrainPlan) -> Result<Outcome, Error> {
+/// For measuring the machine's ceiling at the start of a run.
+const CEILING_PATIENCE: Duration = Duration::from_millis(200);
+
+pub fn run(mut plan: TrainPlan) -> Result<Outcome, Error> {
     let mut prepared = Prepared::new(&plan, true)?;
+    fit::resolve_auto(&mut plan, &mut prepared)?;
     if plan.dry_run {
         dry_run::print(&plan, &mut prepared)?;
         return Ok(Outcome::Done);
@@ -109,15 +113,8 @@ impl Prepared {
 
     /// The shapes of the run's graphs.
     pub fn shapes(&self, plan: &TrainPlan) -> RunShapes {
-        let shapes = |does: bool, set: &Option<Collator>, rows: usize| match does {
-            true => self.task.form(&set.iter().collect::<Vec<_>>()).shapes(rows),
-            false => Vec::new(),
-        };
-        RunShapes {
-            train: shapes(plan.do_train, &self.train, plan.train.per_device_train_batch_size),
-            eval: shapes(plan.do_eval, &self.validation, plan.train.per_device_eval_batch_size),
-            accumulation: plan.train.gradient_accumulation_steps,
-        }
+        let sets = (self.train.as_ref(), self.validation.as_ref());
+        run_shapes(plan, &self.task, sets, plan.train.per_device_train_batch_size)
     }
 
     fn saved_model(&self, max_shard_size: u64) -> SavedModel {
@@ -128,6 +125,24 @@ impl Prepared {
             parameters: self.loaded.model.parameters().into_iter().map(|p| p.name).collect(),
             max_shard_size,
         }
+    }
+}
+
+/// The shapes of a run's graphs with so many training examples in a batch; `train` and `validation` are the sets, if they are read.
+pub(super) fn run_shapes(
+    plan: &TrainPlan,
+    task: &TaskData,
+    (train, validation): (Option<&Collator>, Option<&Collator>),
+    batch: usize,
+) -> RunShapes {
+    let shapes = |does: bool, set: Option<&Collator>, rows: usize| match does {
+        true => task.form(set.as_slice()).shapes(rows),
+        false => Vec::new(),
+    };
+    RunShapes {
+        train: shapes(plan.do_train, train, batch),
+        eval: shapes(plan.do_eval, validation, plan.train.per_device_eval_batch_size),
+        accumulation: plan.train.gradient_accumulation_steps,
     }
 }
 
@@ -250,7 +265,7 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
         proven: None,
         stale: if resumed.is_none() { resume::stale_checkpoints(plan)? } else { Vec::new() },
     }));
-    let ceiling = ceiling::measure_tflops(session).map_err(failed("measuring the matrix-multiply ceiling"))?;
+    let ceiling = ceiling::measure_tflops(session, CEILING_PATIENCE).map_err(failed("measuring the matrix-multiply ceiling"))?;
 
     let moments = extra_state.iter().map(|(name, _)| name.clone());
     let saver = Saver {

@@ -33,6 +33,23 @@ pub fn check(typed: &Typed) -> Verdict {
             task(typed)?;
             evaluation(typed)
         }
+        command if Commands::FIT.contains(command) => {
+            if !resolve::do_train(typed) {
+                return refuse("fit looks for a training batch, and --do_eval alone trains nothing", "add --do_train");
+            }
+            if let Some(text) = typed.text("scale_learning_rate_from")
+                && resolve::rate_at_examples(&text).is_none()
+            {
+                return refuse(
+                    format!("--scale_learning_rate_from must be RATE@EXAMPLES, not `{text}`"),
+                    "write 5e-5@32 for a learning rate of 5e-5 at 32 examples per step",
+                );
+            }
+            model(typed)?;
+            tokenizer(typed)?;
+            task(typed)?;
+            evaluation(typed)
+        }
         command if Commands::EVAL.contains(command) => {
             model(typed)?;
             tokenizer(typed)?;

@@ -75,6 +75,7 @@ fn verb_about(verb: &str) -> &'static str {
     match verb {
         "train" => "Train a model; the next word is the task: clm or mlm (causal or masked language model), cls (classification)",
         "compile" => "Compile a training run's graphs ahead; the next word is the task: clm, mlm or cls",
+        "fit" => "Find the largest batch that fits into memory; the next word is the task: clm, mlm or cls",
         "predict" => "Label texts; the next word is the task: cls (classification)",
         "cache" => "Look into the cache of compiled graphs: ls, show, explain, verify, prune, export, import, path, stats",
         _ => "Evaluate a model; the next word is the task: clm or mlm (causal or masked language model), cls (classification)",
@@ -122,6 +123,10 @@ fn arg(flag: &'static Flag) -> Arg {
     if flag.positional {
         return arg.action(ArgAction::Append).num_args(0..);
     }
+    let arg = match flag.short {
+        Some(letter) => arg.short(letter),
+        None => arg,
+    };
     let arg = arg.long(flag.name).aliases(flag.aliases.iter().copied()).aliases(kebab);
     match flag.kind {
         Kind::Bool | Kind::FlagOrPath => arg.action(ArgAction::Set).num_args(0..=1).default_missing_value("true"),
@@ -129,7 +134,7 @@ fn arg(flag: &'static Flag) -> Arg {
         Kind::Paths | Kind::Words => arg.action(ArgAction::Append).num_args(1..),
         // clap's own notion of negative numbers does not know `-5e-5`; a flag taken for a value is caught in `parse`.
         Kind::Prose | Kind::Int { .. } | Kind::Float(_) => arg.action(ArgAction::Set).allow_hyphen_values(true),
-        Kind::Text | Kind::Path | Kind::Bytes | Kind::Choice(_) => arg.action(ArgAction::Set),
+        Kind::Text | Kind::Path | Kind::Bytes | Kind::CountOrAuto | Kind::Choice(_) => arg.action(ArgAction::Set),
     }
 }
 
@@ -304,7 +309,8 @@ mod tests {
             (
                 "generate --learning_rate 1",
                 "that one belongs to `xtrain train clm`, `xtrain train mlm`, `xtrain train cls`, `xtrain compile clm`, \
-                 `xtrain compile mlm`, `xtrain compile cls`; `xtrain generate --help` lists what this command takes",
+                 `xtrain compile mlm`, `xtrain compile cls`, `xtrain fit clm`, `xtrain fit mlm`, `xtrain fit cls`; \
+                 `xtrain generate --help` lists what this command takes",
             ),
             ("train clm --save_strategy epochs", "did you mean `epoch`?"),
         ] {

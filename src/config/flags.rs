@@ -38,15 +38,22 @@ impl Commands {
     pub const PREDICT_CLS: Commands = Commands(1 << 20);
     pub const COMPILE_MLM: Commands = Commands(1 << 21);
     pub const COMPILE_CLS: Commands = Commands(1 << 22);
+    pub const FIT_CLM: Commands = Commands(1 << 23);
+    pub const FIT_MLM: Commands = Commands(1 << 24);
+    pub const FIT_CLS: Commands = Commands(1 << 25);
     pub const TRAIN: Commands = Self::TRAIN_CLM.and(Self::TRAIN_MLM).and(Self::TRAIN_CLS);
     pub const EVAL: Commands = Self::EVAL_CLM.and(Self::EVAL_MLM).and(Self::EVAL_CLS);
     pub const COMPILE: Commands = Self::COMPILE_CLM.and(Self::COMPILE_MLM).and(Self::COMPILE_CLS);
+    pub const FIT: Commands = Self::FIT_CLM.and(Self::FIT_MLM).and(Self::FIT_CLS);
     /// Causal language modelling, whatever is done.
-    pub const CLM: Commands = Self::TRAIN_CLM.and(Self::EVAL_CLM).and(Self::COMPILE_CLM);
+    pub const CLM: Commands = Self::TRAIN_CLM.and(Self::EVAL_CLM).and(Self::COMPILE_CLM).and(Self::FIT_CLM);
     /// Masked language modelling.
-    pub const MLM: Commands = Self::TRAIN_MLM.and(Self::EVAL_MLM).and(Self::COMPILE_MLM);
+    pub const MLM: Commands = Self::TRAIN_MLM.and(Self::EVAL_MLM).and(Self::COMPILE_MLM).and(Self::FIT_MLM);
     /// Classification.
-    pub const CLS: Commands = Self::TRAIN_CLS.and(Self::EVAL_CLS).and(Self::COMPILE_CLS).and(Self::PREDICT_CLS);
+    pub const CLS: Commands =
+        Self::TRAIN_CLS.and(Self::EVAL_CLS).and(Self::COMPILE_CLS).and(Self::FIT_CLS).and(Self::PREDICT_CLS);
+    /// Training a classifier, or making ready for it.
+    pub const TRAIN_LIKE_CLS: Commands = Self::TRAIN_CLS.and(Self::COMPILE_CLS).and(Self::FIT_CLS);
     /// All of `xtrain cache`.
     pub const CACHE: Commands = Commands(0x1ff << 7);
     pub const ALL: Commands = Commands(u32::MAX);
@@ -75,7 +82,7 @@ pub struct CommandInfo {
 }
 
 /// In the order of `xtrain --help`.
-pub const COMMANDS: [CommandInfo; 23] = [
+pub const COMMANDS: [CommandInfo; 26] = [
     CommandInfo {
         id: Commands::TRAIN_CLM,
         words: "train clm",
@@ -163,6 +170,25 @@ pub const COMMANDS: [CommandInfo; 23] = [
         words: "compile cls",
         about: "Compile every graph that `train cls` with the same flags will use, without data or weights",
         examples: "xtrain compile cls --model_type bert --tokenizer_name DIR --labels no,yes --pad_to_bucket 64,128 --do_train",
+    },
+    CommandInfo {
+        id: Commands::FIT_CLM,
+        words: "fit clm",
+        about: "Find the largest batch that fits into memory, from the compiler's statistics, without running a step",
+        examples: "xtrain fit clm --model_type gpt2 --tokenizer_name DIR --block_size 512 --memory 16GiB\n  \
+                   xtrain fit clm --config run.toml --memory 16GiB --scale_learning_rate_from 5e-5@32",
+    },
+    CommandInfo {
+        id: Commands::FIT_MLM,
+        words: "fit mlm",
+        about: "Find the largest batch of `train mlm` with the same flags that fits into memory",
+        examples: "xtrain fit mlm --model_type bert --tokenizer_name DIR --max_seq_length 128 --memory 16GiB",
+    },
+    CommandInfo {
+        id: Commands::FIT_CLS,
+        words: "fit cls",
+        about: "Find the largest batch of `train cls` with the same flags that fits into memory",
+        examples: "xtrain fit cls --model_type bert --tokenizer_name DIR --labels no,yes --max_seq_length 128 --memory 16GiB",
     },
     CommandInfo {
         id: Commands::CACHE_LS,
@@ -301,6 +327,8 @@ pub struct Flag {
     pub support: Support,
     /// Written without its name, as plain words after the command.
     pub positional: bool,
+    /// A letter for people at a terminal (`-j 4`), where the field has a habit.
+    pub short: Option<char>,
 }
 
 impl Flag {

@@ -21,11 +21,18 @@ pub fn resolve(typed: &Typed) -> Command {
     match typed.command {
         command if Commands::TRAIN.contains(command) => Command::Train(train_plan(typed)),
         command if Commands::EVAL.contains(command) => Command::Eval(eval_plan(typed)),
-        command if Commands::COMPILE.contains(command) => Command::Compile(train_plan(typed)),
+        command if Commands::COMPILE.contains(command) => {
+            Command::Compile(CompilePlan { train: train_plan(typed), jobs: jobs(typed) })
+        }
         Commands::PREDICT_CLS => Command::Predict(predict_plan(typed)),
         Commands::GENERATE => Command::Generate(generate_plan(typed)),
         Commands::BENCH => Command::Bench(bench_plan(typed)),
         Commands::QUICKSTART => Command::Quickstart(quickstart_plan(typed)),
+        command if Commands::FIT.contains(command) => Command::Fit(FitPlan {
+            train: train_plan(typed),
+            scale_from: typed.text("scale_learning_rate_from").map(|text| rate_at_examples(&text).expect(CHECKED)),
+            json: typed.bool("json"),
+        }),
         command if Commands::CACHE.contains(command) => Command::Cache(cache_plan(typed)),
         _ => Command::Doctor(DoctorPlan { device: device(typed), json: typed.bool("json") }),
     }
@@ -45,7 +52,21 @@ fn train_plan(typed: &Typed) -> TrainPlan {
         do_predict: typed.bool("do_predict"),
         overwrite_output_dir: typed.bool("overwrite_output_dir"),
         dry_run: typed.bool("dry_run"),
+        auto_batch: typed.count("per_device_train_batch_size").is_none(),
+        memory: typed.int("memory").map(i64::unsigned_abs),
     }
+}
+
+fn jobs(typed: &Typed) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    typed.count("jobs").unwrap_or(cores.div_ceil(2))
+}
+
+/// Splits `5e-5@32`.
+pub fn rate_at_examples(text: &str) -> Option<(f64, u64)> {
+    let (rate, examples) = text.split_once('@')?;
+    let (rate, examples) = (rate.trim().parse::<f64>().ok()?, examples.trim().parse::<u64>().ok()?);
+    (rate > 0.0 && rate.is_finite() && examples > 0).then_some((rate, examples))
 }
 
 fn eval_plan(typed: &Typed) -> EvalPlan {
@@ -144,7 +165,7 @@ pub fn output_dir(typed: &Typed) -> PathBuf {
     match typed.command {
         Commands::QUICKSTART => typed.path("output_dir").unwrap_or_else(|| "output/quickstart".into()),
         // Writes nothing there, but takes the flags of a run that does.
-        command if Commands::COMPILE.contains(command) => typed.path("output_dir").unwrap_or_default(),
+        command if Commands::COMPILE.and(Commands::FIT).contains(command) => typed.path("output_dir").unwrap_or_default(),
         _ => typed.path("output_dir").expect(CHECKED),
     }
 }
@@ -306,6 +327,8 @@ fn cache_plan(typed: &Typed) -> CachePlan {
             let form = match () {
                 () if typed.bool("hlo") => ShowForm::Hlo,
                 () if typed.bool("optimized_hlo") => ShowForm::OptimizedHlo,
+                () if typed.bool("stablehlo") => ShowForm::StableHlo,
+                () if typed.bool("memory") => ShowForm::Memory,
                 () if typed.bool("json") => ShowForm::Json,
                 () => ShowForm::Text,
             };
@@ -361,7 +384,7 @@ fn train_settings(typed: &Typed) -> TrainSettings {
     TrainSettings {
         output_dir: output_dir(typed),
         seed: seed(typed),
-        per_device_train_batch_size: typed.count("per_device_train_batch_size").expect(DEFAULTED),
+        per_device_train_batch_size: typed.count("per_device_train_batch_size").unwrap_or(1),
         per_device_eval_batch_size: typed.count("per_device_eval_batch_size").expect(DEFAULTED),
         gradient_accumulation_steps: typed.count("gradient_accumulation_steps").expect(DEFAULTED),
         num_train_epochs: typed.float("num_train_epochs").expect(DEFAULTED),

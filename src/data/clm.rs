@@ -72,7 +72,7 @@ pub(super) fn validation_job<'a>(source: &'a SourceSettings, tokenizer: &'a Toke
 /// The texts of a job's share. Errors are not left out with the texts that are.
 pub(super) fn shared_texts<'a>(
     job: &Job<'_>,
-    texts: &'a mut Texts,
+    texts: &'a mut Texts<'_>,
     line_breaks: bool,
 ) -> Result<impl Iterator<Item = Result<String>> + 'a> {
     let count = || Texts::new(job.files, &job.source.table, line_breaks).try_fold(0, |count, text| text.map(|_| count + 1));

@@ -181,7 +181,7 @@ impl CsvReader {
     fn wrong(&self, line: u64) -> Error {
         let hint = match self.quoting {
             Quoting::Backslash => "double the quotes within it, or put a backslash before them",
-            _ => "double the quotes within it or, if a backslash stands before them, set --csv_quoting backslash",
+            _ => "double the quotes within it or, if a backslash stands before them, set --quoting backslash",
         };
         Error::BadRow { place: self.place(line), reason: format!("text follows the closing quote of a field; {hint}") }
     }

@@ -77,7 +77,7 @@ pub enum Error {
     HugeField { place: Place },
 
     #[error(
-        "{place}: the quote that opens here is never closed; close it, or set --csv_quoting (none: quotes are plain characters, \
+        "{place}: the quote that opens here is never closed; close it, or set --quoting (none: quotes are plain characters, \
          backslash: \\\" is a quote within quotes)"
     )]
     OpenQuote { place: Place },
@@ -91,7 +91,7 @@ pub enum Error {
     #[error("{} is not a table: classification reads .csv, .tsv, .json, .jsonl (each also .gz) and .parquet", path.display())]
     NotATable { path: PathBuf },
 
-    #[error("no tokenizer in {}: expected tokenizer.json, or vocab.json with merges.txt{hint}", dir.display())]
+    #[error("no tokenizer in {}: expected tokenizer.json, vocab.json with merges.txt, vocab.txt or spiece.model{hint}", dir.display())]
     NoTokenizer { dir: PathBuf, hint: String },
 
     #[error("{} is not a tokenizer that xtrain can load: {reason}", path.display())]
@@ -125,8 +125,8 @@ pub enum Error {
     NoRoom { length: usize, special: usize },
 
     #[error(
-        "the tokenizer has no pad token, but sequences of different length share a batch; name one of its tokens with --pad_token \
-         (for GPT models usually <|endoftext|>), or set pad_token in its tokenizer_config.json"
+        "the tokenizer has no pad token, but sequences of different length share a batch; set pad_token in its \
+         tokenizer_config.json to one of its tokens, for GPT models usually <|endoftext|>"
     )]
     NoPadToken,
 

@@ -1,6 +1,6 @@
 //! Text to tokens to device batches.
 //!
-//! Reading order: `text` (lines), `tokenizer` (and `bpe`, which trains one), then a task: `clm` (lines to rows of ids, once, kept
+//! Reading order: `text` (lines), `tokenizer` (`bpe` trains one, `convert` reads older files, `sequences` adds special tokens), then a task: `clm` (lines to rows of ids, once, kept
 //! on disk by `dataset`), `mlm` and `cls` (to examples of any length, kept by `examples`; `labels` names the classes). Then
 //! `sampler` (which rows, in which order), `collator` (rows to a `batch`; `masking` and `padding` serve it) and `loader` (threads
 //! that prepare batches ahead of the step).
@@ -10,6 +10,7 @@ mod bpe;
 pub mod clm;
 pub mod cls;
 pub mod collator;
+mod convert;
 mod csv;
 pub mod dataset;
 mod error;
@@ -41,3 +42,6 @@ pub use labels::LabelMap;
 pub use loader::{Loader, LoaderError};
 pub use sampler::{BatchPlan, Order, Position};
 pub use tokenizer::Tokenizer;
+
+#[cfg(test)]
+mod bad_inputs;

@@ -12,8 +12,8 @@ use super::text::Lines;
 const USUAL_COLUMNS: [&str; 3] = ["text", "sentence", "sentence1"];
 
 /// Texts of several files, one after the other, as if they were one list. Ends at an error; files are opened as they are reached.
-pub(super) struct Texts {
-    files: std::vec::IntoIter<PathBuf>,
+pub(super) struct Texts<'a> {
+    files: std::slice::Iter<'a, PathBuf>,
     settings: TableSettings,
     /// Lines of text files keep their break (run_clm does, run_mlm does not). Cells of tables are as they are.
     line_breaks: bool,
@@ -23,10 +23,10 @@ pub(super) struct Texts {
     done: bool,
 }
 
-impl Texts {
-    pub fn new(files: &[PathBuf], settings: &TableSettings, line_breaks: bool) -> Texts {
+impl<'a> Texts<'a> {
+    pub fn new(files: &'a [PathBuf], settings: &TableSettings, line_breaks: bool) -> Texts<'a> {
         Texts {
-            files: files.to_vec().into_iter(),
+            files: files.iter(),
             settings: settings.clone(),
             line_breaks,
             current: None,
@@ -79,7 +79,7 @@ impl Texts {
         loop {
             let Some(current) = &mut self.current else {
                 let Some(path) = self.files.next() else { return Ok(None) };
-                self.current = Some(self.open(&path)?);
+                self.current = Some(self.open(path)?);
                 continue;
             };
             match current.next() {
@@ -92,7 +92,7 @@ impl Texts {
     }
 }
 
-impl Iterator for Texts {
+impl Iterator for Texts<'_> {
     type Item = Result<String>;
 
     fn next(&mut self) -> Option<Result<String>> {

@@ -9,7 +9,7 @@ use super::{ceiling, evaluate};
 use crate::cache::CompiledGraph;
 use std::collections::HashMap;
 use std::sync::Arc;
-use xtrain_graphs::Shape;
+use xtrain_graphs::{Graph, Shape};
 use xtrain_models::Model;
 
 /// The shapes that decide a run's graphs.
@@ -22,14 +22,21 @@ pub struct RunShapes {
     pub accumulation: usize,
 }
 
-/// Compiles every graph that the run will use, in the order of use; `ready` hears of each as it is done.
+/// Compiles every graph that the run will use, `jobs` at a time; `ready` hears of each as it is done. In the order of use.
 pub fn compile_all(
     session: &mut Session,
     model: &dyn Model,
     stepper: &Stepper,
     shapes: &RunShapes,
+    jobs: usize,
     ready: &mut dyn FnMut(&CompiledGraph),
 ) -> Result<Vec<Arc<CompiledGraph>>> {
+    let graphs = record_all(session, model, stepper, shapes)?;
+    Ok(session.cache_mut().get_all(&graphs, jobs, ready)?)
+}
+
+/// Every graph of the run, in the order of use.
+pub(super) fn record_all(session: &mut Session, model: &dyn Model, stepper: &Stepper, shapes: &RunShapes) -> Result<Vec<Graph>> {
     let accumulates = shapes.accumulation > 1;
     let parameters = stepper.parameters().iter().map(|p| (p.name.clone(), parameter_shape(p)));
     let state: HashMap<String, Shape> = parameters.chain(stepper.extra_state(accumulates)).collect();
@@ -38,27 +45,23 @@ pub fn compile_all(
     if accumulates {
         phases.insert(0, Phase::Accumulate);
     }
-    let mut compiled: Vec<Arc<CompiledGraph>> = Vec::new();
-    let mut done = |graph: Arc<CompiledGraph>| {
-        ready(&graph);
-        compiled.push(graph);
-    };
+    let mut graphs = Vec::new();
     if !shapes.train.is_empty() {
         let mut recording = session.begin_abstract(state.clone());
         ceiling::record_abstract(&mut recording)?;
-        done(recording.compile(ceiling::GRAPH_NAME)?);
+        graphs.push(recording.cut(ceiling::GRAPH_NAME)?);
     }
     for (shape, phase) in shapes.train.iter().flat_map(|shape| phases.iter().map(move |phase| (shape, *phase))) {
         let mut recording = session.begin_abstract(state.clone());
         let inputs = abstract_batch(&mut recording, shape);
         stepper.record(&mut recording, &inputs, phase, 0, 0)?;
-        done(recording.compile(&graph_name(phase.graph_name(), shape.variant.as_deref()))?);
+        graphs.push(recording.cut(&graph_name(phase.graph_name(), shape.variant.as_deref()))?);
     }
     for shape in &shapes.eval {
         let mut recording = session.begin_abstract(state.clone());
         let inputs = abstract_batch(&mut recording, shape);
         evaluate::record(&mut recording, model, stepper.parameters(), &inputs)?;
-        done(recording.compile(&graph_name(evaluate::GRAPH_NAME, shape.variant.as_deref()))?);
+        graphs.push(recording.cut(&graph_name(evaluate::GRAPH_NAME, shape.variant.as_deref()))?);
     }
-    Ok(compiled)
+    Ok(graphs)
 }

@@ -1,8 +1,8 @@
 //! The step, the loop and everything that hangs on it.
 //!
 //! Reading order: `step` (one training step, top to bottom), `feed` (what it is fed), `run_loop` (many steps), `session` (what
-//! `mark_step` does), `evaluate` and `metrics`, `best` (the best evaluation), `generate`, `parameters` (weights to the device and
-//! back), `interrupt`.
+//! `mark_step` does), `evaluate` and `metrics`, `best` (the best evaluation), `generate`, `ahead` (a run's graphs without its
+//! data), `fit` (the largest batch), `parameters` (weights to the device and back), `interrupt`.
 
 pub mod ahead;
 pub mod best;
@@ -11,6 +11,7 @@ pub mod device;
 mod error;
 pub mod evaluate;
 pub mod feed;
+pub mod fit;
 pub mod generate;
 pub mod hooks;
 pub mod interrupt;

@@ -3,6 +3,7 @@
 
 use super::error::Result;
 use super::feed::{BatchInputs, DeviceBatch, feed_batch, graph_name};
+use super::parameters::parameter_shape;
 use super::session::{Marked, Recording, Session};
 use super::settings::{OptimizerKind, OptimizerSettings};
 use crate::checkpoint::state::{exp_avg, exp_avg_sq};
@@ -102,6 +103,16 @@ impl<'m> Stepper<'m> {
             state.push((ACCUMULATED_COUNT.into(), Shape::scalar(DType::F32)));
         }
         state
+    }
+
+    /// Bytes of the parameters.
+    pub fn weight_bytes(&self) -> u64 {
+        self.parameters.iter().map(|p| parameter_shape(p).bytes() as u64).sum()
+    }
+
+    /// Bytes of the parameters and of [`Stepper::extra_state`].
+    pub fn state_bytes(&self, accumulates: bool) -> u64 {
+        self.weight_bytes() + self.extra_state(accumulates).iter().map(|(_, shape)| shape.bytes() as u64).sum::<u64>()
     }
 
     /// Runs one microbatch of 0-based optimizer step `step`; `microstep` counts microbatches over the whole run and keys

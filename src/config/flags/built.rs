@@ -5,7 +5,7 @@ use super::super::kind::{Kind, Range};
 use super::{Commands, Flag, Section, Support};
 
 /// Compiling ahead takes a training run's flags, so that the same words do for both.
-const TRAIN: Commands = Commands::TRAIN.and(Commands::COMPILE);
+const TRAIN: Commands = Commands::TRAIN.and(Commands::COMPILE).and(Commands::FIT);
 const EVAL: Commands = Commands::EVAL;
 const GENERATE: Commands = Commands::GENERATE;
 const BENCH: Commands = Commands::BENCH;
@@ -18,7 +18,7 @@ const CLS: Commands = Commands::CLS;
 /// Commands that read a data set.
 const READING: Commands = TRAIN_EVAL.and(PREDICT);
 /// Those of them whose tables have labels.
-const LABELLED: Commands = Commands::TRAIN_CLS.and(Commands::EVAL_CLS).and(Commands::COMPILE_CLS);
+const LABELLED: Commands = Commands::TRAIN_LIKE_CLS.and(Commands::EVAL_CLS);
 /// Commands that compile graphs.
 const COMPILING: Commands = READING.and(GENERATE).and(BENCH).and(QUICKSTART);
 
@@ -32,12 +32,16 @@ const fn flag(
     default: &'static str,
     help: &'static str,
 ) -> Flag {
-    Flag { name, aliases: &[], kind, default, help, commands, section, support: Support::Built, positional: false }
+    Flag { name, aliases: &[], kind, default, help, commands, section, support: Support::Built, positional: false, short: None }
 }
 
 impl Flag {
     const fn alias(self, aliases: &'static [&'static str]) -> Flag {
         Flag { aliases, ..self }
+    }
+
+    const fn short(self, letter: char) -> Flag {
+        Flag { short: Some(letter), ..self }
     }
 
     const fn positional(self) -> Flag {
@@ -60,7 +64,7 @@ pub const FLAGS: &[Flag] = &[
         "Train; the default, unless only --do_eval is given"),
     flag(Section::Run, TRAIN, "do_eval", Kind::Bool, "",
         "Evaluate at the end; on by itself when eval_strategy is not no"),
-    flag(Section::Run, Commands::TRAIN_CLS.and(Commands::COMPILE_CLS), "do_predict", Kind::Bool, "false",
+    flag(Section::Run, Commands::TRAIN_LIKE_CLS, "do_predict", Kind::Bool, "false",
         "Label the rows of test_file at the end, into predictions.csv"),
     flag(Section::Run, PREDICT, "output_file", Kind::Path, "",
         "The CSV file to write; default: standard output"),
@@ -93,7 +97,7 @@ pub const FLAGS: &[Flag] = &[
         "Files to evaluate on; without them validation_split_percentage of train_file serves"),
     flag(Section::Data, TRAIN_EVAL, "validation_split_percentage", Kind::Float(Range::Percent), "5",
         "Share of the training set that validates when there is no validation_file: the first lines of a text, random rows in cls"),
-    flag(Section::Data, Commands::TRAIN_CLS.and(Commands::COMPILE_CLS).and(PREDICT), "test_file", Kind::Paths, "",
+    flag(Section::Data, Commands::TRAIN_LIKE_CLS.and(PREDICT), "test_file", Kind::Paths, "",
         "Files whose rows are to be labelled; they need no label column"),
     flag(Section::Data, READING, "text_column_name", Kind::Text, "",
         "Column with the text; default: text, sentence or sentence1, else the only one that can be meant"),
@@ -101,7 +105,7 @@ pub const FLAGS: &[Flag] = &[
         "Column with the second text of a pair; default: sentence2 where the first is sentence1, else there are no pairs"),
     flag(Section::Data, LABELLED, "label_column_name", Kind::Text, "",
         "Column with the label; default: label or labels"),
-    flag(Section::Data, Commands::TRAIN_CLS.and(Commands::COMPILE_CLS), "labels", Kind::Text, "",
+    flag(Section::Data, Commands::TRAIN_LIKE_CLS, "labels", Kind::Text, "",
         "The labels in order, as no,yes; default: the model's own, else those of the training set, sorted"),
     flag(Section::Data, READING, "quoting", Kind::Choice(&["none", "standard", "backslash"]), "",
         "What quotes mean in a table: nothing, RFC 4180, or that with backslash escapes; default: standard in CSV, none in TSV"),
@@ -129,7 +133,7 @@ pub const FLAGS: &[Flag] = &[
         "Use only the first so many training examples"),
     flag(Section::Data, TRAIN_EVAL, "max_eval_samples", Kind::Int { min: 1 }, "",
         "Use only the first so many evaluation examples"),
-    flag(Section::Data, Commands::TRAIN_CLS.and(Commands::COMPILE_CLS).and(PREDICT), "max_predict_samples", Kind::Int { min: 1 }, "",
+    flag(Section::Data, Commands::TRAIN_LIKE_CLS.and(PREDICT), "max_predict_samples", Kind::Int { min: 1 }, "",
         "Label only the first so many rows of test_file"),
     flag(Section::Data, READING, "preprocessing_num_workers", Kind::Int { min: 1 }, "",
         "Threads that tokenize; default: one per core"),
@@ -143,8 +147,8 @@ pub const FLAGS: &[Flag] = &[
         "Tokenize anew even if the tokenized text is in the cache"),
 
     // Batches.
-    flag(Section::Batches, TRAIN, "per_device_train_batch_size", Kind::Int { min: 1 }, "8",
-        "Examples per device in one microbatch"),
+    flag(Section::Batches, TRAIN, "per_device_train_batch_size", Kind::CountOrAuto, "8",
+        "Examples per device in one microbatch; auto: as many as fit into memory, as `xtrain fit` finds them"),
     flag(Section::Batches, READING, "per_device_eval_batch_size", Kind::Int { min: 1 }, "8",
         "Examples per device in one evaluation batch"),
     flag(Section::Batches, TRAIN, "gradient_accumulation_steps", Kind::Int { min: 1 }, "1",
@@ -227,6 +231,11 @@ pub const FLAGS: &[Flag] = &[
         "Sample among the so many likeliest tokens; 0: among all"),
 
     // Measurement.
+    flag(Section::Measurement, TRAIN, "memory", Kind::Bytes, "",
+        "Memory of one device that a batch size found by fit or auto may use; default: what the device says or, on the CPU, four fifths \
+         of the machine's"),
+    flag(Section::Measurement, Commands::FIT, "scale_learning_rate_from", Kind::Text, "",
+        "RATE@EXAMPLES: a learning rate that suits so many examples per step, to be scaled in proportion to what fits"),
     flag(Section::Measurement, BENCH, "batch", Kind::Int { min: 1 }, "4",
         "Examples per step"),
     flag(Section::Measurement, BENCH, "seq", Kind::Int { min: 1 }, "128",
@@ -235,10 +244,12 @@ pub const FLAGS: &[Flag] = &[
         "Steps that are measured"),
     flag(Section::Measurement, BENCH, "warmup", Kind::Int { min: 0 }, "2",
         "Steps after the first that are not measured"),
-    flag(Section::Measurement, BENCH.and(Commands::DOCTOR).and(EVAL).and(Commands::CACHE_LS).and(Commands::CACHE_SHOW).and(Commands::CACHE_STATS), "json", Kind::Bool, "false",
+    flag(Section::Measurement, BENCH.and(Commands::DOCTOR).and(EVAL).and(Commands::CACHE_LS).and(Commands::CACHE_SHOW).and(Commands::CACHE_STATS).and(Commands::FIT), "json", Kind::Bool, "false",
         "Print the result as JSON"),
 
     // The cache of compiled graphs.
+    flag(Section::Cache, Commands::COMPILE, "jobs", Kind::Int { min: 1 }, "",
+        "Graphs to compile at the same time; default: one per two cores, since a compile keeps more than one busy").short('j'),
     flag(Section::Cache, COMPILING, "compile_cache", Kind::Bool, "true",
         "Load graphs that were compiled before and store new ones, under cache_dir"),
     flag(Section::Cache, COMPILING, "cache_max_size", Kind::Bytes, "10GiB",
@@ -251,6 +262,10 @@ pub const FLAGS: &[Flag] = &[
         "Print the HLO module that was compiled, and nothing else"),
     flag(Section::Cache, Commands::CACHE_SHOW, "optimized_hlo", Kind::Bool, "false",
         "Print the module as the compiler left it, and nothing else"),
+    flag(Section::Cache, Commands::CACHE_SHOW, "stablehlo", Kind::Bool, "false",
+        "Print the module that was compiled as StableHLO, and nothing else"),
+    flag(Section::Cache, Commands::CACHE_SHOW, "memory", Kind::Bool, "false",
+        "Print what is in memory where it is most, largest first, in the model's terms"),
     flag(Section::Cache, Commands::CACHE_PRUNE, "older_than", Kind::Float(Range::NotNegative), "",
         "Remove what was last used more than so many days ago"),
     flag(Section::Cache, Commands::CACHE_PRUNE, "max_size", Kind::Bytes, "",

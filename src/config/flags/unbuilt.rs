@@ -7,8 +7,19 @@ use super::{Commands, Flag, Section, Support};
 
 const fn row(section: Section, name: &'static str, support: Support, help: &'static str) -> Flag {
     // Evaluation takes them as well, so that a training run's settings are answered there in the same way.
-    let commands = Commands::TRAIN.and(Commands::COMPILE).and(Commands::EVAL);
-    Flag { name, aliases: &[], kind: Kind::Anything, default: "", help, commands, section, support, positional: false }
+    let commands = Commands::TRAIN.and(Commands::COMPILE).and(Commands::FIT).and(Commands::EVAL);
+    Flag {
+        name,
+        aliases: &[],
+        kind: Kind::Anything,
+        default: "",
+        help,
+        commands,
+        section,
+        support,
+        positional: false,
+        short: None,
+    }
 }
 
 const fn only(section: Section, name: &'static str, accepted: &'static [&'static str], help: &'static str) -> Flag {
