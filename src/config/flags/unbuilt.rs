@@ -99,10 +99,8 @@ pub const FLAGS: &[Flag] = &[
 
     // Model and Hub.
     only(Section::Model, "use_fast_tokenizer", TRUE, "only fast tokenizers (tokenizer.json) are read"),
-    only(Section::Model, "model_revision", &["main"], "models are not fetched from the Hub yet; give a directory"),
     only(Section::Model, "trust_remote_code", FALSE, "model code is never fetched or run"),
-    only(Section::Model, "token", NONE, "models are not fetched from the Hub yet; give a directory"),
-    only(Section::Model, "use_auth_token", NONE, "models are not fetched from the Hub yet; give a directory"),
+    only(Section::Model, "use_auth_token", NONE, "it is called token now"),
     only(Section::Checkpoints, "push_to_hub", FALSE, "the output directory can be uploaded as it is when the run has ended"),
     only(Section::Checkpoints, "push_to_hub_model_id", NONE, "xtrain does not upload"),
     only(Section::Checkpoints, "push_to_hub_organization", NONE, "xtrain does not upload"),
@@ -116,8 +114,6 @@ pub const FLAGS: &[Flag] = &[
     only(Section::Checkpoints, "enable_jit_checkpoint", FALSE, "SIGTERM and SIGINT always save a checkpoint; there is nothing to switch on"),
 
     // Data.
-    only(Section::Data, "dataset_name", NONE, "data sets are not fetched from the Hub yet; give train_file and validation_file"),
-    only(Section::Data, "dataset_config_name", NONE, "data sets are not fetched from the Hub yet; give train_file and validation_file"),
     only(Section::Data, "streaming", FALSE, "streaming is not built yet; tokenized text is memory-mapped, so it need not fit in memory"),
     only(Section::Data, "keep_linebreaks", TRUE, "line breaks are always kept"),
     only(Section::Data, "group_by_length", FALSE, "all examples of a causal language model have the same length"),
