@@ -4,6 +4,7 @@ mod cache;
 mod cli;
 mod data;
 mod errors;
+mod examples;
 mod fit;
 mod golden;
 mod layers;

@@ -7,7 +7,7 @@ use crate::checkpoint::{Checkpoint, TrainingState, clean_output_dir, latest_chec
 use crate::config::{ModelSource, TrainPlan};
 use crate::data::loader::LoadSpec;
 use crate::data::sampler::{BatchPlan, Order, Position};
-use crate::data::{Dataset, Tokenizer, clm};
+use crate::data::{Collator, Dataset, Tokenizer, clm};
 use crate::report::progress::{Progress as Bar, Style};
 use crate::report::records::{Record, SummaryRecord};
 use crate::trainer::ahead::RunShapes;
@@ -129,7 +129,7 @@ fn graph_settings(plan: &TrainPlan, block_size: usize) -> Vec<(&'static str, Str
 /// How the training rows become batches and steps.
 pub(super) fn layout(plan: &TrainPlan, data: &Dataset) -> Result<(BatchPlan, RunLength, Schedule), Error> {
     let settings = &plan.train;
-    let order = Order::Shuffled { seed: plan.data.seed };
+    let order = Order::Shuffled { seed: plan.data.source.seed };
     let batches = BatchPlan::new(data.len(), settings.per_device_train_batch_size, settings.dataloader_drop_last, order)
         .map_err(|error| {
             Error::usage(error.to_string(), "lower --per_device_train_batch_size, or leave --dataloader_drop_last out")
@@ -285,8 +285,8 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     let logger = Logger::new(log.clone(), sums.clone(), cadence, microbatch_flops, Some(ceiling));
     let mut hooks: Vec<Box<dyn Hook + '_>> = vec![Box::new(logger)];
     let client = session.client().clone();
-    if let Some(validation) = prepared.validation.clone() {
-        let (size, workers) = (settings.per_device_eval_batch_size, plan.data.dataloader_num_workers);
+    if let Some(validation) = prepared.validation.clone().map(Collator::Causal) {
+        let (size, workers) = (settings.per_device_eval_batch_size, plan.data.source.dataloader_num_workers);
         let client = client.clone();
         hooks.push(Box::new(Evaluator {
             model,
@@ -299,13 +299,13 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     hooks.push(Box::new(saver));
 
     let spec = LoadSpec {
-        dataset: data,
+        collator: Collator::Causal(data),
         plan: batches,
         start: Position { epoch: start.next_epoch, batch: start.next_batch as usize },
         end_epoch: u64::MAX,
     };
     let mut source =
-        device_batches(&client, spec, plan.data.dataloader_num_workers).map_err(failed("starting the data workers"))?;
+        device_batches(&client, spec, plan.data.source.dataloader_num_workers).map_err(failed("starting the data workers"))?;
     let sentence = {
         let kept = kept.clone();
         move || kept.borrow().sentence()
@@ -390,9 +390,9 @@ fn finish(
 
 /// Evaluates the weights on the device and writes the results, unless a signal asks for the end: half a set's loss is no result.
 fn evaluate_at_end(plan: &TrainPlan, prepared: &mut Prepared, interrupt: Option<&Interrupt>) -> Result<Outcome, Error> {
-    let validation = prepared.validation.clone().expect("a run that evaluates has validation data");
+    let validation = Collator::Causal(prepared.validation.clone().expect("a run that evaluates has validation data"));
     let model = &*prepared.loaded.model;
-    let (size, workers) = (plan.train.per_device_eval_batch_size, plan.data.dataloader_num_workers);
+    let (size, workers) = (plan.train.per_device_eval_batch_size, plan.data.source.dataloader_num_workers);
     let session = &mut prepared.session;
     let batches =
         eval_batches(session.client(), &validation, size, workers).map_err(failed("preparing the validation batches"))?;

@@ -5,7 +5,7 @@ use super::flags::Commands;
 use super::plan::*;
 use super::typed::Typed;
 use crate::cache::CacheSettings;
-use crate::data::settings::ClmDataSettings;
+use crate::data::settings::{ClmDataSettings, SourceSettings, TableSettings};
 use crate::trainer::settings::{Cadence, OptimizerKind, OptimizerSettings, Resume, ScheduleKind, TrainSettings};
 use std::path::{Path, PathBuf};
 
@@ -207,13 +207,20 @@ fn tokenizer(typed: &Typed) -> PathBuf {
 }
 
 fn data(typed: &Typed) -> ClmDataSettings {
-    ClmDataSettings {
+    ClmDataSettings { source: source(typed), block_size: typed.count("block_size") }
+}
+
+/// Where examples come from, for every task.
+fn source(typed: &Typed) -> SourceSettings {
+    SourceSettings {
         train_files: typed.paths("train_file"),
         validation_files: typed.paths("validation_file"),
+        test_files: Vec::new(),
         validation_split_percentage: typed.float("validation_split_percentage").expect(DEFAULTED),
-        block_size: typed.count("block_size"),
         max_train_samples: typed.count("max_train_samples"),
         max_eval_samples: typed.count("max_eval_samples"),
+        max_predict_samples: None,
+        table: TableSettings::default(),
         preprocessing_num_workers: typed.count("preprocessing_num_workers"),
         dataloader_num_workers: typed.count("dataloader_num_workers").expect(DEFAULTED),
         overwrite_cache: typed.bool("overwrite_cache"),
