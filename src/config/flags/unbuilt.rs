@@ -49,7 +49,7 @@ pub const FLAGS: &[Flag] = &[
     only(Section::Optimizer, "gradient_checkpointing_kwargs", NONE, "activation checkpointing is not built yet"),
     only(Section::Optimizer, "activation_checkpointing", FALSE, "activation checkpointing is not built yet; lower per_device_train_batch_size and raise gradient_accumulation_steps instead"),
     only(Section::Optimizer, "activation_checkpointing_kwargs", NONE, "activation checkpointing is not built yet"),
-    only(Section::Optimizer, "auto_find_batch_size", FALSE, "xtrain does not search for a batch size yet; give per_device_train_batch_size"),
+    only(Section::Optimizer, "auto_find_batch_size", FALSE, "xtrain finds the batch size before the run, not by failing in it: use --per_device_train_batch_size auto"),
     only(Section::Model, "torch_dtype", &["", "none", "auto", "float32"], "weights are held in float32"),
     only(Section::Model, "low_cpu_mem_usage", FALSE, "weights are mapped from the file; there is nothing to switch"),
     only(Section::Model, "use_cache", FALSE, "training keeps no past keys and values"),
