@@ -109,7 +109,7 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
         (format!("{TRAIN} --config none.toml"), "error: none.toml: No such file"),
         (
             format!("{TRAIN} --per_device_train_batch_size 0"),
-            "error: command line: `per_device_train_batch_size` must be a whole number that is at least 1, found `0`\n",
+            "error: command line: `per_device_train_batch_size` must be a whole number that is at least 1, or auto, found `0`\n",
         ),
         (
             format!("{TRAIN} --gradient_checkpointing"),

@@ -7,6 +7,7 @@ mod errors;
 mod examples;
 mod fit;
 mod golden;
+mod hub;
 mod layers;
 mod models;
 mod steady;

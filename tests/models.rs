@@ -192,10 +192,11 @@ fn labelled_places_alone_give_the_same_loss_and_gradients() {
         });
         let [all, alone] = found;
         assert_eq!(all.len(), alone.len());
+        let largest = |values: &[f32]| values.iter().fold(0f32, |max, x| max.max(x.abs()));
+        let scale = all.iter().filter(|(name, _)| name.starts_with("d ")).map(|(_, values)| largest(values)).fold(0f32, f32::max);
         for ((name, all), (_, alone)) in all.iter().zip(&alone) {
-            let largest = all.iter().fold(1e-3f32, |max, x| max.max(x.abs()));
-            // Sums of the same f32 terms in another order.
-            let difference = max_difference(all, alone) / largest;
+            // Sums of the same f32 terms in another order; some gradients (of a key's bias) are nothing but their rounding.
+            let difference = max_difference(all, alone) / largest(all).max(0.01 * scale);
             assert!(difference <= 1e-5, "{}: {name} differs by {difference:e} of its largest value", dir.display());
         }
     }

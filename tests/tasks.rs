@@ -325,8 +325,8 @@ fn a_pretrained_body_gets_a_new_head() {
     assert!((0.015..0.025).contains(&spread.sqrt()), "initializer_range is 0.02, found {}", spread.sqrt());
 
     // Another number of labels: refused, unless the head may start anew.
-    let table = "text,sentiment\none,a\ntwo,b\nthree,a\nfour,b\n".repeat(8);
-    fs::write(bench.path("two.csv"), table).unwrap();
+    let table = "one,a\ntwo,b\nthree,a\nfour,b\n".repeat(8);
+    fs::write(bench.path("two.csv"), format!("text,sentiment\n{table}")).unwrap();
     let two = "train cls --model_name_or_path cls --train_file two.csv --label_column_name sentiment --text_column_name text \
                --max_seq_length 16 --max_steps 1 --disable_tqdm --save_strategy no --output_dir two";
     let refused = bench.run(two);

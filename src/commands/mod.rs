@@ -87,6 +87,7 @@ impl Error {
     /// 2 for usage, 1 for failure.
     pub fn exit_code(&self) -> u8 {
         match self {
+            Error::Usage(UsageError::Fetch { .. }) => 1,
             Error::Usage(_) => 2,
             Error::Failed { .. } => 1,
         }

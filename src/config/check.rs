@@ -4,6 +4,7 @@
 
 use super::UsageError;
 use super::flags::Commands;
+use super::from_hub;
 use super::plan::{PRESETS, is_encoder, preset};
 use super::resolve;
 use super::typed::Typed;
@@ -152,11 +153,14 @@ fn model(typed: &Typed) -> Verdict {
                 );
             }
         }
+        if from_hub::is_name(&directory) {
+            return Ok(());
+        }
         if !directory.is_dir() {
             let what = if directory.exists() { "is a file, not a directory" } else { "is not a directory here" };
             return refuse(
                 format!("--model_name_or_path: {} {what}", directory.display()),
-                "give a directory with config.json and model.safetensors (models are not fetched from the Hub yet), or train from random \
+                "give a directory with config.json and model.safetensors or the name of a model on the Hub, or train from random \
                  weights with --model_type and --config_name",
             );
         }
@@ -178,6 +182,9 @@ fn model(typed: &Typed) -> Verdict {
     if let Some(name) = typed.text("config_name") {
         let path = Path::new(&name);
         let is_config = path.is_file() || path.join("config.json").is_file();
+        if !is_config && preset(&name).is_none() && from_hub::is_config_name(&name) {
+            return Ok(());
+        }
         if !is_config && preset(&name).is_none() {
             return refuse(
                 format!("--config_name: `{name}` is neither a known configuration nor a config.json here"),
@@ -230,9 +237,10 @@ fn is_model(directory: &Path) -> Verdict {
 
 fn tokenizer(typed: &Typed) -> Verdict {
     match typed.path("tokenizer_name") {
+        Some(path) if from_hub::is_name(&path) => Ok(()),
         Some(path) if !path.exists() => refuse(
             format!("--tokenizer_name: {} does not exist here", path.display()),
-            "give a directory with tokenizer.json, or that file (tokenizers are not fetched from the Hub yet)",
+            "give a directory with tokenizer.json, that file, or the name of a model on the Hub",
         ),
         None if !typed.is_given("model_name_or_path") => refuse(
             "a model with random weights comes without a tokenizer",
@@ -244,7 +252,7 @@ fn tokenizer(typed: &Typed) -> Verdict {
 
 fn data(typed: &Typed) -> Verdict {
     let trains = Commands::TRAIN.contains(typed.command) && resolve::do_train(typed);
-    let has_train_file = typed.is_given("train_file");
+    let has_train_file = typed.is_given("train_file") || typed.is_given("dataset_name");
     if trains && !has_train_file {
         return refuse(
             "there is nothing to train on",

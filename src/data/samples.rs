@@ -224,8 +224,16 @@ pub(super) fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result
         let name = table.columns()[column].clone();
         table.choose(vec![column])?;
         for row in table {
-            // A bad row is told, or left out, when the samples are read: there the whole row is looked at.
-            let Ok(Ok(label)) = row.map(|row| label(&row.cells[0])) else { continue };
+            let label = row.and_then(|row| {
+                let bad = |what| Error::BadRow { place: row.place.clone(), reason: format!("column {name:?}: {what}") };
+                label(&row.cells[0]).map_err(bad)
+            });
+            let label = match label {
+                Ok(label) => label,
+                // It is counted when the samples are read: there the whole row is looked at.
+                Err(error) if error.is_bad_row() && settings.source.table.on_bad_row == OnBadRow::Skip => continue,
+                Err(error) => return Err(error),
+            };
             if found.insert(label) && found.len() > MOST_LABELS {
                 let reason = format!(
                     "column {name:?} of {} has more than {MOST_LABELS} different values; \

@@ -77,7 +77,7 @@ pub const FLAGS: &[Flag] = &[
 
     // Model.
     flag(Section::Model, READING.and(GENERATE).and(BENCH), "model_name_or_path", Kind::Path, "",
-        "Directory with config.json and model.safetensors to start from"),
+        "Directory with config.json and model.safetensors to start from, or a model's name on the Hub"),
     flag(Section::Model, TRAIN_EVAL.and(BENCH), "model_type", Kind::Choice(&["gpt2", "gpt_neo", "gptj", "bert", "roberta", "albert"]), "",
         "Architecture to train from random weights: the first three for clm and cls, the others for mlm and cls"),
     flag(Section::Model, TRAIN_EVAL.and(BENCH), "config_name", Kind::Text, "",
@@ -86,15 +86,23 @@ pub const FLAGS: &[Flag] = &[
     flag(Section::Model, TRAIN_EVAL.and(BENCH), "config_overrides", Kind::Text, "",
         "Changes to that configuration, as n_layer=4,n_embd=256; only with random weights"),
     flag(Section::Model, READING.and(GENERATE), "tokenizer_name", Kind::Path, "",
-        "Directory with the tokenizer's files, or a tokenizer.json; default: the model's directory"),
+        "Directory with the tokenizer's files, a tokenizer.json, or a model's name on the Hub; default: the model's"),
     flag(Section::Model, TRAIN, "ignore_mismatched_sizes", Kind::Bool, "false",
         "Start the head anew where its shape is not that of the saved one, as for another number of labels"),
+    flag(Section::Model, READING.and(GENERATE), "model_revision", Kind::Text, "main",
+        "Branch, tag or commit of the model, tokenizer and configuration that come from the Hub"),
+    flag(Section::Model, READING.and(GENERATE), "token", Kind::Text, "",
+        "Token for gated and private repositories of the Hub; default: $HF_TOKEN, else the one that `hf auth login` saved"),
 
     // Data.
     flag(Section::Data, TRAIN_EVAL, "train_file", Kind::Paths, "",
         "Files to train on, in order: text, CSV, TSV, JSON lines or parquet by their extension, all but parquet .gz too"),
     flag(Section::Data, TRAIN_EVAL, "validation_file", Kind::Paths, "",
         "Files to evaluate on; without them validation_split_percentage of train_file serves"),
+    flag(Section::Data, TRAIN_EVAL, "dataset_name", Kind::Text, "",
+        "Data set on the Hub, in place of train_file and validation_file"),
+    flag(Section::Data, TRAIN_EVAL, "dataset_config_name", Kind::Text, "",
+        "Its configuration; needed where it has several"),
     flag(Section::Data, TRAIN_EVAL, "validation_split_percentage", Kind::Float(Range::Percent), "5",
         "Share of the training set that validates when there is no validation_file: the first lines of a text, random rows in cls"),
     flag(Section::Data, Commands::TRAIN_LIKE_CLS.and(PREDICT), "test_file", Kind::Paths, "",

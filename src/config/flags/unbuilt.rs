@@ -50,7 +50,7 @@ pub const FLAGS: &[Flag] = &[
     only(Section::Optimizer, "gradient_checkpointing_kwargs", NONE, "activation checkpointing is not built yet"),
     only(Section::Optimizer, "activation_checkpointing", FALSE, "activation checkpointing is not built yet; lower per_device_train_batch_size and raise gradient_accumulation_steps instead"),
     only(Section::Optimizer, "activation_checkpointing_kwargs", NONE, "activation checkpointing is not built yet"),
-    only(Section::Optimizer, "auto_find_batch_size", FALSE, "xtrain does not search for a batch size yet; give per_device_train_batch_size"),
+    only(Section::Optimizer, "auto_find_batch_size", FALSE, "xtrain finds the batch size before the run, not by failing in it: use --per_device_train_batch_size auto"),
     only(Section::Model, "torch_dtype", &["", "none", "auto", "float32"], "weights are held in float32"),
     only(Section::Model, "low_cpu_mem_usage", FALSE, "weights are mapped from the file; there is nothing to switch"),
     only(Section::Model, "use_cache", FALSE, "training keeps no past keys and values"),
@@ -100,10 +100,8 @@ pub const FLAGS: &[Flag] = &[
 
     // Model and Hub.
     only(Section::Model, "use_fast_tokenizer", TRUE, "only fast tokenizers (tokenizer.json) are read"),
-    only(Section::Model, "model_revision", &["main"], "models are not fetched from the Hub yet; give a directory"),
     only(Section::Model, "trust_remote_code", FALSE, "model code is never fetched or run"),
-    only(Section::Model, "token", NONE, "models are not fetched from the Hub yet; give a directory"),
-    only(Section::Model, "use_auth_token", NONE, "models are not fetched from the Hub yet; give a directory"),
+    only(Section::Model, "use_auth_token", NONE, "it is called token now"),
     only(Section::Checkpoints, "push_to_hub", FALSE, "the output directory can be uploaded as it is when the run has ended"),
     only(Section::Checkpoints, "push_to_hub_model_id", NONE, "xtrain does not upload"),
     only(Section::Checkpoints, "push_to_hub_organization", NONE, "xtrain does not upload"),
@@ -117,8 +115,6 @@ pub const FLAGS: &[Flag] = &[
     only(Section::Checkpoints, "enable_jit_checkpoint", FALSE, "SIGTERM and SIGINT always save a checkpoint; there is nothing to switch on"),
 
     // Data.
-    only(Section::Data, "dataset_name", NONE, "data sets are not fetched from the Hub yet; give train_file and validation_file"),
-    only(Section::Data, "dataset_config_name", NONE, "data sets are not fetched from the Hub yet; give train_file and validation_file"),
     only(Section::Data, "streaming", FALSE, "streaming is not built yet; tokenized text is memory-mapped, so it need not fit in memory"),
     only(Section::Data, "keep_linebreaks", TRUE, "line breaks are always kept"),
     only(Section::Data, "group_by_length", FALSE, "examples are not sorted by length; see pad_to_bucket"),
