@@ -71,7 +71,7 @@ impl BatchForm {
     }
 
     /// Uploads a host batch; runs in the loader's threads, ahead of the step.
-    fn upload(&self, client: &Client, batch: Batch) -> trainer::Result<DeviceBatch> {
+    pub fn upload(&self, client: &Client, batch: Batch) -> trainer::Result<DeviceBatch> {
         let (rows, tokens) = batch.input_ids.dim();
         let mut variant = self.variant(tokens);
         let (mut places, mut classes) = (None, Vec::new());

@@ -208,7 +208,7 @@ fn model(typed: &Typed) -> Verdict {
 fn fits_task(typed: &Typed, flag: &str, name: &str) -> Verdict {
     let known = |encoders: bool| PRESETS.into_iter().filter(|name| is_encoder(name) == encoders).collect::<Vec<_>>().join(", ");
     match is_encoder(name) {
-        true if Commands::CLM.contains(typed.command) || typed.command == Commands::BENCH => refuse(
+        true if Commands::CLM.contains(typed.command) => refuse(
             format!("--{flag}: {name} is an encoder, which predicts masked tokens, not the next one"),
             format!("use the task mlm, or one of {}", known(false)),
         ),
