@@ -270,7 +270,7 @@ fn real_tables_have_their_known_rows_and_labels() {
     let tables: [Known; 5] = [
         ("sst2/dev.tsv", None, &[("0", 428), ("1", 444)]),
         ("sst2/train.tsv", None, &[("0", 29_780), ("1", 37_569)]),
-        ("hf-parquet/sst2/validation-00000-of-00001.parquet", None, &[("0", 428), ("1", 444)]),
+        ("hf-parquet/sst2/validation-00000-of-00001.parquet", None, &[("negative", 428), ("positive", 444)]),
         (
             "tweet-sentiment/train.csv",
             Some(("text", "sentiment")),

@@ -63,7 +63,8 @@ pub fn fetch(mut typed: Typed) -> Result<Typed, UsageError> {
     if let Some(name) = dataset {
         let found = hub.dataset(&name, typed.text("dataset_config_name").as_deref(), None).map_err(failed)?;
         for (flag, files) in [("train_file", found.train), ("validation_file", found.validation), ("test_file", found.test)] {
-            let taken = super::flags::find(flag, typed.command).is_some();
+            // Own rows to predict go with a data set.
+            let taken = super::flags::find(flag, typed.command).is_some() && !typed.is_given(flag);
             if taken && !files.is_empty() {
                 typed.set(flag, Value::List(files.iter().map(|file| file.display().to_string()).collect()));
             }

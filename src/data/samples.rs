@@ -164,12 +164,16 @@ fn sample(index: u64, row: Row, names: &[String], columns: &Columns, labels: &La
     let class = match columns.label {
         None => None,
         Some(column) => {
-            let name =
-                label(&cells.next().unwrap_or(Cell::Missing)).map_err(|what| format!("column {:?}: {what}", names[column]));
-            match name {
+            let cell = cells.next().unwrap_or(Cell::Missing);
+            let by_number = || match &cell {
+                Cell::Class { number, .. } => labels.map.id(&number.to_string()),
+                _ => None,
+            };
+            match label(&cell).map_err(|what| format!("column {:?}: {what}", names[column])) {
                 Ok(name) => {
                     let id = if labels.numbers { labels.map.id_or_number(&name) } else { labels.map.id(&name) };
-                    match id {
+                    // Another file of the same set may have the numbers alone, and the labels be made of those.
+                    match id.or_else(by_number) {
                         Some(id) => Some(id as u32),
                         // Unlabelled rows of published test sets say -1.
                         None if !labels.needed && name == "-1" => None,
@@ -200,6 +204,7 @@ fn label(cell: &Cell) -> Result<String, &'static str> {
             Ok(value) if value.fract() == 0.0 && value.abs() < 1e15 => format!("{value}"),
             _ => number.clone(),
         }),
+        Cell::Class { name, .. } => Ok(name.clone()),
         Cell::Missing => Err("the label is missing"),
         Cell::Other(_) => Err("the label is a list or structure"),
     }
@@ -250,8 +255,15 @@ pub(super) fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result
         return Err(Error::Labels { reason });
     }
     match declared {
-        Some(names) if found.iter().all(|label| names.contains(label)) => LabelMap::new(names),
-        Some(_) => Err(Error::Labels { reason: "some files name their classes and others have other labels".to_string() }),
+        Some(names) => {
+            let map = LabelMap::declared(names)?;
+            match found.iter().find(|label| map.id(label).is_none()) {
+                None => Ok(map),
+                Some(label) => {
+                    Err(Error::Labels { reason: format!("{label:?} is not among the classes that some of the files name") })
+                }
+            }
+        }
         None => LabelMap::of_data(found.iter().map(String::as_str)),
     }
 }
