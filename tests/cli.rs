@@ -124,10 +124,10 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
         ),
         (
             format!("{} --model_type bert", TRAIN.replace("--model_type gpt2 ", "")),
-            "error: command line: `model_type` must be one of gpt2, gpt_neo, gptj, found `bert`\n",
+            "error: --model_type: bert is an encoder, which predicts masked tokens, not the next one\nhint: use the task mlm, or one of gpt2",
         ),
         (format!("{TRAIN} stray"), "unexpected word `stray`"),
-        ("train".into(), "error: `xtrain train` needs one of: clm\n"),
+        ("train".into(), "error: `xtrain train` needs one of: clm, mlm, cls\n"),
         ("train mml".into(), "error: unknown command `train mml`\nhint: did you mean `xtrain train mlm`?\n"),
         ("trian clm".into(), "error: unknown command `trian`\nhint: did you mean `xtrain train`?\n"),
         (

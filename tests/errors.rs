@@ -441,7 +441,7 @@ fn resuming_from_what_cannot_be_resumed() {
         ("--gradient_accumulation_steps 2", 2, &["--gradient_accumulation_steps was 1", "is 2 now"]),
         ("--seed 1", 2, &["--seed was 42"]),
         ("--train_file other.txt", 2, &["out/checkpoint-2", "the training data"]),
-        ("--block_size 16", 2, &["the block size"]),
+        ("--block_size 16", 2, &["the length of examples"]),
         (
             "--config_overrides n_layer=1,n_head=2,n_embd=32,n_positions=64",
             1,

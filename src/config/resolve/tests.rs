@@ -252,7 +252,10 @@ fn every_illegal_combination_is_refused_with_a_fix() {
 fn values_outside_their_range_are_refused() {
     let fixture = Fixture::new();
     for (more, message) in [
-        ("--per_device_train_batch_size 0", "`per_device_train_batch_size` must be a whole number that is at least 1, or auto, found `0`"),
+        (
+            "--per_device_train_batch_size 0",
+            "`per_device_train_batch_size` must be a whole number that is at least 1, or auto, found `0`",
+        ),
         ("--per_device_eval_batch_size 0", "at least 1"),
         ("--gradient_accumulation_steps 0", "at least 1"),
         ("--learning_rate -1", "0 or more"),
