@@ -136,7 +136,7 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
         ),
         ("--device tpu doctor".into(), "error: command line: `device` must be one of cpu, cuda, neuron, found `tpu`\n"),
         ("--device".into(), "error: --device needs a value"),
-        ("--device cpu".into(), "error: `xtrain COMMAND` needs one of: train clm, eval clm"),
+        ("--device cpu".into(), "error: `xtrain COMMAND` needs one of: train clm, train mlm, train cls, eval clm"),
         ("generate --model_name_or_path old".into(), "error: generate needs a text to continue\nhint: add --prompt TEXT\n"),
         ("bench --steps 0 --model_type gpt2".into(), "`steps` must be a whole number that is at least 1"),
     ];

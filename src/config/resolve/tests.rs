@@ -284,3 +284,42 @@ fn values_outside_their_range_are_refused() {
         assert!(matches!(error, UsageError::BadValue { .. }) && error.to_string().contains(message), "{more}: {error}");
     }
 }
+
+#[test]
+fn the_best_model_follows_transformers_rules() {
+    let fixture = Fixture::new();
+    let best = |more: &str| fixture.train(&format!("--eval_strategy epoch --save_strategy epoch {more}")).unwrap().train.best;
+    assert_eq!(best(""), None);
+    let rule = best("--load_best_model_at_end").unwrap();
+    assert_eq!((rule.metric.as_str(), rule.greater_is_better, rule.load_at_end), ("loss", false, true));
+    let rule = best("--metric_for_best_model eval_accuracy --early_stopping_patience 3").unwrap();
+    assert_eq!((rule.metric.as_str(), rule.greater_is_better, rule.load_at_end), ("accuracy", true, false));
+    assert_eq!(rule.early_stopping, Some(EarlyStopping { patience: 3, threshold: 0.0 }));
+    assert!(!best("--metric_for_best_model perplexity").unwrap().greater_is_better);
+    assert!(best("--metric_for_best_model eval_loss --greater_is_better").unwrap().greater_is_better);
+}
+
+#[test]
+fn tasks_have_their_own_defaults() {
+    let fixture = Fixture::new();
+    let task = |line: &str| {
+        let line = format!("{line} --tokenizer_name @/tokenizer.json --train_file @/train.txt --output_dir @/new");
+        match fixture.read(&line).unwrap() {
+            Command::Train(plan) => plan.task,
+            other => panic!("{other:?}"),
+        }
+    };
+    let TaskPlan::Mlm(masked) = task("train mlm --model_type bert") else { panic!("not mlm") };
+    assert_eq!((masked.max_seq_length, masked.mlm_probability, masked.padding.pad_to_max_length), (None, 0.15, false));
+    let classes = |more: &str| match task(&format!("train cls --model_type bert {more}")) {
+        TaskPlan::Cls(data) => data,
+        other => panic!("{other:?}"),
+    };
+    let plain = classes("");
+    assert_eq!((plain.max_seq_length, plain.padding.pad_to_max_length, plain.labels.is_none()), (128, true, true));
+    // Nothing is set aside of rows that nobody evaluates on.
+    assert_eq!(plain.source.validation_split_percentage, 0.0);
+    assert_eq!(classes("--do_train --do_eval").source.validation_split_percentage, 5.0);
+    let padding = classes("--pad_to_bucket 32,64 --labels no,yes").padding;
+    assert_eq!((padding.pad_to_max_length, padding.pad_to_bucket), (false, vec![32, 64]));
+}
