@@ -22,6 +22,17 @@ pub(crate) struct Keys {
     pub residual_dropout: &'static str,
 }
 
+/// GPT-2's names, which GPT-J took over.
+pub(crate) const GPT_KEYS: Keys = Keys {
+    positions: "n_positions",
+    width: "n_embd",
+    heads: "n_head",
+    inner: "n_inner",
+    embed_dropout: "embd_pdrop",
+    attention_dropout: "attn_pdrop",
+    residual_dropout: "resid_pdrop",
+};
+
 /// Settings that all three have.
 pub(crate) struct Decoder {
     pub vocab: usize,

@@ -4,7 +4,7 @@
 //! between attention blocks. Linear weights have the Conv1D layout `[in, out]`.
 
 use crate::config::Config;
-use crate::decoder::{Decoder, Keys};
+use crate::decoder::{Decoder, GPT_KEYS};
 use crate::error::Result;
 use crate::layers::{self, AttentionKind, layer_norm, split_heads};
 use crate::names::{OtherTensors, Specs, stored_name};
@@ -29,16 +29,6 @@ pub struct Gpt2 {
     scale_attn_weights: bool,
     scale_attn_by_inverse_layer_idx: bool,
 }
-
-const KEYS: Keys = Keys {
-    positions: "n_positions",
-    width: "n_embd",
-    heads: "n_head",
-    inner: "n_inner",
-    embed_dropout: "embd_pdrop",
-    attention_dropout: "attn_pdrop",
-    residual_dropout: "resid_pdrop",
-};
 
 /// `GPT2Config`'s defaults: the small model.
 pub fn default_config() -> Config {
@@ -93,7 +83,7 @@ impl Gpt2 {
         // reorder_and_upcast_attn only changes where half-precision attention is computed in f32; softmax statistics are
         // f32 here either way, so both values give these numbers.
         read.flag_or("reorder_and_upcast_attn", false)?;
-        let decoder = Decoder::read(&read, &KEYS)?;
+        let decoder = Decoder::read(&read, &GPT_KEYS)?;
         let about = About { config, task, vocab_size: decoder.vocab, max_positions: decoder.positions, has_segments: false };
         Ok(Gpt2 {
             about,

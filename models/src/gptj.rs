@@ -5,7 +5,7 @@
 //! Activations stay `[N, C]` between attention blocks. Linear weights are `[out, in]`.
 
 use crate::config::Config;
-use crate::decoder::{Decoder, Keys};
+use crate::decoder::{Decoder, GPT_KEYS};
 use crate::error::Result;
 use crate::layers::{self, AttentionKind, layer_norm, linear, linear_without_bias, split_heads};
 use crate::names::{OtherTensors, Specs, stored_name};
@@ -30,16 +30,6 @@ pub struct GptJ {
     /// R
     rotary: usize,
 }
-
-const KEYS: Keys = Keys {
-    positions: "n_positions",
-    width: "n_embd",
-    heads: "n_head",
-    inner: "n_inner",
-    embed_dropout: "embd_pdrop",
-    attention_dropout: "attn_pdrop",
-    residual_dropout: "resid_pdrop",
-};
 
 /// `GPTJConfig`'s defaults: the 6B model.
 pub fn default_config() -> Config {
@@ -77,7 +67,7 @@ impl GptJ {
     /// Reads the configuration; what would change numbers and is not implemented is refused by name.
     pub fn new(config: Config, task: Task) -> Result<Self> {
         let read = config.over(default_config());
-        let decoder = Decoder::read(&read, &KEYS)?;
+        let decoder = Decoder::read(&read, &GPT_KEYS)?;
         let head_width = read.head_width("n_embd", "n_head")?;
         let Some(rotary) = read.optional_size("rotary_dim")? else {
             // transformers then makes a table as wide as the hidden states, which fits no head unless there is one.
