@@ -23,9 +23,14 @@ impl Explanation {
     /// Compares two headers, and their graphs where both are at hand.
     pub fn new(old: (&Key, &Origin), new: (&Key, &Origin), graphs: Option<(&Graph, &Graph)>) -> Explanation {
         let changes = Key::changes(old.0, new.0);
-        let graph_changed = changes.iter().any(|(name, ..)| *name == key::GRAPH);
-        // Lowering and donation follow from the graph.
-        let follows = |name: &str| graph_changed && (name == key::LOWERING || name == key::DONATION);
+        let changed = |wanted: &str| changes.iter().any(|(name, ..)| *name == wanted);
+        let graph_changed = changed(key::GRAPH);
+        // Lowering follows from graph and precision, donation from the graph.
+        let follows = |name: &str| match name {
+            key::LOWERING => graph_changed || changed(key::PRECISION),
+            key::DONATION => graph_changed,
+            _ => false,
+        };
         let told = changes.iter().filter(|(name, ..)| !follows(name));
         Explanation {
             parts: told.map(|(name, old, new)| describe_change(name, old, new)).collect(),

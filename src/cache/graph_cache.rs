@@ -9,7 +9,7 @@ use crate::runtime::{Client, CompileOptions, CompiledMemory, Executable, Library
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use xtrain_graphs::{Fingerprint, Graph, InputRole, Target, passes};
+use xtrain_graphs::{Fingerprint, Graph, InputRole, Precision, Target, passes};
 
 /// A graph and what the device's compiler made of it.
 pub struct CompiledGraph {
@@ -82,7 +82,7 @@ pub struct GraphCache {
     store: Option<Store>,
     settings: CacheSettings,
     origin: Origin,
-    compiled: HashMap<Fingerprint, Arc<CompiledGraph>>,
+    compiled: HashMap<(Fingerprint, Precision), Arc<CompiledGraph>>,
     /// The latest graph of each name, to explain a second one of the same name.
     latest: HashMap<String, (Key, Graph)>,
     /// What has been warned of, so that it is not said twice.
@@ -130,17 +130,17 @@ impl GraphCache {
         graphs
     }
 
-    /// The executable of a graph: had, loaded or compiled now.
-    pub fn get(&mut self, graph: &Graph) -> Result<Arc<CompiledGraph>, Error> {
+    /// The executable of a graph with its products in this precision: had, loaded or compiled now.
+    pub fn get(&mut self, graph: &Graph, precision: Precision) -> Result<Arc<CompiledGraph>, Error> {
         let fingerprint = graph.fingerprint();
-        if let Some(found) = self.compiled.get(&fingerprint) {
+        if let Some(found) = self.compiled.get(&(fingerprint, precision)) {
             self.stats.hits += 1;
             return Ok(found.clone());
         }
         let start = Instant::now();
-        let prepared = passes::prepare(graph, self.target)?;
+        let prepared = passes::prepare(graph, self.target, precision)?;
         let module = self.library.lower(&prepared.to_bytes())?;
-        let key = self.surroundings.key(graph, &module);
+        let key = self.surroundings.key(graph, precision, &module);
         let id = key.id();
         let (executable, compiled_in) = match self.load(graph, &key)? {
             Some((executable, compiled_in)) => (executable, Some(compiled_in)),
@@ -168,7 +168,7 @@ impl GraphCache {
             loaded: compiled_in.is_some(),
             ready_time,
         });
-        self.compiled.insert(fingerprint, compiled.clone());
+        self.compiled.insert((fingerprint, precision), compiled.clone());
         self.latest.insert(graph.name.clone(), (key, graph.clone()));
         Ok(compiled)
     }

@@ -10,13 +10,14 @@ use crate::runtime::{Client, CompileOptions, Library};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
-use xtrain_graphs::Graph;
+use xtrain_graphs::{Graph, Precision};
 
 /// Raised when entries are written differently, or when a part is added whose absence must miss.
 pub const FORMAT_VERSION: u32 = 1;
 
 /// Names of the parts that `explain` treats specially.
 pub const GRAPH: &str = "graph";
+pub const PRECISION: &str = "precision";
 pub const LOWERING: &str = "lowering";
 pub const DONATION: &str = "donation";
 pub const COMPILER: &str = "compiler";
@@ -104,12 +105,13 @@ impl Surroundings {
         Ok(Surroundings { parts })
     }
 
-    /// The key of a graph whose lowered module is `module`.
-    pub fn key(&self, graph: &Graph, module: &[u8]) -> Key {
+    /// The key of a graph whose products have this precision and whose lowered module is `module`.
+    pub fn key(&self, graph: &Graph, precision: Precision, module: &[u8]) -> Key {
         let donated: Vec<&str> = graph.aliases().map(|(name, ..)| name).collect();
         let donation = format!("{} inputs {}", donated.len(), &hash::sha256(donated.join("\n").as_bytes())[..16]);
         let own = [
             Part::new(GRAPH, graph.fingerprint().to_string()),
+            Part::new(PRECISION, precision.to_string()),
             Part::new(LOWERING, hash::sha256(module)),
             Part::new(DONATION, donation),
         ];

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
-use xtrain_graphs::{DType, Shape};
+use xtrain_graphs::{DType, Precision, Shape};
 
 /// The configuration's dropout rates.
 const DROPOUT_KEYS: [&str; 3] = ["embd_pdrop", "attn_pdrop", "resid_pdrop"];
@@ -49,7 +49,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     };
     let total = (plan.warmup + plan.steps) as u64;
     let schedule = Schedule { kind: ScheduleKind::Constant, peak: optimizer.learning_rate, warmup: 0, total };
-    let stepper = Stepper::new(model, optimizer, schedule, plan.seed);
+    let stepper = Stepper::new(model, optimizer, schedule, plan.seed).with_precision(plan.precision);
     parameters::set_extra_state(&mut session, &stepper.extra_state(false), None).map_err(failed("placing the moments"))?;
 
     let mut rng = ChaCha8Rng::seed_from_u64(plan.seed);
@@ -73,7 +73,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
 
     // Before and after, the better one counts: on a shared machine a single moment says little.
     let measuring = Instant::now();
-    let before = measure_ceiling(&mut session)?;
+    let before = measure_ceiling(&mut session, plan.precision)?;
     let measuring = measuring.elapsed();
     let ceiling_compile = session.cache().stats();
     let mut times = Vec::new();
@@ -99,13 +99,14 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         }
     }
     let stats = session.cache().stats();
-    let ceiling = before.max(measure_ceiling(&mut session)?);
+    let ceiling = before.max(measure_ceiling(&mut session, plan.precision)?);
     times.sort_by(f64::total_cmp);
     trace.sort_by(f64::total_cmp);
     cpu.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
     let tflops = model.step_flops(plan.batch, plan.seq) / median / 1e9;
     let results = json!({
+        "precision": plan.precision.to_string(),
         "step_ms_median": median,
         "step_ms_min": times[0],
         "step_ms_max": times[times.len() - 1],
@@ -135,8 +136,8 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     Ok(Outcome::Done)
 }
 
-fn measure_ceiling(session: &mut Session) -> Result<f64, Error> {
-    ceiling::measure_tflops(session).map_err(failed("measuring the matrix-multiply ceiling"))
+fn measure_ceiling(session: &mut Session, precision: Precision) -> Result<f64, Error> {
+    ceiling::measure_tflops(session, precision).map_err(failed("measuring the matrix-multiply ceiling"))
 }
 
 /// The peers are timed without dropout, so that is the default here; `--config_overrides resid_pdrop=0.1` brings it back.

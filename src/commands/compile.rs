@@ -18,7 +18,8 @@ pub fn run(plan: TrainPlan) -> Result<Outcome, Error> {
     let model = &*prepared.loaded.model;
     // The learning rate is fed at each step, so that no graph knows the schedule.
     let schedule = Schedule { kind: ScheduleKind::Constant, peak: 0.0, warmup: 0, total: 0 };
-    let stepper = Stepper::new(model, plan.train.optimizer.clone(), schedule, plan.train.seed);
+    let stepper =
+        Stepper::new(model, plan.train.optimizer.clone(), schedule, plan.train.seed).with_precision(plan.train.precision);
     let mut report = |graph: &crate::cache::CompiledGraph| {
         let how = if graph.loaded { "was stored already, loaded" } else { "compiled" };
         let peak = graph.memory().map_or(String::new(), |m| format!(", {} at the peak", bytes(m.peak() as u64)));

@@ -9,7 +9,7 @@ use crate::runtime::Library;
 use crate::trainer::{ceiling, device};
 use serde_json::json;
 use std::time::Instant;
-use xtrain_graphs::{DType, Shape};
+use xtrain_graphs::{DType, Precision, Shape};
 
 /// One line of the report.
 struct Check {
@@ -79,7 +79,7 @@ fn check_cpu() -> Vec<Check> {
         format!("{} device(s), platform {} {}{limit}", client.devices().len(), client.platform_name(), client.platform_version());
     check("device", Ok(found));
     if check("compile and run", compile_and_run(&mut session)) {
-        let found = ceiling::measure_tflops(&mut session).map(|t| format!("{:.0} GFLOP/s in f32", t * 1e3));
+        let found = ceiling::measure_tflops(&mut session, Precision::F32).map(|t| format!("{:.0} GFLOP/s in f32", t * 1e3));
         check("matrix multiply", found.map_err(failed("measuring")));
     }
     checks

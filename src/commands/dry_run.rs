@@ -39,6 +39,7 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
         ]);
         table.row(["tokens per step".to_string(), exact((examples * prepared.block_size) as u64)]);
         table.row(["steps per epoch".to_string(), exact(length.updates_per_epoch)]);
+        table.row(["matrix products".to_string(), settings.precision.to_string()]);
         table.row(["optimizer steps".to_string(), format!("{} ({} of warm-up)", exact(length.max_steps), schedule.warmup)]);
         let flops = model.step_flops(settings.per_device_train_batch_size, prepared.block_size);
         table.row(["work per step".to_string(), format!("{}FLOP", count(flops * settings.gradient_accumulation_steps as f64))]);
@@ -49,7 +50,7 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
     }
     print!("{}", table.render());
 
-    let stepper = Stepper::new(model, settings.optimizer.clone(), schedule, settings.seed);
+    let stepper = Stepper::new(model, settings.optimizer.clone(), schedule, settings.seed).with_precision(settings.precision);
     let compiled =
         compile_all(&mut prepared.session, model, &stepper, shapes, &mut |_| ()).map_err(failed("compiling the graphs"))?;
     let mut table = Table::new(&[Align::Left, Align::Left, Align::Right, Align::Right, Align::Right, Align::Right]);

@@ -17,6 +17,7 @@ pub fn run(plan: EvalPlan) -> Result<Outcome, Error> {
     let mut session = open_device(plan.device, &plan.cache)?;
     let shapes =
         [("block_size", block_size.to_string()), ("per_device_eval_batch_size", plan.per_device_eval_batch_size.to_string())];
+    session.set_eval_precision(plan.precision);
     session.cache_mut().set_origin(origin("eval clm", model, &shapes));
     let data = clm::validation_dataset(&plan.data, &tokenizer, block_size, plan.disable_tqdm)
         .map_err(failed("preparing the validation text"))?;

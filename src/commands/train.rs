@@ -16,7 +16,7 @@ use crate::trainer::hooks::{Evaluator, Kept, Logger, RunLog, SavedModel, Saver, 
 use crate::trainer::interrupt::Interrupt;
 use crate::trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
 use crate::trainer::session::Session;
-use crate::trainer::settings::{OptimizerKind, Resume, TrainSettings};
+use crate::trainer::settings::{Resume, TrainSettings};
 use crate::trainer::step::Stepper;
 use crate::trainer::{self, ceiling, parameters};
 use serde_json::{Map, Value};
@@ -73,6 +73,7 @@ impl Prepared {
         tokenizer.check_vocab(model.vocab_size()).map_err(failed("matching tokenizer and model"))?;
         let block_size = block_size(&plan.data, &tokenizer, &**model)?;
         let mut session = open_device(plan.device, &plan.cache)?;
+        session.set_eval_precision(plan.train.eval_precision);
         session.cache_mut().set_origin(origin("train clm", &**model, &graph_settings(plan, block_size)));
         let quiet = plan.train.disable_tqdm;
         let load = |wanted: bool, load: fn(&_, &Tokenizer, usize, bool) -> crate::data::Result<Dataset>, doing| {
@@ -221,7 +222,7 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     };
     let saved_model = prepared.saved_model();
     let model = &*prepared.loaded.model;
-    let stepper = Stepper::new(model, settings.optimizer.clone(), schedule, settings.seed);
+    let stepper = Stepper::new(model, settings.optimizer.clone(), schedule, settings.seed).with_precision(settings.precision);
     let session = &mut prepared.session;
     let extra_state = stepper.extra_state(length.accumulation > 1);
 
@@ -259,17 +260,13 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
         stale: if resumed.is_none() { stale_checkpoints(plan)? } else { Vec::new() },
     }));
     let microbatch_flops = model.step_flops(settings.per_device_train_batch_size, prepared.block_size);
-    let ceiling = ceiling::measure_tflops(session).map_err(failed("measuring the matrix-multiply ceiling"))?;
+    let ceiling =
+        ceiling::measure_tflops(session, settings.precision).map_err(failed("measuring the matrix-multiply ceiling"))?;
 
-    let moments = extra_state.iter().map(|(name, _)| name.clone());
     let saver = Saver {
         settings,
         model: &saved_model,
-        // Accumulated gradients are zero between steps.
-        optimizer_state: moments
-            .filter(|_| settings.optimizer.kind == OptimizerKind::AdamW)
-            .filter(|n| n.starts_with("exp_avg"))
-            .collect(),
+        optimizer_state: extra_state.iter().filter(|state| state.saved).map(|state| state.name.clone()).collect(),
         state,
         flops_per_step: microbatch_flops * length.accumulation as f64,
         log: log.clone(),

@@ -15,6 +15,7 @@ type Verdict = Result<(), UsageError>;
 pub fn check(typed: &Typed) -> Verdict {
     match typed.command {
         Commands::TRAIN => {
+            precision(typed)?;
             train_has_something_to_do(typed)?;
             model(typed)?;
             tokenizer(typed)?;
@@ -26,11 +27,13 @@ pub fn check(typed: &Typed) -> Verdict {
         }
         // Only what decides about graphs has to be there.
         Commands::COMPILE => {
+            precision(typed)?;
             model(typed)?;
             tokenizer(typed)?;
             evaluation(typed)
         }
         Commands::EVAL => {
+            precision(typed)?;
             model(typed)?;
             tokenizer(typed)?;
             data(typed)?;
@@ -47,7 +50,10 @@ pub fn check(typed: &Typed) -> Verdict {
             }
             Ok(())
         }
-        Commands::BENCH => model(typed),
+        Commands::BENCH => {
+            precision(typed)?;
+            model(typed)
+        }
         Commands::QUICKSTART => {
             not_a_file(typed)?;
             if typed.is_given("output_dir") && !typed.bool("overwrite_output_dir") {
@@ -91,6 +97,19 @@ fn train_has_something_to_do(typed: &Typed) -> Verdict {
     }
     if !typed.is_given("output_dir") {
         return refuse("--output_dir is missing", "add --output_dir DIR, where the model, checkpoints and logs go");
+    }
+    Ok(())
+}
+
+/// One 16-bit type at a time.
+fn precision(typed: &Typed) -> Verdict {
+    for (bf16, fp16) in [("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")] {
+        if typed.bool(bf16) && typed.bool(fp16) {
+            return refuse(
+                format!("--{bf16} and --{fp16} do not go together: a product has one element type"),
+                format!("keep --{bf16}, which needs no loss scale, or --{fp16}"),
+            );
+        }
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 
 use crate::cache::CacheSettings;
 use crate::data::settings::ClmDataSettings;
-use crate::trainer::settings::TrainSettings;
+use crate::trainer::settings::{Precision, TrainSettings};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -111,6 +111,7 @@ pub struct EvalPlan {
     pub tokenizer: PathBuf,
     pub data: ClmDataSettings,
     pub per_device_eval_batch_size: usize,
+    pub precision: Precision,
     /// Seeds random weights, when the model has no others.
     pub seed: u64,
     /// Where `eval_results.json` goes; `None`: results are only printed.
@@ -151,6 +152,7 @@ pub struct BenchPlan {
     pub seq: usize,
     pub steps: usize,
     pub warmup: usize,
+    pub precision: Precision,
     pub seed: u64,
     pub json: bool,
 }

@@ -6,7 +6,7 @@ use super::plan::*;
 use super::typed::Typed;
 use crate::cache::CacheSettings;
 use crate::data::settings::ClmDataSettings;
-use crate::trainer::settings::{Cadence, OptimizerKind, OptimizerSettings, Resume, ScheduleKind, TrainSettings};
+use crate::trainer::settings::{Cadence, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind, TrainSettings};
 use std::path::{Path, PathBuf};
 
 const CHECKED: &str = "check() refuses a command without it";
@@ -48,6 +48,7 @@ fn eval_plan(typed: &Typed) -> EvalPlan {
         tokenizer: tokenizer(typed),
         data: data(typed),
         per_device_eval_batch_size: typed.count("per_device_eval_batch_size").expect(DEFAULTED),
+        precision: eval_precision(typed),
         seed: seed(typed),
         output_dir: typed.path("output_dir"),
         json: typed.bool("json"),
@@ -79,6 +80,7 @@ fn bench_plan(typed: &Typed) -> BenchPlan {
         seq: typed.count("seq").expect(DEFAULTED),
         steps: typed.count("steps").expect(DEFAULTED),
         warmup: typed.count("warmup").expect(DEFAULTED),
+        precision: precision(typed),
         seed: seed(typed),
         json: typed.bool("json"),
     }
@@ -282,6 +284,8 @@ fn train_settings(typed: &Typed) -> TrainSettings {
         num_train_epochs: typed.float("num_train_epochs").expect(DEFAULTED),
         max_steps: max_steps(typed),
         optimizer: optimizer(typed),
+        precision: precision(typed),
+        eval_precision: eval_precision(typed),
         logging: cadence("logging_strategy", steps("logging_steps")),
         logging_first_step: typed.bool("logging_first_step"),
         save: cadence("save_strategy", steps("save_steps")),
@@ -294,6 +298,24 @@ fn train_settings(typed: &Typed) -> TrainSettings {
             None => Resume::No,
         },
         disable_tqdm: typed.bool("disable_tqdm"),
+    }
+}
+
+/// Of training steps.
+fn precision(typed: &Typed) -> Precision {
+    match () {
+        () if typed.bool("bf16") => Precision::Bf16,
+        () if typed.bool("fp16") => Precision::Fp16,
+        () => Precision::F32,
+    }
+}
+
+/// As the Trainer has it: evaluation follows training, unless it is told otherwise.
+fn eval_precision(typed: &Typed) -> Precision {
+    match () {
+        () if typed.bool("bf16_full_eval") => Precision::Bf16,
+        () if typed.bool("fp16_full_eval") => Precision::Fp16,
+        () => precision(typed),
     }
 }
 

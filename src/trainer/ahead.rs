@@ -32,7 +32,8 @@ pub fn compile_all(
 ) -> Result<Vec<Arc<CompiledGraph>>> {
     let accumulates = shapes.accumulation > 1;
     let parameters = stepper.parameters().iter().map(|p| (p.name.clone(), parameter_shape(p)));
-    let state: HashMap<String, Shape> = parameters.chain(stepper.extra_state(accumulates)).collect();
+    let extra = stepper.extra_state(accumulates).into_iter().map(|state| (state.name, state.shape));
+    let state: HashMap<String, Shape> = parameters.chain(extra).collect();
     let state = Arc::new(state);
     let mut phases = Vec::new();
     if shapes.trains {
@@ -48,7 +49,7 @@ pub fn compile_all(
     };
     if shapes.trains {
         let mut recording = session.begin_abstract(state.clone());
-        ceiling::record_abstract(&mut recording)?;
+        ceiling::record_abstract(&mut recording, stepper.precision())?;
         done(recording.compile(ceiling::GRAPH_NAME)?);
     }
     for phase in phases {

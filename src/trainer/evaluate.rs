@@ -29,8 +29,9 @@ impl Evaluation {
     }
 }
 
-/// Records the loss sum and token count of one batch.
+/// Records the loss sum and token count of one batch, in the session's precision for evaluation.
 pub fn record(recording: &mut Recording, model: &dyn Model, parameters: &[ParameterSpec], inputs: &BatchInputs) -> Result<()> {
+    recording.evaluates();
     let weights = parameter_tensors(recording, parameters)?;
     let trace = recording.trace().clone();
     let weights = Weights::new(&trace, &weights);

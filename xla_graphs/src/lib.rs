@@ -22,6 +22,7 @@ pub use error::{Error, Result};
 pub use grad::backward;
 pub use graph::{FORMAT_VERSION, Fingerprint, Graph, GraphNode, InputRole, InputSpec, OutputSpec};
 pub use nn::dropout::Randomness;
+pub use passes::Precision;
 pub use shape::Shape;
 pub use target::Target;
 pub use trace::{NodeId, ScopeGuard, Tensor, Trace};

@@ -130,6 +130,16 @@ pub const FLAGS: &[Flag] = &[
     flag(Section::Optimizer, TRAIN, "warmup_ratio", Kind::Float(Range::Fraction), "0.0",
         "Share of all steps that warms up, rounded up"),
 
+    // Precision.
+    flag(Section::Precision, TRAIN_EVAL.and(BENCH), "bf16", Kind::Bool, "false",
+        "Matrix products and the activations between them in bfloat16; weights, moments, norms, softmax and loss stay in float32"),
+    flag(Section::Precision, TRAIN_EVAL.and(BENCH), "fp16", Kind::Bool, "false",
+        "The same in IEEE half precision, with a dynamic loss scale; a step whose gradients overflow is skipped and counted, and the learning-rate schedule counts it too"),
+    flag(Section::Precision, TRAIN_EVAL, "bf16_full_eval", Kind::Bool, "false",
+        "Evaluate with bfloat16 products whatever training uses; default: as training does"),
+    flag(Section::Precision, TRAIN_EVAL, "fp16_full_eval", Kind::Bool, "false",
+        "Evaluate with half-precision products whatever training uses; default: as training does"),
+
     // Logging.
     flag(Section::Logging, TRAIN, "logging_strategy", STRATEGIES, "steps",
         "When to log"),

@@ -1,7 +1,7 @@
 //! Logging: the step line for people, the Trainer's dictionary for scrapers, JSON lines and `log_history` for programs.
 
 use crate::report::progress::Progress as Bar;
-use crate::report::records::{LogFile, Record, TrainRecord};
+use crate::report::records::{LogFile, Record, ScalingRecord, TrainRecord};
 use crate::report::step_line::{StepLine, StepTime};
 use crate::trainer::error::{Error, Result};
 use crate::trainer::run_loop::{Hook, Progress, StepReport};
@@ -69,6 +69,8 @@ pub struct Sums {
     pub steps_since_log: f64,
     pub total_loss: f64,
     pub total_steps: f64,
+    /// Steps that overflowed fp16 and changed nothing.
+    pub skipped_steps: f64,
 }
 
 impl Sums {
@@ -78,6 +80,7 @@ impl Sums {
             ("steps_since_log", self.steps_since_log),
             ("total_loss", self.total_loss),
             ("total_steps", self.total_steps),
+            ("skipped_steps", self.skipped_steps),
         ]
         .map(|(name, value)| (name.to_string(), value))
         .into()
@@ -90,6 +93,7 @@ impl Sums {
             steps_since_log: get("steps_since_log"),
             total_loss: get("total_loss"),
             total_steps: get("total_steps"),
+            skipped_steps: get("skipped_steps"),
         }
     }
 }
@@ -169,10 +173,16 @@ impl Hook for Logger {
         interval.device_wait += report.device_wait;
         interval.elapsed += report.elapsed;
         let mut sums = self.sums.borrow_mut();
-        sums.loss_since_log += loss;
-        sums.steps_since_log += 1.0;
-        sums.total_loss += loss;
-        sums.total_steps += 1.0;
+        if report.metrics.is_skipped() {
+            sums.skipped_steps += 1.0;
+        }
+        // Only a skipped step's loss can be anything else.
+        if loss.is_finite() {
+            sums.loss_since_log += loss;
+            sums.steps_since_log += 1.0;
+            sums.total_loss += loss;
+            sums.total_steps += 1.0;
+        }
         self.log.borrow().bar().advance(1);
         if !self.is_due(&report.progress) {
             return Ok(());
@@ -185,6 +195,10 @@ impl Hook for Logger {
             loss: mean_loss,
             grad_norm: Some(f64::from(report.metrics.grad_norm)),
             learning_rate: report.learning_rate,
+            scaling: report
+                .metrics
+                .scaling
+                .map(|scaling| ScalingRecord { loss_scale: f64::from(scaling.scale), skipped_steps: sums.skipped_steps as u64 }),
             epoch: report.progress.epoch,
             step: report.progress.step,
         }))?;

@@ -9,7 +9,7 @@ use crate::target::Target;
 use crate::trace::Tensor;
 
 pub(super) fn expand(graph: &Graph, target: Target) -> Result<Graph> {
-    graph.rebuild(|trace, node, x| match &node.op {
+    graph.rebuild(|trace, id, x| match &graph.nodes[id as usize].op {
         Op::RandomBits { dims, place } => dropout::expand_bits(trace, &x[0], dims, *place),
         Op::LayerNorm { eps } => layer_norm::expand(*eps, x),
         Op::LayerNormGrad { eps } => layer_norm::expand_grad(*eps, x),
@@ -26,6 +26,8 @@ pub(super) fn expand(graph: &Graph, target: Target) -> Result<Graph> {
             Some(sum) => Ok(sum),
             None => x[0].add(&x[1]),
         },
+        // The mark on a parameter's gradient (`backward`) has done its work in the precision pass.
+        Op::Convert(dtype) => x[0].convert(*dtype),
         // It has done its work when the gradients were recorded.
         Op::StopGradient => Ok(x[0].clone()),
         primitive => trace.record(primitive.clone(), &x.iter().collect::<Vec<&Tensor>>()),
