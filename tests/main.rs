@@ -7,6 +7,7 @@ mod errors;
 mod golden;
 mod layers;
 mod models;
+mod precision;
 mod steady;
 mod support;
 mod train;

@@ -364,6 +364,10 @@ fn finish(
     });
     let mut log = log.borrow_mut();
     log.bar().finish();
+    if sums.skipped_steps > 0.0 {
+        let (skipped, all) = (sums.skipped_steps, run.progress.step);
+        eprintln!("note: {skipped} of {all} optimizer steps were skipped, because their gradients overflowed fp16");
+    }
     let dir = &settings.output_dir;
     // A finished run that is resumed has made no steps; its figures stay those of the run that made them.
     let is_news = run.steps > 0 || !dir.join("train_results.json").exists();

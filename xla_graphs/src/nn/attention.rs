@@ -202,10 +202,13 @@ pub(crate) fn expand(attention: &Attention, operands: &[Tensor]) -> Result<Tenso
 /// `sum over t of p[.., t, s] * x[.., t, d]`: `[B, H, S, D]` from `[B, H, T, S]` and `[B, H, T, D]`.
 ///
 /// XLA's CPU multiplies five times slower when the left side contracts its first dimension. So the small operand is turned, the
-/// product taken in the fast orientation and turned back; the barrier keeps XLA from folding the first turn into the product.
-fn contract_queries(p: &Tensor, x: &Tensor, dtype: DType, target: Target) -> Result<Tensor> {
+/// product taken in the fast orientation and turned back; the barrier keeps XLA from folding the first turn into the product. Where
+/// operands are 16-bit floats, the sums (`wide`) are rounded to their type first, which keeps the second turn apart as well.
+fn contract_queries(p: &Tensor, x: &Tensor, wide: DType, target: Target) -> Result<Tensor> {
     match target {
-        Target::Cpu => x.transpose(&[0, 1, 3, 2])?.barrier()?.batched(p, 3, 2, dtype)?.transpose(&[0, 1, 3, 2]),
+        Target::Cpu => {
+            x.transpose(&[0, 1, 3, 2])?.barrier()?.batched(p, 3, 2, wide)?.convert(x.dtype())?.transpose(&[0, 1, 3, 2])
+        }
     }
 }
 
