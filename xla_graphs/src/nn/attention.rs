@@ -205,10 +205,9 @@ pub(crate) fn expand(attention: &Attention, operands: &[Tensor]) -> Result<Tenso
 /// product taken in the fast orientation and turned back; the barrier keeps XLA from folding the first turn into the product. Where
 /// operands are 16-bit floats, the sums (`wide`) are rounded to their type first, which keeps the second turn apart as well.
 fn contract_queries(p: &Tensor, x: &Tensor, wide: DType, target: Target) -> Result<Tensor> {
-    match target {
-        Target::Cpu => {
-            x.transpose(&[0, 1, 3, 2])?.barrier()?.batched(p, 3, 2, wide)?.convert(x.dtype())?.transpose(&[0, 1, 3, 2])
-        }
+    match target.turns_products() {
+        true => x.transpose(&[0, 1, 3, 2])?.barrier()?.batched(p, 3, 2, wide)?.convert(x.dtype())?.transpose(&[0, 1, 3, 2]),
+        false => p.batched(x, 2, 2, wide),
     }
 }
 

@@ -18,7 +18,7 @@ use crate::trace::Tensor;
 pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
     let has_low_product =
         graph.nodes.iter().any(|n| matches!(n.op, Op::Dot { .. }) && is_low(graph.nodes[n.operands[0] as usize].shape.dtype));
-    if target != Target::Cpu || !has_low_product {
+    if !target.turns_products() || !has_low_product {
         return Ok(graph.clone());
     }
     graph.rebuild(|trace, id, x| match &graph.nodes[id as usize].op {
