@@ -3,6 +3,7 @@
 mod cache;
 mod cli;
 mod data;
+mod devices;
 mod errors;
 mod golden;
 mod layers;

@@ -120,5 +120,6 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
         do_eval: true,
         overwrite_output_dir: true,
         dry_run: false,
+        check: false,
     }
 }

@@ -100,6 +100,8 @@ pub struct TrainPlan {
     pub overwrite_output_dir: bool,
     /// Print the plan and stop.
     pub dry_run: bool,
+    /// Of `xtrain compile`: compare the graphs with what the device's compiler takes, and compile nothing.
+    pub check: bool,
 }
 
 /// `xtrain eval clm`.

@@ -37,6 +37,7 @@ fn train_plan(typed: &Typed) -> TrainPlan {
         do_eval: do_eval(typed),
         overwrite_output_dir: typed.bool("overwrite_output_dir"),
         dry_run: typed.bool("dry_run"),
+        check: typed.bool("check"),
     }
 }
 

@@ -132,6 +132,10 @@ impl Recording<'_> {
         self.precision = precision;
     }
 
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
     /// Sets the precision that the session evaluates in.
     pub fn evaluates(&mut self) {
         self.precision = self.session.eval_precision;

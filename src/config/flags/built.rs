@@ -54,6 +54,8 @@ pub const FLAGS: &[Flag] = &[
         "Evaluate at the end; on by itself when eval_strategy is not no"),
     flag(Section::Run, Commands::TRAIN.and(Commands::CACHE_PRUNE), "dry_run", Kind::Bool, "false",
         "Print the resolved plan and what it will compile and hold in memory (prune: what would go), then stop"),
+    flag(Section::Run, Commands::COMPILE, "check", Kind::Bool, "false",
+        "Compile nothing; say of each graph what the device's compiler is not known to take (neither device nor plugin is needed)"),
     flag(Section::Run, TRAIN.and(GENERATE).and(BENCH).and(QUICKSTART).and(EVAL), "seed", Kind::Int { min: 0 }, "42",
         "Seed of everything random: initial weights, order of examples, dropout, sampling"),
     flag(Section::Run, COMPILING.and(Commands::CACHE), "cache_dir", Kind::Path, "",
