@@ -231,6 +231,23 @@ fn every_model_conforms_in_every_precision() {
 }
 
 #[test]
+fn the_doctor_goes_from_the_driver_to_a_sum_and_says_what_is_missing() {
+    let Some(plugin) = stand_in() else { return };
+    for (device, variable) in [("neuron", "NEURON_LIBRARY_PATH"), ("cuda", "XTRAIN_CUDA_PLUGIN")] {
+        let run = xtrain().args(["doctor", "--device", device]).env(variable, &plugin).run();
+        run.succeeded();
+        let order = ["driver", "device files", "plugin ", "plugin version", "compile and run"];
+        let places: Vec<usize> =
+            order.iter().map(|name| run.stdout.find(name).unwrap_or_else(|| panic!("{}", run.stdout))).collect();
+        assert!(places.is_sorted(), "{}", run.stdout);
+        assert!(run.stdout.contains("1 + 4 + 9 + 16 = 30"), "{}", run.stdout);
+        let run = xtrain().args(["doctor", "--device", device]).env(variable, "/nowhere.so").run();
+        assert_eq!(run.code, Some(1));
+        assert!(run.stdout.contains("FAIL  plugin") && run.stdout.contains("/nowhere.so"), "{}", run.stdout);
+    }
+}
+
+#[test]
 fn compile_check_needs_no_device() {
     let Some(bench) = Bench::new() else { return };
     let run = xtrain()

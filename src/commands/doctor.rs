@@ -1,5 +1,7 @@
 //! `xtrain doctor`: checks, in the order in which a run would need them, that everything is there and works.
 
+mod accelerator;
+
 use super::model::failed;
 use super::{Error, Outcome};
 use crate::cache::CacheSettings;
@@ -15,16 +17,19 @@ use xtrain_graphs::{DType, Precision, Shape};
 struct Check {
     name: &'static str,
     found: Result<String, String>,
+    /// Tells something and decides nothing.
+    is_note: bool,
 }
 
 pub fn run(plan: DoctorPlan) -> Result<Outcome, Error> {
-    if plan.device != Device::Cpu {
-        super::model::open_device(plan.device, &CacheSettings::in_memory())?;
-    }
-    let checks = check_cpu();
+    let checks = match plan.device {
+        Device::Cpu => check_cpu(),
+        Device::Cuda => accelerator::check_cuda(),
+        Device::Neuron => accelerator::check_neuron(),
+    };
     for check in checks.iter().filter(|_| !plan.json) {
         match &check.found {
-            Ok(found) => println!("ok    {:20} {found}", check.name),
+            Ok(found) => println!("{:5} {:20} {found}", if check.is_note { "note" } else { "ok" }, check.name),
             Err(reason) => println!("FAIL  {:20} {reason}", check.name),
         }
     }
@@ -47,7 +52,7 @@ fn check_cpu() -> Vec<Check> {
     let mut check = |name, found: Result<String, Error>| {
         let found = found.map_err(|error| error.one_line());
         let ok = found.is_ok();
-        checks.push(Check { name, found });
+        checks.push(Check { name, found, is_note: false });
         ok
     };
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
