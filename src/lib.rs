@@ -13,6 +13,9 @@ pub mod config;
 /// Text to tokens to device batches.
 pub mod data;
 
+/// Names on the Hugging Face Hub to local files.
+pub mod hub;
+
 /// The step, the loop, and what hangs on it.
 pub mod trainer;
 

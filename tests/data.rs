@@ -8,7 +8,7 @@ use serde_json::Value;
 use xtrain::checkpoint::{Weights, hf};
 use xtrain::data::clm::train_dataset;
 use xtrain::data::dataset::Origin;
-use xtrain::data::settings::ClmDataSettings;
+use xtrain::data::settings::{ClmDataSettings, SourceSettings};
 use xtrain::data::tokenizer::train_byte_bpe;
 use xtrain::data::{Tokenizer, text};
 
@@ -42,17 +42,8 @@ fn ids(value: &Value) -> Vec<u32> {
 /// Settings for all lines of some files.
 fn whole(files: &[PathBuf], cache_dir: &Path) -> ClmDataSettings {
     ClmDataSettings {
-        train_files: files.to_vec(),
-        validation_files: Vec::new(),
-        validation_split_percentage: 0.0,
+        source: SourceSettings { train_files: files.to_vec(), cache_dir: cache_dir.to_path_buf(), ..SourceSettings::default() },
         block_size: None,
-        max_train_samples: None,
-        max_eval_samples: None,
-        preprocessing_num_workers: None,
-        dataloader_num_workers: 0,
-        overwrite_cache: false,
-        cache_dir: cache_dir.to_path_buf(),
-        seed: 0,
     }
 }
 

@@ -221,7 +221,7 @@ fn every_model_conforms_in_every_precision() {
                     let inputs = feed_batch(&mut recording, &batch);
                     stepper.record(&mut recording, &inputs, phase, 0, 0).unwrap();
                     let graph = recording.cut(phase.graph_name()).unwrap();
-                    let prepared = passes::prepare(&graph, NEURON, precision).unwrap();
+                    let prepared = passes::prepare(&graph, NEURON).unwrap();
                     let found = conformance::check(&prepared, NEURON);
                     assert!(found.is_empty(), "{name} {precision} {phase:?}: {} such as {}", found.len(), found[0]);
                 }
@@ -259,7 +259,7 @@ fn compile_check_needs_no_device() {
     run.succeeded();
     for graph in ["accumulate", "update", "eval"] {
         let line = run.stdout.lines().find(|line| line.starts_with(graph)).unwrap_or_else(|| panic!("{}", run.stdout));
-        assert!(line.contains("operations in bf16, all known to compile for neuron"), "{line}");
+        assert!(line.contains("operations, all known to compile for neuron"), "{line}");
     }
 }
 

@@ -5,6 +5,8 @@ mod cli;
 mod data;
 mod devices;
 mod errors;
+mod examples;
+mod fit;
 mod golden;
 mod layers;
 mod models;

@@ -4,7 +4,8 @@
 #   tests/run_hf_roundtrip.sh [--install] [--model DIR] [--validation_file FILE] [--block_size N] [more for hf_roundtrip.py]
 #
 # Without --model it trains a tiny GPT-2 for a few steps first. Text and tokenizer come from $XTRAIN_DATA_DIR (../shared/data).
-# Python is $XTRAIN_PYTHON, or that of target/hf-venv, which --install makes (about 1 GB: torch for the CPU and transformers).
+# Python is $XTRAIN_PYTHON, or that of target/hf-venv, which --install makes (torch and transformers; pip's own settings,
+# such as PIP_INDEX_URL, choose torch's build: the one for the CPU is a tenth of the default one's size).
 # The program is $XTRAIN_BIN, or target/release/xtrain.
 set -euo pipefail
 
@@ -42,9 +43,7 @@ done
 
 if [ -n "$install" ] && [ -z "${XTRAIN_PYTHON:-}" ] && ! "$python" -c 'import torch, transformers' 2>/dev/null; then
     python3 -m venv "$venv" || die "python3 -m venv failed; install Python's venv module"
-    "$venv/bin/pip" install --quiet torch --index-url https://download.pytorch.org/whl/cpu ||
-        "$venv/bin/pip" install --quiet torch || die "installing torch failed"
-    "$venv/bin/pip" install --quiet transformers || die "installing transformers failed"
+    "$venv/bin/pip" install --quiet torch transformers || die "installing torch and transformers failed"
 fi
 "$python" -c 'import torch, transformers' 2>/dev/null ||
     die "$python has no torch and transformers; run this with --install, or set XTRAIN_PYTHON to a Python that has them"

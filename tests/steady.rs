@@ -184,7 +184,7 @@ fn train_temporaries(sizes: &[(&str, i64)]) -> i64 {
     let schedule = Schedule { kind: ScheduleKind::Constant, peak: 1e-4, warmup: 0, total: 7 };
     let stepper = Stepper::new(&*model, adamw(), schedule, 1);
     let shapes = RunShapes { train_batch: 1, eval_batch: 1, block_size: 16, accumulation: 1, trains: true, evaluates: false };
-    let graphs = compile_all(&mut session, &*model, &stepper, shapes, &mut |_| {}).unwrap();
+    let graphs = compile_all(&mut session, &*model, &stepper, shapes, 2, &mut |_| {}).unwrap();
     let train = graphs.iter().find(|graph| graph.name == "train").unwrap();
     train.memory().unwrap().temp_bytes
 }

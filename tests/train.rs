@@ -190,7 +190,7 @@ fn curves_in_16_bit_stay_near_f32() {
         let run = bench.train(name, &[&words[..], extra].concat());
         run.succeeded();
         // The second version of the graph is explained by the precision.
-        assert_eq!(extra.contains(&"--bf16"), run.stderr.contains("precision: `bf16` was `f32`"), "{}", run.stderr);
+        assert_eq!(extra.contains(&"--bf16"), run.stderr.contains("precision bf16 was f32"), "{}", run.stderr);
         let records = records(&bench.path(name));
         let scaled = records.iter().filter(|r| r.get("loss").is_some()).all(|r| r.get("loss_scale").is_some());
         assert_eq!(scaled, extra.contains(&"--fp16"), "{records:?}");
@@ -222,7 +222,7 @@ fn steps_that_overflow_fp16_are_skipped_and_logged() {
     let (scales, skipped) = (of("loss_scale"), of("skipped_steps"));
     assert_eq!((scales[0], scales.len()), (65536.0, 24));
     let last = *skipped.last().unwrap();
-    assert!(last >= 1.0 && last < 24.0, "{skipped:?}");
+    assert!((1.0..24.0).contains(&last), "{skipped:?}");
     // Each skipped step halves the scale of the next one; nothing else changes it.
     for (i, pair) in scales.windows(2).enumerate() {
         let was_skipped = skipped[i] > if i == 0 { 0.0 } else { skipped[i - 1] };
@@ -234,7 +234,9 @@ fn steps_that_overflow_fp16_are_skipped_and_logged() {
 
 #[test]
 fn resuming_after_sigterm_is_bit_exact() {
-    for delay in [0, 7, 40] {
+    // Anywhere in the run, another place each time; a failure prints it.
+    for delay in [0, rand::random_range(1..60), rand::random_range(60..250)] {
+        println!("SIGTERM {delay} ms after the first record");
         check_resume(&[], |bench| {
             let run = bench.command("stopped", &SHORT_RUN).run_and_signal("{'loss'", Duration::from_millis(delay));
             match run.code {

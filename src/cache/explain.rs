@@ -23,14 +23,8 @@ impl Explanation {
     /// Compares two headers, and their graphs where both are at hand.
     pub fn new(old: (&Key, &Origin), new: (&Key, &Origin), graphs: Option<(&Graph, &Graph)>) -> Explanation {
         let changes = Key::changes(old.0, new.0);
-        let changed = |wanted: &str| changes.iter().any(|(name, ..)| *name == wanted);
-        let graph_changed = changed(key::GRAPH);
-        // Lowering follows from graph and precision, donation from the graph.
-        let follows = |name: &str| match name {
-            key::LOWERING => graph_changed || changed(key::PRECISION),
-            key::DONATION => graph_changed,
-            _ => false,
-        };
+        let graph_changed = changes.iter().any(|(name, ..)| *name == key::GRAPH);
+        let follows = |name: &str| graph_changed && name == key::DONATION;
         let told = changes.iter().filter(|(name, ..)| !follows(name));
         Explanation {
             parts: told.map(|(name, old, new)| describe_change(name, old, new)).collect(),
@@ -195,7 +189,7 @@ mod tests {
         let (old, new) = (graph(4, 8, 2, 0.5), graph(2, 8, 2, 0.5));
         let (old_key, new_key) = (
             key(&[("graph", "a"), ("lowering", "1"), ("donation", "x")]),
-            key(&[("graph", "b"), ("lowering", "2"), ("donation", "x")]),
+            key(&[("graph", "b"), ("lowering", "1"), ("donation", "y")]),
         );
         let (old_origin, new_origin) = (origin(&[("batch", "4"), ("lr", "1")]), origin(&[("batch", "2"), ("lr", "1")]));
         let explanation = Explanation::new((&old_key, &old_origin), (&new_key, &new_origin), Some((&old, &new)));

@@ -1,8 +1,8 @@
 //! The key of a compiled graph: named parts, each hashed, so that a miss can say which of them changed.
 //!
-//! The graph is in twice. `graph` is what the model recorded; `lowering` is the HLO module that this build of xtrain makes of
-//! it. Keying on the module costs lowering on every first use (some 10 ms), and buys that no change to a pass or to the emitter
-//! can ever load an executable of the old code: there is no version to forget to raise, and comments cost no recompiles.
+//! The graph is what the model recorded. What this build of xtrain makes of it on a target is in as `lowering`, a digest of the
+//! code that does it (`xtrain_graphs::LOWERING`): a stored executable is found without lowering anything, and so without the XLA
+//! library, and yet no change to a pass or to the emitter can load an executable of the old code.
 
 use super::machine::Machine;
 use crate::checkpoint::hash;
@@ -10,14 +10,13 @@ use crate::runtime::{Client, CompileOptions, Library};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
-use xtrain_graphs::{Graph, Precision};
+use xtrain_graphs::{Graph, Target};
 
 /// Raised when entries are written differently, or when a part is added whose absence must miss.
 pub const FORMAT_VERSION: u32 = 1;
 
 /// Names of the parts that `explain` treats specially.
 pub const GRAPH: &str = "graph";
-pub const PRECISION: &str = "precision";
 pub const LOWERING: &str = "lowering";
 pub const DONATION: &str = "donation";
 pub const COMPILER: &str = "compiler";
@@ -76,7 +75,12 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    pub fn of(library: &Library, client: &Client, options: &CompileOptions) -> Result<Surroundings, crate::runtime::Error> {
+    pub fn of(
+        library: &Library,
+        client: &Client,
+        options: &CompileOptions,
+        target: Target,
+    ) -> Result<Surroundings, crate::runtime::Error> {
         let plugin = client.plugin();
         let attributes = plugin.attributes().iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ");
         let (major, minor) = plugin.api_version();
@@ -84,6 +88,7 @@ impl Surroundings {
         let kinds = kinds.into_iter().collect::<Vec<_>>().join(", ");
         let (all, own) = (client.devices().len(), client.addressable_devices().len());
         let mut parts = vec![
+            Part::new(LOWERING, format!("{target:?} {}", &xtrain_graphs::LOWERING[..16]).to_lowercase()),
             Part::new("compile options", describe(options)?),
             Part::new("XLA_FLAGS", std::env::var("XLA_FLAGS").unwrap_or_default()),
             Part::new(COMPILER, library.version()),
@@ -105,16 +110,10 @@ impl Surroundings {
         Ok(Surroundings { parts })
     }
 
-    /// The key of a graph whose products have this precision and whose lowered module is `module`.
-    pub fn key(&self, graph: &Graph, precision: Precision, module: &[u8]) -> Key {
+    pub fn key(&self, graph: &Graph) -> Key {
         let donated: Vec<&str> = graph.aliases().map(|(name, ..)| name).collect();
         let donation = format!("{} inputs {}", donated.len(), &hash::sha256(donated.join("\n").as_bytes())[..16]);
-        let own = [
-            Part::new(GRAPH, graph.fingerprint().to_string()),
-            Part::new(PRECISION, precision.to_string()),
-            Part::new(LOWERING, hash::sha256(module)),
-            Part::new(DONATION, donation),
-        ];
+        let own = [Part::new(GRAPH, graph.fingerprint().to_string()), Part::new(DONATION, donation)];
         Key { parts: own.into_iter().chain(self.parts.iter().cloned()).collect() }
     }
 }
@@ -132,7 +131,7 @@ fn describe(options: &CompileOptions) -> Result<String, crate::runtime::Error> {
 /// How a part's change is told: sets of features by what came and went, digests not at all.
 pub fn describe_change(name: &str, old: &str, new: &str) -> String {
     if name == LOWERING {
-        return "lowering (this build of xtrain writes the graph differently)".into();
+        return "lowering (this build of xtrain writes graphs differently)".into();
     }
     if name == GRAPH || name == DONATION {
         return name.into();

@@ -1,9 +1,10 @@
 //! Compiled graphs: nothing is compiled twice, in this process or in the next, and every compile can be explained.
 //!
-//! Reading order: [`GraphCache`] (memory, then disk, then the compiler), `key` (what decides whether a stored executable fits),
+//! Reading order: [`GraphCache`] (what this process has), `compiler` (from disk, else compiled), `key` (what decides whether a stored executable fits),
 //! `entry` (one file), `store` (a directory of them), `lock` (one process compiles, the others wait), `explain` (why not found).
 
 pub mod archive;
+mod compiler;
 mod entry;
 mod error;
 mod explain;

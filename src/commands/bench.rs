@@ -33,6 +33,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     }
     let mut session = open_device(plan.device, &plan.cache)?;
     session.cache_mut().set_origin(origin("bench", model, &[("batch", plan.batch.to_string()), ("seq", plan.seq.to_string())]));
+    let placing = Instant::now();
     loaded.place(&mut session, plan.seed)?;
     // The peers' settings (`bench/peers.py`): constant rate, decay, clipping.
     let optimizer = OptimizerSettings {
@@ -71,6 +72,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         });
     }
 
+    let placing = placing.elapsed();
     // Before and after, the better one counts: on a shared machine a single moment says little.
     let measuring = Instant::now();
     let before = measure_ceiling(&mut session, plan.precision)?;
@@ -79,7 +81,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     let mut times = Vec::new();
     let mut trace = Vec::new();
     let mut cpu = Vec::new();
-    let mut first_step = Duration::ZERO;
+    let (mut first_step, mut startup) = (Duration::ZERO, Duration::ZERO);
     let mut losses: Vec<StepMetrics> = Vec::new();
     for step in 0..total {
         let (start, cpu_start) = (Instant::now(), cpu_time());
@@ -87,6 +89,9 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         let marked = stepper
             .microbatch(&mut session, &batches[step as usize % BATCHES], phase, step, step)
             .map_err(failed("running a step"))?;
+        if step == 0 {
+            startup = began.elapsed() - placing - measuring;
+        }
         let host = marked.host_time;
         losses.push(read_metrics(&marked).and_then(|m| m.wait()).map_err(failed("running a step"))?);
         if step == 0 {
@@ -99,6 +104,8 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         }
     }
     let stats = session.cache().stats();
+    let device = session.client().addressable_devices().next().and_then(|device| device.memory());
+    let device_peak = device.and_then(|memory| memory.peak_bytes_in_use);
     let ceiling = before.max(measure_ceiling(&mut session, plan.precision)?);
     times.sort_by(f64::total_cmp);
     trace.sort_by(f64::total_cmp);
@@ -116,7 +123,10 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         "ceiling_tflops": ceiling,
         "fraction_of_ceiling": tflops / ceiling,
         "compile_s": (stats.compile_time - ceiling_compile.compile_time).as_secs_f64(),
+        // Until the first step was handed to the device, without making weights and batches.
+        "startup_s": startup.as_secs_f64(),
         "first_step_s": first_step.as_secs_f64(),
+        "peak_device_mb": device_peak.map_or(0.0, |b| b as f64 / 1e6),
         "peak_rss_mb": peak_rss().map_or(0.0, |b| b as f64 / 1e6),
         "trace_ms": trace[trace.len() / 2],
         "loss_first": losses[0].loss,
@@ -137,7 +147,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
 }
 
 fn measure_ceiling(session: &mut Session, precision: Precision) -> Result<f64, Error> {
-    ceiling::measure_tflops(session, precision).map_err(failed("measuring the matrix-multiply ceiling"))
+    ceiling::measure_tflops(session, precision, Duration::from_secs(5)).map_err(failed("measuring the matrix-multiply ceiling"))
 }
 
 /// The peers are timed without dropout, so that is the default here; `--config_overrides resid_pdrop=0.1` brings it back.

@@ -3,8 +3,8 @@
 
 use super::model::failed;
 use super::train::Prepared;
-use super::{Error, Outcome};
-use crate::config::{Device, TrainPlan};
+use super::{Error, Outcome, fit};
+use crate::config::{CompilePlan, Device, TrainPlan};
 use crate::report::units::bytes;
 use crate::trainer::ahead::{compile_all, record_all};
 use crate::trainer::step::Stepper;
@@ -15,26 +15,24 @@ use xtrain_models::Model;
 /// Violations that are printed of one graph; the rest is counted.
 const SHOWN: usize = 10;
 
-pub fn run(plan: TrainPlan) -> Result<Outcome, Error> {
-    if plan.check {
+pub fn run(CompilePlan { train: mut plan, jobs, check: only_check }: CompilePlan) -> Result<Outcome, Error> {
+    if only_check {
         return check(plan);
     }
     if plan.cache.dir.is_none() {
         return Err(Error::failed("there is nowhere to keep the graphs: --compile_cache is false"));
     }
     let mut prepared = Prepared::new(&plan, false)?;
+    fit::resolve_auto(&mut plan, &mut prepared)?;
     let shapes = prepared.shapes(&plan);
     let model = &*prepared.loaded.model;
-    // The learning rate is fed at each step, so that no graph knows the schedule.
-    let schedule = Schedule { kind: ScheduleKind::Constant, peak: 0.0, warmup: 0, total: 0 };
-    let stepper =
-        Stepper::new(model, plan.train.optimizer.clone(), schedule, plan.train.seed).with_precision(plan.train.precision);
+    let stepper = stepper(&plan, model);
     let mut report = |graph: &crate::cache::CompiledGraph| {
         let how = if graph.loaded { "was stored already, loaded" } else { "compiled" };
         let peak = graph.memory().map_or(String::new(), |m| format!(", {} at the peak", bytes(m.peak() as u64)));
         println!("{:12} {}  {how} in {:.1} s{peak}", graph.name, &graph.id[..12], graph.ready_time.as_secs_f64());
     };
-    compile_all(&mut prepared.session, model, &stepper, shapes, &mut report).map_err(failed("compiling the graphs"))?;
+    compile_all(&mut prepared.session, model, &stepper, shapes, jobs, &mut report).map_err(failed("compiling the graphs"))?;
     eprintln!("{}", prepared.session.cache().stats());
     Ok(Outcome::Done)
 }
@@ -59,16 +57,11 @@ fn check(plan: TrainPlan) -> Result<Outcome, Error> {
     let graphs =
         record_all(&mut prepared.session, model, &stepper(&plan, model), shapes).map_err(failed("recording the graphs"))?;
     let mut broken = 0;
-    for (graph, precision) in graphs {
-        let lowered = passes::prepare(&graph, target, precision).map_err(failed("lowering the graphs"))?;
+    for graph in graphs {
+        let lowered = passes::prepare(&graph, target).map_err(failed("lowering the graphs"))?;
         let found = conformance::check(&lowered, target);
         match found.len() {
-            0 => println!(
-                "{:12} {} operations in {precision}, all known to compile for {}",
-                graph.name,
-                lowered.nodes.len(),
-                target.name()
-            ),
+            0 => println!("{:12} {} operations, all known to compile for {}", graph.name, lowered.nodes.len(), target.name()),
             n => println!("{:12} {n} of {} operations break a rule of {}", graph.name, lowered.nodes.len(), target.name()),
         }
         found.iter().take(SHOWN).for_each(|violation| println!("  {violation}"));

@@ -84,7 +84,8 @@ fn check_cpu() -> Vec<Check> {
         format!("{} device(s), platform {} {}{limit}", client.devices().len(), client.platform_name(), client.platform_version());
     check("device", Ok(found));
     if check("compile and run", compile_and_run(&mut session)) {
-        let found = ceiling::measure_tflops(&mut session, Precision::F32).map(|t| format!("{:.0} GFLOP/s in f32", t * 1e3));
+        let found = ceiling::measure_tflops(&mut session, Precision::F32, std::time::Duration::from_secs(1))
+            .map(|t| format!("{:.0} GFLOP/s in f32", t * 1e3));
         check("matrix multiply", found.map_err(failed("measuring")));
     }
     checks

@@ -52,7 +52,7 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
 
     let stepper = Stepper::new(model, settings.optimizer.clone(), schedule, settings.seed).with_precision(settings.precision);
     let compiled =
-        compile_all(&mut prepared.session, model, &stepper, shapes, &mut |_| ()).map_err(failed("compiling the graphs"))?;
+        compile_all(&mut prepared.session, model, &stepper, shapes, 1, &mut |_| ()).map_err(failed("compiling the graphs"))?;
     let mut table = Table::new(&[Align::Left, Align::Left, Align::Right, Align::Right, Align::Right, Align::Right]);
     table.row(["graph", "fingerprint", "ready in", "arguments", "temporaries", "peak per device"]);
     for graph in compiled {

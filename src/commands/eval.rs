@@ -4,7 +4,7 @@ use super::model::{LoadedModel, block_size, create_output_dir, eval_batches, fai
 use super::{Error, Outcome};
 use crate::checkpoint::hf::save_metrics;
 use crate::config::EvalPlan;
-use crate::data::{Tokenizer, clm};
+use crate::data::{Collator, Tokenizer, clm};
 use crate::trainer::evaluate::evaluate;
 use serde_json::Value;
 
@@ -22,8 +22,8 @@ pub fn run(plan: EvalPlan) -> Result<Outcome, Error> {
     let data = clm::validation_dataset(&plan.data, &tokenizer, block_size, plan.disable_tqdm)
         .map_err(failed("preparing the validation text"))?;
     loaded.place(&mut session, plan.seed)?;
-    let workers = plan.data.dataloader_num_workers;
-    let mut batches = eval_batches(session.client(), &data, plan.per_device_eval_batch_size, workers)
+    let workers = plan.data.source.dataloader_num_workers;
+    let mut batches = eval_batches(session.client(), &Collator::Causal(data), plan.per_device_eval_batch_size, workers)
         .map_err(failed("preparing the validation batches"))?;
     let evaluation = evaluate(&mut session, model, &model.parameters(), &mut *batches).map_err(failed("evaluating"))?;
     let record = evaluation.record(None);

@@ -8,6 +8,7 @@ pub mod corpus;
 mod doctor;
 mod dry_run;
 mod eval;
+mod fit;
 mod generate;
 mod model;
 mod quickstart;
@@ -104,6 +105,11 @@ impl Error {
 
 /// Runs one command to its end.
 pub fn run(command: Command) -> Result<Outcome, Error> {
+    // A training run goes on when nobody reads its lines any more; what only prints ends with its reader (`cache show | head`).
+    if !matches!(command, Command::Train(_) | Command::Quickstart(_)) {
+        // SAFETY: sets a signal's disposition before any thread runs.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    }
     match command {
         Command::Train(plan) => train::run(plan),
         Command::Eval(plan) => eval::run(plan),
@@ -112,6 +118,7 @@ pub fn run(command: Command) -> Result<Outcome, Error> {
         Command::Doctor(plan) => doctor::run(plan),
         Command::Quickstart(plan) => quickstart::run(plan),
         Command::Compile(plan) => compile::run(plan),
+        Command::Fit(plan) => fit::run(plan),
         Command::Cache(plan) => cache::run(plan),
     }
 }

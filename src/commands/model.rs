@@ -4,9 +4,9 @@ use super::Error;
 use crate::cache::{CacheSettings, Origin};
 use crate::checkpoint::{Weights, hash, hf};
 use crate::config::{ConfigSource, Device, ModelSource, nearest};
-use crate::data::batch::Batch;
+use crate::data::batch::{Batch, Labels};
 use crate::data::clm;
-use crate::data::dataset::Dataset;
+use crate::data::collator::Collator;
 use crate::data::loader::{LoadSpec, Loader};
 use crate::data::sampler::{BatchPlan, Order};
 use crate::data::settings::ClmDataSettings;
@@ -177,9 +177,7 @@ pub fn block_size(data: &ClmDataSettings, tokenizer: &Tokenizer, model: &dyn Mod
     use crate::data::Error as DataError;
     let block = clm::block_size(data.block_size, tokenizer.model_max_length(), model.max_positions());
     let block = block.map_err(|error| match &error {
-        DataError::BlockTooLong { positions, .. } => {
-            Error::usage(error.to_string(), format!("set --block_size {positions} or less"))
-        }
+        DataError::TooLong { positions, .. } => Error::usage(error.to_string(), format!("set --block_size {positions} or less")),
         _ => Error::usage(error.to_string(), "raise --block_size"),
     })?;
     if let Some(note) = &block.note {
@@ -202,16 +200,23 @@ pub fn failed<E: std::error::Error + Send + Sync + 'static>(doing: &'static str)
 
 /// Uploads a host batch; runs in the loader's threads, ahead of the step.
 fn upload(client: &Client, batch: Batch) -> trainer::Result<DeviceBatch> {
-    let put = |array: &ndarray::Array2<i32>| -> trainer::Result<Arc<crate::runtime::Buffer>> {
+    fn put<T: bytemuck::NoUninit, D: ndarray::Dimension>(
+        client: &Client,
+        dtype: DType,
+        array: &ndarray::Array<T, D>,
+    ) -> trainer::Result<Arc<crate::runtime::Buffer>> {
         let values = array.as_slice().expect("batches are contiguous");
-        let shape = Shape::new(DType::S32, array.shape().to_vec());
+        let shape = Shape::new(dtype, array.shape().to_vec());
         Ok(Arc::new(client.upload(bytemuck::cast_slice(values), &shape, 0)?))
-    };
+    }
     Ok(DeviceBatch {
-        input_ids: put(&batch.input_ids)?,
-        labels: put(&batch.labels)?,
-        attention_mask: None,
-        token_type_ids: None,
+        input_ids: put(client, DType::S32, &batch.input_ids)?,
+        labels: match &batch.labels {
+            Labels::Tokens(labels) => put(client, DType::S32, labels)?,
+            Labels::Classes(classes) => put(client, DType::S32, classes)?,
+        },
+        attention_mask: batch.attention_mask.as_ref().map(|mask| put(client, DType::Pred, mask)).transpose()?,
+        token_type_ids: batch.token_type_ids.as_ref().map(|types| put(client, DType::S32, types)).transpose()?,
         examples: batch.examples,
         epoch: batch.epoch,
         batch_in_epoch: batch.index_in_epoch as u64,
@@ -232,12 +237,12 @@ pub fn device_batches(
 /// One pass over a set, in order, the last batch padded.
 pub fn eval_batches(
     client: &Client,
-    dataset: &Dataset,
+    collator: &Collator,
     batch_size: usize,
     workers: usize,
 ) -> trainer::Result<Box<dyn Iterator<Item = trainer::Result<DeviceBatch>>>> {
-    let plan = BatchPlan::new(dataset.len(), batch_size, false, Order::Sequential).map_err(error_in_batch)?;
-    Ok(Box::new(device_batches(client, LoadSpec::one_pass(dataset.clone(), plan), workers)?))
+    let plan = BatchPlan::new(collator.len(), batch_size, false, Order::Sequential).map_err(error_in_batch)?;
+    Ok(Box::new(device_batches(client, LoadSpec::one_pass(collator.clone(), plan), workers)?))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::model::failed;
 use super::{Error, Outcome, corpus, generate, train};
 use crate::checkpoint::atomic;
 use crate::config::{ConfigSource, GeneratePlan, ModelSource, QuickstartPlan, Sampling, TrainPlan};
-use crate::data::settings::ClmDataSettings;
+use crate::data::settings::{ClmDataSettings, SourceSettings};
 use crate::data::tokenizer::train_byte_bpe;
 use crate::trainer::settings::{Cadence, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind, TrainSettings};
 use std::path::Path;
@@ -73,17 +73,15 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
         model: ModelSource::Scratch { model_type: None, config: ConfigSource::Preset("gpt2"), overrides },
         tokenizer: tokenizer.to_path_buf(),
         data: ClmDataSettings {
-            train_files: vec![text.to_path_buf()],
-            validation_files: Vec::new(),
-            validation_split_percentage: 5.0,
+            source: SourceSettings {
+                train_files: vec![text.to_path_buf()],
+                validation_split_percentage: 5.0,
+                dataloader_num_workers: 1,
+                cache_dir: plan.output_dir.join("tokenized"),
+                seed: plan.seed,
+                ..SourceSettings::default()
+            },
             block_size: Some(BLOCK_SIZE),
-            max_train_samples: None,
-            max_eval_samples: None,
-            preprocessing_num_workers: None,
-            dataloader_num_workers: 1,
-            overwrite_cache: false,
-            cache_dir: plan.output_dir.join("tokenized"),
-            seed: plan.seed,
         },
         train: TrainSettings {
             output_dir: plan.output_dir.clone(),
@@ -120,6 +118,7 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
         do_eval: true,
         overwrite_output_dir: true,
         dry_run: false,
-        check: false,
+        auto_batch: false,
+        memory: None,
     }
 }

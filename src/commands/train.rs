@@ -1,13 +1,13 @@
 //! `xtrain train clm`: trains a causal language model on text files.
 
 use super::model::{LoadedModel, block_size, create_output_dir, device_batches, eval_batches, failed, open_device, origin};
-use super::{Error, Outcome, dry_run};
+use super::{Error, Outcome, dry_run, fit};
 use crate::checkpoint::hf::{TRAINER_STATE_FILE, save_metrics, write_json};
 use crate::checkpoint::{Checkpoint, TrainingState, clean_output_dir, latest_checkpoint, list_checkpoints, load_checkpoint};
 use crate::config::{ModelSource, TrainPlan};
 use crate::data::loader::LoadSpec;
 use crate::data::sampler::{BatchPlan, Order, Position};
-use crate::data::{Dataset, Tokenizer, clm};
+use crate::data::{Collator, Dataset, Tokenizer, clm};
 use crate::report::progress::{Progress as Bar, Style};
 use crate::report::records::{Record, SummaryRecord};
 use crate::trainer::ahead::RunShapes;
@@ -24,11 +24,15 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use xtrain_graphs::optim::Schedule;
 
-pub fn run(plan: TrainPlan) -> Result<Outcome, Error> {
+/// For measuring the machine's ceiling at the start of a run.
+const CEILING_PATIENCE: Duration = Duration::from_millis(200);
+
+pub fn run(mut plan: TrainPlan) -> Result<Outcome, Error> {
     let mut prepared = Prepared::new(&plan, true)?;
+    fit::resolve_auto(&mut plan, &mut prepared)?;
     if plan.dry_run {
         dry_run::print(&plan, &mut prepared)?;
         return Ok(Outcome::Done);
@@ -114,6 +118,8 @@ fn graph_settings(plan: &TrainPlan, block_size: usize) -> Vec<(&'static str, Str
         ("per_device_train_batch_size", train.per_device_train_batch_size.to_string()),
         ("per_device_eval_batch_size", train.per_device_eval_batch_size.to_string()),
         ("gradient_accumulation_steps", train.gradient_accumulation_steps.to_string()),
+        ("precision", train.precision.to_string()),
+        ("eval_precision", train.eval_precision.to_string()),
         ("optim", format!("{:?}", optimizer.kind).to_lowercase()),
         ("weight_decay", optimizer.weight_decay.to_string()),
         ("adam_beta1", optimizer.adam_beta1.to_string()),
@@ -126,7 +132,7 @@ fn graph_settings(plan: &TrainPlan, block_size: usize) -> Vec<(&'static str, Str
 /// How the training rows become batches and steps.
 pub(super) fn layout(plan: &TrainPlan, data: &Dataset) -> Result<(BatchPlan, RunLength, Schedule), Error> {
     let settings = &plan.train;
-    let order = Order::Shuffled { seed: plan.data.seed };
+    let order = Order::Shuffled { seed: plan.data.source.seed };
     let batches = BatchPlan::new(data.len(), settings.per_device_train_batch_size, settings.dataloader_drop_last, order)
         .map_err(|error| {
             Error::usage(error.to_string(), "lower --per_device_train_batch_size, or leave --dataloader_drop_last out")
@@ -260,8 +266,8 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
         stale: if resumed.is_none() { stale_checkpoints(plan)? } else { Vec::new() },
     }));
     let microbatch_flops = model.step_flops(settings.per_device_train_batch_size, prepared.block_size);
-    let ceiling =
-        ceiling::measure_tflops(session, settings.precision).map_err(failed("measuring the matrix-multiply ceiling"))?;
+    let ceiling = ceiling::measure_tflops(session, settings.precision, CEILING_PATIENCE)
+        .map_err(failed("measuring the matrix-multiply ceiling"))?;
 
     let saver = Saver {
         settings,
@@ -278,8 +284,8 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     let logger = Logger::new(log.clone(), sums.clone(), cadence, microbatch_flops, Some(ceiling));
     let mut hooks: Vec<Box<dyn Hook + '_>> = vec![Box::new(logger)];
     let client = session.client().clone();
-    if let Some(validation) = prepared.validation.clone() {
-        let (size, workers) = (settings.per_device_eval_batch_size, plan.data.dataloader_num_workers);
+    if let Some(validation) = prepared.validation.clone().map(Collator::Causal) {
+        let (size, workers) = (settings.per_device_eval_batch_size, plan.data.source.dataloader_num_workers);
         let client = client.clone();
         hooks.push(Box::new(Evaluator {
             model,
@@ -292,13 +298,13 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     hooks.push(Box::new(saver));
 
     let spec = LoadSpec {
-        dataset: data,
+        collator: Collator::Causal(data),
         plan: batches,
         start: Position { epoch: start.next_epoch, batch: start.next_batch as usize },
         end_epoch: u64::MAX,
     };
     let mut source =
-        device_batches(&client, spec, plan.data.dataloader_num_workers).map_err(failed("starting the data workers"))?;
+        device_batches(&client, spec, plan.data.source.dataloader_num_workers).map_err(failed("starting the data workers"))?;
     let sentence = {
         let kept = kept.clone();
         move || kept.borrow().sentence()
@@ -387,9 +393,9 @@ fn finish(
 
 /// Evaluates the weights on the device and writes the results, unless a signal asks for the end: half a set's loss is no result.
 fn evaluate_at_end(plan: &TrainPlan, prepared: &mut Prepared, interrupt: Option<&Interrupt>) -> Result<Outcome, Error> {
-    let validation = prepared.validation.clone().expect("a run that evaluates has validation data");
+    let validation = Collator::Causal(prepared.validation.clone().expect("a run that evaluates has validation data"));
     let model = &*prepared.loaded.model;
-    let (size, workers) = (plan.train.per_device_eval_batch_size, plan.data.dataloader_num_workers);
+    let (size, workers) = (plan.train.per_device_eval_batch_size, plan.data.source.dataloader_num_workers);
     let session = &mut prepared.session;
     let batches =
         eval_batches(session.client(), &validation, size, workers).map_err(failed("preparing the validation batches"))?;

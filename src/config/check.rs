@@ -32,6 +32,22 @@ pub fn check(typed: &Typed) -> Verdict {
             tokenizer(typed)?;
             evaluation(typed)
         }
+        Commands::FIT => {
+            if !resolve::do_train(typed) {
+                return refuse("fit looks for a training batch, and --do_eval alone trains nothing", "add --do_train");
+            }
+            if let Some(text) = typed.text("scale_learning_rate_from")
+                && resolve::rate_at_examples(&text).is_none()
+            {
+                return refuse(
+                    format!("--scale_learning_rate_from must be RATE@EXAMPLES, not `{text}`"),
+                    "write 5e-5@32 for a learning rate of 5e-5 at 32 examples per step",
+                );
+            }
+            model(typed)?;
+            tokenizer(typed)?;
+            evaluation(typed)
+        }
         Commands::EVAL => {
             precision(typed)?;
             model(typed)?;

@@ -75,6 +75,7 @@ fn verb_about(verb: &str) -> &'static str {
     match verb {
         "train" => "Train a model; the next word is the task: clm (causal language model)",
         "compile" => "Compile a training run's graphs ahead; the next word is the task: clm (causal language model)",
+        "fit" => "Find the largest batch that fits into memory; the next word is the task: clm (causal language model)",
         "cache" => "Look into the cache of compiled graphs: ls, show, explain, verify, prune, export, import, path, stats",
         _ => "Evaluate a model; the next word is the task: clm (causal language model)",
     }
@@ -121,6 +122,10 @@ fn arg(flag: &'static Flag) -> Arg {
     if flag.positional {
         return arg.action(ArgAction::Append).num_args(0..);
     }
+    let arg = match flag.short {
+        Some(letter) => arg.short(letter),
+        None => arg,
+    };
     let arg = arg.long(flag.name).aliases(flag.aliases.iter().copied()).aliases(kebab);
     match flag.kind {
         Kind::Bool | Kind::FlagOrPath => arg.action(ArgAction::Set).num_args(0..=1).default_missing_value("true"),
@@ -128,7 +133,7 @@ fn arg(flag: &'static Flag) -> Arg {
         Kind::Paths | Kind::Words => arg.action(ArgAction::Append).num_args(1..),
         // clap's own notion of negative numbers does not know `-5e-5`; a flag taken for a value is caught in `parse`.
         Kind::Prose | Kind::Int { .. } | Kind::Float(_) => arg.action(ArgAction::Set).allow_hyphen_values(true),
-        Kind::Text | Kind::Path | Kind::Bytes | Kind::Choice(_) => arg.action(ArgAction::Set),
+        Kind::Text | Kind::Path | Kind::Bytes | Kind::CountOrAuto | Kind::Choice(_) => arg.action(ArgAction::Set),
     }
 }
 

@@ -33,7 +33,8 @@ impl Commands {
     pub const CACHE_STATS: Commands = Commands(1 << 15);
     /// All of `xtrain cache`.
     pub const CACHE: Commands = Commands(0x1ff << 7);
-    pub const ALL: Commands = Commands(0xffff);
+    pub const FIT: Commands = Commands(1 << 16);
+    pub const ALL: Commands = Commands(0x1ffff);
 
     pub const fn and(self, other: Commands) -> Commands {
         Commands(self.0 | other.0)
@@ -58,8 +59,8 @@ pub struct CommandInfo {
     pub examples: &'static str,
 }
 
-/// In the order of `xtrain --help`. Later tasks (`train mlm`, `train cls`) and commands (`fit`, `launch`, `top`) are further rows here.
-pub const COMMANDS: [CommandInfo; 16] = [
+/// In the order of `xtrain --help`. Later tasks (`train mlm`, `train cls`) and commands (`launch`, `top`) are further rows here.
+pub const COMMANDS: [CommandInfo; 17] = [
     CommandInfo {
         id: Commands::TRAIN,
         words: "train clm",
@@ -103,6 +104,13 @@ pub const COMMANDS: [CommandInfo; 16] = [
         words: "compile clm",
         about: "Compile every graph that `train clm` with the same flags will use, without data or weights",
         examples: "xtrain compile clm --model_type gpt2 --tokenizer_name DIR --block_size 256 --do_train --do_eval",
+    },
+    CommandInfo {
+        id: Commands::FIT,
+        words: "fit clm",
+        about: "Find the largest batch that fits into memory, from the compiler's statistics, without running a step",
+        examples: "xtrain fit clm --model_type gpt2 --tokenizer_name DIR --block_size 512 --memory 16GiB\n  \
+                   xtrain fit clm --config run.toml --memory 16GiB --scale_learning_rate_from 5e-5@32",
     },
     CommandInfo {
         id: Commands::CACHE_LS,
@@ -244,6 +252,8 @@ pub struct Flag {
     pub support: Support,
     /// Written without its name, as plain words after the command.
     pub positional: bool,
+    /// A letter for people at a terminal (`-j 4`), where the field has a habit.
+    pub short: Option<char>,
 }
 
 impl Flag {

@@ -31,6 +31,8 @@ pub enum Kind {
         min: i64,
     },
     Float(Range),
+    /// A whole number that is at least 1, or `auto`.
+    CountOrAuto,
     /// A word or list of words that we interpret further on.
     Text,
     /// Free text, which may begin with a hyphen.
@@ -77,6 +79,7 @@ impl Kind {
             Kind::Int { min: 0 } => "a whole number that is 0 or more".into(),
             Kind::Int { min } => format!("a whole number that is at least {min}"),
             Kind::Float(range) => range.describe().into(),
+            Kind::CountOrAuto => "a whole number that is at least 1, or auto".into(),
             Kind::Text | Kind::Prose | Kind::Anything => "a text".into(),
             Kind::Path => "a path".into(),
             Kind::Paths => "one or more paths".into(),
@@ -92,6 +95,7 @@ impl Kind {
         match self {
             Kind::Bool => "true|false",
             Kind::Int { .. } => "N",
+            Kind::CountOrAuto => "N|auto",
             Kind::Float(_) => "X",
             Kind::Text | Kind::Prose | Kind::Anything => "TEXT",
             Kind::Path | Kind::FlagOrPath => "PATH",
@@ -108,6 +112,8 @@ impl Kind {
             Kind::Bool => parse_bool(text).map(Value::Bool),
             Kind::Int { min } => parse_int(text).filter(|n| *n >= min).map(Value::Int),
             Kind::Float(range) => parse_float(text).filter(|x| range.holds(*x)).map(Value::Float),
+            Kind::CountOrAuto if text == "auto" => Some(Value::Text(text.into())),
+            Kind::CountOrAuto => Kind::Int { min: 1 }.parse(text),
             Kind::Prose | Kind::Anything => Some(Value::Text(text.into())),
             Kind::Text | Kind::Path if text.is_empty() => None,
             Kind::Text | Kind::Path => Some(Value::Text(text.into())),

@@ -22,8 +22,8 @@ mod typed;
 pub use error::{Advice, Origin, UsageError};
 pub use nearest::nearest;
 pub use plan::{
-    BenchPlan, CacheAction, CachePlan, Command, ConfigSource, Device, DoctorPlan, EvalPlan, GeneratePlan, MODEL_TYPES,
-    ModelSource, PRESETS, PruneRules, QuickstartPlan, Sampling, ShowForm, TrainPlan,
+    BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, Device, DoctorPlan, EvalPlan, FitPlan, GeneratePlan,
+    MODEL_TYPES, ModelSource, PRESETS, PruneRules, QuickstartPlan, Sampling, ShowForm, TrainPlan,
 };
 
 use std::ffi::OsString;

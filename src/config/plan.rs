@@ -39,7 +39,8 @@ pub enum Command {
     Bench(BenchPlan),
     Doctor(DoctorPlan),
     Quickstart(QuickstartPlan),
-    Compile(TrainPlan),
+    Compile(CompilePlan),
+    Fit(FitPlan),
     Cache(CachePlan),
 }
 
@@ -100,8 +101,29 @@ pub struct TrainPlan {
     pub overwrite_output_dir: bool,
     /// Print the plan and stop.
     pub dry_run: bool,
-    /// Of `xtrain compile`: compare the graphs with what the device's compiler takes, and compile nothing.
+    /// The batch size is to be found (`--per_device_train_batch_size auto`); until then `train` has 1.
+    pub auto_batch: bool,
+    /// Bytes of one device that a batch size that is found may use; `None`: by the device.
+    pub memory: Option<u64>,
+}
+
+/// `xtrain compile clm`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CompilePlan {
+    pub train: TrainPlan,
+    /// Graphs to compile at the same time.
+    pub jobs: usize,
+    /// Compare the graphs with what the device's compiler takes, and compile nothing.
     pub check: bool,
+}
+
+/// `xtrain fit clm`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FitPlan {
+    pub train: TrainPlan,
+    /// A learning rate and the examples per step that it suits.
+    pub scale_from: Option<(f64, u64)>,
+    pub json: bool,
 }
 
 /// `xtrain eval clm`.
@@ -228,6 +250,8 @@ pub enum ShowForm {
     Json,
     Hlo,
     OptimizedHlo,
+    StableHlo,
+    Memory,
 }
 
 /// Which entries to remove: those that any of the rules names, and of these only the device's.

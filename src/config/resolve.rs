@@ -5,7 +5,7 @@ use super::flags::Commands;
 use super::plan::*;
 use super::typed::Typed;
 use crate::cache::CacheSettings;
-use crate::data::settings::ClmDataSettings;
+use crate::data::settings::{ClmDataSettings, SourceSettings, TableSettings};
 use crate::trainer::settings::{Cadence, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind, TrainSettings};
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,14 @@ pub fn resolve(typed: &Typed) -> Command {
         Commands::GENERATE => Command::Generate(generate_plan(typed)),
         Commands::BENCH => Command::Bench(bench_plan(typed)),
         Commands::QUICKSTART => Command::Quickstart(quickstart_plan(typed)),
-        Commands::COMPILE => Command::Compile(train_plan(typed)),
+        Commands::COMPILE => {
+            Command::Compile(CompilePlan { train: train_plan(typed), jobs: jobs(typed), check: typed.bool("check") })
+        }
+        Commands::FIT => Command::Fit(FitPlan {
+            train: train_plan(typed),
+            scale_from: typed.text("scale_learning_rate_from").map(|text| rate_at_examples(&text).expect(CHECKED)),
+            json: typed.bool("json"),
+        }),
         command if Commands::CACHE.contains(command) => Command::Cache(cache_plan(typed)),
         _ => Command::Doctor(DoctorPlan { device: device(typed), json: typed.bool("json") }),
     }
@@ -37,8 +44,21 @@ fn train_plan(typed: &Typed) -> TrainPlan {
         do_eval: do_eval(typed),
         overwrite_output_dir: typed.bool("overwrite_output_dir"),
         dry_run: typed.bool("dry_run"),
-        check: typed.bool("check"),
+        auto_batch: typed.count("per_device_train_batch_size").is_none(),
+        memory: typed.int("memory").map(i64::unsigned_abs),
     }
+}
+
+fn jobs(typed: &Typed) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    typed.count("jobs").unwrap_or(cores.div_ceil(2))
+}
+
+/// Splits `5e-5@32`.
+pub fn rate_at_examples(text: &str) -> Option<(f64, u64)> {
+    let (rate, examples) = text.split_once('@')?;
+    let (rate, examples) = (rate.trim().parse::<f64>().ok()?, examples.trim().parse::<u64>().ok()?);
+    (rate > 0.0 && rate.is_finite() && examples > 0).then_some((rate, examples))
 }
 
 fn eval_plan(typed: &Typed) -> EvalPlan {
@@ -125,7 +145,7 @@ pub fn output_dir(typed: &Typed) -> PathBuf {
     match typed.command {
         Commands::QUICKSTART => typed.path("output_dir").unwrap_or_else(|| "output/quickstart".into()),
         // Writes nothing there, but takes the flags of a run that does.
-        Commands::COMPILE => typed.path("output_dir").unwrap_or_default(),
+        Commands::COMPILE | Commands::FIT => typed.path("output_dir").unwrap_or_default(),
         _ => typed.path("output_dir").expect(CHECKED),
     }
 }
@@ -191,13 +211,20 @@ fn tokenizer(typed: &Typed) -> PathBuf {
 }
 
 fn data(typed: &Typed) -> ClmDataSettings {
-    ClmDataSettings {
+    ClmDataSettings { source: source(typed), block_size: typed.count("block_size") }
+}
+
+/// Where examples come from, for every task.
+fn source(typed: &Typed) -> SourceSettings {
+    SourceSettings {
         train_files: typed.paths("train_file"),
         validation_files: typed.paths("validation_file"),
+        test_files: Vec::new(),
         validation_split_percentage: typed.float("validation_split_percentage").expect(DEFAULTED),
-        block_size: typed.count("block_size"),
         max_train_samples: typed.count("max_train_samples"),
         max_eval_samples: typed.count("max_eval_samples"),
+        max_predict_samples: None,
+        table: TableSettings::default(),
         preprocessing_num_workers: typed.count("preprocessing_num_workers"),
         dataloader_num_workers: typed.count("dataloader_num_workers").expect(DEFAULTED),
         overwrite_cache: typed.bool("overwrite_cache"),
@@ -224,6 +251,8 @@ fn cache_plan(typed: &Typed) -> CachePlan {
             let form = match () {
                 () if typed.bool("hlo") => ShowForm::Hlo,
                 () if typed.bool("optimized_hlo") => ShowForm::OptimizedHlo,
+                () if typed.bool("stablehlo") => ShowForm::StableHlo,
+                () if typed.bool("memory") => ShowForm::Memory,
                 () if typed.bool("json") => ShowForm::Json,
                 () => ShowForm::Text,
             };
@@ -279,7 +308,7 @@ fn train_settings(typed: &Typed) -> TrainSettings {
     TrainSettings {
         output_dir: output_dir(typed),
         seed: seed(typed),
-        per_device_train_batch_size: typed.count("per_device_train_batch_size").expect(DEFAULTED),
+        per_device_train_batch_size: typed.count("per_device_train_batch_size").unwrap_or(1),
         per_device_eval_batch_size: typed.count("per_device_eval_batch_size").expect(DEFAULTED),
         gradient_accumulation_steps: typed.count("gradient_accumulation_steps").expect(DEFAULTED),
         num_train_epochs: typed.float("num_train_epochs").expect(DEFAULTED),

@@ -1,22 +1,22 @@
 //! The pipeline against run_clm's golden rows, its cache, and what is said when there is not enough text.
 
 use super::*;
+use crate::data::dataset::Origin;
+use crate::data::settings::SourceSettings;
 use crate::data::tokenizer::train_byte_bpe;
 use std::fs;
+use std::path::{Path, PathBuf};
 
 fn settings(dir: &Path, train: &[&Path]) -> ClmDataSettings {
     ClmDataSettings {
-        train_files: train.iter().map(|p| p.to_path_buf()).collect(),
-        validation_files: Vec::new(),
-        validation_split_percentage: 5.0,
+        source: SourceSettings {
+            train_files: train.iter().map(|p| p.to_path_buf()).collect(),
+            validation_split_percentage: 5.0,
+            preprocessing_num_workers: Some(2),
+            cache_dir: dir.join("cache"),
+            ..SourceSettings::default()
+        },
         block_size: None,
-        max_train_samples: None,
-        max_eval_samples: None,
-        preprocessing_num_workers: Some(2),
-        dataloader_num_workers: 0,
-        overwrite_cache: false,
-        cache_dir: dir.join("cache"),
-        seed: 42,
     }
 }
 
@@ -42,7 +42,7 @@ fn groups_of_1000_lines_lose_their_own_remainder() {
     let a = write(dir.path(), "a.txt", &"a\n".repeat(1300));
     let b = write(dir.path(), "b.txt", &"b\n".repeat(1200));
     let mut settings = settings(dir.path(), &[&a, &b]);
-    settings.validation_split_percentage = 0.0;
+    settings.source.validation_split_percentage = 0.0;
     let tokenizer = bytes_tokenizer();
     let data = train_dataset(&settings, &tokenizer, 300, true).unwrap();
     assert_eq!((data.len(), data.totals()), (6 + 6 + 3, Totals { lines: 2500, tokens: 5000 }));
@@ -51,8 +51,8 @@ fn groups_of_1000_lines_lose_their_own_remainder() {
     assert_eq!(tokenizer.decode(&data.row(8).iter().collect::<Vec<_>>(), false).unwrap(), "b\n".repeat(150));
     // The number of threads is not part of the result.
     for threads in [1, 3] {
-        settings.preprocessing_num_workers = Some(threads);
-        settings.overwrite_cache = true;
+        settings.source.preprocessing_num_workers = Some(threads);
+        settings.source.overwrite_cache = true;
         assert_eq!(rows(&train_dataset(&settings, &tokenizer, 300, true).unwrap()), rows(&data));
     }
 }
@@ -69,12 +69,12 @@ fn the_first_lines_validate_when_there_is_no_validation_file() {
     let data = train_dataset(&settings, &tokenizer, 4, true).unwrap();
     assert_eq!(data.len(), 28);
     assert_eq!(tokenizer.decode(&data.row(0).iter().collect::<Vec<_>>(), false).unwrap(), "002\n");
-    settings.max_train_samples = Some(5);
-    settings.max_eval_samples = Some(1);
+    settings.source.max_train_samples = Some(5);
+    settings.source.max_eval_samples = Some(1);
     assert_eq!(train_dataset(&settings, &tokenizer, 4, true).unwrap().len(), 5);
     assert_eq!(validation_dataset(&settings, &tokenizer, 4, true).unwrap().len(), 1);
-    settings.validation_files = vec![train.clone()];
-    settings.max_train_samples = None;
+    settings.source.validation_files = vec![train.clone()];
+    settings.source.max_train_samples = None;
     assert_eq!(train_dataset(&settings, &tokenizer, 4, true).unwrap().len(), 30);
 }
 
@@ -83,11 +83,12 @@ fn tokenized_files_are_reused_until_anything_changes_or_breaks() {
     let dir = tempfile::tempdir().unwrap();
     let path = write(dir.path(), "t.txt", &"hello world\n".repeat(50));
     let mut settings = settings(dir.path(), &[&path]);
-    settings.validation_split_percentage = 0.0;
+    settings.source.validation_split_percentage = 0.0;
     let tokenizer = bytes_tokenizer();
     let made = |settings: &ClmDataSettings, block: usize| train_dataset(settings, &tokenizer, block, true).unwrap();
     let first = made(&settings, 16);
     assert_eq!(first.origin(), &Origin::Tokenized);
+    let file = fs::read_dir(&settings.source.cache_dir).unwrap().next().unwrap().unwrap().path();
     let again = made(&settings, 16);
     assert_eq!((again.origin(), again.fingerprint(), rows(&again)), (&Origin::Cached, first.fingerprint(), rows(&first)));
     assert_eq!(made(&settings, 32).origin(), &Origin::Tokenized);
@@ -95,20 +96,9 @@ fn tokenized_files_are_reused_until_anything_changes_or_breaks() {
     assert_eq!(train_dataset(&settings, &other, 16, true).unwrap().origin(), &Origin::Tokenized);
     // Content counts, not name or time.
     let copy = write(dir.path(), "copy.txt", &"hello world\n".repeat(50));
-    settings.train_files = vec![copy];
+    settings.source.train_files = vec![copy];
     assert_eq!(made(&settings, 16).origin(), &Origin::Cached);
 
-    let file = Job {
-        what: "train",
-        files: &settings.train_files,
-        share: Share::All,
-        settings: &settings,
-        tokenizer: &tokenizer,
-        block_size: 16,
-        quiet: true,
-    }
-    .cache_path()
-    .unwrap();
     let (good, want) = (fs::read(&file).unwrap(), rows(&first));
     drop((first, again)); // They map the file that is about to be damaged in place.
     let flipped = |at: usize| {
@@ -150,8 +140,8 @@ fn too_little_text_is_told_with_what_to_do() {
         error.contains("the first 5%") && error.contains("--validation_file") && !error.contains("--block_size 0"),
         "{error}"
     );
-    assert_eq!(fs::read_dir(&settings.cache_dir).unwrap().count(), 0);
-    settings.train_files.clear();
+    assert_eq!(fs::read_dir(&settings.source.cache_dir).unwrap().count(), 0);
+    settings.source.train_files.clear();
     assert!(train_dataset(&settings, &tokenizer, 64, true).unwrap_err().to_string().contains("--train_file"));
 }
 

@@ -1,9 +1,45 @@
 //! Every way that data can be wrong. Messages name the file and the line, and say what to do.
 
+use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use thiserror::Error;
+
+/// Where in a file something is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Place {
+    path: PathBuf,
+    at: At,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum At {
+    Line(u64),
+    Row { group: usize, row: u64 },
+}
+
+impl Place {
+    /// A line of a text file, from 1.
+    pub fn line(path: &Path, line: u64) -> Place {
+        Place { path: path.to_path_buf(), at: At::Line(line) }
+    }
+
+    /// A row of a row group of a parquet file, both from 0.
+    pub fn row(path: &Path, group: usize, row: u64) -> Place {
+        Place { path: path.to_path_buf(), at: At::Row { group, row } }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display();
+        match self.at {
+            At::Line(line) => write!(f, "{path}:{line}"),
+            At::Row { group, row } => write!(f, "{path}: row {row} of row group {group}"),
+        }
+    }
+}
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -25,7 +61,37 @@ pub enum Error {
     #[error("{}:{line}: the gzip data end too early or are damaged ({source}); download or compress the file again", path.display())]
     BadGzip { path: PathBuf, line: u64, source: io::Error },
 
-    #[error("no tokenizer in {}: expected tokenizer.json, or vocab.json with merges.txt{hint}", dir.display())]
+    #[error(
+        "{}:{line}: this gzip file is not text: {reason}. If it really is, decompress it first",
+        path.display()
+    )]
+    GzipBomb { path: PathBuf, line: u64, reason: String },
+
+    #[error("{place}: {reason}; --on_bad_row skip leaves such rows out")]
+    BadRow { place: Place, reason: String },
+
+    #[error(
+        "{place}: a line or field of more than {} MB; look for an open quote or a wrong delimiter before it",
+        super::input::MAX_FIELD >> 20
+    )]
+    HugeField { place: Place },
+
+    #[error(
+        "{place}: the quote that opens here is never closed; close it, or set --quoting (none: quotes are plain characters, \
+         backslash: \\\" is a quote within quotes)"
+    )]
+    OpenQuote { place: Place },
+
+    #[error("{} cannot be read: {reason}", path.display())]
+    BadTable { path: PathBuf, reason: String },
+
+    #[error("{} has no column {wanted}; it has {}. Name the one to use with --{flag}", path.display(), found.join(", "))]
+    NoColumn { path: PathBuf, flag: &'static str, wanted: String, found: Vec<String> },
+
+    #[error("{} is not a table: classification reads .csv, .tsv, .json, .jsonl (each also .gz) and .parquet", path.display())]
+    NotATable { path: PathBuf },
+
+    #[error("no tokenizer in {}: expected tokenizer.json, vocab.json with merges.txt, vocab.txt or spiece.model{hint}", dir.display())]
     NoTokenizer { dir: PathBuf, hint: String },
 
     #[error("{} is not a tokenizer that xtrain can load: {reason}", path.display())]
@@ -41,13 +107,40 @@ pub enum Error {
     NoFile { what: &'static str },
 
     #[error(
-        "{what} is too short: {tokens} tokens in {lines} lines do not fill one block of {block_size} \
+        "{what} is too short: {tokens} tokens in {lines} lines do not fill one block of {length} \
          (the most in any 1000 lines, which are cut together, is {largest}); {advice}"
     )]
-    TooShort { what: String, tokens: u64, lines: u64, block_size: usize, largest: u64, advice: String },
+    TooShort { what: String, tokens: u64, lines: u64, length: usize, largest: u64, advice: String },
 
-    #[error("--block_size {block_size} is more than the model's {positions} positions (n_positions)")]
-    BlockTooLong { block_size: usize, positions: usize },
+    #[error("{what} has no text: every line is blank")]
+    NoText { what: String },
+
+    #[error("{what} has no rows to use")]
+    NoRows { what: String },
+
+    #[error("--{flag} {length} is more than the model's {positions} positions")]
+    TooLong { flag: &'static str, length: usize, positions: usize },
+
+    #[error("--max_seq_length {length} leaves no room for text: the tokenizer adds {special} special tokens to each sequence")]
+    NoRoom { length: usize, special: usize },
+
+    #[error(
+        "the tokenizer has no pad token, but sequences of different length share a batch; set pad_token in its \
+         tokenizer_config.json to one of its tokens, for GPT models usually <|endoftext|>"
+    )]
+    NoPadToken,
+
+    #[error("the tokenizer has no token {token:?} to pad with; name one of its own tokens")]
+    PadTokenUnknown { token: String },
+
+    #[error(
+        "the tokenizer has no mask token, which masked language modelling needs; use the tokenizer of a masked language model \
+         (BERT, RoBERTa, ALBERT), or train a causal model with `train clm`"
+    )]
+    NoMaskToken,
+
+    #[error("--mlm_probability {0} is not above 0 and at most 1")]
+    MaskingShare(f64),
 
     #[error("--block_size must be at least 2: a block of {block_size} has no next token to predict")]
     BlockTooShort { block_size: usize },
@@ -56,6 +149,14 @@ pub enum Error {
         "the tokenizer has {tokenizer} tokens but the model's vocabulary has {model}: ids from {model} up have no embedding; use the model's own tokenizer or, for a model with random weights, --config_overrides vocab_size={tokenizer}"
     )]
     VocabMismatch { tokenizer: usize, model: usize },
+
+    #[error("the labels cannot be used: {reason}")]
+    Labels { reason: String },
+
+    #[error(
+        "--pad_to_bucket {bucket} is not between 1 and the maximum length of {max_length}; leave it out, or change --max_seq_length"
+    )]
+    Bucket { bucket: usize, max_length: usize },
 
     #[error("--{what} must be at least 1")]
     Zero { what: &'static str },
@@ -68,8 +169,13 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether only one row is wrong, so that `--on_bad_row skip` can leave it out.
+    pub fn is_bad_row(&self) -> bool {
+        matches!(self, Error::BadRow { .. } | Error::InvalidUtf8 { .. })
+    }
+
     /// For `map_err`: what was being done (an infinitive: "read", "map"), and to what.
-    pub fn io(doing: &'static str, path: &std::path::Path) -> impl FnOnce(io::Error) -> Error + use<> {
+    pub fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
         let path = path.to_path_buf();
         move |source| Error::Io { doing, path, source }
     }

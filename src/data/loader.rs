@@ -12,8 +12,8 @@ use std::thread::JoinHandle;
 
 use thiserror::Error;
 
-use super::batch::{Batch, causal};
-use super::dataset::Dataset;
+use super::batch::Batch;
+use super::collator::Collator;
 use super::sampler::{BatchPlan, Position};
 
 /// Batches that each worker may hold ready, besides the one it is preparing.
@@ -38,7 +38,7 @@ pub enum LoaderError<E> {
 /// What to load: the rows, how they become batches, from where, and until which epoch (not included).
 #[derive(Clone, Debug)]
 pub struct LoadSpec {
-    pub dataset: Dataset,
+    pub collator: Collator,
     pub plan: BatchPlan,
     pub start: Position,
     pub end_epoch: u64,
@@ -46,8 +46,8 @@ pub struct LoadSpec {
 
 impl LoadSpec {
     /// One pass in the plan's order, as evaluation wants it.
-    pub fn one_pass(dataset: Dataset, plan: BatchPlan) -> LoadSpec {
-        LoadSpec { dataset, plan, start: Position::default(), end_epoch: 1 }
+    pub fn one_pass(collator: Collator, plan: BatchPlan) -> LoadSpec {
+        LoadSpec { collator, plan, start: Position::default(), end_epoch: 1 }
     }
 }
 
@@ -81,7 +81,7 @@ impl<T, E> Source<T, E> {
         let work = || {
             let order = self.order(position.epoch);
             let rows = self.spec.plan.batch(&order, position.batch);
-            (self.prepare)(causal(&self.spec.dataset, rows, self.spec.plan.batch_size, position))
+            (self.prepare)(self.spec.collator.batch(rows, self.spec.plan.batch_size, position))
         };
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(Ok(item)) => Ok(item),
@@ -186,14 +186,15 @@ impl<T, E> Drop for Loader<T, E> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::Dataset;
     use crate::data::sampler::Order;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
     fn spec(rows: usize, batch_size: usize, start: Position, end_epoch: u64) -> LoadSpec {
-        let dataset = Dataset::from_ids(4, (0..rows as u32 * 4).collect());
+        let collator = Collator::Causal(Dataset::from_ids(4, (0..rows as u32 * 4).collect()));
         let plan = BatchPlan::new(rows, batch_size, false, Order::Shuffled { seed: 5 }).unwrap();
-        LoadSpec { dataset, plan, start, end_epoch }
+        LoadSpec { collator, plan, start, end_epoch }
     }
 
     fn all(spec: LoadSpec, workers: usize) -> Vec<Batch> {

@@ -1,18 +1,25 @@
-//! What the causal-LM data pipeline needs to know, fully resolved by `config`.
+//! What the data pipelines need to know, fully resolved by `config`.
 
 use std::path::PathBuf;
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct ClmDataSettings {
-    /// Text files (plain or `.gz`), in order.
+use super::labels::LabelMap;
+
+/// Where examples come from and how they are prepared; the same for every task. The default has no files and changes nothing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SourceSettings {
+    /// Files in order, each read by its extension: `.csv`, `.tsv`, `.json`, `.jsonl`, `.parquet`, anything else as text; all but
+    /// parquet may end in `.gz` too.
     pub train_files: Vec<PathBuf>,
     pub validation_files: Vec<PathBuf>,
-    /// Share of the training lines that validates when no validation file is given (run_clm: the first 5 percent).
+    /// Rows to predict; only classification reads them.
+    pub test_files: Vec<PathBuf>,
+    /// Share of the training examples that validates when no validation file is given. Language models set the first lines aside
+    /// (run_clm: 5 percent), classification a seeded random choice of the rows.
     pub validation_split_percentage: f64,
-    /// `None`: the tokenizer's maximum length or, if that exceeds the model's positions, min(1024, positions).
-    pub block_size: Option<usize>,
     pub max_train_samples: Option<usize>,
     pub max_eval_samples: Option<usize>,
+    pub max_predict_samples: Option<usize>,
+    pub table: TableSettings,
     /// Threads that tokenize; `None` means one per core.
     pub preprocessing_num_workers: Option<usize>,
     /// Threads that prepare and upload batches ahead of the step; 0 prepares them in the step's own thread.
@@ -21,5 +28,84 @@ pub struct ClmDataSettings {
     pub overwrite_cache: bool,
     /// Where tokenized files are kept.
     pub cache_dir: PathBuf,
+    /// Of the order of the rows, the validation split and the masking.
     pub seed: u64,
+}
+
+/// How tables (CSV, TSV, JSON, parquet) are read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TableSettings {
+    /// The column with the text. `None`: `text`, `sentence`, `sentence1`, or the only column that can be meant.
+    pub text_column: Option<String>,
+    /// `None`: standard quoting in CSV, none in TSV.
+    pub quoting: Option<Quoting>,
+    pub on_bad_row: OnBadRow,
+}
+
+/// What quotes mean in a CSV or TSV file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quoting {
+    /// A quote is a character like any other, as in GLUE's TSV files.
+    None,
+    /// A field may stand in double quotes; `""` in it is one quote (RFC 4180).
+    Standard,
+    /// As `Standard`, and a backslash takes the next character as it is (`escapechar='\\'` in Python).
+    Backslash,
+}
+
+/// What to do about a row that cannot be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnBadRow {
+    /// Stop with an error that says where it is.
+    #[default]
+    Error,
+    /// Leave it out, and say at the end how many there were.
+    Skip,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClmDataSettings {
+    pub source: SourceSettings,
+    /// `None`: the tokenizer's maximum length or, if that exceeds the model's positions, min(1024, positions).
+    pub block_size: Option<usize>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct MlmDataSettings {
+    pub source: SourceSettings,
+    /// `None`: the tokenizer's maximum length, at most 1024 (run_mlm) and at most the model's positions.
+    pub max_seq_length: Option<usize>,
+    /// Each line is a sequence of its own, instead of joining lines and cutting them.
+    pub line_by_line: bool,
+    /// Share of the tokens to predict, 0.15 by default.
+    pub mlm_probability: f64,
+    /// Choose whole words rather than tokens.
+    pub whole_word_mask: bool,
+    /// Only for `line_by_line`; joined rows need no padding.
+    pub padding: PaddingSettings,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClsDataSettings {
+    pub source: SourceSettings,
+    /// The second text of a pair. `None`: single texts, unless no text column is named either and the file has one of the usual
+    /// pairs, such as `sentence1` and `sentence2`.
+    pub text_pair_column: Option<String>,
+    /// `None`: `label` or `labels`.
+    pub label_column: Option<String>,
+    /// Longer sequences are truncated, the longest of a pair first. run_glue: 128.
+    pub max_seq_length: usize,
+    pub padding: PaddingSettings,
+    /// The labels in order, if they are known: a fine-tuned model's, or the user's own. `None`: those of the training set, sorted.
+    pub labels: Option<LabelMap>,
+}
+
+/// To which length the rows of a batch are padded. A graph has one shape, so each length in use is one compilation.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PaddingSettings {
+    /// Always the maximum length.
+    pub pad_to_max_length: bool,
+    /// The smallest of these lengths that fits the batch's longest row (the maximum length is always one of them). Empty without
+    /// `pad_to_max_length`: powers of two from 16.
+    pub pad_to_bucket: Vec<usize>,
 }

@@ -3,35 +3,16 @@
 //! `\r\n` and `\r` count as `\n`; a line is split at `\n` only (not at form feeds or Unicode separators) and keeps it; empty lines
 //! are lines; a last line without a line break is a line. Several files follow one another as if their lines were one list.
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
-use flate2::bufread::MultiGzDecoder;
+use super::error::{Error, Place, Result};
+use super::input::{Input, MAX_FIELD};
 
-use super::error::{Error, Result};
-
-/// Counts raw bytes (compressed ones, for gzip) on their way in: what a progress bar can compare with file sizes.
-struct Counted<R> {
-    inner: R,
-    count: Arc<AtomicU64>,
-}
-
-impl<R: Read> Read for Counted<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.inner.read(buffer)?;
-        self.count.fetch_add(read as u64, Ordering::Relaxed);
-        Ok(read)
-    }
-}
-
-/// Lines of one file, streaming. Ends at the first error.
+/// Lines of one file, streaming. Goes on after a line that is not UTF-8, and ends at any other error.
 pub struct Lines {
-    path: PathBuf,
-    reader: Box<dyn BufRead + Send>,
-    gzip: bool,
+    input: Input,
     /// Lines already returned.
     line: u64,
     /// Bytes of text (decompressed, as in the file) before the next line.
@@ -49,82 +30,64 @@ impl Lines {
 
     /// [`Lines::open`], adding the raw bytes read to `count`.
     pub fn open_counted(path: &Path, count: Arc<AtomicU64>) -> Result<Lines> {
-        let file = File::open(path).map_err(Error::io("read", path))?;
-        let mut raw = BufReader::with_capacity(1 << 18, Counted { inner: file, count });
-        let start = raw.fill_buf().map_err(Error::io("read", path))?;
-        if start.is_empty() {
-            return Err(Error::EmptyFile { path: path.to_path_buf() });
-        }
-        let gzip = start.starts_with(&[0x1f, 0x8b]);
-        let reader: Box<dyn BufRead + Send> =
-            if gzip { Box::new(BufReader::with_capacity(1 << 18, MultiGzDecoder::new(raw))) } else { Box::new(raw) };
-        let mut lines = Lines { path: path.to_path_buf(), reader, gzip, line: 0, offset: 0, after_return: false, done: false };
-        let empty = match lines.reader.fill_buf() {
-            Ok(text) => text.is_empty(),
-            Err(error) => return Err(lines.read_error(error)),
-        };
-        if empty { Err(Error::EmptyFile { path: path.to_path_buf() }) } else { Ok(lines) }
+        Ok(Lines::new(Input::open(path, count)?))
     }
 
-    fn read_error(&self, source: io::Error) -> Error {
-        let path = self.path.clone();
-        if self.gzip { Error::BadGzip { path, line: self.line + 1, source } } else { Error::Io { doing: "read", path, source } }
+    pub(super) fn new(input: Input) -> Lines {
+        Lines { input, line: 0, offset: 0, after_return: false, done: false }
+    }
+
+    /// Number of the line returned last, from 1.
+    pub fn line(&self) -> u64 {
+        self.line
     }
 
     /// The next line's bytes with a plain `\n` (or none, at the very end), or `None` after the last.
     fn next_bytes(&mut self) -> Result<Option<Vec<u8>>> {
         let mut line = Vec::new();
+        let number = self.line + 1;
         loop {
-            let buffer = match self.reader.fill_buf() {
-                Ok(buffer) => buffer,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(self.read_error(error)),
-            };
+            let buffer = self.input.fill(number)?;
             if buffer.is_empty() {
                 return Ok((!line.is_empty()).then_some(line));
             }
             if std::mem::take(&mut self.after_return) && buffer[0] == b'\n' {
-                self.reader.consume(1);
+                self.input.consume(1);
                 self.offset += 1;
                 continue;
             }
-            match buffer.iter().position(|byte| matches!(byte, b'\n' | b'\r')) {
-                Some(end) => {
-                    line.extend_from_slice(&buffer[..end]);
-                    line.push(b'\n');
-                    self.after_return = buffer[end] == b'\r';
-                    self.reader.consume(end + 1);
-                    return Ok(Some(line));
-                }
-                None => {
-                    line.extend_from_slice(buffer);
-                    let length = buffer.len();
-                    self.reader.consume(length);
-                }
+            let end = buffer.iter().position(|byte| matches!(byte, b'\n' | b'\r'));
+            let taken = end.unwrap_or(buffer.len());
+            if line.len() + taken > MAX_FIELD {
+                return Err(Error::HugeField { place: Place::line(self.input.path(), number) });
             }
+            line.extend_from_slice(&buffer[..taken]);
+            let Some(end) = end else {
+                self.input.consume(taken);
+                continue;
+            };
+            line.push(b'\n');
+            self.after_return = buffer[end] == b'\r';
+            self.input.consume(end + 1);
+            return Ok(Some(line));
         }
     }
 
     fn next_line(&mut self) -> Result<Option<String>> {
         let Some(bytes) = self.next_bytes()? else { return Ok(None) };
         self.line += 1;
-        let length = bytes.len() as u64;
-        match String::from_utf8(bytes) {
-            Ok(line) => {
-                self.offset += length;
-                Ok(Some(line))
+        let start = self.offset;
+        self.offset += bytes.len() as u64;
+        String::from_utf8(bytes).map(Some).map_err(|error| {
+            let at = error.utf8_error().valid_up_to();
+            Error::InvalidUtf8 {
+                path: self.input.path().to_path_buf(),
+                line: self.line,
+                column: at as u64 + 1,
+                offset: start + at as u64,
+                byte: error.as_bytes()[at],
             }
-            Err(error) => {
-                let at = error.utf8_error().valid_up_to();
-                Err(Error::InvalidUtf8 {
-                    path: self.path.clone(),
-                    line: self.line,
-                    column: at as u64 + 1,
-                    offset: self.offset + at as u64,
-                    byte: error.as_bytes()[at],
-                })
-            }
-        }
+        })
     }
 }
 
@@ -136,30 +99,12 @@ impl Iterator for Lines {
             return None;
         }
         let item = self.next_line().transpose();
-        self.done = !matches!(item, Some(Ok(_)));
+        self.done = match &item {
+            Some(Err(error)) => !error.is_bad_row(),
+            other => other.is_none(),
+        };
         item
     }
-}
-
-/// Lines of several files, one after the other, with the raw bytes read so far. Files are opened as they are reached.
-pub fn lines_of(files: Vec<PathBuf>) -> (impl Iterator<Item = Result<String>>, Arc<AtomicU64>) {
-    let count = Arc::new(AtomicU64::new(0));
-    let counter = count.clone();
-    let mut failed = false;
-    let lines = files.into_iter().flat_map(move |path| {
-        let lines: Box<dyn Iterator<Item = Result<String>>> = match Lines::open_counted(&path, counter.clone()) {
-            Ok(lines) => Box::new(lines),
-            Err(error) => Box::new(std::iter::once(Err(error))),
-        };
-        lines
-    });
-    // Nothing after an error: a half-read file must not be followed by the next one.
-    let lines = lines.take_while(move |line| {
-        let before = failed;
-        failed |= line.is_err();
-        !before
-    });
-    (lines, count)
 }
 
 /// A whole file as one string, line breaks made plain.
@@ -171,6 +116,7 @@ pub fn read_whole(path: &Path) -> Result<String> {
 mod tests {
     use super::*;
     use std::io::Write;
+    use std::path::PathBuf;
 
     fn file(dir: &tempfile::TempDir, name: &str, bytes: &[u8]) -> PathBuf {
         let path = dir.path().join(name);
@@ -208,20 +154,6 @@ mod tests {
         let found = lines(&file(&dir, "x", text.as_bytes()));
         assert_eq!(found.len(), 2);
         assert_eq!((found[0].len(), found[1].ends_with("€x\n")), (1 << 18, true));
-    }
-
-    #[test]
-    fn several_files_are_one_list_of_lines() {
-        let dir = tempfile::tempdir().unwrap();
-        let files = [file(&dir, "1", b"a\nb"), file(&dir, "2", &gzip(b"c\n"))];
-        let (found, count) = lines_of(files.to_vec());
-        assert_eq!(found.map(Result::unwrap).collect::<Vec<_>>(), ["a\n", "b", "c\n"]);
-        let sizes: u64 = files.iter().map(|f| f.metadata().unwrap().len()).sum();
-        assert_eq!(count.load(Ordering::Relaxed), sizes);
-        let missing = [files[0].clone(), dir.path().join("none.txt"), files[1].clone()];
-        let found: Vec<_> = lines_of(missing.to_vec()).0.collect();
-        assert_eq!(found.len(), 3);
-        assert!(found[2].as_ref().unwrap_err().to_string().contains("none.txt"));
     }
 
     #[test]

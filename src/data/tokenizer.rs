@@ -6,10 +6,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
+use tokenizers::PostProcessor;
 
 use super::bpe;
+use super::convert::{Converted, Files, convert};
 use super::error::{Error, Result};
+use super::sequences::SequenceEncoder;
 use crate::checkpoint::{atomic, hash, hf};
 
 const DEFINITION: &str = "tokenizer.json";
@@ -25,12 +28,16 @@ const NO_LIMIT: f64 = 1e15;
 /// A loaded tokenizer. Cheap to clone, shared between threads.
 #[derive(Clone)]
 pub struct Tokenizer {
-    inner: Arc<tokenizers::Tokenizer>,
+    pub(super) inner: Arc<tokenizers::Tokenizer>,
     files: Arc<Vec<(String, Vec<u8>)>>,
     fingerprint: String,
     bos: Option<u32>,
     eos: Option<u32>,
     pad: Option<u32>,
+    mask: Option<u32>,
+    pads_left: bool,
+    pub(super) truncates_left: bool,
+    segments: bool,
     model_max_length: Option<usize>,
 }
 
@@ -41,7 +48,7 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads from a directory (`tokenizer.json`, else `vocab.json` with `merges.txt`) or from a `tokenizer.json` by its path.
+    /// Loads from a directory (`tokenizer.json`, else what `convert` can make one of) or from a `tokenizer.json` by its path.
     pub fn load(path: &Path) -> Result<Tokenizer> {
         if path.is_dir() {
             return Tokenizer::load_dir(path);
@@ -51,33 +58,22 @@ impl Tokenizer {
             Some(name) if name == DEFINITION => read_files(path.parent().unwrap_or(Path::new("")))?,
             _ => vec![(DEFINITION.to_string(), definition.clone())],
         };
-        Tokenizer::build(path, definition, files)
+        Tokenizer::build(path, definition, files, "PreTrainedTokenizerFast")
     }
 
     fn load_dir(dir: &Path) -> Result<Tokenizer> {
         let files = read_files(dir)?;
-        let find = |name: &str| files.iter().find(|(found, _)| found == name).map(|(_, bytes)| bytes.as_slice());
-        if let Some(definition) = find(DEFINITION) {
+        let found = Files { dir, files: &files };
+        if let Some(definition) = found.get(DEFINITION) {
             let definition = definition.to_vec();
-            return Tokenizer::build(&dir.join(DEFINITION), definition, files);
+            return Tokenizer::build(&dir.join(DEFINITION), definition, files, "PreTrainedTokenizerFast");
         }
-        let (Some(_), Some(merges)) = (find("vocab.json"), find("merges.txt")) else {
-            let hint = if find("spiece.model").is_some() || find("vocab.txt").is_some() {
-                "; the directory has a tokenizer of another form. Convert it once with Python: from transformers import \
-                 AutoTokenizer as T; T.from_pretrained(DIR).save_pretrained(DIR)"
-            } else if find("vocab.json").is_some() {
-                "; there is a vocab.json but no merges.txt"
-            } else {
-                ""
-            };
-            return Err(Error::NoTokenizer { dir: dir.to_path_buf(), hint: hint.to_string() });
-        };
-        let definition = from_vocab_and_merges(dir, merges)?;
-        Tokenizer::build(&dir.join("vocab.json"), definition, files)
+        let Converted { definition, file, class } = convert(&found)?;
+        Tokenizer::build(&dir.join(file), hf::to_json_text(&definition, 2), files, class)
     }
 
-    /// `definition` is what is loaded; `files` is what is saved.
-    fn build(path: &Path, definition: Vec<u8>, mut files: Vec<(String, Vec<u8>)>) -> Result<Tokenizer> {
+    /// `definition` is what is loaded; `files` is what is saved; `class` reads them in transformers.
+    fn build(path: &Path, definition: Vec<u8>, mut files: Vec<(String, Vec<u8>)>, class: &str) -> Result<Tokenizer> {
         let bad = |reason: String| Error::BadTokenizer { path: path.to_path_buf(), reason };
         let mut inner = tokenizers::Tokenizer::from_bytes(&definition).map_err(|error| bad(error.to_string()))?;
         // A file may carry the padding and truncation of its last use; transformers resets both, and a corpus must not be cut.
@@ -100,13 +96,19 @@ impl Tokenizer {
         let bos = token("bos_token", &[bpe::END_OF_TEXT, "<s>"]);
         let eos = token("eos_token", &[bpe::END_OF_TEXT, "</s>"]);
         let pad = token("pad_token", &["<pad>", "[PAD]"]);
+        let mask = token("mask_token", &["<mask>", "[MASK]"]);
+        let on_the_left = |key: &str| config.get(key).and_then(Value::as_str) == Some("left");
+        let (pads_left, truncates_left) = (on_the_left("padding_side"), on_the_left("truncation_side"));
+        let segments = match config.get("model_input_names").and_then(Value::as_array) {
+            Some(names) => names.iter().any(|name| name == "token_type_ids"),
+            None => tells_segments(&inner),
+        };
         let limit = config.get("model_max_length").and_then(Value::as_f64).filter(|limit| *limit >= 1.0 && *limit < NO_LIMIT);
         if !files.iter().any(|(name, _)| name == CONFIG) {
             // Without it, AutoTokenizer guesses a class from the model's config, whose own rules may differ from the file's.
-            let whole = files.iter().any(|(name, _)| name == DEFINITION);
             let mut config = Map::new();
-            config.insert("tokenizer_class".into(), if whole { "PreTrainedTokenizerFast" } else { "GPT2Tokenizer" }.into());
-            for (key, id) in [("bos_token", bos), ("eos_token", eos), ("pad_token", pad)] {
+            config.insert("tokenizer_class".into(), class.into());
+            for (key, id) in [("bos_token", bos), ("eos_token", eos), ("pad_token", pad), ("mask_token", mask)] {
                 if let Some(token) = id.and_then(|id| inner.id_to_token(id)) {
                     config.insert(key.into(), token.into());
                 }
@@ -116,7 +118,19 @@ impl Tokenizer {
         files.sort();
         let fingerprint = hash::sha256(&definition);
         let model_max_length = limit.map(|limit| limit as usize);
-        Ok(Tokenizer { inner: Arc::new(inner), files: Arc::new(files), fingerprint, bos, eos, pad, model_max_length })
+        Ok(Tokenizer {
+            inner: Arc::new(inner),
+            files: Arc::new(files),
+            fingerprint,
+            bos,
+            eos,
+            pad,
+            mask,
+            pads_left,
+            truncates_left,
+            segments,
+            model_max_length,
+        })
     }
 
     /// Number of tokens, added ones included (`len(tokenizer)` in Python).
@@ -145,6 +159,43 @@ impl Tokenizer {
 
     pub fn pad_id(&self) -> Option<u32> {
         self.pad
+    }
+
+    pub fn mask_id(&self) -> Option<u32> {
+        self.mask
+    }
+
+    /// Whether padding goes before the text (`padding_side`).
+    pub fn pads_left(&self) -> bool {
+        self.pads_left
+    }
+
+    /// Whether the tokenizer's model is told which text of a pair a token belongs to (`token_type_ids`).
+    pub fn has_segments(&self) -> bool {
+        self.segments
+    }
+
+    /// Special tokens that are added around a text, or around and between two.
+    pub fn special_tokens(&self, pair: bool) -> usize {
+        self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(pair))
+    }
+
+    /// The same tokenizer with one of its tokens for padding, which saved files say too.
+    pub fn with_pad_token(&self, token: &str) -> Result<Tokenizer> {
+        let Some(id) = self.inner.token_to_id(token) else {
+            return Err(Error::PadTokenUnknown { token: token.to_string() });
+        };
+        let mut files = self.files.to_vec();
+        let (_, bytes) = files.iter_mut().find(|(name, _)| name == CONFIG).expect("build() adds a config where there is none");
+        let mut config: Map<String, Value> = serde_json::from_slice(bytes).expect("build() has parsed it");
+        config.insert("pad_token".into(), token.into());
+        *bytes = hf::to_json_text(&config, 2);
+        Ok(Tokenizer { pad: Some(id), files: Arc::new(files), ..self.clone() })
+    }
+
+    /// A way to encode with special tokens, each sequence cut to `max_length` tokens if one is given.
+    pub fn sequences(&self, max_length: Option<usize>) -> Result<SequenceEncoder> {
+        SequenceEncoder::new(self, max_length)
     }
 
     /// The longest text that the tokenizer's own config allows, in tokens; `None` where it sets no limit.
@@ -189,12 +240,19 @@ impl Tokenizer {
     }
 }
 
+/// Whether the tokenizer was made for a model with segments, as BERT's and ALBERT's are: it surrounds texts with special tokens and
+/// numbers the texts of a pair 0 and 1. (RoBERTa's numbers them 0 and 0, GPT's surrounds nothing.)
+fn tells_segments(inner: &tokenizers::Tokenizer) -> bool {
+    let Ok(pair) = inner.encode_fast(("a", "b"), true) else { return false };
+    pair.get_special_tokens_mask().contains(&1) && pair.get_type_ids().contains(&1)
+}
+
 /// Trains a GPT-2 style byte-level BPE with `<|endoftext|>` as id 0. The same texts give the same tokenizer, whatever the
 /// number of threads. It has fewer than `vocab_size` tokens if the texts have too few repeated pairs.
 pub fn train_byte_bpe(texts: &[impl AsRef<str> + Sync], vocab_size: usize) -> Result<Tokenizer> {
     let definition = hf::to_json_text(&bpe::train(texts, vocab_size)?, 2);
     let files = vec![(DEFINITION.to_string(), definition.clone())];
-    Tokenizer::build(Path::new("(trained here)"), definition, files)
+    Tokenizer::build(Path::new("(trained here)"), definition, files, "PreTrainedTokenizerFast")
 }
 
 fn read_files(dir: &Path) -> Result<Vec<(String, Vec<u8>)>> {
@@ -208,31 +266,6 @@ fn read_files(dir: &Path) -> Result<Vec<(String, Vec<u8>)>> {
         }
     }
     Ok(files)
-}
-
-/// GPT-2's original two files as one definition; `added_tokens.json` where there is one.
-fn from_vocab_and_merges(dir: &Path, merges: &[u8]) -> Result<Vec<u8>> {
-    let bad = |name: &str, reason: String| Error::BadTokenizer { path: dir.join(name), reason };
-    let vocab = hf::read_object(&dir.join("vocab.json"))?;
-    let text = std::str::from_utf8(merges).map_err(|error| bad("merges.txt", error.to_string()))?;
-    // The first line tells the version; a merge of "#version:" itself cannot be, as no GPT-2 token holds a space.
-    let lines = text.split('\n').map(|line| line.trim_end_matches('\r'));
-    let merges: Vec<String> =
-        lines.filter(|line| !line.is_empty() && !line.starts_with("#version")).map(str::to_string).collect();
-    let mut special = Vec::new();
-    if let Some(id) = vocab.get(bpe::END_OF_TEXT).and_then(Value::as_u64) {
-        special.push((bpe::END_OF_TEXT.to_string(), id));
-    }
-    if dir.join("added_tokens.json").exists() {
-        let added = hf::read_object(&dir.join("added_tokens.json"))?;
-        for (token, id) in added {
-            let id = id.as_u64().ok_or_else(|| bad("added_tokens.json", format!("the id of {token:?} is not a number")))?;
-            special.push((token, id));
-        }
-        special.sort_by_key(|(_, id)| *id);
-    }
-    let special: Vec<_> = special.iter().map(|(token, id)| (token.as_str(), *id)).collect();
-    Ok(hf::to_json_text(&json!(bpe::definition(vocab, merges, &special)), 2))
 }
 
 #[cfg(test)]
@@ -377,7 +410,7 @@ mod tests {
         let error = |what: &str| (what.to_string(), Tokenizer::load(dir.path()).unwrap_err().to_string());
         assert!(error("empty").1.contains("expected tokenizer.json"));
         fs::write(dir.path().join("spiece.model"), "x").unwrap();
-        assert!(error("sentencepiece").1.contains("save_pretrained"));
+        assert!(error("sentencepiece").1.contains("no sentencepiece model"));
         fs::write(dir.path().join(DEFINITION), "{\"model\": 3}").unwrap();
         assert!(error("garbage").1.contains("tokenizer.json is not a tokenizer"));
         assert!(Tokenizer::load(&dir.path().join("none")).unwrap_err().to_string().contains("none"));

@@ -11,6 +11,13 @@ pub fn current_rss() -> Option<u64> {
     status_field("VmRSS:")
 }
 
+/// The memory of this machine, or of the control group that limits this process, in bytes; `None` where the system does not say.
+pub fn machine() -> Option<u64> {
+    let total = field(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")?;
+    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse::<u64>().ok());
+    Some(group.map_or(total, |limit| limit.min(total)))
+}
+
 /// Processor time that all threads of this process used so far. On a machine that is shared, it says more about the work done
 /// than the clock does.
 pub fn cpu_time() -> std::time::Duration {

@@ -6,6 +6,7 @@ use super::plugin::{Plugin, bytes, open_library, reason};
 use std::ffi::{CStr, c_char};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use xtrain_graphs::memory::Peak;
 
 const NAME: &str = "libxtrain_xla.so";
 const VARIABLE: &str = "XTRAIN_XLA_LIBRARY";
@@ -22,6 +23,8 @@ pub struct Library {
     version: String,
     lower: BytesFn,
     hlo_text: BytesFn,
+    stablehlo_text: BytesFn,
+    live_buffers: BytesFn,
     free: FreeFn,
 }
 
@@ -63,6 +66,10 @@ impl Library {
                 version,
                 lower: *library.get::<BytesFn>(b"xtrain_xla_lower\0").map_err(symbol("xtrain_xla_lower"))?,
                 hlo_text: *library.get::<BytesFn>(b"xtrain_xla_hlo_text\0").map_err(symbol("xtrain_xla_hlo_text"))?,
+                stablehlo_text: *library
+                    .get::<BytesFn>(b"xtrain_xla_stablehlo_text\0")
+                    .map_err(symbol("xtrain_xla_stablehlo_text"))?,
+                live_buffers: *library.get::<BytesFn>(b"xtrain_xla_live_buffers\0").map_err(symbol("xtrain_xla_live_buffers"))?,
                 free: *library.get::<FreeFn>(b"xtrain_xla_free\0").map_err(symbol("xtrain_xla_free"))?,
             })
         }
@@ -90,6 +97,17 @@ impl Library {
     /// A serialized HloModuleProto as HLO text, for people.
     pub fn hlo_text(&self, module: &[u8]) -> Result<String> {
         Ok(String::from_utf8_lossy(&self.convert(self.hlo_text, module)?).into_owned())
+    }
+
+    /// A serialized HloModuleProto as StableHLO text, for people and for other compilers.
+    pub fn stablehlo_text(&self, module: &[u8]) -> Result<String> {
+        Ok(String::from_utf8_lossy(&self.convert(self.stablehlo_text, module)?).into_owned())
+    }
+
+    /// The temporaries that a compiled module (serialized, with its schedule) holds where they are most.
+    pub fn live_buffers(&self, module: &[u8]) -> Result<Peak> {
+        let bytes = self.convert(self.live_buffers, module)?;
+        Peak::from_bytes(&bytes).map_err(|e| Error::Lower { message: e.to_string() })
     }
 
     fn convert(&self, function: BytesFn, input: &[u8]) -> Result<Vec<u8>> {

@@ -2,13 +2,13 @@
 
 use super::error::Result;
 use super::parameters::parameter_shape;
-use super::session::{Recording, Session};
+use super::session::Session;
 use super::step::{Phase, Stepper, abstract_batch};
 use super::{ceiling, evaluate};
 use crate::cache::CompiledGraph;
 use std::collections::HashMap;
 use std::sync::Arc;
-use xtrain_graphs::{Graph, Precision, Shape};
+use xtrain_graphs::{Graph, Shape};
 use xtrain_models::Model;
 
 /// The shapes that decide a run's graphs.
@@ -22,71 +22,44 @@ pub struct RunShapes {
     pub evaluates: bool,
 }
 
-/// Compiles every graph that the run will use, in the order of use; `ready` hears of each as it is done.
+/// Compiles every graph that the run will use, `jobs` at a time; `ready` hears of each as it is done. In the order of use.
 pub fn compile_all(
     session: &mut Session,
     model: &dyn Model,
     stepper: &Stepper,
     shapes: RunShapes,
+    jobs: usize,
     ready: &mut dyn FnMut(&CompiledGraph),
 ) -> Result<Vec<Arc<CompiledGraph>>> {
-    let mut compiled: Vec<Arc<CompiledGraph>> = Vec::new();
-    for_each_graph(session, model, stepper, shapes, &mut |recording, name| {
-        let graph = recording.compile(name)?;
-        ready(&graph);
-        compiled.push(graph);
-        Ok(())
-    })?;
-    Ok(compiled)
+    let graphs = record_all(session, model, stepper, shapes)?;
+    Ok(session.cache_mut().get_all(&graphs, jobs, ready)?)
 }
 
-/// Every graph that the run will use with its precision, in the order of use, compiled for nothing.
-pub fn record_all(
-    session: &mut Session,
-    model: &dyn Model,
-    stepper: &Stepper,
-    shapes: RunShapes,
-) -> Result<Vec<(Graph, Precision)>> {
-    let mut graphs = Vec::new();
-    for_each_graph(session, model, stepper, shapes, &mut |recording, name| {
-        graphs.push((recording.cut(name)?, recording.precision()));
-        Ok(())
-    })?;
-    Ok(graphs)
-}
-
-fn for_each_graph(
-    session: &mut Session,
-    model: &dyn Model,
-    stepper: &Stepper,
-    shapes: RunShapes,
-    act: &mut dyn FnMut(Recording, &str) -> Result<()>,
-) -> Result<()> {
+/// Every graph of the run, in the order of use, in the run's precision.
+pub fn record_all(session: &mut Session, model: &dyn Model, stepper: &Stepper, shapes: RunShapes) -> Result<Vec<Graph>> {
     let accumulates = shapes.accumulation > 1;
     let parameters = stepper.parameters().iter().map(|p| (p.name.clone(), parameter_shape(p)));
     let extra = stepper.extra_state(accumulates).into_iter().map(|state| (state.name, state.shape));
-    let state: Arc<HashMap<String, Shape>> = Arc::new(parameters.chain(extra).collect());
-    let mut phases = Vec::new();
+    let state: HashMap<String, Shape> = parameters.chain(extra).collect();
+    let state = Arc::new(state);
+    let mut graphs = Vec::new();
     if shapes.trains {
         let mut recording = session.begin_abstract(state.clone());
         ceiling::record_abstract(&mut recording, stepper.precision())?;
-        act(recording, ceiling::GRAPH_NAME)?;
-        if accumulates {
-            phases.push(Phase::Accumulate);
+        graphs.push(recording.cut(ceiling::GRAPH_NAME)?);
+        let accumulate = accumulates.then_some(Phase::Accumulate);
+        for phase in accumulate.into_iter().chain([Phase::Update { accumulated: accumulates }]) {
+            let mut recording = session.begin_abstract(state.clone());
+            let inputs = abstract_batch(&mut recording, shapes.train_batch, shapes.block_size);
+            stepper.record(&mut recording, &inputs, phase, 0, 0)?;
+            graphs.push(recording.cut(phase.graph_name())?);
         }
-        phases.push(Phase::Update { accumulated: accumulates });
-    }
-    for phase in phases {
-        let mut recording = session.begin_abstract(state.clone());
-        let inputs = abstract_batch(&mut recording, shapes.train_batch, shapes.block_size);
-        stepper.record(&mut recording, &inputs, phase, 0, 0)?;
-        act(recording, phase.graph_name())?;
     }
     if shapes.evaluates {
         let mut recording = session.begin_abstract(state);
         let inputs = abstract_batch(&mut recording, shapes.eval_batch, shapes.block_size);
         evaluate::record(&mut recording, model, stepper.parameters(), &inputs)?;
-        act(recording, evaluate::GRAPH_NAME)?;
+        graphs.push(recording.cut(evaluate::GRAPH_NAME)?);
     }
-    Ok(())
+    Ok(graphs)
 }

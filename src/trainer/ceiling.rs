@@ -1,9 +1,8 @@
-//! The machine's matrix-multiply ceiling: what the device reaches on one large product in the run's precision, measured, not
-//! looked up.
+//! The machine's matrix-multiply ceiling: what the device reaches on one large f32 product, measured, not looked up.
 
 use super::error::Result;
 use super::session::{Recording, Session};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use xtrain_graphs::{DType, Precision, Shape, Tensor};
 
 /// The graph's name in plans, logs and the cache.
@@ -12,7 +11,8 @@ pub const GRAPH_NAME: &str = "ceiling";
 /// Rows and columns of the product: large enough that the library's blocking is at its best, small enough for 0.1 s a run.
 const SIZE: usize = 2048;
 /// Runs; the fastest counts, since everything else on the machine only makes it slower.
-const RUNS: usize = 5;
+const LEAST_RUNS: usize = 2;
+const MOST_RUNS: usize = 5;
 
 fn operand_shape() -> Shape {
     Shape::new(DType::F32, [SIZE, SIZE])
@@ -30,13 +30,18 @@ pub fn record_abstract(recording: &mut Recording, precision: Precision) -> Resul
     record(recording, &a, &b, precision)
 }
 
-/// Floating-point operations per second, in units of 10^12.
-pub fn measure_tflops(session: &mut Session, precision: Precision) -> Result<f64> {
+/// Floating-point operations per second, in units of 10^12. Stops measuring when `patience` is over: a bench wants the best
+/// figure, a training run wants to begin.
+pub fn measure_tflops(session: &mut Session, precision: Precision, patience: Duration) -> Result<f64> {
+    let began = Instant::now();
     let shape = operand_shape();
     let operand = session.client().upload(bytemuck::cast_slice(&vec![1.0f32; SIZE * SIZE]), &shape, 0)?;
     let operand = std::sync::Arc::new(operand);
     let mut best = f64::INFINITY;
-    for _ in 0..RUNS {
+    for run in 0..MOST_RUNS {
+        if run >= LEAST_RUNS && began.elapsed() > patience {
+            break;
+        }
         let mut recording = session.begin();
         let a = recording.feed("a", operand.clone());
         let b = recording.feed("b", operand.clone());

@@ -26,6 +26,8 @@ pub enum Error {
     Resume { path: PathBuf, reason: String },
     #[error("the prompt has no tokens: generation needs at least one to start from")]
     EmptyPrompt,
+    #[error("this device's compiler does not tell how much memory a graph needs, so no batch size can be found without running")]
+    NoMemoryStatistics,
     #[error("there is nothing to train on: {reason}")]
     NothingToTrain { reason: String },
     #[error(transparent)]

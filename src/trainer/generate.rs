@@ -12,6 +12,9 @@ use xtrain_models::{Model, ParameterSpec, TokenBatch, Weights};
 /// The graph's name in plans, logs and the cache.
 pub const GRAPH_NAME: &str = "generate";
 
+/// Widths of the graph are multiples of this.
+const WIDTH_STEP: usize = 64;
+
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
@@ -36,8 +39,8 @@ pub fn generate(
     if prompt.is_empty() {
         return Err(Error::EmptyPrompt);
     }
-    // The graph is as wide as this request can get, so that it is compiled once.
-    let width = (prompt.len() + sampling.max_new_tokens).min(model.max_positions());
+    // As wide as this request can get, so that it is compiled once, and rounded up, so that the next prompt finds it too.
+    let width = (prompt.len() + sampling.max_new_tokens).next_multiple_of(WIDTH_STEP).min(model.max_positions());
     let mut rng = ChaCha8Rng::seed_from_u64(sampling.seed);
     let mut tokens = prompt.to_vec();
     for _ in 0..sampling.max_new_tokens {

@@ -7,10 +7,11 @@
 use super::error::{Error, Result};
 use crate::cache::{CompiledGraph, GraphCache};
 use crate::runtime::{Buffer, Client};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use xtrain_graphs::{Graph, InputRole, Precision, Shape, Tensor, Trace};
+use xtrain_graphs::{Fingerprint, Graph, InputRole, Precision, Shape, Tensor, Trace, passes};
 
 /// Where the host's time of one step went; the rest of the step is the device's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -37,11 +38,13 @@ pub struct Session {
     cache: GraphCache,
     state: BTreeMap<String, Arc<Buffer>>,
     eval_precision: Precision,
+    /// Graphs in other precisions than f32, by what was recorded: a step makes each once.
+    mixed: RefCell<HashMap<(Fingerprint, Precision), Arc<Graph>>>,
 }
 
 impl Session {
     pub fn new(client: Client, cache: GraphCache) -> Self {
-        Session { client, cache, state: BTreeMap::new(), eval_precision: Precision::F32 }
+        Session { client, cache, state: BTreeMap::new(), eval_precision: Precision::F32, mixed: RefCell::default() }
     }
 
     pub fn client(&self) -> &Client {
@@ -132,10 +135,6 @@ impl Recording<'_> {
         self.precision = precision;
     }
 
-    pub fn precision(&self) -> Precision {
-        self.precision
-    }
-
     /// Sets the precision that the session evaluates in.
     pub fn evaluates(&mut self) {
         self.precision = self.session.eval_precision;
@@ -194,23 +193,37 @@ impl Recording<'_> {
         self.trace.output(name, tensor);
     }
 
-    /// Cuts the recording into a graph without running it.
+    /// Cuts the recording into a graph in its precision, without running it.
     pub fn cut(&self, name: &str) -> Result<Graph> {
-        Ok(self.trace.cut(name)?)
+        Ok(self.graph(name)?.as_ref().clone())
+    }
+
+    fn graph(&self, name: &str) -> Result<Arc<Graph>> {
+        let recorded = self.trace.cut(name)?;
+        if self.precision == Precision::F32 {
+            return Ok(Arc::new(recorded));
+        }
+        let key = (recorded.fingerprint(), self.precision);
+        if let Some(known) = self.session.mixed.borrow().get(&key) {
+            return Ok(known.clone());
+        }
+        let mixed = Arc::new(passes::mix(&recorded, self.precision)?);
+        self.session.mixed.borrow_mut().insert(key, mixed.clone());
+        Ok(mixed)
     }
 
     /// Cuts the recording and compiles its graph if it is new, without running it.
     pub fn compile(self, name: &str) -> Result<Arc<CompiledGraph>> {
-        let graph = self.trace.cut(name)?;
-        Ok(self.session.cache.get(&graph, self.precision)?)
+        let graph = self.graph(name)?;
+        Ok(self.session.cache.get(&graph)?)
     }
 
     /// Cuts the recording, compiles its graph if it is new, and starts it on the device. Returns at once; assigned state
     /// takes its new value, fetched values become readable when the device gets there.
     pub fn mark_step(self, name: &str) -> Result<Marked> {
-        let graph = self.trace.cut(name)?;
+        let graph = self.graph(name)?;
         let ready_before = self.session.cache.stats().ready_time();
-        let compiled = self.session.cache.get(&graph, self.precision)?;
+        let compiled = self.session.cache.get(&graph)?;
         let compile = self.session.cache.stats().ready_time() - ready_before;
         let trace = self.started.elapsed().saturating_sub(compile);
 

@@ -2,7 +2,7 @@
 //! `optimizer_step` (or adding to the accumulated gradients), `mark_step`.
 
 use super::error::Result;
-use super::parameters::ExtraState;
+use super::parameters::{ExtraState, parameter_shape};
 use super::session::{Marked, Recording, Session};
 use super::settings::{OptimizerKind, OptimizerSettings};
 use crate::checkpoint::state::{exp_avg, exp_avg_sq};
@@ -169,6 +169,16 @@ impl<'m> Stepper<'m> {
             }
         }
         state
+    }
+
+    /// Bytes of the parameters.
+    pub fn weight_bytes(&self) -> u64 {
+        self.parameters.iter().map(|p| parameter_shape(p).bytes() as u64).sum()
+    }
+
+    /// Bytes of the parameters and of [`Stepper::extra_state`].
+    pub fn state_bytes(&self, accumulates: bool) -> u64 {
+        self.weight_bytes() + self.extra_state(accumulates).iter().map(|state| state.shape.bytes() as u64).sum::<u64>()
     }
 
     /// Runs one microbatch of 0-based optimizer step `step`; `microstep` counts microbatches over the whole run and keys

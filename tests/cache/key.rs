@@ -118,6 +118,27 @@ fn compile_ahead_makes_exactly_the_graphs_of_the_run() {
     }
 }
 
+/// The quickstart is a training run like any other: compiled ahead by its flags, it compiles nothing itself.
+#[test]
+fn compile_ahead_serves_the_quickstart() {
+    let place = Place::new();
+    let quickstart = |cache: &str| {
+        let mut command = crate::support::xtrain();
+        command.args("quickstart --max_steps 1 --overwrite_output_dir --disable_tqdm --output_dir".split(' '));
+        let run = command.arg(place.path("quickstart")).arg("--cache_dir").arg(place.path(cache)).run();
+        counts(&run)
+    };
+    let (hits, compiled) = quickstart("cold");
+    assert_eq!((hits, compiled), (0, 3), "ceiling, train, eval");
+    let mut ahead = place.command(
+        "compile clm --model_type gpt2 --block_size 128 --per_device_train_batch_size 16 --per_device_eval_batch_size 16 \
+         --weight_decay 0.01 --do_train --do_eval --jobs 2 --config_overrides \
+         n_layer=4,n_head=6,n_embd=192,n_positions=256,embd_pdrop=0,attn_pdrop=0,resid_pdrop=0",
+    );
+    ahead.arg("--tokenizer_name").arg(place.path("quickstart/tokenizer")).run().succeeded();
+    assert_eq!(quickstart("cache"), (compiled, 0));
+}
+
 #[test]
 fn fail_on_recompile_stops_with_the_cause() {
     let place = Place::new();

@@ -45,6 +45,56 @@ fn modules_can_be_read() {
         run.succeeded();
         assert!(run.stdout.starts_with("HloModule") && run.stdout.contains("ENTRY"), "{form}: {}", run.stdout);
     }
+    let run = place.command(&format!("cache show {id} --stablehlo")).run();
+    run.succeeded();
+    assert!(run.stdout.contains("func.func") && run.stdout.contains("stablehlo.dot_general"), "{}", run.stdout);
+}
+
+/// The walk over the schedule against the compiler's own figure, and in the model's words.
+#[test]
+fn the_peak_is_told_in_model_terms() {
+    let place = Place::new();
+    let mut bench = place.command(
+        "bench --model_type gpt2 --config_overrides n_layer=2,n_head=2,n_embd=64,n_positions=64,vocab_size=2048 --batch 4 \
+         --seq 64 --steps 1 --warmup 0 --json",
+    );
+    bench.run().succeeded();
+    let id = entry_of(&place, "train");
+    let run = place.command(&format!("cache show {id} --memory")).run();
+    run.succeeded();
+    let first = run.stdout.lines().skip_while(|line| !line.trim_start().starts_with("bytes")).nth(1).unwrap();
+    assert!(first.contains("f32[256,2048]") && first.contains("loss") || first.contains("lm_head"), "{}", run.stdout);
+    assert!(run.stdout.contains("train/transformer.h.1.mlp"), "{}", run.stdout);
+
+    let library = xtrain::runtime::Library::open().unwrap();
+    let module = place.command(&format!("cache show {id} --hlo")).run();
+    module.succeeded();
+    // What no compiler has scheduled has no peak, and that is said.
+    let mut entry = place.store().open(&id).unwrap();
+    let unscheduled = entry.read(xtrain::cache::Content::Module).unwrap().unwrap();
+    let error = library.live_buffers(&unscheduled).unwrap_err().to_string();
+    assert!(error.contains("schedule"), "{error}");
+    let figure = |name: &str| {
+        let line = run.stdout.lines().find(|line| line.trim_start().starts_with(name)).unwrap();
+        let mut words = line[line.find(name).unwrap() + name.len()..].split_whitespace();
+        let number: f64 = words.next().unwrap().parse().unwrap();
+        number * if words.next() == Some("MiB") { 1024.0 * 1024.0 } else { 1024.0 }
+    };
+    let (walked, compiler) = (figure("alive at the peak"), figure("temporaries"));
+    assert!((walked / compiler - 1.0).abs() < 0.15, "{walked} against {compiler}:\n{}", run.stdout);
+}
+
+#[test]
+fn the_reader_may_go_away() {
+    let place = Place::new();
+    Bench::run(&place);
+    let id = entry_of(&place, "train");
+    let mut process = place.command(&format!("cache show {id} --hlo")).process();
+    let mut child = process.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!stderr.contains("error") && !stderr.contains("panic"), "{stderr}");
 }
 
 #[test]

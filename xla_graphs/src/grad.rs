@@ -9,6 +9,9 @@ use crate::op::Op;
 use crate::ops::{self, Vjp};
 use crate::trace::{NodeId, Tensor};
 
+/// Stands in front of the model path of what the sweep records: `backward/h.3.attn`.
+pub const BACKWARD: &str = "backward";
+
 /// The gradients of a scalar `loss` with respect to `parameters`, in their order; zeros for one that the loss does not use.
 ///
 /// Each ends in a conversion to its parameter's own type: that is where the precision pass sees that a product is the gradient of
@@ -39,7 +42,7 @@ pub fn backward(loss: &Tensor, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
             let inner = trace.inner();
             (inner.scopes[node.scope as usize].clone(), node.location.to_string())
         };
-        let _scope = trace.absolute_scope(&scope);
+        let _scope = trace.absolute_scope(&format!("{BACKWARD}/{scope}"));
         let output = trace.tensor(id as NodeId);
         let rule = Vjp { op: &node.op, operands: &operands, output: &output, dy: &dy, wanted: &wanted };
         let grads = ops::vjp(&rule)?.ok_or_else(|| Error::NoGradient { op: node.op.name(), scope: scope.clone(), location })?;

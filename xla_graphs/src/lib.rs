@@ -9,6 +9,7 @@ mod dtype;
 mod error;
 mod grad;
 mod graph;
+pub mod memory;
 mod nn;
 pub mod op;
 mod ops;
@@ -20,10 +21,13 @@ mod trace;
 
 pub use dtype::DType;
 pub use error::{Error, Result};
-pub use grad::backward;
+pub use grad::{BACKWARD, backward};
 pub use graph::{FORMAT_VERSION, Fingerprint, Graph, GraphNode, InputRole, InputSpec, OutputSpec};
 pub use nn::dropout::Randomness;
 pub use passes::Precision;
 pub use shape::Shape;
 pub use target::{NeuronChip, Target};
 pub use trace::{NodeId, ScopeGuard, Tensor, Trace};
+
+/// Digest of the code that turns a graph into an HLO module: this crate and the emitter. Equal digests lower equal graphs alike.
+pub const LOWERING: &str = env!("XTRAIN_LOWERING");

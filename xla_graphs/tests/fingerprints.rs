@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use xtrain_graphs::op::{Attention, Comparison, DotDims, F64, Gelu};
 use xtrain_graphs::{
-    DType, Error, Fingerprint, Graph, InputRole, Precision, Randomness, Result, Shape, Target, Tensor, Trace, backward, passes,
+    DType, Error, Fingerprint, Graph, InputRole, Randomness, Result, Shape, Target, Tensor, Trace, backward, passes,
 };
 
 /// What the program below can be told to do differently, one thing at a time.
@@ -101,7 +101,7 @@ fn the_same_program_has_the_same_bytes() {
     let (a, b) = (program(&PLAIN).unwrap(), program(&PLAIN).unwrap());
     assert_eq!(a.to_bytes(), b.to_bytes());
     assert_eq!(a.fingerprint(), b.fingerprint());
-    let prepare = |graph: &Graph| passes::prepare(graph, Target::Cpu, Precision::F32).unwrap();
+    let prepare = |graph: &Graph| passes::prepare(graph, Target::Cpu).unwrap();
     assert_eq!(prepare(&a).to_bytes(), prepare(&b).to_bytes());
     let decoded = Graph::from_bytes(&a.to_bytes()).unwrap();
     assert_eq!(decoded, a);

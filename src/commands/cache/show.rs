@@ -5,7 +5,7 @@ use super::{all, choose};
 use crate::cache::{Content, Damage, Entry, Explanation, Header, Listed, Store, age, nearest};
 use crate::commands::Error;
 use crate::config::ShowForm;
-use crate::report::table::Table;
+use crate::report::table::{Align, Table};
 use crate::report::units::{bytes, count, duration};
 use crate::runtime::{Client, Library, OptionValue, Signature};
 use xtrain_graphs::{Graph, InputRole};
@@ -18,6 +18,8 @@ pub fn show(store: &Store, id: &str, form: ShowForm) -> Result<(), Error> {
         ShowForm::Json => println!("{}", describe(listed)),
         ShowForm::Text => print!("{}", text(store, listed, &mut entry)?),
         ShowForm::Hlo => print!("{}", hlo_text(&part(store, listed, &mut entry, Content::Module)?)?),
+        ShowForm::StableHlo => print!("{}", stablehlo_text(&part(store, listed, &mut entry, Content::Module)?)?),
+        ShowForm::Memory => print!("{}", peak_text(store, listed, &mut entry)?),
         ShowForm::OptimizedHlo => print!("{}", optimized(store, listed, &mut entry)?),
     }
     Ok(())
@@ -104,14 +106,52 @@ fn hlo_text(module: &[u8]) -> Result<String, Error> {
     library.hlo_text(module).map_err(|e| Error::because("writing the module as text", e))
 }
 
+fn stablehlo_text(module: &[u8]) -> Result<String, Error> {
+    let library = Library::open().map_err(|e| Error::because("opening the XLA library", e))?;
+    library.stablehlo_text(module).map_err(|e| Error::because("converting the module to StableHLO", e))
+}
+
 fn optimized(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String, Error> {
+    hlo_text(&optimized_module(store, listed, entry)?)
+}
+
+/// Rows of the table that `--memory` prints; what is left over is one more row.
+const LARGEST: usize = 20;
+
+/// What is alive where the temporaries are most, as the schedule of the compiled module tells.
+fn peak_text(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String, Error> {
+    let module = optimized_module(store, listed, entry)?;
+    let library = Library::open().map_err(|e| Error::because("opening the XLA library", e))?;
+    let peak = library.live_buffers(&module).map_err(|e| Error::because("reading the compiled module", e))?;
+    let mut table = Table::pairs();
+    table.heading(format!("{} ({}): memory on one device", listed.id, entry.header.phase));
+    if let Some(memory) = entry.header.memory {
+        table.row(["arguments".to_string(), format!("{} (weights, moments, batch)", bytes(memory.arguments.max(0) as u64))]);
+        table.row(["temporaries".to_string(), format!("{} (the compiler's figure)", bytes(memory.temporaries.max(0) as u64))]);
+    }
+    let alive = format!("{} in {} buffers, while {} runs", bytes(peak.bytes), peak.buffers.len(), peak.at);
+    table.row(["alive at the peak".to_string(), alive]);
+    let mut rows = Table::new(&[Align::Right, Align::Left, Align::Left, Align::Left]);
+    rows.row(["bytes", "shape", "written by", "in"]);
+    for buffer in peak.buffers.iter().take(LARGEST) {
+        rows.row([bytes(buffer.bytes), buffer.shape.clone(), buffer.opcode.clone(), buffer.op_name.clone()]);
+    }
+    let rest = &peak.buffers[peak.buffers.len().min(LARGEST)..];
+    if !rest.is_empty() {
+        let sum = rest.iter().map(|buffer| buffer.bytes).sum();
+        rows.row([bytes(sum), format!("{} more", rest.len())]);
+    }
+    Ok(format!("{}\n{}", table.render(), rows.render()))
+}
+
+/// The module as the compiler left it, serialized.
+fn optimized_module(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<Vec<u8>, Error> {
     let graph = graph(store, listed, entry)?;
     let bytes = part(store, listed, entry, Content::Executable)?;
-    let module = cpu_client()
+    cpu_client()
         .and_then(|client| client.load(&bytes, signature(&graph)))
         .and_then(|executable| executable.optimized_hlo())
-        .map_err(|e| Error::because("loading the executable", e))?;
-    hlo_text(&module)
+        .map_err(|e| Error::because("loading the executable", e))
 }
 
 /// A client to try executables on.

@@ -5,7 +5,7 @@ use super::super::kind::{Kind, Range};
 use super::{Commands, Flag, Section, Support};
 
 /// Compiling ahead takes a training run's flags, so that the same words do for both.
-const TRAIN: Commands = Commands::TRAIN.and(Commands::COMPILE);
+const TRAIN: Commands = Commands::TRAIN.and(Commands::COMPILE).and(Commands::FIT);
 const EVAL: Commands = Commands::EVAL;
 const GENERATE: Commands = Commands::GENERATE;
 const BENCH: Commands = Commands::BENCH;
@@ -24,12 +24,16 @@ const fn flag(
     default: &'static str,
     help: &'static str,
 ) -> Flag {
-    Flag { name, aliases: &[], kind, default, help, commands, section, support: Support::Built, positional: false }
+    Flag { name, aliases: &[], kind, default, help, commands, section, support: Support::Built, positional: false, short: None }
 }
 
 impl Flag {
     const fn alias(self, aliases: &'static [&'static str]) -> Flag {
         Flag { aliases, ..self }
+    }
+
+    const fn short(self, letter: char) -> Flag {
+        Flag { short: Some(letter), ..self }
     }
 
     const fn positional(self) -> Flag {
@@ -99,8 +103,8 @@ pub const FLAGS: &[Flag] = &[
         "Tokenize anew even if the tokenized text is in the cache"),
 
     // Batches.
-    flag(Section::Batches, TRAIN, "per_device_train_batch_size", Kind::Int { min: 1 }, "8",
-        "Examples per device in one microbatch"),
+    flag(Section::Batches, TRAIN, "per_device_train_batch_size", Kind::CountOrAuto, "8",
+        "Examples per device in one microbatch; auto: as many as fit into memory, as `xtrain fit` finds them"),
     flag(Section::Batches, TRAIN_EVAL, "per_device_eval_batch_size", Kind::Int { min: 1 }, "8",
         "Examples per device in one evaluation batch"),
     flag(Section::Batches, TRAIN, "gradient_accumulation_steps", Kind::Int { min: 1 }, "1",
@@ -179,6 +183,11 @@ pub const FLAGS: &[Flag] = &[
         "Sample among the so many likeliest tokens; 0: among all"),
 
     // Measurement.
+    flag(Section::Measurement, TRAIN, "memory", Kind::Bytes, "",
+        "Memory of one device that a batch size found by fit or auto may use; default: what the device says or, on the CPU, four fifths \
+         of the machine's"),
+    flag(Section::Measurement, Commands::FIT, "scale_learning_rate_from", Kind::Text, "",
+        "RATE@EXAMPLES: a learning rate that suits so many examples per step, to be scaled in proportion to what fits"),
     flag(Section::Measurement, BENCH, "batch", Kind::Int { min: 1 }, "4",
         "Examples per step"),
     flag(Section::Measurement, BENCH, "seq", Kind::Int { min: 1 }, "128",
@@ -187,10 +196,12 @@ pub const FLAGS: &[Flag] = &[
         "Steps that are measured"),
     flag(Section::Measurement, BENCH, "warmup", Kind::Int { min: 0 }, "2",
         "Steps after the first that are not measured"),
-    flag(Section::Measurement, BENCH.and(Commands::DOCTOR).and(EVAL).and(Commands::CACHE_LS).and(Commands::CACHE_SHOW).and(Commands::CACHE_STATS), "json", Kind::Bool, "false",
+    flag(Section::Measurement, BENCH.and(Commands::DOCTOR).and(EVAL).and(Commands::CACHE_LS).and(Commands::CACHE_SHOW).and(Commands::CACHE_STATS).and(Commands::FIT), "json", Kind::Bool, "false",
         "Print the result as JSON"),
 
     // The cache of compiled graphs.
+    flag(Section::Cache, Commands::COMPILE, "jobs", Kind::Int { min: 1 }, "",
+        "Graphs to compile at the same time; default: one per two cores, since a compile keeps more than one busy").short('j'),
     flag(Section::Cache, COMPILING, "compile_cache", Kind::Bool, "true",
         "Load graphs that were compiled before and store new ones, under cache_dir"),
     flag(Section::Cache, COMPILING, "cache_max_size", Kind::Bytes, "10GiB",
@@ -203,6 +214,10 @@ pub const FLAGS: &[Flag] = &[
         "Print the HLO module that was compiled, and nothing else"),
     flag(Section::Cache, Commands::CACHE_SHOW, "optimized_hlo", Kind::Bool, "false",
         "Print the module as the compiler left it, and nothing else"),
+    flag(Section::Cache, Commands::CACHE_SHOW, "stablehlo", Kind::Bool, "false",
+        "Print the module that was compiled as StableHLO, and nothing else"),
+    flag(Section::Cache, Commands::CACHE_SHOW, "memory", Kind::Bool, "false",
+        "Print what is in memory where it is most, largest first, in the model's terms"),
     flag(Section::Cache, Commands::CACHE_PRUNE, "older_than", Kind::Float(Range::NotNegative), "",
         "Remove what was last used more than so many days ago"),
     flag(Section::Cache, Commands::CACHE_PRUNE, "max_size", Kind::Bytes, "",

@@ -7,8 +7,19 @@ use super::{Commands, Flag, Section, Support};
 
 const fn row(section: Section, name: &'static str, support: Support, help: &'static str) -> Flag {
     // Evaluation takes them as well, so that a training run's settings are answered there in the same way.
-    let commands = Commands::TRAIN.and(Commands::COMPILE).and(Commands::EVAL);
-    Flag { name, aliases: &[], kind: Kind::Anything, default: "", help, commands, section, support, positional: false }
+    let commands = Commands::TRAIN.and(Commands::COMPILE).and(Commands::FIT).and(Commands::EVAL);
+    Flag {
+        name,
+        aliases: &[],
+        kind: Kind::Anything,
+        default: "",
+        help,
+        commands,
+        section,
+        support,
+        positional: false,
+        short: None,
+    }
 }
 
 const fn only(section: Section, name: &'static str, accepted: &'static [&'static str], help: &'static str) -> Flag {
@@ -34,7 +45,7 @@ pub const FLAGS: &[Flag] = &[
     only(Section::Optimizer, "gradient_checkpointing_kwargs", NONE, "activation checkpointing is not built yet"),
     only(Section::Optimizer, "activation_checkpointing", FALSE, "activation checkpointing is not built yet; lower per_device_train_batch_size and raise gradient_accumulation_steps instead"),
     only(Section::Optimizer, "activation_checkpointing_kwargs", NONE, "activation checkpointing is not built yet"),
-    only(Section::Optimizer, "auto_find_batch_size", FALSE, "xtrain does not search for a batch size yet; give per_device_train_batch_size"),
+    only(Section::Optimizer, "auto_find_batch_size", FALSE, "xtrain finds the batch size before the run, not by failing in it: use --per_device_train_batch_size auto"),
     only(Section::Model, "torch_dtype", &["", "none", "auto", "float32"], "weights are held in float32"),
     only(Section::Model, "low_cpu_mem_usage", FALSE, "weights are mapped from the file; there is nothing to switch"),
     only(Section::Model, "use_cache", FALSE, "training keeps no past keys and values"),

@@ -93,7 +93,7 @@ fn defaults_are_those_of_training_arguments() {
         disable_tqdm: false,
     };
     assert_eq!(plan.train, expected);
-    assert_eq!((plan.data.seed, plan.data.validation_split_percentage, plan.data.block_size), (42, 5.0, None));
+    assert_eq!((plan.data.source.seed, plan.data.source.validation_split_percentage, plan.data.block_size), (42, 5.0, None));
 }
 
 #[test]
@@ -108,11 +108,11 @@ fn settings_that_depend_on_others() {
     let plan = fixture.train("--do_eval --do_train --max_steps 0").unwrap();
     assert_eq!((plan.do_train, plan.do_eval, plan.train.max_steps), (true, true, None));
     let plan = fixture.train("--seed 7 --warmup_steps 3 --warmup_ratio 0.5 --max_steps 9 --num_train_epochs 0").unwrap();
-    assert_eq!((plan.data.seed, plan.train.optimizer.warmup_steps, plan.train.max_steps), (7, Some(3), Some(9)));
+    assert_eq!((plan.data.source.seed, plan.train.optimizer.warmup_steps, plan.train.max_steps), (7, Some(3), Some(9)));
     let plan = fixture.train("--warmup_steps 0.1 --warmup_ratio 0.5").unwrap();
     assert_eq!((plan.train.optimizer.warmup_steps, plan.train.optimizer.warmup_ratio), (None, 0.1));
     let plan = fixture.train("--seed 7 --data_seed 8 --lr_scheduler_type constant_with_warmup --optim sgd").unwrap();
-    assert_eq!((plan.data.seed, plan.train.seed), (8, 7));
+    assert_eq!((plan.data.source.seed, plan.train.seed), (8, 7));
     assert_eq!((plan.train.optimizer.schedule, plan.train.optimizer.kind), (ScheduleKind::Constant, OptimizerKind::Sgd));
     let plan = fixture.train("--output_dir @/old --resume_from_checkpoint").unwrap();
     assert_eq!(plan.train.resume, Resume::Latest);

@@ -118,6 +118,7 @@ XT_CALL(PJRT_Client_BufferFromHostBuffer) {
     }
     strides = absl::MakeSpan(args->byte_strides, args->num_byte_strides);
   }
+  const Pool::Storing storing;
   // The event fires when the caller may change or free its memory.
   auto [promise, future] = xla::MakePromise<>();
   PJRT_ASSIGN_OR_RETURN(
@@ -136,6 +137,7 @@ XT_CALL(PJRT_Client_CreateUninitializedBuffer) {
   PJRT_ASSIGN_OR_RETURN(xla::Shape shape, ReadShape(args->shape_element_type, args->shape_dims, args->shape_num_dims,
                                                     args->shape_layout));
   PJRT_ASSIGN_OR_RETURN(xla::PjRtMemorySpace * place, ReadPlace(args->client, args->device, args->memory));
+  const Pool::Storing storing;
   PJRT_ASSIGN_OR_RETURN(auto buffer, state->client->client->CreateUninitializedBuffer(shape, place));
   args->buffer = WrapBuffer(std::move(buffer), std::move(state));
   return nullptr;
@@ -277,6 +279,7 @@ XT_CALL(PJRT_Buffer_CopyRawToHost) {
 }
 
 inline PJRT_Error* CopyTo(PJRT_Buffer* from, xla::PjRtMemorySpace* place, PJRT_Buffer** out) {
+  const Pool::Storing storing;
   PJRT_ASSIGN_OR_RETURN(auto copy, from->buffer->CopyToMemorySpace(place));
   *out = WrapBuffer(std::move(copy), static_cast<Buffer*>(from)->keep);
   return nullptr;

@@ -10,6 +10,11 @@
 #include "executable.h"
 #include "xla/service/hlo.pb.h"
 
+namespace xla {
+// Exported by the library. Its header needs MLIR's, which nobody ships.
+absl::StatusOr<std::string> ConvertHloToStablehlo(const HloModule& module, bool emit_bytecode);
+}  // namespace xla
+
 namespace xtrain {
 
 #define XT_IMPLEMENTED(X)                                                                                              \
@@ -98,25 +103,41 @@ extern "C" const PJRT_Api* xtrain_cpp_pjrt_api() {
   return api;
 }
 
-// HLO text of a serialized HloModuleProto. Returns 0 and the text, or 1 and a message; `out` is malloc'd.
-extern "C" int xtrain_cpp_hlo_text(const char* module, size_t size, char** out, size_t* out_size) {
-  std::string text;
-  int failed = 1;
+namespace {
+
+absl::StatusOr<std::unique_ptr<xla::HloModule>> ReadModule(const char* bytes, size_t size) {
   xla::HloModuleProto proto;
-  if (size > std::numeric_limits<int>::max() || !proto.ParseFromArray(module, static_cast<int>(size))) {
-    text = "the bytes are no HloModuleProto";
-  } else if (proto.computations().empty() || !proto.has_host_program_shape()) {
-    text = "the HloModuleProto has no computation or no program shape";
-  } else {
-    auto config = xla::HloModule::CreateModuleConfigFromProto(proto, xla::DebugOptions());
-    auto parsed = config.ok() ? xla::HloModule::CreateFromProto(proto, *config)
-                              : absl::StatusOr<std::unique_ptr<xla::HloModule>>(config.status());
-    failed = parsed.ok() ? 0 : 1;
-    text = parsed.ok() ? (*parsed)->ToString() : std::string(parsed.status().message());
+  if (size > std::numeric_limits<int>::max() || !proto.ParseFromArray(bytes, static_cast<int>(size))) {
+    return absl::InvalidArgumentError("the bytes are no HloModuleProto");
   }
+  if (proto.computations().empty() || !proto.has_host_program_shape()) {
+    return absl::InvalidArgumentError("the HloModuleProto has no computation or no program shape");
+  }
+  auto config = xla::HloModule::CreateModuleConfigFromProto(proto, xla::DebugOptions());
+  if (!config.ok()) return config.status();
+  return xla::HloModule::CreateFromProto(proto, *config);
+}
+
+// Returns 0 and the text, or 1 and a message; `out` is malloc'd.
+int Answer(const absl::StatusOr<std::string>& result, char** out, size_t* out_size) {
+  const absl::string_view text = result.ok() ? absl::string_view(*result) : result.status().message();
   *out = static_cast<char*>(std::malloc(text.size() + 1));
   if (*out == nullptr) return 1;
   std::memcpy(*out, text.data(), text.size());
   *out_size = text.size();
-  return failed;
+  return result.ok() ? 0 : 1;
+}
+
+}  // namespace
+
+// HLO text of a serialized HloModuleProto.
+extern "C" int xtrain_cpp_hlo_text(const char* module, size_t size, char** out, size_t* out_size) {
+  auto parsed = ReadModule(module, size);
+  return Answer(parsed.ok() ? absl::StatusOr<std::string>((*parsed)->ToString()) : parsed.status(), out, out_size);
+}
+
+// StableHLO text of a serialized HloModuleProto.
+extern "C" int xtrain_cpp_stablehlo_text(const char* module, size_t size, char** out, size_t* out_size) {
+  auto parsed = ReadModule(module, size);
+  return Answer(parsed.ok() ? xla::ConvertHloToStablehlo(**parsed, /*emit_bytecode=*/false) : parsed.status(), out, out_size);
 }

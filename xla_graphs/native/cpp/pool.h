@@ -3,6 +3,11 @@
 // Why: a training step asks for the same large blocks each time, and fresh pages cost the kernel up to a fifth of a step.
 // What must stay true: the pool never holds more than the program once needed at the same moment (plus a little slack), so
 // pooling does not raise peak memory; and never more idle bytes than the caller's limit.
+//
+// One thing it does for the peak itself. The library reports a step as done just before it lets the step's temporaries go,
+// and the next step, which waited for that, may ask for its own in between: then both are held for a moment and the peak
+// is what two steps need. So an execution that would raise the peak, while another holds a block of the very size, waits for
+// that block a little. Peaks are rare after the first steps, so this costs nothing later.
 
 #ifndef XTRAIN_CPP_POOL_H_
 #define XTRAIN_CPP_POOL_H_
@@ -10,6 +15,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -49,12 +56,31 @@ class Pool : public std::enable_shared_from_this<Pool> {
     }
   }
 
+  // While one lives, what this thread allocates is data that stays, not an execution's memory.
+  class Storing {
+   public:
+    Storing() { ++Depth(); }
+    ~Storing() { --Depth(); }
+    Storing(const Storing&) = delete;
+    Storing& operator=(const Storing&) = delete;
+
+    static int& Depth() {
+      static thread_local int depth = 0;
+      return depth;
+    }
+  };
+
   absl::StatusOr<std::unique_ptr<xla::CpuMemory>> Allocate(size_t size, size_t alignment) {
     if (alignment > kPage) return absl::UnimplementedError("an alignment above a page is not supported");
     const size_t block = BlockSize(size);
+    const bool executing = Storing::Depth() == 0 && block >= kAwaited;
     void* base = nullptr;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      std::unique_lock<std::mutex> lock(mutex_);
+      if (executing) {
+        AwaitEqual(block, lock);
+        ++executing_[block];
+      }
       ++stats_.allocations;
       stats_.largest = std::max<int64_t>(stats_.largest, size);
       auto found = idle_.find(block);
@@ -76,11 +102,12 @@ class Pool : public std::enable_shared_from_this<Pool> {
     if (base == nullptr) base = Map(block, alignment);
     if (base == nullptr) {
       std::lock_guard<std::mutex> lock(mutex_);
+      if (executing) --executing_[block];
       stats_.in_use -= size;
       held_in_use_ -= block;
       return absl::ResourceExhaustedError(absl::StrCat("out of memory: ", size, " bytes wanted, ", stats_.in_use, " in use"));
     }
-    return std::make_unique<Block>(shared_from_this(), base, size, block);
+    return std::make_unique<Block>(shared_from_this(), base, size, block, executing);
   }
 
   Stats stats() const {
@@ -94,9 +121,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   // Holds the pool alive: a buffer may be the last thing left of a client.
   class Block : public xla::CpuMemory {
    public:
-    Block(std::shared_ptr<Pool> pool, void* base, size_t size, size_t block)
-        : pool_(std::move(pool)), base_(base), size_(size), block_(block) {}
-    ~Block() override { pool_->Release(base_, size_, block_); }
+    Block(std::shared_ptr<Pool> pool, void* base, size_t size, size_t block, bool executing)
+        : pool_(std::move(pool)), base_(base), size_(size), block_(block), executing_(executing) {}
+    ~Block() override { pool_->Release(base_, size_, block_, executing_); }
     void* base() const override { return base_; }
     size_t size_bytes() const override { return size_; }
 
@@ -104,6 +131,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
     std::shared_ptr<Pool> pool_;
     void* base_;
     size_t size_, block_;
+    bool executing_;
   };
 
   struct Idle {
@@ -116,6 +144,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   static constexpr size_t kPage = 4096;
   // Prefetched batches and the like come and go between steps; without slack each would push a step's block out.
   static constexpr int64_t kSlack = 32 << 20;
+  // From this size on an execution waits for an equal block, and for how long at most.
+  static constexpr size_t kAwaited = 1 << 20;
+  static constexpr std::chrono::milliseconds kPatience{50};
 
   // Large sizes are rounded up to one of eight steps between powers of two, so that near sizes share blocks. The rounded-up
   // tail costs address space, not memory, until a larger request uses it.
@@ -137,8 +168,20 @@ class Pool : public std::enable_shared_from_this<Pool> {
 
   static void Unmap(void* base, size_t block) { munmap(base, block); }
 
-  void Release(void* base, size_t size, size_t block) {
+  // Waits for an equal block of another execution, if a new one would raise the peak.
+  void AwaitEqual(size_t block, std::unique_lock<std::mutex>& lock) {
+    auto would_raise_the_peak = [&] {
+      return idle_.count(block) == 0 && held_in_use_ + static_cast<int64_t>(block) > peak_held_in_use_ && executing_[block] > 0;
+    };
+    released_.wait_for(lock, kPatience, [&] { return !would_raise_the_peak(); });
+  }
+
+  void Release(void* base, size_t size, size_t block, bool executing) {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (executing) {
+      --executing_[block];
+      released_.notify_all();
+    }
     stats_.in_use -= size;
     held_in_use_ -= block;
     if (block < kMapped) {
@@ -168,6 +211,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   const int64_t idle_limit_;
   mutable std::mutex mutex_;
   std::map<size_t, std::deque<Idle>> idle_;  // by block size; no list is empty
+  std::map<size_t, int64_t> executing_;      // blocks that executions asked for and still hold, by size
+  std::condition_variable released_;         // one of those was given back
   uint64_t clock_ = 0;
   int64_t held_in_use_ = 0, peak_held_in_use_ = 0;  // as in_use, in whole blocks
   Stats stats_;

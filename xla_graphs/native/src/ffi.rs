@@ -10,6 +10,7 @@ use std::{ptr, slice};
 unsafe extern "C" {
     fn xtrain_cpp_pjrt_api() -> *const c_void;
     fn xtrain_cpp_hlo_text(module: *const u8, len: usize, out: *mut *mut u8, out_len: *mut usize) -> c_int;
+    fn xtrain_cpp_stablehlo_text(module: *const u8, len: usize, out: *mut *mut u8, out_len: *mut usize) -> c_int;
     fn free(memory: *mut c_void);
 }
 
@@ -56,6 +57,31 @@ pub unsafe extern "C" fn xtrain_xla_hlo_text(module: *const u8, len: usize, out:
     unsafe { answer(module, len, out, out_len, |bytes| crate::hlo_text(bytes).map(String::into_bytes)) }
 }
 
+/// The StableHLO text of a serialized `HloModuleProto`.
+///
+/// # Safety
+/// `module` points to `len` readable bytes; `out` and `out_len` are writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xtrain_xla_stablehlo_text(
+    module: *const u8,
+    len: usize,
+    out: *mut *mut u8,
+    out_len: *mut usize,
+) -> c_int {
+    // SAFETY: the caller's promise is the same.
+    unsafe { answer(module, len, out, out_len, |bytes| crate::stablehlo_text(bytes).map(String::into_bytes)) }
+}
+
+/// The temporaries that a compiled, serialized `HloModuleProto` holds at its peak, as `xtrain_graphs::memory::Peak`.
+///
+/// # Safety
+/// `module` points to `len` readable bytes; `out` and `out_len` are writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn xtrain_xla_live_buffers(module: *const u8, len: usize, out: *mut *mut u8, out_len: *mut usize) -> c_int {
+    // SAFETY: the caller's promise is the same.
+    unsafe { answer(module, len, out, out_len, |bytes| crate::live::peak(bytes).map(|peak| peak.to_bytes())) }
+}
+
 /// Gives back what the functions above returned.
 ///
 /// # Safety
@@ -98,11 +124,23 @@ unsafe fn answer(
     status
 }
 
+/// A C++ function from a module's bytes to text.
+type Printer = unsafe extern "C" fn(*const u8, usize, *mut *mut u8, *mut usize) -> c_int;
+
 /// The C++ side's HLO printer.
 pub(crate) fn cpp_hlo_text(module: &[u8]) -> Result<String, String> {
+    print(xtrain_cpp_hlo_text, module)
+}
+
+/// The C++ side's way from HLO to StableHLO.
+pub(crate) fn cpp_stablehlo_text(module: &[u8]) -> Result<String, String> {
+    print(xtrain_cpp_stablehlo_text, module)
+}
+
+fn print(printer: Printer, module: &[u8]) -> Result<String, String> {
     let (mut text, mut len) = (ptr::null_mut(), 0);
     // SAFETY: the slice is readable, the two results are writable locals.
-    let status = unsafe { xtrain_cpp_hlo_text(module.as_ptr(), module.len(), &raw mut text, &raw mut len) };
+    let status = unsafe { printer(module.as_ptr(), module.len(), &raw mut text, &raw mut len) };
     if text.is_null() {
         return Err("out of memory".to_string());
     }

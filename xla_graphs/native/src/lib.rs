@@ -6,6 +6,7 @@
 
 pub mod emit;
 mod ffi;
+pub mod live;
 
 /// XLA's protobufs, generated from the descriptors in the library: `proto::xla::HloModuleProto` and all that it contains.
 #[allow(missing_docs, clippy::all, clippy::pedantic, rustdoc::all)]
@@ -29,4 +30,9 @@ pub fn lower(graph: &[u8]) -> Result<Vec<u8>, String> {
 /// The HLO text of a serialized `HloModuleProto`.
 pub fn hlo_text(module: &[u8]) -> Result<String, String> {
     ffi::cpp_hlo_text(module)
+}
+
+/// The StableHLO text of a serialized `HloModuleProto`.
+pub fn stablehlo_text(module: &[u8]) -> Result<String, String> {
+    ffi::cpp_stablehlo_text(module)
 }

@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 use support::{Rng, Value, model::training_step};
 use xtrain_graphs::op::{F64, Op, Scalar};
-use xtrain_graphs::{DType, Graph, GraphNode, InputRole, Precision, Shape, Target, Trace, passes};
+use xtrain_graphs::{DType, Graph, GraphNode, InputRole, Shape, Target, Trace, passes};
 use xtrain_xla::proto::xla::{HloComputationProto, HloModuleProto};
 
 fn prepared(layers: usize) -> Graph {
-    passes::prepare(&training_step(layers), Target::Cpu, Precision::F32).unwrap()
+    passes::prepare(&training_step(layers), Target::Cpu).unwrap()
 }
 
 fn module(graph: &Graph) -> HloModuleProto {

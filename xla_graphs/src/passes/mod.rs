@@ -1,4 +1,5 @@
-//! Passes: functions from graph to graph, applied in this order by [`prepare`] before a graph is emitted.
+//! Passes: functions from graph to graph. [`mix`] comes first and gives the graph that a run is made of and the cache knows;
+//! [`prepare`] applies the others, in this order, before a graph is emitted.
 
 mod expand;
 mod precision;
@@ -10,12 +11,15 @@ use crate::error::Result;
 use crate::graph::Graph;
 use crate::target::Target;
 
-/// Turns a cut graph into one of primitives only, in the element types that `precision` asks for and in the form that the target
-/// compiles best.
-pub fn prepare(graph: &Graph, target: Target, precision: Precision) -> Result<Graph> {
-    let mixed = match precision.low() {
-        Some(low) => &precision::mix(graph, low)?,
-        None => graph,
-    };
-    products::rewrite(&expand::expand(mixed, target)?, target)
+/// Puts the matrix products of a recorded graph, and the activations between them, in the type that `precision` asks for.
+pub fn mix(graph: &Graph, precision: Precision) -> Result<Graph> {
+    match precision.low() {
+        Some(low) => precision::mix(graph, low),
+        None => Ok(graph.clone()),
+    }
+}
+
+/// Turns a cut graph into one of primitives only, in the form that the target compiles best.
+pub fn prepare(graph: &Graph, target: Target) -> Result<Graph> {
+    products::rewrite(&expand::expand(graph, target)?, target)
 }

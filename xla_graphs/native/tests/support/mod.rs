@@ -6,7 +6,7 @@ pub mod model;
 pub mod reference;
 
 use std::sync::OnceLock;
-use xtrain_graphs::{DType, Graph, InputRole, Precision, Shape, Target, Tensor, Trace, passes};
+use xtrain_graphs::{DType, Graph, InputRole, Shape, Target, Tensor, Trace, passes};
 
 /// A dense host array.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,7 +90,7 @@ pub struct Program {
 
 /// Expands, lowers and compiles.
 pub fn compile(graph: &Graph) -> Program {
-    let prepared = passes::prepare(graph, Target::Cpu, Precision::F32).unwrap();
+    let prepared = passes::prepare(graph, Target::Cpu).unwrap();
     let module = xtrain_xla::lower(&prepared.to_bytes()).unwrap_or_else(|e| panic!("{e}"));
     Program {
         executable: client().compile(&computation(&module)).unwrap_or_else(|e| panic!("{}: {e}", graph.name)),

@@ -1,0 +1,232 @@
+//! From one graph to its executable: the stored one, else under the key's lock what another process stored meanwhile, else the
+//! compiler. Nothing here changes but the store, so that threads may compile at the same time.
+
+use super::entry::{Content, Damage, Entry, Header, Memory, Origin};
+use super::explain::{Explanation, nearest};
+use super::key::{Key, Surroundings};
+use super::store::{Store, now};
+use super::{CacheSettings, Error};
+use crate::runtime::{Client, CompileOptions, Executable, Library, Signature};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use xtrain_graphs::{Graph, InputRole, Target, passes};
+
+/// What compiles for one client, and where it keeps what it made.
+pub(super) struct Compiler {
+    library: &'static Library,
+    client: Client,
+    target: Target,
+    options: CompileOptions,
+    surroundings: Surroundings,
+    store: Option<Store>,
+    settings: CacheSettings,
+    /// What the graphs belong to.
+    pub origin: Origin,
+    /// What has been warned of, so that it is not said twice.
+    warned: Mutex<HashSet<String>>,
+}
+
+/// An executable and how it came.
+pub(super) struct Made {
+    pub key: Key,
+    pub executable: Executable,
+    /// For one that was stored: the time that compiling it took.
+    pub compiled_in: Option<Duration>,
+    /// Time that lowering and compiling, or else loading, took.
+    pub took: Duration,
+}
+
+impl Compiler {
+    pub fn new(
+        library: &'static Library,
+        client: Client,
+        target: Target,
+        options: CompileOptions,
+        settings: CacheSettings,
+    ) -> Result<Self, Error> {
+        Ok(Compiler {
+            surroundings: Surroundings::of(library, &client, &options, target)?,
+            library,
+            client,
+            target,
+            options,
+            store: settings.dir.as_ref().map(Store::new),
+            settings,
+            origin: Origin::default(),
+            warned: Mutex::default(),
+        })
+    }
+
+    /// `earlier` is the graph of the same name that this process used before, if there is one: it explains a miss best.
+    pub fn make(&self, graph: &Graph, earlier: Option<&(Key, Graph)>) -> Result<Made, Error> {
+        let start = Instant::now();
+        let key = self.surroundings.key(graph);
+        let (executable, compiled_in) = match self.load(graph, &key)? {
+            Some((executable, compiled_in)) => (executable, Some(compiled_in)),
+            None => self.load_or_compile(graph, &key, earlier)?,
+        };
+        Ok(Made { key, executable, compiled_in, took: start.elapsed() })
+    }
+
+    /// What a graph needs, with the time that compiling took if it was not stored. A question, not a run: asking for many
+    /// versions of a graph explains nothing and fails nothing.
+    pub fn memory(&self, graph: &Graph) -> Result<(Option<Memory>, Option<Duration>), Error> {
+        let key = self.surroundings.key(graph);
+        let stored = self.store.as_ref().and_then(|store| store.find(&key).ok().flatten());
+        if let Some(memory) = stored.and_then(|entry| entry.header.memory) {
+            return Ok((Some(memory), None));
+        }
+        let start = Instant::now();
+        let executable = self.compile(graph, &key)?;
+        Ok((memory(&executable), Some(start.elapsed())))
+    }
+
+    /// Compiles and stores.
+    fn compile(&self, graph: &Graph, key: &Key) -> Result<Executable, Error> {
+        let start = Instant::now();
+        let module = self.library.lower(&passes::prepare(graph, self.target)?.to_bytes())?;
+        let executable = self.client.compile(&module, signature(graph), &self.options)?;
+        self.save(graph, key, &module, &executable, start.elapsed());
+        Ok(executable)
+    }
+
+    fn load_or_compile(
+        &self,
+        graph: &Graph,
+        key: &Key,
+        earlier: Option<&(Key, Graph)>,
+    ) -> Result<(Executable, Option<Duration>), Error> {
+        let lock = self.store.as_ref().and_then(|store| {
+            store.lock(&key.id(), |holder| {
+                let holder = holder.map_or("another process".to_string(), |pid| format!("process {pid}"));
+                eprintln!("waiting for {holder}, which is compiling the same `{}` graph", graph.name);
+            })
+        });
+        if lock.is_some()
+            && let Some((executable, compiled_in)) = self.load(graph, key)?
+        {
+            return Ok((executable, Some(compiled_in)));
+        }
+        if let Some(reason) = self.explain(graph, key, earlier) {
+            if self.settings.fail_on_recompile {
+                return Err(Error::Recompile { phase: graph.name.clone(), reason });
+            }
+            eprintln!("compiling `{}` again: {reason}", graph.name);
+        }
+        Ok((self.compile(graph, key)?, None))
+    }
+
+    /// The stored executable with the time that compiling it took. Anything wrong with it is a miss, told once.
+    fn load(&self, graph: &Graph, key: &Key) -> Result<Option<(Executable, Duration)>, Error> {
+        let Some(store) = &self.store else { return Ok(None) };
+        let load = |mut entry: Entry| -> Result<Option<(Executable, Duration)>, Damage> {
+            let compiled_in = Duration::try_from_secs_f64(entry.header.compile_seconds).unwrap_or_default();
+            let Some(bytes) = entry.check_all()? else { return Ok(None) };
+            let executable = self.client.load(&bytes, signature(graph)).map_err(|e| Damage::NotLoadable(e.to_string()))?;
+            Ok(Some((executable, compiled_in)))
+        };
+        match store.find(key).and_then(|entry| entry.map_or(Ok(None), load)) {
+            Ok(Some(found)) => {
+                store.count_use(&key.id());
+                Ok(Some(found))
+            }
+            Ok(None) => Ok(None),
+            Err(damage) => {
+                let path = store.path(&key.id());
+                self.warn(format!("ignoring the cached graph {}: {damage}", path.display()));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Stores what was compiled. A cache that cannot be written costs a compile next time, not this run.
+    fn save(&self, graph: &Graph, key: &Key, module: &[u8], executable: &Executable, took: Duration) {
+        let Some(store) = &self.store else { return };
+        let serialized = match executable.serialize() {
+            Ok(bytes) => Some(bytes),
+            Err(error) => {
+                self.warn(format!("this device's executables cannot be stored: {error}"));
+                None
+            }
+        };
+        let header = Header {
+            key: key.clone(),
+            phase: graph.name.clone(),
+            origin: self.origin.clone(),
+            feeds: feeds(graph),
+            created: now(),
+            compile_seconds: took.as_secs_f64(),
+            memory: memory(executable),
+            cost: cost(executable),
+            parts: Vec::new(),
+        };
+        let graph_bytes = graph.to_bytes();
+        let mut parts: Vec<(Content, &[u8])> = vec![(Content::Graph, &graph_bytes), (Content::Module, module)];
+        parts.extend(serialized.as_deref().map(|bytes| (Content::Executable, bytes)));
+        match store.insert(header, &parts) {
+            // Nothing depends on the old ones going now; the next insertion tries again.
+            Ok(()) => drop(store.evict(self.settings.max_bytes, &key.id())),
+            Err(error) => self.warn(format!("compiled graphs are not kept: {error}")),
+        }
+    }
+
+    /// Why a graph that is not stored is not: `None` when nothing of its kind was compiled before, in this run or earlier.
+    fn explain(&self, graph: &Graph, key: &Key, earlier: Option<&(Key, Graph)>) -> Option<String> {
+        if let Some((old_key, old_graph)) = earlier {
+            let explanation = Explanation::new((old_key, &self.origin), (key, &self.origin), Some((old_graph, graph)));
+            return Some(explanation.to_string());
+        }
+        let store = self.store.as_ref()?;
+        let entries = store.list().ok()?;
+        let (id, header) = nearest(&entries, key, &graph.name, &self.origin)?;
+        if header.key == *key {
+            return Some("the stored one is damaged or has no executable".into());
+        }
+        let stored = store.open(id).and_then(|mut entry| entry.read(Content::Graph)).ok().flatten();
+        let stored = stored.and_then(|bytes| Graph::from_bytes(&bytes).ok());
+        let graphs = stored.as_ref().map(|stored| (stored, graph));
+        let explanation = Explanation::new((&header.key, &header.origin), (key, &self.origin), graphs);
+        Some(format!("{explanation}; compared with {}", &id[..8.min(id.len())]))
+    }
+
+    fn warn(&self, text: String) {
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned.insert(text.clone()) {
+            eprintln!("warning: {text}");
+        }
+    }
+}
+
+fn signature(graph: &Graph) -> Signature {
+    Signature::new(
+        graph.inputs.iter().map(|i| i.shape.clone()).collect::<Vec<_>>(),
+        (0..graph.outputs.len()).map(|i| graph.output_shape(i).clone()).collect::<Vec<_>>(),
+    )
+}
+
+fn memory(executable: &Executable) -> Option<Memory> {
+    executable.memory_stats().ok().map(|m| Memory {
+        arguments: m.argument_bytes,
+        outputs: m.output_bytes,
+        donated: m.alias_bytes,
+        temporaries: m.temp_bytes,
+        code: m.generated_code_bytes,
+        peak: m.peak(),
+    })
+}
+
+/// The data of a step with its shapes, the largest rank first.
+fn feeds(graph: &Graph) -> Vec<String> {
+    let mut feeds: Vec<_> = graph.inputs.iter().filter(|input| input.role == InputRole::Feed).collect();
+    feeds.sort_by_key(|input| std::cmp::Reverse(input.shape.rank()));
+    feeds.iter().map(|input| format!("{} {}", input.name, input.shape)).collect()
+}
+
+/// The compiler's totals. It also tells of every single operand (`bytes accessed3{}`), which would make headers slow to list, and
+/// some compilers give numbers that JSON does not have.
+fn cost(executable: &Executable) -> BTreeMap<String, f64> {
+    let totals = |name: &str| !name.contains(|c: char| c == '{' || c.is_ascii_digit());
+    let all = executable.cost_analysis().unwrap_or_default();
+    all.into_iter().filter(|(name, value)| totals(name) && value.is_finite()).collect()
+}

@@ -1,0 +1,158 @@
+//! `xtrain fit clm`: the largest batch that fits into memory; and what `--per_device_train_batch_size auto` makes of it.
+
+use super::model::failed;
+use super::train::Prepared;
+use super::{Error, Outcome};
+use crate::config::{FitPlan, TrainPlan};
+use crate::report::table::Table;
+use crate::report::units::{bytes, exact};
+use crate::runtime::Library;
+use crate::trainer::ahead::compile_all;
+use crate::trainer::fit::{Footprint, footprint, largest_batch};
+use crate::trainer::step::Stepper;
+use serde_json::json;
+use xtrain_graphs::BACKWARD;
+use xtrain_graphs::optim::{Schedule, ScheduleKind};
+
+pub fn run(FitPlan { train: mut plan, scale_from, json }: FitPlan) -> Result<Outcome, Error> {
+    let mut prepared = Prepared::new(&plan, false)?;
+    let budget = budget(&plan, &prepared)?;
+    let found = search(&plan, &mut prepared, budget)?;
+    plan.train.per_device_train_batch_size = found.batch;
+    let split = split(&plan, &mut prepared, &found)?;
+    let examples = (found.batch * plan.train.gradient_accumulation_steps) as u64;
+    let scaled = scale_from.map(|(rate, at)| (rate, at, rate * examples as f64 / at as f64));
+    if json {
+        let results = json!({
+            "per_device_train_batch_size": found.batch,
+            "examples_per_step": examples,
+            "memory_bytes": budget,
+            "peak_bytes": found.peak,
+            "peak_graph": found.graph,
+            "weights_bytes": split.weights,
+            "moments_bytes": split.moments,
+            "accumulated_gradients_bytes": split.accumulated,
+            "batch_bytes": found.data,
+            "activations_bytes": split.activations,
+            "temporaries_bytes": split.temporaries,
+            "learning_rate": scaled.map(|(.., rate)| rate),
+        });
+        println!("{results}");
+        return Ok(Outcome::Done);
+    }
+    let mut table = Table::pairs();
+    table.heading(format!("the largest batch within {}", bytes(budget)));
+    table.row(["per_device_train_batch_size".to_string(), exact(found.batch as u64)]);
+    table.row(["examples per step".to_string(), exact(examples)]);
+    if let Some((rate, at, scaled)) = scaled {
+        table.row(["learning_rate".to_string(), format!("{scaled:e} ({rate:e} at {at} examples, in proportion)")]);
+    }
+    table.heading(format!("{} at the peak, in `{}`", bytes(found.peak), found.graph));
+    for (name, n) in [
+        ("weights", split.weights),
+        ("moments", split.moments),
+        ("accumulated gradients", split.accumulated),
+        ("batch and results", found.data),
+        ("activations", split.activations),
+        ("other temporaries", split.temporaries),
+    ] {
+        table.row([name.to_string(), bytes(n)]);
+    }
+    print!("{}", table.render());
+    eprintln!("{}", prepared.session.cache().stats());
+    Ok(Outcome::Done)
+}
+
+/// Puts the batch size that fits where `auto` stands. A run that continues finds the size that it began with, or is refused as
+/// any other change of batch is.
+pub(super) fn resolve_auto(plan: &mut TrainPlan, prepared: &mut Prepared) -> Result<(), Error> {
+    if !plan.auto_batch || !plan.do_train {
+        return Ok(());
+    }
+    let budget = budget(plan, prepared)?;
+    let found = search(plan, prepared, budget)?;
+    eprintln!("per_device_train_batch_size is {}: {} of {} at the peak", found.batch, bytes(found.peak), bytes(budget));
+    plan.train.per_device_train_batch_size = found.batch;
+    Ok(())
+}
+
+/// What was asked for, else the device's own limit, else four fifths of the machine's memory. Not of what happens to be free:
+/// the same command must find the same batch tomorrow.
+fn budget(plan: &TrainPlan, prepared: &Prepared) -> Result<u64, Error> {
+    if let Some(memory) = plan.memory {
+        return Ok(memory);
+    }
+    let device = prepared.session.client().addressable_devices().next().and_then(|device| device.memory());
+    let limit = device.and_then(|memory| memory.bytes_limit).map(|limit| limit.max(0) as u64);
+    limit.or_else(|| crate::report::memory::machine().map(|total| total / 5 * 4)).ok_or_else(|| {
+        Error::usage("neither the device nor the system says how much memory there is", "give --memory SIZE, for example 16GiB")
+    })
+}
+
+/// The learning rate is fed at each step, so that no graph knows the schedule.
+const UNSCHEDULED: Schedule = Schedule { kind: ScheduleKind::Constant, peak: 0.0, warmup: 0, total: 0 };
+
+fn search(plan: &TrainPlan, prepared: &mut Prepared, budget: u64) -> Result<Footprint, Error> {
+    let shapes = prepared.shapes(plan);
+    let model = &*prepared.loaded.model;
+    let stepper =
+        Stepper::new(model, plan.train.optimizer.clone(), UNSCHEDULED, plan.train.seed).with_precision(plan.train.precision);
+    let session = &mut prepared.session;
+    let found = largest_batch(budget, |batch| {
+        let one = footprint(session, model, &stepper, shapes, batch)?;
+        eprintln!("batch {batch}: {} at the peak", bytes(one.peak));
+        Ok(one)
+    });
+    found.map_err(failed("looking for the largest batch"))?.map_err(|one| {
+        let problem = format!(
+            "not even one example of {} tokens fits: it needs {} (in `{}`, {} of it weights and moments), and there are {}",
+            shapes.block_size,
+            bytes(one.peak),
+            one.graph,
+            bytes(one.state),
+            bytes(budget)
+        );
+        Error::failed(problem).with_hint("raise --memory, or lower --block_size or --per_device_eval_batch_size")
+    })
+}
+
+/// The peak by what it is for.
+struct Split {
+    weights: u64,
+    moments: u64,
+    accumulated: u64,
+    /// Of the temporaries: what the forward pass left for the backward pass.
+    activations: u64,
+    temporaries: u64,
+}
+
+/// Compiles the run's graphs with the batch that was found, so that the run itself compiles nothing, and looks into the one that
+/// decides.
+fn split(plan: &TrainPlan, prepared: &mut Prepared, found: &Footprint) -> Result<Split, Error> {
+    let shapes = prepared.shapes(plan);
+    let model = &*prepared.loaded.model;
+    let stepper =
+        Stepper::new(model, plan.train.optimizer.clone(), UNSCHEDULED, plan.train.seed).with_precision(plan.train.precision);
+    let graphs = compile_all(&mut prepared.session, model, &stepper, shapes, 1, &mut |_| ());
+    let graphs = graphs.map_err(failed("compiling the graphs"))?;
+    let decides = graphs.iter().find(|graph| graph.name == found.graph).expect("it is one of the run's graphs");
+    let peak = decides.executable.optimized_hlo().and_then(|module| Library::open()?.live_buffers(&module));
+    let peak = peak.map_err(failed("reading the compiled module"))?;
+    let forward = |op_name: &str| {
+        let path = op_name.split_once('/').map_or("", |(_, path)| path);
+        ![BACKWARD, "optimizer", "accumulate", "outputs"].iter().any(|other| path.starts_with(other)) && !path.is_empty()
+    };
+    let activations: u64 = peak.buffers.iter().filter(|b| forward(&b.op_name)).map(|b| b.bytes).sum();
+    // The walk over the module and the compiler's own figure differ a little; the latter is the one that adds up.
+    let activations =
+        if peak.bytes == 0 { 0 } else { (activations as f64 / peak.bytes as f64 * found.temporaries as f64) as u64 };
+    let weights = stepper.weight_bytes();
+    let without = stepper.state_bytes(false);
+    Ok(Split {
+        weights,
+        moments: without - weights,
+        accumulated: found.state - without,
+        activations,
+        temporaries: found.temporaries - activations,
+    })
+}

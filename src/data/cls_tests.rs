@@ -1,0 +1,127 @@
+//! Splits, lengths, pairs and what is kept on disk.
+
+use super::*;
+use crate::data::bad_inputs::{letters, load, settings};
+use crate::data::batch::Labels;
+use crate::data::dataset::Origin;
+use crate::data::sampler::Position;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn rows(dir: &Path, name: &str, count: usize) -> PathBuf {
+    let path = dir.join(name);
+    let letter = |i: usize| char::from(b'a' + (i % 26) as u8);
+    let rows: String =
+        (0..count).map(|i| format!("{}{},{}\n", letter(i / 26), letter(i), if i % 3 == 0 { "x" } else { "y" })).collect();
+    fs::write(&path, format!("text,label\n{rows}")).unwrap();
+    path
+}
+
+fn ids(examples: &Examples) -> Vec<Vec<u32>> {
+    (0..examples.len()).map(|i| examples.example(i).ids.iter().collect()).collect()
+}
+
+#[test]
+fn a_seeded_share_of_the_training_rows_validates_without_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = letters(dir.path());
+    let mut settings = settings(dir.path(), &[rows(dir.path(), "t.csv", 200)]);
+    settings.source.validation_split_percentage = 10.0;
+    let labels = labels(&settings).unwrap();
+    let split = |settings: &ClsDataSettings, split| ids(&examples(settings, split, &tokenizer, &labels, 16, true).unwrap());
+    let (train, validation) = (split(&settings, Split::Train), split(&settings, Split::Validation));
+    assert_eq!((train.len(), validation.len()), (180, 20));
+    let mut all = [train, validation.clone()].concat();
+    all.sort();
+    all.dedup();
+    assert_eq!(all.len(), 200, "each row is in one of the two");
+    // Not simply the first rows, and another choice with another seed.
+    let whole = {
+        let mut s = settings.clone();
+        s.source.validation_split_percentage = 0.0;
+        split(&s, Split::Train)
+    };
+    assert_ne!(validation, whole[..20]);
+    settings.source.seed += 1;
+    assert_ne!(split(&settings, Split::Validation), validation);
+    settings.source.max_eval_samples = Some(7);
+    settings.source.max_train_samples = Some(9);
+    assert_eq!((split(&settings, Split::Validation).len(), split(&settings, Split::Train).len()), (7, 9));
+}
+
+#[test]
+fn sets_are_kept_on_disk_until_something_that_matters_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = letters(dir.path());
+    let mut settings = settings(dir.path(), &[rows(dir.path(), "t.csv", 30)]);
+    let origin = |settings: &ClsDataSettings| load(settings, &tokenizer).unwrap().1.origin().clone();
+    assert_eq!(origin(&settings), Origin::Tokenized);
+    assert_eq!(origin(&settings), Origin::Cached);
+    settings.padding.pad_to_max_length = true;
+    settings.source.preprocessing_num_workers = Some(3);
+    assert_eq!(origin(&settings), Origin::Cached, "neither padding nor threads decide the ids");
+    settings.max_seq_length = 3 + 2;
+    assert_eq!(origin(&settings), Origin::Tokenized);
+    settings.labels = LabelMap::new(vec!["y".into(), "x".into()]).ok();
+    assert_eq!(origin(&settings), Origin::Tokenized);
+    let file = fs::read_dir(dir.path().join("cache")).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = fs::read(&file).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    let origins: Vec<Origin> = [5, 16]
+        .into_iter()
+        .map(|length| {
+            settings.max_seq_length = length;
+            origin(&settings)
+        })
+        .collect();
+    assert!(origins.iter().filter(|origin| matches!(origin, Origin::Remade(_))).count() <= 1);
+    settings.source.overwrite_cache = true;
+    assert_eq!(origin(&settings), Origin::Tokenized);
+}
+
+#[test]
+fn pairs_are_cut_longest_first_and_carry_their_segments() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = letters(dir.path());
+    let path = dir.path().join("p.csv");
+    fs::write(&path, "premise,hypothesis,label\na b c d e f,x y,0\na,b,1\n").unwrap();
+    let mut settings = settings(dir.path(), &[path]);
+    settings.max_seq_length = 9;
+    settings.padding.pad_to_bucket = vec![6];
+    let (labels, examples) = load(&settings, &tokenizer).unwrap();
+    assert_eq!(labels.names(), ["0", "1"]);
+    let collator = collator(&settings, &tokenizer, 9, examples).unwrap();
+    assert_eq!(collator.lengths(), [6, 9]);
+    let batch = collator.batch(&[0, 1], 2, Position::default());
+    let [a, b, c, d] = [5, 7, 9, 11];
+    let [x, y] = [5 + 2 * 23, 5 + 2 * 24];
+    assert_eq!(batch.input_ids, ndarray::arr2(&[[2, a, b, c, d, 3, x, y, 3], [2, a, 3, b, 3, 0, 0, 0, 0]]));
+    assert_eq!(batch.token_type_ids, Some(ndarray::arr2(&[[0, 0, 0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 0, 0, 0, 0]])));
+    assert_eq!(batch.labels, Labels::Classes(ndarray::arr1(&[0, 1])));
+    assert_eq!(collator.batch(&[1], 1, Position::default()).input_ids.ncols(), 6);
+    // Named alone, a text column is a single text.
+    settings.source.table.text_column = Some("hypothesis".into());
+    let (_, examples) = load(&settings, &tokenizer).unwrap();
+    assert_eq!(ids(&examples), [vec![2, x as u32, y as u32, 3], vec![2, b as u32, 3]]);
+    assert!(!super::collator(&settings, &tokenizer, 9, examples).unwrap().has_token_type_ids());
+}
+
+#[test]
+fn a_test_set_needs_no_labels_but_wrong_ones_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = letters(dir.path());
+    let mut settings = settings(dir.path(), &[rows(dir.path(), "t.csv", 10)]);
+    let labels = labels(&settings).unwrap();
+    let mut test = |content: &str| {
+        let path = dir.path().join("test.tsv");
+        fs::write(&path, content).unwrap();
+        settings.source.test_files = vec![path];
+        examples(&settings, Split::Test, &tokenizer, &labels, 16, true)
+    };
+    assert!(!test("index\tsentence\n0\ta\n1\tb\n").unwrap().has_classes());
+    assert!(test("sentence\tlabel\na\tx\nb\ty\n").unwrap().has_classes());
+    assert!(!test("sentence\tlabel\na\t-1\nb\t\n").unwrap().has_classes());
+    assert!(test("sentence\tlabel\na\tz\n").unwrap_err().to_string().contains("test.tsv:2: label \"z\""));
+}

@@ -1,0 +1,188 @@
+//! CSV and TSV, row by row.
+//!
+//! Own code rather than the csv crate: that reads any bytes without complaint, while here a quote that is never closed, text after
+//! a closing quote and a field without end must be errors with the line where they begin. Rows end at `\n`, `\r\n` or `\r`
+//! outside quotes; empty lines are passed over; a byte order mark is too.
+
+use super::error::{Error, Place, Result};
+use super::input::{Input, MAX_FIELD};
+use super::settings::Quoting;
+
+/// Fields as bytes, with the line where each begins.
+#[derive(Debug, Default)]
+pub(super) struct Fields {
+    bytes: Vec<u8>,
+    /// End of each field in `bytes`, and its first line.
+    ends: Vec<(usize, u64)>,
+    /// Line where the row begins, from 1.
+    pub line: u64,
+}
+
+impl Fields {
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// The bytes of a field and the line where it begins.
+    pub fn get(&self, index: usize) -> (&[u8], u64) {
+        let start = if index == 0 { 0 } else { self.ends[index - 1].0 };
+        (&self.bytes[start..self.ends[index].0], self.ends[index].1)
+    }
+}
+
+pub(super) struct CsvReader {
+    input: Input,
+    delimiter: u8,
+    quoting: Quoting,
+    /// Of the byte that comes next, from 1.
+    line: u64,
+    /// The last byte was a `\r` that ended a line, so a `\n` now belongs to it.
+    after_return: bool,
+}
+
+/// Where in a row the reader is.
+#[derive(Clone, Copy, PartialEq)]
+enum State {
+    FieldStart,
+    Plain,
+    Quoted,
+    /// After a quote within quotes: the field's end, or the first of a doubled quote.
+    Closing,
+    /// After text that follows a closing quote: the row is wrong, and its rest is passed over.
+    Wrong,
+}
+
+enum Found {
+    Row,
+    EmptyLine,
+    End,
+}
+
+impl CsvReader {
+    pub fn new(mut input: Input, delimiter: u8, quoting: Quoting) -> Result<CsvReader> {
+        input.skip_byte_order_mark()?;
+        Ok(CsvReader { input, delimiter, quoting, line: 1, after_return: false })
+    }
+
+    pub fn path(&self) -> &std::path::Path {
+        self.input.path()
+    }
+
+    /// Reads the next row that is not an empty line; false at the end. After a [`Error::BadRow`] reading can go on.
+    pub fn read(&mut self, row: &mut Fields) -> Result<bool> {
+        loop {
+            row.bytes.clear();
+            row.ends.clear();
+            row.line = self.line;
+            match self.read_row(row)? {
+                Found::Row => return Ok(true),
+                Found::EmptyLine => {}
+                Found::End => return Ok(false),
+            }
+        }
+    }
+
+    fn place(&self, line: u64) -> Place {
+        Place::line(self.input.path(), line)
+    }
+
+    fn read_row(&mut self, row: &mut Fields) -> Result<Found> {
+        let mut state = State::FieldStart;
+        // Whether there was any byte besides the line break, and whether the next byte is to be taken as it is.
+        let (mut content, mut escaped) = (false, false);
+        let mut field_line = self.line;
+        let mut wrong_line = 0;
+        let (quoted, backslash) = (self.quoting != Quoting::None, self.quoting == Quoting::Backslash);
+        loop {
+            let line = self.line;
+            let buffer = self.input.fill(line)?;
+            if buffer.is_empty() {
+                if state == State::Quoted {
+                    return Err(Error::OpenQuote { place: self.place(field_line) });
+                }
+                row.ends.push((row.bytes.len(), field_line));
+                return match (state, content) {
+                    (State::Wrong, _) => Err(self.wrong(wrong_line)),
+                    (_, true) => Ok(Found::Row),
+                    (_, false) => Ok(Found::End),
+                };
+            }
+            let mut used = 0;
+            let mut ended = false;
+            for &byte in buffer {
+                if std::mem::take(&mut self.after_return) && byte == b'\n' {
+                    // The second half of a line break, whose line was counted; content only within quotes.
+                    used += 1;
+                    if state == State::Quoted {
+                        row.bytes.push(byte);
+                    }
+                    continue;
+                }
+                used += 1;
+                let newline = matches!(byte, b'\n' | b'\r');
+                if newline {
+                    self.line += 1;
+                    self.after_return = byte == b'\r';
+                }
+                if escaped {
+                    escaped = false;
+                    row.bytes.push(byte);
+                    continue;
+                }
+                let inside = state == State::Quoted;
+                if newline && !inside {
+                    ended = true;
+                    break;
+                }
+                content = true;
+                match state {
+                    State::Wrong => {}
+                    _ if backslash && byte == b'\\' && state != State::Closing => {
+                        escaped = true;
+                        state = if inside { State::Quoted } else { State::Plain };
+                    }
+                    State::Quoted if byte == b'"' => state = State::Closing,
+                    State::Quoted => row.bytes.push(byte),
+                    State::Closing if byte == b'"' => {
+                        row.bytes.push(byte);
+                        state = State::Quoted;
+                    }
+                    State::FieldStart if quoted && byte == b'"' => state = State::Quoted,
+                    _ if byte == self.delimiter => {
+                        row.ends.push((row.bytes.len(), field_line));
+                        field_line = self.line;
+                        state = State::FieldStart;
+                    }
+                    State::Closing => {
+                        wrong_line = self.line;
+                        state = State::Wrong;
+                    }
+                    State::FieldStart | State::Plain => {
+                        row.bytes.push(byte);
+                        state = State::Plain;
+                    }
+                }
+            }
+            self.input.consume(used);
+            if row.bytes.len() > MAX_FIELD {
+                return Err(Error::HugeField { place: self.place(row.line) });
+            }
+            if ended {
+                row.ends.push((row.bytes.len(), field_line));
+                return match (state, content) {
+                    (State::Wrong, _) => Err(self.wrong(wrong_line)),
+                    (_, true) => Ok(Found::Row),
+                    (_, false) => Ok(Found::EmptyLine),
+                };
+            }
+        }
+    }
+
+    fn wrong(&self, line: u64) -> Error {
+        let hint = match self.quoting {
+            Quoting::Backslash => "double the quotes within it, or put a backslash before them",
+            _ => "double the quotes within it or, if a backslash stands before them, set --quoting backslash",
+        };
+        Error::BadRow { place: self.place(line), reason: format!("text follows the closing quote of a field; {hint}") }
+    }
+}

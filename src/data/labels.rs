@@ -1,0 +1,147 @@
+//! The names of a classifier's labels, in the order of their ids.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value};
+
+use super::error::{Error, Result};
+
+/// Label names; the place of a name is its id. At least one name, none twice.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LabelMap {
+    names: Vec<String>,
+}
+
+impl LabelMap {
+    /// Names in the order of their ids.
+    pub fn new(names: Vec<String>) -> Result<LabelMap> {
+        let mut seen = BTreeSet::new();
+        if let Some(name) = names.iter().find(|name| !seen.insert(name.as_str())) {
+            return Err(Error::Labels { reason: format!("{name:?} is in the list twice") });
+        }
+        match names.is_empty() {
+            true => Err(Error::Labels { reason: "there is no label".to_string() }),
+            false => Ok(LabelMap { names }),
+        }
+    }
+
+    /// Labels as they occur in a data set: each once, sorted as run_glue does (whole numbers by value, anything else by character).
+    pub fn of_data<'a>(labels: impl IntoIterator<Item = &'a str>) -> Result<LabelMap> {
+        let distinct: BTreeSet<&str> = labels.into_iter().collect();
+        let numbers: Option<BTreeSet<(i64, &str)>> =
+            distinct.iter().map(|label| label.parse().ok().map(|number| (number, *label))).collect();
+        let names = match numbers {
+            Some(numbers) => numbers.into_iter().map(|(_, label)| label.to_string()).collect(),
+            None => distinct.into_iter().map(str::to_string).collect(),
+        };
+        LabelMap::new(names)
+    }
+
+    /// `id2label` (or, without it, `label2id`) of a model's config.json; `None` where it has neither.
+    pub fn from_config(config: &Map<String, Value>) -> Result<Option<LabelMap>> {
+        let pairs: Vec<(Option<usize>, Option<&str>)> = if let Some(map) = config.get("id2label").and_then(Value::as_object) {
+            map.iter().map(|(id, name)| (id.parse().ok(), name.as_str())).collect()
+        } else if let Some(map) = config.get("label2id").and_then(Value::as_object) {
+            map.iter().map(|(name, id)| (id.as_u64().map(|id| id as usize), Some(name.as_str()))).collect()
+        } else {
+            return Ok(None);
+        };
+        let mut names = vec![None; pairs.len()];
+        for (id, name) in pairs {
+            match id.and_then(|id| names.get_mut(id)) {
+                Some(place @ None) if name.is_some() => *place = name.map(str::to_string),
+                _ => {
+                    let reason = "id2label of the model's config.json does not give ids 0, 1, 2, ... one name each".to_string();
+                    return Err(Error::Labels { reason });
+                }
+            }
+        }
+        LabelMap::new(names.into_iter().flatten().collect()).map(Some)
+    }
+
+    /// Whether these are the names that transformers gives where nobody named anything: `LABEL_0`, `LABEL_1` and so on.
+    pub fn is_placeholder(&self) -> bool {
+        self.names.iter().enumerate().all(|(id, name)| *name == format!("LABEL_{id}"))
+    }
+
+    /// The id of a label. Placeholder names also go by their number.
+    pub fn id(&self, label: &str) -> Option<usize> {
+        let known = self.names.iter().position(|name| name == label);
+        known.or_else(|| label.parse().ok().filter(|id| self.is_placeholder() && *id < self.names.len()))
+    }
+
+    /// The id of a label that may also be given by its number, as data sets do whose labels a model's config names. Not where
+    /// numbers are names.
+    pub fn id_or_number(&self, label: &str) -> Option<usize> {
+        let numbers = self.names.iter().any(|name| name.parse::<i64>().is_ok());
+        self.id(label).or_else(|| label.parse().ok().filter(|id| !numbers && *id < self.names.len()))
+    }
+
+    pub fn name(&self, id: usize) -> Option<&str> {
+        self.names.get(id).map(String::as_str)
+    }
+
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    pub fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// For config.json.
+    pub fn id2label(&self) -> Map<String, Value> {
+        self.names.iter().enumerate().map(|(id, name)| (id.to_string(), name.as_str().into())).collect()
+    }
+
+    /// For config.json.
+    pub fn label2id(&self) -> Map<String, Value> {
+        self.names.iter().enumerate().map(|(id, name)| (name.clone(), id.into())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn config(value: Value) -> Result<Option<LabelMap>> {
+        LabelMap::from_config(value.as_object().unwrap())
+    }
+
+    #[test]
+    fn data_labels_are_sorted_as_run_glue_does() {
+        assert_eq!(LabelMap::of_data(["b", "a", "b", "C"]).unwrap().names(), ["C", "a", "b"]);
+        assert_eq!(LabelMap::of_data(["10", "9", "-1", "9"]).unwrap().names(), ["-1", "9", "10"]);
+        assert_eq!(LabelMap::of_data(["10", "9", "x"]).unwrap().names(), ["10", "9", "x"]);
+        assert!(LabelMap::of_data([]).unwrap_err().to_string().contains("no label"));
+    }
+
+    #[test]
+    fn a_config_gives_back_what_was_saved() {
+        let map = LabelMap::new(vec!["no".into(), "yes".into()]).unwrap();
+        assert_eq!(config(json!({"id2label": map.id2label()})).unwrap(), Some(map.clone()));
+        assert_eq!(config(json!({"label2id": map.label2id()})).unwrap(), Some(map.clone()));
+        assert_eq!(config(json!({"label2id": {"yes": 1, "no": 0}})).unwrap(), Some(map.clone()));
+        assert_eq!((map.id("yes"), map.id("1"), map.name(0), map.name(2)), (Some(1), None, Some("no"), None));
+        assert_eq!(config(json!({})).unwrap(), None);
+        for bad in [json!({"0": "a", "2": "b"}), json!({"x": "a"}), json!({"0": 1}), json!({"0": "a", "00": "b"})] {
+            assert!(config(json!({"id2label": bad})).unwrap_err().to_string().contains("id2label"));
+        }
+        assert!(config(json!({"id2label": {"0": "a", "1": "a"}})).unwrap_err().to_string().contains("twice"));
+    }
+
+    #[test]
+    fn placeholder_names_go_by_number() {
+        let map = config(json!({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}})).unwrap().unwrap();
+        assert!(map.is_placeholder());
+        let named = LabelMap::new(vec!["no".into(), "yes".into()]).unwrap();
+        assert_eq!((named.id_or_number("1"), named.id_or_number("2"), named.id_or_number("no")), (Some(1), None, Some(0)));
+        assert_eq!(LabelMap::new(vec!["5".into(), "x".into()]).unwrap().id_or_number("1"), None);
+        assert_eq!((map.id("1"), map.id("LABEL_0"), map.id("2"), map.id("x")), (Some(1), Some(0), None, None));
+    }
+}

@@ -1,0 +1,171 @@
+//! Parquet files, row by row, only the columns that are asked for.
+
+use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parquet::basic::{LogicalType, Type as Physical};
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::reader::{ReaderIter, TreeBuilder};
+use parquet::record::{Field, Row};
+use parquet::schema::types::{SchemaDescriptor, Type};
+use serde_json::Value;
+
+use super::error::{Error, Place, Result};
+use super::table::Cell;
+
+pub(super) struct ParquetReader {
+    path: PathBuf,
+    reader: SerializedFileReader<File>,
+    columns: Vec<String>,
+    /// Names of the classes of the columns that have some.
+    class_names: Vec<Option<Vec<String>>>,
+    /// Columns that are read, by their place in the file, in the order asked for.
+    chosen: Vec<usize>,
+    group: usize,
+    row: u64,
+    rows: Option<ReaderIter>,
+}
+
+impl ParquetReader {
+    pub fn open(path: &Path) -> Result<ParquetReader> {
+        let file = File::open(path).map_err(Error::io("read", path))?;
+        if file.metadata().map_err(Error::io("read", path))?.len() == 0 {
+            return Err(Error::EmptyFile { path: path.to_path_buf() });
+        }
+        let reader = guarded(|| SerializedFileReader::new(file)).map_err(|reason| {
+            let reason = format!("it is damaged, cut short or no parquet file ({reason}); download or write it again");
+            Error::BadTable { path: path.to_path_buf(), reason }
+        })?;
+        let metadata = reader.metadata().file_metadata();
+        let fields = metadata.schema().get_fields();
+        let columns: Vec<String> = fields.iter().map(|field| field.name().to_string()).collect();
+        let features = metadata.key_value_metadata().and_then(|pairs| {
+            let value = pairs.iter().find(|pair| pair.key == "huggingface")?.value.as_deref()?;
+            serde_json::from_str::<Value>(value).ok()
+        });
+        let names = |column: &String| -> Option<Vec<String>> {
+            let names = features.as_ref()?["info"]["features"][column.as_str()]["names"].as_array()?;
+            names.iter().map(|name| name.as_str().map(str::to_string)).collect()
+        };
+        let class_names = columns.iter().map(names).collect();
+        let path = path.to_path_buf();
+        Ok(ParquetReader { path, reader, columns, class_names, chosen: Vec::new(), group: 0, row: 0, rows: None })
+    }
+
+    pub fn columns(&self) -> &[String] {
+        &self.columns
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The names of a column's classes (`datasets`' ClassLabel), where the file gives them.
+    pub fn class_names(&self, column: usize) -> Option<&[String]> {
+        self.class_names[column].as_deref()
+    }
+
+    /// Reads these columns from now on. Refuses those that hold neither text, numbers nor truth values.
+    pub fn choose(&mut self, columns: &[usize]) -> Result<()> {
+        for &column in columns {
+            let field = &self.reader.metadata().file_metadata().schema().get_fields()[column];
+            let text = |field: &Type| {
+                let utf8 = field.get_basic_info().logical_type_ref() == Some(&LogicalType::String)
+                    || field.get_basic_info().converted_type() == parquet::basic::ConvertedType::UTF8;
+                field.get_physical_type() != Physical::BYTE_ARRAY || utf8
+            };
+            if !field.is_primitive() || !text(field) {
+                let kind = if field.is_primitive() { "binary data" } else { "lists or structures" };
+                let reason = format!("column {:?} holds {kind}; text, whole numbers or truth values are expected", field.name());
+                return Err(Error::BadTable { path: self.path.clone(), reason });
+            }
+        }
+        self.chosen = columns.to_vec();
+        Ok(())
+    }
+
+    /// The next row's cells in the order chosen; `None` at the end.
+    pub fn read(&mut self) -> Result<Option<(Place, Vec<Cell>)>> {
+        loop {
+            let Some(rows) = &mut self.rows else {
+                if self.group == self.reader.num_row_groups() {
+                    return Ok(None);
+                }
+                self.rows = Some(self.open_group()?);
+                continue;
+            };
+            match guarded(|| rows.next().transpose()) {
+                Ok(Some(row)) => {
+                    let place = Place::row(&self.path, self.group, self.row);
+                    self.row += 1;
+                    let cells = self.cells(&row);
+                    return Ok(Some((place, cells)));
+                }
+                Ok(None) => (self.group, self.row, self.rows) = (self.group + 1, 0, None),
+                Err(reason) => return Err(self.damaged(&reason)),
+            }
+        }
+    }
+
+    fn open_group(&self) -> Result<ReaderIter> {
+        let schema = self.reader.metadata().file_metadata().schema();
+        let mut wanted = self.chosen.clone();
+        wanted.sort_unstable();
+        wanted.dedup();
+        let fields = wanted.iter().map(|column| schema.get_fields()[*column].clone()).collect();
+        guarded(|| {
+            let projection = Type::group_type_builder(schema.name()).with_fields(fields).build()?;
+            let group = self.reader.get_row_group(self.group)?;
+            TreeBuilder::new().as_iter(Arc::new(SchemaDescriptor::new(Arc::new(projection))), group.as_ref())
+        })
+        .map_err(|reason| self.damaged(&reason))
+    }
+
+    fn damaged(&self, reason: &str) -> Error {
+        let reason = format!("row group {} is damaged at row {} ({reason}); download or write it again", self.group, self.row);
+        Error::BadTable { path: self.path.clone(), reason }
+    }
+
+    fn cells(&self, row: &Row) -> Vec<Cell> {
+        let find = |column: &usize| {
+            let name = &self.columns[*column];
+            let field = row.get_column_iter().find(|(found, _)| *found == name).map(|(_, field)| field);
+            field.map_or(Cell::Missing, |field| cell(field, self.class_names(*column)))
+        };
+        self.chosen.iter().map(find).collect()
+    }
+}
+
+fn cell(field: &Field, class_names: Option<&[String]>) -> Cell {
+    let whole = |number: i64| match class_names {
+        // `datasets` writes -1 where a class is not known.
+        Some(_) if number < 0 => Cell::Missing,
+        Some(names) => names.get(number as usize).map_or(Cell::Number(number.to_string()), |name| Cell::Text(name.clone())),
+        None => Cell::Number(number.to_string()),
+    };
+    match field {
+        Field::Null => Cell::Missing,
+        Field::Str(text) => Cell::Text(text.clone()),
+        Field::Bool(value) => Cell::Number(value.to_string()),
+        Field::Byte(n) => whole((*n).into()),
+        Field::Short(n) => whole((*n).into()),
+        Field::Int(n) => whole((*n).into()),
+        Field::Long(n) => whole(*n),
+        Field::UByte(n) => whole((*n).into()),
+        Field::UShort(n) => whole((*n).into()),
+        Field::UInt(n) => whole((*n).into()),
+        Field::Float(value) => Cell::Number(value.to_string()),
+        Field::Double(value) => Cell::Number(value.to_string()),
+        other => Cell::Number(other.to_string()),
+    }
+}
+
+/// Runs the decoder, which may panic on damaged input, and gives its error as text.
+fn guarded<T>(work: impl FnOnce() -> parquet::errors::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(_) => Err("its pages make no sense".to_string()),
+    }
+}

@@ -1,0 +1,245 @@
+//! Labelled texts out of tables: which columns they are in, and what makes a row unusable.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use super::error::{Error, Result};
+use super::labels::LabelMap;
+use super::settings::{ClsDataSettings, OnBadRow};
+use super::table::{Cell, Row, Table};
+use super::texts::not_text;
+
+/// GLUE's columns for pairs, in the order they are looked for, and for single texts.
+const PAIRS: [(&str, &str); 4] =
+    [("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence")];
+const SINGLES: [&str; 3] = ["text", "sentence", "sentence1"];
+const LABELS: [&str; 2] = ["label", "labels"];
+
+/// More different labels than this are no labels: the column is another one, such as an id or the text.
+const MOST_LABELS: usize = 10_000;
+
+/// A text or pair with its class.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Sample {
+    pub text: String,
+    pub pair: Option<String>,
+    pub class: Option<u32>,
+}
+
+/// Where a file has what; cells come in this order: text, pair, label.
+#[derive(Clone, Debug)]
+struct Columns {
+    text: usize,
+    pair: Option<usize>,
+    label: Option<usize>,
+}
+
+impl Columns {
+    fn of(table: &Table, settings: &ClsDataSettings, needs_label: bool) -> Result<Columns> {
+        let named_label = settings.label_column.as_deref();
+        let label = table.find(named_label, &LABELS);
+        if label.is_none() && needs_label {
+            return Err(table.no_column("label_column_name", named_label, &LABELS));
+        }
+        let named = settings.source.table.text_column.as_deref();
+        let usual_pair = PAIRS.iter().find_map(|(a, b)| Some((table.find(Some(*a), &[])?, table.find(Some(*b), &[])?)));
+        let (text, usual_pair) = match (named, usual_pair) {
+            (None, Some((text, pair))) => (Some(text), Some(pair)),
+            _ => (table.find(named, &SINGLES).or_else(|| only_text(table, named, label)), None),
+        };
+        let text = text.ok_or_else(|| table.no_column("text_column_name", named, &SINGLES))?;
+        let pair = match settings.text_pair_column.as_deref() {
+            Some(name) => {
+                let column = table.find(Some(name), &[]);
+                Some(column.ok_or_else(|| table.no_column("text_pair_column_name", Some(name), &[]))?)
+            }
+            None => usual_pair,
+        };
+        Ok(Columns { text, pair, label })
+    }
+
+    fn chosen(&self) -> Vec<usize> {
+        [Some(self.text), self.pair, self.label].into_iter().flatten().collect()
+    }
+}
+
+/// The one column besides the label, if there is just one.
+fn only_text(table: &Table, named: Option<&str>, label: Option<usize>) -> Option<usize> {
+    let mut others = (0..table.columns().len()).filter(|column| Some(*column) != label);
+    let first = others.next()?;
+    (named.is_none() && others.next().is_none()).then_some(first)
+}
+
+/// What is done with the labels of a split.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LabelUse<'a> {
+    pub map: &'a LabelMap,
+    /// Every row must have one; otherwise a missing one is no error.
+    pub needed: bool,
+    /// The map was given, so that labels may be its numbers.
+    pub numbers: bool,
+}
+
+/// Samples of several files, as if they were one list. Ends at an error; bad rows are left out and counted where that was asked for.
+pub(super) struct Samples<'a> {
+    files: std::slice::Iter<'a, PathBuf>,
+    settings: &'a ClsDataSettings,
+    labels: LabelUse<'a>,
+    current: Option<(Table, Columns)>,
+    bytes_read: Arc<AtomicU64>,
+    skipped: u64,
+    done: bool,
+}
+
+impl<'a> Samples<'a> {
+    pub fn new(files: &'a [PathBuf], settings: &'a ClsDataSettings, labels: LabelUse<'a>) -> Samples<'a> {
+        let files = files.iter();
+        Samples { files, settings, labels, current: None, bytes_read: Arc::default(), skipped: 0, done: false }
+    }
+
+    pub fn bytes_read(&self) -> Arc<AtomicU64> {
+        self.bytes_read.clone()
+    }
+
+    pub fn skipped(&self) -> u64 {
+        self.skipped
+    }
+
+    fn open(&self, path: &Path) -> Result<(Table, Columns)> {
+        let mut table = Table::open(path, &self.settings.source.table, self.bytes_read.clone())?;
+        let columns = Columns::of(&table, self.settings, self.labels.needed)?;
+        table.choose(columns.chosen())?;
+        Ok((table, columns))
+    }
+
+    fn read(&mut self) -> Result<Option<Sample>> {
+        loop {
+            let Some((table, columns)) = &mut self.current else {
+                let Some(path) = self.files.next() else { return Ok(None) };
+                self.current = Some(self.open(path)?);
+                continue;
+            };
+            let Some(row) = table.next() else {
+                self.current = None;
+                continue;
+            };
+            match row.and_then(|row| sample(row, table.columns(), columns, &self.labels)) {
+                Ok(sample) => return Ok(Some(sample)),
+                Err(error) if error.is_bad_row() && self.settings.source.table.on_bad_row == OnBadRow::Skip => self.skipped += 1,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl Iterator for Samples<'_> {
+    type Item = Result<Sample>;
+
+    fn next(&mut self) -> Option<Result<Sample>> {
+        if self.done {
+            return None;
+        }
+        let item = self.read().transpose();
+        self.done = !matches!(item, Some(Ok(_)));
+        item
+    }
+}
+
+fn sample(row: Row, names: &[String], columns: &Columns, labels: &LabelUse<'_>) -> Result<Sample> {
+    let place = &row.place;
+    let bad = |reason: String| Error::BadRow { place: place.clone(), reason };
+    let mut cells = row.cells.into_iter();
+    let mut text = |column: usize| match cells.next() {
+        Some(Cell::Text(text)) if text.trim().is_empty() => Err(bad(format!("the text in column {:?} is empty", names[column]))),
+        Some(Cell::Text(text)) => Ok(text),
+        other => Err(not_text(place.clone(), &names[column], &other.unwrap_or(Cell::Missing))),
+    };
+    let (a, b) = (text(columns.text)?, columns.pair.map(&mut text).transpose()?);
+    let class = match columns.label {
+        None => None,
+        Some(column) => {
+            let name =
+                label(&cells.next().unwrap_or(Cell::Missing)).map_err(|what| format!("column {:?}: {what}", names[column]));
+            match name {
+                Ok(name) => {
+                    let id = if labels.numbers { labels.map.id_or_number(&name) } else { labels.map.id(&name) };
+                    match id {
+                        Some(id) => Some(id as u32),
+                        // Unlabelled rows of published test sets say -1.
+                        None if !labels.needed && name == "-1" => None,
+                        None => return Err(bad(format!("label {name:?} is not among the labels: {}", list(labels.map.names())))),
+                    }
+                }
+                Err(_) if !labels.needed => None,
+                Err(reason) => return Err(bad(reason)),
+            }
+        }
+    };
+    Ok(Sample { text: a, pair: b, class })
+}
+
+fn list(names: &[String]) -> String {
+    let shown = names.iter().take(20).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if names.len() > 20 { format!("{shown}, ... ({} in all)", names.len()) } else { shown }
+}
+
+/// A label's name, or why the cell holds none.
+fn label(cell: &Cell) -> Result<String, &'static str> {
+    match cell {
+        Cell::Text(text) if text.trim().is_empty() => Err("the label is empty"),
+        Cell::Text(text) | Cell::Number(text) if text.trim().eq_ignore_ascii_case("nan") => Err("the label is NaN"),
+        Cell::Text(text) => Ok(text.clone()),
+        Cell::Number(number) => Ok(match number.parse::<f64>() {
+            // 1.0 of a format that tells numbers from text is the label 1.
+            Ok(value) if value.fract() == 0.0 && value.abs() < 1e15 => format!("{value}"),
+            _ => number.clone(),
+        }),
+        Cell::Missing => Err("the label is missing"),
+        Cell::Other(_) => Err("the label is a list or structure"),
+    }
+}
+
+/// The labels that occur in these files or, of parquet files that name their classes, those.
+pub(super) fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result<LabelMap> {
+    let mut found = BTreeSet::new();
+    let mut declared: Option<Vec<String>> = None;
+    for path in files {
+        let mut table = Table::open(path, &settings.source.table, Arc::default())?;
+        let columns = Columns::of(&table, settings, true)?;
+        let column = columns.label.expect("Columns::of refuses a table without the label that is needed");
+        if let Some(names) = table.class_names(column) {
+            if declared.as_deref().is_some_and(|declared| declared != names) {
+                let reason = format!("{} names its classes differently from the files before it", path.display());
+                return Err(Error::Labels { reason });
+            }
+            declared = Some(names.to_vec());
+            continue;
+        }
+        let name = table.columns()[column].clone();
+        table.choose(vec![column])?;
+        for row in table {
+            // A bad row is told, or left out, when the samples are read: there the whole row is looked at.
+            let Ok(Ok(label)) = row.map(|row| label(&row.cells[0])) else { continue };
+            if found.insert(label) && found.len() > MOST_LABELS {
+                let reason = format!(
+                    "column {name:?} of {} has more than {MOST_LABELS} different values; \
+                    name the right one with --label_column_name",
+                    path.display()
+                );
+                return Err(Error::Labels { reason });
+            }
+        }
+    }
+    let numbers = || found.iter().map(|label| label.parse::<f64>()).collect::<Result<Vec<_>, _>>();
+    if numbers().is_ok_and(|numbers| numbers.iter().any(|number| number.fract() != 0.0)) {
+        let reason = "they are fractions: that is a regression, and only classification is built".to_string();
+        return Err(Error::Labels { reason });
+    }
+    match declared {
+        Some(names) if found.iter().all(|label| names.contains(label)) => LabelMap::new(names),
+        Some(_) => Err(Error::Labels { reason: "some files name their classes and others have other labels".to_string() }),
+        None => LabelMap::of_data(found.iter().map(String::as_str)),
+    }
+}

@@ -1,0 +1,224 @@
+//! Rows of tables, whatever the format: CSV, TSV, JSON lines or a JSON array, parquet. Only the columns asked for are kept.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use serde_json::Value;
+
+use super::csv::{CsvReader, Fields};
+use super::error::{Error, Place, Result};
+use super::input::{Input, MAX_FIELD};
+use super::json::{JsonReader, JsonRow, kind};
+use super::parquet::ParquetReader;
+use super::settings::{Quoting, TableSettings};
+
+/// How a file is read, by the end of its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    Text,
+    Csv,
+    Tsv,
+    Json,
+    Parquet,
+}
+
+impl Format {
+    /// By the extension, one before `.gz` included; anything unknown is text.
+    pub fn of(path: &Path) -> Format {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+        let name = name.strip_suffix(".gz").unwrap_or(&name);
+        match name.rsplit_once('.').map(|(_, extension)| extension) {
+            Some("csv") => Format::Csv,
+            Some("tsv") => Format::Tsv,
+            Some("json" | "jsonl" | "ndjson") => Format::Json,
+            Some("parquet") => Format::Parquet,
+            _ => Format::Text,
+        }
+    }
+}
+
+/// One cell of a row.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Cell {
+    Text(String),
+    /// A number or truth value of a format that tells them from text, as it would be written.
+    Number(String),
+    /// Null, or no such key in this row.
+    Missing,
+    /// Anything else, by what it is.
+    Other(&'static str),
+}
+
+/// A row: where it is, and its cells in the order of the columns chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    pub place: Place,
+    pub cells: Vec<Cell>,
+}
+
+enum Reader {
+    Csv { reader: CsvReader, fields: Fields },
+    Json { reader: JsonReader, first: Option<JsonRow> },
+    Parquet(ParquetReader),
+}
+
+/// An open table. Choose columns, then iterate.
+pub struct Table {
+    reader: Reader,
+    columns: Vec<String>,
+    chosen: Vec<usize>,
+    done: bool,
+}
+
+impl Table {
+    /// Opens a table and reads its header (of JSON, the first row's keys). Raw bytes read are added to `count`.
+    pub fn open(path: &Path, settings: &TableSettings, count: Arc<AtomicU64>) -> Result<Table> {
+        let (delimiter, usual) = match Format::of(path) {
+            Format::Text => return Err(Error::NotATable { path: path.to_path_buf() }),
+            Format::Json => return Table::open_json(path, count),
+            Format::Parquet => {
+                let reader = ParquetReader::open(path)?;
+                let columns = reader.columns().to_vec();
+                return Ok(Table { reader: Reader::Parquet(reader), columns, chosen: Vec::new(), done: false });
+            }
+            Format::Csv => (b',', Quoting::Standard),
+            Format::Tsv => (b'\t', Quoting::None),
+        };
+        let mut reader = CsvReader::new(Input::open(path, count)?, delimiter, settings.quoting.unwrap_or(usual))?;
+        let mut fields = Fields::default();
+        if !reader.read(&mut fields)? {
+            return Err(Error::EmptyFile { path: path.to_path_buf() });
+        }
+        let columns = (0..fields.len()).map(|i| utf8(path, &fields, i).map(str::to_string)).collect::<Result<Vec<_>>>()?;
+        if let Some(twice) = columns.iter().enumerate().find_map(|(i, name)| columns[..i].contains(name).then_some(name)) {
+            let reason = format!("its header has the column {twice:?} twice");
+            return Err(Error::BadTable { path: path.to_path_buf(), reason });
+        }
+        Ok(Table { reader: Reader::Csv { reader, fields }, columns, chosen: Vec::new(), done: false })
+    }
+
+    fn open_json(path: &Path, count: Arc<AtomicU64>) -> Result<Table> {
+        let mut reader = JsonReader::new(Input::open(path, count)?)?;
+        let Some(first) = reader.read()? else {
+            return Err(Error::BadTable { path: path.to_path_buf(), reason: "it has no rows".to_string() });
+        };
+        let columns = first.1.keys().cloned().collect();
+        Ok(Table { reader: Reader::Json { reader, first: Some(first) }, columns, chosen: Vec::new(), done: false })
+    }
+
+    pub fn path(&self) -> &Path {
+        match &self.reader {
+            Reader::Csv { reader, .. } => reader.path(),
+            Reader::Json { reader, .. } => reader.path(),
+            Reader::Parquet(reader) => reader.path(),
+        }
+    }
+
+    pub fn columns(&self) -> &[String] {
+        &self.columns
+    }
+
+    /// The names of a column's classes in their order, where the file gives them.
+    pub fn class_names(&self, column: usize) -> Option<&[String]> {
+        match &self.reader {
+            Reader::Parquet(reader) => reader.class_names(column),
+            _ => None,
+        }
+    }
+
+    /// The place of a column that was named (with the flag `flag`) or, if none was, of the first of `usual` that there is.
+    pub fn find(&self, named: Option<&str>, usual: &[&str]) -> Option<usize> {
+        let place = |name: &str| self.columns.iter().position(|column| column == name);
+        match named {
+            Some(name) => place(name),
+            None => usual.iter().find_map(|name| place(name)),
+        }
+    }
+
+    /// The error for a column that is not there.
+    pub fn no_column(&self, flag: &'static str, named: Option<&str>, usual: &[&str]) -> Error {
+        let wanted = named.map_or_else(|| usual.join(" or "), |name| format!("{name:?}"));
+        Error::NoColumn { path: self.path().to_path_buf(), flag, wanted, found: self.columns.clone() }
+    }
+
+    /// The cells that rows have from now on.
+    pub fn choose(&mut self, columns: Vec<usize>) -> Result<()> {
+        if let Reader::Parquet(reader) = &mut self.reader {
+            reader.choose(&columns)?;
+        }
+        self.chosen = columns;
+        Ok(())
+    }
+
+    fn read(&mut self) -> Result<Option<Row>> {
+        match &mut self.reader {
+            Reader::Parquet(reader) => {
+                let Some((place, cells)) = reader.read()? else { return Ok(None) };
+                let long = |cell: &Cell| matches!(cell, Cell::Text(text) if text.len() > MAX_FIELD);
+                if cells.iter().any(long) {
+                    return Err(Error::HugeField { place });
+                }
+                Ok(Some(Row { place, cells }))
+            }
+            Reader::Csv { reader, fields } => {
+                if !reader.read(fields)? {
+                    return Ok(None);
+                }
+                let place = Place::line(reader.path(), fields.line);
+                if fields.len() != self.columns.len() {
+                    let reason = format!("{} fields where the header has {}", fields.len(), self.columns.len());
+                    return Err(Error::BadRow { place, reason });
+                }
+                let cell = |column: &usize| utf8(reader.path(), fields, *column).map(|text| Cell::Text(text.to_string()));
+                let cells = self.chosen.iter().map(cell).collect::<Result<Vec<_>>>()?;
+                Ok(Some(Row { place, cells }))
+            }
+            Reader::Json { reader, first } => {
+                let row = first.take().map_or_else(|| reader.read(), |row| Ok(Some(row)))?;
+                let Some((line, object)) = row else { return Ok(None) };
+                let columns = self.chosen.iter().map(|column| self.columns[*column].as_str());
+                let cells = columns.map(|name| object.get(name).map_or(Cell::Missing, cell)).collect();
+                Ok(Some(Row { place: Place::line(reader.path(), line), cells }))
+            }
+        }
+    }
+}
+
+impl Iterator for Table {
+    type Item = Result<Row>;
+
+    /// Goes on after a bad row, and ends at any other error.
+    fn next(&mut self) -> Option<Result<Row>> {
+        if self.done {
+            return None;
+        }
+        let item = self.read().transpose();
+        self.done = match &item {
+            Some(Err(error)) => !error.is_bad_row(),
+            other => other.is_none(),
+        };
+        item
+    }
+}
+
+fn cell(value: &Value) -> Cell {
+    match value {
+        Value::String(text) => Cell::Text(text.clone()),
+        Value::Null => Cell::Missing,
+        Value::Number(number) => Cell::Number(number.to_string()),
+        Value::Bool(value) => Cell::Number(value.to_string()),
+        other => Cell::Other(kind(other)),
+    }
+}
+
+/// A field as text, or where its bytes stop being UTF-8.
+fn utf8<'a>(path: &Path, fields: &'a Fields, index: usize) -> Result<&'a str> {
+    let (bytes, line) = fields.get(index);
+    std::str::from_utf8(bytes).map_err(|error| {
+        let at = error.valid_up_to();
+        let breaks = bytes[..at].iter().filter(|byte| **byte == b'\n').count() as u64;
+        let reason = format!("invalid UTF-8: byte 0x{:02x} in field {}; save the file as UTF-8", bytes[at], index + 1);
+        Error::BadRow { place: Place::line(path, line + breaks), reason }
+    })
+}

@@ -1,0 +1,333 @@
+//! One repository at one commit, and its files: out of the cache, or downloaded.
+//!
+//! A branch is resolved to its commit once, so that the files of one snapshot belong together. A download goes to a place of its
+//! own in the cache, is compared with the size and checksum that the Hub gave, and only then moved to where Python programs and
+//! this one look for it. What broke off stays there and is gone on with.
+
+use std::fs::File;
+use std::io::{IsTerminal, Read};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo, Metadata};
+use hf_hub::{Cache, Repo, RepoType};
+use sha1::Sha1;
+use sha2::{Digest, Sha256};
+
+use super::error::{Error, Result};
+use super::settings::HubSettings;
+use crate::checkpoint::hash::hex;
+
+/// Where in the cache downloads are until they are whole and checked.
+const INCOMING: &str = ".xtrain-incoming";
+
+/// How often a transfer that broke off is gone on with before the user is told.
+const ATTEMPTS: usize = 3;
+
+/// How long to wait for another process that downloads the same file.
+const OTHERS: Duration = Duration::from_secs(30 * 60);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Model,
+    Dataset,
+}
+
+impl Kind {
+    fn repo_type(self) -> RepoType {
+        match self {
+            Kind::Model => RepoType::Model,
+            Kind::Dataset => RepoType::Dataset,
+        }
+    }
+
+    fn what(self) -> &'static str {
+        match self {
+            Kind::Model => "model",
+            Kind::Dataset => "data set",
+        }
+    }
+}
+
+/// The Hub as these settings see it.
+pub struct Hub {
+    settings: HubSettings,
+    cache: Cache,
+    /// `None` offline.
+    api: Option<Api>,
+}
+
+/// A repository at one commit.
+pub struct Snapshot<'a> {
+    hub: &'a Hub,
+    pub(super) name: String,
+    pub(super) revision: String,
+    kind: Kind,
+    /// Its files' paths: of the whole repository or, offline, those in the cache.
+    files: Vec<String>,
+    /// In the cache; files are added to it as they are fetched.
+    dir: PathBuf,
+    /// At its commit; `None` offline.
+    remote: Option<(Repo, ApiRepo)>,
+}
+
+impl Hub {
+    pub fn new(settings: HubSettings) -> Result<Hub> {
+        let cache_dir = std::path::absolute(&settings.cache_dir).map_err(Error::io("find", &settings.cache_dir))?;
+        let api = match settings.offline {
+            true => None,
+            false => {
+                let bars = !settings.quiet && std::io::stderr().is_terminal();
+                let mut builder = ApiBuilder::from_cache(Cache::new(cache_dir.join(INCOMING)))
+                    .with_token(settings.token.clone())
+                    .with_progress(bars)
+                    .with_user_agent("xtrain", env!("CARGO_PKG_VERSION"));
+                if let Some(endpoint) = &settings.endpoint {
+                    builder = builder.with_endpoint(endpoint.clone());
+                }
+                let answer = |error: ApiError| Error::Answer {
+                    endpoint: settings.endpoint.clone().unwrap_or_default(),
+                    name: "a client".to_string(),
+                    reason: error.to_string(),
+                };
+                Some(builder.build().map_err(answer)?)
+            }
+        };
+        Ok(Hub { cache: Cache::new(cache_dir), settings, api })
+    }
+
+    fn endpoint(&self) -> String {
+        self.settings.endpoint.clone().unwrap_or_else(|| "its public address".to_string())
+    }
+
+    /// A repository at a revision (a branch, tag or commit; `None` is `main`). One question to the Hub, or a look into the cache
+    /// when offline, and also, with a note, when the Hub cannot be reached.
+    pub fn snapshot(&self, kind: Kind, name: &str, revision: Option<&str>) -> Result<Snapshot<'_>> {
+        if !super::is_name(name) {
+            return Err(Error::BadName { name: name.to_string() });
+        }
+        let revision = revision.unwrap_or("main").to_string();
+        let repo = Repo::with_revision(name.to_string(), kind.repo_type(), revision.clone());
+        let Some(api) = &self.api else { return self.cached(kind, name, &revision) };
+        let info = match api.repo(repo.clone()).info() {
+            Ok(info) => info,
+            Err(error) => {
+                let error = self.explain(error, kind, name, &revision, None);
+                let Error::Unreachable { reason, .. } = &error else { return Err(error) };
+                let Ok(snapshot) = self.cached(kind, name, &revision) else { return Err(error) };
+                eprintln!("note: the Hub cannot be reached ({reason}); using {name} as it is in the cache");
+                return Ok(snapshot);
+            }
+        };
+        let plain = |file: &String| !file.starts_with('/') && file.split('/').all(|part| !matches!(part, "" | "." | ".."));
+        let commit = info.sha;
+        let files: Vec<String> = info.siblings.into_iter().map(|file| file.rfilename).filter(plain).collect();
+        if commit.len() < 7 || !commit.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+            let reason = format!("{commit:?} is no commit");
+            return Err(Error::Answer { endpoint: self.endpoint(), name: name.to_string(), reason });
+        }
+        let cached = self.cache.repo(repo);
+        cached.create_ref(&commit).map_err(Error::io("write into", self.cache.path()))?;
+        let at_commit = Repo::with_revision(name.to_string(), kind.repo_type(), commit.clone());
+        Ok(Snapshot {
+            hub: self,
+            name: name.to_string(),
+            revision,
+            kind,
+            files,
+            dir: cached.pointer_path(&commit),
+            remote: Some((at_commit.clone(), api.repo(at_commit))),
+        })
+    }
+
+    fn cached(&self, kind: Kind, name: &str, revision: &str) -> Result<Snapshot<'_>> {
+        let repo = Repo::with_revision(name.to_string(), kind.repo_type(), revision.to_string());
+        let cached = self.cache.repo(repo.clone());
+        let reference = self.cache.path().join(repo.folder_name()).join("refs").join(revision);
+        // A commit has no reference of its own.
+        let commit = std::fs::read_to_string(reference).unwrap_or_else(|_| revision.to_string());
+        let dir = cached.pointer_path(commit.trim());
+        if !dir.is_dir() {
+            let (what, name, cache) = (kind.what(), name.to_string(), self.cache.path().clone());
+            return Err(Error::NotCached { what, name, revision: revision.to_string(), cache, missing: String::new() });
+        }
+        let mut files = Vec::new();
+        list(&dir, "", &mut files).map_err(Error::io("list", &dir))?;
+        Ok(Snapshot { hub: self, name: name.to_string(), revision: revision.to_string(), kind, files, dir, remote: None })
+    }
+
+    /// An error of the crate in the user's terms.
+    fn explain(&self, error: ApiError, kind: Kind, name: &str, revision: &str, file: Option<&str>) -> Error {
+        let (endpoint, name, revision) = (self.endpoint(), name.to_string(), revision.to_string());
+        let ApiError::RequestError(request) = error else {
+            return Error::Answer { endpoint, name, reason: error.to_string() };
+        };
+        match (*request, file) {
+            (ureq::Error::StatusCode(404), Some(file)) => Error::NoFile { name, revision, file: file.to_string() },
+            (ureq::Error::StatusCode(404), None) => Error::NotFound { what: kind.what(), name, revision, endpoint },
+            (ureq::Error::StatusCode(401), _) if self.settings.token.is_none() => Error::NeedsToken { name, endpoint },
+            (ureq::Error::StatusCode(401 | 403), _) => Error::Forbidden { name, endpoint },
+            (ureq::Error::StatusCode(status), _) => Error::Status { endpoint, name, status },
+            (ureq::Error::Json(error), _) => Error::Answer { endpoint, name, reason: error.to_string() },
+            (other, _) => Error::Unreachable { endpoint, name, reason: other.to_string() },
+        }
+    }
+}
+
+fn list(dir: &Path, prefix: &str, files: &mut Vec<String>) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
+        match entry.path().is_dir() {
+            true => list(&entry.path(), &format!("{name}/"), files)?,
+            false => files.push(name),
+        }
+    }
+    files.sort();
+    Ok(())
+}
+
+impl Snapshot<'_> {
+    /// Paths of the repository's files; offline, of those in the cache.
+    pub fn files(&self) -> &[String] {
+        &self.files
+    }
+
+    pub fn has(&self, file: &str) -> bool {
+        self.files.iter().any(|found| found == file)
+    }
+
+    /// The directory that fetched files are in, under their paths in the repository.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A file's path on this machine, downloaded if it is not in the cache.
+    pub fn fetch(&self, file: &str) -> Result<PathBuf> {
+        let path = self.dir.join(file);
+        if path.exists() {
+            return Ok(path);
+        }
+        let Some((repo, remote)) = &self.remote else {
+            let missing = format!(" (its file {file} is missing)");
+            let (what, name, revision) = (self.kind.what(), self.name.clone(), self.revision.clone());
+            return Err(Error::NotCached { what, name, revision, cache: self.hub.cache.path().clone(), missing });
+        };
+        let api = self.hub.api.as_ref().expect("only a snapshot without a remote side is offline");
+        let explain = |error| self.hub.explain(error, self.kind, &self.name, &self.revision, Some(file));
+        let metadata = api.metadata(&remote.url(file)).map_err(explain)?;
+        if metadata.etag().is_empty() || metadata.etag().contains(['/', '.']) {
+            let (endpoint, reason) = (self.hub.endpoint(), format!("{:?} is no checksum of {file}", metadata.etag()));
+            return Err(Error::Answer { endpoint, name: self.name.clone(), reason });
+        }
+        let blob = self.hub.cache.repo(repo.clone()).blob_path(metadata.etag());
+        if !blob.exists() {
+            let incoming = Cache::new(self.hub.cache.path().join(INCOMING)).repo(repo.clone());
+            let pointer = incoming.pointer_path(metadata.commit_hash()).join(file);
+            let incoming = incoming.blob_path(metadata.etag());
+            self.download(remote, file, &metadata, &incoming, &pointer)?;
+            let dir = blob.parent().expect("a blob lies in its directory");
+            std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+            std::fs::rename(&incoming, &blob).map_err(Error::io("write", &blob))?;
+        }
+        self.link(&blob, &path)?;
+        Ok(path)
+    }
+
+    /// Downloads until the bytes are what the Hub said; they are at `incoming` then. The crate also leaves a link to them, at
+    /// `pointer`, which is of no use here.
+    fn download(&self, remote: &ApiRepo, file: &str, metadata: &Metadata, incoming: &Path, pointer: &Path) -> Result<()> {
+        let part = incoming.with_extension("part");
+        let size = metadata.size() as u64;
+        let on_disk = |path: &Path| path.metadata().map(|m| m.len()).unwrap_or(0);
+        let (mut broken, mut damaged, mut waited, start) = (0, 0, false, Instant::now());
+        loop {
+            // One left by a killed process would be in the crate's way.
+            let _ = std::fs::remove_file(pointer);
+            // A whole or too long part cannot be gone on with: the server has no bytes after its end.
+            if part.exists() && on_disk(&part) >= size {
+                std::fs::rename(&part, incoming).map_err(Error::io("write", incoming))?;
+            }
+            let result = if incoming.exists() { Ok(()) } else { remote.download(file).map(|_| ()) };
+            match result {
+                Ok(()) => match check(incoming, metadata) {
+                    Ok(()) => {
+                        let _ = std::fs::remove_file(pointer);
+                        return Ok(());
+                    }
+                    Err(reason) => {
+                        std::fs::remove_file(incoming).map_err(Error::io("remove", incoming))?;
+                        damaged += 1;
+                        if damaged == 2 {
+                            return Err(Error::Damaged { name: self.name.clone(), file: file.to_string(), reason });
+                        }
+                        eprintln!("warning: {file} of {} arrived damaged ({reason}); downloading it again", self.name);
+                    }
+                },
+                Err(ApiError::LockAcquisition(_)) if start.elapsed() < OTHERS => {
+                    if !std::mem::replace(&mut waited, true) {
+                        eprintln!("note: another process is downloading {file} of {}; waiting for it", self.name);
+                    }
+                }
+                // A status is an answer, not a connection that broke.
+                Err(ApiError::RequestError(error)) if matches!(*error, ureq::Error::StatusCode(_)) => {
+                    let error = ApiError::RequestError(error);
+                    return Err(self.hub.explain(error, self.kind, &self.name, &self.revision, Some(file)));
+                }
+                Err(error) => {
+                    broken += 1;
+                    if broken == ATTEMPTS {
+                        let (name, file, got) = (self.name.clone(), file.to_string(), on_disk(&part));
+                        return Err(Error::Truncated { name, file, got, size, reason: error.to_string() });
+                    }
+                }
+            }
+        }
+    }
+
+    /// A file of the snapshot is a relative link to its blob.
+    fn link(&self, blob: &Path, path: &Path) -> Result<()> {
+        let dir = path.parent().expect("a file lies in its snapshot");
+        std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+        let depth = path.strip_prefix(&self.dir).expect("it was made of it").components().count();
+        let name = blob.file_name().expect("a blob has a name");
+        // From snapshots/COMMIT/FILE, up to the repository's directory.
+        let target = PathBuf::from("../".repeat(depth + 1)).join("blobs").join(name);
+        match std::os::unix::fs::symlink(target, path) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+            other => other.map_err(Error::io("write", path)),
+        }
+    }
+}
+
+/// Compares a file with its size and checksum: the ETag is the SHA-256 of large files and git's blob id of small ones.
+fn check(path: &Path, metadata: &Metadata) -> Result<(), String> {
+    let failed = |error: std::io::Error| error.to_string();
+    let mut file = File::open(path).map_err(failed)?;
+    let (size, wanted) = (file.metadata().map_err(failed)?.len(), metadata.size() as u64);
+    if size != wanted {
+        return Err(format!("{size} bytes instead of {wanted}"));
+    }
+    let etag = metadata.etag();
+    let hexadecimal = etag.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let found = match etag.len() {
+        64 if hexadecimal => digest::<Sha256>(&mut file, &[]),
+        40 if hexadecimal => digest::<Sha1>(&mut file, format!("blob {size}\0").as_bytes()),
+        // Another server's own kind of tag: the size is all there is.
+        _ => return Ok(()),
+    };
+    let found = found.map_err(failed)?;
+    if found == etag.to_lowercase() { Ok(()) } else { Err(format!("checksum {found} instead of {etag}")) }
+}
+
+fn digest<D: Digest>(file: &mut File, prefix: &[u8]) -> std::io::Result<String> {
+    let mut hasher = D::new();
+    hasher.update(prefix);
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hex(&hasher.finalize())),
+            n => hasher.update(&buffer[..n]),
+        }
+    }
+}

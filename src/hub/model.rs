@@ -1,0 +1,80 @@
+//! Models and tokenizers by name: which files of a repository make one up.
+
+use std::path::PathBuf;
+
+use super::error::{Error, Result};
+use super::fetch::{Hub, Kind, Snapshot};
+use crate::data::tokenizer::TOKENIZER_FILES;
+
+const WEIGHTS: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// Whether this can be a name on the Hub: one or two parts of letters, digits, `-`, `_` and `.`.
+pub fn is_name(name: &str) -> bool {
+    let part = |part: &str| {
+        !part.is_empty()
+            && part.len() <= 96
+            && !part.starts_with(['-', '.'])
+            && !part.ends_with(['-', '.'])
+            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+    };
+    let parts: Vec<&str> = name.split('/').collect();
+    parts.len() <= 2 && parts.into_iter().all(part)
+}
+
+impl Hub {
+    /// A directory with a model's `config.json`, its weights and, where the repository has them, tokenizer and generation config.
+    pub fn model(&self, name: &str, revision: Option<&str>) -> Result<PathBuf> {
+        let snapshot = self.snapshot(Kind::Model, name, revision)?;
+        snapshot.fetch("config.json")?;
+        // Asked for first: a model whose weights cannot be used should not cost its other files.
+        if snapshot.has(INDEX) && !snapshot.has(WEIGHTS) {
+            fetch_shards(&snapshot)?;
+        } else if snapshot.has(WEIGHTS) {
+            snapshot.fetch(WEIGHTS)?;
+        } else {
+            let weights =
+                |file: &&String| [".bin", ".h5", ".msgpack", ".safetensors", ".gguf"].iter().any(|end| file.ends_with(end));
+            let found: Vec<&str> = snapshot.files().iter().filter(weights).map(String::as_str).collect();
+            let found = if found.is_empty() { "no weights at all".to_string() } else { found.join(", ") };
+            return Err(Error::NoSafetensors { name: name.to_string(), found });
+        }
+        fetch_present(&snapshot, &["generation_config.json"])?;
+        fetch_present(&snapshot, &TOKENIZER_FILES)?;
+        Ok(snapshot.dir().to_path_buf())
+    }
+
+    /// A directory with a model's `config.json` alone, for training one like it from scratch.
+    pub fn config(&self, name: &str, revision: Option<&str>) -> Result<PathBuf> {
+        self.snapshot(Kind::Model, name, revision)?.fetch("config.json")
+    }
+
+    /// A directory with a tokenizer's files.
+    pub fn tokenizer(&self, name: &str, revision: Option<&str>) -> Result<PathBuf> {
+        let snapshot = self.snapshot(Kind::Model, name, revision)?;
+        if fetch_present(&snapshot, &TOKENIZER_FILES)? == 0 {
+            return Err(Error::NoTokenizer { name: name.to_string() });
+        }
+        Ok(snapshot.dir().to_path_buf())
+    }
+}
+
+/// Fetches those of these files that there are; gives their number.
+fn fetch_present(snapshot: &Snapshot<'_>, files: &[&str]) -> Result<usize> {
+    let present: Vec<&&str> = files.iter().filter(|file| snapshot.has(file)).collect();
+    present.iter().try_for_each(|file| snapshot.fetch(file).map(|_| ()))?;
+    Ok(present.len())
+}
+
+fn fetch_shards(snapshot: &Snapshot<'_>) -> Result<()> {
+    let path = snapshot.fetch(INDEX)?;
+    let bytes = std::fs::read(&path).map_err(Error::io("read", &path))?;
+    let broken = |reason: String| Error::Damaged { name: snapshot.name.clone(), file: INDEX.to_string(), reason };
+    let index: serde_json::Value = serde_json::from_slice(&bytes).map_err(|error| broken(error.to_string()))?;
+    let map = index["weight_map"].as_object().ok_or_else(|| broken("it has no weight_map".to_string()))?;
+    let mut shards: Vec<&str> = map.values().filter_map(|shard| shard.as_str()).collect();
+    shards.sort_unstable();
+    shards.dedup();
+    // The name comes from a file: it must not lead anywhere else.
+    shards.into_iter().filter(|shard| snapshot.has(shard)).try_for_each(|shard| snapshot.fetch(shard).map(|_| ()))
+}

@@ -1,0 +1,136 @@
+//! The largest batch that fits into a memory budget, from the compiler's memory statistics alone: nothing is run.
+
+use super::ahead::{RunShapes, record_all};
+use super::error::{Error, Result};
+use super::session::Session;
+use super::step::Stepper;
+use crate::cache::Memory;
+use xtrain_graphs::{Graph, InputRole};
+use xtrain_models::Model;
+
+/// More examples than this on one device are no batch that anybody trains with.
+const LARGEST_BATCH: usize = 1 << 16;
+
+/// What a run holds on a device at most, in bytes, and in which of its graphs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    pub batch: usize,
+    pub peak: u64,
+    pub graph: String,
+    /// Weights, moments and accumulated gradients: there in every graph, used or not.
+    pub state: u64,
+    /// The deciding graph's batch and results.
+    pub data: u64,
+    /// What the deciding graph needs while it runs.
+    pub temporaries: u64,
+}
+
+/// The footprint of a run with `batch` examples in a microbatch. Compiles its graphs, unless their statistics are stored.
+pub fn footprint(
+    session: &mut Session,
+    model: &dyn Model,
+    stepper: &Stepper,
+    shapes: RunShapes,
+    batch: usize,
+) -> Result<Footprint> {
+    let shapes = RunShapes { train_batch: batch, ..shapes };
+    let state = stepper.state_bytes(shapes.accumulation > 1);
+    let mut largest: Option<Footprint> = None;
+    for graph in record_all(session, model, stepper, shapes)? {
+        let memory = session.cache_mut().memory(&graph)?.ok_or(Error::NoMemoryStatistics)?;
+        let one = of_graph(&graph, memory, state, batch);
+        if largest.as_ref().is_none_or(|largest| one.peak > largest.peak) {
+            largest = Some(one);
+        }
+    }
+    Ok(largest.expect("a run that trains has graphs"))
+}
+
+fn of_graph(graph: &Graph, memory: Memory, state: u64, batch: usize) -> Footprint {
+    let used = graph.inputs.iter().filter(|input| input.role == InputRole::State);
+    let used: i64 = used.map(|input| input.shape.bytes() as i64).sum();
+    let data = (memory.arguments - used + memory.outputs - memory.donated).max(0) as u64;
+    let temporaries = memory.temporaries.max(0) as u64;
+    Footprint { batch, peak: state + data + temporaries, graph: graph.name.clone(), state, data, temporaries }
+}
+
+/// The largest batch whose footprint is at most `budget`, with it; the error holds the footprint of a single example, if that is
+/// too large. Memory grows almost linearly with the batch, so a line through two known points leads to a few compiles' distance;
+/// what is returned fits, and one more example does not.
+pub fn largest_batch(
+    budget: u64,
+    mut footprint: impl FnMut(usize) -> Result<Footprint>,
+) -> Result<std::result::Result<Footprint, Footprint>> {
+    let mut fits = footprint(1)?;
+    if fits.peak > budget {
+        return Ok(Err(fits));
+    }
+    let mut too_large: Option<Footprint> = None;
+    let mut before: Option<(usize, u64)> = None;
+    while fits.batch < LARGEST_BATCH && too_large.as_ref().is_none_or(|over| over.batch > fits.batch + 1) {
+        let beyond = too_large.as_ref().map(|over| (over.batch, over.peak));
+        let next = guess(budget, (fits.batch, fits.peak), beyond.or(before));
+        let above = beyond.map_or(LARGEST_BATCH, |(batch, _)| batch - 1);
+        let tried = footprint(next.clamp(fits.batch + 1, above))?;
+        if tried.peak <= budget {
+            before = Some((fits.batch, fits.peak));
+            fits = tried;
+        } else {
+            too_large = Some(tried);
+        }
+    }
+    Ok(Ok(fits))
+}
+
+/// Where the line through two points meets the budget; without a second point, or on a flat line, a step that doubles.
+fn guess(budget: u64, (batch, peak): (usize, u64), other: Option<(usize, u64)>) -> usize {
+    let doubled = (batch * 2).max(8);
+    let Some((other_batch, other_peak)) = other else { return doubled };
+    let slope = (peak as f64 - other_peak as f64) / (batch as f64 - other_batch as f64);
+    if slope <= 0.0 {
+        return doubled;
+    }
+    // A flat start must not leap to where no compiler can follow.
+    batch.saturating_add(((budget - peak) as f64 / slope) as usize).min(batch.saturating_mul(16))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A model of `fixed` bytes that needs `each` bytes an example, and a little more in steps, as allocators do.
+    fn search(budget: u64, fixed: u64, each: u64, step: u64) -> (Option<usize>, usize) {
+        let mut calls = 0;
+        let peak = |batch: usize| {
+            let exact = fixed + each * batch as u64;
+            exact.div_ceil(step) * step
+        };
+        let found = largest_batch(budget, |batch| {
+            calls += 1;
+            Ok(Footprint { batch, peak: peak(batch), graph: "train".into(), state: fixed, data: 0, temporaries: 0 })
+        });
+        let found = found.unwrap().ok().map(|f| f.batch);
+        if let Some(batch) = found {
+            assert!(peak(batch) <= budget && (batch == LARGEST_BATCH || peak(batch + 1) > budget));
+        }
+        (found, calls)
+    }
+
+    #[test]
+    fn the_largest_is_found_in_few_compiles() {
+        for (budget, fixed, each, step) in
+            [(1000, 100, 7, 1), (1_000_000, 3, 999, 1), (5000, 4000, 900, 1), (100_000, 10_000, 10, 64), (10_000, 0, 3, 700)]
+        {
+            let (found, calls) = search(budget, fixed, each, step);
+            assert!(found.is_some(), "{budget} {fixed} {each}");
+            assert!(calls <= 12, "{calls} compiles for {budget} {fixed} {each} {step}");
+        }
+    }
+
+    #[test]
+    fn nothing_fits_or_everything() {
+        assert_eq!(search(100, 100, 1, 1).0, None);
+        assert_eq!(search(1 << 40, 0, 1, 1).0, Some(LARGEST_BATCH));
+        assert_eq!(search(103, 100, 1, 1).0, Some(3));
+    }
+}
