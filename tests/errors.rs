@@ -364,8 +364,20 @@ fn settings_that_cannot_be_used() {
             &["c.toml:2: unknown key `max_step`", "did you mean `max_steps`?"],
         ),
         ("no epochs", |_| (), "TRAIN --max_steps 0 --num_train_epochs 0", 2, &["there is no training to do"]),
-        ("cuda", |_| (), "TRAIN --device cuda", 1, &["--device cuda is not built yet", "hint: use --device cpu"]),
-        ("neuron", |_| (), "--device neuron EVAL", 1, &["--device neuron is not built yet", "hint: use --device cpu"]),
+        (
+            "cuda",
+            |_| (),
+            "TRAIN --device cuda",
+            1,
+            &["opening the CUDA device", "no plugin for cuda was found", "XTRAIN_CUDA_PLUGIN"],
+        ),
+        (
+            "neuron",
+            |_| (),
+            "--device neuron EVAL",
+            1,
+            &["opening the Neuron device", "no plugin for neuron was found", "NEURON_LIBRARY_PATH"],
+        ),
         (
             "output in use",
             |p| {

@@ -24,10 +24,10 @@ const LOSS: f64 = 1e-5;
 const NORM: f64 = 2e-5;
 const FINAL_WEIGHTS: f32 = 1e-5;
 
-struct Case {
+pub struct Case {
     dir: PathBuf,
-    model: Box<dyn Model>,
-    session: Session,
+    pub model: Box<dyn Model>,
+    pub session: Session,
     inputs: StoredTensors,
 }
 
@@ -64,7 +64,7 @@ impl Case {
         (dims, values[m * size..(m + 1) * size].to_vec())
     }
 
-    fn batch(&self, m: usize) -> DeviceBatch {
+    pub fn batch(&self, m: usize) -> DeviceBatch {
         let client = self.session.client();
         let upload = |name: &str| -> Arc<Buffer> {
             let (dims, values) = self.rows(name, m);
@@ -83,7 +83,7 @@ impl Case {
     }
 }
 
-fn for_each_case(test: impl Fn(&str, Case)) {
+pub fn for_each_case(test: impl Fn(&str, Case)) {
     let Some(golden) = golden_dir() else { return };
     let mut cases: Vec<PathBuf> = std::fs::read_dir(golden).unwrap().map(|e| e.unwrap().path()).collect();
     cases.sort();

@@ -3,6 +3,7 @@
 mod cache;
 mod cli;
 mod data;
+mod devices;
 mod errors;
 mod examples;
 mod fit;
@@ -10,6 +11,7 @@ mod golden;
 mod hub;
 mod layers;
 mod models;
+mod precision;
 mod steady;
 mod support;
 mod tasks;

@@ -103,10 +103,9 @@ fn state_is_donated_so_that_there_is_one_copy() {
 
     let bytes = |shapes: &[&Shape]| shapes.iter().map(|shape| shape.bytes()).sum::<usize>() as i64;
     let weights: i64 = specs.iter().map(|p| parameters::parameter_shape(p).bytes() as i64).sum();
-    let of =
-        |kind: &str| bytes(&extra.iter().filter(|(name, _)| name.starts_with(kind)).map(|(_, shape)| shape).collect::<Vec<_>>());
+    let of = |kind: &str| bytes(&extra.iter().filter(|s| s.name.starts_with(kind)).map(|s| &s.shape).collect::<Vec<_>>());
     let moments = of("exp_avg");
-    let accumulators = bytes(&extra.iter().map(|(_, shape)| shape).collect::<Vec<_>>()) - moments;
+    let accumulators = bytes(&extra.iter().map(|s| &s.shape).collect::<Vec<_>>()) - moments;
     assert_eq!(moments, 2 * weights);
     for graph in session.cache().graphs() {
         let memory = graph.memory().unwrap();

@@ -171,6 +171,68 @@ fn resuming_from_a_checkpoint_is_bit_exact_with_dropout_and_accumulation() {
 }
 
 #[test]
+fn resuming_in_16_bit_is_bit_exact_too() {
+    for precision in ["--bf16", "--fp16"] {
+        check_resume(&[precision], |bench| {
+            bench.train("stopped", &[&SHORT_RUN[..], &[precision]].concat()).succeeded();
+            fs::remove_dir_all(bench.path("stopped/checkpoint-24")).unwrap();
+            fs::remove_file(bench.path("stopped/model.safetensors")).unwrap();
+        });
+    }
+}
+
+/// Losses of each step in f32, bf16 and fp16. Bars: bf16 has 8 significant bits, fp16 11, and errors of products average out.
+#[test]
+fn curves_in_16_bit_stay_near_f32() {
+    let Some(bench) = Bench::new() else { return };
+    let losses = |name: &str, extra: &[&str]| -> Vec<f64> {
+        let words = ["--max_steps", "40", "--logging_steps", "1", "--save_strategy", "no"];
+        let run = bench.train(name, &[&words[..], extra].concat());
+        run.succeeded();
+        // The second version of the graph is explained by the precision.
+        assert_eq!(extra.contains(&"--bf16"), run.stderr.contains("precision bf16 was f32"), "{}", run.stderr);
+        let records = records(&bench.path(name));
+        let scaled = records.iter().filter(|r| r.get("loss").is_some()).all(|r| r.get("loss_scale").is_some());
+        assert_eq!(scaled, extra.contains(&"--fp16"), "{records:?}");
+        records.iter().filter_map(|r| r["loss"].as_f64()).collect()
+    };
+    let wide = losses("f32", &[]);
+    for (name, extra, bar) in [("bf16", ["--bf16"], 0.02), ("fp16", ["--fp16"], 0.02)] {
+        let low = losses(name, &extra);
+        assert_eq!(low.len(), wide.len());
+        let worst = wide.iter().zip(&low).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        println!("{name}: losses of 40 steps within {worst:.4} of f32, from {:.3} to {:.3}", low[0], low[39]);
+        assert!(worst < bar && low[39] < low[0] - 0.5, "{name}: {worst}, {low:?}");
+        assert_ne!(low, wide);
+    }
+}
+
+/// Weights so large that gradients overflow fp16 at the first scale: steps are skipped, counted and told of, and then training goes on.
+#[test]
+fn steps_that_overflow_fp16_are_skipped_and_logged() {
+    let Some(bench) = Bench::new() else { return };
+    let overrides = "n_layer=2,n_head=2,n_embd=32,n_positions=64,initializer_range=4";
+    let words = ["--fp16", "--max_steps", "24", "--logging_steps", "1", "--save_strategy", "no", "--config_overrides", overrides];
+    // Few labels, so that each has a large share of the scale.
+    let small = ["--per_device_train_batch_size", "1", "--block_size", "8"];
+    let run = bench.train("out", &[&words[..], &small].concat());
+    run.succeeded();
+    let records: Vec<_> = records(&bench.path("out")).into_iter().filter(|r| r.get("loss").is_some()).collect();
+    let of = |key: &str| -> Vec<f64> { records.iter().map(|r| r[key].as_f64().unwrap_or(f64::NAN)).collect() };
+    let (scales, skipped) = (of("loss_scale"), of("skipped_steps"));
+    assert_eq!((scales[0], scales.len()), (65536.0, 24));
+    let last = *skipped.last().unwrap();
+    assert!((1.0..24.0).contains(&last), "{skipped:?}");
+    // Each skipped step halves the scale of the next one; nothing else changes it.
+    for (i, pair) in scales.windows(2).enumerate() {
+        let was_skipped = skipped[i] > if i == 0 { 0.0 } else { skipped[i - 1] };
+        assert_eq!(pair[1], if was_skipped { pair[0] / 2.0 } else { pair[0] }, "step {i}: {scales:?} {skipped:?}");
+    }
+    let note = format!("{last} of 24 optimizer steps were skipped");
+    assert!(run.stderr.contains(&note), "{}", run.stderr);
+}
+
+#[test]
 fn resuming_after_sigterm_is_bit_exact() {
     // Anywhere in the run, another place each time; a failure prints it.
     for delay in [0, rand::random_range(1..60), rand::random_range(60..250)] {

@@ -16,6 +16,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
+use xtrain_graphs::Precision;
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
 use xtrain_models::{Config, IGNORED_LABEL, Task};
 
@@ -74,7 +75,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     };
     let total = (plan.warmup + plan.steps) as u64;
     let schedule = Schedule { kind: ScheduleKind::Constant, peak: optimizer.learning_rate, warmup: 0, total };
-    let stepper = Stepper::new(model, optimizer, schedule, plan.seed);
+    let stepper = Stepper::new(model, optimizer, schedule, plan.seed).with_precision(plan.precision);
     parameters::set_extra_state(&mut session, &stepper.extra_state(false), None).map_err(failed("placing the moments"))?;
 
     let mut rng = ChaCha8Rng::seed_from_u64(plan.seed);
@@ -89,7 +90,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     let placing = placing.elapsed();
     // Before and after, the better one counts: on a shared machine a single moment says little.
     let measuring = Instant::now();
-    let before = measure_ceiling(&mut session)?;
+    let before = measure_ceiling(&mut session, plan.precision)?;
     let measuring = measuring.elapsed();
     let ceiling_compile = session.cache().stats();
     let mut times = Vec::new();
@@ -120,13 +121,14 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     let stats = session.cache().stats();
     let device = session.client().addressable_devices().next().and_then(|device| device.memory());
     let device_peak = device.and_then(|memory| memory.peak_bytes_in_use);
-    let ceiling = before.max(measure_ceiling(&mut session)?);
+    let ceiling = before.max(measure_ceiling(&mut session, plan.precision)?);
     times.sort_by(f64::total_cmp);
     trace.sort_by(f64::total_cmp);
     cpu.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
     let tflops = stepper.flops(&batches[0]) / median / 1e9;
     let results = json!({
+        "precision": plan.precision.to_string(),
         "step_ms_median": median,
         "step_ms_min": times[0],
         "step_ms_max": times[times.len() - 1],
@@ -159,8 +161,8 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     Ok(Outcome::Done)
 }
 
-fn measure_ceiling(session: &mut Session) -> Result<f64, Error> {
-    ceiling::measure_tflops(session, Duration::from_secs(5)).map_err(failed("measuring the matrix-multiply ceiling"))
+fn measure_ceiling(session: &mut Session, precision: Precision) -> Result<f64, Error> {
+    ceiling::measure_tflops(session, precision, Duration::from_secs(5)).map_err(failed("measuring the matrix-multiply ceiling"))
 }
 
 /// The peers are timed without dropout, so that is the default here; `--config_overrides resid_pdrop=0.1` brings it back.

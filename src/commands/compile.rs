@@ -1,15 +1,24 @@
-//! `xtrain compile clm`: compiles and stores every graph that a training run with the same flags will use.
+//! `xtrain compile clm`: compiles and stores every graph that a training run with the same flags will use, or with `--check`
+//! compares each with what the device's compiler is known to take, for which neither the device nor its plugin has to be there.
 
 use super::model::failed;
 use super::train::Prepared;
 use super::{Error, Outcome, fit};
-use crate::config::CompilePlan;
+use crate::config::{CompilePlan, Device, TrainPlan};
 use crate::report::units::bytes;
-use crate::trainer::ahead::compile_all;
+use crate::trainer::ahead::{compile_all, record_all};
 use crate::trainer::step::Stepper;
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
+use xtrain_graphs::{NeuronChip, Target, conformance, passes};
+use xtrain_models::Model;
 
-pub fn run(CompilePlan { train: mut plan, jobs }: CompilePlan) -> Result<Outcome, Error> {
+/// Violations that are printed of one graph; the rest is counted.
+const SHOWN: usize = 10;
+
+pub fn run(CompilePlan { train: mut plan, jobs, check: only_check }: CompilePlan) -> Result<Outcome, Error> {
+    if only_check {
+        return check(plan);
+    }
     if plan.cache.dir.is_none() {
         return Err(Error::failed("there is nowhere to keep the graphs: --compile_cache is false"));
     }
@@ -17,9 +26,7 @@ pub fn run(CompilePlan { train: mut plan, jobs }: CompilePlan) -> Result<Outcome
     fit::resolve_auto(&mut plan, &mut prepared)?;
     let shapes = prepared.shapes(&plan);
     let model = &*prepared.loaded.model;
-    // The learning rate is fed at each step, so that no graph knows the schedule.
-    let schedule = Schedule { kind: ScheduleKind::Constant, peak: 0.0, warmup: 0, total: 0 };
-    let stepper = Stepper::new(model, plan.train.optimizer.clone(), schedule, plan.train.seed);
+    let stepper = stepper(&plan, model);
     let mut report = |graph: &crate::cache::CompiledGraph| {
         let how = if graph.loaded { "was stored already, loaded" } else { "compiled" };
         let peak = graph.memory().map_or(String::new(), |m| format!(", {} at the peak", bytes(m.peak() as u64)));
@@ -28,4 +35,41 @@ pub fn run(CompilePlan { train: mut plan, jobs }: CompilePlan) -> Result<Outcome
     compile_all(&mut prepared.session, model, &stepper, &shapes, jobs, &mut report).map_err(failed("compiling the graphs"))?;
     eprintln!("{}", prepared.session.cache().stats());
     Ok(Outcome::Done)
+}
+
+fn stepper<'m>(plan: &TrainPlan, model: &'m dyn Model) -> Stepper<'m> {
+    // The learning rate is fed at each step, so that no graph knows the schedule.
+    let schedule = Schedule { kind: ScheduleKind::Constant, peak: 0.0, warmup: 0, total: 0 };
+    Stepper::new(model, plan.train.optimizer.clone(), schedule, plan.train.seed).with_precision(plan.train.precision)
+}
+
+/// Lowers every graph for the device and says what of it its compiler is not known to take.
+fn check(plan: TrainPlan) -> Result<Outcome, Error> {
+    let target = match plan.device {
+        Device::Cpu => Target::Cpu,
+        Device::Cuda => Target::Cuda { capability: 80 },
+        Device::Neuron => Target::Neuron(NeuronChip::Trn1),
+    };
+    // The graphs are only recorded, which the CPU's session can do for any device.
+    let mut prepared = Prepared::new(&TrainPlan { device: Device::Cpu, ..plan.clone() }, false)?;
+    let shapes = prepared.shapes(&plan);
+    let model = &*prepared.loaded.model;
+    let graphs =
+        record_all(&mut prepared.session, model, &stepper(&plan, model), &shapes).map_err(failed("recording the graphs"))?;
+    let mut broken = 0;
+    for graph in graphs {
+        let lowered = passes::prepare(&graph, target).map_err(failed("lowering the graphs"))?;
+        let found = conformance::check(&lowered, target);
+        match found.len() {
+            0 => println!("{:12} {} operations, all known to compile for {}", graph.name, lowered.nodes.len(), target.name()),
+            n => println!("{:12} {n} of {} operations break a rule of {}", graph.name, lowered.nodes.len(), target.name()),
+        }
+        found.iter().take(SHOWN).for_each(|violation| println!("  {violation}"));
+        broken += found.len();
+    }
+    match broken {
+        0 => Ok(Outcome::Done),
+        n => Err(Error::failed(format!("{n} operations are not known to compile for {}", target.name()))
+            .with_hint("each line above names the operation, its layer, the rule and its source")),
+    }
 }

@@ -1,5 +1,7 @@
 //! `xtrain doctor`: checks, in the order in which a run would need them, that everything is there and works.
 
+mod accelerator;
+
 use super::model::failed;
 use super::{Error, Outcome};
 use crate::cache::CacheSettings;
@@ -9,22 +11,25 @@ use crate::runtime::Library;
 use crate::trainer::{ceiling, device};
 use serde_json::json;
 use std::time::Instant;
-use xtrain_graphs::{DType, Shape};
+use xtrain_graphs::{DType, Precision, Shape};
 
 /// One line of the report.
 struct Check {
     name: &'static str,
     found: Result<String, String>,
+    /// Tells something and decides nothing.
+    is_note: bool,
 }
 
 pub fn run(plan: DoctorPlan) -> Result<Outcome, Error> {
-    if plan.device != Device::Cpu {
-        super::model::open_device(plan.device, &CacheSettings::in_memory())?;
-    }
-    let checks = check_cpu();
+    let checks = match plan.device {
+        Device::Cpu => check_cpu(),
+        Device::Cuda => accelerator::check_cuda(),
+        Device::Neuron => accelerator::check_neuron(),
+    };
     for check in checks.iter().filter(|_| !plan.json) {
         match &check.found {
-            Ok(found) => println!("ok    {:20} {found}", check.name),
+            Ok(found) => println!("{:5} {:20} {found}", if check.is_note { "note" } else { "ok" }, check.name),
             Err(reason) => println!("FAIL  {:20} {reason}", check.name),
         }
     }
@@ -47,7 +52,7 @@ fn check_cpu() -> Vec<Check> {
     let mut check = |name, found: Result<String, Error>| {
         let found = found.map_err(|error| error.one_line());
         let ok = found.is_ok();
-        checks.push(Check { name, found });
+        checks.push(Check { name, found, is_note: false });
         ok
     };
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
@@ -79,7 +84,7 @@ fn check_cpu() -> Vec<Check> {
         format!("{} device(s), platform {} {}{limit}", client.devices().len(), client.platform_name(), client.platform_version());
     check("device", Ok(found));
     if check("compile and run", compile_and_run(&mut session)) {
-        let found = ceiling::measure_tflops(&mut session, std::time::Duration::from_secs(1))
+        let found = ceiling::measure_tflops(&mut session, Precision::F32, std::time::Duration::from_secs(1))
             .map(|t| format!("{:.0} GFLOP/s in f32", t * 1e3));
         check("matrix multiply", found.map_err(failed("measuring")));
     }

@@ -48,6 +48,7 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
         let most = if lengths.len() > 1 { "up to " } else { "" };
         table.row(["tokens per step".to_string(), format!("{most}{}", exact((examples * longest) as u64))]);
         table.row(["steps per epoch".to_string(), exact(length.updates_per_epoch)]);
+        table.row(["matrix products".to_string(), settings.precision.to_string()]);
         table.row(["optimizer steps".to_string(), format!("{} ({} of warm-up)", exact(length.max_steps), schedule.warmup)]);
         let largest = shapes.train.iter().map(|shape| work(model, shape)).fold(0.0, f64::max);
         let work = count(largest * settings.gradient_accumulation_steps as f64);
@@ -59,7 +60,7 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
     }
     print!("{}", table.render());
 
-    let stepper = Stepper::new(model, settings.optimizer.clone(), schedule, settings.seed);
+    let stepper = Stepper::new(model, settings.optimizer.clone(), schedule, settings.seed).with_precision(settings.precision);
     let compiled =
         compile_all(&mut prepared.session, model, &stepper, &shapes, 1, &mut |_| ()).map_err(failed("compiling the graphs"))?;
     let mut table = Table::new(&[Align::Left, Align::Left, Align::Right, Align::Right, Align::Right, Align::Right]);

@@ -17,6 +17,7 @@ pub fn run(plan: EvalPlan) -> Result<Outcome, Error> {
     let mut session = open_device(plan.device, &plan.cache)?;
     let mut settings = task.settings();
     settings.push(("per_device_eval_batch_size", plan.per_device_eval_batch_size.to_string()));
+    session.set_eval_precision(plan.precision);
     session.cache_mut().set_origin(origin(&format!("eval {}", plan.task.word()), model, &settings));
     let set = task.validation()?;
     loaded.place(&mut session, plan.seed)?;

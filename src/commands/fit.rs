@@ -95,7 +95,8 @@ const UNSCHEDULED: Schedule = Schedule { kind: ScheduleKind::Constant, peak: 0.0
 fn search(plan: &TrainPlan, prepared: &mut Prepared, budget: u64) -> Result<Footprint, Error> {
     let Prepared { loaded, session, task, train, validation, .. } = prepared;
     let model = &*loaded.model;
-    let stepper = Stepper::new(model, plan.train.optimizer.clone(), UNSCHEDULED, plan.train.seed);
+    let stepper =
+        Stepper::new(model, plan.train.optimizer.clone(), UNSCHEDULED, plan.train.seed).with_precision(plan.train.precision);
     let found = largest_batch(budget, |batch| {
         let shapes = run_shapes(plan, task, (train.as_ref(), validation.as_ref()), batch);
         let one = footprint(session, model, &stepper, &shapes, batch)?;
@@ -131,7 +132,8 @@ struct Split {
 fn split(plan: &TrainPlan, prepared: &mut Prepared, found: &Footprint) -> Result<Split, Error> {
     let shapes = prepared.shapes(plan);
     let model = &*prepared.loaded.model;
-    let stepper = Stepper::new(model, plan.train.optimizer.clone(), UNSCHEDULED, plan.train.seed);
+    let stepper =
+        Stepper::new(model, plan.train.optimizer.clone(), UNSCHEDULED, plan.train.seed).with_precision(plan.train.precision);
     let graphs = compile_all(&mut prepared.session, model, &stepper, &shapes, 1, &mut |_| ());
     let graphs = graphs.map_err(failed("compiling the graphs"))?;
     let decides = graphs.iter().find(|graph| graph.name == found.graph).expect("it is one of the run's graphs");

@@ -16,16 +16,13 @@ use xtrain_models::{Config, Model, Task};
 /// Opens the device that was asked for, with the cache of compiled graphs, whose place is told once in a process.
 pub fn open_device(device: Device, cache: &CacheSettings) -> Result<Session, Error> {
     static TOLD: Once = Once::new();
+    if let Some(dir) = &cache.dir {
+        TOLD.call_once(|| eprintln!("compiled-graph cache: {}", dir.display()));
+    }
     match device {
-        Device::Cpu => {
-            if let Some(dir) = &cache.dir {
-                TOLD.call_once(|| eprintln!("compiled-graph cache: {}", dir.display()));
-            }
-            device::open_cpu(1, cache.clone()).map_err(failed("opening the CPU device"))
-        }
-        Device::Cuda | Device::Neuron => {
-            Err(Error::failed(format!("--device {device} is not built yet")).with_hint("use --device cpu"))
-        }
+        Device::Cpu => device::open_cpu(1, cache.clone()).map_err(failed("opening the CPU device")),
+        Device::Cuda => device::open_cuda(cache.clone()).map_err(failed("opening the CUDA device")),
+        Device::Neuron => device::open_neuron(cache.clone()).map_err(failed("opening the Neuron device")),
     }
 }
 

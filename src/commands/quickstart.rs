@@ -6,7 +6,7 @@ use crate::checkpoint::atomic;
 use crate::config::{ConfigSource, GeneratePlan, ModelSource, QuickstartPlan, Sampling, TaskPlan, TrainPlan};
 use crate::data::settings::{ClmDataSettings, SourceSettings};
 use crate::data::tokenizer::train_byte_bpe;
-use crate::trainer::settings::{Cadence, OptimizerKind, OptimizerSettings, Resume, ScheduleKind, TrainSettings};
+use crate::trainer::settings::{Cadence, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind, TrainSettings};
 use std::path::Path;
 
 /// Tokens of the tokenizer that is trained on the corpus.
@@ -92,6 +92,8 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
             gradient_accumulation_steps: 1,
             num_train_epochs: 1.0,
             max_steps: Some(steps),
+            precision: Precision::F32,
+            eval_precision: Precision::F32,
             optimizer: OptimizerSettings {
                 kind: OptimizerKind::AdamW,
                 learning_rate: 1e-3,

@@ -21,7 +21,7 @@ use crate::trainer::interrupt::Interrupt;
 use crate::trainer::parameters::{self, Head};
 use crate::trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
 use crate::trainer::session::Session;
-use crate::trainer::settings::{OptimizerKind, TrainSettings};
+use crate::trainer::settings::TrainSettings;
 use crate::trainer::step::Stepper;
 use std::cell::RefCell;
 use std::path::Path;
@@ -97,6 +97,7 @@ impl Prepared {
         check_best(&plan.train, &*loaded.model, &task)?;
         let mut session = open_device(plan.device, &plan.cache)?;
         let command = format!("train {}", plan.task.word());
+        session.set_eval_precision(plan.train.eval_precision);
         session.cache_mut().set_origin(origin(&command, &*loaded.model, &graph_settings(plan, &task)));
         let set = |wanted: bool, set: &dyn Fn() -> Result<Collator, Error>| (wanted && reads_data).then(set).transpose();
         let train = set(plan.do_train, &|| task.train())?;
@@ -168,6 +169,8 @@ fn graph_settings(plan: &TrainPlan, task: &TaskData) -> Vec<(&'static str, Strin
         ("per_device_train_batch_size", train.per_device_train_batch_size.to_string()),
         ("per_device_eval_batch_size", train.per_device_eval_batch_size.to_string()),
         ("gradient_accumulation_steps", train.gradient_accumulation_steps.to_string()),
+        ("precision", train.precision.to_string()),
+        ("eval_precision", train.eval_precision.to_string()),
         ("optim", format!("{:?}", optimizer.kind).to_lowercase()),
         ("weight_decay", optimizer.weight_decay.to_string()),
         ("adam_beta1", optimizer.adam_beta1.to_string()),
@@ -219,7 +222,7 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     };
     let saved_model = prepared.saved_model(settings.max_shard_size);
     let model = &*prepared.loaded.model;
-    let stepper = Stepper::new(model, settings.optimizer.clone(), schedule, settings.seed);
+    let stepper = Stepper::new(model, settings.optimizer.clone(), schedule, settings.seed).with_precision(settings.precision);
     let session = &mut prepared.session;
     let extra_state = stepper.extra_state(length.accumulation > 1);
 
@@ -265,17 +268,13 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
         proven: None,
         stale: if resumed.is_none() { resume::stale_checkpoints(plan)? } else { Vec::new() },
     }));
-    let ceiling = ceiling::measure_tflops(session, CEILING_PATIENCE).map_err(failed("measuring the matrix-multiply ceiling"))?;
+    let ceiling = ceiling::measure_tflops(session, settings.precision, CEILING_PATIENCE)
+        .map_err(failed("measuring the matrix-multiply ceiling"))?;
 
-    let moments = extra_state.iter().map(|(name, _)| name.clone());
     let saver = Saver {
         settings,
         model: &saved_model,
-        // Accumulated gradients are zero between steps.
-        optimizer_state: moments
-            .filter(|_| settings.optimizer.kind == OptimizerKind::AdamW)
-            .filter(|n| n.starts_with("exp_avg"))
-            .collect(),
+        optimizer_state: extra_state.iter().filter(|state| state.saved).map(|state| state.name.clone()).collect(),
         state,
         log: log.clone(),
         sums: sums.clone(),
@@ -388,6 +387,10 @@ fn finish(plan: &TrainPlan, model: &SavedModel, session: &Session, state: RunSta
     });
     let mut log = log.borrow_mut();
     log.bar().finish();
+    if sums.skipped_steps > 0.0 {
+        let (skipped, all) = (sums.skipped_steps, run.progress.step);
+        eprintln!("note: {skipped} of {all} optimizer steps were skipped, because their gradients overflowed fp16");
+    }
     let dir = &settings.output_dir;
     // A finished run that is resumed has made no steps; its figures stay those of the run that made them.
     let is_news = run.steps > 0 || !dir.join("train_results.json").exists();

@@ -16,6 +16,7 @@ type Verdict = Result<(), UsageError>;
 pub fn check(typed: &Typed) -> Verdict {
     match typed.command {
         command if Commands::TRAIN.contains(command) => {
+            precision(typed)?;
             train_has_something_to_do(typed)?;
             model(typed)?;
             tokenizer(typed)?;
@@ -29,6 +30,7 @@ pub fn check(typed: &Typed) -> Verdict {
         }
         // Only what decides about graphs has to be there.
         command if Commands::COMPILE.contains(command) => {
+            precision(typed)?;
             model(typed)?;
             tokenizer(typed)?;
             task(typed)?;
@@ -52,6 +54,7 @@ pub fn check(typed: &Typed) -> Verdict {
             evaluation(typed)
         }
         command if Commands::EVAL.contains(command) => {
+            precision(typed)?;
             model(typed)?;
             tokenizer(typed)?;
             data(typed)?;
@@ -90,7 +93,10 @@ pub fn check(typed: &Typed) -> Verdict {
             }
             Ok(())
         }
-        Commands::BENCH => model(typed),
+        Commands::BENCH => {
+            precision(typed)?;
+            model(typed)
+        }
         Commands::QUICKSTART => {
             not_a_file(typed)?;
             if typed.is_given("output_dir") && !typed.bool("overwrite_output_dir") {
@@ -134,6 +140,19 @@ fn train_has_something_to_do(typed: &Typed) -> Verdict {
     }
     if !typed.is_given("output_dir") {
         return refuse("--output_dir is missing", "add --output_dir DIR, where the model, checkpoints and logs go");
+    }
+    Ok(())
+}
+
+/// One 16-bit type at a time.
+fn precision(typed: &Typed) -> Verdict {
+    for (bf16, fp16) in [("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")] {
+        if typed.bool(bf16) && typed.bool(fp16) {
+            return refuse(
+                format!("--{bf16} and --{fp16} do not go together: a product has one element type"),
+                format!("keep --{bf16}, which needs no loss scale, or --{fp16}"),
+            );
+        }
     }
     Ok(())
 }

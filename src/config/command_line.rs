@@ -320,13 +320,18 @@ mod tests {
 
     #[test]
     fn what_is_not_built_is_refused_with_a_reason_and_never_ignored() {
-        for line in
-            ["--fp16", "--fp16 true", "--gradient_checkpointing", "--report_to wandb", "--report_to a b", "--deepspeed x.json"]
-        {
+        for line in [
+            "--adafactor",
+            "--adafactor true",
+            "--gradient_checkpointing",
+            "--report_to wandb",
+            "--report_to a b",
+            "--deepspeed x.json",
+        ] {
             let error = typed(&format!("train clm {line}")).unwrap_err();
             assert!(matches!(error, UsageError::Refused { .. }), "{line}: {error}");
         }
-        for line in ["--fp16 false", "--report_to none", "--local_rank -1", "--push-to-hub=False"] {
+        for line in ["--adafactor false", "--report_to none", "--local_rank -1", "--push-to-hub=False"] {
             assert_eq!(typed(&format!("train clm {line}")).unwrap().notes().len(), 0, "{line}");
         }
         assert_eq!(typed("train clm --run_name x").unwrap().notes().len(), 1);

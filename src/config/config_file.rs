@@ -305,8 +305,8 @@ mod tests {
             ),
             (
                 "a.json",
-                "{\"fp16\": true}",
-                "a.json:1: `fp16` cannot be `true`: half precision is not built yet; training runs in float32 | leave `fp16` out",
+                "{\"adafactor\": true}",
+                "a.json:1: `adafactor` cannot be `true`: Adafactor is not built; see optim | leave `adafactor` out",
             ),
             (
                 "a.json",

@@ -260,6 +260,7 @@ pub enum Section {
     Data,
     Batches,
     Optimizer,
+    Precision,
     Logging,
     Checkpoints,
     Evaluation,
@@ -269,12 +270,13 @@ pub enum Section {
 }
 
 impl Section {
-    pub const ALL: [Section; 11] = [
+    pub const ALL: [Section; 12] = [
         Section::Run,
         Section::Model,
         Section::Data,
         Section::Batches,
         Section::Optimizer,
+        Section::Precision,
         Section::Logging,
         Section::Checkpoints,
         Section::Evaluation,
@@ -290,6 +292,7 @@ impl Section {
             Section::Data => "Data",
             Section::Batches => "Batches and length",
             Section::Optimizer => "Optimizer",
+            Section::Precision => "Precision",
             Section::Logging => "Logging",
             Section::Checkpoints => "Checkpoints",
             Section::Evaluation => "Evaluation",

@@ -3,7 +3,7 @@
 
 use crate::cache::CacheSettings;
 use crate::data::settings::{ClmDataSettings, ClsDataSettings, MlmDataSettings, SourceSettings};
-use crate::trainer::settings::TrainSettings;
+use crate::trainer::settings::{Precision, TrainSettings};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -182,6 +182,8 @@ pub struct CompilePlan {
     pub train: TrainPlan,
     /// Graphs to compile at the same time.
     pub jobs: usize,
+    /// Compare the graphs with what the device's compiler takes, and compile nothing.
+    pub check: bool,
 }
 
 /// `xtrain fit clm`.
@@ -209,6 +211,7 @@ pub struct EvalPlan {
     pub tokenizer: PathBuf,
     pub task: TaskPlan,
     pub per_device_eval_batch_size: usize,
+    pub precision: Precision,
     /// Seeds random weights, when the model has no others.
     pub seed: u64,
     /// Where `eval_results.json` goes; `None`: results are only printed.
@@ -265,6 +268,7 @@ pub struct BenchPlan {
     pub seq: usize,
     pub steps: usize,
     pub warmup: usize,
+    pub precision: Precision,
     pub seed: u64,
     pub json: bool,
 }

@@ -10,7 +10,7 @@ use crate::data::settings::{
     ClmDataSettings, ClsDataSettings, MlmDataSettings, OnBadRow, PaddingSettings, Quoting, SourceSettings, TableSettings,
 };
 use crate::trainer::settings::{
-    BestRule, Cadence, EarlyStopping, OptimizerKind, OptimizerSettings, Resume, ScheduleKind, TrainSettings,
+    BestRule, Cadence, EarlyStopping, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind, TrainSettings,
 };
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ pub fn resolve(typed: &Typed) -> Command {
         command if Commands::TRAIN.contains(command) => Command::Train(train_plan(typed)),
         command if Commands::EVAL.contains(command) => Command::Eval(eval_plan(typed)),
         command if Commands::COMPILE.contains(command) => {
-            Command::Compile(CompilePlan { train: train_plan(typed), jobs: jobs(typed) })
+            Command::Compile(CompilePlan { train: train_plan(typed), jobs: jobs(typed), check: typed.bool("check") })
         }
         Commands::PREDICT_CLS => Command::Predict(predict_plan(typed)),
         Commands::GENERATE => Command::Generate(generate_plan(typed)),
@@ -77,6 +77,7 @@ fn eval_plan(typed: &Typed) -> EvalPlan {
         tokenizer: tokenizer(typed),
         task: task(typed),
         per_device_eval_batch_size: typed.count("per_device_eval_batch_size").expect(DEFAULTED),
+        precision: eval_precision(typed),
         seed: seed(typed),
         output_dir: typed.path("output_dir"),
         json: typed.bool("json"),
@@ -122,6 +123,7 @@ fn bench_plan(typed: &Typed) -> BenchPlan {
         seq: typed.count("seq").expect(DEFAULTED),
         steps: typed.count("steps").expect(DEFAULTED),
         warmup: typed.count("warmup").expect(DEFAULTED),
+        precision: precision(typed),
         seed: seed(typed),
         json: typed.bool("json"),
     }
@@ -390,6 +392,8 @@ fn train_settings(typed: &Typed) -> TrainSettings {
         num_train_epochs: typed.float("num_train_epochs").expect(DEFAULTED),
         max_steps: max_steps(typed),
         optimizer: optimizer(typed),
+        precision: precision(typed),
+        eval_precision: eval_precision(typed),
         logging: cadence("logging_strategy", steps("logging_steps")),
         logging_first_step: typed.bool("logging_first_step"),
         save: cadence("save_strategy", steps("save_steps")),
@@ -425,6 +429,24 @@ fn best(typed: &Typed) -> Option<BestRule> {
             .map(|patience| EarlyStopping { patience, threshold: typed.float("early_stopping_threshold").expect(DEFAULTED) }),
         metric,
     })
+}
+
+/// Of training steps.
+fn precision(typed: &Typed) -> Precision {
+    match () {
+        () if typed.bool("bf16") => Precision::Bf16,
+        () if typed.bool("fp16") => Precision::Fp16,
+        () => Precision::F32,
+    }
+}
+
+/// As the Trainer has it: evaluation follows training, unless it is told otherwise.
+fn eval_precision(typed: &Typed) -> Precision {
+    match () {
+        () if typed.bool("bf16_full_eval") => Precision::Bf16,
+        () if typed.bool("fp16_full_eval") => Precision::Fp16,
+        () => precision(typed),
+    }
 }
 
 fn optimizer(typed: &Typed) -> OptimizerSettings {

@@ -29,8 +29,19 @@ pub struct TrainRecord {
     pub grad_norm: Option<f64>,
     /// That the step used, as the Trainer logs it since transformers 4.50 (before, the next one).
     pub learning_rate: f64,
+    /// `None` where the loss is not scaled.
+    pub scaling: Option<ScalingRecord>,
     pub epoch: f64,
     pub step: u64,
+}
+
+/// fp16's loss scaling. The Trainer does not log it; its place is before the epoch, so that the Trainer's own keys stay as they are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScalingRecord {
+    /// That the last step used.
+    pub loss_scale: f64,
+    /// Of all steps so far.
+    pub skipped_steps: u64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -96,7 +107,12 @@ impl Record {
             Record::Train(r) => {
                 let mut fields = vec![rounded("loss", r.loss, 4)];
                 fields.extend(r.grad_norm.map(|norm| exact("grad_norm", norm)));
-                fields.extend([exact("learning_rate", r.learning_rate), epoch(r.epoch)]);
+                fields.push(exact("learning_rate", r.learning_rate));
+                if let Some(scaling) = r.scaling {
+                    let skipped = exact("skipped_steps", scaling.skipped_steps as f64);
+                    fields.extend([exact("loss_scale", scaling.loss_scale), skipped]);
+                }
+                fields.push(epoch(r.epoch));
                 fields
             }
             Record::Eval(r) => {
@@ -200,8 +216,14 @@ impl LogFile {
 mod tests {
     use super::*;
 
-    const TRAIN: Record =
-        Record::Train(TrainRecord { loss: 3.214_56, grad_norm: Some(1.203125), learning_rate: 5e-5, epoch: 0.504_032, step: 10 });
+    const TRAIN: Record = Record::Train(TrainRecord {
+        loss: 3.214_56,
+        grad_norm: Some(1.203125),
+        learning_rate: 5e-5,
+        scaling: None,
+        epoch: 0.504_032,
+        step: 10,
+    });
     fn eval() -> Record {
         Record::Eval(EvalRecord {
             loss: 2.5,
@@ -240,6 +262,17 @@ mod tests {
     }
 
     #[test]
+    fn the_loss_scale_stands_before_the_epoch() {
+        let Record::Train(train) = TRAIN else { unreachable!() };
+        let scaling = Some(ScalingRecord { loss_scale: 32768.0, skipped_steps: 1 });
+        let printed = Record::Train(TrainRecord { scaling, ..train }).printed();
+        assert!(
+            printed.ends_with("'learning_rate': 5e-05, 'loss_scale': 32768.0, 'skipped_steps': 1.0, 'epoch': 0.5}"),
+            "{printed}"
+        );
+    }
+
+    #[test]
     fn json_lines_keep_every_digit() {
         assert_eq!(
             TRAIN.json_line(),
@@ -262,7 +295,14 @@ mod tests {
 
     #[test]
     fn what_is_not_a_number_is_printed_and_is_null_in_json() {
-        let record = Record::Train(TrainRecord { loss: f64::NAN, grad_norm: None, learning_rate: 0.0, epoch: 0.1, step: 1 });
+        let record = Record::Train(TrainRecord {
+            loss: f64::NAN,
+            grad_norm: None,
+            learning_rate: 0.0,
+            scaling: None,
+            epoch: 0.1,
+            step: 1,
+        });
         assert_eq!(record.printed(), "{'loss': nan, 'learning_rate': 0.0, 'epoch': 0.1}");
         assert_eq!(record.json_line(), r#"{"loss":null,"learning_rate":0.0,"epoch":0.1,"step":1}"#);
     }

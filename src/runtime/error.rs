@@ -16,6 +16,19 @@ pub enum Error {
     )]
     LibraryNotFound { tried: Vec<PathBuf> },
 
+    #[error("no plugin for {device} was found; looked at:{}\n{install}", list(.tried))]
+    PluginNotFound { device: &'static str, variable: &'static str, install: &'static str, tried: Vec<PathBuf> },
+
+    #[error(
+        "{} belongs to libneuronxla {found}, which compiles through Python inside the process; xtrain needs 3.0 or newer, which runs \
+         neuronx-cc instead: install that one from AWS's package index",
+        .path.display()
+    )]
+    NeuronVersion { path: PathBuf, found: String },
+
+    #[error("{variable}={value}: {reason}")]
+    Environment { variable: &'static str, value: String, reason: &'static str },
+
     #[error("cannot open the library {}: {reason}; check that the file is complete and that the libraries it needs lie beside it", .path.display())]
     LibraryOpen { path: PathBuf, reason: String },
 

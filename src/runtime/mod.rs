@@ -11,6 +11,7 @@
 mod buffer;
 mod client;
 mod device;
+pub mod discover;
 mod error;
 mod event;
 mod executable;
@@ -31,5 +32,5 @@ pub use event::Event;
 pub use executable::{CompiledMemory, Executable, Execution, RunOptions};
 pub use library::Library;
 pub use options::{CompileOptions, OptionValue, OverrideValue};
-pub use plugin::Plugin;
+pub use plugin::{Plugin, set_default_environment};
 pub use signature::Signature;

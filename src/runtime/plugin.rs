@@ -84,6 +84,15 @@ impl std::fmt::Debug for Plugin {
     }
 }
 
+/// Sets a variable that a plugin reads while it is opened, unless the user has set it. Call it before the first plugin or library is
+/// opened, from the main thread.
+pub fn set_default_environment(name: &str, value: &str) {
+    if std::env::var_os(name).is_none() {
+        // SAFETY: no library that reads the environment through C is open yet, and Rust's own readers are synchronized with this.
+        unsafe { std::env::set_var(name, value) };
+    }
+}
+
 /// Opens a shared library for good, with the environment that such libraries want.
 pub(super) fn open_library(path: &Path) -> Result<&'static libloading::Library> {
     static ONCE: Mutex<()> = Mutex::new(());

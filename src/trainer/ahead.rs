@@ -35,11 +35,12 @@ pub fn compile_all(
     Ok(session.cache_mut().get_all(&graphs, jobs, ready)?)
 }
 
-/// Every graph of the run, in the order of use.
-pub(super) fn record_all(session: &mut Session, model: &dyn Model, stepper: &Stepper, shapes: &RunShapes) -> Result<Vec<Graph>> {
+/// Every graph of the run, in the order of use, in the run's precision.
+pub fn record_all(session: &mut Session, model: &dyn Model, stepper: &Stepper, shapes: &RunShapes) -> Result<Vec<Graph>> {
     let accumulates = shapes.accumulation > 1;
     let parameters = stepper.parameters().iter().map(|p| (p.name.clone(), parameter_shape(p)));
-    let state: HashMap<String, Shape> = parameters.chain(stepper.extra_state(accumulates)).collect();
+    let extra = stepper.extra_state(accumulates).into_iter().map(|state| (state.name, state.shape));
+    let state: HashMap<String, Shape> = parameters.chain(extra).collect();
     let state = Arc::new(state);
     let mut phases = vec![Phase::Update { accumulated: accumulates }];
     if accumulates {
@@ -48,7 +49,7 @@ pub(super) fn record_all(session: &mut Session, model: &dyn Model, stepper: &Ste
     let mut graphs = Vec::new();
     if !shapes.train.is_empty() {
         let mut recording = session.begin_abstract(state.clone());
-        ceiling::record_abstract(&mut recording)?;
+        ceiling::record_abstract(&mut recording, stepper.precision())?;
         graphs.push(recording.cut(ceiling::GRAPH_NAME)?);
     }
     for (shape, phase) in shapes.train.iter().flat_map(|shape| phases.iter().map(move |phase| (shape, *phase))) {

@@ -3,7 +3,7 @@
 use super::error::Result;
 use super::session::{Recording, Session};
 use std::time::{Duration, Instant};
-use xtrain_graphs::{DType, Shape, Tensor};
+use xtrain_graphs::{DType, Precision, Shape, Tensor};
 
 /// The graph's name in plans, logs and the cache.
 pub const GRAPH_NAME: &str = "ceiling";
@@ -18,20 +18,21 @@ fn operand_shape() -> Shape {
     Shape::new(DType::F32, [SIZE, SIZE])
 }
 
-fn record(recording: &mut Recording, a: &Tensor, b: &Tensor) -> Result<()> {
+fn record(recording: &mut Recording, a: &Tensor, b: &Tensor, precision: Precision) -> Result<()> {
+    recording.set_precision(precision);
     recording.fetch("product", &a.matmul(b)?);
     Ok(())
 }
 
 /// The product's graph, for compiling ahead.
-pub fn record_abstract(recording: &mut Recording) -> Result<()> {
+pub fn record_abstract(recording: &mut Recording, precision: Precision) -> Result<()> {
     let (a, b) = (recording.feed_abstract("a", &operand_shape()), recording.feed_abstract("b", &operand_shape()));
-    record(recording, &a, &b)
+    record(recording, &a, &b, precision)
 }
 
 /// Floating-point operations per second, in units of 10^12. Stops measuring when `patience` is over: a bench wants the best
 /// figure, a training run wants to begin.
-pub fn measure_tflops(session: &mut Session, patience: Duration) -> Result<f64> {
+pub fn measure_tflops(session: &mut Session, precision: Precision, patience: Duration) -> Result<f64> {
     let began = Instant::now();
     let shape = operand_shape();
     let operand = session.client().upload(bytemuck::cast_slice(&vec![1.0f32; SIZE * SIZE]), &shape, 0)?;
@@ -44,7 +45,7 @@ pub fn measure_tflops(session: &mut Session, patience: Duration) -> Result<f64> 
         let mut recording = session.begin();
         let a = recording.feed("a", operand.clone());
         let b = recording.feed("b", operand.clone());
-        record(&mut recording, &a, &b)?;
+        record(&mut recording, &a, &b, precision)?;
         let start = Instant::now();
         let marked = recording.mark_step(GRAPH_NAME)?;
         marked.fetched["product"].wait_ready()?;

@@ -3,8 +3,10 @@
 use super::error::Result;
 use super::session::Session;
 use crate::cache::{CacheSettings, GraphCache};
-use crate::runtime::{Client, CompileOptions, Library, OptionValue};
-use xtrain_graphs::Target;
+use crate::runtime::discover::{CUDA, NEURON, Vendor, package_version};
+use crate::runtime::{Client, CompileOptions, Library, OptionValue, Plugin, set_default_environment};
+use std::path::{Path, PathBuf};
+use xtrain_graphs::{NeuronChip, Target};
 
 /// Opens the CPU with `device_count` devices of one process.
 pub fn open_cpu(device_count: usize, cache: CacheSettings) -> Result<Session> {
@@ -24,4 +26,67 @@ pub fn open_cpu(device_count: usize, cache: CacheSettings) -> Result<Session> {
 /// What XLA's CPU compiler is told for every graph.
 fn cpu_compile_options() -> CompileOptions {
     CompileOptions::default()
+}
+
+/// Opens AWS's accelerator through its plugin. One core, since a run has one device.
+pub fn open_neuron(cache: CacheSettings) -> Result<Session> {
+    let path = neuron_plugin()?;
+    check_cores("NEURON_RT_NUM_CORES")?;
+    if std::env::var_os("NEURON_RT_VISIBLE_CORES").is_none() {
+        // Cores belong to one process at a time: what is not used is left to others.
+        set_default_environment("NEURON_RT_NUM_CORES", "1");
+    }
+    open_plugin(&NEURON, &path, cache, |client| {
+        // platform_version: 2.0 on trn1, 3.0 on trn2.
+        let is_trn2 = client.platform_name() == NEURON.device && client.platform_version().starts_with('3');
+        Target::Neuron(if is_trn2 { NeuronChip::Trn2 } else { NeuronChip::Trn1 })
+    })
+}
+
+/// Opens an NVIDIA card through jax's plugin.
+pub fn open_cuda(cache: CacheSettings) -> Result<Session> {
+    let path = CUDA.find()?;
+    // Nothing in the lowering depends on a card's abilities yet but whether it has bf16 products, which begin at 8.0.
+    open_plugin(&CUDA, &path, cache, |_| Target::Cuda { capability: 80 })
+}
+
+/// AWS's plugin, of a version that needs no Python.
+pub fn neuron_plugin() -> Result<PathBuf> {
+    let path = NEURON.find()?;
+    match package_version(&path, "libneuronxla") {
+        Some(found) if found.starts_with("2.") || found.starts_with("1.") || found.starts_with("0.") => {
+            Err(crate::runtime::Error::NeuronVersion { path, found }.into())
+        }
+        _ => Ok(path),
+    }
+}
+
+/// Refuses numbers of cores that Neuron's runtime has no communicators for, before the cores are taken.
+fn check_cores(variable: &'static str) -> Result<()> {
+    let Ok(value) = std::env::var(variable) else { return Ok(()) };
+    let reason = match value.parse::<u32>() {
+        Ok(0 | 1 | 2 | 8 | 16) => return Ok(()),
+        Ok(n) if n % 32 == 0 => return Ok(()),
+        Ok(_) => "Neuron's runtime knows groups of 1, 2, 8, 16 and multiples of 32 cores (0: all); set one of these",
+        Err(_) => "is not a number of cores",
+    };
+    Err(crate::runtime::Error::Environment { variable, value, reason }.into())
+}
+
+fn open_plugin(vendor: &Vendor, path: &Path, cache: CacheSettings, target: impl Fn(&Client) -> Target) -> Result<Session> {
+    // XLA's own library lowers; the plugin compiles. It comes first, because it reads more of the environment.
+    let plugin = Plugin::load(path)?;
+    let client = Client::create(&plugin, &[])?;
+    if client.platform_name() != vendor.device {
+        eprintln!(
+            "note: {} drives `{}`, not {}; the graphs are lowered for {} and run there, as a rehearsal",
+            path.display(),
+            client.platform_name(),
+            vendor.device,
+            vendor.device
+        );
+    }
+    let target = target(&client);
+    let cache = GraphCache::new(Library::open()?, client.clone(), target, CompileOptions::default(), cache)?;
+    Ok(Session::new(client, cache))
 }

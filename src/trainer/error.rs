@@ -13,6 +13,11 @@ pub enum Error {
          {kept}. Lower --learning_rate, add --warmup_steps or check the data around that step"
     )]
     NotFinite { what: &'static str, value: f64, step: u64, learning_rate: f64, loss: f64, grad_norm: f64, kept: String },
+    #[error(
+        "the loss scale fell to {scale:e} by step {step}: the gradients of every step overflow fp16, so no scale is small enough; \
+         {kept}. Use --bf16, or lower --learning_rate if training had gone well before"
+    )]
+    LossScaleExhausted { scale: f64, step: u64, kept: String },
     #[error("after step {step}, {tensor} holds values that are not finite, so it was not saved; {kept}. Lower --learning_rate")]
     NotWorthSaving { step: u64, tensor: String, kept: String },
     #[error("{path}: {tensor} holds values that are not finite: the model was broken when it was saved; use another one")]

@@ -89,8 +89,9 @@ pub fn metric_names(task: Task, labels: &[String]) -> Vec<String> {
     first.chain(nothing.metrics(labels).into_iter().map(|(name, _)| name)).collect()
 }
 
-/// Records the sums of one batch and, of a classifier, its logits.
+/// Records the sums of one batch and, of a classifier, its logits, in the session's precision for evaluation.
 pub fn record(recording: &mut Recording, model: &dyn Model, parameters: &[ParameterSpec], inputs: &BatchInputs) -> Result<()> {
+    recording.evaluates();
     let weights = parameter_tensors(recording, parameters)?;
     let trace = recording.trace().clone();
     let weights = Weights::new(&trace, &weights);

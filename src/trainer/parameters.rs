@@ -134,12 +134,24 @@ pub fn load_with_head(
     Ok(())
 }
 
-/// Uploads other named state, zeros where `saved` is `None`.
-pub fn set_extra_state(session: &mut Session, state: &[(String, Shape)], saved: Option<&Weights>) -> Result<()> {
-    for (name, shape) in state {
+/// State of a run besides the parameters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExtraState {
+    pub name: String,
+    /// Always f32.
+    pub shape: Shape,
+    /// What every element is at the start of a run.
+    pub initial: f32,
+    /// Whether a checkpoint holds it; what it does not hold has its initial value between steps.
+    pub saved: bool,
+}
+
+/// Uploads other named state: what `saved` has of it, the initial value elsewhere.
+pub fn set_extra_state(session: &mut Session, state: &[ExtraState], saved: Option<&Weights>) -> Result<()> {
+    for ExtraState { name, shape, initial, .. } in state {
         match saved.filter(|saved| saved.get(name).is_some()) {
             Some(saved) => session.set_state(name, &saved.read(name, shape)?, shape)?,
-            None => session.set_state(name, &vec![0; shape.bytes()], shape)?,
+            None => session.set_state(name, bytemuck::cast_slice(&vec![*initial; shape.elements()]), shape)?,
         }
     }
     Ok(())

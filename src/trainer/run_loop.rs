@@ -10,6 +10,10 @@ use super::session::{HostTime, Session};
 use super::step::{PendingMetrics, Phase, StepMetrics, Stepper, read_metrics};
 use std::time::{Duration, Instant};
 
+/// A scale at which even the largest gradient that fp16 has stands for one of a thousand million: nothing that trains is so
+/// steep.
+const LEAST_LOSS_SCALE: f32 = 1e-4;
+
 /// The run's arithmetic, from the settings and the data.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RunLength {
@@ -219,7 +223,13 @@ impl RunLoop<'_, '_> {
             elapsed: last_report.elapsed(),
         };
         *last_report = Instant::now();
-        if !metrics.loss.is_finite() || !metrics.grad_norm.is_finite() {
+        if let Some(scaling) = metrics.scaling.filter(|scaling| scaling.skipped) {
+            // A skipped step has changed nothing, so its numbers need not be finite; a run that only skips does not train.
+            if scaling.scale < LEAST_LOSS_SCALE {
+                let (scale, step) = (f64::from(scaling.scale), step.progress.step);
+                return Err(Error::LossScaleExhausted { scale, step, kept: (self.kept)() });
+            }
+        } else if !metrics.loss.is_finite() || !metrics.grad_norm.is_finite() {
             let (what, value) = match metrics.loss.is_finite() {
                 true => ("gradient norm", metrics.grad_norm),
                 false => ("loss", metrics.loss),

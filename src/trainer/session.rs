@@ -7,10 +7,11 @@
 use super::error::{Error, Result};
 use crate::cache::{CompiledGraph, GraphCache};
 use crate::runtime::{Buffer, Client};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use xtrain_graphs::{Graph, InputRole, Shape, Tensor, Trace};
+use xtrain_graphs::{Fingerprint, Graph, InputRole, Precision, Shape, Tensor, Trace, passes};
 
 /// Where the host's time of one step went; the rest of the step is the device's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -36,11 +37,14 @@ pub struct Session {
     client: Client,
     cache: GraphCache,
     state: BTreeMap<String, Arc<Buffer>>,
+    eval_precision: Precision,
+    /// Graphs in other precisions than f32, by what was recorded: a step makes each once.
+    mixed: RefCell<HashMap<(Fingerprint, Precision), Arc<Graph>>>,
 }
 
 impl Session {
     pub fn new(client: Client, cache: GraphCache) -> Self {
-        Session { client, cache, state: BTreeMap::new() }
+        Session { client, cache, state: BTreeMap::new(), eval_precision: Precision::F32, mixed: RefCell::default() }
     }
 
     pub fn client(&self) -> &Client {
@@ -53,6 +57,15 @@ impl Session {
 
     pub fn cache_mut(&mut self) -> &mut GraphCache {
         &mut self.cache
+    }
+
+    /// The precision of evaluation's products; f32 unless set.
+    pub fn eval_precision(&self) -> Precision {
+        self.eval_precision
+    }
+
+    pub fn set_eval_precision(&mut self, precision: Precision) {
+        self.eval_precision = precision;
     }
 
     /// Puts a value on the device under a name.
@@ -70,7 +83,8 @@ impl Session {
     pub fn begin(&mut self) -> Recording<'_> {
         let trace = Trace::new();
         let shapes = Shapes::Held;
-        Recording { session: self, trace, shapes, arguments: Vec::new(), known: HashMap::new(), started: Instant::now() }
+        let (arguments, known, precision) = (Vec::new(), HashMap::new(), Precision::F32);
+        Recording { session: self, trace, shapes, arguments, known, precision, started: Instant::now() }
     }
 
     /// Starts recording a step whose state need not exist yet: for compiling ahead. Shapes come from `shapes`.
@@ -101,6 +115,7 @@ pub struct Recording<'s> {
     shapes: Shapes,
     arguments: Vec<Argument>,
     known: HashMap<String, Tensor>,
+    precision: Precision,
     started: Instant,
 }
 
@@ -113,6 +128,16 @@ pub struct Marked {
 impl Recording<'_> {
     pub fn trace(&self) -> &Trace {
         &self.trace
+    }
+
+    /// The precision of this step's matrix products, f32 unless set; what is recorded stays the same.
+    pub fn set_precision(&mut self, precision: Precision) {
+        self.precision = precision;
+    }
+
+    /// Sets the precision that the session evaluates in.
+    pub fn evaluates(&mut self) {
+        self.precision = self.session.eval_precision;
     }
 
     /// The device state of this name, as it is when the step starts.
@@ -168,21 +193,35 @@ impl Recording<'_> {
         self.trace.output(name, tensor);
     }
 
-    /// Cuts the recording into a graph without running it.
+    /// Cuts the recording into a graph in its precision, without running it.
     pub fn cut(&self, name: &str) -> Result<Graph> {
-        Ok(self.trace.cut(name)?)
+        Ok(self.graph(name)?.as_ref().clone())
+    }
+
+    fn graph(&self, name: &str) -> Result<Arc<Graph>> {
+        let recorded = self.trace.cut(name)?;
+        if self.precision == Precision::F32 {
+            return Ok(Arc::new(recorded));
+        }
+        let key = (recorded.fingerprint(), self.precision);
+        if let Some(known) = self.session.mixed.borrow().get(&key) {
+            return Ok(known.clone());
+        }
+        let mixed = Arc::new(passes::mix(&recorded, self.precision)?);
+        self.session.mixed.borrow_mut().insert(key, mixed.clone());
+        Ok(mixed)
     }
 
     /// Cuts the recording and compiles its graph if it is new, without running it.
     pub fn compile(self, name: &str) -> Result<Arc<CompiledGraph>> {
-        let graph = self.trace.cut(name)?;
+        let graph = self.graph(name)?;
         Ok(self.session.cache.get(&graph)?)
     }
 
     /// Cuts the recording, compiles its graph if it is new, and starts it on the device. Returns at once; assigned state
     /// takes its new value, fetched values become readable when the device gets there.
     pub fn mark_step(self, name: &str) -> Result<Marked> {
-        let graph = self.trace.cut(name)?;
+        let graph = self.graph(name)?;
         let ready_before = self.session.cache.stats().ready_time();
         let compiled = self.session.cache.get(&graph)?;
         let compile = self.session.cache.stats().ready_time() - ready_before;

@@ -1,6 +1,7 @@
 //! What the training loop needs to know, fully resolved: `config` makes these from what the user typed.
 
 use std::path::PathBuf;
+pub use xtrain_graphs::Precision;
 pub use xtrain_graphs::optim::ScheduleKind;
 
 /// When something periodic happens (TrainingArguments' `*_strategy` with `*_steps`).
@@ -47,6 +48,10 @@ pub struct TrainSettings {
     /// When set, overrides `num_train_epochs`.
     pub max_steps: Option<u64>,
     pub optimizer: OptimizerSettings,
+    /// Of the matrix products of training steps.
+    pub precision: Precision,
+    /// Of those of evaluations.
+    pub eval_precision: Precision,
     pub logging: Cadence,
     pub logging_first_step: bool,
     pub save: Cadence,

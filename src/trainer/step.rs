@@ -3,14 +3,14 @@
 
 use super::error::Result;
 use super::feed::{BatchInputs, DeviceBatch, feed_batch, graph_name};
-use super::parameters::parameter_shape;
+use super::parameters::{ExtraState, parameter_shape};
 use super::session::{Marked, Recording, Session};
 use super::settings::{OptimizerKind, OptimizerSettings};
 use crate::checkpoint::state::{exp_avg, exp_avg_sq};
 use crate::runtime::PendingDownload;
 use std::collections::HashMap;
-use xtrain_graphs::optim::{self, AdamW, Schedule, Sgd, StepFeed, StepScalars};
-use xtrain_graphs::{DType, Randomness, Shape, Tensor, backward};
+use xtrain_graphs::optim::{self, AdamW, BiasCorrections, LossScale, Schedule, Sgd, StepFeed, StepScalars};
+use xtrain_graphs::{DType, Precision, Randomness, Shape, Tensor, backward};
 use xtrain_models::{LossSum, Model, ParameterSpec, Weights, loss};
 
 /// Whether a microbatch ends an optimizer step.
@@ -42,6 +42,24 @@ pub struct StepMetrics {
     pub grad_norm: f32,
     /// Tokens that had a loss.
     pub tokens: f32,
+    /// `None` where the loss is not scaled.
+    pub scaling: Option<Scaling>,
+}
+
+/// What loss scaling did in a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scaling {
+    /// The factor on the step's loss.
+    pub scale: f32,
+    /// Gradients overflowed, so the step changed nothing but the scale.
+    pub skipped: bool,
+}
+
+impl StepMetrics {
+    /// Whether the step left weights and moments as they were.
+    pub fn is_skipped(&self) -> bool {
+        self.scaling.is_some_and(|scaling| scaling.skipped)
+    }
 }
 
 /// Metrics on their way from the device.
@@ -51,13 +69,20 @@ impl PendingMetrics {
     /// Waits for the device.
     pub fn wait(self) -> Result<StepMetrics> {
         let values = self.0.wait()?;
-        Ok(StepMetrics { loss: values[0], grad_norm: values[1], tokens: values[2] })
+        let scaling = (values.len() > 3).then(|| Scaling { scale: values[3], skipped: values[4] == 0.0 });
+        Ok(StepMetrics { loss: values[0], grad_norm: values[1], tokens: values[2], scaling })
     }
 }
 
 /// Names of accumulated values in the session.
 const ACCUMULATED_LOSS: &str = "accumulated.loss";
 const ACCUMULATED_COUNT: &str = "accumulated.count";
+
+/// Names of the loss scale's state in the session and in checkpoints; all are `f32[]`.
+const LOSS_SCALE: &str = "loss_scale";
+const GOOD_STEPS: &str = "loss_scale.good_steps";
+const CORRECTION1: &str = "adamw.correction1";
+const CORRECTION2: &str = "adamw.correction2";
 
 fn accumulated(parameter: &str) -> String {
     format!("accumulated.{parameter}")
@@ -70,11 +95,21 @@ pub struct Stepper<'m> {
     optimizer: OptimizerSettings,
     schedule: Schedule,
     seed: u64,
+    precision: Precision,
 }
 
 impl<'m> Stepper<'m> {
     pub fn new(model: &'m dyn Model, optimizer: OptimizerSettings, schedule: Schedule, seed: u64) -> Self {
-        Stepper { model, parameters: model.parameters(), optimizer, schedule, seed }
+        Stepper { model, parameters: model.parameters(), optimizer, schedule, seed, precision: Precision::F32 }
+    }
+
+    /// The same with its matrix products in another precision and, where that needs it, with a scaled loss.
+    pub fn with_precision(self, precision: Precision) -> Self {
+        Stepper { precision, ..self }
+    }
+
+    pub fn precision(&self) -> Precision {
+        self.precision
     }
 
     pub fn parameters(&self) -> &[ParameterSpec] {
@@ -85,22 +120,34 @@ impl<'m> Stepper<'m> {
         &self.schedule
     }
 
-    /// State besides the parameters, all zero at the start of a run: optimizer moments, and sums when gradients accumulate.
-    pub fn extra_state(&self, accumulates: bool) -> Vec<(String, Shape)> {
+    /// State besides the parameters: optimizer moments, sums when gradients accumulate, and the loss scale where there is one.
+    pub fn extra_state(&self, accumulates: bool) -> Vec<ExtraState> {
+        let saved = |name: String, shape: &Shape, initial: f32| ExtraState { name, shape: shape.clone(), initial, saved: true };
+        let sum = |name: String, shape: &Shape| ExtraState { saved: false, ..saved(name, shape, 0.0) };
+        let is_adamw = self.optimizer.kind == OptimizerKind::AdamW;
         let mut state = Vec::new();
         for parameter in &self.parameters {
             let shape = Shape::new(DType::F32, parameter.dims.clone());
-            if self.optimizer.kind == OptimizerKind::AdamW {
-                state.push((exp_avg(&parameter.name), shape.clone()));
-                state.push((exp_avg_sq(&parameter.name), shape.clone()));
+            if is_adamw {
+                state.push(saved(exp_avg(&parameter.name), &shape, 0.0));
+                state.push(saved(exp_avg_sq(&parameter.name), &shape, 0.0));
             }
             if accumulates {
-                state.push((accumulated(&parameter.name), shape));
+                state.push(sum(accumulated(&parameter.name), &shape));
             }
         }
+        let scalar = Shape::scalar(DType::F32);
         if accumulates {
-            state.push((ACCUMULATED_LOSS.into(), Shape::scalar(DType::F32)));
-            state.push((ACCUMULATED_COUNT.into(), Shape::scalar(DType::F32)));
+            state.push(sum(ACCUMULATED_LOSS.into(), &scalar));
+            state.push(sum(ACCUMULATED_COUNT.into(), &scalar));
+        }
+        if self.precision.needs_loss_scale() {
+            state.push(saved(LOSS_SCALE.into(), &scalar, optim::INITIAL_SCALE));
+            state.push(saved(GOOD_STEPS.into(), &scalar, 0.0));
+            if is_adamw {
+                state.push(saved(CORRECTION1.into(), &scalar, 0.0));
+                state.push(saved(CORRECTION2.into(), &scalar, 0.0));
+            }
         }
         state
     }
@@ -112,7 +159,7 @@ impl<'m> Stepper<'m> {
 
     /// Bytes of the parameters and of [`Stepper::extra_state`].
     pub fn state_bytes(&self, accumulates: bool) -> u64 {
-        self.weight_bytes() + self.extra_state(accumulates).iter().map(|(_, shape)| shape.bytes() as u64).sum::<u64>()
+        self.weight_bytes() + self.extra_state(accumulates).iter().map(|state| state.shape.bytes() as u64).sum::<u64>()
     }
 
     /// Runs one microbatch of 0-based optimizer step `step`; `microstep` counts microbatches over the whole run and keys
@@ -140,19 +187,42 @@ impl<'m> Stepper<'m> {
 
     /// The step itself, on inputs that may be real or abstract.
     pub fn record(&self, recording: &mut Recording, inputs: &BatchInputs, phase: Phase, step: u64, microstep: u64) -> Result<()> {
+        recording.set_precision(self.precision);
         let randomness = feed_randomness(recording, self.seed, microstep)?;
         let weights = parameter_tensors(recording, &self.parameters)?;
         let trace = recording.trace().clone();
         let loss = loss(self.model, &Weights::new(&trace, &weights), &inputs.tokens, &inputs.labels, &randomness)?;
         let leaves: Vec<Tensor> = self.parameters.iter().map(|p| weights[&p.name].clone()).collect();
-        let gradients = backward(&loss.sum, &leaves)?;
+        let places = inputs.labels.ids.shape().elements() as f64;
+        let gradients = backward(&self.scaled(recording, &loss.sum, places)?, &leaves)?;
         match phase {
-            Phase::Accumulate => self.accumulate(recording, &loss, &gradients),
+            Phase::Accumulate => self.accumulate(recording, &loss, &self.of_sum(gradients, places)?),
             Phase::Update { accumulated: true } => {
+                let gradients = self.of_sum(gradients, places)?;
                 let (loss, gradients) = self.take_accumulated(recording, loss, gradients)?;
-                self.optimizer_step(recording, &leaves, &loss, &gradients, step)
+                self.optimizer_step(recording, &leaves, &loss, &gradients, step, 1.0)
             }
-            Phase::Update { accumulated: false } => self.optimizer_step(recording, &leaves, &loss, &gradients, step),
+            Phase::Update { accumulated: false } => self.optimizer_step(recording, &leaves, &loss, &gradients, step, places),
+        }
+    }
+
+    /// What is differentiated: the loss or, in fp16, the mean over all `places` of labels times the loss scale (a sum over
+    /// thousands of tokens would use up the range that the scale is there for).
+    fn scaled(&self, recording: &mut Recording, loss: &Tensor, places: f64) -> Result<Tensor> {
+        if !self.precision.needs_loss_scale() {
+            return Ok(loss.clone());
+        }
+        let _scope = recording.trace().clone().scope("loss");
+        let factor = recording.state(LOSS_SCALE)?.mul_scalar(1.0 / places)?;
+        Ok(loss.mul(&factor)?)
+    }
+
+    /// Gradients of a mean over `places` as those of the sum, still times the loss scale: microbatches of other shapes have other
+    /// numbers of places, and only sums add up.
+    fn of_sum(&self, gradients: Vec<Tensor>, places: f64) -> Result<Vec<Tensor>> {
+        match self.precision.needs_loss_scale() {
+            true => gradients.iter().map(|gradient| Ok(gradient.mul_scalar(places)?)).collect(),
+            false => Ok(gradients),
         }
     }
 
@@ -194,8 +264,8 @@ impl<'m> Stepper<'m> {
         Ok((loss, gradients))
     }
 
-    /// Mean over the true token count, clipping by the global norm, the optimizer's update of every parameter; fetches the
-    /// metrics.
+    /// Mean over the true token count, clipping by the global norm, the scale check, the optimizer's update of every parameter;
+    /// fetches the metrics. In fp16, `gradients` are those of the sum times the loss scale over `places`.
     fn optimizer_step(
         &self,
         recording: &mut Recording,
@@ -203,16 +273,29 @@ impl<'m> Stepper<'m> {
         loss: &LossSum,
         gradients: &[Tensor],
         step: u64,
+        places: f64,
     ) -> Result<()> {
         let trace = recording.trace().clone();
         let _scope = trace.scope("optimizer");
         let feed = self.step_feed(step).to_array();
         let feed = recording.feed_host("optimizer", bytemuck::bytes_of(&feed), &Shape::new(DType::F32, [feed.len()]))?;
-        let scalars = StepScalars::of(&feed)?;
+        let mut scalars = StepScalars::of(&feed)?;
         let one = trace.constant(1.0, DType::F32)?;
         let per_token = one.div(&loss.count.max_scalar(1.0)?)?;
-        let norm = optim::global_norm(gradients)?.mul(&per_token)?;
         let mut factor = per_token.clone();
+        if self.precision.needs_loss_scale() {
+            factor = factor.div(&recording.state(LOSS_SCALE)?.mul_scalar(1.0 / places)?)?;
+        }
+        let norm = optim::global_norm(gradients)?.mul(&factor)?;
+        let check = match self.precision.needs_loss_scale() {
+            true => Some(self.check_scale(recording, &norm, &mut scalars)?),
+            false => None,
+        };
+        // The new value or, when gradients overflowed, the old one.
+        let kept = |new: Tensor, old: &Tensor| match &check {
+            Some(check) => check.finite.select(&new, old),
+            None => Ok(new),
+        };
         if self.optimizer.max_grad_norm > 0.0 {
             factor = factor.mul(&optim::clip_factor(&norm, self.optimizer.max_grad_norm)?)?;
         }
@@ -223,21 +306,44 @@ impl<'m> Stepper<'m> {
                     let (m, v) = (exp_avg(&parameter.name), exp_avg_sq(&parameter.name));
                     let (old_m, old_v) = (recording.state(&m)?, recording.state(&v)?);
                     let new = self.adamw().update(&scalars, leaf, gradient, &factor, &old_m, &old_v, parameter.decay)?;
-                    recording.assign(&parameter.name, &new.parameter)?;
-                    recording.assign(&m, &new.exp_avg)?;
-                    recording.assign(&v, &new.exp_avg_sq)?;
+                    recording.assign(&parameter.name, &kept(new.parameter, leaf)?)?;
+                    recording.assign(&m, &kept(new.exp_avg, &old_m)?)?;
+                    recording.assign(&v, &kept(new.exp_avg_sq, &old_v)?)?;
                 }
                 OptimizerKind::Sgd => {
                     let sgd = Sgd { weight_decay: self.optimizer.weight_decay };
-                    recording.assign(&parameter.name, &sgd.update(&scalars, leaf, &gradient.mul(&factor)?, parameter.decay)?)?;
+                    let new = sgd.update(&scalars, leaf, &gradient.mul(&factor)?, parameter.decay)?;
+                    recording.assign(&parameter.name, &kept(new, leaf)?)?;
                 }
             }
         }
         let mean_loss = loss.sum.mul(&per_token)?;
-        let metrics = [&mean_loss, &norm, &loss.count].map(|t| t.reshape(&[1]));
-        let [mean_loss, norm, count] = metrics;
-        recording.fetch(METRICS, &Tensor::concat(&[&mean_loss?, &norm?, &count?], 0)?);
+        let mut metrics = vec![mean_loss, norm, loss.count.clone()];
+        if let Some(check) = check {
+            metrics.extend([check.scale, check.finite.convert(DType::F32)?]);
+        }
+        let metrics = metrics.iter().map(|t| t.reshape(&[1])).collect::<xtrain_graphs::Result<Vec<_>>>()?;
+        recording.fetch(METRICS, &Tensor::concat(&metrics.iter().collect::<Vec<_>>(), 0)?);
         Ok(())
+    }
+
+    /// Decides whether the step counts, moves the loss scale on, and takes AdamW's bias corrections from the device, where the
+    /// steps that counted are known.
+    fn check_scale(&self, recording: &mut Recording, norm: &Tensor, scalars: &mut StepScalars) -> Result<ScaleCheck> {
+        // The squares of finite gradients could only add up to infinity if their norm were above 1e19: an overflow as well.
+        let finite = norm.is_finite()?;
+        let old = LossScale { scale: recording.state(LOSS_SCALE)?, good_steps: recording.state(GOOD_STEPS)? };
+        let new = old.next(&finite)?;
+        recording.assign(LOSS_SCALE, &new.scale)?;
+        recording.assign(GOOD_STEPS, &new.good_steps)?;
+        if self.optimizer.kind == OptimizerKind::AdamW {
+            let old = BiasCorrections { first: recording.state(CORRECTION1)?, second: recording.state(CORRECTION2)? };
+            let new = old.next(&self.adamw())?;
+            recording.assign(CORRECTION1, &finite.select(&new.first, &old.first)?)?;
+            recording.assign(CORRECTION2, &finite.select(&new.second, &old.second)?)?;
+            *scalars = new.apply(scalars.clone())?;
+        }
+        Ok(ScaleCheck { scale: old.scale, finite })
     }
 
     fn adamw(&self) -> AdamW {
@@ -258,7 +364,16 @@ impl<'m> Stepper<'m> {
     }
 }
 
-/// The fetched `f32[3]`: mean loss, gradient norm, token count.
+/// What loss scaling found in a step.
+struct ScaleCheck {
+    /// That the step used, `f32[]`.
+    scale: Tensor,
+    /// Whether all gradients are finite, `pred[]`.
+    finite: Tensor,
+}
+
+/// The fetched `f32[3]`: mean loss, gradient norm, token count; in fp16 `f32[5]` with the loss scale and whether (1) or not (0) all
+/// gradients were finite.
 const METRICS: &str = "metrics";
 
 /// Starts reading the metrics of a step that updated.

@@ -5,6 +5,7 @@
 //! which add up over all uses. The rules record ordinary nodes, so gradients are part of the same graph.
 
 use crate::error::{Error, Result};
+use crate::op::Op;
 use crate::ops::{self, Vjp};
 use crate::trace::{NodeId, Tensor};
 
@@ -12,6 +13,9 @@ use crate::trace::{NodeId, Tensor};
 pub const BACKWARD: &str = "backward";
 
 /// The gradients of a scalar `loss` with respect to `parameters`, in their order; zeros for one that the loss does not use.
+///
+/// Each ends in a conversion to its parameter's own type: that is where the precision pass sees that a product is the gradient of
+/// a master weight and must not be rounded.
 pub fn backward(loss: &Tensor, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
     if loss.rank() != 0 || !loss.dtype().is_float() {
         return Err(Error::Loss { shape: loss.shape().to_string() });
@@ -59,7 +63,7 @@ pub fn backward(loss: &Tensor, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
     parameters
         .iter()
         .map(|p| match adjoints.get(p.id() as usize).cloned().flatten() {
-            Some(adjoint) => Ok(adjoint),
+            Some(adjoint) => adjoint.apply(Op::Convert(p.dtype()), &[]),
             None => zeros(p),
         })
         .collect()

@@ -120,14 +120,15 @@ impl Graph {
         Ok(graph)
     }
 
-    /// The graph as a fresh deduplicating trace plus the tensors of its nodes, for passes that rebuild it.
+    /// The graph as a fresh deduplicating trace plus the tensors of its nodes, for passes that rebuild it: `node` records what
+    /// becomes of a node (never an input) over its operands' replacements. Outputs keep their element types.
     pub(crate) fn rebuild(
         &self,
-        mut node: impl FnMut(&Trace, &GraphNode, &[crate::Tensor]) -> Result<crate::Tensor>,
+        mut node: impl FnMut(&Trace, NodeId, &[crate::Tensor]) -> Result<crate::Tensor>,
     ) -> Result<Graph> {
         let trace = Trace::deduplicating();
         let mut tensors: Vec<crate::Tensor> = Vec::with_capacity(self.nodes.len());
-        for n in &self.nodes {
+        for (id, n) in self.nodes.iter().enumerate() {
             let _scope = trace.absolute_scope(&self.scopes[n.scope as usize]);
             let tensor = match n.op {
                 Op::Input(index) => {
@@ -136,13 +137,15 @@ impl Graph {
                 }
                 _ => {
                     let operands: Vec<_> = n.operands.iter().map(|&o| tensors[o as usize].clone()).collect();
-                    node(&trace, n, &operands)?
+                    node(&trace, id as NodeId, &operands)?
                 }
             };
             tensors.push(tensor);
         }
         for output in &self.outputs {
-            trace.output(output.name.clone(), &tensors[output.node as usize]);
+            let (tensor, node) = (&tensors[output.node as usize], &self.nodes[output.node as usize]);
+            let _scope = trace.absolute_scope(&self.scopes[node.scope as usize]);
+            trace.output(output.name.clone(), &tensor.convert(node.shape.dtype)?);
         }
         trace.cut(&self.name)
     }

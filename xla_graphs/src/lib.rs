@@ -1,9 +1,10 @@
 //! Lazy tensor traces, autodiff, optimizers and passes. Nothing here opens a file, a client or a thread.
 //!
 //! Reading order: [`Shape`] and [`DType`], the operations ([`op`]), recording ([`Trace`], [`Tensor`]), `ops/` and `nn/` (the
-//! rules of each operation), [`backward`], [`optim`], [`Graph`] (what a trace becomes), [`passes`], then the emitter in
-//! `native/src/emit`, which lives in the one library that links XLA.
+//! rules of each operation), [`backward`], [`optim`], [`Graph`] (what a trace becomes), [`passes`], [`conformance`] (what an
+//! accelerator's compiler takes), then the emitter in `native/src/emit`, which lives in the one library that links XLA.
 
+pub mod conformance;
 mod dtype;
 mod error;
 mod grad;
@@ -23,8 +24,9 @@ pub use error::{Error, Result};
 pub use grad::{BACKWARD, backward};
 pub use graph::{FORMAT_VERSION, Fingerprint, Graph, GraphNode, InputRole, InputSpec, OutputSpec};
 pub use nn::dropout::Randomness;
+pub use passes::Precision;
 pub use shape::Shape;
-pub use target::Target;
+pub use target::{NeuronChip, Target};
 pub use trace::{NodeId, ScopeGuard, Tensor, Trace};
 
 /// Digest of the code that turns a graph into an HLO module: this crate and the emitter. Equal digests lower equal graphs alike.

@@ -6,12 +6,53 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Target {
     Cpu,
+    /// XLA:GPU for a card of this compute capability, for example 90 for an H200 (9.0).
+    Cuda {
+        capability: u16,
+    },
+    /// neuronx-cc.
+    Neuron(NeuronChip),
+}
+
+/// Generations of AWS's accelerators, by the `--target` of neuronx-cc.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum NeuronChip {
+    Trn1,
+    Trn2,
 }
 
 impl Target {
     pub fn name(self) -> &'static str {
         match self {
             Target::Cpu => "cpu",
+            Target::Cuda { .. } => "cuda",
+            Target::Neuron(_) => "neuron",
         }
+    }
+
+    /// XLA's CPU multiplies fast only where the left operand contracts its last dimension.
+    pub(crate) fn turns_products(self) -> bool {
+        self == Target::Cpu
+    }
+
+    /// Whether rows may be added by scatter and single elements picked by gather. Neuron's own emitters avoid scatter-add, and a
+    /// gather outside of its table stops the run there: sums over a comparison with an iota do the same without indices.
+    pub(crate) fn indexes(self) -> bool {
+        !self.is_neuron()
+    }
+
+    /// Whether shifts to the left exist, on which Threefry's rotations are built. neuronx-cc calls threefry "not completely
+    /// supported".
+    pub(crate) fn has_threefry(self) -> bool {
+        !self.is_neuron()
+    }
+
+    /// Whether `erf`, `log1p` and `is-finite` are operations of the compiler's.
+    pub(crate) fn has_special_functions(self) -> bool {
+        !self.is_neuron()
+    }
+
+    fn is_neuron(self) -> bool {
+        matches!(self, Target::Neuron(_))
     }
 }

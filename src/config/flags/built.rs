@@ -70,6 +70,8 @@ pub const FLAGS: &[Flag] = &[
         "The CSV file to write; default: standard output"),
     flag(Section::Run, Commands::TRAIN.and(Commands::CACHE_PRUNE), "dry_run", Kind::Bool, "false",
         "Print the resolved plan and what it will compile and hold in memory (prune: what would go), then stop"),
+    flag(Section::Run, Commands::COMPILE, "check", Kind::Bool, "false",
+        "Compile nothing; say of each graph what the device's compiler is not known to take (neither device nor plugin is needed)"),
     flag(Section::Run, TRAIN.and(GENERATE).and(BENCH).and(QUICKSTART).and(EVAL), "seed", Kind::Int { min: 0 }, "42",
         "Seed of everything random: initial weights, order of examples, dropout, sampling"),
     flag(Section::Run, COMPILING.and(Commands::CACHE), "cache_dir", Kind::Path, "",
@@ -187,6 +189,16 @@ pub const FLAGS: &[Flag] = &[
         "Steps of linear warm-up or, below 1, their share of all steps; when above 0 it takes the place of warmup_ratio"),
     flag(Section::Optimizer, TRAIN, "warmup_ratio", Kind::Float(Range::Fraction), "0.0",
         "Share of all steps that warms up, rounded up"),
+
+    // Precision.
+    flag(Section::Precision, TRAIN_EVAL.and(BENCH), "bf16", Kind::Bool, "false",
+        "Matrix products and the activations between them in bfloat16; weights, moments, norms, softmax and loss stay in float32"),
+    flag(Section::Precision, TRAIN_EVAL.and(BENCH), "fp16", Kind::Bool, "false",
+        "The same in IEEE half precision, with a dynamic loss scale; a step whose gradients overflow is skipped and counted, and the learning-rate schedule counts it too"),
+    flag(Section::Precision, TRAIN_EVAL, "bf16_full_eval", Kind::Bool, "false",
+        "Evaluate with bfloat16 products whatever training uses; default: as training does"),
+    flag(Section::Precision, TRAIN_EVAL, "fp16_full_eval", Kind::Bool, "false",
+        "Evaluate with half-precision products whatever training uses; default: as training does"),
 
     // Logging.
     flag(Section::Logging, TRAIN, "logging_strategy", STRATEGIES, "steps",

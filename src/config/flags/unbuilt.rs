@@ -38,14 +38,10 @@ const NONE: &[&str] = &["", "none", "false"];
 #[rustfmt::skip] // A table.
 pub const FLAGS: &[Flag] = &[
     // Precision and memory.
-    only(Section::Optimizer, "fp16", FALSE, "half precision is not built yet; training runs in float32"),
-    only(Section::Optimizer, "bf16", FALSE, "bfloat16 is not built yet; training runs in float32"),
-    only(Section::Optimizer, "fp16_full_eval", FALSE, "evaluation runs in float32"),
-    only(Section::Optimizer, "bf16_full_eval", FALSE, "evaluation runs in float32"),
     only(Section::Optimizer, "tf32", NONE, "TF32 is a matter of cuda, which is not built yet"),
-    only(Section::Optimizer, "fp16_opt_level", &["O1"], "half precision is not built yet"),
-    only(Section::Optimizer, "fp16_backend", &["auto"], "half precision is not built yet"),
-    only(Section::Optimizer, "half_precision_backend", &["auto"], "half precision is not built yet"),
+    only(Section::Optimizer, "fp16_opt_level", &["O1"], "there is one form of mixed precision, which is O1's: master weights and moments stay in float32"),
+    only(Section::Optimizer, "fp16_backend", &["auto"], "mixed precision is part of the compiled graph; there are no backends to choose from"),
+    only(Section::Optimizer, "half_precision_backend", &["auto"], "mixed precision is part of the compiled graph; there are no backends to choose from"),
     only(Section::Optimizer, "gradient_checkpointing", FALSE, "activation checkpointing is not built yet; lower per_device_train_batch_size and raise gradient_accumulation_steps instead"),
     only(Section::Optimizer, "gradient_checkpointing_kwargs", NONE, "activation checkpointing is not built yet"),
     only(Section::Optimizer, "activation_checkpointing", FALSE, "activation checkpointing is not built yet; lower per_device_train_batch_size and raise gradient_accumulation_steps instead"),

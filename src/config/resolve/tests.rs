@@ -69,6 +69,8 @@ fn defaults_are_those_of_training_arguments() {
         gradient_accumulation_steps: 1,
         num_train_epochs: 3.0,
         max_steps: None,
+        precision: Precision::F32,
+        eval_precision: Precision::F32,
         optimizer: OptimizerSettings {
             kind: OptimizerKind::AdamW,
             learning_rate: 5e-5,

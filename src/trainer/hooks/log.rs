@@ -1,7 +1,7 @@
 //! Logging: the step line for people, the Trainer's dictionary for scrapers, JSON lines and `log_history` for programs.
 
 use crate::report::progress::Progress as Bar;
-use crate::report::records::{LogFile, Record, TrainRecord};
+use crate::report::records::{LogFile, Record, ScalingRecord, TrainRecord};
 use crate::report::step_line::{StepLine, StepTime};
 use crate::trainer::error::{Error, Result};
 use crate::trainer::run_loop::{Hook, Progress, StepReport};
@@ -71,6 +71,8 @@ pub struct Sums {
     pub total_steps: f64,
     /// Floating-point operations.
     pub total_flops: f64,
+    /// Steps that overflowed fp16 and changed nothing.
+    pub skipped_steps: f64,
 }
 
 impl Sums {
@@ -81,6 +83,7 @@ impl Sums {
             ("total_loss", self.total_loss),
             ("total_steps", self.total_steps),
             ("total_flops", self.total_flops),
+            ("skipped_steps", self.skipped_steps),
         ]
         .map(|(name, value)| (name.to_string(), value))
         .into()
@@ -94,6 +97,7 @@ impl Sums {
             total_loss: get("total_loss"),
             total_steps: get("total_steps"),
             total_flops: get("total_flops"),
+            skipped_steps: get("skipped_steps"),
         }
     }
 }
@@ -170,10 +174,16 @@ impl Hook for Logger {
         interval.device_wait += report.device_wait;
         interval.elapsed += report.elapsed;
         let mut sums = self.sums.borrow_mut();
-        sums.loss_since_log += loss;
-        sums.steps_since_log += 1.0;
-        sums.total_loss += loss;
-        sums.total_steps += 1.0;
+        if report.metrics.is_skipped() {
+            sums.skipped_steps += 1.0;
+        }
+        // Only a skipped step's loss can be anything else.
+        if loss.is_finite() {
+            sums.loss_since_log += loss;
+            sums.steps_since_log += 1.0;
+            sums.total_loss += loss;
+            sums.total_steps += 1.0;
+        }
         sums.total_flops += report.flops;
         self.log.borrow().bar().advance(1);
         if !self.is_due(&report.progress) {
@@ -187,6 +197,10 @@ impl Hook for Logger {
             loss: mean_loss,
             grad_norm: Some(f64::from(report.metrics.grad_norm)),
             learning_rate: report.learning_rate,
+            scaling: report
+                .metrics
+                .scaling
+                .map(|scaling| ScalingRecord { loss_scale: f64::from(scaling.scale), skipped_steps: sums.skipped_steps as u64 }),
             epoch: report.progress.epoch,
             step: report.progress.step,
         }))?;

@@ -189,7 +189,11 @@ impl Saver<'_> {
 }
 
 impl Hook for Saver<'_> {
-    fn reported(&mut self, _report: &StepReport) -> Result<()> {
+    fn reported(&mut self, report: &StepReport) -> Result<()> {
+        // A skipped step proves nothing.
+        if report.metrics.is_skipped() {
+            return Ok(());
+        }
         // The loop only reports finite losses, so this step shows that the newest checkpoint is a good one.
         let mut kept = self.kept.borrow_mut();
         if kept.newest == kept.proven {

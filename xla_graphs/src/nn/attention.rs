@@ -4,6 +4,9 @@
 //! transformers, so a row with no visible key is uniform instead of NaN; there too a key counts for nothing if both the window
 //! and the key mask block it (transformers adds the two lowest values up). In the backward pass sum(dP * P) over the keys is
 //! taken as sum(dy * out) over D, which is the same number read from a smaller array (Dao et al. 2022).
+//!
+//! Over 16-bit operands the four products take 16-bit operands and sum up in f32; scores, softmax and everything between the
+//! products is f32.
 
 use crate::dtype::DType;
 use crate::error::Result;
@@ -65,6 +68,10 @@ pub(crate) fn vjp(v: &Vjp, attention: &Attention) -> Result<Vec<Option<Tensor>>>
 struct Plain<'a> {
     attention: &'a Attention,
     operands: &'a [Tensor],
+    /// The operands' type, which the products' operands have.
+    low: DType,
+    /// The type of everything else.
+    wide: DType,
     scaled_q: Tensor,
     /// `pred[B, H, T, S]`; `None` when every query sees every key.
     visible: Option<Tensor>,
@@ -76,8 +83,10 @@ struct Plain<'a> {
 
 impl<'a> Plain<'a> {
     fn new(attention: &'a Attention, operands: &'a [Tensor]) -> Result<Self> {
-        let scaled_q = operands[0].mul_scalar(attention.scale.get())?;
-        let mut scores = scaled_q.batched(&operands[1], 3, 3)?;
+        let low = operands[0].dtype();
+        let wide = if matches!(low, DType::F16 | DType::BF16) { DType::F32 } else { low };
+        let scaled_q = operands[0].convert(wide)?.mul_scalar(attention.scale.get())?.convert(low)?;
+        let mut scores = scaled_q.batched(&operands[1], 3, 3, wide)?;
         let visible = visible(attention, operands, scores.dims())?;
         if let Some(visible) = &visible {
             let full = |value: f64| scores.trace().full(value, scores.shape());
@@ -91,7 +100,7 @@ impl<'a> Plain<'a> {
         let exponentials = scores.sub(&scores.max(&[3])?.keep_last()?)?.exp()?;
         let sum = exponentials.sum(&[3])?.keep_last()?;
         let normalizer = sum.trace().full(1.0, sum.shape())?.div(&sum)?;
-        Ok(Plain { attention, operands, scaled_q, visible, exponentials, normalizer })
+        Ok(Plain { attention, operands, low, wide, scaled_q, visible, exponentials, normalizer })
     }
 
     /// Applies the dropout mask to the exponentials or to the gradient of P.
@@ -102,21 +111,28 @@ impl<'a> Plain<'a> {
         keep.select(&x.mul_scalar(1.0 / (1.0 - rate.get()))?, &zero)
     }
 
+    /// `[B, H, T, D]` in the wide type.
     fn output(&self) -> Result<Tensor> {
-        self.drop(&self.exponentials)?.batched(&self.operands[2], 3, 2)?.mul(&self.normalizer)
+        self.weights()?.batched(&self.operands[2], 3, 2, self.wide)?.mul(&self.normalizer)
     }
 
-    /// The gradient of the scores.
+    /// P before its division, with dropout, as an operand of products.
+    fn weights(&self) -> Result<Tensor> {
+        self.drop(&self.exponentials)?.convert(self.low)
+    }
+
+    /// The gradient of the scores, as an operand of products.
     fn score_grad(&self, dy: &Tensor) -> Result<Tensor> {
-        let dp = self.drop(&dy.batched(&self.operands[2], 3, 3)?)?;
-        let projected = dy.mul(&self.output()?)?.sum(&[3])?.keep_last()?;
+        let dp = self.drop(&dy.batched(&self.operands[2], 3, 3, self.wide)?)?;
+        let projected = dy.convert(self.wide)?.mul(&self.output()?)?.sum(&[3])?.keep_last()?;
         let probabilities = self.exponentials.mul(&self.normalizer)?;
         let grad = probabilities.mul(&dp.sub(&projected)?)?;
-        match &self.visible {
+        let grad = match &self.visible {
             // A row with no visible key is uniform whatever its scores are. Elsewhere P is 0 where a score is blocked.
-            Some(visible) if self.rows_may_be_blind() => visible.select(&grad, &grad.trace().full(0.0, grad.shape())?),
-            _ => Ok(grad),
-        }
+            Some(visible) if self.rows_may_be_blind() => visible.select(&grad, &grad.trace().full(0.0, grad.shape())?)?,
+            _ => grad,
+        };
+        grad.convert(self.low)
     }
 
     /// Whether some query may see no key at all: by the key mask, or by a window that lies beyond the last key.
@@ -179,16 +195,19 @@ fn lowest(dtype: DType) -> f64 {
 }
 
 pub(crate) fn expand(attention: &Attention, operands: &[Tensor]) -> Result<Tensor> {
-    Plain::new(attention, operands)?.output()
+    let plain = Plain::new(attention, operands)?;
+    plain.output()?.convert(plain.low)
 }
 
 /// `sum over t of p[.., t, s] * x[.., t, d]`: `[B, H, S, D]` from `[B, H, T, S]` and `[B, H, T, D]`.
 ///
 /// XLA's CPU multiplies five times slower when the left side contracts its first dimension. So the small operand is turned, the
-/// product taken in the fast orientation and turned back; the barrier keeps XLA from folding the first turn into the product.
-fn contract_queries(p: &Tensor, x: &Tensor, target: Target) -> Result<Tensor> {
-    match target {
-        Target::Cpu => x.transpose(&[0, 1, 3, 2])?.barrier()?.batched(p, 3, 2)?.transpose(&[0, 1, 3, 2]),
+/// product taken in the fast orientation and turned back; the barrier keeps XLA from folding the first turn into the product. Where
+/// operands are 16-bit floats, the sums (`wide`) are rounded to their type first, which keeps the second turn apart as well.
+fn contract_queries(p: &Tensor, x: &Tensor, wide: DType, target: Target) -> Result<Tensor> {
+    match target.turns_products() {
+        true => x.transpose(&[0, 1, 3, 2])?.barrier()?.batched(p, 3, 2, wide)?.convert(x.dtype())?.transpose(&[0, 1, 3, 2]),
+        false => p.batched(x, 2, 2, wide),
     }
 }
 
@@ -200,11 +219,16 @@ pub(crate) fn expand_grad(
 ) -> Result<Tensor> {
     let (dy, operands) = operands.split_last().expect("the shape rule has seen dy");
     let plain = Plain::new(attention, operands)?;
-    match operand {
-        AttentionOperand::Query => plain.score_grad(dy)?.batched(&operands[1], 3, 2)?.mul_scalar(attention.scale.get()),
-        AttentionOperand::Key => contract_queries(&plain.score_grad(dy)?, &plain.scaled_q, target),
-        AttentionOperand::Value => contract_queries(&plain.drop(&plain.exponentials)?, &dy.mul(&plain.normalizer)?, target),
-    }
+    let (low, wide) = (plain.low, plain.wide);
+    let grad = match operand {
+        AttentionOperand::Query => plain.score_grad(dy)?.batched(&operands[1], 3, 2, wide)?.mul_scalar(attention.scale.get())?,
+        AttentionOperand::Key => contract_queries(&plain.score_grad(dy)?, &plain.scaled_q, wide, target)?,
+        AttentionOperand::Value => {
+            let normalized = dy.convert(wide)?.mul(&plain.normalizer)?.convert(low)?;
+            contract_queries(&plain.weights()?, &normalized, wide, target)?
+        }
+    };
+    grad.convert(low)
 }
 
 impl Tensor {

@@ -28,13 +28,7 @@ pub(crate) fn expand_bits(trace: &Trace, key: &Tensor, dims: &[usize], place: u3
     let k2 = k0.xor(&k1)?.xor(&trace.constant(f64::from(PARITY), DType::U32)?)?;
     let keys = [k0, k1, k2];
     // Counter: the element's linear index (modulo 2^32) and the place.
-    let mut index = trace.full(0.0, &Shape::new(DType::U32, dims))?;
-    let mut stride = 1u32;
-    for dim in (0..dims.len()).rev() {
-        index = index.add(&trace.iota(DType::U32, dims, dim)?.mul_scalar(f64::from(stride))?)?;
-        stride = stride.wrapping_mul(dims[dim] as u32);
-    }
-    let mut x0 = index.add(&keys[0])?;
+    let mut x0 = linear_index(trace, dims)?.add(&keys[0])?;
     let mut x1 = keys[1].add(&trace.constant(f64::from(place), DType::U32)?)?.broadcast_to(dims)?;
     for round in 0..ROUNDS {
         x0 = x0.add(&x1)?;
@@ -46,6 +40,34 @@ pub(crate) fn expand_bits(trace: &Trace, key: &Tensor, dims: &[usize], place: u3
         }
     }
     Ok(x0)
+}
+
+/// Bits for targets without rotations: key, place and index through an integer hash of xor-shifts and products (Wellons,
+/// "Prospecting for hash functions", 2018: `lowbias32`). Not Threefry, so masks differ from other devices'; each is as much a pure
+/// function of the same four numbers.
+pub(crate) fn expand_mixed_bits(trace: &Trace, key: &Tensor, dims: &[usize], place: u32) -> Result<Tensor> {
+    let word = |i: usize| key.slice(&[i], &[i + 1])?.reshape(&[]);
+    let place = trace.constant(f64::from(place), DType::U32)?;
+    let stream = mix(&mix(&mix(&word(0)?)?.xor(&word(1)?)?)?.xor(&place)?)?;
+    mix(&linear_index(trace, dims)?.xor(&stream)?)
+}
+
+fn mix(x: &Tensor) -> Result<Tensor> {
+    let folded = |x: &Tensor, bits: u32| x.xor(&x.shift_right_logical(&x.trace().full(f64::from(bits), x.shape())?)?);
+    let x = folded(x, 16)?.mul_scalar(f64::from(0x7feb_352d_u32))?;
+    let x = folded(&x, 15)?.mul_scalar(f64::from(0x846c_a68b_u32))?;
+    folded(&x, 16)
+}
+
+/// Each element's place in row-major order, modulo 2^32.
+fn linear_index(trace: &Trace, dims: &[usize]) -> Result<Tensor> {
+    let mut index = trace.full(0.0, &Shape::new(DType::U32, dims))?;
+    let mut stride = 1u32;
+    for dim in (0..dims.len()).rev() {
+        index = index.add(&trace.iota(DType::U32, dims, dim)?.mul_scalar(f64::from(stride))?)?;
+        stride = stride.wrapping_mul(dims[dim] as u32);
+    }
+    Ok(index)
 }
 
 fn rotate_left(x: &Tensor, bits: u32) -> Result<Tensor> {

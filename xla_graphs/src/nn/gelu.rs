@@ -1,8 +1,10 @@
 //! Gaussian error linear units (Hendrycks and Gimpel 2016) in the exact and the tanh form.
 
+use super::special;
 use crate::error::Result;
 use crate::op::{Gelu, Op};
 use crate::ops::Vjp;
+use crate::target::Target;
 use crate::trace::Tensor;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
@@ -16,8 +18,10 @@ pub(crate) fn vjp(v: &Vjp, kind: Gelu) -> Result<Vec<Option<Tensor>>> {
 }
 
 /// The standard normal distribution function, exactly.
-fn cdf(x: &Tensor) -> Result<Tensor> {
-    x.mul_scalar(FRAC_1_SQRT_2)?.erf()?.add_scalar(1.0)?.mul_scalar(0.5)
+fn cdf(x: &Tensor, target: Target) -> Result<Tensor> {
+    let x = x.mul_scalar(FRAC_1_SQRT_2)?;
+    let erf = if target.has_special_functions() { x.erf()? } else { special::erf(&x)? };
+    erf.add_scalar(1.0)?.mul_scalar(0.5)
 }
 
 /// tanh of the approximation's inner polynomial.
@@ -26,19 +30,19 @@ fn inner_tanh(x: &Tensor) -> Result<Tensor> {
     x.add(&cube.mul_scalar(CUBIC)?)?.mul_scalar(SQRT_2_OVER_PI)?.tanh()
 }
 
-pub(crate) fn expand(kind: Gelu, x: &Tensor) -> Result<Tensor> {
+pub(crate) fn expand(kind: Gelu, x: &Tensor, target: Target) -> Result<Tensor> {
     match kind {
-        Gelu::Erf => x.mul(&cdf(x)?),
+        Gelu::Erf => x.mul(&cdf(x, target)?),
         Gelu::Tanh => x.mul(&inner_tanh(x)?.add_scalar(1.0)?.mul_scalar(0.5)?),
     }
 }
 
-pub(crate) fn expand_grad(kind: Gelu, x: &Tensor, dy: &Tensor) -> Result<Tensor> {
+pub(crate) fn expand_grad(kind: Gelu, x: &Tensor, dy: &Tensor, target: Target) -> Result<Tensor> {
     let slope = match kind {
         // Phi(x) + x * phi(x)
         Gelu::Erf => {
             let density = x.mul(x)?.mul_scalar(-0.5)?.exp()?.mul_scalar(0.5 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2)?;
-            cdf(x)?.add(&x.mul(&density)?)?
+            cdf(x, target)?.add(&x.mul(&density)?)?
         }
         // (1 + t) / 2 + x * (1 - t^2) / 2 * u'(x)
         Gelu::Tanh => {

@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::op::{Comparison, Op};
 use crate::ops::{Vjp, expect, float};
 use crate::shape::Shape;
+use crate::target::Target;
 use crate::trace::Tensor;
 
 type Inferred = std::result::Result<Shape, String>;
@@ -38,10 +39,20 @@ fn log_sum_exp(logits: &Tensor) -> Result<Tensor> {
     logits.sub(&max.keep_last()?)?.exp()?.sum(&[1])?.log()?.add(&max)
 }
 
-pub(crate) fn expand(ignore: i64, operands: &[Tensor]) -> Result<Tensor> {
+/// Where the column is the row's label, `pred[N, V]`.
+fn hits(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
+    logits.trace().iota(DType::S32, logits.dims(), 1)?.compare(Comparison::Eq, &labels.keep_last()?)
+}
+
+pub(crate) fn expand(ignore: i64, operands: &[Tensor], target: Target) -> Result<Tensor> {
     let (logits, labels) = (&operands[0], &operands[1]);
     let (rows, vocab) = (logits.dims()[0], logits.dims()[1]);
     let trace = logits.trace();
+    if !target.indexes() {
+        let picked = hits(logits, labels)?.select(logits, &trace.full(0.0, logits.shape())?)?.sum(&[1])?;
+        let kept = labels.compare_scalar(Comparison::Ne, ignore as f64)?;
+        return kept.select(&log_sum_exp(logits)?.sub(&picked)?, &trace.full(0.0, picked.shape())?);
+    }
     // One element per row is read from the flat array: a gather of N numbers instead of a masked pass over [N, V].
     let index_type = if rows * vocab > i32::MAX as usize { DType::S64 } else { DType::S32 };
     let row_starts = trace.iota(index_type, &[rows], 0)?.mul_scalar(vocab as f64)?;
@@ -58,8 +69,7 @@ pub(crate) fn expand_grad(ignore: i64, operands: &[Tensor]) -> Result<Tensor> {
     let softmax = logits.sub(&log_sum_exp(logits)?.keep_last()?)?.exp()?;
     let kept = labels.compare_scalar(Comparison::Ne, ignore as f64)?;
     let dloss = kept.select(dloss, &trace.full(0.0, dloss.shape())?)?.keep_last()?;
-    let hit = trace.iota(DType::S32, logits.dims(), 1)?.compare(Comparison::Eq, &labels.keep_last()?)?;
-    let one_hot = hit.convert(logits.dtype())?;
+    let one_hot = hits(logits, labels)?.convert(logits.dtype())?;
     softmax.sub(&one_hot)?.mul(&dloss)
 }
 

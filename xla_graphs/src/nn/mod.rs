@@ -6,4 +6,6 @@ pub(crate) mod dropout;
 pub(crate) mod gelu;
 pub(crate) mod layer_norm;
 pub(crate) mod loss;
+pub(crate) mod rows;
 pub(crate) mod softmax;
+pub(crate) mod special;

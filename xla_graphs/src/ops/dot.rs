@@ -103,10 +103,10 @@ impl Tensor {
 
     /// `[B, H, M, K] x [B, H, K, N]`, or with the second transposed (`[B, H, N, K]`), contracting the inner dimension.
     #[track_caller]
-    pub(crate) fn batched(&self, other: &Tensor, lhs: usize, rhs: usize) -> Result<Tensor> {
+    pub(crate) fn batched(&self, other: &Tensor, lhs: usize, rhs: usize, dtype: DType) -> Result<Tensor> {
         let dims =
             DotDims { lhs_contracting: vec![lhs], rhs_contracting: vec![rhs], lhs_batch: vec![0, 1], rhs_batch: vec![0, 1] };
-        self.dot_general(other, dims, self.dtype())
+        self.dot_general(other, dims, dtype)
     }
 
     /// Transposes so that dimension i of this tensor becomes dimension `targets[i]`.

@@ -3,11 +3,13 @@
 
 mod adamw;
 mod clip;
+mod loss_scale;
 mod schedule;
 mod sgd;
 
 pub use adamw::AdamW;
 pub use clip::{clip_factor, global_norm};
+pub use loss_scale::{BiasCorrections, GROWTH_INTERVAL, INITIAL_SCALE, LossScale};
 pub use schedule::{Schedule, ScheduleKind};
 pub use sgd::Sgd;
 
@@ -45,6 +47,7 @@ impl StepFeed {
 }
 
 /// The scalars of [`StepFeed`] inside the graph.
+#[derive(Clone)]
 pub struct StepScalars {
     pub learning_rate: Tensor,
     pub step_size: Tensor,

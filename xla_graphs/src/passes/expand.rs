@@ -3,29 +3,38 @@
 
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::nn::{attention, dropout, gelu, layer_norm, loss, softmax};
-use crate::op::{Binary, Op, Scalar};
+use crate::nn::{attention, dropout, gelu, layer_norm, loss, rows, softmax, special};
+use crate::op::{Binary, Op, Scalar, Unary};
 use crate::target::Target;
 use crate::trace::Tensor;
 
 pub(super) fn expand(graph: &Graph, target: Target) -> Result<Graph> {
-    graph.rebuild(|trace, node, x| match &node.op {
-        Op::RandomBits { dims, place } => dropout::expand_bits(trace, &x[0], dims, *place),
+    graph.rebuild(|trace, id, x| match &graph.nodes[id as usize].op {
+        Op::RandomBits { dims, place } if target.has_threefry() => dropout::expand_bits(trace, &x[0], dims, *place),
+        Op::RandomBits { dims, place } => dropout::expand_mixed_bits(trace, &x[0], dims, *place),
         Op::LayerNorm { eps } => layer_norm::expand(*eps, x),
         Op::LayerNormGrad { eps } => layer_norm::expand_grad(*eps, x),
         Op::LayerNormScaleGrad { eps } => layer_norm::expand_scale_grad(*eps, x),
-        Op::Gelu(kind) => gelu::expand(*kind, &x[0]),
-        Op::GeluGrad(kind) => gelu::expand_grad(*kind, &x[0], &x[1]),
+        Op::Gelu(kind) => gelu::expand(*kind, &x[0], target),
+        Op::GeluGrad(kind) => gelu::expand_grad(*kind, &x[0], &x[1], target),
         Op::Softmax => softmax::expand(&x[0]),
         Op::SoftmaxGrad => softmax::expand_grad(&x[0], &x[1]),
-        Op::CrossEntropy { ignore } => loss::expand(*ignore, x),
+        Op::CrossEntropy { ignore } => loss::expand(*ignore, x, target),
         Op::CrossEntropyGrad { ignore } => loss::expand_grad(*ignore, x),
         Op::Attention(of) => attention::expand(of, x),
         Op::AttentionGrad { of, operand } => attention::expand_grad(of, *operand, x, target),
+        Op::Unary(Unary::Erf) if !target.has_special_functions() => special::erf(&x[0]),
+        Op::Unary(Unary::Log1p) if !target.has_special_functions() => x[0].add_scalar(1.0)?.log(),
+        Op::Unary(Unary::IsFinite) if !target.has_special_functions() => special::is_finite(&x[0]),
+        Op::TakeRows if !target.indexes() => rows::take(&x[0], &x[1]),
+        Op::ScatterAddRows if !target.indexes() => rows::add(&x[0], &x[1], &x[2]),
+        Op::Binary(Binary::Add) if !target.indexes() => x[0].add(&x[1]),
         Op::Binary(Binary::Add) => match add_into_rows(&x[0], &x[1])? {
             Some(sum) => Ok(sum),
             None => x[0].add(&x[1]),
         },
+        // The mark on a parameter's gradient (`backward`) has done its work in the precision pass.
+        Op::Convert(dtype) => x[0].convert(*dtype),
         // It has done its work when the gradients were recorded.
         Op::StopGradient => Ok(x[0].clone()),
         primitive => trace.record(primitive.clone(), &x.iter().collect::<Vec<&Tensor>>()),

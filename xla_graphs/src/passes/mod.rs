@@ -1,12 +1,25 @@
-//! Passes: functions from graph to graph, applied in this order by [`prepare`] before a graph is emitted.
+//! Passes: functions from graph to graph. [`mix`] comes first and gives the graph that a run is made of and the cache knows;
+//! [`prepare`] applies the others, in this order, before a graph is emitted.
 
 mod expand;
+mod precision;
+mod products;
+
+pub use precision::Precision;
 
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::target::Target;
 
+/// Puts the matrix products of a recorded graph, and the activations between them, in the type that `precision` asks for.
+pub fn mix(graph: &Graph, precision: Precision) -> Result<Graph> {
+    match precision.low() {
+        Some(low) => precision::mix(graph, low),
+        None => Ok(graph.clone()),
+    }
+}
+
 /// Turns a cut graph into one of primitives only, in the form that the target compiles best.
 pub fn prepare(graph: &Graph, target: Target) -> Result<Graph> {
-    expand::expand(graph, target)
+    products::rewrite(&expand::expand(graph, target)?, target)
 }

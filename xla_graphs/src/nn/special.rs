@@ -1,0 +1,26 @@
+//! Functions that some compilers lack, written with those that all have.
+
+use crate::error::Result;
+use crate::op::Comparison;
+use crate::trace::Tensor;
+
+/// Coefficients of Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26: absolute error below 1.5e-7.
+const P: f64 = 0.327_591_1;
+const A: [f64; 5] = [0.254_829_592, -0.284_496_736, 1.421_413_741, -1.453_152_027, 1.061_405_429];
+
+/// The error function: `sign(x) (1 - (a1 t + ... + a5 t^5) exp(-x^2))` with `t = 1 / (1 + p |x|)`.
+pub(crate) fn erf(x: &Tensor) -> Result<Tensor> {
+    let one = x.trace().full(1.0, x.shape())?;
+    let t = one.div(&x.abs()?.mul_scalar(P)?.add_scalar(1.0)?)?;
+    let mut sum = t.mul_scalar(A[4])?;
+    for a in A[..4].iter().rev() {
+        sum = sum.add_scalar(*a)?.mul(&t)?;
+    }
+    let tail = sum.mul(&x.mul(x)?.neg()?.exp()?)?;
+    x.sign()?.mul(&one.sub(&tail)?)
+}
+
+/// Infinity is above the largest number, and NaN compares with nothing.
+pub(crate) fn is_finite(x: &Tensor) -> Result<Tensor> {
+    x.abs()?.compare_scalar(Comparison::Lt, f64::INFINITY)
+}

@@ -1,0 +1,173 @@
+//! Mixed precision: matrix products, and the activations between them, in a 16-bit float; all else in f32. Models do not see it.
+//!
+//! What runs in which type follows torch's autocast (PyTorch documentation, "Automatic Mixed Precision package", CUDA op lists):
+//! products and attention in the low type; layer norms, softmax, losses, exponentials, logarithms, powers and sums in f32;
+//! element-wise operations in the low type if nothing but parameters and constants meets low operands, else in f32, so that
+//! the residual stream stays f32. Beyond autocast: sums inside products and statistics inside attention are f32, an
+//! element-wise operation computes in f32 and rounds its result once, and the gradients of master weights come out of their products in
+//! f32 without ever being rounded.
+//!
+//! Before: a recorded graph, composites and all, in f32. After: the same inputs and outputs in the same types.
+
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::graph::{Graph, GraphNode};
+use crate::op::{Op, Unary};
+use crate::trace::Tensor;
+use serde::{Deserialize, Serialize};
+
+/// The element type of a graph's matrix products (TrainingArguments' `bf16` and `fp16`). Master weights, gradients and optimizer
+/// state are f32 in each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Precision {
+    #[default]
+    F32,
+    Bf16,
+    Fp16,
+}
+
+impl Precision {
+    /// The 16-bit type, if there is one.
+    pub fn low(self) -> Option<DType> {
+        match self {
+            Precision::F32 => None,
+            Precision::Bf16 => Some(DType::BF16),
+            Precision::Fp16 => Some(DType::F16),
+        }
+    }
+
+    /// Whether small gradients would vanish unless the loss is scaled up: fp16 has no number between 0 and 6e-8.
+    pub fn needs_loss_scale(self) -> bool {
+        self == Precision::Fp16
+    }
+}
+
+/// As in TrainingArguments and in the cache's key.
+impl std::fmt::Display for Precision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+            Precision::Fp16 => "fp16",
+        })
+    }
+}
+
+/// What a value that was recorded in f32 becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Class {
+    /// Parameters, constants and what is made of them alone: f32, but follows the values that it meets.
+    Plain,
+    /// An activation in the low type.
+    Low,
+    /// Stays f32, and so does what it meets.
+    Wide,
+}
+
+pub(super) fn mix(graph: &Graph, low: DType) -> Result<Graph> {
+    let classes = classes(graph);
+    graph.rebuild(|trace, id, x| {
+        let node = &graph.nodes[id as usize];
+        let wide = || x.iter().map(|t| in_type(t, low, DType::F32)).collect::<Result<Vec<_>>>();
+        let lowered = || x.iter().map(|t| in_type(t, DType::F32, low)).collect::<Result<Vec<_>>>();
+        let record = |op: &Op, operands: Vec<Tensor>| trace.record(op.clone(), &operands.iter().collect::<Vec<_>>());
+        let is_low = classes[id as usize] == Class::Low;
+        match &node.op {
+            Op::Dot { dims, dtype: DType::F32 } => {
+                let dtype = if is_low { low } else { DType::F32 };
+                record(&Op::Dot { dims: dims.clone(), dtype }, lowered()?)
+            }
+            op @ (Op::Attention(_) | Op::AttentionGrad { .. }) => record(op, lowered()?),
+            op if is_low && (moves(op) || *op == Op::TakeRows) => record(op, lowered()?),
+            op if is_low => record(op, wide()?)?.convert(low),
+            op => record(op, wide()?),
+        }
+    })
+}
+
+/// `x` as `to` if it is a `from`; other types are not ours to change.
+fn in_type(x: &Tensor, from: DType, to: DType) -> Result<Tensor> {
+    if x.dtype() == from { x.convert(to) } else { Ok(x.clone()) }
+}
+
+/// The class of each node; that of nodes of other types than f32 means nothing.
+fn classes(graph: &Graph) -> Vec<Class> {
+    let gradients = only_for_master_gradients(graph);
+    let mut classes: Vec<Class> = Vec::with_capacity(graph.nodes.len());
+    for (id, node) in graph.nodes.iter().enumerate() {
+        let floats = node.operands.iter().filter(|&&o| graph.nodes[o as usize].shape.dtype == DType::F32);
+        let met = floats.map(|&o| classes[o as usize]).max().unwrap_or(Class::Plain);
+        classes.push(class(node, met, gradients[id]));
+    }
+    classes
+}
+
+/// `met`: the highest class among the float operands.
+fn class(node: &GraphNode, met: Class, is_master_gradient: bool) -> Class {
+    if node.shape.dtype != DType::F32 {
+        return Class::Plain;
+    }
+    match &node.op {
+        Op::Dot { .. } if is_master_gradient => Class::Wide,
+        Op::Dot { .. } | Op::Attention(_) | Op::AttentionGrad { .. } => Class::Low,
+        Op::TakeRows if met == Class::Low => Class::Low,
+        Op::TakeRows
+        | Op::ScatterAddRows
+        | Op::LayerNorm { .. }
+        | Op::LayerNormGrad { .. }
+        | Op::LayerNormScaleGrad { .. }
+        | Op::Softmax
+        | Op::SoftmaxGrad
+        | Op::CrossEntropy { .. }
+        | Op::CrossEntropyGrad { .. } => Class::Wide,
+        // autocast's f32 list; the functions that it leaves alone (tanh, logistic, absolute value, ...) follow their operand.
+        Op::Unary(Unary::Exp | Unary::Log | Unary::Log1p | Unary::Sqrt | Unary::Rsqrt | Unary::Erf)
+        | Op::Binary(crate::op::Binary::Pow)
+        | Op::Reduce { .. }
+            if met == Class::Low =>
+        {
+            Class::Wide
+        }
+        // Asks for f32 by its name.
+        Op::Convert(_) if met == Class::Low => Class::Wide,
+        _ => met,
+    }
+}
+
+/// Operations that change no number.
+fn moves(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Reshape(_)
+            | Op::Broadcast { .. }
+            | Op::Transpose(_)
+            | Op::Slice { .. }
+            | Op::Concat { .. }
+            | Op::Pad { .. }
+            | Op::Barrier
+            | Op::StopGradient
+    )
+}
+
+/// For each node: whether everything that is made of it, by moving and adding alone, is a parameter's gradient (which ends in a
+/// conversion to f32, see `backward`) or an output of the graph.
+fn only_for_master_gradients(graph: &Graph) -> Vec<bool> {
+    let mut used = vec![false; graph.nodes.len()];
+    let mut otherwise = vec![false; graph.nodes.len()];
+    for output in &graph.outputs {
+        used[output.node as usize] = true;
+    }
+    for (id, node) in graph.nodes.iter().enumerate().rev() {
+        let fine = match &node.op {
+            Op::Convert(DType::F32) => true,
+            Op::Binary(crate::op::Binary::Add) | Op::ScatterAddRows => used[id] && !otherwise[id],
+            op if moves(op) => used[id] && !otherwise[id],
+            _ => false,
+        };
+        for &operand in &node.operands {
+            used[operand as usize] = true;
+            otherwise[operand as usize] |= !fine;
+        }
+    }
+    used.iter().zip(otherwise).map(|(&used, otherwise)| used && !otherwise).collect()
+}
