@@ -10,11 +10,11 @@ pub mod commands;
 /// What was typed, resolved into plans; every illegal combination is refused here.
 pub mod config;
 
-/// Text to tokens to device batches.
-pub mod data;
-
 /// Names on the Hugging Face Hub to local files.
 pub mod hub;
+
+/// Text to tokens to device batches.
+pub mod data;
 
 /// The step, the loop, and what hangs on it.
 pub mod trainer;

@@ -109,7 +109,7 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
         (format!("{TRAIN} --config none.toml"), "error: none.toml: No such file"),
         (
             format!("{TRAIN} --per_device_train_batch_size 0"),
-            "error: command line: `per_device_train_batch_size` must be a whole number that is at least 1, found `0`\n",
+            "error: command line: `per_device_train_batch_size` must be a whole number that is at least 1, or auto, found `0`\n",
         ),
         (
             format!("{TRAIN} --gradient_checkpointing"),
@@ -124,11 +124,11 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
         ),
         (
             format!("{} --model_type bert", TRAIN.replace("--model_type gpt2 ", "")),
-            "error: command line: `model_type` must be one of gpt2, gpt_neo, gptj, found `bert`\n",
+            "error: --model_type: bert is an encoder, which predicts masked tokens, not the next one\nhint: use the task mlm, or one of gpt2",
         ),
         (format!("{TRAIN} stray"), "unexpected word `stray`"),
-        ("train".into(), "error: `xtrain train` needs one of: clm\n"),
-        ("train mlm".into(), "error: unknown command `train mlm`\nhint: did you mean `xtrain train clm`?\n"),
+        ("train".into(), "error: `xtrain train` needs one of: clm, mlm, cls\n"),
+        ("train mml".into(), "error: unknown command `train mml`\nhint: did you mean `xtrain train mlm`?\n"),
         ("trian clm".into(), "error: unknown command `trian`\nhint: did you mean `xtrain train`?\n"),
         (
             "--learning_rate 1 train clm".into(),
@@ -136,7 +136,7 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
         ),
         ("--device tpu doctor".into(), "error: command line: `device` must be one of cpu, cuda, neuron, found `tpu`\n"),
         ("--device".into(), "error: --device needs a value"),
-        ("--device cpu".into(), "error: `xtrain COMMAND` needs one of: train clm, eval clm"),
+        ("--device cpu".into(), "error: `xtrain COMMAND` needs one of: train clm, train mlm, train cls, eval clm"),
         ("generate --model_name_or_path old".into(), "error: generate needs a text to continue\nhint: add --prompt TEXT\n"),
         ("bench --steps 0 --model_type gpt2".into(), "`steps` must be a whole number that is at least 1"),
     ];

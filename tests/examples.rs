@@ -8,8 +8,9 @@ use serde_json::Value;
 use xtrain::checkpoint::Weights;
 use xtrain::data::cls::{self, Split};
 use xtrain::data::examples::flag;
+use xtrain::data::loader::{LoadSpec, Loader};
 use xtrain::data::settings::{ClsDataSettings, MlmDataSettings, PaddingSettings, SourceSettings};
-use xtrain::data::{Labels, Position, Tokenizer, mlm};
+use xtrain::data::{BatchPlan, Labels, Order, Position, Tokenizer, mlm};
 
 use crate::support::{data_dir, golden_dir};
 
@@ -269,7 +270,7 @@ fn real_tables_have_their_known_rows_and_labels() {
     let tables: [Known; 5] = [
         ("sst2/dev.tsv", None, &[("0", 428), ("1", 444)]),
         ("sst2/train.tsv", None, &[("0", 29_780), ("1", 37_569)]),
-        ("hf-parquet/sst2/validation-00000-of-00001.parquet", None, &[("0", 428), ("1", 444)]),
+        ("hf-parquet/sst2/validation-00000-of-00001.parquet", None, &[("negative", 428), ("positive", 444)]),
         (
             "tweet-sentiment/train.csv",
             Some(("text", "sentiment")),
@@ -303,4 +304,38 @@ fn real_tables_have_their_known_rows_and_labels() {
     settings.source.table.text_column = Some("question".to_string());
     assert_eq!(mlm::train_examples(&settings, &tokenizer, 128, true).unwrap().totals().lines, 1_319);
     assert_eq!(parquet.totals().lines, 4_358);
+}
+
+/// The same tokens whatever the number of workers; how many samples a second is printed for docs/data.md.
+#[test]
+fn workers_only_change_the_speed() {
+    let Some(data) = data_dir() else { return };
+    let cache = tempfile::tempdir().unwrap();
+    let tokenizer = Tokenizer::load(&data.join("bert-base-cased")).unwrap();
+    let mut cls_settings = cls_settings(&[data.join("sst2/train.tsv")], cache.path(), 128);
+    cls_settings.padding = PaddingSettings::default();
+    let labels = cls::labels(&cls_settings).unwrap();
+    let sentences = cls::examples(&cls_settings, Split::Train, &tokenizer, &labels, 128, true).unwrap();
+    let mlm_settings = mlm_settings(&[data.join("wikitext-2/valid.txt")], cache.path());
+    let rows = mlm::train_examples(&mlm_settings, &tokenizer, 128, true).unwrap();
+    let sets = [
+        ("cls, SST-2, 32 sentences", cls::collator(&cls_settings, &tokenizer, 128, sentences).unwrap(), 32, 1),
+        ("mlm, WikiText-2, 32 x 128", mlm::collator(&mlm_settings, &tokenizer, 128, rows).unwrap(), 32, 10),
+    ];
+    for (name, collator, batch_size, epochs) in sets {
+        let plan = BatchPlan::new(collator.len(), batch_size, false, Order::Shuffled { seed: 1 }).unwrap();
+        let mut first = None;
+        for workers in [0, 1, 2, 4] {
+            let spec = LoadSpec { collator: collator.clone(), plan, start: START, end_epoch: epochs };
+            let started = std::time::Instant::now();
+            let (mut samples, mut tokens, mut targets) = (0, 0, 0);
+            for batch in Loader::new(spec, workers, Ok::<_, xtrain::data::Error>).unwrap() {
+                let batch = batch.unwrap();
+                (samples, tokens, targets) = (samples + batch.examples, tokens + batch.tokens, targets + batch.targets);
+            }
+            let seconds = started.elapsed().as_secs_f64();
+            println!("{name}, {workers} workers: {:.0} samples/s", samples as f64 / seconds);
+            assert_eq!(*first.get_or_insert((samples, tokens, targets)), (samples, tokens, targets), "{workers} workers");
+        }
+    }
 }

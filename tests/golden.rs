@@ -8,10 +8,11 @@ use std::sync::Arc;
 use xtrain::cache::CacheSettings;
 use xtrain::checkpoint::{Weights as StoredTensors, hf};
 use xtrain::runtime::Buffer;
+use xtrain::trainer::feed::{DeviceBatch, feed_batch};
 use xtrain::trainer::run_loop::RunLength;
 use xtrain::trainer::session::Session;
 use xtrain::trainer::settings::{OptimizerKind, OptimizerSettings};
-use xtrain::trainer::step::{DeviceBatch, Phase, Stepper, feed_batch, parameter_tensors, read_metrics};
+use xtrain::trainer::step::{Phase, Stepper, parameter_tensors, read_metrics};
 use xtrain::trainer::{device, parameters};
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
 use xtrain_graphs::{DType, Randomness, Shape, backward};
@@ -74,13 +75,10 @@ impl Case {
         let mask: Vec<u8> = mask.iter().map(|&v| v as u8).collect();
         let mask = client.upload(&mask, &Shape::new(DType::Pred, dims.clone()), 0).unwrap();
         DeviceBatch {
-            input_ids: upload("input_ids"),
-            labels: upload("labels"),
             attention_mask: Some(Arc::new(mask)),
             token_type_ids: self.inputs.get("token_type_ids").map(|_| upload("token_type_ids")),
-            examples: dims[0],
-            epoch: 0,
             batch_in_epoch: m as u64,
+            ..DeviceBatch::full(upload("input_ids"), upload("labels"))
         }
     }
 }

@@ -4,9 +4,10 @@
 use crate::golden::for_each_case;
 use xtrain::cache::CacheSettings;
 use xtrain::runtime::Error as RuntimeError;
+use xtrain::trainer::feed::feed_batch;
 use xtrain::trainer::session::{Recording, Session};
 use xtrain::trainer::settings::{OptimizerKind, OptimizerSettings};
-use xtrain::trainer::step::{Phase, Stepper, feed_batch, parameter_tensors, read_metrics};
+use xtrain::trainer::step::{Phase, Stepper, parameter_tensors, read_metrics};
 use xtrain::trainer::{device, parameters};
 use xtrain_graphs::op::DotDims;
 use xtrain_graphs::optim::{GROWTH_INTERVAL, INITIAL_SCALE, LossScale, Schedule, ScheduleKind};

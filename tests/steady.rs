@@ -7,8 +7,9 @@ use std::fs;
 use std::sync::Arc;
 use xtrain::cache::CacheSettings;
 use xtrain::trainer::ahead::{RunShapes, compile_all};
+use xtrain::trainer::feed::{BatchShape, DeviceBatch, LabelShape};
 use xtrain::trainer::settings::{OptimizerKind, OptimizerSettings};
-use xtrain::trainer::step::{DeviceBatch, Phase, Stepper, read_metrics};
+use xtrain::trainer::step::{Phase, Stepper, read_metrics};
 use xtrain::trainer::{device, parameters};
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
 use xtrain_graphs::{DType, Shape};
@@ -87,15 +88,7 @@ fn state_is_donated_so_that_there_is_one_copy() {
     let shape = Shape::new(DType::S32, [2usize, 16]);
     let ids: Vec<i32> = (0..32).collect();
     let ids = Arc::new(session.client().upload(bytemuck::cast_slice(&ids), &shape, 0).unwrap());
-    let batch = DeviceBatch {
-        input_ids: ids.clone(),
-        labels: ids,
-        attention_mask: None,
-        token_type_ids: None,
-        examples: 2,
-        epoch: 0,
-        batch_in_epoch: 0,
-    };
+    let batch = DeviceBatch::full(ids.clone(), ids);
     // Learning rate, step and microstep change from step to step; the graphs must not.
     for step in 0..10 {
         for (micro, phase) in [Phase::Accumulate, Phase::Update { accumulated: true }].into_iter().enumerate() {
@@ -183,8 +176,16 @@ fn train_temporaries(sizes: &[(&str, i64)]) -> i64 {
     let mut session = device::open_cpu(1, CacheSettings::in_memory()).unwrap();
     let schedule = Schedule { kind: ScheduleKind::Constant, peak: 1e-4, warmup: 0, total: 7 };
     let stepper = Stepper::new(&*model, adamw(), schedule, 1);
-    let shapes = RunShapes { train_batch: 1, eval_batch: 1, block_size: 16, accumulation: 1, trains: true, evaluates: false };
-    let graphs = compile_all(&mut session, &*model, &stepper, shapes, 2, &mut |_| {}).unwrap();
+    let batch = BatchShape {
+        rows: 1,
+        tokens: 16,
+        labels: LabelShape::Tokens,
+        attention_mask: false,
+        token_type_ids: false,
+        variant: None,
+    };
+    let shapes = RunShapes { train: vec![batch], eval: Vec::new(), accumulation: 1 };
+    let graphs = compile_all(&mut session, &*model, &stepper, &shapes, 2, &mut |_| {}).unwrap();
     let train = graphs.iter().find(|graph| graph.name == "train").unwrap();
     train.memory().unwrap().temp_bytes
 }

@@ -4,24 +4,19 @@
 //! Letters: B batch, T tokens, N = B * T, C width, E embedding width, V vocabulary, F inner width.
 
 use crate::activation::Activation;
-use crate::bert::{self, Embeddings, Layer, LayerNames, MaskedLmHead};
 use crate::config::Config;
+use crate::encoder::{Encoder, LayerNames, MaskedLmHead};
 use crate::error::Result;
 use crate::layers::{self, linear};
-use crate::names::{Specs, stored_name};
+use crate::names::{OtherTensors, Specs, stored_name};
 use crate::weights::{Init, ParameterSpec, StoredName, Weights};
-use crate::{Family, Model, Task, TokenBatch};
+use crate::{About, Classes, Family, Model, Task, TokenBatch};
 use serde_json::json;
 use xtrain_graphs::{Randomness, Tensor};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "albert",
-    usual_task: Task::MaskedLm,
-    class: |task| match task {
-        Task::MaskedLm => Some("AlbertForMaskedLM"),
-        Task::Classification { .. } => Some("AlbertForSequenceClassification"),
-        Task::CausalLm => None,
-    },
+    classes: Classes::Encoder { masked_lm: "AlbertForMaskedLM", classification: "AlbertForSequenceClassification" },
     default_config,
     preset,
     build: |config, task| Ok(Box::new(Albert::new(config, task)?)),
@@ -29,18 +24,11 @@ pub(crate) const FAMILY: Family = Family {
 
 /// An ALBERT with a masked-LM head (`AlbertForMaskedLM`) or a pooler and classifier (`AlbertForSequenceClassification`).
 pub struct Albert {
-    config: Config,
-    task: Task,
-    embeddings: Embeddings,
-    layer: Layer,
-    layers: usize,
+    encoder: Encoder,
     /// Sets of weights; consecutive layers share one.
     groups: usize,
     /// Layers with weights of their own inside a group.
     inner_layers: usize,
-    lm_head: MaskedLmHead,
-    classifier_dropout: f64,
-    initializer_range: f64,
 }
 
 /// `AlbertConfig`'s defaults: the xxlarge model.
@@ -107,33 +95,22 @@ impl Albert {
     /// Reads the configuration; what would change numbers and is not implemented is refused by name.
     pub fn new(config: Config, task: Task) -> Result<Self> {
         let read = config.over(default_config());
-        bert::refuse_unbuilt(&read)?;
-        let (layers, groups) = (read.size("num_hidden_layers")?, read.size("num_hidden_groups")?);
-        if groups > layers {
-            return Err(config.unsupported("num_hidden_groups", format!("must not exceed num_hidden_layers ({layers})")));
-        }
+        let lm_head = MaskedLmHead {
+            dense: "predictions.dense",
+            norm: "predictions.LayerNorm",
+            bias: "predictions.bias",
+            table: "albert.embeddings.word_embeddings.weight",
+            activation: Activation::from_config(&read, "hidden_act", "gelu_new")?,
+            eps: read.float_or("layer_norm_eps", 1e-12)?,
+        };
+        let mut encoder = Encoder::read(config, &read, task, ("embedding_size", "classifier_dropout_prob"), lm_head)?;
         // Nothing is dropped of what the inner layer adds, unlike in BERT.
-        let mut layer = Layer::read(&read)?;
-        layer.output_dropout = 0.0;
-        Ok(Albert {
-            task,
-            embeddings: Embeddings::read(&read, "embedding_size")?,
-            layer,
-            layers,
-            groups,
-            inner_layers: read.size("inner_group_num")?,
-            lm_head: MaskedLmHead {
-                dense: "predictions.dense",
-                norm: "predictions.LayerNorm",
-                bias: "predictions.bias",
-                table: "albert.embeddings.word_embeddings.weight",
-                activation: Activation::from_config(&read, "hidden_act", "gelu_new")?,
-                eps: read.float_or("layer_norm_eps", 1e-12)?,
-            },
-            classifier_dropout: read.rate_or("classifier_dropout_prob", 0.1)?,
-            initializer_range: read.float_or("initializer_range", 0.02)?,
-            config,
-        })
+        encoder.layer.output_dropout = 0.0;
+        let (layers, groups) = (encoder.layers, read.size("num_hidden_groups")?);
+        if groups > layers {
+            return Err(read.unsupported("num_hidden_groups", format!("must not exceed num_hidden_layers ({layers})")));
+        }
+        Ok(Albert { encoder, groups, inner_layers: read.size("inner_group_num")? })
     }
 }
 
@@ -143,25 +120,14 @@ fn shared_layer(group: usize, inner: usize) -> String {
 }
 
 impl Model for Albert {
-    fn config(&self) -> &Config {
-        &self.config
-    }
-
-    fn task(&self) -> Task {
-        self.task
-    }
-
-    fn vocab_size(&self) -> usize {
-        self.embeddings.vocab
-    }
-
-    fn max_positions(&self) -> usize {
-        self.embeddings.positions
+    fn about(&self) -> &About {
+        &self.encoder.about
     }
 
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let (e, c, f) = (&self.embeddings, self.layer.width, self.layer.inner);
-        let mut specs = Specs::new(self.initializer_range);
+        let Encoder { embeddings: e, layer, lm_head, .. } = &self.encoder;
+        let (c, f) = (layer.width, layer.inner);
+        let mut specs = Specs::new(self.encoder.initializer_range);
         specs.table("albert.embeddings.word_embeddings", [e.vocab, e.width], e.padding);
         specs.table("albert.embeddings.position_embeddings", [e.positions, e.width], None);
         specs.table("albert.embeddings.token_type_embeddings", [e.segments, e.width], None);
@@ -177,24 +143,27 @@ impl Model for Albert {
             specs.linear(&name(NAMES.inner), [f, c]);
             specs.linear(&name(NAMES.output), [c, f]);
         }
-        match self.task {
+        specs.begin_head();
+        match self.task() {
             Task::Classification { labels } => {
                 specs.linear("albert.pooler", [c, c]);
                 specs.linear("classifier", [labels, c]);
             }
             _ => {
-                specs.add(self.lm_head.bias, &[e.vocab], Init::Zeros);
-                specs.layer_norm(self.lm_head.norm, e.width);
-                specs.linear(self.lm_head.dense, [e.width, c]);
+                specs.add(lm_head.bias, &[e.vocab], Init::Zeros);
+                specs.layer_norm(lm_head.norm, e.width);
+                specs.linear(lm_head.dense, [e.width, c]);
             }
         }
         specs.finish()
     }
 
     fn stored_name(&self, name: &str) -> StoredName {
-        let not_needed =
-            ["embeddings.position_ids", "embeddings.token_type_ids", "pooler.", "predictions.", "sop_classifier.", "classifier."];
-        stored_name(name, "albert", &self.parameters(), &not_needed)
+        let others = OtherTensors {
+            not_needed: &["embeddings.position_ids", "embeddings.token_type_ids", "predictions.decoder."],
+            heads: &["pooler.", "predictions.", "sop_classifier.", "classifier."],
+        };
+        stored_name(name, "albert", &self.parameters(), others)
     }
 
     fn hidden(&self, weights: &Weights, batch: &TokenBatch, randomness: &Randomness) -> Result<Tensor> {
@@ -202,16 +171,16 @@ impl Model for Albert {
         let embedded = {
             let (weights, _scope) = weights.enter("embeddings");
             let positions = layers::learned_positions(weights.get("position_embeddings.weight")?, batch)?;
-            self.embeddings.apply(&weights, batch, &positions, randomness)? // [N, E]
+            self.encoder.embeddings.apply(&weights, batch, &positions, randomness)? // [N, E]
         };
         let (weights, _scope) = weights.enter("encoder");
         let mut x = linear(&weights, "embedding_hidden_mapping_in", &embedded)?; // [N, C]
-        for layer in 0..self.layers {
+        for layer in 0..self.encoder.layers {
             // Layers per group need not be whole; transformers truncates here too.
-            let group = layer * self.groups / self.layers;
+            let group = layer * self.groups / self.encoder.layers;
             for inner in 0..self.inner_layers {
                 let (weights, _scope) = weights.enter(&shared_layer(group, inner));
-                x = self.layer.apply(&NAMES, &weights, &x, batch, randomness)?;
+                x = self.encoder.layer.apply(&NAMES, &weights, &x, batch, randomness)?;
             }
         }
         Ok(x)
@@ -222,18 +191,19 @@ impl Model for Albert {
     }
 
     fn head(&self, weights: &Weights, hidden: &Tensor, randomness: &Randomness) -> Result<Tensor> {
-        let Task::Classification { .. } = self.task else { return self.lm_head.apply(weights, hidden) };
-        let pooled = linear(weights, "albert.pooler", hidden)?.tanh()?; // [B, C]
-        linear(weights, "classifier", &randomness.dropout(&pooled, self.classifier_dropout)?)
+        match self.task() {
+            Task::Classification { .. } => self.encoder.classify(weights, hidden, ("albert.pooler", "classifier"), randomness),
+            _ => self.encoder.lm_head.apply(weights, hidden),
+        }
     }
 
     fn step_flops(&self, batch: usize, tokens: usize) -> f64 {
-        let (c, e) = (self.layer.width, &self.embeddings);
-        let head = match self.task {
-            Task::Classification { .. } => 0,
-            _ => e.width * (c + e.vocab),
-        };
-        self.layer.step_flops(self.layers * self.inner_layers, (head + e.width * c) as f64, batch, tokens)
+        let Encoder { layers, layer, embeddings, .. } = &self.encoder;
+        self.encoder.step_flops(layers * self.inner_layers, embeddings.width * layer.width, batch, tokens)
+    }
+
+    fn head_flops(&self, rows: usize) -> f64 {
+        self.encoder.head_flops(rows)
     }
 }
 

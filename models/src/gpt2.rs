@@ -3,24 +3,19 @@
 //! Letters: B batch, T tokens, N = B * T, C width, H heads, D = C / H, V vocabulary, F inner width. Activations stay `[N, C]`
 //! between attention blocks. Linear weights have the Conv1D layout `[in, out]`.
 
-use crate::activation::Activation;
 use crate::config::Config;
+use crate::decoder::{Decoder, GPT_KEYS};
 use crate::error::Result;
-use crate::names::stored_name;
+use crate::layers::{self, AttentionKind, layer_norm, split_heads};
+use crate::names::{OtherTensors, Specs, stored_name};
 use crate::weights::{Init, ParameterSpec, StoredName, Weights};
-use crate::{Family, Model, Task, TokenBatch, layers};
-use serde_json::{Value, json};
-use xtrain_graphs::op::{Attention, F64};
+use crate::{About, Classes, Family, Model, Task, TokenBatch};
+use serde_json::json;
 use xtrain_graphs::{Randomness, Tensor};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "gpt2",
-    usual_task: Task::CausalLm,
-    class: |task| match task {
-        Task::CausalLm => Some("GPT2LMHeadModel"),
-        Task::Classification { .. } => Some("GPT2ForSequenceClassification"),
-        Task::MaskedLm => None,
-    },
+    classes: Classes::Decoder { causal_lm: "GPT2LMHeadModel", classification: "GPT2ForSequenceClassification" },
     default_config,
     preset,
     build: |config, task| Ok(Box::new(Gpt2::new(config, task)?)),
@@ -28,28 +23,16 @@ pub(crate) const FAMILY: Family = Family {
 
 /// A GPT-2 with a language-model head (`GPT2LMHeadModel`) or a classifier on each sequence's last token.
 pub struct Gpt2 {
-    config: Config,
-    task: Task,
-    vocab: usize,
-    positions: usize,
-    width: usize,
+    about: About,
+    decoder: Decoder,
     layers: usize,
-    heads: usize,
-    inner: usize,
-    activation: Activation,
-    embd_pdrop: f64,
-    attn_pdrop: f64,
-    resid_pdrop: f64,
-    layer_norm_epsilon: f64,
-    initializer_range: f64,
     scale_attn_weights: bool,
     scale_attn_by_inverse_layer_idx: bool,
-    tied_head: bool,
 }
 
 /// `GPT2Config`'s defaults: the small model.
 pub fn default_config() -> Config {
-    let Value::Object(values) = json!({
+    let values = json!({
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "vocab_size": 50257,
@@ -73,10 +56,8 @@ pub fn default_config() -> Config {
         "bos_token_id": 50256,
         "eos_token_id": 50256,
         "torch_dtype": "float32",
-    }) else {
-        unreachable!("the literal above is a table")
-    };
-    Config::new(values, "GPT-2's default configuration")
+    });
+    Config::literal(values, "GPT-2's default configuration")
 }
 
 /// The released sizes.
@@ -88,64 +69,40 @@ pub fn preset(name: &str) -> Option<Config> {
         "gpt2-xl" => (1600, 48, 25),
         _ => return None,
     };
-    let mut config = Config::new(default_config().values().clone(), format!("preset {name}"));
-    config.set("n_embd", width);
-    config.set("n_layer", layers);
-    config.set("n_head", heads);
-    Some(config)
+    Some(default_config().preset(name, json!({"n_embd": width, "n_layer": layers, "n_head": heads})))
 }
 
 impl Gpt2 {
     /// Reads the configuration; what would change numbers and is not implemented is refused by name.
     pub fn new(config: Config, task: Task) -> Result<Self> {
-        // Old checkpoints say n_ctx where new ones say n_positions.
-        let positions = match config.optional_size("n_positions")? {
-            Some(n) => n,
-            None => config.size_or("n_ctx", 1024)?,
-        };
-        let (width, heads) = (config.size_or("n_embd", 768)?, config.size_or("n_head", 12)?);
-        if !width.is_multiple_of(heads) {
-            return Err(config.unsupported("n_embd", format!("must be a multiple of n_head ({heads})")));
-        }
-        if config.flag_or("add_cross_attention", false)? {
-            return Err(config.unsupported("add_cross_attention", "cross-attention is not implemented"));
-        }
-        if config.get("quantization_config").is_some() {
-            return Err(config.unsupported("quantization_config", "quantized checkpoints cannot be trained"));
+        let mut read = config.over(default_config());
+        if let (None, Some(positions)) = (config.get("n_positions"), config.get("n_ctx")) {
+            // Old checkpoints say n_ctx where new ones say n_positions.
+            read.set("n_positions", positions.clone());
         }
         // reorder_and_upcast_attn only changes where half-precision attention is computed in f32; softmax statistics are
         // f32 here either way, so both values give these numbers.
-        config.flag_or("reorder_and_upcast_attn", false)?;
+        read.flag_or("reorder_and_upcast_attn", false)?;
+        let decoder = Decoder::read(&read, &GPT_KEYS)?;
+        let about = About { config, task, vocab_size: decoder.vocab, max_positions: decoder.positions, has_segments: false };
         Ok(Gpt2 {
-            vocab: config.size_or("vocab_size", 50257)?,
-            positions,
-            width,
-            layers: config.size_or("n_layer", 12)?,
-            heads,
-            inner: config.size_or("n_inner", 4 * width)?,
-            activation: Activation::from_config(&config, "activation_function", "gelu_new")?,
-            embd_pdrop: config.rate_or("embd_pdrop", 0.1)?,
-            attn_pdrop: config.rate_or("attn_pdrop", 0.1)?,
-            resid_pdrop: config.rate_or("resid_pdrop", 0.1)?,
-            layer_norm_epsilon: config.float_or("layer_norm_epsilon", 1e-5)?,
-            initializer_range: config.float_or("initializer_range", 0.02)?,
-            scale_attn_weights: config.flag_or("scale_attn_weights", true)?,
-            scale_attn_by_inverse_layer_idx: config.flag_or("scale_attn_by_inverse_layer_idx", false)?,
-            tied_head: config.flag_or("tie_word_embeddings", true)?,
-            task,
-            config,
+            about,
+            decoder,
+            layers: read.size("n_layer")?,
+            scale_attn_weights: read.flag_or("scale_attn_weights", true)?,
+            scale_attn_by_inverse_layer_idx: read.flag_or("scale_attn_by_inverse_layer_idx", false)?,
         })
     }
 
     fn block(&self, layer: usize, weights: &Weights, x: &Tensor, batch: &TokenBatch, randomness: &Randomness) -> Result<Tensor> {
-        let normed = self.layer_norm(weights, "ln_1", x)?;
-        let attended = self.attention(layer, weights, &normed, batch, randomness)?;
-        let x = x.add(&attended)?;
-        let normed = self.layer_norm(weights, "ln_2", &x)?;
+        let decoder = &self.decoder;
+        let normed = layer_norm(weights, "ln_1", x, decoder.eps)?;
+        let x = x.add(&self.attention(layer, weights, &normed, batch, randomness)?)?;
+        let normed = layer_norm(weights, "ln_2", &x, decoder.eps)?;
         let (mlp, _scope) = weights.enter("mlp");
-        let inner = self.activation.apply(&conv1d(&mlp, "c_fc", &normed)?)?; // [N, F]
+        let inner = decoder.activation.apply(&conv1d(&mlp, "c_fc", &normed)?)?; // [N, F]
         let projected = conv1d(&mlp, "c_proj", &inner)?; // [N, C]
-        Ok(x.add(&randomness.dropout(&projected, self.resid_pdrop)?)?)
+        Ok(x.add(&randomness.dropout(&projected, decoder.residual_dropout)?)?)
     }
 
     fn attention(
@@ -157,33 +114,16 @@ impl Gpt2 {
         randomness: &Randomness,
     ) -> Result<Tensor> {
         let (weights, _scope) = weights.enter("attn");
-        let [b, t] = [batch.input_ids.dims()[0], batch.input_ids.dims()[1]];
-        let (h, d) = (self.heads, self.width / self.heads);
+        let Decoder { width, heads, attention_dropout, residual_dropout, .. } = self.decoder;
         let qkv = conv1d(&weights, "c_attn", x)?; // [N, 3C]
-        let part = |i: usize| {
-            let slice = qkv.slice_dim(1, i * self.width, (i + 1) * self.width)?;
-            slice.reshape(&[b, t, h, d])?.transpose(&[0, 2, 1, 3]) // [B, H, T, D]
-        };
-        let mut scale = if self.scale_attn_weights { 1.0 / (d as f64).sqrt() } else { 1.0 };
+        let part = |i: usize| split_heads(&qkv.slice_dim(1, i * width, (i + 1) * width)?, batch, heads); // [B, T, H, D]
+        let mut scale = if self.scale_attn_weights { 1.0 / ((width / heads) as f64).sqrt() } else { 1.0 };
         if self.scale_attn_by_inverse_layer_idx {
             scale /= (layer + 1) as f64;
         }
-        let keep = randomness.keep_mask(&[b, h, t, t], self.attn_pdrop)?;
-        let attributes = Attention {
-            scale: F64::new(scale),
-            causal: true,
-            window: None,
-            key_mask: false,
-            dropout: keep.as_ref().map(|_| F64::new(self.attn_pdrop)),
-        };
-        let out = part(0)?.attention(&part(1)?, &part(2)?, batch.attention_mask.as_ref(), keep.as_ref(), attributes)?;
-        let merged = out.transpose(&[0, 2, 1, 3])?.reshape(&[b * t, self.width])?;
-        Ok(randomness.dropout(&conv1d(&weights, "c_proj", &merged)?, self.resid_pdrop)?)
-    }
-
-    fn layer_norm(&self, weights: &Weights, name: &str, x: &Tensor) -> Result<Tensor> {
-        let (weights, _scope) = weights.enter(name);
-        Ok(x.layer_norm(weights.get("weight")?, weights.get("bias")?, self.layer_norm_epsilon)?)
+        let kind = AttentionKind { scale, causal: true, window: None, dropout: attention_dropout };
+        let merged = layers::attention(&part(0)?, &part(1)?, &part(2)?, batch, randomness, kind)?;
+        Ok(randomness.dropout(&conv1d(&weights, "c_proj", &merged)?, residual_dropout)?)
     }
 }
 
@@ -194,57 +134,29 @@ fn conv1d(weights: &Weights, name: &str, x: &Tensor) -> Result<Tensor> {
 }
 
 impl Model for Gpt2 {
-    fn config(&self) -> &Config {
-        &self.config
-    }
-
-    fn task(&self) -> Task {
-        self.task
-    }
-
-    fn vocab_size(&self) -> usize {
-        self.vocab
-    }
-
-    fn max_positions(&self) -> usize {
-        self.positions
+    fn about(&self) -> &About {
+        &self.about
     }
 
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let (c, f) = (self.width, self.inner);
-        let normal = Init::Normal { std: self.initializer_range };
+        let Decoder { width: c, inner: f, vocab, positions, initializer_range: std, .. } = self.decoder;
         // GPT-2 scales the weights that write to the residual stream by the number of writes.
-        let residual = Init::Normal { std: self.initializer_range / ((2 * self.layers) as f64).sqrt() };
-        let mut specs = Vec::new();
-        let mut add = |name: String, dims: &[usize], init: Init| {
-            // Matrices decay; biases and LayerNorm weights, the only vectors, do not.
-            specs.push(ParameterSpec { name, dims: dims.to_vec(), init, decay: dims.len() > 1 });
-        };
-        add("transformer.wte.weight".into(), &[self.vocab, c], normal);
-        add("transformer.wpe.weight".into(), &[self.positions, c], normal);
+        let residual = Init::Normal { std: std / ((2 * self.layers) as f64).sqrt() };
+        let mut specs = Specs::new(std);
+        specs.table("transformer.wte", [vocab, c], None);
+        specs.table("transformer.wpe", [positions, c], None);
         for layer in 0..self.layers {
             let name = |rest: &str| format!("transformer.h.{layer}.{rest}");
-            add(name("ln_1.weight"), &[c], Init::Ones);
-            add(name("ln_1.bias"), &[c], Init::Zeros);
-            add(name("attn.c_attn.weight"), &[c, 3 * c], normal);
-            add(name("attn.c_attn.bias"), &[3 * c], Init::Zeros);
-            add(name("attn.c_proj.weight"), &[c, c], residual);
-            add(name("attn.c_proj.bias"), &[c], Init::Zeros);
-            add(name("ln_2.weight"), &[c], Init::Ones);
-            add(name("ln_2.bias"), &[c], Init::Zeros);
-            add(name("mlp.c_fc.weight"), &[c, f], normal);
-            add(name("mlp.c_fc.bias"), &[f], Init::Zeros);
-            add(name("mlp.c_proj.weight"), &[f, c], residual);
-            add(name("mlp.c_proj.bias"), &[c], Init::Zeros);
+            specs.layer_norm(&name("ln_1"), c);
+            specs.conv1d(&name("attn.c_attn"), [c, 3 * c], None);
+            specs.conv1d(&name("attn.c_proj"), [c, c], Some(residual));
+            specs.layer_norm(&name("ln_2"), c);
+            specs.conv1d(&name("mlp.c_fc"), [c, f], None);
+            specs.conv1d(&name("mlp.c_proj"), [f, c], Some(residual));
         }
-        add("transformer.ln_f.weight".into(), &[c], Init::Ones);
-        add("transformer.ln_f.bias".into(), &[c], Init::Zeros);
-        match self.task {
-            Task::Classification { labels } => add("score.weight".into(), &[labels, c], normal),
-            _ if self.tied_head => {}
-            _ => add("lm_head.weight".into(), &[self.vocab, c], normal),
-        }
-        specs
+        specs.layer_norm("transformer.ln_f", c);
+        self.decoder.head_parameters(&mut specs, self.task());
+        specs.finish()
     }
 
     fn stored_name(&self, name: &str) -> StoredName {
@@ -252,48 +164,40 @@ impl Model for Gpt2 {
         if name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") {
             return StoredName::NotNeeded;
         }
-        stored_name(name, "transformer", &self.parameters(), &["lm_head.", "score."])
+        stored_name(name, "transformer", &self.parameters(), OtherTensors { not_needed: &[], heads: &["lm_head.", "score."] })
     }
 
     fn hidden(&self, weights: &Weights, batch: &TokenBatch, randomness: &Randomness) -> Result<Tensor> {
         let (weights, _scope) = weights.enter("transformer");
-        let ids = &batch.input_ids;
-        let (b, t) = (ids.dims()[0], ids.dims()[1]);
-        let tokens = weights.get("wte.weight")?.take_rows(&ids.reshape(&[b * t])?)?; // [N, C]
-        let positions = weights.get("wpe.weight")?.slice_dim(0, 0, t)?; // [T, C]
-        let positions = positions.broadcast_in(&[b, t, self.width], &[1, 2])?.reshape(&[b * t, self.width])?;
-        let mut x = randomness.dropout(&tokens.add(&positions)?, self.embd_pdrop)?;
+        let mut x = randomness.dropout(&self.decoder.embed(&weights, batch)?, self.decoder.embed_dropout)?;
         for layer in 0..self.layers {
             let (block, _scope) = weights.enter(&format!("h.{layer}"));
             x = self.block(layer, &block, &x, batch, randomness)?;
         }
-        self.layer_norm(&weights, "ln_f", &x)
+        layer_norm(&weights, "ln_f", &x, self.decoder.eps)
     }
 
     fn sequence_rows(&self, hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
-        layers::last_rows(hidden, batch, &self.config)
+        layers::last_rows(hidden, batch, self.config())
     }
 
     fn head(&self, weights: &Weights, hidden: &Tensor, _randomness: &Randomness) -> Result<Tensor> {
-        if let Task::Classification { .. } = self.task {
-            return layers::linear_without_bias(weights, "score", hidden);
-        }
-        let _scope = weights.trace().scope("lm_head");
-        let name = if self.tied_head { "transformer.wte.weight" } else { "lm_head.weight" };
-        Ok(hidden.matmul_transposed(weights.get(name)?)?)
+        self.decoder.head(weights, hidden, self.task())
     }
 
     fn step_flops(&self, batch: usize, tokens: usize) -> f64 {
-        let (c, f) = (self.width as f64, self.inner as f64);
-        let weights = self.layers as f64 * (4.0 * c * c + 2.0 * c * f) + self.vocab as f64 * c;
-        let attention = 12.0 * self.layers as f64 * c * tokens as f64;
-        (batch * tokens) as f64 * (6.0 * weights + attention)
+        self.decoder.step_flops(self.layers, self.task(), batch, tokens)
+    }
+
+    fn head_flops(&self, rows: usize) -> f64 {
+        self.decoder.head_flops(self.task(), rows)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::Value;
 
     #[test]
     fn presets_have_the_published_parameter_counts() {

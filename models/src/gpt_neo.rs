@@ -4,24 +4,19 @@
 //! Letters: B batch, T tokens, N = B * T, C width, H heads, D = C / H, V vocabulary, F inner width. Activations stay `[N, C]`
 //! between attention blocks. Linear weights are `[out, in]`.
 
-use crate::activation::Activation;
 use crate::config::Config;
+use crate::decoder::{Decoder, Keys};
 use crate::error::Result;
 use crate::layers::{self, AttentionKind, layer_norm, linear, linear_without_bias, split_heads};
-use crate::names::{Specs, stored_name};
+use crate::names::{OtherTensors, Specs, stored_name};
 use crate::weights::{ParameterSpec, StoredName, Weights};
-use crate::{Family, Model, Task, TokenBatch};
+use crate::{About, Classes, Family, Model, Task, TokenBatch};
 use serde_json::{Value, json};
 use xtrain_graphs::{Randomness, Tensor};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "gpt_neo",
-    usual_task: Task::CausalLm,
-    class: |task| match task {
-        Task::CausalLm => Some("GPTNeoForCausalLM"),
-        Task::Classification { .. } => Some("GPTNeoForSequenceClassification"),
-        Task::MaskedLm => None,
-    },
+    classes: Classes::Decoder { causal_lm: "GPTNeoForCausalLM", classification: "GPTNeoForSequenceClassification" },
     default_config,
     preset,
     build: |config, task| Ok(Box::new(GptNeo::new(config, task)?)),
@@ -29,23 +24,21 @@ pub(crate) const FAMILY: Family = Family {
 
 /// A GPT-Neo with a language-model head (`GPTNeoForCausalLM`) or a classifier on each sequence's last token.
 pub struct GptNeo {
-    config: Config,
-    task: Task,
-    vocab: usize,
-    positions: usize,
-    width: usize,
-    heads: usize,
-    inner: usize,
+    about: About,
+    decoder: Decoder,
     /// One entry for each layer: the tokens that it sees, or `None` for all.
     windows: Vec<Option<u32>>,
-    activation: Activation,
-    embed_dropout: f64,
-    attention_dropout: f64,
-    resid_dropout: f64,
-    layer_norm_epsilon: f64,
-    initializer_range: f64,
-    tied_head: bool,
 }
+
+const KEYS: Keys = Keys {
+    positions: "max_position_embeddings",
+    width: "hidden_size",
+    heads: "num_heads",
+    inner: "intermediate_size",
+    embed_dropout: "embed_dropout",
+    attention_dropout: "attention_dropout",
+    residual_dropout: "resid_dropout",
+};
 
 /// `GPTNeoConfig`'s defaults: the 1.3B model.
 pub fn default_config() -> Config {
@@ -96,26 +89,9 @@ impl GptNeo {
     /// Reads the configuration; what would change numbers and is not implemented is refused by name.
     pub fn new(config: Config, task: Task) -> Result<Self> {
         let read = config.over(default_config());
-        read.refuse_unbuilt()?;
-        read.head_width("hidden_size", "num_heads")?;
-        let width = read.size("hidden_size")?;
-        Ok(GptNeo {
-            task,
-            vocab: read.size("vocab_size")?,
-            positions: read.size("max_position_embeddings")?,
-            width,
-            heads: read.size("num_heads")?,
-            inner: read.size_or("intermediate_size", 4 * width)?,
-            windows: windows(&read)?,
-            activation: Activation::from_config(&read, "activation_function", "gelu_new")?,
-            embed_dropout: read.rate_or("embed_dropout", 0.0)?,
-            attention_dropout: read.rate_or("attention_dropout", 0.0)?,
-            resid_dropout: read.rate_or("resid_dropout", 0.0)?,
-            layer_norm_epsilon: read.float_or("layer_norm_epsilon", 1e-5)?,
-            initializer_range: read.float_or("initializer_range", 0.02)?,
-            tied_head: read.flag_or("tie_word_embeddings", true)?,
-            config,
-        })
+        let (decoder, windows) = (Decoder::read(&read, &KEYS)?, windows(&read)?);
+        let about = About { config, task, vocab_size: decoder.vocab, max_positions: decoder.positions, has_segments: false };
+        Ok(GptNeo { about, decoder, windows })
     }
 
     fn block(
@@ -126,19 +102,19 @@ impl GptNeo {
         batch: &TokenBatch,
         randomness: &Randomness,
     ) -> Result<Tensor> {
-        let normed = layer_norm(weights, "ln_1", x, self.layer_norm_epsilon)?;
+        let normed = layer_norm(weights, "ln_1", x, self.decoder.eps)?;
         let attended = {
             let (weights, _scope) = weights.enter("attn.attention");
-            let part = |name| split_heads(&linear_without_bias(&weights, name, &normed)?, batch, self.heads); // [B, T, H, D]
-            let kind = AttentionKind { scale: 1.0, causal: true, window, dropout: self.attention_dropout };
+            let part = |name| split_heads(&linear_without_bias(&weights, name, &normed)?, batch, self.decoder.heads); // [B, T, H, D]
+            let kind = AttentionKind { scale: 1.0, causal: true, window, dropout: self.decoder.attention_dropout };
             let out = layers::attention(&part("q_proj")?, &part("k_proj")?, &part("v_proj")?, batch, randomness, kind)?;
-            randomness.dropout(&linear(&weights, "out_proj", &out)?, self.resid_dropout)?
+            randomness.dropout(&linear(&weights, "out_proj", &out)?, self.decoder.residual_dropout)?
         };
         let x = x.add(&attended)?;
-        let normed = layer_norm(weights, "ln_2", &x, self.layer_norm_epsilon)?;
+        let normed = layer_norm(weights, "ln_2", &x, self.decoder.eps)?;
         let (mlp, _scope) = weights.enter("mlp");
-        let inner = self.activation.apply(&linear(&mlp, "c_fc", &normed)?)?; // [N, F]
-        Ok(x.add(&randomness.dropout(&linear(&mlp, "c_proj", &inner)?, self.resid_dropout)?)?)
+        let inner = self.decoder.activation.apply(&linear(&mlp, "c_fc", &normed)?)?; // [N, F]
+        Ok(x.add(&randomness.dropout(&linear(&mlp, "c_proj", &inner)?, self.decoder.residual_dropout)?)?)
     }
 }
 
@@ -169,27 +145,15 @@ fn windows(config: &Config) -> Result<Vec<Option<u32>>> {
 }
 
 impl Model for GptNeo {
-    fn config(&self) -> &Config {
-        &self.config
-    }
-
-    fn task(&self) -> Task {
-        self.task
-    }
-
-    fn vocab_size(&self) -> usize {
-        self.vocab
-    }
-
-    fn max_positions(&self) -> usize {
-        self.positions
+    fn about(&self) -> &About {
+        &self.about
     }
 
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let (c, f) = (self.width, self.inner);
-        let mut specs = Specs::new(self.initializer_range);
-        specs.table("transformer.wte", [self.vocab, c], None);
-        specs.table("transformer.wpe", [self.positions, c], None);
+        let Decoder { width: c, inner: f, vocab, positions, .. } = self.decoder;
+        let mut specs = Specs::new(self.decoder.initializer_range);
+        specs.table("transformer.wte", [vocab, c], None);
+        specs.table("transformer.wpe", [positions, c], None);
         for layer in 0..self.windows.len() {
             let name = |rest: &str| format!("transformer.h.{layer}.{rest}");
             specs.layer_norm(&name("ln_1"), c);
@@ -202,11 +166,7 @@ impl Model for GptNeo {
             specs.linear(&name("mlp.c_proj"), [c, f]);
         }
         specs.layer_norm("transformer.ln_f", c);
-        match self.task {
-            Task::Classification { labels } => specs.matrix("score", [labels, c]),
-            _ if self.tied_head => {}
-            _ => specs.matrix("lm_head", [self.vocab, c]),
-        }
+        self.decoder.head_parameters(&mut specs, self.task());
         specs.finish()
     }
 
@@ -215,43 +175,33 @@ impl Model for GptNeo {
         if name.ends_with(".attn.attention.bias") || name.ends_with(".attn.attention.masked_bias") {
             return StoredName::NotNeeded;
         }
-        stored_name(name, "transformer", &self.parameters(), &["lm_head.", "score."])
+        stored_name(name, "transformer", &self.parameters(), OtherTensors { not_needed: &[], heads: &["lm_head.", "score."] })
     }
 
     fn hidden(&self, weights: &Weights, batch: &TokenBatch, randomness: &Randomness) -> Result<Tensor> {
         let (weights, _scope) = weights.enter("transformer");
-        let tokens = layers::embedding(weights.get("wte.weight")?, &batch.input_ids, None)?; // [N, C]
-        let positions = layers::learned_positions(weights.get("wpe.weight")?, batch)?;
-        let mut x = randomness.dropout(&tokens.add(&positions)?, self.embed_dropout)?;
+        let mut x = randomness.dropout(&self.decoder.embed(&weights, batch)?, self.decoder.embed_dropout)?;
         for (layer, window) in self.windows.iter().enumerate() {
             let (block, _scope) = weights.enter(&format!("h.{layer}"));
             x = self.block(*window, &block, &x, batch, randomness)?;
         }
-        layer_norm(&weights, "ln_f", &x, self.layer_norm_epsilon)
+        layer_norm(&weights, "ln_f", &x, self.decoder.eps)
     }
 
     fn sequence_rows(&self, hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
-        layers::last_rows(hidden, batch, &self.config)
+        layers::last_rows(hidden, batch, self.config())
     }
 
     fn head(&self, weights: &Weights, hidden: &Tensor, _randomness: &Randomness) -> Result<Tensor> {
-        if let Task::Classification { .. } = self.task {
-            return linear_without_bias(weights, "score", hidden);
-        }
-        let _scope = weights.trace().scope("lm_head");
-        let name = if self.tied_head { "transformer.wte.weight" } else { "lm_head.weight" };
-        Ok(hidden.matmul_transposed(weights.get(name)?)?)
+        self.decoder.head(weights, hidden, self.task())
     }
 
     fn step_flops(&self, batch: usize, tokens: usize) -> f64 {
-        let (c, f, layers) = (self.width as f64, self.inner as f64, self.windows.len() as f64);
-        let head = match self.task {
-            Task::Classification { .. } => 0.0,
-            _ => self.vocab as f64 * c,
-        };
-        // Local layers are counted like global ones: the products are computed in full and masked.
-        let attention = 12.0 * layers * c * tokens as f64;
-        (batch * tokens) as f64 * (6.0 * (layers * (4.0 * c * c + 2.0 * c * f) + head) + attention)
+        self.decoder.step_flops(self.windows.len(), self.task(), batch, tokens)
+    }
+
+    fn head_flops(&self, rows: usize) -> f64 {
+        self.decoder.head_flops(self.task(), rows)
     }
 }
 

@@ -4,24 +4,19 @@
 //! Letters: B batch, T tokens, N = B * T, C width, H heads, D = C / H, R rotated values of each head, V vocabulary, F inner width.
 //! Activations stay `[N, C]` between attention blocks. Linear weights are `[out, in]`.
 
-use crate::activation::Activation;
 use crate::config::Config;
+use crate::decoder::{Decoder, GPT_KEYS};
 use crate::error::Result;
 use crate::layers::{self, AttentionKind, layer_norm, linear, linear_without_bias, split_heads};
-use crate::names::{Specs, stored_name};
+use crate::names::{OtherTensors, Specs, stored_name};
 use crate::weights::{Init, ParameterSpec, StoredName, Weights};
-use crate::{Family, Model, Task, TokenBatch};
+use crate::{About, Classes, Family, Model, Task, TokenBatch};
 use serde_json::json;
 use xtrain_graphs::{DType, Randomness, Tensor, Trace};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "gptj",
-    usual_task: Task::CausalLm,
-    class: |task| match task {
-        Task::CausalLm => Some("GPTJForCausalLM"),
-        Task::Classification { .. } => Some("GPTJForSequenceClassification"),
-        Task::MaskedLm => None,
-    },
+    classes: Classes::Decoder { causal_lm: "GPTJForCausalLM", classification: "GPTJForSequenceClassification" },
     default_config,
     preset,
     build: |config, task| Ok(Box::new(GptJ::new(config, task)?)),
@@ -29,22 +24,11 @@ pub(crate) const FAMILY: Family = Family {
 
 /// A GPT-J with a language-model head (`GPTJForCausalLM`) or a classifier on each sequence's last token.
 pub struct GptJ {
-    config: Config,
-    task: Task,
-    vocab: usize,
-    positions: usize,
-    width: usize,
+    about: About,
+    decoder: Decoder,
     layers: usize,
-    heads: usize,
-    inner: usize,
+    /// R
     rotary: usize,
-    activation: Activation,
-    embd_pdrop: f64,
-    attn_pdrop: f64,
-    resid_pdrop: f64,
-    layer_norm_epsilon: f64,
-    initializer_range: f64,
-    tied_head: bool,
 }
 
 /// `GPTJConfig`'s defaults: the 6B model.
@@ -83,7 +67,7 @@ impl GptJ {
     /// Reads the configuration; what would change numbers and is not implemented is refused by name.
     pub fn new(config: Config, task: Task) -> Result<Self> {
         let read = config.over(default_config());
-        read.refuse_unbuilt()?;
+        let decoder = Decoder::read(&read, &GPT_KEYS)?;
         let head_width = read.head_width("n_embd", "n_head")?;
         let Some(rotary) = read.optional_size("rotary_dim")? else {
             // transformers then makes a table as wide as the hidden states, which fits no head unless there is one.
@@ -92,25 +76,8 @@ impl GptJ {
         if rotary > head_width || !rotary.is_multiple_of(2) {
             return Err(read.unsupported("rotary_dim", format!("must be even and at most n_embd / n_head ({head_width})")));
         }
-        let width = read.size("n_embd")?;
-        Ok(GptJ {
-            task,
-            vocab: read.size("vocab_size")?,
-            positions: read.size("n_positions")?,
-            width,
-            layers: read.size("n_layer")?,
-            heads: read.size("n_head")?,
-            inner: read.size_or("n_inner", 4 * width)?,
-            rotary,
-            activation: Activation::from_config(&read, "activation_function", "gelu_new")?,
-            embd_pdrop: read.rate_or("embd_pdrop", 0.0)?,
-            attn_pdrop: read.rate_or("attn_pdrop", 0.0)?,
-            resid_pdrop: read.rate_or("resid_pdrop", 0.0)?,
-            layer_norm_epsilon: read.float_or("layer_norm_epsilon", 1e-5)?,
-            initializer_range: read.float_or("initializer_range", 0.02)?,
-            tied_head: read.flag_or("tie_word_embeddings", false)?,
-            config,
-        })
+        let about = About { config, task, vocab_size: decoder.vocab, max_positions: decoder.positions, has_segments: false };
+        Ok(GptJ { about, decoder, layers: read.size("n_layer")?, rotary })
     }
 
     fn block(
@@ -121,19 +88,19 @@ impl GptJ {
         batch: &TokenBatch,
         randomness: &Randomness,
     ) -> Result<Tensor> {
-        let normed = layer_norm(weights, "ln_1", x, self.layer_norm_epsilon)?;
+        let normed = layer_norm(weights, "ln_1", x, self.decoder.eps)?;
         let attended = {
             let (weights, _scope) = weights.enter("attn");
-            let part = |name| split_heads(&linear_without_bias(&weights, name, &normed)?, batch, self.heads); // [B, T, H, D]
+            let part = |name| split_heads(&linear_without_bias(&weights, name, &normed)?, batch, self.decoder.heads); // [B, T, H, D]
             let (q, k) = (rotation.apply(&part("q_proj")?)?, rotation.apply(&part("k_proj")?)?);
-            let scale = 1.0 / ((self.width / self.heads) as f64).sqrt();
-            let kind = AttentionKind { scale, causal: true, window: None, dropout: self.attn_pdrop };
+            let scale = 1.0 / ((self.decoder.width / self.decoder.heads) as f64).sqrt();
+            let kind = AttentionKind { scale, causal: true, window: None, dropout: self.decoder.attention_dropout };
             let out = layers::attention(&q, &k, &part("v_proj")?, batch, randomness, kind)?;
-            randomness.dropout(&linear_without_bias(&weights, "out_proj", &out)?, self.resid_pdrop)?
+            randomness.dropout(&linear_without_bias(&weights, "out_proj", &out)?, self.decoder.residual_dropout)?
         };
         let (mlp, _scope) = weights.enter("mlp");
-        let inner = self.activation.apply(&linear(&mlp, "fc_in", &normed)?)?; // [N, F]
-        let output = randomness.dropout(&linear(&mlp, "fc_out", &inner)?, self.resid_pdrop)?;
+        let inner = self.decoder.activation.apply(&linear(&mlp, "fc_in", &normed)?)?; // [N, F]
+        let output = randomness.dropout(&linear(&mlp, "fc_out", &inner)?, self.decoder.residual_dropout)?;
         Ok(attended.add(&output)?.add(x)?)
     }
 }
@@ -180,26 +147,14 @@ impl Rotation {
 }
 
 impl Model for GptJ {
-    fn config(&self) -> &Config {
-        &self.config
-    }
-
-    fn task(&self) -> Task {
-        self.task
-    }
-
-    fn vocab_size(&self) -> usize {
-        self.vocab
-    }
-
-    fn max_positions(&self) -> usize {
-        self.positions
+    fn about(&self) -> &About {
+        &self.about
     }
 
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let (c, f) = (self.width, self.inner);
-        let mut specs = Specs::new(self.initializer_range);
-        specs.table("transformer.wte", [self.vocab, c], None);
+        let Decoder { width: c, inner: f, vocab, .. } = self.decoder;
+        let mut specs = Specs::new(self.decoder.initializer_range);
+        specs.table("transformer.wte", [vocab, c], None);
         for layer in 0..self.layers {
             let name = |rest: &str| format!("transformer.h.{layer}.{rest}");
             specs.layer_norm(&name("ln_1"), c);
@@ -210,10 +165,9 @@ impl Model for GptJ {
             specs.linear(&name("mlp.fc_out"), [c, f]);
         }
         specs.layer_norm("transformer.ln_f", c);
-        match self.task {
-            Task::Classification { labels } => specs.matrix("score", [labels, c]),
-            _ if self.tied_head => specs.add("lm_head.bias", &[self.vocab], Init::Zeros),
-            _ => specs.linear("lm_head", [self.vocab, c]),
+        self.decoder.head_parameters(&mut specs, self.task());
+        if self.task() == Task::CausalLm {
+            specs.add("lm_head.bias", &[vocab], Init::Zeros);
         }
         specs.finish()
     }
@@ -223,44 +177,39 @@ impl Model for GptJ {
         if [".attn.bias", ".attn.masked_bias", ".attn.embed_positions"].iter().any(|end| name.ends_with(end)) {
             return StoredName::NotNeeded;
         }
-        stored_name(name, "transformer", &self.parameters(), &["lm_head.", "score."])
+        stored_name(name, "transformer", &self.parameters(), OtherTensors { not_needed: &[], heads: &["lm_head.", "score."] })
     }
 
     fn hidden(&self, weights: &Weights, batch: &TokenBatch, randomness: &Randomness) -> Result<Tensor> {
         let (weights, _scope) = weights.enter("transformer");
         let tokens = layers::embedding(weights.get("wte.weight")?, &batch.input_ids, None)?; // [N, C]
-        let mut x = randomness.dropout(&tokens, self.embd_pdrop)?;
+        let mut x = randomness.dropout(&tokens, self.decoder.embed_dropout)?;
         let rotation = Rotation::new(weights.trace(), batch.size()[1], self.rotary)?;
         for layer in 0..self.layers {
             let (block, _scope) = weights.enter(&format!("h.{layer}"));
             x = self.block(&block, &x, &rotation, batch, randomness)?;
         }
-        layer_norm(&weights, "ln_f", &x, self.layer_norm_epsilon)
+        layer_norm(&weights, "ln_f", &x, self.decoder.eps)
     }
 
     fn sequence_rows(&self, hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
-        layers::last_rows(hidden, batch, &self.config)
+        layers::last_rows(hidden, batch, self.config())
     }
 
     fn head(&self, weights: &Weights, hidden: &Tensor, _randomness: &Randomness) -> Result<Tensor> {
-        if let Task::Classification { .. } = self.task {
-            return linear_without_bias(weights, "score", hidden);
+        let logits = self.decoder.head(weights, hidden, self.task())?;
+        match self.task() {
+            Task::Classification { .. } => Ok(logits),
+            _ => Ok(logits.add(weights.get("lm_head.bias")?)?),
         }
-        if !self.tied_head {
-            return linear(weights, "lm_head", hidden);
-        }
-        let _scope = weights.trace().scope("lm_head");
-        Ok(hidden.matmul_transposed(weights.get("transformer.wte.weight")?)?.add(weights.get("lm_head.bias")?)?)
     }
 
     fn step_flops(&self, batch: usize, tokens: usize) -> f64 {
-        let (c, f, layers) = (self.width as f64, self.inner as f64, self.layers as f64);
-        let head = match self.task {
-            Task::Classification { .. } => 0.0,
-            _ => self.vocab as f64 * c,
-        };
-        let attention = 12.0 * layers * c * tokens as f64;
-        (batch * tokens) as f64 * (6.0 * (layers * (4.0 * c * c + 2.0 * c * f) + head) + attention)
+        self.decoder.step_flops(self.layers, self.task(), batch, tokens)
+    }
+
+    fn head_flops(&self, rows: usize) -> f64 {
+        self.decoder.head_flops(self.task(), rows)
     }
 }
 

@@ -10,6 +10,8 @@ mod activation;
 pub mod albert;
 pub mod bert;
 mod config;
+mod decoder;
+mod encoder;
 mod error;
 pub mod gpt2;
 pub mod gpt_neo;
@@ -23,7 +25,7 @@ mod weights;
 pub use activation::Activation;
 pub use config::Config;
 pub use error::{Error, Result};
-pub use task::{IGNORED_LABEL, LossSum, Task, logits, loss};
+pub use task::{IGNORED_LABEL, Labels, LossSum, Predictions, Task, logits, loss};
 pub use weights::{Init, ParameterSpec, StoredName, Weights};
 
 use xtrain_graphs::{Randomness, Tensor};
@@ -46,19 +48,43 @@ impl TokenBatch {
     }
 }
 
+/// What every model says of itself.
+pub struct About {
+    pub(crate) config: Config,
+    pub(crate) task: Task,
+    pub(crate) vocab_size: usize,
+    pub(crate) max_positions: usize,
+    pub(crate) has_segments: bool,
+}
+
 /// A language model or classifier.
 pub trait Model {
+    fn about(&self) -> &About;
+
     /// The configuration as it will be saved: every key that was read, known to this model or not.
-    fn config(&self) -> &Config;
+    fn config(&self) -> &Config {
+        &self.about().config
+    }
 
     /// What the model was built for.
-    fn task(&self) -> Task;
+    fn task(&self) -> Task {
+        self.about().task
+    }
 
     /// Number of token ids that the embedding has rows for.
-    fn vocab_size(&self) -> usize;
+    fn vocab_size(&self) -> usize {
+        self.about().vocab_size
+    }
 
     /// Longest sequence that the positions allow.
-    fn max_positions(&self) -> usize;
+    fn max_positions(&self) -> usize {
+        self.about().max_positions
+    }
+
+    /// Whether tokens belong to segments (`token_type_ids`) that its embeddings tell apart.
+    fn has_segments(&self) -> bool {
+        self.about().has_segments
+    }
 
     /// Every trainable tensor, tied ones once, in the order in which Hugging Face registers them.
     fn parameters(&self) -> Vec<ParameterSpec>;
@@ -78,21 +104,50 @@ pub trait Model {
     /// Floating-point operations of one training step's matrix products: 6 per weight and token that takes part in one, and
     /// attention counted without its mask (the convention of nanoGPT and PaLM's appendix B).
     fn step_flops(&self, batch: usize, tokens: usize) -> f64;
+
+    /// The part of [`Model::step_flops`] that is the head's, when it is computed for so many rows. A classifier's one row for each
+    /// sequence counts for nothing.
+    fn head_flops(&self, rows: usize) -> f64;
 }
 
 /// One architecture: what [`build`] and the presets need to know of it. Each model file has one as `FAMILY`.
 pub(crate) struct Family {
     /// The name in `config.json`.
     model_type: &'static str,
-    /// The task of a configuration that names no class.
-    usual_task: Task,
-    /// The class that transformers has for a task, if the model is built for it here.
-    class: fn(Task) -> Option<&'static str>,
+    classes: Classes,
     /// transformers' defaults.
     default_config: fn() -> Config,
     /// A released configuration, by its name without the organization.
     preset: fn(&str) -> Option<Config>,
     build: fn(Config, Task) -> Result<Box<dyn Model>>,
+}
+
+/// The classes that transformers has for the tasks that a family is built for here.
+pub(crate) enum Classes {
+    Encoder { masked_lm: &'static str, classification: &'static str },
+    Decoder { causal_lm: &'static str, classification: &'static str },
+}
+
+impl Family {
+    /// The task of a configuration that names no class.
+    fn usual_task(&self) -> Task {
+        match self.classes {
+            Classes::Encoder { .. } => Task::MaskedLm,
+            Classes::Decoder { .. } => Task::CausalLm,
+        }
+    }
+
+    fn class(&self, task: Task) -> Option<&'static str> {
+        match (&self.classes, task) {
+            (Classes::Encoder { masked_lm: class, .. }, Task::MaskedLm)
+            | (Classes::Decoder { causal_lm: class, .. }, Task::CausalLm)
+            | (
+                Classes::Encoder { classification: class, .. } | Classes::Decoder { classification: class, .. },
+                Task::Classification { .. },
+            ) => Some(class),
+            _ => None,
+        }
+    }
 }
 
 const FAMILIES: &[Family] = &[gpt2::FAMILY, gpt_neo::FAMILY, gptj::FAMILY, bert::FAMILY, roberta::FAMILY, albert::FAMILY];
@@ -114,10 +169,9 @@ pub fn model_types() -> impl Iterator<Item = &'static str> {
 /// The model that a configuration describes, by its `model_type`, with the head that the task wants.
 pub fn build(mut config: Config, task: Task) -> Result<Box<dyn Model>> {
     let family = family(&config)?;
-    let Some(class) = (family.class)(task) else {
-        let all = [Task::CausalLm, Task::MaskedLm, Task::Classification { labels: 2 }];
-        let known: Vec<String> = all.into_iter().filter(|t| (family.class)(*t).is_some()).map(|t| t.to_string()).collect();
-        let reason = format!("such a model is not for {task}, but for {}", known.join(" and "));
+    let Some(class) = family.class(task) else {
+        let (usual, other) = (family.usual_task(), Task::Classification { labels: 2 });
+        let reason = format!("such a model is not for {task}, but for {usual} and {other}");
         return Err(config.unsupported("model_type", reason));
     };
     task::declare(&mut config, class, task)?;

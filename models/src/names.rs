@@ -5,18 +5,24 @@ use crate::weights::{Init, ParameterSpec, StoredName};
 /// A list of parameters under construction, in the order in which Hugging Face registers them.
 pub(crate) struct Specs {
     normal: Init,
+    in_head: bool,
     list: Vec<ParameterSpec>,
 }
 
 impl Specs {
     /// Matrices start normal with this standard deviation.
     pub fn new(std: f64) -> Self {
-        Specs { normal: Init::Normal { std }, list: Vec::new() }
+        Specs { normal: Init::Normal { std }, in_head: false, list: Vec::new() }
+    }
+
+    /// What is added from here on belongs to the task's head.
+    pub fn begin_head(&mut self) {
+        self.in_head = true;
     }
 
     /// Matrices decay; biases and LayerNorm weights, the only vectors, do not.
     pub fn add(&mut self, name: impl Into<String>, dims: &[usize], init: Init) {
-        self.list.push(ParameterSpec { name: name.into(), dims: dims.to_vec(), init, decay: dims.len() > 1 });
+        self.list.push(ParameterSpec { name: name.into(), dims: dims.to_vec(), init, decay: dims.len() > 1, head: self.in_head });
     }
 
     /// `name.weight [out, in]`
@@ -39,6 +45,12 @@ impl Specs {
         self.add(format!("{name}.bias"), &dims[..1], Init::Zeros);
     }
 
+    /// `name.weight [in, out]` and `name.bias [out]`: GPT-2's layout; `init` is the weight's, where it is not the usual one.
+    pub fn conv1d(&mut self, name: &str, dims: [usize; 2], init: Option<Init>) {
+        self.add(format!("{name}.weight"), &dims, init.unwrap_or(self.normal));
+        self.add(format!("{name}.bias"), &dims[1..], Init::Zeros);
+    }
+
     pub fn layer_norm(&mut self, name: &str, width: usize) {
         self.add(format!("{name}.weight"), &[width], Init::Ones);
         self.add(format!("{name}.bias"), &[width], Init::Zeros);
@@ -49,9 +61,17 @@ impl Specs {
     }
 }
 
-/// What a checkpoint's tensor is to a model with these parameters. `base` is the prefix that a bare model's names lack
-/// (`bert`); `not_needed` are beginnings of names, below the base or not, of buffers, tied copies and other heads.
-pub(crate) fn stored_name(name: &str, base: &str, parameters: &[ParameterSpec], not_needed: &[&str]) -> StoredName {
+/// Tensors that checkpoints of a family carry besides a model's own parameters, by the beginnings of their names below the base
+/// (`bert.`) or without one.
+pub(crate) struct OtherTensors<'a> {
+    /// Buffers and copies of tied tensors.
+    pub not_needed: &'a [&'a str],
+    /// Heads, of whatever task; those of the model's own task are among its parameters.
+    pub heads: &'a [&'a str],
+}
+
+/// What a checkpoint's tensor is to a model with these parameters. `base` is the prefix that a bare model's names lack (`bert`).
+pub(crate) fn stored_name(name: &str, base: &str, parameters: &[ParameterSpec], others: OtherTensors) -> StoredName {
     // Checkpoints that came from TensorFlow call a LayerNorm's weight and bias gamma and beta.
     let modern = match (name.strip_suffix(".gamma"), name.strip_suffix(".beta")) {
         (Some(stem), _) => format!("{stem}.weight"),
@@ -64,8 +84,10 @@ pub(crate) fn stored_name(name: &str, base: &str, parameters: &[ParameterSpec], 
         }
     }
     let inner = name.strip_prefix(base).and_then(|rest| rest.strip_prefix('.')).unwrap_or(name);
-    match not_needed.iter().any(|start| inner.starts_with(start)) {
-        true => StoredName::NotNeeded,
-        false => StoredName::Unknown,
+    let begins = |starts: &[&str]| starts.iter().any(|start| inner.starts_with(start));
+    match () {
+        () if begins(others.not_needed) => StoredName::NotNeeded,
+        () if begins(others.heads) => StoredName::OtherHead,
+        () => StoredName::Unknown,
     }
 }

@@ -4,25 +4,21 @@
 //! Letters: B batch, T tokens, N = B * T, C width, V vocabulary.
 
 use crate::activation::Activation;
-use crate::bert::{self, Embeddings, Layer, MaskedLmHead};
+use crate::bert;
 use crate::config::Config;
+use crate::encoder::{Encoder, MaskedLmHead, encode, encoder_parameters};
 use crate::error::Result;
-use crate::layers::{self, linear};
-use crate::names::{Specs, stored_name};
+use crate::layers;
+use crate::names::{OtherTensors, Specs, stored_name};
 use crate::weights::{Init, ParameterSpec, StoredName, Weights};
-use crate::{Family, Model, Task, TokenBatch};
+use crate::{About, Classes, Family, Model, Task, TokenBatch};
 use serde_json::json;
 use xtrain_graphs::op::{Comparison, Gelu};
 use xtrain_graphs::{DType, Randomness, Tensor};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "roberta",
-    usual_task: Task::MaskedLm,
-    class: |task| match task {
-        Task::MaskedLm => Some("RobertaForMaskedLM"),
-        Task::Classification { .. } => Some("RobertaForSequenceClassification"),
-        Task::CausalLm => None,
-    },
+    classes: Classes::Encoder { masked_lm: "RobertaForMaskedLM", classification: "RobertaForSequenceClassification" },
     default_config,
     preset,
     build: |config, task| Ok(Box::new(Roberta::new(config, task)?)),
@@ -30,16 +26,9 @@ pub(crate) const FAMILY: Family = Family {
 
 /// A RoBERTa with a masked-LM head (`RobertaForMaskedLM`) or a classifier (`RobertaForSequenceClassification`).
 pub struct Roberta {
-    config: Config,
-    task: Task,
-    embeddings: Embeddings,
+    encoder: Encoder,
     /// The padding token; positions are counted from the row after it.
     padding: usize,
-    layer: Layer,
-    layers: usize,
-    lm_head: MaskedLmHead,
-    classifier_dropout: f64,
-    initializer_range: f64,
 }
 
 /// The released base model. `RobertaConfig`'s own defaults are BERT's sizes, which nobody trains.
@@ -89,33 +78,24 @@ impl Roberta {
     /// Reads the configuration; what would change numbers and is not implemented is refused by name.
     pub fn new(config: Config, task: Task) -> Result<Self> {
         let read = config.over(missing_keys());
-        bert::refuse_unbuilt(&read)?;
-        let embeddings = Embeddings::read(&read, "hidden_size")?;
-        let Some(padding) = embeddings.padding else {
-            return Err(config.unsupported("pad_token_id", "positions are counted from the padding token, so there must be one"));
+        let lm_head = MaskedLmHead {
+            dense: "lm_head.dense",
+            norm: "lm_head.layer_norm",
+            bias: "lm_head.bias",
+            table: "roberta.embeddings.word_embeddings.weight",
+            // Whatever hidden_act says.
+            activation: Activation::Gelu(Gelu::Erf),
+            eps: read.float_or("layer_norm_eps", 1e-12)?,
         };
-        if embeddings.positions <= padding + 1 {
-            return Err(config.unsupported("max_position_embeddings", "leaves no position after that of the padding token"));
-        }
-        Ok(Roberta {
-            task,
-            embeddings,
-            padding,
-            layer: Layer::read(&read)?,
-            layers: read.size("num_hidden_layers")?,
-            lm_head: MaskedLmHead {
-                dense: "lm_head.dense",
-                norm: "lm_head.layer_norm",
-                bias: "lm_head.bias",
-                table: "roberta.embeddings.word_embeddings.weight",
-                // Whatever hidden_act says.
-                activation: Activation::Gelu(Gelu::Erf),
-                eps: read.float_or("layer_norm_eps", 1e-12)?,
-            },
-            classifier_dropout: bert::classifier_dropout(&read)?,
-            initializer_range: read.float_or("initializer_range", 0.02)?,
-            config,
-        })
+        let mut encoder = Encoder::read(config, &read, task, ("hidden_size", "classifier_dropout"), lm_head)?;
+        let Some(padding) = encoder.embeddings.padding else {
+            return Err(read.unsupported("pad_token_id", "positions are counted from the padding token, so there must be one"));
+        };
+        let Some(positions) = encoder.embeddings.positions.checked_sub(padding + 1).filter(|n| *n > 0) else {
+            return Err(read.unsupported("max_position_embeddings", "leaves no position after that of the padding token"));
+        };
+        encoder.about.max_positions = positions;
+        Ok(Roberta { encoder, padding })
     }
 
     /// Position ids `s32[B, T]`: tokens that are not padding count up from `padding + 1`, padding stays at `padding`. Summed in
@@ -133,47 +113,40 @@ impl Roberta {
 }
 
 impl Model for Roberta {
-    fn config(&self) -> &Config {
-        &self.config
-    }
-
-    fn task(&self) -> Task {
-        self.task
-    }
-
-    fn vocab_size(&self) -> usize {
-        self.embeddings.vocab
-    }
-
-    fn max_positions(&self) -> usize {
-        self.embeddings.positions - self.padding - 1
+    fn about(&self) -> &About {
+        &self.encoder.about
     }
 
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let (e, c) = (&self.embeddings, self.layer.width);
-        let mut specs = Specs::new(self.initializer_range);
+        let Encoder { embeddings: e, layer, lm_head, .. } = &self.encoder;
+        let c = layer.width;
+        let mut specs = Specs::new(self.encoder.initializer_range);
         specs.table("roberta.embeddings.word_embeddings", [e.vocab, c], e.padding);
         specs.table("roberta.embeddings.token_type_embeddings", [e.segments, c], None);
         specs.layer_norm("roberta.embeddings.LayerNorm", c);
         specs.table("roberta.embeddings.position_embeddings", [e.positions, c], e.padding);
-        bert::encoder_parameters(&mut specs, "roberta", &self.layer, self.layers);
-        match self.task {
+        encoder_parameters(&mut specs, "roberta", layer, self.encoder.layers);
+        specs.begin_head();
+        match self.task() {
             Task::Classification { labels } => {
                 specs.linear("classifier.dense", [c, c]);
                 specs.linear("classifier.out_proj", [labels, c]);
             }
             _ => {
-                specs.add(self.lm_head.bias, &[e.vocab], Init::Zeros);
-                specs.linear(self.lm_head.dense, [c, c]);
-                specs.layer_norm(self.lm_head.norm, c);
+                specs.add(lm_head.bias, &[e.vocab], Init::Zeros);
+                specs.linear(lm_head.dense, [c, c]);
+                specs.layer_norm(lm_head.norm, c);
             }
         }
         specs.finish()
     }
 
     fn stored_name(&self, name: &str) -> StoredName {
-        let not_needed = ["embeddings.position_ids", "embeddings.token_type_ids", "pooler.", "lm_head.", "classifier."];
-        stored_name(name, "roberta", &self.parameters(), &not_needed)
+        let others = OtherTensors {
+            not_needed: &["embeddings.position_ids", "embeddings.token_type_ids", "lm_head.decoder."],
+            heads: &["pooler.", "lm_head.", "classifier."],
+        };
+        stored_name(name, "roberta", &self.parameters(), others)
     }
 
     fn hidden(&self, weights: &Weights, batch: &TokenBatch, randomness: &Randomness) -> Result<Tensor> {
@@ -183,9 +156,9 @@ impl Model for Roberta {
             let table = weights.get("position_embeddings.weight")?;
             // The row of padding learns no more here than in the word embeddings.
             let positions = layers::embedding(table, &self.position_ids(&batch.input_ids)?, Some(self.padding))?;
-            self.embeddings.apply(&weights, batch, &positions, randomness)?
+            self.encoder.embeddings.apply(&weights, batch, &positions, randomness)?
         };
-        bert::encode(&self.layer, self.layers, &weights, x, batch, randomness)
+        encode(&self.encoder.layer, self.encoder.layers, &weights, x, batch, randomness)
     }
 
     fn sequence_rows(&self, hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
@@ -193,18 +166,17 @@ impl Model for Roberta {
     }
 
     fn head(&self, weights: &Weights, hidden: &Tensor, randomness: &Randomness) -> Result<Tensor> {
-        let Task::Classification { .. } = self.task else { return self.lm_head.apply(weights, hidden) };
-        let first = randomness.dropout(hidden, self.classifier_dropout)?; // [B, C]
-        let dense = linear(weights, "classifier.dense", &first)?.tanh()?;
-        linear(weights, "classifier.out_proj", &randomness.dropout(&dense, self.classifier_dropout)?)
+        let Task::Classification { .. } = self.task() else { return self.encoder.lm_head.apply(weights, hidden) };
+        let first = randomness.dropout(hidden, self.encoder.classifier_dropout)?; // [B, C]
+        self.encoder.classify(weights, &first, ("classifier.dense", "classifier.out_proj"), randomness)
     }
 
     fn step_flops(&self, batch: usize, tokens: usize) -> f64 {
-        let head = match self.task {
-            Task::Classification { .. } => 0,
-            _ => self.layer.width * (self.layer.width + self.embeddings.vocab),
-        };
-        self.layer.step_flops(self.layers, head as f64, batch, tokens)
+        self.encoder.step_flops(self.encoder.layers, 0, batch, tokens)
+    }
+
+    fn head_flops(&self, rows: usize) -> f64 {
+        self.encoder.head_flops(rows)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a model is trained for, and the loss of each task.
 //!
-//! Letters: B batch, T tokens, N = B * T, L labels of a classification, V vocabulary.
+//! Letters: B batch, T tokens, N = B * T, K places with a label, L labels of a classification, V vocabulary.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -8,7 +8,7 @@ use crate::weights::Weights;
 use crate::{Model, TokenBatch};
 use serde_json::{Map, Value};
 use xtrain_graphs::op::Comparison;
-use xtrain_graphs::{Randomness, Tensor};
+use xtrain_graphs::{DType, Randomness, Tensor};
 
 /// What a model is trained for. It decides the head, so a model is built for one task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl Task {
         }
         match class.ends_with("ForCausalLM") || class.ends_with("LMHeadModel") {
             true => Ok(Task::CausalLm),
-            false => Ok(crate::family(config)?.usual_task),
+            false => Ok(crate::family(config)?.usual_task()),
         }
     }
 }
@@ -98,26 +98,88 @@ pub fn logits(model: &dyn Model, weights: &Weights, batch: &TokenBatch, randomne
     model.head(weights, &rows, randomness)
 }
 
-/// The loss of a batch by the model's task; for the shape of `labels` see [`Task`].
+/// What a model should have said of a batch.
+pub struct Labels {
+    /// For the shapes see [`Task`]; with `places`, `s32[K]`.
+    pub ids: Tensor,
+    /// Of masked language modelling, `s32[K]`: the places among N = B * T that `ids` are of. Logits are computed for these only,
+    /// which is the same loss as long as every place that has a label is among them. `None`: one label for each place.
+    pub places: Option<Tensor>,
+}
+
+impl From<Tensor> for Labels {
+    fn from(ids: Tensor) -> Self {
+        Labels { ids, places: None }
+    }
+}
+
+/// Logits, and the label that belongs to each row of them. R rows: N or K of a language model, B of a classifier.
+pub struct Predictions {
+    /// `[R, V]` of a language model, `[R, L]` of a classifier.
+    pub logits: Tensor,
+    /// `s32[R]`
+    pub labels: Tensor,
+}
+
+impl Predictions {
+    pub fn of(
+        model: &dyn Model,
+        weights: &Weights,
+        batch: &TokenBatch,
+        labels: &Labels,
+        randomness: &Randomness,
+    ) -> Result<Self> {
+        let logits = match &labels.places {
+            Some(places) => {
+                let rows = model.hidden(weights, batch, randomness)?.take_rows(places)?;
+                model.head(weights, &rows, randomness)?
+            }
+            None => logits(model, weights, batch, randomness)?,
+        };
+        let _scope = logits.trace().clone().scope("loss");
+        let labels = match model.task() {
+            Task::CausalLm => next_tokens(&labels.ids)?,
+            Task::MaskedLm => labels.ids.reshape(&[labels.ids.shape().elements()])?,
+            Task::Classification { .. } => labels.ids.clone(),
+        };
+        Ok(Predictions { logits, labels })
+    }
+
+    /// `pred[R]`: which rows have a label.
+    fn counted(&self) -> Result<Tensor> {
+        Ok(self.labels.compare_scalar(Comparison::Ne, IGNORED_LABEL as f64)?)
+    }
+
+    /// Cross-entropy, summed over the rows that have a label.
+    pub fn loss(&self) -> Result<LossSum> {
+        let _scope = self.logits.trace().clone().scope("loss");
+        let losses = self.logits.cross_entropy(&self.labels, IGNORED_LABEL)?;
+        let count = self.counted()?.convert(losses.dtype())?.sum_all()?;
+        Ok(LossSum { sum: losses.sum_all()?, count })
+    }
+
+    /// `f32[]`: in how many of the rows that have a label that is where the largest logit is, the first among equals.
+    pub fn correct(&self) -> Result<Tensor> {
+        let _scope = self.logits.trace().clone().scope("accuracy");
+        let (rows, classes) = (self.logits.dims()[0], self.logits.dims()[1]);
+        let largest = self.logits.max(&[1])?.broadcast_in(&[rows, classes], &[0])?;
+        let place = self.logits.trace().iota(DType::S32, &[rows, classes], 1)?;
+        let last = self.logits.trace().full(classes as f64, place.shape())?;
+        let predicted = self.logits.compare(Comparison::Eq, &largest)?.select(&place, &last)?.min(&[1])?;
+        // No class is negative, so rows without a label are never right.
+        Ok(predicted.compare(Comparison::Eq, &self.labels)?.convert(DType::F32)?.sum_all()?)
+    }
+}
+
+/// The loss of a batch by the model's task.
 pub fn loss(
     model: &dyn Model,
     weights: &Weights,
     batch: &TokenBatch,
-    labels: &Tensor,
+    labels: &Labels,
     randomness: &Randomness,
 ) -> Result<LossSum> {
-    let logits = logits(model, weights, batch, randomness)?;
-    let trace = logits.trace().clone();
-    let _scope = trace.scope("loss");
-    let labels = match model.task() {
-        Task::CausalLm => next_tokens(labels)?,
-        Task::MaskedLm => labels.reshape(&[labels.shape().elements()])?,
-        Task::Classification { .. } => labels.clone(),
-    };
-    let losses = logits.cross_entropy(&labels, IGNORED_LABEL)?;
-    let counted = labels.compare_scalar(Comparison::Ne, IGNORED_LABEL as f64)?;
-    let count = counted.convert(losses.dtype())?.sum_all()?;
-    Ok(LossSum { sum: losses.sum_all()?, count })
+    Predictions::of(model, weights, batch, labels, randomness)?.loss()
 }
 
 /// Labels `[B, T]` moved one place to the left, `[N]`: the labels move instead of the logits, which would have to be copied.

@@ -27,6 +27,8 @@ pub struct ParameterSpec {
     pub init: Init,
     /// Whether weight decay applies: not to biases and LayerNorm weights, as transformers' Trainer has it.
     pub decay: bool,
+    /// Whether it belongs to the task's head: a checkpoint that was saved for another task has none like it.
+    pub head: bool,
 }
 
 /// What a tensor found in a checkpoint is to a model.
@@ -36,6 +38,8 @@ pub enum StoredName {
     Parameter(String),
     /// Known and not needed: a buffer, or a copy of a tied tensor.
     NotNeeded,
+    /// Part of the head of another task.
+    OtherHead,
     Unknown,
 }
 

@@ -11,7 +11,8 @@ use serde_json::{Map, Value};
 
 use super::atomic;
 use super::error::{Error, Result};
-use super::weights::{TensorRef, WEIGHTS_FILE, write_safetensors};
+use super::shards::{self, Shards};
+use super::weights::{TensorRef, WEIGHTS_FILE, WEIGHTS_INDEX_FILE, write_safetensors};
 
 pub const CONFIG_FILE: &str = "config.json";
 pub const GENERATION_CONFIG_FILE: &str = "generation_config.json";
@@ -211,17 +212,68 @@ pub struct Pretrained<'a> {
     pub weights: &'a [TensorRef<'a>],
     /// Name and content of files that go along as they are: the tokenizer's.
     pub files: &'a [(String, Vec<u8>)],
+    /// Weights beyond so many bytes go into several files.
+    pub max_shard_size: u64,
 }
 
 /// Writes the model into `dir`, each file as a whole. The weights come first: they are what can run out of disk, and a
 /// directory with an old config beside new weights is only ever the same model.
 pub fn save_pretrained(dir: &Path, model: &Pretrained<'_>) -> Result<()> {
     fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
-    atomic::write_file(&dir.join(WEIGHTS_FILE), |out| write_safetensors(out, model.weights))?;
+    write_weights(dir, shards::split(model.weights, model.max_shard_size))?;
     for (name, bytes) in small_files(model) {
         atomic::write_file(&dir.join(name), |out| out.write_all(&bytes))?;
     }
     Ok(())
+}
+
+/// Puts weights in the place of those that `dir` holds, in whatever number of files either are. Every new file is whole on disk
+/// before an old one goes; parts are never to be had under an index that is not theirs.
+fn write_weights(dir: &Path, new: Shards<'_>) -> Result<()> {
+    let index_path = dir.join(WEIGHTS_INDEX_FILE);
+    match &new.index {
+        None => atomic::write_file(&dir.join(WEIGHTS_FILE), |out| write_safetensors(out, &new.files[0].1))?,
+        Some(index) => {
+            let parts = atomic::DirWriter::begin(&dir.join("weights"))?;
+            for (name, tensors) in &new.files {
+                let path = parts.path().join(name);
+                let write = || -> io::Result<()> {
+                    let file = fs::File::create_new(&path)?;
+                    let mut out = io::BufWriter::with_capacity(1 << 20, &file);
+                    write_safetensors(&mut out, tensors)?;
+                    out.flush()?;
+                    drop(out);
+                    file.sync_all()
+                };
+                write().map_err(Error::io("write", &dir.join(name)))?;
+            }
+            remove_if_there(&index_path)?;
+            for (name, _) in &new.files {
+                fs::rename(parts.path().join(name), dir.join(name)).map_err(Error::io("rename into place", &dir.join(name)))?;
+            }
+            write_json(&index_path, index)?;
+            remove_if_there(&dir.join(WEIGHTS_FILE))?;
+        }
+    }
+    // What an earlier model of another size left.
+    if new.index.is_none() {
+        remove_if_there(&index_path)?;
+    }
+    for entry in fs::read_dir(dir).map_err(Error::io("read", dir))? {
+        let path = entry.map_err(Error::io("read", dir))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if shards::is_part(&name) && !new.files.iter().any(|(own, _)| *own == name) {
+            remove_if_there(&path)?;
+        }
+    }
+    Ok(())
+}
+
+fn remove_if_there(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::io("remove", path)(error)),
+        _ => Ok(()),
+    }
 }
 
 /// Everything but the weights.
@@ -307,6 +359,36 @@ mod tests {
         let all = fs::read_to_string(dir.path().join("all_results.json")).unwrap();
         assert_eq!(all, "{\n    \"epoch\": 2.0,\n    \"perplexity\": 20.0,\n    \"train_loss\": 3.5\n}\n");
         assert!(dir.path().join("train_results.json").exists() && dir.path().join("eval_results.json").exists());
+    }
+
+    #[test]
+    fn weights_change_between_one_file_and_several() {
+        use crate::checkpoint::Weights;
+        use xtrain_graphs::{DType, Shape};
+        let dir = tempfile::tempdir().unwrap();
+        let config = Map::new();
+        let save = |value: f32, max_shard_size: u64| {
+            let bytes: Vec<u8> = value.to_le_bytes().repeat(4);
+            let weights = ["a", "b", "c"].map(|name| TensorRef::new(name, Shape::new(DType::F32, [4]), &bytes));
+            let model = Pretrained { config: &config, generation_config: None, weights: &weights, files: &[], max_shard_size };
+            save_pretrained(dir.path(), &model).unwrap();
+            let read = Weights::open(dir.path()).unwrap();
+            assert!(["a", "b", "c"].iter().all(|name| read.read_f32(name).unwrap().1 == [value; 4]), "{value}");
+            let mut names: Vec<String> = fs::read_dir(dir.path())
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .filter(|name| name != CONFIG_FILE)
+                .collect();
+            names.sort();
+            names
+        };
+        assert_eq!(save(1.0, 48), [WEIGHTS_FILE]);
+        let three = ["model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors"];
+        assert_eq!(save(2.0, 16)[..3], three);
+        assert_eq!(save(3.0, 16), [three[0], three[1], three[2], WEIGHTS_INDEX_FILE]);
+        let two = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", WEIGHTS_INDEX_FILE];
+        assert_eq!(save(4.0, 32), two);
+        assert_eq!(save(5.0, 1 << 30), [WEIGHTS_FILE]);
     }
 
     #[test]

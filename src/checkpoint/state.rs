@@ -17,7 +17,8 @@ use super::atomic::{self, DirWriter};
 use super::error::{Error, Result};
 use super::hash::{self, HashingWriter};
 use super::hf::{self, Pretrained, TRAINER_STATE_FILE, TrainerState};
-use super::weights::{TensorRef, WEIGHTS_FILE, Weights, write_safetensors};
+use super::shards;
+use super::weights::{TensorRef, WEIGHTS_INDEX_FILE, Weights, write_safetensors};
 
 pub const TRAINING_STATE_FILE: &str = "training_state.json";
 pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
@@ -123,7 +124,13 @@ pub fn save_checkpoint(output_dir: &Path, parts: &CheckpointParts<'_>) -> Result
         files.insert(name.to_string(), record);
         Ok(())
     };
-    write(WEIGHTS_FILE, &|out| write_safetensors(out, parts.model.weights))?;
+    let shards = shards::split(parts.model.weights, parts.model.max_shard_size);
+    for (name, tensors) in &shards.files {
+        write(name, &|out| write_safetensors(out, tensors))?;
+    }
+    if let Some(index) = &shards.index {
+        write(WEIGHTS_INDEX_FILE, &|out| out.write_all(&hf::to_json_text(index, 2)))?;
+    }
     write(OPTIMIZER_FILE, &|out| write_safetensors(out, parts.optimizer))?;
     for (name, bytes) in hf::small_files(&parts.model) {
         write(name, &|out| out.write_all(&bytes))?;

@@ -39,7 +39,13 @@ impl Content {
         let bytes: Vec<(&String, &'static [u8])> = self.tensors.iter().map(|(n, b)| (n, &*b.clone().leak())).collect();
         let weights: Vec<_> = bytes.iter().map(|(name, bytes)| tensor(name.to_string(), bytes)).collect();
         let moments: Vec<_> = bytes.iter().map(|(name, bytes)| tensor(exp_avg(name), bytes)).collect();
-        let model = Pretrained { config: &self.config, generation_config: None, weights: &weights, files: &self.files };
+        let model = Pretrained {
+            config: &self.config,
+            generation_config: None,
+            weights: &weights,
+            files: &self.files,
+            max_shard_size: 5_000_000_000,
+        };
         let (trainer_state, state) = (&self.trainer_state, &self.state);
         save_checkpoint(output_dir, &CheckpointParts { model, optimizer: &moments, trainer_state, state })
     }

@@ -1,30 +1,55 @@
 //! `xtrain bench`: times training steps on random tokens, beside the machine's matrix-multiply ceiling.
 
-use super::model::{LoadedModel, failed, open_device, origin};
+use super::batches::{BatchForm, LabelForm};
+use super::model::{ModelConfig, failed, open_device, origin};
 use super::{Error, Outcome};
 use crate::config::{BenchPlan, ModelSource};
+use crate::data::batch::{Batch, Labels};
 use crate::report::memory::{cpu_time, peak_rss};
+use crate::trainer::ceiling;
+use crate::trainer::parameters::{self, Head};
 use crate::trainer::session::Session;
 use crate::trainer::settings::{OptimizerKind, OptimizerSettings};
-use crate::trainer::step::{DeviceBatch, Phase, StepMetrics, Stepper, read_metrics};
-use crate::trainer::{ceiling, parameters};
+use crate::trainer::step::{Phase, StepMetrics, Stepper, read_metrics};
+use ndarray::Array2;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
+use xtrain_graphs::Precision;
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
-use xtrain_graphs::{DType, Precision, Shape};
+use xtrain_models::{Config, IGNORED_LABEL, Task};
 
-/// The configuration's dropout rates.
-const DROPOUT_KEYS: [&str; 3] = ["embd_pdrop", "attn_pdrop", "resid_pdrop"];
+/// The configurations' dropout rates.
+const DROPOUT_KEYS: [&str; 8] = [
+    "embd_pdrop",
+    "attn_pdrop",
+    "resid_pdrop",
+    "embed_dropout",
+    "attention_dropout",
+    "resid_dropout",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+];
+
+/// Share of the tokens that masked language modelling predicts, as in `bench/peers.py`.
+const MASKED: f64 = 0.15;
 
 /// Different batches that the steps go round in.
 const BATCHES: usize = 4;
 
 pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     let began = Instant::now();
-    let loaded = LoadedModel::open(&without_dropout(plan.model), None)?;
+    let mut read = ModelConfig::read(&plan.model, None)?;
+    if let ModelSource::Scratch { overrides, .. } = &plan.model {
+        without_dropout(&mut read.config, overrides);
+    }
+    // Encoders learn masked tokens here, decoders the next one, whatever else the model was saved for.
+    let task = match Task::of(&read.config).map_err(failed("reading the model's configuration"))? {
+        Task::MaskedLm => Task::MaskedLm,
+        _ => Task::CausalLm,
+    };
+    let loaded = read.build(task, Head::NewIfMissing)?;
     let model = &*loaded.model;
     if plan.seq > model.max_positions() {
         let positions = model.max_positions();
@@ -54,22 +79,12 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     parameters::set_extra_state(&mut session, &stepper.extra_state(false), None).map_err(failed("placing the moments"))?;
 
     let mut rng = ChaCha8Rng::seed_from_u64(plan.seed);
-    let shape = Shape::new(DType::S32, [plan.batch, plan.seq]);
+    let labels = if task == Task::MaskedLm { LabelForm::SomeTokens(MASKED) } else { LabelForm::Tokens };
+    let form = BatchForm { lengths: vec![plan.seq], named: false, labels, attention_mask: false, token_type_ids: false };
     let mut batches = Vec::new();
     for index in 0..BATCHES {
-        let ids: Vec<i32> = (0..shape.elements()).map(|_| rng.random_range(0..model.vocab_size() as i32)).collect();
-        let ids = session.client().upload(bytemuck::cast_slice(&ids), &shape, 0).map_err(failed("placing a batch"))?;
-        let ids = Arc::new(ids);
-        let (examples, batch_in_epoch) = (plan.batch, index as u64);
-        batches.push(DeviceBatch {
-            input_ids: ids.clone(),
-            labels: ids,
-            attention_mask: None,
-            token_type_ids: None,
-            examples,
-            epoch: 0,
-            batch_in_epoch,
-        });
+        let batch = random_batch((plan.batch, plan.seq), model.vocab_size(), labels, index, &mut rng);
+        batches.push(form.upload(session.client(), batch).map_err(failed("placing a batch"))?);
     }
 
     let placing = placing.elapsed();
@@ -111,7 +126,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     trace.sort_by(f64::total_cmp);
     cpu.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
-    let tflops = model.step_flops(plan.batch, plan.seq) / median / 1e9;
+    let tflops = stepper.flops(&batches[0]) / median / 1e9;
     let results = json!({
         "precision": plan.precision.to_string(),
         "step_ms_median": median,
@@ -151,9 +166,36 @@ fn measure_ceiling(session: &mut Session, precision: Precision) -> Result<f64, E
 }
 
 /// The peers are timed without dropout, so that is the default here; `--config_overrides resid_pdrop=0.1` brings it back.
-fn without_dropout(model: ModelSource) -> ModelSource {
-    let ModelSource::Scratch { model_type, config, overrides } = model else { return model };
-    let mut all: Vec<_> = DROPOUT_KEYS.iter().map(|key| (key.to_string(), Value::from(0.0))).collect();
-    all.extend(overrides);
-    ModelSource::Scratch { model_type, config, overrides: all }
+fn without_dropout(config: &mut Config, overrides: &[(String, Value)]) {
+    for key in DROPOUT_KEYS {
+        if config.get(key).is_some() && !overrides.iter().any(|(chosen, _)| chosen == key) {
+            config.set(key, 0.0);
+        }
+    }
+}
+
+/// Random tokens, each its own label; of masked language modelling every so many at random.
+fn random_batch(
+    (rows, tokens): (usize, usize),
+    vocabulary: usize,
+    labels: LabelForm,
+    index: usize,
+    rng: &mut ChaCha8Rng,
+) -> Batch {
+    let input_ids = Array2::from_shape_fn((rows, tokens), |_| rng.random_range(0..vocabulary as i32));
+    let chosen = match labels {
+        LabelForm::SomeTokens(share) => input_ids.mapv(|id| if rng.random_bool(share) { id } else { IGNORED_LABEL as i32 }),
+        _ => input_ids.clone(),
+    };
+    Batch {
+        targets: chosen.iter().filter(|label| **label != IGNORED_LABEL as i32).count(),
+        labels: Labels::Tokens(chosen),
+        input_ids,
+        attention_mask: None,
+        token_type_ids: None,
+        examples: rows,
+        tokens: rows * tokens,
+        epoch: 0,
+        index_in_epoch: index,
+    }
 }

@@ -32,7 +32,7 @@ pub fn run(CompilePlan { train: mut plan, jobs, check: only_check }: CompilePlan
         let peak = graph.memory().map_or(String::new(), |m| format!(", {} at the peak", bytes(m.peak() as u64)));
         println!("{:12} {}  {how} in {:.1} s{peak}", graph.name, &graph.id[..12], graph.ready_time.as_secs_f64());
     };
-    compile_all(&mut prepared.session, model, &stepper, shapes, jobs, &mut report).map_err(failed("compiling the graphs"))?;
+    compile_all(&mut prepared.session, model, &stepper, &shapes, jobs, &mut report).map_err(failed("compiling the graphs"))?;
     eprintln!("{}", prepared.session.cache().stats());
     Ok(Outcome::Done)
 }
@@ -55,7 +55,7 @@ fn check(plan: TrainPlan) -> Result<Outcome, Error> {
     let shapes = prepared.shapes(&plan);
     let model = &*prepared.loaded.model;
     let graphs =
-        record_all(&mut prepared.session, model, &stepper(&plan, model), shapes).map_err(failed("recording the graphs"))?;
+        record_all(&mut prepared.session, model, &stepper(&plan, model), &shapes).map_err(failed("recording the graphs"))?;
     let mut broken = 0;
     for graph in graphs {
         let lowered = passes::prepare(&graph, target).map_err(failed("lowering the graphs"))?;

@@ -2,14 +2,17 @@
 
 use super::Error;
 use super::model::failed;
+use super::task::TaskData;
 use super::train::{Prepared, layout};
 use crate::config::TrainPlan;
-use crate::data::Dataset;
+use crate::data::Collator;
 use crate::report::table::{Align, Table};
 use crate::report::units::{bytes, count, exact};
 use crate::trainer::ahead::compile_all;
+use crate::trainer::feed::{BatchShape, LabelShape};
 use crate::trainer::step::Stepper;
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
+use xtrain_models::Model;
 
 /// Prints the plan on standard output.
 pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Error> {
@@ -22,14 +25,17 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
     table.row(["configuration", model.config().source()]);
     table.row(["parameters".to_string(), exact(parameters as u64)]);
     table.row(["vocabulary".to_string(), format!("{} (tokenizer: {})", model.vocab_size(), prepared.tokenizer.id_bound())]);
-    table.row(["block size".to_string(), format!("{} of {} positions", prepared.block_size, model.max_positions())]);
+    table.row(["longest example".to_string(), format!("{} of {} positions", prepared.task.length, model.max_positions())]);
+    if let Some(labels) = &prepared.task.labels {
+        table.row(["labels".to_string(), labels.names().join(", ")]);
+    }
     let mut schedule = Schedule { kind: ScheduleKind::Constant, peak: 0.0, warmup: 0, total: 0 };
     if let Some(data) = &prepared.train {
         let (_, length, laid_out) = layout(plan, data)?;
         schedule = laid_out;
         let examples = settings.per_device_train_batch_size * settings.gradient_accumulation_steps;
         table.heading("training");
-        describe_data(&mut table, data);
+        describe_data(&mut table, data, &prepared.task);
         table.row([
             "examples per step".to_string(),
             format!(
@@ -37,22 +43,26 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
                 settings.per_device_train_batch_size, settings.gradient_accumulation_steps
             ),
         ]);
-        table.row(["tokens per step".to_string(), exact((examples * prepared.block_size) as u64)]);
+        let lengths = prepared.task.form(&[data]).lengths;
+        let longest = lengths.last().copied().unwrap_or_default();
+        let most = if lengths.len() > 1 { "up to " } else { "" };
+        table.row(["tokens per step".to_string(), format!("{most}{}", exact((examples * longest) as u64))]);
         table.row(["steps per epoch".to_string(), exact(length.updates_per_epoch)]);
         table.row(["matrix products".to_string(), settings.precision.to_string()]);
         table.row(["optimizer steps".to_string(), format!("{} ({} of warm-up)", exact(length.max_steps), schedule.warmup)]);
-        let flops = model.step_flops(settings.per_device_train_batch_size, prepared.block_size);
-        table.row(["work per step".to_string(), format!("{}FLOP", count(flops * settings.gradient_accumulation_steps as f64))]);
+        let largest = shapes.train.iter().map(|shape| work(model, shape)).fold(0.0, f64::max);
+        let work = count(largest * settings.gradient_accumulation_steps as f64);
+        table.row(["work per step".to_string(), format!("{most}{work}FLOP")]);
     }
     if let Some(data) = &prepared.validation {
         table.heading("evaluation");
-        describe_data(&mut table, data);
+        describe_data(&mut table, data, &prepared.task);
     }
     print!("{}", table.render());
 
     let stepper = Stepper::new(model, settings.optimizer.clone(), schedule, settings.seed).with_precision(settings.precision);
     let compiled =
-        compile_all(&mut prepared.session, model, &stepper, shapes, 1, &mut |_| ()).map_err(failed("compiling the graphs"))?;
+        compile_all(&mut prepared.session, model, &stepper, &shapes, 1, &mut |_| ()).map_err(failed("compiling the graphs"))?;
     let mut table = Table::new(&[Align::Left, Align::Left, Align::Right, Align::Right, Align::Right, Align::Right]);
     table.row(["graph", "fingerprint", "ready in", "arguments", "temporaries", "peak per device"]);
     for graph in compiled {
@@ -71,8 +81,20 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
     Ok(())
 }
 
-fn describe_data(table: &mut Table, data: &Dataset) {
-    let totals = data.totals();
-    table.row(["text".to_string(), format!("{} lines, {} tokens", exact(totals.lines), exact(totals.tokens))]);
-    table.row(["rows".to_string(), format!("{} of {} tokens", exact(data.len() as u64), data.block_size())]);
+/// Floating-point operations of a batch.
+fn work(model: &dyn Model, shape: &BatchShape) -> f64 {
+    let tokens = shape.rows * shape.tokens;
+    let skipped = match shape.labels {
+        LabelShape::Places(places) => tokens - places,
+        LabelShape::Tokens | LabelShape::Classes => 0,
+    };
+    model.step_flops(shape.rows, shape.tokens) - model.head_flops(skipped)
+}
+
+fn describe_data(table: &mut Table, set: &Collator, task: &TaskData) {
+    let lengths: Vec<String> = task.form(&[set]).lengths.iter().map(usize::to_string).collect();
+    let totals = set.totals();
+    let what = if task.labels.is_some() { "rows" } else { "lines" };
+    table.row(["text".to_string(), format!("{} {what}, {} tokens", exact(totals.lines), exact(totals.tokens))]);
+    table.row(["examples".to_string(), format!("{} of {} tokens", exact(set.len() as u64), lengths.join(" or "))]);
 }

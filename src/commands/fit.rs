@@ -1,7 +1,7 @@
-//! `xtrain fit clm`: the largest batch that fits into memory; and what `--per_device_train_batch_size auto` makes of it.
+//! `xtrain fit`: the largest batch that fits into memory; and what `--per_device_train_batch_size auto` makes of it.
 
 use super::model::failed;
-use super::train::Prepared;
+use super::train::{Prepared, run_shapes};
 use super::{Error, Outcome};
 use crate::config::{FitPlan, TrainPlan};
 use crate::report::table::Table;
@@ -93,26 +93,27 @@ fn budget(plan: &TrainPlan, prepared: &Prepared) -> Result<u64, Error> {
 const UNSCHEDULED: Schedule = Schedule { kind: ScheduleKind::Constant, peak: 0.0, warmup: 0, total: 0 };
 
 fn search(plan: &TrainPlan, prepared: &mut Prepared, budget: u64) -> Result<Footprint, Error> {
-    let shapes = prepared.shapes(plan);
-    let model = &*prepared.loaded.model;
+    let Prepared { loaded, session, task, train, validation, .. } = prepared;
+    let model = &*loaded.model;
     let stepper =
         Stepper::new(model, plan.train.optimizer.clone(), UNSCHEDULED, plan.train.seed).with_precision(plan.train.precision);
-    let session = &mut prepared.session;
     let found = largest_batch(budget, |batch| {
-        let one = footprint(session, model, &stepper, shapes, batch)?;
+        let shapes = run_shapes(plan, task, (train.as_ref(), validation.as_ref()), batch);
+        let one = footprint(session, model, &stepper, &shapes, batch)?;
         eprintln!("batch {batch}: {} at the peak", bytes(one.peak));
         Ok(one)
     });
     found.map_err(failed("looking for the largest batch"))?.map_err(|one| {
         let problem = format!(
             "not even one example of {} tokens fits: it needs {} (in `{}`, {} of it weights and moments), and there are {}",
-            shapes.block_size,
+            task.length,
             bytes(one.peak),
             one.graph,
             bytes(one.state),
             bytes(budget)
         );
-        Error::failed(problem).with_hint("raise --memory, or lower --block_size or --per_device_eval_batch_size")
+        Error::failed(problem)
+            .with_hint(format!("raise --memory, or lower --{} or --per_device_eval_batch_size", task.length_flag()))
     })
 }
 
@@ -133,7 +134,7 @@ fn split(plan: &TrainPlan, prepared: &mut Prepared, found: &Footprint) -> Result
     let model = &*prepared.loaded.model;
     let stepper =
         Stepper::new(model, plan.train.optimizer.clone(), UNSCHEDULED, plan.train.seed).with_precision(plan.train.precision);
-    let graphs = compile_all(&mut prepared.session, model, &stepper, shapes, 1, &mut |_| ());
+    let graphs = compile_all(&mut prepared.session, model, &stepper, &shapes, 1, &mut |_| ());
     let graphs = graphs.map_err(failed("compiling the graphs"))?;
     let decides = graphs.iter().find(|graph| graph.name == found.graph).expect("it is one of the run's graphs");
     let peak = decides.executable.optimized_hlo().and_then(|module| Library::open()?.live_buffers(&module));

@@ -2,13 +2,13 @@
 
 use super::model::{LoadedModel, failed, open_device, origin};
 use super::{Error, Outcome};
-use crate::config::{GeneratePlan, Sampling as Chosen};
+use crate::config::{GeneratePlan, ModelSource, Sampling as Chosen};
 use crate::data::Tokenizer;
 use crate::trainer::generate::{Sampling, generate};
 
 pub fn run(plan: GeneratePlan) -> Result<Outcome, Error> {
     let tokenizer = Tokenizer::load(&plan.tokenizer).map_err(failed("loading the tokenizer"))?;
-    let loaded = LoadedModel::pretrained(&plan.model)?;
+    let loaded = LoadedModel::causal(&ModelSource::Pretrained { directory: plan.model.clone() }, None)?;
     tokenizer.check_vocab(loaded.model.vocab_size()).map_err(failed("matching tokenizer and model"))?;
     let prompt = tokenizer.encode(&plan.prompt).map_err(failed("tokenizing the prompt"))?;
     let mut session = open_device(plan.device, &plan.cache)?;

@@ -1,6 +1,7 @@
 //! What each command does. `run` dispatches; one file per command holds its work, which is to put the layers below together and
 //! to say on standard output what came of it. A command does not parse, does not print errors and does not exit: it returns.
 
+mod batches;
 mod bench;
 mod cache;
 mod compile;
@@ -11,7 +12,10 @@ mod eval;
 mod fit;
 mod generate;
 mod model;
+mod predict;
 mod quickstart;
+mod resume;
+mod task;
 mod train;
 
 pub use crate::config::Command;
@@ -83,6 +87,7 @@ impl Error {
     /// 2 for usage, 1 for failure.
     pub fn exit_code(&self) -> u8 {
         match self {
+            Error::Usage(UsageError::Fetch { .. }) => 1,
             Error::Usage(_) => 2,
             Error::Failed { .. } => 1,
         }
@@ -113,6 +118,7 @@ pub fn run(command: Command) -> Result<Outcome, Error> {
     match command {
         Command::Train(plan) => train::run(plan),
         Command::Eval(plan) => eval::run(plan),
+        Command::Predict(plan) => predict::run(plan),
         Command::Generate(plan) => generate::run(plan),
         Command::Bench(plan) => bench::run(plan),
         Command::Doctor(plan) => doctor::run(plan),

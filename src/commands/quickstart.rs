@@ -3,7 +3,7 @@
 use super::model::failed;
 use super::{Error, Outcome, corpus, generate, train};
 use crate::checkpoint::atomic;
-use crate::config::{ConfigSource, GeneratePlan, ModelSource, QuickstartPlan, Sampling, TrainPlan};
+use crate::config::{ConfigSource, GeneratePlan, ModelSource, QuickstartPlan, Sampling, TaskPlan, TrainPlan};
 use crate::data::settings::{ClmDataSettings, SourceSettings};
 use crate::data::tokenizer::train_byte_bpe;
 use crate::trainer::settings::{Cadence, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind, TrainSettings};
@@ -72,7 +72,7 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
         cache: plan.cache.clone(),
         model: ModelSource::Scratch { model_type: None, config: ConfigSource::Preset("gpt2"), overrides },
         tokenizer: tokenizer.to_path_buf(),
-        data: ClmDataSettings {
+        task: TaskPlan::Clm(ClmDataSettings {
             source: SourceSettings {
                 train_files: vec![text.to_path_buf()],
                 validation_split_percentage: 5.0,
@@ -82,7 +82,8 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
                 ..SourceSettings::default()
             },
             block_size: Some(BLOCK_SIZE),
-        },
+        }),
+        ignore_mismatched_sizes: false,
         train: TrainSettings {
             output_dir: plan.output_dir.clone(),
             seed: plan.seed,
@@ -109,6 +110,8 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
             logging_first_step: true,
             save: Cadence::Steps(steps.div_ceil(2).max(1)),
             save_total_limit: Some(1),
+            max_shard_size: 5_000_000_000,
+            best: None,
             eval: Cadence::Never,
             dataloader_drop_last: false,
             resume: Resume::No,
@@ -116,6 +119,7 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
         },
         do_train: true,
         do_eval: true,
+        do_predict: false,
         overwrite_output_dir: true,
         dry_run: false,
         auto_batch: false,

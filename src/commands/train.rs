@@ -1,31 +1,34 @@
-//! `xtrain train clm`: trains a causal language model on text files.
+//! `xtrain train`: trains a model on a task's data.
 
-use super::model::{LoadedModel, block_size, create_output_dir, device_batches, eval_batches, failed, open_device, origin};
-use super::{Error, Outcome, dry_run, fit};
+use super::batches::BatchForm;
+use super::model::{LoadedModel, create_output_dir, failed, open_device, origin};
+use super::task::{Purpose, TaskData, load_task};
+use super::{Error, Outcome, dry_run, fit, predict, resume};
 use crate::checkpoint::hf::{TRAINER_STATE_FILE, save_metrics, write_json};
-use crate::checkpoint::{Checkpoint, TrainingState, clean_output_dir, latest_checkpoint, list_checkpoints, load_checkpoint};
-use crate::config::{ModelSource, TrainPlan};
+use crate::checkpoint::{TrainingState, clean_output_dir, load_checkpoint};
+use crate::config::{TrainPlan, nearest};
 use crate::data::loader::LoadSpec;
 use crate::data::sampler::{BatchPlan, Order, Position};
-use crate::data::{Collator, Dataset, Tokenizer, clm};
+use crate::data::{Collator, Tokenizer};
 use crate::report::progress::{Progress as Bar, Style};
 use crate::report::records::{Record, SummaryRecord};
 use crate::trainer::ahead::RunShapes;
-use crate::trainer::evaluate::evaluate;
+use crate::trainer::best::Best;
+use crate::trainer::ceiling;
+use crate::trainer::evaluate::{evaluate, metric_names};
 use crate::trainer::hooks::{Evaluator, Kept, Logger, RunLog, SavedModel, Saver, Sums, trainer_state};
 use crate::trainer::interrupt::Interrupt;
+use crate::trainer::parameters::{self, Head};
 use crate::trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
 use crate::trainer::session::Session;
-use crate::trainer::settings::{Resume, TrainSettings};
+use crate::trainer::settings::TrainSettings;
 use crate::trainer::step::Stepper;
-use crate::trainer::{self, ceiling, parameters};
-use serde_json::{Map, Value};
 use std::cell::RefCell;
-use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 use xtrain_graphs::optim::Schedule;
+use xtrain_models::Model;
 
 /// For measuring the machine's ceiling at the start of a run.
 const CEILING_PATIENCE: Duration = Duration::from_millis(200);
@@ -47,24 +50,39 @@ pub fn run(mut plan: TrainPlan) -> Result<Outcome, Error> {
 fn train_and_evaluate(plan: &TrainPlan, prepared: &mut Prepared) -> Result<Outcome, Error> {
     if !plan.do_train {
         prepared.loaded.place(&mut prepared.session, plan.train.seed)?;
-        return evaluate_at_end(plan, prepared, None);
+        return after_training(plan, prepared, None);
     }
     // The signals stay taken over during the last evaluation, so that has to look at them too.
     let interrupt = Interrupt::install().map_err(failed("taking over SIGINT and SIGTERM"))?;
     let outcome = train(plan, prepared, &interrupt)?;
-    match plan.do_eval && outcome == Outcome::Done {
-        true => evaluate_at_end(plan, prepared, Some(&interrupt)),
-        false => Ok(outcome),
+    match outcome {
+        Outcome::Done => after_training(plan, prepared, Some(&interrupt)),
+        interrupted => Ok(interrupted),
     }
+}
+
+/// What is done with the finished model.
+fn after_training(plan: &TrainPlan, prepared: &mut Prepared, interrupt: Option<&Interrupt>) -> Result<Outcome, Error> {
+    if plan.do_eval {
+        match evaluate_at_end(plan, prepared, interrupt)? {
+            Outcome::Done => {}
+            interrupted => return Ok(interrupted),
+        }
+    }
+    if plan.do_predict {
+        predict_at_end(plan, prepared)?;
+    }
+    Ok(Outcome::Done)
 }
 
 /// Everything that a run needs before it touches a weight.
 pub(super) struct Prepared {
     pub tokenizer: Tokenizer,
     pub loaded: LoadedModel,
-    pub block_size: usize,
-    pub train: Option<Dataset>,
-    pub validation: Option<Dataset>,
+    pub task: TaskData,
+    pub train: Option<Collator>,
+    pub validation: Option<Collator>,
+    pub test: Option<Collator>,
     pub session: Session,
 }
 
@@ -72,49 +90,82 @@ impl Prepared {
     /// Opens and checks everything else before tokenizing, which can take hours and which a run that only compiles does without.
     pub fn new(plan: &TrainPlan, reads_data: bool) -> Result<Self, Error> {
         let tokenizer = Tokenizer::load(&plan.tokenizer).map_err(failed("loading the tokenizer"))?;
-        let loaded = LoadedModel::open(&plan.model, Some(&tokenizer))?;
-        let model = &loaded.model;
-        tokenizer.check_vocab(model.vocab_size()).map_err(failed("matching tokenizer and model"))?;
-        let block_size = block_size(&plan.data, &tokenizer, &**model)?;
+        let head = if plan.ignore_mismatched_sizes { Head::NewIfDifferent } else { Head::NewIfMissing };
+        let purpose = if plan.do_train { Purpose::Train } else { Purpose::Use };
+        let (loaded, task, tokenizer) =
+            load_task(&plan.task, &plan.model, tokenizer, purpose, if plan.do_train { head } else { Head::Saved }, plan.quiet())?;
+        check_best(&plan.train, &*loaded.model, &task)?;
         let mut session = open_device(plan.device, &plan.cache)?;
         session.set_eval_precision(plan.train.eval_precision);
-        session.cache_mut().set_origin(origin("train clm", &**model, &graph_settings(plan, block_size)));
-        let quiet = plan.train.disable_tqdm;
-        let load = |wanted: bool, load: fn(&_, &Tokenizer, usize, bool) -> crate::data::Result<Dataset>, doing| {
-            wanted.then(|| load(&plan.data, &tokenizer, block_size, quiet).map_err(failed(doing))).transpose()
-        };
-        let train = load(reads_data && plan.do_train, clm::train_dataset, "preparing the training text")?;
-        let validation = load(reads_data && plan.do_eval, clm::validation_dataset, "preparing the validation text")?;
-        Ok(Prepared { block_size, train, validation, session, tokenizer, loaded })
+        let command = format!("train {}", plan.task.word());
+        session.cache_mut().set_origin(origin(&command, &*loaded.model, &graph_settings(plan, &task)));
+        let set = |wanted: bool, set: &dyn Fn() -> Result<Collator, Error>| (wanted && reads_data).then(set).transpose();
+        let train = set(plan.do_train, &|| task.train())?;
+        let validation = set(plan.do_eval, &|| task.validation())?;
+        let test = set(plan.do_predict, &|| task.test())?;
+        Ok(Prepared { tokenizer, loaded, task, train, validation, test, session })
+    }
+
+    /// What the run's batches look like.
+    pub fn form(&self) -> BatchForm {
+        let sets: Vec<&Collator> = [&self.train, &self.validation, &self.test].into_iter().flatten().collect();
+        self.task.form(&sets)
     }
 
     /// The shapes of the run's graphs.
     pub fn shapes(&self, plan: &TrainPlan) -> RunShapes {
-        RunShapes {
-            train_batch: plan.train.per_device_train_batch_size,
-            eval_batch: plan.train.per_device_eval_batch_size,
-            block_size: self.block_size,
-            accumulation: plan.train.gradient_accumulation_steps,
-            trains: plan.do_train,
-            evaluates: plan.do_eval,
-        }
+        let sets = (self.train.as_ref(), self.validation.as_ref());
+        run_shapes(plan, &self.task, sets, plan.train.per_device_train_batch_size)
     }
 
-    fn saved_model(&self) -> SavedModel {
+    fn saved_model(&self, max_shard_size: u64) -> SavedModel {
         SavedModel {
             config: self.loaded.model.config().values().clone(),
-            generation_config: Some(self.loaded.generation_config()),
+            generation_config: self.loaded.generation_config(),
             tokenizer_files: self.tokenizer.files().to_vec(),
             parameters: self.loaded.model.parameters().into_iter().map(|p| p.name).collect(),
+            max_shard_size,
         }
     }
 }
 
+/// The shapes of a run's graphs with so many training examples in a batch; `train` and `validation` are the sets, if they are read.
+pub(super) fn run_shapes(
+    plan: &TrainPlan,
+    task: &TaskData,
+    (train, validation): (Option<&Collator>, Option<&Collator>),
+    batch: usize,
+) -> RunShapes {
+    let shapes = |does: bool, set: Option<&Collator>, rows: usize| match does {
+        true => task.form(set.as_slice()).shapes(rows),
+        false => Vec::new(),
+    };
+    RunShapes {
+        train: shapes(plan.do_train, train, batch),
+        eval: shapes(plan.do_eval, validation, plan.train.per_device_eval_batch_size),
+        accumulation: plan.train.gradient_accumulation_steps,
+    }
+}
+
+/// The metric that the best model is judged by is one that the task has.
+fn check_best(settings: &TrainSettings, model: &dyn Model, task: &TaskData) -> Result<(), Error> {
+    let Some(rule) = &settings.best else { return Ok(()) };
+    let known = metric_names(model.task(), &task.label_names());
+    if known.contains(&rule.metric) {
+        return Ok(());
+    }
+    let fix = match nearest(&rule.metric, known.iter().map(String::as_str)) {
+        Some(meant) => format!("did you mean `{meant}`?"),
+        None => format!("the metrics of this task are {}", known.join(", ")),
+    };
+    Err(Error::usage(format!("--metric_for_best_model: there is no metric `{}`", rule.metric), fix))
+}
+
 /// The settings that shape a run's graphs, by the names that the user knows. What is fed (learning rate, seed) is not among them.
-fn graph_settings(plan: &TrainPlan, block_size: usize) -> Vec<(&'static str, String)> {
+fn graph_settings(plan: &TrainPlan, task: &TaskData) -> Vec<(&'static str, String)> {
     let (train, optimizer) = (&plan.train, &plan.train.optimizer);
-    vec![
-        ("block_size", block_size.to_string()),
+    let mut settings = task.settings();
+    settings.extend([
         ("per_device_train_batch_size", train.per_device_train_batch_size.to_string()),
         ("per_device_eval_batch_size", train.per_device_eval_batch_size.to_string()),
         ("gradient_accumulation_steps", train.gradient_accumulation_steps.to_string()),
@@ -126,17 +177,17 @@ fn graph_settings(plan: &TrainPlan, block_size: usize) -> Vec<(&'static str, Str
         ("adam_beta2", optimizer.adam_beta2.to_string()),
         ("adam_epsilon", optimizer.adam_epsilon.to_string()),
         ("max_grad_norm", optimizer.max_grad_norm.to_string()),
-    ]
+    ]);
+    settings
 }
 
 /// How the training rows become batches and steps.
-pub(super) fn layout(plan: &TrainPlan, data: &Dataset) -> Result<(BatchPlan, RunLength, Schedule), Error> {
+pub(super) fn layout(plan: &TrainPlan, set: &Collator) -> Result<(BatchPlan, RunLength, Schedule), Error> {
     let settings = &plan.train;
-    let order = Order::Shuffled { seed: plan.data.source.seed };
-    let batches = BatchPlan::new(data.len(), settings.per_device_train_batch_size, settings.dataloader_drop_last, order)
-        .map_err(|error| {
-            Error::usage(error.to_string(), "lower --per_device_train_batch_size, or leave --dataloader_drop_last out")
-        })?;
+    let order = Order::Shuffled { seed: plan.task.source().seed };
+    let batches = BatchPlan::new(set.len(), settings.per_device_train_batch_size, settings.dataloader_drop_last, order).map_err(
+        |error| Error::usage(error.to_string(), "lower --per_device_train_batch_size, or leave --dataloader_drop_last out"),
+    )?;
     let length = RunLength::new(
         batches.batches_per_epoch() as u64,
         settings.gradient_accumulation_steps as u64,
@@ -154,68 +205,11 @@ pub(super) fn layout(plan: &TrainPlan, data: &Dataset) -> Result<(BatchPlan, Run
     Ok((batches, length, schedule))
 }
 
-/// Checkpoints that an earlier run left where this one starts anew: never the one that its model comes from.
-fn stale_checkpoints(plan: &TrainPlan) -> Result<Vec<PathBuf>, Error> {
-    let found = list_checkpoints(&plan.train.output_dir).map_err(failed("looking for an earlier run's checkpoints"))?;
-    let source = match &plan.model {
-        ModelSource::Pretrained { directory } => directory.canonicalize().ok(),
-        ModelSource::Scratch { .. } => None,
-    };
-    let is_source = |path: &Path| source.is_some() && path.canonicalize().ok() == source;
-    Ok(found.into_iter().map(|(_, path)| path).filter(|path| !is_source(path)).collect())
-}
-
-/// The checkpoint that the run continues, if it does.
-fn checkpoint(settings: &TrainSettings) -> Result<Option<Checkpoint>, Error> {
-    let dir: PathBuf = match &settings.resume {
-        Resume::No => return Ok(None),
-        Resume::From(dir) => dir.clone(),
-        Resume::Latest => latest_checkpoint(&settings.output_dir)
-            .map_err(failed("looking for a checkpoint"))?
-            .ok_or_else(|| Error::failed(format!("there is no checkpoint in {}", settings.output_dir.display())))?,
-    };
-    load_checkpoint(&dir).map(Some).map_err(failed("loading the checkpoint to resume from"))
-}
-
-/// Refuses a checkpoint whose position means something else in this run; causes come before their effects.
-fn check_resume(saved: &Checkpoint, run: &TrainingState) -> Result<(), Error> {
-    let was = |what: &str, saved: u64, run: u64| {
-        (saved != run).then(|| format!("{what} was {saved} when it was saved and is {run} now"))
-    };
-    let old = &saved.state;
-    let reason = was("--seed", old.seed, run.seed)
-        .or_else(|| was("--per_device_train_batch_size", old.batch_size, run.batch_size))
-        .or_else(|| was("--gradient_accumulation_steps", old.gradient_accumulation_steps, run.gradient_accumulation_steps))
-        .or_else(|| {
-            let differ = old.data_fingerprint != run.data_fingerprint;
-            differ.then(|| "the training text, the tokenizer or the block size is not the one that it was saved with".into())
-        })
-        .or_else(|| was("the number of batches in an epoch", old.batches_per_epoch, run.batches_per_epoch));
-    match reason {
-        Some(reason) => Err(Error::usage(
-            trainer::Error::Resume { path: saved.dir.clone(), reason }.to_string(),
-            "use what it was saved with or, to start anew from its weights, give it as --model_name_or_path",
-        )),
-        None => Ok(()),
-    }
-}
-
-/// Says which of the model's settings are not those of the checkpoint. Some may change (dropout); shapes are checked with the weights.
-fn note_changed_config(saved: &Checkpoint, model: &Map<String, Value>) {
-    let text = |value: Option<&Value>| value.map_or("not set".to_string(), Value::to_string);
-    let keys: BTreeSet<&String> = saved.config.keys().chain(model.keys()).collect();
-    for key in keys {
-        let (old, new) = (saved.config.get(key), model.get(key));
-        if old != new {
-            eprintln!("note: {key} was {} when the checkpoint was saved and is {} now", text(old), text(new));
-        }
-    }
-}
-
 fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Result<Outcome, Error> {
     let settings = &plan.train;
-    let data = prepared.train.clone().expect("a run that trains has training data");
-    let (batches, length, schedule) = layout(plan, &data)?;
+    let set = prepared.train.clone().expect("a run that trains has training data");
+    let form = prepared.form();
+    let (batches, length, schedule) = layout(plan, &set)?;
     let state = TrainingState {
         seed: settings.seed,
         total_steps: length.max_steps,
@@ -223,20 +217,20 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
         batches_per_epoch: length.batches_per_epoch,
         batch_size: settings.per_device_train_batch_size as u64,
         gradient_accumulation_steps: length.accumulation,
-        data_fingerprint: data.fingerprint(),
+        data_fingerprint: prepared.task.fingerprint(&set),
         ..Default::default()
     };
-    let saved_model = prepared.saved_model();
+    let saved_model = prepared.saved_model(settings.max_shard_size);
     let model = &*prepared.loaded.model;
     let stepper = Stepper::new(model, settings.optimizer.clone(), schedule, settings.seed).with_precision(settings.precision);
     let session = &mut prepared.session;
     let extra_state = stepper.extra_state(length.accumulation > 1);
 
-    let resumed = checkpoint(settings)?;
+    let resumed = resume::checkpoint(settings)?;
     if let Some(saved) = &resumed {
-        check_resume(saved, &state)?;
+        resume::check_resume(saved, &state)?;
         eprintln!("resuming from {} (step {})", saved.dir.display(), saved.state.global_step);
-        note_changed_config(saved, model.config().values());
+        resume::note_changed_config(saved, model.config().values());
         if saved.state.total_steps != length.max_steps {
             let (old, new) = (saved.state.total_steps, length.max_steps);
             eprintln!("note: the learning-rate curve was laid out for {old} steps and is now for {new}");
@@ -252,8 +246,17 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
         prepared.loaded.place(session, settings.seed)?;
         parameters::set_extra_state(session, &extra_state, None).map_err(failed("making room for the moments"))?;
     }
-    let start = start_position(resumed.as_ref().map(|c| &c.state), &length);
+    let start = resume::start_position(resumed.as_ref().map(|c| &c.state), &length);
     let history = resumed.as_ref().map(|c| c.trainer_state.log_history.clone()).unwrap_or_default();
+    let best = settings.best.clone().map(|rule| match &resumed {
+        Some(saved) => Best::resume(rule, &saved.trainer_state),
+        None => Best::new(rule),
+    });
+    let stopped_early = best.as_ref().is_some_and(Best::should_stop);
+    if stopped_early {
+        eprintln!("note: the run stopped early there; nothing is left to train (a higher --early_stopping_patience would go on)");
+    }
+    let best = Rc::new(RefCell::new(best));
     let sums = Rc::new(RefCell::new(resumed.as_ref().map(|c| Sums::from_map(&c.state.accumulators)).unwrap_or_default()));
 
     let bar = Bar::new("training", length.max_steps, Style::choose(settings.disable_tqdm, Style::Silent));
@@ -263,9 +266,8 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     let kept = Rc::new(RefCell::new(Kept {
         newest: resumed.as_ref().map(|c| c.dir.clone()),
         proven: None,
-        stale: if resumed.is_none() { stale_checkpoints(plan)? } else { Vec::new() },
+        stale: if resumed.is_none() { resume::stale_checkpoints(plan)? } else { Vec::new() },
     }));
-    let microbatch_flops = model.step_flops(settings.per_device_train_batch_size, prepared.block_size);
     let ceiling = ceiling::measure_tflops(session, settings.precision, CEILING_PATIENCE)
         .map_err(failed("measuring the matrix-multiply ceiling"))?;
 
@@ -274,70 +276,83 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
         model: &saved_model,
         optimizer_state: extra_state.iter().filter(|state| state.saved).map(|state| state.name.clone()).collect(),
         state,
-        flops_per_step: microbatch_flops * length.accumulation as f64,
         log: log.clone(),
         sums: sums.clone(),
         interrupt: Some(interrupt.clone()),
         kept: kept.clone(),
+        best: best.clone(),
     };
     let cadence = (settings.logging, settings.logging_first_step);
-    let logger = Logger::new(log.clone(), sums.clone(), cadence, microbatch_flops, Some(ceiling));
+    let logger = Logger::new(log.clone(), sums.clone(), cadence, Some(ceiling));
     let mut hooks: Vec<Box<dyn Hook + '_>> = vec![Box::new(logger)];
     let client = session.client().clone();
-    if let Some(validation) = prepared.validation.clone().map(Collator::Causal) {
-        let (size, workers) = (settings.per_device_eval_batch_size, plan.data.source.dataloader_num_workers);
-        let client = client.clone();
+    let workers = prepared.task.workers();
+    if let Some(validation) = prepared.validation.clone() {
+        let (client, form, size) = (client.clone(), form.clone(), settings.per_device_eval_batch_size);
         hooks.push(Box::new(Evaluator {
             model,
             parameters: model.parameters(),
-            batches: Box::new(move || eval_batches(&client, &validation, size, workers)),
+            labels: prepared.task.label_names(),
+            batches: Box::new(move || form.one_pass(&client, &validation, size, workers)),
             cadence: settings.eval,
             log: log.clone(),
+            best: best.clone(),
         }));
     }
     hooks.push(Box::new(saver));
 
     let spec = LoadSpec {
-        collator: Collator::Causal(data),
+        collator: set,
         plan: batches,
         start: Position { epoch: start.next_epoch, batch: start.next_batch as usize },
         end_epoch: u64::MAX,
     };
-    let mut source =
-        device_batches(&client, spec, plan.data.source.dataloader_num_workers).map_err(failed("starting the data workers"))?;
+    let mut source = form.device_batches(&client, spec, workers).map_err(failed("starting the data workers"))?;
     let sentence = {
         let kept = kept.clone();
         move || kept.borrow().sentence()
     };
     let began = Instant::now();
-    let run = RunLoop { stepper: &stepper, session, length, hooks, kept: Box::new(sentence) };
-    let progress = run.run(&mut source, start).map_err(failed("training"))?;
+    let progress = match stopped_early {
+        true => start,
+        false => {
+            let run = RunLoop { stepper: &stepper, session: &mut *session, length, hooks, kept: Box::new(sentence) };
+            run.run(&mut source, start).map_err(failed("training"))?
+        }
+    };
     let runtime = began.elapsed().as_secs_f64();
 
-    if let (Some(signal), false) = (interrupt.received(), progress.is_last()) {
+    let ended_early = best.borrow().as_ref().is_some_and(Best::should_stop);
+    if let (Some(signal), false) = (interrupt.received(), progress.is_last() || ended_early) {
         log.borrow().bar().finish();
         let dir = kept.borrow().newest.clone().unwrap_or_default();
         eprintln!("stopped after step {} of {}; saved {}", progress.step, progress.max_steps, dir.display());
         eprintln!("to go on, run the same command with --resume_from_checkpoint");
         return Ok(Outcome::Interrupted { signal });
     }
-    let flops_per_step = microbatch_flops * length.accumulation as f64;
-    let finished = Finished { progress, steps: progress.step - start.step, runtime, flops_per_step };
-    finish(plan, &saved_model, session, (&log, &sums.borrow(), &mut kept.borrow_mut()), finished)?;
+    let finished = Finished { progress, steps: progress.step - start.step, runtime };
+    let best = best.borrow();
+    if let Some(best) = &*best {
+        load_best(best, &settings.output_dir, session, model)?;
+    }
+    let state = RunState { log: &log, sums: &sums.borrow(), kept: &mut kept.borrow_mut(), best: best.as_ref() };
+    finish(plan, &saved_model, session, state, finished)?;
     Ok(Outcome::Done)
 }
 
-/// Where training starts: at the beginning, or where a checkpoint left off.
-fn start_position(saved: Option<&TrainingState>, length: &RunLength) -> Progress {
-    let (step, next_epoch, next_batch) = saved.map_or((0, 0, 0), |s| (s.global_step, s.epoch, s.batch_in_epoch));
-    Progress {
-        step,
-        max_steps: length.max_steps,
-        epoch: next_epoch as f64 + next_batch as f64 / length.batches_per_epoch as f64,
-        next_epoch,
-        next_batch,
-        epoch_ended: false,
+/// Puts the weights of the best checkpoint in the place of the last ones, if that was asked for.
+fn load_best(best: &Best, output_dir: &Path, session: &mut Session, model: &dyn Model) -> Result<(), Error> {
+    if !best.rule().load_at_end {
+        return Ok(());
     }
+    let Some((path, (value, step))) = best.checkpoint(output_dir).zip(best.found()) else {
+        eprintln!("note: no evaluation was made, so there is no best checkpoint to load; these are the last weights");
+        return Ok(());
+    };
+    let saved = load_checkpoint(&path).map_err(failed("loading the best checkpoint"))?;
+    parameters::load(session, model, &model.parameters(), &saved.weights).map_err(failed("loading the best checkpoint"))?;
+    println!("loaded the best checkpoint: {} ({} {value} at step {step})", path.display(), best.rule().metric);
+    Ok(())
 }
 
 /// What a run that reached its end did.
@@ -347,24 +362,26 @@ struct Finished {
     steps: u64,
     /// Seconds.
     runtime: f64,
-    flops_per_step: f64,
+}
+
+/// What the hooks have kept account of.
+struct RunState<'a> {
+    log: &'a RefCell<RunLog>,
+    sums: &'a Sums,
+    kept: &'a mut Kept,
+    best: Option<&'a Best>,
 }
 
 /// Writes the finished model and says how the run went.
-fn finish(
-    plan: &TrainPlan,
-    model: &SavedModel,
-    session: &Session,
-    (log, sums, kept): (&RefCell<RunLog>, &Sums, &mut Kept),
-    run: Finished,
-) -> Result<(), Error> {
+fn finish(plan: &TrainPlan, model: &SavedModel, session: &Session, state: RunState, run: Finished) -> Result<(), Error> {
+    let RunState { log, sums, kept, best } = state;
     let settings = &plan.train;
     let summary = Record::Summary(SummaryRecord {
         runtime: run.runtime,
         samples: run.steps * (settings.per_device_train_batch_size * settings.gradient_accumulation_steps) as u64,
         steps: run.steps,
         loss: if sums.total_steps > 0.0 { sums.total_loss / sums.total_steps } else { 0.0 },
-        total_flos: run.flops_per_step * run.progress.step as f64,
+        total_flos: sums.total_flops,
         epoch: run.progress.epoch,
         step: run.progress.step,
     });
@@ -382,7 +399,10 @@ fn finish(
     }
     model.save(session, dir, run.progress.step, kept).map_err(failed("saving the model"))?;
     kept.remove_stale().map_err(failed("removing an earlier run's checkpoints"))?;
-    let state = trainer_state(settings, &log, run.flops_per_step, &run.progress);
+    let mut state = trainer_state(settings, &log, sums, &run.progress);
+    if let Some(best) = best {
+        best.describe(&mut state, dir, None);
+    }
     write_json(&dir.join(TRAINER_STATE_FILE), &state).map_err(failed("saving the trainer state"))?;
     if is_news {
         save_metrics(dir, "train", &summary.results()).map_err(failed("saving the results"))?;
@@ -393,23 +413,34 @@ fn finish(
 
 /// Evaluates the weights on the device and writes the results, unless a signal asks for the end: half a set's loss is no result.
 fn evaluate_at_end(plan: &TrainPlan, prepared: &mut Prepared, interrupt: Option<&Interrupt>) -> Result<Outcome, Error> {
-    let validation = Collator::Causal(prepared.validation.clone().expect("a run that evaluates has validation data"));
+    let (form, workers) = (prepared.form(), prepared.task.workers());
+    let validation = prepared.validation.clone().expect("a run that evaluates has validation data");
     let model = &*prepared.loaded.model;
-    let (size, workers) = (plan.train.per_device_eval_batch_size, plan.data.source.dataloader_num_workers);
     let session = &mut prepared.session;
-    let batches =
-        eval_batches(session.client(), &validation, size, workers).map_err(failed("preparing the validation batches"))?;
+    let batches = form
+        .one_pass(session.client(), &validation, plan.train.per_device_eval_batch_size, workers)
+        .map_err(failed("preparing the validation batches"))?;
     let received = || interrupt.and_then(Interrupt::received);
     let mut batches = batches.take_while(|_| received().is_none());
     let evaluation = evaluate(session, model, &model.parameters(), &mut batches).map_err(failed("evaluating"))?;
     if let Some(signal) = received() {
         let dir = plan.train.output_dir.display();
         eprintln!("stopped during the last evaluation; the trained model is in {dir}");
-        eprintln!("to evaluate it, run xtrain eval clm --model_name_or_path {dir}");
+        eprintln!("to evaluate it, run xtrain eval {} --model_name_or_path {dir}", plan.task.word());
         return Ok(Outcome::Interrupted { signal });
     }
-    let record = evaluation.record(None);
+    let record = evaluation.record(&prepared.task.label_names(), None);
     println!("{}", record.printed());
     save_metrics(&plan.train.output_dir, "eval", &record.results()).map_err(failed("saving the results"))?;
     Ok(Outcome::Done)
+}
+
+/// Labels the test set with the weights on the device.
+fn predict_at_end(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Error> {
+    let form = prepared.form();
+    let test = prepared.test.clone().expect("a run that predicts has test data");
+    let path = plan.train.output_dir.join("predictions.csv");
+    let size = plan.train.per_device_eval_batch_size;
+    let predictions = predict::label(&mut prepared.session, &*prepared.loaded.model, (&form, &test), size, &prepared.task)?;
+    predict::save(&predictions, &prepared.task, false, Some(&path))
 }

@@ -4,6 +4,7 @@
 
 use super::UsageError;
 use super::flags::Commands;
+use super::from_hub;
 use super::plan::{PRESETS, is_encoder, preset};
 use super::resolve;
 use super::typed::Typed;
@@ -14,25 +15,28 @@ type Verdict = Result<(), UsageError>;
 /// Refuses every illegal combination.
 pub fn check(typed: &Typed) -> Verdict {
     match typed.command {
-        Commands::TRAIN => {
+        command if Commands::TRAIN.contains(command) => {
             precision(typed)?;
             train_has_something_to_do(typed)?;
             model(typed)?;
             tokenizer(typed)?;
             data(typed)?;
+            task(typed)?;
             length_of_training(typed)?;
             warmup(typed)?;
             evaluation(typed)?;
+            best(typed)?;
             resume_and_output(typed)
         }
         // Only what decides about graphs has to be there.
-        Commands::COMPILE => {
+        command if Commands::COMPILE.contains(command) => {
             precision(typed)?;
             model(typed)?;
             tokenizer(typed)?;
+            task(typed)?;
             evaluation(typed)
         }
-        Commands::FIT => {
+        command if Commands::FIT.contains(command) => {
             if !resolve::do_train(typed) {
                 return refuse("fit looks for a training batch, and --do_eval alone trains nothing", "add --do_train");
             }
@@ -46,14 +50,37 @@ pub fn check(typed: &Typed) -> Verdict {
             }
             model(typed)?;
             tokenizer(typed)?;
+            task(typed)?;
             evaluation(typed)
         }
-        Commands::EVAL => {
+        command if Commands::EVAL.contains(command) => {
             precision(typed)?;
             model(typed)?;
             tokenizer(typed)?;
             data(typed)?;
+            task(typed)?;
             not_a_file(typed)
+        }
+        Commands::PREDICT_CLS => {
+            if !typed.is_given("model_name_or_path") {
+                return refuse(
+                    "predict needs a model",
+                    "add --model_name_or_path DIR, the output directory of `xtrain train cls`",
+                );
+            }
+            model(typed)?;
+            tokenizer(typed)?;
+            if !typed.is_given("test_file") {
+                return refuse("there is nothing to label", "add --test_file FILE");
+            }
+            files(typed)?;
+            task(typed)?;
+            match typed.path("output_file") {
+                Some(path) if path.is_dir() => {
+                    refuse(format!("--output_file: {} is a directory", path.display()), "name the CSV file to write")
+                }
+                _ => Ok(()),
+            }
         }
         Commands::GENERATE => {
             if !typed.is_given("model_name_or_path") {
@@ -145,12 +172,15 @@ fn model(typed: &Typed) -> Verdict {
                 );
             }
         }
+        if from_hub::is_name(&directory) {
+            return Ok(());
+        }
         if !directory.is_dir() {
             let what = if directory.exists() { "is a file, not a directory" } else { "is not a directory here" };
             return refuse(
                 format!("--model_name_or_path: {} {what}", directory.display()),
-                "give a directory with config.json and model.safetensors (models are not fetched from the Hub yet), or train from random \
-                 weights with --model_type gpt2 --config_name gpt2",
+                "give a directory with config.json and model.safetensors or the name of a model on the Hub, or train from random \
+                 weights with --model_type and --config_name",
             );
         }
         return is_model(&directory);
@@ -158,23 +188,30 @@ fn model(typed: &Typed) -> Verdict {
     if !typed.is_given("model_type") && !typed.is_given("config_name") {
         return refuse(
             "no model is named",
-            "add --model_name_or_path DIR to start from trained weights, or --model_type gpt2 (with --config_name and --config_overrides) for random ones",
+            format!(
+                "add --model_name_or_path DIR to start from trained weights, or --model_type {} (with --config_name and \
+                 --config_overrides) for random ones",
+                if Commands::MLM.contains(typed.command) { "bert" } else { "gpt2" }
+            ),
         );
+    }
+    if let Some(model_type) = typed.text("model_type") {
+        fits_task(typed, "model_type", &model_type)?;
     }
     if let Some(name) = typed.text("config_name") {
         let path = Path::new(&name);
         let is_config = path.is_file() || path.join("config.json").is_file();
-        if !is_config && is_encoder(&name) {
-            return refuse(
-                format!("--config_name: {name} is an encoder, which predicts masked tokens, not the next one"),
-                format!("known configurations are {}", PRESETS.join(", ")),
-            );
+        if !is_config && preset(&name).is_none() && from_hub::is_config_name(&name) {
+            return Ok(());
         }
         if !is_config && preset(&name).is_none() {
             return refuse(
                 format!("--config_name: `{name}` is neither a known configuration nor a config.json here"),
                 format!("known configurations are {}; or give a config.json or the directory that holds one", PRESETS.join(", ")),
             );
+        }
+        if !is_config {
+            fits_task(typed, "config_name", &name)?;
         }
     }
     let overrides = typed.text("config_overrides").unwrap_or_default();
@@ -183,6 +220,22 @@ fn model(typed: &Typed) -> Verdict {
         Err(part) => {
             refuse(format!("--config_overrides: `{part}` is not of the form name=value"), "write it as n_layer=4,n_embd=256")
         }
+    }
+}
+
+/// A model that is known by name is of the kind that the task is for: encoders see the whole text, decoders what came before.
+fn fits_task(typed: &Typed, flag: &str, name: &str) -> Verdict {
+    let known = |encoders: bool| PRESETS.into_iter().filter(|name| is_encoder(name) == encoders).collect::<Vec<_>>().join(", ");
+    match is_encoder(name) {
+        true if Commands::CLM.contains(typed.command) => refuse(
+            format!("--{flag}: {name} is an encoder, which predicts masked tokens, not the next one"),
+            format!("use the task mlm, or one of {}", known(false)),
+        ),
+        false if Commands::MLM.contains(typed.command) => refuse(
+            format!("--{flag}: {name} is a decoder, which predicts the next token, not masked ones"),
+            format!("use the task clm, or one of {}", known(true)),
+        ),
+        _ => Ok(()),
     }
 }
 
@@ -203,9 +256,10 @@ fn is_model(directory: &Path) -> Verdict {
 
 fn tokenizer(typed: &Typed) -> Verdict {
     match typed.path("tokenizer_name") {
+        Some(path) if from_hub::is_name(&path) => Ok(()),
         Some(path) if !path.exists() => refuse(
             format!("--tokenizer_name: {} does not exist here", path.display()),
-            "give a directory with tokenizer.json, or that file (tokenizers are not fetched from the Hub yet)",
+            "give a directory with tokenizer.json, that file, or the name of a model on the Hub",
         ),
         None if !typed.is_given("model_name_or_path") => refuse(
             "a model with random weights comes without a tokenizer",
@@ -216,17 +270,20 @@ fn tokenizer(typed: &Typed) -> Verdict {
 }
 
 fn data(typed: &Typed) -> Verdict {
-    let trains = typed.command == Commands::TRAIN && resolve::do_train(typed);
-    let has_train_file = typed.is_given("train_file");
+    let trains = Commands::TRAIN.contains(typed.command) && resolve::do_train(typed);
+    let has_train_file = typed.is_given("train_file") || typed.is_given("dataset_name");
     if trains && !has_train_file {
-        return refuse("there is nothing to train on", "add --train_file FILE (plain text, .gz too; several may follow)");
+        return refuse(
+            "there is nothing to train on",
+            "add --train_file FILE (text, CSV, TSV, JSON lines or parquet; several may follow)",
+        );
     }
-    let evaluates = typed.command == Commands::EVAL || resolve::do_eval(typed);
+    let evaluates = Commands::EVAL.contains(typed.command) || resolve::do_eval(typed);
     if evaluates && !typed.is_given("validation_file") {
         if !has_train_file {
             return refuse(
                 "there is nothing to evaluate on",
-                "add --validation_file FILE, or --train_file FILE to use a share of its lines",
+                "add --validation_file FILE, or --train_file FILE to use a share of it",
             );
         }
         if typed.float("validation_split_percentage") == Some(0.0) {
@@ -236,18 +293,70 @@ fn data(typed: &Typed) -> Verdict {
             );
         }
     }
-    for name in ["train_file", "validation_file"] {
+    match typed.bool("do_predict") && !typed.is_given("test_file") {
+        true => refuse("--do_predict labels the rows of a file, but none is named", "add --test_file FILE"),
+        false => files(typed),
+    }
+}
+
+/// Every file that was named is there.
+fn files(typed: &Typed) -> Verdict {
+    for name in ["train_file", "validation_file", "test_file"] {
         for path in typed.paths(name) {
             if !path.is_file() {
                 let what = if path.is_dir() { "is a directory" } else { "does not exist" };
                 return refuse(
                     format!("--{name}: {} {what}", path.display()),
-                    "give a text file; paths are relative to the working directory",
+                    "give a file; paths are relative to the working directory",
                 );
             }
         }
     }
     Ok(())
+}
+
+/// Settings of one task that say something about each other.
+fn task(typed: &Typed) -> Verdict {
+    if let Some(text) = typed.text("pad_to_bucket") {
+        if typed.is_given("pad_to_max_length") && typed.bool("pad_to_max_length") {
+            return refuse("--pad_to_max_length and --pad_to_bucket are two ways to pad", "leave one of them out");
+        }
+        let buckets = match resolve::buckets(&text) {
+            Ok(buckets) => buckets,
+            Err(part) => return refuse(format!("--pad_to_bucket: `{part}` is not a length"), "write it as 32,64,128"),
+        };
+        if let (Some(longest), Some(bucket)) = (typed.count("max_seq_length"), buckets.into_iter().max())
+            && bucket > longest
+        {
+            return refuse(
+                format!("--pad_to_bucket {bucket} is longer than any example: --max_seq_length is {longest}"),
+                format!("raise --max_seq_length, or leave {bucket} out"),
+            );
+        }
+    }
+    let pads = typed.is_given("pad_to_bucket") || typed.is_given("pad_to_max_length");
+    if Commands::MLM.contains(typed.command) && pads && !typed.bool("line_by_line") {
+        let name = if typed.is_given("pad_to_bucket") { "pad_to_bucket" } else { "pad_to_max_length" };
+        if name == "pad_to_bucket" || typed.bool(name) {
+            return refuse(
+                format!("--{name} has nothing to pad: lines are joined and cut into full examples"),
+                format!("add --line_by_line, or leave --{name} out"),
+            );
+        }
+    }
+    if typed.float("mlm_probability") == Some(0.0) {
+        return refuse("--mlm_probability is 0: there is nothing to predict", "raise it; 0.15 is usual");
+    }
+    match typed.text("labels").map(|text| resolve::labels(&text)) {
+        Some(Err(problem)) => refuse(format!("--labels: {problem}"), "name each label once, as no,yes"),
+        Some(Ok(labels)) if labels.len() < 2 => {
+            refuse("--labels names one label only", "name at least two, as no,yes (regression is not built)")
+        }
+        Some(Ok(labels)) if labels.names().iter().any(String::is_empty) => {
+            refuse("--labels has an empty name", "name each label once, as no,yes")
+        }
+        _ => Ok(()),
+    }
 }
 
 fn length_of_training(typed: &Typed) -> Verdict {
@@ -292,6 +401,50 @@ fn evaluation(typed: &Typed) -> Verdict {
         );
     }
     Ok(())
+}
+
+/// The best evaluation can only be looked for where there are several, and its weights only be loaded where they were saved.
+fn best(typed: &Typed) -> Verdict {
+    let names = ["load_best_model_at_end", "early_stopping_patience", "metric_for_best_model", "greater_is_better"];
+    let asked = names.into_iter().find(|name| typed.is_given(name) && typed.bool_if_given(name) != Some(false));
+    let strategy = typed.text("eval_strategy").unwrap_or_default();
+    if let (Some(name), "no") = (asked, strategy.as_str()) {
+        return refuse(
+            format!("--{name} needs evaluations during training, and --eval_strategy is no"),
+            format!("add --eval_strategy steps or --eval_strategy epoch, or leave --{name} out"),
+        );
+    }
+    if typed.is_given("early_stopping_threshold") && !typed.is_given("early_stopping_patience") {
+        return refuse(
+            "--early_stopping_threshold has no effect without --early_stopping_patience",
+            "add --early_stopping_patience N",
+        );
+    }
+    if !typed.bool("load_best_model_at_end") {
+        return Ok(());
+    }
+    let saves = typed.text("save_strategy").unwrap_or_default();
+    if saves != strategy {
+        return refuse(
+            format!(
+                "--load_best_model_at_end needs a checkpoint of each evaluation: --eval_strategy is {strategy}, --save_strategy {saves}"
+            ),
+            format!("add --save_strategy {strategy}"),
+        );
+    }
+    let every = |name: &str| typed.int(name).unwrap_or(1);
+    let evaluates = typed.int("eval_steps").unwrap_or_else(|| every("logging_steps"));
+    match strategy == "steps" && every("save_steps") % evaluates != 0 {
+        true => refuse(
+            format!(
+                "--load_best_model_at_end needs an evaluation of each checkpoint: --save_steps {} is no multiple of --eval_steps \
+                 {evaluates}",
+                every("save_steps")
+            ),
+            format!("set --save_steps {evaluates}, or another multiple of it"),
+        ),
+        false => Ok(()),
+    }
 }
 
 /// Nothing of an earlier run is written over by accident, and a resume has something to resume from.

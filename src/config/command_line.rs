@@ -73,11 +73,12 @@ pub fn root() -> Command {
 
 fn verb_about(verb: &str) -> &'static str {
     match verb {
-        "train" => "Train a model; the next word is the task: clm (causal language model)",
-        "compile" => "Compile a training run's graphs ahead; the next word is the task: clm (causal language model)",
-        "fit" => "Find the largest batch that fits into memory; the next word is the task: clm (causal language model)",
+        "train" => "Train a model; the next word is the task: clm or mlm (causal or masked language model), cls (classification)",
+        "compile" => "Compile a training run's graphs ahead; the next word is the task: clm, mlm or cls",
+        "fit" => "Find the largest batch that fits into memory; the next word is the task: clm, mlm or cls",
+        "predict" => "Label texts; the next word is the task: cls (classification)",
         "cache" => "Look into the cache of compiled graphs: ls, show, explain, verify, prune, export, import, path, stats",
-        _ => "Evaluate a model; the next word is the task: clm (causal language model)",
+        _ => "Evaluate a model; the next word is the task: clm or mlm (causal or masked language model), cls (classification)",
     }
 }
 
@@ -227,8 +228,11 @@ fn unknown_command(before: &str, word: &str) -> UsageError {
     let first_words = COMMANDS.iter().map(|info| info.words.split(' ').next().unwrap_or(info.words));
     let nearest = match before {
         "" => nearest(word, first_words),
-        // A wrong task: name the nearest whole command, which is the only one for now.
-        _ => COMMANDS.iter().map(|info| info.words).find(|words| words.starts_with(before)),
+        // A wrong task: the nearest one or, where none is near, the first.
+        _ => {
+            let whole = || COMMANDS.iter().map(|info| info.words).filter(|words| words.starts_with(before));
+            nearest(&full, whole()).or_else(|| whole().next())
+        }
     };
     UsageError::UnknownCommand { word: full, nearest: nearest.map(str::to_string) }
 }
@@ -300,10 +304,13 @@ mod tests {
             ("train clm --learning-rte 1", "did you mean `--learning_rate`?"),
             ("train clm --lr_schedule linear", "did you mean `--lr_scheduler_type`?"),
             ("trian clm", "did you mean `xtrain train`?"),
-            ("train mlm", "did you mean `xtrain train clm`?"),
+            ("train mml", "did you mean `xtrain train mlm`?"),
+            ("eval translation", "did you mean `xtrain eval clm`?"),
             (
                 "generate --learning_rate 1",
-                "that one belongs to `xtrain train clm`, `xtrain compile clm`; `xtrain generate --help` lists what this command takes",
+                "that one belongs to `xtrain train clm`, `xtrain train mlm`, `xtrain train cls`, `xtrain compile clm`, \
+                 `xtrain compile mlm`, `xtrain compile cls`, `xtrain fit clm`, `xtrain fit mlm`, `xtrain fit cls`; \
+                 `xtrain generate --help` lists what this command takes",
             ),
             ("train clm --save_strategy epochs", "did you mean `epoch`?"),
         ] {

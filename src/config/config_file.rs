@@ -224,7 +224,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(name);
         std::fs::write(&path, text).unwrap();
-        let mut typed = Typed::new(Commands::TRAIN);
+        let mut typed = Typed::new(Commands::TRAIN_CLM);
         match read_into(&mut typed, &path) {
             Ok(()) => Ok(typed),
             // The directory's name differs from run to run.
@@ -259,8 +259,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run.toml");
         std::fs::write(&path, "seed = 1\nmax_steps = 7\n").unwrap();
-        let mut typed = Typed::new(Commands::TRAIN);
-        typed.take(flags::find("seed", Commands::TRAIN).unwrap(), &["2".into()], Origin::CommandLine).unwrap();
+        let mut typed = Typed::new(Commands::TRAIN_CLM);
+        typed.take(flags::find("seed", Commands::TRAIN_CLM).unwrap(), &["2".into()], Origin::CommandLine).unwrap();
         read_into(&mut typed, &path).unwrap();
         assert_eq!((typed.int("seed"), typed.int("max_steps")), (Some(2), Some(7)));
     }

@@ -58,6 +58,10 @@ pub enum UsageError {
 
     #[error("{problem}")]
     CommandLine { problem: String },
+
+    /// Something that is named could not be fetched from the Hub. Exit code 1: the command itself may be right.
+    #[error("{problem}")]
+    Fetch { problem: String },
 }
 
 impl UsageError {
@@ -78,7 +82,7 @@ impl UsageError {
             UsageError::BadValue { kind: Kind::Choice(choices), found, .. } => {
                 nearest(found.trim_matches('`'), choices.iter().copied()).map(|choice| format!("did you mean `{choice}`?"))
             }
-            UsageError::BadValue { .. } | UsageError::NoValue { .. } => None,
+            UsageError::BadValue { .. } | UsageError::NoValue { .. } | UsageError::Fetch { .. } => None,
             UsageError::Refused { name, .. } => Some(format!("leave `{name}` out")),
             UsageError::GivenTwice { .. } => Some("keep one of the two".into()),
             UsageError::ConfigFile { fix, .. } | UsageError::Illegal { fix, .. } => Some(fix.clone()),

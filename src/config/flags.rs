@@ -15,13 +15,13 @@ use super::nearest::nearest;
 pub struct Commands(u32);
 
 impl Commands {
-    pub const TRAIN: Commands = Commands(1);
-    pub const EVAL: Commands = Commands(2);
+    pub const TRAIN_CLM: Commands = Commands(1);
+    pub const EVAL_CLM: Commands = Commands(2);
     pub const GENERATE: Commands = Commands(4);
     pub const DOCTOR: Commands = Commands(8);
     pub const BENCH: Commands = Commands(16);
     pub const QUICKSTART: Commands = Commands(32);
-    pub const COMPILE: Commands = Commands(64);
+    pub const COMPILE_CLM: Commands = Commands(64);
     pub const CACHE_LS: Commands = Commands(1 << 7);
     pub const CACHE_SHOW: Commands = Commands(1 << 8);
     pub const CACHE_EXPLAIN: Commands = Commands(1 << 9);
@@ -31,10 +31,32 @@ impl Commands {
     pub const CACHE_IMPORT: Commands = Commands(1 << 13);
     pub const CACHE_PATH: Commands = Commands(1 << 14);
     pub const CACHE_STATS: Commands = Commands(1 << 15);
+    pub const TRAIN_MLM: Commands = Commands(1 << 16);
+    pub const TRAIN_CLS: Commands = Commands(1 << 17);
+    pub const EVAL_MLM: Commands = Commands(1 << 18);
+    pub const EVAL_CLS: Commands = Commands(1 << 19);
+    pub const PREDICT_CLS: Commands = Commands(1 << 20);
+    pub const COMPILE_MLM: Commands = Commands(1 << 21);
+    pub const COMPILE_CLS: Commands = Commands(1 << 22);
+    pub const FIT_CLM: Commands = Commands(1 << 23);
+    pub const FIT_MLM: Commands = Commands(1 << 24);
+    pub const FIT_CLS: Commands = Commands(1 << 25);
+    pub const TRAIN: Commands = Self::TRAIN_CLM.and(Self::TRAIN_MLM).and(Self::TRAIN_CLS);
+    pub const EVAL: Commands = Self::EVAL_CLM.and(Self::EVAL_MLM).and(Self::EVAL_CLS);
+    pub const COMPILE: Commands = Self::COMPILE_CLM.and(Self::COMPILE_MLM).and(Self::COMPILE_CLS);
+    pub const FIT: Commands = Self::FIT_CLM.and(Self::FIT_MLM).and(Self::FIT_CLS);
+    /// Causal language modelling, whatever is done.
+    pub const CLM: Commands = Self::TRAIN_CLM.and(Self::EVAL_CLM).and(Self::COMPILE_CLM).and(Self::FIT_CLM);
+    /// Masked language modelling.
+    pub const MLM: Commands = Self::TRAIN_MLM.and(Self::EVAL_MLM).and(Self::COMPILE_MLM).and(Self::FIT_MLM);
+    /// Classification.
+    pub const CLS: Commands =
+        Self::TRAIN_CLS.and(Self::EVAL_CLS).and(Self::COMPILE_CLS).and(Self::FIT_CLS).and(Self::PREDICT_CLS);
+    /// Training a classifier, or making ready for it.
+    pub const TRAIN_LIKE_CLS: Commands = Self::TRAIN_CLS.and(Self::COMPILE_CLS).and(Self::FIT_CLS);
     /// All of `xtrain cache`.
     pub const CACHE: Commands = Commands(0x1ff << 7);
-    pub const FIT: Commands = Commands(1 << 16);
-    pub const ALL: Commands = Commands(0x1ffff);
+    pub const ALL: Commands = Commands(u32::MAX);
 
     pub const fn and(self, other: Commands) -> Commands {
         Commands(self.0 | other.0)
@@ -59,10 +81,10 @@ pub struct CommandInfo {
     pub examples: &'static str,
 }
 
-/// In the order of `xtrain --help`. Later tasks (`train mlm`, `train cls`) and commands (`launch`, `top`) are further rows here.
-pub const COMMANDS: [CommandInfo; 17] = [
+/// In the order of `xtrain --help`.
+pub const COMMANDS: [CommandInfo; 26] = [
     CommandInfo {
-        id: Commands::TRAIN,
+        id: Commands::TRAIN_CLM,
         words: "train clm",
         about: "Train a causal language model on text files",
         examples: "xtrain train clm --model_type gpt2 --config_overrides n_layer=6,n_embd=384,n_head=6 \\\n      --tokenizer_name DIR \
@@ -70,10 +92,42 @@ pub const COMMANDS: [CommandInfo; 17] = [
                    xtrain train clm --config run.toml --learning_rate 3e-4 --dry_run",
     },
     CommandInfo {
-        id: Commands::EVAL,
+        id: Commands::TRAIN_MLM,
+        words: "train mlm",
+        about: "Train a masked language model on text files",
+        examples: "xtrain train mlm --model_type bert --config_name bert-mini --tokenizer_name DIR --train_file train.txt.gz \\\n      \
+                   --validation_file valid.txt --max_seq_length 128 --do_train --do_eval --output_dir out",
+    },
+    CommandInfo {
+        id: Commands::TRAIN_CLS,
+        words: "train cls",
+        about: "Train a classifier of texts or pairs of texts on tables (CSV, TSV, JSON lines, parquet)",
+        examples: "xtrain train cls --model_name_or_path DIR --train_file train.csv --validation_file valid.csv --text_column_name text \\\n      \
+                   --label_column_name label --eval_strategy epoch --save_strategy epoch --load_best_model_at_end --output_dir out",
+    },
+    CommandInfo {
+        id: Commands::EVAL_CLM,
         words: "eval clm",
         about: "Loss and perplexity of a model on text files",
         examples: "xtrain eval clm --model_name_or_path out --validation_file valid.txt --block_size 256",
+    },
+    CommandInfo {
+        id: Commands::EVAL_MLM,
+        words: "eval mlm",
+        about: "Loss, perplexity and accuracy of a masked language model on text files",
+        examples: "xtrain eval mlm --model_name_or_path out --validation_file valid.txt --max_seq_length 128",
+    },
+    CommandInfo {
+        id: Commands::EVAL_CLS,
+        words: "eval cls",
+        about: "Loss, accuracy, F1 and Matthews correlation of a classifier on a table with labels",
+        examples: "xtrain eval cls --model_name_or_path out --validation_file test.csv",
+    },
+    CommandInfo {
+        id: Commands::PREDICT_CLS,
+        words: "predict cls",
+        about: "Label the rows of a table, into a CSV file with a score for each label",
+        examples: "xtrain predict cls --model_name_or_path out --test_file new.csv --output_file labels.csv",
     },
     CommandInfo {
         id: Commands::GENERATE,
@@ -100,17 +154,41 @@ pub const COMMANDS: [CommandInfo; 17] = [
         examples: "xtrain quickstart",
     },
     CommandInfo {
-        id: Commands::COMPILE,
+        id: Commands::COMPILE_CLM,
         words: "compile clm",
         about: "Compile every graph that `train clm` with the same flags will use, without data or weights",
         examples: "xtrain compile clm --model_type gpt2 --tokenizer_name DIR --block_size 256 --do_train --do_eval",
     },
     CommandInfo {
-        id: Commands::FIT,
+        id: Commands::COMPILE_MLM,
+        words: "compile mlm",
+        about: "Compile every graph that `train mlm` with the same flags will use, without data or weights",
+        examples: "xtrain compile mlm --model_type bert --tokenizer_name DIR --max_seq_length 128 --do_train --do_eval",
+    },
+    CommandInfo {
+        id: Commands::COMPILE_CLS,
+        words: "compile cls",
+        about: "Compile every graph that `train cls` with the same flags will use, without data or weights",
+        examples: "xtrain compile cls --model_type bert --tokenizer_name DIR --labels no,yes --pad_to_bucket 64,128 --do_train",
+    },
+    CommandInfo {
+        id: Commands::FIT_CLM,
         words: "fit clm",
         about: "Find the largest batch that fits into memory, from the compiler's statistics, without running a step",
         examples: "xtrain fit clm --model_type gpt2 --tokenizer_name DIR --block_size 512 --memory 16GiB\n  \
                    xtrain fit clm --config run.toml --memory 16GiB --scale_learning_rate_from 5e-5@32",
+    },
+    CommandInfo {
+        id: Commands::FIT_MLM,
+        words: "fit mlm",
+        about: "Find the largest batch of `train mlm` with the same flags that fits into memory",
+        examples: "xtrain fit mlm --model_type bert --tokenizer_name DIR --max_seq_length 128 --memory 16GiB",
+    },
+    CommandInfo {
+        id: Commands::FIT_CLS,
+        words: "fit cls",
+        about: "Find the largest batch of `train cls` with the same flags that fits into memory",
+        examples: "xtrain fit cls --model_type bert --tokenizer_name DIR --labels no,yes --max_seq_length 128 --memory 16GiB",
     },
     CommandInfo {
         id: Commands::CACHE_LS,
@@ -345,9 +423,9 @@ mod tests {
     #[test]
     fn both_spellings_and_old_names_are_found() {
         for name in ["learning_rate", "learning-rate", "evaluation_strategy", "evaluation-strategy"] {
-            assert!(find(name, Commands::TRAIN).is_some(), "{name}");
+            assert!(find(name, Commands::TRAIN_CLM).is_some(), "{name}");
         }
-        assert!(find("learning_rate", Commands::EVAL).is_none());
-        assert!(find("learning rate", Commands::TRAIN).is_none());
+        assert!(find("learning_rate", Commands::EVAL_CLS).is_none());
+        assert!(find("learning rate", Commands::TRAIN_CLM).is_none());
     }
 }

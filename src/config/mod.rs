@@ -5,6 +5,8 @@
 //! 2. *resolved*: [`check`] refuses every illegal combination, then [`resolve`] makes the plans of [`plan`], which the commands
 //!    take and which hold no `Option` that does not mean something.
 //!
+//! In between, names of models and data sets on the Hub become the paths of fetched files ([`from_hub`]).
+//!
 //! Nothing here loads a library, a model or a tokenizer, so help and mistakes are answered at once.
 
 mod check;
@@ -12,6 +14,7 @@ mod command_line;
 mod config_file;
 mod error;
 pub mod flags;
+mod from_hub;
 mod kind;
 mod nearest;
 mod plan;
@@ -23,7 +26,8 @@ pub use error::{Advice, Origin, UsageError};
 pub use nearest::nearest;
 pub use plan::{
     BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, Device, DoctorPlan, EvalPlan, FitPlan, GeneratePlan,
-    MODEL_TYPES, ModelSource, PRESETS, PruneRules, QuickstartPlan, Sampling, ShowForm, TrainPlan,
+    MODEL_TYPES, ModelSource, PRESETS, PredictPlan, PruneRules, QuickstartPlan, Sampling, ShowForm, TaskPlan, TrainPlan,
+    is_encoder,
 };
 
 use std::ffi::OsString;
@@ -45,6 +49,9 @@ pub fn from_args(args: impl IntoIterator<Item = OsString>) -> Result<Invocation,
         command_line::Parsed::Typed(typed) => typed,
     };
     let typed = typed.with_config_file()?;
+    check::check(&typed)?;
+    let typed = from_hub::fetch(typed)?;
+    // Once more: what came from the Hub must be what it was taken for.
     check::check(&typed)?;
     Ok(Invocation::Run { command: resolve::resolve(&typed), notes: typed.notes() })
 }

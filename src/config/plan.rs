@@ -2,32 +2,66 @@
 //! says what. Paths that were named have been seen to exist, but no file was read.
 
 use crate::cache::CacheSettings;
-use crate::data::settings::ClmDataSettings;
+use crate::data::settings::{ClmDataSettings, ClsDataSettings, MlmDataSettings, SourceSettings};
 use crate::trainer::settings::{Precision, TrainSettings};
 use std::fmt;
 use std::path::PathBuf;
 
-/// Model configurations that are known by name, for `--config_name`.
-pub const PRESETS: [&str; 8] =
-    ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt-neo-125m", "gpt-neo-1.3B", "gpt-neo-2.7B", "gpt-j-6b"];
+/// Model configurations that are known by name, for `--config_name`: decoders, then encoders.
+pub const PRESETS: [&str; 23] = [
+    "gpt2",
+    "gpt2-medium",
+    "gpt2-large",
+    "gpt2-xl",
+    "gpt-neo-125m",
+    "gpt-neo-1.3B",
+    "gpt-neo-2.7B",
+    "gpt-j-6b",
+    "bert-tiny",
+    "bert-mini",
+    "bert-small",
+    "bert-medium",
+    "bert-base-uncased",
+    "bert-base-cased",
+    "bert-large-uncased",
+    "bert-large-cased",
+    "distilroberta-base",
+    "roberta-base",
+    "roberta-large",
+    "albert-base-v2",
+    "albert-large-v2",
+    "albert-xlarge-v2",
+    "albert-xxlarge-v2",
+];
 
 /// The architectures for `--model_type`, each with the preset that it means alone: the configuration class's defaults, as in
 /// transformers.
-pub const MODEL_TYPES: [(&str, &str); 3] = [("gpt2", "gpt2"), ("gpt_neo", "gpt-neo-1.3B"), ("gptj", "gpt-j-6b")];
+pub const MODEL_TYPES: [(&str, &str); 6] = [
+    ("gpt2", "gpt2"),
+    ("gpt_neo", "gpt-neo-1.3B"),
+    ("gptj", "gpt-j-6b"),
+    ("bert", "bert-base-uncased"),
+    ("roberta", "roberta-base"),
+    ("albert", "albert-xxlarge-v2"),
+];
+
+/// Who released the presets' models: their names may begin so.
+const ORGANIZATIONS: [&str; 5] = ["openai-community", "EleutherAI", "google-bert", "FacebookAI", "albert"];
 
 /// The preset of this name, which may begin with the organization that released it.
 pub fn preset(name: &str) -> Option<&'static str> {
     let name = match name.split_once('/') {
-        Some(("openai-community" | "EleutherAI", name)) => name,
+        Some((organization, name)) if ORGANIZATIONS.contains(&organization) => name,
         _ => name,
     };
     PRESETS.into_iter().find(|preset| *preset == name)
 }
 
-/// Whether this is the name of an encoder, which no causal language model can be made of.
+/// Whether this is the name of an encoder, by its type or its preset.
 pub fn is_encoder(name: &str) -> bool {
     let name = name.rsplit('/').next().unwrap_or(name);
-    ["bert-", "roberta-", "albert-", "distilbert-", "distilroberta-"].iter().any(|start| name.starts_with(start))
+    let types = ["bert", "roberta", "albert", "distilbert", "distilroberta"];
+    types.iter().any(|known| name.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('-')))
 }
 
 /// One command with everything that it needs.
@@ -35,6 +69,7 @@ pub fn is_encoder(name: &str) -> bool {
 pub enum Command {
     Train(TrainPlan),
     Eval(EvalPlan),
+    Predict(PredictPlan),
     Generate(GeneratePlan),
     Bench(BenchPlan),
     Doctor(DoctorPlan),
@@ -84,7 +119,37 @@ pub enum ConfigSource {
     File(PathBuf),
 }
 
-/// `xtrain train clm`.
+/// What a model is trained for, and the data for it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TaskPlan {
+    /// Causal language modelling.
+    Clm(ClmDataSettings),
+    /// Masked language modelling.
+    Mlm(MlmDataSettings),
+    /// Classification.
+    Cls(ClsDataSettings),
+}
+
+impl TaskPlan {
+    pub fn source(&self) -> &SourceSettings {
+        match self {
+            TaskPlan::Clm(data) => &data.source,
+            TaskPlan::Mlm(data) => &data.source,
+            TaskPlan::Cls(data) => &data.source,
+        }
+    }
+
+    /// The task's word on the command line.
+    pub fn word(&self) -> &'static str {
+        match self {
+            TaskPlan::Clm(_) => "clm",
+            TaskPlan::Mlm(_) => "mlm",
+            TaskPlan::Cls(_) => "cls",
+        }
+    }
+}
+
+/// `xtrain train`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainPlan {
     pub device: Device,
@@ -92,11 +157,15 @@ pub struct TrainPlan {
     pub model: ModelSource,
     /// A directory with the tokenizer's files, or a `tokenizer.json`.
     pub tokenizer: PathBuf,
-    pub data: ClmDataSettings,
+    pub task: TaskPlan,
+    /// A head of another shape than the model's gives way to a new one.
+    pub ignore_mismatched_sizes: bool,
     pub train: TrainSettings,
     pub do_train: bool,
     /// Evaluate once at the end; always true when `train.eval` says to evaluate during training.
     pub do_eval: bool,
+    /// Label the rows of the test files at the end.
+    pub do_predict: bool,
     /// The output directory may hold files of an earlier run. They are replaced as new ones are written, never deleted up front.
     pub overwrite_output_dir: bool,
     /// Print the plan and stop.
@@ -126,14 +195,21 @@ pub struct FitPlan {
     pub json: bool,
 }
 
-/// `xtrain eval clm`.
+impl TrainPlan {
+    /// Whether nothing is to be drawn on the terminal.
+    pub fn quiet(&self) -> bool {
+        self.train.disable_tqdm
+    }
+}
+
+/// `xtrain eval`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvalPlan {
     pub device: Device,
     pub cache: CacheSettings,
     pub model: ModelSource,
     pub tokenizer: PathBuf,
-    pub data: ClmDataSettings,
+    pub task: TaskPlan,
     pub per_device_eval_batch_size: usize,
     pub precision: Precision,
     /// Seeds random weights, when the model has no others.
@@ -141,6 +217,22 @@ pub struct EvalPlan {
     /// Where `eval_results.json` goes; `None`: results are only printed.
     pub output_dir: Option<PathBuf>,
     pub json: bool,
+    pub disable_tqdm: bool,
+}
+
+/// `xtrain predict cls`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PredictPlan {
+    pub device: Device,
+    pub cache: CacheSettings,
+    pub model: ModelSource,
+    pub tokenizer: PathBuf,
+    pub data: ClsDataSettings,
+    pub per_device_eval_batch_size: usize,
+    /// `None`: standard output.
+    pub output_file: Option<PathBuf>,
+    /// Repeat the texts beside their labels.
+    pub include_text: bool,
     pub disable_tqdm: bool,
 }
 

@@ -39,14 +39,14 @@ const INTRODUCTION: &str = "# Flags
 
 <!-- Written from src/config/flags/ by `XTRAIN_WRITE_DOCS=1 cargo test flags_page`. Do not edit by hand. -->
 
-Names, meanings and defaults are those of transformers' `TrainingArguments` and `run_clm`. Each name may be written in snake_case or
+Names, meanings and defaults are those of transformers' `TrainingArguments`, `run_clm`, `run_mlm` and `run_glue`. Each name may be written in snake_case or
 kebab-case (`--learning_rate`, `--learning-rate`), with a blank or `=` before the value. A boolean alone means true; `true` or `false` may
 follow. When a flag is given twice, the last one counts; file flags collect.
 
 `--config FILE` reads the same names from a TOML or JSON file, all at the top level. Flags win over the file. Unknown names are errors. A
 JSON `null` means \"not set\", and a string is read as on the command line. Paths are relative to the working directory in both.
 
-`train clm` trains unless only `--do_eval` is given. An output directory that is not empty is refused unless `--overwrite_output_dir` or
+`train` trains unless only `--do_eval` is given. An output directory that is not empty is refused unless `--overwrite_output_dir` or
 `--resume_from_checkpoint` is given; overwriting deletes nothing up front, files are replaced as new ones are written.
 
 Exit codes: 0 success, 1 failure, 2 a mistake in the command line or settings file (nothing was started), 130 after SIGINT and 143 after
@@ -56,7 +56,7 @@ SIGTERM when the run stopped at the end of a step and saved a checkpoint.
 const UNBUILT_INTRODUCTION: &str = "
 ## Known, not built
 
-These names of `TrainingArguments` and `run_clm` are known. The values listed say what xtrain does anyway and are accepted, so that a dump
+These names of `TrainingArguments` and the scripts are known. The values listed say what xtrain does anyway and are accepted, so that a dump
 of a notebook's arguments works; any other value is an error.
 
 | Name | Accepted | Why |
@@ -71,9 +71,24 @@ fn names(flag: &Flag) -> String {
     spellings.map(|name| format!("`--{name}`")).collect::<Vec<_>>().join(", ")
 }
 
+/// The commands that take a flag; a verb alone means all of its tasks.
 fn commands(flag: &Flag) -> String {
     let taking: Vec<&str> = COMMANDS.iter().filter(|c| flag.commands.contains(c.id)).map(|c| c.words).collect();
-    if taking.len() == COMMANDS.len() { "all".into() } else { taking.join(", ") }
+    if taking.len() == COMMANDS.len() {
+        return "all".into();
+    }
+    let of_verb = |verb: &str, words: &str| words.split_once(' ').is_some_and(|(own, _)| own == verb);
+    let mut names: Vec<&str> = Vec::new();
+    for words in &taking {
+        let name = match words.split_once(' ') {
+            Some((verb, _)) if COMMANDS.iter().filter(|c| of_verb(verb, c.words)).all(|c| taking.contains(&c.words)) => verb,
+            _ => words,
+        };
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names.join(", ")
 }
 
 #[cfg(test)]

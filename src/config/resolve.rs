@@ -5,8 +5,13 @@ use super::flags::Commands;
 use super::plan::*;
 use super::typed::Typed;
 use crate::cache::CacheSettings;
-use crate::data::settings::{ClmDataSettings, SourceSettings, TableSettings};
-use crate::trainer::settings::{Cadence, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind, TrainSettings};
+use crate::data::LabelMap;
+use crate::data::settings::{
+    ClmDataSettings, ClsDataSettings, MlmDataSettings, OnBadRow, PaddingSettings, Quoting, SourceSettings, TableSettings,
+};
+use crate::trainer::settings::{
+    BestRule, Cadence, EarlyStopping, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind, TrainSettings,
+};
 use std::path::{Path, PathBuf};
 
 const CHECKED: &str = "check() refuses a command without it";
@@ -14,15 +19,16 @@ const DEFAULTED: &str = "the flag table has a default for it";
 
 pub fn resolve(typed: &Typed) -> Command {
     match typed.command {
-        Commands::TRAIN => Command::Train(train_plan(typed)),
-        Commands::EVAL => Command::Eval(eval_plan(typed)),
+        command if Commands::TRAIN.contains(command) => Command::Train(train_plan(typed)),
+        command if Commands::EVAL.contains(command) => Command::Eval(eval_plan(typed)),
+        command if Commands::COMPILE.contains(command) => {
+            Command::Compile(CompilePlan { train: train_plan(typed), jobs: jobs(typed), check: typed.bool("check") })
+        }
+        Commands::PREDICT_CLS => Command::Predict(predict_plan(typed)),
         Commands::GENERATE => Command::Generate(generate_plan(typed)),
         Commands::BENCH => Command::Bench(bench_plan(typed)),
         Commands::QUICKSTART => Command::Quickstart(quickstart_plan(typed)),
-        Commands::COMPILE => {
-            Command::Compile(CompilePlan { train: train_plan(typed), jobs: jobs(typed), check: typed.bool("check") })
-        }
-        Commands::FIT => Command::Fit(FitPlan {
+        command if Commands::FIT.contains(command) => Command::Fit(FitPlan {
             train: train_plan(typed),
             scale_from: typed.text("scale_learning_rate_from").map(|text| rate_at_examples(&text).expect(CHECKED)),
             json: typed.bool("json"),
@@ -38,10 +44,12 @@ fn train_plan(typed: &Typed) -> TrainPlan {
         cache: cache(typed),
         model: model(typed),
         tokenizer: tokenizer(typed),
-        data: data(typed),
+        task: task(typed),
+        ignore_mismatched_sizes: typed.bool("ignore_mismatched_sizes"),
         train: train_settings(typed),
         do_train: do_train(typed),
         do_eval: do_eval(typed),
+        do_predict: typed.bool("do_predict"),
         overwrite_output_dir: typed.bool("overwrite_output_dir"),
         dry_run: typed.bool("dry_run"),
         auto_batch: typed.count("per_device_train_batch_size").is_none(),
@@ -67,12 +75,26 @@ fn eval_plan(typed: &Typed) -> EvalPlan {
         cache: cache(typed),
         model: model(typed),
         tokenizer: tokenizer(typed),
-        data: data(typed),
+        task: task(typed),
         per_device_eval_batch_size: typed.count("per_device_eval_batch_size").expect(DEFAULTED),
         precision: eval_precision(typed),
         seed: seed(typed),
         output_dir: typed.path("output_dir"),
         json: typed.bool("json"),
+        disable_tqdm: typed.bool("disable_tqdm"),
+    }
+}
+
+fn predict_plan(typed: &Typed) -> PredictPlan {
+    PredictPlan {
+        device: device(typed),
+        cache: cache(typed),
+        model: model(typed),
+        tokenizer: tokenizer(typed),
+        data: cls_data(typed),
+        per_device_eval_batch_size: typed.count("per_device_eval_batch_size").expect(DEFAULTED),
+        output_file: typed.path("output_file"),
+        include_text: typed.bool("include_text"),
         disable_tqdm: typed.bool("disable_tqdm"),
     }
 }
@@ -145,7 +167,7 @@ pub fn output_dir(typed: &Typed) -> PathBuf {
     match typed.command {
         Commands::QUICKSTART => typed.path("output_dir").unwrap_or_else(|| "output/quickstart".into()),
         // Writes nothing there, but takes the flags of a run that does.
-        Commands::COMPILE | Commands::FIT => typed.path("output_dir").unwrap_or_default(),
+        command if Commands::COMPILE.and(Commands::FIT).contains(command) => typed.path("output_dir").unwrap_or_default(),
         _ => typed.path("output_dir").expect(CHECKED),
     }
 }
@@ -210,8 +232,56 @@ fn tokenizer(typed: &Typed) -> PathBuf {
     typed.path("tokenizer_name").or_else(|| typed.path("model_name_or_path")).expect(CHECKED)
 }
 
-fn data(typed: &Typed) -> ClmDataSettings {
-    ClmDataSettings { source: source(typed), block_size: typed.count("block_size") }
+fn task(typed: &Typed) -> TaskPlan {
+    match typed.command {
+        command if Commands::CLM.contains(command) => {
+            TaskPlan::Clm(ClmDataSettings { source: source(typed), block_size: typed.count("block_size") })
+        }
+        command if Commands::MLM.contains(command) => TaskPlan::Mlm(MlmDataSettings {
+            source: source(typed),
+            max_seq_length: typed.count("max_seq_length"),
+            line_by_line: typed.bool("line_by_line"),
+            mlm_probability: typed.float("mlm_probability").expect(DEFAULTED),
+            whole_word_mask: typed.bool("whole_word_mask"),
+            padding: padding(typed),
+        }),
+        _ => TaskPlan::Cls(cls_data(typed)),
+    }
+}
+
+fn cls_data(typed: &Typed) -> ClsDataSettings {
+    ClsDataSettings {
+        source: source(typed),
+        text_pair_column: typed.text("text_pair_column_name"),
+        label_column: typed.text("label_column_name"),
+        max_seq_length: typed.count("max_seq_length").expect(DEFAULTED),
+        padding: padding(typed),
+        labels: typed.text("labels").map(|text| labels(&text).expect(CHECKED)),
+    }
+}
+
+/// The names in `no,yes`.
+pub fn labels(text: &str) -> Result<LabelMap, String> {
+    let names = text.split(',').map(|name| name.trim().to_string()).collect();
+    LabelMap::new(names).map_err(|error| error.to_string())
+}
+
+fn padding(typed: &Typed) -> PaddingSettings {
+    let pad_to_bucket = typed.text("pad_to_bucket").map(|text| buckets(&text).expect(CHECKED)).unwrap_or_default();
+    PaddingSettings { pad_to_max_length: typed.bool("pad_to_max_length") && pad_to_bucket.is_empty(), pad_to_bucket }
+}
+
+/// The lengths in `32,64`. The error is the part that is not a length.
+pub fn buckets(text: &str) -> Result<Vec<usize>, String> {
+    let length = |part: &str| part.trim().parse().ok().filter(|n| *n > 0).ok_or_else(|| part.trim().to_string());
+    text.split(',').map(length).collect()
+}
+
+/// Nothing is set aside of rows that nobody evaluates on; of a text, run_clm and run_mlm always set it aside.
+fn set_aside(typed: &Typed) -> f64 {
+    let share = typed.float("validation_split_percentage").unwrap_or(0.0);
+    let unused = Commands::CLS.contains(typed.command) && Commands::TRAIN.contains(typed.command) && !do_eval(typed);
+    if unused { 0.0 } else { share }
 }
 
 /// Where examples come from, for every task.
@@ -219,17 +289,25 @@ fn source(typed: &Typed) -> SourceSettings {
     SourceSettings {
         train_files: typed.paths("train_file"),
         validation_files: typed.paths("validation_file"),
-        test_files: Vec::new(),
-        validation_split_percentage: typed.float("validation_split_percentage").expect(DEFAULTED),
+        test_files: typed.paths("test_file"),
+        validation_split_percentage: set_aside(typed),
         max_train_samples: typed.count("max_train_samples"),
         max_eval_samples: typed.count("max_eval_samples"),
-        max_predict_samples: None,
-        table: TableSettings::default(),
+        max_predict_samples: typed.count("max_predict_samples"),
+        table: TableSettings {
+            text_column: typed.text("text_column_name"),
+            quoting: typed.text("quoting").map(|word| match word.as_str() {
+                "none" => Quoting::None,
+                "backslash" => Quoting::Backslash,
+                _ => Quoting::Standard,
+            }),
+            on_bad_row: if typed.text("on_bad_row").as_deref() == Some("skip") { OnBadRow::Skip } else { OnBadRow::Error },
+        },
         preprocessing_num_workers: typed.count("preprocessing_num_workers"),
         dataloader_num_workers: typed.count("dataloader_num_workers").expect(DEFAULTED),
         overwrite_cache: typed.bool("overwrite_cache"),
         cache_dir: cache_dir(typed, "data"),
-        seed: typed.int("data_seed").map_or_else(|| seed(typed), i64::unsigned_abs),
+        seed: typed.int("data_seed").map_or_else(|| typed.int("seed").map_or(0, i64::unsigned_abs), i64::unsigned_abs),
     }
 }
 
@@ -321,6 +399,8 @@ fn train_settings(typed: &Typed) -> TrainSettings {
         save: cadence("save_strategy", steps("save_steps")),
         save_total_limit: typed.count("save_total_limit"),
         eval: cadence("eval_strategy", steps("eval_steps").or(steps("logging_steps"))),
+        max_shard_size: typed.int("max_shard_size").expect(DEFAULTED).unsigned_abs(),
+        best: best(typed),
         dataloader_drop_last: typed.bool("dataloader_drop_last"),
         resume: match typed.path("resume_from_checkpoint") {
             Some(path) => Resume::From(path),
@@ -347,6 +427,26 @@ fn eval_precision(typed: &Typed) -> Precision {
         () if typed.bool("fp16_full_eval") => Precision::Fp16,
         () => precision(typed),
     }
+}
+
+/// As TrainingArguments does, whoever wants the best model and names no metric gets the one of the smallest loss.
+fn best(typed: &Typed) -> Option<BestRule> {
+    let load_at_end = typed.bool("load_best_model_at_end");
+    let patience = typed.count("early_stopping_patience").map(|n| n as u64);
+    let named = typed.text("metric_for_best_model");
+    if named.is_none() && patience.is_none() && !load_at_end {
+        return None;
+    }
+    let metric = named.unwrap_or_else(|| "loss".into());
+    let metric = metric.strip_prefix("eval_").unwrap_or(&metric).to_string();
+    let grows = !metric.ends_with("loss") && metric != "perplexity";
+    Some(BestRule {
+        greater_is_better: typed.bool_if_given("greater_is_better").unwrap_or(grows),
+        load_at_end,
+        early_stopping: patience
+            .map(|patience| EarlyStopping { patience, threshold: typed.float("early_stopping_threshold").expect(DEFAULTED) }),
+        metric,
+    })
 }
 
 fn optimizer(typed: &Typed) -> OptimizerSettings {

@@ -59,6 +59,12 @@ impl Typed {
         Ok(())
     }
 
+    /// Puts another value in the place of what was given, or of nothing: what a name stands for.
+    pub(super) fn set(&mut self, name: &'static str, value: Value) {
+        let origin = self.given.get(name).map_or(Origin::CommandLine, |given| given.origin.clone());
+        self.given.insert(name, Given { value, origin });
+    }
+
     /// Adds the settings of the `--config` file, if one is named.
     pub fn with_config_file(mut self) -> Result<Typed, UsageError> {
         if let Some(path) = self.path("config") {

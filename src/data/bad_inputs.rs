@@ -391,6 +391,16 @@ fn classes_that_a_parquet_file_names_keep_their_order() {
     let bytes = parquet(&[("text", Column::Text(vec!["a", "b"])), ("label", Column::Whole(vec![1, 0]))], Some(features));
     let (labels, examples) = bench.load("t.parquet", &bytes, as_it_is).unwrap();
     assert_eq!((labels.names(), examples.example(0).class), (&["pos".to_string(), "neg".to_string()][..], Some(1)));
+    // Files of the same set that have the numbers alone go with it, whichever comes first.
+    let more = bench.file("more.csv", b"text,label\nc,0\nd,1\n");
+    let mut mixed = settings(bench.dir.path(), &[bench.dir.path().join("t.parquet"), more]);
+    for (names, wanted) in [(["pos", "neg"], [1, 0, 0, 1]), (["0", "1"], [0, 1, 1, 0])] {
+        let (labels, examples) = load(&mixed, &bench.tokenizer).unwrap();
+        assert_eq!(labels.names(), names);
+        assert_eq!((0..4).map(|i| examples.example(i).class.unwrap()).collect::<Vec<_>>(), wanted);
+        mixed.labels = LabelMap::new(vec!["0".into(), "1".into()]).ok();
+        mixed.source.train_files.reverse();
+    }
     // -1 is how such a file says that a row has no label.
     let bytes = parquet(&[("text", Column::Text(vec!["a"])), ("label", Column::Whole(vec![-1]))], Some(features));
     let error = bench.load("u.parquet", &bytes, as_it_is).unwrap_err().to_string();

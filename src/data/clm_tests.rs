@@ -173,3 +173,34 @@ fn block_sizes_follow_run_clm() {
     assert!(size(Some(1024), None, 512).unwrap_err().to_string().contains("512 positions"));
     assert!(size(Some(1), None, 512).is_err() && size(Some(0), None, 512).is_err());
 }
+
+#[test]
+fn a_column_of_a_table_gives_the_same_rows_as_lines() {
+    use crate::data::bad_inputs::{Column, gzip, parquet};
+    let dir = tempfile::tempdir().unwrap();
+    let lines = ["one, two\n", "three \"four\"\n", "\n", "five\n"];
+    let quoted = |line: &str| format!("\"{}\"", line.replace('"', "\"\""));
+    let csv = "id,text\n".to_string() + &lines.iter().map(|line| format!("7,{}\n", quoted(line))).collect::<String>();
+    let json: String = lines.iter().map(|line| serde_json::json!({"text": line}).to_string() + "\n").collect();
+    let files = [
+        ("t.txt", lines.concat().into_bytes()),
+        ("t.csv", csv.clone().into_bytes()),
+        ("t.tsv.gz", gzip(csv.replace(',', "\t").replace("one\t two", "one, two").as_bytes())),
+        ("t.jsonl", json.into_bytes()),
+        ("t.parquet", parquet(&[("text", Column::Text(lines.to_vec()))], None)),
+    ];
+    let tokenizer = bytes_tokenizer();
+    let mut wanted = None;
+    for (name, bytes) in files {
+        let path = dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        let mut settings = settings(dir.path(), &[&path]);
+        settings.source.table.quoting = Some(crate::data::settings::Quoting::Standard);
+        settings.source.validation_split_percentage = 0.0;
+        let found = rows(&train_dataset(&settings, &tokenizer, 4, true).unwrap());
+        assert_eq!(*wanted.get_or_insert(found.clone()), found, "{name}");
+        // The first lines validate, whatever the format.
+        settings.source.validation_split_percentage = 25.0;
+        assert_eq!(rows(&validation_dataset(&settings, &tokenizer, 4, true).unwrap()), found[..2], "{name}");
+    }
+}

@@ -113,6 +113,25 @@ fn prepare(job: &Job<'_>, settings: &ClsDataSettings, labels: LabelUse<'_>, max_
     })
 }
 
+/// A row to label, as it stands in its file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TestRow {
+    /// Place among all rows of the test files, those that are left out too.
+    pub index: u64,
+    pub text: String,
+    pub pair: Option<String>,
+}
+
+/// The rows that the examples of [`Split::Test`] come from, in their order.
+pub fn test_rows(settings: &ClsDataSettings, labels: &LabelMap) -> Result<Vec<TestRow>> {
+    let source = &settings.source;
+    let labels = LabelUse { map: labels, needed: false, numbers: settings.labels.is_some() };
+    Samples::new(&source.test_files, settings, labels)
+        .take(source.max_predict_samples.unwrap_or(usize::MAX))
+        .map(|sample| sample.map(|Sample { index, text, pair, .. }| TestRow { index, text, pair }))
+        .collect()
+}
+
 /// Batches of examples. Refuses a tokenizer without a pad token.
 pub fn collator(settings: &ClsDataSettings, tokenizer: &Tokenizer, max_length: usize, examples: Examples) -> Result<Collator> {
     let pad_id = tokenizer.pad_id().ok_or(Error::NoPadToken)?;

@@ -4,7 +4,7 @@ use ndarray::{Array1, Array2, s};
 use xtrain_models::IGNORED_LABEL;
 
 use super::batch::{Batch, Labels};
-use super::dataset::Dataset;
+use super::dataset::{Dataset, Totals};
 use super::examples::{Examples, flag};
 use super::masking::Masking;
 use super::padding::Padding;
@@ -41,6 +41,14 @@ impl Collator {
         match self {
             Collator::Causal(rows) => rows.fingerprint(),
             Collator::Masked { examples, .. } | Collator::Classes { examples, .. } => examples.fingerprint(),
+        }
+    }
+
+    /// What went into the set.
+    pub fn totals(&self) -> Totals {
+        match self {
+            Collator::Causal(rows) => rows.totals(),
+            Collator::Masked { examples, .. } | Collator::Classes { examples, .. } => examples.totals(),
         }
     }
 

@@ -259,21 +259,3 @@ fn around(cls: &str, cls_id: Value, sep: &str, sep_id: Value) -> Value {
         },
     })
 }
-
-#[cfg(test)]
-mod dump {
-    #[test]
-    fn dump() {
-        for (dir, out) in [("albde", "albde"), ("bertcased", "bertcased"), ("robertatwo", "robertatwo")] {
-            let dir = std::path::PathBuf::from("/tmp/convert-in").join(dir);
-            let files: Vec<(String, Vec<u8>)> = std::fs::read_dir(&dir)
-                .unwrap()
-                .map(|e| e.unwrap())
-                .filter(|e| e.path().is_file())
-                .map(|e| (e.file_name().to_string_lossy().to_string(), std::fs::read(e.path()).unwrap()))
-                .collect();
-            let c = super::convert(&super::Files { dir: &dir, files: &files }).unwrap();
-            std::fs::write(format!("/tmp/convert-in/{out}.json"), c.definition.to_string()).unwrap();
-        }
-    }
-}

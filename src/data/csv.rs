@@ -186,3 +186,64 @@ impl CsvReader {
         Error::BadRow { place: self.place(line), reason: format!("text follows the closing quote of a field; {hint}") }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand_chacha::ChaCha8Rng;
+    use rand_chacha::rand_core::{Rng, SeedableRng};
+    use std::sync::Arc;
+
+    fn read(bytes: &[u8], quoting: Quoting) -> Vec<(u64, Vec<String>)> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.csv");
+        std::fs::write(&path, bytes).unwrap();
+        let mut reader = CsvReader::new(Input::open(&path, Arc::default()).unwrap(), b',', quoting).unwrap();
+        let (mut row, mut rows) = (Fields::default(), Vec::new());
+        while reader.read(&mut row).unwrap() {
+            let field = |i| String::from_utf8(row.get(i).0.to_vec()).unwrap();
+            rows.push((row.line, (0..row.len()).map(field).collect()));
+        }
+        rows
+    }
+
+    /// Any text that is written with quotes comes back as it was, at the line where it was written.
+    #[test]
+    fn written_rows_come_back() {
+        let mut rng = ChaCha8Rng::seed_from_u64(11);
+        let pieces = ["a", "\"", ",", "\n", "\r\n", "\r", "\\", "\u{e9}", " ", ""];
+        let ends = ["\n", "\r\n", "\r", "\n\n", "\r\n\r\n"];
+        for quoting in [Quoting::Standard, Quoting::Backslash] {
+            let (mut text, mut line, mut wanted) = (String::new(), 1, Vec::new());
+            for _ in 0..3000 {
+                let mut pick = |below: usize| (rng.next_u64() % below as u64) as usize;
+                let mut field = || (0..pick(6)).map(|_| pieces[pick(pieces.len())]).collect::<String>();
+                let fields: Vec<String> = (0..3).map(|_| field()).collect();
+                let escaped = |field: &String| match quoting {
+                    Quoting::Backslash => field.replace('\\', "\\\\").replace('"', "\\\""),
+                    _ => field.replace('"', "\"\""),
+                };
+                let row = fields.iter().map(|field| format!("\"{}\"", escaped(field))).collect::<Vec<_>>().join(",");
+                let end = ends[pick(ends.len())];
+                wanted.push((line, fields));
+                let breaks = |text: &str| text.replace("\r\n", "\n").matches(['\n', '\r']).count() as u64;
+                line += breaks(&row) + breaks(end);
+                text += &(row + end);
+            }
+            let found = read(text.as_bytes(), quoting);
+            for (found, wanted) in found.iter().zip(&wanted) {
+                assert_eq!(found, wanted);
+            }
+            assert_eq!(found.len(), wanted.len());
+        }
+    }
+
+    #[test]
+    fn rows_go_across_buffers() {
+        // Buffers are 256 KiB.
+        let long = "x\"\"y\r\n".repeat(100_000);
+        let found = read(format!("a,\"{long}\"\r\nb,c").as_bytes(), Quoting::Standard);
+        assert_eq!(found[0].1[1], long.replace("\"\"", "\""));
+        assert_eq!((found[1].0, &found[1].1[..]), (100_002, &["b".to_string(), "c".to_string()][..]));
+    }
+}

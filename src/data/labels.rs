@@ -10,6 +10,8 @@ use super::error::{Error, Result};
 #[derive(Clone, Debug, PartialEq)]
 pub struct LabelMap {
     names: Vec<String>,
+    /// Rows may give a label by its number.
+    numbered: bool,
 }
 
 impl LabelMap {
@@ -21,7 +23,7 @@ impl LabelMap {
         }
         match names.is_empty() {
             true => Err(Error::Labels { reason: "there is no label".to_string() }),
-            false => Ok(LabelMap { names }),
+            false => Ok(LabelMap { names, numbered: false }),
         }
     }
 
@@ -35,6 +37,11 @@ impl LabelMap {
             None => distinct.into_iter().map(str::to_string).collect(),
         };
         LabelMap::new(names)
+    }
+
+    /// Labels that a file declares: its rows hold their numbers.
+    pub(super) fn declared(names: Vec<String>) -> Result<LabelMap> {
+        Ok(LabelMap { numbered: true, ..LabelMap::new(names)? })
     }
 
     /// `id2label` (or, without it, `label2id`) of a model's config.json; `None` where it has neither.
@@ -64,10 +71,11 @@ impl LabelMap {
         self.names.iter().enumerate().all(|(id, name)| *name == format!("LABEL_{id}"))
     }
 
-    /// The id of a label. Placeholder names also go by their number.
+    /// The id of a label. Names that a file declares and placeholders also go by their number.
     pub fn id(&self, label: &str) -> Option<usize> {
         let known = self.names.iter().position(|name| name == label);
-        known.or_else(|| label.parse().ok().filter(|id| self.is_placeholder() && *id < self.names.len()))
+        let numbered = self.numbered || self.is_placeholder();
+        known.or_else(|| label.parse().ok().filter(|id| numbered && *id < self.names.len()))
     }
 
     /// The id of a label that may also be given by its number, as data sets do whose labels a model's config names. Not where

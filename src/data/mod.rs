@@ -1,9 +1,15 @@
 //! Text to tokens to device batches.
 //!
-//! Reading order: `text` (lines), `tokenizer` (`bpe` trains one, `convert` reads older files, `sequences` adds special tokens), then a task: `clm` (lines to rows of ids, once, kept
-//! on disk by `dataset`), `mlm` and `cls` (to examples of any length, kept by `examples`; `labels` names the classes). Then
-//! `sampler` (which rows, in which order), `collator` (rows to a `batch`; `masking` and `padding` serve it) and `loader` (threads
-//! that prepare batches ahead of the step).
+//! Reading order, from files to batches:
+//!
+//! 1. Files: `input` (bytes, plain or gzip), `text` (lines), `table` (rows of `csv`, `json` and `parquet`); out of those `texts` for
+//!    language models and `samples` with their `labels` for classifiers.
+//! 2. Tokens: `tokenizer` (`bpe` trains one, `convert` reads older files), `sequences` (special tokens, truncation).
+//! 3. Sets, made once and kept on disk (`prepare`): `clm` makes the rows of `dataset`, `mlm` and `cls` make `examples`.
+//! 4. Batches: `sampler` (which rows, in which order), `collator` (rows to a `batch`; `masking` and `padding` serve it), `loader`
+//!    (threads that prepare batches ahead of the step).
+//!
+//! A new format joins at `table`, a new task beside `cls`; the rest is theirs too.
 
 pub mod batch;
 mod bpe;

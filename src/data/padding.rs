@@ -33,6 +33,11 @@ impl Padding {
         Ok(Padding { lengths, pad_id, left })
     }
 
+    /// Every T, from short to long.
+    pub fn lengths(&self) -> &[usize] {
+        &self.lengths
+    }
+
     /// T of a batch of these rows.
     pub(super) fn length(&self, examples: &Examples, rows: &[u32]) -> usize {
         self.fitting(rows.iter().map(|row| examples.length(*row as usize)).max().unwrap_or(0))

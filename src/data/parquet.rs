@@ -142,7 +142,10 @@ fn cell(field: &Field, class_names: Option<&[String]>) -> Cell {
     let whole = |number: i64| match class_names {
         // `datasets` writes -1 where a class is not known.
         Some(_) if number < 0 => Cell::Missing,
-        Some(names) => names.get(number as usize).map_or(Cell::Number(number.to_string()), |name| Cell::Text(name.clone())),
+        Some(names) => match names.get(number as usize) {
+            Some(name) => Cell::Class { number, name: name.clone() },
+            None => Cell::Number(number.to_string()),
+        },
         None => Cell::Number(number.to_string()),
     };
     match field {

@@ -23,6 +23,8 @@ const MOST_LABELS: usize = 10_000;
 /// A text or pair with its class.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sample {
+    /// Place among all rows of the files, those that are left out too.
+    pub index: u64,
     pub text: String,
     pub pair: Option<String>,
     pub class: Option<u32>,
@@ -89,6 +91,7 @@ pub(super) struct Samples<'a> {
     labels: LabelUse<'a>,
     current: Option<(Table, Columns)>,
     bytes_read: Arc<AtomicU64>,
+    rows: u64,
     skipped: u64,
     done: bool,
 }
@@ -96,7 +99,7 @@ pub(super) struct Samples<'a> {
 impl<'a> Samples<'a> {
     pub fn new(files: &'a [PathBuf], settings: &'a ClsDataSettings, labels: LabelUse<'a>) -> Samples<'a> {
         let files = files.iter();
-        Samples { files, settings, labels, current: None, bytes_read: Arc::default(), skipped: 0, done: false }
+        Samples { files, settings, labels, current: None, bytes_read: Arc::default(), rows: 0, skipped: 0, done: false }
     }
 
     pub fn bytes_read(&self) -> Arc<AtomicU64> {
@@ -125,7 +128,8 @@ impl<'a> Samples<'a> {
                 self.current = None;
                 continue;
             };
-            match row.and_then(|row| sample(row, table.columns(), columns, &self.labels)) {
+            self.rows += 1;
+            match row.and_then(|row| sample(self.rows - 1, row, table.columns(), columns, &self.labels)) {
                 Ok(sample) => return Ok(Some(sample)),
                 Err(error) if error.is_bad_row() && self.settings.source.table.on_bad_row == OnBadRow::Skip => self.skipped += 1,
                 Err(error) => return Err(error),
@@ -147,7 +151,7 @@ impl Iterator for Samples<'_> {
     }
 }
 
-fn sample(row: Row, names: &[String], columns: &Columns, labels: &LabelUse<'_>) -> Result<Sample> {
+fn sample(index: u64, row: Row, names: &[String], columns: &Columns, labels: &LabelUse<'_>) -> Result<Sample> {
     let place = &row.place;
     let bad = |reason: String| Error::BadRow { place: place.clone(), reason };
     let mut cells = row.cells.into_iter();
@@ -160,12 +164,16 @@ fn sample(row: Row, names: &[String], columns: &Columns, labels: &LabelUse<'_>) 
     let class = match columns.label {
         None => None,
         Some(column) => {
-            let name =
-                label(&cells.next().unwrap_or(Cell::Missing)).map_err(|what| format!("column {:?}: {what}", names[column]));
-            match name {
+            let cell = cells.next().unwrap_or(Cell::Missing);
+            let by_number = || match &cell {
+                Cell::Class { number, .. } => labels.map.id(&number.to_string()),
+                _ => None,
+            };
+            match label(&cell).map_err(|what| format!("column {:?}: {what}", names[column])) {
                 Ok(name) => {
                     let id = if labels.numbers { labels.map.id_or_number(&name) } else { labels.map.id(&name) };
-                    match id {
+                    // Another file of the same set may have the numbers alone, and the labels be made of those.
+                    match id.or_else(by_number) {
                         Some(id) => Some(id as u32),
                         // Unlabelled rows of published test sets say -1.
                         None if !labels.needed && name == "-1" => None,
@@ -177,7 +185,7 @@ fn sample(row: Row, names: &[String], columns: &Columns, labels: &LabelUse<'_>) 
             }
         }
     };
-    Ok(Sample { text: a, pair: b, class })
+    Ok(Sample { index, text: a, pair: b, class })
 }
 
 fn list(names: &[String]) -> String {
@@ -196,6 +204,7 @@ fn label(cell: &Cell) -> Result<String, &'static str> {
             Ok(value) if value.fract() == 0.0 && value.abs() < 1e15 => format!("{value}"),
             _ => number.clone(),
         }),
+        Cell::Class { name, .. } => Ok(name.clone()),
         Cell::Missing => Err("the label is missing"),
         Cell::Other(_) => Err("the label is a list or structure"),
     }
@@ -220,8 +229,16 @@ pub(super) fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result
         let name = table.columns()[column].clone();
         table.choose(vec![column])?;
         for row in table {
-            // A bad row is told, or left out, when the samples are read: there the whole row is looked at.
-            let Ok(Ok(label)) = row.map(|row| label(&row.cells[0])) else { continue };
+            let label = row.and_then(|row| {
+                let bad = |what| Error::BadRow { place: row.place.clone(), reason: format!("column {name:?}: {what}") };
+                label(&row.cells[0]).map_err(bad)
+            });
+            let label = match label {
+                Ok(label) => label,
+                // It is counted when the samples are read: there the whole row is looked at.
+                Err(error) if error.is_bad_row() && settings.source.table.on_bad_row == OnBadRow::Skip => continue,
+                Err(error) => return Err(error),
+            };
             if found.insert(label) && found.len() > MOST_LABELS {
                 let reason = format!(
                     "column {name:?} of {} has more than {MOST_LABELS} different values; \
@@ -238,8 +255,15 @@ pub(super) fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result
         return Err(Error::Labels { reason });
     }
     match declared {
-        Some(names) if found.iter().all(|label| names.contains(label)) => LabelMap::new(names),
-        Some(_) => Err(Error::Labels { reason: "some files name their classes and others have other labels".to_string() }),
+        Some(names) => {
+            let map = LabelMap::declared(names)?;
+            match found.iter().find(|label| map.id(label).is_none()) {
+                None => Ok(map),
+                Some(label) => {
+                    Err(Error::Labels { reason: format!("{label:?} is not among the classes that some of the files name") })
+                }
+            }
+        }
         None => LabelMap::of_data(found.iter().map(String::as_str)),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokenizers::{TruncationDirection, TruncationParams, TruncationStrategy};
+use tokenizers::{Encoding, PostProcessorWrapper, TruncationDirection, TruncationParams, TruncationStrategy, truncate_encodings};
 
 use super::error::{Error, Result};
 use super::examples::flag;
@@ -18,37 +18,40 @@ pub struct Sequence {
 }
 
 /// Encodes as `tokenizer(a, b, truncation=True, max_length=...)` does: the longer text of a pair is cut first.
+///
+/// Truncation is done here between the crate's two steps, because its own stops reading a text once that alone is too long, and
+/// then takes texts for equally long that are not (0.23.2; Python's 0.23.3 does not).
 #[derive(Clone, Debug)]
 pub struct SequenceEncoder {
-    inner: Arc<tokenizers::Tokenizer>,
+    /// Texts to tokens, nothing else.
+    texts: Arc<tokenizers::Tokenizer>,
+    /// Adds special tokens.
+    whole: Arc<tokenizers::Tokenizer>,
+    max_length: Option<usize>,
+    direction: TruncationDirection,
+    special: [usize; 2],
 }
 
 impl SequenceEncoder {
     pub(super) fn new(tokenizer: &Tokenizer, max_length: Option<usize>) -> Result<SequenceEncoder> {
-        let Some(max_length) = max_length else { return Ok(SequenceEncoder { inner: tokenizer.inner.clone() }) };
-        let special = tokenizer.special_tokens(true);
-        if max_length <= special {
-            return Err(Error::NoRoom { length: max_length, special });
+        let special = [tokenizer.special_tokens(false), tokenizer.special_tokens(true)];
+        if let Some(length) = max_length
+            && length <= special[1]
+        {
+            return Err(Error::NoRoom { length, special: special[1] });
         }
         let direction = match tokenizer.truncates_left {
             true => TruncationDirection::Left,
             false => TruncationDirection::Right,
         };
-        let truncation = TruncationParams { direction, max_length, strategy: TruncationStrategy::LongestFirst, stride: 0 };
-        let mut inner = (*tokenizer.inner).clone();
-        inner
-            .with_truncation(Some(truncation))
-            .map_err(|error| Error::Tokenize { place: "with truncation".to_string(), reason: error.to_string() })?;
-        Ok(SequenceEncoder { inner: Arc::new(inner) })
+        let mut texts = (*tokenizer.inner).clone();
+        texts.with_post_processor(None::<PostProcessorWrapper>);
+        Ok(SequenceEncoder { texts: Arc::new(texts), whole: tokenizer.inner.clone(), max_length, direction, special })
     }
 
     /// A text, or a pair of them.
     pub fn encode(&self, text: &str, pair: Option<&str>) -> Result<Sequence> {
-        let encoding = match pair {
-            Some(pair) => self.inner.encode((text, pair), true),
-            None => self.inner.encode(text, true),
-        };
-        let encoding = encoding.map_err(|error| Error::Tokenize {
+        let (encoding, truncated) = self.tokens(text, pair).map_err(|error| Error::Tokenize {
             place: format!("{:?}", text.chars().take(60).collect::<String>()),
             reason: error.to_string(),
         })?;
@@ -67,7 +70,26 @@ impl SequenceEncoder {
             }
             flags
         });
-        let truncated = !encoding.get_overflowing().is_empty();
         Ok(Sequence { flags: flags.collect(), ids: encoding.get_ids().to_vec(), truncated })
+    }
+
+    /// Tokens with special ones, and whether some were cut off.
+    fn tokens(&self, text: &str, pair: Option<&str>) -> tokenizers::Result<(Encoding, bool)> {
+        let mut first = self.texts.encode(text, false)?;
+        let mut second = pair.map(|pair| self.texts.encode(pair, false)).transpose()?;
+        if let Some(second) = &mut second {
+            second.set_type_ids(vec![1; second.len()]);
+        }
+        let tokens = first.len() + second.as_ref().map_or(0, Encoding::len);
+        let room = self.max_length.map_or(usize::MAX, |length| length - self.special[usize::from(second.is_some())]);
+        if tokens > room {
+            let strategy = TruncationStrategy::LongestFirst;
+            let truncation = TruncationParams { direction: self.direction, max_length: room, strategy, stride: 0 };
+            (first, second) = truncate_encodings(first, second, &truncation)?;
+            // What was cut off is not wanted, and would be processed too.
+            first.take_overflowing();
+            second.as_mut().map(Encoding::take_overflowing);
+        }
+        Ok((self.whole.post_process(first, second, true)?, tokens > room))
     }
 }

@@ -44,6 +44,11 @@ pub enum Cell {
     Text(String),
     /// A number or truth value of a format that tells them from text, as it would be written.
     Number(String),
+    /// The number of a class whose name the file declares.
+    Class {
+        number: i64,
+        name: String,
+    },
     /// Null, or no such key in this row.
     Missing,
     /// Anything else, by what it is.

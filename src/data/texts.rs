@@ -118,6 +118,7 @@ fn text(mut row: Row, column: &str) -> Result<String> {
 pub(super) fn not_text(place: super::error::Place, column: &str, cell: &Cell) -> Error {
     let found = match cell {
         Cell::Number(number) => format!("is {number}, not text"),
+        Cell::Class { name, .. } => format!("is the class {name}, not text"),
         Cell::Other(kind) => format!("is {kind}, not text"),
         Cell::Missing | Cell::Text(_) => "is missing".to_string(),
     };

@@ -180,6 +180,11 @@ impl Tokenizer {
         self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(pair))
     }
 
+    /// The token that an id stands for.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
     /// The same tokenizer with one of its tokens for padding, which saved files say too.
     pub fn with_pad_token(&self, token: &str) -> Result<Tokenizer> {
         let Some(id) = self.inner.token_to_id(token) else {

@@ -39,7 +39,7 @@ pub enum Error {
     NotCached { what: &'static str, name: String, revision: String, cache: PathBuf, missing: String },
 
     #[error(
-        "the Hub ({endpoint}) cannot be reached for {name}: {reason}. Check the connection and HF_ENDPOINT; with HF_HUB_OFFLINE=1 \
+        "the Hub ({endpoint}) cannot be reached for {name}, which is no path on this machine: {reason}. Check the connection and HF_ENDPOINT; with HF_HUB_OFFLINE=1 \
          only the cache is used"
     )]
     Unreachable { endpoint: String, name: String, reason: String },

@@ -5,6 +5,7 @@
 //! this one look for it. What broke off stays there and is gone on with.
 
 use std::fs::File;
+use std::io::ErrorKind::{AlreadyExists, PermissionDenied, ReadOnlyFilesystem, StorageFull};
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -187,6 +188,16 @@ fn list(dir: &Path, prefix: &str, files: &mut Vec<String>) -> std::io::Result<()
     Ok(())
 }
 
+/// Where a download goes.
+struct Places {
+    /// Until it is checked.
+    incoming: PathBuf,
+    /// A link to it, which the crate makes and which is of no use here.
+    pointer: PathBuf,
+    /// For good.
+    blob: PathBuf,
+}
+
 impl Snapshot<'_> {
     /// Paths of the repository's files; offline, of those in the cache.
     pub fn files(&self) -> &[String] {
@@ -222,21 +233,23 @@ impl Snapshot<'_> {
         }
         let blob = self.hub.cache.repo(repo.clone()).blob_path(metadata.etag());
         if !blob.exists() {
-            let incoming = Cache::new(self.hub.cache.path().join(INCOMING)).repo(repo.clone());
-            let pointer = incoming.pointer_path(metadata.commit_hash()).join(file);
-            let incoming = incoming.blob_path(metadata.etag());
-            self.download(remote, file, &metadata, &incoming, &pointer)?;
+            let arriving = Cache::new(self.hub.cache.path().join(INCOMING)).repo(repo.clone());
+            let pointer = arriving.pointer_path(metadata.commit_hash()).join(file);
+            let places = Places { incoming: arriving.blob_path(metadata.etag()), pointer, blob: blob.clone() };
+            self.download(remote, file, &metadata, &places)?;
             let dir = blob.parent().expect("a blob lies in its directory");
             std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
-            std::fs::rename(&incoming, &blob).map_err(Error::io("write", &blob))?;
+            if !blob.exists() {
+                std::fs::rename(&places.incoming, &blob).map_err(Error::io("write", &blob))?;
+            }
         }
         self.link(&blob, &path)?;
         Ok(path)
     }
 
-    /// Downloads until the bytes are what the Hub said; they are at `incoming` then. The crate also leaves a link to them, at
-    /// `pointer`, which is of no use here.
-    fn download(&self, remote: &ApiRepo, file: &str, metadata: &Metadata, incoming: &Path, pointer: &Path) -> Result<()> {
+    /// Downloads until the bytes are what the Hub said; they are at `incoming` then, or at `blob` if another process was faster.
+    fn download(&self, remote: &ApiRepo, file: &str, metadata: &Metadata, places: &Places) -> Result<()> {
+        let Places { incoming, pointer, blob } = places;
         let part = incoming.with_extension("part");
         let size = metadata.size() as u64;
         let on_disk = |path: &Path| path.metadata().map(|m| m.len()).unwrap_or(0);
@@ -264,10 +277,15 @@ impl Snapshot<'_> {
                         eprintln!("warning: {file} of {} arrived damaged ({reason}); downloading it again", self.name);
                     }
                 },
+                Err(ApiError::LockAcquisition(_)) if blob.exists() => return Ok(()),
                 Err(ApiError::LockAcquisition(_)) if start.elapsed() < OTHERS => {
                     if !std::mem::replace(&mut waited, true) {
                         eprintln!("note: another process is downloading {file} of {}; waiting for it", self.name);
                     }
+                }
+                // The disk, not the connection.
+                Err(ApiError::IoError(error)) if matches!(error.kind(), PermissionDenied | StorageFull | ReadOnlyFilesystem) => {
+                    return Err(Error::io("write", &part)(error));
                 }
                 // A status is an answer, not a connection that broke.
                 Err(ApiError::RequestError(error)) if matches!(*error, ureq::Error::StatusCode(_)) => {
@@ -294,7 +312,7 @@ impl Snapshot<'_> {
         // From snapshots/COMMIT/FILE, up to the repository's directory.
         let target = PathBuf::from("../".repeat(depth + 1)).join("blobs").join(name);
         match std::os::unix::fs::symlink(target, path) {
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+            Err(error) if error.kind() == AlreadyExists => Ok(()),
             other => other.map_err(Error::io("write", path)),
         }
     }

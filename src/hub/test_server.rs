@@ -1,4 +1,5 @@
-//! A Hub on the loopback interface for tests: its URL layout, redirects, ranges and refusals, and faults on demand.
+//! A Hub on the loopback interface for tests: its URL layout, redirects, ranges and refusals, and faults on demand. The integration
+//! tests use this file too, so it needs nothing of the library.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -9,7 +10,9 @@ use std::thread::JoinHandle;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-use crate::checkpoint::hash::hex;
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
 
 /// How a file is served.
 #[derive(Clone, Copy, Debug, PartialEq)]

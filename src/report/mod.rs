@@ -1,6 +1,7 @@
 //! What the program tells its user: log records, the step line, progress, tables. The bottom layer: it imports nothing of ours, and
 //! everything but [`progress`] and [`memory`] is a function from values to text.
 
+pub mod csv;
 pub mod memory;
 pub mod progress;
 pub mod python_float;

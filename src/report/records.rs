@@ -4,6 +4,7 @@
 
 use super::python_float::{repr, round};
 use serde_json::{Map, Value, json};
+use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
@@ -43,10 +44,13 @@ pub struct ScalingRecord {
     pub skipped_steps: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct EvalRecord {
     pub loss: f64,
-    pub perplexity: f64,
+    /// Names without `eval_`, in the order to print them.
+    pub metrics: Vec<(String, f64)>,
+    /// Of a language model.
+    pub perplexity: Option<f64>,
     /// Seconds.
     pub runtime: f64,
     pub samples: u64,
@@ -77,23 +81,23 @@ pub struct SummaryRecord {
 
 /// A key of a record with its value in full and the decimals that the Trainer rounds it to: in what it prints and in what it keeps.
 struct Field {
-    key: &'static str,
+    key: Cow<'static, str>,
     value: f64,
     printed: Option<usize>,
     kept: Option<usize>,
 }
 
 const fn exact(key: &'static str, value: f64) -> Field {
-    Field { key, value, printed: None, kept: None }
+    Field { key: Cow::Borrowed(key), value, printed: None, kept: None }
 }
 
 const fn rounded(key: &'static str, value: f64, decimals: usize) -> Field {
-    Field { key, value, printed: Some(decimals), kept: Some(decimals) }
+    Field { key: Cow::Borrowed(key), value, printed: Some(decimals), kept: Some(decimals) }
 }
 
 /// The Trainer rounds the epoch when it prints it, and keeps it as it is.
 const fn epoch(value: f64) -> Field {
-    Field { key: "epoch", value, printed: Some(2), kept: None }
+    Field { key: Cow::Borrowed("epoch"), value, printed: Some(2), kept: None }
 }
 
 impl Record {
@@ -112,13 +116,16 @@ impl Record {
                 fields
             }
             Record::Eval(r) => {
-                let mut fields = vec![
-                    exact("eval_loss", r.loss),
+                let mut fields = vec![exact("eval_loss", r.loss)];
+                fields.extend(
+                    r.metrics.iter().map(|(name, value)| Field { key: Cow::Owned(format!("eval_{name}")), ..exact("", *value) }),
+                );
+                fields.extend([
                     rounded("eval_runtime", r.runtime, 4),
                     rounded("eval_samples_per_second", rate(r.samples, r.runtime), 3),
                     rounded("eval_steps_per_second", rate(r.steps, r.runtime), 3),
-                    exact("perplexity", r.perplexity),
-                ];
+                ]);
+                fields.extend(r.perplexity.map(|perplexity| exact("perplexity", perplexity)));
                 fields.extend(r.epoch.map(epoch));
                 fields
             }
@@ -152,7 +159,7 @@ impl Record {
     /// A line of `log.jsonl`, without its line end: the same keys in full precision, then `step` and, in the summary, `total_flos`.
     pub fn json_line(&self) -> String {
         let mut map: Map<String, Value> =
-            self.fields().into_iter().map(|field| (field.key.into(), number(field.value))).collect();
+            self.fields().into_iter().map(|field| (field.key.into_owned(), number(field.value))).collect();
         self.add_step(&mut map);
         Value::Object(map).to_string()
     }
@@ -166,8 +173,9 @@ impl Record {
 
     /// The keys with the values that the Trainer keeps, as `train_results.json` and `eval_results.json` are made of.
     pub fn results(&self) -> Map<String, Value> {
-        let kept =
-            |field: Field| (field.key.into(), number(field.kept.map_or(field.value, |decimals| round(field.value, decimals))));
+        let kept = |field: Field| {
+            (field.key.into_owned(), number(field.kept.map_or(field.value, |decimals| round(field.value, decimals))))
+        };
         self.fields().into_iter().map(kept).collect()
     }
 
@@ -216,8 +224,18 @@ mod tests {
         epoch: 0.504_032,
         step: 10,
     });
-    const EVAL: Record =
-        Record::Eval(EvalRecord { loss: 2.5, perplexity: 12.25, runtime: 2.0, samples: 9, steps: 3, epoch: Some(1.0), step: 10 });
+    fn eval() -> Record {
+        Record::Eval(EvalRecord {
+            loss: 2.5,
+            metrics: vec![("accuracy".into(), 0.75)],
+            perplexity: Some(12.25),
+            runtime: 2.0,
+            samples: 9,
+            steps: 3,
+            epoch: Some(1.0),
+            step: 10,
+        })
+    }
     const SUMMARY: Record = Record::Summary(SummaryRecord {
         runtime: 6.123_456,
         samples: 100,
@@ -232,8 +250,8 @@ mod tests {
     fn records_are_printed_as_the_trainer_prints_them() {
         assert_eq!(TRAIN.printed(), "{'loss': 3.2146, 'grad_norm': 1.203125, 'learning_rate': 5e-05, 'epoch': 0.5}");
         assert_eq!(
-            EVAL.printed(),
-            "{'eval_loss': 2.5, 'eval_runtime': 2.0, 'eval_samples_per_second': 4.5, 'eval_steps_per_second': 1.5, \
+            eval().printed(),
+            "{'eval_loss': 2.5, 'eval_accuracy': 0.75, 'eval_runtime': 2.0, 'eval_samples_per_second': 4.5, 'eval_steps_per_second': 1.5, \
              'perplexity': 12.25, 'epoch': 1.0}"
         );
         assert_eq!(
@@ -292,7 +310,7 @@ mod tests {
     #[test]
     fn the_log_file_grows_by_lines() {
         let dir = tempfile::tempdir().unwrap();
-        for record in [TRAIN, EVAL] {
+        for record in [TRAIN, eval()] {
             LogFile::append_in(dir.path()).unwrap().write(&record).unwrap();
         }
         let text = std::fs::read_to_string(dir.path().join(LOG_FILE)).unwrap();

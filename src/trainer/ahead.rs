@@ -1,9 +1,10 @@
 //! The graphs of a run, compiled without data: what `--dry_run` reports on, and what `xtrain compile` makes.
 
 use super::error::Result;
+use super::feed::{BatchShape, abstract_batch, graph_name};
 use super::parameters::parameter_shape;
 use super::session::Session;
-use super::step::{Phase, Stepper, abstract_batch};
+use super::step::{Phase, Stepper};
 use super::{ceiling, evaluate};
 use crate::cache::CompiledGraph;
 use std::collections::HashMap;
@@ -12,14 +13,13 @@ use xtrain_graphs::{Graph, Shape};
 use xtrain_models::Model;
 
 /// The shapes that decide a run's graphs.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RunShapes {
-    pub train_batch: usize,
-    pub eval_batch: usize,
-    pub block_size: usize,
+    /// The kinds of batch that it trains on, none if it does not.
+    pub train: Vec<BatchShape>,
+    /// The kinds of batch that it evaluates on.
+    pub eval: Vec<BatchShape>,
     pub accumulation: usize,
-    pub trains: bool,
-    pub evaluates: bool,
 }
 
 /// Compiles every graph that the run will use, `jobs` at a time; `ready` hears of each as it is done. In the order of use.
@@ -27,7 +27,7 @@ pub fn compile_all(
     session: &mut Session,
     model: &dyn Model,
     stepper: &Stepper,
-    shapes: RunShapes,
+    shapes: &RunShapes,
     jobs: usize,
     ready: &mut dyn FnMut(&CompiledGraph),
 ) -> Result<Vec<Arc<CompiledGraph>>> {
@@ -36,30 +36,33 @@ pub fn compile_all(
 }
 
 /// Every graph of the run, in the order of use, in the run's precision.
-pub fn record_all(session: &mut Session, model: &dyn Model, stepper: &Stepper, shapes: RunShapes) -> Result<Vec<Graph>> {
+pub fn record_all(session: &mut Session, model: &dyn Model, stepper: &Stepper, shapes: &RunShapes) -> Result<Vec<Graph>> {
     let accumulates = shapes.accumulation > 1;
     let parameters = stepper.parameters().iter().map(|p| (p.name.clone(), parameter_shape(p)));
     let extra = stepper.extra_state(accumulates).into_iter().map(|state| (state.name, state.shape));
     let state: HashMap<String, Shape> = parameters.chain(extra).collect();
     let state = Arc::new(state);
+    let mut phases = vec![Phase::Update { accumulated: accumulates }];
+    if accumulates {
+        phases.insert(0, Phase::Accumulate);
+    }
     let mut graphs = Vec::new();
-    if shapes.trains {
+    if !shapes.train.is_empty() {
         let mut recording = session.begin_abstract(state.clone());
         ceiling::record_abstract(&mut recording, stepper.precision())?;
         graphs.push(recording.cut(ceiling::GRAPH_NAME)?);
-        let accumulate = accumulates.then_some(Phase::Accumulate);
-        for phase in accumulate.into_iter().chain([Phase::Update { accumulated: accumulates }]) {
-            let mut recording = session.begin_abstract(state.clone());
-            let inputs = abstract_batch(&mut recording, shapes.train_batch, shapes.block_size);
-            stepper.record(&mut recording, &inputs, phase, 0, 0)?;
-            graphs.push(recording.cut(phase.graph_name())?);
-        }
     }
-    if shapes.evaluates {
-        let mut recording = session.begin_abstract(state);
-        let inputs = abstract_batch(&mut recording, shapes.eval_batch, shapes.block_size);
+    for (shape, phase) in shapes.train.iter().flat_map(|shape| phases.iter().map(move |phase| (shape, *phase))) {
+        let mut recording = session.begin_abstract(state.clone());
+        let inputs = abstract_batch(&mut recording, shape);
+        stepper.record(&mut recording, &inputs, phase, 0, 0)?;
+        graphs.push(recording.cut(&graph_name(phase.graph_name(), shape.variant.as_deref()))?);
+    }
+    for shape in &shapes.eval {
+        let mut recording = session.begin_abstract(state.clone());
+        let inputs = abstract_batch(&mut recording, shape);
         evaluate::record(&mut recording, model, stepper.parameters(), &inputs)?;
-        graphs.push(recording.cut(evaluate::GRAPH_NAME)?);
+        graphs.push(recording.cut(&graph_name(evaluate::GRAPH_NAME, shape.variant.as_deref()))?);
     }
     Ok(graphs)
 }

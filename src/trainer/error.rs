@@ -24,6 +24,8 @@ pub enum Error {
     BrokenWeights { path: PathBuf, tensor: String },
     #[error("{path}: this checkpoint cannot continue the run: {reason}")]
     Resume { path: PathBuf, reason: String },
+    #[error("there is no metric `{name}`; those of this task are {known}")]
+    NoMetric { name: String, known: String },
     #[error("the prompt has no tokens: generation needs at least one to start from")]
     EmptyPrompt,
     #[error("this device's compiler does not tell how much memory a graph needs, so no batch size can be found without running")]

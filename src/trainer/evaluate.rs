@@ -1,43 +1,111 @@
-//! Evaluation with its own fixed graph: the mean loss over all labelled tokens of a set, partial batches padded and masked.
+//! Evaluation with its own fixed graph: mean loss and metrics of a set, partial batches padded and masked.
 
 use super::error::Result;
+use super::feed::{BatchInputs, DeviceBatch, feed_batch, graph_name};
+use super::metrics::{Confusion, argmax};
 use super::session::{Recording, Session};
-use super::step::{BatchInputs, DeviceBatch, feed_batch, parameter_tensors};
+use super::step::parameter_tensors;
 use crate::runtime::PendingDownload;
 use std::time::{Duration, Instant};
 use xtrain_graphs::{Randomness, Tensor};
-use xtrain_models::{Model, ParameterSpec, Weights, loss};
+use xtrain_models::{Model, ParameterSpec, Predictions, Task, Weights};
 
-/// The graph's name in plans, logs and the cache.
+/// The graph's name in plans, logs and the cache, but for its batches' variant.
 pub const GRAPH_NAME: &str = "eval";
 
 /// What an evaluation found.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Evaluation {
-    /// Mean loss per token.
+    /// Mean loss per label; NaN of a set without labels.
     pub loss: f64,
-    pub tokens: f64,
+    /// Labels that have a loss: tokens of a language model, examples of a classifier.
+    pub labels: f64,
     pub examples: usize,
     pub batches: usize,
     pub runtime: Duration,
+    pub scores: Scores,
 }
 
-impl Evaluation {
-    /// `exp(loss)`, infinite where that overflows, as run_clm has it.
-    pub fn perplexity(&self) -> f64 {
-        self.loss.exp()
+/// What there is to say besides the loss.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Scores {
+    /// Of a language model: how many labels were the likeliest token.
+    Tokens { correct: f64 },
+    /// Of a classifier.
+    Classes {
+        confusion: Confusion,
+        /// `[examples, labels]`, row-major.
+        logits: Vec<f32>,
+    },
+}
+
+impl Scores {
+    fn none(task: Task) -> Self {
+        match task {
+            Task::Classification { labels } => Scores::Classes { confusion: Confusion::new(labels), logits: Vec::new() },
+            _ => Scores::Tokens { correct: 0.0 },
+        }
     }
 }
 
-/// Records the loss sum and token count of one batch, in the session's precision for evaluation.
+impl Evaluation {
+    /// `exp(loss)` of a language model, infinite where that overflows, as run_clm has it.
+    pub fn perplexity(&self) -> Option<f64> {
+        matches!(self.scores, Scores::Tokens { .. }).then(|| self.loss.exp())
+    }
+
+    /// Names, as in `eval_accuracy` without the `eval_`, and values; a classifier's F1 of each label goes by the label's name.
+    pub fn metrics(&self, labels: &[String]) -> Vec<(String, f64)> {
+        match &self.scores {
+            Scores::Tokens { correct } => vec![("accuracy".into(), correct / self.labels)],
+            Scores::Classes { confusion, .. } => {
+                let mut metrics = vec![
+                    ("accuracy".to_string(), confusion.accuracy()),
+                    ("f1".to_string(), confusion.macro_f1()),
+                    ("matthews_correlation".to_string(), confusion.matthews_correlation()),
+                ];
+                let each = labels.iter().enumerate();
+                metrics.extend(each.map(|(class, label)| (format!("f1_{label}"), confusion.f1(class).unwrap_or(0.0))));
+                metrics
+            }
+        }
+    }
+
+    /// The value of a metric by its name without `eval_`, `None` if there is none such.
+    pub fn metric(&self, name: &str, labels: &[String]) -> Option<f64> {
+        match name {
+            "loss" => Some(self.loss),
+            "perplexity" => self.perplexity(),
+            _ => self.metrics(labels).into_iter().find(|(known, _)| known == name).map(|(_, value)| value),
+        }
+    }
+}
+
+/// The names that [`Evaluation::metric`] knows for a task.
+pub fn metric_names(task: Task, labels: &[String]) -> Vec<String> {
+    let scores = Scores::none(task);
+    let nothing = Evaluation { loss: 0.0, labels: 0.0, examples: 0, batches: 0, runtime: Duration::ZERO, scores };
+    let first = std::iter::once("loss".to_string()).chain(nothing.perplexity().map(|_| "perplexity".to_string()));
+    first.chain(nothing.metrics(labels).into_iter().map(|(name, _)| name)).collect()
+}
+
+/// Records the sums of one batch and, of a classifier, its logits, in the session's precision for evaluation.
 pub fn record(recording: &mut Recording, model: &dyn Model, parameters: &[ParameterSpec], inputs: &BatchInputs) -> Result<()> {
     recording.evaluates();
     let weights = parameter_tensors(recording, parameters)?;
     let trace = recording.trace().clone();
     let weights = Weights::new(&trace, &weights);
-    let loss = loss(model, &weights, &inputs.tokens, &inputs.labels, &Randomness::off())?;
-    let sums = Tensor::concat(&[&loss.sum.reshape(&[1])?, &loss.count.reshape(&[1])?], 0)?;
-    recording.fetch("sums", &sums);
+    let predictions = Predictions::of(model, &weights, &inputs.tokens, &inputs.labels, &Randomness::off())?;
+    let loss = predictions.loss()?;
+    let mut sums = vec![loss.sum.reshape(&[1])?, loss.count.reshape(&[1])?];
+    match model.task() {
+        Task::Classification { labels } => {
+            let logits = predictions.logits.reshape(&[inputs.tokens.size()[0] * labels])?;
+            sums.push(logits.convert(loss.sum.dtype())?);
+        }
+        _ => sums.push(predictions.correct()?.reshape(&[1])?),
+    }
+    recording.fetch("sums", &Tensor::concat(&sums.iter().collect::<Vec<_>>(), 0)?);
     Ok(())
 }
 
@@ -49,18 +117,16 @@ pub fn evaluate(
     batches: &mut dyn Iterator<Item = Result<DeviceBatch>>,
 ) -> Result<Evaluation> {
     let start = Instant::now();
-    let mut totals = Totals::default();
-    let mut pending: Option<PendingDownload<f32>> = None;
+    let mut totals = Totals::of(model.task());
+    let mut pending: Option<Pending> = None;
     for batch in batches {
         let batch = batch?;
-        totals.examples += batch.examples;
-        totals.batches += 1;
         let mut recording = session.begin();
         let inputs = feed_batch(&mut recording, &batch);
         record(&mut recording, model, parameters, &inputs)?;
-        let mut marked = recording.mark_step(GRAPH_NAME)?;
-        let sums = marked.fetched.remove("sums").expect("record fetches the sums");
-        if let Some(earlier) = pending.replace(sums.start_download_to()?) {
+        let mut marked = recording.mark_step(&graph_name(GRAPH_NAME, batch.variant.as_deref()))?;
+        let sums = marked.fetched.remove("sums").expect("record fetches the sums").start_download_to()?;
+        if let Some(earlier) = pending.replace(Pending { sums, examples: batch.examples, classes: batch.classes }) {
             totals.add(earlier)?;
         }
     }
@@ -68,28 +134,56 @@ pub fn evaluate(
         totals.add(last)?;
     }
     Ok(Evaluation {
-        loss: totals.loss / totals.tokens,
-        tokens: totals.tokens,
+        loss: totals.loss / totals.labels,
+        labels: totals.labels,
         examples: totals.examples,
         batches: totals.batches,
         runtime: start.elapsed(),
+        scores: totals.scores,
     })
 }
 
+/// A batch whose sums are on their way.
+struct Pending {
+    sums: PendingDownload<f32>,
+    examples: usize,
+    classes: Vec<i32>,
+}
+
 /// Sums over batches, in f64 so that their order and number do not show.
-#[derive(Default)]
 struct Totals {
     loss: f64,
-    tokens: f64,
+    labels: f64,
     examples: usize,
     batches: usize,
+    scores: Scores,
 }
 
 impl Totals {
-    fn add(&mut self, sums: PendingDownload<f32>) -> Result<()> {
-        let sums = sums.wait()?;
+    fn of(task: Task) -> Self {
+        Totals { loss: 0.0, labels: 0.0, examples: 0, batches: 0, scores: Scores::none(task) }
+    }
+
+    fn add(&mut self, batch: Pending) -> Result<()> {
+        let sums = batch.sums.wait()?;
         self.loss += f64::from(sums[0]);
-        self.tokens += f64::from(sums[1]);
+        self.labels += f64::from(sums[1]);
+        self.examples += batch.examples;
+        self.batches += 1;
+        match &mut self.scores {
+            Scores::Tokens { correct } => *correct += f64::from(sums[2]),
+            Scores::Classes { confusion, logits } => {
+                // Rows that only fill the batch come last.
+                let labels = (sums.len() - 2) / batch.classes.len().max(1);
+                let real = &sums[2..][..batch.examples * labels];
+                for (row, class) in real.chunks(labels).zip(&batch.classes) {
+                    if let Ok(class) = usize::try_from(*class) {
+                        confusion.add(class, argmax(row));
+                    }
+                }
+                logits.extend_from_slice(real);
+            }
+        }
         Ok(())
     }
 }

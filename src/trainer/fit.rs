@@ -25,15 +25,14 @@ pub struct Footprint {
     pub temporaries: u64,
 }
 
-/// The footprint of a run with `batch` examples in a microbatch. Compiles its graphs, unless their statistics are stored.
+/// The footprint of a run with these shapes, which have `batch` examples in a microbatch. Compiles its graphs, unless their statistics are stored.
 pub fn footprint(
     session: &mut Session,
     model: &dyn Model,
     stepper: &Stepper,
-    shapes: RunShapes,
+    shapes: &RunShapes,
     batch: usize,
 ) -> Result<Footprint> {
-    let shapes = RunShapes { train_batch: batch, ..shapes };
     let state = stepper.state_bytes(shapes.accumulation > 1);
     let mut largest: Option<Footprint> = None;
     for graph in record_all(session, model, stepper, shapes)? {
@@ -67,13 +66,21 @@ pub fn largest_batch(
     }
     let mut too_large: Option<Footprint> = None;
     let mut before: Option<(usize, u64)> = None;
+    // Memory grows in steps here and there, on which a line creeps: strides grow as long as they fit, and after two
+    // tries between known ends it is their middle that is tried.
+    let (mut stride, mut between) = (1, 0);
     while fits.batch < LARGEST_BATCH && too_large.as_ref().is_none_or(|over| over.batch > fits.batch + 1) {
-        let beyond = too_large.as_ref().map(|over| (over.batch, over.peak));
-        let next = guess(budget, (fits.batch, fits.peak), beyond.or(before));
-        let above = beyond.map_or(LARGEST_BATCH, |(batch, _)| batch - 1);
-        let tried = footprint(next.clamp(fits.batch + 1, above))?;
+        let known = (fits.batch, fits.peak);
+        let next = match &too_large {
+            Some(over) if between > 2 => fits.batch.midpoint(over.batch),
+            Some(over) => guess(budget, known, Some((over.batch, over.peak))).clamp(fits.batch + 1, over.batch - 1),
+            None => guess(budget, known, before).max(fits.batch + stride),
+        };
+        between += usize::from(too_large.is_some());
+        let tried = footprint(next.min(LARGEST_BATCH))?;
         if tried.peak <= budget {
-            before = Some((fits.batch, fits.peak));
+            before = Some(known);
+            stride *= 2;
             fits = tried;
         } else {
             too_large = Some(tried);
@@ -119,7 +126,7 @@ mod tests {
     #[test]
     fn the_largest_is_found_in_few_compiles() {
         for (budget, fixed, each, step) in
-            [(1000, 100, 7, 1), (1_000_000, 3, 999, 1), (5000, 4000, 900, 1), (100_000, 10_000, 10, 64), (10_000, 0, 3, 700)]
+            [(1000, 100, 7, 1), (1_000_000, 3, 999, 1), (5000, 4000, 900, 1), (100_000, 10_000, 10, 64), (10_000, 0, 3, 70)]
         {
             let (found, calls) = search(budget, fixed, each, step);
             assert!(found.is_some(), "{budget} {fixed} {each}");

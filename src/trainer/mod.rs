@@ -1,17 +1,21 @@
 //! The step, the loop and everything that hangs on it.
 //!
-//! Reading order: `step` (one training step, top to bottom), `run_loop` (many), `session` (what `mark_step` does),
-//! `evaluate`, `generate`, `ahead` (a run's graphs without its data), `fit` (the largest batch), `parameters` (weights to the device and back), `interrupt`.
+//! Reading order: `step` (one training step, top to bottom), `feed` (what it is fed), `run_loop` (many steps), `session` (what
+//! `mark_step` does), `evaluate` and `metrics`, `best` (the best evaluation), `generate`, `ahead` (a run's graphs without its
+//! data), `fit` (the largest batch), `parameters` (weights to the device and back), `interrupt`.
 
 pub mod ahead;
+pub mod best;
 pub mod ceiling;
 pub mod device;
 mod error;
 pub mod evaluate;
+pub mod feed;
 pub mod fit;
 pub mod generate;
 pub mod hooks;
 pub mod interrupt;
+pub mod metrics;
 pub mod parameters;
 pub mod run_loop;
 pub mod session;

@@ -54,55 +54,78 @@ fn initial_values(parameter: &ParameterSpec, seed: u64) -> Vec<f32> {
     values
 }
 
-/// Which stored tensor each parameter comes from.
-struct Matched {
-    /// Parameter name to stored name.
-    stored: BTreeMap<String, String>,
-    mismatch: Mismatch,
+/// What may be missing of a checkpoint's weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Head {
+    /// Nothing: the model is used as it was saved.
+    Saved,
+    /// The task's head, which then starts anew.
+    NewIfMissing,
+    /// The same, also where its shape is another one.
+    NewIfDifferent,
 }
 
-fn match_names(model: &dyn Model, parameters: &[ParameterSpec], weights: &Weights) -> Matched {
-    let mut stored = BTreeMap::new();
+/// How a checkpoint's tensors serve a model.
+pub struct Fit {
+    /// Parameter name to stored name.
+    stored: BTreeMap<String, String>,
+    /// Parameters that start anew, in the model's order.
+    pub new: Vec<String>,
+    /// Stored tensors of other tasks' heads.
+    pub unused: Vec<String>,
+}
+
+/// Finds the stored tensor of each parameter (any float type will do). But for what `head` allows, every parameter must be there in
+/// its shape, and a tensor that no model of the family has is an error too; all are listed. Reads names and shapes only.
+pub fn fit(model: &dyn Model, parameters: &[ParameterSpec], weights: &Weights, head: Head) -> Result<Fit> {
+    let mut fit = Fit { stored: BTreeMap::new(), new: Vec::new(), unused: Vec::new() };
     let mut mismatch =
         Mismatch { path: weights.path().to_path_buf(), missing: Vec::new(), unexpected: Vec::new(), misshaped: Vec::new() };
     for view in weights.iter() {
         match model.stored_name(view.name) {
             StoredName::Parameter(name) => {
-                stored.insert(name, view.name.to_string());
+                fit.stored.insert(name, view.name.to_string());
             }
             StoredName::NotNeeded => {}
+            StoredName::OtherHead => fit.unused.push(view.name.to_string()),
             StoredName::Unknown => mismatch.unexpected.push(view.name.to_string()),
         }
     }
     for parameter in parameters {
-        let Some(view) = stored.get(&parameter.name).and_then(|name| weights.get(name)) else {
-            mismatch.missing.push(parameter.name.clone());
-            continue;
-        };
         let wanted = parameter_shape(parameter);
-        if view.shape.dims != wanted.dims || !view.shape.dtype.is_float() {
-            mismatch.misshaped.push((view.name.to_string(), wanted, view.shape));
+        match fit.stored.get(&parameter.name).and_then(|name| weights.get(name)) {
+            None if parameter.head && head != Head::Saved => fit.new.push(parameter.name.clone()),
+            None => mismatch.missing.push(parameter.name.clone()),
+            Some(view) if view.shape.dims == wanted.dims && view.shape.dtype.is_float() => {}
+            Some(_) if parameter.head && head == Head::NewIfDifferent => fit.new.push(parameter.name.clone()),
+            Some(view) => mismatch.misshaped.push((view.name.to_string(), wanted, view.shape)),
         }
     }
-    Matched { stored, mismatch }
+    if mismatch.is_empty() { Ok(fit) } else { Err(CheckpointError::Mismatch(Box::new(mismatch)).into()) }
 }
 
-/// Refuses weights that the model cannot take: every parameter must be there in its shape (any float type), and tensors that the
-/// model does not have are an error too, all listed. Reads names and shapes only.
-pub fn check(model: &dyn Model, parameters: &[ParameterSpec], weights: &Weights) -> Result<()> {
-    let mismatch = match_names(model, parameters, weights).mismatch;
-    if mismatch.is_empty() { Ok(()) } else { Err(CheckpointError::Mismatch(Box::new(mismatch)).into()) }
-}
-
-/// Uploads a checkpoint's weights, which must pass [`check`] and be finite: a model with a NaN in it only ever gives NaNs.
+/// Uploads a checkpoint's weights, all of them as they were saved.
 pub fn load(session: &mut Session, model: &dyn Model, parameters: &[ParameterSpec], weights: &Weights) -> Result<()> {
-    let matched = match_names(model, parameters, weights);
-    if !matched.mismatch.is_empty() {
-        return Err(CheckpointError::Mismatch(Box::new(matched.mismatch)).into());
-    }
+    load_with_head(session, model, parameters, weights, (Head::Saved, 0))
+}
+
+/// Uploads a checkpoint's weights, which must [`fit`] and be finite: a model with a NaN in it only ever gives NaNs. What starts
+/// anew does so from the seed, as in [`initialize`].
+pub fn load_with_head(
+    session: &mut Session,
+    model: &dyn Model,
+    parameters: &[ParameterSpec],
+    weights: &Weights,
+    (head, seed): (Head, u64),
+) -> Result<()> {
+    let fit = fit(model, parameters, weights, head)?;
     for parameter in parameters {
+        if fit.new.contains(&parameter.name) {
+            initialize(session, std::slice::from_ref(parameter), seed)?;
+            continue;
+        }
         let shape = parameter_shape(parameter);
-        let bytes = weights.read(&matched.stored[&parameter.name], &shape)?;
+        let bytes = weights.read(&fit.stored[&parameter.name], &shape)?;
         if !is_finite(&shape, &bytes) {
             return Err(Error::BrokenWeights { path: weights.path().to_path_buf(), tensor: parameter.name.clone() });
         }

@@ -5,8 +5,9 @@
 //! device, except where a hook needs the state exactly as it is after step n.
 
 use super::error::{Error, Result};
+use super::feed::DeviceBatch;
 use super::session::{HostTime, Session};
-use super::step::{DeviceBatch, PendingMetrics, Phase, StepMetrics, Stepper, read_metrics};
+use super::step::{PendingMetrics, Phase, StepMetrics, Stepper, read_metrics};
 use std::time::{Duration, Instant};
 
 /// A scale at which even the largest gradient that fp16 has stands for one of a thousand million: nothing that trains is so
@@ -61,8 +62,10 @@ pub struct StepReport {
     pub metrics: StepMetrics,
     pub learning_rate: f64,
     pub examples: usize,
-    /// Microbatches in the step.
-    pub microbatches: u64,
+    /// Tokens that went in, without padding.
+    pub tokens: usize,
+    /// Floating-point operations of its microbatches.
+    pub flops: f64,
     pub host_time: HostTime,
     /// Time the host spent waiting for the next batch.
     pub data_wait: Duration,
@@ -103,7 +106,8 @@ struct Pending {
     progress: Progress,
     learning_rate: f64,
     examples: usize,
-    microbatches: u64,
+    tokens: usize,
+    flops: f64,
     host_time: HostTime,
     data_wait: Duration,
 }
@@ -158,7 +162,7 @@ impl RunLoop<'_, '_> {
         let count = length.accumulation.min(length.batches_per_epoch - before.next_batch);
         let mut host_time = HostTime::default();
         let mut data_wait = Duration::ZERO;
-        let mut examples = 0;
+        let (mut examples, mut tokens, mut flops) = (0, 0, 0.0);
         let mut metrics = None;
         for i in 0..count {
             let waiting = Instant::now();
@@ -167,6 +171,8 @@ impl RunLoop<'_, '_> {
             })??;
             data_wait += waiting.elapsed();
             examples += batch.examples;
+            tokens += batch.tokens;
+            flops += self.stepper.flops(&batch);
             let phase = match i + 1 == count {
                 true => Phase::Update { accumulated: length.accumulation > 1 },
                 false => Phase::Accumulate,
@@ -193,7 +199,8 @@ impl RunLoop<'_, '_> {
             progress,
             learning_rate: self.stepper.schedule().learning_rate(before.step),
             examples,
-            microbatches: count,
+            tokens,
+            flops,
             host_time,
             data_wait,
         })
@@ -208,7 +215,8 @@ impl RunLoop<'_, '_> {
             metrics,
             learning_rate: step.learning_rate,
             examples: step.examples,
-            microbatches: step.microbatches,
+            tokens: step.tokens,
+            flops: step.flops,
             host_time: step.host_time,
             data_wait: step.data_wait,
             device_wait: waiting.elapsed(),

@@ -55,12 +55,36 @@ pub struct TrainSettings {
     pub logging: Cadence,
     pub logging_first_step: bool,
     pub save: Cadence,
-    /// Keep only the newest so many `checkpoint-N` directories.
+    /// Keep only the newest so many `checkpoint-N` directories, and the best one.
     pub save_total_limit: Option<usize>,
+    /// Weights beyond so many bytes are saved in several files.
+    pub max_shard_size: u64,
     pub eval: Cadence,
+    /// Which evaluation is the best one, if that is asked for.
+    pub best: Option<BestRule>,
     pub dataloader_drop_last: bool,
     pub resume: Resume,
     pub disable_tqdm: bool,
+}
+
+/// Which evaluation of a run is its best, and what follows from that.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BestRule {
+    /// A metric's name without `eval_`.
+    pub metric: String,
+    pub greater_is_better: bool,
+    /// End with the weights of the best checkpoint rather than the last ones.
+    pub load_at_end: bool,
+    pub early_stopping: Option<EarlyStopping>,
+}
+
+/// Ends a run whose evaluations stop getting better.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EarlyStopping {
+    /// Evaluations in a row without progress.
+    pub patience: u64,
+    /// By how much a value has to be better than the best one to be progress.
+    pub threshold: f64,
 }
 
 /// `--resume_from_checkpoint`: nothing, the newest in the output directory, or a given one.

@@ -2,35 +2,16 @@
 //! `optimizer_step` (or adding to the accumulated gradients), `mark_step`.
 
 use super::error::Result;
+use super::feed::{BatchInputs, DeviceBatch, feed_batch, graph_name};
 use super::parameters::{ExtraState, parameter_shape};
 use super::session::{Marked, Recording, Session};
 use super::settings::{OptimizerKind, OptimizerSettings};
 use crate::checkpoint::state::{exp_avg, exp_avg_sq};
-use crate::runtime::{Buffer, PendingDownload};
+use crate::runtime::PendingDownload;
 use std::collections::HashMap;
-use std::sync::Arc;
 use xtrain_graphs::optim::{self, AdamW, BiasCorrections, LossScale, Schedule, Sgd, StepFeed, StepScalars};
 use xtrain_graphs::{DType, Precision, Randomness, Shape, Tensor, backward};
-use xtrain_models::{LossSum, Model, ParameterSpec, TokenBatch, Weights, loss};
-
-/// A batch that is on the device. B rows of T tokens.
-#[derive(Clone)]
-pub struct DeviceBatch {
-    /// `s32[B, T]`
-    pub input_ids: Arc<Buffer>,
-    /// `s32[B, T]`, or `s32[B]` for a classifier; -100 = no loss.
-    pub labels: Arc<Buffer>,
-    /// `pred[B, T]`; `None` when every token is attended.
-    pub attention_mask: Option<Arc<Buffer>>,
-    /// `s32[B, T]`; `None` when every token is in segment 0.
-    pub token_type_ids: Option<Arc<Buffer>>,
-    /// Rows that are not padding.
-    pub examples: usize,
-    /// The epoch that the batch belongs to, from 0.
-    pub epoch: u64,
-    /// Its place in the epoch, from 0.
-    pub batch_in_epoch: u64,
-}
+use xtrain_models::{LossSum, Model, ParameterSpec, Weights, loss};
 
 /// Whether a microbatch ends an optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +23,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// The graph's name in plans, logs and the cache.
+    /// The graph's name in plans, logs and the cache, but for its batches' variant.
     pub fn graph_name(self) -> &'static str {
         match self {
             Phase::Accumulate => "accumulate",
@@ -194,7 +175,14 @@ impl<'m> Stepper<'m> {
         let mut recording = session.begin();
         let inputs = feed_batch(&mut recording, batch);
         self.record(&mut recording, &inputs, phase, step, microstep)?;
-        recording.mark_step(phase.graph_name())
+        recording.mark_step(&graph_name(phase.graph_name(), batch.variant.as_deref()))
+    }
+
+    /// Floating-point operations of one microbatch, as [`Model::step_flops`] counts them.
+    pub fn flops(&self, batch: &DeviceBatch) -> f64 {
+        let [rows, tokens] = batch.size();
+        let skipped = rows * tokens - batch.head_rows();
+        self.model.step_flops(rows, tokens) - self.model.head_flops(skipped)
     }
 
     /// The step itself, on inputs that may be real or abstract.
@@ -205,7 +193,7 @@ impl<'m> Stepper<'m> {
         let trace = recording.trace().clone();
         let loss = loss(self.model, &Weights::new(&trace, &weights), &inputs.tokens, &inputs.labels, &randomness)?;
         let leaves: Vec<Tensor> = self.parameters.iter().map(|p| weights[&p.name].clone()).collect();
-        let gradients = backward(&self.scaled(recording, &loss.sum, &inputs.labels)?, &leaves)?;
+        let gradients = backward(&self.scaled(recording, &loss.sum, &inputs.labels.ids)?, &leaves)?;
         match phase {
             Phase::Accumulate => self.accumulate(recording, &loss, &gradients),
             Phase::Update { accumulated: true } => {
@@ -285,7 +273,7 @@ impl<'m> Stepper<'m> {
         let per_token = one.div(&loss.count.max_scalar(1.0)?)?;
         let mut factor = per_token.clone();
         if self.precision.needs_loss_scale() {
-            factor = factor.div(&recording.state(LOSS_SCALE)?.mul_scalar(1.0 / inputs.labels.shape().elements() as f64)?)?;
+            factor = factor.div(&recording.state(LOSS_SCALE)?.mul_scalar(1.0 / inputs.labels.ids.shape().elements() as f64)?)?;
         }
         let norm = optim::global_norm(gradients)?.mul(&factor)?;
         let check = match self.precision.needs_loss_scale() {
@@ -381,29 +369,6 @@ const METRICS: &str = "metrics";
 pub fn read_metrics(marked: &Marked) -> Result<PendingMetrics> {
     let buffer = marked.fetched.get(METRICS).expect("optimizer_step fetches the metrics of every updating step");
     Ok(PendingMetrics(buffer.start_download_to()?))
-}
-
-/// A batch as tensors of a recording.
-pub struct BatchInputs {
-    pub tokens: TokenBatch,
-    pub labels: Tensor,
-}
-
-/// Declares a device batch as feeds.
-pub fn feed_batch(recording: &mut Recording, batch: &DeviceBatch) -> BatchInputs {
-    let input_ids = recording.feed("input_ids", batch.input_ids.clone());
-    let labels = recording.feed("labels", batch.labels.clone());
-    let attention_mask = batch.attention_mask.as_ref().map(|mask| recording.feed("attention_mask", mask.clone()));
-    let token_type_ids = batch.token_type_ids.as_ref().map(|ids| recording.feed("token_type_ids", ids.clone()));
-    BatchInputs { tokens: TokenBatch { input_ids, attention_mask, token_type_ids }, labels }
-}
-
-/// Declares the feeds of a causal language model for `batch` rows and `tokens` columns, for compiling ahead.
-pub fn abstract_batch(recording: &mut Recording, batch: usize, tokens: usize) -> BatchInputs {
-    let shape = Shape::new(DType::S32, [batch, tokens]);
-    let input_ids = recording.feed_abstract("input_ids", &shape);
-    let labels = recording.feed_abstract("labels", &shape);
-    BatchInputs { tokens: TokenBatch { input_ids, attention_mask: None, token_type_ids: None }, labels }
 }
 
 /// The random key of one microbatch: (seed, microstep).

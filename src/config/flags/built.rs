@@ -11,8 +11,16 @@ const GENERATE: Commands = Commands::GENERATE;
 const BENCH: Commands = Commands::BENCH;
 const QUICKSTART: Commands = Commands::QUICKSTART;
 const TRAIN_EVAL: Commands = TRAIN.and(EVAL);
+const PREDICT: Commands = Commands::PREDICT_CLS;
+const CLM: Commands = Commands::CLM;
+const MLM: Commands = Commands::MLM;
+const CLS: Commands = Commands::CLS;
+/// Commands that read a data set.
+const READING: Commands = TRAIN_EVAL.and(PREDICT);
+/// Those of them whose tables have labels.
+const LABELLED: Commands = Commands::TRAIN_LIKE_CLS.and(Commands::EVAL_CLS);
 /// Commands that compile graphs.
-const COMPILING: Commands = TRAIN_EVAL.and(GENERATE).and(BENCH).and(QUICKSTART);
+const COMPILING: Commands = READING.and(GENERATE).and(BENCH).and(QUICKSTART);
 
 const STRATEGIES: Kind = Kind::Choice(&["no", "steps", "epoch"]);
 
@@ -48,7 +56,7 @@ pub const FLAGS: &[Flag] = &[
         "Where to run; may stand before or after the command"),
     flag(Section::Run, Commands::ALL, "config", Kind::Path, "",
         "TOML or JSON file with the same keys as these flags; flags win over the file"),
-    flag(Section::Run, TRAIN.and(EVAL).and(QUICKSTART), "output_dir", Kind::Path, "",
+    flag(Section::Run, TRAIN_EVAL.and(QUICKSTART), "output_dir", Kind::Path, "",
         "Directory for the model, checkpoints, logs and results; needed by train; quickstart uses output/quickstart if not told"),
     flag(Section::Run, TRAIN.and(QUICKSTART), "overwrite_output_dir", Kind::Bool, "false",
         "Allow an output directory that is not empty; nothing is deleted up front, files are replaced as new ones are written"),
@@ -56,6 +64,10 @@ pub const FLAGS: &[Flag] = &[
         "Train; the default, unless only --do_eval is given"),
     flag(Section::Run, TRAIN, "do_eval", Kind::Bool, "",
         "Evaluate at the end; on by itself when eval_strategy is not no"),
+    flag(Section::Run, Commands::TRAIN_LIKE_CLS, "do_predict", Kind::Bool, "false",
+        "Label the rows of test_file at the end, into predictions.csv"),
+    flag(Section::Run, PREDICT, "output_file", Kind::Path, "",
+        "The CSV file to write; default: standard output"),
     flag(Section::Run, Commands::TRAIN.and(Commands::CACHE_PRUNE), "dry_run", Kind::Bool, "false",
         "Print the resolved plan and what it will compile and hold in memory (prune: what would go), then stop"),
     flag(Section::Run, Commands::COMPILE, "check", Kind::Bool, "false",
@@ -66,46 +78,88 @@ pub const FLAGS: &[Flag] = &[
         "Where tokenized text and compiled graphs are kept; default $XTRAIN_CACHE_DIR, else $XDG_CACHE_HOME/xtrain, else ~/.cache/xtrain"),
 
     // Model.
-    flag(Section::Model, TRAIN_EVAL.and(GENERATE).and(BENCH), "model_name_or_path", Kind::Path, "",
-        "Directory with config.json and model.safetensors to start from"),
-    flag(Section::Model, TRAIN_EVAL.and(BENCH), "model_type", Kind::Choice(&["gpt2", "gpt_neo", "gptj"]), "",
-        "Architecture to train from random weights"),
+    flag(Section::Model, READING.and(GENERATE).and(BENCH), "model_name_or_path", Kind::Path, "",
+        "Directory with config.json and model.safetensors to start from, or a model's name on the Hub"),
+    flag(Section::Model, TRAIN_EVAL.and(BENCH), "model_type", Kind::Choice(&["gpt2", "gpt_neo", "gptj", "bert", "roberta", "albert"]), "",
+        "Architecture to train from random weights: the first three for clm and cls, the others for mlm and cls"),
     flag(Section::Model, TRAIN_EVAL.and(BENCH), "config_name", Kind::Text, "",
-        "Sizes for random weights: gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt-neo-125m, gpt-neo-1.3B, gpt-neo-2.7B, gpt-j-6b, or a \
-         config.json or the directory that holds one"),
+        "Sizes for random weights: a released model's name (gpt2, gpt-neo-125m, gpt-j-6b, bert-base-uncased, bert-mini, roberta-base, \
+         albert-base-v2, ...), or a config.json or the directory that holds one"),
     flag(Section::Model, TRAIN_EVAL.and(BENCH), "config_overrides", Kind::Text, "",
         "Changes to that configuration, as n_layer=4,n_embd=256; only with random weights"),
-    flag(Section::Model, TRAIN_EVAL.and(GENERATE), "tokenizer_name", Kind::Path, "",
-        "Directory with the tokenizer's files, or a tokenizer.json; default: the model's directory"),
+    flag(Section::Model, READING.and(GENERATE), "tokenizer_name", Kind::Path, "",
+        "Directory with the tokenizer's files, a tokenizer.json, or a model's name on the Hub; default: the model's"),
+    flag(Section::Model, TRAIN, "ignore_mismatched_sizes", Kind::Bool, "false",
+        "Start the head anew where its shape is not that of the saved one, as for another number of labels"),
+    flag(Section::Model, READING.and(GENERATE), "model_revision", Kind::Text, "main",
+        "Branch, tag or commit of the model, tokenizer and configuration that come from the Hub"),
+    flag(Section::Model, READING.and(GENERATE), "token", Kind::Text, "",
+        "Token for gated and private repositories of the Hub; default: $HF_TOKEN, else the one that `hf auth login` saved"),
 
     // Data.
     flag(Section::Data, TRAIN_EVAL, "train_file", Kind::Paths, "",
-        "Text files, plain or .gz, in order"),
+        "Files to train on, in order: text, CSV, TSV, JSON lines or parquet by their extension, all but parquet .gz too"),
     flag(Section::Data, TRAIN_EVAL, "validation_file", Kind::Paths, "",
-        "Text files to evaluate on; without them the first validation_split_percentage of train_file serves"),
+        "Files to evaluate on; without them validation_split_percentage of train_file serves"),
+    flag(Section::Data, TRAIN_EVAL, "dataset_name", Kind::Text, "",
+        "Data set on the Hub, in place of train_file and validation_file"),
+    flag(Section::Data, TRAIN_EVAL, "dataset_config_name", Kind::Text, "",
+        "Its configuration; needed where it has several"),
     flag(Section::Data, TRAIN_EVAL, "validation_split_percentage", Kind::Float(Range::Percent), "5",
-        "Share of the training lines that validates when there is no validation_file"),
-    flag(Section::Data, TRAIN_EVAL, "block_size", Kind::Int { min: 1 }, "",
+        "Share of the training set that validates when there is no validation_file: the first lines of a text, random rows in cls"),
+    flag(Section::Data, Commands::TRAIN_LIKE_CLS.and(PREDICT), "test_file", Kind::Paths, "",
+        "Files whose rows are to be labelled; they need no label column"),
+    flag(Section::Data, READING, "text_column_name", Kind::Text, "",
+        "Column with the text; default: text, sentence or sentence1, else the only one that can be meant"),
+    flag(Section::Data, CLS, "text_pair_column_name", Kind::Text, "",
+        "Column with the second text of a pair; default: sentence2 where the first is sentence1, else there are no pairs"),
+    flag(Section::Data, LABELLED, "label_column_name", Kind::Text, "",
+        "Column with the label; default: label or labels"),
+    flag(Section::Data, Commands::TRAIN_LIKE_CLS, "labels", Kind::Text, "",
+        "The labels in order, as no,yes; default: the model's own, else those of the training set, sorted"),
+    flag(Section::Data, READING, "quoting", Kind::Choice(&["none", "standard", "backslash"]), "",
+        "What quotes mean in a table: nothing, RFC 4180, or that with backslash escapes; default: standard in CSV, none in TSV"),
+    flag(Section::Data, READING, "on_bad_row", Kind::Choice(&["error", "skip"]), "error",
+        "Stop at a row that cannot be used, or leave it out and say how many there were"),
+    flag(Section::Data, CLM, "block_size", Kind::Int { min: 1 }, "",
         "Tokens per example; default: the tokenizer's maximum or, beyond the model's positions, min(1024, positions)"),
+    flag(Section::Data, MLM, "max_seq_length", Kind::Int { min: 1 }, "",
+        "Tokens per example; default: the tokenizer's maximum, at most 1024 and the model's positions"),
+    flag(Section::Data, CLS, "max_seq_length", Kind::Int { min: 1 }, "128",
+        "Tokens per example; longer ones are cut, the longest text of a pair first"),
+    flag(Section::Data, MLM, "line_by_line", Kind::Bool, "false",
+        "Take each line as an example of its own, instead of joining lines and cutting them"),
+    flag(Section::Data, MLM, "mlm_probability", Kind::Float(Range::Fraction), "0.15",
+        "Share of the tokens to predict; of these 80% are masked, 10% exchanged and 10% left, anew in each epoch"),
+    flag(Section::Data, MLM, "whole_word_mask", Kind::Bool, "false",
+        "Choose whole words to predict, rather than tokens"),
+    flag(Section::Data, MLM, "pad_to_max_length", Kind::Bool, "false",
+        "With line_by_line, pad all batches to max_seq_length; else to powers of two"),
+    flag(Section::Data, CLS, "pad_to_max_length", Kind::Bool, "true",
+        "Pad all batches to max_seq_length; false: to powers of two. Off by itself with pad_to_bucket"),
+    flag(Section::Data, MLM.and(CLS), "pad_to_bucket", Kind::Text, "",
+        "Pad each batch to the smallest of these lengths that it fits, as 32,64; one graph is compiled for each and for max_seq_length"),
     flag(Section::Data, TRAIN, "max_train_samples", Kind::Int { min: 1 }, "",
         "Use only the first so many training examples"),
     flag(Section::Data, TRAIN_EVAL, "max_eval_samples", Kind::Int { min: 1 }, "",
         "Use only the first so many evaluation examples"),
-    flag(Section::Data, TRAIN_EVAL, "preprocessing_num_workers", Kind::Int { min: 1 }, "",
+    flag(Section::Data, Commands::TRAIN_LIKE_CLS.and(PREDICT), "max_predict_samples", Kind::Int { min: 1 }, "",
+        "Label only the first so many rows of test_file"),
+    flag(Section::Data, READING, "preprocessing_num_workers", Kind::Int { min: 1 }, "",
         "Threads that tokenize; default: one per core"),
-    flag(Section::Data, TRAIN_EVAL, "dataloader_num_workers", Kind::Int { min: 0 }, "0",
+    flag(Section::Data, READING, "dataloader_num_workers", Kind::Int { min: 0 }, "0",
         "Threads that put the next batches on the device ahead of the step; 0 does it in the step's own thread"),
     flag(Section::Data, TRAIN, "dataloader_drop_last", Kind::Bool, "false",
         "Leave out the last batch of an epoch when it is not full"),
     flag(Section::Data, TRAIN, "data_seed", Kind::Int { min: 0 }, "",
         "Seed of the order of examples; default: seed"),
-    flag(Section::Data, TRAIN_EVAL, "overwrite_cache", Kind::Bool, "false",
+    flag(Section::Data, READING, "overwrite_cache", Kind::Bool, "false",
         "Tokenize anew even if the tokenized text is in the cache"),
 
     // Batches.
     flag(Section::Batches, TRAIN, "per_device_train_batch_size", Kind::CountOrAuto, "8",
         "Examples per device in one microbatch; auto: as many as fit into memory, as `xtrain fit` finds them"),
-    flag(Section::Batches, TRAIN_EVAL, "per_device_eval_batch_size", Kind::Int { min: 1 }, "8",
+    flag(Section::Batches, READING, "per_device_eval_batch_size", Kind::Int { min: 1 }, "8",
         "Examples per device in one evaluation batch"),
     flag(Section::Batches, TRAIN, "gradient_accumulation_steps", Kind::Int { min: 1 }, "1",
         "Microbatches per optimizer step"),
@@ -153,7 +207,7 @@ pub const FLAGS: &[Flag] = &[
         "Optimizer steps between log records"),
     flag(Section::Logging, TRAIN, "logging_first_step", Kind::Bool, "false",
         "Log the first step too"),
-    flag(Section::Logging, TRAIN_EVAL.and(QUICKSTART), "disable_tqdm", Kind::Bool, "false",
+    flag(Section::Logging, READING.and(QUICKSTART), "disable_tqdm", Kind::Bool, "false",
         "No progress bars, even on a terminal"),
 
     // Checkpoints.
@@ -162,7 +216,15 @@ pub const FLAGS: &[Flag] = &[
     flag(Section::Checkpoints, TRAIN, "save_steps", Kind::Int { min: 1 }, "500",
         "Optimizer steps between checkpoints"),
     flag(Section::Checkpoints, TRAIN, "save_total_limit", Kind::Int { min: 1 }, "",
-        "Keep only the newest so many checkpoints; default: all"),
+        "Keep only the newest so many checkpoints, and the best one; default: all"),
+    flag(Section::Checkpoints, TRAIN, "max_shard_size", Kind::Bytes, "5GB",
+        "Save weights beyond this in several files with an index"),
+    flag(Section::Checkpoints, TRAIN, "load_best_model_at_end", Kind::Bool, "false",
+        "End with the weights of the checkpoint whose evaluation was the best"),
+    flag(Section::Checkpoints, TRAIN, "metric_for_best_model", Kind::Text, "",
+        "What the best is judged by: loss, perplexity, accuracy, f1, f1_LABEL, matthews_correlation, with or without eval_; default: loss"),
+    flag(Section::Checkpoints, TRAIN, "greater_is_better", Kind::Bool, "",
+        "Which way that metric is good; default: true but for loss and perplexity"),
     flag(Section::Checkpoints, TRAIN, "resume_from_checkpoint", Kind::FlagOrPath, "false",
         "Go on from this checkpoint or, without a path, from the newest in output_dir"),
 
@@ -171,6 +233,12 @@ pub const FLAGS: &[Flag] = &[
         "When to evaluate during training").alias(&["evaluation_strategy"]),
     flag(Section::Evaluation, TRAIN, "eval_steps", Kind::Int { min: 1 }, "",
         "Optimizer steps between evaluations; default: logging_steps"),
+    flag(Section::Evaluation, TRAIN, "early_stopping_patience", Kind::Int { min: 1 }, "",
+        "Stop after so many evaluations in a row without progress in metric_for_best_model"),
+    flag(Section::Evaluation, TRAIN, "early_stopping_threshold", Kind::Float(Range::NotNegative), "0.0",
+        "By how much the metric has to beat its best value to count as progress"),
+    flag(Section::Evaluation, PREDICT, "include_text", Kind::Bool, "false",
+        "Repeat the texts in the CSV file"),
 
     // Generation.
     flag(Section::Generation, GENERATE, "prompt", Kind::Prose, "",
@@ -206,7 +274,7 @@ pub const FLAGS: &[Flag] = &[
         "Load graphs that were compiled before and store new ones, under cache_dir"),
     flag(Section::Cache, COMPILING, "cache_max_size", Kind::Bytes, "10GiB",
         "Size of all stored graphs over which the least recently used go"),
-    flag(Section::Cache, TRAIN_EVAL.and(GENERATE).and(BENCH), "fail_on_recompile", Kind::Bool, "false",
+    flag(Section::Cache, READING.and(GENERATE).and(BENCH), "fail_on_recompile", Kind::Bool, "false",
         "Stop instead of compiling a graph of which this run has used, or an earlier one has stored, another version"),
     flag(Section::Cache, Commands::CACHE_SHOW.and(Commands::CACHE_EXPLAIN).and(Commands::CACHE_EXPORT).and(Commands::CACHE_VERIFY), "id", Kind::Words, "",
         "Stored graphs, by as much of the start of their ids as tells them apart").positional(),

@@ -1,4 +1,4 @@
-//! Names of TrainingArguments and run_clm that xtrain knows but does not honour. A value that describes what xtrain does anyway is
+//! Names of TrainingArguments, run_clm, run_mlm and run_glue that xtrain knows but does not honour. A value that describes what xtrain does anyway is
 //! accepted, so a complete dump of TrainingArguments works; any other value is refused and the help sentence is the reason that the
 //! user reads. When one of these is built, its row moves to `built.rs`.
 
@@ -30,6 +30,7 @@ const fn no_effect(section: Section, name: &'static str, help: &'static str) -> 
     row(section, name, Support::NoEffect, help)
 }
 
+const LANGUAGE_MODELS: Commands = Commands::CLM.and(Commands::MLM);
 const FALSE: &[&str] = &["false"];
 const TRUE: &[&str] = &["true"];
 const NONE: &[&str] = &["", "none", "false"];
@@ -89,16 +90,14 @@ pub const FLAGS: &[Flag] = &[
     only(Section::Run, "torch_compile_mode", NONE, "xtrain always compiles the whole step with XLA"),
     only(Section::Run, "torchdynamo", NONE, "xtrain always compiles the whole step with XLA"),
     only(Section::Run, "jit_mode_eval", FALSE, "evaluation is always compiled"),
-    only(Section::Run, "do_predict", FALSE, "causal language models have no predict; see `xtrain generate`"),
+    Flag { commands: LANGUAGE_MODELS, ..only(Section::Run, "do_predict", FALSE, "only classifiers predict; see also `xtrain generate`") },
     only(Section::Run, "debug", NONE, "there are no debug modes by that name"),
     no_effect(Section::Run, "torch_empty_cache_steps", "memory is planned when the graph is compiled"),
 
     // Model and Hub.
     only(Section::Model, "use_fast_tokenizer", TRUE, "only fast tokenizers (tokenizer.json) are read"),
-    only(Section::Model, "model_revision", &["main"], "models are not fetched from the Hub yet; give a directory"),
     only(Section::Model, "trust_remote_code", FALSE, "model code is never fetched or run"),
-    only(Section::Model, "token", NONE, "models are not fetched from the Hub yet; give a directory"),
-    only(Section::Model, "use_auth_token", NONE, "models are not fetched from the Hub yet; give a directory"),
+    only(Section::Model, "use_auth_token", NONE, "it is called token now"),
     only(Section::Checkpoints, "push_to_hub", FALSE, "the output directory can be uploaded as it is when the run has ended"),
     only(Section::Checkpoints, "push_to_hub_model_id", NONE, "xtrain does not upload"),
     only(Section::Checkpoints, "push_to_hub_organization", NONE, "xtrain does not upload"),
@@ -112,12 +111,10 @@ pub const FLAGS: &[Flag] = &[
     only(Section::Checkpoints, "enable_jit_checkpoint", FALSE, "SIGTERM and SIGINT always save a checkpoint; there is nothing to switch on"),
 
     // Data.
-    only(Section::Data, "dataset_name", NONE, "data sets are not fetched from the Hub yet; give train_file and validation_file"),
-    only(Section::Data, "dataset_config_name", NONE, "data sets are not fetched from the Hub yet; give train_file and validation_file"),
     only(Section::Data, "streaming", FALSE, "streaming is not built yet; tokenized text is memory-mapped, so it need not fit in memory"),
     only(Section::Data, "keep_linebreaks", TRUE, "line breaks are always kept"),
-    only(Section::Data, "group_by_length", FALSE, "all examples of a causal language model have the same length"),
-    only(Section::Data, "length_column_name", &["length"], "all examples of a causal language model have the same length"),
+    only(Section::Data, "group_by_length", FALSE, "examples are not sorted by length; see pad_to_bucket"),
+    only(Section::Data, "length_column_name", &["length"], "examples are not sorted by length; see pad_to_bucket"),
     only(Section::Data, "ignore_data_skip", FALSE, "a resumed run always goes on at its exact place in the data"),
     no_effect(Section::Data, "dataloader_pin_memory", "batches are uploaded by the runtime"),
     no_effect(Section::Data, "dataloader_persistent_workers", "workers always live as long as the run"),
@@ -126,8 +123,8 @@ pub const FLAGS: &[Flag] = &[
     only(Section::Data, "dataloader_in_order", TRUE, "batches always come in order"),
     only(Section::Data, "train_sampling_strategy", &["random"], "training examples are always shuffled"),
     only(Section::Data, "split_batches", NONE, "batch sizes are per device"),
-    no_effect(Section::Data, "remove_unused_columns", "text files have no columns"),
-    only(Section::Data, "label_names", NONE, "causal language models take their labels from the text"),
+    no_effect(Section::Data, "remove_unused_columns", "columns that no flag names are not read"),
+    only(Section::Data, "label_names", NONE, "labels come from the text or from label_column_name"),
     only(Section::Data, "past_index", &["-1"], "past states are not carried from batch to batch"),
     only(Section::Batches, "per_gpu_train_batch_size", NONE, "the name is per_device_train_batch_size"),
     only(Section::Batches, "per_gpu_eval_batch_size", NONE, "the name is per_device_eval_batch_size"),
@@ -154,16 +151,13 @@ pub const FLAGS: &[Flag] = &[
     only(Section::Checkpoints, "save_only_model", FALSE, "a checkpoint always holds what an exact resume needs"),
     only(Section::Checkpoints, "save_on_each_node", FALSE, "several processes are not built yet"),
     only(Section::Checkpoints, "restore_callback_states_from_checkpoint", FALSE, "there are no callbacks to restore"),
-    only(Section::Checkpoints, "load_best_model_at_end", FALSE, "keeping the best checkpoint is not built yet"),
-    only(Section::Checkpoints, "metric_for_best_model", NONE, "keeping the best checkpoint is not built yet"),
-    only(Section::Checkpoints, "greater_is_better", NONE, "keeping the best checkpoint is not built yet"),
-    only(Section::Evaluation, "prediction_loss_only", NONE, "evaluation always computes the loss alone"),
+    only(Section::Evaluation, "prediction_loss_only", NONE, "evaluation always computes all of the task's metrics"),
     only(Section::Evaluation, "eval_accumulation_steps", NONE, "evaluation keeps no predictions"),
     only(Section::Evaluation, "eval_delay", &["0", "0.0"], "delayed evaluation is not built"),
-    only(Section::Evaluation, "eval_on_start", FALSE, "evaluation before the first step is not built; run `xtrain eval clm`"),
+    only(Section::Evaluation, "eval_on_start", FALSE, "evaluation before the first step is not built; run `xtrain eval`"),
     only(Section::Evaluation, "eval_do_concat_batches", TRUE, "evaluation keeps no predictions"),
     only(Section::Evaluation, "eval_use_gather_object", FALSE, "evaluation keeps no predictions"),
-    only(Section::Evaluation, "batch_eval_metrics", FALSE, "evaluation computes the loss alone"),
-    only(Section::Evaluation, "include_inputs_for_metrics", FALSE, "evaluation computes the loss alone"),
-    only(Section::Evaluation, "include_for_metrics", NONE, "evaluation computes the loss alone"),
+    only(Section::Evaluation, "batch_eval_metrics", FALSE, "metrics are always summed up batch by batch"),
+    only(Section::Evaluation, "include_inputs_for_metrics", FALSE, "no metric needs the inputs"),
+    only(Section::Evaluation, "include_for_metrics", NONE, "no metric needs more"),
 ];

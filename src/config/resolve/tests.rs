@@ -87,13 +87,16 @@ fn defaults_are_those_of_training_arguments() {
         logging_first_step: false,
         save: Cadence::Steps(500),
         save_total_limit: None,
+        max_shard_size: 5_000_000_000,
+        best: None,
         eval: Cadence::Never,
         dataloader_drop_last: false,
         resume: Resume::No,
         disable_tqdm: false,
     };
     assert_eq!(plan.train, expected);
-    assert_eq!((plan.data.source.seed, plan.data.source.validation_split_percentage, plan.data.block_size), (42, 5.0, None));
+    let TaskPlan::Clm(data) = plan.task else { panic!("{:?}", plan.task) };
+    assert_eq!((data.source.seed, data.source.validation_split_percentage, data.block_size), (42, 5.0, None));
 }
 
 #[test]
@@ -108,11 +111,11 @@ fn settings_that_depend_on_others() {
     let plan = fixture.train("--do_eval --do_train --max_steps 0").unwrap();
     assert_eq!((plan.do_train, plan.do_eval, plan.train.max_steps), (true, true, None));
     let plan = fixture.train("--seed 7 --warmup_steps 3 --warmup_ratio 0.5 --max_steps 9 --num_train_epochs 0").unwrap();
-    assert_eq!((plan.data.source.seed, plan.train.optimizer.warmup_steps, plan.train.max_steps), (7, Some(3), Some(9)));
+    assert_eq!((plan.task.source().seed, plan.train.optimizer.warmup_steps, plan.train.max_steps), (7, Some(3), Some(9)));
     let plan = fixture.train("--warmup_steps 0.1 --warmup_ratio 0.5").unwrap();
     assert_eq!((plan.train.optimizer.warmup_steps, plan.train.optimizer.warmup_ratio), (None, 0.1));
     let plan = fixture.train("--seed 7 --data_seed 8 --lr_scheduler_type constant_with_warmup --optim sgd").unwrap();
-    assert_eq!((plan.data.source.seed, plan.train.seed), (8, 7));
+    assert_eq!((plan.task.source().seed, plan.train.seed), (8, 7));
     assert_eq!((plan.train.optimizer.schedule, plan.train.optimizer.kind), (ScheduleKind::Constant, OptimizerKind::Sgd));
     let plan = fixture.train("--output_dir @/old --resume_from_checkpoint").unwrap();
     assert_eq!(plan.train.resume, Resume::Latest);
@@ -251,7 +254,10 @@ fn every_illegal_combination_is_refused_with_a_fix() {
 fn values_outside_their_range_are_refused() {
     let fixture = Fixture::new();
     for (more, message) in [
-        ("--per_device_train_batch_size 0", "`per_device_train_batch_size` must be a whole number that is at least 1, found `0`"),
+        (
+            "--per_device_train_batch_size 0",
+            "`per_device_train_batch_size` must be a whole number that is at least 1, or auto, found `0`",
+        ),
         ("--per_device_eval_batch_size 0", "at least 1"),
         ("--gradient_accumulation_steps 0", "at least 1"),
         ("--learning_rate -1", "0 or more"),
@@ -279,4 +285,43 @@ fn values_outside_their_range_are_refused() {
         let error = fixture.train(more).expect_err(more);
         assert!(matches!(error, UsageError::BadValue { .. }) && error.to_string().contains(message), "{more}: {error}");
     }
+}
+
+#[test]
+fn the_best_model_follows_transformers_rules() {
+    let fixture = Fixture::new();
+    let best = |more: &str| fixture.train(&format!("--eval_strategy epoch --save_strategy epoch {more}")).unwrap().train.best;
+    assert_eq!(best(""), None);
+    let rule = best("--load_best_model_at_end").unwrap();
+    assert_eq!((rule.metric.as_str(), rule.greater_is_better, rule.load_at_end), ("loss", false, true));
+    let rule = best("--metric_for_best_model eval_accuracy --early_stopping_patience 3").unwrap();
+    assert_eq!((rule.metric.as_str(), rule.greater_is_better, rule.load_at_end), ("accuracy", true, false));
+    assert_eq!(rule.early_stopping, Some(EarlyStopping { patience: 3, threshold: 0.0 }));
+    assert!(!best("--metric_for_best_model perplexity").unwrap().greater_is_better);
+    assert!(best("--metric_for_best_model eval_loss --greater_is_better").unwrap().greater_is_better);
+}
+
+#[test]
+fn tasks_have_their_own_defaults() {
+    let fixture = Fixture::new();
+    let task = |line: &str| {
+        let line = format!("{line} --tokenizer_name @/tokenizer.json --train_file @/train.txt --output_dir @/new");
+        match fixture.read(&line).unwrap() {
+            Command::Train(plan) => plan.task,
+            other => panic!("{other:?}"),
+        }
+    };
+    let TaskPlan::Mlm(masked) = task("train mlm --model_type bert") else { panic!("not mlm") };
+    assert_eq!((masked.max_seq_length, masked.mlm_probability, masked.padding.pad_to_max_length), (None, 0.15, false));
+    let classes = |more: &str| match task(&format!("train cls --model_type bert {more}")) {
+        TaskPlan::Cls(data) => data,
+        other => panic!("{other:?}"),
+    };
+    let plain = classes("");
+    assert_eq!((plain.max_seq_length, plain.padding.pad_to_max_length, plain.labels.is_none()), (128, true, true));
+    // Nothing is set aside of rows that nobody evaluates on.
+    assert_eq!(plain.source.validation_split_percentage, 0.0);
+    assert_eq!(classes("--do_train --do_eval").source.validation_split_percentage, 5.0);
+    let padding = classes("--pad_to_bucket 32,64 --labels no,yes").padding;
+    assert_eq!((padding.pad_to_max_length, padding.pad_to_bucket), (false, vec![32, 64]));
 }

@@ -1,13 +1,14 @@
-//! Evaluation during training, at its cadence.
+//! Evaluation during training, at its cadence, and what follows from it: which one is the best, and whether to go on.
 
 use super::log::RunLog;
 use crate::report::records::{EvalRecord, Record};
-use crate::trainer::error::Result;
-use crate::trainer::evaluate::{Evaluation, evaluate};
+use crate::trainer::best::Best;
+use crate::trainer::error::{Error, Result};
+use crate::trainer::evaluate::{Evaluation, evaluate, metric_names};
+use crate::trainer::feed::DeviceBatch;
 use crate::trainer::run_loop::{Control, Hook, Progress};
 use crate::trainer::session::Session;
 use crate::trainer::settings::Cadence;
-use crate::trainer::step::DeviceBatch;
 use std::cell::RefCell;
 use std::rc::Rc;
 use xtrain_models::{Model, ParameterSpec};
@@ -18,16 +19,21 @@ pub type EvalBatches<'a> = dyn FnMut() -> Result<Box<dyn Iterator<Item = Result<
 pub struct Evaluator<'a> {
     pub model: &'a dyn Model,
     pub parameters: Vec<ParameterSpec>,
+    /// Names of a classifier's labels.
+    pub labels: Vec<String>,
     pub batches: Box<EvalBatches<'a>>,
     pub cadence: Cadence,
     pub log: Rc<RefCell<RunLog>>,
+    /// `None` where nobody asks for the best.
+    pub best: Rc<RefCell<Option<Best>>>,
 }
 
 impl Evaluation {
     /// The record to log; `progress` is `None` outside training.
-    pub fn record(&self, progress: Option<&Progress>) -> Record {
+    pub fn record(&self, labels: &[String], progress: Option<&Progress>) -> Record {
         Record::Eval(EvalRecord {
             loss: self.loss,
+            metrics: self.metrics(labels),
             perplexity: self.perplexity(),
             runtime: self.runtime.as_secs_f64(),
             samples: self.examples as u64,
@@ -45,7 +51,22 @@ impl Hook for Evaluator<'_> {
 
     fn at_step(&mut self, progress: &Progress, session: &mut Session) -> Result<Control> {
         let evaluation = evaluate(session, self.model, &self.parameters, &mut *(self.batches)()?)?;
-        self.log.borrow_mut().record(&evaluation.record(Some(progress)))?;
-        Ok(Control::Continue)
+        let mut log = self.log.borrow_mut();
+        log.record(&evaluation.record(&self.labels, Some(progress)))?;
+        let mut best = self.best.borrow_mut();
+        let Some(best) = best.as_mut() else { return Ok(Control::Continue) };
+        let name = best.rule().metric.clone();
+        let value = evaluation.metric(&name, &self.labels).ok_or_else(|| Error::NoMetric {
+            name: name.clone(),
+            known: metric_names(self.model.task(), &self.labels).join(", "),
+        })?;
+        best.observe(value, progress.step);
+        if !best.should_stop() {
+            return Ok(Control::Continue);
+        }
+        if let (Some((value, step)), false) = (best.found(), progress.is_last()) {
+            log.bar().note(&format!("stopping early: no better {name} than {value} at step {step}"));
+        }
+        Ok(Control::Stop)
     }
 }

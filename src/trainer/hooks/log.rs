@@ -71,6 +71,8 @@ pub struct Sums {
     pub total_steps: f64,
     /// Steps that overflowed fp16 and changed nothing.
     pub skipped_steps: f64,
+    /// Floating-point operations.
+    pub total_flops: f64,
 }
 
 impl Sums {
@@ -81,6 +83,7 @@ impl Sums {
             ("total_loss", self.total_loss),
             ("total_steps", self.total_steps),
             ("skipped_steps", self.skipped_steps),
+            ("total_flops", self.total_flops),
         ]
         .map(|(name, value)| (name.to_string(), value))
         .into()
@@ -94,6 +97,7 @@ impl Sums {
             total_loss: get("total_loss"),
             total_steps: get("total_steps"),
             skipped_steps: get("skipped_steps"),
+            total_flops: get("total_flops"),
         }
     }
 }
@@ -104,8 +108,6 @@ pub struct Logger {
     sums: Rc<RefCell<Sums>>,
     cadence: Cadence,
     first_step: bool,
-    /// Floating-point operations of one microbatch, for the step line.
-    microbatch_flops: f64,
     ceiling_tflops: Option<f64>,
     /// Of the steps since the last line.
     interval: Interval,
@@ -114,7 +116,7 @@ pub struct Logger {
 #[derive(Default)]
 struct Interval {
     steps: u32,
-    microbatches: u64,
+    flops: f64,
     tokens: f64,
     host: HostTime,
     data_wait: Duration,
@@ -127,11 +129,10 @@ impl Logger {
         log: Rc<RefCell<RunLog>>,
         sums: Rc<RefCell<Sums>>,
         (cadence, first_step): (Cadence, bool),
-        microbatch_flops: f64,
         ceiling_tflops: Option<f64>,
     ) -> Self {
         let interval = Interval::default();
-        Logger { log, sums, cadence, first_step, microbatch_flops, ceiling_tflops, interval }
+        Logger { log, sums, cadence, first_step, ceiling_tflops, interval }
     }
 
     fn is_due(&self, progress: &Progress) -> bool {
@@ -155,7 +156,7 @@ impl Logger {
                 execute: (interval.host.execute + interval.device_wait) / interval.steps,
                 wait: interval.data_wait / interval.steps,
             },
-            model_tflops: interval.microbatches as f64 * self.microbatch_flops / seconds / 1e12,
+            model_tflops: interval.flops / seconds / 1e12,
             ceiling_tflops: self.ceiling_tflops,
         }
     }
@@ -166,8 +167,8 @@ impl Hook for Logger {
         let loss = f64::from(report.metrics.loss);
         let interval = &mut self.interval;
         interval.steps += 1;
-        interval.microbatches += report.microbatches;
-        interval.tokens += f64::from(report.metrics.tokens);
+        interval.flops += report.flops;
+        interval.tokens += report.tokens as f64;
         interval.host += report.host_time;
         interval.data_wait += report.data_wait;
         interval.device_wait += report.device_wait;
@@ -183,6 +184,7 @@ impl Hook for Logger {
             sums.total_loss += loss;
             sums.total_steps += 1.0;
         }
+        sums.total_flops += report.flops;
         self.log.borrow().bar().advance(1);
         if !self.is_due(&report.progress) {
             return Ok(());

@@ -3,6 +3,7 @@
 use super::log::{RunLog, Sums};
 use crate::checkpoint::hf::{Pretrained, TrainerState, save_pretrained};
 use crate::checkpoint::{CheckpointParts, TensorRef, TrainingState, atomic, prune, save_checkpoint};
+use crate::trainer::best::Best;
 use crate::trainer::error::{Error, Result};
 use crate::trainer::interrupt::Interrupt;
 use crate::trainer::parameters::{HostTensor, download, is_finite};
@@ -21,6 +22,8 @@ pub struct SavedModel {
     /// Name and content of the tokenizer's files.
     pub tokenizer_files: Vec<(String, Vec<u8>)>,
     pub parameters: Vec<String>,
+    /// Weights beyond so many bytes go into several files.
+    pub max_shard_size: u64,
 }
 
 fn references(tensors: &[HostTensor]) -> Vec<TensorRef<'_>> {
@@ -34,6 +37,7 @@ impl SavedModel {
             generation_config: self.generation_config.as_ref(),
             weights,
             files: &self.tokenizer_files,
+            max_shard_size: self.max_shard_size,
         }
     }
 
@@ -103,15 +107,15 @@ pub struct Saver<'a> {
     pub optimizer_state: Vec<String>,
     /// The position-independent part of the training state.
     pub state: TrainingState,
-    pub flops_per_step: f64,
     pub log: Rc<RefCell<RunLog>>,
     pub sums: Rc<RefCell<Sums>>,
     pub interrupt: Option<Interrupt>,
     pub kept: Rc<RefCell<Kept>>,
+    pub best: Rc<RefCell<Option<Best>>>,
 }
 
 /// `trainer_state.json` at this point of a run.
-pub fn trainer_state(settings: &TrainSettings, log: &RunLog, flops_per_step: f64, progress: &Progress) -> TrainerState {
+pub fn trainer_state(settings: &TrainSettings, log: &RunLog, sums: &Sums, progress: &Progress) -> TrainerState {
     // transformers keeps its defaults where a strategy is not in steps.
     let steps = |cadence: Cadence| match cadence {
         Cadence::Steps(n) => n as f64,
@@ -126,7 +130,7 @@ pub fn trainer_state(settings: &TrainSettings, log: &RunLog, flops_per_step: f64
         max_steps: progress.max_steps,
         num_train_epochs: settings.num_train_epochs.ceil() as u64,
         save_steps: steps(settings.save),
-        total_flos: flops_per_step * progress.step as f64,
+        total_flos: sums.total_flops,
         train_batch_size: Some(settings.per_device_train_batch_size as u64),
         ..Default::default()
     }
@@ -146,11 +150,15 @@ impl Saver<'_> {
             accumulators: self.sums.borrow().to_map(),
             ..self.state.clone()
         };
+        let mut trainer_state = trainer_state(self.settings, &self.log.borrow(), &self.sums.borrow(), progress);
+        if let Some(best) = &*self.best.borrow() {
+            best.describe(&mut trainer_state, &self.settings.output_dir, Some(progress.step));
+        }
         let (weights, optimizer) = (references(&weights), references(&optimizer));
         let parts = CheckpointParts {
             model: self.model.pretrained(&weights),
             optimizer: &optimizer,
-            trainer_state: &trainer_state(self.settings, &self.log.borrow(), self.flops_per_step, progress),
+            trainer_state: &trainer_state,
             state: &state,
         };
         let path = save_checkpoint(&self.settings.output_dir, &parts)?;
@@ -160,11 +168,13 @@ impl Saver<'_> {
         Ok(path)
     }
 
-    /// Keeps as many checkpoints as were asked for, the newest among them.
+    /// Keeps as many checkpoints as were asked for, the newest and the best among them.
     fn prune(&self) -> Result<()> {
         let kept = self.kept.borrow();
         let Some(newest) = &kept.newest else { return Ok(()) };
-        prune(&self.settings.output_dir, self.settings.save_total_limit, &[newest])?;
+        let best = self.best.borrow().as_ref().and_then(|best| best.checkpoint(&self.settings.output_dir));
+        let protected: Vec<&Path> = std::iter::once(newest.as_path()).chain(best.as_deref()).collect();
+        prune(&self.settings.output_dir, self.settings.save_total_limit, &protected)?;
         Ok(())
     }
 

@@ -1,0 +1,186 @@
+//! From a set to batches on the device: which shapes there are, what is uploaded, in which order.
+
+use crate::data::batch::{Batch, Labels};
+use crate::data::collator::Collator;
+use crate::data::loader::{LoadSpec, Loader};
+use crate::data::sampler::{BatchPlan, Order};
+use crate::runtime::{Buffer, Client};
+use crate::trainer::error_in_batch;
+use crate::trainer::feed::{BatchShape, DeviceBatch, LabelShape};
+use crate::trainer::{self};
+use std::sync::Arc;
+use xtrain_graphs::{DType, Shape};
+use xtrain_models::IGNORED_LABEL;
+
+/// What a run's batches look like.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BatchForm {
+    /// Every T, from short to long.
+    pub lengths: Vec<usize>,
+    /// Whether the run can have batches of other lengths, so that names tell them apart.
+    pub named: bool,
+    pub labels: LabelForm,
+    pub attention_mask: bool,
+    pub token_type_ids: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum LabelForm {
+    /// One for each token.
+    Tokens,
+    /// For this share of the tokens.
+    SomeTokens(f64),
+    /// One for each sequence.
+    Classes,
+}
+
+/// Labels that a batch of `tokens` tokens has room for when each is chosen with this probability. The number of those chosen is
+/// binomial: five standard deviations above its mean are passed once in three million batches. `None` where little would be
+/// saved by leaving out the others.
+fn places(tokens: usize, probability: f64) -> Option<usize> {
+    let (n, p) = (tokens as f64, probability);
+    let room = (n * p + 5.0 * (n * p * (1.0 - p)).sqrt()).ceil() as usize;
+    Some(room.next_multiple_of(8)).filter(|room| 5 * room < 4 * tokens)
+}
+
+impl BatchForm {
+    fn label_shape(&self, rows: usize, tokens: usize) -> LabelShape {
+        match self.labels {
+            LabelForm::Classes => LabelShape::Classes,
+            LabelForm::Tokens => LabelShape::Tokens,
+            LabelForm::SomeTokens(share) => places(rows * tokens, share).map_or(LabelShape::Tokens, LabelShape::Places),
+        }
+    }
+
+    /// What tells batches of this length from others.
+    fn variant(&self, tokens: usize) -> Option<Arc<str>> {
+        self.named.then(|| tokens.to_string().into())
+    }
+
+    /// The shapes of batches of `rows` rows, which decide about graphs.
+    pub fn shapes(&self, rows: usize) -> Vec<BatchShape> {
+        let shape = |tokens: &usize| BatchShape {
+            rows,
+            tokens: *tokens,
+            labels: self.label_shape(rows, *tokens),
+            attention_mask: self.attention_mask,
+            token_type_ids: self.token_type_ids,
+            variant: self.variant(*tokens),
+        };
+        self.lengths.iter().map(shape).collect()
+    }
+
+    /// Uploads a host batch; runs in the loader's threads, ahead of the step.
+    pub fn upload(&self, client: &Client, batch: Batch) -> trainer::Result<DeviceBatch> {
+        let (rows, tokens) = batch.input_ids.dim();
+        let mut variant = self.variant(tokens);
+        let (mut places, mut classes) = (None, Vec::new());
+        let labels = match &batch.labels {
+            Labels::Classes(labels) => {
+                classes = labels.to_vec();
+                put(client, DType::S32, labels)?
+            }
+            Labels::Tokens(labels) => match self.label_shape(rows, tokens) {
+                LabelShape::Places(room) if batch.targets <= room => {
+                    let (chosen, ids) = labelled(labels.as_slice().expect("batches are contiguous"), room);
+                    places = Some(upload(client, DType::S32, &chosen, &[room])?);
+                    upload(client, DType::S32, &ids, &[room])?
+                }
+                LabelShape::Places(_) => {
+                    // More than there is room for: one batch in millions, which gets a graph with logits for every token.
+                    variant = Some(variant.map_or("all".into(), |length| format!("{length}.all").into()));
+                    put(client, DType::S32, labels)?
+                }
+                _ => put(client, DType::S32, labels)?,
+            },
+        };
+        Ok(DeviceBatch {
+            input_ids: put(client, DType::S32, &batch.input_ids)?,
+            labels,
+            places,
+            attention_mask: batch.attention_mask.as_ref().map(|mask| put(client, DType::Pred, mask)).transpose()?,
+            token_type_ids: batch.token_type_ids.as_ref().map(|types| put(client, DType::S32, types)).transpose()?,
+            classes,
+            examples: batch.examples,
+            tokens: batch.tokens,
+            variant,
+            epoch: batch.epoch,
+            batch_in_epoch: batch.index_in_epoch as u64,
+        })
+    }
+
+    /// Batches on the device, prepared by `workers` threads ahead of the step.
+    pub fn device_batches(
+        &self,
+        client: &Client,
+        spec: LoadSpec,
+        workers: usize,
+    ) -> trainer::Result<impl Iterator<Item = trainer::Result<DeviceBatch>> + use<>> {
+        let (form, client) = (self.clone(), client.clone());
+        let loader = Loader::new(spec, workers, move |batch| form.upload(&client, batch)).map_err(error_in_batch)?;
+        Ok(loader.map(|item| item.map_err(error_in_batch)))
+    }
+
+    /// One pass over a set, in order, the last batch padded.
+    pub fn one_pass(
+        &self,
+        client: &Client,
+        set: &Collator,
+        batch_size: usize,
+        workers: usize,
+    ) -> trainer::Result<Box<dyn Iterator<Item = trainer::Result<DeviceBatch>>>> {
+        let plan = BatchPlan::new(set.len(), batch_size, false, Order::Sequential).map_err(error_in_batch)?;
+        Ok(Box::new(self.device_batches(client, LoadSpec::one_pass(set.clone(), plan), workers)?))
+    }
+}
+
+/// The places that have a label, and their labels; filled up to `room` with places that have none.
+fn labelled(labels: &[i32], room: usize) -> (Vec<i32>, Vec<i32>) {
+    let ignored = IGNORED_LABEL as i32;
+    let with_label = labels.iter().enumerate().filter(|(_, label)| **label != ignored);
+    let (mut places, mut ids): (Vec<i32>, Vec<i32>) = with_label.map(|(place, label)| (place as i32, *label)).unzip();
+    places.resize(room, 0);
+    ids.resize(room, ignored);
+    (places, ids)
+}
+
+fn put<T: bytemuck::NoUninit, D: ndarray::Dimension>(
+    client: &Client,
+    dtype: DType,
+    array: &ndarray::Array<T, D>,
+) -> trainer::Result<Arc<Buffer>> {
+    upload(client, dtype, array.as_slice().expect("batches are contiguous"), array.shape())
+}
+
+fn upload<T: bytemuck::NoUninit>(client: &Client, dtype: DType, values: &[T], dims: &[usize]) -> trainer::Result<Arc<Buffer>> {
+    Ok(Arc::new(client.upload(bytemuck::cast_slice(values), &Shape::new(dtype, dims), 0)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_have_room_for_what_is_chosen() {
+        // 16 x 128 tokens at 15%: 307.2 on average, standard deviation 16.2.
+        assert_eq!(places(2048, 0.15), Some(392));
+        assert_eq!(places(2048, 0.8), None, "nothing is saved");
+        assert_eq!(places(16, 0.15), None, "too few to be sure of anything");
+        assert_eq!(labelled(&[-100, 7, -100, 0], 3), (vec![1, 3, 0], vec![7, 0, -100]));
+    }
+
+    #[test]
+    fn names_tell_lengths_apart_where_there_are_several() {
+        let form = |lengths: &[usize]| BatchForm {
+            lengths: lengths.to_vec(),
+            named: lengths.len() > 1,
+            labels: LabelForm::SomeTokens(0.15),
+            attention_mask: true,
+            token_type_ids: false,
+        };
+        let variants = |form: BatchForm| form.shapes(8).into_iter().map(|shape| shape.variant).collect::<Vec<_>>();
+        assert_eq!(variants(form(&[128])), [None]);
+        assert_eq!(variants(form(&[64, 128])), [Some("64".into()), Some("128".into())]);
+        assert_eq!(form(&[128]).shapes(8)[0].labels, LabelShape::Places(216));
+    }
+}

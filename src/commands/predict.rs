@@ -1,0 +1,106 @@
+//! `xtrain predict cls`: labels the rows of a table, into a CSV file.
+
+use super::batches::BatchForm;
+use super::model::{failed, open_device, origin};
+use super::task::{Purpose, TaskData, load_task};
+use super::{Error, Outcome};
+use crate::checkpoint::atomic;
+use crate::config::{PredictPlan, TaskPlan};
+use crate::data::cls::TestRow;
+use crate::data::{Collator, Tokenizer};
+use crate::report::csv;
+use crate::trainer::evaluate::{Scores, evaluate};
+use crate::trainer::metrics::{argmax, softmax};
+use crate::trainer::parameters::Head;
+use crate::trainer::session::Session;
+use std::io::Write;
+use std::path::Path;
+use xtrain_models::Model;
+
+pub fn run(plan: PredictPlan) -> Result<Outcome, Error> {
+    let tokenizer = Tokenizer::load(&plan.tokenizer).map_err(failed("loading the tokenizer"))?;
+    let task_plan = TaskPlan::Cls(plan.data);
+    let (loaded, task, _) = load_task(&task_plan, &plan.model, tokenizer, Purpose::Use, Head::Saved, plan.disable_tqdm)?;
+    let mut session = open_device(plan.device, &plan.cache)?;
+    let mut settings = task.settings();
+    settings.push(("per_device_eval_batch_size", plan.per_device_eval_batch_size.to_string()));
+    session.cache_mut().set_origin(origin("predict cls", &*loaded.model, &settings));
+    let test = task.test()?;
+    loaded.place(&mut session, 0)?;
+    let form = task.form(&[&test]);
+    let predictions = label(&mut session, &*loaded.model, (&form, &test), plan.per_device_eval_batch_size, &task)?;
+    save(&predictions, &task, plan.include_text, plan.output_file.as_deref())?;
+    Ok(Outcome::Done)
+}
+
+/// Logits of every row, one after the other.
+pub fn label(
+    session: &mut Session,
+    model: &dyn Model,
+    (form, set): (&BatchForm, &Collator),
+    batch_size: usize,
+    task: &TaskData,
+) -> Result<Vec<f32>, Error> {
+    let mut batches =
+        form.one_pass(session.client(), set, batch_size, task.workers()).map_err(failed("preparing the test batches"))?;
+    let evaluation = evaluate(session, model, &model.parameters(), &mut *batches).map_err(failed("predicting"))?;
+    match evaluation.scores {
+        Scores::Classes { logits, .. } => Ok(logits),
+        Scores::Tokens { .. } => unreachable!("only classifiers predict, which `config` sees to"),
+    }
+}
+
+/// Writes the CSV file: `index`, the texts if they are wanted, `prediction`, and a probability for each label.
+pub fn save(logits: &[f32], task: &TaskData, with_text: bool, path: Option<&Path>) -> Result<(), Error> {
+    let rows = task.test_rows()?;
+    let table = table(logits, &task.label_names(), &rows, with_text);
+    match path {
+        Some(path) => {
+            atomic::write_bytes(path, table.as_bytes()).map_err(failed("saving the predictions"))?;
+            println!("labelled {} rows: {}", rows.len(), path.display());
+        }
+        // Whoever read the output went away: there is nobody to tell.
+        None => drop(std::io::stdout().write_all(table.as_bytes())),
+    }
+    Ok(())
+}
+
+fn table(logits: &[f32], labels: &[String], rows: &[TestRow], with_text: bool) -> String {
+    let pairs = with_text && rows.iter().any(|row| row.pair.is_some());
+    let mut header = vec!["index".to_string()];
+    header.extend(with_text.then(|| "text".into()));
+    header.extend(pairs.then(|| "text_pair".into()));
+    header.push("prediction".into());
+    header.extend(labels.iter().map(|label| format!("score_{label}")));
+    let mut table = csv::line(&header);
+    for (row, logits) in rows.iter().zip(logits.chunks(labels.len())) {
+        let mut fields = vec![row.index.to_string()];
+        fields.extend(with_text.then(|| row.text.clone()));
+        fields.extend(pairs.then(|| row.pair.clone().unwrap_or_default()));
+        fields.push(labels[argmax(logits)].clone());
+        fields.extend(softmax(logits).iter().map(|score| format!("{score:.6}")));
+        table.push_str(&csv::line(&fields));
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_the_likeliest_label_and_a_score_for_each() {
+        let labels = ["no".to_string(), "yes, really".to_string()];
+        let rows = [
+            TestRow { index: 0, text: "a \"b\", c".to_string(), pair: None },
+            TestRow { index: 4, text: "d".to_string(), pair: Some("e".to_string()) },
+        ];
+        let logits = [0.0, 0.0, -1.0, 1.0];
+        assert_eq!(
+            table(&logits, &labels, &rows, true),
+            "index,text,text_pair,prediction,score_no,\"score_yes, really\"\n0,\"a \"\"b\"\", c\",,no,0.500000,0.500000\n\
+             4,d,e,\"yes, really\",0.119203,0.880797\n"
+        );
+        assert!(table(&logits, &labels, &rows, false).ends_with("4,\"yes, really\",0.119203,0.880797\n"));
+    }
+}

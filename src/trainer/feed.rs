@@ -1,0 +1,130 @@
+//! What a step is fed: a batch on the device, its shape for compiling ahead, and both as tensors of a recording.
+//!
+//! Letters: B rows, T tokens, N = B * T, K places that have a label.
+
+use super::session::Recording;
+use crate::runtime::Buffer;
+use std::sync::Arc;
+use xtrain_graphs::{DType, Shape};
+use xtrain_models::{Labels, TokenBatch};
+
+/// A batch that is on the device.
+#[derive(Clone)]
+pub struct DeviceBatch {
+    /// `s32[B, T]`
+    pub input_ids: Arc<Buffer>,
+    /// `s32[B, T]`, `s32[K]` with `places`, or `s32[B]` for a classifier; -100 = no loss.
+    pub labels: Arc<Buffer>,
+    /// `s32[K]`: of masked language modelling, the places among N that `labels` are of; `None` when all have one.
+    pub places: Option<Arc<Buffer>>,
+    /// `pred[B, T]`; `None` when every token is attended.
+    pub attention_mask: Option<Arc<Buffer>>,
+    /// `s32[B, T]`; `None` when every token is in segment 0.
+    pub token_type_ids: Option<Arc<Buffer>>,
+    /// Of a classifier, `labels` on the host, rows that only fill the batch too.
+    pub classes: Vec<i32>,
+    /// Rows that are not padding.
+    pub examples: usize,
+    /// Tokens that are not padding.
+    pub tokens: usize,
+    /// What tells this batch's graph from others of the run (see [`BatchShape::variant`]).
+    pub variant: Option<Arc<str>>,
+    /// The epoch that the batch belongs to, from 0.
+    pub epoch: u64,
+    /// Its place in the epoch, from 0.
+    pub batch_in_epoch: u64,
+}
+
+impl DeviceBatch {
+    /// Full rows `s32[B, T]` and a label for each token, at the start of a run.
+    pub fn full(input_ids: Arc<Buffer>, labels: Arc<Buffer>) -> Self {
+        let dims = &input_ids.shape().dims;
+        DeviceBatch {
+            examples: dims[0],
+            tokens: dims[0] * dims[1],
+            input_ids,
+            labels,
+            places: None,
+            attention_mask: None,
+            token_type_ids: None,
+            classes: Vec::new(),
+            variant: None,
+            epoch: 0,
+            batch_in_epoch: 0,
+        }
+    }
+
+    /// B and T.
+    pub fn size(&self) -> [usize; 2] {
+        let dims = &self.input_ids.shape().dims;
+        [dims[0], dims[1]]
+    }
+
+    /// Rows that the head computes logits for.
+    pub fn head_rows(&self) -> usize {
+        let [b, t] = self.size();
+        self.places.as_ref().map_or(b * t, |places| places.shape().elements())
+    }
+}
+
+/// The shape of a kind of batch: all that its graph depends on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BatchShape {
+    /// B
+    pub rows: usize,
+    /// T
+    pub tokens: usize,
+    pub labels: LabelShape,
+    pub attention_mask: bool,
+    pub token_type_ids: bool,
+    /// Where a run has batches of several shapes, what the names of this one's graphs end in: the length.
+    pub variant: Option<Arc<str>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LabelShape {
+    /// `[B, T]`
+    Tokens,
+    /// K labels with their places.
+    Places(usize),
+    /// `[B]`
+    Classes,
+}
+
+/// A graph's name in plans, logs and the cache: what it does and, where there are several, for which batches.
+pub fn graph_name(what: &str, variant: Option<&str>) -> String {
+    variant.map_or(what.to_string(), |variant| format!("{what}.{variant}"))
+}
+
+/// A batch as tensors of a recording.
+pub struct BatchInputs {
+    pub tokens: TokenBatch,
+    pub labels: Labels,
+}
+
+/// Declares a device batch as feeds.
+pub fn feed_batch(recording: &mut Recording, batch: &DeviceBatch) -> BatchInputs {
+    let input_ids = recording.feed("input_ids", batch.input_ids.clone());
+    let ids = recording.feed("labels", batch.labels.clone());
+    let places = batch.places.as_ref().map(|places| recording.feed("places", places.clone()));
+    let attention_mask = batch.attention_mask.as_ref().map(|mask| recording.feed("attention_mask", mask.clone()));
+    let token_type_ids = batch.token_type_ids.as_ref().map(|ids| recording.feed("token_type_ids", ids.clone()));
+    BatchInputs { tokens: TokenBatch { input_ids, attention_mask, token_type_ids }, labels: Labels { ids, places } }
+}
+
+/// Declares the feeds of batches of one shape, for compiling ahead; in the order of [`feed_batch`].
+pub fn abstract_batch(recording: &mut Recording, shape: &BatchShape) -> BatchInputs {
+    let grid = Shape::new(DType::S32, [shape.rows, shape.tokens]);
+    let input_ids = recording.feed_abstract("input_ids", &grid);
+    let ids_shape = match shape.labels {
+        LabelShape::Tokens => grid.clone(),
+        LabelShape::Places(places) => Shape::new(DType::S32, [places]),
+        LabelShape::Classes => Shape::new(DType::S32, [shape.rows]),
+    };
+    let ids = recording.feed_abstract("labels", &ids_shape);
+    let places = matches!(shape.labels, LabelShape::Places(_)).then(|| recording.feed_abstract("places", &ids_shape));
+    let mask = grid.with_dtype(DType::Pred);
+    let attention_mask = shape.attention_mask.then(|| recording.feed_abstract("attention_mask", &mask));
+    let token_type_ids = shape.token_type_ids.then(|| recording.feed_abstract("token_type_ids", &grid));
+    BatchInputs { tokens: TokenBatch { input_ids, attention_mask, token_type_ids }, labels: Labels { ids, places } }
+}

@@ -1,0 +1,150 @@
+//! Models, tokenizers and data sets by their names on the Hub, as a user gives them; the Hub is one on the loopback interface that
+//! serves real files from `data/`.
+
+#[path = "../src/hub/test_server.rs"]
+#[allow(dead_code, reason = "the unit tests use all of it")]
+mod test_server;
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+use test_server::{Fault, TestHub};
+
+use crate::support::{Command, data_dir, xtrain};
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+fn start(data: &Path) -> TestHub {
+    let hub = TestHub::start();
+    let read = |path: &str| fs::read(data.join(path)).unwrap();
+    hub.add("models/org/tokenizer", "main", COMMIT, &[("tokenizer.json", read("gpt2/tokenizer.json"))]);
+    let c4 = [
+        ("README.md", b"C4".to_vec()),
+        ("data/train-00000-of-00001.parquet", read("c4-mini/train-00000-of-00001.parquet")),
+        ("data/validation-00000-of-00001.parquet", read("c4-mini/validation-00000-of-00001.parquet")),
+    ];
+    hub.add("datasets/org/c4", "main", COMMIT, &c4);
+    hub
+}
+
+/// The program with this Hub and a cache of its own.
+fn with_hub(hub: &TestHub, home: &Path) -> Command {
+    let mut command = xtrain();
+    command.env("HF_ENDPOINT", &hub.url).env("HF_HOME", home).env("HF_TOKEN", "").env("HF_HUB_OFFLINE", "0").dir(home);
+    for variable in ["HF_HUB_CACHE", "HF_TOKEN_PATH", "TRANSFORMERS_OFFLINE"] {
+        command.env(variable, "");
+    }
+    command
+}
+
+#[test]
+fn a_run_takes_everything_from_the_hub_and_then_from_its_cache() {
+    let Some(data) = data_dir() else { return };
+    let hub = start(&data);
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    // Half of the data set arrives at the first attempt.
+    hub.fault("data/train-00000-of-00001.parquet", Fault::BreaksOff(1));
+    let train = [
+        "train",
+        "clm",
+        "--model_type",
+        "gpt2",
+        "--config_overrides",
+        "n_layer=1,n_head=1,n_embd=8,n_positions=32",
+        "--tokenizer_name",
+        "org/tokenizer",
+        "--dataset_name",
+        "org/c4",
+        "--max_train_samples",
+        "8",
+        "--max_eval_samples",
+        "4",
+        "--max_steps",
+        "2",
+        "--per_device_train_batch_size",
+        "2",
+        "--block_size",
+        "16",
+        "--output_dir",
+        "out",
+    ];
+    let run = with_hub(&hub, home).args(train).run();
+    run.succeeded();
+    let out = home.join("out");
+    let mut files = vec![];
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        files.push((name, fs::read(out.join(name)).unwrap()));
+    }
+    hub.add("models/org/trained", "main", COMMIT, &files);
+    hub.protect("models/org/trained", "hf_token");
+    let eval = |change: &dyn Fn(&mut Command)| {
+        let mut command = with_hub(&hub, home);
+        command.args(["eval", "clm", "--model_name_or_path", "org/trained", "--dataset_name", "org/c4", "--block_size", "16"]);
+        command.args(["--max_eval_samples", "4", "--json"]);
+        change(&mut command);
+        command.run()
+    };
+    let refused = eval(&|_| {});
+    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    assert!(refused.stderr.contains("without a token") && refused.stderr.contains("HF_TOKEN"), "{}", refused.stderr);
+    let fetched = eval(&|command| {
+        command.args(["--token", "hf_token"]);
+    });
+    fetched.succeeded();
+    let asked = hub.requests().len();
+    let offline = eval(&|command| {
+        command.env("HF_HUB_OFFLINE", "1");
+    });
+    offline.succeeded();
+    assert_eq!(hub.requests().len(), asked, "offline means that nothing is asked");
+    let loss = |text: &str| serde_json::from_str::<Value>(text.trim()).unwrap()["eval_loss"].as_f64().unwrap();
+    assert_eq!(loss(&fetched.stdout), loss(&offline.stdout));
+    // The same numbers as from the directory itself.
+    let local = eval(&|command| {
+        command.args(["--model_name_or_path", out.to_str().unwrap()]);
+    });
+    local.succeeded();
+    assert_eq!(loss(&local.stdout), loss(&fetched.stdout));
+}
+
+#[test]
+fn names_that_lead_nowhere_are_told() {
+    let Some(data) = data_dir() else { return };
+    let hub = start(&data);
+    let home = tempfile::tempdir().unwrap();
+    let base = ["train", "clm", "--model_type", "gpt2", "--output_dir", "out"];
+    let cases: [(&[&str], i32, &[&str]); 8] = [
+        (
+            &["--tokenizer_name", "org/none", "--dataset_name", "org/c4"],
+            1,
+            &["no model org/none at revision main", "give a path"],
+        ),
+        (&["--tokenizer_name", "org/tokenizer", "--dataset_name", "org/none"], 1, &["no data set org/none"]),
+        (
+            &["--tokenizer_name", "org/tokenizer", "--dataset_name", "org/c4", "--dataset_config_name", "de"],
+            1,
+            &["no configuration \"de\"", "default"],
+        ),
+        (&["--tokenizer_name", "org/tokenizer", "--dataset_name", "org/c4", "--model_revision", "v9"], 1, &["revision v9"]),
+        (
+            &["--tokenizer_name", "org/tokenizer", "--dataset_config_name", "de", "--train_file", "x.txt"],
+            2,
+            &["x.txt does not exist"],
+        ),
+        (&["--tokenizer_name", "org/tokenizer", "--dataset_name", "../c4"], 1, &["nor a name on the Hub"]),
+        (
+            &["--tokenizer_name", "./org/tokenizer", "--dataset_name", "org/c4"],
+            2,
+            &["--tokenizer_name: ./org/tokenizer does not exist here"],
+        ),
+        (&["--model_name_or_path", "org/tokenizer", "--dataset_name", "org/c4"], 2, &["--model_type does not go with"]),
+    ];
+    for (args, code, parts) in cases {
+        let run = with_hub(&hub, home.path()).args(base).args(args).run();
+        assert_eq!(run.code, Some(code), "{args:?}: {}", run.stderr);
+        assert!(parts.iter().all(|part| run.stderr.contains(part)), "{parts:?} in {}", run.stderr);
+    }
+    assert!(!home.path().join("out").exists());
+}
