@@ -106,7 +106,15 @@ fn exports_nothing_else() {
     };
     let listing = String::from_utf8_lossy(&output.stdout).into_owned();
     let names: Vec<_> = listing.lines().filter_map(|line| line.split_whitespace().last()).collect();
-    let promised =
-        ["GetPjrtApi", "xtrain_xla_abi", "xtrain_xla_free", "xtrain_xla_hlo_text", "xtrain_xla_lower", "xtrain_xla_version"];
+    let promised = [
+        "GetPjrtApi",
+        "xtrain_xla_abi",
+        "xtrain_xla_free",
+        "xtrain_xla_hlo_text",
+        "xtrain_xla_live_buffers",
+        "xtrain_xla_lower",
+        "xtrain_xla_stablehlo_text",
+        "xtrain_xla_version",
+    ];
     assert_eq!(names, promised);
 }
