@@ -1,5 +1,6 @@
 //! `xtrain fit`: the largest batch that fits into memory; and what `--per_device_train_batch_size auto` makes of it.
 
+use super::compile::stepper;
 use super::model::failed;
 use super::train::{Prepared, run_shapes};
 use super::{Error, Outcome};
@@ -9,10 +10,8 @@ use crate::report::units::{bytes, exact};
 use crate::runtime::Library;
 use crate::trainer::ahead::compile_all;
 use crate::trainer::fit::{Footprint, footprint, largest_batch};
-use crate::trainer::step::Stepper;
 use serde_json::json;
 use xtrain_graphs::BACKWARD;
-use xtrain_graphs::optim::{Schedule, ScheduleKind};
 
 pub fn run(FitPlan { train: mut plan, scale_from, json }: FitPlan) -> Result<Outcome, Error> {
     let mut prepared = Prepared::new(&plan, false)?;
@@ -89,14 +88,10 @@ fn budget(plan: &TrainPlan, prepared: &Prepared) -> Result<u64, Error> {
     })
 }
 
-/// The learning rate is fed at each step, so that no graph knows the schedule.
-const UNSCHEDULED: Schedule = Schedule { kind: ScheduleKind::Constant, peak: 0.0, warmup: 0, total: 0 };
-
 fn search(plan: &TrainPlan, prepared: &mut Prepared, budget: u64) -> Result<Footprint, Error> {
     let Prepared { loaded, session, task, train, validation, .. } = prepared;
     let model = &*loaded.model;
-    let stepper =
-        Stepper::new(model, plan.train.optimizer.clone(), UNSCHEDULED, plan.train.seed).with_precision(plan.train.precision);
+    let stepper = stepper(plan, model);
     let found = largest_batch(budget, |batch| {
         let shapes = run_shapes(plan, task, (train.as_ref(), validation.as_ref()), batch);
         let one = footprint(session, model, &stepper, &shapes, batch)?;
@@ -132,8 +127,7 @@ struct Split {
 fn split(plan: &TrainPlan, prepared: &mut Prepared, found: &Footprint) -> Result<Split, Error> {
     let shapes = prepared.shapes(plan);
     let model = &*prepared.loaded.model;
-    let stepper =
-        Stepper::new(model, plan.train.optimizer.clone(), UNSCHEDULED, plan.train.seed).with_precision(plan.train.precision);
+    let stepper = stepper(plan, model);
     let graphs = compile_all(&mut prepared.session, model, &stepper, &shapes, 1, &mut |_| ());
     let graphs = graphs.map_err(failed("compiling the graphs"))?;
     let decides = graphs.iter().find(|graph| graph.name == found.graph).expect("it is one of the run's graphs");
