@@ -19,6 +19,9 @@ pub mod data;
 /// The step, the loop, and what hangs on it.
 pub mod trainer;
 
+/// The mesh of replicas and what they exchange.
+pub mod parallel;
+
 /// Compiled graphs.
 pub mod cache;
 

@@ -4,10 +4,9 @@
 use crate::support::{golden_dir, max_difference};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use xtrain::cache::CacheSettings;
 use xtrain::checkpoint::{Weights as StoredTensors, hf};
-use xtrain::runtime::Buffer;
+use xtrain::parallel::Mesh;
 use xtrain::trainer::feed::{DeviceBatch, feed_batch};
 use xtrain::trainer::run_loop::RunLength;
 use xtrain::trainer::session::Session;
@@ -36,7 +35,7 @@ impl Case {
         let config = Config::new(hf::read_object(&dir.join("config.json")).unwrap(), "config.json");
         let task = Task::of(&config).unwrap();
         let model = xtrain_models::build(config, task).unwrap();
-        let mut session = device::open_cpu(1, CacheSettings::in_memory()).unwrap();
+        let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
         let weights = StoredTensors::open(&dir.join("model.safetensors")).unwrap();
         parameters::load(&mut session, &*model, &model.parameters(), &weights).unwrap();
         let inputs = StoredTensors::open(&dir.join("inputs.safetensors")).unwrap();
@@ -65,17 +64,16 @@ impl Case {
     }
 
     pub fn batch(&self, m: usize) -> DeviceBatch {
-        let client = self.session.client();
-        let upload = |name: &str| -> Arc<Buffer> {
+        let upload = |name: &str| {
             let (dims, values) = self.rows(name, m);
             let values: Vec<i32> = values.iter().map(|&v| v as i32).collect();
-            Arc::new(client.upload(bytemuck::cast_slice(&values), &Shape::new(DType::S32, dims), 0).unwrap())
+            self.session.upload(bytemuck::cast_slice(&values), &Shape::new(DType::S32, dims)).unwrap()
         };
         let (dims, mask) = self.rows("attention_mask", m);
         let mask: Vec<u8> = mask.iter().map(|&v| v as u8).collect();
-        let mask = client.upload(&mask, &Shape::new(DType::Pred, dims.clone()), 0).unwrap();
+        let mask = self.session.upload(&mask, &Shape::new(DType::Pred, dims.clone())).unwrap();
         DeviceBatch {
-            attention_mask: Some(Arc::new(mask)),
+            attention_mask: Some(mask),
             token_type_ids: self.inputs.get("token_type_ids").map(|_| upload("token_type_ids")),
             batch_in_epoch: m as u64,
             ..DeviceBatch::full(upload("input_ids"), upload("labels"))
@@ -117,7 +115,7 @@ fn logits_equal_transformers() {
             let weights = Weights::new(&trace, &weights);
             let logits = xtrain_models::logits(&*case.model, &weights, &inputs.tokens, &Randomness::off()).unwrap();
             recording.fetch("logits", &logits);
-            let found: Vec<f32> = recording.mark_step("logits").unwrap().fetched["logits"].download_to().unwrap();
+            let found: Vec<f32> = recording.mark_step("logits").unwrap().fetched("logits").download_to().unwrap();
             let (_, expected) = reference.read_f32(&format!("logits.{m}")).unwrap();
             let difference = max_difference(&found, &expected);
             assert!(difference <= LOGITS, "{name} micro-batch {m}: logits differ by {difference:e}");
@@ -145,14 +143,14 @@ fn loss_and_gradients_equal_transformers() {
         }
         recording.fetch("loss", &loss);
         let marked = recording.mark_step("gradients").unwrap();
-        let found: Vec<f32> = marked.fetched["loss"].download_to().unwrap();
+        let found: Vec<f32> = marked.fetched("loss").download_to().unwrap();
         let expected = case.json("meta.json")["loss"]["f64"].as_f64().unwrap();
         assert!((f64::from(found[0]) - expected).abs() <= LOSS, "{name}: loss {} expected {expected}", found[0]);
         let reference = case.tensors("grads.safetensors");
         assert_eq!(reference.iter().count(), parameters.len(), "{name}: number of parameters");
         let mut worst = 0f32;
         for parameter in &parameters {
-            let found: Vec<f32> = marked.fetched[&format!("grad.{}", parameter.name)].download_to().unwrap();
+            let found: Vec<f32> = marked.fetched(&format!("grad.{}", parameter.name)).download_to().unwrap();
             let (_, expected) = reference.read_f32(&parameter.name).unwrap();
             let difference = max_difference(&found, &expected);
             assert!(difference <= GRADIENTS, "{name}: gradient of {} differs by {difference:e}", parameter.name);

@@ -11,6 +11,7 @@ mod golden;
 mod hub;
 mod layers;
 mod models;
+mod parallel;
 mod precision;
 mod steady;
 mod support;

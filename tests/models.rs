@@ -3,9 +3,9 @@
 
 use crate::support::{golden_dir, max_difference};
 use std::path::PathBuf;
-use std::sync::Arc;
 use xtrain::cache::CacheSettings;
 use xtrain::checkpoint::{Weights as StoredTensors, hf};
+use xtrain::parallel::Mesh;
 use xtrain::trainer::feed::DeviceBatch;
 use xtrain::trainer::settings::{OptimizerKind, OptimizerSettings};
 use xtrain::trainer::step::{Phase, Stepper, parameter_tensors, read_metrics};
@@ -54,7 +54,7 @@ fn decoders_classify_by_the_last_token_that_is_not_padding() {
 
         let model = xtrain_models::build(config, Task::Classification { labels: 3 }).unwrap();
         let stored = StoredTensors::open(&dir.join("model.safetensors")).unwrap();
-        let mut session = device::open_cpu(1, CacheSettings::in_memory()).unwrap();
+        let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
         let mut score = Vec::new();
         for spec in model.parameters() {
             let shape = parameters::parameter_shape(&spec);
@@ -75,7 +75,7 @@ fn decoders_classify_by_the_last_token_that_is_not_padding() {
         let trace = recording.trace().clone();
         let logits = xtrain_models::logits(&*model, &Weights::new(&trace, &tensors), &batch, &Randomness::off()).unwrap();
         recording.fetch("logits", &logits);
-        let found: Vec<f32> = recording.mark_step("classify").unwrap().fetched["logits"].download_to().unwrap();
+        let found: Vec<f32> = recording.mark_step("classify").unwrap().fetched("logits").download_to().unwrap();
 
         let reference = StoredTensors::open(&dir.join("reference.safetensors")).unwrap();
         let names = reference.iter().filter_map(|view| view.name.strip_prefix("hidden.")?.parse::<usize>().ok());
@@ -102,13 +102,13 @@ fn dropout_changes_the_training_loss_a_little() {
             }
             let task = Task::of(&config).unwrap();
             let model = xtrain_models::build(config, task).unwrap();
-            let mut session = device::open_cpu(1, CacheSettings::in_memory()).unwrap();
+            let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
             let stored = StoredTensors::open(&dir.join("model.safetensors")).unwrap();
             parameters::load(&mut session, &*model, &model.parameters(), &stored).unwrap();
             let upload = |name: &str| {
                 let (dims, values) = first_rows(&dir, name);
                 let shape = Shape::new(DType::S32, dims);
-                Arc::new(session.client().upload(bytemuck::cast_slice(&values), &shape, 0).unwrap())
+                session.upload(bytemuck::cast_slice(&values), &shape).unwrap()
             };
             let batch = DeviceBatch::full(upload("input_ids"), upload("labels"));
             let optimizer = OptimizerSettings {
@@ -161,7 +161,7 @@ fn labelled_places_alone_give_the_same_loss_and_gradients() {
         chosen.resize(room, -100);
 
         let found = [false, true].map(|alone| {
-            let mut session = device::open_cpu(1, CacheSettings::in_memory()).unwrap();
+            let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
             parameters::load(&mut session, &*model, &model.parameters(), &stored).unwrap();
             let mut recording = session.begin();
             let mut feed = |name: &str, values: &[i32], dims: &[usize]| {
@@ -186,9 +186,9 @@ fn labelled_places_alone_give_the_same_loss_and_gradients() {
                 recording.fetch(&format!("d {}", spec.name), gradient);
             }
             let marked = recording.mark_step("places").unwrap();
-            let values =
-                |(name, buffer): (&String, &xtrain::runtime::Buffer)| (name.clone(), buffer.download_to::<f32>().unwrap());
-            marked.fetched.iter().map(values).collect::<Vec<_>>()
+            let gradients = specs.iter().map(|spec| format!("d {}", spec.name));
+            let names = ["count".to_string(), "loss".to_string()].into_iter().chain(gradients);
+            names.map(|name| (name.clone(), marked.fetched(&name).download_to::<f32>().unwrap())).collect::<Vec<_>>()
         });
         let [all, alone] = found;
         assert_eq!(all.len(), alone.len());
@@ -205,14 +205,14 @@ fn labelled_places_alone_give_the_same_loss_and_gradients() {
 /// Rotary tables take the sine and cosine of angles up to the number of positions.
 #[test]
 fn sine_and_cosine_hold_at_far_positions() {
-    let mut session = device::open_cpu(1, CacheSettings::in_memory()).unwrap();
+    let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
     let mut recording = session.begin();
     let angles = recording.trace().iota(DType::F32, &[8192], 0).unwrap().mul_scalar(0.749_894_2).unwrap();
     recording.fetch("sin", &angles.sin().unwrap());
     recording.fetch("cos", &angles.cos().unwrap());
     let marked = recording.mark_step("angles").unwrap();
     for (name, exact) in [("sin", f64::sin as fn(f64) -> f64), ("cos", f64::cos)] {
-        let found: Vec<f32> = marked.fetched[name].download_to().unwrap();
+        let found: Vec<f32> = marked.fetched(name).download_to().unwrap();
         let expected: Vec<f32> = (0..8192).map(|i| exact(f64::from(i as f32 * 0.749_894_2_f32)) as f32).collect();
         let difference = max_difference(&found, &expected);
         assert!(difference <= 5e-7, "{name} differs by {difference:e}");

@@ -3,6 +3,7 @@
 
 use crate::golden::for_each_case;
 use xtrain::cache::CacheSettings;
+use xtrain::parallel::Mesh;
 use xtrain::runtime::Error as RuntimeError;
 use xtrain::trainer::feed::feed_batch;
 use xtrain::trainer::session::{Recording, Session};
@@ -18,7 +19,7 @@ const LOW: [Precision; 2] = [Precision::Bf16, Precision::Fp16];
 
 /// A CPU session, or nothing (said aloud) where the library is not built.
 fn session() -> Option<Session> {
-    match device::open_cpu(1, CacheSettings::in_memory()) {
+    match device::open_cpu(Mesh::single(), CacheSettings::in_memory()) {
         Ok(session) => Some(session),
         Err(xtrain::trainer::Error::Runtime(RuntimeError::LibraryNotFound { .. })) => {
             eprintln!("SKIPPED: libxtrain_xla.so was not found; run bin/bootstrap or set XTRAIN_XLA_LIBRARY");
@@ -48,7 +49,7 @@ fn products_have_a_form_that_the_compiler_takes_whatever_their_shape() {
             let names: Vec<String> = (0..8).map(|form| product(&mut recording, form, batch, [m, k, n])).collect();
             let marked = recording.mark_step("products").unwrap();
             let read = |name: &String| -> Vec<f32> {
-                marked.fetched[name].download_to().unwrap_or_else(|e| panic!("{precision} {sizes}: {e}"))
+                marked.fetched(name).download_to().unwrap_or_else(|e| panic!("{precision} {sizes}: {e}"))
             };
             names.iter().map(read).collect::<Vec<_>>()
         });
@@ -111,7 +112,7 @@ fn every_family_stays_near_f32_and_its_master_gradients_are_f32() {
             }
             recording.fetch("loss", &loss);
             let marked = recording.mark_step("gradients").unwrap();
-            let read = |name: &str| -> Vec<f32> { marked.fetched[name].download_to().unwrap() };
+            let read = |name: &str| -> Vec<f32> { marked.fetched(name).download_to().unwrap() };
             (read("loss")[0], (0..parameters.len()).map(|i| read(&i.to_string())).collect())
         };
         let (wide_loss, wide) = gradients(Precision::F32);

@@ -4,8 +4,8 @@
 use crate::support::{golden_dir, xtrain};
 use serde_json::Value;
 use std::fs;
-use std::sync::Arc;
 use xtrain::cache::CacheSettings;
+use xtrain::parallel::Mesh;
 use xtrain::trainer::ahead::{RunShapes, compile_all};
 use xtrain::trainer::feed::{BatchShape, DeviceBatch, LabelShape};
 use xtrain::trainer::settings::{OptimizerKind, OptimizerSettings};
@@ -78,7 +78,7 @@ fn state_is_donated_so_that_there_is_one_copy() {
         config.set(key, value);
     }
     let model = xtrain_models::build(config, Task::CausalLm).unwrap();
-    let mut session = device::open_cpu(1, CacheSettings::in_memory()).unwrap();
+    let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
     let specs = model.parameters();
     parameters::initialize(&mut session, &specs, 1).unwrap();
     let schedule = Schedule { kind: ScheduleKind::Linear, peak: 1e-4, warmup: 2, total: 10 };
@@ -87,7 +87,7 @@ fn state_is_donated_so_that_there_is_one_copy() {
     parameters::set_extra_state(&mut session, &extra, None).unwrap();
     let shape = Shape::new(DType::S32, [2usize, 16]);
     let ids: Vec<i32> = (0..32).collect();
-    let ids = Arc::new(session.client().upload(bytemuck::cast_slice(&ids), &shape, 0).unwrap());
+    let ids = session.upload(bytemuck::cast_slice(&ids), &shape).unwrap();
     let batch = DeviceBatch::full(ids.clone(), ids);
     // Learning rate, step and microstep change from step to step; the graphs must not.
     for step in 0..10 {
@@ -173,7 +173,7 @@ fn train_temporaries(sizes: &[(&str, i64)]) -> i64 {
         config.set(key, 0.0);
     }
     let model = xtrain_models::build(config, Task::CausalLm).unwrap();
-    let mut session = device::open_cpu(1, CacheSettings::in_memory()).unwrap();
+    let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
     let schedule = Schedule { kind: ScheduleKind::Constant, peak: 1e-4, warmup: 0, total: 7 };
     let stepper = Stepper::new(&*model, adamw(), schedule, 1);
     let batch = BatchShape {

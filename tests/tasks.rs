@@ -8,25 +8,25 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// A folder with pieces of the shared data, a small tokenizer, and room for runs.
-struct Bench(TempDir);
+pub(crate) struct Bench(TempDir);
 
-const BERT: &str = "--model_type bert --config_overrides hidden_size=32,num_hidden_layers=2,num_attention_heads=2,\
+pub(crate) const BERT: &str = "--model_type bert --config_overrides hidden_size=32,num_hidden_layers=2,num_attention_heads=2,\
                     intermediate_size=64,max_position_embeddings=64";
 const ROBERTA: &str = "--model_type roberta --config_overrides hidden_size=32,num_hidden_layers=2,num_attention_heads=2,\
                        intermediate_size=64,max_position_embeddings=66";
-const ALBERT: &str = "--model_type albert --config_overrides hidden_size=32,embedding_size=16,num_hidden_layers=2,\
+pub(crate) const ALBERT: &str = "--model_type albert --config_overrides hidden_size=32,embedding_size=16,num_hidden_layers=2,\
                       num_attention_heads=2,intermediate_size=64,max_position_embeddings=64";
-const GPTJ: &str = "--model_type gptj --config_overrides n_embd=32,n_layer=2,n_head=2,rotary_dim=8,n_positions=64";
+pub(crate) const GPTJ: &str = "--model_type gptj --config_overrides n_embd=32,n_layer=2,n_head=2,rotary_dim=8,n_positions=64";
 
 /// Tweets in three classes, padded to two lengths.
-const TWEETS: &str = "--train_file tweets.csv --text_column_name text --label_column_name sentiment --max_seq_length 48 \
+pub(crate) const TWEETS: &str = "--train_file tweets.csv --text_column_name text --label_column_name sentiment --max_seq_length 48 \
                       --pad_to_bucket 24 --per_device_train_batch_size 16 --disable_tqdm --lr_scheduler_type constant";
 const WIKITEXT: &str = "--train_file wikitext.txt --max_seq_length 32 --per_device_train_batch_size 8 --disable_tqdm \
                         --learning_rate 2e-3 --lr_scheduler_type constant";
 
 impl Bench {
     /// `None`, said loudly, without the shared data.
-    fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         let (data, golden) = (data_dir()?, golden_dir()?);
         let bench = Bench(tempfile::tempdir().unwrap());
         for name in ["wordpiece", "byte_bpe"] {
@@ -54,23 +54,23 @@ impl Bench {
         Some(bench)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    fn command(&self, line: &str) -> Command {
+    pub(crate) fn command(&self, line: &str) -> Command {
         let mut command = xtrain();
         // Tokenized text is made anew in each test, compiled graphs are shared.
         command.dir(self.0.path()).args(line.split_whitespace());
         command
     }
 
-    fn run(&self, line: &str) -> Run {
+    pub(crate) fn run(&self, line: &str) -> Run {
         self.command(line).run()
     }
 
     /// Log records of a run's directory, without what differs between any two runs.
-    fn records(&self, dir: &str) -> Vec<Value> {
+    pub(crate) fn records(&self, dir: &str) -> Vec<Value> {
         let mut records = json_lines(&self.path(dir).join("log.jsonl"));
         for record in &mut records {
             record.as_object_mut().unwrap().retain(|key, _| !key.contains("runtime") && !key.contains("per_second"));
@@ -78,16 +78,16 @@ impl Bench {
         records
     }
 
-    fn json(&self, name: &str) -> Value {
+    pub(crate) fn json(&self, name: &str) -> Value {
         serde_json::from_slice(&fs::read(self.path(name)).unwrap()).unwrap()
     }
 
-    fn bytes(&self, name: &str) -> Vec<u8> {
+    pub(crate) fn bytes(&self, name: &str) -> Vec<u8> {
         fs::read(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 }
 
-fn numbers(records: &[Value], key: &str) -> Vec<f64> {
+pub(crate) fn numbers(records: &[Value], key: &str) -> Vec<f64> {
     records.iter().filter_map(|record| record[key].as_f64()).collect()
 }
 

@@ -21,8 +21,6 @@ pub(super) struct Compiler {
     surroundings: Surroundings,
     store: Option<Store>,
     settings: CacheSettings,
-    /// What the graphs belong to.
-    pub origin: Origin,
     /// What has been warned of, so that it is not said twice.
     warned: Mutex<HashSet<String>>,
 }
@@ -53,41 +51,41 @@ impl Compiler {
             options,
             store: settings.dir.as_ref().map(Store::new),
             settings,
-            origin: Origin::default(),
             warned: Mutex::default(),
         })
     }
 
-    /// `earlier` is the graph of the same name that this process used before, if there is one: it explains a miss best.
-    pub fn make(&self, graph: &Graph, earlier: Option<&(Key, Graph)>) -> Result<Made, Error> {
+    /// `origin` is what the graph belongs to; `earlier` the graph of the same name that this process used before, if there is one: it
+    /// explains a miss best.
+    pub fn make(&self, graph: &Graph, origin: &Origin, earlier: Option<&(Key, Graph)>) -> Result<Made, Error> {
         let start = Instant::now();
         let key = self.surroundings.key(graph);
         let (executable, compiled_in) = match self.load(graph, &key)? {
             Some((executable, compiled_in)) => (executable, Some(compiled_in)),
-            None => self.load_or_compile(graph, &key, earlier)?,
+            None => self.load_or_compile(graph, &key, origin, earlier)?,
         };
         Ok(Made { key, executable, compiled_in, took: start.elapsed() })
     }
 
     /// What a graph needs, with the time that compiling took if it was not stored. A question, not a run: asking for many
     /// versions of a graph explains nothing and fails nothing.
-    pub fn memory(&self, graph: &Graph) -> Result<(Option<Memory>, Option<Duration>), Error> {
+    pub fn memory(&self, graph: &Graph, origin: &Origin) -> Result<(Option<Memory>, Option<Duration>), Error> {
         let key = self.surroundings.key(graph);
         let stored = self.store.as_ref().and_then(|store| store.find(&key).ok().flatten());
         if let Some(memory) = stored.and_then(|entry| entry.header.memory) {
             return Ok((Some(memory), None));
         }
         let start = Instant::now();
-        let executable = self.compile(graph, &key)?;
+        let executable = self.compile(graph, &key, origin)?;
         Ok((memory(&executable), Some(start.elapsed())))
     }
 
     /// Compiles and stores.
-    fn compile(&self, graph: &Graph, key: &Key) -> Result<Executable, Error> {
+    fn compile(&self, graph: &Graph, key: &Key, origin: &Origin) -> Result<Executable, Error> {
         let start = Instant::now();
         let module = self.library.lower(&passes::prepare(graph, self.target)?.to_bytes())?;
         let executable = self.client.compile(&module, signature(graph), &self.options)?;
-        self.save(graph, key, &module, &executable, start.elapsed());
+        self.save(graph, (key, origin), &module, &executable, start.elapsed());
         Ok(executable)
     }
 
@@ -95,6 +93,7 @@ impl Compiler {
         &self,
         graph: &Graph,
         key: &Key,
+        origin: &Origin,
         earlier: Option<&(Key, Graph)>,
     ) -> Result<(Executable, Option<Duration>), Error> {
         let lock = self.store.as_ref().and_then(|store| {
@@ -108,13 +107,13 @@ impl Compiler {
         {
             return Ok((executable, Some(compiled_in)));
         }
-        if let Some(reason) = self.explain(graph, key, earlier) {
+        if let Some(reason) = self.explain(graph, (key, origin), earlier) {
             if self.settings.fail_on_recompile {
                 return Err(Error::Recompile { phase: graph.name.clone(), reason });
             }
             eprintln!("compiling `{}` again: {reason}", graph.name);
         }
-        Ok((self.compile(graph, key)?, None))
+        Ok((self.compile(graph, key, origin)?, None))
     }
 
     /// The stored executable with the time that compiling it took. Anything wrong with it is a miss, told once.
@@ -123,7 +122,7 @@ impl Compiler {
         let load = |mut entry: Entry| -> Result<Option<(Executable, Duration)>, Damage> {
             let compiled_in = Duration::try_from_secs_f64(entry.header.compile_seconds).unwrap_or_default();
             let Some(bytes) = entry.check_all()? else { return Ok(None) };
-            let executable = self.client.load(&bytes, signature(graph)).map_err(|e| Damage::NotLoadable(e.to_string()))?;
+            let executable = self.client.load_stored(&bytes, signature(graph)).map_err(|e| Damage::NotLoadable(e.to_string()))?;
             Ok(Some((executable, compiled_in)))
         };
         match store.find(key).and_then(|entry| entry.map_or(Ok(None), load)) {
@@ -141,7 +140,7 @@ impl Compiler {
     }
 
     /// Stores what was compiled. A cache that cannot be written costs a compile next time, not this run.
-    fn save(&self, graph: &Graph, key: &Key, module: &[u8], executable: &Executable, took: Duration) {
+    fn save(&self, graph: &Graph, (key, origin): (&Key, &Origin), module: &[u8], executable: &Executable, took: Duration) {
         let Some(store) = &self.store else { return };
         let serialized = match executable.serialize() {
             Ok(bytes) => Some(bytes),
@@ -153,7 +152,7 @@ impl Compiler {
         let header = Header {
             key: key.clone(),
             phase: graph.name.clone(),
-            origin: self.origin.clone(),
+            origin: origin.clone(),
             feeds: feeds(graph),
             created: now(),
             compile_seconds: took.as_secs_f64(),
@@ -172,21 +171,21 @@ impl Compiler {
     }
 
     /// Why a graph that is not stored is not: `None` when nothing of its kind was compiled before, in this run or earlier.
-    fn explain(&self, graph: &Graph, key: &Key, earlier: Option<&(Key, Graph)>) -> Option<String> {
+    fn explain(&self, graph: &Graph, (key, origin): (&Key, &Origin), earlier: Option<&(Key, Graph)>) -> Option<String> {
         if let Some((old_key, old_graph)) = earlier {
-            let explanation = Explanation::new((old_key, &self.origin), (key, &self.origin), Some((old_graph, graph)));
+            let explanation = Explanation::new((old_key, origin), (key, origin), Some((old_graph, graph)));
             return Some(explanation.to_string());
         }
         let store = self.store.as_ref()?;
         let entries = store.list().ok()?;
-        let (id, header) = nearest(&entries, key, &graph.name, &self.origin)?;
+        let (id, header) = nearest(&entries, key, &graph.name, origin)?;
         if header.key == *key {
             return Some("the stored one is damaged or has no executable".into());
         }
         let stored = store.open(id).and_then(|mut entry| entry.read(Content::Graph)).ok().flatten();
         let stored = stored.and_then(|bytes| Graph::from_bytes(&bytes).ok());
         let graphs = stored.as_ref().map(|stored| (stored, graph));
-        let explanation = Explanation::new((&header.key, &header.origin), (key, &self.origin), graphs);
+        let explanation = Explanation::new((&header.key, &header.origin), (key, origin), graphs);
         Some(format!("{explanation}; compared with {}", &id[..8.min(id.len())]))
     }
 

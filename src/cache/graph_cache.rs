@@ -74,7 +74,10 @@ impl std::fmt::Display for CacheStats {
 
 /// The graphs of one process, compiled or loaded once each.
 pub struct GraphCache {
-    compiler: Compiler,
+    compiler: Arc<Compiler>,
+    /// What the graphs belong to.
+    origin: Origin,
+    ahead: Option<Ahead>,
     compiled: HashMap<Fingerprint, Arc<CompiledGraph>>,
     /// The latest graph of each name, to explain a second one of the same name.
     latest: HashMap<String, (Key, Graph)>,
@@ -89,13 +92,19 @@ impl GraphCache {
         options: CompileOptions,
         settings: CacheSettings,
     ) -> Result<Self, Error> {
-        let compiler = Compiler::new(library, client, target, options, settings)?;
-        Ok(GraphCache { compiler, compiled: HashMap::new(), latest: HashMap::new(), stats: CacheStats::default() })
+        Ok(GraphCache {
+            compiler: Arc::new(Compiler::new(library, client, target, options, settings)?),
+            origin: Origin::default(),
+            ahead: None,
+            compiled: HashMap::new(),
+            latest: HashMap::new(),
+            stats: CacheStats::default(),
+        })
     }
 
     /// Says what the graphs that follow belong to.
     pub fn set_origin(&mut self, origin: Origin) {
-        self.compiler.origin = origin;
+        self.origin = origin;
     }
 
     pub fn stats(&self) -> CacheStats {
@@ -109,14 +118,66 @@ impl GraphCache {
         graphs
     }
 
+    /// Makes these graphs in the background, in their order, while the caller does something else; [`GraphCache::get`] waits for one
+    /// that is on its way.
+    pub fn make_ahead(&mut self, graphs: Vec<Graph>) {
+        self.settle();
+        let (sender, results) = mpsc::channel();
+        let (compiler, origin) = (self.compiler.clone(), self.origin.clone());
+        let new = |graph: &Graph| !self.compiled.contains_key(&graph.fingerprint());
+        let graphs: Vec<Graph> = graphs.into_iter().filter(new).collect();
+        let awaited = graphs.iter().map(Graph::fingerprint).collect();
+        // Not joined: a run that fails meanwhile must not wait for a compiler.
+        std::thread::spawn(move || {
+            for graph in graphs {
+                let made = compiler.make(&graph, &origin, None);
+                if sender.send((graph, made)).is_err() {
+                    break;
+                }
+            }
+        });
+        self.ahead = Some(Ahead { awaited, results });
+    }
+
+    /// Waits for everything that is being made in the background.
+    pub fn settle(&mut self) {
+        while self.ahead.is_some() {
+            self.receive();
+        }
+    }
+
+    /// Takes over the next graph that was made in the background. What failed there is left for [`GraphCache::get`] to try, and to
+    /// report if it is needed at all.
+    fn receive(&mut self) {
+        let Some(ahead) = &mut self.ahead else { return };
+        match ahead.results.recv() {
+            Ok((graph, made)) => {
+                ahead.awaited.remove(&graph.fingerprint());
+                if let Ok(made) = made {
+                    let (made, key) = compiled(&graph, made);
+                    self.keep(&graph, made, key);
+                }
+            }
+            Err(mpsc::RecvError) => self.ahead = None,
+        }
+    }
+
     /// The executable of a graph: had, loaded or compiled now.
     pub fn get(&mut self, graph: &Graph) -> Result<Arc<CompiledGraph>, Error> {
         let fingerprint = graph.fingerprint();
+        let mut waited = false;
+        while self.ahead.as_ref().is_some_and(|ahead| ahead.awaited.contains(&fingerprint)) {
+            self.receive();
+            waited = true;
+        }
+        if let Some(made) = self.compiled.get(&fingerprint).filter(|_| waited) {
+            return Ok(made.clone());
+        }
         if let Some(found) = self.compiled.get(&fingerprint) {
             self.stats.hits += 1;
             return Ok(found.clone());
         }
-        let made = self.compiler.make(graph, self.latest.get(&graph.name))?;
+        let made = self.compiler.make(graph, &self.origin, self.latest.get(&graph.name))?;
         let (made, key) = compiled(graph, made);
         Ok(self.keep(graph, made, key))
     }
@@ -135,11 +196,11 @@ impl GraphCache {
             !self.compiled.contains_key(&fingerprint) && seen.insert(fingerprint)
         };
         let wanted: Vec<&Graph> = graphs.iter().filter(new).collect();
-        let (compiler, latest, next) = (&self.compiler, &self.latest, AtomicUsize::new(0));
+        let (compiler, origin, latest, next) = (&self.compiler, &self.origin, &self.latest, AtomicUsize::new(0));
         let (sender, results) = mpsc::channel();
         let work = |sender: mpsc::Sender<_>| {
             while let Some(graph) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let made = compiler.make(graph, latest.get(&graph.name));
+                let made = compiler.make(graph, origin, latest.get(&graph.name));
                 if made.is_err() {
                     next.store(wanted.len(), Ordering::Relaxed); // Nobody takes up more work.
                 }
@@ -177,7 +238,7 @@ impl GraphCache {
     /// The memory that a graph needs, from its stored header; a graph that is not stored is compiled, and stored for the next
     /// question. `None` where the compiler does not say.
     pub fn memory(&mut self, graph: &Graph) -> Result<Option<Memory>, Error> {
-        let (memory, compile_time) = self.compiler.memory(graph)?;
+        let (memory, compile_time) = self.compiler.memory(graph, &self.origin)?;
         if let Some(took) = compile_time {
             self.stats.compiled += 1;
             self.stats.compile_time += took;
@@ -209,6 +270,12 @@ impl GraphCache {
         self.latest.insert(graph.name.clone(), (key, graph.clone()));
         compiled
     }
+}
+
+/// Graphs that a thread makes.
+struct Ahead {
+    awaited: HashSet<Fingerprint>,
+    results: mpsc::Receiver<(Graph, Result<Made, Error>)>,
 }
 
 /// What the cache keeps of a graph that was made, with the time that a stored one took to compile.

@@ -19,6 +19,7 @@ pub const FORMAT_VERSION: u32 = 1;
 pub const GRAPH: &str = "graph";
 pub const LOWERING: &str = "lowering";
 pub const DONATION: &str = "donation";
+const COMPILE_OPTIONS: &str = "compile options";
 pub const COMPILER: &str = "compiler";
 pub const DEVICE: &str = "device";
 const CPU_FEATURES: &str = "CPU features";
@@ -59,6 +60,12 @@ impl Key {
         self.parts.iter().find(|part| part.name == name).map(|part| part.value.as_str())
     }
 
+    /// The devices that the executable runs on, as its compile options say.
+    pub fn devices(&self) -> usize {
+        let degrees = self.value(COMPILE_OPTIONS).unwrap_or_default().split(' ').step_by(2).take(2);
+        degrees.map(|degree| degree.parse().unwrap_or(1)).product::<usize>().max(1)
+    }
+
     /// Every part that is not the same in both: `(name, old value, new value)`.
     pub fn changes<'a>(old: &'a Key, new: &'a Key) -> Vec<(&'a str, &'a str, &'a str)> {
         let names: Vec<&str> = new.parts.iter().map(|p| p.name.as_str()).collect();
@@ -89,7 +96,7 @@ impl Surroundings {
         let (all, own) = (client.devices().len(), client.addressable_devices().len());
         let mut parts = vec![
             Part::new(LOWERING, format!("{target:?} {}", &xtrain_graphs::LOWERING[..16]).to_lowercase()),
-            Part::new("compile options", describe(options)?),
+            Part::new(COMPILE_OPTIONS, describe(options)?),
             Part::new("XLA_FLAGS", std::env::var("XLA_FLAGS").unwrap_or_default()),
             Part::new(COMPILER, library.version()),
             Part::new("plugin", format!("{} PJRT {major}.{minor} {attributes}", client.platform_version())),
@@ -168,6 +175,14 @@ pub(super) mod tests {
         ] {
             assert_ne!(key(other).id(), id, "{other:?}");
         }
+    }
+
+    #[test]
+    fn the_number_of_devices_is_in_the_compile_options() {
+        let options = CompileOptions { num_replicas: 4, num_partitions: 2, ..Default::default() };
+        assert_eq!(key(&[(COMPILE_OPTIONS, &describe(&options).unwrap())]).devices(), 8);
+        assert_eq!(key(&[(COMPILE_OPTIONS, &describe(&CompileOptions::default()).unwrap())]).devices(), 1);
+        assert_eq!(key(&[]).devices(), 1);
     }
 
     #[test]

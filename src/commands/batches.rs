@@ -4,9 +4,10 @@ use crate::data::batch::{Batch, Labels};
 use crate::data::collator::Collator;
 use crate::data::loader::{LoadSpec, Loader};
 use crate::data::sampler::{BatchPlan, Order};
-use crate::runtime::{Buffer, Client};
+use crate::runtime::Client;
 use crate::trainer::error_in_batch;
 use crate::trainer::feed::{BatchShape, DeviceBatch, LabelShape};
+use crate::trainer::session::Buffers;
 use crate::trainer::{self};
 use std::sync::Arc;
 use xtrain_graphs::{DType, Shape};
@@ -22,6 +23,8 @@ pub struct BatchForm {
     pub labels: LabelForm,
     pub attention_mask: bool,
     pub token_type_ids: bool,
+    /// Replicas that each batch is cut for: contiguous rows in their order, as accelerate deals out consecutive batches.
+    pub shards: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,6 +47,11 @@ fn places(tokens: usize, probability: f64) -> Option<usize> {
 }
 
 impl BatchForm {
+    /// The same, with each batch cut for so many replicas.
+    pub fn sharded(self, shards: usize) -> Self {
+        BatchForm { shards, ..self }
+    }
+
     fn label_shape(&self, rows: usize, tokens: usize) -> LabelShape {
         match self.labels {
             LabelForm::Classes => LabelShape::Classes,
@@ -57,7 +65,7 @@ impl BatchForm {
         self.named.then(|| tokens.to_string().into())
     }
 
-    /// The shapes of batches of `rows` rows, which decide about graphs.
+    /// The shapes of batches of `rows` rows a replica, which decide about graphs.
     pub fn shapes(&self, rows: usize) -> Vec<BatchShape> {
         let shape = |tokens: &usize| BatchShape {
             rows,
@@ -72,34 +80,42 @@ impl BatchForm {
 
     /// Uploads a host batch; runs in the loader's threads, ahead of the step.
     pub fn upload(&self, client: &Client, batch: Batch) -> trainer::Result<DeviceBatch> {
-        let (rows, tokens) = batch.input_ids.dim();
+        let (all_rows, tokens) = batch.input_ids.dim();
+        let rows = all_rows / self.shards;
+        let put = Upload { client, shards: self.shards };
         let mut variant = self.variant(tokens);
         let (mut places, mut classes) = (None, Vec::new());
         let labels = match &batch.labels {
             Labels::Classes(labels) => {
                 classes = labels.to_vec();
-                put(client, DType::S32, labels)?
+                put.array(DType::S32, labels)?
             }
             Labels::Tokens(labels) => match self.label_shape(rows, tokens) {
-                LabelShape::Places(room) if batch.targets <= room => {
-                    let (chosen, ids) = labelled(labels.as_slice().expect("batches are contiguous"), room);
-                    places = Some(upload(client, DType::S32, &chosen, &[room])?);
-                    upload(client, DType::S32, &ids, &[room])?
+                LabelShape::Places(room) => {
+                    let all = labels.as_slice().expect("batches are contiguous");
+                    let chosen: Option<Vec<_>> = all.chunks(rows * tokens).map(|shard| labelled(shard, room)).collect();
+                    match chosen {
+                        Some(chosen) => {
+                            let (chosen, ids): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
+                            places = Some(put.rows(DType::S32, &chosen.concat(), &[room])?);
+                            put.rows(DType::S32, &ids.concat(), &[room])?
+                        }
+                        None => {
+                            // More than there is room for: one batch in millions, which gets a graph with logits for every token.
+                            variant = Some(variant.map_or("all".into(), |length| format!("{length}.all").into()));
+                            put.array(DType::S32, labels)?
+                        }
+                    }
                 }
-                LabelShape::Places(_) => {
-                    // More than there is room for: one batch in millions, which gets a graph with logits for every token.
-                    variant = Some(variant.map_or("all".into(), |length| format!("{length}.all").into()));
-                    put(client, DType::S32, labels)?
-                }
-                _ => put(client, DType::S32, labels)?,
+                _ => put.array(DType::S32, labels)?,
             },
         };
         Ok(DeviceBatch {
-            input_ids: put(client, DType::S32, &batch.input_ids)?,
+            input_ids: put.array(DType::S32, &batch.input_ids)?,
             labels,
             places,
-            attention_mask: batch.attention_mask.as_ref().map(|mask| put(client, DType::Pred, mask)).transpose()?,
-            token_type_ids: batch.token_type_ids.as_ref().map(|types| put(client, DType::S32, types)).transpose()?,
+            attention_mask: batch.attention_mask.as_ref().map(|mask| put.array(DType::Pred, mask)).transpose()?,
+            token_type_ids: batch.token_type_ids.as_ref().map(|types| put.array(DType::S32, types)).transpose()?,
             classes,
             examples: batch.examples,
             tokens: batch.tokens,
@@ -121,7 +137,7 @@ impl BatchForm {
         Ok(loader.map(|item| item.map_err(error_in_batch)))
     }
 
-    /// One pass over a set, in order, the last batch padded.
+    /// One pass over a set, in order, `batch_size` rows a replica, the last batch padded.
     pub fn one_pass(
         &self,
         client: &Client,
@@ -129,31 +145,48 @@ impl BatchForm {
         batch_size: usize,
         workers: usize,
     ) -> trainer::Result<Box<dyn Iterator<Item = trainer::Result<DeviceBatch>>>> {
-        let plan = BatchPlan::new(set.len(), batch_size, false, Order::Sequential).map_err(error_in_batch)?;
+        let plan = BatchPlan::new(set.len(), batch_size * self.shards, false, Order::Sequential).map_err(error_in_batch)?;
         Ok(Box::new(self.device_batches(client, LoadSpec::one_pass(set.clone(), plan), workers)?))
     }
 }
 
-/// The places that have a label, and their labels; filled up to `room` with places that have none.
-fn labelled(labels: &[i32], room: usize) -> (Vec<i32>, Vec<i32>) {
+/// The places that have a label, and their labels; filled up to `room` with places that have none. `None` if there is too little.
+fn labelled(labels: &[i32], room: usize) -> Option<(Vec<i32>, Vec<i32>)> {
     let ignored = IGNORED_LABEL as i32;
     let with_label = labels.iter().enumerate().filter(|(_, label)| **label != ignored);
     let (mut places, mut ids): (Vec<i32>, Vec<i32>) = with_label.map(|(place, label)| (place as i32, *label)).unzip();
+    if places.len() > room {
+        return None;
+    }
     places.resize(room, 0);
     ids.resize(room, ignored);
-    (places, ids)
+    Some((places, ids))
 }
 
-fn put<T: bytemuck::NoUninit, D: ndarray::Dimension>(
-    client: &Client,
-    dtype: DType,
-    array: &ndarray::Array<T, D>,
-) -> trainer::Result<Arc<Buffer>> {
-    upload(client, dtype, array.as_slice().expect("batches are contiguous"), array.shape())
+/// Puts host arrays on the devices, each replica's part on its own.
+struct Upload<'c> {
+    client: &'c Client,
+    shards: usize,
 }
 
-fn upload<T: bytemuck::NoUninit>(client: &Client, dtype: DType, values: &[T], dims: &[usize]) -> trainer::Result<Arc<Buffer>> {
-    Ok(Arc::new(client.upload(bytemuck::cast_slice(values), &Shape::new(dtype, dims), 0)?))
+impl Upload<'_> {
+    /// An array whose first dimension is the rows of all replicas.
+    fn array<T: bytemuck::NoUninit, D: ndarray::Dimension>(
+        &self,
+        dtype: DType,
+        array: &ndarray::Array<T, D>,
+    ) -> trainer::Result<Buffers> {
+        let mut dims = array.shape().to_vec();
+        dims[0] /= self.shards;
+        self.rows(dtype, array.as_slice().expect("batches are contiguous"), &dims)
+    }
+
+    /// The replicas' values one after another, `dims` each.
+    fn rows<T: bytemuck::NoUninit>(&self, dtype: DType, values: &[T], dims: &[usize]) -> trainer::Result<Buffers> {
+        let shape = Shape::new(dtype, dims);
+        let shards = values.chunks(shape.elements().max(1)).enumerate();
+        shards.map(|(replica, part)| Ok(self.client.upload(bytemuck::cast_slice(part), &shape, replica)?)).collect()
+    }
 }
 
 #[cfg(test)]
@@ -166,7 +199,8 @@ mod tests {
         assert_eq!(places(2048, 0.15), Some(392));
         assert_eq!(places(2048, 0.8), None, "nothing is saved");
         assert_eq!(places(16, 0.15), None, "too few to be sure of anything");
-        assert_eq!(labelled(&[-100, 7, -100, 0], 3), (vec![1, 3, 0], vec![7, 0, -100]));
+        assert_eq!(labelled(&[-100, 7, -100, 0], 3), Some((vec![1, 3, 0], vec![7, 0, -100])));
+        assert_eq!(labelled(&[-100, 7, -100, 0], 1), None);
     }
 
     #[test]
@@ -177,6 +211,7 @@ mod tests {
             labels: LabelForm::SomeTokens(0.15),
             attention_mask: true,
             token_type_ids: false,
+            shards: 1,
         };
         let variants = |form: BatchForm| form.shapes(8).into_iter().map(|shape| shape.variant).collect::<Vec<_>>();
         assert_eq!(variants(form(&[128])), [None]);

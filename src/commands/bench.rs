@@ -6,6 +6,7 @@ use super::{Error, Outcome};
 use crate::config::{BenchPlan, ModelSource};
 use crate::data::batch::{Batch, Labels};
 use crate::report::memory::{cpu_time, peak_rss};
+use crate::trainer::ahead::{RunShapes, start_first_step};
 use crate::trainer::ceiling;
 use crate::trainer::parameters::{self, Head};
 use crate::trainer::session::Session;
@@ -56,10 +57,10 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         let problem = format!("--seq {} is more than the model's {positions} positions (n_positions)", plan.seq);
         return Err(Error::usage(problem, format!("set --seq {positions} or less")));
     }
-    let mut session = open_device(plan.device, &plan.cache)?;
-    session.cache_mut().set_origin(origin("bench", model, &[("batch", plan.batch.to_string()), ("seq", plan.seq.to_string())]));
-    let placing = Instant::now();
-    loaded.place(&mut session, plan.seed)?;
+    let mut session = open_device(plan.device, plan.mesh, &plan.cache)?;
+    let shards = plan.mesh.batch_shards();
+    let shape = [("batch", plan.batch.to_string()), ("seq", plan.seq.to_string()), ("data_parallel", shards.to_string())];
+    session.cache_mut().set_origin(origin("bench", model, &shape));
     // The peers' settings (`bench/peers.py`): constant rate, decay, clipping.
     let optimizer = OptimizerSettings {
         kind: OptimizerKind::AdamW,
@@ -75,24 +76,31 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     };
     let total = (plan.warmup + plan.steps) as u64;
     let schedule = Schedule { kind: ScheduleKind::Constant, peak: optimizer.learning_rate, warmup: 0, total };
-    let stepper = Stepper::new(model, optimizer, schedule, plan.seed).with_precision(plan.precision);
-    parameters::set_extra_state(&mut session, &stepper.extra_state(false), None).map_err(failed("placing the moments"))?;
-
-    let mut rng = ChaCha8Rng::seed_from_u64(plan.seed);
+    let stepper = Stepper::new(model, optimizer, schedule, plan.seed)
+        .with_precision(plan.precision)
+        .with_buckets(plan.gradient_bucket_bytes);
     let labels = if task == Task::MaskedLm { LabelForm::SomeTokens(MASKED) } else { LabelForm::Tokens };
-    let form = BatchForm { lengths: vec![plan.seq], named: false, labels, attention_mask: false, token_type_ids: false };
+    let form = BatchForm { lengths: vec![plan.seq], named: false, labels, attention_mask: false, token_type_ids: false, shards };
+    let shapes = RunShapes { train: form.shapes(plan.batch), eval: Vec::new(), accumulation: 1 };
+    start_first_step(&mut session, model, &stepper, &shapes).map_err(failed("recording the step"))?;
+
+    let placing = Instant::now();
+    loaded.place(&mut session, plan.seed)?;
+    parameters::set_extra_state(&mut session, &stepper.extra_state(false), None).map_err(failed("placing the moments"))?;
+    let mut rng = ChaCha8Rng::seed_from_u64(plan.seed);
     let mut batches = Vec::new();
     for index in 0..BATCHES {
-        let batch = random_batch((plan.batch, plan.seq), model.vocab_size(), labels, index, &mut rng);
+        let batch = random_batch((plan.batch * shards, plan.seq), model.vocab_size(), labels, index, &mut rng);
         batches.push(form.upload(session.client(), batch).map_err(failed("placing a batch"))?);
     }
-
     let placing = placing.elapsed();
+    // Part of the start, unlike the measurement of the ceiling, which would wait for it too.
+    session.cache_mut().settle();
+
     // Before and after, the better one counts: on a shared machine a single moment says little.
     let measuring = Instant::now();
     let before = measure_ceiling(&mut session, plan.precision)?;
     let measuring = measuring.elapsed();
-    let ceiling_compile = session.cache().stats();
     let mut times = Vec::new();
     let mut trace = Vec::new();
     let mut cpu = Vec::new();
@@ -118,7 +126,12 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
             trace.push((host.trace + host.execute).as_secs_f64() * 1e3);
         }
     }
-    let stats = session.cache().stats();
+    let stored = |loaded: bool| {
+        let graphs = session.cache().graphs();
+        let of_steps = graphs.iter().filter(|graph| graph.name != ceiling::GRAPH_NAME && graph.loaded == loaded);
+        of_steps.fold((0, 0.0), |(count, seconds), graph| (count + 1, seconds + graph.ready_time.as_secs_f64()))
+    };
+    let ((loaded_graphs, load_s), (compiled_graphs, compile_s)) = (stored(true), stored(false));
     let device = session.client().addressable_devices().next().and_then(|device| device.memory());
     let device_peak = device.and_then(|memory| memory.peak_bytes_in_use);
     let ceiling = before.max(measure_ceiling(&mut session, plan.precision)?);
@@ -133,12 +146,12 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         "step_ms_min": times[0],
         "step_ms_max": times[times.len() - 1],
         "cpu_ms_median": cpu[cpu.len() / 2],
-        "tokens_per_s": (plan.batch * plan.seq) as f64 / median * 1e3,
+        "tokens_per_s": (plan.batch * shards * plan.seq) as f64 / median * 1e3,
         "model_tflops": tflops,
         "ceiling_tflops": ceiling,
         "fraction_of_ceiling": tflops / ceiling,
-        "compile_s": (stats.compile_time - ceiling_compile.compile_time).as_secs_f64(),
-        // Until the first step was handed to the device, without making weights and batches.
+        "compile_s": compile_s,
+        // Until the first step was handed to the device, without making weights and batches; loading overlaps with that.
         "startup_s": startup.as_secs_f64(),
         "first_step_s": first_step.as_secs_f64(),
         "peak_device_mb": device_peak.map_or(0.0, |b| b as f64 / 1e6),
@@ -146,9 +159,9 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         "trace_ms": trace[trace.len() / 2],
         "loss_first": losses[0].loss,
         "loss_last": losses[losses.len() - 1].loss,
-        "compiled_graphs": stats.compiled - ceiling_compile.compiled,
-        "loaded_graphs": stats.loaded - ceiling_compile.loaded,
-        "load_s": (stats.load_time - ceiling_compile.load_time).as_secs_f64(),
+        "compiled_graphs": compiled_graphs,
+        "loaded_graphs": loaded_graphs,
+        "load_s": load_s,
     });
     match plan.json {
         true => println!("{results}"),

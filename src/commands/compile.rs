@@ -41,7 +41,9 @@ pub fn run(CompilePlan { train: mut plan, jobs, check: only_check }: CompilePlan
 pub(super) fn stepper<'m>(plan: &TrainPlan, model: &'m dyn Model) -> Stepper<'m> {
     // The learning rate is fed at each step, so that no graph knows the schedule.
     let schedule = Schedule { kind: ScheduleKind::Constant, peak: 0.0, warmup: 0, total: 0 };
-    Stepper::new(model, plan.train.optimizer.clone(), schedule, plan.train.seed).with_precision(plan.train.precision)
+    Stepper::new(model, plan.train.optimizer.clone(), schedule, plan.train.seed)
+        .with_precision(plan.train.precision)
+        .with_buckets(plan.train.gradient_bucket_bytes)
 }
 
 /// Lowers every graph for the device and says what of it its compiler is not known to take.

@@ -6,6 +6,7 @@ use super::model::failed;
 use super::{Error, Outcome};
 use crate::cache::CacheSettings;
 use crate::config::{Device, DoctorPlan};
+use crate::parallel::Mesh;
 use crate::report::units::bytes;
 use crate::runtime::Library;
 use crate::trainer::{ceiling, device};
@@ -69,7 +70,7 @@ fn check_cpu() -> Vec<Check> {
     if !check("CPU plugin", found) {
         return checks;
     }
-    let session = device::open_cpu(1, CacheSettings::in_memory()).map_err(failed("opening the CPU device"));
+    let session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).map_err(failed("opening the CPU device"));
     let mut session = match session {
         Ok(session) => session,
         Err(error) => {
@@ -98,7 +99,7 @@ fn compile_and_run(session: &mut crate::trainer::session::Session) -> Result<Str
         let values = [1.0f32, 2.0, 3.0, 4.0];
         let x = recording.feed_host("x", bytemuck::cast_slice(&values), &Shape::new(DType::F32, [4]))?;
         recording.fetch("sum", &x.mul(&x)?.sum_all()?);
-        Ok(recording.mark_step("doctor")?.fetched["sum"].download_to()?)
+        Ok(recording.mark_step("doctor")?.fetched("sum").download_to()?)
     };
     let start = Instant::now();
     let found = sum(session).map_err(failed("compiling and running a small graph"))?;

@@ -1,6 +1,7 @@
 //! `--dry_run`: the resolved plan of a training run, with its graphs compiled and their memory known, and nothing else done.
 
 use super::Error;
+use super::compile::stepper;
 use super::model::failed;
 use super::task::TaskData;
 use super::train::{Prepared, layout};
@@ -10,8 +11,6 @@ use crate::report::table::{Align, Table};
 use crate::report::units::{bytes, count, exact};
 use crate::trainer::ahead::compile_all;
 use crate::trainer::feed::{BatchShape, LabelShape};
-use crate::trainer::step::Stepper;
-use xtrain_graphs::optim::{Schedule, ScheduleKind};
 use xtrain_models::Model;
 
 /// Prints the plan on standard output.
@@ -29,18 +28,19 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
     if let Some(labels) = &prepared.task.labels {
         table.row(["labels".to_string(), labels.names().join(", ")]);
     }
-    let mut schedule = Schedule { kind: ScheduleKind::Constant, peak: 0.0, warmup: 0, total: 0 };
     if let Some(data) = &prepared.train {
-        let (_, length, laid_out) = layout(plan, data)?;
-        schedule = laid_out;
-        let examples = settings.per_device_train_batch_size * settings.gradient_accumulation_steps;
+        let (_, length, schedule) = layout(plan, data)?;
+        let examples = settings.examples_per_step();
         table.heading("training");
         describe_data(&mut table, data, &prepared.task);
         table.row([
             "examples per step".to_string(),
             format!(
-                "{examples} = {} per device x {} accumulated x 1 device",
-                settings.per_device_train_batch_size, settings.gradient_accumulation_steps
+                "{examples} = {} per device x {} accumulated x {} device{}",
+                settings.per_device_train_batch_size,
+                settings.gradient_accumulation_steps,
+                settings.mesh.replicas(),
+                if settings.mesh.replicas() == 1 { "" } else { "s" }
             ),
         ]);
         let lengths = prepared.task.form(&[data]).lengths;
@@ -51,8 +51,13 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
         table.row(["matrix products".to_string(), settings.precision.to_string()]);
         table.row(["optimizer steps".to_string(), format!("{} ({} of warm-up)", exact(length.max_steps), schedule.warmup)]);
         let largest = shapes.train.iter().map(|shape| work(model, shape)).fold(0.0, f64::max);
-        let work = count(largest * settings.gradient_accumulation_steps as f64);
+        let work = count(largest * (settings.gradient_accumulation_steps * settings.mesh.batch_shards()) as f64);
         table.row(["work per step".to_string(), format!("{most}{work}FLOP")]);
+        if let Some(groups) = settings.mesh.data_groups() {
+            let gradients = bytes(4 * parameters as u64);
+            table.row(["replica groups".to_string(), format!("data {groups:?}")]);
+            table.row(["exchanged per step".to_string(), format!("{gradients} of gradients, summed over each data group")]);
+        }
     }
     if let Some(data) = &prepared.validation {
         table.heading("evaluation");
@@ -60,7 +65,7 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
     }
     print!("{}", table.render());
 
-    let stepper = Stepper::new(model, settings.optimizer.clone(), schedule, settings.seed).with_precision(settings.precision);
+    let stepper = stepper(plan, model);
     let compiled =
         compile_all(&mut prepared.session, model, &stepper, &shapes, 1, &mut |_| ()).map_err(failed("compiling the graphs"))?;
     let mut table = Table::new(&[Align::Left, Align::Left, Align::Right, Align::Right, Align::Right, Align::Right]);

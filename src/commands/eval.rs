@@ -14,7 +14,7 @@ pub fn run(plan: EvalPlan) -> Result<Outcome, Error> {
     let tokenizer = Tokenizer::load(&plan.tokenizer).map_err(failed("loading the tokenizer"))?;
     let (loaded, task, _) = load_task(&plan.task, &plan.model, tokenizer, Purpose::Use, Head::Saved, plan.disable_tqdm)?;
     let model = &*loaded.model;
-    let mut session = open_device(plan.device, &plan.cache)?;
+    let mut session = open_device(plan.device, plan.mesh, &plan.cache)?;
     let mut settings = task.settings();
     settings.push(("per_device_eval_batch_size", plan.per_device_eval_batch_size.to_string()));
     session.set_eval_precision(plan.precision);
@@ -23,6 +23,7 @@ pub fn run(plan: EvalPlan) -> Result<Outcome, Error> {
     loaded.place(&mut session, plan.seed)?;
     let mut batches = task
         .form(&[&set])
+        .sharded(plan.mesh.batch_shards())
         .one_pass(session.client(), &set, plan.per_device_eval_batch_size, task.workers())
         .map_err(failed("preparing the validation batches"))?;
     let evaluation = evaluate(&mut session, model, &model.parameters(), &mut *batches).map_err(failed("evaluating"))?;

@@ -19,7 +19,7 @@ pub fn run(FitPlan { train: mut plan, scale_from, json }: FitPlan) -> Result<Out
     let found = search(&plan, &mut prepared, budget)?;
     plan.train.per_device_train_batch_size = found.batch;
     let split = split(&plan, &mut prepared, &found)?;
-    let examples = (found.batch * plan.train.gradient_accumulation_steps) as u64;
+    let examples = plan.train.examples_per_step() as u64;
     let scaled = scale_from.map(|(rate, at)| (rate, at, rate * examples as f64 / at as f64));
     if json {
         let results = json!({

@@ -5,6 +5,7 @@ use crate::cache::{CacheSettings, Origin};
 use crate::checkpoint::{Weights, hash, hf};
 use crate::config::{ConfigSource, Device, ModelSource, nearest};
 use crate::data::tokenizer::Tokenizer;
+use crate::parallel::Mesh;
 use crate::trainer::device;
 use crate::trainer::parameters::{self, Head};
 use crate::trainer::session::Session;
@@ -13,16 +14,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 use xtrain_models::{Config, Model, Task};
 
-/// Opens the device that was asked for, with the cache of compiled graphs, whose place is told once in a process.
-pub fn open_device(device: Device, cache: &CacheSettings) -> Result<Session, Error> {
+/// Opens the devices that were asked for, one a replica, with the cache of compiled graphs, whose place is told once in a process.
+pub fn open_device(device: Device, mesh: Mesh, cache: &CacheSettings) -> Result<Session, Error> {
     static TOLD: Once = Once::new();
     if let Some(dir) = &cache.dir {
         TOLD.call_once(|| eprintln!("compiled-graph cache: {}", dir.display()));
     }
     match device {
-        Device::Cpu => device::open_cpu(1, cache.clone()).map_err(failed("opening the CPU device")),
-        Device::Cuda => device::open_cuda(cache.clone()).map_err(failed("opening the CUDA device")),
-        Device::Neuron => device::open_neuron(cache.clone()).map_err(failed("opening the Neuron device")),
+        Device::Cpu => device::open_cpu(mesh, cache.clone()).map_err(failed("opening the CPU device")),
+        Device::Cuda => device::open_cuda(mesh, cache.clone()).map_err(failed("opening the CUDA device")),
+        Device::Neuron => device::open_neuron(mesh, cache.clone()).map_err(failed("opening the Neuron device")),
     }
 }
 

@@ -6,6 +6,7 @@ use crate::checkpoint::atomic;
 use crate::config::{ConfigSource, GeneratePlan, ModelSource, QuickstartPlan, Sampling, TaskPlan, TrainPlan};
 use crate::data::settings::{ClmDataSettings, SourceSettings};
 use crate::data::tokenizer::train_byte_bpe;
+use crate::parallel::Mesh;
 use crate::trainer::settings::{Cadence, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind, TrainSettings};
 use std::path::Path;
 
@@ -90,6 +91,9 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
             per_device_train_batch_size: BATCH_SIZE,
             per_device_eval_batch_size: BATCH_SIZE,
             gradient_accumulation_steps: 1,
+            mesh: Mesh::single(),
+            gradient_bucket_bytes: 0,
+            replica_check: Cadence::Never,
             num_train_epochs: 1.0,
             max_steps: Some(steps),
             precision: Precision::F32,

@@ -12,11 +12,11 @@ use crate::data::sampler::{BatchPlan, Order, Position};
 use crate::data::{Collator, Tokenizer};
 use crate::report::progress::{Progress as Bar, Style};
 use crate::report::records::{Record, SummaryRecord};
-use crate::trainer::ahead::RunShapes;
+use crate::trainer::ahead::{RunShapes, start_first_step};
 use crate::trainer::best::Best;
 use crate::trainer::ceiling;
 use crate::trainer::evaluate::{evaluate, metric_names};
-use crate::trainer::hooks::{Evaluator, Kept, Logger, RunLog, SavedModel, Saver, Sums, trainer_state};
+use crate::trainer::hooks::{Evaluator, Kept, Logger, ReplicaCheck, RunLog, SavedModel, Saver, Sums, trainer_state};
 use crate::trainer::interrupt::Interrupt;
 use crate::trainer::parameters::{self, Head};
 use crate::trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
@@ -95,7 +95,7 @@ impl Prepared {
         let (loaded, task, tokenizer) =
             load_task(&plan.task, &plan.model, tokenizer, purpose, if plan.do_train { head } else { Head::Saved }, plan.quiet())?;
         check_best(&plan.train, &*loaded.model, &task)?;
-        let mut session = open_device(plan.device, &plan.cache)?;
+        let mut session = open_device(plan.device, plan.train.mesh, &plan.cache)?;
         let command = format!("train {}", plan.task.word());
         session.set_eval_precision(plan.train.eval_precision);
         session.cache_mut().set_origin(origin(&command, &*loaded.model, &graph_settings(plan, &task)));
@@ -109,7 +109,7 @@ impl Prepared {
     /// What the run's batches look like.
     pub fn form(&self) -> BatchForm {
         let sets: Vec<&Collator> = [&self.train, &self.validation, &self.test].into_iter().flatten().collect();
-        self.task.form(&sets)
+        self.task.form(&sets).sharded(self.session.mesh().batch_shards())
     }
 
     /// The shapes of the run's graphs.
@@ -177,7 +177,11 @@ fn graph_settings(plan: &TrainPlan, task: &TaskData) -> Vec<(&'static str, Strin
         ("adam_beta2", optimizer.adam_beta2.to_string()),
         ("adam_epsilon", optimizer.adam_epsilon.to_string()),
         ("max_grad_norm", optimizer.max_grad_norm.to_string()),
+        ("data_parallel", train.mesh.batch_shards().to_string()),
     ]);
+    if train.mesh.replicas() > 1 {
+        settings.push(("gradient_bucket_mb", (train.gradient_bucket_bytes >> 20).to_string()));
+    }
     settings
 }
 
@@ -185,9 +189,9 @@ fn graph_settings(plan: &TrainPlan, task: &TaskData) -> Vec<(&'static str, Strin
 pub(super) fn layout(plan: &TrainPlan, set: &Collator) -> Result<(BatchPlan, RunLength, Schedule), Error> {
     let settings = &plan.train;
     let order = Order::Shuffled { seed: plan.task.source().seed };
-    let batches = BatchPlan::new(set.len(), settings.per_device_train_batch_size, settings.dataloader_drop_last, order).map_err(
-        |error| Error::usage(error.to_string(), "lower --per_device_train_batch_size, or leave --dataloader_drop_last out"),
-    )?;
+    let batches = BatchPlan::new(set.len(), settings.batch_rows(), settings.dataloader_drop_last, order).map_err(|error| {
+        Error::usage(error.to_string(), "lower --per_device_train_batch_size, or leave --dataloader_drop_last out")
+    })?;
     let length = RunLength::new(
         batches.batches_per_epoch() as u64,
         settings.gradient_accumulation_steps as u64,
@@ -215,15 +219,19 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
         total_steps: length.max_steps,
         warmup_steps: schedule.warmup,
         batches_per_epoch: length.batches_per_epoch,
-        batch_size: settings.per_device_train_batch_size as u64,
+        batch_size: settings.batch_rows() as u64,
         gradient_accumulation_steps: length.accumulation,
         data_fingerprint: prepared.task.fingerprint(&set),
         ..Default::default()
     };
     let saved_model = prepared.saved_model(settings.max_shard_size);
     let model = &*prepared.loaded.model;
-    let stepper = Stepper::new(model, settings.optimizer.clone(), schedule, settings.seed).with_precision(settings.precision);
+    let stepper = Stepper::new(model, settings.optimizer.clone(), schedule, settings.seed)
+        .with_precision(settings.precision)
+        .with_buckets(settings.gradient_bucket_bytes);
+    let shapes = prepared.shapes(plan);
     let session = &mut prepared.session;
+    start_first_step(session, model, &stepper, &shapes).map_err(failed("recording the graphs"))?;
     let extra_state = stepper.extra_state(length.accumulation > 1);
 
     let resumed = resume::checkpoint(settings)?;
@@ -285,6 +293,9 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     let cadence = (settings.logging, settings.logging_first_step);
     let logger = Logger::new(log.clone(), sums.clone(), cadence, Some(ceiling));
     let mut hooks: Vec<Box<dyn Hook + '_>> = vec![Box::new(logger)];
+    if settings.mesh.replicas() > 1 {
+        hooks.push(Box::new(ReplicaCheck { parameters: model.parameters(), cadence: settings.replica_check }));
+    }
     let client = session.client().clone();
     let workers = prepared.task.workers();
     if let Some(validation) = prepared.validation.clone() {
@@ -378,7 +389,7 @@ fn finish(plan: &TrainPlan, model: &SavedModel, session: &Session, state: RunSta
     let settings = &plan.train;
     let summary = Record::Summary(SummaryRecord {
         runtime: run.runtime,
-        samples: run.steps * (settings.per_device_train_batch_size * settings.gradient_accumulation_steps) as u64,
+        samples: run.steps * settings.examples_per_step() as u64,
         steps: run.steps,
         loss: if sums.total_steps > 0.0 { sums.total_loss / sums.total_steps } else { 0.0 },
         total_flos: sums.total_flops,

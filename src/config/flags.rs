@@ -261,6 +261,7 @@ pub enum Section {
     Batches,
     Optimizer,
     Precision,
+    Parallel,
     Logging,
     Checkpoints,
     Evaluation,
@@ -270,13 +271,14 @@ pub enum Section {
 }
 
 impl Section {
-    pub const ALL: [Section; 12] = [
+    pub const ALL: [Section; 13] = [
         Section::Run,
         Section::Model,
         Section::Data,
         Section::Batches,
         Section::Optimizer,
         Section::Precision,
+        Section::Parallel,
         Section::Logging,
         Section::Checkpoints,
         Section::Evaluation,
@@ -293,6 +295,7 @@ impl Section {
             Section::Batches => "Batches and length",
             Section::Optimizer => "Optimizer",
             Section::Precision => "Precision",
+            Section::Parallel => "Many devices",
             Section::Logging => "Logging",
             Section::Checkpoints => "Checkpoints",
             Section::Evaluation => "Evaluation",

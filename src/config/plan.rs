@@ -3,6 +3,7 @@
 
 use crate::cache::CacheSettings;
 use crate::data::settings::{ClmDataSettings, ClsDataSettings, MlmDataSettings, SourceSettings};
+use crate::parallel::Mesh;
 use crate::trainer::settings::{Precision, TrainSettings};
 use std::fmt;
 use std::path::PathBuf;
@@ -211,6 +212,7 @@ pub struct EvalPlan {
     pub tokenizer: PathBuf,
     pub task: TaskPlan,
     pub per_device_eval_batch_size: usize,
+    pub mesh: Mesh,
     pub precision: Precision,
     /// Seeds random weights, when the model has no others.
     pub seed: u64,
@@ -264,7 +266,10 @@ pub struct BenchPlan {
     pub device: Device,
     pub cache: CacheSettings,
     pub model: ModelSource,
+    /// Examples of each replica.
     pub batch: usize,
+    pub mesh: Mesh,
+    pub gradient_bucket_bytes: usize,
     pub seq: usize,
     pub steps: usize,
     pub warmup: usize,

@@ -9,6 +9,7 @@ use crate::data::LabelMap;
 use crate::data::settings::{
     ClmDataSettings, ClsDataSettings, MlmDataSettings, OnBadRow, PaddingSettings, Quoting, SourceSettings, TableSettings,
 };
+use crate::parallel::Mesh;
 use crate::trainer::settings::{
     BestRule, Cadence, EarlyStopping, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind, TrainSettings,
 };
@@ -77,6 +78,7 @@ fn eval_plan(typed: &Typed) -> EvalPlan {
         tokenizer: tokenizer(typed),
         task: task(typed),
         per_device_eval_batch_size: typed.count("per_device_eval_batch_size").expect(DEFAULTED),
+        mesh: mesh(typed),
         precision: eval_precision(typed),
         seed: seed(typed),
         output_dir: typed.path("output_dir"),
@@ -120,6 +122,8 @@ fn bench_plan(typed: &Typed) -> BenchPlan {
         cache: cache(typed),
         model: model(typed),
         batch: typed.count("batch").expect(DEFAULTED),
+        mesh: mesh(typed),
+        gradient_bucket_bytes: gradient_bucket_bytes(typed),
         seq: typed.count("seq").expect(DEFAULTED),
         steps: typed.count("steps").expect(DEFAULTED),
         warmup: typed.count("warmup").expect(DEFAULTED),
@@ -146,6 +150,14 @@ fn device(typed: &Typed) -> Device {
         "neuron" => Device::Neuron,
         _ => Device::Cpu,
     }
+}
+
+fn mesh(typed: &Typed) -> Mesh {
+    Mesh::data_parallel(typed.count("data_parallel").expect(DEFAULTED))
+}
+
+fn gradient_bucket_bytes(typed: &Typed) -> usize {
+    typed.count("gradient_bucket_mb").expect(DEFAULTED) << 20
 }
 
 fn seed(typed: &Typed) -> u64 {
@@ -389,6 +401,12 @@ fn train_settings(typed: &Typed) -> TrainSettings {
         per_device_train_batch_size: typed.count("per_device_train_batch_size").unwrap_or(1),
         per_device_eval_batch_size: typed.count("per_device_eval_batch_size").expect(DEFAULTED),
         gradient_accumulation_steps: typed.count("gradient_accumulation_steps").expect(DEFAULTED),
+        mesh: mesh(typed),
+        gradient_bucket_bytes: gradient_bucket_bytes(typed),
+        replica_check: match typed.count("replica_check_steps").expect(DEFAULTED) {
+            0 => Cadence::Never,
+            n => Cadence::Steps(n as u64),
+        },
         num_train_epochs: typed.float("num_train_epochs").expect(DEFAULTED),
         max_steps: max_steps(typed),
         optimizer: optimizer(typed),

@@ -10,6 +10,7 @@ use super::plugin::{Plugin, array, string};
 use super::signature::Signature;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 use xtrain_graphs::Shape;
 
 /// A client. Cloning is cheap and shares it; buffers, executables and events keep it alive.
@@ -27,6 +28,8 @@ pub(super) struct ClientInner {
     platform_name: String,
     platform_version: String,
     process_index: i32,
+    /// Executions on several devices so far.
+    launches: AtomicI32,
 }
 
 // SAFETY: a PJRT client may be used and destroyed from any thread (but its own; see `Event::on_ready`).
@@ -53,6 +56,7 @@ impl Client {
             platform_name: String::new(),
             platform_version: String::new(),
             process_index: 0,
+            launches: AtomicI32::new(0),
         };
         inner.describe().map_err(|e| e.during(doing()))?;
         Ok(Client { inner: Arc::new(inner) })
@@ -128,6 +132,15 @@ impl Client {
     /// Loads what [`Executable::serialize`] gave, in this or another process, with the same plugin on the same kind of machine.
     /// Plugins check such bytes badly; whoever stores them must make sure that they are the ones stored, and for this machine.
     pub fn load(&self, serialized: &[u8], signature: Signature) -> Result<Executable> {
+        let executable = self.load_stored(serialized, signature)?;
+        executable.check_inputs().map_err(|e| e.during("loading a compiled executable"))?;
+        Ok(executable)
+    }
+
+    /// The same for bytes of which the caller knows that they were compiled from a module of this signature, as a cache with
+    /// checksums does. Comparing the inputs costs a tenth of what loading does: the whole optimized
+    /// module is read.
+    pub fn load_stored(&self, serialized: &[u8], signature: Signature) -> Result<Executable> {
         let doing = || format!("loading a compiled executable ({} bytes) for {}", serialized.len(), self.platform_name());
         let mut args = ffi::ExecutableDeserializeAndLoad {
             client: self.inner.raw(),
@@ -138,9 +151,7 @@ impl Client {
         // SAFETY: the bytes live through the call.
         unsafe { self.inner.call(&mut args) }.map_err(|e| e.during(doing()))?;
         // SAFETY: the executable is new and nobody else has it.
-        let loaded = unsafe { Executable::from_raw(args.loaded_executable, &self.inner, signature) };
-        let checked = loaded.and_then(|executable| executable.check_inputs().map(|()| executable));
-        checked.map_err(|e| e.during(doing()))
+        unsafe { Executable::from_raw(args.loaded_executable, &self.inner, signature) }.map_err(|e| e.during(doing()))
     }
 
     /// Copies a dense row-major array to a device. The bytes are read before this returns.
@@ -195,6 +206,13 @@ impl ClientInner {
 
     pub fn platform_name(&self) -> &str {
         &self.platform_name
+    }
+
+    /// A number for the next execution on several devices. Collectives of one execution find each other by it, so that a device which
+    /// is ahead does not meet one that is still in the execution before. Processes of a run that execute the same things in the
+    /// same order count alike.
+    pub fn next_launch(&self) -> i32 {
+        self.launches.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
     /// Makes a call through the client's plugin.

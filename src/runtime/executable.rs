@@ -37,8 +37,6 @@ pub struct Execution {
 pub struct RunOptions<'a> {
     /// Inputs that are not to be donated this time, though the module would (it then gets a copy).
     pub keep: &'a [usize],
-    /// Equal on all processes for one execution; plugins use it to notice ranks that are out of step.
-    pub launch_id: i32,
 }
 
 /// The compiler's account of memory on one device.
@@ -146,7 +144,7 @@ impl Executable {
         let client = &self.loaded.client;
         let keep: Vec<i64> = options.keep.iter().map(|&i| i as i64).collect();
         let mut run_options = ffi::ExecuteOptions {
-            launch_id: options.launch_id,
+            launch_id: if self.devices.len() == 1 { 0 } else { client.next_launch() },
             non_donatable_input_indices: keep.as_ptr(),
             num_non_donatable_input_indices: keep.len(),
             ..Default::default()

@@ -5,7 +5,7 @@ use super::feed::{BatchShape, abstract_batch, graph_name};
 use super::parameters::parameter_shape;
 use super::session::Session;
 use super::step::{Phase, Stepper};
-use super::{ceiling, evaluate};
+use super::{ceiling, evaluate, replicas};
 use crate::cache::CompiledGraph;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -35,6 +35,13 @@ pub fn compile_all(
     Ok(session.cache_mut().get_all(&graphs, jobs, ready)?)
 }
 
+/// Starts making the graphs of the run's first step in the background, while weights and data are read.
+pub fn start_first_step(session: &mut Session, model: &dyn Model, stepper: &Stepper, shapes: &RunShapes) -> Result<()> {
+    let graphs = record_all(session, model, stepper, &RunShapes { eval: Vec::new(), ..shapes.clone() })?;
+    session.cache_mut().make_ahead(graphs);
+    Ok(())
+}
+
 /// Every graph of the run, in the order of use, in the run's precision.
 pub fn record_all(session: &mut Session, model: &dyn Model, stepper: &Stepper, shapes: &RunShapes) -> Result<Vec<Graph>> {
     let accumulates = shapes.accumulation > 1;
@@ -51,6 +58,11 @@ pub fn record_all(session: &mut Session, model: &dyn Model, stepper: &Stepper, s
         let mut recording = session.begin_abstract(state.clone());
         ceiling::record_abstract(&mut recording, stepper.precision())?;
         graphs.push(recording.cut(ceiling::GRAPH_NAME)?);
+    }
+    if !shapes.train.is_empty() && session.mesh().replicas() > 1 {
+        let mut recording = session.begin_abstract(state.clone());
+        replicas::record(&mut recording, stepper.parameters())?;
+        graphs.push(recording.cut(replicas::GRAPH_NAME)?);
     }
     for (shape, phase) in shapes.train.iter().flat_map(|shape| phases.iter().map(move |phase| (shape, *phase))) {
         let mut recording = session.begin_abstract(state.clone());

@@ -1,42 +1,53 @@
 //! Opening a device for training: which library or plugin serves it, which options its client and compiler get.
 
-use super::error::Result;
+use super::error::{Error, Result};
 use super::session::Session;
 use crate::cache::{CacheSettings, GraphCache};
+use crate::parallel::Mesh;
 use crate::runtime::discover::{CUDA, NEURON, Vendor, package_version};
 use crate::runtime::{Client, CompileOptions, Library, OptionValue, Plugin, set_default_environment};
 use std::path::{Path, PathBuf};
 use xtrain_graphs::{NeuronChip, Target};
 
-/// Opens the CPU with `device_count` devices of one process.
-pub fn open_cpu(device_count: usize, cache: CacheSettings) -> Result<Session> {
+/// Opens the CPU as the mesh's devices, which share its cores.
+pub fn open_cpu(mesh: Mesh, cache: CacheSettings) -> Result<Session> {
     let library = Library::open()?;
     let plugin = library.cpu_plugin()?;
-    let options = [
-        ("cpu_device_count".to_string(), OptionValue::Int(device_count as i64)),
-        // A step takes its temporaries when it is handed over, so with two in flight they would exist twice. Recording the next
-        // step still overlaps with this one; only handing it over waits.
-        ("max_inflight_computations".to_string(), OptionValue::Int(1)),
-    ];
-    let client = Client::create(&plugin, &options)?;
-    let cache = GraphCache::new(library, client.clone(), Target::Cpu, cpu_compile_options(), cache)?;
-    Ok(Session::new(client, cache))
+    let client = Client::create(&plugin, &cpu_client_options(mesh))?;
+    let cache = GraphCache::new(library, client.clone(), Target::Cpu, cpu_compile_options(mesh), cache)?;
+    Ok(cpu_session(client, cache, mesh))
+}
+
+/// A step takes its temporaries when it is handed over, so with two in flight they would exist twice. Recording the next step still
+/// overlaps with this one; only handing it over waits. One device does that itself (`max_inflight_computations`); several would wait
+/// in the threads that the step before still needs, for ever.
+fn cpu_session(client: Client, cache: GraphCache, mesh: Mesh) -> Session {
+    let session = Session::new(client, cache, mesh);
+    if mesh.replicas() > 1 { session.one_step_at_a_time() } else { session }
+}
+
+fn cpu_client_options(mesh: Mesh) -> Vec<(String, OptionValue)> {
+    let mut options = vec![("cpu_device_count".to_string(), OptionValue::Int(mesh.replicas() as i64))];
+    if mesh.replicas() == 1 {
+        options.push(("max_inflight_computations".to_string(), OptionValue::Int(1)));
+    }
+    options
 }
 
 /// What XLA's CPU compiler is told for every graph.
-fn cpu_compile_options() -> CompileOptions {
-    CompileOptions::default()
+fn cpu_compile_options(mesh: Mesh) -> CompileOptions {
+    CompileOptions::replicated(mesh.replicas())
 }
 
-/// Opens AWS's accelerator through its plugin. One core, since a run has one device.
-pub fn open_neuron(cache: CacheSettings) -> Result<Session> {
+/// Opens AWS's accelerator through its plugin, a core for each replica.
+pub fn open_neuron(mesh: Mesh, cache: CacheSettings) -> Result<Session> {
     let path = neuron_plugin()?;
-    check_cores("NEURON_RT_NUM_CORES")?;
     if std::env::var_os("NEURON_RT_VISIBLE_CORES").is_none() {
         // Cores belong to one process at a time: what is not used is left to others.
-        set_default_environment("NEURON_RT_NUM_CORES", "1");
+        set_default_environment("NEURON_RT_NUM_CORES", &mesh.replicas().to_string());
     }
-    open_plugin(&NEURON, &path, cache, |client| {
+    check_cores("NEURON_RT_NUM_CORES")?;
+    open_plugin(&NEURON, &path, (mesh, cache), |client| {
         // platform_version: 2.0 on trn1, 3.0 on trn2.
         let is_trn2 = client.platform_name() == NEURON.device && client.platform_version().starts_with('3');
         Target::Neuron(if is_trn2 { NeuronChip::Trn2 } else { NeuronChip::Trn1 })
@@ -44,10 +55,10 @@ pub fn open_neuron(cache: CacheSettings) -> Result<Session> {
 }
 
 /// Opens an NVIDIA card through jax's plugin.
-pub fn open_cuda(cache: CacheSettings) -> Result<Session> {
+pub fn open_cuda(mesh: Mesh, cache: CacheSettings) -> Result<Session> {
     let path = CUDA.find()?;
     // Nothing in the lowering depends on a card's abilities yet but whether it has bf16 products, which begin at 8.0.
-    open_plugin(&CUDA, &path, cache, |_| Target::Cuda { capability: 80 })
+    open_plugin(&CUDA, &path, (mesh, cache), |_| Target::Cuda { capability: 80 })
 }
 
 /// AWS's plugin, of a version that needs no Python.
@@ -73,10 +84,23 @@ fn check_cores(variable: &'static str) -> Result<()> {
     Err(crate::runtime::Error::Environment { variable, value, reason }.into())
 }
 
-fn open_plugin(vendor: &Vendor, path: &Path, cache: CacheSettings, target: impl Fn(&Client) -> Target) -> Result<Session> {
+fn open_plugin(
+    vendor: &Vendor,
+    path: &Path,
+    (mesh, cache): (Mesh, CacheSettings),
+    target: impl Fn(&Client) -> Target,
+) -> Result<Session> {
     // XLA's own library lowers; the plugin compiles. It comes first, because it reads more of the environment.
     let plugin = Plugin::load(path)?;
-    let client = Client::create(&plugin, &[])?;
+    let mut client = Client::create(&plugin, &[])?;
+    if client.platform_name() == "cpu" && mesh.replicas() > 1 {
+        // Stands in for the vendor's; as many devices as are wanted cost it nothing.
+        client = Client::create(&plugin, &cpu_client_options(mesh))?;
+    }
+    let devices = client.addressable_devices().len();
+    if devices < mesh.replicas() {
+        return Err(Error::TooFewDevices { wanted: mesh.replicas(), found: devices, device: vendor.device });
+    }
     if client.platform_name() != vendor.device {
         eprintln!(
             "note: {} drives `{}`, not {}; the graphs are lowered for {} and run there, as a rehearsal",
@@ -87,6 +111,10 @@ fn open_plugin(vendor: &Vendor, path: &Path, cache: CacheSettings, target: impl 
         );
     }
     let target = target(&client);
-    let cache = GraphCache::new(Library::open()?, client.clone(), target, CompileOptions::default(), cache)?;
-    Ok(Session::new(client, cache))
+    let options = CompileOptions::replicated(mesh.replicas());
+    let cache = GraphCache::new(Library::open()?, client.clone(), target, options, cache)?;
+    Ok(match client.platform_name() {
+        "cpu" => cpu_session(client, cache, mesh),
+        _ => Session::new(client, cache, mesh),
+    })
 }

@@ -30,6 +30,16 @@ pub enum Error {
     EmptyPrompt,
     #[error("this device's compiler does not tell how much memory a graph needs, so no batch size can be found without running")]
     NoMemoryStatistics,
+    #[error(
+        "after step {step}, {tensor} is not the same on replica {replica} as on replica 0: a device computes wrong numbers, or memory \
+         is damaged. Go on from an earlier checkpoint (--resume_from_checkpoint PATH), without that device"
+    )]
+    Diverged { step: u64, replica: usize, tensor: String },
+    #[error(
+        "the run wants {wanted} {device} devices (--data_parallel) and there are {found} in this process: lower it, or make more devices \
+         visible"
+    )]
+    TooFewDevices { wanted: usize, found: usize, device: &'static str },
     #[error("there is nothing to train on: {reason}")]
     NothingToTrain { reason: String },
     #[error(transparent)]

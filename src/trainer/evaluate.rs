@@ -13,6 +13,9 @@ use xtrain_models::{Model, ParameterSpec, Predictions, Task, Weights};
 /// The graph's name in plans, logs and the cache, but for its batches' variant.
 pub const GRAPH_NAME: &str = "eval";
 
+/// What its graph gives: the loss and the number of labels, then by task the number of correct tokens or all logits.
+const SUMS: &str = "sums";
+
 /// What an evaluation found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Evaluation {
@@ -105,7 +108,7 @@ pub fn record(recording: &mut Recording, model: &dyn Model, parameters: &[Parame
         }
         _ => sums.push(predictions.correct()?.reshape(&[1])?),
     }
-    recording.fetch("sums", &Tensor::concat(&sums.iter().collect::<Vec<_>>(), 0)?);
+    recording.fetch(SUMS, &Tensor::concat(&sums.iter().collect::<Vec<_>>(), 0)?);
     Ok(())
 }
 
@@ -124,8 +127,8 @@ pub fn evaluate(
         let mut recording = session.begin();
         let inputs = feed_batch(&mut recording, &batch);
         record(&mut recording, model, parameters, &inputs)?;
-        let mut marked = recording.mark_step(&graph_name(GRAPH_NAME, batch.variant.as_deref()))?;
-        let sums = marked.fetched.remove("sums").expect("record fetches the sums").start_download_to()?;
+        let marked = recording.mark_step(&graph_name(GRAPH_NAME, batch.variant.as_deref()))?;
+        let sums = marked.replicas(SUMS).iter().map(|sums| Ok(sums.start_download_to()?)).collect::<Result<Vec<_>>>()?;
         if let Some(earlier) = pending.replace(Pending { sums, examples: batch.examples, classes: batch.classes }) {
             totals.add(earlier)?;
         }
@@ -145,7 +148,8 @@ pub fn evaluate(
 
 /// A batch whose sums are on their way.
 struct Pending {
-    sums: PendingDownload<f32>,
+    /// By replica.
+    sums: Vec<PendingDownload<f32>>,
     examples: usize,
     classes: Vec<i32>,
 }
@@ -165,17 +169,22 @@ impl Totals {
     }
 
     fn add(&mut self, batch: Pending) -> Result<()> {
-        let sums = batch.sums.wait()?;
-        self.loss += f64::from(sums[0]);
-        self.labels += f64::from(sums[1]);
+        // What follows the loss and the count: the number of correct tokens of each replica, or logits in the order of rows.
+        let mut rest = Vec::new();
+        for replica in batch.sums {
+            let sums = replica.wait()?;
+            self.loss += f64::from(sums[0]);
+            self.labels += f64::from(sums[1]);
+            rest.extend_from_slice(&sums[2..]);
+        }
         self.examples += batch.examples;
         self.batches += 1;
         match &mut self.scores {
-            Scores::Tokens { correct } => *correct += f64::from(sums[2]),
+            Scores::Tokens { correct } => *correct += rest.iter().copied().map(f64::from).sum::<f64>(),
             Scores::Classes { confusion, logits } => {
                 // Rows that only fill the batch come last.
-                let labels = (sums.len() - 2) / batch.classes.len().max(1);
-                let real = &sums[2..][..batch.examples * labels];
+                let labels = rest.len() / batch.classes.len().max(1);
+                let real = &rest[..batch.examples * labels];
                 for (row, class) in real.chunks(labels).zip(&batch.classes) {
                     if let Ok(class) = usize::try_from(*class) {
                         confusion.add(class, argmax(row));

@@ -1,31 +1,30 @@
 //! What a step is fed: a batch on the device, its shape for compiling ahead, and both as tensors of a recording.
 //!
-//! Letters: B rows, T tokens, N = B * T, K places that have a label.
+//! Letters: B rows of one replica, T tokens, N = B * T, K places that have a label.
 
-use super::session::Recording;
-use crate::runtime::Buffer;
+use super::session::{Buffers, Recording};
 use std::sync::Arc;
 use xtrain_graphs::{DType, Shape};
 use xtrain_models::{Labels, TokenBatch};
 
-/// A batch that is on the device.
+/// A batch that is on the devices, each replica's rows on its own; shapes are those of one replica.
 #[derive(Clone)]
 pub struct DeviceBatch {
     /// `s32[B, T]`
-    pub input_ids: Arc<Buffer>,
+    pub input_ids: Buffers,
     /// `s32[B, T]`, `s32[K]` with `places`, or `s32[B]` for a classifier; -100 = no loss.
-    pub labels: Arc<Buffer>,
+    pub labels: Buffers,
     /// `s32[K]`: of masked language modelling, the places among N that `labels` are of; `None` when all have one.
-    pub places: Option<Arc<Buffer>>,
+    pub places: Option<Buffers>,
     /// `pred[B, T]`; `None` when every token is attended.
-    pub attention_mask: Option<Arc<Buffer>>,
+    pub attention_mask: Option<Buffers>,
     /// `s32[B, T]`; `None` when every token is in segment 0.
-    pub token_type_ids: Option<Arc<Buffer>>,
-    /// Of a classifier, `labels` on the host, rows that only fill the batch too.
+    pub token_type_ids: Option<Buffers>,
+    /// Of a classifier, the labels of all replicas on the host, rows that only fill the batch too.
     pub classes: Vec<i32>,
-    /// Rows that are not padding.
+    /// Rows of all replicas that are not padding.
     pub examples: usize,
-    /// Tokens that are not padding.
+    /// Tokens of all replicas that are not padding.
     pub tokens: usize,
     /// What tells this batch's graph from others of the run (see [`BatchShape::variant`]).
     pub variant: Option<Arc<str>>,
@@ -37,11 +36,12 @@ pub struct DeviceBatch {
 
 impl DeviceBatch {
     /// Full rows `s32[B, T]` and a label for each token, at the start of a run.
-    pub fn full(input_ids: Arc<Buffer>, labels: Arc<Buffer>) -> Self {
-        let dims = &input_ids.shape().dims;
+    pub fn full(input_ids: Buffers, labels: Buffers) -> Self {
+        let dims = &input_ids[0].shape().dims;
+        let rows = dims[0] * input_ids.len();
         DeviceBatch {
-            examples: dims[0],
-            tokens: dims[0] * dims[1],
+            examples: rows,
+            tokens: rows * dims[1],
             input_ids,
             labels,
             places: None,
@@ -56,14 +56,19 @@ impl DeviceBatch {
 
     /// B and T.
     pub fn size(&self) -> [usize; 2] {
-        let dims = &self.input_ids.shape().dims;
+        let dims = &self.input_ids[0].shape().dims;
         [dims[0], dims[1]]
     }
 
-    /// Rows that the head computes logits for.
+    /// Replicas that the batch is cut for.
+    pub fn shards(&self) -> usize {
+        self.input_ids.len()
+    }
+
+    /// Rows of one replica that the head computes logits for.
     pub fn head_rows(&self) -> usize {
         let [b, t] = self.size();
-        self.places.as_ref().map_or(b * t, |places| places.shape().elements())
+        self.places.as_ref().map_or(b * t, |places| places[0].shape().elements())
     }
 }
 

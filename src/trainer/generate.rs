@@ -5,7 +5,6 @@ use super::session::Session;
 use super::step::parameter_tensors;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::sync::Arc;
 use xtrain_graphs::{DType, Randomness, Shape};
 use xtrain_models::{Model, ParameterSpec, TokenBatch, Weights};
 
@@ -77,9 +76,7 @@ fn next_logits(
     let batch = TokenBatch { input_ids: ids, attention_mask: None, token_type_ids: None };
     let hidden = model.hidden(&weights, &batch, &Randomness::off())?.take_rows(&last)?;
     recording.fetch("logits", &model.head(&weights, &hidden, &Randomness::off())?);
-    let mut marked = recording.mark_step(GRAPH_NAME)?;
-    let logits = Arc::new(marked.fetched.remove("logits").expect("fetched above"));
-    Ok(logits.download_to()?)
+    Ok(recording.mark_step(GRAPH_NAME)?.fetched("logits").download_to()?)
 }
 
 fn choose(logits: &[f32], sampling: Sampling, rng: &mut ChaCha8Rng) -> u32 {

@@ -2,7 +2,7 @@
 //!
 //! Reading order: `step` (one training step, top to bottom), `feed` (what it is fed), `run_loop` (many steps), `session` (what
 //! `mark_step` does), `evaluate` and `metrics`, `best` (the best evaluation), `generate`, `ahead` (a run's graphs without its
-//! data), `fit` (the largest batch), `parameters` (weights to the device and back), `interrupt`.
+//! data), `fit` (the largest batch), `parameters` (weights to the device and back), `replicas` (whether they are still equal), `interrupt`.
 
 pub mod ahead;
 pub mod best;
@@ -17,6 +17,7 @@ pub mod hooks;
 pub mod interrupt;
 pub mod metrics;
 pub mod parameters;
+pub mod replicas;
 pub mod run_loop;
 pub mod session;
 pub mod settings;

@@ -3,10 +3,13 @@
 //!
 //! A [`Recording`] covers one step. Its tensors name state ([`Recording::state`]), this step's data ([`Recording::feed`]),
 //! values to store back ([`Recording::assign`]) and values to read ([`Recording::fetch`]). Nothing here waits for the device.
+//!
+//! Every replica of the mesh runs the same graph: state is there once for each of them and stays equal, feeds may differ.
 
 use super::error::{Error, Result};
 use crate::cache::{CompiledGraph, GraphCache};
-use crate::runtime::{Buffer, Client};
+use crate::parallel::Mesh;
+use crate::runtime::{Buffer, Client, Event, RunOptions};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -32,19 +35,36 @@ impl std::ops::AddAssign for HostTime {
     }
 }
 
+/// A value on the devices: one buffer for each replica, in their order, all of one shape.
+pub type Buffers = Arc<[Buffer]>;
+
 /// Device state by name, and the compiled graphs that work on it.
 pub struct Session {
     client: Client,
     cache: GraphCache,
-    state: BTreeMap<String, Arc<Buffer>>,
+    mesh: Mesh,
+    /// Of the step under way; `None` where the device takes steps in as they come.
+    running: Option<Vec<Event>>,
+    state: BTreeMap<String, Buffers>,
     eval_precision: Precision,
     /// Graphs in other precisions than f32, by what was recorded: a step makes each once.
     mixed: RefCell<HashMap<(Fingerprint, Precision), Arc<Graph>>>,
 }
 
 impl Session {
-    pub fn new(client: Client, cache: GraphCache) -> Self {
-        Session { client, cache, state: BTreeMap::new(), eval_precision: Precision::F32, mixed: RefCell::default() }
+    /// Replica n runs on the client's n-th device; `cache` compiles for as many replicas.
+    pub fn new(client: Client, cache: GraphCache, mesh: Mesh) -> Self {
+        let (state, eval_precision, mixed) = (BTreeMap::new(), Precision::F32, RefCell::default());
+        Session { client, cache, mesh, running: None, state, eval_precision, mixed }
+    }
+
+    /// The same, but a step is handed over only when the one before is done.
+    pub fn one_step_at_a_time(self) -> Self {
+        Session { running: Some(Vec::new()), ..self }
+    }
+
+    pub fn mesh(&self) -> Mesh {
+        self.mesh
     }
 
     pub fn client(&self) -> &Client {
@@ -68,15 +88,26 @@ impl Session {
         self.eval_precision = precision;
     }
 
-    /// Puts a value on the device under a name.
+    /// Puts a value on every replica's device under a name.
     pub fn set_state(&mut self, name: &str, bytes: &[u8], shape: &Shape) -> Result<()> {
-        let buffer = self.client.upload(bytes, shape, 0)?;
-        self.state.insert(name.to_string(), Arc::new(buffer));
+        let buffers = self.upload(bytes, shape)?;
+        self.state.insert(name.to_string(), buffers);
         Ok(())
     }
 
-    pub fn state(&self, name: &str) -> Option<&Arc<Buffer>> {
-        self.state.get(name)
+    /// The first replica's value; the others' are equal.
+    pub fn state(&self, name: &str) -> Option<&Buffer> {
+        self.state.get(name).map(|buffers| &buffers[0])
+    }
+
+    /// The same value for every replica.
+    pub fn upload(&self, bytes: &[u8], shape: &Shape) -> Result<Buffers> {
+        self.upload_each(shape, |_| bytes)
+    }
+
+    /// A value for each replica, by its number.
+    fn upload_each<'b>(&self, shape: &Shape, bytes: impl Fn(usize) -> &'b [u8]) -> Result<Buffers> {
+        (0..self.mesh.replicas()).map(|replica| Ok(self.client.upload(bytes(replica), shape, replica)?)).collect()
     }
 
     /// Starts recording a step.
@@ -103,7 +134,7 @@ enum Shapes {
 
 enum Argument {
     State(String),
-    Feed(Arc<Buffer>),
+    Feed(Buffers),
     /// Declared for compiling only.
     Abstract,
 }
@@ -121,8 +152,26 @@ pub struct Recording<'s> {
 
 /// What a step left to read, and where its time went.
 pub struct Marked {
-    pub fetched: BTreeMap<String, Buffer>,
+    fetched: BTreeMap<String, Buffers>,
     pub host_time: HostTime,
+}
+
+impl Marked {
+    /// The fetched value of every replica.
+    ///
+    /// # Panics
+    /// If the step fetched nothing of this name.
+    pub fn replicas(&self, name: &str) -> &[Buffer] {
+        self.fetched.get(name).unwrap_or_else(|| panic!("the step fetches no `{name}`"))
+    }
+
+    /// The fetched value of the first replica, for values that are equal on all.
+    ///
+    /// # Panics
+    /// As [`Marked::replicas`].
+    pub fn fetched(&self, name: &str) -> &Buffer {
+        &self.replicas(name)[0]
+    }
 }
 
 impl Recording<'_> {
@@ -147,7 +196,7 @@ impl Recording<'_> {
             return Ok(tensor.clone());
         }
         let shape = match &self.shapes {
-            Shapes::Held => self.session.state.get(name).map(|b| b.shape().clone()),
+            Shapes::Held => self.session.state(name).map(|b| b.shape().clone()),
             Shapes::Given(shapes) => shapes.get(name).cloned(),
         };
         let shape = shape.ok_or_else(|| Error::NoState { name: name.to_string() })?;
@@ -157,20 +206,30 @@ impl Recording<'_> {
         Ok(tensor)
     }
 
-    /// Data of this step that is already on the device.
-    pub fn feed(&mut self, name: &str, buffer: Arc<Buffer>) -> Tensor {
-        let tensor = self.trace.input(name, buffer.shape().clone(), InputRole::Feed);
-        self.arguments.push(Argument::Feed(buffer));
+    /// The replicas that the step runs on.
+    pub fn mesh(&self) -> Mesh {
+        self.session.mesh
+    }
+
+    /// Data of this step that is already on the devices.
+    pub fn feed(&mut self, name: &str, buffers: Buffers) -> Tensor {
+        let tensor = self.trace.input(name, buffers[0].shape().clone(), InputRole::Feed);
+        self.arguments.push(Argument::Feed(buffers));
         tensor
     }
 
-    /// A small host value of this step.
+    /// A small host value of this step, the same for every replica.
     pub fn feed_host(&mut self, name: &str, bytes: &[u8], shape: &Shape) -> Result<Tensor> {
+        self.feed_host_each(name, shape, |_| bytes)
+    }
+
+    /// A small host value of this step for each replica, by its number.
+    pub fn feed_host_each<'b>(&mut self, name: &str, shape: &Shape, bytes: impl Fn(usize) -> &'b [u8]) -> Result<Tensor> {
         if matches!(self.shapes, Shapes::Given(_)) {
             return Ok(self.feed_abstract(name, shape));
         }
-        let buffer = self.session.client.upload(bytes, shape, 0)?;
-        Ok(self.feed(name, Arc::new(buffer)))
+        let buffers = self.session.upload_each(shape, bytes)?;
+        Ok(self.feed(name, buffers))
     }
 
     /// A feed of which only the shape is known, for compiling ahead.
@@ -222,28 +281,39 @@ impl Recording<'_> {
     /// takes its new value, fetched values become readable when the device gets there.
     pub fn mark_step(self, name: &str) -> Result<Marked> {
         let graph = self.graph(name)?;
-        let ready_before = self.session.cache.stats().ready_time();
+        let (asked, hits_before) = (Instant::now(), self.session.cache.stats().hits);
         let compiled = self.session.cache.get(&graph)?;
-        let compile = self.session.cache.stats().ready_time() - ready_before;
+        let was_ready = self.session.cache.stats().hits > hits_before;
+        let compile = if was_ready { Duration::ZERO } else { asked.elapsed() };
         let trace = self.started.elapsed().saturating_sub(compile);
 
         let dispatched = Instant::now();
-        let mut arguments: Vec<&Buffer> = Vec::with_capacity(self.arguments.len());
+        let replicas = self.session.mesh.replicas();
+        let mut arguments: Vec<Vec<&Buffer>> = vec![Vec::with_capacity(self.arguments.len()); replicas];
         for (argument, (input, _)) in self.arguments.iter().zip(&compiled.inputs) {
-            arguments.push(match argument {
+            let buffers = match argument {
                 Argument::State(name) => self.session.state.get(name).ok_or_else(|| Error::NoState { name: name.clone() })?,
-                Argument::Feed(buffer) => buffer,
+                Argument::Feed(buffers) => buffers,
                 Argument::Abstract => return Err(Error::AbstractFeed { name: input.clone() }),
-            });
+            };
+            arguments.iter_mut().zip(buffers.iter()).for_each(|(list, buffer)| list.push(buffer));
         }
-        let outputs = compiled.executable.execute(&arguments)?;
+        for step in self.session.running.iter_mut().flat_map(|running| running.drain(..)) {
+            step.wait()?;
+        }
+        let execution = compiled.executable.run(&arguments, RunOptions::default())?;
         drop(arguments);
+        if let Some(running) = &mut self.session.running {
+            *running = execution.done;
+        }
+        let mut outputs: Vec<_> = execution.outputs.into_iter().map(Vec::into_iter).collect();
         let mut fetched = BTreeMap::new();
-        for (name, buffer) in compiled.outputs.iter().zip(outputs) {
+        for name in &compiled.outputs {
+            let buffers: Buffers = outputs.iter_mut().filter_map(Iterator::next).collect();
             match self.session.state.get_mut(name) {
-                Some(state) => *state = Arc::new(buffer),
+                Some(state) => *state = buffers,
                 None => {
-                    fetched.insert(name.clone(), buffer);
+                    fetched.insert(name.clone(), buffers);
                 }
             }
         }

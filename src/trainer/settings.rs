@@ -1,5 +1,6 @@
 //! What the training loop needs to know, fully resolved: `config` makes these from what the user typed.
 
+use crate::parallel::Mesh;
 use std::path::PathBuf;
 pub use xtrain_graphs::Precision;
 pub use xtrain_graphs::optim::ScheduleKind;
@@ -44,6 +45,12 @@ pub struct TrainSettings {
     pub per_device_train_batch_size: usize,
     pub per_device_eval_batch_size: usize,
     pub gradient_accumulation_steps: usize,
+    /// The devices and what each takes of a batch.
+    pub mesh: Mesh,
+    /// Gradients that replicas exchange in one collective.
+    pub gradient_bucket_bytes: usize,
+    /// When replicas are compared.
+    pub replica_check: Cadence,
     pub num_train_epochs: f64,
     /// When set, overrides `num_train_epochs`.
     pub max_steps: Option<u64>,
@@ -65,6 +72,18 @@ pub struct TrainSettings {
     pub dataloader_drop_last: bool,
     pub resume: Resume,
     pub disable_tqdm: bool,
+}
+
+impl TrainSettings {
+    /// Rows of a training batch on all devices together.
+    pub fn batch_rows(&self) -> usize {
+        self.per_device_train_batch_size * self.mesh.batch_shards()
+    }
+
+    /// Examples of one optimizer step.
+    pub fn examples_per_step(&self) -> usize {
+        self.batch_rows() * self.gradient_accumulation_steps
+    }
 }
 
 /// Which evaluation of a run is its best, and what follows from that.

@@ -7,6 +7,7 @@ use super::parameters::{ExtraState, parameter_shape};
 use super::session::{Marked, Recording, Session};
 use super::settings::{OptimizerKind, OptimizerSettings};
 use crate::checkpoint::state::{exp_avg, exp_avg_sq};
+use crate::parallel::buckets::buckets;
 use crate::runtime::PendingDownload;
 use std::collections::HashMap;
 use xtrain_graphs::optim::{self, AdamW, BiasCorrections, LossScale, Schedule, Sgd, StepFeed, StepScalars};
@@ -96,11 +97,19 @@ pub struct Stepper<'m> {
     schedule: Schedule,
     seed: u64,
     precision: Precision,
+    /// Bytes of gradients that replicas exchange in one collective.
+    bucket_bytes: usize,
 }
 
 impl<'m> Stepper<'m> {
     pub fn new(model: &'m dyn Model, optimizer: OptimizerSettings, schedule: Schedule, seed: u64) -> Self {
-        Stepper { model, parameters: model.parameters(), optimizer, schedule, seed, precision: Precision::F32 }
+        let (parameters, precision, bucket_bytes) = (model.parameters(), Precision::F32, 0);
+        Stepper { model, parameters, optimizer, schedule, seed, precision, bucket_bytes }
+    }
+
+    /// The same with gradients exchanged in buckets of so many bytes, which matters where there are several replicas.
+    pub fn with_buckets(self, bucket_bytes: usize) -> Self {
+        Stepper { bucket_bytes, ..self }
     }
 
     /// The same with its matrix products in another precision and, where that needs it, with a scaled loss.
@@ -178,11 +187,11 @@ impl<'m> Stepper<'m> {
         recording.mark_step(&graph_name(phase.graph_name(), batch.variant.as_deref()))
     }
 
-    /// Floating-point operations of one microbatch, as [`Model::step_flops`] counts them.
+    /// Floating-point operations of one microbatch on all replicas, as [`Model::step_flops`] counts them.
     pub fn flops(&self, batch: &DeviceBatch) -> f64 {
         let [rows, tokens] = batch.size();
         let skipped = rows * tokens - batch.head_rows();
-        self.model.step_flops(rows, tokens) - self.model.head_flops(skipped)
+        batch.shards() as f64 * (self.model.step_flops(rows, tokens) - self.model.head_flops(skipped))
     }
 
     /// The step itself, on inputs that may be real or abstract.
@@ -264,8 +273,8 @@ impl<'m> Stepper<'m> {
         Ok((loss, gradients))
     }
 
-    /// Mean over the true token count, clipping by the global norm, the scale check, the optimizer's update of every parameter;
-    /// fetches the metrics. In fp16, `gradients` are those of the sum times the loss scale over `places`.
+    /// The exchange between replicas, mean over the true token count, clipping by the global norm, the scale check, the optimizer's
+    /// update of every parameter; fetches the metrics. In fp16, `gradients` are those of the sum times the loss scale over `places`.
     fn optimizer_step(
         &self,
         recording: &mut Recording,
@@ -280,6 +289,7 @@ impl<'m> Stepper<'m> {
         let feed = self.step_feed(step).to_array();
         let feed = recording.feed_host("optimizer", bytemuck::bytes_of(&feed), &Shape::new(DType::F32, [feed.len()]))?;
         let mut scalars = StepScalars::of(&feed)?;
+        let (loss, gradients) = &self.exchange(recording, loss, gradients)?;
         let one = trace.constant(1.0, DType::F32)?;
         let per_token = one.div(&loss.count.max_scalar(1.0)?)?;
         let mut factor = per_token.clone();
@@ -325,6 +335,26 @@ impl<'m> Stepper<'m> {
         let metrics = metrics.iter().map(|t| t.reshape(&[1])).collect::<xtrain_graphs::Result<Vec<_>>>()?;
         recording.fetch(METRICS, &Tensor::concat(&metrics.iter().collect::<Vec<_>>(), 0)?);
         Ok(())
+    }
+
+    /// The sums over all replicas of the loss and of each gradient, which are then the same everywhere; the loss goes with the last
+    /// bucket.
+    fn exchange(&self, recording: &Recording, loss: &LossSum, gradients: &[Tensor]) -> Result<(LossSum, Vec<Tensor>)> {
+        let Some(groups) = recording.mesh().data_groups() else {
+            return Ok((LossSum { sum: loss.sum.clone(), count: loss.count.clone() }, gradients.to_vec()));
+        };
+        let _scope = recording.trace().scope("exchange");
+        let sizes: Vec<usize> = gradients.iter().map(|gradient| gradient.shape().bytes()).collect();
+        let buckets = buckets(&sizes, self.bucket_bytes);
+        let mut sums = gradients.to_vec();
+        for (bucket, members) in buckets.iter().enumerate() {
+            for &member in members {
+                sums[member] = gradients[member].all_reduce(&groups, bucket as u32)?;
+            }
+        }
+        let last = buckets.len().saturating_sub(1) as u32;
+        let loss = LossSum { sum: loss.sum.all_reduce(&groups, last)?, count: loss.count.all_reduce(&groups, last)? };
+        Ok((loss, sums))
     }
 
     /// Decides whether the step counts, moves the loss scale on, and takes AdamW's bias corrections from the device, where the
@@ -378,15 +408,17 @@ const METRICS: &str = "metrics";
 
 /// Starts reading the metrics of a step that updated.
 pub fn read_metrics(marked: &Marked) -> Result<PendingMetrics> {
-    let buffer = marked.fetched.get(METRICS).expect("optimizer_step fetches the metrics of every updating step");
-    Ok(PendingMetrics(buffer.start_download_to()?))
+    Ok(PendingMetrics(marked.fetched(METRICS).start_download_to()?))
 }
 
-/// The random key of one microbatch: (seed, microstep).
+/// The random key of one microbatch: (seed, microstep) and, where the batch is cut for several replicas, the number of the shard.
 fn feed_randomness(recording: &mut Recording, seed: u64, microstep: u64) -> Result<Randomness> {
-    let key = [(seed ^ (seed >> 32)) as u32, microstep as u32];
-    let shape = Shape::new(DType::U32, [2]);
-    Ok(Randomness::keyed(recording.feed_host("random_key", bytemuck::bytes_of(&key), &shape)?))
+    let shards = recording.mesh().batch_shards();
+    let keys: Vec<[u32; 3]> = (0..shards as u32).map(|shard| [(seed ^ (seed >> 32)) as u32, microstep as u32, shard]).collect();
+    let words = if shards == 1 { 2 } else { 3 };
+    let shape = Shape::new(DType::U32, [words]);
+    let key = recording.feed_host_each("random_key", &shape, |replica| bytemuck::cast_slice(&keys[replica][..words]))?;
+    Ok(Randomness::keyed(key))
 }
 
 /// Every parameter of the model as a tensor of the recording.

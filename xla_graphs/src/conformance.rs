@@ -43,6 +43,7 @@ const FLOATS: &[DType] = &[F32, BF16, F16];
 const NUMBERS: &[DType] = &[F32, BF16, F16, S32, U32];
 const INTEGERS: &[DType] = &[S32, U32];
 const WORDS: &[DType] = &[Pred, S32, U32];
+const WORDS_AND_F32: &[DType] = &[S32, U32, F32];
 const ALL: &[DType] = &[F32, BF16, F16, S32, U32, U8, Pred];
 
 const fn row(hlo: &'static str, types: &'static [DType], source: &'static str) -> Row {
@@ -55,8 +56,10 @@ const NEURON: &[Row] = &[
     row("constant", ALL, "list"),
     row("iota", &[S32, U32, F32], "list"),
     row("abs", NUMBERS, "list"),
+    row("all-reduce", FLOATS, "census; integers are summed through f32: codes EVRF061"),
     row("add", NUMBERS, "list"),
     row("and", WORDS, "list"),
+    row("bitcast-convert", WORDS_AND_F32, "list"),
     row("broadcast", ALL, "list"),
     row("compare", ALL, "list"),
     row("concatenate", ALL, "list"),
@@ -207,6 +210,7 @@ fn hlo_name(op: &Op) -> String {
             Binary::ShiftRightLogical => "shift-right-logical",
             other => return format!("{other:?}").to_lowercase(),
         },
+        Op::AllReduce(_) => "all-reduce",
         Op::Compare(_) => "compare",
         Op::Bitcast(_) => "bitcast-convert",
         Op::Concat { .. } => "concatenate",

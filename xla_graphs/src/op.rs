@@ -194,7 +194,7 @@ pub enum Op {
     ScatterAddRows,
     /// Stops XLA from moving or merging work across it; the identity.
     Barrier,
-    /// Uniform 32-bit words keyed by a `u32[2]` operand (seed, step) and the place in the graph.
+    /// Uniform 32-bit words keyed by an operand `u32[2]` (seed, step) or `u32[3]` (seed, step, rows' shard) and the place in the graph.
     RandomBits {
         dims: Vec<usize>,
         place: u32,
@@ -234,6 +234,17 @@ pub enum Op {
     },
     /// The identity; no gradient goes back through it.
     StopGradient,
+    /// The sum over the replicas of each group.
+    AllReduce(Exchange),
+}
+
+/// Which replicas a collective goes between.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Exchange {
+    /// Replica numbers; every replica is in exactly one group, and all groups have one size.
+    pub groups: Vec<Vec<u32>>,
+    /// Collectives that stand side by side under one number become one instruction, so that small tensors share its cost.
+    pub bucket: u32,
 }
 
 impl Op {
@@ -273,6 +284,7 @@ impl Op {
             Op::Attention(_) => "attention".into(),
             Op::AttentionGrad { .. } => "attention_grad".into(),
             Op::StopGradient => "stop_gradient".into(),
+            Op::AllReduce(_) => "all_reduce".into(),
         }
     }
 

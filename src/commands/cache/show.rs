@@ -148,16 +148,16 @@ fn peak_text(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String
 fn optimized_module(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<Vec<u8>, Error> {
     let graph = graph(store, listed, entry)?;
     let bytes = part(store, listed, entry, Content::Executable)?;
-    cpu_client()
+    cpu_client(entry.header.key.devices())
         .and_then(|client| client.load(&bytes, signature(&graph)))
         .and_then(|executable| executable.optimized_hlo())
         .map_err(|e| Error::because("loading the executable", e))
 }
 
-/// A client to try executables on.
-pub fn cpu_client() -> crate::runtime::Result<Client> {
+/// A client to try executables on that run on so many devices.
+pub fn cpu_client(devices: usize) -> crate::runtime::Result<Client> {
     let plugin = Library::open()?.cpu_plugin()?;
-    Client::create(&plugin, &[("cpu_device_count".to_string(), OptionValue::Int(1))])
+    Client::create(&plugin, &[("cpu_device_count".to_string(), OptionValue::Int(devices as i64))])
 }
 
 pub fn signature(graph: &Graph) -> Signature {

@@ -53,9 +53,10 @@ fn check(store: &Store, listed: &Listed, client: &mut Option<Client>) -> Result<
     }
     let graph = graph.and_then(|bytes| Graph::from_bytes(&bytes).ok()).ok_or(Damage::Digest { part: "graph" })?;
     let failed = |e: crate::runtime::Error| Damage::NotLoadable(e.to_string());
+    let devices = entry.header.key.devices();
     let client = match client {
-        Some(client) => client,
-        None => client.insert(cpu_client().map_err(failed)?),
+        Some(client) if client.devices().len() >= devices => client,
+        _ => client.insert(cpu_client(devices).map_err(failed)?),
     };
     // Loading foreign code is safe, running it is not: only a run compares the whole key.
     client.load(&executable, signature(&graph)).map_err(failed)?;

@@ -4,6 +4,7 @@
 
 use super::{Check, Error, compile_and_run, failed};
 use crate::cache::CacheSettings;
+use crate::parallel::Mesh;
 use crate::runtime::Plugin;
 use crate::runtime::discover::CUDA;
 use crate::trainer::session::Session;
@@ -38,7 +39,7 @@ pub(super) fn check_neuron() -> Vec<Check> {
         "is not on PATH: libneuronxla 3 runs it to compile; install neuronx-cc and put its bin folder first",
     ));
     let found = device::neuron_plugin().map_err(failed("looking for the plugin"));
-    finish(checks, found, device::open_neuron)
+    finish(checks, found, |cache| device::open_neuron(Mesh::single(), cache))
 }
 
 /// Driver, card, compiler, plugin, device.
@@ -54,7 +55,7 @@ pub(super) fn check_cuda() -> Vec<Check> {
         "is not on PATH; the plugin also finds the one of the nvidia-cuda-nvcc wheel beside it",
     ));
     let found = CUDA.find().map_err(trainer::Error::from).map_err(failed("looking for the plugin"));
-    finish(checks, found, device::open_cuda)
+    finish(checks, found, |cache| device::open_cuda(Mesh::single(), cache))
 }
 
 /// The checks that build on each other: the first failure ends the list.

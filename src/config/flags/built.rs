@@ -200,6 +200,14 @@ pub const FLAGS: &[Flag] = &[
     flag(Section::Precision, TRAIN_EVAL, "fp16_full_eval", Kind::Bool, "false",
         "Evaluate with half-precision products whatever training uses; default: as training does"),
 
+    // Many devices.
+    flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "data_parallel", Kind::Int { min: 1 }, "1",
+        "Devices of this process that hold the same model and take different rows of each batch; on the CPU so many devices share the cores"),
+    flag(Section::Parallel, TRAIN.and(BENCH), "gradient_bucket_mb", Kind::Int { min: 0 }, "25",
+        "Replicas exchange gradients in collectives of so many MB, the last layer's first; 0: one for each tensor"),
+    flag(Section::Parallel, TRAIN, "replica_check_steps", Kind::Int { min: 0 }, "500",
+        "Compare the weights of all replicas every so many steps and at the end, and stop when they differ; 0: never"),
+
     // Logging.
     flag(Section::Logging, TRAIN, "logging_strategy", STRATEGIES, "steps",
         "When to log"),

@@ -161,7 +161,7 @@ fn donated_buffers_become_their_outputs() {
     }
 
     // Kept back for one execution, the argument survives.
-    let execution = donate.run(&[vec![&output, &b]], RunOptions { keep: &[0], launch_id: 0 }).unwrap();
+    let execution = donate.run(&[vec![&output, &b]], RunOptions { keep: &[0] }).unwrap();
     assert!(!output.is_deleted());
     assert_eq!(execution.outputs[0][0].download_to::<f32>().unwrap(), [5.0; 1024]);
     assert_eq!(output.download_to::<f32>().unwrap(), [3.0; 1024]);

@@ -1,11 +1,13 @@
-//! What hangs on the training loop, in the order in which it is called: logging, evaluating, saving.
+//! What hangs on the training loop, in the order in which it is called: logging, comparing replicas, evaluating, saving.
 
 mod evaluate;
 mod log;
+mod replicas;
 mod save;
 
 pub use evaluate::Evaluator;
 pub use log::{Logger, RunLog, Sums};
+pub use replicas::ReplicaCheck;
 pub use save::{Kept, SavedModel, Saver, trainer_state};
 
 use super::run_loop::Progress;

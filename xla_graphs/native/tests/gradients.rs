@@ -82,6 +82,7 @@ gradient_table! {
     Op::TakeRows => [0];
     Op::ScatterAddRows => [0, 2];
     Op::Barrier => [0];
+    Op::AllReduce(_) => [0];
     Op::LayerNorm { .. } => [0, 1, 2];
     Op::Gelu(xtrain_graphs::op::Gelu::Erf) => [0];
     Op::Gelu(xtrain_graphs::op::Gelu::Tanh) => [0];

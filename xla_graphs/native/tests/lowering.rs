@@ -249,3 +249,30 @@ fn a_large_graph_lowers_quickly() {
     // The goal is 200 ms on a free core in a release build; the bound leaves room for busy machines and debug builds.
     assert!(best.as_millis() < 2000, "{best:?}");
 }
+
+/// Collectives side by side in one bucket are one instruction; what used each of them still finds it.
+#[test]
+fn the_collectives_of_a_bucket_are_one_instruction() {
+    let trace = Trace::new();
+    let input = |name: &str, dims: &[usize]| trace.input(name, Shape::new(DType::F32, dims), InputRole::Feed);
+    let (a, b, c) = (input("a", &[2, 3]), input("b", &[5]), input("c", &[]));
+    let groups = [vec![0, 1], vec![2, 3]];
+    let sums: Vec<_> = [(&a, 0), (&b, 0), (&c, 1)].map(|(x, bucket)| x.all_reduce(&groups, bucket).unwrap()).into();
+    for (name, sum) in ["a", "b", "c"].iter().zip(&sums) {
+        trace.output(format!("sum of {name}"), &sum.neg().unwrap());
+    }
+    let module = module(&passes::prepare(&trace.cut("train").unwrap(), Target::Cpu).unwrap());
+    let entry = entry(&module);
+    let all: Vec<_> = entry.instructions.iter().filter(|i| i.opcode == "all-reduce").collect();
+    assert_eq!(all.iter().map(|i| i.operand_ids.len()).collect::<Vec<_>>(), [2, 1]);
+    for instruction in &all {
+        #[expect(deprecated, reason = "what the emitter writes")]
+        let groups: Vec<&[i64]> = instruction.replica_groups.iter().map(|g| &g.replica_ids[..]).collect();
+        assert_eq!(groups, [[0, 1], [2, 3]]);
+        assert_eq!(instruction.called_computation_ids, all[0].called_computation_ids, "one sum does for both");
+    }
+    assert_eq!(entry.instructions.iter().filter(|i| i.opcode == "get-tuple-element").count(), 2);
+    // XLA's own verdict on the module.
+    let text = xtrain_xla::hlo_text(&module.encode_to_vec()).unwrap();
+    assert!(text.contains("(f32[2,3]{1,0}, f32[5]{0}) all-reduce("), "{text}");
+}

@@ -18,17 +18,16 @@ const ROUNDS: usize = 13;
 const PARITY: u32 = 0x1BD1_1BDA;
 
 pub(crate) fn infer_bits(key: &Shape, dims: &[usize]) -> std::result::Result<Shape, String> {
-    expect("the key", key, DType::U32, &[2])?;
+    expect("the key", key, DType::U32, &[if key.elements() == 3 { 3 } else { 2 }])?;
     Ok(Shape::new(DType::U32, dims))
 }
 
 pub(crate) fn expand_bits(trace: &Trace, key: &Tensor, dims: &[usize], place: u32) -> Result<Tensor> {
-    let word = |i: usize| key.slice(&[i], &[i + 1])?.reshape(&[]);
-    let (k0, k1) = (word(0)?, word(1)?);
+    let (k0, k1) = (word(key, 0)?, word(key, 1)?);
     let k2 = k0.xor(&k1)?.xor(&trace.constant(f64::from(PARITY), DType::U32)?)?;
     let keys = [k0, k1, k2];
     // Counter: the element's linear index (modulo 2^32) and the place.
-    let mut x0 = linear_index(trace, dims)?.add(&keys[0])?;
+    let mut x0 = linear_index(trace, key, dims)?.add(&keys[0])?;
     let mut x1 = keys[1].add(&trace.constant(f64::from(place), DType::U32)?)?.broadcast_to(dims)?;
     for round in 0..ROUNDS {
         x0 = x0.add(&x1)?;
@@ -46,10 +45,9 @@ pub(crate) fn expand_bits(trace: &Trace, key: &Tensor, dims: &[usize], place: u3
 /// "Prospecting for hash functions", 2018: `lowbias32`). Not Threefry, so masks differ from other devices'; each is as much a pure
 /// function of the same four numbers.
 pub(crate) fn expand_mixed_bits(trace: &Trace, key: &Tensor, dims: &[usize], place: u32) -> Result<Tensor> {
-    let word = |i: usize| key.slice(&[i], &[i + 1])?.reshape(&[]);
     let place = trace.constant(f64::from(place), DType::U32)?;
-    let stream = mix(&mix(&mix(&word(0)?)?.xor(&word(1)?)?)?.xor(&place)?)?;
-    mix(&linear_index(trace, dims)?.xor(&stream)?)
+    let stream = mix(&mix(&mix(&word(key, 0)?)?.xor(&word(key, 1)?)?)?.xor(&place)?)?;
+    mix(&linear_index(trace, key, dims)?.xor(&stream)?)
 }
 
 fn mix(x: &Tensor) -> Result<Tensor> {
@@ -59,13 +57,21 @@ fn mix(x: &Tensor) -> Result<Tensor> {
     folded(&x, 16)
 }
 
-/// Each element's place in row-major order, modulo 2^32.
-fn linear_index(trace: &Trace, dims: &[usize]) -> Result<Tensor> {
+fn word(key: &Tensor, i: usize) -> Result<Tensor> {
+    key.slice(&[i], &[i + 1])?.reshape(&[])
+}
+
+/// Each element's place in row-major order, modulo 2^32: in the whole array, of which this is the shard that the key's third word
+/// names, cut along dimension 0. So replicas that share a batch draw together what one device would draw for all of it.
+fn linear_index(trace: &Trace, key: &Tensor, dims: &[usize]) -> Result<Tensor> {
     let mut index = trace.full(0.0, &Shape::new(DType::U32, dims))?;
     let mut stride = 1u32;
     for dim in (0..dims.len()).rev() {
         index = index.add(&trace.iota(DType::U32, dims, dim)?.mul_scalar(f64::from(stride))?)?;
         stride = stride.wrapping_mul(dims[dim] as u32);
+    }
+    if key.dims() == [3] {
+        index = index.add(&word(key, 2)?.mul_scalar(f64::from(stride))?)?;
     }
     Ok(index)
 }
@@ -75,14 +81,15 @@ fn rotate_left(x: &Tensor, bits: u32) -> Result<Tensor> {
     x.shift_left(&amount(bits)?)?.or(&x.shift_right_logical(&amount(32 - bits)?)?)
 }
 
-/// The random stream of one step: a key `u32[2]` of (seed, step). `None` means that nothing is dropped.
+/// The random stream of one step: a key `u32[2]` of (seed, step), or `u32[3]` with the number of the batch's shard. `None` means
+/// that nothing is dropped.
 #[derive(Clone)]
 pub struct Randomness {
     key: Option<Tensor>,
 }
 
 impl Randomness {
-    /// Dropout as configured, keyed by `key` (`u32[2]`: seed, step).
+    /// Dropout as configured, keyed by `key` (`u32[2]`: seed, step; or `u32[3]`: the shard of the batch besides).
     pub fn keyed(key: Tensor) -> Self {
         Randomness { key: Some(key) }
     }

@@ -3,6 +3,7 @@
 //! To add an operation: a variant in `op.rs`, then in one family file its shape rule, its gradient rule and the `Tensor`
 //! method that records it; primitives also need a line in the emitter, composites one in `passes/expand.rs`.
 
+mod collective;
 mod dot;
 mod elementwise;
 mod index;
@@ -58,6 +59,7 @@ pub(crate) fn infer(op: &Op, operands: &[&Shape]) -> std::result::Result<Shape, 
         Op::Attention(attention) => nn::attention::infer(attention, operands),
         Op::AttentionGrad { of, operand } => nn::attention::infer_grad(of, *operand, operands),
         Op::StopGradient => arity(1).map(|()| operands[0].clone()),
+        Op::AllReduce(exchange) => arity(1).and_then(|()| collective::infer_all_reduce(operands[0], exchange)),
     }
 }
 
@@ -106,6 +108,7 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         Op::TakeRows => index::vjp_take(v)?,
         Op::ScatterAddRows => index::vjp_scatter(v)?,
         Op::Barrier => vec![Some(v.dy.clone())],
+        Op::AllReduce(exchange) => collective::vjp_all_reduce(v, exchange)?,
         Op::LayerNorm { eps } => nn::layer_norm::vjp(v, *eps)?,
         Op::Gelu(kind) => nn::gelu::vjp(v, *kind)?,
         Op::Softmax => nn::softmax::vjp(v)?,

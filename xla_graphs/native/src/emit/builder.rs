@@ -3,8 +3,8 @@
 //! Depends on the graph being checked (`Graph::check`); what is still wrong then is reported with the node at fault before
 //! or by XLA, never by an abort in C++. Instructions that XlaBuilder has no call for go in as markers (`finish.rs`).
 
-use super::Error;
 use super::finish::{NODE_MARKER, marker};
+use super::{Error, collective};
 use xla::{ElementType, Literal, XlaBuilder, XlaComputation, XlaOp};
 use xtrain_graphs::op::{Binary, Comparison, DotDims, Op, Reduction, Scalar, Unary};
 use xtrain_graphs::{DType, Graph, GraphNode, Shape};
@@ -129,6 +129,7 @@ impl Emitter<'_> {
                 x(0).scatter(x(1), x(2), &add, &[1], &[0], &[0], 1)?
             }
             Op::Barrier => self.marker(marker::OPT_BARRIER, &[x(0)])?,
+            Op::AllReduce(exchange) => self.marker_with(collective::ALL_REDUCE, &[x(0)], &collective::attribute(exchange))?,
             Op::RandomBits { .. }
             | Op::LayerNorm { .. }
             | Op::LayerNormGrad { .. }
@@ -147,8 +148,12 @@ impl Emitter<'_> {
 
     /// A custom call with this node's result shape, which the finishing pass turns into the instruction that it names.
     fn marker(&self, name: &str, operands: &[&XlaOp]) -> Emitted {
+        self.marker_with(name, operands, &[])
+    }
+
+    fn marker_with(&self, name: &str, operands: &[&XlaOp], attribute: &[u8]) -> Emitted {
         let shape = &self.node.shape;
-        Ok(self.builder.custom_call(name, operands, element(shape.dtype), &signed(&shape.dims), &[])?)
+        Ok(self.builder.custom_call(name, operands, element(shape.dtype), &signed(&shape.dims), attribute)?)
     }
 
     fn scalar(&self, value: Scalar, dtype: DType) -> Emitted {

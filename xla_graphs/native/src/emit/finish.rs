@@ -1,12 +1,13 @@
 //! The finishing pass over XlaBuilder's module: what xla-rs cannot say.
 //!
-//! Markers are custom calls with a name of ours ([`marker`]); each is rewritten in place as the table [`REWRITES`] says. To add an
-//! instruction: its name in `marker`, a line in the table, and, if it needs more than an opcode, a function there that
+//! Markers are custom calls with a name of ours ([`marker`]); each is rewritten in place as the table [`REWRITES`] says, but for
+//! collectives, several of which may become one instruction (`collective.rs`). To add an instruction: its name in `marker`, a line in the table, and, if it needs more than an opcode, a function there that
 //! reads its attributes from the marker's `backend_config` and sets the typed fields.
 //!
 //! Before: one [`NODE_MARKER`] precedes the instructions of each node. After: no marker is left, each instruction's metadata
 //! names its operation and model path (`train/h.3.attn/dot`).
 
+use super::collective;
 use crate::proto::xla::{HloInstructionProto, HloModuleProto, OpMetadata};
 use prost::Message;
 use xtrain_graphs::{Graph, op::Op};
@@ -28,7 +29,7 @@ pub(super) mod marker {
 /// What a marker becomes: the opcode, and what else must be set from the marker's attributes.
 type Rewrite = (&'static str, &'static str, fn(&mut HloInstructionProto) -> Result<(), String>);
 
-/// Marker target, HLO opcode, attributes. Replica groups, reduce-scatter, all-gather, collective-permute and placement go here.
+/// Marker target, HLO opcode, attributes. Placement goes here.
 const REWRITES: &[Rewrite] = &[
     (marker::OPT_BARRIER, "opt-barrier", no_attributes),
     (marker::BITCAST_CONVERT, "bitcast-convert", no_attributes),
@@ -54,6 +55,7 @@ pub(super) fn finish(graph: &Graph, module: &[u8]) -> Result<Vec<u8>, String> {
             return false;
         }
         if instruction.custom_call_target.starts_with(PREFIX)
+            && instruction.custom_call_target != collective::ALL_REDUCE
             && let Err(message) = rewrite(instruction)
         {
             problem.get_or_insert(format!("{op_name}: {message}"));
@@ -61,10 +63,11 @@ pub(super) fn finish(graph: &Graph, module: &[u8]) -> Result<Vec<u8>, String> {
         instruction.metadata.get_or_insert_with(OpMetadata::default).op_name.clone_from(&op_name);
         true
     });
-    match problem {
-        None => Ok(module.encode_to_vec()),
-        Some(message) => Err(message),
+    if let Some(message) = problem {
+        return Err(message);
     }
+    collective::merge(&mut module)?;
+    Ok(module.encode_to_vec())
 }
 
 /// The attribute of a node marker, which only `builder` writes.

@@ -153,6 +153,7 @@ fn elementwise() -> Vec<(&'static str, Draw)> {
         unary!("floor", Fractional, |x| x.floor()),
         unary!("convert through f32", Grid, |x| x.convert(DType::F32)?.convert(DType::F64)),
         unary!("barrier", Any, |x| x.barrier()),
+        unary!("all-reduce of one replica", Any, |x| x.all_reduce(&[vec![0]], 0)),
         unary!("a value used three times", Any, |x| x.mul(x)?.add(x)),
         unary!("scalar operands", Any, |x| x.mul_scalar(3.0)?.add_scalar(1.0)?.max_scalar(-50.0)?.min_scalar(50.0)),
         binary!("add", Any, Any, |a, b| a.add(b)),

@@ -1,0 +1,7 @@
+//! How a run is spread over devices: the mesh of replicas, and what they exchange. Decides data; the graph's passes and the
+//! trainer act on it.
+
+pub mod buckets;
+pub mod mesh;
+
+pub use mesh::Mesh;
