@@ -14,6 +14,7 @@ mod models;
 mod precision;
 mod steady;
 mod support;
+mod target;
 mod tasks;
 mod tasks_errors;
 mod train;

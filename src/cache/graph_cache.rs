@@ -98,6 +98,10 @@ impl GraphCache {
         self.compiler.origin = origin;
     }
 
+    pub fn origin(&self) -> &Origin {
+        &self.compiler.origin
+    }
+
     pub fn stats(&self) -> CacheStats {
         self.stats
     }

@@ -56,7 +56,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         let problem = format!("--seq {} is more than the model's {positions} positions (n_positions)", plan.seq);
         return Err(Error::usage(problem, format!("set --seq {positions} or less")));
     }
-    let mut session = open_device(plan.device, &plan.cache)?;
+    let mut session = open_device(&plan.device, &plan.cache)?;
     session.cache_mut().set_origin(origin("bench", model, &[("batch", plan.batch.to_string()), ("seq", plan.seq.to_string())]));
     let placing = Instant::now();
     loaded.place(&mut session, plan.seed)?;

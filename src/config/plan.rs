@@ -3,6 +3,8 @@
 
 use crate::cache::CacheSettings;
 use crate::data::settings::{ClmDataSettings, ClsDataSettings, MlmDataSettings, SourceSettings};
+use crate::trainer::device::DeviceSettings;
+use crate::trainer::gpu::Gpu;
 use crate::trainer::settings::{Precision, TrainSettings};
 use std::fmt;
 use std::path::PathBuf;
@@ -96,6 +98,13 @@ impl fmt::Display for Device {
     }
 }
 
+/// Which device, and how it is opened.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DevicePlan {
+    pub kind: Device,
+    pub settings: DeviceSettings,
+}
+
 /// Where the model comes from.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ModelSource {
@@ -152,7 +161,9 @@ impl TaskPlan {
 /// `xtrain train`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainPlan {
-    pub device: Device,
+    pub device: DevicePlan,
+    /// A card that is not there, to compile for; only where nothing runs.
+    pub target: Option<Gpu>,
     pub cache: CacheSettings,
     pub model: ModelSource,
     /// A directory with the tokenizer's files, or a `tokenizer.json`.
@@ -205,7 +216,7 @@ impl TrainPlan {
 /// `xtrain eval`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvalPlan {
-    pub device: Device,
+    pub device: DevicePlan,
     pub cache: CacheSettings,
     pub model: ModelSource,
     pub tokenizer: PathBuf,
@@ -223,7 +234,7 @@ pub struct EvalPlan {
 /// `xtrain predict cls`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PredictPlan {
-    pub device: Device,
+    pub device: DevicePlan,
     pub cache: CacheSettings,
     pub model: ModelSource,
     pub tokenizer: PathBuf,
@@ -239,7 +250,7 @@ pub struct PredictPlan {
 /// `xtrain generate`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GeneratePlan {
-    pub device: Device,
+    pub device: DevicePlan,
     pub cache: CacheSettings,
     pub model: PathBuf,
     pub tokenizer: PathBuf,
@@ -261,7 +272,7 @@ pub enum Sampling {
 /// `xtrain bench`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BenchPlan {
-    pub device: Device,
+    pub device: DevicePlan,
     pub cache: CacheSettings,
     pub model: ModelSource,
     pub batch: usize,
@@ -276,14 +287,14 @@ pub struct BenchPlan {
 /// `xtrain doctor`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DoctorPlan {
-    pub device: Device,
+    pub device: DevicePlan,
     pub json: bool,
 }
 
 /// `xtrain quickstart`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QuickstartPlan {
-    pub device: Device,
+    pub device: DevicePlan,
     pub cache: CacheSettings,
     /// Replaced as the run goes on if it is the command's own default; a directory that the user named was seen to be empty, or
     /// may be overwritten.
@@ -317,9 +328,10 @@ pub enum CacheAction {
         older: Option<String>,
         newer: String,
     },
-    /// These, or all if there are none.
+    /// These, or all if there are none; those of this device are loaded.
     Verify {
         ids: Vec<String>,
+        device: DevicePlan,
     },
     Prune(PruneRules),
     /// These, or all if there are none.

@@ -58,6 +58,10 @@ pub(crate) fn infer(op: &Op, operands: &[&Shape]) -> std::result::Result<Shape, 
         Op::Attention(attention) => nn::attention::infer(attention, operands),
         Op::AttentionGrad { of, operand } => nn::attention::infer_grad(of, *operand, operands),
         Op::StopGradient => arity(1).map(|()| operands[0].clone()),
+        Op::FusedAttention(of) => nn::fused_attention::infer(of, operands),
+        Op::FusedAttentionGrad(of) => nn::fused_attention::infer_grad(of, operands),
+        // The emitter compares it with the call's.
+        Op::Part { shape, .. } => arity(1).map(|()| shape.clone()),
     }
 }
 
@@ -117,7 +121,10 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         | Op::GeluGrad(_)
         | Op::SoftmaxGrad
         | Op::CrossEntropyGrad { .. }
-        | Op::AttentionGrad { .. } => return Ok(None),
+        | Op::AttentionGrad { .. }
+        | Op::FusedAttention(_)
+        | Op::FusedAttentionGrad(_)
+        | Op::Part { .. } => return Ok(None),
     };
     Ok(Some(grads))
 }

@@ -5,6 +5,7 @@
 //! must be prepared (`xtrain_graphs::passes::prepare`): composites are refused. Equal graph bytes give equal module bytes.
 
 mod builder;
+mod cudnn;
 mod finish;
 
 use xtrain_graphs::Graph;
