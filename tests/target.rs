@@ -2,7 +2,6 @@
 //! plugin that `XTRAIN_TEST_CUDA_PLUGIN` names (`tests/cuda_wheels` fetches one), and said to be skipped without.
 
 use crate::support::{Command, Run, xtrain};
-use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use xtrain::runtime::Library;
@@ -181,22 +180,4 @@ fn cudnn_takes_the_attention_calls() {
         let train = run.stdout.split("train for").nth(1).unwrap().to_string();
         assert_eq!(value(&train, "attention"), "4 cuDNN calls", "{words}");
     }
-}
-
-#[test]
-fn the_largest_batch_of_a_card_fits_it() {
-    let Some(plugin) = cuda_plugin() else { return };
-    let bench = Bench::new(plugin);
-    let answer = |words: &str| {
-        let run = bench.run(&format!("fit clm --device cuda --json {words}"));
-        run.succeeded();
-        serde_json::from_str::<Value>(run.stdout.trim()).unwrap()
-    };
-    let number = |answer: &Value, name: &str| answer[name].as_u64().unwrap_or_else(|| panic!("{name}: {answer}"));
-    let small = answer("--target a100-40g --memory 256MiB");
-    assert_eq!(small["target"], "a100-40g");
-    assert!(number(&small, "peak_bytes") <= 256 << 20 && number(&small, "peak_bytes") > 200 << 20, "{small}");
-    let low = answer("--target a100-40g --memory 256MiB --bf16");
-    let sizes = [&small, &low].map(|answer| number(answer, "per_device_train_batch_size"));
-    assert!(sizes[1] > sizes[0], "16 bits need less: {sizes:?}");
 }
