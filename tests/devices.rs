@@ -318,7 +318,7 @@ fn planted_violations_are_found_with_their_layer() {
     assert!(conformance::check(&fine, NEURON).is_empty());
     assert!(conformance::check(&plain(unary(Unary::Erf), &[f32s(&[4])], f32s(&[4])), Target::Cpu).is_empty());
     let bf16 = plain(dot(DType::F32), &[of(DType::BF16), of(DType::BF16)], f32s(&[]));
-    assert!(conformance::check(&bf16, Target::Cuda { capability: 90 }).is_empty());
-    let found = conformance::check(&bf16, Target::Cuda { capability: 75 });
+    assert!(conformance::check(&bf16, Target::Cuda { capability: 90, fused_attention: true }).is_empty());
+    let found = conformance::check(&bf16, Target::Cuda { capability: 75, fused_attention: true });
     assert!(found[0].to_string().contains("compute capability 8.0, this card has 7.5"), "{}", found[0]);
 }

@@ -15,6 +15,7 @@ mod parallel;
 mod precision;
 mod steady;
 mod support;
+mod target;
 mod tasks;
 mod tasks_errors;
 mod train;

@@ -197,7 +197,7 @@ impl Compiler {
     }
 }
 
-fn signature(graph: &Graph) -> Signature {
+pub(super) fn signature(graph: &Graph) -> Signature {
     Signature::new(
         graph.inputs.iter().map(|i| i.shape.clone()).collect::<Vec<_>>(),
         (0..graph.outputs.len()).map(|i| graph.output_shape(i).clone()).collect::<Vec<_>>(),
@@ -216,7 +216,7 @@ fn memory(executable: &Executable) -> Option<Memory> {
 }
 
 /// The data of a step with its shapes, the largest rank first.
-fn feeds(graph: &Graph) -> Vec<String> {
+pub(super) fn feeds(graph: &Graph) -> Vec<String> {
     let mut feeds: Vec<_> = graph.inputs.iter().filter(|input| input.role == InputRole::Feed).collect();
     feeds.sort_by_key(|input| std::cmp::Reverse(input.shape.rank()));
     feeds.iter().map(|input| format!("{} {}", input.name, input.shape)).collect()

@@ -48,6 +48,8 @@ pub enum Content {
     Graph,
     Module,
     Executable,
+    /// The module as the compiler left it, where the executable cannot be asked: it was compiled for a device that is not there.
+    OptimizedModule,
 }
 
 impl Content {
@@ -56,6 +58,7 @@ impl Content {
             Content::Graph => "graph",
             Content::Module => "HLO module",
             Content::Executable => "executable",
+            Content::OptimizedModule => "optimized HLO module",
         }
     }
 }

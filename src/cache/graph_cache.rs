@@ -107,6 +107,10 @@ impl GraphCache {
         self.origin = origin;
     }
 
+    pub fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
     pub fn stats(&self) -> CacheStats {
         self.stats
     }

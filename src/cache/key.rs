@@ -6,7 +6,7 @@
 
 use super::machine::Machine;
 use crate::checkpoint::hash;
-use crate::runtime::{Client, CompileOptions, Library};
+use crate::runtime::{Client, CompileOptions, Library, Plugin, Topology};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
@@ -22,6 +22,9 @@ pub const DONATION: &str = "donation";
 const COMPILE_OPTIONS: &str = "compile options";
 pub const COMPILER: &str = "compiler";
 pub const DEVICE: &str = "device";
+const TOPOLOGY: &str = "topology";
+/// Ends the device of what was compiled for one that is not there.
+const COMPILE_CHECK: &str = "(compile check)";
 const CPU_FEATURES: &str = "CPU features";
 
 /// One reason why an executable fits or does not.
@@ -88,25 +91,18 @@ impl Surroundings {
         options: &CompileOptions,
         target: Target,
     ) -> Result<Surroundings, crate::runtime::Error> {
-        let plugin = client.plugin();
-        let attributes = plugin.attributes().iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ");
-        let (major, minor) = plugin.api_version();
         let kinds: BTreeSet<&str> = client.devices().iter().map(|device| device.kind()).collect();
         let kinds = kinds.into_iter().collect::<Vec<_>>().join(", ");
         let (all, own) = (client.devices().len(), client.addressable_devices().len());
-        let mut parts = vec![
-            Part::new(LOWERING, format!("{target:?} {}", &xtrain_graphs::LOWERING[..16]).to_lowercase()),
-            Part::new(COMPILE_OPTIONS, describe(options)?),
-            Part::new("XLA_FLAGS", std::env::var("XLA_FLAGS").unwrap_or_default()),
-            Part::new(COMPILER, library.version()),
-            Part::new("plugin", format!("{} PJRT {major}.{minor} {attributes}", client.platform_version())),
+        let mut parts = compiler_parts(library, (client.plugin(), client.platform_version()), options, target)?;
+        parts.extend([
             // The CPU's kind is its platform's name again.
             Part::new(
                 DEVICE,
                 if kinds == client.platform_name() { kinds } else { format!("{} {kinds}", client.platform_name()) },
             ),
-            Part::new("topology", format!("{own} of {all} devices, process {}", client.process_index())),
-        ];
+            Part::new(TOPOLOGY, format!("{own} of {all} devices, process {}", client.process_index())),
+        ]);
         if client.platform_name() == "cpu" {
             let machine = Machine::this();
             parts.push(Part::new("CPU", machine.cpu));
@@ -117,12 +113,54 @@ impl Surroundings {
         Ok(Surroundings { parts })
     }
 
+    /// For devices that are not there: `device` names them, `description` is what the plugin was told of them. No part of a
+    /// client's key begins as the device and the topology do here, so that no run can load what nobody has tuned.
+    pub fn of_topology(
+        library: &Library,
+        topology: &Topology,
+        (device, description): (&str, &str),
+        options: &CompileOptions,
+        target: Target,
+    ) -> Result<Surroundings, crate::runtime::Error> {
+        let mut parts = compiler_parts(library, (topology.plugin(), topology.platform_version()), options, target)?;
+        parts.extend([
+            Part::new(DEVICE, format!("{} {device} {COMPILE_CHECK}", topology.platform_name())),
+            Part::new(TOPOLOGY, "no device: compiled by description, not tuned"),
+            Part::new("device description", &hash::sha256(description.as_bytes())[..16]),
+            Part::new("cache format", FORMAT_VERSION.to_string()),
+        ]);
+        Ok(Surroundings { parts })
+    }
+
     pub fn key(&self, graph: &Graph) -> Key {
         let donated: Vec<&str> = graph.aliases().map(|(name, ..)| name).collect();
         let donation = format!("{} inputs {}", donated.len(), &hash::sha256(donated.join("\n").as_bytes())[..16]);
         let own = [Part::new(GRAPH, graph.fingerprint().to_string()), Part::new(DONATION, donation)];
         Key { parts: own.into_iter().chain(self.parts.iter().cloned()).collect() }
     }
+}
+
+/// Whether what is stored under a key was compiled for a device that was not there.
+pub fn is_compile_check(key: &Key) -> bool {
+    key.value(DEVICE).is_some_and(|device| device.ends_with(COMPILE_CHECK))
+}
+
+/// What turns a graph into code, whatever it is for.
+fn compiler_parts(
+    library: &Library,
+    (plugin, platform_version): (&Plugin, &str),
+    options: &CompileOptions,
+    target: Target,
+) -> Result<Vec<Part>, crate::runtime::Error> {
+    let attributes = plugin.attributes().iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ");
+    let (major, minor) = plugin.api_version();
+    Ok(vec![
+        Part::new(LOWERING, format!("{target:?} {}", &xtrain_graphs::LOWERING[..16]).to_lowercase()),
+        Part::new(COMPILE_OPTIONS, describe(options)?),
+        Part::new("XLA_FLAGS", std::env::var("XLA_FLAGS").unwrap_or_default()),
+        Part::new(COMPILER, library.version()),
+        Part::new("plugin", format!("{platform_version} PJRT {major}.{minor} {attributes}")),
+    ])
 }
 
 /// Options as text: the serialized bytes decide, the fields in front are for people.

@@ -1,7 +1,7 @@
 //! Compiled graphs: nothing is compiled twice, in this process or in the next, and every compile can be explained.
 //!
 //! Reading order: [`GraphCache`] (what this process has), `compiler` (from disk, else compiled), `key` (what decides whether a stored executable fits),
-//! `entry` (one file), `store` (a directory of them), `lock` (one process compiles, the others wait), `explain` (why not found).
+//! `entry` (one file), `store` (a directory of them), `target_cache` (for a device that is not there), `lock` (one process compiles, the others wait), `explain` (why not found).
 
 pub mod archive;
 mod compiler;
@@ -13,13 +13,15 @@ mod key;
 mod lock;
 mod machine;
 mod store;
+mod target_cache;
 
 pub use entry::{Content, Damage, Entry, Header, Memory, Origin, Stored};
 pub use error::Error;
 pub use explain::{Explanation, first_difference, nearest};
 pub use graph_cache::{CacheStats, CompiledGraph, GraphCache};
-pub use key::{COMPILER, DEVICE, FORMAT_VERSION, Key, Part};
+pub use key::{COMPILER, DEVICE, FORMAT_VERSION, Key, Part, is_compile_check};
 pub use store::{Listed, Store, age, now};
+pub use target_cache::{AbsentDevice, CheckedGraph, TargetCache};
 
 use std::path::PathBuf;
 

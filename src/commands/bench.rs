@@ -57,7 +57,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         let problem = format!("--seq {} is more than the model's {positions} positions (n_positions)", plan.seq);
         return Err(Error::usage(problem, format!("set --seq {positions} or less")));
     }
-    let mut session = open_device(plan.device, plan.mesh, &plan.cache)?;
+    let mut session = open_device(&plan.device, plan.mesh, &plan.cache)?;
     let shards = plan.mesh.batch_shards();
     let shape = [("batch", plan.batch.to_string()), ("seq", plan.seq.to_string()), ("data_parallel", shards.to_string())];
     session.cache_mut().set_origin(origin("bench", model, &shape));

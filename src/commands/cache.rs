@@ -16,7 +16,7 @@ pub fn run(plan: CachePlan) -> Result<Outcome, Error> {
         CacheAction::Path => println!("{}", store.dir().display()),
         CacheAction::Show { id, form } => show::show(&store, &id, form)?,
         CacheAction::Explain { older, newer } => show::explain(&store, older.as_deref(), &newer)?,
-        CacheAction::Verify { ids } => upkeep::verify(&store, &ids)?,
+        CacheAction::Verify { ids, device } => upkeep::verify(&store, &ids, &device)?,
         CacheAction::Prune(rules) => upkeep::prune(&store, &rules)?,
         CacheAction::Export { file, ids } => upkeep::export(&store, &file, &ids)?,
         CacheAction::Import { file } => upkeep::import(&store, &file)?,

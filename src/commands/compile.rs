@@ -1,12 +1,15 @@
 //! `xtrain compile clm`: compiles and stores every graph that a training run with the same flags will use, or with `--check`
-//! compares each with what the device's compiler is known to take, for which neither the device nor its plugin has to be there.
+//! compares each with what the device's compiler is known to take, for which neither the device nor its plugin has to be there. For
+//! a card that is not there (`--target`): `target`.
 
 use super::model::failed;
 use super::train::Prepared;
-use super::{Error, Outcome, fit};
+use super::{Error, Outcome, fit, target};
 use crate::config::{CompilePlan, Device, TrainPlan};
 use crate::report::units::bytes;
 use crate::trainer::ahead::{compile_all, record_all};
+use crate::trainer::cuda::LEAST_CAPABILITY;
+use crate::trainer::gpu::Gpu;
 use crate::trainer::step::Stepper;
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
 use xtrain_graphs::{NeuronChip, Target, conformance, passes};
@@ -18,6 +21,9 @@ const SHOWN: usize = 10;
 pub fn run(CompilePlan { train: mut plan, jobs, check: only_check }: CompilePlan) -> Result<Outcome, Error> {
     if only_check {
         return check(plan);
+    }
+    if plan.target.is_some() {
+        return target::compile(plan);
     }
     if plan.cache.dir.is_none() {
         return Err(Error::failed("there is nowhere to keep the graphs: --compile_cache is false"));
@@ -48,13 +54,16 @@ pub(super) fn stepper<'m>(plan: &TrainPlan, model: &'m dyn Model) -> Stepper<'m>
 
 /// Lowers every graph for the device and says what of it its compiler is not known to take.
 fn check(plan: TrainPlan) -> Result<Outcome, Error> {
-    let target = match plan.device {
+    let target = match plan.device.kind {
         Device::Cpu => Target::Cpu,
-        Device::Cuda => Target::Cuda { capability: 80 },
+        Device::Cuda => {
+            let capability = plan.target.map_or(LEAST_CAPABILITY, Gpu::capability);
+            Target::Cuda { capability, fused_attention: !plan.device.settings.plain_attention }
+        }
         Device::Neuron => Target::Neuron(NeuronChip::Trn1),
     };
     // The graphs are only recorded, which the CPU's session can do for any device.
-    let mut prepared = Prepared::new(&TrainPlan { device: Device::Cpu, ..plan.clone() }, false)?;
+    let mut prepared = Prepared::new(&target::recorder(&plan), false)?;
     let shapes = prepared.shapes(&plan);
     let model = &*prepared.loaded.model;
     let graphs =

@@ -1,18 +1,20 @@
 //! `xtrain doctor`: checks, in the order in which a run would need them, that everything is there and works.
 
 mod accelerator;
+mod cuda;
 
 use super::model::failed;
 use super::{Error, Outcome};
-use crate::cache::CacheSettings;
+use crate::cache::{CacheSettings, TargetCache};
 use crate::config::{Device, DoctorPlan};
 use crate::parallel::Mesh;
 use crate::report::units::bytes;
 use crate::runtime::Library;
+use crate::trainer::session::Session;
 use crate::trainer::{ceiling, device};
 use serde_json::json;
 use std::time::Instant;
-use xtrain_graphs::{DType, Precision, Shape};
+use xtrain_graphs::{DType, InputRole, Precision, Shape, Trace};
 
 /// One line of the report.
 struct Check {
@@ -23,10 +25,10 @@ struct Check {
 }
 
 pub fn run(plan: DoctorPlan) -> Result<Outcome, Error> {
-    let checks = match plan.device {
+    let checks = match plan.device.kind {
         Device::Cpu => check_cpu(),
-        Device::Cuda => accelerator::check_cuda(),
-        Device::Neuron => accelerator::check_neuron(),
+        Device::Cuda => cuda::check(&plan.device.settings),
+        Device::Neuron => accelerator::check_neuron(&plan.device.settings),
     };
     for check in checks.iter().filter(|_| !plan.json) {
         match &check.found {
@@ -39,7 +41,7 @@ pub fn run(plan: DoctorPlan) -> Result<Outcome, Error> {
             Ok(found) => json!({"check": c.name, "ok": true, "found": found}),
             Err(reason) => json!({"check": c.name, "ok": false, "reason": reason}),
         };
-        println!("{}", json!({"device": plan.device.to_string(), "checks": checks.iter().map(entry).collect::<Vec<_>>()}));
+        println!("{}", json!({"device": plan.device.kind.to_string(), "checks": checks.iter().map(entry).collect::<Vec<_>>()}));
     }
     match checks.iter().find(|c| c.found.is_err()) {
         None => Ok(Outcome::Done),
@@ -92,9 +94,18 @@ fn check_cpu() -> Vec<Check> {
     checks
 }
 
+/// Compiles the same sum for a device that is not there.
+fn compile_only(cache: &mut TargetCache) -> crate::trainer::Result<String> {
+    let trace = Trace::new();
+    let x = trace.input("x", Shape::new(DType::F32, [4]), InputRole::Feed);
+    trace.output("sum", &x.mul(&x)?.sum_all()?);
+    let checked = cache.check(&trace.cut("doctor")?)?;
+    Ok(format!("in {:.2} s", checked.ready_time.as_secs_f64()))
+}
+
 /// A small graph with a known answer.
-fn compile_and_run(session: &mut crate::trainer::session::Session) -> Result<String, Error> {
-    let sum = |session: &mut crate::trainer::session::Session| -> crate::trainer::Result<Vec<f32>> {
+fn compile_and_run(session: &mut Session) -> Result<String, Error> {
+    let sum = |session: &mut Session| -> crate::trainer::Result<Vec<f32>> {
         let mut recording = session.begin();
         let values = [1.0f32, 2.0, 3.0, 4.0];
         let x = recording.feed_host("x", bytemuck::cast_slice(&values), &Shape::new(DType::F32, [4]))?;

@@ -14,7 +14,7 @@ pub fn run(plan: EvalPlan) -> Result<Outcome, Error> {
     let tokenizer = Tokenizer::load(&plan.tokenizer).map_err(failed("loading the tokenizer"))?;
     let (loaded, task, _) = load_task(&plan.task, &plan.model, tokenizer, Purpose::Use, Head::Saved, plan.disable_tqdm)?;
     let model = &*loaded.model;
-    let mut session = open_device(plan.device, plan.mesh, &plan.cache)?;
+    let mut session = open_device(&plan.device, plan.mesh, &plan.cache)?;
     let mut settings = task.settings();
     settings.push(("per_device_eval_batch_size", plan.per_device_eval_batch_size.to_string()));
     session.set_eval_precision(plan.precision);

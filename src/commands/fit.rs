@@ -2,23 +2,28 @@
 
 use super::compile::stepper;
 use super::model::failed;
+use super::target::AbsentGpu;
 use super::train::{Prepared, run_shapes};
-use super::{Error, Outcome};
+use super::{Error, Outcome, target};
 use crate::config::{FitPlan, TrainPlan};
 use crate::report::table::Table;
 use crate::report::units::{bytes, exact};
 use crate::runtime::Library;
-use crate::trainer::ahead::compile_all;
+use crate::trainer::ahead::{compile_all, record_all};
 use crate::trainer::fit::{Footprint, footprint, largest_batch};
+use crate::trainer::gpu::Gpu;
+use crate::trainer::step::Stepper;
 use serde_json::json;
-use xtrain_graphs::BACKWARD;
+use xtrain_graphs::{BACKWARD, Graph};
 
 pub fn run(FitPlan { train: mut plan, scale_from, json }: FitPlan) -> Result<Outcome, Error> {
-    let mut prepared = Prepared::new(&plan, false)?;
+    let recorder = plan.target.map(|_| target::recorder(&plan));
+    let mut prepared = Prepared::new(recorder.as_ref().unwrap_or(&plan), false)?;
+    let mut absent = AbsentGpu::of(&plan, &prepared)?;
     let budget = budget(&plan, &prepared)?;
-    let found = search(&plan, &mut prepared, budget)?;
+    let found = search(&plan, &mut prepared, absent.as_mut(), budget)?;
     plan.train.per_device_train_batch_size = found.batch;
-    let split = split(&plan, &mut prepared, &found)?;
+    let split = split(&plan, &mut prepared, absent.as_mut(), &found)?;
     let examples = plan.train.examples_per_step() as u64;
     let scaled = scale_from.map(|(rate, at)| (rate, at, rate * examples as f64 / at as f64));
     if json {
@@ -31,55 +36,65 @@ pub fn run(FitPlan { train: mut plan, scale_from, json }: FitPlan) -> Result<Out
             "weights_bytes": split.weights,
             "moments_bytes": split.moments,
             "accumulated_gradients_bytes": split.accumulated,
-            "batch_bytes": found.data,
+            "batch_bytes": split.data,
             "activations_bytes": split.activations,
             "temporaries_bytes": split.temporaries,
             "learning_rate": scaled.map(|(.., rate)| rate),
+            "target": plan.target.map(Gpu::name),
         });
         println!("{results}");
         return Ok(Outcome::Done);
     }
     let mut table = Table::pairs();
-    table.heading(format!("the largest batch within {}", bytes(budget)));
+    let card = plan.target.map_or(String::new(), |gpu| format!(" of {}", gpu.name()));
+    table.heading(format!("the largest batch within {}{card}", bytes(budget)));
     table.row(["per_device_train_batch_size".to_string(), exact(found.batch as u64)]);
     table.row(["examples per step".to_string(), exact(examples)]);
     if let Some((rate, at, scaled)) = scaled {
         table.row(["learning_rate".to_string(), format!("{scaled:e} ({rate:e} at {at} examples, in proportion)")]);
     }
     table.heading(format!("{} at the peak, in `{}`", bytes(found.peak), found.graph));
-    for (name, n) in [
-        ("weights", split.weights),
-        ("moments", split.moments),
-        ("accumulated gradients", split.accumulated),
-        ("batch and results", found.data),
-        ("activations", split.activations),
-        ("other temporaries", split.temporaries),
-    ] {
+    for (name, n) in split.rows() {
         table.row([name.to_string(), bytes(n)]);
     }
     print!("{}", table.render());
-    eprintln!("{}", prepared.session.cache().stats());
+    match &absent {
+        Some(absent) => absent.tell(),
+        None => eprintln!("{}", prepared.session.cache().stats()),
+    }
     Ok(Outcome::Done)
 }
 
 /// Puts the batch size that fits where `auto` stands. A run that continues finds the size that it began with, or is refused as
 /// any other change of batch is.
 pub(super) fn resolve_auto(plan: &mut TrainPlan, prepared: &mut Prepared) -> Result<(), Error> {
+    resolve_auto_for(plan, prepared, None)
+}
+
+/// As `resolve_auto`, for a card that is not there if one is given.
+pub(super) fn resolve_auto_for(
+    plan: &mut TrainPlan,
+    prepared: &mut Prepared,
+    absent: Option<&mut AbsentGpu>,
+) -> Result<(), Error> {
     if !plan.auto_batch || !plan.do_train {
         return Ok(());
     }
     let budget = budget(plan, prepared)?;
-    let found = search(plan, prepared, budget)?;
+    let found = search(plan, prepared, absent, budget)?;
     eprintln!("per_device_train_batch_size is {}: {} of {} at the peak", found.batch, bytes(found.peak), bytes(budget));
     plan.train.per_device_train_batch_size = found.batch;
     Ok(())
 }
 
-/// What was asked for, else the device's own limit, else four fifths of the machine's memory. Not of what happens to be free:
+/// What was asked for, else what a card that is not there would leave to a run, else the device's own limit, else four fifths of the machine's memory. Not of what happens to be free:
 /// the same command must find the same batch tomorrow.
 fn budget(plan: &TrainPlan, prepared: &Prepared) -> Result<u64, Error> {
     if let Some(memory) = plan.memory {
         return Ok(memory);
+    }
+    if let Some(gpu) = plan.target {
+        return Ok(gpu.usable_memory());
     }
     let device = prepared.session.client().addressable_devices().next().and_then(|device| device.memory());
     let limit = device.and_then(|memory| memory.bytes_limit).map(|limit| limit.max(0) as u64);
@@ -88,13 +103,19 @@ fn budget(plan: &TrainPlan, prepared: &Prepared) -> Result<u64, Error> {
     })
 }
 
-fn search(plan: &TrainPlan, prepared: &mut Prepared, budget: u64) -> Result<Footprint, Error> {
+fn search(
+    plan: &TrainPlan,
+    prepared: &mut Prepared,
+    mut absent: Option<&mut AbsentGpu>,
+    budget: u64,
+) -> Result<Footprint, Error> {
     let Prepared { loaded, session, task, train, validation, .. } = prepared;
     let model = &*loaded.model;
     let stepper = stepper(plan, model);
     let found = largest_batch(budget, |batch| {
         let shapes = run_shapes(plan, task, (train.as_ref(), validation.as_ref()), batch);
-        let one = footprint(session, model, &stepper, &shapes, batch)?;
+        let absent = absent.as_mut().map(|absent| &mut absent.graphs);
+        let one = footprint(session, absent, model, &stepper, &shapes, batch)?;
         eprintln!("batch {batch}: {} at the peak", bytes(one.peak));
         Ok(one)
     });
@@ -112,42 +133,71 @@ fn search(plan: &TrainPlan, prepared: &mut Prepared, budget: u64) -> Result<Foot
     })
 }
 
-/// The peak by what it is for.
-struct Split {
-    weights: u64,
-    moments: u64,
-    accumulated: u64,
+/// The peak by what it is for, in bytes.
+pub(super) struct Split {
+    pub weights: u64,
+    pub moments: u64,
+    pub accumulated: u64,
+    pub data: u64,
     /// Of the temporaries: what the forward pass left for the backward pass.
-    activations: u64,
-    temporaries: u64,
+    pub activations: u64,
+    pub temporaries: u64,
+}
+
+impl Split {
+    /// Looks into the optimized module (a serialized HloModuleProto) of the graph that a footprint is of.
+    pub fn of(stepper: &Stepper, found: &Footprint, module: &[u8]) -> Result<Split, Error> {
+        let peak = Library::open().and_then(|library| library.live_buffers(module));
+        let peak = peak.map_err(failed("reading the compiled module"))?;
+        let forward = |op_name: &str| {
+            let path = op_name.split_once('/').map_or("", |(_, path)| path);
+            ![BACKWARD, "optimizer", "accumulate", "outputs"].iter().any(|other| path.starts_with(other)) && !path.is_empty()
+        };
+        let activations: u64 = peak.buffers.iter().filter(|b| forward(&b.op_name)).map(|b| b.bytes).sum();
+        // The walk over the module and the compiler's own figure differ a little; the latter is the one that adds up.
+        let activations =
+            if peak.bytes == 0 { 0 } else { (activations as f64 / peak.bytes as f64 * found.temporaries as f64) as u64 };
+        let weights = stepper.weight_bytes();
+        let without = stepper.state_bytes(false);
+        Ok(Split {
+            weights,
+            moments: without - weights,
+            accumulated: found.state - without,
+            data: found.data,
+            activations,
+            temporaries: found.temporaries - activations,
+        })
+    }
+
+    /// With names for a table.
+    pub fn rows(&self) -> [(&'static str, u64); 6] {
+        [
+            ("weights", self.weights),
+            ("moments", self.moments),
+            ("accumulated gradients", self.accumulated),
+            ("batch and results", self.data),
+            ("activations", self.activations),
+            ("other temporaries", self.temporaries),
+        ]
+    }
 }
 
 /// Compiles the run's graphs with the batch that was found, so that the run itself compiles nothing, and looks into the one that
 /// decides.
-fn split(plan: &TrainPlan, prepared: &mut Prepared, found: &Footprint) -> Result<Split, Error> {
+fn split(plan: &TrainPlan, prepared: &mut Prepared, absent: Option<&mut AbsentGpu>, found: &Footprint) -> Result<Split, Error> {
     let shapes = prepared.shapes(plan);
     let model = &*prepared.loaded.model;
     let stepper = stepper(plan, model);
+    let decides = |graph: &Graph| graph.name == found.graph;
+    if let Some(absent) = absent {
+        let graphs = record_all(&mut prepared.session, model, &stepper, &shapes).map_err(failed("recording the graphs"))?;
+        let graph = graphs.into_iter().find(decides).expect("it is one of the run's graphs");
+        let checked = absent.graphs.check(&graph).map_err(failed("compiling the graphs"))?;
+        return Split::of(&stepper, found, &checked.module);
+    }
     let graphs = compile_all(&mut prepared.session, model, &stepper, &shapes, 1, &mut |_| ());
     let graphs = graphs.map_err(failed("compiling the graphs"))?;
     let decides = graphs.iter().find(|graph| graph.name == found.graph).expect("it is one of the run's graphs");
-    let peak = decides.executable.optimized_hlo().and_then(|module| Library::open()?.live_buffers(&module));
-    let peak = peak.map_err(failed("reading the compiled module"))?;
-    let forward = |op_name: &str| {
-        let path = op_name.split_once('/').map_or("", |(_, path)| path);
-        ![BACKWARD, "optimizer", "accumulate", "outputs"].iter().any(|other| path.starts_with(other)) && !path.is_empty()
-    };
-    let activations: u64 = peak.buffers.iter().filter(|b| forward(&b.op_name)).map(|b| b.bytes).sum();
-    // The walk over the module and the compiler's own figure differ a little; the latter is the one that adds up.
-    let activations =
-        if peak.bytes == 0 { 0 } else { (activations as f64 / peak.bytes as f64 * found.temporaries as f64) as u64 };
-    let weights = stepper.weight_bytes();
-    let without = stepper.state_bytes(false);
-    Ok(Split {
-        weights,
-        moments: without - weights,
-        accumulated: found.state - without,
-        activations,
-        temporaries: found.temporaries - activations,
-    })
+    let module = decides.executable.optimized_hlo().map_err(failed("reading the compiled module"))?;
+    Split::of(&stepper, found, &module)
 }

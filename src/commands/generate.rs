@@ -12,7 +12,7 @@ pub fn run(plan: GeneratePlan) -> Result<Outcome, Error> {
     let loaded = LoadedModel::causal(&ModelSource::Pretrained { directory: plan.model.clone() }, None)?;
     tokenizer.check_vocab(loaded.model.vocab_size()).map_err(failed("matching tokenizer and model"))?;
     let prompt = tokenizer.encode(&plan.prompt).map_err(failed("tokenizing the prompt"))?;
-    let mut session = open_device(plan.device, Mesh::single(), &plan.cache)?;
+    let mut session = open_device(&plan.device, Mesh::single(), &plan.cache)?;
     let tokens = (prompt.len() + plan.max_new_tokens).min(loaded.model.max_positions());
     session.cache_mut().set_origin(origin("generate", &*loaded.model, &[("tokens of prompt and answer", tokens.to_string())]));
     loaded.place(&mut session, plan.seed)?;

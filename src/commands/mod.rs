@@ -15,6 +15,7 @@ mod model;
 mod predict;
 mod quickstart;
 mod resume;
+mod target;
 mod task;
 mod train;
 

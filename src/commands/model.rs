@@ -3,27 +3,27 @@
 use super::Error;
 use crate::cache::{CacheSettings, Origin};
 use crate::checkpoint::{Weights, hash, hf};
-use crate::config::{ConfigSource, Device, ModelSource, nearest};
+use crate::config::{ConfigSource, Device, DevicePlan, ModelSource, nearest};
 use crate::data::tokenizer::Tokenizer;
 use crate::parallel::Mesh;
-use crate::trainer::device;
 use crate::trainer::parameters::{self, Head};
 use crate::trainer::session::Session;
+use crate::trainer::{cuda, device};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use xtrain_models::{Config, Model, Task};
 
 /// Opens the devices that were asked for, one a replica, with the cache of compiled graphs, whose place is told once in a process.
-pub fn open_device(device: Device, mesh: Mesh, cache: &CacheSettings) -> Result<Session, Error> {
+pub fn open_device(device: &DevicePlan, mesh: Mesh, cache: &CacheSettings) -> Result<Session, Error> {
     static TOLD: Once = Once::new();
     if let Some(dir) = &cache.dir {
         TOLD.call_once(|| eprintln!("compiled-graph cache: {}", dir.display()));
     }
-    match device {
+    match device.kind {
         Device::Cpu => device::open_cpu(mesh, cache.clone()).map_err(failed("opening the CPU device")),
-        Device::Cuda => device::open_cuda(mesh, cache.clone()).map_err(failed("opening the CUDA device")),
-        Device::Neuron => device::open_neuron(mesh, cache.clone()).map_err(failed("opening the Neuron device")),
+        Device::Cuda => cuda::open_cuda(&device.settings, mesh, cache.clone()).map_err(failed("opening the CUDA device")),
+        Device::Neuron => device::open_neuron(&device.settings, mesh, cache.clone()).map_err(failed("opening the Neuron device")),
     }
 }
 

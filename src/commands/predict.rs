@@ -22,7 +22,7 @@ pub fn run(plan: PredictPlan) -> Result<Outcome, Error> {
     let tokenizer = Tokenizer::load(&plan.tokenizer).map_err(failed("loading the tokenizer"))?;
     let task_plan = TaskPlan::Cls(plan.data);
     let (loaded, task, _) = load_task(&task_plan, &plan.model, tokenizer, Purpose::Use, Head::Saved, plan.disable_tqdm)?;
-    let mut session = open_device(plan.device, Mesh::single(), &plan.cache)?;
+    let mut session = open_device(&plan.device, Mesh::single(), &plan.cache)?;
     let mut settings = task.settings();
     settings.push(("per_device_eval_batch_size", plan.per_device_eval_batch_size.to_string()));
     session.cache_mut().set_origin(origin("predict cls", &*loaded.model, &settings));

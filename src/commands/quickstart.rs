@@ -42,7 +42,7 @@ pub fn run(plan: QuickstartPlan) -> Result<Outcome, Error> {
 
     println!("4. a sample, continuing {PROMPT:?}:\n");
     generate::run(GeneratePlan {
-        device: plan.device,
+        device: plan.device.clone(),
         cache: plan.cache.clone(),
         model: dir.clone(),
         tokenizer: dir.clone(),
@@ -69,7 +69,8 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
     overrides.extend(["embd_pdrop", "attn_pdrop", "resid_pdrop"].map(|key| (key.to_string(), 0.0.into())));
     let steps = plan.max_steps.unwrap_or(STEPS);
     TrainPlan {
-        device: plan.device,
+        target: None,
+        device: plan.device.clone(),
         cache: plan.cache.clone(),
         model: ModelSource::Scratch { model_type: None, config: ConfigSource::Preset("gpt2"), overrides },
         tokenizer: tokenizer.to_path_buf(),

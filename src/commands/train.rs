@@ -95,7 +95,7 @@ impl Prepared {
         let (loaded, task, tokenizer) =
             load_task(&plan.task, &plan.model, tokenizer, purpose, if plan.do_train { head } else { Head::Saved }, plan.quiet())?;
         check_best(&plan.train, &*loaded.model, &task)?;
-        let mut session = open_device(plan.device, plan.train.mesh, &plan.cache)?;
+        let mut session = open_device(&plan.device, plan.train.mesh, &plan.cache)?;
         let command = format!("train {}", plan.task.word());
         session.set_eval_precision(plan.train.eval_precision);
         session.cache_mut().set_origin(origin(&command, &*loaded.model, &graph_settings(plan, &task)));

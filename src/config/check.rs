@@ -14,6 +14,7 @@ type Verdict = Result<(), UsageError>;
 
 /// Refuses every illegal combination.
 pub fn check(typed: &Typed) -> Verdict {
+    device(typed)?;
     match typed.command {
         command if Commands::TRAIN.contains(command) => {
             precision(typed)?;
@@ -37,6 +38,7 @@ pub fn check(typed: &Typed) -> Verdict {
             evaluation(typed)
         }
         command if Commands::FIT.contains(command) => {
+            precision(typed)?;
             if !resolve::do_train(typed) {
                 return refuse("fit looks for a training batch, and --do_eval alone trains nothing", "add --do_train");
             }
@@ -142,6 +144,37 @@ fn train_has_something_to_do(typed: &Typed) -> Verdict {
         return refuse("--output_dir is missing", "add --output_dir DIR, where the model, checkpoints and logs go");
     }
     Ok(())
+}
+
+/// What belongs to a device goes with it alone. The cards that are known by name are NVIDIA's.
+fn device(typed: &Typed) -> Verdict {
+    let device = typed.text("device").unwrap_or_default();
+    if let (Some(card), true) = (typed.text("target"), device != "cuda") {
+        return refuse(format!("--target {card} is an NVIDIA card, but --device is {device}"), "add --device cuda");
+    }
+    if typed.is_given("plugin") && device == "cpu" {
+        return refuse("--plugin names an accelerator's plugin, but --device is cpu", "add --device cuda or --device neuron");
+    }
+    let of_cuda = ["gpu_memory_fraction", "visible_devices", "xla_options"].into_iter().find(|name| typed.is_given(name));
+    if let (Some(name), true) = (of_cuda, device != "cuda") {
+        return refuse(format!("--{name} is for NVIDIA cards, but --device is {device}"), "add --device cuda, or leave it out");
+    }
+    if typed.float("gpu_memory_fraction") == Some(0.0) {
+        return refuse("--gpu_memory_fraction 0 leaves a run no memory", "raise it; 0.9 is usual");
+    }
+    if let Some(Err(part)) = typed.text("visible_devices").map(|text| resolve::device_numbers(&text)) {
+        return refuse(
+            format!("--visible_devices: `{part}` is not the number of a GPU, or is named twice"),
+            "write it as 0 or 0,1, as nvidia-smi numbers them",
+        );
+    }
+    match typed.text("xla_options").map(|text| resolve::xla_options(&text)) {
+        Some(Err(part)) => refuse(
+            format!("--xla_options: `{part}` is not of the form xla_NAME=VALUE"),
+            "write it as xla_gpu_enable_triton_gemm=false,xla_gpu_graph_min_graph_size=1",
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// One 16-bit type at a time.

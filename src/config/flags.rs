@@ -211,7 +211,7 @@ pub const COMMANDS: [CommandInfo; 26] = [
     CommandInfo {
         id: Commands::CACHE_VERIFY,
         words: "cache verify",
-        about: "Check the digests of all stored graphs and whether their executables load here",
+        about: "Check the digests of all stored graphs and whether those of the device load on it",
         examples: "xtrain cache verify",
     },
     CommandInfo {

@@ -25,9 +25,9 @@ mod typed;
 pub use error::{Advice, Origin, UsageError};
 pub use nearest::nearest;
 pub use plan::{
-    BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, Device, DoctorPlan, EvalPlan, FitPlan, GeneratePlan,
-    MODEL_TYPES, ModelSource, PRESETS, PredictPlan, PruneRules, QuickstartPlan, Sampling, ShowForm, TaskPlan, TrainPlan,
-    is_encoder,
+    BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, Device, DevicePlan, DoctorPlan, EvalPlan, FitPlan,
+    GeneratePlan, MODEL_TYPES, ModelSource, PRESETS, PredictPlan, PruneRules, QuickstartPlan, Sampling, ShowForm, TaskPlan,
+    TrainPlan, is_encoder,
 };
 
 use std::ffi::OsString;

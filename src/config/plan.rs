@@ -4,6 +4,8 @@
 use crate::cache::CacheSettings;
 use crate::data::settings::{ClmDataSettings, ClsDataSettings, MlmDataSettings, SourceSettings};
 use crate::parallel::Mesh;
+use crate::trainer::device::DeviceSettings;
+use crate::trainer::gpu::Gpu;
 use crate::trainer::settings::{Precision, TrainSettings};
 use std::fmt;
 use std::path::PathBuf;
@@ -97,6 +99,13 @@ impl fmt::Display for Device {
     }
 }
 
+/// Which device, and how it is opened.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DevicePlan {
+    pub kind: Device,
+    pub settings: DeviceSettings,
+}
+
 /// Where the model comes from.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ModelSource {
@@ -153,7 +162,9 @@ impl TaskPlan {
 /// `xtrain train`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainPlan {
-    pub device: Device,
+    pub device: DevicePlan,
+    /// A card that is not there, to compile for; only where nothing runs.
+    pub target: Option<Gpu>,
     pub cache: CacheSettings,
     pub model: ModelSource,
     /// A directory with the tokenizer's files, or a `tokenizer.json`.
@@ -206,7 +217,7 @@ impl TrainPlan {
 /// `xtrain eval`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvalPlan {
-    pub device: Device,
+    pub device: DevicePlan,
     pub cache: CacheSettings,
     pub model: ModelSource,
     pub tokenizer: PathBuf,
@@ -225,7 +236,7 @@ pub struct EvalPlan {
 /// `xtrain predict cls`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PredictPlan {
-    pub device: Device,
+    pub device: DevicePlan,
     pub cache: CacheSettings,
     pub model: ModelSource,
     pub tokenizer: PathBuf,
@@ -241,7 +252,7 @@ pub struct PredictPlan {
 /// `xtrain generate`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GeneratePlan {
-    pub device: Device,
+    pub device: DevicePlan,
     pub cache: CacheSettings,
     pub model: PathBuf,
     pub tokenizer: PathBuf,
@@ -263,7 +274,7 @@ pub enum Sampling {
 /// `xtrain bench`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BenchPlan {
-    pub device: Device,
+    pub device: DevicePlan,
     pub cache: CacheSettings,
     pub model: ModelSource,
     /// Examples of each replica.
@@ -281,14 +292,14 @@ pub struct BenchPlan {
 /// `xtrain doctor`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DoctorPlan {
-    pub device: Device,
+    pub device: DevicePlan,
     pub json: bool,
 }
 
 /// `xtrain quickstart`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QuickstartPlan {
-    pub device: Device,
+    pub device: DevicePlan,
     pub cache: CacheSettings,
     /// Replaced as the run goes on if it is the command's own default; a directory that the user named was seen to be empty, or
     /// may be overwritten.
@@ -322,9 +333,10 @@ pub enum CacheAction {
         older: Option<String>,
         newer: String,
     },
-    /// These, or all if there are none.
+    /// These, or all if there are none; those of this device are loaded.
     Verify {
         ids: Vec<String>,
+        device: DevicePlan,
     },
     Prune(PruneRules),
     /// These, or all if there are none.

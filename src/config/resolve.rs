@@ -10,9 +10,13 @@ use crate::data::settings::{
     ClmDataSettings, ClsDataSettings, MlmDataSettings, OnBadRow, PaddingSettings, Quoting, SourceSettings, TableSettings,
 };
 use crate::parallel::Mesh;
+use crate::runtime::OverrideValue;
+use crate::trainer::device::DeviceSettings;
+use crate::trainer::gpu::Gpu;
 use crate::trainer::settings::{
     BestRule, Cadence, EarlyStopping, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind, TrainSettings,
 };
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 const CHECKED: &str = "check() refuses a command without it";
@@ -42,6 +46,7 @@ pub fn resolve(typed: &Typed) -> Command {
 fn train_plan(typed: &Typed) -> TrainPlan {
     TrainPlan {
         device: device(typed),
+        target: typed.text("target").and_then(|name| Gpu::named(&name)),
         cache: cache(typed),
         model: model(typed),
         tokenizer: tokenizer(typed),
@@ -144,12 +149,53 @@ fn quickstart_plan(typed: &Typed) -> QuickstartPlan {
     }
 }
 
-fn device(typed: &Typed) -> Device {
-    match typed.text("device").expect(DEFAULTED).as_str() {
+fn device(typed: &Typed) -> DevicePlan {
+    let kind = match typed.text("device").expect(DEFAULTED).as_str() {
         "cuda" => Device::Cuda,
         "neuron" => Device::Neuron,
         _ => Device::Cpu,
+    };
+    let settings = DeviceSettings {
+        plugin: typed.path("plugin"),
+        memory_fraction: typed.float("gpu_memory_fraction"),
+        visible_devices: typed.text("visible_devices").map(|text| device_numbers(&text).expect(CHECKED)).unwrap_or_default(),
+        plain_attention: typed.text("attn_implementation").as_deref() == Some("eager"),
+        xla_options: typed.text("xla_options").map(|text| xla_options(&text).expect(CHECKED)).unwrap_or_default(),
+    };
+    DevicePlan { kind, settings }
+}
+
+/// The numbers in `0,2`. The error is the part that is none, or that is named twice.
+pub fn device_numbers(text: &str) -> Result<Vec<i64>, String> {
+    let mut numbers = Vec::new();
+    for part in text.split(',').map(str::trim) {
+        match part.parse::<i64>() {
+            Ok(number) if number >= 0 && !numbers.contains(&number) => numbers.push(number),
+            _ => return Err(part.to_string()),
+        }
     }
+    Ok(numbers)
+}
+
+/// Splits `xla_gpu_enable_triton_gemm=false,xla_gpu_graph_min_graph_size=1`. XLA wants each value in its option's own type, which is
+/// the one that it is written in. The error is the part that is not of this form.
+pub fn xla_options(text: &str) -> Result<BTreeMap<String, OverrideValue>, String> {
+    let option = |part: &str| -> Option<(String, OverrideValue)> {
+        let (name, value) = part.split_once('=')?;
+        let name = name.trim().trim_start_matches("--");
+        let known = name.starts_with("xla_") && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+        let value = match value.trim() {
+            "true" => OverrideValue::Bool(true),
+            "false" => OverrideValue::Bool(false),
+            text => match (text.parse::<i64>(), text.parse::<f64>()) {
+                (Ok(n), _) => OverrideValue::Int(n),
+                (_, Ok(x)) => OverrideValue::Double(x),
+                _ => OverrideValue::String(text.to_string()),
+            },
+        };
+        known.then(|| (name.to_string(), value))
+    };
+    text.split(',').map(|part| option(part).ok_or_else(|| part.trim().to_string())).collect()
 }
 
 fn mesh(typed: &Typed) -> Mesh {
@@ -352,7 +398,7 @@ fn cache_plan(typed: &Typed) -> CachePlan {
             let older = (ids.len() > 1).then(|| ids[0].clone());
             CacheAction::Explain { older, newer: ids.last().expect(CHECKED).clone() }
         }
-        Commands::CACHE_VERIFY => CacheAction::Verify { ids },
+        Commands::CACHE_VERIFY => CacheAction::Verify { ids, device: device(typed) },
         Commands::CACHE_PRUNE => CacheAction::Prune(PruneRules {
             older_than: typed.float("older_than"),
             max_size: typed.int("max_size").map(i64::unsigned_abs),

@@ -2,6 +2,7 @@
 
 use super::error::{Error, Result};
 use super::ffi::{self, CStruct, PjrtDevice};
+use super::options::{OptionValue, read_named};
 use super::plugin::{PluginInner, string};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ pub struct Device {
     process_index: i32,
     local_hardware_id: i32,
     kind: String,
+    attributes: Vec<(String, OptionValue)>,
     addressable: bool,
 }
 
@@ -61,6 +63,13 @@ impl Device {
             plugin.call(&mut kind)?;
             string(kind.kind, kind.kind_size)
         };
+        let mut attributes = ffi::DescriptionAttributes { description, ..Default::default() };
+        // SAFETY: as above; the values belong to the description and are copied at once.
+        let attributes = match unsafe { plugin.call(&mut attributes) } {
+            Ok(()) => unsafe { read_named(attributes.attributes, attributes.num_attributes) },
+            Err(e) if e.is_unimplemented() => Vec::new(),
+            Err(e) => return Err(e),
+        };
         let mut local = ffi::DeviceLocalHardwareId { device: raw, ..Default::default() };
         // SAFETY: the device is alive. Plugins may not know this id, then it is -1 by the header's own convention.
         let local_hardware_id = match unsafe { plugin.call(&mut local) } {
@@ -76,6 +85,7 @@ impl Device {
             process_index: process.process_index,
             local_hardware_id,
             kind,
+            attributes,
             addressable: addressable.is_addressable,
         })
     }
@@ -97,6 +107,11 @@ impl Device {
     /// What kind of device it is, in the vendor's words.
     pub fn kind(&self) -> &str {
         &self.kind
+    }
+
+    /// What the vendor tells of it under a name (XLA:GPU: `compute_capability`, `core_count`, ...).
+    pub fn attribute(&self, name: &str) -> Option<&OptionValue> {
+        self.attributes.iter().find(|(own, _)| own == name).map(|(_, value)| value)
     }
 
     /// Whether this process can use it (in a run of several processes each sees all devices).

@@ -1,7 +1,7 @@
 //! Where the vendors' PJRT plugins are: AWS's for Neuron, jax's for CUDA. Both come in Python wheels, of which only the shared
 //! library is used; no Python runs.
 //!
-//! A variable that names the file wins and must be right. Else the virtual environment that is active, then the vendor's own
+//! A flag or a variable that names the file wins and must be right. Else the virtual environment that is active, then the vendor's own
 //! environments, then the system's Python. Every place that was looked at is in the error.
 
 use super::error::{Error, Result};
@@ -27,7 +27,7 @@ pub const NEURON: Vendor = Vendor {
     variable: "NEURON_LIBRARY_PATH",
     files: &["libneuronxla/libneuronpjrt.so"],
     environments: &[("/opt", "aws_neuronx_venv_")],
-    install: "install libneuronxla 3.0 or newer from AWS's package index, or set NEURON_LIBRARY_PATH to libneuronpjrt.so",
+    install: "install libneuronxla 3.0 or newer from AWS's package index, or name libneuronpjrt.so by --plugin or NEURON_LIBRARY_PATH",
 };
 
 /// jax's plugin for XLA:GPU.
@@ -36,14 +36,15 @@ pub const CUDA: Vendor = Vendor {
     variable: "XTRAIN_CUDA_PLUGIN",
     files: &["jax_plugins/xla_cuda13/xla_cuda_plugin.so", "jax_plugins/xla_cuda12/xla_cuda_plugin.so"],
     environments: &[],
-    install: "install jax-cuda13-plugin (pip, with its NVIDIA libraries: jax[cuda13]), or set XTRAIN_CUDA_PLUGIN to xla_cuda_plugin.so",
+    install: "install jax-cuda13-plugin (pip, with its NVIDIA libraries: jax[cuda13]), or name xla_cuda_plugin.so by --plugin or \
+              XTRAIN_CUDA_PLUGIN",
 };
 
 impl Vendor {
-    /// The plugin's file.
-    pub fn find(&self) -> Result<PathBuf> {
+    /// The plugin's file: the one that was named, by `told` or else by the variable, or the first that is found.
+    pub fn find(&self, told: Option<&Path>) -> Result<PathBuf> {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        self.search(set(self.variable), set("VIRTUAL_ENV"), Path::new("/"))
+        self.search(told.map(Path::to_path_buf).or_else(|| set(self.variable)), set("VIRTUAL_ENV"), Path::new("/"))
     }
 
     fn search(&self, chosen: Option<PathBuf>, environment: Option<PathBuf>, root: &Path) -> Result<PathBuf> {

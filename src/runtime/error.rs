@@ -26,6 +26,15 @@ pub enum Error {
     )]
     NeuronVersion { path: PathBuf, found: String },
 
+    #[error(
+        "XLA's compiler for NVIDIA cards needs ptxas and libdevice.10.bc of CUDA {major}; looked at:{tried}\n{install}, or set CUDA_HOME \
+         to a CUDA {major} toolkit"
+    )]
+    CudaTools { tried: String, install: String, major: i64 },
+
+    #[error("the device says that its {name} is `{found}`, not {wanted}; the plugin is broken or of another version")]
+    DeviceAttribute { name: &'static str, found: String, wanted: &'static str },
+
     #[error("{variable}={value}: {reason}")]
     Environment { variable: &'static str, value: String, reason: &'static str },
 
@@ -242,6 +251,26 @@ fn hint(code: Code, message: &str) -> &'static str {
         Code::InvalidArgument if message.contains("size: expected") => {
             " (the plugin was built for a different version of the PJRT C API: install the version that xtrain's documentation names)"
         }
-        _ => "",
+        _ => CUDA_HINTS.iter().find(|(sign, _)| message.contains(sign)).map_or("", |(_, hint)| hint),
     }
 }
+
+/// What XLA:GPU says, by a part of it, and what to do about it.
+const CUDA_HINTS: [(&str, &str); 5] = [
+    (
+        "No visible GPU devices",
+        " (no NVIDIA GPU can be used here: nvidia-smi must list one, and CUDA_VISIBLE_DEVICES and --visible_devices must not hide it; \
+         without a GPU, `xtrain compile --device cuda --target h200` compiles for one)",
+    ),
+    (
+        "driver version is insufficient",
+        " (the driver is too old for the plugin's CUDA: CUDA 13 needs driver 580 or newer, CUDA 12 driver 525; update the driver, or install \
+         jax-cuda12-plugin)",
+    ),
+    ("No PTX compilation provider", " (ptxas was not found: install nvidia-cuda-nvcc beside the plugin, or set CUDA_HOME)"),
+    ("libdevice", " (libdevice.10.bc was not found: install nvidia-nvvm beside the plugin, or set CUDA_HOME)"),
+    (
+        "cuDNN",
+        " (cuDNN did not take an operation or is missing: see `xtrain doctor --device cuda`; --attn_implementation eager does without)",
+    ),
+];

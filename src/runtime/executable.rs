@@ -2,15 +2,13 @@
 
 use super::buffer::Buffer;
 use super::client::ClientInner;
+use super::description::{CompiledMemory, Description, Owner};
 use super::error::{Error, Result};
 use super::event::Event;
-use super::ffi::{self, Call, PjrtBuffer, PjrtEvent, PjrtExecutable, PjrtLoadedExecutable};
-use super::options::{OptionValue, read_named};
-use super::plugin::{array, bytes, string};
+use super::ffi::{self, Call, PjrtBuffer, PjrtEvent, PjrtLoadedExecutable};
+use super::plugin::{array, string};
 use super::signature::Signature;
-use prost::Message;
 use std::collections::BTreeMap;
-use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
@@ -39,24 +37,6 @@ pub struct RunOptions<'a> {
     pub keep: &'a [usize],
 }
 
-/// The compiler's account of memory on one device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CompiledMemory {
-    pub argument_bytes: i64,
-    pub output_bytes: i64,
-    /// Part of both arguments and outputs: donated memory.
-    pub alias_bytes: i64,
-    pub temp_bytes: i64,
-    pub generated_code_bytes: i64,
-}
-
-impl CompiledMemory {
-    /// What the device needs while the module runs. (The plugins' own peak counts arguments only, on some.)
-    pub fn peak(&self) -> i64 {
-        self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
-    }
-}
-
 impl Executable {
     /// Takes a loaded executable over and makes sure that its outputs are the signature's.
     ///
@@ -74,9 +54,10 @@ impl Executable {
         let mut get = ffi::LoadedExecutableGetExecutable { loaded_executable: loaded.raw(), ..Default::default() };
         // SAFETY: the loaded executable is alive; the result is a handle of its own.
         unsafe { client.call(&mut get) }?;
-        let description = NonNull::new(get.executable)
-            .ok_or_else(|| plugin.answer(ffi::LoadedExecutableGetExecutable::SLOT, "gave no executable"))?;
-        let description = Description { raw: description, client: client.clone() };
+        // SAFETY: the description is new and nobody else has it.
+        let description = unsafe {
+            Description::from_raw(get.executable, Owner::Client(client.clone()), ffi::LoadedExecutableGetExecutable::SLOT)
+        }?;
         description.check_outputs(&signature)?;
 
         let mut devices = ffi::LoadedExecutableAddressableDevices { executable: loaded.raw(), ..Default::default() };
@@ -223,97 +204,36 @@ impl Executable {
 
     /// The compiled code as bytes for [`super::Client::load`].
     pub fn serialize(&self) -> Result<Vec<u8>> {
-        let mut args = ffi::ExecutableSerialize { executable: self.description.raw(), ..Default::default() };
-        // SAFETY: the executable is alive.
-        unsafe { self.call(&mut args) }.map_err(|e| e.during("serializing an executable"))?;
-        // SAFETY: the bytes live until their backing is deleted, just below, once, and are copied before.
-        let copy = unsafe { bytes(args.bytes, args.bytes_size) }.to_vec();
-        if let Some(deleter) = args.deleter {
-            // SAFETY: the plugin's own deleter on its own object, called once.
-            unsafe { deleter(args.backing) };
-        }
-        Ok(copy)
+        self.description.serialize()
     }
 
     /// The plugin's fingerprint: equal for equal code, options and compiler. Bytes as text; not every plugin's is readable.
     pub fn fingerprint(&self) -> Result<String> {
-        let mut args = ffi::ExecutableFingerprint { executable: self.description.raw(), ..Default::default() };
-        // SAFETY: the executable is alive and owns the text, which is copied at once.
-        match unsafe { self.call(&mut args) } {
-            Ok(()) => return Ok(unsafe { string(args.fingerprint, args.fingerprint_size) }),
+        match self.description.fingerprint() {
             Err(e) if e.is_unimplemented() => {}
-            Err(e) => return Err(e),
+            told => return told,
         }
         let mut args = ffi::LoadedExecutableFingerprint { executable: self.loaded.raw(), ..Default::default() };
-        // SAFETY: as above, for the older call.
+        // SAFETY: the executable is alive and owns the text, which is copied at once. This is the older call.
         unsafe {
-            self.call(&mut args)?;
+            self.loaded.client.call(&mut args)?;
             Ok(string(args.fingerprint, args.fingerprint_size))
         }
     }
 
     /// The compiler's account of memory on one device.
     pub fn memory_stats(&self) -> Result<CompiledMemory> {
-        let mut args = ffi::ExecutableGetCompiledMemoryStats { executable: self.description.raw(), ..Default::default() };
-        // SAFETY: the executable is alive; all outputs are numbers.
-        unsafe { self.call(&mut args) }?;
-        Ok(CompiledMemory {
-            argument_bytes: args.argument_size,
-            output_bytes: args.output_size,
-            alias_bytes: args.alias_size,
-            temp_bytes: args.temp_size,
-            generated_code_bytes: args.generated_code_size,
-        })
+        self.description.memory_stats()
     }
 
     /// The compiler's estimate of work (`flops`, `bytes accessed`, ...). The body of a loop is counted once.
     pub fn cost_analysis(&self) -> Result<BTreeMap<String, f64>> {
-        let mut args = ffi::ExecutableGetCostAnalysis { executable: self.description.raw(), ..Default::default() };
-        // SAFETY: the executable is alive and owns the values, which are copied at once.
-        let values = unsafe {
-            self.call(&mut args)?;
-            read_named(args.properties, args.num_properties)
-        };
-        let number = |(name, value)| match value {
-            OptionValue::Float(v) => Some((name, f64::from(v))),
-            OptionValue::Int(v) => Some((name, v as f64)),
-            _ => None,
-        };
-        Ok(values.into_iter().filter_map(number).collect())
+        self.description.cost_analysis()
     }
 
     /// The module as it runs, after all passes: a serialized HloModuleProto.
     pub fn optimized_hlo(&self) -> Result<Vec<u8>> {
-        let mut program = ffi::Program::default();
-        let mut args =
-            ffi::ExecutableOptimizedProgram { executable: self.description.raw(), program: &mut program, ..Default::default() };
-        // SAFETY: with no memory for the code, the call only tells its size.
-        unsafe { self.call(&mut args) }?;
-        let mut code = vec![0u8; program.code_size];
-        program.code = code.as_mut_ptr().cast();
-        // SAFETY: the code fits into the memory given, by the plugin's own word.
-        unsafe { self.call(&mut args) }?;
-        // SAFETY: the format is a constant of the plugin's.
-        let format = unsafe { string(program.format, program.format_size) };
-        match format.as_str() {
-            "hlo" => Ok(code),
-            "hlo_with_config" => {
-                let wrapped =
-                    ModuleWithConfig::decode(code.as_slice()).map_err(|e| Error::ModuleBytes { reason: e.to_string() })?;
-                Ok(wrapped.module)
-            }
-            other => {
-                let reason = format!("its optimized program is in the format \"{other}\", not HLO");
-                Err(self.loaded.client.plugin.inner.answer(ffi::ExecutableOptimizedProgram::SLOT, reason))
-            }
-        }
-    }
-
-    /// # Safety
-    /// As for `PluginInner::call`.
-    unsafe fn call<A: Call>(&self, args: &mut A) -> Result<()> {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.loaded.client.call(args) }
+        self.description.optimized_hlo()
     }
 }
 
@@ -322,13 +242,6 @@ impl std::fmt::Debug for Executable {
         let (inputs, outputs) = (self.signature.inputs.len(), self.signature.outputs.len());
         write!(f, "Executable({inputs} inputs, {outputs} outputs, devices {:?})", self.devices)
     }
-}
-
-/// `HloModuleProtoWithConfig`, of which only the module is wanted.
-#[derive(Clone, PartialEq, prost::Message)]
-struct ModuleWithConfig {
-    #[prost(bytes = "vec", tag = "1")]
-    module: Vec<u8>,
 }
 
 /// Owns the handle that runs.
@@ -352,66 +265,5 @@ impl Drop for Loaded {
     fn drop(&mut self) {
         // SAFETY: this handle owns the executable; this is its last use. Executions under way hold the code themselves.
         let _ = unsafe { self.client.call(&mut ffi::LoadedExecutableDestroy { executable: self.raw(), ..Default::default() }) };
-    }
-}
-
-/// Owns the handle that answers questions.
-struct Description {
-    raw: NonNull<PjrtExecutable>,
-    client: Arc<ClientInner>,
-}
-
-// SAFETY: an executable may be used and destroyed from any thread.
-unsafe impl Send for Description {}
-// SAFETY: its calls are thread-safe.
-unsafe impl Sync for Description {}
-
-impl Description {
-    fn raw(&self) -> *mut PjrtExecutable {
-        self.raw.as_ptr()
-    }
-
-    /// Count, types and dimensions of the outputs; the last two only from plugins that tell them.
-    fn check_outputs(&self, signature: &Signature) -> Result<()> {
-        let mut count = ffi::ExecutableNumOutputs { executable: self.raw(), ..Default::default() };
-        // SAFETY: the executable is alive.
-        unsafe { self.client.call(&mut count) }?;
-        // The plugin will write this many handles into our memory at each execution.
-        if count.num_outputs != signature.outputs.len() {
-            return Err(Error::SignatureCount { side: "output", module: count.num_outputs, signature: signature.outputs.len() });
-        }
-        let mut types = ffi::ExecutableOutputElementTypes { executable: self.raw(), ..Default::default() };
-        let mut dims = ffi::ExecutableOutputDimensions { executable: self.raw(), ..Default::default() };
-        // SAFETY: the executable is alive and owns both arrays for as long.
-        let told = unsafe { self.client.call(&mut types).and_then(|()| self.client.call(&mut dims)) };
-        match told {
-            Ok(()) => {}
-            Err(e) if e.is_unimplemented() => return Ok(()),
-            Err(e) => return Err(e),
-        }
-        // SAFETY: the lengths are the plugin's own; the dimensions of all outputs lie one after another.
-        let (types, dims) = unsafe {
-            let ranks = array(dims.dim_sizes, dims.num_outputs);
-            let all = array(dims.dims, ranks.iter().sum());
-            let mut at = 0;
-            let mut split = Vec::with_capacity(ranks.len());
-            for &rank in ranks {
-                split.push(all[at..at + rank].to_vec());
-                at += rank;
-            }
-            (array::<c_int>(types.types, types.num_types), split)
-        };
-        if types.len() != dims.len() {
-            let reason = format!("tells {} output types but {} output dimensions", types.len(), dims.len());
-            return Err(self.client.plugin.inner.answer(ffi::ExecutableOutputDimensions::SLOT, reason));
-        }
-        signature.check_outputs(types, &dims)
-    }
-}
-
-impl Drop for Description {
-    fn drop(&mut self) {
-        // SAFETY: this handle owns the executable's description; this is its last use.
-        let _ = unsafe { self.client.call(&mut ffi::ExecutableDestroy { executable: self.raw(), ..Default::default() }) };
     }
 }

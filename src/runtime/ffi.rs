@@ -21,7 +21,7 @@ macro_rules! opaque {
     )*};
 }
 opaque!(Extension, PjrtError, PjrtEvent, PjrtClient, PjrtDevice, PjrtDescription, PjrtMemory);
-opaque!(PjrtExecutable, PjrtLoadedExecutable, PjrtBuffer, PjrtExecuteContext, PjrtSerialized);
+opaque!(PjrtExecutable, PjrtLoadedExecutable, PjrtBuffer, PjrtExecuteContext, PjrtSerialized, PjrtTopology);
 
 /// A struct of the C interface that carries its own size.
 pub trait CStruct: Default {
@@ -360,6 +360,9 @@ calls! {
     DeviceDescription_Id => DescriptionId { description: *mut PjrtDescription, id: c_int }
     DeviceDescription_ProcessIndex => DescriptionProcessIndex { description: *mut PjrtDescription, process_index: c_int }
     DeviceDescription_Kind => DescriptionKind { description: *mut PjrtDescription, kind: *const c_char, kind_size: usize }
+    DeviceDescription_Attributes => DescriptionAttributes {
+        description: *mut PjrtDescription, num_attributes: usize, attributes: *const NamedValue,
+    }
     Device_GetDescription => DeviceGetDescription { device: *mut PjrtDevice, description: *mut PjrtDescription }
     Device_IsAddressable => DeviceIsAddressable { device: *mut PjrtDevice, is_addressable: bool }
     Device_LocalHardwareId => DeviceLocalHardwareId { device: *mut PjrtDevice, local_hardware_id: c_int }
@@ -376,6 +379,23 @@ calls! {
         largest_free_block_bytes: i64, largest_free_block_bytes_is_set: bool,
         pool_bytes: i64, pool_bytes_is_set: bool,
         peak_pool_bytes: i64, peak_pool_bytes_is_set: bool,
+    }
+
+    TopologyDescription_Create => TopologyCreate {
+        topology_name: *const c_char, topology_name_size: usize, create_options: *const NamedValue, num_options: usize,
+        topology: *mut PjrtTopology,
+    }
+    TopologyDescription_Destroy => TopologyDestroy { topology: *mut PjrtTopology }
+    TopologyDescription_PlatformName => TopologyPlatformName {
+        topology: *mut PjrtTopology, name: *const c_char, name_size: usize,
+    }
+    TopologyDescription_PlatformVersion => TopologyPlatformVersion {
+        topology: *mut PjrtTopology, version: *const c_char, version_size: usize,
+    }
+    Compile => Compile {
+        topology: *const PjrtTopology, program: *const Program,
+        compile_options: *const c_char, compile_options_size: usize,
+        client: *mut PjrtClient, executable: *mut PjrtExecutable,
     }
 
     Executable_Destroy => ExecutableDestroy { executable: *mut PjrtExecutable }

@@ -4,10 +4,32 @@ use super::error::{Error, Result};
 use super::session::Session;
 use crate::cache::{CacheSettings, GraphCache};
 use crate::parallel::Mesh;
-use crate::runtime::discover::{CUDA, NEURON, Vendor, package_version};
-use crate::runtime::{Client, CompileOptions, Library, OptionValue, Plugin, set_default_environment};
+use crate::runtime::discover::{NEURON, Vendor, package_version};
+use crate::runtime::{Client, CompileOptions, Library, OptionValue, OverrideValue, Plugin, set_default_environment};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use xtrain_graphs::{NeuronChip, Target};
+
+/// How a device is opened, whichever it is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DeviceSettings {
+    /// The vendor's plugin; `None`: it is looked for.
+    pub plugin: Option<PathBuf>,
+    /// Of a GPU's memory, what is taken at the start; `None`: `gpu::MEMORY_SHARE`.
+    pub memory_fraction: Option<f64>,
+    /// The GPUs that are used, by CUDA's numbers. Empty: the first.
+    pub visible_devices: Vec<i64>,
+    /// Attention is written out even where the device has it as one call.
+    pub plain_attention: bool,
+    /// Options of XLA's compiler.
+    pub xla_options: BTreeMap<String, OverrideValue>,
+}
+
+impl DeviceSettings {
+    pub(super) fn compile_options(&self, mesh: Mesh) -> CompileOptions {
+        CompileOptions { overrides: self.xla_options.clone(), ..CompileOptions::replicated(mesh.replicas()) }
+    }
+}
 
 /// Opens the CPU as the mesh's devices, which share its cores.
 pub fn open_cpu(mesh: Mesh, cache: CacheSettings) -> Result<Session> {
@@ -40,30 +62,23 @@ fn cpu_compile_options(mesh: Mesh) -> CompileOptions {
 }
 
 /// Opens AWS's accelerator through its plugin, a core for each replica.
-pub fn open_neuron(mesh: Mesh, cache: CacheSettings) -> Result<Session> {
-    let path = neuron_plugin()?;
+pub fn open_neuron(settings: &DeviceSettings, mesh: Mesh, cache: CacheSettings) -> Result<Session> {
+    let path = neuron_plugin(settings.plugin.as_deref())?;
     if std::env::var_os("NEURON_RT_VISIBLE_CORES").is_none() {
         // Cores belong to one process at a time: what is not used is left to others.
         set_default_environment("NEURON_RT_NUM_CORES", &mesh.replicas().to_string());
     }
     check_cores("NEURON_RT_NUM_CORES")?;
-    open_plugin(&NEURON, &path, (mesh, cache), |client| {
-        // platform_version: 2.0 on trn1, 3.0 on trn2.
-        let is_trn2 = client.platform_name() == NEURON.device && client.platform_version().starts_with('3');
-        Target::Neuron(if is_trn2 { NeuronChip::Trn2 } else { NeuronChip::Trn1 })
-    })
-}
-
-/// Opens an NVIDIA card through jax's plugin.
-pub fn open_cuda(mesh: Mesh, cache: CacheSettings) -> Result<Session> {
-    let path = CUDA.find()?;
-    // Nothing in the lowering depends on a card's abilities yet but whether it has bf16 products, which begin at 8.0.
-    open_plugin(&CUDA, &path, (mesh, cache), |_| Target::Cuda { capability: 80 })
+    let client = open_plugin(&NEURON, &path, mesh, |_| Vec::new())?;
+    // platform_version: 2.0 on trn1, 3.0 on trn2.
+    let is_trn2 = client.platform_name() == NEURON.device && client.platform_version().starts_with('3');
+    let target = Target::Neuron(if is_trn2 { NeuronChip::Trn2 } else { NeuronChip::Trn1 });
+    session(client, target, CompileOptions::replicated(mesh.replicas()), (mesh, cache))
 }
 
 /// AWS's plugin, of a version that needs no Python.
-pub fn neuron_plugin() -> Result<PathBuf> {
-    let path = NEURON.find()?;
+pub fn neuron_plugin(told: Option<&Path>) -> Result<PathBuf> {
+    let path = NEURON.find(told)?;
     match package_version(&path, "libneuronxla") {
         Some(found) if found.starts_with("2.") || found.starts_with("1.") || found.starts_with("0.") => {
             Err(crate::runtime::Error::NeuronVersion { path, found }.into())
@@ -84,15 +99,15 @@ fn check_cores(variable: &'static str) -> Result<()> {
     Err(crate::runtime::Error::Environment { variable, value, reason }.into())
 }
 
-fn open_plugin(
+/// Opens a vendor's plugin and the devices that it finds.
+pub(super) fn open_plugin(
     vendor: &Vendor,
     path: &Path,
-    (mesh, cache): (Mesh, CacheSettings),
-    target: impl Fn(&Client) -> Target,
-) -> Result<Session> {
-    // XLA's own library lowers; the plugin compiles. It comes first, because it reads more of the environment.
+    mesh: Mesh,
+    options: impl Fn(&Plugin) -> Vec<(String, OptionValue)>,
+) -> Result<Client> {
     let plugin = Plugin::load(path)?;
-    let mut client = Client::create(&plugin, &[])?;
+    let mut client = Client::create(&plugin, &options(&plugin))?;
     if client.platform_name() == "cpu" && mesh.replicas() > 1 {
         // Stands in for the vendor's; as many devices as are wanted cost it nothing.
         client = Client::create(&plugin, &cpu_client_options(mesh))?;
@@ -110,8 +125,16 @@ fn open_plugin(
             vendor.device
         );
     }
-    let target = target(&client);
-    let options = CompileOptions::replicated(mesh.replicas());
+    Ok(client)
+}
+
+/// XLA's own library lowers; the plugin compiles. The library comes last, because the plugin reads more of the environment.
+pub(super) fn session(
+    client: Client,
+    target: Target,
+    options: CompileOptions,
+    (mesh, cache): (Mesh, CacheSettings),
+) -> Result<Session> {
     let cache = GraphCache::new(Library::open()?, client.clone(), target, options, cache)?;
     Ok(match client.platform_name() {
         "cpu" => cpu_session(client, cache, mesh),

@@ -4,7 +4,7 @@ use super::ahead::{RunShapes, record_all};
 use super::error::{Error, Result};
 use super::session::Session;
 use super::step::Stepper;
-use crate::cache::Memory;
+use crate::cache::{Memory, TargetCache};
 use xtrain_graphs::{Graph, InputRole};
 use xtrain_models::Model;
 
@@ -25,9 +25,11 @@ pub struct Footprint {
     pub temporaries: u64,
 }
 
-/// The footprint of a run with these shapes, which have `batch` examples in a microbatch. Compiles its graphs, unless their statistics are stored.
+/// The footprint of a run with these shapes, which have `batch` examples in a microbatch. Compiles its graphs, unless their statistics
+/// are stored: on the session's device, or for the one that is not there, if it is given.
 pub fn footprint(
     session: &mut Session,
+    mut absent: Option<&mut TargetCache>,
     model: &dyn Model,
     stepper: &Stepper,
     shapes: &RunShapes,
@@ -35,8 +37,12 @@ pub fn footprint(
 ) -> Result<Footprint> {
     let state = stepper.state_bytes(shapes.accumulation > 1);
     let mut largest: Option<Footprint> = None;
-    for graph in record_all(session, model, stepper, shapes)? {
-        let memory = session.cache_mut().memory(&graph)?.ok_or(Error::NoMemoryStatistics)?;
+    let graphs = record_all(session, model, stepper, shapes)?;
+    for graph in graphs {
+        let memory = match &mut absent {
+            Some(target) => target.memory(&graph)?,
+            None => session.cache_mut().memory(&graph)?.ok_or(Error::NoMemoryStatistics)?,
+        };
         let one = of_graph(&graph, memory, state, batch);
         if largest.as_ref().is_none_or(|largest| one.peak > largest.peak) {
             largest = Some(one);
@@ -45,7 +51,8 @@ pub fn footprint(
     Ok(largest.expect("a run that trains has graphs"))
 }
 
-fn of_graph(graph: &Graph, memory: Memory, state: u64, batch: usize) -> Footprint {
+/// What one graph of a run holds, which has `state` bytes of state.
+pub fn of_graph(graph: &Graph, memory: Memory, state: u64, batch: usize) -> Footprint {
     let used = graph.inputs.iter().filter(|input| input.role == InputRole::State);
     let used: i64 = used.map(|input| input.shape.bytes() as i64).sum();
     let data = (memory.arguments - used + memory.outputs - memory.donated).max(0) as u64;

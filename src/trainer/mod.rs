@@ -2,17 +2,20 @@
 //!
 //! Reading order: `step` (one training step, top to bottom), `feed` (what it is fed), `run_loop` (many steps), `session` (what
 //! `mark_step` does), `evaluate` and `metrics`, `best` (the best evaluation), `generate`, `ahead` (a run's graphs without its
-//! data), `fit` (the largest batch), `parameters` (weights to the device and back), `replicas` (whether they are still equal), `interrupt`.
+//! data), `fit` (the largest batch), `device` and `cuda` (opening one), `gpu` (compiling for one that is not there), `parameters`
+//! (weights to the device and back), `replicas` (whether they are still equal), `interrupt`.
 
 pub mod ahead;
 pub mod best;
 pub mod ceiling;
+pub mod cuda;
 pub mod device;
 mod error;
 pub mod evaluate;
 pub mod feed;
 pub mod fit;
 pub mod generate;
+pub mod gpu;
 pub mod hooks;
 pub mod interrupt;
 pub mod metrics;

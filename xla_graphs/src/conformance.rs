@@ -105,7 +105,7 @@ const DOT_RANK: usize = 4;
 pub fn check(graph: &Graph, target: Target) -> Vec<Violation> {
     match target {
         Target::Cpu => Vec::new(),
-        Target::Cuda { capability } => each(graph, |node| cuda_rule(graph, node, capability)),
+        Target::Cuda { capability, .. } => each(graph, |node| cuda_rule(graph, node, capability)),
         Target::Neuron(chip) => each(graph, |node| neuron_rule(graph, node, chip)),
     }
 }
@@ -215,6 +215,8 @@ fn hlo_name(op: &Op) -> String {
         Op::Bitcast(_) => "bitcast-convert",
         Op::Concat { .. } => "concatenate",
         Op::Reduce { .. } => "reduce",
+        Op::FusedAttention(_) | Op::FusedAttentionGrad(_) => "custom-call",
+        Op::Part { .. } => "get-tuple-element",
         Op::TakeRows => "gather",
         Op::ScatterAddRows => "scatter",
         Op::Barrier => "opt-barrier",

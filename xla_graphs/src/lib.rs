@@ -18,12 +18,14 @@ pub mod passes;
 mod shape;
 mod target;
 mod trace;
+pub mod work;
 
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use grad::{BACKWARD, backward};
 pub use graph::{FORMAT_VERSION, Fingerprint, Graph, GraphNode, InputRole, InputSpec, OutputSpec};
 pub use nn::dropout::Randomness;
+pub use nn::fused_attention;
 pub use passes::Precision;
 pub use shape::Shape;
 pub use target::{NeuronChip, Target};

@@ -6,6 +6,7 @@
 //! (composites). The enum's order is part of the canonical format: append, never reorder.
 
 use crate::dtype::DType;
+use crate::shape::Shape;
 use serde::{Deserialize, Serialize};
 
 /// An `f64` attribute that compares and hashes by its bits, so that it can be part of a fingerprint.
@@ -127,6 +128,15 @@ pub struct Attention {
     pub dropout: Option<F64>,
 }
 
+/// Attention as a vendor's library computes it in one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct FusedAttention {
+    pub scale: F64,
+    pub causal: bool,
+    /// Something is added to the scores: a mask, in numbers.
+    pub bias: bool,
+}
+
 /// Which operand of an attention a gradient node belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum AttentionOperand {
@@ -236,6 +246,18 @@ pub enum Op {
     StopGradient,
     /// The sum over the replicas of each group.
     AllReduce(Exchange),
+
+    // Calls have several results and stand for their first; only `Part` reads them. They are a target's own (`nn/fused_attention.rs`).
+    /// Operands q, k, v `[B, T, H, D]` and, if there is one, the bias `[B, 1, T, S]`; gives `[B, H, T, D]` and statistics `f32[B, H, T]`.
+    FusedAttention(FusedAttention),
+    /// Operands q, k, v, statistics, dy, bias, output, all but statistics and bias `[B, T, H, D]`; gives the gradients of q, k and v
+    /// as `[B, H, T, D]`.
+    FusedAttentionGrad(FusedAttention),
+    /// One result of a call.
+    Part {
+        index: usize,
+        shape: Shape,
+    },
 }
 
 /// Which replicas a collective goes between.
@@ -285,6 +307,9 @@ impl Op {
             Op::AttentionGrad { .. } => "attention_grad".into(),
             Op::StopGradient => "stop_gradient".into(),
             Op::AllReduce(_) => "all_reduce".into(),
+            Op::FusedAttention(_) => "fused_attention".into(),
+            Op::FusedAttentionGrad(_) => "fused_attention_grad".into(),
+            Op::Part { .. } => "part".into(),
         }
     }
 

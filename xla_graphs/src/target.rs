@@ -9,6 +9,8 @@ pub enum Target {
     /// XLA:GPU for a card of this compute capability, for example 90 for an H200 (9.0).
     Cuda {
         capability: u16,
+        /// Whether attention may become calls of cuDNN, which a stand-in for a card does not have.
+        fused_attention: bool,
     },
     /// neuronx-cc.
     Neuron(NeuronChip),
@@ -50,6 +52,16 @@ impl Target {
     /// Whether `erf`, `log1p` and `is-finite` are operations of the compiler's.
     pub(crate) fn has_special_functions(self) -> bool {
         !self.is_neuron()
+    }
+
+    /// The largest head of an attention that the target has as one call; `None` where it has no such call. cuDNN's begin with
+    /// compute capability 8.0; beyond 128 they are tried on 9.0 only.
+    pub(crate) fn fused_attention_head(self) -> Option<usize> {
+        match self {
+            Target::Cuda { capability: 90.., fused_attention: true } => Some(256),
+            Target::Cuda { capability: 80.., fused_attention: true } => Some(128),
+            _ => None,
+        }
     }
 
     fn is_neuron(self) -> bool {

@@ -146,6 +146,10 @@ fn peak_text(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String
 
 /// The module as the compiler left it, serialized.
 fn optimized_module(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<Vec<u8>, Error> {
+    // Stored apart where the executable is for a device that is not there.
+    if entry.header.part(Content::OptimizedModule).is_some() {
+        return part(store, listed, entry, Content::OptimizedModule);
+    }
     let graph = graph(store, listed, entry)?;
     let bytes = part(store, listed, entry, Content::Executable)?;
     cpu_client(entry.header.key.devices())

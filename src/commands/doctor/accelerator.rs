@@ -1,18 +1,19 @@
-//! `xtrain doctor --device neuron` and `--device cuda`: from the driver to a computed sum, in the order in which a run meets them. What
+//! `xtrain doctor --device neuron`: from the driver to a computed sum, in the order in which a run meets them. What
 //! is outside of the plugin (device files, drivers, compilers) is told as a note: a stand-in does without, and the plugin's own
 //! errors decide.
 
 use super::{Check, Error, compile_and_run, failed};
 use crate::cache::CacheSettings;
 use crate::parallel::Mesh;
-use crate::runtime::Plugin;
-use crate::runtime::discover::CUDA;
+use crate::report::units::bytes;
+use crate::runtime::Client;
+use crate::trainer::device::DeviceSettings;
 use crate::trainer::session::Session;
 use crate::trainer::{self, device};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The order of AWS's stack: driver, devices, libraries, compiler, plugin, device.
-pub(super) fn check_neuron() -> Vec<Check> {
+pub(super) fn check_neuron(settings: &DeviceSettings) -> Vec<Check> {
     let libraries = ["libnrt.so.1", "libnccom.so.2"].map(|name| Path::new("/opt/aws/neuron/lib").join(name));
     let mut checks = vec![
         note(
@@ -38,66 +39,77 @@ pub(super) fn check_neuron() -> Vec<Check> {
         on_path("neuronx-cc"),
         "is not on PATH: libneuronxla 3 runs it to compile; install neuronx-cc and put its bin folder first",
     ));
-    let found = device::neuron_plugin().map_err(failed("looking for the plugin"));
-    finish(checks, found, |cache| device::open_neuron(Mesh::single(), cache))
+    let mut report = Report::new(checks);
+    let path = match device::neuron_plugin(settings.plugin.as_deref()).map_err(failed("looking for the plugin")) {
+        Ok(path) => path,
+        Err(error) => return report.fail("plugin", error),
+    };
+    report.check("plugin", Ok(path.display().to_string()));
+    // Opening the device sets what the plugin reads while it is loaded, so that the plugin is not asked for its version before.
+    report.device(|cache| device::open_neuron(settings, Mesh::single(), cache))
 }
 
-/// Driver, card, compiler, plugin, device.
-pub(super) fn check_cuda() -> Vec<Check> {
-    let driver = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
-    let mut checks = vec![
-        note("driver", driver.and_then(|text| text.lines().next().map(str::to_string)), "the nvidia kernel module is not loaded"),
-        note("device files", device_files("nvidia"), "there is no /dev/nvidia0: no GPU is visible here"),
-    ];
-    checks.push(note(
-        "ptxas",
-        on_path("ptxas"),
-        "is not on PATH; the plugin also finds the one of the nvidia-cuda-nvcc wheel beside it",
-    ));
-    let found = CUDA.find().map_err(trainer::Error::from).map_err(failed("looking for the plugin"));
-    finish(checks, found, |cache| device::open_cuda(Mesh::single(), cache))
+/// Checks that build on each other: the first failure ends the list.
+pub(super) struct Report {
+    checks: Vec<Check>,
 }
 
-/// The checks that build on each other: the first failure ends the list.
-fn finish(
-    mut checks: Vec<Check>,
-    path: Result<PathBuf, Error>,
-    open: impl Fn(CacheSettings) -> trainer::Result<Session>,
-) -> Vec<Check> {
-    let mut check = |name, found: Result<String, Error>| {
+impl Report {
+    pub fn new(notes: Vec<Check>) -> Self {
+        Report { checks: notes }
+    }
+
+    pub fn push(&mut self, check: Check) {
+        self.checks.push(check);
+    }
+
+    /// Whether it went well.
+    pub fn check(&mut self, name: &'static str, found: Result<String, Error>) -> bool {
         let found = found.map_err(|error| error.one_line());
         let is_ok = found.is_ok();
-        checks.push(Check { name, found, is_note: false });
+        self.checks.push(Check { name, found, is_note: false });
         is_ok
-    };
-    let path = match path {
-        Ok(path) => path,
-        Err(error) => {
-            check("plugin", Err(error));
-            return checks;
-        }
-    };
-    check("plugin", Ok(path.display().to_string()));
-    // Opening the device sets what the plugin reads while it is loaded, so that comes first.
-    let mut session = match open(CacheSettings::in_memory()).map_err(failed("opening the device")) {
-        Ok(session) => session,
-        Err(error) => {
-            check("device", Err(error));
-            return checks;
-        }
-    };
-    let version = Plugin::load(&path).map(|p| format!("PJRT C API {}.{}", p.api_version().0, p.api_version().1));
-    check("plugin version", version.map_err(failed("asking the plugin")));
-    let client = session.client();
-    let kinds: Vec<&str> = client.devices().iter().map(|device| device.kind()).collect();
-    let found =
-        format!("{} of {}, platform {} {}", kinds.len(), kinds.join(", "), client.platform_name(), client.platform_version());
-    check("device", Ok(found));
-    check("compile and run", compile_and_run(&mut session));
-    checks
+    }
+
+    pub fn done(self) -> Vec<Check> {
+        self.checks
+    }
+
+    pub fn fail(mut self, name: &'static str, error: Error) -> Vec<Check> {
+        self.check(name, Err(error));
+        self.checks
+    }
+
+    /// The last ones: the device opens, and computes.
+    pub fn device(mut self, open: impl Fn(CacheSettings) -> trainer::Result<Session>) -> Vec<Check> {
+        let mut session = match open(CacheSettings::in_memory()).map_err(failed("opening the device")) {
+            Ok(session) => session,
+            Err(error) => return self.fail("device", error),
+        };
+        self.check("device", Ok(describe(session.client())));
+        self.check("compile and run", compile_and_run(&mut session));
+        self.checks
+    }
 }
 
-fn note(name: &'static str, found: Option<String>, otherwise: &str) -> Check {
+/// How many devices of which kind, with what the vendor tells of them.
+fn describe(client: &Client) -> String {
+    let kinds: Vec<&str> = client.devices().iter().map(|device| device.kind()).collect();
+    let (major, minor) = client.plugin().api_version();
+    let platform = format!("platform {} {}, PJRT C API {major}.{minor}", client.platform_name(), client.platform_version());
+    let mut text = format!("{} of {}, {platform}", kinds.len(), kinds.join(", "));
+    if let Some(device) = client.addressable_devices().next() {
+        if let Some(capability) = device.attribute("compute_capability") {
+            text.push_str(&format!(", compute capability {capability}"));
+        }
+        if let Some(limit) = device.memory().and_then(|memory| memory.bytes_limit) {
+            text.push_str(&format!(", {} for a run", bytes(limit.max(0) as u64)));
+        }
+    }
+    text
+}
+
+pub(super) fn note(name: &'static str, found: Option<String>, otherwise: &str) -> Check {
     Check { name, found: Ok(found.unwrap_or_else(|| otherwise.to_string())), is_note: true }
 }
 
@@ -111,7 +123,7 @@ fn on_path(program: &str) -> Option<String> {
 }
 
 /// The device nodes `/dev/NAME0`, `/dev/NAME1`, ...
-fn device_files(name: &str) -> Option<String> {
+pub(super) fn device_files(name: &str) -> Option<String> {
     let count = (0..).take_while(|i| Path::new(&format!("/dev/{name}{i}")).exists()).count();
     (count > 0).then(|| format!("/dev/{name}0 and {} more", count - 1))
 }

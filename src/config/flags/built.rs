@@ -3,6 +3,7 @@
 
 use super::super::kind::{Kind, Range};
 use super::{Commands, Flag, Section, Support};
+use crate::trainer::gpu::Gpu;
 
 /// Compiling ahead takes a training run's flags, so that the same words do for both.
 const TRAIN: Commands = Commands::TRAIN.and(Commands::COMPILE).and(Commands::FIT);
@@ -21,6 +22,9 @@ const READING: Commands = TRAIN_EVAL.and(PREDICT);
 const LABELLED: Commands = Commands::TRAIN_LIKE_CLS.and(Commands::EVAL_CLS);
 /// Commands that compile graphs.
 const COMPILING: Commands = READING.and(GENERATE).and(BENCH).and(QUICKSTART);
+
+/// Commands that open a device.
+const OPENING: Commands = COMPILING.and(Commands::DOCTOR).and(Commands::CACHE_VERIFY);
 
 const STRATEGIES: Kind = Kind::Choice(&["no", "steps", "epoch"]);
 
@@ -54,6 +58,14 @@ pub const FLAGS: &[Flag] = &[
     // The run.
     flag(Section::Run, Commands::ALL, "device", Kind::Choice(&["cpu", "cuda", "neuron"]), "cpu",
         "Where to run; may stand before or after the command"),
+    flag(Section::Run, OPENING, "plugin", Kind::Path, "",
+        "The device's plugin (xla_cuda_plugin.so, libneuronpjrt.so); default: $XTRAIN_CUDA_PLUGIN or $NEURON_LIBRARY_PATH, else where pip puts it"),
+    flag(Section::Run, OPENING, "gpu_memory_fraction", Kind::Float(Range::Fraction), "",
+        "With --device cuda, share of the GPU's memory to take at the start; default: 0.9"),
+    flag(Section::Run, OPENING, "visible_devices", Kind::Text, "",
+        "With --device cuda, the GPUs to use, as 0,1, of those that CUDA_VISIBLE_DEVICES leaves; default: the first"),
+    flag(Section::Run, OPENING, "xla_options", Kind::Text, "",
+        "With --device cuda, options of XLA's compiler, as xla_gpu_enable_triton_gemm=false,xla_gpu_graph_min_graph_size=1"),
     flag(Section::Run, Commands::ALL, "config", Kind::Path, "",
         "TOML or JSON file with the same keys as these flags; flags win over the file"),
     flag(Section::Run, TRAIN_EVAL.and(QUICKSTART), "output_dir", Kind::Path, "",
@@ -70,6 +82,8 @@ pub const FLAGS: &[Flag] = &[
         "The CSV file to write; default: standard output"),
     flag(Section::Run, Commands::TRAIN.and(Commands::CACHE_PRUNE), "dry_run", Kind::Bool, "false",
         "Print the resolved plan and what it will compile and hold in memory (prune: what would go), then stop"),
+    flag(Section::Run, Commands::COMPILE.and(Commands::FIT), "target", Kind::Choice(&Gpu::NAMES), "",
+        "With --device cuda, a card that need not be there: compile for it, by its description, and tell what that needs; nothing can run"),
     flag(Section::Run, Commands::COMPILE, "check", Kind::Bool, "false",
         "Compile nothing; say of each graph what the device's compiler is not known to take (neither device nor plugin is needed)"),
     flag(Section::Run, TRAIN.and(GENERATE).and(BENCH).and(QUICKSTART).and(EVAL), "seed", Kind::Int { min: 0 }, "42",
@@ -89,6 +103,8 @@ pub const FLAGS: &[Flag] = &[
         "Changes to that configuration, as n_layer=4,n_embd=256; only with random weights"),
     flag(Section::Model, READING.and(GENERATE), "tokenizer_name", Kind::Path, "",
         "Directory with the tokenizer's files, a tokenizer.json, or a model's name on the Hub; default: the model's"),
+    flag(Section::Model, COMPILING, "attn_implementation", Kind::Choice(&["auto", "eager"]), "auto",
+        "auto: attention as one call where the device has it (cuda, 16 bits, no dropout, no local window); eager: always written out"),
     flag(Section::Model, TRAIN, "ignore_mismatched_sizes", Kind::Bool, "false",
         "Start the head anew where its shape is not that of the saved one, as for another number of labels"),
     flag(Section::Model, READING.and(GENERATE), "model_revision", Kind::Text, "main",

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::config::{Invocation, UsageError, from_args};
+use crate::trainer::device::DeviceSettings;
 use std::ffi::OsString;
 
 /// A directory with everything that a legal command names: `model/`, `tokenizer.json`, `train.txt`, `valid.txt`, and `old/`, the
@@ -55,7 +56,7 @@ impl Fixture {
 fn defaults_are_those_of_training_arguments() {
     let fixture = Fixture::new();
     let plan = fixture.train("").unwrap();
-    assert_eq!(plan.device, Device::Cpu);
+    assert_eq!(plan.device, DevicePlan { kind: Device::Cpu, settings: DeviceSettings::default() });
     assert_eq!(
         plan.model,
         ModelSource::Scratch { model_type: Some("gpt2".into()), config: ConfigSource::Preset("gpt2"), overrides: vec![] }
@@ -192,7 +193,44 @@ fn the_other_commands_resolve() {
     let Ok(Command::Quickstart(plan)) = fixture.read("quickstart --max_steps 5") else { panic!() };
     assert_eq!((plan.output_dir, plan.max_steps), (PathBuf::from("output/quickstart"), Some(5)));
     let Ok(Command::Doctor(plan)) = fixture.read("--device neuron doctor") else { panic!() };
-    assert_eq!(plan, DoctorPlan { device: Device::Neuron, json: false });
+    assert_eq!(
+        plan,
+        DoctorPlan { device: DevicePlan { kind: Device::Neuron, settings: DeviceSettings::default() }, json: false }
+    );
+}
+
+#[test]
+fn what_a_gpu_is_opened_with() {
+    let fixture = Fixture::new();
+    let words = "--device cuda doctor --plugin x.so --gpu_memory_fraction 0.5 --visible_devices 2,0 --xla_options \
+                 xla_gpu_enable_triton_gemm=false,--xla_gpu_graph_min_graph_size=1,xla_a=0.5,xla_b=text";
+    let Ok(Command::Doctor(plan)) = fixture.read(words) else { panic!() };
+    let xla_options = [
+        ("xla_gpu_enable_triton_gemm", OverrideValue::Bool(false)),
+        ("xla_gpu_graph_min_graph_size", OverrideValue::Int(1)),
+        ("xla_a", OverrideValue::Double(0.5)),
+        ("xla_b", OverrideValue::String("text".into())),
+    ];
+    let settings = DeviceSettings {
+        plugin: Some("x.so".into()),
+        memory_fraction: Some(0.5),
+        visible_devices: vec![2, 0],
+        plain_attention: false,
+        xla_options: xla_options.into_iter().map(|(name, value)| (name.to_string(), value)).collect(),
+    };
+    assert_eq!(plan.device, DevicePlan { kind: Device::Cuda, settings });
+    for (words, sign) in [
+        ("doctor --plugin x.so", "--device is cpu"),
+        ("--device neuron doctor --xla_options xla_a=1", "--xla_options is for NVIDIA cards"),
+        ("--device cuda doctor --gpu_memory_fraction 0", "leaves a run no memory"),
+        ("--device cuda doctor --visible_devices 1,1", "`1` is not the number of a GPU, or is named twice"),
+        ("--device cuda doctor --visible_devices all", "`all` is not the number of a GPU"),
+        ("--device cuda doctor --xla_options triton=false", "`triton=false` is not of the form xla_NAME=VALUE"),
+        ("--device cuda doctor --xla_options xla_gpu_graph", "`xla_gpu_graph` is not of the form"),
+    ] {
+        let error = fixture.read(words).unwrap_err().to_string();
+        assert!(error.contains(sign), "{words}: {error}");
+    }
 }
 
 #[test]

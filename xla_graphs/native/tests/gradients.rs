@@ -94,6 +94,8 @@ gradient_table! {
     Op::CrossEntropyGrad { .. } | Op::AttentionGrad { .. } => [];
     // Differs from finite differences by design; `a_stopped_gradient_is_the_identity_forwards` has it.
     Op::StopGradient => [];
+    // A target's own form of attention, which passes put there after gradients are taken.
+    Op::FusedAttention(_) | Op::FusedAttentionGrad(_) | Op::Part { .. } => [];
 }
 
 /// What all cases together have reached and found.

@@ -7,8 +7,8 @@ use prost::Message;
 use std::collections::BTreeSet;
 use std::time::Instant;
 use support::{Rng, Value, model::training_step};
-use xtrain_graphs::op::{F64, Op, Scalar};
-use xtrain_graphs::{DType, Graph, GraphNode, InputRole, Shape, Target, Trace, passes};
+use xtrain_graphs::op::{Attention, F64, Op, Scalar};
+use xtrain_graphs::{DType, Graph, GraphNode, InputRole, Shape, Target, Trace, backward, passes};
 use xtrain_xla::proto::xla::{HloComputationProto, HloModuleProto};
 
 fn prepared(layers: usize) -> Graph {
@@ -66,6 +66,60 @@ fn the_module_names_parameters_outputs_aliases_and_model_paths() {
     }
     let dots = graph.nodes.iter().filter(|n| matches!(n.op, Op::Dot { .. })).count();
     assert_eq!(op("dot").count(), dots);
+}
+
+/// Names, operands, results and layouts as XLA:GPU reads them (`tests/target.rs` lets its compiler and cuDNN read them).
+#[test]
+fn attention_for_cudnn_is_one_call_each_way() {
+    let trace = Trace::new();
+    let shape = Shape::new(DType::BF16, [2, 3, 8, 64]);
+    let [q, k, v] = ["q", "k", "v"].map(|name| trace.input(name, shape.clone(), InputRole::State));
+    let mask = trace.input("mask", Shape::new(DType::Pred, [2, 8]), InputRole::Feed);
+    let of = Attention { scale: F64::new(0.125), causal: true, window: None, key_mask: false, dropout: None };
+    let out = q.attention(&k, &v, Some(&mask), None, of).unwrap();
+    let loss = out.convert(DType::F32).unwrap().sum_all().unwrap();
+    let [dq, dk, dv]: [_; 3] = backward(&loss, &[q, k, v]).unwrap().try_into().ok().unwrap();
+    for (name, grad) in [("dq", dq), ("dk", dk), ("dv", dv)] {
+        trace.output(name, &grad);
+    }
+    let target = Target::Cuda { capability: 90, fused_attention: true };
+    let graph = passes::prepare(&trace.cut("attend").unwrap(), target).unwrap();
+    let module = module(&graph);
+    let entry = entry(&module);
+    let calls: Vec<_> = entry.instructions.iter().filter(|i| i.opcode == "custom-call").collect();
+    let names: Vec<&str> = calls.iter().map(|i| i.custom_call_target.as_str()).collect();
+    assert_eq!(names, ["__cudnn$fmhaScaleBiasSoftmax", "__cudnn$fmhaScaleBiasSoftmaxBackward"]);
+    for (call, operands, results) in [(calls[0], 4, 3), (calls[1], 7, 4)] {
+        assert_eq!((call.operand_ids.len(), call.operand_shapes_with_layout.len()), (operands, operands));
+        let tuple = &call.shape.as_ref().unwrap().tuple_shapes;
+        assert_eq!(tuple.len(), results);
+        assert_eq!(tuple[0].dimensions, [2, 3, 8, 64]);
+        assert_eq!(tuple[0].layout.as_ref().unwrap().minor_to_major, [3, 1, 2, 0]);
+        assert_eq!(tuple[results - 1].dimensions, [0], "the workspace is the compiler's");
+        assert!(call.constrain_layout);
+        let first = &call.operand_shapes_with_layout[0];
+        assert_eq!(
+            (&first.dimensions[..], &first.layout.as_ref().unwrap().minor_to_major[..]),
+            (&[2, 8, 3, 64][..], &[3, 2, 1, 0][..])
+        );
+        let config = String::from_utf8(call.backend_config.clone()).unwrap();
+        for part in
+            [r#""fmha_scale":0.125"#, r#""mask_type":"CAUSAL""#, r#""dimensions":["2","3","8","8"]"#, r#""element_type":"BF16""#]
+        {
+            assert!(config.contains(part), "{part} in {config}");
+        }
+        assert!(call.metadata.as_ref().unwrap().op_name.starts_with("attend/"));
+    }
+    let parts = entry.instructions.iter().filter(|i| i.opcode == "get-tuple-element");
+    let parts: Vec<_> = parts.map(|i| (i.operand_ids[0], i.tuple_index)).collect();
+    // Operands are named by the lower half of an id; the upper half is the computation's.
+    let [forward, backward] = [calls[0].id, calls[1].id].map(|id| id & i64::from(u32::MAX));
+    // The gradient of each operand, and of the forward call its statistics and its output, which the backward call reads.
+    assert_eq!(
+        BTreeSet::from_iter(parts),
+        BTreeSet::from([(forward, 0), (forward, 1), (backward, 0), (backward, 1), (backward, 2)])
+    );
+    assert!(entry.instructions.iter().all(|i| !i.custom_call_target.starts_with("xt.")));
 }
 
 #[test]

@@ -8,6 +8,7 @@
 //! Over 16-bit operands the four products take 16-bit operands and sum up in f32; scores, softmax and everything between the
 //! products is f32.
 
+use super::fused_attention;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Attention, AttentionOperand, Comparison, Op};
@@ -16,7 +17,7 @@ use crate::shape::Shape;
 use crate::target::Target;
 use crate::trace::Tensor;
 
-type Inferred = std::result::Result<Shape, String>;
+pub(super) type Inferred = std::result::Result<Shape, String>;
 
 impl Attention {
     fn operand_count(&self) -> usize {
@@ -194,7 +195,10 @@ fn lowest(dtype: DType) -> f64 {
     }
 }
 
-pub(crate) fn expand(attention: &Attention, operands: &[Tensor]) -> Result<Tensor> {
+pub(crate) fn expand(attention: &Attention, operands: &[Tensor], target: Target) -> Result<Tensor> {
+    if fused_attention::applies(attention, operands[0].shape(), operands[1].shape(), target) {
+        return fused_attention::expand(attention, operands);
+    }
     let plain = Plain::new(attention, operands)?;
     plain.output()?.convert(plain.low)
 }
@@ -217,6 +221,9 @@ pub(crate) fn expand_grad(
     operands: &[Tensor],
     target: Target,
 ) -> Result<Tensor> {
+    if fused_attention::applies(attention, operands[0].shape(), operands[1].shape(), target) {
+        return fused_attention::expand_grad(attention, operand, operands);
+    }
     let (dy, operands) = operands.split_last().expect("the shape rule has seen dy");
     let plain = Plain::new(attention, operands)?;
     let (low, wide) = (plain.low, plain.wide);

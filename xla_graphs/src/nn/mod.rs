@@ -3,6 +3,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod dropout;
+pub mod fused_attention;
 pub(crate) mod gelu;
 pub(crate) mod layer_norm;
 pub(crate) mod loss;

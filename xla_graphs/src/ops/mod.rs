@@ -60,6 +60,10 @@ pub(crate) fn infer(op: &Op, operands: &[&Shape]) -> std::result::Result<Shape, 
         Op::AttentionGrad { of, operand } => nn::attention::infer_grad(of, *operand, operands),
         Op::StopGradient => arity(1).map(|()| operands[0].clone()),
         Op::AllReduce(exchange) => arity(1).and_then(|()| collective::infer_all_reduce(operands[0], exchange)),
+        Op::FusedAttention(of) => nn::fused_attention::infer(of, operands),
+        Op::FusedAttentionGrad(of) => nn::fused_attention::infer_grad(of, operands),
+        // The emitter compares it with the call's.
+        Op::Part { shape, .. } => arity(1).map(|()| shape.clone()),
     }
 }
 
@@ -120,7 +124,10 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         | Op::GeluGrad(_)
         | Op::SoftmaxGrad
         | Op::CrossEntropyGrad { .. }
-        | Op::AttentionGrad { .. } => return Ok(None),
+        | Op::AttentionGrad { .. }
+        | Op::FusedAttention(_)
+        | Op::FusedAttentionGrad(_)
+        | Op::Part { .. } => return Ok(None),
     };
     Ok(Some(grads))
 }

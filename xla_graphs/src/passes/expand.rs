@@ -21,7 +21,7 @@ pub(super) fn expand(graph: &Graph, target: Target) -> Result<Graph> {
         Op::SoftmaxGrad => softmax::expand_grad(&x[0], &x[1]),
         Op::CrossEntropy { ignore } => loss::expand(*ignore, x, target),
         Op::CrossEntropyGrad { ignore } => loss::expand_grad(*ignore, x),
-        Op::Attention(of) => attention::expand(of, x),
+        Op::Attention(of) => attention::expand(of, x, target),
         Op::AttentionGrad { of, operand } => attention::expand_grad(of, *operand, x, target),
         Op::Unary(Unary::Erf) if !target.has_special_functions() => special::erf(&x[0]),
         Op::Unary(Unary::Log1p) if !target.has_special_functions() => x[0].add_scalar(1.0)?.log(),

@@ -4,7 +4,9 @@
 //! or by XLA, never by an abort in C++. Instructions that XlaBuilder has no call for go in as markers (`finish.rs`).
 
 use super::finish::{NODE_MARKER, marker};
-use super::{Error, collective};
+use super::{Error, collective, cudnn};
+use crate::proto::xla::HloInstructionProto;
+use prost::Message;
 use xla::{ElementType, Literal, XlaBuilder, XlaComputation, XlaOp};
 use xtrain_graphs::op::{Binary, Comparison, DotDims, Op, Reduction, Scalar, Unary};
 use xtrain_graphs::{DType, Graph, GraphNode, Shape};
@@ -130,6 +132,17 @@ impl Emitter<'_> {
             }
             Op::Barrier => self.marker(marker::OPT_BARRIER, &[x(0)])?,
             Op::AllReduce(exchange) => self.marker_with(collective::ALL_REDUCE, &[x(0)], &collective::attribute(exchange))?,
+            Op::FusedAttention(_) | Op::FusedAttentionGrad(_) => {
+                let operands = self.node.operands.len();
+                let shapes: Vec<&Shape> = (0..operands).map(|index| self.operand_shape(index)).collect();
+                let call = cudnn::instruction(op, &shapes).ok_or_else(|| format!("`{}` has no call", op.name()))?;
+                self.instruction(&call, &(0..operands).map(x).collect::<Vec<_>>())?
+            }
+            Op::Part { index, shape } => {
+                let call = &self.graph.nodes[self.node.operands[0] as usize];
+                let shapes: Vec<&Shape> = call.operands.iter().map(|&o| &self.graph.nodes[o as usize].shape).collect();
+                self.instruction(&cudnn::part(&call.op, &shapes, *index, shape)?, &[x(0)])?
+            }
             Op::RandomBits { .. }
             | Op::LayerNorm { .. }
             | Op::LayerNormGrad { .. }
@@ -154,6 +167,14 @@ impl Emitter<'_> {
     fn marker_with(&self, name: &str, operands: &[&XlaOp], attribute: &[u8]) -> Emitted {
         let shape = &self.node.shape;
         Ok(self.builder.custom_call(name, operands, element(shape.dtype), &signed(&shape.dims), attribute)?)
+    }
+
+    /// An instruction that the finishing pass takes over as it is: a call with several results, or one of them. To XlaBuilder it
+    /// is a custom call with this node's shape.
+    fn instruction(&self, instruction: &HloInstructionProto, operands: &[&XlaOp]) -> Emitted {
+        let shape = &self.node.shape;
+        let bytes = instruction.encode_to_vec();
+        Ok(self.builder.custom_call(marker::INSTRUCTION, operands, element(shape.dtype), &signed(&shape.dims), &bytes)?)
     }
 
     fn scalar(&self, value: Scalar, dtype: DType) -> Emitted {

@@ -24,6 +24,8 @@ pub(super) mod marker {
     pub const BITCAST_CONVERT: &str = "xt.bitcast-convert";
     pub const SHIFT_LEFT: &str = "xt.shift-left";
     pub const SHIFT_RIGHT_LOGICAL: &str = "xt.shift-right-logical";
+    /// Carries a whole instruction, encoded, in its `backend_config`; only the place in the graph is the marker's own.
+    pub const INSTRUCTION: &str = "xt.instruction";
 }
 
 /// What a marker becomes: the opcode, and what else must be set from the marker's attributes.
@@ -54,7 +56,11 @@ pub(super) fn finish(graph: &Graph, module: &[u8]) -> Result<Vec<u8>, String> {
             op_name = op_path(graph, node_index(&instruction.backend_config));
             return false;
         }
-        if instruction.custom_call_target.starts_with(PREFIX)
+        if instruction.custom_call_target == marker::INSTRUCTION {
+            if let Err(message) = unwrap(instruction) {
+                problem.get_or_insert(format!("{op_name}: {message}"));
+            }
+        } else if instruction.custom_call_target.starts_with(PREFIX)
             && instruction.custom_call_target != collective::ALL_REDUCE
             && let Err(message) = rewrite(instruction)
         {
@@ -87,6 +93,16 @@ fn rewrite(instruction: &mut HloInstructionProto) -> Result<(), String> {
     instruction.custom_call_api_version = 0;
     instruction.custom_call_schedule = 0;
     instruction.backend_config.clear();
+    Ok(())
+}
+
+/// Puts the instruction that a marker carries in its place.
+fn unwrap(marker: &mut HloInstructionProto) -> Result<(), String> {
+    let carried =
+        HloInstructionProto::decode(&marker.backend_config[..]).map_err(|e| format!("the marker carries no instruction: {e}"))?;
+    let outer = std::mem::replace(marker, carried);
+    (marker.id, marker.name, marker.operand_ids) = (outer.id, outer.name, outer.operand_ids);
+    (marker.metadata, marker.control_predecessor_ids) = (outer.metadata, outer.control_predecessor_ids);
     Ok(())
 }
 

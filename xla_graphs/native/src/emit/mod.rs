@@ -6,6 +6,7 @@
 
 mod builder;
 mod collective;
+mod cudnn;
 mod finish;
 
 use xtrain_graphs::Graph;

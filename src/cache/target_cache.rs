@@ -1,0 +1,191 @@
+//! Graphs compiled for a device that is not there: what they need and what the compiler makes of them, known before there is a
+//! device, and stored like other compiled graphs. Nothing here was tuned on the device, so nothing here is for running: the
+//! keys say so, and no run's key equals one of them.
+
+use super::compiler::{feeds, signature};
+use super::entry::{Content, Damage, Entry, Header, Memory, Origin};
+use super::key::Surroundings;
+use super::store::{Store, now};
+use super::{CacheSettings, Error};
+use crate::runtime::{CompileOptions, CompiledModule, Library, Topology};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use xtrain_graphs::{Fingerprint, Graph, Target, passes, work};
+
+/// The header's name for the operations of products with 16-bit operands, and for those of all others.
+const LOW_FLOPS: &str = "product flops in 16 bits";
+const WIDE_FLOPS: &str = "product flops in f32";
+
+/// A device that is not there, as its plugin's compiler knows it.
+pub struct AbsentDevice {
+    pub topology: Topology,
+    pub target: Target,
+    /// What people call it.
+    pub name: String,
+    /// What the plugin was told of it.
+    pub description: String,
+    /// Options that change what is compiled.
+    pub options: CompileOptions,
+    /// Further options that only say where the compiler's tools are on this machine.
+    pub tools: CompileOptions,
+}
+
+/// Compiles for one such device, and keeps what it made.
+pub struct TargetCache {
+    library: &'static Library,
+    device: AbsentDevice,
+    surroundings: Surroundings,
+    store: Option<Store>,
+    settings: CacheSettings,
+    origin: Origin,
+    compiled: usize,
+    compile_time: Duration,
+}
+
+/// A graph that compiles, with what is known of the result.
+pub struct CheckedGraph {
+    pub name: String,
+    pub fingerprint: Fingerprint,
+    /// The entry that it has, or would have, on disk.
+    pub id: String,
+    pub memory: Memory,
+    /// Operations of its products.
+    pub work: work::ProductWork,
+    /// The optimized module, a serialized HloModuleProto.
+    pub module: Vec<u8>,
+    /// It came from disk.
+    pub loaded: bool,
+    /// Time that lowering and compiling, or else reading, took.
+    pub ready_time: Duration,
+}
+
+impl TargetCache {
+    pub fn new(library: &'static Library, device: AbsentDevice, settings: CacheSettings) -> Result<Self, Error> {
+        let (topology, told) = (&device.topology, (device.name.as_str(), device.description.as_str()));
+        Ok(TargetCache {
+            surroundings: Surroundings::of_topology(library, topology, told, &device.options, device.target)?,
+            library,
+            device,
+            store: settings.dir.as_ref().map(Store::new),
+            settings,
+            origin: Origin::default(),
+            compiled: 0,
+            compile_time: Duration::ZERO,
+        })
+    }
+
+    /// Says what the graphs that follow belong to.
+    pub fn set_origin(&mut self, origin: Origin) {
+        self.origin = origin;
+    }
+
+    pub fn target(&self) -> Target {
+        self.device.target
+    }
+
+    /// Graphs that were compiled, not read, and the time that it took.
+    pub fn compiled(&self) -> (usize, Duration) {
+        (self.compiled, self.compile_time)
+    }
+
+    /// The memory that a graph needs, from its stored header, or else by compiling it.
+    pub fn memory(&mut self, graph: &Graph) -> Result<Memory, Error> {
+        let key = self.surroundings.key(graph);
+        let stored = self.store.as_ref().and_then(|store| store.find(&key).ok().flatten());
+        match stored.and_then(|entry| entry.header.memory) {
+            Some(memory) => Ok(memory),
+            None => Ok(self.compile(graph)?.memory),
+        }
+    }
+
+    /// Everything about a graph, stored or compiled now.
+    pub fn check(&mut self, graph: &Graph) -> Result<CheckedGraph, Error> {
+        let start = Instant::now();
+        let key = self.surroundings.key(graph);
+        let entry = self.store.as_ref().and_then(|store| store.find(&key).ok().flatten());
+        let read = |mut entry: Entry| -> Result<Option<CheckedGraph>, Damage> {
+            let (Some(memory), Some(module)) = (entry.header.memory, entry.read(Content::OptimizedModule)?) else {
+                return Ok(None);
+            };
+            let flops = |name: &str| entry.header.cost.get(name).copied().unwrap_or_default();
+            Ok(Some(CheckedGraph {
+                name: graph.name.clone(),
+                fingerprint: graph.fingerprint(),
+                id: key.id(),
+                memory,
+                work: work::ProductWork { low: flops(LOW_FLOPS), wide: flops(WIDE_FLOPS) },
+                module,
+                loaded: true,
+                ready_time: start.elapsed(),
+            }))
+        };
+        // Anything wrong with a stored one is a miss: it is compiled and replaced.
+        match entry.and_then(|entry| read(entry).ok().flatten()) {
+            Some(found) => {
+                self.store.iter().for_each(|store| store.count_use(&found.id));
+                Ok(found)
+            }
+            None => self.compile(graph),
+        }
+    }
+
+    /// Compiles and stores.
+    fn compile(&mut self, graph: &Graph) -> Result<CheckedGraph, Error> {
+        let start = Instant::now();
+        let prepared = passes::prepare(graph, self.device.target)?;
+        let module = self.library.lower(&prepared.to_bytes())?;
+        let mut options = self.device.options.clone();
+        options.overrides.extend(self.device.tools.overrides.clone());
+        let compiled = self.device.topology.compile(&module, &signature(graph), &options)?;
+        let stats = compiled.memory_stats()?;
+        let memory = Memory {
+            arguments: stats.argument_bytes,
+            outputs: stats.output_bytes,
+            donated: stats.alias_bytes,
+            temporaries: stats.temp_bytes,
+            code: stats.generated_code_bytes,
+            peak: stats.peak(),
+        };
+        let key = self.surroundings.key(graph);
+        let checked = CheckedGraph {
+            name: graph.name.clone(),
+            fingerprint: graph.fingerprint(),
+            id: key.id(),
+            memory,
+            work: work::products(&prepared),
+            module: compiled.optimized_hlo()?,
+            loaded: false,
+            ready_time: start.elapsed(),
+        };
+        self.compiled += 1;
+        self.compile_time += checked.ready_time;
+        let header = Header {
+            key,
+            phase: graph.name.clone(),
+            origin: self.origin.clone(),
+            feeds: feeds(graph),
+            created: now(),
+            compile_seconds: checked.ready_time.as_secs_f64(),
+            memory: Some(memory),
+            cost: BTreeMap::from([(LOW_FLOPS.to_string(), checked.work.low), (WIDE_FLOPS.to_string(), checked.work.wide)]),
+            parts: Vec::new(),
+        };
+        self.save(graph, header, (&module, &checked.module), &compiled);
+        Ok(checked)
+    }
+
+    /// A cache that cannot be written costs a compile next time.
+    fn save(&self, graph: &Graph, header: Header, (module, optimized): (&[u8], &[u8]), compiled: &CompiledModule) {
+        let Some(store) = &self.store else { return };
+        let id = header.key.id();
+        let (graph_bytes, executable) = (graph.to_bytes(), compiled.serialize().ok());
+        let mut parts: Vec<(Content, &[u8])> = vec![(Content::Graph, &graph_bytes), (Content::Module, module)];
+        parts.extend(executable.as_deref().map(|bytes| (Content::Executable, bytes)));
+        parts.push((Content::OptimizedModule, optimized));
+        match store.insert(header, &parts) {
+            // Nothing depends on the old ones going now; the next insertion tries again.
+            Ok(()) => drop(store.evict(self.settings.max_bytes, &id)),
+            Err(error) => eprintln!("warning: compiled graphs are not kept: {error}"),
+        }
+    }
+}

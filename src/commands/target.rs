@@ -1,0 +1,129 @@
+//! `--target`: a run's graphs compiled for a card that is not there. What is told is what a card would be needed to find out
+//! otherwise: whether everything compiles, what memory it takes, which kernels it becomes, and how long it has to take at least.
+
+use super::fit::{Split, resolve_auto_for};
+use super::model::failed;
+use super::train::Prepared;
+use super::{Error, Outcome, compile};
+use crate::cache::{CheckedGraph, TargetCache};
+use crate::config::{Device, DevicePlan, TrainPlan};
+use crate::report::table::Table;
+use crate::report::units::{bytes, count};
+use crate::runtime::hlo_facts::{self, HloFacts};
+use crate::trainer::ahead::record_all;
+use crate::trainer::cuda;
+use crate::trainer::device::DeviceSettings;
+use crate::trainer::fit::of_graph;
+use crate::trainer::gpu::{Estimate, Gpu, PEAK_SHARE, Work};
+use std::time::Duration;
+use xtrain_graphs::Graph;
+
+/// A card that is not there, with what compiles for it.
+pub(super) struct AbsentGpu {
+    pub gpu: Gpu,
+    pub graphs: TargetCache,
+}
+
+/// The plan on the CPU, whose session records graphs for any device.
+pub(super) fn recorder(plan: &TrainPlan) -> TrainPlan {
+    TrainPlan { device: DevicePlan { kind: Device::Cpu, settings: DeviceSettings::default() }, ..plan.clone() }
+}
+
+impl AbsentGpu {
+    /// The card that a plan names; `None` if it names none and so means one that is there.
+    pub fn of(plan: &TrainPlan, prepared: &Prepared) -> Result<Option<Self>, Error> {
+        let Some(gpu) = plan.target else { return Ok(None) };
+        let graphs = cuda::describe(gpu, &plan.device.settings, plan.cache.clone());
+        let mut graphs = graphs.map_err(failed("describing the card to the CUDA plugin"))?;
+        graphs.set_origin(prepared.session.cache().origin().clone());
+        Ok(Some(AbsentGpu { gpu, graphs }))
+    }
+
+    /// What the card's compiler did, on standard error, with what its results are not.
+    pub fn tell(&self) {
+        let (compiled, took) = self.graphs.compiled();
+        let (name, seconds) = (self.gpu.name(), took.as_secs_f64());
+        eprintln!("graphs compiled for {name} {compiled}, seconds compiling {seconds:.1}");
+        eprintln!(
+            "this was a compile check: kernels were chosen without measuring on a card, and no run loads them. A run on the card compiles \
+             and tunes its own."
+        );
+    }
+}
+
+/// `xtrain compile --target`: every graph of the run, with what is known of it.
+pub(super) fn compile(mut plan: TrainPlan) -> Result<Outcome, Error> {
+    let mut prepared = Prepared::new(&recorder(&plan), false)?;
+    let mut absent = AbsentGpu::of(&plan, &prepared)?.expect("called for plans with a target");
+    resolve_auto_for(&mut plan, &mut prepared, Some(&mut absent))?;
+    let shapes = prepared.shapes(&plan);
+    let model = &*prepared.loaded.model;
+    let stepper = compile::stepper(&plan, model);
+    let graphs = record_all(&mut prepared.session, model, &stepper, &shapes).map_err(failed("recording the graphs"))?;
+    let state = stepper.state_bytes(shapes.accumulation > 1);
+    for graph in &graphs {
+        let checked = absent.graphs.check(graph).map_err(failed("compiling the graphs"))?;
+        let facts = hlo_facts::of(&checked.module).map_err(failed("reading the compiled module"))?;
+        let found = of_graph(graph, checked.memory, state, plan.train.per_device_train_batch_size);
+        let split = Split::of(&stepper, &found, &checked.module)?;
+        let mut table = heading(&checked, absent.gpu);
+        memory_rows(&mut table, graph, &split, found.peak, absent.gpu);
+        kernel_rows(&mut table, &facts);
+        let work = Work { low_flops: checked.work.low, f32_flops: checked.work.wide, bytes: facts.bytes };
+        work_rows(&mut table, work, absent.gpu.estimate(work), absent.gpu);
+        print!("{}", table.render());
+    }
+    absent.tell();
+    Ok(Outcome::Done)
+}
+
+fn heading(checked: &CheckedGraph, gpu: Gpu) -> Table {
+    let how = if checked.loaded { "was stored already" } else { "compiled" };
+    let seconds = checked.ready_time.as_secs_f64();
+    let mut table = Table::pairs();
+    table.heading(format!("{} for {} {}  {how} in {seconds:.1} s", checked.name, gpu.name(), &checked.id[..12]));
+    table
+}
+
+fn memory_rows(table: &mut Table, graph: &Graph, split: &Split, peak: u64, gpu: Gpu) {
+    let state = graph.aliases().count();
+    let verdict = if peak > gpu.usable_memory() { ": DOES NOT FIT" } else { "" };
+    table.row(["memory at the peak".to_string(), format!("{} of {}{verdict}", bytes(peak), bytes(gpu.memory()))]);
+    for (name, n) in split.rows() {
+        table.row([format!("  {name}"), bytes(n)]);
+    }
+    table.row(["donated state".to_string(), format!("{state} of {} inputs", graph.inputs.len())]);
+}
+
+fn kernel_rows(table: &mut Table, facts: &HloFacts) {
+    let products =
+        format!("{} cuBLAS calls, {} Triton fusions, {} others", facts.gemm_calls, facts.triton_gemms, facts.plain_products);
+    table.row(["attention".to_string(), format!("{} cuDNN calls", facts.attention_calls)]);
+    table.row(["matrix products".to_string(), products]);
+    table.row([
+        "other fusions".to_string(),
+        format!("{}, {} by Triton", facts.fusions + facts.triton_fusions, facts.triton_fusions),
+    ]);
+    table.row(["copies, transposes".to_string(), format!("{}, {}", facts.copies, facts.transposes)]);
+    for (target, n) in &facts.other_calls {
+        table.row([format!("calls of {target}"), n.to_string()]);
+    }
+}
+
+fn work_rows(table: &mut Table, work: Work, estimate: Estimate, gpu: Gpu) {
+    let milliseconds = |d: Duration| format!("{:.1} ms", d.as_secs_f64() * 1e3);
+    let flops = match (work.low_flops, work.f32_flops) {
+        (low, 0.0) => format!("{}FLOP in 16 bits", count(low)),
+        (0.0, wide) => format!("{}FLOP in f32, multiplied as TF32", count(wide)),
+        (low, wide) => format!("{}FLOP in 16 bits, {}FLOP in f32, multiplied as TF32", count(low), count(wide)),
+    };
+    let share = format!("{:.0}% of the card's peak", PEAK_SHARE * 100.0);
+    table.row(["products".to_string(), format!("{flops}: {} at {share}", milliseconds(estimate.products))]);
+    let bandwidth = format!("{}/s", bytes(gpu.bandwidth() as u64));
+    table.row([
+        "memory traffic".to_string(),
+        format!("{}: {} at {bandwidth}", bytes(work.bytes as u64), milliseconds(estimate.memory)),
+    ]);
+    let bound = if estimate.is_product_bound() { "products" } else { "memory traffic" };
+    table.row(["estimated time".to_string(), format!("{}, the longer of the two ({bound})", milliseconds(estimate.time()))]);
+}

@@ -1,0 +1,115 @@
+//! NVIDIA cards, there or not: jax's plugin with what it needs, the options of its client and compiler, and the target that a card is.
+
+use super::device::{DeviceSettings, open_plugin, session};
+use super::error::Result;
+use super::gpu::{Gpu, MEMORY_SHARE};
+use super::session::Session;
+use crate::cache::{AbsentDevice, CacheSettings, TargetCache};
+use crate::parallel::Mesh;
+use crate::runtime::discover::CUDA;
+use crate::runtime::{
+    Client, CompileOptions, Error, Library, OptionValue, OverrideValue, Plugin, Topology, cuda_tools, nvidia_libraries,
+};
+use xtrain_graphs::Target;
+
+/// The oldest compute capability that graphs are lowered for where no card tells its own: 8.0, from which on there are bf16 products.
+pub const LEAST_CAPABILITY: u16 = 80;
+
+/// Opens NVIDIA cards through jax's plugin.
+pub fn open_cuda(settings: &DeviceSettings, mesh: Mesh, cache: CacheSettings) -> Result<Session> {
+    let path = CUDA.find(settings.plugin.as_deref())?;
+    // What cannot be opened here may be found by the plugin elsewhere; if not, its own error decides.
+    nvidia_libraries::preload(&path);
+    let client = open_plugin(&CUDA, &path, mesh, |plugin| client_options(plugin, settings, mesh))?;
+    let target = cuda_target(&client, settings)?;
+    let mut options = settings.compile_options(mesh);
+    if let Some((name, value)) = tools_elsewhere(client.plugin()) {
+        options.overrides.entry(name).or_insert(value);
+    }
+    session(client, target, options, (mesh, cache))
+}
+
+/// What the plugin's client is told. A stand-in, which knows none of it, is told nothing.
+fn client_options(plugin: &Plugin, settings: &DeviceSettings, mesh: Mesh) -> Vec<(String, OptionValue)> {
+    if cuda_tools::cuda_version(plugin).is_none() {
+        return Vec::new();
+    }
+    let fraction = settings.memory_fraction.unwrap_or(MEMORY_SHARE);
+    // As many as there are replicas; the others are left to other processes.
+    let first = (0..mesh.replicas() as i64).collect();
+    let visible = if settings.visible_devices.is_empty() { first } else { settings.visible_devices.clone() };
+    [
+        ("memory_fraction", OptionValue::Float(fraction as f32)),
+        // Taken at once: a step that needs it finds it, or the run ends before its first step.
+        ("preallocate", OptionValue::Bool(true)),
+        ("visible_devices", OptionValue::IntList(visible)),
+    ]
+    .map(|(name, value)| (name.to_string(), value))
+    .into()
+}
+
+/// The compile option for `ptxas` and `libdevice`, where the plugin would not find them by itself. Its path is part of what a cached
+/// graph is found by, so it is told only if it has to be.
+fn tools_elsewhere(plugin: &Plugin) -> Option<(String, OverrideValue)> {
+    cuda_tools::cuda_version(plugin)?;
+    // If there are none at all, compiling says so.
+    let found = cuda_tools::find(plugin).ok()?;
+    let beside = cuda_tools::nvidia_folder(plugin.path()).is_some_and(|nvidia| found.starts_with(nvidia));
+    (!beside).then(|| (cuda_tools::DATA_DIR_OPTION.to_string(), OverrideValue::String(found.display().to_string())))
+}
+
+/// By the first card's own word, `9.0` for an H200; all cards of a process are of one kind.
+fn cuda_target(client: &Client, settings: &DeviceSettings) -> Result<Target> {
+    if client.platform_name() != CUDA.device {
+        // A stand-in has no cuDNN.
+        return Ok(Target::Cuda { capability: LEAST_CAPABILITY, fused_attention: false });
+    }
+    let name = "compute_capability";
+    let told = client.addressable_devices().next().and_then(|device| device.attribute(name));
+    let told = told.map(|value| value.to_string()).unwrap_or_default();
+    match capability(&told) {
+        Some(capability) => Ok(Target::Cuda { capability, fused_attention: !settings.plain_attention }),
+        None => Err(Error::DeviceAttribute { name, found: told, wanted: "a number as 9.0" }.into()),
+    }
+}
+
+/// 90 for `9.0`.
+fn capability(text: &str) -> Option<u16> {
+    let (major, minor) = text.split_once('.')?;
+    Some(major.parse::<u16>().ok()? * 10 + minor.parse::<u16>().ok()?)
+}
+
+/// A card that is not there, through the same plugin: graphs are compiled for it, and nothing runs.
+pub fn describe(gpu: Gpu, settings: &DeviceSettings, cache: CacheSettings) -> Result<TargetCache> {
+    let path = CUDA.find(settings.plugin.as_deref())?;
+    let plugin = Plugin::load(&path)?;
+    let tools = cuda_tools::find(&plugin)?;
+    let description = gpu.target_config(&plugin);
+    let text = |name: &str, value: &str| (name.to_string(), OptionValue::String(value.to_string()));
+    let topology = Topology::create(&plugin, &[text("target_config", &description), text("topology", "1x1x1")])?;
+    let tools = OverrideValue::String(tools.display().to_string());
+    let device = AbsentDevice {
+        topology,
+        target: Target::Cuda { capability: gpu.capability(), fused_attention: !settings.plain_attention },
+        name: gpu.name().to_string(),
+        description,
+        options: settings.compile_options(Mesh::single()),
+        tools: CompileOptions::default().with(cuda_tools::DATA_DIR_OPTION, tools),
+    };
+    Ok(TargetCache::new(Library::open()?, device, cache)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_are_read_as_the_plugin_writes_them() {
+        assert_eq!(capability("9.0"), Some(90));
+        assert_eq!(capability("8.6"), Some(86));
+        assert_eq!(capability("12.1"), Some(121));
+        for text in ["", "9", "sm_90", "9.0a"] {
+            assert_eq!(capability(text), None, "{text}");
+        }
+    }
+}

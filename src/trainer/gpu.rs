@@ -1,0 +1,191 @@
+//! NVIDIA cards that graphs can be compiled for without having one (`--target`): their description for XLA, from the files in
+//! `gpu/`, and what they can do at most.
+
+use crate::runtime::{Plugin, cuda_tools};
+use std::time::Duration;
+
+/// A card by the name that `--target` takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gpu {
+    H200,
+    H100,
+    A100Gb80,
+    A100Gb40,
+}
+
+/// Dense peak rates of matrix products, 10^12 operations per second (NVIDIA data sheets, "Tensor Core" without sparsity).
+const HOPPER: Peaks = Peaks { low: 989.4, tf32: 494.7 };
+const AMPERE: Peaks = Peaks { low: 312.0, tf32: 156.0 };
+
+struct Peaks {
+    /// bf16 and fp16 operands.
+    low: f64,
+    /// f32 operands, which XLA multiplies as TF32 on these cards.
+    tf32: f64,
+}
+
+/// Of the peak, what large products reach on such cards; an assumption, so that an estimate can be had before a card is.
+pub const PEAK_SHARE: f64 = 0.6;
+
+/// Of a card's memory, what a client's allocator takes by default; the rest is the driver's and the libraries'.
+pub const MEMORY_SHARE: f64 = 0.9;
+
+/// In a card's file, what follows is not known to plugins of an older PJRT C API than this.
+const SINCE: (&str, (i32, i32)) = ("# since 0.115", (0, 115));
+
+impl Gpu {
+    /// In the order of `--help`.
+    pub const NAMES: [&str; 4] = ["h200", "h100", "a100-80g", "a100-40g"];
+    const ALL: [Gpu; 4] = [Gpu::H200, Gpu::H100, Gpu::A100Gb80, Gpu::A100Gb40];
+
+    pub fn named(name: &str) -> Option<Gpu> {
+        Gpu::ALL.into_iter().find(|gpu| gpu.name() == name)
+    }
+
+    pub fn name(self) -> &'static str {
+        Gpu::NAMES[self as usize]
+    }
+
+    fn file(self) -> &'static str {
+        match self {
+            Gpu::H200 => include_str!("gpu/h200.txtpb"),
+            Gpu::H100 => include_str!("gpu/h100.txtpb"),
+            Gpu::A100Gb80 => include_str!("gpu/a100-80g.txtpb"),
+            Gpu::A100Gb40 => include_str!("gpu/a100-40g.txtpb"),
+        }
+    }
+
+    fn peaks(self) -> Peaks {
+        if self.capability() >= 90 { HOPPER } else { AMPERE }
+    }
+
+    /// A field of the card's file.
+    fn number(self, field: &str) -> u64 {
+        let mut lines = self.file().lines();
+        let value = lines.find_map(|line| line.strip_prefix(field)?.strip_prefix(": ")?.trim().parse().ok());
+        value.expect("a test reads every field of every card")
+    }
+
+    /// Compute capability without its point: 90 for 9.0.
+    pub fn capability(self) -> u16 {
+        let line = self.file().lines().find(|line| line.starts_with("cuda_compute_capability"));
+        let digit = |name: &str| line?.split_once(name)?.1.trim_start().split([' ', '}']).next()?.parse::<u16>().ok();
+        digit("major:").zip(digit("minor:")).map(|(major, minor)| major * 10 + minor).expect("a test reads every card")
+    }
+
+    /// Bytes of the card's memory.
+    pub fn memory(self) -> u64 {
+        self.number("device_memory_size")
+    }
+
+    /// Bytes that a run can use of it unless it is told otherwise.
+    pub fn usable_memory(self) -> u64 {
+        (self.memory() as f64 * MEMORY_SHARE) as u64
+    }
+
+    /// Bytes per second between the card and its memory.
+    pub fn bandwidth(self) -> f64 {
+        self.number("memory_bandwidth") as f64
+    }
+
+    /// The card as a plugin wants it described: a `GpuTargetConfigProto` as text, in the form that the plugin's generation takes.
+    pub fn target_config(self, plugin: &Plugin) -> String {
+        self.config(plugin.api_version(), cuda_tools::cuda_version(plugin).unwrap_or(13000))
+    }
+
+    fn config(self, api: (i32, i32), cuda: i64) -> String {
+        let (marker, since) = SINCE;
+        let card = match self.file().split_once(marker) {
+            // The rest of the marker's line is a comment.
+            Some((old, new)) if api >= since => format!("{old}#{new}"),
+            Some((old, _)) => old.to_string(),
+            None => self.file().to_string(),
+        };
+        let (major, minor) = (cuda / 1000, cuda % 1000 / 10);
+        let version = format!("{major}.{minor}.0");
+        let name = self.name().to_uppercase();
+        format!(
+            "gpu_device_info {{\n{card}\ndriver_version: \"{version}\"\nruntime_version: \"{version}\"\n\
+             compile_time_toolkit_version: \"{version}\"\ndnn_version: \"9.10.0\"\n}}\n\
+             platform_name: \"CUDA\"\ndevice_description_str: \"NVIDIA {name}\"\n"
+        )
+    }
+
+    /// The time that a step takes if it does nothing but this: products at [`PEAK_SHARE`] of the peak, or memory traffic at the
+    /// card's bandwidth, whichever is longer.
+    pub fn estimate(self, work: Work) -> Estimate {
+        let peaks = self.peaks();
+        let products = (work.low_flops / peaks.low + work.f32_flops / peaks.tf32) / (PEAK_SHARE * 1e12);
+        Estimate { products: seconds(products), memory: seconds(work.bytes / self.bandwidth()) }
+    }
+}
+
+fn seconds(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or_default()
+}
+
+/// What a graph asks of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Operations of products with 16-bit operands.
+    pub low_flops: f64,
+    /// Operations of all other products.
+    pub f32_flops: f64,
+    /// Bytes that kernels read and write.
+    pub bytes: f64,
+}
+
+/// How long a graph runs at least, by what limits it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    pub products: Duration,
+    pub memory: Duration,
+}
+
+impl Estimate {
+    pub fn time(&self) -> Duration {
+        self.products.max(self.memory)
+    }
+
+    /// Whether products, not memory, are what it waits for.
+    pub fn is_product_bound(&self) -> bool {
+        self.products >= self.memory
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_card_has_its_numbers_and_its_source() {
+        for (name, gpu) in Gpu::NAMES.into_iter().zip(Gpu::ALL) {
+            assert_eq!(Gpu::named(name), Some(gpu));
+            assert_eq!(gpu.name(), name);
+            assert!(gpu.memory() > 39 << 30 && gpu.bandwidth() > 1.5e12, "{name}");
+            assert_eq!(gpu.capability(), if name.starts_with('h') { 90 } else { 80 });
+            assert!(gpu.file().lines().nth(1).is_some_and(|line| line.starts_with("# Sources: NVIDIA")), "{name}");
+        }
+        assert_eq!(Gpu::named("v100"), None);
+    }
+
+    #[test]
+    fn older_plugins_are_not_told_what_they_refuse() {
+        for gpu in Gpu::ALL {
+            let (new, old) = (gpu.config((0, 115), 13000), gpu.config((0, 112), 12090));
+            assert!(new.contains("\nmem_clock_ghz: ") && new.contains("\"13.0.0\""), "{new}");
+            assert!(!old.contains("mem_clock_ghz") && !old.contains("max_blocks") && old.contains("\"12.9.0\""), "{old}");
+            assert!(!new.contains("\n:"), "the marker's comment stays one: {new}");
+        }
+    }
+
+    #[test]
+    fn an_estimate_is_the_longer_of_the_two() {
+        let work = Work { low_flops: 593.64e12, f32_flops: 0.0, bytes: 4.8e11 };
+        let estimate = Gpu::H200.estimate(work);
+        assert!((estimate.products.as_secs_f64() - 1.0).abs() < 1e-9 && (estimate.memory.as_secs_f64() - 0.1).abs() < 1e-9);
+        assert!(estimate.is_product_bound() && estimate.time() == estimate.products);
+        let wide = Gpu::A100Gb40.estimate(Work { f32_flops: 93.6e12, low_flops: 0.0, bytes: 1.5552e12 * 2.0 });
+        assert!((wide.products.as_secs_f64() - 1.0).abs() < 1e-9 && !wide.is_product_bound());
+    }
+}

@@ -1,0 +1,124 @@
+//! XLA:GPU's names and attributes for cuDNN's fused attention (`__cudnn$fmha...`), as its compiler reads them: a custom call with
+//! several results whose `backend_config` is a `GpuBackendConfig` in JSON. XLA builds cuDNN's graph from it when it compiles, and
+//! gives the workspace, the last result, its size then.
+//!
+//! Arrays are `[B, T, H, D]` going in, and coming out `[B, H, T, D]` laid out as `[B, T, H, D]`.
+
+use crate::proto::xla::{HloInstructionProto, LayoutProto, PrimitiveType, ShapeProto};
+use xtrain_graphs::fused_attention::results;
+use xtrain_graphs::op::{FusedAttention, Op};
+use xtrain_graphs::{DType, Shape};
+
+/// Minor to major, of the results of rank 4.
+const TURNED: [i64; 4] = [3, 1, 2, 0];
+
+/// A product's dimensions as JSON: contracted ones, batch ones.
+fn product(lhs: u8, rhs: u8, lhs_batch: [u8; 2], rhs_batch: [u8; 2]) -> String {
+    let pair = |[a, b]: [u8; 2]| format!(r#"["{a}","{b}"]"#);
+    format!(
+        r#"{{"lhs_contracting_dimensions":["{lhs}"],"rhs_contracting_dimensions":["{rhs}"],"lhs_batch_dimensions":{},"rhs_batch_dimensions":{}}}"#,
+        pair(lhs_batch),
+        pair(rhs_batch)
+    )
+}
+
+/// The instruction of a node, complete but for its id, name, operands and metadata; `None` for nodes that are no such call.
+pub(super) fn instruction(op: &Op, operands: &[&Shape]) -> Option<HloInstructionProto> {
+    let (of, is_backward) = match op {
+        Op::FusedAttention(of) => (of, false),
+        Op::FusedAttentionGrad(of) => (of, true),
+        _ => return None,
+    };
+    let bias = if of.bias { "ScaleBias" } else { "" };
+    let backward = if is_backward { "Backward" } else { "" };
+    let results = results(op, operands)?;
+    let workspace = shape_proto(&Shape::new(DType::U8, [0]), &[0]);
+    let mut shape = ShapeProto { tuple_shapes: results.iter().map(result).chain([workspace]).collect(), ..Default::default() };
+    shape.set_element_type(PrimitiveType::Tuple);
+    Some(HloInstructionProto {
+        opcode: "custom-call".into(),
+        shape: Some(shape),
+        custom_call_target: format!("__cudnn$fmha{bias}Softmax{backward}"),
+        backend_config: config(of, is_backward, operands[0], operands[1]).into_bytes(),
+        // Or layout assignment could turn what the kernel reads.
+        constrain_layout: true,
+        operand_shapes_with_layout: operands.iter().map(|shape| shape_proto(shape, &row_major(shape.rank()))).collect(),
+        ..Default::default()
+    })
+}
+
+fn config(of: &FusedAttention, is_backward: bool, q: &Shape, k: &Shape) -> String {
+    let [b, t, h, s] = [q.dims[0], q.dims[1], q.dims[2], k.dims[1]];
+    let element = if q.dtype == DType::F16 { "F16" } else { "BF16" };
+    let mask = if of.causal { "CAUSAL" } else { "NO_MASK" };
+    // P is [B, H, T, S]; everything else has its heads in dimension 2.
+    let (heads, p) = ([0, 2], [0, 1]);
+    let products = match is_backward {
+        false => [("bmm1", product(3, 3, heads, heads)), ("bmm2", product(3, 1, p, heads))].to_vec(),
+        true => [
+            ("bmm1_grad_gemm1", product(2, 1, p, heads)),
+            ("bmm1_grad_gemm2", product(3, 1, p, heads)),
+            ("bmm2_grad_gemm1", product(2, 1, p, heads)),
+            ("bmm2_grad_gemm2", product(3, 3, heads, heads)),
+        ]
+        .to_vec(),
+    };
+    let products: Vec<String> = products.iter().map(|(name, dims)| format!(r#""{name}_dot_dimension_numbers":{dims}"#)).collect();
+    format!(
+        r#"{{"operation_queue_id":"0","cudnn_fmha_backend_config":{{"algorithm":{{"algo_id":"0","math_type":"TENSOR_OP_MATH","tuning_knobs":{{"17":"1","24":"0"}},"is_cudnn_frontend":true,"workspace_size":"0"}},"fmha_scale":{scale:?},"dropout_rate":0,"seed":42,"mask_type":"{mask}","is_flash_attention":true,"is_causal_mask":false,"sliding_window_length":0,"intermediate_tensor_shape":{{"element_type":"{element}","dimensions":["{b}","{h}","{t}","{s}"],"layout":{{"minor_to_major":["3","2","1","0"]}}}},{products}}}}}"#,
+        scale = of.scale.get(),
+        products = products.join(",")
+    )
+}
+
+/// A result in its layout.
+fn result(shape: &Shape) -> ShapeProto {
+    match shape.rank() {
+        4 => shape_proto(shape, &TURNED),
+        rank => shape_proto(shape, &row_major(rank)),
+    }
+}
+
+fn row_major(rank: usize) -> Vec<i64> {
+    (0..rank as i64).rev().collect()
+}
+
+/// A dense array in a layout.
+fn shape_proto(shape: &Shape, minor_to_major: &[i64]) -> ShapeProto {
+    let layout = LayoutProto { minor_to_major: minor_to_major.to_vec(), ..Default::default() };
+    let mut proto = ShapeProto {
+        dimensions: shape.dims.iter().map(|&d| d as i64).collect(),
+        is_dynamic_dimension: vec![false; shape.rank()],
+        layout: Some(Box::new(layout)),
+        ..Default::default()
+    };
+    proto.set_element_type(match shape.dtype {
+        DType::Pred => PrimitiveType::Pred,
+        DType::S8 => PrimitiveType::S8,
+        DType::S32 => PrimitiveType::S32,
+        DType::S64 => PrimitiveType::S64,
+        DType::U8 => PrimitiveType::U8,
+        DType::U32 => PrimitiveType::U32,
+        DType::U64 => PrimitiveType::U64,
+        DType::F16 => PrimitiveType::F16,
+        DType::BF16 => PrimitiveType::Bf16,
+        DType::F32 => PrimitiveType::F32,
+        DType::F64 => PrimitiveType::F64,
+    });
+    proto
+}
+
+/// The instruction that reads a result of a call. A shape that is not the call's own is refused: nothing else would see it.
+pub(super) fn part(call: &Op, operands: &[&Shape], index: usize, shape: &Shape) -> Result<HloInstructionProto, String> {
+    let results = results(call, operands).ok_or_else(|| format!("`{}` has no parts", call.name()))?;
+    if results.get(index) != Some(shape) {
+        let found = results.get(index).map_or("nothing".to_string(), Shape::to_string);
+        return Err(format!("result {index} of `{}` is {found}, not {shape}", call.name()));
+    }
+    Ok(HloInstructionProto {
+        opcode: "get-tuple-element".into(),
+        tuple_index: index as i64,
+        shape: Some(result(shape)),
+        ..Default::default()
+    })
+}

@@ -1,0 +1,215 @@
+//! Attention as one call of NVIDIA's cuDNN, forward and backward, that never writes the scores to memory (Dao et al. 2022). XLA:GPU
+//! knows the calls by name (`native/src/emit/cudnn.rs`); here stands when they are used and what goes in and comes out.
+//!
+//! The calls read `[B, T, H, D]`, as the projections before them write it, so the turn to `[B, H, T, D]` that the models record is
+//! turned back and costs nothing. A key mask becomes a bias of very negative numbers: any mask is right, and a row that sees no key is
+//! uniform, as in the plain form (with fp16 operands it is as if unmasked: fp16 has no numbers so low).
+
+use super::attention::Inferred;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::op::{Attention, AttentionOperand, FusedAttention, Op};
+use crate::ops::expect;
+use crate::shape::Shape;
+use crate::target::Target;
+use crate::trace::Tensor;
+
+/// Between `[B, H, T, D]` and `[B, T, H, D]`.
+const TURN: [usize; 4] = [0, 2, 1, 3];
+
+/// Whether the target has a call for this attention over `q` and `k` (`[B, H, T, D]`, `[B, H, S, D]`).
+pub(crate) fn applies(attention: &Attention, q: &Shape, k: &Shape, target: Target) -> bool {
+    let Some(largest_head) = target.fused_attention_head() else { return false };
+    let [t, d, s] = [q.dims[2], q.dims[3], k.dims[2]];
+    matches!(q.dtype, DType::BF16 | DType::F16)
+        // cuDNN's masks are neither ours nor the same after a resume; its windows are not tried yet.
+        && attention.dropout.is_none()
+        && attention.window.is_none()
+        && d.is_multiple_of(8)
+        && d <= largest_head
+        && (!attention.causal || t == s)
+        // Backward with a bias is there for even lengths only.
+        && (!attention.key_mask || (t.is_multiple_of(2) && s.is_multiple_of(2)))
+        && q.elements() > 0
+        && k.elements() > 0
+}
+
+/// Results of a call by their place. Workspaces, which come last, are the compiler's own.
+const OUT: usize = 0;
+const STATISTICS: usize = 1;
+
+/// The shapes of a call's results without its workspace, given its operands'; `None` for other operations.
+pub fn results(op: &Op, operands: &[&Shape]) -> Option<Vec<Shape>> {
+    let turned = |x: &Shape| Shape::new(x.dtype, TURN.map(|d| x.dims[d]));
+    let q = operands.first()?;
+    match op {
+        Op::FusedAttention(_) => {
+            let out = turned(q);
+            let statistics = Shape::new(DType::F32, &out.dims[..3]);
+            Some(vec![out, statistics])
+        }
+        Op::FusedAttentionGrad(_) => Some(operands[..3].iter().map(|x| turned(x)).collect()),
+        _ => None,
+    }
+}
+
+fn check(of: &FusedAttention, operands: &[&Shape], more: usize) -> std::result::Result<(), String> {
+    let count = 3 + usize::from(of.bias) + more;
+    if operands.len() != count {
+        return Err(format!("takes {count} operands, got {}", operands.len()));
+    }
+    let (q, k, v) = (operands[0], operands[1], operands[2]);
+    if !matches!(q.dtype, DType::BF16 | DType::F16) || q.rank() != 4 || k.rank() != 4 {
+        return Err(format!("needs q, k and v of [B, T, H, D] in bf16 or f16, got {q}, {k} and {v}"));
+    }
+    let kv = [q.dims[0], k.dims[1], q.dims[2], q.dims[3]];
+    expect("the keys", k, q.dtype, &kv)?;
+    expect("the values", v, q.dtype, &kv)
+}
+
+fn check_bias(bias: &Shape, q: &Shape, k: &Shape) -> std::result::Result<(), String> {
+    expect("the bias", bias, q.dtype, &[q.dims[0], 1, q.dims[1], k.dims[1]])
+}
+
+/// The call's first result stands for it; the others are read by `Op::Part`.
+pub(crate) fn infer(of: &FusedAttention, operands: &[&Shape]) -> Inferred {
+    check(of, operands, 0)?;
+    if of.bias {
+        check_bias(operands[3], operands[0], operands[1])?;
+    }
+    Ok(Shape::new(operands[0].dtype, TURN.map(|d| operands[0].dims[d])))
+}
+
+/// Operands: q, k, v, the statistics, the gradient of the output, the bias if there is one, the output.
+pub(crate) fn infer_grad(of: &FusedAttention, operands: &[&Shape]) -> Inferred {
+    check(of, operands, 3)?;
+    let (q, k) = (operands[0], operands[1]);
+    expect("the statistics", operands[3], DType::F32, &[q.dims[0], q.dims[2], q.dims[1]])?;
+    expect("the gradient", operands[4], q.dtype, &q.dims)?;
+    if of.bias {
+        check_bias(operands[5], q, k)?;
+    }
+    expect("the output", operands[operands.len() - 1], q.dtype, &q.dims)?;
+    Ok(Shape::new(q.dtype, TURN.map(|d| q.dims[d])))
+}
+
+/// The forward call with its operands, which the backward call takes too.
+struct Call {
+    of: FusedAttention,
+    /// q, k, v in `[B, T, H, D]`.
+    turned: Vec<Tensor>,
+    bias: Option<Tensor>,
+    call: Tensor,
+}
+
+impl Call {
+    /// Records the forward call; recorded twice, it is one.
+    fn new(attention: &Attention, operands: &[Tensor]) -> Result<Call> {
+        let turned = operands[..3].iter().map(|x| x.transpose(&TURN)).collect::<Result<Vec<_>>>()?;
+        let bias = if attention.key_mask { Some(bias(&operands[0], &operands[3], operands[1].dims()[2])?) } else { None };
+        let of = FusedAttention { scale: attention.scale, causal: attention.causal, bias: bias.is_some() };
+        let all: Vec<&Tensor> = turned.iter().chain(&bias).collect();
+        let call = all[0].trace().record(Op::FusedAttention(of), &all)?;
+        Ok(Call { of, turned, bias, call })
+    }
+}
+
+/// One result of a call.
+fn part(call: &Tensor, index: usize) -> Result<Tensor> {
+    let trace = call.trace().clone();
+    let node = call.node();
+    let operands: Vec<Tensor> = node.operands.iter().map(|&id| trace.tensor(id)).collect();
+    let shapes: Vec<&Shape> = operands.iter().map(Tensor::shape).collect();
+    let shape = results(&node.op, &shapes).expect("only calls have parts").swap_remove(index);
+    trace.record(Op::Part { index, shape }, &[call])
+}
+
+/// `[B, 1, T, S]`: 0 where `mask` (`pred[B, S]`) is true, else so low that it weighs nothing. Half of the lowest number, since the
+/// kernel may multiply by log2(e) before it takes the exponential.
+fn bias(q: &Tensor, mask: &Tensor, keys: usize) -> Result<Tensor> {
+    let low = if q.dtype() == DType::F16 { -65504.0 } else { half::bf16::MIN.to_f64() } / 2.0;
+    let shape = Shape::new(q.dtype(), [q.dims()[0], 1, q.dims()[2], keys]);
+    let trace = q.trace();
+    mask.broadcast_in(&shape.dims, &[0, 3])?.select(&trace.full(0.0, &shape)?, &trace.full(low, &shape)?)
+}
+
+pub(crate) fn expand(attention: &Attention, operands: &[Tensor]) -> Result<Tensor> {
+    part(&Call::new(attention, operands)?.call, OUT)
+}
+
+/// `operands`: the attention's and then the gradient of its result.
+pub(crate) fn expand_grad(attention: &Attention, operand: AttentionOperand, operands: &[Tensor]) -> Result<Tensor> {
+    let (dy, operands) = operands.split_last().expect("the shape rule has seen dy");
+    let forward = Call::new(attention, operands)?;
+    let out = part(&forward.call, OUT)?.transpose(&TURN)?;
+    let (statistics, dy) = (part(&forward.call, STATISTICS)?, dy.transpose(&TURN)?);
+    let all: Vec<&Tensor> = forward.turned.iter().chain([&statistics, &dy]).chain(&forward.bias).chain([&out]).collect();
+    let call = all[0].trace().record(Op::FusedAttentionGrad(forward.of), &all)?;
+    part(&call, operand as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::F64;
+    use crate::{Graph, InputRole, Trace, backward, passes};
+
+    const H200: Target = Target::Cuda { capability: 90, fused_attention: true };
+
+    fn attention() -> Attention {
+        Attention { scale: F64::new(0.125), causal: true, window: None, key_mask: false, dropout: None }
+    }
+
+    /// Attention of `[2, 3, 8, 64]` with the gradients of all three operands, prepared for a target.
+    fn step(of: Attention, dtype: DType, target: Target) -> Graph {
+        let trace = Trace::new();
+        let shape = Shape::new(dtype, [2, 3, 8, 64]);
+        let [q, k, v] = ["q", "k", "v"].map(|name| trace.input(name, shape.clone(), InputRole::State));
+        let mask = of.key_mask.then(|| trace.input("mask", Shape::new(DType::Pred, [2, 8]), InputRole::Feed));
+        let out = q.attention(&k, &v, mask.as_ref(), None, of).unwrap();
+        let loss = out.convert(DType::F32).unwrap().sum_all().unwrap();
+        for (name, grad) in ["q", "k", "v"].iter().zip(backward(&loss, &[q, k, v]).unwrap()) {
+            trace.output(*name, &grad.convert(dtype).unwrap());
+        }
+        trace.output("loss", &loss);
+        let prepared = passes::prepare(&trace.cut("test").unwrap(), target).unwrap();
+        prepared.check().unwrap();
+        prepared
+    }
+
+    fn calls(graph: &Graph) -> (usize, usize) {
+        let count = |wanted: fn(&Op) -> bool| graph.nodes.iter().filter(|n| wanted(&n.op)).count();
+        (count(|op| matches!(op, Op::FusedAttention(_))), count(|op| matches!(op, Op::FusedAttentionGrad(_))))
+    }
+
+    #[test]
+    fn one_call_each_way_serves_all_three_gradients() {
+        for dtype in [DType::BF16, DType::F16] {
+            assert_eq!(calls(&step(attention(), dtype, H200)), (1, 1));
+            assert_eq!(calls(&step(Attention { key_mask: true, ..attention() }, dtype, H200)), (1, 1));
+        }
+        // The turn that the models record and the one here are the other's undoing.
+        assert!(step(attention(), DType::BF16, H200).nodes.iter().all(|n| !matches!(n.op, Op::Dot { .. })));
+    }
+
+    #[test]
+    fn what_cudnn_does_not_take_is_written_out() {
+        assert_eq!(calls(&step(attention(), DType::F32, H200)), (0, 0));
+        assert_eq!(calls(&step(attention(), DType::BF16, Target::Cpu)), (0, 0));
+        let plain = Target::Cuda { capability: 90, fused_attention: false };
+        assert_eq!(calls(&step(attention(), DType::BF16, plain)), (0, 0));
+        assert_eq!(calls(&step(Attention { window: Some(4), ..attention() }, DType::BF16, H200)), (0, 0));
+        let shape = |dims: [usize; 4]| Shape::new(DType::BF16, dims);
+        let takes = |of: Attention, q: [usize; 4], s: usize, capability| {
+            let k = shape([q[0], q[1], s, q[3]]);
+            applies(&of, &shape(q), &k, Target::Cuda { capability, fused_attention: true })
+        };
+        assert!(takes(attention(), [1, 1, 8, 256], 8, 90) && !takes(attention(), [1, 1, 8, 256], 8, 80));
+        assert!(takes(attention(), [1, 1, 8, 128], 8, 80) && !takes(attention(), [1, 1, 8, 128], 8, 75));
+        assert!(!takes(attention(), [1, 1, 8, 65], 8, 90) && !takes(attention(), [1, 1, 8, 64], 9, 90));
+        let dropout = Attention { dropout: Some(F64::new(0.1)), ..attention() };
+        assert!(!takes(dropout, [1, 1, 8, 64], 8, 90));
+        let masked = Attention { key_mask: true, causal: false, ..attention() };
+        assert!(takes(masked, [1, 1, 8, 64], 6, 90) && !takes(masked, [1, 1, 7, 64], 6, 90));
+    }
+}
