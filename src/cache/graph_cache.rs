@@ -79,6 +79,8 @@ pub struct GraphCache {
     /// The latest graph of each name, to explain a second one of the same name.
     latest: HashMap<String, (Key, Graph)>,
     stats: CacheStats,
+    /// Hears of each graph that was loaded or compiled.
+    listener: Option<Box<dyn Fn(&CompiledGraph) + Send>>,
 }
 
 impl GraphCache {
@@ -90,7 +92,18 @@ impl GraphCache {
         settings: CacheSettings,
     ) -> Result<Self, Error> {
         let compiler = Compiler::new(library, client, target, options, settings)?;
-        Ok(GraphCache { compiler, compiled: HashMap::new(), latest: HashMap::new(), stats: CacheStats::default() })
+        Ok(GraphCache {
+            compiler,
+            compiled: HashMap::new(),
+            latest: HashMap::new(),
+            stats: CacheStats::default(),
+            listener: None,
+        })
+    }
+
+    /// Calls `listener` with each graph that is loaded or compiled from now on.
+    pub fn on_ready(&mut self, listener: impl Fn(&CompiledGraph) + Send + 'static) {
+        self.listener = Some(Box::new(listener));
     }
 
     /// Says what the graphs that follow belong to.
@@ -205,6 +218,9 @@ impl GraphCache {
             }
         }
         let compiled = Arc::new(compiled);
+        if let Some(listener) = &self.listener {
+            listener(&compiled);
+        }
         self.compiled.insert(compiled.fingerprint, compiled.clone());
         self.latest.insert(graph.name.clone(), (key, graph.clone()));
         compiled

@@ -1,7 +1,7 @@
 //! Compiled graphs: nothing is compiled twice, in this process or in the next, and every compile can be explained.
 //!
 //! Reading order: [`GraphCache`] (what this process has), `compiler` (from disk, else compiled), `key` (what decides whether a stored executable fits),
-//! `entry` (one file), `store` (a directory of them), `lock` (one process compiles, the others wait), `explain` (why not found).
+//! `entry` (one file), `store` (a directory of them), `lock` (one process compiles, the others wait), `explain` (why not found), `program` (how a module is handed over), `notice` (a word while that lasts).
 
 pub mod archive;
 mod compiler;
@@ -12,6 +12,8 @@ mod graph_cache;
 mod key;
 mod lock;
 mod machine;
+mod notice;
+mod program;
 mod store;
 
 pub use entry::{Content, Damage, Entry, Header, Memory, Origin, Stored};
@@ -19,6 +21,7 @@ pub use error::Error;
 pub use explain::{Explanation, first_difference, nearest};
 pub use graph_cache::{CacheStats, CompiledGraph, GraphCache};
 pub use key::{COMPILER, DEVICE, FORMAT_VERSION, Key, Part};
+pub use program::emit;
 pub use store::{Listed, Store, age, now};
 
 use std::path::PathBuf;

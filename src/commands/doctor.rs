@@ -1,6 +1,7 @@
 //! `xtrain doctor`: checks, in the order in which a run would need them, that everything is there and works.
 
 mod accelerator;
+mod neuron;
 
 use super::model::failed;
 use super::{Error, Outcome};
@@ -25,7 +26,7 @@ pub fn run(plan: DoctorPlan) -> Result<Outcome, Error> {
     let checks = match plan.device {
         Device::Cpu => check_cpu(),
         Device::Cuda => accelerator::check_cuda(),
-        Device::Neuron => accelerator::check_neuron(),
+        Device::Neuron(settings) => neuron::check(&settings),
     };
     for check in checks.iter().filter(|_| !plan.json) {
         match &check.found {

@@ -22,7 +22,7 @@ pub fn open_device(device: Device, cache: &CacheSettings) -> Result<Session, Err
     match device {
         Device::Cpu => device::open_cpu(1, cache.clone()).map_err(failed("opening the CPU device")),
         Device::Cuda => device::open_cuda(cache.clone()).map_err(failed("opening the CUDA device")),
-        Device::Neuron => device::open_neuron(cache.clone()).map_err(failed("opening the Neuron device")),
+        Device::Neuron(settings) => device::open_neuron(&settings, cache.clone()).map_err(failed("opening the Neuron device")),
     }
 }
 

@@ -12,11 +12,12 @@ use crate::data::sampler::{BatchPlan, Order, Position};
 use crate::data::{Collator, Tokenizer};
 use crate::report::progress::{Progress as Bar, Style};
 use crate::report::records::{Record, SummaryRecord};
+use crate::report::telemetry::Telemetry;
 use crate::trainer::ahead::RunShapes;
 use crate::trainer::best::Best;
 use crate::trainer::ceiling;
 use crate::trainer::evaluate::{evaluate, metric_names};
-use crate::trainer::hooks::{Evaluator, Kept, Logger, RunLog, SavedModel, Saver, Sums, trainer_state};
+use crate::trainer::hooks::{Evaluator, Kept, Logger, RunLog, SavedModel, Saver, Sums, Teller, graph_listener, trainer_state};
 use crate::trainer::interrupt::Interrupt;
 use crate::trainer::parameters::{self, Head};
 use crate::trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
@@ -263,6 +264,8 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     bar.skip_to(start.step);
     let log = RunLog::open(&settings.output_dir, history, start.step, bar).map_err(failed("opening the log"))?;
     let log = Rc::new(RefCell::new(log));
+    let telemetry = Telemetry::append_in(&settings.output_dir);
+    session.cache_mut().on_ready(graph_listener(&telemetry));
     let kept = Rc::new(RefCell::new(Kept {
         newest: resumed.as_ref().map(|c| c.dir.clone()),
         proven: None,
@@ -284,8 +287,9 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     };
     let cadence = (settings.logging, settings.logging_first_step);
     let logger = Logger::new(log.clone(), sums.clone(), cadence, Some(ceiling));
-    let mut hooks: Vec<Box<dyn Hook + '_>> = vec![Box::new(logger)];
     let client = session.client().clone();
+    let teller = Teller::new(telemetry, client.clone(), &plan.device.to_string(), &start);
+    let mut hooks: Vec<Box<dyn Hook + '_>> = vec![Box::new(logger), Box::new(teller)];
     let workers = prepared.task.workers();
     if let Some(validation) = prepared.validation.clone() {
         let (client, form, size) = (client.clone(), form.clone(), settings.per_device_eval_batch_size);

@@ -14,6 +14,7 @@ type Verdict = Result<(), UsageError>;
 
 /// Refuses every illegal combination.
 pub fn check(typed: &Typed) -> Verdict {
+    neuron(typed)?;
     match typed.command {
         command if Commands::TRAIN.contains(command) => {
             precision(typed)?;
@@ -97,6 +98,12 @@ pub fn check(typed: &Typed) -> Verdict {
             precision(typed)?;
             model(typed)
         }
+        Commands::TOP if !typed.is_given("output_dir") => {
+            refuse("top is not told which run to watch", "add --output_dir DIR, that of the run")
+        }
+        Commands::TOP if typed.bool("json") && !typed.bool("once") => {
+            refuse("--json is for one look: top draws on the terminal", "add --once")
+        }
         Commands::QUICKSTART => {
             not_a_file(typed)?;
             if typed.is_given("output_dir") && !typed.bool("overwrite_output_dir") {
@@ -142,6 +149,27 @@ fn train_has_something_to_do(typed: &Typed) -> Verdict {
         return refuse("--output_dir is missing", "add --output_dir DIR, where the model, checkpoints and logs go");
     }
     Ok(())
+}
+
+/// What is said to Neuron's compiler is for that device alone.
+fn neuron(typed: &Typed) -> Verdict {
+    let flags = [
+        "target",
+        "neuron_model_type",
+        "neuron_optlevel",
+        "neuron_auto_cast",
+        "neuron_auto_cast_type",
+        "neuron_stochastic_rounding",
+        "export",
+    ];
+    let device = typed.text("device").unwrap_or_default();
+    match flags.into_iter().find(|name| typed.is_given(name) && typed.bool_if_given(name) != Some(false)) {
+        Some(name) if device != "neuron" => refuse(
+            format!("--{name} says something to AWS's compiler, and --device is {device}"),
+            format!("add --device neuron, or leave --{name} out"),
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// One 16-bit type at a time.

@@ -26,7 +26,7 @@ pub use error::{Advice, Origin, UsageError};
 pub use nearest::nearest;
 pub use plan::{
     BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, Device, DoctorPlan, EvalPlan, FitPlan, GeneratePlan,
-    MODEL_TYPES, ModelSource, PRESETS, PredictPlan, PruneRules, QuickstartPlan, Sampling, ShowForm, TaskPlan, TrainPlan,
+    MODEL_TYPES, ModelSource, PRESETS, PredictPlan, PruneRules, QuickstartPlan, Sampling, ShowForm, TaskPlan, TopPlan, TrainPlan,
     is_encoder,
 };
 

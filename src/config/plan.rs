@@ -3,6 +3,7 @@
 
 use crate::cache::CacheSettings;
 use crate::data::settings::{ClmDataSettings, ClsDataSettings, MlmDataSettings, SourceSettings};
+use crate::runtime::neuron::NeuronSettings;
 use crate::trainer::settings::{Precision, TrainSettings};
 use std::fmt;
 use std::path::PathBuf;
@@ -73,6 +74,7 @@ pub enum Command {
     Generate(GeneratePlan),
     Bench(BenchPlan),
     Doctor(DoctorPlan),
+    Top(TopPlan),
     Quickstart(QuickstartPlan),
     Compile(CompilePlan),
     Fit(FitPlan),
@@ -83,7 +85,7 @@ pub enum Command {
 pub enum Device {
     Cpu,
     Cuda,
-    Neuron,
+    Neuron(NeuronSettings),
 }
 
 impl fmt::Display for Device {
@@ -91,7 +93,7 @@ impl fmt::Display for Device {
         f.write_str(match self {
             Device::Cpu => "cpu",
             Device::Cuda => "cuda",
-            Device::Neuron => "neuron",
+            Device::Neuron(_) => "neuron",
         })
     }
 }
@@ -184,6 +186,8 @@ pub struct CompilePlan {
     pub jobs: usize,
     /// Compare the graphs with what the device's compiler takes, and compile nothing.
     pub check: bool,
+    /// Write the modules for the device's compiler there, and compile nothing.
+    pub export: Option<PathBuf>,
 }
 
 /// `xtrain fit clm`.
@@ -278,6 +282,17 @@ pub struct BenchPlan {
 pub struct DoctorPlan {
     pub device: Device,
     pub json: bool,
+}
+
+/// `xtrain top`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TopPlan {
+    pub output_dir: PathBuf,
+    /// Print once and end; else draw until the user ends it.
+    pub once: bool,
+    pub json: bool,
+    /// Where neuron-monitor writes, if the user named it.
+    pub neuron_monitor: Option<PathBuf>,
 }
 
 /// `xtrain quickstart`.

@@ -26,8 +26,8 @@ pub enum Error {
     )]
     NeuronVersion { path: PathBuf, found: String },
 
-    #[error("{variable}={value}: {reason}")]
-    Environment { variable: &'static str, value: String, reason: &'static str },
+    #[error("{variable}={value} {problem}; {fix}")]
+    Contradiction { variable: &'static str, value: String, problem: String, fix: String },
 
     #[error("cannot open the library {}: {reason}; check that the file is complete and that the libraries it needs lie beside it", .path.display())]
     LibraryOpen { path: PathBuf, reason: String },
@@ -236,12 +236,16 @@ fn list(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| format!("\n  {}", path.display())).collect()
 }
 
-fn hint(code: Code, message: &str) -> &'static str {
-    match code {
+fn hint(code: Code, message: &str) -> String {
+    if let Some(meaning) = super::neuron::status::explain(message) {
+        return format!(" ({meaning})");
+    }
+    let hint = match code {
         Code::ResourceExhausted => " (the device is out of memory: lower the batch or block size, or use more devices)",
         Code::InvalidArgument if message.contains("size: expected") => {
             " (the plugin was built for a different version of the PJRT C API: install the version that xtrain's documentation names)"
         }
         _ => "",
-    }
+    };
+    hint.to_string()
 }

@@ -5,20 +5,26 @@
 //! executing turns buffers into buffers. [`Library`] is our own `libxtrain_xla.so`, which holds XLA: the emitter from graphs to
 //! HLO, and the CPU plugin.
 //!
+//! `hlo` and `conformance` read emitted modules, `neuron` is what AWS's plugin needs around it.
+//!
 //! Nothing here knows graphs, models or training. Reading order: `ffi` (the C structs and the table), `plugin` (open, call),
 //! `client`, `buffer`, `executable`. Every C handle is owned by one type that destroys it, and keeps the client alive meanwhile.
 
 mod buffer;
 mod client;
+pub mod conformance;
 mod device;
 pub mod discover;
 mod error;
 mod event;
 mod executable;
 mod ffi;
+pub mod hlo;
 mod layout;
 mod library;
+pub mod neuron;
 mod options;
+mod patience;
 mod plugin;
 mod signature;
 #[cfg(test)]
@@ -32,5 +38,5 @@ pub use event::Event;
 pub use executable::{CompiledMemory, Executable, Execution, RunOptions};
 pub use library::Library;
 pub use options::{CompileOptions, OptionValue, OverrideValue};
-pub use plugin::{Plugin, set_default_environment};
+pub use plugin::{Plugin, set_environment};
 pub use signature::Signature;

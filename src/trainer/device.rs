@@ -4,7 +4,10 @@ use super::error::Result;
 use super::session::Session;
 use crate::cache::{CacheSettings, GraphCache};
 use crate::runtime::discover::{CUDA, NEURON, Vendor, package_version};
-use crate::runtime::{Client, CompileOptions, Library, OptionValue, Plugin, set_default_environment};
+use crate::runtime::neuron::NeuronSettings;
+use crate::runtime::neuron::environment::Environment;
+use crate::runtime::neuron::host::{CompilerFile, Host};
+use crate::runtime::{Client, CompileOptions, Library, OptionValue, Plugin, set_environment};
 use std::path::{Path, PathBuf};
 use xtrain_graphs::{NeuronChip, Target};
 
@@ -28,26 +31,61 @@ fn cpu_compile_options() -> CompileOptions {
     CompileOptions::default()
 }
 
-/// Opens AWS's accelerator through its plugin. One core, since a run has one device.
-pub fn open_neuron(cache: CacheSettings) -> Result<Session> {
+/// Opens AWS's accelerator through its plugin, one core of it. Everything that plugin, runtime and compiler read is in the
+/// environment before the plugin is opened.
+pub fn open_neuron(settings: &NeuronSettings, cache: CacheSettings) -> Result<Session> {
+    open_neuron_cores(settings, 1, cache)
+}
+
+/// As [`open_neuron`], with so many cores for this process unless the environment says how many.
+pub fn open_neuron_cores(settings: &NeuronSettings, cores: u32, cache: CacheSettings) -> Result<Session> {
     let path = neuron_plugin()?;
-    check_cores("NEURON_RT_NUM_CORES")?;
-    if std::env::var_os("NEURON_RT_VISIBLE_CORES").is_none() {
-        // Cores belong to one process at a time: what is not used is left to others.
-        set_default_environment("NEURON_RT_NUM_CORES", "1");
+    let host = Host::this();
+    let variable = |name: &str| std::env::var(name).ok();
+    let found = host.compiler(Some(&path), variable("PATH").as_deref());
+    let folder = found.as_ref().and_then(CompilerFile::folder);
+    let environment = Environment::new(settings, cores, &host, variable)?.with_compiler(folder, variable("PATH"));
+    environment.notes.iter().for_each(|note| eprintln!("note: {note}"));
+    environment.set.iter().for_each(|(name, value)| set_environment(name, Some(value)));
+    environment.remove.iter().for_each(|name| set_environment(name, None));
+    let chip = environment.compiler.chip;
+    let version = match &found {
+        Some(file) => file.version.clone().map_or_else(|| file.run_version(), Ok).unwrap_or_else(|problem| {
+            eprintln!("warning: {problem}; stored graphs load, new ones will not compile");
+            "unknown".into()
+        }),
+        None => "none".into(),
+    };
+    let options = CompileOptions {
+        surroundings: [
+            ("neuronx-cc", version),
+            ("NEURON_CC_FLAGS", environment.compiler.flags()),
+            ("libneuronxla", package_version(&path, "libneuronxla").unwrap_or_else(|| "unknown".into())),
+        ]
+        .into(),
+        ..CompileOptions::default()
+    };
+    let session = open_plugin(&NEURON, &path, options, Target::Neuron(chip), cache)?;
+    let client = session.client();
+    // 2.0 on trn1, 2.1 on inf2, 3.0 on trn2.
+    let of_device = if client.platform_version().starts_with('3') { NeuronChip::Trn2 } else { NeuronChip::Trn1 };
+    if client.platform_name() == NEURON.device && of_device != chip {
+        return Err(crate::runtime::Error::Contradiction {
+            variable: "--target",
+            value: chip.to_string(),
+            problem: format!("is not this device, which is a {of_device} (platform version {})", client.platform_version()),
+            fix: "leave --target out of the command and of NEURON_CC_FLAGS".into(),
+        }
+        .into());
     }
-    open_plugin(&NEURON, &path, cache, |client| {
-        // platform_version: 2.0 on trn1, 3.0 on trn2.
-        let is_trn2 = client.platform_name() == NEURON.device && client.platform_version().starts_with('3');
-        Target::Neuron(if is_trn2 { NeuronChip::Trn2 } else { NeuronChip::Trn1 })
-    })
+    Ok(session)
 }
 
 /// Opens an NVIDIA card through jax's plugin.
 pub fn open_cuda(cache: CacheSettings) -> Result<Session> {
     let path = CUDA.find()?;
     // Nothing in the lowering depends on a card's abilities yet but whether it has bf16 products, which begin at 8.0.
-    open_plugin(&CUDA, &path, cache, |_| Target::Cuda { capability: 80 })
+    open_plugin(&CUDA, &path, CompileOptions::default(), Target::Cuda { capability: 80 }, cache)
 }
 
 /// AWS's plugin, of a version that needs no Python.
@@ -61,19 +99,7 @@ pub fn neuron_plugin() -> Result<PathBuf> {
     }
 }
 
-/// Refuses numbers of cores that Neuron's runtime has no communicators for, before the cores are taken.
-fn check_cores(variable: &'static str) -> Result<()> {
-    let Ok(value) = std::env::var(variable) else { return Ok(()) };
-    let reason = match value.parse::<u32>() {
-        Ok(0 | 1 | 2 | 8 | 16) => return Ok(()),
-        Ok(n) if n % 32 == 0 => return Ok(()),
-        Ok(_) => "Neuron's runtime knows groups of 1, 2, 8, 16 and multiples of 32 cores (0: all); set one of these",
-        Err(_) => "is not a number of cores",
-    };
-    Err(crate::runtime::Error::Environment { variable, value, reason }.into())
-}
-
-fn open_plugin(vendor: &Vendor, path: &Path, cache: CacheSettings, target: impl Fn(&Client) -> Target) -> Result<Session> {
+fn open_plugin(vendor: &Vendor, path: &Path, options: CompileOptions, target: Target, cache: CacheSettings) -> Result<Session> {
     // XLA's own library lowers; the plugin compiles. It comes first, because it reads more of the environment.
     let plugin = Plugin::load(path)?;
     let client = Client::create(&plugin, &[])?;
@@ -86,7 +112,6 @@ fn open_plugin(vendor: &Vendor, path: &Path, cache: CacheSettings, target: impl 
             vendor.device
         );
     }
-    let target = target(&client);
-    let cache = GraphCache::new(Library::open()?, client.clone(), target, CompileOptions::default(), cache)?;
+    let cache = GraphCache::new(Library::open()?, client.clone(), target, options, cache)?;
     Ok(Session::new(client, cache))
 }

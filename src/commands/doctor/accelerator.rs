@@ -1,6 +1,5 @@
-//! `xtrain doctor --device neuron` and `--device cuda`: from the driver to a computed sum, in the order in which a run meets them. What
-//! is outside of the plugin (device files, drivers, compilers) is told as a note: a stand-in does without, and the plugin's own
-//! errors decide.
+//! `xtrain doctor --device cuda`: from the driver to a computed sum, in the order in which a run meets them. What is outside of the
+//! plugin (device files, drivers, compilers) is told as a note: a stand-in does without, and the plugin's own errors decide.
 
 use super::{Check, Error, compile_and_run, failed};
 use crate::cache::CacheSettings;
@@ -9,37 +8,6 @@ use crate::runtime::discover::CUDA;
 use crate::trainer::session::Session;
 use crate::trainer::{self, device};
 use std::path::{Path, PathBuf};
-
-/// The order of AWS's stack: driver, devices, libraries, compiler, plugin, device.
-pub(super) fn check_neuron() -> Vec<Check> {
-    let libraries = ["libnrt.so.1", "libnccom.so.2"].map(|name| Path::new("/opt/aws/neuron/lib").join(name));
-    let mut checks = vec![
-        note(
-            "driver",
-            std::fs::read_to_string("/sys/module/neuron/version").map(|v| v.trim().to_string()).ok(),
-            "the neuron kernel module is not loaded",
-        ),
-        note(
-            "device files",
-            device_files("neuron"),
-            "there is no /dev/neuron0: this is no trn1 or trn2 instance, or the driver is missing",
-        ),
-    ];
-    for (name, path) in [("runtime library", &libraries[0]), ("collectives library", &libraries[1])] {
-        checks.push(note(
-            name,
-            exists(path),
-            "is not in /opt/aws/neuron/lib: install aws-neuronx-runtime-lib and aws-neuronx-collectives",
-        ));
-    }
-    checks.push(note(
-        "neuronx-cc",
-        on_path("neuronx-cc"),
-        "is not on PATH: libneuronxla 3 runs it to compile; install neuronx-cc and put its bin folder first",
-    ));
-    let found = device::neuron_plugin().map_err(failed("looking for the plugin"));
-    finish(checks, found, device::open_neuron)
-}
 
 /// Driver, card, compiler, plugin, device.
 pub(super) fn check_cuda() -> Vec<Check> {
@@ -96,7 +64,7 @@ fn finish(
     checks
 }
 
-fn note(name: &'static str, found: Option<String>, otherwise: &str) -> Check {
+pub(super) fn note(name: &'static str, found: Option<String>, otherwise: &str) -> Check {
     Check { name, found: Ok(found.unwrap_or_else(|| otherwise.to_string())), is_note: true }
 }
 

@@ -189,7 +189,7 @@ fn the_other_commands_resolve() {
     let Ok(Command::Quickstart(plan)) = fixture.read("quickstart --max_steps 5") else { panic!() };
     assert_eq!((plan.output_dir, plan.max_steps), (PathBuf::from("output/quickstart"), Some(5)));
     let Ok(Command::Doctor(plan)) = fixture.read("--device neuron doctor") else { panic!() };
-    assert_eq!(plan, DoctorPlan { device: Device::Neuron, json: false });
+    assert_eq!(plan, DoctorPlan { device: Device::Neuron(NeuronSettings::default()), json: false });
 }
 
 #[test]
