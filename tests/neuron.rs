@@ -168,7 +168,7 @@ fn the_cpus_modules_do_break_rules() {
     let module = emit(library, &graphs[1], Target::Cpu).unwrap();
     let report = conformance::check(&module, Target::Neuron(NeuronChip::Trn1)).unwrap();
     let told: Vec<String> = report.violations.iter().map(|violation| violation.to_string()).collect();
-    for part in ["erf f32[2,16,32] in bert.encoder.layer.1.intermediate", "shift-left u32", "opt-barrier", "clamp indices"] {
+    for part in ["erf f32[32,32] in bert.encoder.layer.1", "shift-left u32", "opt-barrier", "clamp indices to 0 to 39"] {
         assert!(told.iter().any(|told| told.contains(part)), "`{part}` is missing in {told:#?}");
     }
 }
@@ -482,8 +482,9 @@ fn check_and_export_need_no_device() {
                 assert!(read.entry().is_some_and(|entry| !entry.instructions.is_empty()), "{graph}");
                 let text = fs::read_to_string(bench.path(&format!("modules/{graph}/stablehlo.mlir"))).unwrap();
                 assert!(text.contains("stablehlo.") && text.contains("func.func"), "{graph}");
-                let donated = if graph == "update" || graph == "accumulate" { text.contains("tf.aliasing_output") } else { true };
-                assert!(donated, "{graph} has lost its donations: {}", &text[..2000.min(text.len())]);
+                let donated =
+                    if graph == "update" || graph == "accumulate" { text.contains("kind = \"must_alias\"") } else { true };
+                assert!(donated, "{graph} has lost its donations");
                 let command =
                     format!("neuronx-cc compile {graph}/hlo_module.pb --framework XLA --target={chip} --model-type=transformer");
                 assert!(readme.contains(&command) && run.stdout.contains(&command), "{readme}");

@@ -12,7 +12,7 @@ fn train(dir: &Path, output: &str, more: &[&str]) -> Option<Command> {
     let mut command = xtrain();
     command
         .dir(dir)
-        .args(["train", "clm", "--model_type", "gpt2", "--disable_tqdm", "--block_size", "16", "--max_steps", "6"])
+        .args(["train", "clm", "--model_type", "gpt2", "--disable_tqdm", "--block_size", "16"])
         .args(["--config_overrides", "n_layer=2,n_head=2,n_embd=32,n_positions=32", "--per_device_train_batch_size", "4"])
         .args([
             "--train_file",
@@ -44,7 +44,9 @@ fn json(dir: &Path, output: &str, more: &[&str]) -> Value {
 #[test]
 fn a_finished_run_is_told_as_text_and_as_json() {
     let dir = tempfile::tempdir().unwrap();
-    let Some(mut command) = train(dir.path(), "out", &["--cache_dir", "cache"]) else { return };
+    let args =
+        ["--cache_dir", "cache", "--max_steps", "6", "--eval_strategy", "steps", "--eval_steps", "3", "--save_strategy", "no"];
+    let Some(mut command) = train(dir.path(), "out", &args) else { return };
     command.run().succeeded();
     let told = json(dir.path(), "out", &[]);
     assert_eq!(
@@ -71,7 +73,7 @@ fn a_finished_run_is_told_as_text_and_as_json() {
     }
 
     // A second start loads what the first one compiled, and says so.
-    train(dir.path(), "again", &["--cache_dir", "cache"]).unwrap().run().succeeded();
+    train(dir.path(), "again", &args).unwrap().run().succeeded();
     let told = json(dir.path(), "again", &[]);
     assert_eq!((told["graphs"]["compiled"].as_u64(), told["graphs"]["loaded"].as_u64()), (Some(0), Some(3)), "{told}");
 }
@@ -79,9 +81,7 @@ fn a_finished_run_is_told_as_text_and_as_json() {
 #[test]
 fn a_run_that_was_killed_is_told_from_one_that_goes_on() {
     let dir = tempfile::tempdir().unwrap();
-    let Some(mut command) =
-        train(dir.path(), "out", &["--max_steps", "100000", "--eval_strategy", "no", "--save_strategy", "no"])
-    else {
+    let Some(mut command) = train(dir.path(), "out", &["--max_steps", "100000", "--save_strategy", "no"]) else {
         return;
     };
     let mut child = command.start();

@@ -72,6 +72,8 @@ impl std::fmt::Display for CacheStats {
     }
 }
 
+type Listener = Box<dyn Fn(&CompiledGraph) + Send>;
+
 /// The graphs of one process, compiled or loaded once each.
 pub struct GraphCache {
     compiler: Compiler,
@@ -80,7 +82,7 @@ pub struct GraphCache {
     latest: HashMap<String, (Key, Graph)>,
     stats: CacheStats,
     /// Hears of each graph that was loaded or compiled.
-    listener: Option<Box<dyn Fn(&CompiledGraph) + Send>>,
+    listener: Option<Listener>,
 }
 
 impl GraphCache {

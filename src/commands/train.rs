@@ -266,6 +266,8 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     let log = Rc::new(RefCell::new(log));
     let telemetry = Telemetry::append_in(&settings.output_dir);
     session.cache_mut().on_ready(graph_listener(&telemetry));
+    let client = session.client().clone();
+    let teller = Teller::new(telemetry, client.clone(), &plan.device.to_string(), &start);
     let kept = Rc::new(RefCell::new(Kept {
         newest: resumed.as_ref().map(|c| c.dir.clone()),
         proven: None,
@@ -287,8 +289,6 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     };
     let cadence = (settings.logging, settings.logging_first_step);
     let logger = Logger::new(log.clone(), sums.clone(), cadence, Some(ceiling));
-    let client = session.client().clone();
-    let teller = Teller::new(telemetry, client.clone(), &plan.device.to_string(), &start);
     let mut hooks: Vec<Box<dyn Hook + '_>> = vec![Box::new(logger), Box::new(teller)];
     let workers = prepared.task.workers();
     if let Some(validation) = prepared.validation.clone() {

@@ -3,6 +3,7 @@
 
 use super::error::{Error, Result};
 use prost::Message;
+use std::collections::HashSet;
 
 #[derive(Clone, PartialEq, Message)]
 pub struct Module {
@@ -170,8 +171,18 @@ pub const MAY_ALIAS: i32 = 1;
 pub const MUST_ALIAS: i32 = 2;
 
 impl Module {
+    /// Decodes a module and makes sure that its instructions find their operands.
     pub fn read(bytes: &[u8]) -> Result<Module> {
-        Module::decode(bytes).map_err(|e| Error::ModuleBytes { reason: e.to_string() })
+        let mut module = Module::decode(bytes).map_err(|e| Error::ModuleBytes { reason: e.to_string() })?;
+        for computation in &mut module.computations {
+            computation.use_local_ids();
+            let known: HashSet<i64> = computation.instructions.iter().map(|instruction| instruction.id).collect();
+            let mut operands = computation.instructions.iter().flat_map(|instruction| &instruction.operand_ids);
+            if let Some(lost) = operands.find(|id| !known.contains(id)) {
+                return Err(Error::ModuleBytes { reason: format!("an operand, {lost}, is no instruction of its computation") });
+            }
+        }
+        Ok(module)
     }
 
     pub fn entry(&self) -> Option<&Computation> {
@@ -180,6 +191,18 @@ impl Module {
 
     pub fn computation(&self, id: i64) -> Option<&Computation> {
         self.computations.iter().find(|computation| computation.id == id)
+    }
+}
+
+impl Computation {
+    /// An instruction's own id has its computation's in the upper half, the ids of its operands have not.
+    fn use_local_ids(&mut self) {
+        let local = |id: &mut i64| *id &= 0xffff_ffff;
+        local(&mut self.root_id);
+        for instruction in &mut self.instructions {
+            local(&mut instruction.id);
+            instruction.operand_ids.iter_mut().for_each(local);
+        }
     }
 }
 

@@ -279,3 +279,27 @@ fn store_and_load(session: &Session) -> Result<(), Error> {
     let loaded = executable.serialize().and_then(|bytes| session.client().load(&bytes, executable.signature().clone()));
     loaded.map(drop).map_err(failed("storing an executable"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::{Library, OptionValue};
+
+    #[test]
+    fn two_devices_add_up() {
+        let plugin = match Library::open().and_then(Library::cpu_plugin) {
+            Ok(plugin) => plugin,
+            Err(error) => return eprintln!("SKIPPED: {error}"),
+        };
+        let client = Client::create(&plugin, &[("cpu_device_count".into(), OptionValue::Int(2))]).unwrap();
+        assert!(all_reduce(&client).unwrap().contains("[3, 20] on both of two cores"));
+    }
+
+    #[test]
+    fn the_compilers_list_is_compared_whatever_its_spelling() {
+        let spelled: String = conformance::operations().map(|opcode| opcode.replace('-', "").to_uppercase() + ",\n").collect();
+        assert!(compare_operators(&spelled).starts_with("all "), "{}", compare_operators(&spelled));
+        let told = compare_operators(&spelled.replace("TANH", "TAN"));
+        assert!(told.ends_with("not: tanh"), "{told}");
+    }
+}

@@ -39,12 +39,12 @@ impl Devices {
             let text = std::fs::read_to_string(file).unwrap_or_default();
             return last_report(&text).map(|report| from_monitor(&report)).unwrap_or_default();
         }
-        let cores = self.from_files();
+        let cores = self.read_files();
         if cores.is_empty() { from_nvidia() } else { cores }
     }
 
     /// The driver's files, which anybody may read. (Writing to a counter clears it; nothing here opens one for writing.)
-    fn from_files(&mut self) -> Vec<DeviceUse> {
+    fn read_files(&mut self) -> Vec<DeviceUse> {
         let base = self.root.join("sys/devices/virtual/neuron_device");
         let number = |path: PathBuf| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
         let (mut devices, mut busy) = (Vec::new(), Vec::new());

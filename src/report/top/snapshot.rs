@@ -118,7 +118,7 @@ impl Snapshot {
             snapshot.curve = snapshot.curve.into_iter().step_by(stride).collect();
         }
         let records = log.lines().filter_map(|line| serde_json::from_str::<Map<String, Value>>(line).ok());
-        snapshot.eval = records.filter(|record| record.contains_key("eval_loss")).last();
+        snapshot.eval = records.filter(|record| record.contains_key("eval_loss")).next_back();
         snapshot
     }
 }

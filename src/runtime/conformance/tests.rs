@@ -22,11 +22,12 @@ impl Plant {
 
     fn add(mut self, opcode: &str, shape: Shape, operands: &[i64], change: impl Fn(&mut Instruction)) -> Plant {
         let instructions = &mut self.0.computations[0].instructions;
+        // As XLA writes them: the computation's id in the upper half of an instruction's, but not of its operands'.
         let mut instruction = Instruction {
             opcode: opcode.into(),
             shape: Some(shape),
             metadata: Some(Metadata { op_name: format!("train/h.7.attn/{opcode}") }),
-            id: instructions.len() as i64 + 1,
+            id: (1 << 32) + instructions.len() as i64 + 1,
             operand_ids: operands.to_vec(),
             ..Default::default()
         };
@@ -285,6 +286,8 @@ fn the_table_says_each_thing_once() {
     assert_eq!(rows.len(), NEURON.len());
     assert!(REFUSED.iter().all(|(opcode, ..)| !rows.contains(opcode)));
     assert!(check(b"no module", Target::Cpu).is_err());
+    let lost = Plant::new().plain("negate", F32, &[4], &[7]).0.encode_to_vec();
+    assert!(check(&lost, Target::Cpu).unwrap_err().to_string().contains("an operand, 7, is no instruction"));
 }
 
 #[test]
