@@ -117,8 +117,8 @@ impl Snapshot {
             let stride = snapshot.curve.len().div_ceil(CURVE);
             snapshot.curve = snapshot.curve.into_iter().step_by(stride).collect();
         }
-        let records = log.lines().filter_map(|line| serde_json::from_str::<Map<String, Value>>(line).ok());
-        snapshot.eval = records.filter(|record| record.contains_key("eval_loss")).next_back();
+        let mut records = log.lines().filter_map(|line| serde_json::from_str::<Map<String, Value>>(line).ok());
+        snapshot.eval = records.rfind(|record| record.contains_key("eval_loss"));
         snapshot
     }
 }
