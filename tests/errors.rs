@@ -93,7 +93,7 @@ impl Workplace {
         self.command(line).run()
     }
 
-    /// Every file but the cache's, with its content.
+    /// Every file with its content, but the cache's and what tells of time.
     fn snapshot(&self) -> BTreeMap<PathBuf, Vec<u8>> {
         fn walk(dir: &Path, files: &mut BTreeMap<PathBuf, Vec<u8>>) {
             for entry in fs::read_dir(dir).unwrap() {
@@ -106,7 +106,7 @@ impl Workplace {
         }
         let mut files = BTreeMap::new();
         walk(self.0.path(), &mut files);
-        files.retain(|path, _| !path.starts_with(self.path("cache")));
+        files.retain(|path, _| !path.starts_with(self.path("cache")) && !path.ends_with("telemetry.jsonl"));
         files
     }
 
@@ -571,7 +571,7 @@ fn a_loss_that_becomes_nan_stops_the_run_and_keeps_the_last_good_checkpoint() {
     // From the first step on.
     let run = place.run(&format!("{TRAIN} --output_dir new --max_steps 4 --save_strategy no --learning_rate 1e30"));
     assert_fails(&run, 1, &["the loss became NaN at step 2", "no checkpoint had been saved"]);
-    assert_eq!(place.names("new"), ["log.jsonl"]);
+    assert_eq!(place.names("new"), ["log.jsonl", "telemetry.jsonl"]);
 }
 
 #[test]

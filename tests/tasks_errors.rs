@@ -97,7 +97,7 @@ impl Workplace {
         command.run()
     }
 
-    /// Every file but the cache's, with its content.
+    /// Every file with its content, but the cache's and what tells of time.
     fn snapshot(&self) -> BTreeMap<PathBuf, Vec<u8>> {
         fn walk(dir: &Path, files: &mut BTreeMap<PathBuf, Vec<u8>>) {
             for entry in fs::read_dir(dir).unwrap() {
@@ -110,7 +110,7 @@ impl Workplace {
         }
         let mut files = BTreeMap::new();
         walk(self.0.path(), &mut files);
-        files.retain(|path, _| !path.starts_with(self.path("cache")));
+        files.retain(|path, _| !path.starts_with(self.path("cache")) && !path.ends_with("telemetry.jsonl"));
         files
     }
 }

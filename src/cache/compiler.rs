@@ -3,14 +3,16 @@
 
 use super::entry::{Content, Damage, Entry, Header, Memory, Origin};
 use super::explain::{Explanation, nearest};
-use super::key::{Key, Surroundings};
+use super::key::{self, Key, Surroundings};
+use super::notice::while_compiling;
+use super::program::{Form, emit};
 use super::store::{Store, now};
 use super::{CacheSettings, Error};
 use crate::runtime::{Client, CompileOptions, Executable, Library, Signature};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use xtrain_graphs::{Graph, InputRole, Target, passes};
+use xtrain_graphs::{Graph, InputRole, Target};
 
 /// What compiles for one client, and where it keeps what it made.
 pub(super) struct Compiler {
@@ -19,6 +21,7 @@ pub(super) struct Compiler {
     target: Target,
     options: CompileOptions,
     surroundings: Surroundings,
+    form: Form,
     store: Option<Store>,
     settings: CacheSettings,
     /// What has been warned of, so that it is not said twice.
@@ -45,6 +48,7 @@ impl Compiler {
     ) -> Result<Self, Error> {
         Ok(Compiler {
             surroundings: Surroundings::of(library, &client, &options, target)?,
+            form: Form::of(target),
             library,
             client,
             target,
@@ -83,10 +87,20 @@ impl Compiler {
     /// Compiles and stores.
     fn compile(&self, graph: &Graph, key: &Key, origin: &Origin) -> Result<Executable, Error> {
         let start = Instant::now();
-        let module = self.library.lower(&passes::prepare(graph, self.target)?.to_bytes())?;
-        let executable = self.client.compile(&module, signature(graph), &self.options)?;
+        let module = emit(self.library, graph, self.target)?;
+        let compile = || self.form.compile(self.library, &self.client, &module, signature(graph), &self.options);
+        let executable = while_compiling(&graph.name, || self.last_time(graph, key, origin), compile)?;
         self.save(graph, (key, origin), &module, &executable, start.elapsed());
         Ok(executable)
+    }
+
+    /// How long compiling the most similar graph for this kind of device took, if one is stored.
+    fn last_time(&self, graph: &Graph, key: &Key, origin: &Origin) -> Option<Duration> {
+        let mut entries = self.store.as_ref()?.list().ok()?;
+        let device = key.value(key::DEVICE);
+        entries.retain(|listed| listed.header.as_ref().is_ok_and(|header| header.key.value(key::DEVICE) == device));
+        let (_, header) = nearest(&entries, key, &graph.name, origin)?;
+        Duration::try_from_secs_f64(header.compile_seconds).ok()
     }
 
     fn load_or_compile(

@@ -8,6 +8,7 @@ use crate::runtime::{Client, CompileOptions, CompiledMemory, Executable, Library
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
 use std::time::Duration;
 use xtrain_graphs::{Fingerprint, Graph, InputRole, Target};
 
@@ -72,6 +73,8 @@ impl std::fmt::Display for CacheStats {
     }
 }
 
+type Listener = Box<dyn Fn(&CompiledGraph) + Send>;
+
 /// The graphs of one process, compiled or loaded once each.
 pub struct GraphCache {
     compiler: Arc<Compiler>,
@@ -82,6 +85,8 @@ pub struct GraphCache {
     /// The latest graph of each name, to explain a second one of the same name.
     latest: HashMap<String, (Key, Graph)>,
     stats: CacheStats,
+    /// Hears of each graph that was loaded or compiled.
+    listener: Option<Listener>,
 }
 
 impl GraphCache {
@@ -99,7 +104,13 @@ impl GraphCache {
             compiled: HashMap::new(),
             latest: HashMap::new(),
             stats: CacheStats::default(),
+            listener: None,
         })
+    }
+
+    /// Calls `listener` with each graph that is loaded or compiled from now on.
+    pub fn on_ready(&mut self, listener: impl Fn(&CompiledGraph) + Send + 'static) {
+        self.listener = Some(Box::new(listener));
     }
 
     /// Says what the graphs that follow belong to.
@@ -131,8 +142,7 @@ impl GraphCache {
         let new = |graph: &Graph| !self.compiled.contains_key(&graph.fingerprint());
         let graphs: Vec<Graph> = graphs.into_iter().filter(new).collect();
         let awaited = graphs.iter().map(Graph::fingerprint).collect();
-        // Not joined: a run that fails meanwhile must not wait for a compiler.
-        std::thread::spawn(move || {
+        let worker = std::thread::spawn(move || {
             for graph in graphs {
                 let made = compiler.make(&graph, &origin, None);
                 if sender.send((graph, made)).is_err() {
@@ -140,7 +150,7 @@ impl GraphCache {
                 }
             }
         });
-        self.ahead = Some(Ahead { awaited, results });
+        self.ahead = Some(Ahead { awaited, results, worker });
     }
 
     /// Waits for everything that is being made in the background.
@@ -270,9 +280,23 @@ impl GraphCache {
             }
         }
         let compiled = Arc::new(compiled);
+        if let Some(listener) = &self.listener {
+            listener(&compiled);
+        }
         self.compiled.insert(compiled.fingerprint, compiled.clone());
         self.latest.insert(graph.name.clone(), (key, graph.clone()));
         compiled
+    }
+}
+
+impl Drop for GraphCache {
+    /// Waits for the graph that is being made: a process that ends while its compiler is at work does not end well.
+    fn drop(&mut self) {
+        if let Some(Ahead { results, worker, .. }) = self.ahead.take() {
+            drop(results);
+            // Whatever went wrong there concerns nobody any more.
+            let _ = worker.join();
+        }
     }
 }
 
@@ -280,6 +304,7 @@ impl GraphCache {
 struct Ahead {
     awaited: HashSet<Fingerprint>,
     results: mpsc::Receiver<(Graph, Result<Made, Error>)>,
+    worker: JoinHandle<()>,
 }
 
 /// What the cache keeps of a graph that was made, with the time that a stored one took to compile.

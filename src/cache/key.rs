@@ -103,6 +103,7 @@ impl Surroundings {
             ),
             Part::new(TOPOLOGY, format!("{own} of {all} devices, process {}", client.process_index())),
         ]);
+        parts.extend(options.surroundings.iter().map(|(name, value)| Part::new(name, value)));
         if client.platform_name() == "cpu" {
             let machine = Machine::this();
             parts.push(Part::new("CPU", machine.cpu));

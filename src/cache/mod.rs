@@ -1,7 +1,8 @@
 //! Compiled graphs: nothing is compiled twice, in this process or in the next, and every compile can be explained.
 //!
 //! Reading order: [`GraphCache`] (what this process has), `compiler` (from disk, else compiled), `key` (what decides whether a stored executable fits),
-//! `entry` (one file), `store` (a directory of them), `target_cache` (for a device that is not there), `lock` (one process compiles, the others wait), `explain` (why not found).
+//! `entry` (one file), `store` (a directory of them), `target_cache` (for a device that is not there), `lock` (one process compiles, the
+//! others wait), `explain` (why not found), `program` (how a module is handed over), `notice` (a word while that lasts).
 
 pub mod archive;
 mod compiler;
@@ -12,6 +13,8 @@ mod graph_cache;
 mod key;
 mod lock;
 mod machine;
+mod notice;
+mod program;
 mod store;
 mod target_cache;
 
@@ -20,6 +23,7 @@ pub use error::Error;
 pub use explain::{Explanation, first_difference, nearest};
 pub use graph_cache::{CacheStats, CompiledGraph, GraphCache};
 pub use key::{COMPILER, DEVICE, FORMAT_VERSION, Key, Part, is_compile_check};
+pub use program::emit;
 pub use store::{Listed, Store, age, now};
 pub use target_cache::{AbsentDevice, CheckedGraph, TargetCache};
 

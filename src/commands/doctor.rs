@@ -2,6 +2,7 @@
 
 mod accelerator;
 mod cuda;
+mod neuron;
 
 use super::model::failed;
 use super::{Error, Outcome};
@@ -28,7 +29,7 @@ pub fn run(plan: DoctorPlan) -> Result<Outcome, Error> {
     let checks = match plan.device.kind {
         Device::Cpu => check_cpu(),
         Device::Cuda => cuda::check(&plan.device.settings),
-        Device::Neuron => accelerator::check_neuron(&plan.device.settings),
+        Device::Neuron => neuron::check(&plan.device.settings),
     };
     for check in checks.iter().filter(|_| !plan.json) {
         match &check.found {

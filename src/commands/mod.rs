@@ -17,6 +17,7 @@ mod quickstart;
 mod resume;
 mod target;
 mod task;
+mod top;
 mod train;
 
 pub use crate::config::Command;
@@ -123,6 +124,7 @@ pub fn run(command: Command) -> Result<Outcome, Error> {
         Command::Generate(plan) => generate::run(plan),
         Command::Bench(plan) => bench::run(plan),
         Command::Doctor(plan) => doctor::run(plan),
+        Command::Top(plan) => top::run(plan),
         Command::Quickstart(plan) => quickstart::run(plan),
         Command::Compile(plan) => compile::run(plan),
         Command::Fit(plan) => fit::run(plan),

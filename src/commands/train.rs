@@ -12,11 +12,14 @@ use crate::data::sampler::{BatchPlan, Order, Position};
 use crate::data::{Collator, Tokenizer};
 use crate::report::progress::{Progress as Bar, Style};
 use crate::report::records::{Record, SummaryRecord};
+use crate::report::telemetry::Telemetry;
 use crate::trainer::ahead::{RunShapes, start_first_step};
 use crate::trainer::best::Best;
 use crate::trainer::ceiling;
 use crate::trainer::evaluate::{evaluate, metric_names};
-use crate::trainer::hooks::{Evaluator, Kept, Logger, ReplicaCheck, RunLog, SavedModel, Saver, Sums, trainer_state};
+use crate::trainer::hooks::{
+    Evaluator, Kept, Logger, ReplicaCheck, RunLog, SavedModel, Saver, Sums, Teller, graph_listener, trainer_state,
+};
 use crate::trainer::interrupt::Interrupt;
 use crate::trainer::parameters::{self, Head};
 use crate::trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
@@ -231,12 +234,14 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
         .with_buckets(settings.gradient_bucket_bytes);
     let shapes = prepared.shapes(plan);
     let session = &mut prepared.session;
-    start_first_step(session, model, &stepper, &shapes).map_err(failed("recording the graphs"))?;
     let extra_state = stepper.extra_state(length.accumulation > 1);
 
     let resumed = resume::checkpoint(settings)?;
     if let Some(saved) = &resumed {
         resume::check_resume(saved, &state)?;
+    }
+    start_first_step(session, model, &stepper, &shapes).map_err(failed("recording the graphs"))?;
+    if let Some(saved) = &resumed {
         eprintln!("resuming from {} (step {})", saved.dir.display(), saved.state.global_step);
         resume::note_changed_config(saved, model.config().values());
         if saved.state.total_steps != length.max_steps {
@@ -271,6 +276,10 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     bar.skip_to(start.step);
     let log = RunLog::open(&settings.output_dir, history, start.step, bar).map_err(failed("opening the log"))?;
     let log = Rc::new(RefCell::new(log));
+    let telemetry = Telemetry::append_in(&settings.output_dir);
+    session.cache_mut().on_ready(graph_listener(&telemetry));
+    let client = session.client().clone();
+    let teller = Teller::new(telemetry, client.clone(), &plan.device.kind.to_string(), &start);
     let kept = Rc::new(RefCell::new(Kept {
         newest: resumed.as_ref().map(|c| c.dir.clone()),
         proven: None,
@@ -292,7 +301,7 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     };
     let cadence = (settings.logging, settings.logging_first_step);
     let logger = Logger::new(log.clone(), sums.clone(), cadence, Some(ceiling));
-    let mut hooks: Vec<Box<dyn Hook + '_>> = vec![Box::new(logger)];
+    let mut hooks: Vec<Box<dyn Hook + '_>> = vec![Box::new(logger), Box::new(teller)];
     if settings.mesh.replicas() > 1 {
         hooks.push(Box::new(ReplicaCheck { parameters: model.parameters(), cadence: settings.replica_check }));
     }

@@ -8,6 +8,7 @@ use super::from_hub;
 use super::plan::{PRESETS, is_encoder, preset};
 use super::resolve;
 use super::typed::Typed;
+use crate::trainer::gpu::Gpu;
 use std::path::{Path, PathBuf};
 
 type Verdict = Result<(), UsageError>;
@@ -15,6 +16,7 @@ type Verdict = Result<(), UsageError>;
 /// Refuses every illegal combination.
 pub fn check(typed: &Typed) -> Verdict {
     device(typed)?;
+    neuron(typed)?;
     match typed.command {
         command if Commands::TRAIN.contains(command) => {
             precision(typed)?;
@@ -99,6 +101,12 @@ pub fn check(typed: &Typed) -> Verdict {
             precision(typed)?;
             model(typed)
         }
+        Commands::TOP if !typed.is_given("output_dir") => {
+            refuse("top is not told which run to watch", "add --output_dir DIR, that of the run")
+        }
+        Commands::TOP if typed.bool("json") && !typed.bool("once") => {
+            refuse("--json is for one look: top draws on the terminal", "add --once")
+        }
         Commands::QUICKSTART => {
             not_a_file(typed)?;
             if typed.is_given("output_dir") && !typed.bool("overwrite_output_dir") {
@@ -146,11 +154,17 @@ fn train_has_something_to_do(typed: &Typed) -> Verdict {
     Ok(())
 }
 
-/// What belongs to a device goes with it alone. The cards that are known by name are NVIDIA's.
+/// What belongs to a device goes with it alone.
 fn device(typed: &Typed) -> Verdict {
     let device = typed.text("device").unwrap_or_default();
-    if let (Some(card), true) = (typed.text("target"), device != "cuda") {
-        return refuse(format!("--target {card} is an NVIDIA card, but --device is {device}"), "add --device cuda");
+    if let Some(target) = typed.text("target") {
+        let (what, wanted) = match Gpu::NAMES.contains(&target.as_str()) {
+            true => ("an NVIDIA card", "cuda"),
+            false => ("a chip of AWS's", "neuron"),
+        };
+        if device != wanted {
+            return refuse(format!("--target {target} is {what}, but --device is {device}"), format!("add --device {wanted}"));
+        }
     }
     if typed.is_given("plugin") && device == "cpu" {
         return refuse("--plugin names an accelerator's plugin, but --device is cpu", "add --device cuda or --device neuron");
@@ -172,6 +186,26 @@ fn device(typed: &Typed) -> Verdict {
         Some(Err(part)) => refuse(
             format!("--xla_options: `{part}` is not of the form xla_NAME=VALUE"),
             "write it as xla_gpu_enable_triton_gemm=false,xla_gpu_graph_min_graph_size=1",
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// What is said to Neuron's compiler is for that device alone.
+fn neuron(typed: &Typed) -> Verdict {
+    let flags = [
+        "neuron_model_type",
+        "neuron_optlevel",
+        "neuron_auto_cast",
+        "neuron_auto_cast_type",
+        "neuron_stochastic_rounding",
+        "export",
+    ];
+    let device = typed.text("device").unwrap_or_default();
+    match flags.into_iter().find(|name| typed.is_given(name) && typed.bool_if_given(name) != Some(false)) {
+        Some(name) if device != "neuron" => refuse(
+            format!("--{name} says something to AWS's compiler, and --device is {device}"),
+            format!("add --device neuron, or leave --{name} out"),
         ),
         _ => Ok(()),
     }

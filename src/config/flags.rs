@@ -41,6 +41,7 @@ impl Commands {
     pub const FIT_CLM: Commands = Commands(1 << 23);
     pub const FIT_MLM: Commands = Commands(1 << 24);
     pub const FIT_CLS: Commands = Commands(1 << 25);
+    pub const TOP: Commands = Commands(1 << 26);
     pub const TRAIN: Commands = Self::TRAIN_CLM.and(Self::TRAIN_MLM).and(Self::TRAIN_CLS);
     pub const EVAL: Commands = Self::EVAL_CLM.and(Self::EVAL_MLM).and(Self::EVAL_CLS);
     pub const COMPILE: Commands = Self::COMPILE_CLM.and(Self::COMPILE_MLM).and(Self::COMPILE_CLS);
@@ -82,7 +83,7 @@ pub struct CommandInfo {
 }
 
 /// In the order of `xtrain --help`.
-pub const COMMANDS: [CommandInfo; 26] = [
+pub const COMMANDS: [CommandInfo; 27] = [
     CommandInfo {
         id: Commands::TRAIN_CLM,
         words: "train clm",
@@ -146,6 +147,12 @@ pub const COMMANDS: [CommandInfo; 26] = [
         words: "doctor",
         about: "Check that everything a device needs is there, and say what to install if not",
         examples: "xtrain doctor --device cpu",
+    },
+    CommandInfo {
+        id: Commands::TOP,
+        words: "top",
+        about: "Watch a training run: step, loss, speed, where its time goes, compiled graphs, devices",
+        examples: "xtrain top --output_dir out\n  xtrain top --output_dir out --once --json",
     },
     CommandInfo {
         id: Commands::QUICKSTART,
@@ -267,11 +274,12 @@ pub enum Section {
     Evaluation,
     Generation,
     Measurement,
+    Neuron,
     Cache,
 }
 
 impl Section {
-    pub const ALL: [Section; 13] = [
+    pub const ALL: [Section; 14] = [
         Section::Run,
         Section::Model,
         Section::Data,
@@ -284,6 +292,7 @@ impl Section {
         Section::Evaluation,
         Section::Generation,
         Section::Measurement,
+        Section::Neuron,
         Section::Cache,
     ];
 
@@ -301,6 +310,7 @@ impl Section {
             Section::Evaluation => "Evaluation",
             Section::Generation => "Generation",
             Section::Measurement => "Measurement",
+            Section::Neuron => "AWS Neuron",
             Section::Cache => "The cache of compiled graphs",
         }
     }

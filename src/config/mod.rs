@@ -27,7 +27,7 @@ pub use nearest::nearest;
 pub use plan::{
     BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, Device, DevicePlan, DoctorPlan, EvalPlan, FitPlan,
     GeneratePlan, MODEL_TYPES, ModelSource, PRESETS, PredictPlan, PruneRules, QuickstartPlan, Sampling, ShowForm, TaskPlan,
-    TrainPlan, is_encoder,
+    TopPlan, TrainPlan, is_encoder,
 };
 
 use std::ffi::OsString;

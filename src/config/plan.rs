@@ -76,6 +76,7 @@ pub enum Command {
     Generate(GeneratePlan),
     Bench(BenchPlan),
     Doctor(DoctorPlan),
+    Top(TopPlan),
     Quickstart(QuickstartPlan),
     Compile(CompilePlan),
     Fit(FitPlan),
@@ -196,6 +197,8 @@ pub struct CompilePlan {
     pub jobs: usize,
     /// Compare the graphs with what the device's compiler takes, and compile nothing.
     pub check: bool,
+    /// Write the modules for the device's compiler there, and compile nothing.
+    pub export: Option<PathBuf>,
 }
 
 /// `xtrain fit clm`.
@@ -294,6 +297,17 @@ pub struct BenchPlan {
 pub struct DoctorPlan {
     pub device: DevicePlan,
     pub json: bool,
+}
+
+/// `xtrain top`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TopPlan {
+    pub output_dir: PathBuf,
+    /// Print once and end; else draw until the user ends it.
+    pub once: bool,
+    pub json: bool,
+    /// Where neuron-monitor writes, if the user named it.
+    pub neuron_monitor: Option<PathBuf>,
 }
 
 /// `xtrain quickstart`.

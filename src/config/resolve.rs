@@ -11,6 +11,7 @@ use crate::data::settings::{
 };
 use crate::parallel::Mesh;
 use crate::runtime::OverrideValue;
+use crate::runtime::neuron::{NeuronSettings, compiler};
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::gpu::Gpu;
 use crate::trainer::settings::{
@@ -18,6 +19,7 @@ use crate::trainer::settings::{
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use xtrain_graphs::NeuronChip;
 
 const CHECKED: &str = "check() refuses a command without it";
 const DEFAULTED: &str = "the flag table has a default for it";
@@ -27,11 +29,18 @@ pub fn resolve(typed: &Typed) -> Command {
         command if Commands::TRAIN.contains(command) => Command::Train(train_plan(typed)),
         command if Commands::EVAL.contains(command) => Command::Eval(eval_plan(typed)),
         command if Commands::COMPILE.contains(command) => {
-            Command::Compile(CompilePlan { train: train_plan(typed), jobs: jobs(typed), check: typed.bool("check") })
+            let (check, export) = (typed.bool("check"), typed.path("export"));
+            Command::Compile(CompilePlan { train: train_plan(typed), jobs: jobs(typed), check, export })
         }
         Commands::PREDICT_CLS => Command::Predict(predict_plan(typed)),
         Commands::GENERATE => Command::Generate(generate_plan(typed)),
         Commands::BENCH => Command::Bench(bench_plan(typed)),
+        Commands::TOP => Command::Top(TopPlan {
+            output_dir: output_dir(typed),
+            once: typed.bool("once"),
+            json: typed.bool("json"),
+            neuron_monitor: typed.path("neuron_monitor"),
+        }),
         Commands::QUICKSTART => Command::Quickstart(quickstart_plan(typed)),
         command if Commands::FIT.contains(command) => Command::Fit(FitPlan {
             train: train_plan(typed),
@@ -159,6 +168,7 @@ fn device(typed: &Typed) -> DevicePlan {
         plugin: typed.path("plugin"),
         memory_fraction: typed.float("gpu_memory_fraction"),
         visible_devices: typed.text("visible_devices").map(|text| device_numbers(&text).expect(CHECKED)).unwrap_or_default(),
+        neuron: neuron(typed),
         plain_attention: typed.text("attn_implementation").as_deref() == Some("eager"),
         xla_options: typed.text("xla_options").map(|text| xla_options(&text).expect(CHECKED)).unwrap_or_default(),
     };
@@ -204,6 +214,26 @@ fn mesh(typed: &Typed) -> Mesh {
 
 fn gradient_bucket_bytes(typed: &Typed) -> usize {
     typed.count("gradient_bucket_mb").expect(DEFAULTED) << 20
+}
+
+/// What the command line says of Neuron's compiler.
+fn neuron(typed: &Typed) -> NeuronSettings {
+    let word = |name: &str, words: &[&'static str]| {
+        let typed = typed.text(name)?;
+        words.iter().copied().find(|word| *word == typed)
+    };
+    NeuronSettings {
+        chip: match typed.text("target").as_deref() {
+            Some("trn1") => Some(NeuronChip::Trn1),
+            Some("trn2") => Some(NeuronChip::Trn2),
+            _ => None,
+        },
+        optlevel: word("neuron_optlevel", compiler::OPTLEVELS),
+        auto_cast: word("neuron_auto_cast", compiler::AUTO_CASTS),
+        auto_cast_type: word("neuron_auto_cast_type", compiler::AUTO_CAST_TYPES),
+        model_type: word("neuron_model_type", compiler::MODEL_TYPES),
+        stochastic_rounding: typed.bool("neuron_stochastic_rounding"),
+    }
 }
 
 fn seed(typed: &Typed) -> u64 {

@@ -1,5 +1,5 @@
 //! What the program tells its user: log records, the step line, progress, tables. The bottom layer: it imports nothing of ours, and
-//! everything but [`progress`] and [`memory`] is a function from values to text.
+//! everything but [`progress`], [`memory`], [`telemetry`] and [`top`] is a function from values to text.
 
 pub mod csv;
 pub mod memory;
@@ -8,4 +8,6 @@ pub mod python_float;
 pub mod records;
 pub mod step_line;
 pub mod table;
+pub mod telemetry;
+pub mod top;
 pub mod units;

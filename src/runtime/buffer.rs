@@ -12,6 +12,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use xtrain_graphs::{DType, Shape};
 
+/// What a download waits for, in words.
+const RESULT: &str = "a result";
+
 /// An array on a device. It may still be on its way; whatever uses it waits for it.
 ///
 /// A buffer that an executable took as its own (donation) stays behind as an empty handle: [`Buffer::is_deleted`] says so,
@@ -98,7 +101,7 @@ impl Buffer {
 
     /// Blocks until the value is there; the error of the execution that should have made it comes out here.
     pub fn wait_ready(&self) -> Result<()> {
-        self.ready()?.wait()
+        self.ready()?.wait_for(RESULT)
     }
 
     /// Copies the buffer to another device of the same client.
@@ -201,7 +204,7 @@ impl<T: Pod> PendingDownload<T> {
 
     /// Waits for the value, or for the error of the execution that should have made it.
     pub fn wait(mut self) -> Result<Vec<T>> {
-        self.event.wait()?;
+        self.event.wait_for(RESULT)?;
         Ok(self.data.take().expect("only wait takes the data, and it consumes the download"))
     }
 }
@@ -209,7 +212,7 @@ impl<T: Pod> PendingDownload<T> {
 impl<T: Pod> Drop for PendingDownload<T> {
     fn drop(&mut self) {
         let Some(data) = self.data.take() else { return };
-        let finished = self.event.wait().is_ok() || self.event.is_ready().unwrap_or(false);
+        let finished = self.event.wait_for(RESULT).is_ok() || self.event.is_ready().unwrap_or(false);
         if !finished {
             // The plugin might still write; leaking is the only safe choice.
             std::mem::forget(data);
@@ -250,7 +253,7 @@ pub(super) fn upload(client: &Arc<ClientInner>, bytes: &[u8], shape: &Shape, dev
     // SAFETY: with these semantics the plugin is done with the bytes when the call returns.
     let (buffer, event) = unsafe { from_host(client, bytes, shape, device, ffi::HOST_IMMUTABLE_ONLY_DURING_CALL) }?;
     // By contract the event has already come; waiting costs nothing and holds even for a plugin that reads late.
-    event.map_or(Ok(()), |event| event.wait())?;
+    event.map_or(Ok(()), |event| event.wait_for("an upload"))?;
     Ok(buffer)
 }
 

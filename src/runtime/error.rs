@@ -35,8 +35,8 @@ pub enum Error {
     #[error("the device says that its {name} is `{found}`, not {wanted}; the plugin is broken or of another version")]
     DeviceAttribute { name: &'static str, found: String, wanted: &'static str },
 
-    #[error("{variable}={value}: {reason}")]
-    Environment { variable: &'static str, value: String, reason: &'static str },
+    #[error("{variable}={value} {problem}; {fix}")]
+    Contradiction { variable: &'static str, value: String, problem: String, fix: String },
 
     #[error("cannot open the library {}: {reason}; check that the file is complete and that the libraries it needs lie beside it", .path.display())]
     LibraryOpen { path: PathBuf, reason: String },
@@ -245,14 +245,18 @@ fn list(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| format!("\n  {}", path.display())).collect()
 }
 
-fn hint(code: Code, message: &str) -> &'static str {
-    match code {
+fn hint(code: Code, message: &str) -> String {
+    if let Some(meaning) = super::neuron::status::explain(message) {
+        return format!(" ({meaning})");
+    }
+    let hint = match code {
         Code::ResourceExhausted => " (the device is out of memory: lower the batch or block size, or use more devices)",
         Code::InvalidArgument if message.contains("size: expected") => {
             " (the plugin was built for a different version of the PJRT C API: install the version that xtrain's documentation names)"
         }
         _ => CUDA_HINTS.iter().find(|(sign, _)| message.contains(sign)).map_or("", |(_, hint)| hint),
-    }
+    };
+    hint.to_string()
 }
 
 /// What XLA:GPU says, by a part of it, and what to do about it.

@@ -3,6 +3,7 @@
 use super::client::ClientInner;
 use super::error::Result;
 use super::ffi::{self, Call, PjrtError, PjrtEvent};
+use super::patience;
 use super::plugin::PluginInner;
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -38,8 +39,14 @@ impl Event {
 
     /// Blocks until the event has happened; an execution's or transfer's own error comes out here.
     pub fn wait(&self) -> Result<()> {
+        self.wait_for("a piece of work")
+    }
+
+    /// As [`Event::wait`]; `what` is the word for it if the wait never ends (see `patience`).
+    pub(super) fn wait_for(&self, what: &'static str) -> Result<()> {
+        let mut args = ffi::EventAwait { event: self.raw.as_ptr(), ..Default::default() };
         // SAFETY: the event is alive.
-        unsafe { self.client.call(&mut ffi::EventAwait { event: self.raw.as_ptr(), ..Default::default() }) }
+        patience::wait(what, self.client.plugin.inner.path(), || unsafe { self.client.call(&mut args) })
     }
 
     /// Runs `callback` once the event has happened, on a thread of the plugin (or here, if it already has). It must not hold

@@ -5,11 +5,14 @@
 //! executing turns buffers into buffers. [`Library`] is our own `libxtrain_xla.so`, which holds XLA: the emitter from graphs to
 //! HLO, and the CPU plugin. A [`Topology`] stands for devices that are not there: modules can be compiled for it, and asked about.
 //!
+//! `hlo` and `conformance` read emitted modules, `neuron` is what AWS's plugin needs around it.
+//!
 //! Nothing here knows graphs, models or training. Reading order: `ffi` (the C structs and the table), `plugin` (open, call),
 //! `client`, `buffer`, `executable`, `topology`. Every C handle is owned by one type that destroys it, and keeps the client alive meanwhile.
 
 mod buffer;
 mod client;
+pub mod conformance;
 pub mod cuda_tools;
 mod description;
 mod device;
@@ -18,11 +21,14 @@ mod error;
 mod event;
 mod executable;
 mod ffi;
+pub mod hlo;
 pub mod hlo_facts;
 mod layout;
 mod library;
+pub mod neuron;
 pub mod nvidia_libraries;
 mod options;
+mod patience;
 mod plugin;
 mod signature;
 #[cfg(test)]
@@ -38,6 +44,6 @@ pub use event::Event;
 pub use executable::{Executable, Execution, RunOptions};
 pub use library::Library;
 pub use options::{CompileOptions, OptionValue, OverrideValue};
-pub use plugin::{Plugin, set_default_environment};
+pub use plugin::{Plugin, set_environment};
 pub use signature::Signature;
 pub use topology::{CompiledModule, Topology};

@@ -107,6 +107,9 @@ pub struct CompileOptions {
     pub profile: Vec<u8>,
     /// Bytes of memory that the compiler may plan with; 0 leaves it to the device.
     pub device_memory_bytes: i64,
+    /// What else decides about the code, by name: versions and variables that the compiler reads by itself. It is not handed over
+    /// here; whoever keeps compiled code keys on it.
+    pub surroundings: BTreeMap<&'static str, String>,
 }
 
 impl Default for CompileOptions {
@@ -120,6 +123,7 @@ impl Default for CompileOptions {
             use_shardy_partitioner: false,
             profile: Vec::new(),
             device_memory_bytes: 0,
+            surroundings: BTreeMap::new(),
         }
     }
 }

@@ -31,7 +31,7 @@ pub struct Plugin {
 }
 
 pub(super) struct PluginInner {
-    path: PathBuf,
+    path: Arc<PathBuf>,
     table: *const u8,
     table_size: usize,
     version: (i32, i32),
@@ -84,12 +84,13 @@ impl std::fmt::Debug for Plugin {
     }
 }
 
-/// Sets a variable that a plugin reads while it is opened, unless the user has set it. Call it before the first plugin or library is
-/// opened, from the main thread.
-pub fn set_default_environment(name: &str, value: &str) {
-    if std::env::var_os(name).is_none() {
-        // SAFETY: no library that reads the environment through C is open yet, and Rust's own readers are synchronized with this.
-        unsafe { std::env::set_var(name, value) };
+/// Sets a variable that a plugin reads while it is opened, or takes it away. Call it before the first plugin or library is opened,
+/// from the main thread.
+pub fn set_environment(name: &str, value: Option<&str>) {
+    // SAFETY: no library that reads the environment through C is open yet, and Rust's own readers are synchronized with this.
+    match value {
+        Some(value) => unsafe { std::env::set_var(name, value) },
+        None => unsafe { std::env::remove_var(name) },
     }
 }
 
@@ -151,8 +152,13 @@ impl PluginInner {
         if major != ffi::API_MAJOR || minor < MINOR_FLOOR {
             return Err(Error::PluginVersion { path: path.into(), found: (major, minor), wanted: (ffi::API_MAJOR, MINOR_FLOOR) });
         }
-        let mut plugin =
-            PluginInner { path: path.into(), table: header.cast(), table_size, version: (major, minor), attributes: Vec::new() };
+        let mut plugin = PluginInner {
+            path: Arc::new(path.into()),
+            table: header.cast(),
+            table_size,
+            version: (major, minor),
+            attributes: Vec::new(),
+        };
 
         let doing = || format!("initializing the plugin {}", path.display());
         // SAFETY: the struct has no fields beyond the common two.
@@ -178,7 +184,7 @@ impl PluginInner {
             std::ptr::null()
         };
         if function.is_null() {
-            return Err(Error::CallMissing { call: slot.name(), path: self.path.clone(), version: self.version });
+            return Err(Error::CallMissing { call: slot.name(), path: self.path.to_path_buf(), version: self.version });
         }
         Ok(function)
     }
@@ -219,7 +225,7 @@ impl PluginInner {
         // SAFETY: the caller gave the error to us; this is its last use.
         let _ = unsafe { self.call_infallible(&mut ffi::ErrorDestroy { error, ..Default::default() }) };
         let message = message.trim_end().to_owned();
-        Err(Error::Call { call: slot.name(), code: Code::from_raw(code.code), message, path: self.path.clone() })
+        Err(Error::Call { call: slot.name(), code: Code::from_raw(code.code), message, path: self.path.to_path_buf() })
     }
 
     /// The three calls on errors. Two return nothing and `GetCode` an error that is always null; reading no result fits both.
@@ -236,9 +242,13 @@ impl PluginInner {
         Ok(())
     }
 
+    pub fn path(&self) -> &Arc<PathBuf> {
+        &self.path
+    }
+
     /// A plugin that says yes and gives nothing.
     pub fn answer(&self, slot: Slot, reason: impl Into<String>) -> Error {
-        Error::PluginAnswer { call: slot.name(), reason: reason.into(), path: self.path.clone() }
+        Error::PluginAnswer { call: slot.name(), reason: reason.into(), path: self.path.to_path_buf() }
     }
 }
 

@@ -5,7 +5,10 @@ use super::session::Session;
 use crate::cache::{CacheSettings, GraphCache};
 use crate::parallel::Mesh;
 use crate::runtime::discover::{NEURON, Vendor, package_version};
-use crate::runtime::{Client, CompileOptions, Library, OptionValue, OverrideValue, Plugin, set_default_environment};
+use crate::runtime::neuron::NeuronSettings;
+use crate::runtime::neuron::environment::Environment;
+use crate::runtime::neuron::host::{CompilerFile, Host};
+use crate::runtime::{Client, CompileOptions, Library, OptionValue, OverrideValue, Plugin, set_environment};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use xtrain_graphs::{NeuronChip, Target};
@@ -21,6 +24,8 @@ pub struct DeviceSettings {
     pub visible_devices: Vec<i64>,
     /// Attention is written out even where the device has it as one call.
     pub plain_attention: bool,
+    /// What AWS's compiler is told.
+    pub neuron: NeuronSettings,
     /// Options of XLA's compiler.
     pub xla_options: BTreeMap<String, OverrideValue>,
 }
@@ -61,19 +66,53 @@ fn cpu_compile_options(mesh: Mesh) -> CompileOptions {
     CompileOptions::replicated(mesh.replicas())
 }
 
-/// Opens AWS's accelerator through its plugin, a core for each replica.
+/// Opens AWS's accelerator through its plugin, a core for each replica. Everything that plugin, runtime and compiler read is in the
+/// environment before the plugin is opened.
 pub fn open_neuron(settings: &DeviceSettings, mesh: Mesh, cache: CacheSettings) -> Result<Session> {
+    open_neuron_cores(settings, mesh.replicas() as u32, (mesh, cache))
+}
+
+/// As [`open_neuron`], with so many cores for this process unless the environment says how many.
+pub fn open_neuron_cores(settings: &DeviceSettings, cores: u32, (mesh, cache): (Mesh, CacheSettings)) -> Result<Session> {
     let path = neuron_plugin(settings.plugin.as_deref())?;
-    if std::env::var_os("NEURON_RT_VISIBLE_CORES").is_none() {
-        // Cores belong to one process at a time: what is not used is left to others.
-        set_default_environment("NEURON_RT_NUM_CORES", &mesh.replicas().to_string());
-    }
-    check_cores("NEURON_RT_NUM_CORES")?;
+    let host = Host::this();
+    let variable = |name: &str| std::env::var(name).ok();
+    let found = host.compiler(Some(&path), variable("PATH").as_deref());
+    let folder = found.as_ref().and_then(CompilerFile::folder);
+    let environment = Environment::new(&settings.neuron, cores, &host, variable)?.with_compiler(folder, variable("PATH"));
+    environment.notes.iter().for_each(|note| eprintln!("note: {note}"));
+    environment.set.iter().for_each(|(name, value)| set_environment(name, Some(value)));
+    environment.remove.iter().for_each(|name| set_environment(name, None));
+    let chip = environment.compiler.chip;
+    let version = match &found {
+        Some(file) => file.version.clone().map_or_else(|| file.run_version(), Ok).unwrap_or_else(|problem| {
+            eprintln!("warning: {problem}; stored graphs load, new ones will not compile");
+            "unknown".into()
+        }),
+        None => "none".into(),
+    };
+    let options = CompileOptions {
+        surroundings: [
+            ("neuronx-cc", version),
+            ("NEURON_CC_FLAGS", environment.compiler.flags()),
+            ("libneuronxla", package_version(&path, "libneuronxla").unwrap_or_else(|| "unknown".into())),
+        ]
+        .into(),
+        ..CompileOptions::replicated(mesh.replicas())
+    };
     let client = open_plugin(&NEURON, &path, mesh, |_| Vec::new())?;
-    // platform_version: 2.0 on trn1, 3.0 on trn2.
-    let is_trn2 = client.platform_name() == NEURON.device && client.platform_version().starts_with('3');
-    let target = Target::Neuron(if is_trn2 { NeuronChip::Trn2 } else { NeuronChip::Trn1 });
-    session(client, target, CompileOptions::replicated(mesh.replicas()), (mesh, cache))
+    // 2.0 on trn1, 2.1 on inf2, 3.0 on trn2.
+    let of_device = if client.platform_version().starts_with('3') { NeuronChip::Trn2 } else { NeuronChip::Trn1 };
+    if client.platform_name() == NEURON.device && of_device != chip {
+        return Err(crate::runtime::Error::Contradiction {
+            variable: "--target",
+            value: chip.to_string(),
+            problem: format!("is not this device, which is a {of_device} (platform version {})", client.platform_version()),
+            fix: "leave --target out of the command and of NEURON_CC_FLAGS".into(),
+        }
+        .into());
+    }
+    session(client, Target::Neuron(chip), options, (mesh, cache))
 }
 
 /// AWS's plugin, of a version that needs no Python.
@@ -85,18 +124,6 @@ pub fn neuron_plugin(told: Option<&Path>) -> Result<PathBuf> {
         }
         _ => Ok(path),
     }
-}
-
-/// Refuses numbers of cores that Neuron's runtime has no communicators for, before the cores are taken.
-fn check_cores(variable: &'static str) -> Result<()> {
-    let Ok(value) = std::env::var(variable) else { return Ok(()) };
-    let reason = match value.parse::<u32>() {
-        Ok(0 | 1 | 2 | 8 | 16) => return Ok(()),
-        Ok(n) if n % 32 == 0 => return Ok(()),
-        Ok(_) => "Neuron's runtime knows groups of 1, 2, 8, 16 and multiples of 32 cores (0: all); set one of these",
-        Err(_) => "is not a number of cores",
-    };
-    Err(crate::runtime::Error::Environment { variable, value, reason }.into())
 }
 
 /// Opens a vendor's plugin and the devices that it finds.

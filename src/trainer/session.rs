@@ -100,6 +100,11 @@ impl Session {
         self.state.get(name).map(|buffers| &buffers[0])
     }
 
+    /// The value of every replica.
+    pub fn replicas(&self, name: &str) -> Option<&Buffers> {
+        self.state.get(name)
+    }
+
     /// The same value for every replica.
     pub fn upload(&self, bytes: &[u8], shape: &Shape) -> Result<Buffers> {
         self.upload_each(shape, |_| bytes)

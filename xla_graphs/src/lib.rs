@@ -1,10 +1,9 @@
 //! Lazy tensor traces, autodiff, optimizers and passes. Nothing here opens a file, a client or a thread.
 //!
 //! Reading order: [`Shape`] and [`DType`], the operations ([`op`]), recording ([`Trace`], [`Tensor`]), `ops/` and `nn/` (the
-//! rules of each operation), [`backward`], [`optim`], [`Graph`] (what a trace becomes), [`passes`], [`conformance`] (what an
-//! accelerator's compiler takes), then the emitter in `native/src/emit`, which lives in the one library that links XLA.
+//! rules of each operation), [`backward`], [`optim`], [`Graph`] (what a trace becomes), [`passes`], then the emitter in
+//! `native/src/emit`, which lives in the one library that links XLA.
 
-pub mod conformance;
 mod dtype;
 mod error;
 mod grad;

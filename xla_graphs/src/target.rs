@@ -23,6 +23,16 @@ pub enum NeuronChip {
     Trn2,
 }
 
+/// As neuronx-cc's `--target` has it.
+impl std::fmt::Display for NeuronChip {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            NeuronChip::Trn1 => "trn1",
+            NeuronChip::Trn2 => "trn2",
+        })
+    }
+}
+
 impl Target {
     pub fn name(self) -> &'static str {
         match self {
@@ -62,6 +72,18 @@ impl Target {
             Target::Cuda { capability: 80.., fused_attention: true } => Some(128),
             _ => None,
         }
+    }
+
+    /// Whether modules are handed over as StableHLO first. Of AWS's plugin since 3.0 that is the only form that others are known to
+    /// use; all before it took HLO.
+    pub fn prefers_stablehlo(self) -> bool {
+        self.is_neuron()
+    }
+
+    /// Whether donated memory has to be reused by the compiler's promise. Neuron's modules are written so by everybody; XLA's own
+    /// compilers do it wherever they can.
+    pub fn requires_aliases(self) -> bool {
+        self.is_neuron()
     }
 
     fn is_neuron(self) -> bool {

@@ -1,53 +1,12 @@
-//! `xtrain doctor --device neuron`: from the driver to a computed sum, in the order in which a run meets them. What
-//! is outside of the plugin (device files, drivers, compilers) is told as a note: a stand-in does without, and the plugin's own
-//! errors decide.
+//! What the doctor's pages on accelerators share: checks that build on each other, notes, and the device itself.
 
 use super::{Check, Error, compile_and_run, failed};
 use crate::cache::CacheSettings;
-use crate::parallel::Mesh;
 use crate::report::units::bytes;
 use crate::runtime::Client;
-use crate::trainer::device::DeviceSettings;
+use crate::trainer;
 use crate::trainer::session::Session;
-use crate::trainer::{self, device};
 use std::path::Path;
-
-/// The order of AWS's stack: driver, devices, libraries, compiler, plugin, device.
-pub(super) fn check_neuron(settings: &DeviceSettings) -> Vec<Check> {
-    let libraries = ["libnrt.so.1", "libnccom.so.2"].map(|name| Path::new("/opt/aws/neuron/lib").join(name));
-    let mut checks = vec![
-        note(
-            "driver",
-            std::fs::read_to_string("/sys/module/neuron/version").map(|v| v.trim().to_string()).ok(),
-            "the neuron kernel module is not loaded",
-        ),
-        note(
-            "device files",
-            device_files("neuron"),
-            "there is no /dev/neuron0: this is no trn1 or trn2 instance, or the driver is missing",
-        ),
-    ];
-    for (name, path) in [("runtime library", &libraries[0]), ("collectives library", &libraries[1])] {
-        checks.push(note(
-            name,
-            exists(path),
-            "is not in /opt/aws/neuron/lib: install aws-neuronx-runtime-lib and aws-neuronx-collectives",
-        ));
-    }
-    checks.push(note(
-        "neuronx-cc",
-        on_path("neuronx-cc"),
-        "is not on PATH: libneuronxla 3 runs it to compile; install neuronx-cc and put its bin folder first",
-    ));
-    let mut report = Report::new(checks);
-    let path = match device::neuron_plugin(settings.plugin.as_deref()).map_err(failed("looking for the plugin")) {
-        Ok(path) => path,
-        Err(error) => return report.fail("plugin", error),
-    };
-    report.check("plugin", Ok(path.display().to_string()));
-    // Opening the device sets what the plugin reads while it is loaded, so that the plugin is not asked for its version before.
-    report.device(|cache| device::open_neuron(settings, Mesh::single(), cache))
-}
 
 /// Checks that build on each other: the first failure ends the list.
 pub(super) struct Report {
@@ -111,15 +70,6 @@ fn describe(client: &Client) -> String {
 
 pub(super) fn note(name: &'static str, found: Option<String>, otherwise: &str) -> Check {
     Check { name, found: Ok(found.unwrap_or_else(|| otherwise.to_string())), is_note: true }
-}
-
-fn exists(path: &Path) -> Option<String> {
-    path.exists().then(|| path.display().to_string())
-}
-
-fn on_path(program: &str) -> Option<String> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(program)).find_map(|file| exists(&file))
 }
 
 /// The device nodes `/dev/NAME0`, `/dev/NAME1`, ...

@@ -3,6 +3,7 @@
 
 use super::super::kind::{Kind, Range};
 use super::{Commands, Flag, Section, Support};
+use crate::runtime::neuron::compiler as neuron;
 use crate::trainer::gpu::Gpu;
 
 /// Compiling ahead takes a training run's flags, so that the same words do for both.
@@ -22,9 +23,19 @@ const READING: Commands = TRAIN_EVAL.and(PREDICT);
 const LABELLED: Commands = Commands::TRAIN_LIKE_CLS.and(Commands::EVAL_CLS);
 /// Commands that compile graphs.
 const COMPILING: Commands = READING.and(GENERATE).and(BENCH).and(QUICKSTART);
+/// Commands that run something on a device.
+const RUNNING: Commands = Commands::TRAIN.and(EVAL).and(PREDICT).and(GENERATE).and(BENCH).and(QUICKSTART).and(Commands::DOCTOR);
+/// Commands that a device's settings matter to.
+const ON_A_DEVICE: Commands = COMPILING.and(Commands::DOCTOR);
 
 /// Commands that open a device.
 const OPENING: Commands = COMPILING.and(Commands::DOCTOR).and(Commands::CACHE_VERIFY);
+
+/// What can be compiled for by name.
+const TARGETS: [&str; 6] = {
+    let ([a, b, c, d], [e, f]) = (Gpu::NAMES, [neuron::TARGETS[0], neuron::TARGETS[1]]);
+    [a, b, c, d, e, f]
+};
 
 const STRATEGIES: Kind = Kind::Choice(&["no", "steps", "epoch"]);
 
@@ -68,6 +79,12 @@ pub const FLAGS: &[Flag] = &[
         "With --device cuda, options of XLA's compiler, as xla_gpu_enable_triton_gemm=false,xla_gpu_graph_min_graph_size=1"),
     flag(Section::Run, Commands::ALL, "config", Kind::Path, "",
         "TOML or JSON file with the same keys as these flags; flags win over the file"),
+    flag(Section::Run, Commands::TOP, "output_dir", Kind::Path, "",
+        "The run to watch: its --output_dir"),
+    flag(Section::Run, Commands::TOP, "once", Kind::Bool, "false",
+        "Print the run's state once, as text, and end"),
+    flag(Section::Run, Commands::TOP, "neuron_monitor", Kind::Path, "",
+        "Take the devices' figures from this file, which `neuron-monitor > FILE` writes; default: the driver's files, else nvidia-smi"),
     flag(Section::Run, TRAIN_EVAL.and(QUICKSTART), "output_dir", Kind::Path, "",
         "Directory for the model, checkpoints, logs and results; needed by train; quickstart uses output/quickstart if not told"),
     flag(Section::Run, TRAIN.and(QUICKSTART), "overwrite_output_dir", Kind::Bool, "false",
@@ -82,10 +99,12 @@ pub const FLAGS: &[Flag] = &[
         "The CSV file to write; default: standard output"),
     flag(Section::Run, Commands::TRAIN.and(Commands::CACHE_PRUNE), "dry_run", Kind::Bool, "false",
         "Print the resolved plan and what it will compile and hold in memory (prune: what would go), then stop"),
-    flag(Section::Run, Commands::COMPILE.and(Commands::FIT), "target", Kind::Choice(&Gpu::NAMES), "",
-        "With --device cuda, a card that need not be there: compile for it, by its description, and tell what that needs; nothing can run"),
+    flag(Section::Run, Commands::COMPILE.and(Commands::FIT), "target", Kind::Choice(&TARGETS), "",
+        "With --device cuda, a card that need not be there: compile for it, by its description, and tell what that needs; nothing can run. With --device neuron: the chip; default: that of this instance, else trn1"),
     flag(Section::Run, Commands::COMPILE, "check", Kind::Bool, "false",
         "Compile nothing; say of each graph what the device's compiler is not known to take (neither device nor plugin is needed)"),
+    flag(Section::Run, Commands::COMPILE, "export", Kind::Path, "",
+        "Compile nothing; write each graph into this directory as HLO and StableHLO, with the command lines of the device's compiler"),
     flag(Section::Run, TRAIN.and(GENERATE).and(BENCH).and(QUICKSTART).and(EVAL), "seed", Kind::Int { min: 0 }, "42",
         "Seed of everything random: initial weights, order of examples, dropout, sampling"),
     flag(Section::Run, COMPILING.and(Commands::CACHE), "cache_dir", Kind::Path, "",
@@ -288,8 +307,22 @@ pub const FLAGS: &[Flag] = &[
         "Steps that are measured"),
     flag(Section::Measurement, BENCH, "warmup", Kind::Int { min: 0 }, "2",
         "Steps after the first that are not measured"),
-    flag(Section::Measurement, BENCH.and(Commands::DOCTOR).and(EVAL).and(Commands::CACHE_LS).and(Commands::CACHE_SHOW).and(Commands::CACHE_STATS).and(Commands::FIT), "json", Kind::Bool, "false",
+    flag(Section::Measurement, BENCH.and(Commands::DOCTOR).and(EVAL).and(Commands::CACHE_LS).and(Commands::CACHE_SHOW).and(Commands::CACHE_STATS).and(Commands::FIT).and(Commands::TOP), "json", Kind::Bool, "false",
         "Print the result as JSON"),
+
+    // AWS Neuron.
+    flag(Section::Neuron, RUNNING, "target", Kind::Choice(neuron::TARGETS), "",
+        "With --device neuron: the chip to compile for; default: that of this instance, else trn1"),
+    flag(Section::Neuron, ON_A_DEVICE, "neuron_model_type", Kind::Choice(neuron::MODEL_TYPES), "",
+        "neuronx-cc's --model-type; default: that of NEURON_CC_FLAGS, else transformer"),
+    flag(Section::Neuron, ON_A_DEVICE, "neuron_optlevel", Kind::Choice(neuron::OPTLEVELS), "",
+        "neuronx-cc's --optlevel, where 1 compiles fastest; default: that of NEURON_CC_FLAGS, else 2"),
+    flag(Section::Neuron, ON_A_DEVICE, "neuron_auto_cast", Kind::Choice(neuron::AUTO_CASTS), "",
+        "neuronx-cc's --auto-cast, which rounds f32 without being asked by the model; default: that of NEURON_CC_FLAGS, else none"),
+    flag(Section::Neuron, ON_A_DEVICE, "neuron_auto_cast_type", Kind::Choice(neuron::AUTO_CAST_TYPES), "",
+        "neuronx-cc's --auto-cast-type; default: that of NEURON_CC_FLAGS, else bf16"),
+    flag(Section::Neuron, ON_A_DEVICE, "neuron_stochastic_rounding", Kind::Bool, "false",
+        "Round to 16 bits at random inside of the chip (NEURON_RT_STOCHASTIC_ROUNDING_EN), with the seed in NEURON_RT_STOCHASTIC_ROUNDING_SEED, else 0"),
 
     // The cache of compiled graphs.
     flag(Section::Cache, Commands::COMPILE, "jobs", Kind::Int { min: 1 }, "",

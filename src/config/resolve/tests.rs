@@ -215,6 +215,7 @@ fn what_a_gpu_is_opened_with() {
         plugin: Some("x.so".into()),
         memory_fraction: Some(0.5),
         visible_devices: vec![2, 0],
+        neuron: Default::default(),
         plain_attention: false,
         xla_options: xla_options.into_iter().map(|(name, value)| (name.to_string(), value)).collect(),
     };

@@ -1,14 +1,17 @@
-//! What hangs on the training loop, in the order in which it is called: logging, comparing replicas, evaluating, saving.
+//! What hangs on the training loop, in the order in which it is called: logging, telling whoever watches, comparing replicas,
+//! evaluating, saving.
 
 mod evaluate;
 mod log;
 mod replicas;
 mod save;
+mod telemetry;
 
 pub use evaluate::Evaluator;
 pub use log::{Logger, RunLog, Sums};
 pub use replicas::ReplicaCheck;
 pub use save::{Kept, SavedModel, Saver, trainer_state};
+pub use telemetry::{Teller, graph_listener};
 
 use super::run_loop::Progress;
 use super::settings::Cadence;

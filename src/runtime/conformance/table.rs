@@ -1,0 +1,198 @@
+//! The operations that neuronx-cc is known to take, with the element types of their operands.
+//!
+//! Sources, by their short names: *list*: operators of the compiler's release notes (aws-neuron-sdk,
+//! release-notes/components/compiler.rst); *census*: opcodes of 52 modules that torch-neuronx compiled; *nkipy*: what AWS's own
+//! emitter of HLO uses; *codes*: pages of the compiler's error codes; *jax*: its list of known issues in JAX; *types*: its page
+//! of data types; *runtime*: the collectives that its runtime has. They were read, not tried: there was no such device.
+
+/// Element types by their numbers in XLA's `PrimitiveType`.
+pub(super) mod element {
+    pub const PRED: i32 = 1;
+    pub const S32: i32 = 4;
+    pub const S64: i32 = 5;
+    pub const U8: i32 = 6;
+    pub const U32: i32 = 8;
+    pub const U64: i32 = 9;
+    pub const F16: i32 = 10;
+    pub const F32: i32 = 11;
+    pub const F64: i32 = 12;
+    pub const TUPLE: i32 = 13;
+    pub const C64: i32 = 15;
+    pub const BF16: i32 = 16;
+    pub const TOKEN: i32 = 17;
+    pub const C128: i32 = 18;
+    pub const F8E5M2: i32 = 19;
+    pub const F8E4M3FN: i32 = 20;
+    pub const F8E4M3: i32 = 28;
+
+    pub fn name(element: i32) -> String {
+        let known = match element {
+            PRED => "pred",
+            2 => "s8",
+            3 => "s16",
+            S32 => "s32",
+            S64 => "s64",
+            U8 => "u8",
+            7 => "u16",
+            U32 => "u32",
+            U64 => "u64",
+            F16 => "f16",
+            F32 => "f32",
+            F64 => "f64",
+            TUPLE => "tuple",
+            C64 => "c64",
+            BF16 => "bf16",
+            TOKEN => "token",
+            C128 => "c128",
+            F8E5M2 => "f8e5m2",
+            F8E4M3FN => "f8e4m3fn",
+            F8E4M3 => "f8e4m3",
+            _ => return format!("element type {element}"),
+        };
+        known.into()
+    }
+}
+
+use element::{BF16, F8E4M3, F8E5M2, F16, F32, PRED, S32, U8, U32};
+
+/// An operation with what its operands may be made of.
+pub(super) struct Row {
+    pub opcode: &'static str,
+    pub types: &'static [i32],
+    pub source: &'static str,
+}
+
+const FLOATS: &[i32] = &[F32, BF16, F16];
+/// Of a product. The narrow ones are trn2's; the rule about types says so.
+const FACTORS: &[i32] = &[F32, BF16, F16, F8E5M2, F8E4M3];
+const NUMBERS: &[i32] = &[F32, BF16, F16, S32, U32];
+const INTEGERS: &[i32] = &[S32, U32];
+const WORDS: &[i32] = &[PRED, S32, U32];
+const ALL: &[i32] = &[F32, BF16, F16, S32, U32, U8, PRED, F8E5M2, F8E4M3];
+
+const fn row(opcode: &'static str, types: &'static [i32], source: &'static str) -> Row {
+    Row { opcode, types, source }
+}
+
+/// By opcode. What is not here is not known to compile.
+pub(super) const NEURON: &[Row] = &[
+    row("parameter", ALL, "census"),
+    row("constant", ALL, "list"),
+    row("iota", &[S32, U32, F32], "list"),
+    row("tuple", ALL, "list"),
+    row("get-tuple-element", ALL, "list"),
+    row("abs", NUMBERS, "list"),
+    row("add", NUMBERS, "list"),
+    row("all-gather", FLOATS, "list; runtime"),
+    row("all-reduce", FLOATS, "list; integers only through f32: codes EVRF061"),
+    row("all-to-all", FLOATS, "nkipy; runtime"),
+    row("and", WORDS, "list"),
+    row("atan2", FLOATS, "list"),
+    row("batch-norm-grad", FLOATS, "list"),
+    row("batch-norm-inference", FLOATS, "list"),
+    row("batch-norm-training", FLOATS, "list"),
+    row("bitcast-convert", &[F32, S32, U32], "list"),
+    row("broadcast", ALL, "list"),
+    row("ceil", FLOATS, "list"),
+    row("clamp", NUMBERS, "list"),
+    row("collective-permute", FLOATS, "runtime"),
+    row("compare", ALL, "list"),
+    row("concatenate", ALL, "list"),
+    row("convert", ALL, "list"),
+    row("convolution", FLOATS, "nkipy"),
+    row("copy", ALL, "nkipy"),
+    row("cosine", FLOATS, "list"),
+    row("custom-call", ALL, "list"),
+    row("divide", FLOATS, "list"),
+    row("dot", FACTORS, "list; integers only through f32: codes EVRF035"),
+    row("dynamic-update-slice", ALL, "list"),
+    row("exponential", FLOATS, "list"),
+    row("floor", FLOATS, "list"),
+    row("gather", ALL, "list"),
+    row("log", FLOATS, "list"),
+    row("logistic", FLOATS, "census"),
+    row("maximum", NUMBERS, "list"),
+    row("minimum", NUMBERS, "list"),
+    row("multiply", NUMBERS, "list"),
+    row("negate", NUMBERS, "list"),
+    row("not", WORDS, "list"),
+    row("opt-barrier", ALL, "census"),
+    row("or", WORDS, "nkipy"),
+    row("pad", ALL, "list"),
+    row("power", FLOATS, "list"),
+    row("reduce", NUMBERS, "list"),
+    row("reduce-scatter", FLOATS, "census; integers only through f32: codes EVRF063"),
+    row("reduce-window", FLOATS, "codes EVRF017"),
+    row("reshape", ALL, "list"),
+    row("reverse", ALL, "list"),
+    row("rng", FLOATS, "list"),
+    row("rng-bit-generator", INTEGERS, "list"),
+    row("rsqrt", FLOATS, "list"),
+    row("scatter", FLOATS, "list; integers only through f32: codes EVRF060"),
+    row("select", ALL, "list"),
+    row("select-and-scatter", FLOATS, "list"),
+    row("shift-right-arithmetic", &[S32], "codes EVRF022"),
+    row("shift-right-logical", INTEGERS, "list"),
+    row("sign", NUMBERS, "list"),
+    row("sine", FLOATS, "list"),
+    row("slice", ALL, "list"),
+    row("sqrt", FLOATS, "list"),
+    row("subtract", NUMBERS, "list"),
+    row("tanh", FLOATS, "list"),
+    row("transpose", ALL, "list"),
+    row("xor", WORDS, "nkipy"),
+];
+
+/// Operations that are known not to compile, or to go wrong, with what is known of them.
+pub(super) const REFUSED: &[(&str, &str, &str)] = &[
+    ("while", "loops are refused unless their trip count is static, and then unrolled: write the layers out", "jax"),
+    ("conditional", "is refused: compute both branches and select", "jax"),
+    (
+        "sort",
+        "is refused with most comparators, and a sort before a slice becomes a top-k that is wrong",
+        "jax; aws-neuron-sdk#1339",
+    ),
+    ("topk", "is refused for integers and not known for floats without its custom call", "codes EVRF013"),
+    ("reduce-precision", "is refused: convert there and back", "jax"),
+    ("triangular-solve", "is refused", "codes EVRF001"),
+    ("cholesky", "is refused", "codes EVRF001"),
+    ("fft", "is refused, as all complex numbers are", "codes EVRF004"),
+    ("infeed", "is refused: feed parameters", "codes EUOC002"),
+    ("outfeed", "is refused: return outputs", "codes EUOC002"),
+    ("send", "is known to fail: gather between two neighbours instead", "aws-neuron-sdk#1189"),
+    ("recv", "is known to fail: gather between two neighbours instead", "aws-neuron-sdk#1189"),
+    ("collective-broadcast", "is done as an all-gather: write that", "runtime"),
+];
+
+/// Targets of custom calls that the compiler knows (codes EHCA005). Their operands are documented nowhere.
+pub(super) const CUSTOM_CALLS: &[&str] = &[
+    "AwsNeuronErf",
+    "AwsNeuronGelu",
+    "AwsNeuronGeluApprxTanh",
+    "AwsNeuronGeluBackward",
+    "AwsNeuronSilu",
+    "AwsNeuronSiluBackward",
+    "AwsNeuronRmsNorm",
+    "AwsNeuronSoftmax",
+    "AwsNeuronSoftmaxBackward",
+    "AwsNeuronCollectiveMatmul",
+    "AwsNeuronIntMatmult",
+    "AwsNeuronArgMax",
+    "AwsNeuronArgMin",
+    "AwsNeuronTopK",
+    "AwsNeuronDropoutMaskV1",
+    "AwsNeuronCustomNativeKernel",
+    "AwsNeuronCustomOp",
+    "AwsNeuronDevicePrint",
+    "AwsNeuronLNCShardingConstraint",
+    "AwsNeuronTransferWithStaticRing",
+    "AwsNeuronModuleMarkerStart-Forward",
+    "AwsNeuronModuleMarkerEnd-Forward",
+    "AwsNeuronModuleMarkerStart-Backward",
+    "AwsNeuronModuleMarkerEnd-Backward",
+    "ResizeNearest",
+    "ResizeBilinear",
+    "ResizeNearestGrad",
+    "NeuronBoundaryMarker-Start",
+    "NeuronBoundaryMarker-End",
+];

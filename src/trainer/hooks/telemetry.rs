@@ -1,0 +1,111 @@
+//! Tells whoever watches how the run is going (`report/telemetry.rs`): a line a second at most, whatever the logging cadence is.
+
+use crate::cache::CompiledGraph;
+use crate::report::telemetry::{DeviceMemoryUse, Event, StepEvent, Telemetry, host, now};
+use crate::runtime::Client;
+use crate::trainer::error::Result;
+use crate::trainer::run_loop::{Hook, Progress, StepReport};
+use std::time::{Duration, Instant};
+
+/// Between two lines.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Sums over the steps since the last line, and where the lines go.
+pub struct Teller {
+    telemetry: Telemetry,
+    client: Client,
+    last: Option<Instant>,
+    steps: u32,
+    sums: StepEvent,
+    tokens: f64,
+    flops: f64,
+    step: u64,
+}
+
+impl Teller {
+    /// A run of `device` that goes on from `start`.
+    pub fn new(telemetry: Telemetry, client: Client, device: &str, start: &Progress) -> Teller {
+        telemetry.write(&Event::Start {
+            time: now(),
+            pid: std::process::id(),
+            host: host(),
+            device: device.to_string(),
+            step: start.step,
+            total_steps: start.max_steps,
+        });
+        let sums = StepEvent::default();
+        Teller { telemetry, client, last: None, steps: 0, sums, tokens: 0.0, flops: 0.0, step: start.step }
+    }
+}
+
+/// What tells of each graph that is there to be used.
+pub fn graph_listener(telemetry: &Telemetry) -> impl Fn(&CompiledGraph) + Send + use<> {
+    let telemetry = telemetry.clone();
+    move |graph| {
+        telemetry.write(&Event::Graph {
+            time: now(),
+            name: graph.name.clone(),
+            id: graph.id.clone(),
+            loaded: graph.loaded,
+            seconds: graph.ready_time.as_secs_f64(),
+        });
+    }
+}
+
+impl Hook for Teller {
+    fn reported(&mut self, report: &StepReport) -> Result<()> {
+        let (sums, host) = (&mut self.sums, report.host_time);
+        self.steps += 1;
+        self.tokens += report.tokens as f64;
+        self.flops += report.flops;
+        self.step = report.progress.step;
+        sums.step_seconds += report.elapsed.as_secs_f64();
+        sums.trace_seconds += host.trace.as_secs_f64();
+        sums.compile_seconds += host.compile.as_secs_f64();
+        sums.execute_seconds += (host.execute + report.device_wait).as_secs_f64();
+        sums.wait_seconds += report.data_wait.as_secs_f64();
+        let is_due = self.last.is_none_or(|last| last.elapsed() >= INTERVAL) || report.progress.is_last();
+        if !is_due {
+            return Ok(());
+        }
+        let (sums, steps) = (std::mem::take(&mut self.sums), f64::from(std::mem::take(&mut self.steps)));
+        let rate = |sum: f64| if sums.step_seconds > 0.0 { sum / sums.step_seconds } else { 0.0 };
+        let loss = f64::from(report.metrics.loss);
+        self.telemetry.write(&Event::Step(StepEvent {
+            time: now(),
+            step: report.progress.step,
+            total_steps: report.progress.max_steps,
+            epoch: report.progress.epoch,
+            loss: loss.is_finite().then_some(loss),
+            learning_rate: report.learning_rate,
+            tokens_per_second: rate(std::mem::take(&mut self.tokens)),
+            step_seconds: sums.step_seconds / steps,
+            trace_seconds: sums.trace_seconds / steps,
+            compile_seconds: sums.compile_seconds / steps,
+            execute_seconds: sums.execute_seconds / steps,
+            wait_seconds: sums.wait_seconds / steps,
+            model_tflops: rate(std::mem::take(&mut self.flops)) / 1e12,
+            devices: memory(&self.client),
+        }));
+        self.last = Some(Instant::now());
+        Ok(())
+    }
+}
+
+impl Drop for Teller {
+    fn drop(&mut self) {
+        self.telemetry.write(&Event::End { time: now(), step: self.step });
+    }
+}
+
+/// What the allocators of this process's devices say, of those that say something.
+fn memory(client: &Client) -> Vec<DeviceMemoryUse> {
+    let told = client.addressable_devices().filter_map(|device| Some((device.kind(), device.memory()?)));
+    let told = told.map(|(kind, memory)| DeviceMemoryUse {
+        kind: kind.to_string(),
+        bytes_in_use: memory.bytes_in_use,
+        peak_bytes: memory.peak_bytes_in_use,
+        limit_bytes: memory.bytes_limit,
+    });
+    told.collect()
+}

@@ -1,0 +1,497 @@
+//! AWS Neuron without one of its chips: every module that a run can hand to its compiler is one that the compiler is known to take,
+//! and the whole path (find, set up, lower, compile, store, run, save, resume, fail) goes through the same calls with our CPU
+//! plugin in the place of AWS's.
+
+use crate::support::{Command, Run, data_dir, golden_dir, json_lines, xtrain};
+use serde_json::json;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use xtrain::cache::{CacheSettings, emit};
+use xtrain::parallel::Mesh;
+use xtrain::runtime::{Library, conformance, hlo};
+use xtrain::trainer::ahead::{RunShapes, record_all};
+use xtrain::trainer::device;
+use xtrain::trainer::feed::{BatchShape, LabelShape};
+use xtrain::trainer::settings::{OptimizerKind, OptimizerSettings};
+use xtrain::trainer::step::Stepper;
+use xtrain_graphs::optim::{Schedule, ScheduleKind};
+use xtrain_graphs::{NeuronChip, Precision, Target};
+use xtrain_models::{Config, Task};
+
+/// The CPU plugin's file, or nothing (said aloud) where it is not built.
+pub fn stand_in() -> Option<PathBuf> {
+    match Library::open() {
+        Ok(library) => Some(library.path().canonicalize().unwrap()),
+        Err(error) => {
+            eprintln!("SKIPPED: {error}");
+            None
+        }
+    }
+}
+
+/// Builds the wrapper that misbehaves; `None`, said loudly, where there is no rustc.
+pub fn misbehaving(dir: &Path) -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stand_in/misbehaving_plugin.rs");
+    let library = dir.join("libmisbehaving.so");
+    let built = std::process::Command::new("rustc")
+        .args(["--edition", "2024", "--crate-type", "cdylib", "-C", "panic=abort", "-A", "warnings", "-o"])
+        .arg(&library)
+        .arg(source)
+        .status();
+    match built {
+        Ok(status) => {
+            assert!(status.success(), "the wrapper does not build");
+            Some(library)
+        }
+        Err(error) => {
+            eprintln!("SKIPPED: rustc: {error}");
+            None
+        }
+    }
+}
+
+/// A small model of each family, with dropout everywhere.
+fn families() -> Vec<(&'static str, Config, Task)> {
+    let small = |preset: &str, values: serde_json::Value| {
+        let mut config = xtrain_models::preset(preset).unwrap();
+        values.as_object().unwrap().iter().for_each(|(key, value)| config.set(key, value.clone()));
+        config
+    };
+    let gpt = json!({"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 40, "rotary_dim": 4, "attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "pad_token_id": 1});
+    let neo = json!({"num_layers": 2, "num_heads": 2, "hidden_size": 16, "max_position_embeddings": 16, "vocab_size": 40, "window_size": 4, "attention_types": [[["global", "local"], 1]], "attention_dropout": 0.1, "resid_dropout": 0.1, "embed_dropout": 0.1, "pad_token_id": 1});
+    let bert = json!({"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 20, "vocab_size": 40, "embedding_size": 8, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "pad_token_id": 1});
+    vec![
+        ("gpt2", small("gpt2", gpt.clone()), Task::CausalLm),
+        ("gpt_neo", small("gpt-neo-125m", neo), Task::CausalLm),
+        ("gptj", small("gpt-j-6b", gpt), Task::CausalLm),
+        ("bert", small("bert-base-uncased", bert.clone()), Task::MaskedLm),
+        ("roberta", small("roberta-base", bert.clone()), Task::MaskedLm),
+        ("albert", small("albert-base-v2", bert), Task::MaskedLm),
+    ]
+}
+
+fn optimizer(kind: OptimizerKind) -> OptimizerSettings {
+    OptimizerSettings {
+        kind,
+        learning_rate: 1e-3,
+        weight_decay: 0.01,
+        adam_beta1: 0.9,
+        adam_beta2: 0.999,
+        adam_epsilon: 1e-8,
+        max_grad_norm: 1.0,
+        schedule: ScheduleKind::Constant,
+        warmup_steps: Some(0),
+        warmup_ratio: 0.0,
+    }
+}
+
+/// Every model, task, precision, chip and graph: no instruction that is emitted breaks a rule, and donated state is promised.
+#[test]
+fn everything_that_is_emitted_is_known_to_compile() {
+    if stand_in().is_none() {
+        return;
+    }
+    let library = Library::open().unwrap();
+    let schedule = Schedule { kind: ScheduleKind::Constant, peak: 1e-3, warmup: 0, total: 1 };
+    let (mut modules, mut instructions) = (0, 0);
+    for (family, config, own) in families() {
+        for task in [own, Task::Classification { labels: 3 }] {
+            let model = xtrain_models::build(config.clone(), task).unwrap();
+            let batch = |labels| BatchShape {
+                rows: 2,
+                tokens: 16,
+                labels,
+                attention_mask: task != Task::CausalLm,
+                token_type_ids: own == Task::MaskedLm,
+                variant: None,
+            };
+            let labels = match task {
+                Task::CausalLm => vec![LabelShape::Tokens],
+                Task::MaskedLm => vec![LabelShape::Places(8), LabelShape::Tokens],
+                Task::Classification { .. } => vec![LabelShape::Classes],
+            };
+            for (precision, kind, accumulation, labels) in [Precision::F32, Precision::Bf16, Precision::Fp16]
+                .into_iter()
+                .flat_map(|precision| [(precision, OptimizerKind::AdamW), (precision, OptimizerKind::Sgd)])
+                .flat_map(|(precision, kind)| [(precision, kind, 1), (precision, kind, 2)])
+                .flat_map(|(precision, kind, n)| labels.iter().map(move |labels| (precision, kind, n, *labels)))
+            {
+                // Two optimizers of one precision do not differ in models, nor two accumulations in optimizers.
+                if kind == OptimizerKind::Sgd && (precision == Precision::Bf16 || accumulation == 2 || family != "gpt2") {
+                    continue;
+                }
+                let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
+                session.set_eval_precision(precision);
+                let stepper = Stepper::new(&*model, optimizer(kind), schedule, 1).with_precision(precision);
+                let shapes = RunShapes { train: vec![batch(labels)], eval: vec![batch(labels)], accumulation };
+                let graphs = record_all(&mut session, &*model, &stepper, &shapes).unwrap();
+                let names: Vec<&str> = graphs.iter().map(|graph| graph.name.as_str()).collect();
+                let expected = if accumulation == 1 { vec!["train"] } else { vec!["accumulate", "update"] };
+                assert_eq!(names[1..], [&expected[..], &["eval"]].concat());
+                for (graph, chip) in graphs.iter().flat_map(|graph| [(graph, NeuronChip::Trn1), (graph, NeuronChip::Trn2)]) {
+                    let target = Target::Neuron(chip);
+                    let module = emit(library, graph, target).unwrap();
+                    let report = conformance::check(&module, target).unwrap();
+                    let place = format!("{family} {task:?} {precision} {kind:?} {} {chip}", graph.name);
+                    assert!(report.instructions > 0, "{place}");
+                    if let Some(first) = report.violations.first() {
+                        panic!("{place}: {} of {} such as {first}", report.violations.len(), report.instructions);
+                    }
+                    let aliases = hlo::Module::read(&module).unwrap().input_output_alias.map(|a| a.entries).unwrap_or_default();
+                    assert_eq!(aliases.len(), graph.aliases().count(), "{place}");
+                    assert!(aliases.iter().all(|alias| alias.kind == hlo::MUST_ALIAS), "{place}");
+                    (modules, instructions) = (modules + 1, instructions + report.instructions);
+                }
+            }
+        }
+    }
+    println!("{modules} modules, {instructions} instructions");
+    assert!(modules > 300, "{modules}");
+}
+
+/// What is lowered for XLA's own CPU is not all known to neuronx-cc, or the check above would see nothing.
+#[test]
+fn the_cpus_modules_do_break_rules() {
+    if stand_in().is_none() {
+        return;
+    }
+    let library = Library::open().unwrap();
+    let (_, config, task) = families().remove(3);
+    let model = xtrain_models::build(config, task).unwrap();
+    let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
+    let schedule = Schedule { kind: ScheduleKind::Constant, peak: 1e-3, warmup: 0, total: 1 };
+    let stepper = Stepper::new(&*model, optimizer(OptimizerKind::AdamW), schedule, 1);
+    let batch =
+        BatchShape { rows: 2, tokens: 16, labels: LabelShape::Tokens, attention_mask: true, token_type_ids: true, variant: None };
+    let shapes = RunShapes { train: vec![batch], eval: Vec::new(), accumulation: 1 };
+    let graphs = record_all(&mut session, &*model, &stepper, &shapes).unwrap();
+    let module = emit(library, &graphs[1], Target::Cpu).unwrap();
+    let report = conformance::check(&module, Target::Neuron(NeuronChip::Trn1)).unwrap();
+    let told: Vec<String> = report.violations.iter().map(|violation| violation.to_string()).collect();
+    for part in ["erf f32[32,32] in bert.encoder.layer.1", "shift-left u32", "opt-barrier", "clamp indices to 0 to 39"] {
+        assert!(told.iter().any(|told| told.contains(part)), "`{part}` is missing in {told:#?}");
+    }
+}
+
+/// Pieces of the shared data, small tokenizers, the stand-in.
+struct Bench {
+    dir: tempfile::TempDir,
+    plugin: PathBuf,
+}
+
+const GPT2: &str = "clm --model_type gpt2 --config_overrides n_layer=2,n_head=2,n_embd=32,n_positions=32 --tokenizer_name byte_bpe \
+                    --train_file train.txt --validation_file valid.txt --block_size 16";
+const BERT: &str = "--model_type bert --config_overrides hidden_size=32,num_hidden_layers=2,num_attention_heads=2,\
+                    intermediate_size=64,max_position_embeddings=64 --tokenizer_name wordpiece";
+const RUN: &str = "--disable_tqdm --per_device_train_batch_size 4 --learning_rate 1e-3 --max_steps 6 --logging_steps 1 --do_train \
+                   --do_eval";
+
+impl Bench {
+    fn new() -> Option<Self> {
+        let (data, golden, plugin) = (data_dir()?, golden_dir()?, stand_in()?);
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["wordpiece", "byte_bpe"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+            for entry in fs::read_dir(golden.join("tokenizers").join(name)).unwrap() {
+                let path = entry.unwrap().path();
+                fs::copy(&path, dir.path().join(name).join(path.file_name().unwrap())).unwrap();
+            }
+        }
+        let text = fs::read_to_string(data.join("tinyshakespeare/input.txt")).unwrap();
+        fs::write(dir.path().join("train.txt"), &text[..30_000]).unwrap();
+        fs::write(dir.path().join("valid.txt"), &text[30_000..33_000]).unwrap();
+        let rows = (0..64).map(|i| if i % 3 == 0 { "a good day,yes\n" } else { "a long bad night,no\n" });
+        fs::write(dir.path().join("train.csv"), format!("text,label\n{}", rows.collect::<String>())).unwrap();
+        Some(Bench { dir, plugin })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn command(&self, line: &str) -> Command {
+        let mut command = xtrain();
+        command
+            .dir(self.dir.path())
+            .args(line.split_whitespace())
+            .args(["--cache_dir", "cache"])
+            .env("NEURON_LIBRARY_PATH", &self.plugin)
+            .env("XTRAIN_CUDA_PLUGIN", &self.plugin);
+        command
+    }
+
+    fn run(&self, line: &str) -> Run {
+        self.command(line).run()
+    }
+
+    fn bytes(&self, file: &str) -> Vec<u8> {
+        fs::read(self.path(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
+    }
+
+    fn losses(&self, output: &str) -> Vec<f64> {
+        json_lines(&self.path(output).join("log.jsonl")).iter().filter_map(|r| r["loss"].as_f64()).collect()
+    }
+}
+
+/// Train, evaluate, save; stop and resume to the same bits; start again without compiling anything.
+fn whole_path(device: &str, task: &str, model: &str) {
+    let Some(bench) = Bench::new() else { return };
+    let line = |output: &str| format!("--device {device} train {model} {RUN} --save_steps 3 --output_dir {output}");
+    let first = bench.run(&line("whole"));
+    first.succeeded();
+    assert!(first.stderr.contains("drives `cpu`") && first.stderr.contains("rehearsal"), "{}", first.stderr);
+    assert_eq!(first.stderr.contains("takes the graphs as StableHLO"), device == "neuron", "{}", first.stderr);
+    assert!(!first.stderr.contains("warning"), "{}", first.stderr);
+    assert_eq!(bench.losses("whole").len(), 6);
+
+    let second = bench.run(&format!("{} --fail_on_recompile", line("stopped")));
+    second.succeeded();
+    assert!(second.stderr.contains("compiled 0,"), "{}", second.stderr);
+    fs::remove_dir_all(bench.path("stopped/checkpoint-6")).unwrap();
+    bench.run(&format!("{} --fail_on_recompile --resume_from_checkpoint", line("stopped"))).succeeded();
+    assert!(bench.bytes("whole/model.safetensors") == bench.bytes("stopped/model.safetensors"), "final weights differ");
+    assert_eq!(bench.losses("whole"), bench.losses("stopped"));
+
+    let data = model.split_whitespace().skip_while(|word| *word != "--train_file").collect::<Vec<_>>().join(" ");
+    let eval = bench.run(&format!("--device {device} eval {task} --disable_tqdm --json --model_name_or_path whole {data}"));
+    eval.succeeded();
+    let again: serde_json::Value = serde_json::from_str(eval.stdout.trim()).unwrap();
+    let during: serde_json::Value = serde_json::from_slice(&bench.bytes("whole/eval_results.json")).unwrap();
+    let (again, during) = (again["eval_loss"].as_f64().unwrap(), during["eval_loss"].as_f64().unwrap());
+    assert!((again - during).abs() < 1e-5, "{again} {during}");
+}
+
+#[test]
+fn gpt2_goes_the_whole_path_on_neurons_stand_in() {
+    whole_path("neuron", "clm", GPT2);
+}
+
+#[test]
+fn bert_goes_the_whole_path_on_neurons_stand_in() {
+    whole_path("neuron", "mlm", &format!("mlm {BERT} --train_file train.txt --validation_file valid.txt --max_seq_length 16"));
+}
+
+#[test]
+fn a_classifier_goes_the_whole_path_on_neurons_stand_in() {
+    whole_path(
+        "neuron",
+        "cls",
+        &format!("cls {BERT} --train_file train.csv --max_seq_length 16 --validation_split_percentage 20"),
+    );
+}
+
+#[test]
+fn gpt2_goes_the_whole_path_on_cudas_stand_in() {
+    whole_path("cuda", "clm", GPT2);
+}
+
+#[test]
+fn bert_goes_the_whole_path_on_cudas_stand_in() {
+    whole_path("cuda", "mlm", &format!("mlm {BERT} --train_file train.txt --validation_file valid.txt --max_seq_length 16"));
+}
+
+#[test]
+fn a_classifier_goes_the_whole_path_on_cudas_stand_in() {
+    whole_path("cuda", "cls", &format!("cls {BERT} --train_file train.csv --max_seq_length 16 --validation_split_percentage 20"));
+}
+
+/// What a plugin does, and what the user reads; `None` where the run goes on.
+#[test]
+fn each_misbehaviour_of_a_plugin_ends_in_its_message() {
+    let Some(bench) = Bench::new() else { return };
+    let Some(wrapper) = misbehaving(bench.dir.path()) else { return };
+    let run = |fault: &str, more: &str| {
+        let output = fault.replace(' ', "-");
+        let line = format!("--device neuron train {GPT2} {RUN} --compile_cache false --output_dir {output} {more}");
+        let mut command = bench.command(&line);
+        command
+            .env("NEURON_LIBRARY_PATH", &wrapper)
+            .env("XTRAIN_TEST_REAL_PLUGIN", &bench.plugin)
+            .env("XTRAIN_TEST_FAULT", fault)
+            .env("XTRAIN_EVENT_TIMEOUT", "3");
+        command.run()
+    };
+    for (fault, parts) in [
+        ("none", &["takes the graphs as StableHLO"][..]),
+        ("no stablehlo", &["takes the graphs as HLO; it refused StableHLO", "PJRT_Client_Compile failed"]),
+        ("unimplemented", &["takes the graphs as StableHLO"]),
+    ] {
+        let run = run(fault, "");
+        run.succeeded();
+        for part in parts {
+            assert!(run.stderr.contains(part), "{fault}: `{part}` is missing in: {}", run.stderr);
+        }
+    }
+    for (fault, parts) in [
+        ("null table", &["GetPjrtApi returned null", "unusable"][..]),
+        ("other major", &["PJRT C API 1.", "install another version of the plugin"]),
+        ("old minor", &["PJRT C API 0.30", "install another version of the plugin"]),
+        ("other struct sizes", &["PJRT_Client_Create failed", "creating a client"]),
+        ("no compile", &["does not have the call PJRT_Client_Compile", "newer version"]),
+        ("failing compile", &["StableHLO was refused", "and so was HLO", "PJRT_Client_Compile failed"]),
+        ("failing execute", &["PJRT_LoadedExecutable_Execute failed", "INVALID_ARGUMENT"]),
+        ("no outputs", &["reported success but left an output or event out"]),
+        ("failing event", &["PJRT_Event_Await failed"]),
+        ("hanging event", &["has not finished", "within 3 s", "--resume_from_checkpoint", "XTRAIN_EVENT_TIMEOUT"]),
+    ] {
+        let run = run(fault, "");
+        assert_eq!(run.code, Some(1), "{fault}: {}", run.stderr);
+        for part in parts {
+            assert!(run.stderr.contains(part), "{fault}: `{part}` is missing in: {}", run.stderr);
+        }
+        assert!(!run.stderr.contains("panicked"), "{fault}: {}", run.stderr);
+    }
+}
+
+#[test]
+fn a_long_compile_says_how_long_it_took_before() {
+    let Some(bench) = Bench::new() else { return };
+    let Some(wrapper) = misbehaving(bench.dir.path()) else { return };
+    let run = |batch: usize| {
+        let line = format!(
+            "--device neuron train {GPT2} --disable_tqdm --max_steps 1 --save_strategy no --per_device_train_batch_size {batch} \
+             --output_dir out{batch}"
+        );
+        let mut command = bench.command(&line);
+        command
+            .env("NEURON_LIBRARY_PATH", &wrapper)
+            .env("XTRAIN_TEST_REAL_PLUGIN", &bench.plugin)
+            .env("XTRAIN_TEST_FAULT", "slow compile")
+            .env("XTRAIN_COMPILE_NOTICE", "0.3");
+        let run = command.run();
+        run.succeeded();
+        run.stderr
+    };
+    let first = run(2);
+    assert!(first.contains("compiling `train` for") && first.contains("so far; none like it was compiled here"), "{first}");
+    let second = run(3);
+    let line = second.lines().find(|line| line.contains("compiling `train` for")).unwrap_or_else(|| panic!("{second}"));
+    assert!(line.contains("so far; one like it took") && line.ends_with(" before"), "{line}");
+}
+
+/// A compiler that only knows its version, on a PATH of its own.
+fn fake_compiler(bench: &Bench, version: &str) -> String {
+    let folder = bench.path(&format!("compiler-{version}"));
+    fs::create_dir_all(&folder).unwrap();
+    let program = folder.join("neuronx-cc");
+    fs::write(&program, format!("#!/bin/sh\necho 'NeuronX Compiler version {version}'\n")).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default())
+}
+
+#[test]
+fn the_compilers_version_and_flags_decide_about_stored_graphs() {
+    let Some(bench) = Bench::new() else { return };
+    let run = |version: &str, flags: &str, output: &str| {
+        let line =
+            format!("--device neuron train {GPT2} --disable_tqdm --max_steps 1 --save_strategy no --output_dir {output} {flags}");
+        let mut command = bench.command(&line);
+        command.env("PATH", fake_compiler(&bench, version));
+        let run = command.run();
+        run.succeeded();
+        run.stderr
+    };
+    run("2.26.1", "", "a");
+    assert!(run("2.26.1", "", "b").contains("compiled 0,"));
+    let newer = run("2.27.2", "", "c");
+    assert!(newer.contains("neuronx-cc: `NeuronX Compiler version 2.27.2` was `NeuronX Compiler version 2.26.1`"), "{newer}");
+    let faster = run("2.27.2", "--neuron_optlevel 1", "d");
+    assert!(faster.contains("--optlevel=1 ") && faster.contains("was `--target=trn1"), "{faster}");
+    let other = run("2.27.2", "--target trn2", "e");
+    assert!(other.contains("--target=trn2") && other.contains("--lnc=2"), "{other}");
+    // The runtime's, not the compiler's: nothing is compiled again.
+    assert!(run("2.27.2", "--neuron_stochastic_rounding", "f").contains("compiled 0,"));
+}
+
+#[test]
+fn the_plugin_finds_its_environment_set() {
+    let Some(bench) = Bench::new() else { return };
+    let Some(wrapper) = misbehaving(bench.dir.path()) else { return };
+    let seen = |flags: &str, variables: &[(&str, &str)]| {
+        let file = bench.path("environment");
+        let mut command = xtrain();
+        command
+            .args(["--device", "neuron", "doctor"])
+            .args(flags.split_whitespace())
+            .env("NEURON_LIBRARY_PATH", &wrapper)
+            .env("XTRAIN_TEST_REAL_PLUGIN", &bench.plugin)
+            .env("XTRAIN_TEST_ENVIRONMENT", &file);
+        for (name, value) in variables {
+            command.env(name, value);
+        }
+        let run = command.run();
+        (run, fs::read_to_string(file).unwrap_or_default())
+    };
+    let (_, plain) = seen("--neuron_stochastic_rounding", &[("NEURON_CC_FLAGS", "-O1 --enable-saturate-infinity")]);
+    for line in [
+        "NEURON_CC_FLAGS=--target=trn1 --model-type=transformer --optlevel=1 --auto-cast=none --auto-cast-type=bf16 --enable-saturate-infinity",
+        "NEURON_INTERNAL_PJRT_C_API_VERSION=0.90",
+        "NEURON_RT_STOCHASTIC_ROUNDING_EN=1",
+        "NEURON_RT_STOCHASTIC_ROUNDING_SEED=0",
+        "NEURON_RT_ROOT_COMM_ID=127.0.0.1:",
+    ] {
+        assert!(plain.contains(line), "`{line}` is missing in:\n{plain}");
+    }
+    let (run, trn2) =
+        seen("--target trn2 --neuron_auto_cast matmult --neuron_auto_cast_type tf32 --neuron_model_type generic", &[]);
+    let expected =
+        "NEURON_CC_FLAGS=--target=trn2 --model-type=generic --optlevel=2 --auto-cast=matmult --auto-cast-type=tf32 --lnc=2";
+    assert!(trn2.contains(expected) && trn2.contains("NEURON_LOGICAL_NC_CONFIG=2"), "{trn2}\n{}", run.stdout);
+}
+
+#[test]
+fn contradictions_with_the_users_variables_are_refused() {
+    let Some(bench) = Bench::new() else { return };
+    let refused = |flags: &str, variable: (&str, &str), parts: &[&str]| {
+        let mut command = bench.command(&format!("--device neuron train {GPT2} {RUN} --output_dir never {flags}"));
+        let run = command.env(variable.0, variable.1).run();
+        assert_eq!(run.code, Some(1), "{}", run.stderr);
+        for part in parts {
+            assert!(run.stderr.contains(part), "`{part}` is missing in: {}", run.stderr);
+        }
+        assert!(!bench.path("never").exists());
+    };
+    let generic = ("NEURON_CC_FLAGS", "--model-type=generic");
+    refused("--neuron_model_type transformer", generic, &["NEURON_CC_FLAGS=--model-type=generic", "leave one of them out"]);
+    refused("", ("NEURON_EXTRACT_GRAPHS_ONLY", "1"), &["makes every result zero", "xtrain compile"]);
+    refused("", ("NEURON_RT_VISIBLE_CORES", "0-2"), &["asks for 3 cores", "1, 2, 8, 16"]);
+    let run = bench.run(&format!("--device cpu train {GPT2} {RUN} --output_dir never --neuron_optlevel 1"));
+    assert_eq!(run.code, Some(2), "{}", run.stderr);
+    assert!(run.stderr.contains("--neuron_optlevel") && run.stderr.contains("--device neuron"), "{}", run.stderr);
+}
+
+#[test]
+fn check_and_export_need_no_device() {
+    let Some(bench) = Bench::new() else { return };
+    let mlm = format!("mlm {BERT} --max_seq_length 16");
+    let cls = format!("cls {BERT} --labels no,yes --max_seq_length 16");
+    for (task, graphs) in [(GPT2, 4), (mlm.as_str(), 4), (cls.as_str(), 4)] {
+        for chip in ["trn1", "trn2"] {
+            let line = format!(
+                "compile {task} --device neuron --check --target {chip} --export modules --do_train --do_eval --bf16 \
+                 --gradient_accumulation_steps 2"
+            );
+            let run = bench.command(&line).env("NEURON_LIBRARY_PATH", "/nowhere.so").run();
+            run.succeeded();
+            let fine = format!("instructions, all known to compile for neuron ({chip})");
+            assert_eq!(run.stdout.lines().filter(|line| line.contains(&fine)).count(), graphs, "{}", run.stdout);
+            let readme = fs::read_to_string(bench.path("modules/README.txt")).unwrap();
+            for graph in ["ceiling", "accumulate", "update", "eval"] {
+                let module = fs::read(bench.path(&format!("modules/{graph}/hlo_module.pb"))).unwrap();
+                let read = hlo::Module::read(&module).unwrap();
+                assert!(read.entry().is_some_and(|entry| !entry.instructions.is_empty()), "{graph}");
+                let text = fs::read_to_string(bench.path(&format!("modules/{graph}/stablehlo.mlir"))).unwrap();
+                assert!(text.contains("stablehlo.") && text.contains("func.func"), "{graph}");
+                let donated =
+                    if graph == "update" || graph == "accumulate" { text.contains("kind = \"must_alias\"") } else { true };
+                assert!(donated, "{graph} has lost its donations");
+                let command =
+                    format!("neuronx-cc compile {graph}/hlo_module.pb --framework XLA --target={chip} --model-type=transformer");
+                assert!(readme.contains(&command) && run.stdout.contains(&command), "{readme}");
+            }
+        }
+    }
+    let run = bench.run(&format!("compile {GPT2} --export modules"));
+    assert_eq!(run.code, Some(2), "{}", run.stderr);
+}

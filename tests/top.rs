@@ -1,0 +1,138 @@
+//! `xtrain top` on the directory of a real run, and what a run writes for it.
+
+use crate::support::{Command, data_dir, json_lines, xtrain};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn train(dir: &Path, output: &str, more: &[&str]) -> Option<Command> {
+    let data = data_dir()?;
+    let text = fs::read_to_string(data.join("tinyshakespeare/input.txt")).unwrap();
+    fs::write(dir.join("train.txt"), &text[..20_000]).unwrap();
+    let mut command = xtrain();
+    command
+        .dir(dir)
+        .args(["train", "clm", "--model_type", "gpt2", "--disable_tqdm", "--block_size", "16"])
+        .args(["--config_overrides", "n_layer=2,n_head=2,n_embd=32,n_positions=32", "--per_device_train_batch_size", "4"])
+        .args([
+            "--train_file",
+            "train.txt",
+            "--eval_strategy",
+            "steps",
+            "--eval_steps",
+            "3",
+            "--save_steps",
+            "3",
+            "--tokenizer_name",
+        ])
+        .arg(data.join("gpt2"))
+        .args(["--output_dir", output])
+        .args(more);
+    Some(command)
+}
+
+fn top(dir: &Path, output: &str, more: &[&str]) -> crate::support::Run {
+    xtrain().dir(dir).args(["top", "--output_dir", output]).args(more).run()
+}
+
+fn json(dir: &Path, output: &str, more: &[&str]) -> Value {
+    let run = top(dir, output, &[&["--once", "--json"], more].concat());
+    run.succeeded();
+    serde_json::from_str(run.stdout.trim()).unwrap()
+}
+
+#[test]
+fn a_finished_run_is_told_as_text_and_as_json() {
+    let dir = tempfile::tempdir().unwrap();
+    let args =
+        ["--cache_dir", "cache", "--max_steps", "6", "--eval_strategy", "steps", "--eval_steps", "3", "--save_strategy", "no"];
+    let Some(mut command) = train(dir.path(), "out", &args) else { return };
+    command.run().succeeded();
+    let told = json(dir.path(), "out", &[]);
+    assert_eq!(
+        (told["state"].as_str(), told["step"].as_u64(), told["total_steps"].as_u64()),
+        (Some("finished"), Some(6), Some(6))
+    );
+    for key in
+        ["loss", "learning_rate", "tokens_per_second", "step_seconds", "trace_seconds", "execute_seconds", "seconds_silent"]
+    {
+        assert!(told[key].is_number(), "{key}: {told}");
+    }
+    assert!(told["tokens_per_second"].as_f64().unwrap() > 0.0);
+    // The ceiling's product, the step, the evaluation: all new in this cache.
+    assert_eq!((told["graphs"]["compiled"].as_u64(), told["graphs"]["loaded"].as_u64()), (Some(3), Some(0)), "{told}");
+    assert!(told["graphs"]["events"][1].as_str().unwrap().starts_with("compiled train in "), "{told}");
+    assert_eq!(told["eval"]["step"].as_u64(), Some(6));
+    let last = json_lines(&dir.path().join("out/log.jsonl")).into_iter().rfind(|record| record["eval_loss"].is_number()).unwrap();
+    assert_eq!(told["eval"], last);
+
+    let text = top(dir.path(), "out", &["--once"]);
+    text.succeeded();
+    for part in ["finished", "6 of 6", "tokens/s", "recording", "device", "3 compiled in", "evaluation"] {
+        assert!(text.stdout.contains(part), "`{part}` is missing in {}", text.stdout);
+    }
+
+    // A second start loads what the first one compiled, and says so.
+    train(dir.path(), "again", &args).unwrap().run().succeeded();
+    let told = json(dir.path(), "again", &[]);
+    assert_eq!((told["graphs"]["compiled"].as_u64(), told["graphs"]["loaded"].as_u64()), (Some(0), Some(3)), "{told}");
+}
+
+#[test]
+fn a_run_that_was_killed_is_told_from_one_that_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut command) = train(dir.path(), "out", &["--max_steps", "100000", "--save_strategy", "no"]) else {
+        return;
+    };
+    let mut child = command.start();
+    let telemetry = dir.path().join("out/telemetry.jsonl");
+    let started = std::time::Instant::now();
+    while !fs::read_to_string(&telemetry).unwrap_or_default().contains("\"event\":\"step\"") {
+        assert!(started.elapsed().as_secs() < 120, "no step was told");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    let told = json(dir.path(), "out", &[]);
+    assert_eq!((told["state"].as_str(), told["pid"].as_u64()), (Some("running"), Some(child.id().into())));
+    assert!(told["seconds_left"].as_f64().unwrap() > 0.0);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(json(dir.path(), "out", &[])["state"], "stopped");
+}
+
+#[test]
+fn devices_come_from_what_neuron_monitor_wrote() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("out")).unwrap();
+    let start = r#"{"event":"start","time":1.0,"pid":1,"host":"elsewhere","device":"neuron","step":0,"total_steps":9}"#;
+    fs::write(dir.path().join("out/telemetry.jsonl"), start).unwrap();
+    let report = r#"{"neuron_runtime_data":[{"pid":11,"error":"","report":{"neuroncore_counters":{"neuroncores_in_use":
+        {"1":{"neuroncore_utilization":61.5}}},"memory_used":{"neuron_runtime_used_bytes":{"usage_breakdown":
+        {"neuroncore_memory_usage":{"1":{"tensors":1048576}}}}}}}]}"#;
+    fs::write(dir.path().join("monitor.json"), report.replace('\n', "")).unwrap();
+    let told = json(dir.path(), "out", &["--neuron_monitor", "monitor.json"]);
+    assert_eq!(told["state"], "unknown", "it runs on another machine");
+    let core = &told["hardware"][0];
+    assert_eq!(
+        (core["name"].as_str(), core["utilization"].as_f64(), core["memory_used"].as_u64()),
+        (Some("core 1"), Some(61.5), Some(1 << 20))
+    );
+}
+
+#[test]
+fn what_top_cannot_do_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |args: &[&str], code: i32, parts: &[&str]| {
+        let run = xtrain().dir(dir.path()).arg("top").args(args).run();
+        assert_eq!(run.code, Some(code), "{}", run.stderr);
+        for part in parts {
+            assert!(run.stderr.contains(part), "`{part}` is missing in {}", run.stderr);
+        }
+    };
+    refused(&[], 2, &["which run", "--output_dir"]);
+    refused(&["--output_dir", "out", "--json"], 2, &["--once"]);
+    refused(&["--output_dir", "out", "--once"], 1, &["out holds no telemetry.jsonl", "--output_dir"]);
+    fs::create_dir(dir.path().join("out")).unwrap();
+    fs::write(PathBuf::from(dir.path()).join("out/telemetry.jsonl"), "").unwrap();
+    // Standard output is a pipe here.
+    refused(&["--output_dir", "out"], 2, &["terminal", "--once"]);
+}
