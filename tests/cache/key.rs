@@ -57,6 +57,20 @@ fn every_change_of_the_graph_misses_and_is_explained() {
     }
 }
 
+/// What changes every graph of the run, the ceiling's too; replicas have one graph more.
+#[test]
+fn another_element_type_or_number_of_devices_is_named() {
+    let place = Place::new();
+    place.clm("compile", "").succeeded();
+    for (change, expected, graphs) in [("--bf16", "precision bf16 was f32", 2), ("--data_parallel 2", "data_parallel 2 was 1", 3)]
+    {
+        let run = place.clm("compile", change);
+        assert_eq!(counts(&run), (0, graphs), "{change}: {}", run.stderr);
+        let line = run.stderr.lines().find(|line| line.starts_with("compiling `train` again: graph: "));
+        assert!(line.is_some_and(|line| line.contains(expected)), "{change}: {}", run.stderr);
+    }
+}
+
 /// Rewrites the entry as if one part of its key had been another when it was made, under the name that belongs to that key.
 fn pretend(place: &Place, id: &str, part: &str, value: &str) -> String {
     let store = place.store();
