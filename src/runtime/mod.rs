@@ -8,7 +8,8 @@
 //! `hlo` and `conformance` read emitted modules, `neuron` is what AWS's plugin needs around it.
 //!
 //! Nothing here knows graphs, models or training. Reading order: `ffi` (the C structs and the table), `plugin` (open, call),
-//! `client`, `buffer`, `executable`, `topology`. Every C handle is owned by one type that destroys it, and keeps the client alive meanwhile.
+//! `client`, `buffer`, `executable`, `topology`. Every C handle is owned by one type that destroys it, and
+//! keeps the client alive meanwhile.
 
 mod buffer;
 mod client;

@@ -38,7 +38,7 @@ const NONE: &[&str] = &["", "none", "false"];
 #[rustfmt::skip] // A table.
 pub const FLAGS: &[Flag] = &[
     // Precision and memory.
-    only(Section::Optimizer, "tf32", NONE, "TF32 is a matter of cuda, which is not built yet"),
+    only(Section::Optimizer, "tf32", NONE, "there is no switch for TF32: on a GPU XLA decides by itself how float32 products run"),
     only(Section::Optimizer, "fp16_opt_level", &["O1"], "there is one form of mixed precision, which is O1's: master weights and moments stay in float32"),
     only(Section::Optimizer, "fp16_backend", &["auto"], "mixed precision is part of the compiled graph; there are no backends to choose from"),
     only(Section::Optimizer, "half_precision_backend", &["auto"], "mixed precision is part of the compiled graph; there are no backends to choose from"),
@@ -72,11 +72,11 @@ pub const FLAGS: &[Flag] = &[
     only(Section::Run, "local_rank", &["-1", "0"], "several processes are not built yet"),
     only(Section::Run, "ddp_backend", NONE, "several processes are not built yet"),
     only(Section::Run, "ddp_timeout", &["1800"], "several processes are not built yet"),
-    only(Section::Run, "ddp_bucket_cap_mb", NONE, "several processes are not built yet"),
+    only(Section::Run, "ddp_bucket_cap_mb", NONE, "it is called gradient_bucket_mb here"),
     only(Section::Run, "ddp_find_unused_parameters", NONE, "gradients are part of the compiled graph; there are no unused parameters to find"),
     only(Section::Run, "ddp_broadcast_buffers", NONE, "several processes are not built yet"),
     only(Section::Run, "ddp_static_graph", NONE, "the graph is always static"),
-    only(Section::Run, "parallelism_config", NONE, "several devices are not built yet"),
+    only(Section::Run, "parallelism_config", NONE, "it drives accelerate; see data_parallel"),
     only(Section::Run, "deepspeed", NONE, "DeepSpeed drives PyTorch; xtrain has no use for its file"),
     only(Section::Run, "fsdp", NONE, "sharded training is not built yet"),
     only(Section::Run, "fsdp_config", NONE, "sharded training is not built yet"),

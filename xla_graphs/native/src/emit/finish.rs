@@ -1,8 +1,9 @@
 //! The finishing pass over XlaBuilder's module: what xla-rs cannot say.
 //!
 //! Markers are custom calls with a name of ours ([`marker`]); each is rewritten in place as the table [`REWRITES`] says, but for
-//! collectives, several of which may become one instruction (`collective.rs`). To add an instruction: its name in `marker`, a line in the table, and, if it needs more than an opcode, a function there that
-//! reads its attributes from the marker's `backend_config` and sets the typed fields.
+//! collectives, several of which may become one instruction (`collective.rs`). To add an instruction: its name in `marker`,
+//! a line in the table, and, if it needs more than an opcode, a function there that reads its
+//! attributes from the marker's `backend_config` and sets the typed fields.
 //!
 //! Before: one [`NODE_MARKER`] precedes the instructions of each node. After: no marker is left, each instruction's metadata
 //! names its operation and model path (`train/h.3.attn/dot`).
