@@ -112,8 +112,8 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
             "error: command line: `per_device_train_batch_size` must be a whole number that is at least 1, or auto, found `0`\n",
         ),
         (
-            format!("{TRAIN} --gradient_checkpointing"),
-            "error: command line: `gradient_checkpointing` cannot be `true`: activation checkpointing is not built yet",
+            format!("{TRAIN} --gradient_checkpointing every:0"),
+            "error: command line: `gradient_checkpointing` must be true, false, full, attention or every:K with K at least 1, found `every:0`\n",
         ),
         (format!("{TRAIN} --seed"), "error: --seed needs a value: a whole number that is 0 or more\n"),
         (format!("{TRAIN} --output_dir old"), "error: --output_dir: old is not empty\nhint: add --resume_from_checkpoint"),

@@ -37,11 +37,31 @@ fn line(name: &str, model: &str, data: &str) -> String {
 }
 
 fn train(bench: &Bench, what: &str, devices: usize, extra: &str) -> Run {
-    let rows = ROWS / devices;
+    train_on(bench, what, devices, &format!("--data_parallel {devices} {extra}"))
+}
+
+/// `shards`: parts that each batch is cut into by the flags in `extra`.
+fn train_on(bench: &Bench, what: &str, shards: usize, extra: &str) -> Run {
+    let rows = ROWS / shards;
     bench.run(&format!(
-        "train {what} {OPTIMIZER} --max_steps {STEPS} --logging_steps 1 --save_strategy no --disable_tqdm --data_parallel {devices} \
+        "train {what} {OPTIMIZER} --max_steps {STEPS} --logging_steps 1 --save_strategy no --disable_tqdm \
          --per_device_train_batch_size {rows} --per_device_eval_batch_size {rows} {extra}"
     ))
+}
+
+/// Losses, norms, evaluations and final weights of a run beside those of the run in `one`.
+fn assert_same_run(bench: &Bench, dir: &str, one: &str) {
+    let (records, one_records) = (bench.records(dir), bench.records(one));
+    for key in ["loss", "grad_norm", "eval_loss", "eval_accuracy"] {
+        assert_close(&format!("{dir}: {key}"), &numbers(&one_records, key), &numbers(&records, key), 1e-4);
+    }
+    let one_weights = weights(bench, one);
+    for (tensor, values) in weights(bench, dir) {
+        let difference = max_difference(&values, &one_weights[&tensor]);
+        assert!(difference < 1e-4, "{dir}: {tensor} is off by {difference}");
+    }
+    let (results, one) = (bench.json(&format!("{dir}/all_results.json")), bench.json(&format!("{one}/all_results.json")));
+    assert_eq!(results["eval_samples"], one["eval_samples"], "{dir}: an example is evaluated once");
 }
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
@@ -68,21 +88,78 @@ fn replicas_train_as_one_device_does_on_the_whole_batch() {
     for ((name, model, data), degrees) in CASES.into_iter().zip([&[2, 4, 8][..], &[2], &[4], &[8]]) {
         let what = line(name, model, data);
         train(&bench, &what, 1, &format!("--output_dir {name}-1")).succeeded();
-        let (one, one_weights) = (bench.records(&format!("{name}-1")), weights(&bench, &format!("{name}-1")));
         for &devices in degrees {
             let dir = format!("{name}-{devices}");
             train(&bench, &what, devices, &format!("--output_dir {dir}")).succeeded();
-            let records = bench.records(&dir);
-            for key in ["loss", "grad_norm", "eval_loss", "eval_accuracy"] {
-                assert_close(&format!("{dir}: {key}"), &numbers(&one, key), &numbers(&records, key), 1e-4);
-            }
-            for (tensor, values) in weights(&bench, &dir) {
-                let difference = max_difference(&values, &one_weights[&tensor]);
-                assert!(difference < 1e-4, "{dir}: {tensor} is off by {difference}");
-            }
-            let (results, one) =
-                (bench.json(&format!("{dir}/all_results.json")), bench.json(&format!("{name}-1/all_results.json")));
-            assert_eq!(results["eval_samples"], one["eval_samples"], "{dir}: an example is evaluated once");
+            assert_same_run(&bench, &dir, &format!("{name}-1"));
+        }
+    }
+}
+
+/// State in parts: the optimizer's (ZeRO-1), everything (ZeRO-3), everything within groups (MiCS); each with activations computed twice
+/// somewhere.
+#[test]
+fn state_in_parts_trains_as_one_device_does() {
+    let Some(bench) = Bench::new() else { return };
+    let meshes = [
+        &[
+            (4, "--data_parallel 4 --shard_optimizer_state"),
+            (2, "--shard_parallel 2"),
+            (4, "--data_parallel 2 --shard_parallel 2 --gradient_checkpointing"),
+        ][..],
+        &[(2, "--data_parallel 2 --shard_optimizer_state --gradient_checkpointing attention"), (4, "--shard_parallel 4")],
+        &[(4, "--shard_parallel 4 --gradient_checkpointing every:2"), (2, "--data_parallel 2 --shard_optimizer_state")],
+        &[(8, "--data_parallel 2 --shard_parallel 4")],
+    ];
+    for ((name, model, data), meshes) in CASES.into_iter().zip(meshes) {
+        let what = line(name, model, data);
+        let one = format!("{name}-1");
+        train(&bench, &what, 1, &format!("--output_dir {one}")).succeeded();
+        for (index, (shards, mesh)) in meshes.iter().enumerate() {
+            let dir = format!("{name}-parts-{index}");
+            train_on(&bench, &what, *shards, &format!("{mesh} --output_dir {dir}")).succeeded();
+            assert_same_run(&bench, &dir, &one);
+        }
+    }
+}
+
+/// Layers divided between devices, alone and with every other axis.
+#[test]
+fn divided_layers_train_as_whole_ones_do() {
+    let Some(bench) = Bench::new() else { return };
+    let meshes = [
+        &[
+            (1, "--tensor_parallel 2"),
+            (2, "--tensor_parallel 2 --data_parallel 2 --shard_optimizer_state"),
+            (4, "--tensor_parallel 2 --data_parallel 2 --shard_parallel 2 --gradient_checkpointing"),
+        ][..],
+        &[(1, "--tensor_parallel 2 --gradient_checkpointing attention"), (2, "--tensor_parallel 2 --shard_parallel 2")],
+        &[(1, "--tensor_parallel 2"), (2, "--tensor_parallel 2 --data_parallel 2")],
+        &[(1, "--tensor_parallel 2"), (2, "--tensor_parallel 2 --shard_parallel 2")],
+    ];
+    for ((name, model, data), meshes) in CASES.into_iter().zip(meshes) {
+        let what = line(name, model, data);
+        let one = format!("{name}-1");
+        train(&bench, &what, 1, &format!("--output_dir {one}")).succeeded();
+        for (index, (shards, mesh)) in meshes.iter().enumerate() {
+            let dir = format!("{name}-divided-{index}");
+            train_on(&bench, &what, *shards, &format!("{mesh} --output_dir {dir}")).succeeded();
+            assert_same_run(&bench, &dir, &one);
+        }
+    }
+}
+
+/// What is computed twice is the same both times.
+#[test]
+fn checkpointed_activations_change_no_number() {
+    let Some(bench) = Bench::new() else { return };
+    for (name, model, data) in CASES {
+        let what = line(name, model, data);
+        train(&bench, &what, 1, &format!("--output_dir {name}-kept")).succeeded();
+        for mode in ["full", "attention", "every:2"] {
+            let dir = format!("{name}-{}", mode.replace(':', "-"));
+            train(&bench, &what, 1, &format!("--gradient_checkpointing {mode} --output_dir {dir}")).succeeded();
+            assert_same_run(&bench, &dir, &format!("{name}-kept"));
         }
     }
 }
@@ -138,7 +215,7 @@ fn graphs_of_replicas_are_planned_compiled_ahead_and_found_again() {
     bench.run(&format!("compile {flags}")).succeeded();
     let plan = bench.run(&format!("train {flags} --dry_run"));
     plan.succeeded();
-    for part in ["x 2 devices", "data [[0, 1]]", "exchanged per step", "check_replicas"] {
+    for part in ["x 2 devices", "data groups", "[[0, 1]]", "all-reduce over data", "check_replicas"] {
         assert!(plan.stdout.contains(part), "`{part}` is missing in:\n{}", plan.stdout);
     }
     let run = bench.run(&format!("train {flags} --fail_on_recompile"));

@@ -9,6 +9,7 @@ use crate::encoder::{Encoder, LayerNames, MaskedLmHead};
 use crate::error::Result;
 use crate::layers::{self, linear};
 use crate::names::{OtherTensors, Specs, stored_name};
+use crate::tensor_parallel::{Cuts, along};
 use crate::weights::{Init, ParameterSpec, StoredName, Weights};
 use crate::{About, Classes, Family, Model, Task, TokenBatch};
 use serde_json::json;
@@ -20,7 +21,23 @@ pub(crate) const FAMILY: Family = Family {
     default_config,
     preset,
     build: |config, task| Ok(Box::new(Albert::new(config, task)?)),
+    cuts: CUTS,
 };
+
+const CUTS: Cuts = &[
+    ("attention.query.weight", along(0)),
+    ("attention.query.bias", along(0)),
+    ("attention.key.weight", along(0)),
+    ("attention.key.bias", along(0)),
+    ("attention.value.weight", along(0)),
+    ("attention.value.bias", along(0)),
+    ("attention.dense.weight", along(1)),
+    (".ffn.weight", along(0)),
+    (".ffn.bias", along(0)),
+    (".ffn_output.weight", along(1)),
+    ("word_embeddings.weight", along(0)),
+    ("predictions.bias", along(0)),
+];
 
 /// An ALBERT with a masked-LM head (`AlbertForMaskedLM`) or a pooler and classifier (`AlbertForSequenceClassification`).
 pub struct Albert {
@@ -170,7 +187,7 @@ impl Model for Albert {
         let (weights, _scope) = weights.enter("albert");
         let embedded = {
             let (weights, _scope) = weights.enter("embeddings");
-            let positions = layers::learned_positions(weights.get("position_embeddings.weight")?, batch)?;
+            let positions = layers::learned_positions(&weights.get("position_embeddings.weight")?, batch)?;
             self.encoder.embeddings.apply(&weights, batch, &positions, randomness)? // [N, E]
         };
         let (weights, _scope) = weights.enter("encoder");
@@ -179,7 +196,7 @@ impl Model for Albert {
             // Layers per group need not be whole; transformers truncates here too.
             let group = layer * self.groups / self.encoder.layers;
             for inner in 0..self.inner_layers {
-                let (weights, _scope) = weights.enter(&shared_layer(group, inner));
+                let (weights, _scope) = weights.enter_layer(&shared_layer(group, inner), &x);
                 x = self.encoder.layer.apply(&NAMES, &weights, &x, batch, randomness)?;
             }
         }

@@ -5,7 +5,7 @@
 
 use crate::activation::Activation;
 use crate::config::Config;
-use crate::encoder::{Encoder, MaskedLmHead, encode, encoder_parameters};
+use crate::encoder::{self, Encoder, MaskedLmHead, encode, encoder_parameters};
 use crate::error::Result;
 use crate::layers;
 use crate::names::{OtherTensors, Specs, stored_name};
@@ -20,6 +20,7 @@ pub(crate) const FAMILY: Family = Family {
     default_config,
     preset,
     build: |config, task| Ok(Box::new(Bert::new(config, task)?)),
+    cuts: encoder::CUTS,
 };
 
 /// A BERT with a masked-LM head (`BertForMaskedLM`) or a pooler and classifier (`BertForSequenceClassification`).
@@ -138,7 +139,7 @@ impl Model for Bert {
         let (weights, _scope) = weights.enter("bert");
         let x = {
             let (weights, _scope) = weights.enter("embeddings");
-            let positions = layers::learned_positions(weights.get("position_embeddings.weight")?, batch)?;
+            let positions = layers::learned_positions(&weights.get("position_embeddings.weight")?, batch)?;
             self.encoder.embeddings.apply(&weights, batch, &positions, randomness)?
         };
         encode(&self.encoder.layer, self.encoder.layers, &weights, x, batch, randomness)

@@ -76,8 +76,8 @@ impl Decoder {
 
     /// Token and learned position embeddings added up, `[N, C]`.
     pub fn embed(&self, weights: &Weights, batch: &TokenBatch) -> Result<Tensor> {
-        let tokens = layers::embedding(weights.get("wte.weight")?, &batch.input_ids, None)?;
-        Ok(tokens.add(&layers::learned_positions(weights.get("wpe.weight")?, batch)?)?)
+        let tokens = layers::embedding(&weights.get("wte.weight")?, &batch.input_ids, None)?;
+        Ok(tokens.add(&layers::learned_positions(&weights.get("wpe.weight")?, batch)?)?)
     }
 
     /// The matrix of a language model's head, if it has one of its own, or of a classifier.
@@ -97,7 +97,7 @@ impl Decoder {
         }
         let _scope = weights.trace().scope("lm_head");
         let name = if self.tied_head { "transformer.wte.weight" } else { "lm_head.weight" };
-        Ok(hidden.matmul_transposed(weights.get(name)?)?)
+        Ok(hidden.matmul_transposed(&weights.get(name)?)?)
     }
 
     /// [`crate::Model::head_flops`].

@@ -8,6 +8,7 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::layers::{self, AttentionKind, layer_norm, linear, split_heads};
 use crate::names::Specs;
+use crate::tensor_parallel::{Cuts, along};
 use crate::weights::Weights;
 use crate::{About, Task, TokenBatch};
 use xtrain_graphs::{Randomness, Tensor};
@@ -54,8 +55,8 @@ impl Embeddings {
 
     /// The input of the first layer, `[N, E]`; `positions` `[N, E]` are the rows of the position table.
     pub fn apply(&self, weights: &Weights, batch: &TokenBatch, positions: &Tensor, randomness: &Randomness) -> Result<Tensor> {
-        let tokens = layers::embedding(weights.get("word_embeddings.weight")?, &batch.input_ids, self.padding)?;
-        let table = weights.get("token_type_embeddings.weight")?;
+        let tokens = layers::embedding(&weights.get("word_embeddings.weight")?, &batch.input_ids, self.padding)?;
+        let table = &weights.get("token_type_embeddings.weight")?;
         let segments = match &batch.token_type_ids {
             Some(ids) => layers::embedding(table, ids, None)?,
             None => table.slice_dim(0, 0, 1)?.broadcast_to(tokens.dims())?,
@@ -89,6 +90,23 @@ const NAMES: LayerNames = LayerNames {
     output: "output.dense",
     output_norm: "output.LayerNorm",
 };
+
+/// How tensor parallelism divides layers with BERT's names.
+pub(crate) const CUTS: Cuts = &[
+    ("attention.self.query.weight", along(0)),
+    ("attention.self.query.bias", along(0)),
+    ("attention.self.key.weight", along(0)),
+    ("attention.self.key.bias", along(0)),
+    ("attention.self.value.weight", along(0)),
+    ("attention.self.value.bias", along(0)),
+    ("attention.output.dense.weight", along(1)),
+    ("intermediate.dense.weight", along(0)),
+    ("intermediate.dense.bias", along(0)),
+    ("output.dense.weight", along(1)),
+    ("word_embeddings.weight", along(0)),
+    ("predictions.bias", along(0)),
+    ("lm_head.bias", along(0)),
+];
 
 /// An encoder layer: attention, then an inner layer, each added to its input and normalized afterwards.
 pub(crate) struct Layer {
@@ -162,7 +180,7 @@ pub(crate) fn encode(
     randomness: &Randomness,
 ) -> Result<Tensor> {
     for i in 0..layers {
-        let (weights, _scope) = weights.enter(&format!("encoder.layer.{i}"));
+        let (weights, _scope) = weights.enter_layer(&format!("encoder.layer.{i}"), &x);
         x = layer.apply(&NAMES, &weights, &x, batch, randomness)?;
     }
     Ok(x)
@@ -199,7 +217,7 @@ impl MaskedLmHead {
         let transformed = self.activation.apply(&linear(weights, self.dense, hidden)?)?; // [N, E]
         let normed = layer_norm(weights, self.norm, &transformed, self.eps)?;
         let _scope = weights.trace().scope("decoder");
-        Ok(normed.matmul_transposed(weights.get(self.table)?)?.add(weights.get(self.bias)?)?)
+        Ok(normed.matmul_transposed(&weights.get(self.table)?)?.add(&weights.get(self.bias)?)?)
     }
 }
 
@@ -243,6 +261,7 @@ impl Encoder {
                 vocab_size: embeddings.vocab,
                 max_positions: embeddings.positions,
                 has_segments: embeddings.segments > 1,
+                heads: read.size("num_attention_heads")?,
             },
             embeddings,
         })

@@ -12,6 +12,8 @@ pub enum Error {
     Override { key: String, found: String, reason: String },
     #[error("the model has no weight `{name}`")]
     NoSuchWeight { name: String },
+    #[error("{degree} devices cannot divide layers of {heads} heads between them; degrees that can: {legal}")]
+    TensorDegree { degree: usize, heads: usize, legal: String },
     #[error("a classifier needs at least 2 labels, got {labels} (regression is not built)")]
     TooFewLabels { labels: usize },
     #[error(transparent)]

@@ -8,6 +8,7 @@ use crate::decoder::{Decoder, GPT_KEYS};
 use crate::error::Result;
 use crate::layers::{self, AttentionKind, layer_norm, split_heads};
 use crate::names::{OtherTensors, Specs, stored_name};
+use crate::tensor_parallel::{Cuts, along, blocks};
 use crate::weights::{Init, ParameterSpec, StoredName, Weights};
 use crate::{About, Classes, Family, Model, Task, TokenBatch};
 use serde_json::json;
@@ -19,7 +20,19 @@ pub(crate) const FAMILY: Family = Family {
     default_config,
     preset,
     build: |config, task| Ok(Box::new(Gpt2::new(config, task)?)),
+    cuts: CUTS,
 };
+
+const CUTS: Cuts = &[
+    ("attn.c_attn.weight", blocks(1, 3)),
+    ("attn.c_attn.bias", blocks(0, 3)),
+    ("attn.c_proj.weight", along(0)),
+    ("mlp.c_fc.weight", along(1)),
+    ("mlp.c_fc.bias", along(0)),
+    ("mlp.c_proj.weight", along(0)),
+    ("wte.weight", along(0)),
+    ("lm_head.weight", along(0)),
+];
 
 /// A GPT-2 with a language-model head (`GPT2LMHeadModel`) or a classifier on each sequence's last token.
 pub struct Gpt2 {
@@ -84,7 +97,14 @@ impl Gpt2 {
         // f32 here either way, so both values give these numbers.
         read.flag_or("reorder_and_upcast_attn", false)?;
         let decoder = Decoder::read(&read, &GPT_KEYS)?;
-        let about = About { config, task, vocab_size: decoder.vocab, max_positions: decoder.positions, has_segments: false };
+        let about = About {
+            config,
+            task,
+            vocab_size: decoder.vocab,
+            max_positions: decoder.positions,
+            has_segments: false,
+            heads: decoder.heads,
+        };
         Ok(Gpt2 {
             about,
             decoder,
@@ -130,7 +150,7 @@ impl Gpt2 {
 /// `x [N, in] W [in, out] + b`
 fn conv1d(weights: &Weights, name: &str, x: &Tensor) -> Result<Tensor> {
     let (weights, _scope) = weights.enter(name);
-    Ok(x.matmul(weights.get("weight")?)?.add(weights.get("bias")?)?)
+    Ok(x.matmul(&weights.get("weight")?)?.add(&weights.get("bias")?)?)
 }
 
 impl Model for Gpt2 {
@@ -171,7 +191,7 @@ impl Model for Gpt2 {
         let (weights, _scope) = weights.enter("transformer");
         let mut x = randomness.dropout(&self.decoder.embed(&weights, batch)?, self.decoder.embed_dropout)?;
         for layer in 0..self.layers {
-            let (block, _scope) = weights.enter(&format!("h.{layer}"));
+            let (block, _scope) = weights.enter_layer(&format!("h.{layer}"), &x);
             x = self.block(layer, &block, &x, batch, randomness)?;
         }
         layer_norm(&weights, "ln_f", &x, self.decoder.eps)

@@ -9,6 +9,7 @@ use crate::decoder::{Decoder, Keys};
 use crate::error::Result;
 use crate::layers::{self, AttentionKind, layer_norm, linear, linear_without_bias, split_heads};
 use crate::names::{OtherTensors, Specs, stored_name};
+use crate::tensor_parallel::{Cuts, along};
 use crate::weights::{ParameterSpec, StoredName, Weights};
 use crate::{About, Classes, Family, Model, Task, TokenBatch};
 use serde_json::{Value, json};
@@ -20,7 +21,20 @@ pub(crate) const FAMILY: Family = Family {
     default_config,
     preset,
     build: |config, task| Ok(Box::new(GptNeo::new(config, task)?)),
+    cuts: CUTS,
 };
+
+const CUTS: Cuts = &[
+    ("attention.q_proj.weight", along(0)),
+    ("attention.k_proj.weight", along(0)),
+    ("attention.v_proj.weight", along(0)),
+    ("attention.out_proj.weight", along(1)),
+    ("mlp.c_fc.weight", along(0)),
+    ("mlp.c_fc.bias", along(0)),
+    ("mlp.c_proj.weight", along(1)),
+    ("wte.weight", along(0)),
+    ("lm_head.weight", along(0)),
+];
 
 /// A GPT-Neo with a language-model head (`GPTNeoForCausalLM`) or a classifier on each sequence's last token.
 pub struct GptNeo {
@@ -90,7 +104,14 @@ impl GptNeo {
     pub fn new(config: Config, task: Task) -> Result<Self> {
         let read = config.over(default_config());
         let (decoder, windows) = (Decoder::read(&read, &KEYS)?, windows(&read)?);
-        let about = About { config, task, vocab_size: decoder.vocab, max_positions: decoder.positions, has_segments: false };
+        let about = About {
+            config,
+            task,
+            vocab_size: decoder.vocab,
+            max_positions: decoder.positions,
+            has_segments: false,
+            heads: decoder.heads,
+        };
         Ok(GptNeo { about, decoder, windows })
     }
 
@@ -182,7 +203,7 @@ impl Model for GptNeo {
         let (weights, _scope) = weights.enter("transformer");
         let mut x = randomness.dropout(&self.decoder.embed(&weights, batch)?, self.decoder.embed_dropout)?;
         for (layer, window) in self.windows.iter().enumerate() {
-            let (block, _scope) = weights.enter(&format!("h.{layer}"));
+            let (block, _scope) = weights.enter_layer(&format!("h.{layer}"), &x);
             x = self.block(*window, &block, &x, batch, randomness)?;
         }
         layer_norm(&weights, "ln_f", &x, self.decoder.eps)

@@ -9,6 +9,7 @@ use crate::decoder::{Decoder, GPT_KEYS};
 use crate::error::Result;
 use crate::layers::{self, AttentionKind, layer_norm, linear, linear_without_bias, split_heads};
 use crate::names::{OtherTensors, Specs, stored_name};
+use crate::tensor_parallel::{Cuts, along};
 use crate::weights::{Init, ParameterSpec, StoredName, Weights};
 use crate::{About, Classes, Family, Model, Task, TokenBatch};
 use serde_json::json;
@@ -20,7 +21,21 @@ pub(crate) const FAMILY: Family = Family {
     default_config,
     preset,
     build: |config, task| Ok(Box::new(GptJ::new(config, task)?)),
+    cuts: CUTS,
 };
+
+const CUTS: Cuts = &[
+    ("attn.q_proj.weight", along(0)),
+    ("attn.k_proj.weight", along(0)),
+    ("attn.v_proj.weight", along(0)),
+    ("attn.out_proj.weight", along(1)),
+    ("mlp.fc_in.weight", along(0)),
+    ("mlp.fc_in.bias", along(0)),
+    ("mlp.fc_out.weight", along(1)),
+    ("wte.weight", along(0)),
+    ("lm_head.weight", along(0)),
+    ("lm_head.bias", along(0)),
+];
 
 /// A GPT-J with a language-model head (`GPTJForCausalLM`) or a classifier on each sequence's last token.
 pub struct GptJ {
@@ -76,7 +91,14 @@ impl GptJ {
         if rotary > head_width || !rotary.is_multiple_of(2) {
             return Err(read.unsupported("rotary_dim", format!("must be even and at most n_embd / n_head ({head_width})")));
         }
-        let about = About { config, task, vocab_size: decoder.vocab, max_positions: decoder.positions, has_segments: false };
+        let about = About {
+            config,
+            task,
+            vocab_size: decoder.vocab,
+            max_positions: decoder.positions,
+            has_segments: false,
+            heads: decoder.heads,
+        };
         Ok(GptJ { about, decoder, layers: read.size("n_layer")?, rotary })
     }
 
@@ -182,11 +204,11 @@ impl Model for GptJ {
 
     fn hidden(&self, weights: &Weights, batch: &TokenBatch, randomness: &Randomness) -> Result<Tensor> {
         let (weights, _scope) = weights.enter("transformer");
-        let tokens = layers::embedding(weights.get("wte.weight")?, &batch.input_ids, None)?; // [N, C]
+        let tokens = layers::embedding(&weights.get("wte.weight")?, &batch.input_ids, None)?; // [N, C]
         let mut x = randomness.dropout(&tokens, self.decoder.embed_dropout)?;
         let rotation = Rotation::new(weights.trace(), batch.size()[1], self.rotary)?;
         for layer in 0..self.layers {
-            let (block, _scope) = weights.enter(&format!("h.{layer}"));
+            let (block, _scope) = weights.enter_layer(&format!("h.{layer}"), &x);
             x = self.block(&block, &x, &rotation, batch, randomness)?;
         }
         layer_norm(&weights, "ln_f", &x, self.decoder.eps)
@@ -200,7 +222,7 @@ impl Model for GptJ {
         let logits = self.decoder.head(weights, hidden, self.task())?;
         match self.task() {
             Task::Classification { .. } => Ok(logits),
-            _ => Ok(logits.add(weights.get("lm_head.bias")?)?),
+            _ => Ok(logits.add(&weights.get("lm_head.bias")?)?),
         }
     }
 

@@ -12,18 +12,18 @@ use xtrain_graphs::{DType, Randomness, Tensor};
 /// `x [N, in] W^T [in, out] + b`: torch's `Linear`, whose weight is `[out, in]`.
 pub(crate) fn linear(weights: &Weights, name: &str, x: &Tensor) -> Result<Tensor> {
     let (weights, _scope) = weights.enter(name);
-    Ok(x.matmul_transposed(weights.get("weight")?)?.add(weights.get("bias")?)?)
+    Ok(x.matmul_transposed(&weights.get("weight")?)?.add(&weights.get("bias")?)?)
 }
 
 /// `x [N, in] W^T [in, out]`
 pub(crate) fn linear_without_bias(weights: &Weights, name: &str, x: &Tensor) -> Result<Tensor> {
     let (weights, _scope) = weights.enter(name);
-    Ok(x.matmul_transposed(weights.get("weight")?)?)
+    Ok(x.matmul_transposed(&weights.get("weight")?)?)
 }
 
 pub(crate) fn layer_norm(weights: &Weights, name: &str, x: &Tensor, eps: f64) -> Result<Tensor> {
     let (weights, _scope) = weights.enter(name);
-    Ok(x.layer_norm(weights.get("weight")?, weights.get("bias")?, eps)?)
+    Ok(x.layer_norm(&weights.get("weight")?, &weights.get("bias")?, eps)?)
 }
 
 /// Rows `[N, C]` of an embedding table for `ids` `[B, T]`. The look-up of `padding` sends the table no gradient (torch's

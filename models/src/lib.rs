@@ -20,14 +20,17 @@ mod layers;
 mod names;
 pub mod roberta;
 mod task;
+mod tensor_parallel;
 mod weights;
 
 pub use activation::Activation;
 pub use config::Config;
 pub use error::{Error, Result};
 pub use task::{IGNORED_LABEL, Labels, LossSum, Predictions, Task, logits, loss};
-pub use weights::{Init, ParameterSpec, StoredName, Weights};
+pub use weights::{Init, ParameterSpec, StoredName, Weight, Weights};
 
+use tensor_parallel::Cuts;
+pub use tensor_parallel::tensor_cuts;
 use xtrain_graphs::{Randomness, Tensor};
 
 /// Token ids and what goes with them, on the device. Letters: B batch, T tokens.
@@ -55,6 +58,8 @@ pub struct About {
     pub(crate) vocab_size: usize,
     pub(crate) max_positions: usize,
     pub(crate) has_segments: bool,
+    /// Of each attention.
+    pub(crate) heads: usize,
 }
 
 /// A language model or classifier.
@@ -120,6 +125,8 @@ pub(crate) struct Family {
     /// A released configuration, by its name without the organization.
     preset: fn(&str) -> Option<Config>,
     build: fn(Config, Task) -> Result<Box<dyn Model>>,
+    /// How tensor parallelism divides its layers.
+    cuts: Cuts,
 }
 
 /// The classes that transformers has for the tasks that a family is built for here.

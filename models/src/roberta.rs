@@ -6,7 +6,7 @@
 use crate::activation::Activation;
 use crate::bert;
 use crate::config::Config;
-use crate::encoder::{Encoder, MaskedLmHead, encode, encoder_parameters};
+use crate::encoder::{self, Encoder, MaskedLmHead, encode, encoder_parameters};
 use crate::error::Result;
 use crate::layers;
 use crate::names::{OtherTensors, Specs, stored_name};
@@ -22,6 +22,7 @@ pub(crate) const FAMILY: Family = Family {
     default_config,
     preset,
     build: |config, task| Ok(Box::new(Roberta::new(config, task)?)),
+    cuts: encoder::CUTS,
 };
 
 /// A RoBERTa with a masked-LM head (`RobertaForMaskedLM`) or a classifier (`RobertaForSequenceClassification`).
@@ -153,7 +154,7 @@ impl Model for Roberta {
         let (weights, _scope) = weights.enter("roberta");
         let x = {
             let (weights, _scope) = weights.enter("embeddings");
-            let table = weights.get("position_embeddings.weight")?;
+            let table = &weights.get("position_embeddings.weight")?;
             // The row of padding learns no more here than in the word embeddings.
             let positions = layers::embedding(table, &self.position_ids(&batch.input_ids)?, Some(self.padding))?;
             self.encoder.embeddings.apply(&weights, batch, &positions, randomness)?

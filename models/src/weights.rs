@@ -2,7 +2,8 @@
 
 use crate::error::{Error, Result};
 use std::collections::HashMap;
-use xtrain_graphs::{ScopeGuard, Tensor, Trace};
+use std::sync::Arc;
+use xtrain_graphs::{LayerGuard, ScopeGuard, Tensor, Trace};
 
 /// How a new parameter starts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,17 +44,47 @@ pub enum StoredName {
     Unknown,
 }
 
+/// A parameter as a recorded step has it.
+#[derive(Clone)]
+pub enum Weight {
+    /// All of it.
+    Whole(Tensor),
+    /// One part along `dim`, of which each replica of a group has another; it is put together where it is used.
+    Part { part: Tensor, dim: usize, groups: Arc<[Vec<u32>]> },
+}
+
+impl Weight {
+    /// What the step holds of it.
+    pub fn held(&self) -> &Tensor {
+        match self {
+            Weight::Whole(whole) => whole,
+            Weight::Part { part, .. } => part,
+        }
+    }
+
+    /// The whole; where it has to be put together, not before `after` is there.
+    fn whole(&self, after: Option<&Tensor>) -> Result<Tensor> {
+        match (self, after) {
+            (Weight::Whole(whole), _) => Ok(whole.clone()),
+            (Weight::Part { part, dim, groups }, Some(after)) => Ok(part.after(after)?.all_gather(groups, *dim)?),
+            (Weight::Part { part, dim, groups }, None) => Ok(part.all_gather(groups, *dim)?),
+        }
+    }
+}
+
 /// The model's parameters as tensors of one trace, seen from one place in the model.
 #[derive(Clone)]
 pub struct Weights<'a> {
     trace: &'a Trace,
-    all: &'a HashMap<String, Tensor>,
+    all: &'a HashMap<String, Weight>,
     prefix: String,
+    /// The input of the layer that this is seen from.
+    layer_input: Option<Tensor>,
 }
 
 impl<'a> Weights<'a> {
-    pub fn new(trace: &'a Trace, all: &'a HashMap<String, Tensor>) -> Self {
-        Weights { trace, all, prefix: String::new() }
+    pub fn new(trace: &'a Trace, all: &'a HashMap<String, Weight>) -> Self {
+        Weights { trace, all, prefix: String::new(), layer_input: None }
     }
 
     pub fn trace(&self) -> &'a Trace {
@@ -63,11 +94,22 @@ impl<'a> Weights<'a> {
     /// The weights below `name`, and the model path to go with them until the guard is dropped.
     pub fn enter(&self, name: &str) -> (Weights<'a>, ScopeGuard) {
         let prefix = format!("{}{name}.", self.prefix);
-        (Weights { trace: self.trace, all: self.all, prefix }, self.trace.scope(name))
+        (Weights { prefix, ..self.clone() }, self.trace.scope(name))
     }
 
-    pub fn get(&self, name: &str) -> Result<&'a Tensor> {
+    /// As [`Weights::enter`], for one of the layers that make up most of the model. Parameters that lie in parts are put together
+    /// when its input `x` is there, not before, so that only a layer's are in memory at a time.
+    pub fn enter_layer(&self, name: &str, x: &Tensor) -> (Weights<'a>, LayerGuard) {
+        let prefix = format!("{}{name}.", self.prefix);
+        (Weights { prefix, layer_input: Some(x.clone()), ..self.clone() }, self.trace.layer(name))
+    }
+
+    /// A parameter in its whole shape.
+    pub fn get(&self, name: &str) -> Result<Tensor> {
         let full = format!("{}{name}", self.prefix);
-        self.all.get(&full).ok_or(Error::NoSuchWeight { name: full })
+        match self.all.get(&full) {
+            Some(weight) => weight.whole(self.layer_input.as_ref()),
+            None => Err(Error::NoSuchWeight { name: full }),
+        }
     }
 }

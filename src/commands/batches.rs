@@ -4,6 +4,7 @@ use crate::data::batch::{Batch, Labels};
 use crate::data::collator::Collator;
 use crate::data::loader::{LoadSpec, Loader};
 use crate::data::sampler::{BatchPlan, Order};
+use crate::parallel::Mesh;
 use crate::runtime::Client;
 use crate::trainer::error_in_batch;
 use crate::trainer::feed::{BatchShape, DeviceBatch, LabelShape};
@@ -25,6 +26,8 @@ pub struct BatchForm {
     pub token_type_ids: bool,
     /// Replicas that each batch is cut for: contiguous rows in their order, as accelerate deals out consecutive batches.
     pub shards: usize,
+    /// Replicas that take the same part.
+    pub copies: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -47,9 +50,9 @@ fn places(tokens: usize, probability: f64) -> Option<usize> {
 }
 
 impl BatchForm {
-    /// The same, with each batch cut for so many replicas.
-    pub fn sharded(self, shards: usize) -> Self {
-        BatchForm { shards, ..self }
+    /// The same, with each batch cut for a mesh's replicas.
+    pub fn sharded(self, mesh: Mesh) -> Self {
+        BatchForm { shards: mesh.batch_shards(), copies: mesh.tensor, ..self }
     }
 
     fn label_shape(&self, rows: usize, tokens: usize) -> LabelShape {
@@ -82,7 +85,7 @@ impl BatchForm {
     pub fn upload(&self, client: &Client, batch: Batch) -> trainer::Result<DeviceBatch> {
         let (all_rows, tokens) = batch.input_ids.dim();
         let rows = all_rows / self.shards;
-        let put = Upload { client, shards: self.shards };
+        let put = Upload { client, shards: self.shards, copies: self.copies };
         let mut variant = self.variant(tokens);
         let (mut places, mut classes) = (None, Vec::new());
         let labels = match &batch.labels {
@@ -111,6 +114,7 @@ impl BatchForm {
             },
         };
         Ok(DeviceBatch {
+            shards: self.shards,
             input_ids: put.array(DType::S32, &batch.input_ids)?,
             labels,
             places,
@@ -167,6 +171,7 @@ fn labelled(labels: &[i32], room: usize) -> Option<(Vec<i32>, Vec<i32>)> {
 struct Upload<'c> {
     client: &'c Client,
     shards: usize,
+    copies: usize,
 }
 
 impl Upload<'_> {
@@ -181,11 +186,11 @@ impl Upload<'_> {
         self.rows(dtype, array.as_slice().expect("batches are contiguous"), &dims)
     }
 
-    /// The replicas' values one after another, `dims` each.
+    /// The parts' values one after another, `dims` each; each part goes to all replicas that share it.
     fn rows<T: bytemuck::NoUninit>(&self, dtype: DType, values: &[T], dims: &[usize]) -> trainer::Result<Buffers> {
         let shape = Shape::new(dtype, dims);
-        let shards = values.chunks(shape.elements().max(1)).enumerate();
-        shards.map(|(replica, part)| Ok(self.client.upload(bytemuck::cast_slice(part), &shape, replica)?)).collect()
+        let parts = values.chunks(shape.elements().max(1)).flat_map(|part| std::iter::repeat_n(part, self.copies));
+        parts.enumerate().map(|(replica, part)| Ok(self.client.upload(bytemuck::cast_slice(part), &shape, replica)?)).collect()
     }
 }
 
@@ -212,6 +217,7 @@ mod tests {
             attention_mask: true,
             token_type_ids: false,
             shards: 1,
+            copies: 1,
         };
         let variants = |form: BatchForm| form.shapes(8).into_iter().map(|shape| shape.variant).collect::<Vec<_>>();
         assert_eq!(variants(form(&[128])), [None]);

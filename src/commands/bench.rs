@@ -11,7 +11,7 @@ use crate::trainer::ceiling;
 use crate::trainer::parameters::{self, Head};
 use crate::trainer::session::Session;
 use crate::trainer::settings::{OptimizerKind, OptimizerSettings};
-use crate::trainer::step::{Phase, StepMetrics, Stepper, read_metrics};
+use crate::trainer::step::{Phase, StepMetrics, Stepper, placements, read_metrics};
 use ndarray::Array2;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -58,6 +58,8 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         return Err(Error::usage(problem, format!("set --seq {positions} or less")));
     }
     let mut session = open_device(&plan.device, plan.mesh, &plan.cache)?;
+    let placements = placements(model, OptimizerKind::AdamW, plan.mesh, plan.shard_optimizer_state);
+    session.set_placements(placements.map_err(failed("laying out the model"))?);
     let shards = plan.mesh.batch_shards();
     let shape = [("batch", plan.batch.to_string()), ("seq", plan.seq.to_string()), ("data_parallel", shards.to_string())];
     session.cache_mut().set_origin(origin("bench", model, &shape));
@@ -78,9 +80,19 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     let schedule = Schedule { kind: ScheduleKind::Constant, peak: optimizer.learning_rate, warmup: 0, total };
     let stepper = Stepper::new(model, optimizer, schedule, plan.seed)
         .with_precision(plan.precision)
-        .with_buckets(plan.gradient_bucket_bytes);
+        .with_buckets(plan.gradient_bucket_bytes)
+        .with_checkpointing(plan.checkpointing);
     let labels = if task == Task::MaskedLm { LabelForm::SomeTokens(MASKED) } else { LabelForm::Tokens };
-    let form = BatchForm { lengths: vec![plan.seq], named: false, labels, attention_mask: false, token_type_ids: false, shards };
+    let form = BatchForm {
+        lengths: vec![plan.seq],
+        named: false,
+        labels,
+        attention_mask: false,
+        token_type_ids: false,
+        shards: 1,
+        copies: 1,
+    };
+    let form = form.sharded(plan.mesh);
     let shapes = RunShapes { train: form.shapes(plan.batch), eval: Vec::new(), accumulation: 1 };
     start_first_step(&mut session, model, &stepper, &shapes).map_err(failed("recording the step"))?;
 
@@ -142,6 +154,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     let tflops = stepper.flops(&batches[0]) / median / 1e9;
     let results = json!({
         "precision": plan.precision.to_string(),
+        "gradient_checkpointing": plan.checkpointing.to_string(),
         "step_ms_median": median,
         "step_ms_min": times[0],
         "step_ms_max": times[times.len() - 1],

@@ -46,4 +46,5 @@ pub(super) fn stepper<'m>(plan: &TrainPlan, model: &'m dyn Model) -> Stepper<'m>
     Stepper::new(model, plan.train.optimizer.clone(), schedule, plan.train.seed)
         .with_precision(plan.train.precision)
         .with_buckets(plan.train.gradient_bucket_bytes)
+        .with_checkpointing(plan.train.checkpointing)
 }

@@ -7,10 +7,14 @@ use super::task::TaskData;
 use super::train::{Prepared, layout};
 use crate::config::TrainPlan;
 use crate::data::Collator;
+use crate::parallel::{Axis, Mesh};
 use crate::report::table::{Align, Table};
 use crate::report::units::{bytes, count, exact};
-use crate::trainer::ahead::compile_all;
+use crate::trainer::ahead::{RunShapes, compile_all, record_all};
 use crate::trainer::feed::{BatchShape, LabelShape};
+use crate::trainer::session::Session;
+use crate::trainer::settings::Checkpointing;
+use xtrain_graphs::{Graph, Target, passes, work};
 use xtrain_models::Model;
 
 /// Prints the plan on standard output.
@@ -36,11 +40,15 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
         table.row([
             "examples per step".to_string(),
             format!(
-                "{examples} = {} per device x {} accumulated x {} device{}",
+                "{examples} = {} per device x {} accumulated x {}{}",
                 settings.per_device_train_batch_size,
                 settings.gradient_accumulation_steps,
-                settings.mesh.replicas(),
-                if settings.mesh.replicas() == 1 { "" } else { "s" }
+                settings.mesh.batch_shards(),
+                match settings.mesh {
+                    Mesh { tensor: 2.., .. } => " groups of devices",
+                    mesh if mesh.replicas() == 1 => " device",
+                    _ => " devices",
+                }
             ),
         ]);
         let lengths = prepared.task.form(&[data]).lengths;
@@ -49,14 +57,20 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
         table.row(["tokens per step".to_string(), format!("{most}{}", exact((examples * longest) as u64))]);
         table.row(["steps per epoch".to_string(), exact(length.updates_per_epoch)]);
         table.row(["matrix products".to_string(), settings.precision.to_string()]);
+        if settings.checkpointing != Checkpointing::Off {
+            table.row(["computed twice".to_string(), format!("activations ({})", settings.checkpointing)]);
+        }
         table.row(["optimizer steps".to_string(), format!("{} ({} of warm-up)", exact(length.max_steps), schedule.warmup)]);
         let largest = shapes.train.iter().map(|shape| work(model, shape)).fold(0.0, f64::max);
         let work = count(largest * (settings.gradient_accumulation_steps * settings.mesh.batch_shards()) as f64);
         table.row(["work per step".to_string(), format!("{most}{work}FLOP")]);
-        if let Some(groups) = settings.mesh.data_groups() {
-            let gradients = bytes(4 * parameters as u64);
-            table.row(["replica groups".to_string(), format!("data {groups:?}")]);
-            table.row(["exchanged per step".to_string(), format!("{gradients} of gradients, summed over each data group")]);
+        for axis in Axis::ALL {
+            if let Some(groups) = settings.mesh.groups(&[axis]) {
+                table.row([format!("{axis} groups"), format!("{groups:?}")]);
+            }
+        }
+        for (what, size) in exchanged(plan, &mut prepared.session, model, &shapes)? {
+            table.row(["exchanged per step".to_string(), format!("{most}{} in {what}", bytes(size))]);
         }
     }
     if let Some(data) = &prepared.validation {
@@ -84,6 +98,56 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
     print!("\n{}", table.render());
     println!("\ndry run: nothing was trained or written to {}", settings.output_dir.display());
     Ok(())
+}
+
+/// What replicas hand each other in an optimizer step, kind by kind and axis by axis, in bytes; of batches of several shapes, the most.
+fn exchanged(
+    plan: &TrainPlan,
+    session: &mut Session,
+    model: &dyn Model,
+    shapes: &RunShapes,
+) -> Result<Vec<(String, u64)>, Error> {
+    let mesh = plan.train.mesh;
+    if mesh.replicas() == 1 {
+        return Ok(Vec::new());
+    }
+    let training = RunShapes { eval: Vec::new(), ..shapes.clone() };
+    let graphs = record_all(session, model, &stepper(plan, model), &training).map_err(failed("recording the graphs"))?;
+    let axes: Vec<Vec<Axis>> = [Axis::ALL.map(|axis| vec![axis]).to_vec(), vec![vec![Axis::Data, Axis::Shard]]].concat();
+    let mut totals: Vec<(String, u64)> = Vec::new();
+    for (accumulates, repeats) in [(true, plan.train.gradient_accumulation_steps as u64 - 1), (false, 1)] {
+        let of_phase = graphs.iter().filter(|graph| is_step(graph) && graph.name.starts_with("accumulate") == accumulates);
+        let mut most: Vec<(String, u64)> = Vec::new();
+        for graph in of_phase {
+            // As it is emitted: equal nodes are one by then.
+            let prepared = passes::prepare(graph, Target::Cpu).map_err(failed("preparing the graphs"))?;
+            for found in work::exchanged(&prepared) {
+                let axis = axes.iter().find(|axes| mesh.groups(axes).as_ref() == Some(&found.groups));
+                let axis =
+                    axis.map_or("all".to_string(), |axes| axes.iter().map(Axis::to_string).collect::<Vec<_>>().join(" x "));
+                keep_largest(&mut most, format!("{} over {axis}", found.kind), found.bytes);
+            }
+        }
+        for (what, bytes) in most {
+            match totals.iter_mut().find(|(known, _)| *known == what) {
+                Some((_, total)) => *total += bytes * repeats,
+                None => totals.push((what, bytes * repeats)),
+            }
+        }
+    }
+    totals.retain(|(_, bytes)| *bytes > 0);
+    Ok(totals)
+}
+
+fn is_step(graph: &Graph) -> bool {
+    ["accumulate", "update", "train"].iter().any(|name| graph.name.split('.').next() == Some(name))
+}
+
+fn keep_largest(found: &mut Vec<(String, u64)>, what: String, bytes: u64) {
+    match found.iter_mut().find(|(known, _)| *known == what) {
+        Some((_, most)) => *most = bytes.max(*most),
+        None => found.push((what, bytes)),
+    }
 }
 
 /// Floating-point operations of a batch.

@@ -8,6 +8,8 @@ use crate::config::EvalPlan;
 use crate::data::Tokenizer;
 use crate::trainer::evaluate::evaluate;
 use crate::trainer::parameters::Head;
+use crate::trainer::settings::OptimizerKind;
+use crate::trainer::step::placements;
 use serde_json::Value;
 
 pub fn run(plan: EvalPlan) -> Result<Outcome, Error> {
@@ -18,12 +20,14 @@ pub fn run(plan: EvalPlan) -> Result<Outcome, Error> {
     let mut settings = task.settings();
     settings.push(("per_device_eval_batch_size", plan.per_device_eval_batch_size.to_string()));
     session.set_eval_precision(plan.precision);
+    let placements = placements(model, OptimizerKind::Sgd, plan.mesh, false);
+    session.set_placements(placements.map_err(failed("laying out the model"))?);
     session.cache_mut().set_origin(origin(&format!("eval {}", plan.task.word()), model, &settings));
     let set = task.validation()?;
     loaded.place(&mut session, plan.seed)?;
     let mut batches = task
         .form(&[&set])
-        .sharded(plan.mesh.batch_shards())
+        .sharded(plan.mesh)
         .one_pass(session.client(), &set, plan.per_device_eval_batch_size, task.workers())
         .map_err(failed("preparing the validation batches"))?;
     let evaluation = evaluate(&mut session, model, &model.parameters(), &mut *batches).map_err(failed("evaluating"))?;

@@ -6,6 +6,7 @@ use super::target::AbsentGpu;
 use super::train::{Prepared, run_shapes};
 use super::{Error, Outcome, target};
 use crate::config::{FitPlan, TrainPlan};
+use crate::parallel::Placements;
 use crate::report::table::Table;
 use crate::report::units::{bytes, exact};
 use crate::runtime::Library;
@@ -146,7 +147,7 @@ pub(super) struct Split {
 
 impl Split {
     /// Looks into the optimized module (a serialized HloModuleProto) of the graph that a footprint is of.
-    pub fn of(stepper: &Stepper, found: &Footprint, module: &[u8]) -> Result<Split, Error> {
+    pub fn of(stepper: &Stepper, placements: &Placements, found: &Footprint, module: &[u8]) -> Result<Split, Error> {
         let peak = Library::open().and_then(|library| library.live_buffers(module));
         let peak = peak.map_err(failed("reading the compiled module"))?;
         let forward = |op_name: &str| {
@@ -157,8 +158,8 @@ impl Split {
         // The walk over the module and the compiler's own figure differ a little; the latter is the one that adds up.
         let activations =
             if peak.bytes == 0 { 0 } else { (activations as f64 / peak.bytes as f64 * found.temporaries as f64) as u64 };
-        let weights = stepper.weight_bytes();
-        let without = stepper.state_bytes(false);
+        let weights = stepper.weight_bytes(placements);
+        let without = stepper.state_bytes(false, placements);
         Ok(Split {
             weights,
             moments: without - weights,
@@ -193,11 +194,11 @@ fn split(plan: &TrainPlan, prepared: &mut Prepared, absent: Option<&mut AbsentGp
         let graphs = record_all(&mut prepared.session, model, &stepper, &shapes).map_err(failed("recording the graphs"))?;
         let graph = graphs.into_iter().find(decides).expect("it is one of the run's graphs");
         let checked = absent.graphs.check(&graph).map_err(failed("compiling the graphs"))?;
-        return Split::of(&stepper, found, &checked.module);
+        return Split::of(&stepper, prepared.session.placements(), found, &checked.module);
     }
     let graphs = compile_all(&mut prepared.session, model, &stepper, &shapes, 1, &mut |_| ());
     let graphs = graphs.map_err(failed("compiling the graphs"))?;
     let decides = graphs.iter().find(|graph| graph.name == found.graph).expect("it is one of the run's graphs");
     let module = decides.executable.optimized_hlo().map_err(failed("reading the compiled module"))?;
-    Split::of(&stepper, found, &module)
+    Split::of(&stepper, prepared.session.placements(), found, &module)
 }

@@ -7,7 +7,9 @@ use crate::config::{ConfigSource, GeneratePlan, ModelSource, QuickstartPlan, Sam
 use crate::data::settings::{ClmDataSettings, SourceSettings};
 use crate::data::tokenizer::train_byte_bpe;
 use crate::parallel::Mesh;
-use crate::trainer::settings::{Cadence, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind, TrainSettings};
+use crate::trainer::settings::{
+    Cadence, Checkpointing, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind, TrainSettings,
+};
 use std::path::Path;
 
 /// Tokens of the tokenizer that is trained on the corpus.
@@ -93,7 +95,9 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
             per_device_eval_batch_size: BATCH_SIZE,
             gradient_accumulation_steps: 1,
             mesh: Mesh::single(),
+            shard_optimizer_state: false,
             gradient_bucket_bytes: 0,
+            checkpointing: Checkpointing::Off,
             replica_check: Cadence::Never,
             num_train_epochs: 1.0,
             max_steps: Some(steps),

@@ -60,12 +60,13 @@ pub(super) fn compile(mut plan: TrainPlan) -> Result<Outcome, Error> {
     let model = &*prepared.loaded.model;
     let stepper = compile::stepper(&plan, model);
     let graphs = record_all(&mut prepared.session, model, &stepper, &shapes).map_err(failed("recording the graphs"))?;
-    let state = stepper.state_bytes(shapes.accumulation > 1);
+    let placements = prepared.session.placements().clone();
+    let state = stepper.state_bytes(shapes.accumulation > 1, &placements);
     for graph in &graphs {
         let checked = absent.graphs.check(graph).map_err(failed("compiling the graphs"))?;
         let facts = hlo_facts::of(&checked.module).map_err(failed("reading the compiled module"))?;
         let found = of_graph(graph, checked.memory, state, plan.train.per_device_train_batch_size);
-        let split = Split::of(&stepper, &found, &checked.module)?;
+        let split = Split::of(&stepper, &placements, &found, &checked.module)?;
         let mut table = heading(&checked, absent.gpu);
         memory_rows(&mut table, graph, &split, found.peak, absent.gpu);
         kernel_rows(&mut table, &facts);

@@ -25,7 +25,7 @@ use crate::trainer::parameters::{self, Head};
 use crate::trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
 use crate::trainer::session::Session;
 use crate::trainer::settings::TrainSettings;
-use crate::trainer::step::Stepper;
+use crate::trainer::step::{Stepper, placements};
 use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
@@ -101,6 +101,9 @@ impl Prepared {
         let mut session = open_device(&plan.device, plan.train.mesh, &plan.cache)?;
         let command = format!("train {}", plan.task.word());
         session.set_eval_precision(plan.train.eval_precision);
+        let (optimizer, in_parts) = (plan.train.optimizer.kind, plan.train.shard_optimizer_state);
+        let placements = placements(&*loaded.model, optimizer, plan.train.mesh, in_parts);
+        session.set_placements(placements.map_err(failed("laying out the model"))?);
         session.cache_mut().set_origin(origin(&command, &*loaded.model, &graph_settings(plan, &task)));
         let set = |wanted: bool, set: &dyn Fn() -> Result<Collator, Error>| (wanted && reads_data).then(set).transpose();
         let train = set(plan.do_train, &|| task.train())?;
@@ -112,7 +115,7 @@ impl Prepared {
     /// What the run's batches look like.
     pub fn form(&self) -> BatchForm {
         let sets: Vec<&Collator> = [&self.train, &self.validation, &self.test].into_iter().flatten().collect();
-        self.task.form(&sets).sharded(self.session.mesh().batch_shards())
+        self.task.form(&sets).sharded(self.session.mesh())
     }
 
     /// The shapes of the run's graphs.
@@ -180,7 +183,11 @@ fn graph_settings(plan: &TrainPlan, task: &TaskData) -> Vec<(&'static str, Strin
         ("adam_beta2", optimizer.adam_beta2.to_string()),
         ("adam_epsilon", optimizer.adam_epsilon.to_string()),
         ("max_grad_norm", optimizer.max_grad_norm.to_string()),
-        ("data_parallel", train.mesh.batch_shards().to_string()),
+        ("gradient_checkpointing", train.checkpointing.to_string()),
+        ("data_parallel", train.mesh.data.to_string()),
+        ("shard_parallel", train.mesh.shard.to_string()),
+        ("tensor_parallel", train.mesh.tensor.to_string()),
+        ("shard_optimizer_state", train.shard_optimizer_state.to_string()),
     ]);
     if train.mesh.replicas() > 1 {
         settings.push(("gradient_bucket_mb", (train.gradient_bucket_bytes >> 20).to_string()));
@@ -231,7 +238,8 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     let model = &*prepared.loaded.model;
     let stepper = Stepper::new(model, settings.optimizer.clone(), schedule, settings.seed)
         .with_precision(settings.precision)
-        .with_buckets(settings.gradient_bucket_bytes);
+        .with_buckets(settings.gradient_bucket_bytes)
+        .with_checkpointing(settings.checkpointing);
     let shapes = prepared.shapes(plan);
     let session = &mut prepared.session;
     let extra_state = stepper.extra_state(length.accumulation > 1);

@@ -76,7 +76,7 @@ fn texts(flag: &'static Flag, value: Scalar, origin: &Origin) -> Result<Option<V
     let text = match (value, flag.kind) {
         (Scalar::Null, _) => return Ok(None),
         (Scalar::Text(text), _) => text,
-        (Scalar::Bool(answer), Kind::Bool | Kind::FlagOrPath | Kind::Anything) => answer.to_string(),
+        (Scalar::Bool(answer), Kind::Bool | Kind::FlagOrPath | Kind::Checkpointing | Kind::Anything) => answer.to_string(),
         (Scalar::Int(digits) | Scalar::Float(digits), Kind::Int { .. } | Kind::Float(_) | Kind::Anything) => digits,
         (Scalar::List(items), Kind::Paths | Kind::Words) => {
             let mut paths = Vec::new();

@@ -47,6 +47,8 @@ pub enum Kind {
     Bytes,
     /// Nothing, true, false or a path: `--resume_from_checkpoint [PATH]`.
     FlagOrPath,
+    /// Nothing, true, false or what is to be computed twice: `--gradient_checkpointing [full|attention|every:K]`.
+    Checkpointing,
     /// Whatever may be written after a flag that is known but not built.
     Anything,
 }
@@ -87,6 +89,7 @@ impl Kind {
             Kind::Bytes => "a size such as 500MB or 10GiB".into(),
             Kind::Choice(choices) => format!("one of {}", choices.join(", ")),
             Kind::FlagOrPath => "true, false or a path".into(),
+            Kind::Checkpointing => "true, false, full, attention or every:K with K at least 1".into(),
         }
     }
 
@@ -94,6 +97,7 @@ impl Kind {
     pub fn placeholder(self) -> &'static str {
         match self {
             Kind::Bool => "true|false",
+            Kind::Checkpointing => "full|attention|every:K",
             Kind::Int { .. } => "N",
             Kind::CountOrAuto => "N|auto",
             Kind::Float(_) => "X",
@@ -120,6 +124,12 @@ impl Kind {
             Kind::Bytes => parse_bytes(text).map(Value::Int),
             Kind::Paths | Kind::Words => (!text.is_empty()).then(|| Value::List(vec![text.into()])),
             Kind::Choice(choices) => choices.contains(&text).then(|| Value::Text(text.into())),
+            Kind::Checkpointing => match (parse_bool(text), text.strip_prefix("every:")) {
+                (Some(true), _) => Some(Value::Text("full".into())),
+                (Some(false), _) => Some(Value::Text("off".into())),
+                (None, Some(layers)) => Kind::Int { min: 1 }.parse(layers).map(|_| Value::Text(text.into())),
+                _ => ["full", "attention", "off"].contains(&text).then(|| Value::Text(text.into())),
+            },
             Kind::FlagOrPath => match parse_bool(text) {
                 Some(answer) => Some(Value::Bool(answer)),
                 None => (!text.is_empty()).then(|| Value::Text(text.into())),

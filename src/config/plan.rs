@@ -6,7 +6,7 @@ use crate::data::settings::{ClmDataSettings, ClsDataSettings, MlmDataSettings, S
 use crate::parallel::Mesh;
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::gpu::Gpu;
-use crate::trainer::settings::{Precision, TrainSettings};
+use crate::trainer::settings::{Checkpointing, Precision, TrainSettings};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -283,7 +283,10 @@ pub struct BenchPlan {
     /// Examples of each replica.
     pub batch: usize,
     pub mesh: Mesh,
+    pub shard_optimizer_state: bool,
     pub gradient_bucket_bytes: usize,
+    /// What the backward pass computes once more.
+    pub checkpointing: Checkpointing,
     pub seq: usize,
     pub steps: usize,
     pub warmup: usize,

@@ -15,7 +15,8 @@ use crate::runtime::neuron::{NeuronSettings, compiler};
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::gpu::Gpu;
 use crate::trainer::settings::{
-    BestRule, Cadence, EarlyStopping, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind, TrainSettings,
+    BestRule, Cadence, Checkpointing, EarlyStopping, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind,
+    TrainSettings,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -137,7 +138,9 @@ fn bench_plan(typed: &Typed) -> BenchPlan {
         model: model(typed),
         batch: typed.count("batch").expect(DEFAULTED),
         mesh: mesh(typed),
+        shard_optimizer_state: typed.bool("shard_optimizer_state"),
         gradient_bucket_bytes: gradient_bucket_bytes(typed),
+        checkpointing: checkpointing(typed),
         seq: typed.count("seq").expect(DEFAULTED),
         steps: typed.count("steps").expect(DEFAULTED),
         warmup: typed.count("warmup").expect(DEFAULTED),
@@ -209,11 +212,23 @@ pub fn xla_options(text: &str) -> Result<BTreeMap<String, OverrideValue>, String
 }
 
 fn mesh(typed: &Typed) -> Mesh {
-    Mesh::data_parallel(typed.count("data_parallel").expect(DEFAULTED))
+    let degree = |name: &str| typed.count(name).unwrap_or(1).max(1);
+    Mesh { data: degree("data_parallel"), shard: degree("shard_parallel"), tensor: degree("tensor_parallel") }
 }
 
 fn gradient_bucket_bytes(typed: &Typed) -> usize {
     typed.count("gradient_bucket_mb").expect(DEFAULTED) << 20
+}
+
+fn checkpointing(typed: &Typed) -> Checkpointing {
+    match typed.text("gradient_checkpointing").expect(DEFAULTED).as_str() {
+        "full" => Checkpointing::Full,
+        "attention" => Checkpointing::Attention,
+        word => match word.strip_prefix("every:").and_then(|layers| layers.parse().ok()) {
+            Some(layers) => Checkpointing::Every(layers),
+            None => Checkpointing::Off,
+        },
+    }
 }
 
 /// What the command line says of Neuron's compiler.
@@ -478,7 +493,9 @@ fn train_settings(typed: &Typed) -> TrainSettings {
         per_device_eval_batch_size: typed.count("per_device_eval_batch_size").expect(DEFAULTED),
         gradient_accumulation_steps: typed.count("gradient_accumulation_steps").expect(DEFAULTED),
         mesh: mesh(typed),
+        shard_optimizer_state: typed.bool("shard_optimizer_state"),
         gradient_bucket_bytes: gradient_bucket_bytes(typed),
+        checkpointing: checkpointing(typed),
         replica_check: match typed.count("replica_check_steps").expect(DEFAULTED) {
             0 => Cadence::Never,
             n => Cadence::Steps(n as u64),

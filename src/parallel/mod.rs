@@ -3,5 +3,7 @@
 
 pub mod buckets;
 pub mod mesh;
+pub mod placement;
 
-pub use mesh::Mesh;
+pub use mesh::{Axis, Mesh};
+pub use placement::{Placements, Split};

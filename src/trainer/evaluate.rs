@@ -128,7 +128,9 @@ pub fn evaluate(
         let inputs = feed_batch(&mut recording, &batch);
         record(&mut recording, model, parameters, &inputs)?;
         let marked = recording.mark_step(&graph_name(GRAPH_NAME, batch.variant.as_deref()))?;
-        let sums = marked.replicas(SUMS).iter().map(|sums| Ok(sums.start_download_to()?)).collect::<Result<Vec<_>>>()?;
+        // Replicas that share rows have the same sums.
+        let sums = marked.replicas(SUMS).iter().step_by(session.mesh().tensor);
+        let sums = sums.map(|sums| Ok(sums.start_download_to()?)).collect::<Result<Vec<_>>>()?;
         if let Some(earlier) = pending.replace(Pending { sums, examples: batch.examples, classes: batch.classes }) {
             totals.add(earlier)?;
         }

@@ -28,6 +28,8 @@ pub struct DeviceBatch {
     pub tokens: usize,
     /// What tells this batch's graph from others of the run (see [`BatchShape::variant`]).
     pub variant: Option<Arc<str>>,
+    /// Parts that the batch is cut into; replicas that compute the same rows together have the same part.
+    pub shards: usize,
     /// The epoch that the batch belongs to, from 0.
     pub epoch: u64,
     /// Its place in the epoch, from 0.
@@ -38,8 +40,10 @@ impl DeviceBatch {
     /// Full rows `s32[B, T]` and a label for each token, at the start of a run.
     pub fn full(input_ids: Buffers, labels: Buffers) -> Self {
         let dims = &input_ids[0].shape().dims;
-        let rows = dims[0] * input_ids.len();
+        let shards = input_ids.len();
+        let rows = dims[0] * shards;
         DeviceBatch {
+            shards,
             examples: rows,
             tokens: rows * dims[1],
             input_ids,
@@ -60,12 +64,7 @@ impl DeviceBatch {
         [dims[0], dims[1]]
     }
 
-    /// Replicas that the batch is cut for.
-    pub fn shards(&self) -> usize {
-        self.input_ids.len()
-    }
-
-    /// Rows of one replica that the head computes logits for.
+    /// Rows of one part that the head computes logits for.
     pub fn head_rows(&self) -> usize {
         let [b, t] = self.size();
         self.places.as_ref().map_or(b * t, |places| places[0].shape().elements())

@@ -35,7 +35,7 @@ pub fn footprint(
     shapes: &RunShapes,
     batch: usize,
 ) -> Result<Footprint> {
-    let state = stepper.state_bytes(shapes.accumulation > 1);
+    let state = stepper.state_bytes(shapes.accumulation > 1, session.placements());
     let mut largest: Option<Footprint> = None;
     let graphs = record_all(session, model, stepper, shapes)?;
     for graph in graphs {

@@ -12,6 +12,7 @@ pub mod cuda;
 pub mod device;
 mod error;
 pub mod evaluate;
+pub mod exchange;
 pub mod feed;
 pub mod fit;
 pub mod generate;

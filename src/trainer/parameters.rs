@@ -175,8 +175,8 @@ pub fn download<'a>(session: &Session, names: impl IntoIterator<Item = &'a str>)
     names
         .into_iter()
         .map(|name| {
-            let buffer = session.state(name).ok_or_else(|| Error::NoState { name: name.to_string() })?;
-            Ok(HostTensor { name: name.to_string(), shape: buffer.shape().clone(), bytes: buffer.download()? })
+            let (bytes, shape) = session.download(name)?;
+            Ok(HostTensor { name: name.to_string(), shape, bytes })
         })
         .collect()
 }

@@ -30,17 +30,24 @@ pub fn check(session: &mut Session, parameters: &[ParameterSpec], step: u64) -> 
     record(&mut recording, parameters)?;
     let marked = recording.mark_step(GRAPH_NAME)?;
     let checksums = marked.replicas(CHECKSUMS).iter().map(|sums| Ok(sums.download_to::<u32>()?)).collect::<Result<Vec<_>>>()?;
-    match divergence(&checksums) {
+    let (mesh, placements) = (session.mesh(), session.placements());
+    let part = |replica: usize, parameter: usize| placements.part(&parameters[parameter].name, mesh, replica);
+    match divergence(&checksums, part) {
         None => Ok(()),
         Some((replica, parameter)) => Err(Error::Diverged { step, replica, tensor: parameters[parameter].name.clone() }),
     }
 }
 
-/// The first parameter that differs from replica 0's, with the replica.
-fn divergence(checksums: &[Vec<u32>]) -> Option<(usize, usize)> {
-    let first = checksums.first()?;
-    let differing = |sums: &Vec<u32>| sums.iter().zip(first).position(|(a, b)| a != b);
-    checksums.iter().enumerate().filter_map(|(replica, sums)| Some((replica, differing(sums)?))).min_by_key(|(_, at)| *at)
+/// The first parameter that differs from that of the first replica that holds the same part of it, with the replica. `part` says which
+/// part a replica holds of a parameter.
+fn divergence(checksums: &[Vec<u32>], part: impl Fn(usize, usize) -> usize) -> Option<(usize, usize)> {
+    let parameters = checksums.first()?.len();
+    let differs = |replica: usize, parameter: usize| {
+        let first = (0..replica).find(|other| part(*other, parameter) == part(replica, parameter));
+        first.is_some_and(|first| checksums[first][parameter] != checksums[replica][parameter])
+    };
+    let places = (0..parameters).flat_map(|parameter| (0..checksums.len()).map(move |replica| (replica, parameter)));
+    places.into_iter().find(|(replica, parameter)| differs(*replica, *parameter))
 }
 
 #[cfg(test)]
@@ -49,8 +56,12 @@ mod tests {
 
     #[test]
     fn the_first_difference_is_found() {
-        assert_eq!(divergence(&[vec![1, 2, 3]]), None);
-        assert_eq!(divergence(&[vec![1, 2, 3], vec![1, 2, 3]]), None);
-        assert_eq!(divergence(&[vec![1, 2, 3], vec![1, 2, 4], vec![1, 9, 3]]), Some((2, 1)));
+        let whole = |_: usize, _: usize| 0;
+        assert_eq!(divergence(&[vec![1, 2, 3]], whole), None);
+        assert_eq!(divergence(&[vec![1, 2, 3], vec![1, 2, 3]], whole), None);
+        assert_eq!(divergence(&[vec![1, 2, 3], vec![1, 2, 4], vec![1, 9, 3]], whole), Some((2, 1)));
+        let in_pairs = |replica: usize, _: usize| replica % 2;
+        assert_eq!(divergence(&[vec![1], vec![2], vec![1], vec![2]], in_pairs), None);
+        assert_eq!(divergence(&[vec![1], vec![2], vec![1], vec![3]], in_pairs), Some((3, 0)));
     }
 }

@@ -4,17 +4,19 @@
 //! A [`Recording`] covers one step. Its tensors name state ([`Recording::state`]), this step's data ([`Recording::feed`]),
 //! values to store back ([`Recording::assign`]) and values to read ([`Recording::fetch`]). Nothing here waits for the device.
 //!
-//! Every replica of the mesh runs the same graph: state is there once for each of them and stays equal, feeds may differ.
+//! Every replica of the mesh runs the same graph: state is there once for each of them and stays equal, or each holds its part; feeds
+//! may differ.
 
 use super::error::{Error, Result};
 use crate::cache::{CompiledGraph, GraphCache};
-use crate::parallel::Mesh;
+use crate::parallel::{Axis, Mesh, Placements};
 use crate::runtime::{Buffer, Client, Event, RunOptions};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use xtrain_graphs::{Fingerprint, Graph, InputRole, Precision, Shape, Tensor, Trace, passes};
+use xtrain_graphs::passes::partition::{Cut, PLACE_INPUT, Partition};
+use xtrain_graphs::{DType, Fingerprint, Graph, InputRole, Precision, Shape, Tensor, Trace, passes};
 
 /// Where the host's time of one step went; the rest of the step is the device's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -43,19 +45,22 @@ pub struct Session {
     client: Client,
     cache: GraphCache,
     mesh: Mesh,
+    /// What is not whole on every replica.
+    placements: Placements,
     /// Of the step under way; `None` where the device takes steps in as they come.
     running: Option<Vec<Event>>,
     state: BTreeMap<String, Buffers>,
     eval_precision: Precision,
-    /// Graphs in other precisions than f32, by what was recorded: a step makes each once.
-    mixed: RefCell<HashMap<(Fingerprint, Precision), Arc<Graph>>>,
+    /// Graphs in other precisions than f32, and divided ones, by what was recorded: a step makes each once.
+    made: RefCell<HashMap<(Fingerprint, Precision), Arc<Graph>>>,
 }
 
 impl Session {
     /// Replica n runs on the client's n-th device; `cache` compiles for as many replicas.
     pub fn new(client: Client, cache: GraphCache, mesh: Mesh) -> Self {
-        let (state, eval_precision, mixed) = (BTreeMap::new(), Precision::F32, RefCell::default());
-        Session { client, cache, mesh, running: None, state, eval_precision, mixed }
+        let (state, placements) = (BTreeMap::new(), Placements::default());
+        let (eval_precision, made) = (Precision::F32, RefCell::default());
+        Session { client, cache, mesh, placements, running: None, state, eval_precision, made }
     }
 
     /// The same, but a step is handed over only when the one before is done.
@@ -65,6 +70,15 @@ impl Session {
 
     pub fn mesh(&self) -> Mesh {
         self.mesh
+    }
+
+    /// The same with some of the state in parts, before any of it is set.
+    pub fn set_placements(&mut self, placements: Placements) {
+        self.placements = placements;
+    }
+
+    pub fn placements(&self) -> &Placements {
+        &self.placements
     }
 
     pub fn client(&self) -> &Client {
@@ -88,16 +102,41 @@ impl Session {
         self.eval_precision = precision;
     }
 
-    /// Puts a value on every replica's device under a name.
+    /// Puts a value on every replica's device under a name, or on each its part.
     pub fn set_state(&mut self, name: &str, bytes: &[u8], shape: &Shape) -> Result<()> {
-        let buffers = self.upload(bytes, shape)?;
+        let buffers = match self.placements.count(name) {
+            1 => self.upload(bytes, shape)?,
+            count => {
+                let (mesh, placements) = (self.mesh, &self.placements);
+                let mut parts: Vec<Vec<u8>> = vec![Vec::new(); count];
+                for replica in 0..mesh.replicas() {
+                    let part = &mut parts[placements.part(name, mesh, replica)];
+                    if part.is_empty() {
+                        *part = placements.cut(name, bytes, shape, mesh, replica);
+                    }
+                }
+                self.upload_each(&placements.local(name, shape), |replica| &parts[placements.part(name, mesh, replica)])?
+            }
+        };
         self.state.insert(name.to_string(), buffers);
         Ok(())
     }
 
-    /// The first replica's value; the others' are equal.
+    /// The first replica's value; the others' are equal, or other parts.
     pub fn state(&self, name: &str) -> Option<&Buffer> {
         self.state.get(name).map(|buffers| &buffers[0])
+    }
+
+    /// The bytes and shape of a whole value, put together from the parts; waits for the devices.
+    pub fn download(&self, name: &str) -> Result<(Vec<u8>, Shape)> {
+        let buffers = self.replicas(name).ok_or_else(|| Error::NoState { name: name.to_string() })?;
+        let held = buffers[0].shape();
+        let holder = |part: usize| (0..buffers.len()).find(|replica| self.placements.part(name, self.mesh, *replica) == part);
+        let parts = (0..self.placements.count(name))
+            .filter_map(holder)
+            .map(|replica| Ok(buffers[replica].download()?))
+            .collect::<Result<Vec<Vec<u8>>>>()?;
+        Ok((self.placements.join(name, parts, held), self.placements.whole(name, held)))
     }
 
     /// The value of every replica.
@@ -113,6 +152,21 @@ impl Session {
     /// A value for each replica, by its number.
     fn upload_each<'b>(&self, shape: &Shape, bytes: impl Fn(usize) -> &'b [u8]) -> Result<Buffers> {
         (0..self.mesh.replicas()).map(|replica| Ok(self.client.upload(bytes(replica), shape, replica)?)).collect()
+    }
+
+    /// How recorded graphs are divided along the tensor axis.
+    fn partition(&self) -> Option<Partition> {
+        let groups = self.mesh.groups(&[Axis::Tensor])?;
+        let splits = self.placements.tensor_splits();
+        let inputs = splits.map(|(name, split)| (name.to_string(), Cut { dim: split.dim, blocks: split.blocks })).collect();
+        Some(Partition { groups, inputs })
+    }
+
+    /// Each replica's place along the tensor axis.
+    fn tensor_places(&self) -> Result<Buffers> {
+        let mesh = self.mesh;
+        let places: Vec<[i32; 1]> = (0..mesh.replicas()).map(|replica| [mesh.index(Axis::Tensor, replica) as i32]).collect();
+        self.upload_each(&Shape::scalar(DType::S32), |replica| bytemuck::cast_slice(&places[replica]))
     }
 
     /// Starts recording a step.
@@ -202,8 +256,9 @@ impl Recording<'_> {
         }
         let shape = match &self.shapes {
             Shapes::Held => self.session.state(name).map(|b| b.shape().clone()),
-            Shapes::Given(shapes) => shapes.get(name).cloned(),
+            Shapes::Given(shapes) => shapes.get(name).map(|shape| self.session.placements.local(name, shape)),
         };
+        let shape = shape.map(|held| self.session.placements.recorded(name, &held));
         let shape = shape.ok_or_else(|| Error::NoState { name: name.to_string() })?;
         let tensor = self.trace.input(name, shape, InputRole::State);
         self.arguments.push(Argument::State(name.to_string()));
@@ -214,6 +269,11 @@ impl Recording<'_> {
     /// The replicas that the step runs on.
     pub fn mesh(&self) -> Mesh {
         self.session.mesh
+    }
+
+    /// What of the state is in parts.
+    pub fn placements(&self) -> &Placements {
+        &self.session.placements
     }
 
     /// Data of this step that is already on the devices.
@@ -264,16 +324,21 @@ impl Recording<'_> {
 
     fn graph(&self, name: &str) -> Result<Arc<Graph>> {
         let recorded = self.trace.cut(name)?;
-        if self.precision == Precision::F32 {
+        let partition = self.session.partition();
+        if self.precision == Precision::F32 && partition.is_none() {
             return Ok(Arc::new(recorded));
         }
         let key = (recorded.fingerprint(), self.precision);
-        if let Some(known) = self.session.mixed.borrow().get(&key) {
+        if let Some(known) = self.session.made.borrow().get(&key) {
             return Ok(known.clone());
         }
-        let mixed = Arc::new(passes::mix(&recorded, self.precision)?);
-        self.session.mixed.borrow_mut().insert(key, mixed.clone());
-        Ok(mixed)
+        let mut graph = passes::mix(&recorded, self.precision)?;
+        if let Some(partition) = partition {
+            graph = passes::partition::divide(&graph, &partition)?;
+        }
+        let graph = Arc::new(graph);
+        self.session.made.borrow_mut().insert(key, graph.clone());
+        Ok(graph)
     }
 
     /// Cuts the recording and compiles its graph if it is new, without running it.
@@ -302,6 +367,14 @@ impl Recording<'_> {
                 Argument::Abstract => return Err(Error::AbstractFeed { name: input.clone() }),
             };
             arguments.iter_mut().zip(buffers.iter()).for_each(|(list, buffer)| list.push(buffer));
+        }
+        // Dividing a graph adds an input to it.
+        let places = match compiled.inputs.get(self.arguments.len()) {
+            Some((name, _)) if name == PLACE_INPUT => Some(self.session.tensor_places()?),
+            _ => None,
+        };
+        if let Some(places) = &places {
+            arguments.iter_mut().zip(places.iter()).for_each(|(list, buffer)| list.push(buffer));
         }
         for step in self.session.running.iter_mut().flat_map(|running| running.drain(..)) {
             step.wait()?;

@@ -2,8 +2,8 @@
 
 use crate::parallel::Mesh;
 use std::path::PathBuf;
-pub use xtrain_graphs::Precision;
 pub use xtrain_graphs::optim::ScheduleKind;
+pub use xtrain_graphs::{Checkpointing, Precision};
 
 /// When something periodic happens (TrainingArguments' `*_strategy` with `*_steps`).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -47,8 +47,12 @@ pub struct TrainSettings {
     pub gradient_accumulation_steps: usize,
     /// The devices and what each takes of a batch.
     pub mesh: Mesh,
+    /// Moments of whole parameters lie in parts along the data axis (ZeRO-1).
+    pub shard_optimizer_state: bool,
     /// Gradients that replicas exchange in one collective.
     pub gradient_bucket_bytes: usize,
+    /// What the backward pass computes once more.
+    pub checkpointing: Checkpointing,
     /// When replicas are compared.
     pub replica_check: Cadence,
     pub num_train_epochs: f64,

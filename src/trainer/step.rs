@@ -2,17 +2,19 @@
 //! `optimizer_step` (or adding to the accumulated gradients), `mark_step`.
 
 use super::error::Result;
+use super::exchange::{self, UpdateParts};
 use super::feed::{BatchInputs, DeviceBatch, feed_batch, graph_name};
 use super::parameters::{ExtraState, parameter_shape};
 use super::session::{Marked, Recording, Session};
 use super::settings::{OptimizerKind, OptimizerSettings};
 use crate::checkpoint::state::{exp_avg, exp_avg_sq};
-use crate::parallel::buckets::buckets;
+use crate::parallel::{Axis, Mesh, Placements};
 use crate::runtime::PendingDownload;
 use std::collections::HashMap;
+use std::sync::Arc;
 use xtrain_graphs::optim::{self, AdamW, BiasCorrections, LossScale, Schedule, Sgd, StepFeed, StepScalars};
-use xtrain_graphs::{DType, Precision, Randomness, Shape, Tensor, backward};
-use xtrain_models::{LossSum, Model, ParameterSpec, Weights, loss};
+use xtrain_graphs::{Checkpointing, DType, Precision, Randomness, Shape, Tensor, backward_with};
+use xtrain_models::{LossSum, Model, ParameterSpec, Weight, Weights, loss, tensor_cuts};
 
 /// Whether a microbatch ends an optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,17 +101,23 @@ pub struct Stepper<'m> {
     precision: Precision,
     /// Bytes of gradients that replicas exchange in one collective.
     bucket_bytes: usize,
+    checkpointing: Checkpointing,
 }
 
 impl<'m> Stepper<'m> {
     pub fn new(model: &'m dyn Model, optimizer: OptimizerSettings, schedule: Schedule, seed: u64) -> Self {
         let (parameters, precision, bucket_bytes) = (model.parameters(), Precision::F32, 0);
-        Stepper { model, parameters, optimizer, schedule, seed, precision, bucket_bytes }
+        Stepper { model, parameters, optimizer, schedule, seed, precision, bucket_bytes, checkpointing: Checkpointing::Off }
     }
 
     /// The same with gradients exchanged in buckets of so many bytes, which matters where there are several replicas.
     pub fn with_buckets(self, bucket_bytes: usize) -> Self {
         Stepper { bucket_bytes, ..self }
+    }
+
+    /// The same with activations computed once more instead of being kept.
+    pub fn with_checkpointing(self, checkpointing: Checkpointing) -> Self {
+        Stepper { checkpointing, ..self }
     }
 
     /// The same with its matrix products in another precision and, where that needs it, with a scaled loss.
@@ -161,14 +169,16 @@ impl<'m> Stepper<'m> {
         state
     }
 
-    /// Bytes of the parameters.
-    pub fn weight_bytes(&self) -> u64 {
-        self.parameters.iter().map(|p| parameter_shape(p).bytes() as u64).sum()
+    /// Bytes of the parameters on one replica.
+    pub fn weight_bytes(&self, placements: &Placements) -> u64 {
+        self.parameters.iter().map(|p| placements.local(&p.name, &parameter_shape(p)).bytes() as u64).sum()
     }
 
-    /// Bytes of the parameters and of [`Stepper::extra_state`].
-    pub fn state_bytes(&self, accumulates: bool) -> u64 {
-        self.weight_bytes() + self.extra_state(accumulates).iter().map(|state| state.shape.bytes() as u64).sum::<u64>()
+    /// Bytes of the parameters and of [`Stepper::extra_state`] on one replica.
+    pub fn state_bytes(&self, accumulates: bool, placements: &Placements) -> u64 {
+        let local = |name: &str, shape: &Shape| placements.local(name, shape).bytes() as u64;
+        self.weight_bytes(placements)
+            + self.extra_state(accumulates).iter().map(|state| local(&state.name, &state.shape)).sum::<u64>()
     }
 
     /// Runs one microbatch of 0-based optimizer step `step`; `microstep` counts microbatches over the whole run and keys
@@ -191,7 +201,7 @@ impl<'m> Stepper<'m> {
     pub fn flops(&self, batch: &DeviceBatch) -> f64 {
         let [rows, tokens] = batch.size();
         let skipped = rows * tokens - batch.head_rows();
-        batch.shards() as f64 * (self.model.step_flops(rows, tokens) - self.model.head_flops(skipped))
+        batch.shards as f64 * (self.model.step_flops(rows, tokens) - self.model.head_flops(skipped))
     }
 
     /// The step itself, on inputs that may be real or abstract.
@@ -201,9 +211,9 @@ impl<'m> Stepper<'m> {
         let weights = parameter_tensors(recording, &self.parameters)?;
         let trace = recording.trace().clone();
         let loss = loss(self.model, &Weights::new(&trace, &weights), &inputs.tokens, &inputs.labels, &randomness)?;
-        let leaves: Vec<Tensor> = self.parameters.iter().map(|p| weights[&p.name].clone()).collect();
+        let leaves: Vec<Tensor> = self.parameters.iter().map(|p| weights[&p.name].held().clone()).collect();
         let places = inputs.labels.ids.shape().elements() as f64;
-        let gradients = backward(&self.scaled(recording, &loss.sum, places)?, &leaves)?;
+        let gradients = backward_with(&self.scaled(recording, &loss.sum, places)?, &leaves, self.checkpointing)?;
         match phase {
             Phase::Accumulate => self.accumulate(recording, &loss, &self.of_sum(gradients, places)?),
             Phase::Update { accumulated: true } => {
@@ -289,14 +299,14 @@ impl<'m> Stepper<'m> {
         let feed = self.step_feed(step).to_array();
         let feed = recording.feed_host("optimizer", bytemuck::bytes_of(&feed), &Shape::new(DType::F32, [feed.len()]))?;
         let mut scalars = StepScalars::of(&feed)?;
-        let (loss, gradients) = &self.exchange(recording, loss, gradients)?;
+        let (loss, gradients) = &exchange::sum(recording, &self.parameters, loss, gradients, self.bucket_bytes)?;
         let one = trace.constant(1.0, DType::F32)?;
         let per_token = one.div(&loss.count.max_scalar(1.0)?)?;
         let mut factor = per_token.clone();
         if self.precision.needs_loss_scale() {
             factor = factor.div(&recording.state(LOSS_SCALE)?.mul_scalar(1.0 / places)?)?;
         }
-        let norm = optim::global_norm(gradients)?.mul(&factor)?;
+        let norm = exchange::norm(recording, &self.parameters, gradients)?.mul(&factor)?;
         let check = match self.precision.needs_loss_scale() {
             true => Some(self.check_scale(recording, &norm, &mut scalars)?),
             false => None,
@@ -309,14 +319,17 @@ impl<'m> Stepper<'m> {
         if self.optimizer.max_grad_norm > 0.0 {
             factor = factor.mul(&optim::clip_factor(&norm, self.optimizer.max_grad_norm)?)?;
         }
+        let parts = UpdateParts::of(recording, &self.parameters)?;
         for ((parameter, leaf), gradient) in self.parameters.iter().zip(leaves).zip(gradients) {
             let _scope = trace.scope(&parameter.name);
+            let leaf = &parts.cut(recording, parameter, leaf)?;
             match self.optimizer.kind {
                 OptimizerKind::AdamW => {
                     let (m, v) = (exp_avg(&parameter.name), exp_avg_sq(&parameter.name));
                     let (old_m, old_v) = (recording.state(&m)?, recording.state(&v)?);
                     let new = self.adamw().update(&scalars, leaf, gradient, &factor, &old_m, &old_v, parameter.decay)?;
-                    recording.assign(&parameter.name, &kept(new.parameter, leaf)?)?;
+                    let new_leaf = parts.join(recording, parameter, kept(new.parameter, leaf)?)?;
+                    recording.assign(&parameter.name, &new_leaf)?;
                     recording.assign(&m, &kept(new.exp_avg, &old_m)?)?;
                     recording.assign(&v, &kept(new.exp_avg_sq, &old_v)?)?;
                 }
@@ -335,26 +348,6 @@ impl<'m> Stepper<'m> {
         let metrics = metrics.iter().map(|t| t.reshape(&[1])).collect::<xtrain_graphs::Result<Vec<_>>>()?;
         recording.fetch(METRICS, &Tensor::concat(&metrics.iter().collect::<Vec<_>>(), 0)?);
         Ok(())
-    }
-
-    /// The sums over all replicas of the loss and of each gradient, which are then the same everywhere; the loss goes with the last
-    /// bucket.
-    fn exchange(&self, recording: &Recording, loss: &LossSum, gradients: &[Tensor]) -> Result<(LossSum, Vec<Tensor>)> {
-        let Some(groups) = recording.mesh().data_groups() else {
-            return Ok((LossSum { sum: loss.sum.clone(), count: loss.count.clone() }, gradients.to_vec()));
-        };
-        let _scope = recording.trace().scope("exchange");
-        let sizes: Vec<usize> = gradients.iter().map(|gradient| gradient.shape().bytes()).collect();
-        let buckets = buckets(&sizes, self.bucket_bytes);
-        let mut sums = gradients.to_vec();
-        for (bucket, members) in buckets.iter().enumerate() {
-            for &member in members {
-                sums[member] = gradients[member].all_reduce(&groups, bucket as u32)?;
-            }
-        }
-        let last = buckets.len().saturating_sub(1) as u32;
-        let loss = LossSum { sum: loss.sum.all_reduce(&groups, last)?, count: loss.count.all_reduce(&groups, last)? };
-        Ok((loss, sums))
     }
 
     /// Decides whether the step counts, moves the loss scale on, and takes AdamW's bias corrections from the device, where the
@@ -413,15 +406,42 @@ pub fn read_metrics(marked: &Marked) -> Result<PendingMetrics> {
 
 /// The random key of one microbatch: (seed, microstep) and, where the batch is cut for several replicas, the number of the shard.
 fn feed_randomness(recording: &mut Recording, seed: u64, microstep: u64) -> Result<Randomness> {
-    let shards = recording.mesh().batch_shards();
+    let mesh = recording.mesh();
+    let shards = mesh.batch_shards();
     let keys: Vec<[u32; 3]> = (0..shards as u32).map(|shard| [(seed ^ (seed >> 32)) as u32, microstep as u32, shard]).collect();
     let words = if shards == 1 { 2 } else { 3 };
     let shape = Shape::new(DType::U32, [words]);
-    let key = recording.feed_host_each("random_key", &shape, |replica| bytemuck::cast_slice(&keys[replica][..words]))?;
+    let key = recording
+        .feed_host_each("random_key", &shape, |replica| bytemuck::cast_slice(&keys[mesh.batch_shard(replica)][..words]))?;
     Ok(Randomness::keyed(key))
 }
 
-/// Every parameter of the model as a tensor of the recording.
-pub fn parameter_tensors(recording: &mut Recording, parameters: &[ParameterSpec]) -> Result<HashMap<String, Tensor>> {
-    parameters.iter().map(|p| Ok((p.name.clone(), recording.state(&p.name)?))).collect()
+/// Every parameter of the model, as the recording's replica holds it.
+pub fn parameter_tensors(recording: &mut Recording, parameters: &[ParameterSpec]) -> Result<HashMap<String, Weight>> {
+    let groups: Option<Arc<[Vec<u32>]>> = recording.mesh().groups(&[Axis::Shard]).map(Arc::from);
+    let weight = |parameter: &ParameterSpec| -> Result<(String, Weight)> {
+        let held = recording.state(&parameter.name)?;
+        let weight = match (recording.placements().of(&parameter.name), &groups) {
+            (Some(split), Some(groups)) => Weight::Part { part: held, dim: split.dim, groups: groups.clone() },
+            _ => Weight::Whole(held),
+        };
+        Ok((parameter.name.clone(), weight))
+    };
+    parameters.iter().map(weight).collect()
+}
+
+/// Where the state of a run lies on its mesh.
+///
+/// # Errors
+/// If the tensor axis cannot divide the model's layers.
+pub fn placements(model: &dyn Model, optimizer: OptimizerKind, mesh: Mesh, shard_optimizer_state: bool) -> Result<Placements> {
+    let cuts = tensor_cuts(model, mesh.tensor)?;
+    let placements = exchange::placements(&model.parameters(), mesh, &cuts, shard_optimizer_state, |name| {
+        let moments = match optimizer {
+            OptimizerKind::AdamW => vec![exp_avg(name), exp_avg_sq(name)],
+            OptimizerKind::Sgd => Vec::new(),
+        };
+        (moments, vec![accumulated(name)])
+    });
+    Ok(placements)
 }

@@ -21,14 +21,15 @@ pub mod work;
 
 pub use dtype::DType;
 pub use error::{Error, Result};
-pub use grad::{BACKWARD, backward};
+pub use grad::checkpoint::Checkpointing;
+pub use grad::{BACKWARD, backward, backward_with};
 pub use graph::{FORMAT_VERSION, Fingerprint, Graph, GraphNode, InputRole, InputSpec, OutputSpec};
 pub use nn::dropout::Randomness;
 pub use nn::fused_attention;
 pub use passes::Precision;
 pub use shape::Shape;
 pub use target::{NeuronChip, Target};
-pub use trace::{NodeId, ScopeGuard, Tensor, Trace};
+pub use trace::{LayerGuard, NodeId, ScopeGuard, Tensor, Trace};
 
 /// Digest of the code that turns a graph into an HLO module: this crate and the emitter. Equal digests lower equal graphs alike.
 pub const LOWERING: &str = env!("XTRAIN_LOWERING");

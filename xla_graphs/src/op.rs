@@ -258,6 +258,25 @@ pub enum Op {
         index: usize,
         shape: Shape,
     },
+    /// The first operand, but not before the second is there; no gradient goes to the second.
+    After,
+    /// What the replicas of each group hold, one after the other along `dim`, in the groups' order.
+    AllGather {
+        dim: usize,
+        exchange: Exchange,
+    },
+    /// The sum over the replicas of each group, of which each keeps its part along `dim`: the n-th member the n-th.
+    ReduceScatter {
+        dim: usize,
+        exchange: Exchange,
+    },
+    /// `size` elements of the first operand along `dim` from the place that the second, `s32[]`, says. Beyond the end the last ones.
+    DynamicSlice {
+        dim: usize,
+        size: usize,
+    },
+    /// The largest of each element over the replicas of each group.
+    AllMax(Exchange),
 }
 
 /// Which replicas a collective goes between.
@@ -310,6 +329,11 @@ impl Op {
             Op::FusedAttention(_) => "fused_attention".into(),
             Op::FusedAttentionGrad(_) => "fused_attention_grad".into(),
             Op::Part { .. } => "part".into(),
+            Op::After => "after".into(),
+            Op::AllGather { .. } => "all_gather".into(),
+            Op::ReduceScatter { .. } => "reduce_scatter".into(),
+            Op::DynamicSlice { .. } => "dynamic_slice".into(),
+            Op::AllMax(_) => "all_max".into(),
         }
     }
 

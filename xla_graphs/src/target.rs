@@ -64,6 +64,12 @@ impl Target {
         !self.is_neuron()
     }
 
+    /// Whether an `opt-barrier` is there until instructions are put in order. XLA's CPU drops it before that; neuronx-cc once ended
+    /// modules with a barrier and donated state in "read after write on aliased buffer".
+    pub(crate) fn keeps_barriers(self) -> bool {
+        matches!(self, Target::Cuda { .. })
+    }
+
     /// The largest head of an attention that the target has as one call; `None` where it has no such call. cuDNN's begin with
     /// compute capability 8.0; beyond 128 they are tried on 9.0 only.
     pub(crate) fn fused_attention_head(self) -> Option<usize> {

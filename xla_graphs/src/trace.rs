@@ -11,6 +11,7 @@ use crate::ops;
 use crate::shape::Shape;
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::panic::Location;
 use std::rc::Rc;
 
@@ -46,6 +47,8 @@ pub(crate) struct Inner {
     /// Set by passes: a node equal to an earlier one is not recorded twice.
     known: Option<HashMap<(Op, Vec<NodeId>), NodeId>>,
     places: u32,
+    /// The nodes of each of the model's layers, in order.
+    pub layers: Vec<Range<NodeId>>,
 }
 
 /// The recording of one step. Cheap to clone; all clones are one recording.
@@ -66,6 +69,20 @@ pub struct ScopeGuard(Trace);
 impl Drop for ScopeGuard {
     fn drop(&mut self) {
         self.0.0.borrow_mut().scope_stack.pop();
+    }
+}
+
+/// Leaves the layer that [`Trace::layer`] entered.
+pub struct LayerGuard {
+    scope: ScopeGuard,
+    start: NodeId,
+}
+
+impl Drop for LayerGuard {
+    fn drop(&mut self) {
+        let mut inner = self.scope.0.0.borrow_mut();
+        let end = inner.nodes.len() as NodeId;
+        inner.layers.push(self.start..end);
     }
 }
 
@@ -127,6 +144,13 @@ impl Trace {
         inner.scope_stack.push(id);
         drop(inner);
         ScopeGuard(self.clone())
+    }
+
+    /// Enters one of the layers that make up most of the model, as [`Trace::scope`] does: what is recorded until the guard is dropped is
+    /// what [`Checkpointing`](crate::Checkpointing) may compute once more.
+    pub fn layer(&self, name: &str) -> LayerGuard {
+        let scope = self.scope(name);
+        LayerGuard { start: self.node_count() as NodeId, scope }
     }
 
     /// Enters a full path, replacing the current one until the guard is dropped.

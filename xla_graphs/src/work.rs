@@ -1,4 +1,4 @@
-//! How much a prepared graph computes, counted on the graph itself: compilers hide products in library calls.
+//! How much a prepared graph computes and exchanges, counted on the graph itself: compilers hide products in library calls.
 
 use crate::dtype::DType;
 use crate::graph::Graph;
@@ -43,6 +43,35 @@ pub fn products(graph: &Graph) -> ProductWork {
 fn attention(products: usize, causal: bool, q: &Shape, k: &Shape) -> f64 {
     let all = 2.0 * products as f64 * q.elements() as f64 * k.dims[1] as f64;
     if causal { all / 2.0 } else { all }
+}
+
+/// What replicas hand each other in one kind of collective over one set of groups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exchanged {
+    /// As HLO names it: `all-reduce`, `all-gather`, `reduce-scatter`.
+    pub kind: &'static str,
+    pub groups: Vec<Vec<u32>>,
+    /// Bytes of the whole values, on each replica: of what goes into a sum, of what comes out of a gather.
+    pub bytes: u64,
+}
+
+/// The collectives of a graph, by kind and groups, in the order of their first use.
+pub fn exchanged(graph: &Graph) -> Vec<Exchanged> {
+    let mut all: Vec<Exchanged> = Vec::new();
+    for node in &graph.nodes {
+        let into = || graph.nodes[node.operands[0] as usize].shape.bytes() as u64;
+        let (kind, exchange, bytes) = match &node.op {
+            Op::AllReduce(exchange) | Op::AllMax(exchange) => ("all-reduce", exchange, into()),
+            Op::ReduceScatter { exchange, .. } => ("reduce-scatter", exchange, into()),
+            Op::AllGather { exchange, .. } => ("all-gather", exchange, node.shape.bytes() as u64),
+            _ => continue,
+        };
+        match all.iter_mut().find(|known| known.kind == kind && known.groups == exchange.groups) {
+            Some(known) => known.bytes += bytes,
+            None => all.push(Exchanged { kind, groups: exchange.groups.clone(), bytes }),
+        }
+    }
+    all
 }
 
 #[cfg(test)]

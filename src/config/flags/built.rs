@@ -235,9 +235,19 @@ pub const FLAGS: &[Flag] = &[
     flag(Section::Precision, TRAIN_EVAL, "fp16_full_eval", Kind::Bool, "false",
         "Evaluate with half-precision products whatever training uses; default: as training does"),
 
+    // Activations.
+    flag(Section::Precision, TRAIN.and(BENCH), "gradient_checkpointing", Kind::Checkpointing, "false",
+        "Compute activations once more in the backward pass instead of keeping them: true or full, each layer on its own; every:K, K layers together; attention, only what is inside of attention").alias(&["activation_checkpointing"]),
+
     // Many devices.
     flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "data_parallel", Kind::Int { min: 1 }, "1",
         "Devices of this process that hold the same model and take different rows of each batch; on the CPU so many devices share the cores"),
+    flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "tensor_parallel", Kind::Int { min: 1 }, "1",
+        "Devices that divide each layer between them, by heads, inner width and vocabulary, for the same rows (Megatron-LM)"),
+    flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "shard_parallel", Kind::Int { min: 1 }, "1",
+        "Devices that hold one part each of every weight, gradient and moment (ZeRO-3) and take different rows; weights are put together layer by layer. With data_parallel above 1, groups of so many devices (MiCS)"),
+    flag(Section::Parallel, TRAIN.and(BENCH), "shard_optimizer_state", Kind::Bool, "false",
+        "Each device of data_parallel holds and updates one part of the optimizer's moments (ZeRO-1)"),
     flag(Section::Parallel, TRAIN.and(BENCH), "gradient_bucket_mb", Kind::Int { min: 0 }, "25",
         "Replicas exchange gradients in collectives of so many MB, the last layer's first; 0: one for each tensor"),
     flag(Section::Parallel, TRAIN, "replica_check_steps", Kind::Int { min: 0 }, "500",

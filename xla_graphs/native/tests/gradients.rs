@@ -83,6 +83,11 @@ gradient_table! {
     Op::ScatterAddRows => [0, 2];
     Op::Barrier => [0];
     Op::AllReduce(_) => [0];
+    Op::AllGather { .. } => [0];
+    Op::ReduceScatter { .. } => [0];
+    // Beside updates only, never under a gradient.
+    Op::AllMax(_) | Op::DynamicSlice { .. } => [];
+    Op::After => [0];
     Op::LayerNorm { .. } => [0, 1, 2];
     Op::Gelu(xtrain_graphs::op::Gelu::Erf) => [0];
     Op::Gelu(xtrain_graphs::op::Gelu::Tanh) => [0];

@@ -24,3 +24,13 @@ pub(crate) fn erf(x: &Tensor) -> Result<Tensor> {
 pub(crate) fn is_finite(x: &Tensor) -> Result<Tensor> {
     x.abs()?.compare_scalar(Comparison::Lt, f64::INFINITY)
 }
+
+/// [`Tensor::after`] without a barrier: `x`, unless an element of `other` is above infinity. None is, but no compiler knows.
+pub(crate) fn after(x: &Tensor, other: &Tensor) -> Result<Tensor> {
+    if !other.dtype().is_float() || other.shape().elements() == 0 {
+        return Ok(x.clone());
+    }
+    let element = other.slice(&vec![0; other.rank()], &vec![1; other.rank()])?.reshape(&[])?;
+    let never = element.compare_scalar(Comparison::Gt, f64::INFINITY)?;
+    never.select(&x.trace().full(0.0, x.shape())?, x)
+}

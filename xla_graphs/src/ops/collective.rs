@@ -14,6 +14,25 @@ pub(super) fn infer_all_reduce(x: &Shape, exchange: &Exchange) -> std::result::R
     Ok(x.clone())
 }
 
+pub(super) fn infer_all_gather(x: &Shape, dim: usize, exchange: &Exchange) -> std::result::Result<Shape, String> {
+    check_groups(&exchange.groups)?;
+    let mut dims = x.dims.clone();
+    let size = dims.get_mut(dim).ok_or_else(|| format!("dimension {dim} of {x}"))?;
+    *size = size.checked_mul(exchange.group_size()).ok_or("a result beyond all memory")?;
+    Ok(Shape::new(x.dtype, dims))
+}
+
+pub(super) fn infer_reduce_scatter(x: &Shape, dim: usize, exchange: &Exchange) -> std::result::Result<Shape, String> {
+    float(x)?;
+    check_groups(&exchange.groups)?;
+    let (mut dims, parts) = (x.dims.clone(), exchange.group_size());
+    match dims.get_mut(dim) {
+        Some(size) if size.is_multiple_of(parts) => *size /= parts,
+        _ => return Err(format!("dimension {dim} of {x} does not divide into {parts} parts")),
+    }
+    Ok(Shape::new(x.dtype, dims))
+}
+
 /// Groups of one size in which every number from 0 occurs once.
 fn check_groups(groups: &[Vec<u32>]) -> std::result::Result<(), String> {
     let size = groups.first().map_or(0, Vec::len);
@@ -33,7 +52,46 @@ pub(super) fn vjp_all_reduce(v: &Vjp, exchange: &Exchange) -> Result<Vec<Option<
     Ok(vec![v.when(0, || v.dy.apply(Op::AllReduce(exchange.clone()), &[]))?])
 }
 
+/// Every replica of the group computes with the whole; each gets the sum of what they all say of its own part.
+pub(super) fn vjp_all_gather(v: &Vjp, dim: usize, exchange: &Exchange) -> Result<Vec<Option<Tensor>>> {
+    Ok(vec![v.when(0, || v.dy.apply(Op::ReduceScatter { dim, exchange: exchange.clone() }, &[]))?])
+}
+
+pub(super) fn vjp_reduce_scatter(v: &Vjp, dim: usize, exchange: &Exchange) -> Result<Vec<Option<Tensor>>> {
+    Ok(vec![v.when(0, || v.dy.apply(Op::AllGather { dim, exchange: exchange.clone() }, &[]))?])
+}
+
+impl Exchange {
+    /// In one collective of its own.
+    pub fn alone(groups: &[Vec<u32>]) -> Self {
+        Exchange { groups: groups.to_vec(), bucket: 0 }
+    }
+
+    /// Replicas of one group.
+    pub fn group_size(&self) -> usize {
+        self.groups.first().map_or(0, Vec::len)
+    }
+}
+
 impl Tensor {
+    /// The parts of all replicas of the group, joined along `dim` in the group's order.
+    #[track_caller]
+    pub fn all_gather(&self, groups: &[Vec<u32>], dim: usize) -> Result<Tensor> {
+        self.apply(Op::AllGather { dim, exchange: Exchange::alone(groups) }, &[])
+    }
+
+    /// The sum over the group, of which this replica keeps its part along `dim`.
+    #[track_caller]
+    pub fn reduce_scatter(&self, groups: &[Vec<u32>], dim: usize) -> Result<Tensor> {
+        self.apply(Op::ReduceScatter { dim, exchange: Exchange::alone(groups) }, &[])
+    }
+
+    /// The largest of each element over the replicas of each group.
+    #[track_caller]
+    pub fn all_max(&self, groups: &[Vec<u32>]) -> Result<Tensor> {
+        self.apply(Op::AllMax(Exchange::alone(groups)), &[])
+    }
+
     /// The sum of this tensor over the replicas of each group.
     #[track_caller]
     pub fn all_reduce(&self, groups: &[Vec<u32>], bucket: u32) -> Result<Tensor> {

@@ -191,6 +191,13 @@ impl Tensor {
         self.apply(Op::Barrier, &[])
     }
 
+    /// This tensor, but nothing that uses the result runs before `other` is there, and the compiler takes it for another value than
+    /// this one: what is computed from it is computed anew.
+    #[track_caller]
+    pub fn after(&self, other: &Tensor) -> Result<Tensor> {
+        self.apply(Op::After, &[other])
+    }
+
     /// The identity, through which no gradient goes back.
     #[track_caller]
     pub fn stop_gradient(&self) -> Result<Tensor> {

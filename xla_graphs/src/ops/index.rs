@@ -2,6 +2,7 @@
 //! ignored when added, as XLA's gather and scatter do; callers check ids on the host.
 
 use super::{Vjp, integer};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::Op;
 use crate::shape::Shape;
@@ -26,6 +27,17 @@ pub(super) fn infer_scatter(base: &Shape, ids: &Shape, updates: &Shape) -> std::
     Ok(base.clone())
 }
 
+pub(super) fn infer_dynamic_slice(operands: &[&Shape], dim: usize, size: usize) -> std::result::Result<Shape, String> {
+    let (x, start) = (operands[0], operands[1]);
+    super::expect("the start", start, DType::S32, &[])?;
+    let mut dims = x.dims.clone();
+    match dims.get_mut(dim) {
+        Some(whole) if size <= *whole => *whole = size,
+        _ => return Err(format!("{size} elements along dimension {dim} of {x}")),
+    }
+    Ok(Shape::new(x.dtype, dims))
+}
+
 pub(super) fn vjp_take(v: &Vjp) -> Result<Vec<Option<Tensor>>> {
     let (table, ids) = (&v.operands[0], &v.operands[1]);
     let dtable = v.when(0, || {
@@ -43,6 +55,12 @@ pub(super) fn vjp_scatter(v: &Vjp) -> Result<Vec<Option<Tensor>>> {
 }
 
 impl Tensor {
+    /// `size` elements along `dim` from the place `start`, `s32[]`.
+    #[track_caller]
+    pub fn dynamic_slice(&self, start: &Tensor, dim: usize, size: usize) -> Result<Tensor> {
+        self.apply(Op::DynamicSlice { dim, size }, &[start])
+    }
+
     /// The rows of this table `[V, ...]` that `ids` `[...]` name: `[ids..., ...]`.
     #[track_caller]
     pub fn take_rows(&self, ids: &Tensor) -> Result<Tensor> {

@@ -64,6 +64,13 @@ pub(crate) fn infer(op: &Op, operands: &[&Shape]) -> std::result::Result<Shape, 
         Op::FusedAttentionGrad(of) => nn::fused_attention::infer_grad(of, operands),
         // The emitter compares it with the call's.
         Op::Part { shape, .. } => arity(1).map(|()| shape.clone()),
+        Op::After => arity(2).map(|()| operands[0].clone()),
+        Op::AllGather { dim, exchange } => arity(1).and_then(|()| collective::infer_all_gather(operands[0], *dim, exchange)),
+        Op::ReduceScatter { dim, exchange } => {
+            arity(1).and_then(|()| collective::infer_reduce_scatter(operands[0], *dim, exchange))
+        }
+        Op::DynamicSlice { dim, size } => arity(2).and_then(|()| index::infer_dynamic_slice(operands, *dim, *size)),
+        Op::AllMax(exchange) => arity(1).and_then(|()| collective::infer_all_reduce(operands[0], exchange)),
     }
 }
 
@@ -112,6 +119,9 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         Op::TakeRows => index::vjp_take(v)?,
         Op::ScatterAddRows => index::vjp_scatter(v)?,
         Op::Barrier => vec![Some(v.dy.clone())],
+        Op::After => vec![Some(v.dy.clone()), None],
+        Op::AllGather { dim, exchange } => collective::vjp_all_gather(v, *dim, exchange)?,
+        Op::ReduceScatter { dim, exchange } => collective::vjp_reduce_scatter(v, *dim, exchange)?,
         Op::AllReduce(exchange) => collective::vjp_all_reduce(v, exchange)?,
         Op::LayerNorm { eps } => nn::layer_norm::vjp(v, *eps)?,
         Op::Gelu(kind) => nn::gelu::vjp(v, *kind)?,
@@ -127,7 +137,9 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         | Op::AttentionGrad { .. }
         | Op::FusedAttention(_)
         | Op::FusedAttentionGrad(_)
-        | Op::Part { .. } => return Ok(None),
+        | Op::Part { .. }
+        | Op::DynamicSlice { .. }
+        | Op::AllMax(_) => return Ok(None),
     };
     Ok(Some(grads))
 }

@@ -6,6 +6,11 @@ use crate::trace::Tensor;
 
 /// The L2 norm of all gradients together, `f32[]`.
 pub fn global_norm(grads: &[Tensor]) -> Result<Tensor> {
+    sum_of_squares(grads)?.expect("a model has at least one parameter").sqrt()
+}
+
+/// The sum of the squares of all elements, `f32[]`; `None` of nothing.
+pub fn sum_of_squares(grads: &[Tensor]) -> Result<Option<Tensor>> {
     let mut total: Option<Tensor> = None;
     for grad in grads {
         let grad = grad.convert(DType::F32)?;
@@ -20,7 +25,7 @@ pub fn global_norm(grads: &[Tensor]) -> Result<Tensor> {
             None => sum,
         });
     }
-    total.expect("a model has at least one parameter").sqrt()
+    Ok(total)
 }
 
 /// `min(1, max_norm / (norm + 1e-6))`: the factor on every gradient.

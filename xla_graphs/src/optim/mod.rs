@@ -8,7 +8,7 @@ mod schedule;
 mod sgd;
 
 pub use adamw::AdamW;
-pub use clip::{clip_factor, global_norm};
+pub use clip::{clip_factor, global_norm, sum_of_squares};
 pub use loss_scale::{BiasCorrections, GROWTH_INTERVAL, INITIAL_SCALE, LossScale};
 pub use schedule::{Schedule, ScheduleKind};
 pub use sgd::Sgd;

@@ -28,17 +28,28 @@ pub(super) fn expand(graph: &Graph, target: Target) -> Result<Graph> {
         Op::Unary(Unary::IsFinite) if !target.has_special_functions() => special::is_finite(&x[0]),
         Op::TakeRows if !target.indexes() => rows::take(&x[0], &x[1]),
         Op::ScatterAddRows if !target.indexes() => rows::add(&x[0], &x[1], &x[2]),
-        Op::Binary(Binary::Add) if !target.indexes() => x[0].add(&x[1]),
-        Op::Binary(Binary::Add) => match add_into_rows(&x[0], &x[1])? {
-            Some(sum) => Ok(sum),
-            None => x[0].add(&x[1]),
-        },
+        Op::Binary(Binary::Add) => add(&x[0], &x[1], target),
+        Op::After if !target.keeps_barriers() => special::after(&x[0], &x[1]),
         // The mark on a parameter's gradient (`backward`) has done its work in the precision pass.
         Op::Convert(dtype) => x[0].convert(*dtype),
         // It has done its work when the gradients were recorded.
         Op::StopGradient => Ok(x[0].clone()),
         primitive => trace.record(primitive.clone(), &x.iter().collect::<Vec<&Tensor>>()),
     })
+}
+
+/// The sum of two values. Of two that are each summed over replicas and scattered it is taken before, so that they travel as one: a tied
+/// embedding's gradient comes from both of its uses.
+fn add(a: &Tensor, b: &Tensor, target: Target) -> Result<Tensor> {
+    let (first, second) = (a.node(), b.node());
+    if let Op::ReduceScatter { .. } = first.op
+        && first.op == second.op
+    {
+        let [a, b] = [&first, &second].map(|node| a.trace().tensor(node.operands[0]));
+        return add(&a, &b, target)?.apply(first.op, &[]);
+    }
+    let sum = if target.indexes() { add_into_rows(a, b)? } else { None };
+    sum.map_or_else(|| a.add(b), Ok)
 }
 
 /// `dense + (zeros with rows added)` becomes `dense with rows added`: a tied embedding's gradient then needs no table of zeros

@@ -2,6 +2,7 @@
 //! [`prepare`] applies the others, in this order, before a graph is emitted.
 
 mod expand;
+pub mod partition;
 mod precision;
 mod products;
 

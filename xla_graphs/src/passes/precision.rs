@@ -73,6 +73,9 @@ pub(super) fn mix(graph: &Graph, low: DType) -> Result<Graph> {
         let record = |op: &Op, operands: Vec<Tensor>| trace.record(op.clone(), &operands.iter().collect::<Vec<_>>());
         let is_low = classes[id as usize] == Class::Low;
         match &node.op {
+            // What it waits for may be of any type.
+            Op::After if is_low => record(&Op::After, vec![in_type(&x[0], DType::F32, low)?, x[1].clone()]),
+            Op::After => record(&Op::After, vec![in_type(&x[0], low, DType::F32)?, x[1].clone()]),
             Op::Dot { dims, dtype: DType::F32 } => {
                 let dtype = if is_low { low } else { DType::F32 };
                 record(&Op::Dot { dims: dims.clone(), dtype }, lowered()?)
@@ -87,7 +90,13 @@ pub(super) fn mix(graph: &Graph, low: DType) -> Result<Graph> {
 
 /// `x` as `to` if it is a `from`; other types are not ours to change.
 fn in_type(x: &Tensor, from: DType, to: DType) -> Result<Tensor> {
-    if x.dtype() == from { x.convert(to) } else { Ok(x.clone()) }
+    let node = x.node();
+    match node.op {
+        _ if x.dtype() != from => Ok(x.clone()),
+        // What is wanted in 16 bits travels in 16 bits.
+        Op::AllGather { .. } if from == DType::F32 => x.trace().tensor(node.operands[0]).convert(to)?.apply(node.op, &[]),
+        _ => x.convert(to),
+    }
 }
 
 /// The class of each node; that of nodes of other types than f32 means nothing.
@@ -95,7 +104,8 @@ fn classes(graph: &Graph) -> Vec<Class> {
     let gradients = only_for_master_gradients(graph);
     let mut classes: Vec<Class> = Vec::with_capacity(graph.nodes.len());
     for (id, node) in graph.nodes.iter().enumerate() {
-        let floats = node.operands.iter().filter(|&&o| graph.nodes[o as usize].shape.dtype == DType::F32);
+        let values = if node.op == Op::After { &node.operands[..1] } else { &node.operands[..] };
+        let floats = values.iter().filter(|&&o| graph.nodes[o as usize].shape.dtype == DType::F32);
         let met = floats.map(|&o| classes[o as usize]).max().unwrap_or(Class::Plain);
         classes.push(class(node, met, gradients[id]));
     }
@@ -145,6 +155,7 @@ fn moves(op: &Op) -> bool {
             | Op::Concat { .. }
             | Op::Pad { .. }
             | Op::Barrier
+            | Op::AllGather { .. }
             | Op::StopGradient
     )
 }
@@ -160,7 +171,7 @@ fn only_for_master_gradients(graph: &Graph) -> Vec<bool> {
     for (id, node) in graph.nodes.iter().enumerate().rev() {
         let fine = match &node.op {
             Op::Convert(DType::F32) => true,
-            Op::Binary(crate::op::Binary::Add) | Op::ScatterAddRows => used[id] && !otherwise[id],
+            Op::Binary(crate::op::Binary::Add) | Op::ScatterAddRows | Op::ReduceScatter { .. } => used[id] && !otherwise[id],
             op if moves(op) => used[id] && !otherwise[id],
             _ => false,
         };

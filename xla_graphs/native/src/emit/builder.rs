@@ -4,11 +4,11 @@
 //! or by XLA, never by an abort in C++. Instructions that XlaBuilder has no call for go in as markers (`finish.rs`).
 
 use super::finish::{NODE_MARKER, marker};
-use super::{Error, collective, cudnn};
+use super::{Error, barrier, collective, cudnn};
 use crate::proto::xla::HloInstructionProto;
 use prost::Message;
 use xla::{ElementType, Literal, XlaBuilder, XlaComputation, XlaOp};
-use xtrain_graphs::op::{Binary, Comparison, DotDims, Op, Reduction, Scalar, Unary};
+use xtrain_graphs::op::{Binary, Comparison, DotDims, Exchange, Op, Reduction, Scalar, Unary};
 use xtrain_graphs::{DType, Graph, GraphNode, Shape};
 
 /// Emits the graph and returns XLA's serialized module, markers included.
@@ -131,7 +131,17 @@ impl Emitter<'_> {
                 x(0).scatter(x(1), x(2), &add, &[1], &[0], &[0], 1)?
             }
             Op::Barrier => self.marker(marker::OPT_BARRIER, &[x(0)])?,
-            Op::AllReduce(exchange) => self.marker_with(collective::ALL_REDUCE, &[x(0)], &collective::attribute(exchange))?,
+            Op::After => {
+                let shapes = [self.operand_shape(0), self.operand_shape(1)];
+                let both = self.builder.tuple(&[x(0), x(1)])?;
+                let barrier = self.instruction(&barrier::of_tuple(&shapes), &[&both])?;
+                self.instruction(&barrier::first(shapes[0]), &[&barrier])?
+            }
+            Op::AllReduce(exchange) => self.collective(collective::ALL_REDUCE, exchange, 0)?,
+            Op::AllMax(exchange) => self.collective(collective::ALL_MAX, exchange, 0)?,
+            Op::AllGather { dim, exchange } => self.collective(collective::ALL_GATHER, exchange, *dim)?,
+            Op::ReduceScatter { dim, exchange } => self.collective(collective::REDUCE_SCATTER, exchange, *dim)?,
+            Op::DynamicSlice { dim, size } => self.dynamic_slice(*dim, *size)?,
             Op::FusedAttention(_) | Op::FusedAttentionGrad(_) => {
                 let operands = self.node.operands.len();
                 let shapes: Vec<&Shape> = (0..operands).map(|index| self.operand_shape(index)).collect();
@@ -167,6 +177,18 @@ impl Emitter<'_> {
     fn marker_with(&self, name: &str, operands: &[&XlaOp], attribute: &[u8]) -> Emitted {
         let shape = &self.node.shape;
         Ok(self.builder.custom_call(name, operands, element(shape.dtype), &signed(&shape.dims), attribute)?)
+    }
+
+    fn collective(&self, name: &str, exchange: &Exchange, dim: usize) -> Emitted {
+        self.marker_with(name, &[self.operand(0)], &collective::attribute(exchange, dim))
+    }
+
+    fn dynamic_slice(&self, dim: usize, size: usize) -> Emitted {
+        let mut sizes = signed(&self.operand_shape(0).dims);
+        sizes[dim] = size as i64;
+        let zero = self.builder.zero(ElementType::S32)?;
+        let starts: Vec<&XlaOp> = (0..sizes.len()).map(|d| if d == dim { self.operand(1) } else { &zero }).collect();
+        Ok(self.operand(0).dynamic_slice(&starts, &sizes)?)
     }
 
     /// An instruction that the finishing pass takes over as it is: a call with several results, or one of them. To XlaBuilder it

@@ -4,7 +4,8 @@
 //!
 //! Arrays are `[B, T, H, D]` going in, and coming out `[B, H, T, D]` laid out as `[B, T, H, D]`.
 
-use crate::proto::xla::{HloInstructionProto, LayoutProto, PrimitiveType, ShapeProto};
+use super::shapes::{row_major, shape_proto, tuple};
+use crate::proto::xla::{HloInstructionProto, ShapeProto};
 use xtrain_graphs::fused_attention::results;
 use xtrain_graphs::op::{FusedAttention, Op};
 use xtrain_graphs::{DType, Shape};
@@ -33,11 +34,9 @@ pub(super) fn instruction(op: &Op, operands: &[&Shape]) -> Option<HloInstruction
     let backward = if is_backward { "Backward" } else { "" };
     let results = results(op, operands)?;
     let workspace = shape_proto(&Shape::new(DType::U8, [0]), &[0]);
-    let mut shape = ShapeProto { tuple_shapes: results.iter().map(result).chain([workspace]).collect(), ..Default::default() };
-    shape.set_element_type(PrimitiveType::Tuple);
     Some(HloInstructionProto {
         opcode: "custom-call".into(),
-        shape: Some(shape),
+        shape: Some(tuple(results.iter().map(result).chain([workspace]).collect())),
         custom_call_target: format!("__cudnn$fmha{bias}Softmax{backward}"),
         backend_config: config(of, is_backward, operands[0], operands[1]).into_bytes(),
         // Or layout assignment could turn what the kernel reads.
@@ -77,35 +76,6 @@ fn result(shape: &Shape) -> ShapeProto {
         4 => shape_proto(shape, &TURNED),
         rank => shape_proto(shape, &row_major(rank)),
     }
-}
-
-fn row_major(rank: usize) -> Vec<i64> {
-    (0..rank as i64).rev().collect()
-}
-
-/// A dense array in a layout.
-fn shape_proto(shape: &Shape, minor_to_major: &[i64]) -> ShapeProto {
-    let layout = LayoutProto { minor_to_major: minor_to_major.to_vec(), ..Default::default() };
-    let mut proto = ShapeProto {
-        dimensions: shape.dims.iter().map(|&d| d as i64).collect(),
-        is_dynamic_dimension: vec![false; shape.rank()],
-        layout: Some(Box::new(layout)),
-        ..Default::default()
-    };
-    proto.set_element_type(match shape.dtype {
-        DType::Pred => PrimitiveType::Pred,
-        DType::S8 => PrimitiveType::S8,
-        DType::S32 => PrimitiveType::S32,
-        DType::S64 => PrimitiveType::S64,
-        DType::U8 => PrimitiveType::U8,
-        DType::U32 => PrimitiveType::U32,
-        DType::U64 => PrimitiveType::U64,
-        DType::F16 => PrimitiveType::F16,
-        DType::BF16 => PrimitiveType::Bf16,
-        DType::F32 => PrimitiveType::F32,
-        DType::F64 => PrimitiveType::F64,
-    });
-    proto
 }
 
 /// The instruction that reads a result of a call. A shape that is not the call's own is refused: nothing else would see it.

@@ -62,7 +62,7 @@ pub(super) fn finish(graph: &Graph, module: &[u8]) -> Result<Vec<u8>, String> {
                 problem.get_or_insert(format!("{op_name}: {message}"));
             }
         } else if instruction.custom_call_target.starts_with(PREFIX)
-            && instruction.custom_call_target != collective::ALL_REDUCE
+            && !collective::is_marker(instruction)
             && let Err(message) = rewrite(instruction)
         {
             problem.get_or_insert(format!("{op_name}: {message}"));

@@ -4,10 +4,12 @@
 //! `finish` rewrites the markers on the decoded module and writes each instruction's model path into its metadata. The graph
 //! must be prepared (`xtrain_graphs::passes::prepare`): composites are refused. Equal graph bytes give equal module bytes.
 
+mod barrier;
 mod builder;
 mod collective;
 mod cudnn;
 mod finish;
+mod shapes;
 
 use xtrain_graphs::Graph;
 

@@ -4,25 +4,37 @@
 //! recording order; at each node the gradient rule (`ops::vjp`) turns the adjoint of its result into those of its operands,
 //! which add up over all uses. The rules record ordinary nodes, so gradients are part of the same graph.
 
+pub(crate) mod checkpoint;
+
 use crate::error::{Error, Result};
 use crate::op::Op;
 use crate::ops::{self, Vjp};
 use crate::trace::{NodeId, Tensor};
+use checkpoint::{Checkpointing, Regions};
 
 /// Stands in front of the model path of what the sweep records: `backward/h.3.attn`.
 pub const BACKWARD: &str = "backward";
+
+/// The same of what the sweep computes once more (`checkpoint`).
+const RECOMPUTE: &str = "recompute";
+
+/// [`backward_with`] everything kept.
+pub fn backward(loss: &Tensor, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
+    backward_with(loss, parameters, Checkpointing::Off)
+}
 
 /// The gradients of a scalar `loss` with respect to `parameters`, in their order; zeros for one that the loss does not use.
 ///
 /// Each ends in a conversion to its parameter's own type: that is where the precision pass sees that a product is the gradient of
 /// a master weight and must not be rounded.
-pub fn backward(loss: &Tensor, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
+pub fn backward_with(loss: &Tensor, parameters: &[Tensor], checkpointing: Checkpointing) -> Result<Vec<Tensor>> {
     if loss.rank() != 0 || !loss.dtype().is_float() {
         return Err(Error::Loss { shape: loss.shape().to_string() });
     }
     let trace = loss.trace();
     let end = loss.id() as usize + 1;
     let leads_to_parameter = mark_dependants(loss, parameters, end);
+    let mut regions = Regions::of(trace, checkpointing, end);
     let mut adjoints: Vec<Option<Tensor>> = vec![None; end];
     adjoints[loss.id() as usize] = Some(trace.constant(1.0, loss.dtype())?);
     let mut is_parameter = vec![false; end];
@@ -32,27 +44,28 @@ pub fn backward(loss: &Tensor, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
     for id in (0..end).rev().filter(|&id| leads_to_parameter[id]) {
         // A parameter's adjoint is a result; everything else's is used up here.
         let Some(dy) = (if is_parameter[id] { adjoints[id].clone() } else { adjoints[id].take() }) else { continue };
-        let node = trace.inner().nodes[id].clone();
+        let (node_id, node) = (id as NodeId, trace.inner().nodes[id].clone());
         if node.operands.is_empty() {
             continue;
         }
-        let operands: Vec<Tensor> = node.operands.iter().map(|&o| trace.tensor(o)).collect();
+        let kept = |id: NodeId, regions: &mut Regions| regions.replacement(trace, node_id, id, &dy);
+        let operands = node.operands.iter().map(|&o| kept(o, &mut regions)).collect::<Result<Vec<Tensor>>>()?;
+        let output = kept(node_id, &mut regions)?;
         let wanted: Vec<bool> = node.operands.iter().map(|&o| leads_to_parameter[o as usize]).collect();
         let (scope, location) = {
             let inner = trace.inner();
             (inner.scopes[node.scope as usize].clone(), node.location.to_string())
         };
         let _scope = trace.absolute_scope(&format!("{BACKWARD}/{scope}"));
-        let output = trace.tensor(id as NodeId);
         let rule = Vjp { op: &node.op, operands: &operands, output: &output, dy: &dy, wanted: &wanted };
         let grads = ops::vjp(&rule)?.ok_or_else(|| Error::NoGradient { op: node.op.name(), scope: scope.clone(), location })?;
-        for ((operand, grad), wanted) in operands.iter().zip(grads).zip(wanted) {
+        for (((operand, &place), grad), wanted) in operands.iter().zip(&node.operands).zip(grads).zip(wanted) {
             let Some(grad) = grad.filter(|_| wanted) else { continue };
             if grad.shape() != operand.shape() {
                 let (expected, found) = (operand.shape().to_string(), grad.shape().to_string());
                 return Err(Error::GradientShape { op: node.op.name(), scope, expected, found });
             }
-            let slot = &mut adjoints[operand.id() as usize];
+            let slot = &mut adjoints[place as usize];
             *slot = Some(match slot.take() {
                 Some(earlier) => earlier.add(&grad)?,
                 None => grad,

@@ -1,0 +1,189 @@
+//! Where a value lies on the mesh: whole on every replica, or cut into parts along an axis.
+
+use super::mesh::{Axis, Mesh};
+use std::collections::HashMap;
+use xtrain_graphs::Shape;
+
+/// A value cut along one dimension, or each of some equal blocks of it, into equal parts, one for each place along an axis of the mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Split {
+    pub axis: Axis,
+    pub dim: usize,
+    pub blocks: usize,
+    /// Places along the axis.
+    pub parts: usize,
+}
+
+impl Split {
+    /// The shape of a part; the dimension must divide.
+    pub fn part_of(&self, shape: &Shape) -> Shape {
+        let mut dims = shape.dims.clone();
+        dims[self.dim] /= self.parts;
+        Shape::new(shape.dtype, dims)
+    }
+
+    /// The shape of the whole of which this is a part's.
+    pub fn whole_of(&self, part: &Shape) -> Shape {
+        let mut dims = part.dims.clone();
+        dims[self.dim] *= self.parts;
+        Shape::new(part.dtype, dims)
+    }
+
+    /// Bytes of part `index` of a dense row-major value.
+    pub fn cut(&self, bytes: &[u8], shape: &Shape, index: usize) -> Vec<u8> {
+        let (run, whole) = self.runs(shape);
+        bytes.chunks(whole).flat_map(|row| &row[index * run..(index + 1) * run]).copied().collect()
+    }
+
+    /// The whole from all its parts, in order.
+    pub fn join(&self, parts: &[Vec<u8>], shape: &Shape) -> Vec<u8> {
+        let (run, whole) = self.runs(shape);
+        let rows = shape.bytes().checked_div(whole).unwrap_or(0);
+        (0..rows).flat_map(|row| parts.iter().flat_map(move |part| &part[row * run..(row + 1) * run])).copied().collect()
+    }
+
+    /// Bytes that lie together in a part, and in the whole.
+    fn runs(&self, shape: &Shape) -> (usize, usize) {
+        let whole = shape.dims[self.dim..].iter().product::<usize>() * shape.dtype.size() / self.blocks;
+        (whole / self.parts, whole.max(1))
+    }
+}
+
+/// The splits of a run's state, by name; what has none is whole everywhere.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Placements {
+    /// Along the data or the shard axis. Recorded steps know of these.
+    parts: HashMap<String, Split>,
+    /// Along the tensor axis. Recorded steps are over what is whole along it; the graph is divided afterwards.
+    tensor: HashMap<String, Split>,
+}
+
+impl Placements {
+    pub fn insert(&mut self, name: String, split: Split) {
+        let splits = if split.axis == Axis::Tensor { &mut self.tensor } else { &mut self.parts };
+        splits.insert(name, split);
+    }
+
+    /// The split along the data or the shard axis.
+    pub fn of(&self, name: &str) -> Option<Split> {
+        self.parts.get(name).copied()
+    }
+
+    /// The split along the tensor axis.
+    pub fn of_tensor(&self, name: &str) -> Option<Split> {
+        self.tensor.get(name).copied()
+    }
+
+    /// Everything that is split along the tensor axis.
+    pub fn tensor_splits(&self) -> impl Iterator<Item = (&str, Split)> {
+        self.tensor.iter().map(|(name, split)| (name.as_str(), *split))
+    }
+
+    fn splits(&self, name: &str) -> impl Iterator<Item = Split> + use<> {
+        [self.of_tensor(name), self.of(name)].into_iter().flatten()
+    }
+
+    /// The shape that one replica holds of a value.
+    pub fn local(&self, name: &str, shape: &Shape) -> Shape {
+        self.splits(name).fold(shape.clone(), |shape, split| split.part_of(&shape))
+    }
+
+    /// The shape of a value of which a replica holds this.
+    pub fn whole(&self, name: &str, held: &Shape) -> Shape {
+        self.splits(name).fold(held.clone(), |shape, split| split.whole_of(&shape))
+    }
+
+    /// The shape that a recorded step has for a value of which a replica holds this.
+    pub fn recorded(&self, name: &str, held: &Shape) -> Shape {
+        self.of_tensor(name).map_or_else(|| held.clone(), |split| split.whole_of(held))
+    }
+
+    /// What a replica holds of a value: its bytes.
+    pub fn cut(&self, name: &str, bytes: &[u8], shape: &Shape, mesh: Mesh, replica: usize) -> Vec<u8> {
+        let mut held = (bytes.to_vec(), shape.clone());
+        for split in self.splits(name) {
+            held = (split.cut(&held.0, &held.1, mesh.index(split.axis, replica)), split.part_of(&held.1));
+        }
+        held.0
+    }
+
+    /// Which part of a value a replica holds: equal for replicas that hold the same.
+    pub fn part(&self, name: &str, mesh: Mesh, replica: usize) -> usize {
+        self.splits(name).fold(0, |part, split| part * split.parts + mesh.index(split.axis, replica))
+    }
+
+    /// A whole value from what replicas hold, part by part in the order of [`Placements::part`].
+    pub fn join(&self, name: &str, mut parts: Vec<Vec<u8>>, held: &Shape) -> Vec<u8> {
+        let splits: Vec<Split> = self.splits(name).collect();
+        let mut shape = held.clone();
+        for split in splits.iter().rev() {
+            shape = split.whole_of(&shape);
+            parts = parts.chunks(split.parts).map(|parts| split.join(parts, &shape)).collect();
+        }
+        parts.pop().unwrap_or_default()
+    }
+
+    /// Parts that a value is cut into.
+    pub fn count(&self, name: &str) -> usize {
+        self.splits(name).map(|split| split.parts).product()
+    }
+}
+
+/// The split of a parameter along `axis`: at its first dimension that divides and is not `taken`. Vectors stay whole, as does what has no
+/// such dimension: they are a thousandth of a model, and a collective costs the same for little as for much.
+pub fn split(dims: &[usize], mesh: Mesh, axis: Axis, taken: Option<usize>) -> Option<Split> {
+    let parts = mesh.size(axis);
+    if parts == 1 || dims.len() < 2 {
+        return None;
+    }
+    let dim = (0..dims.len()).find(|dim| dims[*dim].is_multiple_of(parts) && dims[*dim] > 0 && taken != Some(*dim))?;
+    Some(Split { axis, dim, blocks: 1, parts })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use xtrain_graphs::DType;
+
+    #[test]
+    fn what_is_cut_joins_again() {
+        let shape = Shape::new(DType::U8, [2, 6]);
+        let bytes: Vec<u8> = (0..12).collect();
+        for (dim, parts, second) in [(1, 3, vec![2, 3, 8, 9]), (0, 2, vec![6, 7, 8, 9, 10, 11])] {
+            let split = Split { axis: Axis::Shard, dim, blocks: 1, parts };
+            let cut: Vec<Vec<u8>> = (0..parts).map(|index| split.cut(&bytes, &shape, index)).collect();
+            assert_eq!(cut[1], second);
+            assert_eq!(cut[1].len(), split.part_of(&shape).bytes());
+            assert_eq!(split.join(&cut, &shape), bytes);
+        }
+    }
+
+    #[test]
+    fn the_first_dimension_that_divides_is_cut() {
+        let mesh = Mesh { shard: 4, ..Mesh::single() };
+        let dim = |dims: &[usize]| split(dims, mesh, Axis::Shard, None).map(|split| split.dim);
+        assert_eq!(dim(&[50257, 768]), Some(1));
+        assert_eq!(dim(&[768, 3072]), Some(0));
+        assert_eq!((dim(&[768]), dim(&[3, 5])), (None, None));
+        assert_eq!(split(&[768, 3072], mesh, Axis::Data, None), None);
+        assert_eq!(split(&[768, 3072], mesh, Axis::Shard, Some(0)).map(|split| split.dim), Some(1));
+    }
+
+    #[test]
+    fn parts_of_parts_join_again() {
+        let mesh = Mesh { data: 1, shard: 2, tensor: 2 };
+        let mut placements = Placements::default();
+        placements.insert("w".into(), Split { axis: Axis::Tensor, dim: 1, blocks: 3, parts: 2 });
+        placements.insert("w".into(), Split { axis: Axis::Shard, dim: 0, blocks: 1, parts: 2 });
+        let shape = Shape::new(DType::U8, [2, 12]);
+        let bytes: Vec<u8> = (0..24).collect();
+        let held = |replica: usize| placements.cut("w", &bytes, &shape, mesh, replica);
+        assert_eq!(held(1), [2, 3, 6, 7, 10, 11]);
+        assert_eq!(held(2), [12, 13, 16, 17, 20, 21]);
+        let mut replicas: Vec<usize> = (0..4).collect();
+        replicas.sort_by_key(|replica| placements.part("w", mesh, *replica));
+        let parts = replicas.into_iter().map(held).collect();
+        assert_eq!(placements.join("w", parts, &placements.local("w", &shape)), bytes);
+        assert_eq!(placements.whole("w", &placements.local("w", &shape)), shape);
+    }
+}

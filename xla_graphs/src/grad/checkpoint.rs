@@ -1,0 +1,168 @@
+//! Activation checkpointing (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"): what a layer computed is not kept
+//! for the backward pass but computed once more from the layer's inputs when the sweep comes to it.
+//!
+//! A *region* is a set of nodes that are computed twice. Its inputs are all that its nodes read from outside. The copies read
+//! those inputs [`Tensor::after`] the gradient that arrives at the region: the compiler can then neither take the copies for the
+//! originals, which would keep these alive, nor compute them early.
+//!
+//! Parameters that lie in parts on several replicas (ZeRO-3) are always put together once more, whatever is kept of activations:
+//! keeping them would keep the whole model.
+
+use crate::error::Result;
+use crate::graph::InputRole;
+use crate::op::{Attention, Op};
+use crate::trace::{Inner, NodeId, Tensor, Trace};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+
+/// What the backward pass computes once more instead of keeping it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Checkpointing {
+    #[default]
+    Off,
+    /// Each layer on its own: the layers' inputs are kept.
+    Full,
+    /// So many layers together: the inputs of every n-th layer are kept.
+    Every(usize),
+    /// The inside of attention, its scores, probabilities and dropout mask: what grows with the square of the tokens (Korthikanti et al.
+    /// 2022, "selective activation recomputation").
+    Attention,
+}
+
+/// As `--gradient_checkpointing` has it.
+impl std::fmt::Display for Checkpointing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Checkpointing::Off => f.write_str("off"),
+            Checkpointing::Full => f.write_str("full"),
+            Checkpointing::Every(layers) => write!(f, "every:{layers}"),
+            Checkpointing::Attention => f.write_str("attention"),
+        }
+    }
+}
+
+/// The regions of a trace, and the copies made so far.
+pub(super) struct Regions {
+    /// Region of each node up to the loss.
+    region_of: Vec<Option<u32>>,
+    /// Whether a node depends on data of the step, so that what is made of it would be kept. Parameters are there anyway, and a copy of
+    /// what is made of them alone is worth no second computation.
+    is_activation: Vec<bool>,
+    /// From this number on regions hold nothing but parameters that are put together (all-gathered) for a layer; what uses them in the
+    /// backward pass is outside.
+    first_gathered: u32,
+    /// By region, once the sweep has come to it: its nodes' copies, and its inputs as the copies read them.
+    copies: HashMap<u32, HashMap<NodeId, Tensor>>,
+}
+
+impl Regions {
+    pub fn of(trace: &Trace, checkpointing: Checkpointing, end: usize) -> Self {
+        let inner = trace.inner();
+        let mut region_of = vec![None; end];
+        match checkpointing {
+            Checkpointing::Off => {}
+            Checkpointing::Full => mark_layers(&inner, 1, &mut region_of),
+            Checkpointing::Every(layers) => mark_layers(&inner, layers.max(1), &mut region_of),
+            Checkpointing::Attention => mark_attentions(&inner, &mut region_of),
+        }
+        let first_gathered = region_of.iter().flatten().max().map_or(0, |last| last + 1);
+        mark_gathered(&inner, first_gathered, &mut region_of);
+        Regions { region_of, is_activation: activations(&inner, end), first_gathered, copies: HashMap::new() }
+    }
+
+    /// What stands for `node` in the gradient rule of `user`: its copy, if `user` is computed once more and this is not a parameter or
+    /// a constant, or if this is a parameter that was put together for the layer. `dy` is the gradient that has arrived at `user`.
+    pub fn replacement(&mut self, trace: &Trace, user: NodeId, node: NodeId, dy: &Tensor) -> Result<Tensor> {
+        let gathered = self.region_of[node as usize].filter(|region| *region >= self.first_gathered);
+        let Some(region) = self.region_of[user as usize].or(gathered) else { return Ok(trace.tensor(node)) };
+        if !self.copies.contains_key(&region) {
+            let copies = self.copy(trace, region, dy)?;
+            self.copies.insert(region, copies);
+        }
+        Ok(self.copies[&region].get(&node).cloned().unwrap_or_else(|| trace.tensor(node)))
+    }
+
+    /// Records the region's nodes once more.
+    fn copy(&self, trace: &Trace, region: u32, dy: &Tensor) -> Result<HashMap<NodeId, Tensor>> {
+        let members: Vec<NodeId> =
+            (0..self.region_of.len() as NodeId).filter(|&id| self.region_of[id as usize] == Some(region)).collect();
+        let mut copies: HashMap<NodeId, Tensor> = HashMap::new();
+        for id in members {
+            let (node, scope) = {
+                let inner = trace.inner();
+                let node = inner.nodes[id as usize].clone();
+                let scope = inner.scopes[node.scope as usize].clone();
+                (node, scope)
+            };
+            let _scope = trace.absolute_scope(&format!("{}/{scope}", super::RECOMPUTE));
+            let mut operands = Vec::with_capacity(node.operands.len());
+            for &operand in &node.operands {
+                if !copies.contains_key(&operand) && self.is_activation[operand as usize] {
+                    copies.insert(operand, trace.tensor(operand).after(dy)?);
+                }
+                operands.push(copies.get(&operand).cloned().unwrap_or_else(|| trace.tensor(operand)));
+            }
+            copies.insert(id, trace.record(node.op, &operands.iter().collect::<Vec<_>>())?);
+        }
+        Ok(copies)
+    }
+}
+
+fn activations(inner: &Inner, end: usize) -> Vec<bool> {
+    let mut marks = vec![false; end];
+    for id in 0..end {
+        let node = &inner.nodes[id];
+        marks[id] = match node.op {
+            Op::Input(index) => inner.inputs[index as usize].role == InputRole::Feed,
+            _ => node.operands.iter().any(|&operand| marks[operand as usize]),
+        };
+    }
+    marks
+}
+
+fn mark_layers(inner: &Inner, together: usize, region_of: &mut [Option<u32>]) {
+    for (region, layers) in inner.layers.chunks(together).enumerate() {
+        let (first, last) = (&layers[0], &layers[layers.len() - 1]);
+        let end = (last.end as usize).min(region_of.len());
+        for place in &mut region_of[(first.start as usize).min(end)..end] {
+            *place = Some(region as u32);
+        }
+    }
+}
+
+/// The parameters of each layer that are put together for it, where they are in no region yet.
+fn mark_gathered(inner: &Inner, first: u32, region_of: &mut [Option<u32>]) {
+    for (layer, nodes) in inner.layers.iter().enumerate() {
+        for id in nodes.start..nodes.end.min(region_of.len() as NodeId) {
+            let node = &inner.nodes[id as usize];
+            if matches!(node.op, Op::AllGather { .. }) && region_of[id as usize].is_none() {
+                let held = node.operands[0];
+                for id in [held, id] {
+                    if nodes.contains(&id) {
+                        region_of[id as usize] = Some(first + layer as u32);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Each attention with the making of its dropout mask.
+fn mark_attentions(inner: &Inner, region_of: &mut [Option<u32>]) {
+    let mut region = 0;
+    for (id, node) in inner.nodes.iter().enumerate().take(region_of.len()) {
+        let Op::Attention(Attention { dropout, .. }) = node.op else { continue };
+        region_of[id] = Some(region);
+        if dropout.is_some() {
+            let mut making = vec![node.operands[node.operands.len() - 1]];
+            while let Some(id) = making.pop() {
+                let mask = &inner.nodes[id as usize];
+                if !matches!(mask.op, Op::Input(_)) {
+                    region_of[id as usize] = Some(region);
+                    making.extend(&mask.operands);
+                }
+            }
+        }
+        region += 1;
+    }
+}

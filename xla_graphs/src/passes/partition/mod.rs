@@ -1,0 +1,155 @@
+//! Tensor parallelism (Shoeybi et al. 2019, "Megatron-LM") as a pass: a graph over whole arrays becomes the graph that each replica of a
+//! group runs on its part of the weights.
+//!
+//! Given is how some inputs, the parameters, are cut. Each node's result then lies in one of three ways ([`Lay`]): whole and equal on
+//! all replicas, cut along a dimension, or partial, as summands of which the replicas hold one each. A product that contracts a cut
+//! dimension gives a partial sum, which becomes whole (all-reduce) where something other than a sum or a factor needs it. With weights cut
+//! as Megatron cuts them (the first matrix of a pair by columns, the second by rows, heads and vocabulary apart), the collectives that
+//! appear are Megatron's, forward and backward, because the backward pass is part of the graph.
+//!
+//! Before: a recorded graph, composites and all, in its precision. After: the same outputs; inputs that are cut have their part's
+//! shape, and where a replica must know its place there is one more input at the end, [`PLACE_INPUT`].
+
+mod place;
+mod rules;
+mod shapes;
+
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::graph::{Graph, InputRole, InputSpec};
+use crate::op::Op;
+use crate::shape::Shape;
+use crate::trace::{NodeId, Tensor, Trace};
+use place::Place;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+
+/// The input that tells a replica its place in its group: `s32[]`.
+pub const PLACE_INPUT: &str = "tensor_place";
+
+/// A dimension cut into equal parts, in each of `blocks` equal blocks of it: a replica's part is its part of every block. GPT-2's matrix of
+/// queries, keys and values has three.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Cut {
+    pub dim: usize,
+    pub blocks: usize,
+}
+
+/// How a graph is divided.
+#[derive(Clone, Debug)]
+pub struct Partition {
+    /// The replicas that divide each layer between them; more than one in each group.
+    pub groups: Vec<Vec<u32>>,
+    /// Inputs, by name, that are cut.
+    pub inputs: HashMap<String, Cut>,
+}
+
+/// How a value lies on the replicas of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lay {
+    Whole,
+    Cut(Cut),
+    /// The sum over the group is the value.
+    Partial,
+}
+
+/// A replica's part of a value.
+#[derive(Clone)]
+struct Part {
+    local: Tensor,
+    lay: Lay,
+}
+
+/// What the rules need besides the operands.
+struct Divider<'a> {
+    trace: Trace,
+    parts: usize,
+    partition: &'a Partition,
+    /// The replica's place, `s32[]`.
+    place: Tensor,
+    place_is_used: Cell<bool>,
+    /// Counts collectives, so that no two become one instruction that waits for both.
+    collectives: Cell<u32>,
+    /// Sums made so far, by what they are of.
+    sums: RefCell<HashMap<NodeId, Tensor>>,
+    /// Dimensions of the tables that are cut along their rows.
+    cut_tables: Vec<Vec<usize>>,
+}
+
+/// Divides a graph.
+///
+/// # Errors
+/// If a cut input's dimension does not divide, by the input's name.
+pub fn divide(graph: &Graph, partition: &Partition) -> Result<Graph> {
+    if !graph.inputs.iter().any(|input| partition.inputs.contains_key(&input.name)) {
+        return Ok(graph.clone());
+    }
+    let divided = divide_with_place(graph, partition, true)?;
+    match divided {
+        (graph, true) => Ok(graph),
+        // No replica asks for its place, so it is no input.
+        (_, false) => Ok(divide_with_place(graph, partition, false)?.0),
+    }
+}
+
+fn divide_with_place(graph: &Graph, partition: &Partition, with_place: bool) -> Result<(Graph, bool)> {
+    let parts = partition.groups.first().map_or(1, Vec::len);
+    let trace = Trace::deduplicating();
+    // All inputs first, so that they keep their numbers and the place comes last.
+    let inputs = graph.inputs.iter().map(|input| input_part(&trace, input, partition, parts)).collect::<Result<Vec<Part>>>()?;
+    let place = match with_place {
+        true => trace.input(PLACE_INPUT, Shape::scalar(DType::S32), InputRole::Feed),
+        false => trace.constant(0.0, DType::S32)?,
+    };
+    let is_table =
+        |input: &&InputSpec| input.shape.rank() == 2 && partition.inputs.get(&input.name) == Some(&Cut { dim: 0, blocks: 1 });
+    let divider = Divider {
+        trace: trace.clone(),
+        parts,
+        partition,
+        place,
+        place_is_used: Cell::new(false),
+        collectives: Cell::new(0),
+        sums: RefCell::default(),
+        cut_tables: graph.inputs.iter().filter(is_table).map(|input| input.shape.dims.clone()).collect(),
+    };
+    let mut values: Vec<Part> = Vec::with_capacity(graph.nodes.len());
+    for node in &graph.nodes {
+        let _scope = trace.absolute_scope(&graph.scopes[node.scope as usize]);
+        let part = match node.op {
+            Op::Input(index) => inputs[index as usize].clone(),
+            _ => {
+                let operands: Vec<Part> = node.operands.iter().map(|&operand| values[operand as usize].clone()).collect();
+                let shapes: Vec<&Shape> = node.operands.iter().map(|&operand| &graph.nodes[operand as usize].shape).collect();
+                divider.node(&node.op, &operands, &shapes, &node.shape)?
+            }
+        };
+        values.push(part);
+    }
+    for output in &graph.outputs {
+        let node = &graph.nodes[output.node as usize];
+        let _scope = trace.absolute_scope(&graph.scopes[node.scope as usize]);
+        let is_state = graph.inputs.iter().any(|input| input.name == output.name && input.role == InputRole::State);
+        let part = &values[output.node as usize];
+        let local = match partition.inputs.get(&output.name).filter(|_| is_state) {
+            Some(cut) => divider.cut(part, *cut, &node.shape)?,
+            None => divider.whole(part)?,
+        };
+        trace.output(output.name.clone(), &local);
+    }
+    Ok((trace.cut(&graph.name)?, divider.place_is_used.get()))
+}
+
+fn input_part(trace: &Trace, input: &InputSpec, partition: &Partition, parts: usize) -> Result<Part> {
+    let Some(cut) = partition.inputs.get(&input.name).filter(|_| input.role == InputRole::State) else {
+        return Ok(Part { local: trace.input(input.name.clone(), input.shape.clone(), input.role), lay: Lay::Whole });
+    };
+    let place = Place { cut: *cut, parts };
+    let shape = place.part_of(&input.shape).ok_or_else(|| crate::Error::Invalid {
+        op: "input".into(),
+        scope: input.name.clone(),
+        operands: input.shape.to_string(),
+        message: format!("dimension {} in {} blocks does not divide into {parts} parts", cut.dim, cut.blocks),
+    })?;
+    Ok(Part { local: trace.input(input.name.clone(), shape, input.role), lay: Lay::Cut(*cut) })
+}

@@ -1,0 +1,132 @@
+//! From one way of lying to another: putting together what is cut, cutting what is whole, summing what is partial.
+
+use super::{Cut, Divider, Lay, Part};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::op::{Comparison, Op};
+use crate::shape::Shape;
+use crate::trace::Tensor;
+
+/// A cut into so many parts.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub cut: Cut,
+    pub parts: usize,
+}
+
+impl Place {
+    /// The shape of a part; `None` where the dimension does not divide.
+    pub fn part_of(self, shape: &Shape) -> Option<Shape> {
+        let mut dims = shape.dims.clone();
+        let size = dims.get_mut(self.cut.dim)?;
+        if *size == 0 || !size.is_multiple_of(self.cut.blocks * self.parts) {
+            return None;
+        }
+        *size /= self.parts;
+        Some(Shape::new(shape.dtype, dims))
+    }
+}
+
+impl Divider<'_> {
+    pub(super) fn groups(&self) -> &[Vec<u32>] {
+        &self.partition.groups
+    }
+
+    /// The replica's place, which makes it an input.
+    pub(super) fn place(&self) -> &Tensor {
+        self.place_is_used.set(true);
+        &self.place
+    }
+
+    pub(super) fn divides(&self, shape: &Shape, cut: Cut) -> bool {
+        Place { cut, parts: self.parts }.part_of(shape).is_some()
+    }
+
+    /// The sum over the group.
+    pub(super) fn sum(&self, partial: &Tensor) -> Result<Tensor> {
+        if let Some(known) = self.sums.borrow().get(&partial.id()) {
+            return Ok(known.clone());
+        }
+        let number = self.collectives.get();
+        self.collectives.set(number + 1);
+        let sum = partial.all_reduce(self.groups(), number)?;
+        self.sums.borrow_mut().insert(partial.id(), sum.clone());
+        Ok(sum)
+    }
+
+    /// The whole value.
+    pub(super) fn whole(&self, part: &Part) -> Result<Tensor> {
+        match part.lay {
+            Lay::Whole => Ok(part.local.clone()),
+            Lay::Partial => self.sum(&part.local),
+            Lay::Cut(Cut { dim, blocks: 1 }) => part.local.all_gather(self.groups(), dim),
+            Lay::Cut(Cut { dim, blocks }) => {
+                let gathered = part.local.all_gather(self.groups(), dim)?;
+                // [.., place, block, width, ..] as [.., block, place, width, ..]
+                let whole = gathered.dims().to_vec();
+                let width = whole[dim] / (blocks * self.parts);
+                let mut apart = whole[..dim].to_vec();
+                apart.extend([self.parts, blocks, width]);
+                apart.extend(&whole[dim + 1..]);
+                let mut order: Vec<usize> = (0..apart.len()).collect();
+                order.swap(dim, dim + 1);
+                gathered.reshape(&apart)?.transpose(&order)?.reshape(&whole)
+            }
+        }
+    }
+
+    /// This replica's part of a value of this whole shape.
+    pub(super) fn cut(&self, part: &Part, cut: Cut, shape: &Shape) -> Result<Tensor> {
+        match part.lay {
+            Lay::Cut(found) if found == cut => Ok(part.local.clone()),
+            Lay::Partial if cut.blocks == 1 => part.local.reduce_scatter(self.groups(), cut.dim),
+            _ => self.cut_whole(&self.whole(part)?, cut, shape),
+        }
+    }
+
+    /// As [`Divider::cut`], of a whole value. What is only spread out or counted up is made at its part's size.
+    fn cut_whole(&self, whole: &Tensor, cut: Cut, shape: &Shape) -> Result<Tensor> {
+        let node = whole.node();
+        let operand = |index: usize| self.trace.tensor(node.operands[index]);
+        let size = shape.dims[cut.dim] / self.parts;
+        if let Op::Broadcast { dims, map } = &node.op {
+            let mut dims = dims.clone();
+            dims[cut.dim] = size;
+            let Some(from) = map.iter().position(|to| *to == cut.dim) else { return operand(0).broadcast_in(&dims, map) };
+            let source = operand(0);
+            return match source.dims()[from] {
+                1 => source.broadcast_in(&dims, map),
+                _ => self.cut_whole(&source, Cut { dim: from, ..cut }, source.shape())?.broadcast_in(&dims, map),
+            };
+        }
+        if let Op::Iota { dims, dim, dtype } = &node.op {
+            let mut dims = dims.clone();
+            dims[cut.dim] = size;
+            if *dim != cut.dim {
+                return self.trace.iota(*dtype, &dims, *dim);
+            }
+            if cut.blocks == 1 {
+                let start = self.place().mul_scalar(size as f64)?.convert(*dtype)?;
+                return self.trace.iota(*dtype, &dims, *dim)?.add(&start);
+            }
+        }
+        if cut.blocks == 1 {
+            return whole.dynamic_slice(&self.place().mul_scalar(size as f64)?, cut.dim, size);
+        }
+        let width = size / cut.blocks;
+        let mut apart = shape.dims[..cut.dim].to_vec();
+        apart.extend([cut.blocks, width * self.parts]);
+        apart.extend(&shape.dims[cut.dim + 1..]);
+        let mut dims = shape.dims.clone();
+        dims[cut.dim] = size;
+        let start = self.place().mul_scalar(width as f64)?;
+        whole.reshape(&apart)?.dynamic_slice(&start, cut.dim + 1, width)?.reshape(&dims)
+    }
+
+    /// A whole value as a partial one: the first replica has it, the others have zeros.
+    pub(super) fn as_partial(&self, whole: &Tensor) -> Result<Tensor> {
+        let zero = self.trace.constant(0.0, DType::S32)?;
+        let is_first = self.place().compare(Comparison::Eq, &zero)?;
+        is_first.select(whole, &self.trace.full(0.0, whole.shape())?)
+    }
+}
