@@ -266,10 +266,111 @@ fn the_step_has_the_collectives_of_its_buckets_and_no_others() {
     }
 }
 
-/// Elements of all `f32[a,b]` in an instruction's result type.
+/// Each option has the collectives of its paper and no others, in the emitted and in the optimized module.
+#[test]
+fn each_option_exchanges_what_its_paper_says() {
+    let Some(bench) = Bench::new() else { return };
+    // 1000 x 32 tokens, 32 x 32 positions, of two layers the matrices and the vectors, the last norm.
+    const MATRICES: usize = 32_000 + 1024 + 2 * LAYER;
+    const LAYER: usize = 12 * 1024;
+    const VECTORS: usize = 2 * 13 * 32 + 64;
+    // Elements of the results; besides the gradients there are the loss, its count and the squares of what is in parts.
+    let sums = ("all-reduce", VECTORS + 3);
+    // An activation of 2 x 32 tokens: after the embedding, after attention and the inner layer, and backward in front of each and of the head;
+    // three numbers for each token in the loss, and the norm.
+    let divided = (2 * 32 * 32) * (1 + 2 * 2 + 1 + 2 * 2) + 3 * 64 + 1;
+    let cases: [(&str, &[(&str, usize, usize)]); 4] = [
+        (
+            "--data_parallel 2 --shard_optimizer_state",
+            &[("all-gather", 10, MATRICES), ("reduce-scatter", 10, MATRICES / 2), (sums.0, 3, sums.1)],
+        ),
+        (
+            "--shard_parallel 2",
+            &[("all-gather", 18, MATRICES + 2 * LAYER), ("reduce-scatter", 10, MATRICES / 2), (sums.0, 2, sums.1)],
+        ),
+        (
+            "--shard_parallel 2 --gradient_checkpointing",
+            &[("all-gather", 18, MATRICES + 2 * LAYER), ("reduce-scatter", 10, MATRICES / 2), (sums.0, 2, sums.1)],
+        ),
+        ("--tensor_parallel 2", &[("all-reduce", 14, divided)]),
+    ];
+    for (index, (mesh, expected)) in cases.into_iter().enumerate() {
+        let (_, model, _) = CASES[0];
+        let flags = format!(
+            "{model} --train_file wikitext.txt --tokenizer_name byte_bpe --block_size 32 {mesh} --per_device_train_batch_size 2 \
+             --output_dir out --cache_dir graphs-{index} --disable_tqdm"
+        );
+        bench.run(&format!("compile {flags}")).succeeded();
+        let entries = bench.run(&format!("cache ls --json --cache_dir graphs-{index}"));
+        let entries: Vec<Value> = serde_json::from_str(&entries.stdout).unwrap();
+        let id = entries.iter().find(|entry| entry["phase"] == "train").unwrap()["id"].as_str().unwrap();
+        for form in ["--hlo", "--optimized-hlo"] {
+            let hlo = bench.run(&format!("cache show {id} {form} --cache_dir graphs-{index}")).stdout;
+            let collectives: Vec<&str> = hlo.lines().filter(|line| is_collective(line)).collect();
+            let place = format!("{mesh}, {form}: {collectives:#?}");
+            let known = |line: &&str| expected.iter().any(|(kind, ..)| line.contains(&format!(" {kind}(")));
+            assert!(collectives.iter().all(known), "{place}");
+            for (kind, count, elements) in expected {
+                let of_kind: Vec<&&str> = collectives.iter().filter(|line| line.contains(&format!(" {kind}("))).collect();
+                // XLA may make fewer of them.
+                assert!(if form == "--hlo" { of_kind.len() == *count } else { of_kind.len() <= *count }, "{kind}: {place}");
+                let found: usize = of_kind.iter().map(|line| elements_of_results(line)).sum();
+                assert_eq!(found, *elements, "{kind}: {place}");
+            }
+        }
+    }
+}
+
+/// The compiler's statistics show the shares that the papers promise.
+#[test]
+fn each_option_saves_what_its_paper_says() {
+    let Some(bench) = Bench::new() else { return };
+    let memory = |flags: &str| -> [f64; 2] {
+        let run = bench.run(&format!(
+            "train clm --model_type gpt2 --config_overrides n_layer=4,n_head=4,n_embd=128,n_positions=128 --train_file wikitext.txt \
+             --tokenizer_name byte_bpe --block_size 128 --output_dir out --dry_run {flags}"
+        ));
+        run.succeeded();
+        let line = run.stdout.lines().find(|line| line.starts_with("train ")).unwrap().to_string();
+        let columns: Vec<&str> = line.split("  ").map(str::trim).filter(|column| !column.is_empty()).collect();
+        [columns[3], columns[4]].map(bytes_of)
+    };
+    const BATCH: &str = "--per_device_train_batch_size 4";
+    let [whole, kept] = memory(BATCH);
+    let (tokens, positions, layers) = (1000.0 * 128.0, 128.0 * 128.0, 4.0 * 12.0 * 128.0 * 128.0);
+    let matrices: f64 = tokens + positions + layers;
+    // Of weights and two moments, what is left.
+    for (flags, share) in [
+        ("--data_parallel 4 --shard_optimizer_state", (1.0 + 2.0 / 4.0) / 3.0),
+        ("--shard_parallel 4", 1.0 / 4.0),
+        ("--data_parallel 2 --shard_parallel 2", 1.0 / 2.0),
+        ("--tensor_parallel 4", ((tokens + layers) / 4.0 + positions) / matrices),
+    ] {
+        let [found, _] = memory(&format!("{BATCH} {flags}"));
+        // The vectors, which are whole, and the batch are a hundredth.
+        assert!((found / whole - share).abs() < 0.02, "{flags}: {} of {whole} bytes, {share} promised", found / whole);
+    }
+    let [_, full] = memory(&format!("{BATCH} --gradient_checkpointing"));
+    let [_, attention] = memory(&format!("{BATCH} --gradient_checkpointing attention"));
+    assert!(
+        full < 0.6 * kept && attention < 0.95 * kept,
+        "temporaries: {kept} kept, {attention} with attention and {full} with layers twice"
+    );
+}
+
+/// `1.5 MiB` in bytes.
+fn bytes_of(text: &str) -> f64 {
+    let (number, unit) = text.split_once(' ').unwrap();
+    let power = ["B", "KiB", "MiB", "GiB"].iter().position(|known| *known == unit).unwrap();
+    number.parse::<f64>().unwrap() * 1024f64.powi(power as i32)
+}
+
+/// Elements of all `f32[a,b]` in a collective's result type.
 fn elements_of_results(line: &str) -> usize {
     let (_, instruction) = line.split_once(" = ").unwrap();
-    let (result, _) = instruction.split_once(" all-reduce(").unwrap();
+    let end =
+        instruction.find([' ']).filter(|_| !instruction.starts_with('(')).unwrap_or_else(|| instruction.find(") ").unwrap());
+    let result = &instruction[..end];
     let arrays = result.split("f32[").skip(1).map(|rest| rest.split_once(']').unwrap().0);
     arrays.map(|dims| dims.split(',').filter(|d| !d.is_empty()).map(|d| d.parse::<usize>().unwrap()).product::<usize>()).sum()
 }

@@ -45,6 +45,7 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
                 settings.gradient_accumulation_steps,
                 settings.mesh.batch_shards(),
                 match settings.mesh {
+                    Mesh { tensor: 2.., .. } if settings.mesh.batch_shards() == 1 => " group of devices",
                     Mesh { tensor: 2.., .. } => " groups of devices",
                     mesh if mesh.replicas() == 1 => " device",
                     _ => " devices",

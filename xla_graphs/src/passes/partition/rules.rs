@@ -209,7 +209,9 @@ impl Divider<'_> {
                 let dim = found.dim - dims.iter().filter(|gone| **gone < found.dim).count();
                 cut(local()?, Cut { dim, ..found })
             }
-            (Lay::Cut(_) | Lay::Partial, Reduction::Sum) if is_float => partial(local()?),
+            (Lay::Cut(_), Reduction::Sum) if is_float => partial(local()?),
+            // What is large is an activation's gradient, which is made whole for its other uses anyway.
+            (Lay::Partial, Reduction::Sum) if is_float && x.local.shape().elements() <= FEW => partial(local()?),
             (Lay::Cut(_), Reduction::Max) if is_float => Some(Part { local: local()?.all_max(self.groups())?, lay: Lay::Whole }),
             (Lay::Cut(_), Reduction::Min) if is_float => {
                 Some(Part { local: local()?.neg()?.all_max(self.groups())?.neg()?, lay: Lay::Whole })
