@@ -176,7 +176,8 @@ fn check_cores(needed: u32, chip: NeuronChip, value: &impl Fn(&str) -> Option<St
             "NEURON_RT_VISIBLE_CORES" => visible_cores(&value),
             _ => value.trim().parse().map_err(|_| "is not a number of cores".to_string()),
         };
-        let refuse = |problem: String, fix: &str| Error::Contradiction { variable, value: value.clone(), problem, fix: fix.into() };
+        let refuse =
+            |problem: String, fix: &str| Error::Contradiction { variable, value: value.clone(), problem, fix: fix.into() };
         match count {
             // All there are; how many that is shows when they are taken.
             Ok(0) => {}
@@ -231,13 +232,10 @@ mod tests {
         decide_for(1, settings, variables)
     }
 
-    fn decide_for(
-        cores: u32,
-        settings: NeuronSettings,
-        variables: &[(&str, &str)],
-    ) -> std::result::Result<Environment, String> {
+    fn decide_for(cores: u32, settings: NeuronSettings, variables: &[(&str, &str)]) -> std::result::Result<Environment, String> {
         let variable = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string());
-        Environment::new(&settings, Cores { needed: cores, wanted: cores }, &Host::at("/nowhere"), variable).map_err(|e| e.to_string())
+        Environment::new(&settings, Cores { needed: cores, wanted: cores }, &Host::at("/nowhere"), variable)
+            .map_err(|e| e.to_string())
     }
 
     fn value(environment: &Environment, name: &str) -> Option<String> {
