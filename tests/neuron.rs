@@ -86,7 +86,7 @@ fn optimizer(kind: OptimizerKind) -> OptimizerSettings {
     }
 }
 
-/// Every model, task, precision, chip and graph: no instruction that is emitted breaks a rule, and donated state is promised.
+/// Every model, task, precision, degree of data parallelism, chip and graph: no instruction that is emitted breaks a rule, and donated state is promised.
 #[test]
 fn everything_that_is_emitted_is_known_to_compile() {
     if stand_in().is_none() {
@@ -121,14 +121,21 @@ fn everything_that_is_emitted_is_known_to_compile() {
                 if kind == OptimizerKind::Sgd && (precision == Precision::Bf16 || accumulation == 2 || family != "gpt2") {
                     continue;
                 }
-                let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
-                session.set_eval_precision(precision);
-                let stepper = Stepper::new(&*model, optimizer(kind), schedule, 1).with_precision(precision);
                 let shapes = RunShapes { train: vec![batch(labels)], eval: vec![batch(labels)], accumulation };
-                let graphs = record_all(&mut session, &*model, &stepper, &shapes).unwrap();
-                let names: Vec<&str> = graphs.iter().map(|graph| graph.name.as_str()).collect();
-                let expected = if accumulation == 1 { vec!["train"] } else { vec!["accumulate", "update"] };
-                assert_eq!(names[1..], [&expected[..], &["eval"]].concat());
+                // What replicas exchange does not depend on the products' precision but for fp16's search for overflows.
+                let degrees = if precision == Precision::Bf16 { &[1][..] } else { &[1, 2, 8] };
+                let mut graphs = Vec::new();
+                for &replicas in degrees {
+                    let mut session = device::open_cpu(Mesh::data_parallel(replicas), CacheSettings::in_memory()).unwrap();
+                    session.set_eval_precision(precision);
+                    let stepper = Stepper::new(&*model, optimizer(kind), schedule, 1).with_precision(precision);
+                    let recorded = record_all(&mut session, &*model, &stepper, &shapes).unwrap();
+                    let names: Vec<&str> = recorded.iter().map(|graph| graph.name.as_str()).collect();
+                    let check = if replicas == 1 { &[][..] } else { &["check_replicas"] };
+                    let expected = if accumulation == 1 { &["train"][..] } else { &["accumulate", "update"] };
+                    assert_eq!(names[1..], [check, expected, &["eval"]].concat());
+                    graphs.extend(recorded);
+                }
                 for (graph, chip) in graphs.iter().flat_map(|graph| [(graph, NeuronChip::Trn1), (graph, NeuronChip::Trn2)]) {
                     let target = Target::Neuron(chip);
                     let module = emit(library, graph, target).unwrap();
@@ -294,6 +301,82 @@ fn bert_goes_the_whole_path_on_cudas_stand_in() {
 #[test]
 fn a_classifier_goes_the_whole_path_on_cudas_stand_in() {
     whole_path("cuda", "cls", &format!("cls {BERT} --train_file train.csv --max_seq_length 16 --validation_split_percentage 20"));
+}
+
+const NO_DROPOUT_GPT2: &str = "clm --model_type gpt2 --config_overrides n_layer=2,n_head=2,n_embd=32,n_positions=32,attn_pdrop=0,\
+    resid_pdrop=0,embd_pdrop=0 --tokenizer_name byte_bpe --train_file train.txt --validation_file valid.txt --block_size 16";
+const NO_DROPOUT_BERT: &str = "mlm --model_type bert --config_overrides hidden_size=32,num_hidden_layers=2,num_attention_heads=2,\
+    intermediate_size=64,max_position_embeddings=64,hidden_dropout_prob=0,attention_probs_dropout_prob=0 --tokenizer_name wordpiece \
+    --train_file train.txt --validation_file valid.txt --max_seq_length 16";
+
+/// Losses as the CPU's at the same global batch, on 1, 2 and 8 cores; replicas that stay equal; a run that goes on bit for bit. Without
+/// dropout, since the two draw different masks; `whole_path` has it.
+fn replicas_path(model: &str) {
+    let Some(bench) = Bench::new() else { return };
+    let line = |device: &str, replicas: usize, output: &str| {
+        format!(
+            "--device {device} train {model} --disable_tqdm --data_parallel {replicas} --per_device_train_batch_size {rows} \
+             --per_device_eval_batch_size {rows} --learning_rate 1e-3 --adam_epsilon 1e-4 --max_steps 6 --logging_steps 1 --do_train \
+             --do_eval --gradient_accumulation_steps 2 --save_steps 3 --output_dir {output}",
+            rows = 8 / replicas
+        )
+    };
+    bench.run(&line("cpu", 1, "cpu")).succeeded();
+    let eval = |output: &str| -> f64 {
+        let results: serde_json::Value = serde_json::from_slice(&bench.bytes(&format!("{output}/eval_results.json"))).unwrap();
+        results["eval_loss"].as_f64().unwrap()
+    };
+    for replicas in [1, 2, 8] {
+        let (whole, stopped) = (format!("whole{replicas}"), format!("stopped{replicas}"));
+        let first = bench.run(&format!("{} --replica_check_steps 2", line("neuron", replicas, &whole)));
+        first.succeeded();
+        assert!(first.stderr.contains("rehearsal") && first.stderr.contains("takes the graphs as StableHLO"), "{}", first.stderr);
+        let pairs: Vec<(f64, f64)> = bench.losses("cpu").into_iter().zip(bench.losses(&whole)).collect();
+        assert_eq!(pairs.len(), 6);
+        for (step, (cpu, neuron)) in pairs.into_iter().enumerate() {
+            assert!((cpu - neuron).abs() < 1e-4 * cpu, "step {step} on {replicas} cores: {neuron}, on the CPU {cpu}");
+        }
+        assert!((eval("cpu") - eval(&whole)).abs() < 1e-3, "{replicas} cores: {} {}", eval("cpu"), eval(&whole));
+
+        bench.run(&format!("{} --fail_on_recompile", line("neuron", replicas, &stopped))).succeeded();
+        fs::remove_dir_all(bench.path(&format!("{stopped}/checkpoint-6"))).unwrap();
+        let resumed = bench.run(&format!("{} --fail_on_recompile --resume_from_checkpoint", line("neuron", replicas, &stopped)));
+        resumed.succeeded();
+        assert!(resumed.stderr.contains("compiled 0,"), "{}", resumed.stderr);
+        let [one, other] = [&whole, &stopped].map(|output| bench.bytes(&format!("{output}/model.safetensors")));
+        assert!(one == other, "{replicas} cores: final weights differ after a resume");
+    }
+    let three = bench.run(&line("neuron", 3, "never"));
+    assert_eq!(three.code, Some(1), "{}", three.stderr);
+    assert!(three.stderr.contains("--data_parallel=3") && three.stderr.contains("1, 2, 8, 16"), "{}", three.stderr);
+    let run = bench.command(&line("neuron", 8, "never")).env("NEURON_RT_NUM_CORES", "2").run();
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
+    assert!(run.stderr.contains("NEURON_RT_NUM_CORES=2 leaves 2 to a run that needs 8"), "{}", run.stderr);
+}
+
+#[test]
+fn gpt2_trains_on_neurons_replicas_as_on_the_cpu() {
+    replicas_path(NO_DROPOUT_GPT2);
+}
+
+#[test]
+fn bert_trains_on_neurons_replicas_as_on_the_cpu() {
+    replicas_path(NO_DROPOUT_BERT);
+}
+
+/// Dropout for neuron is drawn by the row's place in the whole batch, so that replicas draw what one core would.
+#[test]
+fn neurons_dropout_does_not_depend_on_the_number_of_cores() {
+    let Some(bench) = Bench::new() else { return };
+    for replicas in [1, 2] {
+        let line = format!("--device neuron train {GPT2} --disable_tqdm --max_steps 6 --logging_steps 1 --save_strategy no");
+        let rows = 4 / replicas;
+        let run = format!("{line} --data_parallel {replicas} --per_device_train_batch_size {rows} --output_dir cores{replicas}");
+        bench.run(&run).succeeded();
+    }
+    let (one, two) = (bench.losses("cores1"), bench.losses("cores2"));
+    assert_eq!(one.len(), 6);
+    assert!(one.iter().zip(&two).all(|(a, b)| (a - b).abs() < 1e-4 * a), "{one:?} {two:?}");
 }
 
 /// What a plugin does, and what the user reads; `None` where the run goes on.

@@ -18,21 +18,23 @@ pub fn cuda_plugin() -> Option<PathBuf> {
 struct Bench {
     dir: tempfile::TempDir,
     plugin: PathBuf,
+    sizes: &'static str,
 }
 
 const SIZES: &str = "n_layer=2,n_head=2,n_embd=128,n_positions=128,embd_pdrop=0,attn_pdrop=0,resid_pdrop=0";
+const DROPPING: &str = "n_layer=2,n_head=2,n_embd=128,n_positions=128,embd_pdrop=0,attn_pdrop=0.1,resid_pdrop=0";
 
 impl Bench {
     fn new(plugin: PathBuf) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let lines: Vec<&str> = xtrain::commands::corpus::TEXT[..20_000].lines().collect();
         xtrain::data::tokenizer::train_byte_bpe(&lines, 500).unwrap().save(&dir.path().join("tokenizer")).unwrap();
-        Bench { dir, plugin }
+        Bench { dir, plugin, sizes: SIZES }
     }
 
     fn command(&self, words: &str) -> Command {
         let mut command = xtrain();
-        command.args(words.split_whitespace()).args(["--model_type", "gpt2", "--config_overrides", SIZES]);
+        command.args(words.split_whitespace()).args(["--model_type", "gpt2", "--config_overrides", self.sizes]);
         command.args(["--tokenizer_name".as_ref(), self.dir.path().join("tokenizer").as_os_str()]);
         command.args(["--cache_dir".as_ref(), self.dir.path().join("cache").as_os_str()]);
         command.args(["--block_size", "128"]).env("XTRAIN_CUDA_PLUGIN", &self.plugin);
@@ -61,6 +63,16 @@ fn a_target_belongs_to_cuda_and_is_known() {
     for (words, parts) in [
         ("compile clm --target h200", ["--target h200 is an NVIDIA card, but --device is cpu", "add --device cuda"]),
         ("fit clm --device neuron --target h100", ["--target h100 is an NVIDIA card", "--device is neuron"]),
+        ("compile clm --tf32 --bf16", ["--tf32 needs an NVIDIA card of Ampere or newer", "--device is cpu"]),
+        (
+            "compile clm --device neuron --tf32",
+            ["--tf32 needs an NVIDIA card of Ampere or newer", "--neuron_auto_cast_type tf32"],
+        ),
+        ("compile clm --attention_dropout_kernel cudnn", ["is for NVIDIA cards, but --device is cpu", "add --device cuda"]),
+        (
+            "compile clm --device cuda --attention_dropout_kernel cudnn --attn_implementation eager",
+            ["contradict each other", "leave one"],
+        ),
         ("compile clm --device cuda --target v100", ["one of h200, h100, a100-80g, a100-40g", "`v100`"]),
     ] {
         let run = bench.run(words);
@@ -157,6 +169,98 @@ fn attention_is_cudnns_in_16_bits_without_dropout() {
     assert_eq!(calls("--bf16 --attn_implementation eager").0, "0 cuDNN calls");
 }
 
+/// A drop-out of attention weights is cuDNN's own only on request.
+#[test]
+fn attention_dropout_is_cudnns_on_request() {
+    let Some(plugin) = cuda_plugin() else { return };
+    let bench = Bench { sizes: DROPPING, ..Bench::new(plugin) };
+    let calls = |words: &str| {
+        let run = bench.run(&format!("compile clm --device cuda --target h200 --per_device_train_batch_size 4 --bf16 {words}"));
+        run.succeeded();
+        value(run.stdout.split("train for h200").nth(1).unwrap(), "attention").to_string()
+    };
+    assert_eq!(calls(""), "0 cuDNN calls");
+    assert_eq!(calls("--attention_dropout_kernel cudnn"), "4 cuDNN calls");
+}
+
+/// Products of f32 are exact unless TF32 is asked for; which of the two is told, and it is part of what a stored graph is found by.
+#[test]
+fn tf32_is_asked_for() {
+    let Some(plugin) = cuda_plugin() else { return };
+    let bench = Bench::new(plugin);
+    let products = |words: &str| {
+        let run = bench.run(&format!("compile clm --device cuda --target a100-40g --per_device_train_batch_size 4 {words}"));
+        run.succeeded();
+        assert!(!run.stdout.contains("was stored already"), "{}", run.stdout);
+        let train = run.stdout.split("train for a100-40g").nth(1).unwrap().to_string();
+        let numbers: Vec<usize> =
+            value(&train, "of them f32").split(|c: char| !c.is_ascii_digit()).flat_map(str::parse).collect();
+        // Of `0 in TF32, 27 exact` the digits of the name are a number, too.
+        assert_eq!((numbers.len(), numbers[1]), (3, 32), "{train}");
+        (numbers[0], numbers[2], value(&train, "products").to_string())
+    };
+    let (rounded, exact, told) = products("");
+    assert!(rounded == 0 && exact > 20 && !told.contains("TF32"), "{rounded} {exact} {told}");
+    let (rounded, kept, told) = products("--tf32");
+    assert!(rounded > 20 && kept == 0 && told.contains("TF32"), "{rounded} {kept} {told}");
+}
+
+/// One launch of the host's for a whole step, which kernels take its products, and what they do behind them.
+#[test]
+fn command_buffers_and_epilogues_are_told() {
+    let Some(plugin) = cuda_plugin() else { return };
+    let bench = Bench::new(plugin);
+    let train = |flags: &str| {
+        let run = bench.run(&format!("compile clm --device cuda --target h200 --per_device_train_batch_size 4 {flags}"));
+        run.succeeded();
+        run.stdout.split("train for h200").nth(1).unwrap().to_string()
+    };
+    let cublas = train("--bf16 --xla_options xla_gpu_enable_triton_gemm=false");
+    assert!(value(&cublas, "command buffers").starts_with("1 with "), "{cublas}");
+    assert!(value(&cublas, "matrix products").contains(" 0 Triton"), "{cublas}");
+    assert!(value(&train(""), "fused behind them").contains(" add"), "biases or residuals in f32");
+    let without = train("--bf16 --xla_options xla_gpu_enable_command_buffer=");
+    assert!(value(&without, "command buffers").starts_with("0 with 0 launches"), "{without}");
+}
+
+/// XLA finds what it measured on a card in the cache's folder: here a measurement that no card made, for the product of the ceiling.
+#[test]
+fn measurements_of_kernels_are_found_in_the_cache() {
+    let Some(plugin) = cuda_plugin() else { return };
+    if !plugin.ancestors().nth(3).unwrap().join("jax_cuda13_pjrt-0.11.2.dist-info").is_dir() {
+        eprintln!("SKIPPED: the names of XLA's measurements are those of jax-cuda13-pjrt 0.11.2");
+        return;
+    }
+    let bench = Bench::new(plugin);
+    let ceiling = || {
+        let run = bench.run("compile clm --device cuda --target h200 --per_device_train_batch_size 4 --bf16");
+        run.succeeded();
+        let line = run.stdout.lines().find(|line| line.starts_with("ceiling for h200")).unwrap().to_string();
+        assert!(line.contains("compiled in"), "{line}");
+        let id = line.split_whitespace().nth(3).unwrap();
+        let mut show = xtrain();
+        show.args(["cache", "show", id, "--optimized_hlo", "--cache_dir"]).arg(bench.dir.path().join("cache"));
+        let shown = show.run();
+        shown.succeeded();
+        shown.stdout
+    };
+    let tiles = r#""output_tiles":[{"sizes":["64","64"]}]"#;
+    assert!(!ceiling().contains(tiles));
+    let field = |number: u8, bytes: &[u8]| [&[number << 3 | 2, bytes.len() as u8], bytes].concat();
+    // block_m, block_n, block_k, split_k, num_stages, num_warps, num_ctas of XLA's TritonGemmKey, in its Config of the backend TRITON.
+    let triton: Vec<u8> = [64, 64, 32, 1, 3, 4, 1].iter().zip(1u8..).flat_map(|(&value, number)| [number << 3, value]).collect();
+    let config = [&[1 << 3, 2], &field(2, &field(2, &triton))[..]].concat();
+    let (card, kernel) = ("a4baa03864db7cfb", "8523ecd2bee61f19f58212ee3a2c7a27");
+    let target = [field(1, card.as_bytes()), field(3, kernel.as_bytes())].concat();
+    let key = [field(1, &target), field(2, &field(1, b"e17d7e5ebd5f70d0"))].concat();
+    let triton_version = b"a77e7c793abc0d0c923a9afb275058e2fe57a198";
+    let entry = [field(1, &key), field(2, &[field(1, &config), field(2, triton_version)].concat())].concat();
+    let folder = bench.dir.path().join("cache/graphs/autotune").join(card);
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join(format!("{kernel}.pb")), entry).unwrap();
+    assert!(ceiling().contains(tiles), "the measurement was not used");
+}
+
 /// With its libraries at hand, cuDNN itself builds a kernel for each of our calls, and refuses what it has none for.
 #[test]
 fn cudnn_takes_the_attention_calls() {
@@ -169,13 +273,21 @@ fn cudnn_takes_the_attention_calls() {
     }
     let path = std::env::join_paths(&folders).unwrap();
     let bench = Bench::new(plugin);
-    let ask = |words: &str| {
+    let ask = |bench: &Bench, words: &str| {
         let always = "xla_gpu_cudnn_deviceless_compilation_mode=CUDNN_DEVICELESS_COMPILATION_ALWAYS";
         let words = format!("{words} --device cuda --per_device_train_batch_size 4 --compile_cache false --xla_options {always}");
         bench.command(&words).env("LD_LIBRARY_PATH", &path).run()
     };
+    let bench = Bench { sizes: DROPPING, ..bench };
+    let dropping = ["--target h200 --bf16", "--target h200 --fp16", "--target a100-40g --bf16"].map(|words| {
+        let run = ask(&bench, &format!("compile clm {words} --attention_dropout_kernel cudnn"));
+        run.succeeded();
+        run.stdout.split("train for").nth(1).unwrap().to_string()
+    });
+    dropping.iter().for_each(|train| assert_eq!(value(train, "attention"), "4 cuDNN calls"));
+    let bench = Bench { sizes: SIZES, ..bench };
     for words in ["--target h200 --bf16", "--target h200 --fp16", "--target a100-40g --bf16"] {
-        let run = ask(&format!("compile clm {words}"));
+        let run = ask(&bench, &format!("compile clm {words}"));
         run.succeeded();
         let train = run.stdout.split("train for").nth(1).unwrap().to_string();
         assert_eq!(value(&train, "attention"), "4 cuDNN calls", "{words}");

@@ -3,6 +3,7 @@
 use crate::support::{Command, data_dir, json_lines, xtrain};
 use serde_json::Value;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 fn train(dir: &Path, output: &str, more: &[&str]) -> Option<Command> {
@@ -116,6 +117,38 @@ fn devices_come_from_what_neuron_monitor_wrote() {
         (core["name"].as_str(), core["utilization"].as_f64(), core["memory_used"].as_u64()),
         (Some("core 1"), Some(61.5), Some(1 << 20))
     );
+}
+
+/// Where neuron-monitor is installed it is started, asked, and ended.
+#[test]
+fn neuron_monitor_is_started_and_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("out")).unwrap();
+    let start = r#"{"event":"start","time":1.0,"pid":1,"host":"elsewhere","device":"neuron","step":0,"total_steps":9}"#;
+    fs::write(dir.path().join("out/telemetry.jsonl"), start).unwrap();
+    let report = r#"{"neuron_runtime_data":[{"pid":11,"error":"","report":{"neuroncore_counters":{"neuroncores_in_use":{"3":{"neuroncore_utilization":42.25}}},"memory_used":{"neuron_runtime_used_bytes":{"usage_breakdown":{"neuroncore_memory_usage":{"3":{"tensors":2097152,"constants":4}}}}}}}],"neuron_hardware_info":{"neuron_device_memory_size":34359738368,"neuroncore_per_device_count":2}}"#;
+    let script = format!("#!/bin/sh\necho $$ > pid\necho '{report}'\nexec sleep 600\n");
+    let bin = dir.path().join("bin");
+    fs::create_dir(&bin).unwrap();
+    fs::write(bin.join("neuron-monitor"), script).unwrap();
+    fs::set_permissions(bin.join("neuron-monitor"), fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
+    let run = xtrain().dir(dir.path()).args(["top", "--output_dir", "out", "--once", "--json"]).env("PATH", &path).run();
+    run.succeeded();
+    let told: Value = serde_json::from_str(run.stdout.trim()).unwrap();
+    let core = &told["hardware"][0];
+    assert_eq!(
+        (core["name"].as_str(), core["utilization"].as_f64(), core["memory_used"].as_u64(), core["memory_total"].as_u64()),
+        (Some("core 3"), Some(42.25), Some((2 << 20) + 4), Some(16 << 30))
+    );
+    assert_eq!(core["source"], "neuron-monitor");
+    let pid = fs::read_to_string(dir.path().join("pid")).unwrap();
+    assert!(!Path::new("/proc").join(pid.trim()).exists(), "neuron-monitor outlives its watcher");
+
+    // One that cannot see a device says so and ends: nothing to show, nothing wrong.
+    fs::write(bin.join("neuron-monitor"), "#!/bin/sh\nexit 1\n").unwrap();
+    let run = xtrain().dir(dir.path()).args(["top", "--output_dir", "out", "--once", "--json"]).env("PATH", &path).run();
+    run.succeeded();
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use super::Error;
 use super::entry::{Content, Entry};
 use super::store::Store;
+use super::{AUTOTUNE, is_tuned_kernel, tuned_kernels};
 use crate::checkpoint::atomic;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -14,14 +15,20 @@ pub struct Imported {
     pub taken: usize,
     /// Already here.
     pub known: usize,
+    /// Measurements of kernels that were new.
+    pub tuned: usize,
     /// Name in the tar file, and what is wrong with it.
     pub refused: Vec<(String, String)>,
 }
 
-/// Writes entries to a tar file; returns its size.
+/// Writes entries to a tar file, and what was measured of kernels; returns its size.
 pub fn export(store: &Store, ids: &[&str], file: &Path) -> Result<u64, Error> {
+    let autotune = store.dir().join(AUTOTUNE);
     atomic::write_file(file, |writer| {
         let mut archive = tar::Builder::new(writer);
+        for name in tuned_kernels(&autotune) {
+            archive.append_path_with_name(autotune.join(&name), Path::new(AUTOTUNE).join(&name))?;
+        }
         for id in ids {
             let path = store.path(id);
             archive.append_path_with_name(&path, path.file_name().unwrap_or_default())?;
@@ -39,7 +46,14 @@ pub fn import(store: &Store, file: &Path) -> Result<Imported, Error> {
     for member in archive.entries().map_err(Error::io(file))? {
         let mut member = member.map_err(Error::io(file))?;
         let name = member.path().map_err(Error::io(file))?.display().to_string();
-        // Names are only ever looked at, never used as paths: the entry's own key says where it goes.
+        if let Some(kernel) = name.strip_prefix(AUTOTUNE).and_then(|rest| rest.strip_prefix('/'))
+            && is_tuned_kernel(kernel)
+        {
+            imported.tuned +=
+                usize::from(take_kernel(&store.dir().join(AUTOTUNE).join(kernel), &mut member).map_err(Error::io(file))?);
+            continue;
+        }
+        // Other names are only ever looked at, never used as paths: the entry's own key says where it goes.
         let Some(id) = name.strip_suffix(".graph").filter(|id| is_id(id)).map(str::to_string) else {
             imported.refused.push((name, "its name is not that of an entry".into()));
             continue;
@@ -54,6 +68,21 @@ pub fn import(store: &Store, file: &Path) -> Result<Imported, Error> {
         }
     }
     Ok(imported)
+}
+
+/// Bytes of a measurement, at most; XLA's have some hundred.
+const KERNEL: u64 = 1 << 20;
+
+/// Writes a measurement of a kernel, unless there is one. XLA reads it with care: what it cannot read it measures anew.
+fn take_kernel(path: &Path, member: &mut impl Read) -> io::Result<bool> {
+    if path.exists() {
+        return Ok(false);
+    }
+    let mut bytes = Vec::new();
+    member.take(KERNEL).read_to_end(&mut bytes)?;
+    std::fs::create_dir_all(path.parent().unwrap_or(path))?;
+    atomic::write_bytes(path, &bytes).map_err(io::Error::other)?;
+    Ok(true)
 }
 
 fn is_id(text: &str) -> bool {
@@ -107,9 +136,15 @@ mod tests {
         let ids: Vec<String> = one.list().unwrap().into_iter().map(|listed| listed.id).collect();
         let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
         let tar = dir.path().join("graphs.tar");
+        let kernel = "autotune/a4baa03864db7cfb/8523ecd2bee61f19f58212ee3a2c7a27.pb";
+        std::fs::create_dir_all(one.dir().join(kernel).parent().unwrap()).unwrap();
+        std::fs::write(one.dir().join(kernel), b"measured").unwrap();
+        std::fs::write(one.dir().join("autotune/a4baa03864db7cfb/strange"), b"not XLA's").unwrap();
         export(&one, &ids, &tar).unwrap();
-        assert_eq!(import(&other, &tar).unwrap(), Imported { taken: 2, known: 0, refused: vec![] });
-        assert_eq!(import(&other, &tar).unwrap(), Imported { taken: 0, known: 2, refused: vec![] });
+        assert_eq!(import(&other, &tar).unwrap(), Imported { taken: 2, tuned: 1, ..Default::default() });
+        assert_eq!(import(&other, &tar).unwrap(), Imported { known: 2, ..Default::default() });
+        assert_eq!(std::fs::read(other.dir().join(kernel)).unwrap(), b"measured");
+        assert!(!other.dir().join("autotune/a4baa03864db7cfb/strange").exists());
         assert!(other.list().unwrap().iter().all(|listed| listed.header.is_ok()));
 
         // A damaged one, one under another's name, and a stranger.
@@ -122,6 +157,7 @@ mod tests {
         let third = Store::new(dir.path().join("third"));
         let imported = import(&third, &tar).unwrap();
         assert_eq!((imported.taken, imported.refused.len()), (0, 2), "{imported:?}");
-        assert_eq!(std::fs::read_dir(third.dir()).unwrap().count(), 0);
+        let kept: Vec<_> = std::fs::read_dir(third.dir()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(kept, ["autotune"]);
     }
 }

@@ -18,6 +18,7 @@ pub const FORMAT_VERSION: u32 = 1;
 /// Names of the parts that `explain` treats specially.
 pub const GRAPH: &str = "graph";
 pub const LOWERING: &str = "lowering";
+const TARGET: &str = "target";
 pub const DONATION: &str = "donation";
 const COMPILE_OPTIONS: &str = "compile options";
 pub const COMPILER: &str = "compiler";
@@ -114,12 +115,13 @@ impl Surroundings {
         Ok(Surroundings { parts })
     }
 
-    /// For devices that are not there: `device` names them, `description` is what the plugin was told of them. No part of a
+    /// For devices that are not there: `device` names them, `description` is what the plugin was told of them, `tuning` which
+    /// measurements the compiler can use. No part of a
     /// client's key begins as the device and the topology do here, so that no run can load what nobody has tuned.
     pub fn of_topology(
         library: &Library,
         topology: &Topology,
-        (device, description): (&str, &str),
+        (device, description, tuning): (&str, &str, &str),
         options: &CompileOptions,
         target: Target,
     ) -> Result<Surroundings, crate::runtime::Error> {
@@ -128,6 +130,7 @@ impl Surroundings {
             Part::new(DEVICE, format!("{} {device} {COMPILE_CHECK}", topology.platform_name())),
             Part::new(TOPOLOGY, "no device: compiled by description, not tuned"),
             Part::new("device description", &hash::sha256(description.as_bytes())[..16]),
+            Part::new("tuned kernels", tuning),
             Part::new("cache format", FORMAT_VERSION.to_string()),
         ]);
         Ok(Surroundings { parts })
@@ -156,7 +159,8 @@ fn compiler_parts(
     let attributes = plugin.attributes().iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ");
     let (major, minor) = plugin.api_version();
     Ok(vec![
-        Part::new(LOWERING, format!("{target:?} {}", &xtrain_graphs::LOWERING[..16]).to_lowercase()),
+        Part::new(TARGET, target.to_string()),
+        Part::new(LOWERING, &xtrain_graphs::LOWERING[..16]),
         Part::new(COMPILE_OPTIONS, describe(options)?),
         Part::new("XLA_FLAGS", std::env::var("XLA_FLAGS").unwrap_or_default()),
         Part::new(COMPILER, library.version()),
@@ -164,13 +168,14 @@ fn compiler_parts(
     ])
 }
 
-/// Options as text: the serialized bytes decide, the fields in front are for people.
+/// Options as text, but for those that are this machine's: the serialized bytes decide, the fields in front are for people.
 fn describe(options: &CompileOptions) -> Result<String, crate::runtime::Error> {
     let mut text = format!("{} x {}", options.num_replicas, options.num_partitions);
     for (name, value) in &options.overrides {
         text.push_str(&format!(" {name}={value:?}"));
     }
-    text.push_str(&format!(" ({})", &hash::sha256(&options.to_bytes()?)[..16]));
+    let told = CompileOptions { local: Default::default(), ..options.clone() };
+    text.push_str(&format!(" ({})", &hash::sha256(&told.to_bytes()?)[..16]));
     Ok(text)
 }
 

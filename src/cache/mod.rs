@@ -28,7 +28,30 @@ pub use program::emit;
 pub use store::{Listed, Store, age, now};
 pub use target_cache::{AbsentDevice, CheckedGraph, TargetCache};
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// The folder of [`CacheSettings::autotune_dir`] in a cache's.
+const AUTOTUNE: &str = "autotune";
+
+/// The files in it, `CARD/KERNEL.pb`, in order; XLA names both by digests.
+fn tuned_kernels(dir: &Path) -> Vec<String> {
+    let names = |dir: &Path| -> Vec<String> {
+        let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    };
+    let kernels = |card: String| names(&dir.join(&card)).into_iter().map(move |kernel| format!("{card}/{kernel}"));
+    let mut files: Vec<String> = names(dir).into_iter().flat_map(kernels).filter(|file| is_tuned_kernel(file)).collect();
+    files.sort();
+    files
+}
+
+/// Whether a name is one that XLA gives.
+fn is_tuned_kernel(name: &str) -> bool {
+    let is_digest = |text: &str| text.len() >= 8 && text.len() <= 64 && text.bytes().all(|b| b.is_ascii_hexdigit());
+    name.strip_suffix(".pb")
+        .and_then(|name| name.split_once('/'))
+        .is_some_and(|(card, kernel)| is_digest(card) && is_digest(kernel))
+}
 
 /// How a run uses the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +65,28 @@ pub struct CacheSettings {
 }
 
 impl CacheSettings {
+    /// Where XLA:GPU keeps which kernels were the fastest on a card, by card, kernel and its own version: a graph that is compiled
+    /// anew then measures only what no graph before it had. `None` without a cache on disk, or where no folder can be made.
+    pub fn autotune_dir(&self) -> Option<PathBuf> {
+        let dir = self.dir.as_ref()?.join(AUTOTUNE);
+        match std::fs::create_dir_all(&dir) {
+            Ok(()) => Some(dir),
+            Err(error) => {
+                eprintln!("warning: measurements of kernels are not kept: {}: {error}", dir.display());
+                None
+            }
+        }
+    }
+
+    /// What is in that folder, in a few words that change with it.
+    fn tuning(&self) -> String {
+        let files = self.dir.as_ref().map(|dir| tuned_kernels(&dir.join(AUTOTUNE))).unwrap_or_default();
+        match files.len() {
+            0 => "none".into(),
+            n => format!("{n} {}", &crate::checkpoint::hash::sha256(files.join("\n").as_bytes())[..16]),
+        }
+    }
+
     /// Nothing is read from disk or stored.
     pub fn in_memory() -> CacheSettings {
         CacheSettings { dir: None, max_bytes: 0, fail_on_recompile: false }

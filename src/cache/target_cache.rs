@@ -7,6 +7,7 @@ use super::entry::{Content, Damage, Entry, Header, Memory, Origin};
 use super::key::Surroundings;
 use super::store::{Store, now};
 use super::{CacheSettings, Error};
+use crate::runtime::thunks::{self, Launches};
 use crate::runtime::{CompileOptions, CompiledModule, Library, Topology};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -24,10 +25,7 @@ pub struct AbsentDevice {
     pub name: String,
     /// What the plugin was told of it.
     pub description: String,
-    /// Options that change what is compiled.
     pub options: CompileOptions,
-    /// Further options that only say where the compiler's tools are on this machine.
-    pub tools: CompileOptions,
 }
 
 /// Compiles for one such device, and keeps what it made.
@@ -51,6 +49,8 @@ pub struct CheckedGraph {
     pub memory: Memory,
     /// Operations of its products.
     pub work: work::ProductWork,
+    /// What a step launches, if the compiler told.
+    pub launches: Option<Launches>,
     /// The optimized module, a serialized HloModuleProto.
     pub module: Vec<u8>,
     /// It came from disk.
@@ -59,9 +59,18 @@ pub struct CheckedGraph {
     pub ready_time: Duration,
 }
 
+impl CheckedGraph {
+    /// As the entry's header keeps it.
+    fn cost(&self) -> BTreeMap<String, f64> {
+        let work = [(LOW_FLOPS, self.work.low), (WIDE_FLOPS, self.work.wide)].map(|(name, value)| (name.to_string(), value));
+        work.into_iter().chain(self.launches.iter().flat_map(Launches::to_cost)).collect()
+    }
+}
+
 impl TargetCache {
     pub fn new(library: &'static Library, device: AbsentDevice, settings: CacheSettings) -> Result<Self, Error> {
-        let (topology, told) = (&device.topology, (device.name.as_str(), device.description.as_str()));
+        let (topology, tuning) = (&device.topology, settings.tuning());
+        let told = (device.name.as_str(), device.description.as_str(), tuning.as_str());
         Ok(TargetCache {
             surroundings: Surroundings::of_topology(library, topology, told, &device.options, device.target)?,
             library,
@@ -114,6 +123,7 @@ impl TargetCache {
                 id: key.id(),
                 memory,
                 work: work::ProductWork { low: flops(LOW_FLOPS), wide: flops(WIDE_FLOPS) },
+                launches: Launches::from_cost(&entry.header.cost),
                 module,
                 loaded: true,
                 ready_time: start.elapsed(),
@@ -134,9 +144,14 @@ impl TargetCache {
         let start = Instant::now();
         let prepared = passes::prepare(graph, self.device.target)?;
         let module = self.library.lower(&prepared.to_bytes())?;
+        // What is launched is told nowhere but in a dump.
+        let dump = tempfile::tempdir().ok();
         let mut options = self.device.options.clone();
-        options.overrides.extend(self.device.tools.overrides.clone());
+        if let Some(dump) = &dump {
+            options.local.extend(thunks::dump_options(dump.path()));
+        }
         let compiled = self.device.topology.compile(&module, &signature(graph), &options)?;
+        let launches = dump.and_then(|dump| Launches::in_dump(dump.path()));
         let stats = compiled.memory_stats()?;
         let memory = Memory {
             arguments: stats.argument_bytes,
@@ -153,6 +168,7 @@ impl TargetCache {
             id: key.id(),
             memory,
             work: work::products(&prepared),
+            launches,
             module: compiled.optimized_hlo()?,
             loaded: false,
             ready_time: start.elapsed(),
@@ -167,7 +183,7 @@ impl TargetCache {
             created: now(),
             compile_seconds: checked.ready_time.as_secs_f64(),
             memory: Some(memory),
-            cost: BTreeMap::from([(LOW_FLOPS.to_string(), checked.work.low), (WIDE_FLOPS.to_string(), checked.work.wide)]),
+            cost: checked.cost(),
             parts: Vec::new(),
         };
         self.save(graph, header, (&module, &checked.module), &compiled);

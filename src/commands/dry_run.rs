@@ -57,7 +57,8 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
         let most = if lengths.len() > 1 { "up to " } else { "" };
         table.row(["tokens per step".to_string(), format!("{most}{}", exact((examples * longest) as u64))]);
         table.row(["steps per epoch".to_string(), exact(length.updates_per_epoch)]);
-        table.row(["matrix products".to_string(), settings.precision.to_string()]);
+        let tf32 = if plan.device.settings.tf32 { ", those of f32 in TF32" } else { "" };
+        table.row(["matrix products".to_string(), format!("{}{tf32}", settings.precision)]);
         if settings.checkpointing != Checkpointing::Off {
             table.row(["computed twice".to_string(), format!("activations ({})", settings.checkpointing)]);
         }

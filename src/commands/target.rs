@@ -10,6 +10,7 @@ use crate::config::{Device, DevicePlan, TrainPlan};
 use crate::report::table::Table;
 use crate::report::units::{bytes, count};
 use crate::runtime::hlo_facts::{self, HloFacts};
+use crate::runtime::thunks::Launches;
 use crate::trainer::ahead::record_all;
 use crate::trainer::cuda;
 use crate::trainer::device::DeviceSettings;
@@ -70,7 +71,9 @@ pub(super) fn compile(mut plan: TrainPlan) -> Result<Outcome, Error> {
         let mut table = heading(&checked, absent.gpu);
         memory_rows(&mut table, graph, &split, found.peak, absent.gpu);
         kernel_rows(&mut table, &facts);
-        let work = Work { low_flops: checked.work.low, f32_flops: checked.work.wide, bytes: facts.bytes };
+        launch_row(&mut table, checked.launches);
+        let tf32 = plan.device.settings.tf32;
+        let work = Work { low_flops: checked.work.low, f32_flops: checked.work.wide, tf32, bytes: facts.bytes };
         work_rows(&mut table, work, absent.gpu.estimate(work), absent.gpu);
         print!("{}", table.render());
     }
@@ -101,6 +104,13 @@ fn kernel_rows(table: &mut Table, facts: &HloFacts) {
         format!("{} cuBLAS calls, {} Triton fusions, {} others", facts.gemm_calls, facts.triton_gemms, facts.plain_products);
     table.row(["attention".to_string(), format!("{} cuDNN calls", facts.attention_calls)]);
     table.row(["matrix products".to_string(), products]);
+    if facts.tf32_products + facts.exact_products > 0 {
+        table.row(["  of them f32".to_string(), format!("{} in TF32, {} exact", facts.tf32_products, facts.exact_products)]);
+    }
+    if !facts.epilogues.is_empty() {
+        let all: Vec<String> = facts.epilogues.iter().map(|(name, n)| format!("{n} {name}")).collect();
+        table.row(["  fused behind them".to_string(), all.join(", ")]);
+    }
     table.row([
         "other fusions".to_string(),
         format!("{}, {} by Triton", facts.fusions + facts.triton_fusions, facts.triton_fusions),
@@ -111,12 +121,20 @@ fn kernel_rows(table: &mut Table, facts: &HloFacts) {
     }
 }
 
+fn launch_row(table: &mut Table, launches: Option<Launches>) {
+    if let Some(Launches { command_buffers, inside, outside }) = launches {
+        let buffers = format!("{command_buffers} with {inside} launches, {outside} outside");
+        table.row(["command buffers".to_string(), buffers]);
+    }
+}
+
 fn work_rows(table: &mut Table, work: Work, estimate: Estimate, gpu: Gpu) {
     let milliseconds = |d: Duration| format!("{:.1} ms", d.as_secs_f64() * 1e3);
+    let wide_form = if work.tf32 { "f32, multiplied as TF32" } else { "f32" };
     let flops = match (work.low_flops, work.f32_flops) {
         (low, 0.0) => format!("{}FLOP in 16 bits", count(low)),
-        (0.0, wide) => format!("{}FLOP in f32, multiplied as TF32", count(wide)),
-        (low, wide) => format!("{}FLOP in 16 bits, {}FLOP in f32, multiplied as TF32", count(low), count(wide)),
+        (0.0, wide) => format!("{}FLOP in {wide_form}", count(wide)),
+        (low, wide) => format!("{}FLOP in 16 bits, {}FLOP in {wide_form}", count(low), count(wide)),
     };
     let share = format!("{:.0}% of the card's peak", PEAK_SHARE * 100.0);
     table.row(["products".to_string(), format!("{flops}: {} at {share}", milliseconds(estimate.products))]);

@@ -12,11 +12,16 @@ use std::time::Duration;
 
 /// From one look to the next.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// How long one look waits for neuron-monitor's first report, of which there is one in five seconds.
+const REPORT: Duration = Duration::from_secs(8);
 /// Between the two readings of counters that make a utilisation.
 const SAMPLE: Duration = Duration::from_millis(300);
 
 pub fn run(plan: TopPlan) -> Result<Outcome, Error> {
     let mut devices = Devices::new(plan.neuron_monitor.clone());
+    if plan.once {
+        devices.wait(REPORT);
+    }
     let mut snapshot = look(&plan, &mut devices)?;
     if !plan.once {
         return watch(&plan, &mut devices, snapshot);

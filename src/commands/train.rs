@@ -6,7 +6,7 @@ use super::task::{Purpose, TaskData, load_task};
 use super::{Error, Outcome, dry_run, fit, predict, resume};
 use crate::checkpoint::hf::{TRAINER_STATE_FILE, save_metrics, write_json};
 use crate::checkpoint::{TrainingState, clean_output_dir, load_checkpoint};
-use crate::config::{TrainPlan, nearest};
+use crate::config::{Device, TrainPlan, nearest};
 use crate::data::loader::LoadSpec;
 use crate::data::sampler::{BatchPlan, Order, Position};
 use crate::data::{Collator, Tokenizer};
@@ -189,6 +189,11 @@ fn graph_settings(plan: &TrainPlan, task: &TaskData) -> Vec<(&'static str, Strin
         ("tensor_parallel", train.mesh.tensor.to_string()),
         ("shard_optimizer_state", train.shard_optimizer_state.to_string()),
     ]);
+    if plan.device.kind == Device::Cuda {
+        let device = &plan.device.settings;
+        settings.push(("tf32", device.tf32.to_string()));
+        settings.push(("attention_dropout_kernel", if device.fused_attention_dropout { "cudnn" } else { "xtrain" }.to_string()));
+    }
     if train.mesh.replicas() > 1 {
         settings.push(("gradient_bucket_mb", (train.gradient_bucket_bytes >> 20).to_string()));
     }

@@ -11,6 +11,9 @@ use super::typed::Typed;
 use crate::trainer::gpu::Gpu;
 use std::path::{Path, PathBuf};
 
+/// Flags under which a layer's operations run more than once in a step.
+const RECOMPUTING: [&str; 2] = ["gradient_checkpointing", "scan_layers"];
+
 type Verdict = Result<(), UsageError>;
 
 /// Refuses every illegal combination.
@@ -172,6 +175,38 @@ fn device(typed: &Typed) -> Verdict {
     let of_cuda = ["gpu_memory_fraction", "visible_devices", "xla_options"].into_iter().find(|name| typed.is_given(name));
     if let (Some(name), true) = (of_cuda, device != "cuda") {
         return refuse(format!("--{name} is for NVIDIA cards, but --device is {device}"), "add --device cuda, or leave it out");
+    }
+    if typed.bool("tf32") && device != "cuda" {
+        return refuse(
+            format!("--tf32 needs an NVIDIA card of Ampere or newer, but --device is {device}"),
+            match device.as_str() {
+                "neuron" => {
+                    "leave it out, or let AWS's compiler round by --neuron_auto_cast matmult --neuron_auto_cast_type tf32"
+                }
+                _ => "leave it out, or add --device cuda",
+            },
+        );
+    }
+    let by_cudnn = typed.text("attention_dropout_kernel").as_deref() == Some("cudnn");
+    if by_cudnn && device != "cuda" {
+        return refuse(
+            format!("--attention_dropout_kernel cudnn is for NVIDIA cards, but --device is {device}"),
+            "leave it out, or add --device cuda",
+        );
+    }
+    if by_cudnn && typed.text("attn_implementation").as_deref() == Some("eager") {
+        return refuse(
+            "--attention_dropout_kernel cudnn and --attn_implementation eager contradict each other",
+            "leave one of them out: only a call of cuDNN can drop out with its masks",
+        );
+    }
+    if let Some(name) = RECOMPUTING.into_iter().find(|name| by_cudnn && typed.bool_if_given(name) == Some(true)) {
+        return refuse(
+            format!(
+                "--attention_dropout_kernel cudnn does not go with --{name}: the masks of a recomputed or repeated call are not known to be the same"
+            ),
+            "leave one of them out",
+        );
     }
     if typed.float("gpu_memory_fraction") == Some(0.0) {
         return refuse("--gpu_memory_fraction 0 leaves a run no memory", "raise it; 0.9 is usual");

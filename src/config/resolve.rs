@@ -173,6 +173,8 @@ fn device(typed: &Typed) -> DevicePlan {
         visible_devices: typed.text("visible_devices").map(|text| device_numbers(&text).expect(CHECKED)).unwrap_or_default(),
         neuron: neuron(typed),
         plain_attention: typed.text("attn_implementation").as_deref() == Some("eager"),
+        fused_attention_dropout: typed.text("attention_dropout_kernel").as_deref() == Some("cudnn"),
+        tf32: typed.bool("tf32"),
         xla_options: typed.text("xla_options").map(|text| xla_options(&text).expect(CHECKED)).unwrap_or_default(),
     };
     DevicePlan { kind, settings }

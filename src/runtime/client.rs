@@ -109,13 +109,7 @@ impl Client {
     fn compile_program(&self, code: &[u8], format: &str, signature: Signature, options: &CompileOptions) -> Result<Executable> {
         let doing = || format!("compiling a module ({} bytes of {format}) for {}", code.len(), self.platform_name());
         let options = options.to_bytes().map_err(|e| e.during(doing()))?;
-        let program = ffi::Program {
-            code: code.as_ptr().cast_mut().cast(),
-            code_size: code.len(),
-            format: format.as_ptr().cast(),
-            format_size: format.len(),
-            ..Default::default()
-        };
+        let program = ffi::Program::of(code, format);
         let mut args = ffi::ClientCompile {
             client: self.inner.raw(),
             program: &program,

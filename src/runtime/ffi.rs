@@ -459,3 +459,16 @@ calls! {
         src: *mut PjrtBuffer, host_layout: *mut MemoryLayout, dst: *mut c_void, dst_size: usize, event: *mut PjrtEvent,
     }
 }
+
+impl Program {
+    /// A program to compile. It points into both arguments; plugins only read the code, as the header's `const` program says.
+    pub fn of(code: &[u8], format: &str) -> Program {
+        Program {
+            code: code.as_ptr().cast_mut().cast(),
+            code_size: code.len(),
+            format: format.as_ptr().cast(),
+            format_size: format.len(),
+            ..Default::default()
+        }
+    }
+}

@@ -1,4 +1,4 @@
-//! HLO modules as they leave the emitter: the fields of XLA's protobufs that are read here, under their numbers in
+//! HLO modules as they leave the emitter and the compiler: the fields of XLA's protobufs that are read here, under their numbers in
 //! `xla/service/hlo.proto` and `xla/xla_data.proto`, and the one change that is made to a finished module.
 
 use super::error::{Error, Result};
@@ -55,8 +55,13 @@ pub struct Instruction {
     pub called_computation_ids: Vec<i64>,
     #[prost(message, optional, tag = "48")]
     pub scatter_dimension_numbers: Option<ScatterDimensions>,
+    /// A target's own attributes; for XLA:GPU JSON.
+    #[prost(bytes = "vec", tag = "43")]
+    pub backend_config: Vec<u8>,
     #[prost(message, repeated, tag = "49")]
     pub replica_groups: Vec<ReplicaGroup>,
+    #[prost(message, optional, tag = "51")]
+    pub precision_config: Option<PrecisionConfig>,
     #[prost(message, repeated, tag = "52")]
     pub source_target_pairs: Vec<SourceTarget>,
     #[prost(string, tag = "63")]
@@ -78,6 +83,28 @@ pub struct Shape {
     pub tuple_shapes: Vec<Shape>,
     #[prost(bool, repeated, tag = "6")]
     pub is_dynamic_dimension: Vec<bool>,
+}
+
+/// What a module says of itself from outside, which is all that is decoded of it.
+#[derive(Clone, PartialEq, Message)]
+pub struct Interface {
+    #[prost(message, optional, tag = "4")]
+    pub program_shape: Option<ProgramShape>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct ProgramShape {
+    #[prost(message, repeated, tag = "1")]
+    pub parameters: Vec<Shape>,
+    #[prost(message, optional, tag = "2")]
+    pub result: Option<Shape>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct PrecisionConfig {
+    /// Of each operand; 0 lets the compiler round it, 2 does not.
+    #[prost(int32, repeated, tag = "1")]
+    pub operand_precision: Vec<i32>,
 }
 
 #[derive(Clone, PartialEq, Message)]

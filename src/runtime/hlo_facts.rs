@@ -3,8 +3,8 @@
 //! Only what runs is counted: the entry computation and what it calls, the body of a loop once; what lies inside a fusion is one
 //! kernel.
 
-use super::error::{Error, Result};
-use prost::Message;
+use super::error::Result;
+use super::hlo::{Computation, Instruction, Module, Shape};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Kernels of a compiled module by kind.
@@ -25,6 +25,13 @@ pub struct HloFacts {
     pub transposes: usize,
     /// Products that are in no call and no fusion.
     pub plain_products: usize,
+    /// Products of f32, in whichever kernel, whose operands may be rounded to TF32.
+    pub tf32_products: usize,
+    /// Products of f32 whose operands may not.
+    pub exact_products: usize,
+    /// What kernels of products do behind the product: an epilogue of cuBLAS's by its name, or an operation of a Triton fusion, with
+    /// how many kernels do it.
+    pub epilogues: BTreeMap<String, usize>,
     /// All other custom calls by target.
     pub other_calls: BTreeMap<String, usize>,
     /// Bytes that kernels read and write, each operand and each result counted once.
@@ -33,25 +40,34 @@ pub struct HloFacts {
 
 /// Counts a serialized HloModuleProto.
 pub fn of(module: &[u8]) -> Result<HloFacts> {
-    let module = proto::Module::decode(module).map_err(|e| Error::ModuleBytes { reason: e.to_string() })?;
-    let computations: HashMap<i64, &proto::Computation> = module.computations.iter().map(|c| (c.id, c)).collect();
+    let module = Module::read(module)?;
+    let computations: HashMap<i64, &Computation> = module.computations.iter().map(|c| (c.id, c)).collect();
     let mut facts = HloFacts::default();
     let mut waiting = vec![module.entry_computation_id];
     let mut seen = BTreeSet::new();
     while let Some(id) = waiting.pop() {
         let Some(computation) = computations.get(&id).filter(|_| seen.insert(id)) else { continue };
-        let sizes: HashMap<i64, f64> = computation.instructions.iter().map(|i| (i.id, i.bytes())).collect();
+        let sizes: HashMap<i64, f64> = computation.instructions.iter().map(|i| (i.id, result_bytes(i))).collect();
         for instruction in &computation.instructions {
             if matches!(instruction.opcode.as_str(), "while" | "call" | "conditional" | "async-start") {
                 waiting.extend(&instruction.called_computation_ids);
             } else if !is_name_only(&instruction.opcode) {
                 let operands: f64 = instruction.operand_ids.iter().filter_map(|id| sizes.get(id)).sum();
-                facts.bytes += operands + instruction.bytes();
-                facts.count(instruction, &computations);
+                facts.bytes += operands + result_bytes(instruction);
+                facts.count(instruction, computation, &computations);
             }
         }
     }
     Ok(facts)
+}
+
+/// In XLA's `PrecisionConfig`: the operand is not rounded.
+const HIGHEST: i32 = 2;
+
+/// Whether a product's first operand is f32.
+fn multiplies_f32(product: &Instruction, around: &Computation) -> bool {
+    let first = product.operand_ids.first().and_then(|id| around.instructions.iter().find(|i| i.id == *id));
+    first.and_then(|operand| operand.shape.as_ref()).is_some_and(|shape| shape.element_type == F32)
 }
 
 /// Instructions that no kernel stands for.
@@ -71,7 +87,7 @@ fn is_name_only(opcode: &str) -> bool {
 }
 
 impl HloFacts {
-    fn count(&mut self, instruction: &proto::Instruction, computations: &HashMap<i64, &proto::Computation>) {
+    fn count(&mut self, instruction: &Instruction, around: &Computation, computations: &HashMap<i64, &Computation>) {
         match instruction.opcode.as_str() {
             "custom-call" => {
                 let target = instruction.custom_call_target.as_str();
@@ -79,17 +95,20 @@ impl HloFacts {
                     self.attention_calls += 1;
                 } else if target.starts_with("__cublas$") {
                     self.gemm_calls += 1;
+                    self.count_call(instruction, around);
                 } else {
                     *self.other_calls.entry(target.to_string()).or_default() += 1;
                 }
             }
             "fusion" => {
                 let inner = instruction.called_computation_ids.iter().filter_map(|id| computations.get(id));
-                let opcodes: Vec<&str> = inner.flat_map(|c| &c.instructions).map(|i| i.opcode.as_str()).collect();
+                let inner: Vec<&Computation> = inner.copied().collect();
+                let opcodes: Vec<&str> = inner.iter().flat_map(|c| &c.instructions).map(|i| i.opcode.as_str()).collect();
                 let does_only = |what: &str| opcodes.iter().all(|o| *o == what || is_name_only(o)) && opcodes.contains(&what);
-                let kind = instruction.fusion_kind();
+                let kind = fusion_kind(instruction);
                 if kind.contains("gemm") {
                     self.triton_gemms += 1;
+                    inner.iter().for_each(|computation| self.count_fused_product(computation));
                 } else if kind.starts_with("__triton") {
                     self.triton_fusions += 1;
                 } else if does_only("copy") {
@@ -102,102 +121,94 @@ impl HloFacts {
             }
             "copy" | "copy-start" => self.copies += 1,
             "transpose" => self.transposes += 1,
-            "dot" => self.plain_products += 1,
+            "dot" => {
+                self.plain_products += 1;
+                self.count_product(instruction, around);
+            }
             _ => {}
         }
     }
+
+    /// A call of cuBLAS says in its attributes how exact it is and what it does besides.
+    fn count_call(&mut self, call: &Instruction, around: &Computation) {
+        let config = &config(call)["gemm_backend_config"];
+        let epilogue = config["epilogue"].as_str().unwrap_or("DEFAULT");
+        if epilogue != "DEFAULT" {
+            *self.epilogues.entry(epilogue.to_lowercase()).or_default() += 1;
+        }
+        if multiplies_f32(call, around) {
+            let precisions = config["precision_config"]["operand_precision"].as_array();
+            self.count_f32(precisions.is_some_and(|of| of.iter().any(|precision| precision == "HIGHEST")));
+        }
+    }
+
+    /// The products in a fusion, and the operations behind them, which need no further kernel.
+    fn count_fused_product(&mut self, fusion: &Computation) {
+        let Some(position) = fusion.instructions.iter().position(|i| i.opcode == "dot") else { return };
+        self.count_product(&fusion.instructions[position], fusion);
+        let behind = fusion.instructions[position + 1..].iter().map(|i| i.opcode.as_str());
+        let behind: BTreeSet<&str> = behind.filter(|opcode| !is_name_only(opcode) && *opcode != "broadcast").collect();
+        behind.into_iter().for_each(|opcode| *self.epilogues.entry(opcode.to_string()).or_default() += 1);
+    }
+
+    fn count_product(&mut self, product: &Instruction, around: &Computation) {
+        if multiplies_f32(product, around) {
+            let precisions = product.precision_config.as_ref().map(|config| &config.operand_precision[..]).unwrap_or_default();
+            self.count_f32(precisions.contains(&HIGHEST));
+        }
+    }
+
+    fn count_f32(&mut self, is_exact: bool) {
+        if is_exact { self.exact_products += 1 } else { self.tf32_products += 1 }
+    }
 }
 
-/// XLA's messages, cut down to what is read (field numbers: the descriptors in jax's plugin 0.11.2).
-mod proto {
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub struct Module {
-        #[prost(message, repeated, tag = "3")]
-        pub computations: Vec<Computation>,
-        #[prost(int64, tag = "6")]
-        pub entry_computation_id: i64,
-    }
+/// A target's own attributes as JSON; null if they are none.
+fn config(instruction: &Instruction) -> serde_json::Value {
+    serde_json::from_slice(&instruction.backend_config).unwrap_or_default()
+}
 
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub struct Computation {
-        #[prost(message, repeated, tag = "2")]
-        pub instructions: Vec<Instruction>,
-        #[prost(int64, tag = "5")]
-        pub id: i64,
-    }
+/// The emitter of a fusion, as in `{"fusion_backend_config":{"kind":"__triton_gemm"}}`; empty if it has none.
+fn fusion_kind(instruction: &Instruction) -> String {
+    config(instruction)["fusion_backend_config"]["kind"].as_str().unwrap_or_default().to_string()
+}
 
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub struct Instruction {
-        #[prost(string, tag = "2")]
-        pub opcode: String,
-        #[prost(message, optional, tag = "3")]
-        pub shape: Option<Shape>,
-        #[prost(string, tag = "28")]
-        pub custom_call_target: String,
-        #[prost(int64, tag = "35")]
-        pub id: i64,
-        #[prost(int64, repeated, tag = "36")]
-        pub operand_ids: Vec<i64>,
-        #[prost(int64, repeated, tag = "38")]
-        pub called_computation_ids: Vec<i64>,
-        #[prost(bytes = "vec", tag = "43")]
-        pub backend_config: Vec<u8>,
-    }
+/// Bytes of the result.
+fn result_bytes(instruction: &Instruction) -> f64 {
+    instruction.shape.as_ref().map_or(0.0, shape_bytes)
+}
 
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub struct Shape {
-        #[prost(int32, tag = "2")]
-        pub element_type: i32,
-        #[prost(int64, repeated, tag = "3")]
-        pub dimensions: Vec<i64>,
-        #[prost(message, repeated, tag = "4")]
-        pub tuple_shapes: Vec<Shape>,
-    }
+fn shape_bytes(shape: &Shape) -> f64 {
+    let elements: f64 = shape.dimensions.iter().map(|&d| d as f64).product();
+    let inner: f64 = shape.tuple_shapes.iter().map(shape_bytes).sum();
+    inner + elements * element_bytes(shape.element_type)
+}
 
-    impl Instruction {
-        /// Bytes of the result.
-        pub fn bytes(&self) -> f64 {
-            self.shape.as_ref().map_or(0.0, Shape::bytes)
-        }
-
-        /// The emitter of a fusion, as in `{"fusion_backend_config":{"kind":"__triton_gemm"}}`; empty if it has none.
-        pub fn fusion_kind(&self) -> String {
-            let config: Option<serde_json::Value> = serde_json::from_slice(&self.backend_config).ok();
-            let kind = config.as_ref().and_then(|config| config["fusion_backend_config"]["kind"].as_str());
-            kind.unwrap_or_default().to_string()
-        }
-    }
-
-    impl Shape {
-        fn bytes(&self) -> f64 {
-            let elements: f64 = self.dimensions.iter().map(|&d| d as f64).product();
-            let inner: f64 = self.tuple_shapes.iter().map(Shape::bytes).sum();
-            inner + elements * element_bytes(self.element_type)
-        }
-    }
-
-    /// By XLA's `PrimitiveType`.
-    fn element_bytes(kind: i32) -> f64 {
-        match kind {
-            // Tuples, tokens, opaque values.
-            0 | 13 | 14 | 17 => 0.0,
-            3 | 7 | 10 | 16 => 2.0,
-            4 | 8 | 11 => 4.0,
-            5 | 9 | 12 | 15 => 8.0,
-            18 => 16.0,
-            _ => 1.0,
-        }
+/// By XLA's `PrimitiveType`.
+fn element_bytes(kind: i32) -> f64 {
+    match kind {
+        // Tuples, tokens, opaque values.
+        0 | 13 | 14 | 17 => 0.0,
+        3 | 7 | 10 | 16 => 2.0,
+        4 | 8 | 11 => 4.0,
+        5 | 9 | 12 | 15 => 8.0,
+        18 => 16.0,
+        _ => 1.0,
     }
 }
+
+/// f32, by XLA's `PrimitiveType`.
+const F32: i32 = 11;
 
 #[cfg(test)]
 mod tests {
-    use super::proto::{Computation, Instruction, Module, Shape};
+    use super::super::hlo::PrecisionConfig;
     use super::*;
+    use prost::Message;
 
     /// `f32[1000]`.
     fn instruction(id: i64, opcode: &str, operands: &[i64], calls: &[i64]) -> Instruction {
-        let shape = Shape { element_type: 11, dimensions: vec![1000], tuple_shapes: Vec::new() };
+        let shape = Shape { element_type: F32, dimensions: vec![1000], ..Default::default() };
         Instruction {
             opcode: opcode.into(),
             shape: Some(shape),
@@ -212,6 +223,8 @@ mod tests {
     fn kernels_count_where_they_run_and_by_kind() {
         let call =
             |id, target: &str| Instruction { custom_call_target: target.into(), ..instruction(id, "custom-call", &[1], &[]) };
+        let gemm =
+            r#"{"gemm_backend_config":{"epilogue":"BIAS","precision_config":{"operand_precision":["HIGHEST","HIGHEST"]}}}"#;
         let fusion = |id, inner, kind: &str| Instruction {
             backend_config: format!(r#"{{"fusion_backend_config":{{"kind":"{kind}"}}}}"#).into_bytes(),
             ..instruction(id, "fusion", &[1], &[inner])
@@ -221,7 +234,7 @@ mod tests {
             instructions: vec![
                 instruction(1, "parameter", &[], &[]),
                 call(2, "__cudnn$fmhaSoftmaxBackward"),
-                call(3, "__cublas$lt$matmul"),
+                Instruction { backend_config: gemm.into(), ..call(3, "__cublas$lt$matmul") },
                 call(4, "mine"),
                 fusion(5, 2, "__triton_gemm"),
                 fusion(6, 2, "__triton"),
@@ -230,14 +243,20 @@ mod tests {
                 instruction(9, "while", &[1], &[4]),
                 instruction(10, "bitcast", &[9], &[]),
             ],
+            ..Default::default()
         };
+        let computation = |id, instructions: &[Instruction]| Computation {
+            id,
+            instructions: [&[instruction(1, "parameter", &[], &[])], instructions].concat(),
+            ..Default::default()
+        };
+        let exact = Some(PrecisionConfig { operand_precision: vec![HIGHEST; 2] });
+        let product = |precision_config| Instruction { precision_config, ..instruction(2, "dot", &[1, 1], &[]) };
         let inside =
-            Computation { id: 2, instructions: vec![instruction(1, "parameter", &[], &[]), instruction(2, "dot", &[1, 1], &[])] };
-        let copy =
-            Computation { id: 3, instructions: vec![instruction(1, "parameter", &[], &[]), instruction(2, "copy", &[1], &[])] };
-        let body =
-            Computation { id: 4, instructions: vec![instruction(1, "parameter", &[], &[]), instruction(2, "dot", &[1, 1], &[])] };
-        let module = Module { computations: vec![inside, copy, body, entry], entry_computation_id: 1 };
+            computation(2, &[product(exact), instruction(3, "broadcast", &[1], &[]), instruction(4, "add", &[2, 3], &[])]);
+        let copy = computation(3, &[instruction(2, "copy", &[1], &[])]);
+        let body = computation(4, &[product(None)]);
+        let module = Module { computations: vec![inside, copy, body, entry], entry_computation_id: 1, ..Default::default() };
         let facts = of(&module.encode_to_vec()).unwrap();
         // Seven kernels that read one array and write one, and the product in the loop, which reads two.
         let bytes = (7.0 * 2.0 + 3.0) * 4000.0;
@@ -251,6 +270,9 @@ mod tests {
             copies: 1,
             transposes: 0,
             plain_products: 1,
+            tf32_products: 1,
+            exact_products: 2,
+            epilogues: BTreeMap::from([("add".to_string(), 1), ("bias".to_string(), 1)]),
             other_calls,
             bytes,
         };

@@ -34,6 +34,7 @@ mod plugin;
 mod signature;
 #[cfg(test)]
 mod tests;
+pub mod thunks;
 mod topology;
 
 pub use buffer::{Buffer, HostBytes, PendingDownload};

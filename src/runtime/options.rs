@@ -110,6 +110,9 @@ pub struct CompileOptions {
     /// What else decides about the code, by name: versions and variables that the compiler reads by itself. It is not handed over
     /// here; whoever keeps compiled code keys on it.
     pub surroundings: BTreeMap<&'static str, String>,
+    /// Options that say where things are on this machine and change nothing about the code. They are handed over as `overrides` are,
+    /// which win over them; whoever keeps compiled code does not key on them.
+    pub local: BTreeMap<&'static str, OverrideValue>,
 }
 
 impl Default for CompileOptions {
@@ -124,6 +127,7 @@ impl Default for CompileOptions {
             profile: Vec::new(),
             device_memory_bytes: 0,
             surroundings: BTreeMap::new(),
+            local: BTreeMap::new(),
         }
     }
 }
@@ -171,7 +175,8 @@ impl CompileOptions {
                 .as_ref()
                 .map(|rows| proto::DeviceAssignment::new(rows, self.num_partitions)),
         };
-        let overrides = self.overrides.iter().map(|(name, value)| (name.clone(), value.into())).collect();
+        let local = self.local.iter().map(|(name, value)| (name.to_string(), value.into()));
+        let overrides = local.chain(self.overrides.iter().map(|(name, value)| (name.clone(), value.into()))).collect();
         Ok(proto::CompileOptions { executable_build_options: Some(build), env_option_overrides: overrides }.encode_to_vec())
     }
 }
@@ -288,6 +293,18 @@ mod tests {
         let other = set(set(CompileOptions::default(), &b), &a).to_bytes().unwrap();
         assert_eq!(one, other);
         assert_ne!(one, CompileOptions::default().to_bytes().unwrap());
+    }
+
+    #[test]
+    fn what_the_user_says_wins_over_what_is_local() {
+        let local = |value: &str| CompileOptions {
+            local: BTreeMap::from([("folder", OverrideValue::String(value.into()))]),
+            ..Default::default()
+        };
+        assert_ne!(local("here").to_bytes().unwrap(), local("there").to_bytes().unwrap());
+        let told = OverrideValue::String("told".into());
+        let both = local("here").with("folder", told.clone()).to_bytes().unwrap();
+        assert_eq!(both, CompileOptions::default().with("folder", told).to_bytes().unwrap());
     }
 
     #[test]

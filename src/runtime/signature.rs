@@ -4,6 +4,7 @@
 //! The Rust side therefore holds types and dimensions itself, and makes sure at compile time that they are the module's.
 
 use super::error::{Error, Result};
+use super::hlo;
 use prost::Message;
 use std::ffi::c_int;
 use xtrain_graphs::{DType, Shape};
@@ -23,20 +24,20 @@ impl Signature {
     /// The signature that a serialized HloModuleProto itself declares; a tuple result is one output for each of its elements.
     pub fn of_module(module: &[u8]) -> Result<Signature> {
         let shape = program_shape(module)?;
-        let known = |shapes: &[proto::Shape]| -> Result<Vec<Shape>> {
-            let convert = |s: &proto::Shape| {
-                s.known().ok_or_else(|| Error::ModuleBytes { reason: format!("it has an input or output of type {}", s.text()) })
+        let all = |shapes: &[hlo::Shape]| -> Result<Vec<Shape>> {
+            let convert = |s: &hlo::Shape| {
+                known(s).ok_or_else(|| Error::ModuleBytes { reason: format!("it has an input or output of type {}", text(s)) })
             };
             shapes.iter().map(convert).collect()
         };
-        Ok(Signature { inputs: known(&shape.parameters)?, outputs: known(&shape.outputs())? })
+        Ok(Signature { inputs: all(&shape.parameters)?, outputs: all(&outputs(&shape))? })
     }
 
     /// Fails unless the module declares exactly this signature.
     pub(super) fn check_module(&self, module: &[u8]) -> Result<()> {
         let shape = program_shape(module)?;
         check_side("input", &shape.parameters, &self.inputs)?;
-        check_side("output", &shape.outputs(), &self.outputs)
+        check_side("output", &outputs(&shape), &self.outputs)
     }
 
     /// As `check_module`, for inputs alone.
@@ -61,18 +62,18 @@ impl Signature {
     }
 }
 
-fn program_shape(module: &[u8]) -> Result<proto::ProgramShape> {
-    let module = proto::Module::decode(module).map_err(|e| Error::ModuleBytes { reason: e.to_string() })?;
-    module.host_program_shape.ok_or_else(|| Error::ModuleBytes { reason: "it has no program shape".into() })
+fn program_shape(module: &[u8]) -> Result<hlo::ProgramShape> {
+    let module = hlo::Interface::decode(module).map_err(|e| Error::ModuleBytes { reason: e.to_string() })?;
+    module.program_shape.ok_or_else(|| Error::ModuleBytes { reason: "it has no program shape".into() })
 }
 
-fn check_side(side: &'static str, module: &[proto::Shape], signature: &[Shape]) -> Result<()> {
+fn check_side(side: &'static str, module: &[hlo::Shape], signature: &[Shape]) -> Result<()> {
     if module.len() != signature.len() {
         return Err(Error::SignatureCount { side, module: module.len(), signature: signature.len() });
     }
     for (index, (module, signature)) in module.iter().zip(signature).enumerate() {
-        if module.known().as_ref() != Some(signature) {
-            return Err(Error::SignatureShape { side, index, module: module.text(), signature: signature.clone() });
+        if known(module).as_ref() != Some(signature) {
+            return Err(Error::SignatureShape { side, index, module: text(module), signature: signature.clone() });
         }
     }
     Ok(())
@@ -105,57 +106,25 @@ pub(super) fn dims_i64(shape: &Shape) -> Vec<i64> {
     shape.dims.iter().map(|&d| d as i64).collect()
 }
 
-/// XLA's messages, cut down to what is read.
-mod proto {
-    use super::{DTYPES, PRIMITIVE_TUPLE};
-
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub struct Module {
-        #[prost(message, optional, tag = "4")]
-        pub host_program_shape: Option<ProgramShape>,
+/// PJRT returns one buffer for each element of a tuple.
+fn outputs(shape: &hlo::ProgramShape) -> Vec<hlo::Shape> {
+    match &shape.result {
+        Some(result) if result.element_type == PRIMITIVE_TUPLE => result.tuple_shapes.clone(),
+        Some(result) => vec![result.clone()],
+        None => Vec::new(),
     }
+}
 
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub struct ProgramShape {
-        #[prost(message, repeated, tag = "1")]
-        pub parameters: Vec<Shape>,
-        #[prost(message, optional, tag = "2")]
-        pub result: Option<Shape>,
-    }
+/// One of our shapes, unless its type is none of ours.
+fn known(shape: &hlo::Shape) -> Option<Shape> {
+    let (dtype, ..) = DTYPES.iter().find(|(.., primitive)| *primitive == shape.element_type)?;
+    let dims: std::result::Result<Vec<usize>, _> = shape.dimensions.iter().map(|&d| usize::try_from(d)).collect();
+    Some(Shape::new(*dtype, dims.ok()?))
+}
 
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub struct Shape {
-        #[prost(int32, tag = "2")]
-        pub element_type: i32,
-        #[prost(int64, repeated, tag = "3")]
-        pub dimensions: Vec<i64>,
-        #[prost(message, repeated, tag = "4")]
-        pub tuple_shapes: Vec<Shape>,
-    }
-
-    impl ProgramShape {
-        /// PJRT returns one buffer for each element of a tuple.
-        pub fn outputs(&self) -> Vec<Shape> {
-            match &self.result {
-                Some(result) if result.element_type == PRIMITIVE_TUPLE => result.tuple_shapes.clone(),
-                Some(result) => vec![result.clone()],
-                None => Vec::new(),
-            }
-        }
-    }
-
-    impl Shape {
-        pub fn known(&self) -> Option<xtrain_graphs::Shape> {
-            let (dtype, ..) = DTYPES.iter().find(|(.., primitive)| *primitive == self.element_type)?;
-            let dims: Result<Vec<usize>, _> = self.dimensions.iter().map(|&d| usize::try_from(d)).collect();
-            Some(xtrain_graphs::Shape::new(*dtype, dims.ok()?))
-        }
-
-        pub fn text(&self) -> String {
-            match self.known() {
-                Some(shape) => shape.to_string(),
-                None => format!("XLA's primitive type {} with dimensions {:?}", self.element_type, self.dimensions),
-            }
-        }
+fn text(shape: &hlo::Shape) -> String {
+    match known(shape) {
+        Some(shape) => shape.to_string(),
+        None => format!("XLA's primitive type {} with dimensions {:?}", shape.element_type, shape.dimensions),
     }
 }

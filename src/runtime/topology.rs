@@ -70,14 +70,7 @@ impl Topology {
         let doing = || format!("compiling a module ({} bytes of hlo) for {}", module.len(), self.platform_name());
         signature.check_module(module).map_err(|e| e.during(doing()))?;
         let options = options.to_bytes().map_err(|e| e.during(doing()))?;
-        let format = "hlo";
-        let program = ffi::Program {
-            code: module.as_ptr().cast_mut().cast(),
-            code_size: module.len(),
-            format: format.as_ptr().cast(),
-            format_size: format.len(),
-            ..Default::default()
-        };
+        let program = ffi::Program::of(module, "hlo");
         let mut args = ffi::Compile {
             topology: self.inner.raw.as_ptr(),
             program: &program,

@@ -7,9 +7,7 @@ use super::session::Session;
 use crate::cache::{AbsentDevice, CacheSettings, TargetCache};
 use crate::parallel::Mesh;
 use crate::runtime::discover::CUDA;
-use crate::runtime::{
-    Client, CompileOptions, Error, Library, OptionValue, OverrideValue, Plugin, Topology, cuda_tools, nvidia_libraries,
-};
+use crate::runtime::{Client, Error, Library, OptionValue, OverrideValue, Plugin, Topology, cuda_tools, nvidia_libraries};
 use xtrain_graphs::Target;
 
 /// The oldest compute capability that graphs are lowered for where no card tells its own: 8.0, from which on there are bf16 products.
@@ -22,9 +20,15 @@ pub fn open_cuda(settings: &DeviceSettings, mesh: Mesh, cache: CacheSettings) ->
     nvidia_libraries::preload(&path);
     let client = open_plugin(&CUDA, &path, mesh, |plugin| client_options(plugin, settings, mesh))?;
     let target = cuda_target(&client, settings)?;
+    if settings.fused_attention_dropout {
+        eprintln!(
+            "note: cuDNN draws the dropout of attention: a run that is resumed or repeated gets other masks, and replicas get equal ones"
+        );
+    }
     let mut options = settings.compile_options(mesh);
-    if let Some((name, value)) = tools_elsewhere(client.plugin()) {
-        options.overrides.entry(name).or_insert(value);
+    options.local.extend(tools_elsewhere(client.plugin()));
+    if client.platform_name() == CUDA.device {
+        options.local.extend(keep_tuning(&cache));
     }
     session(client, target, options, (mesh, cache))
 }
@@ -48,27 +52,42 @@ fn client_options(plugin: &Plugin, settings: &DeviceSettings, mesh: Mesh) -> Vec
     .into()
 }
 
-/// The compile option for `ptxas` and `libdevice`, where the plugin would not find them by itself. Its path is part of what a cached
-/// graph is found by, so it is told only if it has to be.
-fn tools_elsewhere(plugin: &Plugin) -> Option<(String, OverrideValue)> {
+/// The compile option for `ptxas` and `libdevice`, where the plugin would not find them by itself.
+fn tools_elsewhere(plugin: &Plugin) -> Option<(&'static str, OverrideValue)> {
     cuda_tools::cuda_version(plugin)?;
     // If there are none at all, compiling says so.
     let found = cuda_tools::find(plugin).ok()?;
     let beside = cuda_tools::nvidia_folder(plugin.path()).is_some_and(|nvidia| found.starts_with(nvidia));
-    (!beside).then(|| (cuda_tools::DATA_DIR_OPTION.to_string(), OverrideValue::String(found.display().to_string())))
+    (!beside).then(|| (cuda_tools::DATA_DIR_OPTION, OverrideValue::String(found.display().to_string())))
+}
+
+/// The compile option that makes XLA read and write what it measures of kernels in the cache's folder. It goes by the card, the
+/// kernel and its own version there.
+fn keep_tuning(cache: &CacheSettings) -> Option<(&'static str, OverrideValue)> {
+    let dir = cache.autotune_dir()?;
+    Some(("xla_gpu_per_fusion_autotune_cache_dir", OverrideValue::String(dir.display().to_string())))
 }
 
 /// By the first card's own word, `9.0` for an H200; all cards of a process are of one kind.
 fn cuda_target(client: &Client, settings: &DeviceSettings) -> Result<Target> {
     if client.platform_name() != CUDA.device {
         // A stand-in has no cuDNN.
-        return Ok(Target::Cuda { capability: LEAST_CAPABILITY, fused_attention: false });
+        let settings = DeviceSettings { plain_attention: true, ..settings.clone() };
+        return Ok(settings.cuda_target(LEAST_CAPABILITY));
     }
     let name = "compute_capability";
     let told = client.addressable_devices().next().and_then(|device| device.attribute(name));
     let told = told.map(|value| value.to_string()).unwrap_or_default();
     match capability(&told) {
-        Some(capability) => Ok(Target::Cuda { capability, fused_attention: !settings.plain_attention }),
+        // As transformers says it of such a card.
+        Some(capability) if settings.tf32 && capability < LEAST_CAPABILITY => Err(Error::Contradiction {
+            variable: "--tf32",
+            value: "true".into(),
+            problem: format!("needs a card of Ampere or newer (compute capability 8.0), and this one has {told}"),
+            fix: "leave it out".into(),
+        }
+        .into()),
+        Some(capability) => Ok(settings.cuda_target(capability)),
         None => Err(Error::DeviceAttribute { name, found: told, wanted: "a number as 9.0" }.into()),
     }
 }
@@ -87,14 +106,15 @@ pub fn describe(gpu: Gpu, settings: &DeviceSettings, cache: CacheSettings) -> Re
     let description = gpu.target_config(&plugin);
     let text = |name: &str, value: &str| (name.to_string(), OptionValue::String(value.to_string()));
     let topology = Topology::create(&plugin, &[text("target_config", &description), text("topology", "1x1x1")])?;
-    let tools = OverrideValue::String(tools.display().to_string());
+    let mut options = settings.compile_options(Mesh::single());
+    options.local.insert(cuda_tools::DATA_DIR_OPTION, OverrideValue::String(tools.display().to_string()));
+    options.local.extend(keep_tuning(&cache));
     let device = AbsentDevice {
         topology,
-        target: Target::Cuda { capability: gpu.capability(), fused_attention: !settings.plain_attention },
+        target: settings.cuda_target(gpu.capability()),
         name: gpu.name().to_string(),
         description,
-        options: settings.compile_options(Mesh::single()),
-        tools: CompileOptions::default().with(cuda_tools::DATA_DIR_OPTION, tools),
+        options,
     };
     Ok(TargetCache::new(Library::open()?, device, cache)?)
 }

@@ -6,12 +6,12 @@ use crate::cache::{CacheSettings, GraphCache};
 use crate::parallel::Mesh;
 use crate::runtime::discover::{NEURON, Vendor, package_version};
 use crate::runtime::neuron::NeuronSettings;
-use crate::runtime::neuron::environment::Environment;
+use crate::runtime::neuron::environment::{Cores, Environment};
 use crate::runtime::neuron::host::{CompilerFile, Host};
 use crate::runtime::{Client, CompileOptions, Library, OptionValue, OverrideValue, Plugin, set_environment};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use xtrain_graphs::{NeuronChip, Target};
+use xtrain_graphs::{CudaTarget, NeuronChip, Target};
 
 /// How a device is opened, whichever it is.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -24,6 +24,10 @@ pub struct DeviceSettings {
     pub visible_devices: Vec<i64>,
     /// Attention is written out even where the device has it as one call.
     pub plain_attention: bool,
+    /// Attention with dropout may be such a call too, with masks that the device draws and no run can repeat.
+    pub fused_attention_dropout: bool,
+    /// Products of f32 may round their operands to TF32.
+    pub tf32: bool,
     /// What AWS's compiler is told.
     pub neuron: NeuronSettings,
     /// Options of XLA's compiler.
@@ -31,6 +35,16 @@ pub struct DeviceSettings {
 }
 
 impl DeviceSettings {
+    /// A card as graphs are lowered for it.
+    pub fn cuda_target(&self, capability: u16) -> Target {
+        Target::Cuda(CudaTarget {
+            capability,
+            fused_attention: !self.plain_attention,
+            fused_dropout: self.fused_attention_dropout,
+            tf32: self.tf32,
+        })
+    }
+
     pub(super) fn compile_options(&self, mesh: Mesh) -> CompileOptions {
         CompileOptions { overrides: self.xla_options.clone(), ..CompileOptions::replicated(mesh.replicas()) }
     }
@@ -79,7 +93,8 @@ pub fn open_neuron_cores(settings: &DeviceSettings, cores: u32, (mesh, cache): (
     let variable = |name: &str| std::env::var(name).ok();
     let found = host.compiler(Some(&path), variable("PATH").as_deref());
     let folder = found.as_ref().and_then(CompilerFile::folder);
-    let environment = Environment::new(&settings.neuron, cores, &host, variable)?.with_compiler(folder, variable("PATH"));
+    let wanted = Cores { needed: mesh.replicas() as u32, wanted: cores };
+    let environment = Environment::new(&settings.neuron, wanted, &host, variable)?.with_compiler(folder, variable("PATH"));
     environment.notes.iter().for_each(|note| eprintln!("note: {note}"));
     environment.set.iter().for_each(|(name, value)| set_environment(name, Some(value)));
     environment.remove.iter().for_each(|name| set_environment(name, None));

@@ -14,14 +14,16 @@ pub enum Gpu {
 }
 
 /// Dense peak rates of matrix products, 10^12 operations per second (NVIDIA data sheets, "Tensor Core" without sparsity).
-const HOPPER: Peaks = Peaks { low: 989.4, tf32: 494.7 };
-const AMPERE: Peaks = Peaks { low: 312.0, tf32: 156.0 };
+const HOPPER: Peaks = Peaks { low: 989.4, tf32: 494.7, exact: 66.9 };
+const AMPERE: Peaks = Peaks { low: 312.0, tf32: 156.0, exact: 19.5 };
 
 struct Peaks {
     /// bf16 and fp16 operands.
     low: f64,
-    /// f32 operands, which XLA multiplies as TF32 on these cards.
+    /// f32 operands that are rounded to TF32.
     tf32: f64,
+    /// f32 operands as they are, which no tensor core takes.
+    exact: f64,
 }
 
 /// Of the peak, what large products reach on such cards; an assumption, so that an estimate can be had before a card is.
@@ -115,7 +117,8 @@ impl Gpu {
     /// card's bandwidth, whichever is longer.
     pub fn estimate(self, work: Work) -> Estimate {
         let peaks = self.peaks();
-        let products = (work.low_flops / peaks.low + work.f32_flops / peaks.tf32) / (PEAK_SHARE * 1e12);
+        let wide = if work.tf32 { peaks.tf32 } else { peaks.exact };
+        let products = (work.low_flops / peaks.low + work.f32_flops / wide) / (PEAK_SHARE * 1e12);
         Estimate { products: seconds(products), memory: seconds(work.bytes / self.bandwidth()) }
     }
 }
@@ -131,6 +134,8 @@ pub struct Work {
     pub low_flops: f64,
     /// Operations of all other products.
     pub f32_flops: f64,
+    /// Whether those round to TF32.
+    pub tf32: bool,
     /// Bytes that kernels read and write.
     pub bytes: f64,
 }
@@ -181,11 +186,13 @@ mod tests {
 
     #[test]
     fn an_estimate_is_the_longer_of_the_two() {
-        let work = Work { low_flops: 593.64e12, f32_flops: 0.0, bytes: 4.8e11 };
+        let work = Work { low_flops: 593.64e12, bytes: 4.8e11, ..Work::default() };
         let estimate = Gpu::H200.estimate(work);
         assert!((estimate.products.as_secs_f64() - 1.0).abs() < 1e-9 && (estimate.memory.as_secs_f64() - 0.1).abs() < 1e-9);
         assert!(estimate.is_product_bound() && estimate.time() == estimate.products);
-        let wide = Gpu::A100Gb40.estimate(Work { f32_flops: 93.6e12, low_flops: 0.0, bytes: 1.5552e12 * 2.0 });
+        let wide = Gpu::A100Gb40.estimate(Work { f32_flops: 93.6e12, low_flops: 0.0, tf32: true, bytes: 1.5552e12 * 2.0 });
         assert!((wide.products.as_secs_f64() - 1.0).abs() < 1e-9 && !wide.is_product_bound());
+        let exact = Gpu::A100Gb40.estimate(Work { f32_flops: 11.7e12, ..Work::default() });
+        assert!((exact.products.as_secs_f64() - 1.0).abs() < 1e-9);
     }
 }

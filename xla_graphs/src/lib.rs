@@ -28,7 +28,7 @@ pub use nn::dropout::Randomness;
 pub use nn::fused_attention;
 pub use passes::Precision;
 pub use shape::Shape;
-pub use target::{NeuronChip, Target};
+pub use target::{CudaTarget, NeuronChip, Target};
 pub use trace::{LayerGuard, NodeId, ScopeGuard, Tensor, Trace};
 
 /// Digest of the code that turns a graph into an HLO module: this crate and the emitter. Equal digests lower equal graphs alike.

@@ -135,6 +135,15 @@ pub struct FusedAttention {
     pub causal: bool,
     /// Something is added to the scores: a mask, in numbers.
     pub bias: bool,
+    pub dropout: Option<FusedDropout>,
+}
+
+/// Dropout inside of a vendor's call, with masks of the library's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct FusedDropout {
+    pub rate: F64,
+    /// Tells the attentions of a graph apart; forward and backward call of one have the same.
+    pub seed: u32,
 }
 
 /// Which operand of an attention a gradient node belongs to.
@@ -197,6 +206,8 @@ pub enum Op {
     Dot {
         dims: DotDims,
         dtype: DType,
+        /// Operands may not be rounded, where the compiler would otherwise (`passes/products.rs`).
+        exact: bool,
     },
     /// `rows = table[ids]`: table `[V, ...]`, ids `[...]` of an integer type.
     TakeRows,

@@ -6,14 +6,23 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Target {
     Cpu,
-    /// XLA:GPU for a card of this compute capability, for example 90 for an H200 (9.0).
-    Cuda {
-        capability: u16,
-        /// Whether attention may become calls of cuDNN, which a stand-in for a card does not have.
-        fused_attention: bool,
-    },
+    /// XLA:GPU.
+    Cuda(CudaTarget),
     /// neuronx-cc.
     Neuron(NeuronChip),
+}
+
+/// A card, and what is asked of its compiler.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct CudaTarget {
+    /// Compute capability without its point: 90 for an H200's 9.0.
+    pub capability: u16,
+    /// Whether attention may become calls of cuDNN, which a stand-in for a card does not have.
+    pub fused_attention: bool,
+    /// Whether those calls may drop out, with masks of cuDNN's own.
+    pub fused_dropout: bool,
+    /// Whether products of f32 may round their operands to TF32, with 10 bits of mantissa for 23.
+    pub tf32: bool,
 }
 
 /// Generations of AWS's accelerators, by the `--target` of neuronx-cc.
@@ -33,11 +42,30 @@ impl std::fmt::Display for NeuronChip {
     }
 }
 
+/// For people: what of a target decides about code.
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Target::Cpu => f.write_str("cpu"),
+            Target::Neuron(chip) => write!(f, "neuron {chip}"),
+            Target::Cuda(CudaTarget { capability, fused_attention, fused_dropout, tf32 }) => {
+                let attention = match (fused_attention, fused_dropout) {
+                    (false, _) => "attention written out",
+                    (true, false) => "attention by cuDNN",
+                    (true, true) => "attention and its dropout by cuDNN",
+                };
+                let products = if *tf32 { "in TF32" } else { "exact" };
+                write!(f, "cuda {}.{}, {attention}, f32 products {products}", capability / 10, capability % 10)
+            }
+        }
+    }
+}
+
 impl Target {
     pub fn name(self) -> &'static str {
         match self {
             Target::Cpu => "cpu",
-            Target::Cuda { .. } => "cuda",
+            Target::Cuda(_) => "cuda",
             Target::Neuron(_) => "neuron",
         }
     }
@@ -74,10 +102,20 @@ impl Target {
     /// compute capability 8.0; beyond 128 they are tried on 9.0 only.
     pub(crate) fn fused_attention_head(self) -> Option<usize> {
         match self {
-            Target::Cuda { capability: 90.., fused_attention: true } => Some(256),
-            Target::Cuda { capability: 80.., fused_attention: true } => Some(128),
+            Target::Cuda(CudaTarget { capability: 90.., fused_attention: true, .. }) => Some(256),
+            Target::Cuda(CudaTarget { capability: 80.., fused_attention: true, .. }) => Some(128),
             _ => None,
         }
+    }
+
+    /// Whether a call of attention may draw its own dropout masks.
+    pub(crate) fn fuses_dropout(self) -> bool {
+        matches!(self, Target::Cuda(CudaTarget { fused_dropout: true, .. }))
+    }
+
+    /// Whether products of f32 have to be said to be exact, since the compiler would round their operands if nothing were said.
+    pub(crate) fn asks_for_exact_products(self) -> bool {
+        matches!(self, Target::Cuda(CudaTarget { tf32: false, .. }))
     }
 
     /// Whether modules are handed over as StableHLO first. Of AWS's plugin since 3.0 that is the only form that others are known to

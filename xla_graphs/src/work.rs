@@ -77,6 +77,7 @@ pub fn exchanged(graph: &Graph) -> Vec<Exchanged> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::target::CudaTarget;
     use crate::{InputRole, Precision, Shape, Target, Trace, passes};
 
     #[test]
@@ -89,7 +90,7 @@ mod tests {
         let flops = 2.0 * (5 * 7 * 11) as f64;
         assert_eq!(products(&graph), ProductWork { low: 0.0, wide: flops });
         let mixed = passes::mix(&graph, Precision::Bf16).unwrap();
-        let mixed = passes::prepare(&mixed, Target::Cuda { capability: 90, fused_attention: false }).unwrap();
+        let mixed = passes::prepare(&mixed, Target::Cuda(CudaTarget { capability: 90, ..CudaTarget::default() })).unwrap();
         assert_eq!(products(&mixed), ProductWork { low: flops, wide: 0.0 });
     }
 }

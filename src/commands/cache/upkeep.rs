@@ -147,6 +147,9 @@ pub fn import(store: &Store, file: &Path) -> Result<(), Error> {
         eprintln!("warning: leaving {name} out: {reason}");
     }
     println!("took {} stored graphs, {} were here already", imported.taken, imported.known);
+    if imported.tuned > 0 {
+        println!("took measurements of {} kernels", imported.tuned);
+    }
     match imported.refused.len() {
         0 => Ok(()),
         n => Err(Error::failed(format!("{n} files in {} are not usable entries", file.display()))),

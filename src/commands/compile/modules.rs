@@ -39,10 +39,7 @@ pub fn run(plan: TrainPlan, check: bool, export: Option<&Path>) -> Result<Outcom
     };
     let target = match (plan.device.kind, &neuron) {
         (Device::Cpu, _) => Target::Cpu,
-        (Device::Cuda, _) => Target::Cuda {
-            capability: plan.target.map_or(LEAST_CAPABILITY, Gpu::capability),
-            fused_attention: !settings.plain_attention,
-        },
+        (Device::Cuda, _) => settings.cuda_target(plan.target.map_or(LEAST_CAPABILITY, Gpu::capability)),
         (Device::Neuron, compiler) => Target::Neuron(compiler.as_ref().map_or(NeuronChip::Trn1, |compiler| compiler.chip)),
     };
     let library = Library::open().map_err(failed("opening the XLA library"))?;

@@ -84,7 +84,7 @@ pub const FLAGS: &[Flag] = &[
     flag(Section::Run, Commands::TOP, "once", Kind::Bool, "false",
         "Print the run's state once, as text, and end"),
     flag(Section::Run, Commands::TOP, "neuron_monitor", Kind::Path, "",
-        "Take the devices' figures from this file, which `neuron-monitor > FILE` writes; default: the driver's files, else nvidia-smi"),
+        "Take the devices' figures from this file, which `neuron-monitor > FILE` writes; default: neuron-monitor is started where it is installed, beside the driver's files; else nvidia-smi"),
     flag(Section::Run, TRAIN_EVAL.and(QUICKSTART), "output_dir", Kind::Path, "",
         "Directory for the model, checkpoints, logs and results; needed by train; quickstart uses output/quickstart if not told"),
     flag(Section::Run, TRAIN.and(QUICKSTART), "overwrite_output_dir", Kind::Bool, "false",
@@ -124,6 +124,9 @@ pub const FLAGS: &[Flag] = &[
         "Directory with the tokenizer's files, a tokenizer.json, or a model's name on the Hub; default: the model's"),
     flag(Section::Model, COMPILING, "attn_implementation", Kind::Choice(&["auto", "eager"]), "auto",
         "auto: attention as one call where the device has it (cuda, 16 bits, no dropout, no local window); eager: always written out"),
+    flag(Section::Model, TRAIN.and(BENCH), "attention_dropout_kernel", Kind::Choice(&["xtrain", "cudnn"]), "xtrain",
+        "With --device cuda: who drops attention weights out. xtrain: attention is written out, with masks that a resumed run repeats; cudnn: it stays one \
+         call, whose masks no run repeats"),
     flag(Section::Model, TRAIN, "ignore_mismatched_sizes", Kind::Bool, "false",
         "Start the head anew where its shape is not that of the saved one, as for another number of labels"),
     flag(Section::Model, READING.and(GENERATE), "model_revision", Kind::Text, "main",
@@ -234,6 +237,8 @@ pub const FLAGS: &[Flag] = &[
         "Evaluate with bfloat16 products whatever training uses; default: as training does"),
     flag(Section::Precision, TRAIN_EVAL, "fp16_full_eval", Kind::Bool, "false",
         "Evaluate with half-precision products whatever training uses; default: as training does"),
+    flag(Section::Precision, TRAIN_EVAL.and(BENCH).and(PREDICT), "tf32", Kind::Bool, "false",
+        "With --device cuda: products that stay float32 round their operands to TF32, which is several times faster; without it they are exact, as torch's"),
 
     // Activations.
     flag(Section::Precision, TRAIN.and(BENCH), "gradient_checkpointing", Kind::Checkpointing, "false",

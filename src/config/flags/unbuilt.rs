@@ -38,7 +38,6 @@ const NONE: &[&str] = &["", "none", "false"];
 #[rustfmt::skip] // A table.
 pub const FLAGS: &[Flag] = &[
     // Precision and memory.
-    only(Section::Optimizer, "tf32", NONE, "there is no switch for TF32: on a GPU XLA decides by itself how float32 products run"),
     only(Section::Optimizer, "fp16_opt_level", &["O1"], "there is one form of mixed precision, which is O1's: master weights and moments stay in float32"),
     only(Section::Optimizer, "fp16_backend", &["auto"], "mixed precision is part of the compiled graph; there are no backends to choose from"),
     only(Section::Optimizer, "half_precision_backend", &["auto"], "mixed precision is part of the compiled graph; there are no backends to choose from"),

@@ -219,6 +219,8 @@ fn what_a_gpu_is_opened_with() {
         visible_devices: vec![2, 0],
         neuron: Default::default(),
         plain_attention: false,
+        fused_attention_dropout: false,
+        tf32: false,
         xla_options: xla_options.into_iter().map(|(name, value)| (name.to_string(), value)).collect(),
     };
     assert_eq!(plan.device, DevicePlan { kind: Device::Cuda, settings });

@@ -1,11 +1,12 @@
-//! The machine's accelerators: by the files of Neuron's driver, by neuron-monitor's JSON, by nvidia-smi. All fields are read
+//! The machine's accelerators: by neuron-monitor's JSON beside the files of Neuron's driver, else by nvidia-smi. All fields are read
 //! leniently: what is not told is not shown.
 
+use super::monitor::Monitor;
 use serde::Serialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// One core or card.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -24,22 +25,39 @@ pub struct DeviceUse {
 pub struct Devices {
     root: PathBuf,
     /// A file that `neuron-monitor` writes into, if the user named one.
-    monitor: Option<PathBuf>,
+    file: Option<PathBuf>,
+    /// The one that was started here, if there is one to start.
+    monitor: Option<Monitor>,
     earlier: Option<(Instant, Vec<u64>)>,
 }
 
 impl Devices {
-    pub fn new(monitor: Option<PathBuf>) -> Devices {
-        Devices { root: "/".into(), monitor, earlier: None }
+    /// Looks into `file` if there is one, else starts `neuron-monitor` where that is installed.
+    pub fn new(file: Option<PathBuf>) -> Devices {
+        let root = PathBuf::from("/");
+        let monitor = match &file {
+            Some(_) => None,
+            None => Monitor::start(&root, std::env::var_os("PATH").as_deref()),
+        };
+        Devices { root, file, monitor, earlier: None }
+    }
+
+    /// Waits until a monitor that was started has something to tell, or has ended, at most so long.
+    pub fn wait(&self, limit: Duration) {
+        if let Some(monitor) = &self.monitor {
+            monitor.wait(limit);
+        }
     }
 
     /// Every device of whichever kind is there.
     pub fn read(&mut self) -> Vec<DeviceUse> {
-        if let Some(file) = &self.monitor {
+        if let Some(file) = &self.file {
             let text = std::fs::read_to_string(file).unwrap_or_default();
             return last_report(&text).map(|report| from_monitor(&report)).unwrap_or_default();
         }
-        let cores = self.read_files();
+        let files = self.read_files();
+        let reported = self.monitor.as_ref().and_then(Monitor::report).map(|report| from_monitor(&report)).unwrap_or_default();
+        let cores = beside(reported, files);
         if cores.is_empty() { from_nvidia() } else { cores }
     }
 
@@ -73,6 +91,19 @@ impl Devices {
         self.earlier = Some((now, busy));
         devices
     }
+}
+
+/// What neuron-monitor tells of the cores in use, with the peaks that only the driver knows; then the driver's other cores. The
+/// monitor counts cores through all chips, in the order of the driver's files.
+fn beside(mut reported: Vec<DeviceUse>, files: Vec<DeviceUse>) -> Vec<DeviceUse> {
+    for (index, of_driver) in files.into_iter().enumerate() {
+        let name = format!("core {index}");
+        match reported.iter_mut().find(|core| core.name == name) {
+            Some(core) => core.memory_peak = of_driver.memory_peak,
+            None => reported.push(of_driver),
+        }
+    }
+    reported
 }
 
 /// The last whole line of what neuron-monitor has written.
@@ -186,7 +217,7 @@ mod tests {
             write(&at("memory_usage/device_mem/peak"), "5000\n");
             write(&at("other_info/nc_time_in_use"), "100\n");
         }
-        let mut devices = Devices { root: root.path().into(), monitor: None, earlier: None };
+        let mut devices = Devices { root: root.path().into(), file: None, monitor: None, earlier: None };
         let first = devices.read();
         assert_eq!(first.len(), 2);
         assert_eq!((first[1].name.as_str(), first[1].memory_used, first[1].utilization), ("chip 0 core 1", Some(1001), None));
@@ -195,6 +226,11 @@ mod tests {
         write("neuron0/neuron_core0/stats/other_info/nc_time_in_use", "99999999\n");
         let second = devices.read();
         assert_eq!((second[0].utilization, second[1].utilization), (Some(100.0), Some(0.0)));
+
+        // Beside a monitor's report: its core 0 gets the peak, the other stays the driver's.
+        let reported = DeviceUse { name: "core 0".into(), utilization: Some(61.5), ..Default::default() };
+        let both = beside(vec![reported], second);
+        assert_eq!((both[0].utilization, both[0].memory_peak, both[1].name.as_str()), (Some(61.5), Some(5000), "chip 0 core 1"));
     }
 
     #[test]

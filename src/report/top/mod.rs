@@ -3,6 +3,7 @@
 //! `snapshot` reads the run, `devices` the hardware (Neuron's files, neuron-monitor, nvidia-smi), `view` draws both.
 
 pub mod devices;
+mod monitor;
 mod snapshot;
 mod view;
 

@@ -64,7 +64,7 @@ pub fn check(module: &[u8], target: Target) -> Result<Report> {
             report.instructions += 1;
             let broken = match target {
                 Target::Cpu => None,
-                Target::Cuda { capability, .. } => cuda(this, &instructions, capability),
+                Target::Cuda(card) => cuda(this, &instructions, card.capability),
                 Target::Neuron(chip) => {
                     let checked = Checked { module: &module, chip, instructions: &instructions, ranges: &ranges, this };
                     RULES.iter().find_map(|rule| Some(((rule.broken)(&checked)?, rule.name, rule.source)))

@@ -292,8 +292,9 @@ fn the_table_says_each_thing_once() {
 
 #[test]
 fn cards_without_bf16_are_told_so() {
+    let card = |capability| Target::Cuda(xtrain_graphs::CudaTarget { capability, ..Default::default() });
     let product = Plant::new().parameter(BF16, &[4]).plain("dot", F32, &[], &[1, 1]);
-    assert!(product.check(Target::Cuda { capability: 90, fused_attention: true }).violations.is_empty());
-    let found = product.check(Target::Cuda { capability: 75, fused_attention: true }).violations;
+    assert!(product.check(card(90)).violations.is_empty());
+    let found = product.check(card(75)).violations;
     assert!(found[0].to_string().contains("compute capability 8.0, this card has 7.5"), "{}", found[0]);
 }

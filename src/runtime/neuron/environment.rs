@@ -6,9 +6,21 @@ use super::compiler::{Compiler, NeuronSettings, VARIABLE};
 use super::host::Host;
 use crate::runtime::error::{Error, Result};
 use std::path::Path;
+use xtrain_graphs::NeuronChip;
 
-/// Cores that the runtime makes groups of, besides multiples of 32; 0 means all.
-const GROUPS: [u32; 5] = [0, 1, 2, 8, 16];
+/// Cores that the runtime makes groups of, besides multiples of 32.
+const GROUPS: [u32; 4] = [1, 2, 8, 16];
+/// One chip's logical cores on a trn2, which are neighbours.
+const TRN2_CHIP: u32 = 4;
+
+/// How many cores a process is after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cores {
+    /// One for each replica: with fewer there is no run.
+    pub needed: u32,
+    /// What is taken unless the environment says how many.
+    pub wanted: u32,
+}
 
 /// What to set, what to take away, what to say.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,18 +32,18 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// Decides for a run on `cores` cores; `variable` reads the environment.
+    /// Decides for a run on these cores; `variable` reads the environment.
     pub fn new(
         settings: &NeuronSettings,
-        cores: u32,
+        cores: Cores,
         host: &Host,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Environment> {
         let value = |name: &str| variable(name).filter(|value| !value.is_empty());
-        check_cores(&value)?;
         let logical = value("NEURON_LOGICAL_NC_CONFIG").or_else(|| value("NEURON_RT_VIRTUAL_CORE_SIZE"));
         let user = value(VARIABLE).unwrap_or_default();
         let compiler = Compiler::new(settings, &user, host.chip(), logical.as_deref())?;
+        check_cores(cores.needed, compiler.chip, &value)?;
         let mut environment = Environment { compiler, set: Vec::new(), remove: Vec::new(), notes: Vec::new() };
         environment.refuse_wrong_results(&value)?;
         environment.logical_cores(logical.as_deref())?;
@@ -41,7 +53,7 @@ impl Environment {
         environment.set(VARIABLE, flags);
         if value("NEURON_RT_VISIBLE_CORES").is_none() && value("NEURON_RT_NUM_CORES").is_none() {
             // Cores belong to one process at a time: what is not used is left to others.
-            environment.set("NEURON_RT_NUM_CORES", cores.to_string());
+            environment.set("NEURON_RT_NUM_CORES", cores.wanted.to_string());
         }
         let ranks = ["NEURON_RT_ROOT_COMM_ID", "NEURON_PJRT_PROCESSES_NUM_DEVICES", "NEURON_PJRT_WORLD_SIZE"];
         if ranks.iter().all(|name| value(name).is_none())
@@ -75,7 +87,7 @@ impl Environment {
     fn logical_cores(&mut self, given: Option<&str>) -> Result<()> {
         let chip = self.compiler.chip;
         if let Some(value) = given
-            && (!["1", "2"].contains(&value) || (chip == xtrain_graphs::NeuronChip::Trn1 && value != "1"))
+            && (!["1", "2"].contains(&value) || (chip == NeuronChip::Trn1 && value != "1"))
         {
             return Err(Error::Contradiction {
                 variable: "NEURON_LOGICAL_NC_CONFIG",
@@ -150,23 +162,43 @@ impl Environment {
     }
 }
 
-/// Refuses numbers of cores that the runtime has no communicators for, before the cores are taken.
-fn check_cores(value: &impl Fn(&str) -> Option<String>) -> Result<()> {
-    const FIX: &str = "Neuron's runtime knows groups of 1, 2, 8, 16 and multiples of 32 cores (0: all); set one of these";
+/// Refuses numbers of cores that the runtime has no communicators for, and fewer than the run needs, before the cores are taken.
+fn check_cores(needed: u32, chip: NeuronChip, value: &impl Fn(&str) -> Option<String>) -> Result<()> {
+    let fix = match chip {
+        NeuronChip::Trn1 => "Neuron's runtime knows groups of 1, 2, 8, 16 and multiples of 32 cores; take one of these",
+        NeuronChip::Trn2 => "Neuron's runtime knows groups of 1, 2, 4, 8, 16 and multiples of 32 cores; take one of these",
+    };
+    let is_group =
+        |n: u32| GROUPS.contains(&n) || (n > 0 && n.is_multiple_of(32)) || (chip == NeuronChip::Trn2 && n == TRN2_CHIP);
     for variable in ["NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"] {
         let Some(value) = value(variable) else { continue };
         let count = match variable {
             "NEURON_RT_VISIBLE_CORES" => visible_cores(&value),
             _ => value.trim().parse().map_err(|_| "is not a number of cores".to_string()),
         };
-        let refuse = |problem: String| Error::Contradiction { variable, value: value.clone(), problem, fix: FIX.into() };
+        let refuse =
+            |problem: String, fix: &str| Error::Contradiction { variable, value: value.clone(), problem, fix: fix.into() };
         match count {
-            Ok(n) if GROUPS.contains(&n) || n % 32 == 0 => {}
-            Ok(n) => return Err(refuse(format!("asks for {n} cores"))),
-            Err(problem) => return Err(refuse(problem)),
+            // All there are; how many that is shows when they are taken.
+            Ok(0) => {}
+            Ok(n) if !is_group(n) => return Err(refuse(format!("asks for {n} cores"), fix)),
+            Ok(n) if n < needed => {
+                let problem = format!("leaves {n} to a run that needs {needed} (--data_parallel)");
+                return Err(refuse(problem, "leave the variable out, or name as many cores as the run needs"));
+            }
+            Ok(_) => {}
+            Err(problem) => return Err(refuse(problem, fix)),
         }
     }
-    Ok(())
+    if is_group(needed) {
+        return Ok(());
+    }
+    Err(Error::Contradiction {
+        variable: "--data_parallel",
+        value: needed.to_string(),
+        problem: format!("is no number of cores that {chip}'s runtime makes a group of"),
+        fix: fix.into(),
+    })
 }
 
 /// How many cores `0`, `3-6` or `3-5,6` are; they have to be neighbours, in order.
@@ -197,8 +229,13 @@ mod tests {
     use super::*;
 
     fn decide(settings: NeuronSettings, variables: &[(&str, &str)]) -> std::result::Result<Environment, String> {
+        decide_for(1, settings, variables)
+    }
+
+    fn decide_for(cores: u32, settings: NeuronSettings, variables: &[(&str, &str)]) -> std::result::Result<Environment, String> {
         let variable = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string());
-        Environment::new(&settings, 1, &Host::at("/nowhere"), variable).map_err(|e| e.to_string())
+        Environment::new(&settings, Cores { needed: cores, wanted: cores }, &Host::at("/nowhere"), variable)
+            .map_err(|e| e.to_string())
     }
 
     fn value(environment: &Environment, name: &str) -> Option<String> {
@@ -262,6 +299,27 @@ mod tests {
         }
         let trn2 = [("NEURON_CC_FLAGS", "--target=trn2"), ("NEURON_LOGICAL_NC_CONFIG", "1")];
         assert!(value(&decide(NeuronSettings::default(), &trn2).unwrap(), "NEURON_CC_FLAGS").unwrap().contains("--lnc=1"));
+    }
+
+    #[test]
+    fn a_run_gets_a_group_of_cores_or_is_refused() {
+        let plain = NeuronSettings::default;
+        for cores in [1, 2, 8, 16, 32, 64] {
+            let environment = decide_for(cores, plain(), &[]).unwrap();
+            assert_eq!(value(&environment, "NEURON_RT_NUM_CORES"), Some(cores.to_string()));
+        }
+        for cores in [3, 4, 12, 48] {
+            let message = decide_for(cores, plain(), &[]).unwrap_err();
+            assert!(message.contains(&format!("--data_parallel={cores} is no number of cores that trn1's")), "{message}");
+        }
+        let trn2 = ("NEURON_CC_FLAGS", "--target=trn2");
+        decide_for(4, plain(), &[trn2]).unwrap();
+        for variable in [("NEURON_RT_NUM_CORES", "2"), ("NEURON_RT_VISIBLE_CORES", "4-5")] {
+            let message = decide_for(8, plain(), &[variable]).unwrap_err();
+            assert!(message.contains("leaves 2 to a run that needs 8"), "{message}");
+            decide_for(2, plain(), &[variable]).unwrap();
+        }
+        decide_for(8, plain(), &[("NEURON_RT_NUM_CORES", "0")]).unwrap();
     }
 
     #[test]

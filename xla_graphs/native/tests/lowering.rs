@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 use support::{Rng, Value, model::training_step};
 use xtrain_graphs::op::{Attention, F64, Op, Scalar};
-use xtrain_graphs::{DType, Graph, GraphNode, InputRole, Shape, Target, Trace, backward, passes};
+use xtrain_graphs::{CudaTarget, DType, Graph, GraphNode, InputRole, Shape, Target, Trace, backward, passes};
 use xtrain_xla::proto::xla::{HloComputationProto, HloModuleProto};
 
 fn prepared(layers: usize) -> Graph {
@@ -82,7 +82,7 @@ fn attention_for_cudnn_is_one_call_each_way() {
     for (name, grad) in [("dq", dq), ("dk", dk), ("dv", dv)] {
         trace.output(name, &grad);
     }
-    let target = Target::Cuda { capability: 90, fused_attention: true };
+    let target = Target::Cuda(CudaTarget { capability: 90, fused_attention: true, ..CudaTarget::default() });
     let graph = passes::prepare(&trace.cut("attend").unwrap(), target).unwrap();
     let module = module(&graph);
     let entry = entry(&module);
@@ -120,6 +120,55 @@ fn attention_for_cudnn_is_one_call_each_way() {
         BTreeSet::from([(forward, 0), (forward, 1), (backward, 0), (backward, 1), (backward, 2)])
     );
     assert!(entry.instructions.iter().all(|i| !i.custom_call_target.starts_with("xt.")));
+}
+
+/// On a card products of f32 are as exact as everywhere unless TF32 is asked for. XLA rounds where nothing is said.
+#[test]
+fn products_of_f32_are_exact_unless_tf32_is_asked_for() {
+    let precisions = |tf32: bool| -> BTreeSet<Vec<i32>> {
+        let target = Target::Cuda(CudaTarget { capability: 90, tf32, ..CudaTarget::default() });
+        let module = module(&passes::prepare(&training_step(1), target).unwrap());
+        let dots = entry(&module).instructions.iter().filter(|i| i.opcode == "dot");
+        dots.map(|dot| dot.precision_config.as_ref().map(|config| config.operand_precision.clone()).unwrap_or_default()).collect()
+    };
+    let highest = xtrain_xla::proto::xla::precision_config::Precision::Highest as i32;
+    assert_eq!(precisions(false), BTreeSet::from([vec![highest; 2]]));
+    assert!(!precisions(true).is_empty() && precisions(true).iter().flatten().all(|&precision| precision == 0));
+}
+
+/// The call's name, rate and seed when cuDNN draws the masks.
+#[test]
+fn dropout_inside_of_attention_is_said_to_both_calls() {
+    let trace = Trace::new();
+    let shape = Shape::new(DType::BF16, [2, 3, 8, 64]);
+    let [q, k, v] = ["q", "k", "v"].map(|name| trace.input(name, shape.clone(), InputRole::State));
+    let key = trace.input("key", Shape::new(DType::U32, [2]), InputRole::Feed);
+    let randomness = xtrain_graphs::Randomness::keyed(key);
+    let rate = 0.25;
+    let of = Attention { scale: F64::new(0.125), causal: true, window: None, key_mask: false, dropout: Some(F64::new(rate)) };
+    let mut x = q;
+    for _ in 0..2 {
+        let keep = randomness.keep_mask(&[2, 3, 8, 8], rate).unwrap();
+        x = x.attention(&k, &v, None, keep.as_ref(), of).unwrap();
+    }
+    let loss = x.convert(DType::F32).unwrap().sum_all().unwrap();
+    for (name, grad) in ["dk", "dv"].iter().zip(backward(&loss, &[k, v]).unwrap()) {
+        trace.output(*name, &grad);
+    }
+    let card = CudaTarget { capability: 90, fused_attention: true, fused_dropout: true, tf32: false };
+    let module = module(&passes::prepare(&trace.cut("attend").unwrap(), Target::Cuda(card)).unwrap());
+    let calls: Vec<_> = entry(&module).instructions.iter().filter(|i| i.opcode == "custom-call").collect();
+    assert_eq!(calls.len(), 4);
+    let mut seeds = std::collections::BTreeMap::<String, Vec<String>>::new();
+    for call in calls {
+        let config = String::from_utf8(call.backend_config.clone()).unwrap();
+        assert!(config.contains(r#""dropout_rate":0.25"#), "{config}");
+        let seed = config.split(r#""seed":""#).nth(1).unwrap().split('"').next().unwrap().to_string();
+        seeds.entry(seed).or_default().push(call.custom_call_target.clone());
+    }
+    let both = ["__cudnn$fmhaSoftmaxDropout", "__cudnn$fmhaSoftmaxDropoutBackward"];
+    assert_eq!(seeds.len(), 2, "each attention has masks of its own: {seeds:?}");
+    assert!(seeds.values().all(|calls| *calls == both), "{seeds:?}");
 }
 
 #[test]
@@ -233,7 +282,7 @@ fn malformed_graphs_are_errors_before_they_reach_xla() {
     );
     // What only XLA checks still comes back as an error with the place.
     let dims = xtrain_graphs::op::DotDims { lhs_contracting: vec![0, 0], rhs_contracting: vec![0, 0], ..Default::default() };
-    let dot = Op::Dot { dims, dtype: DType::F32 };
+    let dot = Op::Dot { dims, dtype: DType::F32, exact: false };
     refused(&single(dot, &[f32s(&[2]), f32s(&[2])], f32s(&[])), &["dot in h.7.attn", "XLA says"]);
 
     let good = || single(Op::Barrier, &[f32s(&[2]), f32s(&[2])], f32s(&[2]));

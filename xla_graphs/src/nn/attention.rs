@@ -195,9 +195,10 @@ fn lowest(dtype: DType) -> f64 {
     }
 }
 
-pub(crate) fn expand(attention: &Attention, operands: &[Tensor], target: Target) -> Result<Tensor> {
+/// `seed` is for targets that draw the dropout themselves.
+pub(crate) fn expand(attention: &Attention, operands: &[Tensor], target: Target, seed: u32) -> Result<Tensor> {
     if fused_attention::applies(attention, operands[0].shape(), operands[1].shape(), target) {
-        return fused_attention::expand(attention, operands);
+        return fused_attention::expand(attention, operands, seed);
     }
     let plain = Plain::new(attention, operands)?;
     plain.output()?.convert(plain.low)
@@ -220,9 +221,10 @@ pub(crate) fn expand_grad(
     operand: AttentionOperand,
     operands: &[Tensor],
     target: Target,
+    seed: u32,
 ) -> Result<Tensor> {
     if fused_attention::applies(attention, operands[0].shape(), operands[1].shape(), target) {
-        return fused_attention::expand_grad(attention, operand, operands);
+        return fused_attention::expand_grad(attention, operand, operands, seed);
     }
     let (dy, operands) = operands.split_last().expect("the shape rule has seen dy");
     let plain = Plain::new(attention, operands)?;

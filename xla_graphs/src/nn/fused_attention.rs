@@ -2,13 +2,14 @@
 //! knows the calls by name (`native/src/emit/cudnn.rs`); here stands when they are used and what goes in and comes out.
 //!
 //! The calls read `[B, T, H, D]`, as the projections before them write it, so the turn to `[B, H, T, D]` that the models record is
-//! turned back and costs nothing. A key mask becomes a bias of very negative numbers: any mask is right, and a row that sees no key is
+//! turned back and costs nothing. Dropout is only for targets that ask for it (`CudaTarget::fused_dropout`): the library draws
+//! masks that are neither ours nor the same after a resume. A key mask becomes a bias of very negative numbers: any mask is right, and a row that sees no key is
 //! uniform, as in the plain form (with fp16 operands it is as if unmasked: fp16 has no numbers so low).
 
 use super::attention::Inferred;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{Attention, AttentionOperand, FusedAttention, Op};
+use crate::op::{Attention, AttentionOperand, FusedAttention, FusedDropout, Op};
 use crate::ops::expect;
 use crate::shape::Shape;
 use crate::target::Target;
@@ -22,8 +23,8 @@ pub(crate) fn applies(attention: &Attention, q: &Shape, k: &Shape, target: Targe
     let Some(largest_head) = target.fused_attention_head() else { return false };
     let [t, d, s] = [q.dims[2], q.dims[3], k.dims[2]];
     matches!(q.dtype, DType::BF16 | DType::F16)
-        // cuDNN's masks are neither ours nor the same after a resume; its windows are not tried yet.
-        && attention.dropout.is_none()
+        && (attention.dropout.is_none() || target.fuses_dropout())
+        // cuDNN's windows are not tried yet.
         && attention.window.is_none()
         && d.is_multiple_of(8)
         && d <= largest_head
@@ -103,11 +104,13 @@ struct Call {
 }
 
 impl Call {
-    /// Records the forward call; recorded twice, it is one.
-    fn new(attention: &Attention, operands: &[Tensor]) -> Result<Call> {
+    /// Records the forward call; recorded twice, it is one. `seed` tells its dropout from others'; our own mask, the last operand
+    /// then, is left without a use.
+    fn new(attention: &Attention, operands: &[Tensor], seed: u32) -> Result<Call> {
         let turned = operands[..3].iter().map(|x| x.transpose(&TURN)).collect::<Result<Vec<_>>>()?;
         let bias = if attention.key_mask { Some(bias(&operands[0], &operands[3], operands[1].dims()[2])?) } else { None };
-        let of = FusedAttention { scale: attention.scale, causal: attention.causal, bias: bias.is_some() };
+        let dropout = attention.dropout.map(|rate| FusedDropout { rate, seed });
+        let of = FusedAttention { scale: attention.scale, causal: attention.causal, bias: bias.is_some(), dropout };
         let all: Vec<&Tensor> = turned.iter().chain(&bias).collect();
         let call = all[0].trace().record(Op::FusedAttention(of), &all)?;
         Ok(Call { of, turned, bias, call })
@@ -133,14 +136,14 @@ fn bias(q: &Tensor, mask: &Tensor, keys: usize) -> Result<Tensor> {
     mask.broadcast_in(&shape.dims, &[0, 3])?.select(&trace.full(0.0, &shape)?, &trace.full(low, &shape)?)
 }
 
-pub(crate) fn expand(attention: &Attention, operands: &[Tensor]) -> Result<Tensor> {
-    part(&Call::new(attention, operands)?.call, OUT)
+pub(crate) fn expand(attention: &Attention, operands: &[Tensor], seed: u32) -> Result<Tensor> {
+    part(&Call::new(attention, operands, seed)?.call, OUT)
 }
 
 /// `operands`: the attention's and then the gradient of its result.
-pub(crate) fn expand_grad(attention: &Attention, operand: AttentionOperand, operands: &[Tensor]) -> Result<Tensor> {
+pub(crate) fn expand_grad(attention: &Attention, operand: AttentionOperand, operands: &[Tensor], seed: u32) -> Result<Tensor> {
     let (dy, operands) = operands.split_last().expect("the shape rule has seen dy");
-    let forward = Call::new(attention, operands)?;
+    let forward = Call::new(attention, operands, seed)?;
     let out = part(&forward.call, OUT)?.transpose(&TURN)?;
     let (statistics, dy) = (part(&forward.call, STATISTICS)?, dy.transpose(&TURN)?);
     let all: Vec<&Tensor> = forward.turned.iter().chain([&statistics, &dy]).chain(&forward.bias).chain([&out]).collect();
@@ -152,9 +155,11 @@ pub(crate) fn expand_grad(attention: &Attention, operand: AttentionOperand, oper
 mod tests {
     use super::*;
     use crate::op::F64;
-    use crate::{Graph, InputRole, Trace, backward, passes};
+    use crate::target::CudaTarget;
+    use crate::{Graph, InputRole, Randomness, Trace, backward, passes};
 
-    const H200: Target = Target::Cuda { capability: 90, fused_attention: true };
+    const CARD: CudaTarget = CudaTarget { capability: 90, fused_attention: true, fused_dropout: false, tf32: false };
+    const H200: Target = Target::Cuda(CARD);
 
     fn attention() -> Attention {
         Attention { scale: F64::new(0.125), causal: true, window: None, key_mask: false, dropout: None }
@@ -166,7 +171,9 @@ mod tests {
         let shape = Shape::new(dtype, [2, 3, 8, 64]);
         let [q, k, v] = ["q", "k", "v"].map(|name| trace.input(name, shape.clone(), InputRole::State));
         let mask = of.key_mask.then(|| trace.input("mask", Shape::new(DType::Pred, [2, 8]), InputRole::Feed));
-        let out = q.attention(&k, &v, mask.as_ref(), None, of).unwrap();
+        let key = trace.input("key", Shape::new(DType::U32, [2]), InputRole::Feed);
+        let keep = of.dropout.and_then(|rate| Randomness::keyed(key).keep_mask(&[2, 3, 8, 8], rate.get()).unwrap());
+        let out = q.attention(&k, &v, mask.as_ref(), keep.as_ref(), of).unwrap();
         let loss = out.convert(DType::F32).unwrap().sum_all().unwrap();
         for (name, grad) in ["q", "k", "v"].iter().zip(backward(&loss, &[q, k, v]).unwrap()) {
             trace.output(*name, &grad.convert(dtype).unwrap());
@@ -192,17 +199,36 @@ mod tests {
         assert!(step(attention(), DType::BF16, H200).nodes.iter().all(|n| !matches!(n.op, Op::Dot { .. })));
     }
 
+    /// On request; then nothing is left of our own mask, and the calls of one attention have one seed.
+    #[test]
+    fn dropout_is_cudnns_where_that_is_asked_for() {
+        let dropped = Attention { dropout: Some(F64::new(0.1)), ..attention() };
+        assert_eq!(calls(&step(dropped, DType::BF16, H200)), (0, 0));
+        let graph = step(dropped, DType::BF16, Target::Cuda(CudaTarget { fused_dropout: true, ..CARD }));
+        assert_eq!(calls(&graph), (1, 1));
+        assert!(graph.nodes.iter().all(|node| !matches!(node.op, Op::Binary(_) | Op::Compare(_))));
+        let seeds: Vec<Option<FusedDropout>> = graph
+            .nodes
+            .iter()
+            .filter_map(|node| match node.op {
+                Op::FusedAttention(of) | Op::FusedAttentionGrad(of) => Some(of.dropout),
+                _ => None,
+            })
+            .collect();
+        assert!(seeds[0].is_some_and(|dropout| dropout.rate == F64::new(0.1)) && seeds[0] == seeds[1], "{seeds:?}");
+    }
+
     #[test]
     fn what_cudnn_does_not_take_is_written_out() {
         assert_eq!(calls(&step(attention(), DType::F32, H200)), (0, 0));
         assert_eq!(calls(&step(attention(), DType::BF16, Target::Cpu)), (0, 0));
-        let plain = Target::Cuda { capability: 90, fused_attention: false };
+        let plain = Target::Cuda(CudaTarget { fused_attention: false, ..CARD });
         assert_eq!(calls(&step(attention(), DType::BF16, plain)), (0, 0));
         assert_eq!(calls(&step(Attention { window: Some(4), ..attention() }, DType::BF16, H200)), (0, 0));
         let shape = |dims: [usize; 4]| Shape::new(DType::BF16, dims);
         let takes = |of: Attention, q: [usize; 4], s: usize, capability| {
             let k = shape([q[0], q[1], s, q[3]]);
-            applies(&of, &shape(q), &k, Target::Cuda { capability, fused_attention: true })
+            applies(&of, &shape(q), &k, Target::Cuda(CudaTarget { capability, ..CARD }))
         };
         assert!(takes(attention(), [1, 1, 8, 256], 8, 90) && !takes(attention(), [1, 1, 8, 256], 8, 80));
         assert!(takes(attention(), [1, 1, 8, 128], 8, 80) && !takes(attention(), [1, 1, 8, 128], 8, 75));

@@ -82,7 +82,7 @@ impl Tensor {
     /// A product with explicit dimensions, accumulated and returned in `dtype`.
     #[track_caller]
     pub fn dot_general(&self, other: &Tensor, dims: DotDims, dtype: DType) -> Result<Tensor> {
-        self.apply(Op::Dot { dims, dtype }, &[other])
+        self.apply(Op::Dot { dims, dtype, exact: false }, &[other])
     }
 
     /// `[..., K] x [K, N] -> [..., N]`.

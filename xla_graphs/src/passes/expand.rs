@@ -4,9 +4,9 @@
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::nn::{attention, dropout, gelu, layer_norm, loss, rows, softmax, special};
-use crate::op::{Binary, Op, Scalar, Unary};
+use crate::op::{Attention, Binary, Op, Scalar, Unary};
 use crate::target::Target;
-use crate::trace::Tensor;
+use crate::trace::{NodeId, Tensor};
 
 pub(super) fn expand(graph: &Graph, target: Target) -> Result<Graph> {
     graph.rebuild(|trace, id, x| match &graph.nodes[id as usize].op {
@@ -21,8 +21,8 @@ pub(super) fn expand(graph: &Graph, target: Target) -> Result<Graph> {
         Op::SoftmaxGrad => softmax::expand_grad(&x[0], &x[1]),
         Op::CrossEntropy { ignore } => loss::expand(*ignore, x, target),
         Op::CrossEntropyGrad { ignore } => loss::expand_grad(*ignore, x),
-        Op::Attention(of) => attention::expand(of, x, target),
-        Op::AttentionGrad { of, operand } => attention::expand_grad(of, *operand, x, target),
+        Op::Attention(of) => attention::expand(of, x, target, dropout_place(graph, id, of)),
+        Op::AttentionGrad { of, operand } => attention::expand_grad(of, *operand, x, target, dropout_place(graph, id, of)),
         Op::Unary(Unary::Erf) if !target.has_special_functions() => special::erf(&x[0]),
         Op::Unary(Unary::Log1p) if !target.has_special_functions() => x[0].add_scalar(1.0)?.log(),
         Op::Unary(Unary::IsFinite) if !target.has_special_functions() => special::is_finite(&x[0]),
@@ -50,6 +50,21 @@ fn add(a: &Tensor, b: &Tensor, target: Target) -> Result<Tensor> {
     }
     let sum = if target.indexes() { add_into_rows(a, b)? } else { None };
     sum.map_or_else(|| a.add(b), Ok)
+}
+
+/// The place of the generator that an attention's dropout mask is drawn from, which is each attention's own; 0 if it drops nothing.
+fn dropout_place(graph: &Graph, id: NodeId, of: &Attention) -> u32 {
+    let operands = &graph.nodes[id as usize].operands;
+    // Behind q, k, v and the key mask; of a gradient node, before dy.
+    let mut next = of.dropout.and_then(|_| operands.get(3 + usize::from(of.key_mask)));
+    while let Some(&node) = next {
+        let node = &graph.nodes[node as usize];
+        if let Op::RandomBits { place, .. } = node.op {
+            return place;
+        }
+        next = node.operands.first();
+    }
+    0
 }
 
 /// `dense + (zeros with rows added)` becomes `dense with rows added`: a tied embedding's gradient then needs no table of zeros

@@ -76,9 +76,9 @@ pub(super) fn mix(graph: &Graph, low: DType) -> Result<Graph> {
             // What it waits for may be of any type.
             Op::After if is_low => record(&Op::After, vec![in_type(&x[0], DType::F32, low)?, x[1].clone()]),
             Op::After => record(&Op::After, vec![in_type(&x[0], low, DType::F32)?, x[1].clone()]),
-            Op::Dot { dims, dtype: DType::F32 } => {
+            Op::Dot { dims, dtype: DType::F32, exact } => {
                 let dtype = if is_low { low } else { DType::F32 };
-                record(&Op::Dot { dims: dims.clone(), dtype }, lowered()?)
+                record(&Op::Dot { dims: dims.clone(), dtype, exact: *exact }, lowered()?)
             }
             op @ (Op::Attention(_) | Op::AttentionGrad { .. }) => record(op, lowered()?),
             op if is_low && (moves(op) || *op == Op::TakeRows) => record(op, lowered()?),

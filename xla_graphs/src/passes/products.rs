@@ -6,6 +6,8 @@
 //! into the product, which would then fail when it runs: its kernels have no such mixed form. A transposed result, which XLA
 //! would fold into an exchange of the operands whatever stands between, is written as that exchange, in the same fast form.
 //!
+//! XLA:GPU rounds the operands of f32 products to TF32 unless it is told not to, so each is marked as exact where TF32 was not asked for.
+//!
 //! Before: primitives. After: the same values; on the CPU every product of 16-bit floats has the form above.
 
 use crate::dtype::DType;
@@ -16,13 +18,16 @@ use crate::target::Target;
 use crate::trace::Tensor;
 
 pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
+    if target.asks_for_exact_products() {
+        return exact(graph);
+    }
     let has_low_product =
         graph.nodes.iter().any(|n| matches!(n.op, Op::Dot { .. }) && is_low(graph.nodes[n.operands[0] as usize].shape.dtype));
     if !target.turns_products() || !has_low_product {
         return Ok(graph.clone());
     }
     graph.rebuild(|trace, id, x| match &graph.nodes[id as usize].op {
-        Op::Dot { dims, dtype } if is_low(x[0].dtype()) => cpu_product(&x[0], &x[1], dims)?.convert(*dtype),
+        Op::Dot { dims, dtype, .. } if is_low(x[0].dtype()) => cpu_product(&x[0], &x[1], dims)?.convert(*dtype),
         Op::Transpose(perm) => match low_product(&x[0]) {
             Some((a, b, dims)) if exchanges(perm, dims.lhs_batch.len()) => {
                 let exchanged = DotDims {
@@ -36,6 +41,19 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
             _ => x[0].transpose(perm),
         },
         op => trace.record(op.clone(), &x.iter().collect::<Vec<&Tensor>>()),
+    })
+}
+
+/// Marks the products of f32 as exact.
+fn exact(graph: &Graph) -> Result<Graph> {
+    graph.rebuild(|trace, id, x| {
+        let op = match &graph.nodes[id as usize].op {
+            Op::Dot { dims, dtype, .. } if x.iter().any(|operand| operand.dtype() == DType::F32) => {
+                Op::Dot { dims: dims.clone(), dtype: *dtype, exact: true }
+            }
+            op => op.clone(),
+        };
+        trace.record(op, &x.iter().collect::<Vec<&Tensor>>())
     })
 }
 

@@ -123,7 +123,7 @@ impl Emitter<'_> {
                 x(0).pad(&self.builder.zero(element(self.node.shape.dtype))?, &config)?
             }
             Op::Reduce { kind, dims } => self.reduce(*kind, dims)?,
-            Op::Dot { dims, dtype } => dot(x(0), x(1), dims, *dtype)?,
+            Op::Dot { dims, dtype, .. } => dot(x(0), x(1), dims, *dtype)?,
             Op::TakeRows => self.take_rows()?,
             Op::ScatterAddRows => {
                 let add = combiner(Reduction::Sum, self.node.shape.dtype)?;

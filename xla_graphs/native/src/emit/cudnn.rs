@@ -31,13 +31,14 @@ pub(super) fn instruction(op: &Op, operands: &[&Shape]) -> Option<HloInstruction
         _ => return None,
     };
     let bias = if of.bias { "ScaleBias" } else { "" };
+    let dropout = if of.dropout.is_some() { "Dropout" } else { "" };
     let backward = if is_backward { "Backward" } else { "" };
     let results = results(op, operands)?;
     let workspace = shape_proto(&Shape::new(DType::U8, [0]), &[0]);
     Some(HloInstructionProto {
         opcode: "custom-call".into(),
         shape: Some(tuple(results.iter().map(result).chain([workspace]).collect())),
-        custom_call_target: format!("__cudnn$fmha{bias}Softmax{backward}"),
+        custom_call_target: format!("__cudnn$fmha{bias}Softmax{dropout}{backward}"),
         backend_config: config(of, is_backward, operands[0], operands[1]).into_bytes(),
         // Or layout assignment could turn what the kernel reads.
         constrain_layout: true,
@@ -63,8 +64,9 @@ fn config(of: &FusedAttention, is_backward: bool, q: &Shape, k: &Shape) -> Strin
         .to_vec(),
     };
     let products: Vec<String> = products.iter().map(|(name, dims)| format!(r#""{name}_dot_dimension_numbers":{dims}"#)).collect();
+    let (rate, seed) = of.dropout.map_or((0.0, 42), |dropout| (dropout.rate.get(), i64::from(dropout.seed)));
     format!(
-        r#"{{"operation_queue_id":"0","cudnn_fmha_backend_config":{{"algorithm":{{"algo_id":"0","math_type":"TENSOR_OP_MATH","tuning_knobs":{{"17":"1","24":"0"}},"is_cudnn_frontend":true,"workspace_size":"0"}},"fmha_scale":{scale:?},"dropout_rate":0,"seed":42,"mask_type":"{mask}","is_flash_attention":true,"is_causal_mask":false,"sliding_window_length":0,"intermediate_tensor_shape":{{"element_type":"{element}","dimensions":["{b}","{h}","{t}","{s}"],"layout":{{"minor_to_major":["3","2","1","0"]}}}},{products}}}}}"#,
+        r#"{{"operation_queue_id":"0","cudnn_fmha_backend_config":{{"algorithm":{{"algo_id":"0","math_type":"TENSOR_OP_MATH","tuning_knobs":{{"17":"1","24":"0"}},"is_cudnn_frontend":true,"workspace_size":"0"}},"fmha_scale":{scale:?},"dropout_rate":{rate:?},"seed":"{seed}","mask_type":"{mask}","is_flash_attention":true,"is_causal_mask":false,"sliding_window_length":0,"intermediate_tensor_shape":{{"element_type":"{element}","dimensions":["{b}","{h}","{t}","{s}"],"layout":{{"minor_to_major":["3","2","1","0"]}}}},{products}}}}}"#,
         scale = of.scale.get(),
         products = products.join(",")
     )

@@ -9,7 +9,7 @@
 //! names its operation and model path (`train/h.3.attn/dot`).
 
 use super::collective;
-use crate::proto::xla::{HloInstructionProto, HloModuleProto, OpMetadata};
+use crate::proto::xla::{HloInstructionProto, HloModuleProto, OpMetadata, PrecisionConfig, precision_config};
 use prost::Message;
 use xtrain_graphs::{Graph, op::Op};
 
@@ -50,12 +50,19 @@ pub(super) fn finish(graph: &Graph, module: &[u8]) -> Result<Vec<u8>, String> {
     let entry = module.entry_computation_id;
     let entry = module.computations.iter_mut().find(|c| c.id == entry).ok_or("it has no entry computation")?;
     let mut op_name = String::new();
+    let mut is_exact = false;
     let mut problem = None;
     // In place: the generated type takes kilobytes, and a module has thousands.
     entry.instructions.retain_mut(|instruction| {
         if instruction.custom_call_target == NODE_MARKER {
-            op_name = op_path(graph, node_index(&instruction.backend_config));
+            let node = node_index(&instruction.backend_config);
+            op_name = op_path(graph, node);
+            is_exact = graph.nodes.get(node).is_some_and(|node| matches!(node.op, Op::Dot { exact: true, .. }));
             return false;
+        }
+        if is_exact && instruction.opcode == "dot" {
+            let highest = precision_config::Precision::Highest as i32;
+            instruction.precision_config = Some(PrecisionConfig { operand_precision: vec![highest; 2], ..Default::default() });
         }
         if instruction.custom_call_target == marker::INSTRUCTION {
             if let Err(message) = unwrap(instruction) {

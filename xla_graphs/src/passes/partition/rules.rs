@@ -68,7 +68,7 @@ impl Divider<'_> {
             Op::Slice { starts, limits } => self.slice(starts, limits, &operands[0], shapes[0])?,
             Op::Pad { low, high } => self.pad(low, high, &operands[0], shapes[0])?,
             Op::Reduce { kind, dims } => self.reduce(*kind, dims, &operands[0])?,
-            Op::Dot { dims, dtype } => self.dot(dims, *dtype, operands, shapes)?,
+            Op::Dot { dims, dtype, .. } => self.dot(dims, *dtype, operands, shapes)?,
             Op::TakeRows => self.take_rows(operands, shapes)?,
             Op::ScatterAddRows => self.scatter_add_rows(operands, shapes)?,
             Op::Attention(_) | Op::AttentionGrad { .. } => self.attention(op, operands, shapes)?,
