@@ -22,6 +22,8 @@ pub struct DeviceBatch {
     pub token_type_ids: Option<Buffers>,
     /// Of a classifier, the labels of all replicas on the host, rows that only fill the batch too.
     pub classes: Vec<i32>,
+    /// Replicas that the batch is cut for, those of other processes included.
+    pub shards: usize,
     /// Rows of all replicas that are not padding.
     pub examples: usize,
     /// Tokens of all replicas that are not padding.
@@ -40,6 +42,7 @@ impl DeviceBatch {
         let dims = &input_ids[0].shape().dims;
         let rows = dims[0] * input_ids.len();
         DeviceBatch {
+            shards: input_ids.len(),
             examples: rows,
             tokens: rows * dims[1],
             input_ids,
@@ -58,11 +61,6 @@ impl DeviceBatch {
     pub fn size(&self) -> [usize; 2] {
         let dims = &self.input_ids[0].shape().dims;
         [dims[0], dims[1]]
-    }
-
-    /// Replicas that the batch is cut for.
-    pub fn shards(&self) -> usize {
-        self.input_ids.len()
     }
 
     /// Rows of one replica that the head computes logits for.

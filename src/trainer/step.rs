@@ -191,7 +191,7 @@ impl<'m> Stepper<'m> {
     pub fn flops(&self, batch: &DeviceBatch) -> f64 {
         let [rows, tokens] = batch.size();
         let skipped = rows * tokens - batch.head_rows();
-        batch.shards() as f64 * (self.model.step_flops(rows, tokens) - self.model.head_flops(skipped))
+        batch.shards as f64 * (self.model.step_flops(rows, tokens) - self.model.head_flops(skipped))
     }
 
     /// The step itself, on inputs that may be real or abstract.

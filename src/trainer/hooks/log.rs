@@ -17,7 +17,8 @@ use std::time::Duration;
 /// Everything that was logged, and where it goes.
 pub struct RunLog {
     bar: Bar,
-    file: LogFile,
+    /// `None` in a process that does not write.
+    file: Option<LogFile>,
     path: std::path::PathBuf,
     history: Vec<Map<String, Value>>,
 }
@@ -35,13 +36,20 @@ impl RunLog {
             crate::checkpoint::atomic::write_bytes(&path, kept.as_bytes())?;
         }
         let file = LogFile::append_in(output_dir).map_err(io)?;
-        Ok(RunLog { bar, file, path, history })
+        Ok(RunLog { bar, file: Some(file), path, history })
+    }
+
+    /// The log of a process that leaves writing to another one of the run; its history is the same.
+    pub fn unwritten(history: Vec<Map<String, Value>>, bar: Bar) -> Self {
+        RunLog { bar, file: None, path: Default::default(), history }
     }
 
     /// Prints a record and keeps it.
     pub fn record(&mut self, record: &Record) -> Result<()> {
         self.bar.print(&record.printed());
-        self.file.write(record).map_err(|source| Error::Io { path: self.path.clone(), source })?;
+        if let Some(file) = &mut self.file {
+            file.write(record).map_err(|source| Error::Io { path: self.path.clone(), source })?;
+        }
         if let Value::Object(entry) = record.history_entry() {
             self.history.push(entry);
         }
