@@ -115,10 +115,6 @@ impl Job {
         self.generation
     }
 
-    pub fn settings(&self) -> &JobSettings {
-        &self.settings
-    }
-
     /// Why this rank may not join, if so.
     pub fn admit_rank(&mut self, rank: usize, world: usize, generation: u64, now: Instant) -> Result<(), String> {
         let expected = self.settings.world();

@@ -60,6 +60,13 @@ impl RunLog {
         &self.history
     }
 
+    /// Prints a line for people, where this process is the one that reports.
+    pub fn note(&self, line: &str) {
+        if self.file.is_some() {
+            self.bar.note(line);
+        }
+    }
+
     pub fn bar(&self) -> &Bar {
         &self.bar
     }
@@ -200,7 +207,7 @@ impl Hook for Logger {
         let mean_loss = sums.loss_since_log / sums.steps_since_log;
         (sums.loss_since_log, sums.steps_since_log) = (0.0, 0.0);
         let mut log = self.log.borrow_mut();
-        log.bar().note(&self.step_line(report, mean_loss).render());
+        log.note(&self.step_line(report, mean_loss).render());
         log.record(&Record::Train(TrainRecord {
             loss: mean_loss,
             grad_norm: Some(f64::from(report.metrics.grad_norm)),

@@ -220,7 +220,7 @@ impl Hook for Saver<'_> {
             return Ok(control);
         }
         let path = self.save(progress, session)?;
-        self.log.borrow().bar().note(&format!("saved {}", path.display()));
+        self.log.borrow().note(&format!("saved {}", path.display()));
         if progress.is_last() || signal.is_some() {
             // No step follows that could prove it.
             self.prune()?;
