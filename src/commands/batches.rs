@@ -8,7 +8,7 @@ use crate::parallel::Mesh;
 use crate::runtime::Client;
 use crate::trainer::error_in_batch;
 use crate::trainer::feed::{BatchShape, DeviceBatch, LabelShape};
-use crate::trainer::session::Buffers;
+use crate::trainer::session::{Buffers, local_replicas};
 use crate::trainer::{self};
 use std::sync::Arc;
 use xtrain_graphs::{DType, Shape};
@@ -167,7 +167,7 @@ fn labelled(labels: &[i32], room: usize) -> Option<(Vec<i32>, Vec<i32>)> {
     Some((places, ids))
 }
 
-/// Puts host arrays on the devices, each replica's part on its own.
+/// Puts host arrays on the devices, each replica's part on its own; what belongs to other processes is left to them.
 struct Upload<'c> {
     client: &'c Client,
     shards: usize,
@@ -189,8 +189,10 @@ impl Upload<'_> {
     /// The parts' values one after another, `dims` each; each part goes to all replicas that share it.
     fn rows<T: bytemuck::NoUninit>(&self, dtype: DType, values: &[T], dims: &[usize]) -> trainer::Result<Buffers> {
         let shape = Shape::new(dtype, dims);
+        let local = local_replicas(self.client, self.shards * self.copies);
         let parts = values.chunks(shape.elements().max(1)).flat_map(|part| std::iter::repeat_n(part, self.copies));
-        parts.enumerate().map(|(replica, part)| Ok(self.client.upload(bytemuck::cast_slice(part), &shape, replica)?)).collect()
+        let own = parts.skip(local.start).take(local.len()).enumerate();
+        own.map(|(device, part)| Ok(self.client.upload(bytemuck::cast_slice(part), &shape, device)?)).collect()
     }
 }
 

@@ -26,6 +26,8 @@ pub enum Error {
     Resume { path: PathBuf, reason: String },
     #[error("there is no metric `{name}`; those of this task are {known}")]
     NoMetric { name: String, known: String },
+    #[error("a part of `{name}` is in another process")]
+    PartElsewhere { name: String },
     #[error("the prompt has no tokens: generation needs at least one to start from")]
     EmptyPrompt,
     #[error("this device's compiler does not tell how much memory a graph needs, so no batch size can be found without running")]
@@ -48,6 +50,8 @@ pub enum Error {
     Model(#[from] xtrain_models::Error),
     #[error(transparent)]
     Cache(#[from] crate::cache::Error),
+    #[error(transparent)]
+    Launch(#[from] crate::launch::Error),
     #[error(transparent)]
     Runtime(#[from] crate::runtime::Error),
     #[error(transparent)]

@@ -22,14 +22,14 @@ pub struct DeviceBatch {
     pub token_type_ids: Option<Buffers>,
     /// Of a classifier, the labels of all replicas on the host, rows that only fill the batch too.
     pub classes: Vec<i32>,
+    /// Replicas that the batch is cut for, those of other processes included.
+    pub shards: usize,
     /// Rows of all replicas that are not padding.
     pub examples: usize,
     /// Tokens of all replicas that are not padding.
     pub tokens: usize,
     /// What tells this batch's graph from others of the run (see [`BatchShape::variant`]).
     pub variant: Option<Arc<str>>,
-    /// Parts that the batch is cut into; replicas that compute the same rows together have the same part.
-    pub shards: usize,
     /// The epoch that the batch belongs to, from 0.
     pub epoch: u64,
     /// Its place in the epoch, from 0.

@@ -10,11 +10,13 @@
 use super::error::{Error, Result};
 use crate::cache::{CompiledGraph, GraphCache};
 use crate::parallel::{Axis, Mesh, Placements};
-use crate::runtime::{Buffer, Client, Event, RunOptions};
+use crate::runtime::{Buffer, Client, Event, PendingDownload, RunOptions};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use xtrain_graphs::op::Comparison;
 use xtrain_graphs::passes::partition::{Cut, PLACE_INPUT, Partition};
 use xtrain_graphs::{DType, Fingerprint, Graph, InputRole, Precision, Shape, Tensor, Trace, passes};
 
@@ -37,7 +39,7 @@ impl std::ops::AddAssign for HostTime {
     }
 }
 
-/// A value on the devices: one buffer for each replica, in their order, all of one shape.
+/// A value on the devices: one buffer for each replica of this process, in their order, all of one shape.
 pub type Buffers = Arc<[Buffer]>;
 
 /// Device state by name, and the compiled graphs that work on it.
@@ -47,6 +49,8 @@ pub struct Session {
     mesh: Mesh,
     /// What is not whole on every replica.
     placements: Placements,
+    /// The replicas that live in this process.
+    local: Range<usize>,
     /// Of the step under way; `None` where the device takes steps in as they come.
     running: Option<Vec<Event>>,
     state: BTreeMap<String, Buffers>,
@@ -56,11 +60,12 @@ pub struct Session {
 }
 
 impl Session {
-    /// Replica n runs on the client's n-th device; `cache` compiles for as many replicas.
+    /// The replicas are dealt out to the client's processes in order, and in each to its devices; `cache` compiles for all of them.
     pub fn new(client: Client, cache: GraphCache, mesh: Mesh) -> Self {
         let (state, placements) = (BTreeMap::new(), Placements::default());
         let (eval_precision, made) = (Precision::F32, RefCell::default());
-        Session { client, cache, mesh, placements, running: None, state, eval_precision, made }
+        let local = local_replicas(&client, mesh.replicas());
+        Session { client, cache, mesh, placements, local, running: None, state, eval_precision, made }
     }
 
     /// The same, but a step is handed over only when the one before is done.
@@ -122,6 +127,11 @@ impl Session {
         Ok(())
     }
 
+    /// Whether some replicas live in other processes.
+    pub fn is_spread(&self) -> bool {
+        self.local.len() < self.mesh.replicas()
+    }
+
     /// The first replica's value; the others' are equal, or other parts.
     pub fn state(&self, name: &str) -> Option<&Buffer> {
         self.state.get(name).map(|buffers| &buffers[0])
@@ -131,15 +141,18 @@ impl Session {
     pub fn download(&self, name: &str) -> Result<(Vec<u8>, Shape)> {
         let buffers = self.replicas(name).ok_or_else(|| Error::NoState { name: name.to_string() })?;
         let held = buffers[0].shape();
-        let holder = |part: usize| (0..buffers.len()).find(|replica| self.placements.part(name, self.mesh, *replica) == part);
+        let own = self.local.clone().zip(buffers.iter());
+        let holder = |part: usize| own.clone().find(|(replica, _)| self.placements.part(name, self.mesh, *replica) == part);
         let parts = (0..self.placements.count(name))
-            .filter_map(holder)
-            .map(|replica| Ok(buffers[replica].download()?))
+            .map(|part| match holder(part) {
+                Some((_, buffer)) => Ok(buffer.download()?),
+                None => Err(Error::PartElsewhere { name: name.to_string() }),
+            })
             .collect::<Result<Vec<Vec<u8>>>>()?;
         Ok((self.placements.join(name, parts, held), self.placements.whole(name, held)))
     }
 
-    /// The value of every replica.
+    /// The value of every replica of this process.
     pub fn replicas(&self, name: &str) -> Option<&Buffers> {
         self.state.get(name)
     }
@@ -149,9 +162,9 @@ impl Session {
         self.upload_each(shape, |_| bytes)
     }
 
-    /// A value for each replica, by its number.
+    /// A value for each replica of this process, by its number among all.
     fn upload_each<'b>(&self, shape: &Shape, bytes: impl Fn(usize) -> &'b [u8]) -> Result<Buffers> {
-        (0..self.mesh.replicas()).map(|replica| Ok(self.client.upload(bytes(replica), shape, replica)?)).collect()
+        self.local.clone().enumerate().map(|(device, replica)| Ok(self.client.upload(bytes(replica), shape, device)?)).collect()
     }
 
     /// How recorded graphs are divided along the tensor axis.
@@ -174,7 +187,7 @@ impl Session {
         let trace = Trace::new();
         let shapes = Shapes::Held;
         let (arguments, known, precision) = (Vec::new(), HashMap::new(), Precision::F32);
-        Recording { session: self, trace, shapes, arguments, known, precision, started: Instant::now() }
+        Recording { session: self, trace, shapes, arguments, known, precision, divided: true, started: Instant::now() }
     }
 
     /// Starts recording a step whose state need not exist yet: for compiling ahead. Shapes come from `shapes`.
@@ -183,6 +196,13 @@ impl Session {
         recording.shapes = Shapes::Given(shapes);
         recording
     }
+}
+
+/// Which of so many replicas live in the client's process.
+pub fn local_replicas(client: &Client, replicas: usize) -> Range<usize> {
+    let each = replicas / client.processes();
+    let first = client.process_index().max(0) as usize * each;
+    first..first + each
 }
 
 enum Shapes {
@@ -206,6 +226,8 @@ pub struct Recording<'s> {
     arguments: Vec<Argument>,
     known: HashMap<String, Tensor>,
     precision: Precision,
+    /// Whether the graph is divided along the tensor axis.
+    divided: bool,
     started: Instant,
 }
 
@@ -216,7 +238,7 @@ pub struct Marked {
 }
 
 impl Marked {
-    /// The fetched value of every replica.
+    /// The fetched value of every replica of this process.
     ///
     /// # Panics
     /// If the step fetched nothing of this name.
@@ -233,6 +255,37 @@ impl Marked {
     }
 }
 
+impl Marked {
+    /// Starts reading what [`Recording::fetch_each`] fetched.
+    pub fn start_reading_each(&self, name: &str) -> Result<EachReplica> {
+        let buffers = self.replicas(name);
+        // A table has all the rows, and so has every replica's; otherwise each buffer is a row.
+        let parts = match buffers[0].shape().rank() {
+            2 => &buffers[..1],
+            _ => buffers,
+        };
+        let row = *buffers[0].shape().dims.last().unwrap_or(&1);
+        Ok(EachReplica { parts: parts.iter().map(|part| Ok(part.start_download_to()?)).collect::<Result<_>>()?, row })
+    }
+}
+
+/// A vector of each replica of the mesh, on its way.
+pub struct EachReplica {
+    parts: Vec<PendingDownload<f32>>,
+    row: usize,
+}
+
+impl EachReplica {
+    /// The vectors in the order of replicas; waits for the devices.
+    pub fn wait(self) -> Result<Vec<Vec<f32>>> {
+        let mut rows = Vec::new();
+        for part in self.parts {
+            rows.extend(part.wait()?.chunks(self.row.max(1)).map(<[f32]>::to_vec));
+        }
+        Ok(rows)
+    }
+}
+
 impl Recording<'_> {
     pub fn trace(&self) -> &Trace {
         &self.trace
@@ -241,6 +294,11 @@ impl Recording<'_> {
     /// The precision of this step's matrix products, f32 unless set; what is recorded stays the same.
     pub fn set_precision(&mut self, precision: Precision) {
         self.precision = precision;
+    }
+
+    /// Records over what each replica holds, parts as they are, instead of over what is whole along the tensor axis.
+    pub fn over_parts(&mut self) {
+        self.divided = false;
     }
 
     /// Sets the precision that the session evaluates in.
@@ -258,7 +316,10 @@ impl Recording<'_> {
             Shapes::Held => self.session.state(name).map(|b| b.shape().clone()),
             Shapes::Given(shapes) => shapes.get(name).map(|shape| self.session.placements.local(name, shape)),
         };
-        let shape = shape.map(|held| self.session.placements.recorded(name, &held));
+        let shape = shape.map(|held| match self.divided {
+            true => self.session.placements.recorded(name, &held),
+            false => held,
+        });
         let shape = shape.ok_or_else(|| Error::NoState { name: name.to_string() })?;
         let tensor = self.trace.input(name, shape, InputRole::State);
         self.arguments.push(Argument::State(name.to_string()));
@@ -317,6 +378,27 @@ impl Recording<'_> {
         self.trace.output(name, tensor);
     }
 
+    /// Makes the value that each replica has of the vector `tensor`, an `f32[n]`, readable after the step, on every process
+    /// ([`Marked::start_reading_each`]). Those of other processes come through a table in which each replica fills its own row: adding
+    /// zeros up changes no bit.
+    pub fn fetch_each(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
+        if !self.session.is_spread() {
+            self.fetch(name, tensor);
+            return Ok(());
+        }
+        let replicas = self.session.mesh.replicas();
+        let elements = tensor.shape().elements();
+        let own: Vec<u32> = (0..replicas as u32).collect();
+        let number =
+            self.feed_host_each("replica", &Shape::new(DType::U32, [1, 1]), |replica| bytemuck::bytes_of(&own[replica]))?;
+        let rows = self.trace.iota(DType::U32, &[replicas, 1], 0)?;
+        let row = tensor.reshape(&[1, elements])?.broadcast_to(&[replicas, elements])?;
+        let zeros = self.trace.full(0.0, row.shape())?;
+        let table = rows.compare(Comparison::Eq, &number)?.select(&row, &zeros)?.all_reduce(&[own], 0)?;
+        self.fetch(name, &table);
+        Ok(())
+    }
+
     /// Cuts the recording into a graph in its precision, without running it.
     pub fn cut(&self, name: &str) -> Result<Graph> {
         Ok(self.graph(name)?.as_ref().clone())
@@ -324,7 +406,7 @@ impl Recording<'_> {
 
     fn graph(&self, name: &str) -> Result<Arc<Graph>> {
         let recorded = self.trace.cut(name)?;
-        let partition = self.session.partition();
+        let partition = self.session.partition().filter(|_| self.divided);
         if self.precision == Precision::F32 && partition.is_none() {
             return Ok(Arc::new(recorded));
         }
@@ -358,7 +440,7 @@ impl Recording<'_> {
         let trace = self.started.elapsed().saturating_sub(compile);
 
         let dispatched = Instant::now();
-        let replicas = self.session.mesh.replicas();
+        let replicas = self.session.local.len();
         let mut arguments: Vec<Vec<&Buffer>> = vec![Vec::with_capacity(self.arguments.len()); replicas];
         for (argument, (input, _)) in self.arguments.iter().zip(&compiled.inputs) {
             let buffers = match argument {
