@@ -16,6 +16,7 @@ mod parallel;
 mod precision;
 mod processes;
 mod steady;
+mod streaming;
 mod support;
 mod target;
 mod tasks;
