@@ -277,7 +277,8 @@ fn device(typed: &Typed) -> Verdict {
             "leave one of them out: only a call of cuDNN can drop out with its masks",
         );
     }
-    if let Some(name) = RECOMPUTING.into_iter().find(|name| by_cudnn && typed.bool_if_given(name) == Some(true)) {
+    let is_on = |name: &&str| typed.bool_if_given(name) == Some(true) || typed.text(name).is_some_and(|text| text != "off");
+    if let Some(name) = RECOMPUTING.into_iter().find(is_on).filter(|_| by_cudnn) {
         return refuse(
             format!(
                 "--attention_dropout_kernel cudnn does not go with --{name}: the masks of a recomputed or repeated call are not known to be the same"
