@@ -170,21 +170,26 @@ fn a_run_goes_on_under_another_mesh() {
     let Some(bench) = Bench::new() else { return };
     let (name, model, data) = CASES[0];
     let what = line(name, model, data);
-    let run = |dir: &str, devices: usize, extra: &str| {
-        train(&bench, &what, devices, &format!("--output_dir {dir} --save_strategy steps --save_steps 10 {extra}")).succeeded();
+    let run = |dir: &str, (shards, mesh): (usize, &str), extra: &str| {
+        let flags = format!("{mesh} --output_dir {dir} --save_strategy steps --save_steps 10 {extra}");
+        train_on(&bench, &what, shards, &flags).succeeded();
     };
-    run("whole", 2, "");
-    for (dir, devices) in [("same", 2), ("other", 4), ("one", 1)] {
-        run(dir, 2, "");
-        std::fs::remove_dir_all(bench.path(&format!("{dir}/checkpoint-20"))).unwrap();
-        run(dir, devices, "--resume_from_checkpoint");
-        if devices == 2 {
-            assert!(
-                bench.bytes("whole/model.safetensors") == bench.bytes("same/model.safetensors"),
-                "the same mesh, other weights"
-            );
+    let parts = (4, "--tensor_parallel 2 --shard_parallel 2 --data_parallel 2");
+    for (first, others) in [
+        ((2, "--data_parallel 2"), &[(4, "--data_parallel 4"), (1, "")][..]),
+        ((2, "--shard_parallel 2"), &[(2, "--data_parallel 2 --shard_optimizer_state")]),
+        (parts, &[(1, "--tensor_parallel 2")]),
+    ] {
+        run("whole", first, "--overwrite_output_dir");
+        let whole = (bench.bytes("whole/model.safetensors"), numbers(&bench.records("whole"), "loss"));
+        for mesh in [&[first], others].concat() {
+            run("again", first, "--overwrite_output_dir");
+            std::fs::remove_dir_all(bench.path("again/checkpoint-20")).unwrap();
+            run("again", mesh, "--resume_from_checkpoint");
+            let same = bench.bytes("again/model.safetensors") == whole.0;
+            assert!(same || mesh != first, "the same mesh ({}), other weights", mesh.1);
+            assert_close(mesh.1, &whole.1, &numbers(&bench.records("again"), "loss"), 1e-4);
         }
-        assert_close(dir, &numbers(&bench.records("whole"), "loss"), &numbers(&bench.records(dir), "loss"), 1e-4);
     }
 }
 
@@ -195,11 +200,12 @@ fn low_precision_runs_on_replicas_too() {
     let (name, model, data) = CASES[0];
     let what = line(name, model, data);
     for precision in ["bf16", "fp16"] {
-        for devices in [1, 2] {
-            train(&bench, &what, devices, &format!("--{precision} --output_dir {precision}-{devices}")).succeeded();
+        let meshes = [(1, ""), (2, "--data_parallel 2"), (2, "--shard_parallel 2"), (1, "--tensor_parallel 2")];
+        for (index, (shards, mesh)) in meshes.into_iter().enumerate() {
+            train_on(&bench, &what, shards, &format!("--{precision} {mesh} --output_dir {precision}-{index}")).succeeded();
+            let losses = |index: usize| numbers(&bench.records(&format!("{precision}-{index}")), "loss");
+            assert_close(&format!("{precision} {mesh}"), &losses(0), &losses(index), 5e-3);
         }
-        let losses = |devices: usize| numbers(&bench.records(&format!("{precision}-{devices}")), "loss");
-        assert_close(precision, &losses(1), &losses(2), 5e-3);
     }
 }
 
