@@ -31,5 +31,8 @@ pub mod runtime;
 /// Hugging Face directories and exact training state.
 pub mod checkpoint;
 
+/// Processes, ranks, rendezvous, restart.
+pub mod launch;
+
 /// Step line, records, tables.
 pub mod report;

@@ -14,6 +14,7 @@ mod models;
 mod neuron;
 mod parallel;
 mod precision;
+mod processes;
 mod steady;
 mod support;
 mod target;

@@ -13,7 +13,7 @@ const ROWS: usize = 8;
 
 /// AdamW divides by the root of the second moment, so the rounding of a gradient that is all but zero can turn a whole update
 /// around. A large epsilon takes that out, and what is left is the order of sums.
-const OPTIMIZER: &str = "--learning_rate 1e-3 --adam_epsilon 1e-4 --lr_scheduler_type linear --warmup_steps 5";
+pub(crate) const OPTIMIZER: &str = "--learning_rate 1e-3 --adam_epsilon 1e-4 --lr_scheduler_type linear --warmup_steps 5";
 
 /// Name, model, data; the first is tried at every degree, the others at one each.
 const CASES: [(&str, &str, &str); 4] = [
@@ -68,13 +68,13 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 
-fn weights(bench: &Bench, dir: &str) -> BTreeMap<String, Vec<f32>> {
+pub(crate) fn weights(bench: &Bench, dir: &str) -> BTreeMap<String, Vec<f32>> {
     let bytes = bench.bytes(&format!("{dir}/model.safetensors"));
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     tensors.iter().map(|(name, view)| (name.to_string(), floats(view.data()))).collect()
 }
 
-fn assert_close(what: &str, a: &[f64], b: &[f64], bound: f64) {
+pub(crate) fn assert_close(what: &str, a: &[f64], b: &[f64], bound: f64) {
     assert_eq!(a.len(), b.len(), "{what}");
     for (step, (a, b)) in a.iter().zip(b).enumerate() {
         assert!((a - b).abs() <= bound * a.abs().max(1.0), "{what}, record {step}: {a} on one device, {b}");

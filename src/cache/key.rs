@@ -102,7 +102,11 @@ impl Surroundings {
                 DEVICE,
                 if kinds == client.platform_name() { kinds } else { format!("{} {kinds}", client.platform_name()) },
             ),
-            Part::new(TOPOLOGY, format!("{own} of {all} devices, process {}", client.process_index())),
+            // Each process of a CPU run compiles the same, so what one has stored serves all.
+            match client.platform_name() == "cpu" && all > own {
+                true => Part::new(TOPOLOGY, format!("{own} of {all} devices, in each process")),
+                false => Part::new(TOPOLOGY, format!("{own} of {all} devices, process {}", client.process_index())),
+            },
         ]);
         parts.extend(options.surroundings.iter().map(|(name, value)| Part::new(name, value)));
         if client.platform_name() == "cpu" {

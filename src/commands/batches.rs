@@ -8,7 +8,7 @@ use crate::parallel::Mesh;
 use crate::runtime::Client;
 use crate::trainer::error_in_batch;
 use crate::trainer::feed::{BatchShape, DeviceBatch, LabelShape};
-use crate::trainer::session::Buffers;
+use crate::trainer::session::{Buffers, local_replicas};
 use crate::trainer::{self};
 use std::sync::Arc;
 use xtrain_graphs::{DType, Shape};
@@ -121,6 +121,7 @@ impl BatchForm {
             attention_mask: batch.attention_mask.as_ref().map(|mask| put.array(DType::Pred, mask)).transpose()?,
             token_type_ids: batch.token_type_ids.as_ref().map(|types| put.array(DType::S32, types)).transpose()?,
             classes,
+            shards: self.shards,
             examples: batch.examples,
             tokens: batch.tokens,
             variant,
@@ -167,7 +168,7 @@ fn labelled(labels: &[i32], room: usize) -> Option<(Vec<i32>, Vec<i32>)> {
     Some((places, ids))
 }
 
-/// Puts host arrays on the devices, each replica's part on its own.
+/// Puts host arrays on the devices, each replica's part on its own; what belongs to other processes is left to them.
 struct Upload<'c> {
     client: &'c Client,
     shards: usize,
@@ -190,7 +191,9 @@ impl Upload<'_> {
     fn rows<T: bytemuck::NoUninit>(&self, dtype: DType, values: &[T], dims: &[usize]) -> trainer::Result<Buffers> {
         let shape = Shape::new(dtype, dims);
         let parts = values.chunks(shape.elements().max(1)).flat_map(|part| std::iter::repeat_n(part, self.copies));
-        parts.enumerate().map(|(replica, part)| Ok(self.client.upload(bytemuck::cast_slice(part), &shape, replica)?)).collect()
+        let local = local_replicas(self.client, self.shards * self.copies);
+        let parts = parts.skip(local.start).take(local.len()).enumerate();
+        parts.map(|(device, part)| Ok(self.client.upload(bytemuck::cast_slice(part), &shape, device)?)).collect()
     }
 }
 

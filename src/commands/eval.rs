@@ -6,6 +6,7 @@ use super::{Error, Outcome};
 use crate::checkpoint::hf::save_metrics;
 use crate::config::EvalPlan;
 use crate::data::Tokenizer;
+use crate::launch::Group;
 use crate::trainer::evaluate::evaluate;
 use crate::trainer::parameters::Head;
 use crate::trainer::settings::OptimizerKind;
@@ -36,7 +37,7 @@ pub fn run(plan: EvalPlan) -> Result<Outcome, Error> {
         true => println!("{}", Value::Object(record.results())),
         false => println!("{}", record.printed()),
     }
-    if let Some(dir) = &plan.output_dir {
+    if let Some(dir) = plan.output_dir.as_ref().filter(|_| Group::this_writes()) {
         create_output_dir(dir)?;
         save_metrics(dir, "eval", &record.results()).map_err(failed("saving the results"))?;
     }

@@ -11,6 +11,7 @@ mod dry_run;
 mod eval;
 mod fit;
 mod generate;
+mod launch;
 mod model;
 mod predict;
 mod quickstart;
@@ -23,6 +24,7 @@ mod train;
 pub use crate::config::Command;
 
 use crate::config::UsageError;
+use crate::launch::Group;
 use std::error::Error as StdError;
 
 /// How a command ended when it did not fail.
@@ -113,10 +115,18 @@ impl Error {
 /// Runs one command to its end.
 pub fn run(command: Command) -> Result<Outcome, Error> {
     // A training run goes on when nobody reads its lines any more; what only prints ends with its reader (`cache show | head`).
-    if !matches!(command, Command::Train(_) | Command::Quickstart(_)) {
+    if !matches!(command, Command::Train(_) | Command::Quickstart(_) | Command::Launch(_)) {
         // SAFETY: sets a signal's disposition before any thread runs.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
+    let outcome = dispatch(command);
+    if let Some(group) = Group::joined() {
+        group.leave(outcome.as_ref().err().map(|error| (i32::from(error.exit_code()), error.one_line())));
+    }
+    outcome
+}
+
+fn dispatch(command: Command) -> Result<Outcome, Error> {
     match command {
         Command::Train(plan) => train::run(plan),
         Command::Eval(plan) => eval::run(plan),
@@ -125,6 +135,7 @@ pub fn run(command: Command) -> Result<Outcome, Error> {
         Command::Bench(plan) => bench::run(plan),
         Command::Doctor(plan) => doctor::run(plan),
         Command::Top(plan) => top::run(plan),
+        Command::Launch(settings) => launch::run(settings),
         Command::Quickstart(plan) => quickstart::run(plan),
         Command::Compile(plan) => compile::run(plan),
         Command::Fit(plan) => fit::run(plan),

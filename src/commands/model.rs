@@ -5,11 +5,13 @@ use crate::cache::{CacheSettings, Origin};
 use crate::checkpoint::{Weights, hash, hf};
 use crate::config::{ConfigSource, Device, DevicePlan, ModelSource, nearest};
 use crate::data::tokenizer::Tokenizer;
+use crate::launch::Group;
 use crate::parallel::Mesh;
 use crate::trainer::parameters::{self, Head};
 use crate::trainer::session::Session;
 use crate::trainer::{cuda, device};
 use serde_json::{Map, Value, json};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use xtrain_models::{Config, Model, Task};
@@ -20,10 +22,24 @@ pub fn open_device(device: &DevicePlan, mesh: Mesh, cache: &CacheSettings) -> Re
     if let Some(dir) = &cache.dir {
         TOLD.call_once(|| eprintln!("compiled-graph cache: {}", dir.display()));
     }
+    let group = device.settings.group().map_err(failed("joining the other processes of the run"))?;
+    if !Group::this_writes() {
+        silence_standard_output();
+    }
     match device.kind {
-        Device::Cpu => device::open_cpu(mesh, cache.clone()).map_err(failed("opening the CPU device")),
+        Device::Cpu => {
+            device::open_cpu_among(group.as_ref(), mesh, cache.clone()).map_err(failed("opening the CPU device"))
+        }
         Device::Cuda => cuda::open_cuda(&device.settings, mesh, cache.clone()).map_err(failed("opening the CUDA device")),
         Device::Neuron => device::open_neuron(&device.settings, mesh, cache.clone()).map_err(failed("opening the Neuron device")),
+    }
+}
+
+/// Results are rank 0's to print; the other processes of a run have the same ones.
+fn silence_standard_output() {
+    if let Ok(nowhere) = std::fs::OpenOptions::new().write(true).open("/dev/null") {
+        // SAFETY: both are open descriptors.
+        unsafe { libc::dup2(nowhere.as_raw_fd(), libc::STDOUT_FILENO) };
     }
 }
 

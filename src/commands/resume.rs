@@ -4,11 +4,14 @@ use super::Error;
 use super::model::failed;
 use crate::checkpoint::{Checkpoint, TrainingState, latest_checkpoint, list_checkpoints, load_checkpoint};
 use crate::config::{ModelSource, TrainPlan};
+use crate::launch::Group;
 use crate::trainer;
 use crate::trainer::run_loop::{Progress, RunLength};
 use crate::trainer::settings::{Resume, TrainSettings};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 /// Checkpoints that an earlier run left where this one starts anew: never the one that its model comes from.
@@ -22,16 +25,67 @@ pub(super) fn stale_checkpoints(plan: &TrainPlan) -> Result<Vec<PathBuf>, Error>
     Ok(found.into_iter().map(|(_, path)| path).filter(|path| !is_source(path)).collect())
 }
 
-/// The checkpoint that the run continues, if it does.
+/// The checkpoint that the run continues, if it does. Several processes continue the one that rank 0 finds.
 pub(super) fn checkpoint(settings: &TrainSettings) -> Result<Option<Checkpoint>, Error> {
-    let dir: PathBuf = match &settings.resume {
-        Resume::No => return Ok(None),
-        Resume::From(dir) => dir.clone(),
+    let dir = match Group::joined() {
+        None => as_told(settings)?,
+        Some(group) if !group.is_first() => {
+            let told = group.get(CHECKPOINT_KEY, group.member().timeouts.join).map_err(failed("waiting for rank 0's checkpoint"))?;
+            (!told.is_empty()).then(|| PathBuf::from(OsString::from_vec(told)))
+        }
+        Some(group) => {
+            let dir = match restarted_from(settings, &group)? {
+                Some(dir) => Some(dir),
+                None => as_told(settings)?,
+            };
+            let told = dir.as_ref().map(|dir| dir.as_os_str().as_bytes()).unwrap_or_default();
+            group.put(CHECKPOINT_KEY, told).map_err(failed("telling the other processes the checkpoint"))?;
+            dir
+        }
+    };
+    dir.map(|dir| load_checkpoint(&dir).map_err(failed("loading the checkpoint to resume from"))).transpose()
+}
+
+/// Where rank 0 tells which checkpoint all continue from.
+const CHECKPOINT_KEY: &str = "checkpoint";
+
+/// Where the first start leaves for the later ones which checkpoints are not the job's own.
+const FOREIGN_KEY: &str = "job/foreign_checkpoints";
+
+fn as_told(settings: &TrainSettings) -> Result<Option<PathBuf>, Error> {
+    match &settings.resume {
+        Resume::No => Ok(None),
+        Resume::From(dir) => Ok(Some(dir.clone())),
         Resume::Latest => latest_checkpoint(&settings.output_dir)
             .map_err(failed("looking for a checkpoint"))?
-            .ok_or_else(|| Error::failed(format!("there is no checkpoint in {}", settings.output_dir.display())))?,
+            .map(Some)
+            .ok_or_else(|| Error::failed(format!("there is no checkpoint in {}", settings.output_dir.display()))),
+    }
+}
+
+/// After a restart, the newest checkpoint that the job itself has saved, if there is one. What an earlier run left in the directory was
+/// noted at the first start, with its time: the job may have saved another one under its name since.
+fn restarted_from(settings: &TrainSettings, group: &Group) -> Result<Option<PathBuf>, Error> {
+    let found = list_checkpoints(&settings.output_dir).map_err(failed("looking for a checkpoint"))?;
+    let mark = |path: &Path| {
+        let time = path.metadata().and_then(|data| data.modified()).ok();
+        let since = time.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok()).unwrap_or_default();
+        format!("{}@{}", path.display(), since.as_nanos())
     };
-    load_checkpoint(&dir).map(Some).map_err(failed("loading the checkpoint to resume from"))
+    if group.member().generation == 0 {
+        let foreign: Vec<String> = match settings.resume {
+            Resume::Latest => Vec::new(),
+            _ => found.iter().map(|(_, path)| mark(path)).collect(),
+        };
+        group.put(FOREIGN_KEY, foreign.join("\n").as_bytes()).map_err(failed("noting earlier checkpoints"))?;
+        return Ok(None);
+    }
+    let foreign = group.try_get(FOREIGN_KEY).map_err(failed("asking for earlier checkpoints"))?;
+    // The first start did not come so far, so nothing there is its own.
+    let Some(foreign) = foreign else { return Ok(None) };
+    let foreign = String::from_utf8_lossy(&foreign).into_owned();
+    let own = found.into_iter().map(|(_, path)| path).filter(|path| foreign.lines().all(|line| line != mark(path)));
+    Ok(own.last())
 }
 
 /// Refuses a checkpoint whose position means something else in this run; causes come before their effects.

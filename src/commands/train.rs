@@ -10,6 +10,7 @@ use crate::config::{Device, TrainPlan, nearest};
 use crate::data::loader::LoadSpec;
 use crate::data::sampler::{BatchPlan, Order, Position};
 use crate::data::{Collator, Tokenizer};
+use crate::launch::Group;
 use crate::report::progress::{Progress as Bar, Style};
 use crate::report::records::{Record, SummaryRecord};
 use crate::report::telemetry::Telemetry;
@@ -18,7 +19,7 @@ use crate::trainer::best::Best;
 use crate::trainer::ceiling;
 use crate::trainer::evaluate::{evaluate, metric_names};
 use crate::trainer::hooks::{
-    Evaluator, Kept, Logger, ReplicaCheck, RunLog, SavedModel, Saver, Sums, Teller, graph_listener, trainer_state,
+    Alive, Evaluator, Kept, Logger, ReplicaCheck, RunLog, SavedModel, Saver, Sums, Teller, graph_listener, trainer_state,
 };
 use crate::trainer::interrupt::Interrupt;
 use crate::trainer::parameters::{self, Head};
@@ -43,8 +44,10 @@ pub fn run(mut plan: TrainPlan) -> Result<Outcome, Error> {
         dry_run::print(&plan, &mut prepared)?;
         return Ok(Outcome::Done);
     }
-    create_output_dir(&plan.train.output_dir)?;
-    clean_output_dir(&plan.train.output_dir).map_err(failed("cleaning up after a killed run"))?;
+    if Group::this_writes() {
+        create_output_dir(&plan.train.output_dir)?;
+        clean_output_dir(&plan.train.output_dir).map_err(failed("cleaning up after a killed run"))?;
+    }
     let outcome = train_and_evaluate(&plan, &mut prepared)?;
     eprintln!("{}", prepared.session.cache().stats());
     Ok(outcome)
@@ -59,7 +62,8 @@ fn train_and_evaluate(plan: &TrainPlan, prepared: &mut Prepared) -> Result<Outco
     let interrupt = Interrupt::install().map_err(failed("taking over SIGINT and SIGTERM"))?;
     let outcome = train(plan, prepared, &interrupt)?;
     match outcome {
-        Outcome::Done => after_training(plan, prepared, Some(&interrupt)),
+        // Several processes evaluate to the end together; a second signal ends them.
+        Outcome::Done => after_training(plan, prepared, Some(&interrupt).filter(|_| Group::joined().is_none())),
         interrupted => Ok(interrupted),
     }
 }
@@ -285,18 +289,24 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     let best = Rc::new(RefCell::new(best));
     let sums = Rc::new(RefCell::new(resumed.as_ref().map(|c| Sums::from_map(&c.state.accumulators)).unwrap_or_default()));
 
-    let bar = Bar::new("training", length.max_steps, Style::choose(settings.disable_tqdm, Style::Silent));
+    let writes = Group::this_writes();
+    let bar = Bar::new("training", length.max_steps, Style::choose(settings.disable_tqdm || !writes, Style::Silent));
     bar.skip_to(start.step);
-    let log = RunLog::open(&settings.output_dir, history, start.step, bar).map_err(failed("opening the log"))?;
+    let log = match writes {
+        true => RunLog::open(&settings.output_dir, history, start.step, bar).map_err(failed("opening the log"))?,
+        false => RunLog::unwritten(history, bar),
+    };
     let log = Rc::new(RefCell::new(log));
-    let telemetry = Telemetry::append_in(&settings.output_dir);
-    session.cache_mut().on_ready(graph_listener(&telemetry));
     let client = session.client().clone();
-    let teller = Teller::new(telemetry, client.clone(), &plan.device.kind.to_string(), &start);
+    let teller = writes.then(|| {
+        let telemetry = Telemetry::append_in(&settings.output_dir);
+        session.cache_mut().on_ready(graph_listener(&telemetry));
+        Teller::new(telemetry, client.clone(), &plan.device.kind.to_string(), &start)
+    });
     let kept = Rc::new(RefCell::new(Kept {
         newest: resumed.as_ref().map(|c| c.dir.clone()),
         proven: None,
-        stale: if resumed.is_none() { resume::stale_checkpoints(plan)? } else { Vec::new() },
+        stale: if resumed.is_none() && writes { resume::stale_checkpoints(plan)? } else { Vec::new() },
     }));
     let ceiling = ceiling::measure_tflops(session, settings.precision, CEILING_PATIENCE)
         .map_err(failed("measuring the matrix-multiply ceiling"))?;
@@ -309,12 +319,15 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
         log: log.clone(),
         sums: sums.clone(),
         interrupt: Some(interrupt.clone()),
+        writes,
         kept: kept.clone(),
         best: best.clone(),
     };
     let cadence = (settings.logging, settings.logging_first_step);
     let logger = Logger::new(log.clone(), sums.clone(), cadence, Some(ceiling));
-    let mut hooks: Vec<Box<dyn Hook + '_>> = vec![Box::new(logger), Box::new(teller)];
+    let mut hooks: Vec<Box<dyn Hook + '_>> = vec![Box::new(logger)];
+    hooks.extend(teller.map(|teller| Box::new(teller) as Box<dyn Hook>));
+    hooks.extend(Group::joined().map(|group| Box::new(Alive(group)) as Box<dyn Hook>));
     if settings.mesh.replicas() > 1 {
         hooks.push(Box::new(ReplicaCheck { parameters: model.parameters(), cadence: settings.replica_check }));
     }
@@ -358,6 +371,9 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     let ended_early = best.borrow().as_ref().is_some_and(Best::should_stop);
     if let (Some(signal), false) = (interrupt.received(), progress.is_last() || ended_early) {
         log.borrow().bar().finish();
+        if !writes {
+            return Ok(Outcome::Interrupted { signal });
+        }
         let dir = kept.borrow().newest.clone().unwrap_or_default();
         eprintln!("stopped after step {} of {}; saved {}", progress.step, progress.max_steps, dir.display());
         eprintln!("to go on, run the same command with --resume_from_checkpoint");
@@ -365,11 +381,17 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     }
     let finished = Finished { progress, steps: progress.step - start.step, runtime };
     let best = best.borrow();
+    // What rank 0 saved last is whole before another process reads it.
+    if let Some(group) = Group::joined() {
+        group.from_first("trained", Vec::new).map_err(failed("waiting for rank 0 to save"))?;
+    }
     if let Some(best) = &*best {
         load_best(best, &settings.output_dir, session, model)?;
     }
     let state = RunState { log: &log, sums: &sums.borrow(), kept: &mut kept.borrow_mut(), best: best.as_ref() };
-    finish(plan, &saved_model, session, state, finished)?;
+    if writes {
+        finish(plan, &saved_model, session, state, finished)?;
+    }
     Ok(Outcome::Done)
 }
 
@@ -464,7 +486,9 @@ fn evaluate_at_end(plan: &TrainPlan, prepared: &mut Prepared, interrupt: Option<
     }
     let record = evaluation.record(&prepared.task.label_names(), None);
     println!("{}", record.printed());
-    save_metrics(&plan.train.output_dir, "eval", &record.results()).map_err(failed("saving the results"))?;
+    if Group::this_writes() {
+        save_metrics(&plan.train.output_dir, "eval", &record.results()).map_err(failed("saving the results"))?;
+    }
     Ok(Outcome::Done)
 }
 
@@ -475,5 +499,8 @@ fn predict_at_end(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Error
     let path = plan.train.output_dir.join("predictions.csv");
     let size = plan.train.per_device_eval_batch_size;
     let predictions = predict::label(&mut prepared.session, &*prepared.loaded.model, (&form, &test), size, &prepared.task)?;
+    if !Group::this_writes() {
+        return Ok(());
+    }
     predict::save(&predictions, &prepared.task, false, Some(&path))
 }

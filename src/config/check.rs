@@ -8,6 +8,7 @@ use super::from_hub;
 use super::plan::{PRESETS, is_encoder, preset};
 use super::resolve;
 use super::typed::Typed;
+use crate::launch::Member;
 use crate::trainer::gpu::Gpu;
 use std::path::{Path, PathBuf};
 
@@ -20,7 +21,9 @@ type Verdict = Result<(), UsageError>;
 pub fn check(typed: &Typed) -> Verdict {
     device(typed)?;
     neuron(typed)?;
+    processes(typed)?;
     match typed.command {
+        Commands::LAUNCH => launch(typed),
         command if Commands::TRAIN.contains(command) => {
             precision(typed)?;
             train_has_something_to_do(typed)?;
@@ -145,6 +148,61 @@ pub fn check(typed: &Typed) -> Verdict {
 
 fn refuse(problem: impl Into<String>, fix: impl Into<String>) -> Verdict {
     Err(UsageError::illegal(problem, fix))
+}
+
+/// A job of several processes, seen by one of them.
+fn processes(typed: &Typed) -> Verdict {
+    let member = match resolve::member(typed) {
+        Ok(Some(member)) => member,
+        Ok(None) => return Ok(()),
+        Err(error) => return refuse(error.to_string(), "`xtrain launch --help` and docs/parallelism.md tell what belongs together"),
+    };
+    let world = member.world;
+    let devices = typed.count("data_parallel").unwrap_or(1);
+    if typed.is_given("data_parallel") && !devices.is_multiple_of(world) {
+        let near = devices.next_multiple_of(world);
+        return refuse(
+            format!("--data_parallel {devices} cannot be dealt out to {world} processes, each of which has as many devices"),
+            format!("set --data_parallel {near}, or leave it out for one device a process"),
+        );
+    }
+    if world > 1 && typed.bool("shard_optimizer_state") {
+        return refuse(
+            "--shard_optimizer_state keeps parts of the moments in other processes, where a checkpoint does not reach them yet",
+            "leave it out, or use --shard_parallel over the devices of each process",
+        );
+    }
+    if world > 1 && Commands::TRAIN.contains(typed.command) && typed.count("per_device_train_batch_size").is_none() {
+        return refuse(
+            "--per_device_train_batch_size auto looks at one process only",
+            "find it with `xtrain fit` first, then launch with that number",
+        );
+    }
+    Ok(())
+}
+
+fn launch(typed: &Typed) -> Verdict {
+    let (nodes, node) = (typed.count("nnodes").unwrap_or(1), typed.count("node_rank").unwrap_or(0));
+    let words = typed.words("command");
+    if typed.is_given("device") {
+        return refuse("--device belongs to the command that is launched", "write it after --: `-- train clm --device cuda ...`");
+    }
+    if node >= nodes {
+        return refuse(
+            format!("--node_rank {node} is none of {nodes} machines"),
+            format!("number them from 0 to {}, or raise --nnodes", nodes - 1),
+        );
+    }
+    if nodes > 1 && !typed.is_given("rdzv_endpoint") {
+        return refuse("several machines need to know where they meet", "add --rdzv_endpoint HOST:PORT with an address of node 0");
+    }
+    if !matches!(words.first().map(String::as_str), Some("train" | "eval")) {
+        return refuse(
+            format!("launch runs train or eval, not `{}`", words.first().map_or("", String::as_str)),
+            "write the command after --: `xtrain launch --nproc_per_node 2 -- train clm ...`",
+        );
+    }
+    Ok(())
 }
 
 fn train_has_something_to_do(typed: &Typed) -> Verdict {
@@ -615,6 +673,10 @@ fn not_a_file(typed: &Typed) -> Verdict {
 }
 
 fn empty_output(output: &Path, fix: &str) -> Verdict {
+    // Of several processes, the first one's first start decides; the others find what that has made.
+    if Member::from_environment().is_ok_and(|member| member.is_some_and(|member| !member.begins_job())) {
+        return Ok(());
+    }
     // A directory that is not there, or that cannot be listed, is met again with a clear message when it is made.
     let is_empty = std::fs::read_dir(output).map_or(true, |mut entries| entries.next().is_none());
     if is_empty { Ok(()) } else { refuse(format!("--output_dir: {} is not empty", output.display()), fix) }

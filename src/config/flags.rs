@@ -42,6 +42,7 @@ impl Commands {
     pub const FIT_MLM: Commands = Commands(1 << 24);
     pub const FIT_CLS: Commands = Commands(1 << 25);
     pub const TOP: Commands = Commands(1 << 26);
+    pub const LAUNCH: Commands = Commands(1 << 27);
     pub const TRAIN: Commands = Self::TRAIN_CLM.and(Self::TRAIN_MLM).and(Self::TRAIN_CLS);
     pub const EVAL: Commands = Self::EVAL_CLM.and(Self::EVAL_MLM).and(Self::EVAL_CLS);
     pub const COMPILE: Commands = Self::COMPILE_CLM.and(Self::COMPILE_MLM).and(Self::COMPILE_CLS);
@@ -83,7 +84,7 @@ pub struct CommandInfo {
 }
 
 /// In the order of `xtrain --help`.
-pub const COMMANDS: [CommandInfo; 27] = [
+pub const COMMANDS: [CommandInfo; 28] = [
     CommandInfo {
         id: Commands::TRAIN_CLM,
         words: "train clm",
@@ -135,6 +136,13 @@ pub const COMMANDS: [CommandInfo; 27] = [
         words: "generate",
         about: "Continue a prompt with a trained model",
         examples: "xtrain generate --model_name_or_path out --prompt \"The river\" --max_new_tokens 40",
+    },
+    CommandInfo {
+        id: Commands::LAUNCH,
+        words: "launch",
+        about: "Run train or eval as several processes, on one machine or many",
+        examples: "xtrain launch --nproc_per_node 2 --max_restarts 3 -- train clm --config run.toml\n  \
+                   xtrain launch --nnodes 2 --node_rank 0 --rdzv_endpoint 10.0.0.1:29400 --rdzv_secret_file ~/secret -- train clm --config run.toml",
     },
     CommandInfo {
         id: Commands::BENCH,

@@ -3,6 +3,7 @@
 
 use crate::cache::CacheSettings;
 use crate::data::settings::{ClmDataSettings, ClsDataSettings, MlmDataSettings, SourceSettings};
+use crate::launch::LaunchSettings;
 use crate::parallel::Mesh;
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::gpu::Gpu;
@@ -77,6 +78,7 @@ pub enum Command {
     Bench(BenchPlan),
     Doctor(DoctorPlan),
     Top(TopPlan),
+    Launch(LaunchSettings),
     Quickstart(QuickstartPlan),
     Compile(CompilePlan),
     Fit(FitPlan),

@@ -9,6 +9,8 @@ use crate::data::LabelMap;
 use crate::data::settings::{
     ClmDataSettings, ClsDataSettings, MlmDataSettings, OnBadRow, PaddingSettings, Quoting, SourceSettings, TableSettings,
 };
+use crate::launch::environment::Timeouts;
+use crate::launch::{self, LaunchSettings, Member};
 use crate::parallel::Mesh;
 use crate::runtime::OverrideValue;
 use crate::runtime::neuron::{NeuronSettings, compiler};
@@ -20,6 +22,7 @@ use crate::trainer::settings::{
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use xtrain_graphs::NeuronChip;
 
 const CHECKED: &str = "check() refuses a command without it";
@@ -42,6 +45,7 @@ pub fn resolve(typed: &Typed) -> Command {
             json: typed.bool("json"),
             neuron_monitor: typed.path("neuron_monitor"),
         }),
+        Commands::LAUNCH => Command::Launch(launch_settings(typed)),
         Commands::QUICKSTART => Command::Quickstart(quickstart_plan(typed)),
         command if Commands::FIT.contains(command) => Command::Fit(FitPlan {
             train: train_plan(typed),
@@ -71,6 +75,26 @@ fn train_plan(typed: &Typed) -> TrainPlan {
         auto_batch: typed.count("per_device_train_batch_size").is_none(),
         memory: typed.int("memory").map(i64::unsigned_abs),
     }
+}
+
+fn launch_settings(typed: &Typed) -> LaunchSettings {
+    let seconds = |name: &str| Duration::from_secs(typed.count(name).expect(DEFAULTED) as u64);
+    LaunchSettings {
+        processes: typed.count("nproc_per_node").expect(DEFAULTED),
+        nodes: typed.count("nnodes").expect(DEFAULTED),
+        node: typed.count("node_rank").expect(DEFAULTED),
+        endpoint: typed.text("rdzv_endpoint"),
+        secret_file: typed.path("rdzv_secret_file"),
+        max_restarts: typed.count("max_restarts").expect(DEFAULTED) as u64,
+        timeouts: Timeouts { join: seconds("rdzv_timeout"), heartbeat: seconds("heartbeat_timeout") },
+        words: typed.words("command"),
+    }
+}
+
+/// Which process of a job this is, for commands that several can share.
+pub fn member(typed: &Typed) -> Result<Option<Member>, launch::Error> {
+    let shared = Commands::TRAIN.contains(typed.command) || Commands::EVAL.contains(typed.command);
+    if shared { Member::from_environment() } else { Ok(None) }
 }
 
 fn jobs(typed: &Typed) -> usize {
@@ -176,6 +200,7 @@ fn device(typed: &Typed) -> DevicePlan {
         fused_attention_dropout: typed.text("attention_dropout_kernel").as_deref() == Some("cudnn"),
         tf32: typed.bool("tf32"),
         xla_options: typed.text("xla_options").map(|text| xla_options(&text).expect(CHECKED)).unwrap_or_default(),
+        member: member(typed).expect(CHECKED),
     };
     DevicePlan { kind, settings }
 }
@@ -215,7 +240,9 @@ pub fn xla_options(text: &str) -> Result<BTreeMap<String, OverrideValue>, String
 
 fn mesh(typed: &Typed) -> Mesh {
     let degree = |name: &str| typed.count(name).unwrap_or(1).max(1);
-    Mesh { data: degree("data_parallel"), shard: degree("shard_parallel"), tensor: degree("tensor_parallel") }
+    let each = member(typed).expect(CHECKED).map(|member| member.world).filter(|_| !typed.is_given("data_parallel"));
+    let data = each.unwrap_or_else(|| degree("data_parallel"));
+    Mesh { data, shard: degree("shard_parallel"), tensor: degree("tensor_parallel") }
 }
 
 fn gradient_bucket_bytes(typed: &Typed) -> usize {

@@ -5,6 +5,7 @@ use super::device::Device;
 use super::error::{Error, Result};
 use super::executable::Executable;
 use super::ffi::{self, Call, PjrtClient, PjrtDevice};
+use super::kv::{self, Callbacks, KeyValueStore};
 use super::options::{CompileOptions, OptionValue, named_values};
 use super::plugin::{Plugin, array, string};
 use super::signature::Signature;
@@ -30,6 +31,8 @@ pub(super) struct ClientInner {
     process_index: i32,
     /// Executions on several devices so far.
     launches: AtomicI32,
+    /// What the plugin may call as long as the client lives.
+    _callbacks: Option<Box<Callbacks>>,
 }
 
 // SAFETY: a PJRT client may be used and destroyed from any thread (but its own; see `Event::on_ready`).
@@ -40,10 +43,27 @@ unsafe impl Sync for ClientInner {}
 impl Client {
     /// Creates a client. Plugins refuse options that they do not know, by name.
     pub fn create(plugin: &Plugin, options: &[(String, OptionValue)]) -> Result<Client> {
+        Self::create_among(plugin, options, None)
+    }
+
+    /// The same for one of several processes, which find each other through `store`. How many there are and which one this is, the
+    /// plugin is told by its own options.
+    pub fn create_among(
+        plugin: &Plugin,
+        options: &[(String, OptionValue)],
+        store: Option<Arc<dyn KeyValueStore>>,
+    ) -> Result<Client> {
         let doing = || format!("creating a client of {}", plugin.path().display());
         let values = named_values(options);
         let mut args = ffi::ClientCreate { create_options: values.as_ptr(), num_options: values.len(), ..Default::default() };
-        // SAFETY: the options live through the call; no key-value callbacks are given.
+        let callbacks = store.map(Callbacks::new);
+        if let Some(callbacks) = &callbacks {
+            let argument = callbacks.argument();
+            (args.kv_get_callback, args.kv_get_user_arg) = (Some(kv::get as ffi::KvGetCallback), argument);
+            (args.kv_put_callback, args.kv_put_user_arg) = (Some(kv::put as ffi::KvPutCallback), argument);
+            (args.kv_try_get_callback, args.kv_try_get_user_arg) = (Some(kv::try_get as ffi::KvTryGetCallback), argument);
+        }
+        // SAFETY: the options live through the call, the callbacks as long as the client.
         unsafe { plugin.inner.call(&mut args) }.map_err(|e| e.during(doing()))?;
         let raw = NonNull::new(args.client)
             .ok_or_else(|| plugin.inner.answer(ffi::ClientCreate::SLOT, "gave no client").during(doing()))?;
@@ -57,6 +77,7 @@ impl Client {
             platform_version: String::new(),
             process_index: 0,
             launches: AtomicI32::new(0),
+            _callbacks: callbacks,
         };
         inner.describe().map_err(|e| e.during(doing()))?;
         Ok(Client { inner: Arc::new(inner) })
@@ -78,6 +99,14 @@ impl Client {
 
     pub fn process_index(&self) -> i32 {
         self.inner.process_index
+    }
+
+    /// The processes that the run's devices belong to, at least 1.
+    pub fn processes(&self) -> usize {
+        let mut known: Vec<i32> = self.inner.devices.iter().map(Device::process_index).collect();
+        known.sort_unstable();
+        known.dedup();
+        known.len().max(1)
     }
 
     /// All devices of the run, those of other processes included.
@@ -216,6 +245,11 @@ impl ClientInner {
     pub unsafe fn call<A: Call>(&self, args: &mut A) -> Result<()> {
         // SAFETY: the caller's promise is the same.
         unsafe { self.plugin.inner.call(args) }
+    }
+
+    /// Whether all devices are this process's.
+    pub fn is_alone(&self) -> bool {
+        self.addressable.len() == self.devices.len()
     }
 
     /// The n-th device of this process.

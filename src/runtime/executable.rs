@@ -125,7 +125,7 @@ impl Executable {
         let client = &self.loaded.client;
         let keep: Vec<i64> = options.keep.iter().map(|&i| i as i64).collect();
         let mut run_options = ffi::ExecuteOptions {
-            launch_id: if self.devices.len() == 1 { 0 } else { client.next_launch() },
+            launch_id: if self.devices.len() == 1 && client.is_alone() { 0 } else { client.next_launch() },
             non_donatable_input_indices: keep.as_ptr(),
             num_non_donatable_input_indices: keep.len(),
             ..Default::default()

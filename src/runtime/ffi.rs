@@ -276,9 +276,32 @@ pub union ValueUnion {
     pub bool_value: bool,
 }
 
+/// Makes an error of the plugin's.
+pub type CallbackError = unsafe extern "C" fn(c_int, *const c_char, usize) -> *mut PjrtError;
+pub type KvGetCallback = unsafe extern "C" fn(*mut KvGet) -> *mut PjrtError;
+pub type KvTryGetCallback = unsafe extern "C" fn(*mut KvTryGet) -> *mut PjrtError;
+pub type KvPutCallback = unsafe extern "C" fn(*mut KvPut) -> *mut PjrtError;
+
 structs! {
     /// A name with a value of one of five types; `value_size` counts elements (1 for a scalar).
     NamedValue { name: *const c_char, name_size: usize, kind: c_int, value: ValueUnion, value_size: usize }
+
+    /// A plugin asks for a value that may be put later.
+    KvGet {
+        key: *const c_char, key_size: usize, timeout_in_ms: c_int, callback_error: *const CallbackError, user_arg: *mut c_void,
+        value: *mut c_char, value_size: usize, value_deleter_callback: *const c_void,
+    }
+
+    /// The same for a value that is there, or not.
+    KvTryGet {
+        key: *const c_char, key_size: usize, callback_error: *const CallbackError, user_arg: *mut c_void,
+        value: *mut c_char, value_size: usize, value_deleter_callback: *const c_void,
+    }
+
+    KvPut {
+        key: *const c_char, key_size: usize, value: *const c_char, value_size: usize, callback_error: *const CallbackError,
+        user_arg: *mut c_void,
+    }
 
     /// Code in, or code out with `code` as the caller's memory.
     Program { code: *mut c_char, code_size: usize, format: *const c_char, format_size: usize }
@@ -335,10 +358,10 @@ calls! {
 
     Client_Create => ClientCreate {
         create_options: *const NamedValue, num_options: usize,
-        kv_get_callback: *const c_void, kv_get_user_arg: *mut c_void,
-        kv_put_callback: *const c_void, kv_put_user_arg: *mut c_void,
+        kv_get_callback: Option<KvGetCallback>, kv_get_user_arg: *mut c_void,
+        kv_put_callback: Option<KvPutCallback>, kv_put_user_arg: *mut c_void,
         client: *mut PjrtClient,
-        kv_try_get_callback: *const c_void, kv_try_get_user_arg: *mut c_void,
+        kv_try_get_callback: Option<KvTryGetCallback>, kv_try_get_user_arg: *mut c_void,
     }
     Client_Destroy => ClientDestroy { client: *mut PjrtClient }
     Client_PlatformName => ClientPlatformName { client: *mut PjrtClient, name: *const c_char, name_size: usize }

@@ -17,6 +17,9 @@ macro_rules! same_offset {
 
 same_size! {
     NamedValue = 56,
+    KvGet = 80,
+    KvTryGet = 72,
+    KvPut = 64,
     Program = 48,
     LayoutTiled = 56,
     MemoryLayout = 76,

@@ -3,11 +3,13 @@
 use super::device::{DeviceSettings, open_plugin, session};
 use super::error::Result;
 use super::gpu::{Gpu, MEMORY_SHARE};
+use super::processes;
 use super::session::Session;
 use crate::cache::{AbsentDevice, CacheSettings, TargetCache};
 use crate::parallel::Mesh;
 use crate::runtime::discover::CUDA;
 use crate::runtime::{Client, Error, Library, OptionValue, OverrideValue, Plugin, Topology, cuda_tools, nvidia_libraries};
+use std::ops::Range;
 use xtrain_graphs::Target;
 
 /// The oldest compute capability that graphs are lowered for where no card tells its own: 8.0, from which on there are bf16 products.
@@ -18,7 +20,16 @@ pub fn open_cuda(settings: &DeviceSettings, mesh: Mesh, cache: CacheSettings) ->
     let path = CUDA.find(settings.plugin.as_deref())?;
     // What cannot be opened here may be found by the plugin elsewhere; if not, its own error decides.
     nvidia_libraries::preload(&path);
-    let client = open_plugin(&CUDA, &path, mesh, |plugin| client_options(plugin, settings, mesh))?;
+    let group = settings.group()?;
+    let local = processes::local_devices(group.as_ref(), mesh);
+    // Processes of one machine take its cards in their order.
+    let first = group.as_ref().map_or(0, |group| group.member().local_rank * local);
+    let cards = first..first + local;
+    let client = open_plugin(&CUDA, &path, (mesh, group.as_ref()), |plugin| {
+        let mut options = client_options(plugin, settings, cards.clone());
+        options.extend(group.iter().flat_map(|group| processes::cuda_options(group.member())));
+        options
+    })?;
     let target = cuda_target(&client, settings)?;
     if settings.fused_attention_dropout {
         eprintln!(
@@ -34,13 +45,13 @@ pub fn open_cuda(settings: &DeviceSettings, mesh: Mesh, cache: CacheSettings) ->
 }
 
 /// What the plugin's client is told. A stand-in, which knows none of it, is told nothing.
-fn client_options(plugin: &Plugin, settings: &DeviceSettings, mesh: Mesh) -> Vec<(String, OptionValue)> {
+fn client_options(plugin: &Plugin, settings: &DeviceSettings, cards: Range<usize>) -> Vec<(String, OptionValue)> {
     if cuda_tools::cuda_version(plugin).is_none() {
         return Vec::new();
     }
     let fraction = settings.memory_fraction.unwrap_or(MEMORY_SHARE);
     // As many as there are replicas; the others are left to other processes.
-    let first = (0..mesh.replicas() as i64).collect();
+    let first = cards.map(|card| card as i64).collect();
     let visible = if settings.visible_devices.is_empty() { first } else { settings.visible_devices.clone() };
     [
         ("memory_fraction", OptionValue::Float(fraction as f32)),

@@ -1,8 +1,10 @@
 //! Opening a device for training: which library or plugin serves it, which options its client and compiler get.
 
 use super::error::{Error, Result};
+use super::processes;
 use super::session::Session;
 use crate::cache::{CacheSettings, GraphCache};
+use crate::launch::{Group, Member};
 use crate::parallel::Mesh;
 use crate::runtime::discover::{NEURON, Vendor, package_version};
 use crate::runtime::neuron::NeuronSettings;
@@ -11,6 +13,7 @@ use crate::runtime::neuron::host::{CompilerFile, Host};
 use crate::runtime::{Client, CompileOptions, Library, OptionValue, OverrideValue, Plugin, set_environment};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use xtrain_graphs::{CudaTarget, NeuronChip, Target};
 
 /// How a device is opened, whichever it is.
@@ -32,6 +35,8 @@ pub struct DeviceSettings {
     pub neuron: NeuronSettings,
     /// Options of XLA's compiler.
     pub xla_options: BTreeMap<String, OverrideValue>,
+    /// Which process of the job this is, where there are several.
+    pub member: Option<Member>,
 }
 
 impl DeviceSettings {
@@ -45,6 +50,11 @@ impl DeviceSettings {
         })
     }
 
+    /// The processes that share the run, joined at the first call; `None` where this is the only one.
+    pub fn group(&self) -> Result<Option<Arc<Group>>> {
+        Ok(self.member.as_ref().map(Group::join).transpose()?)
+    }
+
     pub(super) fn compile_options(&self, mesh: Mesh) -> CompileOptions {
         CompileOptions { overrides: self.xla_options.clone(), ..CompileOptions::replicated(mesh.replicas()) }
     }
@@ -52,10 +62,16 @@ impl DeviceSettings {
 
 /// Opens the CPU as the mesh's devices, which share its cores.
 pub fn open_cpu(mesh: Mesh, cache: CacheSettings) -> Result<Session> {
+    open_cpu_among(None, mesh, cache)
+}
+
+/// The same as one of several processes, each of which has its part of the mesh's devices.
+pub fn open_cpu_among(group: Option<&Arc<Group>>, mesh: Mesh, cache: CacheSettings) -> Result<Session> {
     let library = Library::open()?;
     let plugin = library.cpu_plugin()?;
-    let client = Client::create(&plugin, &cpu_client_options(mesh))?;
-    let cache = GraphCache::new(library, client.clone(), Target::Cpu, cpu_compile_options(mesh), cache)?;
+    let client = Client::create_among(&plugin, &cpu_client_options(group, mesh), group.map(processes::store))?;
+    let options = processes::assigned(cpu_compile_options(mesh), &client);
+    let cache = GraphCache::new(library, client.clone(), Target::Cpu, options, cache)?;
     Ok(cpu_session(client, cache, mesh))
 }
 
@@ -67,11 +83,13 @@ fn cpu_session(client: Client, cache: GraphCache, mesh: Mesh) -> Session {
     if mesh.replicas() > 1 { session.one_step_at_a_time() } else { session }
 }
 
-fn cpu_client_options(mesh: Mesh) -> Vec<(String, OptionValue)> {
-    let mut options = vec![("cpu_device_count".to_string(), OptionValue::Int(mesh.replicas() as i64))];
+fn cpu_client_options(group: Option<&Arc<Group>>, mesh: Mesh) -> Vec<(String, OptionValue)> {
+    let local = processes::local_devices(group, mesh);
+    let mut options = vec![("cpu_device_count".to_string(), OptionValue::Int(local as i64))];
     if mesh.replicas() == 1 {
         options.push(("max_inflight_computations".to_string(), OptionValue::Int(1)));
     }
+    options.extend(group.into_iter().flat_map(|group| processes::cpu_options(group)));
     options
 }
 
@@ -83,12 +101,18 @@ fn cpu_compile_options(mesh: Mesh) -> CompileOptions {
 /// Opens AWS's accelerator through its plugin, a core for each replica. Everything that plugin, runtime and compiler read is in the
 /// environment before the plugin is opened.
 pub fn open_neuron(settings: &DeviceSettings, mesh: Mesh, cache: CacheSettings) -> Result<Session> {
-    open_neuron_cores(settings, mesh.replicas() as u32, (mesh, cache))
+    let cores = processes::local_devices(settings.group()?.as_ref(), mesh);
+    open_neuron_cores(settings, cores as u32, (mesh, cache))
 }
 
 /// As [`open_neuron`], with so many cores for this process unless the environment says how many.
 pub fn open_neuron_cores(settings: &DeviceSettings, cores: u32, (mesh, cache): (Mesh, CacheSettings)) -> Result<Session> {
     let path = neuron_plugin(settings.plugin.as_deref())?;
+    let group = settings.group()?;
+    if let Some(group) = &group {
+        let unset = processes::neuron_variables(group.member(), cores).into_iter().filter(|(name, _)| std::env::var_os(name).is_none());
+        unset.for_each(|(name, value)| set_environment(name, Some(&value)));
+    }
     let host = Host::this();
     let variable = |name: &str| std::env::var(name).ok();
     let found = host.compiler(Some(&path), variable("PATH").as_deref());
@@ -115,7 +139,7 @@ pub fn open_neuron_cores(settings: &DeviceSettings, cores: u32, (mesh, cache): (
         .into(),
         ..CompileOptions::replicated(mesh.replicas())
     };
-    let client = open_plugin(&NEURON, &path, mesh, |_| Vec::new())?;
+    let client = open_plugin(&NEURON, &path, (mesh, group.as_ref()), |_| Vec::new())?;
     // 2.0 on trn1, 2.1 on inf2, 3.0 on trn2.
     let of_device = if client.platform_version().starts_with('3') { NeuronChip::Trn2 } else { NeuronChip::Trn1 };
     if client.platform_name() == NEURON.device && of_device != chip {
@@ -145,18 +169,19 @@ pub fn neuron_plugin(told: Option<&Path>) -> Result<PathBuf> {
 pub(super) fn open_plugin(
     vendor: &Vendor,
     path: &Path,
-    mesh: Mesh,
+    (mesh, group): (Mesh, Option<&Arc<Group>>),
     options: impl Fn(&Plugin) -> Vec<(String, OptionValue)>,
 ) -> Result<Client> {
     let plugin = Plugin::load(path)?;
-    let mut client = Client::create(&plugin, &options(&plugin))?;
+    let local = processes::local_devices(group, mesh);
+    let mut client = Client::create_among(&plugin, &options(&plugin), group.map(processes::store))?;
     if client.platform_name() == "cpu" && mesh.replicas() > 1 {
         // Stands in for the vendor's; as many devices as are wanted cost it nothing.
-        client = Client::create(&plugin, &cpu_client_options(mesh))?;
+        client = Client::create_among(&plugin, &cpu_client_options(group, mesh), group.map(processes::store))?;
     }
     let devices = client.addressable_devices().len();
-    if devices < mesh.replicas() {
-        return Err(Error::TooFewDevices { wanted: mesh.replicas(), found: devices, device: vendor.device });
+    if devices < local {
+        return Err(Error::TooFewDevices { wanted: local, found: devices, device: vendor.device });
     }
     if client.platform_name() != vendor.device {
         eprintln!(
@@ -177,6 +202,7 @@ pub(super) fn session(
     options: CompileOptions,
     (mesh, cache): (Mesh, CacheSettings),
 ) -> Result<Session> {
+    let options = processes::assigned(options, &client);
     let cache = GraphCache::new(Library::open()?, client.clone(), target, options, cache)?;
     Ok(match client.platform_name() {
         "cpu" => cpu_session(client, cache, mesh),

@@ -49,6 +49,8 @@ pub enum Error {
     #[error(transparent)]
     Cache(#[from] crate::cache::Error),
     #[error(transparent)]
+    Launch(#[from] crate::launch::Error),
+    #[error(transparent)]
     Runtime(#[from] crate::runtime::Error),
     #[error(transparent)]
     Checkpoint(#[from] crate::checkpoint::Error),

@@ -3,9 +3,8 @@
 use super::error::Result;
 use super::feed::{BatchInputs, DeviceBatch, feed_batch, graph_name};
 use super::metrics::{Confusion, argmax};
-use super::session::{Recording, Session};
+use super::session::{EachReplica, Recording, Session};
 use super::step::parameter_tensors;
-use crate::runtime::PendingDownload;
 use std::time::{Duration, Instant};
 use xtrain_graphs::{Randomness, Tensor};
 use xtrain_models::{Model, ParameterSpec, Predictions, Task, Weights};
@@ -108,8 +107,7 @@ pub fn record(recording: &mut Recording, model: &dyn Model, parameters: &[Parame
         }
         _ => sums.push(predictions.correct()?.reshape(&[1])?),
     }
-    recording.fetch(SUMS, &Tensor::concat(&sums.iter().collect::<Vec<_>>(), 0)?);
-    Ok(())
+    recording.fetch_each(SUMS, &Tensor::concat(&sums.iter().collect::<Vec<_>>(), 0)?)
 }
 
 /// Runs the model over all batches; the device works on one while the previous one's sums are read.
@@ -128,10 +126,9 @@ pub fn evaluate(
         let inputs = feed_batch(&mut recording, &batch);
         record(&mut recording, model, parameters, &inputs)?;
         let marked = recording.mark_step(&graph_name(GRAPH_NAME, batch.variant.as_deref()))?;
-        // Replicas that share rows have the same sums.
-        let sums = marked.replicas(SUMS).iter().step_by(session.mesh().tensor);
-        let sums = sums.map(|sums| Ok(sums.start_download_to()?)).collect::<Result<Vec<_>>>()?;
-        if let Some(earlier) = pending.replace(Pending { sums, examples: batch.examples, classes: batch.classes }) {
+        let sums = marked.start_reading_each(SUMS)?;
+        let copies = session.mesh().tensor;
+        if let Some(earlier) = pending.replace(Pending { sums, copies, examples: batch.examples, classes: batch.classes }) {
             totals.add(earlier)?;
         }
     }
@@ -150,8 +147,9 @@ pub fn evaluate(
 
 /// A batch whose sums are on their way.
 struct Pending {
-    /// By replica.
-    sums: Vec<PendingDownload<f32>>,
+    sums: EachReplica,
+    /// Replicas that share rows, and so have the same sums.
+    copies: usize,
     examples: usize,
     classes: Vec<i32>,
 }
@@ -173,8 +171,7 @@ impl Totals {
     fn add(&mut self, batch: Pending) -> Result<()> {
         // What follows the loss and the count: the number of correct tokens of each replica, or logits in the order of rows.
         let mut rest = Vec::new();
-        for replica in batch.sums {
-            let sums = replica.wait()?;
+        for sums in batch.sums.wait()?.into_iter().step_by(batch.copies) {
             self.loss += f64::from(sums[0]);
             self.labels += f64::from(sums[1]);
             rest.extend_from_slice(&sums[2..]);

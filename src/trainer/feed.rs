@@ -28,7 +28,7 @@ pub struct DeviceBatch {
     pub tokens: usize,
     /// What tells this batch's graph from others of the run (see [`BatchShape::variant`]).
     pub variant: Option<Arc<str>>,
-    /// Parts that the batch is cut into; replicas that compute the same rows together have the same part.
+    /// Parts that the batch is cut into, those of other processes included; replicas that compute the same rows together have the same part.
     pub shards: usize,
     /// The epoch that the batch belongs to, from 0.
     pub epoch: u64,

@@ -21,6 +21,7 @@ pub mod hooks;
 pub mod interrupt;
 pub mod metrics;
 pub mod parameters;
+mod processes;
 pub mod replicas;
 pub mod run_loop;
 pub mod session;

@@ -8,7 +8,8 @@ use xtrain_models::ParameterSpec;
 /// The graph's name in plans, logs and the cache.
 pub const GRAPH_NAME: &str = "check_replicas";
 
-/// What the graph gives: `u32[parameters]`.
+/// What the graph gives: `u32[parameters]`. Where replicas live in several processes, `f32[2 parameters]` instead, the lower and then the
+/// upper halves of the sums: floats are what can be exchanged, and they hold so much exactly.
 const CHECKSUMS: &str = "checksums";
 
 /// Records the sum of every parameter's bits, as words modulo 2^32: it changes with any single bit.
@@ -17,8 +18,15 @@ pub fn record(recording: &mut Recording, parameters: &[ParameterSpec]) -> Result
         Ok(recording.state(&parameter.name)?.bitcast(DType::U32)?.sum_all()?.reshape(&[1])?)
     };
     let checksums = parameters.iter().map(checksum).collect::<Result<Vec<_>>>()?;
-    recording.fetch(CHECKSUMS, &Tensor::concat(&checksums.iter().collect::<Vec<_>>(), 0)?);
-    Ok(())
+    let checksums = Tensor::concat(&checksums.iter().collect::<Vec<_>>(), 0)?;
+    if !recording.is_spread() {
+        recording.fetch(CHECKSUMS, &checksums);
+        return Ok(());
+    }
+    let half = checksums.trace().full(16.0, checksums.shape())?;
+    let upper = checksums.shift_right_logical(&half)?;
+    let lower = checksums.shift_left(&half)?.shift_right_logical(&half)?;
+    recording.fetch_each(CHECKSUMS, &Tensor::concat(&[&lower.convert(DType::F32)?, &upper.convert(DType::F32)?], 0)?)
 }
 
 /// Compares the replicas after `step`; waits for the devices.
@@ -29,13 +37,22 @@ pub fn check(session: &mut Session, parameters: &[ParameterSpec], step: u64) -> 
     let mut recording = session.begin();
     record(&mut recording, parameters)?;
     let marked = recording.mark_step(GRAPH_NAME)?;
-    let checksums = marked.replicas(CHECKSUMS).iter().map(|sums| Ok(sums.download_to::<u32>()?)).collect::<Result<Vec<_>>>()?;
+    let checksums: Vec<Vec<u32>> = match session.is_spread() {
+        false => marked.replicas(CHECKSUMS).iter().map(|sums| Ok(sums.download_to::<u32>()?)).collect::<Result<_>>()?,
+        true => marked.start_reading_each(CHECKSUMS)?.wait()?.iter().map(|halves| join(halves)).collect(),
+    };
     let (mesh, placements) = (session.mesh(), session.placements());
     let part = |replica: usize, parameter: usize| placements.part(&parameters[parameter].name, mesh, replica);
     match divergence(&checksums, part) {
         None => Ok(()),
         Some((replica, parameter)) => Err(Error::Diverged { step, replica, tensor: parameters[parameter].name.clone() }),
     }
+}
+
+/// Sums from their lower halves, then their upper ones.
+fn join(halves: &[f32]) -> Vec<u32> {
+    let (lower, upper) = halves.split_at(halves.len() / 2);
+    lower.iter().zip(upper).map(|(lower, upper)| *lower as u32 | (*upper as u32) << 16).collect()
 }
 
 /// The first parameter that differs from that of the first replica that holds the same part of it, with the replica. `part` says which
@@ -53,6 +70,11 @@ fn divergence(checksums: &[Vec<u32>], part: impl Fn(usize, usize) -> usize) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sums_come_back_from_their_halves() {
+        assert_eq!(join(&[65535.0, 1.0, 65535.0, 2.0]), [u32::MAX, 2 << 16 | 1]);
+    }
 
     #[test]
     fn the_first_difference_is_found() {

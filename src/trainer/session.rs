@@ -10,11 +10,13 @@
 use super::error::{Error, Result};
 use crate::cache::{CompiledGraph, GraphCache};
 use crate::parallel::{Axis, Mesh, Placements};
-use crate::runtime::{Buffer, Client, Event, RunOptions};
+use crate::runtime::{Buffer, Client, Event, PendingDownload, RunOptions};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use xtrain_graphs::op::Comparison;
 use xtrain_graphs::passes::partition::{Cut, PLACE_INPUT, Partition};
 use xtrain_graphs::{DType, Fingerprint, Graph, InputRole, Precision, Shape, Tensor, Trace, passes};
 
@@ -37,7 +39,7 @@ impl std::ops::AddAssign for HostTime {
     }
 }
 
-/// A value on the devices: one buffer for each replica, in their order, all of one shape.
+/// A value on the devices: one buffer for each replica of this process, in their order, all of one shape.
 pub type Buffers = Arc<[Buffer]>;
 
 /// Device state by name, and the compiled graphs that work on it.
@@ -47,6 +49,8 @@ pub struct Session {
     mesh: Mesh,
     /// What is not whole on every replica.
     placements: Placements,
+    /// The replicas that live in this process.
+    local: Range<usize>,
     /// Of the step under way; `None` where the device takes steps in as they come.
     running: Option<Vec<Event>>,
     state: BTreeMap<String, Buffers>,
@@ -56,11 +60,12 @@ pub struct Session {
 }
 
 impl Session {
-    /// Replica n runs on the client's n-th device; `cache` compiles for as many replicas.
+    /// The replicas are dealt out to the client's processes in order, and in each to its devices; `cache` compiles for all of them.
     pub fn new(client: Client, cache: GraphCache, mesh: Mesh) -> Self {
         let (state, placements) = (BTreeMap::new(), Placements::default());
         let (eval_precision, made) = (Precision::F32, RefCell::default());
-        Session { client, cache, mesh, placements, running: None, state, eval_precision, made }
+        let local = local_replicas(&client, mesh.replicas());
+        Session { client, cache, mesh, placements, local, running: None, state, eval_precision, made }
     }
 
     /// The same, but a step is handed over only when the one before is done.
@@ -122,24 +127,30 @@ impl Session {
         Ok(())
     }
 
+    /// Whether some replicas live in other processes.
+    pub fn is_spread(&self) -> bool {
+        self.local.len() < self.mesh.replicas()
+    }
+
     /// The first replica's value; the others' are equal, or other parts.
     pub fn state(&self, name: &str) -> Option<&Buffer> {
         self.state.get(name).map(|buffers| &buffers[0])
     }
 
-    /// The bytes and shape of a whole value, put together from the parts; waits for the devices.
+    /// The bytes and shape of a whole value, put together from the parts; waits for the devices. Each process holds all parts.
     pub fn download(&self, name: &str) -> Result<(Vec<u8>, Shape)> {
         let buffers = self.replicas(name).ok_or_else(|| Error::NoState { name: name.to_string() })?;
         let held = buffers[0].shape();
-        let holder = |part: usize| (0..buffers.len()).find(|replica| self.placements.part(name, self.mesh, *replica) == part);
+        let part_of = |device: usize| self.placements.part(name, self.mesh, self.local.start + device);
+        let holder = |part: usize| (0..buffers.len()).find(|device| part_of(*device) == part);
         let parts = (0..self.placements.count(name))
             .filter_map(holder)
-            .map(|replica| Ok(buffers[replica].download()?))
+            .map(|device| Ok(buffers[device].download()?))
             .collect::<Result<Vec<Vec<u8>>>>()?;
         Ok((self.placements.join(name, parts, held), self.placements.whole(name, held)))
     }
 
-    /// The value of every replica.
+    /// The value of every replica of this process.
     pub fn replicas(&self, name: &str) -> Option<&Buffers> {
         self.state.get(name)
     }
@@ -149,9 +160,9 @@ impl Session {
         self.upload_each(shape, |_| bytes)
     }
 
-    /// A value for each replica, by its number.
+    /// A value for each replica of this process, by its number among all.
     fn upload_each<'b>(&self, shape: &Shape, bytes: impl Fn(usize) -> &'b [u8]) -> Result<Buffers> {
-        (0..self.mesh.replicas()).map(|replica| Ok(self.client.upload(bytes(replica), shape, replica)?)).collect()
+        self.local.clone().enumerate().map(|(device, replica)| Ok(self.client.upload(bytes(replica), shape, device)?)).collect()
     }
 
     /// How recorded graphs are divided along the tensor axis.
@@ -185,6 +196,13 @@ impl Session {
     }
 }
 
+/// Which of so many replicas live in the client's process.
+pub fn local_replicas(client: &Client, replicas: usize) -> Range<usize> {
+    let each = replicas / client.processes();
+    let first = client.process_index().max(0) as usize * each;
+    first..first + each
+}
+
 enum Shapes {
     /// Those of the buffers that the session holds.
     Held,
@@ -216,7 +234,7 @@ pub struct Marked {
 }
 
 impl Marked {
-    /// The fetched value of every replica.
+    /// The fetched value of every replica of this process.
     ///
     /// # Panics
     /// If the step fetched nothing of this name.
@@ -230,6 +248,37 @@ impl Marked {
     /// As [`Marked::replicas`].
     pub fn fetched(&self, name: &str) -> &Buffer {
         &self.replicas(name)[0]
+    }
+}
+
+impl Marked {
+    /// Starts reading what [`Recording::fetch_each`] fetched.
+    pub fn start_reading_each(&self, name: &str) -> Result<EachReplica> {
+        let buffers = self.replicas(name);
+        // A table has all the rows, and so has every replica's; otherwise each buffer is a row.
+        let parts = match buffers[0].shape().rank() {
+            2 => &buffers[..1],
+            _ => buffers,
+        };
+        let row = *buffers[0].shape().dims.last().unwrap_or(&1);
+        Ok(EachReplica { parts: parts.iter().map(|part| Ok(part.start_download_to()?)).collect::<Result<_>>()?, row })
+    }
+}
+
+/// A vector of each replica of the mesh, on its way.
+pub struct EachReplica {
+    parts: Vec<PendingDownload<f32>>,
+    row: usize,
+}
+
+impl EachReplica {
+    /// The vectors in the order of replicas; waits for the devices.
+    pub fn wait(self) -> Result<Vec<Vec<f32>>> {
+        let mut rows = Vec::new();
+        for part in self.parts {
+            rows.extend(part.wait()?.chunks(self.row.max(1)).map(<[f32]>::to_vec));
+        }
+        Ok(rows)
     }
 }
 
@@ -264,6 +313,11 @@ impl Recording<'_> {
         self.arguments.push(Argument::State(name.to_string()));
         self.known.insert(name.to_string(), tensor.clone());
         Ok(tensor)
+    }
+
+    /// Whether some replicas live in other processes.
+    pub fn is_spread(&self) -> bool {
+        self.session.is_spread()
     }
 
     /// The replicas that the step runs on.
@@ -317,6 +371,26 @@ impl Recording<'_> {
         self.trace.output(name, tensor);
     }
 
+    /// Makes the value that each replica has of the vector `tensor`, an `f32[n]`, readable after the step, on every process
+    /// ([`Marked::start_reading_each`]). Those of other processes come through a table in which each replica fills its own row: adding
+    /// zeros up changes no bit.
+    pub fn fetch_each(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
+        if !self.session.is_spread() {
+            self.fetch(name, tensor);
+            return Ok(());
+        }
+        let replicas = self.session.mesh.replicas();
+        let elements = tensor.shape().elements();
+        let own: Vec<u32> = (0..replicas as u32).collect();
+        let number = self.feed_host_each("replica", &Shape::new(DType::U32, [1, 1]), |replica| bytemuck::bytes_of(&own[replica]))?;
+        let rows = self.trace.iota(DType::U32, &[replicas, 1], 0)?;
+        let row = tensor.reshape(&[1, elements])?.broadcast_to(&[replicas, elements])?;
+        let zeros = self.trace.full(0.0, row.shape())?;
+        let table = rows.compare(Comparison::Eq, &number)?.select(&row, &zeros)?.all_reduce(&[own], 0)?;
+        self.fetch(name, &table);
+        Ok(())
+    }
+
     /// Cuts the recording into a graph in its precision, without running it.
     pub fn cut(&self, name: &str) -> Result<Graph> {
         Ok(self.graph(name)?.as_ref().clone())
@@ -358,7 +432,7 @@ impl Recording<'_> {
         let trace = self.started.elapsed().saturating_sub(compile);
 
         let dispatched = Instant::now();
-        let replicas = self.session.mesh.replicas();
+        let replicas = self.session.local.len();
         let mut arguments: Vec<Vec<&Buffer>> = vec![Vec::with_capacity(self.arguments.len()); replicas];
         for (argument, (input, _)) in self.arguments.iter().zip(&compiled.inputs) {
             let buffers = match argument {

@@ -19,6 +19,7 @@ fn main() {
 
     thread::scope(|scope| {
         scope.spawn(|| generate_protos(&out, &lib));
+        scope.spawn(|| build_gloo_engine(&out));
         compiler().file("cpp/plugin.cc").compile("xtrain_cpp");
     });
 
@@ -47,6 +48,51 @@ fn link(lib: &Path) {
         println!("cargo:rustc-link-arg=-Wl,-rpath,{place}");
     }
     println!("cargo:rustc-link-arg=-Wl,-rpath-link,{}", lib.display());
+}
+
+/// Where bin/bootstrap writes down that it found Gloo: `system`, or the directory with include/ and lib/.
+const GLOO_FOUND: &str = "../../.cargo/gloo";
+
+/// Builds the part that carries collectives between processes, if Gloo is there. It is a library of its own, so that the main one
+/// opens on machines without Gloo; the plugin looks for it beside itself.
+fn build_gloo_engine(out: &Path) {
+    // A path that does not exist would count as changed at each build.
+    if Path::new(GLOO_FOUND).exists() {
+        println!("cargo:rerun-if-changed={GLOO_FOUND}");
+    }
+    // out is target/PROFILE/build/PACKAGE-HASH/out.
+    let library = out.ancestors().nth(3).expect("cargo's directories are nested").join("libxtrain_gloo.so");
+    let found = fs::read_to_string(GLOO_FOUND).unwrap_or_default();
+    let place = match found.trim() {
+        "" | "none" => {
+            let _ = fs::remove_file(&library);
+            return;
+        }
+        "system" => None,
+        place => Some(PathBuf::from(place)),
+    };
+    let mut compile = cc::Build::new()
+        .cpp(true)
+        .pic(true)
+        .warnings(false)
+        .opt_level(3)
+        .debug(false)
+        .std("c++17")
+        .flag("-fvisibility=hidden")
+        .get_compiler()
+        .to_command();
+    let unfinished = out.join("libxtrain_gloo.so");
+    compile.args(["-shared", "cpp/gloo/engine.cc", "-o"]).arg(&unfinished);
+    if let Some(place) = place {
+        let lib = place.join("lib");
+        compile.arg("-I").arg(place.join("include")).arg("-L").arg(&lib);
+        // The old kind of path, which also serves the libraries that Gloo itself needs.
+        compile.arg(format!("-Wl,--disable-new-dtags,-rpath,{}", lib.display())).arg("-Wl,--allow-shlib-undefined");
+    }
+    run(compile.arg("-lgloo"));
+    // Renamed into place: a program that runs may have the old one open.
+    let aside = library.with_extension("so.new");
+    fs::copy(&unfinished, &aside).and_then(|_| fs::rename(&aside, &library)).expect("the target directory is writable");
 }
 
 fn generate_protos(out: &Path, lib: &Path) {

@@ -246,7 +246,7 @@ pub const FLAGS: &[Flag] = &[
 
     // Many devices.
     flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "data_parallel", Kind::Int { min: 1 }, "1",
-        "Devices of this process that hold the same model and take different rows of each batch; on the CPU so many devices share the cores"),
+        "Devices, of all processes together, that hold the same model and take different rows of each batch; default with several processes: one for each. On the CPU devices of a machine share its cores"),
     flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "tensor_parallel", Kind::Int { min: 1 }, "1",
         "Devices that divide each layer between them, by heads, inner width and vocabulary, for the same rows (Megatron-LM)"),
     flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "shard_parallel", Kind::Int { min: 1 }, "1",
@@ -257,6 +257,26 @@ pub const FLAGS: &[Flag] = &[
         "Replicas exchange gradients in collectives of so many MB, the last layer's first; 0: one for each tensor"),
     flag(Section::Parallel, TRAIN, "replica_check_steps", Kind::Int { min: 0 }, "500",
         "Compare the weights of all replicas every so many steps and at the end, and stop when they differ; 0: never"),
+
+    // Several processes.
+    flag(Section::Parallel, Commands::LAUNCH, "nproc_per_node", Kind::Int { min: 1 }, "1",
+        "Processes to start on this machine"),
+    flag(Section::Parallel, Commands::LAUNCH, "nnodes", Kind::Int { min: 1 }, "1",
+        "Machines of the job; the same command runs on each"),
+    flag(Section::Parallel, Commands::LAUNCH, "node_rank", Kind::Int { min: 0 }, "0",
+        "Which of the machines this is; node 0 holds the rendezvous"),
+    flag(Section::Parallel, Commands::LAUNCH, "rdzv_endpoint", Kind::Text, "",
+        "HOST:PORT of node 0, where the processes meet; it listens at this address only. On one machine it need not be given"),
+    flag(Section::Parallel, Commands::LAUNCH, "rdzv_secret_file", Kind::Path, "",
+        "File with the secret that the machines share, readable for its owner only; default: $XTRAIN_RDZV_SECRET, on one machine a new one"),
+    flag(Section::Parallel, Commands::LAUNCH, "rdzv_timeout", Kind::Int { min: 1 }, "300",
+        "Seconds in which all processes have to be there"),
+    flag(Section::Parallel, Commands::LAUNCH, "heartbeat_timeout", Kind::Int { min: 2 }, "60",
+        "Seconds without a sign of life after which a process counts as hanging, a machine as lost"),
+    flag(Section::Parallel, Commands::LAUNCH, "max_restarts", Kind::Int { min: 0 }, "0",
+        "How often all processes are started again, from the last checkpoint in output_dir, when one has failed"),
+    flag(Section::Run, Commands::LAUNCH, "command", Kind::Words, "",
+        "The command that each process runs, after --: train or eval with its flags").positional(),
 
     // Logging.
     flag(Section::Logging, TRAIN, "logging_strategy", STRATEGIES, "steps",

@@ -222,6 +222,7 @@ fn what_a_gpu_is_opened_with() {
         fused_attention_dropout: false,
         tf32: false,
         xla_options: xla_options.into_iter().map(|(name, value)| (name.to_string(), value)).collect(),
+        member: None,
     };
     assert_eq!(plan.device, DevicePlan { kind: Device::Cuda, settings });
     for (words, sign) in [

@@ -48,6 +48,7 @@ macro_rules! cpu {
 
 // Below the macro, which it uses.
 mod misuse;
+mod processes;
 
 fn f32s(dims: &[usize]) -> Shape {
     Shape::new(DType::F32, dims)

@@ -65,7 +65,7 @@ impl Hook for Evaluator<'_> {
             return Ok(Control::Continue);
         }
         if let (Some((value, step)), false) = (best.found(), progress.is_last()) {
-            log.bar().note(&format!("stopping early: no better {name} than {value} at step {step}"));
+            log.note(&format!("stopping early: no better {name} than {value} at step {step}"));
         }
         Ok(Control::Stop)
     }

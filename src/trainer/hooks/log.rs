@@ -17,7 +17,8 @@ use std::time::Duration;
 /// Everything that was logged, and where it goes.
 pub struct RunLog {
     bar: Bar,
-    file: LogFile,
+    /// `None` in a process that does not write.
+    file: Option<LogFile>,
     path: std::path::PathBuf,
     history: Vec<Map<String, Value>>,
 }
@@ -35,13 +36,20 @@ impl RunLog {
             crate::checkpoint::atomic::write_bytes(&path, kept.as_bytes())?;
         }
         let file = LogFile::append_in(output_dir).map_err(io)?;
-        Ok(RunLog { bar, file, path, history })
+        Ok(RunLog { bar, file: Some(file), path, history })
+    }
+
+    /// The log of a process that leaves writing to another one of the run; its history is the same.
+    pub fn unwritten(history: Vec<Map<String, Value>>, bar: Bar) -> Self {
+        RunLog { bar, file: None, path: Default::default(), history }
     }
 
     /// Prints a record and keeps it.
     pub fn record(&mut self, record: &Record) -> Result<()> {
         self.bar.print(&record.printed());
-        self.file.write(record).map_err(|source| Error::Io { path: self.path.clone(), source })?;
+        if let Some(file) = &mut self.file {
+            file.write(record).map_err(|source| Error::Io { path: self.path.clone(), source })?;
+        }
         if let Value::Object(entry) = record.history_entry() {
             self.history.push(entry);
         }
@@ -50,6 +58,13 @@ impl RunLog {
 
     pub fn history(&self) -> &[Map<String, Value>] {
         &self.history
+    }
+
+    /// Prints a line for people, where this process is the one that reports.
+    pub fn note(&self, line: &str) {
+        if self.file.is_some() {
+            self.bar.note(line);
+        }
     }
 
     pub fn bar(&self) -> &Bar {
@@ -192,7 +207,7 @@ impl Hook for Logger {
         let mean_loss = sums.loss_since_log / sums.steps_since_log;
         (sums.loss_since_log, sums.steps_since_log) = (0.0, 0.0);
         let mut log = self.log.borrow_mut();
-        log.bar().note(&self.step_line(report, mean_loss).render());
+        log.note(&self.step_line(report, mean_loss).render());
         log.record(&Record::Train(TrainRecord {
             loss: mean_loss,
             grad_norm: Some(f64::from(report.metrics.grad_norm)),

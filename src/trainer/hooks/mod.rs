@@ -1,12 +1,14 @@
 //! What hangs on the training loop, in the order in which it is called: logging, telling whoever watches, comparing replicas,
 //! evaluating, saving.
 
+mod alive;
 mod evaluate;
 mod log;
 mod replicas;
 mod save;
 mod telemetry;
 
+pub use alive::Alive;
 pub use evaluate::Evaluator;
 pub use log::{Logger, RunLog, Sums};
 pub use replicas::ReplicaCheck;

@@ -110,6 +110,8 @@ pub struct Saver<'a> {
     pub log: Rc<RefCell<RunLog>>,
     pub sums: Rc<RefCell<Sums>>,
     pub interrupt: Option<Interrupt>,
+    /// Whether this process writes; others of the run only take part in what is decided.
+    pub writes: bool,
     pub kept: Rc<RefCell<Kept>>,
     pub best: Rc<RefCell<Option<Best>>>,
 }
@@ -171,7 +173,7 @@ impl Saver<'_> {
     /// Keeps as many checkpoints as were asked for, the newest and the best among them.
     fn prune(&self) -> Result<()> {
         let kept = self.kept.borrow();
-        let Some(newest) = &kept.newest else { return Ok(()) };
+        let Some(newest) = kept.newest.as_ref().filter(|_| self.writes) else { return Ok(()) };
         let best = self.best.borrow().as_ref().and_then(|best| best.checkpoint(&self.settings.output_dir));
         let protected: Vec<&Path> = std::iter::once(newest.as_path()).chain(best.as_deref()).collect();
         prune(&self.settings.output_dir, self.settings.save_total_limit, &protected)?;
@@ -183,8 +185,9 @@ impl Saver<'_> {
         self.settings.save.is_due(progress) || (progress.is_last() && matches!(self.settings.save, Cadence::Steps(_)))
     }
 
-    fn signal(&self) -> Option<i32> {
-        self.interrupt.as_ref().and_then(Interrupt::received)
+    /// The signal that ends the run with this step.
+    fn signal(&self, step: u64) -> Result<Option<i32>> {
+        Ok(self.interrupt.as_ref().map(|interrupt| interrupt.ends_with(step)).transpose()?.flatten())
     }
 }
 
@@ -205,18 +208,23 @@ impl Hook for Saver<'_> {
     }
 
     fn wants(&mut self, progress: &Progress) -> bool {
-        self.is_due(progress) || self.signal().is_some()
+        // A question that fails is asked again in `at_step`, which can say so.
+        self.is_due(progress) || !matches!(self.signal(progress.step), Ok(None))
     }
 
     fn at_step(&mut self, progress: &Progress, session: &mut Session) -> Result<Control> {
         // Read before saving, so that a signal during the save is answered after the next step, not with a second save.
-        let signal = self.signal();
+        let signal = self.signal(progress.step)?;
+        let control = if signal.is_some() { Control::Stop } else { Control::Continue };
+        if !self.writes {
+            return Ok(control);
+        }
         let path = self.save(progress, session)?;
-        self.log.borrow().bar().note(&format!("saved {}", path.display()));
+        self.log.borrow().note(&format!("saved {}", path.display()));
         if progress.is_last() || signal.is_some() {
             // No step follows that could prove it.
             self.prune()?;
         }
-        Ok(if signal.is_some() { Control::Stop } else { Control::Continue })
+        Ok(control)
     }
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common.h"
+#include "processes.h"
 #include "xla/pjrt/plugin/xla_cpu/xla_cpu_pjrt_client.h"
 
 namespace xtrain {
@@ -44,6 +45,7 @@ struct CreateOptions {
   int64_t pool_limit_bytes = std::numeric_limits<int64_t>::max();
   bool asynchronous = true;
   std::optional<int64_t> max_inflight_computations;
+  ProcessOptions processes;
 };
 
 inline absl::Status WrongType(absl::string_view name, const char* wanted) {
@@ -65,11 +67,25 @@ inline absl::Status ReadOption(const PJRT_NamedValue& option, CreateOptions& int
   } else if (name == "max_inflight_computations") {
     if (!is_int || option.int64_value < 1 || option.int64_value > 1024) return WrongType(name, "an int64 from 1 to 1024");
     into.max_inflight_computations = option.int64_value;
+  } else if (name == "process_id" || name == "node_id") {
+    if (!is_int || option.int64_value < 0 || option.int64_value > 65535) return WrongType(name, "an int64 from 0 to 65535");
+    into.processes.process_id = static_cast<int>(option.int64_value);
+  } else if (name == "num_processes" || name == "num_nodes") {
+    if (!is_int || option.int64_value < 1 || option.int64_value > 65536) return WrongType(name, "an int64 from 1 to 65536");
+    into.processes.num_processes = static_cast<int>(option.int64_value);
+  } else if (name == "collectives_host") {
+    if (option.type != PJRT_NamedValue_kString || option.value_size == 0) return WrongType(name, "an address");
+    into.processes.host = std::string(option.string_value, option.value_size);
+  } else if (name == "connect_timeout_seconds" || name == "collective_timeout_seconds") {
+    if (!is_int || option.int64_value < 1 || option.int64_value > 1000000) return WrongType(name, "an int64 from 1 to 1000000");
+    (name == "connect_timeout_seconds" ? into.processes.connect_timeout_seconds
+                                       : into.processes.collective_timeout_seconds) = option.int64_value;
   } else {
     return absl::InvalidArgumentError(
         absl::StrCat("unexpected create option '", name,
-                     "'; the xtrain CPU plugin knows cpu_device_count, pool_limit_bytes, asynchronous and "
-                     "max_inflight_computations"));
+                     "'; the xtrain CPU plugin knows cpu_device_count, pool_limit_bytes, asynchronous, "
+                     "max_inflight_computations, process_id (or node_id), num_processes (or num_nodes), collectives_host, connect_timeout_seconds and "
+                     "collective_timeout_seconds"));
   }
   return absl::OkStatus();
 }
@@ -89,6 +105,19 @@ XT_CALL(PJRT_Client_Create) {
   }
   cpu.asynchronous = options.asynchronous;
   cpu.allocator = [pool = state->pool](size_t size, size_t alignment) { return pool->Allocate(size, alignment); };
+  const ProcessOptions& processes = options.processes;
+  if (processes.process_id >= processes.num_processes) {
+    return Invalid("process_id is ", processes.process_id, " of num_processes ", processes.num_processes);
+  }
+  if (processes.num_processes > 1) {
+    const int local = static_cast<int>(options.cpu_device_count.value_or(1));
+    PJRT_ASSIGN_OR_RETURN(cpu.collectives, CollectivesOf(processes, *args));
+    auto topology = TopologyOf(processes, local);
+    cpu.topology = topology.get();
+    cpu.process_id = processes.process_id;
+    cpu.cpu_device_count = local * processes.num_processes;
+    state->topology = std::move(topology);
+  }
   PJRT_ASSIGN_OR_RETURN(std::unique_ptr<xla::PjRtClient> client, xla::GetXlaPjrtCpuClient(std::move(cpu)));
   state->client = pjrt::CreateWrapperClient(std::move(client));
   args->client = state->client;

@@ -67,6 +67,8 @@ PJRT_Error* Invalid(const Parts&... parts) {
 // Everything that must outlive a client's buffers and executables. They hold it, so destroying handles in any order is safe.
 struct ClientState {
   std::shared_ptr<Pool> pool;
+  // Of a client among several processes: the devices of all of them.
+  std::shared_ptr<xla::PjRtTopologyDescription> topology;
   PJRT_Client* client = nullptr;
 
   ~ClientState() { delete client; }

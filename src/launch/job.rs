@@ -1,0 +1,462 @@
+//! The job as the rendezvous sees it: which nodes and ranks are there, what happened to them, and what follows from that. Plain state
+//! with the time handed in; nothing here waits or talks.
+
+use serde::{Deserialize, Serialize};
+use std::time::{Duration, Instant};
+
+/// After the first failure, how long others are waited for: a rank that is killed makes the others fail too, and the first to be
+/// heard of need not be the cause.
+const SETTLING: Duration = Duration::from_millis(1500);
+
+/// How a rank's process ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ended {
+    Well,
+    /// Stopped at the end of a step, with a checkpoint, because this signal asked for it.
+    Interrupted(i32),
+    /// By a signal that it did not ask for.
+    Killed(i32),
+    /// With an exit code, and what it said last.
+    Failed { code: i32, said: String },
+}
+
+/// What a node's launcher is to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Order {
+    /// Not all nodes are there.
+    Wait,
+    /// Run the ranks of this generation; a line about it for the log.
+    Run { generation: u64, note: Option<String> },
+    /// End what runs of this generation.
+    Stop { generation: u64 },
+    End(Verdict),
+}
+
+/// How the whole job ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Verdict {
+    Done,
+    Interrupted(i32),
+    Failed(String),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct JobSettings {
+    /// Launchers; 0 where ranks are started by something else.
+    pub nodes: usize,
+    /// Ranks of each node, or of the whole job where there are no nodes.
+    pub processes: usize,
+    pub max_restarts: u64,
+    /// A rank or node that was not heard of for so long hangs or is gone.
+    pub heartbeat: Duration,
+    /// In this time all of them have to be there.
+    pub join: Duration,
+}
+
+impl JobSettings {
+    pub fn world(&self) -> usize {
+        self.processes * self.nodes.max(1)
+    }
+}
+
+enum Phase {
+    Gathering,
+    Running { since: Instant },
+    /// Something failed; what else is heard now may be the cause.
+    Settling { since: Instant },
+    Stopping,
+    Over(Verdict),
+}
+
+#[derive(Clone, Default)]
+struct Node {
+    heard: Option<Instant>,
+    /// None of its ranks runs.
+    idle: bool,
+    told_the_end: bool,
+}
+
+#[derive(Clone, Default)]
+struct Rank {
+    beat: Option<Instant>,
+    step: u64,
+    ended: Option<Ended>,
+}
+
+struct Failure {
+    /// The smaller, the likelier it is the cause and not a consequence.
+    blame: u8,
+    text: String,
+    /// The same would happen again.
+    is_usage: bool,
+    is_node: bool,
+}
+
+pub struct Job {
+    settings: JobSettings,
+    generation: u64,
+    phase: Phase,
+    began: Instant,
+    nodes: Vec<Node>,
+    ranks: Vec<Rank>,
+    failures: Vec<Failure>,
+    note: Option<String>,
+}
+
+impl Job {
+    pub fn new(settings: JobSettings, now: Instant) -> Self {
+        let phase = if settings.nodes == 0 { Phase::Running { since: now } } else { Phase::Gathering };
+        let nodes = vec![Node::default(); settings.nodes];
+        let ranks = vec![Rank::default(); settings.world()];
+        Job { settings, generation: 0, phase, began: now, nodes, ranks, failures: Vec::new(), note: None }
+    }
+
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Why this rank may not join, if so.
+    pub fn admit_rank(&mut self, rank: usize, world: usize, generation: u64, now: Instant) -> Result<(), String> {
+        let expected = self.settings.world();
+        if world != expected {
+            return Err(format!("it says that the job has {world} processes, and this one has {expected}"));
+        }
+        if rank >= world {
+            return Err(format!("there is no rank {rank} among {world} processes"));
+        }
+        if generation != self.generation {
+            return Err(format!("it belongs to start {generation} of the job, which is at start {}", self.generation));
+        }
+        self.ranks[rank].beat = Some(now);
+        Ok(())
+    }
+
+    /// Why this node may not join, if so.
+    pub fn admit_node(&mut self, node: usize, nodes: usize, processes: usize) -> Result<(), String> {
+        if nodes != self.settings.nodes {
+            return Err(format!("it was started with --nnodes {nodes}, node 0 with --nnodes {}", self.settings.nodes));
+        }
+        if processes != self.settings.processes {
+            let own = self.settings.processes;
+            return Err(format!("it was started with --nproc_per_node {processes}, node 0 with --nproc_per_node {own}"));
+        }
+        if node >= nodes {
+            return Err(format!("there is no node {node} among {nodes}"));
+        }
+        if self.nodes[node].heard.is_some() {
+            return Err(format!("node {node} has joined already: each needs a --node_rank of its own"));
+        }
+        Ok(())
+    }
+
+    /// A rank is alive. Why the job has to end, if it has to.
+    pub fn beat(&mut self, rank: usize, step: u64, now: Instant) -> Option<String> {
+        let place = &mut self.ranks[rank];
+        (place.beat, place.step) = (Some(now), step);
+        self.tick(now);
+        match &self.phase {
+            Phase::Over(Verdict::Failed(reason)) => Some(reason.clone()),
+            _ => None,
+        }
+    }
+
+    /// A rank ends by its own will.
+    pub fn leave(&mut self, rank: usize, failure: Option<(i32, String)>, now: Instant) {
+        let ended = match failure {
+            None => Ended::Well,
+            Some((code, said)) => Ended::Failed { code, said },
+        };
+        self.end_of(rank, ended, now);
+        self.tick(now);
+    }
+
+    /// What a node's launcher has seen since it last reported; what it is to do now.
+    pub fn report(&mut self, node: usize, generation: u64, ended: Vec<(usize, Ended)>, idle: bool, now: Instant) -> Order {
+        let place = &mut self.nodes[node];
+        place.heard = Some(now);
+        place.idle = idle;
+        if generation == self.generation {
+            for (rank, ended) in ended {
+                self.end_of(rank, ended, now);
+            }
+        }
+        self.tick(now);
+        let order = match &self.phase {
+            Phase::Gathering => Order::Wait,
+            Phase::Running { .. } | Phase::Settling { .. } => Order::Run { generation: self.generation, note: self.note.clone() },
+            Phase::Stopping => Order::Stop { generation: self.generation },
+            Phase::Over(verdict) => Order::End(verdict.clone()),
+        };
+        self.nodes[node].told_the_end = matches!(order, Order::End(_));
+        order
+    }
+
+    /// Whether every node that can still be reached knows how it ended.
+    pub fn all_know_the_end(&self, now: Instant) -> bool {
+        let knows = |node: &Node| node.told_the_end || node.heard.is_none_or(|at| now - at > self.settings.heartbeat);
+        matches!(self.phase, Phase::Over(_)) && self.nodes.iter().all(knows)
+    }
+
+    /// Whether no rank is still at work.
+    pub fn all_left(&self) -> bool {
+        self.ranks.iter().all(|rank| rank.ended.is_some())
+    }
+
+    fn end_of(&mut self, rank: usize, ended: Ended, now: Instant) {
+        let Some(place) = self.ranks.get_mut(rank) else { return };
+        let first = place.ended.replace(ended.clone());
+        let step = place.step;
+        // What the rank said itself comes before what its launcher sees of its end.
+        if matches!(first, Some(Ended::Failed { .. })) || matches!(self.phase, Phase::Stopping | Phase::Over(_)) {
+            return;
+        }
+        let at = if step > 0 { format!(" after step {step}") } else { String::new() };
+        match ended {
+            Ended::Well | Ended::Interrupted(_) => {}
+            Ended::Killed(signal) => {
+                let text = format!("{} was killed by signal {signal}{}{at}", self.name(rank), signal_name(signal));
+                self.fail(Failure { blame: 0, text, is_usage: false, is_node: false }, now);
+            }
+            Ended::Failed { code, said } => {
+                let is_usage = code == 2;
+                let text = match said.is_empty() {
+                    true => format!("{} ended with exit code {code}{at}", self.name(rank)),
+                    false => format!("{} failed{at}: {said}", self.name(rank)),
+                };
+                let blame = if is_consequence(&said) { 3 } else { 2 };
+                self.fail(Failure { blame, text, is_usage, is_node: false }, now);
+            }
+        }
+    }
+
+    fn name(&self, rank: usize) -> String {
+        match self.settings.nodes {
+            0 | 1 => format!("rank {rank}"),
+            _ => format!("rank {rank} (node {})", rank / self.settings.processes),
+        }
+    }
+
+    fn fail(&mut self, failure: Failure, now: Instant) {
+        self.failures.push(failure);
+        if matches!(self.phase, Phase::Gathering | Phase::Running { .. }) {
+            self.phase = Phase::Settling { since: now };
+        }
+    }
+
+    /// What follows from the time that has passed.
+    pub fn tick(&mut self, now: Instant) {
+        match self.phase {
+            Phase::Gathering => self.gather(now),
+            Phase::Running { since } => self.watch(since, now),
+            Phase::Settling { since } if now - since >= SETTLING => {
+                // Whoever fell silent at the same time is found out now.
+                self.watch_silence(now);
+                self.phase = match self.settings.nodes {
+                    0 => Phase::Over(Verdict::Failed(self.cause())),
+                    _ => Phase::Stopping,
+                };
+                // Launchers report again whether anything still runs.
+                self.nodes.iter_mut().for_each(|node| node.idle = false);
+            }
+            Phase::Stopping => self.stop(now),
+            _ => {}
+        }
+    }
+
+    fn gather(&mut self, now: Instant) {
+        if self.nodes.iter().all(|node| node.heard.is_some()) {
+            self.phase = Phase::Running { since: now };
+        } else if now - self.began > self.settings.join {
+            let missing: Vec<String> = (0..self.nodes.len()).filter(|&n| self.nodes[n].heard.is_none()).map(|n| n.to_string()).collect();
+            let (missing, seconds) = (missing.join(", "), self.settings.join.as_secs());
+            self.phase = Phase::Over(Verdict::Failed(format!("node {missing} did not join within {seconds} s")));
+        }
+    }
+
+    fn watch(&mut self, since: Instant, now: Instant) {
+        self.watch_silence(now);
+        if matches!(self.phase, Phase::Running { .. }) && now - since > self.settings.join {
+            let missing = (0..self.ranks.len()).find(|&rank| self.ranks[rank].beat.is_none() && self.ranks[rank].ended.is_none());
+            if let Some(rank) = missing {
+                let text = format!("{} did not join within {} s", self.name(rank), self.settings.join.as_secs());
+                self.fail(Failure { blame: 1, text, is_usage: false, is_node: false }, now);
+            }
+        }
+        if matches!(self.phase, Phase::Running { .. }) && self.all_left() {
+            let signal = self.ranks.iter().find_map(|rank| match rank.ended {
+                Some(Ended::Interrupted(signal)) => Some(signal),
+                _ => None,
+            });
+            self.phase = Phase::Over(signal.map_or(Verdict::Done, Verdict::Interrupted));
+        }
+    }
+
+    fn watch_silence(&mut self, now: Instant) {
+        let limit = self.settings.heartbeat;
+        let silent = |heard: Option<Instant>| heard.is_some_and(|at| now - at > limit);
+        let mut found = Vec::new();
+        for (index, node) in self.nodes.iter().enumerate() {
+            if silent(node.heard) {
+                let text = format!("node {index} was not heard of for {} s: it is down, or the link to it is cut", limit.as_secs());
+                found.push(Failure { blame: 0, text, is_usage: false, is_node: true });
+            }
+        }
+        for (index, rank) in self.ranks.iter().enumerate() {
+            if rank.ended.is_none() && silent(rank.beat) {
+                let at = if rank.step > 0 { format!(" after step {}", rank.step) } else { String::new() };
+                let text = format!("{} was not heard of for {} s{at}: it hangs", self.name(index), limit.as_secs());
+                found.push(Failure { blame: 1, text, is_usage: false, is_node: false });
+            }
+        }
+        for failure in found {
+            if !self.failures.iter().any(|known| known.text == failure.text) {
+                self.fail(failure, now);
+            }
+        }
+    }
+
+    /// The failure that the others follow from.
+    fn cause(&self) -> String {
+        let first = self.failures.iter().min_by_key(|failure| failure.blame);
+        first.map_or_else(String::new, |failure| failure.text.clone())
+    }
+
+    fn stop(&mut self, now: Instant) {
+        let limit = self.settings.heartbeat;
+        let lost = |node: &Node| node.heard.is_none_or(|at| now - at > limit);
+        if !self.nodes.iter().all(|node| node.idle || lost(node)) {
+            return;
+        }
+        let cause = self.cause();
+        let hopeless = self.failures.iter().any(|failure| failure.is_usage || failure.is_node) || self.nodes.iter().any(lost);
+        if hopeless || self.generation >= self.settings.max_restarts {
+            self.phase = Phase::Over(Verdict::Failed(cause));
+            return;
+        }
+        self.generation += 1;
+        self.note = Some(format!(
+            "{cause}; starting again from the last checkpoint, restart {} of {}",
+            self.generation, self.settings.max_restarts
+        ));
+        self.failures.clear();
+        self.ranks.iter_mut().for_each(|rank| *rank = Rank::default());
+        self.phase = Phase::Running { since: now };
+    }
+}
+
+/// Whether a rank failed because another one went away.
+fn is_consequence(said: &str) -> bool {
+    ["with the other processes failed", "cannot reach the other processes", "rendezvous"].iter().any(|sign| said.contains(sign))
+}
+
+fn signal_name(signal: i32) -> &'static str {
+    match signal {
+        libc::SIGKILL => " (SIGKILL; by the kernel, if memory ran out)",
+        libc::SIGSEGV => " (SIGSEGV)",
+        libc::SIGABRT => " (SIGABRT)",
+        libc::SIGBUS => " (SIGBUS)",
+        libc::SIGTERM => " (SIGTERM)",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn job(nodes: usize, processes: usize, max_restarts: u64) -> (Job, Instant) {
+        let now = Instant::now();
+        let (heartbeat, join) = (10 * SECOND, 60 * SECOND);
+        (Job::new(JobSettings { nodes, processes, max_restarts, heartbeat, join }, now), now)
+    }
+
+    fn run(generation: u64) -> Order {
+        Order::Run { generation, note: None }
+    }
+
+    #[test]
+    fn a_job_runs_when_all_nodes_are_there_and_ends_with_its_last_rank() {
+        let (mut job, now) = job(2, 1, 0);
+        assert_eq!(job.admit_node(0, 2, 1), Ok(()));
+        assert_eq!(job.report(0, 0, vec![], true, now), Order::Wait);
+        assert!(job.admit_node(1, 3, 1).unwrap_err().contains("--nnodes 3"));
+        assert!(job.admit_node(1, 2, 4).unwrap_err().contains("--nproc_per_node 4"));
+        assert!(job.admit_node(0, 2, 1).unwrap_err().contains("node_rank"));
+        assert_eq!(job.report(1, 0, vec![], true, now), run(0));
+        assert!(job.admit_rank(0, 4, 0, now).unwrap_err().contains("4 processes, and this one has 2"));
+        assert_eq!(job.report(0, 0, vec![(0, Ended::Well)], true, now), run(0));
+        assert_eq!(job.report(1, 0, vec![(1, Ended::Well)], true, now), Order::End(Verdict::Done));
+        assert!(!job.all_know_the_end(now));
+        assert_eq!(job.report(0, 0, vec![], true, now), Order::End(Verdict::Done));
+        assert!(job.all_know_the_end(now));
+    }
+
+    #[test]
+    fn the_killed_rank_is_blamed_though_another_is_heard_of_first() {
+        let (mut job, now) = job(1, 2, 1);
+        assert_eq!(job.report(0, 0, vec![], true, now), run(0));
+        for rank in 0..2 {
+            job.admit_rank(rank, 2, 0, now).unwrap();
+            assert_eq!(job.beat(rank, 7, now), None);
+        }
+        job.leave(0, Some((1, "all-reduce with the other processes failed on rank 0 of 2: connection closed".into())), now);
+        assert_eq!(job.report(0, 0, vec![(1, Ended::Killed(libc::SIGKILL))], false, now), run(0));
+        let later = now + 2 * SECOND;
+        assert_eq!(job.report(0, 0, vec![], false, later), Order::Stop { generation: 0 });
+        let Order::Run { generation: 1, note: Some(note) } = job.report(0, 0, vec![], true, later) else { panic!("no restart") };
+        assert!(note.contains("rank 1 was killed by signal 9") && note.contains("after step 7"), "{note}");
+        // The second failure is the last.
+        assert!(job.admit_rank(0, 2, 0, later).unwrap_err().contains("start 0"));
+        job.report(0, 1, vec![(0, Ended::Failed { code: 1, said: "disk full".into() })], false, later);
+        let later = later + 2 * SECOND;
+        job.report(0, 1, vec![], false, later);
+        let end = job.report(0, 1, vec![], true, later);
+        assert_eq!(end, Order::End(Verdict::Failed("rank 0 failed: disk full".into())));
+    }
+
+    #[test]
+    fn silence_is_a_failure_with_a_name() {
+        let (mut job, now) = job(1, 2, 0);
+        job.report(0, 0, vec![], true, now);
+        for rank in 0..2 {
+            job.admit_rank(rank, 2, 0, now).unwrap();
+        }
+        for second in 1..14 {
+            job.beat(0, 3, now + second * SECOND);
+            job.report(0, 0, vec![], false, now + second * SECOND);
+        }
+        let Order::End(Verdict::Failed(cause)) = job.report(0, 0, vec![], true, now + 14 * SECOND) else { panic!("no end") };
+        assert_eq!(cause, "rank 1 was not heard of for 10 s: it hangs");
+    }
+
+    #[test]
+    fn a_lost_node_ends_the_job_and_a_usage_error_is_not_tried_again() {
+        let (mut first, now) = job(2, 1, 5);
+        first.report(0, 0, vec![], true, now);
+        first.report(1, 0, vec![], true, now);
+        let mut last = Order::Wait;
+        for second in 1..16 {
+            last = first.report(0, 0, vec![], true, now + second * SECOND);
+        }
+        let Order::End(Verdict::Failed(cause)) = last else { panic!("{last:?}") };
+        assert!(cause.starts_with("node 1 was not heard of"), "{cause}");
+
+        let (mut second, now) = job(1, 1, 5);
+        second.report(0, 0, vec![(0, Ended::Failed { code: 2, said: "no such flag".into() })], true, now);
+        second.report(0, 0, vec![], true, now + 2 * SECOND);
+        let end = second.report(0, 0, vec![], true, now + 2 * SECOND);
+        assert_eq!(end, Order::End(Verdict::Failed("rank 0 failed: no such flag".into())));
+    }
+
+    #[test]
+    fn without_launchers_the_ranks_are_told_themselves() {
+        let (mut job, now) = job(0, 2, 0);
+        job.admit_rank(0, 2, 0, now).unwrap();
+        job.admit_rank(1, 2, 0, now).unwrap();
+        assert_eq!(job.beat(0, 1, now + 11 * SECOND), None);
+        let reason = job.beat(0, 1, now + 13 * SECOND).unwrap();
+        assert!(reason.starts_with("rank 1 was not heard of"), "{reason}");
+    }
+}

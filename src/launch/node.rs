@@ -1,0 +1,173 @@
+//! The launcher of one node. Node 0's also holds the rendezvous, where the job's state is; every launcher, node 0's own too, only does
+//! what that tells it.
+
+use super::environment::{self, Timeouts};
+use super::job::{JobSettings, Order, Verdict};
+use super::ranks::{Ranks, Start};
+use super::secret::{self, Secret};
+use super::server::Server;
+use super::wire::{Connection, Reply, Request, Role};
+use super::{Error, Result};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Between two looks at the ranks and at the job.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// So long node 0 waits at the end for the other nodes to hear of it.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// What is launched, and how.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LaunchSettings {
+    pub processes: usize,
+    pub nodes: usize,
+    pub node: usize,
+    /// HOST:PORT; `None` for a job on one node, which finds a port for itself.
+    pub endpoint: Option<String>,
+    pub secret_file: Option<PathBuf>,
+    pub max_restarts: u64,
+    pub timeouts: Timeouts,
+    /// The command line of each rank, without the program.
+    pub words: Vec<String>,
+}
+
+/// Runs this node's ranks until the job is over.
+pub fn launch(settings: &LaunchSettings) -> Result<Verdict> {
+    let secret = secret_of(settings)?;
+    let timeouts = settings.timeouts;
+    let job = JobSettings {
+        nodes: settings.nodes,
+        processes: settings.processes,
+        max_restarts: settings.max_restarts,
+        heartbeat: timeouts.heartbeat,
+        join: timeouts.join,
+    };
+    let given = settings.endpoint.clone().unwrap_or_else(|| "127.0.0.1:0".into());
+    if !given.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok()) {
+        return Err(Error::Endpoint { endpoint: given });
+    }
+    let server = (settings.node == 0).then(|| Server::start(&given, secret.clone(), job)).transpose()?;
+    let endpoint = match (&server, settings.endpoint.is_some()) {
+        (Some(server), false) => server.address().to_string(),
+        _ => given,
+    };
+    let role = Role::Node { node: settings.node, nodes: settings.nodes, processes: settings.processes };
+    let connection = Connection::open(&endpoint, &secret, &role, timeouts.join)?;
+    let signals = Signals::new([SIGINT, SIGTERM]).map_err(|source| Error::Listen { endpoint: endpoint.clone(), source })?;
+    let node = Node { settings, endpoint, secret, connection, ranks: Ranks::default(), signals, signalled: None };
+    let verdict = node.run();
+    if let Some(server) = server {
+        server.wait_until_told(FAREWELL);
+    }
+    verdict
+}
+
+fn secret_of(settings: &LaunchSettings) -> Result<Secret> {
+    match (&settings.secret_file, Secret::from_environment()?) {
+        (Some(path), _) => Secret::from_file(path),
+        (None, Some(secret)) => Ok(secret),
+        (None, None) if settings.nodes == 1 => Ok(Secret::generate()),
+        (None, None) => Err(Error::NoSecret),
+    }
+}
+
+struct Node<'s> {
+    settings: &'s LaunchSettings,
+    endpoint: String,
+    secret: Secret,
+    connection: Connection,
+    ranks: Ranks,
+    signals: Signals,
+    /// The first signal that asked for the end.
+    signalled: Option<i32>,
+}
+
+impl Node<'_> {
+    fn run(mut self) -> Result<Verdict> {
+        let mut generation = 0;
+        let mut started = None;
+        let mut ended = Vec::new();
+        let mut heard = Instant::now();
+        loop {
+            if let Some(verdict) = self.pass_signals_on(started.is_some()) {
+                return Ok(verdict);
+            }
+            ended.extend(self.ranks.take_ended());
+            let report = Request::Report { generation, ended: ended.clone(), idle: self.ranks.are_idle() };
+            let order = match self.connection.ask(&report, Duration::ZERO) {
+                Ok(Reply::Order(order)) => order,
+                Ok(_) => Order::Wait,
+                Err(error) if heard.elapsed() < self.settings.timeouts.heartbeat => {
+                    // A connection does not come back, but a last word of the rendezvous may have been missed; ranks end meanwhile.
+                    if self.settings.node == 0 || self.ranks.are_idle() {
+                        return Err(error);
+                    }
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            heard = Instant::now();
+            ended.clear();
+            match order {
+                Order::Wait => {}
+                Order::Run { generation: wanted, note } => {
+                    if started != Some(wanted) {
+                        generation = wanted;
+                        started = Some(wanted);
+                        if let Some(note) = note {
+                            eprintln!("launch: {note}");
+                        }
+                        self.start(generation)?;
+                    }
+                }
+                Order::Stop { .. } => self.ranks.signal(libc::SIGKILL),
+                Order::End(verdict) => {
+                    self.ranks.signal(libc::SIGKILL);
+                    return Ok(verdict);
+                }
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// The first signal asks the ranks to stop and save, a second one ends everything.
+    fn pass_signals_on(&mut self, is_running: bool) -> Option<Verdict> {
+        for signal in self.signals.pending() {
+            if self.signalled.is_some() || !is_running {
+                self.ranks.signal(libc::SIGKILL);
+                return Some(Verdict::Interrupted(signal));
+            }
+            self.signalled = Some(signal);
+            self.ranks.signal(signal);
+        }
+        None
+    }
+
+    fn start(&mut self, generation: u64) -> Result<()> {
+        let settings = self.settings;
+        let world = settings.nodes * settings.processes;
+        let (host, port) = self.endpoint.rsplit_once(':').unwrap_or((&self.endpoint, ""));
+        for local in 0..settings.processes {
+            let rank = settings.node * settings.processes + local;
+            let environment = vec![
+                ("RANK", rank.to_string()),
+                ("WORLD_SIZE", world.to_string()),
+                ("LOCAL_RANK", local.to_string()),
+                ("LOCAL_WORLD_SIZE", settings.processes.to_string()),
+                ("MASTER_ADDR", host.to_string()),
+                ("MASTER_PORT", port.to_string()),
+                (environment::ENDPOINT, self.endpoint.clone()),
+                (environment::GENERATION, generation.to_string()),
+                (environment::HEARTBEAT_TIMEOUT, settings.timeouts.heartbeat.as_secs().to_string()),
+                (environment::RDZV_TIMEOUT, settings.timeouts.join.as_secs().to_string()),
+                (secret::VARIABLE, self.secret.expose()),
+            ];
+            self.ranks.start(Start { rank, words: &settings.words, environment })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! The ranks of one node as processes: started, their output marked with their numbers, ended.
+
+use super::job::Ended;
+use super::{Error, Result};
+use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+/// One rank that runs.
+struct Running {
+    rank: usize,
+    child: Child,
+    /// The last line that began with `error:`.
+    said: Arc<Mutex<String>>,
+    readers: Vec<JoinHandle<()>>,
+}
+
+/// The ranks of this node.
+#[derive(Default)]
+pub struct Ranks {
+    running: Vec<Running>,
+}
+
+/// What a rank is started with.
+pub struct Start<'s> {
+    pub rank: usize,
+    pub words: &'s [String],
+    pub environment: Vec<(&'static str, String)>,
+}
+
+impl Ranks {
+    /// Starts a rank. It ends when the launcher does, however that ends.
+    pub fn start(&mut self, start: Start) -> Result<()> {
+        let rank = start.rank;
+        let fail = |source| Error::Start { rank, source };
+        let mut command = Command::new(std::env::current_exe().map_err(fail)?);
+        command.args(start.words).envs(start.environment).stdin(Stdio::null());
+        // The one progress display is rank 0's, where there is a terminal to draw it on.
+        let draws = rank == 0 && std::io::stderr().is_terminal();
+        if !draws {
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        }
+        // A group of its own: Ctrl-C is for the launcher, which passes it on.
+        command.process_group(0);
+        // SAFETY: between fork and exec only a system call is made.
+        unsafe {
+            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            })
+        };
+        let mut child = command.spawn().map_err(fail)?;
+        let said = Arc::new(Mutex::new(String::new()));
+        let mut readers = Vec::new();
+        if let Some(stdout) = child.stdout.take() {
+            readers.push(forward(rank, stdout, std::io::stdout(), said.clone()));
+        }
+        if let Some(stderr) = child.stderr.take() {
+            readers.push(forward(rank, stderr, std::io::stderr(), said.clone()));
+        }
+        self.running.push(Running { rank, child, said, readers });
+        Ok(())
+    }
+
+    pub fn are_idle(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    /// Those that have ended since the last call.
+    pub fn take_ended(&mut self) -> Vec<(usize, Ended)> {
+        let mut ended = Vec::new();
+        let mut index = 0;
+        while index < self.running.len() {
+            match self.running[index].child.try_wait() {
+                Ok(Some(status)) => {
+                    let rank = self.running.swap_remove(index);
+                    rank.readers.into_iter().for_each(|reader| drop(reader.join()));
+                    let said = rank.said.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+                    ended.push((rank.rank, how(status, said)));
+                }
+                _ => index += 1,
+            }
+        }
+        ended
+    }
+
+    /// Passes a signal on.
+    pub fn signal(&self, signal: i32) {
+        for rank in &self.running {
+            // SAFETY: the child has not been waited for, so its number is still its own.
+            unsafe { libc::kill(rank.child.id() as i32, signal) };
+        }
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for rank in &mut self.running {
+            let _ = rank.child.kill();
+            let _ = rank.child.wait();
+        }
+    }
+}
+
+fn how(status: ExitStatus, said: String) -> Ended {
+    match (status.code(), status.signal()) {
+        (Some(0), _) => Ended::Well,
+        // What a rank ends with when a signal made it stop and save.
+        (Some(code), _) if [libc::SIGINT, libc::SIGTERM].contains(&(code - 128)) => Ended::Interrupted(code - 128),
+        (Some(code), _) => Ended::Failed { code, said },
+        (None, signal) => Ended::Killed(signal.unwrap_or(0)),
+    }
+}
+
+/// Copies lines, each marked and written at once, so that lines of several ranks do not mix.
+fn forward(
+    rank: usize,
+    from: impl Read + Send + 'static,
+    mut to: impl Write + Send + 'static,
+    said: Arc<Mutex<String>>,
+) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        let mut reader = BufReader::new(from);
+        let mut line = Vec::new();
+        while reader.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+            let text = String::from_utf8_lossy(&line);
+            let text = text.trim_end_matches('\n');
+            if let Some(error) = text.strip_prefix("error: ") {
+                *said.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = error.to_string();
+            }
+            // Nobody may be reading any more; the run goes on.
+            let _ = to.write_all(format!("[rank {rank}] {text}\n").as_bytes());
+            line.clear();
+        }
+    })
+}

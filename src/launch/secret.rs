@@ -1,0 +1,143 @@
+//! The secret that the processes of a job share, and the proofs made with it.
+
+use super::{Error, Result};
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+/// Holds the secret itself, also in the environment of the ranks that a launcher starts.
+pub const VARIABLE: &str = "XTRAIN_RDZV_SECRET";
+
+/// Bytes that a secret has at least: fewer could be guessed by trying.
+const LEAST: usize = 8;
+
+/// A shared secret. It is never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(Vec<u8>);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+impl Secret {
+    pub fn generate() -> Self {
+        Secret(hex(&rand::random::<[u8; 32]>()).into_bytes())
+    }
+
+    /// From the variable, if it is set.
+    pub fn from_environment() -> Result<Option<Self>> {
+        let Some(value) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) else { return Ok(None) };
+        let text = value.to_string_lossy().trim().to_string();
+        match text.len() >= LEAST {
+            true => Ok(Some(Secret(text.into_bytes()))),
+            // The value itself is not for logs.
+            false => Err(Error::Environment {
+                variable: VARIABLE.into(),
+                value: "...".into(),
+                problem: format!("a secret has at least {LEAST} characters"),
+            }),
+        }
+    }
+
+    pub fn from_file(path: &Path) -> Result<Self> {
+        let fail = |problem: String| Error::Secret { path: path.into(), problem };
+        let mode = fs::metadata(path).map_err(|e| fail(e.to_string()))?.mode();
+        if mode & 0o077 != 0 {
+            return Err(fail(format!("others may read it (mode {:o}): chmod 600 it", mode & 0o777)));
+        }
+        let text = fs::read_to_string(path).map_err(|e| fail(e.to_string()))?.trim().to_string();
+        if text.len() < LEAST { Err(fail(format!("a secret has at least {LEAST} characters"))) } else { Ok(Secret(text.into_bytes())) }
+    }
+
+    /// The secret that this user's processes share where nobody gave one: made at the first use, in a file that only they can read.
+    pub fn of_user(folder: &Path) -> Result<Self> {
+        let path = folder.join("rendezvous-secret");
+        if path.exists() {
+            return Self::from_file(&path);
+        }
+        let fail = |e: std::io::Error| Error::Secret { path: path.clone(), problem: e.to_string() };
+        fs::create_dir_all(folder).map_err(fail)?;
+        let aside = folder.join(format!(".rendezvous-secret.{}", std::process::id()));
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside).map_err(fail)?;
+        file.write_all(&Self::generate().0).map_err(fail)?;
+        // Linked, not renamed: of processes that start together one wins and the others take its secret.
+        let linked = fs::hard_link(&aside, &path);
+        let _ = fs::remove_file(&aside);
+        match linked {
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(fail(e)),
+            _ => Self::from_file(&path),
+        }
+    }
+
+    /// As the variable of a process that is started.
+    pub fn expose(&self) -> String {
+        String::from_utf8_lossy(&self.0).into_owned()
+    }
+
+    /// Shows that its maker knows the secret; `parts` say what for.
+    pub fn proof(&self, parts: &[&str]) -> String {
+        hex(&self.mac(parts).finalize().into_bytes())
+    }
+
+    /// Whether a proof is right; takes the same time for every wrong one.
+    pub fn accepts(&self, proof: &str, parts: &[&str]) -> bool {
+        unhex(proof).is_some_and(|bytes| self.mac(parts).verify_slice(&bytes).is_ok())
+    }
+
+    fn mac(&self, parts: &[&str]) -> Hmac<Sha256> {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
+        for part in parts {
+            // With lengths, so that no two lists of parts look alike.
+            mac.update(&(part.len() as u64).to_le_bytes());
+            mac.update(part.as_bytes());
+        }
+        mac
+    }
+}
+
+/// 32 random bytes, as text.
+pub fn nonce() -> String {
+    hex(&rand::random::<[u8; 32]>())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let pairs = text.as_bytes().chunks(2);
+    pairs.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn proofs_hold_for_their_parts_and_secret_only() {
+        let secret = Secret::generate();
+        let proof = secret.proof(&["ab", "c"]);
+        assert!(secret.accepts(&proof, &["ab", "c"]));
+        assert!(!secret.accepts(&proof, &["a", "bc"]));
+        assert!(!Secret::generate().accepts(&proof, &["ab", "c"]));
+        assert!(!secret.accepts("nonsense", &["ab", "c"]));
+        assert_eq!(format!("{secret:?}"), "Secret(..)");
+    }
+
+    #[test]
+    fn a_users_secret_is_made_once_and_must_stay_private() {
+        let folder = tempfile::tempdir().unwrap();
+        let made = Secret::of_user(folder.path()).unwrap();
+        assert_eq!(made, Secret::of_user(folder.path()).unwrap());
+        let path = folder.path().join("rendezvous-secret");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        let problem = Secret::of_user(folder.path()).unwrap_err().to_string();
+        assert!(problem.contains("chmod 600"), "{problem}");
+    }
+}

@@ -1,0 +1,155 @@
+//! The rendezvous: a store of small values, and the job's state, behind a listening socket. Runs in node 0's launcher, or in rank 0
+//! where something else started the ranks.
+
+use super::job::{Job, JobSettings};
+use super::secret::Secret;
+use super::wire::{self, Reply, Request, Role};
+use super::{Error, Result};
+use std::collections::HashMap;
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// Values that the store holds at most: addresses of a job of thousands of ranks.
+const MOST_VALUES: usize = 1 << 20;
+
+pub struct Server {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+}
+
+struct Shared {
+    secret: Secret,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    values: HashMap<String, Vec<u8>>,
+    job: Job,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Server {
+    /// Listens at the address that was given, and only there. Ends with the process.
+    pub fn start(endpoint: &str, secret: Secret, settings: JobSettings) -> Result<Server> {
+        let fail = |source| Error::Listen { endpoint: endpoint.into(), source };
+        let addresses: Vec<SocketAddr> = endpoint.to_socket_addrs().map_err(fail)?.collect();
+        let listener = TcpListener::bind(&addresses[..]).map_err(fail)?;
+        let address = listener.local_addr().map_err(fail)?;
+        let state = State { values: HashMap::new(), job: Job::new(settings, Instant::now()) };
+        let shared = Arc::new(Shared { secret, state: Mutex::new(state), changed: Condvar::new() });
+        let serving = shared.clone();
+        let accept = move || {
+            for stream in listener.incoming().flatten() {
+                let shared = serving.clone();
+                let _ = std::thread::Builder::new().name("rendezvous".into()).spawn(move || shared.serve(stream));
+            }
+        };
+        std::thread::Builder::new().name("rendezvous".into()).spawn(accept).map_err(fail)?;
+        Ok(Server { shared, address })
+    }
+
+    /// Where it listens, with the port that the system chose if none was given.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits until every node that can be reached knows how the job ended, at most this long.
+    pub fn wait_until_told(&self, patience: Duration) {
+        self.wait_until(patience, |job| job.all_know_the_end(Instant::now()));
+    }
+
+    /// Waits until no rank is at work any more, at most this long.
+    pub fn wait_until_left(&self, patience: Duration) {
+        self.wait_until(patience, Job::all_left);
+    }
+
+    fn wait_until(&self, patience: Duration, done: impl Fn(&Job) -> bool) {
+        let began = Instant::now();
+        while began.elapsed() < patience && !done(&self.shared.lock().job) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Shared {
+    /// One connection, until it ends.
+    fn serve(&self, mut stream: TcpStream) {
+        let admit = |role: &Role| {
+            let job = &mut self.lock().job;
+            match *role {
+                Role::Rank { rank, world, generation } => job.admit_rank(rank, world, generation, Instant::now()),
+                Role::Node { node, nodes, processes } => job.admit_node(node, nodes, processes),
+            }
+        };
+        // Whoever has the wrong secret or version is told so and is otherwise nobody's concern.
+        let Ok(role) = wire::accept(&mut stream, &self.secret, admit) else { return };
+        let _ = wire::serve(stream, |request| self.answer(&role, request));
+    }
+
+    fn answer(&self, role: &Role, request: Request) -> Reply {
+        match (request, role) {
+            (Request::Put { key, value }, Role::Rank { generation, .. }) => self.put(*generation, key, value, true),
+            (Request::PutFirst { key, value }, Role::Rank { generation, .. }) => self.put(*generation, key, value, false),
+            (Request::Get { key, timeout_ms }, Role::Rank { generation, .. }) => {
+                Reply::Value(self.get(&scoped(*generation, &key), Duration::from_millis(timeout_ms)))
+            }
+            (Request::TryGet { key }, Role::Rank { generation, .. }) => {
+                Reply::Value(self.lock().values.get(&scoped(*generation, &key)).cloned())
+            }
+            (Request::Beat { step }, Role::Rank { rank, generation, .. }) => {
+                let job = &mut self.lock().job;
+                if *generation == job.generation() { Reply::Alive(job.beat(*rank, step, Instant::now())) } else { Reply::Alive(None) }
+            }
+            (Request::Leave { failure }, Role::Rank { rank, generation, .. }) => {
+                let job = &mut self.lock().job;
+                if *generation == job.generation() {
+                    job.leave(*rank, failure, Instant::now());
+                }
+                Reply::Done
+            }
+            (Request::Report { generation, ended, idle }, Role::Node { node, .. }) => {
+                Reply::Order(self.lock().job.report(*node, generation, ended, idle, Instant::now()))
+            }
+            _ => Reply::Error("that is not for this side to ask".into()),
+        }
+    }
+
+    fn put(&self, generation: u64, key: String, value: Vec<u8>, replace: bool) -> Reply {
+        let mut state = self.lock();
+        if state.values.len() >= MOST_VALUES {
+            return Reply::Error("the store is full".into());
+        }
+        let key = scoped(generation, &key);
+        if replace || !state.values.contains_key(&key) {
+            state.values.insert(key.clone(), value);
+        }
+        let now = state.values.get(&key).cloned();
+        drop(state);
+        self.changed.notify_all();
+        if replace { Reply::Done } else { Reply::Value(now) }
+    }
+
+    fn get(&self, key: &str, patience: Duration) -> Option<Vec<u8>> {
+        let until = Instant::now() + patience;
+        let mut state = self.lock();
+        loop {
+            if let Some(value) = state.values.get(key) {
+                return Some(value.clone());
+            }
+            let left = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+    }
+}
+
+/// Values of one start are not seen by the next, but for those of the whole job.
+fn scoped(generation: u64, key: &str) -> String {
+    if key.starts_with(super::group::OF_THE_JOB) { key.to_string() } else { format!("{generation}/{key}") }
+}

@@ -1,0 +1,215 @@
+//! What goes over a connection to the rendezvous: frames of JSON behind their length, after a handshake in which both sides show that
+//! they know the secret.
+
+use super::job::{Ended, Order};
+use super::secret::{Secret, nonce};
+use super::{Error, Result};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+/// Raise it when the messages change: processes of different versions do not train together.
+const PROTOCOL: u32 = 1;
+
+/// Addresses and short texts are all that is sent.
+const LARGEST_FRAME: usize = 1 << 20;
+
+/// For the few messages of a handshake, and for the answer to anything that does not wait.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Between two tries to connect.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Who connects.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Role {
+    Rank { rank: usize, world: usize, generation: u64 },
+    Node { node: usize, nodes: usize, processes: usize },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Request {
+    Put { key: String, value: Vec<u8> },
+    /// Keeps the value that is there, if there is one; answers with what it is then.
+    PutFirst { key: String, value: Vec<u8> },
+    Get { key: String, timeout_ms: u64 },
+    TryGet { key: String },
+    /// A rank is alive; it has made so many steps.
+    Beat { step: u64 },
+    /// A rank ends, with exit code and reason if it failed.
+    Leave { failure: Option<(i32, String)> },
+    /// What happened on a node since its last report, and whether none of its ranks runs any more.
+    Report { generation: u64, ended: Vec<(usize, Ended)>, idle: bool },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Reply {
+    Done,
+    Value(Option<Vec<u8>>),
+    /// To a beat: why the job has to end, if it has to.
+    Alive(Option<String>),
+    Order(Order),
+    Error(String),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Hello {
+    protocol: u32,
+    nonce: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Claim {
+    role: Role,
+    nonce: String,
+    proof: String,
+}
+
+#[derive(Serialize, Deserialize)]
+enum Answer {
+    Welcome { proof: String },
+    Denied { reason: String },
+}
+
+fn send(stream: &mut TcpStream, message: &impl Serialize) -> io::Result<()> {
+    let body = serde_json::to_vec(message)?;
+    let mut frame = (body.len() as u32).to_be_bytes().to_vec();
+    frame.extend_from_slice(&body);
+    stream.write_all(&frame)
+}
+
+fn receive<T: DeserializeOwned>(stream: &mut TcpStream) -> io::Result<T> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length)?;
+    let length = u32::from_be_bytes(length) as usize;
+    if length > LARGEST_FRAME {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a frame of {length} bytes: not xtrain's protocol")));
+    }
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body)?;
+    Ok(serde_json::from_slice(&body)?)
+}
+
+/// The server's side: the role of whoever connected and knows the secret. `admit` says why it may not take part.
+pub fn accept(stream: &mut TcpStream, secret: &Secret, admit: impl Fn(&Role) -> std::result::Result<(), String>) -> io::Result<Role> {
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let own = nonce();
+    send(stream, &Hello { protocol: PROTOCOL, nonce: own.clone() })?;
+    let claim: Claim = receive(stream)?;
+    let role = serde_json::to_string(&claim.role)?;
+    let deny = |stream: &mut TcpStream, reason: String| {
+        send(stream, &Answer::Denied { reason: reason.clone() })?;
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
+    };
+    if !secret.accepts(&claim.proof, &["joins", &own, &claim.nonce, &role]) {
+        return deny(stream, "its secret is another one (XTRAIN_RDZV_SECRET or --rdzv_secret_file must be the same everywhere)".into());
+    }
+    if let Err(reason) = admit(&claim.role) {
+        return deny(stream, reason);
+    }
+    send(stream, &Answer::Welcome { proof: secret.proof(&["serves", &own, &claim.nonce, &role]) })?;
+    stream.set_read_timeout(None)?;
+    Ok(claim.role)
+}
+
+/// Answers requests until the other side hangs up.
+pub fn serve(mut stream: TcpStream, mut answer: impl FnMut(Request) -> Reply) -> io::Result<()> {
+    loop {
+        let request = receive(&mut stream)?;
+        send(&mut stream, &answer(request))?;
+    }
+}
+
+/// A connection of a rank or a node.
+pub struct Connection {
+    stream: TcpStream,
+    endpoint: String,
+}
+
+impl Connection {
+    /// Connects; goes on trying for `patience`, because the rendezvous may start later.
+    pub fn open(endpoint: &str, secret: &Secret, role: &Role, patience: Duration) -> Result<Connection> {
+        let began = Instant::now();
+        let mut last;
+        loop {
+            match connect(endpoint, patience.saturating_sub(began.elapsed()).max(RETRY)) {
+                Ok(stream) => match Self::introduce(stream, endpoint, secret, role) {
+                    // It went away in between, or something else listens there that does not speak.
+                    Err(Error::Lost { reason, .. }) => last = reason,
+                    result => return result,
+                },
+                Err(error) => last = error.to_string(),
+            }
+            if began.elapsed() >= patience {
+                return Err(Error::Unreachable { endpoint: endpoint.into(), seconds: patience.as_secs(), last });
+            }
+            std::thread::sleep(RETRY);
+        }
+    }
+
+    fn introduce(mut stream: TcpStream, endpoint: &str, secret: &Secret, role: &Role) -> Result<Connection> {
+        let lost = |error: io::Error| Error::Lost { endpoint: endpoint.into(), reason: error.to_string() };
+        let refused = |reason: String| Error::Refused { endpoint: endpoint.into(), reason };
+        stream.set_nodelay(true).map_err(lost)?;
+        stream.set_read_timeout(Some(PATIENCE)).map_err(lost)?;
+        stream.set_write_timeout(Some(PATIENCE)).map_err(lost)?;
+        let hello: Hello = receive(&mut stream).map_err(lost)?;
+        if hello.protocol != PROTOCOL {
+            return Err(refused(format!("it speaks version {} of the protocol, this is {PROTOCOL}", hello.protocol)));
+        }
+        let own = nonce();
+        let text = serde_json::to_string(role).expect("a role is plain data");
+        let proof = secret.proof(&["joins", &hello.nonce, &own, &text]);
+        send(&mut stream, &Claim { role: role.clone(), nonce: own.clone(), proof }).map_err(lost)?;
+        match receive(&mut stream).map_err(lost)? {
+            Answer::Denied { reason } => Err(refused(reason)),
+            Answer::Welcome { proof } if secret.accepts(&proof, &["serves", &hello.nonce, &own, &text]) => {
+                Ok(Connection { stream, endpoint: endpoint.into() })
+            }
+            Answer::Welcome { .. } => Err(Error::Impostor { endpoint: endpoint.into() }),
+        }
+    }
+
+    /// This side's address, at which others that reach the rendezvous reach it too.
+    pub fn local_address(&self) -> Result<SocketAddr> {
+        self.stream.local_addr().map_err(|error| self.lost(error))
+    }
+
+    /// Sends a request and waits for its answer, which may take `wait` and a little more.
+    pub fn ask(&mut self, request: &Request, wait: Duration) -> Result<Reply> {
+        let asked = self
+            .stream
+            .set_read_timeout(Some(wait + PATIENCE))
+            .and_then(|()| send(&mut self.stream, request))
+            .and_then(|()| receive(&mut self.stream));
+        match asked {
+            Ok(Reply::Error(reason)) => Err(Error::Refused { endpoint: self.endpoint.clone(), reason }),
+            Ok(reply) => Ok(reply),
+            Err(error) => Err(self.lost(error)),
+        }
+    }
+
+    fn lost(&self, error: io::Error) -> Error {
+        let reason = match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "no answer; the machine is down, or the link to it is cut".into(),
+            io::ErrorKind::UnexpectedEof => "it was closed".into(),
+            _ => error.to_string(),
+        };
+        Error::Lost { endpoint: self.endpoint.clone(), reason }
+    }
+}
+
+fn connect(endpoint: &str, patience: Duration) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in endpoint.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, patience.min(PATIENCE)) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}

@@ -1,0 +1,204 @@
+//! The store in which the clients of several processes find each other: callbacks that the plugin calls while a client is made, and
+//! later from the threads that connect its devices.
+
+use super::ffi::{CallbackError, KvGet, KvPut, KvTryGet, PjrtError};
+use std::ffi::{c_char, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Small values by name, shared by the processes of a run.
+pub trait KeyValueStore: Send + Sync {
+    fn put(&self, key: &str, value: &[u8]) -> Result<(), StoreError>;
+    /// Waits for a value that is put later.
+    fn get(&self, key: &str, patience: Duration) -> Result<Vec<u8>, StoreError>;
+    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError>;
+}
+
+/// Why a store could not answer.
+#[derive(Debug)]
+pub enum StoreError {
+    /// Nobody put the value in time.
+    Timeout(String),
+    Failed(String),
+}
+
+const DEADLINE_EXCEEDED: i32 = 4;
+const NOT_FOUND: i32 = 5;
+const UNAVAILABLE: i32 = 14;
+
+/// What the callbacks are given back as their argument. Boxed, so that its address stays.
+pub(super) struct Callbacks {
+    store: Arc<dyn KeyValueStore>,
+}
+
+impl Callbacks {
+    pub fn new(store: Arc<dyn KeyValueStore>) -> Box<Self> {
+        Box::new(Callbacks { store })
+    }
+
+    /// For the callbacks below.
+    pub fn argument(&self) -> *mut c_void {
+        std::ptr::from_ref(self).cast_mut().cast()
+    }
+}
+
+/// # Safety
+/// `argument` comes from [`Callbacks::argument`], and the callbacks are alive.
+unsafe fn store<'a>(argument: *mut c_void) -> &'a dyn KeyValueStore {
+    // SAFETY: the caller's promise.
+    unsafe { &*(*argument.cast::<Callbacks>()).store }
+}
+
+/// # Safety
+/// `key` points to `size` bytes.
+unsafe fn text(key: *const c_char, size: usize) -> String {
+    // SAFETY: the caller's promise.
+    String::from_utf8_lossy(unsafe { bytes(key, size) }).into_owned()
+}
+
+/// # Safety
+/// `data` points to `size` bytes, or `size` is 0; they stay alive while the result is used.
+unsafe fn bytes<'a>(data: *const c_char, size: usize) -> &'a [u8] {
+    // SAFETY: the caller's promise.
+    if size == 0 { &[] } else { unsafe { std::slice::from_raw_parts(data.cast(), size) } }
+}
+
+/// Makes the plugin's error.
+///
+/// # Safety
+/// `make` points to the plugin's function.
+unsafe fn error(make: *const CallbackError, failure: StoreError) -> *mut PjrtError {
+    let (code, message) = match failure {
+        StoreError::Timeout(message) => (DEADLINE_EXCEEDED, message),
+        StoreError::Failed(message) => (UNAVAILABLE, message),
+    };
+    // SAFETY: the caller's promise; the message lives through the call.
+    unsafe { (*make)(code, message.as_ptr().cast(), message.len()) }
+}
+
+/// A panic must not cross into C.
+fn guarded<T>(ask: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
+    catch_unwind(AssertUnwindSafe(ask)).unwrap_or_else(|_| Err(StoreError::Failed("the store of the run panicked".into())))
+}
+
+/// Gives a value away; [`delete`] takes it back.
+fn give(value: Vec<u8>) -> (*mut c_char, usize) {
+    let size = value.len();
+    // SAFETY: malloc of at least one byte; the copy is of the value's own size.
+    unsafe {
+        let copy = libc::malloc(size.max(1)).cast::<u8>();
+        if copy.is_null() {
+            std::alloc::handle_alloc_error(std::alloc::Layout::array::<u8>(size.max(1)).expect("it fitted into a vector"));
+        }
+        std::ptr::copy_nonoverlapping(value.as_ptr(), copy, size);
+        (copy.cast(), size)
+    }
+}
+
+unsafe extern "C" fn delete(value: *mut c_char) {
+    // SAFETY: the plugin hands back what `give` made, once.
+    unsafe { libc::free(value.cast()) }
+}
+
+pub(super) unsafe extern "C" fn put(args: *mut KvPut) -> *mut PjrtError {
+    // SAFETY: the plugin fills the struct as the header says; the client that lent the callbacks is alive.
+    unsafe {
+        let args = &mut *args;
+        let (key, value) = (text(args.key, args.key_size), bytes(args.value, args.value_size));
+        match guarded(|| store(args.user_arg).put(&key, value)) {
+            Ok(()) => std::ptr::null_mut(),
+            Err(failure) => error(args.callback_error, failure),
+        }
+    }
+}
+
+pub(super) unsafe extern "C" fn get(args: *mut KvGet) -> *mut PjrtError {
+    // SAFETY: as in `put`.
+    unsafe {
+        let args = &mut *args;
+        let (key, patience) = (text(args.key, args.key_size), Duration::from_millis(args.timeout_in_ms.max(0) as u64));
+        match guarded(|| store(args.user_arg).get(&key, patience)) {
+            Ok(value) => {
+                (args.value, args.value_size) = give(value);
+                args.value_deleter_callback = delete as *const c_void;
+                std::ptr::null_mut()
+            }
+            Err(failure) => error(args.callback_error, failure),
+        }
+    }
+}
+
+pub(super) unsafe extern "C" fn try_get(args: *mut KvTryGet) -> *mut PjrtError {
+    // SAFETY: as in `put`. A plugin of an older header cannot call this.
+    unsafe {
+        let args = &mut *args;
+        let key = text(args.key, args.key_size);
+        match guarded(|| store(args.user_arg).try_get(&key)) {
+            Ok(Some(value)) => {
+                (args.value, args.value_size) = give(value);
+                args.value_deleter_callback = delete as *const c_void;
+                std::ptr::null_mut()
+            }
+            Ok(None) => {
+                let message = format!("no value of the name {key}");
+                (*args.callback_error)(NOT_FOUND, message.as_ptr().cast(), message.len())
+            }
+            Err(failure) => error(args.callback_error, failure),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+    use std::sync::Mutex;
+
+    #[derive(Default)]
+    struct Memory(Mutex<HashMap<String, Vec<u8>>>);
+
+    impl KeyValueStore for Memory {
+        fn put(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+            self.0.lock().unwrap().insert(key.into(), value.into());
+            Ok(())
+        }
+
+        fn get(&self, key: &str, _patience: Duration) -> Result<Vec<u8>, StoreError> {
+            self.try_get(key)?.ok_or(StoreError::Timeout(key.into()))
+        }
+
+        fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+            Ok(self.0.lock().unwrap().get(key).cloned())
+        }
+    }
+
+    /// Stands for the plugin's: an error is its code as an address.
+    unsafe extern "C" fn code(code: i32, _message: *const c_char, _size: usize) -> *mut PjrtError {
+        std::ptr::without_provenance_mut(code as usize)
+    }
+
+    #[test]
+    fn values_cross_the_callbacks() {
+        let callbacks = Callbacks::new(Arc::new(Memory::default()));
+        let make: CallbackError = code;
+        let (key, value) = ("a/b", [1u8, 0, 255]);
+        let (key_at, size) = (key.as_ptr().cast(), key.len());
+        let (user_arg, callback_error) = (callbacks.argument(), &raw const make);
+        let mut got = KvTryGet { key: key_at, key_size: size, callback_error, user_arg, ..Default::default() };
+        let mut waited = KvGet { key: key_at, key_size: size, callback_error, user_arg, ..Default::default() };
+        // SAFETY: the structs are filled as a plugin fills them.
+        unsafe {
+            assert_eq!(try_get(&mut got) as usize, NOT_FOUND as usize);
+            assert_eq!(get(&mut waited) as usize, DEADLINE_EXCEEDED as usize);
+            let value_at = value.as_ptr().cast();
+            let mut given =
+                KvPut { key: key_at, key_size: size, value: value_at, value_size: 3, callback_error, user_arg, ..Default::default() };
+            assert!(put(&mut given).is_null());
+            assert!(get(&mut waited).is_null());
+            assert_eq!(bytes(waited.value, waited.value_size), value);
+            assert_eq!(waited.value_deleter_callback, delete as *const c_void);
+            delete(waited.value);
+        }
+    }
+}
