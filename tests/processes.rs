@@ -320,7 +320,9 @@ fn what_launch_cannot_do_is_refused_at_once() {
         assert_eq!(run.code, Some(2), "{line}: {}", run.stderr);
         assert!(run.stderr.contains(part), "{line}: {}", run.stderr);
     }
-    let run = crate::support::xtrain().args("launch --nnodes 2 --node_rank 1 --rdzv_endpoint 127.0.0.1:9 -- train clm".split(' ')).run();
+    let run = crate::support::xtrain()
+        .args("launch --nnodes 2 --node_rank 1 --rdzv_endpoint 127.0.0.1:9 -- train clm".split(' '))
+        .run();
     assert_eq!(run.code, Some(1), "{}", run.stderr);
     assert!(run.stderr.contains("several nodes need one secret"), "{}", run.stderr);
 }
@@ -401,7 +403,8 @@ fn two_hosts_train_together_until_the_link_is_cut() {
     assert_eq!((first.code, second.code), (Some(1), Some(1)), "{}\n{}", first.stdout, second.stdout);
     assert!(first.stdout.contains("error: node 1 was not heard of for 4 s"), "{}", first.stdout);
     assert!(second.stdout.contains("the connection to the rendezvous at 10.77.0.1:29411 was lost"), "{}", second.stdout);
-    let saved = |dir: PathBuf| fs::read_dir(dir).unwrap().flatten().any(|e| e.file_name().to_string_lossy().starts_with("checkpoint-"));
+    let saved =
+        |dir: PathBuf| fs::read_dir(dir).unwrap().flatten().any(|e| e.file_name().to_string_lossy().starts_with("checkpoint-"));
     assert!(saved(bench.path("cut")), "{}", first.stdout);
     let go_on = train(GPT2, 2, "--max_steps 100000 --output_dir cut --resume_from_checkpoint");
     let mut run = Launched::of(&bench, &format!("launch --nproc_per_node 2 -- {go_on}"));
@@ -422,7 +425,11 @@ fn accelerators_are_shared_by_processes_too() {
         process.env("NEURON_LIBRARY_PATH", &plugin).env("XTRAIN_CUDA_PLUGIN", &plugin);
         let run = start(process).finish();
         run.succeeded();
-        assert!(run.stdout.contains(&format!("[rank 1] note: {} drives `cpu`, not {device}", plugin.display())), "{}", run.stdout);
+        assert!(
+            run.stdout.contains(&format!("[rank 1] note: {} drives `cpu`, not {device}", plugin.display())),
+            "{}",
+            run.stdout
+        );
         assert_eq!(numbers(&bench.records(device), "loss").len(), 3, "{}", run.stdout);
     }
 }

@@ -114,7 +114,6 @@ impl BatchForm {
             },
         };
         Ok(DeviceBatch {
-            shards: self.shards,
             input_ids: put.array(DType::S32, &batch.input_ids)?,
             labels,
             places,

@@ -27,9 +27,7 @@ pub fn open_device(device: &DevicePlan, mesh: Mesh, cache: &CacheSettings) -> Re
         silence_standard_output();
     }
     match device.kind {
-        Device::Cpu => {
-            device::open_cpu_among(group.as_ref(), mesh, cache.clone()).map_err(failed("opening the CPU device"))
-        }
+        Device::Cpu => device::open_cpu_among(group.as_ref(), mesh, cache.clone()).map_err(failed("opening the CPU device")),
         Device::Cuda => cuda::open_cuda(&device.settings, mesh, cache.clone()).map_err(failed("opening the CUDA device")),
         Device::Neuron => device::open_neuron(&device.settings, mesh, cache.clone()).map_err(failed("opening the Neuron device")),
     }

@@ -30,7 +30,8 @@ pub(super) fn checkpoint(settings: &TrainSettings) -> Result<Option<Checkpoint>,
     let dir = match Group::joined() {
         None => as_told(settings)?,
         Some(group) if !group.is_first() => {
-            let told = group.get(CHECKPOINT_KEY, group.member().timeouts.join).map_err(failed("waiting for rank 0's checkpoint"))?;
+            let told =
+                group.get(CHECKPOINT_KEY, group.member().timeouts.join).map_err(failed("waiting for rank 0's checkpoint"))?;
             (!told.is_empty()).then(|| PathBuf::from(OsString::from_vec(told)))
         }
         Some(group) => {

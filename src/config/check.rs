@@ -155,7 +155,9 @@ fn processes(typed: &Typed) -> Verdict {
     let member = match resolve::member(typed) {
         Ok(Some(member)) => member,
         Ok(None) => return Ok(()),
-        Err(error) => return refuse(error.to_string(), "`xtrain launch --help` and docs/parallelism.md tell what belongs together"),
+        Err(error) => {
+            return refuse(error.to_string(), "`xtrain launch --help` and docs/parallelism.md tell what belongs together");
+        }
     };
     let world = member.world;
     let devices = typed.count("data_parallel").unwrap_or(1);
@@ -194,7 +196,10 @@ fn launch(typed: &Typed) -> Verdict {
         );
     }
     if nodes > 1 && !typed.is_given("rdzv_endpoint") {
-        return refuse("several machines need to know where they meet", "add --rdzv_endpoint HOST:PORT with an address of node 0");
+        return refuse(
+            "several machines need to know where they meet",
+            "add --rdzv_endpoint HOST:PORT with an address of node 0",
+        );
     }
     if !matches!(words.first().map(String::as_str), Some("train" | "eval")) {
         return refuse(

@@ -217,7 +217,8 @@ fn unknown_argument(arg: &str, words: &str) -> UsageError {
             None => UsageError::CommandLine { problem: format!("unknown flag {arg} before the command") },
         };
     };
-    if info.id == Commands::LAUNCH && arg.starts_with('-') && flags::commands_taking(name).iter().any(|words| *words != "launch") {
+    if info.id == Commands::LAUNCH && arg.starts_with('-') && flags::commands_taking(name).iter().any(|words| *words != "launch")
+    {
         return UsageError::illegal(
             format!("{arg} belongs to the command that is launched"),
             "put that command after --: `xtrain launch --nproc_per_node 2 -- train clm ...`",

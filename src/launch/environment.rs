@@ -107,10 +107,14 @@ fn member(variable: Variables, secret: impl FnOnce() -> Result<Secret>) -> Resul
         return Ok(None);
     }
     let seconds = |name: &str, default: Duration| -> Result<Duration> {
-        Ok(variable(name).map(|value| number(name, &value)).transpose()?.map_or(default, |n| Duration::from_secs(n.max(1) as u64)))
+        Ok(variable(name)
+            .map(|value| number(name, &value))
+            .transpose()?
+            .map_or(default, |n| Duration::from_secs(n.max(1) as u64)))
     };
     let default = Timeouts::default();
-    let timeouts = Timeouts { join: seconds(RDZV_TIMEOUT, default.join)?, heartbeat: seconds(HEARTBEAT_TIMEOUT, default.heartbeat)? };
+    let timeouts =
+        Timeouts { join: seconds(RDZV_TIMEOUT, default.join)?, heartbeat: seconds(HEARTBEAT_TIMEOUT, default.heartbeat)? };
     Ok(Some(Member {
         rank: found.rank,
         world: found.world,
@@ -140,7 +144,11 @@ fn number(name: &str, value: &str) -> Result<usize> {
 }
 
 /// Variables that come together: those after the first must be there when the first is.
-fn numbers<const N: usize>(variable: Variables, source_name: &'static str, names: [&'static str; N]) -> Result<Option<[usize; N]>> {
+fn numbers<const N: usize>(
+    variable: Variables,
+    source_name: &'static str,
+    names: [&'static str; N],
+) -> Result<Option<[usize; N]>> {
     let Some(_) = variable(names[0]) else { return Ok(None) };
     let mut numbers = [0; N];
     for (place, name) in numbers.iter_mut().zip(names) {
@@ -161,7 +169,9 @@ fn torchrun(variable: Variables) -> Result<Option<Found>> {
     if variable("RANK").is_none() {
         return Ok(None);
     }
-    let Some([rank, world, local_rank]) = numbers(variable, "torchrun", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])? else { return Ok(None) };
+    let Some([rank, world, local_rank]) = numbers(variable, "torchrun", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])? else {
+        return Ok(None);
+    };
     let missing = |missing| Error::Incomplete { given: "RANK", missing, source_name: "torchrun" };
     let host = match variable("MASTER_ADDR") {
         Some(host) => host,

@@ -31,7 +31,9 @@ pub enum Error {
     Timeout { what: String, seconds: u64 },
     #[error("{}: {problem}", .path.display())]
     Secret { path: PathBuf, problem: String },
-    #[error("several nodes need one secret: put the same one into XTRAIN_RDZV_SECRET, or into a file for --rdzv_secret_file, on each")]
+    #[error(
+        "several nodes need one secret: put the same one into XTRAIN_RDZV_SECRET, or into a file for --rdzv_secret_file, on each"
+    )]
     NoSecret,
     #[error("cannot start rank {rank}: {source}")]
     Start { rank: usize, source: std::io::Error },

@@ -143,7 +143,9 @@ impl Group {
         let free = self.idle.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).pop();
         let mut connection = match free {
             Some(connection) => connection,
-            None => Connection::open(&self.member.endpoint, &self.member.secret, &role(&self.member), self.member.timeouts.heartbeat)?,
+            None => {
+                Connection::open(&self.member.endpoint, &self.member.secret, &role(&self.member), self.member.timeouts.heartbeat)?
+            }
         };
         let reply = connection.ask(request, wait)?;
         self.idle.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(connection);
@@ -171,7 +173,12 @@ impl Group {
                     Ok(Reply::Alive(Some(reason))) if !launched => quit(format!("the job was stopped: {reason}")),
                     Ok(_) => std::thread::sleep(pause),
                     Err(_) => {
-                        match Connection::open(&self.member.endpoint, &self.member.secret, &role(&self.member), timeouts.heartbeat) {
+                        match Connection::open(
+                            &self.member.endpoint,
+                            &self.member.secret,
+                            &role(&self.member),
+                            timeouts.heartbeat,
+                        ) {
                             Ok(again) => connection = again,
                             Err(error) => quit(error.to_string()),
                         }

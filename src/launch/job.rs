@@ -17,7 +17,10 @@ pub enum Ended {
     /// By a signal that it did not ask for.
     Killed(i32),
     /// With an exit code, and what it said last.
-    Failed { code: i32, said: String },
+    Failed {
+        code: i32,
+        said: String,
+    },
 }
 
 /// What a node's launcher is to do.
@@ -26,9 +29,14 @@ pub enum Order {
     /// Not all nodes are there.
     Wait,
     /// Run the ranks of this generation; a line about it for the log.
-    Run { generation: u64, note: Option<String> },
+    Run {
+        generation: u64,
+        note: Option<String>,
+    },
     /// End what runs of this generation.
-    Stop { generation: u64 },
+    Stop {
+        generation: u64,
+    },
     End(Verdict),
 }
 
@@ -61,9 +69,13 @@ impl JobSettings {
 
 enum Phase {
     Gathering,
-    Running { since: Instant },
+    Running {
+        since: Instant,
+    },
     /// Something failed; what else is heard now may be the cause.
-    Settling { since: Instant },
+    Settling {
+        since: Instant,
+    },
     Stopping,
     Over(Verdict),
 }
@@ -267,7 +279,8 @@ impl Job {
         if self.nodes.iter().all(|node| node.heard.is_some()) {
             self.phase = Phase::Running { since: now };
         } else if now - self.began > self.settings.join {
-            let missing: Vec<String> = (0..self.nodes.len()).filter(|&n| self.nodes[n].heard.is_none()).map(|n| n.to_string()).collect();
+            let missing: Vec<String> =
+                (0..self.nodes.len()).filter(|&n| self.nodes[n].heard.is_none()).map(|n| n.to_string()).collect();
             let (missing, seconds) = (missing.join(", "), self.settings.join.as_secs());
             self.phase = Phase::Over(Verdict::Failed(format!("node {missing} did not join within {seconds} s")));
         }
@@ -297,7 +310,8 @@ impl Job {
         let mut found = Vec::new();
         for (index, node) in self.nodes.iter().enumerate() {
             if silent(node.heard) {
-                let text = format!("node {index} was not heard of for {} s: it is down, or the link to it is cut", limit.as_secs());
+                let text =
+                    format!("node {index} was not heard of for {} s: it is down, or the link to it is cut", limit.as_secs());
                 found.push(Failure { blame: 0, text, is_usage: false, is_node: true });
             }
         }

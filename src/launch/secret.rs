@@ -51,7 +51,11 @@ impl Secret {
             return Err(fail(format!("others may read it (mode {:o}): chmod 600 it", mode & 0o777)));
         }
         let text = fs::read_to_string(path).map_err(|e| fail(e.to_string()))?.trim().to_string();
-        if text.len() < LEAST { Err(fail(format!("a secret has at least {LEAST} characters"))) } else { Ok(Secret(text.into_bytes())) }
+        if text.len() < LEAST {
+            Err(fail(format!("a secret has at least {LEAST} characters")))
+        } else {
+            Ok(Secret(text.into_bytes()))
+        }
     }
 
     /// The secret that this user's processes share where nobody gave one: made at the first use, in a file that only they can read.

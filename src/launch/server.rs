@@ -105,7 +105,11 @@ impl Shared {
             }
             (Request::Beat { step }, Role::Rank { rank, generation, .. }) => {
                 let job = &mut self.lock().job;
-                if *generation == job.generation() { Reply::Alive(job.beat(*rank, step, Instant::now())) } else { Reply::Alive(None) }
+                if *generation == job.generation() {
+                    Reply::Alive(job.beat(*rank, step, Instant::now()))
+                } else {
+                    Reply::Alive(None)
+                }
             }
             (Request::Leave { failure }, Role::Rank { rank, generation, .. }) => {
                 let job = &mut self.lock().job;

@@ -31,17 +31,36 @@ pub enum Role {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
-    Put { key: String, value: Vec<u8> },
+    Put {
+        key: String,
+        value: Vec<u8>,
+    },
     /// Keeps the value that is there, if there is one; answers with what it is then.
-    PutFirst { key: String, value: Vec<u8> },
-    Get { key: String, timeout_ms: u64 },
-    TryGet { key: String },
+    PutFirst {
+        key: String,
+        value: Vec<u8>,
+    },
+    Get {
+        key: String,
+        timeout_ms: u64,
+    },
+    TryGet {
+        key: String,
+    },
     /// A rank is alive; it has made so many steps.
-    Beat { step: u64 },
+    Beat {
+        step: u64,
+    },
     /// A rank ends, with exit code and reason if it failed.
-    Leave { failure: Option<(i32, String)> },
+    Leave {
+        failure: Option<(i32, String)>,
+    },
     /// What happened on a node since its last report, and whether none of its ranks runs any more.
-    Report { generation: u64, ended: Vec<(usize, Ended)>, idle: bool },
+    Report {
+        generation: u64,
+        ended: Vec<(usize, Ended)>,
+        idle: bool,
+    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -93,7 +112,11 @@ fn receive<T: DeserializeOwned>(stream: &mut TcpStream) -> io::Result<T> {
 }
 
 /// The server's side: the role of whoever connected and knows the secret. `admit` says why it may not take part.
-pub fn accept(stream: &mut TcpStream, secret: &Secret, admit: impl Fn(&Role) -> std::result::Result<(), String>) -> io::Result<Role> {
+pub fn accept(
+    stream: &mut TcpStream,
+    secret: &Secret,
+    admit: impl Fn(&Role) -> std::result::Result<(), String>,
+) -> io::Result<Role> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -106,7 +129,10 @@ pub fn accept(stream: &mut TcpStream, secret: &Secret, admit: impl Fn(&Role) -> 
         Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
     };
     if !secret.accepts(&claim.proof, &["joins", &own, &claim.nonce, &role]) {
-        return deny(stream, "its secret is another one (XTRAIN_RDZV_SECRET or --rdzv_secret_file must be the same everywhere)".into());
+        return deny(
+            stream,
+            "its secret is another one (XTRAIN_RDZV_SECRET or --rdzv_secret_file must be the same everywhere)".into(),
+        );
     }
     if let Err(reason) = admit(&claim.role) {
         return deny(stream, reason);
@@ -195,7 +221,9 @@ impl Connection {
 
     fn lost(&self, error: io::Error) -> Error {
         let reason = match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "no answer; the machine is down, or the link to it is cut".into(),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                "no answer; the machine is down, or the link to it is cut".into()
+            }
             io::ErrorKind::UnexpectedEof => "it was closed".into(),
             _ => error.to_string(),
         };

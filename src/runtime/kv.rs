@@ -192,8 +192,15 @@ mod tests {
             assert_eq!(try_get(&mut got) as usize, NOT_FOUND as usize);
             assert_eq!(get(&mut waited) as usize, DEADLINE_EXCEEDED as usize);
             let value_at = value.as_ptr().cast();
-            let mut given =
-                KvPut { key: key_at, key_size: size, value: value_at, value_size: 3, callback_error, user_arg, ..Default::default() };
+            let mut given = KvPut {
+                key: key_at,
+                key_size: size,
+                value: value_at,
+                value_size: 3,
+                callback_error,
+                user_arg,
+                ..Default::default()
+            };
             assert!(put(&mut given).is_null());
             assert!(get(&mut waited).is_null());
             assert_eq!(bytes(waited.value, waited.value_size), value);

@@ -110,7 +110,8 @@ pub fn open_neuron_cores(settings: &DeviceSettings, cores: u32, (mesh, cache): (
     let path = neuron_plugin(settings.plugin.as_deref())?;
     let group = settings.group()?;
     if let Some(group) = &group {
-        let unset = processes::neuron_variables(group.member(), cores).into_iter().filter(|(name, _)| std::env::var_os(name).is_none());
+        let unset =
+            processes::neuron_variables(group.member(), cores).into_iter().filter(|(name, _)| std::env::var_os(name).is_none());
         unset.for_each(|(name, value)| set_environment(name, Some(&value)));
     }
     let host = Host::this();

@@ -33,7 +33,9 @@ pub fn cpu_options(group: &Group) -> Vec<(String, OptionValue)> {
 
 /// Options of XLA's plugin for GPUs; ours for the CPU, which stands in for it, knows these names too.
 pub fn cuda_options(member: &Member) -> Vec<(String, OptionValue)> {
-    [("node_id", member.rank), ("num_nodes", member.world)].map(|(name, value)| (name.to_string(), OptionValue::Int(value as i64))).into()
+    [("node_id", member.rank), ("num_nodes", member.world)]
+        .map(|(name, value)| (name.to_string(), OptionValue::Int(value as i64)))
+        .into()
 }
 
 /// What Neuron's plugin reads instead of options, as AWS's guides set it: the processes with their cores, and where its runtime's own

@@ -382,7 +382,8 @@ impl Recording<'_> {
         let replicas = self.session.mesh.replicas();
         let elements = tensor.shape().elements();
         let own: Vec<u32> = (0..replicas as u32).collect();
-        let number = self.feed_host_each("replica", &Shape::new(DType::U32, [1, 1]), |replica| bytemuck::bytes_of(&own[replica]))?;
+        let number =
+            self.feed_host_each("replica", &Shape::new(DType::U32, [1, 1]), |replica| bytemuck::bytes_of(&own[replica]))?;
         let rows = self.trace.iota(DType::U32, &[replicas, 1], 0)?;
         let row = tensor.reshape(&[1, elements])?.broadcast_to(&[replicas, elements])?;
         let zeros = self.trace.full(0.0, row.shape())?;

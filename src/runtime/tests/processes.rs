@@ -121,7 +121,9 @@ fn a_missing_process_is_an_error() {
     let Some(alone) = client(&store, &options(0, 2, 1, 1)) else { return };
     let ids = alone.devices().iter().map(|device| vec![i64::from(device.id())]).collect();
     let compile = CompileOptions { device_assignment: Some(ids), ..CompileOptions::replicated(2) };
-    let text = ALL_REDUCE.replace("num_replicas = 4", "num_replicas = 2").replace("[[0, 1, 2, 3]]> : tensor<1x4", "[[0, 1]]> : tensor<1x2");
+    let text = ALL_REDUCE
+        .replace("num_replicas = 4", "num_replicas = 2")
+        .replace("[[0, 1, 2, 3]]> : tensor<1x4", "[[0, 1]]> : tensor<1x2");
     let sum = alone.compile_stablehlo(text.as_bytes(), Signature::new([f32s(&[4])], [f32s(&[4])]), &compile).unwrap();
     let x = put(&alone, &[1.0; 4], 0);
     let error = message(sum.run(&[vec![&x]], RunOptions::default()).and_then(|run| run.outputs[0][0].download()));
