@@ -82,7 +82,7 @@ impl Launched {
     fn rank(&self, rank: usize) -> Option<i32> {
         let wanted = format!("RANK={rank}").into_bytes();
         let own = self.child.id().to_string();
-        let children = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
+        let mut children = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
             let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
             let parent = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.to_string();
@@ -92,7 +92,7 @@ impl Launched {
             let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
             environment.split(|byte| *byte == 0).any(|variable| variable == wanted)
         };
-        children.into_iter().find(is_it)
+        children.find(is_it)
     }
 
     fn signal(&self, rank: usize, signal: i32) -> bool {
