@@ -82,7 +82,7 @@ impl Launched {
     fn rank(&self, rank: usize) -> Option<i32> {
         let wanted = format!("RANK={rank}").into_bytes();
         let own = self.child.id().to_string();
-        let children = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
+        let mut children = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
             let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
             let parent = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.to_string();
@@ -92,7 +92,7 @@ impl Launched {
             let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
             environment.split(|byte| *byte == 0).any(|variable| variable == wanted)
         };
-        children.into_iter().find(is_it)
+        children.find(is_it)
     }
 
     fn signal(&self, rank: usize, signal: i32) -> bool {
@@ -286,14 +286,16 @@ fn a_rendezvous_that_cannot_be_says_why() {
 
     // The environment of another launcher: a rank with the wrong world size.
     let alone = |rank: &str, world: &str| {
-        let mut process = bench.command(&train(GPT2, 2, &format!("--output_dir alone-{rank}"))).process();
+        let line = train(GPT2, 2, &format!("--data_parallel {world} --output_dir alone-{rank}"));
+        let mut process = bench.command(&line).process();
         process.env("RANK", rank).env("LOCAL_RANK", rank).env("WORLD_SIZE", world).env("MASTER_ADDR", "127.0.0.1");
-        process.env("MASTER_PORT", port.to_string()).env("XTRAIN_RDZV_SECRET", "correct horse").env("XTRAIN_RDZV_TIMEOUT", "20");
+        process.env("MASTER_PORT", port.to_string()).env("XTRAIN_RDZV_SECRET", "correct horse").env("XTRAIN_RDZV_TIMEOUT", "120");
         start(process)
     };
     let zero = alone("0", "2");
-    let wrong = alone("1", "1024").finish();
-    assert!(wrong.code != Some(0) && (wrong.stdout.contains("1024 processes")), "{}", wrong.stdout);
+    let wrong = alone("1", "4").finish();
+    assert_eq!(wrong.code, Some(1), "{}", wrong.stdout);
+    assert!(wrong.stdout.contains("it says that the job has 4 processes, and this one has 2"), "{}", wrong.stdout);
     let one = alone("1", "2");
     // Without a launcher, by the environment alone.
     for run in [zero, one] {
@@ -410,4 +412,24 @@ fn two_hosts_train_together_until_the_link_is_cut() {
     run.wait_for(&["[rank 0] {'loss'"]);
     let _ = run.child.kill();
     let _ = run.child.wait();
+}
+
+/// Devices that are not here: our CPU plugin stands in, told in the vendors' own way which process it serves.
+#[test]
+fn accelerators_are_shared_by_processes_too() {
+    let Some(bench) = bench() else { return };
+    let Some(plugin) = crate::neuron::stand_in() else { return };
+    for device in ["cuda", "neuron"] {
+        let command = train(GPT2, 2, &format!("--device {device} --max_steps 3 --save_strategy no --output_dir {device}"));
+        let mut process = bench.command(&format!("launch --nproc_per_node 2 -- {command}")).process();
+        process.env("NEURON_LIBRARY_PATH", &plugin).env("XTRAIN_CUDA_PLUGIN", &plugin);
+        let run = start(process).finish();
+        run.succeeded();
+        assert!(
+            run.stdout.contains(&format!("[rank 1] note: {} drives `cpu`, not {device}", plugin.display())),
+            "{}",
+            run.stdout
+        );
+        assert_eq!(numbers(&bench.records(device), "loss").len(), 3, "{}", run.stdout);
+    }
 }

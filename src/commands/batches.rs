@@ -115,13 +115,13 @@ impl BatchForm {
             },
         };
         Ok(DeviceBatch {
-            shards: self.shards,
             input_ids: put.array(DType::S32, &batch.input_ids)?,
             labels,
             places,
             attention_mask: batch.attention_mask.as_ref().map(|mask| put.array(DType::Pred, mask)).transpose()?,
             token_type_ids: batch.token_type_ids.as_ref().map(|types| put.array(DType::S32, types)).transpose()?,
             classes,
+            shards: self.shards,
             examples: batch.examples,
             tokens: batch.tokens,
             variant,

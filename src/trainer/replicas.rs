@@ -8,7 +8,8 @@ use xtrain_models::ParameterSpec;
 /// The graph's name in plans, logs and the cache.
 pub const GRAPH_NAME: &str = "check_replicas";
 
-/// What the graph gives for each replica: `f32[2 parameters]`, the lower and the upper halves of the sums, which floats hold exactly.
+/// What the graph gives: `u32[parameters]`. Where replicas live in several processes, `f32[2 parameters]` instead, the lower and then the
+/// upper halves of the sums: floats are what can be exchanged, and they hold so much exactly.
 const CHECKSUMS: &str = "checksums";
 
 /// Records the sum of every parameter's bits, as words modulo 2^32: it changes with any single bit.
@@ -19,6 +20,10 @@ pub fn record(recording: &mut Recording, parameters: &[ParameterSpec]) -> Result
     };
     let checksums = parameters.iter().map(checksum).collect::<Result<Vec<_>>>()?;
     let checksums = Tensor::concat(&checksums.iter().collect::<Vec<_>>(), 0)?;
+    if !recording.is_spread() {
+        recording.fetch(CHECKSUMS, &checksums);
+        return Ok(());
+    }
     let half = checksums.trace().full(16.0, checksums.shape())?;
     let upper = checksums.shift_right_logical(&half)?;
     let lower = checksums.shift_left(&half)?.shift_right_logical(&half)?;
@@ -33,22 +38,31 @@ pub fn check(session: &mut Session, parameters: &[ParameterSpec], step: u64) -> 
     let mut recording = session.begin();
     record(&mut recording, parameters)?;
     let marked = recording.mark_step(GRAPH_NAME)?;
-    let checksums = marked.start_reading_each(CHECKSUMS)?.wait()?;
+    let checksums: Vec<Vec<u32>> = match session.is_spread() {
+        false => marked.replicas(CHECKSUMS).iter().map(|sums| Ok(sums.download_to::<u32>()?)).collect::<Result<_>>()?,
+        true => marked.start_reading_each(CHECKSUMS)?.wait()?.iter().map(|halves| join(halves)).collect(),
+    };
     let (mesh, placements) = (session.mesh(), session.placements());
     let part = |replica: usize, parameter: usize| placements.part(&parameters[parameter].name, mesh, replica);
-    match divergence(&checksums, parameters.len(), part) {
+    match divergence(&checksums, part) {
         None => Ok(()),
         Some((replica, parameter)) => Err(Error::Diverged { step, replica, tensor: parameters[parameter].name.clone() }),
     }
 }
 
+/// Sums from their lower halves, then their upper ones.
+fn join(halves: &[f32]) -> Vec<u32> {
+    let (lower, upper) = halves.split_at(halves.len() / 2);
+    lower.iter().zip(upper).map(|(lower, upper)| *lower as u32 | (*upper as u32) << 16).collect()
+}
+
 /// The first parameter that differs from that of the first replica that holds the same part of it, with the replica. `part` says which
 /// part a replica holds of a parameter.
-fn divergence(checksums: &[Vec<f32>], parameters: usize, part: impl Fn(usize, usize) -> usize) -> Option<(usize, usize)> {
+fn divergence(checksums: &[Vec<u32>], part: impl Fn(usize, usize) -> usize) -> Option<(usize, usize)> {
+    let parameters = checksums.first()?.len();
     let differs = |replica: usize, parameter: usize| {
         let first = (0..replica).find(|other| part(*other, parameter) == part(replica, parameter));
-        let halves = [parameter, parameter + parameters];
-        first.is_some_and(|first| halves.iter().any(|&half| checksums[first][half] != checksums[replica][half]))
+        first.is_some_and(|first| checksums[first][parameter] != checksums[replica][parameter])
     };
     let places = (0..parameters).flat_map(|parameter| (0..checksums.len()).map(move |replica| (replica, parameter)));
     places.into_iter().find(|(replica, parameter)| differs(*replica, *parameter))
@@ -59,17 +73,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn sums_come_back_from_their_halves() {
+        assert_eq!(join(&[65535.0, 1.0, 65535.0, 2.0]), [u32::MAX, 2 << 16 | 1]);
+    }
+
+    #[test]
     fn the_first_difference_is_found() {
         let whole = |_: usize, _: usize| 0;
-        let sums = |values: [u16; 6]| values.map(f32::from).to_vec();
-        let first = sums([1, 2, 3, 4, 5, 6]);
-        assert_eq!(divergence(std::slice::from_ref(&first), 3, whole), None);
-        assert_eq!(divergence(&[first.clone(), first.clone()], 3, whole), None);
-        let differing = [first.clone(), sums([1, 2, 9, 4, 5, 6]), sums([1, 2, 3, 4, 9, 6])];
-        assert_eq!(divergence(&differing, 3, whole), Some((2, 1)));
+        assert_eq!(divergence(&[vec![1, 2, 3]], whole), None);
+        assert_eq!(divergence(&[vec![1, 2, 3], vec![1, 2, 3]], whole), None);
+        assert_eq!(divergence(&[vec![1, 2, 3], vec![1, 2, 4], vec![1, 9, 3]], whole), Some((2, 1)));
         let in_pairs = |replica: usize, _: usize| replica % 2;
-        let pairs = |last: [u16; 6]| [first.clone(), differing[1].clone(), first.clone(), sums(last)];
-        assert_eq!(divergence(&pairs([1, 2, 9, 4, 5, 6]), 3, in_pairs), None);
-        assert_eq!(divergence(&pairs([1, 2, 8, 4, 5, 6]), 3, in_pairs), Some((3, 2)));
+        assert_eq!(divergence(&[vec![1], vec![2], vec![1], vec![2]], in_pairs), None);
+        assert_eq!(divergence(&[vec![1], vec![2], vec![1], vec![3]], in_pairs), Some((3, 0)));
     }
 }

@@ -137,7 +137,7 @@ impl Session {
         self.state.get(name).map(|buffers| &buffers[0])
     }
 
-    /// The bytes and shape of a whole value, put together from the parts; waits for the devices.
+    /// The bytes and shape of a whole value, put together from the parts; waits for the devices. Each process holds all parts.
     pub fn download(&self, name: &str) -> Result<(Vec<u8>, Shape)> {
         let buffers = self.replicas(name).ok_or_else(|| Error::NoState { name: name.to_string() })?;
         let held = buffers[0].shape();
@@ -325,6 +325,11 @@ impl Recording<'_> {
         self.arguments.push(Argument::State(name.to_string()));
         self.known.insert(name.to_string(), tensor.clone());
         Ok(tensor)
+    }
+
+    /// Whether some replicas live in other processes.
+    pub fn is_spread(&self) -> bool {
+        self.session.is_spread()
     }
 
     /// The replicas that the step runs on.
