@@ -31,25 +31,26 @@ enum Split {
 type Splits = BTreeMap<Split, Vec<String>>;
 
 impl Hub {
-    /// The files of a data set. Without a revision, its own files are taken if they can be read, else the Hub's conversion.
-    pub fn dataset(&self, name: &str, config: Option<&str>, revision: Option<&str>) -> Result<DatasetFiles> {
+    /// The files of a data set, all of them or those of the test split. Without a revision, its own files are taken if they can be read, else the Hub's conversion.
+    pub fn dataset(&self, name: &str, config: Option<&str>, revision: Option<&str>, only_test: bool) -> Result<DatasetFiles> {
         let own = self.snapshot(Kind::Dataset, name, revision);
         if let Ok(snapshot) = &own
             && let Some(splits) = choose(name, &configurations(snapshot.files()), config)?
         {
-            return fetch(snapshot, &splits);
+            return fetch(snapshot, splits, only_test);
         }
         if revision.is_none()
             && let Ok(converted) = self.snapshot(Kind::Dataset, name, Some(CONVERTED))
             && let Some(splits) = choose(name, &configurations(converted.files()), config)?
         {
-            return fetch(&converted, &splits);
+            return fetch(&converted, splits, only_test);
         }
         own.and_then(|_| Err(Error::NoData { name: name.to_string() }))
     }
 }
 
-fn fetch(snapshot: &Snapshot<'_>, splits: &Splits) -> Result<DatasetFiles> {
+fn fetch(snapshot: &Snapshot<'_>, mut splits: Splits, only_test: bool) -> Result<DatasetFiles> {
+    splits.retain(|split, _| *split == Split::Test || !only_test);
     let files = |split: Split| {
         let paths = splits.get(&split).map(Vec::as_slice).unwrap_or_default();
         paths.iter().map(|path| snapshot.fetch(path)).collect::<Result<Vec<_>>>()

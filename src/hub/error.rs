@@ -44,6 +44,12 @@ pub enum Error {
     )]
     Unreachable { endpoint: String, name: String, reason: String },
 
+    #[error(
+        "the Hub ({endpoint}) took the question for {name} and did not answer for {seconds} s; try again later, or raise \
+         HF_HUB_DOWNLOAD_TIMEOUT (seconds)"
+    )]
+    Silent { endpoint: String, name: String, seconds: f64 },
+
     #[error("the Hub ({endpoint}) answered {status} for {name}; try again later")]
     Status { endpoint: String, name: String, status: u16 },
 

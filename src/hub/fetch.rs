@@ -16,11 +16,15 @@ use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
 use super::error::{Error, Result};
+use super::patience::within;
 use super::settings::HubSettings;
 use crate::checkpoint::hash::hex;
 
 /// Where in the cache downloads are until they are whole and checked.
 const INCOMING: &str = ".xtrain-incoming";
+
+/// Git's name for a file without content.
+const EMPTY: &str = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391";
 
 /// How often a transfer that broke off is gone on with before the user is told.
 const ATTEMPTS: usize = 3;
@@ -110,11 +114,18 @@ impl Hub {
         let revision = revision.unwrap_or("main").to_string();
         let repo = Repo::with_revision(name.to_string(), kind.repo_type(), revision.clone());
         let Some(api) = &self.api else { return self.cached(kind, name, &revision) };
-        let info = match api.repo(repo.clone()).info() {
-            Ok(info) => info,
-            Err(error) => {
-                let error = self.explain(error, kind, name, &revision, None);
-                let Error::Unreachable { reason, .. } = &error else { return Err(error) };
+        let asked = api.repo(repo.clone());
+        let info = match self
+            .ask(name, move || asked.info())
+            .map(|answer| answer.map_err(|error| self.explain(error, kind, name, &revision, None)))
+        {
+            Ok(Ok(info)) => info,
+            Ok(Err(error)) | Err(error) => {
+                let reason = match &error {
+                    Error::Unreachable { reason, .. } => reason.clone(),
+                    Error::Silent { seconds, .. } => format!("it has not answered for {seconds} s"),
+                    _ => return Err(error),
+                };
                 let Ok(snapshot) = self.cached(kind, name, &revision) else { return Err(error) };
                 eprintln!("note: the Hub cannot be reached ({reason}); using {name} as it is in the cache");
                 return Ok(snapshot);
@@ -138,6 +149,16 @@ impl Hub {
             files,
             dir: cached.pointer_path(&commit),
             remote: Some((at_commit.clone(), api.repo(at_commit))),
+        })
+    }
+
+    /// A question whose answer is short; an error if there is none in time.
+    fn ask<T: Send + 'static>(&self, name: &str, question: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+        let limit = self.settings.patience;
+        within(limit, || 0, question).ok_or_else(|| Error::Silent {
+            endpoint: self.endpoint(),
+            name: name.to_string(),
+            seconds: limit.as_secs_f64(),
         })
     }
 
@@ -226,7 +247,20 @@ impl Snapshot<'_> {
         };
         let api = self.hub.api.as_ref().expect("only a snapshot without a remote side is offline");
         let explain = |error| self.hub.explain(error, self.kind, &self.name, &self.revision, Some(file));
-        let metadata = api.metadata(&remote.url(file)).map_err(explain)?;
+        let (asked, url) = (api.clone(), remote.url(file));
+        let metadata = match self.hub.ask(&self.name, move || asked.metadata(&url))? {
+            Ok(metadata) => metadata,
+            // The first byte was asked for, and there is none.
+            Err(ApiError::RequestError(error)) if matches!(*error, ureq::Error::StatusCode(416)) => {
+                let blob = self.hub.cache.repo(repo.clone()).blob_path(EMPTY);
+                let dir = blob.parent().expect("a blob lies in its directory");
+                std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+                std::fs::write(&blob, []).map_err(Error::io("write", &blob))?;
+                self.link(&blob, &path)?;
+                return Ok(path);
+            }
+            Err(error) => return Err(explain(error)),
+        };
         if metadata.etag().is_empty() || metadata.etag().contains(['/', '.']) {
             let (endpoint, reason) = (self.hub.endpoint(), format!("{:?} is no checksum of {file}", metadata.etag()));
             return Err(Error::Answer { endpoint, name: self.name.clone(), reason });
@@ -236,7 +270,7 @@ impl Snapshot<'_> {
             let arriving = Cache::new(self.hub.cache.path().join(INCOMING)).repo(repo.clone());
             let pointer = arriving.pointer_path(metadata.commit_hash()).join(file);
             let places = Places { incoming: arriving.blob_path(metadata.etag()), pointer, blob: blob.clone() };
-            self.download(remote, file, &metadata, &places)?;
+            self.download((api, repo), file, &metadata, &places)?;
             let dir = blob.parent().expect("a blob lies in its directory");
             std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
             if !blob.exists() {
@@ -248,7 +282,7 @@ impl Snapshot<'_> {
     }
 
     /// Downloads until the bytes are what the Hub said; they are at `incoming` then, or at `blob` if another process was faster.
-    fn download(&self, remote: &ApiRepo, file: &str, metadata: &Metadata, places: &Places) -> Result<()> {
+    fn download(&self, (api, repo): (&Api, &Repo), file: &str, metadata: &Metadata, places: &Places) -> Result<()> {
         let Places { incoming, pointer, blob } = places;
         let part = incoming.with_extension("part");
         let size = metadata.size() as u64;
@@ -261,7 +295,19 @@ impl Snapshot<'_> {
             if part.exists() && on_disk(&part) >= size {
                 std::fs::rename(&part, incoming).map_err(Error::io("write", incoming))?;
             }
-            let result = if incoming.exists() { Ok(()) } else { remote.download(file).map(|_| ()) };
+            let result = match incoming.exists() {
+                true => Ok(()),
+                false => {
+                    let (api, repo, wanted) = (api.clone(), repo.clone(), file.to_string());
+                    let transfer = move || api.repo(repo).download(&wanted).map(|_| ());
+                    let limit = self.hub.settings.patience;
+                    within(limit, || on_disk(&part), transfer).ok_or_else(|| {
+                        let (name, file, got) = (self.name.clone(), file.to_string(), on_disk(&part));
+                        let reason = format!("nothing came for {} s, HF_HUB_DOWNLOAD_TIMEOUT", limit.as_secs_f64());
+                        Error::Truncated { name, file, got, size, reason }
+                    })?
+                }
+            };
             match result {
                 Ok(()) => match check(incoming, metadata) {
                     Ok(()) => {

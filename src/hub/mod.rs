@@ -8,6 +8,7 @@ mod dataset;
 mod error;
 mod fetch;
 mod model;
+mod patience;
 mod settings;
 
 pub use dataset::DatasetFiles;

@@ -1,8 +1,11 @@
 //! Where the Hub is, where downloads are kept, and who asks.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-#[derive(Clone, Default, PartialEq)]
+use crate::data::remote::patience;
+
+#[derive(Clone, PartialEq)]
 pub struct HubSettings {
     /// Another Hub than the public one (`HF_ENDPOINT`), without a slash at the end.
     pub endpoint: Option<String>,
@@ -14,6 +17,8 @@ pub struct HubSettings {
     pub offline: bool,
     /// Show no progress bars.
     pub quiet: bool,
+    /// How long the Hub may say nothing (`HF_HUB_DOWNLOAD_TIMEOUT`).
+    pub patience: Duration,
 }
 
 /// A token is a secret: it must not get into logs with the other settings.
@@ -46,6 +51,7 @@ impl HubSettings {
             token: token.map(|token| token.trim().to_string()).filter(|token| !token.is_empty()),
             offline: yes("HF_HUB_OFFLINE") || yes("TRANSFORMERS_OFFLINE"),
             quiet: yes("HF_HUB_DISABLE_PROGRESS_BARS"),
+            patience: patience(set("HF_HUB_DOWNLOAD_TIMEOUT").as_deref()),
         }
     }
 }

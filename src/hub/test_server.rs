@@ -23,6 +23,8 @@ pub enum Fault {
     Damaged(usize),
     /// Ranges are ignored: the whole file comes, whatever was asked for, after having broken off once.
     WholeAfterBreak(usize),
+    /// The connection is taken, and nothing is said for so many seconds.
+    Silent(u64),
 }
 
 #[derive(Default)]
@@ -189,6 +191,12 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
         headers.push(("X-Linked-Etag", format!("\"{}\"", hex(&Sha256::digest(&bytes)))));
         headers.push(("Location", format!("{base}/cdn{}", request.path)));
         return answer(&mut stream, "302 Found", &headers, b"", 0);
+    }
+    if let (Some(Fault::Silent(seconds)), false) = (state.faults.get(&file), request.probe) {
+        let seconds = *seconds;
+        drop(state);
+        std::thread::sleep(std::time::Duration::from_secs(seconds));
+        return Ok(());
     }
     let mut start = request.range.unwrap_or(0) as usize;
     if start >= bytes.len() {

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::test_server::{Fault, TestHub};
 use super::*;
@@ -9,7 +10,14 @@ use super::*;
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 fn settings(hub: &TestHub, cache: &Path) -> HubSettings {
-    HubSettings { endpoint: Some(hub.url.clone()), cache_dir: cache.join("hub"), token: None, offline: false, quiet: true }
+    HubSettings {
+        endpoint: Some(hub.url.clone()),
+        cache_dir: cache.join("hub"),
+        token: None,
+        offline: false,
+        quiet: true,
+        patience: Duration::from_secs(10),
+    }
 }
 
 /// Bytes that compress and repeat badly enough to notice a mix-up.
@@ -245,16 +253,16 @@ fn data_sets_come_from_their_own_files_or_the_converted_ones() {
     server.add("datasets/org/nothing", "main", COMMIT, &script);
     let hub = Hub::new(settings(&server, dir.path())).unwrap();
     let sizes = |files: &[PathBuf]| files.iter().map(|file| fs::metadata(file).unwrap().len()).collect::<Vec<_>>();
-    let found = hub.dataset("org/own", None, None).unwrap();
+    let found = hub.dataset("org/own", None, None, false).unwrap();
     assert_eq!((sizes(&found.train), sizes(&found.validation), sizes(&found.test)), (vec![20, 30], vec![], vec![40]));
-    let found = hub.dataset("org/script", Some("sst2"), None).unwrap();
+    let found = hub.dataset("org/script", Some("sst2"), None, false).unwrap();
     assert_eq!((sizes(&found.train), sizes(&found.validation)), (vec![50], vec![60]));
-    assert!(message(hub.dataset("org/script", None, None)).contains("--dataset_config_name: cola, sst2"));
-    assert!(message(hub.dataset("org/script", Some("mnli"), None)).contains("no configuration \"mnli\""));
-    assert!(message(hub.dataset("org/nothing", None, None)).contains("no parquet, CSV or JSON files"));
-    assert!(message(hub.dataset("org/gone", None, None)).contains("no data set org/gone"));
+    assert!(message(hub.dataset("org/script", None, None, false)).contains("--dataset_config_name: cola, sst2"));
+    assert!(message(hub.dataset("org/script", Some("mnli"), None, false)).contains("no configuration \"mnli\""));
+    assert!(message(hub.dataset("org/nothing", None, None, false)).contains("no parquet, CSV or JSON files"));
+    assert!(message(hub.dataset("org/gone", None, None, false)).contains("no data set org/gone"));
     let offline = Hub::new(HubSettings { offline: true, ..settings(&server, dir.path()) }).unwrap();
-    assert_eq!(offline.dataset("org/script", Some("sst2"), None).unwrap(), found);
+    assert_eq!(offline.dataset("org/script", Some("sst2"), None, false).unwrap(), found);
 }
 
 #[test]
@@ -274,4 +282,30 @@ fn settings_follow_the_variables_of_huggingface_hub() {
     let set = read(&[("HF_HOME", &home), ("HF_TOKEN", "hf_own"), ("HF_HUB_CACHE", "/c")]);
     assert_eq!((set.token.as_deref(), set.cache_dir.as_path()), (Some("hf_own"), Path::new("/c")));
     assert!(!format!("{set:?}").contains("hf_own"), "a token is not for logs");
+}
+
+#[test]
+fn a_hub_that_says_nothing_is_given_up() {
+    let (server, dir) = start();
+    let settings = HubSettings { patience: Duration::from_millis(400), ..settings(&server, dir.path()) };
+    server.fault("model.safetensors", Fault::Silent(5));
+    let error = message(Hub::new(settings.clone()).unwrap().model("org/tiny", None));
+    assert!(error.contains("model.safetensors of org/tiny broke off after 0 of 50000 bytes"), "{error}");
+    assert!(error.contains("nothing came for 0.4 s") && error.contains("HF_HUB_DOWNLOAD_TIMEOUT"), "{error}");
+    // A listener that nobody serves takes connections all the same.
+    let deaf = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = Some(format!("http://{}", deaf.local_addr().unwrap()));
+    let hub = Hub::new(HubSettings { endpoint, ..settings }).unwrap();
+    let error = message(hub.model("org/other", None));
+    assert!(error.contains("did not answer for 0.4 s") && error.contains("org/other"), "{error}");
+}
+
+#[test]
+fn empty_files_are_fetched_like_others() {
+    let (server, dir) = start();
+    let files = [("config.json", b"{}".to_vec()), ("model.safetensors", bytes(2000)), ("vocab.txt", Vec::new())];
+    server.add("models/org/empty", "main", COMMIT, &files);
+    let path = Hub::new(settings(&server, dir.path())).unwrap().model("org/empty", None).unwrap();
+    assert_eq!(fs::read(path.join("vocab.txt")).unwrap(), b"");
+    assert!(path.join("vocab.txt").is_symlink());
 }
