@@ -148,3 +148,42 @@ fn names_that_lead_nowhere_are_told() {
     }
     assert!(!home.path().join("out").exists());
 }
+
+#[test]
+fn the_test_split_of_a_data_set_is_labelled() {
+    let Some(data) = data_dir() else { return };
+    let hub = start(&data);
+    let rows = data.join("hf-parquet/sst2/validation-00000-of-00001.parquet");
+    let files = [
+        ("data/train-00000-of-00001.parquet", fs::read(&rows).unwrap()),
+        ("data/test-00000-of-00001.parquet", fs::read(&rows).unwrap()),
+    ];
+    hub.add("datasets/org/sst2", "main", COMMIT, &files);
+    let home = tempfile::tempdir().unwrap();
+    let run = with_hub(&hub, home.path())
+        .args(["train", "cls", "--model_type", "bert", "--max_steps", "2", "--max_train_samples", "16", "--output_dir", "out"])
+        .args(["--config_overrides", "hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=32"])
+        .args(["--max_seq_length", "16", "--disable_tqdm", "--tokenizer_name"])
+        .arg(data.join("bert-base-uncased"))
+        .arg("--train_file")
+        .arg(&rows)
+        .run();
+    run.succeeded();
+    let predict = |args: &[&str]| {
+        let mut command = with_hub(&hub, home.path());
+        command.args(["predict", "cls", "--model_name_or_path", "out", "--max_seq_length", "16", "--max_predict_samples", "20"]);
+        command.args(args).run()
+    };
+    let named = predict(&["--dataset_name", "org/sst2"]);
+    named.succeeded();
+    let local = predict(&["--test_file", rows.to_str().unwrap()]);
+    local.succeeded();
+    assert_eq!(named.stdout, local.stdout);
+    assert_eq!(named.stdout.lines().count(), 21, "{}", named.stdout);
+    let train = hub.requests().into_iter().filter(|line| line.contains("train-00000")).count();
+    assert_eq!(train, 0, "only the test split is fetched");
+    let none = predict(&["--dataset_name", "org/c4"]);
+    assert!(none.code == Some(2) && none.stderr.contains("org/c4 has no test split"), "{}", none.stderr);
+    let both = predict(&["--dataset_name", "org/sst2", "--test_file", rows.to_str().unwrap()]);
+    assert!(both.code == Some(2) && both.stderr.contains("leave one of them out"), "{}", both.stderr);
+}

@@ -15,6 +15,7 @@ mod neuron;
 mod parallel;
 mod precision;
 mod steady;
+mod streaming;
 mod support;
 mod target;
 mod tasks;

@@ -4,6 +4,7 @@ use crate::data::batch::{Batch, Labels};
 use crate::data::collator::Collator;
 use crate::data::loader::{LoadSpec, Loader};
 use crate::data::sampler::{BatchPlan, Order};
+use crate::data::stream::{StreamLoader, StreamPosition, StreamSpec};
 use crate::parallel::Mesh;
 use crate::runtime::Client;
 use crate::trainer::error_in_batch;
@@ -139,6 +140,20 @@ impl BatchForm {
         let (form, client) = (self.clone(), client.clone());
         let loader = Loader::new(spec, workers, move |batch| form.upload(&client, batch)).map_err(error_in_batch)?;
         Ok(loader.map(|item| item.map_err(error_in_batch)))
+    }
+
+    /// Batches of a stream, `rows` rows each, read from a position on; the first has the number `number`. Each comes with the
+    /// position after it.
+    pub fn stream_batches(
+        &self,
+        client: &Client,
+        spec: Arc<StreamSpec>,
+        from: Option<StreamPosition>,
+        (rows, number): (usize, u64),
+    ) -> trainer::Result<impl Iterator<Item = trainer::Result<(DeviceBatch, StreamPosition)>> + use<>> {
+        let (form, client) = (self.clone(), client.clone());
+        let loader = StreamLoader::new(spec, from, (rows, number), move |batch| form.upload(&client, batch));
+        Ok(loader.map_err(error_in_batch)?.map(|item| item.map_err(error_in_batch)))
     }
 
     /// One pass over a set, in order, `batch_size` rows a replica, the last batch padded.

@@ -4,7 +4,7 @@ use super::Error;
 use super::compile::stepper;
 use super::model::failed;
 use super::task::TaskData;
-use super::train::{Prepared, layout};
+use super::train::{Prepared, layout, stream_length};
 use crate::config::TrainPlan;
 use crate::data::Collator;
 use crate::parallel::{Axis, Mesh};
@@ -32,11 +32,23 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
     if let Some(labels) = &prepared.task.labels {
         table.row(["labels".to_string(), labels.names().join(", ")]);
     }
-    if let Some(data) = &prepared.train {
-        let (_, length, schedule) = layout(plan, data)?;
+    let known = match (&prepared.train, &prepared.stream) {
+        (Some(data), _) => layout(plan, data).map(|(_, length, schedule)| Some((length, schedule)))?,
+        (None, Some(_)) => Some(stream_length(plan)),
+        (None, None) => None,
+    };
+    if let Some((length, schedule)) = known {
         let examples = settings.examples_per_step();
         table.heading("training");
-        describe_data(&mut table, data, &prepared.task);
+        match &prepared.train {
+            Some(data) => describe_data(&mut table, data, &prepared.task),
+            None => {
+                let source = plan.task.source();
+                let files = source.train_files.len();
+                let buffer = exact(source.streaming.unwrap_or_default() as u64);
+                table.row(["text".to_string(), format!("streamed from {files} files, {buffer} rows in the buffer")]);
+            }
+        }
         table.row([
             "examples per step".to_string(),
             format!(
@@ -52,11 +64,13 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
                 }
             ),
         ]);
-        let lengths = prepared.task.form(&[data]).lengths;
+        let lengths = prepared.task.form(prepared.train.as_ref().as_slice()).lengths;
         let longest = lengths.last().copied().unwrap_or_default();
         let most = if lengths.len() > 1 { "up to " } else { "" };
         table.row(["tokens per step".to_string(), format!("{most}{}", exact((examples * longest) as u64))]);
-        table.row(["steps per epoch".to_string(), exact(length.updates_per_epoch)]);
+        if prepared.train.is_some() {
+            table.row(["steps per epoch".to_string(), exact(length.updates_per_epoch)]);
+        }
         let tf32 = if plan.device.settings.tf32 { ", those of f32 in TF32" } else { "" };
         table.row(["matrix products".to_string(), format!("{}{tf32}", settings.precision)]);
         if settings.checkpointing != Checkpointing::Off {

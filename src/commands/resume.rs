@@ -71,6 +71,14 @@ pub(super) fn note_changed_config(saved: &Checkpoint, model: &Map<String, Value>
     }
 }
 
+/// Where training on a stream starts, which is one epoch that ends with the run.
+pub(super) fn start_in_stream(saved: Option<&TrainingState>, length: &RunLength) -> Progress {
+    let step = saved.map_or(0, |saved| saved.global_step);
+    let next_batch = step * length.accumulation;
+    let epoch = next_batch as f64 / length.batches_per_epoch as f64;
+    Progress { step, max_steps: length.max_steps, epoch, next_epoch: 0, next_batch, epoch_ended: false }
+}
+
 /// Where training starts: at the beginning, or where a checkpoint left off.
 pub(super) fn start_position(saved: Option<&TrainingState>, length: &RunLength) -> Progress {
     let (step, next_epoch, next_batch) = saved.map_or((0, 0, 0), |s| (s.global_step, s.epoch, s.batch_in_epoch));

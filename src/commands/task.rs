@@ -8,6 +8,7 @@ use crate::config::{ModelSource, TaskPlan};
 use crate::data::cls::{Split, TestRow};
 use crate::data::padding::Padding;
 use crate::data::settings::{ClsDataSettings, PaddingSettings};
+use crate::data::stream::{StreamSpec, StreamTask};
 use crate::data::{Collator, Error as DataError, LabelMap, Tokenizer, clm, cls, mlm};
 use crate::trainer::parameters::Head;
 use serde_json::Value;
@@ -71,7 +72,8 @@ fn given_labels(data: &ClsDataSettings, config: &Config, purpose: Purpose) -> Re
         return Err(Error::failed(format!("{} {what}: there are no labels to give", config.source()))
             .with_hint("train it for classification first: xtrain train cls --model_name_or_path DIR"));
     };
-    if !trains || data.source.train_files.is_empty() {
+    // Those of a stream are not to be known before it is read.
+    if !trains || data.source.train_files.is_empty() || data.source.streaming.is_some() {
         return Ok(Some(saved));
     }
     let found = cls::labels(data).map_err(failed("reading the labels"))?;
@@ -147,6 +149,8 @@ pub struct TaskData {
     /// Longest example, in tokens.
     pub length: usize,
     pub labels: Option<LabelMap>,
+    /// Of a stream that was looked into: whether its batches have segments.
+    segments: Option<bool>,
     quiet: bool,
 }
 
@@ -173,7 +177,7 @@ impl TaskData {
         if let Some(note) = &length.note {
             eprintln!("note: {note}");
         }
-        let task = TaskData { plan, tokenizer: tokenizer.clone(), length: length.size, labels, quiet };
+        let task = TaskData { plan, tokenizer: tokenizer.clone(), length: length.size, labels, segments: None, quiet };
         task.lengths()?;
         Ok(task)
     }
@@ -190,6 +194,21 @@ impl TaskData {
 
     pub fn workers(&self) -> usize {
         self.plan.source().dataloader_num_workers
+    }
+
+    /// The stream to train on, if the training set is one. Its first file is looked into.
+    pub fn stream(&mut self) -> Result<Option<StreamSpec>, Error> {
+        let Some(buffer) = self.plan.source().streaming else { return Ok(None) };
+        let task = match (&self.plan, &self.labels) {
+            (TaskPlan::Clm(data), _) => StreamTask::Clm(data.clone()),
+            (TaskPlan::Mlm(data), _) => StreamTask::Mlm(data.clone()),
+            (TaskPlan::Cls(data), Some(labels)) => StreamTask::Cls(data.clone(), labels.clone()),
+            (TaskPlan::Cls(_), None) => unreachable!("a classifier's labels are decided first"),
+        };
+        let spec = StreamSpec { task, tokenizer: self.tokenizer.clone(), length: self.length, buffer };
+        let pairs = spec.check().map_err(failed("opening the stream"))?;
+        self.segments = Some(pairs && self.tokenizer.has_segments());
+        Ok(Some(spec))
     }
 
     /// The set to train on.
@@ -275,7 +294,7 @@ impl TaskData {
         };
         let token_type_ids = match sets.first() {
             Some(set) => set.has_token_type_ids(),
-            None => pairs,
+            None => self.segments.unwrap_or(pairs),
         };
         BatchForm { lengths, named, labels, attention_mask, token_type_ids, shards: 1, copies: 1 }
     }

@@ -9,6 +9,7 @@ use crate::checkpoint::{TrainingState, clean_output_dir, load_checkpoint};
 use crate::config::{Device, TrainPlan, nearest};
 use crate::data::loader::LoadSpec;
 use crate::data::sampler::{BatchPlan, Order, Position};
+use crate::data::stream::{BUFFER_FILE, StreamPosition, StreamSpec};
 use crate::data::{Collator, Tokenizer};
 use crate::report::progress::{Progress as Bar, Style};
 use crate::report::records::{Record, SummaryRecord};
@@ -17,8 +18,10 @@ use crate::trainer::ahead::{RunShapes, start_first_step};
 use crate::trainer::best::Best;
 use crate::trainer::ceiling;
 use crate::trainer::evaluate::{evaluate, metric_names};
+use crate::trainer::feed::DeviceBatch;
 use crate::trainer::hooks::{
-    Evaluator, Kept, Logger, ReplicaCheck, RunLog, SavedModel, Saver, Sums, Teller, graph_listener, trainer_state,
+    DATA_POSITION, DataPosition, Evaluator, Kept, Logger, ReplicaCheck, RunLog, SavedModel, Saver, Sums, Teller, graph_listener,
+    trainer_state,
 };
 use crate::trainer::interrupt::Interrupt;
 use crate::trainer::parameters::{self, Head};
@@ -29,6 +32,7 @@ use crate::trainer::step::{Stepper, placements};
 use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use xtrain_graphs::optim::Schedule;
 use xtrain_models::Model;
@@ -84,6 +88,8 @@ pub(super) struct Prepared {
     pub loaded: LoadedModel,
     pub task: TaskData,
     pub train: Option<Collator>,
+    /// In the place of `train`, a set that is read while the run goes on.
+    pub stream: Option<Arc<StreamSpec>>,
     pub validation: Option<Collator>,
     pub test: Option<Collator>,
     pub session: Session,
@@ -95,7 +101,7 @@ impl Prepared {
         let tokenizer = Tokenizer::load(&plan.tokenizer).map_err(failed("loading the tokenizer"))?;
         let head = if plan.ignore_mismatched_sizes { Head::NewIfDifferent } else { Head::NewIfMissing };
         let purpose = if plan.do_train { Purpose::Train } else { Purpose::Use };
-        let (loaded, task, tokenizer) =
+        let (loaded, mut task, tokenizer) =
             load_task(&plan.task, &plan.model, tokenizer, purpose, if plan.do_train { head } else { Head::Saved }, plan.quiet())?;
         check_best(&plan.train, &*loaded.model, &task)?;
         let mut session = open_device(&plan.device, plan.train.mesh, &plan.cache)?;
@@ -105,16 +111,20 @@ impl Prepared {
         let placements = placements(&*loaded.model, optimizer, plan.train.mesh, in_parts);
         session.set_placements(placements.map_err(failed("laying out the model"))?);
         session.cache_mut().set_origin(origin(&command, &*loaded.model, &graph_settings(plan, &task)));
+        let streams = plan.task.source().streaming.is_some();
+        let stream = if streams && plan.do_train && reads_data { task.stream()?.map(Arc::new) } else { None };
         let set = |wanted: bool, set: &dyn Fn() -> Result<Collator, Error>| (wanted && reads_data).then(set).transpose();
-        let train = set(plan.do_train, &|| task.train())?;
+        let train = set(plan.do_train && !streams, &|| task.train())?;
         let validation = set(plan.do_eval, &|| task.validation())?;
         let test = set(plan.do_predict, &|| task.test())?;
-        Ok(Prepared { tokenizer, loaded, task, train, validation, test, session })
+        Ok(Prepared { tokenizer, loaded, task, train, stream, validation, test, session })
     }
 
     /// What the run's batches look like.
     pub fn form(&self) -> BatchForm {
-        let sets: Vec<&Collator> = [&self.train, &self.validation, &self.test].into_iter().flatten().collect();
+        // A stream may have rows of any length, whatever the other sets have.
+        let sets = if self.stream.is_some() { [&None, &None, &None] } else { [&self.train, &self.validation, &self.test] };
+        let sets: Vec<&Collator> = sets.into_iter().flatten().collect();
         self.task.form(&sets).sharded(self.session.mesh())
     }
 
@@ -213,30 +223,68 @@ pub(super) fn layout(plan: &TrainPlan, set: &Collator) -> Result<(BatchPlan, Run
         settings.num_train_epochs,
         settings.max_steps,
     );
-    let optimizer = &settings.optimizer;
+    let schedule = schedule(plan, &length);
+    Ok((batches, length, schedule))
+}
+
+/// The steps of a run that reads a stream: as the Trainer has it, one epoch that ends with the run.
+pub(super) fn stream_length(plan: &TrainPlan) -> (RunLength, Schedule) {
+    let settings = &plan.train;
+    let (steps, accumulation) = (settings.max_steps.unwrap_or(1), settings.gradient_accumulation_steps as u64);
+    let length = RunLength::new(steps * accumulation, accumulation, 1.0, Some(steps));
+    (length, schedule(plan, &length))
+}
+
+fn schedule(plan: &TrainPlan, length: &RunLength) -> Schedule {
+    let optimizer = &plan.train.optimizer;
     let ratio = (length.max_steps as f64 * optimizer.warmup_ratio).ceil() as u64;
-    let schedule = Schedule {
+    Schedule {
         kind: optimizer.schedule,
         peak: optimizer.learning_rate,
         warmup: optimizer.warmup_steps.unwrap_or(ratio),
         total: length.max_steps,
-    };
-    Ok((batches, length, schedule))
+    }
+}
+
+/// Where training batches come from.
+enum Source {
+    Set(Collator, BatchPlan),
+    Stream(Arc<StreamSpec>),
+}
+
+impl Source {
+    fn new(plan: &TrainPlan, prepared: &Prepared) -> Result<(Source, RunLength, Schedule), Error> {
+        if let Some(stream) = &prepared.stream {
+            let (length, schedule) = stream_length(plan);
+            return Ok((Source::Stream(stream.clone()), length, schedule));
+        }
+        let set = prepared.train.clone().expect("a run that trains has training data");
+        let (batches, length, schedule) = layout(plan, &set)?;
+        Ok((Source::Set(set, batches), length, schedule))
+    }
+
+    fn fingerprint(&self, task: &TaskData) -> String {
+        match self {
+            Source::Set(set, _) => task.fingerprint(set),
+            Source::Stream(stream) => stream.fingerprint(),
+        }
+    }
 }
 
 fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Result<Outcome, Error> {
     let settings = &plan.train;
-    let set = prepared.train.clone().expect("a run that trains has training data");
     let form = prepared.form();
-    let (batches, length, schedule) = layout(plan, &set)?;
+    let (data, length, schedule) = Source::new(plan, prepared)?;
+    let streams = matches!(data, Source::Stream(_));
     let state = TrainingState {
         seed: settings.seed,
         total_steps: length.max_steps,
         warmup_steps: schedule.warmup,
-        batches_per_epoch: length.batches_per_epoch,
+        // A stream has none: a resumed run may be made longer.
+        batches_per_epoch: if streams { 0 } else { length.batches_per_epoch },
         batch_size: settings.batch_rows() as u64,
         gradient_accumulation_steps: length.accumulation,
-        data_fingerprint: prepared.task.fingerprint(&set),
+        data_fingerprint: data.fingerprint(&prepared.task),
         ..Default::default()
     };
     let saved_model = prepared.saved_model(settings.max_shard_size);
@@ -253,6 +301,13 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     if let Some(saved) = &resumed {
         resume::check_resume(saved, &state)?;
     }
+    let stream_start = match &resumed {
+        Some(saved) if streams => {
+            let position = StreamPosition::load(&saved.dir, saved.state.extra.get(DATA_POSITION));
+            Some(position.map_err(failed("finding the position in the stream"))?)
+        }
+        _ => None,
+    };
     start_first_step(session, model, &stepper, &shapes).map_err(failed("recording the graphs"))?;
     if let Some(saved) = &resumed {
         eprintln!("resuming from {} (step {})", saved.dir.display(), saved.state.global_step);
@@ -272,7 +327,10 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
         prepared.loaded.place(session, settings.seed)?;
         parameters::set_extra_state(session, &extra_state, None).map_err(failed("making room for the moments"))?;
     }
-    let start = resume::start_position(resumed.as_ref().map(|c| &c.state), &length);
+    let start_position = if streams { resume::start_in_stream } else { resume::start_position };
+    let start = start_position(resumed.as_ref().map(|c| &c.state), &length);
+    // After the last batch that the run has taken.
+    let stream_position = Rc::new(RefCell::new(stream_start.clone()));
     let history = resumed.as_ref().map(|c| c.trainer_state.log_history.clone()).unwrap_or_default();
     let best = settings.best.clone().map(|rule| match &resumed {
         Some(saved) => Best::resume(rule, &saved.trainer_state),
@@ -306,6 +364,10 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
         model: &saved_model,
         optimizer_state: extra_state.iter().filter(|state| state.saved).map(|state| state.name.clone()).collect(),
         state,
+        data_position: streams.then(|| {
+            let position = stream_position.clone();
+            Box::new(move || saved_position(&position.borrow())) as Box<dyn Fn() -> DataPosition>
+        }),
         log: log.clone(),
         sums: sums.clone(),
         interrupt: Some(interrupt.clone()),
@@ -334,13 +396,25 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     }
     hooks.push(Box::new(saver));
 
-    let spec = LoadSpec {
-        collator: set,
-        plan: batches,
-        start: Position { epoch: start.next_epoch, batch: start.next_batch as usize },
-        end_epoch: u64::MAX,
+    let starting = failed("starting the data workers");
+    let mut source: Box<dyn Iterator<Item = crate::trainer::Result<DeviceBatch>>> = match data {
+        Source::Set(collator, plan) => {
+            let start = Position { epoch: start.next_epoch, batch: start.next_batch as usize };
+            let spec = LoadSpec { collator, plan, start, end_epoch: u64::MAX };
+            Box::new(form.device_batches(&client, spec, workers).map_err(starting)?)
+        }
+        Source::Stream(spec) => {
+            let size = (settings.batch_rows(), start.next_batch);
+            let batches = form.stream_batches(&client, spec, stream_start, size).map_err(starting)?;
+            let position = stream_position.clone();
+            Box::new(batches.map(move |item| {
+                item.map(|(batch, after)| {
+                    *position.borrow_mut() = Some(after);
+                    batch
+                })
+            }))
+        }
     };
-    let mut source = form.device_batches(&client, spec, workers).map_err(failed("starting the data workers"))?;
     let sentence = {
         let kept = kept.clone();
         move || kept.borrow().sentence()
@@ -350,10 +424,15 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
         true => start,
         false => {
             let run = RunLoop { stepper: &stepper, session: &mut *session, length, hooks, kept: Box::new(sentence) };
-            run.run(&mut source, start).map_err(failed("training"))?
+            run.run(&mut *source, start).map_err(failed("training"))?
         }
     };
     let runtime = began.elapsed().as_secs_f64();
+    drop(source);
+    if let Some(skipped) = stream_position.borrow().as_ref().map(StreamPosition::skipped).filter(|skipped| *skipped > 0) {
+        let rows = if skipped == 1 { "row was" } else { "rows were" };
+        eprintln!("warning: {skipped} bad {rows} left out of the stream (--on_bad_row skip)");
+    }
 
     let ended_early = best.borrow().as_ref().is_some_and(Best::should_stop);
     if let (Some(signal), false) = (interrupt.received(), progress.is_last() || ended_early) {
@@ -371,6 +450,12 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     let state = RunState { log: &log, sums: &sums.borrow(), kept: &mut kept.borrow_mut(), best: best.as_ref() };
     finish(plan, &saved_model, session, state, finished)?;
     Ok(Outcome::Done)
+}
+
+/// A stream's position as a checkpoint has it.
+fn saved_position(position: &Option<StreamPosition>) -> DataPosition {
+    let saved = position.as_ref().expect("a checkpoint follows a step, and a step a batch").save();
+    DataPosition { state: saved.state, files: vec![(BUFFER_FILE.to_string(), saved.buffer)] }
 }
 
 /// Puts the weights of the best checkpoint in the place of the last ones, if that was asked for.

@@ -8,6 +8,7 @@ use super::from_hub;
 use super::plan::{PRESETS, is_encoder, preset};
 use super::resolve;
 use super::typed::Typed;
+use crate::data::remote;
 use crate::trainer::gpu::Gpu;
 use std::path::{Path, PathBuf};
 
@@ -27,6 +28,7 @@ pub fn check(typed: &Typed) -> Verdict {
             model(typed)?;
             tokenizer(typed)?;
             data(typed)?;
+            streaming(typed)?;
             task(typed)?;
             length_of_training(typed)?;
             warmup(typed)?;
@@ -77,8 +79,11 @@ pub fn check(typed: &Typed) -> Verdict {
             }
             model(typed)?;
             tokenizer(typed)?;
-            if !typed.is_given("test_file") {
-                return refuse("there is nothing to label", "add --test_file FILE");
+            if !typed.is_given("test_file") && !typed.is_given("dataset_name") {
+                return refuse("there is nothing to label", "add --test_file FILE, or --dataset_name NAME for its test split");
+            }
+            if typed.is_given("test_file") && typed.is_given("dataset_name") {
+                return refuse("--test_file and --dataset_name both name rows to label", "leave one of them out");
             }
             files(typed)?;
             task(typed)?;
@@ -395,16 +400,47 @@ fn data(typed: &Typed) -> Verdict {
             );
         }
     }
-    match typed.bool("do_predict") && !typed.is_given("test_file") {
+    match typed.bool("do_predict") && !typed.is_given("test_file") && !typed.is_given("dataset_name") {
         true => refuse("--do_predict labels the rows of a file, but none is named", "add --test_file FILE"),
         false => files(typed),
     }
 }
 
+/// A stream has no length, and nothing of it can be set aside.
+fn streaming(typed: &Typed) -> Verdict {
+    if !typed.bool("streaming") {
+        return match typed.is_given("shuffle_buffer_size") {
+            true => refuse(
+                "--shuffle_buffer_size is of a stream; other sets are shuffled as a whole",
+                "add --streaming, or leave it out",
+            ),
+            false => Ok(()),
+        };
+    }
+    if resolve::do_train(typed) && typed.int("max_steps").is_none_or(|steps| steps <= 0) {
+        return refuse("--streaming reads without end: how long to train cannot be told in epochs", "add --max_steps N");
+    }
+    for name in ["eval_strategy", "save_strategy", "logging_strategy"] {
+        if typed.text(name).as_deref() == Some("epoch") {
+            return refuse(format!("--{name} epoch: a stream has no epochs that are known ahead"), format!("use --{name} steps"));
+        }
+    }
+    if resolve::do_eval(typed) && !typed.is_given("validation_file") {
+        return refuse("nothing can be set aside of a stream to evaluate on", "add --validation_file FILE");
+    }
+    Ok(())
+}
+
 /// Every file that was named is there.
 fn files(typed: &Typed) -> Verdict {
     for name in ["train_file", "validation_file", "test_file"] {
-        for path in typed.paths(name) {
+        for path in resolve::files(typed, name) {
+            if remote::is_url(&path) {
+                remote::check(&path).map_err(|error| {
+                    UsageError::illegal(format!("--{name}: {error}"), "download the file, or give another address")
+                })?;
+                continue;
+            }
             if !path.is_file() {
                 let what = if path.is_dir() { "is a directory" } else { "does not exist" };
                 return refuse(

@@ -2,6 +2,7 @@
 //! so that a mistake elsewhere costs no download. What exists on this machine always wins over a name.
 
 use super::UsageError;
+use super::flags::Commands;
 use super::kind::Value;
 use super::plan::preset;
 use super::typed::Typed;
@@ -61,7 +62,15 @@ pub fn fetch(mut typed: Typed) -> Result<Typed, UsageError> {
         typed.set("model_name_or_path", path(&hub.model(&name, revision).map_err(failed)?));
     }
     if let Some(name) = dataset {
-        let found = hub.dataset(&name, typed.text("dataset_config_name").as_deref(), None).map_err(failed)?;
+        let predicts = typed.command == Commands::PREDICT_CLS;
+        let found = hub.dataset(&name, typed.text("dataset_config_name").as_deref(), None, predicts).map_err(failed)?;
+        let labels = (predicts || typed.bool("do_predict")) && !typed.is_given("test_file");
+        if labels && found.test.is_empty() {
+            return Err(UsageError::illegal(
+                format!("data set {name} has no test split, whose rows could be labelled"),
+                "name the files whose rows are to be labelled with --test_file",
+            ));
+        }
         for (flag, files) in [("train_file", found.train), ("validation_file", found.validation), ("test_file", found.test)] {
             // Own rows to predict go with a data set.
             let taken = super::flags::find(flag, typed.command).is_some() && !typed.is_given(flag);

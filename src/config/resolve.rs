@@ -6,6 +6,7 @@ use super::plan::*;
 use super::typed::Typed;
 use crate::cache::CacheSettings;
 use crate::data::LabelMap;
+use crate::data::remote;
 use crate::data::settings::{
     ClmDataSettings, ClsDataSettings, MlmDataSettings, OnBadRow, PaddingSettings, Quoting, SourceSettings, TableSettings,
 };
@@ -392,10 +393,10 @@ fn set_aside(typed: &Typed) -> f64 {
 /// Where examples come from, for every task.
 fn source(typed: &Typed) -> SourceSettings {
     SourceSettings {
-        train_files: typed.paths("train_file"),
-        validation_files: typed.paths("validation_file"),
-        test_files: typed.paths("test_file"),
-        validation_split_percentage: set_aside(typed),
+        train_files: files(typed, "train_file"),
+        validation_files: files(typed, "validation_file"),
+        test_files: files(typed, "test_file"),
+        validation_split_percentage: if typed.bool("streaming") { 0.0 } else { set_aside(typed) },
         max_train_samples: typed.count("max_train_samples"),
         max_eval_samples: typed.count("max_eval_samples"),
         max_predict_samples: typed.count("max_predict_samples"),
@@ -413,7 +414,13 @@ fn source(typed: &Typed) -> SourceSettings {
         overwrite_cache: typed.bool("overwrite_cache"),
         cache_dir: cache_dir(typed, "data"),
         seed: typed.int("data_seed").map_or_else(|| typed.int("seed").map_or(0, i64::unsigned_abs), i64::unsigned_abs),
+        streaming: typed.bool("streaming").then(|| typed.count("shuffle_buffer_size").expect(DEFAULTED)),
     }
+}
+
+/// Data files as they were named; `file://` is a path here like any other.
+pub fn files(typed: &Typed, flag: &str) -> Vec<PathBuf> {
+    typed.paths(flag).into_iter().map(remote::local).collect()
 }
 
 /// How compiled graphs are kept.

@@ -113,13 +113,19 @@ struct Group {
 }
 
 fn cut(tokenizer: &Tokenizer, lines: &[String], block_size: usize) -> Result<Group> {
+    let mut ids = joined(tokenizer, lines.iter().map(String::as_str))?;
+    let totals = Totals { lines: lines.len() as u64, tokens: ids.len() as u64 };
+    ids.truncate(ids.len() / block_size * block_size);
+    Ok(Group { ids, totals })
+}
+
+/// The ids of a group of lines, one after the other.
+pub(super) fn joined<'a>(tokenizer: &Tokenizer, lines: impl Iterator<Item = &'a str>) -> Result<Vec<u32>> {
     let mut ids = Vec::new();
     for line in lines {
         ids.extend(tokenizer.encode(line)?);
     }
-    let totals = Totals { lines: lines.len() as u64, tokens: ids.len() as u64 };
-    ids.truncate(ids.len() / block_size * block_size);
-    Ok(Group { ids, totals })
+    Ok(ids)
 }
 
 /// Not one row of `length` came out; `flag` sets that length, and no group had more than `largest` tokens.

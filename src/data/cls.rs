@@ -15,7 +15,7 @@ use super::settings::ClsDataSettings;
 use super::tokenizer::Tokenizer;
 
 /// Samples that a thread takes at a time.
-const GROUP: usize = 256;
+pub(super) const GROUP: usize = 256;
 
 /// Which examples of a classification task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,11 @@
 //! a closing quote and a field without end must be errors with the line where they begin. Rows end at `\n`, `\r\n` or `\r`
 //! outside quotes; empty lines are passed over; a byte order mark is too.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
 use super::error::{Error, Place, Result};
-use super::input::{Input, MAX_FIELD};
+use super::input::{Bookmark, Input, MAX_FIELD};
 use super::settings::Quoting;
 
 /// Fields as bytes, with the line where each begins.
@@ -66,6 +69,19 @@ impl CsvReader {
 
     pub fn path(&self) -> &std::path::Path {
         self.input.path()
+    }
+
+    /// Where the next row begins.
+    pub fn bookmark(&self) -> Bookmark {
+        let (offset, lines) = (self.input.position(), self.line - 1);
+        Bookmark { offset, lines, after_return: self.after_return, ..Bookmark::default() }
+    }
+
+    /// Goes on at a bookmark of the same file.
+    pub fn resume(&mut self, bookmark: &Bookmark, count: Arc<AtomicU64>) -> Result<()> {
+        self.input = self.input.at(bookmark, count)?;
+        (self.line, self.after_return) = (bookmark.lines + 1, bookmark.after_return);
+        Ok(())
     }
 
     /// Reads the next row that is not an empty line; false at the end. After a [`Error::BadRow`] reading can go on.
@@ -192,7 +208,6 @@ mod tests {
     use super::*;
     use rand_chacha::ChaCha8Rng;
     use rand_chacha::rand_core::{Rng, SeedableRng};
-    use std::sync::Arc;
 
     fn read(bytes: &[u8], quoting: Quoting) -> Vec<(u64, Vec<String>)> {
         let dir = tempfile::tempdir().unwrap();

@@ -48,6 +48,40 @@ pub enum Error {
     #[error("cannot {doing} {}: {source}", path.display())]
     Io { doing: &'static str, path: PathBuf, source: io::Error },
 
+    #[error("{} cannot be read: {reason}", url.display())]
+    BadUrl { url: PathBuf, reason: String },
+
+    #[error("{} is not there: the server answered 404. Check the address", url.display())]
+    NoObject { url: PathBuf },
+
+    #[error("{} may not be read: {hint}", url.display())]
+    ObjectForbidden { url: PathBuf, hint: &'static str },
+
+    #[error(
+        "{} changed while it was read: it has another ETag or size now. Give the data an address of their own that stays as it is",
+        url.display()
+    )]
+    ObjectChanged { url: PathBuf },
+
+    #[error("{} cannot be read in pieces: its server ignores ranges. Download it, or serve it from another server", url.display())]
+    NoRanges { url: PathBuf },
+
+    #[error(
+        "{} cannot be read: {reason}. Check the connection; a run that saved a checkpoint goes on with --resume_from_checkpoint",
+        url.display()
+    )]
+    Unreachable { url: PathBuf, reason: String },
+
+    #[error(
+        "{} is not the file that the checkpoint was saved with ({was} then, {now} now); put that one back, or start anew with the \
+         weights: --model_name_or_path CHECKPOINT",
+        path.display()
+    )]
+    OtherFile { path: PathBuf, was: String, now: String },
+
+    #[error("the position in the data of {} cannot be used: {reason}", path.display())]
+    BadPosition { path: PathBuf, reason: String },
+
     #[error("{} is empty; there is nothing to train or evaluate on", path.display())]
     EmptyFile { path: PathBuf },
 

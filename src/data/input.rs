@@ -1,14 +1,18 @@
-//! Files as streams of bytes: plain or gzip, counted for progress bars, guarded against decompression bombs.
+//! Files as streams of bytes: here or behind a URL, plain or gzip, counted for progress bars, guarded against decompression bombs.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use flate2::bufread::MultiGzDecoder;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::error::{Error, Result};
+use super::remote::{Remote, RemoteReader, is_url};
+use crate::checkpoint::hash::{self, hex};
 
 /// Bytes of the longest line or table cell. Longer ones are an error rather than memory: they come from a wrong delimiter, an open
 /// quote or a decompression bomb.
@@ -57,21 +61,78 @@ impl<R: Read> Read for Guarded<R> {
     }
 }
 
+/// Where in a file reading can go on. Which of the numbers count is the format's affair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Bookmark {
+    /// Bytes before it, decompressed.
+    pub offset: u64,
+    /// Lines before it.
+    pub lines: u64,
+    /// The byte before it is a `\r` that ended a line, so that a `\n` there belongs to it.
+    pub after_return: bool,
+    /// The end of a JSON array was seen.
+    pub ended: bool,
+    /// Of parquet: the row group, and the row in it.
+    pub group: usize,
+    pub row: u64,
+}
+
 /// One open file.
 pub(super) struct Input {
     path: PathBuf,
     reader: Box<dyn BufRead + Send>,
     gzip: bool,
+    /// Bytes before the next one, decompressed.
+    position: u64,
+}
+
+/// The raw bytes of a file from a place on.
+fn raw(path: &Path, offset: u64) -> Result<Box<dyn Read + Send>> {
+    if is_url(path) {
+        let remote = Arc::new(Remote::open(path)?);
+        return Ok(Box::new(RemoteReader { remote, offset }));
+    }
+    let mut file = File::open(path).map_err(Error::io("read", path))?;
+    file.seek(SeekFrom::Start(offset)).map_err(Error::io("read", path))?;
+    Ok(Box::new(file))
+}
+
+/// What tells the file at this path from another one, found without reading all of it: its size, and the ETag of an object or a
+/// digest of a file's beginning and end.
+pub(super) fn identity(path: &Path) -> Result<String> {
+    const ENDS: u64 = 1 << 16;
+    if is_url(path) {
+        return Ok(Remote::open(path)?.identity());
+    }
+    let failed = || Error::io("read", path);
+    let mut file = File::open(path).map_err(failed())?;
+    let size = file.metadata().map_err(failed())?.len();
+    let mut hasher = Sha256::new();
+    for start in [0, size.saturating_sub(ENDS)] {
+        file.seek(SeekFrom::Start(start)).map_err(failed())?;
+        let mut bytes = Vec::new();
+        file.by_ref().take(ENDS).read_to_end(&mut bytes).map_err(failed())?;
+        hasher.update(&bytes);
+    }
+    Ok(format!("{size} bytes, digest {}", &hex(&hasher.finalize())[..16]))
+}
+
+/// What tells a file's content from any other: all of it is read, or of an object its ETag taken.
+pub(super) fn content(path: &Path) -> Result<String> {
+    if is_url(path) {
+        return identity(path);
+    }
+    let (bytes, digest) = hash::sha256_file(path).map_err(Error::io("read", path))?;
+    if bytes == 0 { Err(Error::EmptyFile { path: path.to_path_buf() }) } else { Ok(digest) }
 }
 
 impl Input {
     /// Opens a file; gzip is told by its first two bytes, whatever the name. A file without any content is an error. Raw bytes read
     /// are added to `count`.
     pub fn open(path: &Path, count: Arc<AtomicU64>) -> Result<Input> {
-        let file = File::open(path).map_err(Error::io("read", path))?;
         let read = Arc::new(AtomicU64::new(0));
-        let mut raw = BufReader::with_capacity(1 << 18, Counted { inner: file, read: read.clone(), count });
-        let start = raw.fill_buf().map_err(Error::io("read", path))?;
+        let mut raw = BufReader::with_capacity(1 << 18, Counted { inner: raw(path, 0)?, read: read.clone(), count });
+        let start = raw.fill_buf().map_err(|error| failed(path, error))?;
         if start.is_empty() {
             return Err(Error::EmptyFile { path: path.to_path_buf() });
         }
@@ -83,13 +144,37 @@ impl Input {
             }
             false => Box::new(raw),
         };
-        let mut input = Input { path: path.to_path_buf(), reader, gzip };
+        let mut input = Input { path: path.to_path_buf(), reader, gzip, position: 0 };
         let empty = input.fill(1)?.is_empty();
         if empty { Err(Error::EmptyFile { path: path.to_path_buf() }) } else { Ok(input) }
     }
 
+    /// The same file from another place on. What comes before it is passed over, or of gzip decompressed and dropped.
+    pub fn at(&self, bookmark: &Bookmark, count: Arc<AtomicU64>) -> Result<Input> {
+        if self.gzip {
+            let mut input = Input::open(&self.path, count)?;
+            while input.position < bookmark.offset {
+                let ready = input.fill(bookmark.lines)?.len() as u64;
+                if ready == 0 {
+                    let reason = format!("it ends after {} bytes of text, before byte {}", input.position, bookmark.offset);
+                    return Err(Error::BadTable { path: self.path.clone(), reason });
+                }
+                input.consume(ready.min(bookmark.offset - input.position) as usize);
+            }
+            return Ok(input);
+        }
+        let counted = Counted { inner: raw(&self.path, bookmark.offset)?, read: Arc::default(), count };
+        let reader = Box::new(BufReader::with_capacity(1 << 18, counted));
+        Ok(Input { path: self.path.clone(), reader, gzip: false, position: bookmark.offset })
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Bytes before the next one, decompressed.
+    pub fn position(&self) -> u64 {
+        self.position
     }
 
     /// Bytes that come next, none at the end. `line` is where an error would be.
@@ -106,6 +191,7 @@ impl Input {
     }
 
     pub fn consume(&mut self, bytes: usize) {
+        self.position += bytes as u64;
         self.reader.consume(bytes);
     }
 
@@ -118,6 +204,10 @@ impl Input {
     }
 
     fn error(&self, source: io::Error, line: u64) -> Error {
+        let source = match source.downcast::<Error>() {
+            Ok(error) => return error,
+            Err(source) => source,
+        };
         let path = self.path.clone();
         match self.gzip {
             true if source.kind() == io::ErrorKind::FileTooLarge => Error::GzipBomb { path, line, reason: source.to_string() },
@@ -125,4 +215,9 @@ impl Input {
             false => Error::Io { doing: "read", path, source },
         }
     }
+}
+
+/// The error of a read; a remote file's own comes out of its disguise.
+fn failed(path: &Path, error: io::Error) -> Error {
+    error.downcast::<Error>().unwrap_or_else(Error::io("read", path))
 }

@@ -1,9 +1,12 @@
 //! JSON rows: one object a line, or one array of objects (a `.json` file may be either, told by its first character).
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
 use serde_json::{Map, Value};
 
 use super::error::{Error, Place, Result};
-use super::input::{Input, MAX_FIELD};
+use super::input::{Bookmark, Input, MAX_FIELD};
 
 /// Objects of a file, streaming.
 pub(super) struct JsonReader {
@@ -38,6 +41,22 @@ impl JsonReader {
 
     pub fn path(&self) -> &std::path::Path {
         self.input.path()
+    }
+
+    /// Where the next object begins.
+    pub fn bookmark(&self) -> Bookmark {
+        let ended = self.form == (Form::Array { ended: true });
+        Bookmark { offset: self.input.position(), lines: self.line - 1, ended, ..Bookmark::default() }
+    }
+
+    /// Goes on at a bookmark of the same file.
+    pub fn resume(&mut self, bookmark: &Bookmark, count: Arc<AtomicU64>) -> Result<()> {
+        self.input = self.input.at(bookmark, count)?;
+        self.line = bookmark.lines + 1;
+        if let Form::Array { ended } = &mut self.form {
+            *ended = bookmark.ended;
+        }
+        Ok(())
     }
 
     /// The next object; `None` at the end. After a [`Error::BadRow`] reading can go on.

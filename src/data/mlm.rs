@@ -96,9 +96,9 @@ fn prepare(job: &Job<'_>, settings: &MlmDataSettings, max_seq_length: usize) -> 
             let mut texts = Texts::new(job.files, &job.source.table, false);
             let progress = Progress::start(job, texts.bytes_read());
             let (mut largest, mut totals) = (0, Default::default());
-            let work = |lines: &[String]| match settings.line_by_line {
-                true => one_by_one(&encoder, lines),
-                false => joined(&encoder, lines, max_seq_length),
+            let work = |lines: &[String]| {
+                let (rows, tokens) = rows(&encoder, lines.iter().map(String::as_str), settings.line_by_line, max_seq_length)?;
+                Ok(Group { rows, lines: lines.len() as u64, tokens })
             };
             job.in_groups(GROUP, shared_texts(job, &mut texts, false)?, work, |group| {
                 push(examples, &group).map_err(io_error(path))?;
@@ -132,8 +132,21 @@ fn push(examples: &mut ExamplesWriter<'_>, group: &Group) -> std::io::Result<()>
     group.rows.iter().try_for_each(|row| examples.push(&row.ids, &row.flags, None))
 }
 
-/// Lines joined and cut into rows of `length`; what is left over is dropped.
-fn joined(encoder: &SequenceEncoder, lines: &[String], length: usize) -> Result<Group> {
+/// The rows of a group of lines, and the tokens that it had before cutting.
+pub(super) fn rows<'a>(
+    encoder: &SequenceEncoder,
+    lines: impl Iterator<Item = &'a str>,
+    line_by_line: bool,
+    length: usize,
+) -> Result<(Vec<Sequence>, u64)> {
+    if line_by_line {
+        // Each line that is not blank is a sequence.
+        let texts = lines.filter(|line| !line.trim().is_empty());
+        let rows = texts.map(|line| encoder.encode(line, None)).collect::<Result<Vec<_>>>()?;
+        let tokens = rows.iter().map(|row| row.ids.len() as u64).sum();
+        return Ok((rows, tokens));
+    }
+    // Joined and cut into rows of `length`; what is left over is dropped.
     let mut all = Sequence::default();
     for line in lines {
         let line = encoder.encode(line, None)?;
@@ -147,15 +160,7 @@ fn joined(encoder: &SequenceEncoder, lines: &[String], length: usize) -> Result<
         flags[0] &= !flag::CONTINUES;
         Sequence { ids, flags, truncated: false }
     });
-    Ok(Group { rows: rows.collect(), lines: lines.len() as u64, tokens: all.ids.len() as u64 })
-}
-
-/// Each line that is not blank as a sequence.
-fn one_by_one(encoder: &SequenceEncoder, lines: &[String]) -> Result<Group> {
-    let texts = lines.iter().filter(|line| !line.trim().is_empty());
-    let rows = texts.map(|line| encoder.encode(line, None)).collect::<Result<Vec<_>>>()?;
-    let tokens = rows.iter().map(|row| row.ids.len() as u64).sum();
-    Ok(Group { rows, lines: lines.len() as u64, tokens })
+    Ok((rows.collect(), all.ids.len() as u64))
 }
 
 #[cfg(test)]

@@ -1,23 +1,61 @@
 //! Parquet files, row by row, only the columns that are asked for.
 
 use std::fs::File;
+use std::io::{self, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use parquet::basic::{LogicalType, Type as Physical};
-use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::errors::ParquetError;
+use parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReader};
 use parquet::record::reader::{ReaderIter, TreeBuilder};
 use parquet::record::{Field, Row};
 use parquet::schema::types::{SchemaDescriptor, Type};
 use serde_json::Value;
 
 use super::error::{Error, Place, Result};
+use super::input::Bookmark;
+use super::remote::{Remote, RemoteReader, is_url};
 use super::table::Cell;
+
+/// The bytes of a parquet file, which is read here and there.
+enum Source {
+    File(File),
+    Remote(Arc<Remote>),
+}
+
+impl Length for Source {
+    fn len(&self) -> u64 {
+        match self {
+            Source::File(file) => file.len(),
+            Source::Remote(remote) => remote.size(),
+        }
+    }
+}
+
+impl ChunkReader for Source {
+    type T = Box<dyn Read>;
+
+    fn get_read(&self, start: u64) -> parquet::errors::Result<Box<dyn Read>> {
+        Ok(match self {
+            Source::File(file) => Box::new(file.get_read(start)?),
+            Source::Remote(remote) => Box::new(RemoteReader { remote: remote.clone(), offset: start }),
+        })
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> parquet::errors::Result<Bytes> {
+        match self {
+            Source::File(file) => file.get_bytes(start, length),
+            Source::Remote(remote) => remote.bytes(start, length).map_err(|error| ParquetError::External(Box::new(error))),
+        }
+    }
+}
 
 pub(super) struct ParquetReader {
     path: PathBuf,
-    reader: SerializedFileReader<File>,
+    reader: SerializedFileReader<Source>,
     columns: Vec<String>,
     /// Names of the classes of the columns that have some.
     class_names: Vec<Option<Vec<String>>>,
@@ -30,13 +68,18 @@ pub(super) struct ParquetReader {
 
 impl ParquetReader {
     pub fn open(path: &Path) -> Result<ParquetReader> {
-        let file = File::open(path).map_err(Error::io("read", path))?;
-        if file.metadata().map_err(Error::io("read", path))?.len() == 0 {
+        let source = match is_url(path) {
+            true => Source::Remote(Arc::new(Remote::open(path)?)),
+            false => Source::File(File::open(path).map_err(Error::io("read", path))?),
+        };
+        if source.len() == 0 {
             return Err(Error::EmptyFile { path: path.to_path_buf() });
         }
-        let reader = guarded(|| SerializedFileReader::new(file)).map_err(|reason| {
-            let reason = format!("it is damaged, cut short or no parquet file ({reason}); download or write it again");
-            Error::BadTable { path: path.to_path_buf(), reason }
+        let reader = guarded(|| SerializedFileReader::new(source)).map_err(|failure| {
+            failure.of_the_file(|reason| {
+                let reason = format!("it is damaged, cut short or no parquet file ({reason}); download or write it again");
+                Error::BadTable { path: path.to_path_buf(), reason }
+            })
         })?;
         let metadata = reader.metadata().file_metadata();
         let fields = metadata.schema().get_fields();
@@ -86,6 +129,23 @@ impl ParquetReader {
         Ok(())
     }
 
+    /// Where the next row is.
+    pub fn bookmark(&self) -> Bookmark {
+        Bookmark { group: self.group, row: self.row, ..Bookmark::default() }
+    }
+
+    /// Goes on at a bookmark of the same file. Columns are chosen before.
+    pub fn resume(&mut self, bookmark: &Bookmark) -> Result<()> {
+        (self.group, self.row, self.rows) = (bookmark.group, bookmark.row, None);
+        if bookmark.row > 0 && self.group < self.reader.num_row_groups() {
+            let mut rows = self.open_group()?;
+            guarded(|| (&mut rows).take(bookmark.row as usize).try_for_each(|row| row.map(|_| ())))
+                .map_err(|failure| self.damaged(failure))?;
+            self.rows = Some(rows);
+        }
+        Ok(())
+    }
+
     /// The next row's cells in the order chosen; `None` at the end.
     pub fn read(&mut self) -> Result<Option<(Place, Vec<Cell>)>> {
         loop {
@@ -104,7 +164,7 @@ impl ParquetReader {
                     return Ok(Some((place, cells)));
                 }
                 Ok(None) => (self.group, self.row, self.rows) = (self.group + 1, 0, None),
-                Err(reason) => return Err(self.damaged(&reason)),
+                Err(failure) => return Err(self.damaged(failure)),
             }
         }
     }
@@ -120,12 +180,15 @@ impl ParquetReader {
             let group = self.reader.get_row_group(self.group)?;
             TreeBuilder::new().as_iter(Arc::new(SchemaDescriptor::new(Arc::new(projection))), group.as_ref())
         })
-        .map_err(|reason| self.damaged(&reason))
+        .map_err(|failure| self.damaged(failure))
     }
 
-    fn damaged(&self, reason: &str) -> Error {
-        let reason = format!("row group {} is damaged at row {} ({reason}); download or write it again", self.group, self.row);
-        Error::BadTable { path: self.path.clone(), reason }
+    fn damaged(&self, failure: Failure) -> Error {
+        failure.of_the_file(|reason| {
+            let reason =
+                format!("row group {} is damaged at row {} ({reason}); download or write it again", self.group, self.row);
+            Error::BadTable { path: self.path.clone(), reason }
+        })
     }
 
     fn cells(&self, row: &Row) -> Vec<Cell> {
@@ -165,10 +228,37 @@ fn cell(field: &Field, class_names: Option<&[String]>) -> Cell {
     }
 }
 
-/// Runs the decoder, which may panic on damaged input, and gives its error as text.
-fn guarded<T>(work: impl FnOnce() -> parquet::errors::Result<T>) -> Result<T, String> {
+/// Why the decoder stopped.
+enum Failure {
+    /// The bytes could not be had.
+    Source(Error),
+    /// They make no parquet.
+    Content(String),
+}
+
+impl Failure {
+    fn of_the_file(self, content: impl FnOnce(&str) -> Error) -> Error {
+        match self {
+            Failure::Source(error) => error,
+            Failure::Content(reason) => content(&reason),
+        }
+    }
+}
+
+/// Runs the decoder, which may panic on damaged input.
+fn guarded<T>(work: impl FnOnce() -> parquet::errors::Result<T>) -> Result<T, Failure> {
     match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(result) => result.map_err(|error| error.to_string()),
-        Err(_) => Err("its pages make no sense".to_string()),
+        Ok(Ok(value)) => Ok(value),
+        // A remote file's own error, in the disguise of another library's or of a stream's.
+        Ok(Err(ParquetError::External(error))) => Err(match error.downcast::<Error>() {
+            Ok(error) => Failure::Source(*error),
+            Err(error) => match error.downcast::<io::Error>().map(|error| error.downcast::<Error>()) {
+                Ok(Ok(error)) => Failure::Source(error),
+                Ok(Err(error)) => Failure::Content(error.to_string()),
+                Err(error) => Failure::Content(error.to_string()),
+            },
+        }),
+        Ok(Err(error)) => Err(Failure::Content(error.to_string())),
+        Err(_) => Err(Failure::Content("its pages make no sense".to_string())),
     }
 }

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use super::dataset::{Dataset, Origin, Totals};
 use super::error::{Error, Result};
 use super::examples::Examples;
+use super::input;
 use super::sampler::Order;
 use super::settings::SourceSettings;
 use super::tokenizer::Tokenizer;
@@ -112,11 +113,7 @@ impl Job<'_> {
     pub fn cache_path(&self) -> Result<PathBuf> {
         let mut files = Vec::new();
         for path in self.files {
-            let (bytes, digest) = hash::sha256_file(path).map_err(Error::io("read", path))?;
-            if bytes == 0 {
-                return Err(Error::EmptyFile { path: path.clone() });
-            }
-            files.push(json!([digest, format!("{:?}", super::table::Format::of(path))]));
+            files.push(json!([input::content(path)?, format!("{:?}", super::table::Format::of(path))]));
         }
         let key = json!({
             "task": self.task,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::error::{Error, Result};
+use super::input::Bookmark;
 use super::labels::LabelMap;
 use super::settings::{ClsDataSettings, OnBadRow};
 use super::table::{Cell, Row, Table};
@@ -84,12 +85,49 @@ pub(super) struct LabelUse<'a> {
     pub numbers: bool,
 }
 
+/// One open table of samples.
+pub(super) struct SampleFile {
+    table: Table,
+    columns: Columns,
+}
+
+impl SampleFile {
+    /// Opens a table; raw bytes read are added to `count`.
+    pub fn open(path: &Path, settings: &ClsDataSettings, needs_label: bool, count: Arc<AtomicU64>) -> Result<SampleFile> {
+        let mut table = Table::open(path, &settings.source.table, count)?;
+        let columns = Columns::of(&table, settings, needs_label)?;
+        table.choose(columns.chosen())?;
+        Ok(SampleFile { table, columns })
+    }
+
+    /// Whether its samples are pairs of texts.
+    pub fn has_pairs(&self) -> bool {
+        self.columns.pair.is_some()
+    }
+
+    /// Where the next row is.
+    pub fn bookmark(&self) -> Bookmark {
+        self.table.bookmark()
+    }
+
+    /// Goes on at a bookmark of the same file.
+    pub fn resume(&mut self, bookmark: &Bookmark, count: Arc<AtomicU64>) -> Result<()> {
+        self.table.resume(bookmark, count)
+    }
+
+    /// The next row, which is row `index` of all.
+    pub fn read(&mut self, index: u64, labels: &LabelUse<'_>) -> Option<Result<Sample>> {
+        let row = self.table.next()?;
+        Some(row.and_then(|row| sample(index, row, self.table.columns(), &self.columns, labels)))
+    }
+}
+
 /// Samples of several files, as if they were one list. Ends at an error; bad rows are left out and counted where that was asked for.
 pub(super) struct Samples<'a> {
     files: std::slice::Iter<'a, PathBuf>,
     settings: &'a ClsDataSettings,
     labels: LabelUse<'a>,
-    current: Option<(Table, Columns)>,
+    current: Option<SampleFile>,
     bytes_read: Arc<AtomicU64>,
     rows: u64,
     skipped: u64,
@@ -110,26 +148,19 @@ impl<'a> Samples<'a> {
         self.skipped
     }
 
-    fn open(&self, path: &Path) -> Result<(Table, Columns)> {
-        let mut table = Table::open(path, &self.settings.source.table, self.bytes_read.clone())?;
-        let columns = Columns::of(&table, self.settings, self.labels.needed)?;
-        table.choose(columns.chosen())?;
-        Ok((table, columns))
-    }
-
     fn read(&mut self) -> Result<Option<Sample>> {
         loop {
-            let Some((table, columns)) = &mut self.current else {
+            let Some(current) = &mut self.current else {
                 let Some(path) = self.files.next() else { return Ok(None) };
-                self.current = Some(self.open(path)?);
+                self.current = Some(SampleFile::open(path, self.settings, self.labels.needed, self.bytes_read.clone())?);
                 continue;
             };
-            let Some(row) = table.next() else {
+            let Some(sample) = current.read(self.rows, &self.labels) else {
                 self.current = None;
                 continue;
             };
             self.rows += 1;
-            match row.and_then(|row| sample(self.rows - 1, row, table.columns(), columns, &self.labels)) {
+            match sample {
                 Ok(sample) => return Ok(Some(sample)),
                 Err(error) if error.is_bad_row() && self.settings.source.table.on_bad_row == OnBadRow::Skip => self.skipped += 1,
                 Err(error) => return Err(error),
@@ -226,6 +257,10 @@ pub(super) fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result
             declared = Some(names.to_vec());
             continue;
         }
+        if settings.source.streaming.is_some() {
+            let reason = "finding them would read the whole stream; name them, in order, with --labels no,yes".to_string();
+            return Err(Error::Labels { reason });
+        }
         let name = table.columns()[column].clone();
         table.choose(vec![column])?;
         for row in table {
@@ -251,7 +286,10 @@ pub(super) fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result
     }
     let numbers = || found.iter().map(|label| label.parse::<f64>()).collect::<Result<Vec<_>, _>>();
     if numbers().is_ok_and(|numbers| numbers.iter().any(|number| number.fract() != 0.0)) {
-        let reason = "they are fractions: that is a regression, and only classification is built".to_string();
+        let reason =
+            "they are fractions: that is a regression, which is not built. Round them to a few classes, or name another column \
+                      with --label_column_name"
+                .to_string();
         return Err(Error::Labels { reason });
     }
     match declared {

@@ -30,6 +30,8 @@ pub struct SourceSettings {
     pub cache_dir: PathBuf,
     /// Of the order of the rows, the validation split and the masking.
     pub seed: u64,
+    /// Training rows are read as the run goes on instead of being prepared before it; each is drawn from a buffer of so many.
+    pub streaming: Option<usize>,
 }
 
 /// How tables (CSV, TSV, JSON, parquet) are read.

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::csv::{CsvReader, Fields};
 use super::error::{Error, Place, Result};
-use super::input::{Input, MAX_FIELD};
+use super::input::{Bookmark, Input, MAX_FIELD};
 use super::json::{JsonReader, JsonRow, kind};
 use super::parquet::ParquetReader;
 use super::settings::{Quoting, TableSettings};
@@ -154,6 +154,32 @@ impl Table {
         }
         self.chosen = columns;
         Ok(())
+    }
+
+    /// Where the next row is, for a table that was opened in the same way.
+    pub(super) fn bookmark(&self) -> Bookmark {
+        match &self.reader {
+            Reader::Csv { reader, .. } => reader.bookmark(),
+            // The first row was read for its keys, and not given yet.
+            Reader::Json { first: Some(_), .. } => Bookmark::default(),
+            Reader::Json { reader, .. } => reader.bookmark(),
+            Reader::Parquet(reader) => reader.bookmark(),
+        }
+    }
+
+    /// Goes on at a bookmark of the same file; columns are chosen before.
+    pub(super) fn resume(&mut self, bookmark: &Bookmark, count: Arc<AtomicU64>) -> Result<()> {
+        if *bookmark == Bookmark::default() {
+            return Ok(());
+        }
+        match &mut self.reader {
+            Reader::Csv { reader, .. } => reader.resume(bookmark, count),
+            Reader::Json { reader, first } => {
+                *first = None;
+                reader.resume(bookmark, count)
+            }
+            Reader::Parquet(reader) => reader.resume(bookmark),
+        }
     }
 
     fn read(&mut self) -> Result<Option<Row>> {

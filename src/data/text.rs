@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::error::{Error, Place, Result};
-use super::input::{Input, MAX_FIELD};
+use super::input::{Bookmark, Input, MAX_FIELD};
 
 /// Lines of one file, streaming. Goes on after a line that is not UTF-8, and ends at any other error.
 pub struct Lines {
@@ -40,6 +40,18 @@ impl Lines {
     /// Number of the line returned last, from 1.
     pub fn line(&self) -> u64 {
         self.line
+    }
+
+    /// Where the next line begins.
+    pub(super) fn bookmark(&self) -> Bookmark {
+        Bookmark { offset: self.offset, lines: self.line, after_return: self.after_return, ..Bookmark::default() }
+    }
+
+    /// Goes on at a bookmark of the same file.
+    pub(super) fn resume(&mut self, bookmark: &Bookmark, count: Arc<AtomicU64>) -> Result<()> {
+        self.input = self.input.at(bookmark, count)?;
+        (self.line, self.offset, self.after_return) = (bookmark.lines, bookmark.offset, bookmark.after_return);
+        Ok(())
     }
 
     /// The next line's bytes with a plain `\n` (or none, at the very end), or `None` after the last.

@@ -5,25 +5,94 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::error::{Error, Result};
+use super::input::Bookmark;
 use super::settings::{OnBadRow, TableSettings};
 use super::table::{Cell, Format, Row, Table};
 use super::text::Lines;
 
 const USUAL_COLUMNS: [&str; 3] = ["text", "sentence", "sentence1"];
 
+/// One open file of texts.
+pub(super) enum TextFile {
+    /// `keep`: lines keep their break (run_clm does so, run_mlm does not). Cells of tables are as they are.
+    Lines {
+        lines: Lines,
+        keep: bool,
+    },
+    Table {
+        table: Box<Table>,
+        column: String,
+    },
+}
+
+impl TextFile {
+    /// Opens a file; raw bytes read are added to `count`.
+    pub fn open(path: &Path, settings: &TableSettings, line_breaks: bool, count: Arc<AtomicU64>) -> Result<TextFile> {
+        if Format::of(path) == Format::Text {
+            return Ok(TextFile::Lines { lines: Lines::open_counted(path, count)?, keep: line_breaks });
+        }
+        let mut table = Table::open(path, settings, count.clone())?;
+        let named = settings.text_column.as_deref();
+        let only = (named.is_none() && table.columns().len() == 1).then_some(0);
+        let column = table.find(named, &USUAL_COLUMNS).or(only);
+        let column = column.ok_or_else(|| table.no_column("text_column_name", named, &USUAL_COLUMNS))?;
+        table.choose(vec![column])?;
+        if Format::of(path) == Format::Parquet {
+            // It is read here and there; its rows tell nothing of the bytes.
+            count.fetch_add(path.metadata().map_or(0, |metadata| metadata.len()), Ordering::Relaxed);
+        }
+        let column = table.columns()[column].clone();
+        Ok(TextFile::Table { table: Box::new(table), column })
+    }
+
+    /// Where the next text is.
+    pub fn bookmark(&self) -> Bookmark {
+        match self {
+            TextFile::Lines { lines, .. } => lines.bookmark(),
+            TextFile::Table { table, .. } => table.bookmark(),
+        }
+    }
+
+    /// Goes on at a bookmark of the same file.
+    pub fn resume(&mut self, bookmark: &Bookmark, count: Arc<AtomicU64>) -> Result<()> {
+        match self {
+            TextFile::Lines { lines, .. } => lines.resume(bookmark, count),
+            TextFile::Table { table, .. } => table.resume(bookmark, count),
+        }
+    }
+}
+
+impl Iterator for TextFile {
+    type Item = Result<String>;
+
+    fn next(&mut self) -> Option<Result<String>> {
+        match self {
+            TextFile::Lines { lines, keep } => lines.next().map(|line| {
+                line.map(|mut line| {
+                    if !*keep && line.ends_with('\n') {
+                        line.pop();
+                    }
+                    line
+                })
+            }),
+            TextFile::Table { table, column } => table.next().map(|row| text(row?, column)),
+        }
+    }
+}
+
 /// Texts of several files, one after the other, as if they were one list. Ends at an error; files are opened as they are reached.
 pub(super) struct Texts<'a> {
     files: std::slice::Iter<'a, PathBuf>,
     settings: TableSettings,
-    /// Lines of text files keep their break (run_clm does, run_mlm does not). Cells of tables are as they are.
     line_breaks: bool,
-    current: Option<Box<dyn Iterator<Item = Result<String>> + Send>>,
+    current: Option<TextFile>,
     bytes_read: Arc<AtomicU64>,
     skipped: u64,
     done: bool,
 }
 
 impl<'a> Texts<'a> {
+    /// `line_breaks`: see [`TextFile`].
     pub fn new(files: &'a [PathBuf], settings: &TableSettings, line_breaks: bool) -> Texts<'a> {
         Texts {
             files: files.iter(),
@@ -46,40 +115,11 @@ impl<'a> Texts<'a> {
         self.skipped
     }
 
-    fn open(&self, path: &Path) -> Result<Box<dyn Iterator<Item = Result<String>> + Send>> {
-        let count = self.bytes_read.clone();
-        if Format::of(path) == Format::Text {
-            let (lines, keep) = (Lines::open_counted(path, count)?, self.line_breaks);
-            return Ok(Box::new(lines.map(move |line| {
-                line.map(|mut line| {
-                    if !keep && line.ends_with('\n') {
-                        line.pop();
-                    }
-                    line
-                })
-            })));
-        }
-        let bytes = match Format::of(path) {
-            // Parquet is read here and there; its rows tell nothing of the bytes.
-            Format::Parquet => path.metadata().map_err(Error::io("read", path))?.len(),
-            _ => 0,
-        };
-        let mut table = Table::open(path, &self.settings, count.clone())?;
-        let named = self.settings.text_column.as_deref();
-        let only = (named.is_none() && table.columns().len() == 1).then_some(0);
-        let column = table.find(named, &USUAL_COLUMNS).or(only);
-        let column = column.ok_or_else(|| table.no_column("text_column_name", named, &USUAL_COLUMNS))?;
-        table.choose(vec![column])?;
-        count.fetch_add(bytes, Ordering::Relaxed);
-        let name = table.columns()[column].clone();
-        Ok(Box::new(table.map(move |row| text(row?, &name))))
-    }
-
     fn read(&mut self) -> Result<Option<String>> {
         loop {
             let Some(current) = &mut self.current else {
                 let Some(path) = self.files.next() else { return Ok(None) };
-                self.current = Some(self.open(path)?);
+                self.current = Some(TextFile::open(path, &self.settings, self.line_breaks, self.bytes_read.clone())?);
                 continue;
             };
             match current.next() {

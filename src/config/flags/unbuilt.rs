@@ -108,7 +108,7 @@ pub const FLAGS: &[Flag] = &[
     only(Section::Checkpoints, "enable_jit_checkpoint", FALSE, "SIGTERM and SIGINT always save a checkpoint; there is nothing to switch on"),
 
     // Data.
-    only(Section::Data, "streaming", FALSE, "streaming is not built yet; tokenized text is memory-mapped, so it need not fit in memory"),
+    Flag { commands: Commands::EVAL, ..only(Section::Data, "streaming", FALSE, "an evaluation reads its set once, and keeps it tokenized and memory-mapped") },
     only(Section::Data, "keep_linebreaks", TRUE, "line breaks are always kept"),
     only(Section::Data, "group_by_length", FALSE, "examples are not sorted by length; see pad_to_bucket"),
     only(Section::Data, "length_column_name", &["length"], "examples are not sorted by length; see pad_to_bucket"),

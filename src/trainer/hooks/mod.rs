@@ -10,7 +10,7 @@ mod telemetry;
 pub use evaluate::Evaluator;
 pub use log::{Logger, RunLog, Sums};
 pub use replicas::ReplicaCheck;
-pub use save::{Kept, SavedModel, Saver, trainer_state};
+pub use save::{DATA_POSITION, DataPosition, Kept, SavedModel, Saver, trainer_state};
 pub use telemetry::{Teller, graph_listener};
 
 use super::run_loop::Progress;

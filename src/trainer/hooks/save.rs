@@ -100,6 +100,16 @@ impl Kept {
     }
 }
 
+/// Where the data stand, for a run whose batches are not numbered.
+pub struct DataPosition {
+    pub state: Value,
+    /// Files of the checkpoint, by name.
+    pub files: Vec<(String, Vec<u8>)>,
+}
+
+/// Under this name a [`DataPosition`] is in the training state's `extra`.
+pub const DATA_POSITION: &str = "data_position";
+
 pub struct Saver<'a> {
     pub settings: &'a TrainSettings,
     pub model: &'a SavedModel,
@@ -107,6 +117,8 @@ pub struct Saver<'a> {
     pub optimizer_state: Vec<String>,
     /// The position-independent part of the training state.
     pub state: TrainingState,
+    /// Gives the position after the batches that the steps so far were made of; `None` where their number says it.
+    pub data_position: Option<Box<dyn Fn() -> DataPosition + 'a>>,
     pub log: Rc<RefCell<RunLog>>,
     pub sums: Rc<RefCell<Sums>>,
     pub interrupt: Option<Interrupt>,
@@ -143,20 +155,26 @@ impl Saver<'_> {
         for tensors in [&weights, &optimizer] {
             worth_saving(tensors, progress.step, &self.kept.borrow())?;
         }
-        let state = TrainingState {
+        let mut state = TrainingState {
             global_step: progress.step,
             epoch: progress.next_epoch,
             batch_in_epoch: progress.next_batch,
             accumulators: self.sums.borrow().to_map(),
             ..self.state.clone()
         };
+        let mut files = self.model.tokenizer_files.clone();
+        if let Some(position) = &self.data_position {
+            let position = position();
+            state.extra.insert(DATA_POSITION.to_string(), position.state);
+            files.extend(position.files);
+        }
         let mut trainer_state = trainer_state(self.settings, &self.log.borrow(), &self.sums.borrow(), progress);
         if let Some(best) = &*self.best.borrow() {
             best.describe(&mut trainer_state, &self.settings.output_dir, Some(progress.step));
         }
         let (weights, optimizer) = (references(&weights), references(&optimizer));
         let parts = CheckpointParts {
-            model: self.model.pretrained(&weights),
+            model: Pretrained { files: &files, ..self.model.pretrained(&weights) },
             optimizer: &optimizer,
             trainer_state: &trainer_state,
             state: &state,

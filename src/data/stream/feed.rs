@@ -1,0 +1,160 @@
+//! The texts of a stream's files, and where each of them is.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::super::error::{Error, Result};
+use super::super::input::{Bookmark, identity};
+use super::super::sampler::Order;
+use super::super::samples::{LabelUse, Sample, SampleFile};
+use super::super::settings::{ClsDataSettings, OnBadRow};
+use super::super::texts::TextFile;
+use super::{StreamSpec, StreamTask};
+use crate::data::labels::LabelMap;
+
+/// Where a feed stands: what comes next.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Cursor {
+    /// Passes over the files before this one.
+    pub pass: u64,
+    /// Files of this pass before this one.
+    pub file: usize,
+    /// In that file; `None` before its start.
+    pub bookmark: Option<Bookmark>,
+    /// What that file is, once it is open.
+    pub identity: Option<Arc<str>>,
+    /// Bad rows left out so far, in all passes.
+    pub skipped: u64,
+}
+
+enum Open {
+    Texts(TextFile),
+    Samples(SampleFile),
+}
+
+impl Open {
+    fn new(path: &Path, spec: &StreamSpec) -> Result<Open> {
+        let texts = |line_breaks| TextFile::open(path, &spec.source().table, line_breaks, Arc::default()).map(Open::Texts);
+        match &spec.task {
+            StreamTask::Clm(_) => texts(true),
+            StreamTask::Mlm(_) => texts(false),
+            StreamTask::Cls(data, _) => SampleFile::open(path, data, true, Arc::default()).map(Open::Samples),
+        }
+    }
+
+    fn bookmark(&self) -> Bookmark {
+        match self {
+            Open::Texts(file) => file.bookmark(),
+            Open::Samples(file) => file.bookmark(),
+        }
+    }
+
+    fn resume(&mut self, bookmark: &Bookmark) -> Result<()> {
+        match self {
+            Open::Texts(file) => file.resume(bookmark, Arc::default()),
+            Open::Samples(file) => file.resume(bookmark, Arc::default()),
+        }
+    }
+
+    fn next(&mut self, spec: &StreamSpec) -> Option<Result<Sample>> {
+        match (self, &spec.task) {
+            (Open::Samples(file), StreamTask::Cls(data, labels)) => file.read(0, &label_use(data, labels)),
+            (Open::Texts(file), _) => file.next().map(|text| text.map(|text| Sample { index: 0, text, pair: None, class: None })),
+            (Open::Samples(_), _) => unreachable!("Open::new opens samples for classification alone"),
+        }
+    }
+}
+
+fn label_use<'a>(data: &ClsDataSettings, labels: &'a LabelMap) -> LabelUse<'a> {
+    LabelUse { map: labels, needed: true, numbers: data.labels.is_some() }
+}
+
+/// Texts of all files, pass after pass.
+pub(super) struct Feed {
+    spec: Arc<StreamSpec>,
+    cursor: Cursor,
+    /// The files of this pass, by their numbers.
+    order: Vec<u32>,
+    open: Option<Open>,
+}
+
+impl Feed {
+    pub fn first_has_pairs(spec: &StreamSpec) -> Result<bool> {
+        Ok(match Open::new(&spec.source().train_files[0], spec)? {
+            Open::Samples(file) => file.has_pairs(),
+            Open::Texts(_) => false,
+        })
+    }
+
+    /// Begins at the start, or goes on at a cursor. A file that is another one now is an error.
+    pub fn new(spec: Arc<StreamSpec>, cursor: Cursor) -> Result<Feed> {
+        let order = order(&spec, cursor.pass);
+        let mut feed = Feed { spec, order, open: None, cursor };
+        let (Some(was), Some(bookmark)) = (feed.cursor.identity.clone(), feed.cursor.bookmark) else { return Ok(feed) };
+        let path = feed.path().expect("a cursor with a bookmark is within a pass").to_path_buf();
+        let now = identity(&path)?;
+        if *was != *now {
+            return Err(Error::OtherFile { path, was: was.to_string(), now });
+        }
+        let mut open = Open::new(&path, &feed.spec)?;
+        open.resume(&bookmark)?;
+        feed.open = Some(open);
+        Ok(feed)
+    }
+
+    fn path(&self) -> Option<&Path> {
+        let number = *self.order.get(self.cursor.file)?;
+        Some(&self.spec.source().train_files[number as usize])
+    }
+
+    /// Where the next text is.
+    pub fn cursor(&self) -> Cursor {
+        Cursor { bookmark: self.open.as_ref().map(Open::bookmark).or(self.cursor.bookmark), ..self.cursor.clone() }
+    }
+
+    /// Goes over the files anew, in the next pass's order.
+    pub fn begin_next_pass(&mut self) {
+        self.cursor = Cursor { pass: self.cursor.pass + 1, skipped: self.cursor.skipped, ..Cursor::default() };
+        self.order = order(&self.spec, self.cursor.pass);
+        self.open = None;
+    }
+
+    /// Opens the next file if none is open, so that the cursor says which file the next text is in.
+    pub fn open_next(&mut self) -> Result<()> {
+        if let (None, Some(path)) = (&self.open, self.path()) {
+            let open = Open::new(path, &self.spec)?;
+            self.cursor.identity = Some(identity(path)?.into());
+            self.open = Some(open);
+        }
+        Ok(())
+    }
+
+    /// The next text, `None` at the end of the pass.
+    pub fn next(&mut self) -> Result<Option<Sample>> {
+        loop {
+            self.open_next()?;
+            let Some(open) = &mut self.open else { return Ok(None) };
+            match open.next(&self.spec) {
+                Some(Ok(sample)) => return Ok(Some(sample)),
+                Some(Err(error)) if error.is_bad_row() && self.spec.source().table.on_bad_row == OnBadRow::Skip => {
+                    self.cursor.skipped += 1;
+                }
+                Some(Err(error)) => return Err(error),
+                None => {
+                    self.open = None;
+                    (self.cursor.bookmark, self.cursor.identity) = (None, None);
+                    self.cursor.file += 1;
+                }
+            }
+        }
+    }
+}
+
+/// The order of the files in a pass, as `datasets` shuffles its shards: a function of seed and pass alone.
+fn order(spec: &StreamSpec, pass: u64) -> Vec<u32> {
+    let source = spec.source();
+    let order = if spec.buffer == 0 { Order::Sequential } else { Order::Shuffled { seed: source.seed } };
+    order.epoch(source.train_files.len(), pass)
+}
