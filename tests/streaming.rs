@@ -84,7 +84,7 @@ fn at_record(command: &mut Command, wanted: usize, signal: i32) -> Run {
 fn a_stream_goes_on_bit_for_bit_wherever_it_was_stopped() {
     let Some(bench) = Bench::new() else { return };
     let files = ["a.txt", "b.jsonl"];
-    let steps = ["--max_steps", "240", "--gradient_accumulation_steps", "2", "--save_steps", "20"];
+    let steps = ["--max_steps", "120", "--gradient_accumulation_steps", "2", "--save_steps", "20"];
     bench.command(&files, "whole", &steps).run().succeeded();
     let wanted = bench.weights("whole");
     let all = losses(&bench.path("whole"));
@@ -109,7 +109,7 @@ fn a_stream_goes_on_bit_for_bit_wherever_it_was_stopped() {
     let fewer = bench.command(&["a.txt"], "killed", &[&steps[..], &["--resume_from_checkpoint"]].concat()).run();
     assert!(fewer.code == Some(2) && fewer.stderr.contains("training data"), "{}", fewer.stderr);
     // A longer run goes on.
-    let longer = ["--max_steps", "244", "--gradient_accumulation_steps", "2", "--resume_from_checkpoint"];
+    let longer = ["--max_steps", "124", "--gradient_accumulation_steps", "2", "--resume_from_checkpoint"];
     bench.command(&files, "killed", &longer).run().succeeded();
 }
 

@@ -31,6 +31,10 @@ pub fn fetch(mut typed: Typed) -> Result<Typed, UsageError> {
             "leave one out",
         ));
     }
+    let predicts = typed.command == Commands::PREDICT_CLS;
+    if dataset.is_some() && predicts && typed.is_given("test_file") {
+        return Err(UsageError::illegal("--test_file and --dataset_name both name rows to label", "leave one of them out"));
+    }
     if dataset.is_none() && typed.is_given("dataset_config_name") {
         return Err(UsageError::illegal(
             "--dataset_config_name is of a --dataset_name, which is missing",
@@ -62,7 +66,6 @@ pub fn fetch(mut typed: Typed) -> Result<Typed, UsageError> {
         typed.set("model_name_or_path", path(&hub.model(&name, revision).map_err(failed)?));
     }
     if let Some(name) = dataset {
-        let predicts = typed.command == Commands::PREDICT_CLS;
         let found = hub.dataset(&name, typed.text("dataset_config_name").as_deref(), None, predicts).map_err(failed)?;
         let labels = (predicts || typed.bool("do_predict")) && !typed.is_given("test_file");
         if labels && found.test.is_empty() {

@@ -2,12 +2,14 @@
 //!
 //! Reading order, from files to batches:
 //!
-//! 1. Files: `input` (bytes, plain or gzip), `text` (lines), `table` (rows of `csv`, `json` and `parquet`); out of those `texts` for
-//!    language models and `samples` with their `labels` for classifiers.
+//! 1. Files: `input` (bytes, plain or gzip; `remote`: behind a URL), `text` (lines), `table` (rows of `csv`, `json` and `parquet`);
+//!    out of those `texts` for language models and `samples` with their `labels` for classifiers.
 //! 2. Tokens: `tokenizer` (`bpe` trains one, `convert` reads older files), `sequences` (special tokens, truncation).
 //! 3. Sets, made once and kept on disk (`prepare`): `clm` makes the rows of `dataset`, `mlm` and `cls` make `examples`.
 //! 4. Batches: `sampler` (which rows, in which order), `collator` (rows to a `batch`; `masking` and `padding` serve it), `loader`
 //!    (threads that prepare batches ahead of the step).
+//!
+//! `stream` is the other way from files to batches: read while the model trains, and never kept.
 //!
 //! A new format joins at `table`, a new task beside `cls`; the rest is theirs too.
 

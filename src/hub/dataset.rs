@@ -31,7 +31,8 @@ enum Split {
 type Splits = BTreeMap<Split, Vec<String>>;
 
 impl Hub {
-    /// The files of a data set, all of them or those of the test split. Without a revision, its own files are taken if they can be read, else the Hub's conversion.
+    /// The files of a data set, all of them or those of the test split. Without a revision, its own files are taken if they can be
+    /// read, else the Hub's conversion.
     pub fn dataset(&self, name: &str, config: Option<&str>, revision: Option<&str>, only_test: bool) -> Result<DatasetFiles> {
         let own = self.snapshot(Kind::Dataset, name, revision);
         if let Ok(snapshot) = &own
