@@ -210,7 +210,7 @@ fn trajectory_and_final_weights_equal_torch() {
         let reference = case.tensors("final_weights.safetensors");
         let parameters = case.model.parameters();
         let names: Vec<&str> = parameters.iter().map(|p| p.name.as_str()).collect();
-        for tensor in parameters::download(&case.session, names).unwrap() {
+        for tensor in parameters::download(&mut case.session, names).unwrap() {
             // Softmax ignores key biases, so that Adam turns rounding noise into steps there.
             if undetermined.contains(&tensor.name.as_str()) || tensor.name.ends_with(".key.bias") {
                 continue;

@@ -156,6 +156,40 @@ fn processes_train_as_one_device_does_on_the_whole_batch() {
     }
 }
 
+/// Parts of one model in several processes: the same numbers, and a checkpoint that one process can go on from.
+#[test]
+fn parts_of_a_model_live_in_several_processes() {
+    let Some(bench) = bench() else { return };
+    let run = |dir: &str, launch: &str, shards: usize, extra: &str| {
+        let rows = ROWS / shards;
+        let command = format!(
+            "train {GPT2} {OPTIMIZER} --max_steps {STEPS} --logging_steps 1 --disable_tqdm --per_device_train_batch_size {rows} --do_train \
+             --save_strategy steps --save_steps 10 --output_dir {dir} {extra}"
+        );
+        Launched::of(&bench, &format!("{launch}{command}")).finish().succeeded();
+    };
+    run("one", "", 1, "");
+    let (one, one_weights) = (bench.records("one"), weights(&bench, "one"));
+    for (dir, processes, shards, mesh) in [
+        ("shards", 2, 2, "--shard_parallel 2"),
+        ("divided", 2, 1, "--tensor_parallel 2"),
+        ("moments", 2, 2, "--data_parallel 2 --shard_optimizer_state"),
+        ("both", 4, 2, "--shard_parallel 2 --tensor_parallel 2"),
+    ] {
+        run(dir, &format!("launch --nproc_per_node {processes} -- "), shards, mesh);
+        std::fs::remove_dir_all(bench.path(&format!("{dir}/checkpoint-20"))).unwrap();
+        for key in ["loss", "grad_norm"] {
+            assert_close(&format!("{dir}: {key}"), &numbers(&one, key), &numbers(&bench.records(dir), key), 1e-4);
+        }
+        for (tensor, values) in weights(&bench, dir) {
+            let difference = max_difference(&values, &one_weights[&tensor]);
+            assert!(difference < 1e-4, "{dir}: {tensor} is off by {difference}");
+        }
+        run(dir, "", 1, "--resume_from_checkpoint");
+        assert_close(dir, &numbers(&one, "loss"), &numbers(&bench.records(dir), "loss"), 1e-4);
+    }
+}
+
 /// Ends the run's whole process groups as a user would, and finds the run saved: all ranks stop with the same step.
 #[test]
 fn a_signal_to_the_launcher_stops_all_processes_at_one_step() {

@@ -468,8 +468,9 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
         load_best(best, &settings.output_dir, session, model)?;
     }
     let state = RunState { log: &log, sums: &sums.borrow(), kept: &mut kept.borrow_mut(), best: best.as_ref() };
-    if writes {
-        finish(plan, &saved_model, session, state, finished)?;
+    match writes {
+        true => finish(plan, &saved_model, session, state, finished)?,
+        false => saved_model.take_part(session).map_err(failed("taking part in saving the model"))?,
     }
     Ok(Outcome::Done)
 }
@@ -513,7 +514,7 @@ struct RunState<'a> {
 }
 
 /// Writes the finished model and says how the run went.
-fn finish(plan: &TrainPlan, model: &SavedModel, session: &Session, state: RunState, run: Finished) -> Result<(), Error> {
+fn finish(plan: &TrainPlan, model: &SavedModel, session: &mut Session, state: RunState, run: Finished) -> Result<(), Error> {
     let RunState { log, sums, kept, best } = state;
     let settings = &plan.train;
     let summary = Record::Summary(SummaryRecord {

@@ -168,21 +168,8 @@ fn processes(typed: &Typed) -> Verdict {
     let devices = typed.count("data_parallel").unwrap_or(1);
     let degree = |name: &str| typed.count(name).unwrap_or(1).max(1);
     let parts = degree("shard_parallel") * degree("tensor_parallel");
-    if world > 1 && typed.bool("shard_optimizer_state") {
-        return refuse(
-            "--shard_optimizer_state over several processes is not built: rank 0 could not save the moments of the others",
-            "leave it out, or use one process with several devices",
-        );
-    }
-    let each = if typed.is_given("data_parallel") { devices * parts / world } else { parts };
-    if world > 1 && parts > 1 && !each.is_multiple_of(parts) {
-        return refuse(
-            format!("{parts} devices that hold parts of one model are spread over {world} processes: that is not built"),
-            format!("give each process {parts} devices: --data_parallel {world}"),
-        );
-    }
-    if typed.is_given("data_parallel") && !devices.is_multiple_of(world) {
-        let near = devices.next_multiple_of(world);
+    if typed.is_given("data_parallel") && !(devices * parts).is_multiple_of(world) {
+        let near = (1..).map(|more| devices + more).find(|devices| (devices * parts).is_multiple_of(world)).unwrap_or(world);
         return refuse(
             format!("--data_parallel {devices} cannot be dealt out to {world} processes, each of which has as many devices"),
             format!("set --data_parallel {near}, or leave it out for one device a process"),

@@ -243,7 +243,9 @@ fn mesh(typed: &Typed) -> Mesh {
     let degree = |name: &str| typed.count(name).unwrap_or(1).max(1);
     let (shard, tensor) = (degree("shard_parallel"), degree("tensor_parallel"));
     let world = member(typed).expect(CHECKED).map(|member| member.world).filter(|_| !typed.is_given("data_parallel"));
-    let data = world.unwrap_or_else(|| degree("data_parallel"));
+    // The fewest with which each process has as many devices.
+    let fewest = |world: &usize| (1..=*world).find(|data| (data * shard * tensor).is_multiple_of(*world));
+    let data = world.as_ref().and_then(fewest).unwrap_or_else(|| degree("data_parallel"));
     Mesh { data, shard, tensor }
 }
 

@@ -175,7 +175,7 @@ fn what_is_wrong_in_a_table_is_told_with_its_place() {
         ("blank-text.tsv", b"text\tlabel\n \tx\n".to_vec(), &["blank-text.tsv:2: the text in column \"text\" is empty"]),
         ("empty-label.csv", b"text,label\na,x\nb,\n".to_vec(), &["empty-label.csv:3: column \"label\": the label is empty"]),
         ("nan.csv", b"text,label\na,1\nb,NaN\n".to_vec(), &["nan.csv:3: column \"label\": the label is NaN"]),
-        ("fraction.csv", b"text,label\na,0.5\nb,0.25\n".to_vec(), &["fractions", "only classification"]),
+        ("fraction.csv", b"text,label\na,0.5\nb,0.25\n".to_vec(), &["fractions", "a regression, which is not built"]),
         ("latin.csv", b"text,label\na,x\n\"one\nca\xe9\",y\n".to_vec(), &["latin.csv:4: invalid UTF-8: byte 0xe9 in field 1"]),
         ("utf16.csv", b"\xff\xfet\x00,\x00l\x00\n\x00".to_vec(), &["utf16.csv:1: invalid UTF-8: byte 0xff"]),
         ("cut.csv.gz", cut(gzip(b"text,label\na,x\n"), 25), &["cut.csv.gz:", "gzip data end too early"]),
@@ -235,7 +235,7 @@ fn what_is_wrong_in_a_table_is_told_with_its_place() {
         (
             "fractions.parquet",
             parquet(&[("text", Column::Text(vec!["a", "b"])), ("label", two_fractions())], None),
-            &["fractions", "only classification"],
+            &["fractions", "a regression, which is not built"],
         ),
         ("notes.txt", b"text,label\na,x\n".to_vec(), &["notes.txt is not a table", ".csv"]),
     ];

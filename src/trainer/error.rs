@@ -26,7 +26,7 @@ pub enum Error {
     Resume { path: PathBuf, reason: String },
     #[error("there is no metric `{name}`; those of this task are {known}")]
     NoMetric { name: String, known: String },
-    #[error("a part of `{name}` is in another process")]
+    #[error("a part of `{name}` is in another process, and was not fetched from there")]
     PartElsewhere { name: String },
     #[error("the prompt has no tokens: generation needs at least one to start from")]
     EmptyPrompt,

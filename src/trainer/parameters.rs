@@ -170,13 +170,50 @@ pub fn is_finite(shape: &Shape, bytes: &[u8]) -> bool {
     shape.dtype != DType::F32 || bytes.par_chunks(1 << 20).all(finite)
 }
 
-/// Reads named state back; waits for the device.
-pub fn download<'a>(session: &Session, names: impl IntoIterator<Item = &'a str>) -> Result<Vec<HostTensor>> {
-    names
-        .into_iter()
-        .map(|name| {
-            let (bytes, shape) = session.download(name)?;
-            Ok(HostTensor { name: name.to_string(), shape, bytes })
-        })
-        .collect()
+/// Bytes of values that are put together on the devices at a time, where their parts are in other processes.
+const GATHERED_BYTES: usize = 256 << 20;
+
+/// Reads named state back; waits for the devices. Where parts are in other processes, all processes have to ask for the same names, but for
+/// this function or for [`take_part_in_download`].
+pub fn download<'a>(session: &mut Session, names: impl IntoIterator<Item = &'a str>) -> Result<Vec<HostTensor>> {
+    let mut tensors = Vec::new();
+    for together in together(session, names) {
+        let gathered = session.gather(&together)?;
+        for name in together {
+            let (bytes, shape) = match gathered.as_ref().and_then(|marked| marked.gathered(name)) {
+                Some(whole) => (whole.download()?, whole.shape().clone()),
+                None => session.download(name)?,
+            };
+            tensors.push(HostTensor { name: name.to_string(), shape, bytes });
+        }
+    }
+    Ok(tensors)
+}
+
+/// What a process does while another one calls [`download`].
+pub fn take_part_in_download<'a>(session: &mut Session, names: impl IntoIterator<Item = &'a str>) -> Result<()> {
+    for together in together(session, names) {
+        session.gather(&together)?;
+    }
+    Ok(())
+}
+
+/// Names by what is put together at a time.
+fn together<'a>(session: &Session, names: impl IntoIterator<Item = &'a str>) -> Vec<Vec<&'a str>> {
+    let mut groups: Vec<Vec<&str>> = Vec::new();
+    let mut filled = 0;
+    for name in names {
+        let bytes = session.state(name).map_or(0, |held| session.placements().whole(name, held.shape()).bytes());
+        match groups.last_mut() {
+            Some(group) if filled + bytes <= GATHERED_BYTES => {
+                group.push(name);
+                filled += bytes;
+            }
+            _ => {
+                groups.push(vec![name]);
+                filled = bytes;
+            }
+        }
+    }
+    groups
 }

@@ -137,7 +137,31 @@ impl Session {
         self.state.get(name).map(|buffers| &buffers[0])
     }
 
-    /// The bytes and shape of a whole value, put together from the parts; waits for the devices. Each process holds all parts.
+    /// Whether some part of a value is in other processes only.
+    fn is_elsewhere(&self, name: &str) -> bool {
+        let is_here = |part: usize| self.local.clone().any(|replica| self.placements.part(name, self.mesh, replica) == part);
+        !(0..self.placements.count(name)).all(is_here)
+    }
+
+    /// Puts those values together on the devices of which other processes hold parts, all of which have to do the same; `None` if there are none.
+    pub fn gather(&mut self, names: &[&str]) -> Result<Option<Marked>> {
+        let elsewhere: Vec<&str> = names.iter().copied().filter(|name| self.is_elsewhere(name)).collect();
+        let Some(first) = elsewhere.first() else { return Ok(None) };
+        let graph_name = format!("gather.{first}");
+        let mut recording = self.begin();
+        for name in elsewhere {
+            let held = recording.state(name)?;
+            let split = recording.placements().of(name);
+            let whole = match split.and_then(|split| Some((split.dim, recording.mesh().groups(&[split.axis])?))) {
+                Some((dim, groups)) => held.all_gather(&groups, dim)?,
+                None => held,
+            };
+            recording.fetch(&gathered(name), &whole);
+        }
+        recording.mark_step(&graph_name).map(Some)
+    }
+
+    /// The bytes and shape of a whole value, put together from the parts; waits for the devices.
     pub fn download(&self, name: &str) -> Result<(Vec<u8>, Shape)> {
         let buffers = self.replicas(name).ok_or_else(|| Error::NoState { name: name.to_string() })?;
         let held = buffers[0].shape();
@@ -255,7 +279,17 @@ impl Marked {
     }
 }
 
+/// What a value is called that [`Session::gather`] put together.
+fn gathered(name: &str) -> String {
+    format!("whole.{name}")
+}
+
 impl Marked {
+    /// A value that [`Session::gather`] put together.
+    pub fn gathered(&self, name: &str) -> Option<&Buffer> {
+        Some(&self.fetched.get(&gathered(name))?[0])
+    }
+
     /// Starts reading what [`Recording::fetch_each`] fetched.
     pub fn start_reading_each(&self, name: &str) -> Result<EachReplica> {
         let buffers = self.replicas(name);

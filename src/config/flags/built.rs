@@ -250,7 +250,7 @@ pub const FLAGS: &[Flag] = &[
 
     // Many devices.
     flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "data_parallel", Kind::Int { min: 1 }, "1",
-        "Devices, of all processes together, that hold the same model and take different rows of each batch; default with several processes: one for each. On the CPU devices of a machine share its cores"),
+        "Devices, of all processes together, that hold the same model and take different rows of each batch; default with several processes: what gives each one device, or as many as the other axes need. On the CPU devices of a machine share its cores"),
     flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "tensor_parallel", Kind::Int { min: 1 }, "1",
         "Devices that divide each layer between them, by heads, inner width and vocabulary, for the same rows (Megatron-LM)"),
     flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "shard_parallel", Kind::Int { min: 1 }, "1",

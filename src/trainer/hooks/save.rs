@@ -6,7 +6,7 @@ use crate::checkpoint::{CheckpointParts, TensorRef, TrainingState, atomic, prune
 use crate::trainer::best::Best;
 use crate::trainer::error::{Error, Result};
 use crate::trainer::interrupt::Interrupt;
-use crate::trainer::parameters::{HostTensor, download, is_finite};
+use crate::trainer::parameters::{HostTensor, download, is_finite, take_part_in_download};
 use crate::trainer::run_loop::{Control, Hook, Progress, StepReport};
 use crate::trainer::session::Session;
 use crate::trainer::settings::{Cadence, TrainSettings};
@@ -42,10 +42,17 @@ impl SavedModel {
     }
 
     /// Writes a Hugging Face directory with the session's weights as they are after `step`.
-    pub fn save(&self, session: &Session, dir: &Path, step: u64, kept: &Kept) -> Result<()> {
+    pub fn save(&self, session: &mut Session, dir: &Path, step: u64, kept: &Kept) -> Result<()> {
         let weights = download(session, self.parameters.iter().map(String::as_str))?;
         worth_saving(&weights, step, kept)?;
         Ok(save_pretrained(dir, &self.pretrained(&references(&weights)))?)
+    }
+}
+
+impl SavedModel {
+    /// What a process does while another one calls [`SavedModel::save`].
+    pub fn take_part(&self, session: &mut Session) -> Result<()> {
+        take_part_in_download(session, self.parameters.iter().map(String::as_str))
     }
 }
 
@@ -151,7 +158,7 @@ pub fn trainer_state(settings: &TrainSettings, log: &RunLog, sums: &Sums, progre
 }
 
 impl Saver<'_> {
-    fn save(&self, progress: &Progress, session: &Session) -> Result<PathBuf> {
+    fn save(&self, progress: &Progress, session: &mut Session) -> Result<PathBuf> {
         let weights = download(session, self.model.parameters.iter().map(String::as_str))?;
         let optimizer = download(session, self.optimizer_state.iter().map(String::as_str))?;
         for tensors in [&weights, &optimizer] {
@@ -235,6 +242,8 @@ impl Hook for Saver<'_> {
         let signal = self.signal(progress.step)?;
         let control = if signal.is_some() { Control::Stop } else { Control::Continue };
         if !self.writes {
+            self.model.take_part(session)?;
+            take_part_in_download(session, self.optimizer_state.iter().map(String::as_str))?;
             return Ok(control);
         }
         let path = self.save(progress, session)?;
