@@ -118,7 +118,8 @@ pub fn open_neuron_cores(settings: &DeviceSettings, cores: u32, (mesh, cache): (
     let variable = |name: &str| std::env::var(name).ok();
     let found = host.compiler(Some(&path), variable("PATH").as_deref());
     let folder = found.as_ref().and_then(CompilerFile::folder);
-    let wanted = Cores { needed: mesh.replicas() as u32, wanted: cores };
+    let needed = processes::local_devices(group.as_ref(), mesh) as u32;
+    let wanted = Cores { needed, wanted: cores };
     let environment = Environment::new(&settings.neuron, wanted, &host, variable)?.with_compiler(folder, variable("PATH"));
     environment.notes.iter().for_each(|note| eprintln!("note: {note}"));
     environment.set.iter().for_each(|(name, value)| set_environment(name, Some(value)));

@@ -16,7 +16,7 @@ const TRN2_CHIP: u32 = 4;
 /// How many cores a process is after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cores {
-    /// One for each replica: with fewer there is no run.
+    /// One for each of this process's replicas: with fewer there is no run.
     pub needed: u32,
     /// What is taken unless the environment says how many.
     pub wanted: u32,
