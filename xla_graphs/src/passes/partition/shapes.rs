@@ -15,37 +15,37 @@ pub(super) fn reshaped(cut: Cut, from: &[usize], to: &[usize], parts: usize) -> 
         outer *= to[dim];
         dim += 1;
     }
-    if dim == to.len() || before % outer != 0 {
+    if dim == to.len() || !before.is_multiple_of(outer) {
         return None;
     }
     // So many runs of the cut dimension lie in one element of what is before `dim`.
     let repeats = before / outer;
     let mut blocks = repeats * cut.blocks;
     let mut cut_size = size * repeats;
-    if to[dim] % cut_size == 0 {
+    if to[dim].is_multiple_of(cut_size) {
         return Some(Cut { dim, blocks });
     }
     // Taken apart: the blocks first, then what is cut.
-    while dim < to.len() && cut_size % to[dim] == 0 && blocks % to[dim] == 0 {
+    while dim < to.len() && cut_size.is_multiple_of(to[dim]) && blocks.is_multiple_of(to[dim]) {
         blocks /= to[dim];
         cut_size /= to[dim];
         dim += 1;
     }
-    let fits = dim < to.len() && cut_size % to[dim] == 0 && to[dim] % (blocks * parts) == 0;
+    let fits = dim < to.len() && cut_size.is_multiple_of(to[dim]) && to[dim].is_multiple_of(blocks * parts);
     fits.then_some(Cut { dim, blocks })
 }
 
 /// The cut of what a slice keeps, and its start and limit in the part; `None` where the slice goes through a block.
 pub(super) fn sliced(cut: Cut, size: usize, start: usize, limit: usize, parts: usize) -> Option<(Cut, usize, usize)> {
     let block = size / cut.blocks;
-    let whole_blocks = start % block == 0 && limit % block == 0 && limit > start;
+    let whole_blocks = start.is_multiple_of(block) && limit.is_multiple_of(block) && limit > start;
     whole_blocks.then(|| (Cut { blocks: (limit - start) / block, ..cut }, start / parts, limit / parts))
 }
 
 /// The cut of what padding makes, and the padding of the part; `None` where the padding is no number of blocks.
 pub(super) fn padded(cut: Cut, size: usize, low: usize, high: usize, parts: usize) -> Option<(Cut, usize, usize)> {
     let block = size / cut.blocks;
-    let whole_blocks = low % block == 0 && high % block == 0;
+    let whole_blocks = low.is_multiple_of(block) && high.is_multiple_of(block);
     whole_blocks.then(|| (Cut { blocks: (size + low + high) / block, ..cut }, low / parts, high / parts))
 }
 
