@@ -210,8 +210,8 @@ fn a_signal_to_the_launcher_stops_all_processes_at_one_step() {
     let _ = run.child.wait();
 }
 
-/// A rank is killed at random moments, and the run ends with the very weights of the undisturbed one. `XTRAIN_KILLS` says how often,
-/// 2 times unless told otherwise.
+/// A rank is killed at random moments, and the run ends with the very weights of the undisturbed one. `XTRAIN_KILLS` says how
+/// often, 2 times unless told otherwise.
 #[test]
 fn a_run_survives_the_death_of_its_processes() {
     let Some(bench) = bench() else { return };
@@ -411,8 +411,8 @@ impl Drop for TwoHosts {
     }
 }
 
-/// Two machines with their own addresses: a run across them gives the numbers of one machine; when the cable is cut, both sides say so,
-/// and the checkpoint that was saved goes on.
+/// Two machines with their own addresses: a run across them gives the numbers of one machine; when the cable is cut, both sides
+/// say so, and the checkpoint that was saved goes on.
 #[test]
 fn two_hosts_train_together_until_the_link_is_cut() {
     let Some(bench) = bench() else { return };

@@ -1,4 +1,5 @@
-//! The processes of a run as one of them sees them: its own number, the store, and the thread that tells the others that it is alive.
+//! The processes of a run as one of them sees them: its own number, the store, and the thread that tells the others that it is
+//! alive.
 
 use super::environment::Member;
 use super::job::JobSettings;
