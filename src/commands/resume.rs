@@ -85,8 +85,8 @@ fn restarted_from(settings: &TrainSettings, group: &Group) -> Result<Option<Path
     // The first start did not come so far, so nothing there is its own.
     let Some(foreign) = foreign else { return Ok(None) };
     let foreign = String::from_utf8_lossy(&foreign).into_owned();
-    let own = found.into_iter().map(|(_, path)| path).filter(|path| foreign.lines().all(|line| line != mark(path)));
-    Ok(own.last())
+    let mut own = found.into_iter().map(|(_, path)| path).filter(|path| foreign.lines().all(|line| line != mark(path)));
+    Ok(own.next_back())
 }
 
 /// Refuses a checkpoint whose position means something else in this run; causes come before their effects.

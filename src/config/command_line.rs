@@ -90,7 +90,7 @@ fn global(name: &str) -> Arg {
 
 fn leaf(info: &'static CommandInfo, word: &'static str) -> Command {
     let words = flags::of(info.id).filter(|flag| flag.positional);
-    let positional: String = words.map(|flag| format!(" [{}...]", flag.kind.placeholder())).collect();
+    let positional: String = words.map(|flag| format!(" [{}...]", flag.name.to_uppercase())).collect();
     let mut command = Command::new(word)
         .about(info.about)
         .override_usage(format!("xtrain [--device cpu|cuda|neuron] {}{} [FLAGS]", info.words, positional))
@@ -121,7 +121,7 @@ fn arg(flag: &'static Flag) -> Arg {
         .help_heading(flag.section.title())
         .hide(!flag.is_built());
     if flag.positional {
-        return arg.action(ArgAction::Append).num_args(0..);
+        return arg.value_name(flag.name.to_uppercase()).action(ArgAction::Append).num_args(0..);
     }
     let arg = match flag.short {
         Some(letter) => arg.short(letter),

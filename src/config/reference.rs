@@ -65,7 +65,7 @@ of a notebook's arguments works; any other value is an error.
 
 fn names(flag: &Flag) -> String {
     if flag.positional {
-        return format!("`{}...` (words after the command)", flag.kind.placeholder());
+        return format!("`{}...` (words after the command)", flag.name.to_uppercase());
     }
     let spellings = std::iter::once(flag.name).chain(flag.aliases.iter().copied());
     spellings.map(|name| format!("`--{name}`")).collect::<Vec<_>>().join(", ")

@@ -201,7 +201,7 @@ fn device(typed: &Typed) -> DevicePlan {
         fused_attention_dropout: typed.text("attention_dropout_kernel").as_deref() == Some("cudnn"),
         tf32: typed.bool("tf32"),
         xla_options: typed.text("xla_options").map(|text| xla_options(&text).expect(CHECKED)).unwrap_or_default(),
-        member: member(typed).expect(CHECKED),
+        member: member(typed).expect(CHECKED).map(Box::new),
     };
     DevicePlan { kind, settings }
 }

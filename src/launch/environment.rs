@@ -1,5 +1,5 @@
-//! Which process of a job this one is, as the environment says: that of `xtrain launch`, torchrun, SLURM's srun, Open MPI's mpirun, or
-//! Neuron's.
+//! Which process of a job this one is, as the environment says: that of `xtrain launch`, torchrun, SLURM's srun, Open MPI's
+//! mpirun, or Neuron's.
 
 use super::secret::Secret;
 use super::{Error, Result, hostlist};
@@ -51,7 +51,7 @@ impl Member {
     /// What the environment of this process says; `None` if it is the only one.
     pub fn from_environment() -> Result<Option<Member>> {
         member(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()), || {
-            Ok(Secret::from_environment()?.map_or_else(|| Secret::of_user(&secret_folder()), Ok)?)
+            Secret::from_environment()?.map_or_else(|| Secret::of_user(&secret_folder()), Ok)
         })
     }
 

@@ -1,4 +1,5 @@
-//! The processes of a run as one of them sees them: its own number, the store, and the thread that tells the others that it is alive.
+//! The processes of a run as one of them sees them: its own number, the store, and the thread that tells the others that it is
+//! alive.
 
 use super::environment::Member;
 use super::job::JobSettings;
@@ -166,10 +167,14 @@ impl Group {
             eprintln!("error: {reason}");
             std::process::exit(1);
         };
+        let (sender, first_beat) = std::sync::mpsc::channel();
         let body = move || {
             loop {
                 let step = self.step.load(Ordering::Relaxed);
-                match connection.ask(&Request::Beat { step }, AT_ONCE) {
+                let answer = connection.ask(&Request::Beat { step }, AT_ONCE);
+                // Only the first one is waited for.
+                let _ = sender.send(());
+                match answer {
                     Ok(Reply::Alive(Some(reason))) if !launched => quit(format!("the job was stopped: {reason}")),
                     Ok(_) => std::thread::sleep(pause),
                     Err(_) => {
@@ -187,7 +192,11 @@ impl Group {
             }
         };
         let spawned = std::thread::Builder::new().name("heartbeat".into()).spawn(body);
-        spawned.map(drop).map_err(|source| Error::Start { rank, source })
+        spawned.map(drop).map_err(|source| Error::Start { rank, source })?;
+        // While a library is being opened, which for XLA's takes seconds, a new thread cannot begin: the C library holds a lock that both
+        // need. So this one is at work before the caller goes on.
+        let _ = first_beat.recv();
+        Ok(())
     }
 }
 

@@ -1,5 +1,5 @@
-//! The job as the rendezvous sees it: which nodes and ranks are there, what happened to them, and what follows from that. Plain state
-//! with the time handed in; nothing here waits or talks.
+//! The job as the rendezvous sees it: which nodes and ranks are there, what happened to them, and what follows from that. Plain
+//! state with the time handed in; nothing here waits or talks.
 
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};

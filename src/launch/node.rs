@@ -1,5 +1,5 @@
-//! The launcher of one node. Node 0's also holds the rendezvous, where the job's state is; every launcher, node 0's own too, only does
-//! what that tells it.
+//! The launcher of one node. Node 0's also holds the rendezvous, where the job's state is; every launcher, node 0's own too, only
+//! does what that tells it.
 
 use super::environment::{self, Timeouts};
 use super::job::{JobSettings, Order, Verdict};

@@ -1,5 +1,5 @@
-//! What goes over a connection to the rendezvous: frames of JSON behind their length, after a handshake in which both sides show that
-//! they know the secret.
+//! What goes over a connection to the rendezvous: frames of JSON behind their length, after a handshake in which both sides show
+//! that they know the secret.
 
 use super::job::{Ended, Order};
 use super::secret::{Secret, nonce};

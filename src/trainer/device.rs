@@ -36,7 +36,7 @@ pub struct DeviceSettings {
     /// Options of XLA's compiler.
     pub xla_options: BTreeMap<String, OverrideValue>,
     /// Which process of the job this is, where there are several.
-    pub member: Option<Member>,
+    pub member: Option<Box<Member>>,
 }
 
 impl DeviceSettings {
@@ -52,7 +52,7 @@ impl DeviceSettings {
 
     /// The processes that share the run, joined at the first call; `None` where this is the only one.
     pub fn group(&self) -> Result<Option<Arc<Group>>> {
-        Ok(self.member.as_ref().map(Group::join).transpose()?)
+        Ok(self.member.as_deref().map(Group::join).transpose()?)
     }
 
     pub(super) fn compile_options(&self, mesh: Mesh) -> CompileOptions {

@@ -38,8 +38,8 @@ pub fn cuda_options(member: &Member) -> Vec<(String, OptionValue)> {
         .into()
 }
 
-/// What Neuron's plugin reads instead of options, as AWS's guides set it: the processes with their cores, and where its runtime's own
-/// communicator starts. Processes of one machine take its cores in their order.
+/// What Neuron's plugin reads instead of options, as AWS's guides set it: the processes with their cores, and where its runtime's
+/// own communicator starts. Processes of one machine take its cores in their order.
 pub fn neuron_variables(member: &Member, cores: u32) -> Vec<(&'static str, String)> {
     let (host, port) = member.endpoint.rsplit_once(':').unwrap_or((&member.endpoint, ""));
     // Not the rendezvous' own port.

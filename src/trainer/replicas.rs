@@ -1,4 +1,5 @@
-//! Replicas hold the same state. A graph of its own makes sure: a checksum of every parameter on each replica, compared on the host.
+//! Replicas hold the same state. A graph of its own makes sure: a checksum of every parameter on each replica, compared on the
+//! host.
 
 use super::error::{Error, Result};
 use super::session::{Recording, Session};
@@ -8,8 +9,8 @@ use xtrain_models::ParameterSpec;
 /// The graph's name in plans, logs and the cache.
 pub const GRAPH_NAME: &str = "check_replicas";
 
-/// What the graph gives: `u32[parameters]`. Where replicas live in several processes, `f32[2 parameters]` instead, the lower and then the
-/// upper halves of the sums: floats are what can be exchanged, and they hold so much exactly.
+/// What the graph gives: `u32[parameters]`. Where replicas live in several processes, `f32[2 parameters]` instead, the lower and
+/// then the upper halves of the sums: floats are what can be exchanged, and they hold so much exactly.
 const CHECKSUMS: &str = "checksums";
 
 /// Records the sum of every parameter's bits, as words modulo 2^32: it changes with any single bit.
@@ -56,8 +57,8 @@ fn join(halves: &[f32]) -> Vec<u32> {
     lower.iter().zip(upper).map(|(lower, upper)| *lower as u32 | (*upper as u32) << 16).collect()
 }
 
-/// The first parameter that differs from that of the first replica that holds the same part of it, with the replica. `part` says which
-/// part a replica holds of a parameter.
+/// The first parameter that differs from that of the first replica that holds the same part of it, with the replica. `part` says
+/// which part a replica holds of a parameter.
 fn divergence(checksums: &[Vec<u32>], part: impl Fn(usize, usize) -> usize) -> Option<(usize, usize)> {
     let parameters = checksums.first()?.len();
     let differs = |replica: usize, parameter: usize| {
