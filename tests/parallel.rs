@@ -285,7 +285,8 @@ fn each_option_exchanges_what_its_paper_says() {
     // An activation of 2 x 32 tokens: after the embedding, after attention and the inner layer, and backward in front of each and of the head;
     // three numbers for each token in the loss, and the norm.
     let divided = (2 * 32 * 32) * (1 + 2 * 2 + 1 + 2 * 2) + 3 * 64 + 1;
-    let cases: [(&str, &[(&str, usize, usize)]); 4] = [
+    type Expected = (&'static str, usize, usize);
+    let cases: [(&str, &[Expected]); 4] = [
         (
             "--data_parallel 2 --shard_optimizer_state",
             &[("all-gather", 10, MATRICES), ("reduce-scatter", 10, MATRICES / 2), (sums.0, 3, sums.1)],

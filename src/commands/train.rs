@@ -252,7 +252,7 @@ fn schedule(plan: &TrainPlan, length: &RunLength) -> Schedule {
 
 /// Where training batches come from.
 enum Source {
-    Set(Collator, BatchPlan),
+    Set(Box<(Collator, BatchPlan)>),
     Stream(Arc<StreamSpec>),
 }
 
@@ -264,12 +264,12 @@ impl Source {
         }
         let set = prepared.train.clone().expect("a run that trains has training data");
         let (batches, length, schedule) = layout(plan, &set)?;
-        Ok((Source::Set(set, batches), length, schedule))
+        Ok((Source::Set(Box::new((set, batches))), length, schedule))
     }
 
     fn fingerprint(&self, task: &TaskData) -> String {
         match self {
-            Source::Set(set, _) => task.fingerprint(set),
+            Source::Set(set) => task.fingerprint(&set.0),
             Source::Stream(stream) => stream.fingerprint(),
         }
     }
@@ -411,7 +411,8 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
 
     let starting = failed("starting the data workers");
     let mut source: Box<dyn Iterator<Item = crate::trainer::Result<DeviceBatch>>> = match data {
-        Source::Set(collator, plan) => {
+        Source::Set(set) => {
+            let (collator, plan) = *set;
             let start = Position { epoch: start.next_epoch, batch: start.next_batch as usize };
             let spec = LoadSpec { collator, plan, start, end_epoch: u64::MAX };
             Box::new(form.device_batches(&client, spec, workers).map_err(starting)?)
