@@ -14,9 +14,9 @@ use xtrain::trainer::ahead::{RunShapes, record_all};
 use xtrain::trainer::device;
 use xtrain::trainer::feed::{BatchShape, LabelShape};
 use xtrain::trainer::settings::{OptimizerKind, OptimizerSettings};
-use xtrain::trainer::step::Stepper;
+use xtrain::trainer::step::{Stepper, placements};
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
-use xtrain_graphs::{NeuronChip, Precision, Target};
+use xtrain_graphs::{Checkpointing, NeuronChip, Precision, Target};
 use xtrain_models::{Config, Task};
 
 /// The CPU plugin's file, or nothing (said aloud) where it is not built.
@@ -86,7 +86,7 @@ fn optimizer(kind: OptimizerKind) -> OptimizerSettings {
     }
 }
 
-/// Every model, task, precision, degree of data parallelism, chip and graph: no instruction that is emitted breaks a rule, and donated state is promised.
+/// Every model, task, precision, kind of parallelism, chip and graph: no instruction that is emitted breaks a rule, and donated state is promised.
 #[test]
 fn everything_that_is_emitted_is_known_to_compile() {
     if stand_in().is_none() {
@@ -123,12 +123,23 @@ fn everything_that_is_emitted_is_known_to_compile() {
                 }
                 let shapes = RunShapes { train: vec![batch(labels)], eval: vec![batch(labels)], accumulation };
                 // What replicas exchange does not depend on the products' precision but for fp16's search for overflows.
-                let degrees = if precision == Precision::Bf16 { &[1][..] } else { &[1, 2, 8] };
+                let on = |data, shard, tensor| Mesh { data, shard, tensor };
+                let mut plans = vec![(on(1, 1, 1), false, Checkpointing::Off), (on(1, 1, 2), false, Checkpointing::Attention)];
+                if precision != Precision::Bf16 {
+                    plans.extend([
+                        (on(2, 1, 1), true, Checkpointing::Off),
+                        (on(8, 1, 1), false, Checkpointing::Off),
+                        (on(1, 2, 1), false, Checkpointing::Full),
+                    ]);
+                }
                 let mut graphs = Vec::new();
-                for &replicas in degrees {
-                    let mut session = device::open_cpu(Mesh::data_parallel(replicas), CacheSettings::in_memory()).unwrap();
+                for (mesh, moments_in_parts, checkpointing) in plans {
+                    let replicas = mesh.replicas();
+                    let mut session = device::open_cpu(mesh, CacheSettings::in_memory()).unwrap();
                     session.set_eval_precision(precision);
+                    session.set_placements(placements(&*model, kind, mesh, moments_in_parts).unwrap());
                     let stepper = Stepper::new(&*model, optimizer(kind), schedule, 1).with_precision(precision);
+                    let stepper = stepper.with_checkpointing(checkpointing);
                     let recorded = record_all(&mut session, &*model, &stepper, &shapes).unwrap();
                     let names: Vec<&str> = recorded.iter().map(|graph| graph.name.as_str()).collect();
                     let check = if replicas == 1 { &[][..] } else { &["check_replicas"] };

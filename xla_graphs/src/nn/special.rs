@@ -1,7 +1,9 @@
 //! Functions that some compilers lack, written with those that all have.
 
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::Comparison;
+use crate::shape::Shape;
 use crate::trace::Tensor;
 
 /// Coefficients of Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26: absolute error below 1.5e-7.
@@ -33,4 +35,22 @@ pub(crate) fn after(x: &Tensor, other: &Tensor) -> Result<Tensor> {
     let element = other.slice(&vec![0; other.rank()], &vec![1; other.rank()])?.reshape(&[])?;
     let never = element.compare_scalar(Comparison::Gt, f64::INFINITY)?;
     never.select(&x.trace().full(0.0, x.shape())?, x)
+}
+
+/// [`Tensor::dynamic_slice`] of one of the equal parts of a dimension without indices: all parts but that one become zeros, and the sum
+/// over the parts is it. What is no float or predicate, or does not divide, is sliced as it is.
+pub(crate) fn dynamic_slice(x: &Tensor, start: &Tensor, dim: usize, size: usize) -> Result<Tensor> {
+    let is_predicate = x.dtype() == DType::Pred;
+    if !(x.dtype().is_float() || is_predicate) || size == 0 || !x.dims()[dim].is_multiple_of(size) {
+        return x.dynamic_slice(start, dim, size);
+    }
+    let values = if is_predicate { x.convert(DType::F32)? } else { x.clone() };
+    let mut apart = x.dims()[..dim].to_vec();
+    apart.extend([x.dims()[dim] / size, size]);
+    apart.extend(&x.dims()[dim + 1..]);
+    let starts = x.trace().iota(DType::S32, &apart, dim)?.mul_scalar(size as f64)?;
+    let is_wanted = starts.compare(Comparison::Eq, &start.broadcast_to(&apart)?)?;
+    let zeros = x.trace().full(0.0, &Shape::new(values.dtype(), apart.clone()))?;
+    let part = is_wanted.select(&values.reshape(&apart)?, &zeros)?.sum(&[dim])?;
+    if is_predicate { part.compare_scalar(Comparison::Gt, 0.5) } else { Ok(part) }
 }

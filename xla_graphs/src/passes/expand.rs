@@ -30,6 +30,7 @@ pub(super) fn expand(graph: &Graph, target: Target) -> Result<Graph> {
         Op::ScatterAddRows if !target.indexes() => rows::add(&x[0], &x[1], &x[2]),
         Op::Binary(Binary::Add) => add(&x[0], &x[1], target),
         Op::After if !target.keeps_barriers() => special::after(&x[0], &x[1]),
+        Op::DynamicSlice { dim, size } if !target.indexes() => special::dynamic_slice(&x[0], &x[1], *dim, *size),
         // The mark on a parameter's gradient (`backward`) has done its work in the precision pass.
         Op::Convert(dtype) => x[0].convert(*dtype),
         // It has done its work when the gradients were recorded.
