@@ -85,9 +85,6 @@ pub fn check(typed: &Typed) -> Verdict {
             if !typed.is_given("test_file") && !typed.is_given("dataset_name") {
                 return refuse("there is nothing to label", "add --test_file FILE, or --dataset_name NAME for its test split");
             }
-            if typed.is_given("test_file") && typed.is_given("dataset_name") {
-                return refuse("--test_file and --dataset_name both name rows to label", "leave one of them out");
-            }
             files(typed)?;
             task(typed)?;
             match typed.path("output_file") {
