@@ -216,6 +216,13 @@ impl Divider<'_> {
             (Lay::Cut(_), Reduction::Min) if is_float => {
                 Some(Part { local: local()?.neg()?.all_max(self.groups())?.neg()?, lay: Lay::Whole })
             }
+            // Places along a dimension, which floats hold exactly up to 2^24; integers are not exchanged on every device.
+            (Lay::Cut(found), Reduction::Min)
+                if x.local.dtype() == DType::S32 && self.parts * x.local.dims()[found.dim] < 1 << 24 =>
+            {
+                let least = local()?.convert(DType::F32)?.neg()?.all_max(self.groups())?.neg()?;
+                Some(Part { local: least.convert(DType::S32)?, lay: Lay::Whole })
+            }
             _ => None,
         })
     }
