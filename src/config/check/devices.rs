@@ -1,0 +1,156 @@
+//! Where a run may take place: its device, the processes that share it, what a launcher is told.
+
+use super::{Verdict, refuse};
+use crate::config::flags::Commands;
+use crate::config::resolve;
+use crate::config::typed::Typed;
+use crate::trainer::gpu::Gpu;
+
+/// Flags under which a layer's operations run more than once in a step.
+const RECOMPUTING: [&str; 2] = ["gradient_checkpointing", "scan_layers"];
+
+/// A job of several processes, seen by one of them.
+pub(super) fn processes(typed: &Typed) -> Verdict {
+    let member = match resolve::member(typed) {
+        Ok(Some(member)) => member,
+        Ok(None) => return Ok(()),
+        Err(error) => {
+            return refuse(error.to_string(), "`xtrain launch --help` and docs/parallelism.md tell what belongs together");
+        }
+    };
+    let world = member.world;
+    let devices = typed.count("data_parallel").unwrap_or(1);
+    let degree = |name: &str| typed.count(name).unwrap_or(1).max(1);
+    let parts = degree("shard_parallel") * degree("tensor_parallel");
+    if typed.is_given("data_parallel") && !(devices * parts).is_multiple_of(world) {
+        let near = (1..).map(|more| devices + more).find(|devices| (devices * parts).is_multiple_of(world)).unwrap_or(world);
+        return refuse(
+            format!("--data_parallel {devices} cannot be dealt out to {world} processes, each of which has as many devices"),
+            format!("set --data_parallel {near}, or leave it out for one device a process"),
+        );
+    }
+    if world > 1 && Commands::TRAIN.contains(typed.command) && typed.count("per_device_train_batch_size").is_none() {
+        return refuse(
+            "--per_device_train_batch_size auto looks at one process only",
+            "find it with `xtrain fit` first, then launch with that number",
+        );
+    }
+    Ok(())
+}
+
+pub(super) fn launch(typed: &Typed) -> Verdict {
+    let (nodes, node) = (typed.count("nnodes").unwrap_or(1), typed.count("node_rank").unwrap_or(0));
+    let words = typed.words("command");
+    if typed.is_given("device") {
+        return refuse("--device belongs to the command that is launched", "write it after --: `-- train clm --device cuda ...`");
+    }
+    if node >= nodes {
+        return refuse(
+            format!("--node_rank {node} is none of {nodes} machines"),
+            format!("number them from 0 to {}, or raise --nnodes", nodes - 1),
+        );
+    }
+    if nodes > 1 && !typed.is_given("rdzv_endpoint") {
+        return refuse(
+            "several machines need to know where they meet",
+            "add --rdzv_endpoint HOST:PORT with an address of node 0",
+        );
+    }
+    if !matches!(words.first().map(String::as_str), Some("train" | "eval")) {
+        return refuse(
+            format!("launch runs train or eval, not `{}`", words.first().map_or("", String::as_str)),
+            "write the command after --: `xtrain launch --nproc_per_node 2 -- train clm ...`",
+        );
+    }
+    Ok(())
+}
+
+/// What belongs to a device goes with it alone.
+pub(super) fn device(typed: &Typed) -> Verdict {
+    let device = typed.text("device").unwrap_or_default();
+    if let Some(target) = typed.text("target") {
+        let (what, wanted) = match Gpu::NAMES.contains(&target.as_str()) {
+            true => ("an NVIDIA card", "cuda"),
+            false => ("a chip of AWS's", "neuron"),
+        };
+        if device != wanted {
+            return refuse(format!("--target {target} is {what}, but --device is {device}"), format!("add --device {wanted}"));
+        }
+    }
+    if typed.is_given("plugin") && device == "cpu" {
+        return refuse("--plugin names an accelerator's plugin, but --device is cpu", "add --device cuda or --device neuron");
+    }
+    let of_cuda = ["gpu_memory_fraction", "visible_devices", "xla_options"].into_iter().find(|name| typed.is_given(name));
+    if let (Some(name), true) = (of_cuda, device != "cuda") {
+        return refuse(format!("--{name} is for NVIDIA cards, but --device is {device}"), "add --device cuda, or leave it out");
+    }
+    if typed.bool("tf32") && device != "cuda" {
+        return refuse(
+            format!("--tf32 needs an NVIDIA card of Ampere or newer, but --device is {device}"),
+            match device.as_str() {
+                "neuron" => {
+                    "leave it out, or let AWS's compiler round by --neuron_auto_cast matmult --neuron_auto_cast_type tf32"
+                }
+                _ => "leave it out, or add --device cuda",
+            },
+        );
+    }
+    let by_cudnn = typed.text("attention_dropout_kernel").as_deref() == Some("cudnn");
+    if by_cudnn && device != "cuda" {
+        return refuse(
+            format!("--attention_dropout_kernel cudnn is for NVIDIA cards, but --device is {device}"),
+            "leave it out, or add --device cuda",
+        );
+    }
+    if by_cudnn && typed.text("attn_implementation").as_deref() == Some("eager") {
+        return refuse(
+            "--attention_dropout_kernel cudnn and --attn_implementation eager contradict each other",
+            "leave one of them out: only a call of cuDNN can drop out with its masks",
+        );
+    }
+    let is_on = |name: &&str| typed.bool_if_given(name) == Some(true) || typed.text(name).is_some_and(|text| text != "off");
+    if let Some(name) = RECOMPUTING.into_iter().find(is_on).filter(|_| by_cudnn) {
+        return refuse(
+            format!(
+                "--attention_dropout_kernel cudnn does not go with --{name}: the masks of a recomputed or repeated call are not known to be the same"
+            ),
+            "leave one of them out",
+        );
+    }
+    if typed.float("gpu_memory_fraction") == Some(0.0) {
+        return refuse("--gpu_memory_fraction 0 leaves a run no memory", "raise it; 0.9 is usual");
+    }
+    if let Some(Err(part)) = typed.text("visible_devices").map(|text| resolve::device_numbers(&text)) {
+        return refuse(
+            format!("--visible_devices: `{part}` is not the number of a GPU, or is named twice"),
+            "write it as 0 or 0,1, as nvidia-smi numbers them",
+        );
+    }
+    match typed.text("xla_options").map(|text| resolve::xla_options(&text)) {
+        Some(Err(part)) => refuse(
+            format!("--xla_options: `{part}` is not of the form xla_NAME=VALUE"),
+            "write it as xla_gpu_enable_triton_gemm=false,xla_gpu_graph_min_graph_size=1",
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// What is said to Neuron's compiler is for that device alone.
+pub(super) fn neuron(typed: &Typed) -> Verdict {
+    let flags = [
+        "neuron_model_type",
+        "neuron_optlevel",
+        "neuron_auto_cast",
+        "neuron_auto_cast_type",
+        "neuron_stochastic_rounding",
+        "export",
+    ];
+    let device = typed.text("device").unwrap_or_default();
+    match flags.into_iter().find(|name| typed.is_given(name) && typed.bool_if_given(name) != Some(false)) {
+        Some(name) if device != "neuron" => refuse(
+            format!("--{name} says something to AWS's compiler, and --device is {device}"),
+            format!("add --device neuron, or leave --{name} out"),
+        ),
+        _ => Ok(()),
+    }
+}
