@@ -51,14 +51,17 @@ pub enum Weight {
     Whole(Tensor),
     /// One part along `dim`, of which each replica of a group has another; it is put together where it is used.
     Part { part: Tensor, dim: usize, groups: Arc<[Vec<u32>]> },
+    /// One for each stage of a pipeline that uses it, by the stage.
+    OfStages(Vec<(usize, Weight)>),
 }
 
 impl Weight {
-    /// What the step holds of it.
-    pub fn held(&self) -> &Tensor {
+    /// What the step holds of it, in the order of stages.
+    pub fn held(&self) -> Vec<&Tensor> {
         match self {
-            Weight::Whole(whole) => whole,
-            Weight::Part { part, .. } => part,
+            Weight::Whole(whole) => vec![whole],
+            Weight::Part { part, .. } => vec![part],
+            Weight::OfStages(weights) => weights.iter().flat_map(|(_, weight)| weight.held()).collect(),
         }
     }
 
@@ -68,6 +71,11 @@ impl Weight {
             (Weight::Whole(whole), _) => Ok(whole.clone()),
             (Weight::Part { part, dim, groups }, Some(after)) => Ok(part.after(after)?.all_gather(groups, *dim)?),
             (Weight::Part { part, dim, groups }, None) => Ok(part.all_gather(groups, *dim)?),
+            (Weight::OfStages(weights), _) => {
+                let here = weights.iter().find(|(stage, weight)| weight.held().first().is_some_and(|held| held.trace().stage() == Some(*stage)));
+                let (_, weight) = here.or(weights.first()).expect("a stage at least");
+                weight.whole(after)
+            }
         }
     }
 }

@@ -88,7 +88,8 @@ impl Compiler {
     fn compile(&self, graph: &Graph, key: &Key, origin: &Origin) -> Result<Executable, Error> {
         let start = Instant::now();
         let module = emit(self.library, graph, self.target)?;
-        let compile = || self.form.compile(self.library, &self.client, &module, signature(graph), &self.options);
+        let options = self.options.of_stage(graph.stage as usize);
+        let compile = || self.form.compile(self.library, &self.client, &module, signature(graph), &options);
         let executable = while_compiling(&graph.name, || self.last_time(graph, key, origin), compile)?;
         self.save(graph, (key, origin), &module, &executable, start.elapsed());
         Ok(executable)

@@ -179,7 +179,9 @@ fn describe(options: &CompileOptions) -> Result<String, crate::runtime::Error> {
         text.push_str(&format!(" {name}={value:?}"));
     }
     let told = CompileOptions { local: Default::default(), ..options.clone() };
-    text.push_str(&format!(" ({})", &hash::sha256(&told.to_bytes()?)[..16]));
+    let stages = told.device_assignment.as_ref().map_or(1, |rows| (rows.len() / told.num_replicas.max(1)).max(1));
+    let each = (0..stages).map(|stage| told.of_stage(stage).to_bytes()).collect::<Result<Vec<_>, _>>()?;
+    text.push_str(&format!(" ({})", &hash::sha256(&each.concat())[..16]));
     Ok(text)
 }
 

@@ -9,7 +9,7 @@ use crate::parallel::Mesh;
 use crate::runtime::Client;
 use crate::trainer::error_in_batch;
 use crate::trainer::feed::{BatchShape, DeviceBatch, LabelShape};
-use crate::trainer::session::{Buffers, local_replicas};
+use crate::trainer::session::{Buffers, local_devices};
 use crate::trainer::{self};
 use std::sync::Arc;
 use xtrain_graphs::{DType, Shape};
@@ -29,6 +29,8 @@ pub struct BatchForm {
     pub shards: usize,
     /// Replicas that take the same part.
     pub copies: usize,
+    /// Stages of a pipeline, each of which gets the whole batch.
+    pub stages: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,7 +55,7 @@ fn places(tokens: usize, probability: f64) -> Option<usize> {
 impl BatchForm {
     /// The same, with each batch cut for a mesh's replicas.
     pub fn sharded(self, mesh: Mesh) -> Self {
-        BatchForm { shards: mesh.batch_shards(), copies: mesh.tensor, ..self }
+        BatchForm { shards: mesh.batch_shards(), copies: mesh.tensor, stages: mesh.stage, ..self }
     }
 
     fn label_shape(&self, rows: usize, tokens: usize) -> LabelShape {
@@ -86,7 +88,7 @@ impl BatchForm {
     pub fn upload(&self, client: &Client, batch: Batch) -> trainer::Result<DeviceBatch> {
         let (all_rows, tokens) = batch.input_ids.dim();
         let rows = all_rows / self.shards;
-        let put = Upload { client, shards: self.shards, copies: self.copies };
+        let put = Upload { client, shards: self.shards, copies: self.copies, stages: self.stages };
         let mut variant = self.variant(tokens);
         let (mut places, mut classes) = (None, Vec::new());
         let labels = match &batch.labels {
@@ -187,6 +189,7 @@ struct Upload<'c> {
     client: &'c Client,
     shards: usize,
     copies: usize,
+    stages: usize,
 }
 
 impl Upload<'_> {
@@ -204,8 +207,11 @@ impl Upload<'_> {
     /// The parts' values one after another, `dims` each; each part goes to all replicas that share it.
     fn rows<T: bytemuck::NoUninit>(&self, dtype: DType, values: &[T], dims: &[usize]) -> trainer::Result<Buffers> {
         let shape = Shape::new(dtype, dims);
-        let local = local_replicas(self.client, self.shards * self.copies);
+        let replicas = self.shards * self.copies;
+        let local = local_devices(self.client, replicas * self.stages);
         let parts = values.chunks(shape.elements().max(1)).flat_map(|part| std::iter::repeat_n(part, self.copies));
+        let parts: Vec<&[T]> = parts.collect();
+        let parts = parts.iter().copied().cycle().take(replicas * self.stages);
         let own = parts.skip(local.start).take(local.len()).enumerate();
         own.map(|(device, part)| Ok(self.client.upload(bytemuck::cast_slice(part), &shape, device)?)).collect()
     }
@@ -235,6 +241,7 @@ mod tests {
             token_type_ids: false,
             shards: 1,
             copies: 1,
+            stages: 1,
         };
         let variants = |form: BatchForm| form.shapes(8).into_iter().map(|shape| shape.variant).collect::<Vec<_>>();
         assert_eq!(variants(form(&[128])), [None]);

@@ -91,6 +91,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         token_type_ids: false,
         shards: 1,
         copies: 1,
+        stages: 1,
     };
     let form = form.sharded(plan.mesh);
     let shapes = RunShapes { train: form.shapes(plan.batch), eval: Vec::new(), accumulation: 1 };

@@ -6,7 +6,7 @@ use crate::checkpoint::atomic;
 use crate::config::{ConfigSource, GeneratePlan, ModelSource, QuickstartPlan, Sampling, TaskPlan, TrainPlan};
 use crate::data::settings::{ClmDataSettings, SourceSettings};
 use crate::data::tokenizer::train_byte_bpe;
-use crate::parallel::Mesh;
+use crate::parallel::{Mesh, PipelineSchedule};
 use crate::trainer::settings::{
     Cadence, Checkpointing, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind, TrainSettings,
 };
@@ -95,6 +95,7 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
             per_device_eval_batch_size: BATCH_SIZE,
             gradient_accumulation_steps: 1,
             mesh: Mesh::single(),
+            pipeline_schedule: PipelineSchedule::default(),
             shard_optimizer_state: false,
             gradient_bucket_bytes: 0,
             checkpointing: Checkpointing::Off,

@@ -296,7 +296,7 @@ impl TaskData {
             Some(set) => set.has_token_type_ids(),
             None => self.segments.unwrap_or(pairs),
         };
-        BatchForm { lengths, named, labels, attention_mask, token_type_ids, shards: 1, copies: 1 }
+        BatchForm { lengths, named, labels, attention_mask, token_type_ids, shards: 1, copies: 1, stages: 1 }
     }
 
     /// Identifies what a set's batches hold in each epoch; a resumed run compares it with the one it was saved with.

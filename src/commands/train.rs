@@ -114,6 +114,7 @@ impl Prepared {
         let (optimizer, in_parts) = (plan.train.optimizer.kind, plan.train.shard_optimizer_state);
         let placements = placements(&*loaded.model, optimizer, plan.train.mesh, in_parts);
         session.set_placements(placements.map_err(failed("laying out the model"))?);
+        session.set_schedule(plan.train.pipeline_schedule);
         session.cache_mut().set_origin(origin(&command, &*loaded.model, &graph_settings(plan, &task)));
         let streams = plan.task.source().streaming.is_some();
         let stream = if streams && plan.do_train && reads_data { task.stream()?.map(Arc::new) } else { None };
@@ -201,6 +202,7 @@ fn graph_settings(plan: &TrainPlan, task: &TaskData) -> Vec<(&'static str, Strin
         ("data_parallel", train.mesh.data.to_string()),
         ("shard_parallel", train.mesh.shard.to_string()),
         ("tensor_parallel", train.mesh.tensor.to_string()),
+        ("pipeline_parallel", train.mesh.stage.to_string()),
         ("shard_optimizer_state", train.shard_optimizer_state.to_string()),
     ]);
     if plan.device.kind == Device::Cuda {
@@ -208,7 +210,7 @@ fn graph_settings(plan: &TrainPlan, task: &TaskData) -> Vec<(&'static str, Strin
         settings.push(("tf32", device.tf32.to_string()));
         settings.push(("attention_dropout_kernel", if device.fused_attention_dropout { "cudnn" } else { "xtrain" }.to_string()));
     }
-    if train.mesh.replicas() > 1 {
+    if train.mesh.devices() > 1 {
         settings.push(("gradient_bucket_mb", (train.gradient_bucket_bytes >> 20).to_string()));
     }
     settings

@@ -12,7 +12,7 @@ use crate::data::settings::{
 };
 use crate::launch::environment::Timeouts;
 use crate::launch::{self, LaunchSettings, Member};
-use crate::parallel::Mesh;
+use crate::parallel::{Mesh, PipelineSchedule};
 use crate::runtime::OverrideValue;
 use crate::runtime::neuron::{NeuronSettings, compiler};
 use crate::trainer::device::DeviceSettings;
@@ -241,12 +241,12 @@ pub fn xla_options(text: &str) -> Result<BTreeMap<String, OverrideValue>, String
 
 fn mesh(typed: &Typed) -> Mesh {
     let degree = |name: &str| typed.count(name).unwrap_or(1).max(1);
-    let (shard, tensor) = (degree("shard_parallel"), degree("tensor_parallel"));
+    let (stage, shard, tensor) = (degree("pipeline_parallel"), degree("shard_parallel"), degree("tensor_parallel"));
     let world = member(typed).expect(CHECKED).map(|member| member.world).filter(|_| !typed.is_given("data_parallel"));
     // The fewest with which each process has as many devices.
-    let fewest = |world: &usize| (1..=*world).find(|data| (data * shard * tensor).is_multiple_of(*world));
+    let fewest = |world: &usize| (1..=*world).find(|data| (stage * data * shard * tensor).is_multiple_of(*world));
     let data = world.as_ref().and_then(fewest).unwrap_or_else(|| degree("data_parallel"));
-    Mesh { data, shard, tensor }
+    Mesh { stage, data, shard, tensor }
 }
 
 fn gradient_bucket_bytes(typed: &Typed) -> usize {
@@ -532,6 +532,10 @@ fn train_settings(typed: &Typed) -> TrainSettings {
         per_device_eval_batch_size: typed.count("per_device_eval_batch_size").expect(DEFAULTED),
         gradient_accumulation_steps: typed.count("gradient_accumulation_steps").expect(DEFAULTED),
         mesh: mesh(typed),
+        pipeline_schedule: match typed.text("pipeline_schedule").expect(DEFAULTED).as_str() {
+            "simple" => PipelineSchedule::Simple,
+            _ => PipelineSchedule::Interleaved,
+        },
         shard_optimizer_state: typed.bool("shard_optimizer_state"),
         gradient_bucket_bytes: gradient_bucket_bytes(typed),
         checkpointing: checkpointing(typed),

@@ -1,10 +1,14 @@
 //! The mesh: which replicas there are and which of them belong together.
 //!
-//! Replica number = (data index x S + shard index) x T + tensor index: tensor groups, which talk most, sit closest.
+//! Device number = ((stage index x D + data index) x S + shard index) x T + tensor index: tensor groups, which talk most, sit closest,
+//! and stages, which talk least, farthest apart. The devices of one stage are the *replicas* that run its graphs, numbered from 0 in
+//! each stage.
 
-/// The arrangement of a run's replicas. Each is one device that runs the run's one graph.
+/// The arrangement of a run's devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mesh {
+    /// P: groups of devices that hold consecutive layers of the model and pass microbatches on (pipeline parallelism).
+    pub stage: usize,
     /// D: replicas, or groups of them, that hold the same state and take different rows of each batch.
     pub data: usize,
     /// S: replicas that hold one part each of every parameter's state and take different rows too.
@@ -44,10 +48,15 @@ impl Mesh {
 
     /// One device.
     pub fn single() -> Self {
-        Mesh { data: 1, shard: 1, tensor: 1 }
+        Mesh { stage: 1, data: 1, shard: 1, tensor: 1 }
     }
 
     /// All devices of the run.
+    pub fn devices(self) -> usize {
+        self.stage * self.replicas()
+    }
+
+    /// The devices of one stage.
     pub fn replicas(self) -> usize {
         self.data * self.shard * self.tensor
     }
@@ -113,6 +122,9 @@ impl Mesh {
 /// As plans and the cache's origin name it.
 impl std::fmt::Display for Mesh {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.stage > 1 {
+            write!(f, "stages {}, ", self.stage)?;
+        }
         write!(f, "data {}", self.data)?;
         for axis in [Axis::Shard, Axis::Tensor] {
             if self.size(axis) > 1 {
@@ -135,7 +147,7 @@ mod tests {
 
     #[test]
     fn groups_differ_along_their_axes_only() {
-        let mesh = Mesh { data: 2, shard: 2, tensor: 2 };
+        let mesh = Mesh { stage: 1, data: 2, shard: 2, tensor: 2 };
         assert_eq!(mesh.groups(&[Axis::Tensor]), Some(vec![vec![0, 1], vec![2, 3], vec![4, 5], vec![6, 7]]));
         assert_eq!(mesh.groups(&[Axis::Shard]), Some(vec![vec![0, 2], vec![1, 3], vec![4, 6], vec![5, 7]]));
         assert_eq!(mesh.groups(&[Axis::Data]), Some(vec![vec![0, 4], vec![1, 5], vec![2, 6], vec![3, 7]]));

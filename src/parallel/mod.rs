@@ -4,6 +4,10 @@
 pub mod buckets;
 pub mod mesh;
 pub mod placement;
+pub mod schedule;
+pub mod stages;
 
 pub use mesh::{Axis, Mesh};
 pub use placement::{Placements, Split};
+pub use schedule::PipelineSchedule;
+pub use stages::Stages;

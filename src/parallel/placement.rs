@@ -1,7 +1,9 @@
 //! Where a value lies on the mesh: whole on every replica, or cut into parts along an axis.
 
 use super::mesh::{Axis, Mesh};
+use super::stages::{self, Stages};
 use std::collections::HashMap;
+use std::sync::Arc;
 use xtrain_graphs::Shape;
 
 /// A value cut along one dimension, or each of some equal blocks of it, into equal parts, one for each place along an axis of the mesh.
@@ -56,9 +58,38 @@ pub struct Placements {
     parts: HashMap<String, Split>,
     /// Along the tensor axis. Recorded steps are over what is whole along it; the graph is divided afterwards.
     tensor: HashMap<String, Split>,
+    stages: Option<Arc<Stages>>,
+    /// The stage that holds each state; what is not named here, all hold.
+    homes: HashMap<String, usize>,
 }
 
 impl Placements {
+    /// The stages of a pipeline, if there is one.
+    pub fn stages(&self) -> Option<&Arc<Stages>> {
+        self.stages.as_ref()
+    }
+
+    pub fn set_stages(&mut self, stages: Arc<Stages>) {
+        self.stages = Some(stages);
+    }
+
+    /// Says which stage holds a state.
+    pub fn set_home(&mut self, name: String, stage: usize) {
+        self.homes.insert(name, stage);
+    }
+
+    /// The stage that holds a state; `None` if each does, or there are no stages.
+    pub fn home(&self, name: &str) -> Option<usize> {
+        self.homes.get(name).copied()
+    }
+
+    /// What a value is called in other stages that hold it too.
+    pub fn copies(&self, name: &str) -> impl Iterator<Item = String> {
+        let stages = self.stages.as_ref().map_or(0, |stages| stages.count());
+        let copies = (0..stages).map(|stage| stages::copy_name(name, stage)).filter(|copy| self.homes.contains_key(copy));
+        copies.collect::<Vec<_>>().into_iter()
+    }
+
     pub fn insert(&mut self, name: String, split: Split) {
         let splits = if split.axis == Axis::Tensor { &mut self.tensor } else { &mut self.parts };
         splits.insert(name, split);
@@ -171,7 +202,7 @@ mod tests {
 
     #[test]
     fn parts_of_parts_join_again() {
-        let mesh = Mesh { data: 1, shard: 2, tensor: 2 };
+        let mesh = Mesh { shard: 2, tensor: 2, ..Mesh::single() };
         let mut placements = Placements::default();
         placements.insert("w".into(), Split { axis: Axis::Tensor, dim: 1, blocks: 3, parts: 2 });
         placements.insert("w".into(), Split { axis: Axis::Shard, dim: 0, blocks: 1, parts: 2 });

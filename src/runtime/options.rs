@@ -138,6 +138,17 @@ impl CompileOptions {
         CompileOptions { num_replicas: n, ..Default::default() }
     }
 
+    /// Of options whose device assignment is for several stages of a pipeline, one after the other, those of one stage.
+    pub fn of_stage(&self, stage: usize) -> std::borrow::Cow<'_, Self> {
+        match &self.device_assignment {
+            Some(rows) if rows.len() > self.num_replicas => {
+                let own = rows[stage * self.num_replicas..(stage + 1) * self.num_replicas].to_vec();
+                std::borrow::Cow::Owned(CompileOptions { device_assignment: Some(own), ..self.clone() })
+            }
+            _ => std::borrow::Cow::Borrowed(self),
+        }
+    }
+
     /// The same options with one XLA option more.
     pub fn with(mut self, name: impl Into<String>, value: OverrideValue) -> Self {
         self.overrides.insert(name.into(), value);

@@ -57,24 +57,24 @@ pub fn record_all(session: &mut Session, model: &dyn Model, stepper: &Stepper, s
     if !shapes.train.is_empty() {
         let mut recording = session.begin_abstract(state.clone());
         ceiling::record_abstract(&mut recording, stepper.precision())?;
-        graphs.push(recording.cut(ceiling::GRAPH_NAME)?);
+        graphs.extend(recording.cut(ceiling::GRAPH_NAME)?);
     }
     if !shapes.train.is_empty() && session.mesh().replicas() > 1 {
         let mut recording = session.begin_abstract(state.clone());
         replicas::record(&mut recording, stepper.parameters())?;
-        graphs.push(recording.cut(replicas::GRAPH_NAME)?);
+        graphs.extend(recording.cut(replicas::GRAPH_NAME)?);
     }
     for (shape, phase) in shapes.train.iter().flat_map(|shape| phases.iter().map(move |phase| (shape, *phase))) {
         let mut recording = session.begin_abstract(state.clone());
         let inputs = abstract_batch(&mut recording, shape);
         stepper.record(&mut recording, &inputs, phase, 0, 0)?;
-        graphs.push(recording.cut(&graph_name(phase.graph_name(), shape.variant.as_deref()))?);
+        graphs.extend(recording.cut(&graph_name(phase.graph_name(), shape.variant.as_deref()))?);
     }
     for shape in &shapes.eval {
         let mut recording = session.begin_abstract(state.clone());
         let inputs = abstract_batch(&mut recording, shape);
         evaluate::record(&mut recording, model, stepper.parameters(), &inputs)?;
-        graphs.push(recording.cut(&graph_name(evaluate::GRAPH_NAME, shape.variant.as_deref()))?);
+        graphs.extend(recording.cut(&graph_name(evaluate::GRAPH_NAME, shape.variant.as_deref()))?);
     }
     Ok(graphs)
 }

@@ -52,5 +52,5 @@ pub fn measure_tflops(session: &mut Session, precision: Precision, patience: Dur
         marked.replicas("product").iter().try_for_each(|product| product.wait_ready())?;
         best = best.min((start.elapsed() - marked.host_time.compile).as_secs_f64());
     }
-    Ok(2.0 * (SIZE as f64).powi(3) * session.mesh().replicas() as f64 / best / 1e12)
+    Ok(2.0 * (SIZE as f64).powi(3) * session.mesh().devices() as f64 / best / 1e12)
 }

@@ -70,7 +70,7 @@ pub fn open_cpu_among(group: Option<&Arc<Group>>, mesh: Mesh, cache: CacheSettin
     let library = Library::open()?;
     let plugin = library.cpu_plugin()?;
     let client = Client::create_among(&plugin, &cpu_client_options(group, mesh), group.map(processes::store))?;
-    let options = processes::assigned(cpu_compile_options(mesh), &client);
+    let options = processes::assigned(cpu_compile_options(mesh), &client, mesh);
     let cache = GraphCache::new(library, client.clone(), Target::Cpu, options, cache)?;
     Ok(cpu_session(client, cache, mesh))
 }
@@ -80,13 +80,13 @@ pub fn open_cpu_among(group: Option<&Arc<Group>>, mesh: Mesh, cache: CacheSettin
 /// in the threads that the step before still needs, for ever.
 fn cpu_session(client: Client, cache: GraphCache, mesh: Mesh) -> Session {
     let session = Session::new(client, cache, mesh);
-    if mesh.replicas() > 1 { session.one_step_at_a_time() } else { session }
+    if mesh.devices() > 1 { session.one_step_at_a_time() } else { session }
 }
 
 fn cpu_client_options(group: Option<&Arc<Group>>, mesh: Mesh) -> Vec<(String, OptionValue)> {
     let local = processes::local_devices(group, mesh);
     let mut options = vec![("cpu_device_count".to_string(), OptionValue::Int(local as i64))];
-    if mesh.replicas() == 1 {
+    if mesh.devices() == 1 {
         options.push(("max_inflight_computations".to_string(), OptionValue::Int(1)));
     }
     options.extend(group.into_iter().flat_map(|group| processes::cpu_options(group)));
@@ -177,7 +177,7 @@ pub(super) fn open_plugin(
     let plugin = Plugin::load(path)?;
     let local = processes::local_devices(group, mesh);
     let mut client = Client::create_among(&plugin, &options(&plugin), group.map(processes::store))?;
-    if client.platform_name() == "cpu" && mesh.replicas() > 1 {
+    if client.platform_name() == "cpu" && mesh.devices() > 1 {
         // Stands in for the vendor's; as many devices as are wanted cost it nothing.
         client = Client::create_among(&plugin, &cpu_client_options(group, mesh), group.map(processes::store))?;
     }
@@ -204,7 +204,7 @@ pub(super) fn session(
     options: CompileOptions,
     (mesh, cache): (Mesh, CacheSettings),
 ) -> Result<Session> {
-    let options = processes::assigned(options, &client);
+    let options = processes::assigned(options, &client, mesh);
     let cache = GraphCache::new(Library::open()?, client.clone(), target, options, cache)?;
     Ok(match client.platform_name() {
         "cpu" => cpu_session(client, cache, mesh),

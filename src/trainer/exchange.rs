@@ -12,8 +12,10 @@ use super::session::Recording;
 use crate::checkpoint::state::exp_avg;
 use crate::parallel::buckets::buckets;
 use crate::parallel::placement::Split;
-use crate::parallel::{Axis, Mesh, Placements, placement};
-use std::collections::HashMap;
+use crate::parallel::{Axis, Mesh, Placements, Stages, placement, stages};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use xtrain_graphs::passes::partition::Cut;
 use xtrain_graphs::{DType, Shape, Tensor, optim};
 use xtrain_models::{LossSum, ParameterSpec};
@@ -42,12 +44,24 @@ pub fn placements(
     mesh: Mesh,
     cuts: &HashMap<String, Cut>,
     shard_optimizer_state: bool,
+    stages: Option<&Arc<Stages>>,
     of_parameter: impl Fn(&str) -> (Vec<String>, Vec<String>),
 ) -> Placements {
     let mut placements = Placements::default();
-    for parameter in parameters {
-        let (moments, sums) = of_parameter(&parameter.name);
-        let all: Vec<String> = moments.iter().chain(&sums).chain([&parameter.name]).cloned().collect();
+    if let Some(stages) = stages {
+        placements.set_stages(stages.clone());
+    }
+    let in_stages = |parameter: &ParameterSpec| -> Vec<(String, Option<usize>)> {
+        let Some(stages) = stages else { return vec![(parameter.name.clone(), None)] };
+        let held = |stage: &usize| (stages.held_name(&parameter.name, &parameter.name, *stage), Some(*stage));
+        stages.users(&parameter.name).iter().map(held).collect()
+    };
+    for (parameter, (name, stage)) in parameters.iter().flat_map(|p| in_stages(p).into_iter().map(move |held| (p, held))) {
+        let (moments, sums) = of_parameter(&name);
+        let all: Vec<String> = moments.iter().chain(&sums).chain([&name]).cloned().collect();
+        if let Some(stage) = stage {
+            all.iter().for_each(|name| placements.set_home(name.clone(), stage));
+        }
         let cut = cuts.get(&parameter.name);
         if let Some(Cut { dim, blocks }) = cut {
             let split = Split { axis: Axis::Tensor, dim: *dim, blocks: *blocks, parts: mesh.size(Axis::Tensor) };
@@ -75,6 +89,7 @@ pub fn sum(
     let (mesh, placements) = (recording.mesh(), recording.placements());
     let mut sums = gradients.to_vec();
     let Some(everywhere) = mesh.batch_groups() else {
+        add_copies(recording, parameters, &mut sums)?;
         return Ok((LossSum { sum: loss.sum.clone(), count: loss.count.clone() }, sums));
     };
     let _scope = recording.trace().scope("exchange");
@@ -97,16 +112,57 @@ pub fn sum(
         }
     }
     let last = bucket.saturating_sub(1);
+    add_copies(recording, parameters, &mut sums)?;
     let loss = LossSum { sum: loss.sum.all_reduce(&everywhere, last)?, count: loss.count.all_reduce(&everywhere, last)? };
     Ok((loss, sums))
 }
 
+/// Where several stages of a pipeline hold a parameter, each has the gradient of its own uses; all get the sum, added up in the
+/// order of stages, so that the copies stay equal.
+fn add_copies(recording: &Recording, parameters: &[ParameterSpec], sums: &mut [Tensor]) -> Result<()> {
+    if recording.placements().stages().is_none() {
+        return Ok(());
+    }
+    let mut held: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (index, parameter) in parameters.iter().enumerate() {
+        held.entry(stages::original_name(&parameter.name)).or_default().push(index);
+    }
+    for members in held.into_values().filter(|members| members.len() > 1) {
+        let mut total = sums[members[0]].clone();
+        for &member in &members[1..] {
+            total = total.add(&sums[member])?;
+        }
+        members.into_iter().for_each(|member| sums[member] = total.clone());
+    }
+    Ok(())
+}
+
 /// The L2 norm of all gradients as [`sum`] gives them, `f32[]`.
 pub fn norm(recording: &Recording, parameters: &[ParameterSpec], gradients: &[Tensor]) -> Result<Tensor> {
+    let stages = recording.placements().stages().map_or(1, |stages| stages.count());
+    let mut total: Option<Tensor> = None;
+    // Each stage adds up its own, so that they exchange a number each.
+    for stage in 0..stages {
+        let is_counted = |parameter: &ParameterSpec| {
+            recording.placements().home(&parameter.name).unwrap_or(0) == stage && !stages::is_copy(&parameter.name)
+        };
+        let own: Vec<(&ParameterSpec, &Tensor)> =
+            parameters.iter().zip(gradients).filter(|(parameter, _)| is_counted(parameter)).collect();
+        let Some(squares) = squares(recording, &own)? else { continue };
+        total = Some(match total {
+            Some(total) => total.add(&squares)?,
+            None => squares,
+        });
+    }
+    Ok(total.expect("a model has at least one parameter").sqrt()?)
+}
+
+/// The sum of the squares of these gradients, over all their parts.
+fn squares(recording: &Recording, gradients: &[(&ParameterSpec, &Tensor)]) -> Result<Option<Tensor>> {
     let (mesh, placements) = (recording.mesh(), recording.placements());
     let of = |wanted: &dyn Fn(Lay) -> bool| -> Vec<Tensor> {
-        let pairs = parameters.iter().zip(gradients).filter(|(parameter, _)| wanted(lay(placements, parameter)));
-        pairs.map(|(_, gradient)| gradient.clone()).collect()
+        let pairs = gradients.iter().filter(|(parameter, _)| wanted(lay(placements, parameter)));
+        pairs.map(|(_, gradient)| (*gradient).clone()).collect()
     };
     let mut total = optim::sum_of_squares(&of(&|lay| lay == Lay::Whole))?;
     for (in_parts, axis) in
@@ -120,7 +176,19 @@ pub fn norm(recording: &Recording, parameters: &[ParameterSpec], gradients: &[Te
             });
         }
     }
-    Ok(total.expect("a model has at least one parameter").sqrt()?)
+    Ok(total)
+}
+
+/// The parameters as the stages of a pipeline hold them, copies in further stages after the first; without a pipeline as they are.
+pub fn held<'p>(placements: &Placements, parameters: &'p [ParameterSpec]) -> Cow<'p, [ParameterSpec]> {
+    let Some(stages) = placements.stages() else { return Cow::Borrowed(parameters) };
+    let copies = |parameter: &'p ParameterSpec| {
+        stages.users(&parameter.name).iter().map(|stage| ParameterSpec {
+            name: stages.held_name(&parameter.name, &parameter.name, *stage),
+            ..parameter.clone()
+        })
+    };
+    Cow::Owned(parameters.iter().flat_map(copies).collect())
 }
 
 /// The part of each update that this replica computes.

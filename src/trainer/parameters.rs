@@ -203,7 +203,7 @@ fn together<'a>(session: &Session, names: impl IntoIterator<Item = &'a str>) -> 
     let mut groups: Vec<Vec<&str>> = Vec::new();
     let mut filled = 0;
     for name in names {
-        let bytes = session.state(name).map_or(0, |held| session.placements().whole(name, held.shape()).bytes());
+        let bytes = session.shape(name).map_or(0, |held| session.placements().whole(name, held).bytes());
         match groups.last_mut() {
             Some(group) if filled + bytes <= GATHERED_BYTES => {
                 group.push(name);

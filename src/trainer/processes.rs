@@ -13,7 +13,7 @@ const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Devices of this process.
 pub fn local_devices(group: Option<&Arc<Group>>, mesh: Mesh) -> usize {
-    mesh.replicas() / group.map_or(1, |group| group.member().world)
+    mesh.devices() / group.map_or(1, |group| group.member().world)
 }
 
 /// Options of our CPU plugin.
@@ -61,13 +61,13 @@ pub fn store(group: &Arc<Group>) -> Arc<dyn KeyValueStore> {
     Arc::new(Bootstrap(group.clone()))
 }
 
-/// The same options with each replica's device: those of process 0 first, as many of each process as it has replicas.
-pub fn assigned(options: CompileOptions, client: &Client) -> CompileOptions {
+/// The same options with the device of each of the mesh's places: those of process 0 first, as many of each process as it has.
+pub fn assigned(options: CompileOptions, client: &Client, mesh: Mesh) -> CompileOptions {
     let processes = client.processes();
-    if processes == 1 {
+    if processes == 1 && mesh.stage == 1 {
         return options;
     }
-    let each = options.num_replicas / processes;
+    let each = mesh.devices() / processes;
     let mut devices: Vec<(i32, i64)> = client.devices().iter().map(|d| (d.process_index(), i64::from(d.id()))).collect();
     devices.sort_unstable();
     let of_process = |process: i32| devices.iter().filter(move |(index, _)| *index == process).take(each);

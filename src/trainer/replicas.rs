@@ -3,6 +3,7 @@
 
 use super::error::{Error, Result};
 use super::session::{Recording, Session};
+use crate::parallel::Placements;
 use xtrain_graphs::{DType, Tensor};
 use xtrain_models::ParameterSpec;
 
@@ -16,19 +17,33 @@ const CHECKSUMS: &str = "checksums";
 /// Records the sum of every parameter's bits, as words modulo 2^32: it changes with any single bit.
 pub fn record(recording: &mut Recording, parameters: &[ParameterSpec]) -> Result<()> {
     recording.over_parts();
-    let checksum = |parameter: &ParameterSpec| -> Result<Tensor> {
-        Ok(recording.state(&parameter.name)?.bitcast(DType::U32)?.sum_all()?.reshape(&[1])?)
-    };
-    let checksums = parameters.iter().map(checksum).collect::<Result<Vec<_>>>()?;
-    let checksums = Tensor::concat(&checksums.iter().collect::<Vec<_>>(), 0)?;
+    for (name, members) in by_stage(recording.placements(), parameters) {
+        let mut checksums = Vec::new();
+        for parameter in members {
+            checksums.push(recording.state(&parameter.name)?.bitcast(DType::U32)?.sum_all()?.reshape(&[1])?);
+        }
+        let checksums = Tensor::concat(&checksums.iter().collect::<Vec<_>>(), 0)?;
+        fetch(recording, &name, &checksums)?;
+    }
+    Ok(())
+}
+
+/// The parameters that stages hold, each with the name of its checksums. Only replicas of one stage are compared.
+fn by_stage<'p>(placements: &Placements, parameters: &'p [ParameterSpec]) -> Vec<(String, Vec<&'p ParameterSpec>)> {
+    let Some(stages) = placements.stages() else { return vec![(CHECKSUMS.into(), parameters.iter().collect())] };
+    let of = |stage: usize| parameters.iter().filter(move |p| placements.home(&p.name) == Some(stage)).collect::<Vec<_>>();
+    (0..stages.count()).map(|stage| (format!("{CHECKSUMS}.{stage}"), of(stage))).filter(|(_, members)| !members.is_empty()).collect()
+}
+
+fn fetch(recording: &mut Recording, name: &str, checksums: &Tensor) -> Result<()> {
     if !recording.is_spread() {
-        recording.fetch(CHECKSUMS, &checksums);
+        recording.fetch(name, checksums);
         return Ok(());
     }
     let half = checksums.trace().full(16.0, checksums.shape())?;
     let upper = checksums.shift_right_logical(&half)?;
     let lower = checksums.shift_left(&half)?.shift_right_logical(&half)?;
-    recording.fetch_each(CHECKSUMS, &Tensor::concat(&[&lower.convert(DType::F32)?, &upper.convert(DType::F32)?], 0)?)
+    recording.fetch_each(name, &Tensor::concat(&[&lower.convert(DType::F32)?, &upper.convert(DType::F32)?], 0)?)
 }
 
 /// Compares the replicas after `step`; waits for the devices.
@@ -39,16 +54,18 @@ pub fn check(session: &mut Session, parameters: &[ParameterSpec], step: u64) -> 
     let mut recording = session.begin();
     record(&mut recording, parameters)?;
     let marked = recording.mark_step(GRAPH_NAME)?;
-    let checksums: Vec<Vec<u32>> = match session.is_spread() {
-        false => marked.replicas(CHECKSUMS).iter().map(|sums| Ok(sums.download_to::<u32>()?)).collect::<Result<_>>()?,
-        true => marked.start_reading_each(CHECKSUMS)?.wait()?.iter().map(|halves| join(halves)).collect(),
-    };
     let (mesh, placements) = (session.mesh(), session.placements());
-    let part = |replica: usize, parameter: usize| placements.part(&parameters[parameter].name, mesh, replica);
-    match divergence(&checksums, part) {
-        None => Ok(()),
-        Some((replica, parameter)) => Err(Error::Diverged { step, replica, tensor: parameters[parameter].name.clone() }),
+    for (name, members) in by_stage(placements, parameters) {
+        let checksums: Vec<Vec<u32>> = match session.is_spread() {
+            false => marked.replicas(&name).iter().map(|sums| Ok(sums.download_to::<u32>()?)).collect::<Result<_>>()?,
+            true => marked.start_reading_each(&name)?.wait()?.iter().map(|halves| join(halves)).collect(),
+        };
+        let part = |replica: usize, parameter: usize| placements.part(&members[parameter].name, mesh, replica);
+        if let Some((replica, parameter)) = divergence(&checksums, part) {
+            return Err(Error::Diverged { step, replica, tensor: members[parameter].name.clone() });
+        }
     }
+    Ok(())
 }
 
 /// Sums from their lower halves, then their upper ones.

@@ -5,20 +5,21 @@
 //! values to store back ([`Recording::assign`]) and values to read ([`Recording::fetch`]). Nothing here waits for the device.
 //!
 //! Every replica of the mesh runs the same graph: state is there once for each of them and stays equal, or each holds its part; feeds
-//! may differ.
+//! may differ. In a pipeline the recorded graph is split into pieces, which the stages' replicas run (`pipeline`).
 
 use super::error::{Error, Result};
-use crate::cache::{CompiledGraph, GraphCache};
-use crate::parallel::{Axis, Mesh, Placements};
-use crate::runtime::{Buffer, Client, Event, PendingDownload, RunOptions};
+use super::pipeline::{self, Argument, Microbatch, Part};
+use crate::cache::GraphCache;
+use crate::parallel::{Axis, Mesh, Placements, PipelineSchedule, stages};
+use crate::runtime::{Buffer, Client, Event, PendingDownload};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use xtrain_graphs::op::Comparison;
-use xtrain_graphs::passes::partition::{Cut, PLACE_INPUT, Partition};
-use xtrain_graphs::{DType, Fingerprint, Graph, InputRole, Precision, Shape, Tensor, Trace, passes};
+use xtrain_graphs::passes::partition::{Cut, Partition};
+use xtrain_graphs::{DType, Fingerprint, Graph, InputRole, Precision, Shape, StageGuard, Tensor, Trace, passes};
 
 /// Where the host's time of one step went; the rest of the step is the device's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -39,38 +40,61 @@ impl std::ops::AddAssign for HostTime {
     }
 }
 
-/// A value on the devices: one buffer for each replica of this process, in their order, all of one shape.
+/// A value on the devices: one buffer for each device of this process, or each that belongs to one stage, in their order, all of one
+/// shape.
 pub type Buffers = Arc<[Buffer]>;
 
 /// Device state by name, and the compiled graphs that work on it.
 pub struct Session {
-    client: Client,
-    cache: GraphCache,
-    mesh: Mesh,
+    pub(super) client: Client,
+    pub(super) cache: GraphCache,
+    pub(super) mesh: Mesh,
     /// What is not whole on every replica.
     placements: Placements,
-    /// The replicas that live in this process.
+    /// The devices of the mesh that live in this process.
     local: Range<usize>,
-    /// Of the step under way; `None` where the device takes steps in as they come.
-    running: Option<Vec<Event>>,
-    state: BTreeMap<String, Buffers>,
+    /// What each stage has under way; `None` where the device takes steps in as they come.
+    pub(super) running: Option<Vec<Vec<Event>>>,
+    /// By name and stage.
+    pub(super) state: BTreeMap<String, BTreeMap<usize, Buffers>>,
+    /// What a replica holds of each state.
+    shapes: HashMap<String, Shape>,
+    /// Microbatches that wait for the one that updates, with which they go through the stages.
+    waiting: Vec<Microbatch>,
+    pub(super) schedule: PipelineSchedule,
     eval_precision: Precision,
     /// Graphs in other precisions than f32, and divided ones, by what was recorded: a step makes each once.
-    made: RefCell<HashMap<(Fingerprint, Precision), Arc<Graph>>>,
+    made: RefCell<HashMap<(Fingerprint, Precision), Arc<[Part]>>>,
 }
 
 impl Session {
     /// The replicas are dealt out to the client's processes in order, and in each to its devices; `cache` compiles for all of them.
     pub fn new(client: Client, cache: GraphCache, mesh: Mesh) -> Self {
-        let (state, placements) = (BTreeMap::new(), Placements::default());
-        let (eval_precision, made) = (Precision::F32, RefCell::default());
-        let local = local_replicas(&client, mesh.replicas());
-        Session { client, cache, mesh, placements, local, running: None, state, eval_precision, made }
+        Session {
+            placements: Placements::default(),
+            local: local_devices(&client, mesh.devices()),
+            client,
+            cache,
+            mesh,
+            running: None,
+            state: BTreeMap::new(),
+            shapes: HashMap::new(),
+            waiting: Vec::new(),
+            schedule: PipelineSchedule::default(),
+            eval_precision: Precision::F32,
+            made: RefCell::default(),
+        }
     }
 
     /// The same, but a step is handed over only when the one before is done.
     pub fn one_step_at_a_time(self) -> Self {
-        Session { running: Some(Vec::new()), ..self }
+        let running = (0..self.mesh.stage).map(|_| Vec::new()).collect();
+        Session { running: Some(running), ..self }
+    }
+
+    /// Sets the order in which the stages of a pipeline take microbatches.
+    pub fn set_schedule(&mut self, schedule: PipelineSchedule) {
+        self.schedule = schedule;
     }
 
     pub fn mesh(&self) -> Mesh {
@@ -107,39 +131,57 @@ impl Session {
         self.eval_precision = precision;
     }
 
-    /// Puts a value on every replica's device under a name, or on each its part.
+    /// Puts a value on every replica's device under a name, or on each its part; in a pipeline on those of the stages that hold it.
     pub fn set_state(&mut self, name: &str, bytes: &[u8], shape: &Shape) -> Result<()> {
-        let buffers = match self.placements.count(name) {
-            1 => self.upload(bytes, shape)?,
-            count => {
-                let (mesh, placements) = (self.mesh, &self.placements);
-                let mut parts: Vec<Vec<u8>> = vec![Vec::new(); count];
-                for replica in 0..mesh.replicas() {
-                    let part = &mut parts[placements.part(name, mesh, replica)];
-                    if part.is_empty() {
-                        *part = placements.cut(name, bytes, shape, mesh, replica);
-                    }
+        let (mesh, placements) = (self.mesh, &self.placements);
+        let mut parts: Vec<Vec<u8>> = vec![Vec::new(); placements.count(name)];
+        if parts.len() > 1 {
+            for replica in 0..mesh.replicas() {
+                let part = &mut parts[placements.part(name, mesh, replica)];
+                if part.is_empty() {
+                    *part = placements.cut(name, bytes, shape, mesh, replica);
                 }
-                self.upload_each(&placements.local(name, shape), |replica| &parts[placements.part(name, mesh, replica)])?
             }
+        }
+        let part = |replica: usize| match parts.len() {
+            1 => bytes,
+            _ => &parts[placements.part(name, mesh, replica)],
         };
-        self.state.insert(name.to_string(), buffers);
+        let local = placements.local(name, shape);
+        let mut placed = Vec::new();
+        for held in std::iter::once(name.to_string()).chain(placements.copies(name)) {
+            let stages = placements.home(&held).map_or(0..mesh.stage, |home| home..home + 1);
+            let buffers = stages.map(|stage| Ok((stage, self.upload_at(stage, &local, part)?))).collect::<Result<_>>()?;
+            placed.push((held, buffers));
+        }
+        for (held, buffers) in placed {
+            self.shapes.insert(held.clone(), local.clone());
+            self.state.insert(held, buffers);
+        }
         Ok(())
     }
 
     /// Whether some replicas live in other processes.
     pub fn is_spread(&self) -> bool {
-        self.local.len() < self.mesh.replicas()
+        self.local.len() < self.mesh.devices()
     }
 
-    /// The first replica's value; the others' are equal, or other parts.
-    pub fn state(&self, name: &str) -> Option<&Buffer> {
-        self.state.get(name).map(|buffers| &buffers[0])
+    /// The devices of this process that belong to a stage, each with its replica's number there.
+    pub(super) fn places(&self, stage: usize) -> impl Iterator<Item = (usize, usize)> + Clone + use<> {
+        let replicas = self.mesh.replicas();
+        let of_stage = move |(_, number): &(usize, usize)| number / replicas == stage;
+        self.local.clone().enumerate().filter(of_stage).map(move |(device, number)| (device, number % replicas))
+    }
+
+    /// The shape that a replica holds of a state.
+    pub fn shape(&self, name: &str) -> Option<&Shape> {
+        self.shapes.get(name)
     }
 
     /// Whether some part of a value is in other processes only.
     fn is_elsewhere(&self, name: &str) -> bool {
-        let is_here = |part: usize| self.local.clone().any(|replica| self.placements.part(name, self.mesh, replica) == part);
+        let stage = self.placements.home(name).unwrap_or(0);
+        let is_here = |part: usize| self.places(stage).any(|(_, replica)| self.placements.part(name, self.mesh, replica) == part);
         !(0..self.placements.count(name)).all(is_here)
     }
 
@@ -156,6 +198,7 @@ impl Session {
                 Some((dim, groups)) => held.all_gather(&groups, dim)?,
                 None => held,
             };
+            let whole = recording.at_every_stage(&whole)?;
             recording.fetch(&gathered(name), &whole);
         }
         recording.mark_step(&graph_name).map(Some)
@@ -163,9 +206,10 @@ impl Session {
 
     /// The bytes and shape of a whole value, put together from the parts; waits for the devices.
     pub fn download(&self, name: &str) -> Result<(Vec<u8>, Shape)> {
-        let buffers = self.replicas(name).ok_or_else(|| Error::NoState { name: name.to_string() })?;
-        let held = buffers[0].shape();
-        let own = self.local.clone().zip(buffers.iter());
+        let no_state = || Error::NoState { name: name.to_string() };
+        let (buffers, held) = (self.replicas(name).ok_or_else(no_state)?, self.shape(name).ok_or_else(no_state)?);
+        let stage = self.placements.home(name).unwrap_or(0);
+        let own = self.places(stage).map(|(_, replica)| replica).zip(buffers.iter());
         let holder = |part: usize| own.clone().find(|(replica, _)| self.placements.part(name, self.mesh, *replica) == part);
         let parts = (0..self.placements.count(name))
             .map(|part| match holder(part) {
@@ -176,19 +220,25 @@ impl Session {
         Ok((self.placements.join(name, parts, held), self.placements.whole(name, held)))
     }
 
-    /// The value of every replica of this process.
+    /// The value of every replica of this process; of what several stages hold, the first's.
     pub fn replicas(&self, name: &str) -> Option<&Buffers> {
-        self.state.get(name)
+        self.state.get(name)?.values().next()
     }
 
-    /// The same value for every replica.
+    /// The same value for every device.
     pub fn upload(&self, bytes: &[u8], shape: &Shape) -> Result<Buffers> {
         self.upload_each(shape, |_| bytes)
     }
 
-    /// A value for each replica of this process, by its number among all.
+    /// A value for each device of this process, by its replica's number in its stage.
     fn upload_each<'b>(&self, shape: &Shape, bytes: impl Fn(usize) -> &'b [u8]) -> Result<Buffers> {
-        self.local.clone().enumerate().map(|(device, replica)| Ok(self.client.upload(bytes(replica), shape, device)?)).collect()
+        let places = (0..self.mesh.stage).flat_map(|stage| self.places(stage));
+        places.map(|(device, replica)| Ok(self.client.upload(bytes(replica), shape, device)?)).collect()
+    }
+
+    /// The same for the devices of one stage.
+    fn upload_at<'b>(&self, stage: usize, shape: &Shape, bytes: impl Fn(usize) -> &'b [u8]) -> Result<Buffers> {
+        self.places(stage).map(|(device, replica)| Ok(self.client.upload(bytes(replica), shape, device)?)).collect()
     }
 
     /// How recorded graphs are divided along the tensor axis.
@@ -200,7 +250,7 @@ impl Session {
     }
 
     /// Each replica's place along the tensor axis.
-    fn tensor_places(&self) -> Result<Buffers> {
+    pub(super) fn tensor_places(&self) -> Result<Buffers> {
         let mesh = self.mesh;
         let places: Vec<[i32; 1]> = (0..mesh.replicas()).map(|replica| [mesh.index(Axis::Tensor, replica) as i32]).collect();
         self.upload_each(&Shape::scalar(DType::S32), |replica| bytemuck::cast_slice(&places[replica]))
@@ -222,9 +272,9 @@ impl Session {
     }
 }
 
-/// Which of so many replicas live in the client's process.
-pub fn local_replicas(client: &Client, replicas: usize) -> Range<usize> {
-    let each = replicas / client.processes();
+/// Which of a mesh's so many devices live in the client's process.
+pub fn local_devices(client: &Client, devices: usize) -> Range<usize> {
+    let each = devices / client.processes();
     let first = client.process_index().max(0) as usize * each;
     first..first + each
 }
@@ -235,19 +285,12 @@ enum Shapes {
     Given(Arc<HashMap<String, Shape>>),
 }
 
-enum Argument {
-    State(String),
-    Feed(Buffers),
-    /// Declared for compiling only.
-    Abstract,
-}
-
 /// One step while it is being recorded.
 pub struct Recording<'s> {
     session: &'s mut Session,
     trace: Trace,
     shapes: Shapes,
-    arguments: Vec<Argument>,
+    arguments: Vec<(String, Argument)>,
     known: HashMap<String, Tensor>,
     precision: Precision,
     /// Whether the graph is divided along the tensor axis.
@@ -347,8 +390,10 @@ impl Recording<'_> {
             return Ok(tensor.clone());
         }
         let shape = match &self.shapes {
-            Shapes::Held => self.session.state(name).map(|b| b.shape().clone()),
-            Shapes::Given(shapes) => shapes.get(name).map(|shape| self.session.placements.local(name, shape)),
+            Shapes::Held => self.session.shape(name).cloned(),
+            Shapes::Given(shapes) => {
+                shapes.get(stages::original_name(name)).map(|shape| self.session.placements.local(name, shape))
+            }
         };
         let shape = shape.map(|held| match self.divided {
             true => self.session.placements.recorded(name, &held),
@@ -356,7 +401,7 @@ impl Recording<'_> {
         });
         let shape = shape.ok_or_else(|| Error::NoState { name: name.to_string() })?;
         let tensor = self.trace.input(name, shape, InputRole::State);
-        self.arguments.push(Argument::State(name.to_string()));
+        self.arguments.push((name.to_string(), Argument::State));
         self.known.insert(name.to_string(), tensor.clone());
         Ok(tensor)
     }
@@ -371,6 +416,21 @@ impl Recording<'_> {
         self.session.mesh
     }
 
+    /// Until the guard is dropped, what is recorded belongs to the stage of the layer that was entered last.
+    pub fn stages_by_layer(&self) -> Option<StageGuard> {
+        let stages = self.session.placements.stages()?;
+        Some(self.trace.stages_by_layer(stages.first_layers()))
+    }
+
+    /// The same value, on the devices of every stage where some are in other processes.
+    fn at_every_stage(&self, tensor: &Tensor) -> Result<Tensor> {
+        if self.session.mesh.stage == 1 || !self.session.is_spread() {
+            return Ok(tensor.clone());
+        }
+        let _everywhere = self.trace.at_every_stage();
+        Ok(tensor.reshape(tensor.dims())?)
+    }
+
     /// What of the state is in parts.
     pub fn placements(&self) -> &Placements {
         &self.session.placements
@@ -379,7 +439,7 @@ impl Recording<'_> {
     /// Data of this step that is already on the devices.
     pub fn feed(&mut self, name: &str, buffers: Buffers) -> Tensor {
         let tensor = self.trace.input(name, buffers[0].shape().clone(), InputRole::Feed);
-        self.arguments.push(Argument::Feed(buffers));
+        self.arguments.push((name.to_string(), Argument::Feed(buffers)));
         tensor
     }
 
@@ -399,7 +459,7 @@ impl Recording<'_> {
 
     /// A feed of which only the shape is known, for compiling ahead.
     pub fn feed_abstract(&mut self, name: &str, shape: &Shape) -> Tensor {
-        self.arguments.push(Argument::Abstract);
+        self.arguments.push((name.to_string(), Argument::Abstract));
         self.trace.input(name, shape.clone(), InputRole::Feed)
     }
 
@@ -425,6 +485,7 @@ impl Recording<'_> {
             self.fetch(name, tensor);
             return Ok(());
         }
+        let tensor = &self.at_every_stage(tensor)?;
         let replicas = self.session.mesh.replicas();
         let elements = tensor.shape().elements();
         let own: Vec<u32> = (0..replicas as u32).collect();
@@ -438,84 +499,65 @@ impl Recording<'_> {
         Ok(())
     }
 
-    /// Cuts the recording into a graph in its precision, without running it.
-    pub fn cut(&self, name: &str) -> Result<Graph> {
-        Ok(self.graph(name)?.as_ref().clone())
+    /// Cuts the recording into the graphs that it is made of, in its precision, without running them: one, or those of each stage of a
+    /// pipeline in an order in which they can run.
+    pub fn cut(&self, name: &str) -> Result<Vec<Graph>> {
+        Ok(self.parts(name)?.iter().map(|part| part.graph.clone()).collect())
     }
 
-    fn graph(&self, name: &str) -> Result<Arc<Graph>> {
+    fn parts(&self, name: &str) -> Result<Arc<[Part]>> {
         let recorded = self.trace.cut(name)?;
-        let partition = self.session.partition().filter(|_| self.divided);
-        if self.precision == Precision::F32 && partition.is_none() {
-            return Ok(Arc::new(recorded));
+        let session = &*self.session;
+        let partition = session.partition().filter(|_| self.divided);
+        let stages = session.placements.stages();
+        if self.precision == Precision::F32 && partition.is_none() && stages.is_none() {
+            return Ok([Part::whole(recorded)].into());
         }
         let key = (recorded.fingerprint(), self.precision);
-        if let Some(known) = self.session.made.borrow().get(&key) {
+        if let Some(known) = session.made.borrow().get(&key) {
             return Ok(known.clone());
         }
         let mut graph = passes::mix(&recorded, self.precision)?;
         if let Some(partition) = partition {
             graph = passes::partition::divide(&graph, &partition)?;
         }
-        let graph = Arc::new(graph);
-        self.session.made.borrow_mut().insert(key, graph.clone());
-        Ok(graph)
-    }
-
-    /// Cuts the recording and compiles its graph if it is new, without running it.
-    pub fn compile(self, name: &str) -> Result<Arc<CompiledGraph>> {
-        let graph = self.graph(name)?;
-        Ok(self.session.cache.get(&graph)?)
-    }
-
-    /// Cuts the recording, compiles its graph if it is new, and starts it on the device. Returns at once; assigned state
-    /// takes its new value, fetched values become readable when the device gets there.
-    pub fn mark_step(self, name: &str) -> Result<Marked> {
-        let graph = self.graph(name)?;
-        let (asked, hits_before) = (Instant::now(), self.session.cache.stats().hits);
-        let compiled = self.session.cache.get(&graph)?;
-        let was_ready = self.session.cache.stats().hits > hits_before;
-        let compile = if was_ready { Duration::ZERO } else { asked.elapsed() };
-        let trace = self.started.elapsed().saturating_sub(compile);
-
-        let dispatched = Instant::now();
-        let replicas = self.session.local.len();
-        let mut arguments: Vec<Vec<&Buffer>> = vec![Vec::with_capacity(self.arguments.len()); replicas];
-        for (argument, (input, _)) in self.arguments.iter().zip(&compiled.inputs) {
-            let buffers = match argument {
-                Argument::State(name) => self.session.state.get(name).ok_or_else(|| Error::NoState { name: name.clone() })?,
-                Argument::Feed(buffers) => buffers,
-                Argument::Abstract => return Err(Error::AbstractFeed { name: input.clone() }),
-            };
-            arguments.iter_mut().zip(buffers.iter()).for_each(|(list, buffer)| list.push(buffer));
-        }
-        // Dividing a graph adds an input to it.
-        let places = match compiled.inputs.get(self.arguments.len()) {
-            Some((name, _)) if name == PLACE_INPUT => Some(self.session.tensor_places()?),
-            _ => None,
+        let parts: Arc<[Part]> = match stages {
+            None => [Part::whole(graph)].into(),
+            Some(stages) => pipeline::split(&graph, stages.count(), &session.placements)?.into(),
         };
-        if let Some(places) = &places {
-            arguments.iter_mut().zip(places.iter()).for_each(|(list, buffer)| list.push(buffer));
+        session.made.borrow_mut().insert(key, parts.clone());
+        Ok(parts)
+    }
+
+    /// Cuts the recording, compiles its graphs if they are new, and starts them on the devices. Returns at once; assigned state
+    /// takes its new value, fetched values become readable when the devices get there.
+    pub fn mark_step(self, name: &str) -> Result<Marked> {
+        let (session, microbatch, started) = self.microbatch(name)?;
+        let mut microbatches = std::mem::take(&mut session.waiting);
+        microbatches.push(microbatch);
+        let recorded = started.elapsed();
+        let (fetched, mut host_time) = pipeline::run(session, microbatches)?;
+        host_time.trace += recorded;
+        Ok(Marked { fetched, host_time })
+    }
+
+    /// The same for a microbatch that another follows. The stages of a pipeline wait until [`Recording::mark_step`] ends the step, and
+    /// take its microbatches together.
+    pub fn mark_microbatch(self, name: &str) -> Result<Marked> {
+        if self.session.mesh.stage == 1 {
+            return self.mark_step(name);
         }
-        for step in self.session.running.iter_mut().flat_map(|running| running.drain(..)) {
-            step.wait()?;
-        }
-        let execution = compiled.executable.run(&arguments, RunOptions::default())?;
-        drop(arguments);
-        if let Some(running) = &mut self.session.running {
-            *running = execution.done;
-        }
-        let mut outputs: Vec<_> = execution.outputs.into_iter().map(Vec::into_iter).collect();
-        let mut fetched = BTreeMap::new();
-        for name in &compiled.outputs {
-            let buffers: Buffers = outputs.iter_mut().filter_map(Iterator::next).collect();
-            match self.session.state.get_mut(name) {
-                Some(state) => *state = buffers,
-                None => {
-                    fetched.insert(name.clone(), buffers);
-                }
-            }
-        }
-        Ok(Marked { fetched, host_time: HostTime { trace, compile, execute: dispatched.elapsed() } })
+        let (session, microbatch, started) = self.microbatch(name)?;
+        session.waiting.push(microbatch);
+        let host_time = HostTime { trace: started.elapsed(), ..HostTime::default() };
+        Ok(Marked { fetched: BTreeMap::new(), host_time })
+    }
+}
+
+impl<'s> Recording<'s> {
+    fn microbatch(self, name: &str) -> Result<(&'s mut Session, Microbatch, Instant)> {
+        let parts = self.parts(name)?;
+        let microbatch = Microbatch { parts, arguments: self.arguments.into_iter().collect() };
+        Ok((self.session, microbatch, self.started))
     }
 }

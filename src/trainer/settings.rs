@@ -1,6 +1,6 @@
 //! What the training loop needs to know, fully resolved: `config` makes these from what the user typed.
 
-use crate::parallel::Mesh;
+use crate::parallel::{Mesh, PipelineSchedule};
 use std::path::PathBuf;
 pub use xtrain_graphs::optim::ScheduleKind;
 pub use xtrain_graphs::{Checkpointing, Precision};
@@ -47,6 +47,8 @@ pub struct TrainSettings {
     pub gradient_accumulation_steps: usize,
     /// The devices and what each takes of a batch.
     pub mesh: Mesh,
+    /// The order in which the stages of a pipeline take a step's microbatches.
+    pub pipeline_schedule: PipelineSchedule,
     /// Moments of whole parameters lie in parts along the data axis (ZeRO-1).
     pub shard_optimizer_state: bool,
     /// Gradients that replicas exchange in one collective.

@@ -7,6 +7,7 @@ use super::feed::{BatchInputs, DeviceBatch, feed_batch, graph_name};
 use super::parameters::{ExtraState, parameter_shape};
 use super::session::{Marked, Recording, Session};
 use super::settings::{OptimizerKind, OptimizerSettings};
+use super::stages;
 use crate::checkpoint::state::{exp_avg, exp_avg_sq};
 use crate::parallel::{Axis, Mesh, Placements};
 use crate::runtime::PendingDownload;
@@ -194,7 +195,11 @@ impl<'m> Stepper<'m> {
         let mut recording = session.begin();
         let inputs = feed_batch(&mut recording, batch);
         self.record(&mut recording, &inputs, phase, step, microstep)?;
-        recording.mark_step(&graph_name(phase.graph_name(), batch.variant.as_deref()))
+        let name = graph_name(phase.graph_name(), batch.variant.as_deref());
+        match phase {
+            Phase::Accumulate => recording.mark_microbatch(&name),
+            Phase::Update { .. } => recording.mark_step(&name),
+        }
     }
 
     /// Floating-point operations of one microbatch on all replicas, as [`Model::step_flops`] counts them.
@@ -210,8 +215,11 @@ impl<'m> Stepper<'m> {
         let randomness = feed_randomness(recording, self.seed, microstep)?;
         let weights = parameter_tensors(recording, &self.parameters)?;
         let trace = recording.trace().clone();
-        let loss = loss(self.model, &Weights::new(&trace, &weights), &inputs.tokens, &inputs.labels, &randomness)?;
-        let leaves: Vec<Tensor> = self.parameters.iter().map(|p| weights[&p.name].held().clone()).collect();
+        let loss = {
+            let _stages = recording.stages_by_layer();
+            loss(self.model, &Weights::new(&trace, &weights), &inputs.tokens, &inputs.labels, &randomness)?
+        };
+        let leaves: Vec<Tensor> = self.parameters.iter().flat_map(|p| weights[&p.name].held()).cloned().collect();
         let places = inputs.labels.ids.shape().elements() as f64;
         let gradients = backward_with(&self.scaled(recording, &loss.sum, places)?, &leaves, self.checkpointing)?;
         match phase {
@@ -248,11 +256,12 @@ impl<'m> Stepper<'m> {
     /// Adds this microbatch's sums to the accumulated ones.
     fn accumulate(&self, recording: &mut Recording, loss: &LossSum, gradients: &[Tensor]) -> Result<()> {
         let _scope = recording.trace().clone().scope("accumulate");
+        let held = exchange::held(recording.placements(), &self.parameters).into_owned();
         let mut add = |name: &str, value: &Tensor| -> Result<()> {
             let sum = recording.state(name)?.add(value)?;
             recording.assign(name, &sum)
         };
-        for (parameter, gradient) in self.parameters.iter().zip(gradients) {
+        for (parameter, gradient) in held.iter().zip(gradients) {
             add(&accumulated(&parameter.name), gradient)?;
         }
         add(ACCUMULATED_LOSS, &loss.sum)?;
@@ -267,14 +276,14 @@ impl<'m> Stepper<'m> {
         gradients: Vec<Tensor>,
     ) -> Result<(LossSum, Vec<Tensor>)> {
         let _scope = recording.trace().clone().scope("accumulate");
+        let held = exchange::held(recording.placements(), &self.parameters).into_owned();
         let mut take = |name: &str, value: &Tensor| -> Result<Tensor> {
             let sum = recording.state(name)?.add(value)?;
             let zero = recording.trace().full(0.0, value.shape())?;
             recording.assign(name, &zero)?;
             Ok(sum)
         };
-        let gradients = self
-            .parameters
+        let gradients = held
             .iter()
             .zip(gradients)
             .map(|(parameter, gradient)| take(&accumulated(&parameter.name), &gradient))
@@ -296,17 +305,18 @@ impl<'m> Stepper<'m> {
     ) -> Result<()> {
         let trace = recording.trace().clone();
         let _scope = trace.scope("optimizer");
+        let held = exchange::held(recording.placements(), &self.parameters).into_owned();
         let feed = self.step_feed(step).to_array();
         let feed = recording.feed_host("optimizer", bytemuck::bytes_of(&feed), &Shape::new(DType::F32, [feed.len()]))?;
         let mut scalars = StepScalars::of(&feed)?;
-        let (loss, gradients) = &exchange::sum(recording, &self.parameters, loss, gradients, self.bucket_bytes)?;
+        let (loss, gradients) = &exchange::sum(recording, &held, loss, gradients, self.bucket_bytes)?;
         let one = trace.constant(1.0, DType::F32)?;
         let per_token = one.div(&loss.count.max_scalar(1.0)?)?;
         let mut factor = per_token.clone();
         if self.precision.needs_loss_scale() {
             factor = factor.div(&recording.state(LOSS_SCALE)?.mul_scalar(1.0 / places)?)?;
         }
-        let norm = exchange::norm(recording, &self.parameters, gradients)?.mul(&factor)?;
+        let norm = exchange::norm(recording, &held, gradients)?.mul(&factor)?;
         let check = match self.precision.needs_loss_scale() {
             true => Some(self.check_scale(recording, &norm, &mut scalars)?),
             false => None,
@@ -319,8 +329,8 @@ impl<'m> Stepper<'m> {
         if self.optimizer.max_grad_norm > 0.0 {
             factor = factor.mul(&optim::clip_factor(&norm, self.optimizer.max_grad_norm)?)?;
         }
-        let parts = UpdateParts::of(recording, &self.parameters)?;
-        for ((parameter, leaf), gradient) in self.parameters.iter().zip(leaves).zip(gradients) {
+        let parts = UpdateParts::of(recording, &held)?;
+        for ((parameter, leaf), gradient) in held.iter().zip(leaves).zip(gradients) {
             let _scope = trace.scope(&parameter.name);
             let leaf = &parts.cut(recording, parameter, leaf)?;
             match self.optimizer.kind {
@@ -419,15 +429,26 @@ fn feed_randomness(recording: &mut Recording, seed: u64, microstep: u64) -> Resu
 /// Every parameter of the model, as the recording's replica holds it.
 pub fn parameter_tensors(recording: &mut Recording, parameters: &[ParameterSpec]) -> Result<HashMap<String, Weight>> {
     let groups: Option<Arc<[Vec<u32>]>> = recording.mesh().groups(&[Axis::Shard]).map(Arc::from);
-    let weight = |parameter: &ParameterSpec| -> Result<(String, Weight)> {
-        let held = recording.state(&parameter.name)?;
-        let weight = match (recording.placements().of(&parameter.name), &groups) {
+    let stages = recording.placements().stages().cloned();
+    let mut weight = |name: &str| -> Result<Weight> {
+        let held = recording.state(name)?;
+        Ok(match (recording.placements().of(name), &groups) {
             (Some(split), Some(groups)) => Weight::Part { part: held, dim: split.dim, groups: groups.clone() },
             _ => Weight::Whole(held),
-        };
-        Ok((parameter.name.clone(), weight))
+        })
     };
-    parameters.iter().map(weight).collect()
+    let of_stages = |parameter: &ParameterSpec| -> Result<(String, Weight)> {
+        let name = &parameter.name;
+        let weight = match &stages {
+            None => weight(name)?,
+            Some(stages) => {
+                let held = |stage: &usize| Ok((*stage, weight(&stages.held_name(name, name, *stage))?));
+                Weight::OfStages(stages.users(name).iter().map(held).collect::<Result<_>>()?)
+            }
+        };
+        Ok((name.clone(), weight))
+    };
+    parameters.iter().map(of_stages).collect()
 }
 
 /// Where the state of a run lies on its mesh.
@@ -436,12 +457,16 @@ pub fn parameter_tensors(recording: &mut Recording, parameters: &[ParameterSpec]
 /// If the tensor axis cannot divide the model's layers.
 pub fn placements(model: &dyn Model, optimizer: OptimizerKind, mesh: Mesh, shard_optimizer_state: bool) -> Result<Placements> {
     let cuts = tensor_cuts(model, mesh.tensor)?;
-    let placements = exchange::placements(&model.parameters(), mesh, &cuts, shard_optimizer_state, |name| {
+    let stages = stages::plan(model, mesh.stage)?;
+    let mut placements = exchange::placements(&model.parameters(), mesh, &cuts, shard_optimizer_state, stages.as_ref(), |name| {
         let moments = match optimizer {
             OptimizerKind::AdamW => vec![exp_avg(name), exp_avg_sq(name)],
             OptimizerKind::Sgd => Vec::new(),
         };
         (moments, vec![accumulated(name)])
     });
+    if let Some(stages) = stages {
+        [ACCUMULATED_LOSS, ACCUMULATED_COUNT].into_iter().for_each(|name| placements.set_home(name.into(), stages.last()));
+    }
     Ok(placements)
 }

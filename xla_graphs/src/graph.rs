@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use std::collections::HashSet;
 
 /// Changes whenever the bytes of an unchanged model would: old cache entries then say so instead of failing to decode.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 
 /// Where an input's value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -48,6 +48,8 @@ pub struct GraphNode {
 pub struct Graph {
     pub format: u32,
     pub name: String,
+    /// The pipeline stage whose devices run it; 0 where there is no pipeline.
+    pub stage: u32,
     pub inputs: Vec<InputSpec>,
     pub outputs: Vec<OutputSpec>,
     pub nodes: Vec<GraphNode>,
@@ -106,7 +108,7 @@ impl Graph {
             .iter()
             .map(|output| OutputSpec { name: output.name.clone(), node: renumbered[output.node as usize] })
             .collect::<Vec<_>>();
-        let graph = Graph { format: FORMAT_VERSION, name: name.to_string(), inputs, outputs, nodes, scopes };
+        let graph = Graph { format: FORMAT_VERSION, name: name.to_string(), stage: 0, inputs, outputs, nodes, scopes };
         for (_, input, output) in graph.aliases() {
             let (expected, found) = (&graph.inputs[input].shape, graph.output_shape(output));
             if expected != found {
@@ -147,7 +149,7 @@ impl Graph {
             let _scope = trace.absolute_scope(&self.scopes[node.scope as usize]);
             trace.output(output.name.clone(), &tensor.convert(node.shape.dtype)?);
         }
-        trace.cut(&self.name)
+        Ok(Graph { stage: self.stage, ..trace.cut(&self.name)? })
     }
 
     pub fn output_shape(&self, index: usize) -> &Shape {

@@ -29,7 +29,7 @@ pub use nn::fused_attention;
 pub use passes::Precision;
 pub use shape::Shape;
 pub use target::{CudaTarget, NeuronChip, Target};
-pub use trace::{LayerGuard, NodeId, ScopeGuard, Tensor, Trace};
+pub use trace::{LayerGuard, NodeId, ScopeGuard, StageGuard, Tensor, Trace};
 
 /// Digest of the code that turns a graph into an HLO module: this crate and the emitter. Equal digests lower equal graphs alike.
 pub const LOWERING: &str = env!("XTRAIN_LOWERING");

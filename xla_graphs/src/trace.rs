@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::graph::{Graph, InputRole, OutputSpec};
 use crate::op::{F64, Op, Scalar};
 use crate::ops;
+use crate::passes::stages::Mark;
 use crate::shape::Shape;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -49,6 +50,23 @@ pub(crate) struct Inner {
     places: u32,
     /// The nodes of each of the model's layers, in order.
     pub layers: Vec<Range<NodeId>>,
+    layers_entered: usize,
+    stage: StageOf,
+    /// A path's twin in a stage, by both.
+    staged_scopes: HashMap<(u32, Mark), u32>,
+}
+
+/// Which stage of a pipeline recorded nodes belong to.
+#[derive(Clone, Default)]
+enum StageOf {
+    /// None: there is no pipeline, or their operands say.
+    #[default]
+    Operands,
+    One(usize),
+    /// Each that uses them.
+    Every,
+    /// That of the layer that was entered last; each stage's first layer.
+    Layers(Rc<[usize]>),
 }
 
 /// The recording of one step. Cheap to clone; all clones are one recording.
@@ -69,6 +87,15 @@ pub struct ScopeGuard(Trace);
 impl Drop for ScopeGuard {
     fn drop(&mut self) {
         self.0.0.borrow_mut().scope_stack.pop();
+    }
+}
+
+/// Ends what [`Trace::stages_by_layer`] or [`Trace::at_stage`] began.
+pub struct StageGuard(Trace, StageOf);
+
+impl Drop for StageGuard {
+    fn drop(&mut self) {
+        self.0.0.borrow_mut().stage = std::mem::take(&mut self.1);
     }
 }
 
@@ -115,7 +142,7 @@ impl Trace {
         let mut inner = self.0.borrow_mut();
         let index = inner.inputs.len() as u32;
         let node = inner.nodes.len() as NodeId;
-        let scope = inner.current_scope();
+        let scope = inner.recording_scope();
         let shape = Rc::new(shape);
         inner.nodes.push(TraceNode {
             op: Op::Input(index),
@@ -149,8 +176,41 @@ impl Trace {
     /// Enters one of the layers that make up most of the model, as [`Trace::scope`] does: what is recorded until the guard is dropped is
     /// what [`Checkpointing`](crate::Checkpointing) may compute once more.
     pub fn layer(&self, name: &str) -> LayerGuard {
+        self.0.borrow_mut().layers_entered += 1;
         let scope = self.scope(name);
         LayerGuard { start: self.node_count() as NodeId, scope }
+    }
+
+    /// Until the guard is dropped, what is recorded belongs to the pipeline stage of the layer that was entered last, before the first
+    /// layer to stage 0. `first_layers` says where stages begin; the first of them begins with layer 0. The gradient of a node belongs
+    /// to the node's stage.
+    pub fn stages_by_layer(&self, first_layers: &[usize]) -> StageGuard {
+        self.set_stage(StageOf::Layers(first_layers.into()))
+    }
+
+    /// Until the guard is dropped, what is recorded belongs to a stage.
+    pub fn at_stage(&self, stage: usize) -> StageGuard {
+        self.set_stage(StageOf::One(stage))
+    }
+
+    fn set_stage(&self, stage: StageOf) -> StageGuard {
+        let before = std::mem::replace(&mut self.0.borrow_mut().stage, stage);
+        StageGuard(self.clone(), before)
+    }
+
+    /// Until the guard is dropped, what is recorded is computed by every stage that uses it, from values that may be another's.
+    pub fn at_every_stage(&self) -> StageGuard {
+        self.set_stage(StageOf::Every)
+    }
+
+    /// The stage that is recorded for.
+    pub fn stage(&self) -> Option<usize> {
+        self.0.borrow().current_stage()
+    }
+
+    /// Layers entered so far.
+    pub fn layers_entered(&self) -> usize {
+        self.0.borrow().layers_entered
     }
 
     /// Enters a full path, replacing the current one until the guard is dropped.
@@ -220,7 +280,7 @@ impl Trace {
             return Ok(Tensor { trace: self.clone(), id, shape });
         }
         let id = inner.nodes.len() as NodeId;
-        let scope = inner.current_scope();
+        let scope = inner.recording_scope();
         let shape = Rc::new(shape);
         if let Some(known) = &mut inner.known {
             known.insert((op.clone(), operands.clone()), id);
@@ -244,6 +304,30 @@ impl Trace {
 impl Inner {
     fn current_scope(&self) -> u32 {
         self.scope_stack.last().copied().unwrap_or(0)
+    }
+
+    fn current_stage(&self) -> Option<usize> {
+        match &self.stage {
+            StageOf::Operands | StageOf::Every => None,
+            StageOf::One(stage) => Some(*stage),
+            StageOf::Layers(first) => Some(first.iter().rposition(|first| *first < self.layers_entered).unwrap_or(0)),
+        }
+    }
+
+    /// The path that a node gets: the current one, marked with the stage.
+    fn recording_scope(&mut self) -> u32 {
+        let scope = self.current_scope();
+        let mark = match (&self.stage, self.current_stage()) {
+            (StageOf::Every, _) => Mark::Every,
+            (_, Some(stage)) => Mark::One(stage),
+            _ => return scope,
+        };
+        if let Some(&known) = self.staged_scopes.get(&(scope, mark)) {
+            return known;
+        }
+        let id = self.intern(mark.scope(&self.scopes[scope as usize]));
+        self.staged_scopes.insert((scope, mark), id);
+        id
     }
 
     fn intern(&mut self, path: String) -> u32 {

@@ -17,8 +17,13 @@ pub struct ProductWork {
 
 /// Counts the products of a graph; those inside of composites only once these have been written out (`passes::prepare`).
 pub fn products(graph: &Graph) -> ProductWork {
+    products_of(graph, |_| true)
+}
+
+/// The same of the nodes whose model path is wanted.
+pub fn products_of(graph: &Graph, wanted: impl Fn(&str) -> bool) -> ProductWork {
     let mut work = ProductWork::default();
-    for node in &graph.nodes {
+    for node in graph.nodes.iter().filter(|node| wanted(&graph.scopes[node.scope as usize])) {
         let operand = |index: usize| &graph.nodes[node.operands[index] as usize].shape;
         let flops = match &node.op {
             Op::Dot { dims, .. } => {

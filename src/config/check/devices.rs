@@ -21,7 +21,7 @@ pub(super) fn processes(typed: &Typed) -> Verdict {
     let world = member.world;
     let devices = typed.count("data_parallel").unwrap_or(1);
     let degree = |name: &str| typed.count(name).unwrap_or(1).max(1);
-    let parts = degree("shard_parallel") * degree("tensor_parallel");
+    let parts = degree("shard_parallel") * degree("tensor_parallel") * degree("pipeline_parallel");
     if typed.is_given("data_parallel") && !(devices * parts).is_multiple_of(world) {
         let near = (1..).map(|more| devices + more).find(|devices| (devices * parts).is_multiple_of(world)).unwrap_or(world);
         return refuse(

@@ -69,6 +69,7 @@ fn defaults_are_those_of_training_arguments() {
         per_device_eval_batch_size: 8,
         gradient_accumulation_steps: 1,
         mesh: crate::parallel::Mesh::single(),
+        pipeline_schedule: Default::default(),
         shard_optimizer_state: false,
         gradient_bucket_bytes: 25 << 20,
         checkpointing: Checkpointing::Off,

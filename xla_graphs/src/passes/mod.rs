@@ -5,6 +5,7 @@ mod expand;
 pub mod partition;
 mod precision;
 mod products;
+pub mod stages;
 
 pub use precision::Precision;
 
