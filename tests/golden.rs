@@ -137,7 +137,7 @@ fn loss_and_gradients_equal_transformers() {
         let weights = Weights::new(&trace, &tensors);
         let loss = xtrain_models::loss(&*case.model, &weights, &inputs.tokens, &inputs.labels, &Randomness::off()).unwrap();
         let loss = loss.sum.div(&loss.count).unwrap();
-        let leaves: Vec<_> = parameters.iter().map(|p| tensors[&p.name].held().clone()).collect();
+        let leaves: Vec<_> = parameters.iter().map(|p| tensors[&p.name].held()[0].clone()).collect();
         for (parameter, gradient) in parameters.iter().zip(backward(&loss, &leaves).unwrap()) {
             recording.fetch(&format!("grad.{}", parameter.name), &gradient);
         }

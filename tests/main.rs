@@ -13,6 +13,7 @@ mod layers;
 mod models;
 mod neuron;
 mod parallel;
+mod pipelines;
 mod precision;
 mod processes;
 mod steady;

@@ -178,7 +178,7 @@ fn labelled_places_alone_give_the_same_loss_and_gradients() {
             let trace = recording.trace().clone();
             let loss =
                 xtrain_models::loss(&*model, &Weights::new(&trace, &tensors), &batch, &labels, &Randomness::off()).unwrap();
-            let leaves: Vec<_> = specs.iter().map(|spec| tensors[&spec.name].held().clone()).collect();
+            let leaves: Vec<_> = specs.iter().map(|spec| tensors[&spec.name].held()[0].clone()).collect();
             let gradients = xtrain_graphs::backward(&loss.sum, &leaves).unwrap();
             recording.fetch("loss", &loss.sum.reshape(&[1]).unwrap());
             recording.fetch("count", &loss.count.reshape(&[1]).unwrap());

@@ -6,7 +6,7 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-const STEPS: usize = 20;
+pub(crate) const STEPS: usize = 20;
 
 /// Examples of a microbatch on all devices together.
 const ROWS: usize = 8;
@@ -16,7 +16,7 @@ const ROWS: usize = 8;
 pub(crate) const OPTIMIZER: &str = "--learning_rate 1e-3 --adam_epsilon 1e-4 --lr_scheduler_type linear --warmup_steps 5";
 
 /// Name, model, data; the first is tried at every degree, the others at one each.
-const CASES: [(&str, &str, &str); 4] = [
+pub(crate) const CASES: [(&str, &str, &str); 4] = [
     (
         "gpt2",
         "clm --model_type gpt2 --config_overrides n_layer=2,n_head=2,n_embd=32,n_positions=32",
@@ -27,7 +27,7 @@ const CASES: [(&str, &str, &str); 4] = [
     ("gptj", GPTJ, "--train_file wikitext.txt --tokenizer_name byte_bpe --block_size 32"),
 ];
 
-fn line(name: &str, model: &str, data: &str) -> String {
+pub(crate) fn line(name: &str, model: &str, data: &str) -> String {
     match name {
         "bert" => format!("cls {model} {TWEETS} {data} --validation_file tweets-valid.csv --do_train --do_eval"),
         "albert" => format!("mlm {model} {data} --do_train --do_eval --validation_file wikitext-valid.txt"),
@@ -50,7 +50,7 @@ fn train_on(bench: &Bench, what: &str, shards: usize, extra: &str) -> Run {
 }
 
 /// Losses, norms, evaluations and final weights of a run beside those of the run in `one`.
-fn assert_same_run(bench: &Bench, dir: &str, one: &str) {
+pub(crate) fn assert_same_run(bench: &Bench, dir: &str, one: &str) {
     let (records, one_records) = (bench.records(dir), bench.records(one));
     for key in ["loss", "grad_norm", "eval_loss", "eval_accuracy"] {
         assert_close(&format!("{dir}: {key}"), &numbers(&one_records, key), &numbers(&records, key), 1e-4);

@@ -103,7 +103,7 @@ fn every_family_stays_near_f32_and_its_master_gradients_are_f32() {
             let weights = Weights::new(&trace, &tensors);
             let loss = xtrain_models::loss(&*case.model, &weights, &inputs.tokens, &inputs.labels, &Randomness::off()).unwrap();
             let loss = loss.sum.div(&loss.count).unwrap();
-            let leaves: Vec<_> = parameters.iter().map(|p| tensors[&p.name].held().clone()).collect();
+            let leaves: Vec<_> = parameters.iter().map(|p| tensors[&p.name].held()[0].clone()).collect();
             // As in training: a scale keeps small gradients in fp16's range.
             let scale = if precision.needs_loss_scale() { 1024.0 } else { 1.0 };
             let all = backward(&loss.mul_scalar(scale).unwrap(), &leaves).unwrap();

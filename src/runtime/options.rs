@@ -7,6 +7,7 @@ use super::error::{Error, Result};
 use super::ffi::{self, CStruct, NamedValue, ValueUnion};
 use super::plugin::{array, string};
 use prost::Message;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// A value of a client option or of a plugin's attribute.
@@ -138,15 +139,17 @@ impl CompileOptions {
         CompileOptions { num_replicas: n, ..Default::default() }
     }
 
-    /// Of options whose device assignment is for several stages of a pipeline, one after the other, those of one stage.
-    pub fn of_stage(&self, stage: usize) -> std::borrow::Cow<'_, Self> {
-        match &self.device_assignment {
-            Some(rows) if rows.len() > self.num_replicas => {
-                let own = rows[stage * self.num_replicas..(stage + 1) * self.num_replicas].to_vec();
-                std::borrow::Cow::Owned(CompileOptions { device_assignment: Some(own), ..self.clone() })
-            }
-            _ => std::borrow::Cow::Borrowed(self),
-        }
+    /// Of options whose device assignment is for several stages of a pipeline, one after the other, those of one stage. With P stages,
+    /// number P x (1 + a) + b stands for the stages a and b together.
+    pub fn of_stage(&self, stage: usize) -> Cow<'_, Self> {
+        let each = self.num_replicas;
+        let Some(rows) = self.device_assignment.as_ref().filter(|rows| rows.len() > each) else { return Cow::Borrowed(self) };
+        let (stages, of) = (rows.len() / each, |stage: usize| rows[stage * each..(stage + 1) * each].to_vec());
+        let own = match stage.checked_sub(stages) {
+            None => of(stage),
+            Some(pair) => [of(pair / stages), of(pair % stages)].concat(),
+        };
+        Cow::Owned(CompileOptions { num_replicas: own.len(), device_assignment: Some(own), ..self.clone() })
     }
 
     /// The same options with one XLA option more.

@@ -97,8 +97,9 @@ pub fn record(recording: &mut Recording, model: &dyn Model, parameters: &[Parame
     let weights = parameter_tensors(recording, parameters)?;
     let trace = recording.trace().clone();
     let weights = Weights::new(&trace, &weights);
-    let _stages = recording.stages_by_layer();
+    let stages = recording.stages_by_layer();
     let predictions = Predictions::of(model, &weights, &inputs.tokens, &inputs.labels, &Randomness::off())?;
+    drop(stages);
     let loss = predictions.loss()?;
     let mut sums = vec![loss.sum.reshape(&[1])?, loss.count.reshape(&[1])?];
     match model.task() {

@@ -4,13 +4,13 @@
 use super::error::{Error, Result};
 use super::session::{Buffers, HostTime, Session};
 use crate::cache::CompiledGraph;
-use crate::parallel::Placements;
+use crate::parallel::{Mesh, Placements};
 use crate::parallel::schedule::{PieceShape, order};
 use crate::runtime::{Buffer, RunOptions};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-use xtrain_graphs::Graph;
+use xtrain_graphs::{Graph, InputRole, Shape, Trace};
 use xtrain_graphs::passes::partition::PLACE_INPUT;
 use xtrain_graphs::passes::stages::{self, is_value};
 
@@ -98,9 +98,18 @@ pub(super) fn run(session: &mut Session, microbatches: Vec<Microbatch>) -> Resul
         let microbatch = &microbatches[task.microbatch];
         let part = &microbatch.parts[task.piece];
         let stage = part.shape.stage;
+        let own = &mut values[task.microbatch];
+        if session.places(stage).next().is_none() {
+            // Another process runs it; what it sends comes here all the same.
+            let begun = Instant::now();
+            for (name, _) in &part.sends {
+                hand_on(session, (name, stage), part, microbatch, (Vec::new(), &mut *own))?;
+            }
+            time.execute += begun.elapsed();
+            continue;
+        }
         let compiled = compiled(session, part, &mut time)?;
         let begun = Instant::now();
-        let own = &mut values[task.microbatch];
         let outputs = execute(session, &compiled, stage, microbatch, own)?;
         for name in compiled.inputs.iter().map(|(name, _)| name).filter(|name| is_value(name)) {
             let key = (name.clone(), stage);
@@ -178,7 +187,7 @@ fn execute(
 
 /// Keeps a value for the pieces that take it, copied to their stages.
 fn hand_on(
-    session: &Session,
+    session: &mut Session,
     (name, stage): (&str, usize),
     part: &Part,
     microbatch: &Microbatch,
@@ -190,13 +199,69 @@ fn hand_on(
     };
     let to = part.sends.iter().find(|(sent, _)| sent == name).map_or(&[][..], |(_, stages)| stages);
     for &other in to {
-        let devices = session.places(other).map(|(device, _)| device);
-        let copies = buffers.iter().zip(devices).map(|(buffer, device)| Ok(buffer.copy_to(device)?)).collect::<Result<_>>()?;
-        values.insert((name.to_string(), other), (copies, takers(other)));
+        let copies: Vec<Buffer> = match session.are_together(stage, other) {
+            true => {
+                let devices = session.places(other).map(|(device, _)| device);
+                buffers.iter().zip(devices).map(|(buffer, device)| Ok(buffer.copy_to(device)?)).collect::<Result<_>>()?
+            }
+            false => {
+                let output = part.graph.outputs.iter().position(|output| output.name == name).expect("a value of this part");
+                transfer(session, (stage, other), part.graph.output_shape(output), &buffers)?
+            }
+        };
+        if !copies.is_empty() {
+            values.insert((name.to_string(), other), (copies.into(), takers(other)));
+        }
     }
     let own = takers(stage);
-    if own > 0 {
+    if own > 0 && !buffers.is_empty() {
         values.insert((name.to_string(), stage), (buffers.into(), own));
     }
     Ok(())
+}
+
+/// Sends a value between processes: a graph on the devices of both stages, in which each pair of replicas puts together what both have
+/// (an all-gather, which every device's collectives know; Neuron's libraries send no other way) and the receiver's is not used.
+fn transfer(session: &mut Session, (from, to): (usize, usize), shape: &Shape, buffers: &[Buffer]) -> Result<Vec<Buffer>> {
+    let (senders, receivers): (Vec<_>, Vec<_>) = (session.places(from).collect(), session.places(to).collect());
+    if senders.is_empty() && receivers.is_empty() {
+        return Ok(Vec::new());
+    }
+    let graph = transfer_graph(session.mesh, (from, to), shape)?;
+    let compiled = session.cache.get(&graph)?;
+    if !receivers.is_empty() && !session.fillers.contains_key(&(to, shape.clone())) {
+        let zeros = vec![0; shape.bytes()];
+        let filler = session.upload_at(to, shape, |_| &zeros)?;
+        session.fillers.insert((to, shape.clone()), filler);
+    }
+    let filler = session.fillers.get(&(to, shape.clone()));
+    let sent = senders.iter().zip(buffers).map(|((device, _), buffer)| (*device, buffer));
+    let filled = receivers.iter().zip(filler.into_iter().flat_map(|filler| filler.iter())).map(|((device, _), buffer)| (*device, buffer));
+    let given: HashMap<usize, &Buffer> = sent.chain(filled).collect();
+    let arguments: Vec<Vec<&Buffer>> = compiled.executable.devices().iter().map(|device| vec![given[device]]).collect();
+    for stage in [from, to] {
+        for step in session.running.iter_mut().flat_map(|running| running[stage].drain(..)) {
+            step.wait()?;
+        }
+    }
+    let execution = compiled.executable.run(&arguments, RunOptions::default())?;
+    if let Some(running) = &mut session.running {
+        // One of the two is enough: whichever goes on here waits for it.
+        running[if receivers.is_empty() { from } else { to }] = execution.done;
+    }
+    let is_receiver = |device: &usize| receivers.iter().any(|(own, _)| own == device);
+    let outputs = compiled.executable.devices().iter().zip(execution.outputs);
+    Ok(outputs.filter(|(device, _)| is_receiver(device)).flat_map(|(_, outputs)| outputs).collect())
+}
+
+fn transfer_graph(mesh: Mesh, (from, to): (usize, usize), shape: &Shape) -> Result<Graph> {
+    let replicas = mesh.replicas() as u32;
+    let pairs: Vec<Vec<u32>> = (0..replicas).map(|replica| vec![replica, replicas + replica]).collect();
+    let trace = Trace::new();
+    let value = trace.input("sent", shape.clone(), InputRole::Feed);
+    let row = [&[1], value.dims()].concat();
+    let both = value.reshape(&row)?.all_gather(&pairs, 0)?;
+    trace.output("received", &both.slice_dim(0, 0, 1)?.reshape(value.dims())?);
+    let graph = trace.cut(&format!("transfer.stage{from}.stage{to}"))?;
+    Ok(Graph { stage: (mesh.stage * (1 + from) + to) as u32, ..graph })
 }

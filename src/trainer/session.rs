@@ -62,6 +62,8 @@ pub struct Session {
     /// Microbatches that wait for the one that updates, with which they go through the stages.
     waiting: Vec<Microbatch>,
     pub(super) schedule: PipelineSchedule,
+    /// What the receiving end of a transfer between processes puts in, by shape.
+    pub(super) fillers: HashMap<(usize, Shape), Buffers>,
     eval_precision: Precision,
     /// Graphs in other precisions than f32, and divided ones, by what was recorded: a step makes each once.
     made: RefCell<HashMap<(Fingerprint, Precision), Arc<[Part]>>>,
@@ -81,6 +83,7 @@ impl Session {
             shapes: HashMap::new(),
             waiting: Vec::new(),
             schedule: PipelineSchedule::default(),
+            fillers: HashMap::new(),
             eval_precision: Precision::F32,
             made: RefCell::default(),
         }
@@ -178,11 +181,23 @@ impl Session {
         self.shapes.get(name)
     }
 
-    /// Whether some part of a value is in other processes only.
+    /// Whether some process does not hold every part of a value: the same answer in each.
     fn is_elsewhere(&self, name: &str) -> bool {
-        let stage = self.placements.home(name).unwrap_or(0);
-        let is_here = |part: usize| self.places(stage).any(|(_, replica)| self.placements.part(name, self.mesh, replica) == part);
-        !(0..self.placements.count(name)).all(is_here)
+        let (home, replicas) = (self.placements.home(name), self.mesh.replicas());
+        let lacks = |part: usize, devices: Range<usize>| {
+            let own = devices.filter(|device| home.is_none_or(|home| device / replicas == home)).map(|device| device % replicas);
+            !own.into_iter().any(|replica| self.placements.part(name, self.mesh, replica) == part)
+        };
+        let each = self.local.len().max(1);
+        let mut processes = (0..self.mesh.devices() / each).map(|process| process * each..(process + 1) * each);
+        processes.any(|devices| (0..self.placements.count(name)).any(|part| lacks(part, devices.clone())))
+    }
+
+    /// Whether one process has all devices of both stages.
+    pub(super) fn are_together(&self, one: usize, other: usize) -> bool {
+        let (replicas, each) = (self.mesh.replicas(), self.local.len().max(1));
+        let process = |stage: usize| (stage * replicas / each, ((stage + 1) * replicas - 1) / each);
+        process(one) == process(other) && process(one).0 == process(one).1
     }
 
     /// Puts those values together on the devices of which other processes hold parts, all of which have to do the same; `None` if there are none.
@@ -220,6 +235,11 @@ impl Session {
         Ok((self.placements.join(name, parts, held), self.placements.whole(name, held)))
     }
 
+    /// The value of this process' first replica that has any; the others' are equal, or other parts.
+    pub fn state(&self, name: &str) -> Option<&Buffer> {
+        self.replicas(name)?.first()
+    }
+
     /// The value of every replica of this process; of what several stages hold, the first's.
     pub fn replicas(&self, name: &str) -> Option<&Buffers> {
         self.state.get(name)?.values().next()
@@ -237,7 +257,7 @@ impl Session {
     }
 
     /// The same for the devices of one stage.
-    fn upload_at<'b>(&self, stage: usize, shape: &Shape, bytes: impl Fn(usize) -> &'b [u8]) -> Result<Buffers> {
+    pub(super) fn upload_at<'b>(&self, stage: usize, shape: &Shape, bytes: impl Fn(usize) -> &'b [u8]) -> Result<Buffers> {
         self.places(stage).map(|(device, replica)| Ok(self.client.upload(bytes(replica), shape, device)?)).collect()
     }
 

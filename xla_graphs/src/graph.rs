@@ -48,7 +48,8 @@ pub struct GraphNode {
 pub struct Graph {
     pub format: u32,
     pub name: String,
-    /// The pipeline stage whose devices run it; 0 where there is no pipeline.
+    /// The pipeline stage whose devices run it; 0 where there is no pipeline. What goes from stage a to stage b of P runs on both, as
+    /// number P x (1 + a) + b.
     pub stage: u32,
     pub inputs: Vec<InputSpec>,
     pub outputs: Vec<OutputSpec>,
