@@ -7,14 +7,17 @@ use super::task::TaskData;
 use super::train::{Prepared, layout, stream_length};
 use crate::config::TrainPlan;
 use crate::data::Collator;
-use crate::parallel::{Axis, Mesh};
+use crate::parallel::{Axis, Mesh, Placements, Stages};
 use crate::report::table::{Align, Table};
 use crate::report::units::{bytes, count, exact};
-use crate::trainer::ahead::{RunShapes, compile_all, record_all};
+use crate::trainer::ahead::{RunShapes, compile_all, record_steps};
 use crate::trainer::feed::{BatchShape, LabelShape};
+use crate::trainer::fit::footprints;
+use crate::trainer::pipeline::{bubble, sent};
 use crate::trainer::session::Session;
 use crate::trainer::settings::Checkpointing;
-use xtrain_graphs::{Graph, Target, passes, work};
+use crate::trainer::step::Stepper;
+use xtrain_graphs::{Target, passes, work};
 use xtrain_models::Model;
 
 /// Prints the plan on standard output.
@@ -57,9 +60,9 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
                 settings.gradient_accumulation_steps,
                 settings.mesh.batch_shards(),
                 match settings.mesh {
-                    Mesh { tensor: 2.., .. } if settings.mesh.batch_shards() == 1 => " group of devices",
-                    Mesh { tensor: 2.., .. } => " groups of devices",
-                    mesh if mesh.replicas() == 1 => " device",
+                    Mesh { tensor: 2.., .. } | Mesh { stage: 2.., .. } if settings.mesh.batch_shards() == 1 => " group of devices",
+                    Mesh { tensor: 2.., .. } | Mesh { stage: 2.., .. } => " groups of devices",
+                    mesh if mesh.batch_shards() == 1 => " device",
                     _ => " devices",
                 }
             ),
@@ -80,6 +83,9 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
         let largest = shapes.train.iter().map(|shape| work(model, shape)).fold(0.0, f64::max);
         let work = count(largest * (settings.gradient_accumulation_steps * settings.mesh.batch_shards()) as f64);
         table.row(["work per step".to_string(), format!("{most}{work}FLOP")]);
+        if let Some(stages) = prepared.session.placements().stages() {
+            describe_stages(&mut table, plan, stages, &stepper(plan, model), prepared.session.placements());
+        }
         for axis in Axis::ALL {
             if let Some(groups) = settings.mesh.groups(&[axis]) {
                 table.row([format!("{axis} groups"), format!("{groups:?}")]);
@@ -112,6 +118,17 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
         ]);
     }
     print!("\n{}", table.render());
+    if settings.mesh.stage > 1 {
+        let batch = settings.per_device_train_batch_size;
+        let found = footprints(&mut prepared.session, None, model, &stepper, &shapes, batch).map_err(failed("reading the memory"))?;
+        let mut table = Table::pairs();
+        table.heading("memory per device, with the microbatches under way");
+        for footprint in found {
+            let (peak, state) = (bytes(footprint.peak), bytes(footprint.state));
+            table.row([format!("stage {}", footprint.stage), format!("{peak}, {state} of it state (in {})", footprint.graph)]);
+        }
+        print!("\n{}", table.render());
+    }
     println!("\ndry run: nothing was trained or written to {}", settings.output_dir.display());
     Ok(())
 }
@@ -124,25 +141,35 @@ fn exchanged(
     shapes: &RunShapes,
 ) -> Result<Vec<(String, u64)>, Error> {
     let mesh = plan.train.mesh;
-    if mesh.replicas() == 1 {
+    if mesh.devices() == 1 {
         return Ok(Vec::new());
     }
     let training = RunShapes { eval: Vec::new(), ..shapes.clone() };
-    let graphs = record_all(session, model, &stepper(plan, model), &training).map_err(failed("recording the graphs"))?;
+    let steps = record_steps(session, model, &stepper(plan, model), &training).map_err(failed("recording the graphs"))?;
     let axes: Vec<Vec<Axis>> = [Axis::ALL.map(|axis| vec![axis]).to_vec(), vec![vec![Axis::Data, Axis::Shard]]].concat();
     let mut totals: Vec<(String, u64)> = Vec::new();
     for (accumulates, repeats) in [(true, plan.train.gradient_accumulation_steps as u64 - 1), (false, 1)] {
-        let of_phase = graphs.iter().filter(|graph| is_step(graph) && graph.name.starts_with("accumulate") == accumulates);
+        let of_phase = steps.iter().filter(|(name, _)| is_step(name) && name.starts_with("accumulate") == accumulates);
         let mut most: Vec<(String, u64)> = Vec::new();
-        for graph in of_phase {
-            // As it is emitted: equal nodes are one by then.
-            let prepared = passes::prepare(graph, Target::Cpu).map_err(failed("preparing the graphs"))?;
-            for found in work::exchanged(&prepared) {
-                let axis = axes.iter().find(|axes| mesh.groups(axes).as_ref() == Some(&found.groups));
-                let axis =
-                    axis.map_or("all".to_string(), |axes| axes.iter().map(Axis::to_string).collect::<Vec<_>>().join(" x "));
-                keep_largest(&mut most, format!("{} over {axis}", found.kind), found.bytes);
+        for (_, graphs) in of_phase {
+            // By kind, axis and stage.
+            let mut found: Vec<(String, u32, u64)> = Vec::new();
+            for graph in graphs {
+                // As it is emitted: equal nodes are one by then.
+                let prepared = passes::prepare(graph, Target::Cpu).map_err(failed("preparing the graphs"))?;
+                for exchange in work::exchanged(&prepared) {
+                    let axis = axes.iter().find(|axes| mesh.groups(axes).as_ref() == Some(&exchange.groups));
+                    let axis =
+                        axis.map_or("all".to_string(), |axes| axes.iter().map(Axis::to_string).collect::<Vec<_>>().join(" x "));
+                    let what = format!("{} over {axis}", exchange.kind);
+                    match found.iter_mut().find(|(known, stage, _)| *known == what && *stage == graph.stage) {
+                        Some((.., bytes)) => *bytes += exchange.bytes,
+                        None => found.push((what, graph.stage, exchange.bytes)),
+                    }
+                }
             }
+            found.into_iter().for_each(|(what, _, bytes)| keep_largest(&mut most, what, bytes));
+            keep_largest(&mut most, "copies between stages".into(), sent(graphs));
         }
         for (what, bytes) in most {
             match totals.iter_mut().find(|(known, _)| *known == what) {
@@ -155,8 +182,34 @@ fn exchanged(
     Ok(totals)
 }
 
-fn is_step(graph: &Graph) -> bool {
-    ["accumulate", "update", "train"].iter().any(|name| graph.name.split('.').next() == Some(name))
+/// The stages of a pipeline: what each has and needs.
+fn describe_stages(table: &mut Table, plan: &TrainPlan, stages: &Stages, stepper: &Stepper, placements: &Placements) {
+    let settings = &plan.train;
+    let microbatches = settings.gradient_accumulation_steps;
+    for stage in 0..stages.count() {
+        let layers = stages.layers(stage);
+        let state = stepper.state_bytes(microbatches > 1, placements, stage);
+        table.row([
+            format!("stage {stage}"),
+            format!(
+                "layers {} to {}, {:.0} % of the work, {} of weights and moments per device",
+                layers.start,
+                layers.end - 1,
+                100.0 * stages.work(stage),
+                bytes(state)
+            ),
+        ]);
+    }
+    let bubble = bubble(stages.count(), microbatches, settings.pipeline_schedule);
+    let advice = if bubble > 0.25 { "; more --gradient_accumulation_steps make it less" } else { "" };
+    table.row([
+        "schedule".to_string(),
+        format!("{}, {microbatches} microbatches: stages wait {:.0} % of the time{advice}", settings.pipeline_schedule, 100.0 * bubble),
+    ]);
+}
+
+fn is_step(name: &str) -> bool {
+    ["accumulate", "update", "train"].contains(&name.split('.').next().unwrap_or_default())
 }
 
 fn keep_largest(found: &mut Vec<(String, u64)>, what: String, bytes: u64) {

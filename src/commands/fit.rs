@@ -158,8 +158,8 @@ impl Split {
         // The walk over the module and the compiler's own figure differ a little; the latter is the one that adds up.
         let activations =
             if peak.bytes == 0 { 0 } else { (activations as f64 / peak.bytes as f64 * found.temporaries as f64) as u64 };
-        let weights = stepper.weight_bytes(placements);
-        let without = stepper.state_bytes(false, placements);
+        let weights = stepper.weight_bytes(placements, found.stage);
+        let without = stepper.state_bytes(false, placements, found.stage);
         Ok(Split {
             weights,
             moments: without - weights,

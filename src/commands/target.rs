@@ -14,7 +14,7 @@ use crate::runtime::thunks::Launches;
 use crate::trainer::ahead::record_all;
 use crate::trainer::cuda;
 use crate::trainer::device::DeviceSettings;
-use crate::trainer::fit::of_graph;
+use crate::trainer::fit::{of_graph, waiting};
 use crate::trainer::gpu::{Estimate, Gpu, PEAK_SHARE, Work};
 use std::time::Duration;
 use xtrain_graphs::Graph;
@@ -62,11 +62,13 @@ pub(super) fn compile(mut plan: TrainPlan) -> Result<Outcome, Error> {
     let stepper = compile::stepper(&plan, model);
     let graphs = record_all(&mut prepared.session, model, &stepper, &shapes).map_err(failed("recording the graphs"))?;
     let placements = prepared.session.placements().clone();
-    let state = stepper.state_bytes(shapes.accumulation > 1, &placements);
     for graph in &graphs {
+        let stage = graph.stage as usize;
+        let state = stepper.state_bytes(shapes.accumulation > 1, &placements, stage);
         let checked = absent.graphs.check(graph).map_err(failed("compiling the graphs"))?;
         let facts = hlo_facts::of(&checked.module).map_err(failed("reading the compiled module"))?;
-        let found = of_graph(graph, checked.memory, state, plan.train.per_device_train_batch_size);
+        let waiting = waiting(&graphs, &prepared.session, stage, shapes.accumulation);
+        let found = of_graph(graph, checked.memory, state, plan.train.per_device_train_batch_size).also_keeping(waiting);
         let split = Split::of(&stepper, &placements, &found, &checked.module)?;
         let mut table = heading(&checked, absent.gpu);
         memory_rows(&mut table, graph, &split, found.peak, absent.gpu);

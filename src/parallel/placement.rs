@@ -119,6 +119,15 @@ impl Placements {
         self.splits(name).fold(shape.clone(), |shape, split| split.part_of(&shape))
     }
 
+    /// Bytes that a replica of a stage holds of a value, its copy counted.
+    pub fn held_bytes(&self, name: &str, shape: &Shape, stage: usize) -> u64 {
+        let mut held = std::iter::once(name.to_string()).chain(self.copies(name));
+        match held.any(|held| self.home(&held).is_none_or(|home| home == stage)) {
+            true => self.local(name, shape).bytes() as u64,
+            false => 0,
+        }
+    }
+
     /// The shape of a value of which a replica holds this.
     pub fn whole(&self, name: &str, held: &Shape) -> Shape {
         self.splits(name).fold(held.clone(), |shape, split| split.whole_of(&shape))

@@ -3,7 +3,7 @@
 use super::error::Result;
 use super::feed::{BatchShape, abstract_batch, graph_name};
 use super::parameters::parameter_shape;
-use super::session::Session;
+use super::session::{Recording, Session};
 use super::step::{Phase, Stepper};
 use super::{ceiling, evaluate, replicas};
 use crate::cache::CompiledGraph;
@@ -31,19 +31,31 @@ pub fn compile_all(
     jobs: usize,
     ready: &mut dyn FnMut(&CompiledGraph),
 ) -> Result<Vec<Arc<CompiledGraph>>> {
-    let graphs = record_all(session, model, stepper, shapes)?;
+    let mut graphs = record_all(session, model, stepper, shapes)?;
+    graphs.retain(|graph| session.runs(graph));
     Ok(session.cache_mut().get_all(&graphs, jobs, ready)?)
 }
 
 /// Starts making the graphs of the run's first step in the background, while weights and data are read.
 pub fn start_first_step(session: &mut Session, model: &dyn Model, stepper: &Stepper, shapes: &RunShapes) -> Result<()> {
-    let graphs = record_all(session, model, stepper, &RunShapes { eval: Vec::new(), ..shapes.clone() })?;
+    let mut graphs = record_all(session, model, stepper, &RunShapes { eval: Vec::new(), ..shapes.clone() })?;
+    graphs.retain(|graph| session.runs(graph));
     session.cache_mut().make_ahead(graphs);
     Ok(())
 }
 
 /// Every graph of the run, in the order of use, in the run's precision.
 pub fn record_all(session: &mut Session, model: &dyn Model, stepper: &Stepper, shapes: &RunShapes) -> Result<Vec<Graph>> {
+    Ok(record_steps(session, model, stepper, shapes)?.into_iter().flat_map(|(_, graphs)| graphs).collect())
+}
+
+/// The same, by what is recorded as one: a name, and a graph or those of a pipeline's stages.
+pub fn record_steps(
+    session: &mut Session,
+    model: &dyn Model,
+    stepper: &Stepper,
+    shapes: &RunShapes,
+) -> Result<Vec<(String, Vec<Graph>)>> {
     let accumulates = shapes.accumulation > 1;
     let parameters = stepper.parameters().iter().map(|p| (p.name.clone(), parameter_shape(p)));
     let extra = stepper.extra_state(accumulates).into_iter().map(|state| (state.name, state.shape));
@@ -53,28 +65,32 @@ pub fn record_all(session: &mut Session, model: &dyn Model, stepper: &Stepper, s
     if accumulates {
         phases.insert(0, Phase::Accumulate);
     }
-    let mut graphs = Vec::new();
+    let mut steps = Vec::new();
+    let mut add = |recording: &Recording, name: &str| -> Result<()> {
+        steps.push((name.to_string(), recording.cut(name)?));
+        Ok(())
+    };
     if !shapes.train.is_empty() {
         let mut recording = session.begin_abstract(state.clone());
         ceiling::record_abstract(&mut recording, stepper.precision())?;
-        graphs.extend(recording.cut(ceiling::GRAPH_NAME)?);
+        add(&recording, ceiling::GRAPH_NAME)?;
     }
     if !shapes.train.is_empty() && session.mesh().replicas() > 1 {
         let mut recording = session.begin_abstract(state.clone());
         replicas::record(&mut recording, stepper.parameters())?;
-        graphs.extend(recording.cut(replicas::GRAPH_NAME)?);
+        add(&recording, replicas::GRAPH_NAME)?;
     }
     for (shape, phase) in shapes.train.iter().flat_map(|shape| phases.iter().map(move |phase| (shape, *phase))) {
         let mut recording = session.begin_abstract(state.clone());
         let inputs = abstract_batch(&mut recording, shape);
         stepper.record(&mut recording, &inputs, phase, 0, 0)?;
-        graphs.extend(recording.cut(&graph_name(phase.graph_name(), shape.variant.as_deref()))?);
+        add(&recording, &graph_name(phase.graph_name(), shape.variant.as_deref()))?;
     }
     for shape in &shapes.eval {
         let mut recording = session.begin_abstract(state.clone());
         let inputs = abstract_batch(&mut recording, shape);
         evaluate::record(&mut recording, model, stepper.parameters(), &inputs)?;
-        graphs.extend(recording.cut(&graph_name(evaluate::GRAPH_NAME, shape.variant.as_deref()))?);
+        add(&recording, &graph_name(evaluate::GRAPH_NAME, shape.variant.as_deref()))?;
     }
-    Ok(graphs)
+    Ok(steps)
 }

@@ -5,6 +5,8 @@ use super::error::{Error, Result};
 use super::session::Session;
 use super::step::Stepper;
 use crate::cache::{Memory, TargetCache};
+use std::collections::BTreeMap;
+use xtrain_graphs::passes::stages::is_value;
 use xtrain_graphs::{Graph, InputRole};
 use xtrain_models::Model;
 
@@ -15,6 +17,8 @@ const LARGEST_BATCH: usize = 1 << 16;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Footprint {
     pub batch: usize,
+    /// Of a pipeline.
+    pub stage: usize,
     pub peak: u64,
     pub graph: String,
     /// Weights, moments and accumulated gradients: there in every graph, used or not.
@@ -23,6 +27,13 @@ pub struct Footprint {
     pub data: u64,
     /// What the deciding graph needs while it runs.
     pub temporaries: u64,
+}
+
+impl Footprint {
+    /// The same with so many bytes of data more.
+    pub fn also_keeping(self, bytes: u64) -> Self {
+        Footprint { data: self.data + bytes, peak: self.peak + bytes, ..self }
+    }
 }
 
 /// The footprint of a run with these shapes, which have `batch` examples in a microbatch. Compiles its graphs, unless their statistics
@@ -35,20 +46,43 @@ pub fn footprint(
     shapes: &RunShapes,
     batch: usize,
 ) -> Result<Footprint> {
-    let state = stepper.state_bytes(shapes.accumulation > 1, session.placements());
-    let mut largest: Option<Footprint> = None;
+    let all = footprints(session, absent.as_deref_mut(), model, stepper, shapes, batch)?;
+    Ok(all.into_iter().max_by_key(|one| one.peak).expect("a run that trains has graphs"))
+}
+
+/// The footprint of each stage, one where there is no pipeline.
+pub fn footprints(
+    session: &mut Session,
+    mut absent: Option<&mut TargetCache>,
+    model: &dyn Model,
+    stepper: &Stepper,
+    shapes: &RunShapes,
+    batch: usize,
+) -> Result<Vec<Footprint>> {
     let graphs = record_all(session, model, stepper, shapes)?;
-    for graph in graphs {
+    let mut largest: BTreeMap<u32, Footprint> = BTreeMap::new();
+    for graph in &graphs {
         let memory = match &mut absent {
-            Some(target) => target.memory(&graph)?,
-            None => session.cache_mut().memory(&graph)?.ok_or(Error::NoMemoryStatistics)?,
+            Some(target) => target.memory(graph)?,
+            None => session.cache_mut().memory(graph)?.ok_or(Error::NoMemoryStatistics)?,
         };
-        let one = of_graph(&graph, memory, state, batch);
-        if largest.as_ref().is_none_or(|largest| one.peak > largest.peak) {
-            largest = Some(one);
+        let stage = graph.stage as usize;
+        let state = stepper.state_bytes(shapes.accumulation > 1, session.placements(), stage);
+        let one = of_graph(graph, memory, state, batch).also_keeping(waiting(&graphs, session, stage, shapes.accumulation));
+        match largest.get_mut(&graph.stage) {
+            Some(known) if known.peak >= one.peak => {}
+            _ => drop(largest.insert(graph.stage, one)),
         }
     }
-    Ok(largest.expect("a run that trains has graphs"))
+    Ok(largest.into_values().collect())
+}
+
+/// Bytes of the microbatches that a stage has under way besides the one that it works on: what their forward pass left for the
+/// backward pass.
+pub fn waiting(graphs: &[Graph], session: &Session, stage: usize, microbatches: usize) -> u64 {
+    let values = |graph: &Graph| graph.inputs.iter().filter(|input| is_value(&input.name)).map(|input| input.shape.bytes() as u64).sum();
+    graphs.iter().filter(|graph| graph.stage as usize == stage).map(values).max().unwrap_or(0)
+        * (session.most_under_way(stage, microbatches) - 1) as u64
 }
 
 /// What one graph of a run holds, which has `state` bytes of state.
@@ -57,7 +91,7 @@ pub fn of_graph(graph: &Graph, memory: Memory, state: u64, batch: usize) -> Foot
     let used: i64 = used.map(|input| input.shape.bytes() as i64).sum();
     let data = (memory.arguments - used + memory.outputs - memory.donated).max(0) as u64;
     let temporaries = memory.temporaries.max(0) as u64;
-    Footprint { batch, peak: state + data + temporaries, graph: graph.name.clone(), state, data, temporaries }
+    Footprint { batch, stage: graph.stage as usize, peak: state + data + temporaries, graph: graph.name.clone(), state, data, temporaries }
 }
 
 /// The largest batch whose footprint is at most `budget`, with it; the error holds the footprint of a single example, if that is
@@ -121,7 +155,7 @@ mod tests {
         };
         let found = largest_batch(budget, |batch| {
             calls += 1;
-            Ok(Footprint { batch, peak: peak(batch), graph: "train".into(), state: fixed, data: 0, temporaries: 0 })
+            Ok(Footprint { batch, stage: 0, peak: peak(batch), graph: "train".into(), state: fixed, data: 0, temporaries: 0 })
         });
         let found = found.unwrap().ok().map(|f| f.batch);
         if let Some(batch) = found {

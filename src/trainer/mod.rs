@@ -22,7 +22,7 @@ pub mod hooks;
 pub mod interrupt;
 pub mod metrics;
 pub mod parameters;
-mod pipeline;
+pub mod pipeline;
 mod processes;
 pub mod replicas;
 pub mod run_loop;

@@ -4,10 +4,10 @@
 use super::error::{Error, Result};
 use super::session::{Buffers, HostTime, Session};
 use crate::cache::CompiledGraph;
-use crate::parallel::{Mesh, Placements};
+use crate::parallel::{Mesh, PipelineSchedule, Placements};
 use crate::parallel::schedule::{PieceShape, order};
 use crate::runtime::{Buffer, RunOptions};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use xtrain_graphs::{Graph, InputRole, Shape, Trace};
@@ -66,6 +66,35 @@ pub(super) fn split(graph: &Graph, count: usize, placements: &Placements) -> Res
         Part { graph: piece.graph, shape, sends, compiled: OnceLock::new() }
     };
     Ok(pieces.into_iter().enumerate().map(part).collect())
+}
+
+/// Bytes that the graphs of one step hand to other stages, from each replica of a stage to its like in another.
+pub fn sent(graphs: &[Graph]) -> u64 {
+    let mut seen = HashSet::new();
+    let stage_of = |name: &str| {
+        let gives = |graph: &&Graph| graph.outputs.iter().any(|output| output.name == name);
+        graphs.iter().find(gives).map(|graph| graph.stage)
+    };
+    let taken = graphs.iter().flat_map(|graph| graph.inputs.iter().map(move |input| (graph.stage, input)));
+    let from_others = taken.filter(|(stage, input)| is_value(&input.name) && stage_of(&input.name) != Some(*stage));
+    let mut bytes = 0;
+    for (stage, input) in from_others {
+        if seen.insert((stage, &input.name)) {
+            bytes += input.shape.bytes() as u64;
+        }
+    }
+    bytes
+}
+
+/// The share of a step that stages wait for each other, if all layers took equally long.
+pub fn bubble(stages: usize, microbatches: usize, schedule: PipelineSchedule) -> f64 {
+    let levels = 0..2 * stages - 1;
+    let piece = |level: usize| PieceShape {
+        stage: if level < stages { level } else { 2 * stages - 2 - level },
+        level,
+        after: level.checked_sub(1).into_iter().collect(),
+    };
+    order(&vec![levels.map(piece).collect(); microbatches], stages, schedule).bubble
 }
 
 /// What an input of a recorded graph is given.
@@ -262,6 +291,6 @@ fn transfer_graph(mesh: Mesh, (from, to): (usize, usize), shape: &Shape) -> Resu
     let row = [&[1], value.dims()].concat();
     let both = value.reshape(&row)?.all_gather(&pairs, 0)?;
     trace.output("received", &both.slice_dim(0, 0, 1)?.reshape(value.dims())?);
-    let graph = trace.cut(&format!("transfer.stage{from}.stage{to}"))?;
+    let graph = trace.cut(&format!("transfer.stage{from}.stage{to}.{shape}"))?;
     Ok(Graph { stage: (mesh.stage * (1 + from) + to) as u32, ..graph })
 }

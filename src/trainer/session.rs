@@ -10,7 +10,7 @@
 use super::error::{Error, Result};
 use super::pipeline::{self, Argument, Microbatch, Part};
 use crate::cache::GraphCache;
-use crate::parallel::{Axis, Mesh, Placements, PipelineSchedule, stages};
+use crate::parallel::{Axis, Mesh, PipelineSchedule, Placements, stages};
 use crate::runtime::{Buffer, Client, Event, PendingDownload};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -174,6 +174,21 @@ impl Session {
         let replicas = self.mesh.replicas();
         let of_stage = move |(_, number): &(usize, usize)| number / replicas == stage;
         self.local.clone().enumerate().filter(of_stage).map(move |(device, number)| (device, number % replicas))
+    }
+
+    /// Microbatches of a step that a stage has under way at most: forward, and not yet backward.
+    pub fn most_under_way(&self, stage: usize, microbatches: usize) -> usize {
+        let limit = match self.schedule {
+            _ if stage + 1 == self.mesh.stage => 1,
+            PipelineSchedule::Simple => microbatches,
+            PipelineSchedule::Interleaved => self.mesh.stage - stage,
+        };
+        limit.min(microbatches).max(1)
+    }
+
+    /// Whether this process has devices of a graph's stage.
+    pub fn runs(&self, graph: &Graph) -> bool {
+        self.places(graph.stage as usize).next().is_some()
     }
 
     /// The shape that a replica holds of a state.
@@ -342,6 +357,9 @@ impl Marked {
     }
 }
 
+/// The feed that tells each replica its number.
+const NUMBER: &str = "replica";
+
 /// What a value is called that [`Session::gather`] put together.
 fn gathered(name: &str) -> String {
     format!("whole.{name}")
@@ -448,7 +466,7 @@ impl Recording<'_> {
             return Ok(tensor.clone());
         }
         let _everywhere = self.trace.at_every_stage();
-        Ok(tensor.reshape(tensor.dims())?)
+        Ok(tensor.stop_gradient()?)
     }
 
     /// What of the state is in parts.
@@ -509,8 +527,15 @@ impl Recording<'_> {
         let replicas = self.session.mesh.replicas();
         let elements = tensor.shape().elements();
         let own: Vec<u32> = (0..replicas as u32).collect();
-        let number =
-            self.feed_host_each("replica", &Shape::new(DType::U32, [1, 1]), |replica| bytemuck::bytes_of(&own[replica]))?;
+        let number = match self.known.get(NUMBER) {
+            Some(number) => number.clone(),
+            None => {
+                let shape = Shape::new(DType::U32, [1, 1]);
+                let number = self.feed_host_each(NUMBER, &shape, |replica| bytemuck::bytes_of(&own[replica]))?;
+                self.known.insert(NUMBER.into(), number.clone());
+                number
+            }
+        };
         let rows = self.trace.iota(DType::U32, &[replicas, 1], 0)?;
         let row = tensor.reshape(&[1, elements])?.broadcast_to(&[replicas, elements])?;
         let zeros = self.trace.full(0.0, row.shape())?;

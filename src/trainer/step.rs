@@ -170,16 +170,16 @@ impl<'m> Stepper<'m> {
         state
     }
 
-    /// Bytes of the parameters on one replica.
-    pub fn weight_bytes(&self, placements: &Placements) -> u64 {
-        self.parameters.iter().map(|p| placements.local(&p.name, &parameter_shape(p)).bytes() as u64).sum()
+    /// Bytes of the parameters on one replica of a stage.
+    pub fn weight_bytes(&self, placements: &Placements, stage: usize) -> u64 {
+        self.parameters.iter().map(|p| placements.held_bytes(&p.name, &parameter_shape(p), stage)).sum()
     }
 
-    /// Bytes of the parameters and of [`Stepper::extra_state`] on one replica.
-    pub fn state_bytes(&self, accumulates: bool, placements: &Placements) -> u64 {
-        let local = |name: &str, shape: &Shape| placements.local(name, shape).bytes() as u64;
-        self.weight_bytes(placements)
-            + self.extra_state(accumulates).iter().map(|state| local(&state.name, &state.shape)).sum::<u64>()
+    /// Bytes of the parameters and of [`Stepper::extra_state`] on one replica of a stage.
+    pub fn state_bytes(&self, accumulates: bool, placements: &Placements, stage: usize) -> u64 {
+        let extra = self.extra_state(accumulates);
+        let extra = extra.iter().map(|state| placements.held_bytes(&state.name, &state.shape, stage));
+        self.weight_bytes(placements, stage) + extra.sum::<u64>()
     }
 
     /// Runs one microbatch of 0-based optimizer step `step`; `microstep` counts microbatches over the whole run and keys
