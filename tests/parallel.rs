@@ -366,7 +366,7 @@ fn each_option_saves_what_its_paper_says() {
 }
 
 /// `1.5 MiB` in bytes.
-fn bytes_of(text: &str) -> f64 {
+pub(crate) fn bytes_of(text: &str) -> f64 {
     let (number, unit) = text.split_once(' ').unwrap();
     let power = ["B", "KiB", "MiB", "GiB"].iter().position(|known| *known == unit).unwrap();
     number.parse::<f64>().unwrap() * 1024f64.powi(power as i32)

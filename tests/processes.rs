@@ -175,6 +175,8 @@ fn parts_of_a_model_live_in_several_processes() {
         ("divided", 2, 1, "--tensor_parallel 2"),
         ("moments", 2, 2, "--data_parallel 2 --shard_optimizer_state"),
         ("both", 4, 2, "--shard_parallel 2 --tensor_parallel 2"),
+        ("stages", 2, 1, "--pipeline_parallel 2"),
+        ("staged", 4, 2, "--pipeline_parallel 2 --data_parallel 2"),
     ] {
         run(dir, &format!("launch --nproc_per_node {processes} -- "), shards, mesh);
         std::fs::remove_dir_all(bench.path(&format!("{dir}/checkpoint-20"))).unwrap();
