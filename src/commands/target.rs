@@ -11,7 +11,7 @@ use crate::report::table::Table;
 use crate::report::units::{bytes, count};
 use crate::runtime::hlo_facts::{self, HloFacts};
 use crate::runtime::thunks::Launches;
-use crate::trainer::ahead::record_all;
+use crate::trainer::ahead::record_steps;
 use crate::trainer::cuda;
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::fit::{of_graph, waiting};
@@ -60,14 +60,14 @@ pub(super) fn compile(mut plan: TrainPlan) -> Result<Outcome, Error> {
     let shapes = prepared.shapes(&plan);
     let model = &*prepared.loaded.model;
     let stepper = compile::stepper(&plan, model);
-    let graphs = record_all(&mut prepared.session, model, &stepper, &shapes).map_err(failed("recording the graphs"))?;
+    let steps = record_steps(&mut prepared.session, model, &stepper, &shapes).map_err(failed("recording the graphs"))?;
     let placements = prepared.session.placements().clone();
-    for graph in &graphs {
+    for (step, graph) in steps.iter().flat_map(|step| step.1.iter().map(move |graph| (step, graph))) {
         let stage = graph.stage as usize;
         let state = stepper.state_bytes(shapes.accumulation > 1, &placements, stage);
         let checked = absent.graphs.check(graph).map_err(failed("compiling the graphs"))?;
         let facts = hlo_facts::of(&checked.module).map_err(failed("reading the compiled module"))?;
-        let waiting = waiting(&graphs, &prepared.session, stage, shapes.accumulation);
+        let waiting = waiting(step, &prepared.session, stage, shapes.accumulation);
         let found = of_graph(graph, checked.memory, state, plan.train.per_device_train_batch_size).also_keeping(waiting);
         let split = Split::of(&stepper, &placements, &found, &checked.module)?;
         let mut table = heading(&checked, absent.gpu);

@@ -1,9 +1,9 @@
 //! The largest batch that fits into a memory budget, from the compiler's memory statistics alone: nothing is run.
 
-use super::ahead::{RunShapes, record_all};
+use super::ahead::{RunShapes, record_steps};
 use super::error::{Error, Result};
 use super::session::Session;
-use super::step::Stepper;
+use super::step::{Phase, Stepper};
 use crate::cache::{Memory, TargetCache};
 use std::collections::BTreeMap;
 use xtrain_graphs::passes::stages::is_value;
@@ -59,16 +59,16 @@ pub fn footprints(
     shapes: &RunShapes,
     batch: usize,
 ) -> Result<Vec<Footprint>> {
-    let graphs = record_all(session, model, stepper, shapes)?;
+    let steps = record_steps(session, model, stepper, shapes)?;
     let mut largest: BTreeMap<u32, Footprint> = BTreeMap::new();
-    for graph in &graphs {
+    for (step, graph) in steps.iter().flat_map(|step| step.1.iter().map(move |graph| (step, graph))) {
         let memory = match &mut absent {
             Some(target) => target.memory(graph)?,
             None => session.cache_mut().memory(graph)?.ok_or(Error::NoMemoryStatistics)?,
         };
         let stage = graph.stage as usize;
         let state = stepper.state_bytes(shapes.accumulation > 1, session.placements(), stage);
-        let one = of_graph(graph, memory, state, batch).also_keeping(waiting(&graphs, session, stage, shapes.accumulation));
+        let one = of_graph(graph, memory, state, batch).also_keeping(waiting(step, session, stage, shapes.accumulation));
         match largest.get_mut(&graph.stage) {
             Some(known) if known.peak >= one.peak => {}
             _ => drop(largest.insert(graph.stage, one)),
@@ -78,8 +78,11 @@ pub fn footprints(
 }
 
 /// Bytes of the microbatches that a stage has under way besides the one that it works on: what their forward pass left for the
-/// backward pass.
-pub fn waiting(graphs: &[Graph], session: &Session, stage: usize, microbatches: usize) -> u64 {
+/// backward pass. When the last microbatch of a step goes backward, there is no other.
+pub fn waiting((name, graphs): &(String, Vec<Graph>), session: &Session, stage: usize, microbatches: usize) -> u64 {
+    if !name.starts_with(Phase::Accumulate.graph_name()) {
+        return 0;
+    }
     let values = |graph: &Graph| graph.inputs.iter().filter(|input| is_value(&input.name)).map(|input| input.shape.bytes() as u64).sum();
     graphs.iter().filter(|graph| graph.stage as usize == stage).map(values).max().unwrap_or(0)
         * (session.most_under_way(stage, microbatches) - 1) as u64
