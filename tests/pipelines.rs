@@ -37,7 +37,11 @@ fn stages_train_as_one_device_does() {
             (4, "--pipeline_parallel 2 --data_parallel 2 --shard_parallel 2 --tensor_parallel 2"),
         ][..],
         &[(1, "--pipeline_parallel 2"), (2, "--pipeline_parallel 2 --data_parallel 2 --tensor_parallel 2")],
-        &[(1, "--pipeline_parallel 2"), (2, "--pipeline_parallel 2 --data_parallel 2"), (2, "--pipeline_parallel 2 --shard_parallel 2")],
+        &[
+            (1, "--pipeline_parallel 2"),
+            (2, "--pipeline_parallel 2 --data_parallel 2"),
+            (2, "--pipeline_parallel 2 --shard_parallel 2"),
+        ],
         &[(1, "--pipeline_parallel 2"), (1, "--pipeline_parallel 2 --tensor_parallel 2")],
     ];
     for (case, meshes) in meshes.into_iter().enumerate() {
@@ -58,7 +62,8 @@ fn a_pipeline_goes_on_with_other_stages() {
     let Some(bench) = Bench::new() else { return };
     let (_, what) = what(0);
     let run = |dir: &str, (shards, mesh): (usize, &str), extra: &str| {
-        train(&bench, &what, shards, &format!("{mesh} --output_dir {dir} --save_strategy steps --save_steps 10 {extra}")).succeeded();
+        train(&bench, &what, shards, &format!("{mesh} --output_dir {dir} --save_strategy steps --save_steps 10 {extra}"))
+            .succeeded();
     };
     let stages = (1, "--pipeline_parallel 2");
     run("whole", stages, "--overwrite_output_dir");

@@ -72,9 +72,10 @@ impl Weight {
             (Weight::Part { part, dim, groups }, Some(after)) => Ok(part.after(after)?.all_gather(groups, *dim)?),
             (Weight::Part { part, dim, groups }, None) => Ok(part.all_gather(groups, *dim)?),
             (Weight::OfStages(weights), _) => {
-                let here = weights.iter().find(|(stage, weight)| weight.held().first().is_some_and(|held| held.trace().stage() == Some(*stage)));
-                let (_, weight) = here.or(weights.first()).expect("a stage at least");
-                weight.whole(after)
+                let (first, weight) = weights.first().expect("a stage at least");
+                let stage = weight.held()[0].trace().stage().unwrap_or(*first);
+                let here = weights.iter().find(|(of, _)| *of == stage);
+                here.map_or(weight, |(_, weight)| weight).whole(after)
             }
         }
     }

@@ -60,7 +60,8 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
                 settings.gradient_accumulation_steps,
                 settings.mesh.batch_shards(),
                 match settings.mesh {
-                    Mesh { tensor: 2.., .. } | Mesh { stage: 2.., .. } if settings.mesh.batch_shards() == 1 => " group of devices",
+                    Mesh { tensor: 2.., .. } | Mesh { stage: 2.., .. } if settings.mesh.batch_shards() == 1 =>
+                        " group of devices",
                     Mesh { tensor: 2.., .. } | Mesh { stage: 2.., .. } => " groups of devices",
                     mesh if mesh.batch_shards() == 1 => " device",
                     _ => " devices",
@@ -120,7 +121,8 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
     print!("\n{}", table.render());
     if settings.mesh.stage > 1 {
         let batch = settings.per_device_train_batch_size;
-        let found = footprints(&mut prepared.session, None, model, &stepper, &shapes, batch).map_err(failed("reading the memory"))?;
+        let found =
+            footprints(&mut prepared.session, None, model, &stepper, &shapes, batch).map_err(failed("reading the memory"))?;
         let mut table = Table::pairs();
         table.heading("memory per device, with the microbatches under way");
         for footprint in found {
@@ -204,7 +206,11 @@ fn describe_stages(table: &mut Table, plan: &TrainPlan, stages: &Stages, stepper
     let advice = if bubble > 0.25 { "; more --gradient_accumulation_steps make it less" } else { "" };
     table.row([
         "schedule".to_string(),
-        format!("{}, {microbatches} microbatches: stages wait {:.0} % of the time{advice}", settings.pipeline_schedule, 100.0 * bubble),
+        format!(
+            "{}, {microbatches} microbatches: stages wait {:.0} % of the time{advice}",
+            settings.pipeline_schedule,
+            100.0 * bubble
+        ),
     ]);
 }
 

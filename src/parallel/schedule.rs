@@ -82,7 +82,8 @@ pub fn order(microbatches: &[Vec<PieceShape>], stages: usize, schedule: Pipeline
             for (microbatch, pieces) in microbatches.iter().enumerate() {
                 for (piece, shape) in pieces.iter().enumerate() {
                     let same = |other: &PieceShape| (other.stage, other.level) == (shape.stage, shape.level);
-                    let before = microbatch.checked_sub(1).and_then(|before| Some((before, microbatches[before].iter().position(same)?)));
+                    let before =
+                        microbatch.checked_sub(1).and_then(|before| Some((before, microbatches[before].iter().position(same)?)));
                     let own = shape.after.iter().map(|&other| done_at[microbatch][other]);
                     let needed = own.chain(before.map(|(microbatch, piece)| done_at[microbatch][piece]));
                     let ready = needed.into_iter().try_fold(0.0f64, |latest, done| Some(latest.max(done?)));
@@ -140,7 +141,11 @@ mod tests {
         for task in &order.tasks {
             let shape = &microbatches[task.microbatch][task.piece];
             if shape.stage == stage {
-                if shape.is_forward() { now += 1 } else { now -= 1 }
+                if shape.is_forward() {
+                    now += 1
+                } else {
+                    now -= 1
+                }
                 most = most.max(now);
             }
         }

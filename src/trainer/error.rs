@@ -42,7 +42,9 @@ pub enum Error {
          visible"
     )]
     TooFewDevices { wanted: usize, found: usize, device: &'static str },
-    #[error("--pipeline_parallel {stages}: the model has {layers} layers, and each stage needs one: set --pipeline_parallel {layers} or less")]
+    #[error(
+        "--pipeline_parallel {stages}: the model has {layers} layers, and each stage needs one: set --pipeline_parallel {layers} or less"
+    )]
     TooManyStages { stages: usize, layers: usize },
     #[error("there is nothing to train on: {reason}")]
     NothingToTrain { reason: String },

@@ -183,10 +183,10 @@ fn squares(recording: &Recording, gradients: &[(&ParameterSpec, &Tensor)]) -> Re
 pub fn held<'p>(placements: &Placements, parameters: &'p [ParameterSpec]) -> Cow<'p, [ParameterSpec]> {
     let Some(stages) = placements.stages() else { return Cow::Borrowed(parameters) };
     let copies = |parameter: &'p ParameterSpec| {
-        stages.users(&parameter.name).iter().map(|stage| ParameterSpec {
-            name: stages.held_name(&parameter.name, &parameter.name, *stage),
-            ..parameter.clone()
-        })
+        stages
+            .users(&parameter.name)
+            .iter()
+            .map(|stage| ParameterSpec { name: stages.held_name(&parameter.name, &parameter.name, *stage), ..parameter.clone() })
     };
     Cow::Owned(parameters.iter().flat_map(copies).collect())
 }

@@ -40,13 +40,13 @@ impl Footprint {
 /// are stored: on the session's device, or for the one that is not there, if it is given.
 pub fn footprint(
     session: &mut Session,
-    mut absent: Option<&mut TargetCache>,
+    absent: Option<&mut TargetCache>,
     model: &dyn Model,
     stepper: &Stepper,
     shapes: &RunShapes,
     batch: usize,
 ) -> Result<Footprint> {
-    let all = footprints(session, absent.as_deref_mut(), model, stepper, shapes, batch)?;
+    let all = footprints(session, absent, model, stepper, shapes, batch)?;
     Ok(all.into_iter().max_by_key(|one| one.peak).expect("a run that trains has graphs"))
 }
 
@@ -83,7 +83,8 @@ pub fn waiting((name, graphs): &(String, Vec<Graph>), session: &Session, stage: 
     if !name.starts_with(Phase::Accumulate.graph_name()) {
         return 0;
     }
-    let values = |graph: &Graph| graph.inputs.iter().filter(|input| is_value(&input.name)).map(|input| input.shape.bytes() as u64).sum();
+    let values =
+        |graph: &Graph| graph.inputs.iter().filter(|input| is_value(&input.name)).map(|input| input.shape.bytes() as u64).sum();
     graphs.iter().filter(|graph| graph.stage as usize == stage).map(values).max().unwrap_or(0)
         * (session.most_under_way(stage, microbatches) - 1) as u64
 }
@@ -94,7 +95,15 @@ pub fn of_graph(graph: &Graph, memory: Memory, state: u64, batch: usize) -> Foot
     let used: i64 = used.map(|input| input.shape.bytes() as i64).sum();
     let data = (memory.arguments - used + memory.outputs - memory.donated).max(0) as u64;
     let temporaries = memory.temporaries.max(0) as u64;
-    Footprint { batch, stage: graph.stage as usize, peak: state + data + temporaries, graph: graph.name.clone(), state, data, temporaries }
+    Footprint {
+        batch,
+        stage: graph.stage as usize,
+        peak: state + data + temporaries,
+        graph: graph.name.clone(),
+        state,
+        data,
+        temporaries,
+    }
 }
 
 /// The largest batch whose footprint is at most `budget`, with it; the error holds the footprint of a single example, if that is

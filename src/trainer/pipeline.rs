@@ -4,15 +4,15 @@
 use super::error::{Error, Result};
 use super::session::{Buffers, HostTime, Session};
 use crate::cache::CompiledGraph;
-use crate::parallel::{Mesh, PipelineSchedule, Placements};
 use crate::parallel::schedule::{PieceShape, order};
+use crate::parallel::{Mesh, PipelineSchedule, Placements};
 use crate::runtime::{Buffer, RunOptions};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-use xtrain_graphs::{Graph, InputRole, Shape, Trace};
 use xtrain_graphs::passes::partition::PLACE_INPUT;
 use xtrain_graphs::passes::stages::{self, is_value};
+use xtrain_graphs::{Graph, InputRole, Shape, Trace};
 
 /// A graph that one stage runs.
 pub(super) struct Part {
@@ -22,6 +22,9 @@ pub(super) struct Part {
     sends: Vec<(String, Vec<usize>)>,
     compiled: OnceLock<Arc<CompiledGraph>>,
 }
+
+/// What a recorded graph runs as: one graph, or the pieces that stages run.
+pub(super) type Parts = Arc<[Part]>;
 
 impl Part {
     /// A graph that all replicas run.
@@ -34,7 +37,8 @@ impl Part {
 /// A recorded graph as the stages of a pipeline run it.
 pub(super) fn split(graph: &Graph, count: usize, placements: &Placements) -> Result<Vec<Part>> {
     // The forward pass of a microbatch is the same whether it ends a step or not.
-    let (what, variant) = graph.name.split_once('.').map_or((&*graph.name, String::new()), |(what, rest)| (what, format!(".{rest}")));
+    let (what, variant) =
+        graph.name.split_once('.').map_or((&*graph.name, String::new()), |(what, rest)| (what, format!(".{rest}")));
     let forward = match what {
         "accumulate" | "update" | "train" => format!("forward{variant}"),
         _ => graph.name.clone(),
@@ -107,7 +111,7 @@ pub(super) enum Argument {
 
 /// A recorded graph with its data.
 pub(super) struct Microbatch {
-    pub parts: Arc<[Part]>,
+    pub parts: Parts,
     pub arguments: HashMap<String, Argument>,
 }
 
@@ -265,7 +269,8 @@ fn transfer(session: &mut Session, (from, to): (usize, usize), shape: &Shape, bu
     }
     let filler = session.fillers.get(&(to, shape.clone()));
     let sent = senders.iter().zip(buffers).map(|((device, _), buffer)| (*device, buffer));
-    let filled = receivers.iter().zip(filler.into_iter().flat_map(|filler| filler.iter())).map(|((device, _), buffer)| (*device, buffer));
+    let filled =
+        receivers.iter().zip(filler.into_iter().flat_map(|filler| filler.iter())).map(|((device, _), buffer)| (*device, buffer));
     let given: HashMap<usize, &Buffer> = sent.chain(filled).collect();
     let arguments: Vec<Vec<&Buffer>> = compiled.executable.devices().iter().map(|device| vec![given[device]]).collect();
     for stage in [from, to] {

@@ -32,7 +32,10 @@ pub fn record(recording: &mut Recording, parameters: &[ParameterSpec]) -> Result
 fn by_stage<'p>(placements: &Placements, parameters: &'p [ParameterSpec]) -> Vec<(String, Vec<&'p ParameterSpec>)> {
     let Some(stages) = placements.stages() else { return vec![(CHECKSUMS.into(), parameters.iter().collect())] };
     let of = |stage: usize| parameters.iter().filter(move |p| placements.home(&p.name) == Some(stage)).collect::<Vec<_>>();
-    (0..stages.count()).map(|stage| (format!("{CHECKSUMS}.{stage}"), of(stage))).filter(|(_, members)| !members.is_empty()).collect()
+    (0..stages.count())
+        .map(|stage| (format!("{CHECKSUMS}.{stage}"), of(stage)))
+        .filter(|(_, members)| !members.is_empty())
+        .collect()
 }
 
 fn fetch(recording: &mut Recording, name: &str, checksums: &Tensor) -> Result<()> {

@@ -8,7 +8,7 @@
 //! may differ. In a pipeline the recorded graph is split into pieces, which the stages' replicas run (`pipeline`).
 
 use super::error::{Error, Result};
-use super::pipeline::{self, Argument, Microbatch, Part};
+use super::pipeline::{self, Argument, Microbatch, Part, Parts};
 use crate::cache::GraphCache;
 use crate::parallel::{Axis, Mesh, PipelineSchedule, Placements, stages};
 use crate::runtime::{Buffer, Client, Event, PendingDownload};
@@ -66,7 +66,7 @@ pub struct Session {
     pub(super) fillers: HashMap<(usize, Shape), Buffers>,
     eval_precision: Precision,
     /// Graphs in other precisions than f32, and divided ones, by what was recorded: a step makes each once.
-    made: RefCell<HashMap<(Fingerprint, Precision), Arc<[Part]>>>,
+    made: RefCell<HashMap<(Fingerprint, Precision), Parts>>,
 }
 
 impl Session {
@@ -550,7 +550,7 @@ impl Recording<'_> {
         Ok(self.parts(name)?.iter().map(|part| part.graph.clone()).collect())
     }
 
-    fn parts(&self, name: &str) -> Result<Arc<[Part]>> {
+    fn parts(&self, name: &str) -> Result<Parts> {
         let recorded = self.trace.cut(name)?;
         let session = &*self.session;
         let partition = session.partition().filter(|_| self.divided);
@@ -566,7 +566,7 @@ impl Recording<'_> {
         if let Some(partition) = partition {
             graph = passes::partition::divide(&graph, &partition)?;
         }
-        let parts: Arc<[Part]> = match stages {
+        let parts: Parts = match stages {
             None => [Part::whole(graph)].into(),
             Some(stages) => pipeline::split(&graph, stages.count(), &session.placements)?.into(),
         };

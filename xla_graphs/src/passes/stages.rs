@@ -88,6 +88,16 @@ enum Place {
 /// A node in one stage.
 type Instance = (NodeId, usize);
 
+/// What a piece is made of.
+struct Members {
+    level: usize,
+    stage: usize,
+    /// Everything that it computes, what others compute too among it.
+    inside: BTreeSet<NodeId>,
+    /// What it takes from other pieces.
+    taken: BTreeMap<NodeId, Instance>,
+}
+
 struct Splitter<'g> {
     graph: &'g Graph,
     stages: usize,
@@ -185,7 +195,7 @@ impl<'g> Splitter<'g> {
     /// Finds what every stage has to compute, and puts each node as late as its first reader in its stage: what only the backward pass
     /// reads of the forward pass moves there.
     fn demand(&mut self) -> Result<()> {
-        let mut outputs_of: HashMap<NodeId, Vec<(usize, Option<usize>)>> = HashMap::new();
+        let mut outputs_of: HashMap<Instance, Vec<usize>> = HashMap::new();
         let mut late: Vec<(usize, NodeId, usize)> = Vec::new();
         for (index, output) in self.graph.outputs.iter().enumerate() {
             let is_state = self.graph.inputs.iter().any(|i| i.role == InputRole::State && i.name == output.name);
@@ -203,7 +213,7 @@ impl<'g> Splitter<'g> {
             };
             for stage in stages {
                 match self.source(output.node, stage) {
-                    Some(_) => outputs_of.entry(output.node).or_default().push((index, Some(stage))),
+                    Some(_) => outputs_of.entry((output.node, stage)).or_default().push(index),
                     None => late.push((index, output.node, stage)),
                 }
             }
@@ -213,9 +223,8 @@ impl<'g> Splitter<'g> {
         let mut sent: BTreeSet<Instance> = BTreeSet::new();
         for id in (0..self.graph.nodes.len() as NodeId).rev() {
             for stage in 0..self.stages {
-                let gives: Vec<usize> =
-                    outputs_of.get(&id).into_iter().flatten().filter(|(_, at)| *at == Some(stage)).map(|(index, _)| *index).collect();
                 let instance = (id, stage);
+                let gives = outputs_of.remove(&instance).unwrap_or_default();
                 let is_sent = sent.contains(&instance);
                 let earliest = self.levels[id as usize][stage];
                 let level = match least.get(&instance) {
@@ -248,7 +257,8 @@ impl<'g> Splitter<'g> {
     ) {
         for &operand in &self.graph.nodes[id as usize].operands {
             match self.source(operand, stage) {
-                None => self.read(operand, (stage, level), least, sent),
+                // Nothing that is placed goes into what is computed where it is used.
+                None => {}
                 Some(source) if source == stage => {
                     least.entry((operand, stage)).and_modify(|known| *known = level.min(*known)).or_insert(level);
                 }
@@ -267,8 +277,7 @@ impl<'g> Splitter<'g> {
         for &(stage, level) in self.outputs.keys() {
             members.entry((level, stage)).or_default();
         }
-        // Everything that each piece computes, and what it takes from others.
-        let mut closures = Vec::new();
+        let mut all = Vec::new();
         for (&(level, stage), ids) in &members {
             let mut inside: BTreeSet<NodeId> = BTreeSet::new();
             let mut taken: BTreeMap<NodeId, Instance> = BTreeMap::new();
@@ -289,15 +298,16 @@ impl<'g> Splitter<'g> {
                 }
             }
             self.handed.extend(taken.values());
-            closures.push((level, stage, inside, taken));
+            all.push(Members { level, stage, inside, taken });
         }
-        let numbers: HashMap<Instance, usize> = self.handed.iter().enumerate().map(|(number, instance)| (*instance, number)).collect();
-        self.check_order(&closures)?;
-        Ok(closures.iter().map(|closure| self.piece(closure, &numbers)).collect())
+        let numbers: HashMap<Instance, usize> =
+            self.handed.iter().enumerate().map(|(number, instance)| (*instance, number)).collect();
+        self.check_order(&all)?;
+        Ok(all.iter().map(|members| self.piece(members, &numbers)).collect())
     }
 
     /// No piece may read state that an earlier one of its stage has assigned.
-    fn check_order(&self, closures: &[(usize, usize, BTreeSet<NodeId>, BTreeMap<NodeId, Instance>)]) -> Result<()> {
+    fn check_order(&self, all: &[Members]) -> Result<()> {
         for (&(stage, level), given) in &self.outputs {
             for (index, _) in given {
                 let output = &self.graph.outputs[*index];
@@ -306,8 +316,8 @@ impl<'g> Splitter<'g> {
                     let input = &self.graph.inputs[input as usize];
                     input.role == InputRole::State && input.name == output.name
                 };
-                let later = closures.iter().filter(|(other, at, ..)| *at == stage && *other > level);
-                if later.clone().any(|(_, _, inside, _)| inside.iter().any(reads)) {
+                let mut later = all.iter().filter(|members| members.stage == stage && members.level > level);
+                if later.any(|members| members.inside.iter().any(reads)) {
                     return Err(self.refuse(output, format!("stage {stage} assigns it before its last reader has run")));
                 }
             }
@@ -315,11 +325,7 @@ impl<'g> Splitter<'g> {
         Ok(())
     }
 
-    fn piece(
-        &self,
-        (level, stage, inside, taken): &(usize, usize, BTreeSet<NodeId>, BTreeMap<NodeId, Instance>),
-        numbers: &HashMap<Instance, usize>,
-    ) -> Piece {
+    fn piece(&self, Members { level, stage, inside, taken }: &Members, numbers: &HashMap<Instance, usize>) -> Piece {
         let (mut nodes, mut inputs, mut outputs) = (Vec::new(), Vec::new(), Vec::new());
         let (mut scopes, mut scope_of) = (vec![String::new()], HashMap::from([(0, 0)]));
         let mut renumbered: HashMap<NodeId, NodeId> = HashMap::new();
@@ -347,24 +353,18 @@ impl<'g> Splitter<'g> {
             renumbered.insert(id, nodes.len() as NodeId);
             nodes.push(GraphNode { op, operands, shape: node.shape.clone(), scope });
         }
-        let given = self.outputs.get(&(*stage, *level)).cloned().unwrap_or_default();
-        let mut given: Vec<(usize, NodeId)> = given.into_iter().collect();
+        let mut given = self.outputs.get(&(*stage, *level)).cloned().unwrap_or_default();
         given.sort_unstable();
         for (index, id) in &given {
             outputs.push(OutputSpec { name: self.graph.outputs[*index].name.clone(), node: renumbered[id] });
         }
-        let hands = |id: &NodeId| self.handed.contains(&(*id, *stage)) && self.gives(*id, *stage, *level);
+        let hands = |id: &NodeId| self.handed.contains(&(*id, *stage)) && self.placed.get(&(*id, *stage)) == Some(level);
         for id in inside.iter().filter(|id| hands(id)) {
             outputs.push(OutputSpec { name: format!("{VALUE}{}", numbers[&(*id, *stage)]), node: renumbered[id] });
         }
         let name = self.name(*stage, *level, given.is_empty());
         let graph = Graph { format: self.graph.format, name, stage: *stage as u32, inputs, outputs, nodes, scopes };
         Piece { graph, level: *level }
-    }
-
-    /// Whether the piece at this level of the stage is the one that hands a node's value to others.
-    fn gives(&self, id: NodeId, stage: usize, level: usize) -> bool {
-        self.placed.get(&(id, stage)) == Some(&level)
     }
 
     fn name(&self, stage: usize, level: usize, only_hands_on: bool) -> String {
