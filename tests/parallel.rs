@@ -149,6 +149,24 @@ fn divided_layers_train_as_whole_ones_do() {
     }
 }
 
+/// A vocabulary that does not divide is filled up on the devices and nowhere else.
+#[test]
+fn a_vocabulary_that_does_not_divide_is_divided_all_the_same() {
+    let Some(bench) = Bench::new() else { return };
+    for (name, model, data) in [CASES[0], CASES[2]] {
+        let what = line(name, &model.replace("--config_overrides ", "--config_overrides vocab_size=1003,"), data);
+        let one = format!("{name}-odd");
+        train(&bench, &what, 1, &format!("--output_dir {one}")).succeeded();
+        for (index, (shards, mesh)) in
+            [(1, "--tensor_parallel 2"), (2, "--tensor_parallel 2 --shard_parallel 2")].iter().enumerate()
+        {
+            let dir = format!("{name}-odd-{index}");
+            train_on(&bench, &what, *shards, &format!("{mesh} --output_dir {dir}")).succeeded();
+            assert_same_run(&bench, &dir, &one);
+        }
+    }
+}
+
 /// What is computed twice is the same both times.
 #[test]
 fn checkpointed_activations_change_no_number() {

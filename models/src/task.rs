@@ -95,8 +95,25 @@ pub fn logits(model: &dyn Model, weights: &Weights, batch: &TokenBatch, randomne
     if matches!(model.task(), Task::Classification { .. }) {
         rows = model.sequence_rows(&rows, batch)?;
     }
-    model.head(weights, &rows, randomness)
+    head(model, weights, &rows, randomness)
 }
+
+/// The model's head. Where the vocabulary's tables were filled up to divide between devices, logits of rows that are none are so low that they take
+/// no part in anything.
+fn head(model: &dyn Model, weights: &Weights, rows: &Tensor, randomness: &Randomness) -> Result<Tensor> {
+    let logits = model.head(weights, rows, randomness)?;
+    let (width, vocabulary) = (logits.dims()[1], model.vocab_size());
+    if matches!(model.task(), Task::Classification { .. }) || width == vocabulary {
+        return Ok(logits);
+    }
+    let trace = logits.trace().clone();
+    let _scope = trace.scope("lm_head");
+    let is_word = trace.iota(DType::S32, &[width], 0)?.compare_scalar(Comparison::Lt, vocabulary as f64)?;
+    Ok(is_word.broadcast_in(logits.dims(), &[1])?.select(&logits, &trace.full(NO_WORD, logits.shape())?)?)
+}
+
+/// The logit of what is no word.
+const NO_WORD: f64 = -1e9;
 
 /// What a model should have said of a batch.
 pub struct Labels {
@@ -132,7 +149,7 @@ impl Predictions {
         let logits = match &labels.places {
             Some(places) => {
                 let rows = model.hidden(weights, batch, randomness)?.take_rows(places)?;
-                model.head(weights, &rows, randomness)?
+                head(model, weights, &rows, randomness)?
             }
             None => logits(model, weights, batch, randomness)?,
         };

@@ -19,7 +19,8 @@ pub(crate) const fn blocks(dim: usize, blocks: usize) -> Cut {
     Cut { dim, blocks }
 }
 
-/// How `parts` devices divide the model's parameters; what is not named is whole on each. A vocabulary that does not divide stays whole.
+/// How `parts` devices divide the model's parameters; what is not named is whole on each. A vocabulary need not divide: its
+/// tables are filled up with rows of zeros, which no token has, and their logits take no part ([`crate::loss`]).
 ///
 /// # Errors
 /// If heads or inner widths do not divide; it names the degrees that do.
@@ -30,7 +31,7 @@ pub fn tensor_cuts(model: &dyn Model, parts: usize) -> Result<HashMap<String, Cu
     let cuts = family(model.config())?.cuts;
     let vocabulary = model.vocab_size();
     let mut found = HashMap::new();
-    // What has to divide, without what may stay whole.
+    // What has to divide.
     let mut sizes = vec![model.about().heads];
     for parameter in model.parameters() {
         let Some((_, cut)) = cuts.iter().find(|(ending, _)| parameter.name.ends_with(ending)) else { continue };
@@ -38,9 +39,7 @@ pub fn tensor_cuts(model: &dyn Model, parts: usize) -> Result<HashMap<String, Cu
         if size != vocabulary || cut.dim > 0 {
             sizes.push(size);
         }
-        if size.is_multiple_of(parts) {
-            found.insert(parameter.name, *cut);
-        }
+        found.insert(parameter.name, *cut);
     }
     let divides = |degree: usize| sizes.iter().all(|size| size.is_multiple_of(degree));
     if divides(parts) {

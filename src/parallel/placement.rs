@@ -14,17 +14,32 @@ pub struct Split {
     pub blocks: usize,
     /// Places along the axis.
     pub parts: usize,
+    /// Rows of zeros that fill the value up where it does not divide; only along the first dimension, in one block.
+    pub filled: usize,
 }
 
 impl Split {
-    /// The shape of a part; the dimension must divide.
+    /// The shape of a part; the dimension must divide once it is filled up.
     pub fn part_of(&self, shape: &Shape) -> Shape {
-        let mut dims = shape.dims.clone();
+        let mut dims = self.filled_up(shape).dims;
         dims[self.dim] /= self.parts;
         Shape::new(shape.dtype, dims)
     }
 
-    /// The shape of the whole of which this is a part's.
+    fn filled_up(&self, shape: &Shape) -> Shape {
+        let mut dims = shape.dims.clone();
+        dims[self.dim] += self.filled;
+        Shape::new(shape.dtype, dims)
+    }
+
+    /// The shape without what fills it up.
+    pub fn true_shape(&self, filled_up: &Shape) -> Shape {
+        let mut dims = filled_up.dims.clone();
+        dims[self.dim] -= self.filled;
+        Shape::new(filled_up.dtype, dims)
+    }
+
+    /// The shape of the whole, filled up, of which this is a part's.
     pub fn whole_of(&self, part: &Shape) -> Shape {
         let mut dims = part.dims.clone();
         dims[self.dim] *= self.parts;
@@ -33,15 +48,21 @@ impl Split {
 
     /// Bytes of part `index` of a dense row-major value.
     pub fn cut(&self, bytes: &[u8], shape: &Shape, index: usize) -> Vec<u8> {
-        let (run, whole) = self.runs(shape);
+        let filled = self.filled_up(shape);
+        let (run, whole) = self.runs(&filled);
+        let mut bytes = std::borrow::Cow::Borrowed(bytes);
+        if self.filled > 0 {
+            bytes.to_mut().resize(filled.bytes(), 0);
+        }
         bytes.chunks(whole).flat_map(|row| &row[index * run..(index + 1) * run]).copied().collect()
     }
 
-    /// The whole from all its parts, in order.
+    /// The whole, of shape `shape` when it is filled up, from all its parts, in order.
     pub fn join(&self, parts: &[Vec<u8>], shape: &Shape) -> Vec<u8> {
         let (run, whole) = self.runs(shape);
         let rows = shape.bytes().checked_div(whole).unwrap_or(0);
-        (0..rows).flat_map(|row| parts.iter().flat_map(move |part| &part[row * run..(row + 1) * run])).copied().collect()
+        let joined = (0..rows).flat_map(|row| parts.iter().flat_map(move |part| &part[row * run..(row + 1) * run]));
+        joined.copied().take(self.true_shape(shape).bytes()).collect()
     }
 
     /// Bytes that lie together in a part, and in the whole.
@@ -130,12 +151,19 @@ impl Placements {
 
     /// The shape of a value of which a replica holds this.
     pub fn whole(&self, name: &str, held: &Shape) -> Shape {
-        self.splits(name).fold(held.clone(), |shape, split| split.whole_of(&shape))
+        self.splits(name).fold(held.clone(), |shape, split| split.true_shape(&split.whole_of(&shape)))
     }
 
     /// The shape that a recorded step has for a value of which a replica holds this.
     pub fn recorded(&self, name: &str, held: &Shape) -> Shape {
         self.of_tensor(name).map_or_else(|| held.clone(), |split| split.whole_of(held))
+    }
+
+    /// Of a whole value that steps recorded, its true bytes and shape.
+    pub fn unfilled(&self, name: &str, mut bytes: Vec<u8>, shape: &Shape) -> (Vec<u8>, Shape) {
+        let shape = self.of_tensor(name).map_or_else(|| shape.clone(), |split| split.true_shape(shape));
+        bytes.truncate(shape.bytes());
+        (bytes, shape)
     }
 
     /// What a replica holds of a value: its bytes.
@@ -159,6 +187,7 @@ impl Placements {
         for split in splits.iter().rev() {
             shape = split.whole_of(&shape);
             parts = parts.chunks(split.parts).map(|parts| split.join(parts, &shape)).collect();
+            shape = split.true_shape(&shape);
         }
         parts.pop().unwrap_or_default()
     }
@@ -177,7 +206,7 @@ pub fn split(dims: &[usize], mesh: Mesh, axis: Axis, taken: Option<usize>) -> Op
         return None;
     }
     let dim = (0..dims.len()).find(|dim| dims[*dim].is_multiple_of(parts) && dims[*dim] > 0 && taken != Some(*dim))?;
-    Some(Split { axis, dim, blocks: 1, parts })
+    Some(Split { axis, dim, blocks: 1, parts, filled: 0 })
 }
 
 #[cfg(test)]
@@ -190,7 +219,7 @@ mod tests {
         let shape = Shape::new(DType::U8, [2, 6]);
         let bytes: Vec<u8> = (0..12).collect();
         for (dim, parts, second) in [(1, 3, vec![2, 3, 8, 9]), (0, 2, vec![6, 7, 8, 9, 10, 11])] {
-            let split = Split { axis: Axis::Shard, dim, blocks: 1, parts };
+            let split = Split { axis: Axis::Shard, dim, blocks: 1, parts, filled: 0 };
             let cut: Vec<Vec<u8>> = (0..parts).map(|index| split.cut(&bytes, &shape, index)).collect();
             assert_eq!(cut[1], second);
             assert_eq!(cut[1].len(), split.part_of(&shape).bytes());
@@ -210,11 +239,27 @@ mod tests {
     }
 
     #[test]
+    fn what_does_not_divide_is_filled_up() {
+        let mesh = Mesh { tensor: 2, ..Mesh::single() };
+        let mut placements = Placements::default();
+        placements.insert("w".into(), Split { axis: Axis::Tensor, dim: 0, blocks: 1, parts: 2, filled: 1 });
+        let shape = Shape::new(DType::U8, [3, 2]);
+        let bytes: Vec<u8> = (1..7).collect();
+        let held = |replica: usize| placements.cut("w", &bytes, &shape, mesh, replica);
+        assert_eq!((held(0), held(1)), (vec![1, 2, 3, 4], vec![5, 6, 0, 0]));
+        let local = placements.local("w", &shape);
+        assert_eq!((local.dims.as_slice(), placements.recorded("w", &local).dims.as_slice()), (&[2, 2][..], &[4, 2][..]));
+        assert_eq!(placements.whole("w", &local), shape);
+        assert_eq!(placements.join("w", vec![held(0), held(1)], &local), bytes);
+        assert_eq!(placements.unfilled("w", vec![1, 2, 3, 4, 5, 6, 0, 0], &placements.recorded("w", &local)), (bytes, shape));
+    }
+
+    #[test]
     fn parts_of_parts_join_again() {
         let mesh = Mesh { shard: 2, tensor: 2, ..Mesh::single() };
         let mut placements = Placements::default();
-        placements.insert("w".into(), Split { axis: Axis::Tensor, dim: 1, blocks: 3, parts: 2 });
-        placements.insert("w".into(), Split { axis: Axis::Shard, dim: 0, blocks: 1, parts: 2 });
+        placements.insert("w".into(), Split { axis: Axis::Tensor, dim: 1, blocks: 3, parts: 2, filled: 0 });
+        placements.insert("w".into(), Split { axis: Axis::Shard, dim: 0, blocks: 1, parts: 2, filled: 0 });
         let shape = Shape::new(DType::U8, [2, 12]);
         let bytes: Vec<u8> = (0..24).collect();
         let held = |replica: usize| placements.cut("w", &bytes, &shape, mesh, replica);

@@ -64,7 +64,9 @@ pub fn placements(
         }
         let cut = cuts.get(&parameter.name);
         if let Some(Cut { dim, blocks }) = cut {
-            let split = Split { axis: Axis::Tensor, dim: *dim, blocks: *blocks, parts: mesh.size(Axis::Tensor) };
+            let parts = mesh.size(Axis::Tensor);
+            let filled = parameter.dims[*dim].next_multiple_of(parts * blocks) - parameter.dims[*dim];
+            let split = Split { axis: Axis::Tensor, dim: *dim, blocks: *blocks, parts, filled };
             all.iter().for_each(|name| placements.insert(name.clone(), split));
         }
         let taken = cut.map(|cut| cut.dim);

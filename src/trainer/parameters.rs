@@ -181,7 +181,7 @@ pub fn download<'a>(session: &mut Session, names: impl IntoIterator<Item = &'a s
         let gathered = session.gather(&together)?;
         for name in together {
             let (bytes, shape) = match gathered.as_ref().and_then(|marked| marked.gathered(name)) {
-                Some(whole) => (whole.download()?, whole.shape().clone()),
+                Some(whole) => session.placements().unfilled(name, whole.download()?, whole.shape()),
                 None => session.download(name)?,
             };
             tensors.push(HostTensor { name: name.to_string(), shape, bytes });
