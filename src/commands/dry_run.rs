@@ -2,19 +2,20 @@
 
 use super::Error;
 use super::compile::stepper;
+use super::exchanged::exchanged;
 use super::model::failed;
 use super::task::TaskData;
 use super::train::{Prepared, layout, stream_length};
 use crate::config::TrainPlan;
 use crate::data::Collator;
 use crate::parallel::{Axis, Mesh};
+use crate::report::scaling::Exchange;
 use crate::report::table::{Align, Table};
 use crate::report::units::{bytes, count, exact};
-use crate::trainer::ahead::{RunShapes, compile_all, record_all};
+use crate::trainer::ahead::compile_all;
 use crate::trainer::feed::{BatchShape, LabelShape};
-use crate::trainer::session::Session;
 use crate::trainer::settings::Checkpointing;
-use xtrain_graphs::{Graph, Target, passes, work};
+use serde_json::json;
 use xtrain_models::Model;
 
 /// Prints the plan on standard output.
@@ -85,8 +86,8 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
                 table.row([format!("{axis} groups"), format!("{groups:?}")]);
             }
         }
-        for (what, size) in exchanged(plan, &mut prepared.session, model, &shapes)? {
-            table.row(["exchanged per step".to_string(), format!("{most}{} in {what}", bytes(size))]);
+        for Exchange { kind, axis, bytes: size } in exchanged(&mut prepared.session, model, &stepper(plan, model), &shapes)? {
+            table.row(["exchanged per step".to_string(), format!("{most}{} in {kind} over {axis}", bytes(size))]);
         }
     }
     if let Some(data) = &prepared.validation {
@@ -116,54 +117,39 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
     Ok(())
 }
 
-/// What replicas hand each other in an optimizer step, kind by kind and axis by axis, in bytes; of batches of several shapes, the most.
-fn exchanged(
-    plan: &TrainPlan,
-    session: &mut Session,
-    model: &dyn Model,
-    shapes: &RunShapes,
-) -> Result<Vec<(String, u64)>, Error> {
-    let mesh = plan.train.mesh;
-    if mesh.replicas() == 1 {
-        return Ok(Vec::new());
+/// The plan as one line of JSON on standard output, for programs.
+pub(super) fn print_json(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Error> {
+    let settings = &plan.train;
+    let shapes = prepared.shapes(plan);
+    let model = &*prepared.loaded.model;
+    let stepper = stepper(plan, model);
+    let parameters: usize = model.parameters().iter().map(|p| p.dims.iter().product::<usize>()).sum();
+    let exchanged = exchanged(&mut prepared.session, model, &stepper, &shapes)?;
+    let groups: serde_json::Map<_, _> =
+        Axis::ALL.iter().filter_map(|axis| Some((axis.to_string(), json!(settings.mesh.groups(&[*axis])?)))).collect();
+    let compiled =
+        compile_all(&mut prepared.session, model, &stepper, &shapes, 1, &mut |_| ()).map_err(failed("compiling the graphs"))?;
+    let mut graphs = Vec::new();
+    for graph in compiled {
+        let memory = graph.memory().map_err(failed("reading the compiler's memory statistics"))?;
+        graphs.push(json!({
+            "name": graph.name,
+            "fingerprint": graph.fingerprint.to_string(),
+            "argument_bytes": memory.argument_bytes,
+            "temp_bytes": memory.temp_bytes,
+            "peak_bytes_per_device": memory.peak(),
+        }));
     }
-    let training = RunShapes { eval: Vec::new(), ..shapes.clone() };
-    let graphs = record_all(session, model, &stepper(plan, model), &training).map_err(failed("recording the graphs"))?;
-    let axes: Vec<Vec<Axis>> = [Axis::ALL.map(|axis| vec![axis]).to_vec(), vec![vec![Axis::Data, Axis::Shard]]].concat();
-    let mut totals: Vec<(String, u64)> = Vec::new();
-    for (accumulates, repeats) in [(true, plan.train.gradient_accumulation_steps as u64 - 1), (false, 1)] {
-        let of_phase = graphs.iter().filter(|graph| is_step(graph) && graph.name.starts_with("accumulate") == accumulates);
-        let mut most: Vec<(String, u64)> = Vec::new();
-        for graph in of_phase {
-            // As it is emitted: equal nodes are one by then.
-            let prepared = passes::prepare(graph, Target::Cpu).map_err(failed("preparing the graphs"))?;
-            for found in work::exchanged(&prepared) {
-                let axis = axes.iter().find(|axes| mesh.groups(axes).as_ref() == Some(&found.groups));
-                let axis =
-                    axis.map_or("all".to_string(), |axes| axes.iter().map(Axis::to_string).collect::<Vec<_>>().join(" x "));
-                keep_largest(&mut most, format!("{} over {axis}", found.kind), found.bytes);
-            }
-        }
-        for (what, bytes) in most {
-            match totals.iter_mut().find(|(known, _)| *known == what) {
-                Some((_, total)) => *total += bytes * repeats,
-                None => totals.push((what, bytes * repeats)),
-            }
-        }
-    }
-    totals.retain(|(_, bytes)| *bytes > 0);
-    Ok(totals)
-}
-
-fn is_step(graph: &Graph) -> bool {
-    ["accumulate", "update", "train"].iter().any(|name| graph.name.split('.').next() == Some(name))
-}
-
-fn keep_largest(found: &mut Vec<(String, u64)>, what: String, bytes: u64) {
-    match found.iter_mut().find(|(known, _)| *known == what) {
-        Some((_, most)) => *most = bytes.max(*most),
-        None => found.push((what, bytes)),
-    }
+    let plan = json!({
+        "parameters": parameters,
+        "devices": settings.mesh.replicas(),
+        "examples_per_step": settings.examples_per_step(),
+        "groups": groups,
+        "exchanged_per_step": exchanged.iter().map(Exchange::json).collect::<Vec<_>>(),
+        "graphs": graphs,
+    });
+    println!("{plan}");
+    Ok(())
 }
 
 /// Floating-point operations of a batch.

@@ -3,6 +3,7 @@
 
 use super::flags::Commands;
 use super::plan::*;
+use super::scaling;
 use super::typed::Typed;
 use crate::cache::CacheSettings;
 use crate::data::LabelMap;
@@ -47,6 +48,7 @@ pub fn resolve(typed: &Typed) -> Command {
             neuron_monitor: typed.path("neuron_monitor"),
         }),
         Commands::LAUNCH => Command::Launch(launch_settings(typed)),
+        Commands::SCALING => Command::Scaling(scaling::plan(typed).expect(CHECKED)),
         Commands::QUICKSTART => Command::Quickstart(quickstart_plan(typed)),
         command if Commands::FIT.contains(command) => Command::Fit(FitPlan {
             train: train_plan(typed),
@@ -73,6 +75,7 @@ fn train_plan(typed: &Typed) -> TrainPlan {
         do_predict: typed.bool("do_predict"),
         overwrite_output_dir: typed.bool("overwrite_output_dir"),
         dry_run: typed.bool("dry_run"),
+        json: typed.bool("json"),
         auto_batch: typed.count("per_device_train_batch_size").is_none(),
         memory: typed.int("memory").map(i64::unsigned_abs),
     }
@@ -239,7 +242,8 @@ pub fn xla_options(text: &str) -> Result<BTreeMap<String, OverrideValue>, String
     text.split(',').map(|part| option(part).ok_or_else(|| part.trim().to_string())).collect()
 }
 
-fn mesh(typed: &Typed) -> Mesh {
+/// The arrangement of a run's devices.
+pub fn mesh(typed: &Typed) -> Mesh {
     let degree = |name: &str| typed.count(name).unwrap_or(1).max(1);
     let (shard, tensor) = (degree("shard_parallel"), degree("tensor_parallel"));
     let world = member(typed).expect(CHECKED).map(|member| member.world).filter(|_| !typed.is_given("data_parallel"));

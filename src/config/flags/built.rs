@@ -2,6 +2,7 @@
 //! sentence says so. Order within a section is the order of `--help`.
 
 use super::super::kind::{Kind, Range};
+use super::super::scaling::AXES;
 use super::{Commands, Flag, Section, Support};
 use crate::runtime::neuron::compiler as neuron;
 use crate::trainer::gpu::Gpu;
@@ -339,15 +340,27 @@ pub const FLAGS: &[Flag] = &[
     flag(Section::Measurement, Commands::FIT, "scale_learning_rate_from", Kind::Text, "",
         "RATE@EXAMPLES: a learning rate that suits so many examples per step, to be scaled in proportion to what fits"),
     flag(Section::Measurement, BENCH, "batch", Kind::Int { min: 1 }, "4",
-        "Examples per step"),
+        "Examples per step of each device that takes rows of its own"),
     flag(Section::Measurement, BENCH, "seq", Kind::Int { min: 1 }, "128",
         "Tokens per example"),
     flag(Section::Measurement, BENCH, "steps", Kind::Int { min: 1 }, "10",
         "Steps that are measured"),
     flag(Section::Measurement, BENCH, "warmup", Kind::Int { min: 0 }, "2",
         "Steps after the first that are not measured"),
-    flag(Section::Measurement, BENCH.and(Commands::DOCTOR).and(EVAL).and(Commands::CACHE_LS).and(Commands::CACHE_SHOW).and(Commands::CACHE_STATS).and(Commands::FIT).and(Commands::TOP), "json", Kind::Bool, "false",
-        "Print the result as JSON"),
+    flag(Section::Measurement, BENCH.and(Commands::DOCTOR).and(EVAL).and(Commands::CACHE_LS).and(Commands::CACHE_SHOW).and(Commands::CACHE_STATS).and(Commands::FIT).and(Commands::TOP).and(Commands::SCALING).and(Commands::TRAIN), "json", Kind::Bool, "false",
+        "Print the result as JSON (train: the plan, with dry_run)"),
+    flag(Section::Measurement, Commands::SCALING, "degrees", Kind::Text, "",
+        "Degrees to run at, as 1,2,4; the others are compared with the smallest"),
+    flag(Section::Measurement, Commands::SCALING, "axis", Kind::Choice(AXES), "data_parallel",
+        "What grows: that flag of the command, or its processes, one for each place on data_parallel"),
+    flag(Section::Measurement, Commands::SCALING, "weak", Kind::Bool, "false",
+        "Each device keeps the command's batch; else all devices together have it, so that a step has the same examples at every degree"),
+    flag(Section::Measurement, Commands::SCALING, "repeats", Kind::Int { min: 1 }, "3",
+        "Runs at each degree, in turn; medians are told"),
+    flag(Section::Measurement, Commands::SCALING, "plot", Kind::Path, "",
+        "Draw throughput by degree into this SVG file"),
+    flag(Section::Run, Commands::SCALING, "command", Kind::Words, "",
+        "The command to measure, after --: bench or train with the flags of a run on one device").positional(),
 
     // AWS Neuron.
     flag(Section::Neuron, RUNNING, "target", Kind::Choice(neuron::TARGETS), "",
