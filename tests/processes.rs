@@ -174,7 +174,7 @@ fn parts_of_a_model_live_in_several_processes() {
         ("shards", 2, 2, "--shard_parallel 2"),
         ("divided", 2, 1, "--tensor_parallel 2"),
         ("moments", 2, 2, "--data_parallel 2 --shard_optimizer_state"),
-        ("both", 4, 2, "--shard_parallel 2 --tensor_parallel 2"),
+        ("both", 4, 2, "--shard_parallel auto --tensor_parallel 2"),
     ] {
         run(dir, &format!("launch --nproc_per_node {processes} -- "), shards, mesh);
         std::fs::remove_dir_all(bench.path(&format!("{dir}/checkpoint-20"))).unwrap();

@@ -7,6 +7,7 @@ mod devices;
 use super::UsageError;
 use super::flags::Commands;
 use super::from_hub;
+use super::mesh;
 use super::plan::{PRESETS, is_encoder, preset};
 use super::resolve;
 use super::scaling;
@@ -23,6 +24,7 @@ pub fn check(typed: &Typed) -> Verdict {
     device(typed)?;
     neuron(typed)?;
     processes(typed)?;
+    mesh::mesh(typed)?;
     match typed.command {
         Commands::LAUNCH => launch(typed),
         Commands::SCALING => scaling::plan(typed).map(drop),

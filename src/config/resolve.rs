@@ -2,6 +2,7 @@
 //! what is missing here cannot be missing.
 
 use super::flags::Commands;
+use super::mesh;
 use super::plan::*;
 use super::scaling;
 use super::typed::Typed;
@@ -244,13 +245,7 @@ pub fn xla_options(text: &str) -> Result<BTreeMap<String, OverrideValue>, String
 
 /// The arrangement of a run's devices.
 pub fn mesh(typed: &Typed) -> Mesh {
-    let degree = |name: &str| typed.count(name).unwrap_or(1).max(1);
-    let (shard, tensor) = (degree("shard_parallel"), degree("tensor_parallel"));
-    let world = member(typed).expect(CHECKED).map(|member| member.world).filter(|_| !typed.is_given("data_parallel"));
-    // The fewest with which each process has as many devices.
-    let fewest = |world: &usize| (1..=*world).find(|data| (data * shard * tensor).is_multiple_of(*world));
-    let data = world.as_ref().and_then(fewest).unwrap_or_else(|| degree("data_parallel"));
-    Mesh { data, shard, tensor }
+    mesh::mesh(typed).expect(CHECKED)
 }
 
 fn gradient_bucket_bytes(typed: &Typed) -> usize {

@@ -5,6 +5,7 @@ use super::UsageError;
 use super::check::check;
 use super::command_line::{self, Parsed};
 use super::flags::Commands;
+use super::mesh::DEGREES;
 use super::plan::{ScaledRun, ScalingPlan};
 use super::resolve;
 use super::typed::Typed;
@@ -130,11 +131,10 @@ fn read(words: &[String], axis: &str) -> Result<Typed, UsageError> {
     }
     let command = parse(words)?;
     let own = if axis == "processes" { "data_parallel" } else { axis };
-    let degrees = ["data_parallel", "shard_parallel", "tensor_parallel"];
     if command.is_given(own) {
         return refuse(format!("--{own} of the command is what --axis {axis} varies"), "leave it out of the command");
     }
-    if let Some(name) = degrees.into_iter().find(|name| command.text(name).as_deref() == Some("auto")) {
+    if let Some(name) = DEGREES.into_iter().find(|name| command.text(name).as_deref() == Some("auto")) {
         return refuse(format!("--{name} auto would change with the degree"), "give its number");
     }
     if command.command == Commands::BENCH {

@@ -10,6 +10,9 @@ use serde_json::{Value, json};
 /// Blocks of the longest bar on the terminal.
 const BAR: f64 = 48.0;
 
+/// Runs of one degree that differ by more than this share were disturbed.
+const QUIET: f64 = 0.1;
+
 /// What replicas hand each other in a step, in one kind of collective along one axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exchange {
@@ -48,6 +51,17 @@ impl Point {
     /// Tokens per second.
     pub fn throughput(&self) -> f64 {
         median(&self.tokens_per_second)
+    }
+
+    /// From the slowest run to the fastest, as a share of the median.
+    fn spread(&self) -> f64 {
+        let (lowest, highest) = self.range();
+        (highest - lowest) / self.throughput()
+    }
+
+    fn range(&self) -> (f64, f64) {
+        let runs = || self.tokens_per_second.iter().copied();
+        (runs().fold(f64::INFINITY, f64::min), runs().fold(0.0, f64::max))
     }
 
     /// All bytes of a step.
@@ -114,8 +128,7 @@ impl Scaling {
         ];
         table.row(std::iter::once(self.axis.as_str()).chain(heads));
         for point in &self.points {
-            let runs = || point.tokens_per_second.iter().copied();
-            let (lowest, highest) = (runs().fold(f64::INFINITY, f64::min), runs().fold(0.0, f64::max));
+            let (lowest, highest) = point.range();
             table.row([
                 point.degree.to_string(),
                 point.devices.to_string(),
@@ -147,6 +160,13 @@ impl Scaling {
         if let Some(cores) = self.shared_cores {
             text.push_str(&format!(
                 "the devices are virtual and share this machine's {cores} cores: 100% means that dividing the work costs nothing, not that it gains\n"
+            ));
+        }
+        let spread = self.points.iter().map(Point::spread).fold(0.0, f64::max);
+        if spread > QUIET {
+            text.push_str(&format!(
+                "runs of one degree differ by up to {:.0}%: something else uses this machine, and no figure is more exact than that\n",
+                spread * 100.0
             ));
         }
         text
@@ -283,6 +303,8 @@ mod tests {
         let found = scaling(Some(2), &[(1, &[100.0]), (4, &[95.0])]);
         assert_eq!(found.efficiency(&found.points[1]), 0.95);
         assert!(found.text().contains("share this machine's 2 cores"), "{}", found.text());
+        assert!(!found.text().contains("something else"));
+        assert!(scaling(None, &[(1, &[100.0, 140.0])]).text().contains("differ by up to 33%"));
         assert_eq!(found.json()["devices_share_processor"], true);
         assert_eq!(found.json()["efficiency_is"], "T(N) / T(1)");
     }

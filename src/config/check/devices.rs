@@ -2,6 +2,7 @@
 
 use super::{Verdict, refuse};
 use crate::config::flags::Commands;
+use crate::config::mesh;
 use crate::config::resolve;
 use crate::config::typed::Typed;
 use crate::trainer::gpu::Gpu;
@@ -22,7 +23,9 @@ pub(super) fn processes(typed: &Typed) -> Verdict {
     let devices = typed.count("data_parallel").unwrap_or(1);
     let degree = |name: &str| typed.count(name).unwrap_or(1).max(1);
     let parts = degree("shard_parallel") * degree("tensor_parallel");
-    if typed.is_given("data_parallel") && !(devices * parts).is_multiple_of(world) {
+    // One that is auto is dealt out by itself.
+    let told = typed.is_given("data_parallel") && mesh::automatic(typed)?.is_none();
+    if told && !(devices * parts).is_multiple_of(world) {
         let near = (1..).map(|more| devices + more).find(|devices| (devices * parts).is_multiple_of(world)).unwrap_or(world);
         return refuse(
             format!("--data_parallel {devices} cannot be dealt out to {world} processes, each of which has as many devices"),

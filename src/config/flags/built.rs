@@ -250,11 +250,11 @@ pub const FLAGS: &[Flag] = &[
         "Compute activations once more in the backward pass instead of keeping them: true or full, each layer on its own; every:K, K layers together; attention, only what is inside of attention").alias(&["activation_checkpointing"]),
 
     // Many devices.
-    flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "data_parallel", Kind::Int { min: 1 }, "1",
-        "Devices, of all processes together, that hold the same model and take different rows of each batch; default with several processes: what gives each one device, or as many as the other axes need. On the CPU devices of a machine share its cores"),
-    flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "tensor_parallel", Kind::Int { min: 1 }, "1",
+    flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "data_parallel", Kind::CountOrAuto, "1",
+        "Devices, of all processes together, that hold the same model and take different rows of each batch; default with several processes: what gives each one device, or as many as the other axes need. auto, of one of the degrees: what the others leave of the visible devices. On the CPU devices of a machine share its cores"),
+    flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "tensor_parallel", Kind::CountOrAuto, "1",
         "Devices that divide each layer between them, by heads, inner width and vocabulary, for the same rows (Megatron-LM)"),
-    flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "shard_parallel", Kind::Int { min: 1 }, "1",
+    flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "shard_parallel", Kind::CountOrAuto, "1",
         "Devices that hold one part each of every weight, gradient and moment (ZeRO-3) and take different rows; weights are put together layer by layer. With data_parallel above 1, groups of so many devices (MiCS)"),
     flag(Section::Parallel, TRAIN.and(BENCH), "shard_optimizer_state", Kind::Bool, "false",
         "Each device of data_parallel holds and updates one part of the optimizer's moments (ZeRO-1)"),
