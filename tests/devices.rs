@@ -195,3 +195,19 @@ fn a_degree_that_is_auto_follows_from_the_visible_devices() {
         }
     }
 }
+
+/// Offloading needs a second memory; where there is none, the refusal says what is missing and what helps instead.
+#[test]
+fn activations_are_offloaded_only_where_there_is_another_memory() {
+    let Some(bench) = Bench::new() else { return };
+    for (device, extra, sign) in [
+        ("cpu", &["--activation_offloading"][..], "the CPU has no second memory"),
+        ("neuron", &["--activation_offloading"], "no memory but the device's own"),
+        ("cuda", &["--activation_offloading", "--gradient_checkpointing", "attention"], "full or every:K"),
+    ] {
+        let run = bench.train(device, "offloaded", 0.0, extra);
+        assert_eq!(run.code, Some(2), "{device}: {}", run.stderr);
+        assert!(run.stderr.contains(sign) && run.stderr.contains("hint: "), "{device}: {}", run.stderr);
+    }
+    bench.train("cpu", "kept", 0.0, &["--activation_offloading", "false", "--dry_run"]).succeeded();
+}

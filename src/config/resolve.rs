@@ -196,6 +196,12 @@ fn device(typed: &Typed) -> DevicePlan {
         "neuron" => Device::Neuron,
         _ => Device::Cpu,
     };
+    let mut options = typed.text("xla_options").map(|text| xla_options(&text).expect(CHECKED)).unwrap_or_default();
+    if typed.bool("activation_offloading") {
+        // While a copy from the host is under way it would run whatever else it finds, and keep what that needs: on a card with room
+        // to spare more is held then than is put away.
+        options.entry("xla_gpu_enable_latency_hiding_scheduler".into()).or_insert(OverrideValue::Bool(false));
+    }
     let settings = DeviceSettings {
         plugin: typed.path("plugin"),
         memory_fraction: typed.float("gpu_memory_fraction"),
@@ -204,7 +210,7 @@ fn device(typed: &Typed) -> DevicePlan {
         plain_attention: typed.text("attn_implementation").as_deref() == Some("eager"),
         fused_attention_dropout: typed.text("attention_dropout_kernel").as_deref() == Some("cudnn"),
         tf32: typed.bool("tf32"),
-        xla_options: typed.text("xla_options").map(|text| xla_options(&text).expect(CHECKED)).unwrap_or_default(),
+        xla_options: options,
         member: member(typed).expect(CHECKED).map(Box::new),
     };
     DevicePlan { kind, settings }
@@ -253,10 +259,13 @@ fn gradient_bucket_bytes(typed: &Typed) -> usize {
 }
 
 fn checkpointing(typed: &Typed) -> Checkpointing {
+    let offloads = typed.bool("activation_offloading");
     match typed.text("gradient_checkpointing").expect(DEFAULTED).as_str() {
+        "full" | "off" if offloads => Checkpointing::Offloaded(1),
         "full" => Checkpointing::Full,
         "attention" => Checkpointing::Attention,
         word => match word.strip_prefix("every:").and_then(|layers| layers.parse().ok()) {
+            Some(layers) if offloads => Checkpointing::Offloaded(layers),
             Some(layers) => Checkpointing::Every(layers),
             None => Checkpointing::Off,
         },

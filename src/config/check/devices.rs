@@ -8,7 +8,7 @@ use crate::config::typed::Typed;
 use crate::trainer::gpu::Gpu;
 
 /// Flags under which a layer's operations run more than once in a step.
-const RECOMPUTING: [&str; 2] = ["gradient_checkpointing", "scan_layers"];
+const RECOMPUTING: [&str; 3] = ["gradient_checkpointing", "activation_offloading", "scan_layers"];
 
 /// A job of several processes, seen by one of them.
 pub(super) fn processes(typed: &Typed) -> Verdict {
@@ -86,6 +86,25 @@ pub(super) fn device(typed: &Typed) -> Verdict {
     let of_cuda = ["gpu_memory_fraction", "visible_devices", "xla_options"].into_iter().find(|name| typed.is_given(name));
     if let (Some(name), true) = (of_cuda, device != "cuda") {
         return refuse(format!("--{name} is for NVIDIA cards, but --device is {device}"), "add --device cuda, or leave it out");
+    }
+    if typed.bool("activation_offloading") {
+        let reason = match device.as_str() {
+            "cuda" => None,
+            "neuron" => Some("Neuron's plugin shows no memory but the device's own to put them into"),
+            _ => Some("the CPU has no second memory: its activations are in the host's already"),
+        };
+        if let Some(reason) = reason {
+            return refuse(
+                format!("--activation_offloading: {reason}"),
+                "leave it out; --gradient_checkpointing computes activations again instead of keeping them",
+            );
+        }
+        if typed.text("gradient_checkpointing").as_deref() == Some("attention") {
+            return refuse(
+                "--activation_offloading puts away what checkpointing by layers keeps, and --gradient_checkpointing is attention",
+                "use --gradient_checkpointing full or every:K, or leave one of them out",
+            );
+        }
     }
     if typed.bool("tf32") && device != "cuda" {
         return refuse(

@@ -248,6 +248,8 @@ pub const FLAGS: &[Flag] = &[
     // Activations.
     flag(Section::Precision, TRAIN.and(BENCH), "gradient_checkpointing", Kind::Checkpointing, "false",
         "Compute activations once more in the backward pass instead of keeping them: true or full, each layer on its own; every:K, K layers together; attention, only what is inside of attention").alias(&["activation_checkpointing"]),
+    flag(Section::Precision, TRAIN.and(BENCH), "activation_offloading", Kind::Bool, "false",
+        "With --device cuda: the layers' inputs that gradient_checkpointing keeps wait in the host's memory; alone it means full"),
 
     // Many devices.
     flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "data_parallel", Kind::CountOrAuto, "1",
