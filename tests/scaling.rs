@@ -38,6 +38,11 @@ fn assert_strong(told: &Value, degrees: &[u64], examples: u64) {
     assert_eq!(of("examples_per_step"), vec![examples as f64; degrees.len()]);
     assert!(of("tokens_per_s").iter().all(|rate| *rate > 0.0), "{told}");
     assert_eq!(of("exchanged_bytes_per_step")[0], 0.0);
+    // Every device's tokens count, of all processes: 32 an example.
+    for (rate, milliseconds) in of("tokens_per_s").iter().zip(of("step_ms")) {
+        let tokens = rate * milliseconds / 1e3;
+        assert!((tokens / (32 * examples) as f64 - 1.0).abs() < 0.3, "{tokens} tokens a step: {told}");
+    }
     let first = of("tokens_per_s")[0];
     for (rate, efficiency) in of("tokens_per_s").iter().zip(of("efficiency")) {
         assert!((rate / first - efficiency).abs() < 1e-9, "on the CPU devices share a processor: {told}");
