@@ -119,7 +119,8 @@ fn measured(
     let measured = if plan.trains { from_telemetry(&dir) } else { from_bench(&output) };
     // The next run finds an empty directory, as the user's would.
     let _ = std::fs::remove_dir_all(&dir);
-    let hint = "more steps take longer than what is told apart: raise --max_steps or --steps of the command";
+    let hint =
+        "a run that ends after its first steps, as early stopping makes it, cannot be measured: leave that out of the command";
     measured.map(Ok).ok_or_else(|| Error::failed(format!("{place}: the run has told no step time")).with_hint(hint))
 }
 
