@@ -138,3 +138,76 @@ fn the_doctor_goes_from_the_driver_to_a_sum_and_says_what_is_missing() {
         assert!(run.stdout.contains("FAIL  plugin") && run.stdout.contains("/nowhere.so"), "{}", run.stdout);
     }
 }
+
+/// `auto` is what the other degrees leave of the devices that the environment shows, where a device has such.
+#[test]
+fn a_degree_that_is_auto_follows_from_the_visible_devices() {
+    let Some(bench) = Bench::new() else { return };
+    let auto = |device: &str, variables: &[(&str, &str)], extra: &[&str]| {
+        let mut command = bench.command(device, "auto", 0.0, &["--dry_run"]);
+        for (name, value) in variables {
+            command.env(name, value);
+        }
+        command.args(extra).run()
+    };
+    for (device, variable, extra, note, groups) in [
+        (
+            "cuda",
+            ("CUDA_VISIBLE_DEVICES", "0,1,2,3"),
+            "--tensor_parallel 2 --data_parallel auto",
+            "data_parallel is 2, of 4",
+            "[[0, 2], [1, 3]]",
+        ),
+        ("cuda", ("CUDA_VISIBLE_DEVICES", "2,3"), "--tensor_parallel auto", "tensor_parallel is 2, of 2", "[[0, 1]]"),
+        ("neuron", ("NEURON_RT_NUM_CORES", "2"), "--shard_parallel auto", "shard_parallel is 2, of 2", "[[0, 1]]"),
+    ] {
+        let run = auto(device, &[variable], &extra.split(' ').collect::<Vec<_>>());
+        run.succeeded();
+        assert!(run.stderr.contains(&format!("note: {note} devices")), "{extra}: {}", run.stderr);
+        let axis = note.split('_').next().unwrap();
+        let told = run.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(told.contains(&format!("{axis} groups {groups}")), "{extra}: {}", run.stdout);
+    }
+    let cards = ("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5");
+    for (device, variables, extra, signs) in [
+        ("cpu", &[][..], "--data_parallel auto", &["virtual, there are as many as are asked for", "give the number"][..]),
+        (
+            "cuda",
+            &[cards],
+            "--data_parallel auto --tensor_parallel 4",
+            &["6 devices cannot be divided by --tensor_parallel 4", "set --tensor_parallel to 3 or 6"],
+        ),
+        ("cuda", &[cards], "--data_parallel auto --tensor_parallel auto", &["only one can be what the others leave"]),
+        ("cuda", &[("CUDA_VISIBLE_DEVICES", "")], "--data_parallel auto", &["no GPU is visible", "xtrain doctor --device cuda"]),
+        ("cuda", &[cards], "--data_parallel some", &["at least 1, or auto"]),
+        // Of several processes on the CPU, each has one device.
+        (
+            "cpu",
+            &[("RANK", "1"), ("WORLD_SIZE", "3"), ("LOCAL_RANK", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")],
+            "--data_parallel auto --shard_parallel 2",
+            &["3 devices cannot be divided by --shard_parallel 2", "set --shard_parallel to 1 or 3"],
+        ),
+    ] {
+        let run = auto(device, variables, &extra.split(' ').collect::<Vec<_>>());
+        assert_eq!(run.code, Some(2), "{extra}: {}", run.stderr);
+        for sign in signs {
+            assert!(run.stderr.contains(sign), "{extra}: {sign}: {}", run.stderr);
+        }
+    }
+}
+
+/// Offloading needs a second memory; where there is none, the refusal says what is missing and what helps instead.
+#[test]
+fn activations_are_offloaded_only_where_there_is_another_memory() {
+    let Some(bench) = Bench::new() else { return };
+    for (device, extra, sign) in [
+        ("cpu", &["--activation_offloading"][..], "the CPU has no second memory"),
+        ("neuron", &["--activation_offloading"], "no memory but the device's own"),
+        ("cuda", &["--activation_offloading", "--gradient_checkpointing", "attention"], "full or every:K"),
+    ] {
+        let run = bench.train(device, "offloaded", 0.0, extra);
+        assert_eq!(run.code, Some(2), "{device}: {}", run.stderr);
+        assert!(run.stderr.contains(sign) && run.stderr.contains("hint: "), "{device}: {}", run.stderr);
+    }
+    bench.train("cpu", "kept", 0.0, &["--activation_offloading", "false", "--dry_run"]).succeeded();
+}

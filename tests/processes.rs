@@ -174,12 +174,19 @@ fn parts_of_a_model_live_in_several_processes() {
         ("shards", 2, 2, "--shard_parallel 2"),
         ("divided", 2, 1, "--tensor_parallel 2"),
         ("moments", 2, 2, "--data_parallel 2 --shard_optimizer_state"),
-        ("both", 4, 2, "--shard_parallel 2 --tensor_parallel 2"),
+        ("both", 4, 2, "--shard_parallel auto --tensor_parallel 2"),
         ("stages", 2, 1, "--pipeline_parallel 2"),
-        ("staged", 4, 2, "--pipeline_parallel 2 --data_parallel 2"),
+        ("staged", 4, 2, "--pipeline_parallel auto --data_parallel 2"),
     ] {
         run(dir, &format!("launch --nproc_per_node {processes} -- "), shards, mesh);
         std::fs::remove_dir_all(bench.path(&format!("{dir}/checkpoint-20"))).unwrap();
+        // Each process has written its part of the optimizer's state.
+        let parts =
+            (1..=processes).map(|n| bench.path(&format!("{dir}/checkpoint-10/optimizer-{n:05}-of-{processes:05}.safetensors")));
+        let sizes: Vec<u64> =
+            parts.map(|part| std::fs::metadata(&part).unwrap_or_else(|e| panic!("{}: {e}", part.display())).len()).collect();
+        let (least, most) = (sizes.iter().min().unwrap(), sizes.iter().max().unwrap());
+        assert!(*least * 3 > *most, "{dir}: {sizes:?}");
         for key in ["loss", "grad_norm"] {
             assert_close(&format!("{dir}: {key}"), &numbers(&one, key), &numbers(&bench.records(dir), key), 1e-4);
         }

@@ -293,3 +293,27 @@ fn cudnn_takes_the_attention_calls() {
         assert_eq!(value(&train, "attention"), "4 cuDNN calls", "{words}");
     }
 }
+
+/// Layers' inputs go to the host and come back: fewer bytes on the card, and the same products.
+#[test]
+fn activations_wait_in_the_hosts_memory() {
+    let Some(plugin) = cuda_plugin() else { return };
+    let mut bench = Bench::new(plugin);
+    bench.sizes = "n_layer=12,n_head=2,n_embd=256,n_positions=128,embd_pdrop=0,attn_pdrop=0,resid_pdrop=0";
+    let train = |words: &str| {
+        let run = bench.run(&format!("compile clm --device cuda --target h200 --bf16 --per_device_train_batch_size 256 {words}"));
+        run.succeeded();
+        run.stdout.split("train for h200").nth(1).unwrap().to_string()
+    };
+    let mebibytes = |told: &str| -> f64 {
+        let (number, unit) = value(told, "memory at the peak").split_once(" of").unwrap().0.split_once(' ').unwrap();
+        number.parse::<f64>().unwrap() * if unit == "GiB" { 1024.0 } else { 1.0 }
+    };
+    let (kept, away) = (train("--gradient_checkpointing"), train("--activation_offloading"));
+    println!("{kept}\n{away}");
+    assert_eq!((value(&kept, "copies, transposes"), value(&away, "copies, transposes")), ("0, 0", "24, 0"));
+    // An input is 32 MiB; two layers' worth may be on the way at any time.
+    let saved = mebibytes(&kept) - mebibytes(&away);
+    assert!(saved > 32.0 * 8.0, "{saved} MiB saved\n{kept}\n{away}");
+    assert_eq!(value(&kept, "matrix products"), value(&away, "matrix products"));
+}

@@ -51,6 +51,9 @@ pub enum Error {
     )]
     NotACheckpoint { dir: PathBuf },
 
+    #[error("rank {rank} could not write its part of the checkpoint: {error}")]
+    Part { rank: usize, error: String },
+
     #[error("{}: written in checkpoint format {found}, this xtrain reads {supported}; use the version that wrote it", path.display())]
     Version { path: PathBuf, found: u64, supported: u64 },
 }

@@ -1,6 +1,6 @@
 //! Files that must survive: Hugging Face directories, exact training state, and the care that both are written with.
 //!
-//! Reading order: `atomic` (aside, synced, renamed), `weights` (safetensors, in several files: `shards`), `hf` (the JSON files transformers writes), `state`
+//! Reading order: `atomic` (aside, synced, renamed), `weights` (safetensors, in several files: `shards`), `hf` (the JSON files transformers writes), `optimizer` (in one file or several), `state`
 //! (`checkpoint-N/`), `keep` (how many of them stay). Nothing here knows a model, a device or a tokenizer.
 
 pub mod atomic;
@@ -8,6 +8,7 @@ mod error;
 pub mod hash;
 pub mod hf;
 pub mod keep;
+pub mod optimizer;
 pub mod shards;
 pub mod state;
 pub mod weights;

@@ -1,13 +1,14 @@
 //! `checkpoint-N/`: a Hugging Face directory plus all that is needed to go on as if training had never stopped.
 //!
 //! Beside the files that `save_pretrained` writes there are `trainer_state.json` (transformers' own format),
-//! `optimizer.safetensors` (moments by parameter name, and any other device state by the name its owner chose) and
+//! `optimizer.safetensors` (moments by parameter name, and any other device state by the name its owner chose; of several processes
+//! each writes a part of it: `optimizer.rs`) and
 //! `training_state.json` (position, totals, and length and digest of every other file). The directory gets its name only when
 //! all of it is on disk, so one that has a `training_state.json` is complete; the digests catch what happens to it later.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -15,13 +16,13 @@ use serde_json::{Map, Value};
 
 use super::atomic::{self, DirWriter};
 use super::error::{Error, Result};
-use super::hash::{self, HashingWriter};
+use super::hash;
 use super::hf::{self, Pretrained, TRAINER_STATE_FILE, TrainerState};
+use super::optimizer::{self, FileRecord, OPTIMIZER_FILE, OPTIMIZER_INDEX_FILE, Others, Sink, write_hashed};
 use super::shards;
 use super::weights::{TensorRef, WEIGHTS_INDEX_FILE, Weights, write_safetensors};
 
 pub const TRAINING_STATE_FILE: &str = "training_state.json";
-pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 const FORMAT_VERSION: u64 = 1;
 
 /// Name of an Adam first moment in `optimizer.safetensors`.
@@ -70,12 +71,6 @@ struct StateFile {
     digest: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct FileRecord {
-    bytes: u64,
-    sha256: String,
-}
-
 impl StateFile {
     fn digest(state: &TrainingState, files: &BTreeMap<String, FileRecord>) -> String {
         hash::sha256(&hf::to_json_text(&(state, files), 0))
@@ -83,11 +78,13 @@ impl StateFile {
 }
 
 /// Everything that goes into a checkpoint; tensors and files are borrowed.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct CheckpointParts<'a> {
     pub model: Pretrained<'a>,
     /// Moments ([`exp_avg`], [`exp_avg_sq`]) and other device state: RNG, loss scale.
     pub optimizer: &'a [TensorRef<'a>],
+    /// The processes that write the rest of that state; `None` where `optimizer` is all of it.
+    pub others: Option<&'a dyn Others>,
     pub trainer_state: &'a TrainerState,
     pub state: &'a TrainingState,
 }
@@ -118,6 +115,9 @@ pub fn save_checkpoint(output_dir: &Path, parts: &CheckpointParts<'_>) -> Result
     // A killed writer's remains may be what fills the disk.
     atomic::clean_leftovers(output_dir)?;
     let dir = DirWriter::begin(&target)?;
+    if let Some(others) = parts.others {
+        others.begin(dir.path())?;
+    }
     let mut files = BTreeMap::new();
     let mut write = |name: &str, fill: &dyn Fn(&mut Sink<'_>) -> io::Result<()>| -> Result<()> {
         let record = write_hashed(&dir.path().join(name), fill).map_err(dir.io("write", name))?;
@@ -131,28 +131,26 @@ pub fn save_checkpoint(output_dir: &Path, parts: &CheckpointParts<'_>) -> Result
     if let Some(index) = &shards.index {
         write(WEIGHTS_INDEX_FILE, &|out| out.write_all(&hf::to_json_text(index, 2)))?;
     }
-    write(OPTIMIZER_FILE, &|out| write_safetensors(out, parts.optimizer))?;
+    if parts.others.is_none() {
+        write(OPTIMIZER_FILE, &|out| write_safetensors(out, parts.optimizer))?;
+    }
     for (name, bytes) in hf::small_files(&parts.model) {
         write(name, &|out| out.write_all(&bytes))?;
     }
     write(TRAINER_STATE_FILE, &|out| out.write_all(&hf::to_json_text(parts.trainer_state, 2)))?;
+    if let Some(others) = parts.others {
+        let mut written = vec![optimizer::write_part(dir.path(), (0, others.count()), parts.optimizer)?];
+        // Only when all of it is there is there an index, and only then does the directory get its name.
+        written.extend(others.finish()?);
+        write(OPTIMIZER_INDEX_FILE, &|out| out.write_all(&hf::to_json_text(&optimizer::index(&written), 2)))?;
+        files.extend(written.into_iter().map(|part| (part.name, part.record)));
+    }
     let digest = StateFile::digest(parts.state, &files);
     let state = StateFile { format_version: FORMAT_VERSION, state: parts.state.clone(), files, digest };
     let text = hf::to_json_text(&state, 2);
     fs::write(dir.path().join(TRAINING_STATE_FILE), text).map_err(dir.io("write", TRAINING_STATE_FILE))?;
     dir.commit()?;
     Ok(target)
-}
-
-type Sink<'a> = HashingWriter<BufWriter<&'a File>>;
-
-fn write_hashed(path: &Path, fill: &dyn Fn(&mut Sink<'_>) -> io::Result<()>) -> io::Result<FileRecord> {
-    let file = File::create_new(path)?;
-    let mut out = HashingWriter::new(BufWriter::with_capacity(1 << 20, &file));
-    fill(&mut out)?;
-    let (mut writer, bytes, digest) = out.finish();
-    writer.flush()?;
-    Ok(FileRecord { bytes, sha256: hash::hex(&digest) })
 }
 
 /// Opens a checkpoint, checking every file's length and digest first. Any difference is an error that names the file.
@@ -192,7 +190,7 @@ pub fn load_checkpoint(dir: &Path) -> Result<Checkpoint> {
         trainer_state: hf::read_json(&dir.join(TRAINER_STATE_FILE))?,
         config: hf::read_object(&dir.join(hf::CONFIG_FILE))?,
         weights: Weights::open(dir)?,
-        optimizer: Weights::open(&dir.join(OPTIMIZER_FILE))?,
+        optimizer: optimizer::open(dir)?,
     })
 }
 

@@ -47,7 +47,7 @@ impl Content {
             max_shard_size: 5_000_000_000,
         };
         let (trainer_state, state) = (&self.trainer_state, &self.state);
-        save_checkpoint(output_dir, &CheckpointParts { model, optimizer: &moments, trainer_state, state })
+        save_checkpoint(output_dir, &CheckpointParts { model, optimizer: &moments, others: None, trainer_state, state })
     }
 }
 
@@ -220,4 +220,68 @@ fn a_kill_at_any_moment_leaves_a_loadable_checkpoint() {
         }
         assert!(dir.path().join("checkpoint-10").exists());
     }
+}
+
+/// A process beside this one, which has a part of the optimizer's state, or fails to write it.
+struct Beside<'a> {
+    tensors: Vec<TensorRef<'a>>,
+    dir: std::cell::RefCell<PathBuf>,
+    fails: bool,
+}
+
+impl Others for Beside<'_> {
+    fn count(&self) -> usize {
+        2
+    }
+
+    fn begin(&self, dir: &Path) -> Result<()> {
+        *self.dir.borrow_mut() = dir.to_path_buf();
+        Ok(())
+    }
+
+    fn finish(&self) -> Result<Vec<optimizer::PartFile>> {
+        if self.fails {
+            return Err(Error::Part { rank: 1, error: "disk full".into() });
+        }
+        Ok(vec![optimizer::write_part(&self.dir.borrow(), (1, 2), &self.tensors)?])
+    }
+}
+
+#[test]
+fn parts_of_several_processes_are_one_checkpoint_or_none() {
+    let out = tempfile::tempdir().unwrap();
+    let values: Vec<[u8; 8]> = (0..3u8).map(|n| [n; 8]).collect();
+    let tensor = |name: &'static str, n: usize| TensorRef::new(name, Shape::new(DType::F32, [2]), &values[n]);
+    let (own, rest) = ([tensor("exp_avg.a", 0)], vec![tensor("exp_avg.b", 1), tensor("exp_avg_sq.a", 2)]);
+    let config = Map::new();
+    let weights = [tensor("a", 0)];
+    let model = Pretrained { config: &config, generation_config: None, weights: &weights, files: &[], max_shard_size: 1 << 30 };
+    let save = |step, fails| {
+        let beside = Beside { tensors: rest.clone(), dir: Default::default(), fails };
+        let (state, trainer_state) = (TrainingState { global_step: step, ..Default::default() }, TrainerState::default());
+        let parts = CheckpointParts {
+            model: model.clone(),
+            optimizer: &own,
+            others: Some(&beside),
+            trainer_state: &trainer_state,
+            state: &state,
+        };
+        save_checkpoint(out.path(), &parts)
+    };
+    let dir = save(1, false).unwrap();
+    let read = load_checkpoint(&dir).unwrap().optimizer;
+    let names: Vec<&str> = read.iter().map(|tensor| tensor.name).collect();
+    assert_eq!(names, ["exp_avg.a", "exp_avg.b", "exp_avg_sq.a"]);
+    assert!(!dir.join(optimizer::OPTIMIZER_FILE).exists());
+
+    // A part that was not written leaves no checkpoint, nor anything else.
+    let error = save(2, true).unwrap_err().to_string();
+    assert_eq!(error, "rank 1 could not write its part of the checkpoint: disk full");
+    assert_eq!(latest_checkpoint(out.path()).unwrap(), Some(dir.clone()));
+    assert_eq!(fs::read_dir(out.path()).unwrap().count(), 1);
+
+    // One that is lost later is missed.
+    fs::remove_file(dir.join("optimizer-00002-of-00002.safetensors")).unwrap();
+    let error = load_checkpoint(&dir).unwrap_err().to_string();
+    assert!(error.contains("optimizer-00002-of-00002.safetensors is damaged"), "{error}");
 }

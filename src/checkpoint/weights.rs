@@ -76,7 +76,8 @@ impl Weights {
         Err(Error::NoWeights { dir: path.to_path_buf(), hint: other_formats_hint(path) })
     }
 
-    fn open_sharded(dir: &Path, index: &Path) -> Result<Weights> {
+    /// Opens several files by the index that names them.
+    pub(super) fn open_sharded(dir: &Path, index: &Path) -> Result<Weights> {
         let json = super::hf::read_object(index)?;
         let bad = |reason: &str| Error::BadContent { path: index.to_path_buf(), reason: reason.to_string() };
         let map = json.get("weight_map").and_then(Value::as_object).ok_or_else(|| bad("no \"weight_map\" object"))?;

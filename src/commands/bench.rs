@@ -1,11 +1,13 @@
 //! `xtrain bench`: times training steps on random tokens, beside the machine's matrix-multiply ceiling.
 
 use super::batches::{BatchForm, LabelForm};
+use super::exchanged::exchanged;
 use super::model::{ModelConfig, failed, open_device, origin};
 use super::{Error, Outcome};
 use crate::config::{BenchPlan, ModelSource};
 use crate::data::batch::{Batch, Labels};
 use crate::report::memory::{cpu_time, peak_rss};
+use crate::report::scaling::Exchange;
 use crate::trainer::ahead::{RunShapes, start_first_step};
 use crate::trainer::ceiling;
 use crate::trainer::parameters::{self, Head};
@@ -153,6 +155,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     cpu.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
     let tflops = stepper.flops(&batches[0]) / median / 1e9;
+    let exchanged = exchanged(&mut session, model, &stepper, &shapes)?;
     let results = json!({
         "precision": plan.precision.to_string(),
         "gradient_checkpointing": plan.checkpointing.to_string(),
@@ -176,6 +179,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         "compiled_graphs": compiled_graphs,
         "loaded_graphs": loaded_graphs,
         "load_s": load_s,
+        "exchanged_per_step": exchanged.iter().map(Exchange::json).collect::<Vec<_>>(),
     });
     match plan.json {
         true => println!("{results}"),

@@ -2,22 +2,23 @@
 
 use super::Error;
 use super::compile::stepper;
+use super::exchanged::exchanged;
 use super::model::failed;
 use super::task::TaskData;
 use super::train::{Prepared, layout, stream_length};
 use crate::config::TrainPlan;
 use crate::data::Collator;
 use crate::parallel::{Axis, Mesh, Placements, Stages};
+use crate::report::scaling::Exchange;
 use crate::report::table::{Align, Table};
 use crate::report::units::{bytes, count, exact};
-use crate::trainer::ahead::{RunShapes, compile_all, record_steps};
+use crate::trainer::ahead::compile_all;
 use crate::trainer::feed::{BatchShape, LabelShape};
 use crate::trainer::fit::footprints;
-use crate::trainer::pipeline::{bubble, sent};
-use crate::trainer::session::Session;
+use crate::trainer::pipeline::bubble;
 use crate::trainer::settings::Checkpointing;
 use crate::trainer::step::Stepper;
-use xtrain_graphs::{Target, passes, work};
+use serde_json::json;
 use xtrain_models::Model;
 
 /// Prints the plan on standard output.
@@ -92,8 +93,8 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
                 table.row([format!("{axis} groups"), format!("{groups:?}")]);
             }
         }
-        for (what, size) in exchanged(plan, &mut prepared.session, model, &shapes)? {
-            table.row(["exchanged per step".to_string(), format!("{most}{} in {what}", bytes(size))]);
+        for Exchange { kind, axis, bytes: size } in exchanged(&mut prepared.session, model, &stepper(plan, model), &shapes)? {
+            table.row(["exchanged per step".to_string(), format!("{most}{} in {kind} over {axis}", bytes(size))]);
         }
     }
     if let Some(data) = &prepared.validation {
@@ -135,55 +136,6 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
     Ok(())
 }
 
-/// What replicas hand each other in an optimizer step, kind by kind and axis by axis, in bytes; of batches of several shapes, the most.
-fn exchanged(
-    plan: &TrainPlan,
-    session: &mut Session,
-    model: &dyn Model,
-    shapes: &RunShapes,
-) -> Result<Vec<(String, u64)>, Error> {
-    let mesh = plan.train.mesh;
-    if mesh.devices() == 1 {
-        return Ok(Vec::new());
-    }
-    let training = RunShapes { eval: Vec::new(), ..shapes.clone() };
-    let steps = record_steps(session, model, &stepper(plan, model), &training).map_err(failed("recording the graphs"))?;
-    let axes: Vec<Vec<Axis>> = [Axis::ALL.map(|axis| vec![axis]).to_vec(), vec![vec![Axis::Data, Axis::Shard]]].concat();
-    let mut totals: Vec<(String, u64)> = Vec::new();
-    for (accumulates, repeats) in [(true, plan.train.gradient_accumulation_steps as u64 - 1), (false, 1)] {
-        let of_phase = steps.iter().filter(|(name, _)| is_step(name) && name.starts_with("accumulate") == accumulates);
-        let mut most: Vec<(String, u64)> = Vec::new();
-        for (_, graphs) in of_phase {
-            // By kind, axis and stage.
-            let mut found: Vec<(String, u32, u64)> = Vec::new();
-            for graph in graphs {
-                // As it is emitted: equal nodes are one by then.
-                let prepared = passes::prepare(graph, Target::Cpu).map_err(failed("preparing the graphs"))?;
-                for exchange in work::exchanged(&prepared) {
-                    let axis = axes.iter().find(|axes| mesh.groups(axes).as_ref() == Some(&exchange.groups));
-                    let axis =
-                        axis.map_or("all".to_string(), |axes| axes.iter().map(Axis::to_string).collect::<Vec<_>>().join(" x "));
-                    let what = format!("{} over {axis}", exchange.kind);
-                    match found.iter_mut().find(|(known, stage, _)| *known == what && *stage == graph.stage) {
-                        Some((.., bytes)) => *bytes += exchange.bytes,
-                        None => found.push((what, graph.stage, exchange.bytes)),
-                    }
-                }
-            }
-            found.into_iter().for_each(|(what, _, bytes)| keep_largest(&mut most, what, bytes));
-            keep_largest(&mut most, "copies between stages".into(), sent(graphs));
-        }
-        for (what, bytes) in most {
-            match totals.iter_mut().find(|(known, _)| *known == what) {
-                Some((_, total)) => *total += bytes * repeats,
-                None => totals.push((what, bytes * repeats)),
-            }
-        }
-    }
-    totals.retain(|(_, bytes)| *bytes > 0);
-    Ok(totals)
-}
-
 /// The stages of a pipeline: what each has and needs.
 fn describe_stages(table: &mut Table, plan: &TrainPlan, stages: &Stages, stepper: &Stepper, placements: &Placements) {
     let settings = &plan.train;
@@ -214,15 +166,39 @@ fn describe_stages(table: &mut Table, plan: &TrainPlan, stages: &Stages, stepper
     ]);
 }
 
-fn is_step(name: &str) -> bool {
-    ["accumulate", "update", "train"].contains(&name.split('.').next().unwrap_or_default())
-}
-
-fn keep_largest(found: &mut Vec<(String, u64)>, what: String, bytes: u64) {
-    match found.iter_mut().find(|(known, _)| *known == what) {
-        Some((_, most)) => *most = bytes.max(*most),
-        None => found.push((what, bytes)),
+/// The plan as one line of JSON on standard output, for programs.
+pub(super) fn print_json(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Error> {
+    let settings = &plan.train;
+    let shapes = prepared.shapes(plan);
+    let model = &*prepared.loaded.model;
+    let stepper = stepper(plan, model);
+    let parameters: usize = model.parameters().iter().map(|p| p.dims.iter().product::<usize>()).sum();
+    let exchanged = exchanged(&mut prepared.session, model, &stepper, &shapes)?;
+    let groups: serde_json::Map<_, _> =
+        Axis::ALL.iter().filter_map(|axis| Some((axis.to_string(), json!(settings.mesh.groups(&[*axis])?)))).collect();
+    let compiled =
+        compile_all(&mut prepared.session, model, &stepper, &shapes, 1, &mut |_| ()).map_err(failed("compiling the graphs"))?;
+    let mut graphs = Vec::new();
+    for graph in compiled {
+        let memory = graph.memory().map_err(failed("reading the compiler's memory statistics"))?;
+        graphs.push(json!({
+            "name": graph.name,
+            "fingerprint": graph.fingerprint.to_string(),
+            "argument_bytes": memory.argument_bytes,
+            "temp_bytes": memory.temp_bytes,
+            "peak_bytes_per_device": memory.peak(),
+        }));
     }
+    let plan = json!({
+        "parameters": parameters,
+        "devices": settings.mesh.devices(),
+        "examples_per_step": settings.examples_per_step(),
+        "groups": groups,
+        "exchanged_per_step": exchanged.iter().map(Exchange::json).collect::<Vec<_>>(),
+        "graphs": graphs,
+    });
+    println!("{plan}");
+    Ok(())
 }
 
 /// Floating-point operations of a batch.

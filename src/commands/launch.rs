@@ -27,7 +27,8 @@ pub fn run(settings: LaunchSettings) -> Result<Outcome, Error> {
 /// A mistake in what each process would run is told once, before any of them runs.
 fn check(settings: &LaunchSettings) -> Result<(), Error> {
     let words = std::iter::once("xtrain").chain(settings.words.iter().map(String::as_str));
-    match config::from_args(words.map(Into::into))? {
+    let processes = (settings.nodes * settings.processes, settings.processes);
+    match config::from_args_among(Some(processes), words.map(Into::into))? {
         Invocation::Run { command: Command::Train(_) | Command::Eval(_), .. } => Ok(()),
         _ => {
             Err(Error::usage("the command after -- does not train or evaluate", "write it as it would run alone, without xtrain"))

@@ -9,6 +9,7 @@ pub mod corpus;
 mod doctor;
 mod dry_run;
 mod eval;
+mod exchanged;
 mod fit;
 mod generate;
 mod launch;
@@ -16,6 +17,7 @@ mod model;
 mod predict;
 mod quickstart;
 mod resume;
+mod scaling;
 mod target;
 mod task;
 mod top;
@@ -115,7 +117,7 @@ impl Error {
 /// Runs one command to its end.
 pub fn run(command: Command) -> Result<Outcome, Error> {
     // A training run goes on when nobody reads its lines any more; what only prints ends with its reader (`cache show | head`).
-    if !matches!(command, Command::Train(_) | Command::Quickstart(_) | Command::Launch(_)) {
+    if !matches!(command, Command::Train(_) | Command::Quickstart(_) | Command::Launch(_) | Command::Scaling(_)) {
         // SAFETY: sets a signal's disposition before any thread runs.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
@@ -136,6 +138,7 @@ fn dispatch(command: Command) -> Result<Outcome, Error> {
         Command::Doctor(plan) => doctor::run(plan),
         Command::Top(plan) => top::run(plan),
         Command::Launch(settings) => launch::run(settings),
+        Command::Scaling(plan) => scaling::run(plan),
         Command::Quickstart(plan) => quickstart::run(plan),
         Command::Compile(plan) => compile::run(plan),
         Command::Fit(plan) => fit::run(plan),

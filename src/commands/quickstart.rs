@@ -132,6 +132,7 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
         do_predict: false,
         overwrite_output_dir: true,
         dry_run: false,
+        json: false,
         auto_batch: false,
         memory: None,
     }

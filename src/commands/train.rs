@@ -45,7 +45,10 @@ pub fn run(mut plan: TrainPlan) -> Result<Outcome, Error> {
     let mut prepared = Prepared::new(&plan, true)?;
     fit::resolve_auto(&mut plan, &mut prepared)?;
     if plan.dry_run {
-        dry_run::print(&plan, &mut prepared)?;
+        match plan.json {
+            true => dry_run::print_json(&plan, &mut prepared)?,
+            false => dry_run::print(&plan, &mut prepared)?,
+        }
         return Ok(Outcome::Done);
     }
     if Group::this_writes() {

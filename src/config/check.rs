@@ -7,8 +7,10 @@ mod devices;
 use super::UsageError;
 use super::flags::Commands;
 use super::from_hub;
+use super::mesh;
 use super::plan::{PRESETS, is_encoder, preset};
 use super::resolve;
+use super::scaling;
 use super::typed::Typed;
 use crate::data::remote;
 use crate::launch::Member;
@@ -22,11 +24,16 @@ pub fn check(typed: &Typed) -> Verdict {
     device(typed)?;
     neuron(typed)?;
     processes(typed)?;
+    mesh::mesh(typed)?;
     match typed.command {
         Commands::LAUNCH => launch(typed),
+        Commands::SCALING => scaling::plan(typed).map(drop),
         command if Commands::TRAIN.contains(command) => {
             precision(typed)?;
             train_has_something_to_do(typed)?;
+            if typed.bool("json") && !typed.bool("dry_run") {
+                return refuse("--json is for the plan: a run writes its numbers into its output directory", "add --dry_run");
+            }
             model(typed)?;
             tokenizer(typed)?;
             data(typed)?;

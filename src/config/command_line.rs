@@ -217,11 +217,17 @@ fn unknown_argument(arg: &str, words: &str) -> UsageError {
             None => UsageError::CommandLine { problem: format!("unknown flag {arg} before the command") },
         };
     };
-    if info.id == Commands::LAUNCH && arg.starts_with('-') && flags::commands_taking(name).iter().any(|words| *words != "launch")
+    let before_a_command = [
+        (Commands::LAUNCH, "launched", "launch --nproc_per_node 2 -- train clm"),
+        (Commands::SCALING, "scaled", "scaling --degrees 1,2 -- bench"),
+    ];
+    if let Some((_, done, example)) = before_a_command.into_iter().find(|(id, ..)| *id == info.id)
+        && arg.starts_with('-')
+        && flags::commands_taking(name).iter().any(|words| *words != info.words)
     {
         return UsageError::illegal(
-            format!("{arg} belongs to the command that is launched"),
-            "put that command after --: `xtrain launch --nproc_per_node 2 -- train clm ...`",
+            format!("{arg} belongs to the command that is {done}"),
+            format!("put that command after --: `xtrain {example} ...`"),
         );
     }
     if !arg.starts_with('-') {

@@ -43,6 +43,7 @@ impl Commands {
     pub const FIT_CLS: Commands = Commands(1 << 25);
     pub const TOP: Commands = Commands(1 << 26);
     pub const LAUNCH: Commands = Commands(1 << 27);
+    pub const SCALING: Commands = Commands(1 << 28);
     pub const TRAIN: Commands = Self::TRAIN_CLM.and(Self::TRAIN_MLM).and(Self::TRAIN_CLS);
     pub const EVAL: Commands = Self::EVAL_CLM.and(Self::EVAL_MLM).and(Self::EVAL_CLS);
     pub const COMPILE: Commands = Self::COMPILE_CLM.and(Self::COMPILE_MLM).and(Self::COMPILE_CLS);
@@ -84,7 +85,7 @@ pub struct CommandInfo {
 }
 
 /// In the order of `xtrain --help`.
-pub const COMMANDS: [CommandInfo; 28] = [
+pub const COMMANDS: [CommandInfo; 29] = [
     CommandInfo {
         id: Commands::TRAIN_CLM,
         words: "train clm",
@@ -149,6 +150,13 @@ pub const COMMANDS: [CommandInfo; 28] = [
         words: "bench",
         about: "Measure the training step: time, tokens/s, model FLOP/s against this machine's ceiling",
         examples: "xtrain bench --model_type gpt2 --batch 4 --seq 128 --steps 10 --warmup 2 --json",
+    },
+    CommandInfo {
+        id: Commands::SCALING,
+        words: "scaling",
+        about: "Run bench or train on 1, 2, 4, ... devices and tell throughput, efficiency and what is exchanged",
+        examples: "xtrain scaling --degrees 1,2,4 -- bench --model_type gpt2 --batch 8 --seq 128\n  \
+                   xtrain scaling --degrees 1,2 --axis processes --plot scaling.svg -- train clm --config run.toml --max_steps 20",
     },
     CommandInfo {
         id: Commands::DOCTOR,

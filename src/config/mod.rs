@@ -16,19 +16,22 @@ mod error;
 pub mod flags;
 mod from_hub;
 mod kind;
+mod mesh;
 mod nearest;
 mod plan;
 pub mod reference;
 mod resolve;
+mod scaling;
 mod typed;
 
 pub use error::{Advice, Origin, UsageError};
 pub use nearest::nearest;
 pub use plan::{
     BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, Device, DevicePlan, DoctorPlan, EvalPlan, FitPlan,
-    GeneratePlan, MODEL_TYPES, ModelSource, PRESETS, PredictPlan, PruneRules, QuickstartPlan, Sampling, ShowForm, TaskPlan,
-    TopPlan, TrainPlan, is_encoder,
+    GeneratePlan, MODEL_TYPES, ModelSource, PRESETS, PredictPlan, PruneRules, QuickstartPlan, Sampling, ScaledRun, ScalingPlan,
+    ShowForm, TaskPlan, TopPlan, TrainPlan, is_encoder,
 };
+pub use scaling::into_directory;
 
 use std::ffi::OsString;
 
@@ -44,14 +47,24 @@ pub enum Invocation {
 
 /// Reads a command line, program name first, together with the `--config` file that it may name.
 pub fn from_args(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, UsageError> {
+    from_args_among(None, args)
+}
+
+/// Reads what each of so many processes will run, so many of them on this machine, before they are there to say it themselves.
+pub fn from_args_among(
+    processes: Option<(usize, usize)>,
+    args: impl IntoIterator<Item = OsString>,
+) -> Result<Invocation, UsageError> {
     let typed = match command_line::parse(args)? {
         command_line::Parsed::Text(text) => return Ok(Invocation::Print(text)),
         command_line::Parsed::Typed(typed) => typed,
     };
-    let typed = typed.with_config_file()?;
+    let mut typed = typed.with_config_file()?;
+    typed.processes = processes;
     check::check(&typed)?;
     let typed = from_hub::fetch(typed)?;
     // Once more: what came from the Hub must be what it was taken for.
     check::check(&typed)?;
-    Ok(Invocation::Run { command: resolve::resolve(&typed), notes: typed.notes() })
+    let notes = typed.notes().into_iter().chain(mesh::note(&typed)).collect();
+    Ok(Invocation::Run { command: resolve::resolve(&typed), notes })
 }

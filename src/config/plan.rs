@@ -79,6 +79,7 @@ pub enum Command {
     Doctor(DoctorPlan),
     Top(TopPlan),
     Launch(LaunchSettings),
+    Scaling(ScalingPlan),
     Quickstart(QuickstartPlan),
     Compile(CompilePlan),
     Fit(FitPlan),
@@ -185,6 +186,8 @@ pub struct TrainPlan {
     pub overwrite_output_dir: bool,
     /// Print the plan and stop.
     pub dry_run: bool,
+    /// Print it as JSON.
+    pub json: bool,
     /// The batch size is to be found (`--per_device_train_batch_size auto`); until then `train` has 1.
     pub auto_batch: bool,
     /// Bytes of one device that a batch size that is found may use; `None`: by the device.
@@ -295,6 +298,43 @@ pub struct BenchPlan {
     pub precision: Precision,
     pub seed: u64,
     pub json: bool,
+}
+
+/// `xtrain scaling`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScalingPlan {
+    /// The axis that grows, as `--axis` names it.
+    pub axis: String,
+    /// Each device keeps its batch; else all of them together do.
+    pub weak: bool,
+    /// The command trains; else it is `bench`, which writes nothing.
+    pub trains: bool,
+    /// The command's devices are the CPU's: more of them are no more of a machine.
+    pub shares_processor: bool,
+    /// By degree, the smallest first, which the others are compared with.
+    pub runs: Vec<ScaledRun>,
+    /// The command as it was typed.
+    pub command: Vec<String>,
+    /// How often each is run.
+    pub repeats: usize,
+    /// An SVG file to draw.
+    pub plot: Option<PathBuf>,
+    pub json: bool,
+}
+
+/// The command at one degree.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScaledRun {
+    pub degree: usize,
+    /// Processes that share it.
+    pub processes: usize,
+    /// Devices of all of them.
+    pub devices: usize,
+    /// In one microbatch.
+    pub examples_per_device: usize,
+    pub examples_per_step: usize,
+    /// The command line of one process, without the program.
+    pub words: Vec<String>,
 }
 
 /// `xtrain doctor`.

@@ -2,7 +2,9 @@
 //! what is missing here cannot be missing.
 
 use super::flags::Commands;
+use super::mesh;
 use super::plan::*;
+use super::scaling;
 use super::typed::Typed;
 use crate::cache::CacheSettings;
 use crate::data::LabelMap;
@@ -47,6 +49,7 @@ pub fn resolve(typed: &Typed) -> Command {
             neuron_monitor: typed.path("neuron_monitor"),
         }),
         Commands::LAUNCH => Command::Launch(launch_settings(typed)),
+        Commands::SCALING => Command::Scaling(scaling::plan(typed).expect(CHECKED)),
         Commands::QUICKSTART => Command::Quickstart(quickstart_plan(typed)),
         command if Commands::FIT.contains(command) => Command::Fit(FitPlan {
             train: train_plan(typed),
@@ -73,6 +76,7 @@ fn train_plan(typed: &Typed) -> TrainPlan {
         do_predict: typed.bool("do_predict"),
         overwrite_output_dir: typed.bool("overwrite_output_dir"),
         dry_run: typed.bool("dry_run"),
+        json: typed.bool("json"),
         auto_batch: typed.count("per_device_train_batch_size").is_none(),
         memory: typed.int("memory").map(i64::unsigned_abs),
     }
@@ -192,6 +196,12 @@ fn device(typed: &Typed) -> DevicePlan {
         "neuron" => Device::Neuron,
         _ => Device::Cpu,
     };
+    let mut options = typed.text("xla_options").map(|text| xla_options(&text).expect(CHECKED)).unwrap_or_default();
+    if typed.bool("activation_offloading") {
+        // While a copy from the host is under way it would run whatever else it finds, and keep what that needs: on a card with room
+        // to spare more is held then than is put away.
+        options.entry("xla_gpu_enable_latency_hiding_scheduler".into()).or_insert(OverrideValue::Bool(false));
+    }
     let settings = DeviceSettings {
         plugin: typed.path("plugin"),
         memory_fraction: typed.float("gpu_memory_fraction"),
@@ -200,7 +210,7 @@ fn device(typed: &Typed) -> DevicePlan {
         plain_attention: typed.text("attn_implementation").as_deref() == Some("eager"),
         fused_attention_dropout: typed.text("attention_dropout_kernel").as_deref() == Some("cudnn"),
         tf32: typed.bool("tf32"),
-        xla_options: typed.text("xla_options").map(|text| xla_options(&text).expect(CHECKED)).unwrap_or_default(),
+        xla_options: options,
         member: member(typed).expect(CHECKED).map(Box::new),
     };
     DevicePlan { kind, settings }
@@ -239,14 +249,9 @@ pub fn xla_options(text: &str) -> Result<BTreeMap<String, OverrideValue>, String
     text.split(',').map(|part| option(part).ok_or_else(|| part.trim().to_string())).collect()
 }
 
-fn mesh(typed: &Typed) -> Mesh {
-    let degree = |name: &str| typed.count(name).unwrap_or(1).max(1);
-    let (stage, shard, tensor) = (degree("pipeline_parallel"), degree("shard_parallel"), degree("tensor_parallel"));
-    let world = member(typed).expect(CHECKED).map(|member| member.world).filter(|_| !typed.is_given("data_parallel"));
-    // The fewest with which each process has as many devices.
-    let fewest = |world: &usize| (1..=*world).find(|data| (stage * data * shard * tensor).is_multiple_of(*world));
-    let data = world.as_ref().and_then(fewest).unwrap_or_else(|| degree("data_parallel"));
-    Mesh { stage, data, shard, tensor }
+/// The arrangement of a run's devices.
+pub fn mesh(typed: &Typed) -> Mesh {
+    mesh::mesh(typed).expect(CHECKED)
 }
 
 fn gradient_bucket_bytes(typed: &Typed) -> usize {
@@ -254,10 +259,13 @@ fn gradient_bucket_bytes(typed: &Typed) -> usize {
 }
 
 fn checkpointing(typed: &Typed) -> Checkpointing {
+    let offloads = typed.bool("activation_offloading");
     match typed.text("gradient_checkpointing").expect(DEFAULTED).as_str() {
+        "full" | "off" if offloads => Checkpointing::Offloaded(1),
         "full" => Checkpointing::Full,
         "attention" => Checkpointing::Attention,
         word => match word.strip_prefix("every:").and_then(|layers| layers.parse().ok()) {
+            Some(layers) if offloads => Checkpointing::Offloaded(layers),
             Some(layers) => Checkpointing::Every(layers),
             None => Checkpointing::Off,
         },

@@ -20,11 +20,13 @@ pub struct Typed {
     given: BTreeMap<&'static str, Given>,
     /// Settings that were accepted and change nothing.
     notes: Vec<String>,
+    /// Of a command that a launcher looks over before its processes are there: how many there will be, and how many of them here.
+    pub processes: Option<(usize, usize)>,
 }
 
 impl Typed {
     pub fn new(command: Commands) -> Typed {
-        Typed { command, given: BTreeMap::new(), notes: Vec::new() }
+        Typed { command, given: BTreeMap::new(), notes: Vec::new(), processes: None }
     }
 
     /// The command's words, for messages.

@@ -6,6 +6,7 @@ pub mod memory;
 pub mod progress;
 pub mod python_float;
 pub mod records;
+pub mod scaling;
 pub mod step_line;
 pub mod table;
 pub mod telemetry;

@@ -37,6 +37,7 @@ mod signature;
 mod tests;
 pub mod thunks;
 mod topology;
+pub mod visible;
 
 pub use buffer::{Buffer, HostBytes, PendingDownload};
 pub use client::Client;

@@ -288,6 +288,10 @@ pub enum Op {
     },
     /// The largest of each element over the replicas of each group.
     AllMax(Exchange),
+    /// The operand, in the host's memory: nothing but [`Op::ToDevice`] and [`Op::After`] may read it.
+    ToHost,
+    /// The operand, back in the device's own memory.
+    ToDevice,
 }
 
 /// Which replicas a collective goes between.
@@ -345,6 +349,8 @@ impl Op {
             Op::ReduceScatter { .. } => "reduce_scatter".into(),
             Op::DynamicSlice { .. } => "dynamic_slice".into(),
             Op::AllMax(_) => "all_max".into(),
+            Op::ToHost => "to_host".into(),
+            Op::ToDevice => "to_device".into(),
         }
     }
 

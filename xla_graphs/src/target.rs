@@ -98,6 +98,12 @@ impl Target {
         matches!(self, Target::Cuda { .. })
     }
 
+    /// Whether values can wait in the host's memory. XLA's CPU takes no such placement, and its values are there already; Neuron's
+    /// plugin shows no memory but its own.
+    pub(crate) fn has_host_memory(self) -> bool {
+        matches!(self, Target::Cuda { .. })
+    }
+
     /// The largest head of an attention that the target has as one call; `None` where it has no such call. cuDNN's begin with
     /// compute capability 8.0; beyond 128 they are tried on 9.0 only.
     pub(crate) fn fused_attention_head(self) -> Option<usize> {

@@ -2,12 +2,13 @@
 
 use super::{Verdict, refuse};
 use crate::config::flags::Commands;
+use crate::config::mesh;
 use crate::config::resolve;
 use crate::config::typed::Typed;
 use crate::trainer::gpu::Gpu;
 
 /// Flags under which a layer's operations run more than once in a step.
-const RECOMPUTING: [&str; 2] = ["gradient_checkpointing", "scan_layers"];
+const RECOMPUTING: [&str; 3] = ["gradient_checkpointing", "activation_offloading", "scan_layers"];
 
 /// A job of several processes, seen by one of them.
 pub(super) fn processes(typed: &Typed) -> Verdict {
@@ -22,7 +23,9 @@ pub(super) fn processes(typed: &Typed) -> Verdict {
     let devices = typed.count("data_parallel").unwrap_or(1);
     let degree = |name: &str| typed.count(name).unwrap_or(1).max(1);
     let parts = degree("shard_parallel") * degree("tensor_parallel") * degree("pipeline_parallel");
-    if typed.is_given("data_parallel") && !(devices * parts).is_multiple_of(world) {
+    // One that is auto is dealt out by itself.
+    let told = typed.is_given("data_parallel") && mesh::automatic(typed)?.is_none();
+    if told && !(devices * parts).is_multiple_of(world) {
         let near = (1..).map(|more| devices + more).find(|devices| (devices * parts).is_multiple_of(world)).unwrap_or(world);
         return refuse(
             format!("--data_parallel {devices} cannot be dealt out to {world} processes, each of which has as many devices"),
@@ -83,6 +86,25 @@ pub(super) fn device(typed: &Typed) -> Verdict {
     let of_cuda = ["gpu_memory_fraction", "visible_devices", "xla_options"].into_iter().find(|name| typed.is_given(name));
     if let (Some(name), true) = (of_cuda, device != "cuda") {
         return refuse(format!("--{name} is for NVIDIA cards, but --device is {device}"), "add --device cuda, or leave it out");
+    }
+    if typed.bool("activation_offloading") {
+        let reason = match device.as_str() {
+            "cuda" => None,
+            "neuron" => Some("Neuron's plugin shows no memory but the device's own to put them into"),
+            _ => Some("the CPU has no second memory: its activations are in the host's already"),
+        };
+        if let Some(reason) = reason {
+            return refuse(
+                format!("--activation_offloading: {reason}"),
+                "leave it out; --gradient_checkpointing computes activations again instead of keeping them",
+            );
+        }
+        if typed.text("gradient_checkpointing").as_deref() == Some("attention") {
+            return refuse(
+                "--activation_offloading puts away what checkpointing by layers keeps, and --gradient_checkpointing is attention",
+                "use --gradient_checkpointing full or every:K, or leave one of them out",
+            );
+        }
     }
     if typed.bool("tf32") && device != "cuda" {
         return refuse(

@@ -2,6 +2,7 @@
 //! sentence says so. Order within a section is the order of `--help`.
 
 use super::super::kind::{Kind, Range};
+use super::super::scaling::AXES;
 use super::{Commands, Flag, Section, Support};
 use crate::runtime::neuron::compiler as neuron;
 use crate::trainer::gpu::Gpu;
@@ -247,15 +248,17 @@ pub const FLAGS: &[Flag] = &[
     // Activations.
     flag(Section::Precision, TRAIN.and(BENCH), "gradient_checkpointing", Kind::Checkpointing, "false",
         "Compute activations once more in the backward pass instead of keeping them: true or full, each layer on its own; every:K, K layers together; attention, only what is inside of attention").alias(&["activation_checkpointing"]),
+    flag(Section::Precision, TRAIN.and(BENCH), "activation_offloading", Kind::Bool, "false",
+        "With --device cuda: the layers' inputs that gradient_checkpointing keeps wait in the host's memory; alone it means full"),
 
     // Many devices.
-    flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "data_parallel", Kind::Int { min: 1 }, "1",
-        "Devices, of all processes together, that hold the same model and take different rows of each batch; default with several processes: what gives each one device, or as many as the other axes need. On the CPU devices of a machine share its cores"),
-    flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "tensor_parallel", Kind::Int { min: 1 }, "1",
+    flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "data_parallel", Kind::CountOrAuto, "1",
+        "Devices, of all processes together, that hold the same model and take different rows of each batch; default with several processes: what gives each one device, or as many as the other axes need. auto, of one of the degrees: what the others leave of the visible devices. On the CPU devices of a machine share its cores"),
+    flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "tensor_parallel", Kind::CountOrAuto, "1",
         "Devices that divide each layer between them, by heads, inner width and vocabulary, for the same rows (Megatron-LM)"),
-    flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "shard_parallel", Kind::Int { min: 1 }, "1",
+    flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "shard_parallel", Kind::CountOrAuto, "1",
         "Devices that hold one part each of every weight, gradient and moment (ZeRO-3) and take different rows; weights are put together layer by layer. With data_parallel above 1, groups of so many devices (MiCS)"),
-    flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "pipeline_parallel", Kind::Int { min: 1 }, "1",
+    flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "pipeline_parallel", Kind::CountOrAuto, "1",
         "Stages that hold consecutive layers each and hand microbatches on (GPipe, PipeDream); layers are dealt out by work and parameters. The microbatches of a step are those of gradient_accumulation_steps: the more, the less stages wait for each other"),
     flag(Section::Parallel, TRAIN, "pipeline_schedule", Kind::Choice(&["interleaved", "simple"]), "interleaved",
         "Order in which a stage takes microbatches. interleaved: backward as soon as it can, so that few are under way at a time; simple: all forward, then all backward"),
@@ -343,15 +346,27 @@ pub const FLAGS: &[Flag] = &[
     flag(Section::Measurement, Commands::FIT, "scale_learning_rate_from", Kind::Text, "",
         "RATE@EXAMPLES: a learning rate that suits so many examples per step, to be scaled in proportion to what fits"),
     flag(Section::Measurement, BENCH, "batch", Kind::Int { min: 1 }, "4",
-        "Examples per step"),
+        "Examples per step of each device that takes rows of its own"),
     flag(Section::Measurement, BENCH, "seq", Kind::Int { min: 1 }, "128",
         "Tokens per example"),
     flag(Section::Measurement, BENCH, "steps", Kind::Int { min: 1 }, "10",
         "Steps that are measured"),
     flag(Section::Measurement, BENCH, "warmup", Kind::Int { min: 0 }, "2",
         "Steps after the first that are not measured"),
-    flag(Section::Measurement, BENCH.and(Commands::DOCTOR).and(EVAL).and(Commands::CACHE_LS).and(Commands::CACHE_SHOW).and(Commands::CACHE_STATS).and(Commands::FIT).and(Commands::TOP), "json", Kind::Bool, "false",
-        "Print the result as JSON"),
+    flag(Section::Measurement, BENCH.and(Commands::DOCTOR).and(EVAL).and(Commands::CACHE_LS).and(Commands::CACHE_SHOW).and(Commands::CACHE_STATS).and(Commands::FIT).and(Commands::TOP).and(Commands::SCALING).and(Commands::TRAIN), "json", Kind::Bool, "false",
+        "Print the result as JSON (train: the plan, with dry_run)"),
+    flag(Section::Measurement, Commands::SCALING, "degrees", Kind::Text, "",
+        "Degrees to run at, as 1,2,4; the others are compared with the smallest"),
+    flag(Section::Measurement, Commands::SCALING, "axis", Kind::Choice(AXES), "data_parallel",
+        "What grows: that flag of the command, or its processes, one for each place on data_parallel"),
+    flag(Section::Measurement, Commands::SCALING, "weak", Kind::Bool, "false",
+        "Each device keeps the command's batch; else all devices together have it, so that a step has the same examples at every degree"),
+    flag(Section::Measurement, Commands::SCALING, "repeats", Kind::Int { min: 1 }, "3",
+        "Runs at each degree, in turn; medians are told"),
+    flag(Section::Measurement, Commands::SCALING, "plot", Kind::Path, "",
+        "Draw throughput by degree into this SVG file"),
+    flag(Section::Run, Commands::SCALING, "command", Kind::Words, "",
+        "The command to measure, after --: bench or train with the flags of a run on one device").positional(),
 
     // AWS Neuron.
     flag(Section::Neuron, RUNNING, "target", Kind::Choice(neuron::TARGETS), "",

@@ -202,7 +202,7 @@ fn check_cores(needed: u32, chip: NeuronChip, value: &impl Fn(&str) -> Option<St
 }
 
 /// How many cores `0`, `3-6` or `3-5,6` are; they have to be neighbours, in order.
-fn visible_cores(text: &str) -> std::result::Result<u32, String> {
+pub fn visible_cores(text: &str) -> std::result::Result<u32, String> {
     let number = |text: &str| text.trim().parse::<u32>().map_err(|_| format!("has `{text}`, which is no core's number"));
     let mut next: Option<u32> = None;
     let mut count = 0;

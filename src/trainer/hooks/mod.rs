@@ -6,6 +6,7 @@ mod evaluate;
 mod log;
 mod replicas;
 mod save;
+mod shares;
 mod telemetry;
 
 pub use alive::Alive;

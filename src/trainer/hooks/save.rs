@@ -1,7 +1,9 @@
 //! Saving: checkpoints at their cadence and when a signal asks for the end, and the finished model.
 
 use super::log::{RunLog, Sums};
+use super::shares::Shares;
 use crate::checkpoint::hf::{Pretrained, TrainerState, save_pretrained};
+use crate::checkpoint::optimizer::Others;
 use crate::checkpoint::{CheckpointParts, TensorRef, TrainingState, atomic, prune, save_checkpoint};
 use crate::trainer::best::Best;
 use crate::trainer::error::{Error, Result};
@@ -160,7 +162,11 @@ pub fn trainer_state(settings: &TrainSettings, log: &RunLog, sums: &Sums, progre
 impl Saver<'_> {
     fn save(&self, progress: &Progress, session: &mut Session) -> Result<PathBuf> {
         let weights = download(session, self.model.parameters.iter().map(String::as_str))?;
-        let optimizer = download(session, self.optimizer_state.iter().map(String::as_str))?;
+        let shares = Shares::of(session, &self.optimizer_state, progress.step);
+        let optimizer = match &shares {
+            Some(shares) => shares.download(session)?,
+            None => download(session, self.optimizer_state.iter().map(String::as_str))?,
+        };
         for tensors in [&weights, &optimizer] {
             worth_saving(tensors, progress.step, &self.kept.borrow())?;
         }
@@ -185,6 +191,7 @@ impl Saver<'_> {
         let parts = CheckpointParts {
             model: Pretrained { files: &files, ..self.model.pretrained(&weights) },
             optimizer: &optimizer,
+            others: shares.as_ref().map(|shares| shares as &dyn Others),
             trainer_state: &trainer_state,
             state: &state,
         };
@@ -193,6 +200,18 @@ impl Saver<'_> {
         kept.newest = Some(path.clone());
         kept.remove_stale()?;
         Ok(path)
+    }
+
+    /// What a process does while rank 0 saves: its share of the optimizer's state.
+    fn help_save(&self, step: u64, session: &mut Session) -> Result<()> {
+        self.model.take_part(session)?;
+        let Some(shares) = Shares::of(session, &self.optimizer_state, step) else {
+            return take_part_in_download(session, self.optimizer_state.iter().map(String::as_str));
+        };
+        let own = shares.download(session)?;
+        // Rank 0 tells the user, who knows which checkpoint is the last good one.
+        let broken = own.iter().find(|t| !is_finite(&t.shape, &t.bytes)).map(|t| t.name.as_str());
+        shares.write(&self.settings.output_dir, &references(&own), broken)
     }
 
     /// Keeps as many checkpoints as were asked for, the newest and the best among them.
@@ -242,8 +261,7 @@ impl Hook for Saver<'_> {
         let signal = self.signal(progress.step)?;
         let control = if signal.is_some() { Control::Stop } else { Control::Continue };
         if !self.writes {
-            self.model.take_part(session)?;
-            take_part_in_download(session, self.optimizer_state.iter().map(String::as_str))?;
+            self.help_save(progress.step, session)?;
             return Ok(control);
         }
         let path = self.save(progress, session)?;

@@ -82,6 +82,8 @@ gradient_table! {
     Op::TakeRows => [0];
     Op::ScatterAddRows => [0, 2];
     Op::Barrier => [0];
+    // The identity, which the CPU's compiler does not take.
+    Op::ToHost | Op::ToDevice => [];
     Op::AllReduce(_) => [0];
     Op::AllGather { .. } => [0];
     Op::ReduceScatter { .. } => [0];

@@ -24,6 +24,8 @@ pub enum Checkpointing {
     Full,
     /// So many layers together: the inputs of every n-th layer are kept.
     Every(usize),
+    /// So many layers together, whose inputs wait in the host's memory meanwhile.
+    Offloaded(usize),
     /// The inside of attention, its scores, probabilities and dropout mask: what grows with the square of the tokens (Korthikanti et al.
     /// 2022, "selective activation recomputation").
     Attention,
@@ -36,10 +38,15 @@ impl std::fmt::Display for Checkpointing {
             Checkpointing::Off => f.write_str("off"),
             Checkpointing::Full => f.write_str("full"),
             Checkpointing::Every(layers) => write!(f, "every:{layers}"),
+            Checkpointing::Offloaded(1) => f.write_str("full, inputs in host memory"),
+            Checkpointing::Offloaded(layers) => write!(f, "every:{layers}, inputs in host memory"),
             Checkpointing::Attention => f.write_str("attention"),
         }
     }
 }
+
+/// What is smaller than this many bytes, such as a mask, is not worth a copy of its own to the host.
+const LEAST_OFFLOADED: usize = 64 << 10;
 
 /// The regions of a trace, and the copies made so far.
 pub(super) struct Regions {
@@ -48,6 +55,8 @@ pub(super) struct Regions {
     /// Whether a node depends on data of the step, so that what is made of it would be kept. Parameters are there anyway, and a copy of
     /// what is made of them alone is worth no second computation.
     is_activation: Vec<bool>,
+    /// Regions' inputs wait in the host's memory.
+    offloads: bool,
     /// From this number on regions hold nothing but parameters that are put together (all-gathered) for a layer; what uses them in the
     /// backward pass is outside.
     first_gathered: u32,
@@ -62,12 +71,13 @@ impl Regions {
         match checkpointing {
             Checkpointing::Off => {}
             Checkpointing::Full => mark_layers(&inner, 1, &mut region_of),
-            Checkpointing::Every(layers) => mark_layers(&inner, layers.max(1), &mut region_of),
+            Checkpointing::Every(layers) | Checkpointing::Offloaded(layers) => mark_layers(&inner, layers.max(1), &mut region_of),
             Checkpointing::Attention => mark_attentions(&inner, &mut region_of),
         }
         let first_gathered = region_of.iter().flatten().max().map_or(0, |last| last + 1);
         mark_gathered(&inner, first_gathered, &mut region_of);
-        Regions { region_of, is_activation: activations(&inner, end), first_gathered, copies: HashMap::new() }
+        let offloads = matches!(checkpointing, Checkpointing::Offloaded(_));
+        Regions { region_of, is_activation: activations(&inner, end), offloads, first_gathered, copies: HashMap::new() }
     }
 
     /// What stands for `node` in the gradient rule of `user`: its copy, if `user` is computed once more and this is not a parameter or
@@ -80,6 +90,19 @@ impl Regions {
             self.copies.insert(region, copies);
         }
         Ok(self.copies[&region].get(&node).cloned().unwrap_or_else(|| trace.tensor(node)))
+    }
+
+    /// Whether an input waits in the host's memory: what was computed, and is large.
+    fn offloads(&self, trace: &Trace, node: NodeId) -> bool {
+        let tensor = trace.tensor(node);
+        let is_input = matches!(tensor.node().op, Op::Input(_));
+        self.offloads && !is_input && tensor.dtype().is_float() && tensor.shape().bytes() >= LEAST_OFFLOADED
+    }
+
+    /// A region's input where it is kept.
+    fn kept(&self, trace: &Trace, node: NodeId) -> Result<Tensor> {
+        let tensor = trace.tensor(node);
+        if self.offloads(trace, node) { tensor.to_host() } else { Ok(tensor) }
     }
 
     /// Records the region's nodes once more.
@@ -98,7 +121,10 @@ impl Regions {
             let mut operands = Vec::with_capacity(node.operands.len());
             for &operand in &node.operands {
                 if !copies.contains_key(&operand) && self.is_activation[operand as usize] {
-                    copies.insert(operand, trace.tensor(operand).after(dy)?);
+                    copies.insert(operand, self.kept(trace, operand)?.after(dy)?);
+                    if self.offloads(trace, operand) {
+                        copies.insert(operand, copies[&operand].to_device()?);
+                    }
                 }
                 operands.push(copies.get(&operand).cloned().unwrap_or_else(|| trace.tensor(operand)));
             }

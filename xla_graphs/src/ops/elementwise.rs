@@ -191,6 +191,18 @@ impl Tensor {
         self.apply(Op::Barrier, &[])
     }
 
+    /// A copy in the host's memory, until [`Tensor::to_device`] brings it back. On targets that have such a memory.
+    #[track_caller]
+    pub fn to_host(&self) -> Result<Tensor> {
+        self.apply(Op::ToHost, &[])
+    }
+
+    /// What [`Tensor::to_host`] put away.
+    #[track_caller]
+    pub fn to_device(&self) -> Result<Tensor> {
+        self.apply(Op::ToDevice, &[])
+    }
+
     /// This tensor, but nothing that uses the result runs before `other` is there, and the compiler takes it for another value than
     /// this one: what is computed from it is computed anew.
     #[track_caller]

@@ -31,6 +31,7 @@ pub(super) fn expand(graph: &Graph, target: Target) -> Result<Graph> {
         Op::Binary(Binary::Add) => add(&x[0], &x[1], target),
         Op::After if !target.keeps_barriers() => special::after(&x[0], &x[1]),
         Op::DynamicSlice { dim, size } if !target.indexes() => special::dynamic_slice(&x[0], &x[1], *dim, *size),
+        Op::ToHost | Op::ToDevice if !target.has_host_memory() => Ok(x[0].clone()),
         // The mark on a parameter's gradient (`backward`) has done its work in the precision pass.
         Op::Convert(dtype) => x[0].convert(*dtype),
         // It has done its work when the gradients were recorded.

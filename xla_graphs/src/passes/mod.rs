@@ -2,6 +2,7 @@
 //! [`prepare`] applies the others, in this order, before a graph is emitted.
 
 mod expand;
+mod offload;
 pub mod partition;
 mod precision;
 mod products;
@@ -23,5 +24,6 @@ pub fn mix(graph: &Graph, precision: Precision) -> Result<Graph> {
 
 /// Turns a cut graph into one of primitives only, in the form that the target compiles best.
 pub fn prepare(graph: &Graph, target: Target) -> Result<Graph> {
-    products::rewrite(&expand::expand(graph, target)?, target)
+    let early = if target.has_host_memory() { offload::early(graph)? } else { None };
+    products::rewrite(&expand::expand(early.as_ref().unwrap_or(graph), target)?, target)
 }

@@ -155,6 +155,8 @@ fn moves(op: &Op) -> bool {
             | Op::Concat { .. }
             | Op::Pad { .. }
             | Op::Barrier
+            | Op::ToHost
+            | Op::ToDevice
             | Op::AllGather { .. }
             | Op::StopGradient
     )

@@ -131,6 +131,8 @@ impl Emitter<'_> {
                 x(0).scatter(x(1), x(2), &add, &[1], &[0], &[0], 1)?
             }
             Op::Barrier => self.marker(marker::OPT_BARRIER, &[x(0)])?,
+            Op::ToHost => self.marker(marker::TO_HOST, &[x(0)])?,
+            Op::ToDevice => self.marker(marker::TO_DEVICE, &[x(0)])?,
             Op::After => {
                 let shapes = [self.operand_shape(0), self.operand_shape(1)];
                 let both = self.builder.tuple(&[x(0), x(1)])?;

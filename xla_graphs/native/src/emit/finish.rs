@@ -9,7 +9,9 @@
 //! names its operation and model path (`train/h.3.attn/dot`).
 
 use super::collective;
-use crate::proto::xla::{HloInstructionProto, HloModuleProto, OpMetadata, PrecisionConfig, precision_config};
+use crate::proto::xla::{
+    CustomCallApiVersion, FrontendAttributes, HloInstructionProto, HloModuleProto, OpMetadata, PrecisionConfig, precision_config,
+};
 use prost::Message;
 use xtrain_graphs::{Graph, op::Op};
 
@@ -23,6 +25,8 @@ pub(super) const NODE_MARKER: &str = "xt.node";
 pub(super) mod marker {
     pub const OPT_BARRIER: &str = "xt.opt-barrier";
     pub const BITCAST_CONVERT: &str = "xt.bitcast-convert";
+    pub const TO_HOST: &str = "xt.to-host";
+    pub const TO_DEVICE: &str = "xt.to-device";
     pub const SHIFT_LEFT: &str = "xt.shift-left";
     pub const SHIFT_RIGHT_LOGICAL: &str = "xt.shift-right-logical";
     /// Carries a whole instruction, encoded, in its `backend_config`; only the place in the graph is the marker's own.
@@ -32,15 +36,35 @@ pub(super) mod marker {
 /// What a marker becomes: the opcode, and what else must be set from the marker's attributes.
 type Rewrite = (&'static str, &'static str, fn(&mut HloInstructionProto) -> Result<(), String>);
 
-/// Marker target, HLO opcode, attributes. Placement goes here.
+/// Marker target, HLO opcode, attributes.
 const REWRITES: &[Rewrite] = &[
     (marker::OPT_BARRIER, "opt-barrier", no_attributes),
+    (marker::TO_HOST, "custom-call", in_host_memory),
+    (marker::TO_DEVICE, "custom-call", in_device_memory),
     (marker::BITCAST_CONVERT, "bitcast-convert", no_attributes),
     (marker::SHIFT_LEFT, "shift-left", no_attributes),
     (marker::SHIFT_RIGHT_LOGICAL, "shift-right-logical", no_attributes),
 ];
 
 fn no_attributes(_: &mut HloInstructionProto) -> Result<(), String> {
+    Ok(())
+}
+
+fn in_host_memory(instruction: &mut HloInstructionProto) -> Result<(), String> {
+    place(instruction, "pinned_host")
+}
+
+fn in_device_memory(instruction: &mut HloInstructionProto) -> Result<(), String> {
+    place(instruction, "device")
+}
+
+/// The call by which JAX says where a value is kept; XLA makes copies of it.
+fn place(instruction: &mut HloInstructionProto, memory: &str) -> Result<(), String> {
+    instruction.custom_call_target = "annotate_device_placement".into();
+    instruction.custom_call_api_version = CustomCallApiVersion::ApiVersionOriginal as i32;
+    instruction.custom_call_has_side_effect = true;
+    let attributes = instruction.frontend_attributes.get_or_insert_with(FrontendAttributes::default);
+    attributes.map.insert("_xla_buffer_placement".into(), memory.into());
     Ok(())
 }
 
@@ -94,14 +118,13 @@ fn rewrite(instruction: &mut HloInstructionProto) -> Result<(), String> {
     let Some((_, opcode, attributes)) = REWRITES.iter().find(|(name, ..)| *name == target) else {
         return Err(format!("custom call `{target}` is no known marker"));
     };
-    attributes(instruction)?;
     instruction.opcode = opcode.to_string();
     // What only a custom call may carry.
     instruction.custom_call_target.clear();
     instruction.custom_call_api_version = 0;
     instruction.custom_call_schedule = 0;
     instruction.backend_config.clear();
-    Ok(())
+    attributes(instruction)
 }
 
 /// Puts the instruction that a marker carries in its place.

@@ -50,6 +50,8 @@ impl Divider<'_> {
             | Op::Convert(_)
             | Op::Bitcast(_)
             | Op::Barrier
+            | Op::ToHost
+            | Op::ToDevice
             | Op::StopGradient
             | Op::Gelu(_)
             | Op::GeluGrad(_)

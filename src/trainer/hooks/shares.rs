@@ -1,0 +1,126 @@
+//! The optimizer's state of a checkpoint, written by all processes of a run: each puts some of the tensors together, holds only
+//! those in its memory and writes them into a file of its own, in the directory that rank 0 finishes.
+
+use crate::checkpoint::optimizer::{Others, PartFile, write_part};
+use crate::checkpoint::{Error as CheckpointError, TensorRef};
+use crate::launch::Group;
+use crate::trainer::error::Result as Trained;
+use crate::trainer::parameters::{HostTensor, download, take_part_in_download};
+use crate::trainer::session::Session;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// As long as a rank may take to write its part. One that dies meanwhile ends the job at once.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// Who writes what in the checkpoint of one step.
+pub struct Shares {
+    group: Arc<Group>,
+    step: u64,
+    /// Of each rank that writes, its tensors.
+    names: Vec<Vec<String>>,
+}
+
+impl Shares {
+    /// `None` where one process writes all.
+    pub fn of(session: &Session, names: &[String], step: u64) -> Option<Shares> {
+        let group = Group::joined().filter(|group| group.member().world > 1)?;
+        let bytes = |name: &str| session.shape(name).map_or(0, |held| session.placements().whole(name, held).bytes());
+        let sized: Vec<(String, usize)> = names.iter().map(|name| (name.clone(), bytes(name))).collect();
+        let names = deal_out(&sized, group.member().world);
+        (names.len() > 1).then_some(Shares { group, step, names })
+    }
+
+    /// This rank's tensors. All ranks call it at the same step.
+    pub fn download(&self, session: &mut Session) -> Trained<Vec<HostTensor>> {
+        let mut own = Vec::new();
+        for (rank, names) in self.names.iter().enumerate() {
+            let names = names.iter().map(String::as_str);
+            match rank == self.group.member().rank {
+                true => own = download(session, names)?,
+                false => take_part_in_download(session, names)?,
+            }
+        }
+        Ok(own)
+    }
+
+    /// Writes this rank's tensors into the directory that rank 0 has begun in `output_dir`, and tells rank 0 how that went. If one of them is
+    /// broken, rank 0 is told its name instead.
+    pub fn write(&self, output_dir: &Path, tensors: &[TensorRef], broken: Option<&str>) -> Trained<()> {
+        let rank = self.group.member().rank;
+        if rank >= self.names.len() {
+            return Ok(());
+        }
+        let key = self.key(&rank.to_string());
+        if let Some(tensor) = broken {
+            let told: Result<PartFile, String> = Err(format!("{tensor} holds values that are not finite"));
+            return Ok(self.group.put(&key, &encoded(&told))?);
+        }
+        let name = self.group.get(&self.key("directory"), PATIENCE)?;
+        let dir = output_dir.join(String::from_utf8_lossy(&name).as_ref());
+        let written = write_part(&dir, (rank, self.names.len()), tensors);
+        let told = written.as_ref().map(PartFile::clone).map_err(ToString::to_string);
+        self.group.put(&key, &encoded(&told))?;
+        Ok(written.map(drop)?)
+    }
+
+    fn key(&self, what: &str) -> String {
+        format!("checkpoint/{}/{}/{what}", self.group.member().generation, self.step)
+    }
+}
+
+impl Others for Shares {
+    fn count(&self) -> usize {
+        self.names.len()
+    }
+
+    /// By its name alone: other machines may have the output directory elsewhere.
+    fn begin(&self, dir: &Path) -> Result<(), CheckpointError> {
+        let name = dir.file_name().unwrap_or_default().to_string_lossy();
+        let put = self.group.put(&self.key("directory"), name.as_bytes());
+        put.map_err(|error| CheckpointError::io("tell the other processes of", dir)(io::Error::other(error)))
+    }
+
+    fn finish(&self) -> Result<Vec<PartFile>, CheckpointError> {
+        let mut parts = Vec::new();
+        for rank in 1..self.names.len() {
+            let failed = |error: String| CheckpointError::Part { rank, error };
+            let told = self.group.get(&self.key(&rank.to_string()), PATIENCE).map_err(|error| failed(error.to_string()))?;
+            let told: Result<PartFile, String> = serde_json::from_slice(&told).map_err(|error| failed(error.to_string()))?;
+            parts.push(told.map_err(failed)?);
+        }
+        Ok(parts)
+    }
+}
+
+fn encoded(told: &Result<PartFile, String>) -> Vec<u8> {
+    serde_json::to_vec(told).expect("it is made of texts and numbers")
+}
+
+/// Each tensor to the rank that has least so far; the same on every rank. Ranks that would get nothing are left out.
+fn deal_out(sized: &[(String, usize)], ranks: usize) -> Vec<Vec<String>> {
+    let mut dealt: Vec<(usize, Vec<String>)> = vec![(0, Vec::new()); ranks.min(sized.len())];
+    for (name, bytes) in sized {
+        // The first of equals; a tensor of no bytes counts too, so that none piles up.
+        let least =
+            dealt.iter_mut().min_by_key(|(filled, names)| (*filled, names.len())).expect("there is a tensor, so there is a rank");
+        least.0 += bytes;
+        least.1.push(name.clone());
+    }
+    dealt.into_iter().map(|(_, names)| names).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_are_dealt_out_evenly() {
+        let sized = |sizes: &[usize]| sizes.iter().enumerate().map(|(i, n)| (format!("t{i}"), *n)).collect::<Vec<_>>();
+        assert_eq!(deal_out(&sized(&[8, 4, 4, 1, 1]), 2), [vec!["t0", "t3"], vec!["t1", "t2", "t4"]]);
+        assert_eq!(deal_out(&sized(&[0, 0]), 4), [vec!["t0"], vec!["t1"]]);
+        assert!(deal_out(&[], 4).is_empty());
+    }
+}
