@@ -106,7 +106,7 @@ fn stages_are_planned_and_hold_their_layers() {
     };
     let plan = run("train clm --pipeline_parallel 4 --dry_run");
     plan.succeeded();
-    for part in ["stage 0", "layers 0 to", "to 7,", "interleaved, 4 microbatches: stages wait 43 %", "in copies between stages"] {
+    for part in ["stage 0", "layers 0 to", "to 7,", "interleaved, 4 microbatches: stages wait 43 %", "in copies over stages"] {
         assert!(plan.stdout.contains(part), "`{part}` is missing in:\n{}", plan.stdout);
     }
     // Weights, two moments and sums in f32.
