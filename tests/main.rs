@@ -15,6 +15,7 @@ mod neuron;
 mod parallel;
 mod precision;
 mod processes;
+mod regression;
 mod steady;
 mod streaming;
 mod support;

@@ -61,7 +61,7 @@ impl Open {
     fn next(&mut self, spec: &StreamSpec) -> Option<Result<Sample>> {
         match (self, &spec.task) {
             (Open::Samples(file), StreamTask::Cls(data, labels)) => file.read(0, &label_use(data, labels)),
-            (Open::Texts(file), _) => file.next().map(|text| text.map(|text| Sample { index: 0, text, pair: None, class: None })),
+            (Open::Texts(file), _) => file.next().map(|text| text.map(|text| Sample { index: 0, text, pair: None, label: None })),
             (Open::Samples(_), _) => unreachable!("Open::new opens samples for classification alone"),
         }
     }
