@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::error::{Error, Result};
-use super::input::Bookmark;
+use super::formats::input::Bookmark;
+use super::formats::table::{Cell, Row, Table};
 use super::label::Label;
 use super::labels::LabelMap;
 use super::settings::{ClsDataSettings, OnBadRow};
-use super::table::{Cell, Row, Table};
 use super::texts::not_text;
 
 /// GLUE's columns for pairs, in the order they are looked for, and for single texts.

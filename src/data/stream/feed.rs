@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::super::error::{Error, Result};
-use super::super::input::{Bookmark, identity};
+use super::super::formats::input::{Bookmark, identity};
 use super::super::sampler::Order;
 use super::super::samples::{LabelUse, Sample, SampleFile};
 use super::super::settings::{ClsDataSettings, OnBadRow};
