@@ -7,7 +7,7 @@
 //! 2. Tokens: `tokenizer`, `sequences` (special tokens, truncation).
 //! 3. Sets, made once and kept on disk (`prepare`): `clm` makes the rows of `dataset`, `mlm` and `cls` make `examples`.
 //! 4. Batches: `sampler` (which rows, in which order), `collator` (rows to a `batch`; `masking` and `padding` serve it), `loader`
-//!    (threads that prepare batches ahead of the step).
+//!    (threads that prepare batches ahead of the step, through a `queue` each).
 //!
 //! `stream` is the other way from files to batches: read while the model trains, and never kept.
 //!
@@ -28,6 +28,7 @@ pub mod masking;
 pub mod mlm;
 pub mod padding;
 mod prepare;
+mod queue;
 pub mod remote;
 pub mod sampler;
 mod samples;
