@@ -10,7 +10,7 @@ fn table() -> String {
     let mut table = String::from("text,score\n");
     for row in 0..128u32 {
         // Six words by the bits of a number that runs through all patterns.
-        let words: Vec<&str> = (0..6).map(|bit| if row * 37 >> bit & 1 == 1 { "yes" } else { "no" }).collect();
+        let words: Vec<&str> = (0..6).map(|bit| if (row * 37) >> bit & 1 == 1 { "yes" } else { "no" }).collect();
         let share = words.iter().filter(|word| **word == "yes").count() as f64 / 6.0;
         table.push_str(&format!("{},{:.3}\n", words.join(" "), 4.0 * share - 2.0));
     }
