@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use xtrain::checkpoint::{Weights, hf};
+use xtrain::data::Tokenizer;
 use xtrain::data::clm::train_dataset;
 use xtrain::data::dataset::Origin;
+use xtrain::data::formats::text::Lines;
 use xtrain::data::settings::{ClmDataSettings, SourceSettings};
 use xtrain::data::tokenizer::train_byte_bpe;
-use xtrain::data::{Tokenizer, text};
 
 /// A file or directory below one of the reference directories, or `None` after saying that it is missing.
 fn reference(variable: &str, default: &str, path: &str) -> Option<PathBuf> {
@@ -140,7 +141,7 @@ fn real_corpora_have_their_known_token_counts() {
         let found = data.totals().tokens;
         assert!(found.abs_diff(tokens) * 1000 <= tokens, "{name}: {found} tokens, {tokens} known");
         if name != "wikitext-2/train.txt.gz" {
-            let whole = text::read_whole(&dir.join(name)).unwrap();
+            let whole = Lines::open(&dir.join(name)).unwrap().collect::<Result<String, _>>().unwrap();
             assert_eq!(tokenizers[0].encode(&whole).unwrap().len() as u64, tokens, "{name} as a whole");
         }
     }
@@ -149,7 +150,7 @@ fn real_corpora_have_their_known_token_counts() {
 #[test]
 fn a_trained_tokenizer_beats_bytes_on_real_text() {
     let Some(path) = corpora("tinyshakespeare/input.txt") else { return };
-    let texts: Vec<String> = text::Lines::open(&path).unwrap().map(Result::unwrap).collect();
+    let texts: Vec<String> = Lines::open(&path).unwrap().map(Result::unwrap).collect();
     let started = std::time::Instant::now();
     let tokenizer = train_byte_bpe(&texts, 2048).unwrap();
     println!("2048 tokens in {:.2} s", started.elapsed().as_secs_f64());

@@ -10,7 +10,7 @@ use xtrain::data::cls::{self, Split};
 use xtrain::data::examples::flag;
 use xtrain::data::loader::{LoadSpec, Loader};
 use xtrain::data::settings::{ClsDataSettings, MlmDataSettings, PaddingSettings, SourceSettings};
-use xtrain::data::{BatchPlan, Labels, Order, Position, Tokenizer, mlm};
+use xtrain::data::{BatchPlan, Label, Labels, Order, Position, Tokenizer, mlm};
 
 use crate::support::{data_dir, golden_dir};
 
@@ -38,6 +38,7 @@ fn cls_settings(files: &[PathBuf], cache: &Path, max_seq_length: usize) -> ClsDa
         max_seq_length,
         padding: PaddingSettings { pad_to_max_length: true, pad_to_bucket: Vec::new() },
         labels: None,
+        finds_regression: true,
     }
 }
 
@@ -68,7 +69,7 @@ fn pairs_equal_run_glue() {
     assert_eq!(serde_json::to_value(labels.names()).unwrap(), meta["label_names"]);
     let examples = cls::examples(&settings, Split::Train, &tokenizer, &labels, max_length, true).unwrap();
     assert_eq!(examples.len() as u64, meta["examples"].as_u64().unwrap());
-    let collator = cls::collator(&settings, &tokenizer, max_length, examples.clone()).unwrap();
+    let collator = cls::collator(&settings, &tokenizer, &labels, max_length, examples.clone()).unwrap();
     let rows: Vec<u32> = (0..examples.len() as u32).collect();
     let batch = collator.batch(&rows, rows.len(), START);
     let wanted = Weights::open(&dir.join("rows.safetensors")).unwrap();
@@ -291,7 +292,8 @@ fn real_tables_have_their_known_rows_and_labels() {
         let labels = cls::labels(&settings).unwrap();
         assert_eq!(labels.names(), known.iter().map(|(name, _)| *name).collect::<Vec<_>>(), "{name}");
         let examples = cls::examples(&settings, Split::Train, &tokenizer, &labels, 64, true).unwrap();
-        let count = |class: usize| (0..examples.len()).filter(|i| examples.example(*i).class == Some(class as u32)).count();
+        let label = |class: usize| Some(Label::class(class as u32));
+        let count = |class: usize| (0..examples.len()).filter(|i| examples.example(*i).label == label(class)).count();
         let counts: Vec<usize> = (0..labels.len()).map(count).collect();
         assert_eq!(counts, known.iter().map(|(_, count)| *count).collect::<Vec<_>>(), "{name}");
     }
@@ -319,7 +321,7 @@ fn workers_only_change_the_speed() {
     let mlm_settings = mlm_settings(&[data.join("wikitext-2/valid.txt")], cache.path());
     let rows = mlm::train_examples(&mlm_settings, &tokenizer, 128, true).unwrap();
     let sets = [
-        ("cls, SST-2, 32 sentences", cls::collator(&cls_settings, &tokenizer, 128, sentences).unwrap(), 32, 1),
+        ("cls, SST-2, 32 sentences", cls::collator(&cls_settings, &tokenizer, &labels, 128, sentences).unwrap(), 32, 1),
         ("mlm, WikiText-2, 32 x 128", mlm::collator(&mlm_settings, &tokenizer, 128, rows).unwrap(), 32, 10),
     ];
     for (name, collator, batch_size, epochs) in sets {

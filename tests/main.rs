@@ -16,6 +16,7 @@ mod parallel;
 mod pipelines;
 mod precision;
 mod processes;
+mod regression;
 mod scaling;
 mod steady;
 mod streaming;

@@ -112,16 +112,9 @@ fn dropout_changes_the_training_loss_a_little() {
             };
             let batch = DeviceBatch::full(upload("input_ids"), upload("labels"));
             let optimizer = OptimizerSettings {
-                kind: OptimizerKind::Sgd,
-                learning_rate: 0.0,
                 weight_decay: 0.0,
-                adam_beta1: 0.9,
-                adam_beta2: 0.999,
-                adam_epsilon: 1e-8,
                 max_grad_norm: 0.0,
-                schedule: ScheduleKind::Constant,
-                warmup_steps: None,
-                warmup_ratio: 0.0,
+                ..OptimizerSettings::constant(OptimizerKind::Sgd, 0.0)
             };
             let schedule = Schedule { kind: ScheduleKind::Constant, peak: 0.0, warmup: 0, total: 2 };
             let stepper = Stepper::new(&*model, optimizer, schedule, 7);

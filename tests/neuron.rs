@@ -71,21 +71,6 @@ fn families() -> Vec<(&'static str, Config, Task)> {
     ]
 }
 
-fn optimizer(kind: OptimizerKind) -> OptimizerSettings {
-    OptimizerSettings {
-        kind,
-        learning_rate: 1e-3,
-        weight_decay: 0.01,
-        adam_beta1: 0.9,
-        adam_beta2: 0.999,
-        adam_epsilon: 1e-8,
-        max_grad_norm: 1.0,
-        schedule: ScheduleKind::Constant,
-        warmup_steps: Some(0),
-        warmup_ratio: 0.0,
-    }
-}
-
 /// Every model, task, precision, kind of parallelism, chip and graph: no instruction that is emitted breaks a rule, and donated state is promised.
 #[test]
 fn everything_that_is_emitted_is_known_to_compile() {
@@ -139,7 +124,8 @@ fn everything_that_is_emitted_is_known_to_compile() {
                     let mut session = device::open_cpu(mesh, CacheSettings::in_memory()).unwrap();
                     session.set_eval_precision(precision);
                     session.set_placements(placements(&*model, kind, mesh, moments_in_parts).unwrap());
-                    let stepper = Stepper::new(&*model, optimizer(kind), schedule, 1).with_precision(precision);
+                    let stepper =
+                        Stepper::new(&*model, OptimizerSettings::constant(kind, 1e-3), schedule, 1).with_precision(precision);
                     let stepper = stepper.with_checkpointing(checkpointing);
                     let recorded = record_all(&mut session, &*model, &stepper, &shapes).unwrap();
                     if mesh.stage > 1 {
@@ -185,7 +171,7 @@ fn the_cpus_modules_do_break_rules() {
     let model = xtrain_models::build(config, task).unwrap();
     let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
     let schedule = Schedule { kind: ScheduleKind::Constant, peak: 1e-3, warmup: 0, total: 1 };
-    let stepper = Stepper::new(&*model, optimizer(OptimizerKind::AdamW), schedule, 1);
+    let stepper = Stepper::new(&*model, OptimizerSettings::constant(OptimizerKind::AdamW, 1e-3), schedule, 1);
     let batch =
         BatchShape { rows: 2, tokens: 16, labels: LabelShape::Tokens, attention_mask: true, token_type_ids: true, variant: None };
     let shapes = RunShapes { train: vec![batch], eval: Vec::new(), accumulation: 1 };

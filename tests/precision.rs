@@ -176,7 +176,8 @@ fn a_skipped_step_changes_nothing_but_the_scale() {
         let batch = case.batch(0);
         for kind in [OptimizerKind::AdamW, OptimizerKind::Sgd] {
             let schedule = Schedule { kind: ScheduleKind::Constant, peak: 1e-3, warmup: 0, total: 4 };
-            let stepper = Stepper::new(&*case.model, settings(kind), schedule, 1).with_precision(Precision::Fp16);
+            let stepper =
+                Stepper::new(&*case.model, OptimizerSettings::constant(kind, 1e-3), schedule, 1).with_precision(Precision::Fp16);
             let extra = stepper.extra_state(false);
             parameters::set_extra_state(&mut case.session, &extra, None).unwrap();
             let step = |session: &mut Session, step: u64| {
@@ -205,19 +206,4 @@ fn a_skipped_step_changes_nothing_but_the_scale() {
             assert!(!step(&mut case.session, 2).is_skipped() && before != everything(&mut case.session), "{name}");
         }
     });
-}
-
-fn settings(kind: OptimizerKind) -> OptimizerSettings {
-    OptimizerSettings {
-        kind,
-        learning_rate: 1e-3,
-        weight_decay: 0.01,
-        adam_beta1: 0.9,
-        adam_beta2: 0.999,
-        adam_epsilon: 1e-8,
-        max_grad_norm: 1.0,
-        schedule: ScheduleKind::Constant,
-        warmup_steps: Some(0),
-        warmup_ratio: 0.0,
-    }
 }

@@ -82,7 +82,7 @@ fn state_is_donated_so_that_there_is_one_copy() {
     let specs = model.parameters();
     parameters::initialize(&mut session, &specs, 1).unwrap();
     let schedule = Schedule { kind: ScheduleKind::Linear, peak: 1e-4, warmup: 2, total: 10 };
-    let stepper = Stepper::new(&*model, adamw(), schedule, 1);
+    let stepper = Stepper::new(&*model, OptimizerSettings::constant(OptimizerKind::AdamW, 1e-4), schedule, 1);
     let extra = stepper.extra_state(true);
     parameters::set_extra_state(&mut session, &extra, None).unwrap();
     let shape = Shape::new(DType::S32, [2usize, 16]);
@@ -175,7 +175,7 @@ fn train_temporaries(sizes: &[(&str, i64)]) -> i64 {
     let model = xtrain_models::build(config, Task::CausalLm).unwrap();
     let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
     let schedule = Schedule { kind: ScheduleKind::Constant, peak: 1e-4, warmup: 0, total: 7 };
-    let stepper = Stepper::new(&*model, adamw(), schedule, 1);
+    let stepper = Stepper::new(&*model, OptimizerSettings::constant(OptimizerKind::AdamW, 1e-4), schedule, 1);
     let batch = BatchShape {
         rows: 1,
         tokens: 16,
@@ -188,19 +188,4 @@ fn train_temporaries(sizes: &[(&str, i64)]) -> i64 {
     let graphs = compile_all(&mut session, &*model, &stepper, &shapes, 2, &mut |_| {}).unwrap();
     let train = graphs.iter().find(|graph| graph.name == "train").unwrap();
     train.memory().unwrap().temp_bytes
-}
-
-fn adamw() -> OptimizerSettings {
-    OptimizerSettings {
-        kind: OptimizerKind::AdamW,
-        learning_rate: 1e-4,
-        weight_decay: 0.01,
-        adam_beta1: 0.9,
-        adam_beta2: 0.999,
-        adam_epsilon: 1e-8,
-        max_grad_norm: 1.0,
-        schedule: ScheduleKind::Constant,
-        warmup_steps: Some(0),
-        warmup_ratio: 0.0,
-    }
 }

@@ -3,9 +3,9 @@
     python tests/transformers_parity.py --xtrain target/release/xtrain --data ../shared/data [--work DIR]
 
 Trains small models of each family for a few steps, then: classifiers give transformers' probabilities for the same rows
-(`xtrain predict cls` against AutoModelForSequenceClassification), and masked language models are loaded by AutoModelForMaskedLM
-with no tensor missing or left over, saved again by transformers, and then have the same evaluation loss here as before. Prints
-the largest difference of each case; exits with 1 if one is beyond 1e-4.
+(`xtrain predict cls` against AutoModelForSequenceClassification), regressions its numbers and its loss, and masked language
+models are loaded by AutoModelForMaskedLM with no tensor missing or left over, saved again by transformers, and then have the
+same evaluation loss here as before. Prints the largest difference of each case; exits with 1 if one is beyond 1e-4.
 """
 
 import argparse
@@ -84,6 +84,30 @@ def classifier(xtrain, data, work, name):
     return (scores - found).abs().max().item(), f"{agree}/{len(rows)} labels agree"
 
 
+def regression(xtrain, data, work, name):
+    """Numbers for labels: the length of a sentence, so that they are neither whole nor the same in every row."""
+    out, table = work / f"{name}-numbers", work / "numbers.csv"
+    sentences = [line.split("\t")[0].strip() for line in (data / "sst2/dev.tsv").read_text().splitlines()[1:257]]
+    labels = [len(sentence) / 32 - 2.125 for sentence in sentences]
+    with open(table, "w", newline="") as file:
+        csv.writer(file).writerows([("sentence", "label"), *zip(sentences, labels)])
+    common = ["--max_seq_length", 64, "--disable_tqdm", "--cache_dir", work / "cache"]
+    run(
+        xtrain, "train", "cls", *model_flags(name, work, data), "--train_file", table, "--max_steps", 8, "--learning_rate", "2e-3",
+        "--per_device_train_batch_size", 16, "--save_strategy", "no", "--output_dir", out, *common,
+    )
+    loss = json.loads(run(xtrain, "eval", "cls", "--json", "--model_name_or_path", out, "--validation_file", table, *common))["eval_loss"]
+    rows = csv.DictReader(run(xtrain, "predict", "cls", "--model_name_or_path", out, "--test_file", table, *common).splitlines())
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    model.eval()
+    inputs = tokenizer(sentences, padding=True, truncation=True, max_length=64, return_tensors="pt")
+    with torch.no_grad():
+        wanted = model(**inputs, labels=torch.tensor(labels))
+    found = torch.tensor([float(row["prediction"]) for row in rows])
+    difference = (wanted.logits.squeeze(-1) - found).abs().max().item()
+    return max(difference, abs(wanted.loss.item() - loss)), f"loss {loss:.4f}, transformers' {wanted.loss.item():.4f}"
+
+
 def masked(xtrain, data, work, name):
     out, again = work / f"{name}-mlm", work / f"{name}-again"
     common = ["--max_seq_length", 64, "--disable_tqdm", "--cache_dir", work / "cache", "--validation_file", data / "wikitext-2/test.txt",
@@ -113,12 +137,13 @@ def main():
     with tempfile.TemporaryDirectory() as temporary:
         work = args.work or pathlib.Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
-        cases = [("cls", name, classifier) for name in MODELS] + [("mlm", name, masked) for name in ("bert", "roberta", "albert")]
+        cases = [("cls", name, classifier) for name in MODELS] + [("numbers", name, regression) for name in MODELS]
+        cases += [("mlm", name, masked) for name in ("bert", "roberta", "albert")]
         for task, name, case in cases:
             difference, remark = case(args.xtrain, args.data.resolve(), work, name)
             good = difference <= TOLERANCE
             failed |= not good
-            print(f"{task} {name:8} {'ok' if good else 'DIFFERS'}: largest difference {difference:.1e}; {remark}", flush=True)
+            print(f"{task:7} {name:8} {'ok' if good else 'DIFFERS'}: largest difference {difference:.1e}; {remark}", flush=True)
     sys.exit(failed)
 
 

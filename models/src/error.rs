@@ -14,8 +14,8 @@ pub enum Error {
     NoSuchWeight { name: String },
     #[error("{degree} devices cannot divide layers of {heads} heads between them; degrees that can: {legal}")]
     TensorDegree { degree: usize, heads: usize, legal: String },
-    #[error("a classifier needs at least 2 labels, got {labels} (regression is not built)")]
-    TooFewLabels { labels: usize },
+    #[error("a classifier needs a label at least")]
+    NoLabels,
     #[error(transparent)]
     Graph(#[from] xtrain_graphs::Error),
 }

@@ -26,7 +26,7 @@ mod weights;
 pub use activation::Activation;
 pub use config::Config;
 pub use error::{Error, Result};
-pub use task::{IGNORED_LABEL, Labels, LossSum, Predictions, Task, logits, loss};
+pub use task::{IGNORED_LABEL, IGNORED_NUMBER, Labels, LossSum, Predictions, Task, logits, loss};
 pub use weights::{Init, ParameterSpec, StoredName, Weight, Weights};
 
 use tensor_parallel::Cuts;
@@ -243,11 +243,25 @@ mod tests {
     }
 
     #[test]
+    fn one_label_is_a_regression() {
+        for model_type in model_types() {
+            let model = build(default_config(model_type).unwrap(), Task::REGRESSION).unwrap();
+            assert_eq!(Task::of(model.config()).unwrap(), Task::REGRESSION, "{model_type}");
+            assert_eq!(model.config().get("problem_type").unwrap(), "regression");
+            assert_eq!(model.config().get("id2label").unwrap().as_object().unwrap().len(), 1);
+        }
+        let mut config = default_config("bert").unwrap();
+        config.set("problem_type", "regression");
+        let message = build(config, Task::Classification { labels: 3 }).err().unwrap().to_string();
+        assert!(message.contains("problem_type") && message.contains("regression with 3 labels"), "{message}");
+    }
+
+    #[test]
     fn tasks_without_a_head_are_refused_by_name() {
         for (model_type, task, words) in [
             ("bert", Task::CausalLm, ["causal language modelling", "masked language modelling and sequence classification"]),
             ("gptj", Task::MaskedLm, ["masked language modelling", "causal language modelling and sequence"]),
-            ("bert", Task::Classification { labels: 1 }, ["at least 2 labels", "regression"]),
+            ("bert", Task::Classification { labels: 0 }, ["a label", "at least"]),
         ] {
             let message = build(default_config(model_type).unwrap(), task).err().unwrap().to_string();
             assert!(words.iter().all(|word| message.contains(word)), "{message}");

@@ -17,11 +17,26 @@ pub enum Task {
     CausalLm,
     /// The logits at t predict the token that was at t. Labels `s32[B, T]`.
     MaskedLm,
-    /// One row of logits for each sequence. Labels `s32[B]`.
-    Classification { labels: usize },
+    /// One row of logits for each sequence. Labels `s32[B]`; of a regression `f32[B]`.
+    Classification {
+        /// Logits of a row. With one, that is a number to be estimated: a regression, as transformers has it.
+        labels: usize,
+    },
 }
 
 impl Task {
+    /// Estimates a number for each sequence.
+    pub const REGRESSION: Task = Task::Classification { labels: 1 };
+
+    /// What transformers calls it, in a configuration's `problem_type`; `None` of a language model.
+    pub fn problem_type(self) -> Option<&'static str> {
+        match self {
+            Task::REGRESSION => Some("regression"),
+            Task::Classification { .. } => Some("single_label_classification"),
+            Task::CausalLm | Task::MaskedLm => None,
+        }
+    }
+
     /// The task that a configuration was saved for, by the class that it names; without one, what its type is trained for first.
     pub fn of(config: &Config) -> Result<Self> {
         let class = config.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str).unwrap_or_default();
@@ -43,6 +58,7 @@ impl std::fmt::Display for Task {
         f.write_str(match self {
             Task::CausalLm => "causal language modelling",
             Task::MaskedLm => "masked language modelling",
+            Task::Classification { labels: 1 } => "sequence regression",
             Task::Classification { .. } => "sequence classification",
         })
     }
@@ -60,13 +76,18 @@ fn saved_labels(config: &Config) -> Result<usize> {
 pub(crate) fn declare(config: &mut Config, class: &str, task: Task) -> Result<()> {
     config.set("architectures", vec![class]);
     let Task::Classification { labels } = task else { return Ok(()) };
-    match config.text_or("problem_type", "single_label_classification")?.as_str() {
-        "single_label_classification" => {}
-        other => return Err(config.unsupported("problem_type", format!("{other} is not built; only one label per sequence is"))),
+    let built = task.problem_type().expect("it is a classification");
+    match config.text_or("problem_type", built)?.as_str() {
+        _ if labels == 0 => return Err(Error::NoLabels),
+        other if other == built => {}
+        other => {
+            let reason = format!("{other} with {labels} labels is not built; one label per sequence and a single number are");
+            return Err(config.unsupported("problem_type", reason));
+        }
     }
-    if labels < 2 {
-        // transformers takes a single output for a regression.
-        return Err(Error::TooFewLabels { labels });
+    if task == Task::REGRESSION {
+        // transformers would find it out in its first forward pass, and saves what it found.
+        config.set("problem_type", built);
     }
     if config.get("id2label").is_none() || saved_labels(config)? != labels {
         let name = |i: usize| format!("LABEL_{i}");
@@ -89,6 +110,10 @@ pub struct LossSum {
 /// The label that takes no part in the loss, as in transformers.
 pub const IGNORED_LABEL: i64 = -100;
 
+/// The same among a regression's labels, of which any that occurs could be -100. Finite, as not every device can be relied upon to
+/// compare with what is not.
+pub const IGNORED_NUMBER: f32 = f32::MAX;
+
 /// Logits as the model's task has them: `[N, V]` of a language model, `[B, L]` of a classifier.
 pub fn logits(model: &dyn Model, weights: &Weights, batch: &TokenBatch, randomness: &Randomness) -> Result<Tensor> {
     let mut rows = model.hidden(weights, batch, randomness)?;
@@ -103,7 +128,7 @@ pub fn logits(model: &dyn Model, weights: &Weights, batch: &TokenBatch, randomne
 fn head(model: &dyn Model, weights: &Weights, rows: &Tensor, randomness: &Randomness) -> Result<Tensor> {
     let logits = model.head(weights, rows, randomness)?;
     let (width, vocabulary) = (logits.dims()[1], model.vocab_size());
-    if matches!(model.task(), Task::Classification { .. }) || width == vocabulary {
+    if !matches!(model.task(), Task::CausalLm | Task::MaskedLm) || width == vocabulary {
         return Ok(logits);
     }
     let trace = logits.trace().clone();
@@ -134,7 +159,7 @@ impl From<Tensor> for Labels {
 pub struct Predictions {
     /// `[R, V]` of a language model, `[R, L]` of a classifier.
     pub logits: Tensor,
-    /// `s32[R]`
+    /// `s32[R]`; of a regression `f32[R]`
     pub labels: Tensor,
 }
 
@@ -164,15 +189,32 @@ impl Predictions {
 
     /// `pred[R]`: which rows have a label.
     fn counted(&self) -> Result<Tensor> {
-        Ok(self.labels.compare_scalar(Comparison::Ne, IGNORED_LABEL as f64)?)
+        let ignored = if self.are_numbers() { f64::from(IGNORED_NUMBER) } else { IGNORED_LABEL as f64 };
+        Ok(self.labels.compare_scalar(Comparison::Ne, ignored)?)
     }
 
-    /// Cross-entropy, summed over the rows that have a label.
+    fn are_numbers(&self) -> bool {
+        self.labels.dtype().is_float()
+    }
+
+    /// Cross-entropy or, of a regression, the squared error, summed over the rows that have a label.
     pub fn loss(&self) -> Result<LossSum> {
         let _scope = self.logits.trace().clone().scope("loss");
-        let losses = self.logits.cross_entropy(&self.labels, IGNORED_LABEL)?;
+        let losses = match self.are_numbers() {
+            true => self.squared_errors()?,
+            false => self.logits.cross_entropy(&self.labels, IGNORED_LABEL)?,
+        };
         let count = self.counted()?.convert(losses.dtype())?.sum_all()?;
         Ok(LossSum { sum: losses.sum_all()?, count })
+    }
+
+    /// `[R]`, 0 where there is no label.
+    fn squared_errors(&self) -> Result<Tensor> {
+        let estimates = self.logits.reshape(self.labels.dims())?;
+        let errors = estimates.sub(&self.labels.convert(estimates.dtype())?)?;
+        // Chosen before the square: that of a label that does not count would be infinite, and its gradient not a number.
+        let errors = self.counted()?.select(&errors, &errors.trace().full(0.0, errors.shape())?)?;
+        Ok(errors.mul(&errors)?)
     }
 
     /// `f32[]`: in how many of the rows that have a label that is where the largest logit is, the first among equals.

@@ -8,7 +8,7 @@ use crate::data::stream::{StreamLoader, StreamPosition, StreamSpec};
 use crate::parallel::Mesh;
 use crate::runtime::Client;
 use crate::trainer::error_in_batch;
-use crate::trainer::feed::{BatchShape, DeviceBatch, LabelShape};
+use crate::trainer::feed::{BatchShape, DeviceBatch, LabelShape, Truth};
 use crate::trainer::session::{Buffers, local_devices};
 use crate::trainer::{self};
 use std::sync::Arc;
@@ -41,6 +41,8 @@ pub enum LabelForm {
     SomeTokens(f64),
     /// One for each sequence.
     Classes,
+    /// A number for each sequence.
+    Numbers,
 }
 
 /// Labels that a batch of `tokens` tokens has room for when each is chosen with this probability. The number of those chosen is
@@ -61,6 +63,7 @@ impl BatchForm {
     fn label_shape(&self, rows: usize, tokens: usize) -> LabelShape {
         match self.labels {
             LabelForm::Classes => LabelShape::Classes,
+            LabelForm::Numbers => LabelShape::Numbers,
             LabelForm::Tokens => LabelShape::Tokens,
             LabelForm::SomeTokens(share) => places(rows * tokens, share).map_or(LabelShape::Tokens, LabelShape::Places),
         }
@@ -90,11 +93,15 @@ impl BatchForm {
         let rows = all_rows / self.shards;
         let put = Upload { client, shards: self.shards, copies: self.copies, stages: self.stages };
         let mut variant = self.variant(tokens);
-        let (mut places, mut classes) = (None, Vec::new());
+        let (mut places, mut truth) = (None, Truth::default());
         let labels = match &batch.labels {
             Labels::Classes(labels) => {
-                classes = labels.to_vec();
+                truth = Truth::Classes(labels.to_vec());
                 put.array(DType::S32, labels)?
+            }
+            Labels::Numbers(labels) => {
+                truth = Truth::Numbers(labels.to_vec());
+                put.array(DType::F32, labels)?
             }
             Labels::Tokens(labels) => match self.label_shape(rows, tokens) {
                 LabelShape::Places(room) => {
@@ -122,7 +129,7 @@ impl BatchForm {
             places,
             attention_mask: batch.attention_mask.as_ref().map(|mask| put.array(DType::Pred, mask)).transpose()?,
             token_type_ids: batch.token_type_ids.as_ref().map(|types| put.array(DType::S32, types)).transpose()?,
-            classes,
+            truth,
             shards: self.shards,
             examples: batch.examples,
             tokens: batch.tokens,

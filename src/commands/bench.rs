@@ -66,18 +66,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     let shape = [("batch", plan.batch.to_string()), ("seq", plan.seq.to_string()), ("data_parallel", shards.to_string())];
     session.cache_mut().set_origin(origin("bench", model, &shape));
     // The peers' settings (`bench/peers.py`): constant rate, decay, clipping.
-    let optimizer = OptimizerSettings {
-        kind: OptimizerKind::AdamW,
-        learning_rate: 1e-4,
-        weight_decay: 0.01,
-        adam_beta1: 0.9,
-        adam_beta2: 0.999,
-        adam_epsilon: 1e-8,
-        max_grad_norm: 1.0,
-        schedule: ScheduleKind::Constant,
-        warmup_steps: Some(0),
-        warmup_ratio: 0.0,
-    };
+    let optimizer = OptimizerSettings::constant(OptimizerKind::AdamW, 1e-4);
     let total = (plan.warmup + plan.steps) as u64;
     let schedule = Schedule { kind: ScheduleKind::Constant, peak: optimizer.learning_rate, warmup: 0, total };
     let stepper = Stepper::new(model, optimizer, schedule, plan.seed)

@@ -206,7 +206,7 @@ fn work(model: &dyn Model, shape: &BatchShape) -> f64 {
     let tokens = shape.rows * shape.tokens;
     let skipped = match shape.labels {
         LabelShape::Places(places) => tokens - places,
-        LabelShape::Tokens | LabelShape::Classes => 0,
+        LabelShape::Tokens | LabelShape::Classes | LabelShape::Numbers => 0,
     };
     model.step_flops(shape.rows, shape.tokens) - model.head_flops(skipped)
 }

@@ -34,7 +34,7 @@ pub fn run(plan: PredictPlan) -> Result<Outcome, Error> {
     Ok(Outcome::Done)
 }
 
-/// Logits of every row, one after the other.
+/// Logits of every row, one after the other; of a regression, its estimates.
 pub fn label(
     session: &mut Session,
     model: &dyn Model,
@@ -47,14 +47,16 @@ pub fn label(
     let evaluation = evaluate(session, model, &model.parameters(), &mut *batches).map_err(failed("predicting"))?;
     match evaluation.scores {
         Scores::Classes { logits, .. } => Ok(logits),
+        Scores::Numbers(estimates) => Ok(estimates.into_estimates()),
         Scores::Tokens { .. } => unreachable!("only classifiers predict, which `config` sees to"),
     }
 }
 
-/// Writes the CSV file: `index`, the texts if they are wanted, `prediction`, and a probability for each label.
+/// Writes the CSV file: `index`, the texts if they are wanted, `prediction`, and of classes a probability for each.
 pub fn save(logits: &[f32], task: &TaskData, with_text: bool, path: Option<&Path>) -> Result<(), Error> {
     let rows = task.test_rows()?;
-    let table = table(logits, &task.label_names(), &rows, with_text);
+    let scored = if task.estimates() { vec![] } else { task.label_names() };
+    let table = table(logits, &scored, &rows, with_text);
     match path {
         Some(path) => {
             atomic::write_bytes(path, table.as_bytes()).map_err(failed("saving the predictions"))?;
@@ -66,6 +68,7 @@ pub fn save(logits: &[f32], task: &TaskData, with_text: bool, path: Option<&Path
     Ok(())
 }
 
+/// `labels`: none of a regression, whose logits are the predictions.
 fn table(logits: &[f32], labels: &[String], rows: &[TestRow], with_text: bool) -> String {
     let pairs = with_text && rows.iter().any(|row| row.pair.is_some());
     let mut header = vec!["index".to_string()];
@@ -74,12 +77,17 @@ fn table(logits: &[f32], labels: &[String], rows: &[TestRow], with_text: bool) -
     header.push("prediction".into());
     header.extend(labels.iter().map(|label| format!("score_{label}")));
     let mut table = csv::line(&header);
-    for (row, logits) in rows.iter().zip(logits.chunks(labels.len())) {
+    for (row, logits) in rows.iter().zip(logits.chunks(labels.len().max(1))) {
         let mut fields = vec![row.index.to_string()];
         fields.extend(with_text.then(|| row.text.clone()));
         fields.extend(pairs.then(|| row.pair.clone().unwrap_or_default()));
-        fields.push(labels[argmax(logits)].clone());
-        fields.extend(softmax(logits).iter().map(|score| format!("{score:.6}")));
+        match labels {
+            [] => fields.push(logits[0].to_string()),
+            _ => {
+                fields.push(labels[argmax(logits)].clone());
+                fields.extend(softmax(logits).iter().map(|score| format!("{score:.6}")));
+            }
+        }
         table.push_str(&csv::line(&fields));
     }
     table
@@ -102,6 +110,7 @@ mod tests {
             "index,text,text_pair,prediction,score_no,\"score_yes, really\"\n0,\"a \"\"b\"\", c\",,no,0.500000,0.500000\n\
              4,d,e,\"yes, really\",0.119203,0.880797\n"
         );
+        assert_eq!(table(&[0.25, -3.5], &[], &rows, false), "index,prediction\n0,0.25\n4,-3.5\n");
         assert!(table(&logits, &labels, &rows, false).ends_with("4,\"yes, really\",0.119203,0.880797\n"));
     }
 }

@@ -105,16 +105,10 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
             precision: Precision::F32,
             eval_precision: Precision::F32,
             optimizer: OptimizerSettings {
-                kind: OptimizerKind::AdamW,
-                learning_rate: 1e-3,
-                weight_decay: 0.01,
-                adam_beta1: 0.9,
-                adam_beta2: 0.999,
-                adam_epsilon: 1e-8,
-                max_grad_norm: 1.0,
                 schedule: ScheduleKind::Cosine,
                 warmup_steps: None,
                 warmup_ratio: 0.05,
+                ..OptimizerSettings::constant(OptimizerKind::AdamW, 1e-3)
             },
             logging: Cadence::Steps(steps.div_ceil(10).max(1)),
             logging_first_step: true,

@@ -40,16 +40,23 @@ fn model_task(
         data.labels = given_labels(data, config, purpose)?;
     }
     let labels = cls::labels(data).map_err(failed("reading the labels"))?;
-    if labels.len() < 2 {
+    if labels.len() < 2 && !labels.are_numbers() {
         let problem = format!("there is one label only, {:?}: nothing can be told apart", labels.names()[0]);
-        return Err(Error::usage(problem, "bring examples of at least two labels (regression is not built)"));
+        return Err(Error::usage(problem, "bring examples of at least two labels, or for numbers add --do_regression"));
     }
+    let task = Task::Classification { labels: labels.len() };
     if LabelMap::from_config(config.values()).map_err(failed("reading the model's labels"))?.as_ref() != Some(&labels) {
         config.set("id2label", labels.id2label());
         config.set("label2id", labels.label2id());
+        if let (Some(_), Some(problem)) = (config.get("problem_type"), task.problem_type()) {
+            config.set("problem_type", problem);
+        }
+    }
+    if data.labels.is_none() && labels.are_numbers() {
+        eprintln!("note: the labels are numbers, some of them fractions: a regression, on the mean squared error");
     }
     set_padding(config, tokenizer)?;
-    Ok((Task::Classification { labels: labels.len() }, Some(labels)))
+    Ok((task, Some(labels)))
 }
 
 /// The labels of a model that was saved as a classifier, unless it is trained on data that have others; `None`: the data's.
@@ -77,14 +84,11 @@ fn given_labels(data: &ClsDataSettings, config: &Config, purpose: Purpose) -> Re
         return Ok(Some(saved));
     }
     let found = cls::labels(data).map_err(failed("reading the labels"))?;
-    if found.names().iter().all(|name| saved.id_or_number(name).is_some()) {
+    let known = || found.names().iter().all(|name| saved.id_or_number(name).is_some());
+    if saved.are_numbers() == found.are_numbers() && (saved.are_numbers() || known()) {
         return Ok(Some(saved));
     }
-    eprintln!(
-        "note: the model's labels ({}) are not those of the training set ({}), which are used",
-        saved.names().join(", "),
-        found.names().join(", ")
-    );
+    eprintln!("note: the model's labels ({saved}) are not those of the training set ({found}), which are used");
     Ok(None)
 }
 
@@ -187,6 +191,11 @@ impl TaskData {
         length_flag(&self.plan)
     }
 
+    /// Whether labels are numbers to be estimated.
+    pub fn estimates(&self) -> bool {
+        self.labels.as_ref().is_some_and(LabelMap::are_numbers)
+    }
+
     /// Names of the labels, none of a language model.
     pub fn label_names(&self) -> Vec<String> {
         self.labels.as_ref().map(|labels| labels.names().to_vec()).unwrap_or_default()
@@ -263,7 +272,7 @@ impl TaskData {
     fn classes(&self, data: &ClsDataSettings, split: Split) -> crate::data::Result<Collator> {
         let labels = self.labels.as_ref().expect("a classifier's labels are decided first");
         let examples = cls::examples(data, split, &self.tokenizer, labels, self.length, self.quiet)?;
-        cls::collator(data, &self.tokenizer, self.length, examples)
+        cls::collator(data, &self.tokenizer, labels, self.length, examples)
     }
 
     /// Every length that a batch can have, whatever the data.
@@ -290,7 +299,10 @@ impl TaskData {
         let (labels, attention_mask, pairs) = match &self.plan {
             TaskPlan::Clm(_) => (LabelForm::Tokens, false, false),
             TaskPlan::Mlm(data) => (LabelForm::SomeTokens(data.mlm_probability), data.line_by_line, false),
-            TaskPlan::Cls(data) => (LabelForm::Classes, true, data.text_pair_column.is_some() && self.tokenizer.has_segments()),
+            TaskPlan::Cls(data) => {
+                let form = if self.estimates() { LabelForm::Numbers } else { LabelForm::Classes };
+                (form, true, data.text_pair_column.is_some() && self.tokenizer.has_segments())
+            }
         };
         let token_type_ids = match sets.first() {
             Some(set) => set.has_token_type_ids(),

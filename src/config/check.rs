@@ -403,9 +403,12 @@ fn task(typed: &Typed) -> Verdict {
         return refuse("--mlm_probability is 0: there is nothing to predict", "raise it; 0.15 is usual");
     }
     match typed.text("labels").map(|text| resolve::labels(&text)) {
+        Some(_) if typed.bool("do_regression") => {
+            refuse("--do_regression has numbers to estimate, --labels names classes", "leave one of them out")
+        }
         Some(Err(problem)) => refuse(format!("--labels: {problem}"), "name each label once, as no,yes"),
         Some(Ok(labels)) if labels.len() < 2 => {
-            refuse("--labels names one label only", "name at least two, as no,yes (regression is not built)")
+            refuse("--labels names one label only", "name at least two, as no,yes, or for numbers give --do_regression instead")
         }
         Some(Ok(labels)) if labels.names().iter().any(String::is_empty) => {
             refuse("--labels has an empty name", "name each label once, as no,yes")

@@ -123,7 +123,7 @@ pub const COMMANDS: [CommandInfo; 29] = [
     CommandInfo {
         id: Commands::EVAL_CLS,
         words: "eval cls",
-        about: "Loss, accuracy, F1 and Matthews correlation of a classifier on a table with labels",
+        about: "Loss, accuracy, F1 and Matthews correlation of a classifier, or a regression's errors, on a table with labels",
         examples: "xtrain eval cls --model_name_or_path out --validation_file test.csv",
     },
     CommandInfo {

@@ -400,7 +400,11 @@ fn cls_data(typed: &Typed) -> ClsDataSettings {
         label_column: typed.text("label_column_name"),
         max_seq_length: typed.count("max_seq_length").expect(DEFAULTED),
         padding: padding(typed),
-        labels: typed.text("labels").map(|text| labels(&text).expect(CHECKED)),
+        labels: match typed.bool("do_regression") {
+            true => Some(LabelMap::numbers()),
+            false => typed.text("labels").map(|text| labels(&text).expect(CHECKED)),
+        },
+        finds_regression: typed.bool_if_given("do_regression") != Some(false),
     }
 }
 
@@ -583,7 +587,7 @@ fn best(typed: &Typed) -> Option<BestRule> {
     }
     let metric = named.unwrap_or_else(|| "loss".into());
     let metric = metric.strip_prefix("eval_").unwrap_or(&metric).to_string();
-    let grows = !metric.ends_with("loss") && metric != "perplexity";
+    let grows = !metric.ends_with("loss") && !["perplexity", "mse"].contains(&metric.as_str());
     Some(BestRule {
         greater_is_better: typed.bool_if_given("greater_is_better").unwrap_or(grows),
         load_at_end,

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use super::cls::{self, Split};
 use super::settings::{ClsDataSettings, OnBadRow, PaddingSettings, Quoting, SourceSettings, TableSettings};
 use super::texts::Texts;
-use super::{Examples, LabelMap, Result, Tokenizer};
+use super::{Examples, Label, LabelMap, Result, Tokenizer};
 
 /// A BERT-like tokenizer with one token for each letter.
 pub(super) fn letters(dir: &Path) -> Tokenizer {
@@ -43,6 +43,7 @@ pub(super) fn settings(dir: &Path, files: &[PathBuf]) -> ClsDataSettings {
         max_seq_length: 16,
         padding: PaddingSettings::default(),
         labels: None,
+        finds_regression: true,
     }
 }
 
@@ -143,7 +144,6 @@ fn what_is_wrong_in_a_table_is_told_with_its_place() {
     let bench = Bench::new();
     let cut = |bytes: Vec<u8>, keep: usize| bytes[..keep].to_vec();
     let good = || parquet(&[("text", Column::Text(vec!["a", "b"])), ("label", Column::Whole(vec![0, 1]))], None);
-    let two_fractions = || Column::Fractions(vec![0.25, 0.5]);
     let long = format!("text,label\n\"{}", "a,b\n".repeat(20_000_000));
     let blanks = gzip(&vec![b' '; 300 << 20]);
     // name, content, parts of the message
@@ -175,7 +175,6 @@ fn what_is_wrong_in_a_table_is_told_with_its_place() {
         ("blank-text.tsv", b"text\tlabel\n \tx\n".to_vec(), &["blank-text.tsv:2: the text in column \"text\" is empty"]),
         ("empty-label.csv", b"text,label\na,x\nb,\n".to_vec(), &["empty-label.csv:3: column \"label\": the label is empty"]),
         ("nan.csv", b"text,label\na,1\nb,NaN\n".to_vec(), &["nan.csv:3: column \"label\": the label is NaN"]),
-        ("fraction.csv", b"text,label\na,0.5\nb,0.25\n".to_vec(), &["fractions", "a regression, which is not built"]),
         ("latin.csv", b"text,label\na,x\n\"one\nca\xe9\",y\n".to_vec(), &["latin.csv:4: invalid UTF-8: byte 0xe9 in field 1"]),
         ("utf16.csv", b"\xff\xfet\x00,\x00l\x00\n\x00".to_vec(), &["utf16.csv:1: invalid UTF-8: byte 0xff"]),
         ("cut.csv.gz", cut(gzip(b"text,label\na,x\n"), 25), &["cut.csv.gz:", "gzip data end too early"]),
@@ -231,11 +230,6 @@ fn what_is_wrong_in_a_table_is_told_with_its_place() {
             "nan.parquet",
             parquet(&[("text", Column::Text(vec!["a", "b"])), ("label", Column::Fractions(vec![1.0, f64::NAN]))], None),
             &["nan.parquet: row 1 of row group 0: column \"label\": the label is NaN"],
-        ),
-        (
-            "fractions.parquet",
-            parquet(&[("text", Column::Text(vec!["a", "b"])), ("label", two_fractions())], None),
-            &["fractions", "a regression, which is not built"],
         ),
         ("notes.txt", b"text,label\na,x\n".to_vec(), &["notes.txt is not a table", ".csv"]),
     ];
@@ -302,12 +296,12 @@ fn settings_that_do_not_fit_the_table_are_told() {
 #[test]
 fn tokenizers_that_do_not_fit_are_told() {
     let bench = Bench::new();
-    let (_, examples) = bench.load("t.csv", b"text,label\na,x\nbb,y\n", as_it_is).unwrap();
+    let (labels, examples) = bench.load("t.csv", b"text,label\na,x\nbb,y\n", as_it_is).unwrap();
     let plain = super::tokenizer::train_byte_bpe(&[""], 257).unwrap();
     let cls = settings(bench.dir.path(), &[]);
-    let error = cls::collator(&cls, &plain, 16, examples.clone()).unwrap_err().to_string();
+    let error = cls::collator(&cls, &plain, &labels, 16, examples.clone()).unwrap_err().to_string();
     assert!(error.contains("no pad token") && error.contains("tokenizer_config.json"), "{error}");
-    assert!(cls::collator(&cls, &plain.with_pad_token("<|endoftext|>").unwrap(), 16, examples.clone()).is_ok());
+    assert!(cls::collator(&cls, &plain.with_pad_token("<|endoftext|>").unwrap(), &labels, 16, examples.clone()).is_ok());
     assert!(plain.with_pad_token("<nix>").unwrap_err().to_string().contains("no token \"<nix>\""));
     let mut mlm = super::settings::MlmDataSettings {
         source: SourceSettings::default(),
@@ -361,8 +355,10 @@ fn what_only_looks_bad_is_read() {
     for (name, bytes) in good {
         let (labels, examples) = bench.load(name, &bytes, as_it_is).unwrap();
         assert_eq!(labels.names(), ["x", "y"], "{name}");
-        let found: Vec<_> =
-            (0..examples.len()).map(|i| examples.example(i)).map(|e| (e.ids.iter().nth(1).unwrap(), e.class.unwrap())).collect();
+        let found: Vec<_> = (0..examples.len())
+            .map(|i| examples.example(i))
+            .map(|e| (e.ids.iter().nth(1).unwrap(), e.label.unwrap().as_class()))
+            .collect();
         assert_eq!(found, [(5, 0), (7, 1), (9, 0)], "{name}");
     }
 }
@@ -390,14 +386,14 @@ fn classes_that_a_parquet_file_names_keep_their_order() {
     let features = r#"{"info": {"features": {"label": {"names": ["pos", "neg"], "_type": "ClassLabel"}}}}"#;
     let bytes = parquet(&[("text", Column::Text(vec!["a", "b"])), ("label", Column::Whole(vec![1, 0]))], Some(features));
     let (labels, examples) = bench.load("t.parquet", &bytes, as_it_is).unwrap();
-    assert_eq!((labels.names(), examples.example(0).class), (&["pos".to_string(), "neg".to_string()][..], Some(1)));
+    assert_eq!((labels.names(), examples.example(0).label), (&["pos".to_string(), "neg".to_string()][..], Some(Label::class(1))));
     // Files of the same set that have the numbers alone go with it, whichever comes first.
     let more = bench.file("more.csv", b"text,label\nc,0\nd,1\n");
     let mut mixed = settings(bench.dir.path(), &[bench.dir.path().join("t.parquet"), more]);
     for (names, wanted) in [(["pos", "neg"], [1, 0, 0, 1]), (["0", "1"], [0, 1, 1, 0])] {
         let (labels, examples) = load(&mixed, &bench.tokenizer).unwrap();
         assert_eq!(labels.names(), names);
-        assert_eq!((0..4).map(|i| examples.example(i).class.unwrap()).collect::<Vec<_>>(), wanted);
+        assert_eq!((0..4).map(|i| examples.example(i).label.unwrap().as_class()).collect::<Vec<_>>(), wanted);
         mixed.labels = LabelMap::new(vec!["0".into(), "1".into()]).ok();
         mixed.source.train_files.reverse();
     }
@@ -408,5 +404,5 @@ fn classes_that_a_parquet_file_names_keep_their_order() {
     let mut settings = settings(bench.dir.path(), &[]);
     settings.source.test_files = vec![bench.dir.path().join("u.parquet")];
     let examples = cls::examples(&settings, Split::Test, &bench.tokenizer, &labels, 16, true).unwrap();
-    assert_eq!((examples.len(), examples.has_classes()), (1, false));
+    assert_eq!((examples.len(), examples.has_labels()), (1, false));
 }

@@ -1,14 +1,18 @@
 //! A batch on the host, in the layout that the step's graph takes. B rows of T tokens, always all of them: a graph has one shape.
 
 use ndarray::{Array1, Array2};
+#[cfg(doc)]
+use xtrain_models::IGNORED_NUMBER;
 
-/// What is to be predicted; -100 where nothing is.
+/// What is to be predicted; -100 where nothing is, among numbers [`IGNORED_NUMBER`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Labels {
     /// `[B, T]`: a language model's, before the causal shift.
     Tokens(Array2<i32>),
     /// `[B]`: a classifier's.
     Classes(Array1<i32>),
+    /// `[B]`: a regression's.
+    Numbers(Array1<f32>),
 }
 
 impl Labels {
@@ -16,7 +20,7 @@ impl Labels {
     pub fn tokens(&self) -> Option<&Array2<i32>> {
         match self {
             Labels::Tokens(labels) => Some(labels),
-            Labels::Classes(_) => None,
+            Labels::Classes(_) | Labels::Numbers(_) => None,
         }
     }
 }
@@ -25,7 +29,7 @@ impl Labels {
 pub struct Batch {
     /// `[B, T]`
     pub input_ids: Array2<i32>,
-    /// -100 in rows that are only there to fill the batch.
+    /// None in rows that are only there to fill the batch.
     pub labels: Labels,
     /// `[B, T]`, true = attended; `None` where every token is.
     pub attention_mask: Option<Array2<bool>>,

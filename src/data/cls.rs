@@ -1,4 +1,4 @@
-//! Classification of single texts or pairs, as run_glue prepares it: special tokens, truncation longest first, labels to classes.
+//! Classification of single texts or pairs, as run_glue prepares it: special tokens, truncation longest first, labels to classes or numbers.
 
 use serde_json::json;
 
@@ -37,7 +37,7 @@ pub fn labels(settings: &ClsDataSettings) -> Result<LabelMap> {
     }
 }
 
-/// The tokenized examples of one split, with their classes. `max_length` is `settings.max_seq_length` or less.
+/// The tokenized examples of one split, with their labels. `max_length` is `settings.max_seq_length` or less.
 pub fn examples(
     settings: &ClsDataSettings,
     split: Split,
@@ -64,7 +64,7 @@ pub fn examples(
         "max_length": max_length,
         "pair": settings.text_pair_column,
         "label": settings.label_column,
-        "labels": labels.map.names(),
+        "labels": labels.map.key(),
         "numbers": labels.numbers,
         "needed": labels.needed,
         "left": tokenizer.truncates_left,
@@ -85,13 +85,13 @@ fn prepare(job: &Job<'_>, settings: &ClsDataSettings, labels: LabelUse<'_>, max_
             // Errors are not left out with the samples that are.
             let chosen = samples.by_ref().enumerate().filter(|(i, sample)| kept.contains(*i) || sample.is_err());
             let work = |samples: &[Sample]| {
-                let encode = |sample: &Sample| Ok((encoder.encode(&sample.text, sample.pair.as_deref())?, sample.class));
+                let encode = |sample: &Sample| Ok((encoder.encode(&sample.text, sample.pair.as_deref())?, sample.label));
                 samples.iter().map(encode).collect::<Result<Vec<(Sequence, _)>>>()
             };
             let mut truncated = 0u64;
             job.in_groups(GROUP, chosen.map(|(_, sample)| sample), work, |group| {
-                for (sequence, class) in group {
-                    examples.push(&sequence.ids, &sequence.flags, class).map_err(io_error(path))?;
+                for (sequence, label) in group {
+                    examples.push(&sequence.ids, &sequence.flags, label).map_err(io_error(path))?;
                     examples.count(1, sequence.ids.len() as u64, 0);
                     truncated += u64::from(sequence.truncated);
                 }
@@ -133,12 +133,19 @@ pub fn test_rows(settings: &ClsDataSettings, labels: &LabelMap) -> Result<Vec<Te
 }
 
 /// Batches of examples. Refuses a tokenizer without a pad token.
-pub fn collator(settings: &ClsDataSettings, tokenizer: &Tokenizer, max_length: usize, examples: Examples) -> Result<Collator> {
+pub fn collator(
+    settings: &ClsDataSettings,
+    tokenizer: &Tokenizer,
+    labels: &LabelMap,
+    max_length: usize,
+    examples: Examples,
+) -> Result<Collator> {
     let pad_id = tokenizer.pad_id().ok_or(Error::NoPadToken)?;
     let padding = Padding::new(&settings.padding, max_length, pad_id, tokenizer.pads_left())?;
     // Where the first example is a pair, all are.
     let pairs = !examples.is_empty() && examples.example(0).flags.iter().any(|flags| flags & flag::SECOND != 0);
-    Ok(Collator::Classes { examples, padding, segments: pairs && tokenizer.has_segments() })
+    let segments = pairs && tokenizer.has_segments();
+    Ok(Collator::Labelled { examples, padding, segments, numbers: labels.are_numbers() })
 }
 
 #[cfg(test)]

@@ -1,12 +1,14 @@
 //! Splits, lengths, pairs and what is kept on disk.
 
 use super::*;
-use crate::data::bad_inputs::{letters, load, settings};
+use crate::data::bad_inputs::{Column, letters, load, parquet, settings};
 use crate::data::batch::Labels;
 use crate::data::dataset::Origin;
+use crate::data::label::Label;
 use crate::data::sampler::Position;
 use std::fs;
 use std::path::{Path, PathBuf};
+use xtrain_models::IGNORED_NUMBER;
 
 fn rows(dir: &Path, name: &str, count: usize) -> PathBuf {
     let path = dir.join(name);
@@ -92,7 +94,7 @@ fn pairs_are_cut_longest_first_and_carry_their_segments() {
     settings.padding.pad_to_bucket = vec![6];
     let (labels, examples) = load(&settings, &tokenizer).unwrap();
     assert_eq!(labels.names(), ["0", "1"]);
-    let collator = collator(&settings, &tokenizer, 9, examples).unwrap();
+    let collator = collator(&settings, &tokenizer, &labels, 9, examples).unwrap();
     assert_eq!(collator.lengths(), [6, 9]);
     let batch = collator.batch(&[0, 1], 2, Position::default());
     let [a, b, c, d] = [5, 7, 9, 11];
@@ -105,7 +107,49 @@ fn pairs_are_cut_longest_first_and_carry_their_segments() {
     settings.source.table.text_column = Some("hypothesis".into());
     let (_, examples) = load(&settings, &tokenizer).unwrap();
     assert_eq!(ids(&examples), [vec![2, x as u32, y as u32, 3], vec![2, b as u32, 3]]);
-    assert!(!super::collator(&settings, &tokenizer, 9, examples).unwrap().has_token_type_ids());
+    assert!(!super::collator(&settings, &tokenizer, &labels, 9, examples).unwrap().has_token_type_ids());
+}
+
+#[test]
+fn fractions_are_numbers_to_be_estimated() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = letters(dir.path());
+    let csv = dir.path().join("t.csv");
+    fs::write(&csv, "text,label\na,0.5\nb, -3\nc,1e2\n").unwrap();
+    let lines = dir.path().join("t.jsonl");
+    fs::write(&lines, "{\"text\": \"d\", \"label\": 2.25}\n{\"text\": \"e\", \"label\": 4}\n").unwrap();
+    let columns = [("text", Column::Text(vec!["f", "g"])), ("label", Column::Fractions(vec![0.125, 7.0]))];
+    let table = dir.path().join("t.parquet");
+    fs::write(&table, parquet(&columns, None)).unwrap();
+    let mut settings = settings(dir.path(), &[csv.clone(), lines, table]);
+    let (labels, examples) = load(&settings, &tokenizer).unwrap();
+    assert!(labels.are_numbers());
+    let collator = collator(&settings, &tokenizer, &labels, 16, examples).unwrap();
+    let batch = collator.batch(&[0, 1, 2, 3, 4, 5, 6], 8, Position::default());
+    let wanted = [0.5, -3.0, 100.0, 2.25, 4.0, 0.125, 7.0, IGNORED_NUMBER];
+    assert_eq!((batch.labels, batch.targets), (Labels::Numbers(ndarray::arr1(&wanted)), 7));
+
+    // More different ones than there can be classes.
+    let many: String = (0..10_100).map(|i| format!("a,{}\n", f64::from(i) / 8.0)).collect();
+    fs::write(&csv, format!("text,label\n{many}")).unwrap();
+    assert!(super::labels(&settings).unwrap().are_numbers());
+
+    // Whole numbers are classes, unless they are said to be numbers.
+    settings.source.train_files.truncate(1);
+    fs::write(&csv, "text,label\na,1\nb,2\n").unwrap();
+    assert_eq!(super::labels(&settings).unwrap().names(), ["1", "2"]);
+    settings.labels = Some(LabelMap::numbers());
+    let (labels, examples) = load(&settings, &tokenizer).unwrap();
+    assert_eq!((labels.are_numbers(), examples.example(1).label), (true, Label::number(2.0)));
+
+    fs::write(&csv, "text,label\na,1\nb,two\n").unwrap();
+    let message = |settings: &ClsDataSettings| load(settings, &tokenizer).unwrap_err().to_string();
+    assert!(message(&settings).contains("t.csv:3: label \"two\" is not a finite number"), "{}", message(&settings));
+    fs::write(&csv, "text,label\na,1\nb,1e39\n").unwrap();
+    assert!(message(&settings).contains("\"1e39\" is not a finite number"), "{}", message(&settings));
+    (settings.labels, settings.finds_regression) = (None, false);
+    fs::write(&csv, "text,label\na,0.5\nb,0.25\n").unwrap();
+    assert!(message(&settings).contains("they are fractions, no classes"), "{}", message(&settings));
 }
 
 #[test]
@@ -120,8 +164,8 @@ fn a_test_set_needs_no_labels_but_wrong_ones_are_told() {
         settings.source.test_files = vec![path];
         examples(&settings, Split::Test, &tokenizer, &labels, 16, true)
     };
-    assert!(!test("index\tsentence\n0\ta\n1\tb\n").unwrap().has_classes());
-    assert!(test("sentence\tlabel\na\tx\nb\ty\n").unwrap().has_classes());
-    assert!(!test("sentence\tlabel\na\t-1\nb\t\n").unwrap().has_classes());
+    assert!(!test("index\tsentence\n0\ta\n1\tb\n").unwrap().has_labels());
+    assert!(test("sentence\tlabel\na\tx\nb\ty\n").unwrap().has_labels());
+    assert!(!test("sentence\tlabel\na\t-1\nb\t\n").unwrap().has_labels());
     assert!(test("sentence\tlabel\na\tz\n").unwrap_err().to_string().contains("test.tsv:2: label \"z\""));
 }

@@ -1,11 +1,12 @@
 //! Rows of a set to batches, one way for each task.
 
 use ndarray::{Array1, Array2, s};
-use xtrain_models::IGNORED_LABEL;
+use xtrain_models::{IGNORED_LABEL, IGNORED_NUMBER};
 
 use super::batch::{Batch, Labels};
 use super::dataset::{Dataset, Totals};
 use super::examples::{Examples, flag};
+use super::label::Label;
 use super::masking::Masking;
 use super::padding::Padding;
 use super::sampler::Position;
@@ -19,8 +20,9 @@ pub enum Collator {
     Causal(Dataset),
     /// Masked LM, masked anew in every epoch. `padding: None` where all examples have one length.
     Masked { examples: Examples, masking: Masking, padding: Option<Padding> },
-    /// Classification. `segments`: the model is told which text of a pair a token belongs to.
-    Classes { examples: Examples, padding: Padding, segments: bool },
+    /// Classification and regression. `segments`: the model is told which text of a pair a token belongs to; `numbers`: labels are
+    /// numbers.
+    Labelled { examples: Examples, padding: Padding, segments: bool, numbers: bool },
 }
 
 impl Collator {
@@ -28,7 +30,7 @@ impl Collator {
     pub fn len(&self) -> usize {
         match self {
             Collator::Causal(rows) => rows.len(),
-            Collator::Masked { examples, .. } | Collator::Classes { examples, .. } => examples.len(),
+            Collator::Masked { examples, .. } | Collator::Labelled { examples, .. } => examples.len(),
         }
     }
 
@@ -40,7 +42,7 @@ impl Collator {
     pub fn fingerprint(&self) -> String {
         match self {
             Collator::Causal(rows) => rows.fingerprint(),
-            Collator::Masked { examples, .. } | Collator::Classes { examples, .. } => examples.fingerprint(),
+            Collator::Masked { examples, .. } | Collator::Labelled { examples, .. } => examples.fingerprint(),
         }
     }
 
@@ -48,7 +50,7 @@ impl Collator {
     pub fn totals(&self) -> Totals {
         match self {
             Collator::Causal(rows) => rows.totals(),
-            Collator::Masked { examples, .. } | Collator::Classes { examples, .. } => examples.totals(),
+            Collator::Masked { examples, .. } | Collator::Labelled { examples, .. } => examples.totals(),
         }
     }
 
@@ -57,7 +59,7 @@ impl Collator {
         match self {
             Collator::Causal(rows) => vec![rows.block_size()],
             Collator::Masked { examples, padding: None, .. } => vec![examples.longest()],
-            Collator::Masked { examples, padding: Some(padding), .. } | Collator::Classes { examples, padding, .. } => {
+            Collator::Masked { examples, padding: Some(padding), .. } | Collator::Labelled { examples, padding, .. } => {
                 padding.lengths_for(examples.longest())
             }
         }
@@ -65,12 +67,12 @@ impl Collator {
 
     /// Whether batches have an attention mask.
     pub fn has_attention_mask(&self) -> bool {
-        matches!(self, Collator::Masked { padding: Some(_), .. } | Collator::Classes { .. })
+        matches!(self, Collator::Masked { padding: Some(_), .. } | Collator::Labelled { .. })
     }
 
     /// Whether batches have segments.
     pub fn has_token_type_ids(&self) -> bool {
-        matches!(self, Collator::Classes { segments: true, .. })
+        matches!(self, Collator::Labelled { segments: true, .. })
     }
 
     /// The batch of these rows. Rows missing to `batch_size` have no labels.
@@ -85,20 +87,25 @@ impl Collator {
                 batch.targets = mask(&mut batch, examples, masking, padding.as_ref(), rows);
                 batch
             }
-            Collator::Classes { examples, padding, segments } => {
+            Collator::Labelled { examples, padding, segments, numbers } => {
                 let length = padding.length(examples, rows);
                 let mut batch = fill(examples, Some(padding), length, rows, batch_size, at);
-                let mut classes = Array1::from_elem(batch_size, IGNORED);
-                for (class, row) in classes.iter_mut().zip(rows) {
-                    *class = examples.example(*row as usize).class.map_or(IGNORED, |class| class as i32);
-                }
-                batch.targets = classes.iter().filter(|class| **class != IGNORED).count();
-                batch.labels = Labels::Classes(classes);
+                let labels: Vec<_> = rows.iter().map(|row| examples.example(*row as usize).label).collect();
+                batch.targets = labels.iter().flatten().count();
+                batch.labels = match numbers {
+                    true => Labels::Numbers(column(&labels, batch_size, Label::as_number, IGNORED_NUMBER)),
+                    false => Labels::Classes(column(&labels, batch_size, Label::as_class, IGNORED)),
+                };
                 batch.token_type_ids = segments.then(|| token_types(examples, padding, rows, &batch.input_ids));
                 batch
             }
         }
     }
+}
+
+/// The labels of a batch's rows, `missing` where there is none.
+fn column<T: Copy>(labels: &[Option<Label>], batch_size: usize, read: impl Fn(Label) -> T, missing: T) -> Array1<T> {
+    Array1::from_shape_fn(batch_size, |row| labels.get(row).copied().flatten().map_or(missing, &read))
 }
 
 /// Packed causal LM. Rows missing to `batch_size` are zeros with every label -100.

@@ -14,7 +14,7 @@ fn examples(lengths: &[u32]) -> Examples {
             let ids: Vec<u32> = (1..=*length).collect();
             let mut flags = vec![0; *length as usize];
             flags[*length as usize - 1] = flag::SECOND;
-            writer.push(&ids, &flags, Some(class as u32)).map_err(Error::io("write", std::path::Path::new("x")))?;
+            writer.push(&ids, &flags, Some(Label::class(class as u32))).map_err(Error::io("write", std::path::Path::new("x")))?;
         }
         Ok(())
     })
@@ -36,7 +36,7 @@ fn a_short_causal_batch_is_padded_with_rows_that_do_not_count() {
 fn classes_are_padded_to_the_bucket_of_the_longest_row() {
     let settings = PaddingSettings { pad_to_max_length: false, pad_to_bucket: vec![3] };
     let padding = Padding::new(&settings, 5, 9, false).unwrap();
-    let collator = Collator::Classes { examples: examples(&[1, 3, 4]), padding, segments: true };
+    let collator = Collator::Labelled { examples: examples(&[1, 3, 4]), padding, segments: true, numbers: false };
     let batch = collator.batch(&[1, 0], 3, AT);
     assert_eq!(batch.input_ids, arr2(&[[1, 2, 3], [1, 9, 9], [1, 2, 3]]));
     assert_eq!(batch.attention_mask, Some(arr2(&[[true; 3], [true, false, false], [true; 3]])));
@@ -50,7 +50,7 @@ fn classes_are_padded_to_the_bucket_of_the_longest_row() {
 #[test]
 fn padding_on_the_left_moves_everything_with_it() {
     let padding = Padding::new(&PaddingSettings { pad_to_max_length: true, pad_to_bucket: vec![2] }, 4, 0, true).unwrap();
-    let collator = Collator::Classes { examples: examples(&[2]), padding, segments: true };
+    let collator = Collator::Labelled { examples: examples(&[2]), padding, segments: true, numbers: false };
     let batch = collator.batch(&[0], 1, AT);
     assert_eq!(batch.input_ids, arr2(&[[0, 0, 1, 2]]));
     assert_eq!(batch.attention_mask, Some(arr2(&[[false, false, true, true]])));

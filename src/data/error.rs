@@ -106,7 +106,7 @@ pub enum Error {
 
     #[error(
         "{place}: a line or field of more than {} MB; look for an open quote or a wrong delimiter before it",
-        super::input::MAX_FIELD >> 20
+        super::formats::input::MAX_FIELD >> 20
     )]
     HugeField { place: Place },
 

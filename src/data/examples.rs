@@ -1,7 +1,7 @@
 //! Tokenized examples of any length: memory-mapped from a file, or in memory. Cheap to clone, shared between threads.
 //!
 //! The file is a 128-byte header, then each example's ids (little-endian u16 where the vocabulary allows, else u32) and flags
-//! (one byte each), padded to four bytes, then an index with an example's place, length and class in 16 bytes. Header and rest
+//! (one byte each), padded to four bytes, then an index with an example's place, length and label in 16 bytes. Header and rest
 //! carry SHA-256 digests that are checked when the file is opened, as for the rows in `dataset`.
 
 use std::fs::File;
@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 
 use super::dataset::{Origin, Row, Totals};
 use super::error::Result;
+use super::label::Label;
 use crate::checkpoint::atomic;
 use crate::checkpoint::hash::{HashingWriter, hex};
 
@@ -31,22 +32,21 @@ pub mod flag {
     pub const SECOND: u8 = 4;
 }
 
-/// One example: T ids with their flags, and its class where the set has classes.
+/// One example: T ids with their flags, and its label where the set has labels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Example<'a> {
     pub ids: Row<'a>,
     /// Bits of [`flag`], one byte a token.
     pub flags: &'a [u8],
-    pub class: Option<u32>,
+    pub label: Option<Label>,
 }
 
-/// Index of an example: where its ids begin (bytes from the end of the header), their number, and the class or -1.
+/// Index of an example: where its ids begin (bytes from the end of the header), their number, and its label.
 #[derive(Clone, Copy, Debug)]
-#[repr(C)]
 struct Entry {
     start: u64,
     length: u32,
-    class: i32,
+    label: Option<Label>,
 }
 
 const ENTRY: usize = 16;
@@ -56,7 +56,7 @@ impl Entry {
         let mut bytes = [0; ENTRY];
         bytes[..8].copy_from_slice(&self.start.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.length.to_le_bytes());
-        bytes[12..].copy_from_slice(&self.class.to_le_bytes());
+        bytes[12..].copy_from_slice(&Label::to_bits(self.label).to_le_bytes());
         bytes
     }
 
@@ -64,7 +64,7 @@ impl Entry {
         Entry {
             start: u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")),
             length: u32::from_le_bytes(bytes[8..12].try_into().expect("four bytes")),
-            class: i32::from_le_bytes(bytes[12..16].try_into().expect("four bytes")),
+            label: Label::from_bits(u32::from_le_bytes(bytes[12..16].try_into().expect("four bytes"))),
         }
     }
 }
@@ -184,9 +184,9 @@ impl Examples {
         (0..self.len).map(|index| self.entry(index).length as usize).max().unwrap_or(0)
     }
 
-    /// Whether every example has its class.
-    pub fn has_classes(&self) -> bool {
-        (0..self.len).all(|index| self.entry(index).class >= 0)
+    /// Whether every example has its label.
+    pub fn has_labels(&self) -> bool {
+        (0..self.len).all(|index| self.entry(index).label.is_some())
     }
 
     fn entry(&self, index: usize) -> Entry {
@@ -211,7 +211,7 @@ impl Examples {
             true => Row::Wide(bytemuck::cast_slice(&bytes[start..flags])),
             false => Row::Narrow(bytemuck::cast_slice(&bytes[start..flags])),
         };
-        Example { ids, flags: &bytes[flags..flags + length], class: u32::try_from(entry.class).ok() }
+        Example { ids, flags: &bytes[flags..flags + length], label: entry.label }
     }
 }
 
@@ -296,10 +296,9 @@ fn write_body(
 
 impl ExamplesWriter<'_> {
     /// Appends an example; `flags` has one byte for each id.
-    pub fn push(&mut self, ids: &[u32], flags: &[u8], class: Option<u32>) -> io::Result<()> {
+    pub fn push(&mut self, ids: &[u32], flags: &[u8], label: Option<Label>) -> io::Result<()> {
         assert_eq!(ids.len(), flags.len(), "each id has its flags");
-        let class = class.map_or(-1, |class| i32::try_from(class).expect("a class is below the number of labels"));
-        self.index.push(Entry { start: self.written as u64, length: ids.len() as u32, class });
+        self.index.push(Entry { start: self.written as u64, length: ids.len() as u32, label });
         let mut bytes: Vec<u8> = match self.wide {
             true => ids.iter().flat_map(|id| id.to_le_bytes()).collect(),
             false => ids.iter().flat_map(|id| (*id as u16).to_le_bytes()).collect(),
@@ -337,7 +336,7 @@ mod tests {
         let io = io_error(Path::new("test"));
         let pushes: io::Result<()> = (0..5u32).try_for_each(|n| {
             let ids: Vec<u32> = (0..n).map(|i| n * 100 + i).collect();
-            writer.push(&ids, &vec![n as u8; n as usize], (n != 3).then_some(n))
+            writer.push(&ids, &vec![n as u8; n as usize], (n != 3).then(|| Label::class(n)))
         });
         writer.count(7, 10, 2);
         pushes.map_err(io)
@@ -349,10 +348,10 @@ mod tests {
             let example = examples.example(n);
             let ids: Vec<u32> = example.ids.iter().collect();
             assert_eq!(ids, (0..n as u32).map(|i| n as u32 * 100 + i).collect::<Vec<_>>());
-            assert_eq!((example.flags.len(), example.class), (n, (n != 3).then_some(n as u32)));
+            assert_eq!((example.flags.len(), example.label), (n, (n != 3).then(|| Label::class(n as u32))));
             assert!(example.flags.iter().all(|flags| *flags == n as u8));
         }
-        assert!(!examples.has_classes() && examples.clone().take(3).has_classes());
+        assert!(!examples.has_labels() && examples.clone().take(3).has_labels());
     }
 
     #[test]

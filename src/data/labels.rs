@@ -1,10 +1,11 @@
-//! The names of a classifier's labels, in the order of their ids.
+//! What a classifier's labels are: names in the order of their ids or, of a regression, any number.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
 use super::error::{Error, Result};
+use super::label::Label;
 
 /// Label names; the place of a name is its id. At least one name, none twice.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,9 +13,35 @@ pub struct LabelMap {
     names: Vec<String>,
     /// Rows may give a label by its number.
     numbered: bool,
+    /// Labels are numbers to be estimated; the one name is that of the model's output.
+    regression: bool,
 }
 
 impl LabelMap {
+    /// Those of a regression.
+    pub fn numbers() -> LabelMap {
+        // The name that transformers gives an output that nobody named.
+        LabelMap { names: vec!["LABEL_0".to_string()], numbered: false, regression: true }
+    }
+
+    /// Whether labels are numbers to be estimated, not classes.
+    pub fn are_numbers(&self) -> bool {
+        self.regression
+    }
+
+    /// What tells these labels from others, for keys of sets that are kept.
+    pub(super) fn key(&self) -> Value {
+        if self.regression { "numbers".into() } else { self.names.clone().into() }
+    }
+
+    /// The label that a row calls by this name; with `by_number`, a class may also be given by its number.
+    pub(super) fn label(&self, name: &str, by_number: bool) -> Option<Label> {
+        match self.regression {
+            true => Label::number(name.trim().parse().ok()?),
+            false => if by_number { self.id_or_number(name) } else { self.id(name) }.map(|id| Label::class(id as u32)),
+        }
+    }
+
     /// Names in the order of their ids.
     pub fn new(names: Vec<String>) -> Result<LabelMap> {
         let mut seen = BTreeSet::new();
@@ -23,7 +50,7 @@ impl LabelMap {
         }
         match names.is_empty() {
             true => Err(Error::Labels { reason: "there is no label".to_string() }),
-            false => Ok(LabelMap { names, numbered: false }),
+            false => Ok(LabelMap { names, numbered: false, regression: false }),
         }
     }
 
@@ -44,7 +71,8 @@ impl LabelMap {
         Ok(LabelMap { numbered: true, ..LabelMap::new(names)? })
     }
 
-    /// `id2label` (or, without it, `label2id`) of a model's config.json; `None` where it has neither.
+    /// `id2label` (or, without it, `label2id`) of a model's config.json; `None` where it has neither. A model with one output is a
+    /// regression, as in transformers.
     pub fn from_config(config: &Map<String, Value>) -> Result<Option<LabelMap>> {
         let pairs: Vec<(Option<usize>, Option<&str>)> = if let Some(map) = config.get("id2label").and_then(Value::as_object) {
             map.iter().map(|(id, name)| (id.parse().ok(), name.as_str())).collect()
@@ -63,7 +91,8 @@ impl LabelMap {
                 }
             }
         }
-        LabelMap::new(names.into_iter().flatten().collect()).map(Some)
+        let map = LabelMap::new(names.into_iter().flatten().collect())?;
+        Ok(Some(LabelMap { regression: map.len() == 1, ..map }))
     }
 
     /// Whether these are the names that transformers gives where nobody named anything: `LABEL_0`, `LABEL_1` and so on.
@@ -109,6 +138,13 @@ impl LabelMap {
     /// For config.json.
     pub fn label2id(&self) -> Map<String, Value> {
         self.names.iter().enumerate().map(|(id, name)| (name.clone(), id.into())).collect()
+    }
+}
+
+/// As in messages.
+impl std::fmt::Display for LabelMap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&if self.regression { "numbers".to_string() } else { self.names.join(", ") })
     }
 }
 

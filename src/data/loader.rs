@@ -6,7 +6,6 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -14,10 +13,11 @@ use thiserror::Error;
 
 use super::batch::Batch;
 use super::collator::Collator;
+use super::queue::{Receiver, Sender, queue};
 use super::sampler::{BatchPlan, Position};
 
 /// Batches that each worker may hold ready, besides the one it is preparing.
-const AHEAD: usize = 2;
+pub(super) const AHEAD: usize = 4;
 
 #[derive(Debug, Error)]
 pub enum LoaderError<E> {
@@ -127,7 +127,7 @@ impl<T: Send + 'static, E: Send + 'static> Loader<T, E> {
         let Some(start) = start else { return Ok(loader) };
         for worker in 0..workers {
             let Some(first) = loader.source.advance(start, worker) else { break };
-            let (sender, receiver) = sync_channel(AHEAD);
+            let (sender, receiver) = queue(AHEAD);
             let source = loader.source.clone();
             let thread = std::thread::Builder::new()
                 .name(format!("data-{worker}"))
@@ -145,13 +145,13 @@ impl<T: Send + 'static, E: Send + 'static> Loader<T, E> {
     }
 }
 
-fn run_worker<T, E>(source: &Source<T, E>, first: Position, workers: usize, queue: &SyncSender<Item<T, E>>) {
+fn run_worker<T, E>(source: &Source<T, E>, first: Position, workers: usize, queue: &Sender<Item<T, E>>) {
     let mut next = Some(first);
     while let Some(position) = next {
         let item = source.make(position);
         let failed = item.is_err();
         // A closed queue means that the loader was dropped.
-        if queue.send(item).is_err() || failed {
+        if !queue.send(item) || failed {
             return;
         }
         next = source.advance(position, workers);
@@ -165,7 +165,7 @@ impl<T, E> Iterator for Loader<T, E> {
         let position = self.next?;
         let item = match self.queues.len() {
             0 => self.source.make(position),
-            workers => self.queues[self.count % workers].recv().unwrap_or(Err(LoaderError::Gone { position })),
+            workers => self.queues[self.count % workers].receive().unwrap_or(Err(LoaderError::Gone { position })),
         };
         self.count += 1;
         self.next = if item.is_ok() { self.source.advance(position, 1) } else { None };

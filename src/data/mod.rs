@@ -2,44 +2,39 @@
 //!
 //! Reading order, from files to batches:
 //!
-//! 1. Files: `input` (bytes, plain or gzip; `remote`: behind a URL), `text` (lines), `table` (rows of `csv`, `json` and `parquet`);
-//!    out of those `texts` for language models and `samples` with their `labels` for classifiers.
-//! 2. Tokens: `tokenizer` (`bpe` trains one, `convert` reads older files), `sequences` (special tokens, truncation).
+//! 1. Files: `formats` (lines of text, rows of tables; `remote`: behind a URL); out of those `texts` for language models and
+//!    `samples` with their `labels` for classifiers.
+//! 2. Tokens: `tokenizer`, `sequences` (special tokens, truncation).
 //! 3. Sets, made once and kept on disk (`prepare`): `clm` makes the rows of `dataset`, `mlm` and `cls` make `examples`.
 //! 4. Batches: `sampler` (which rows, in which order), `collator` (rows to a `batch`; `masking` and `padding` serve it), `loader`
-//!    (threads that prepare batches ahead of the step).
+//!    (threads that prepare batches ahead of the step, through a `queue` each).
 //!
 //! `stream` is the other way from files to batches: read while the model trains, and never kept.
 //!
-//! A new format joins at `table`, a new task beside `cls`; the rest is theirs too.
+//! A new format joins at `formats`, a new task beside `cls`; the rest is theirs too.
 
 pub mod batch;
-mod bpe;
 pub mod clm;
 pub mod cls;
 pub mod collator;
-mod convert;
-mod csv;
 pub mod dataset;
 mod error;
 pub mod examples;
-mod input;
-mod json;
+pub mod formats;
+mod label;
 pub mod labels;
 pub mod loader;
 pub mod masking;
 pub mod mlm;
 pub mod padding;
-mod parquet;
 mod prepare;
+mod queue;
 pub mod remote;
 pub mod sampler;
 mod samples;
 pub mod sequences;
 pub mod settings;
 pub mod stream;
-pub mod table;
-pub mod text;
 mod texts;
 pub mod tokenizer;
 
@@ -48,6 +43,7 @@ pub use collator::Collator;
 pub use dataset::Dataset;
 pub use error::{Error, Result};
 pub use examples::Examples;
+pub use label::Label;
 pub use labels::LabelMap;
 pub use loader::{Loader, LoaderError};
 pub use sampler::{BatchPlan, Order, Position};

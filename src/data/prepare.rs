@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::dataset::{Dataset, Origin, Totals};
 use super::error::{Error, Result};
 use super::examples::Examples;
-use super::input;
+use super::formats::{input, table};
 use super::sampler::Order;
 use super::settings::SourceSettings;
 use super::tokenizer::Tokenizer;
@@ -113,7 +113,7 @@ impl Job<'_> {
     pub fn cache_path(&self) -> Result<PathBuf> {
         let mut files = Vec::new();
         for path in self.files {
-            files.push(json!([input::content(path)?, format!("{:?}", super::table::Format::of(path))]));
+            files.push(json!([input::content(path)?, format!("{:?}", table::Format::of(path))]));
         }
         let key = json!({
             "task": self.task,

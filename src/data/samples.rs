@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::error::{Error, Result};
-use super::input::Bookmark;
+use super::formats::input::Bookmark;
+use super::formats::table::{Cell, Row, Table};
+use super::label::Label;
 use super::labels::LabelMap;
 use super::settings::{ClsDataSettings, OnBadRow};
-use super::table::{Cell, Row, Table};
 use super::texts::not_text;
 
 /// GLUE's columns for pairs, in the order they are looked for, and for single texts.
@@ -21,14 +22,14 @@ const LABELS: [&str; 2] = ["label", "labels"];
 /// More different labels than this are no labels: the column is another one, such as an id or the text.
 const MOST_LABELS: usize = 10_000;
 
-/// A text or pair with its class.
+/// A text or pair with its label.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sample {
     /// Place among all rows of the files, those that are left out too.
     pub index: u64,
     pub text: String,
     pub pair: Option<String>,
-    pub class: Option<u32>,
+    pub label: Option<Label>,
 }
 
 /// Where a file has what; cells come in this order: text, pair, label.
@@ -192,22 +193,22 @@ fn sample(index: u64, row: Row, names: &[String], columns: &Columns, labels: &La
         other => Err(not_text(place.clone(), &names[column], &other.unwrap_or(Cell::Missing))),
     };
     let (a, b) = (text(columns.text)?, columns.pair.map(&mut text).transpose()?);
-    let class = match columns.label {
+    let label = match columns.label {
         None => None,
         Some(column) => {
             let cell = cells.next().unwrap_or(Cell::Missing);
             let by_number = || match &cell {
-                Cell::Class { number, .. } => labels.map.id(&number.to_string()),
+                Cell::Class { number, .. } => labels.map.label(&number.to_string(), false),
                 _ => None,
             };
-            match label(&cell).map_err(|what| format!("column {:?}: {what}", names[column])) {
+            match name(&cell).map_err(|what| format!("column {:?}: {what}", names[column])) {
                 Ok(name) => {
-                    let id = if labels.numbers { labels.map.id_or_number(&name) } else { labels.map.id(&name) };
                     // Another file of the same set may have the numbers alone, and the labels be made of those.
-                    match id.or_else(by_number) {
-                        Some(id) => Some(id as u32),
+                    match labels.map.label(&name, labels.numbers).or_else(by_number) {
+                        Some(label) => Some(label),
                         // Unlabelled rows of published test sets say -1.
                         None if !labels.needed && name == "-1" => None,
+                        None if labels.map.are_numbers() => return Err(bad(format!("label {name:?} is not a finite number"))),
                         None => return Err(bad(format!("label {name:?} is not among the labels: {}", list(labels.map.names())))),
                     }
                 }
@@ -216,7 +217,7 @@ fn sample(index: u64, row: Row, names: &[String], columns: &Columns, labels: &La
             }
         }
     };
-    Ok(Sample { index, text: a, pair: b, class })
+    Ok(Sample { index, text: a, pair: b, label })
 }
 
 fn list(names: &[String]) -> String {
@@ -225,7 +226,7 @@ fn list(names: &[String]) -> String {
 }
 
 /// A label's name, or why the cell holds none.
-fn label(cell: &Cell) -> Result<String, &'static str> {
+fn name(cell: &Cell) -> Result<String, &'static str> {
     match cell {
         Cell::Text(text) if text.trim().is_empty() => Err("the label is empty"),
         Cell::Text(text) | Cell::Number(text) if text.trim().eq_ignore_ascii_case("nan") => Err("the label is NaN"),
@@ -241,9 +242,30 @@ fn label(cell: &Cell) -> Result<String, &'static str> {
     }
 }
 
-/// The labels that occur in these files or, of parquet files that name their classes, those.
+/// Whether labels are numbers, and some of them fractions: then they are no classes.
+#[derive(Default)]
+struct Numbers {
+    fractions: bool,
+    others: bool,
+}
+
+impl Numbers {
+    fn add(&mut self, label: &str) {
+        match label.trim().parse::<f64>() {
+            Ok(number) => self.fractions |= number.fract() != 0.0,
+            Err(_) => self.others = true,
+        }
+    }
+
+    fn are_fractions(&self) -> bool {
+        self.fractions && !self.others
+    }
+}
+
+/// The labels that occur in these files or, of parquet files that name their classes, those; numbers where some are fractions.
 pub(super) fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result<LabelMap> {
     let mut found = BTreeSet::new();
+    let mut numbers = Numbers::default();
     let mut declared: Option<Vec<String>> = None;
     for path in files {
         let mut table = Table::open(path, &settings.source.table, Arc::default())?;
@@ -261,12 +283,12 @@ pub(super) fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result
             let reason = "finding them would read the whole stream; name them, in order, with --labels no,yes".to_string();
             return Err(Error::Labels { reason });
         }
-        let name = table.columns()[column].clone();
+        let column_name = table.columns()[column].clone();
         table.choose(vec![column])?;
         for row in table {
             let label = row.and_then(|row| {
-                let bad = |what| Error::BadRow { place: row.place.clone(), reason: format!("column {name:?}: {what}") };
-                label(&row.cells[0]).map_err(bad)
+                let bad = |what| Error::BadRow { place: row.place.clone(), reason: format!("column {column_name:?}: {what}") };
+                name(&row.cells[0]).map_err(bad)
             });
             let label = match label {
                 Ok(label) => label,
@@ -274,9 +296,13 @@ pub(super) fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result
                 Err(error) if error.is_bad_row() && settings.source.table.on_bad_row == OnBadRow::Skip => continue,
                 Err(error) => return Err(error),
             };
+            numbers.add(&label);
             if found.insert(label) && found.len() > MOST_LABELS {
+                if settings.finds_regression && numbers.are_fractions() {
+                    return Ok(LabelMap::numbers());
+                }
                 let reason = format!(
-                    "column {name:?} of {} has more than {MOST_LABELS} different values; \
+                    "column {column_name:?} of {} has more than {MOST_LABELS} different values; \
                     name the right one with --label_column_name",
                     path.display()
                 );
@@ -284,15 +310,13 @@ pub(super) fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result
             }
         }
     }
-    let numbers = || found.iter().map(|label| label.parse::<f64>()).collect::<Result<Vec<_>, _>>();
-    if numbers().is_ok_and(|numbers| numbers.iter().any(|number| number.fract() != 0.0)) {
-        let reason =
-            "they are fractions: that is a regression, which is not built. Round them to a few classes, or name another column \
-                      with --label_column_name"
-                .to_string();
-        return Err(Error::Labels { reason });
-    }
     match declared {
+        None if numbers.are_fractions() && settings.finds_regression => Ok(LabelMap::numbers()),
+        None if numbers.are_fractions() => {
+            let reason = "they are fractions, no classes: leave --do_regression out, or name another column with \
+                          --label_column_name";
+            Err(Error::Labels { reason: reason.to_string() })
+        }
         Some(names) => {
             let map = LabelMap::declared(names)?;
             match found.iter().find(|label| map.id(label).is_none()) {

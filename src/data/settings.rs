@@ -100,6 +100,8 @@ pub struct ClsDataSettings {
     pub padding: PaddingSettings,
     /// The labels in order, if they are known: a fine-tuned model's, or the user's own. `None`: those of the training set, sorted.
     pub labels: Option<LabelMap>,
+    /// Where the training set decides, numbers of which some are fractions make a regression. Otherwise they are refused.
+    pub finds_regression: bool,
 }
 
 /// To which length the rows of a batch are padded. A graph has one shape, so each length in use is one compilation.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::error::{Error, Result};
-use super::input::Bookmark;
+use super::formats::input::Bookmark;
+use super::formats::table::{Cell, Format, Row, Table};
+use super::formats::text::Lines;
 use super::settings::{OnBadRow, TableSettings};
-use super::table::{Cell, Format, Row, Table};
-use super::text::Lines;
 
 const USUAL_COLUMNS: [&str; 3] = ["text", "sentence", "sentence1"];
 

@@ -1,7 +1,8 @@
 //! Evaluation with its own fixed graph: mean loss and metrics of a set, partial batches padded and masked.
 
 use super::error::Result;
-use super::feed::{BatchInputs, DeviceBatch, feed_batch, graph_name};
+use super::estimates::Estimates;
+use super::feed::{BatchInputs, DeviceBatch, Truth, feed_batch, graph_name};
 use super::metrics::{Confusion, argmax};
 use super::session::{EachReplica, Recording, Session};
 use super::step::parameter_tensors;
@@ -39,11 +40,14 @@ pub enum Scores {
         /// `[examples, labels]`, row-major.
         logits: Vec<f32>,
     },
+    /// Of a regression.
+    Numbers(Estimates),
 }
 
 impl Scores {
     fn none(task: Task) -> Self {
         match task {
+            Task::REGRESSION => Scores::Numbers(Estimates::default()),
             Task::Classification { labels } => Scores::Classes { confusion: Confusion::new(labels), logits: Vec::new() },
             _ => Scores::Tokens { correct: 0.0 },
         }
@@ -70,6 +74,11 @@ impl Evaluation {
                 metrics.extend(each.map(|(class, label)| (format!("f1_{label}"), confusion.f1(class).unwrap_or(0.0))));
                 metrics
             }
+            Scores::Numbers(estimates) => vec![
+                ("mse".into(), estimates.mean_squared_error()),
+                ("pearson".into(), estimates.pearson()),
+                ("spearmanr".into(), estimates.spearman()),
+            ],
         }
     }
 
@@ -130,7 +139,7 @@ pub fn evaluate(
         let marked = recording.mark_step(&graph_name(GRAPH_NAME, batch.variant.as_deref()))?;
         let sums = marked.start_reading_each(SUMS)?;
         if let Some(earlier) =
-            pending.replace(Pending { sums, sharing: session.mesh().tensor, examples: batch.examples, classes: batch.classes })
+            pending.replace(Pending { sums, sharing: session.mesh().tensor, examples: batch.examples, truth: batch.truth })
         {
             totals.add(earlier)?;
         }
@@ -154,7 +163,7 @@ struct Pending {
     /// Replicas that share each part of the batch.
     sharing: usize,
     examples: usize,
-    classes: Vec<i32>,
+    truth: Truth,
 }
 
 /// Sums over batches, in f64 so that their order and number do not show.
@@ -182,19 +191,23 @@ impl Totals {
         }
         self.examples += batch.examples;
         self.batches += 1;
-        match &mut self.scores {
-            Scores::Tokens { correct } => *correct += rest.iter().copied().map(f64::from).sum::<f64>(),
-            Scores::Classes { confusion, logits } => {
+        match (&mut self.scores, &batch.truth) {
+            (Scores::Tokens { correct }, _) => *correct += rest.iter().copied().map(f64::from).sum::<f64>(),
+            (Scores::Classes { confusion, logits }, Truth::Classes(classes)) => {
                 // Rows that only fill the batch come last.
-                let labels = rest.len() / batch.classes.len().max(1);
+                let labels = rest.len() / classes.len().max(1);
                 let real = &rest[..batch.examples * labels];
-                for (row, class) in real.chunks(labels).zip(&batch.classes) {
+                for (row, class) in real.chunks(labels).zip(classes) {
                     if let Ok(class) = usize::try_from(*class) {
                         confusion.add(class, argmax(row));
                     }
                 }
                 logits.extend_from_slice(real);
             }
+            (Scores::Numbers(estimates), Truth::Numbers(numbers)) => {
+                estimates.extend(&rest[..batch.examples], numbers);
+            }
+            (Scores::Classes { .. } | Scores::Numbers(_), _) => unreachable!("the batches of a task have its labels"),
         }
         Ok(())
     }

@@ -12,7 +12,8 @@ use xtrain_models::{Labels, TokenBatch};
 pub struct DeviceBatch {
     /// `s32[B, T]`
     pub input_ids: Buffers,
-    /// `s32[B, T]`, `s32[K]` with `places`, or `s32[B]` for a classifier; -100 = no loss.
+    /// `s32[B, T]`, `s32[K]` with `places`, `s32[B]` for a classifier, or `f32[B]` for a regression; -100 (among numbers
+    /// [`xtrain_models::IGNORED_NUMBER`]) = no loss.
     pub labels: Buffers,
     /// `s32[K]`: of masked language modelling, the places among N that `labels` are of; `None` when all have one.
     pub places: Option<Buffers>,
@@ -20,8 +21,8 @@ pub struct DeviceBatch {
     pub attention_mask: Option<Buffers>,
     /// `s32[B, T]`; `None` when every token is in segment 0.
     pub token_type_ids: Option<Buffers>,
-    /// Of a classifier, the labels of all replicas on the host, rows that only fill the batch too.
-    pub classes: Vec<i32>,
+    /// The labels of all replicas on the host, where an evaluation compares there; those of rows that only fill the batch, too.
+    pub truth: Truth,
     /// Replicas that the batch is cut for, those of other processes included.
     pub shards: usize,
     /// Rows of all replicas that are not padding.
@@ -51,7 +52,7 @@ impl DeviceBatch {
             places: None,
             attention_mask: None,
             token_type_ids: None,
-            classes: Vec::new(),
+            truth: Truth::default(),
             variant: None,
             epoch: 0,
             batch_in_epoch: 0,
@@ -69,6 +70,18 @@ impl DeviceBatch {
         let [b, t] = self.size();
         self.places.as_ref().map_or(b * t, |places| places[0].shape().elements())
     }
+}
+
+/// Labels as an evaluation needs them on the host.
+#[derive(Clone, Debug, Default)]
+pub enum Truth {
+    /// A language model's are counted on the device.
+    #[default]
+    OnDevice,
+    /// A classifier's.
+    Classes(Vec<i32>),
+    /// A regression's.
+    Numbers(Vec<f32>),
 }
 
 /// The shape of a kind of batch: all that its graph depends on.
@@ -93,6 +106,8 @@ pub enum LabelShape {
     Places(usize),
     /// `[B]`
     Classes,
+    /// `f32[B]`
+    Numbers,
 }
 
 /// A graph's name in plans, logs and the cache: what it does and, where there are several, for which batches.
@@ -124,6 +139,7 @@ pub fn abstract_batch(recording: &mut Recording, shape: &BatchShape) -> BatchInp
         LabelShape::Tokens => grid.clone(),
         LabelShape::Places(places) => Shape::new(DType::S32, [places]),
         LabelShape::Classes => Shape::new(DType::S32, [shape.rows]),
+        LabelShape::Numbers => Shape::new(DType::F32, [shape.rows]),
     };
     let ids = recording.feed_abstract("labels", &ids_shape);
     let places = matches!(shape.labels, LabelShape::Places(_)).then(|| recording.feed_abstract("places", &ids_shape));

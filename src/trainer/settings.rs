@@ -38,6 +38,24 @@ pub struct OptimizerSettings {
     pub warmup_ratio: f64,
 }
 
+impl OptimizerSettings {
+    /// A constant rate, TrainingArguments' betas and clipping, some decay: for measuring and comparing single steps.
+    pub fn constant(kind: OptimizerKind, learning_rate: f64) -> Self {
+        OptimizerSettings {
+            kind,
+            learning_rate,
+            weight_decay: 0.01,
+            adam_beta1: 0.9,
+            adam_beta2: 0.999,
+            adam_epsilon: 1e-8,
+            max_grad_norm: 1.0,
+            schedule: ScheduleKind::Constant,
+            warmup_steps: Some(0),
+            warmup_ratio: 0.0,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainSettings {
     pub output_dir: PathBuf,

@@ -75,7 +75,11 @@ fn record(trace: &Trace, model: &dyn Model, parameters: &[ParameterSpec]) -> Res
     let tokens = TOKENS.min(model.max_positions());
     let grid = Shape::new(DType::S32, [1, tokens]);
     let input_ids = trace.input("input_ids", grid.clone(), InputRole::Feed);
-    let labels_shape = if matches!(model.task(), Task::Classification { .. }) { Shape::new(DType::S32, [1]) } else { grid };
+    let labels_shape = match model.task() {
+        Task::REGRESSION => Shape::new(DType::F32, [1]),
+        Task::Classification { .. } => Shape::new(DType::S32, [1]),
+        Task::CausalLm | Task::MaskedLm => grid,
+    };
     let labels = trace.input("labels", labels_shape, InputRole::Feed);
     let state = |p: &ParameterSpec| (p.name.clone(), Weight::Whole(trace.input(&p.name, parameter_shape(p), InputRole::State)));
     let weights: HashMap<String, Weight> = parameters.iter().map(state).collect();

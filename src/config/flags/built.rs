@@ -156,6 +156,8 @@ pub const FLAGS: &[Flag] = &[
         "Column with the label; default: label or labels"),
     flag(Section::Data, Commands::TRAIN_LIKE_CLS, "labels", Kind::Text, "",
         "The labels in order, as no,yes; default: the model's own, else those of the training set, sorted"),
+    flag(Section::Data, Commands::TRAIN_LIKE_CLS, "do_regression", Kind::Bool, "",
+        "Labels are numbers to be estimated; default: where some of the training set's are fractions"),
     flag(Section::Data, READING, "quoting", Kind::Choice(&["none", "standard", "backslash"]), "",
         "What quotes mean in a table: nothing, RFC 4180, or that with backslash escapes; default: standard in CSV, none in TSV"),
     flag(Section::Data, READING, "on_bad_row", Kind::Choice(&["error", "skip"]), "error",

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::super::error::{Error, Result};
-use super::super::input::{Bookmark, identity};
+use super::super::formats::input::{Bookmark, identity};
 use super::super::sampler::Order;
 use super::super::samples::{LabelUse, Sample, SampleFile};
 use super::super::settings::{ClsDataSettings, OnBadRow};
@@ -61,7 +61,7 @@ impl Open {
     fn next(&mut self, spec: &StreamSpec) -> Option<Result<Sample>> {
         match (self, &spec.task) {
             (Open::Samples(file), StreamTask::Cls(data, labels)) => file.read(0, &label_use(data, labels)),
-            (Open::Texts(file), _) => file.next().map(|text| text.map(|text| Sample { index: 0, text, pair: None, class: None })),
+            (Open::Texts(file), _) => file.next().map(|text| text.map(|text| Sample { index: 0, text, pair: None, label: None })),
             (Open::Samples(_), _) => unreachable!("Open::new opens samples for classification alone"),
         }
     }

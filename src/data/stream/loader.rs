@@ -2,19 +2,17 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use thiserror::Error;
 
 use super::super::batch::Batch;
 use super::super::error;
+use super::super::loader::AHEAD;
+use super::super::queue::{Receiver, Sender, queue};
 use super::StreamSpec;
 use super::shuffle::Stream;
 use super::state::StreamPosition;
-
-/// Batches that wait ready, besides the one that is being prepared.
-const AHEAD: usize = 2;
 
 #[derive(Debug, Error)]
 pub enum StreamError<E> {
@@ -51,10 +49,10 @@ impl<T: Send + 'static, E: Send + 'static> StreamLoader<T, E> {
         (rows, number): (usize, u64),
         prepare: impl Fn(Batch) -> Result<T, E> + Send + 'static,
     ) -> Result<StreamLoader<T, E>, StreamError<E>> {
-        let (sender, queue) = sync_channel(AHEAD);
+        let (sender, receiver) = queue(AHEAD);
         let work = move || run(&spec, from, (rows, number), &prepare, &sender);
         let thread = std::thread::Builder::new().name("stream".to_string()).spawn(work).map_err(StreamError::Spawn)?;
-        Ok(StreamLoader { queue: Some(queue), thread: Some(thread) })
+        Ok(StreamLoader { queue: Some(receiver), thread: Some(thread) })
     }
 }
 
@@ -63,7 +61,7 @@ fn run<T, E>(
     mut from: Option<StreamPosition>,
     (rows, mut number): (usize, u64),
     prepare: &dyn Fn(Batch) -> Result<T, E>,
-    queue: &SyncSender<Item<T, E>>,
+    queue: &Sender<Item<T, E>>,
 ) {
     let mut stream = None;
     loop {
@@ -84,7 +82,7 @@ fn run<T, E>(
         });
         let failed = item.is_err();
         // A closed queue means that the loader was dropped.
-        if queue.send(item).is_err() || failed {
+        if !queue.send(item) || failed {
             return;
         }
         number += 1;
@@ -96,7 +94,7 @@ impl<T, E> Iterator for StreamLoader<T, E> {
 
     /// Has no end but an error.
     fn next(&mut self) -> Option<Item<T, E>> {
-        let item = self.queue.as_ref()?.recv().unwrap_or(Err(StreamError::Gone));
+        let item = self.queue.as_ref()?.receive().unwrap_or(Err(StreamError::Gone));
         if item.is_err() {
             self.queue = None;
         }

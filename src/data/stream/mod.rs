@@ -79,7 +79,7 @@ impl StreamSpec {
             }
             StreamTask::Cls(data, labels) => {
                 let columns = (&data.text_pair_column, &data.label_column);
-                format!("cls {columns:?} {:?} {:?}", labels.names(), data.padding)
+                format!("cls {columns:?} {:?} {:?}", labels.key(), data.padding)
             }
         };
         format!(
@@ -109,7 +109,7 @@ impl StreamSpec {
         let examples = || {
             Examples::in_memory(|examples| {
                 for row in rows {
-                    examples.push(&row.ids, &row.flags, row.class).map_err(|source| Error::Io {
+                    examples.push(&row.ids, &row.flags, row.label).map_err(|source| Error::Io {
                         doing: "put together a batch of",
                         path: "the stream".into(),
                         source,
@@ -124,11 +124,12 @@ impl StreamSpec {
                 Ok(Collator::Causal(Dataset::from_ids(self.length, ids)))
             }
             StreamTask::Mlm(data) => mlm::collator(data, &self.tokenizer, self.length, examples()?),
-            StreamTask::Cls(data, _) => {
+            StreamTask::Cls(data, labels) => {
                 let pad_id = self.tokenizer.pad_id().ok_or(Error::NoPadToken)?;
                 let padding = Padding::new(&data.padding, self.length, pad_id, self.tokenizer.pads_left())?;
                 let pairs = rows.iter().any(|row| row.flags.iter().any(|flags| flags & flag::SECOND != 0));
-                Ok(Collator::Classes { examples: examples()?, padding, segments: pairs && self.tokenizer.has_segments() })
+                let segments = pairs && self.tokenizer.has_segments();
+                Ok(Collator::Labelled { examples: examples()?, padding, segments, numbers: labels.are_numbers() })
             }
         }
     }

@@ -14,6 +14,7 @@ use super::super::samples::Sample;
 use super::super::sequences::SequenceEncoder;
 use super::feed::{Cursor, Feed};
 use super::{StreamSpec, StreamTask};
+use crate::data::Label;
 
 /// One row: an example, or a block of a language model. Cheap to clone.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,7 +22,7 @@ pub struct Row {
     pub ids: Arc<[u32]>,
     /// Bits of [`crate::data::examples::flag`], one byte a token; none for a causal model.
     pub flags: Arc<[u8]>,
-    pub class: Option<u32>,
+    pub label: Option<Label>,
 }
 
 struct Group {
@@ -140,7 +141,7 @@ impl Rows {
 
 /// The rows of a group of texts, just as a set that is kept on disk has them.
 fn encode(spec: &StreamSpec, encoder: Option<&SequenceEncoder>, samples: &[Sample]) -> Result<Vec<Row>> {
-    let row = |ids: &[u32], flags: &[u8], class| Row { ids: ids.into(), flags: flags.into(), class };
+    let row = |ids: &[u32], flags: &[u8], label| Row { ids: ids.into(), flags: flags.into(), label };
     let texts = || samples.iter().map(|sample| sample.text.as_str());
     match (&spec.task, encoder) {
         (StreamTask::Mlm(data), Some(encoder)) => {
@@ -151,7 +152,7 @@ fn encode(spec: &StreamSpec, encoder: Option<&SequenceEncoder>, samples: &[Sampl
             .iter()
             .map(|sample| {
                 let sequence = encoder.encode(&sample.text, sample.pair.as_deref())?;
-                Ok(row(&sequence.ids, &sequence.flags, sample.class))
+                Ok(row(&sequence.ids, &sequence.flags, sample.label))
             })
             .collect(),
         _ => {

@@ -14,6 +14,7 @@ use super::feed::Cursor;
 use super::rows::Row;
 use crate::checkpoint::weights::write_safetensors;
 use crate::checkpoint::{TensorRef, Weights};
+use crate::data::Label;
 
 /// Beside the checkpoint's other files.
 pub const BUFFER_FILE: &str = "stream_buffer.safetensors";
@@ -47,7 +48,7 @@ impl StreamPosition {
         let ids: Vec<u32> = rows.iter().flat_map(|row| row.ids.iter().copied()).collect();
         let flags: Vec<u8> = rows.iter().flat_map(|row| row.flags.iter().copied()).collect();
         let lengths: Vec<u32> = rows.iter().map(|row| row.ids.len() as u32).collect();
-        let classes: Vec<i32> = rows.iter().map(|row| row.class.map_or(-1, |class| class as i32)).collect();
+        let classes: Vec<i32> = rows.iter().map(|row| Label::to_bits(row.label) as i32).collect();
         let mut buffer = Vec::new();
         let tensors = [
             tensor("ids", DType::U32, ids.len(), bytemuck::cast_slice(&ids)),
@@ -81,7 +82,7 @@ impl StreamPosition {
             let range = at..at + length as usize;
             at = range.end;
             let flags = if flags.is_empty() { [].into() } else { flags[range.clone()].into() };
-            position.buffer.push(Row { ids: ids[range].into(), flags, class: u32::try_from(class as i32).ok() });
+            position.buffer.push(Row { ids: ids[range].into(), flags, label: Label::from_bits(class) });
         }
         Ok(position)
     }

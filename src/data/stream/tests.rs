@@ -175,6 +175,7 @@ fn masked_rows_and_samples_are_those_of_a_prepared_set() {
         max_seq_length: 12,
         padding: PaddingSettings::default(),
         labels: Some(labels.clone()),
+        finds_regression: true,
     };
     let tokenizer = tokenizer();
     let set = cls::examples(&data, cls::Split::Train, &tokenizer, &labels, 12, true).unwrap();
@@ -184,7 +185,7 @@ fn masked_rows_and_samples_are_those_of_a_prepared_set() {
     for (i, row) in take(&mut stream, set.len()).iter().enumerate() {
         let example = set.example(i);
         let ids: Vec<u32> = example.ids.iter().collect();
-        assert_eq!((&row.ids[..], &row.flags[..], row.class), (&ids[..], example.flags, example.class));
+        assert_eq!((&row.ids[..], &row.flags[..], row.label), (&ids[..], example.flags, example.label));
     }
     assert_eq!(set.len(), 699);
     take(&mut stream, 1);

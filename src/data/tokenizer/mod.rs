@@ -2,6 +2,9 @@
 //!
 //! All files are read at once and kept, so that saving gives what was used even if the directory has changed since.
 
+mod bpe;
+mod convert;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,11 +12,10 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use tokenizers::PostProcessor;
 
-use super::bpe;
-use super::convert::{Converted, Files, convert};
-use super::error::{Error, Result};
-use super::sequences::SequenceEncoder;
 use crate::checkpoint::{atomic, hash, hf};
+use crate::data::error::{Error, Result};
+use crate::data::sequences::SequenceEncoder;
+use convert::{Converted, Files, convert};
 
 const DEFINITION: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";

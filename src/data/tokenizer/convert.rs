@@ -9,7 +9,7 @@ use prost::Message;
 use serde_json::{Map, Value, json};
 
 use super::bpe;
-use super::error::{Error, Result};
+use crate::data::error::{Error, Result};
 
 /// A definition, the file it was made of, and the transformers class that makes the same.
 pub(super) struct Converted {

@@ -5,11 +5,11 @@ use std::sync::atomic::AtomicU64;
 
 use serde_json::{Map, Value};
 
-use super::error::{Error, Place, Result};
 use super::input::{Bookmark, Input, MAX_FIELD};
+use crate::data::error::{Error, Place, Result};
 
 /// Objects of a file, streaming.
-pub(super) struct JsonReader {
+pub(in crate::data) struct JsonReader {
     input: Input,
     form: Form,
     /// Of the byte that comes next, from 1.
@@ -26,7 +26,7 @@ enum Form {
 }
 
 /// One object, or what was wrong with it, and the line where it begins.
-pub(super) type JsonRow = (u64, Map<String, Value>);
+pub(in crate::data) type JsonRow = (u64, Map<String, Value>);
 
 impl JsonReader {
     pub fn new(mut input: Input) -> Result<JsonReader> {
@@ -179,7 +179,7 @@ impl JsonReader {
 }
 
 /// What a value is, for messages.
-pub(super) fn kind(value: &Value) -> &'static str {
+pub(in crate::data) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "true or false",

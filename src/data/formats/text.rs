@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::error::{Error, Place, Result};
 use super::input::{Bookmark, Input, MAX_FIELD};
+use crate::data::error::{Error, Place, Result};
 
 /// Lines of one file, streaming. Goes on after a line that is not UTF-8, and ends at any other error.
 pub struct Lines {
@@ -33,22 +33,17 @@ impl Lines {
         Ok(Lines::new(Input::open(path, count)?))
     }
 
-    pub(super) fn new(input: Input) -> Lines {
+    pub(in crate::data) fn new(input: Input) -> Lines {
         Lines { input, line: 0, offset: 0, after_return: false, done: false }
     }
 
-    /// Number of the line returned last, from 1.
-    pub fn line(&self) -> u64 {
-        self.line
-    }
-
     /// Where the next line begins.
-    pub(super) fn bookmark(&self) -> Bookmark {
+    pub(in crate::data) fn bookmark(&self) -> Bookmark {
         Bookmark { offset: self.offset, lines: self.line, after_return: self.after_return, ..Bookmark::default() }
     }
 
     /// Goes on at a bookmark of the same file.
-    pub(super) fn resume(&mut self, bookmark: &Bookmark, count: Arc<AtomicU64>) -> Result<()> {
+    pub(in crate::data) fn resume(&mut self, bookmark: &Bookmark, count: Arc<AtomicU64>) -> Result<()> {
         self.input = self.input.at(bookmark, count)?;
         (self.line, self.offset, self.after_return) = (bookmark.lines, bookmark.offset, bookmark.after_return);
         Ok(())
@@ -119,11 +114,6 @@ impl Iterator for Lines {
     }
 }
 
-/// A whole file as one string, line breaks made plain.
-pub fn read_whole(path: &Path) -> Result<String> {
-    Lines::open(path)?.collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,7 +145,7 @@ mod tests {
         assert_eq!(lines(&file(&dir, "named.txt", &gzip(text.as_bytes()))), want);
         assert_eq!(lines(&file(&dir, "cr", b"a\r")), ["a\n"]);
         assert_eq!(lines(&file(&dir, "nl", b"\n")), ["\n"]);
-        assert_eq!(read_whole(&file(&dir, "whole", b"a\r\n\r\nb")).unwrap(), "a\n\nb");
+        assert_eq!(lines(&file(&dir, "whole", b"a\r\n\r\nb")).concat(), "a\n\nb");
     }
 
     #[test]

@@ -7,11 +7,11 @@ use std::sync::atomic::AtomicU64;
 use serde_json::Value;
 
 use super::csv::{CsvReader, Fields};
-use super::error::{Error, Place, Result};
 use super::input::{Bookmark, Input, MAX_FIELD};
 use super::json::{JsonReader, JsonRow, kind};
 use super::parquet::ParquetReader;
-use super::settings::{Quoting, TableSettings};
+use crate::data::error::{Error, Place, Result};
+use crate::data::settings::{Quoting, TableSettings};
 
 /// How a file is read, by the end of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,7 +157,7 @@ impl Table {
     }
 
     /// Where the next row is, for a table that was opened in the same way.
-    pub(super) fn bookmark(&self) -> Bookmark {
+    pub(in crate::data) fn bookmark(&self) -> Bookmark {
         match &self.reader {
             Reader::Csv { reader, .. } => reader.bookmark(),
             // The first row was read for its keys, and not given yet.
@@ -168,7 +168,7 @@ impl Table {
     }
 
     /// Goes on at a bookmark of the same file; columns are chosen before.
-    pub(super) fn resume(&mut self, bookmark: &Bookmark, count: Arc<AtomicU64>) -> Result<()> {
+    pub(in crate::data) fn resume(&mut self, bookmark: &Bookmark, count: Arc<AtomicU64>) -> Result<()> {
         if *bookmark == Bookmark::default() {
             return Ok(());
         }

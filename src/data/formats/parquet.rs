@@ -15,10 +15,10 @@ use parquet::record::{Field, Row};
 use parquet::schema::types::{SchemaDescriptor, Type};
 use serde_json::Value;
 
-use super::error::{Error, Place, Result};
 use super::input::Bookmark;
-use super::remote::{Remote, RemoteReader, is_url};
 use super::table::Cell;
+use crate::data::error::{Error, Place, Result};
+use crate::data::remote::{Remote, RemoteReader, is_url};
 
 /// The bytes of a parquet file, which is read here and there.
 enum Source {
@@ -53,7 +53,7 @@ impl ChunkReader for Source {
     }
 }
 
-pub(super) struct ParquetReader {
+pub(in crate::data) struct ParquetReader {
     path: PathBuf,
     reader: SerializedFileReader<Source>,
     columns: Vec<String>,

@@ -10,9 +10,9 @@ use flate2::bufread::MultiGzDecoder;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::error::{Error, Result};
-use super::remote::{Remote, RemoteReader, is_url};
 use crate::checkpoint::hash::{self, hex};
+use crate::data::error::{Error, Result};
+use crate::data::remote::{Remote, RemoteReader, is_url};
 
 /// Bytes of the longest line or table cell. Longer ones are an error rather than memory: they come from a wrong delimiter, an open
 /// quote or a decompression bomb.
@@ -63,7 +63,7 @@ impl<R: Read> Read for Guarded<R> {
 
 /// Where in a file reading can go on. Which of the numbers count is the format's affair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Bookmark {
+pub(in crate::data) struct Bookmark {
     /// Bytes before it, decompressed.
     pub offset: u64,
     /// Lines before it.
@@ -78,7 +78,7 @@ pub(super) struct Bookmark {
 }
 
 /// One open file.
-pub(super) struct Input {
+pub(in crate::data) struct Input {
     path: PathBuf,
     reader: Box<dyn BufRead + Send>,
     gzip: bool,
@@ -99,7 +99,7 @@ fn raw(path: &Path, offset: u64) -> Result<Box<dyn Read + Send>> {
 
 /// What tells the file at this path from another one, found without reading all of it: its size, and the ETag of an object or a
 /// digest of a file's beginning and end.
-pub(super) fn identity(path: &Path) -> Result<String> {
+pub(in crate::data) fn identity(path: &Path) -> Result<String> {
     const ENDS: u64 = 1 << 16;
     if is_url(path) {
         return Ok(Remote::open(path)?.identity());
@@ -118,7 +118,7 @@ pub(super) fn identity(path: &Path) -> Result<String> {
 }
 
 /// What tells a file's content from any other: all of it is read, or of an object its ETag taken.
-pub(super) fn content(path: &Path) -> Result<String> {
+pub(in crate::data) fn content(path: &Path) -> Result<String> {
     if is_url(path) {
         return identity(path);
     }

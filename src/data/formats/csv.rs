@@ -7,13 +7,13 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::error::{Error, Place, Result};
 use super::input::{Bookmark, Input, MAX_FIELD};
-use super::settings::Quoting;
+use crate::data::error::{Error, Place, Result};
+use crate::data::settings::Quoting;
 
 /// Fields as bytes, with the line where each begins.
 #[derive(Debug, Default)]
-pub(super) struct Fields {
+pub(in crate::data) struct Fields {
     bytes: Vec<u8>,
     /// End of each field in `bytes`, and its first line.
     ends: Vec<(usize, u64)>,
@@ -33,7 +33,7 @@ impl Fields {
     }
 }
 
-pub(super) struct CsvReader {
+pub(in crate::data) struct CsvReader {
     input: Input,
     delimiter: u8,
     quoting: Quoting,
