@@ -45,8 +45,8 @@ fn the_answer_fits_and_one_more_does_not() {
         let (batch, budget) = (number("per_device_train_batch_size"), number("memory_bytes") as f64);
         assert!(number("peak_bytes") as f64 <= budget, "{answer}");
 
-        // The longest-lived of several runs: how far the host runs ahead varies.
-        let measured = |batch: u64| {
+        // The least of some runs: in one of a dozen, what the ceiling was measured with is still being put away during the first step.
+        let once = |batch: u64| {
             let mut bench = xtrain();
             bench.args(["bench", "--model_type", "gpt2", "--config_overrides", &format!("{sizes},vocab_size={vocabulary}")]);
             bench.args(["--steps", "3", "--warmup", "0", "--json", "--seq", &block.to_string(), "--batch", &batch.to_string()]);
@@ -54,6 +54,7 @@ fn the_answer_fits_and_one_more_does_not() {
             run.succeeded();
             serde_json::from_str::<Value>(run.stdout.trim()).unwrap()["peak_device_mb"].as_f64().unwrap() * 1e6
         };
+        let measured = |batch: u64| (0..3).map(|_| once(batch)).fold(f64::INFINITY, f64::min);
         let (at, above) = (measured(batch), measured(batch + 1));
         println!(
             "{sizes}: batch {batch}, told {} bytes, measured {at:.0}, one more {above:.0} of {budget:.0}",

@@ -120,20 +120,24 @@ pub fn order(microbatches: &[Vec<PieceShape>], stages: usize, schedule: Pipeline
     Order { tasks, bubble }
 }
 
+/// The share of a training step that stages wait for each other, if all layers took equally long.
+pub fn bubble(stages: usize, microbatches: usize, schedule: PipelineSchedule) -> f64 {
+    order(&vec![training(stages); microbatches], stages, schedule).bubble
+}
+
+/// Forward through all stages and back, as training splits.
+fn training(stages: usize) -> Vec<PieceShape> {
+    let piece = |level: usize| PieceShape {
+        stage: if level < stages { level } else { 2 * stages - 2 - level },
+        level,
+        after: level.checked_sub(1).into_iter().collect(),
+    };
+    (0..2 * stages - 1).map(piece).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Forward through all stages and back, as training splits.
-    fn training(stages: usize) -> Vec<PieceShape> {
-        let levels = 0..2 * stages - 1;
-        let piece = |level: usize| PieceShape {
-            stage: if level < stages { level } else { 2 * stages - 2 - level },
-            level,
-            after: level.checked_sub(1).into_iter().collect(),
-        };
-        levels.map(piece).collect()
-    }
 
     /// Forward passes without their backward pass that a stage has at most.
     fn most_under_way(order: &Order, microbatches: &[Vec<PieceShape>], stage: usize) -> usize {
@@ -186,10 +190,9 @@ mod tests {
     fn the_bubble_is_that_of_the_papers() {
         // (P - 1) / (M + P - 1)
         for (stages, count) in [(2, 1), (2, 4), (4, 4), (4, 16)] {
-            let microbatches = vec![training(stages); count];
             let expected = (stages - 1) as f64 / (count + stages - 1) as f64;
             for schedule in [PipelineSchedule::Simple, PipelineSchedule::Interleaved] {
-                let found = order(&microbatches, stages, schedule).bubble;
+                let found = bubble(stages, count, schedule);
                 assert!((found - expected).abs() < 0.01, "{schedule}, {stages} stages, {count}: {found} for {expected}");
             }
         }

@@ -162,7 +162,7 @@ pub fn trainer_state(settings: &TrainSettings, log: &RunLog, sums: &Sums, progre
 impl Saver<'_> {
     fn save(&self, progress: &Progress, session: &mut Session) -> Result<PathBuf> {
         let weights = download(session, self.model.parameters.iter().map(String::as_str))?;
-        let shares = Shares::of(session, &self.optimizer_state, progress.step);
+        let shares = Shares::of(session, &self.optimizer_state, progress.step, &self.settings.output_dir)?;
         let optimizer = match &shares {
             Some(shares) => shares.download(session)?,
             None => download(session, self.optimizer_state.iter().map(String::as_str))?,
@@ -205,7 +205,7 @@ impl Saver<'_> {
     /// What a process does while rank 0 saves: its share of the optimizer's state.
     fn help_save(&self, step: u64, session: &mut Session) -> Result<()> {
         self.model.take_part(session)?;
-        let Some(shares) = Shares::of(session, &self.optimizer_state, step) else {
+        let Some(shares) = Shares::of(session, &self.optimizer_state, step, &self.settings.output_dir)? else {
             return take_part_in_download(session, self.optimizer_state.iter().map(String::as_str));
         };
         let own = shares.download(session)?;

@@ -9,7 +9,7 @@ use crate::trainer::parameters::{HostTensor, download, take_part_in_download};
 use crate::trainer::session::Session;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 /// As long as a rank may take to write its part. One that dies meanwhile ends the job at once.
@@ -24,16 +24,50 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// `None` where one process writes all.
-    pub fn of(session: &Session, names: &[String], step: u64) -> Option<Shares> {
-        let group = Group::joined().filter(|group| group.member().world > 1)?;
+    /// `None` where one process writes all: it is alone, or the others do not see its `output_dir`. All ranks call it at the same step.
+    pub fn of(session: &Session, names: &[String], step: u64, output_dir: &Path) -> Trained<Option<Shares>> {
+        let Some(group) = Group::joined().filter(|group| group.member().world > 1) else { return Ok(None) };
         let bytes = |name: &str| session.shape(name).map_or(0, |held| session.placements().whole(name, held).bytes());
         let sized: Vec<(String, usize)> = names.iter().map(|name| (name.clone(), bytes(name))).collect();
         let names = deal_out(&sized, group.member().world);
-        (names.len() > 1).then_some(Shares { group, step, names })
+        let shares = Shares { group, step, names };
+        Ok(if shares.names.len() > 1 && shares.share_directory(output_dir)? { Some(shares) } else { None })
     }
 
-    /// This rank's tensors. All ranks call it at the same step.
+    /// Whether a file that rank 0 puts into its `output_dir` is there for all others too.
+    fn share_directory(&self, output_dir: &Path) -> Trained<bool> {
+        let member = self.group.member();
+        let seen = |rank: usize| self.key(&format!("seen.{rank}"));
+        if member.rank > 0 {
+            let probe = self.group.get(&self.key("probe"), PATIENCE)?;
+            let probe = output_dir.join(String::from_utf8_lossy(&probe).as_ref());
+            let is_seen = comes_into_sight(&probe);
+            self.group.put(&seen(member.rank), &[u8::from(is_seen)])?;
+            return Ok(self.group.get(&self.key("shared"), PATIENCE)? == [1]);
+        }
+        let name = format!(".tmp-shared-{}", std::process::id());
+        let probe = output_dir.join(&name);
+        let written = std::fs::create_dir_all(output_dir).and_then(|()| std::fs::write(&probe, b""));
+        self.group.put(&self.key("probe"), name.as_bytes())?;
+        let others: Vec<Vec<u8>> =
+            (1..member.world).map(|rank| Ok(self.group.get(&seen(rank), PATIENCE)?)).collect::<Trained<_>>()?;
+        // What is wrong with the directory comes out when the checkpoint is written.
+        let is_shared = written.is_ok() && others.iter().all(|seen| seen == &[1]);
+        let _ = std::fs::remove_file(&probe);
+        self.group.put(&self.key("shared"), &[u8::from(is_shared)])?;
+        if !is_shared {
+            static TOLD: Once = Once::new();
+            TOLD.call_once(|| {
+                eprintln!(
+                    "note: {} is not shared by all processes; rank 0 writes the whole training state",
+                    output_dir.display()
+                );
+            });
+        }
+        Ok(is_shared)
+    }
+
+    /// This rank's tensors. All ranks call it too.
     pub fn download(&self, session: &mut Session) -> Trained<Vec<HostTensor>> {
         let mut own = Vec::new();
         for (rank, names) in self.names.iter().enumerate() {
@@ -93,6 +127,19 @@ impl Others for Shares {
         }
         Ok(parts)
     }
+}
+
+/// Whether a file appears within the time that network file systems take to tell each other.
+fn comes_into_sight(file: &Path) -> bool {
+    for _ in 0..30 {
+        // Reading the directory makes network file systems look again.
+        let listed = file.parent().and_then(|dir| std::fs::read_dir(dir).ok());
+        if listed.is_some_and(|mut entries| entries.any(|entry| entry.is_ok_and(|entry| entry.path() == file))) {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    false
 }
 
 fn encoded(told: &Result<PartFile, String>) -> Vec<u8> {
