@@ -10,7 +10,7 @@ pub(super) use parts::{Part, Parts, split};
 use super::error::{Error, Result};
 use super::session::{Buffers, HostTime, Session};
 use crate::cache::CompiledGraph;
-use crate::parallel::schedule::{PieceShape, order};
+use crate::parallel::schedule::{PieceShape, Task, order};
 use crate::runtime::{Buffer, RunOptions};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -39,13 +39,11 @@ type Values = HashMap<(String, usize), (Buffers, usize)>;
 /// Starts everything on the devices, in the order of the schedule. Returns what the last microbatch fetched.
 pub(super) fn run(session: &mut Session, microbatches: Vec<Microbatch>) -> Result<(BTreeMap<String, Buffers>, HostTime)> {
     let mut time = HostTime::default();
-    let shapes: Vec<Vec<PieceShape>> =
-        microbatches.iter().map(|microbatch| microbatch.parts.iter().map(|part| part.shape.clone()).collect()).collect();
-    let order = order(&shapes, session.mesh.stage, session.schedule);
+    let tasks = tasks(session, &microbatches);
     let mut values: Vec<Values> = microbatches.iter().map(|_| Values::new()).collect();
     let mut fetched: BTreeMap<String, BTreeMap<usize, Vec<Buffer>>> = BTreeMap::new();
     let last = microbatches.len() - 1;
-    for task in order.tasks {
+    for task in tasks.iter() {
         let microbatch = &microbatches[task.microbatch];
         let part = &microbatch.parts[task.piece];
         let stage = part.shape.stage;
@@ -83,6 +81,23 @@ pub(super) fn run(session: &mut Session, microbatches: Vec<Microbatch>) -> Resul
     }
     let joined = |by_stage: BTreeMap<usize, Vec<Buffer>>| by_stage.into_values().flatten().collect();
     Ok((fetched.into_iter().map(|(name, by_stage)| (name, joined(by_stage))).collect(), time))
+}
+
+/// The order of a step's pieces; steps are alike, so that of the last one is kept.
+fn tasks(session: &mut Session, microbatches: &[Microbatch]) -> Arc<[Task]> {
+    let is_same = |parts: &[Parts]| {
+        parts.len() == microbatches.len() && parts.iter().zip(microbatches).all(|(parts, other)| Arc::ptr_eq(parts, &other.parts))
+    };
+    if let Some((_, tasks)) = session.order.as_ref().filter(|(parts, _)| is_same(parts)) {
+        return tasks.clone();
+    }
+    let shapes: Vec<Vec<PieceShape>> =
+        microbatches.iter().map(|microbatch| microbatch.parts.iter().map(|part| part.shape.clone()).collect()).collect();
+    let tasks: Arc<[Task]> = order(&shapes, session.mesh.stage, session.schedule).tasks.into();
+    if session.mesh.stage > 1 {
+        session.order = Some((microbatches.iter().map(|microbatch| microbatch.parts.clone()).collect(), tasks.clone()));
+    }
+    tasks
 }
 
 fn compiled(session: &mut Session, part: &Part, time: &mut HostTime) -> Result<Arc<CompiledGraph>> {

@@ -10,6 +10,7 @@
 use super::error::{Error, Result};
 use super::pipeline::{self, Argument, Microbatch, Part, Parts};
 use crate::cache::GraphCache;
+use crate::parallel::schedule::Task;
 use crate::parallel::{Axis, Mesh, PipelineSchedule, Placements, stages};
 use crate::runtime::{Buffer, Client, Event, PendingDownload};
 use std::cell::RefCell;
@@ -62,6 +63,8 @@ pub struct Session {
     /// Microbatches that wait for the one that updates, with which they go through the stages.
     waiting: Vec<Microbatch>,
     pub(super) schedule: PipelineSchedule,
+    /// The order in which the last step's pieces ran.
+    pub(super) order: Option<(Vec<Parts>, Arc<[Task]>)>,
     /// What the receiving end of a transfer between processes puts in, by shape.
     pub(super) fillers: HashMap<(usize, Shape), Buffers>,
     eval_precision: Precision,
@@ -83,6 +86,7 @@ impl Session {
             shapes: HashMap::new(),
             waiting: Vec::new(),
             schedule: PipelineSchedule::default(),
+            order: None,
             fillers: HashMap::new(),
             eval_precision: Precision::F32,
             made: RefCell::default(),
@@ -98,6 +102,7 @@ impl Session {
     /// Sets the order in which the stages of a pipeline take microbatches.
     pub fn set_schedule(&mut self, schedule: PipelineSchedule) {
         self.schedule = schedule;
+        self.order = None;
     }
 
     pub fn mesh(&self) -> Mesh {
