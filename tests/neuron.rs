@@ -109,21 +109,27 @@ fn everything_that_is_emitted_is_known_to_compile() {
                 let shapes = RunShapes { train: vec![batch(labels)], eval: vec![batch(labels)], accumulation };
                 // What replicas exchange does not depend on the products' precision but for fp16's search for overflows.
                 let on = |data, shard, tensor| Mesh { data, shard, tensor, ..Mesh::single() };
-                let mut plans = vec![(on(1, 1, 1), false, Checkpointing::Off), (on(1, 1, 2), false, Checkpointing::Attention)];
+                // Mesh, moments in parts, tokens divided, what is computed twice.
+                let mut plans = vec![
+                    (on(1, 1, 1), false, false, Checkpointing::Off),
+                    (on(1, 1, 2), false, false, Checkpointing::Attention),
+                    (on(1, 1, 2), false, true, Checkpointing::Off),
+                ];
                 if precision != Precision::Bf16 {
                     plans.extend([
-                        (on(2, 1, 1), true, Checkpointing::Off),
-                        (on(8, 1, 1), false, Checkpointing::Off),
-                        (on(1, 2, 1), false, Checkpointing::Full),
-                        (Mesh { stage: 2, ..Mesh::single() }, false, Checkpointing::Off),
+                        (on(2, 1, 1), true, false, Checkpointing::Off),
+                        (on(8, 1, 1), false, false, Checkpointing::Off),
+                        (on(1, 2, 1), false, false, Checkpointing::Full),
+                        (Mesh { stage: 2, ..Mesh::single() }, false, false, Checkpointing::Off),
                     ]);
                 }
                 let mut graphs = Vec::new();
-                for (mesh, moments_in_parts, checkpointing) in plans {
+                for (mesh, moments_in_parts, sequence_parallel, checkpointing) in plans {
                     let replicas = mesh.replicas();
                     let mut session = device::open_cpu(mesh, CacheSettings::in_memory()).unwrap();
                     session.set_eval_precision(precision);
                     session.set_placements(placements(&*model, kind, mesh, moments_in_parts).unwrap());
+                    session.set_sequence_parallel(sequence_parallel);
                     let stepper =
                         Stepper::new(&*model, OptimizerSettings::constant(kind, 1e-3), schedule, 1).with_precision(precision);
                     let stepper = stepper.with_checkpointing(checkpointing);

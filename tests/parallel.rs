@@ -149,6 +149,34 @@ fn divided_layers_train_as_whole_ones_do() {
     }
 }
 
+/// Sequence parallelism: tokens divided between the divided products, with the masks of the whole batch.
+#[test]
+fn divided_tokens_train_as_whole_ones_do() {
+    let Some(bench) = Bench::new() else { return };
+    let meshes = [
+        &[
+            (1, "--tensor_parallel 2"),
+            (1, "--tensor_parallel 2 --gradient_checkpointing"),
+            (2, "--tensor_parallel 2 --data_parallel 2 --shard_optimizer_state"),
+            (2, "--tensor_parallel 2 --shard_parallel 2 --gradient_checkpointing attention"),
+            (1, "--tensor_parallel 2 --pipeline_parallel 2"),
+        ][..],
+        &[(1, "--tensor_parallel 2"), (2, "--tensor_parallel 2 --data_parallel 2 --gradient_checkpointing")],
+        &[(1, "--tensor_parallel 2"), (1, "--tensor_parallel 2 --gradient_checkpointing")],
+        &[(1, "--tensor_parallel 2"), (2, "--tensor_parallel 2 --shard_parallel 2 --gradient_checkpointing")],
+    ];
+    for ((name, model, data), meshes) in CASES.into_iter().zip(meshes) {
+        let what = line(name, model, data);
+        let one = format!("{name}-1");
+        train(&bench, &what, 1, &format!("--output_dir {one}")).succeeded();
+        for (index, (shards, mesh)) in meshes.iter().enumerate() {
+            let dir = format!("{name}-rows-{index}");
+            train_on(&bench, &what, *shards, &format!("{mesh} --sequence_parallel --output_dir {dir}")).succeeded();
+            assert_same_run(&bench, &dir, &one);
+        }
+    }
+}
+
 /// A vocabulary that does not divide is filled up on the devices and nowhere else.
 #[test]
 fn a_vocabulary_that_does_not_divide_is_divided_all_the_same() {
@@ -303,8 +331,15 @@ fn each_option_exchanges_what_its_paper_says() {
     // An activation of 2 x 32 tokens: after the embedding, after attention and the inner layer, and backward in front of each and of the head;
     // three numbers for each token in the loss, and the norm.
     let divided = (2 * 32 * 32) * (1 + 2 * 2 + 1 + 2 * 2) + 3 * 64 + 1;
+    // With the tokens divided, too, these sums are scattered, and put together in front of each divided matrix, forward and once more for
+    // its gradient, and the gradients of what follows a pair; the embedding's gradient, too. The gradients of positions and of vectors
+    // that are not divided are sums over all tokens.
+    let activation = 2 * 32 * 32;
+    let scattered = ("reduce-scatter", 10, 10 * activation / 2);
+    let gathered = ("all-gather", 15, 15 * activation);
+    let whole = ("all-reduce", 5, 3 * 64 + 1 + 1024 + 2 * 6 * 32 + 64);
     type Expected = (&'static str, usize, usize);
-    let cases: [(&str, &[Expected]); 4] = [
+    let cases: [(&str, &[Expected]); 5] = [
         (
             "--data_parallel 2 --shard_optimizer_state",
             &[("all-gather", 10, MATRICES), ("reduce-scatter", 10, MATRICES / 2), (sums.0, 3, sums.1)],
@@ -318,6 +353,7 @@ fn each_option_exchanges_what_its_paper_says() {
             &[("all-gather", 18, MATRICES + 2 * LAYER), ("reduce-scatter", 10, MATRICES / 2), (sums.0, 2, sums.1)],
         ),
         ("--tensor_parallel 2", &[("all-reduce", 14, divided)]),
+        ("--tensor_parallel 2 --sequence_parallel", &[scattered, gathered, whole]),
     ];
     for (index, (mesh, expected)) in cases.into_iter().enumerate() {
         let (_, model, _) = CASES[0];

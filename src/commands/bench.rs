@@ -62,6 +62,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     let mut session = open_device(&plan.device, plan.mesh, &plan.cache)?;
     let placements = placements(model, OptimizerKind::AdamW, plan.mesh, plan.shard_optimizer_state);
     session.set_placements(placements.map_err(failed("laying out the model"))?);
+    session.set_sequence_parallel(plan.sequence_parallel);
     let shards = plan.mesh.batch_shards();
     let shape = [("batch", plan.batch.to_string()), ("seq", plan.seq.to_string()), ("data_parallel", shards.to_string())];
     session.cache_mut().set_origin(origin("bench", model, &shape));

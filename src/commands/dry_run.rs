@@ -81,6 +81,10 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
         if settings.checkpointing != Checkpointing::Off {
             table.row(["computed twice".to_string(), format!("activations ({})", settings.checkpointing)]);
         }
+        if settings.sequence_parallel {
+            let share = format!("norms, dropout and residuals of 1/{} of them on each device", settings.mesh.tensor);
+            table.row(["tokens".to_string(), share]);
+        }
         table.row(["optimizer steps".to_string(), format!("{} ({} of warm-up)", exact(length.max_steps), schedule.warmup)]);
         let largest = shapes.train.iter().map(|shape| work(model, shape)).fold(0.0, f64::max);
         let work = count(largest * (settings.gradient_accumulation_steps * settings.mesh.batch_shards()) as f64);

@@ -96,6 +96,7 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
             gradient_accumulation_steps: 1,
             mesh: Mesh::single(),
             pipeline_schedule: PipelineSchedule::default(),
+            sequence_parallel: false,
             shard_optimizer_state: false,
             gradient_bucket_bytes: 0,
             checkpointing: Checkpointing::Off,

@@ -118,6 +118,7 @@ impl Prepared {
         let placements = placements(&*loaded.model, optimizer, plan.train.mesh, in_parts);
         session.set_placements(placements.map_err(failed("laying out the model"))?);
         session.set_schedule(plan.train.pipeline_schedule);
+        session.set_sequence_parallel(plan.train.sequence_parallel);
         session.cache_mut().set_origin(origin(&command, &*loaded.model, &graph_settings(plan, &task)));
         let streams = plan.task.source().streaming.is_some();
         let stream = if streams && plan.do_train && reads_data { task.stream()?.map(Arc::new) } else { None };
@@ -205,6 +206,7 @@ fn graph_settings(plan: &TrainPlan, task: &TaskData) -> Vec<(&'static str, Strin
         ("data_parallel", train.mesh.data.to_string()),
         ("shard_parallel", train.mesh.shard.to_string()),
         ("tensor_parallel", train.mesh.tensor.to_string()),
+        ("sequence_parallel", train.sequence_parallel.to_string()),
         ("pipeline_parallel", train.mesh.stage.to_string()),
         ("shard_optimizer_state", train.shard_optimizer_state.to_string()),
     ]);

@@ -14,7 +14,7 @@ use super::scaling;
 use super::typed::Typed;
 use crate::data::remote;
 use crate::launch::Member;
-use devices::{device, launch, neuron, processes};
+use devices::{device, launch, mesh_options, neuron, processes};
 use std::path::{Path, PathBuf};
 
 type Verdict = Result<(), UsageError>;
@@ -25,6 +25,7 @@ pub fn check(typed: &Typed) -> Verdict {
     neuron(typed)?;
     processes(typed)?;
     mesh::mesh(typed)?;
+    mesh_options(typed)?;
     match typed.command {
         Commands::LAUNCH => launch(typed),
         Commands::SCALING => scaling::plan(typed).map(drop),

@@ -288,6 +288,7 @@ pub struct BenchPlan {
     /// Examples of each replica.
     pub batch: usize,
     pub mesh: Mesh,
+    pub sequence_parallel: bool,
     pub shard_optimizer_state: bool,
     pub gradient_bucket_bytes: usize,
     /// What the backward pass computes once more.

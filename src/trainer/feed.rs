@@ -7,6 +7,9 @@ use std::sync::Arc;
 use xtrain_graphs::{DType, Shape};
 use xtrain_models::{Labels, TokenBatch};
 
+/// The feed of token ids, `s32[B, T]`.
+pub(super) const INPUT_IDS: &str = "input_ids";
+
 /// A batch that is on the devices, each replica's rows on its own; shapes are those of one replica.
 #[derive(Clone)]
 pub struct DeviceBatch {
@@ -123,7 +126,7 @@ pub struct BatchInputs {
 
 /// Declares a device batch as feeds.
 pub fn feed_batch(recording: &mut Recording, batch: &DeviceBatch) -> BatchInputs {
-    let input_ids = recording.feed("input_ids", batch.input_ids.clone());
+    let input_ids = recording.feed(INPUT_IDS, batch.input_ids.clone());
     let ids = recording.feed("labels", batch.labels.clone());
     let places = batch.places.as_ref().map(|places| recording.feed("places", places.clone()));
     let attention_mask = batch.attention_mask.as_ref().map(|mask| recording.feed("attention_mask", mask.clone()));
@@ -134,7 +137,7 @@ pub fn feed_batch(recording: &mut Recording, batch: &DeviceBatch) -> BatchInputs
 /// Declares the feeds of batches of one shape, for compiling ahead; in the order of [`feed_batch`].
 pub fn abstract_batch(recording: &mut Recording, shape: &BatchShape) -> BatchInputs {
     let grid = Shape::new(DType::S32, [shape.rows, shape.tokens]);
-    let input_ids = recording.feed_abstract("input_ids", &grid);
+    let input_ids = recording.feed_abstract(INPUT_IDS, &grid);
     let ids_shape = match shape.labels {
         LabelShape::Tokens => grid.clone(),
         LabelShape::Places(places) => Shape::new(DType::S32, [places]),

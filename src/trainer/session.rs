@@ -8,6 +8,7 @@
 //! may differ. In a pipeline the recorded graph is split into pieces, which the stages' replicas run (`pipeline`).
 
 use super::error::{Error, Result};
+use super::feed::INPUT_IDS;
 use super::pipeline::{self, Argument, Microbatch, Part, Parts};
 use crate::cache::GraphCache;
 use crate::parallel::schedule::Task;
@@ -63,6 +64,7 @@ pub struct Session {
     /// Microbatches that wait for the one that updates, with which they go through the stages.
     waiting: Vec<Microbatch>,
     pub(super) schedule: PipelineSchedule,
+    sequence_parallel: bool,
     /// The order in which the last step's pieces ran.
     pub(super) order: Option<(Vec<Parts>, Arc<[Task]>)>,
     /// What the receiving end of a transfer between processes puts in, by shape.
@@ -86,6 +88,7 @@ impl Session {
             shapes: HashMap::new(),
             waiting: Vec::new(),
             schedule: PipelineSchedule::default(),
+            sequence_parallel: false,
             order: None,
             fillers: HashMap::new(),
             eval_precision: Precision::F32,
@@ -103,6 +106,11 @@ impl Session {
     pub fn set_schedule(&mut self, schedule: PipelineSchedule) {
         self.schedule = schedule;
         self.order = None;
+    }
+
+    /// Whether activations between divided layers' products lie in parts along the tensor axis.
+    pub fn set_sequence_parallel(&mut self, wanted: bool) {
+        self.sequence_parallel = wanted;
     }
 
     pub fn mesh(&self) -> Mesh {
@@ -282,11 +290,12 @@ impl Session {
     }
 
     /// How recorded graphs are divided along the tensor axis.
-    fn partition(&self) -> Option<Partition> {
+    fn partition(&self, recorded: &Graph) -> Option<Partition> {
         let groups = self.mesh.groups(&[Axis::Tensor])?;
         let splits = self.placements.tensor_splits();
         let inputs = splits.map(|(name, split)| (name.to_string(), Cut { dim: split.dim, blocks: split.blocks })).collect();
-        Some(Partition { groups, inputs })
+        let tokens = recorded.inputs.iter().find(|input| self.sequence_parallel && input.name == INPUT_IDS);
+        Some(Partition { groups, inputs, rows: tokens.map(|input| input.shape.elements()) })
     }
 
     /// Each replica's place along the tensor axis.
@@ -558,7 +567,7 @@ impl Recording<'_> {
     fn parts(&self, name: &str) -> Result<Parts> {
         let recorded = self.trace.cut(name)?;
         let session = &*self.session;
-        let partition = session.partition().filter(|_| self.divided);
+        let partition = session.partition(&recorded).filter(|_| self.divided);
         let stages = session.placements.stages();
         if self.precision == Precision::F32 && partition.is_none() && stages.is_none() {
             return Ok([Part::whole(recorded)].into());

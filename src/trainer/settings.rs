@@ -67,6 +67,8 @@ pub struct TrainSettings {
     pub mesh: Mesh,
     /// The order in which the stages of a pipeline take a step's microbatches.
     pub pipeline_schedule: PipelineSchedule,
+    /// Activations between divided layers' products lie in parts along the tensor axis.
+    pub sequence_parallel: bool,
     /// Moments of whole parameters lie in parts along the data axis (ZeRO-1).
     pub shard_optimizer_state: bool,
     /// Gradients that replicas exchange in one collective.

@@ -68,6 +68,17 @@ pub(super) fn launch(typed: &Typed) -> Verdict {
     Ok(())
 }
 
+/// What only some meshes have a use for.
+pub(super) fn mesh_options(typed: &Typed) -> Verdict {
+    if typed.bool("sequence_parallel") && mesh::mesh(typed)?.tensor == 1 {
+        return refuse(
+            "--sequence_parallel cuts activations between the devices of a tensor group, and --tensor_parallel is 1",
+            "set --tensor_parallel to 2 or more, or leave --sequence_parallel out",
+        );
+    }
+    Ok(())
+}
+
 /// What belongs to a device goes with it alone.
 pub(super) fn device(typed: &Typed) -> Verdict {
     let device = typed.text("device").unwrap_or_default();

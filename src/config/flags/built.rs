@@ -258,6 +258,8 @@ pub const FLAGS: &[Flag] = &[
         "Devices, of all processes together, that hold the same model and take different rows of each batch; default with several processes: what gives each one device, or as many as the other axes need. auto, of one of the degrees: what the others leave of the visible devices. On the CPU devices of a machine share its cores"),
     flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "tensor_parallel", Kind::CountOrAuto, "1",
         "Devices that divide each layer between them, by heads, inner width and vocabulary, for the same rows (Megatron-LM)"),
+    flag(Section::Parallel, TRAIN.and(BENCH), "sequence_parallel", Kind::Bool, "false",
+        "With tensor_parallel: between the divided matrices each device computes and keeps norms, dropout and residuals of its own tokens only (Megatron-LM's sequence parallelism)"),
     flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "shard_parallel", Kind::CountOrAuto, "1",
         "Devices that hold one part each of every weight, gradient and moment (ZeRO-3) and take different rows; weights are put together layer by layer. With data_parallel above 1, groups of so many devices (MiCS)"),
     flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "pipeline_parallel", Kind::CountOrAuto, "1",

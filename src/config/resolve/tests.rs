@@ -70,6 +70,7 @@ fn defaults_are_those_of_training_arguments() {
         gradient_accumulation_steps: 1,
         mesh: crate::parallel::Mesh::single(),
         pipeline_schedule: Default::default(),
+        sequence_parallel: false,
         shard_optimizer_state: false,
         gradient_bucket_bytes: 25 << 20,
         checkpointing: Checkpointing::Off,

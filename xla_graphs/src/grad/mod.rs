@@ -16,7 +16,7 @@ use checkpoint::{Checkpointing, Regions};
 pub const BACKWARD: &str = "backward";
 
 /// The same of what the sweep computes once more (`checkpoint`).
-const RECOMPUTE: &str = "recompute";
+pub(crate) const RECOMPUTE: &str = "recompute";
 
 /// [`backward_with`] everything kept.
 pub fn backward(loss: &Tensor, parameters: &[Tensor]) -> Result<Vec<Tensor>> {

@@ -7,10 +7,13 @@
 //! as Megatron cuts them (the first matrix of a pair by columns, the second by rows, heads and vocabulary apart), the collectives that
 //! appear are Megatron's, forward and backward, because the backward pass is part of the graph.
 //!
+//! With [`Partition::rows`] activations between the divided products are cut along their rows (`rows.rs`).
+//!
 //! Before: a recorded graph, composites and all, in its precision. After: the same outputs; inputs that are cut have their part's
 //! shape, and where a replica must know its place there is one more input at the end, [`PLACE_INPUT`].
 
 mod place;
+mod rows;
 mod rules;
 mod shapes;
 
@@ -42,6 +45,9 @@ pub struct Partition {
     pub groups: Vec<Vec<u32>>,
     /// Inputs, by name, that are cut.
     pub inputs: HashMap<String, Cut>,
+    /// Sequence parallelism: the rows N of activations `[N, C]`, one for each token of a microbatch, which are cut between layers' divided
+    /// products. `None` leaves those activations whole.
+    pub rows: Option<usize>,
 }
 
 /// How a value lies on the replicas of a group.
@@ -68,19 +74,37 @@ struct Divider<'a> {
     /// The replica's place, `s32[]`.
     place: Tensor,
     place_is_used: Cell<bool>,
-    /// Counts collectives, so that no two become one instruction that waits for both.
+    /// Counts collectives from 1, so that no two become one instruction that waits for both.
     collectives: Cell<u32>,
     /// Sums made so far, by what they are of.
     sums: RefCell<HashMap<NodeId, Tensor>>,
+    /// Activations that were put together once more for the backward pass, by their parts.
+    gathered_again: RefCell<HashMap<NodeId, Tensor>>,
     /// Dimensions of the tables that are cut along their rows.
     cut_tables: Vec<Vec<usize>>,
+}
+
+/// A node as it was recorded, over whole values.
+struct Recorded<'a> {
+    op: &'a Op,
+    /// The operands' shapes.
+    shapes: &'a [&'a Shape],
+    /// Of each operand, whether it depends on a feed; weights and what is made of them alone do not.
+    of_batch: &'a [bool],
+    shape: &'a Shape,
+    /// Its model path.
+    path: &'a str,
 }
 
 /// Divides a graph.
 ///
 /// # Errors
-/// If a cut input's dimension does not divide, by the input's name.
+/// If a cut input's dimension does not divide, by the input's name, or the rows of activations do not.
 pub fn divide(graph: &Graph, partition: &Partition) -> Result<Graph> {
+    let parts = partition.groups.first().map_or(1, Vec::len);
+    if let Some(rows) = partition.rows.filter(|rows| !rows.is_multiple_of(parts)) {
+        return Err(crate::Error::Rows { rows, parts });
+    }
     if !graph.inputs.iter().any(|input| partition.inputs.contains_key(&input.name)) {
         return Ok(graph.clone());
     }
@@ -109,19 +133,29 @@ fn divide_with_place(graph: &Graph, partition: &Partition, with_place: bool) -> 
         partition,
         place,
         place_is_used: Cell::new(false),
-        collectives: Cell::new(0),
+        collectives: Cell::new(1),
         sums: RefCell::default(),
+        gathered_again: RefCell::default(),
         cut_tables: graph.inputs.iter().filter(is_table).map(|input| input.shape.dims.clone()).collect(),
     };
     let mut values: Vec<Part> = Vec::with_capacity(graph.nodes.len());
+    let mut of_batch: Vec<bool> = Vec::with_capacity(graph.nodes.len());
     for node in &graph.nodes {
-        let _scope = trace.absolute_scope(&graph.scopes[node.scope as usize]);
+        let path = &graph.scopes[node.scope as usize];
+        let _scope = trace.absolute_scope(path);
+        let operands_of_batch: Vec<bool> = node.operands.iter().map(|&operand| of_batch[operand as usize]).collect();
+        of_batch.push(match node.op {
+            Op::Input(index) => graph.inputs[index as usize].role == InputRole::Feed,
+            _ => operands_of_batch.contains(&true),
+        });
         let part = match node.op {
             Op::Input(index) => inputs[index as usize].clone(),
             _ => {
                 let operands: Vec<Part> = node.operands.iter().map(|&operand| values[operand as usize].clone()).collect();
                 let shapes: Vec<&Shape> = node.operands.iter().map(|&operand| &graph.nodes[operand as usize].shape).collect();
-                divider.node(&node.op, &operands, &shapes, &node.shape)?
+                let (op, shape) = (&node.op, &node.shape);
+                let recorded = Recorded { op, shapes: &shapes, of_batch: &operands_of_batch, shape, path };
+                divider.node(&recorded, operands)?
             }
         };
         values.push(part);

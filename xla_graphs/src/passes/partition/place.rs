@@ -27,6 +27,9 @@ impl Place {
     }
 }
 
+/// The number of the collective that sums up gradients.
+const GRADIENTS: u32 = 0;
+
 impl Divider<'_> {
     pub(super) fn groups(&self) -> &[Vec<u32>] {
         &self.partition.groups
@@ -44,11 +47,20 @@ impl Divider<'_> {
 
     /// The sum over the group.
     pub(super) fn sum(&self, partial: &Tensor) -> Result<Tensor> {
+        let number = self.collectives.get();
+        self.collectives.set(number + 1);
+        self.sum_in(partial, number)
+    }
+
+    /// The same of a gradient. These stand side by side at the end of the backward pass and become one collective.
+    pub(super) fn sum_with_gradients(&self, partial: &Tensor) -> Result<Tensor> {
+        self.sum_in(partial, GRADIENTS)
+    }
+
+    fn sum_in(&self, partial: &Tensor, number: u32) -> Result<Tensor> {
         if let Some(known) = self.sums.borrow().get(&partial.id()) {
             return Ok(known.clone());
         }
-        let number = self.collectives.get();
-        self.collectives.set(number + 1);
         let sum = partial.all_reduce(self.groups(), number)?;
         self.sums.borrow_mut().insert(partial.id(), sum.clone());
         Ok(sum)
@@ -110,6 +122,19 @@ impl Divider<'_> {
                 return self.trace.iota(*dtype, &dims, *dim)?.add(&start);
             }
         }
+        match &node.op {
+            Op::RandomBits { dims, place } if (cut.dim, cut.blocks) == (0, 1) => {
+                let mut dims = dims.clone();
+                dims[0] = size;
+                return self.random_rows(&operand(0), Op::RandomBits { dims, place: *place });
+            }
+            Op::Compare(_) => {
+                let locals = [operand(0), operand(1)].map(|operand| self.cut_whole(&operand, cut, operand.shape()));
+                let [a, b] = locals;
+                return self.trace.record(node.op.clone(), &[&a?, &b?]);
+            }
+            _ => {}
+        }
         if cut.blocks == 1 {
             return whole.dynamic_slice(&self.place().mul_scalar(size as f64)?, cut.dim, size);
         }
@@ -121,6 +146,18 @@ impl Divider<'_> {
         dims[cut.dim] = size;
         let start = self.place().mul_scalar(width as f64)?;
         whole.reshape(&apart)?.dynamic_slice(&start, cut.dim + 1, width)?.reshape(&dims)
+    }
+
+    /// Random words of this replica's rows, those that the whole would have there: the rows are counted through all shards of the batch,
+    /// and each shard is now cut into so many parts (`nn/dropout.rs`).
+    fn random_rows(&self, key: &Tensor, op: Op) -> Result<Tensor> {
+        let place = self.place().convert(DType::U32)?.reshape(&[1])?;
+        let shard = match key.dims() {
+            [3] => key.slice(&[2], &[3])?.mul_scalar(self.parts as f64)?.add(&place)?,
+            _ => place,
+        };
+        let key = Tensor::concat(&[&key.slice(&[0], &[2])?, &shard], 0)?;
+        self.trace.record(op, &[&key])
     }
 
     /// A whole value as a partial one: the first replica has it, the others have zeros.

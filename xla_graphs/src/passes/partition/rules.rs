@@ -1,7 +1,7 @@
 //! What becomes of each operation. An operation without a rule of its own takes whole operands.
 
 use super::shapes::{padded, reshaped, sliced};
-use super::{Cut, Divider, Lay, Part};
+use super::{Cut, Divider, Lay, Part, Recorded};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Binary, Comparison, DotDims, Op, Reduction, Unary};
@@ -23,8 +23,13 @@ fn partial(local: Tensor) -> Option<Part> {
     Some(Part { local, lay: Lay::Partial })
 }
 
+/// Whether an operation is the conversion to its own type in which every parameter's gradient ends (`grad`).
+pub(super) fn ends_gradient(op: &Op, shapes: &[&Shape]) -> bool {
+    matches!(op, Op::Convert(dtype) if *dtype == shapes[0].dtype)
+}
+
 impl Part {
-    fn the_cut(&self) -> Option<Cut> {
+    pub(super) fn the_cut(&self) -> Option<Cut> {
         match self.lay {
             Lay::Cut(cut) => Some(cut),
             Lay::Whole | Lay::Partial => None,
@@ -33,8 +38,10 @@ impl Part {
 }
 
 impl Divider<'_> {
-    /// The part of a node's result. `shapes` and `result` are those of whole values.
-    pub(super) fn node(&self, op: &Op, operands: &[Part], shapes: &[&Shape], result: &Shape) -> Result<Part> {
+    /// The part of a node's result.
+    pub(super) fn node(&self, node: &Recorded, operands: Vec<Part>) -> Result<Part> {
+        let (op, shapes, result) = (node.op, node.shapes, node.shape);
+        let operands = &self.by_rows(node, operands)?[..];
         if operands.iter().all(|part| part.lay == Lay::Whole) {
             let scatters = matches!(op, Op::ScatterAddRows) && self.cut_tables.contains(&result.dims);
             if !scatters {
@@ -44,6 +51,9 @@ impl Divider<'_> {
         let divided = match op {
             Op::Unary(Unary::Neg) => self.linear(op, operands, shapes)?,
             Op::Binary(kind) => self.binary(*kind, op, operands, shapes)?,
+            Op::Convert(_) if ends_gradient(op, shapes) && operands[0].lay == Lay::Partial => {
+                Some(Part { local: self.sum_with_gradients(&operands[0].local)?, lay: Lay::Whole })
+            }
             Op::Unary(_)
             | Op::Compare(_)
             | Op::Select
@@ -76,6 +86,9 @@ impl Divider<'_> {
             Op::Attention(_) | Op::AttentionGrad { .. } => self.attention(op, operands, shapes)?,
             Op::CrossEntropy { ignore } => self.cross_entropy(*ignore, operands, shapes)?,
             Op::CrossEntropyGrad { ignore } => self.cross_entropy_grad(*ignore, operands, shapes)?,
+            Op::LayerNorm { .. } | Op::LayerNormGrad { .. } | Op::LayerNormScaleGrad { .. } => {
+                self.layer_norm(op, operands, shapes)?
+            }
             _ => None,
         };
         match divided {
@@ -330,6 +343,21 @@ impl Divider<'_> {
             _ => self.whole(part),
         });
         Ok(at(self.record(op, &locals.collect::<Result<Vec<_>>>()?)?, 1))
+    }
+
+    /// By rows, where they are cut: `x` and gradients have them, weights do not.
+    fn layer_norm(&self, op: &Op, operands: &[Part], shapes: &[&Shape]) -> Result<Option<Part>> {
+        let last = shapes[0].rank() - 1;
+        let Some(found) = operands.iter().find_map(Part::the_cut).filter(|found| found.dim < last) else { return Ok(None) };
+        let locals = operands.iter().zip(shapes).map(|(part, shape)| match shape.dims == shapes[0].dims {
+            true => self.cut(part, found, shape),
+            false => self.whole(part),
+        });
+        let local = self.record(op, &locals.collect::<Result<Vec<_>>>()?)?;
+        Ok(match op {
+            Op::LayerNormScaleGrad { .. } => partial(local),
+            _ => cut(local, found),
+        })
     }
 
     /// The columns of `[N, V]` logits that this replica has, and log(sum(exp)) of each whole row.
