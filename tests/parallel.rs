@@ -318,6 +318,22 @@ fn the_step_has_the_collectives_of_its_buckets_and_no_others() {
     }
 }
 
+/// The gradients of products with one input, in 16 bits each, are added up before they are exchanged: GPT-J's layers have four such products
+/// (queries, keys, values, inner layer), and one all-reduce backward.
+#[test]
+fn gradients_of_one_input_are_exchanged_as_one() {
+    let Some(bench) = Bench::new() else { return };
+    let flags = "--train_file wikitext.txt --tokenizer_name byte_bpe --block_size 32 --per_device_train_batch_size 2 --tensor_parallel 2 --bf16 \
+                 --output_dir out --cache_dir graphs --disable_tqdm";
+    bench.run(&format!("compile clm {GPTJ} {flags}")).succeeded();
+    let entries: Vec<Value> = serde_json::from_str(&bench.run("cache ls --json --cache_dir graphs").stdout).unwrap();
+    let id = entries.iter().find(|entry| entry["phase"] == "train").unwrap()["id"].as_str().unwrap();
+    let hlo = bench.run(&format!("cache show {id} --hlo --cache_dir graphs")).stdout;
+    let sums: Vec<&str> = hlo.lines().filter(|line| is_collective(line) && line.contains("= bf16[64,32]")).collect();
+    // Two layers with attention's output and the inner layer's forward and one gradient backward, and the head's gradient.
+    assert_eq!(sums.len(), 2 * (2 + 1) + 1, "{sums:#?}");
+}
+
 /// Each option has the collectives of its paper and no others, in the emitted and in the optimized module.
 #[test]
 fn each_option_exchanges_what_its_paper_says() {

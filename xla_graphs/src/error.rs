@@ -15,8 +15,10 @@ pub enum Error {
     ForeignTensor { op: String },
     #[error("state `{name}` is assigned {found}, but holds {expected}")]
     StateShape { name: String, expected: String, found: String },
-    #[error("the {rows} tokens of a microbatch (examples x length) do not divide between the {parts} devices of a tensor group, as \
-             sequence_parallel needs: make the examples or the length a multiple of {parts}")]
+    #[error(
+        "the {rows} tokens of a microbatch (examples x length) do not divide between the {parts} devices of a tensor group, as \
+             sequence_parallel needs: make the examples or the length a multiple of {parts}"
+    )]
     Rows { rows: usize, parts: usize },
     #[error("graph bytes cannot be decoded: {message}")]
     Decode { message: String },

@@ -70,7 +70,9 @@ pub(super) fn launch(typed: &Typed) -> Verdict {
 
 /// What only some meshes have a use for.
 pub(super) fn mesh_options(typed: &Typed) -> Verdict {
-    if typed.bool("sequence_parallel") && mesh::mesh(typed)?.tensor == 1 {
+    // A comparison of meshes tries several degrees.
+    let is_compared = typed.count("compare_meshes").is_some();
+    if typed.bool("sequence_parallel") && !is_compared && mesh::mesh(typed)?.tensor == 1 {
         return refuse(
             "--sequence_parallel cuts activations between the devices of a tensor group, and --tensor_parallel is 1",
             "set --tensor_parallel to 2 or more, or leave --sequence_parallel out",

@@ -66,6 +66,25 @@ impl Divider<'_> {
         Ok(sum)
     }
 
+    /// What this replica adds to the value, where it is a sum over the group and nothing else, or one that was then widened. What is added
+    /// up in 16 bits and widened to be added to others, such as the gradients of three products with one input, is exchanged once that way.
+    pub(super) fn summand(&self, part: &Part) -> Result<Option<Tensor>> {
+        if part.lay == Lay::Partial {
+            return Ok(Some(part.local.clone()));
+        }
+        let node = part.local.node();
+        let Op::Convert(wide) = node.op else { return Ok(None) };
+        let sum = self.trace.tensor(node.operands[0]).node();
+        let partial = match &sum.op {
+            Op::AllReduce(exchange) if part.lay == Lay::Whole && exchange.groups == self.groups() => sum.operands[0],
+            Op::ReduceScatter { exchange, .. } if exchange.groups == self.groups() => sum.operands[0],
+            _ => return Ok(None),
+        };
+        let partial = self.trace.tensor(partial);
+        let widens = partial.dtype().is_float() && wide.size() > partial.dtype().size();
+        if widens { partial.convert(wide).map(Some) } else { Ok(None) }
+    }
+
     /// The whole value.
     pub(super) fn whole(&self, part: &Part) -> Result<Tensor> {
         match part.lay {
@@ -122,18 +141,12 @@ impl Divider<'_> {
                 return self.trace.iota(*dtype, &dims, *dim)?.add(&start);
             }
         }
-        match &node.op {
-            Op::RandomBits { dims, place } if (cut.dim, cut.blocks) == (0, 1) => {
-                let mut dims = dims.clone();
-                dims[0] = size;
-                return self.random_rows(&operand(0), Op::RandomBits { dims, place: *place });
-            }
-            Op::Compare(_) => {
-                let locals = [operand(0), operand(1)].map(|operand| self.cut_whole(&operand, cut, operand.shape()));
-                let [a, b] = locals;
-                return self.trace.record(node.op.clone(), &[&a?, &b?]);
-            }
-            _ => {}
+        if let (Op::Compare(_), 0, 1) = (&node.op, cut.dim, cut.blocks)
+            && let Op::RandomBits { dims, place } = operand(0).node().op
+        {
+            let bits = self.random_rows(&operand(0), &dims, place)?;
+            let threshold = self.cut_whole(&operand(1), cut, shape)?;
+            return self.trace.record(node.op, &[&bits, &threshold]);
         }
         if cut.blocks == 1 {
             return whole.dynamic_slice(&self.place().mul_scalar(size as f64)?, cut.dim, size);
@@ -150,14 +163,17 @@ impl Divider<'_> {
 
     /// Random words of this replica's rows, those that the whole would have there: the rows are counted through all shards of the batch,
     /// and each shard is now cut into so many parts (`nn/dropout.rs`).
-    fn random_rows(&self, key: &Tensor, op: Op) -> Result<Tensor> {
-        let place = self.place().convert(DType::U32)?.reshape(&[1])?;
+    fn random_rows(&self, bits: &Tensor, dims: &[usize], place: u32) -> Result<Tensor> {
+        let key = self.trace.tensor(bits.node().operands[0]);
+        let mut dims = dims.to_vec();
+        dims[0] /= self.parts;
+        let part = self.place().convert(DType::U32)?.reshape(&[1])?;
         let shard = match key.dims() {
-            [3] => key.slice(&[2], &[3])?.mul_scalar(self.parts as f64)?.add(&place)?,
-            _ => place,
+            [3] => key.slice(&[2], &[3])?.mul_scalar(self.parts as f64)?.add(&part)?,
+            _ => part,
         };
         let key = Tensor::concat(&[&key.slice(&[0], &[2])?, &shard], 0)?;
-        self.trace.record(op, &[&key])
+        self.trace.record(Op::RandomBits { dims, place }, &[&key])
     }
 
     /// A whole value as a partial one: the first replica has it, the others have zeros.

@@ -46,8 +46,8 @@ impl Divider<'_> {
             }
         }
         if let Op::Dot { .. } = node.op {
-            let is_cut_by_rows = [0, 1]
-                .map(|side| operands[side].lay == Lay::Cut(ROWS) && node.of_batch[side] && has_rows(node.shapes[side]));
+            let is_cut_by_rows =
+                [0, 1].map(|side| operands[side].lay == Lay::Cut(ROWS) && node.of_batch[side] && has_rows(node.shapes[side]));
             for (side, other) in [(0, 1), (1, 0)] {
                 if is_cut_by_rows[side] && !is_cut_by_rows[other] && operands[other].the_cut().is_some() {
                     let local = self.all_rows(&operands[side], &operands[other].local, node.path)?;
@@ -89,6 +89,8 @@ fn needs_sums(op: &Op, operands: &[Part]) -> bool {
         | Op::Slice { .. }
         | Op::Pad { .. }
         | Op::After => false,
+        // To a smaller type each summand is rounded.
+        Op::Convert(dtype) => operands[0].local.dtype().size() <= dtype.size(),
         Op::Binary(Binary::Add | Binary::Sub) => lays().any(|lay| lay != Lay::Partial),
         Op::Binary(Binary::Mul | Binary::Div) => lays().any(|lay| matches!(lay, Lay::Cut(_))),
         _ => true,

@@ -41,6 +41,11 @@ impl Divider<'_> {
     /// The part of a node's result.
     pub(super) fn node(&self, node: &Recorded, operands: Vec<Part>) -> Result<Part> {
         let (op, shapes, result) = (node.op, node.shapes, node.shape);
+        if let (Op::Binary(Binary::Add), [a, b]) = (op, &operands[..])
+            && let (Some(a), Some(b)) = (self.summand(a)?, self.summand(b)?)
+        {
+            return Ok(Part { local: a.add(&b)?, lay: Lay::Partial });
+        }
         let operands = &self.by_rows(node, operands)?[..];
         if operands.iter().all(|part| part.lay == Lay::Whole) {
             let scatters = matches!(op, Op::ScatterAddRows) && self.cut_tables.contains(&result.dims);
@@ -51,6 +56,10 @@ impl Divider<'_> {
         let divided = match op {
             Op::Unary(Unary::Neg) => self.linear(op, operands, shapes)?,
             Op::Binary(kind) => self.binary(*kind, op, operands, shapes)?,
+            // As a product in 16 bits rounds its summands, too.
+            Op::Convert(dtype) if operands[0].lay == Lay::Partial && dtype.size() < shapes[0].dtype.size() => {
+                partial(self.record(op, &[operands[0].local.clone()])?)
+            }
             Op::Convert(_) if ends_gradient(op, shapes) && operands[0].lay == Lay::Partial => {
                 Some(Part { local: self.sum_with_gradients(&operands[0].local)?, lay: Lay::Whole })
             }
@@ -126,7 +135,7 @@ impl Divider<'_> {
         let local = |a: &Tensor, b: &Tensor| self.record(op, &[a.clone(), b.clone()]);
         let few = shapes[0].elements() <= FEW;
         match (kind, a.lay, b.lay) {
-            (Binary::Add | Binary::Sub, Lay::Partial, Lay::Partial) => Ok(partial(local(&a.local, &b.local)?)),
+            (Binary::Sub, Lay::Partial, Lay::Partial) => Ok(partial(local(&a.local, &b.local)?)),
             (Binary::Add | Binary::Sub, Lay::Partial, Lay::Whole) if few => {
                 Ok(partial(local(&a.local, &self.as_partial(&b.local)?)?))
             }
