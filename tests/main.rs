@@ -2,6 +2,7 @@
 
 mod cache;
 mod cli;
+mod compare;
 mod data;
 mod devices;
 mod errors;
@@ -10,6 +11,7 @@ mod fit;
 mod golden;
 mod hub;
 mod layers;
+mod meshes;
 mod models;
 mod neuron;
 mod parallel;

@@ -1,4 +1,5 @@
-//! Runs on several devices of one process against the same run on one: same numbers, same directory, whatever the mesh.
+//! Runs on several devices of one process: what stays the same whatever the mesh, which collectives there are, what each option saves.
+//! That every mesh trains as one device does stands in `meshes.rs`.
 
 use crate::support::{Run, max_difference};
 use crate::tasks::{ALBERT, BERT, Bench, GPTJ, TWEETS, numbers};
@@ -15,7 +16,7 @@ const ROWS: usize = 8;
 /// around. A large epsilon takes that out, and what is left is the order of sums.
 pub(crate) const OPTIMIZER: &str = "--learning_rate 1e-3 --adam_epsilon 1e-4 --lr_scheduler_type linear --warmup_steps 5";
 
-/// Name, model, data; the first is tried at every degree, the others at one each.
+/// Name, model, data.
 pub(crate) const CASES: [(&str, &str, &str); 4] = [
     (
         "gpt2",
@@ -36,12 +37,8 @@ pub(crate) fn line(name: &str, model: &str, data: &str) -> String {
     }
 }
 
-fn train(bench: &Bench, what: &str, devices: usize, extra: &str) -> Run {
-    train_on(bench, what, devices, &format!("--data_parallel {devices} {extra}"))
-}
-
 /// `shards`: parts that each batch is cut into by the flags in `extra`.
-fn train_on(bench: &Bench, what: &str, shards: usize, extra: &str) -> Run {
+fn train(bench: &Bench, what: &str, shards: usize, extra: &str) -> Run {
     let rows = ROWS / shards;
     bench.run(&format!(
         "train {what} {OPTIMIZER} --max_steps {STEPS} --logging_steps 1 --save_strategy no --disable_tqdm \
@@ -81,70 +78,20 @@ pub(crate) fn assert_close(what: &str, a: &[f64], b: &[f64], bound: f64) {
     }
 }
 
-/// Losses, gradient norms, evaluation and final weights, with the models' own dropout: replicas draw the masks of their own rows.
+/// Evaluation during and after training, examples counted once, with batches of two lengths among the models'.
 #[test]
-fn replicas_train_as_one_device_does_on_the_whole_batch() {
+fn devices_evaluate_together_as_one_does() {
     let Some(bench) = Bench::new() else { return };
-    for ((name, model, data), degrees) in CASES.into_iter().zip([&[2, 4, 8][..], &[2], &[4], &[8]]) {
-        let what = line(name, model, data);
+    let meshes =
+        [(4, "--data_parallel 2 --shard_parallel 2 --tensor_parallel 2"), (2, "--pipeline_parallel 2 --data_parallel 2")];
+    for (name, model, data) in &CASES[..3] {
+        let what = format!("{} --eval_strategy steps --eval_steps 10", line(name, model, data));
         train(&bench, &what, 1, &format!("--output_dir {name}-1")).succeeded();
-        for &devices in degrees {
-            let dir = format!("{name}-{devices}");
-            train(&bench, &what, devices, &format!("--output_dir {dir}")).succeeded();
+        for (index, (shards, mesh)) in meshes.into_iter().enumerate() {
+            let dir = format!("{name}-evaluates-{index}");
+            train(&bench, &what, shards, &format!("{mesh} --output_dir {dir}")).succeeded();
             assert_same_run(&bench, &dir, &format!("{name}-1"));
-        }
-    }
-}
-
-/// State in parts: the optimizer's (ZeRO-1), everything (ZeRO-3), everything within groups (MiCS); each with activations computed twice
-/// somewhere.
-#[test]
-fn state_in_parts_trains_as_one_device_does() {
-    let Some(bench) = Bench::new() else { return };
-    let meshes = [
-        &[
-            (4, "--data_parallel 4 --shard_optimizer_state"),
-            (2, "--shard_parallel 2"),
-            (4, "--data_parallel 2 --shard_parallel 2 --gradient_checkpointing"),
-        ][..],
-        &[(2, "--data_parallel 2 --shard_optimizer_state --gradient_checkpointing attention"), (4, "--shard_parallel 4")],
-        &[(4, "--shard_parallel 4 --gradient_checkpointing every:2"), (2, "--data_parallel 2 --shard_optimizer_state")],
-        &[(8, "--data_parallel 2 --shard_parallel 4")],
-    ];
-    for ((name, model, data), meshes) in CASES.into_iter().zip(meshes) {
-        let what = line(name, model, data);
-        let one = format!("{name}-1");
-        train(&bench, &what, 1, &format!("--output_dir {one}")).succeeded();
-        for (index, (shards, mesh)) in meshes.iter().enumerate() {
-            let dir = format!("{name}-parts-{index}");
-            train_on(&bench, &what, *shards, &format!("{mesh} --output_dir {dir}")).succeeded();
-            assert_same_run(&bench, &dir, &one);
-        }
-    }
-}
-
-/// Layers divided between devices, alone and with every other axis.
-#[test]
-fn divided_layers_train_as_whole_ones_do() {
-    let Some(bench) = Bench::new() else { return };
-    let meshes = [
-        &[
-            (1, "--tensor_parallel 2"),
-            (2, "--tensor_parallel 2 --data_parallel 2 --shard_optimizer_state"),
-            (4, "--tensor_parallel 2 --data_parallel 2 --shard_parallel 2 --gradient_checkpointing"),
-        ][..],
-        &[(1, "--tensor_parallel 2 --gradient_checkpointing attention"), (2, "--tensor_parallel 2 --shard_parallel 2")],
-        &[(1, "--tensor_parallel 2"), (2, "--tensor_parallel 2 --data_parallel 2")],
-        &[(1, "--tensor_parallel 2"), (2, "--tensor_parallel 2 --shard_parallel 2")],
-    ];
-    for ((name, model, data), meshes) in CASES.into_iter().zip(meshes) {
-        let what = line(name, model, data);
-        let one = format!("{name}-1");
-        train(&bench, &what, 1, &format!("--output_dir {one}")).succeeded();
-        for (index, (shards, mesh)) in meshes.iter().enumerate() {
-            let dir = format!("{name}-divided-{index}");
-            train_on(&bench, &what, *shards, &format!("{mesh} --output_dir {dir}")).succeeded();
-            assert_same_run(&bench, &dir, &one);
+            assert_eq!(numbers(&bench.records(&dir), "eval_loss").len(), 2, "{dir}");
         }
     }
 }
@@ -189,7 +136,7 @@ fn a_vocabulary_that_does_not_divide_is_divided_all_the_same() {
             [(1, "--tensor_parallel 2"), (2, "--tensor_parallel 2 --shard_parallel 2")].iter().enumerate()
         {
             let dir = format!("{name}-odd-{index}");
-            train_on(&bench, &what, *shards, &format!("{mesh} --output_dir {dir}")).succeeded();
+            train(&bench, &what, *shards, &format!("{mesh} --output_dir {dir}")).succeeded();
             assert_same_run(&bench, &dir, &one);
         }
     }
@@ -218,7 +165,7 @@ fn a_run_goes_on_under_another_mesh() {
     let what = line(name, model, data);
     let run = |dir: &str, (shards, mesh): (usize, &str), extra: &str| {
         let flags = format!("{mesh} --output_dir {dir} --save_strategy steps --save_steps 10 {extra}");
-        train_on(&bench, &what, shards, &flags).succeeded();
+        train(&bench, &what, shards, &flags).succeeded();
     };
     let parts = (4, "--tensor_parallel 2 --shard_parallel 2 --data_parallel 2");
     for (first, others) in [
@@ -248,7 +195,7 @@ fn low_precision_runs_on_replicas_too() {
     for precision in ["bf16", "fp16"] {
         let meshes = [(1, ""), (2, "--data_parallel 2"), (2, "--shard_parallel 2"), (1, "--tensor_parallel 2")];
         for (index, (shards, mesh)) in meshes.into_iter().enumerate() {
-            train_on(&bench, &what, shards, &format!("--{precision} {mesh} --output_dir {precision}-{index}")).succeeded();
+            train(&bench, &what, shards, &format!("--{precision} {mesh} --output_dir {precision}-{index}")).succeeded();
             let losses = |index: usize| numbers(&bench.records(&format!("{precision}-{index}")), "loss");
             assert_close(&format!("{precision} {mesh}"), &losses(0), &losses(index), 5e-3);
         }

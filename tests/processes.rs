@@ -21,7 +21,7 @@ const GPT2: &str = "clm --model_type gpt2 --config_overrides n_layer=2,n_head=2,
 const PATIENCE: Duration = Duration::from_secs(240);
 
 /// A folder for runs; `None`, said loudly, without the data or where Gloo was not there when this was built.
-fn bench() -> Option<Bench> {
+pub(crate) fn bench() -> Option<Bench> {
     let engine = Path::new(env!("CARGO_BIN_EXE_xtrain")).with_file_name("libxtrain_gloo.so");
     if !engine.exists() {
         eprintln!("SKIPPED: {} was not built, because there was no Gloo; bin/bootstrap fetches libgloo-dev", engine.display());
@@ -40,7 +40,7 @@ fn train(what: &str, devices: usize, extra: &str) -> String {
 }
 
 /// A launcher that runs, with what it prints.
-struct Launched {
+pub(crate) struct Launched {
     child: Child,
     lines: std::sync::mpsc::Receiver<String>,
     seen: Vec<String>,
@@ -57,7 +57,7 @@ fn start(mut command: std::process::Command) -> Launched {
 }
 
 impl Launched {
-    fn of(bench: &Bench, line: &str) -> Self {
+    pub(crate) fn of(bench: &Bench, line: &str) -> Self {
         start(bench.command(line).process())
     }
 
@@ -102,7 +102,7 @@ impl Launched {
 
     /// Waits for the end.
     #[track_caller]
-    fn finish(mut self) -> Run {
+    pub(crate) fn finish(mut self) -> Run {
         let until = Instant::now() + PATIENCE;
         let code = loop {
             match self.child.try_wait().unwrap() {
@@ -125,10 +125,8 @@ fn processes_train_as_one_device_does_on_the_whole_batch() {
     let Some(bench) = bench() else { return };
     let bert = format!("cls {BERT} {TWEETS} --tokenizer_name wordpiece");
     // Name, model, validation, processes with devices.
-    let cases = [
-        ("gpt2", GPT2, "wikitext-valid.txt", &[(2, 2), (4, 4), (2, 4)][..]),
-        ("bert", &bert, "tweets-valid.csv", &[(2, 2), (4, 4)]),
-    ];
+    let cases =
+        [("gpt2", GPT2, "wikitext-valid.txt", &[(4, 4), (2, 4)][..]), ("bert", &bert, "tweets-valid.csv", &[(2, 2), (4, 4)])];
     for (name, what, validation, degrees) in cases {
         let rest = format!("--do_eval --validation_file {validation} --save_strategy no");
         bench.run(&train(what, 1, &format!("{rest} --output_dir {name}-1"))).succeeded();
@@ -219,13 +217,17 @@ fn a_signal_to_the_launcher_stops_all_processes_at_one_step() {
     let _ = run.child.wait();
 }
 
-/// A rank is killed at random moments, and the run ends with the very weights of the undisturbed one. `XTRAIN_KILLS` says how
-/// often, 2 times unless told otherwise.
-#[test]
-fn a_run_survives_the_death_of_its_processes() {
+/// How often [`survives`] kills: `XTRAIN_KILLS`.
+fn kills(unless_told: u64) -> u64 {
+    std::env::var("XTRAIN_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(unless_told)
+}
+
+/// A rank of two, which `mesh` has a device each for, is killed at random moments so many times, and each run ends with the very weights
+/// of the undisturbed one.
+fn survives(mesh: &str, kills: u64) {
     let Some(bench) = bench() else { return };
-    let kills: u64 = std::env::var("XTRAIN_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(2);
-    let command = |dir: &str| train(GPT2, 2, &format!("--save_strategy steps --save_steps 5 --max_steps 40 --output_dir {dir}"));
+    let command =
+        |dir: &str| train(GPT2, 1, &format!("{mesh} --save_strategy steps --save_steps 5 --max_steps 40 --output_dir {dir}"));
     Launched::of(&bench, &format!("launch --nproc_per_node 2 -- {}", command("whole"))).finish().succeeded();
     let whole = bench.bytes("whole/model.safetensors");
     // Random, but told, so that a failure can be repeated.
@@ -241,12 +243,23 @@ fn a_run_survives_the_death_of_its_processes() {
         std::thread::sleep(Duration::from_millis(delay));
         let hit = run.signal(rank as usize, libc::SIGKILL);
         let end = run.finish();
-        let place = format!("kill {kill}: rank {rank} after step {step} and {delay} ms\n{}", end.stdout);
+        let place = format!("{mesh}, kill {kill}: rank {rank} after step {step} and {delay} ms\n{}", end.stdout);
         assert_eq!(end.code, Some(0), "{place}");
         // A late kill may come when the rank has ended.
         assert!(!hit || step > 30 || end.stdout.contains(&format!("launch: rank {rank} was killed by signal 9")), "{place}");
         assert!(bench.bytes(&format!("{dir}/model.safetensors")) == whole, "other weights: {place}");
     }
+}
+
+#[test]
+fn a_run_survives_the_death_of_its_processes() {
+    survives("--data_parallel 2", kills(2));
+}
+
+/// Each rank holds layers that the other does not have.
+#[test]
+fn a_pipeline_survives_the_death_of_its_processes() {
+    survives("--pipeline_parallel 2", kills(1));
 }
 
 #[test]

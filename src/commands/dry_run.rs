@@ -13,9 +13,10 @@ use crate::parallel::{Axis, Mesh, Placements, Stages};
 use crate::report::scaling::Exchange;
 use crate::report::table::{Align, Table};
 use crate::report::units::{bytes, count, exact};
-use crate::trainer::ahead::compile_all;
+use crate::trainer::ahead::{RunShapes, compile_all};
 use crate::trainer::feed::{BatchShape, LabelShape};
-use crate::trainer::fit::footprints;
+use crate::trainer::fit::{Footprint, footprints};
+use crate::trainer::session::Session;
 use crate::trainer::settings::Checkpointing;
 use crate::trainer::step::Stepper;
 use serde_json::json;
@@ -125,9 +126,7 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
     }
     print!("\n{}", table.render());
     if settings.mesh.stage > 1 {
-        let batch = settings.per_device_train_batch_size;
-        let found =
-            footprints(&mut prepared.session, None, model, &stepper, &shapes, batch).map_err(failed("reading the memory"))?;
+        let found = held(plan, &mut prepared.session, model, &stepper, &shapes)?;
         let mut table = Table::pairs();
         table.heading("memory per device, with the microbatches under way");
         for footprint in found {
@@ -136,8 +135,26 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
         }
         print!("\n{}", table.render());
     }
+    if let Some(memory) = plan.memory {
+        let found = held(plan, &mut prepared.session, model, &stepper, &shapes)?;
+        let most = found.into_iter().max_by_key(|one| one.peak).expect("a plan has graphs");
+        let verdict = if most.peak <= memory { "fits" } else { "does not fit" };
+        println!("\n{verdict} into {} a device: {} at the peak (in `{}`)", bytes(memory), bytes(most.peak), most.graph);
+    }
     println!("\ndry run: nothing was trained or written to {}", settings.output_dir.display());
     Ok(())
+}
+
+/// What a device of each stage holds at most, by the compiler's statistics.
+fn held(
+    plan: &TrainPlan,
+    session: &mut Session,
+    model: &dyn Model,
+    stepper: &Stepper,
+    shapes: &RunShapes,
+) -> Result<Vec<Footprint>, Error> {
+    let batch = plan.train.per_device_train_batch_size;
+    footprints(session, None, model, stepper, shapes, batch).map_err(failed("reading the memory"))
 }
 
 /// The stages of a pipeline: what each has and needs.
@@ -193,7 +210,7 @@ pub(super) fn print_json(plan: &TrainPlan, prepared: &mut Prepared) -> Result<()
             "peak_bytes_per_device": memory.peak(),
         }));
     }
-    let plan = json!({
+    let mut told = json!({
         "parameters": parameters,
         "devices": settings.mesh.devices(),
         "examples_per_step": settings.examples_per_step(),
@@ -201,7 +218,14 @@ pub(super) fn print_json(plan: &TrainPlan, prepared: &mut Prepared) -> Result<()
         "exchanged_per_step": exchanged.iter().map(Exchange::json).collect::<Vec<_>>(),
         "graphs": graphs,
     });
-    println!("{plan}");
+    if let Some(memory) = plan.memory {
+        let found = held(plan, &mut prepared.session, model, &stepper, &shapes)?;
+        let peak = found.iter().map(|one| one.peak).max().unwrap_or(0);
+        told["memory_bytes"] = json!(memory);
+        told["peak_bytes_of_run"] = json!(peak);
+        told["fits"] = json!(peak <= memory);
+    }
+    println!("{told}");
     Ok(())
 }
 

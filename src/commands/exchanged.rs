@@ -11,6 +11,9 @@ use crate::trainer::step::Stepper;
 use xtrain_graphs::{Graph, Target, passes, work};
 use xtrain_models::Model;
 
+/// What is recorded as one, by name: a graph or those of a pipeline's stages, as they are emitted.
+pub(super) type Prepared = Vec<(String, Vec<Graph>)>;
+
 /// Kind by kind and axis by axis; of batches of several shapes, the most.
 pub(super) fn exchanged(
     session: &mut Session,
@@ -18,23 +21,39 @@ pub(super) fn exchanged(
     stepper: &Stepper,
     shapes: &RunShapes,
 ) -> Result<Vec<Exchange>, Error> {
-    let mesh = session.mesh();
-    if mesh.devices() == 1 {
+    if session.mesh().devices() == 1 {
         return Ok(Vec::new());
     }
     let training = RunShapes { eval: Vec::new(), ..shapes.clone() };
-    let steps = record_steps(session, model, stepper, &training).map_err(failed("recording the graphs"))?;
+    let steps = prepared(session, model, stepper, &training)?;
+    Ok(of_steps(&steps, session.mesh(), shapes.accumulation))
+}
+
+/// The run's graphs as they are emitted: equal nodes are one by then.
+pub(super) fn prepared(
+    session: &mut Session,
+    model: &dyn Model,
+    stepper: &Stepper,
+    shapes: &RunShapes,
+) -> Result<Prepared, Error> {
+    let steps = record_steps(session, model, stepper, shapes).map_err(failed("recording the graphs"))?;
+    let prepare = |graph: &Graph| passes::prepare(graph, Target::Cpu).map_err(failed("preparing the graphs"));
+    steps.into_iter().map(|(name, graphs)| Ok((name, graphs.iter().map(prepare).collect::<Result<_, _>>()?))).collect()
+}
+
+/// The same as [`exchanged`], of graphs that are there.
+pub(super) fn of_steps(steps: &Prepared, mesh: Mesh, accumulation: usize) -> Vec<Exchange> {
     let mut totals: Vec<Exchange> = Vec::new();
-    for (accumulates, repeats) in [(true, shapes.accumulation as u64 - 1), (false, 1)] {
+    for (accumulates, repeats) in [(true, accumulation as u64 - 1), (false, 1)] {
         let of_phase = steps.iter().filter(|(name, _)| is_step(name) && name.starts_with("accumulate") == accumulates);
         let mut most: Vec<Exchange> = Vec::new();
         for (_, graphs) in of_phase {
             for stage in 0..mesh.stage as u32 {
-                for found in in_stage(mesh, graphs.iter().filter(|graph| graph.stage == stage))? {
+                for found in in_stage(mesh, graphs.iter().filter(|graph| graph.stage == stage)) {
                     into(&mut most, found, |most, bytes| *most = bytes.max(*most));
                 }
             }
-            let copies = Exchange { kind: "copies".into(), axis: "stages".into(), bytes: sent(graphs) };
+            let copies = Exchange { kind: "copies".into(), axis: STAGES.into(), bytes: sent(graphs) };
             into(&mut most, copies, |most, bytes| *most = bytes.max(*most));
         }
         for found in most {
@@ -42,24 +61,42 @@ pub(super) fn exchanged(
         }
     }
     totals.retain(|exchange| exchange.bytes > 0);
-    Ok(totals)
+    totals
 }
 
+/// Where copies go.
+const STAGES: &str = "stages";
+
+/// Bytes that each device sends for these exchanges, in rings: of n devices each hands on all but an n-th of what is gathered or
+/// scattered, and twice that of what is summed. Of copies between stages, the mean of all stages.
+pub(super) fn sent_by_device(exchanged: &[Exchange], mesh: Mesh) -> u64 {
+    let of = |exchange: &Exchange| {
+        if exchange.axis == STAGES {
+            return exchange.bytes / mesh.stage as u64;
+        }
+        let is_along = |axis: &Axis| exchange.axis.split(BETWEEN).any(|name| name == axis.to_string());
+        let along: usize = Axis::ALL.into_iter().filter(is_along).map(|axis| mesh.size(axis)).product();
+        let n = if along == 1 { mesh.replicas() } else { along } as u64;
+        let times = if exchange.kind == "all-reduce" { 2 } else { 1 };
+        times * exchange.bytes * (n - 1) / n
+    };
+    exchanged.iter().map(of).sum()
+}
+
+/// Stands between the names of axes.
+const BETWEEN: &str = " x ";
+
 /// What one stage's replicas exchange in its graphs.
-fn in_stage<'g>(mesh: Mesh, graphs: impl Iterator<Item = &'g Graph>) -> Result<Vec<Exchange>, Error> {
+fn in_stage<'g>(mesh: Mesh, graphs: impl Iterator<Item = &'g Graph>) -> Vec<Exchange> {
     let axes: Vec<Vec<Axis>> = [Axis::ALL.map(|axis| vec![axis]).to_vec(), vec![vec![Axis::Data, Axis::Shard]]].concat();
     let mut all: Vec<Exchange> = Vec::new();
-    for graph in graphs {
-        // As it is emitted: equal nodes are one by then.
-        let prepared = passes::prepare(graph, Target::Cpu).map_err(failed("preparing the graphs"))?;
-        for found in work::exchanged(&prepared) {
-            let axis = axes.iter().find(|axes| mesh.groups(axes).as_ref() == Some(&found.groups));
-            let axis = axis.map_or("all".to_string(), |axes| axes.iter().map(Axis::to_string).collect::<Vec<_>>().join(" x "));
-            let found = Exchange { kind: found.kind.to_string(), axis, bytes: found.bytes };
-            into(&mut all, found, |total, bytes| *total += bytes);
-        }
+    for found in graphs.flat_map(work::exchanged) {
+        let axis = axes.iter().find(|axes| mesh.groups(axes).as_ref() == Some(&found.groups));
+        let axis = axis.map_or("all".to_string(), |axes| axes.iter().map(Axis::to_string).collect::<Vec<_>>().join(BETWEEN));
+        let found = Exchange { kind: found.kind.to_string(), axis, bytes: found.bytes };
+        into(&mut all, found, |total, bytes| *total += bytes);
     }
-    Ok(all)
+    all
 }
 
 fn is_step(name: &str) -> bool {
@@ -71,5 +108,23 @@ fn into(known: &mut Vec<Exchange>, found: Exchange, join: impl Fn(&mut u64, u64)
     match known.iter_mut().find(|known| known.kind == found.kind && known.axis == found.axis) {
         Some(known) => join(&mut known.bytes, found.bytes),
         None => known.push(found),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_hand_on_all_but_a_part() {
+        let mesh = Mesh { stage: 2, data: 2, shard: 4, tensor: 2 };
+        let sent =
+            |kind: &str, axis: &str| sent_by_device(&[Exchange { kind: kind.into(), axis: axis.into(), bytes: 8000 }], mesh);
+        assert_eq!(sent("all-gather", "shard"), 6000);
+        assert_eq!(sent("reduce-scatter", "data"), 4000);
+        assert_eq!(sent("all-reduce", "tensor"), 8000);
+        assert_eq!(sent("all-reduce", "data x shard"), 14_000);
+        assert_eq!(sent("all-reduce", "all"), 15_000);
+        assert_eq!(sent("copies", "stages"), 4000);
     }
 }

@@ -13,6 +13,7 @@ mod exchanged;
 mod fit;
 mod generate;
 mod launch;
+mod meshes;
 mod model;
 mod predict;
 mod quickstart;

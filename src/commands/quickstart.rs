@@ -72,6 +72,7 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
     let steps = plan.max_steps.unwrap_or(STEPS);
     TrainPlan {
         target: None,
+        compare: None,
         device: plan.device.clone(),
         cache: plan.cache.clone(),
         model: ModelSource::Scratch { model_type: None, config: ConfigSource::Preset("gpt2"), overrides },

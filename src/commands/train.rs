@@ -3,7 +3,7 @@
 use super::batches::BatchForm;
 use super::model::{LoadedModel, create_output_dir, failed, open_device, origin};
 use super::task::{Purpose, TaskData, load_task};
-use super::{Error, Outcome, dry_run, fit, predict, resume};
+use super::{Error, Outcome, dry_run, fit, meshes, predict, resume};
 use crate::checkpoint::hf::{TRAINER_STATE_FILE, save_metrics, write_json};
 use crate::checkpoint::{TrainingState, clean_output_dir, load_checkpoint};
 use crate::config::{Device, TrainPlan, nearest};
@@ -42,6 +42,9 @@ use xtrain_models::Model;
 const CEILING_PATIENCE: Duration = Duration::from_millis(200);
 
 pub fn run(mut plan: TrainPlan) -> Result<Outcome, Error> {
+    if let Some(comparison) = plan.compare {
+        return meshes::run(plan, comparison);
+    }
     let mut prepared = Prepared::new(&plan, true)?;
     fit::resolve_auto(&mut plan, &mut prepared)?;
     if plan.dry_run {
@@ -111,15 +114,7 @@ impl Prepared {
         let (loaded, mut task, tokenizer) =
             load_task(&plan.task, &plan.model, tokenizer, purpose, if plan.do_train { head } else { Head::Saved }, plan.quiet())?;
         check_best(&plan.train, &*loaded.model, &task)?;
-        let mut session = open_device(&plan.device, plan.train.mesh, &plan.cache)?;
-        let command = format!("train {}", plan.task.word());
-        session.set_eval_precision(plan.train.eval_precision);
-        let (optimizer, in_parts) = (plan.train.optimizer.kind, plan.train.shard_optimizer_state);
-        let placements = placements(&*loaded.model, optimizer, plan.train.mesh, in_parts);
-        session.set_placements(placements.map_err(failed("laying out the model"))?);
-        session.set_schedule(plan.train.pipeline_schedule);
-        session.set_sequence_parallel(plan.train.sequence_parallel);
-        session.cache_mut().set_origin(origin(&command, &*loaded.model, &graph_settings(plan, &task)));
+        let session = session(plan, &*loaded.model, &task)?;
         let streams = plan.task.source().streaming.is_some();
         let stream = if streams && plan.do_train && reads_data { task.stream()?.map(Arc::new) } else { None };
         let set = |wanted: bool, set: &dyn Fn() -> Result<Collator, Error>| (wanted && reads_data).then(set).transpose();
@@ -152,6 +147,21 @@ impl Prepared {
             max_shard_size,
         }
     }
+}
+
+/// The plan's device, arranged for a run.
+pub(super) fn session(plan: &TrainPlan, model: &dyn Model, task: &TaskData) -> Result<Session, Error> {
+    let settings = &plan.train;
+    let placements = placements(model, settings.optimizer.kind, settings.mesh, settings.shard_optimizer_state);
+    let placements = placements.map_err(failed("laying out the model"))?;
+    let mut session = open_device(&plan.device, settings.mesh, &plan.cache)?;
+    session.set_eval_precision(settings.eval_precision);
+    session.set_placements(placements);
+    session.set_schedule(settings.pipeline_schedule);
+    session.set_sequence_parallel(settings.sequence_parallel);
+    let command = format!("train {}", plan.task.word());
+    session.cache_mut().set_origin(origin(&command, model, &graph_settings(plan, task)));
+    Ok(session)
 }
 
 /// The shapes of a run's graphs with so many training examples in a batch; `train` and `validation` are the sets, if they are read.

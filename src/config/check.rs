@@ -44,7 +44,8 @@ pub fn check(typed: &Typed) -> Verdict {
             warmup(typed)?;
             evaluation(typed)?;
             best(typed)?;
-            resume_and_output(typed)
+            resume_and_output(typed)?;
+            devices::comparison(typed)
         }
         // Only what decides about graphs has to be there.
         command if Commands::COMPILE.contains(command) => {

@@ -28,8 +28,8 @@ pub use error::{Advice, Origin, UsageError};
 pub use nearest::nearest;
 pub use plan::{
     BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, Device, DevicePlan, DoctorPlan, EvalPlan, FitPlan,
-    GeneratePlan, MODEL_TYPES, ModelSource, PRESETS, PredictPlan, PruneRules, QuickstartPlan, Sampling, ScaledRun, ScalingPlan,
-    ShowForm, TaskPlan, TopPlan, TrainPlan, is_encoder,
+    GeneratePlan, MODEL_TYPES, MeshComparison, ModelSource, PRESETS, PredictPlan, PruneRules, QuickstartPlan, Sampling,
+    ScaledRun, ScalingPlan, ShowForm, TaskPlan, TopPlan, TrainPlan, is_encoder,
 };
 pub use scaling::into_directory;
 

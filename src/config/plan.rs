@@ -190,8 +190,19 @@ pub struct TrainPlan {
     pub json: bool,
     /// The batch size is to be found (`--per_device_train_batch_size auto`); until then `train` has 1.
     pub auto_batch: bool,
-    /// Bytes of one device that a batch size that is found may use; `None`: by the device.
+    /// Bytes of one device that a batch size that is found may use (`None`: by the device), and that a plan is held against (`None`:
+    /// it is not).
     pub memory: Option<u64>,
+    /// Of a dry run: look at every mesh of so many devices.
+    pub compare: Option<MeshComparison>,
+}
+
+/// `--compare_meshes`; there is a memory to be held against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MeshComparison {
+    pub devices: usize,
+    /// Degrees that were given, which stay as they are: data, shard, tensor, pipeline.
+    pub given: [Option<usize>; 4],
 }
 
 /// `xtrain compile clm`.

@@ -79,7 +79,13 @@ fn train_plan(typed: &Typed) -> TrainPlan {
         json: typed.bool("json"),
         auto_batch: typed.count("per_device_train_batch_size").is_none(),
         memory: typed.int("memory").map(i64::unsigned_abs),
+        compare: compare(typed),
     }
+}
+
+fn compare(typed: &Typed) -> Option<MeshComparison> {
+    let given = |name: &str| typed.is_given(name).then(|| typed.count(name)).flatten();
+    Some(MeshComparison { devices: typed.count("compare_meshes")?, given: mesh::DEGREES.map(given) })
 }
 
 fn launch_settings(typed: &Typed) -> LaunchSettings {

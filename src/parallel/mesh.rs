@@ -51,6 +51,20 @@ impl Mesh {
         Mesh { stage: 1, data: 1, shard: 1, tensor: 1 }
     }
 
+    /// Every mesh of so many devices.
+    pub fn all_of(devices: usize) -> Vec<Self> {
+        let dividing = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
+        let mut meshes = Vec::new();
+        for data in dividing(devices) {
+            for shard in dividing(devices / data) {
+                for tensor in dividing(devices / data / shard) {
+                    meshes.push(Mesh { stage: devices / data / shard / tensor, data, shard, tensor });
+                }
+            }
+        }
+        meshes
+    }
+
     /// All devices of the run.
     pub fn devices(self) -> usize {
         self.stage * self.replicas()
@@ -143,6 +157,16 @@ mod tests {
     fn one_device_exchanges_nothing() {
         assert_eq!(Mesh::single().batch_groups(), None);
         assert_eq!(Mesh::data_parallel(3).batch_groups(), Some(vec![vec![0, 1, 2]]));
+    }
+
+    #[test]
+    fn all_meshes_are_found_once() {
+        let meshes = Mesh::all_of(8);
+        // Three factors of two, each in one of four places.
+        assert_eq!(meshes.len(), 20);
+        assert!(meshes.iter().all(|mesh| mesh.devices() == 8));
+        assert!((0..20).all(|i| !meshes[..i].contains(&meshes[i])));
+        assert_eq!(Mesh::all_of(6).len(), 16);
     }
 
     #[test]

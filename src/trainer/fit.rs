@@ -7,7 +7,7 @@ use super::step::{Phase, Stepper};
 use crate::cache::{Memory, TargetCache};
 use std::collections::BTreeMap;
 use xtrain_graphs::passes::stages::is_value;
-use xtrain_graphs::{Graph, InputRole};
+use xtrain_graphs::{Graph, InputRole, Shape, liveness};
 use xtrain_models::Model;
 
 /// More examples than this on one device are no batch that anybody trains with.
@@ -60,21 +60,48 @@ pub fn footprints(
     batch: usize,
 ) -> Result<Vec<Footprint>> {
     let steps = record_steps(session, model, stepper, shapes)?;
+    footprints_of(&steps, session, stepper, shapes.accumulation, batch, &mut |session, graph| match &mut absent {
+        Some(target) => Ok(target.memory(graph)?),
+        None => session.cache_mut().memory(graph)?.ok_or(Error::NoMemoryStatistics),
+    })
+}
+
+/// What says how much memory a graph needs.
+type Statistics<'a> = dyn FnMut(&mut Session, &Graph) -> Result<Memory> + 'a;
+
+/// The same of graphs that have been recorded (or prepared, for an estimate) already, by whatever knows their memory.
+pub fn footprints_of(
+    steps: &[(String, Vec<Graph>)],
+    session: &mut Session,
+    stepper: &Stepper,
+    accumulation: usize,
+    batch: usize,
+    memory: &mut Statistics,
+) -> Result<Vec<Footprint>> {
     let mut largest: BTreeMap<u32, Footprint> = BTreeMap::new();
     for (step, graph) in steps.iter().flat_map(|step| step.1.iter().map(move |graph| (step, graph))) {
-        let memory = match &mut absent {
-            Some(target) => target.memory(graph)?,
-            None => session.cache_mut().memory(graph)?.ok_or(Error::NoMemoryStatistics)?,
-        };
+        let memory = memory(session, graph)?;
         let stage = graph.stage as usize;
-        let state = stepper.state_bytes(shapes.accumulation > 1, session.placements(), stage);
-        let one = of_graph(graph, memory, state, batch).also_keeping(waiting(step, session, stage, shapes.accumulation));
+        let state = stepper.state_bytes(accumulation > 1, session.placements(), stage);
+        let one = of_graph(graph, memory, state, batch).also_keeping(waiting(step, session, stage, accumulation));
         match largest.get_mut(&graph.stage) {
             Some(known) if known.peak >= one.peak => {}
             _ => drop(largest.insert(graph.stage, one)),
         }
     }
     Ok(largest.into_values().collect())
+}
+
+/// An estimate of what a compiler would say of a prepared graph, in a hundredth of the time.
+pub fn estimated(prepared: &Graph) -> Memory {
+    let bytes = |shape: &Shape| shape.bytes() as i64;
+    Memory {
+        arguments: prepared.inputs.iter().map(|input| bytes(&input.shape)).sum(),
+        outputs: (0..prepared.outputs.len()).map(|index| bytes(prepared.output_shape(index))).sum(),
+        donated: prepared.aliases().map(|(_, input, _)| bytes(&prepared.inputs[input].shape)).sum(),
+        temporaries: liveness::temporaries(prepared) as i64,
+        ..Memory::default()
+    }
 }
 
 /// Bytes of the microbatches that a stage has under way besides the one that it works on: what their forward pass left for the

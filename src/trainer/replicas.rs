@@ -18,9 +18,14 @@ const CHECKSUMS: &str = "checksums";
 pub fn record(recording: &mut Recording, parameters: &[ParameterSpec]) -> Result<()> {
     recording.over_parts();
     for (name, members) in by_stage(recording.placements(), parameters) {
-        let mut checksums = Vec::new();
+        let mut checksums: Vec<Tensor> = Vec::new();
         for parameter in members {
-            checksums.push(recording.state(&parameter.name)?.bitcast(DType::U32)?.sum_all()?.reshape(&[1])?);
+            let mut held = recording.state(&parameter.name)?;
+            if let Some(before) = checksums.last() {
+                // A compiler may write the words of a parameter down before it adds them up; those of all would be the model once more.
+                held = held.after(&before.convert(DType::F32)?)?;
+            }
+            checksums.push(held.bitcast(DType::U32)?.sum_all()?.reshape(&[1])?);
         }
         let checksums = Tensor::concat(&checksums.iter().collect::<Vec<_>>(), 0)?;
         fetch(recording, &name, &checksums)?;

@@ -8,6 +8,7 @@ mod dtype;
 mod error;
 mod grad;
 mod graph;
+pub mod liveness;
 pub mod memory;
 mod nn;
 pub mod op;

@@ -41,6 +41,40 @@ pub(super) fn processes(typed: &Typed) -> Verdict {
     Ok(())
 }
 
+/// A plan that looks at every mesh of so many devices.
+pub(super) fn comparison(typed: &Typed) -> Verdict {
+    let Some(devices) = typed.count("compare_meshes") else { return Ok(()) };
+    let what = format!("--compare_meshes {devices}");
+    if !typed.bool("dry_run") || !resolve::do_train(typed) {
+        let fix = if typed.bool("dry_run") { "add --do_train" } else { "add --dry_run" };
+        return refuse(format!("{what} is for the plan of a training run"), fix);
+    }
+    if !typed.is_given("memory") {
+        return refuse(format!("{what} asks what fits, and not into what"), "add --memory SIZE, one device's, for example 40GiB");
+    }
+    if typed.count("per_device_train_batch_size").is_none() {
+        return refuse(
+            format!("{what} compares meshes at one batch size, and --per_device_train_batch_size is auto"),
+            "give a number; `xtrain fit` then finds the largest for the mesh that was chosen",
+        );
+    }
+    if let Some(name) = mesh::automatic(typed)? {
+        return refuse(format!("{what} finds the degrees, and --{name} is auto"), format!("leave --{name} out"));
+    }
+    let given: Vec<&str> = mesh::DEGREES.into_iter().filter(|name| typed.is_given(name)).collect();
+    let product: usize = given.iter().map(|name| typed.count(name).unwrap_or(1)).product();
+    if !devices.is_multiple_of(product) || (given.len() == mesh::DEGREES.len() && product != devices) {
+        let told: Vec<String> = given.iter().map(|name| format!("--{name} {}", typed.count(name).unwrap_or(1))).collect();
+        return refuse(format!("{what}: no mesh of so many devices has {}", told.join(" ")), "leave one of the degrees out");
+    }
+    match resolve::member(typed) {
+        Ok(Some(member)) if member.world > 1 => {
+            refuse(format!("{what} looks at all devices from one process"), "run it without `xtrain launch`")
+        }
+        _ => Ok(()),
+    }
+}
+
 pub(super) fn launch(typed: &Typed) -> Verdict {
     let (nodes, node) = (typed.count("nnodes").unwrap_or(1), typed.count("node_rank").unwrap_or(0));
     let words = typed.words("command");

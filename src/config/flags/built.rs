@@ -270,6 +270,8 @@ pub const FLAGS: &[Flag] = &[
         "Each device of data_parallel holds and updates one part of the optimizer's moments (ZeRO-1)"),
     flag(Section::Parallel, TRAIN.and(BENCH), "gradient_bucket_mb", Kind::Int { min: 0 }, "25",
         "Replicas exchange gradients in collectives of so many MB, the last layer's first; 0: one for each tensor"),
+    flag(Section::Parallel, Commands::TRAIN, "compare_meshes", Kind::Int { min: 2 }, "",
+        "With dry_run: every mesh of so many devices, what each holds and exchanges by estimate, which of them fit into memory, the best of these compiled. Degrees that are given stay"),
     flag(Section::Parallel, TRAIN, "replica_check_steps", Kind::Int { min: 0 }, "500",
         "Compare the weights of all replicas every so many steps and at the end, and stop when they differ; 0: never"),
 
@@ -345,8 +347,8 @@ pub const FLAGS: &[Flag] = &[
 
     // Measurement.
     flag(Section::Measurement, TRAIN, "memory", Kind::Bytes, "",
-        "Memory of one device that a batch size found by fit or auto may use; default: what the device says or, on the CPU, four fifths \
-         of the machine's"),
+        "Memory of one device that a batch size found by fit or auto may use, and that a plan (dry_run) is held against; default for a \
+         batch size: what the device says or, on the CPU, four fifths of the machine's"),
     flag(Section::Measurement, Commands::FIT, "scale_learning_rate_from", Kind::Text, "",
         "RATE@EXAMPLES: a learning rate that suits so many examples per step, to be scaled in proportion to what fits"),
     flag(Section::Measurement, BENCH, "batch", Kind::Int { min: 1 }, "4",

@@ -1,0 +1,192 @@
+//! Every mesh against one device: each axis alone, each pair of axes, some of three, all of them together, for each family of models,
+//! in one process and in several. With dropout, so that losses are equal only if the masks are.
+
+use crate::parallel::{OPTIMIZER, STEPS, assert_same_run};
+use crate::processes::{self, Launched};
+use crate::tasks::{Bench, numbers};
+
+/// Examples of a microbatch on all devices together.
+const ROWS: usize = 8;
+
+/// An axis of the mesh, with ZeRO-1 as a second kind of data parallelism.
+struct Axis {
+    name: &'static str,
+    /// Its degree follows.
+    flags: &'static str,
+    /// Whether devices along it take different rows.
+    takes_rows: bool,
+}
+
+const fn axis(name: &'static str, flags: &'static str, takes_rows: bool) -> Axis {
+    Axis { name, flags, takes_rows }
+}
+
+const DATA: Axis = axis("data", "--data_parallel", true);
+const ZERO1: Axis = axis("zero1", "--shard_optimizer_state --data_parallel", true);
+const SHARD: Axis = axis("shard", "--shard_parallel", true);
+const TENSOR: Axis = axis("tensor", "--tensor_parallel", false);
+const STAGE: Axis = axis("stage", "--pipeline_parallel", false);
+
+const AXES: [&Axis; 5] = [&DATA, &ZERO1, &SHARD, &TENSOR, &STAGE];
+
+/// Axes with their degrees.
+type Mesh = Vec<(&'static Axis, usize)>;
+
+fn devices(mesh: &Mesh) -> usize {
+    mesh.iter().map(|(_, degree)| degree).product()
+}
+
+/// Each axis with so many devices.
+fn alone(degree: usize) -> Vec<Mesh> {
+    AXES.into_iter().map(|axis| vec![(axis, degree)]).collect()
+}
+
+/// Each two axes with two devices each; data and ZeRO-1 are the same axis.
+fn pairs() -> Vec<Mesh> {
+    let pairs = (0..AXES.len()).flat_map(|second| (0..second).map(move |first| (AXES[first], AXES[second])));
+    pairs.filter(|(first, second)| (first.name, second.name) != ("data", "zero1")).map(|(a, b)| vec![(a, 2), (b, 2)]).collect()
+}
+
+/// All four, 16 devices.
+fn all() -> Mesh {
+    [&ZERO1, &SHARD, &TENSOR, &STAGE].into_iter().map(|axis| (axis, 2)).collect()
+}
+
+/// A family of models at a size that eight devices can divide, two of which can be stages.
+struct Family<'a> {
+    name: &'static str,
+    /// Whatever drops out does so with 0.1, also where released models have no dropout.
+    what: &'a str,
+    /// What degrees above two compute twice, so that these two meet as well.
+    checkpointing: &'static str,
+    /// The axes of its mesh with three, 8 devices.
+    three: [&'static Axis; 3],
+}
+
+const GPT2: Family<'static> = Family {
+    name: "gpt2",
+    what: "clm --model_type gpt2 --config_overrides n_layer=2,n_head=8,n_embd=32,n_positions=32,attn_pdrop=0.1,embd_pdrop=0.1,\
+           resid_pdrop=0.1 --train_file wikitext.txt --tokenizer_name byte_bpe --block_size 32",
+    checkpointing: "full",
+    three: [&DATA, &SHARD, &TENSOR],
+};
+const BERT: Family<'static> = Family {
+    name: "bert",
+    what: "cls --model_type bert --config_overrides hidden_size=32,num_hidden_layers=2,num_attention_heads=8,intermediate_size=64,\
+           max_position_embeddings=32,hidden_dropout_prob=0.1,attention_probs_dropout_prob=0.1 --train_file tweets.csv \
+           --text_column_name text --label_column_name sentiment --max_seq_length 32 --tokenizer_name wordpiece",
+    checkpointing: "attention",
+    three: [&DATA, &TENSOR, &STAGE],
+};
+/// Its layers share their parameters.
+const ALBERT: Family<'static> = Family {
+    name: "albert",
+    what: "mlm --model_type albert --config_overrides hidden_size=32,embedding_size=16,num_hidden_layers=2,num_attention_heads=8,\
+           intermediate_size=64,max_position_embeddings=32,hidden_dropout_prob=0.1,attention_probs_dropout_prob=0.1 \
+           --train_file wikitext.txt --tokenizer_name wordpiece --max_seq_length 32",
+    checkpointing: "every:2",
+    three: [&DATA, &SHARD, &STAGE],
+};
+const GPTJ: Family<'static> = Family {
+    name: "gptj",
+    what: "clm --model_type gptj --config_overrides n_embd=32,n_layer=2,n_head=8,rotary_dim=4,n_positions=32,attn_pdrop=0.1,\
+           embd_pdrop=0.1,resid_pdrop=0.1 --train_file wikitext.txt --tokenizer_name byte_bpe --block_size 32",
+    checkpointing: "full",
+    three: [&SHARD, &TENSOR, &STAGE],
+};
+
+impl Family<'_> {
+    /// Trains on a mesh, in several processes with that beginning of a command; returns where.
+    fn train(&self, bench: &Bench, mesh: &Mesh, launch: &str, extra: &str) -> String {
+        let parts: usize = mesh.iter().filter(|(axis, _)| axis.takes_rows).map(|(_, degree)| degree).product();
+        let flags: Vec<String> = mesh.iter().map(|(axis, degree)| format!("{} {degree}", axis.flags)).collect();
+        let names: Vec<String> = mesh.iter().map(|(axis, degree)| format!("{}{degree}", axis.name)).collect();
+        let dir = format!("{}-{}{}", self.name, names.join("-"), if launch.is_empty() { "" } else { "-processes" });
+        // Two microbatches a step: what accumulates is exchanged once, and stages have something to do at the same time.
+        let command = format!(
+            "{launch}train {} {OPTIMIZER} --max_steps {STEPS} --logging_steps 1 --save_strategy no --disable_tqdm \
+             --gradient_accumulation_steps 2 --per_device_train_batch_size {} {} {extra} --output_dir {dir}",
+            self.what,
+            ROWS / parts,
+            flags.join(" "),
+        );
+        Launched::of(bench, &command).finish().succeeded();
+        dir
+    }
+
+    /// The run on one device.
+    /// Losses of the run in `one` are those of a run with dropout: what drops out is the same on all meshes, not nothing.
+    fn assert_drops_out(&self, bench: &Bench, one: &str) {
+        let without = Family { name: "without", what: &self.what.replace("=0.1", "=0.0"), ..*self };
+        let without = without.train(bench, &Mesh::new(), "", "");
+        let [with, without] = [one, &without].map(|dir| numbers(&bench.records(dir), "loss"));
+        let most = with.iter().zip(&without).map(|(a, b)| (a - b).abs() / a.max(1.0)).fold(0.0, f64::max);
+        assert!(most > 10.0 * 1e-4, "{}: {with:?} with dropout, {without:?} without", self.name);
+    }
+
+    /// On each mesh the same losses, gradient norms and weights as on one device.
+    fn trains_on_every_mesh_as_on_one_device(&self) {
+        let Some(bench) = Bench::new() else { return };
+        let one = self.train(&bench, &Mesh::new(), "", "");
+        self.assert_drops_out(&bench, &one);
+        let three = self.three.into_iter().map(|axis| (axis, 2)).collect();
+        for mesh in [alone(2), pairs(), vec![three, all()]].concat() {
+            assert_same_run(&bench, &self.train(&bench, &mesh, "", ""), &one);
+        }
+        // As many stages need as many layers: `pipelines.rs` has them.
+        for mesh in [alone(4), alone(8)].concat().into_iter().filter(|mesh| mesh[0].0.name != STAGE.name) {
+            let twice = format!("--gradient_checkpointing {}", self.checkpointing);
+            assert_same_run(&bench, &self.train(&bench, &mesh, "", &twice), &one);
+        }
+    }
+
+    /// The same with a process for each device and, where there are sixteen, for each four.
+    fn trains_in_processes_as_on_one_device(&self) {
+        let Some(bench) = processes::bench() else { return };
+        let one = self.train(&bench, &Mesh::new(), "", "");
+        for mesh in [alone(2), pairs(), vec![all()]].concat() {
+            let launch = format!("launch --nproc_per_node {} -- ", devices(&mesh).min(4));
+            assert_same_run(&bench, &self.train(&bench, &mesh, &launch, ""), &one);
+        }
+    }
+}
+
+#[test]
+fn gpt2_trains_on_every_mesh_as_on_one_device() {
+    GPT2.trains_on_every_mesh_as_on_one_device();
+}
+
+#[test]
+fn bert_trains_on_every_mesh_as_on_one_device() {
+    BERT.trains_on_every_mesh_as_on_one_device();
+}
+
+#[test]
+fn albert_trains_on_every_mesh_as_on_one_device() {
+    ALBERT.trains_on_every_mesh_as_on_one_device();
+}
+
+#[test]
+fn gptj_trains_on_every_mesh_as_on_one_device() {
+    GPTJ.trains_on_every_mesh_as_on_one_device();
+}
+
+#[test]
+fn gpt2_trains_in_processes_as_on_one_device() {
+    GPT2.trains_in_processes_as_on_one_device();
+}
+
+#[test]
+fn bert_trains_in_processes_as_on_one_device() {
+    BERT.trains_in_processes_as_on_one_device();
+}
+
+#[test]
+fn albert_trains_in_processes_as_on_one_device() {
+    ALBERT.trains_in_processes_as_on_one_device();
+}
+
+#[test]
+fn gptj_trains_in_processes_as_on_one_device() {
+    GPTJ.trains_in_processes_as_on_one_device();
+}

@@ -1,0 +1,163 @@
+//! What a graph holds at its peak, estimated on the graph itself: in milliseconds where a compiler takes half a minute.
+//!
+//! One walk over a prepared graph in the order in which it was recorded, as [`crate::memory`]'s over a compiled module. A node is
+//! *written* to a buffer of its own, only *renames* its operand's (a reshape), or is *fused*: computed by each of its readers while they
+//! run, so that its operands live on until then. What is fused follows XLA's rules for loop fusion (`instruction_fusion.cc`): operations
+//! on single elements all of whose readers are such too, and nothing expensive twice. A buffer lives from the node that writes it to the
+//! last that reads it; a result that is as large as an operand that is not read again takes the operand's place. Arguments are the
+//! caller's and results live in arguments where they are donated, so neither counts.
+//!
+//! A compiler orders and fuses a little otherwise; docs/parallelism.md says how far off this is.
+
+use crate::graph::{Graph, GraphNode};
+use crate::op::{Binary, Op, Unary};
+use crate::trace::NodeId;
+use std::collections::HashMap;
+
+/// Bytes of a prepared graph's temporaries where they are most.
+pub fn temporaries(graph: &Graph) -> u64 {
+    let walk = Walk::of(graph);
+    walk.peak()
+}
+
+/// What becomes of a node's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Written,
+    Renamed,
+    Fused,
+}
+
+struct Walk<'g> {
+    graph: &'g Graph,
+    forms: Vec<Form>,
+    is_output: Vec<bool>,
+    /// The place of each node in the order of the walk: its own, or that of the collective that it is a part of.
+    places: Vec<NodeId>,
+}
+
+impl<'g> Walk<'g> {
+    fn of(graph: &'g Graph) -> Self {
+        let mut is_output = vec![false; graph.nodes.len()];
+        graph.outputs.iter().for_each(|output| is_output[output.node as usize] = true);
+        // Who reads each node, through what only renames it.
+        let mut readers: Vec<Vec<NodeId>> = vec![Vec::new(); graph.nodes.len()];
+        let mut forms = vec![Form::Written; graph.nodes.len()];
+        for (id, node) in graph.nodes.iter().enumerate().rev() {
+            forms[id] = match &node.op {
+                op if renames(op) => Form::Renamed,
+                _ if is_output[id] => Form::Written,
+                op if is_loop(op) => {
+                    let fuses = |reader: &NodeId| is_loop(&graph.nodes[*reader as usize].op);
+                    let is_once = readers[id].len() <= 1 || !is_expensive(op);
+                    if is_once && readers[id].iter().all(fuses) { Form::Fused } else { Form::Written }
+                }
+                _ => Form::Written,
+            };
+            let through = match forms[id] {
+                Form::Renamed => {
+                    // A result that is a renamed value is that value.
+                    let operand = node.operands[0] as usize;
+                    is_output[operand] |= is_output[id];
+                    std::mem::take(&mut readers[id])
+                }
+                _ => vec![id as NodeId],
+            };
+            for &operand in &node.operands {
+                readers[operand as usize].extend(&through);
+                readers[operand as usize].sort_unstable();
+                readers[operand as usize].dedup();
+            }
+        }
+        Walk { graph, forms, is_output, places: places(graph) }
+    }
+
+    fn peak(&self) -> u64 {
+        let nodes = &self.graph.nodes;
+        // The written nodes behind each value, which is what its readers read.
+        let mut behind: Vec<Vec<NodeId>> = vec![Vec::new(); nodes.len()];
+        let mut last_read = self.places.clone();
+        for (id, node) in nodes.iter().enumerate() {
+            let mut read: Vec<NodeId> = node.operands.iter().flat_map(|&operand| &behind[operand as usize]).copied().collect();
+            read.sort_unstable();
+            read.dedup();
+            behind[id] = match (self.forms[id], &node.op) {
+                (_, Op::Input(_) | Op::Constant { .. }) => Vec::new(),
+                (Form::Written, _) => {
+                    let place = self.places[id];
+                    read.iter().for_each(|&buffer| last_read[buffer as usize] = last_read[buffer as usize].max(place));
+                    vec![id as NodeId]
+                }
+                (Form::Renamed | Form::Fused, _) => read,
+            };
+        }
+        let bytes = |id: NodeId| if self.is_output[id as usize] { 0 } else { nodes[id as usize].shape.bytes() as u64 };
+        let mut begins: HashMap<NodeId, Vec<NodeId>> = HashMap::new();
+        let mut ends: HashMap<NodeId, Vec<NodeId>> = HashMap::new();
+        for id in (0..nodes.len() as NodeId).filter(|id| behind[*id as usize].as_slice() == [*id]) {
+            begins.entry(self.places[id as usize]).or_default().push(id);
+            ends.entry(last_read[id as usize]).or_default().push(id);
+        }
+        let (mut held, mut most) = (0u64, 0u64);
+        for place in 0..nodes.len() as NodeId {
+            let (new, mut old) = (begins.remove(&place).unwrap_or_default(), ends.remove(&place).unwrap_or_default());
+            for id in new {
+                held += bytes(id);
+                // It is written over an operand that nobody reads again.
+                let takes = |other: &NodeId| *other != id && works_in_place(&nodes[id as usize]) && bytes(*other) == bytes(id);
+                if let Some(index) = old.iter().position(takes) {
+                    held -= bytes(old.swap_remove(index));
+                }
+            }
+            most = most.max(held);
+            old.into_iter().for_each(|id| held -= bytes(id));
+        }
+        most
+    }
+}
+
+/// XLA's CPU compiler makes one instruction of the sums that replicas exchange where none waits for another: all are there at once.
+fn places(graph: &Graph) -> Vec<NodeId> {
+    (0..graph.nodes.len() as NodeId).collect()
+}
+
+/// Whether a node's value is its first operand's, under another shape or name.
+fn renames(op: &Op) -> bool {
+    matches!(op, Op::Reshape(_) | Op::Barrier | Op::StopGradient | Op::After | Op::ToDevice)
+}
+
+/// Whether an operation can be a part of a loop over its result's elements. Sums have loops of their own.
+fn is_loop(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Iota { .. }
+            | Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Compare(_)
+            | Op::Select
+            | Op::Convert(_)
+            | Op::Bitcast(_)
+            | Op::Broadcast { .. }
+            | Op::Transpose(_)
+            | Op::Slice { .. }
+            | Op::Concat { .. }
+            | Op::Pad { .. }
+            | Op::DynamicSlice { .. }
+    )
+}
+
+/// What is not computed twice to save memory.
+fn is_expensive(op: &Op) -> bool {
+    match op {
+        Op::Unary(op) => !matches!(op, Unary::Neg | Unary::Abs | Unary::Sign | Unary::Floor | Unary::Not | Unary::IsFinite),
+        Op::Binary(op) => matches!(op, Binary::Div | Binary::Pow | Binary::Rem),
+        _ => false,
+    }
+}
+
+/// Whether a result may be written over an operand of the same size.
+fn works_in_place(node: &GraphNode) -> bool {
+    let moves =
+        matches!(node.op, Op::Transpose(_) | Op::Broadcast { .. } | Op::Slice { .. } | Op::Concat { .. } | Op::Pad { .. });
+    is_loop(&node.op) && !moves
+}
