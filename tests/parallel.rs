@@ -374,6 +374,10 @@ fn each_option_saves_what_its_paper_says() {
         // The vectors, which are whole, and the batch are a hundredth.
         assert!((found / whole - share).abs() < 0.02, "{flags}: {} of {whole} bytes, {share} promised", found / whole);
     }
+    // Of the activations, those between the divided products.
+    let [_, divided] = memory(&format!("{BATCH} --tensor_parallel 4"));
+    let [_, by_tokens] = memory(&format!("{BATCH} --tensor_parallel 4 --sequence_parallel"));
+    assert!(by_tokens < 0.9 * divided, "temporaries: {divided} in divided layers, {by_tokens} with divided tokens");
     let [_, full] = memory(&format!("{BATCH} --gradient_checkpointing"));
     let [_, attention] = memory(&format!("{BATCH} --gradient_checkpointing attention"));
     assert!(

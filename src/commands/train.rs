@@ -26,6 +26,7 @@ use crate::trainer::hooks::{
 };
 use crate::trainer::interrupt::Interrupt;
 use crate::trainer::parameters::{self, Head};
+use crate::trainer::replicas;
 use crate::trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
 use crate::trainer::session::Session;
 use crate::trainer::settings::TrainSettings;
@@ -407,7 +408,7 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     let mut hooks: Vec<Box<dyn Hook + '_>> = vec![Box::new(logger)];
     hooks.extend(teller.map(|teller| Box::new(teller) as Box<dyn Hook>));
     hooks.extend(Group::joined().map(|group| Box::new(Alive(group)) as Box<dyn Hook>));
-    if settings.mesh.replicas() > 1 {
+    if replicas::have_equals(settings.mesh, session.placements()) {
         hooks.push(Box::new(ReplicaCheck { parameters: model.parameters(), cadence: settings.replica_check }));
     }
     let client = session.client().clone();

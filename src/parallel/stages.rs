@@ -80,6 +80,11 @@ impl Stages {
         self.users.get(parameter).map_or(&[0], Vec::as_slice)
     }
 
+    /// Whether several stages hold one parameter.
+    pub fn share_parameters(&self) -> bool {
+        self.users.values().any(|users| users.len() > 1)
+    }
+
     /// What `stage` calls a parameter, or what belongs to one: the first of its stages by its own name.
     pub fn held_name(&self, parameter: &str, name: &str, stage: usize) -> String {
         match self.users(parameter).first() == Some(&stage) {

@@ -75,7 +75,7 @@ pub fn record_steps(
         ceiling::record_abstract(&mut recording, stepper.precision())?;
         add(&recording, ceiling::GRAPH_NAME)?;
     }
-    if !shapes.train.is_empty() && session.mesh().replicas() > 1 {
+    if !shapes.train.is_empty() && replicas::have_equals(session.mesh(), session.placements()) {
         let mut recording = session.begin_abstract(state.clone());
         replicas::record(&mut recording, stepper.parameters())?;
         add(&recording, replicas::GRAPH_NAME)?;

@@ -38,6 +38,11 @@ pub enum Error {
     )]
     Diverged { step: u64, replica: usize, tensor: String },
     #[error(
+        "after step {step}, {tensor} on replica {replica} is not what the first of the stages that share it holds: a device computes wrong \
+         numbers, or memory is damaged. Go on from an earlier checkpoint (--resume_from_checkpoint PATH), without that device"
+    )]
+    CopyDiverged { step: u64, replica: usize, tensor: String },
+    #[error(
         "the run wants {wanted} {device} devices (--data_parallel) and there are {found} in this process: lower it, or make more devices \
          visible"
     )]

@@ -1,9 +1,10 @@
-//! Replicas hold the same state. A graph of its own makes sure: a checksum of every parameter on each replica, compared on the
+//! Replicas hold the same state, and stages of a pipeline that share a parameter equal copies of it. A graph of its own makes sure: a checksum of every parameter on each replica, compared on the
 //! host.
 
 use super::error::{Error, Result};
+use super::exchange::held;
 use super::session::{Recording, Session};
-use crate::parallel::Placements;
+use crate::parallel::{Mesh, Placements, stages};
 use xtrain_graphs::{DType, Tensor};
 use xtrain_models::ParameterSpec;
 
@@ -14,18 +15,24 @@ pub const GRAPH_NAME: &str = "check_replicas";
 /// then the upper halves of the sums: floats are what can be exchanged, and they hold so much exactly.
 const CHECKSUMS: &str = "checksums";
 
+/// Whether anything is held more than once.
+pub fn have_equals(mesh: Mesh, placements: &Placements) -> bool {
+    mesh.replicas() > 1 || placements.stages().is_some_and(|stages| stages.share_parameters())
+}
+
 /// Records the sum of every parameter's bits, as words modulo 2^32: it changes with any single bit.
 pub fn record(recording: &mut Recording, parameters: &[ParameterSpec]) -> Result<()> {
     recording.over_parts();
+    let parameters = &held(recording.placements(), parameters);
     for (name, members) in by_stage(recording.placements(), parameters) {
         let mut checksums: Vec<Tensor> = Vec::new();
         for parameter in members {
-            let mut held = recording.state(&parameter.name)?;
+            let mut value = recording.state(&parameter.name)?;
             if let Some(before) = checksums.last() {
                 // A compiler may write the words of a parameter down before it adds them up; those of all would be the model once more.
-                held = held.after(&before.convert(DType::F32)?)?;
+                value = value.after(&before.convert(DType::F32)?)?;
             }
-            checksums.push(held.bitcast(DType::U32)?.sum_all()?.reshape(&[1])?);
+            checksums.push(value.bitcast(DType::U32)?.sum_all()?.reshape(&[1])?);
         }
         let checksums = Tensor::concat(&checksums.iter().collect::<Vec<_>>(), 0)?;
         fetch(recording, &name, &checksums)?;
@@ -33,7 +40,7 @@ pub fn record(recording: &mut Recording, parameters: &[ParameterSpec]) -> Result
     Ok(())
 }
 
-/// The parameters that stages hold, each with the name of its checksums. Only replicas of one stage are compared.
+/// The parameters that stages hold, each with the name of its checksums.
 fn by_stage<'p>(placements: &Placements, parameters: &'p [ParameterSpec]) -> Vec<(String, Vec<&'p ParameterSpec>)> {
     let Some(stages) = placements.stages() else { return vec![(CHECKSUMS.into(), parameters.iter().collect())] };
     let of = |stage: usize| parameters.iter().filter(move |p| placements.home(&p.name) == Some(stage)).collect::<Vec<_>>();
@@ -57,12 +64,14 @@ fn fetch(recording: &mut Recording, name: &str, checksums: &Tensor) -> Result<()
 /// Compares the replicas after `step`; waits for the devices.
 ///
 /// # Errors
-/// [`Error::Diverged`] names the first parameter that differs, and the replica.
+/// [`Error::Diverged`] names the first parameter that differs, and the replica; [`Error::CopyDiverged`] a stage's copy.
 pub fn check(session: &mut Session, parameters: &[ParameterSpec], step: u64) -> Result<()> {
     let mut recording = session.begin();
     record(&mut recording, parameters)?;
     let marked = recording.mark_step(GRAPH_NAME)?;
     let (mesh, placements) = (session.mesh(), session.placements());
+    let parameters = &held(placements, parameters);
+    let mut found: Vec<(Vec<&ParameterSpec>, Vec<Vec<u32>>)> = Vec::new();
     for (name, members) in by_stage(placements, parameters) {
         let checksums: Vec<Vec<u32>> = match session.is_spread() {
             false => marked.replicas(&name).iter().map(|sums| Ok(sums.download_to::<u32>()?)).collect::<Result<_>>()?,
@@ -72,8 +81,24 @@ pub fn check(session: &mut Session, parameters: &[ParameterSpec], step: u64) -> 
         if let Some((replica, parameter)) = divergence(&checksums, part) {
             return Err(Error::Diverged { step, replica, tensor: members[parameter].name.clone() });
         }
+        found.push((members, checksums));
+    }
+    let of = |name: &str| {
+        let place = |(members, _): &(Vec<&ParameterSpec>, _)| members.iter().position(|member| member.name == name);
+        let (stage, parameter) = found.iter().enumerate().find_map(|(stage, held)| Some((stage, place(held)?)))?;
+        Some(found[stage].1.iter().map(|sums| sums[parameter]).collect::<Vec<u32>>())
+    };
+    for copy in parameters.iter().filter(|parameter| stages::is_copy(&parameter.name)) {
+        if let Some(replica) = stray(of(stages::original_name(&copy.name)), of(&copy.name)) {
+            return Err(Error::CopyDiverged { step, replica, tensor: copy.name.clone() });
+        }
     }
     Ok(())
+}
+
+/// The first replica of a stage whose copy of a parameter is not what the same replica of the stage that has the original holds.
+fn stray(original: Option<Vec<u32>>, copy: Option<Vec<u32>>) -> Option<usize> {
+    original?.iter().zip(copy?).position(|(original, copy)| *original != copy)
 }
 
 /// Sums from their lower halves, then their upper ones.
@@ -101,6 +126,12 @@ mod tests {
     #[test]
     fn sums_come_back_from_their_halves() {
         assert_eq!(join(&[65535.0, 1.0, 65535.0, 2.0]), [u32::MAX, 2 << 16 | 1]);
+    }
+
+    #[test]
+    fn a_copy_that_strays_is_found() {
+        assert_eq!(stray(Some(vec![1, 2]), Some(vec![1, 2])), None);
+        assert_eq!(stray(Some(vec![1, 2]), Some(vec![1, 3])), Some(1));
     }
 
     #[test]

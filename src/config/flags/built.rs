@@ -273,7 +273,7 @@ pub const FLAGS: &[Flag] = &[
     flag(Section::Parallel, Commands::TRAIN, "compare_meshes", Kind::Int { min: 2 }, "",
         "With dry_run: every mesh of so many devices, what each holds and exchanges by estimate, which of them fit into memory, the best of these compiled. Degrees that are given stay"),
     flag(Section::Parallel, TRAIN, "replica_check_steps", Kind::Int { min: 0 }, "500",
-        "Compare the weights of all replicas every so many steps and at the end, and stop when they differ; 0: never"),
+        "Compare the weights of all replicas, and stages' copies of shared ones, every so many steps and at the end, and stop when they differ; 0: never"),
 
     // Several processes.
     flag(Section::Parallel, Commands::LAUNCH, "nproc_per_node", Kind::Int { min: 1 }, "1",
