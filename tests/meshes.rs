@@ -115,13 +115,13 @@ impl Family<'_> {
     }
 
     /// The run on one device.
-    /// Losses of the run in `one` are those of a run with dropout: what drops out is the same on all meshes, not nothing.
+    /// Losses of the run in `one` are those of a run with dropout, by several times the bound that other masks would break.
     fn assert_drops_out(&self, bench: &Bench, one: &str) {
         let without = Family { name: "without", what: &self.what.replace("=0.1", "=0.0"), ..*self };
         let without = without.train(bench, &Mesh::new(), "", "");
         let [with, without] = [one, &without].map(|dir| numbers(&bench.records(dir), "loss"));
         let most = with.iter().zip(&without).map(|(a, b)| (a - b).abs() / a.max(1.0)).fold(0.0, f64::max);
-        assert!(most > 10.0 * 1e-4, "{}: {with:?} with dropout, {without:?} without", self.name);
+        assert!(most > 3.0 * 1e-4, "{}: {with:?} with dropout, {without:?} without", self.name);
     }
 
     /// On each mesh the same losses, gradient norms and weights as on one device.
