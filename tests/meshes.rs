@@ -4,6 +4,7 @@
 use crate::parallel::{OPTIMIZER, STEPS, assert_same_run};
 use crate::processes::{self, Launched};
 use crate::tasks::{Bench, numbers};
+use std::collections::BTreeMap;
 
 /// Examples of a microbatch on all devices together.
 const ROWS: usize = 8;
@@ -57,7 +58,11 @@ struct Family<'a> {
     name: &'static str,
     /// Whatever drops out does so with 0.1, also where released models have no dropout.
     what: &'a str,
-    /// What degrees above two compute twice, so that these two meet as well.
+    /// Microbatches of a step where there are no stages, which always have two.
+    microbatches: usize,
+    /// Degrees above two, each axis alone.
+    higher: &'static [usize],
+    /// What those compute twice, so that these two meet as well.
     checkpointing: &'static str,
     /// The axes of its mesh with three, 8 devices.
     three: [&'static Axis; 3],
@@ -67,6 +72,8 @@ const GPT2: Family<'static> = Family {
     name: "gpt2",
     what: "clm --model_type gpt2 --config_overrides n_layer=2,n_head=8,n_embd=32,n_positions=32,attn_pdrop=0.1,embd_pdrop=0.1,\
            resid_pdrop=0.1 --train_file wikitext.txt --tokenizer_name byte_bpe --block_size 32",
+    microbatches: 2,
+    higher: &[4, 8],
     checkpointing: "full",
     three: [&DATA, &SHARD, &TENSOR],
 };
@@ -75,6 +82,8 @@ const BERT: Family<'static> = Family {
     what: "cls --model_type bert --config_overrides hidden_size=32,num_hidden_layers=2,num_attention_heads=8,intermediate_size=64,\
            max_position_embeddings=32,hidden_dropout_prob=0.1,attention_probs_dropout_prob=0.1 --train_file tweets.csv \
            --text_column_name text --label_column_name sentiment --max_seq_length 32 --tokenizer_name wordpiece",
+    microbatches: 1,
+    higher: &[8],
     checkpointing: "attention",
     three: [&DATA, &TENSOR, &STAGE],
 };
@@ -84,6 +93,8 @@ const ALBERT: Family<'static> = Family {
     what: "mlm --model_type albert --config_overrides hidden_size=32,embedding_size=16,num_hidden_layers=2,num_attention_heads=8,\
            intermediate_size=64,max_position_embeddings=32,hidden_dropout_prob=0.1,attention_probs_dropout_prob=0.1 \
            --train_file wikitext.txt --tokenizer_name wordpiece --max_seq_length 32",
+    microbatches: 1,
+    higher: &[8],
     checkpointing: "every:2",
     three: [&DATA, &SHARD, &STAGE],
 };
@@ -91,21 +102,22 @@ const GPTJ: Family<'static> = Family {
     name: "gptj",
     what: "clm --model_type gptj --config_overrides n_embd=32,n_layer=2,n_head=8,rotary_dim=4,n_positions=32,attn_pdrop=0.1,\
            embd_pdrop=0.1,resid_pdrop=0.1 --train_file wikitext.txt --tokenizer_name byte_bpe --block_size 32",
+    microbatches: 1,
+    higher: &[8],
     checkpointing: "full",
     three: [&SHARD, &TENSOR, &STAGE],
 };
 
 impl Family<'_> {
     /// Trains on a mesh, in several processes with that beginning of a command; returns where.
-    fn train(&self, bench: &Bench, mesh: &Mesh, launch: &str, extra: &str) -> String {
+    fn train(&self, bench: &Bench, mesh: &Mesh, microbatches: usize, launch: &str, extra: &str) -> String {
         let parts: usize = mesh.iter().filter(|(axis, _)| axis.takes_rows).map(|(_, degree)| degree).product();
         let flags: Vec<String> = mesh.iter().map(|(axis, degree)| format!("{} {degree}", axis.flags)).collect();
         let names: Vec<String> = mesh.iter().map(|(axis, degree)| format!("{}{degree}", axis.name)).collect();
-        let dir = format!("{}-{}{}", self.name, names.join("-"), if launch.is_empty() { "" } else { "-processes" });
-        // Two microbatches a step: what accumulates is exchanged once, and stages have something to do at the same time.
+        let dir = format!("{}-{microbatches}-{}", self.name, names.join("-"));
         let command = format!(
             "{launch}train {} {OPTIMIZER} --max_steps {STEPS} --logging_steps 1 --save_strategy no --disable_tqdm \
-             --gradient_accumulation_steps 2 --per_device_train_batch_size {} {} {extra} --output_dir {dir}",
+             --gradient_accumulation_steps {microbatches} --per_device_train_batch_size {} {} {extra} --output_dir {dir}",
             self.what,
             ROWS / parts,
             flags.join(" "),
@@ -114,40 +126,50 @@ impl Family<'_> {
         dir
     }
 
-    /// The run on one device.
-    /// Losses of the run in `one` are those of a run with dropout: what drops out is the same on all meshes, not nothing.
-    fn assert_drops_out(&self, bench: &Bench, one: &str) {
-        let without = Family { name: "without", what: &self.what.replace("=0.1", "=0.0"), ..*self };
-        let without = without.train(bench, &Mesh::new(), "", "");
-        let [with, without] = [one, &without].map(|dir| numbers(&bench.records(dir), "loss"));
-        let most = with.iter().zip(&without).map(|(a, b)| (a - b).abs() / a.max(1.0)).fold(0.0, f64::max);
-        assert!(most > 10.0 * 1e-4, "{}: {with:?} with dropout, {without:?} without", self.name);
+    /// Trains on each mesh, with these beginnings of a command and these flags, and on one device with as many microbatches: the same
+    /// losses, gradient norms and weights.
+    fn assert_trains_as_on_one(&self, bench: &Bench, runs: impl IntoIterator<Item = (Mesh, String, String)>) {
+        let mut ones: BTreeMap<usize, String> = BTreeMap::new();
+        for (mesh, launch, extra) in runs {
+            let has_stages = mesh.iter().any(|(axis, _)| axis.name == STAGE.name);
+            let microbatches = if has_stages { 2 } else { self.microbatches };
+            let train = |mesh: &Mesh, launch: &str, extra: &str| self.train(bench, mesh, microbatches, launch, extra);
+            let one = ones.entry(microbatches).or_insert_with(|| train(&Mesh::new(), "", ""));
+            assert_same_run(bench, &train(&mesh, &launch, &extra), one);
+        }
     }
 
-    /// On each mesh the same losses, gradient norms and weights as on one device.
     fn trains_on_every_mesh_as_on_one_device(&self) {
         let Some(bench) = Bench::new() else { return };
-        let one = self.train(&bench, &Mesh::new(), "", "");
-        self.assert_drops_out(&bench, &one);
-        let three = self.three.into_iter().map(|axis| (axis, 2)).collect();
-        for mesh in [alone(2), pairs(), vec![three, all()]].concat() {
-            assert_same_run(&bench, &self.train(&bench, &mesh, "", ""), &one);
-        }
+        self.assert_drops_out(&bench);
+        let three: Mesh = self.three.into_iter().map(|axis| (axis, 2)).collect();
+        let plain = [alone(2), pairs(), vec![three, all()]].concat().into_iter().map(|mesh| (mesh, String::new()));
         // As many stages need as many layers: `pipelines.rs` has them.
-        for mesh in [alone(4), alone(8)].concat().into_iter().filter(|mesh| mesh[0].0.name != STAGE.name) {
-            let twice = format!("--gradient_checkpointing {}", self.checkpointing);
-            assert_same_run(&bench, &self.train(&bench, &mesh, "", &twice), &one);
-        }
+        let higher = self.higher.iter().flat_map(|degree| alone(*degree)).filter(|mesh| mesh[0].0.name != STAGE.name);
+        let twice = higher.map(|mesh| (mesh, format!("--gradient_checkpointing {}", self.checkpointing)));
+        self.assert_trains_as_on_one(&bench, plain.chain(twice).map(|(mesh, extra)| (mesh, String::new(), extra)));
     }
 
-    /// The same with a process for each device and, where there are sixteen, for each four.
+    /// With a process for each device and, where there are sixteen, for each four.
     fn trains_in_processes_as_on_one_device(&self) {
         let Some(bench) = processes::bench() else { return };
-        let one = self.train(&bench, &Mesh::new(), "", "");
-        for mesh in [alone(2), pairs(), vec![all()]].concat() {
+        let launched = |mesh: Mesh| {
             let launch = format!("launch --nproc_per_node {} -- ", devices(&mesh).min(4));
-            assert_same_run(&bench, &self.train(&bench, &mesh, &launch, ""), &one);
-        }
+            (mesh, launch, String::new())
+        };
+        self.assert_trains_as_on_one(&bench, [alone(2), pairs(), vec![all()]].concat().into_iter().map(launched));
+    }
+
+    /// What drops out moves losses by several times the bound, so that other masks would be seen.
+    fn assert_drops_out(&self, bench: &Bench) {
+        let losses = |family: &Family| {
+            let dir = family.train(bench, &Mesh::new(), 1, "", "");
+            numbers(&bench.records(&dir), "loss")
+        };
+        let with = losses(&Family { name: "with", ..*self });
+        let without = losses(&Family { name: "without", what: &self.what.replace("=0.1", "=0.0"), ..*self });
+        let most = with.iter().zip(&without).map(|(a, b)| (a - b).abs() / a.max(1.0)).fold(0.0, f64::max);
+        assert!(most > 3.0 * 1e-4, "{}: {with:?} with dropout, {without:?} without", self.name);
     }
 }
 

@@ -32,7 +32,8 @@ struct Walk<'g> {
     graph: &'g Graph,
     forms: Vec<Form>,
     is_output: Vec<bool>,
-    /// The place of each node in the order of the walk: its own, or that of the collective that it is a part of.
+    is_read_twice: Vec<bool>,
+    /// The place of each node in the order of the walk.
     places: Vec<NodeId>,
 }
 
@@ -43,14 +44,19 @@ impl<'g> Walk<'g> {
         // Who reads each node, through what only renames it.
         let mut readers: Vec<Vec<NodeId>> = vec![Vec::new(); graph.nodes.len()];
         let mut forms = vec![Form::Written; graph.nodes.len()];
+        let mut is_read_twice = vec![false; graph.nodes.len()];
         for (id, node) in graph.nodes.iter().enumerate().rev() {
+            is_read_twice[id] = readers[id].len() > 1;
             forms[id] = match &node.op {
                 op if renames(op) => Form::Renamed,
                 _ if is_output[id] => Form::Written,
                 op if is_loop(op) => {
                     let fuses = |reader: &NodeId| is_loop(&graph.nodes[*reader as usize].op);
-                    let is_once = readers[id].len() <= 1 || !is_expensive(op);
-                    if is_once && readers[id].iter().all(fuses) { Form::Fused } else { Form::Written }
+                    if !(is_read_twice[id] && is_expensive(op)) && readers[id].iter().all(fuses) {
+                        Form::Fused
+                    } else {
+                        Form::Written
+                    }
                 }
                 _ => Form::Written,
             };
@@ -69,7 +75,7 @@ impl<'g> Walk<'g> {
                 readers[operand as usize].dedup();
             }
         }
-        Walk { graph, forms, is_output, places: places(graph) }
+        Walk { graph, forms, is_output, is_read_twice, places: places(graph) }
     }
 
     fn peak(&self) -> u64 {
@@ -81,7 +87,11 @@ impl<'g> Walk<'g> {
             let mut read: Vec<NodeId> = node.operands.iter().flat_map(|&operand| &behind[operand as usize]).copied().collect();
             read.sort_unstable();
             read.dedup();
-            behind[id] = match (self.forms[id], &node.op) {
+            let bytes = |id: NodeId| nodes[id as usize].shape.bytes();
+            // Computing it once for each reader must not read, and keep, more than writing it would.
+            let is_small = self.is_read_twice[id] && bytes(id as NodeId) < read.iter().map(|&read| bytes(read)).sum();
+            let form = if self.forms[id] == Form::Fused && is_small { Form::Written } else { self.forms[id] };
+            behind[id] = match (form, &node.op) {
                 (_, Op::Input(_) | Op::Constant { .. }) => Vec::new(),
                 (Form::Written, _) => {
                     let place = self.places[id];
@@ -91,6 +101,9 @@ impl<'g> Walk<'g> {
                 (Form::Renamed | Form::Fused, _) => read,
             };
         }
+        let squares: Vec<NodeId> = (0..nodes.len() as NodeId).filter(|id| is_square_of_sum(self.graph, *id)).collect();
+        let last = squares.iter().map(|&id| last_read[id as usize]).max().unwrap_or(0);
+        squares.iter().for_each(|&id| last_read[id as usize] = last);
         let bytes = |id: NodeId| if self.is_output[id as usize] { 0 } else { nodes[id as usize].shape.bytes() as u64 };
         let mut begins: HashMap<NodeId, Vec<NodeId>> = HashMap::new();
         let mut ends: HashMap<NodeId, Vec<NodeId>> = HashMap::new();
@@ -116,9 +129,26 @@ impl<'g> Walk<'g> {
     }
 }
 
-/// XLA's CPU compiler makes one instruction of the sums that replicas exchange where none waits for another: all are there at once.
+/// Nodes run in the order in which they were recorded, but sums that are scattered as soon as there is something to sum: they are recorded
+/// when all gradients are there, and every compiler moves them up, since they make much into little.
 fn places(graph: &Graph) -> Vec<NodeId> {
-    (0..graph.nodes.len() as NodeId).collect()
+    let mut places: Vec<NodeId> = (0..graph.nodes.len() as NodeId).collect();
+    for (id, node) in graph.nodes.iter().enumerate() {
+        if let Op::ReduceScatter { .. } = node.op {
+            places[id] = places[node.operands[0] as usize];
+        }
+    }
+    places
+}
+
+/// Whether a node is the square of a gradient that was summed over replicas. XLA's CPU compiler writes down all of these before it adds
+/// the first up.
+fn is_square_of_sum(graph: &Graph, id: NodeId) -> bool {
+    let node = &graph.nodes[id as usize];
+    match (&node.op, &node.operands[..]) {
+        (Op::Binary(Binary::Mul), &[a, b]) => a == b && matches!(graph.nodes[a as usize].op, Op::AllReduce(_)),
+        _ => false,
+    }
 }
 
 /// Whether a node's value is its first operand's, under another shape or name.
