@@ -26,6 +26,8 @@ const DATA: Axis = axis("data", "--data_parallel", true);
 const ZERO1: Axis = axis("zero1", "--shard_optimizer_state --data_parallel", true);
 const SHARD: Axis = axis("shard", "--shard_parallel", true);
 const TENSOR: Axis = axis("tensor", "--tensor_parallel", false);
+/// Tensor parallelism with the tokens divided between the divided products.
+const TOKENS: Axis = axis("tokens", "--sequence_parallel --tensor_parallel", false);
 const STAGE: Axis = axis("stage", "--pipeline_parallel", false);
 
 const AXES: [&Axis; 5] = [&DATA, &ZERO1, &SHARD, &TENSOR, &STAGE];
@@ -46,6 +48,12 @@ fn alone(degree: usize) -> Vec<Mesh> {
 fn pairs() -> Vec<Mesh> {
     let pairs = (0..AXES.len()).flat_map(|second| (0..second).map(move |first| (AXES[first], AXES[second])));
     pairs.filter(|(first, second)| (first.name, second.name) != ("data", "zero1")).map(|(a, b)| vec![(a, 2), (b, 2)]).collect()
+}
+
+/// Divided tokens, alone and with each axis that goes with them.
+fn tokens() -> Vec<Mesh> {
+    let others = [&DATA, &ZERO1, &SHARD, &STAGE].into_iter().map(|axis| vec![(&TOKENS, 2), (axis, 2)]);
+    std::iter::once(vec![(&TOKENS, 2)]).chain(others).collect()
 }
 
 /// All four, 16 devices.
@@ -143,10 +151,11 @@ impl Family<'_> {
         let Some(bench) = Bench::new() else { return };
         self.assert_drops_out(&bench);
         let three: Mesh = self.three.into_iter().map(|axis| (axis, 2)).collect();
-        let plain = [alone(2), pairs(), vec![three, all()]].concat().into_iter().map(|mesh| (mesh, String::new()));
+        let plain = [alone(2), pairs(), tokens(), vec![three, all()]].concat().into_iter().map(|mesh| (mesh, String::new()));
         // As many stages need as many layers: `pipelines.rs` has them.
         let higher = self.higher.iter().flat_map(|degree| alone(*degree)).filter(|mesh| mesh[0].0.name != STAGE.name);
-        let twice = higher.map(|mesh| (mesh, format!("--gradient_checkpointing {}", self.checkpointing)));
+        let twice =
+            higher.chain([vec![(&TOKENS, 4)]]).map(|mesh| (mesh, format!("--gradient_checkpointing {}", self.checkpointing)));
         self.assert_trains_as_on_one(&bench, plain.chain(twice).map(|(mesh, extra)| (mesh, String::new(), extra)));
     }
 

@@ -96,34 +96,6 @@ fn devices_evaluate_together_as_one_does() {
     }
 }
 
-/// Sequence parallelism: tokens divided between the divided products, with the masks of the whole batch.
-#[test]
-fn divided_tokens_train_as_whole_ones_do() {
-    let Some(bench) = Bench::new() else { return };
-    let meshes = [
-        &[
-            (1, "--tensor_parallel 2"),
-            (1, "--tensor_parallel 2 --gradient_checkpointing"),
-            (2, "--tensor_parallel 2 --data_parallel 2 --shard_optimizer_state"),
-            (2, "--tensor_parallel 2 --shard_parallel 2 --gradient_checkpointing attention"),
-            (1, "--tensor_parallel 2 --pipeline_parallel 2"),
-        ][..],
-        &[(1, "--tensor_parallel 2"), (2, "--tensor_parallel 2 --data_parallel 2 --gradient_checkpointing")],
-        &[(1, "--tensor_parallel 2"), (1, "--tensor_parallel 2 --gradient_checkpointing")],
-        &[(1, "--tensor_parallel 2"), (2, "--tensor_parallel 2 --shard_parallel 2 --gradient_checkpointing")],
-    ];
-    for ((name, model, data), meshes) in CASES.into_iter().zip(meshes) {
-        let what = line(name, model, data);
-        let one = format!("{name}-1");
-        train(&bench, &what, 1, &format!("--output_dir {one}")).succeeded();
-        for (index, (shards, mesh)) in meshes.iter().enumerate() {
-            let dir = format!("{name}-rows-{index}");
-            train_on(&bench, &what, *shards, &format!("{mesh} --sequence_parallel --output_dir {dir}")).succeeded();
-            assert_same_run(&bench, &dir, &one);
-        }
-    }
-}
-
 /// A vocabulary that does not divide is filled up on the devices and nowhere else.
 #[test]
 fn a_vocabulary_that_does_not_divide_is_divided_all_the_same() {
