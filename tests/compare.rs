@@ -3,8 +3,9 @@
 use crate::tasks::Bench;
 use serde_json::Value;
 
-/// A model whose state and activations both matter: 4 layers of 128, 8 examples of 128 tokens on each device.
-const MODEL: &str = "train clm --model_type gpt2 --config_overrides n_layer=4,n_head=4,n_embd=128,n_positions=128 --train_file wikitext.txt \
+/// A model whose state and activations both matter, and more than the measurement of the machine at a run's start: 4 layers of 256, 8
+/// examples of 128 tokens on each device.
+const MODEL: &str = "train clm --model_type gpt2 --config_overrides n_layer=4,n_head=4,n_embd=256,n_positions=128 --train_file wikitext.txt \
                      --tokenizer_name byte_bpe --block_size 128 --per_device_train_batch_size 8 --output_dir out --dry_run";
 
 fn plan(bench: &Bench, flags: &str) -> Value {
@@ -18,7 +19,7 @@ fn plan(bench: &Bench, flags: &str) -> Value {
 #[test]
 fn meshes_are_compared_as_the_compiler_would() {
     let Some(bench) = Bench::new() else { return };
-    const MEMORY: u64 = 40 << 20;
+    const MEMORY: u64 = 140 << 20;
     let found = plan(&bench, &format!("--compare_meshes 4 --memory {MEMORY}"));
     let meshes = found["meshes"].as_array().unwrap();
     // Two factors of two in four places are ten; of three with data parallelism the moments may be in parts.
@@ -32,7 +33,7 @@ fn meshes_are_compared_as_the_compiler_would() {
         let compiled = plan(&bench, &format!("{flags} --memory {MEMORY}"));
         let (estimate, peak) = (number(mesh, "estimated_peak_bytes"), number(&compiled, "peak_bytes_of_run"));
         eprintln!("{flags}: {estimate} {peak} {:+.1} %", 100.0 * (estimate / peak - 1.0));
-        assert!((estimate / peak - 1.0).abs() < 0.3, "{flags}: {estimate} estimated, {peak} by the compiler");
+        assert!((estimate / peak - 1.0).abs() < 0.1, "{flags}: {estimate} estimated, {peak} by the compiler");
         assert_eq!(compiled["fits"], peak <= MEMORY as f64, "{flags}");
         assert_eq!(compiled["exchanged_per_step"], mesh["exchanged_per_step"], "{flags}");
         assert_eq!(compiled["examples_per_step"], mesh["examples_per_step"], "{flags}");

@@ -8,6 +8,9 @@ use crate::report::units::{bytes, exact};
 use crate::trainer::settings::Checkpointing;
 use serde_json::{Value, json};
 
+/// An estimate that is off by less than this part of the memory does not decide.
+const UNSURE: u64 = 10;
+
 pub(super) fn text(comparison: &Comparison) -> String {
     let Comparison { devices, memory, candidates, .. } = comparison;
     let (room, fitting) = (bytes(*memory), candidates.iter().filter(|one| one.footprint.peak <= *memory).count());
@@ -26,7 +29,8 @@ pub(super) fn text(comparison: &Comparison) -> String {
         text += &format!("left out, {} of the meshes: {reason}\n", exact(*count as u64));
     }
     text += "examples: of a step, on all devices. state: weights, moments and sums of the fullest device, exactly.\n\
-             peak: with batch and temporaries, estimated from the recorded graphs as XLA's CPU compiler would lay them out.\n\
+             peak: with batch and temporaries, estimated from the recorded graphs as XLA's CPU compiler would lay them out; close: within\n\
+             a tenth of what there is, which only a compiler decides (leave --compare_meshes out and give the degrees).\n\
              sent: by each device in a step, if collectives go in rings. waits: share of the time in which stages wait for each other.\n\
              Order: what fits; the most examples in a step less what stages wait, since devices with rows of their own wait least for\n\
              each other; the fewest bytes sent; the least memory. What does not fit: the nearest first.\n";
@@ -63,7 +67,12 @@ fn cells(candidate: &Candidate, memory: u64) -> [String; 11] {
         exact(candidate.examples as u64),
         bytes(footprint.state),
         bytes(footprint.peak),
-        if footprint.peak <= memory { "yes" } else { "no" }.to_string(),
+        match footprint.peak {
+            peak if peak.abs_diff(memory) <= memory / UNSURE => "close",
+            peak if peak <= memory => "yes",
+            _ => "no",
+        }
+        .to_string(),
         bytes(candidate.sent),
         if stage > 1 { format!("{:.0} %", 100.0 * candidate.waits) } else { String::new() },
     ]
