@@ -6,7 +6,7 @@
 //! a divided matrix needs all rows, they are put together (all-gather). Bytes exchanged are the same. What was put together in the
 //! forward pass is not kept for the backward pass but put together once more there, which is one all-gather a product.
 
-use super::rules::ends_gradient;
+use super::rules::{ends_gradient, narrows};
 use super::{Cut, Divider, Lay, Part, Recorded};
 use crate::error::Result;
 use crate::grad::{BACKWARD, RECOMPUTE};
@@ -89,8 +89,7 @@ fn needs_sums(op: &Op, operands: &[Part]) -> bool {
         | Op::Slice { .. }
         | Op::Pad { .. }
         | Op::After => false,
-        // To a smaller type each summand is rounded.
-        Op::Convert(dtype) => operands[0].local.dtype().size() <= dtype.size(),
+        Op::Convert(dtype) => !narrows(*dtype, operands[0].local.dtype()),
         Op::Binary(Binary::Add | Binary::Sub) => lays().any(|lay| lay != Lay::Partial),
         Op::Binary(Binary::Mul | Binary::Div) => lays().any(|lay| matches!(lay, Lay::Cut(_))),
         _ => true,

@@ -28,6 +28,12 @@ pub(super) fn ends_gradient(op: &Op, shapes: &[&Shape]) -> bool {
     matches!(op, Op::Convert(dtype) if *dtype == shapes[0].dtype)
 }
 
+/// Whether a conversion to `to` rounds. Of a sum each summand is rounded then, as a product in 16 bits rounds its own, and fewer bytes are
+/// exchanged.
+pub(super) fn narrows(to: DType, from: DType) -> bool {
+    to.is_float() && from.is_float() && to.size() < from.size()
+}
+
 impl Part {
     pub(super) fn the_cut(&self) -> Option<Cut> {
         match self.lay {
@@ -41,6 +47,7 @@ impl Divider<'_> {
     /// The part of a node's result.
     pub(super) fn node(&self, node: &Recorded, operands: Vec<Part>) -> Result<Part> {
         let (op, shapes, result) = (node.op, node.shapes, node.shape);
+        // Also of what has been summed up and widened, so that one sum is exchanged in the place of two.
         if let (Op::Binary(Binary::Add), [a, b]) = (op, &operands[..])
             && let (Some(a), Some(b)) = (self.summand(a)?, self.summand(b)?)
         {
@@ -56,8 +63,7 @@ impl Divider<'_> {
         let divided = match op {
             Op::Unary(Unary::Neg) => self.linear(op, operands, shapes)?,
             Op::Binary(kind) => self.binary(*kind, op, operands, shapes)?,
-            // As a product in 16 bits rounds its summands, too.
-            Op::Convert(dtype) if operands[0].lay == Lay::Partial && dtype.size() < shapes[0].dtype.size() => {
+            Op::Convert(dtype) if operands[0].lay == Lay::Partial && narrows(*dtype, shapes[0].dtype) => {
                 partial(self.record(op, &[operands[0].local.clone()])?)
             }
             Op::Convert(_) if ends_gradient(op, shapes) && operands[0].lay == Lay::Partial => {
