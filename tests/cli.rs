@@ -177,3 +177,12 @@ fn an_argument_that_is_not_unicode_is_a_usage_error() {
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(stderr(&output), "error: an argument is not valid UTF-8\nhint: `xtrain --help` shows how commands are written\n");
 }
+
+/// The first of README's two commands, given again where everything is there: it succeeds and says nothing.
+#[test]
+fn bootstrap_can_be_run_again() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let output = Command::new(root.join("bin/bootstrap")).arg("--no-build").current_dir(root).output().unwrap();
+    assert!(output.status.success(), "{}: {}", output.status, stderr(&output));
+    assert_eq!((stdout(&output), stderr(&output)), (String::new(), String::new()));
+}
