@@ -85,11 +85,12 @@ pub fn check(session: &mut Session, parameters: &[ParameterSpec], step: u64) -> 
     }
     let of = |name: &str| {
         let place = |(members, _): &(Vec<&ParameterSpec>, _)| members.iter().position(|member| member.name == name);
-        let (stage, parameter) = found.iter().enumerate().find_map(|(stage, held)| Some((stage, place(held)?)))?;
-        Some(found[stage].1.iter().map(|sums| sums[parameter]).collect::<Vec<u32>>())
+        let held = found.iter().find_map(|held| Some((&held.1, place(held)?)));
+        let (checksums, parameter) = held.expect("some stage holds every parameter and every copy");
+        checksums.iter().map(|sums| sums[parameter]).collect::<Vec<u32>>()
     };
     for copy in parameters.iter().filter(|parameter| stages::is_copy(&parameter.name)) {
-        if let Some(replica) = stray(of(stages::original_name(&copy.name)), of(&copy.name)) {
+        if let Some(replica) = stray(&of(stages::original_name(&copy.name)), &of(&copy.name)) {
             return Err(Error::CopyDiverged { step, replica, tensor: copy.name.clone() });
         }
     }
@@ -97,8 +98,8 @@ pub fn check(session: &mut Session, parameters: &[ParameterSpec], step: u64) -> 
 }
 
 /// The first replica of a stage whose copy of a parameter is not what the same replica of the stage that has the original holds.
-fn stray(original: Option<Vec<u32>>, copy: Option<Vec<u32>>) -> Option<usize> {
-    original?.iter().zip(copy?).position(|(original, copy)| *original != copy)
+fn stray(original: &[u32], copy: &[u32]) -> Option<usize> {
+    original.iter().zip(copy).position(|(original, copy)| original != copy)
 }
 
 /// Sums from their lower halves, then their upper ones.
@@ -130,8 +131,8 @@ mod tests {
 
     #[test]
     fn a_copy_that_strays_is_found() {
-        assert_eq!(stray(Some(vec![1, 2]), Some(vec![1, 2])), None);
-        assert_eq!(stray(Some(vec![1, 2]), Some(vec![1, 3])), Some(1));
+        assert_eq!(stray(&[1, 2], &[1, 2]), None);
+        assert_eq!(stray(&[1, 2], &[1, 3]), Some(1));
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! residuals of its own tokens only.
 //!
 //! Where a partial sum would be made whole (all-reduce), each replica gets the rows of it that are its own (reduce-scatter); where a product with
-//! a divided matrix needs all rows, they are put together (all-gather). Bytes exchanged are the same. What was put together in the
-//! forward pass is not kept for the backward pass but put together once more there, which is one all-gather a product.
+//! a divided matrix needs all rows, they are put together (all-gather). The two exchange as many bytes as the sum did. What was put
+//! together in the forward pass is not kept for the backward pass but put together once more there: one all-gather more for each product.
 
 use super::rules::{ends_gradient, narrows};
 use super::{Cut, Divider, Lay, Part, Recorded};
