@@ -12,10 +12,10 @@ use crate::report::units::{bytes, count};
 use crate::runtime::hlo_facts::{self, HloFacts};
 use crate::runtime::thunks::Launches;
 use crate::trainer::ahead::record_steps;
-use crate::trainer::cuda;
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::fit::{of_graph, waiting};
 use crate::trainer::gpu::{Estimate, Gpu, PEAK_SHARE, Work};
+use crate::trainer::{ceiling, cuda};
 use std::time::Duration;
 use xtrain_graphs::Graph;
 
@@ -60,7 +60,9 @@ pub(super) fn compile(mut plan: TrainPlan) -> Result<Outcome, Error> {
     let shapes = prepared.shapes(&plan);
     let model = &*prepared.loaded.model;
     let stepper = compile::stepper(&plan, model);
-    let steps = record_steps(&mut prepared.session, model, &stepper, &shapes).map_err(failed("recording the graphs"))?;
+    let mut steps = record_steps(&mut prepared.session, model, &stepper, &shapes).map_err(failed("recording the graphs"))?;
+    // It measures a card.
+    steps.retain(|(name, _)| name != ceiling::GRAPH_NAME);
     let placements = prepared.session.placements().clone();
     for (step, graph) in steps.iter().flat_map(|step| step.1.iter().map(move |graph| (step, graph))) {
         let stage = graph.stage as usize;
