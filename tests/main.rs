@@ -20,6 +20,7 @@ mod precision;
 mod processes;
 mod regression;
 mod scaling;
+mod scan;
 mod steady;
 mod streaming;
 mod support;

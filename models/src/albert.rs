@@ -196,7 +196,8 @@ impl Model for Albert {
             // Layers per group need not be whole; transformers truncates here too.
             let group = layer * self.groups / self.encoder.layers;
             for inner in 0..self.inner_layers {
-                let (weights, _scope) = weights.enter_layer(&shared_layer(group, inner), &x);
+                let path = format!("layer.{}", layer * self.inner_layers + inner);
+                let (weights, _scope) = weights.enter_layer_with(&path, &shared_layer(group, inner), &x);
                 x = self.encoder.layer.apply(&NAMES, &weights, &x, batch, randomness)?;
             }
         }

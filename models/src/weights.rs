@@ -109,8 +109,13 @@ impl<'a> Weights<'a> {
     /// As [`Weights::enter`], for one of the layers that make up most of the model. Parameters that lie in parts are put together
     /// when its input `x` is there, not before, so that only a layer's are in memory at a time.
     pub fn enter_layer(&self, name: &str, x: &Tensor) -> (Weights<'a>, LayerGuard) {
+        self.enter_layer_with(name, name, x)
+    }
+
+    /// As [`Weights::enter_layer`], for a layer whose weights, below `name`, are other layers' too: the model path tells them apart.
+    pub fn enter_layer_with(&self, path: &str, name: &str, x: &Tensor) -> (Weights<'a>, LayerGuard) {
         let prefix = format!("{}{name}.", self.prefix);
-        (Weights { prefix, layer_input: Some(x.clone()), ..self.clone() }, self.trace.layer(name))
+        (Weights { prefix, layer_input: Some(x.clone()), ..self.clone() }, self.trace.layer(path))
     }
 
     /// A parameter in its whole shape.

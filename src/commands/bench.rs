@@ -63,6 +63,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     let placements = placements(model, OptimizerKind::AdamW, plan.mesh, plan.shard_optimizer_state);
     session.set_placements(placements.map_err(failed("laying out the model"))?);
     session.set_sequence_parallel(plan.sequence_parallel);
+    session.set_scan_layers(plan.scan_layers);
     let shards = plan.mesh.batch_shards();
     let shape = [("batch", plan.batch.to_string()), ("seq", plan.seq.to_string()), ("data_parallel", shards.to_string())];
     session.cache_mut().set_origin(origin("bench", model, &shape));
@@ -149,6 +150,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     let results = json!({
         "precision": plan.precision.to_string(),
         "gradient_checkpointing": plan.checkpointing.to_string(),
+        "scan_layers": plan.scan_layers,
         "step_ms_median": median,
         "step_ms_min": times[0],
         "step_ms_max": times[times.len() - 1],

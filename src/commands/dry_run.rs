@@ -82,6 +82,9 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
         if settings.checkpointing != Checkpointing::Off {
             table.row(["computed twice".to_string(), format!("activations ({})", settings.checkpointing)]);
         }
+        if settings.scan_layers {
+            table.row(["layers".to_string(), "those that are alike in a loop".to_string()]);
+        }
         if settings.sequence_parallel {
             let share = format!("norms, dropout and residuals of 1/{} of them on each device", settings.mesh.tensor);
             table.row(["tokens".to_string(), share]);

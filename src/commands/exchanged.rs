@@ -29,7 +29,7 @@ pub(super) fn exchanged(
     Ok(of_steps(&steps, session.mesh(), shapes.accumulation))
 }
 
-/// The run's graphs as they are emitted: equal nodes are one by then.
+/// The run's graphs as they are emitted: equal nodes are one by then. Layers are always written out.
 pub(super) fn prepared(
     session: &mut Session,
     model: &dyn Model,
@@ -37,7 +37,7 @@ pub(super) fn prepared(
     shapes: &RunShapes,
 ) -> Result<Prepared, Error> {
     let steps = record_steps(session, model, stepper, shapes).map_err(failed("recording the graphs"))?;
-    let prepare = |graph: &Graph| passes::prepare(graph, Target::Cpu).map_err(failed("preparing the graphs"));
+    let prepare = |graph: &Graph| passes::write_out(graph, Target::Cpu).map_err(failed("preparing the graphs"));
     steps.into_iter().map(|(name, graphs)| Ok((name, graphs.iter().map(prepare).collect::<Result<_, _>>()?))).collect()
 }
 

@@ -160,6 +160,7 @@ pub(super) fn session(plan: &TrainPlan, model: &dyn Model, task: &TaskData) -> R
     session.set_placements(placements);
     session.set_schedule(settings.pipeline_schedule);
     session.set_sequence_parallel(settings.sequence_parallel);
+    session.set_scan_layers(settings.scan_layers);
     let command = format!("train {}", plan.task.word());
     session.cache_mut().set_origin(origin(&command, model, &graph_settings(plan, task)));
     Ok(session)
@@ -214,6 +215,7 @@ fn graph_settings(plan: &TrainPlan, task: &TaskData) -> Vec<(&'static str, Strin
         ("adam_epsilon", optimizer.adam_epsilon.to_string()),
         ("max_grad_norm", optimizer.max_grad_norm.to_string()),
         ("gradient_checkpointing", train.checkpointing.to_string()),
+        ("scan_layers", train.scan_layers.to_string()),
         ("data_parallel", train.mesh.data.to_string()),
         ("shard_parallel", train.mesh.shard.to_string()),
         ("tensor_parallel", train.mesh.tensor.to_string()),

@@ -35,6 +35,8 @@ pub struct Instruction {
     pub shape: Option<Shape>,
     #[prost(message, optional, tag = "7")]
     pub metadata: Option<Metadata>,
+    #[prost(int64, tag = "9")]
+    pub parameter_number: i64,
     #[prost(message, optional, tag = "8")]
     pub literal: Option<Literal>,
     #[prost(int64, repeated, tag = "14")]

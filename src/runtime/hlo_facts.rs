@@ -1,10 +1,11 @@
 //! What XLA:GPU made of a module, counted on the optimized module: which kernels there are, and how many bytes they move.
 //!
-//! Only what runs is counted: the entry computation and what it calls, the body of a loop once; what lies inside a fusion is one
-//! kernel.
+//! Only what runs is counted: the entry computation and what it calls; what lies inside a fusion is one kernel. A loop's kernels count
+//! once, their bytes as often as they run.
 
 use super::error::Result;
-use super::hlo::{Computation, Instruction, Module, Shape};
+use super::hlo::{Computation, Instruction, Module};
+use super::traffic;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Kernels of a compiled module by kind.
@@ -43,17 +44,18 @@ pub fn of(module: &[u8]) -> Result<HloFacts> {
     let module = Module::read(module)?;
     let computations: HashMap<i64, &Computation> = module.computations.iter().map(|c| (c.id, c)).collect();
     let mut facts = HloFacts::default();
-    let mut waiting = vec![module.entry_computation_id];
+    // Computations that run, and how often.
+    let mut waiting = vec![(module.entry_computation_id, 1.0)];
     let mut seen = BTreeSet::new();
-    while let Some(id) = waiting.pop() {
+    while let Some((id, times)) = waiting.pop() {
         let Some(computation) = computations.get(&id).filter(|_| seen.insert(id)) else { continue };
-        let sizes: HashMap<i64, f64> = computation.instructions.iter().map(|i| (i.id, result_bytes(i))).collect();
+        let sizes: HashMap<i64, f64> = computation.instructions.iter().map(|i| (i.id, traffic::bytes_of(i))).collect();
         for instruction in &computation.instructions {
             if matches!(instruction.opcode.as_str(), "while" | "call" | "conditional" | "async-start") {
-                waiting.extend(&instruction.called_computation_ids);
+                let times = times * trips(instruction);
+                waiting.extend(instruction.called_computation_ids.iter().map(|&id| (id, times)));
             } else if !is_name_only(&instruction.opcode) {
-                let operands: f64 = instruction.operand_ids.iter().filter_map(|id| sizes.get(id)).sum();
-                facts.bytes += operands + result_bytes(instruction);
+                facts.bytes += times * traffic::of(instruction, &sizes, &computations);
                 facts.count(instruction, computation, &computations);
             }
         }
@@ -168,33 +170,15 @@ fn config(instruction: &Instruction) -> serde_json::Value {
     serde_json::from_slice(&instruction.backend_config).unwrap_or_default()
 }
 
+/// How often a loop runs, if the compiler found that out; anything else runs once.
+fn trips(instruction: &Instruction) -> f64 {
+    let found = &config(instruction)["known_trip_count"]["n"];
+    found.as_str().and_then(|n| n.parse().ok()).unwrap_or(1.0)
+}
+
 /// The emitter of a fusion, as in `{"fusion_backend_config":{"kind":"__triton_gemm"}}`; empty if it has none.
 fn fusion_kind(instruction: &Instruction) -> String {
     config(instruction)["fusion_backend_config"]["kind"].as_str().unwrap_or_default().to_string()
-}
-
-/// Bytes of the result.
-fn result_bytes(instruction: &Instruction) -> f64 {
-    instruction.shape.as_ref().map_or(0.0, shape_bytes)
-}
-
-fn shape_bytes(shape: &Shape) -> f64 {
-    let elements: f64 = shape.dimensions.iter().map(|&d| d as f64).product();
-    let inner: f64 = shape.tuple_shapes.iter().map(shape_bytes).sum();
-    inner + elements * element_bytes(shape.element_type)
-}
-
-/// By XLA's `PrimitiveType`.
-fn element_bytes(kind: i32) -> f64 {
-    match kind {
-        // Tuples, tokens, opaque values.
-        0 | 13 | 14 | 17 => 0.0,
-        3 | 7 | 10 | 16 => 2.0,
-        4 | 8 | 11 => 4.0,
-        5 | 9 | 12 | 15 => 8.0,
-        18 => 16.0,
-        _ => 1.0,
-    }
 }
 
 /// f32, by XLA's `PrimitiveType`.
@@ -202,7 +186,7 @@ const F32: i32 = 11;
 
 #[cfg(test)]
 mod tests {
-    use super::super::hlo::PrecisionConfig;
+    use super::super::hlo::{PrecisionConfig, Shape};
     use super::*;
     use prost::Message;
 
@@ -240,7 +224,10 @@ mod tests {
                 fusion(6, 2, "__triton"),
                 fusion(7, 2, ""),
                 fusion(8, 3, ""),
-                instruction(9, "while", &[1], &[4]),
+                Instruction {
+                    backend_config: br#"{"known_trip_count":{"n":"5"}}"#.into(),
+                    ..instruction(9, "while", &[1], &[4])
+                },
                 instruction(10, "bitcast", &[9], &[]),
             ],
             ..Default::default()
@@ -258,8 +245,8 @@ mod tests {
         let body = computation(4, &[product(None)]);
         let module = Module { computations: vec![inside, copy, body, entry], entry_computation_id: 1, ..Default::default() };
         let facts = of(&module.encode_to_vec()).unwrap();
-        // Seven kernels that read one array and write one, and the product in the loop, which reads two.
-        let bytes = (7.0 * 2.0 + 3.0) * 4000.0;
+        // Seven kernels that read one array and write one, and the product in the loop, which reads two, five times.
+        let bytes = (7.0 * 2.0 + 5.0 * 3.0) * 4000.0;
         let other_calls = BTreeMap::from([("mine".to_string(), 1)]);
         let expected = HloFacts {
             attention_calls: 1,

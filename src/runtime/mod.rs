@@ -37,6 +37,7 @@ mod signature;
 mod tests;
 pub mod thunks;
 mod topology;
+mod traffic;
 pub mod visible;
 
 pub use buffer::{Buffer, HostBytes, PendingDownload};

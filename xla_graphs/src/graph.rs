@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use std::collections::HashSet;
 
 /// Changes whenever the bytes of an unchanged model would: old cache entries then say so instead of failing to decode.
-pub const FORMAT_VERSION: u32 = 3;
+pub const FORMAT_VERSION: u32 = 4;
 
 /// Where an input's value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -21,20 +21,20 @@ pub enum InputRole {
     Feed,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct InputSpec {
     pub name: String,
     pub role: InputRole,
     pub shape: Shape,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct OutputSpec {
     pub name: String,
     pub node: NodeId,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GraphNode {
     pub op: Op,
     pub operands: Vec<NodeId>,
@@ -44,13 +44,15 @@ pub struct GraphNode {
 }
 
 /// A dead-code-free list of nodes in recording order, so that equal programs give equal bytes in any process.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Graph {
     pub format: u32,
     pub name: String,
     /// The pipeline stage whose devices run it; 0 where there is no pipeline. What goes from stage a to stage b of P runs on both, as
     /// number P x (1 + a) + b.
     pub stage: u32,
+    /// Whether layers that are alike become the iterations of a loop when the graph is prepared (`passes/scan`).
+    pub scan_layers: bool,
     pub inputs: Vec<InputSpec>,
     pub outputs: Vec<OutputSpec>,
     pub nodes: Vec<GraphNode>,
@@ -109,7 +111,16 @@ impl Graph {
             .iter()
             .map(|output| OutputSpec { name: output.name.clone(), node: renumbered[output.node as usize] })
             .collect::<Vec<_>>();
-        let graph = Graph { format: FORMAT_VERSION, name: name.to_string(), stage: 0, inputs, outputs, nodes, scopes };
+        let graph = Graph {
+            format: FORMAT_VERSION,
+            name: name.to_string(),
+            stage: 0,
+            scan_layers: trace.scan_layers,
+            inputs,
+            outputs,
+            nodes,
+            scopes,
+        };
         for (_, input, output) in graph.aliases() {
             let (expected, found) = (&graph.inputs[input].shape, graph.output_shape(output));
             if expected != found {
@@ -150,7 +161,7 @@ impl Graph {
             let _scope = trace.absolute_scope(&self.scopes[node.scope as usize]);
             trace.output(output.name.clone(), &tensor.convert(node.shape.dtype)?);
         }
-        Ok(Graph { stage: self.stage, ..trace.cut(&self.name)? })
+        Ok(Graph { stage: self.stage, scan_layers: self.scan_layers, ..trace.cut(&self.name)? })
     }
 
     pub fn output_shape(&self, index: usize) -> &Shape {
@@ -203,6 +214,9 @@ impl Graph {
                     None => Err(format!("there is no input {index}")),
                 },
                 _ => {
+                    if let Op::Loop { body, .. } = &node.op {
+                        body.check()?;
+                    }
                     let operands: Vec<&Shape> = node.operands.iter().map(|&o| &self.nodes[o as usize].shape).collect();
                     ops::infer(&node.op, &operands)
                 }

@@ -153,11 +153,11 @@ fn is_square_of_sum(graph: &Graph, id: NodeId) -> bool {
 
 /// Whether a node's value is its first operand's, under another shape or name.
 fn renames(op: &Op) -> bool {
-    matches!(op, Op::Reshape(_) | Op::Barrier | Op::StopGradient | Op::After | Op::ToDevice)
+    matches!(op, Op::Reshape(_) | Op::Barrier | Op::Opaque | Op::StopGradient | Op::After | Op::ToDevice)
 }
 
 /// Whether an operation can be a part of a loop over its result's elements. Sums have loops of their own.
-fn is_loop(op: &Op) -> bool {
+pub(crate) fn is_loop(op: &Op) -> bool {
     matches!(
         op,
         Op::Iota { .. }
@@ -177,7 +177,7 @@ fn is_loop(op: &Op) -> bool {
 }
 
 /// What is not computed twice to save memory.
-fn is_expensive(op: &Op) -> bool {
+pub(crate) fn is_expensive(op: &Op) -> bool {
     match op {
         Op::Unary(op) => !matches!(op, Unary::Neg | Unary::Abs | Unary::Sign | Unary::Floor | Unary::Not | Unary::IsFinite),
         Op::Binary(op) => matches!(op, Binary::Div | Binary::Pow | Binary::Rem),

@@ -58,6 +58,9 @@ pub(super) fn comparison(typed: &Typed) -> Verdict {
             "give a number; `xtrain fit` then finds the largest for the mesh that was chosen",
         );
     }
+    if typed.bool("scan_layers") {
+        return refuse(format!("{what} estimates layers that are written out, not --scan_layers"), "leave --scan_layers out");
+    }
     if let Some(name) = mesh::automatic(typed)? {
         return refuse(format!("{what} finds the degrees, and --{name} is auto"), format!("leave --{name} out"));
     }
@@ -152,6 +155,12 @@ pub(super) fn device(typed: &Typed) -> Verdict {
                 "use --gradient_checkpointing full or every:K, or leave one of them out",
             );
         }
+    }
+    if typed.bool("scan_layers") && device == "neuron" {
+        return refuse(
+            "--scan_layers: neuronx-cc writes loops out before it compiles them, so nothing would be gained",
+            "leave it out; --gradient_checkpointing saves memory without a loop",
+        );
     }
     if typed.bool("tf32") && device != "cuda" {
         return refuse(

@@ -74,7 +74,6 @@ pub const FLAGS: &[Flag] = &[
     only(Section::Run, "ddp_broadcast_buffers", NONE, "the models have no buffers"),
     only(Section::Run, "ddp_static_graph", NONE, "the graph is always static"),
     only(Section::Run, "parallelism_config", NONE, "it drives accelerate; see data_parallel"),
-    only(Section::Parallel, "scan_layers", FALSE, "layers are always written out one after the other; gradient_checkpointing saves memory without a loop"),
     only(Section::Run, "deepspeed", NONE, "DeepSpeed drives PyTorch; xtrain has no use for its file"),
     only(Section::Run, "fsdp", NONE, "it drives PyTorch's FSDP; see shard_parallel and shard_optimizer_state"),
     only(Section::Run, "fsdp_config", NONE, "it drives PyTorch's FSDP; see shard_parallel and shard_optimizer_state"),

@@ -8,6 +8,7 @@ mod dot;
 mod elementwise;
 mod index;
 mod reduce;
+mod repeat;
 mod reshape;
 
 use crate::dtype::DType;
@@ -46,7 +47,7 @@ pub(crate) fn infer(op: &Op, operands: &[&Shape]) -> std::result::Result<Shape, 
         Op::Dot { dims, dtype, .. } => arity(2).and_then(|()| dot::infer(operands[0], operands[1], dims, *dtype)),
         Op::TakeRows => arity(2).and_then(|()| index::infer_take(operands[0], operands[1])),
         Op::ScatterAddRows => arity(3).and_then(|()| index::infer_scatter(operands[0], operands[1], operands[2])),
-        Op::Barrier | Op::ToHost | Op::ToDevice => arity(1).map(|()| operands[0].clone()),
+        Op::Barrier | Op::ToHost | Op::ToDevice | Op::Opaque => arity(1).map(|()| operands[0].clone()),
         Op::RandomBits { dims, .. } => arity(1).and_then(|()| nn::dropout::infer_bits(operands[0], dims)),
         Op::LayerNorm { .. } => arity(3).and_then(|()| nn::layer_norm::infer(operands)),
         Op::LayerNormGrad { .. } => arity(3).and_then(|()| nn::layer_norm::infer_grad(operands)),
@@ -62,7 +63,7 @@ pub(crate) fn infer(op: &Op, operands: &[&Shape]) -> std::result::Result<Shape, 
         Op::AllReduce(exchange) => arity(1).and_then(|()| collective::infer_all_reduce(operands[0], exchange)),
         Op::FusedAttention(of) => nn::fused_attention::infer(of, operands),
         Op::FusedAttentionGrad(of) => nn::fused_attention::infer_grad(of, operands),
-        // The emitter compares it with the call's.
+        // The emitter compares it with the call's or the loop's.
         Op::Part { shape, .. } => arity(1).map(|()| shape.clone()),
         Op::After => arity(2).map(|()| operands[0].clone()),
         Op::AllGather { dim, exchange } => arity(1).and_then(|()| collective::infer_all_gather(operands[0], *dim, exchange)),
@@ -71,6 +72,8 @@ pub(crate) fn infer(op: &Op, operands: &[&Shape]) -> std::result::Result<Shape, 
         }
         Op::DynamicSlice { dim, size } => arity(2).and_then(|()| index::infer_dynamic_slice(operands, *dim, *size)),
         Op::AllMax(exchange) => arity(1).and_then(|()| collective::infer_all_reduce(operands[0], exchange)),
+        Op::DynamicUpdateSlice { dim } => arity(3).and_then(|()| index::infer_dynamic_update_slice(operands, *dim)),
+        Op::Loop { body, trips } => repeat::infer(body, *trips, operands),
     }
 }
 
@@ -139,6 +142,9 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         | Op::FusedAttentionGrad(_)
         | Op::Part { .. }
         | Op::DynamicSlice { .. }
+        | Op::DynamicUpdateSlice { .. }
+        | Op::Opaque
+        | Op::Loop { .. }
         | Op::AllMax(_) => return Ok(None),
     };
     Ok(Some(grads))

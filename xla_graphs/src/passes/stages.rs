@@ -363,7 +363,8 @@ impl<'g> Splitter<'g> {
             outputs.push(OutputSpec { name: format!("{VALUE}{}", numbers[&(*id, *stage)]), node: renumbered[id] });
         }
         let name = self.name(*stage, *level, given.is_empty());
-        let graph = Graph { format: self.graph.format, name, stage: *stage as u32, inputs, outputs, nodes, scopes };
+        let (format, scan_layers) = (self.graph.format, self.graph.scan_layers);
+        let graph = Graph { format, name, stage: *stage as u32, scan_layers, inputs, outputs, nodes, scopes };
         Piece { graph, level: *level }
     }
 

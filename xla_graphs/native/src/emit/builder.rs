@@ -4,7 +4,7 @@
 //! or by XLA, never by an abort in C++. Instructions that XlaBuilder has no call for go in as markers (`finish.rs`).
 
 use super::finish::{NODE_MARKER, marker};
-use super::{Error, barrier, collective, cudnn};
+use super::{Error, Root, barrier, collective, cudnn, repeat};
 use crate::proto::xla::HloInstructionProto;
 use prost::Message;
 use xla::{ElementType, Literal, XlaBuilder, XlaComputation, XlaOp};
@@ -12,7 +12,7 @@ use xtrain_graphs::op::{Binary, Comparison, DotDims, Exchange, Op, Reduction, Sc
 use xtrain_graphs::{DType, Graph, GraphNode, Shape};
 
 /// Emits the graph and returns XLA's serialized module, markers included.
-pub(super) fn build(graph: &Graph) -> Result<Vec<u8>, Error> {
+pub(super) fn build(graph: &Graph, root: Root) -> Result<Vec<u8>, Error> {
     let module_error = |message: String| Error::Module { graph: graph.name.clone(), message };
     // The C interface takes zero-terminated names; xla-rs panics on a zero inside.
     let names = graph.inputs.iter().map(|i| &i.name).chain([&graph.name]);
@@ -33,7 +33,11 @@ pub(super) fn build(graph: &Graph) -> Result<Vec<u8>, Error> {
     let module = || -> Result<Vec<u8>, Failure> {
         builder.announce(graph.nodes.len() as u32)?;
         let outputs: Vec<&XlaOp> = graph.outputs.iter().map(|o| &values[o.node as usize]).collect();
-        let root = builder.tuple(&outputs)?;
+        let root = match root {
+            Root::Results => builder.tuple(&outputs)?,
+            // The root is the last instruction, whatever `build` is told.
+            Root::First => outputs[0].reshape(&signed(&graph.output_shape(0).dims))?,
+        };
         for (_, input, output) in graph.aliases() {
             builder.setup_alias(output as i64, input as i64);
         }
@@ -144,6 +148,20 @@ impl Emitter<'_> {
             Op::AllGather { dim, exchange } => self.collective(collective::ALL_GATHER, exchange, *dim)?,
             Op::ReduceScatter { dim, exchange } => self.collective(collective::REDUCE_SCATTER, exchange, *dim)?,
             Op::DynamicSlice { dim, size } => self.dynamic_slice(*dim, *size)?,
+            Op::DynamicUpdateSlice { dim } => {
+                let zero = self.builder.zero(ElementType::S32)?;
+                let starts: Vec<&XlaOp> =
+                    (0..self.node.shape.rank()).map(|d| if d == *dim { self.operand(2) } else { &zero }).collect();
+                x(0).dynamic_update_slice(x(1), &starts)?
+            }
+            Op::Opaque => {
+                let none = self.instruction(&barrier::no_token(), &[])?;
+                self.instruction(&barrier::dependent(&self.node.shape), &[x(0), &none])?
+            }
+            Op::Loop { .. } => {
+                let operands: Vec<&XlaOp> = (0..self.node.operands.len()).map(x).collect();
+                self.marker(marker::LOOP, &[&self.builder.tuple(&operands)?])?
+            }
             Op::FusedAttention(_) | Op::FusedAttentionGrad(_) => {
                 let operands = self.node.operands.len();
                 let shapes: Vec<&Shape> = (0..operands).map(|index| self.operand_shape(index)).collect();
@@ -153,7 +171,11 @@ impl Emitter<'_> {
             Op::Part { index, shape } => {
                 let call = &self.graph.nodes[self.node.operands[0] as usize];
                 let shapes: Vec<&Shape> = call.operands.iter().map(|&o| &self.graph.nodes[o as usize].shape).collect();
-                self.instruction(&cudnn::part(&call.op, &shapes, *index, shape)?, &[x(0)])?
+                let part = match &call.op {
+                    Op::Loop { body, .. } => repeat::part(body, *index, shape)?,
+                    op => cudnn::part(op, &shapes, *index, shape)?,
+                };
+                self.instruction(&part, &[x(0)])?
             }
             Op::RandomBits { .. }
             | Op::LayerNorm { .. }

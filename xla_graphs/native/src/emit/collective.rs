@@ -1,6 +1,7 @@
 //! Collectives, which XlaBuilder can emit only without groups or not at all: from markers, all-reduces side by side to one
 //! instruction.
 
+use super::ids::{Ids, local, only_computation};
 use crate::proto::xla as pb;
 use xtrain_graphs::op::Exchange;
 
@@ -166,31 +167,5 @@ fn fold_of(fold: &str, element_type: i32, ids: &mut Ids) -> pb::HloComputationPr
         id,
         root_id: result,
         ..Default::default()
-    }
-}
-
-/// An instruction's id has its computation's in the upper half; XLA tells computations and instructions apart by the lower half.
-fn local(id: i64) -> i64 {
-    id & i64::from(u32::MAX)
-}
-
-/// The computation's part of an instruction's id.
-fn only_computation(id: i64) -> i64 {
-    id >> 32
-}
-
-/// Ids that the module does not use yet.
-struct Ids(i64);
-
-impl Ids {
-    fn after(module: &pb::HloModuleProto) -> Self {
-        let of = |c: &pb::HloComputationProto| c.instructions.iter().map(|i| local(i.id)).chain([local(c.id)]).max();
-        Ids(module.computations.iter().filter_map(of).max().unwrap_or(0))
-    }
-
-    /// For an instruction of a computation, or with 0 for a computation.
-    fn within(&mut self, computation: i64) -> i64 {
-        self.0 += 1;
-        computation << 32 | self.0
     }
 }

@@ -119,6 +119,7 @@ pub fn divide(graph: &Graph, partition: &Partition) -> Result<Graph> {
 fn divide_with_place(graph: &Graph, partition: &Partition, with_place: bool) -> Result<(Graph, bool)> {
     let parts = partition.groups.first().map_or(1, Vec::len);
     let trace = Trace::deduplicating();
+    trace.scan_layers(graph.scan_layers);
     // All inputs first, so that they keep their numbers and the place comes last.
     let inputs = graph.inputs.iter().map(|input| input_part(&trace, input, partition, parts)).collect::<Result<Vec<Part>>>()?;
     let place = match with_place {

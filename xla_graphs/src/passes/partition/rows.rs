@@ -9,31 +9,16 @@
 use super::rules::{ends_gradient, narrows};
 use super::{Cut, Divider, Lay, Part, Recorded};
 use crate::error::Result;
-use crate::grad::{BACKWARD, RECOMPUTE};
 use crate::op::{Binary, Op, Unary};
+use crate::passes::paths::{is_backward, is_of_update};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
 const ROWS: Cut = Cut { dim: 0, blocks: 1 };
 
-/// Where gradients are summed up and used: what has as many rows there is a weight's by chance.
-const UPDATE: [&str; 2] = ["optimizer", "accumulate"];
-
-/// A model path without what stands in front of it: the pass, the stage.
-fn module(path: &str) -> &str {
-    path.rsplit('/').next().unwrap_or(path)
-}
-
-fn is_of_update(path: &str) -> bool {
-    module(path).split('.').next().is_some_and(|first| UPDATE.contains(&first))
-}
-
-fn is_backward(path: &str) -> bool {
-    path.split('/').any(|part| part == BACKWARD || part == RECOMPUTE)
-}
-
 impl Divider<'_> {
-    /// The operands as sequence parallelism has them for this node; without it, as they are.
+    /// The operands as sequence parallelism has them for this node; without it, as they are. In an update, what has as many rows is a
+    /// weight's by chance.
     pub(super) fn by_rows(&self, node: &Recorded, mut operands: Vec<Part>) -> Result<Vec<Part>> {
         let is_activation = !is_of_update(node.path) && !ends_gradient(node.op, node.shapes);
         let Some(rows) = self.partition.rows.filter(|_| is_activation) else { return Ok(operands) };
