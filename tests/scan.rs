@@ -45,7 +45,7 @@ fn a_run_with_its_layers_as_loops_is_the_run() {
     trains_alike(&bench, "albert", &albert, "--gradient_checkpointing full");
     let roberta = format!("mlm --model_type roberta {masked} {ENCODER},num_hidden_layers=3,max_position_embeddings=34");
     trains_alike(&bench, "roberta", &roberta, "");
-    // Two layers are one iteration: of each pair, one sees all tokens, one the last few.
+    // Every second layer sees the last few tokens only: iterations have masks of their own.
     std::fs::create_dir(bench.path("neo")).unwrap();
     std::fs::write(
         bench.path("neo/config.json"),
