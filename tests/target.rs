@@ -104,6 +104,74 @@ fn what_is_missing_is_said() {
     refused(&bench.plugin, &["describing devices to", "PJRT_TopologyDescription_Create"]);
 }
 
+/// What a host of a card has if it cannot lower: the program, the plugin (ours stands in), and what another machine has lowered.
+#[test]
+fn graphs_that_were_lowered_elsewhere_need_no_xla_library() {
+    let Some(stand_in) = stand_in() else { return };
+    let bench = Bench::new(stand_in);
+    let path = |name: &str| bench.dir.path().join(name);
+    std::fs::write(path("text.txt"), &xtrain::commands::corpus::TEXT[..20_000]).unwrap();
+    let train = |cache: &str, out: &str, words: &str| {
+        let mut command =
+            bench.command("train clm --device cuda --do_train --do_eval --per_device_train_batch_size 4 --max_steps 4");
+        command
+            .args(["--gradient_accumulation_steps", "2", "--save_steps", "2", "--disable_tqdm"])
+            .args(words.split_whitespace());
+        command.args([
+            "--train_file".as_ref(),
+            path("text.txt").as_os_str(),
+            "--validation_file".as_ref(),
+            path("text.txt").as_os_str(),
+        ]);
+        command.args(["--output_dir".as_ref(), path(out).as_os_str()]);
+        command.args(["--cache_dir".as_ref(), path(cache).as_os_str()]);
+        command
+    };
+    let weights = |out: &str| std::fs::read(path(out).join("model.safetensors")).unwrap();
+    let cache = |name: &str, words: &str| {
+        let mut command = xtrain();
+        let run =
+            command.arg("cache").args(words.split_whitespace()).args(["--cache_dir".as_ref(), path(name).as_os_str()]).run();
+        run.succeeded();
+        run.stdout
+    };
+    let tar = path("modules.tar");
+    train("home", "at_home", "").run().succeeded();
+    let graphs = cache("home", "ls --json").matches("\"phase\"").count();
+    let wrote = cache("home", &format!("export --modules_only --file {}", tar.display()));
+    assert!(wrote.starts_with(&format!("wrote {graphs} lowered graphs")) && graphs >= 3, "{wrote}");
+    cache("node", &format!("import --file {}", tar.display()));
+    assert_eq!(cache("node", "verify").matches("lowered, to be compiled by its device").count(), graphs);
+
+    let missing = Path::new("/nowhere/libxtrain_xla.so");
+    let run = train("node", "on_node", "").env("XTRAIN_XLA_LIBRARY", missing).run();
+    run.succeeded();
+    let (compiled, again) = (format!("graphs used {graphs}, cache hits 0, compiled {graphs}"), "again");
+    assert!(run.stderr.contains(&compiled) && !run.stderr.contains(again), "{}", run.stderr);
+    assert!(weights("on_node") == weights("at_home"), "the same graphs, so the same weights");
+    // What the node has compiled it loads, whether or not it could lower.
+    for library in [Some(missing), None] {
+        let mut command = train("node", "loaded", "--overwrite_output_dir --fail_on_recompile");
+        if let Some(path) = library {
+            command.env("XTRAIN_XLA_LIBRARY", path);
+        }
+        let run = command.run();
+        run.succeeded();
+        assert!(run.stderr.contains(&format!("cache hits {graphs}, compiled 0")), "{}", run.stderr);
+    }
+    // Another graph.
+    let run = train("node", "other", "--bf16").env("XTRAIN_XLA_LIBRARY", missing).run();
+    assert_eq!(run.code, Some(1), "{}", run.stderr);
+    for part in ["neither compiled nor lowered for cuda 8.0", "/nowhere/libxtrain_xla.so", "--modules_only", "cache import"] {
+        assert!(run.stderr.contains(part), "`{part}` is missing in: {}", run.stderr);
+    }
+    let mut doctor = xtrain();
+    doctor.args(["doctor", "--device", "cuda"]).env("XTRAIN_CUDA_PLUGIN", &bench.plugin).env("XTRAIN_XLA_LIBRARY", missing);
+    let run = doctor.args(["--cache_dir".as_ref(), path("node").as_os_str()]).run();
+    assert!(run.stdout.contains("not here: what a run needs has to be in the cache"), "{}", run.stdout);
+    assert!(run.stdout.contains("graph `doctor` is in the cache neither compiled nor lowered"), "{}", run.stdout);
+}
+
 /// The value in a line of `compile --target`.
 fn value<'o>(text: &'o str, name: &str) -> &'o str {
     let line = text.lines().find(|line| line.trim_start().starts_with(name));

@@ -1,10 +1,11 @@
 //! Entries in a tar file: one machine compiles, many take. What is taken is checked as a whole before it gets its name.
 
 use super::Error;
-use super::entry::{Content, Entry};
+use super::entry::{self, Content, Damage, Entry, Header};
 use super::store::Store;
 use super::{AUTOTUNE, is_tuned_kernel, tuned_kernels};
 use crate::checkpoint::atomic;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::path::Path;
@@ -21,18 +22,67 @@ pub struct Imported {
     pub refused: Vec<(String, String)>,
 }
 
-/// Writes entries to a tar file, and what was measured of kernels; returns its size.
-pub fn export(store: &Store, ids: &[&str], file: &Path) -> Result<u64, Error> {
-    let autotune = store.dir().join(AUTOTUNE);
-    atomic::write_file(file, |writer| {
-        let mut archive = tar::Builder::new(writer);
-        for name in tuned_kernels(&autotune) {
-            archive.append_path_with_name(autotune.join(&name), Path::new(AUTOTUNE).join(&name))?;
-        }
+/// What an export wrote.
+#[derive(Debug, PartialEq)]
+pub struct Exported {
+    pub graphs: usize,
+    /// The tar file's.
+    pub bytes: u64,
+}
+
+/// Writes entries to a tar file, and what was measured of kernels.
+pub fn export(store: &Store, ids: &[&str], file: &Path) -> Result<Exported, Error> {
+    let append = |archive: &mut Builder| {
         for id in ids {
             let path = store.path(id);
             archive.append_path_with_name(&path, path.file_name().unwrap_or_default())?;
         }
+        Ok(())
+    };
+    write_archive(store, file, append).map(|bytes| Exported { graphs: ids.len(), bytes })
+}
+
+/// The same of their modules alone, each once, however many devices and options it was compiled for.
+pub fn export_modules(store: &Store, ids: &[&str], file: &Path) -> Result<Exported, Error> {
+    let mut modules = BTreeMap::new();
+    for id in ids {
+        let read = || -> Result<Option<(String, Vec<u8>)>, Damage> {
+            let mut entry = store.open(id)?;
+            let (Some(graph), Some(module)) = (entry.read(Content::Graph)?, entry.read(Content::Module)?) else {
+                return Ok(None);
+            };
+            let key = entry.header.key.of_module();
+            let header = Header { compile_seconds: 0.0, memory: None, cost: BTreeMap::new(), key, ..entry.header };
+            let (id, mut bytes) = (header.key.id(), Vec::new());
+            entry::write(&mut bytes, header, &[(Content::Graph, &graph), (Content::Module, &module)])?;
+            Ok(Some((id, bytes)))
+        };
+        modules.extend(read().map_err(|damage| Error::io(store.path(id))(io::Error::other(damage)))?);
+    }
+    let append = |archive: &mut Builder| {
+        for (id, bytes) in &modules {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(bytes.len() as u64);
+            header.set_mode(0o644);
+            let path = store.path(id);
+            archive.append_data(&mut header, path.file_name().unwrap_or_default(), &bytes[..])?;
+        }
+        Ok(())
+    };
+    write_archive(store, file, append).map(|bytes| Exported { graphs: modules.len(), bytes })
+}
+
+type Builder<'w> = tar::Builder<&'w mut dyn Write>;
+
+/// Returns the file's size.
+fn write_archive(store: &Store, file: &Path, append: impl Fn(&mut Builder) -> io::Result<()>) -> Result<u64, Error> {
+    let autotune = store.dir().join(AUTOTUNE);
+    atomic::write_file(file, |writer| {
+        let mut archive = tar::Builder::new(writer as &mut dyn Write);
+        for name in tuned_kernels(&autotune) {
+            archive.append_path_with_name(autotune.join(&name), Path::new(AUTOTUNE).join(&name))?;
+        }
+        append(&mut archive)?;
         archive.into_inner()?.flush()
     })?;
     Ok(std::fs::metadata(file).map_err(Error::io(file))?.len())
@@ -94,7 +144,7 @@ fn take(store: &Store, id: &str, member: &mut impl Read) -> io::Result<Result<()
     std::fs::create_dir_all(store.dir())?;
     let checked = |path: &Path| -> Result<(), String> {
         let mut entry = Entry::open(path).map_err(|damage| damage.to_string())?;
-        for content in [Content::Graph, Content::Module, Content::Executable] {
+        for content in [Content::Graph, Content::Module, Content::Executable, Content::OptimizedModule] {
             entry.read(content).map_err(|damage| damage.to_string())?;
         }
         match entry.header.key.id() == id {
@@ -146,6 +196,17 @@ mod tests {
         assert_eq!(std::fs::read(other.dir().join(kernel)).unwrap(), b"measured");
         assert!(!other.dir().join("autotune/a4baa03864db7cfb/strange").exists());
         assert!(other.list().unwrap().iter().all(|listed| listed.header.is_ok()));
+
+        // What was compiled stays; the same module under two keys is one.
+        let tar_of_modules = dir.path().join("modules.tar");
+        assert_eq!(export_modules(&one, &ids, &tar_of_modules).unwrap().graphs, 2);
+        let fourth = Store::new(dir.path().join("fourth"));
+        assert_eq!(import(&fourth, &tar_of_modules).unwrap(), Imported { taken: 2, tuned: 1, ..Default::default() });
+        for wanted in ["train", "eval"] {
+            assert_eq!(fourth.module(&header(wanted).key).unwrap(), b"module");
+            assert!(fourth.find(&header(wanted).key).unwrap().is_none());
+        }
+        assert_eq!(fourth.module(&header("other").key), None);
 
         // A damaged one, one under another's name, and a stranger.
         let mut damaged = std::fs::read(one.path(ids[0])).unwrap();

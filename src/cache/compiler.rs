@@ -5,10 +5,10 @@ use super::entry::{Content, Damage, Entry, Header, Memory, Origin};
 use super::explain::{Explanation, nearest};
 use super::key::{self, Key, Surroundings};
 use super::notice::while_compiling;
-use super::program::{Form, emit};
+use super::program::{Form, stored_or_emitted};
 use super::store::{Store, now};
 use super::{CacheSettings, Error};
-use crate::runtime::{Client, CompileOptions, Executable, Library, Signature};
+use crate::runtime::{Client, CompileOptions, Executable, Signature};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,7 +16,6 @@ use xtrain_graphs::{Graph, InputRole, Target};
 
 /// What compiles for one client, and where it keeps what it made.
 pub(super) struct Compiler {
-    library: &'static Library,
     client: Client,
     target: Target,
     options: CompileOptions,
@@ -39,17 +38,10 @@ pub(super) struct Made {
 }
 
 impl Compiler {
-    pub fn new(
-        library: &'static Library,
-        client: Client,
-        target: Target,
-        options: CompileOptions,
-        settings: CacheSettings,
-    ) -> Result<Self, Error> {
+    pub fn new(client: Client, target: Target, options: CompileOptions, settings: CacheSettings) -> Result<Self, Error> {
         Ok(Compiler {
-            surroundings: Surroundings::of(library, &client, &options, target)?,
+            surroundings: Surroundings::of(&client, &options, target)?,
             form: Form::of(target),
-            library,
             client,
             target,
             options,
@@ -87,9 +79,9 @@ impl Compiler {
     /// Compiles and stores.
     fn compile(&self, graph: &Graph, key: &Key, origin: &Origin) -> Result<Executable, Error> {
         let start = Instant::now();
-        let module = emit(self.library, graph, self.target)?;
+        let module = stored_or_emitted(self.store.as_ref(), key, graph, self.target)?;
         let options = self.options.of_stage(graph.stage as usize);
-        let compile = || self.form.compile(self.library, &self.client, &module, signature(graph), &options);
+        let compile = || self.form.compile(&self.client, &module, signature(graph), &options);
         let executable = while_compiling(&graph.name, || self.last_time(graph, key, origin), compile)?;
         self.save(graph, (key, origin), &module, &executable, start.elapsed());
         Ok(executable)
@@ -192,7 +184,9 @@ impl Compiler {
             return Some(explanation.to_string());
         }
         let store = self.store.as_ref()?;
-        let entries = store.list().ok()?;
+        let mut entries = store.list().ok()?;
+        // A compile check, or what was only lowered, is nothing that this run would have used.
+        entries.retain(|listed| listed.header.as_ref().is_ok_and(|header| key::is_for_running(&header.key)));
         let (id, header) = nearest(&entries, key, &graph.name, origin)?;
         if header.key == *key {
             return Some("the stored one is damaged or has no executable".into());

@@ -12,6 +12,12 @@ pub enum Error {
         "graph `{phase}` would be compiled again ({reason}), and --fail_on_recompile is set; `xtrain compile` compiles ahead"
     )]
     Recompile { phase: String, reason: String },
+    #[error(
+        "graph `{phase}` is in the cache neither compiled nor lowered for {target}, and what lowers it is not here: {missing}\nto bring it \
+         lowered: `xtrain compile` with the flags of this run and --target (docs/cuda.md) where the library is, `xtrain cache export \
+         --modules_only` there, `xtrain cache import` here"
+    )]
+    NotLowered { phase: String, target: String, missing: crate::runtime::Error },
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: std::io::Error },
     #[error(transparent)]

@@ -4,7 +4,7 @@ use super::compiler::{Compiler, Made};
 use super::entry::{Memory, Origin};
 use super::key::Key;
 use super::{CacheSettings, Error};
-use crate::runtime::{Client, CompileOptions, CompiledMemory, Executable, Library};
+use crate::runtime::{Client, CompileOptions, CompiledMemory, Executable};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -90,15 +90,9 @@ pub struct GraphCache {
 }
 
 impl GraphCache {
-    pub fn new(
-        library: &'static Library,
-        client: Client,
-        target: Target,
-        options: CompileOptions,
-        settings: CacheSettings,
-    ) -> Result<Self, Error> {
+    pub fn new(client: Client, target: Target, options: CompileOptions, settings: CacheSettings) -> Result<Self, Error> {
         Ok(GraphCache {
-            compiler: Arc::new(Compiler::new(library, client, target, options, settings)?),
+            compiler: Arc::new(Compiler::new(client, target, options, settings)?),
             origin: Origin::default(),
             ahead: None,
             compiled: HashMap::new(),

@@ -21,12 +21,19 @@ pub const LOWERING: &str = "lowering";
 const TARGET: &str = "target";
 pub const DONATION: &str = "donation";
 const COMPILE_OPTIONS: &str = "compile options";
+/// The XLA library, where its compiler makes the code. An accelerator's code is its plugin's, and what the library does for that,
+/// lowering, is in [`LOWERING`]: such a key is known where there is no library.
 pub const COMPILER: &str = "compiler";
+/// What decides a module: graphs that agree in these are lowered to the same one, whatever compiles it.
+const OF_MODULE: [&str; 5] = [GRAPH, DONATION, TARGET, LOWERING, COMPILER];
 pub const DEVICE: &str = "device";
 const TOPOLOGY: &str = "topology";
 /// Ends the device of what was compiled for one that is not there.
 const COMPILE_CHECK: &str = "(compile check)";
+/// The device of what was lowered and not compiled.
+const ANY_DEVICE: &str = "any (lowered only)";
 const CPU_FEATURES: &str = "CPU features";
+const CACHE_FORMAT: &str = "cache format";
 
 /// One reason why an executable fits or does not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +77,18 @@ impl Key {
         degrees.map(|degree| degree.parse().unwrap_or(1)).product::<usize>().max(1)
     }
 
+    /// The key of the module alone.
+    pub fn of_module(&self) -> Key {
+        let own = [Part::new(DEVICE, ANY_DEVICE), Part::new(CACHE_FORMAT, FORMAT_VERSION.to_string())];
+        let decisive = self.parts.iter().filter(|part| OF_MODULE.contains(&part.name.as_str()));
+        Key { parts: decisive.cloned().chain(own).collect() }
+    }
+
+    /// Whether the graphs of both keys are lowered to the same module.
+    pub fn has_module_of(&self, other: &Key) -> bool {
+        OF_MODULE.iter().all(|name| self.value(name) == other.value(name))
+    }
+
     /// Every part that is not the same in both: `(name, old value, new value)`.
     pub fn changes<'a>(old: &'a Key, new: &'a Key) -> Vec<(&'a str, &'a str, &'a str)> {
         let names: Vec<&str> = new.parts.iter().map(|p| p.name.as_str()).collect();
@@ -86,16 +105,11 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    pub fn of(
-        library: &Library,
-        client: &Client,
-        options: &CompileOptions,
-        target: Target,
-    ) -> Result<Surroundings, crate::runtime::Error> {
+    pub fn of(client: &Client, options: &CompileOptions, target: Target) -> Result<Surroundings, crate::runtime::Error> {
         let kinds: BTreeSet<&str> = client.devices().iter().map(|device| device.kind()).collect();
         let kinds = kinds.into_iter().collect::<Vec<_>>().join(", ");
         let (all, own) = (client.devices().len(), client.addressable_devices().len());
-        let mut parts = compiler_parts(library, (client.plugin(), client.platform_version()), options, target)?;
+        let mut parts = compiler_parts((client.plugin(), client.platform_version()), options, target)?;
         parts.extend([
             // The CPU's kind is its platform's name again.
             Part::new(
@@ -115,7 +129,7 @@ impl Surroundings {
             parts.push(Part::new(CPU_FEATURES, machine.features));
             parts.push(Part::new("CPU threads", machine.threads.to_string()));
         }
-        parts.push(Part::new("cache format", FORMAT_VERSION.to_string()));
+        parts.push(Part::new(CACHE_FORMAT, FORMAT_VERSION.to_string()));
         Ok(Surroundings { parts })
     }
 
@@ -123,19 +137,18 @@ impl Surroundings {
     /// measurements the compiler can use. No part of a
     /// client's key begins as the device and the topology do here, so that no run can load what nobody has tuned.
     pub fn of_topology(
-        library: &Library,
         topology: &Topology,
         (device, description, tuning): (&str, &str, &str),
         options: &CompileOptions,
         target: Target,
     ) -> Result<Surroundings, crate::runtime::Error> {
-        let mut parts = compiler_parts(library, (topology.plugin(), topology.platform_version()), options, target)?;
+        let mut parts = compiler_parts((topology.plugin(), topology.platform_version()), options, target)?;
         parts.extend([
             Part::new(DEVICE, format!("{} {device} {COMPILE_CHECK}", topology.platform_name())),
             Part::new(TOPOLOGY, "no device: compiled by description, not tuned"),
             Part::new("device description", &hash::sha256(description.as_bytes())[..16]),
             Part::new("tuned kernels", tuning),
-            Part::new("cache format", FORMAT_VERSION.to_string()),
+            Part::new(CACHE_FORMAT, FORMAT_VERSION.to_string()),
         ]);
         Ok(Surroundings { parts })
     }
@@ -153,23 +166,41 @@ pub fn is_compile_check(key: &Key) -> bool {
     key.value(DEVICE).is_some_and(|device| device.ends_with(COMPILE_CHECK))
 }
 
+/// Whether what is stored under a key is for running.
+pub fn is_for_running(key: &Key) -> bool {
+    !is_compile_check(key) && key.value(DEVICE) != Some(ANY_DEVICE)
+}
+
+/// Whether this build of xtrain, with this XLA library, would not look for such a key.
+pub fn is_stale(key: &Key, library: &Library) -> bool {
+    let differs = |name: &str, own: &str| key.value(name).is_some_and(|value| value != own);
+    differs(COMPILER, library.version()) || differs(LOWERING, lowering()) || differs(CACHE_FORMAT, &FORMAT_VERSION.to_string())
+}
+
+/// Digest of what this build makes of graphs.
+fn lowering() -> &'static str {
+    &xtrain_graphs::LOWERING[..16]
+}
+
 /// What turns a graph into code, whatever it is for.
 fn compiler_parts(
-    library: &Library,
     (plugin, platform_version): (&Plugin, &str),
     options: &CompileOptions,
     target: Target,
 ) -> Result<Vec<Part>, crate::runtime::Error> {
     let attributes = plugin.attributes().iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ");
     let (major, minor) = plugin.api_version();
-    Ok(vec![
+    let mut parts = vec![
         Part::new(TARGET, target.to_string()),
-        Part::new(LOWERING, &xtrain_graphs::LOWERING[..16]),
+        Part::new(LOWERING, lowering()),
         Part::new(COMPILE_OPTIONS, describe(options)?),
         Part::new("XLA_FLAGS", std::env::var("XLA_FLAGS").unwrap_or_default()),
-        Part::new(COMPILER, library.version()),
         Part::new("plugin", format!("{platform_version} PJRT {major}.{minor} {attributes}")),
-    ])
+    ];
+    if target == Target::Cpu {
+        parts.push(Part::new(COMPILER, Library::open()?.version()));
+    }
+    Ok(parts)
 }
 
 /// Options as text, but for those that are this machine's: the serialized bytes decide, the fields in front are for people.

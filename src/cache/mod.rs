@@ -23,7 +23,7 @@ pub use entry::{Content, Damage, Entry, Header, Memory, Origin, Stored};
 pub use error::Error;
 pub use explain::{Explanation, first_difference, nearest};
 pub use graph_cache::{CacheStats, CompiledGraph, GraphCache};
-pub use key::{COMPILER, DEVICE, FORMAT_VERSION, Key, Part, is_compile_check};
+pub use key::{DEVICE, Key, Part, is_compile_check, is_for_running, is_stale};
 pub use program::emit;
 pub use store::{Listed, Store, age, now};
 pub use target_cache::{AbsentDevice, CheckedGraph, TargetCache};

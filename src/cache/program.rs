@@ -4,6 +4,8 @@
 //! StableHLO goes first where the target prefers it, and HLO follows once if that was refused.
 
 use super::Error;
+use super::key::Key;
+use super::store::Store;
 use crate::runtime::{self, Client, Code, CompileOptions, Executable, Library, Signature, hlo};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +21,20 @@ pub fn emit(library: &Library, graph: &Graph, target: Target) -> Result<Vec<u8>,
     Ok(if target.requires_aliases() { hlo::with_required_aliases(&module)? } else { module })
 }
 
+/// The same, from the store if any entry of it was lowered alike: then XLA's library, which is large, need not be there.
+pub(super) fn stored_or_emitted(store: Option<&Store>, key: &Key, graph: &Graph, target: Target) -> Result<Vec<u8>, Error> {
+    if let Some(module) = store.and_then(|store| store.module(key)) {
+        return Ok(module);
+    }
+    match Library::open() {
+        Ok(library) => emit(library, graph, target),
+        Err(missing @ runtime::Error::LibraryNotFound { .. }) => {
+            Err(Error::NotLowered { phase: graph.name.clone(), target: target.to_string(), missing })
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// The form that a client's plugin takes.
 pub(super) struct Form {
     stablehlo_first: AtomicBool,
@@ -32,7 +48,6 @@ impl Form {
 
     pub fn compile(
         &self,
-        library: &Library,
         client: &Client,
         module: &[u8],
         signature: Signature,
@@ -42,7 +57,7 @@ impl Form {
             return client.compile(module, signature, options);
         }
         let start = Instant::now();
-        let text = library.stablehlo_text(module);
+        let text = Library::open().and_then(|library| library.stablehlo_text(module));
         let first = text.and_then(|text| client.compile_stablehlo(text.as_bytes(), signature.clone(), options));
         let refusal = match first {
             Ok(executable) => {

@@ -95,6 +95,14 @@ impl Store {
         }
     }
 
+    /// The module that this key's graph is lowered to, from whichever entry has it: of another device, of other options, or of a
+    /// compile check. One that is damaged is passed over.
+    pub fn module(&self, key: &Key) -> Option<Vec<u8>> {
+        let same = |listed: &Listed| listed.header.as_ref().is_ok_and(|header| header.key.has_module_of(key));
+        let read = |listed: Listed| self.open(&listed.id).and_then(|mut entry| entry.read(Content::Module)).ok().flatten();
+        self.list().ok()?.into_iter().filter(same).find_map(read)
+    }
+
     /// Whether there is an entry of this id, whatever its state.
     pub fn find_id(&self, id: &str) -> bool {
         self.path(id).exists()

@@ -5,6 +5,7 @@
 use super::compiler::{feeds, signature};
 use super::entry::{Content, Damage, Entry, Header, Memory, Origin};
 use super::key::Surroundings;
+use super::program::emit;
 use super::store::{Store, now};
 use super::{CacheSettings, Error};
 use crate::runtime::thunks::{self, Launches};
@@ -30,7 +31,6 @@ pub struct AbsentDevice {
 
 /// Compiles for one such device, and keeps what it made.
 pub struct TargetCache {
-    library: &'static Library,
     device: AbsentDevice,
     surroundings: Surroundings,
     store: Option<Store>,
@@ -68,12 +68,11 @@ impl CheckedGraph {
 }
 
 impl TargetCache {
-    pub fn new(library: &'static Library, device: AbsentDevice, settings: CacheSettings) -> Result<Self, Error> {
+    pub fn new(device: AbsentDevice, settings: CacheSettings) -> Result<Self, Error> {
         let (topology, tuning) = (&device.topology, settings.tuning());
         let told = (device.name.as_str(), device.description.as_str(), tuning.as_str());
         Ok(TargetCache {
-            surroundings: Surroundings::of_topology(library, topology, told, &device.options, device.target)?,
-            library,
+            surroundings: Surroundings::of_topology(topology, told, &device.options, device.target)?,
             device,
             store: settings.dir.as_ref().map(Store::new),
             settings,
@@ -139,11 +138,33 @@ impl TargetCache {
         }
     }
 
+    /// Stores what a graph is lowered to, and compiles nothing: for a host of the device that cannot lower it.
+    pub fn lower(&self, graph: &Graph) -> Result<(), Error> {
+        let Some(store) = &self.store else { return Ok(()) };
+        let key = self.surroundings.key(graph).of_module();
+        if store.module(&key).is_some() {
+            return Ok(());
+        }
+        let (graph_bytes, module) = (graph.to_bytes(), emit(Library::open()?, graph, self.device.target)?);
+        let header = Header {
+            key,
+            phase: graph.name.clone(),
+            origin: self.origin.clone(),
+            feeds: feeds(graph),
+            created: now(),
+            compile_seconds: 0.0,
+            memory: None,
+            cost: BTreeMap::new(),
+            parts: Vec::new(),
+        };
+        Ok(store.insert(header, &[(Content::Graph, &graph_bytes), (Content::Module, &module)])?)
+    }
+
     /// Compiles and stores.
     fn compile(&mut self, graph: &Graph) -> Result<CheckedGraph, Error> {
         let start = Instant::now();
         let prepared = passes::prepare(graph, self.device.target)?;
-        let module = self.library.lower(&prepared.to_bytes())?;
+        let module = Library::open()?.lower(&prepared.to_bytes())?;
         // What is launched is told nowhere but in a dump.
         let dump = tempfile::tempdir().ok();
         let mut options = self.device.options.clone();

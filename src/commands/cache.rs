@@ -18,7 +18,7 @@ pub fn run(plan: CachePlan) -> Result<Outcome, Error> {
         CacheAction::Explain { older, newer } => show::explain(&store, older.as_deref(), &newer)?,
         CacheAction::Verify { ids, device } => upkeep::verify(&store, &ids, &device)?,
         CacheAction::Prune(rules) => upkeep::prune(&store, &rules)?,
-        CacheAction::Export { file, ids } => upkeep::export(&store, &file, &ids)?,
+        CacheAction::Export { file, ids, modules_only } => upkeep::export(&store, &file, &ids, modules_only)?,
         CacheAction::Import { file } => upkeep::import(&store, &file)?,
     }
     Ok(Outcome::Done)

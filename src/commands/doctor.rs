@@ -15,7 +15,10 @@ use crate::trainer::session::Session;
 use crate::trainer::{ceiling, device};
 use serde_json::json;
 use std::time::Instant;
-use xtrain_graphs::{DType, InputRole, Precision, Shape, Trace};
+use xtrain_graphs::{DType, Graph, InputRole, Precision, Shape, Trace};
+
+/// The name of the graph that is compiled and run.
+const GRAPH_NAME: &str = "doctor";
 
 /// One line of the report.
 struct Check {
@@ -28,7 +31,7 @@ struct Check {
 pub fn run(plan: DoctorPlan) -> Result<Outcome, Error> {
     let checks = match plan.device.kind {
         Device::Cpu => check_cpu(),
-        Device::Cuda => cuda::check(&plan.device.settings),
+        Device::Cuda => cuda::check(&plan.device.settings, &plan.cache),
         Device::Neuron => neuron::check(&plan.device.settings),
     };
     for check in checks.iter().filter(|_| !plan.json) {
@@ -95,13 +98,22 @@ fn check_cpu() -> Vec<Check> {
     checks
 }
 
-/// Compiles the same sum for a device that is not there.
-fn compile_only(cache: &mut TargetCache) -> crate::trainer::Result<String> {
+/// The graph of [`compile_and_run`].
+pub(super) fn sum_of_squares() -> crate::trainer::Result<Graph> {
     let trace = Trace::new();
-    let x = trace.input("x", Shape::new(DType::F32, [4]), InputRole::Feed);
+    let x = trace.input("x", operand_shape(), InputRole::Feed);
     trace.output("sum", &x.mul(&x)?.sum_all()?);
-    let checked = cache.check(&trace.cut("doctor")?)?;
+    Ok(trace.cut(GRAPH_NAME)?)
+}
+
+/// Compiles it for a device that is not there.
+fn compile_only(cache: &mut TargetCache) -> crate::trainer::Result<String> {
+    let checked = cache.check(&sum_of_squares()?)?;
     Ok(format!("in {:.2} s", checked.ready_time.as_secs_f64()))
+}
+
+fn operand_shape() -> Shape {
+    Shape::new(DType::F32, [4])
 }
 
 /// A small graph with a known answer.
@@ -109,9 +121,9 @@ fn compile_and_run(session: &mut Session) -> Result<String, Error> {
     let sum = |session: &mut Session| -> crate::trainer::Result<Vec<f32>> {
         let mut recording = session.begin();
         let values = [1.0f32, 2.0, 3.0, 4.0];
-        let x = recording.feed_host("x", bytemuck::cast_slice(&values), &Shape::new(DType::F32, [4]))?;
+        let x = recording.feed_host("x", bytemuck::cast_slice(&values), &operand_shape())?;
         recording.fetch("sum", &x.mul(&x)?.sum_all()?);
-        Ok(recording.mark_step("doctor")?.fetched("sum").download_to()?)
+        Ok(recording.mark_step(GRAPH_NAME)?.fetched("sum").download_to()?)
     };
     let start = Instant::now();
     let found = sum(session).map_err(failed("compiling and running a small graph"))?;

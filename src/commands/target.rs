@@ -4,7 +4,7 @@
 use super::fit::{Split, resolve_auto_for};
 use super::model::failed;
 use super::train::Prepared;
-use super::{Error, Outcome, compile};
+use super::{Error, Outcome, compile, doctor};
 use crate::cache::{CheckedGraph, TargetCache};
 use crate::config::{Device, DevicePlan, TrainPlan};
 use crate::report::table::Table;
@@ -60,9 +60,13 @@ pub(super) fn compile(mut plan: TrainPlan) -> Result<Outcome, Error> {
     let shapes = prepared.shapes(&plan);
     let model = &*prepared.loaded.model;
     let stepper = compile::stepper(&plan, model);
-    let mut steps = record_steps(&mut prepared.session, model, &stepper, &shapes).map_err(failed("recording the graphs"))?;
-    // It measures a card.
-    steps.retain(|(name, _)| name != ceiling::GRAPH_NAME);
+    let steps = record_steps(&mut prepared.session, model, &stepper, &shapes).map_err(failed("recording the graphs"))?;
+    // What only measures or checks a card is of no interest before there is one; it may have to be lowered here for it, though.
+    let (measuring, steps): (Vec<_>, Vec<_>) = steps.into_iter().partition(|(name, _)| name == ceiling::GRAPH_NAME);
+    let check = doctor::sum_of_squares().map_err(failed("recording the doctor's check"))?;
+    for graph in measuring.iter().flat_map(|step| &step.1).chain([&check]) {
+        absent.graphs.lower(graph).map_err(failed("lowering the graphs"))?;
+    }
     let placements = prepared.session.placements().clone();
     for (step, graph) in steps.iter().flat_map(|step| step.1.iter().map(move |graph| (step, graph))) {
         let stage = graph.stage as usize;

@@ -354,6 +354,8 @@ pub struct ScaledRun {
 #[derive(Clone, Debug, PartialEq)]
 pub struct DoctorPlan {
     pub device: DevicePlan,
+    /// For a device whose host cannot lower graphs; elsewhere everything is compiled anew.
+    pub cache: CacheSettings,
     pub json: bool,
 }
 
@@ -415,6 +417,8 @@ pub enum CacheAction {
     Export {
         file: PathBuf,
         ids: Vec<String>,
+        /// What was compiled stays here.
+        modules_only: bool,
     },
     Import {
         file: PathBuf,

@@ -57,7 +57,7 @@ pub fn resolve(typed: &Typed) -> Command {
             json: typed.bool("json"),
         }),
         command if Commands::CACHE.contains(command) => Command::Cache(cache_plan(typed)),
-        _ => Command::Doctor(DoctorPlan { device: device(typed), json: typed.bool("json") }),
+        _ => Command::Doctor(DoctorPlan { device: device(typed), cache: all_kept(typed), json: typed.bool("json") }),
     }
 }
 
@@ -482,6 +482,11 @@ fn cache(typed: &Typed) -> CacheSettings {
     }
 }
 
+/// The same for a command that has no flags for it.
+fn all_kept(typed: &Typed) -> CacheSettings {
+    CacheSettings { dir: Some(cache_dir(typed, "graphs")), max_bytes: u64::MAX, fail_on_recompile: false }
+}
+
 fn cache_plan(typed: &Typed) -> CachePlan {
     let ids = typed.words("id");
     let file = || typed.path("file").expect(CHECKED);
@@ -510,7 +515,7 @@ fn cache_plan(typed: &Typed) -> CachePlan {
             stale_compiler: typed.bool("stale_compiler"),
             dry_run: typed.bool("dry_run"),
         }),
-        Commands::CACHE_EXPORT => CacheAction::Export { file: file(), ids },
+        Commands::CACHE_EXPORT => CacheAction::Export { file: file(), ids, modules_only: typed.bool("modules_only") },
         Commands::CACHE_IMPORT => CacheAction::Import { file: file() },
         Commands::CACHE_PATH => CacheAction::Path,
         _ => CacheAction::Stats { json: typed.bool("json") },

@@ -8,7 +8,7 @@ use super::session::Session;
 use crate::cache::{AbsentDevice, CacheSettings, TargetCache};
 use crate::parallel::Mesh;
 use crate::runtime::discover::CUDA;
-use crate::runtime::{Client, Error, Library, OptionValue, OverrideValue, Plugin, Topology, cuda_tools, nvidia_libraries};
+use crate::runtime::{Client, Error, OptionValue, OverrideValue, Plugin, Topology, cuda_tools, nvidia_libraries};
 use std::ops::Range;
 use xtrain_graphs::Target;
 
@@ -127,7 +127,7 @@ pub fn describe(gpu: Gpu, settings: &DeviceSettings, cache: CacheSettings) -> Re
         description,
         options,
     };
-    Ok(TargetCache::new(Library::open()?, device, cache)?)
+    Ok(TargetCache::new(device, cache)?)
 }
 
 #[cfg(test)]

@@ -67,11 +67,10 @@ pub fn open_cpu(mesh: Mesh, cache: CacheSettings) -> Result<Session> {
 
 /// The same as one of several processes, each of which has its part of the mesh's devices.
 pub fn open_cpu_among(group: Option<&Arc<Group>>, mesh: Mesh, cache: CacheSettings) -> Result<Session> {
-    let library = Library::open()?;
-    let plugin = library.cpu_plugin()?;
+    let plugin = Library::open()?.cpu_plugin()?;
     let client = Client::create_among(&plugin, &cpu_client_options(group, mesh), group.map(processes::store))?;
     let options = processes::assigned(cpu_compile_options(mesh), &client, mesh);
-    let cache = GraphCache::new(library, client.clone(), Target::Cpu, options, cache)?;
+    let cache = GraphCache::new(client.clone(), Target::Cpu, options, cache)?;
     Ok(cpu_session(client, cache, mesh))
 }
 
@@ -197,7 +196,8 @@ pub(super) fn open_plugin(
     Ok(client)
 }
 
-/// XLA's own library lowers; the plugin compiles. The library comes last, because the plugin reads more of the environment.
+/// XLA's own library lowers; the plugin compiles. The library is opened when the first graph has to be lowered, so after the plugin,
+/// which reads more of the environment, and not at all where the cache has every graph.
 pub(super) fn session(
     client: Client,
     target: Target,
@@ -205,7 +205,7 @@ pub(super) fn session(
     (mesh, cache): (Mesh, CacheSettings),
 ) -> Result<Session> {
     let options = processes::assigned(options, &client, mesh);
-    let cache = GraphCache::new(Library::open()?, client.clone(), target, options, cache)?;
+    let cache = GraphCache::new(client.clone(), target, options, cache)?;
     Ok(match client.platform_name() {
         "cpu" => cpu_session(client, cache, mesh),
         _ => Session::new(client, cache, mesh),

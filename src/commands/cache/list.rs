@@ -37,7 +37,7 @@ pub fn list(store: &Store, as_json: bool) -> Result<(), Error> {
                 model(&header.origin.model_type, header.origin.parameters),
                 header.feeds.first().cloned().unwrap_or_default(),
                 size,
-                format!("{:.1} s", header.compile_seconds),
+                if header.compile_seconds > 0.0 { format!("{:.1} s", header.compile_seconds) } else { "-".into() },
                 duration(age(header.created)),
                 uses,
             ]),

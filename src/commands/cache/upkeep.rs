@@ -3,14 +3,14 @@
 use super::show::{cpu_client, signature};
 use super::{all, chosen, short};
 use crate::cache::{
-    COMPILER, CacheSettings, Content, DEVICE, Damage, FORMAT_VERSION, Listed, Store, age, archive, is_compile_check,
+    CacheSettings, Content, DEVICE, Damage, Listed, Store, age, archive, is_compile_check, is_for_running, is_stale,
 };
 use crate::commands::Error;
 use crate::commands::model::open_device;
 use crate::config::{Device, DevicePlan, PruneRules};
 use crate::parallel::Mesh;
 use crate::report::units::bytes;
-use crate::runtime::{Client, Library};
+use crate::runtime::{self, Client, Library};
 use std::path::Path;
 use xtrain_graphs::Graph;
 
@@ -55,18 +55,27 @@ fn check(store: &Store, listed: &Listed, here: &DevicePlan, client: &mut Option<
     entry.read(Content::Module)?;
     entry.read(Content::OptimizedModule)?;
     let Some(executable) = entry.read(Content::Executable)? else {
-        return Ok("stored without an executable: always compiled".into());
+        let lowered_only = !is_for_running(&entry.header.key);
+        let why =
+            if lowered_only { "lowered, to be compiled by its device" } else { "stored without an executable: always compiled" };
+        return Ok(format!("whole; {why}"));
     };
     let device = entry.header.key.value(DEVICE).unwrap_or_default();
     if !device.starts_with(&here.kind.to_string()) {
         return Ok(format!("whole; made for {device}, not tried here"));
     }
     let graph = graph.and_then(|bytes| Graph::from_bytes(&bytes).ok()).ok_or(Damage::Digest { part: "graph" })?;
-    let failed = |e: crate::runtime::Error| Damage::NotLoadable(e.to_string());
+    let failed = |e: runtime::Error| Damage::NotLoadable(e.to_string());
     let devices = entry.header.key.devices();
     let client = match client {
         Some(client) if client.devices().len() >= devices || here.kind != Device::Cpu => client,
-        _ => client.insert(cpu_client(devices).map_err(failed)?),
+        _ => match cpu_client(devices) {
+            Ok(opened) => client.insert(opened),
+            Err(runtime::Error::LibraryNotFound { .. }) => {
+                return Ok(format!("whole; made for {device}, which needs libxtrain_xla.so, so that it was not tried here"));
+            }
+            Err(error) => return Err(failed(error)),
+        },
     };
     // Loading foreign code is safe, running it is not: only a run compares the whole key.
     match client.load(&executable, signature(&graph)) {
@@ -80,7 +89,7 @@ fn check(store: &Store, listed: &Listed, here: &DevicePlan, client: &mut Option<
 /// Removes what the rules name; in a dry run only says so.
 pub fn prune(store: &Store, rules: &PruneRules) -> Result<(), Error> {
     let compiler = match rules.stale_compiler {
-        true => Some(Library::open().map_err(|e| Error::because("opening the XLA library", e))?.version().to_string()),
+        true => Some(Library::open().map_err(|e| Error::because("opening the XLA library", e))?),
         false => None,
     };
     let entries = all(store)?;
@@ -95,13 +104,7 @@ pub fn prune(store: &Store, rules: &PruneRules) -> Result<(), Error> {
     for entry in entries.iter().filter(of_device) {
         let only_device = rules.older_than.is_none() && rules.max_size.is_none() && compiler.is_none();
         let old = rules.older_than.is_some_and(|days| age(entry.last_used).as_secs_f64() > days * 86400.0);
-        let stale = compiler.as_deref().is_some_and(|compiler| match &entry.header {
-            Ok(header) => {
-                header.key.value(COMPILER) != Some(compiler)
-                    || header.key.value("cache format") != Some(&FORMAT_VERSION.to_string())
-            }
-            Err(_) => true,
-        });
+        let stale = compiler.is_some_and(|library| entry.header.as_ref().map_or(true, |header| is_stale(&header.key, library)));
         if only_device || old || stale {
             doomed.push(entry);
             continue;
@@ -124,7 +127,7 @@ pub fn prune(store: &Store, rules: &PruneRules) -> Result<(), Error> {
     Ok(())
 }
 
-pub fn export(store: &Store, file: &Path, ids: &[String]) -> Result<(), Error> {
+pub fn export(store: &Store, file: &Path, ids: &[String], modules_only: bool) -> Result<(), Error> {
     let entries = all(store)?;
     let chosen = chosen(&entries, ids, store)?;
     // Damaged entries are not passed on, but a named one must not be left out in silence.
@@ -136,8 +139,10 @@ pub fn export(store: &Store, file: &Path, ids: &[String]) -> Result<(), Error> {
             (Err(damage), false) => return Err(Error::failed(format!("{} is not usable: {damage}", entry.id))),
         }
     }
-    let size = archive::export(store, &good, file).map_err(|e| Error::because(format!("writing {}", file.display()), e))?;
-    println!("wrote {} stored graphs to {}, {}", good.len(), file.display(), bytes(size));
+    let written = if modules_only { archive::export_modules(store, &good, file) } else { archive::export(store, &good, file) };
+    let written = written.map_err(|e| Error::because(format!("writing {}", file.display()), e))?;
+    let what = if modules_only { "lowered" } else { "stored" };
+    println!("wrote {} {what} graphs to {}, {}", written.graphs, file.display(), bytes(written.bytes));
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use super::{Check, Error, compile_and_run, failed};
 use crate::cache::CacheSettings;
 use crate::report::units::bytes;
-use crate::runtime::Client;
+use crate::runtime::{Client, Library};
 use crate::trainer;
 use crate::trainer::session::Session;
 use std::path::Path;
@@ -39,9 +39,24 @@ impl Report {
         self.checks
     }
 
-    /// The last ones: the device opens, and computes.
-    pub fn device(mut self, open: impl Fn(CacheSettings) -> trainer::Result<Session>) -> Vec<Check> {
-        let mut session = match open(CacheSettings::in_memory()).map_err(failed("opening the device")) {
+    /// What lowers graphs; without it, they have to be in the cache.
+    pub fn library(&mut self) -> bool {
+        let library = Library::open().map_err(failed("opening the XLA library"));
+        let found =
+            library.as_ref().map_or(None, |library| Some(format!("{} ({})", library.path().display(), library.version())));
+        let is_found = found.is_some();
+        self.push(note(
+            "XLA library",
+            found,
+            "not here: what a run needs has to be in the cache, at least lowered (`xtrain cache import`)",
+        ));
+        is_found
+    }
+
+    /// The last ones: the device opens, and computes. The cache is used where there is nothing to lower with.
+    pub fn device(mut self, cache: &CacheSettings, open: impl Fn(CacheSettings) -> trainer::Result<Session>) -> Vec<Check> {
+        let cache = if self.library() { CacheSettings::in_memory() } else { cache.clone() };
+        let mut session = match open(cache).map_err(failed("opening the device")) {
             Ok(session) => session,
             Err(error) => return self.fail("device", error),
         };

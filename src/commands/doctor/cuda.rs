@@ -6,7 +6,7 @@ use super::{Check, failed};
 use crate::cache::CacheSettings;
 use crate::parallel::Mesh;
 use crate::runtime::discover::{CUDA, package_version};
-use crate::runtime::{Plugin, cuda_tools, nvidia_libraries};
+use crate::runtime::{Library, Plugin, cuda_tools, nvidia_libraries};
 use crate::trainer::cuda;
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::gpu::Gpu;
@@ -18,7 +18,7 @@ const PACKAGES: [(&str, &str); 2] = [("xla_cuda13", "jax_cuda13_pjrt"), ("xla_cu
 /// The oldest drivers that run a CUDA of these major versions (NVIDIA, "CUDA Compatibility").
 const DRIVERS: [(i64, u32); 2] = [(13, 580), (12, 525)];
 
-pub(super) fn check(settings: &DeviceSettings) -> Vec<Check> {
+pub(super) fn check(settings: &DeviceSettings, cache: &CacheSettings) -> Vec<Check> {
     let driver = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
     let driver = driver.as_deref().and_then(driver_version);
     let mut report = Report::new(vec![
@@ -42,19 +42,22 @@ pub(super) fn check(settings: &DeviceSettings) -> Vec<Check> {
     report.check("plugin version", Ok(version(&plugin)));
     let Some(version) = cuda_tools::cuda_version(&plugin) else {
         report.push(note("compiler tools", None, "not looked for: this plugin is not jax's for CUDA"));
-        return report.device(|cache| cuda::open_cuda(settings, Mesh::single(), cache));
+        return report.device(cache, |cache| cuda::open_cuda(settings, Mesh::single(), cache));
     };
     report.push(driver_fits(driver.as_deref(), version / 1000));
     let tools = cuda_tools::find(&plugin).map(|folder| tools_text(&folder)).map_err(failed("looking for ptxas and libdevice"));
     if !report.check("compiler tools", tools) {
         return report.done();
     }
-    let described = cuda::describe(Gpu::H200, settings, CacheSettings::in_memory());
-    let compiled = described.and_then(|mut cache| super::compile_only(&mut cache));
-    if !report.check("compile for an h200", compiled.map_err(failed("compiling"))) {
-        return report.done();
+    // There is nothing to describe it to where nothing can be lowered.
+    if Library::open().is_ok() {
+        let described = cuda::describe(Gpu::H200, settings, CacheSettings::in_memory());
+        let compiled = described.and_then(|mut cache| super::compile_only(&mut cache));
+        if !report.check("compile for an h200", compiled.map_err(failed("compiling"))) {
+            return report.done();
+        }
     }
-    report.device(|cache| cuda::open_cuda(settings, Mesh::single(), cache))
+    report.device(cache, |cache| cuda::open_cuda(settings, Mesh::single(), cache))
 }
 
 /// `580.65.06` out of the kernel module's line.

@@ -108,7 +108,7 @@ pub const FLAGS: &[Flag] = &[
         "Compile nothing; write each graph into this directory as HLO and StableHLO, with the command lines of the device's compiler"),
     flag(Section::Run, TRAIN.and(GENERATE).and(BENCH).and(QUICKSTART).and(EVAL), "seed", Kind::Int { min: 0 }, "42",
         "Seed of everything random: initial weights, order of examples, dropout, sampling"),
-    flag(Section::Run, COMPILING.and(Commands::CACHE), "cache_dir", Kind::Path, "",
+    flag(Section::Run, ON_A_DEVICE.and(Commands::CACHE), "cache_dir", Kind::Path, "",
         "Where tokenized text and compiled graphs are kept; default $XTRAIN_CACHE_DIR, else $XDG_CACHE_HOME/xtrain, else ~/.cache/xtrain"),
 
     // Model.
@@ -416,7 +416,9 @@ pub const FLAGS: &[Flag] = &[
     flag(Section::Cache, Commands::CACHE_PRUNE, "only_device", Kind::Text, "",
         "Of these, remove only what was compiled for a device whose name begins so (cpu, cuda, neuron)"),
     flag(Section::Cache, Commands::CACHE_PRUNE, "stale_compiler", Kind::Bool, "false",
-        "Remove what another XLA, plugin or cache format than this xtrain's has written"),
+        "Remove what this build of xtrain does not look for: of another XLA, lowered otherwise, in another format"),
+    flag(Section::Cache, Commands::CACHE_EXPORT, "modules_only", Kind::Bool, "false",
+        "Leave out what was compiled: each graph once, as its compiler gets it, for a device whose host cannot lower it"),
     flag(Section::Cache, Commands::CACHE_EXPORT.and(Commands::CACHE_IMPORT), "file", Kind::Path, "",
         "The tar file"),
 ];
