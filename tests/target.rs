@@ -172,6 +172,38 @@ fn graphs_that_were_lowered_elsewhere_need_no_xla_library() {
     assert!(run.stdout.contains("graph `doctor` is in the cache neither compiled nor lowered"), "{}", run.stdout);
 }
 
+/// The same with what a compile check has lowered; our plugin stands in for a card that has compute capability 8.0 and no cuDNN.
+#[test]
+fn a_compile_check_lowers_all_that_a_run_needs() {
+    let (Some(plugin), Some(stand_in)) = (cuda_plugin(), stand_in()) else { return };
+    let bench = Bench::new(plugin);
+    let path = |name: &str| bench.dir.path().join(name);
+    let check = "compile clm --device cuda --target a100-80g --attn_implementation eager --per_device_train_batch_size 4";
+    bench.run(&format!("{check} --weight_decay 0.01")).succeeded();
+    let listed = xtrain().args(["cache", "ls", "--cache_dir"]).arg(path("cache")).run();
+    assert_eq!(listed.stdout.matches("any (lowered only)").count(), 2, "{}", listed.stdout);
+    for (cache, words) in [("cache", &["export", "--modules_only"][..]), ("node", &["import"])] {
+        let mut command = xtrain();
+        command.arg("cache").args(words).arg("--file").arg(path("modules.tar")).arg("--cache_dir").arg(path(cache));
+        command.run().succeeded();
+    }
+    let on_node = |words: &str| {
+        let mut command = xtrain();
+        command.args(words.split_whitespace()).args(["--device", "cuda", "--cache_dir"]).arg(path("node"));
+        let run = command.env("XTRAIN_CUDA_PLUGIN", &stand_in).env("XTRAIN_XLA_LIBRARY", "/nowhere/libxtrain_xla.so").run();
+        run.succeeded();
+        run.stdout
+    };
+    // A bench is a training run with a decay of 0.01, here of a model with the tokenizer's vocabulary.
+    let vocabulary = std::fs::read_to_string(path("tokenizer/tokenizer.json")).unwrap();
+    let vocabulary: serde_json::Value = serde_json::from_str(&vocabulary).unwrap();
+    let words = vocabulary["model"]["vocab"].as_object().unwrap().len();
+    let told = on_node(&format!(
+        "bench --model_type gpt2 --config_overrides {SIZES},vocab_size={words} --batch 4 --seq 128 --steps 2 --warmup 0 --json"
+    ));
+    assert!(told.contains("\"compiled_graphs\":1"), "{told}");
+}
+
 /// The value in a line of `compile --target`.
 fn value<'o>(text: &'o str, name: &str) -> &'o str {
     let line = text.lines().find(|line| line.trim_start().starts_with(name));

@@ -17,7 +17,7 @@ pub enum Error {
          lowered: `xtrain compile` with the flags of this run and --target (docs/cuda.md) where the library is, `xtrain cache export \
          --modules_only` there, `xtrain cache import` here"
     )]
-    NotLowered { phase: String, target: String, missing: crate::runtime::Error },
+    NotLowered { phase: String, target: String, missing: Box<crate::runtime::Error> },
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: std::io::Error },
     #[error(transparent)]

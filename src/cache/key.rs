@@ -84,6 +84,12 @@ impl Key {
         Key { parts: decisive.cloned().chain(own).collect() }
     }
 
+    /// The same graph, lowered for another target.
+    pub fn with_target(mut self, target: Target) -> Key {
+        self.parts.iter_mut().filter(|part| part.name == TARGET).for_each(|part| part.value = target.to_string());
+        self
+    }
+
     /// Whether the graphs of both keys are lowered to the same module.
     pub fn has_module_of(&self, other: &Key) -> bool {
         OF_MODULE.iter().all(|name| self.value(name) == other.value(name))

@@ -29,7 +29,7 @@ pub(super) fn stored_or_emitted(store: Option<&Store>, key: &Key, graph: &Graph,
     match Library::open() {
         Ok(library) => emit(library, graph, target),
         Err(missing @ runtime::Error::LibraryNotFound { .. }) => {
-            Err(Error::NotLowered { phase: graph.name.clone(), target: target.to_string(), missing })
+            Err(Error::NotLowered { phase: graph.name.clone(), target: target.to_string(), missing: Box::new(missing) })
         }
         Err(error) => Err(error.into()),
     }

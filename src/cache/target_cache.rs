@@ -138,14 +138,15 @@ impl TargetCache {
         }
     }
 
-    /// Stores what a graph is lowered to, and compiles nothing: for a host of the device that cannot lower it.
-    pub fn lower(&self, graph: &Graph) -> Result<(), Error> {
+    /// Stores what a graph is lowered to for a target, which may differ from this device's by what a run asks for, and compiles
+    /// nothing: for a host of the device that cannot lower it.
+    pub fn lower(&self, graph: &Graph, target: Target) -> Result<(), Error> {
         let Some(store) = &self.store else { return Ok(()) };
-        let key = self.surroundings.key(graph).of_module();
+        let key = self.surroundings.key(graph).of_module().with_target(target);
         if store.module(&key).is_some() {
             return Ok(());
         }
-        let (graph_bytes, module) = (graph.to_bytes(), emit(Library::open()?, graph, self.device.target)?);
+        let (graph_bytes, module) = (graph.to_bytes(), emit(Library::open()?, graph, target)?);
         let header = Header {
             key,
             phase: graph.name.clone(),

@@ -63,10 +63,13 @@ pub(super) fn compile(mut plan: TrainPlan) -> Result<Outcome, Error> {
     let steps = record_steps(&mut prepared.session, model, &stepper, &shapes).map_err(failed("recording the graphs"))?;
     // What only measures or checks a card is of no interest before there is one; it may have to be lowered here for it, though.
     let (measuring, steps): (Vec<_>, Vec<_>) = steps.into_iter().partition(|(name, _)| name == ceiling::GRAPH_NAME);
-    let check = doctor::sum_of_squares().map_err(failed("recording the doctor's check"))?;
-    for graph in measuring.iter().flat_map(|step| &step.1).chain([&check]) {
-        absent.graphs.lower(graph).map_err(failed("lowering the graphs"))?;
+    for graph in measuring.iter().flat_map(|step| &step.1) {
+        absent.graphs.lower(graph, absent.graphs.target()).map_err(failed("lowering the graphs"))?;
     }
+    // The doctor asks the card for nothing.
+    let check = doctor::sum_of_squares().map_err(failed("recording the doctor's check"))?;
+    let unasked = DeviceSettings::default().cuda_target(absent.gpu.capability());
+    absent.graphs.lower(&check, unasked).map_err(failed("lowering the doctor's check"))?;
     let placements = prepared.session.placements().clone();
     for (step, graph) in steps.iter().flat_map(|step| step.1.iter().map(move |graph| (step, graph))) {
         let stage = graph.stage as usize;
