@@ -53,11 +53,11 @@ impl Form {
         signature: Signature,
         options: &CompileOptions,
     ) -> Result<Executable, runtime::Error> {
-        if !self.stablehlo_first.load(Ordering::Relaxed) {
-            return client.compile(module, signature, options);
-        }
+        // Converting takes the library; without it a stored module goes as it is.
+        let library = self.stablehlo_first.load(Ordering::Relaxed).then(Library::open);
+        let Some(Ok(library)) = library else { return client.compile(module, signature, options) };
         let start = Instant::now();
-        let text = Library::open().and_then(|library| library.stablehlo_text(module));
+        let text = library.stablehlo_text(module);
         let first = text.and_then(|text| client.compile_stablehlo(text.as_bytes(), signature.clone(), options));
         let refusal = match first {
             Ok(executable) => {
