@@ -174,6 +174,7 @@ fn take(store: &Store, id: &str, member: &mut impl Read) -> io::Result<Result<()
 #[cfg(test)]
 mod tests {
     use super::super::entry::tests::header;
+    use super::super::key::Part;
     use super::*;
 
     #[test]
@@ -197,9 +198,17 @@ mod tests {
         assert!(!other.dir().join("autotune/a4baa03864db7cfb/strange").exists());
         assert!(other.list().unwrap().iter().all(|listed| listed.header.is_ok()));
 
-        // What was compiled stays; the same module under two keys is one.
+        // What was compiled stays; the same module, stored for two devices, is one.
         let tar_of_modules = dir.path().join("modules.tar");
-        assert_eq!(export_modules(&one, &ids, &tar_of_modules).unwrap().graphs, 2);
+        let mut elsewhere = header("train");
+        elsewhere.key.parts.push(Part { name: "device".into(), value: "another".into() });
+        one.insert(
+            elsewhere.clone(),
+            &[(Content::Graph, b"graph"), (Content::Module, b"module"), (Content::Executable, b"code")],
+        )
+        .unwrap();
+        let all = [ids[0], ids[1], &elsewhere.key.id()];
+        assert_eq!(export_modules(&one, &all, &tar_of_modules).unwrap().graphs, 2);
         let fourth = Store::new(dir.path().join("fourth"));
         assert_eq!(import(&fourth, &tar_of_modules).unwrap(), Imported { taken: 2, tuned: 1, ..Default::default() });
         for wanted in ["train", "eval"] {
