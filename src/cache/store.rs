@@ -99,7 +99,12 @@ impl Store {
     /// compile check. One that is damaged is passed over.
     pub fn module(&self, key: &Key) -> Option<Vec<u8>> {
         let same = |listed: &Listed| listed.header.as_ref().is_ok_and(|header| header.key.has_module_of(key));
-        let read = |listed: Listed| self.open(&listed.id).and_then(|mut entry| entry.read(Content::Module)).ok().flatten();
+        let read = |listed: Listed| {
+            let module = self.open(&listed.id).and_then(|mut entry| entry.read(Content::Module)).ok().flatten()?;
+            // What was brought here lowered must not be the first to go.
+            self.count_use(&listed.id);
+            Some(module)
+        };
         self.list().ok()?.into_iter().filter(same).find_map(read)
     }
 
