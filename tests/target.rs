@@ -4,7 +4,13 @@
 use crate::support::{Command, Run, xtrain};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use xtrain::cache::CacheSettings;
+use xtrain::parallel::Mesh;
 use xtrain::runtime::Library;
+use xtrain::trainer::device::{self, DeviceSettings};
+use xtrain::trainer::gpu::Gpu;
+use xtrain::trainer::{ceiling, cuda};
+use xtrain_graphs::Precision;
 
 /// jax's plugin, with NVIDIA's tools beside it; no card is needed.
 pub fn cuda_plugin() -> Option<PathBuf> {
@@ -232,8 +238,8 @@ fn every_card_compiles_and_is_kept_apart() {
             assert_eq!(value(&run.stdout, line), value(&again.stdout, line), "{card}: {line}");
         }
     }
-    // Ceiling and train, for four cards.
-    assert_eq!(ids.len(), 8, "{ids:?}");
+    // One for each card.
+    assert_eq!(ids.len(), 4, "{ids:?}");
 
     let cache = |words: &str| {
         let mut command = xtrain();
@@ -331,21 +337,20 @@ fn measurements_of_kernels_are_found_in_the_cache() {
         eprintln!("SKIPPED: the names of XLA's measurements are those of jax-cuda13-pjrt 0.11.2");
         return;
     }
-    let bench = Bench::new(plugin);
-    let ceiling = || {
-        let run = bench.run("compile clm --device cuda --target h200 --per_device_train_batch_size 4 --bf16");
-        run.succeeded();
-        let line = run.stdout.lines().find(|line| line.starts_with("ceiling for h200")).unwrap().to_string();
-        assert!(line.contains("compiled in"), "{line}");
-        let id = line.split_whitespace().nth(3).unwrap();
-        let mut show = xtrain();
-        show.args(["cache", "show", id, "--optimized_hlo", "--cache_dir"]).arg(bench.dir.path().join("cache"));
-        let shown = show.run();
-        shown.succeeded();
-        shown.stdout
+    let dir = tempfile::tempdir().unwrap();
+    let mut recorder = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
+    let mut recording = recorder.begin_abstract(Default::default());
+    ceiling::record_abstract(&mut recording, Precision::Bf16).unwrap();
+    let graph = recording.cut(ceiling::GRAPH_NAME).unwrap().remove(0);
+    let settings = DeviceSettings { plugin: Some(plugin), ..DeviceSettings::default() };
+    let compiled = || {
+        let cache = CacheSettings { dir: Some(dir.path().into()), max_bytes: u64::MAX, fail_on_recompile: false };
+        let checked = cuda::describe(Gpu::H200, &settings, cache).unwrap().check(&graph).unwrap();
+        assert!(!checked.loaded, "it was stored with other measurements");
+        Library::open().unwrap().hlo_text(&checked.module).unwrap()
     };
     let tiles = r#""output_tiles":[{"sizes":["64","64"]}]"#;
-    assert!(!ceiling().contains(tiles));
+    assert!(!compiled().contains(tiles));
     let field = |number: u8, bytes: &[u8]| [&[number << 3 | 2, bytes.len() as u8], bytes].concat();
     // block_m, block_n, block_k, split_k, num_stages, num_warps, num_ctas of XLA's TritonGemmKey, in its Config of the backend TRITON.
     let triton: Vec<u8> = [64, 64, 32, 1, 3, 4, 1].iter().zip(1u8..).flat_map(|(&value, number)| [number << 3, value]).collect();
@@ -355,10 +360,10 @@ fn measurements_of_kernels_are_found_in_the_cache() {
     let key = [field(1, &target), field(2, &field(1, b"e17d7e5ebd5f70d0"))].concat();
     let triton_version = b"a77e7c793abc0d0c923a9afb275058e2fe57a198";
     let entry = [field(1, &key), field(2, &[field(1, &config), field(2, triton_version)].concat())].concat();
-    let folder = bench.dir.path().join("cache/graphs/autotune").join(card);
+    let folder = dir.path().join("autotune").join(card);
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join(format!("{kernel}.pb")), entry).unwrap();
-    assert!(ceiling().contains(tiles), "the measurement was not used");
+    assert!(compiled().contains(tiles), "the measurement was not used");
 }
 
 /// With its libraries at hand, cuDNN itself builds a kernel for each of our calls, and refuses what it has none for.
