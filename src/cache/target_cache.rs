@@ -4,7 +4,7 @@
 
 use super::compiler::{feeds, signature};
 use super::entry::{Content, Damage, Entry, Header, Memory, Origin};
-use super::key::Surroundings;
+use super::key::{Key, Surroundings};
 use super::program::emit;
 use super::store::{Store, now};
 use super::{CacheSettings, Error};
@@ -147,7 +147,13 @@ impl TargetCache {
             return Ok(());
         }
         let (graph_bytes, module) = (graph.to_bytes(), emit(Library::open()?, graph, target)?);
-        let header = Header {
+        self.keep(store, self.header(graph, key), &[(Content::Graph, &graph_bytes), (Content::Module, &module)]);
+        Ok(())
+    }
+
+    /// Of what was not compiled.
+    fn header(&self, graph: &Graph, key: Key) -> Header {
+        Header {
             key,
             phase: graph.name.clone(),
             origin: self.origin.clone(),
@@ -157,8 +163,7 @@ impl TargetCache {
             memory: None,
             cost: BTreeMap::new(),
             parts: Vec::new(),
-        };
-        Ok(store.insert(header, &[(Content::Graph, &graph_bytes), (Content::Module, &module)])?)
+        }
     }
 
     /// Compiles and stores.
@@ -198,29 +203,28 @@ impl TargetCache {
         self.compiled += 1;
         self.compile_time += checked.ready_time;
         let header = Header {
-            key,
-            phase: graph.name.clone(),
-            origin: self.origin.clone(),
-            feeds: feeds(graph),
-            created: now(),
             compile_seconds: checked.ready_time.as_secs_f64(),
             memory: Some(memory),
             cost: checked.cost(),
-            parts: Vec::new(),
+            ..self.header(graph, key)
         };
         self.save(graph, header, (&module, &checked.module), &compiled);
         Ok(checked)
     }
 
-    /// A cache that cannot be written costs a compile next time.
     fn save(&self, graph: &Graph, header: Header, (module, optimized): (&[u8], &[u8]), compiled: &CompiledModule) {
         let Some(store) = &self.store else { return };
-        let id = header.key.id();
         let (graph_bytes, executable) = (graph.to_bytes(), compiled.serialize().ok());
         let mut parts: Vec<(Content, &[u8])> = vec![(Content::Graph, &graph_bytes), (Content::Module, module)];
         parts.extend(executable.as_deref().map(|bytes| (Content::Executable, bytes)));
         parts.push((Content::OptimizedModule, optimized));
-        match store.insert(header, &parts) {
+        self.keep(store, header, &parts);
+    }
+
+    /// A cache that cannot be written costs a compile next time.
+    fn keep(&self, store: &Store, header: Header, parts: &[(Content, &[u8])]) {
+        let id = header.key.id();
+        match store.insert(header, parts) {
             // Nothing depends on the old ones going now; the next insertion tries again.
             Ok(()) => drop(store.evict(self.settings.max_bytes, &id)),
             Err(error) => eprintln!("warning: compiled graphs are not kept: {error}"),
