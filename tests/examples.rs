@@ -260,6 +260,71 @@ fn known_examples_of_the_other_tokenizers_come_out() {
     assert_eq!(usual.decode(&ids(&usual, text), true).unwrap(), "guten morgen, wie geht es ihnen?");
 }
 
+#[test]
+fn lower_case_is_told_and_saved() {
+    let Some(data) = data_dir() else { return };
+    let (shouted, said) = ("HELLO, my Dog Réné is CUTE", "hello, my dog rene is cute");
+    let from = tempfile::tempdir().unwrap();
+    let dir = |name: &str, files: &[&str], config: &str| {
+        let dir = from.path().join(name);
+        fs::create_dir_all(&dir).unwrap();
+        for file in files {
+            fs::copy(data.join(file), dir.join(file.rsplit('/').next().unwrap())).unwrap();
+        }
+        if !config.is_empty() {
+            fs::write(dir.join("tokenizer_config.json"), config).unwrap();
+        }
+        dir
+    };
+    let (definition, vocabulary) = ("bert-base-cased/tokenizer.json", "bert-base-cased/vocab.txt");
+    let dirs = [
+        dir("definition", &[definition], ""),
+        dir("both", &[definition, vocabulary], ""),
+        dir("vocabulary", &[vocabulary], ""),
+        dir("cased", &[vocabulary], r#"{"do_lower_case": false}"#),
+        dir("class", &[definition], r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": false}"#),
+        dir("definition", &[definition], "").join("tokenizer.json"),
+    ];
+    let plain = Tokenizer::load(&data.join("bert-base-cased")).unwrap();
+    for path in dirs {
+        for lower in [true, false] {
+            let told = Tokenizer::load_with(&path, Some(lower)).unwrap();
+            let wanted = plain.encode(if lower { said } else { shouted }).unwrap();
+            assert_eq!(told.encode(shouted).unwrap(), wanted, "{} {lower}", path.display());
+            // A definition that says so already is left as it is.
+            let defined = path.ends_with("tokenizer.json") || path.join("tokenizer.json").exists();
+            assert_eq!(told.fingerprint() == plain.fingerprint(), defined && !lower, "{} {lower}", path.display());
+            // What is saved says the same, to transformers too, whichever of the two files it goes by.
+            let saved = tempfile::tempdir().unwrap();
+            told.save(saved.path()).unwrap();
+            assert_eq!(Tokenizer::load(saved.path()).unwrap().encode(shouted).unwrap(), wanted);
+            assert_eq!(json(&saved.path().join("tokenizer_config.json"))["do_lower_case"], lower);
+            if saved.path().join("tokenizer.json").exists() {
+                assert_eq!(json(&saved.path().join("tokenizer.json"))["normalizer"]["lowercase"], lower);
+            }
+        }
+    }
+    // transformers' BertTokenizer goes by its config, whatever tokenizer.json says, and by lower case where that is silent.
+    for (config, text) in [
+        (r#"{"tokenizer_class": "BertTokenizer"}"#, said),
+        (r#"{"tokenizer_class": "BertTokenizerFast", "do_lower_case": true}"#, said),
+        (r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": true, "strip_accents": false}"#, "hello, my dog réné is cute"),
+        (r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": false}"#, shouted),
+        (r#"{"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": true}"#, shouted),
+    ] {
+        let found = Tokenizer::load(&dir("config", &[definition], config)).unwrap();
+        assert_eq!(found.encode(shouted).unwrap(), plain.encode(text).unwrap(), "{config}");
+    }
+    let albert = dir("albert", &["albert-layout-de/spiece.model"], r#"{"keep_accents": true}"#);
+    let (big, small) = ("Guten Morgen", "guten morgen");
+    let told = |lower| Tokenizer::load_with(&albert, lower).unwrap().encode(big).unwrap();
+    assert_eq!(told(Some(true)), Tokenizer::load_with(&albert, Some(false)).unwrap().encode(small).unwrap());
+    assert_eq!(told(None), told(Some(true)));
+    assert_ne!(told(Some(false)), told(Some(true)));
+    let refused = Tokenizer::load_with(&data.join("gpt2"), Some(true)).unwrap_err().to_string();
+    assert!(refused.contains("do_lower_case") && refused.contains("no switch for lower case"), "{refused}");
+}
+
 /// Every real table is read whole, with the numbers that its documentation gives.
 #[test]
 fn real_tables_have_their_known_rows_and_labels() {

@@ -151,6 +151,34 @@ fn a_classifier_is_trained_evaluated_and_used() {
 }
 
 #[test]
+fn a_model_that_was_trained_in_lower_case_stays_so() {
+    let Some(bench) = Bench::new() else { return };
+    let table = |texts: [&str; 2]| format!("text\n{}\n{}\n", texts[0], texts[1]);
+    fs::write(bench.path("shouted.csv"), table(["THIS IS The BEST Day", "I HATE My Phone"])).unwrap();
+    fs::write(bench.path("said.csv"), table(["this is the best day", "i hate my phone"])).unwrap();
+    let tokenizer = data_dir().unwrap().join("bert-base-cased").display().to_string();
+    // The same words in both, if capitals do not count.
+    for (out, flag, alike) in [("as_written", "", false), ("lower", "--do_lower_case", true)] {
+        bench
+            .run(&format!(
+                "train cls {BERT} {TWEETS} --tokenizer_name {tokenizer} {flag} --validation_file tweets-valid.csv \
+                 --learning_rate 2e-3 --max_steps 10 --eval_strategy no --save_strategy no --output_dir {out}"
+            ))
+            .succeeded();
+        let label = |file: &str| {
+            let run = bench
+                .run(&format!("predict cls --disable_tqdm --model_name_or_path {out} --test_file {file} --max_seq_length 48"));
+            run.succeeded();
+            run.stdout
+        };
+        assert_eq!(label("shouted.csv") == label("said.csv"), alike, "{out}");
+    }
+    let refused = bench.run(&format!("train cls {GPTJ} {TWEETS} --tokenizer_name byte_bpe --do_lower_case --output_dir none"));
+    assert!(refused.code == Some(1) && refused.stderr.contains("no switch for lower case"), "{}", refused.stderr);
+    assert!(!bench.path("none").exists());
+}
+
+#[test]
 fn pairs_of_texts_have_segments() {
     let Some(bench) = Bench::new() else { return };
     let mut table = String::from("sentence1\tsentence2\tlabel\n");

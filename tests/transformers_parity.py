@@ -23,6 +23,7 @@ TOLERANCE = 1e-4
 ENCODER = "hidden_size=64,num_hidden_layers=2,num_attention_heads=4,intermediate_size=128,max_position_embeddings=130"
 MODELS = {
     "bert": ("bert", ENCODER, "bert-base-cased"),
+    "bert_lower_case": ("bert", ENCODER, "bert-base-cased"),
     "roberta": ("roberta", ENCODER, "roberta-base"),
     "albert": ("albert", ENCODER + ",embedding_size=32", "bert-base-cased"),
     "gpt2": ("gpt2", "n_embd=64,n_layer=2,n_head=4,n_positions=128", "gpt2"),
@@ -58,19 +59,19 @@ def model_flags(name, work, data):
         path = work / "gpt_neo.json"
         path.write_text(json.dumps(GPT_NEO))
         flags[2:4] = ["--config_name", path]
-    return flags
+    return flags + ["--do_lower_case"] * name.endswith("lower_case")
 
 
 def classifier(xtrain, data, work, name):
-    out, table = work / f"{name}-cls", data / "sst2" / "dev.tsv"
+    out, tweets = work / f"{name}-cls", data / "tweet-sentiment"
     run(
-        xtrain, "train", "cls", *model_flags(name, work, data), "--train_file", data / "sst2/train.tsv", "--max_train_samples", 256,
-        "--max_seq_length", 64, "--max_steps", 8, "--learning_rate", "2e-3", "--per_device_train_batch_size", 16,
+        xtrain, "train", "cls", *model_flags(name, work, data), "--train_file", tweets / "train.csv", "--label_column_name", "sentiment",
+        "--text_column_name", "text", "--max_train_samples", 256, "--max_seq_length", 64, "--max_steps", 8, "--learning_rate", "2e-3", "--per_device_train_batch_size", 16,
         "--save_strategy", "no", "--disable_tqdm", "--output_dir", out, "--cache_dir", work / "cache",
     )
     text = run(
-        xtrain, "predict", "cls", "--model_name_or_path", out, "--test_file", table, "--max_seq_length", 64, "--max_predict_samples",
-        64, "--include_text", "--disable_tqdm", "--cache_dir", work / "cache",
+        xtrain, "predict", "cls", "--model_name_or_path", out, "--test_file", tweets / "test.csv", "--text_column_name", "text", "--max_seq_length",
+        64, "--max_predict_samples", 64, "--include_text", "--disable_tqdm", "--cache_dir", work / "cache",
     )
     rows = list(csv.DictReader(text.splitlines()))
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(out), AutoTokenizer.from_pretrained(out)

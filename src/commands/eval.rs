@@ -5,7 +5,6 @@ use super::task::{Purpose, load_task};
 use super::{Error, Outcome};
 use crate::checkpoint::hf::save_metrics;
 use crate::config::EvalPlan;
-use crate::data::Tokenizer;
 use crate::launch::Group;
 use crate::trainer::evaluate::evaluate;
 use crate::trainer::parameters::Head;
@@ -14,8 +13,7 @@ use crate::trainer::step::placements;
 use serde_json::Value;
 
 pub fn run(plan: EvalPlan) -> Result<Outcome, Error> {
-    let tokenizer = Tokenizer::load(&plan.tokenizer).map_err(failed("loading the tokenizer"))?;
-    let (loaded, task, _) = load_task(&plan.task, &plan.model, tokenizer, Purpose::Use, Head::Saved, plan.disable_tqdm)?;
+    let (loaded, task, _) = load_task(&plan.task, &plan.model, &plan.tokenizer, Purpose::Use, Head::Saved, plan.disable_tqdm)?;
     let model = &*loaded.model;
     let mut session = open_device(&plan.device, plan.mesh, &plan.cache)?;
     let mut settings = task.settings();

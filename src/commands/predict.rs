@@ -6,8 +6,8 @@ use super::task::{Purpose, TaskData, load_task};
 use super::{Error, Outcome};
 use crate::checkpoint::atomic;
 use crate::config::{PredictPlan, TaskPlan};
+use crate::data::Collator;
 use crate::data::cls::TestRow;
-use crate::data::{Collator, Tokenizer};
 use crate::parallel::Mesh;
 use crate::report::csv;
 use crate::trainer::evaluate::{Scores, evaluate};
@@ -19,9 +19,8 @@ use std::path::Path;
 use xtrain_models::Model;
 
 pub fn run(plan: PredictPlan) -> Result<Outcome, Error> {
-    let tokenizer = Tokenizer::load(&plan.tokenizer).map_err(failed("loading the tokenizer"))?;
     let task_plan = TaskPlan::Cls(plan.data);
-    let (loaded, task, _) = load_task(&task_plan, &plan.model, tokenizer, Purpose::Use, Head::Saved, plan.disable_tqdm)?;
+    let (loaded, task, _) = load_task(&task_plan, &plan.model, &plan.tokenizer, Purpose::Use, Head::Saved, plan.disable_tqdm)?;
     let mut session = open_device(&plan.device, Mesh::single(), &plan.cache)?;
     let mut settings = task.settings();
     settings.push(("per_device_eval_batch_size", plan.per_device_eval_batch_size.to_string()));

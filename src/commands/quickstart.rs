@@ -3,7 +3,7 @@
 use super::model::failed;
 use super::{Error, Outcome, corpus, generate, train};
 use crate::checkpoint::atomic;
-use crate::config::{ConfigSource, GeneratePlan, ModelSource, QuickstartPlan, Sampling, TaskPlan, TrainPlan};
+use crate::config::{ConfigSource, GeneratePlan, ModelSource, QuickstartPlan, Sampling, TaskPlan, TokenizerSource, TrainPlan};
 use crate::data::settings::{ClmDataSettings, SourceSettings};
 use crate::data::tokenizer::train_byte_bpe;
 use crate::parallel::{Mesh, PipelineSchedule};
@@ -76,7 +76,7 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
         device: plan.device.clone(),
         cache: plan.cache.clone(),
         model: ModelSource::Scratch { model_type: None, config: ConfigSource::Preset("gpt2"), overrides },
-        tokenizer: tokenizer.to_path_buf(),
+        tokenizer: TokenizerSource { path: tokenizer.to_path_buf(), lower_case: None },
         task: TaskPlan::Clm(ClmDataSettings {
             source: SourceSettings {
                 train_files: vec![text.to_path_buf()],

@@ -4,7 +4,7 @@
 use super::Error;
 use super::batches::{BatchForm, LabelForm};
 use super::model::{LoadedModel, ModelConfig, failed};
-use crate::config::{ModelSource, TaskPlan};
+use crate::config::{ModelSource, TaskPlan, TokenizerSource};
 use crate::data::cls::{Split, TestRow};
 use crate::data::padding::Padding;
 use crate::data::settings::{ClsDataSettings, PaddingSettings};
@@ -131,11 +131,12 @@ fn padding_tokenizer(tokenizer: Tokenizer, plan: &TaskPlan, config: &Config) -> 
 pub fn load_task(
     plan: &TaskPlan,
     source: &ModelSource,
-    tokenizer: Tokenizer,
+    tokenizer: &TokenizerSource,
     purpose: Purpose,
     head: Head,
     quiet: bool,
 ) -> Result<(LoadedModel, TaskData, Tokenizer), Error> {
+    let tokenizer = Tokenizer::load_with(&tokenizer.path, tokenizer.lower_case).map_err(failed("loading the tokenizer"))?;
     let mut read = ModelConfig::read(source, Some(&tokenizer))?;
     let tokenizer = padding_tokenizer(tokenizer, plan, &read.config)?;
     let mut plan = plan.clone();

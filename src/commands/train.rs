@@ -109,11 +109,16 @@ pub(super) struct Prepared {
 impl Prepared {
     /// Opens and checks everything else before tokenizing, which can take hours and which a run that only compiles does without.
     pub fn new(plan: &TrainPlan, reads_data: bool) -> Result<Self, Error> {
-        let tokenizer = Tokenizer::load(&plan.tokenizer).map_err(failed("loading the tokenizer"))?;
         let head = if plan.ignore_mismatched_sizes { Head::NewIfDifferent } else { Head::NewIfMissing };
         let purpose = if plan.do_train { Purpose::Train } else { Purpose::Use };
-        let (loaded, mut task, tokenizer) =
-            load_task(&plan.task, &plan.model, tokenizer, purpose, if plan.do_train { head } else { Head::Saved }, plan.quiet())?;
+        let (loaded, mut task, tokenizer) = load_task(
+            &plan.task,
+            &plan.model,
+            &plan.tokenizer,
+            purpose,
+            if plan.do_train { head } else { Head::Saved },
+            plan.quiet(),
+        )?;
         check_best(&plan.train, &*loaded.model, &task)?;
         let session = session(plan, &*loaded.model, &task)?;
         let streams = plan.task.source().streaming.is_some();

@@ -29,7 +29,7 @@ pub use nearest::nearest;
 pub use plan::{
     BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, Device, DevicePlan, DoctorPlan, EvalPlan, FitPlan,
     GeneratePlan, MODEL_TYPES, MeshComparison, ModelSource, PRESETS, PredictPlan, PruneRules, QuickstartPlan, Sampling,
-    ScaledRun, ScalingPlan, ShowForm, TaskPlan, TopPlan, TrainPlan, is_encoder,
+    ScaledRun, ScalingPlan, ShowForm, TaskPlan, TokenizerSource, TopPlan, TrainPlan, is_encoder,
 };
 pub use scaling::into_directory;
 

@@ -125,6 +125,15 @@ pub enum ModelSource {
     },
 }
 
+/// Where the tokenizer comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenizerSource {
+    /// A directory with the tokenizer's files, or a `tokenizer.json`.
+    pub path: PathBuf,
+    /// Turn texts into lower case or leave capitals alone; `None`: as the files say.
+    pub lower_case: Option<bool>,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum ConfigSource {
     /// One of [`PRESETS`].
@@ -171,8 +180,7 @@ pub struct TrainPlan {
     pub target: Option<Gpu>,
     pub cache: CacheSettings,
     pub model: ModelSource,
-    /// A directory with the tokenizer's files, or a `tokenizer.json`.
-    pub tokenizer: PathBuf,
+    pub tokenizer: TokenizerSource,
     pub task: TaskPlan,
     /// A head of another shape than the model's gives way to a new one.
     pub ignore_mismatched_sizes: bool,
@@ -239,7 +247,7 @@ pub struct EvalPlan {
     pub device: DevicePlan,
     pub cache: CacheSettings,
     pub model: ModelSource,
-    pub tokenizer: PathBuf,
+    pub tokenizer: TokenizerSource,
     pub task: TaskPlan,
     pub per_device_eval_batch_size: usize,
     pub mesh: Mesh,
@@ -258,7 +266,7 @@ pub struct PredictPlan {
     pub device: DevicePlan,
     pub cache: CacheSettings,
     pub model: ModelSource,
-    pub tokenizer: PathBuf,
+    pub tokenizer: TokenizerSource,
     pub data: ClsDataSettings,
     pub per_device_eval_batch_size: usize,
     /// `None`: standard output.

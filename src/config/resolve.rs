@@ -158,7 +158,7 @@ fn generate_plan(typed: &Typed) -> GeneratePlan {
         device: device(typed),
         cache: cache(typed),
         model: typed.path("model_name_or_path").expect(CHECKED),
-        tokenizer: tokenizer(typed),
+        tokenizer: tokenizer_path(typed),
         prompt: typed.text("prompt").expect(CHECKED),
         max_new_tokens: typed.count("max_new_tokens").expect(DEFAULTED),
         sampling: if temperature == 0.0 { Sampling::Greedy } else { Sampling::Random { temperature, top_k } },
@@ -380,7 +380,11 @@ fn override_value(text: &str) -> serde_json::Value {
     }
 }
 
-fn tokenizer(typed: &Typed) -> PathBuf {
+fn tokenizer(typed: &Typed) -> TokenizerSource {
+    TokenizerSource { path: tokenizer_path(typed), lower_case: typed.bool_if_given("do_lower_case") }
+}
+
+fn tokenizer_path(typed: &Typed) -> PathBuf {
     typed.path("tokenizer_name").or_else(|| typed.path("model_name_or_path")).expect(CHECKED)
 }
 

@@ -131,6 +131,12 @@ pub enum Error {
     #[error("{} is not a tokenizer that xtrain can load: {reason}", path.display())]
     BadTokenizer { path: PathBuf, reason: String },
 
+    #[error(
+        "do_lower_case: the tokenizer of {} has no switch for lower case (its normalizer is {normalizer}; BERT's and ALBERT's have one). \
+         Leave the flag out, or turn the texts themselves into lower case", path.display()
+    )]
+    NoLowerCase { path: PathBuf, normalizer: String },
+
     #[error("tokenizing {place} failed: {reason}")]
     Tokenize { place: String, reason: String },
 

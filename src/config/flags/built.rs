@@ -123,6 +123,8 @@ pub const FLAGS: &[Flag] = &[
         "Changes to that configuration, as n_layer=4,n_embd=256; only with random weights"),
     flag(Section::Model, READING.and(GENERATE), "tokenizer_name", Kind::Path, "",
         "Directory with the tokenizer's files, a tokenizer.json, or a model's name on the Hub; default: the model's"),
+    flag(Section::Model, READING, "do_lower_case", Kind::Bool, "",
+        "Turn texts into lower case, or leave capitals alone: BERT's and ALBERT's tokenizers can be told, and a saved model keeps it; default: as the tokenizer says"),
     flag(Section::Model, COMPILING, "attn_implementation", Kind::Choice(&["auto", "eager"]), "auto",
         "auto: attention as one call where the device has it (cuda, 16 bits, no dropout, no local window); eager: always written out"),
     flag(Section::Model, TRAIN.and(BENCH), "attention_dropout_kernel", Kind::Choice(&["xtrain", "cudnn"]), "xtrain",

@@ -152,7 +152,7 @@ fn models_are_found_by_name_or_path() {
         panic!()
     };
     assert_eq!(plan.model, ModelSource::Pretrained { directory: fixture.path("model") });
-    assert_eq!((plan.tokenizer, plan.output_dir), (fixture.path("model"), None));
+    assert_eq!((plan.tokenizer.path, plan.output_dir), (fixture.path("model"), None));
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 mod bpe;
 mod convert;
+mod normalizer;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,9 @@ const CONFIG: &str = "tokenizer_config.json";
 /// Files that make up a tokenizer in one form or another; those found go along with a saved model.
 pub const TOKENIZER_FILES: [&str; 8] =
     [DEFINITION, CONFIG, "special_tokens_map.json", "vocab.json", "merges.txt", "vocab.txt", "added_tokens.json", "spiece.model"];
+
+/// The transformers class that takes a `tokenizer.json` as it is.
+const FROM_DEFINITION: &str = "PreTrainedTokenizerFast";
 
 /// `model_max_length` above this is transformers' way to say that there is no limit.
 const NO_LIMIT: f64 = 1e15;
@@ -52,41 +56,79 @@ impl std::fmt::Debug for Tokenizer {
 impl Tokenizer {
     /// Loads from a directory (`tokenizer.json`, else what `convert` can make one of) or from a `tokenizer.json` by its path.
     pub fn load(path: &Path) -> Result<Tokenizer> {
-        if path.is_dir() {
-            return Tokenizer::load_dir(path);
-        }
-        let definition = fs::read(path).map_err(Error::io("read", path))?;
-        let files = match path.file_name() {
-            Some(name) if name == DEFINITION => read_files(path.parent().unwrap_or(Path::new("")))?,
-            _ => vec![(DEFINITION.to_string(), definition.clone())],
-        };
-        Tokenizer::build(path, definition, files, "PreTrainedTokenizerFast")
+        Tokenizer::load_with(path, None)
     }
 
-    fn load_dir(dir: &Path) -> Result<Tokenizer> {
-        let files = read_files(dir)?;
-        let found = Files { dir, files: &files };
-        if let Some(definition) = found.get(DEFINITION) {
-            let definition = definition.to_vec();
-            return Tokenizer::build(&dir.join(DEFINITION), definition, files, "PreTrainedTokenizerFast");
+    /// The same, with texts turned into lower case or not (`do_lower_case`), whatever the files say; those that are saved say it, too.
+    /// `None`: as the files say.
+    pub fn load_with(path: &Path, lower_case: Option<bool>) -> Result<Tokenizer> {
+        let (definition, files, file, class) = if path.is_dir() {
+            let files = read_files(path)?;
+            let found = Files { dir: path, files: &files };
+            match found.get(DEFINITION) {
+                Some(definition) => (definition.to_vec(), files, path.join(DEFINITION), FROM_DEFINITION),
+                None => {
+                    let Converted { definition, file, class } = convert(&found)?;
+                    (hf::to_json_text(&definition, 2), files, path.join(file), class)
+                }
+            }
+        } else {
+            let definition = fs::read(path).map_err(Error::io("read", path))?;
+            let files = match path.file_name() {
+                Some(name) if name == DEFINITION => read_files(path.parent().unwrap_or(Path::new("")))?,
+                _ => vec![(DEFINITION.to_string(), definition.clone())],
+            };
+            (definition, files, path.to_path_buf(), FROM_DEFINITION)
+        };
+        match lower_case {
+            None => Tokenizer::build(&file, definition, files, class),
+            Some(lower) => Tokenizer::build_lower_case(&file, definition, files, class, lower),
         }
-        let Converted { definition, file, class } = convert(&found)?;
-        Tokenizer::build(&dir.join(file), hf::to_json_text(&definition, 2), files, class)
+    }
+
+    /// Writes `do_lower_case` into the definition and the config before they are built from.
+    fn build_lower_case(
+        path: &Path,
+        definition: Vec<u8>,
+        files: Vec<(String, Vec<u8>)>,
+        class: &str,
+        lower: bool,
+    ) -> Result<Tokenizer> {
+        // What no config says is found by building once.
+        let mut files = Tokenizer::build(path, definition.clone(), files, class)?.files.to_vec();
+        let definition = normalizer::set_lower_case(definition, lower)
+            .map_err(|normalizer| Error::NoLowerCase { path: path.to_path_buf(), normalizer })?;
+        for (name, bytes) in &mut files {
+            match name.as_str() {
+                DEFINITION => *bytes = definition.clone(),
+                CONFIG => {
+                    let mut config: Map<String, Value> = serde_json::from_slice(bytes).expect("it has just been built from");
+                    config.insert("do_lower_case".into(), lower.into());
+                    *bytes = hf::to_json_text(&config, 2);
+                }
+                _ => {}
+            }
+        }
+        Tokenizer::build(path, definition, files, class)
     }
 
     /// `definition` is what is loaded; `files` is what is saved; `class` reads them in transformers.
     fn build(path: &Path, definition: Vec<u8>, mut files: Vec<(String, Vec<u8>)>, class: &str) -> Result<Tokenizer> {
         let bad = |reason: String| Error::BadTokenizer { path: path.to_path_buf(), reason };
-        let mut inner = tokenizers::Tokenizer::from_bytes(&definition).map_err(|error| bad(error.to_string()))?;
-        // A file may carry the padding and truncation of its last use; transformers resets both, and a corpus must not be cut.
-        inner.with_padding(None);
-        inner.with_truncation(None).map_err(|error| bad(error.to_string()))?;
         let object = |name: &str| -> Result<Map<String, Value>> {
             let Some((_, bytes)) = files.iter().find(|(found, _)| found == name) else { return Ok(Map::new()) };
             let path = path.with_file_name(name);
             serde_json::from_slice(bytes).map_err(|error| Error::BadTokenizer { path, reason: error.to_string() })
         };
         let (config, special) = (object(CONFIG)?, object("special_tokens_map.json")?);
+        let definition = match normalizer::is_bert(&config) {
+            true => normalizer::obey_bert_config(definition, &config).map_err(|error| bad(error.to_string()))?,
+            false => definition,
+        };
+        let mut inner = tokenizers::Tokenizer::from_bytes(&definition).map_err(|error| bad(error.to_string()))?;
+        // A file may carry the padding and truncation of its last use; transformers resets both, and a corpus must not be cut.
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|error| bad(error.to_string()))?;
         let token = |key: &str, usual: &[&str]| -> Option<u32> {
             // A token is a string, or an object with its content. An explicit null means that there is none.
             let named = config.get(key).or_else(|| special.get(key));
@@ -259,7 +301,7 @@ fn tells_segments(inner: &tokenizers::Tokenizer) -> bool {
 pub fn train_byte_bpe(texts: &[impl AsRef<str> + Sync], vocab_size: usize) -> Result<Tokenizer> {
     let definition = hf::to_json_text(&bpe::train(texts, vocab_size)?, 2);
     let files = vec![(DEFINITION.to_string(), definition.clone())];
-    Tokenizer::build(Path::new("(trained here)"), definition, files, "PreTrainedTokenizerFast")
+    Tokenizer::build(Path::new("(trained here)"), definition, files, FROM_DEFINITION)
 }
 
 fn read_files(dir: &Path) -> Result<Vec<(String, Vec<u8>)>> {
