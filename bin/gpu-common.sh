@@ -8,6 +8,25 @@ die() {
   exit 1
 }
 
+# The directory and the options, which both take; usage() is the script's own.
+read_options() {
+  (($# > 0)) || { usage >&2; exit 2; }
+  case $1 in -h | --help) usage; exit 0 ;; -*) usage >&2; exit 2 ;; esac
+  dir=$1 plugin='' tokenizer='' data='' peers='' target='' quick=''
+  shift
+  while (($# > 0)); do
+    case $1 in
+      --plugin | --tokenizer | --data | --peers | --target)
+        (($# > 1)) || die "$1 wants a value"
+        printf -v "${1#--}" '%s' "$2"
+        shift 2
+        ;;
+      --quick) quick=1; shift ;;
+      *) usage >&2; exit 2 ;;
+    esac
+  done
+}
+
 # Empties nothing: figures of two sessions must not mix.
 new_directory() {
   mkdir -p "$1" || die "cannot make $1"
