@@ -86,7 +86,7 @@ impl Tokenizer {
         }
     }
 
-    /// Writes `do_lower_case` into the definition and the config before they are built from.
+    /// Builds from a definition and a config that both have the switch set.
     fn build_lower_case(
         path: &Path,
         definition: Vec<u8>,
@@ -94,7 +94,7 @@ impl Tokenizer {
         class: &str,
         lower: bool,
     ) -> Result<Tokenizer> {
-        // What no config says is found by building once.
+        // Of files without a config the first build makes one, which then has the switch, too.
         let mut files = Tokenizer::build(path, definition.clone(), files, class)?.files.to_vec();
         let definition = normalizer::set_lower_case(definition, lower)
             .map_err(|normalizer| Error::NoLowerCase { path: path.to_path_buf(), normalizer })?;
