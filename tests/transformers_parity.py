@@ -64,14 +64,15 @@ def model_flags(name, work, data):
 
 def classifier(xtrain, data, work, name):
     out, tweets = work / f"{name}-cls", data / "tweet-sentiment"
+    common = ["--text_column_name", "text", "--max_seq_length", 64, "--disable_tqdm", "--cache_dir", work / "cache"]
     run(
         xtrain, "train", "cls", *model_flags(name, work, data), "--train_file", tweets / "train.csv", "--label_column_name", "sentiment",
-        "--text_column_name", "text", "--max_train_samples", 256, "--max_seq_length", 64, "--max_steps", 8, "--learning_rate", "2e-3", "--per_device_train_batch_size", 16,
-        "--save_strategy", "no", "--disable_tqdm", "--output_dir", out, "--cache_dir", work / "cache",
+        "--max_train_samples", 256, "--max_steps", 8, "--learning_rate", "2e-3", "--per_device_train_batch_size", 16,
+        "--save_strategy", "no", "--output_dir", out, *common,
     )
     text = run(
-        xtrain, "predict", "cls", "--model_name_or_path", out, "--test_file", tweets / "test.csv", "--text_column_name", "text", "--max_seq_length",
-        64, "--max_predict_samples", 64, "--include_text", "--disable_tqdm", "--cache_dir", work / "cache",
+        xtrain, "predict", "cls", "--model_name_or_path", out, "--test_file", tweets / "test.csv", "--max_predict_samples", 64,
+        "--include_text", *common,
     )
     rows = list(csv.DictReader(text.splitlines()))
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(out), AutoTokenizer.from_pretrained(out)
