@@ -1,8 +1,8 @@
 //! xtrain: trains language models as whole compiled XLA graphs.
 //!
-//! The modules below are in reading order, and imports point downwards only: a module may use those listed after it, never one
-//! listed before it (`tests/layers.rs` fails on a back edge). Lower layers define the settings that they need; `config`
-//! resolves what the user typed into them.
+//! The modules below are in reading order, and imports point downwards only: a module may use those
+//! listed after it, never one listed before it (`tests/layers.rs` fails on a back edge). Lower
+//! layers define the settings that they need; `config` resolves what the user typed into them.
 
 /// What each command does: puts the layers below together.
 pub mod commands;

@@ -1,5 +1,6 @@
-//! The command line as a user meets it: the real program, its output, its exit codes. Combinations of settings are tested beside the
-//! code (`src/config`); here it is that they reach the user as one message, exit code 2 and nothing started.
+//! The command line as a user meets it: the real program, its output, its exit codes. Combinations
+//! of settings are tested beside the code (`src/config`); here it is that they reach the user as
+//! one message, exit code 2 and nothing started.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -53,32 +54,58 @@ fn help_goes_to_standard_output() {
     ] {
         let started = Instant::now();
         let output = xtrain(dir.path(), line);
-        println!("xtrain {line}: {:.1} ms", started.elapsed().as_secs_f64() * 1e3);
+        println!(
+            "xtrain {line}: {:.1} ms",
+            started.elapsed().as_secs_f64() * 1e3
+        );
         assert_eq!(output.status.code(), Some(0), "{line}");
-        assert!(stdout(&output).contains("Usage:") && stderr(&output).is_empty(), "{line}");
+        assert!(
+            stdout(&output).contains("Usage:") && stderr(&output).is_empty(),
+            "{line}"
+        );
     }
     let all = stdout(&xtrain(dir.path(), ""));
     for command in ["train", "eval", "generate", "bench", "doctor", "quickstart"] {
         assert!(all.contains(&format!("\n  {command} ")), "{all}");
     }
     let train = stdout(&xtrain(dir.path(), "train clm --help"));
-    for part in ["Optimizer:", "--learning_rate <X>", "[default: 5e-5]", "Checkpoints:", "Examples:"] {
+    for part in [
+        "Optimizer:",
+        "--learning_rate <X>",
+        "[default: 5e-5]",
+        "Checkpoints:",
+        "Examples:",
+    ] {
         assert!(train.contains(part), "{part} is missing in {train}");
     }
-    assert!(!train.contains("--adafactor"), "what is not built is not advertised");
+    assert!(
+        !train.contains("--adafactor"),
+        "what is not built is not advertised"
+    );
 }
 
 #[test]
 fn version_is_the_packages() {
     let output = xtrain(Path::new("."), "--version");
-    assert_eq!((output.status.code(), stdout(&output)), (Some(0), format!("xtrain {}\n", env!("CARGO_PKG_VERSION"))));
+    assert_eq!(
+        (output.status.code(), stdout(&output)),
+        (Some(0), format!("xtrain {}\n", env!("CARGO_PKG_VERSION")))
+    );
 }
 
 #[test]
 fn mistakes_end_in_one_message_and_exit_code_2() {
     let dir = workplace();
-    std::fs::write(dir.path().join("typo.toml"), "seed = 1\nlearning_rte = 1e-4\n").unwrap();
-    std::fs::write(dir.path().join("typo.json"), "{\"seed\": 1,\n\"learning_rte\": 1e-4}").unwrap();
+    std::fs::write(
+        dir.path().join("typo.toml"),
+        "seed = 1\nlearning_rte = 1e-4\n",
+    )
+    .unwrap();
+    std::fs::write(
+        dir.path().join("typo.json"),
+        "{\"seed\": 1,\n\"learning_rte\": 1e-4}",
+    )
+    .unwrap();
     std::fs::write(dir.path().join("wrong.toml"), "learning_rate = \"fast\"\n").unwrap();
     let cases: Vec<(String, &str)> = vec![
         (
@@ -93,7 +120,10 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
             format!("{TRAIN} --xyzzy"),
             "error: unknown flag --xyzzy for `xtrain train clm`\nhint: `xtrain train clm --help` lists what it takes\n",
         ),
-        (format!("{TRAIN} --prompt x"), "hint: that one belongs to `xtrain generate`"),
+        (
+            format!("{TRAIN} --prompt x"),
+            "hint: that one belongs to `xtrain generate`",
+        ),
         (
             format!("{TRAIN} --config typo.toml"),
             "error: typo.toml:2: unknown key `learning_rte` for `xtrain train clm`\nhint: did you mean `learning_rate`?\n",
@@ -106,7 +136,10 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
             format!("{TRAIN} --config wrong.toml"),
             "error: wrong.toml:1: `learning_rate` must be a number that is 0 or more, found `fast`\n",
         ),
-        (format!("{TRAIN} --config none.toml"), "error: none.toml: No such file"),
+        (
+            format!("{TRAIN} --config none.toml"),
+            "error: none.toml: No such file",
+        ),
         (
             format!("{TRAIN} --per_device_train_batch_size 0"),
             "error: command line: `per_device_train_batch_size` must be a whole number that is at least 1, or auto, found `0`\n",
@@ -115,30 +148,63 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
             format!("{TRAIN} --gradient_checkpointing every:0"),
             "error: command line: `gradient_checkpointing` must be true, false, full, attention or every:K with K at least 1, found `every:0`\n",
         ),
-        (format!("{TRAIN} --seed"), "error: --seed needs a value: a whole number that is 0 or more\n"),
-        (format!("{TRAIN} --output_dir old"), "error: --output_dir: old is not empty\nhint: add --resume_from_checkpoint"),
-        (format!("{TRAIN} --validation_file none.txt"), "error: --validation_file: none.txt does not exist\n"),
+        (
+            format!("{TRAIN} --seed"),
+            "error: --seed needs a value: a whole number that is 0 or more\n",
+        ),
+        (
+            format!("{TRAIN} --output_dir old"),
+            "error: --output_dir: old is not empty\nhint: add --resume_from_checkpoint",
+        ),
+        (
+            format!("{TRAIN} --validation_file none.txt"),
+            "error: --validation_file: none.txt does not exist\n",
+        ),
         (
             format!("{TRAIN} --config_name google-bert/bert-base-cased"),
             "error: --config_name: google-bert/bert-base-cased is an encoder, which predicts masked tokens, not the next one\n",
         ),
         (
-            format!("{} --model_type bert", TRAIN.replace("--model_type gpt2 ", "")),
+            format!(
+                "{} --model_type bert",
+                TRAIN.replace("--model_type gpt2 ", "")
+            ),
             "error: --model_type: bert is an encoder, which predicts masked tokens, not the next one\nhint: use the task mlm, or one of gpt2",
         ),
         (format!("{TRAIN} stray"), "unexpected word `stray`"),
-        ("train".into(), "error: `xtrain train` needs one of: clm, mlm, cls\n"),
-        ("train mml".into(), "error: unknown command `train mml`\nhint: did you mean `xtrain train mlm`?\n"),
-        ("trian clm".into(), "error: unknown command `trian`\nhint: did you mean `xtrain train`?\n"),
+        (
+            "train".into(),
+            "error: `xtrain train` needs one of: clm, mlm, cls\n",
+        ),
+        (
+            "train mml".into(),
+            "error: unknown command `train mml`\nhint: did you mean `xtrain train mlm`?\n",
+        ),
+        (
+            "trian clm".into(),
+            "error: unknown command `trian`\nhint: did you mean `xtrain train`?\n",
+        ),
         (
             "--learning_rate 1 train clm".into(),
             "error: --learning_rate stands before the command\nhint: write it after: `xtrain train clm --learning_rate ...`\n",
         ),
-        ("--device tpu doctor".into(), "error: command line: `device` must be one of cpu, cuda, neuron, found `tpu`\n"),
+        (
+            "--device tpu doctor".into(),
+            "error: command line: `device` must be one of cpu, cuda, neuron, found `tpu`\n",
+        ),
         ("--device".into(), "error: --device needs a value"),
-        ("--device cpu".into(), "error: `xtrain COMMAND` needs one of: train clm, train mlm, train cls, eval clm"),
-        ("generate --model_name_or_path old".into(), "error: generate needs a text to continue\nhint: add --prompt TEXT\n"),
-        ("bench --steps 0 --model_type gpt2".into(), "`steps` must be a whole number that is at least 1"),
+        (
+            "--device cpu".into(),
+            "error: `xtrain COMMAND` needs one of: train clm, train mlm, train cls, eval clm",
+        ),
+        (
+            "generate --model_name_or_path old".into(),
+            "error: generate needs a text to continue\nhint: add --prompt TEXT\n",
+        ),
+        (
+            "bench --steps 0 --model_type gpt2".into(),
+            "`steps` must be a whole number that is at least 1",
+        ),
     ];
     for (line, message) in cases {
         let output = xtrain(dir.path(), &line);
@@ -146,19 +212,27 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
         assert_eq!(output.status.code(), Some(2), "{line}: {text}");
         assert!(text.contains(message), "{line}: {text}");
         assert!(
-            text.starts_with("error: ") && text.matches("error: ").count() == 1 && text.lines().count() <= 2,
+            text.starts_with("error: ")
+                && text.matches("error: ").count() == 1
+                && text.lines().count() <= 2,
             "{line}: {text}"
         );
         assert!(stdout(&output).is_empty(), "{line}");
     }
-    assert!(!dir.path().join("out").exists() && !dir.path().join("cache").exists(), "a mistake leaves nothing behind");
+    assert!(
+        !dir.path().join("out").exists() && !dir.path().join("cache").exists(),
+        "a mistake leaves nothing behind"
+    );
 }
 
 #[test]
 fn settings_without_effect_are_noted() {
     let dir = workplace();
     // The tokenizer is no tokenizer, so the run fails; the note comes before it starts.
-    let output = xtrain(dir.path(), &format!("{TRAIN} --run_name x --report_to none"));
+    let output = xtrain(
+        dir.path(),
+        &format!("{TRAIN} --run_name x --report_to none"),
+    );
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(
         stderr(&output)
@@ -175,14 +249,30 @@ fn an_argument_that_is_not_unicode_is_a_usage_error() {
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert_eq!(stderr(&output), "error: an argument is not valid UTF-8\nhint: `xtrain --help` shows how commands are written\n");
+    assert_eq!(
+        stderr(&output),
+        "error: an argument is not valid UTF-8\nhint: `xtrain --help` shows how commands are written\n"
+    );
 }
 
-/// The first of README's two commands, given again where everything is there: it succeeds and says nothing.
+/// The first of README's two commands, given again where everything is there: it succeeds and says
+/// nothing.
 #[test]
 fn bootstrap_can_be_run_again() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let output = Command::new(root.join("bin/bootstrap")).arg("--no-build").current_dir(root).output().unwrap();
-    assert!(output.status.success(), "{}: {}", output.status, stderr(&output));
-    assert_eq!((stdout(&output), stderr(&output)), (String::new(), String::new()));
+    let output = Command::new(root.join("bin/bootstrap"))
+        .arg("--no-build")
+        .current_dir(root)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}: {}",
+        output.status,
+        stderr(&output)
+    );
+    assert_eq!(
+        (stdout(&output), stderr(&output)),
+        (String::new(), String::new())
+    );
 }

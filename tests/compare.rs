@@ -3,8 +3,8 @@
 use crate::tasks::Bench;
 use serde_json::Value;
 
-/// A model whose state and activations both matter, and more than the measurement of the machine at a run's start: 4 layers of 256, 8
-/// examples of 128 tokens on each device.
+/// A model whose state and activations both matter, and more than the measurement of the machine at
+/// a run's start: 4 layers of 256, 8 examples of 128 tokens on each device.
 const MODEL: &str = "train clm --model_type gpt2 --config_overrides n_layer=4,n_head=4,n_embd=256,n_positions=128 --train_file wikitext.txt \
                      --tokenizer_name byte_bpe --block_size 128 --per_device_train_batch_size 8 --output_dir out --dry_run";
 
@@ -14,55 +14,116 @@ fn plan(bench: &Bench, flags: &str) -> Value {
     serde_json::from_str(&run.stdout).unwrap()
 }
 
-/// Every mesh is there once, with its state as the shares of the papers have it; what is estimated is near to what the compiler says; what
-/// fits stands before what does not, and the first is compiled.
+/// Every mesh is there once, with its state as the shares of the papers have it; what is estimated
+/// is near to what the compiler says; what fits stands before what does not, and the first is
+/// compiled.
 #[test]
 fn meshes_are_compared_as_the_compiler_would() {
     let Some(bench) = Bench::new() else { return };
     const MEMORY: u64 = 140 << 20;
     let found = plan(&bench, &format!("--compare_meshes 4 --memory {MEMORY}"));
     let meshes = found["meshes"].as_array().unwrap();
-    // Two factors of two in four places are ten; of three with data parallelism the moments may be in parts.
+    // Two factors of two in four places are ten; of three with data parallelism the moments may be
+    // in parts.
     assert_eq!(meshes.len(), 13, "{found:#}");
-    let fits: Vec<bool> = meshes.iter().map(|mesh| mesh["estimated_fits"].as_bool().unwrap()).collect();
-    assert!(fits.contains(&true) && fits.contains(&false) && fits.is_sorted_by(|a, b| a >= b), "{found:#}");
+    let fits: Vec<bool> = meshes
+        .iter()
+        .map(|mesh| mesh["estimated_fits"].as_bool().unwrap())
+        .collect();
+    assert!(
+        fits.contains(&true) && fits.contains(&false) && fits.is_sorted_by(|a, b| a >= b),
+        "{found:#}"
+    );
     assert_eq!(found["chosen"], meshes[0]["flags"], "{found:#}");
     let number = |mesh: &Value, key: &str| mesh[key].as_u64().unwrap() as f64;
     for mesh in meshes {
         let flags = mesh["flags"].as_str().unwrap();
         let compiled = plan(&bench, &format!("{flags} --memory {MEMORY}"));
-        let (estimate, peak) = (number(mesh, "estimated_peak_bytes"), number(&compiled, "peak_bytes_of_run"));
-        eprintln!("{flags}: {estimate} {peak} {:+.1} %", 100.0 * (estimate / peak - 1.0));
-        assert!((estimate / peak - 1.0).abs() < 0.1, "{flags}: {estimate} estimated, {peak} by the compiler");
+        let (estimate, peak) = (
+            number(mesh, "estimated_peak_bytes"),
+            number(&compiled, "peak_bytes_of_run"),
+        );
+        eprintln!(
+            "{flags}: {estimate} {peak} {:+.1} %",
+            100.0 * (estimate / peak - 1.0)
+        );
+        assert!(
+            (estimate / peak - 1.0).abs() < 0.1,
+            "{flags}: {estimate} estimated, {peak} by the compiler"
+        );
         assert_eq!(compiled["fits"], peak <= MEMORY as f64, "{flags}");
-        assert_eq!(compiled["exchanged_per_step"], mesh["exchanged_per_step"], "{flags}");
-        assert_eq!(compiled["examples_per_step"], mesh["examples_per_step"], "{flags}");
+        assert_eq!(
+            compiled["exchanged_per_step"], mesh["exchanged_per_step"],
+            "{flags}"
+        );
+        assert_eq!(
+            compiled["examples_per_step"], mesh["examples_per_step"],
+            "{flags}"
+        );
     }
-    let state = |flags: &str| number(meshes.iter().find(|mesh| mesh["flags"] == flags).unwrap(), "state_bytes");
+    let state = |flags: &str| {
+        number(
+            meshes.iter().find(|mesh| mesh["flags"] == flags).unwrap(),
+            "state_bytes",
+        )
+    };
     let whole = state("--data_parallel 4");
-    for (flags, share) in [("--data_parallel 4 --shard_optimizer_state", 0.5), ("--shard_parallel 4", 0.25)] {
-        assert!((state(flags) / whole - share).abs() < 0.01, "{flags}: {} of {whole}", state(flags));
+    for (flags, share) in [
+        ("--data_parallel 4 --shard_optimizer_state", 0.5),
+        ("--shard_parallel 4", 0.25),
+    ] {
+        assert!(
+            (state(flags) / whole - share).abs() < 0.01,
+            "{flags}: {} of {whole}",
+            state(flags)
+        );
     }
 }
 
-/// Degrees that are given stay, those that cannot be are told, and where nothing fits there is checkpointing.
+/// Degrees that are given stay, those that cannot be are told, and where nothing fits there is
+/// checkpointing.
 #[test]
 fn comparisons_say_what_they_leave_out() {
     let Some(bench) = Bench::new() else { return };
-    let found = plan(&bench, "--compare_meshes 16 --memory 1GB --data_parallel 1 --shard_parallel 1");
-    let flags: Vec<&str> = found["meshes"].as_array().unwrap().iter().map(|mesh| mesh["flags"].as_str().unwrap()).collect();
-    assert_eq!(flags, ["--tensor_parallel 4 --pipeline_parallel 4"], "{found:#}");
+    let found = plan(
+        &bench,
+        "--compare_meshes 16 --memory 1GB --data_parallel 1 --shard_parallel 1",
+    );
+    let flags: Vec<&str> = found["meshes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|mesh| mesh["flags"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        flags,
+        ["--tensor_parallel 4 --pipeline_parallel 4"],
+        "{found:#}"
+    );
     let reasons = found["left_out"].to_string();
     for part in ["layers of 4 heads", "the model has 4 layers"] {
         assert!(reasons.contains(part), "{reasons}");
     }
-    let run = bench.run(&format!("{MODEL} --compare_meshes 2 --memory 2MB --pipeline_parallel 1"));
+    let run = bench.run(&format!(
+        "{MODEL} --compare_meshes 2 --memory 2MB --pipeline_parallel 1"
+    ));
     run.succeeded();
-    for part in ["activations are computed twice (full, since nothing fits without)", "no mesh is known to fit"] {
-        assert!(run.stdout.contains(part), "`{part}` is missing in:\n{}", run.stdout);
+    for part in [
+        "activations are computed twice (full, since nothing fits without)",
+        "no mesh is known to fit",
+    ] {
+        assert!(
+            run.stdout.contains(part),
+            "`{part}` is missing in:\n{}",
+            run.stdout
+        );
     }
     let run = bench.run(&format!("{MODEL} --shard_parallel 2 --memory 1MB"));
-    assert!(run.stdout.contains("does not fit into 976.6 KiB a device"), "{}", run.stdout);
+    assert!(
+        run.stdout.contains("does not fit into 976.6 KiB a device"),
+        "{}",
+        run.stdout
+    );
 }
 
 #[test]
@@ -70,9 +131,18 @@ fn comparisons_that_make_no_sense_are_refused() {
     let Some(bench) = Bench::new() else { return };
     for (flags, part) in [
         ("--compare_meshes 4", "asks what fits, and not into what"),
-        ("--compare_meshes 4 --memory 1GB --dry_run false", "is for the plan of a training run"),
-        ("--compare_meshes 4 --memory 1GB --tensor_parallel 3", "no mesh of so many devices has --tensor_parallel 3"),
-        ("--compare_meshes 4 --memory 1GB --per_device_train_batch_size auto", "compares meshes at one batch size"),
+        (
+            "--compare_meshes 4 --memory 1GB --dry_run false",
+            "is for the plan of a training run",
+        ),
+        (
+            "--compare_meshes 4 --memory 1GB --tensor_parallel 3",
+            "no mesh of so many devices has --tensor_parallel 3",
+        ),
+        (
+            "--compare_meshes 4 --memory 1GB --per_device_train_batch_size auto",
+            "compares meshes at one batch size",
+        ),
     ] {
         let run = bench.run(&format!("{MODEL} {flags}"));
         assert_eq!(run.code, Some(2), "{flags}: {}", run.stderr);

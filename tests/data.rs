@@ -1,5 +1,6 @@
-//! Text, tokenizers, rows and checkpoint files against references from outside: `golden/` (made by transformers, tokenizers and
-//! datasets) and `data/` (real corpora and published ids). Each test says so when its files are not there.
+//! Text, tokenizers, rows and checkpoint files against references from outside: `golden/` (made by
+//! transformers, tokenizers and datasets) and `data/` (real corpora and published ids). Each test
+//! says so when its files are not there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,9 +14,13 @@ use xtrain::data::formats::text::Lines;
 use xtrain::data::settings::{ClmDataSettings, SourceSettings};
 use xtrain::data::tokenizer::train_byte_bpe;
 
-/// A file or directory below one of the reference directories, or `None` after saying that it is missing.
+/// A file or directory below one of the reference directories, or `None` after saying that it is
+/// missing.
 fn reference(variable: &str, default: &str, path: &str) -> Option<PathBuf> {
-    let root = std::env::var_os(variable).map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join(default), PathBuf::from);
+    let root = std::env::var_os(variable).map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join(default),
+        PathBuf::from,
+    );
     let path = root.join(path);
     if path.exists() {
         return Some(path);
@@ -37,53 +42,100 @@ fn json(path: &Path) -> Value {
 }
 
 fn ids(value: &Value) -> Vec<u32> {
-    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|id| id.as_u64().unwrap() as u32)
+        .collect()
 }
 
 /// Settings for all lines of some files.
 fn whole(files: &[PathBuf], cache_dir: &Path) -> ClmDataSettings {
     ClmDataSettings {
-        source: SourceSettings { train_files: files.to_vec(), cache_dir: cache_dir.to_path_buf(), ..SourceSettings::default() },
+        source: SourceSettings {
+            train_files: files.to_vec(),
+            cache_dir: cache_dir.to_path_buf(),
+            ..SourceSettings::default()
+        },
         block_size: None,
     }
 }
 
 #[test]
 fn rows_equal_run_clm() {
-    let (Some(dir), Some(tokenizer)) = (golden("clm_pipeline"), golden("tokenizers/byte_bpe")) else { return };
+    let (Some(dir), Some(tokenizer)) = (golden("clm_pipeline"), golden("tokenizers/byte_bpe"))
+    else {
+        return;
+    };
     let meta = json(&dir.join("meta.json"));
     let cache = tempfile::tempdir().unwrap();
     let block_size = meta["block_size"].as_u64().unwrap() as usize;
     let settings = whole(&[dir.join("corpus.txt")], cache.path());
     let tokenizer = Tokenizer::load(&tokenizer).unwrap();
     let data = train_dataset(&settings, &tokenizer, block_size, true).unwrap();
-    let found: Vec<i64> = (0..data.len()).flat_map(|i| data.row(i).iter().map(i64::from).collect::<Vec<_>>()).collect();
+    let found: Vec<i64> = (0..data.len())
+        .flat_map(|i| data.row(i).iter().map(i64::from).collect::<Vec<_>>())
+        .collect();
     let blocks = Weights::open(&dir.join("blocks.safetensors")).unwrap();
     for tensor in blocks.iter() {
         let wanted: Vec<i64> = match tensor.shape.dtype.size() {
-            4 => tensor.bytes.chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap()).into()).collect(),
-            _ => tensor.bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap())).collect(),
+            4 => tensor
+                .bytes
+                .chunks_exact(4)
+                .map(|b| i32::from_le_bytes(b.try_into().unwrap()).into())
+                .collect(),
+            _ => tensor
+                .bytes
+                .chunks_exact(8)
+                .map(|b| i64::from_le_bytes(b.try_into().unwrap()))
+                .collect(),
         };
-        assert_eq!(tensor.shape.dims, [data.len(), block_size], "{}", tensor.name);
+        assert_eq!(
+            tensor.shape.dims,
+            [data.len(), block_size],
+            "{}",
+            tensor.name
+        );
         assert!(found == wanted, "{} differs", tensor.name);
     }
     assert!(!blocks.is_empty());
     assert_eq!(data.totals().lines, meta["lines"].as_u64().unwrap());
     assert_eq!(data.totals().tokens, meta["tokens"].as_u64().unwrap());
-    assert_eq!(train_dataset(&settings, &tokenizer, block_size, true).unwrap().origin(), &Origin::Cached);
+    assert_eq!(
+        train_dataset(&settings, &tokenizer, block_size, true)
+            .unwrap()
+            .origin(),
+        &Origin::Cached
+    );
 }
 
 #[test]
 fn byte_bpe_equals_tokenizers() {
-    let Some(dir) = golden("tokenizers/byte_bpe") else { return };
+    let Some(dir) = golden("tokenizers/byte_bpe") else {
+        return;
+    };
     let tokenizer = Tokenizer::load(&dir).unwrap();
     let cases = json(&dir.join("cases.json"));
-    assert_eq!(tokenizer.vocab_size() as u64, cases["vocab_size"].as_u64().unwrap());
+    assert_eq!(
+        tokenizer.vocab_size() as u64,
+        cases["vocab_size"].as_u64().unwrap()
+    );
     let single = cases["single"].as_array().unwrap();
     for case in single {
         let found = tokenizer.encode(case["text"].as_str().unwrap()).unwrap();
-        assert_eq!(found, ids(&case["ids_without_specials"]), "{}", case["text"]);
-        assert_eq!(tokenizer.decode(&ids(&case["ids"]), true).unwrap(), case["decoded"].as_str().unwrap(), "{}", case["text"]);
+        assert_eq!(
+            found,
+            ids(&case["ids_without_specials"]),
+            "{}",
+            case["text"]
+        );
+        assert_eq!(
+            tokenizer.decode(&ids(&case["ids"]), true).unwrap(),
+            case["decoded"].as_str().unwrap(),
+            "{}",
+            case["text"]
+        );
     }
     assert!(!single.is_empty());
 }
@@ -95,24 +147,54 @@ fn gpt2() -> Option<Vec<Tokenizer>> {
     for name in ["vocab.json", "merges.txt"] {
         fs::copy(dir.join(name), two_files.path().join(name)).unwrap();
     }
-    Some(vec![Tokenizer::load(&dir).unwrap(), Tokenizer::load(two_files.path()).unwrap()])
+    Some(vec![
+        Tokenizer::load(&dir).unwrap(),
+        Tokenizer::load(two_files.path()).unwrap(),
+    ])
 }
 
 #[test]
 fn gpt2_ids_equal_published_ones() {
-    let (Some(tokenizers), Some(fixtures)) = (gpt2(), corpora("tokenizer-fixtures")) else { return };
+    let (Some(tokenizers), Some(fixtures)) = (gpt2(), corpora("tokenizer-fixtures")) else {
+        return;
+    };
     for tokenizer in tokenizers {
-        assert_eq!((tokenizer.vocab_size(), tokenizer.id_bound(), tokenizer.eos_id()), (50257, 50257, Some(50256)));
+        assert_eq!(
+            (
+                tokenizer.vocab_size(),
+                tokenizer.id_bound(),
+                tokenizer.eos_id()
+            ),
+            (50257, 50257, Some(50256))
+        );
         let mut cases: Vec<(String, Vec<u32>)> = Vec::new();
         let long = json(&fixtures.join("gpt2_encoded_tokens.json"));
-        cases.push((long["text"].as_str().unwrap().to_string(), ids(&long["token_ids"])));
-        for case in json(&fixtures.join("tokenizer_tests.json"))["distilgpt2"].as_array().unwrap() {
-            cases.push((case["input"].as_str().unwrap().to_string(), ids(&case["encoded"]["input_ids"])));
+        cases.push((
+            long["text"].as_str().unwrap().to_string(),
+            ids(&long["token_ids"]),
+        ));
+        for case in json(&fixtures.join("tokenizer_tests.json"))["distilgpt2"]
+            .as_array()
+            .unwrap()
+        {
+            cases.push((
+                case["input"].as_str().unwrap().to_string(),
+                ids(&case["encoded"]["input_ids"]),
+            ));
         }
         let texts = fs::read_to_string(fixtures.join("llamacpp-gpt-2.inp")).unwrap();
         let lines = fs::read_to_string(fixtures.join("llamacpp-gpt-2.out")).unwrap();
-        let numbers = lines.lines().map(|line| line.split_whitespace().map(|id| id.parse().unwrap()).collect());
-        cases.extend(texts.split("\n__ggml_vocab_test__\n").map(str::to_string).zip(numbers));
+        let numbers = lines.lines().map(|line| {
+            line.split_whitespace()
+                .map(|id| id.parse().unwrap())
+                .collect()
+        });
+        cases.extend(
+            texts
+                .split("\n__ggml_vocab_test__\n")
+                .map(str::to_string)
+                .zip(numbers),
+        );
         assert!(cases.len() > 40, "{}", cases.len());
         for (text, wanted) in cases {
             assert_eq!(tokenizer.encode(&text).unwrap(), wanted, "{text:?}");
@@ -123,7 +205,9 @@ fn gpt2_ids_equal_published_ones() {
 
 #[test]
 fn real_corpora_have_their_known_token_counts() {
-    let (Some(tokenizers), Some(dir)) = (gpt2(), corpora("")) else { return };
+    let (Some(tokenizers), Some(dir)) = (gpt2(), corpora("")) else {
+        return;
+    };
     let cache = tempfile::tempdir().unwrap();
     let known = [
         ("wikitext-2/train.txt.gz", 36_718, 2_448_382),
@@ -135,31 +219,51 @@ fn real_corpora_have_their_known_token_counts() {
         let started = std::time::Instant::now();
         let settings = whole(&[dir.join(name)], cache.path());
         let data = train_dataset(&settings, &tokenizers[0], 256, true).unwrap();
-        println!("{name}: {} rows of 256, {:.2} s", data.len(), started.elapsed().as_secs_f64());
+        println!(
+            "{name}: {} rows of 256, {:.2} s",
+            data.len(),
+            started.elapsed().as_secs_f64()
+        );
         assert_eq!(data.totals().lines, lines, "{name}");
-        // The published count is of the whole text at once; line by line a pre-token may be split at a line break.
+        // The published count is of the whole text at once; line by line a pre-token may be split
+        // at a line break.
         let found = data.totals().tokens;
-        assert!(found.abs_diff(tokens) * 1000 <= tokens, "{name}: {found} tokens, {tokens} known");
+        assert!(
+            found.abs_diff(tokens) * 1000 <= tokens,
+            "{name}: {found} tokens, {tokens} known"
+        );
         if name != "wikitext-2/train.txt.gz" {
-            let whole = Lines::open(&dir.join(name)).unwrap().collect::<Result<String, _>>().unwrap();
-            assert_eq!(tokenizers[0].encode(&whole).unwrap().len() as u64, tokens, "{name} as a whole");
+            let whole = Lines::open(&dir.join(name))
+                .unwrap()
+                .collect::<Result<String, _>>()
+                .unwrap();
+            assert_eq!(
+                tokenizers[0].encode(&whole).unwrap().len() as u64,
+                tokens,
+                "{name} as a whole"
+            );
         }
     }
 }
 
 #[test]
 fn a_trained_tokenizer_beats_bytes_on_real_text() {
-    let Some(path) = corpora("tinyshakespeare/input.txt") else { return };
+    let Some(path) = corpora("tinyshakespeare/input.txt") else {
+        return;
+    };
     let texts: Vec<String> = Lines::open(&path).unwrap().map(Result::unwrap).collect();
     let started = std::time::Instant::now();
     let tokenizer = train_byte_bpe(&texts, 2048).unwrap();
     println!("2048 tokens in {:.2} s", started.elapsed().as_secs_f64());
     assert_eq!(tokenizer.vocab_size(), 2048);
-    let (bytes, tokens) = texts.iter().take(2000).fold((0, 0), |(bytes, tokens), line| {
-        let ids = tokenizer.encode(line).unwrap();
-        assert_eq!(&tokenizer.decode(&ids, false).unwrap(), line);
-        (bytes + line.len(), tokens + ids.len())
-    });
+    let (bytes, tokens) = texts
+        .iter()
+        .take(2000)
+        .fold((0, 0), |(bytes, tokens), line| {
+            let ids = tokenizer.encode(line).unwrap();
+            assert_eq!(&tokenizer.decode(&ids, false).unwrap(), line);
+            (bytes + line.len(), tokens + ids.len())
+        });
     assert!(2 * bytes > 5 * tokens, "{bytes} bytes in {tokens} tokens");
 }
 
@@ -174,7 +278,11 @@ fn golden_checkpoints_open_and_their_configs_survive() {
         }
         seen += 1;
         let weights = Weights::open(&case).unwrap();
-        assert!(weights.iter().all(|tensor| tensor.bytes.len() == tensor.shape.bytes()));
+        assert!(
+            weights
+                .iter()
+                .all(|tensor| tensor.bytes.len() == tensor.shape.bytes())
+        );
         let config = hf::read_object(&case.join("config.json")).unwrap();
         // Byte for byte, so that a config that nobody changed shows no difference.
         let text = fs::read_to_string(case.join("config.json")).unwrap();

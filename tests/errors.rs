@@ -1,5 +1,6 @@
-//! Everything that can go wrong, as a user meets it: the real program, its exit code (2 for what was typed, 1 for the rest), one
-//! message that names the place and says what to do, and nothing lost that was there before.
+//! Everything that can go wrong, as a user meets it: the real program, its exit code (2 for what
+//! was typed, 1 for the rest), one message that names the place and says what to do, and nothing
+//! lost that was there before.
 
 use crate::support::{Command, Run, golden_dir, xtrain};
 use serde_json::{Value, json};
@@ -12,7 +13,8 @@ use xtrain::checkpoint::{TensorRef, write_safetensors};
 use xtrain_graphs::{DType, Shape};
 use xtrain_models::Task;
 
-/// A directory with `model/` (a tiny GPT-2 and its tokenizer), `train.txt` and `valid.txt`, in which the program runs.
+/// A directory with `model/` (a tiny GPT-2 and its tokenizer), `train.txt` and `valid.txt`, in
+/// which the program runs.
 struct Workplace(TempDir);
 
 const OVERRIDES: &str = "n_layer=2,n_head=2,n_embd=32,n_positions=64";
@@ -33,15 +35,38 @@ impl Workplace {
             let _ = fs::copy(tokenizer.join(name), place.path("model").join(name));
         }
         let mut config = xtrain_models::preset("gpt2").unwrap();
-        for (key, value) in [("n_layer", 2), ("n_head", 2), ("n_embd", 32), ("n_positions", 64), ("vocab_size", 1000)] {
+        for (key, value) in [
+            ("n_layer", 2),
+            ("n_head", 2),
+            ("n_embd", 32),
+            ("n_positions", 64),
+            ("vocab_size", 1000),
+        ] {
             config.set(key, value);
         }
-        place.write("model/config.json", serde_json::to_string_pretty(config.values()).unwrap());
+        place.write(
+            "model/config.json",
+            serde_json::to_string_pretty(config.values()).unwrap(),
+        );
         let model = xtrain_models::build(config, Task::CausalLm).unwrap();
-        let tensors = model.parameters().into_iter().map(|p| (p.name, (p.dims.clone(), vec![0.01; p.dims.iter().product()])));
+        let tensors = model.parameters().into_iter().map(|p| {
+            (
+                p.name,
+                (p.dims.clone(), vec![0.01; p.dims.iter().product()]),
+            )
+        });
         place.write_weights(&tensors.collect());
         let text = |lines: std::ops::Range<u32>| -> String {
-            lines.map(|i| format!("Line {i} says that {} and {} are {}.\n", i % 7, i % 11, i % 7 + i % 11)).collect()
+            lines
+                .map(|i| {
+                    format!(
+                        "Line {i} says that {} and {} are {}.\n",
+                        i % 7,
+                        i % 11,
+                        i % 7 + i % 11
+                    )
+                })
+                .collect()
         };
         place.write("train.txt", text(0..800));
         place.write("valid.txt", text(800..900));
@@ -61,28 +86,46 @@ impl Workplace {
             .iter()
             .map(|(name, (dims, values))| {
                 let shape = Shape::new(DType::F32, dims.clone());
-                (name.clone(), shape, values.iter().flat_map(|v| v.to_le_bytes()).collect())
+                (
+                    name.clone(),
+                    shape,
+                    values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+                )
             })
             .collect();
-        let refs: Vec<_> = bytes.iter().map(|(name, shape, bytes)| TensorRef::new(name.as_str(), shape.clone(), bytes)).collect();
-        write_safetensors(&mut fs::File::create(self.path("model/model.safetensors")).unwrap(), &refs).unwrap();
+        let refs: Vec<_> = bytes
+            .iter()
+            .map(|(name, shape, bytes)| TensorRef::new(name.as_str(), shape.clone(), bytes))
+            .collect();
+        write_safetensors(
+            &mut fs::File::create(self.path("model/model.safetensors")).unwrap(),
+            &refs,
+        )
+        .unwrap();
     }
 
     fn weights(&self) -> Tensors {
         let weights = xtrain::checkpoint::Weights::open(&self.path("model")).unwrap();
-        weights.iter().map(|view| (view.name.to_string(), weights.read_f32(view.name).unwrap())).collect()
+        weights
+            .iter()
+            .map(|view| (view.name.to_string(), weights.read_f32(view.name).unwrap()))
+            .collect()
     }
 
     /// Changes one key of the model's configuration.
     fn set(&self, key: &str, value: Value) {
-        let mut config: Value = serde_json::from_slice(&fs::read(self.path("model/config.json")).unwrap()).unwrap();
+        let mut config: Value =
+            serde_json::from_slice(&fs::read(self.path("model/config.json")).unwrap()).unwrap();
         config[key] = value;
         self.write("model/config.json", config.to_string());
     }
 
     fn command(&self, line: &str) -> Command {
         let mut command = xtrain();
-        command.dir(self.0.path()).args(line.split_whitespace()).env("XTRAIN_CACHE_DIR", self.path("cache"));
+        command
+            .dir(self.0.path())
+            .args(line.split_whitespace())
+            .env("XTRAIN_CACHE_DIR", self.path("cache"));
         if line.contains("--model_type gpt2") && !line.contains("--config_overrides") {
             command.args(["--config_overrides", OVERRIDES]);
         }
@@ -106,14 +149,18 @@ impl Workplace {
         }
         let mut files = BTreeMap::new();
         walk(self.0.path(), &mut files);
-        files.retain(|path, _| !path.starts_with(self.path("cache")) && !path.ends_with("telemetry.jsonl"));
+        files.retain(|path, _| {
+            !path.starts_with(self.path("cache")) && !path.ends_with("telemetry.jsonl")
+        });
         files
     }
 
     /// The names in a directory, sorted.
     fn names(&self, dir: &str) -> Vec<String> {
         let entries = fs::read_dir(self.path(dir)).unwrap();
-        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<_> = entries
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
         names
     }
@@ -125,28 +172,61 @@ type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 #[track_caller]
 fn assert_fails(run: &Run, code: i32, words: &[&str]) {
     let text = &run.stderr;
-    assert_eq!(run.code, Some(code), "stdout:\n{}\nstderr:\n{text}", run.stdout);
-    assert_eq!(text.lines().filter(|line| line.starts_with("error: ")).count(), 1, "{text}");
+    assert_eq!(
+        run.code,
+        Some(code),
+        "stdout:\n{}\nstderr:\n{text}",
+        run.stdout
+    );
+    assert_eq!(
+        text.lines()
+            .filter(|line| line.starts_with("error: "))
+            .count(),
+        1,
+        "{text}"
+    );
     let (_, message) = text.split_once("error: ").unwrap();
     for word in words {
         assert!(message.contains(word), "`{word}` is not in: {message}");
     }
-    for sign in ["panicked", "backtrace", "BACKTRACE", "internal error", "a defect of xtrain", "Error {", "core dumped"] {
+    for sign in [
+        "panicked",
+        "backtrace",
+        "BACKTRACE",
+        "internal error",
+        "a defect of xtrain",
+        "Error {",
+        "core dumped",
+    ] {
         assert!(!text.contains(sign), "{text}");
     }
     // A cause that repeats its context ("reading X: cannot read X") would name the place twice.
     let first = message.lines().next().unwrap();
-    for part in first.split([' ', ':']).filter(|part| part.len() > 12 && part.contains('/')) {
-        assert!(first.matches(part).count() <= 2, "{part} again and again: {first}");
+    for part in first
+        .split([' ', ':'])
+        .filter(|part| part.len() > 12 && part.contains('/'))
+    {
+        assert!(
+            first.matches(part).count() <= 2,
+            "{part} again and again: {first}"
+        );
     }
 }
 
-type Case = (&'static str, fn(&Workplace), &'static str, i32, &'static [&'static str]);
+type Case = (
+    &'static str,
+    fn(&Workplace),
+    &'static str,
+    i32,
+    &'static [&'static str],
+);
 
 #[track_caller]
 fn check(cases: &[Case]) {
     for (name, break_it, line, code, words) in cases {
-        let Some(place) = Workplace::new() else { return };
+        let Some(place) = Workplace::new() else {
+            return;
+        };
         break_it(&place);
         let before = place.snapshot();
         let line = line.replace("TRAIN", TRAIN).replace("EVAL", EVAL);
@@ -155,7 +235,11 @@ fn check(cases: &[Case]) {
         assert_fails(&run, *code, words);
         let after = place.snapshot();
         for (path, content) in &before {
-            assert!(after.get(path) == Some(content), "{name}: {} was changed or lost", path.display());
+            assert!(
+                after.get(path) == Some(content),
+                "{name}: {} was changed or lost",
+                path.display()
+            );
         }
     }
 }
@@ -163,9 +247,27 @@ fn check(cases: &[Case]) {
 #[test]
 fn texts_that_cannot_be_used() {
     check(&[
-        ("missing", |_| (), "TRAIN --train_file none.txt", 2, &["--train_file", "none.txt does not exist"]),
-        ("a directory", |p| fs::create_dir(p.path("d")).unwrap(), "TRAIN --train_file d", 2, &["d is a directory"]),
-        ("empty", |p| p.write("train.txt", ""), "TRAIN", 1, &["train.txt is empty"]),
+        (
+            "missing",
+            |_| (),
+            "TRAIN --train_file none.txt",
+            2,
+            &["--train_file", "none.txt does not exist"],
+        ),
+        (
+            "a directory",
+            |p| fs::create_dir(p.path("d")).unwrap(),
+            "TRAIN --train_file d",
+            2,
+            &["d is a directory"],
+        ),
+        (
+            "empty",
+            |p| p.write("train.txt", ""),
+            "TRAIN",
+            1,
+            &["train.txt is empty"],
+        ),
         (
             "latin-1",
             |p| p.write("train.txt", b"good\nbad caf\xe9\n"),
@@ -173,8 +275,20 @@ fn texts_that_cannot_be_used() {
             1,
             &["train.txt:2: invalid UTF-8", "0xe9", "iconv"],
         ),
-        ("short", |p| p.write("valid.txt", "two words\n"), "EVAL", 1, &["valid.txt is too short", "block of 32", "--block_size"]),
-        ("cut gzip", |p| p.write("train.txt", b"\x1f\x8b\x08\0\0"), "TRAIN", 1, &["train.txt:1: the gzip data"]),
+        (
+            "short",
+            |p| p.write("valid.txt", "two words\n"),
+            "EVAL",
+            1,
+            &["valid.txt is too short", "block of 32", "--block_size"],
+        ),
+        (
+            "cut gzip",
+            |p| p.write("train.txt", b"\x1f\x8b\x08\0\0"),
+            "TRAIN",
+            1,
+            &["train.txt:1: the gzip data"],
+        ),
         (
             "bad validation text stops before training",
             |p| p.write("valid.txt", b"\xff"),
@@ -187,7 +301,10 @@ fn texts_that_cannot_be_used() {
             |_| (),
             "TRAIN --per_device_train_batch_size 100000 --dataloader_drop_last",
             2,
-            &["rows do not fill one batch of 100000", "hint: lower --per_device_train_batch_size"],
+            &[
+                "rows do not fill one batch of 100000",
+                "hint: lower --per_device_train_batch_size",
+            ],
         ),
     ]);
 }
@@ -202,25 +319,67 @@ fn configurations_that_cannot_be_used() {
             1,
             &["model/config.json:2:14: not valid JSON"],
         ),
-        ("a list", |p| p.write("model/config.json", "[]"), "EVAL", 1, &["model/config.json: expected a JSON object"]),
-        ("empty", |p| p.write("model/config.json", ""), "EVAL", 1, &["model/config.json: the file is empty"]),
-        ("missing", |p| fs::remove_file(p.path("model/config.json")).unwrap(), "EVAL", 2, &["model holds no config.json"]),
+        (
+            "a list",
+            |p| p.write("model/config.json", "[]"),
+            "EVAL",
+            1,
+            &["model/config.json: expected a JSON object"],
+        ),
+        (
+            "empty",
+            |p| p.write("model/config.json", ""),
+            "EVAL",
+            1,
+            &["model/config.json: the file is empty"],
+        ),
+        (
+            "missing",
+            |p| fs::remove_file(p.path("model/config.json")).unwrap(),
+            "EVAL",
+            2,
+            &["model holds no config.json"],
+        ),
         (
             "type",
             |p| p.set("n_layer", json!("two")),
             "EVAL",
             1,
-            &["model/config.json: `n_layer` must be a positive integer", "two"],
+            &[
+                "model/config.json: `n_layer` must be a positive integer",
+                "two",
+            ],
         ),
-        ("fraction", |p| p.set("n_layer", json!(2.5)), "EVAL", 1, &["`n_layer` must be a positive integer, got 2.5"]),
-        ("zero", |p| p.set("n_head", json!(0)), "EVAL", 1, &["`n_head` must be a positive integer, got 0"]),
-        ("heads", |p| p.set("n_head", json!(3)), "EVAL", 1, &["`n_embd` = 32: must be a multiple of n_head (3)"]),
+        (
+            "fraction",
+            |p| p.set("n_layer", json!(2.5)),
+            "EVAL",
+            1,
+            &["`n_layer` must be a positive integer, got 2.5"],
+        ),
+        (
+            "zero",
+            |p| p.set("n_head", json!(0)),
+            "EVAL",
+            1,
+            &["`n_head` must be a positive integer, got 0"],
+        ),
+        (
+            "heads",
+            |p| p.set("n_head", json!(3)),
+            "EVAL",
+            1,
+            &["`n_embd` = 32: must be a multiple of n_head (3)"],
+        ),
         (
             "activation",
             |p| p.set("activation_function", json!("geluu")),
             "EVAL",
             1,
-            &["model/config.json: `activation_function` = \"geluu\"", "gelu_new"],
+            &[
+                "model/config.json: `activation_function` = \"geluu\"",
+                "gelu_new",
+            ],
         ),
         (
             "model type",
@@ -236,7 +395,13 @@ fn configurations_that_cannot_be_used() {
             2,
             &["--config_overrides: n_layers=2", "did you mean `n_layer`?"],
         ),
-        ("override's type", |_| (), "TRAIN --config_overrides n_layer=two", 2, &["--config_overrides: n_layer=", "number"]),
+        (
+            "override's type",
+            |_| (),
+            "TRAIN --config_overrides n_layer=two",
+            2,
+            &["--config_overrides: n_layer=", "number"],
+        ),
         (
             "tokenizer missing",
             |p| fs::remove_file(p.path("model/tokenizer.json")).unwrap(),
@@ -244,18 +409,31 @@ fn configurations_that_cannot_be_used() {
             1,
             &["no tokenizer in model"],
         ),
-        ("tokenizer damaged", |p| p.write("model/tokenizer.json", "{"), "EVAL", 1, &["model/tokenizer.json is not a tokenizer"]),
+        (
+            "tokenizer damaged",
+            |p| p.write("model/tokenizer.json", "{"),
+            "EVAL",
+            1,
+            &["model/tokenizer.json is not a tokenizer"],
+        ),
         (
             "vocabulary",
             |p| {
                 p.set("vocab_size", json!(900));
                 let mut tensors = p.weights();
-                tensors.insert("transformer.wte.weight".into(), (vec![900, 32], vec![0.01; 900 * 32]));
+                tensors.insert(
+                    "transformer.wte.weight".into(),
+                    (vec![900, 32], vec![0.01; 900 * 32]),
+                );
                 p.write_weights(&tensors);
             },
             "EVAL",
             1,
-            &["the tokenizer has 1000 tokens", "the model's vocabulary has 900", "use the model's own tokenizer"],
+            &[
+                "the tokenizer has 1000 tokens",
+                "the model's vocabulary has 900",
+                "use the model's own tokenizer",
+            ],
         ),
         (
             "vocabulary chosen too small",
@@ -264,8 +442,24 @@ fn configurations_that_cannot_be_used() {
             1,
             &["vocabulary has 10", "--config_overrides vocab_size=1000"],
         ),
-        ("block", |_| (), "TRAIN --block_size 65", 2, &["--block_size 65", "64 positions", "hint: set --block_size 64 or less"]),
-        ("tiny block", |_| (), "TRAIN --block_size 1", 2, &["--block_size must be at least 2"]),
+        (
+            "block",
+            |_| (),
+            "TRAIN --block_size 65",
+            2,
+            &[
+                "--block_size 65",
+                "64 positions",
+                "hint: set --block_size 64 or less",
+            ],
+        ),
+        (
+            "tiny block",
+            |_| (),
+            "TRAIN --block_size 1",
+            2,
+            &["--block_size must be at least 2"],
+        ),
     ]);
 }
 
@@ -280,13 +474,18 @@ fn weights_that_cannot_be_used() {
         let whole = fs::read(place.path("model/model.safetensors")).unwrap();
         place.write("model/model.safetensors", &whole[..keep]);
     }
-    const FINETUNE: &str =
-        "train clm --disable_tqdm --model_name_or_path model --train_file train.txt --output_dir out --block_size 32";
+    const FINETUNE: &str = "train clm --disable_tqdm --model_name_or_path model --train_file train.txt --output_dir out --block_size 32";
     fn without(place: &Workplace) {
         fs::remove_file(place.path("model/model.safetensors")).unwrap();
     }
     check(&[
-        ("missing file", without, "EVAL", 1, &["no model.safetensors in model"]),
+        (
+            "missing file",
+            without,
+            "EVAL",
+            1,
+            &["no model.safetensors in model"],
+        ),
         (
             "only a pickle",
             |p| {
@@ -295,11 +494,36 @@ fn weights_that_cannot_be_used() {
             },
             "EVAL",
             1,
-            &["pytorch_model.bin", "pickled Python objects", "save_pretrained"],
+            &[
+                "pytorch_model.bin",
+                "pickled Python objects",
+                "save_pretrained",
+            ],
         ),
-        ("cut in the header", |p| cut(p, 100), "EVAL", 1, &["model/model.safetensors is cut short", "the file has 100"]),
-        ("cut in the data", |p| cut(p, 100_000), "EVAL", 1, &["model/model.safetensors is cut short", "the file has 100000"]),
-        ("empty", |p| cut(p, 0), "EVAL", 1, &["model/model.safetensors is cut short"]),
+        (
+            "cut in the header",
+            |p| cut(p, 100),
+            "EVAL",
+            1,
+            &["model/model.safetensors is cut short", "the file has 100"],
+        ),
+        (
+            "cut in the data",
+            |p| cut(p, 100_000),
+            "EVAL",
+            1,
+            &[
+                "model/model.safetensors is cut short",
+                "the file has 100000",
+            ],
+        ),
+        (
+            "empty",
+            |p| cut(p, 0),
+            "EVAL",
+            1,
+            &["model/model.safetensors is cut short"],
+        ),
         (
             "not one",
             |p| p.write("model/model.safetensors", [255; 100]),
@@ -307,10 +531,20 @@ fn weights_that_cannot_be_used() {
             1,
             &["model/model.safetensors is not a safetensors file"],
         ),
-        ("a tensor missing", |p| edit(p, |t| drop(t.remove(TENSOR))), "EVAL", 1, &["missing (1):", TENSOR]),
+        (
+            "a tensor missing",
+            |p| edit(p, |t| drop(t.remove(TENSOR))),
+            "EVAL",
+            1,
+            &["missing (1):", TENSOR],
+        ),
         (
             "a tensor more",
-            |p| edit(p, |t| drop(t.insert("transformer.h.0.q_norm".into(), (vec![1], vec![1.0])))),
+            |p| {
+                edit(p, |t| {
+                    drop(t.insert("transformer.h.0.q_norm".into(), (vec![1], vec![1.0])))
+                })
+            },
             FINETUNE,
             1,
             &["unexpected (1):", "transformer.h.0.q_norm"],
@@ -327,7 +561,11 @@ fn weights_that_cannot_be_used() {
             |p| p.set("n_layer", json!(3)),
             "EVAL",
             1,
-            &["missing (12):", "transformer.h.2.attn.c_attn.weight", "transformer.h.2.mlp.c_proj.bias"],
+            &[
+                "missing (12):",
+                "transformer.h.2.attn.c_attn.weight",
+                "transformer.h.2.mlp.c_proj.bias",
+            ],
         ),
         (
             "a NaN",
@@ -347,36 +585,59 @@ fn settings_that_cannot_be_used() {
             |_| (),
             "TRAIN --per_device_train_batch_size 0",
             2,
-            &["`per_device_train_batch_size`", "at least 1, or auto, found `0`"],
+            &[
+                "`per_device_train_batch_size`",
+                "at least 1, or auto, found `0`",
+            ],
         ),
         (
             "unknown flag",
             |_| (),
             "TRAIN --learning_rte 1",
             2,
-            &["unknown flag --learning_rte", "did you mean `--learning_rate`?"],
+            &[
+                "unknown flag --learning_rte",
+                "did you mean `--learning_rate`?",
+            ],
         ),
         (
             "unknown key",
             |p| p.write("c.toml", "seed = 1\nmax_step = 3\n"),
             "TRAIN --config c.toml",
             2,
-            &["c.toml:2: unknown key `max_step`", "did you mean `max_steps`?"],
+            &[
+                "c.toml:2: unknown key `max_step`",
+                "did you mean `max_steps`?",
+            ],
         ),
-        ("no epochs", |_| (), "TRAIN --max_steps 0 --num_train_epochs 0", 2, &["there is no training to do"]),
+        (
+            "no epochs",
+            |_| (),
+            "TRAIN --max_steps 0 --num_train_epochs 0",
+            2,
+            &["there is no training to do"],
+        ),
         (
             "cuda",
             |_| (),
             "TRAIN --device cuda",
             1,
-            &["opening the CUDA device", "no plugin for cuda was found", "XTRAIN_CUDA_PLUGIN"],
+            &[
+                "opening the CUDA device",
+                "no plugin for cuda was found",
+                "XTRAIN_CUDA_PLUGIN",
+            ],
         ),
         (
             "neuron",
             |_| (),
             "--device neuron EVAL",
             1,
-            &["opening the Neuron device", "no plugin for neuron was found", "NEURON_LIBRARY_PATH"],
+            &[
+                "opening the Neuron device",
+                "no plugin for neuron was found",
+                "NEURON_LIBRARY_PATH",
+            ],
         ),
         (
             "output in use",
@@ -388,7 +649,13 @@ fn settings_that_cannot_be_used() {
             2,
             &["--output_dir: out is not empty", "--overwrite_output_dir"],
         ),
-        ("output is a file", |p| p.write("out", "mine"), "TRAIN", 2, &["--output_dir: out is a file"]),
+        (
+            "output is a file",
+            |p| p.write("out", "mine"),
+            "TRAIN",
+            2,
+            &["--output_dir: out is a file"],
+        ),
         (
             "output below a file",
             |p| p.write("f", "mine"),
@@ -396,13 +663,21 @@ fn settings_that_cannot_be_used() {
             1,
             &["--output_dir: cannot create f/out", "hint:"],
         ),
-        ("output is the model", |_| (), "TRAIN --output_dir model", 2, &["--output_dir: model is not empty"]),
+        (
+            "output is the model",
+            |_| (),
+            "TRAIN --output_dir model",
+            2,
+            &["--output_dir: model is not empty"],
+        ),
     ]);
 }
 
 #[test]
 fn an_output_directory_that_cannot_be_written() {
-    let Some(place) = Workplace::new() else { return };
+    let Some(place) = Workplace::new() else {
+        return;
+    };
     // SAFETY: asks for a number.
     if unsafe { libc::geteuid() } == 0 {
         eprintln!("SKIPPED: root may write anywhere");
@@ -412,54 +687,113 @@ fn an_output_directory_that_cannot_be_written() {
     fs::create_dir(place.path("locked")).unwrap();
     fs::set_permissions(place.path("locked"), fs::Permissions::from_mode(0o555)).unwrap();
     for output in ["locked", "locked/out"] {
-        assert_fails(&place.run(&format!("{TRAIN} --output_dir {output}")), 1, &[output, "Permission denied"]);
+        assert_fails(
+            &place.run(&format!("{TRAIN} --output_dir {output}")),
+            1,
+            &[output, "Permission denied"],
+        );
     }
 }
 
 #[test]
 fn a_missing_xla_library() {
-    let Some(place) = Workplace::new() else { return };
-    let with = |line: &str| place.command(line).env("XTRAIN_XLA_LIBRARY", "/nonexistent/lib.so").run();
+    let Some(place) = Workplace::new() else {
+        return;
+    };
+    let with = |line: &str| {
+        place
+            .command(line)
+            .env("XTRAIN_XLA_LIBRARY", "/nonexistent/lib.so")
+            .run()
+    };
     for line in [TRAIN, EVAL, "bench --model_type gpt2 --seq 64"] {
         assert_fails(
             &with(line),
             1,
-            &["libxtrain_xla.so was not found", "/nonexistent/lib.so", "bin/bootstrap", "XTRAIN_XLA_LIBRARY"],
+            &[
+                "libxtrain_xla.so was not found",
+                "/nonexistent/lib.so",
+                "bin/bootstrap",
+                "XTRAIN_XLA_LIBRARY",
+            ],
         );
     }
     for line in ["--help", "train clm --help", "--version"] {
         with(line).succeeded();
     }
     place.write("text.so", "no library");
-    let run = place.command(EVAL).env("XTRAIN_XLA_LIBRARY", place.path("text.so")).run();
+    let run = place
+        .command(EVAL)
+        .env("XTRAIN_XLA_LIBRARY", place.path("text.so"))
+        .run();
     assert_fails(&run, 1, &["text.so"]);
     assert!(!place.path("out").exists());
 }
 
 #[test]
 fn resuming_from_what_cannot_be_resumed() {
-    let Some(place) = Workplace::new() else { return };
+    let Some(place) = Workplace::new() else {
+        return;
+    };
     place.run(&format!("{TRAIN} --max_steps 2")).succeeded();
     let before = place.snapshot();
     let again = format!("{TRAIN} --max_steps 4 --resume_from_checkpoint");
-    let other_text = fs::read_to_string(place.path("train.txt")).unwrap().to_uppercase();
+    let other_text = fs::read_to_string(place.path("train.txt"))
+        .unwrap()
+        .to_uppercase();
     place.write("other.txt", other_text);
     let cases: &[(&str, i32, &[&str])] = &[
-        ("--output_dir nothing", 2, &["--resume_from_checkpoint: nothing holds no checkpoint"]),
-        ("nowhere", 2, &["--resume_from_checkpoint: nowhere is not a directory"]),
-        ("model", 2, &["model holds no training state", "--model_name_or_path"]),
-        ("out", 2, &["out holds no training state", "out/checkpoint-2"]),
-        ("--per_device_train_batch_size 2", 2, &["out/checkpoint-2", "--per_device_train_batch_size was 4", "is 2 now"]),
-        ("--gradient_accumulation_steps 2", 2, &["--gradient_accumulation_steps was 1", "is 2 now"]),
+        (
+            "--output_dir nothing",
+            2,
+            &["--resume_from_checkpoint: nothing holds no checkpoint"],
+        ),
+        (
+            "nowhere",
+            2,
+            &["--resume_from_checkpoint: nowhere is not a directory"],
+        ),
+        (
+            "model",
+            2,
+            &["model holds no training state", "--model_name_or_path"],
+        ),
+        (
+            "out",
+            2,
+            &["out holds no training state", "out/checkpoint-2"],
+        ),
+        (
+            "--per_device_train_batch_size 2",
+            2,
+            &[
+                "out/checkpoint-2",
+                "--per_device_train_batch_size was 4",
+                "is 2 now",
+            ],
+        ),
+        (
+            "--gradient_accumulation_steps 2",
+            2,
+            &["--gradient_accumulation_steps was 1", "is 2 now"],
+        ),
         ("--seed 1", 2, &["--seed was 42"]),
-        ("--train_file other.txt", 2, &["out/checkpoint-2", "the training data"]),
+        (
+            "--train_file other.txt",
+            2,
+            &["out/checkpoint-2", "the training data"],
+        ),
         ("--block_size 16", 2, &["the length of examples"]),
         (
             "--config_overrides n_layer=1,n_head=2,n_embd=32,n_positions=64",
             1,
             &["unexpected (12):", "checkpoint-2/model.safetensors"],
         ),
-        ("out/checkpoint-1 --output_dir model", 2, &["--output_dir: model is not empty"]),
+        (
+            "out/checkpoint-1 --output_dir model",
+            2,
+            &["--output_dir: model is not empty"],
+        ),
     ];
     for (words, code, message) in cases {
         // What stands at the end of the line is the flag's value or another flag.
@@ -468,7 +802,10 @@ fn resuming_from_what_cannot_be_resumed() {
         assert_fails(&run, *code, message);
     }
     for (name, damage) in [
-        ("optimizer.safetensors", (|bytes| bytes[9000] ^= 1) as fn(&mut Vec<u8>)),
+        (
+            "optimizer.safetensors",
+            (|bytes| bytes[9000] ^= 1) as fn(&mut Vec<u8>),
+        ),
         ("model.safetensors", |bytes| bytes.truncate(5000)),
         ("training_state.json", |bytes| bytes.truncate(300)),
         ("trainer_state.json", |bytes| bytes.clear()),
@@ -480,26 +817,52 @@ fn resuming_from_what_cannot_be_resumed() {
         fs::write(&path, bad).unwrap();
         let run = place.run(&again);
         println!("{name}: {}", run.stderr);
-        assert_fails(&run, 1, &[&format!("checkpoint-2/{name} is damaged"), "--resume_from_checkpoint PATH"]);
+        assert_fails(
+            &run,
+            1,
+            &[
+                &format!("checkpoint-2/{name} is damaged"),
+                "--resume_from_checkpoint PATH",
+            ],
+        );
         fs::write(&path, good).unwrap();
     }
     let after = place.snapshot();
-    assert!(before.iter().all(|(path, content)| after.get(path) == Some(content)), "a failed resume changes nothing");
+    assert!(
+        before
+            .iter()
+            .all(|(path, content)| after.get(path) == Some(content)),
+        "a failed resume changes nothing"
+    );
 
     // Resuming what is finished makes no steps and keeps the figures of the run that made them.
     let run = place.run(&format!("{TRAIN} --max_steps 2 --resume_from_checkpoint"));
     run.succeeded();
-    assert!(run.stderr.contains("nothing is left to train"), "{}", run.stderr);
+    assert!(
+        run.stderr.contains("nothing is left to train"),
+        "{}",
+        run.stderr
+    );
     let after = place.snapshot();
-    for name in ["out/model.safetensors", "out/train_results.json", "out/all_results.json", "out/log.jsonl"] {
-        assert!(after[&place.path(name)] == before[&place.path(name)], "{name}");
+    for name in [
+        "out/model.safetensors",
+        "out/train_results.json",
+        "out/all_results.json",
+        "out/log.jsonl",
+    ] {
+        assert!(
+            after[&place.path(name)] == before[&place.path(name)],
+            "{name}"
+        );
     }
     place.run(&again).succeeded();
 }
 
 #[test]
 fn a_full_disk_while_saving_keeps_the_previous_checkpoint() {
-    let Some(place) = Workplace::new() else { return };
+    let Some(place) = Workplace::new() else {
+        return;
+    };
     place.run(&format!("{TRAIN} --max_steps 2")).succeeded();
     let before = place.snapshot();
     let more = format!("{TRAIN} --max_steps 6 --resume_from_checkpoint");
@@ -511,16 +874,31 @@ fn a_full_disk_while_saving_keeps_the_previous_checkpoint() {
         assert_fails(
             &run,
             1,
-            &["cannot write out/checkpoint-3/", "safetensors: File too large", "what was there before is untouched"],
+            &[
+                "cannot write out/checkpoint-3/",
+                "safetensors: File too large",
+                "what was there before is untouched",
+            ],
         );
         let mut after = place.snapshot();
-        after.insert(place.path("out/log.jsonl"), before[&place.path("out/log.jsonl")].clone());
+        after.insert(
+            place.path("out/log.jsonl"),
+            before[&place.path("out/log.jsonl")].clone(),
+        );
         assert!(after == before, "{:?}", after.keys());
     }
     // The finished model is the first thing saved.
     let over = format!("{TRAIN} --max_steps 2 --overwrite_output_dir --save_strategy no");
-    assert_fails(&place.command(&over).limit_files(weights / 2).run(), 1, &["cannot write out/model.safetensors"]);
-    for name in ["model.safetensors", "checkpoint-1/model.safetensors", "checkpoint-2/optimizer.safetensors"] {
+    assert_fails(
+        &place.command(&over).limit_files(weights / 2).run(),
+        1,
+        &["cannot write out/model.safetensors"],
+    );
+    for name in [
+        "model.safetensors",
+        "checkpoint-1/model.safetensors",
+        "checkpoint-2/optimizer.safetensors",
+    ] {
         let path = place.path("out").join(name);
         assert!(fs::read(&path).unwrap() == before[&path], "{name}");
     }
@@ -530,11 +908,16 @@ fn a_full_disk_while_saving_keeps_the_previous_checkpoint() {
 
 #[test]
 fn a_loss_that_becomes_nan_stops_the_run_and_keeps_the_last_good_checkpoint() {
-    let Some(place) = Workplace::new() else { return };
+    let Some(place) = Workplace::new() else {
+        return;
+    };
     place.run(&format!("{TRAIN} --max_steps 2")).succeeded();
     let before = place.snapshot();
-    // Step 3 leaves finite weights with which nothing can be computed, as step 4 shows. The limit must not cost the good one.
-    let line = format!("{TRAIN} --max_steps 9 --resume_from_checkpoint --learning_rate 1e30 --save_total_limit 1");
+    // Step 3 leaves finite weights with which nothing can be computed, as step 4 shows. The limit
+    // must not cost the good one.
+    let line = format!(
+        "{TRAIN} --max_steps 9 --resume_from_checkpoint --learning_rate 1e30 --save_total_limit 1"
+    );
     let run = place.run(&line);
     println!("{}", run.stderr);
     assert_fails(
@@ -551,9 +934,17 @@ fn a_loss_that_becomes_nan_stops_the_run_and_keeps_the_last_good_checkpoint() {
     assert_eq!(records.last().unwrap()["step"], 3, "{records:?}");
     let kept = |place: &Workplace| {
         let after = place.snapshot();
-        let good = before.keys().filter(|path| path.starts_with(place.path("out/checkpoint-2")));
-        assert!(good.clone().count() > 5 && good.clone().all(|path| after.get(path) == before.get(path)));
-        assert_eq!(after[&place.path("out/model.safetensors")], before[&place.path("out/model.safetensors")]);
+        let good = before
+            .keys()
+            .filter(|path| path.starts_with(place.path("out/checkpoint-2")));
+        assert!(
+            good.clone().count() > 5
+                && good.clone().all(|path| after.get(path) == before.get(path))
+        );
+        assert_eq!(
+            after[&place.path("out/model.safetensors")],
+            before[&place.path("out/model.safetensors")]
+        );
     };
     kept(&place);
 
@@ -561,26 +952,56 @@ fn a_loss_that_becomes_nan_stops_the_run_and_keeps_the_last_good_checkpoint() {
     fs::remove_dir_all(place.path("out/checkpoint-3")).unwrap();
     let run = place.run(&line.replace("1e30", "1e39"));
     println!("{}", run.stderr);
-    assert_fails(&run, 1, &["after step 3", "not finite", "it was not saved", "out/checkpoint-2"]);
+    assert_fails(
+        &run,
+        1,
+        &[
+            "after step 3",
+            "not finite",
+            "it was not saved",
+            "out/checkpoint-2",
+        ],
+    );
     assert!(!place.path("out/checkpoint-3").exists());
     kept(&place);
-    let run = place.run(&format!("{TRAIN} --overwrite_output_dir --max_steps 1 --save_strategy no --learning_rate 1e39"));
-    assert_fails(&run, 1, &["after step 1", "not finite", "no checkpoint had been saved"]);
+    let run = place.run(&format!(
+        "{TRAIN} --overwrite_output_dir --max_steps 1 --save_strategy no --learning_rate 1e39"
+    ));
+    assert_fails(
+        &run,
+        1,
+        &["after step 1", "not finite", "no checkpoint had been saved"],
+    );
     kept(&place);
 
     // From the first step on.
-    let run = place.run(&format!("{TRAIN} --output_dir new --max_steps 4 --save_strategy no --learning_rate 1e30"));
-    assert_fails(&run, 1, &["the loss became NaN at step 2", "no checkpoint had been saved"]);
+    let run = place.run(&format!(
+        "{TRAIN} --output_dir new --max_steps 4 --save_strategy no --learning_rate 1e30"
+    ));
+    assert_fails(
+        &run,
+        1,
+        &[
+            "the loss became NaN at step 2",
+            "no checkpoint had been saved",
+        ],
+    );
     assert_eq!(place.names("new"), ["log.jsonl", "telemetry.jsonl"]);
 }
 
 #[test]
 fn training_into_the_models_own_directory_loses_nothing_before_there_is_something_new() {
-    let Some(place) = Workplace::new() else { return };
+    let Some(place) = Workplace::new() else {
+        return;
+    };
     let before = place.snapshot();
     let line = "train clm --disable_tqdm --model_name_or_path model --output_dir model --overwrite_output_dir --train_file train.txt \
                 --block_size 32 --per_device_train_batch_size 4 --max_steps 2";
-    assert_fails(&place.run(&format!("{line} --learning_rate 1e30")), 1, &["NaN at step 2"]);
+    assert_fails(
+        &place.run(&format!("{line} --learning_rate 1e30")),
+        1,
+        &["NaN at step 2"],
+    );
     let file = place.path("model/model.safetensors");
     assert!(fs::read(&file).unwrap() == before[&file]);
     place.run(line).succeeded();
@@ -590,12 +1011,25 @@ fn training_into_the_models_own_directory_loses_nothing_before_there_is_somethin
 
 #[test]
 fn overwriting_an_earlier_run_does_not_leave_its_checkpoints_to_be_resumed() {
-    let Some(place) = Workplace::new() else { return };
+    let Some(place) = Workplace::new() else {
+        return;
+    };
     place.run(&format!("{TRAIN} --max_steps 3")).succeeded();
-    place.run(&format!("{TRAIN} --max_steps 2 --overwrite_output_dir --seed 7 --save_total_limit 1")).succeeded();
+    place
+        .run(&format!(
+            "{TRAIN} --max_steps 2 --overwrite_output_dir --seed 7 --save_total_limit 1"
+        ))
+        .succeeded();
     let names = place.names("out");
-    let checkpoints: Vec<_> = names.iter().filter(|name| name.starts_with("checkpoint-")).collect();
-    assert_eq!(checkpoints, ["checkpoint-2"], "the new run's, though the old run had a later one");
+    let checkpoints: Vec<_> = names
+        .iter()
+        .filter(|name| name.starts_with("checkpoint-"))
+        .collect();
+    assert_eq!(
+        checkpoints,
+        ["checkpoint-2"],
+        "the new run's, though the old run had a later one"
+    );
 }
 
 /// Waits until the process handles SIGTERM itself, which is when training has begun.
@@ -603,7 +1037,11 @@ fn wait_for_handler(pid: u32) {
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(60) {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0").trim();
+        let caught = status
+            .lines()
+            .find_map(|line| line.strip_prefix("SigCgt:"))
+            .unwrap_or("0")
+            .trim();
         if u64::from_str_radix(caught, 16).unwrap() >> (libc::SIGTERM - 1) & 1 == 1 {
             return;
         }
@@ -614,11 +1052,17 @@ fn wait_for_handler(pid: u32) {
 
 #[test]
 fn a_second_signal_quits_at_once() {
-    let Some(place) = Workplace::new() else { return };
+    let Some(place) = Workplace::new() else {
+        return;
+    };
     // One step that takes minutes.
-    let text: String = (0..60_000).map(|i| format!("Number {i} comes after number {} as always.\n", i - 1)).collect();
+    let text: String = (0..60_000)
+        .map(|i| format!("Number {i} comes after number {} as always.\n", i - 1))
+        .collect();
     place.write("train.txt", text);
-    let line = format!("{TRAIN} --per_device_train_batch_size 1 --gradient_accumulation_steps 1000000 --max_steps 1");
+    let line = format!(
+        "{TRAIN} --per_device_train_batch_size 1 --gradient_accumulation_steps 1000000 --max_steps 1"
+    );
     let mut child = place.command(&line).start();
     wait_for_handler(child.id());
     let pid = child.id() as i32;
@@ -627,43 +1071,89 @@ fn a_second_signal_quits_at_once() {
     std::thread::sleep(Duration::from_millis(300));
     terminate();
     std::thread::sleep(Duration::from_millis(700));
-    assert!(child.try_wait().unwrap().is_none(), "the first signal lets the step finish");
+    assert!(
+        child.try_wait().unwrap().is_none(),
+        "the first signal lets the step finish"
+    );
     terminate();
     let start = Instant::now();
     let status = child.wait().unwrap();
     assert_eq!(status.code(), Some(143), "{status}");
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        start.elapsed()
+    );
 }
 
 #[test]
 fn a_signal_during_the_last_evaluation_ends_it() {
-    let Some(place) = Workplace::new() else { return };
-    let text: String = (0..60_000).map(|i| format!("Number {i} comes after number {} as always.\n", i - 1)).collect();
+    let Some(place) = Workplace::new() else {
+        return;
+    };
+    let text: String = (0..60_000)
+        .map(|i| format!("Number {i} comes after number {} as always.\n", i - 1))
+        .collect();
     place.write("valid.txt", text);
-    let line = format!("{TRAIN} --max_steps 1 --do_train --do_eval --validation_file valid.txt --per_device_eval_batch_size 1");
+    let line = format!(
+        "{TRAIN} --max_steps 1 --do_train --do_eval --validation_file valid.txt --per_device_eval_batch_size 1"
+    );
     let start = Instant::now();
-    let run = place.command(&line).run_and_signal("saved the model", Duration::from_millis(200));
+    let run = place
+        .command(&line)
+        .run_and_signal("saved the model", Duration::from_millis(200));
     println!("{:?}: {}", start.elapsed(), run.stderr);
     assert_eq!(run.code, Some(143), "{}", run.stderr);
-    assert!(run.stderr.contains("xtrain eval clm --model_name_or_path out"), "{}", run.stderr);
-    assert!(place.path("out/model.safetensors").exists() && !place.path("out/eval_results.json").exists());
+    assert!(
+        run.stderr
+            .contains("xtrain eval clm --model_name_or_path out"),
+        "{}",
+        run.stderr
+    );
+    assert!(
+        place.path("out/model.safetensors").exists()
+            && !place.path("out/eval_results.json").exists()
+    );
 }
 
 #[test]
 fn a_killed_run_goes_on_as_if_nothing_had_happened() {
-    let Some(place) = Workplace::new() else { return };
-    place.run(&format!("{TRAIN} --max_steps 12 --output_dir whole")).succeeded();
+    let Some(place) = Workplace::new() else {
+        return;
+    };
+    place
+        .run(&format!("{TRAIN} --max_steps 12 --output_dir whole"))
+        .succeeded();
     for delay in [0, 11, 23] {
         let _ = fs::remove_dir_all(place.path("out"));
         let line = format!("{TRAIN} --max_steps 12");
-        let run = place.command(&line).run_and_send("'epoch': 0.0", Duration::from_millis(delay), libc::SIGKILL);
+        let run = place.command(&line).run_and_send(
+            "'epoch': 0.0",
+            Duration::from_millis(delay),
+            libc::SIGKILL,
+        );
         assert_ne!(run.code, Some(1), "{}", run.stderr);
-        let saved = place.names("out").iter().any(|name| name.starts_with("checkpoint-"));
-        let again = if saved { "--resume_from_checkpoint" } else { "--overwrite_output_dir" };
+        let saved = place
+            .names("out")
+            .iter()
+            .any(|name| name.starts_with("checkpoint-"));
+        let again = if saved {
+            "--resume_from_checkpoint"
+        } else {
+            "--overwrite_output_dir"
+        };
         place.run(&format!("{line} {again}")).succeeded();
         assert!(
-            fs::read(place.path("out/model.safetensors")).unwrap() == fs::read(place.path("whole/model.safetensors")).unwrap()
+            fs::read(place.path("out/model.safetensors")).unwrap()
+                == fs::read(place.path("whole/model.safetensors")).unwrap()
         );
-        assert!(!place.names("out").iter().any(|name| name.starts_with(".tmp")), "{:?}", place.names("out"));
+        assert!(
+            !place
+                .names("out")
+                .iter()
+                .any(|name| name.starts_with(".tmp")),
+            "{:?}",
+            place.names("out")
+        );
     }
 }

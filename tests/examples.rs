@@ -1,5 +1,6 @@
-//! Classification, masked LM and tables against references from outside: `golden/` (made by transformers and datasets) and `data/`
-//! (real sets). Each test says so when its files are not there.
+//! Classification, masked LM and tables against references from outside: `golden/` (made by
+//! transformers and datasets) and `data/` (real sets). Each test says so when its files are not
+//! there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,13 +22,26 @@ fn json(path: &Path) -> Value {
 fn numbers(weights: &Weights, name: &str) -> Vec<i64> {
     let tensor = weights.get(name).unwrap();
     match tensor.shape.dtype.size() {
-        4 => tensor.bytes.chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap()).into()).collect(),
-        _ => tensor.bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap())).collect(),
+        4 => tensor
+            .bytes
+            .chunks_exact(4)
+            .map(|b| i32::from_le_bytes(b.try_into().unwrap()).into())
+            .collect(),
+        _ => tensor
+            .bytes
+            .chunks_exact(8)
+            .map(|b| i64::from_le_bytes(b.try_into().unwrap()))
+            .collect(),
     }
 }
 
 fn source(files: &[PathBuf], cache: &Path) -> SourceSettings {
-    SourceSettings { train_files: files.to_vec(), cache_dir: cache.to_path_buf(), seed: 42, ..SourceSettings::default() }
+    SourceSettings {
+        train_files: files.to_vec(),
+        cache_dir: cache.to_path_buf(),
+        seed: 42,
+        ..SourceSettings::default()
+    }
 }
 
 fn cls_settings(files: &[PathBuf], cache: &Path, max_seq_length: usize) -> ClsDataSettings {
@@ -36,7 +50,10 @@ fn cls_settings(files: &[PathBuf], cache: &Path, max_seq_length: usize) -> ClsDa
         text_pair_column: None,
         label_column: None,
         max_seq_length,
-        padding: PaddingSettings { pad_to_max_length: true, pad_to_bucket: Vec::new() },
+        padding: PaddingSettings {
+            pad_to_max_length: true,
+            pad_to_bucket: Vec::new(),
+        },
         labels: None,
         finds_regression: true,
     }
@@ -63,22 +80,52 @@ fn pairs_equal_run_glue() {
     let cache = tempfile::tempdir().unwrap();
     let max_length = meta["max_seq_length"].as_u64().unwrap() as usize;
     let settings = cls_settings(&[dir.join("train.csv")], cache.path(), max_length);
-    let tokenizer =
-        Tokenizer::load(&golden.join(meta["tokenizer"].as_str().unwrap_or("tokenizers/wordpiece/tokenizer.json"))).unwrap();
+    let tokenizer = Tokenizer::load(
+        &golden.join(
+            meta["tokenizer"]
+                .as_str()
+                .unwrap_or("tokenizers/wordpiece/tokenizer.json"),
+        ),
+    )
+    .unwrap();
     let labels = cls::labels(&settings).unwrap();
-    assert_eq!(serde_json::to_value(labels.names()).unwrap(), meta["label_names"]);
-    let examples = cls::examples(&settings, Split::Train, &tokenizer, &labels, max_length, true).unwrap();
+    assert_eq!(
+        serde_json::to_value(labels.names()).unwrap(),
+        meta["label_names"]
+    );
+    let examples = cls::examples(
+        &settings,
+        Split::Train,
+        &tokenizer,
+        &labels,
+        max_length,
+        true,
+    )
+    .unwrap();
     assert_eq!(examples.len() as u64, meta["examples"].as_u64().unwrap());
-    let collator = cls::collator(&settings, &tokenizer, &labels, max_length, examples.clone()).unwrap();
+    let collator =
+        cls::collator(&settings, &tokenizer, &labels, max_length, examples.clone()).unwrap();
     let rows: Vec<u32> = (0..examples.len() as u32).collect();
     let batch = collator.batch(&rows, rows.len(), START);
     let wanted = Weights::open(&dir.join("rows.safetensors")).unwrap();
-    let ints = |array: &ndarray::Array2<i32>| array.iter().map(|n| i64::from(*n)).collect::<Vec<_>>();
+    let ints =
+        |array: &ndarray::Array2<i32>| array.iter().map(|n| i64::from(*n)).collect::<Vec<_>>();
     assert_eq!(ints(&batch.input_ids), numbers(&wanted, "input_ids"));
-    assert_eq!(ints(&batch.token_type_ids.unwrap()), numbers(&wanted, "token_type_ids"));
-    assert_eq!(ints(&batch.attention_mask.unwrap().mapv(i32::from)), numbers(&wanted, "attention_mask"));
-    let Labels::Classes(classes) = batch.labels else { panic!("classes are expected") };
-    assert_eq!(classes.iter().map(|n| i64::from(*n)).collect::<Vec<_>>(), numbers(&wanted, "labels"));
+    assert_eq!(
+        ints(&batch.token_type_ids.unwrap()),
+        numbers(&wanted, "token_type_ids")
+    );
+    assert_eq!(
+        ints(&batch.attention_mask.unwrap().mapv(i32::from)),
+        numbers(&wanted, "attention_mask")
+    );
+    let Labels::Classes(classes) = batch.labels else {
+        panic!("classes are expected")
+    };
+    assert_eq!(
+        classes.iter().map(|n| i64::from(*n)).collect::<Vec<_>>(),
+        numbers(&wanted, "labels")
+    );
 }
 
 #[test]
@@ -88,7 +135,10 @@ fn rows_equal_run_mlm_and_masking_keeps_its_shares() {
     let meta = json(&dir.join("meta.json"));
     let cache = tempfile::tempdir().unwrap();
     let length = meta["max_seq_length"].as_u64().unwrap() as usize;
-    let settings = mlm_settings(&[golden.join(meta["corpus"].as_str().unwrap())], cache.path());
+    let settings = mlm_settings(
+        &[golden.join(meta["corpus"].as_str().unwrap())],
+        cache.path(),
+    );
     let tokenizer = Tokenizer::load(&golden.join(meta["tokenizer"].as_str().unwrap())).unwrap();
     let examples = mlm::train_examples(&settings, &tokenizer, length, true).unwrap();
     let wanted = Weights::open(&dir.join("rows.safetensors")).unwrap();
@@ -96,13 +146,23 @@ fn rows_equal_run_mlm_and_masking_keeps_its_shares() {
     for index in 0..examples.len() {
         let example = examples.example(index);
         ids.extend(example.ids.iter().map(i64::from));
-        special.extend(example.flags.iter().map(|flags| i64::from(flags & flag::SPECIAL != 0)));
+        special.extend(
+            example
+                .flags
+                .iter()
+                .map(|flags| i64::from(flags & flag::SPECIAL != 0)),
+        );
     }
-    assert!(ids == numbers(&wanted, "input_ids") && special == numbers(&wanted, "special_tokens_mask"));
+    assert!(
+        ids == numbers(&wanted, "input_ids") && special == numbers(&wanted, "special_tokens_mask")
+    );
 
     let mask_id = i64::from(tokenizer.mask_id().unwrap());
     let probability = meta["mlm_probability"].as_f64().unwrap();
-    let settings = MlmDataSettings { mlm_probability: probability, ..settings };
+    let settings = MlmDataSettings {
+        mlm_probability: probability,
+        ..settings
+    };
     let collator = mlm::collator(&settings, &tokenizer, length, examples.clone()).unwrap();
     let rows: Vec<u32> = (0..examples.len() as u32).collect();
     let epochs = meta["collator_epochs"].as_u64().unwrap();
@@ -111,7 +171,9 @@ fn rows_equal_run_mlm_and_masking_keeps_its_shares() {
     for epoch in 0..epochs {
         let batch = collator.batch(&rows, rows.len(), Position { epoch, batch: 0 });
         let labels = batch.labels.tokens().unwrap();
-        for (((id, label), original), special) in batch.input_ids.iter().zip(labels).zip(&ids).zip(&special) {
+        for (((id, label), original), special) in
+            batch.input_ids.iter().zip(labels).zip(&ids).zip(&special)
+        {
             if *label == -100 {
                 assert_eq!(i64::from(*id), *original);
                 continue;
@@ -124,14 +186,26 @@ fn rows_equal_run_mlm_and_masking_keeps_its_shares() {
                 _ => random += 1,
             }
         }
-        assert_eq!(batch, collator.batch(&rows, rows.len(), Position { epoch, batch: 0 }));
-        assert_ne!(first.replace(batch.input_ids.clone()), Some(batch.input_ids));
+        assert_eq!(
+            batch,
+            collator.batch(&rows, rows.len(), Position { epoch, batch: 0 })
+        );
+        assert_ne!(
+            first.replace(batch.input_ids.clone()),
+            Some(batch.input_ids)
+        );
     }
     let maskable = epochs * special.iter().filter(|special| **special == 0).count() as u64;
-    assert_eq!(maskable, meta["collator_totals"]["maskable"].as_u64().unwrap());
+    assert_eq!(
+        maskable,
+        meta["collator_totals"]["maskable"].as_u64().unwrap()
+    );
     let close = |found: u64, of: u64, share: f64| {
         let sigma = (share * (1.0 - share) * of as f64).sqrt();
-        assert!((found as f64 - share * of as f64).abs() <= 4.0 * sigma, "{found} of {of}, {share} expected");
+        assert!(
+            (found as f64 - share * of as f64).abs() <= 4.0 * sigma,
+            "{found} of {of}, {share} expected"
+        );
     };
     close(selected, maskable, probability);
     close(masked, selected, 0.8);
@@ -139,7 +213,8 @@ fn rows_equal_run_mlm_and_masking_keeps_its_shares() {
     close(random, selected, 0.1);
 }
 
-/// Everything in the tokenizer cases that a sequence encoder decides: special tokens, types, masks, truncation of pairs.
+/// Everything in the tokenizer cases that a sequence encoder decides: special tokens, types, masks,
+/// truncation of pairs.
 #[test]
 fn sequences_equal_transformers() {
     let Some(golden) = golden_dir() else { return };
@@ -148,26 +223,59 @@ fn sequences_equal_transformers() {
         let dir = entry.unwrap().path();
         let tokenizer = Tokenizer::load(&dir).unwrap();
         let cases = json(&dir.join("cases.json"));
-        let list = |value: &Value| value.as_array().unwrap().iter().map(|n| n.as_u64().unwrap() as u32).collect::<Vec<_>>();
+        let list = |value: &Value| {
+            value
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|n| n.as_u64().unwrap() as u32)
+                .collect::<Vec<_>>()
+        };
         let encoder = tokenizer.sequences(None).unwrap();
         for case in cases["single"].as_array().unwrap() {
             let text = case["text"].as_str().unwrap();
             let found = encoder.encode(text, None).unwrap();
             assert_eq!(found.ids, list(&case["ids"]), "{text:?}");
-            let of = |bit: u8| found.flags.iter().map(|flags| u32::from(flags & bit != 0)).collect::<Vec<_>>();
-            assert_eq!(of(flag::SPECIAL), list(&case["special_tokens_mask"]), "{text:?}");
+            let of = |bit: u8| {
+                found
+                    .flags
+                    .iter()
+                    .map(|flags| u32::from(flags & bit != 0))
+                    .collect::<Vec<_>>()
+            };
+            assert_eq!(
+                of(flag::SPECIAL),
+                list(&case["special_tokens_mask"]),
+                "{text:?}"
+            );
             assert_eq!(of(flag::SECOND), list(&case["type_ids"]), "{text:?}");
-            assert_eq!(tokenizer.encode(text).unwrap(), list(&case["ids_without_specials"]), "{text:?}");
-            assert_eq!(tokenizer.decode(&found.ids, true).unwrap(), case["decoded"].as_str().unwrap(), "{text:?}");
+            assert_eq!(
+                tokenizer.encode(text).unwrap(),
+                list(&case["ids_without_specials"]),
+                "{text:?}"
+            );
+            assert_eq!(
+                tokenizer.decode(&found.ids, true).unwrap(),
+                case["decoded"].as_str().unwrap(),
+                "{text:?}"
+            );
         }
-        let Some(max_length) = cases["pair_max_length"].as_u64() else { continue };
+        let Some(max_length) = cases["pair_max_length"].as_u64() else {
+            continue;
+        };
         let encoder = tokenizer.sequences(Some(max_length as usize)).unwrap();
         for case in cases["pairs"].as_array().into_iter().flatten() {
-            let found = encoder.encode(case["text_a"].as_str().unwrap(), case["text_b"].as_str()).unwrap();
+            let found = encoder
+                .encode(case["text_a"].as_str().unwrap(), case["text_b"].as_str())
+                .unwrap();
             let mut ids = found.ids.clone();
             ids.resize(max_length as usize, tokenizer.pad_id().unwrap());
             assert_eq!(ids, list(&case["ids"]), "{case}");
-            let mut types: Vec<u32> = found.flags.iter().map(|flags| u32::from(flags & flag::SECOND != 0)).collect();
+            let mut types: Vec<u32> = found
+                .flags
+                .iter()
+                .map(|flags| u32::from(flags & flag::SECOND != 0))
+                .collect();
             types.resize(max_length as usize, 0);
             assert_eq!(types, list(&case["type_ids"]), "{case}");
             pairs += 1;
@@ -177,10 +285,16 @@ fn sequences_equal_transformers() {
 }
 
 fn list(value: &Value) -> Vec<u32> {
-    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|id| id.as_u64().unwrap() as u32)
+        .collect()
 }
 
-/// A tokenizer as `tokenizer.json` and, if `older` lists the files of the time before it, made of those.
+/// A tokenizer as `tokenizer.json` and, if `older` lists the files of the time before it, made of
+/// those.
 fn both_forms(data: &Path, name: &str, older: &[&str], config: &str) -> Vec<Tokenizer> {
     let dir = tempfile::tempdir().unwrap();
     for file in older {
@@ -189,7 +303,10 @@ fn both_forms(data: &Path, name: &str, older: &[&str], config: &str) -> Vec<Toke
     if !config.is_empty() {
         fs::write(dir.path().join("tokenizer_config.json"), config).unwrap();
     }
-    vec![Tokenizer::load(&data.join(name)).unwrap(), Tokenizer::load(dir.path()).unwrap()]
+    vec![
+        Tokenizer::load(&data.join(name)).unwrap(),
+        Tokenizer::load(dir.path()).unwrap(),
+    ]
 }
 
 #[test]
@@ -200,64 +317,133 @@ fn bert_ids_equal_published_ones() {
         let encoder = tokenizer.sequences(None).unwrap();
         let mut cases = 0;
         let long = json(&fixtures.join("bert_uncased_encoded.json"));
-        assert_eq!(encoder.encode(long["text"].as_str().unwrap(), None).unwrap().ids, list(&long["token_ids"]));
+        assert_eq!(
+            encoder
+                .encode(long["text"].as_str().unwrap(), None)
+                .unwrap()
+                .ids,
+            list(&long["token_ids"])
+        );
         for model in ["bert-base-uncased", "google-bert/bert-base-uncased"] {
-            for case in json(&fixtures.join("tokenizer_tests.json"))[model].as_array().unwrap() {
-                let found = encoder.encode(case["input"].as_str().unwrap(), None).unwrap();
+            for case in json(&fixtures.join("tokenizer_tests.json"))[model]
+                .as_array()
+                .unwrap()
+            {
+                let found = encoder
+                    .encode(case["input"].as_str().unwrap(), None)
+                    .unwrap();
                 assert_eq!(found.ids, list(&case["encoded"]["input_ids"]), "{case}");
                 cases += 1;
             }
         }
-        for line in fs::read_to_string(fixtures.join("bert_uncased_squad_questions.jsonl")).unwrap().lines() {
+        for line in fs::read_to_string(fixtures.join("bert_uncased_squad_questions.jsonl"))
+            .unwrap()
+            .lines()
+        {
             let case: Value = serde_json::from_str(line).unwrap();
-            assert_eq!(tokenizer.encode(case["text"].as_str().unwrap()).unwrap(), list(&case["ids"]), "{case}");
+            assert_eq!(
+                tokenizer.encode(case["text"].as_str().unwrap()).unwrap(),
+                list(&case["ids"]),
+                "{case}"
+            );
             cases += 1;
         }
         let texts = fs::read_to_string(fixtures.join("llamacpp-bert-bge.inp")).unwrap();
         let wanted = fs::read_to_string(fixtures.join("llamacpp-bert-bge.out")).unwrap();
         for (text, ids) in texts.split("\n__ggml_vocab_test__\n").zip(wanted.lines()) {
-            let ids: Vec<u32> = ids.split_whitespace().map(|id| id.parse().unwrap()).collect();
+            let ids: Vec<u32> = ids
+                .split_whitespace()
+                .map(|id| id.parse().unwrap())
+                .collect();
             assert_eq!(tokenizer.encode(text).unwrap(), ids, "{text:?}");
             cases += 1;
         }
         assert!(cases > 10_600, "{cases}");
         assert!(tokenizer.has_segments());
-        assert_eq!((tokenizer.pad_id(), tokenizer.mask_id(), tokenizer.special_tokens(true)), (Some(0), Some(103), 3));
+        assert_eq!(
+            (
+                tokenizer.pad_id(),
+                tokenizer.mask_id(),
+                tokenizer.special_tokens(true)
+            ),
+            (Some(0), Some(103), 3)
+        );
     }
 }
 
 #[test]
 fn known_examples_of_the_other_tokenizers_come_out() {
     let Some(data) = data_dir() else { return };
-    let ids = |tokenizer: &Tokenizer, text: &str| tokenizer.sequences(None).unwrap().encode(text, None).unwrap().ids;
-    for tokenizer in both_forms(&data, "bert-base-cased", &["vocab.txt"], r#"{"do_lower_case": false}"#) {
-        assert_eq!(ids(&tokenizer, "Hello, my dog is cute"), [101, 8667, 117, 1139, 3676, 1110, 10509, 102]);
-        let plain = tokenizer.encode("Using a transformer network is simple").unwrap();
+    let ids = |tokenizer: &Tokenizer, text: &str| {
+        tokenizer
+            .sequences(None)
+            .unwrap()
+            .encode(text, None)
+            .unwrap()
+            .ids
+    };
+    for tokenizer in both_forms(
+        &data,
+        "bert-base-cased",
+        &["vocab.txt"],
+        r#"{"do_lower_case": false}"#,
+    ) {
+        assert_eq!(
+            ids(&tokenizer, "Hello, my dog is cute"),
+            [101, 8667, 117, 1139, 3676, 1110, 10509, 102]
+        );
+        let plain = tokenizer
+            .encode("Using a transformer network is simple")
+            .unwrap();
         assert_eq!(plain, [7993, 170, 11303, 1200, 2443, 1110, 3014]);
     }
     for tokenizer in both_forms(&data, "roberta-base", &["vocab.json", "merges.txt"], "") {
         assert_eq!(ids(&tokenizer, "Hello world"), [0, 31414, 232, 2]);
         assert_eq!(ids(&tokenizer, " Hello world"), [0, 20920, 232, 2]);
-        let pair = tokenizer.sequences(None).unwrap().encode("Hello world", Some("Hello")).unwrap();
+        let pair = tokenizer
+            .sequences(None)
+            .unwrap()
+            .encode("Hello world", Some("Hello"))
+            .unwrap();
         assert_eq!(pair.ids, [0, 31414, 232, 2, 2, 31414, 2]);
         assert_eq!(ids(&tokenizer, "a <mask>."), [0, 102, 50264, 4, 2]);
         assert!(!tokenizer.has_segments());
-        assert_eq!((tokenizer.pad_id(), tokenizer.mask_id()), (Some(1), Some(50264)));
+        assert_eq!(
+            (tokenizer.pad_id(), tokenizer.mask_id()),
+            (Some(1), Some(50264))
+        );
     }
-    // sentencepiece itself keeps case and accents; transformers' ALBERT does not unless told to. Both ids by their own programs.
+    // sentencepiece itself keeps case and accents; transformers' ALBERT does not unless told to.
+    // Both ids by their own programs.
     let text = "Guten Morgen, wie geht es Ihnen?";
     let albert = |config: &str| {
         let dir = tempfile::tempdir().unwrap();
-        fs::copy(data.join("albert-layout-de/spiece.model"), dir.path().join("spiece.model")).unwrap();
+        fs::copy(
+            data.join("albert-layout-de/spiece.model"),
+            dir.path().join("spiece.model"),
+        )
+        .unwrap();
         fs::write(dir.path().join("tokenizer_config.json"), config).unwrap();
         Tokenizer::load(dir.path()).unwrap()
     };
     let kept = albert(r#"{"do_lower_case": false, "keep_accents": true}"#);
-    assert_eq!(kept.encode(text).unwrap(), [2181, 19, 3347, 14, 77, 597, 64, 355, 132]);
+    assert_eq!(
+        kept.encode(text).unwrap(),
+        [2181, 19, 3347, 14, 77, 597, 64, 355, 132]
+    );
     let usual = albert("{}");
-    assert_eq!(ids(&usual, text), [2, 2524, 9509, 14, 77, 597, 64, 564, 132, 3]);
-    assert_eq!((usual.pad_id(), usual.mask_id(), usual.has_segments()), (Some(0), Some(4), true));
-    assert_eq!(usual.decode(&ids(&usual, text), true).unwrap(), "guten morgen, wie geht es ihnen?");
+    assert_eq!(
+        ids(&usual, text),
+        [2, 2524, 9509, 14, 77, 597, 64, 564, 132, 3]
+    );
+    assert_eq!(
+        (usual.pad_id(), usual.mask_id(), usual.has_segments()),
+        (Some(0), Some(4), true)
+    );
+    assert_eq!(
+        usual.decode(&ids(&usual, text), true).unwrap(),
+        "guten morgen, wie geht es ihnen?"
+    );
 }
 
 #[test]
@@ -276,13 +462,20 @@ fn lower_case_is_told_and_saved() {
         }
         dir
     };
-    let (definition, vocabulary) = ("bert-base-cased/tokenizer.json", "bert-base-cased/vocab.txt");
+    let (definition, vocabulary) = (
+        "bert-base-cased/tokenizer.json",
+        "bert-base-cased/vocab.txt",
+    );
     let dirs = [
         dir("definition", &[definition], ""),
         dir("both", &[definition, vocabulary], ""),
         dir("vocabulary", &[vocabulary], ""),
         dir("cased", &[vocabulary], r#"{"do_lower_case": false}"#),
-        dir("class", &[definition], r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": false}"#),
+        dir(
+            "class",
+            &[definition],
+            r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": false}"#,
+        ),
         dir("definition", &[definition], "").join("tokenizer.json"),
     ];
     let plain = Tokenizer::load(&data.join("bert-base-cased")).unwrap();
@@ -290,39 +483,99 @@ fn lower_case_is_told_and_saved() {
         for lower in [true, false] {
             let told = Tokenizer::load_with(&path, Some(lower)).unwrap();
             let wanted = plain.encode(if lower { said } else { shouted }).unwrap();
-            assert_eq!(told.encode(shouted).unwrap(), wanted, "{} {lower}", path.display());
+            assert_eq!(
+                told.encode(shouted).unwrap(),
+                wanted,
+                "{} {lower}",
+                path.display()
+            );
             // A definition that says so already is left as it is.
             let defined = path.ends_with("tokenizer.json") || path.join("tokenizer.json").exists();
-            assert_eq!(told.fingerprint() == plain.fingerprint(), defined && !lower, "{} {lower}", path.display());
-            // What is saved says the same, to transformers too, whichever of the two files it goes by.
+            assert_eq!(
+                told.fingerprint() == plain.fingerprint(),
+                defined && !lower,
+                "{} {lower}",
+                path.display()
+            );
+            // What is saved says the same, to transformers too, whichever of the two files it goes
+            // by.
             let saved = tempfile::tempdir().unwrap();
             told.save(saved.path()).unwrap();
-            assert_eq!(Tokenizer::load(saved.path()).unwrap().encode(shouted).unwrap(), wanted);
-            assert_eq!(json(&saved.path().join("tokenizer_config.json"))["do_lower_case"], lower);
+            assert_eq!(
+                Tokenizer::load(saved.path())
+                    .unwrap()
+                    .encode(shouted)
+                    .unwrap(),
+                wanted
+            );
+            assert_eq!(
+                json(&saved.path().join("tokenizer_config.json"))["do_lower_case"],
+                lower
+            );
             if saved.path().join("tokenizer.json").exists() {
-                assert_eq!(json(&saved.path().join("tokenizer.json"))["normalizer"]["lowercase"], lower);
+                assert_eq!(
+                    json(&saved.path().join("tokenizer.json"))["normalizer"]["lowercase"],
+                    lower
+                );
             }
         }
     }
-    // transformers' BertTokenizer goes by its config, whatever tokenizer.json says, and by lower case where that is silent.
+    // transformers' BertTokenizer goes by its config, whatever tokenizer.json says, and by lower
+    // case where that is silent.
     for (config, text) in [
         (r#"{"tokenizer_class": "BertTokenizer"}"#, said),
-        (r#"{"tokenizer_class": "BertTokenizerFast", "do_lower_case": true}"#, said),
-        (r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": true, "strip_accents": false}"#, "hello, my dog réné is cute"),
-        (r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": false}"#, shouted),
-        (r#"{"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": true}"#, shouted),
+        (
+            r#"{"tokenizer_class": "BertTokenizerFast", "do_lower_case": true}"#,
+            said,
+        ),
+        (
+            r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": true, "strip_accents": false}"#,
+            "hello, my dog réné is cute",
+        ),
+        (
+            r#"{"tokenizer_class": "BertTokenizer", "do_lower_case": false}"#,
+            shouted,
+        ),
+        (
+            r#"{"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": true}"#,
+            shouted,
+        ),
     ] {
         let found = Tokenizer::load(&dir("config", &[definition], config)).unwrap();
-        assert_eq!(found.encode(shouted).unwrap(), plain.encode(text).unwrap(), "{config}");
+        assert_eq!(
+            found.encode(shouted).unwrap(),
+            plain.encode(text).unwrap(),
+            "{config}"
+        );
     }
-    let albert = dir("albert", &["albert-layout-de/spiece.model"], r#"{"keep_accents": true}"#);
+    let albert = dir(
+        "albert",
+        &["albert-layout-de/spiece.model"],
+        r#"{"keep_accents": true}"#,
+    );
     let (big, small) = ("Guten Morgen", "guten morgen");
-    let told = |lower| Tokenizer::load_with(&albert, lower).unwrap().encode(big).unwrap();
-    assert_eq!(told(Some(true)), Tokenizer::load_with(&albert, Some(false)).unwrap().encode(small).unwrap());
+    let told = |lower| {
+        Tokenizer::load_with(&albert, lower)
+            .unwrap()
+            .encode(big)
+            .unwrap()
+    };
+    assert_eq!(
+        told(Some(true)),
+        Tokenizer::load_with(&albert, Some(false))
+            .unwrap()
+            .encode(small)
+            .unwrap()
+    );
     assert_eq!(told(None), told(Some(true)));
     assert_ne!(told(Some(false)), told(Some(true)));
-    let refused = Tokenizer::load_with(&data.join("gpt2"), Some(true)).unwrap_err().to_string();
-    assert!(refused.contains("do_lower_case") && refused.contains("no switch for lower case"), "{refused}");
+    let refused = Tokenizer::load_with(&data.join("gpt2"), Some(true))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refused.contains("do_lower_case") && refused.contains("no switch for lower case"),
+        "{refused}"
+    );
 }
 
 /// Every real table is read whole, with the numbers that its documentation gives.
@@ -331,16 +584,29 @@ fn real_tables_have_their_known_rows_and_labels() {
     let Some(data) = data_dir() else { return };
     let cache = tempfile::tempdir().unwrap();
     let tokenizer = Tokenizer::load(&data.join("bert-base-cased")).unwrap();
-    // File, its text and label columns where they are not the usual ones, its labels with their numbers.
-    type Known = (&'static str, Option<(&'static str, &'static str)>, &'static [(&'static str, usize)]);
+    // File, its text and label columns where they are not the usual ones, its labels with their
+    // numbers.
+    type Known = (
+        &'static str,
+        Option<(&'static str, &'static str)>,
+        &'static [(&'static str, usize)],
+    );
     let tables: [Known; 5] = [
         ("sst2/dev.tsv", None, &[("0", 428), ("1", 444)]),
         ("sst2/train.tsv", None, &[("0", 29_780), ("1", 37_569)]),
-        ("hf-parquet/sst2/validation-00000-of-00001.parquet", None, &[("negative", 428), ("positive", 444)]),
+        (
+            "hf-parquet/sst2/validation-00000-of-00001.parquet",
+            None,
+            &[("negative", 428), ("positive", 444)],
+        ),
         (
             "tweet-sentiment/train.csv",
             Some(("text", "sentiment")),
-            &[("negative", 7_781), ("neutral", 11_117), ("positive", 8_582)],
+            &[
+                ("negative", 7_781),
+                ("neutral", 11_117),
+                ("positive", 8_582),
+            ],
         ),
         (
             "tweet-sentiment/test.csv",
@@ -355,25 +621,55 @@ fn real_tables_have_their_known_rows_and_labels() {
             settings.label_column = Some(label.to_string());
         }
         let labels = cls::labels(&settings).unwrap();
-        assert_eq!(labels.names(), known.iter().map(|(name, _)| *name).collect::<Vec<_>>(), "{name}");
-        let examples = cls::examples(&settings, Split::Train, &tokenizer, &labels, 64, true).unwrap();
+        assert_eq!(
+            labels.names(),
+            known.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
+            "{name}"
+        );
+        let examples =
+            cls::examples(&settings, Split::Train, &tokenizer, &labels, 64, true).unwrap();
         let label = |class: usize| Some(Label::class(class as u32));
-        let count = |class: usize| (0..examples.len()).filter(|i| examples.example(*i).label == label(class)).count();
+        let count = |class: usize| {
+            (0..examples.len())
+                .filter(|i| examples.example(*i).label == label(class))
+                .count()
+        };
         let counts: Vec<usize> = (0..labels.len()).map(count).collect();
-        assert_eq!(counts, known.iter().map(|(_, count)| *count).collect::<Vec<_>>(), "{name}");
+        assert_eq!(
+            counts,
+            known.iter().map(|(_, count)| *count).collect::<Vec<_>>(),
+            "{name}"
+        );
     }
     // Language models take their text from the same formats.
-    let mut settings = mlm_settings(&[data.join("c4-mini/validation-00000-of-00001.parquet")], cache.path());
-    assert_eq!(mlm::train_examples(&settings, &tokenizer, 128, true).unwrap().totals().lines, 40);
-    settings.source.train_files = vec![data.join("hf-parquet/wikitext-2-raw-v1/test-00000-of-00001.parquet")];
+    let mut settings = mlm_settings(
+        &[data.join("c4-mini/validation-00000-of-00001.parquet")],
+        cache.path(),
+    );
+    assert_eq!(
+        mlm::train_examples(&settings, &tokenizer, 128, true)
+            .unwrap()
+            .totals()
+            .lines,
+        40
+    );
+    settings.source.train_files =
+        vec![data.join("hf-parquet/wikitext-2-raw-v1/test-00000-of-00001.parquet")];
     let parquet = mlm::train_examples(&settings, &tokenizer, 128, true).unwrap();
     settings.source.train_files = vec![data.join("gsm8k/test.jsonl")];
     settings.source.table.text_column = Some("question".to_string());
-    assert_eq!(mlm::train_examples(&settings, &tokenizer, 128, true).unwrap().totals().lines, 1_319);
+    assert_eq!(
+        mlm::train_examples(&settings, &tokenizer, 128, true)
+            .unwrap()
+            .totals()
+            .lines,
+        1_319
+    );
     assert_eq!(parquet.totals().lines, 4_358);
 }
 
-/// The same tokens whatever the number of workers; how many samples a second is printed for docs/data.md.
+/// The same tokens whatever the number of workers; how many samples a second is printed for
+/// docs/data.md.
 #[test]
 fn workers_only_change_the_speed() {
     let Some(data) = data_dir() else { return };
@@ -382,27 +678,60 @@ fn workers_only_change_the_speed() {
     let mut cls_settings = cls_settings(&[data.join("sst2/train.tsv")], cache.path(), 128);
     cls_settings.padding = PaddingSettings::default();
     let labels = cls::labels(&cls_settings).unwrap();
-    let sentences = cls::examples(&cls_settings, Split::Train, &tokenizer, &labels, 128, true).unwrap();
+    let sentences =
+        cls::examples(&cls_settings, Split::Train, &tokenizer, &labels, 128, true).unwrap();
     let mlm_settings = mlm_settings(&[data.join("wikitext-2/valid.txt")], cache.path());
     let rows = mlm::train_examples(&mlm_settings, &tokenizer, 128, true).unwrap();
     let sets = [
-        ("cls, SST-2, 32 sentences", cls::collator(&cls_settings, &tokenizer, &labels, 128, sentences).unwrap(), 32, 1),
-        ("mlm, WikiText-2, 32 x 128", mlm::collator(&mlm_settings, &tokenizer, 128, rows).unwrap(), 32, 10),
+        (
+            "cls, SST-2, 32 sentences",
+            cls::collator(&cls_settings, &tokenizer, &labels, 128, sentences).unwrap(),
+            32,
+            1,
+        ),
+        (
+            "mlm, WikiText-2, 32 x 128",
+            mlm::collator(&mlm_settings, &tokenizer, 128, rows).unwrap(),
+            32,
+            10,
+        ),
     ];
     for (name, collator, batch_size, epochs) in sets {
-        let plan = BatchPlan::new(collator.len(), batch_size, false, Order::Shuffled { seed: 1 }).unwrap();
+        let plan = BatchPlan::new(
+            collator.len(),
+            batch_size,
+            false,
+            Order::Shuffled { seed: 1 },
+        )
+        .unwrap();
         let mut first = None;
         for workers in [0, 1, 2, 4] {
-            let spec = LoadSpec { collator: collator.clone(), plan, start: START, end_epoch: epochs };
+            let spec = LoadSpec {
+                collator: collator.clone(),
+                plan,
+                start: START,
+                end_epoch: epochs,
+            };
             let started = std::time::Instant::now();
             let (mut samples, mut tokens, mut targets) = (0, 0, 0);
             for batch in Loader::new(spec, workers, Ok::<_, xtrain::data::Error>).unwrap() {
                 let batch = batch.unwrap();
-                (samples, tokens, targets) = (samples + batch.examples, tokens + batch.tokens, targets + batch.targets);
+                (samples, tokens, targets) = (
+                    samples + batch.examples,
+                    tokens + batch.tokens,
+                    targets + batch.targets,
+                );
             }
             let seconds = started.elapsed().as_secs_f64();
-            println!("{name}, {workers} workers: {:.0} samples/s", samples as f64 / seconds);
-            assert_eq!(*first.get_or_insert((samples, tokens, targets)), (samples, tokens, targets), "{workers} workers");
+            println!(
+                "{name}, {workers} workers: {:.0} samples/s",
+                samples as f64 / seconds
+            );
+            assert_eq!(
+                *first.get_or_insert((samples, tokens, targets)),
+                (samples, tokens, targets),
+                "{workers} workers"
+            );
         }
     }
 }

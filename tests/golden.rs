@@ -1,5 +1,6 @@
-//! Parity with transformers: logits, loss, every gradient, twenty optimizer steps and the final weights of each case under
-//! `XTRAIN_GOLDEN_DIR`. Bars are those of its README; nothing here depends on which cases or sizes it holds.
+//! Parity with transformers: logits, loss, every gradient, twenty optimizer steps and the final
+//! weights of each case under `XTRAIN_GOLDEN_DIR`. Bars are those of its README; nothing here
+//! depends on which cases or sizes it holds.
 
 use crate::support::{golden_dir, max_difference};
 use serde_json::Value;
@@ -32,14 +33,22 @@ pub struct Case {
 
 impl Case {
     fn open(dir: &Path) -> Self {
-        let config = Config::new(hf::read_object(&dir.join("config.json")).unwrap(), "config.json");
+        let config = Config::new(
+            hf::read_object(&dir.join("config.json")).unwrap(),
+            "config.json",
+        );
         let task = Task::of(&config).unwrap();
         let model = xtrain_models::build(config, task).unwrap();
         let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
         let weights = StoredTensors::open(&dir.join("model.safetensors")).unwrap();
         parameters::load(&mut session, &*model, &model.parameters(), &weights).unwrap();
         let inputs = StoredTensors::open(&dir.join("inputs.safetensors")).unwrap();
-        Case { dir: dir.to_path_buf(), model, session, inputs }
+        Case {
+            dir: dir.to_path_buf(),
+            model,
+            session,
+            inputs,
+        }
     }
 
     fn json(&self, name: &str) -> Value {
@@ -57,7 +66,11 @@ impl Case {
     /// Micro-batch `m` of an `i64[M, ...]` input.
     fn rows(&self, name: &str, m: usize) -> (Vec<usize>, Vec<i64>) {
         let view = self.inputs.get(name).unwrap();
-        let values: Vec<i64> = view.bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap())).collect();
+        let values: Vec<i64> = view
+            .bytes
+            .chunks_exact(8)
+            .map(|b| i64::from_le_bytes(b.try_into().unwrap()))
+            .collect();
         let dims = view.shape.dims[1..].to_vec();
         let size: usize = dims.iter().product();
         (dims, values[m * size..(m + 1) * size].to_vec())
@@ -67,14 +80,22 @@ impl Case {
         let upload = |name: &str| {
             let (dims, values) = self.rows(name, m);
             let values: Vec<i32> = values.iter().map(|&v| v as i32).collect();
-            self.session.upload(bytemuck::cast_slice(&values), &Shape::new(DType::S32, dims)).unwrap()
+            self.session
+                .upload(bytemuck::cast_slice(&values), &Shape::new(DType::S32, dims))
+                .unwrap()
         };
         let (dims, mask) = self.rows("attention_mask", m);
         let mask: Vec<u8> = mask.iter().map(|&v| v as u8).collect();
-        let mask = self.session.upload(&mask, &Shape::new(DType::Pred, dims.clone())).unwrap();
+        let mask = self
+            .session
+            .upload(&mask, &Shape::new(DType::Pred, dims.clone()))
+            .unwrap();
         DeviceBatch {
             attention_mask: Some(mask),
-            token_type_ids: self.inputs.get("token_type_ids").map(|_| upload("token_type_ids")),
+            token_type_ids: self
+                .inputs
+                .get("token_type_ids")
+                .map(|_| upload("token_type_ids")),
             batch_in_epoch: m as u64,
             ..DeviceBatch::full(upload("input_ids"), upload("labels"))
         }
@@ -83,10 +104,16 @@ impl Case {
 
 pub fn for_each_case(test: impl Fn(&str, Case)) {
     let Some(golden) = golden_dir() else { return };
-    let mut cases: Vec<PathBuf> = std::fs::read_dir(golden).unwrap().map(|e| e.unwrap().path()).collect();
+    let mut cases: Vec<PathBuf> = std::fs::read_dir(golden)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .collect();
     cases.sort();
     let mut ran = 0;
-    for dir in cases.iter().filter(|dir| dir.join("reference.safetensors").exists()) {
+    for dir in cases
+        .iter()
+        .filter(|dir| dir.join("reference.safetensors").exists())
+    {
         let name = dir.file_name().unwrap().to_string_lossy().to_string();
         let config = hf::read_object(&dir.join("config.json")).unwrap();
         let model_type = config["model_type"].as_str().unwrap();
@@ -113,12 +140,22 @@ fn logits_equal_transformers() {
             let weights = parameter_tensors(&mut recording, &parameters).unwrap();
             let trace = recording.trace().clone();
             let weights = Weights::new(&trace, &weights);
-            let logits = xtrain_models::logits(&*case.model, &weights, &inputs.tokens, &Randomness::off()).unwrap();
+            let logits =
+                xtrain_models::logits(&*case.model, &weights, &inputs.tokens, &Randomness::off())
+                    .unwrap();
             recording.fetch("logits", &logits);
-            let found: Vec<f32> = recording.mark_step("logits").unwrap().fetched("logits").download_to().unwrap();
+            let found: Vec<f32> = recording
+                .mark_step("logits")
+                .unwrap()
+                .fetched("logits")
+                .download_to()
+                .unwrap();
             let (_, expected) = reference.read_f32(&format!("logits.{m}")).unwrap();
             let difference = max_difference(&found, &expected);
-            assert!(difference <= LOGITS, "{name} micro-batch {m}: logits differ by {difference:e}");
+            assert!(
+                difference <= LOGITS,
+                "{name} micro-batch {m}: logits differ by {difference:e}"
+            );
             worst = worst.max(difference);
         }
         println!("{name}: logits within {worst:.1e}");
@@ -135,9 +172,19 @@ fn loss_and_gradients_equal_transformers() {
         let tensors = parameter_tensors(&mut recording, &parameters).unwrap();
         let trace = recording.trace().clone();
         let weights = Weights::new(&trace, &tensors);
-        let loss = xtrain_models::loss(&*case.model, &weights, &inputs.tokens, &inputs.labels, &Randomness::off()).unwrap();
+        let loss = xtrain_models::loss(
+            &*case.model,
+            &weights,
+            &inputs.tokens,
+            &inputs.labels,
+            &Randomness::off(),
+        )
+        .unwrap();
         let loss = loss.sum.div(&loss.count).unwrap();
-        let leaves: Vec<_> = parameters.iter().map(|p| tensors[&p.name].held()[0].clone()).collect();
+        let leaves: Vec<_> = parameters
+            .iter()
+            .map(|p| tensors[&p.name].held()[0].clone())
+            .collect();
         for (parameter, gradient) in parameters.iter().zip(backward(&loss, &leaves).unwrap()) {
             recording.fetch(&format!("grad.{}", parameter.name), &gradient);
         }
@@ -145,18 +192,36 @@ fn loss_and_gradients_equal_transformers() {
         let marked = recording.mark_step("gradients").unwrap();
         let found: Vec<f32> = marked.fetched("loss").download_to().unwrap();
         let expected = case.json("meta.json")["loss"]["f64"].as_f64().unwrap();
-        assert!((f64::from(found[0]) - expected).abs() <= LOSS, "{name}: loss {} expected {expected}", found[0]);
+        assert!(
+            (f64::from(found[0]) - expected).abs() <= LOSS,
+            "{name}: loss {} expected {expected}",
+            found[0]
+        );
         let reference = case.tensors("grads.safetensors");
-        assert_eq!(reference.iter().count(), parameters.len(), "{name}: number of parameters");
+        assert_eq!(
+            reference.iter().count(),
+            parameters.len(),
+            "{name}: number of parameters"
+        );
         let mut worst = 0f32;
         for parameter in &parameters {
-            let found: Vec<f32> = marked.fetched(&format!("grad.{}", parameter.name)).download_to().unwrap();
+            let found: Vec<f32> = marked
+                .fetched(&format!("grad.{}", parameter.name))
+                .download_to()
+                .unwrap();
             let (_, expected) = reference.read_f32(&parameter.name).unwrap();
             let difference = max_difference(&found, &expected);
-            assert!(difference <= GRADIENTS, "{name}: gradient of {} differs by {difference:e}", parameter.name);
+            assert!(
+                difference <= GRADIENTS,
+                "{name}: gradient of {} differs by {difference:e}",
+                parameter.name
+            );
             worst = worst.max(difference);
         }
-        println!("{name}: loss within {:.1e}, gradients within {worst:.1e}", (f64::from(found[0]) - expected).abs());
+        println!(
+            "{name}: loss within {:.1e}, gradients within {worst:.1e}",
+            (f64::from(found[0]) - expected).abs()
+        );
     });
 }
 
@@ -184,29 +249,53 @@ fn trajectory_and_final_weights_equal_torch() {
             warmup: hyper("warmup_steps") as u64,
             total: hyper("total_steps") as u64,
         };
-        let length = RunLength::new(case.micro_batches() as u64, 1, 1.0, Some(steps.len() as u64));
+        let length = RunLength::new(
+            case.micro_batches() as u64,
+            1,
+            1.0,
+            Some(steps.len() as u64),
+        );
         let stepper = Stepper::new(&*case.model, optimizer, schedule, 0);
         parameters::set_extra_state(&mut case.session, &stepper.extra_state(false), None).unwrap();
         let phase = Phase::Update { accumulated: false };
         let (mut worst_loss, mut worst_norm, mut worst_weight) = (0f64, 0f64, 0f32);
         for i in 0..length.max_steps {
             let batch = case.batch(i as usize % case.micro_batches());
-            let marked = stepper.microbatch(&mut case.session, &batch, phase, i, i).unwrap();
+            let marked = stepper
+                .microbatch(&mut case.session, &batch, phase, i, i)
+                .unwrap();
             let metrics = read_metrics(&marked).unwrap().wait().unwrap();
             let expected = &steps[i as usize];
             let value = |key: &str| expected[key].as_f64().unwrap();
-            assert!((schedule.learning_rate(i) - value("lr")).abs() < 1e-12, "{name} step {i}: learning rate");
+            assert!(
+                (schedule.learning_rate(i) - value("lr")).abs() < 1e-12,
+                "{name} step {i}: learning rate"
+            );
             let (loss, norm) = (f64::from(metrics.loss), f64::from(metrics.grad_norm));
-            assert!((loss - value("loss_f64")).abs() <= LOSS, "{name} step {i}: loss {loss}, expected {}", value("loss_f64"));
+            assert!(
+                (loss - value("loss_f64")).abs() <= LOSS,
+                "{name} step {i}: loss {loss}, expected {}",
+                value("loss_f64")
+            );
             let bar = NORM * value("grad_norm_f64").max(1.0);
-            assert!((norm - value("grad_norm_f64")).abs() <= bar, "{name} step {i}: norm {norm}, {}", value("grad_norm_f64"));
+            assert!(
+                (norm - value("grad_norm_f64")).abs() <= bar,
+                "{name} step {i}: norm {norm}, {}",
+                value("grad_norm_f64")
+            );
             worst_loss = worst_loss.max((loss - value("loss_f64")).abs());
             worst_norm = worst_norm.max((norm - value("grad_norm_f64")).abs());
         }
-        assert_eq!(case.session.cache().stats().compiled, 1, "{name}: one graph for all steps");
+        assert_eq!(
+            case.session.cache().stats().compiled,
+            1,
+            "{name}: one graph for all steps"
+        );
         let meta = case.json("meta.json");
-        let undetermined: Vec<&str> =
-            meta["zero_gradient_params"].as_array().map(|a| a.iter().filter_map(Value::as_str).collect()).unwrap_or_default();
+        let undetermined: Vec<&str> = meta["zero_gradient_params"]
+            .as_array()
+            .map(|a| a.iter().filter_map(Value::as_str).collect())
+            .unwrap_or_default();
         let reference = case.tensors("final_weights.safetensors");
         let parameters = case.model.parameters();
         let names: Vec<&str> = parameters.iter().map(|p| p.name.as_str()).collect();
@@ -224,9 +313,15 @@ fn trajectory_and_final_weights_equal_torch() {
                 expected[third..2 * third].fill(0.0);
             }
             let difference = max_difference(&found, &expected);
-            assert!(difference <= FINAL_WEIGHTS, "{name}: final {} differs by {difference:e}", tensor.name);
+            assert!(
+                difference <= FINAL_WEIGHTS,
+                "{name}: final {} differs by {difference:e}",
+                tensor.name
+            );
             worst_weight = worst_weight.max(difference);
         }
-        println!("{name}: losses within {worst_loss:.1e}, norms {worst_norm:.1e}, final weights {worst_weight:.1e}");
+        println!(
+            "{name}: losses within {worst_loss:.1e}, norms {worst_norm:.1e}, final weights {worst_weight:.1e}"
+        );
     });
 }

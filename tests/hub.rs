@@ -1,5 +1,5 @@
-//! Models, tokenizers and data sets by their names on the Hub, as a user gives them; the Hub is one on the loopback interface that
-//! serves real files from `data/`.
+//! Models, tokenizers and data sets by their names on the Hub, as a user gives them; the Hub is one
+//! on the loopback interface that serves real files from `data/`.
 
 #[path = "../src/hub/test_server.rs"]
 #[allow(dead_code, reason = "the unit tests use all of it")]
@@ -18,11 +18,22 @@ const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 fn start(data: &Path) -> TestHub {
     let hub = TestHub::start();
     let read = |path: &str| fs::read(data.join(path)).unwrap();
-    hub.add("models/org/tokenizer", "main", COMMIT, &[("tokenizer.json", read("gpt2/tokenizer.json"))]);
+    hub.add(
+        "models/org/tokenizer",
+        "main",
+        COMMIT,
+        &[("tokenizer.json", read("gpt2/tokenizer.json"))],
+    );
     let c4 = [
         ("README.md", b"C4".to_vec()),
-        ("data/train-00000-of-00001.parquet", read("c4-mini/train-00000-of-00001.parquet")),
-        ("data/validation-00000-of-00001.parquet", read("c4-mini/validation-00000-of-00001.parquet")),
+        (
+            "data/train-00000-of-00001.parquet",
+            read("c4-mini/train-00000-of-00001.parquet"),
+        ),
+        (
+            "data/validation-00000-of-00001.parquet",
+            read("c4-mini/validation-00000-of-00001.parquet"),
+        ),
     ];
     hub.add("datasets/org/c4", "main", COMMIT, &c4);
     hub
@@ -31,7 +42,12 @@ fn start(data: &Path) -> TestHub {
 /// The program with this Hub and a cache of its own.
 fn with_hub(hub: &TestHub, home: &Path) -> Command {
     let mut command = xtrain();
-    command.env("HF_ENDPOINT", &hub.url).env("HF_HOME", home).env("HF_TOKEN", "").env("HF_HUB_OFFLINE", "0").dir(home);
+    command
+        .env("HF_ENDPOINT", &hub.url)
+        .env("HF_HOME", home)
+        .env("HF_TOKEN", "")
+        .env("HF_HUB_OFFLINE", "0")
+        .dir(home);
     for variable in ["HF_HUB_CACHE", "HF_TOKEN_PATH", "TRANSFORMERS_OFFLINE"] {
         command.env(variable, "");
     }
@@ -81,14 +97,27 @@ fn a_run_takes_everything_from_the_hub_and_then_from_its_cache() {
     hub.protect("models/org/trained", "hf_token");
     let eval = |change: &dyn Fn(&mut Command)| {
         let mut command = with_hub(&hub, home);
-        command.args(["eval", "clm", "--model_name_or_path", "org/trained", "--dataset_name", "org/c4", "--block_size", "16"]);
+        command.args([
+            "eval",
+            "clm",
+            "--model_name_or_path",
+            "org/trained",
+            "--dataset_name",
+            "org/c4",
+            "--block_size",
+            "16",
+        ]);
         command.args(["--max_eval_samples", "4", "--json"]);
         change(&mut command);
         command.run()
     };
     let refused = eval(&|_| {});
     assert_eq!(refused.code, Some(1), "{}", refused.stderr);
-    assert!(refused.stderr.contains("without a token") && refused.stderr.contains("HF_TOKEN"), "{}", refused.stderr);
+    assert!(
+        refused.stderr.contains("without a token") && refused.stderr.contains("HF_TOKEN"),
+        "{}",
+        refused.stderr
+    );
     let fetched = eval(&|command| {
         command.args(["--token", "hf_token"]);
     });
@@ -98,8 +127,16 @@ fn a_run_takes_everything_from_the_hub_and_then_from_its_cache() {
         command.env("HF_HUB_OFFLINE", "1");
     });
     offline.succeeded();
-    assert_eq!(hub.requests().len(), asked, "offline means that nothing is asked");
-    let loss = |text: &str| serde_json::from_str::<Value>(text.trim()).unwrap()["eval_loss"].as_f64().unwrap();
+    assert_eq!(
+        hub.requests().len(),
+        asked,
+        "offline means that nothing is asked"
+    );
+    let loss = |text: &str| {
+        serde_json::from_str::<Value>(text.trim()).unwrap()["eval_loss"]
+            .as_f64()
+            .unwrap()
+    };
     assert_eq!(loss(&fetched.stdout), loss(&offline.stdout));
     // The same numbers as from the directory itself.
     let local = eval(&|command| {
@@ -114,37 +151,105 @@ fn names_that_lead_nowhere_are_told() {
     let Some(data) = data_dir() else { return };
     let hub = start(&data);
     let home = tempfile::tempdir().unwrap();
-    let base = ["train", "clm", "--model_type", "gpt2", "--output_dir", "out"];
+    let base = [
+        "train",
+        "clm",
+        "--model_type",
+        "gpt2",
+        "--output_dir",
+        "out",
+    ];
     let cases: [(&[&str], i32, &[&str]); 8] = [
         (
             &["--tokenizer_name", "org/none", "--dataset_name", "org/c4"],
             1,
             &["no model org/none at revision main", "give a path"],
         ),
-        (&["--tokenizer_name", "org/tokenizer", "--dataset_name", "org/none"], 1, &["no data set org/none"]),
         (
-            &["--tokenizer_name", "org/tokenizer", "--dataset_name", "org/c4", "--dataset_config_name", "de"],
+            &[
+                "--tokenizer_name",
+                "org/tokenizer",
+                "--dataset_name",
+                "org/none",
+            ],
+            1,
+            &["no data set org/none"],
+        ),
+        (
+            &[
+                "--tokenizer_name",
+                "org/tokenizer",
+                "--dataset_name",
+                "org/c4",
+                "--dataset_config_name",
+                "de",
+            ],
             1,
             &["no configuration \"de\"", "default"],
         ),
-        (&["--tokenizer_name", "org/tokenizer", "--dataset_name", "org/c4", "--model_revision", "v9"], 1, &["revision v9"]),
         (
-            &["--tokenizer_name", "org/tokenizer", "--dataset_config_name", "de", "--train_file", "x.txt"],
+            &[
+                "--tokenizer_name",
+                "org/tokenizer",
+                "--dataset_name",
+                "org/c4",
+                "--model_revision",
+                "v9",
+            ],
+            1,
+            &["revision v9"],
+        ),
+        (
+            &[
+                "--tokenizer_name",
+                "org/tokenizer",
+                "--dataset_config_name",
+                "de",
+                "--train_file",
+                "x.txt",
+            ],
             2,
             &["x.txt does not exist"],
         ),
-        (&["--tokenizer_name", "org/tokenizer", "--dataset_name", "../c4"], 1, &["nor a name on the Hub"]),
         (
-            &["--tokenizer_name", "./org/tokenizer", "--dataset_name", "org/c4"],
+            &[
+                "--tokenizer_name",
+                "org/tokenizer",
+                "--dataset_name",
+                "../c4",
+            ],
+            1,
+            &["nor a name on the Hub"],
+        ),
+        (
+            &[
+                "--tokenizer_name",
+                "./org/tokenizer",
+                "--dataset_name",
+                "org/c4",
+            ],
             2,
             &["--tokenizer_name: ./org/tokenizer does not exist here"],
         ),
-        (&["--model_name_or_path", "org/tokenizer", "--dataset_name", "org/c4"], 2, &["--model_type does not go with"]),
+        (
+            &[
+                "--model_name_or_path",
+                "org/tokenizer",
+                "--dataset_name",
+                "org/c4",
+            ],
+            2,
+            &["--model_type does not go with"],
+        ),
     ];
     for (args, code, parts) in cases {
         let run = with_hub(&hub, home.path()).args(base).args(args).run();
         assert_eq!(run.code, Some(code), "{args:?}: {}", run.stderr);
-        assert!(parts.iter().all(|part| run.stderr.contains(part)), "{parts:?} in {}", run.stderr);
+        assert!(
+            parts.iter().all(|part| run.stderr.contains(part)),
+            "{parts:?} in {}",
+            run.stderr
+        );
     }
     assert!(!home.path().join("out").exists());
 }
@@ -155,15 +260,37 @@ fn the_test_split_of_a_data_set_is_labelled() {
     let hub = start(&data);
     let rows = data.join("hf-parquet/sst2/validation-00000-of-00001.parquet");
     let files = [
-        ("data/train-00000-of-00001.parquet", fs::read(&rows).unwrap()),
+        (
+            "data/train-00000-of-00001.parquet",
+            fs::read(&rows).unwrap(),
+        ),
         ("data/test-00000-of-00001.parquet", fs::read(&rows).unwrap()),
     ];
     hub.add("datasets/org/sst2", "main", COMMIT, &files);
     let home = tempfile::tempdir().unwrap();
     let run = with_hub(&hub, home.path())
-        .args(["train", "cls", "--model_type", "bert", "--max_steps", "2", "--max_train_samples", "16", "--output_dir", "out"])
-        .args(["--config_overrides", "hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=32"])
-        .args(["--max_seq_length", "16", "--disable_tqdm", "--tokenizer_name"])
+        .args([
+            "train",
+            "cls",
+            "--model_type",
+            "bert",
+            "--max_steps",
+            "2",
+            "--max_train_samples",
+            "16",
+            "--output_dir",
+            "out",
+        ])
+        .args([
+            "--config_overrides",
+            "hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=32",
+        ])
+        .args([
+            "--max_seq_length",
+            "16",
+            "--disable_tqdm",
+            "--tokenizer_name",
+        ])
         .arg(data.join("bert-base-uncased"))
         .arg("--train_file")
         .arg(&rows)
@@ -171,7 +298,16 @@ fn the_test_split_of_a_data_set_is_labelled() {
     run.succeeded();
     let predict = |args: &[&str]| {
         let mut command = with_hub(&hub, home.path());
-        command.args(["predict", "cls", "--model_name_or_path", "out", "--max_seq_length", "16", "--max_predict_samples", "20"]);
+        command.args([
+            "predict",
+            "cls",
+            "--model_name_or_path",
+            "out",
+            "--max_seq_length",
+            "16",
+            "--max_predict_samples",
+            "20",
+        ]);
         command.args(args).run()
     };
     let named = predict(&["--dataset_name", "org/sst2"]);
@@ -180,10 +316,27 @@ fn the_test_split_of_a_data_set_is_labelled() {
     local.succeeded();
     assert_eq!(named.stdout, local.stdout);
     assert_eq!(named.stdout.lines().count(), 21, "{}", named.stdout);
-    let train = hub.requests().into_iter().filter(|line| line.contains("train-00000")).count();
+    let train = hub
+        .requests()
+        .into_iter()
+        .filter(|line| line.contains("train-00000"))
+        .count();
     assert_eq!(train, 0, "only the test split is fetched");
     let none = predict(&["--dataset_name", "org/c4"]);
-    assert!(none.code == Some(2) && none.stderr.contains("org/c4 has no test split"), "{}", none.stderr);
-    let both = predict(&["--dataset_name", "org/sst2", "--test_file", rows.to_str().unwrap()]);
-    assert!(both.code == Some(2) && both.stderr.contains("leave one of them out"), "{}", both.stderr);
+    assert!(
+        none.code == Some(2) && none.stderr.contains("org/c4 has no test split"),
+        "{}",
+        none.stderr
+    );
+    let both = predict(&[
+        "--dataset_name",
+        "org/sst2",
+        "--test_file",
+        rows.to_str().unwrap(),
+    ]);
+    assert!(
+        both.code == Some(2) && both.stderr.contains("leave one of them out"),
+        "{}",
+        both.stderr
+    );
 }

@@ -1,4 +1,5 @@
-//! Integration tests: what a user sees. One binary, one module for each area, so that linking stays short.
+//! Integration tests: what a user sees. One binary, one module for each area, so that linking stays
+//! short.
 
 mod cache;
 mod cli;

@@ -1,5 +1,6 @@
-//! Every mesh against one device: each axis alone, each pair of axes, some of three, all of them together, for each family of models,
-//! in one process and in several. With dropout, so that losses are equal only if the masks are.
+//! Every mesh against one device: each axis alone, each pair of axes, some of three, all of them
+//! together, for each family of models, in one process and in several. With dropout, so that losses
+//! are equal only if the masks are.
 
 use crate::parallel::{OPTIMIZER, STEPS, assert_same_run};
 use crate::processes::{self, Launched};
@@ -19,7 +20,11 @@ struct Axis {
 }
 
 const fn axis(name: &'static str, flags: &'static str, takes_rows: bool) -> Axis {
-    Axis { name, flags, takes_rows }
+    Axis {
+        name,
+        flags,
+        takes_rows,
+    }
 }
 
 const DATA: Axis = axis("data", "--data_parallel", true);
@@ -46,19 +51,28 @@ fn alone(degree: usize) -> Vec<Mesh> {
 
 /// Each two axes with two devices each; data and ZeRO-1 are the same axis.
 fn pairs() -> Vec<Mesh> {
-    let pairs = (0..AXES.len()).flat_map(|second| (0..second).map(move |first| (AXES[first], AXES[second])));
-    pairs.filter(|(first, second)| (first.name, second.name) != ("data", "zero1")).map(|(a, b)| vec![(a, 2), (b, 2)]).collect()
+    let pairs = (0..AXES.len())
+        .flat_map(|second| (0..second).map(move |first| (AXES[first], AXES[second])));
+    pairs
+        .filter(|(first, second)| (first.name, second.name) != ("data", "zero1"))
+        .map(|(a, b)| vec![(a, 2), (b, 2)])
+        .collect()
 }
 
 /// Divided tokens, alone and with each axis that goes with them.
 fn tokens() -> Vec<Mesh> {
-    let others = [&DATA, &ZERO1, &SHARD, &STAGE].into_iter().map(|axis| vec![(&TOKENS, 2), (axis, 2)]);
+    let others = [&DATA, &ZERO1, &SHARD, &STAGE]
+        .into_iter()
+        .map(|axis| vec![(&TOKENS, 2), (axis, 2)]);
     std::iter::once(vec![(&TOKENS, 2)]).chain(others).collect()
 }
 
 /// All four, 16 devices.
 fn all() -> Mesh {
-    [&ZERO1, &SHARD, &TENSOR, &STAGE].into_iter().map(|axis| (axis, 2)).collect()
+    [&ZERO1, &SHARD, &TENSOR, &STAGE]
+        .into_iter()
+        .map(|axis| (axis, 2))
+        .collect()
 }
 
 /// A family of models at a size that eight devices can divide, two of which can be stages.
@@ -118,10 +132,27 @@ const GPTJ: Family<'static> = Family {
 
 impl Family<'_> {
     /// Trains on a mesh, in several processes with that beginning of a command; returns where.
-    fn train(&self, bench: &Bench, mesh: &Mesh, microbatches: usize, launch: &str, extra: &str) -> String {
-        let parts: usize = mesh.iter().filter(|(axis, _)| axis.takes_rows).map(|(_, degree)| degree).product();
-        let flags: Vec<String> = mesh.iter().map(|(axis, degree)| format!("{} {degree}", axis.flags)).collect();
-        let names: Vec<String> = mesh.iter().map(|(axis, degree)| format!("{}{degree}", axis.name)).collect();
+    fn train(
+        &self,
+        bench: &Bench,
+        mesh: &Mesh,
+        microbatches: usize,
+        launch: &str,
+        extra: &str,
+    ) -> String {
+        let parts: usize = mesh
+            .iter()
+            .filter(|(axis, _)| axis.takes_rows)
+            .map(|(_, degree)| degree)
+            .product();
+        let flags: Vec<String> = mesh
+            .iter()
+            .map(|(axis, degree)| format!("{} {degree}", axis.flags))
+            .collect();
+        let names: Vec<String> = mesh
+            .iter()
+            .map(|(axis, degree)| format!("{}{degree}", axis.name))
+            .collect();
         let dir = format!("{}-{microbatches}-{}", self.name, names.join("-"));
         let command = format!(
             "{launch}train {} {OPTIMIZER} --max_steps {STEPS} --logging_steps 1 --save_strategy no --disable_tqdm \
@@ -134,15 +165,23 @@ impl Family<'_> {
         dir
     }
 
-    /// Trains on each mesh, with these beginnings of a command and these flags, and on one device with as many microbatches: the same
-    /// losses, gradient norms and weights.
-    fn assert_trains_as_on_one(&self, bench: &Bench, runs: impl IntoIterator<Item = (Mesh, String, String)>) {
+    /// Trains on each mesh, with these beginnings of a command and these flags, and on one device
+    /// with as many microbatches: the same losses, gradient norms and weights.
+    fn assert_trains_as_on_one(
+        &self,
+        bench: &Bench,
+        runs: impl IntoIterator<Item = (Mesh, String, String)>,
+    ) {
         let mut ones: BTreeMap<usize, String> = BTreeMap::new();
         for (mesh, launch, extra) in runs {
             let has_stages = mesh.iter().any(|(axis, _)| axis.name == STAGE.name);
             let microbatches = if has_stages { 2 } else { self.microbatches };
-            let train = |mesh: &Mesh, launch: &str, extra: &str| self.train(bench, mesh, microbatches, launch, extra);
-            let one = ones.entry(microbatches).or_insert_with(|| train(&Mesh::new(), "", ""));
+            let train = |mesh: &Mesh, launch: &str, extra: &str| {
+                self.train(bench, mesh, microbatches, launch, extra)
+            };
+            let one = ones
+                .entry(microbatches)
+                .or_insert_with(|| train(&Mesh::new(), "", ""));
             assert_same_run(bench, &train(&mesh, &launch, &extra), one);
         }
     }
@@ -151,22 +190,46 @@ impl Family<'_> {
         let Some(bench) = Bench::new() else { return };
         self.assert_drops_out(&bench);
         let three: Mesh = self.three.into_iter().map(|axis| (axis, 2)).collect();
-        let plain = [alone(2), pairs(), tokens(), vec![three, all()]].concat().into_iter().map(|mesh| (mesh, String::new()));
+        let plain = [alone(2), pairs(), tokens(), vec![three, all()]]
+            .concat()
+            .into_iter()
+            .map(|mesh| (mesh, String::new()));
         // As many stages need as many layers: `pipelines.rs` has them.
-        let higher = self.higher.iter().flat_map(|degree| alone(*degree)).filter(|mesh| mesh[0].0.name != STAGE.name);
-        let twice =
-            higher.chain([vec![(&TOKENS, 4)]]).map(|mesh| (mesh, format!("--gradient_checkpointing {}", self.checkpointing)));
-        self.assert_trains_as_on_one(&bench, plain.chain(twice).map(|(mesh, extra)| (mesh, String::new(), extra)));
+        let higher = self
+            .higher
+            .iter()
+            .flat_map(|degree| alone(*degree))
+            .filter(|mesh| mesh[0].0.name != STAGE.name);
+        let twice = higher.chain([vec![(&TOKENS, 4)]]).map(|mesh| {
+            (
+                mesh,
+                format!("--gradient_checkpointing {}", self.checkpointing),
+            )
+        });
+        self.assert_trains_as_on_one(
+            &bench,
+            plain
+                .chain(twice)
+                .map(|(mesh, extra)| (mesh, String::new(), extra)),
+        );
     }
 
     /// With a process for each device and, where there are sixteen, for each four.
     fn trains_in_processes_as_on_one_device(&self) {
-        let Some(bench) = processes::bench() else { return };
+        let Some(bench) = processes::bench() else {
+            return;
+        };
         let launched = |mesh: Mesh| {
             let launch = format!("launch --nproc_per_node {} -- ", devices(&mesh).min(4));
             (mesh, launch, String::new())
         };
-        self.assert_trains_as_on_one(&bench, [alone(2), pairs(), vec![all()]].concat().into_iter().map(launched));
+        self.assert_trains_as_on_one(
+            &bench,
+            [alone(2), pairs(), vec![all()]]
+                .concat()
+                .into_iter()
+                .map(launched),
+        );
     }
 
     /// What drops out moves losses by several times the bound, so that other masks would be seen.
@@ -175,10 +238,25 @@ impl Family<'_> {
             let dir = family.train(bench, &Mesh::new(), 1, "", "");
             numbers(&bench.records(&dir), "loss")
         };
-        let with = losses(&Family { name: "with", ..*self });
-        let without = losses(&Family { name: "without", what: &self.what.replace("=0.1", "=0.0"), ..*self });
-        let most = with.iter().zip(&without).map(|(a, b)| (a - b).abs() / a.max(1.0)).fold(0.0, f64::max);
-        assert!(most > 3.0 * 1e-4, "{}: {with:?} with dropout, {without:?} without", self.name);
+        let with = losses(&Family {
+            name: "with",
+            ..*self
+        });
+        let without = losses(&Family {
+            name: "without",
+            what: &self.what.replace("=0.1", "=0.0"),
+            ..*self
+        });
+        let most = with
+            .iter()
+            .zip(&without)
+            .map(|(a, b)| (a - b).abs() / a.max(1.0))
+            .fold(0.0, f64::max);
+        assert!(
+            most > 3.0 * 1e-4,
+            "{}: {with:?} with dropout, {without:?} without",
+            self.name
+        );
     }
 }
 

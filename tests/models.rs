@@ -1,5 +1,5 @@
-//! What the golden cases do not reach: classifiers on decoders, dropout, trigonometry at far positions. Uses the golden
-//! checkpoints, whichever there are.
+//! What the golden cases do not reach: classifiers on decoders, dropout, trigonometry at far
+//! positions. Uses the golden checkpoints, whichever there are.
 
 use crate::support::{golden_dir, max_difference};
 use std::path::PathBuf;
@@ -16,12 +16,20 @@ use xtrain_models::{Config, Labels, Task, TokenBatch, Weights};
 
 /// The golden checkpoints and their configurations.
 fn checkpoints() -> Vec<(PathBuf, Config)> {
-    let Some(golden) = golden_dir() else { return Vec::new() };
-    let mut dirs: Vec<PathBuf> = std::fs::read_dir(golden).unwrap().map(|e| e.unwrap().path()).collect();
+    let Some(golden) = golden_dir() else {
+        return Vec::new();
+    };
+    let mut dirs: Vec<PathBuf> = std::fs::read_dir(golden)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .collect();
     dirs.sort();
     dirs.retain(|dir| dir.join("reference.safetensors").exists());
     let open = |dir: PathBuf| {
-        let config = Config::new(hf::read_object(&dir.join("config.json")).unwrap(), "config.json");
+        let config = Config::new(
+            hf::read_object(&dir.join("config.json")).unwrap(),
+            "config.json",
+        );
         (dir, config)
     };
     dirs.into_iter().map(open).collect()
@@ -32,12 +40,15 @@ fn first_rows(dir: &std::path::Path, name: &str) -> (Vec<usize>, Vec<i32>) {
     let inputs = StoredTensors::open(&dir.join("inputs.safetensors")).unwrap();
     let view = inputs.get(name).unwrap();
     let dims = view.shape.dims[1..].to_vec();
-    let values = view.bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as i32);
+    let values = view
+        .bytes
+        .chunks_exact(8)
+        .map(|b| i64::from_le_bytes(b.try_into().unwrap()) as i32);
     (dims.clone(), values.take(dims.iter().product()).collect())
 }
 
-/// The classifier's logits are its matrix times the hidden state, as transformers computed it, of the last token that is not
-/// padding.
+/// The classifier's logits are its matrix times the hidden state, as transformers computed it, of
+/// the last token that is not padding.
 #[test]
 fn decoders_classify_by_the_last_token_that_is_not_padding() {
     for (dir, mut config) in checkpoints() {
@@ -49,7 +60,12 @@ fn decoders_classify_by_the_last_token_that_is_not_padding() {
         // The last id of the first row serves as padding, so that some row ends in it.
         let pad = ids[tokens - 1];
         config.set("pad_token_id", pad);
-        let last = |row: usize| ids[row * tokens..(row + 1) * tokens].iter().rposition(|&id| id != pad).unwrap_or(0);
+        let last = |row: usize| {
+            ids[row * tokens..(row + 1) * tokens]
+                .iter()
+                .rposition(|&id| id != pad)
+                .unwrap_or(0)
+        };
         assert!(last(0) < tokens - 1);
 
         let model = xtrain_models::build(config, Task::Classification { labels: 3 }).unwrap();
@@ -59,42 +75,91 @@ fn decoders_classify_by_the_last_token_that_is_not_padding() {
         for spec in model.parameters() {
             let shape = parameters::parameter_shape(&spec);
             if spec.name == "score.weight" {
-                score = (0..shape.elements()).map(|i| (i as f32 * 0.7).sin()).collect();
-                session.set_state(&spec.name, bytemuck::cast_slice(&score), &shape).unwrap();
+                score = (0..shape.elements())
+                    .map(|i| (i as f32 * 0.7).sin())
+                    .collect();
+                session
+                    .set_state(&spec.name, bytemuck::cast_slice(&score), &shape)
+                    .unwrap();
             } else {
-                session.set_state(&spec.name, &stored.read(&spec.name, &shape).unwrap(), &shape).unwrap();
+                session
+                    .set_state(
+                        &spec.name,
+                        &stored.read(&spec.name, &shape).unwrap(),
+                        &shape,
+                    )
+                    .unwrap();
             }
         }
         let (_, mask) = first_rows(&dir, "attention_mask");
         let mask: Vec<u8> = mask.iter().map(|&m| m as u8).collect();
         let mut recording = session.begin();
-        let input_ids = recording.feed_host("ids", bytemuck::cast_slice(&ids), &Shape::new(DType::S32, dims.clone())).unwrap();
-        let mask = recording.feed_host("mask", &mask, &Shape::new(DType::Pred, dims)).unwrap();
-        let batch = TokenBatch { input_ids, attention_mask: Some(mask), token_type_ids: None };
+        let input_ids = recording
+            .feed_host(
+                "ids",
+                bytemuck::cast_slice(&ids),
+                &Shape::new(DType::S32, dims.clone()),
+            )
+            .unwrap();
+        let mask = recording
+            .feed_host("mask", &mask, &Shape::new(DType::Pred, dims))
+            .unwrap();
+        let batch = TokenBatch {
+            input_ids,
+            attention_mask: Some(mask),
+            token_type_ids: None,
+        };
         let tensors = parameter_tensors(&mut recording, &model.parameters()).unwrap();
         let trace = recording.trace().clone();
-        let logits = xtrain_models::logits(&*model, &Weights::new(&trace, &tensors), &batch, &Randomness::off()).unwrap();
+        let logits = xtrain_models::logits(
+            &*model,
+            &Weights::new(&trace, &tensors),
+            &batch,
+            &Randomness::off(),
+        )
+        .unwrap();
         recording.fetch("logits", &logits);
-        let found: Vec<f32> = recording.mark_step("classify").unwrap().fetched("logits").download_to().unwrap();
+        let found: Vec<f32> = recording
+            .mark_step("classify")
+            .unwrap()
+            .fetched("logits")
+            .download_to()
+            .unwrap();
 
         let reference = StoredTensors::open(&dir.join("reference.safetensors")).unwrap();
-        let names = reference.iter().filter_map(|view| view.name.strip_prefix("hidden.")?.parse::<usize>().ok());
-        let (_, hidden) = reference.read_f32(&format!("hidden.{}", names.max().unwrap())).unwrap();
+        let names = reference
+            .iter()
+            .filter_map(|view| view.name.strip_prefix("hidden.")?.parse::<usize>().ok());
+        let (_, hidden) = reference
+            .read_f32(&format!("hidden.{}", names.max().unwrap()))
+            .unwrap();
         let width = hidden.len() / (rows * tokens);
         let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f32>();
         let state = |row: usize| &hidden[(row * tokens + last(row)) * width..][..width];
-        let expected: Vec<f32> =
-            (0..rows).flat_map(|row| score.chunks(width).map(move |label| (row, label))).map(|(r, l)| dot(state(r), l)).collect();
+        let expected: Vec<f32> = (0..rows)
+            .flat_map(|row| score.chunks(width).map(move |label| (row, label)))
+            .map(|(r, l)| dot(state(r), l))
+            .collect();
         let difference = max_difference(&found, &expected);
-        assert!(difference <= 2e-5, "{}: logits differ by {difference:e}", dir.display());
+        assert!(
+            difference <= 2e-5,
+            "{}: logits differ by {difference:e}",
+            dir.display()
+        );
     }
 }
 
-/// Every kind of dropout that a configuration has is drawn in training: the loss moves, but not far.
+/// Every kind of dropout that a configuration has is drawn in training: the loss moves, but not
+/// far.
 #[test]
 fn dropout_changes_the_training_loss_a_little() {
     for (dir, config) in checkpoints() {
-        let rates: Vec<String> = config.values().keys().filter(|key| key.contains("drop")).cloned().collect();
+        let rates: Vec<String> = config
+            .values()
+            .keys()
+            .filter(|key| key.contains("drop"))
+            .cloned()
+            .collect();
         let loss = |rate: f64| {
             let mut config = config.clone();
             for key in rates.iter().filter(|_| rate > 0.0) {
@@ -108,7 +173,9 @@ fn dropout_changes_the_training_loss_a_little() {
             let upload = |name: &str| {
                 let (dims, values) = first_rows(&dir, name);
                 let shape = Shape::new(DType::S32, dims);
-                session.upload(bytemuck::cast_slice(&values), &shape).unwrap()
+                session
+                    .upload(bytemuck::cast_slice(&values), &shape)
+                    .unwrap()
             };
             let batch = DeviceBatch::full(upload("input_ids"), upload("labels"));
             let optimizer = OptimizerSettings {
@@ -116,27 +183,42 @@ fn dropout_changes_the_training_loss_a_little() {
                 max_grad_norm: 0.0,
                 ..OptimizerSettings::constant(OptimizerKind::Sgd, 0.0)
             };
-            let schedule = Schedule { kind: ScheduleKind::Constant, peak: 0.0, warmup: 0, total: 2 };
+            let schedule = Schedule {
+                kind: ScheduleKind::Constant,
+                peak: 0.0,
+                warmup: 0,
+                total: 2,
+            };
             let stepper = Stepper::new(&*model, optimizer, schedule, 7);
             let phase = Phase::Update { accumulated: false };
             let mut losses = Vec::new();
             for step in 0..2 {
-                let marked = stepper.microbatch(&mut session, &batch, phase, step, step).unwrap();
+                let marked = stepper
+                    .microbatch(&mut session, &batch, phase, step, step)
+                    .unwrap();
                 losses.push(read_metrics(&marked).unwrap().wait().unwrap().loss);
             }
             losses
         };
         let (without, with) = (loss(0.0), loss(0.1));
         let name = dir.display();
-        assert_eq!(without[0], without[1], "{name}: nothing else changes between the steps");
+        assert_eq!(
+            without[0], without[1],
+            "{name}: nothing else changes between the steps"
+        );
         assert!(with[0] != with[1], "{name}: each step draws anew");
         for loss in with {
-            assert!(loss != without[0] && (loss - without[0]).abs() < 0.3 * without[0], "{name}: {loss} against {}", without[0]);
+            assert!(
+                loss != without[0] && (loss - without[0]).abs() < 0.3 * without[0],
+                "{name}: {loss} against {}",
+                without[0]
+            );
         }
     }
 }
 
-/// Logits for the labelled places alone, with room to spare, give the loss and every gradient that logits for all places give.
+/// Logits for the labelled places alone, with room to spare, give the loss and every gradient that
+/// logits for all places give.
 #[test]
 fn labelled_places_alone_give_the_same_loss_and_gradients() {
     for (dir, config) in checkpoints() {
@@ -147,8 +229,12 @@ fn labelled_places_alone_give_the_same_loss_and_gradients() {
         let stored = StoredTensors::open(&dir.join("model.safetensors")).unwrap();
         let (dims, ids) = first_rows(&dir, "input_ids");
         let (_, labels) = first_rows(&dir, "labels");
-        let (mut places, mut chosen): (Vec<i32>, Vec<i32>) =
-            labels.iter().enumerate().filter(|(_, label)| **label >= 0).map(|(place, label)| (place as i32, *label)).unzip();
+        let (mut places, mut chosen): (Vec<i32>, Vec<i32>) = labels
+            .iter()
+            .enumerate()
+            .filter(|(_, label)| **label >= 0)
+            .map(|(place, label)| (place as i32, *label))
+            .unzip();
         let room = places.len() + 5;
         places.resize(room, 0);
         chosen.resize(room, -100);
@@ -158,20 +244,42 @@ fn labelled_places_alone_give_the_same_loss_and_gradients() {
             parameters::load(&mut session, &*model, &model.parameters(), &stored).unwrap();
             let mut recording = session.begin();
             let mut feed = |name: &str, values: &[i32], dims: &[usize]| {
-                recording.feed_host(name, bytemuck::cast_slice(values), &Shape::new(DType::S32, dims)).unwrap()
+                recording
+                    .feed_host(
+                        name,
+                        bytemuck::cast_slice(values),
+                        &Shape::new(DType::S32, dims),
+                    )
+                    .unwrap()
             };
             let input_ids = feed("ids", &ids, &dims);
             let labels = match alone {
                 false => feed("labels", &labels, &dims).into(),
-                true => Labels { ids: feed("labels", &chosen, &[room]), places: Some(feed("places", &places, &[room])) },
+                true => Labels {
+                    ids: feed("labels", &chosen, &[room]),
+                    places: Some(feed("places", &places, &[room])),
+                },
             };
-            let batch = TokenBatch { input_ids, attention_mask: None, token_type_ids: None };
+            let batch = TokenBatch {
+                input_ids,
+                attention_mask: None,
+                token_type_ids: None,
+            };
             let specs = model.parameters();
             let tensors = parameter_tensors(&mut recording, &specs).unwrap();
             let trace = recording.trace().clone();
-            let loss =
-                xtrain_models::loss(&*model, &Weights::new(&trace, &tensors), &batch, &labels, &Randomness::off()).unwrap();
-            let leaves: Vec<_> = specs.iter().map(|spec| tensors[&spec.name].held()[0].clone()).collect();
+            let loss = xtrain_models::loss(
+                &*model,
+                &Weights::new(&trace, &tensors),
+                &batch,
+                &labels,
+                &Randomness::off(),
+            )
+            .unwrap();
+            let leaves: Vec<_> = specs
+                .iter()
+                .map(|spec| tensors[&spec.name].held()[0].clone())
+                .collect();
             let gradients = xtrain_graphs::backward(&loss.sum, &leaves).unwrap();
             recording.fetch("loss", &loss.sum.reshape(&[1]).unwrap());
             recording.fetch("count", &loss.count.reshape(&[1]).unwrap());
@@ -180,17 +288,35 @@ fn labelled_places_alone_give_the_same_loss_and_gradients() {
             }
             let marked = recording.mark_step("places").unwrap();
             let gradients = specs.iter().map(|spec| format!("d {}", spec.name));
-            let names = ["count".to_string(), "loss".to_string()].into_iter().chain(gradients);
-            names.map(|name| (name.clone(), marked.fetched(&name).download_to::<f32>().unwrap())).collect::<Vec<_>>()
+            let names = ["count".to_string(), "loss".to_string()]
+                .into_iter()
+                .chain(gradients);
+            names
+                .map(|name| {
+                    (
+                        name.clone(),
+                        marked.fetched(&name).download_to::<f32>().unwrap(),
+                    )
+                })
+                .collect::<Vec<_>>()
         });
         let [all, alone] = found;
         assert_eq!(all.len(), alone.len());
         let largest = |values: &[f32]| values.iter().fold(0f32, |max, x| max.max(x.abs()));
-        let scale = all.iter().filter(|(name, _)| name.starts_with("d ")).map(|(_, values)| largest(values)).fold(0f32, f32::max);
+        let scale = all
+            .iter()
+            .filter(|(name, _)| name.starts_with("d "))
+            .map(|(_, values)| largest(values))
+            .fold(0f32, f32::max);
         for ((name, all), (_, alone)) in all.iter().zip(&alone) {
-            // Sums of the same f32 terms in another order; some gradients (of a key's bias) are nothing but their rounding.
+            // Sums of the same f32 terms in another order; some gradients (of a key's bias) are
+            // nothing but their rounding.
             let difference = max_difference(all, alone) / largest(all).max(0.01 * scale);
-            assert!(difference <= 1e-5, "{}: {name} differs by {difference:e} of its largest value", dir.display());
+            assert!(
+                difference <= 1e-5,
+                "{}: {name} differs by {difference:e} of its largest value",
+                dir.display()
+            );
         }
     }
 }
@@ -200,13 +326,20 @@ fn labelled_places_alone_give_the_same_loss_and_gradients() {
 fn sine_and_cosine_hold_at_far_positions() {
     let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
     let mut recording = session.begin();
-    let angles = recording.trace().iota(DType::F32, &[8192], 0).unwrap().mul_scalar(0.749_894_2).unwrap();
+    let angles = recording
+        .trace()
+        .iota(DType::F32, &[8192], 0)
+        .unwrap()
+        .mul_scalar(0.749_894_2)
+        .unwrap();
     recording.fetch("sin", &angles.sin().unwrap());
     recording.fetch("cos", &angles.cos().unwrap());
     let marked = recording.mark_step("angles").unwrap();
     for (name, exact) in [("sin", f64::sin as fn(f64) -> f64), ("cos", f64::cos)] {
         let found: Vec<f32> = marked.fetched(name).download_to().unwrap();
-        let expected: Vec<f32> = (0..8192).map(|i| exact(f64::from(i as f32 * 0.749_894_2_f32)) as f32).collect();
+        let expected: Vec<f32> = (0..8192)
+            .map(|i| exact(f64::from(i as f32 * 0.749_894_2_f32)) as f32)
+            .collect();
         let difference = max_difference(&found, &expected);
         assert!(difference <= 5e-7, "{name} differs by {difference:e}");
     }

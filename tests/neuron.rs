@@ -1,6 +1,6 @@
-//! AWS Neuron without one of its chips: every module that a run can hand to its compiler is one that the compiler is known to take,
-//! and the whole path (find, set up, lower, compile, store, run, save, resume, fail) goes through the same calls with our CPU
-//! plugin in the place of AWS's.
+//! AWS Neuron without one of its chips: every module that a run can hand to its compiler is one
+//! that the compiler is known to take, and the whole path (find, set up, lower, compile, store,
+//! run, save, resume, fail) goes through the same calls with our CPU plugin in the place of AWS's.
 
 use crate::support::{Command, Run, data_dir, golden_dir, json_lines, xtrain};
 use serde_json::json;
@@ -35,7 +35,17 @@ pub fn misbehaving(dir: &Path) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stand_in/misbehaving_plugin.rs");
     let library = dir.join("libmisbehaving.so");
     let built = std::process::Command::new("rustc")
-        .args(["--edition", "2024", "--crate-type", "cdylib", "-C", "panic=abort", "-A", "warnings", "-o"])
+        .args([
+            "--edition",
+            "2024",
+            "--crate-type",
+            "cdylib",
+            "-C",
+            "panic=abort",
+            "-A",
+            "warnings",
+            "-o",
+        ])
         .arg(&library)
         .arg(source)
         .status();
@@ -55,7 +65,11 @@ pub fn misbehaving(dir: &Path) -> Option<PathBuf> {
 fn families() -> Vec<(&'static str, Config, Task)> {
     let small = |preset: &str, values: serde_json::Value| {
         let mut config = xtrain_models::preset(preset).unwrap();
-        values.as_object().unwrap().iter().for_each(|(key, value)| config.set(key, value.clone()));
+        values
+            .as_object()
+            .unwrap()
+            .iter()
+            .for_each(|(key, value)| config.set(key, value.clone()));
         config
     };
     let gpt = json!({"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 40, "rotary_dim": 4, "attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "pad_token_id": 1});
@@ -65,20 +79,34 @@ fn families() -> Vec<(&'static str, Config, Task)> {
         ("gpt2", small("gpt2", gpt.clone()), Task::CausalLm),
         ("gpt_neo", small("gpt-neo-125m", neo), Task::CausalLm),
         ("gptj", small("gpt-j-6b", gpt), Task::CausalLm),
-        ("bert", small("bert-base-uncased", bert.clone()), Task::MaskedLm),
-        ("roberta", small("roberta-base", bert.clone()), Task::MaskedLm),
+        (
+            "bert",
+            small("bert-base-uncased", bert.clone()),
+            Task::MaskedLm,
+        ),
+        (
+            "roberta",
+            small("roberta-base", bert.clone()),
+            Task::MaskedLm,
+        ),
         ("albert", small("albert-base-v2", bert), Task::MaskedLm),
     ]
 }
 
-/// Every model, task, precision, kind of parallelism, chip and graph: no instruction that is emitted breaks a rule, and donated state is promised.
+/// Every model, task, precision, kind of parallelism, chip and graph: no instruction that is
+/// emitted breaks a rule, and donated state is promised.
 #[test]
 fn everything_that_is_emitted_is_known_to_compile() {
     if stand_in().is_none() {
         return;
     }
     let library = Library::open().unwrap();
-    let schedule = Schedule { kind: ScheduleKind::Constant, peak: 1e-3, warmup: 0, total: 1 };
+    let schedule = Schedule {
+        kind: ScheduleKind::Constant,
+        peak: 1e-3,
+        warmup: 0,
+        total: 1,
+    };
     let (mut modules, mut instructions) = (0, 0);
     for (family, config, own) in families() {
         for task in [own, Task::Classification { labels: 3 }] {
@@ -96,19 +124,42 @@ fn everything_that_is_emitted_is_known_to_compile() {
                 Task::MaskedLm => vec![LabelShape::Places(8), LabelShape::Tokens],
                 Task::Classification { .. } => vec![LabelShape::Classes],
             };
-            for (precision, kind, accumulation, labels) in [Precision::F32, Precision::Bf16, Precision::Fp16]
-                .into_iter()
-                .flat_map(|precision| [(precision, OptimizerKind::AdamW), (precision, OptimizerKind::Sgd)])
-                .flat_map(|(precision, kind)| [(precision, kind, 1), (precision, kind, 2)])
-                .flat_map(|(precision, kind, n)| labels.iter().map(move |labels| (precision, kind, n, *labels)))
+            for (precision, kind, accumulation, labels) in
+                [Precision::F32, Precision::Bf16, Precision::Fp16]
+                    .into_iter()
+                    .flat_map(|precision| {
+                        [
+                            (precision, OptimizerKind::AdamW),
+                            (precision, OptimizerKind::Sgd),
+                        ]
+                    })
+                    .flat_map(|(precision, kind)| [(precision, kind, 1), (precision, kind, 2)])
+                    .flat_map(|(precision, kind, n)| {
+                        labels
+                            .iter()
+                            .map(move |labels| (precision, kind, n, *labels))
+                    })
             {
-                // Two optimizers of one precision do not differ in models, nor two accumulations in optimizers.
-                if kind == OptimizerKind::Sgd && (precision == Precision::Bf16 || accumulation == 2 || family != "gpt2") {
+                // Two optimizers of one precision do not differ in models, nor two accumulations in
+                // optimizers.
+                if kind == OptimizerKind::Sgd
+                    && (precision == Precision::Bf16 || accumulation == 2 || family != "gpt2")
+                {
                     continue;
                 }
-                let shapes = RunShapes { train: vec![batch(labels)], eval: vec![batch(labels)], accumulation };
-                // What replicas exchange does not depend on the products' precision but for fp16's search for overflows.
-                let on = |data, shard, tensor| Mesh { data, shard, tensor, ..Mesh::single() };
+                let shapes = RunShapes {
+                    train: vec![batch(labels)],
+                    eval: vec![batch(labels)],
+                    accumulation,
+                };
+                // What replicas exchange does not depend on the products' precision but for fp16's
+                // search for overflows.
+                let on = |data, shard, tensor| Mesh {
+                    data,
+                    shard,
+                    tensor,
+                    ..Mesh::single()
+                };
                 // Mesh, moments in parts, tokens divided, what is computed twice.
                 let mut plans = vec![
                     (on(1, 1, 1), false, false, Checkpointing::Off),
@@ -120,7 +171,15 @@ fn everything_that_is_emitted_is_known_to_compile() {
                         (on(2, 1, 1), true, false, Checkpointing::Off),
                         (on(8, 1, 1), false, false, Checkpointing::Off),
                         (on(1, 2, 1), false, false, Checkpointing::Full),
-                        (Mesh { stage: 2, ..Mesh::single() }, false, false, Checkpointing::Off),
+                        (
+                            Mesh {
+                                stage: 2,
+                                ..Mesh::single()
+                            },
+                            false,
+                            false,
+                            Checkpointing::Off,
+                        ),
                     ]);
                 }
                 let mut graphs = Vec::new();
@@ -128,10 +187,16 @@ fn everything_that_is_emitted_is_known_to_compile() {
                     let replicas = mesh.replicas();
                     let mut session = device::open_cpu(mesh, CacheSettings::in_memory()).unwrap();
                     session.set_eval_precision(precision);
-                    session.set_placements(placements(&*model, kind, mesh, moments_in_parts).unwrap());
+                    session
+                        .set_placements(placements(&*model, kind, mesh, moments_in_parts).unwrap());
                     session.set_sequence_parallel(sequence_parallel);
-                    let stepper =
-                        Stepper::new(&*model, OptimizerSettings::constant(kind, 1e-3), schedule, 1).with_precision(precision);
+                    let stepper = Stepper::new(
+                        &*model,
+                        OptimizerSettings::constant(kind, 1e-3),
+                        schedule,
+                        1,
+                    )
+                    .with_precision(precision);
                     let stepper = stepper.with_checkpointing(checkpointing);
                     let recorded = record_all(&mut session, &*model, &stepper, &shapes).unwrap();
                     if mesh.stage > 1 {
@@ -139,24 +204,50 @@ fn everything_that_is_emitted_is_known_to_compile() {
                         graphs.extend(recorded);
                         continue;
                     }
-                    let names: Vec<&str> = recorded.iter().map(|graph| graph.name.as_str()).collect();
-                    let check = if replicas == 1 { &[][..] } else { &["check_replicas"] };
-                    let expected = if accumulation == 1 { &["train"][..] } else { &["accumulate", "update"] };
+                    let names: Vec<&str> =
+                        recorded.iter().map(|graph| graph.name.as_str()).collect();
+                    let check = if replicas == 1 {
+                        &[][..]
+                    } else {
+                        &["check_replicas"]
+                    };
+                    let expected = if accumulation == 1 {
+                        &["train"][..]
+                    } else {
+                        &["accumulate", "update"]
+                    };
                     assert_eq!(names[1..], [check, expected, &["eval"]].concat());
                     graphs.extend(recorded);
                 }
-                for (graph, chip) in graphs.iter().flat_map(|graph| [(graph, NeuronChip::Trn1), (graph, NeuronChip::Trn2)]) {
+                for (graph, chip) in graphs
+                    .iter()
+                    .flat_map(|graph| [(graph, NeuronChip::Trn1), (graph, NeuronChip::Trn2)])
+                {
                     let target = Target::Neuron(chip);
                     let module = emit(library, graph, target).unwrap();
                     let report = conformance::check(&module, target).unwrap();
-                    let place = format!("{family} {task:?} {precision} {kind:?} {} {chip}", graph.name);
+                    let place = format!(
+                        "{family} {task:?} {precision} {kind:?} {} {chip}",
+                        graph.name
+                    );
                     assert!(report.instructions > 0, "{place}");
                     if let Some(first) = report.violations.first() {
-                        panic!("{place}: {} of {} such as {first}", report.violations.len(), report.instructions);
+                        panic!(
+                            "{place}: {} of {} such as {first}",
+                            report.violations.len(),
+                            report.instructions
+                        );
                     }
-                    let aliases = hlo::Module::read(&module).unwrap().input_output_alias.map(|a| a.entries).unwrap_or_default();
+                    let aliases = hlo::Module::read(&module)
+                        .unwrap()
+                        .input_output_alias
+                        .map(|a| a.entries)
+                        .unwrap_or_default();
                     assert_eq!(aliases.len(), graph.aliases().count(), "{place}");
-                    assert!(aliases.iter().all(|alias| alias.kind == hlo::MUST_ALIAS), "{place}");
+                    assert!(
+                        aliases.iter().all(|alias| alias.kind == hlo::MUST_ALIAS),
+                        "{place}"
+                    );
                     (modules, instructions) = (modules + 1, instructions + report.instructions);
                 }
             }
@@ -166,7 +257,8 @@ fn everything_that_is_emitted_is_known_to_compile() {
     assert!(modules > 300, "{modules}");
 }
 
-/// What is lowered for XLA's own CPU is not all known to neuronx-cc, or the check above would see nothing.
+/// What is lowered for XLA's own CPU is not all known to neuronx-cc, or the check above would see
+/// nothing.
 #[test]
 fn the_cpus_modules_do_break_rules() {
     if stand_in().is_none() {
@@ -176,17 +268,49 @@ fn the_cpus_modules_do_break_rules() {
     let (_, config, task) = families().remove(3);
     let model = xtrain_models::build(config, task).unwrap();
     let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
-    let schedule = Schedule { kind: ScheduleKind::Constant, peak: 1e-3, warmup: 0, total: 1 };
-    let stepper = Stepper::new(&*model, OptimizerSettings::constant(OptimizerKind::AdamW, 1e-3), schedule, 1);
-    let batch =
-        BatchShape { rows: 2, tokens: 16, labels: LabelShape::Tokens, attention_mask: true, token_type_ids: true, variant: None };
-    let shapes = RunShapes { train: vec![batch], eval: Vec::new(), accumulation: 1 };
+    let schedule = Schedule {
+        kind: ScheduleKind::Constant,
+        peak: 1e-3,
+        warmup: 0,
+        total: 1,
+    };
+    let stepper = Stepper::new(
+        &*model,
+        OptimizerSettings::constant(OptimizerKind::AdamW, 1e-3),
+        schedule,
+        1,
+    );
+    let batch = BatchShape {
+        rows: 2,
+        tokens: 16,
+        labels: LabelShape::Tokens,
+        attention_mask: true,
+        token_type_ids: true,
+        variant: None,
+    };
+    let shapes = RunShapes {
+        train: vec![batch],
+        eval: Vec::new(),
+        accumulation: 1,
+    };
     let graphs = record_all(&mut session, &*model, &stepper, &shapes).unwrap();
     let module = emit(library, &graphs[1], Target::Cpu).unwrap();
     let report = conformance::check(&module, Target::Neuron(NeuronChip::Trn1)).unwrap();
-    let told: Vec<String> = report.violations.iter().map(|violation| violation.to_string()).collect();
-    for part in ["erf f32[32,32] in bert.encoder.layer.1", "shift-left u32", "opt-barrier", "clamp indices to 0 to 39"] {
-        assert!(told.iter().any(|told| told.contains(part)), "`{part}` is missing in {told:#?}");
+    let told: Vec<String> = report
+        .violations
+        .iter()
+        .map(|violation| violation.to_string())
+        .collect();
+    for part in [
+        "erf f32[32,32] in bert.encoder.layer.1",
+        "shift-left u32",
+        "opt-barrier",
+        "clamp indices to 0 to 39",
+    ] {
+        assert!(
+            told.iter().any(|told| told.contains(part)),
+            "`{part}` is missing in {told:#?}"
+        );
     }
 }
 
@@ -217,8 +341,18 @@ impl Bench {
         let text = fs::read_to_string(data.join("tinyshakespeare/input.txt")).unwrap();
         fs::write(dir.path().join("train.txt"), &text[..30_000]).unwrap();
         fs::write(dir.path().join("valid.txt"), &text[30_000..33_000]).unwrap();
-        let rows = (0..64).map(|i| if i % 3 == 0 { "a good day,yes\n" } else { "a long bad night,no\n" });
-        fs::write(dir.path().join("train.csv"), format!("text,label\n{}", rows.collect::<String>())).unwrap();
+        let rows = (0..64).map(|i| {
+            if i % 3 == 0 {
+                "a good day,yes\n"
+            } else {
+                "a long bad night,no\n"
+            }
+        });
+        fs::write(
+            dir.path().join("train.csv"),
+            format!("text,label\n{}", rows.collect::<String>()),
+        )
+        .unwrap();
         Some(Bench { dir, plugin })
     }
 
@@ -246,18 +380,32 @@ impl Bench {
     }
 
     fn losses(&self, output: &str) -> Vec<f64> {
-        json_lines(&self.path(output).join("log.jsonl")).iter().filter_map(|r| r["loss"].as_f64()).collect()
+        json_lines(&self.path(output).join("log.jsonl"))
+            .iter()
+            .filter_map(|r| r["loss"].as_f64())
+            .collect()
     }
 }
 
 /// Train, evaluate, save; stop and resume to the same bits; start again without compiling anything.
 fn whole_path(device: &str, task: &str, model: &str) {
     let Some(bench) = Bench::new() else { return };
-    let line = |output: &str| format!("--device {device} train {model} {RUN} --save_steps 3 --output_dir {output}");
+    let line = |output: &str| {
+        format!("--device {device} train {model} {RUN} --save_steps 3 --output_dir {output}")
+    };
     let first = bench.run(&line("whole"));
     first.succeeded();
-    assert!(first.stderr.contains("drives `cpu`") && first.stderr.contains("rehearsal"), "{}", first.stderr);
-    assert_eq!(first.stderr.contains("takes the graphs as StableHLO"), device == "neuron", "{}", first.stderr);
+    assert!(
+        first.stderr.contains("drives `cpu`") && first.stderr.contains("rehearsal"),
+        "{}",
+        first.stderr
+    );
+    assert_eq!(
+        first.stderr.contains("takes the graphs as StableHLO"),
+        device == "neuron",
+        "{}",
+        first.stderr
+    );
     assert!(!first.stderr.contains("warning"), "{}", first.stderr);
     assert_eq!(bench.losses("whole").len(), 6);
 
@@ -265,16 +413,34 @@ fn whole_path(device: &str, task: &str, model: &str) {
     second.succeeded();
     assert!(second.stderr.contains("compiled 0,"), "{}", second.stderr);
     fs::remove_dir_all(bench.path("stopped/checkpoint-6")).unwrap();
-    bench.run(&format!("{} --fail_on_recompile --resume_from_checkpoint", line("stopped"))).succeeded();
-    assert!(bench.bytes("whole/model.safetensors") == bench.bytes("stopped/model.safetensors"), "final weights differ");
+    bench
+        .run(&format!(
+            "{} --fail_on_recompile --resume_from_checkpoint",
+            line("stopped")
+        ))
+        .succeeded();
+    assert!(
+        bench.bytes("whole/model.safetensors") == bench.bytes("stopped/model.safetensors"),
+        "final weights differ"
+    );
     assert_eq!(bench.losses("whole"), bench.losses("stopped"));
 
-    let data = model.split_whitespace().skip_while(|word| *word != "--train_file").collect::<Vec<_>>().join(" ");
-    let eval = bench.run(&format!("--device {device} eval {task} --disable_tqdm --json --model_name_or_path whole {data}"));
+    let data = model
+        .split_whitespace()
+        .skip_while(|word| *word != "--train_file")
+        .collect::<Vec<_>>()
+        .join(" ");
+    let eval = bench.run(&format!(
+        "--device {device} eval {task} --disable_tqdm --json --model_name_or_path whole {data}"
+    ));
     eval.succeeded();
     let again: serde_json::Value = serde_json::from_str(eval.stdout.trim()).unwrap();
-    let during: serde_json::Value = serde_json::from_slice(&bench.bytes("whole/eval_results.json")).unwrap();
-    let (again, during) = (again["eval_loss"].as_f64().unwrap(), during["eval_loss"].as_f64().unwrap());
+    let during: serde_json::Value =
+        serde_json::from_slice(&bench.bytes("whole/eval_results.json")).unwrap();
+    let (again, during) = (
+        again["eval_loss"].as_f64().unwrap(),
+        during["eval_loss"].as_f64().unwrap(),
+    );
     assert!((again - during).abs() < 1e-5, "{again} {during}");
 }
 
@@ -285,7 +451,13 @@ fn gpt2_goes_the_whole_path_on_neurons_stand_in() {
 
 #[test]
 fn bert_goes_the_whole_path_on_neurons_stand_in() {
-    whole_path("neuron", "mlm", &format!("mlm {BERT} --train_file train.txt --validation_file valid.txt --max_seq_length 16"));
+    whole_path(
+        "neuron",
+        "mlm",
+        &format!(
+            "mlm {BERT} --train_file train.txt --validation_file valid.txt --max_seq_length 16"
+        ),
+    );
 }
 
 #[test]
@@ -293,7 +465,9 @@ fn a_classifier_goes_the_whole_path_on_neurons_stand_in() {
     whole_path(
         "neuron",
         "cls",
-        &format!("cls {BERT} --train_file train.csv --max_seq_length 16 --validation_split_percentage 20"),
+        &format!(
+            "cls {BERT} --train_file train.csv --max_seq_length 16 --validation_split_percentage 20"
+        ),
     );
 }
 
@@ -304,12 +478,24 @@ fn gpt2_goes_the_whole_path_on_cudas_stand_in() {
 
 #[test]
 fn bert_goes_the_whole_path_on_cudas_stand_in() {
-    whole_path("cuda", "mlm", &format!("mlm {BERT} --train_file train.txt --validation_file valid.txt --max_seq_length 16"));
+    whole_path(
+        "cuda",
+        "mlm",
+        &format!(
+            "mlm {BERT} --train_file train.txt --validation_file valid.txt --max_seq_length 16"
+        ),
+    );
 }
 
 #[test]
 fn a_classifier_goes_the_whole_path_on_cudas_stand_in() {
-    whole_path("cuda", "cls", &format!("cls {BERT} --train_file train.csv --max_seq_length 16 --validation_split_percentage 20"));
+    whole_path(
+        "cuda",
+        "cls",
+        &format!(
+            "cls {BERT} --train_file train.csv --max_seq_length 16 --validation_split_percentage 20"
+        ),
+    );
 }
 
 const NO_DROPOUT_GPT2: &str = "clm --model_type gpt2 --config_overrides n_layer=2,n_head=2,n_embd=32,n_positions=32,attn_pdrop=0,\
@@ -318,8 +504,9 @@ const NO_DROPOUT_BERT: &str = "mlm --model_type bert --config_overrides hidden_s
     intermediate_size=64,max_position_embeddings=64,hidden_dropout_prob=0,attention_probs_dropout_prob=0 --tokenizer_name wordpiece \
     --train_file train.txt --validation_file valid.txt --max_seq_length 16";
 
-/// Losses as the CPU's at the same global batch, on 1, 2 and 8 cores; replicas that stay equal; a run that goes on bit for bit. Without
-/// dropout, since the two draw different masks; `whole_path` has it.
+/// Losses as the CPU's at the same global batch, on 1, 2 and 8 cores; replicas that stay equal; a
+/// run that goes on bit for bit. Without dropout, since the two draw different masks; `whole_path`
+/// has it.
 fn replicas_path(model: &str) {
     let Some(bench) = Bench::new() else { return };
     let line = |device: &str, replicas: usize, output: &str| {
@@ -332,35 +519,80 @@ fn replicas_path(model: &str) {
     };
     bench.run(&line("cpu", 1, "cpu")).succeeded();
     let eval = |output: &str| -> f64 {
-        let results: serde_json::Value = serde_json::from_slice(&bench.bytes(&format!("{output}/eval_results.json"))).unwrap();
+        let results: serde_json::Value =
+            serde_json::from_slice(&bench.bytes(&format!("{output}/eval_results.json"))).unwrap();
         results["eval_loss"].as_f64().unwrap()
     };
     for replicas in [1, 2, 8] {
         let (whole, stopped) = (format!("whole{replicas}"), format!("stopped{replicas}"));
-        let first = bench.run(&format!("{} --replica_check_steps 2", line("neuron", replicas, &whole)));
+        let first = bench.run(&format!(
+            "{} --replica_check_steps 2",
+            line("neuron", replicas, &whole)
+        ));
         first.succeeded();
-        assert!(first.stderr.contains("rehearsal") && first.stderr.contains("takes the graphs as StableHLO"), "{}", first.stderr);
-        let pairs: Vec<(f64, f64)> = bench.losses("cpu").into_iter().zip(bench.losses(&whole)).collect();
+        assert!(
+            first.stderr.contains("rehearsal")
+                && first.stderr.contains("takes the graphs as StableHLO"),
+            "{}",
+            first.stderr
+        );
+        let pairs: Vec<(f64, f64)> = bench
+            .losses("cpu")
+            .into_iter()
+            .zip(bench.losses(&whole))
+            .collect();
         assert_eq!(pairs.len(), 6);
         for (step, (cpu, neuron)) in pairs.into_iter().enumerate() {
-            assert!((cpu - neuron).abs() < 1e-4 * cpu, "step {step} on {replicas} cores: {neuron}, on the CPU {cpu}");
+            assert!(
+                (cpu - neuron).abs() < 1e-4 * cpu,
+                "step {step} on {replicas} cores: {neuron}, on the CPU {cpu}"
+            );
         }
-        assert!((eval("cpu") - eval(&whole)).abs() < 1e-3, "{replicas} cores: {} {}", eval("cpu"), eval(&whole));
+        assert!(
+            (eval("cpu") - eval(&whole)).abs() < 1e-3,
+            "{replicas} cores: {} {}",
+            eval("cpu"),
+            eval(&whole)
+        );
 
-        bench.run(&format!("{} --fail_on_recompile", line("neuron", replicas, &stopped))).succeeded();
+        bench
+            .run(&format!(
+                "{} --fail_on_recompile",
+                line("neuron", replicas, &stopped)
+            ))
+            .succeeded();
         fs::remove_dir_all(bench.path(&format!("{stopped}/checkpoint-6"))).unwrap();
-        let resumed = bench.run(&format!("{} --fail_on_recompile --resume_from_checkpoint", line("neuron", replicas, &stopped)));
+        let resumed = bench.run(&format!(
+            "{} --fail_on_recompile --resume_from_checkpoint",
+            line("neuron", replicas, &stopped)
+        ));
         resumed.succeeded();
         assert!(resumed.stderr.contains("compiled 0,"), "{}", resumed.stderr);
-        let [one, other] = [&whole, &stopped].map(|output| bench.bytes(&format!("{output}/model.safetensors")));
-        assert!(one == other, "{replicas} cores: final weights differ after a resume");
+        let [one, other] =
+            [&whole, &stopped].map(|output| bench.bytes(&format!("{output}/model.safetensors")));
+        assert!(
+            one == other,
+            "{replicas} cores: final weights differ after a resume"
+        );
     }
     let three = bench.run(&line("neuron", 3, "never"));
     assert_eq!(three.code, Some(1), "{}", three.stderr);
-    assert!(three.stderr.contains("--data_parallel=3") && three.stderr.contains("1, 2, 8, 16"), "{}", three.stderr);
-    let run = bench.command(&line("neuron", 8, "never")).env("NEURON_RT_NUM_CORES", "2").run();
+    assert!(
+        three.stderr.contains("--data_parallel=3") && three.stderr.contains("1, 2, 8, 16"),
+        "{}",
+        three.stderr
+    );
+    let run = bench
+        .command(&line("neuron", 8, "never"))
+        .env("NEURON_RT_NUM_CORES", "2")
+        .run();
     assert_eq!(run.code, Some(1), "{}", run.stderr);
-    assert!(run.stderr.contains("NEURON_RT_NUM_CORES=2 leaves 2 to a run that needs 8"), "{}", run.stderr);
+    assert!(
+        run.stderr
+            .contains("NEURON_RT_NUM_CORES=2 leaves 2 to a run that needs 8"),
+        "{}",
+        run.stderr
+    );
 }
 
 #[test]
@@ -373,29 +605,41 @@ fn bert_trains_on_neurons_replicas_as_on_the_cpu() {
     replicas_path(NO_DROPOUT_BERT);
 }
 
-/// Dropout for neuron is drawn by the row's place in the whole batch, so that replicas draw what one core would.
+/// Dropout for neuron is drawn by the row's place in the whole batch, so that replicas draw what
+/// one core would.
 #[test]
 fn neurons_dropout_does_not_depend_on_the_number_of_cores() {
     let Some(bench) = Bench::new() else { return };
     for replicas in [1, 2] {
-        let line = format!("--device neuron train {GPT2} --disable_tqdm --max_steps 6 --logging_steps 1 --save_strategy no");
+        let line = format!(
+            "--device neuron train {GPT2} --disable_tqdm --max_steps 6 --logging_steps 1 --save_strategy no"
+        );
         let rows = 4 / replicas;
-        let run = format!("{line} --data_parallel {replicas} --per_device_train_batch_size {rows} --output_dir cores{replicas}");
+        let run = format!(
+            "{line} --data_parallel {replicas} --per_device_train_batch_size {rows} --output_dir cores{replicas}"
+        );
         bench.run(&run).succeeded();
     }
     let (one, two) = (bench.losses("cores1"), bench.losses("cores2"));
     assert_eq!(one.len(), 6);
-    assert!(one.iter().zip(&two).all(|(a, b)| (a - b).abs() < 1e-4 * a), "{one:?} {two:?}");
+    assert!(
+        one.iter().zip(&two).all(|(a, b)| (a - b).abs() < 1e-4 * a),
+        "{one:?} {two:?}"
+    );
 }
 
 /// What a plugin does, and what the user reads; `None` where the run goes on.
 #[test]
 fn each_misbehaviour_of_a_plugin_ends_in_its_message() {
     let Some(bench) = Bench::new() else { return };
-    let Some(wrapper) = misbehaving(bench.dir.path()) else { return };
+    let Some(wrapper) = misbehaving(bench.dir.path()) else {
+        return;
+    };
     let run = |fault: &str, more: &str| {
         let output = fault.replace(' ', "-");
-        let line = format!("--device neuron train {GPT2} {RUN} --compile_cache false --output_dir {output} {more}");
+        let line = format!(
+            "--device neuron train {GPT2} {RUN} --compile_cache false --output_dir {output} {more}"
+        );
         let mut command = bench.command(&line);
         command
             .env("NEURON_LIBRARY_PATH", &wrapper)
@@ -406,31 +650,81 @@ fn each_misbehaviour_of_a_plugin_ends_in_its_message() {
     };
     for (fault, parts) in [
         ("none", &["takes the graphs as StableHLO"][..]),
-        ("no stablehlo", &["takes the graphs as HLO; it refused StableHLO", "PJRT_Client_Compile failed"]),
+        (
+            "no stablehlo",
+            &[
+                "takes the graphs as HLO; it refused StableHLO",
+                "PJRT_Client_Compile failed",
+            ],
+        ),
         ("unimplemented", &["takes the graphs as StableHLO"]),
     ] {
         let run = run(fault, "");
         run.succeeded();
         for part in parts {
-            assert!(run.stderr.contains(part), "{fault}: `{part}` is missing in: {}", run.stderr);
+            assert!(
+                run.stderr.contains(part),
+                "{fault}: `{part}` is missing in: {}",
+                run.stderr
+            );
         }
     }
     for (fault, parts) in [
         ("null table", &["GetPjrtApi returned null", "unusable"][..]),
-        ("other major", &["PJRT C API 1.", "install another version of the plugin"]),
-        ("old minor", &["PJRT C API 0.30", "install another version of the plugin"]),
-        ("other struct sizes", &["PJRT_Client_Create failed", "creating a client"]),
-        ("no compile", &["does not have the call PJRT_Client_Compile", "newer version"]),
-        ("failing compile", &["StableHLO was refused", "and so was HLO", "PJRT_Client_Compile failed"]),
-        ("failing execute", &["PJRT_LoadedExecutable_Execute failed", "INVALID_ARGUMENT"]),
-        ("no outputs", &["reported success but left an output or event out"]),
+        (
+            "other major",
+            &["PJRT C API 1.", "install another version of the plugin"],
+        ),
+        (
+            "old minor",
+            &["PJRT C API 0.30", "install another version of the plugin"],
+        ),
+        (
+            "other struct sizes",
+            &["PJRT_Client_Create failed", "creating a client"],
+        ),
+        (
+            "no compile",
+            &[
+                "does not have the call PJRT_Client_Compile",
+                "newer version",
+            ],
+        ),
+        (
+            "failing compile",
+            &[
+                "StableHLO was refused",
+                "and so was HLO",
+                "PJRT_Client_Compile failed",
+            ],
+        ),
+        (
+            "failing execute",
+            &["PJRT_LoadedExecutable_Execute failed", "INVALID_ARGUMENT"],
+        ),
+        (
+            "no outputs",
+            &["reported success but left an output or event out"],
+        ),
         ("failing event", &["PJRT_Event_Await failed"]),
-        ("hanging event", &["has not finished", "within 3 s", "--resume_from_checkpoint", "XTRAIN_EVENT_TIMEOUT"]),
+        (
+            "hanging event",
+            &[
+                "has not finished",
+                "within 3 s",
+                "--resume_from_checkpoint",
+                "XTRAIN_EVENT_TIMEOUT",
+            ],
+        ),
     ] {
         let run = run(fault, "");
         assert_eq!(run.code, Some(1), "{fault}: {}", run.stderr);
         for part in parts {
-            assert!(run.stderr.contains(part), "{fault}: `{part}` is missing in: {}", run.stderr);
+            assert!(
+                run.stderr.contains(part),
+                "{fault}: `{part}` is missing in: {}",
+                run.stderr
+            );
         }
         assert!(!run.stderr.contains("panicked"), "{fault}: {}", run.stderr);
     }
@@ -439,7 +733,9 @@ fn each_misbehaviour_of_a_plugin_ends_in_its_message() {
 #[test]
 fn a_long_compile_says_how_long_it_took_before() {
     let Some(bench) = Bench::new() else { return };
-    let Some(wrapper) = misbehaving(bench.dir.path()) else { return };
+    let Some(wrapper) = misbehaving(bench.dir.path()) else {
+        return;
+    };
     let run = |batch: usize| {
         let line = format!(
             "--device neuron train {GPT2} --disable_tqdm --max_steps 1 --save_strategy no --per_device_train_batch_size {batch} \
@@ -456,10 +752,20 @@ fn a_long_compile_says_how_long_it_took_before() {
         run.stderr
     };
     let first = run(2);
-    assert!(first.contains("compiling `train` for") && first.contains("so far; none like it was compiled here"), "{first}");
+    assert!(
+        first.contains("compiling `train` for")
+            && first.contains("so far; none like it was compiled here"),
+        "{first}"
+    );
     let second = run(3);
-    let line = second.lines().find(|line| line.contains("compiling `train` for")).unwrap_or_else(|| panic!("{second}"));
-    assert!(line.contains("so far; one like it took") && line.ends_with(" before"), "{line}");
+    let line = second
+        .lines()
+        .find(|line| line.contains("compiling `train` for"))
+        .unwrap_or_else(|| panic!("{second}"));
+    assert!(
+        line.contains("so far; one like it took") && line.ends_with(" before"),
+        "{line}"
+    );
 }
 
 /// A compiler that only knows its version, on a PATH of its own.
@@ -467,17 +773,26 @@ fn fake_compiler(bench: &Bench, version: &str) -> String {
     let folder = bench.path(&format!("compiler-{version}"));
     fs::create_dir_all(&folder).unwrap();
     let program = folder.join("neuronx-cc");
-    fs::write(&program, format!("#!/bin/sh\necho 'NeuronX Compiler version {version}'\n")).unwrap();
+    fs::write(
+        &program,
+        format!("#!/bin/sh\necho 'NeuronX Compiler version {version}'\n"),
+    )
+    .unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-    format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default())
+    format!(
+        "{}:{}",
+        folder.display(),
+        std::env::var("PATH").unwrap_or_default()
+    )
 }
 
 #[test]
 fn the_compilers_version_and_flags_decide_about_stored_graphs() {
     let Some(bench) = Bench::new() else { return };
     let run = |version: &str, flags: &str, output: &str| {
-        let line =
-            format!("--device neuron train {GPT2} --disable_tqdm --max_steps 1 --save_strategy no --output_dir {output} {flags}");
+        let line = format!(
+            "--device neuron train {GPT2} --disable_tqdm --max_steps 1 --save_strategy no --output_dir {output} {flags}"
+        );
         let mut command = bench.command(&line);
         command.env("PATH", fake_compiler(&bench, version));
         let run = command.run();
@@ -487,11 +802,22 @@ fn the_compilers_version_and_flags_decide_about_stored_graphs() {
     run("2.26.1", "", "a");
     assert!(run("2.26.1", "", "b").contains("compiled 0,"));
     let newer = run("2.27.2", "", "c");
-    assert!(newer.contains("neuronx-cc: `NeuronX Compiler version 2.27.2` was `NeuronX Compiler version 2.26.1`"), "{newer}");
+    assert!(
+        newer.contains(
+            "neuronx-cc: `NeuronX Compiler version 2.27.2` was `NeuronX Compiler version 2.26.1`"
+        ),
+        "{newer}"
+    );
     let faster = run("2.27.2", "--neuron_optlevel 1", "d");
-    assert!(faster.contains("--optlevel=1 ") && faster.contains("was `--target=trn1"), "{faster}");
+    assert!(
+        faster.contains("--optlevel=1 ") && faster.contains("was `--target=trn1"),
+        "{faster}"
+    );
     let other = run("2.27.2", "--target trn2", "e");
-    assert!(other.contains("--target=trn2") && other.contains("--lnc=2"), "{other}");
+    assert!(
+        other.contains("--target=trn2") && other.contains("--lnc=2"),
+        "{other}"
+    );
     // The runtime's, not the compiler's: nothing is compiled again.
     assert!(run("2.27.2", "--neuron_stochastic_rounding", "f").contains("compiled 0,"));
 }
@@ -499,7 +825,9 @@ fn the_compilers_version_and_flags_decide_about_stored_graphs() {
 #[test]
 fn the_plugin_finds_its_environment_set() {
     let Some(bench) = Bench::new() else { return };
-    let Some(wrapper) = misbehaving(bench.dir.path()) else { return };
+    let Some(wrapper) = misbehaving(bench.dir.path()) else {
+        return;
+    };
     let seen = |flags: &str, variables: &[(&str, &str)]| {
         let file = bench.path("environment");
         let mut command = xtrain();
@@ -515,7 +843,10 @@ fn the_plugin_finds_its_environment_set() {
         let run = command.run();
         (run, fs::read_to_string(file).unwrap_or_default())
     };
-    let (_, plain) = seen("--neuron_stochastic_rounding", &[("NEURON_CC_FLAGS", "-O1 --enable-saturate-infinity")]);
+    let (_, plain) = seen(
+        "--neuron_stochastic_rounding",
+        &[("NEURON_CC_FLAGS", "-O1 --enable-saturate-infinity")],
+    );
     for line in [
         "NEURON_CC_FLAGS=--target=trn1 --model-type=transformer --optlevel=1 --auto-cast=none --auto-cast-type=bf16 --enable-saturate-infinity",
         "NEURON_INTERNAL_PJRT_C_API_VERSION=0.90",
@@ -525,32 +856,64 @@ fn the_plugin_finds_its_environment_set() {
     ] {
         assert!(plain.contains(line), "`{line}` is missing in:\n{plain}");
     }
-    let (run, trn2) =
-        seen("--target trn2 --neuron_auto_cast matmult --neuron_auto_cast_type tf32 --neuron_model_type generic", &[]);
-    let expected =
-        "NEURON_CC_FLAGS=--target=trn2 --model-type=generic --optlevel=2 --auto-cast=matmult --auto-cast-type=tf32 --lnc=2";
-    assert!(trn2.contains(expected) && trn2.contains("NEURON_LOGICAL_NC_CONFIG=2"), "{trn2}\n{}", run.stdout);
+    let (run, trn2) = seen(
+        "--target trn2 --neuron_auto_cast matmult --neuron_auto_cast_type tf32 --neuron_model_type generic",
+        &[],
+    );
+    let expected = "NEURON_CC_FLAGS=--target=trn2 --model-type=generic --optlevel=2 --auto-cast=matmult --auto-cast-type=tf32 --lnc=2";
+    assert!(
+        trn2.contains(expected) && trn2.contains("NEURON_LOGICAL_NC_CONFIG=2"),
+        "{trn2}\n{}",
+        run.stdout
+    );
 }
 
 #[test]
 fn contradictions_with_the_users_variables_are_refused() {
     let Some(bench) = Bench::new() else { return };
     let refused = |flags: &str, variable: (&str, &str), parts: &[&str]| {
-        let mut command = bench.command(&format!("--device neuron train {GPT2} {RUN} --output_dir never {flags}"));
+        let mut command = bench.command(&format!(
+            "--device neuron train {GPT2} {RUN} --output_dir never {flags}"
+        ));
         let run = command.env(variable.0, variable.1).run();
         assert_eq!(run.code, Some(1), "{}", run.stderr);
         for part in parts {
-            assert!(run.stderr.contains(part), "`{part}` is missing in: {}", run.stderr);
+            assert!(
+                run.stderr.contains(part),
+                "`{part}` is missing in: {}",
+                run.stderr
+            );
         }
         assert!(!bench.path("never").exists());
     };
     let generic = ("NEURON_CC_FLAGS", "--model-type=generic");
-    refused("--neuron_model_type transformer", generic, &["NEURON_CC_FLAGS=--model-type=generic", "leave one of them out"]);
-    refused("", ("NEURON_EXTRACT_GRAPHS_ONLY", "1"), &["makes every result zero", "xtrain compile"]);
-    refused("", ("NEURON_RT_VISIBLE_CORES", "0-2"), &["asks for 3 cores", "1, 2, 8, 16"]);
-    let run = bench.run(&format!("--device cpu train {GPT2} {RUN} --output_dir never --neuron_optlevel 1"));
+    refused(
+        "--neuron_model_type transformer",
+        generic,
+        &[
+            "NEURON_CC_FLAGS=--model-type=generic",
+            "leave one of them out",
+        ],
+    );
+    refused(
+        "",
+        ("NEURON_EXTRACT_GRAPHS_ONLY", "1"),
+        &["makes every result zero", "xtrain compile"],
+    );
+    refused(
+        "",
+        ("NEURON_RT_VISIBLE_CORES", "0-2"),
+        &["asks for 3 cores", "1, 2, 8, 16"],
+    );
+    let run = bench.run(&format!(
+        "--device cpu train {GPT2} {RUN} --output_dir never --neuron_optlevel 1"
+    ));
     assert_eq!(run.code, Some(2), "{}", run.stderr);
-    assert!(run.stderr.contains("--neuron_optlevel") && run.stderr.contains("--device neuron"), "{}", run.stderr);
+    assert!(
+        run.stderr.contains("--neuron_optlevel") && run.stderr.contains("--device neuron"),
+        "{}",
+        run.stderr
+    );
 }
 
 #[test]
@@ -564,23 +927,51 @@ fn check_and_export_need_no_device() {
                 "compile {task} --device neuron --check --target {chip} --export modules --do_train --do_eval --bf16 \
                  --gradient_accumulation_steps 2"
             );
-            let run = bench.command(&line).env("NEURON_LIBRARY_PATH", "/nowhere.so").run();
+            let run = bench
+                .command(&line)
+                .env("NEURON_LIBRARY_PATH", "/nowhere.so")
+                .run();
             run.succeeded();
             let fine = format!("instructions, all known to compile for neuron ({chip})");
-            assert_eq!(run.stdout.lines().filter(|line| line.contains(&fine)).count(), graphs, "{}", run.stdout);
+            assert_eq!(
+                run.stdout
+                    .lines()
+                    .filter(|line| line.contains(&fine))
+                    .count(),
+                graphs,
+                "{}",
+                run.stdout
+            );
             let readme = fs::read_to_string(bench.path("modules/README.txt")).unwrap();
             for graph in ["ceiling", "accumulate", "update", "eval"] {
-                let module = fs::read(bench.path(&format!("modules/{graph}/hlo_module.pb"))).unwrap();
+                let module =
+                    fs::read(bench.path(&format!("modules/{graph}/hlo_module.pb"))).unwrap();
                 let read = hlo::Module::read(&module).unwrap();
-                assert!(read.entry().is_some_and(|entry| !entry.instructions.is_empty()), "{graph}");
-                let text = fs::read_to_string(bench.path(&format!("modules/{graph}/stablehlo.mlir"))).unwrap();
-                assert!(text.contains("stablehlo.") && text.contains("func.func"), "{graph}");
-                let donated =
-                    if graph == "update" || graph == "accumulate" { text.contains("kind = \"must_alias\"") } else { true };
+                assert!(
+                    read.entry()
+                        .is_some_and(|entry| !entry.instructions.is_empty()),
+                    "{graph}"
+                );
+                let text =
+                    fs::read_to_string(bench.path(&format!("modules/{graph}/stablehlo.mlir")))
+                        .unwrap();
+                assert!(
+                    text.contains("stablehlo.") && text.contains("func.func"),
+                    "{graph}"
+                );
+                let donated = if graph == "update" || graph == "accumulate" {
+                    text.contains("kind = \"must_alias\"")
+                } else {
+                    true
+                };
                 assert!(donated, "{graph} has lost its donations");
-                let command =
-                    format!("neuronx-cc compile {graph}/hlo_module.pb --framework XLA --target={chip} --model-type=transformer");
-                assert!(readme.contains(&command) && run.stdout.contains(&command), "{readme}");
+                let command = format!(
+                    "neuronx-cc compile {graph}/hlo_module.pb --framework XLA --target={chip} --model-type=transformer"
+                );
+                assert!(
+                    readme.contains(&command) && run.stdout.contains(&command),
+                    "{readme}"
+                );
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Runs of several processes, as a user launches them: the same numbers as one process, whatever happens to a process on the way.
+//! Runs of several processes, as a user launches them: the same numbers as one process, whatever
+//! happens to a process on the way.
 
 use crate::parallel::{OPTIMIZER, assert_close, weights};
 use crate::support::{Run, max_difference};
@@ -20,11 +21,15 @@ const GPT2: &str = "clm --model_type gpt2 --config_overrides n_layer=2,n_head=2,
 /// No test waits longer than this for anything.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// A folder for runs; `None`, said loudly, without the data or where Gloo was not there when this was built.
+/// A folder for runs; `None`, said loudly, without the data or where Gloo was not there when this
+/// was built.
 pub(crate) fn bench() -> Option<Bench> {
     let engine = Path::new(env!("CARGO_BIN_EXE_xtrain")).with_file_name("libxtrain_gloo.so");
     if !engine.exists() {
-        eprintln!("SKIPPED: {} was not built, because there was no Gloo; bin/bootstrap fetches libgloo-dev", engine.display());
+        eprintln!(
+            "SKIPPED: {} was not built, because there was no Gloo; bin/bootstrap fetches libgloo-dev",
+            engine.display()
+        );
         return None;
     }
     Bench::new()
@@ -47,13 +52,29 @@ pub(crate) struct Launched {
 }
 
 fn start(mut command: std::process::Command) -> Launched {
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     let (sender, lines) = std::sync::mpsc::channel();
-    for source in [Box::new(child.stdout.take().unwrap()) as Box<dyn Read + Send>, Box::new(child.stderr.take().unwrap())] {
+    for source in [
+        Box::new(child.stdout.take().unwrap()) as Box<dyn Read + Send>,
+        Box::new(child.stderr.take().unwrap()),
+    ] {
         let sender = sender.clone();
-        std::thread::spawn(move || BufReader::new(source).lines().map_while(Result::ok).for_each(|line| drop(sender.send(line))));
+        std::thread::spawn(move || {
+            BufReader::new(source)
+                .lines()
+                .map_while(Result::ok)
+                .for_each(|line| drop(sender.send(line)))
+        });
     }
-    Launched { child, lines, seen: Vec::new() }
+    Launched {
+        child,
+        lines,
+        seen: Vec::new(),
+    }
 }
 
 impl Launched {
@@ -66,7 +87,10 @@ impl Launched {
     fn wait_for(&mut self, signs: &[&str]) -> String {
         let until = Instant::now() + PATIENCE;
         loop {
-            match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            match self
+                .lines
+                .recv_timeout(until.saturating_duration_since(Instant::now()))
+            {
                 Ok(line) => {
                     self.seen.push(line.clone());
                     if signs.iter().all(|sign| line.contains(sign)) {
@@ -82,22 +106,28 @@ impl Launched {
     fn rank(&self, rank: usize) -> Option<i32> {
         let wanted = format!("RANK={rank}").into_bytes();
         let own = self.child.id().to_string();
-        let mut children = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
-            let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-            let parent = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.to_string();
-            (parent == own).then_some(pid)
-        });
+        let mut children = fs::read_dir("/proc")
+            .unwrap()
+            .flatten()
+            .filter_map(|entry| {
+                let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+                let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+                let parent = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.to_string();
+                (parent == own).then_some(pid)
+            });
         let is_it = |pid: &i32| {
             let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            environment.split(|byte| *byte == 0).any(|variable| variable == wanted)
+            environment
+                .split(|byte| *byte == 0)
+                .any(|variable| variable == wanted)
         };
         children.find(is_it)
     }
 
     fn signal(&self, rank: usize, signal: i32) -> bool {
         // SAFETY: sends a signal to a process that this test has started.
-        self.rank(rank).is_some_and(|pid| unsafe { libc::kill(pid, signal) } == 0)
+        self.rank(rank)
+            .is_some_and(|pid| unsafe { libc::kill(pid, signal) } == 0)
     }
 
     /// Waits for the end.
@@ -115,46 +145,82 @@ impl Launched {
             }
         };
         self.seen.extend(self.lines.iter());
-        Run { code, stdout: self.seen.join("\n"), stderr: String::new() }
+        Run {
+            code,
+            stdout: self.seen.join("\n"),
+            stderr: String::new(),
+        }
     }
 }
 
-/// Losses, gradient norms, evaluations and final weights of several processes against one, with dropout.
+/// Losses, gradient norms, evaluations and final weights of several processes against one, with
+/// dropout.
 #[test]
 fn processes_train_as_one_device_does_on_the_whole_batch() {
     let Some(bench) = bench() else { return };
     let bert = format!("cls {BERT} {TWEETS} --tokenizer_name wordpiece");
     // Name, model, validation, processes with devices.
-    let cases =
-        [("gpt2", GPT2, "wikitext-valid.txt", &[(4, 4), (2, 4)][..]), ("bert", &bert, "tweets-valid.csv", &[(2, 2), (4, 4)])];
+    let cases = [
+        ("gpt2", GPT2, "wikitext-valid.txt", &[(4, 4), (2, 4)][..]),
+        ("bert", &bert, "tweets-valid.csv", &[(2, 2), (4, 4)]),
+    ];
     for (name, what, validation, degrees) in cases {
         let rest = format!("--do_eval --validation_file {validation} --save_strategy no");
-        bench.run(&train(what, 1, &format!("{rest} --output_dir {name}-1"))).succeeded();
-        let (one, one_weights) = (bench.records(&format!("{name}-1")), weights(&bench, &format!("{name}-1")));
+        bench
+            .run(&train(what, 1, &format!("{rest} --output_dir {name}-1")))
+            .succeeded();
+        let (one, one_weights) = (
+            bench.records(&format!("{name}-1")),
+            weights(&bench, &format!("{name}-1")),
+        );
         for &(processes, devices) in degrees {
             let dir = format!("{name}-{processes}x{devices}");
-            let command = train(what, devices, &format!("{rest} --output_dir {dir} --replica_check_steps 10"));
-            let run = Launched::of(&bench, &format!("launch --nproc_per_node {processes} -- {command}")).finish();
+            let command = train(
+                what,
+                devices,
+                &format!("{rest} --output_dir {dir} --replica_check_steps 10"),
+            );
+            let run = Launched::of(
+                &bench,
+                &format!("launch --nproc_per_node {processes} -- {command}"),
+            )
+            .finish();
             run.succeeded();
             let records = bench.records(&dir);
             for key in ["loss", "grad_norm", "eval_loss", "eval_accuracy"] {
-                assert_close(&format!("{dir}: {key}"), &numbers(&one, key), &numbers(&records, key), 1e-4);
+                assert_close(
+                    &format!("{dir}: {key}"),
+                    &numbers(&one, key),
+                    &numbers(&records, key),
+                    1e-4,
+                );
             }
             for (tensor, values) in weights(&bench, &dir) {
                 let difference = max_difference(&values, &one_weights[&tensor]);
                 assert!(difference < 1e-4, "{dir}: {tensor} is off by {difference}");
             }
-            let (results, one) =
-                (bench.json(&format!("{dir}/all_results.json")), bench.json(&format!("{name}-1/all_results.json")));
-            assert_eq!(results["eval_samples"], one["eval_samples"], "{dir}: an example is evaluated once");
+            let (results, one) = (
+                bench.json(&format!("{dir}/all_results.json")),
+                bench.json(&format!("{name}-1/all_results.json")),
+            );
+            assert_eq!(
+                results["eval_samples"], one["eval_samples"],
+                "{dir}: an example is evaluated once"
+            );
             // Rank 0 prints the records; the others only what concerns them.
-            let printed = |rank: usize| run.stdout.lines().filter(|l| l.starts_with(&format!("[rank {rank}] {{'loss'"))).count();
+            let printed = |rank: usize| {
+                run.stdout
+                    .lines()
+                    .filter(|l| l.starts_with(&format!("[rank {rank}] {{'loss'")))
+                    .count()
+            };
             assert_eq!((printed(0), printed(1)), (STEPS, 0), "{}", run.stdout);
         }
     }
 }
 
-/// Parts of one model in several processes: the same numbers, and a checkpoint that one process can go on from.
+/// Parts of one model in several processes: the same numbers, and a checkpoint that one process can
+/// go on from.
 #[test]
 fn parts_of_a_model_live_in_several_processes() {
     let Some(bench) = bench() else { return };
@@ -164,7 +230,9 @@ fn parts_of_a_model_live_in_several_processes() {
             "train {GPT2} {OPTIMIZER} --max_steps {STEPS} --logging_steps 1 --disable_tqdm --per_device_train_batch_size {rows} --do_train \
              --save_strategy steps --save_steps 10 --output_dir {dir} {extra}"
         );
-        Launched::of(&bench, &format!("{launch}{command}")).finish().succeeded();
+        Launched::of(&bench, &format!("{launch}{command}"))
+            .finish()
+            .succeeded();
     };
     run("one", "", 1, "");
     let (one, one_weights) = (bench.records("one"), weights(&bench, "one"));
@@ -176,40 +244,76 @@ fn parts_of_a_model_live_in_several_processes() {
         ("stages", 2, 1, "--pipeline_parallel 2"),
         ("staged", 4, 2, "--pipeline_parallel auto --data_parallel 2"),
     ] {
-        run(dir, &format!("launch --nproc_per_node {processes} -- "), shards, mesh);
+        run(
+            dir,
+            &format!("launch --nproc_per_node {processes} -- "),
+            shards,
+            mesh,
+        );
         std::fs::remove_dir_all(bench.path(&format!("{dir}/checkpoint-20"))).unwrap();
         // Each process has written its part of the optimizer's state.
-        let parts =
-            (1..=processes).map(|n| bench.path(&format!("{dir}/checkpoint-10/optimizer-{n:05}-of-{processes:05}.safetensors")));
-        let sizes: Vec<u64> =
-            parts.map(|part| std::fs::metadata(&part).unwrap_or_else(|e| panic!("{}: {e}", part.display())).len()).collect();
+        let parts = (1..=processes).map(|n| {
+            bench.path(&format!(
+                "{dir}/checkpoint-10/optimizer-{n:05}-of-{processes:05}.safetensors"
+            ))
+        });
+        let sizes: Vec<u64> = parts
+            .map(|part| {
+                std::fs::metadata(&part)
+                    .unwrap_or_else(|e| panic!("{}: {e}", part.display()))
+                    .len()
+            })
+            .collect();
         let (least, most) = (sizes.iter().min().unwrap(), sizes.iter().max().unwrap());
         assert!(*least * 3 > *most, "{dir}: {sizes:?}");
         for key in ["loss", "grad_norm"] {
-            assert_close(&format!("{dir}: {key}"), &numbers(&one, key), &numbers(&bench.records(dir), key), 1e-4);
+            assert_close(
+                &format!("{dir}: {key}"),
+                &numbers(&one, key),
+                &numbers(&bench.records(dir), key),
+                1e-4,
+            );
         }
         for (tensor, values) in weights(&bench, dir) {
             let difference = max_difference(&values, &one_weights[&tensor]);
             assert!(difference < 1e-4, "{dir}: {tensor} is off by {difference}");
         }
         run(dir, "", 1, "--resume_from_checkpoint");
-        assert_close(dir, &numbers(&one, "loss"), &numbers(&bench.records(dir), "loss"), 1e-4);
+        assert_close(
+            dir,
+            &numbers(&one, "loss"),
+            &numbers(&bench.records(dir), "loss"),
+            1e-4,
+        );
     }
 }
 
-/// Ends the run's whole process groups as a user would, and finds the run saved: all ranks stop with the same step.
+/// Ends the run's whole process groups as a user would, and finds the run saved: all ranks stop
+/// with the same step.
 #[test]
 fn a_signal_to_the_launcher_stops_all_processes_at_one_step() {
     let Some(bench) = bench() else { return };
-    let command = train(GPT2, 2, "--max_steps 100000 --save_strategy no --output_dir out");
+    let command = train(
+        GPT2,
+        2,
+        "--max_steps 100000 --save_strategy no --output_dir out",
+    );
     let mut run = Launched::of(&bench, &format!("launch --nproc_per_node 2 -- {command}"));
     run.wait_for(&["[rank 0] {'loss'"]);
     // SAFETY: the launcher has not been waited for.
     unsafe { libc::kill(run.child.id() as i32, libc::SIGTERM) };
     let end = run.finish();
     assert_eq!(end.code, Some(143), "{}", end.stdout);
-    assert!(end.stdout.contains("[rank 0] stopped after step"), "{}", end.stdout);
-    let resumed = train(GPT2, 2, "--max_steps 100000 --output_dir out --resume_from_checkpoint");
+    assert!(
+        end.stdout.contains("[rank 0] stopped after step"),
+        "{}",
+        end.stdout
+    );
+    let resumed = train(
+        GPT2,
+        2,
+        "--max_steps 100000 --output_dir out --resume_from_checkpoint",
+    );
     let mut run = Launched::of(&bench, &format!("launch --nproc_per_node 2 -- {resumed}"));
     run.wait_for(&["[rank 0] resuming from"]);
     run.wait_for(&["[rank 0] {'loss'"]);
@@ -219,35 +323,70 @@ fn a_signal_to_the_launcher_stops_all_processes_at_one_step() {
 
 /// How often [`survives`] kills: `XTRAIN_KILLS`.
 fn kills(unless_told: u64) -> u64 {
-    std::env::var("XTRAIN_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(unless_told)
+    std::env::var("XTRAIN_KILLS")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(unless_told)
 }
 
-/// A rank of two, which `mesh` has a device each for, is killed at random moments so many times, and each run ends with the very weights
-/// of the undisturbed one.
+/// A rank of two, which `mesh` has a device each for, is killed at random moments so many times,
+/// and each run ends with the very weights of the undisturbed one.
 fn survives(mesh: &str, kills: u64) {
     let Some(bench) = bench() else { return };
-    let command =
-        |dir: &str| train(GPT2, 1, &format!("{mesh} --save_strategy steps --save_steps 5 --max_steps 40 --output_dir {dir}"));
-    Launched::of(&bench, &format!("launch --nproc_per_node 2 -- {}", command("whole"))).finish().succeeded();
+    let command = |dir: &str| {
+        train(
+            GPT2,
+            1,
+            &format!(
+                "{mesh} --save_strategy steps --save_steps 5 --max_steps 40 --output_dir {dir}"
+            ),
+        )
+    };
+    Launched::of(
+        &bench,
+        &format!("launch --nproc_per_node 2 -- {}", command("whole")),
+    )
+    .finish()
+    .succeeded();
     let whole = bench.bytes("whole/model.safetensors");
     // Random, but told, so that a failure can be repeated.
     let mut seed = std::process::id() as u64;
     for kill in 0..kills {
-        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        seed = seed
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         let (step, rank, delay) = (1 + (seed >> 33) % 38, (seed >> 20) % 2, (seed >> 40) % 300);
         let dir = format!("killed-{kill}");
-        let mut run = Launched::of(&bench, &format!("launch --nproc_per_node 2 --max_restarts 2 -- {}", command(&dir)));
+        let mut run = Launched::of(
+            &bench,
+            &format!(
+                "launch --nproc_per_node 2 --max_restarts 2 -- {}",
+                command(&dir)
+            ),
+        );
         for _ in 0..step {
             run.wait_for(&["[rank 0] {'loss'"]);
         }
         std::thread::sleep(Duration::from_millis(delay));
         let hit = run.signal(rank as usize, libc::SIGKILL);
         let end = run.finish();
-        let place = format!("{mesh}, kill {kill}: rank {rank} after step {step} and {delay} ms\n{}", end.stdout);
+        let place = format!(
+            "{mesh}, kill {kill}: rank {rank} after step {step} and {delay} ms\n{}",
+            end.stdout
+        );
         assert_eq!(end.code, Some(0), "{place}");
         // A late kill may come when the rank has ended.
-        assert!(!hit || step > 30 || end.stdout.contains(&format!("launch: rank {rank} was killed by signal 9")), "{place}");
-        assert!(bench.bytes(&format!("{dir}/model.safetensors")) == whole, "other weights: {place}");
+        assert!(
+            !hit || step > 30
+                || end
+                    .stdout
+                    .contains(&format!("launch: rank {rank} was killed by signal 9")),
+            "{place}"
+        );
+        assert!(
+            bench.bytes(&format!("{dir}/model.safetensors")) == whole,
+            "other weights: {place}"
+        );
     }
 }
 
@@ -265,13 +404,25 @@ fn a_pipeline_survives_the_death_of_its_processes() {
 #[test]
 fn a_rank_that_hangs_is_found_and_named() {
     let Some(bench) = bench() else { return };
-    let command = train(GPT2, 2, "--max_steps 100000 --save_strategy steps --save_steps 5 --output_dir out");
-    let mut run = Launched::of(&bench, &format!("launch --nproc_per_node 2 --heartbeat_timeout 10 -- {command}"));
+    let command = train(
+        GPT2,
+        2,
+        "--max_steps 100000 --save_strategy steps --save_steps 5 --output_dir out",
+    );
+    let mut run = Launched::of(
+        &bench,
+        &format!("launch --nproc_per_node 2 --heartbeat_timeout 10 -- {command}"),
+    );
     run.wait_for(&["[rank 0] {'loss'"]);
     assert!(run.signal(1, libc::SIGSTOP));
     let end = run.finish();
     assert_eq!(end.code, Some(1), "{}", end.stdout);
-    assert!(end.stdout.contains("error: rank 1 was not heard of for 10 s"), "{}", end.stdout);
+    assert!(
+        end.stdout
+            .contains("error: rank 1 was not heard of for 10 s"),
+        "{}",
+        end.stdout
+    );
     assert!(end.stdout.contains("it hangs"), "{}", end.stdout);
 }
 
@@ -285,23 +436,38 @@ fn the_first_failure_is_reported_with_its_cause() {
     assert_eq!(run.stdout.matches("error:").count(), 1, "{}", run.stdout);
     // Only the ranks can know that the devices do not fit the processes.
     let odd = train(GPT2, 4, "--output_dir out");
-    let run = Launched::of(&bench, &format!("launch --nproc_per_node 3 --max_restarts 5 -- {odd}")).finish();
+    let run = Launched::of(
+        &bench,
+        &format!("launch --nproc_per_node 3 --max_restarts 5 -- {odd}"),
+    )
+    .finish();
     assert_eq!(run.code, Some(1), "{}", run.stdout);
-    assert!(run.stdout.contains("--data_parallel 4 cannot be dealt out to 3 processes"), "{}", run.stdout);
+    assert!(
+        run.stdout
+            .contains("--data_parallel 4 cannot be dealt out to 3 processes"),
+        "{}",
+        run.stdout
+    );
     assert!(!run.stdout.contains("restart 1"), "{}", run.stdout);
 }
 
 /// A launcher of node 0 that waits for a second node, and its endpoint.
 fn waiting_node(bench: &Bench, port: u16, secret: &str) -> Launched {
     let command = train(GPT2, 2, "--output_dir out");
-    let line = format!("launch --nnodes 2 --node_rank 0 --rdzv_endpoint 127.0.0.1:{port} --rdzv_timeout 30 -- {command}");
+    let line = format!(
+        "launch --nnodes 2 --node_rank 0 --rdzv_endpoint 127.0.0.1:{port} --rdzv_timeout 30 -- {command}"
+    );
     let mut process = bench.command(&line).process();
     process.env("XTRAIN_RDZV_SECRET", secret);
     start(process)
 }
 
 fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
 }
 
 /// Everything that can be wrong about the rendezvous ends in a sentence, in time.
@@ -312,64 +478,135 @@ fn a_rendezvous_that_cannot_be_says_why() {
     let port = free_port();
     let endpoint = format!("127.0.0.1:{port}");
     let join = |secret: &str, flags: &str| {
-        let mut process = bench.command(&format!("launch {flags} --rdzv_timeout 3 -- {command}")).process();
+        let mut process = bench
+            .command(&format!("launch {flags} --rdzv_timeout 3 -- {command}"))
+            .process();
         process.env("XTRAIN_RDZV_SECRET", secret);
         let began = Instant::now();
         let run = start(process).finish();
-        assert!(began.elapsed() < Duration::from_secs(60), "{flags}: {}", run.stdout);
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "{flags}: {}",
+            run.stdout
+        );
         assert_eq!(run.code, Some(1), "{flags}: {}", run.stdout);
         run.stdout
     };
-    let nobody = join("correct horse", &format!("--nnodes 2 --node_rank 1 --rdzv_endpoint {endpoint}"));
-    assert!(nobody.contains("could not be reached within 3 s"), "{nobody}");
+    let nobody = join(
+        "correct horse",
+        &format!("--nnodes 2 --node_rank 1 --rdzv_endpoint {endpoint}"),
+    );
+    assert!(
+        nobody.contains("could not be reached within 3 s"),
+        "{nobody}"
+    );
 
     let mut first = waiting_node(&bench, port, "correct horse");
     let until = Instant::now() + PATIENCE;
     while std::net::TcpStream::connect(&endpoint).is_err() {
-        assert!(Instant::now() < until && first.child.try_wait().unwrap().is_none(), "node 0 does not listen");
+        assert!(
+            Instant::now() < until && first.child.try_wait().unwrap().is_none(),
+            "node 0 does not listen"
+        );
         std::thread::sleep(Duration::from_millis(50));
     }
-    let taken = join("correct horse", &format!("--nnodes 2 --node_rank 0 --rdzv_endpoint {endpoint}"));
-    assert!(taken.contains("cannot listen at") && taken.contains("another job may run there"), "{taken}");
-    let stranger = join("battery staple", &format!("--nnodes 2 --node_rank 1 --rdzv_endpoint {endpoint}"));
+    let taken = join(
+        "correct horse",
+        &format!("--nnodes 2 --node_rank 0 --rdzv_endpoint {endpoint}"),
+    );
+    assert!(
+        taken.contains("cannot listen at") && taken.contains("another job may run there"),
+        "{taken}"
+    );
+    let stranger = join(
+        "battery staple",
+        &format!("--nnodes 2 --node_rank 1 --rdzv_endpoint {endpoint}"),
+    );
     assert!(stranger.contains("its secret is another one"), "{stranger}");
-    let other = join("correct horse", &format!("--nnodes 3 --node_rank 1 --rdzv_endpoint {endpoint}"));
-    assert!(other.contains("it was started with --nnodes 3, node 0 with --nnodes 2"), "{other}");
-    let more = join("correct horse", &format!("--nnodes 2 --nproc_per_node 2 --node_rank 1 --rdzv_endpoint {endpoint}"));
-    assert!(more.contains("--nproc_per_node 2, node 0 with --nproc_per_node 1"), "{more}");
+    let other = join(
+        "correct horse",
+        &format!("--nnodes 3 --node_rank 1 --rdzv_endpoint {endpoint}"),
+    );
+    assert!(
+        other.contains("it was started with --nnodes 3, node 0 with --nnodes 2"),
+        "{other}"
+    );
+    let more = join(
+        "correct horse",
+        &format!("--nnodes 2 --nproc_per_node 2 --node_rank 1 --rdzv_endpoint {endpoint}"),
+    );
+    assert!(
+        more.contains("--nproc_per_node 2, node 0 with --nproc_per_node 1"),
+        "{more}"
+    );
     let _ = first.child.kill();
     let _ = first.child.wait();
 
     // The environment of another launcher: a rank with the wrong world size.
     let alone = |rank: &str, world: &str| {
-        let line = train(GPT2, 2, &format!("--data_parallel {world} --output_dir alone-{rank}"));
+        let line = train(
+            GPT2,
+            2,
+            &format!("--data_parallel {world} --output_dir alone-{rank}"),
+        );
         let mut process = bench.command(&line).process();
-        process.env("RANK", rank).env("LOCAL_RANK", rank).env("WORLD_SIZE", world).env("MASTER_ADDR", "127.0.0.1");
-        process.env("MASTER_PORT", port.to_string()).env("XTRAIN_RDZV_SECRET", "correct horse").env("XTRAIN_RDZV_TIMEOUT", "120");
+        process
+            .env("RANK", rank)
+            .env("LOCAL_RANK", rank)
+            .env("WORLD_SIZE", world)
+            .env("MASTER_ADDR", "127.0.0.1");
+        process
+            .env("MASTER_PORT", port.to_string())
+            .env("XTRAIN_RDZV_SECRET", "correct horse")
+            .env("XTRAIN_RDZV_TIMEOUT", "120");
         start(process)
     };
     let zero = alone("0", "2");
     let wrong = alone("1", "4").finish();
     assert_eq!(wrong.code, Some(1), "{}", wrong.stdout);
-    assert!(wrong.stdout.contains("it says that the job has 4 processes, and this one has 2"), "{}", wrong.stdout);
+    assert!(
+        wrong
+            .stdout
+            .contains("it says that the job has 4 processes, and this one has 2"),
+        "{}",
+        wrong.stdout
+    );
     let one = alone("1", "2");
     // Without a launcher, by the environment alone.
     for run in [zero, one] {
         let run = run.finish();
         assert_eq!(run.code, Some(0), "{}", run.stdout);
     }
-    assert!(bench.path("alone-0/model.safetensors").exists() && !bench.path("alone-1/model.safetensors").exists());
+    assert!(
+        bench.path("alone-0/model.safetensors").exists()
+            && !bench.path("alone-1/model.safetensors").exists()
+    );
 }
 
 #[test]
 fn what_launch_cannot_do_is_refused_at_once() {
     for (line, part) in [
-        ("launch --nnodes 2 -- train clm", "several machines need to know where they meet"),
-        ("launch --nnodes 2 --node_rank 2 --rdzv_endpoint a:1 -- train clm", "--node_rank 2 is none of 2 machines"),
-        ("launch -- quickstart", "launch runs train or eval, not `quickstart`"),
+        (
+            "launch --nnodes 2 -- train clm",
+            "several machines need to know where they meet",
+        ),
+        (
+            "launch --nnodes 2 --node_rank 2 --rdzv_endpoint a:1 -- train clm",
+            "--node_rank 2 is none of 2 machines",
+        ),
+        (
+            "launch -- quickstart",
+            "launch runs train or eval, not `quickstart`",
+        ),
         ("launch", "launch runs train or eval"),
-        ("launch train clm --max_steps 3", "put that command after --"),
-        ("launch --device cuda -- train clm", "--device belongs to the command that is launched"),
+        (
+            "launch train clm --max_steps 3",
+            "put that command after --",
+        ),
+        (
+            "launch --device cuda -- train clm",
+            "--device belongs to the command that is launched",
+        ),
         ("launch --nproc_per_node 0 -- train clm", "nproc_per_node"),
     ] {
         let run = crate::support::xtrain().args(line.split(' ')).run();
@@ -380,7 +617,11 @@ fn what_launch_cannot_do_is_refused_at_once() {
         .args("launch --nnodes 2 --node_rank 1 --rdzv_endpoint 127.0.0.1:9 -- train clm".split(' '))
         .run();
     assert_eq!(run.code, Some(1), "{}", run.stderr);
-    assert!(run.stderr.contains("several nodes need one secret"), "{}", run.stderr);
+    assert!(
+        run.stderr.contains("several nodes need one secret"),
+        "{}",
+        run.stderr
+    );
 }
 
 /// Two network namespaces with a cable between them, gone when dropped.
@@ -400,27 +641,47 @@ impl TwoHosts {
              && ip -n {a} addr add 10.77.0.1/24 dev v{a} && ip -n {b} addr add 10.77.0.2/24 dev v{b} \
              && ip -n {a} link set v{a} up && ip -n {b} link set v{b} up && ip -n {a} link set lo up && ip -n {b} link set lo up"
         );
-        let made = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+        let made = std::process::Command::new("sh")
+            .args(["-c", &script])
+            .output()
+            .unwrap();
         if !made.status.success() {
-            eprintln!("SKIPPED: no network namespaces here: {}", String::from_utf8_lossy(&made.stderr).trim());
+            eprintln!(
+                "SKIPPED: no network namespaces here: {}",
+                String::from_utf8_lossy(&made.stderr).trim()
+            );
             return None;
         }
         Some(hosts)
     }
 
     fn launch(&self, bench: &Bench, host: usize, flags: &str, command: &str) -> Launched {
-        let line = format!("launch --nnodes 2 --node_rank {host} --rdzv_endpoint 10.77.0.1:29411 {flags} -- {command}");
+        let line = format!(
+            "launch --nnodes 2 --node_rank {host} --rdzv_endpoint 10.77.0.1:29411 {flags} -- {command}"
+        );
         let inner = bench.command(&line).process();
         let mut outer = std::process::Command::new("ip");
-        outer.args(["netns", "exec", &self.names[host]]).arg(inner.get_program()).args(inner.get_args());
-        outer.env("XTRAIN_RDZV_SECRET", "correct horse").current_dir(inner.get_current_dir().unwrap());
-        outer.envs(inner.get_envs().filter_map(|(key, value)| Some((key, value?))));
+        outer
+            .args(["netns", "exec", &self.names[host]])
+            .arg(inner.get_program())
+            .args(inner.get_args());
+        outer
+            .env("XTRAIN_RDZV_SECRET", "correct horse")
+            .current_dir(inner.get_current_dir().unwrap());
+        outer.envs(
+            inner
+                .get_envs()
+                .filter_map(|(key, value)| Some((key, value?))),
+        );
         start(outer)
     }
 
     fn cut(&self) {
         let [a, _] = &self.names;
-        let status = std::process::Command::new("ip").args(["-n", a, "link", "set", &format!("v{a}"), "down"]).status().unwrap();
+        let status = std::process::Command::new("ip")
+            .args(["-n", a, "link", "set", &format!("v{a}"), "down"])
+            .status()
+            .unwrap();
         assert!(status.success());
     }
 }
@@ -428,13 +689,16 @@ impl TwoHosts {
 impl Drop for TwoHosts {
     fn drop(&mut self) {
         for name in &self.names {
-            let _ = std::process::Command::new("ip").args(["netns", "del", name]).stderr(Stdio::null()).status();
+            let _ = std::process::Command::new("ip")
+                .args(["netns", "del", name])
+                .stderr(Stdio::null())
+                .status();
         }
     }
 }
 
-/// Two machines with their own addresses: a run across them gives the numbers of one machine; when the cable is cut, both sides
-/// say so, and the checkpoint that was saved goes on.
+/// Two machines with their own addresses: a run across them gives the numbers of one machine; when
+/// the cable is cut, both sides say so, and the checkpoint that was saved goes on.
 #[test]
 fn two_hosts_train_together_until_the_link_is_cut() {
     let Some(bench) = bench() else { return };
@@ -445,24 +709,60 @@ fn two_hosts_train_together_until_the_link_is_cut() {
         run.finish().succeeded();
     }
     let same = train(GPT2, 2, "--save_strategy no --output_dir here");
-    Launched::of(&bench, &format!("launch --nproc_per_node 2 -- {same}")).finish().succeeded();
-    assert!(bench.bytes("across/model.safetensors") == bench.bytes("here/model.safetensors"), "two hosts, other weights");
+    Launched::of(&bench, &format!("launch --nproc_per_node 2 -- {same}"))
+        .finish()
+        .succeeded();
+    assert!(
+        bench.bytes("across/model.safetensors") == bench.bytes("here/model.safetensors"),
+        "two hosts, other weights"
+    );
 
-    let endless = train(GPT2, 2, "--max_steps 100000 --save_strategy steps --save_steps 5 --save_total_limit 3 --output_dir cut");
-    let [mut first, second] = [0, 1].map(|host| hosts.launch(&bench, host, "--heartbeat_timeout 10", &endless));
+    let endless = train(
+        GPT2,
+        2,
+        "--max_steps 100000 --save_strategy steps --save_steps 5 --save_total_limit 3 --output_dir cut",
+    );
+    let [mut first, second] =
+        [0, 1].map(|host| hosts.launch(&bench, host, "--heartbeat_timeout 10", &endless));
     first.wait_for(&["[rank 0] {'loss'"]);
     for _ in 0..10 {
         first.wait_for(&["[rank 0] {'loss'"]);
     }
     hosts.cut();
     let (first, second) = (first.finish(), second.finish());
-    assert_eq!((first.code, second.code), (Some(1), Some(1)), "{}\n{}", first.stdout, second.stdout);
-    assert!(first.stdout.contains("error: node 1 was not heard of for 10 s"), "{}", first.stdout);
-    assert!(second.stdout.contains("the connection to the rendezvous at 10.77.0.1:29411 was lost"), "{}", second.stdout);
-    let saved =
-        |dir: PathBuf| fs::read_dir(dir).unwrap().flatten().any(|e| e.file_name().to_string_lossy().starts_with("checkpoint-"));
+    assert_eq!(
+        (first.code, second.code),
+        (Some(1), Some(1)),
+        "{}\n{}",
+        first.stdout,
+        second.stdout
+    );
+    assert!(
+        first
+            .stdout
+            .contains("error: node 1 was not heard of for 10 s"),
+        "{}",
+        first.stdout
+    );
+    assert!(
+        second
+            .stdout
+            .contains("the connection to the rendezvous at 10.77.0.1:29411 was lost"),
+        "{}",
+        second.stdout
+    );
+    let saved = |dir: PathBuf| {
+        fs::read_dir(dir)
+            .unwrap()
+            .flatten()
+            .any(|e| e.file_name().to_string_lossy().starts_with("checkpoint-"))
+    };
     assert!(saved(bench.path("cut")), "{}", first.stdout);
-    let go_on = train(GPT2, 2, "--max_steps 100000 --output_dir cut --resume_from_checkpoint");
+    let go_on = train(
+        GPT2,
+        2,
+        "--max_steps 100000 --output_dir cut --resume_from_checkpoint",
+    );
     let mut run = Launched::of(&bench, &format!("launch --nproc_per_node 2 -- {go_on}"));
     run.wait_for(&["[rank 0] resuming from", "checkpoint-"]);
     run.wait_for(&["[rank 0] {'loss'"]);
@@ -470,22 +770,41 @@ fn two_hosts_train_together_until_the_link_is_cut() {
     let _ = run.child.wait();
 }
 
-/// Devices that are not here: our CPU plugin stands in, told in the vendors' own way which process it serves.
+/// Devices that are not here: our CPU plugin stands in, told in the vendors' own way which process
+/// it serves.
 #[test]
 fn accelerators_are_shared_by_processes_too() {
     let Some(bench) = bench() else { return };
-    let Some(plugin) = crate::neuron::stand_in() else { return };
+    let Some(plugin) = crate::neuron::stand_in() else {
+        return;
+    };
     for device in ["cuda", "neuron"] {
-        let command = train(GPT2, 2, &format!("--device {device} --max_steps 3 --save_strategy no --output_dir {device}"));
-        let mut process = bench.command(&format!("launch --nproc_per_node 2 -- {command}")).process();
-        process.env("NEURON_LIBRARY_PATH", &plugin).env("XTRAIN_CUDA_PLUGIN", &plugin);
+        let command = train(
+            GPT2,
+            2,
+            &format!("--device {device} --max_steps 3 --save_strategy no --output_dir {device}"),
+        );
+        let mut process = bench
+            .command(&format!("launch --nproc_per_node 2 -- {command}"))
+            .process();
+        process
+            .env("NEURON_LIBRARY_PATH", &plugin)
+            .env("XTRAIN_CUDA_PLUGIN", &plugin);
         let run = start(process).finish();
         run.succeeded();
         assert!(
-            run.stdout.contains(&format!("[rank 1] note: {} drives `cpu`, not {device}", plugin.display())),
+            run.stdout.contains(&format!(
+                "[rank 1] note: {} drives `cpu`, not {device}",
+                plugin.display()
+            )),
             "{}",
             run.stdout
         );
-        assert_eq!(numbers(&bench.records(device), "loss").len(), 3, "{}", run.stdout);
+        assert_eq!(
+            numbers(&bench.records(device), "loss").len(),
+            3,
+            "{}",
+            run.stdout
+        );
     }
 }

@@ -1,5 +1,6 @@
-//! The steady state: nothing is compiled after the first steps, memory stays flat, and weights and moments exist once because a
-//! step's state is donated to the next. Figures are printed (`--nocapture`); times are never asserted.
+//! The steady state: nothing is compiled after the first steps, memory stays flat, and weights and
+//! moments exist once because a step's state is donated to the next. Figures are printed
+//! (`--nocapture`); times are never asserted.
 
 use crate::support::{golden_dir, xtrain};
 use serde_json::Value;
@@ -20,7 +21,10 @@ const MB: f64 = 1e6;
 /// What a process has resident, in bytes.
 fn rss(pid: u32) -> f64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or("0 kB");
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .unwrap_or("0 kB");
     line.trim().trim_end_matches(" kB").parse::<f64>().unwrap() * 1024.0
 }
 
@@ -29,17 +33,53 @@ fn memory_is_flat_and_nothing_is_compiled_over_2000_steps() {
     let Some(golden) = golden_dir() else { return };
     const STEPS: usize = 2000;
     let dir = tempfile::tempdir().unwrap();
-    let text: String =
-        (0..4000).map(|i| format!("Line {i} says that {} and {} are {}.\n", i % 7, i % 11, i % 7 + i % 11)).collect();
+    let text: String = (0..4000)
+        .map(|i| {
+            format!(
+                "Line {i} says that {} and {} are {}.\n",
+                i % 7,
+                i % 11,
+                i % 7 + i % 11
+            )
+        })
+        .collect();
     fs::write(dir.path().join("train.txt"), text).unwrap();
     let mut measured = Vec::new();
     let run = xtrain()
         .dir(dir.path())
         .env("XTRAIN_CACHE_DIR", dir.path().join("cache"))
-        .args(["train", "clm", "--disable_tqdm", "--model_type", "gpt2", "--output_dir", "out", "--train_file", "train.txt"])
-        .args(["--config_overrides", "n_layer=2,n_head=2,n_embd=32,n_positions=64", "--block_size", "16"])
-        .args(["--per_device_train_batch_size", "2", "--dataloader_num_workers", "2", "--logging_steps", "10"])
-        .args(["--max_steps", &STEPS.to_string(), "--save_strategy", "no", "--tokenizer_name"])
+        .args([
+            "train",
+            "clm",
+            "--disable_tqdm",
+            "--model_type",
+            "gpt2",
+            "--output_dir",
+            "out",
+            "--train_file",
+            "train.txt",
+        ])
+        .args([
+            "--config_overrides",
+            "n_layer=2,n_head=2,n_embd=32,n_positions=64",
+            "--block_size",
+            "16",
+        ])
+        .args([
+            "--per_device_train_batch_size",
+            "2",
+            "--dataloader_num_workers",
+            "2",
+            "--logging_steps",
+            "10",
+        ])
+        .args([
+            "--max_steps",
+            &STEPS.to_string(),
+            "--save_strategy",
+            "no",
+            "--tokenizer_name",
+        ])
         .arg(golden.join("tokenizers/byte_bpe"))
         .run_watching(|line, pid| {
             if line.contains("{'loss'") {
@@ -58,31 +98,66 @@ fn memory_is_flat_and_nothing_is_compiled_over_2000_steps() {
         late / MB,
         growth / MB
     );
-    // 2 KB for each of 1600 steps would be 3.2 MB; a leaked batch, metric or executable of any size shows.
-    assert!(growth < 3.0 * MB, "{:.2} MB more after 1600 steps", growth / MB);
+    // 2 KB for each of 1600 steps would be 3.2 MB; a leaked batch, metric or executable of any size
+    // shows.
+    assert!(
+        growth < 3.0 * MB,
+        "{:.2} MB more after 1600 steps",
+        growth / MB
+    );
 
-    let end = run.stderr.lines().find(|line| line.starts_with("graphs used ")).expect("the run's last line counts compilations");
+    let end = run
+        .stderr
+        .lines()
+        .find(|line| line.starts_with("graphs used "))
+        .expect("the run's last line counts compilations");
     println!("{end}");
     let number = |before: &str| -> u64 {
         let rest = end.split_once(before).unwrap().1;
-        rest[..rest.find(|c: char| !c.is_ascii_digit()).unwrap()].parse().unwrap()
+        rest[..rest.find(|c: char| !c.is_ascii_digit()).unwrap()]
+            .parse()
+            .unwrap()
     };
-    assert_eq!(number("graphs used "), 2, "the step's graph and the ceiling's: {end}");
-    assert_eq!(number("cache hits ") + number("compiled "), 2, "each found or compiled once: {end}");
+    assert_eq!(
+        number("graphs used "),
+        2,
+        "the step's graph and the ceiling's: {end}"
+    );
+    assert_eq!(
+        number("cache hits ") + number("compiled "),
+        2,
+        "each found or compiled once: {end}"
+    );
 }
 
 #[test]
 fn state_is_donated_so_that_there_is_one_copy() {
     let mut config = xtrain_models::preset("gpt2").unwrap();
-    for (key, value) in [("n_layer", 2), ("n_head", 2), ("n_embd", 64), ("n_positions", 64), ("vocab_size", 500)] {
+    for (key, value) in [
+        ("n_layer", 2),
+        ("n_head", 2),
+        ("n_embd", 64),
+        ("n_positions", 64),
+        ("vocab_size", 500),
+    ] {
         config.set(key, value);
     }
     let model = xtrain_models::build(config, Task::CausalLm).unwrap();
     let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
     let specs = model.parameters();
     parameters::initialize(&mut session, &specs, 1).unwrap();
-    let schedule = Schedule { kind: ScheduleKind::Linear, peak: 1e-4, warmup: 2, total: 10 };
-    let stepper = Stepper::new(&*model, OptimizerSettings::constant(OptimizerKind::AdamW, 1e-4), schedule, 1);
+    let schedule = Schedule {
+        kind: ScheduleKind::Linear,
+        peak: 1e-4,
+        warmup: 2,
+        total: 10,
+    };
+    let stepper = Stepper::new(
+        &*model,
+        OptimizerSettings::constant(OptimizerKind::AdamW, 1e-4),
+        schedule,
+        1,
+    );
     let extra = stepper.extra_state(true);
     parameters::set_extra_state(&mut session, &extra, None).unwrap();
     let shape = Shape::new(DType::S32, [2usize, 16]);
@@ -91,10 +166,22 @@ fn state_is_donated_so_that_there_is_one_copy() {
     let batch = DeviceBatch::full(ids.clone(), ids);
     // Learning rate, step and microstep change from step to step; the graphs must not.
     for step in 0..10 {
-        for (micro, phase) in [Phase::Accumulate, Phase::Update { accumulated: true }].into_iter().enumerate() {
-            let marked = stepper.microbatch(&mut session, &batch, phase, step, step * 2 + micro as u64).unwrap();
+        for (micro, phase) in [Phase::Accumulate, Phase::Update { accumulated: true }]
+            .into_iter()
+            .enumerate()
+        {
+            let marked = stepper
+                .microbatch(&mut session, &batch, phase, step, step * 2 + micro as u64)
+                .unwrap();
             if phase != Phase::Accumulate {
-                assert!(read_metrics(&marked).unwrap().wait().unwrap().loss.is_finite());
+                assert!(
+                    read_metrics(&marked)
+                        .unwrap()
+                        .wait()
+                        .unwrap()
+                        .loss
+                        .is_finite()
+                );
             }
         }
         assert_eq!(session.cache().stats().compiled, 2, "after step {step}");
@@ -102,8 +189,19 @@ fn state_is_donated_so_that_there_is_one_copy() {
     assert_eq!(session.cache().stats().hits, 18);
 
     let bytes = |shapes: &[&Shape]| shapes.iter().map(|shape| shape.bytes()).sum::<usize>() as i64;
-    let weights: i64 = specs.iter().map(|p| parameters::parameter_shape(p).bytes() as i64).sum();
-    let of = |kind: &str| bytes(&extra.iter().filter(|s| s.name.starts_with(kind)).map(|s| &s.shape).collect::<Vec<_>>());
+    let weights: i64 = specs
+        .iter()
+        .map(|p| parameters::parameter_shape(p).bytes() as i64)
+        .sum();
+    let of = |kind: &str| {
+        bytes(
+            &extra
+                .iter()
+                .filter(|s| s.name.starts_with(kind))
+                .map(|s| &s.shape)
+                .collect::<Vec<_>>(),
+        )
+    };
     let moments = of("exp_avg");
     let accumulators = bytes(&extra.iter().map(|s| &s.shape).collect::<Vec<_>>()) - moments;
     assert_eq!(moments, 2 * weights);
@@ -111,18 +209,31 @@ fn state_is_donated_so_that_there_is_one_copy() {
         let memory = graph.memory().unwrap();
         println!(
             "{}: weights {weights}, moments {moments}, gradient sums {accumulators}; arguments {}, outputs {}, shared {}, temporaries {}",
-            graph.name, memory.argument_bytes, memory.output_bytes, memory.alias_bytes, memory.temp_bytes
+            graph.name,
+            memory.argument_bytes,
+            memory.output_bytes,
+            memory.alias_bytes,
+            memory.temp_bytes
         );
         // What the step changes is written over in place.
         let changed = match graph.name.as_str() {
             "accumulate" => accumulators,
             _ => weights + moments + accumulators,
         };
-        assert!(memory.alias_bytes >= changed, "{}: {changed} bytes change, {} are donated", graph.name, memory.alias_bytes);
+        assert!(
+            memory.alias_bytes >= changed,
+            "{}: {changed} bytes change, {} are donated",
+            graph.name,
+            memory.alias_bytes
+        );
         // Beyond that there are only a batch, a few numbers, and the table of output addresses.
         let once = memory.argument_bytes + memory.output_bytes - memory.alias_bytes;
         let slack = 16 * 1024;
-        assert!(once <= weights + moments + accumulators + slack, "{}: {once} bytes for one copy", graph.name);
+        assert!(
+            once <= weights + moments + accumulators + slack,
+            "{}: {once} bytes for one copy",
+            graph.name
+        );
     }
 }
 
@@ -130,7 +241,20 @@ fn state_is_donated_so_that_there_is_one_copy() {
 fn the_peak_of_a_real_process_is_one_copy_of_the_state() {
     let bench = |sizes: &str| -> Value {
         let run = xtrain()
-            .args(["bench", "--json", "--model_type", "gpt2", "--batch", "1", "--seq", "16", "--steps", "5", "--warmup", "2"])
+            .args([
+                "bench",
+                "--json",
+                "--model_type",
+                "gpt2",
+                "--batch",
+                "1",
+                "--seq",
+                "16",
+                "--steps",
+                "5",
+                "--warmup",
+                "2",
+            ])
             .args(["--config_overrides", sizes, "--compile_cache", "false"])
             .run();
         run.succeeded();
@@ -140,7 +264,10 @@ fn the_peak_of_a_real_process_is_one_copy_of_the_state() {
     let (layers, width, vocab) = (4.0, 512.0, 16_000.0);
     let medium = bench("n_layer=4,n_head=8,n_embd=512,n_positions=16,vocab_size=16000");
     let weights = 4.0 * (layers * 12.0 * width * width + vocab * width);
-    let (state, temporaries) = (3.0 * weights, train_temporaries(&[("n_layer", 4), ("n_head", 8), ("n_embd", 512)]) as f64);
+    let (state, temporaries) = (
+        3.0 * weights,
+        train_temporaries(&[("n_layer", 4), ("n_head", 8), ("n_embd", 512)]) as f64,
+    );
     let peak = |json: &Value| json["peak_rss_mb"].as_f64().unwrap() * MB;
     let grown = peak(&medium) - peak(&tiny);
     println!(
@@ -155,18 +282,31 @@ fn the_peak_of_a_real_process_is_one_copy_of_the_state() {
         (state + 2.0 * temporaries) / MB,
         (2.0 * state + 2.0 * temporaries) / MB
     );
-    // Room is left for a second set of temporaries, which a step may take before the last one gave its own back, for the
-    // compiler, and half of what a second copy would take.
-    assert!(grown < state + 2.0 * temporaries + 0.5 * state, "{:.0} MB is not one copy", grown / MB);
+    // Room is left for a second set of temporaries, which a step may take before the last one gave
+    // its own back, for the compiler, and half of what a second copy would take.
+    assert!(
+        grown < state + 2.0 * temporaries + 0.5 * state,
+        "{:.0} MB is not one copy",
+        grown / MB
+    );
     assert_eq!(medium["compiled_graphs"], 1, "{medium}");
-    let (host, step) = (medium["trace_ms"].as_f64().unwrap(), medium["step_ms_median"].as_f64().unwrap());
-    println!("host time per step (trace and execute): {host:.2} ms of {step:.1} ms, {:.1}%", 100.0 * host / step);
+    let (host, step) = (
+        medium["trace_ms"].as_f64().unwrap(),
+        medium["step_ms_median"].as_f64().unwrap(),
+    );
+    println!(
+        "host time per step (trace and execute): {host:.2} ms of {step:.1} ms, {:.1}%",
+        100.0 * host / step
+    );
 }
 
 /// Bytes that the compiler sets aside for the step of the medium model: gradients, activations.
 fn train_temporaries(sizes: &[(&str, i64)]) -> i64 {
     let mut config = xtrain_models::preset("gpt2").unwrap();
-    for (key, value) in sizes.iter().chain(&[("n_positions", 16), ("vocab_size", 16000)]) {
+    for (key, value) in sizes
+        .iter()
+        .chain(&[("n_positions", 16), ("vocab_size", 16000)])
+    {
         config.set(key, *value);
     }
     for key in ["embd_pdrop", "attn_pdrop", "resid_pdrop"] {
@@ -174,8 +314,18 @@ fn train_temporaries(sizes: &[(&str, i64)]) -> i64 {
     }
     let model = xtrain_models::build(config, Task::CausalLm).unwrap();
     let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
-    let schedule = Schedule { kind: ScheduleKind::Constant, peak: 1e-4, warmup: 0, total: 7 };
-    let stepper = Stepper::new(&*model, OptimizerSettings::constant(OptimizerKind::AdamW, 1e-4), schedule, 1);
+    let schedule = Schedule {
+        kind: ScheduleKind::Constant,
+        peak: 1e-4,
+        warmup: 0,
+        total: 7,
+    };
+    let stepper = Stepper::new(
+        &*model,
+        OptimizerSettings::constant(OptimizerKind::AdamW, 1e-4),
+        schedule,
+        1,
+    );
     let batch = BatchShape {
         rows: 1,
         tokens: 16,
@@ -184,7 +334,11 @@ fn train_temporaries(sizes: &[(&str, i64)]) -> i64 {
         token_type_ids: false,
         variant: None,
     };
-    let shapes = RunShapes { train: vec![batch], eval: Vec::new(), accumulation: 1 };
+    let shapes = RunShapes {
+        train: vec![batch],
+        eval: Vec::new(),
+        accumulation: 1,
+    };
     let graphs = compile_all(&mut session, &*model, &stepper, &shapes, 2, &mut |_| {}).unwrap();
     let train = graphs.iter().find(|graph| graph.name == "train").unwrap();
     train.memory().unwrap().temp_bytes

@@ -1,8 +1,10 @@
-//! What several test modules need: where shared data lies, how a skip is told, how numbers are compared.
+//! What several test modules need: where shared data lies, how a skip is told, how numbers are
+//! compared.
 
 use std::path::{Path, PathBuf};
 
-/// A directory outside the repository that holds reference data. `None`, with a line that says so, if it is not there.
+/// A directory outside the repository that holds reference data. `None`, with a line that says so,
+/// if it is not there.
 pub fn shared_dir(variable: &str, default: &str) -> Option<PathBuf> {
     let path = match std::env::var_os(variable) {
         Some(path) => PathBuf::from(path),
@@ -11,7 +13,10 @@ pub fn shared_dir(variable: &str, default: &str) -> Option<PathBuf> {
     if path.is_dir() {
         return Some(path);
     }
-    eprintln!("SKIPPED: {} is not a directory; set {variable} to run this test", path.display());
+    eprintln!(
+        "SKIPPED: {} is not a directory; set {variable} to run this test",
+        path.display()
+    );
     None
 }
 
@@ -26,7 +31,10 @@ pub fn data_dir() -> Option<PathBuf> {
 /// The largest absolute difference, NaN if any value is NaN.
 pub fn max_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |max, d| if d > max || d.is_nan() { d } else { max })
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, |max, d| if d > max || d.is_nan() { d } else { max })
 }
 
 /// The program under test, to be run as a user would.
@@ -41,8 +49,14 @@ pub struct Run {
 
 pub fn xtrain() -> Command {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_xtrain"));
-    // Tests that say nothing of a cache share one, never the user's. It may outlive them: what is in it is found by what it is.
-    command.env("XTRAIN_CACHE_DIR", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache")).stdin(std::process::Stdio::null());
+    // Tests that say nothing of a cache share one, never the user's. It may outlive them: what is
+    // in it is found by what it is.
+    command
+        .env(
+            "XTRAIN_CACHE_DIR",
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"),
+        )
+        .stdin(std::process::Stdio::null());
     Command(command)
 }
 
@@ -52,7 +66,10 @@ impl Command {
         self
     }
 
-    pub fn args<A: AsRef<std::ffi::OsStr>>(&mut self, args: impl IntoIterator<Item = A>) -> &mut Self {
+    pub fn args<A: AsRef<std::ffi::OsStr>>(
+        &mut self,
+        args: impl IntoIterator<Item = A>,
+    ) -> &mut Self {
         self.0.args(args);
         self
     }
@@ -82,15 +99,24 @@ impl Command {
         self
     }
 
-    /// No file of the program's can grow beyond `bytes`: writes fail as on a full disk, with another error number.
+    /// No file of the program's can grow beyond `bytes`: writes fail as on a full disk, with
+    /// another error number.
     pub fn limit_files(&mut self, bytes: u64) -> &mut Self {
         use std::os::unix::process::CommandExt;
-        let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
-        // SAFETY: between fork and exec only system calls are made; the limit and the ignored signal pass on to the program.
+        let limit = libc::rlimit {
+            rlim_cur: bytes,
+            rlim_max: bytes,
+        };
+        // SAFETY: between fork and exec only system calls are made; the limit and the ignored
+        // signal pass on to the program.
         unsafe {
             self.0.pre_exec(move || {
                 libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
-                if libc::setrlimit(libc::RLIMIT_FSIZE, &limit) == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+                if libc::setrlimit(libc::RLIMIT_FSIZE, &limit) == 0 {
+                    Ok(())
+                } else {
+                    Err(std::io::Error::last_os_error())
+                }
             })
         };
         self
@@ -98,7 +124,11 @@ impl Command {
 
     /// Starts the program without waiting for it; what it prints is dropped.
     pub fn start(&mut self) -> std::process::Child {
-        self.0.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap()
+        self.0
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap()
     }
 
     /// [`Command::run_and_send`] with SIGTERM.
@@ -106,7 +136,8 @@ impl Command {
         self.run_and_send(sign, delay, libc::SIGTERM)
     }
 
-    /// Starts the program, waits for a line that contains `sign` and a little longer, sends a signal and waits for the end.
+    /// Starts the program, waits for a line that contains `sign` and a little longer, sends a
+    /// signal and waits for the end.
     pub fn run_and_send(&mut self, sign: &str, delay: std::time::Duration, signal: i32) -> Run {
         let mut signalled = false;
         let run = self.run_watching(|line, pid| {
@@ -121,10 +152,16 @@ impl Command {
         run
     }
 
-    /// Runs the program, calling `each_line` with each line of its standard output and its process number.
+    /// Runs the program, calling `each_line` with each line of its standard output and its process
+    /// number.
     pub fn run_watching(&mut self, mut each_line: impl FnMut(&str, u32)) -> Run {
         use std::io::{BufRead, Read};
-        let mut child = self.0.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+        let mut child = self
+            .0
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut stderr = child.stderr.take().unwrap();
         let errors = std::thread::spawn(move || {
             let mut text = String::new();
@@ -139,7 +176,11 @@ impl Command {
             stdout.push('\n');
         }
         let code = child.wait().unwrap().code();
-        Run { code, stdout, stderr: errors.join().unwrap() }
+        Run {
+            code,
+            stdout,
+            stderr: errors.join().unwrap(),
+        }
     }
 }
 
@@ -147,12 +188,20 @@ impl Run {
     /// Panics with everything that was printed unless the run succeeded.
     #[track_caller]
     pub fn succeeded(&self) {
-        assert_eq!(self.code, Some(0), "stdout:\n{}\nstderr:\n{}", self.stdout, self.stderr);
+        assert_eq!(
+            self.code,
+            Some(0),
+            "stdout:\n{}\nstderr:\n{}",
+            self.stdout,
+            self.stderr
+        );
     }
 }
 
 /// The values of a JSON-lines file.
 pub fn json_lines(path: &Path) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(path).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
 }

@@ -1,5 +1,5 @@
-//! Masked language modelling and classification as a user runs them: the real program on real data, with models so small that a
-//! run takes seconds.
+//! Masked language modelling and classification as a user runs them: the real program on real data,
+//! with models so small that a run takes seconds.
 
 use crate::support::{Command, Run, data_dir, golden_dir, json_lines, xtrain};
 use serde_json::Value;
@@ -16,7 +16,8 @@ const ROBERTA: &str = "--model_type roberta --config_overrides hidden_size=32,nu
                        intermediate_size=64,max_position_embeddings=66";
 pub(crate) const ALBERT: &str = "--model_type albert --config_overrides hidden_size=32,embedding_size=16,num_hidden_layers=2,\
                       num_attention_heads=2,intermediate_size=64,max_position_embeddings=64";
-pub(crate) const GPTJ: &str = "--model_type gptj --config_overrides n_embd=32,n_layer=2,n_head=2,rotary_dim=8,n_positions=64";
+pub(crate) const GPTJ: &str =
+    "--model_type gptj --config_overrides n_embd=32,n_layer=2,n_head=2,rotary_dim=8,n_positions=64";
 
 /// Tweets in three classes, padded to two lengths.
 pub(crate) const TWEETS: &str = "--train_file tweets.csv --text_column_name text --label_column_name sentiment --max_seq_length 48 \
@@ -73,7 +74,10 @@ impl Bench {
     pub(crate) fn records(&self, dir: &str) -> Vec<Value> {
         let mut records = json_lines(&self.path(dir).join("log.jsonl"));
         for record in &mut records {
-            record.as_object_mut().unwrap().retain(|key, _| !key.contains("runtime") && !key.contains("per_second"));
+            record
+                .as_object_mut()
+                .unwrap()
+                .retain(|key, _| !key.contains("runtime") && !key.contains("per_second"));
         }
         records
     }
@@ -88,7 +92,10 @@ impl Bench {
 }
 
 pub(crate) fn numbers(records: &[Value], key: &str) -> Vec<f64> {
-    records.iter().filter_map(|record| record[key].as_f64()).collect()
+    records
+        .iter()
+        .filter_map(|record| record[key].as_f64())
+        .collect()
 }
 
 /// Rows of a CSV file without quotes, header first.
@@ -106,9 +113,19 @@ fn a_classifier_is_trained_evaluated_and_used() {
     run.succeeded();
     let records = bench.records("out");
     let losses = numbers(&records, "loss");
-    assert!(losses.len() == 3 && losses[2] < losses[0] && losses[0] < 1.3, "{losses:?}");
+    assert!(
+        losses.len() == 3 && losses[2] < losses[0] && losses[0] < 1.3,
+        "{losses:?}"
+    );
     let results = bench.json("out/all_results.json");
-    for key in ["eval_loss", "eval_accuracy", "eval_f1", "eval_matthews_correlation", "eval_f1_negative", "eval_f1_positive"] {
+    for key in [
+        "eval_loss",
+        "eval_accuracy",
+        "eval_f1",
+        "eval_matthews_correlation",
+        "eval_f1_negative",
+        "eval_f1_positive",
+    ] {
         assert!(results[key].is_number(), "{key}: {results}");
     }
     assert!(results.get("perplexity").is_none(), "{results}");
@@ -118,7 +135,8 @@ fn a_classifier_is_trained_evaluated_and_used() {
     assert_eq!(config["label2id"]["positive"], 2);
     assert!(!bench.path("out/generation_config.json").exists());
 
-    // The directory alone knows its labels, and gives the same evaluation whatever the buckets and the batch.
+    // The directory alone knows its labels, and gives the same evaluation whatever the buckets and
+    // the batch.
     let eval = bench.run(
         "eval cls --json --disable_tqdm --model_name_or_path out --validation_file tweets-valid.csv --label_column_name sentiment \
          --text_column_name text --max_seq_length 48 --per_device_eval_batch_size 13",
@@ -128,7 +146,10 @@ fn a_classifier_is_trained_evaluated_and_used() {
     for key in ["eval_accuracy", "eval_f1", "eval_matthews_correlation"] {
         assert_eq!(again[key], results[key], "{key}");
     }
-    assert!((again["eval_loss"].as_f64().unwrap() - results["eval_loss"].as_f64().unwrap()).abs() < 1e-5);
+    assert!(
+        (again["eval_loss"].as_f64().unwrap() - results["eval_loss"].as_f64().unwrap()).abs()
+            < 1e-5
+    );
 
     let predict = bench.run(
         "predict cls --disable_tqdm --model_name_or_path out --test_file tweets-valid.csv --text_column_name text \
@@ -137,14 +158,37 @@ fn a_classifier_is_trained_evaluated_and_used() {
     predict.succeeded();
     let table = fs::read_to_string(bench.path("labels.csv")).unwrap();
     let table = rows(&table);
-    assert_eq!(table[0], ["index", "prediction", "score_negative", "score_neutral", "score_positive"]);
+    assert_eq!(
+        table[0],
+        [
+            "index",
+            "prediction",
+            "score_negative",
+            "score_neutral",
+            "score_positive"
+        ]
+    );
     assert_eq!(table.len(), 121);
     let truth = fs::read_to_string(bench.path("tweets-valid.csv")).unwrap();
-    let truth: Vec<&str> = truth.lines().skip(1).map(|line| line.trim_end().rsplit(',').next().unwrap()).collect();
-    let right = table[1..].iter().zip(&truth).filter(|(row, truth)| row[1] == **truth).count();
-    assert_eq!(right as f64 / 120.0, results["eval_accuracy"].as_f64().unwrap());
+    let truth: Vec<&str> = truth
+        .lines()
+        .skip(1)
+        .map(|line| line.trim_end().rsplit(',').next().unwrap())
+        .collect();
+    let right = table[1..]
+        .iter()
+        .zip(&truth)
+        .filter(|(row, truth)| row[1] == **truth)
+        .count();
+    assert_eq!(
+        right as f64 / 120.0,
+        results["eval_accuracy"].as_f64().unwrap()
+    );
     for (index, row) in table[1..].iter().enumerate() {
-        let scores: Vec<f64> = row[2..].iter().map(|score| score.parse().unwrap()).collect();
+        let scores: Vec<f64> = row[2..]
+            .iter()
+            .map(|score| score.parse().unwrap())
+            .collect();
         assert_eq!(row[0], index.to_string());
         assert!((scores.iter().sum::<f64>() - 1.0).abs() < 1e-5, "{row:?}");
     }
@@ -154,11 +198,26 @@ fn a_classifier_is_trained_evaluated_and_used() {
 fn a_model_that_was_trained_in_lower_case_stays_so() {
     let Some(bench) = Bench::new() else { return };
     let table = |texts: [&str; 2]| format!("text\n{}\n{}\n", texts[0], texts[1]);
-    fs::write(bench.path("shouted.csv"), table(["THIS IS The BEST Day", "I HATE My Phone"])).unwrap();
-    fs::write(bench.path("said.csv"), table(["this is the best day", "i hate my phone"])).unwrap();
-    let tokenizer = data_dir().unwrap().join("bert-base-cased").display().to_string();
+    fs::write(
+        bench.path("shouted.csv"),
+        table(["THIS IS The BEST Day", "I HATE My Phone"]),
+    )
+    .unwrap();
+    fs::write(
+        bench.path("said.csv"),
+        table(["this is the best day", "i hate my phone"]),
+    )
+    .unwrap();
+    let tokenizer = data_dir()
+        .unwrap()
+        .join("bert-base-cased")
+        .display()
+        .to_string();
     // The same words in both, if capitals do not count.
-    for (out, flag, alike) in [("as_written", "", false), ("lower", "--do_lower_case", true)] {
+    for (out, flag, alike) in [
+        ("as_written", "", false),
+        ("lower", "--do_lower_case", true),
+    ] {
         bench
             .run(&format!(
                 "train cls {BERT} {TWEETS} --tokenizer_name {tokenizer} {flag} --validation_file tweets-valid.csv \
@@ -173,8 +232,14 @@ fn a_model_that_was_trained_in_lower_case_stays_so() {
         };
         assert_eq!(label("shouted.csv") == label("said.csv"), alike, "{out}");
     }
-    let refused = bench.run(&format!("train cls {GPTJ} {TWEETS} --tokenizer_name byte_bpe --do_lower_case --output_dir none"));
-    assert!(refused.code == Some(1) && refused.stderr.contains("no switch for lower case"), "{}", refused.stderr);
+    let refused = bench.run(&format!(
+        "train cls {GPTJ} {TWEETS} --tokenizer_name byte_bpe --do_lower_case --output_dir none"
+    ));
+    assert!(
+        refused.code == Some(1) && refused.stderr.contains("no switch for lower case"),
+        "{}",
+        refused.stderr
+    );
     assert!(!bench.path("none").exists());
 }
 
@@ -183,7 +248,11 @@ fn pairs_of_texts_have_segments() {
     let Some(bench) = Bench::new() else { return };
     let mut table = String::from("sentence1\tsentence2\tlabel\n");
     for i in 0..64 {
-        table.push_str(&format!("a film number {i}\t{} film\t{}\n", if i % 3 == 0 { "that" } else { "no" }, i % 3 == 0));
+        table.push_str(&format!(
+            "a film number {i}\t{} film\t{}\n",
+            if i % 3 == 0 { "that" } else { "no" },
+            i % 3 == 0
+        ));
     }
     fs::write(bench.path("pairs.tsv"), table).unwrap();
     let run = bench.run(&format!(
@@ -193,11 +262,25 @@ fn pairs_of_texts_have_segments() {
     ));
     run.succeeded();
     assert_eq!(bench.json("out/config.json")["id2label"]["0"], "false");
-    assert!(bench.json("out/eval_results.json")["eval_accuracy"].as_f64().unwrap() > 0.9, "{}", run.stdout);
-    assert_eq!(fs::read_to_string(bench.path("out/predictions.csv")).unwrap().lines().count(), 65);
+    assert!(
+        bench.json("out/eval_results.json")["eval_accuracy"]
+            .as_f64()
+            .unwrap()
+            > 0.9,
+        "{}",
+        run.stdout
+    );
+    assert_eq!(
+        fs::read_to_string(bench.path("out/predictions.csv"))
+            .unwrap()
+            .lines()
+            .count(),
+        65
+    );
 }
 
-/// Decoders classify by their last token, so that they need a padding token: the tokenizer has none, and says which one serves.
+/// Decoders classify by their last token, so that they need a padding token: the tokenizer has
+/// none, and says which one serves.
 #[test]
 fn a_decoder_becomes_a_classifier() {
     let Some(bench) = Bench::new() else { return };
@@ -210,20 +293,39 @@ fn a_decoder_becomes_a_classifier() {
     let config = bench.json("out/config.json");
     assert_eq!(config["architectures"][0], "GPTJForSequenceClassification");
     assert!(config["pad_token_id"].is_u64(), "{config}");
-    assert!(run.stderr.contains("<|endoftext|> (id 0) serves as one"), "{}", run.stderr);
-    assert_eq!(fs::read_to_string(bench.path("out/predictions.csv")).unwrap().lines().count(), 41);
+    assert!(
+        run.stderr.contains("<|endoftext|> (id 0) serves as one"),
+        "{}",
+        run.stderr
+    );
+    assert_eq!(
+        fs::read_to_string(bench.path("out/predictions.csv"))
+            .unwrap()
+            .lines()
+            .count(),
+        41
+    );
     // What was saved says how it pads.
     let predict = bench.run("predict cls --disable_tqdm --model_name_or_path out --test_file sst2-test.tsv --max_seq_length 32");
     predict.succeeded();
-    assert!(!predict.stderr.contains("serves as one"), "{}", predict.stderr);
-    assert_eq!(predict.stdout, fs::read_to_string(bench.path("out/predictions.csv")).unwrap());
+    assert!(
+        !predict.stderr.contains("serves as one"),
+        "{}",
+        predict.stderr
+    );
+    assert_eq!(
+        predict.stdout,
+        fs::read_to_string(bench.path("out/predictions.csv")).unwrap()
+    );
 }
 
 #[test]
 fn every_encoder_learns_masked_tokens() {
-    for (name, model, class) in
-        [("bert", BERT, "BertForMaskedLM"), ("roberta", ROBERTA, "RobertaForMaskedLM"), ("albert", ALBERT, "AlbertForMaskedLM")]
-    {
+    for (name, model, class) in [
+        ("bert", BERT, "BertForMaskedLM"),
+        ("roberta", ROBERTA, "RobertaForMaskedLM"),
+        ("albert", ALBERT, "AlbertForMaskedLM"),
+    ] {
         let Some(bench) = Bench::new() else { return };
         let run = bench.run(&format!(
             "train mlm {model} {WIKITEXT} --tokenizer_name wordpiece --validation_file wikitext-valid.txt --max_steps 60 \
@@ -231,40 +333,68 @@ fn every_encoder_learns_masked_tokens() {
         ));
         run.succeeded();
         let losses = numbers(&bench.records("out"), "loss");
-        assert!(losses.len() == 3 && losses[2] < losses[0] - 0.2, "{name}: {losses:?}");
+        assert!(
+            losses.len() == 3 && losses[2] < losses[0] - 0.2,
+            "{name}: {losses:?}"
+        );
         assert_eq!(bench.json("out/config.json")["architectures"][0], class);
         let results = bench.json("out/all_results.json");
-        assert!(results["perplexity"].is_number() && results["eval_accuracy"].is_number(), "{results}");
+        assert!(
+            results["perplexity"].is_number() && results["eval_accuracy"].is_number(),
+            "{results}"
+        );
         let eval = bench.run(
             "eval mlm --json --disable_tqdm --model_name_or_path out --validation_file wikitext-valid.txt --max_seq_length 32",
         );
         eval.succeeded();
         let again: Value = serde_json::from_str(eval.stdout.trim()).unwrap();
-        assert!((again["eval_loss"].as_f64().unwrap() - results["eval_loss"].as_f64().unwrap()).abs() < 1e-5, "{name}");
+        assert!(
+            (again["eval_loss"].as_f64().unwrap() - results["eval_loss"].as_f64().unwrap()).abs()
+                < 1e-5,
+            "{name}"
+        );
         assert_eq!(again["eval_accuracy"], results["eval_accuracy"], "{name}");
     }
 }
 
-/// Stops a run in the middle as a crash would, resumes it, and wants everything as in the run that went through.
+/// Stops a run in the middle as a crash would, resumes it, and wants everything as in the run that
+/// went through.
 fn resumes_exactly(bench: &Bench, line: &str, half: u64, end: u64) {
     bench.run(&format!("{line} --output_dir whole")).succeeded();
-    bench.run(&format!("{line} --output_dir stopped")).succeeded();
+    bench
+        .run(&format!("{line} --output_dir stopped"))
+        .succeeded();
     fs::remove_dir_all(bench.path(&format!("stopped/checkpoint-{end}"))).unwrap();
     fs::remove_file(bench.path("stopped/model.safetensors")).unwrap();
-    let again = bench.run(&format!("{line} --output_dir stopped --resume_from_checkpoint"));
+    let again = bench.run(&format!(
+        "{line} --output_dir stopped --resume_from_checkpoint"
+    ));
     again.succeeded();
-    assert!(again.stderr.contains(&format!("(step {half})")), "{}", again.stderr);
-    assert!(bench.bytes("whole/model.safetensors") == bench.bytes("stopped/model.safetensors"), "final weights differ");
+    assert!(
+        again.stderr.contains(&format!("(step {half})")),
+        "{}",
+        again.stderr
+    );
+    assert!(
+        bench.bytes("whole/model.safetensors") == bench.bytes("stopped/model.safetensors"),
+        "final weights differ"
+    );
     assert_eq!(bench.records("whole"), bench.records("stopped"));
-    let state = |dir: &str| bench.json(&format!("{dir}/checkpoint-{end}/training_state.json"))["state"].clone();
+    let state = |dir: &str| {
+        bench.json(&format!("{dir}/checkpoint-{end}/training_state.json"))["state"].clone()
+    };
     assert_eq!(state("whole"), state("stopped"));
-    let mut states = ["whole", "stopped"].map(|dir| bench.json(&format!("{dir}/trainer_state.json")));
+    let mut states =
+        ["whole", "stopped"].map(|dir| bench.json(&format!("{dir}/trainer_state.json")));
     for (state, dir) in states.iter_mut().zip(["whole", "stopped"]) {
         if let Some(path) = state["best_model_checkpoint"].as_str() {
             state["best_model_checkpoint"] = path.replace(dir, "DIR").into();
         }
         for record in state["log_history"].as_array_mut().unwrap() {
-            record.as_object_mut().unwrap().retain(|key, _| !key.contains("runtime") && !key.contains("per_second"));
+            record
+                .as_object_mut()
+                .unwrap()
+                .retain(|key, _| !key.contains("runtime") && !key.contains("per_second"));
         }
     }
     assert_eq!(states[0], states[1]);
@@ -305,25 +435,48 @@ fn a_run_that_gets_no_better_stops_and_ends_with_its_best_weights() {
     assert!(run.stderr.contains("stopping early"), "{}", run.stderr);
     let records = bench.records("out");
     let losses = numbers(&records, "eval_loss");
-    assert_eq!(losses.len(), 4, "three evaluations after the first: {losses:?}");
+    assert_eq!(
+        losses.len(),
+        4,
+        "three evaluations after the first: {losses:?}"
+    );
     let best = losses.iter().copied().fold(f64::INFINITY, f64::min);
     let step = 5 * (losses.iter().position(|loss| *loss == best).unwrap() + 1);
     let state = bench.json("out/trainer_state.json");
     assert_eq!(state["best_metric"].as_f64(), Some(best));
     assert_eq!(state["best_global_step"], step);
-    assert_eq!(state["best_model_checkpoint"], format!("out/checkpoint-{step}"));
-    assert_eq!(state["stateful_callbacks"]["EarlyStoppingCallback"]["attributes"]["early_stopping_patience_counter"], 3);
+    assert_eq!(
+        state["best_model_checkpoint"],
+        format!("out/checkpoint-{step}")
+    );
+    assert_eq!(
+        state["stateful_callbacks"]["EarlyStoppingCallback"]["attributes"]["early_stopping_patience_counter"],
+        3
+    );
     // The best one stays, however old, beside the newest.
     for kept in [step, 20] {
-        assert!(bench.path(&format!("out/checkpoint-{kept}")).is_dir(), "checkpoint-{kept}");
+        assert!(
+            bench.path(&format!("out/checkpoint-{kept}")).is_dir(),
+            "checkpoint-{kept}"
+        );
     }
-    let kept = fs::read_dir(bench.path("out")).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_dir()).count();
+    let kept = fs::read_dir(bench.path("out"))
+        .unwrap()
+        .filter(|entry| entry.as_ref().unwrap().path().is_dir())
+        .count();
     assert_eq!(kept, if step == 20 { 1 } else { 2 });
-    assert!(bench.bytes("out/model.safetensors") == bench.bytes(&format!("out/checkpoint-{step}/model.safetensors")));
+    assert!(
+        bench.bytes("out/model.safetensors")
+            == bench.bytes(&format!("out/checkpoint-{step}/model.safetensors"))
+    );
     // Resumed as it is, such a run has nothing more to do.
     let again = bench.run(&format!("{line} --resume_from_checkpoint"));
     again.succeeded();
-    assert!(again.stderr.contains("stopped early there"), "{}", again.stderr);
+    assert!(
+        again.stderr.contains("stopped early there"),
+        "{}",
+        again.stderr
+    );
     assert_eq!(bench.records("out"), records);
 }
 
@@ -334,14 +487,24 @@ fn a_pretrained_body_gets_a_new_head() {
     bench
         .run(&format!("train mlm {BERT} {WIKITEXT} --tokenizer_name wordpiece --max_steps 2 --output_dir mlm --save_strategy no"))
         .succeeded();
-    let train =
-        format!("train cls --model_name_or_path mlm {TWEETS} --max_steps 1 --learning_rate 0 --save_strategy no --output_dir");
+    let train = format!(
+        "train cls --model_name_or_path mlm {TWEETS} --max_steps 1 --learning_rate 0 --save_strategy no --output_dir"
+    );
     let run = bench.run(&format!("{train} cls"));
     run.succeeded();
-    for word in ["has no head for sequence classification", "classifier.weight", "bert.pooler.dense.bias", "start at random"] {
+    for word in [
+        "has no head for sequence classification",
+        "classifier.weight",
+        "bert.pooler.dense.bias",
+        "start at random",
+    ] {
         assert!(run.stderr.contains(word), "{word}: {}", run.stderr);
     }
-    assert!(run.stderr.contains("not used: cls.predictions.bias"), "{}", run.stderr);
+    assert!(
+        run.stderr.contains("not used: cls.predictions.bias"),
+        "{}",
+        run.stderr
+    );
     let tensor = |dir: &str, name: &str| {
         let weights = xtrain::checkpoint::Weights::open(&bench.path(dir)).unwrap();
         weights.read_f32(name).map(|(_, values)| values)
@@ -349,8 +512,17 @@ fn a_pretrained_body_gets_a_new_head() {
     let body = "bert.encoder.layer.1.output.dense.weight";
     assert_eq!(tensor("mlm", body).unwrap(), tensor("cls", body).unwrap());
     assert!(tensor("cls", "cls.predictions.bias").is_err());
-    let spread = tensor("cls", "classifier.weight").unwrap().iter().map(|x| f64::from(x * x)).sum::<f64>() / 96.0;
-    assert!((0.015..0.025).contains(&spread.sqrt()), "initializer_range is 0.02, found {}", spread.sqrt());
+    let spread = tensor("cls", "classifier.weight")
+        .unwrap()
+        .iter()
+        .map(|x| f64::from(x * x))
+        .sum::<f64>()
+        / 96.0;
+    assert!(
+        (0.015..0.025).contains(&spread.sqrt()),
+        "initializer_range is 0.02, found {}",
+        spread.sqrt()
+    );
 
     // Another number of labels: refused, unless the head may start anew.
     let table = "one,a\ntwo,b\nthree,a\nfour,b\n".repeat(8);
@@ -360,36 +532,64 @@ fn a_pretrained_body_gets_a_new_head() {
     let refused = bench.run(two);
     assert_eq!(refused.code, Some(1), "{}", refused.stderr);
     assert!(
-        refused.stderr.contains("classifier.weight: the model wants f32[2,32], the file has f32[3,32]"),
+        refused
+            .stderr
+            .contains("classifier.weight: the model wants f32[2,32], the file has f32[3,32]"),
         "{}",
         refused.stderr
     );
-    assert!(refused.stderr.contains("--ignore_mismatched_sizes"), "{}", refused.stderr);
-    bench.run(&format!("{two} --ignore_mismatched_sizes")).succeeded();
-    assert_eq!(bench.json("two/config.json")["id2label"].as_object().unwrap().len(), 2);
+    assert!(
+        refused.stderr.contains("--ignore_mismatched_sizes"),
+        "{}",
+        refused.stderr
+    );
+    bench
+        .run(&format!("{two} --ignore_mismatched_sizes"))
+        .succeeded();
+    assert_eq!(
+        bench.json("two/config.json")["id2label"]
+            .as_object()
+            .unwrap()
+            .len(),
+        2
+    );
 }
 
 #[test]
 fn large_models_are_saved_in_several_files() {
     let Some(bench) = Bench::new() else { return };
-    let line = format!("train mlm {BERT} {WIKITEXT} --tokenizer_name wordpiece --max_steps 2 --save_steps 1");
+    let line = format!(
+        "train mlm {BERT} {WIKITEXT} --tokenizer_name wordpiece --max_steps 2 --save_steps 1"
+    );
     bench.run(&format!("{line} --output_dir whole")).succeeded();
-    bench.run(&format!("{line} --output_dir parts --max_shard_size 60KB")).succeeded();
+    bench
+        .run(&format!("{line} --output_dir parts --max_shard_size 60KB"))
+        .succeeded();
     for dir in ["parts", "parts/checkpoint-1"] {
         let index = bench.json(&format!("{dir}/model.safetensors.index.json"));
         assert!(!bench.path(&format!("{dir}/model.safetensors")).exists());
         for file in index["weight_map"].as_object().unwrap().values() {
-            assert!(bench.path(dir).join(file.as_str().unwrap()).is_file(), "{file}");
+            assert!(
+                bench.path(dir).join(file.as_str().unwrap()).is_file(),
+                "{file}"
+            );
         }
     }
     let tensors = |dir: &str| {
         let weights = xtrain::checkpoint::Weights::open(&bench.path(dir)).unwrap();
-        weights.iter().map(|view| (view.name.to_string(), view.bytes.to_vec())).collect::<Vec<_>>()
+        weights
+            .iter()
+            .map(|view| (view.name.to_string(), view.bytes.to_vec()))
+            .collect::<Vec<_>>()
     };
     assert!(tensors("whole") == tensors("parts"));
     // Weights in parts serve like whole ones, to resume from too.
     fs::remove_dir_all(bench.path("parts/checkpoint-2")).unwrap();
-    bench.run(&format!("{line} --output_dir parts --max_shard_size 60KB --resume_from_checkpoint")).succeeded();
+    bench
+        .run(&format!(
+            "{line} --output_dir parts --max_shard_size 60KB --resume_from_checkpoint"
+        ))
+        .succeeded();
     assert!(tensors("whole") == tensors("parts"));
     bench
         .run("eval mlm --disable_tqdm --model_name_or_path parts --validation_file wikitext-valid.txt --max_seq_length 32")
@@ -404,8 +604,15 @@ fn the_plan_lists_a_graph_for_each_bucket() {
          --gradient_accumulation_steps 2 --output_dir never"
     ));
     run.succeeded();
-    for word in ["accumulate.24", "update.24", "accumulate.48", "update.48", "eval.24", "eval.48", "negative, neutral, positive"]
-    {
+    for word in [
+        "accumulate.24",
+        "update.24",
+        "accumulate.48",
+        "update.48",
+        "eval.24",
+        "eval.48",
+        "negative, neutral, positive",
+    ] {
         assert!(run.stdout.contains(word), "{word}: {}", run.stdout);
     }
     assert!(!bench.path("never").exists());

@@ -1,5 +1,6 @@
-//! What can go wrong with tasks, as a user meets it: exit code 2 for what was typed, 1 for the rest, one message that names the
-//! place and says what to do, and nothing lost that was there before.
+//! What can go wrong with tasks, as a user meets it: exit code 2 for what was typed, 1 for the
+//! rest, one message that names the place and says what to do, and nothing lost that was there
+//! before.
 
 use crate::support::{Run, golden_dir, xtrain};
 use serde_json::{Value, json};
@@ -31,16 +32,27 @@ impl Workplace {
         let place = Workplace(tempfile::tempdir().unwrap());
         for name in ["wordpiece", "byte_bpe"] {
             fs::create_dir(place.path(name)).unwrap();
-            fs::copy(golden.join(name).join("tokenizer.json"), place.path(name).join("tokenizer.json")).unwrap();
+            fs::copy(
+                golden.join(name).join("tokenizer.json"),
+                place.path(name).join("tokenizer.json"),
+            )
+            .unwrap();
         }
         let table = |rows: usize| -> String {
             let row = |i: usize| format!("this film is number {i},{}\n", ["no", "yes"][i % 2]);
-            std::iter::once("text,label\n".to_string()).chain((0..rows).map(row)).collect()
+            std::iter::once("text,label\n".to_string())
+                .chain((0..rows).map(row))
+                .collect()
         };
         place.write("train.csv", table(40));
         place.write("valid.csv", table(6));
         place.write("test.csv", "text\nis this a film\nno it is not\n");
-        place.write("train.txt", (0..400).map(|i| format!("Line {i} is a line of text.\n")).collect::<String>());
+        place.write(
+            "train.txt",
+            (0..400)
+                .map(|i| format!("Line {i} is a line of text.\n"))
+                .collect::<String>(),
+        );
         place.save("classifier", "bert", Task::Classification { labels: 2 });
         place.set("classifier", "id2label", json!({"0": "no", "1": "yes"}));
         place.set("classifier", "label2id", json!({"no": 0, "yes": 1}));
@@ -62,14 +74,32 @@ impl Workplace {
         }
         let model = xtrain_models::build(config, task).unwrap();
         fs::create_dir(self.path(name)).unwrap();
-        self.write(&format!("{name}/config.json"), serde_json::to_string_pretty(model.config().values()).unwrap());
-        let tensors: Vec<(String, Shape)> =
-            model.parameters().into_iter().map(|p| (p.name, Shape::new(DType::F32, p.dims))).collect();
-        let largest = tensors.iter().map(|(_, shape)| shape.bytes()).max().unwrap();
+        self.write(
+            &format!("{name}/config.json"),
+            serde_json::to_string_pretty(model.config().values()).unwrap(),
+        );
+        let tensors: Vec<(String, Shape)> = model
+            .parameters()
+            .into_iter()
+            .map(|p| (p.name, Shape::new(DType::F32, p.dims)))
+            .collect();
+        let largest = tensors
+            .iter()
+            .map(|(_, shape)| shape.bytes())
+            .max()
+            .unwrap();
         let bytes: Vec<u8> = 0.01f32.to_le_bytes().repeat(largest / 4);
-        let refs: Vec<_> =
-            tensors.iter().map(|(name, shape)| TensorRef::new(name.as_str(), shape.clone(), &bytes[..shape.bytes()])).collect();
-        write_safetensors(&mut fs::File::create(self.path(name).join("model.safetensors")).unwrap(), &refs).unwrap();
+        let refs: Vec<_> = tensors
+            .iter()
+            .map(|(name, shape)| {
+                TensorRef::new(name.as_str(), shape.clone(), &bytes[..shape.bytes()])
+            })
+            .collect();
+        write_safetensors(
+            &mut fs::File::create(self.path(name).join("model.safetensors")).unwrap(),
+            &refs,
+        )
+        .unwrap();
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -90,7 +120,10 @@ impl Workplace {
 
     fn run(&self, line: &str) -> Run {
         let mut command = xtrain();
-        command.dir(self.0.path()).args(line.split_whitespace()).env("XTRAIN_CACHE_DIR", self.path("cache"));
+        command
+            .dir(self.0.path())
+            .args(line.split_whitespace())
+            .env("XTRAIN_CACHE_DIR", self.path("cache"));
         if line.contains("--model_type bert") && !line.contains("--config_overrides") {
             command.args(["--config_overrides", SIZES]);
         }
@@ -110,33 +143,68 @@ impl Workplace {
         }
         let mut files = BTreeMap::new();
         walk(self.0.path(), &mut files);
-        files.retain(|path, _| !path.starts_with(self.path("cache")) && !path.ends_with("telemetry.jsonl"));
+        files.retain(|path, _| {
+            !path.starts_with(self.path("cache")) && !path.ends_with("telemetry.jsonl")
+        });
         files
     }
 }
 
-type Case = (&'static str, fn(&Workplace), &'static str, i32, &'static [&'static str]);
+type Case = (
+    &'static str,
+    fn(&Workplace),
+    &'static str,
+    i32,
+    &'static [&'static str],
+);
 
 #[track_caller]
 fn check(cases: &[Case]) {
     let mut wrong = Vec::new();
     for (name, break_it, line, code, words) in cases {
-        let Some(place) = Workplace::new() else { return };
+        let Some(place) = Workplace::new() else {
+            return;
+        };
         break_it(&place);
         let before = place.snapshot();
-        let run = place.run(&line.replace("CLS", CLS).replace("MLM", MLM).replace("PREDICT", PREDICT).replace("EVAL", EVAL));
+        let run = place.run(
+            &line
+                .replace("CLS", CLS)
+                .replace("MLM", MLM)
+                .replace("PREDICT", PREDICT)
+                .replace("EVAL", EVAL),
+        );
         let text = &run.stderr;
         println!("{name}: {}", text.trim_end());
-        let errors = text.lines().filter(|line| line.starts_with("error: ")).count();
-        let message = text.split_once("error: ").map_or("", |(_, message)| message);
-        let missing: Vec<_> = words.iter().filter(|word| !message.contains(**word)).collect();
+        let errors = text
+            .lines()
+            .filter(|line| line.starts_with("error: "))
+            .count();
+        let message = text
+            .split_once("error: ")
+            .map_or("", |(_, message)| message);
+        let missing: Vec<_> = words
+            .iter()
+            .filter(|word| !message.contains(**word))
+            .collect();
         let signs = ["panicked", "a defect of xtrain", "Error {"];
-        if run.code != Some(*code) || errors != 1 || !missing.is_empty() || signs.iter().any(|sign| text.contains(sign)) {
-            wrong.push(format!("{name}: code {:?}, without {missing:?}: {text}", run.code));
+        if run.code != Some(*code)
+            || errors != 1
+            || !missing.is_empty()
+            || signs.iter().any(|sign| text.contains(sign))
+        {
+            wrong.push(format!(
+                "{name}: code {:?}, without {missing:?}: {text}",
+                run.code
+            ));
         }
         let after = place.snapshot();
         for (path, content) in &before {
-            assert!(after.get(path) == Some(content), "{name}: {} was changed or lost", path.display());
+            assert!(
+                after.get(path) == Some(content),
+                "{name}: {} was changed or lost",
+                path.display()
+            );
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -145,9 +213,27 @@ fn check(cases: &[Case]) {
 #[test]
 fn tables_that_cannot_be_used() {
     check(&[
-        ("no such text column", |_| (), "CLS --text_column_name tweet", 1, &["train.csv", "tweet", "text", "label"]),
-        ("no such label column", |_| (), "CLS --label_column_name class", 1, &["train.csv", "class", "text, label"]),
-        ("no such pair column", |_| (), "CLS --text_pair_column_name second", 1, &["train.csv", "second"]),
+        (
+            "no such text column",
+            |_| (),
+            "CLS --text_column_name tweet",
+            1,
+            &["train.csv", "tweet", "text", "label"],
+        ),
+        (
+            "no such label column",
+            |_| (),
+            "CLS --label_column_name class",
+            1,
+            &["train.csv", "class", "text, label"],
+        ),
+        (
+            "no such pair column",
+            |_| (),
+            "CLS --text_pair_column_name second",
+            1,
+            &["train.csv", "second"],
+        ),
         (
             "label not in the map",
             |p| p.write("valid.csv", "text,label\na film,maybe\n"),
@@ -171,13 +257,30 @@ fn tables_that_cannot_be_used() {
         ),
         (
             "NaN label",
-            |p| p.write("train.csv", "text,label\na film,no\nanother,nan\nthird,yes\n"),
+            |p| {
+                p.write(
+                    "train.csv",
+                    "text,label\na film,no\nanother,nan\nthird,yes\n",
+                )
+            },
             "CLS",
             1,
             &["train.csv:3", "NaN"],
         ),
-        ("empty text", |p| p.write("train.csv", "text,label\n  ,no\nanother,yes\n"), "CLS", 1, &["train.csv:2", "empty"]),
-        ("one label only", |p| p.write("train.csv", "text,label\na film,no\n"), "CLS", 2, &["one label only", "at least two"]),
+        (
+            "empty text",
+            |p| p.write("train.csv", "text,label\n  ,no\nanother,yes\n"),
+            "CLS",
+            1,
+            &["train.csv:2", "empty"],
+        ),
+        (
+            "one label only",
+            |p| p.write("train.csv", "text,label\na film,no\n"),
+            "CLS",
+            2,
+            &["one label only", "at least two"],
+        ),
         (
             "nothing is left of bad rows",
             |p| p.write("train.csv", "text,label\n,no\n,yes\n"),
@@ -185,7 +288,13 @@ fn tables_that_cannot_be_used() {
             1,
             &["train.csv"],
         ),
-        ("test file missing", |_| (), "PREDICT --test_file none.csv", 2, &["--test_file", "none.csv does not exist"]),
+        (
+            "test file missing",
+            |_| (),
+            "PREDICT --test_file none.csv",
+            2,
+            &["--test_file", "none.csv does not exist"],
+        ),
         (
             "tsv without its column",
             |p| p.write("test.tsv", "a\tb\n1\t2\n"),
@@ -206,14 +315,62 @@ fn lengths_and_padding_that_do_not_go() {
             2,
             &["128", "64 positions", "set --max_seq_length 64 or less"],
         ),
-        ("mlm longer than the positions", |_| (), "MLM --max_seq_length 65", 2, &["65", "64 positions", "--max_seq_length 64"]),
-        ("bucket longer than examples", |_| (), "CLS --pad_to_bucket 8,32", 2, &["--pad_to_bucket 32", "--max_seq_length is 16"]),
-        ("bucket is no number", |_| (), "CLS --pad_to_bucket 8,x", 2, &["`x` is not a length", "32,64,128"]),
-        ("two ways to pad", |_| (), "CLS --pad_to_bucket 8 --pad_to_max_length", 2, &["two ways to pad"]),
-        ("nothing to pad", |_| (), "MLM --pad_to_bucket 8", 2, &["nothing to pad", "--line_by_line"]),
-        ("no mask token", |_| (), "MLM --tokenizer_name byte_bpe", 1, &["mask"]),
-        ("nothing masked", |_| (), "MLM --mlm_probability 0", 2, &["--mlm_probability is 0"]),
-        ("more than all masked", |_| (), "MLM --mlm_probability 1.5", 2, &["mlm_probability", "from 0 to 1"]),
+        (
+            "mlm longer than the positions",
+            |_| (),
+            "MLM --max_seq_length 65",
+            2,
+            &["65", "64 positions", "--max_seq_length 64"],
+        ),
+        (
+            "bucket longer than examples",
+            |_| (),
+            "CLS --pad_to_bucket 8,32",
+            2,
+            &["--pad_to_bucket 32", "--max_seq_length is 16"],
+        ),
+        (
+            "bucket is no number",
+            |_| (),
+            "CLS --pad_to_bucket 8,x",
+            2,
+            &["`x` is not a length", "32,64,128"],
+        ),
+        (
+            "two ways to pad",
+            |_| (),
+            "CLS --pad_to_bucket 8 --pad_to_max_length",
+            2,
+            &["two ways to pad"],
+        ),
+        (
+            "nothing to pad",
+            |_| (),
+            "MLM --pad_to_bucket 8",
+            2,
+            &["nothing to pad", "--line_by_line"],
+        ),
+        (
+            "no mask token",
+            |_| (),
+            "MLM --tokenizer_name byte_bpe",
+            1,
+            &["mask"],
+        ),
+        (
+            "nothing masked",
+            |_| (),
+            "MLM --mlm_probability 0",
+            2,
+            &["--mlm_probability is 0"],
+        ),
+        (
+            "more than all masked",
+            |_| (),
+            "MLM --mlm_probability 1.5",
+            2,
+            &["mlm_probability", "from 0 to 1"],
+        ),
         (
             "the model pads with another token",
             |p| p.set("masked", "pad_token_id", json!(7)),
@@ -234,7 +391,13 @@ fn lengths_and_padding_that_do_not_go() {
 #[test]
 fn models_that_do_not_go_with_the_task() {
     check(&[
-        ("decoder for mlm", |_| (), "MLM --model_type gpt2", 2, &["gpt2 is a decoder", "use the task clm"]),
+        (
+            "decoder for mlm",
+            |_| (),
+            "MLM --model_type gpt2",
+            2,
+            &["gpt2 is a decoder", "use the task clm"],
+        ),
         (
             "encoder for clm",
             |_| (),
@@ -260,17 +423,27 @@ fn models_that_do_not_go_with_the_task() {
             "vocabularies differ",
             |p| {
                 let mut tokenizer: Value =
-                    serde_json::from_slice(&fs::read(p.path("wordpiece/tokenizer.json")).unwrap()).unwrap();
+                    serde_json::from_slice(&fs::read(p.path("wordpiece/tokenizer.json")).unwrap())
+                        .unwrap();
                 tokenizer["model"]["vocab"]["another"] = json!(1000);
                 p.write("wordpiece/tokenizer.json", tokenizer.to_string());
             },
             "EVAL",
             1,
-            &["the tokenizer has 1001 tokens", "the model's vocabulary has 1000"],
+            &[
+                "the tokenizer has 1001 tokens",
+                "the model's vocabulary has 1000",
+            ],
         ),
         (
             "pickled weights only",
-            |p| fs::rename(p.path("masked/model.safetensors"), p.path("masked/pytorch_model.bin")).unwrap(),
+            |p| {
+                fs::rename(
+                    p.path("masked/model.safetensors"),
+                    p.path("masked/pytorch_model.bin"),
+                )
+                .unwrap()
+            },
             "train cls --model_name_or_path masked --tokenizer_name wordpiece --train_file train.csv --max_seq_length 16 --output_dir out",
             1,
             &["pytorch_model.bin", "safe_serialization=True"],
@@ -278,9 +451,17 @@ fn models_that_do_not_go_with_the_task() {
         (
             "a part of the weights is missing",
             |p| {
-                fs::rename(p.path("masked/model.safetensors"), p.path("masked/model-00001-of-00002.safetensors")).unwrap();
-                let map = json!({"bert.embeddings.LayerNorm.bias": "model-00002-of-00002.safetensors"});
-                p.write("masked/model.safetensors.index.json", json!({"weight_map": map}).to_string());
+                fs::rename(
+                    p.path("masked/model.safetensors"),
+                    p.path("masked/model-00001-of-00002.safetensors"),
+                )
+                .unwrap();
+                let map =
+                    json!({"bert.embeddings.LayerNorm.bias": "model-00002-of-00002.safetensors"});
+                p.write(
+                    "masked/model.safetensors.index.json",
+                    json!({"weight_map": map}).to_string(),
+                );
             },
             "train cls --model_name_or_path masked --tokenizer_name wordpiece --train_file train.csv --max_seq_length 16 --output_dir out",
             1,
@@ -293,7 +474,13 @@ fn models_that_do_not_go_with_the_task() {
             1,
             &["id2label", "0, 1, 2"],
         ),
-        ("regression", |p| p.set("classifier", "problem_type", json!("regression")), "EVAL", 1, &["problem_type", "regression"]),
+        (
+            "regression",
+            |p| p.set("classifier", "problem_type", json!("regression")),
+            "EVAL",
+            1,
+            &["problem_type", "regression"],
+        ),
         (
             "labels that nobody knows",
             |_| (),
@@ -301,21 +488,42 @@ fn models_that_do_not_go_with_the_task() {
             2,
             &["the labels are not known", "--labels no,yes"],
         ),
-        ("a label named twice", |_| (), "CLS --labels no,yes,no", 2, &["--labels", "twice"]),
-        ("a single label", |_| (), "CLS --labels no", 2, &["--labels names one label only"]),
+        (
+            "a label named twice",
+            |_| (),
+            "CLS --labels no,yes,no",
+            2,
+            &["--labels", "twice"],
+        ),
+        (
+            "a single label",
+            |_| (),
+            "CLS --labels no",
+            2,
+            &["--labels names one label only"],
+        ),
     ]);
 }
 
 #[test]
 fn best_models_that_cannot_be_found() {
     check(&[
-        ("no evaluation", |_| (), "CLS --load_best_model_at_end", 2, &["--load_best_model_at_end", "--eval_strategy is no"]),
+        (
+            "no evaluation",
+            |_| (),
+            "CLS --load_best_model_at_end",
+            2,
+            &["--load_best_model_at_end", "--eval_strategy is no"],
+        ),
         (
             "no checkpoint of an evaluation",
             |_| (),
             "CLS --load_best_model_at_end --eval_strategy epoch",
             2,
-            &["--eval_strategy is epoch, --save_strategy steps", "add --save_strategy epoch"],
+            &[
+                "--eval_strategy is epoch, --save_strategy steps",
+                "add --save_strategy epoch",
+            ],
         ),
         (
             "no evaluation of a checkpoint",
@@ -345,9 +553,33 @@ fn best_models_that_cannot_be_found() {
             2,
             &["--early_stopping_patience"],
         ),
-        ("nothing to predict", |_| (), "CLS --do_train --do_predict", 2, &["--do_predict", "--test_file"]),
-        ("predict without a model", |_| (), "predict cls --test_file test.csv", 2, &["needs a model", "xtrain train cls"]),
-        ("predict without rows", |_| (), "predict cls --model_name_or_path classifier", 2, &["nothing to label", "--test_file"]),
-        ("predictions into a directory", |_| (), "PREDICT --output_file classifier", 2, &["--output_file", "is a directory"]),
+        (
+            "nothing to predict",
+            |_| (),
+            "CLS --do_train --do_predict",
+            2,
+            &["--do_predict", "--test_file"],
+        ),
+        (
+            "predict without a model",
+            |_| (),
+            "predict cls --test_file test.csv",
+            2,
+            &["needs a model", "xtrain train cls"],
+        ),
+        (
+            "predict without rows",
+            |_| (),
+            "predict cls --model_name_or_path classifier",
+            2,
+            &["nothing to label", "--test_file"],
+        ),
+        (
+            "predictions into a directory",
+            |_| (),
+            "PREDICT --output_file classifier",
+            2,
+            &["--output_file", "is a directory"],
+        ),
     ]);
 }

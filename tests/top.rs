@@ -13,8 +13,21 @@ fn train(dir: &Path, output: &str, more: &[&str]) -> Option<Command> {
     let mut command = xtrain();
     command
         .dir(dir)
-        .args(["train", "clm", "--model_type", "gpt2", "--disable_tqdm", "--block_size", "16"])
-        .args(["--config_overrides", "n_layer=2,n_head=2,n_embd=32,n_positions=32", "--per_device_train_batch_size", "4"])
+        .args([
+            "train",
+            "clm",
+            "--model_type",
+            "gpt2",
+            "--disable_tqdm",
+            "--block_size",
+            "16",
+        ])
+        .args([
+            "--config_overrides",
+            "n_layer=2,n_head=2,n_embd=32,n_positions=32",
+            "--per_device_train_batch_size",
+            "4",
+        ])
         .args([
             "--train_file",
             "train.txt",
@@ -33,7 +46,11 @@ fn train(dir: &Path, output: &str, more: &[&str]) -> Option<Command> {
 }
 
 fn top(dir: &Path, output: &str, more: &[&str]) -> crate::support::Run {
-    xtrain().dir(dir).args(["top", "--output_dir", output]).args(more).run()
+    xtrain()
+        .dir(dir)
+        .args(["top", "--output_dir", output])
+        .args(more)
+        .run()
 }
 
 fn json(dir: &Path, output: &str, more: &[&str]) -> Value {
@@ -45,55 +62,122 @@ fn json(dir: &Path, output: &str, more: &[&str]) -> Value {
 #[test]
 fn a_finished_run_is_told_as_text_and_as_json() {
     let dir = tempfile::tempdir().unwrap();
-    let args =
-        ["--cache_dir", "cache", "--max_steps", "6", "--eval_strategy", "steps", "--eval_steps", "3", "--save_strategy", "no"];
-    let Some(mut command) = train(dir.path(), "out", &args) else { return };
+    let args = [
+        "--cache_dir",
+        "cache",
+        "--max_steps",
+        "6",
+        "--eval_strategy",
+        "steps",
+        "--eval_steps",
+        "3",
+        "--save_strategy",
+        "no",
+    ];
+    let Some(mut command) = train(dir.path(), "out", &args) else {
+        return;
+    };
     command.run().succeeded();
     let told = json(dir.path(), "out", &[]);
     assert_eq!(
-        (told["state"].as_str(), told["step"].as_u64(), told["total_steps"].as_u64()),
+        (
+            told["state"].as_str(),
+            told["step"].as_u64(),
+            told["total_steps"].as_u64()
+        ),
         (Some("finished"), Some(6), Some(6))
     );
-    for key in
-        ["loss", "learning_rate", "tokens_per_second", "step_seconds", "trace_seconds", "execute_seconds", "seconds_silent"]
-    {
+    for key in [
+        "loss",
+        "learning_rate",
+        "tokens_per_second",
+        "step_seconds",
+        "trace_seconds",
+        "execute_seconds",
+        "seconds_silent",
+    ] {
         assert!(told[key].is_number(), "{key}: {told}");
     }
     assert!(told["tokens_per_second"].as_f64().unwrap() > 0.0);
     // The ceiling's product, the step, the evaluation: all new in this cache.
-    assert_eq!((told["graphs"]["compiled"].as_u64(), told["graphs"]["loaded"].as_u64()), (Some(3), Some(0)), "{told}");
-    assert!(told["graphs"]["events"][1].as_str().unwrap().starts_with("compiled train in "), "{told}");
+    assert_eq!(
+        (
+            told["graphs"]["compiled"].as_u64(),
+            told["graphs"]["loaded"].as_u64()
+        ),
+        (Some(3), Some(0)),
+        "{told}"
+    );
+    assert!(
+        told["graphs"]["events"][1]
+            .as_str()
+            .unwrap()
+            .starts_with("compiled train in "),
+        "{told}"
+    );
     assert_eq!(told["eval"]["step"].as_u64(), Some(6));
-    let last = json_lines(&dir.path().join("out/log.jsonl")).into_iter().rfind(|record| record["eval_loss"].is_number()).unwrap();
+    let last = json_lines(&dir.path().join("out/log.jsonl"))
+        .into_iter()
+        .rfind(|record| record["eval_loss"].is_number())
+        .unwrap();
     assert_eq!(told["eval"], last);
 
     let text = top(dir.path(), "out", &["--once"]);
     text.succeeded();
-    for part in ["finished", "6 of 6", "tokens/s", "recording", "device", "3 compiled in", "evaluation"] {
-        assert!(text.stdout.contains(part), "`{part}` is missing in {}", text.stdout);
+    for part in [
+        "finished",
+        "6 of 6",
+        "tokens/s",
+        "recording",
+        "device",
+        "3 compiled in",
+        "evaluation",
+    ] {
+        assert!(
+            text.stdout.contains(part),
+            "`{part}` is missing in {}",
+            text.stdout
+        );
     }
 
     // A second start loads what the first one compiled, and says so.
     train(dir.path(), "again", &args).unwrap().run().succeeded();
     let told = json(dir.path(), "again", &[]);
-    assert_eq!((told["graphs"]["compiled"].as_u64(), told["graphs"]["loaded"].as_u64()), (Some(0), Some(3)), "{told}");
+    assert_eq!(
+        (
+            told["graphs"]["compiled"].as_u64(),
+            told["graphs"]["loaded"].as_u64()
+        ),
+        (Some(0), Some(3)),
+        "{told}"
+    );
 }
 
 #[test]
 fn a_run_that_was_killed_is_told_from_one_that_goes_on() {
     let dir = tempfile::tempdir().unwrap();
-    let Some(mut command) = train(dir.path(), "out", &["--max_steps", "100000", "--save_strategy", "no"]) else {
+    let Some(mut command) = train(
+        dir.path(),
+        "out",
+        &["--max_steps", "100000", "--save_strategy", "no"],
+    ) else {
         return;
     };
     let mut child = command.start();
     let telemetry = dir.path().join("out/telemetry.jsonl");
     let started = std::time::Instant::now();
-    while !fs::read_to_string(&telemetry).unwrap_or_default().contains("\"event\":\"step\"") {
+    while !fs::read_to_string(&telemetry)
+        .unwrap_or_default()
+        .contains("\"event\":\"step\"")
+    {
         assert!(started.elapsed().as_secs() < 120, "no step was told");
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
     let told = json(dir.path(), "out", &[]);
-    assert_eq!((told["state"].as_str(), told["pid"].as_u64()), (Some("running"), Some(child.id().into())));
+    assert_eq!(
+        (told["state"].as_str(), told["pid"].as_u64()),
+        (Some("running"), Some(child.id().into()))
+    );
     assert!(told["seconds_left"].as_f64().unwrap() > 0.0);
     child.kill().unwrap();
     child.wait().unwrap();
@@ -114,7 +198,11 @@ fn devices_come_from_what_neuron_monitor_wrote() {
     assert_eq!(told["state"], "unknown", "it runs on another machine");
     let core = &told["hardware"][0];
     assert_eq!(
-        (core["name"].as_str(), core["utilization"].as_f64(), core["memory_used"].as_u64()),
+        (
+            core["name"].as_str(),
+            core["utilization"].as_f64(),
+            core["memory_used"].as_u64()
+        ),
         (Some("core 1"), Some(61.5), Some(1 << 20))
     );
 }
@@ -131,23 +219,52 @@ fn neuron_monitor_is_started_and_ended() {
     let bin = dir.path().join("bin");
     fs::create_dir(&bin).unwrap();
     fs::write(bin.join("neuron-monitor"), script).unwrap();
-    fs::set_permissions(bin.join("neuron-monitor"), fs::Permissions::from_mode(0o755)).unwrap();
-    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
-    let run = xtrain().dir(dir.path()).args(["top", "--output_dir", "out", "--once", "--json"]).env("PATH", &path).run();
+    fs::set_permissions(
+        bin.join("neuron-monitor"),
+        fs::Permissions::from_mode(0o755),
+    )
+    .unwrap();
+    let path = format!(
+        "{}:{}",
+        bin.display(),
+        std::env::var("PATH").unwrap_or_default()
+    );
+    let run = xtrain()
+        .dir(dir.path())
+        .args(["top", "--output_dir", "out", "--once", "--json"])
+        .env("PATH", &path)
+        .run();
     run.succeeded();
     let told: Value = serde_json::from_str(run.stdout.trim()).unwrap();
     let core = &told["hardware"][0];
     assert_eq!(
-        (core["name"].as_str(), core["utilization"].as_f64(), core["memory_used"].as_u64(), core["memory_total"].as_u64()),
-        (Some("core 3"), Some(42.25), Some((2 << 20) + 4), Some(16 << 30))
+        (
+            core["name"].as_str(),
+            core["utilization"].as_f64(),
+            core["memory_used"].as_u64(),
+            core["memory_total"].as_u64()
+        ),
+        (
+            Some("core 3"),
+            Some(42.25),
+            Some((2 << 20) + 4),
+            Some(16 << 30)
+        )
     );
     assert_eq!(core["source"], "neuron-monitor");
     let pid = fs::read_to_string(dir.path().join("pid")).unwrap();
-    assert!(!Path::new("/proc").join(pid.trim()).exists(), "neuron-monitor outlives its watcher");
+    assert!(
+        !Path::new("/proc").join(pid.trim()).exists(),
+        "neuron-monitor outlives its watcher"
+    );
 
     // One that cannot see a device says so and ends: nothing to show, nothing wrong.
     fs::write(bin.join("neuron-monitor"), "#!/bin/sh\nexit 1\n").unwrap();
-    let run = xtrain().dir(dir.path()).args(["top", "--output_dir", "out", "--once", "--json"]).env("PATH", &path).run();
+    let run = xtrain()
+        .dir(dir.path())
+        .args(["top", "--output_dir", "out", "--once", "--json"])
+        .env("PATH", &path)
+        .run();
     run.succeeded();
 }
 
@@ -158,12 +275,20 @@ fn what_top_cannot_do_is_said() {
         let run = xtrain().dir(dir.path()).arg("top").args(args).run();
         assert_eq!(run.code, Some(code), "{}", run.stderr);
         for part in parts {
-            assert!(run.stderr.contains(part), "`{part}` is missing in {}", run.stderr);
+            assert!(
+                run.stderr.contains(part),
+                "`{part}` is missing in {}",
+                run.stderr
+            );
         }
     };
     refused(&[], 2, &["which run", "--output_dir"]);
     refused(&["--output_dir", "out", "--json"], 2, &["--once"]);
-    refused(&["--output_dir", "out", "--once"], 1, &["out holds no telemetry.jsonl", "--output_dir"]);
+    refused(
+        &["--output_dir", "out", "--once"],
+        1,
+        &["out holds no telemetry.jsonl", "--output_dir"],
+    );
     fs::create_dir(dir.path().join("out")).unwrap();
     fs::write(PathBuf::from(dir.path()).join("out/telemetry.jsonl"), "").unwrap();
     // Standard output is a pipe here.

@@ -20,7 +20,10 @@ impl Bench {
         let text = fs::read_to_string(data.join("tinyshakespeare/input.txt")).unwrap();
         fs::write(dir.path().join("train.txt"), &text[..60_000]).unwrap();
         fs::write(dir.path().join("valid.txt"), &text[60_000..72_000]).unwrap();
-        Some(Bench { dir, tokenizer: data.join("gpt2") })
+        Some(Bench {
+            dir,
+            tokenizer: data.join("gpt2"),
+        })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -35,9 +38,26 @@ impl Bench {
     fn command(&self, output: &str, extra: &[&str]) -> crate::support::Command {
         let mut command = xtrain();
         command
-            .args(["train", "clm", "--model_type", "gpt2", "--disable_tqdm", "--do_train"])
-            .args(["--config_overrides", "n_layer=2,n_head=2,n_embd=32,n_positions=64"])
-            .args(["--block_size", "32", "--per_device_train_batch_size", "4", "--learning_rate", "1e-3"])
+            .args([
+                "train",
+                "clm",
+                "--model_type",
+                "gpt2",
+                "--disable_tqdm",
+                "--do_train",
+            ])
+            .args([
+                "--config_overrides",
+                "n_layer=2,n_head=2,n_embd=32,n_positions=64",
+            ])
+            .args([
+                "--block_size",
+                "32",
+                "--per_device_train_batch_size",
+                "4",
+                "--learning_rate",
+                "1e-3",
+            ])
             .arg("--tokenizer_name")
             .arg(&self.tokenizer)
             .arg("--train_file")
@@ -106,15 +126,29 @@ fn a_run_learns_saves_and_can_be_evaluated() {
     let records = records(&out);
     let losses: Vec<f64> = records.iter().filter_map(|r| r["loss"].as_f64()).collect();
     assert_eq!(losses.len(), 4, "{records:?}");
-    assert!(losses.windows(2).all(|w| w[1] < w[0]), "the loss falls: {losses:?}");
-    let evals: Vec<f64> = records.iter().filter_map(|r| r["eval_loss"].as_f64()).collect();
+    assert!(
+        losses.windows(2).all(|w| w[1] < w[0]),
+        "the loss falls: {losses:?}"
+    );
+    let evals: Vec<f64> = records
+        .iter()
+        .filter_map(|r| r["eval_loss"].as_f64())
+        .collect();
     assert!(evals.len() == 2 && evals[1] < evals[0], "{evals:?}");
     assert!(run.stdout.contains("{'loss': "), "{}", run.stdout);
     assert!(run.stdout.contains("{'train_runtime': "), "{}", run.stdout);
 
     // The saved directory alone gives the same evaluation.
     let eval = xtrain()
-        .args(["eval", "clm", "--json", "--disable_tqdm", "--block_size", "32", "--model_name_or_path"])
+        .args([
+            "eval",
+            "clm",
+            "--json",
+            "--disable_tqdm",
+            "--block_size",
+            "32",
+            "--model_name_or_path",
+        ])
         .arg(&out)
         .arg("--validation_file")
         .arg(&validation)
@@ -124,10 +158,23 @@ fn a_run_learns_saves_and_can_be_evaluated() {
     eval.succeeded();
     let result: serde_json::Value = serde_json::from_str(eval.stdout.trim()).unwrap();
     let difference = (result["eval_loss"].as_f64().unwrap() - evals[1]).abs();
-    assert!(difference < 1e-4, "{result} after a run that ended with {}", evals[1]);
+    assert!(
+        difference < 1e-4,
+        "{result} after a run that ended with {}",
+        evals[1]
+    );
 
     let text = xtrain()
-        .args(["generate", "--prompt", "First Citizen:", "--max_new_tokens", "8", "--seed", "1", "--model_name_or_path"])
+        .args([
+            "generate",
+            "--prompt",
+            "First Citizen:",
+            "--max_new_tokens",
+            "8",
+            "--seed",
+            "1",
+            "--model_name_or_path",
+        ])
         .arg(&out)
         .run();
     text.succeeded();
@@ -135,7 +182,15 @@ fn a_run_learns_saves_and_can_be_evaluated() {
 }
 
 /// Logs its first step, so that a test sees when training has begun.
-const SHORT_RUN: [&str; 7] = ["--max_steps", "24", "--logging_steps", "4", "--save_steps", "12", "--logging_first_step"];
+const SHORT_RUN: [&str; 7] = [
+    "--max_steps",
+    "24",
+    "--logging_steps",
+    "4",
+    "--save_steps",
+    "12",
+    "--logging_first_step",
+];
 
 /// Runs to the end, and the same run stopped and resumed, must agree bit for bit.
 fn check_resume(extra: &[&str], stop: impl Fn(&Bench)) {
@@ -148,10 +203,19 @@ fn check_resume(extra: &[&str], stop: impl Fn(&Bench)) {
     again.push("--resume_from_checkpoint");
     bench.train("stopped", &again).succeeded();
     let (whole, stopped) = (bench.path("whole"), bench.path("stopped"));
-    assert!(bytes(whole.join("model.safetensors")) == bytes(stopped.join("model.safetensors")), "final weights differ");
+    assert!(
+        bytes(whole.join("model.safetensors")) == bytes(stopped.join("model.safetensors")),
+        "final weights differ"
+    );
     assert_eq!(
-        records(&whole).iter().filter(|r| r.get("loss").is_some()).collect::<Vec<_>>(),
-        records(&stopped).iter().filter(|r| r.get("loss").is_some()).collect::<Vec<_>>()
+        records(&whole)
+            .iter()
+            .filter(|r| r.get("loss").is_some())
+            .collect::<Vec<_>>(),
+        records(&stopped)
+            .iter()
+            .filter(|r| r.get("loss").is_some())
+            .collect::<Vec<_>>()
     );
     let state = |dir: &Path| -> serde_json::Value {
         serde_json::from_slice(&bytes(dir.join("checkpoint-24/training_state.json"))).unwrap()
@@ -162,7 +226,8 @@ fn check_resume(extra: &[&str], stop: impl Fn(&Bench)) {
 #[test]
 fn resuming_from_a_checkpoint_is_bit_exact_with_dropout_and_accumulation() {
     check_resume(&["--gradient_accumulation_steps", "3"], |bench| {
-        // What a crash after step 12 leaves: the first half's checkpoint and a log that goes on for a while.
+        // What a crash after step 12 leaves: the first half's checkpoint and a log that goes on for
+        // a while.
         let words = [&SHORT_RUN[..], &["--gradient_accumulation_steps", "3"]].concat();
         bench.train("stopped", &words).succeeded();
         fs::remove_dir_all(bench.path("stopped/checkpoint-24")).unwrap();
@@ -174,25 +239,43 @@ fn resuming_from_a_checkpoint_is_bit_exact_with_dropout_and_accumulation() {
 fn resuming_in_16_bit_is_bit_exact_too() {
     for precision in ["--bf16", "--fp16"] {
         check_resume(&[precision], |bench| {
-            bench.train("stopped", &[&SHORT_RUN[..], &[precision]].concat()).succeeded();
+            bench
+                .train("stopped", &[&SHORT_RUN[..], &[precision]].concat())
+                .succeeded();
             fs::remove_dir_all(bench.path("stopped/checkpoint-24")).unwrap();
             fs::remove_file(bench.path("stopped/model.safetensors")).unwrap();
         });
     }
 }
 
-/// Losses of each step in f32, bf16 and fp16. Bars: bf16 has 8 significant bits, fp16 11, and errors of products average out.
+/// Losses of each step in f32, bf16 and fp16. Bars: bf16 has 8 significant bits, fp16 11, and
+/// errors of products average out.
 #[test]
 fn curves_in_16_bit_stay_near_f32() {
     let Some(bench) = Bench::new() else { return };
     let losses = |name: &str, extra: &[&str]| -> Vec<f64> {
-        let words = ["--max_steps", "40", "--logging_steps", "1", "--save_strategy", "no"];
+        let words = [
+            "--max_steps",
+            "40",
+            "--logging_steps",
+            "1",
+            "--save_strategy",
+            "no",
+        ];
         let run = bench.train(name, &[&words[..], extra].concat());
         run.succeeded();
         // The second version of the graph is explained by the precision.
-        assert_eq!(extra.contains(&"--bf16"), run.stderr.contains("precision bf16 was f32"), "{}", run.stderr);
+        assert_eq!(
+            extra.contains(&"--bf16"),
+            run.stderr.contains("precision bf16 was f32"),
+            "{}",
+            run.stderr
+        );
         let records = records(&bench.path(name));
-        let scaled = records.iter().filter(|r| r.get("loss").is_some()).all(|r| r.get("loss_scale").is_some());
+        let scaled = records
+            .iter()
+            .filter(|r| r.get("loss").is_some())
+            .all(|r| r.get("loss_scale").is_some());
         assert_eq!(scaled, extra.contains(&"--fp16"), "{records:?}");
         records.iter().filter_map(|r| r["loss"].as_f64()).collect()
     };
@@ -200,25 +283,54 @@ fn curves_in_16_bit_stay_near_f32() {
     for (name, extra, bar) in [("bf16", ["--bf16"], 0.02), ("fp16", ["--fp16"], 0.02)] {
         let low = losses(name, &extra);
         assert_eq!(low.len(), wide.len());
-        let worst = wide.iter().zip(&low).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-        println!("{name}: losses of 40 steps within {worst:.4} of f32, from {:.3} to {:.3}", low[0], low[39]);
-        assert!(worst < bar && low[39] < low[0] - 0.5, "{name}: {worst}, {low:?}");
+        let worst = wide
+            .iter()
+            .zip(&low)
+            .map(|(a, b)| (a - b).abs())
+            .fold(0.0, f64::max);
+        println!(
+            "{name}: losses of 40 steps within {worst:.4} of f32, from {:.3} to {:.3}",
+            low[0], low[39]
+        );
+        assert!(
+            worst < bar && low[39] < low[0] - 0.5,
+            "{name}: {worst}, {low:?}"
+        );
         assert_ne!(low, wide);
     }
 }
 
-/// Weights so large that gradients overflow fp16 at the first scale: steps are skipped, counted and told of, and then training goes on.
+/// Weights so large that gradients overflow fp16 at the first scale: steps are skipped, counted and
+/// told of, and then training goes on.
 #[test]
 fn steps_that_overflow_fp16_are_skipped_and_logged() {
     let Some(bench) = Bench::new() else { return };
     let overrides = "n_layer=2,n_head=2,n_embd=32,n_positions=64,initializer_range=4";
-    let words = ["--fp16", "--max_steps", "24", "--logging_steps", "1", "--save_strategy", "no", "--config_overrides", overrides];
+    let words = [
+        "--fp16",
+        "--max_steps",
+        "24",
+        "--logging_steps",
+        "1",
+        "--save_strategy",
+        "no",
+        "--config_overrides",
+        overrides,
+    ];
     // Few labels, so that each has a large share of the scale.
     let small = ["--per_device_train_batch_size", "1", "--block_size", "8"];
     let run = bench.train("out", &[&words[..], &small].concat());
     run.succeeded();
-    let records: Vec<_> = records(&bench.path("out")).into_iter().filter(|r| r.get("loss").is_some()).collect();
-    let of = |key: &str| -> Vec<f64> { records.iter().map(|r| r[key].as_f64().unwrap_or(f64::NAN)).collect() };
+    let records: Vec<_> = records(&bench.path("out"))
+        .into_iter()
+        .filter(|r| r.get("loss").is_some())
+        .collect();
+    let of = |key: &str| -> Vec<f64> {
+        records
+            .iter()
+            .map(|r| r[key].as_f64().unwrap_or(f64::NAN))
+            .collect()
+    };
     let (scales, skipped) = (of("loss_scale"), of("skipped_steps"));
     assert_eq!((scales[0], scales.len()), (65536.0, 24));
     let last = *skipped.last().unwrap();
@@ -226,7 +338,11 @@ fn steps_that_overflow_fp16_are_skipped_and_logged() {
     // Each skipped step halves the scale of the next one; nothing else changes it.
     for (i, pair) in scales.windows(2).enumerate() {
         let was_skipped = skipped[i] > if i == 0 { 0.0 } else { skipped[i - 1] };
-        assert_eq!(pair[1], if was_skipped { pair[0] / 2.0 } else { pair[0] }, "step {i}: {scales:?} {skipped:?}");
+        assert_eq!(
+            pair[1],
+            if was_skipped { pair[0] / 2.0 } else { pair[0] },
+            "step {i}: {scales:?} {skipped:?}"
+        );
     }
     let note = format!("{last} of 24 optimizer steps were skipped");
     assert!(run.stderr.contains(&note), "{}", run.stderr);
@@ -238,9 +354,15 @@ fn resuming_after_sigterm_is_bit_exact() {
     for delay in [0, rand::random_range(1..60), rand::random_range(60..250)] {
         println!("SIGTERM {delay} ms after the first record");
         check_resume(&[], |bench| {
-            let run = bench.command("stopped", &SHORT_RUN).run_and_signal("{'loss'", Duration::from_millis(delay));
+            let run = bench
+                .command("stopped", &SHORT_RUN)
+                .run_and_signal("{'loss'", Duration::from_millis(delay));
             match run.code {
-                Some(143) => assert!(run.stderr.contains("--resume_from_checkpoint"), "{}", run.stderr),
+                Some(143) => assert!(
+                    run.stderr.contains("--resume_from_checkpoint"),
+                    "{}",
+                    run.stderr
+                ),
                 // The signal came after the last step.
                 code => assert_eq!(code, Some(0), "{}", run.stderr),
             }
@@ -272,7 +394,10 @@ fn accumulation_gives_the_same_run() {
             ],
         );
         run.succeeded();
-        let losses: Vec<f64> = records(&bench.path(&output)).iter().filter_map(|r| r["loss"].as_f64()).collect();
+        let losses: Vec<f64> = records(&bench.path(&output))
+            .iter()
+            .filter_map(|r| r["loss"].as_f64())
+            .collect();
         finals.push(losses);
     }
     for other in &finals[1..] {
@@ -285,9 +410,24 @@ fn accumulation_gives_the_same_run() {
 #[test]
 fn dry_run_prints_the_plan_and_writes_nothing() {
     let Some(bench) = Bench::new() else { return };
-    let run = bench.train("never", &["--dry_run", "--gradient_accumulation_steps", "2", "--max_steps", "5"]);
+    let run = bench.train(
+        "never",
+        &[
+            "--dry_run",
+            "--gradient_accumulation_steps",
+            "2",
+            "--max_steps",
+            "5",
+        ],
+    );
     run.succeeded();
-    for word in ["parameters", "accumulate", "update", "peak per device", "optimizer steps"] {
+    for word in [
+        "parameters",
+        "accumulate",
+        "update",
+        "peak per device",
+        "optimizer steps",
+    ] {
         assert!(run.stdout.contains(word), "{word}: {}", run.stdout);
     }
     assert!(!bench.path("never").exists());

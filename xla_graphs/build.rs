@@ -1,4 +1,5 @@
-//! Digests the code that lowers graphs, for the key of the compiled-graph cache: there is no version number to forget to raise.
+//! Digests the code that lowers graphs, for the key of the compiled-graph cache: there is no
+//! version number to forget to raise.
 
 use sha2::{Digest, Sha256};
 use std::fs;
@@ -16,12 +17,17 @@ fn main() {
         // Directories list in any order.
         files.sort();
         for file in files {
-            let bytes = fs::read(&file).unwrap_or_else(|error| panic!("cannot read {}: {error}", file.display()));
+            let bytes = fs::read(&file)
+                .unwrap_or_else(|error| panic!("cannot read {}: {error}", file.display()));
             digest.update(Sha256::digest(file.to_string_lossy().as_bytes()));
             digest.update(Sha256::digest(bytes));
         }
     }
-    let digest: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    let digest: String = digest
+        .finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     println!("cargo:rustc-env=XTRAIN_LOWERING={digest}");
 }
 
@@ -29,7 +35,8 @@ fn collect(path: &Path, into: &mut Vec<PathBuf>) {
     if path.is_file() {
         return into.push(path.to_path_buf());
     }
-    let entries = fs::read_dir(path).unwrap_or_else(|error| panic!("cannot list {}: {error}", path.display()));
+    let entries = fs::read_dir(path)
+        .unwrap_or_else(|error| panic!("cannot list {}: {error}", path.display()));
     for entry in entries {
         collect(&entry.expect("a directory that lists").path(), into);
     }

@@ -1,5 +1,6 @@
-//! The program: reads the command line, runs the command, prints an error once and turns the outcome into an exit code. No logic
-//! of its own. Exit codes: 0 success, 1 failure, 2 usage, 130 or 143 after a signal that ended in a saved checkpoint.
+//! The program: reads the command line, runs the command, prints an error once and turns the
+//! outcome into an exit code. No logic of its own. Exit codes: 0 success, 1 failure, 2 usage, 130
+//! or 143 after a signal that ended in a saved checkpoint.
 
 use std::io::Write;
 use std::panic;
@@ -44,15 +45,22 @@ fn complain(message: &str, hint: Option<&str>) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
-/// A panic is a bug of ours; users get one line to report, developers the usual backtrace when they ask for it.
+/// A panic is a bug of ours; users get one line to report, developers the usual backtrace when they
+/// ask for it.
 fn report_panics_as_errors() {
     if std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0") {
         return;
     }
     panic::set_hook(Box::new(|info| {
-        let place = info.location().map(|at| format!(" at {}:{}", at.file(), at.line())).unwrap_or_default();
+        let place = info
+            .location()
+            .map(|at| format!(" at {}:{}", at.file(), at.line()))
+            .unwrap_or_default();
         let payload = info.payload();
-        let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+        let text = payload
+            .downcast_ref::<&str>()
+            .copied()
+            .or_else(|| payload.downcast_ref::<String>().map(String::as_str));
         let what = text.unwrap_or("unknown cause");
         complain(
             &format!("internal error{place}: {what}"),

@@ -16,7 +16,8 @@ pub enum Activation {
 }
 
 /// Names that are understood, for the message about one that is not.
-const KNOWN: &str = "gelu, gelu_new, gelu_pytorch_tanh, gelu_fast, quick_gelu, relu, silu, swish, tanh";
+const KNOWN: &str =
+    "gelu, gelu_new, gelu_pytorch_tanh, gelu_fast, quick_gelu, relu, silu, swish, tanh";
 
 impl Activation {
     /// Reads the activation that `key` names.
@@ -28,7 +29,11 @@ impl Activation {
             "relu" => Activation::Relu,
             "silu" | "swish" => Activation::Silu,
             "tanh" => Activation::Tanh,
-            _ => return Err(config.unsupported(key, format!("not a known activation; known: {KNOWN}"))),
+            _ => {
+                return Err(
+                    config.unsupported(key, format!("not a known activation; known: {KNOWN}"))
+                );
+            }
         })
     }
 

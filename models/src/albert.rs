@@ -1,5 +1,6 @@
-//! ALBERT (Lan et al. 2019) as transformers' `modeling_albert.py` computes it: BERT's layers with embeddings of their own, smaller
-//! width, and one set of weights that serves every layer (of a group), so that its gradients add up.
+//! ALBERT (Lan et al. 2019) as transformers' `modeling_albert.py` computes it: BERT's layers with
+//! embeddings of their own, smaller width, and one set of weights that serves every layer (of a
+//! group), so that its gradients add up.
 //!
 //! Letters: B batch, T tokens, N = B * T, C width, E embedding width, V vocabulary, F inner width.
 
@@ -17,7 +18,10 @@ use xtrain_graphs::{Randomness, Tensor};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "albert",
-    classes: Classes::Encoder { masked_lm: "AlbertForMaskedLM", classification: "AlbertForSequenceClassification" },
+    classes: Classes::Encoder {
+        masked_lm: "AlbertForMaskedLM",
+        classification: "AlbertForSequenceClassification",
+    },
     default_config,
     preset,
     build: |config, task| Ok(Box::new(Albert::new(config, task)?)),
@@ -39,7 +43,8 @@ const CUTS: Cuts = &[
     ("predictions.bias", along(0)),
 ];
 
-/// An ALBERT with a masked-LM head (`AlbertForMaskedLM`) or a pooler and classifier (`AlbertForSequenceClassification`).
+/// An ALBERT with a masked-LM head (`AlbertForMaskedLM`) or a pooler and classifier
+/// (`AlbertForSequenceClassification`).
 pub struct Albert {
     encoder: Encoder,
     /// Sets of weights; consecutive layers share one.
@@ -109,7 +114,8 @@ const NAMES: LayerNames = LayerNames {
 };
 
 impl Albert {
-    /// Reads the configuration; what would change numbers and is not implemented is refused by name.
+    /// Reads the configuration; what would change numbers and is not implemented is refused by
+    /// name.
     pub fn new(config: Config, task: Task) -> Result<Self> {
         let read = config.over(default_config());
         let lm_head = MaskedLmHead {
@@ -120,14 +126,27 @@ impl Albert {
             activation: Activation::from_config(&read, "hidden_act", "gelu_new")?,
             eps: read.float_or("layer_norm_eps", 1e-12)?,
         };
-        let mut encoder = Encoder::read(config, &read, task, ("embedding_size", "classifier_dropout_prob"), lm_head)?;
+        let mut encoder = Encoder::read(
+            config,
+            &read,
+            task,
+            ("embedding_size", "classifier_dropout_prob"),
+            lm_head,
+        )?;
         // Nothing is dropped of what the inner layer adds, unlike in BERT.
         encoder.layer.output_dropout = 0.0;
         let (layers, groups) = (encoder.layers, read.size("num_hidden_groups")?);
         if groups > layers {
-            return Err(read.unsupported("num_hidden_groups", format!("must not exceed num_hidden_layers ({layers})")));
+            return Err(read.unsupported(
+                "num_hidden_groups",
+                format!("must not exceed num_hidden_layers ({layers})"),
+            ));
         }
-        Ok(Albert { encoder, groups, inner_layers: read.size("inner_group_num")? })
+        Ok(Albert {
+            encoder,
+            groups,
+            inner_layers: read.size("inner_group_num")?,
+        })
     }
 }
 
@@ -142,15 +161,34 @@ impl Model for Albert {
     }
 
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let Encoder { embeddings: e, layer, lm_head, .. } = &self.encoder;
+        let Encoder {
+            embeddings: e,
+            layer,
+            lm_head,
+            ..
+        } = &self.encoder;
         let (c, f) = (layer.width, layer.inner);
         let mut specs = Specs::new(self.encoder.initializer_range);
-        specs.table("albert.embeddings.word_embeddings", [e.vocab, e.width], e.padding);
-        specs.table("albert.embeddings.position_embeddings", [e.positions, e.width], None);
-        specs.table("albert.embeddings.token_type_embeddings", [e.segments, e.width], None);
+        specs.table(
+            "albert.embeddings.word_embeddings",
+            [e.vocab, e.width],
+            e.padding,
+        );
+        specs.table(
+            "albert.embeddings.position_embeddings",
+            [e.positions, e.width],
+            None,
+        );
+        specs.table(
+            "albert.embeddings.token_type_embeddings",
+            [e.segments, e.width],
+            None,
+        );
         specs.layer_norm("albert.embeddings.LayerNorm", e.width);
         specs.linear("albert.encoder.embedding_hidden_mapping_in", [c, e.width]);
-        for (group, inner) in (0..self.groups).flat_map(|g| (0..self.inner_layers).map(move |i| (g, i))) {
+        for (group, inner) in
+            (0..self.groups).flat_map(|g| (0..self.inner_layers).map(move |i| (g, i)))
+        {
             let name = |rest: &str| format!("albert.encoder.{}.{rest}", shared_layer(group, inner));
             specs.layer_norm(&name(NAMES.output_norm), c);
             for dense in [NAMES.query, NAMES.key, NAMES.value, NAMES.attention_output] {
@@ -177,18 +215,30 @@ impl Model for Albert {
 
     fn stored_name(&self, name: &str) -> StoredName {
         let others = OtherTensors {
-            not_needed: &["embeddings.position_ids", "embeddings.token_type_ids", "predictions.decoder."],
+            not_needed: &[
+                "embeddings.position_ids",
+                "embeddings.token_type_ids",
+                "predictions.decoder.",
+            ],
             heads: &["pooler.", "predictions.", "sop_classifier.", "classifier."],
         };
         stored_name(name, "albert", &self.parameters(), others)
     }
 
-    fn hidden(&self, weights: &Weights, batch: &TokenBatch, randomness: &Randomness) -> Result<Tensor> {
+    fn hidden(
+        &self,
+        weights: &Weights,
+        batch: &TokenBatch,
+        randomness: &Randomness,
+    ) -> Result<Tensor> {
         let (weights, _scope) = weights.enter("albert");
         let embedded = {
             let (weights, _scope) = weights.enter("embeddings");
-            let positions = layers::learned_positions(&weights.get("position_embeddings.weight")?, batch)?;
-            self.encoder.embeddings.apply(&weights, batch, &positions, randomness)? // [N, E]
+            let positions =
+                layers::learned_positions(&weights.get("position_embeddings.weight")?, batch)?;
+            self.encoder
+                .embeddings
+                .apply(&weights, batch, &positions, randomness)? // [N, E]
         };
         let (weights, _scope) = weights.enter("encoder");
         let mut x = linear(&weights, "embedding_hidden_mapping_in", &embedded)?; // [N, C]
@@ -197,8 +247,12 @@ impl Model for Albert {
             let group = layer * self.groups / self.encoder.layers;
             for inner in 0..self.inner_layers {
                 let path = format!("layer.{}", layer * self.inner_layers + inner);
-                let (weights, _scope) = weights.enter_layer_with(&path, &shared_layer(group, inner), &x);
-                x = self.encoder.layer.apply(&NAMES, &weights, &x, batch, randomness)?;
+                let (weights, _scope) =
+                    weights.enter_layer_with(&path, &shared_layer(group, inner), &x);
+                x = self
+                    .encoder
+                    .layer
+                    .apply(&NAMES, &weights, &x, batch, randomness)?;
             }
         }
         Ok(x)
@@ -210,14 +264,27 @@ impl Model for Albert {
 
     fn head(&self, weights: &Weights, hidden: &Tensor, randomness: &Randomness) -> Result<Tensor> {
         match self.task() {
-            Task::Classification { .. } => self.encoder.classify(weights, hidden, ("albert.pooler", "classifier"), randomness),
+            Task::Classification { .. } => {
+                self.encoder
+                    .classify(weights, hidden, ("albert.pooler", "classifier"), randomness)
+            }
             _ => self.encoder.lm_head.apply(weights, hidden),
         }
     }
 
     fn step_flops(&self, batch: usize, tokens: usize) -> f64 {
-        let Encoder { layers, layer, embeddings, .. } = &self.encoder;
-        self.encoder.step_flops(layers * self.inner_layers, embeddings.width * layer.width, batch, tokens)
+        let Encoder {
+            layers,
+            layer,
+            embeddings,
+            ..
+        } = &self.encoder;
+        self.encoder.step_flops(
+            layers * self.inner_layers,
+            embeddings.width * layer.width,
+            batch,
+            tokens,
+        )
     }
 
     fn head_flops(&self, rows: usize) -> f64 {
@@ -231,20 +298,34 @@ mod tests {
 
     #[test]
     fn presets_have_the_published_parameter_counts() {
-        // The published 11.7 M of the base model are 11,683,584 with the pooler and without the masked-LM head.
+        // The published 11.7 M of the base model are 11,683,584 with the pooler and without the
+        // masked-LM head.
         let count = |task| {
             let model = Albert::new(preset("albert-base-v2").unwrap(), task).unwrap();
-            model.parameters().iter().map(|p| p.dims.iter().product::<usize>()).sum::<usize>()
+            model
+                .parameters()
+                .iter()
+                .map(|p| p.dims.iter().product::<usize>())
+                .sum::<usize>()
         };
-        assert_eq!(count(Task::Classification { labels: 2 }), 11_683_584 + 2 * 768 + 2);
-        assert_eq!(count(Task::MaskedLm), 11_683_584 - (768 * 768 + 768) + 768 * 128 + 3 * 128 + 30000);
+        assert_eq!(
+            count(Task::Classification { labels: 2 }),
+            11_683_584 + 2 * 768 + 2
+        );
+        assert_eq!(
+            count(Task::MaskedLm),
+            11_683_584 - (768 * 768 + 768) + 768 * 128 + 3 * 128 + 30000
+        );
     }
 
     #[test]
     fn more_groups_than_layers_are_refused() {
         let mut config = preset("albert-base-v2").unwrap();
         config.set("num_hidden_groups", 13);
-        let message = Albert::new(config, Task::MaskedLm).err().unwrap().to_string();
+        let message = Albert::new(config, Task::MaskedLm)
+            .err()
+            .unwrap()
+            .to_string();
         assert!(message.contains("num_hidden_layers (12)"), "{message}");
     }
 }

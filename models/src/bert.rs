@@ -1,5 +1,5 @@
-//! BERT (Devlin et al. 2018) as transformers' `modeling_bert.py` computes it, with the masked-LM head or a classifier on the
-//! pooled first token. Its parts are in `encoder`.
+//! BERT (Devlin et al. 2018) as transformers' `modeling_bert.py` computes it, with the masked-LM
+//! head or a classifier on the pooled first token. Its parts are in `encoder`.
 //!
 //! Letters: C width.
 
@@ -16,14 +16,18 @@ use xtrain_graphs::{Randomness, Tensor};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "bert",
-    classes: Classes::Encoder { masked_lm: "BertForMaskedLM", classification: "BertForSequenceClassification" },
+    classes: Classes::Encoder {
+        masked_lm: "BertForMaskedLM",
+        classification: "BertForSequenceClassification",
+    },
     default_config,
     preset,
     build: |config, task| Ok(Box::new(Bert::new(config, task)?)),
     cuts: encoder::CUTS,
 };
 
-/// A BERT with a masked-LM head (`BertForMaskedLM`) or a pooler and classifier (`BertForSequenceClassification`).
+/// A BERT with a masked-LM head (`BertForMaskedLM`) or a pooler and classifier
+/// (`BertForSequenceClassification`).
 pub struct Bert {
     encoder: Encoder,
 }
@@ -83,7 +87,8 @@ pub fn preset(name: &str) -> Option<Config> {
 }
 
 impl Bert {
-    /// Reads the configuration; what would change numbers and is not implemented is refused by name.
+    /// Reads the configuration; what would change numbers and is not implemented is refused by
+    /// name.
     pub fn new(config: Config, task: Task) -> Result<Self> {
         let read = config.over(default_config());
         let lm_head = MaskedLmHead {
@@ -94,7 +99,15 @@ impl Bert {
             activation: Activation::from_config(&read, "hidden_act", "gelu")?,
             eps: read.float_or("layer_norm_eps", 1e-12)?,
         };
-        Ok(Bert { encoder: Encoder::read(config, &read, task, ("hidden_size", "classifier_dropout"), lm_head)? })
+        Ok(Bert {
+            encoder: Encoder::read(
+                config,
+                &read,
+                task,
+                ("hidden_size", "classifier_dropout"),
+                lm_head,
+            )?,
+        })
     }
 }
 
@@ -104,12 +117,25 @@ impl Model for Bert {
     }
 
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let Encoder { embeddings: e, layer, lm_head, .. } = &self.encoder;
+        let Encoder {
+            embeddings: e,
+            layer,
+            lm_head,
+            ..
+        } = &self.encoder;
         let c = layer.width;
         let mut specs = Specs::new(self.encoder.initializer_range);
         specs.table("bert.embeddings.word_embeddings", [e.vocab, c], e.padding);
-        specs.table("bert.embeddings.position_embeddings", [e.positions, c], None);
-        specs.table("bert.embeddings.token_type_embeddings", [e.segments, c], None);
+        specs.table(
+            "bert.embeddings.position_embeddings",
+            [e.positions, c],
+            None,
+        );
+        specs.table(
+            "bert.embeddings.token_type_embeddings",
+            [e.segments, c],
+            None,
+        );
         specs.layer_norm("bert.embeddings.LayerNorm", c);
         encoder_parameters(&mut specs, "bert", layer, self.encoder.layers);
         specs.begin_head();
@@ -129,20 +155,39 @@ impl Model for Bert {
 
     fn stored_name(&self, name: &str) -> StoredName {
         let others = OtherTensors {
-            not_needed: &["embeddings.position_ids", "embeddings.token_type_ids", "cls.predictions.decoder."],
+            not_needed: &[
+                "embeddings.position_ids",
+                "embeddings.token_type_ids",
+                "cls.predictions.decoder.",
+            ],
             heads: &["pooler.", "cls.", "classifier."],
         };
         stored_name(name, "bert", &self.parameters(), others)
     }
 
-    fn hidden(&self, weights: &Weights, batch: &TokenBatch, randomness: &Randomness) -> Result<Tensor> {
+    fn hidden(
+        &self,
+        weights: &Weights,
+        batch: &TokenBatch,
+        randomness: &Randomness,
+    ) -> Result<Tensor> {
         let (weights, _scope) = weights.enter("bert");
         let x = {
             let (weights, _scope) = weights.enter("embeddings");
-            let positions = layers::learned_positions(&weights.get("position_embeddings.weight")?, batch)?;
-            self.encoder.embeddings.apply(&weights, batch, &positions, randomness)?
+            let positions =
+                layers::learned_positions(&weights.get("position_embeddings.weight")?, batch)?;
+            self.encoder
+                .embeddings
+                .apply(&weights, batch, &positions, randomness)?
         };
-        encode(&self.encoder.layer, self.encoder.layers, &weights, x, batch, randomness)
+        encode(
+            &self.encoder.layer,
+            self.encoder.layers,
+            &weights,
+            x,
+            batch,
+            randomness,
+        )
     }
 
     fn sequence_rows(&self, hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
@@ -151,15 +196,19 @@ impl Model for Bert {
 
     fn head(&self, weights: &Weights, hidden: &Tensor, randomness: &Randomness) -> Result<Tensor> {
         match self.task() {
-            Task::Classification { .. } => {
-                self.encoder.classify(weights, hidden, ("bert.pooler.dense", "classifier"), randomness)
-            }
+            Task::Classification { .. } => self.encoder.classify(
+                weights,
+                hidden,
+                ("bert.pooler.dense", "classifier"),
+                randomness,
+            ),
             _ => self.encoder.lm_head.apply(weights, hidden),
         }
     }
 
     fn step_flops(&self, batch: usize, tokens: usize) -> f64 {
-        self.encoder.step_flops(self.encoder.layers, 0, batch, tokens)
+        self.encoder
+            .step_flops(self.encoder.layers, 0, batch, tokens)
     }
 
     fn head_flops(&self, rows: usize) -> f64 {
@@ -173,9 +222,16 @@ mod tests {
 
     #[test]
     fn presets_have_the_published_parameter_counts() {
-        for (name, count) in [("bert-base-uncased", 109_514_298), ("bert-large-uncased", 335_174_458)] {
+        for (name, count) in [
+            ("bert-base-uncased", 109_514_298),
+            ("bert-large-uncased", 335_174_458),
+        ] {
             let model = Bert::new(preset(name).unwrap(), Task::MaskedLm).unwrap();
-            let total: usize = model.parameters().iter().map(|p| p.dims.iter().product::<usize>()).sum();
+            let total: usize = model
+                .parameters()
+                .iter()
+                .map(|p| p.dims.iter().product::<usize>())
+                .sum();
             assert_eq!(total, count, "{name}");
         }
     }
@@ -203,15 +259,24 @@ mod tests {
         let model = Bert::new(default_config(), Task::MaskedLm).unwrap();
         let parameter = |name: &str| StoredName::Parameter(name.into());
         for (stored, expected) in [
-            ("embeddings.LayerNorm.gamma", parameter("bert.embeddings.LayerNorm.weight")),
-            ("bert.encoder.layer.3.output.LayerNorm.beta", parameter("bert.encoder.layer.3.output.LayerNorm.bias")),
+            (
+                "embeddings.LayerNorm.gamma",
+                parameter("bert.embeddings.LayerNorm.weight"),
+            ),
+            (
+                "bert.encoder.layer.3.output.LayerNorm.beta",
+                parameter("bert.encoder.layer.3.output.LayerNorm.bias"),
+            ),
             ("cls.predictions.bias", parameter("cls.predictions.bias")),
             ("cls.predictions.decoder.weight", StoredName::NotNeeded),
             ("cls.predictions.decoder.bias", StoredName::NotNeeded),
             ("cls.seq_relationship.weight", StoredName::OtherHead),
             ("bert.pooler.dense.bias", StoredName::OtherHead),
             ("bert.embeddings.position_ids", StoredName::NotNeeded),
-            ("bert.encoder.layer.99.output.dense.bias", StoredName::Unknown),
+            (
+                "bert.encoder.layer.99.output.dense.bias",
+                StoredName::Unknown,
+            ),
         ] {
             assert_eq!(model.stored_name(stored), expected, "{stored}");
         }

@@ -1,4 +1,5 @@
-//! A Hugging Face `config.json` with typed access. Keys that a model does not know are kept and written back unchanged.
+//! A Hugging Face `config.json` with typed access. Keys that a model does not know are kept and
+//! written back unchanged.
 
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
@@ -13,7 +14,10 @@ pub struct Config {
 impl Config {
     /// `source` names the file or preset in messages.
     pub fn new(values: Map<String, Value>, source: impl Into<String>) -> Self {
-        Config { values, source: source.into() }
+        Config {
+            values,
+            source: source.into(),
+        }
     }
 
     /// A configuration written in the program.
@@ -28,7 +32,10 @@ impl Config {
     pub(crate) fn preset(mut self, name: &str, changes: Value) -> Self {
         let changes = Config::literal(changes, "");
         self.values.extend(changes.values);
-        Config { source: format!("preset {name}"), ..self }
+        Config {
+            source: format!("preset {name}"),
+            ..self
+        }
     }
 
     pub fn values(&self) -> &Map<String, Value> {
@@ -43,11 +50,19 @@ impl Config {
         self.values.insert(key.to_string(), value.into());
     }
 
-    /// This configuration with the keys that it lacks taken from `defaults`, for reading; a null here stays null.
+    /// This configuration with the keys that it lacks taken from `defaults`, for reading; a null
+    /// here stays null.
     pub(crate) fn over(&self, defaults: Config) -> Config {
         let mut values = defaults.values;
-        values.extend(self.values.iter().map(|(key, value)| (key.clone(), value.clone())));
-        Config { values, source: self.source.clone() }
+        values.extend(
+            self.values
+                .iter()
+                .map(|(key, value)| (key.clone(), value.clone())),
+        );
+        Config {
+            values,
+            source: self.source.clone(),
+        }
     }
 
     /// The value of a key that is present and not null.
@@ -55,22 +70,34 @@ impl Config {
         self.values.get(key).filter(|v| !v.is_null())
     }
 
-    fn typed<T>(&self, key: &str, expected: &'static str, read: impl Fn(&Value) -> Option<T>) -> Result<Option<T>> {
+    fn typed<T>(
+        &self,
+        key: &str,
+        expected: &'static str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Option<T>> {
         let wrong = |v: &Value| Error::WrongType {
             source_name: self.source.clone(),
             key: key.to_string(),
             expected,
             found: v.to_string(),
         };
-        self.get(key).map(|v| read(v).ok_or_else(|| wrong(v))).transpose()
+        self.get(key)
+            .map(|v| read(v).ok_or_else(|| wrong(v)))
+            .transpose()
     }
 
     fn required<T>(&self, key: &str, value: Option<T>) -> Result<T> {
-        value.ok_or_else(|| Error::MissingKey { source_name: self.source.clone(), key: key.to_string() })
+        value.ok_or_else(|| Error::MissingKey {
+            source_name: self.source.clone(),
+            key: key.to_string(),
+        })
     }
 
     pub fn optional_size(&self, key: &str) -> Result<Option<usize>> {
-        self.typed(key, "a positive integer", |v| v.as_u64().filter(|&n| n > 0).map(|n| n as usize))
+        self.typed(key, "a positive integer", |v| {
+            v.as_u64().filter(|&n| n > 0).map(|n| n as usize)
+        })
     }
 
     /// A positive integer.
@@ -89,7 +116,9 @@ impl Config {
     }
 
     pub fn text_or(&self, key: &str, default: &str) -> Result<String> {
-        Ok(self.typed(key, "a string", |v| v.as_str().map(str::to_string))?.unwrap_or_else(|| default.to_string()))
+        Ok(self
+            .typed(key, "a string", |v| v.as_str().map(str::to_string))?
+            .unwrap_or_else(|| default.to_string()))
     }
 
     /// A token id; null means that there is none, a missing key means `default`.
@@ -101,11 +130,15 @@ impl Config {
     }
 
     pub fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
-        Ok(self.typed(key, "true or false", Value::as_bool)?.unwrap_or(default))
+        Ok(self
+            .typed(key, "true or false", Value::as_bool)?
+            .unwrap_or(default))
     }
 
     pub fn float_or(&self, key: &str, default: f64) -> Result<f64> {
-        Ok(self.typed(key, "a number", Value::as_f64)?.unwrap_or(default))
+        Ok(self
+            .typed(key, "a number", Value::as_f64)?
+            .unwrap_or(default))
     }
 
     /// A number from 0 to 1, as dropout rates are.
@@ -127,12 +160,21 @@ impl Config {
 
     /// Refuses what no model here implements.
     pub(crate) fn refuse_unbuilt(&self) -> Result<()> {
-        self.only("add_cross_attention", false, "cross-attention is not implemented")?;
+        self.only(
+            "add_cross_attention",
+            false,
+            "cross-attention is not implemented",
+        )?;
         if self.get("quantization_config").is_some() {
-            return Err(self.unsupported("quantization_config", "quantized checkpoints cannot be trained"));
+            return Err(self.unsupported(
+                "quantization_config",
+                "quantized checkpoints cannot be trained",
+            ));
         }
         match self.get("pruned_heads").and_then(Value::as_object) {
-            Some(heads) if !heads.is_empty() => Err(self.unsupported("pruned_heads", "pruned heads are not implemented")),
+            Some(heads) if !heads.is_empty() => {
+                Err(self.unsupported("pruned_heads", "pruned heads are not implemented"))
+            }
             _ => Ok(()),
         }
     }
@@ -142,7 +184,10 @@ impl Config {
         let (width, heads) = (self.size(width_key)?, self.size(heads_key)?);
         match width.is_multiple_of(heads) {
             true => Ok(width / heads),
-            false => Err(self.unsupported(width_key, format!("must be a multiple of {heads_key} ({heads})"))),
+            false => Err(self.unsupported(
+                width_key,
+                format!("must be a multiple of {heads_key} ({heads})"),
+            )),
         }
     }
 
@@ -151,20 +196,33 @@ impl Config {
         Error::Unsupported {
             source_name: self.source.clone(),
             key: key.to_string(),
-            found: self.values.get(key).map_or_else(|| "(default)".into(), Value::to_string),
+            found: self
+                .values
+                .get(key)
+                .map_or_else(|| "(default)".into(), Value::to_string),
             reason: reason.into(),
         }
     }
 
-    /// Lays `config_overrides` over the configuration as run_clm does: only keys that exist, values of the type that is there.
+    /// Lays `config_overrides` over the configuration as run_clm does: only keys that exist, values
+    /// of the type that is there.
     pub fn apply_overrides(&mut self, overrides: &[(String, Value)]) -> Result<()> {
         for (key, new) in overrides {
-            let fail = |reason: String| Error::Override { key: key.clone(), found: new.to_string(), reason };
-            let old = self.values.get(key).ok_or_else(|| fail(format!("{} has no such key", self.source)))?;
+            let fail = |reason: String| Error::Override {
+                key: key.clone(),
+                found: new.to_string(),
+                reason,
+            };
+            let old = self
+                .values
+                .get(key)
+                .ok_or_else(|| fail(format!("{} has no such key", self.source)))?;
             let new = match (old, new) {
                 // A key whose default is null takes any value.
                 (Value::Null, new) | (_, new @ Value::Null) => new.clone(),
-                (Value::Bool(_), Value::Bool(_)) | (Value::String(_), Value::String(_)) => new.clone(),
+                (Value::Bool(_), Value::Bool(_)) | (Value::String(_), Value::String(_)) => {
+                    new.clone()
+                }
                 (Value::Bool(_), _) => return Err(fail("expected true or false".into())),
                 (Value::Number(old), Value::Number(n)) => match (old.is_f64(), n.as_f64()) {
                     (true, Some(number)) => Value::from(number),

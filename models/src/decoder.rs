@@ -1,4 +1,5 @@
-//! What GPT-2, GPT-Neo and GPT-J have in common besides their layers: sizes under each one's own keys, the head, the count of work.
+//! What GPT-2, GPT-Neo and GPT-J have in common besides their layers: sizes under each one's own
+//! keys, the head, the count of work.
 //!
 //! Letters: B batch, T tokens, C width, H heads, V vocabulary, F inner width, L labels.
 
@@ -77,7 +78,10 @@ impl Decoder {
     /// Token and learned position embeddings added up, `[N, C]`.
     pub fn embed(&self, weights: &Weights, batch: &TokenBatch) -> Result<Tensor> {
         let tokens = layers::embedding(&weights.get("wte.weight")?, &batch.input_ids, None)?;
-        Ok(tokens.add(&layers::learned_positions(&weights.get("wpe.weight")?, batch)?)?)
+        Ok(tokens.add(&layers::learned_positions(
+            &weights.get("wpe.weight")?,
+            batch,
+        )?)?)
     }
 
     /// The matrix of a language model's head, if it has one of its own, or of a classifier.
@@ -96,7 +100,11 @@ impl Decoder {
             return linear_without_bias(weights, "score", hidden);
         }
         let _scope = weights.trace().scope("lm_head");
-        let name = if self.tied_head { "transformer.wte.weight" } else { "lm_head.weight" };
+        let name = if self.tied_head {
+            "transformer.wte.weight"
+        } else {
+            "lm_head.weight"
+        };
         Ok(hidden.matmul_transposed(&weights.get(name)?)?)
     }
 
@@ -108,8 +116,8 @@ impl Decoder {
         }
     }
 
-    /// [`crate::Model::step_flops`] with `layers` layers. Layers that see the last few tokens only are counted like the others:
-    /// their products are computed in full and masked.
+    /// [`crate::Model::step_flops`] with `layers` layers. Layers that see the last few tokens only
+    /// are counted like the others: their products are computed in full and masked.
     pub fn step_flops(&self, layers: usize, task: Task, batch: usize, tokens: usize) -> f64 {
         let (c, f, layers) = (self.width as f64, self.inner as f64, layers as f64);
         let attention = 12.0 * layers * c * tokens as f64;

@@ -1,7 +1,9 @@
-//! What BERT, RoBERTa and ALBERT are made of: [`Embeddings`], [`Layer`], [`MaskedLmHead`], and [`Encoder`], which holds them.
+//! What BERT, RoBERTa and ALBERT are made of: [`Embeddings`], [`Layer`], [`MaskedLmHead`], and
+//! [`Encoder`], which holds them.
 //!
-//! Letters: B batch, T tokens, N = B * T, C width, E embedding width (C but in ALBERT), H heads, D = C / H, V vocabulary,
-//! F inner width, P positions, S segments, L labels. Activations stay `[N, C]` between attention blocks.
+//! Letters: B batch, T tokens, N = B * T, C width, E embedding width (C but in ALBERT), H heads, D
+//! = C / H, V vocabulary, F inner width, P positions, S segments, L labels. Activations stay
+//! `[N, C]` between attention blocks.
 
 use crate::activation::Activation;
 use crate::config::Config;
@@ -16,9 +18,21 @@ use xtrain_graphs::{Randomness, Tensor};
 /// Refuses what changes an encoder's numbers and is not implemented.
 pub(crate) fn refuse_unbuilt(config: &Config) -> Result<()> {
     config.refuse_unbuilt()?;
-    config.only("is_decoder", false, "encoders are not trained as decoders here")?;
-    config.only("position_embedding_type", "absolute", "only absolute positions are implemented")?;
-    config.only("tie_word_embeddings", true, "an untied masked-LM decoder is not implemented")
+    config.only(
+        "is_decoder",
+        false,
+        "encoders are not trained as decoders here",
+    )?;
+    config.only(
+        "position_embedding_type",
+        "absolute",
+        "only absolute positions are implemented",
+    )?;
+    config.only(
+        "tie_word_embeddings",
+        true,
+        "an untied masked-LM decoder is not implemented",
+    )
 }
 
 /// Rows per token, segment and position, added up and normalized.
@@ -40,7 +54,10 @@ impl Embeddings {
         let vocab = config.size("vocab_size")?;
         let padding = config.token_id_or("pad_token_id", None)?;
         if padding.is_some_and(|id| id >= vocab) {
-            return Err(config.unsupported("pad_token_id", format!("must be below vocab_size ({vocab})")));
+            return Err(config.unsupported(
+                "pad_token_id",
+                format!("must be below vocab_size ({vocab})"),
+            ));
         }
         Ok(Embeddings {
             vocab,
@@ -53,9 +70,20 @@ impl Embeddings {
         })
     }
 
-    /// The input of the first layer, `[N, E]`; `positions` `[N, E]` are the rows of the position table.
-    pub fn apply(&self, weights: &Weights, batch: &TokenBatch, positions: &Tensor, randomness: &Randomness) -> Result<Tensor> {
-        let tokens = layers::embedding(&weights.get("word_embeddings.weight")?, &batch.input_ids, self.padding)?;
+    /// The input of the first layer, `[N, E]`; `positions` `[N, E]` are the rows of the position
+    /// table.
+    pub fn apply(
+        &self,
+        weights: &Weights,
+        batch: &TokenBatch,
+        positions: &Tensor,
+        randomness: &Randomness,
+    ) -> Result<Tensor> {
+        let tokens = layers::embedding(
+            &weights.get("word_embeddings.weight")?,
+            &batch.input_ids,
+            self.padding,
+        )?;
         let table = &weights.get("token_type_embeddings.weight")?;
         let segments = match &batch.token_type_ids {
             Some(ids) => layers::embedding(table, ids, None)?,
@@ -108,7 +136,8 @@ pub(crate) const CUTS: Cuts = &[
     ("lm_head.bias", along(0)),
 ];
 
-/// An encoder layer: attention, then an inner layer, each added to its input and normalized afterwards.
+/// An encoder layer: attention, then an inner layer, each added to its input and normalized
+/// afterwards.
 pub(crate) struct Layer {
     pub width: usize,
     pub heads: usize,
@@ -148,13 +177,26 @@ impl Layer {
     ) -> Result<Tensor> {
         let part = |name| split_heads(&linear(weights, name, x)?, batch, self.heads); // [B, T, H, D]
         let scale = 1.0 / ((self.width / self.heads) as f64).sqrt();
-        let kind = AttentionKind { scale, causal: false, window: None, dropout: self.attention_dropout };
-        let attended = layers::attention(&part(names.query)?, &part(names.key)?, &part(names.value)?, batch, randomness, kind)?;
+        let kind = AttentionKind {
+            scale,
+            causal: false,
+            window: None,
+            dropout: self.attention_dropout,
+        };
+        let attended = layers::attention(
+            &part(names.query)?,
+            &part(names.key)?,
+            &part(names.value)?,
+            batch,
+            randomness,
+            kind,
+        )?;
         let projected = linear(weights, names.attention_output, &attended)?;
         let projected = randomness.dropout(&projected, self.projection_dropout)?;
         let x = layer_norm(weights, names.attention_norm, &x.add(&projected)?, self.eps)?;
         let inner = self.activation.apply(&linear(weights, names.inner, &x)?)?; // [N, F]
-        let output = randomness.dropout(&linear(weights, names.output, &inner)?, self.output_dropout)?;
+        let output =
+            randomness.dropout(&linear(weights, names.output, &inner)?, self.output_dropout)?;
         layer_norm(weights, names.output_norm, &x.add(&output)?, self.eps)
     }
 
@@ -163,10 +205,12 @@ impl Layer {
         (4 * self.width * self.width + 2 * self.width * self.inner) as f64
     }
 
-    /// [`crate::Model::step_flops`] of `layers` such layers and `other` weights that each token meets besides.
+    /// [`crate::Model::step_flops`] of `layers` such layers and `other` weights that each token
+    /// meets besides.
     pub fn step_flops(&self, layers: usize, other: f64, batch: usize, tokens: usize) -> f64 {
         let attention = 12.0 * (layers * self.width * tokens) as f64;
-        (batch * tokens) as f64 * (6.0 * (layers as f64 * self.matrix_weights() + other) + attention)
+        (batch * tokens) as f64
+            * (6.0 * (layers as f64 * self.matrix_weights() + other) + attention)
     }
 }
 
@@ -214,10 +258,14 @@ pub(crate) struct MaskedLmHead {
 
 impl MaskedLmHead {
     pub fn apply(&self, weights: &Weights, hidden: &Tensor) -> Result<Tensor> {
-        let transformed = self.activation.apply(&linear(weights, self.dense, hidden)?)?; // [N, E]
+        let transformed = self
+            .activation
+            .apply(&linear(weights, self.dense, hidden)?)?; // [N, E]
         let normed = layer_norm(weights, self.norm, &transformed, self.eps)?;
         let _scope = weights.trace().scope("decoder");
-        Ok(normed.matmul_transposed(&weights.get(self.table)?)?.add(&weights.get(self.bias)?)?)
+        Ok(normed
+            .matmul_transposed(&weights.get(self.table)?)?
+            .add(&weights.get(self.bias)?)?)
     }
 }
 
@@ -233,8 +281,9 @@ pub(crate) struct Encoder {
 }
 
 impl Encoder {
-    /// Reads a configuration that lacks no key (`read`) for a model that will be saved with `config`; what would change numbers
-    /// and is not implemented is refused by name. `width_key` is that of the embeddings, `dropout_key` that of the classifier.
+    /// Reads a configuration that lacks no key (`read`) for a model that will be saved with
+    /// `config`; what would change numbers and is not implemented is refused by name. `width_key`
+    /// is that of the embeddings, `dropout_key` that of the classifier.
     pub fn read(
         config: Config,
         read: &Config,
@@ -276,18 +325,26 @@ impl Encoder {
         randomness: &Randomness,
     ) -> Result<Tensor> {
         let pooled = linear(weights, dense, rows)?.tanh()?;
-        linear(weights, classifier, &randomness.dropout(&pooled, self.classifier_dropout)?)
+        linear(
+            weights,
+            classifier,
+            &randomness.dropout(&pooled, self.classifier_dropout)?,
+        )
     }
 
     /// [`crate::Model::head_flops`].
     pub fn head_flops(&self, rows: usize) -> f64 {
         match self.about.task {
             Task::Classification { .. } => 0.0,
-            _ => 6.0 * (rows * self.embeddings.width * (self.layer.width + self.embeddings.vocab)) as f64,
+            _ => {
+                6.0 * (rows * self.embeddings.width * (self.layer.width + self.embeddings.vocab))
+                    as f64
+            }
         }
     }
 
-    /// [`crate::Model::step_flops`], when each token meets `layers` layers and `other` weights besides those of the head.
+    /// [`crate::Model::step_flops`], when each token meets `layers` layers and `other` weights
+    /// besides those of the head.
     pub fn step_flops(&self, layers: usize, other: usize, batch: usize, tokens: usize) -> f64 {
         self.layer.step_flops(layers, other as f64, batch, tokens) + self.head_flops(batch * tokens)
     }

@@ -5,15 +5,35 @@ pub enum Error {
     #[error("{source_name}: `{key}` is missing")]
     MissingKey { source_name: String, key: String },
     #[error("{source_name}: `{key}` must be {expected}, got {found}")]
-    WrongType { source_name: String, key: String, expected: &'static str, found: String },
+    WrongType {
+        source_name: String,
+        key: String,
+        expected: &'static str,
+        found: String,
+    },
     #[error("{source_name}: `{key}` = {found}: {reason}")]
-    Unsupported { source_name: String, key: String, found: String, reason: String },
+    Unsupported {
+        source_name: String,
+        key: String,
+        found: String,
+        reason: String,
+    },
     #[error("config_overrides: {key}={found}: {reason}")]
-    Override { key: String, found: String, reason: String },
+    Override {
+        key: String,
+        found: String,
+        reason: String,
+    },
     #[error("the model has no weight `{name}`")]
     NoSuchWeight { name: String },
-    #[error("{degree} devices cannot divide layers of {heads} heads between them; degrees that can: {legal}")]
-    TensorDegree { degree: usize, heads: usize, legal: String },
+    #[error(
+        "{degree} devices cannot divide layers of {heads} heads between them; degrees that can: {legal}"
+    )]
+    TensorDegree {
+        degree: usize,
+        heads: usize,
+        legal: String,
+    },
     #[error("a classifier needs a label at least")]
     NoLabels,
     #[error(transparent)]

@@ -1,7 +1,8 @@
 //! GPT-2 (Radford et al. 2019) as transformers' `modeling_gpt2.py` computes it.
 //!
-//! Letters: B batch, T tokens, N = B * T, C width, H heads, D = C / H, V vocabulary, F inner width. Activations stay `[N, C]`
-//! between attention blocks. Linear weights have the Conv1D layout `[in, out]`.
+//! Letters: B batch, T tokens, N = B * T, C width, H heads, D = C / H, V vocabulary, F inner width.
+//! Activations stay `[N, C]` between attention blocks. Linear weights have the Conv1D layout
+//! `[in, out]`.
 
 use crate::config::Config;
 use crate::decoder::{Decoder, GPT_KEYS};
@@ -16,7 +17,10 @@ use xtrain_graphs::{Randomness, Tensor};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "gpt2",
-    classes: Classes::Decoder { causal_lm: "GPT2LMHeadModel", classification: "GPT2ForSequenceClassification" },
+    classes: Classes::Decoder {
+        causal_lm: "GPT2LMHeadModel",
+        classification: "GPT2ForSequenceClassification",
+    },
     default_config,
     preset,
     build: |config, task| Ok(Box::new(Gpt2::new(config, task)?)),
@@ -34,7 +38,8 @@ const CUTS: Cuts = &[
     ("lm_head.weight", along(0)),
 ];
 
-/// A GPT-2 with a language-model head (`GPT2LMHeadModel`) or a classifier on each sequence's last token.
+/// A GPT-2 with a language-model head (`GPT2LMHeadModel`) or a classifier on each sequence's last
+/// token.
 pub struct Gpt2 {
     about: About,
     decoder: Decoder,
@@ -82,19 +87,23 @@ pub fn preset(name: &str) -> Option<Config> {
         "gpt2-xl" => (1600, 48, 25),
         _ => return None,
     };
-    Some(default_config().preset(name, json!({"n_embd": width, "n_layer": layers, "n_head": heads})))
+    Some(default_config().preset(
+        name,
+        json!({"n_embd": width, "n_layer": layers, "n_head": heads}),
+    ))
 }
 
 impl Gpt2 {
-    /// Reads the configuration; what would change numbers and is not implemented is refused by name.
+    /// Reads the configuration; what would change numbers and is not implemented is refused by
+    /// name.
     pub fn new(config: Config, task: Task) -> Result<Self> {
         let mut read = config.over(default_config());
         if let (None, Some(positions)) = (config.get("n_positions"), config.get("n_ctx")) {
             // Old checkpoints say n_ctx where new ones say n_positions.
             read.set("n_positions", positions.clone());
         }
-        // reorder_and_upcast_attn only changes where half-precision attention is computed in f32; softmax statistics are
-        // f32 here either way, so both values give these numbers.
+        // reorder_and_upcast_attn only changes where half-precision attention is computed in f32;
+        // softmax statistics are f32 here either way, so both values give these numbers.
         read.flag_or("reorder_and_upcast_attn", false)?;
         let decoder = Decoder::read(&read, &GPT_KEYS)?;
         let about = About {
@@ -110,11 +119,19 @@ impl Gpt2 {
             decoder,
             layers: read.size("n_layer")?,
             scale_attn_weights: read.flag_or("scale_attn_weights", true)?,
-            scale_attn_by_inverse_layer_idx: read.flag_or("scale_attn_by_inverse_layer_idx", false)?,
+            scale_attn_by_inverse_layer_idx: read
+                .flag_or("scale_attn_by_inverse_layer_idx", false)?,
         })
     }
 
-    fn block(&self, layer: usize, weights: &Weights, x: &Tensor, batch: &TokenBatch, randomness: &Randomness) -> Result<Tensor> {
+    fn block(
+        &self,
+        layer: usize,
+        weights: &Weights,
+        x: &Tensor,
+        batch: &TokenBatch,
+        randomness: &Randomness,
+    ) -> Result<Tensor> {
         let decoder = &self.decoder;
         let normed = layer_norm(weights, "ln_1", x, decoder.eps)?;
         let x = x.add(&self.attention(layer, weights, &normed, batch, randomness)?)?;
@@ -134,14 +151,30 @@ impl Gpt2 {
         randomness: &Randomness,
     ) -> Result<Tensor> {
         let (weights, _scope) = weights.enter("attn");
-        let Decoder { width, heads, attention_dropout, residual_dropout, .. } = self.decoder;
+        let Decoder {
+            width,
+            heads,
+            attention_dropout,
+            residual_dropout,
+            ..
+        } = self.decoder;
         let qkv = conv1d(&weights, "c_attn", x)?; // [N, 3C]
-        let part = |i: usize| split_heads(&qkv.slice_dim(1, i * width, (i + 1) * width)?, batch, heads); // [B, T, H, D]
-        let mut scale = if self.scale_attn_weights { 1.0 / ((width / heads) as f64).sqrt() } else { 1.0 };
+        let part =
+            |i: usize| split_heads(&qkv.slice_dim(1, i * width, (i + 1) * width)?, batch, heads); // [B, T, H, D]
+        let mut scale = if self.scale_attn_weights {
+            1.0 / ((width / heads) as f64).sqrt()
+        } else {
+            1.0
+        };
         if self.scale_attn_by_inverse_layer_idx {
             scale /= (layer + 1) as f64;
         }
-        let kind = AttentionKind { scale, causal: true, window: None, dropout: attention_dropout };
+        let kind = AttentionKind {
+            scale,
+            causal: true,
+            window: None,
+            dropout: attention_dropout,
+        };
         let merged = layers::attention(&part(0)?, &part(1)?, &part(2)?, batch, randomness, kind)?;
         Ok(randomness.dropout(&conv1d(&weights, "c_proj", &merged)?, residual_dropout)?)
     }
@@ -150,7 +183,8 @@ impl Gpt2 {
 /// `x [N, in] W [in, out] + b`
 fn conv1d(weights: &Weights, name: &str, x: &Tensor) -> Result<Tensor> {
     let (weights, _scope) = weights.enter(name);
-    Ok(x.matmul(&weights.get("weight")?)?.add(&weights.get("bias")?)?)
+    Ok(x.matmul(&weights.get("weight")?)?
+        .add(&weights.get("bias")?)?)
 }
 
 impl Model for Gpt2 {
@@ -159,9 +193,18 @@ impl Model for Gpt2 {
     }
 
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let Decoder { width: c, inner: f, vocab, positions, initializer_range: std, .. } = self.decoder;
+        let Decoder {
+            width: c,
+            inner: f,
+            vocab,
+            positions,
+            initializer_range: std,
+            ..
+        } = self.decoder;
         // GPT-2 scales the weights that write to the residual stream by the number of writes.
-        let residual = Init::Normal { std: std / ((2 * self.layers) as f64).sqrt() };
+        let residual = Init::Normal {
+            std: std / ((2 * self.layers) as f64).sqrt(),
+        };
         let mut specs = Specs::new(std);
         specs.table("transformer.wte", [vocab, c], None);
         specs.table("transformer.wpe", [positions, c], None);
@@ -184,12 +227,28 @@ impl Model for Gpt2 {
         if name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") {
             return StoredName::NotNeeded;
         }
-        stored_name(name, "transformer", &self.parameters(), OtherTensors { not_needed: &[], heads: &["lm_head.", "score."] })
+        stored_name(
+            name,
+            "transformer",
+            &self.parameters(),
+            OtherTensors {
+                not_needed: &[],
+                heads: &["lm_head.", "score."],
+            },
+        )
     }
 
-    fn hidden(&self, weights: &Weights, batch: &TokenBatch, randomness: &Randomness) -> Result<Tensor> {
+    fn hidden(
+        &self,
+        weights: &Weights,
+        batch: &TokenBatch,
+        randomness: &Randomness,
+    ) -> Result<Tensor> {
         let (weights, _scope) = weights.enter("transformer");
-        let mut x = randomness.dropout(&self.decoder.embed(&weights, batch)?, self.decoder.embed_dropout)?;
+        let mut x = randomness.dropout(
+            &self.decoder.embed(&weights, batch)?,
+            self.decoder.embed_dropout,
+        )?;
         for layer in 0..self.layers {
             let (block, _scope) = weights.enter_layer(&format!("h.{layer}"), &x);
             x = self.block(layer, &block, &x, batch, randomness)?;
@@ -206,7 +265,8 @@ impl Model for Gpt2 {
     }
 
     fn step_flops(&self, batch: usize, tokens: usize) -> f64 {
-        self.decoder.step_flops(self.layers, self.task(), batch, tokens)
+        self.decoder
+            .step_flops(self.layers, self.task(), batch, tokens)
     }
 
     fn head_flops(&self, rows: usize) -> f64 {
@@ -221,11 +281,18 @@ mod tests {
 
     #[test]
     fn presets_have_the_published_parameter_counts() {
-        for (name, count) in
-            [("gpt2", 124_439_808), ("gpt2-medium", 354_823_168), ("gpt2-large", 774_030_080), ("gpt2-xl", 1_557_611_200)]
-        {
+        for (name, count) in [
+            ("gpt2", 124_439_808),
+            ("gpt2-medium", 354_823_168),
+            ("gpt2-large", 774_030_080),
+            ("gpt2-xl", 1_557_611_200),
+        ] {
             let model = Gpt2::new(preset(name).unwrap(), Task::CausalLm).unwrap();
-            let total: usize = model.parameters().iter().map(|p| p.dims.iter().product::<usize>()).sum();
+            let total: usize = model
+                .parameters()
+                .iter()
+                .map(|p| p.dims.iter().product::<usize>())
+                .sum();
             assert_eq!(total, count, "{name}");
         }
     }
@@ -243,8 +310,20 @@ mod tests {
         refuse("activation_function", "mish".into(), "gelu_new");
         refuse("n_head", 7.into(), "n_head");
         refuse("resid_pdrop", 1.5.into(), "between 0 and 1");
-        assert!(default_config().apply_overrides(&set("no_such", 1.into())).is_err());
-        assert!(default_config().apply_overrides(&set("n_layer", "four".into())).is_err());
-        assert!(default_config().apply_overrides(&set("n_layer", 1.5.into())).is_err());
+        assert!(
+            default_config()
+                .apply_overrides(&set("no_such", 1.into()))
+                .is_err()
+        );
+        assert!(
+            default_config()
+                .apply_overrides(&set("n_layer", "four".into()))
+                .is_err()
+        );
+        assert!(
+            default_config()
+                .apply_overrides(&set("n_layer", 1.5.into()))
+                .is_err()
+        );
     }
 }

@@ -1,8 +1,8 @@
-//! GPT-Neo (Black et al. 2021) as transformers' `modeling_gpt_neo.py` computes it: GPT-2 with unscaled attention, of which every
-//! other layer sees the last few tokens only.
+//! GPT-Neo (Black et al. 2021) as transformers' `modeling_gpt_neo.py` computes it: GPT-2 with
+//! unscaled attention, of which every other layer sees the last few tokens only.
 //!
-//! Letters: B batch, T tokens, N = B * T, C width, H heads, D = C / H, V vocabulary, F inner width. Activations stay `[N, C]`
-//! between attention blocks. Linear weights are `[out, in]`.
+//! Letters: B batch, T tokens, N = B * T, C width, H heads, D = C / H, V vocabulary, F inner width.
+//! Activations stay `[N, C]` between attention blocks. Linear weights are `[out, in]`.
 
 use crate::config::Config;
 use crate::decoder::{Decoder, Keys};
@@ -17,7 +17,10 @@ use xtrain_graphs::{Randomness, Tensor};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "gpt_neo",
-    classes: Classes::Decoder { causal_lm: "GPTNeoForCausalLM", classification: "GPTNeoForSequenceClassification" },
+    classes: Classes::Decoder {
+        causal_lm: "GPTNeoForCausalLM",
+        classification: "GPTNeoForSequenceClassification",
+    },
     default_config,
     preset,
     build: |config, task| Ok(Box::new(GptNeo::new(config, task)?)),
@@ -36,7 +39,8 @@ const CUTS: Cuts = &[
     ("lm_head.weight", along(0)),
 ];
 
-/// A GPT-Neo with a language-model head (`GPTNeoForCausalLM`) or a classifier on each sequence's last token.
+/// A GPT-Neo with a language-model head (`GPTNeoForCausalLM`) or a classifier on each sequence's
+/// last token.
 pub struct GptNeo {
     about: About,
     decoder: Decoder,
@@ -100,7 +104,8 @@ pub fn preset(name: &str) -> Option<Config> {
 }
 
 impl GptNeo {
-    /// Reads the configuration; what would change numbers and is not implemented is refused by name.
+    /// Reads the configuration; what would change numbers and is not implemented is refused by
+    /// name.
     pub fn new(config: Config, task: Task) -> Result<Self> {
         let read = config.over(default_config());
         let (decoder, windows) = (Decoder::read(&read, &KEYS)?, windows(&read)?);
@@ -112,7 +117,11 @@ impl GptNeo {
             has_segments: false,
             heads: decoder.heads,
         };
-        Ok(GptNeo { about, decoder, windows })
+        Ok(GptNeo {
+            about,
+            decoder,
+            windows,
+        })
     }
 
     fn block(
@@ -126,29 +135,68 @@ impl GptNeo {
         let normed = layer_norm(weights, "ln_1", x, self.decoder.eps)?;
         let attended = {
             let (weights, _scope) = weights.enter("attn.attention");
-            let part = |name| split_heads(&linear_without_bias(&weights, name, &normed)?, batch, self.decoder.heads); // [B, T, H, D]
-            let kind = AttentionKind { scale: 1.0, causal: true, window, dropout: self.decoder.attention_dropout };
-            let out = layers::attention(&part("q_proj")?, &part("k_proj")?, &part("v_proj")?, batch, randomness, kind)?;
-            randomness.dropout(&linear(&weights, "out_proj", &out)?, self.decoder.residual_dropout)?
+            let part = |name| {
+                split_heads(
+                    &linear_without_bias(&weights, name, &normed)?,
+                    batch,
+                    self.decoder.heads,
+                )
+            }; // [B, T, H, D]
+            let kind = AttentionKind {
+                scale: 1.0,
+                causal: true,
+                window,
+                dropout: self.decoder.attention_dropout,
+            };
+            let out = layers::attention(
+                &part("q_proj")?,
+                &part("k_proj")?,
+                &part("v_proj")?,
+                batch,
+                randomness,
+                kind,
+            )?;
+            randomness.dropout(
+                &linear(&weights, "out_proj", &out)?,
+                self.decoder.residual_dropout,
+            )?
         };
         let x = x.add(&attended)?;
         let normed = layer_norm(weights, "ln_2", &x, self.decoder.eps)?;
         let (mlp, _scope) = weights.enter("mlp");
-        let inner = self.decoder.activation.apply(&linear(&mlp, "c_fc", &normed)?)?; // [N, F]
-        Ok(x.add(&randomness.dropout(&linear(&mlp, "c_proj", &inner)?, self.decoder.residual_dropout)?)?)
+        let inner = self
+            .decoder
+            .activation
+            .apply(&linear(&mlp, "c_fc", &normed)?)?; // [N, F]
+        Ok(x.add(&randomness.dropout(
+            &linear(&mlp, "c_proj", &inner)?,
+            self.decoder.residual_dropout,
+        )?)?)
     }
 }
 
-/// How many tokens each layer sees, from `attention_types`: kinds of layers and how often they repeat.
+/// How many tokens each layer sees, from `attention_types`: kinds of layers and how often they
+/// repeat.
 fn windows(config: &Config) -> Result<Vec<Option<u32>>> {
     let key = "attention_types";
     let bad = |reason: &str| config.unsupported(key, reason);
     let form = "must be a list like [[[\"global\", \"local\"], 12]]";
-    let window = u32::try_from(config.size("window_size")?).map_err(|_| config.unsupported("window_size", "is too large"))?;
+    let window = u32::try_from(config.size("window_size")?)
+        .map_err(|_| config.unsupported("window_size", "is too large"))?;
     let mut windows = Vec::new();
-    for entry in config.get(key).and_then(Value::as_array).ok_or_else(|| bad(form))? {
-        let kinds = entry.get(0).and_then(Value::as_array).ok_or_else(|| bad(form))?;
-        let repeats = entry.get(1).and_then(Value::as_u64).ok_or_else(|| bad(form))?;
+    for entry in config
+        .get(key)
+        .and_then(Value::as_array)
+        .ok_or_else(|| bad(form))?
+    {
+        let kinds = entry
+            .get(0)
+            .and_then(Value::as_array)
+            .ok_or_else(|| bad(form))?;
+        let repeats = entry
+            .get(1)
+            .and_then(Value::as_u64)
+            .ok_or_else(|| bad(form))?;
         for _ in 0..repeats {
             for kind in kinds {
                 windows.push(match kind.as_str() {
@@ -161,7 +209,10 @@ fn windows(config: &Config) -> Result<Vec<Option<u32>>> {
     }
     match config.size("num_layers")? {
         layers if layers == windows.len() => Ok(windows),
-        layers => Err(bad(&format!("describes {} layers where num_layers is {layers}; change both together", windows.len()))),
+        layers => Err(bad(&format!(
+            "describes {} layers where num_layers is {layers}; change both together",
+            windows.len()
+        ))),
     }
 }
 
@@ -171,7 +222,13 @@ impl Model for GptNeo {
     }
 
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let Decoder { width: c, inner: f, vocab, positions, .. } = self.decoder;
+        let Decoder {
+            width: c,
+            inner: f,
+            vocab,
+            positions,
+            ..
+        } = self.decoder;
         let mut specs = Specs::new(self.decoder.initializer_range);
         specs.table("transformer.wte", [vocab, c], None);
         specs.table("transformer.wpe", [positions, c], None);
@@ -196,12 +253,28 @@ impl Model for GptNeo {
         if name.ends_with(".attn.attention.bias") || name.ends_with(".attn.attention.masked_bias") {
             return StoredName::NotNeeded;
         }
-        stored_name(name, "transformer", &self.parameters(), OtherTensors { not_needed: &[], heads: &["lm_head.", "score."] })
+        stored_name(
+            name,
+            "transformer",
+            &self.parameters(),
+            OtherTensors {
+                not_needed: &[],
+                heads: &["lm_head.", "score."],
+            },
+        )
     }
 
-    fn hidden(&self, weights: &Weights, batch: &TokenBatch, randomness: &Randomness) -> Result<Tensor> {
+    fn hidden(
+        &self,
+        weights: &Weights,
+        batch: &TokenBatch,
+        randomness: &Randomness,
+    ) -> Result<Tensor> {
         let (weights, _scope) = weights.enter("transformer");
-        let mut x = randomness.dropout(&self.decoder.embed(&weights, batch)?, self.decoder.embed_dropout)?;
+        let mut x = randomness.dropout(
+            &self.decoder.embed(&weights, batch)?,
+            self.decoder.embed_dropout,
+        )?;
         for (layer, window) in self.windows.iter().enumerate() {
             let (block, _scope) = weights.enter_layer(&format!("h.{layer}"), &x);
             x = self.block(*window, &block, &x, batch, randomness)?;
@@ -218,7 +291,8 @@ impl Model for GptNeo {
     }
 
     fn step_flops(&self, batch: usize, tokens: usize) -> f64 {
-        self.decoder.step_flops(self.windows.len(), self.task(), batch, tokens)
+        self.decoder
+            .step_flops(self.windows.len(), self.task(), batch, tokens)
     }
 
     fn head_flops(&self, rows: usize) -> f64 {
@@ -232,9 +306,17 @@ mod tests {
 
     #[test]
     fn presets_have_the_published_parameter_counts() {
-        for (name, count) in [("gpt-neo-125m", 125_198_592), ("gpt-neo-1.3B", 1_315_575_808), ("gpt-neo-2.7B", 2_651_307_520)] {
+        for (name, count) in [
+            ("gpt-neo-125m", 125_198_592),
+            ("gpt-neo-1.3B", 1_315_575_808),
+            ("gpt-neo-2.7B", 2_651_307_520),
+        ] {
             let model = GptNeo::new(preset(name).unwrap(), Task::CausalLm).unwrap();
-            let total: usize = model.parameters().iter().map(|p| p.dims.iter().product::<usize>()).sum();
+            let total: usize = model
+                .parameters()
+                .iter()
+                .map(|p| p.dims.iter().product::<usize>())
+                .sum();
             assert_eq!(total, count, "{name}");
         }
     }
@@ -248,14 +330,23 @@ mod tests {
             GptNeo::new(config, Task::CausalLm).map(|model| model.windows)
         };
         let local = Some(256);
-        assert_eq!(with(json!([[["global", "local"], 1], [["local"], 1]])).unwrap(), [None, local, local]);
+        assert_eq!(
+            with(json!([[["global", "local"], 1], [["local"], 1]])).unwrap(),
+            [None, local, local]
+        );
         for (types, word) in [
             (json!([[["global", "local"], 6]]), "num_layers is 3"),
-            (json!([[["global", "sparse", "local"], 1]]), "global and local"),
+            (
+                json!([[["global", "sparse", "local"], 1]]),
+                "global and local",
+            ),
             (json!("global"), "list like"),
         ] {
             let message = with(types).unwrap_err().to_string();
-            assert!(message.contains(word) && message.contains("attention_types"), "{message}");
+            assert!(
+                message.contains(word) && message.contains("attention_types"),
+                "{message}"
+            );
         }
     }
 }

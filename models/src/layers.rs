@@ -1,6 +1,7 @@
 //! Layers that several models call. Weights are named as the caller says.
 //!
-//! Letters: B batch, T tokens, N = B * T, C width, H heads, D = C / H, V vocabulary. Activations are `[N, C]` between layers.
+//! Letters: B batch, T tokens, N = B * T, C width, H heads, D = C / H, V vocabulary. Activations
+//! are `[N, C]` between layers.
 
 use crate::TokenBatch;
 use crate::config::Config;
@@ -12,7 +13,8 @@ use xtrain_graphs::{DType, Randomness, Tensor};
 /// `x [N, in] W^T [in, out] + b`: torch's `Linear`, whose weight is `[out, in]`.
 pub(crate) fn linear(weights: &Weights, name: &str, x: &Tensor) -> Result<Tensor> {
     let (weights, _scope) = weights.enter(name);
-    Ok(x.matmul_transposed(&weights.get("weight")?)?.add(&weights.get("bias")?)?)
+    Ok(x.matmul_transposed(&weights.get("weight")?)?
+        .add(&weights.get("bias")?)?)
 }
 
 /// `x [N, in] W^T [in, out]`
@@ -26,13 +28,17 @@ pub(crate) fn layer_norm(weights: &Weights, name: &str, x: &Tensor, eps: f64) ->
     Ok(x.layer_norm(&weights.get("weight")?, &weights.get("bias")?, eps)?)
 }
 
-/// Rows `[N, C]` of an embedding table for `ids` `[B, T]`. The look-up of `padding` sends the table no gradient (torch's
-/// `padding_idx`); other uses of that row, as in a tied head, still do.
+/// Rows `[N, C]` of an embedding table for `ids` `[B, T]`. The look-up of `padding` sends the table
+/// no gradient (torch's `padding_idx`); other uses of that row, as in a tied head, still do.
 pub(crate) fn embedding(table: &Tensor, ids: &Tensor, padding: Option<usize>) -> Result<Tensor> {
     let ids = ids.reshape(&[ids.shape().elements()])?;
     let rows = table.take_rows(&ids)?;
-    let Some(padding) = padding else { return Ok(rows) };
-    let learns = ids.compare_scalar(Comparison::Ne, padding as f64)?.broadcast_in(rows.dims(), &[0])?;
+    let Some(padding) = padding else {
+        return Ok(rows);
+    };
+    let learns = ids
+        .compare_scalar(Comparison::Ne, padding as f64)?
+        .broadcast_in(rows.dims(), &[0])?;
     Ok(learns.select(&rows, &rows.stop_gradient()?)?)
 }
 
@@ -40,7 +46,10 @@ pub(crate) fn embedding(table: &Tensor, ids: &Tensor, padding: Option<usize>) ->
 pub(crate) fn learned_positions(table: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
     let [b, t] = batch.size();
     let width = table.dims()[1];
-    Ok(table.slice_dim(0, 0, t)?.broadcast_in(&[b, t, width], &[1, 2])?.reshape(&[b * t, width])?)
+    Ok(table
+        .slice_dim(0, 0, t)?
+        .broadcast_in(&[b, t, width], &[1, 2])?
+        .reshape(&[b * t, width])?)
 }
 
 /// `[N, C]` as `[B, T, H, D]`.
@@ -77,7 +86,13 @@ pub(crate) fn attention(
         key_mask: false,
         dropout: keep.as_ref().map(|_| F64::new(kind.dropout)),
     };
-    let out = q?.attention(&k?, &v?, batch.attention_mask.as_ref(), keep.as_ref(), attributes)?;
+    let out = q?.attention(
+        &k?,
+        &v?,
+        batch.attention_mask.as_ref(),
+        keep.as_ref(),
+        attributes,
+    )?;
     Ok(out.transpose(&[0, 2, 1, 3])?.reshape(&[b * t, h * d])?)
 }
 
@@ -85,11 +100,15 @@ pub(crate) fn attention(
 pub(crate) fn first_rows(hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
     let [b, t] = batch.size();
     let width = hidden.dims()[1];
-    Ok(hidden.reshape(&[b, t, width])?.slice_dim(1, 0, 1)?.reshape(&[b, width])?)
+    Ok(hidden
+        .reshape(&[b, t, width])?
+        .slice_dim(1, 0, 1)?
+        .reshape(&[b, width])?)
 }
 
-/// The hidden state `[B, C]` of each sequence's last token that is not `pad_token_id`, which decoders classify by. As in
-/// transformers it is the ids that count, not the mask, and a row of nothing but padding is read at 0.
+/// The hidden state `[B, C]` of each sequence's last token that is not `pad_token_id`, which
+/// decoders classify by. As in transformers it is the ids that count, not the mask, and a row of
+/// nothing but padding is read at 0.
 pub(crate) fn last_rows(hidden: &Tensor, batch: &TokenBatch, config: &Config) -> Result<Tensor> {
     let [b, t] = batch.size();
     let trace = hidden.trace();
@@ -97,10 +116,19 @@ pub(crate) fn last_rows(hidden: &Tensor, batch: &TokenBatch, config: &Config) ->
         Some(pad) => {
             let place = trace.iota(DType::S32, &[b, t], 1)?;
             let is_text = batch.input_ids.compare_scalar(Comparison::Ne, pad as f64)?;
-            is_text.select(&place, &trace.full(0.0, place.shape())?)?.max(&[1])?
+            is_text
+                .select(&place, &trace.full(0.0, place.shape())?)?
+                .max(&[1])?
         }
-        None if b == 1 => trace.constant((t - 1) as f64, DType::S32)?.broadcast_to(&[1])?,
-        None => return Err(config.unsupported("pad_token_id", "classifying more than one sequence at a time needs one")),
+        None if b == 1 => trace
+            .constant((t - 1) as f64, DType::S32)?
+            .broadcast_to(&[1])?,
+        None => {
+            return Err(config.unsupported(
+                "pad_token_id",
+                "classifying more than one sequence at a time needs one",
+            ));
+        }
     };
     let starts = trace.iota(DType::S32, &[b], 0)?.mul_scalar(t as f64)?;
     Ok(hidden.take_rows(&starts.add(&last)?)?)

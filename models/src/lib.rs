@@ -1,10 +1,12 @@
-//! Model definitions. They know no device, no precision and no sharding: they name their weights as Hugging Face does and
-//! record tensor operations.
+//! Model definitions. They know no device, no precision and no sharding: they name their weights as
+//! Hugging Face does and record tensor operations.
 //!
-//! Reading order: [`Model`] (what a trainer needs of a model), [`Weights`] (how a model reaches its parameters), [`Task`] (what
-//! it is trained for, and the losses), `gpt2`, then `bert`, whose layers `roberta` and `albert` call.
+//! Reading order: [`Model`] (what a trainer needs of a model), [`Weights`] (how a model reaches its
+//! parameters), [`Task`] (what it is trained for, and the losses), `gpt2`, then `bert`, whose
+//! layers `roberta` and `albert` call.
 //!
-//! To add a model: a file in the order of `gpt2.rs` whose `FAMILY` goes into `FAMILIES`, and a golden case.
+//! To add a model: a file in the order of `gpt2.rs` whose `FAMILY` goes into `FAMILIES`, and a
+//! golden case.
 
 mod activation;
 pub mod albert;
@@ -40,7 +42,8 @@ pub struct TokenBatch {
     pub input_ids: Tensor,
     /// `pred[B, T]`, true = attended; `None` when every token is.
     pub attention_mask: Option<Tensor>,
-    /// `s32[B, T]`, the segment of each token; `None` when all are in segment 0. Models without segments ignore it.
+    /// `s32[B, T]`, the segment of each token; `None` when all are in segment 0. Models without
+    /// segments ignore it.
     pub token_type_ids: Option<Tensor>,
 }
 
@@ -98,24 +101,32 @@ pub trait Model {
     fn stored_name(&self, name: &str) -> StoredName;
 
     /// Hidden states `[B * T, C]` that the head turns into logits.
-    fn hidden(&self, weights: &Weights, batch: &TokenBatch, randomness: &Randomness) -> Result<Tensor>;
+    fn hidden(
+        &self,
+        weights: &Weights,
+        batch: &TokenBatch,
+        randomness: &Randomness,
+    ) -> Result<Tensor>;
 
     /// The hidden states `[B, C]`, one of each sequence, that a classifier's head reads.
     fn sequence_rows(&self, hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor>;
 
-    /// Logits of hidden states, row by row: `[N, V]` of a language model, `[B, labels]` of a classifier.
+    /// Logits of hidden states, row by row: `[N, V]` of a language model, `[B, labels]` of a
+    /// classifier.
     fn head(&self, weights: &Weights, hidden: &Tensor, randomness: &Randomness) -> Result<Tensor>;
 
-    /// Floating-point operations of one training step's matrix products: 6 per weight and token that takes part in one, and
-    /// attention counted without its mask (the convention of nanoGPT and PaLM's appendix B).
+    /// Floating-point operations of one training step's matrix products: 6 per weight and token
+    /// that takes part in one, and attention counted without its mask (the convention of nanoGPT
+    /// and PaLM's appendix B).
     fn step_flops(&self, batch: usize, tokens: usize) -> f64;
 
-    /// The part of [`Model::step_flops`] that is the head's, when it is computed for so many rows. A classifier's one row for each
-    /// sequence counts for nothing.
+    /// The part of [`Model::step_flops`] that is the head's, when it is computed for so many rows.
+    /// A classifier's one row for each sequence counts for nothing.
     fn head_flops(&self, rows: usize) -> f64;
 }
 
-/// One architecture: what [`build`] and the presets need to know of it. Each model file has one as `FAMILY`.
+/// One architecture: what [`build`] and the presets need to know of it. Each model file has one as
+/// `FAMILY`.
 pub(crate) struct Family {
     /// The name in `config.json`.
     model_type: &'static str,
@@ -131,8 +142,14 @@ pub(crate) struct Family {
 
 /// The classes that transformers has for the tasks that a family is built for here.
 pub(crate) enum Classes {
-    Encoder { masked_lm: &'static str, classification: &'static str },
-    Decoder { causal_lm: &'static str, classification: &'static str },
+    Encoder {
+        masked_lm: &'static str,
+        classification: &'static str,
+    },
+    Decoder {
+        causal_lm: &'static str,
+        classification: &'static str,
+    },
 }
 
 impl Family {
@@ -146,10 +163,27 @@ impl Family {
 
     fn class(&self, task: Task) -> Option<&'static str> {
         match (&self.classes, task) {
-            (Classes::Encoder { masked_lm: class, .. }, Task::MaskedLm)
-            | (Classes::Decoder { causal_lm: class, .. }, Task::CausalLm)
+            (
+                Classes::Encoder {
+                    masked_lm: class, ..
+                },
+                Task::MaskedLm,
+            )
             | (
-                Classes::Encoder { classification: class, .. } | Classes::Decoder { classification: class, .. },
+                Classes::Decoder {
+                    causal_lm: class, ..
+                },
+                Task::CausalLm,
+            )
+            | (
+                Classes::Encoder {
+                    classification: class,
+                    ..
+                }
+                | Classes::Decoder {
+                    classification: class,
+                    ..
+                },
                 Task::Classification { .. },
             ) => Some(class),
             _ => None,
@@ -157,15 +191,31 @@ impl Family {
     }
 }
 
-const FAMILIES: &[Family] = &[gpt2::FAMILY, gpt_neo::FAMILY, gptj::FAMILY, bert::FAMILY, roberta::FAMILY, albert::FAMILY];
+const FAMILIES: &[Family] = &[
+    gpt2::FAMILY,
+    gpt_neo::FAMILY,
+    gptj::FAMILY,
+    bert::FAMILY,
+    roberta::FAMILY,
+    albert::FAMILY,
+];
 
 /// The family that a configuration names.
 fn family(config: &Config) -> Result<&'static Family> {
     let model_type = config.text("model_type")?;
-    FAMILIES.iter().find(|family| family.model_type == model_type).ok_or_else(|| {
-        let known: Vec<&str> = model_types().collect();
-        config.unsupported("model_type", format!("xtrain does not train this one; known: {}", known.join(", ")))
-    })
+    FAMILIES
+        .iter()
+        .find(|family| family.model_type == model_type)
+        .ok_or_else(|| {
+            let known: Vec<&str> = model_types().collect();
+            config.unsupported(
+                "model_type",
+                format!(
+                    "xtrain does not train this one; known: {}",
+                    known.join(", ")
+                ),
+            )
+        })
 }
 
 /// The architectures that [`build`] knows, by `model_type`.
@@ -173,7 +223,8 @@ pub fn model_types() -> impl Iterator<Item = &'static str> {
     FAMILIES.iter().map(|family| family.model_type)
 }
 
-/// The model that a configuration describes, by its `model_type`, with the head that the task wants.
+/// The model that a configuration describes, by its `model_type`, with the head that the task
+/// wants.
 pub fn build(mut config: Config, task: Task) -> Result<Box<dyn Model>> {
     let family = family(&config)?;
     let Some(class) = family.class(task) else {
@@ -186,9 +237,16 @@ pub fn build(mut config: Config, task: Task) -> Result<Box<dyn Model>> {
 }
 
 /// The organizations that the presets' models are released by.
-const ORGANIZATIONS: [&str; 5] = ["openai-community", "EleutherAI", "google-bert", "FacebookAI", "albert"];
+const ORGANIZATIONS: [&str; 5] = [
+    "openai-community",
+    "EleutherAI",
+    "google-bert",
+    "FacebookAI",
+    "albert",
+];
 
-/// A preset's configuration (`gpt2`, `EleutherAI/gpt-neo-125m`, ...), or `None` if there is no such preset.
+/// A preset's configuration (`gpt2`, `EleutherAI/gpt-neo-125m`, ...), or `None` if there is no such
+/// preset.
 pub fn preset(name: &str) -> Option<Config> {
     let name = match name.split_once('/') {
         Some((organization, name)) if ORGANIZATIONS.contains(&organization) => name,
@@ -215,25 +273,48 @@ mod tests {
             assert_eq!(config.text("model_type").unwrap(), model_type);
             let task = Task::of(&config).unwrap();
             let model = build(config.clone(), task).unwrap();
-            assert_eq!((model.task(), model.config().values()), (task, config.values()), "{model_type}: saved as it came");
+            assert_eq!(
+                (model.task(), model.config().values()),
+                (task, config.values()),
+                "{model_type}: saved as it came"
+            );
             let mut bare = config;
             bare.set("architectures", serde_json::Value::Null);
             assert_eq!(Task::of(&bare).unwrap(), task, "{model_type}");
             let names: Vec<String> = model.parameters().into_iter().map(|p| p.name).collect();
             for name in &names {
-                assert_eq!(model.stored_name(name), StoredName::Parameter(name.clone()), "{model_type}");
+                assert_eq!(
+                    model.stored_name(name),
+                    StoredName::Parameter(name.clone()),
+                    "{model_type}"
+                );
             }
-            assert_eq!(names.iter().collect::<std::collections::HashSet<_>>().len(), names.len(), "{model_type}");
+            assert_eq!(
+                names.iter().collect::<std::collections::HashSet<_>>().len(),
+                names.len(),
+                "{model_type}"
+            );
         }
     }
 
     #[test]
     fn a_classifier_is_saved_with_its_labels() {
         for model_type in model_types() {
-            let model = build(default_config(model_type).unwrap(), Task::Classification { labels: 3 }).unwrap();
-            assert_eq!(Task::of(model.config()).unwrap(), Task::Classification { labels: 3 }, "{model_type}");
+            let model = build(
+                default_config(model_type).unwrap(),
+                Task::Classification { labels: 3 },
+            )
+            .unwrap();
+            assert_eq!(
+                Task::of(model.config()).unwrap(),
+                Task::Classification { labels: 3 },
+                "{model_type}"
+            );
             assert_eq!(model.config().get("label2id").unwrap()["LABEL_2"], 2);
-            let class = model.config().get("architectures").unwrap()[0].as_str().unwrap().to_string();
+            let class = model.config().get("architectures").unwrap()[0]
+                .as_str()
+                .unwrap()
+                .to_string();
             assert!(class.ends_with("ForSequenceClassification"), "{class}");
         }
         let mut config = default_config("bert").unwrap();
@@ -246,33 +327,79 @@ mod tests {
     fn one_label_is_a_regression() {
         for model_type in model_types() {
             let model = build(default_config(model_type).unwrap(), Task::REGRESSION).unwrap();
-            assert_eq!(Task::of(model.config()).unwrap(), Task::REGRESSION, "{model_type}");
+            assert_eq!(
+                Task::of(model.config()).unwrap(),
+                Task::REGRESSION,
+                "{model_type}"
+            );
             assert_eq!(model.config().get("problem_type").unwrap(), "regression");
-            assert_eq!(model.config().get("id2label").unwrap().as_object().unwrap().len(), 1);
+            assert_eq!(
+                model
+                    .config()
+                    .get("id2label")
+                    .unwrap()
+                    .as_object()
+                    .unwrap()
+                    .len(),
+                1
+            );
         }
         let mut config = default_config("bert").unwrap();
         config.set("problem_type", "regression");
-        let message = build(config, Task::Classification { labels: 3 }).err().unwrap().to_string();
-        assert!(message.contains("problem_type") && message.contains("regression with 3 labels"), "{message}");
+        let message = build(config, Task::Classification { labels: 3 })
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(
+            message.contains("problem_type") && message.contains("regression with 3 labels"),
+            "{message}"
+        );
     }
 
     #[test]
     fn tasks_without_a_head_are_refused_by_name() {
         for (model_type, task, words) in [
-            ("bert", Task::CausalLm, ["causal language modelling", "masked language modelling and sequence classification"]),
-            ("gptj", Task::MaskedLm, ["masked language modelling", "causal language modelling and sequence"]),
-            ("bert", Task::Classification { labels: 0 }, ["a label", "at least"]),
+            (
+                "bert",
+                Task::CausalLm,
+                [
+                    "causal language modelling",
+                    "masked language modelling and sequence classification",
+                ],
+            ),
+            (
+                "gptj",
+                Task::MaskedLm,
+                [
+                    "masked language modelling",
+                    "causal language modelling and sequence",
+                ],
+            ),
+            (
+                "bert",
+                Task::Classification { labels: 0 },
+                ["a label", "at least"],
+            ),
         ] {
-            let message = build(default_config(model_type).unwrap(), task).err().unwrap().to_string();
+            let message = build(default_config(model_type).unwrap(), task)
+                .err()
+                .unwrap()
+                .to_string();
             assert!(words.iter().all(|word| message.contains(word)), "{message}");
         }
         let message = default_config("t5").unwrap_err().to_string();
-        assert!(message.contains("t5") && message.contains("gpt_neo"), "{message}");
+        assert!(
+            message.contains("t5") && message.contains("gpt_neo"),
+            "{message}"
+        );
     }
 
     #[test]
     fn presets_go_by_their_names_on_the_hub_too() {
         assert_eq!(preset("EleutherAI/gpt-neo-125m"), preset("gpt-neo-125m"));
-        assert!(preset("google-bert/bert-base-cased").is_some() && preset("nobody/bert-base-cased").is_none());
+        assert!(
+            preset("google-bert/bert-base-cased").is_some()
+                && preset("nobody/bert-base-cased").is_none()
+        );
     }
 }

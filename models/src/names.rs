@@ -1,4 +1,5 @@
-//! Weight names: lists of parameters as Hugging Face has them, and the variants that checkpoints use.
+//! Weight names: lists of parameters as Hugging Face has them, and the variants that checkpoints
+//! use.
 
 use crate::weights::{Init, ParameterSpec, StoredName};
 
@@ -12,7 +13,11 @@ pub(crate) struct Specs {
 impl Specs {
     /// Matrices start normal with this standard deviation.
     pub fn new(std: f64) -> Self {
-        Specs { normal: Init::Normal { std }, in_head: false, list: Vec::new() }
+        Specs {
+            normal: Init::Normal { std },
+            in_head: false,
+            list: Vec::new(),
+        }
     }
 
     /// What is added from here on belongs to the task's head.
@@ -22,7 +27,13 @@ impl Specs {
 
     /// Matrices decay; biases and LayerNorm weights, the only vectors, do not.
     pub fn add(&mut self, name: impl Into<String>, dims: &[usize], init: Init) {
-        self.list.push(ParameterSpec { name: name.into(), dims: dims.to_vec(), init, decay: dims.len() > 1, head: self.in_head });
+        self.list.push(ParameterSpec {
+            name: name.into(),
+            dims: dims.to_vec(),
+            init,
+            decay: dims.len() > 1,
+            head: self.in_head,
+        });
     }
 
     /// `name.weight [out, in]`
@@ -45,7 +56,8 @@ impl Specs {
         self.add(format!("{name}.bias"), &dims[..1], Init::Zeros);
     }
 
-    /// `name.weight [in, out]` and `name.bias [out]`: GPT-2's layout; `init` is the weight's, where it is not the usual one.
+    /// `name.weight [in, out]` and `name.bias [out]`: GPT-2's layout; `init` is the weight's, where
+    /// it is not the usual one.
     pub fn conv1d(&mut self, name: &str, dims: [usize; 2], init: Option<Init>) {
         self.add(format!("{name}.weight"), &dims, init.unwrap_or(self.normal));
         self.add(format!("{name}.bias"), &dims[1..], Init::Zeros);
@@ -61,8 +73,8 @@ impl Specs {
     }
 }
 
-/// Tensors that checkpoints of a family carry besides a model's own parameters, by the beginnings of their names below the base
-/// (`bert.`) or without one.
+/// Tensors that checkpoints of a family carry besides a model's own parameters, by the beginnings
+/// of their names below the base (`bert.`) or without one.
 pub(crate) struct OtherTensors<'a> {
     /// Buffers and copies of tied tensors.
     pub not_needed: &'a [&'a str],
@@ -70,8 +82,14 @@ pub(crate) struct OtherTensors<'a> {
     pub heads: &'a [&'a str],
 }
 
-/// What a checkpoint's tensor is to a model with these parameters. `base` is the prefix that a bare model's names lack (`bert`).
-pub(crate) fn stored_name(name: &str, base: &str, parameters: &[ParameterSpec], others: OtherTensors) -> StoredName {
+/// What a checkpoint's tensor is to a model with these parameters. `base` is the prefix that a bare
+/// model's names lack (`bert`).
+pub(crate) fn stored_name(
+    name: &str,
+    base: &str,
+    parameters: &[ParameterSpec],
+    others: OtherTensors,
+) -> StoredName {
     // Checkpoints that came from TensorFlow call a LayerNorm's weight and bias gamma and beta.
     let modern = match (name.strip_suffix(".gamma"), name.strip_suffix(".beta")) {
         (Some(stem), _) => format!("{stem}.weight"),
@@ -83,7 +101,10 @@ pub(crate) fn stored_name(name: &str, base: &str, parameters: &[ParameterSpec], 
             return StoredName::Parameter(candidate);
         }
     }
-    let inner = name.strip_prefix(base).and_then(|rest| rest.strip_prefix('.')).unwrap_or(name);
+    let inner = name
+        .strip_prefix(base)
+        .and_then(|rest| rest.strip_prefix('.'))
+        .unwrap_or(name);
     let begins = |starts: &[&str]| starts.iter().any(|start| inner.starts_with(start));
     match () {
         () if begins(others.not_needed) => StoredName::NotNeeded,

@@ -1,5 +1,5 @@
-//! RoBERTa (Liu et al. 2019) as transformers' `modeling_roberta.py` computes it: BERT's layers, positions that count the tokens
-//! that are not padding, and heads of its own.
+//! RoBERTa (Liu et al. 2019) as transformers' `modeling_roberta.py` computes it: BERT's layers,
+//! positions that count the tokens that are not padding, and heads of its own.
 //!
 //! Letters: B batch, T tokens, N = B * T, C width, V vocabulary.
 
@@ -18,14 +18,18 @@ use xtrain_graphs::{DType, Randomness, Tensor};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "roberta",
-    classes: Classes::Encoder { masked_lm: "RobertaForMaskedLM", classification: "RobertaForSequenceClassification" },
+    classes: Classes::Encoder {
+        masked_lm: "RobertaForMaskedLM",
+        classification: "RobertaForSequenceClassification",
+    },
     default_config,
     preset,
     build: |config, task| Ok(Box::new(Roberta::new(config, task)?)),
     cuts: encoder::CUTS,
 };
 
-/// A RoBERTa with a masked-LM head (`RobertaForMaskedLM`) or a classifier (`RobertaForSequenceClassification`).
+/// A RoBERTa with a masked-LM head (`RobertaForMaskedLM`) or a classifier
+/// (`RobertaForSequenceClassification`).
 pub struct Roberta {
     encoder: Encoder,
     /// The padding token; positions are counted from the row after it.
@@ -76,7 +80,8 @@ fn missing_keys() -> Config {
 }
 
 impl Roberta {
-    /// Reads the configuration; what would change numbers and is not implemented is refused by name.
+    /// Reads the configuration; what would change numbers and is not implemented is refused by
+    /// name.
     pub fn new(config: Config, task: Task) -> Result<Self> {
         let read = config.over(missing_keys());
         let lm_head = MaskedLmHead {
@@ -88,27 +93,55 @@ impl Roberta {
             activation: Activation::Gelu(Gelu::Erf),
             eps: read.float_or("layer_norm_eps", 1e-12)?,
         };
-        let mut encoder = Encoder::read(config, &read, task, ("hidden_size", "classifier_dropout"), lm_head)?;
+        let mut encoder = Encoder::read(
+            config,
+            &read,
+            task,
+            ("hidden_size", "classifier_dropout"),
+            lm_head,
+        )?;
         let Some(padding) = encoder.embeddings.padding else {
-            return Err(read.unsupported("pad_token_id", "positions are counted from the padding token, so there must be one"));
+            return Err(read.unsupported(
+                "pad_token_id",
+                "positions are counted from the padding token, so there must be one",
+            ));
         };
-        let Some(positions) = encoder.embeddings.positions.checked_sub(padding + 1).filter(|n| *n > 0) else {
-            return Err(read.unsupported("max_position_embeddings", "leaves no position after that of the padding token"));
+        let Some(positions) = encoder
+            .embeddings
+            .positions
+            .checked_sub(padding + 1)
+            .filter(|n| *n > 0)
+        else {
+            return Err(read.unsupported(
+                "max_position_embeddings",
+                "leaves no position after that of the padding token",
+            ));
         };
         encoder.about.max_positions = positions;
         Ok(Roberta { encoder, padding })
     }
 
-    /// Position ids `s32[B, T]`: tokens that are not padding count up from `padding + 1`, padding stays at `padding`. Summed in
-    /// integers over a triangle, which is exact at any length and in any precision.
+    /// Position ids `s32[B, T]`: tokens that are not padding count up from `padding + 1`, padding
+    /// stays at `padding`. Summed in integers over a triangle, which is exact at any length and in
+    /// any precision.
     fn position_ids(&self, ids: &Tensor) -> Result<Tensor> {
         let trace = ids.trace();
         let (b, t) = (ids.dims()[0], ids.dims()[1]);
-        let counts = ids.compare_scalar(Comparison::Ne, self.padding as f64)?.convert(DType::S32)?; // [B, T]
+        let counts = ids
+            .compare_scalar(Comparison::Ne, self.padding as f64)?
+            .convert(DType::S32)?; // [B, T]
         let cube = [b, t, t];
-        let (place, earlier) = (trace.iota(DType::S32, &cube, 1)?, trace.iota(DType::S32, &cube, 2)?);
-        let reached = earlier.compare(Comparison::Le, &place)?.convert(DType::S32)?;
-        let running = counts.broadcast_in(&cube, &[0, 2])?.mul(&reached)?.sum(&[2])?; // [B, T]
+        let (place, earlier) = (
+            trace.iota(DType::S32, &cube, 1)?,
+            trace.iota(DType::S32, &cube, 2)?,
+        );
+        let reached = earlier
+            .compare(Comparison::Le, &place)?
+            .convert(DType::S32)?;
+        let running = counts
+            .broadcast_in(&cube, &[0, 2])?
+            .mul(&reached)?
+            .sum(&[2])?; // [B, T]
         Ok(running.mul(&counts)?.add_scalar(self.padding as f64)?)
     }
 }
@@ -119,13 +152,30 @@ impl Model for Roberta {
     }
 
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let Encoder { embeddings: e, layer, lm_head, .. } = &self.encoder;
+        let Encoder {
+            embeddings: e,
+            layer,
+            lm_head,
+            ..
+        } = &self.encoder;
         let c = layer.width;
         let mut specs = Specs::new(self.encoder.initializer_range);
-        specs.table("roberta.embeddings.word_embeddings", [e.vocab, c], e.padding);
-        specs.table("roberta.embeddings.token_type_embeddings", [e.segments, c], None);
+        specs.table(
+            "roberta.embeddings.word_embeddings",
+            [e.vocab, c],
+            e.padding,
+        );
+        specs.table(
+            "roberta.embeddings.token_type_embeddings",
+            [e.segments, c],
+            None,
+        );
         specs.layer_norm("roberta.embeddings.LayerNorm", c);
-        specs.table("roberta.embeddings.position_embeddings", [e.positions, c], e.padding);
+        specs.table(
+            "roberta.embeddings.position_embeddings",
+            [e.positions, c],
+            e.padding,
+        );
         encoder_parameters(&mut specs, "roberta", layer, self.encoder.layers);
         specs.begin_head();
         match self.task() {
@@ -144,22 +194,44 @@ impl Model for Roberta {
 
     fn stored_name(&self, name: &str) -> StoredName {
         let others = OtherTensors {
-            not_needed: &["embeddings.position_ids", "embeddings.token_type_ids", "lm_head.decoder."],
+            not_needed: &[
+                "embeddings.position_ids",
+                "embeddings.token_type_ids",
+                "lm_head.decoder.",
+            ],
             heads: &["pooler.", "lm_head.", "classifier."],
         };
         stored_name(name, "roberta", &self.parameters(), others)
     }
 
-    fn hidden(&self, weights: &Weights, batch: &TokenBatch, randomness: &Randomness) -> Result<Tensor> {
+    fn hidden(
+        &self,
+        weights: &Weights,
+        batch: &TokenBatch,
+        randomness: &Randomness,
+    ) -> Result<Tensor> {
         let (weights, _scope) = weights.enter("roberta");
         let x = {
             let (weights, _scope) = weights.enter("embeddings");
             let table = &weights.get("position_embeddings.weight")?;
             // The row of padding learns no more here than in the word embeddings.
-            let positions = layers::embedding(table, &self.position_ids(&batch.input_ids)?, Some(self.padding))?;
-            self.encoder.embeddings.apply(&weights, batch, &positions, randomness)?
+            let positions = layers::embedding(
+                table,
+                &self.position_ids(&batch.input_ids)?,
+                Some(self.padding),
+            )?;
+            self.encoder
+                .embeddings
+                .apply(&weights, batch, &positions, randomness)?
         };
-        encode(&self.encoder.layer, self.encoder.layers, &weights, x, batch, randomness)
+        encode(
+            &self.encoder.layer,
+            self.encoder.layers,
+            &weights,
+            x,
+            batch,
+            randomness,
+        )
     }
 
     fn sequence_rows(&self, hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
@@ -167,13 +239,21 @@ impl Model for Roberta {
     }
 
     fn head(&self, weights: &Weights, hidden: &Tensor, randomness: &Randomness) -> Result<Tensor> {
-        let Task::Classification { .. } = self.task() else { return self.encoder.lm_head.apply(weights, hidden) };
+        let Task::Classification { .. } = self.task() else {
+            return self.encoder.lm_head.apply(weights, hidden);
+        };
         let first = randomness.dropout(hidden, self.encoder.classifier_dropout)?; // [B, C]
-        self.encoder.classify(weights, &first, ("classifier.dense", "classifier.out_proj"), randomness)
+        self.encoder.classify(
+            weights,
+            &first,
+            ("classifier.dense", "classifier.out_proj"),
+            randomness,
+        )
     }
 
     fn step_flops(&self, batch: usize, tokens: usize) -> f64 {
-        self.encoder.step_flops(self.encoder.layers, 0, batch, tokens)
+        self.encoder
+            .step_flops(self.encoder.layers, 0, batch, tokens)
     }
 
     fn head_flops(&self, rows: usize) -> f64 {
@@ -187,9 +267,16 @@ mod tests {
 
     #[test]
     fn presets_have_the_published_parameter_counts() {
-        for (name, count) in [("distilroberta-base", 82_170_201), ("roberta-base", 124_697_433)] {
+        for (name, count) in [
+            ("distilroberta-base", 82_170_201),
+            ("roberta-base", 124_697_433),
+        ] {
             let model = Roberta::new(preset(name).unwrap(), Task::MaskedLm).unwrap();
-            let total: usize = model.parameters().iter().map(|p| p.dims.iter().product::<usize>()).sum();
+            let total: usize = model
+                .parameters()
+                .iter()
+                .map(|p| p.dims.iter().product::<usize>())
+                .sum();
             assert_eq!(total, count, "{name}");
             assert_eq!(model.max_positions(), 512);
         }
@@ -199,7 +286,10 @@ mod tests {
     fn positions_need_a_padding_token() {
         let mut config = default_config();
         config.set("pad_token_id", serde_json::Value::Null);
-        let message = Roberta::new(config, Task::MaskedLm).err().unwrap().to_string();
+        let message = Roberta::new(config, Task::MaskedLm)
+            .err()
+            .unwrap()
+            .to_string();
         assert!(message.contains("pad_token_id"), "{message}");
     }
 }

@@ -1,6 +1,7 @@
 //! What a model is trained for, and the loss of each task.
 //!
-//! Letters: B batch, T tokens, N = B * T, K places with a label, L labels of a classification, V vocabulary.
+//! Letters: B batch, T tokens, N = B * T, K places with a label, L labels of a classification, V
+//! vocabulary.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -19,7 +20,8 @@ pub enum Task {
     MaskedLm,
     /// One row of logits for each sequence. Labels `s32[B]`; of a regression `f32[B]`.
     Classification {
-        /// Logits of a row. With one, that is a number to be estimated: a regression, as transformers has it.
+        /// Logits of a row. With one, that is a number to be estimated: a regression, as
+        /// transformers has it.
         labels: usize,
     },
 }
@@ -37,11 +39,18 @@ impl Task {
         }
     }
 
-    /// The task that a configuration was saved for, by the class that it names; without one, what its type is trained for first.
+    /// The task that a configuration was saved for, by the class that it names; without one, what
+    /// its type is trained for first.
     pub fn of(config: &Config) -> Result<Self> {
-        let class = config.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str).unwrap_or_default();
+        let class = config
+            .get("architectures")
+            .and_then(|list| list.get(0))
+            .and_then(Value::as_str)
+            .unwrap_or_default();
         if class.ends_with("ForSequenceClassification") {
-            return Ok(Task::Classification { labels: saved_labels(config)? });
+            return Ok(Task::Classification {
+                labels: saved_labels(config)?,
+            });
         }
         if class.ends_with("ForMaskedLM") || class.ends_with("ForPreTraining") {
             return Ok(Task::MaskedLm);
@@ -72,16 +81,21 @@ fn saved_labels(config: &Config) -> Result<usize> {
     }
 }
 
-/// Writes the task into the configuration that will be saved: the class and, for a new classifier, its labels' names.
+/// Writes the task into the configuration that will be saved: the class and, for a new classifier,
+/// its labels' names.
 pub(crate) fn declare(config: &mut Config, class: &str, task: Task) -> Result<()> {
     config.set("architectures", vec![class]);
-    let Task::Classification { labels } = task else { return Ok(()) };
+    let Task::Classification { labels } = task else {
+        return Ok(());
+    };
     let built = task.problem_type().expect("it is a classification");
     match config.text_or("problem_type", built)?.as_str() {
         _ if labels == 0 => return Err(Error::NoLabels),
         other if other == built => {}
         other => {
-            let reason = format!("{other} with {labels} labels is not built; one label per sequence and a single number are");
+            let reason = format!(
+                "{other} with {labels} labels is not built; one label per sequence and a single number are"
+            );
             return Err(config.unsupported("problem_type", reason));
         }
     }
@@ -91,7 +105,9 @@ pub(crate) fn declare(config: &mut Config, class: &str, task: Task) -> Result<()
     }
     if config.get("id2label").is_none() || saved_labels(config)? != labels {
         let name = |i: usize| format!("LABEL_{i}");
-        let id2label: Map<String, Value> = (0..labels).map(|i| (i.to_string(), name(i).into())).collect();
+        let id2label: Map<String, Value> = (0..labels)
+            .map(|i| (i.to_string(), name(i).into()))
+            .collect();
         let label2id: Map<String, Value> = (0..labels).map(|i| (name(i), i.into())).collect();
         config.set("id2label", id2label);
         config.set("label2id", label2id);
@@ -110,12 +126,17 @@ pub struct LossSum {
 /// The label that takes no part in the loss, as in transformers.
 pub const IGNORED_LABEL: i64 = -100;
 
-/// The same among a regression's labels, of which any that occurs could be -100. Finite, as not every device can be relied upon to
-/// compare with what is not.
+/// The same among a regression's labels, of which any that occurs could be -100. Finite, as not
+/// every device can be relied upon to compare with what is not.
 pub const IGNORED_NUMBER: f32 = f32::MAX;
 
 /// Logits as the model's task has them: `[N, V]` of a language model, `[B, L]` of a classifier.
-pub fn logits(model: &dyn Model, weights: &Weights, batch: &TokenBatch, randomness: &Randomness) -> Result<Tensor> {
+pub fn logits(
+    model: &dyn Model,
+    weights: &Weights,
+    batch: &TokenBatch,
+    randomness: &Randomness,
+) -> Result<Tensor> {
     let mut rows = model.hidden(weights, batch, randomness)?;
     if matches!(model.task(), Task::Classification { .. }) {
         rows = model.sequence_rows(&rows, batch)?;
@@ -123,9 +144,14 @@ pub fn logits(model: &dyn Model, weights: &Weights, batch: &TokenBatch, randomne
     head(model, weights, &rows, randomness)
 }
 
-/// The model's head. Where the vocabulary's tables were filled up to divide between devices, logits of rows that are none are so low that they take
-/// no part in anything.
-fn head(model: &dyn Model, weights: &Weights, rows: &Tensor, randomness: &Randomness) -> Result<Tensor> {
+/// The model's head. Where the vocabulary's tables were filled up to divide between devices, logits
+/// of rows that are none are so low that they take no part in anything.
+fn head(
+    model: &dyn Model,
+    weights: &Weights,
+    rows: &Tensor,
+    randomness: &Randomness,
+) -> Result<Tensor> {
     let logits = model.head(weights, rows, randomness)?;
     let (width, vocabulary) = (logits.dims()[1], model.vocab_size());
     if !matches!(model.task(), Task::CausalLm | Task::MaskedLm) || width == vocabulary {
@@ -133,8 +159,12 @@ fn head(model: &dyn Model, weights: &Weights, rows: &Tensor, randomness: &Random
     }
     let trace = logits.trace().clone();
     let _scope = trace.scope("lm_head");
-    let is_word = trace.iota(DType::S32, &[width], 0)?.compare_scalar(Comparison::Lt, vocabulary as f64)?;
-    Ok(is_word.broadcast_in(logits.dims(), &[1])?.select(&logits, &trace.full(NO_WORD, logits.shape())?)?)
+    let is_word = trace
+        .iota(DType::S32, &[width], 0)?
+        .compare_scalar(Comparison::Lt, vocabulary as f64)?;
+    Ok(is_word
+        .broadcast_in(logits.dims(), &[1])?
+        .select(&logits, &trace.full(NO_WORD, logits.shape())?)?)
 }
 
 /// The logit of what is no word.
@@ -144,8 +174,9 @@ const NO_WORD: f64 = -1e9;
 pub struct Labels {
     /// For the shapes see [`Task`]; with `places`, `s32[K]`.
     pub ids: Tensor,
-    /// Of masked language modelling, `s32[K]`: the places among N = B * T that `ids` are of. Logits are computed for these only,
-    /// which is the same loss as long as every place that has a label is among them. `None`: one label for each place.
+    /// Of masked language modelling, `s32[K]`: the places among N = B * T that `ids` are of. Logits
+    /// are computed for these only, which is the same loss as long as every place that has a label
+    /// is among them. `None`: one label for each place.
     pub places: Option<Tensor>,
 }
 
@@ -155,7 +186,8 @@ impl From<Tensor> for Labels {
     }
 }
 
-/// Logits, and the label that belongs to each row of them. R rows: N or K of a language model, B of a classifier.
+/// Logits, and the label that belongs to each row of them. R rows: N or K of a language model, B of
+/// a classifier.
 pub struct Predictions {
     /// `[R, V]` of a language model, `[R, L]` of a classifier.
     pub logits: Tensor,
@@ -173,7 +205,9 @@ impl Predictions {
     ) -> Result<Self> {
         let logits = match &labels.places {
             Some(places) => {
-                let rows = model.hidden(weights, batch, randomness)?.take_rows(places)?;
+                let rows = model
+                    .hidden(weights, batch, randomness)?
+                    .take_rows(places)?;
                 head(model, weights, &rows, randomness)?
             }
             None => logits(model, weights, batch, randomness)?,
@@ -189,7 +223,11 @@ impl Predictions {
 
     /// `pred[R]`: which rows have a label.
     fn counted(&self) -> Result<Tensor> {
-        let ignored = if self.are_numbers() { f64::from(IGNORED_NUMBER) } else { IGNORED_LABEL as f64 };
+        let ignored = if self.are_numbers() {
+            f64::from(IGNORED_NUMBER)
+        } else {
+            IGNORED_LABEL as f64
+        };
         Ok(self.labels.compare_scalar(Comparison::Ne, ignored)?)
     }
 
@@ -197,7 +235,8 @@ impl Predictions {
         self.labels.dtype().is_float()
     }
 
-    /// Cross-entropy or, of a regression, the squared error, summed over the rows that have a label.
+    /// Cross-entropy or, of a regression, the squared error, summed over the rows that have a
+    /// label.
     pub fn loss(&self) -> Result<LossSum> {
         let _scope = self.logits.trace().clone().scope("loss");
         let losses = match self.are_numbers() {
@@ -205,28 +244,45 @@ impl Predictions {
             false => self.logits.cross_entropy(&self.labels, IGNORED_LABEL)?,
         };
         let count = self.counted()?.convert(losses.dtype())?.sum_all()?;
-        Ok(LossSum { sum: losses.sum_all()?, count })
+        Ok(LossSum {
+            sum: losses.sum_all()?,
+            count,
+        })
     }
 
     /// `[R]`, 0 where there is no label.
     fn squared_errors(&self) -> Result<Tensor> {
         let estimates = self.logits.reshape(self.labels.dims())?;
         let errors = estimates.sub(&self.labels.convert(estimates.dtype())?)?;
-        // Chosen before the square: that of a label that does not count would be infinite, and its gradient not a number.
-        let errors = self.counted()?.select(&errors, &errors.trace().full(0.0, errors.shape())?)?;
+        // Chosen before the square: that of a label that does not count would be infinite, and its
+        // gradient not a number.
+        let errors = self
+            .counted()?
+            .select(&errors, &errors.trace().full(0.0, errors.shape())?)?;
         Ok(errors.mul(&errors)?)
     }
 
-    /// `f32[]`: in how many of the rows that have a label that is where the largest logit is, the first among equals.
+    /// `f32[]`: in how many of the rows that have a label that is where the largest logit is, the
+    /// first among equals.
     pub fn correct(&self) -> Result<Tensor> {
         let _scope = self.logits.trace().clone().scope("accuracy");
         let (rows, classes) = (self.logits.dims()[0], self.logits.dims()[1]);
-        let largest = self.logits.max(&[1])?.broadcast_in(&[rows, classes], &[0])?;
+        let largest = self
+            .logits
+            .max(&[1])?
+            .broadcast_in(&[rows, classes], &[0])?;
         let place = self.logits.trace().iota(DType::S32, &[rows, classes], 1)?;
         let last = self.logits.trace().full(classes as f64, place.shape())?;
-        let predicted = self.logits.compare(Comparison::Eq, &largest)?.select(&place, &last)?.min(&[1])?;
+        let predicted = self
+            .logits
+            .compare(Comparison::Eq, &largest)?
+            .select(&place, &last)?
+            .min(&[1])?;
         // No class is negative, so rows without a label are never right.
-        Ok(predicted.compare(Comparison::Eq, &self.labels)?.convert(DType::F32)?.sum_all()?)
+        Ok(predicted
+            .compare(Comparison::Eq, &self.labels)?
+            .convert(DType::F32)?
+            .sum_all()?)
     }
 }
 
@@ -241,10 +297,14 @@ pub fn loss(
     Predictions::of(model, weights, batch, labels, randomness)?.loss()
 }
 
-/// Labels `[B, T]` moved one place to the left, `[N]`: the labels move instead of the logits, which would have to be copied.
+/// Labels `[B, T]` moved one place to the left, `[N]`: the labels move instead of the logits, which
+/// would have to be copied.
 fn next_tokens(labels: &Tensor) -> Result<Tensor> {
     let (rows, tokens) = (labels.dims()[0], labels.dims()[1]);
-    let last = labels.trace().constant(IGNORED_LABEL as f64, labels.dtype())?.broadcast_to(&[rows, 1])?;
+    let last = labels
+        .trace()
+        .constant(IGNORED_LABEL as f64, labels.dtype())?
+        .broadcast_to(&[rows, 1])?;
     let shifted = match tokens {
         1 => last,
         _ => Tensor::concat(&[&labels.slice_dim(1, 1, tokens)?, &last], 1)?,

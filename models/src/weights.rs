@@ -26,9 +26,11 @@ pub struct ParameterSpec {
     pub name: String,
     pub dims: Vec<usize>,
     pub init: Init,
-    /// Whether weight decay applies: not to biases and LayerNorm weights, as transformers' Trainer has it.
+    /// Whether weight decay applies: not to biases and LayerNorm weights, as transformers' Trainer
+    /// has it.
     pub decay: bool,
-    /// Whether it belongs to the task's head: a checkpoint that was saved for another task has none like it.
+    /// Whether it belongs to the task's head: a checkpoint that was saved for another task has none
+    /// like it.
     pub head: bool,
 }
 
@@ -49,8 +51,13 @@ pub enum StoredName {
 pub enum Weight {
     /// All of it.
     Whole(Tensor),
-    /// One part along `dim`, of which each replica of a group has another; it is put together where it is used.
-    Part { part: Tensor, dim: usize, groups: Arc<[Vec<u32>]> },
+    /// One part along `dim`, of which each replica of a group has another; it is put together where
+    /// it is used.
+    Part {
+        part: Tensor,
+        dim: usize,
+        groups: Arc<[Vec<u32>]>,
+    },
     /// One for each stage of a pipeline that uses it, by the stage.
     OfStages(Vec<(usize, Weight)>),
 }
@@ -61,7 +68,10 @@ impl Weight {
         match self {
             Weight::Whole(whole) => vec![whole],
             Weight::Part { part, .. } => vec![part],
-            Weight::OfStages(weights) => weights.iter().flat_map(|(_, weight)| weight.held()).collect(),
+            Weight::OfStages(weights) => weights
+                .iter()
+                .flat_map(|(_, weight)| weight.held())
+                .collect(),
         }
     }
 
@@ -69,7 +79,9 @@ impl Weight {
     fn whole(&self, after: Option<&Tensor>) -> Result<Tensor> {
         match (self, after) {
             (Weight::Whole(whole), _) => Ok(whole.clone()),
-            (Weight::Part { part, dim, groups }, Some(after)) => Ok(part.after(after)?.all_gather(groups, *dim)?),
+            (Weight::Part { part, dim, groups }, Some(after)) => {
+                Ok(part.after(after)?.all_gather(groups, *dim)?)
+            }
             (Weight::Part { part, dim, groups }, None) => Ok(part.all_gather(groups, *dim)?),
             (Weight::OfStages(weights), _) => {
                 let (first, weight) = weights.first().expect("a stage at least");
@@ -93,7 +105,12 @@ pub struct Weights<'a> {
 
 impl<'a> Weights<'a> {
     pub fn new(trace: &'a Trace, all: &'a HashMap<String, Weight>) -> Self {
-        Weights { trace, all, prefix: String::new(), layer_input: None }
+        Weights {
+            trace,
+            all,
+            prefix: String::new(),
+            layer_input: None,
+        }
     }
 
     pub fn trace(&self) -> &'a Trace {
@@ -103,19 +120,39 @@ impl<'a> Weights<'a> {
     /// The weights below `name`, and the model path to go with them until the guard is dropped.
     pub fn enter(&self, name: &str) -> (Weights<'a>, ScopeGuard) {
         let prefix = format!("{}{name}.", self.prefix);
-        (Weights { prefix, ..self.clone() }, self.trace.scope(name))
+        (
+            Weights {
+                prefix,
+                ..self.clone()
+            },
+            self.trace.scope(name),
+        )
     }
 
-    /// As [`Weights::enter`], for one of the layers that make up most of the model. Parameters that lie in parts are put together
-    /// when its input `x` is there, not before, so that only a layer's are in memory at a time.
+    /// As [`Weights::enter`], for one of the layers that make up most of the model. Parameters that
+    /// lie in parts are put together when its input `x` is there, not before, so that only a
+    /// layer's are in memory at a time.
     pub fn enter_layer(&self, name: &str, x: &Tensor) -> (Weights<'a>, LayerGuard) {
         self.enter_layer_with(name, name, x)
     }
 
-    /// As [`Weights::enter_layer`], for a layer whose weights, below `name`, are other layers' too: the model path tells them apart.
-    pub fn enter_layer_with(&self, path: &str, name: &str, x: &Tensor) -> (Weights<'a>, LayerGuard) {
+    /// As [`Weights::enter_layer`], for a layer whose weights, below `name`, are other layers' too:
+    /// the model path tells them apart.
+    pub fn enter_layer_with(
+        &self,
+        path: &str,
+        name: &str,
+        x: &Tensor,
+    ) -> (Weights<'a>, LayerGuard) {
         let prefix = format!("{}{name}.", self.prefix);
-        (Weights { prefix, layer_input: Some(x.clone()), ..self.clone() }, self.trace.layer(path))
+        (
+            Weights {
+                prefix,
+                layer_input: Some(x.clone()),
+                ..self.clone()
+            },
+            self.trace.layer(path),
+        )
     }
 
     /// A parameter in its whole shape.

@@ -1,4 +1,5 @@
-//! Entries in a tar file: one machine compiles, many take. What is taken is checked as a whole before it gets its name.
+//! Entries in a tar file: one machine compiles, many take. What is taken is checked as a whole
+//! before it gets its name.
 
 use super::Error;
 use super::entry::{self, Content, Damage, Entry, Header};
@@ -39,25 +40,42 @@ pub fn export(store: &Store, ids: &[&str], file: &Path) -> Result<Exported, Erro
         }
         Ok(())
     };
-    write_archive(store, file, append).map(|bytes| Exported { graphs: ids.len(), bytes })
+    write_archive(store, file, append).map(|bytes| Exported {
+        graphs: ids.len(),
+        bytes,
+    })
 }
 
-/// The same of their modules alone, each once, however many devices and options it was compiled for.
+/// The same of their modules alone, each once, however many devices and options it was compiled
+/// for.
 pub fn export_modules(store: &Store, ids: &[&str], file: &Path) -> Result<Exported, Error> {
     let mut modules = BTreeMap::new();
     for id in ids {
         let read = || -> Result<Option<(String, Vec<u8>)>, Damage> {
             let mut entry = store.open(id)?;
-            let (Some(graph), Some(module)) = (entry.read(Content::Graph)?, entry.read(Content::Module)?) else {
+            let (Some(graph), Some(module)) =
+                (entry.read(Content::Graph)?, entry.read(Content::Module)?)
+            else {
                 return Ok(None);
             };
             let key = entry.header.key.of_module();
-            let header = Header { compile_seconds: 0.0, memory: None, cost: BTreeMap::new(), key, ..entry.header };
+            let header = Header {
+                compile_seconds: 0.0,
+                memory: None,
+                cost: BTreeMap::new(),
+                key,
+                ..entry.header
+            };
             let (id, mut bytes) = (header.key.id(), Vec::new());
-            entry::write(&mut bytes, header, &[(Content::Graph, &graph), (Content::Module, &module)])?;
+            entry::write(
+                &mut bytes,
+                header,
+                &[(Content::Graph, &graph), (Content::Module, &module)],
+            )?;
             Ok(Some((id, bytes)))
         };
-        modules.extend(read().map_err(|damage| Error::io(store.path(id))(io::Error::other(damage)))?);
+        modules
+            .extend(read().map_err(|damage| Error::io(store.path(id))(io::Error::other(damage)))?);
     }
     let append = |archive: &mut Builder| {
         for (id, bytes) in &modules {
@@ -65,17 +83,28 @@ pub fn export_modules(store: &Store, ids: &[&str], file: &Path) -> Result<Export
             header.set_size(bytes.len() as u64);
             header.set_mode(0o644);
             let path = store.path(id);
-            archive.append_data(&mut header, path.file_name().unwrap_or_default(), &bytes[..])?;
+            archive.append_data(
+                &mut header,
+                path.file_name().unwrap_or_default(),
+                &bytes[..],
+            )?;
         }
         Ok(())
     };
-    write_archive(store, file, append).map(|bytes| Exported { graphs: modules.len(), bytes })
+    write_archive(store, file, append).map(|bytes| Exported {
+        graphs: modules.len(),
+        bytes,
+    })
 }
 
 type Builder<'w> = tar::Builder<&'w mut dyn Write>;
 
 /// Returns the file's size.
-fn write_archive(store: &Store, file: &Path, append: impl Fn(&mut Builder) -> io::Result<()>) -> Result<u64, Error> {
+fn write_archive(
+    store: &Store,
+    file: &Path,
+    append: impl Fn(&mut Builder) -> io::Result<()>,
+) -> Result<u64, Error> {
     let autotune = store.dir().join(AUTOTUNE);
     atomic::write_file(file, |writer| {
         let mut archive = tar::Builder::new(writer as &mut dyn Write);
@@ -88,24 +117,40 @@ fn write_archive(store: &Store, file: &Path, append: impl Fn(&mut Builder) -> io
     Ok(std::fs::metadata(file).map_err(Error::io(file))?.len())
 }
 
-/// Takes the entries of a tar file that are whole and rightly named. Anything else in it is listed and left.
+/// Takes the entries of a tar file that are whole and rightly named. Anything else in it is listed
+/// and left.
 pub fn import(store: &Store, file: &Path) -> Result<Imported, Error> {
     let reader = BufReader::new(File::open(file).map_err(Error::io(file))?);
     let mut archive = tar::Archive::new(reader);
     let mut imported = Imported::default();
     for member in archive.entries().map_err(Error::io(file))? {
         let mut member = member.map_err(Error::io(file))?;
-        let name = member.path().map_err(Error::io(file))?.display().to_string();
-        if let Some(kernel) = name.strip_prefix(AUTOTUNE).and_then(|rest| rest.strip_prefix('/'))
+        let name = member
+            .path()
+            .map_err(Error::io(file))?
+            .display()
+            .to_string();
+        if let Some(kernel) = name
+            .strip_prefix(AUTOTUNE)
+            .and_then(|rest| rest.strip_prefix('/'))
             && is_tuned_kernel(kernel)
         {
-            imported.tuned +=
-                usize::from(take_kernel(&store.dir().join(AUTOTUNE).join(kernel), &mut member).map_err(Error::io(file))?);
+            imported.tuned += usize::from(
+                take_kernel(&store.dir().join(AUTOTUNE).join(kernel), &mut member)
+                    .map_err(Error::io(file))?,
+            );
             continue;
         }
-        // Other names are only ever looked at, never used as paths: the entry's own key says where it goes.
-        let Some(id) = name.strip_suffix(".graph").filter(|id| is_id(id)).map(str::to_string) else {
-            imported.refused.push((name, "its name is not that of an entry".into()));
+        // Other names are only ever looked at, never used as paths: the entry's own key says where
+        // it goes.
+        let Some(id) = name
+            .strip_suffix(".graph")
+            .filter(|id| is_id(id))
+            .map(str::to_string)
+        else {
+            imported
+                .refused
+                .push((name, "its name is not that of an entry".into()));
             continue;
         };
         if store.find_id(&id) {
@@ -123,7 +168,8 @@ pub fn import(store: &Store, file: &Path) -> Result<Imported, Error> {
 /// Bytes of a measurement, at most; XLA's have some hundred.
 const KERNEL: u64 = 1 << 20;
 
-/// Writes a measurement of a kernel, unless there is one. XLA reads it with care: what it cannot read it measures anew.
+/// Writes a measurement of a kernel, unless there is one. XLA reads it with care: what it cannot
+/// read it measures anew.
 fn take_kernel(path: &Path, member: &mut impl Read) -> io::Result<bool> {
     if path.exists() {
         return Ok(false);
@@ -136,15 +182,24 @@ fn take_kernel(path: &Path, member: &mut impl Read) -> io::Result<bool> {
 }
 
 fn is_id(text: &str) -> bool {
-    text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase())
+    text.len() == 32
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase())
 }
 
-/// Writes a member aside, checks it, and only then lets it in. The inner error says what is wrong with it.
+/// Writes a member aside, checks it, and only then lets it in. The inner error says what is wrong
+/// with it.
 fn take(store: &Store, id: &str, member: &mut impl Read) -> io::Result<Result<(), String>> {
     std::fs::create_dir_all(store.dir())?;
     let checked = |path: &Path| -> Result<(), String> {
         let mut entry = Entry::open(path).map_err(|damage| damage.to_string())?;
-        for content in [Content::Graph, Content::Module, Content::Executable, Content::OptimizedModule] {
+        for content in [
+            Content::Graph,
+            Content::Module,
+            Content::Executable,
+            Content::OptimizedModule,
+        ] {
             entry.read(content).map_err(|damage| damage.to_string())?;
         }
         match entry.header.key.id() == id {
@@ -155,7 +210,9 @@ fn take(store: &Store, id: &str, member: &mut impl Read) -> io::Result<Result<()
     let mut bytes = Vec::new();
     member.read_to_end(&mut bytes)?;
     // Under a name that is no entry's, so that nobody can load it before it is checked.
-    let aside = store.dir().join(format!("{id}.import.{}", std::process::id()));
+    let aside = store
+        .dir()
+        .join(format!("{id}.import.{}", std::process::id()));
     let result = (|| {
         std::fs::write(&aside, &bytes)?;
         match checked(&aside) {
@@ -180,37 +237,97 @@ mod tests {
     #[test]
     fn what_one_exports_another_imports_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
-        let (one, other) = (Store::new(dir.path().join("one")), Store::new(dir.path().join("other")));
+        let (one, other) = (
+            Store::new(dir.path().join("one")),
+            Store::new(dir.path().join("other")),
+        );
         for phase in ["train", "eval"] {
-            one.insert(header(phase), &[(Content::Graph, b"graph"), (Content::Module, b"module")]).unwrap();
+            one.insert(
+                header(phase),
+                &[(Content::Graph, b"graph"), (Content::Module, b"module")],
+            )
+            .unwrap();
         }
-        let ids: Vec<String> = one.list().unwrap().into_iter().map(|listed| listed.id).collect();
+        let ids: Vec<String> = one
+            .list()
+            .unwrap()
+            .into_iter()
+            .map(|listed| listed.id)
+            .collect();
         let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
         let tar = dir.path().join("graphs.tar");
         let kernel = "autotune/a4baa03864db7cfb/8523ecd2bee61f19f58212ee3a2c7a27.pb";
         std::fs::create_dir_all(one.dir().join(kernel).parent().unwrap()).unwrap();
         std::fs::write(one.dir().join(kernel), b"measured").unwrap();
-        std::fs::write(one.dir().join("autotune/a4baa03864db7cfb/strange"), b"not XLA's").unwrap();
+        std::fs::write(
+            one.dir().join("autotune/a4baa03864db7cfb/strange"),
+            b"not XLA's",
+        )
+        .unwrap();
         export(&one, &ids, &tar).unwrap();
-        assert_eq!(import(&other, &tar).unwrap(), Imported { taken: 2, tuned: 1, ..Default::default() });
-        assert_eq!(import(&other, &tar).unwrap(), Imported { known: 2, ..Default::default() });
-        assert_eq!(std::fs::read(other.dir().join(kernel)).unwrap(), b"measured");
-        assert!(!other.dir().join("autotune/a4baa03864db7cfb/strange").exists());
-        assert!(other.list().unwrap().iter().all(|listed| listed.header.is_ok()));
+        assert_eq!(
+            import(&other, &tar).unwrap(),
+            Imported {
+                taken: 2,
+                tuned: 1,
+                ..Default::default()
+            }
+        );
+        assert_eq!(
+            import(&other, &tar).unwrap(),
+            Imported {
+                known: 2,
+                ..Default::default()
+            }
+        );
+        assert_eq!(
+            std::fs::read(other.dir().join(kernel)).unwrap(),
+            b"measured"
+        );
+        assert!(
+            !other
+                .dir()
+                .join("autotune/a4baa03864db7cfb/strange")
+                .exists()
+        );
+        assert!(
+            other
+                .list()
+                .unwrap()
+                .iter()
+                .all(|listed| listed.header.is_ok())
+        );
 
         // What was compiled stays; the same module, stored for two devices, is one.
         let tar_of_modules = dir.path().join("modules.tar");
         let mut elsewhere = header("train");
-        elsewhere.key.parts.push(Part { name: "device".into(), value: "another".into() });
+        elsewhere.key.parts.push(Part {
+            name: "device".into(),
+            value: "another".into(),
+        });
         one.insert(
             elsewhere.clone(),
-            &[(Content::Graph, b"graph"), (Content::Module, b"module"), (Content::Executable, b"code")],
+            &[
+                (Content::Graph, b"graph"),
+                (Content::Module, b"module"),
+                (Content::Executable, b"code"),
+            ],
         )
         .unwrap();
         let all = [ids[0], ids[1], &elsewhere.key.id()];
-        assert_eq!(export_modules(&one, &all, &tar_of_modules).unwrap().graphs, 2);
+        assert_eq!(
+            export_modules(&one, &all, &tar_of_modules).unwrap().graphs,
+            2
+        );
         let fourth = Store::new(dir.path().join("fourth"));
-        assert_eq!(import(&fourth, &tar_of_modules).unwrap(), Imported { taken: 2, tuned: 1, ..Default::default() });
+        assert_eq!(
+            import(&fourth, &tar_of_modules).unwrap(),
+            Imported {
+                taken: 2,
+                tuned: 1,
+                ..Default::default()
+            }
+        );
         for wanted in ["train", "eval"] {
             assert_eq!(fourth.module(&header(wanted).key).unwrap(), b"module");
             assert!(fourth.find(&header(wanted).key).unwrap().is_none());
@@ -226,8 +343,15 @@ mod tests {
         export(&one, &[ids[0], &wrong], &tar).unwrap();
         let third = Store::new(dir.path().join("third"));
         let imported = import(&third, &tar).unwrap();
-        assert_eq!((imported.taken, imported.refused.len()), (0, 2), "{imported:?}");
-        let kept: Vec<_> = std::fs::read_dir(third.dir()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(
+            (imported.taken, imported.refused.len()),
+            (0, 2),
+            "{imported:?}"
+        );
+        let kept: Vec<_> = std::fs::read_dir(third.dir())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
         assert_eq!(kept, ["autotune"]);
     }
 }

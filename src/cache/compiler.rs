@@ -1,5 +1,6 @@
-//! From one graph to its executable: the stored one, else under the key's lock what another process stored meanwhile, else the
-//! compiler. Nothing here changes but the store, so that threads may compile at the same time.
+//! From one graph to its executable: the stored one, else under the key's lock what another process
+//! stored meanwhile, else the compiler. Nothing here changes but the store, so that threads may
+//! compile at the same time.
 
 use super::entry::{Content, Damage, Entry, Header, Memory, Origin};
 use super::explain::{Explanation, nearest};
@@ -38,7 +39,12 @@ pub(super) struct Made {
 }
 
 impl Compiler {
-    pub fn new(client: Client, target: Target, options: CompileOptions, settings: CacheSettings) -> Result<Self, Error> {
+    pub fn new(
+        client: Client,
+        target: Target,
+        options: CompileOptions,
+        settings: CacheSettings,
+    ) -> Result<Self, Error> {
         Ok(Compiler {
             surroundings: Surroundings::of(&client, &options, target)?,
             form: Form::of(target),
@@ -51,23 +57,40 @@ impl Compiler {
         })
     }
 
-    /// `origin` is what the graph belongs to; `earlier` the graph of the same name that this process used before, if there is one: it
-    /// explains a miss best.
-    pub fn make(&self, graph: &Graph, origin: &Origin, earlier: Option<&(Key, Graph)>) -> Result<Made, Error> {
+    /// `origin` is what the graph belongs to; `earlier` the graph of the same name that this
+    /// process used before, if there is one: it explains a miss best.
+    pub fn make(
+        &self,
+        graph: &Graph,
+        origin: &Origin,
+        earlier: Option<&(Key, Graph)>,
+    ) -> Result<Made, Error> {
         let start = Instant::now();
         let key = self.surroundings.key(graph);
         let (executable, compiled_in) = match self.load(graph, &key)? {
             Some((executable, compiled_in)) => (executable, Some(compiled_in)),
             None => self.load_or_compile(graph, &key, origin, earlier)?,
         };
-        Ok(Made { key, executable, compiled_in, took: start.elapsed() })
+        Ok(Made {
+            key,
+            executable,
+            compiled_in,
+            took: start.elapsed(),
+        })
     }
 
-    /// What a graph needs, with the time that compiling took if it was not stored. A question, not a run: asking for many
-    /// versions of a graph explains nothing and fails nothing.
-    pub fn memory(&self, graph: &Graph, origin: &Origin) -> Result<(Option<Memory>, Option<Duration>), Error> {
+    /// What a graph needs, with the time that compiling took if it was not stored. A question, not
+    /// a run: asking for many versions of a graph explains nothing and fails nothing.
+    pub fn memory(
+        &self,
+        graph: &Graph,
+        origin: &Origin,
+    ) -> Result<(Option<Memory>, Option<Duration>), Error> {
         let key = self.surroundings.key(graph);
-        let stored = self.store.as_ref().and_then(|store| store.find(&key).ok().flatten());
+        let stored = self
+            .store
+            .as_ref()
+            .and_then(|store| store.find(&key).ok().flatten());
         if let Some(memory) = stored.and_then(|entry| entry.header.memory) {
             return Ok((Some(memory), None));
         }
@@ -81,8 +104,12 @@ impl Compiler {
         let start = Instant::now();
         let module = stored_or_emitted(self.store.as_ref(), key, graph, self.target)?;
         let options = self.options.of_stage(graph.stage as usize);
-        let compile = || self.form.compile(&self.client, &module, signature(graph), &options);
-        let executable = while_compiling(&graph.name, || self.last_time(graph, key, origin), compile)?;
+        let compile = || {
+            self.form
+                .compile(&self.client, &module, signature(graph), &options)
+        };
+        let executable =
+            while_compiling(&graph.name, || self.last_time(graph, key, origin), compile)?;
         self.save(graph, (key, origin), &module, &executable, start.elapsed());
         Ok(executable)
     }
@@ -91,7 +118,12 @@ impl Compiler {
     fn last_time(&self, graph: &Graph, key: &Key, origin: &Origin) -> Option<Duration> {
         let mut entries = self.store.as_ref()?.list().ok()?;
         let device = key.value(key::DEVICE);
-        entries.retain(|listed| listed.header.as_ref().is_ok_and(|header| header.key.value(key::DEVICE) == device));
+        entries.retain(|listed| {
+            listed
+                .header
+                .as_ref()
+                .is_ok_and(|header| header.key.value(key::DEVICE) == device)
+        });
         let (_, header) = nearest(&entries, key, &graph.name, origin)?;
         Duration::try_from_secs_f64(header.compile_seconds).ok()
     }
@@ -105,8 +137,13 @@ impl Compiler {
     ) -> Result<(Executable, Option<Duration>), Error> {
         let lock = self.store.as_ref().and_then(|store| {
             store.lock(&key.id(), |holder| {
-                let holder = holder.map_or("another process".to_string(), |pid| format!("process {pid}"));
-                eprintln!("waiting for {holder}, which is compiling the same `{}` graph", graph.name);
+                let holder = holder.map_or("another process".to_string(), |pid| {
+                    format!("process {pid}")
+                });
+                eprintln!(
+                    "waiting for {holder}, which is compiling the same `{}` graph",
+                    graph.name
+                );
             })
         });
         if lock.is_some()
@@ -116,23 +153,38 @@ impl Compiler {
         }
         if let Some(reason) = self.explain(graph, (key, origin), earlier) {
             if self.settings.fail_on_recompile {
-                return Err(Error::Recompile { phase: graph.name.clone(), reason });
+                return Err(Error::Recompile {
+                    phase: graph.name.clone(),
+                    reason,
+                });
             }
             eprintln!("compiling `{}` again: {reason}", graph.name);
         }
         Ok((self.compile(graph, key, origin)?, None))
     }
 
-    /// The stored executable with the time that compiling it took. Anything wrong with it is a miss, told once.
+    /// The stored executable with the time that compiling it took. Anything wrong with it is a
+    /// miss, told once.
     fn load(&self, graph: &Graph, key: &Key) -> Result<Option<(Executable, Duration)>, Error> {
-        let Some(store) = &self.store else { return Ok(None) };
+        let Some(store) = &self.store else {
+            return Ok(None);
+        };
         let load = |mut entry: Entry| -> Result<Option<(Executable, Duration)>, Damage> {
-            let compiled_in = Duration::try_from_secs_f64(entry.header.compile_seconds).unwrap_or_default();
-            let Some(bytes) = entry.check_all()? else { return Ok(None) };
-            let executable = self.client.load_stored(&bytes, signature(graph)).map_err(|e| Damage::NotLoadable(e.to_string()))?;
+            let compiled_in =
+                Duration::try_from_secs_f64(entry.header.compile_seconds).unwrap_or_default();
+            let Some(bytes) = entry.check_all()? else {
+                return Ok(None);
+            };
+            let executable = self
+                .client
+                .load_stored(&bytes, signature(graph))
+                .map_err(|e| Damage::NotLoadable(e.to_string()))?;
             Ok(Some((executable, compiled_in)))
         };
-        match store.find(key).and_then(|entry| entry.map_or(Ok(None), load)) {
+        match store
+            .find(key)
+            .and_then(|entry| entry.map_or(Ok(None), load))
+        {
             Ok(Some(found)) => {
                 store.count_use(&key.id());
                 Ok(Some(found))
@@ -140,19 +192,32 @@ impl Compiler {
             Ok(None) => Ok(None),
             Err(damage) => {
                 let path = store.path(&key.id());
-                self.warn(format!("ignoring the cached graph {}: {damage}", path.display()));
+                self.warn(format!(
+                    "ignoring the cached graph {}: {damage}",
+                    path.display()
+                ));
                 Ok(None)
             }
         }
     }
 
-    /// Stores what was compiled. A cache that cannot be written costs a compile next time, not this run.
-    fn save(&self, graph: &Graph, (key, origin): (&Key, &Origin), module: &[u8], executable: &Executable, took: Duration) {
+    /// Stores what was compiled. A cache that cannot be written costs a compile next time, not this
+    /// run.
+    fn save(
+        &self,
+        graph: &Graph,
+        (key, origin): (&Key, &Origin),
+        module: &[u8],
+        executable: &Executable,
+        took: Duration,
+    ) {
         let Some(store) = &self.store else { return };
         let serialized = match executable.serialize() {
             Ok(bytes) => Some(bytes),
             Err(error) => {
-                self.warn(format!("this device's executables cannot be stored: {error}"));
+                self.warn(format!(
+                    "this device's executables cannot be stored: {error}"
+                ));
                 None
             }
         };
@@ -168,8 +233,13 @@ impl Compiler {
             parts: Vec::new(),
         };
         let graph_bytes = graph.to_bytes();
-        let mut parts: Vec<(Content, &[u8])> = vec![(Content::Graph, &graph_bytes), (Content::Module, module)];
-        parts.extend(serialized.as_deref().map(|bytes| (Content::Executable, bytes)));
+        let mut parts: Vec<(Content, &[u8])> =
+            vec![(Content::Graph, &graph_bytes), (Content::Module, module)];
+        parts.extend(
+            serialized
+                .as_deref()
+                .map(|bytes| (Content::Executable, bytes)),
+        );
         match store.insert(header, &parts) {
             // Nothing depends on the old ones going now; the next insertion tries again.
             Ok(()) => drop(store.evict(self.settings.max_bytes, &key.id())),
@@ -177,25 +247,44 @@ impl Compiler {
         }
     }
 
-    /// Why a graph that is not stored is not: `None` when nothing of its kind was compiled before, in this run or earlier.
-    fn explain(&self, graph: &Graph, (key, origin): (&Key, &Origin), earlier: Option<&(Key, Graph)>) -> Option<String> {
+    /// Why a graph that is not stored is not: `None` when nothing of its kind was compiled before,
+    /// in this run or earlier.
+    fn explain(
+        &self,
+        graph: &Graph,
+        (key, origin): (&Key, &Origin),
+        earlier: Option<&(Key, Graph)>,
+    ) -> Option<String> {
         if let Some((old_key, old_graph)) = earlier {
-            let explanation = Explanation::new((old_key, origin), (key, origin), Some((old_graph, graph)));
+            let explanation =
+                Explanation::new((old_key, origin), (key, origin), Some((old_graph, graph)));
             return Some(explanation.to_string());
         }
         let store = self.store.as_ref()?;
         let mut entries = store.list().ok()?;
         // A compile check, or what was only lowered, is nothing that this run would have used.
-        entries.retain(|listed| listed.header.as_ref().is_ok_and(|header| key::is_for_running(&header.key)));
+        entries.retain(|listed| {
+            listed
+                .header
+                .as_ref()
+                .is_ok_and(|header| key::is_for_running(&header.key))
+        });
         let (id, header) = nearest(&entries, key, &graph.name, origin)?;
         if header.key == *key {
             return Some("the stored one is damaged or has no executable".into());
         }
-        let stored = store.open(id).and_then(|mut entry| entry.read(Content::Graph)).ok().flatten();
+        let stored = store
+            .open(id)
+            .and_then(|mut entry| entry.read(Content::Graph))
+            .ok()
+            .flatten();
         let stored = stored.and_then(|bytes| Graph::from_bytes(&bytes).ok());
         let graphs = stored.as_ref().map(|stored| (stored, graph));
         let explanation = Explanation::new((&header.key, &header.origin), (key, origin), graphs);
-        Some(format!("{explanation}; compared with {}", &id[..8.min(id.len())]))
+        Some(format!(
+            "{explanation}; compared with {}",
+            &id[..8.min(id.len())]
+        ))
     }
 
     fn warn(&self, text: String) {
@@ -208,8 +297,14 @@ impl Compiler {
 
 pub(super) fn signature(graph: &Graph) -> Signature {
     Signature::new(
-        graph.inputs.iter().map(|i| i.shape.clone()).collect::<Vec<_>>(),
-        (0..graph.outputs.len()).map(|i| graph.output_shape(i).clone()).collect::<Vec<_>>(),
+        graph
+            .inputs
+            .iter()
+            .map(|i| i.shape.clone())
+            .collect::<Vec<_>>(),
+        (0..graph.outputs.len())
+            .map(|i| graph.output_shape(i).clone())
+            .collect::<Vec<_>>(),
     )
 }
 
@@ -226,15 +321,24 @@ fn memory(executable: &Executable) -> Option<Memory> {
 
 /// The data of a step with its shapes, the largest rank first.
 pub(super) fn feeds(graph: &Graph) -> Vec<String> {
-    let mut feeds: Vec<_> = graph.inputs.iter().filter(|input| input.role == InputRole::Feed).collect();
+    let mut feeds: Vec<_> = graph
+        .inputs
+        .iter()
+        .filter(|input| input.role == InputRole::Feed)
+        .collect();
     feeds.sort_by_key(|input| std::cmp::Reverse(input.shape.rank()));
-    feeds.iter().map(|input| format!("{} {}", input.name, input.shape)).collect()
+    feeds
+        .iter()
+        .map(|input| format!("{} {}", input.name, input.shape))
+        .collect()
 }
 
-/// The compiler's totals. It also tells of every single operand (`bytes accessed3{}`), which would make headers slow to list, and
-/// some compilers give numbers that JSON does not have.
+/// The compiler's totals. It also tells of every single operand (`bytes accessed3{}`), which would
+/// make headers slow to list, and some compilers give numbers that JSON does not have.
 fn cost(executable: &Executable) -> BTreeMap<String, f64> {
     let totals = |name: &str| !name.contains(|c: char| c == '{' || c.is_ascii_digit());
     let all = executable.cost_analysis().unwrap_or_default();
-    all.into_iter().filter(|(name, value)| totals(name) && value.is_finite()).collect()
+    all.into_iter()
+        .filter(|(name, value)| totals(name) && value.is_finite())
+        .collect()
 }

@@ -1,7 +1,9 @@
-//! One stored graph: a single file, so that it is there whole or not at all and can be copied by hand.
+//! One stored graph: a single file, so that it is there whole or not at all and can be copied by
+//! hand.
 //!
-//! A line of text with the header's length and digest, the header as JSON, then the parts one after another: the canonical
-//! graph, the HLO module and, where the device can serialize it, the executable. `head -2 FILE` shows everything but the parts.
+//! A line of text with the header's length and digest, the header as JSON, then the parts one after
+//! another: the canonical graph, the HLO module and, where the device can serialize it, the
+//! executable. `head -2 FILE` shows everything but the parts.
 
 use super::key::Key;
 use crate::checkpoint::hash;
@@ -48,7 +50,8 @@ pub enum Content {
     Graph,
     Module,
     Executable,
-    /// The module as the compiler left it, where the executable cannot be asked: it was compiled for a device that is not there.
+    /// The module as the compiler left it, where the executable cannot be asked: it was compiled
+    /// for a device that is not there.
     OptimizedModule,
 }
 
@@ -95,7 +98,11 @@ impl Header {
     }
 
     fn offset(&self, content: Content) -> u64 {
-        self.parts.iter().take_while(|part| part.content != content).map(|part| part.bytes).sum()
+        self.parts
+            .iter()
+            .take_while(|part| part.content != content)
+            .map(|part| part.bytes)
+            .sum()
     }
 }
 
@@ -106,7 +113,10 @@ pub enum Damage {
     Io(#[from] io::Error),
     #[error("it does not start as an entry does")]
     NoEntry,
-    #[error("it was written in cache format {found}, this xtrain reads {}", super::key::FORMAT_VERSION)]
+    #[error(
+        "it was written in cache format {found}, this xtrain reads {}",
+        super::key::FORMAT_VERSION
+    )]
     Format { found: u32 },
     #[error("its {part} is damaged")]
     Digest { part: &'static str },
@@ -127,13 +137,27 @@ pub struct Entry {
 }
 
 /// Writes an entry; digests are computed here.
-pub fn write(to: &mut impl Write, mut header: Header, parts: &[(Content, &[u8])]) -> io::Result<()> {
+pub fn write(
+    to: &mut impl Write,
+    mut header: Header,
+    parts: &[(Content, &[u8])],
+) -> io::Result<()> {
     header.parts = parts
         .iter()
-        .map(|(content, bytes)| Stored { content: *content, bytes: bytes.len() as u64, sha256: hash::sha256(bytes) })
+        .map(|(content, bytes)| Stored {
+            content: *content,
+            bytes: bytes.len() as u64,
+            sha256: hash::sha256(bytes),
+        })
         .collect();
     let json = serde_json::to_vec(&header)?;
-    writeln!(to, "{MAGIC} {} {} {}", super::key::FORMAT_VERSION, json.len(), hash::sha256(&json))?;
+    writeln!(
+        to,
+        "{MAGIC} {} {} {}",
+        super::key::FORMAT_VERSION,
+        json.len(),
+        hash::sha256(&json)
+    )?;
     to.write_all(&json)?;
     to.write_all(b"\n")?;
     parts.iter().try_for_each(|(_, bytes)| to.write_all(bytes))
@@ -148,38 +172,67 @@ impl Entry {
         let mut line = Vec::new();
         file.by_ref().take(200).read_until(b'\n', &mut line)?;
         let line = String::from_utf8(line).map_err(|_| Damage::NoEntry)?;
-        let rest = line.strip_prefix(MAGIC).and_then(|rest| rest.strip_suffix('\n')).ok_or(Damage::NoEntry)?;
+        let rest = line
+            .strip_prefix(MAGIC)
+            .and_then(|rest| rest.strip_suffix('\n'))
+            .ok_or(Damage::NoEntry)?;
         let fields: Vec<&str> = rest.split(' ').skip(1).collect();
-        let [version, length, digest] = fields[..] else { return Err(Damage::NoEntry) };
+        let [version, length, digest] = fields[..] else {
+            return Err(Damage::NoEntry);
+        };
         let found = version.parse().map_err(|_| Damage::NoEntry)?;
         if found != super::key::FORMAT_VERSION {
             return Err(Damage::Format { found });
         }
-        let length: usize = length.parse().ok().filter(|n| *n < LARGEST_HEADER).ok_or(Damage::NoEntry)?;
+        let length: usize = length
+            .parse()
+            .ok()
+            .filter(|n| *n < LARGEST_HEADER)
+            .ok_or(Damage::NoEntry)?;
         let mut json = vec![0; length + 1];
-        file.read_exact(&mut json).map_err(|_| Damage::Length { found: file_bytes, wanted: (line.len() + length + 1) as u64 })?;
+        file.read_exact(&mut json).map_err(|_| Damage::Length {
+            found: file_bytes,
+            wanted: (line.len() + length + 1) as u64,
+        })?;
         let ended = json.pop() == Some(b'\n');
         if !ended || hash::sha256(&json) != digest {
             return Err(Damage::Digest { part: "header" });
         }
-        let header: Header = serde_json::from_slice(&json).map_err(|_| Damage::Digest { part: "header" })?;
+        let header: Header =
+            serde_json::from_slice(&json).map_err(|_| Damage::Digest { part: "header" })?;
         let start = (line.len() + length + 1) as u64;
-        let wanted = header.parts.iter().fold(start, |sum, part| sum.saturating_add(part.bytes));
+        let wanted = header
+            .parts
+            .iter()
+            .fold(start, |sum, part| sum.saturating_add(part.bytes));
         if wanted != file_bytes {
-            return Err(Damage::Length { found: file_bytes, wanted });
+            return Err(Damage::Length {
+                found: file_bytes,
+                wanted,
+            });
         }
-        Ok(Entry { header, file_bytes, file, start })
+        Ok(Entry {
+            header,
+            file_bytes,
+            file,
+            start,
+        })
     }
 
     /// A part's bytes, checked against their digest; `None` if the entry was stored without it.
     pub fn read(&mut self, content: Content) -> Result<Option<Vec<u8>>, Damage> {
-        let Some(part) = self.header.part(content).cloned() else { return Ok(None) };
-        self.file.seek(SeekFrom::Start(self.start + self.header.offset(content)))?;
+        let Some(part) = self.header.part(content).cloned() else {
+            return Ok(None);
+        };
+        self.file
+            .seek(SeekFrom::Start(self.start + self.header.offset(content)))?;
         // The length has been compared with the file's, so a wrong one cannot get here.
         let mut bytes = vec![0; part.bytes as usize];
         self.file.read_exact(&mut bytes)?;
         if hash::sha256(&bytes) != part.sha256 {
-            return Err(Damage::Digest { part: content.name() });
+            return Err(Damage::Digest {
+                part: content.name(),
+            });
         }
         Ok(Some(bytes))
     }
@@ -199,7 +252,11 @@ pub(super) mod tests {
 
     pub fn header(phase: &str) -> Header {
         let key = super::super::key::tests::key(&[("graph", phase), ("compiler", "x")]);
-        let origin = Origin { command: "train clm".into(), model_type: "gpt2".into(), ..Default::default() };
+        let origin = Origin {
+            command: "train clm".into(),
+            model_type: "gpt2".into(),
+            ..Default::default()
+        };
         Header {
             key,
             phase: phase.into(),
@@ -213,8 +270,11 @@ pub(super) mod tests {
         }
     }
 
-    const PARTS: [(Content, &[u8]); 3] =
-        [(Content::Graph, b"graph bytes"), (Content::Module, b"module bytes"), (Content::Executable, b"executable bytes")];
+    const PARTS: [(Content, &[u8]); 3] = [
+        (Content::Graph, b"graph bytes"),
+        (Content::Module, b"module bytes"),
+        (Content::Executable, b"executable bytes"),
+    ];
 
     #[test]
     fn what_is_written_is_read() {
@@ -227,7 +287,13 @@ pub(super) mod tests {
         }
         let file = tempfile::NamedTempFile::new().unwrap();
         write(&mut file.as_file(), header("train"), &PARTS[..2]).unwrap();
-        assert_eq!(Entry::open(file.path()).unwrap().read(Content::Executable).unwrap(), None);
+        assert_eq!(
+            Entry::open(file.path())
+                .unwrap()
+                .read(Content::Executable)
+                .unwrap(),
+            None
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! What can go wrong on the way from a graph to an executable. Trouble with stored entries is not among it: that is a miss.
+//! What can go wrong on the way from a graph to an executable. Trouble with stored entries is not
+//! among it: that is a miss.
 
 use std::path::PathBuf;
 
@@ -17,9 +18,16 @@ pub enum Error {
          lowered: `xtrain compile` with the flags of this run and --target (docs/cuda.md) where the library is, `xtrain cache export \
          --modules_only` there, `xtrain cache import` here"
     )]
-    NotLowered { phase: String, target: String, missing: Box<crate::runtime::Error> },
+    NotLowered {
+        phase: String,
+        target: String,
+        missing: Box<crate::runtime::Error>,
+    },
     #[error("{path}: {source}")]
-    Io { path: PathBuf, source: std::io::Error },
+    Io {
+        path: PathBuf,
+        source: std::io::Error,
+    },
     #[error(transparent)]
     Checkpoint(#[from] crate::checkpoint::Error),
 }

@@ -1,5 +1,5 @@
-//! Why a graph is compiled though a similar one is stored: which named part of the key changed and, if it was the graph, where in
-//! the model and by which setting.
+//! Why a graph is compiled though a similar one is stored: which named part of the key changed and,
+//! if it was the graph, where in the model and by which setting.
 
 use super::entry::{Header, Origin};
 use super::key::{self, Key, describe_change};
@@ -21,16 +21,28 @@ pub struct Explanation {
 
 impl Explanation {
     /// Compares two headers, and their graphs where both are at hand.
-    pub fn new(old: (&Key, &Origin), new: (&Key, &Origin), graphs: Option<(&Graph, &Graph)>) -> Explanation {
+    pub fn new(
+        old: (&Key, &Origin),
+        new: (&Key, &Origin),
+        graphs: Option<(&Graph, &Graph)>,
+    ) -> Explanation {
         let changes = Key::changes(old.0, new.0);
         let graph_changed = changes.iter().any(|(name, ..)| *name == key::GRAPH);
         let follows = |name: &str| graph_changed && name == key::DONATION;
         let told = changes.iter().filter(|(name, ..)| !follows(name));
         Explanation {
-            parts: told.map(|(name, old, new)| describe_change(name, old, new)).collect(),
-            graph: graphs.filter(|_| graph_changed).and_then(|(old, new)| first_difference(old, new)),
+            parts: told
+                .map(|(name, old, new)| describe_change(name, old, new))
+                .collect(),
+            graph: graphs
+                .filter(|_| graph_changed)
+                .and_then(|(old, new)| first_difference(old, new)),
             // Settings explain a changed graph; by themselves they decide nothing.
-            settings: if graph_changed { changed_settings(old.1, new.1) } else { Vec::new() },
+            settings: if graph_changed {
+                changed_settings(old.1, new.1)
+            } else {
+                Vec::new()
+            },
         }
     }
 }
@@ -42,7 +54,11 @@ impl fmt::Display for Explanation {
             *first = format!("graph: {difference}");
         }
         if let (false, Some(first)) = (self.settings.is_empty(), parts.first_mut()) {
-            let settings: Vec<_> = self.settings.iter().map(|(name, new, old)| format!("{name} {new} was {old}")).collect();
+            let settings: Vec<_> = self
+                .settings
+                .iter()
+                .map(|(name, new, old)| format!("{name} {new} was {old}"))
+                .collect();
             first.push_str(&format!(" ({})", settings.join(", ")));
         }
         match parts.is_empty() {
@@ -55,22 +71,50 @@ impl fmt::Display for Explanation {
 /// Settings with different values, as `(name, new, old)`.
 pub fn changed_settings(old: &Origin, new: &Origin) -> Vec<(String, String, String)> {
     const UNSET: &str = "not set";
-    let names = new.settings.keys().chain(old.settings.keys().filter(|name| !new.settings.contains_key(*name)));
-    let value = |origin: &Origin, name: &String| origin.settings.get(name).map_or(UNSET, String::as_str).to_string();
-    names.map(|name| (name.clone(), value(new, name), value(old, name))).filter(|(_, new, old)| new != old).collect()
+    let names = new.settings.keys().chain(
+        old.settings
+            .keys()
+            .filter(|name| !new.settings.contains_key(*name)),
+    );
+    let value = |origin: &Origin, name: &String| {
+        origin
+            .settings
+            .get(name)
+            .map_or(UNSET, String::as_str)
+            .to_string()
+    };
+    names
+        .map(|name| (name.clone(), value(new, name), value(old, name)))
+        .filter(|(_, new, old)| new != old)
+        .collect()
 }
 
-/// The stored graph that this one is most likely a changed version of: same purpose and kind of model; then the fewest parts
-/// and settings that differ, then the last used.
-pub fn nearest<'a>(entries: &'a [Listed], key: &Key, phase: &str, origin: &Origin) -> Option<(&'a str, &'a Header)> {
-    let candidates = entries.iter().filter_map(|listed| Some((listed, listed.header.as_ref().ok()?)));
-    let alike = candidates.filter(|(_, header)| header.phase == phase && header.origin.model_type == origin.model_type);
+/// The stored graph that this one is most likely a changed version of: same purpose and kind of
+/// model; then the fewest parts and settings that differ, then the last used.
+pub fn nearest<'a>(
+    entries: &'a [Listed],
+    key: &Key,
+    phase: &str,
+    origin: &Origin,
+) -> Option<(&'a str, &'a Header)> {
+    let candidates = entries
+        .iter()
+        .filter_map(|listed| Some((listed, listed.header.as_ref().ok()?)));
+    let alike = candidates.filter(|(_, header)| {
+        header.phase == phase && header.origin.model_type == origin.model_type
+    });
     let distance = |(listed, header): &(&Listed, &Header)| {
         let settings = changed_settings(&header.origin, origin).len();
         let parts = Key::changes(&header.key, key).len();
-        (header.origin.command != origin.command, parts + settings, std::cmp::Reverse(listed.last_used))
+        (
+            header.origin.command != origin.command,
+            parts + settings,
+            std::cmp::Reverse(listed.last_used),
+        )
     };
-    alike.min_by_key(distance).map(|(listed, header)| (listed.id.as_str(), header))
+    alike
+        .min_by_key(distance)
+        .map(|(listed, header)| (listed.id.as_str(), header))
 }
 
 /// Where two graphs first differ, in model terms; `None` for equal ones.
@@ -81,47 +125,92 @@ pub fn first_difference(old: &Graph, new: &Graph) -> Option<String> {
         }
     }
     if old.nodes.len() != new.nodes.len() {
-        let (longer, verb) = if new.nodes.len() > old.nodes.len() { (new, "is new") } else { (old, "is gone") };
+        let (longer, verb) = if new.nodes.len() > old.nodes.len() {
+            (new, "is new")
+        } else {
+            (old, "is gone")
+        };
         let node = &longer.nodes[old.nodes.len().min(new.nodes.len())];
         return Some(format!("{} {verb}", describe(longer, node)));
     }
     for (old_output, new_output) in old.outputs.iter().zip(&new.outputs) {
         if old_output != new_output {
-            return Some(format!("output {} was {}", new_output.name, old_output.name));
+            return Some(format!(
+                "output {} was {}",
+                new_output.name, old_output.name
+            ));
         }
     }
     match old.outputs.len() == new.outputs.len() {
-        false => Some(format!("{} outputs were {}", new.outputs.len(), old.outputs.len())),
+        false => Some(format!(
+            "{} outputs were {}",
+            new.outputs.len(),
+            old.outputs.len()
+        )),
         true if old.scan_layers != new.scan_layers => {
-            let form = |graph: &Graph| if graph.scan_layers { "a loop" } else { "one after the other" };
-            Some(format!("layers are {} where they were {}", form(new), form(old)))
+            let form = |graph: &Graph| {
+                if graph.scan_layers {
+                    "a loop"
+                } else {
+                    "one after the other"
+                }
+            };
+            Some(format!(
+                "layers are {} where they were {}",
+                form(new),
+                form(old)
+            ))
         }
         // Names, roles or scopes that no node shows.
         true => (old != new).then(|| "names or roles of inputs".to_string()),
     }
 }
 
-fn node_difference(old: &Graph, old_node: &GraphNode, new: &Graph, new_node: &GraphNode) -> Option<String> {
+fn node_difference(
+    old: &Graph,
+    old_node: &GraphNode,
+    new: &Graph,
+    new_node: &GraphNode,
+) -> Option<String> {
     let (old_place, new_place) = (place(old, old_node), place(new, new_node));
     let same_kind = old_node.op.name() == new_node.op.name() && old_place == new_place;
     if !same_kind {
-        return Some(format!("{} where there was {}", describe(new, new_node), describe(old, old_node)));
+        return Some(format!(
+            "{} where there was {}",
+            describe(new, new_node),
+            describe(old, old_node)
+        ));
     }
     if old_node.shape != new_node.shape {
-        return Some(format!("{} was {}", describe(new, new_node), old_node.shape));
+        return Some(format!(
+            "{} was {}",
+            describe(new, new_node),
+            old_node.shape
+        ));
     }
     if old_node.op != new_node.op {
         let (old_op, new_op) = attributes(&old_node.op, &new_node.op);
-        return Some(format!("{} {} has {new_op} where it had {old_op}", new_place, new_node.op.name()));
+        return Some(format!(
+            "{} {} has {new_op} where it had {old_op}",
+            new_place,
+            new_node.op.name()
+        ));
     }
-    (old_node.operands != new_node.operands).then(|| format!("{} has other operands", describe(new, new_node)))
+    (old_node.operands != new_node.operands)
+        .then(|| format!("{} has other operands", describe(new, new_node)))
 }
 
 /// The input's name, or the model path.
 fn place<'g>(graph: &'g Graph, node: &GraphNode) -> &'g str {
-    let scope = graph.scopes.get(node.scope as usize).map_or("", String::as_str);
+    let scope = graph
+        .scopes
+        .get(node.scope as usize)
+        .map_or("", String::as_str);
     match node.op {
-        Op::Input(index) => graph.inputs.get(index as usize).map_or("", |input| &input.name),
+        Op::Input(index) => graph
+            .inputs
+            .get(index as usize)
+            .map_or("", |input| &input.name),
         _ if scope.is_empty() => "the step",
         _ => scope,
     }
@@ -139,13 +228,27 @@ fn describe(graph: &Graph, node: &GraphNode) -> String {
 fn attributes(old: &Op, new: &Op) -> (String, String) {
     let pieces = |op: &Op| -> Vec<String> {
         let text = format!("{op:?}");
-        let inner = text.split_once(['{', '(']).map_or(text.as_str(), |(_, inner)| inner);
-        inner.trim_end_matches([')', '}', ' ']).split(", ").map(|piece| piece.trim().to_string()).collect()
+        let inner = text
+            .split_once(['{', '('])
+            .map_or(text.as_str(), |(_, inner)| inner);
+        inner
+            .trim_end_matches([')', '}', ' '])
+            .split(", ")
+            .map(|piece| piece.trim().to_string())
+            .collect()
     };
     let (old, new) = (pieces(old), pieces(new));
     let without = |these: &[String], those: &[String]| {
-        let own: Vec<&str> = these.iter().filter(|piece| !those.contains(piece)).map(String::as_str).collect();
-        if own.is_empty() { these.join(", ") } else { own.join(", ") }
+        let own: Vec<&str> = these
+            .iter()
+            .filter(|piece| !those.contains(piece))
+            .map(String::as_str)
+            .collect();
+        if own.is_empty() {
+            these.join(", ")
+        } else {
+            own.join(", ")
+        }
     };
     (without(&old, &new), without(&new, &old))
 }
@@ -159,18 +262,34 @@ mod tests {
     /// A toy of `layers` layers of `width` on `batch` rows.
     fn graph(batch: usize, width: usize, layers: usize, slope: f64) -> Graph {
         let trace = Trace::new();
-        let mut x = trace.input("input", Shape::new(DType::F32, [batch, width]), InputRole::Feed);
+        let mut x = trace.input(
+            "input",
+            Shape::new(DType::F32, [batch, width]),
+            InputRole::Feed,
+        );
         for layer in 0..layers {
             let _scope = trace.scope(&format!("h.{layer}"));
-            x = x.mul(&trace.full(slope, x.shape()).unwrap()).unwrap().exp().unwrap();
+            x = x
+                .mul(&trace.full(slope, x.shape()).unwrap())
+                .unwrap()
+                .exp()
+                .unwrap();
         }
         trace.output("y", &x);
         trace.cut("train").unwrap()
     }
 
     fn origin(settings: &[(&str, &str)]) -> Origin {
-        let settings = settings.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
-        Origin { command: "train clm".into(), model_type: "gpt2".into(), settings, ..Default::default() }
+        let settings = settings
+            .iter()
+            .map(|(name, value)| (name.to_string(), value.to_string()))
+            .collect();
+        Origin {
+            command: "train clm".into(),
+            model_type: "gpt2".into(),
+            settings,
+            ..Default::default()
+        }
     }
 
     #[test]
@@ -178,14 +297,31 @@ mod tests {
         let base = graph(4, 8, 2, 0.5);
         assert_eq!(first_difference(&base, &base), None);
         let difference = |other: &Graph| first_difference(&base, other).unwrap();
-        assert_eq!(difference(&graph(2, 8, 2, 0.5)), "input: f32[2,8] was f32[4,8]");
-        assert_eq!(difference(&graph(4, 16, 2, 0.5)), "input: f32[4,16] was f32[4,8]");
+        assert_eq!(
+            difference(&graph(2, 8, 2, 0.5)),
+            "input: f32[2,8] was f32[4,8]"
+        );
+        assert_eq!(
+            difference(&graph(4, 16, 2, 0.5)),
+            "input: f32[4,16] was f32[4,8]"
+        );
         let layer = difference(&graph(4, 8, 3, 0.5));
-        assert!(layer.starts_with("h.2: ") && layer.ends_with("is new"), "{layer}");
+        assert!(
+            layer.starts_with("h.2: ") && layer.ends_with("is new"),
+            "{layer}"
+        );
         let layer = difference(&graph(4, 8, 1, 0.5));
-        assert!(layer.starts_with("h.1: ") && layer.ends_with("is gone"), "{layer}");
+        assert!(
+            layer.starts_with("h.1: ") && layer.ends_with("is gone"),
+            "{layer}"
+        );
         let slope = difference(&graph(4, 8, 2, 0.25));
-        assert!(slope.starts_with("h.0 constant has ") && slope.contains("0.25") && slope.contains("0.5"), "{slope}");
+        assert!(
+            slope.starts_with("h.0 constant has ")
+                && slope.contains("0.25")
+                && slope.contains("0.5"),
+            "{slope}"
+        );
     }
 
     #[test]
@@ -195,11 +331,26 @@ mod tests {
             key(&[("graph", "a"), ("lowering", "1"), ("donation", "x")]),
             key(&[("graph", "b"), ("lowering", "1"), ("donation", "y")]),
         );
-        let (old_origin, new_origin) = (origin(&[("batch", "4"), ("lr", "1")]), origin(&[("batch", "2"), ("lr", "1")]));
-        let explanation = Explanation::new((&old_key, &old_origin), (&new_key, &new_origin), Some((&old, &new)));
-        assert_eq!(explanation.to_string(), "graph: input: f32[2,8] was f32[4,8] (batch 2 was 4)");
+        let (old_origin, new_origin) = (
+            origin(&[("batch", "4"), ("lr", "1")]),
+            origin(&[("batch", "2"), ("lr", "1")]),
+        );
+        let explanation = Explanation::new(
+            (&old_key, &old_origin),
+            (&new_key, &new_origin),
+            Some((&old, &new)),
+        );
+        assert_eq!(
+            explanation.to_string(),
+            "graph: input: f32[2,8] was f32[4,8] (batch 2 was 4)"
+        );
         // Another compiler: settings that happen to differ as well did not cause it.
-        let other = key(&[("graph", "a"), ("lowering", "1"), ("donation", "x"), ("compiler", "9")]);
+        let other = key(&[
+            ("graph", "a"),
+            ("lowering", "1"),
+            ("donation", "x"),
+            ("compiler", "9"),
+        ]);
         let explanation = Explanation::new((&old_key, &old_origin), (&other, &new_origin), None);
         assert_eq!(explanation.to_string(), "compiler: `9` was `absent`");
         let same = Explanation::new((&old_key, &old_origin), (&old_key, &new_origin), None);

@@ -90,7 +90,12 @@ pub struct GraphCache {
 }
 
 impl GraphCache {
-    pub fn new(client: Client, target: Target, options: CompileOptions, settings: CacheSettings) -> Result<Self, Error> {
+    pub fn new(
+        client: Client,
+        target: Target,
+        options: CompileOptions,
+        settings: CacheSettings,
+    ) -> Result<Self, Error> {
         Ok(GraphCache {
             compiler: Arc::new(Compiler::new(client, target, options, settings)?),
             origin: Origin::default(),
@@ -127,8 +132,8 @@ impl GraphCache {
         graphs
     }
 
-    /// Makes these graphs in the background, in their order, while the caller does something else; [`GraphCache::get`] waits for one
-    /// that is on its way.
+    /// Makes these graphs in the background, in their order, while the caller does something else;
+    /// [`GraphCache::get`] waits for one that is on its way.
     pub fn make_ahead(&mut self, graphs: Vec<Graph>) {
         self.settle();
         let (sender, results) = mpsc::channel();
@@ -144,7 +149,11 @@ impl GraphCache {
                 }
             }
         });
-        self.ahead = Some(Ahead { awaited, results, worker });
+        self.ahead = Some(Ahead {
+            awaited,
+            results,
+            worker,
+        });
     }
 
     /// Waits for everything that is being made in the background.
@@ -154,8 +163,8 @@ impl GraphCache {
         }
     }
 
-    /// Takes over the next graph that was made in the background. What failed there is left for [`GraphCache::get`] to try, and to
-    /// report if it is needed at all.
+    /// Takes over the next graph that was made in the background. What failed there is left for
+    /// [`GraphCache::get`] to try, and to report if it is needed at all.
     fn receive(&mut self) {
         let Some(ahead) = &mut self.ahead else { return };
         match ahead.results.recv() {
@@ -174,7 +183,11 @@ impl GraphCache {
     pub fn get(&mut self, graph: &Graph) -> Result<Arc<CompiledGraph>, Error> {
         let fingerprint = graph.fingerprint();
         let mut waited = false;
-        while self.ahead.as_ref().is_some_and(|ahead| ahead.awaited.contains(&fingerprint)) {
+        while self
+            .ahead
+            .as_ref()
+            .is_some_and(|ahead| ahead.awaited.contains(&fingerprint))
+        {
             self.receive();
             waited = true;
         }
@@ -185,13 +198,15 @@ impl GraphCache {
             self.stats.hits += 1;
             return Ok(found.clone());
         }
-        let made = self.compiler.make(graph, &self.origin, self.latest.get(&graph.name))?;
+        let made = self
+            .compiler
+            .make(graph, &self.origin, self.latest.get(&graph.name))?;
         let (made, key) = compiled(graph, made);
         Ok(self.keep(graph, made, key))
     }
 
-    /// The executables of graphs in their order, `jobs` of them made at a time; `ready` hears of each new one as it is done. The
-    /// first error is returned once what was begun is done.
+    /// The executables of graphs in their order, `jobs` of them made at a time; `ready` hears of
+    /// each new one as it is done. The first error is returned once what was begun is done.
     pub fn get_all(
         &mut self,
         graphs: &[Graph],
@@ -204,7 +219,12 @@ impl GraphCache {
             !self.compiled.contains_key(&fingerprint) && seen.insert(fingerprint)
         };
         let wanted: Vec<&Graph> = graphs.iter().filter(new).collect();
-        let (compiler, origin, latest, next) = (&self.compiler, &self.origin, &self.latest, AtomicUsize::new(0));
+        let (compiler, origin, latest, next) = (
+            &self.compiler,
+            &self.origin,
+            &self.latest,
+            AtomicUsize::new(0),
+        );
         let (sender, results) = mpsc::channel();
         let work = |sender: mpsc::Sender<_>| {
             while let Some(graph) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -239,12 +259,15 @@ impl GraphCache {
         }
         match failure {
             Some(error) => Err(error),
-            None => Ok(graphs.iter().map(|graph| self.compiled[&graph.fingerprint()].clone()).collect()),
+            None => Ok(graphs
+                .iter()
+                .map(|graph| self.compiled[&graph.fingerprint()].clone())
+                .collect()),
         }
     }
 
-    /// The memory that a graph needs, from its stored header; a graph that is not stored is compiled, and stored for the next
-    /// question. `None` where the compiler does not say.
+    /// The memory that a graph needs, from its stored header; a graph that is not stored is
+    /// compiled, and stored for the next question. `None` where the compiler does not say.
     pub fn memory(&mut self, graph: &Graph) -> Result<Option<Memory>, Error> {
         let (memory, compile_time) = self.compiler.memory(graph, &self.origin)?;
         if let Some(took) = compile_time {
@@ -284,9 +307,13 @@ impl GraphCache {
 }
 
 impl Drop for GraphCache {
-    /// Waits for the graph that is being made: a process that ends while its compiler is at work does not end well.
+    /// Waits for the graph that is being made: a process that ends while its compiler is at work
+    /// does not end well.
     fn drop(&mut self) {
-        if let Some(Ahead { results, worker, .. }) = self.ahead.take() {
+        if let Some(Ahead {
+            results, worker, ..
+        }) = self.ahead.take()
+        {
             drop(results);
             // Whatever went wrong there concerns nobody any more.
             let _ = worker.join();
@@ -307,7 +334,11 @@ fn compiled(graph: &Graph, made: Made) -> ((CompiledGraph, Option<Duration>), Ke
         name: graph.name.clone(),
         fingerprint: graph.fingerprint(),
         id: made.key.id(),
-        inputs: graph.inputs.iter().map(|i| (i.name.clone(), i.role)).collect(),
+        inputs: graph
+            .inputs
+            .iter()
+            .map(|i| (i.name.clone(), i.role))
+            .collect(),
         outputs: graph.outputs.iter().map(|o| o.name.clone()).collect(),
         executable: made.executable,
         loaded: made.compiled_in.is_some(),

@@ -1,8 +1,10 @@
-//! The key of a compiled graph: named parts, each hashed, so that a miss can say which of them changed.
+//! The key of a compiled graph: named parts, each hashed, so that a miss can say which of them
+//! changed.
 //!
-//! The graph is what the model recorded. What this build of xtrain makes of it on a target is in as `lowering`, a digest of the
-//! code that does it (`xtrain_graphs::LOWERING`): a stored executable is found without lowering anything, and so without the XLA
-//! library, and yet no change to a pass or to the emitter can load an executable of the old code.
+//! The graph is what the model recorded. What this build of xtrain makes of it on a target is in as
+//! `lowering`, a digest of the code that does it (`xtrain_graphs::LOWERING`): a stored executable
+//! is found without lowering anything, and so without the XLA library, and yet no change to a pass
+//! or to the emitter can load an executable of the old code.
 
 use super::machine::Machine;
 use crate::checkpoint::hash;
@@ -21,10 +23,12 @@ pub const LOWERING: &str = "lowering";
 const TARGET: &str = "target";
 pub const DONATION: &str = "donation";
 const COMPILE_OPTIONS: &str = "compile options";
-/// The XLA library, where its compiler makes the code. An accelerator's code is its plugin's, and what the library does for that,
-/// lowering, is in [`LOWERING`]: such a key is known where there is no library.
+/// The XLA library, where its compiler makes the code. An accelerator's code is its plugin's, and
+/// what the library does for that, lowering, is in [`LOWERING`]: such a key is known where there is
+/// no library.
 pub const COMPILER: &str = "compiler";
-/// What decides a module: graphs that agree in these are lowered to the same one, whatever compiles it.
+/// What decides a module: graphs that agree in these are lowered to the same one, whatever compiles
+/// it.
 const OF_MODULE: [&str; 5] = [GRAPH, DONATION, TARGET, LOWERING, COMPILER];
 pub const DEVICE: &str = "device";
 const TOPOLOGY: &str = "topology";
@@ -45,7 +49,10 @@ pub struct Part {
 
 impl Part {
     fn new(name: &str, value: impl Into<String>) -> Part {
-        Part { name: name.to_string(), value: value.into() }
+        Part {
+            name: name.to_string(),
+            value: value.into(),
+        }
     }
 }
 
@@ -68,40 +75,77 @@ impl Key {
     }
 
     pub fn value(&self, name: &str) -> Option<&str> {
-        self.parts.iter().find(|part| part.name == name).map(|part| part.value.as_str())
+        self.parts
+            .iter()
+            .find(|part| part.name == name)
+            .map(|part| part.value.as_str())
     }
 
     /// The devices that the executable runs on, as its compile options say.
     pub fn devices(&self) -> usize {
-        let degrees = self.value(COMPILE_OPTIONS).unwrap_or_default().split(' ').step_by(2).take(2);
-        degrees.map(|degree| degree.parse().unwrap_or(1)).product::<usize>().max(1)
+        let degrees = self
+            .value(COMPILE_OPTIONS)
+            .unwrap_or_default()
+            .split(' ')
+            .step_by(2)
+            .take(2);
+        degrees
+            .map(|degree| degree.parse().unwrap_or(1))
+            .product::<usize>()
+            .max(1)
     }
 
     /// The key of the module alone.
     pub fn of_module(&self) -> Key {
-        let own = [Part::new(DEVICE, ANY_DEVICE), Part::new(CACHE_FORMAT, FORMAT_VERSION.to_string())];
-        let decisive = self.parts.iter().filter(|part| OF_MODULE.contains(&part.name.as_str()));
-        Key { parts: decisive.cloned().chain(own).collect() }
+        let own = [
+            Part::new(DEVICE, ANY_DEVICE),
+            Part::new(CACHE_FORMAT, FORMAT_VERSION.to_string()),
+        ];
+        let decisive = self
+            .parts
+            .iter()
+            .filter(|part| OF_MODULE.contains(&part.name.as_str()));
+        Key {
+            parts: decisive.cloned().chain(own).collect(),
+        }
     }
 
     /// The same graph, lowered for another target.
     pub fn with_target(mut self, target: Target) -> Key {
-        self.parts.iter_mut().filter(|part| part.name == TARGET).for_each(|part| part.value = target.to_string());
+        self.parts
+            .iter_mut()
+            .filter(|part| part.name == TARGET)
+            .for_each(|part| part.value = target.to_string());
         self
     }
 
     /// Whether the graphs of both keys are lowered to the same module.
     pub fn has_module_of(&self, other: &Key) -> bool {
-        OF_MODULE.iter().all(|name| self.value(name) == other.value(name))
+        OF_MODULE
+            .iter()
+            .all(|name| self.value(name) == other.value(name))
     }
 
     /// Every part that is not the same in both: `(name, old value, new value)`.
     pub fn changes<'a>(old: &'a Key, new: &'a Key) -> Vec<(&'a str, &'a str, &'a str)> {
         let names: Vec<&str> = new.parts.iter().map(|p| p.name.as_str()).collect();
-        let gone = old.parts.iter().map(|p| p.name.as_str()).filter(|name| !names.contains(name));
+        let gone = old
+            .parts
+            .iter()
+            .map(|p| p.name.as_str())
+            .filter(|name| !names.contains(name));
         let names = names.iter().copied().chain(gone);
-        let values = |name| (name, old.value(name).unwrap_or("absent"), new.value(name).unwrap_or("absent"));
-        names.map(values).filter(|(_, old, new)| old != new).collect()
+        let values = |name| {
+            (
+                name,
+                old.value(name).unwrap_or("absent"),
+                new.value(name).unwrap_or("absent"),
+            )
+        };
+        names
+            .map(values)
+            .filter(|(_, old, new)| old != new)
+            .collect()
     }
 }
 
@@ -111,24 +155,48 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    pub fn of(client: &Client, options: &CompileOptions, target: Target) -> Result<Surroundings, crate::runtime::Error> {
-        let kinds: BTreeSet<&str> = client.devices().iter().map(|device| device.kind()).collect();
+    pub fn of(
+        client: &Client,
+        options: &CompileOptions,
+        target: Target,
+    ) -> Result<Surroundings, crate::runtime::Error> {
+        let kinds: BTreeSet<&str> = client
+            .devices()
+            .iter()
+            .map(|device| device.kind())
+            .collect();
         let kinds = kinds.into_iter().collect::<Vec<_>>().join(", ");
         let (all, own) = (client.devices().len(), client.addressable_devices().len());
-        let mut parts = compiler_parts((client.plugin(), client.platform_version()), options, target)?;
+        let mut parts = compiler_parts(
+            (client.plugin(), client.platform_version()),
+            options,
+            target,
+        )?;
         parts.extend([
             // The CPU's kind is its platform's name again.
             Part::new(
                 DEVICE,
-                if kinds == client.platform_name() { kinds } else { format!("{} {kinds}", client.platform_name()) },
+                if kinds == client.platform_name() {
+                    kinds
+                } else {
+                    format!("{} {kinds}", client.platform_name())
+                },
             ),
             // Each process of a CPU run compiles the same, so what one has stored serves all.
             match client.platform_name() == "cpu" && all > own {
                 true => Part::new(TOPOLOGY, format!("{own} of {all} devices, in each process")),
-                false => Part::new(TOPOLOGY, format!("{own} of {all} devices, process {}", client.process_index())),
+                false => Part::new(
+                    TOPOLOGY,
+                    format!("{own} of {all} devices, process {}", client.process_index()),
+                ),
             },
         ]);
-        parts.extend(options.surroundings.iter().map(|(name, value)| Part::new(name, value)));
+        parts.extend(
+            options
+                .surroundings
+                .iter()
+                .map(|(name, value)| Part::new(name, value)),
+        );
         if client.platform_name() == "cpu" {
             let machine = Machine::this();
             parts.push(Part::new("CPU", machine.cpu));
@@ -139,20 +207,31 @@ impl Surroundings {
         Ok(Surroundings { parts })
     }
 
-    /// For devices that are not there: `device` names them, `description` is what the plugin was told of them, `tuning` which
-    /// measurements the compiler can use. No part of a
-    /// client's key begins as the device and the topology do here, so that no run can load what nobody has tuned.
+    /// For devices that are not there: `device` names them, `description` is what the plugin was
+    /// told of them, `tuning` which measurements the compiler can use. No part of a client's key
+    /// begins as the device and the topology do here, so that no run can load what nobody has
+    /// tuned.
     pub fn of_topology(
         topology: &Topology,
         (device, description, tuning): (&str, &str, &str),
         options: &CompileOptions,
         target: Target,
     ) -> Result<Surroundings, crate::runtime::Error> {
-        let mut parts = compiler_parts((topology.plugin(), topology.platform_version()), options, target)?;
+        let mut parts = compiler_parts(
+            (topology.plugin(), topology.platform_version()),
+            options,
+            target,
+        )?;
         parts.extend([
-            Part::new(DEVICE, format!("{} {device} {COMPILE_CHECK}", topology.platform_name())),
+            Part::new(
+                DEVICE,
+                format!("{} {device} {COMPILE_CHECK}", topology.platform_name()),
+            ),
             Part::new(TOPOLOGY, "no device: compiled by description, not tuned"),
-            Part::new("device description", &hash::sha256(description.as_bytes())[..16]),
+            Part::new(
+                "device description",
+                &hash::sha256(description.as_bytes())[..16],
+            ),
             Part::new("tuned kernels", tuning),
             Part::new(CACHE_FORMAT, FORMAT_VERSION.to_string()),
         ]);
@@ -161,15 +240,25 @@ impl Surroundings {
 
     pub fn key(&self, graph: &Graph) -> Key {
         let donated: Vec<&str> = graph.aliases().map(|(name, ..)| name).collect();
-        let donation = format!("{} inputs {}", donated.len(), &hash::sha256(donated.join("\n").as_bytes())[..16]);
-        let own = [Part::new(GRAPH, graph.fingerprint().to_string()), Part::new(DONATION, donation)];
-        Key { parts: own.into_iter().chain(self.parts.iter().cloned()).collect() }
+        let donation = format!(
+            "{} inputs {}",
+            donated.len(),
+            &hash::sha256(donated.join("\n").as_bytes())[..16]
+        );
+        let own = [
+            Part::new(GRAPH, graph.fingerprint().to_string()),
+            Part::new(DONATION, donation),
+        ];
+        Key {
+            parts: own.into_iter().chain(self.parts.iter().cloned()).collect(),
+        }
     }
 }
 
 /// Whether what is stored under a key was compiled for a device that was not there.
 pub fn is_compile_check(key: &Key) -> bool {
-    key.value(DEVICE).is_some_and(|device| device.ends_with(COMPILE_CHECK))
+    key.value(DEVICE)
+        .is_some_and(|device| device.ends_with(COMPILE_CHECK))
 }
 
 /// Whether what is stored under a key is for running.
@@ -180,7 +269,9 @@ pub fn is_for_running(key: &Key) -> bool {
 /// Whether this build of xtrain, with this XLA library, would not look for such a key.
 pub fn is_stale(key: &Key, library: &Library) -> bool {
     let differs = |name: &str, own: &str| key.value(name).is_some_and(|value| value != own);
-    differs(COMPILER, library.version()) || differs(LOWERING, lowering()) || differs(CACHE_FORMAT, &FORMAT_VERSION.to_string())
+    differs(COMPILER, library.version())
+        || differs(LOWERING, lowering())
+        || differs(CACHE_FORMAT, &FORMAT_VERSION.to_string())
 }
 
 /// Digest of what this build makes of graphs.
@@ -194,14 +285,22 @@ fn compiler_parts(
     options: &CompileOptions,
     target: Target,
 ) -> Result<Vec<Part>, crate::runtime::Error> {
-    let attributes = plugin.attributes().iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ");
+    let attributes = plugin
+        .attributes()
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect::<Vec<_>>()
+        .join(" ");
     let (major, minor) = plugin.api_version();
     let mut parts = vec![
         Part::new(TARGET, target.to_string()),
         Part::new(LOWERING, lowering()),
         Part::new(COMPILE_OPTIONS, describe(options)?),
         Part::new("XLA_FLAGS", std::env::var("XLA_FLAGS").unwrap_or_default()),
-        Part::new("plugin", format!("{platform_version} PJRT {major}.{minor} {attributes}")),
+        Part::new(
+            "plugin",
+            format!("{platform_version} PJRT {major}.{minor} {attributes}"),
+        ),
     ];
     if target == Target::Cpu {
         parts.push(Part::new(COMPILER, Library::open()?.version()));
@@ -209,15 +308,24 @@ fn compiler_parts(
     Ok(parts)
 }
 
-/// Options as text, but for those that are this machine's: the serialized bytes decide, the fields in front are for people.
+/// Options as text, but for those that are this machine's: the serialized bytes decide, the fields
+/// in front are for people.
 fn describe(options: &CompileOptions) -> Result<String, crate::runtime::Error> {
     let mut text = format!("{} x {}", options.num_replicas, options.num_partitions);
     for (name, value) in &options.overrides {
         text.push_str(&format!(" {name}={value:?}"));
     }
-    let told = CompileOptions { local: Default::default(), ..options.clone() };
-    let stages = told.device_assignment.as_ref().map_or(1, |rows| (rows.len() / told.num_replicas.max(1)).max(1));
-    let each = (0..stages).map(|stage| told.of_stage(stage).to_bytes()).collect::<Result<Vec<_>, _>>()?;
+    let told = CompileOptions {
+        local: Default::default(),
+        ..options.clone()
+    };
+    let stages = told
+        .device_assignment
+        .as_ref()
+        .map_or(1, |rows| (rows.len() / told.num_replicas.max(1)).max(1));
+    let each = (0..stages)
+        .map(|stage| told.of_stage(stage).to_bytes())
+        .collect::<Result<Vec<_>, _>>()?;
     text.push_str(&format!(" ({})", &hash::sha256(&each.concat())[..16]));
     Ok(text)
 }
@@ -231,7 +339,8 @@ pub fn describe_change(name: &str, old: &str, new: &str) -> String {
         return name.into();
     }
     if name == CPU_FEATURES {
-        let (old, new): (BTreeSet<&str>, BTreeSet<&str>) = (old.split(' ').collect(), new.split(' ').collect());
+        let (old, new): (BTreeSet<&str>, BTreeSet<&str>) =
+            (old.split(' ').collect(), new.split(' ').collect());
         let came = new.difference(&old).map(|f| format!("+{f}"));
         let went = old.difference(&new).map(|f| format!("-{f}"));
         return format!("{name}: {}", came.chain(went).collect::<Vec<_>>().join(" "));
@@ -244,7 +353,12 @@ pub(super) mod tests {
     use super::*;
 
     pub fn key(parts: &[(&str, &str)]) -> Key {
-        Key { parts: parts.iter().map(|(name, value)| Part::new(name, *value)).collect() }
+        Key {
+            parts: parts
+                .iter()
+                .map(|(name, value)| Part::new(name, *value))
+                .collect(),
+        }
     }
 
     #[test]
@@ -266,9 +380,23 @@ pub(super) mod tests {
 
     #[test]
     fn the_number_of_devices_is_in_the_compile_options() {
-        let options = CompileOptions { num_replicas: 4, num_partitions: 2, ..Default::default() };
-        assert_eq!(key(&[(COMPILE_OPTIONS, &describe(&options).unwrap())]).devices(), 8);
-        assert_eq!(key(&[(COMPILE_OPTIONS, &describe(&CompileOptions::default()).unwrap())]).devices(), 1);
+        let options = CompileOptions {
+            num_replicas: 4,
+            num_partitions: 2,
+            ..Default::default()
+        };
+        assert_eq!(
+            key(&[(COMPILE_OPTIONS, &describe(&options).unwrap())]).devices(),
+            8
+        );
+        assert_eq!(
+            key(&[(
+                COMPILE_OPTIONS,
+                &describe(&CompileOptions::default()).unwrap()
+            )])
+            .devices(),
+            1
+        );
         assert_eq!(key(&[]).devices(), 1);
     }
 
@@ -276,8 +404,21 @@ pub(super) mod tests {
     fn changes_are_named_in_order() {
         let old = key(&[("graph", "a"), ("compiler", "b"), ("gone", "1")]);
         let new = key(&[("graph", "a"), ("compiler", "c"), ("new", "2")]);
-        assert_eq!(Key::changes(&old, &new), [("compiler", "b", "c"), ("new", "absent", "2"), ("gone", "1", "absent")]);
-        assert_eq!(describe_change("compiler", "b", "c"), "compiler: `c` was `b`");
-        assert_eq!(describe_change("CPU features", "avx sse2", "avx512f sse2"), "CPU features: +avx512f -avx");
+        assert_eq!(
+            Key::changes(&old, &new),
+            [
+                ("compiler", "b", "c"),
+                ("new", "absent", "2"),
+                ("gone", "1", "absent")
+            ]
+        );
+        assert_eq!(
+            describe_change("compiler", "b", "c"),
+            "compiler: `c` was `b`"
+        );
+        assert_eq!(
+            describe_change("CPU features", "avx sse2", "avx512f sse2"),
+            "CPU features: +avx512f -avx"
+        );
     }
 }

@@ -1,7 +1,9 @@
-//! A lock for each key, so that of many processes that want one graph a single one compiles and the others wait for it.
+//! A lock for each key, so that of many processes that want one graph a single one compiles and the
+//! others wait for it.
 //!
-//! Locks are `flock`s: the kernel drops them when their holder dies, however it dies, so a lock file that lies around means
-//! nothing. Holders remove the file when they are done; whoever waited for a removed file starts over with a new one.
+//! Locks are `flock`s: the kernel drops them when their holder dies, however it dies, so a lock
+//! file that lies around means nothing. Holders remove the file when they are done; whoever waited
+//! for a removed file starts over with a new one.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
@@ -15,14 +17,21 @@ pub struct KeyLock {
 }
 
 impl KeyLock {
-    /// Waits for the lock; `waiting` is called once, with the holder's process id if known, before the first wait. `None` where
-    /// locks are not to be had (a read-only directory, a file system without them): then several processes may compile the same.
+    /// Waits for the lock; `waiting` is called once, with the holder's process id if known, before
+    /// the first wait. `None` where locks are not to be had (a read-only directory, a file system
+    /// without them): then several processes may compile the same.
     pub fn acquire(dir: &Path, id: &str, waiting: impl FnOnce(Option<u32>)) -> Option<KeyLock> {
         fs::create_dir_all(dir).ok()?;
         let path = dir.join(format!("{id}.lock"));
         let mut waiting = Some(waiting);
         loop {
-            let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).ok()?;
+            let mut file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&path)
+                .ok()?;
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
@@ -35,11 +44,16 @@ impl KeyLock {
                 }
                 Err(TryLockError::Error(_)) => return None,
             }
-            let same =
-                |found: fs::Metadata| file.metadata().is_ok_and(|own| (own.dev(), own.ino()) == (found.dev(), found.ino()));
+            let same = |found: fs::Metadata| {
+                file.metadata()
+                    .is_ok_and(|own| (own.dev(), own.ino()) == (found.dev(), found.ino()))
+            };
             if fs::metadata(&path).is_ok_and(same) {
                 // Only for the message above, so a failure does not matter.
-                let _ = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
+                let _ = file
+                    .set_len(0)
+                    .and_then(|()| file.rewind())
+                    .and_then(|()| writeln!(file, "{}", std::process::id()));
                 return Some(KeyLock { path, _file: file });
             }
         }

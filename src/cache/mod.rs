@@ -1,8 +1,10 @@
-//! Compiled graphs: nothing is compiled twice, in this process or in the next, and every compile can be explained.
+//! Compiled graphs: nothing is compiled twice, in this process or in the next, and every compile
+//! can be explained.
 //!
-//! Reading order: [`GraphCache`] (what this process has), `compiler` (from disk, else compiled), `key` (what decides whether a stored
-//! executable fits), `entry` (one file), `store` (a directory of them), `target_cache` (for a device that is not there),
-//! `lock` (one process compiles, the others wait), `explain` (why not found), `program` (how a module is handed over), `notice` (a
+//! Reading order: [`GraphCache`] (what this process has), `compiler` (from disk, else compiled),
+//! `key` (what decides whether a stored executable fits), `entry` (one file), `store` (a directory
+//! of them), `target_cache` (for a device that is not there), `lock` (one process compiles, the
+//! others wait), `explain` (why not found), `program` (how a module is handed over), `notice` (a
 //! word while that lasts).
 
 pub mod archive;
@@ -37,17 +39,29 @@ const AUTOTUNE: &str = "autotune";
 fn tuned_kernels(dir: &Path) -> Vec<String> {
     let names = |dir: &Path| -> Vec<String> {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+        entries
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect()
     };
-    let kernels = |card: String| names(&dir.join(&card)).into_iter().map(move |kernel| format!("{card}/{kernel}"));
-    let mut files: Vec<String> = names(dir).into_iter().flat_map(kernels).filter(|file| is_tuned_kernel(file)).collect();
+    let kernels = |card: String| {
+        names(&dir.join(&card))
+            .into_iter()
+            .map(move |kernel| format!("{card}/{kernel}"))
+    };
+    let mut files: Vec<String> = names(dir)
+        .into_iter()
+        .flat_map(kernels)
+        .filter(|file| is_tuned_kernel(file))
+        .collect();
     files.sort();
     files
 }
 
 /// Whether a name is one that XLA gives.
 fn is_tuned_kernel(name: &str) -> bool {
-    let is_digest = |text: &str| text.len() >= 8 && text.len() <= 64 && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let is_digest = |text: &str| {
+        text.len() >= 8 && text.len() <= 64 && text.bytes().all(|b| b.is_ascii_hexdigit())
+    };
     name.strip_suffix(".pb")
         .and_then(|name| name.split_once('/'))
         .is_some_and(|(card, kernel)| is_digest(card) && is_digest(kernel))
@@ -65,14 +79,18 @@ pub struct CacheSettings {
 }
 
 impl CacheSettings {
-    /// Where XLA:GPU keeps which kernels were the fastest on a card, by card, kernel and its own version: a graph that is compiled
-    /// anew then measures only what no graph before it had. `None` without a cache on disk, or where no folder can be made.
+    /// Where XLA:GPU keeps which kernels were the fastest on a card, by card, kernel and its own
+    /// version: a graph that is compiled anew then measures only what no graph before it had.
+    /// `None` without a cache on disk, or where no folder can be made.
     pub fn autotune_dir(&self) -> Option<PathBuf> {
         let dir = self.dir.as_ref()?.join(AUTOTUNE);
         match std::fs::create_dir_all(&dir) {
             Ok(()) => Some(dir),
             Err(error) => {
-                eprintln!("warning: measurements of kernels are not kept: {}: {error}", dir.display());
+                eprintln!(
+                    "warning: measurements of kernels are not kept: {}: {error}",
+                    dir.display()
+                );
                 None
             }
         }
@@ -80,15 +98,26 @@ impl CacheSettings {
 
     /// What is in that folder, in a few words that change with it.
     fn tuning(&self) -> String {
-        let files = self.dir.as_ref().map(|dir| tuned_kernels(&dir.join(AUTOTUNE))).unwrap_or_default();
+        let files = self
+            .dir
+            .as_ref()
+            .map(|dir| tuned_kernels(&dir.join(AUTOTUNE)))
+            .unwrap_or_default();
         match files.len() {
             0 => "none".into(),
-            n => format!("{n} {}", &crate::checkpoint::hash::sha256(files.join("\n").as_bytes())[..16]),
+            n => format!(
+                "{n} {}",
+                &crate::checkpoint::hash::sha256(files.join("\n").as_bytes())[..16]
+            ),
         }
     }
 
     /// Nothing is read from disk or stored.
     pub fn in_memory() -> CacheSettings {
-        CacheSettings { dir: None, max_bytes: 0, fail_on_recompile: false }
+        CacheSettings {
+            dir: None,
+            max_bytes: 0,
+            fail_on_recompile: false,
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! A word from time to time while a compiler works: on an accelerator a first compile takes from minutes to an hour, and looks
-//! like a program that hangs.
+//! A word from time to time while a compiler works: on an accelerator a first compile takes from
+//! minutes to an hour, and looks like a program that hangs.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -10,10 +10,17 @@ pub const VARIABLE: &str = "XTRAIN_COMPILE_NOTICE";
 const FIRST: Duration = Duration::from_secs(30);
 const RAREST: Duration = Duration::from_secs(5 * 60);
 
-/// Runs `compile`, and says how long it has been at it: first after half a minute, then at growing intervals. `last` finds how long
-/// a graph like this one took before; it is asked when there is something to say.
-pub(super) fn while_compiling<T>(name: &str, last: impl FnOnce() -> Option<Duration> + Send, compile: impl FnOnce() -> T) -> T {
-    let Some(first) = first(std::env::var(VARIABLE).ok().as_deref()) else { return compile() };
+/// Runs `compile`, and says how long it has been at it: first after half a minute, then at growing
+/// intervals. `last` finds how long a graph like this one took before; it is asked when there is
+/// something to say.
+pub(super) fn while_compiling<T>(
+    name: &str,
+    last: impl FnOnce() -> Option<Duration> + Send,
+    compile: impl FnOnce() -> T,
+) -> T {
+    let Some(first) = first(std::env::var(VARIABLE).ok().as_deref()) else {
+        return compile();
+    };
     let (working, done) = channel::<()>();
     thread::scope(|scope| {
         scope.spawn(move || {
@@ -36,7 +43,9 @@ pub(super) fn while_compiling<T>(name: &str, last: impl FnOnce() -> Option<Durat
 
 fn first(text: Option<&str>) -> Option<Duration> {
     let seconds = text.and_then(|text| text.parse::<f64>().ok());
-    let first = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).unwrap_or(FIRST);
+    let first = seconds
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .unwrap_or(FIRST);
     (!first.is_zero()).then_some(first)
 }
 
@@ -55,9 +64,19 @@ mod tests {
 
     #[test]
     fn the_sentence_tells_both_times() {
-        let told = sentence("train", Duration::from_secs(40), Some(Duration::from_secs(95)));
-        assert!(told.starts_with("compiling `train` for 40.0 s so far; one like it took "), "{told}");
-        assert!(sentence("train", Duration::from_secs(40), None).ends_with("none like it was compiled here before"));
+        let told = sentence(
+            "train",
+            Duration::from_secs(40),
+            Some(Duration::from_secs(95)),
+        );
+        assert!(
+            told.starts_with("compiling `train` for 40.0 s so far; one like it took "),
+            "{told}"
+        );
+        assert!(
+            sentence("train", Duration::from_secs(40), None)
+                .ends_with("none like it was compiled here before")
+        );
     }
 
     #[test]
@@ -65,6 +84,9 @@ mod tests {
         assert_eq!(first(Some("0")), None);
         assert_eq!(first(Some("x")), Some(FIRST));
         assert_eq!(first(None), Some(FIRST));
-        assert_eq!(while_compiling("x", || unreachable!("nobody waits half a minute"), || 7), 7);
+        assert_eq!(
+            while_compiling("x", || unreachable!("nobody waits half a minute"), || 7),
+            7
+        );
     }
 }

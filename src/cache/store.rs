@@ -1,9 +1,10 @@
 //! Entries in a directory, shared by any number of processes.
 //!
-//! Plain files and no database: a rename is the only commit there is, so a crash at any moment leaves whole entries; readers
-//! need no lock and no write permission; and an entry can be copied by hand. `ID.graph` is an entry, `ID.uses` has one byte for
-//! each time it was loaded (its length is the count, its time of change the last use; appending needs no lock), `locks/` holds
-//! the locks of those who compile just now.
+//! Plain files and no database: a rename is the only commit there is, so a crash at any moment
+//! leaves whole entries; readers need no lock and no write permission; and an entry can be copied
+//! by hand. `ID.graph` is an entry, `ID.uses` has one byte for each time it was loaded (its length
+//! is the count, its time of change the last use; appending needs no lock), `locks/` holds the
+//! locks of those who compile just now.
 
 use super::entry::{self, Content, Damage, Entry, Header};
 use super::key::Key;
@@ -43,12 +44,18 @@ struct Found {
 }
 
 fn seconds(time: io::Result<SystemTime>) -> u64 {
-    time.ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok()).map_or(0, |d| d.as_secs())
+    time.ok()
+        .and_then(|t| t.duration_since(UNIX_EPOCH).ok())
+        .map_or(0, |d| d.as_secs())
 }
 
-/// Nothing is there: not the file, or not even a directory for it. Whether one can be made shows when something is stored.
+/// Nothing is there: not the file, or not even a directory for it. Whether one can be made shows
+/// when something is stored.
 fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+    )
 }
 
 /// Seconds since 1970, now.
@@ -56,7 +63,8 @@ pub fn now() -> u64 {
     seconds(Ok(SystemTime::now()))
 }
 
-/// How long ago a time in seconds since 1970 was; nothing for the future, which a wrong clock makes.
+/// How long ago a time in seconds since 1970 was; nothing for the future, which a wrong clock
+/// makes.
 pub fn age(since: u64) -> Duration {
     Duration::from_secs(now().saturating_sub(since))
 }
@@ -83,7 +91,8 @@ impl Store {
         KeyLock::acquire(&self.dir.join("locks"), id, waiting)
     }
 
-    /// The entry of this key; `None` if there is none. One that lies under the right name with another key is damaged.
+    /// The entry of this key; `None` if there is none. One that lies under the right name with
+    /// another key is damaged.
     pub fn find(&self, key: &Key) -> Result<Option<Entry>, Damage> {
         let entry = match Entry::open(&self.path(&key.id())) {
             Err(Damage::Io(error)) if is_absent(&error) => return Ok(None),
@@ -95,12 +104,21 @@ impl Store {
         }
     }
 
-    /// The module that this key's graph is lowered to, from whichever entry has it: of another device, of other options, or of a
-    /// compile check. One that is damaged is passed over.
+    /// The module that this key's graph is lowered to, from whichever entry has it: of another
+    /// device, of other options, or of a compile check. One that is damaged is passed over.
     pub fn module(&self, key: &Key) -> Option<Vec<u8>> {
-        let same = |listed: &Listed| listed.header.as_ref().is_ok_and(|header| header.key.has_module_of(key));
+        let same = |listed: &Listed| {
+            listed
+                .header
+                .as_ref()
+                .is_ok_and(|header| header.key.has_module_of(key))
+        };
         let read = |listed: Listed| {
-            let module = self.open(&listed.id).and_then(|mut entry| entry.read(Content::Module)).ok().flatten()?;
+            let module = self
+                .open(&listed.id)
+                .and_then(|mut entry| entry.read(Content::Module))
+                .ok()
+                .flatten()?;
             // What was brought here lowered must not be the first to go.
             self.count_use(&listed.id);
             Some(module)
@@ -117,14 +135,23 @@ impl Store {
         Entry::open(&self.path(id))
     }
 
-    /// Counts a use. In a directory that cannot be written nothing is counted, and nothing else goes wrong.
+    /// Counts a use. In a directory that cannot be written nothing is counted, and nothing else
+    /// goes wrong.
     pub fn count_use(&self, id: &str) {
-        let file = OpenOptions::new().append(true).create(true).open(self.uses_path(id));
+        let file = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(self.uses_path(id));
         let _ = file.and_then(|mut file| file.write_all(b"."));
     }
 
-    /// Stores an entry: written aside, synced, renamed. What killed writers left is cleaned on the way.
-    pub fn insert(&self, header: Header, parts: &[(Content, &[u8])]) -> crate::checkpoint::Result<()> {
+    /// Stores an entry: written aside, synced, renamed. What killed writers left is cleaned on the
+    /// way.
+    pub fn insert(
+        &self,
+        header: Header,
+        parts: &[(Content, &[u8])],
+    ) -> crate::checkpoint::Result<()> {
         fs::create_dir_all(&self.dir).map_err(crate::checkpoint::Error::io("create", &self.dir))?;
         atomic::clean_leftovers(&self.dir)?;
         let path = self.path(&header.key.id());
@@ -150,13 +177,18 @@ impl Store {
         for file in files {
             let file = file?;
             let name = file.file_name().to_string_lossy().into_owned();
-            let Some((id, kind)) = name.split_once('.').filter(|(id, _)| !id.is_empty()) else { continue };
+            let Some((id, kind)) = name.split_once('.').filter(|(id, _)| !id.is_empty()) else {
+                continue;
+            };
             // One that another process has just removed is not there.
             let Ok(about) = file.metadata() else { continue };
             match kind {
-                ENTRY => {
-                    found.push(Found { id: id.to_string(), bytes: about.len(), uses: 0, last_used: seconds(about.modified()) })
-                }
+                ENTRY => found.push(Found {
+                    id: id.to_string(),
+                    bytes: about.len(),
+                    uses: 0,
+                    last_used: seconds(about.modified()),
+                }),
                 USES => drop(uses.insert(id.to_string(), (about.len(), seconds(about.modified())))),
                 _ => {}
             }
@@ -184,7 +216,8 @@ impl Store {
         Ok(list.collect())
     }
 
-    /// Removes the least recently used entries until the rest fits; the one named stays. Returns what went.
+    /// Removes the least recently used entries until the rest fits; the one named stays. Returns
+    /// what went.
     pub fn evict(&self, max_bytes: u64, keep: &str) -> io::Result<Vec<String>> {
         let mut found = self.scan()?;
         let mut total: u64 = found.iter().map(|f| f.bytes).sum();
@@ -209,7 +242,10 @@ mod tests {
     use super::super::entry::tests::header;
     use super::*;
 
-    const PARTS: [(Content, &[u8]); 2] = [(Content::Graph, b"graph"), (Content::Executable, b"executable")];
+    const PARTS: [(Content, &[u8]); 2] = [
+        (Content::Graph, b"graph"),
+        (Content::Executable, b"executable"),
+    ];
 
     fn stored(store: &Store, phase: &str) -> String {
         let header = header(phase);
@@ -220,7 +256,8 @@ mod tests {
 
     fn set_time(path: PathBuf, seconds: u64) {
         let file = OpenOptions::new().append(true).open(path).unwrap();
-        file.set_modified(UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
+        file.set_modified(UNIX_EPOCH + Duration::from_secs(seconds))
+            .unwrap();
     }
 
     #[test]
@@ -233,20 +270,27 @@ mod tests {
         assert!(store.find(&header("eval").key).unwrap().is_none());
         // Renamed by hand, or by a wicked hand.
         fs::rename(store.path(&id), store.path(&header("eval").key.id())).unwrap();
-        assert!(matches!(store.find(&header("eval").key), Err(Damage::Foreign(part)) if part == "graph"));
+        assert!(
+            matches!(store.find(&header("eval").key), Err(Damage::Foreign(part)) if part == "graph")
+        );
     }
 
     #[test]
     fn the_least_recently_used_go_first() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path());
-        let ids: Vec<String> = ["a", "b", "c", "d"].map(|phase| stored(&store, phase)).into();
+        let ids: Vec<String> = ["a", "b", "c", "d"]
+            .map(|phase| stored(&store, phase))
+            .into();
         for (age, id) in ids.iter().enumerate() {
             set_time(store.path(id), 1000 + age as u64);
         }
         store.count_use(&ids[0]); // The oldest, but used just now.
         let one = fs::metadata(store.path(&ids[0])).unwrap().len();
-        assert_eq!(store.evict(2 * one, &ids[1]).unwrap(), [ids[2].clone(), ids[3].clone()]);
+        assert_eq!(
+            store.evict(2 * one, &ids[1]).unwrap(),
+            [ids[2].clone(), ids[3].clone()]
+        );
         assert_eq!(store.evict(0, &ids[1]).unwrap(), [ids[0].clone()]);
         let left = store.list().unwrap();
         assert_eq!(left.len(), 1);
@@ -264,6 +308,12 @@ mod tests {
         let list = store.list().unwrap();
         assert_eq!(list.len(), 2);
         assert_eq!(list.iter().find(|l| l.id == id).unwrap().uses, 3);
-        assert!(list.iter().find(|l| l.id == "junk").unwrap().header.is_err());
+        assert!(
+            list.iter()
+                .find(|l| l.id == "junk")
+                .unwrap()
+                .header
+                .is_err()
+        );
     }
 }

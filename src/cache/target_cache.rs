@@ -1,6 +1,7 @@
-//! Graphs compiled for a device that is not there: what they need and what the compiler makes of them, known before there is a
-//! device, and stored like other compiled graphs. Nothing here was tuned on the device, so nothing here is for running: the
-//! keys say so, and no run's key equals one of them.
+//! Graphs compiled for a device that is not there: what they need and what the compiler makes of
+//! them, known before there is a device, and stored like other compiled graphs. Nothing here was
+//! tuned on the device, so nothing here is for running: the keys say so, and no run's key equals
+//! one of them.
 
 use super::compiler::{feeds, signature};
 use super::entry::{Content, Damage, Entry, Header, Memory, Origin};
@@ -14,7 +15,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use xtrain_graphs::{Fingerprint, Graph, Target, passes, work};
 
-/// The header's name for the operations of products with 16-bit operands, and for those of all others.
+/// The header's name for the operations of products with 16-bit operands, and for those of all
+/// others.
 const LOW_FLOPS: &str = "product flops in 16 bits";
 const WIDE_FLOPS: &str = "product flops in f32";
 
@@ -62,17 +64,29 @@ pub struct CheckedGraph {
 impl CheckedGraph {
     /// As the entry's header keeps it.
     fn cost(&self) -> BTreeMap<String, f64> {
-        let work = [(LOW_FLOPS, self.work.low), (WIDE_FLOPS, self.work.wide)].map(|(name, value)| (name.to_string(), value));
-        work.into_iter().chain(self.launches.iter().flat_map(Launches::to_cost)).collect()
+        let work = [(LOW_FLOPS, self.work.low), (WIDE_FLOPS, self.work.wide)]
+            .map(|(name, value)| (name.to_string(), value));
+        work.into_iter()
+            .chain(self.launches.iter().flat_map(Launches::to_cost))
+            .collect()
     }
 }
 
 impl TargetCache {
     pub fn new(device: AbsentDevice, settings: CacheSettings) -> Result<Self, Error> {
         let (topology, tuning) = (&device.topology, settings.tuning());
-        let told = (device.name.as_str(), device.description.as_str(), tuning.as_str());
+        let told = (
+            device.name.as_str(),
+            device.description.as_str(),
+            tuning.as_str(),
+        );
         Ok(TargetCache {
-            surroundings: Surroundings::of_topology(topology, told, &device.options, device.target)?,
+            surroundings: Surroundings::of_topology(
+                topology,
+                told,
+                &device.options,
+                device.target,
+            )?,
             device,
             store: settings.dir.as_ref().map(Store::new),
             settings,
@@ -99,7 +113,10 @@ impl TargetCache {
     /// The memory that a graph needs, from its stored header, or else by compiling it.
     pub fn memory(&mut self, graph: &Graph) -> Result<Memory, Error> {
         let key = self.surroundings.key(graph);
-        let stored = self.store.as_ref().and_then(|store| store.find(&key).ok().flatten());
+        let stored = self
+            .store
+            .as_ref()
+            .and_then(|store| store.find(&key).ok().flatten());
         match stored.and_then(|entry| entry.header.memory) {
             Some(memory) => Ok(memory),
             None => Ok(self.compile(graph)?.memory),
@@ -110,9 +127,14 @@ impl TargetCache {
     pub fn check(&mut self, graph: &Graph) -> Result<CheckedGraph, Error> {
         let start = Instant::now();
         let key = self.surroundings.key(graph);
-        let entry = self.store.as_ref().and_then(|store| store.find(&key).ok().flatten());
+        let entry = self
+            .store
+            .as_ref()
+            .and_then(|store| store.find(&key).ok().flatten());
         let read = |mut entry: Entry| -> Result<Option<CheckedGraph>, Damage> {
-            let (Some(memory), Some(module)) = (entry.header.memory, entry.read(Content::OptimizedModule)?) else {
+            let (Some(memory), Some(module)) =
+                (entry.header.memory, entry.read(Content::OptimizedModule)?)
+            else {
                 return Ok(None);
             };
             let flops = |name: &str| entry.header.cost.get(name).copied().unwrap_or_default();
@@ -121,7 +143,10 @@ impl TargetCache {
                 fingerprint: graph.fingerprint(),
                 id: key.id(),
                 memory,
-                work: work::ProductWork { low: flops(LOW_FLOPS), wide: flops(WIDE_FLOPS) },
+                work: work::ProductWork {
+                    low: flops(LOW_FLOPS),
+                    wide: flops(WIDE_FLOPS),
+                },
                 launches: Launches::from_cost(&entry.header.cost),
                 module,
                 loaded: true,
@@ -131,23 +156,31 @@ impl TargetCache {
         // Anything wrong with a stored one is a miss: it is compiled and replaced.
         match entry.and_then(|entry| read(entry).ok().flatten()) {
             Some(found) => {
-                self.store.iter().for_each(|store| store.count_use(&found.id));
+                self.store
+                    .iter()
+                    .for_each(|store| store.count_use(&found.id));
                 Ok(found)
             }
             None => self.compile(graph),
         }
     }
 
-    /// Stores what a graph is lowered to for a target, which may differ from this device's by what a run asks for, and compiles
-    /// nothing: for a host of the device that cannot lower it.
+    /// Stores what a graph is lowered to for a target, which may differ from this device's by what
+    /// a run asks for, and compiles nothing: for a host of the device that cannot lower it.
     pub fn lower(&self, graph: &Graph, target: Target) -> Result<(), Error> {
-        let Some(store) = &self.store else { return Ok(()) };
+        let Some(store) = &self.store else {
+            return Ok(());
+        };
         let key = self.surroundings.key(graph).of_module().with_target(target);
         if store.module(&key).is_some() {
             return Ok(());
         }
         let (graph_bytes, module) = (graph.to_bytes(), emit(Library::open()?, graph, target)?);
-        self.keep(store, self.header(graph, key), &[(Content::Graph, &graph_bytes), (Content::Module, &module)]);
+        self.keep(
+            store,
+            self.header(graph, key),
+            &[(Content::Graph, &graph_bytes), (Content::Module, &module)],
+        );
         Ok(())
     }
 
@@ -177,7 +210,10 @@ impl TargetCache {
         if let Some(dump) = &dump {
             options.local.extend(thunks::dump_options(dump.path()));
         }
-        let compiled = self.device.topology.compile(&module, &signature(graph), &options)?;
+        let compiled = self
+            .device
+            .topology
+            .compile(&module, &signature(graph), &options)?;
         let launches = dump.and_then(|dump| Launches::in_dump(dump.path()));
         let stats = compiled.memory_stats()?;
         let memory = Memory {
@@ -212,11 +248,22 @@ impl TargetCache {
         Ok(checked)
     }
 
-    fn save(&self, graph: &Graph, header: Header, (module, optimized): (&[u8], &[u8]), compiled: &CompiledModule) {
+    fn save(
+        &self,
+        graph: &Graph,
+        header: Header,
+        (module, optimized): (&[u8], &[u8]),
+        compiled: &CompiledModule,
+    ) {
         let Some(store) = &self.store else { return };
         let (graph_bytes, executable) = (graph.to_bytes(), compiled.serialize().ok());
-        let mut parts: Vec<(Content, &[u8])> = vec![(Content::Graph, &graph_bytes), (Content::Module, module)];
-        parts.extend(executable.as_deref().map(|bytes| (Content::Executable, bytes)));
+        let mut parts: Vec<(Content, &[u8])> =
+            vec![(Content::Graph, &graph_bytes), (Content::Module, module)];
+        parts.extend(
+            executable
+                .as_deref()
+                .map(|bytes| (Content::Executable, bytes)),
+        );
         parts.push((Content::OptimizedModule, optimized));
         self.keep(store, header, &parts);
     }

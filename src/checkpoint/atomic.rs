@@ -1,8 +1,10 @@
-//! Files and directories that are either the old version or the new one, never half of each: written under a `.tmp-` name
-//! beside their place, synced, renamed, and the directory above synced.
+//! Files and directories that are either the old version or the new one, never half of each:
+//! written under a `.tmp-` name beside their place, synced, renamed, and the directory above
+//! synced.
 //!
-//! A writer holds a lock (`flock`) on what it writes aside. The kernel drops the lock when the writer dies, however it dies, so
-//! [`clean_leftovers`] can tell a killed writer's remains from the work of one that is still busy.
+//! A writer holds a lock (`flock`) on what it writes aside. The kernel drops the lock when the
+//! writer dies, however it dies, so [`clean_leftovers`] can tell a killed writer's remains from the
+//! work of one that is still busy.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -28,20 +30,30 @@ fn aside(path: &Path, prefix: &str) -> PathBuf {
 
 /// The directory that holds `path`; a bare name lies in the current one.
 fn parent(path: &Path) -> &Path {
-    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    path.parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
 }
 
 /// Makes renames and removals in `dir` survive a power failure.
 pub fn sync_dir(dir: &Path) -> Result<()> {
-    File::open(dir).and_then(|d| d.sync_all()).map_err(Error::io("sync", dir))
+    File::open(dir)
+        .and_then(|d| d.sync_all())
+        .map_err(Error::io("sync", dir))
 }
 
-/// Writes `path` as a whole: `fill` gets a buffered writer, and whatever was at `path` stays until all of it is on disk.
-/// Returns what `fill` returns. On an error nothing is left behind.
-pub fn write_file<T>(path: &Path, fill: impl FnOnce(&mut BufWriter<&File>) -> io::Result<T>) -> Result<T> {
+/// Writes `path` as a whole: `fill` gets a buffered writer, and whatever was at `path` stays until
+/// all of it is on disk. Returns what `fill` returns. On an error nothing is left behind.
+pub fn write_file<T>(
+    path: &Path,
+    fill: impl FnOnce(&mut BufWriter<&File>) -> io::Result<T>,
+) -> Result<T> {
     let temporary = aside(path, NEW);
     let write = || -> io::Result<T> {
-        let file = OpenOptions::new().write(true).create_new(true).open(&temporary)?;
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&temporary)?;
         lock(&file);
         let mut writer = BufWriter::with_capacity(1 << 20, &file);
         let value = fill(&mut writer)?;
@@ -53,7 +65,11 @@ pub fn write_file<T>(path: &Path, fill: impl FnOnce(&mut BufWriter<&File>) -> io
     };
     let value = write().map_err(|source| {
         let _ = fs::remove_file(&temporary); // The error that matters is the one that led here.
-        Error::Io { doing: "write", path: path.to_path_buf(), source }
+        Error::Io {
+            doing: "write",
+            path: path.to_path_buf(),
+            source,
+        }
     })?;
     sync_dir(parent(path))?;
     Ok(value)
@@ -83,7 +99,12 @@ impl DirWriter {
         fs::create_dir(&temporary).map_err(Error::io("create", &temporary))?;
         let handle = File::open(&temporary).map_err(Error::io("open", &temporary))?;
         lock(&handle);
-        Ok(DirWriter { target: target.to_path_buf(), temporary, committed: false, _lock: handle })
+        Ok(DirWriter {
+            target: target.to_path_buf(),
+            temporary,
+            committed: false,
+            _lock: handle,
+        })
     }
 
     /// Where to write: the directory under its temporary name.
@@ -96,13 +117,15 @@ impl DirWriter {
         Error::io(doing, &self.target.join(name))
     }
 
-    /// Syncs every file and directory written, then takes the target's place in one rename (two when there is an old version).
+    /// Syncs every file and directory written, then takes the target's place in one rename (two
+    /// when there is an old version).
     pub fn commit(mut self) -> Result<()> {
         sync_tree(&self.temporary)?;
         let above = parent(&self.target).to_path_buf();
         if self.target.exists() {
             let old = aside(&self.target, OLD);
-            // Locked, so that nobody who cleans up between the two renames takes it for a dead writer's and puts it back.
+            // Locked, so that nobody who cleans up between the two renames takes it for a dead
+            // writer's and puts it back.
             let handle = File::open(&self.target).map_err(Error::io("open", &self.target))?;
             lock(&handle);
             fs::rename(&self.target, &old).map_err(Error::io("rename", &self.target))?;
@@ -114,7 +137,8 @@ impl DirWriter {
             sync_dir(&above)?;
             fs::remove_dir_all(&old).map_err(Error::io("remove", &old))?;
         } else {
-            fs::rename(&self.temporary, &self.target).map_err(Error::io("rename into place", &self.target))?;
+            fs::rename(&self.temporary, &self.target)
+                .map_err(Error::io("rename into place", &self.target))?;
             self.committed = true;
         }
         sync_dir(&above)
@@ -135,7 +159,9 @@ fn sync_tree(dir: &Path) -> Result<()> {
         if path.is_dir() {
             sync_tree(&path)?;
         } else {
-            File::open(&path).and_then(|f| f.sync_all()).map_err(Error::io("sync", &path))?;
+            File::open(&path)
+                .and_then(|f| f.sync_all())
+                .map_err(Error::io("sync", &path))?;
         }
     }
     sync_dir(dir)
@@ -149,8 +175,9 @@ pub fn remove_dir(path: &Path) -> Result<()> {
     fs::remove_dir_all(&dead).map_err(Error::io("remove", &dead))
 }
 
-/// Removes what killed writers left in `dir`, leaving alone what a living one is busy with. A directory that was set aside to be
-/// replaced, and never was, goes back to its place. Returns what was cleaned.
+/// Removes what killed writers left in `dir`, leaving alone what a living one is busy with. A
+/// directory that was set aside to be replaced, and never was, goes back to its place. Returns what
+/// was cleaned.
 pub fn clean_leftovers(dir: &Path) -> Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
@@ -160,8 +187,14 @@ pub fn clean_leftovers(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut cleaned = Vec::new();
     for entry in entries {
         let path = entry.map_err(Error::io("read", dir))?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let Some((prefix, original)) = parse_aside(&name) else { continue };
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let Some((prefix, original)) = parse_aside(&name) else {
+            continue;
+        };
         match File::open(&path) {
             Ok(file) if file.try_lock().is_ok() => {}
             _ => continue, // Busy, or already gone.
@@ -186,14 +219,17 @@ pub fn clean_leftovers(dir: &Path) -> Result<Vec<PathBuf>> {
 
 /// Prefix and original name of an entry that [`aside`] named.
 fn parse_aside(name: &str) -> Option<(&'static str, &str)> {
-    let prefix = [NEW, OLD, DEAD].into_iter().find(|prefix| name.starts_with(prefix))?;
+    let prefix = [NEW, OLD, DEAD]
+        .into_iter()
+        .find(|prefix| name.starts_with(prefix))?;
     let mut fields = name[prefix.len()..].rsplitn(3, '.');
     let (count, pid, original) = (fields.next()?, fields.next()?, fields.next()?);
     (count.parse::<u64>().is_ok() && pid.parse::<u32>().is_ok()).then_some((prefix, original))
 }
 
-/// Marks the open file or directory as in use. Where the file system has no locks this does nothing: leftovers there are
-/// cleaned even if their writer lives, which then fails with an error and loses nothing.
+/// Marks the open file or directory as in use. Where the file system has no locks this does
+/// nothing: leftovers there are cleaned even if their writer lives, which then fails with an error
+/// and loses nothing.
 fn lock(file: &File) {
     let _ = file.try_lock();
 }
@@ -203,8 +239,10 @@ mod tests {
     use super::*;
 
     fn names(dir: &Path) -> Vec<String> {
-        let mut names: Vec<_> =
-            fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+        let mut names: Vec<_> = fs::read_dir(dir)
+            .unwrap()
+            .map(|e| e.unwrap().file_name().to_string_lossy().into_owned())
+            .collect();
         names.sort();
         names
     }
@@ -220,7 +258,10 @@ mod tests {
         })
         .unwrap_err();
         assert!(error.is_disk_full());
-        assert!(error.to_string().contains("config.json") && error.to_string().contains("space"), "{error}");
+        assert!(
+            error.to_string().contains("config.json") && error.to_string().contains("space"),
+            "{error}"
+        );
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(names(dir.path()), ["config.json"]);
     }
@@ -241,7 +282,10 @@ mod tests {
             let writer = DirWriter::begin(&target).unwrap();
             fs::create_dir(writer.path().join("sub")).unwrap();
             fs::write(writer.path().join("sub/a"), content).unwrap();
-            assert_ne!(fs::read_to_string(target.join("sub/a")).unwrap_or_default(), content);
+            assert_ne!(
+                fs::read_to_string(target.join("sub/a")).unwrap_or_default(),
+                content
+            );
             writer.commit().unwrap();
             assert_eq!(fs::read_to_string(target.join("sub/a")).unwrap(), content);
         }
@@ -261,7 +305,10 @@ mod tests {
         assert!(busy.path().exists());
         drop(busy);
         assert_eq!(names(dir.path()), [".tmp-mine", "checkpoint-7"]);
-        assert_eq!(clean_leftovers(&dir.path().join("nowhere")).unwrap(), Vec::<PathBuf>::new());
+        assert_eq!(
+            clean_leftovers(&dir.path().join("nowhere")).unwrap(),
+            Vec::<PathBuf>::new()
+        );
     }
 
     #[test]
@@ -271,6 +318,11 @@ mod tests {
         fs::create_dir(&path).unwrap();
         remove_dir(&path).unwrap();
         assert!(names(dir.path()).is_empty());
-        assert!(remove_dir(&path).unwrap_err().to_string().contains("checkpoint-1"));
+        assert!(
+            remove_dir(&path)
+                .unwrap_err()
+                .to_string()
+                .contains("checkpoint-1")
+        );
     }
 }

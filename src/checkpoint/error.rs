@@ -1,5 +1,5 @@
-//! Every way that reading or writing a checkpoint can fail. A message always names the file, and says what to do where that is
-//! not obvious; tensors are named, not counted.
+//! Every way that reading or writing a checkpoint can fail. A message always names the file, and
+//! says what to do where that is not obvious; tensors are named, not counted.
 
 use std::fmt::Write as _;
 use std::io;
@@ -13,10 +13,19 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, Error)]
 pub enum Error {
     #[error("cannot {doing} {}: {source}{}", path.display(), io_hint(source))]
-    Io { doing: &'static str, path: PathBuf, source: io::Error },
+    Io {
+        doing: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
 
     #[error("{}:{line}:{column}: not valid JSON: {message}", path.display())]
-    Json { path: PathBuf, line: usize, column: usize, message: String },
+    Json {
+        path: PathBuf,
+        line: usize,
+        column: usize,
+        message: String,
+    },
 
     #[error("{}: {reason}", path.display())]
     BadContent { path: PathBuf, reason: String },
@@ -25,19 +34,32 @@ pub enum Error {
     NoWeights { dir: PathBuf, hint: String },
 
     #[error("{} is cut short: its header promises {expected} bytes, the file has {found}; copy or save it again", path.display())]
-    Truncated { path: PathBuf, expected: u64, found: u64 },
+    Truncated {
+        path: PathBuf,
+        expected: u64,
+        found: u64,
+    },
 
     #[error("{} is not a safetensors file: {reason}", path.display())]
     NotSafetensors { path: PathBuf, reason: String },
 
     #[error("{}: tensor {tensor} has element type {dtype}, which xtrain does not read", path.display())]
-    UnsupportedDtype { path: PathBuf, tensor: String, dtype: String },
+    UnsupportedDtype {
+        path: PathBuf,
+        tensor: String,
+        dtype: String,
+    },
 
     #[error("{}: there is no tensor {tensor}", path.display())]
     NoTensor { path: PathBuf, tensor: String },
 
     #[error("{}: tensor {tensor} is {found} and cannot be read as {wanted}", path.display())]
-    NotConvertible { path: PathBuf, tensor: String, found: Shape, wanted: Shape },
+    NotConvertible {
+        path: PathBuf,
+        tensor: String,
+        found: Shape,
+        wanted: Shape,
+    },
 
     #[error("{0}")]
     Mismatch(Box<Mismatch>),
@@ -55,14 +77,22 @@ pub enum Error {
     Part { rank: usize, error: String },
 
     #[error("{}: written in checkpoint format {found}, this xtrain reads {supported}; use the version that wrote it", path.display())]
-    Version { path: PathBuf, found: u64, supported: u64 },
+    Version {
+        path: PathBuf,
+        found: u64,
+        supported: u64,
+    },
 }
 
 impl Error {
     /// For `map_err`: what was being done (an infinitive: "read", "rename"), and to what.
     pub fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
         let path = path.to_path_buf();
-        move |source| Error::Io { doing, path, source }
+        move |source| Error::Io {
+            doing,
+            path,
+            source,
+        }
     }
 
     /// Whether the disk or a quota was full.
@@ -72,11 +102,18 @@ impl Error {
 }
 
 fn full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge)
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
+    )
 }
 
 fn io_hint(error: &io::Error) -> &'static str {
-    if full(error) { " (what was there before is untouched; free some space or choose another --output_dir)" } else { "" }
+    if full(error) {
+        " (what was there before is untouched; free some space or choose another --output_dir)"
+    } else {
+        ""
+    }
 }
 
 /// How a file's tensors differ from what a model wants.
@@ -97,10 +134,15 @@ impl Mismatch {
     }
 }
 
-/// Names listed per kind before "and N more": enough for any one layer, short enough for a terminal.
+/// Names listed per kind before "and N more": enough for any one layer, short enough for a
+/// terminal.
 const LISTED: usize = 16;
 
-fn list(f: &mut std::fmt::Formatter<'_>, title: &str, items: impl ExactSizeIterator<Item = String>) -> std::fmt::Result {
+fn list(
+    f: &mut std::fmt::Formatter<'_>,
+    title: &str,
+    items: impl ExactSizeIterator<Item = String>,
+) -> std::fmt::Result {
     let count = items.len();
     if count == 0 {
         return Ok(());
@@ -117,11 +159,16 @@ fn list(f: &mut std::fmt::Formatter<'_>, title: &str, items: impl ExactSizeItera
 
 impl std::fmt::Display for Mismatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} does not fit the model's configuration:", self.path.display())?;
+        write!(
+            f,
+            "{} does not fit the model's configuration:",
+            self.path.display()
+        )?;
         list(f, "missing", self.missing.iter().cloned())?;
         list(f, "unexpected", self.unexpected.iter().cloned())?;
-        let shaped =
-            |(name, wanted, found): &(String, Shape, Shape)| format!("{name}: the model wants {wanted}, the file has {found}");
+        let shaped = |(name, wanted, found): &(String, Shape, Shape)| {
+            format!("{name}: the model wants {wanted}, the file has {found}")
+        };
         list(f, "mis-shaped", self.misshaped.iter().map(shaped))
     }
 }

@@ -1,4 +1,5 @@
-//! SHA-256 of what is written and read: the digests by which damage is noticed and tokenized files are found again.
+//! SHA-256 of what is written and read: the digests by which damage is noticed and tokenized files
+//! are found again.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -33,7 +34,8 @@ pub fn sha256_file(path: &Path) -> io::Result<(u64, String)> {
     }
 }
 
-/// Passes writes through and digests them on the way, so that a large file is not read again to be hashed.
+/// Passes writes through and digests them on the way, so that a large file is not read again to be
+/// hashed.
 pub struct HashingWriter<W> {
     inner: W,
     hasher: Sha256,
@@ -42,7 +44,11 @@ pub struct HashingWriter<W> {
 
 impl<W: Write> HashingWriter<W> {
     pub fn new(inner: W) -> Self {
-        HashingWriter { inner, hasher: Sha256::new(), bytes: 0 }
+        HashingWriter {
+            inner,
+            hasher: Sha256::new(),
+            bytes: 0,
+        }
     }
 
     /// The writer, the bytes that went through it, and their digest.

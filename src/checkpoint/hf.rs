@@ -1,5 +1,6 @@
-//! The JSON files of a Hugging Face directory, laid out as transformers writes them, and the directory as `save_pretrained`
-//! leaves it. Objects keep the order of their keys, so a `config.json` that comes in goes out as it was.
+//! The JSON files of a Hugging Face directory, laid out as transformers writes them, and the
+//! directory as `save_pretrained` leaves it. Objects keep the order of their keys, so a
+//! `config.json` that comes in goes out as it was.
 
 use std::fs;
 use std::io::{self, Write};
@@ -22,14 +23,22 @@ pub const TRAINER_STATE_FILE: &str = "trainer_state.json";
 pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
     let text = fs::read(path).map_err(Error::io("read", path))?;
     if text.trim_ascii().is_empty() {
-        return Err(Error::BadContent { path: path.to_path_buf(), reason: "the file is empty; it should hold JSON".to_string() });
+        return Err(Error::BadContent {
+            path: path.to_path_buf(),
+            reason: "the file is empty; it should hold JSON".to_string(),
+        });
     }
     serde_json::from_slice(&text).map_err(|error| Error::Json {
         path: path.to_path_buf(),
         line: error.line(),
         column: error.column(),
         // serde_json repeats the position at the end of its message.
-        message: error.to_string().split(" at line ").next().unwrap_or_default().to_string(),
+        message: error
+            .to_string()
+            .split(" at line ")
+            .next()
+            .unwrap_or_default()
+            .to_string(),
     })
 }
 
@@ -37,23 +46,31 @@ pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
 pub fn read_object(path: &Path) -> Result<Map<String, Value>> {
     match read_json::<Value>(path)? {
         Value::Object(map) => Ok(map),
-        _ => Err(Error::BadContent { path: path.to_path_buf(), reason: "expected a JSON object ({...})".to_string() }),
+        _ => Err(Error::BadContent {
+            path: path.to_path_buf(),
+            reason: "expected a JSON object ({...})".to_string(),
+        }),
     }
 }
 
-/// JSON text with the given indentation and a final newline, number for number as Python's `json.dump(..., indent=n)` lays it
-/// out.
+/// JSON text with the given indentation and a final newline, number for number as Python's
+/// `json.dump(..., indent=n)` lays it out.
 pub fn to_json_text(value: &impl Serialize, indent: usize) -> Vec<u8> {
     let mut out = Vec::new();
     let spaces = vec![b' '; indent];
-    let mut serializer = Serializer::with_formatter(&mut out, PythonFormatter(PrettyFormatter::with_indent(&spaces)));
-    value.serialize(&mut serializer).expect("JSON values and plain structs always serialize into memory");
+    let mut serializer = Serializer::with_formatter(
+        &mut out,
+        PythonFormatter(PrettyFormatter::with_indent(&spaces)),
+    );
+    value
+        .serialize(&mut serializer)
+        .expect("JSON values and plain structs always serialize into memory");
     out.push(b'\n');
     out
 }
 
-/// A float as Python prints it: shortest digits that read back the same, an exponent of two digits or more below 1e-4 and from
-/// 1e16 on, and always a point or an exponent.
+/// A float as Python prints it: shortest digits that read back the same, an exponent of two digits
+/// or more below 1e-4 and from 1e16 on, and always a point or an exponent.
 pub fn python_float(value: f64) -> String {
     if !value.is_finite() {
         return if value.is_nan() {
@@ -65,14 +82,20 @@ pub fn python_float(value: f64) -> String {
         };
     }
     let scientific = format!("{value:e}");
-    let (digits, exponent) = scientific.split_once('e').expect("the format above has an exponent");
+    let (digits, exponent) = scientific
+        .split_once('e')
+        .expect("the format above has an exponent");
     let exponent: i32 = exponent.parse().expect("it is a small number");
     if value != 0.0 && !(-4..16).contains(&exponent) {
         let sign = if exponent < 0 { '-' } else { '+' };
         return format!("{digits}e{sign}{:02}", exponent.abs());
     }
     let plain = format!("{value}");
-    if plain.contains('.') { plain } else { plain + ".0" }
+    if plain.contains('.') {
+        plain
+    } else {
+        plain + ".0"
+    }
 }
 
 /// serde_json's pretty printer with Python's floats.
@@ -91,7 +114,11 @@ impl Formatter for PythonFormatter<'_> {
         self.0.end_array(writer)
     }
 
-    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+    fn begin_array_value<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
         self.0.begin_array_value(writer, first)
     }
 
@@ -107,7 +134,11 @@ impl Formatter for PythonFormatter<'_> {
         self.0.end_object(writer)
     }
 
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+    fn begin_object_key<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
         self.0.begin_object_key(writer, first)
     }
 
@@ -129,7 +160,10 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 fn sorted(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
-            let mut entries: Vec<_> = map.iter().map(|(key, value)| (key.clone(), sorted(value))).collect();
+            let mut entries: Vec<_> = map
+                .iter()
+                .map(|(key, value)| (key.clone(), sorted(value)))
+                .collect();
             entries.sort_by(|a, b| a.0.cmp(&b.0));
             Value::Object(entries.into_iter().collect())
         }
@@ -138,19 +172,32 @@ fn sorted(value: &Value) -> Value {
     }
 }
 
-/// `SPLIT_results.json` with the metrics, and the same merged into `all_results.json`, as `Trainer.save_metrics` does.
+/// `SPLIT_results.json` with the metrics, and the same merged into `all_results.json`, as
+/// `Trainer.save_metrics` does.
 pub fn save_metrics(dir: &Path, split: &str, metrics: &Map<String, Value>) -> Result<()> {
     let write = |name: &str, metrics: &Map<String, Value>| {
-        atomic::write_bytes(&dir.join(name), &to_json_text(&sorted(&Value::Object(metrics.clone())), 4))
+        atomic::write_bytes(
+            &dir.join(name),
+            &to_json_text(&sorted(&Value::Object(metrics.clone())), 4),
+        )
     };
     write(&format!("{split}_results.json"), metrics)?;
     let all = dir.join("all_results.json");
-    let mut merged = if all.exists() { read_object(&all)? } else { Map::new() };
-    merged.extend(metrics.iter().map(|(key, value)| (key.clone(), value.clone())));
+    let mut merged = if all.exists() {
+        read_object(&all)?
+    } else {
+        Map::new()
+    };
+    merged.extend(
+        metrics
+            .iter()
+            .map(|(key, value)| (key.clone(), value.clone())),
+    );
     write("all_results.json", &merged)
 }
 
-/// `trainer_state.json`, field by field as transformers writes it (keys sorted, so the fields here are too).
+/// `trainer_state.json`, field by field as transformers writes it (keys sorted, so the fields here
+/// are too).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TrainerState {
@@ -216,8 +263,8 @@ pub struct Pretrained<'a> {
     pub max_shard_size: u64,
 }
 
-/// Writes the model into `dir`, each file as a whole. The weights come first: they are what can run out of disk, and a
-/// directory with an old config beside new weights is only ever the same model.
+/// Writes the model into `dir`, each file as a whole. The weights come first: they are what can run
+/// out of disk, and a directory with an old config beside new weights is only ever the same model.
 pub fn save_pretrained(dir: &Path, model: &Pretrained<'_>) -> Result<()> {
     fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
     write_weights(dir, shards::split(model.weights, model.max_shard_size))?;
@@ -227,12 +274,15 @@ pub fn save_pretrained(dir: &Path, model: &Pretrained<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Puts weights in the place of those that `dir` holds, in whatever number of files either are. Every new file is whole on disk
-/// before an old one goes; parts are never to be had under an index that is not theirs.
+/// Puts weights in the place of those that `dir` holds, in whatever number of files either are.
+/// Every new file is whole on disk before an old one goes; parts are never to be had under an index
+/// that is not theirs.
 fn write_weights(dir: &Path, new: Shards<'_>) -> Result<()> {
     let index_path = dir.join(WEIGHTS_INDEX_FILE);
     match &new.index {
-        None => atomic::write_file(&dir.join(WEIGHTS_FILE), |out| write_safetensors(out, &new.files[0].1))?,
+        None => atomic::write_file(&dir.join(WEIGHTS_FILE), |out| {
+            write_safetensors(out, &new.files[0].1)
+        })?,
         Some(index) => {
             let parts = atomic::DirWriter::begin(&dir.join("weights"))?;
             for (name, tensors) in &new.files {
@@ -249,7 +299,8 @@ fn write_weights(dir: &Path, new: Shards<'_>) -> Result<()> {
             }
             remove_if_there(&index_path)?;
             for (name, _) in &new.files {
-                fs::rename(parts.path().join(name), dir.join(name)).map_err(Error::io("rename into place", &dir.join(name)))?;
+                fs::rename(parts.path().join(name), dir.join(name))
+                    .map_err(Error::io("rename into place", &dir.join(name)))?;
             }
             write_json(&index_path, index)?;
             remove_if_there(&dir.join(WEIGHTS_FILE))?;
@@ -271,16 +322,29 @@ fn write_weights(dir: &Path, new: Shards<'_>) -> Result<()> {
 
 fn remove_if_there(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::io("remove", path)(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::io("remove", path)(error))
+        }
         _ => Ok(()),
     }
 }
 
 /// Everything but the weights.
-pub(super) fn small_files<'a>(model: &Pretrained<'a>) -> Vec<(&'a str, std::borrow::Cow<'a, [u8]>)> {
+pub(super) fn small_files<'a>(
+    model: &Pretrained<'a>,
+) -> Vec<(&'a str, std::borrow::Cow<'a, [u8]>)> {
     let mut files = vec![(CONFIG_FILE, to_json_text(model.config, 2).into())];
-    files.extend(model.generation_config.map(|config| (GENERATION_CONFIG_FILE, to_json_text(config, 2).into())));
-    files.extend(model.files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice().into())));
+    files.extend(
+        model
+            .generation_config
+            .map(|config| (GENERATION_CONFIG_FILE, to_json_text(config, 2).into())),
+    );
+    files.extend(
+        model
+            .files
+            .iter()
+            .map(|(name, bytes)| (name.as_str(), bytes.as_slice().into())),
+    );
     files
 }
 
@@ -299,12 +363,30 @@ mod tests {
         let path = dir.path().join(CONFIG_FILE);
         fs::write(&path, "{\n  \"n_layer\": 2,\n  \"n_head\": }\n").unwrap();
         let error = read_object(&path).unwrap_err().to_string();
-        assert!(error.contains("config.json:3:13: not valid JSON: expected value"), "{error}");
+        assert!(
+            error.contains("config.json:3:13: not valid JSON: expected value"),
+            "{error}"
+        );
         fs::write(&path, "[1]").unwrap();
-        assert!(read_object(&path).unwrap_err().to_string().contains("expected a JSON object"));
+        assert!(
+            read_object(&path)
+                .unwrap_err()
+                .to_string()
+                .contains("expected a JSON object")
+        );
         fs::write(&path, "").unwrap();
-        assert!(read_object(&path).unwrap_err().to_string().contains("config.json: the file is empty"));
-        assert!(read_object(&dir.path().join("none.json")).unwrap_err().to_string().contains("none.json"));
+        assert!(
+            read_object(&path)
+                .unwrap_err()
+                .to_string()
+                .contains("config.json: the file is empty")
+        );
+        assert!(
+            read_object(&dir.path().join("none.json"))
+                .unwrap_err()
+                .to_string()
+                .contains("none.json")
+        );
     }
 
     #[test]
@@ -316,9 +398,14 @@ mod tests {
         let map = read_object(&path).unwrap();
         write_json(&path, &map).unwrap();
         assert_eq!(read_object(&path).unwrap(), map);
-        assert_eq!(map.keys().collect::<Vec<_>>(), ["vocab_size", "architectures", "a", "z"]);
+        assert_eq!(
+            map.keys().collect::<Vec<_>>(),
+            ["vocab_size", "architectures", "a", "z"]
+        );
         assert!(
-            fs::read_to_string(&path).unwrap().starts_with("{\n  \"vocab_size\": 50257,\n  \"architectures\": [\n    \"GPT2")
+            fs::read_to_string(&path)
+                .unwrap()
+                .starts_with("{\n  \"vocab_size\": 50257,\n  \"architectures\": [\n    \"GPT2")
         );
     }
 
@@ -354,11 +441,27 @@ mod tests {
     #[test]
     fn metrics_accumulate_in_all_results() {
         let dir = tempfile::tempdir().unwrap();
-        save_metrics(dir.path(), "train", &object(json!({"train_loss": 3.5, "epoch": 1.0}))).unwrap();
-        save_metrics(dir.path(), "eval", &object(json!({"perplexity": 20.0, "epoch": 2.0}))).unwrap();
+        save_metrics(
+            dir.path(),
+            "train",
+            &object(json!({"train_loss": 3.5, "epoch": 1.0})),
+        )
+        .unwrap();
+        save_metrics(
+            dir.path(),
+            "eval",
+            &object(json!({"perplexity": 20.0, "epoch": 2.0})),
+        )
+        .unwrap();
         let all = fs::read_to_string(dir.path().join("all_results.json")).unwrap();
-        assert_eq!(all, "{\n    \"epoch\": 2.0,\n    \"perplexity\": 20.0,\n    \"train_loss\": 3.5\n}\n");
-        assert!(dir.path().join("train_results.json").exists() && dir.path().join("eval_results.json").exists());
+        assert_eq!(
+            all,
+            "{\n    \"epoch\": 2.0,\n    \"perplexity\": 20.0,\n    \"train_loss\": 3.5\n}\n"
+        );
+        assert!(
+            dir.path().join("train_results.json").exists()
+                && dir.path().join("eval_results.json").exists()
+        );
     }
 
     #[test]
@@ -369,11 +472,23 @@ mod tests {
         let config = Map::new();
         let save = |value: f32, max_shard_size: u64| {
             let bytes: Vec<u8> = value.to_le_bytes().repeat(4);
-            let weights = ["a", "b", "c"].map(|name| TensorRef::new(name, Shape::new(DType::F32, [4]), &bytes));
-            let model = Pretrained { config: &config, generation_config: None, weights: &weights, files: &[], max_shard_size };
+            let weights = ["a", "b", "c"]
+                .map(|name| TensorRef::new(name, Shape::new(DType::F32, [4]), &bytes));
+            let model = Pretrained {
+                config: &config,
+                generation_config: None,
+                weights: &weights,
+                files: &[],
+                max_shard_size,
+            };
             save_pretrained(dir.path(), &model).unwrap();
             let read = Weights::open(dir.path()).unwrap();
-            assert!(["a", "b", "c"].iter().all(|name| read.read_f32(name).unwrap().1 == [value; 4]), "{value}");
+            assert!(
+                ["a", "b", "c"]
+                    .iter()
+                    .all(|name| read.read_f32(name).unwrap().1 == [value; 4]),
+                "{value}"
+            );
             let mut names: Vec<String> = fs::read_dir(dir.path())
                 .unwrap()
                 .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -383,10 +498,21 @@ mod tests {
             names
         };
         assert_eq!(save(1.0, 48), [WEIGHTS_FILE]);
-        let three = ["model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors"];
+        let three = [
+            "model-00001-of-00003.safetensors",
+            "model-00002-of-00003.safetensors",
+            "model-00003-of-00003.safetensors",
+        ];
         assert_eq!(save(2.0, 16)[..3], three);
-        assert_eq!(save(3.0, 16), [three[0], three[1], three[2], WEIGHTS_INDEX_FILE]);
-        let two = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", WEIGHTS_INDEX_FILE];
+        assert_eq!(
+            save(3.0, 16),
+            [three[0], three[1], three[2], WEIGHTS_INDEX_FILE]
+        );
+        let two = [
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            WEIGHTS_INDEX_FILE,
+        ];
         assert_eq!(save(4.0, 32), two);
         assert_eq!(save(5.0, 1 << 30), [WEIGHTS_FILE]);
     }
@@ -420,8 +546,13 @@ mod tests {
         for _ in 0..100_000 {
             let value = f64::from_bits(rng.next_u64());
             if value.is_finite() {
-                let again: f64 = serde_json::from_str(&serde_json::to_string(&value).unwrap()).unwrap();
-                assert_eq!(again.to_bits(), value.to_bits(), "{value:e}: serde_json needs its float_roundtrip feature");
+                let again: f64 =
+                    serde_json::from_str(&serde_json::to_string(&value).unwrap()).unwrap();
+                assert_eq!(
+                    again.to_bits(),
+                    value.to_bits(),
+                    "{value:e}: serde_json needs its float_roundtrip feature"
+                );
             }
         }
     }

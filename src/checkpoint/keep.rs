@@ -6,15 +6,22 @@ use super::atomic;
 use super::error::Result;
 use super::state::list_checkpoints;
 
-/// Removes the oldest checkpoints (smallest step) until at most `limit` complete ones are left, never one of `protect`: the one
-/// just written, the best one. A limit of 0 keeps all, as in transformers. Returns what was removed.
+/// Removes the oldest checkpoints (smallest step) until at most `limit` complete ones are left,
+/// never one of `protect`: the one just written, the best one. A limit of 0 keeps all, as in
+/// transformers. Returns what was removed.
 ///
-/// Call it after a checkpoint was written, so that there is never a moment with fewer good ones than before.
+/// Call it after a checkpoint was written, so that there is never a moment with fewer good ones
+/// than before.
 pub fn prune(output_dir: &Path, limit: Option<usize>, protect: &[&Path]) -> Result<Vec<PathBuf>> {
-    let Some(limit) = limit.filter(|limit| *limit > 0) else { return Ok(Vec::new()) };
+    let Some(limit) = limit.filter(|limit| *limit > 0) else {
+        return Ok(Vec::new());
+    };
     let checkpoints = list_checkpoints(output_dir)?;
     let excess = checkpoints.len().saturating_sub(limit);
-    let removable = checkpoints.into_iter().map(|(_, path)| path).filter(|path| !protect.iter().any(|kept| kept == path));
+    let removable = checkpoints
+        .into_iter()
+        .map(|(_, path)| path)
+        .filter(|path| !protect.iter().any(|kept| kept == path));
     let mut removed = Vec::new();
     for path in removable.take(excess) {
         atomic::remove_dir(&path)?;
@@ -40,7 +47,11 @@ mod tests {
     }
 
     fn left(dir: &tempfile::TempDir) -> Vec<u64> {
-        list_checkpoints(dir.path()).unwrap().into_iter().map(|(step, _)| step).collect()
+        list_checkpoints(dir.path())
+            .unwrap()
+            .into_iter()
+            .map(|(step, _)| step)
+            .collect()
     }
 
     #[test]

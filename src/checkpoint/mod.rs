@@ -1,7 +1,10 @@
-//! Files that must survive: Hugging Face directories, exact training state, and the care that both are written with.
+//! Files that must survive: Hugging Face directories, exact training state, and the care that both
+//! are written with.
 //!
-//! Reading order: `atomic` (aside, synced, renamed), `weights` (safetensors, in several files: `shards`), `hf` (the JSON files transformers writes), `optimizer` (in one file or several), `state`
-//! (`checkpoint-N/`), `keep` (how many of them stay). Nothing here knows a model, a device or a tokenizer.
+//! Reading order: `atomic` (aside, synced, renamed), `weights` (safetensors, in several files:
+//! `shards`), `hf` (the JSON files transformers writes), `optimizer` (in one file or several),
+//! `state` (`checkpoint-N/`), `keep` (how many of them stay). Nothing here knows a model, a device
+//! or a tokenizer.
 
 pub mod atomic;
 mod error;
@@ -16,7 +19,7 @@ pub mod weights;
 pub use error::{Error, Mismatch, Result};
 pub use keep::prune;
 pub use state::{
-    Checkpoint, CheckpointParts, TrainingState, clean_output_dir, latest_checkpoint, list_checkpoints, load_checkpoint,
-    save_checkpoint,
+    Checkpoint, CheckpointParts, TrainingState, clean_output_dir, latest_checkpoint,
+    list_checkpoints, load_checkpoint, save_checkpoint,
 };
 pub use weights::{TensorRef, TensorView, Weights, write_safetensors};

@@ -1,5 +1,6 @@
-//! The optimizer's state in a checkpoint: one file or, where several processes write it together, one of each with an index. Either
-//! holds whole tensors by name, so that any mesh can go on from it.
+//! The optimizer's state in a checkpoint: one file or, where several processes write it together,
+//! one of each with an index. Either holds whole tensors by name, so that any mesh can go on from
+//! it.
 
 use super::error::{Error, Result};
 use super::hash::{self, HashingWriter};
@@ -41,17 +42,27 @@ pub trait Others {
 
 pub(super) type Sink<'a> = HashingWriter<BufWriter<&'a File>>;
 
-pub(super) fn write_hashed(path: &Path, fill: &dyn Fn(&mut Sink<'_>) -> io::Result<()>) -> io::Result<FileRecord> {
+pub(super) fn write_hashed(
+    path: &Path,
+    fill: &dyn Fn(&mut Sink<'_>) -> io::Result<()>,
+) -> io::Result<FileRecord> {
     let file = File::create_new(path)?;
     let mut out = HashingWriter::new(BufWriter::with_capacity(1 << 20, &file));
     fill(&mut out)?;
     let (mut writer, bytes, digest) = out.finish();
     writer.flush()?;
-    Ok(FileRecord { bytes, sha256: hash::hex(&digest) })
+    Ok(FileRecord {
+        bytes,
+        sha256: hash::hex(&digest),
+    })
 }
 
 /// Writes file `number`, from 0, of `count` into a directory that is being written aside.
-pub fn write_part(dir: &Path, (number, count): (usize, usize), tensors: &[TensorRef]) -> Result<PartFile> {
+pub fn write_part(
+    dir: &Path,
+    (number, count): (usize, usize),
+    tensors: &[TensorRef],
+) -> Result<PartFile> {
     let name = format!("optimizer-{:05}-of-{count:05}.safetensors", number + 1);
     let path = dir.join(&name);
     let written = write_hashed(&path, &|out| write_safetensors(out, tensors)).and_then(|record| {
@@ -60,12 +71,23 @@ pub fn write_part(dir: &Path, (number, count): (usize, usize), tensors: &[Tensor
         Ok(record)
     });
     let record = written.map_err(Error::io("write", &path))?;
-    Ok(PartFile { name, record, tensors: tensors.iter().map(|tensor| tensor.name.to_string()).collect() })
+    Ok(PartFile {
+        name,
+        record,
+        tensors: tensors
+            .iter()
+            .map(|tensor| tensor.name.to_string())
+            .collect(),
+    })
 }
 
 /// Which tensor is in which file, as transformers writes it for weights.
 pub(super) fn index(parts: &[PartFile]) -> Value {
-    let places = parts.iter().flat_map(|part| part.tensors.iter().map(|tensor| (tensor.clone(), json!(part.name))));
+    let places = parts.iter().flat_map(|part| {
+        part.tensors
+            .iter()
+            .map(|tensor| (tensor.clone(), json!(part.name)))
+    });
     let mut map: Vec<(String, Value)> = places.collect();
     map.sort_by(|a, b| a.0.cmp(&b.0));
     json!({"weight_map": map.into_iter().collect::<Map<_, _>>()})
@@ -74,5 +96,9 @@ pub(super) fn index(parts: &[PartFile]) -> Value {
 /// Opens whichever there is.
 pub(super) fn open(dir: &Path) -> Result<Weights> {
     let index = dir.join(OPTIMIZER_INDEX_FILE);
-    if index.exists() { Weights::open_sharded(dir, &index) } else { Weights::open(&dir.join(OPTIMIZER_FILE)) }
+    if index.exists() {
+        Weights::open_sharded(dir, &index)
+    } else {
+        Weights::open(&dir.join(OPTIMIZER_FILE))
+    }
 }

@@ -1,4 +1,5 @@
-//! Weights in one file or, beyond a size, in several with an index, cut and named as transformers' `save_pretrained` does.
+//! Weights in one file or, beyond a size, in several with an index, cut and named as transformers'
+//! `save_pretrained` does.
 
 use super::weights::{TensorRef, WEIGHTS_FILE};
 use serde_json::{Map, Value, json};
@@ -11,7 +12,8 @@ pub struct Shards<'a> {
     pub index: Option<Value>,
 }
 
-/// Fills files in the order of the tensors; one that is larger than `max_bytes` gets a file of its own.
+/// Fills files in the order of the tensors; one that is larger than `max_bytes` gets a file of its
+/// own.
 pub fn split<'a>(tensors: &[TensorRef<'a>], max_bytes: u64) -> Shards<'a> {
     let mut groups: Vec<Vec<TensorRef<'a>>> = Vec::new();
     let mut filled = 0;
@@ -27,12 +29,23 @@ pub fn split<'a>(tensors: &[TensorRef<'a>], max_bytes: u64) -> Shards<'a> {
         filled += bytes;
     }
     if groups.len() <= 1 {
-        return Shards { files: vec![(WEIGHTS_FILE.to_string(), tensors.to_vec())], index: None };
+        return Shards {
+            files: vec![(WEIGHTS_FILE.to_string(), tensors.to_vec())],
+            index: None,
+        };
     }
     let count = groups.len();
     let name = |number: usize| format!("model-{:05}-of-{count:05}.safetensors", number + 1);
-    let files: Vec<_> = groups.into_iter().enumerate().map(|(number, group)| (name(number), group)).collect();
-    let places = files.iter().flat_map(|(file, group)| group.iter().map(move |tensor| (tensor.name.to_string(), json!(file))));
+    let files: Vec<_> = groups
+        .into_iter()
+        .enumerate()
+        .map(|(number, group)| (name(number), group))
+        .collect();
+    let places = files.iter().flat_map(|(file, group)| {
+        group
+            .iter()
+            .map(move |tensor| (tensor.name.to_string(), json!(file)))
+    });
     let mut weight_map: Vec<(String, Value)> = places.collect();
     weight_map.sort_by(|a, b| a.0.cmp(&b.0));
     let elements: usize = tensors.iter().map(|tensor| tensor.shape.elements()).sum();
@@ -41,14 +54,21 @@ pub fn split<'a>(tensors: &[TensorRef<'a>], max_bytes: u64) -> Shards<'a> {
         "metadata": {"total_parameters": elements, "total_size": bytes},
         "weight_map": weight_map.into_iter().collect::<Map<_, _>>(),
     });
-    Shards { files, index: Some(index) }
+    Shards {
+        files,
+        index: Some(index),
+    }
 }
 
 /// Whether a file name is one that [`split`] gives to a part of the weights.
 pub fn is_part(name: &str) -> bool {
-    let middle = name.strip_prefix("model-").and_then(|rest| rest.strip_suffix(".safetensors"));
+    let middle = name
+        .strip_prefix("model-")
+        .and_then(|rest| rest.strip_suffix(".safetensors"));
     let number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
-    middle.and_then(|middle| middle.split_once("-of-")).is_some_and(|(part, count)| number(part) && number(count))
+    middle
+        .and_then(|middle| middle.split_once("-of-"))
+        .is_some_and(|(part, count)| number(part) && number(count))
 }
 
 #[cfg(test)]
@@ -59,13 +79,25 @@ mod tests {
     #[test]
     fn files_are_filled_in_order_and_named_as_transformers_names_them() {
         let bytes = [0u8; 400];
-        let tensor = |name: &'static str, n: usize| TensorRef::new(name, Shape::new(DType::F32, [n]), &bytes[..4 * n]);
-        let tensors = [tensor("b", 10), tensor("a", 10), tensor("big", 100), tensor("c", 1)];
+        let tensor = |name: &'static str, n: usize| {
+            TensorRef::new(name, Shape::new(DType::F32, [n]), &bytes[..4 * n])
+        };
+        let tensors = [
+            tensor("b", 10),
+            tensor("a", 10),
+            tensor("big", 100),
+            tensor("c", 1),
+        ];
         let shards = split(&tensors, 80);
         let files: Vec<_> = shards
             .files
             .iter()
-            .map(|(name, group)| (name.as_str(), group.iter().map(|t| &*t.name).collect::<Vec<_>>()))
+            .map(|(name, group)| {
+                (
+                    name.as_str(),
+                    group.iter().map(|t| &*t.name).collect::<Vec<_>>(),
+                )
+            })
             .collect();
         assert_eq!(
             files,
@@ -75,11 +107,24 @@ mod tests {
                 ("model-00003-of-00003.safetensors", vec!["c"]),
             ]
         );
-        assert!(files.iter().all(|(name, _)| is_part(name)) && !is_part(WEIGHTS_FILE) && !is_part("model-1-of-2.safetensors"));
+        assert!(
+            files.iter().all(|(name, _)| is_part(name))
+                && !is_part(WEIGHTS_FILE)
+                && !is_part("model-1-of-2.safetensors")
+        );
         let index = shards.index.unwrap();
-        assert_eq!(index["metadata"], json!({"total_parameters": 121, "total_size": 484}));
-        assert_eq!(index["weight_map"]["big"], "model-00002-of-00003.safetensors");
+        assert_eq!(
+            index["metadata"],
+            json!({"total_parameters": 121, "total_size": 484})
+        );
+        assert_eq!(
+            index["weight_map"]["big"],
+            "model-00002-of-00003.safetensors"
+        );
         let whole = split(&tensors, 484);
-        assert_eq!((whole.files.len(), whole.files[0].0.as_str(), whole.index), (1, WEIGHTS_FILE, None));
+        assert_eq!(
+            (whole.files.len(), whole.files[0].0.as_str(), whole.index),
+            (1, WEIGHTS_FILE, None)
+        );
     }
 }

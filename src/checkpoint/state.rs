@@ -1,10 +1,12 @@
-//! `checkpoint-N/`: a Hugging Face directory plus all that is needed to go on as if training had never stopped.
+//! `checkpoint-N/`: a Hugging Face directory plus all that is needed to go on as if training had
+//! never stopped.
 //!
-//! Beside the files that `save_pretrained` writes there are `trainer_state.json` (transformers' own format),
-//! `optimizer.safetensors` (moments by parameter name, and any other device state by the name its owner chose; of several processes
-//! each writes a part of it: `optimizer.rs`) and
-//! `training_state.json` (position, totals, and length and digest of every other file). The directory gets its name only when
-//! all of it is on disk, so one that has a `training_state.json` is complete; the digests catch what happens to it later.
+//! Beside the files that `save_pretrained` writes there are `trainer_state.json` (transformers' own
+//! format), `optimizer.safetensors` (moments by parameter name, and any other device state by the
+//! name its owner chose; of several processes each writes a part of it: `optimizer.rs`) and
+//! `training_state.json` (position, totals, and length and digest of every other file). The
+//! directory gets its name only when all of it is on disk, so one that has a `training_state.json`
+//! is complete; the digests catch what happens to it later.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +20,9 @@ use super::atomic::{self, DirWriter};
 use super::error::{Error, Result};
 use super::hash;
 use super::hf::{self, Pretrained, TRAINER_STATE_FILE, TrainerState};
-use super::optimizer::{self, FileRecord, OPTIMIZER_FILE, OPTIMIZER_INDEX_FILE, Others, Sink, write_hashed};
+use super::optimizer::{
+    self, FileRecord, OPTIMIZER_FILE, OPTIMIZER_INDEX_FILE, Others, Sink, write_hashed,
+};
 use super::shards;
 use super::weights::{TensorRef, WEIGHTS_INDEX_FILE, Weights, write_safetensors};
 
@@ -104,13 +108,23 @@ pub fn checkpoint_dir(output_dir: &Path, step: u64) -> PathBuf {
     output_dir.join(format!("checkpoint-{step}"))
 }
 
-/// Writes `output_dir/checkpoint-N`, N being the global step. On any error, disk full included, what was there before stays and
-/// the partial directory goes.
+/// Writes `output_dir/checkpoint-N`, N being the global step. On any error, disk full included,
+/// what was there before stays and the partial directory goes.
 pub fn save_checkpoint(output_dir: &Path, parts: &CheckpointParts<'_>) -> Result<PathBuf> {
     let target = checkpoint_dir(output_dir, parts.state.global_step);
-    if let Some((name, value)) = parts.state.accumulators.iter().find(|(_, value)| !value.is_finite()) {
-        let reason = format!("accumulator {name} is {value}; a state that is not finite is not worth resuming from");
-        return Err(Error::BadContent { path: target, reason });
+    if let Some((name, value)) = parts
+        .state
+        .accumulators
+        .iter()
+        .find(|(_, value)| !value.is_finite())
+    {
+        let reason = format!(
+            "accumulator {name} is {value}; a state that is not finite is not worth resuming from"
+        );
+        return Err(Error::BadContent {
+            path: target,
+            reason,
+        });
     }
     // A killed writer's remains may be what fills the disk.
     atomic::clean_leftovers(output_dir)?;
@@ -129,59 +143,100 @@ pub fn save_checkpoint(output_dir: &Path, parts: &CheckpointParts<'_>) -> Result
         write(name, &|out| write_safetensors(out, tensors))?;
     }
     if let Some(index) = &shards.index {
-        write(WEIGHTS_INDEX_FILE, &|out| out.write_all(&hf::to_json_text(index, 2)))?;
+        write(WEIGHTS_INDEX_FILE, &|out| {
+            out.write_all(&hf::to_json_text(index, 2))
+        })?;
     }
     if parts.others.is_none() {
-        write(OPTIMIZER_FILE, &|out| write_safetensors(out, parts.optimizer))?;
+        write(OPTIMIZER_FILE, &|out| {
+            write_safetensors(out, parts.optimizer)
+        })?;
     }
     for (name, bytes) in hf::small_files(&parts.model) {
         write(name, &|out| out.write_all(&bytes))?;
     }
-    write(TRAINER_STATE_FILE, &|out| out.write_all(&hf::to_json_text(parts.trainer_state, 2)))?;
+    write(TRAINER_STATE_FILE, &|out| {
+        out.write_all(&hf::to_json_text(parts.trainer_state, 2))
+    })?;
     if let Some(others) = parts.others {
-        let mut written = vec![optimizer::write_part(dir.path(), (0, others.count()), parts.optimizer)?];
-        // Only when all of it is there is there an index, and only then does the directory get its name.
+        let mut written = vec![optimizer::write_part(
+            dir.path(),
+            (0, others.count()),
+            parts.optimizer,
+        )?];
+        // Only when all of it is there is there an index, and only then does the directory get its
+        // name.
         written.extend(others.finish()?);
-        write(OPTIMIZER_INDEX_FILE, &|out| out.write_all(&hf::to_json_text(&optimizer::index(&written), 2)))?;
+        write(OPTIMIZER_INDEX_FILE, &|out| {
+            out.write_all(&hf::to_json_text(&optimizer::index(&written), 2))
+        })?;
         files.extend(written.into_iter().map(|part| (part.name, part.record)));
     }
     let digest = StateFile::digest(parts.state, &files);
-    let state = StateFile { format_version: FORMAT_VERSION, state: parts.state.clone(), files, digest };
+    let state = StateFile {
+        format_version: FORMAT_VERSION,
+        state: parts.state.clone(),
+        files,
+        digest,
+    };
     let text = hf::to_json_text(&state, 2);
-    fs::write(dir.path().join(TRAINING_STATE_FILE), text).map_err(dir.io("write", TRAINING_STATE_FILE))?;
+    fs::write(dir.path().join(TRAINING_STATE_FILE), text)
+        .map_err(dir.io("write", TRAINING_STATE_FILE))?;
     dir.commit()?;
     Ok(target)
 }
 
-/// Opens a checkpoint, checking every file's length and digest first. Any difference is an error that names the file.
+/// Opens a checkpoint, checking every file's length and digest first. Any difference is an error
+/// that names the file.
 pub fn load_checkpoint(dir: &Path) -> Result<Checkpoint> {
     let path = dir.join(TRAINING_STATE_FILE);
     if !path.exists() {
         return match dir.exists() {
-            true => Err(Error::NotACheckpoint { dir: dir.to_path_buf() }),
+            true => Err(Error::NotACheckpoint {
+                dir: dir.to_path_buf(),
+            }),
             false => Err(Error::io("read", dir)(io::ErrorKind::NotFound.into())),
         };
     }
-    let damaged = |path: &Path, reason: String| Error::Damaged { path: path.to_path_buf(), reason };
+    let damaged = |path: &Path, reason: String| Error::Damaged {
+        path: path.to_path_buf(),
+        reason,
+    };
     // The version is read by itself, since another version's state need not parse as ours.
     let value: Value = hf::read_json(&path).map_err(|error| damaged(&path, error.to_string()))?;
     match value["format_version"].as_u64() {
         Some(FORMAT_VERSION) => {}
-        Some(found) => return Err(Error::Version { path, found, supported: FORMAT_VERSION }),
+        Some(found) => {
+            return Err(Error::Version {
+                path,
+                found,
+                supported: FORMAT_VERSION,
+            });
+        }
         None => return Err(damaged(&path, "no format_version".to_string())),
     }
-    let file: StateFile = serde_json::from_value(value).map_err(|error| damaged(&path, error.to_string()))?;
+    let file: StateFile =
+        serde_json::from_value(value).map_err(|error| damaged(&path, error.to_string()))?;
     if StateFile::digest(&file.state, &file.files) != file.digest {
-        return Err(damaged(&path, "its content does not match its digest".to_string()));
+        return Err(damaged(
+            &path,
+            "its content does not match its digest".to_string(),
+        ));
     }
     for (name, record) in &file.files {
         let path = dir.join(name);
         let found = hash::sha256_file(&path).map_err(|error| damaged(&path, error.to_string()))?;
         if found.0 != record.bytes {
-            return Err(damaged(&path, format!("it has {} bytes, {} were written", found.0, record.bytes)));
+            return Err(damaged(
+                &path,
+                format!("it has {} bytes, {} were written", found.0, record.bytes),
+            ));
         }
         if found.1 != record.sha256 {
-            return Err(damaged(&path, "its content is not what was written (SHA-256 differs)".to_string()));
+            return Err(damaged(
+                &path,
+                "its content is not what was written (SHA-256 differs)".to_string(),
+            ));
         }
     }
     Ok(Checkpoint {
@@ -194,7 +249,8 @@ pub fn load_checkpoint(dir: &Path) -> Result<Checkpoint> {
     })
 }
 
-/// `checkpoint-N` directories in `output_dir`, complete ones only, by rising N. A missing `output_dir` has none.
+/// `checkpoint-N` directories in `output_dir`, complete ones only, by rising N. A missing
+/// `output_dir` has none.
 pub fn list_checkpoints(output_dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let entries = match fs::read_dir(output_dir) {
         Ok(entries) => entries,
@@ -205,7 +261,9 @@ pub fn list_checkpoints(output_dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
     for entry in entries {
         let path = entry.map_err(Error::io("read", output_dir))?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let step = name.strip_prefix("checkpoint-").and_then(|step| step.parse::<u64>().ok());
+        let step = name
+            .strip_prefix("checkpoint-")
+            .and_then(|step| step.parse::<u64>().ok());
         if let Some(step) = step
             && path.join(TRAINING_STATE_FILE).is_file()
         {
@@ -216,13 +274,15 @@ pub fn list_checkpoints(output_dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// The newest complete checkpoint, by step. Being complete is not being undamaged: [`load_checkpoint`] checks that, and a
-/// damaged newest checkpoint is an error to be told, not a reason to quietly take an older one.
+/// The newest complete checkpoint, by step. Being complete is not being undamaged:
+/// [`load_checkpoint`] checks that, and a damaged newest checkpoint is an error to be told, not a
+/// reason to quietly take an older one.
 pub fn latest_checkpoint(output_dir: &Path) -> Result<Option<PathBuf>> {
     Ok(list_checkpoints(output_dir)?.pop().map(|(_, path)| path))
 }
 
-/// Repairs what a killed run left in an output directory. Call it before [`latest_checkpoint`] when starting to train.
+/// Repairs what a killed run left in an output directory. Call it before [`latest_checkpoint`] when
+/// starting to train.
 pub fn clean_output_dir(output_dir: &Path) -> Result<Vec<PathBuf>> {
     atomic::clean_leftovers(output_dir)
 }

@@ -1,7 +1,8 @@
-//! safetensors files: memory-mapped reading by tensor name, whole or sharded, and streaming, byte-deterministic writing.
+//! safetensors files: memory-mapped reading by tensor name, whole or sharded, and streaming,
+//! byte-deterministic writing.
 //!
-//! Reading is lazy: opening parses and validates headers only, so a damaged header, a cut file or an unknown element type is an
-//! error at once, and no tensor is copied before it is asked for.
+//! Reading is lazy: opening parses and validates headers only, so a damaged header, a cut file or
+//! an unknown element type is an error at once, and no tensor is copied before it is asked for.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -31,7 +32,11 @@ pub struct TensorRef<'a> {
 
 impl<'a> TensorRef<'a> {
     pub fn new(name: impl Into<Cow<'a, str>>, shape: Shape, bytes: &'a [u8]) -> Self {
-        TensorRef { name: name.into(), shape, bytes }
+        TensorRef {
+            name: name.into(),
+            shape,
+            bytes,
+        }
     }
 }
 
@@ -60,7 +65,8 @@ struct Entry {
 }
 
 impl Weights {
-    /// Opens a Hugging Face directory (`model.safetensors`, or shards with `model.safetensors.index.json`) or a single file.
+    /// Opens a Hugging Face directory (`model.safetensors`, or shards with
+    /// `model.safetensors.index.json`) or a single file.
     pub fn open(path: &Path) -> Result<Weights> {
         if !path.is_dir() {
             return Weights::open_files(path, &[path.to_path_buf()]);
@@ -73,29 +79,49 @@ impl Weights {
         if index.exists() {
             return Weights::open_sharded(path, &index);
         }
-        Err(Error::NoWeights { dir: path.to_path_buf(), hint: other_formats_hint(path) })
+        Err(Error::NoWeights {
+            dir: path.to_path_buf(),
+            hint: other_formats_hint(path),
+        })
     }
 
     /// Opens several files by the index that names them.
     pub(super) fn open_sharded(dir: &Path, index: &Path) -> Result<Weights> {
         let json = super::hf::read_object(index)?;
-        let bad = |reason: &str| Error::BadContent { path: index.to_path_buf(), reason: reason.to_string() };
-        let map = json.get("weight_map").and_then(Value::as_object).ok_or_else(|| bad("no \"weight_map\" object"))?;
+        let bad = |reason: &str| Error::BadContent {
+            path: index.to_path_buf(),
+            reason: reason.to_string(),
+        };
+        let map = json
+            .get("weight_map")
+            .and_then(Value::as_object)
+            .ok_or_else(|| bad("no \"weight_map\" object"))?;
         let mut shards = BTreeMap::new();
         for (tensor, shard) in map {
-            let shard = shard.as_str().ok_or_else(|| bad("\"weight_map\" must map tensor names to file names"))?;
+            let shard = shard
+                .as_str()
+                .ok_or_else(|| bad("\"weight_map\" must map tensor names to file names"))?;
             // A name with a directory in it could reach outside of the model.
             if Path::new(shard).file_name() != Some(shard.as_ref()) {
                 return Err(bad(&format!("{shard:?} is not a plain file name")));
             }
-            shards.entry(dir.join(shard)).or_insert_with(Vec::new).push(tensor);
+            shards
+                .entry(dir.join(shard))
+                .or_insert_with(Vec::new)
+                .push(tensor);
         }
         let weights = Weights::open_files(index, &shards.keys().cloned().collect::<Vec<_>>())?;
         for (shard, tensors) in shards {
             for tensor in tensors {
-                let here = weights.tensors.get(tensor).is_some_and(|entry| weights.files[entry.file].0 == shard);
+                let here = weights
+                    .tensors
+                    .get(tensor)
+                    .is_some_and(|entry| weights.files[entry.file].0 == shard);
                 if !here {
-                    return Err(Error::NoTensor { path: shard, tensor: tensor.clone() });
+                    return Err(Error::NoTensor {
+                        path: shard,
+                        tensor: tensor.clone(),
+                    });
                 }
             }
         }
@@ -107,13 +133,18 @@ impl Weights {
         let mut tensors = BTreeMap::new();
         for path in paths {
             let file = File::open(path).map_err(Error::io("read", path))?;
-            // SAFETY: the mapping is read only. We replace such files by rename and never write into them, so the mapped inode
-            // keeps its bytes; another program that truncates it in place would be at fault, as with any mapped file.
+            // SAFETY: the mapping is read only. We replace such files by rename and never write
+            // into them, so the mapped inode keeps its bytes; another program that truncates it in
+            // place would be at fault, as with any mapped file.
             let map = unsafe { Mmap::map(&file) }.map_err(Error::io("map", path))?;
             read_header(path, &map, files.len(), &mut tensors)?;
             files.push((path.clone(), map));
         }
-        Ok(Weights { path: path.to_path_buf(), files: Arc::new(files), tensors: Arc::new(tensors) })
+        Ok(Weights {
+            path: path.to_path_buf(),
+            files: Arc::new(files),
+            tensors: Arc::new(tensors),
+        })
     }
 
     /// The file (or the index of the shards) that this was opened from.
@@ -123,15 +154,23 @@ impl Weights {
 
     /// All tensors, sorted by name.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = TensorView<'_>> {
-        self.tensors.iter().map(|(name, entry)| self.view(name, entry))
+        self.tensors
+            .iter()
+            .map(|(name, entry)| self.view(name, entry))
     }
 
     pub fn get(&self, name: &str) -> Option<TensorView<'_>> {
-        self.tensors.get_key_value(name).map(|(name, entry)| self.view(name, entry))
+        self.tensors
+            .get_key_value(name)
+            .map(|(name, entry)| self.view(name, entry))
     }
 
     fn view<'a>(&'a self, name: &'a str, entry: &Entry) -> TensorView<'a> {
-        TensorView { name, shape: entry.shape.clone(), bytes: &self.files[entry.file].1[entry.start..entry.end] }
+        TensorView {
+            name,
+            shape: entry.shape.clone(),
+            bytes: &self.files[entry.file].1[entry.start..entry.end],
+        }
     }
 
     pub fn len(&self) -> usize {
@@ -142,11 +181,20 @@ impl Weights {
         self.tensors.is_empty()
     }
 
-    /// Compares with what a model wants: every difference, by name. Float types may differ, since reading converts them;
-    /// names for which `ignore` holds may be there without being wanted (buffers that old checkpoints carry).
-    pub fn compare<'a>(&self, wanted: impl IntoIterator<Item = (&'a str, &'a Shape)>, ignore: impl Fn(&str) -> bool) -> Mismatch {
-        let mut mismatch =
-            Mismatch { path: self.path.clone(), missing: Vec::new(), unexpected: Vec::new(), misshaped: Vec::new() };
+    /// Compares with what a model wants: every difference, by name. Float types may differ, since
+    /// reading converts them; names for which `ignore` holds may be there without being wanted
+    /// (buffers that old checkpoints carry).
+    pub fn compare<'a>(
+        &self,
+        wanted: impl IntoIterator<Item = (&'a str, &'a Shape)>,
+        ignore: impl Fn(&str) -> bool,
+    ) -> Mismatch {
+        let mut mismatch = Mismatch {
+            path: self.path.clone(),
+            missing: Vec::new(),
+            unexpected: Vec::new(),
+            misshaped: Vec::new(),
+        };
         let mut known = std::collections::BTreeSet::new();
         for (name, shape) in wanted {
             known.insert(name);
@@ -154,29 +202,47 @@ impl Weights {
                 None => mismatch.missing.push(name.to_string()),
                 Some(entry) => {
                     let found = &entry.shape;
-                    let convertible = found.dtype == shape.dtype || found.dtype.is_float() && shape.dtype.is_float();
+                    let convertible = found.dtype == shape.dtype
+                        || found.dtype.is_float() && shape.dtype.is_float();
                     if found.dims != shape.dims || !convertible {
-                        mismatch.misshaped.push((name.to_string(), shape.clone(), found.clone()));
+                        mismatch
+                            .misshaped
+                            .push((name.to_string(), shape.clone(), found.clone()));
                     }
                 }
             }
         }
-        mismatch.unexpected =
-            self.tensors.keys().filter(|name| !known.contains(name.as_str()) && !ignore(name)).cloned().collect();
+        mismatch.unexpected = self
+            .tensors
+            .keys()
+            .filter(|name| !known.contains(name.as_str()) && !ignore(name))
+            .cloned()
+            .collect();
         mismatch
     }
 
     /// [`Weights::compare`], with any difference an error that lists them all.
-    pub fn check<'a>(&self, wanted: impl IntoIterator<Item = (&'a str, &'a Shape)>, ignore: impl Fn(&str) -> bool) -> Result<()> {
+    pub fn check<'a>(
+        &self,
+        wanted: impl IntoIterator<Item = (&'a str, &'a Shape)>,
+        ignore: impl Fn(&str) -> bool,
+    ) -> Result<()> {
         let mismatch = self.compare(wanted, ignore);
-        if mismatch.is_empty() { Ok(()) } else { Err(Error::Mismatch(Box::new(mismatch))) }
+        if mismatch.is_empty() {
+            Ok(())
+        } else {
+            Err(Error::Mismatch(Box::new(mismatch)))
+        }
     }
 
-    /// A tensor's bytes in the wanted shape and element type: borrowed where the file holds just that, converted between float
-    /// types otherwise.
+    /// A tensor's bytes in the wanted shape and element type: borrowed where the file holds just
+    /// that, converted between float types otherwise.
     pub fn read(&self, name: &str, wanted: &Shape) -> Result<Cow<'_, [u8]>> {
         let Some(view) = self.get(name) else {
-            return Err(Error::NoTensor { path: self.path.clone(), tensor: name.to_string() });
+            return Err(Error::NoTensor {
+                path: self.path.clone(),
+                tensor: name.to_string(),
+            });
         };
         if view.shape == *wanted {
             return Ok(Cow::Borrowed(view.bytes));
@@ -187,45 +253,83 @@ impl Weights {
             return Ok(Cow::Owned(bytes));
         }
         let tensor = name.to_string();
-        Err(Error::NotConvertible { path: self.path.clone(), tensor, found: view.shape, wanted: wanted.clone() })
+        Err(Error::NotConvertible {
+            path: self.path.clone(),
+            tensor,
+            found: view.shape,
+            wanted: wanted.clone(),
+        })
     }
 
     /// A float tensor's values as f32, whatever float type the file has.
     pub fn read_f32(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
         let Some(view) = self.get(name) else {
-            return Err(Error::NoTensor { path: self.path.clone(), tensor: name.to_string() });
+            return Err(Error::NoTensor {
+                path: self.path.clone(),
+                tensor: name.to_string(),
+            });
         };
         let bytes = self.read(name, &view.shape.with_dtype(DType::F32))?;
-        Ok((view.shape.dims, bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()))
+        Ok((
+            view.shape.dims,
+            bytes
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect(),
+        ))
     }
 }
 
 /// What to say when a directory has weights, but not in a form that is read here.
 fn other_formats_hint(dir: &Path) -> String {
-    let others = ["pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack"];
+    let others = [
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+        "tf_model.h5",
+        "flax_model.msgpack",
+    ];
     match others.iter().find(|name| dir.join(name).exists()) {
         Some(name) if name.starts_with("pytorch") => format!(
             "; there is a {name}, which holds pickled Python objects and is not read. Convert it once with Python: \
              from transformers import AutoModelForCausalLM as M; M.from_pretrained(DIR).save_pretrained(DIR, safe_serialization=True)"
         ),
-        Some(name) => format!("; there is a {name}, which is not read: load it in transformers and save_pretrained() it again"),
+        Some(name) => format!(
+            "; there is a {name}, which is not read: load it in transformers and save_pretrained() it again"
+        ),
         None => String::new(),
     }
 }
 
-fn read_header(path: &Path, map: &[u8], file: usize, tensors: &mut BTreeMap<String, Entry>) -> Result<()> {
-    let (header, metadata) = SafeTensors::read_metadata(map).map_err(|error| header_error(path, map, error))?;
+fn read_header(
+    path: &Path,
+    map: &[u8],
+    file: usize,
+    tensors: &mut BTreeMap<String, Entry>,
+) -> Result<()> {
+    let (header, metadata) =
+        SafeTensors::read_metadata(map).map_err(|error| header_error(path, map, error))?;
     for (name, info) in metadata.tensors() {
         let dtype = from_safetensors(info.dtype).ok_or_else(|| Error::UnsupportedDtype {
             path: path.to_path_buf(),
             tensor: name.clone(),
             dtype: format!("{:?}", info.dtype),
         })?;
-        let (start, end) = (8 + header + info.data_offsets.0, 8 + header + info.data_offsets.1);
-        let entry = Entry { shape: Shape::new(dtype, info.shape.clone()), file, start, end };
+        let (start, end) = (
+            8 + header + info.data_offsets.0,
+            8 + header + info.data_offsets.1,
+        );
+        let entry = Entry {
+            shape: Shape::new(dtype, info.shape.clone()),
+            file,
+            start,
+            end,
+        };
         if tensors.insert(name.clone(), entry).is_some() {
             let reason = format!("tensor {name} is in two of its shards");
-            return Err(Error::NotSafetensors { path: path.to_path_buf(), reason });
+            return Err(Error::NotSafetensors {
+                path: path.to_path_buf(),
+                reason,
+            });
         }
     }
     Ok(())
@@ -235,29 +339,57 @@ fn read_header(path: &Path, map: &[u8], file: usize, tensors: &mut BTreeMap<Stri
 fn header_error(path: &Path, map: &[u8], error: SafeTensorError) -> Error {
     let path = path.to_path_buf();
     let found = map.len() as u64;
-    let Some(length) = map.first_chunk::<8>().map(|bytes| u64::from_le_bytes(*bytes)) else {
-        return Error::Truncated { path, expected: 8, found };
+    let Some(length) = map
+        .first_chunk::<8>()
+        .map(|bytes| u64::from_le_bytes(*bytes))
+    else {
+        return Error::Truncated {
+            path,
+            expected: 8,
+            found,
+        };
     };
     let looks_like_header = map.get(8).is_some_and(|byte| *byte == b'{');
     match error {
         SafeTensorError::InvalidHeaderLength if looks_like_header || map.len() == 8 => {
-            Error::Truncated { path, expected: length.saturating_add(8), found }
-        }
-        SafeTensorError::MetadataIncompleteBuffer => {
-            let data =
-                map.get(8..8 + length as usize).and_then(|header| serde_json::from_slice::<Map<String, Value>>(header).ok());
-            let ends = data.iter().flat_map(|map| map.values()).filter_map(|info| info["data_offsets"][1].as_u64());
-            let expected = 8 + length + ends.max().unwrap_or(0);
-            if found < expected {
-                Error::Truncated { path, expected, found }
-            } else {
-                Error::NotSafetensors { path, reason: format!("{} bytes follow the last tensor", found - expected) }
+            Error::Truncated {
+                path,
+                expected: length.saturating_add(8),
+                found,
             }
         }
-        SafeTensorError::HeaderTooLarge | SafeTensorError::HeaderTooSmall | SafeTensorError::InvalidHeaderLength => {
-            Error::NotSafetensors { path, reason: "it does not begin with a header's length and a header".to_string() }
+        SafeTensorError::MetadataIncompleteBuffer => {
+            let data = map
+                .get(8..8 + length as usize)
+                .and_then(|header| serde_json::from_slice::<Map<String, Value>>(header).ok());
+            let ends = data
+                .iter()
+                .flat_map(|map| map.values())
+                .filter_map(|info| info["data_offsets"][1].as_u64());
+            let expected = 8 + length + ends.max().unwrap_or(0);
+            if found < expected {
+                Error::Truncated {
+                    path,
+                    expected,
+                    found,
+                }
+            } else {
+                Error::NotSafetensors {
+                    path,
+                    reason: format!("{} bytes follow the last tensor", found - expected),
+                }
+            }
         }
-        other => Error::NotSafetensors { path, reason: format!("its header is damaged ({other})") },
+        SafeTensorError::HeaderTooLarge
+        | SafeTensorError::HeaderTooSmall
+        | SafeTensorError::InvalidHeaderLength => Error::NotSafetensors {
+            path,
+            reason: "it does not begin with a header's length and a header".to_string(),
+        },
+        other => Error::NotSafetensors {
+            path,
+            reason: format!("its header is damaged ({other})"),
+        },
     }
 }
 
@@ -305,7 +437,11 @@ fn convert(bytes: &[u8], from: DType, to: DType) -> Option<Vec<u8>> {
             [a, b] if from == DType::F16 => f16::from_le_bytes([a, b]).to_f64(),
             [a, b] => bf16::from_le_bytes([a, b]).to_f64(),
             [a, b, c, d] => f32::from_le_bytes([a, b, c, d]) as f64,
-            _ => f64::from_le_bytes(element.try_into().expect("the only other float has 8 bytes")),
+            _ => f64::from_le_bytes(
+                element
+                    .try_into()
+                    .expect("the only other float has 8 bytes"),
+            ),
         };
         match to {
             DType::F16 => out.extend(f16::from_f64(value).to_le_bytes()),
@@ -317,24 +453,39 @@ fn convert(bytes: &[u8], from: DType, to: DType) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Writes tensors as a safetensors file: widest element type first so that each stays aligned, then by name. The same tensors
-/// give the same bytes, in whatever order they come. `metadata` is `format: pt`, without which transformers refuses the file.
+/// Writes tensors as a safetensors file: widest element type first so that each stays aligned, then
+/// by name. The same tensors give the same bytes, in whatever order they come. `metadata` is
+/// `format: pt`, without which transformers refuses the file.
 pub fn write_safetensors(out: &mut impl Write, tensors: &[TensorRef<'_>]) -> io::Result<()> {
     let mut sorted: Vec<&TensorRef<'_>> = tensors.iter().collect();
-    sorted.sort_by(|a, b| b.shape.dtype.size().cmp(&a.shape.dtype.size()).then_with(|| a.name.cmp(&b.name)));
+    sorted.sort_by(|a, b| {
+        b.shape
+            .dtype
+            .size()
+            .cmp(&a.shape.dtype.size())
+            .then_with(|| a.name.cmp(&b.name))
+    });
     let mut header = Map::new();
     header.insert("__metadata__".into(), serde_json::json!({"format": "pt"}));
     let mut offset = 0;
     for tensor in &sorted {
         if tensor.bytes.len() != tensor.shape.bytes() {
-            let problem = format!("tensor {} is {} but has {} bytes", tensor.name, tensor.shape, tensor.bytes.len());
+            let problem = format!(
+                "tensor {} is {} but has {} bytes",
+                tensor.name,
+                tensor.shape,
+                tensor.bytes.len()
+            );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
         }
         let end = offset + tensor.bytes.len();
         let dtype = safetensors_name(tensor.shape.dtype);
         let info = serde_json::json!({"dtype": dtype, "shape": tensor.shape.dims, "data_offsets": [offset, end]});
         if header.insert(tensor.name.to_string(), info).is_some() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("tensor {} is given twice", tensor.name)));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("tensor {} is given twice", tensor.name),
+            ));
         }
         offset = end;
     }
@@ -342,7 +493,9 @@ pub fn write_safetensors(out: &mut impl Write, tensors: &[TensorRef<'_>]) -> io:
     header.resize(header.len().next_multiple_of(8), b' ');
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(&header)?;
-    sorted.iter().try_for_each(|tensor| out.write_all(tensor.bytes))
+    sorted
+        .iter()
+        .try_for_each(|tensor| out.write_all(tensor.bytes))
 }
 
 #[cfg(test)]
@@ -367,7 +520,11 @@ mod tests {
     #[test]
     fn writes_what_it_reads_in_any_order() {
         let dir = tempfile::tempdir().unwrap();
-        let (a, b, flags) = (bytes(&[1.0, -0.0, f32::NAN, 4.0]), bytes(&[5.0]), [1u8, 0, 1]);
+        let (a, b, flags) = (
+            bytes(&[1.0, -0.0, f32::NAN, 4.0]),
+            bytes(&[5.0]),
+            [1u8, 0, 1],
+        );
         let mut tensors = vec![
             TensorRef::new("z.flags", Shape::new(DType::Pred, [3]), &flags),
             TensorRef::new("h.0.weight", f32s(&[2, 2]), &a),
@@ -383,7 +540,10 @@ mod tests {
         let names: Vec<_> = weights.iter().map(|t| t.name.to_string()).collect();
         assert_eq!(names, ["bias", "empty", "h.0.weight", "z.flags"]);
         assert_eq!(weights.get("h.0.weight").unwrap().bytes, a);
-        assert_eq!(weights.get("z.flags").unwrap().shape, Shape::new(DType::Pred, [3]));
+        assert_eq!(
+            weights.get("z.flags").unwrap().shape,
+            Shape::new(DType::Pred, [3])
+        );
         // The reference implementation agrees, metadata included.
         let (_, metadata) = SafeTensors::read_metadata(&one).unwrap();
         assert_eq!(metadata.metadata().as_ref().unwrap()["format"], "pt");
@@ -393,9 +553,18 @@ mod tests {
     fn floats_convert_and_nothing_else_does() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.safetensors");
-        let half: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect();
-        let brain: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect();
-        let double: Vec<u8> = [1.5f64, -2.0].iter().flat_map(|v| v.to_le_bytes()).collect();
+        let half: Vec<u8> = [1.5f32, -2.0]
+            .iter()
+            .flat_map(|v| f16::from_f32(*v).to_le_bytes())
+            .collect();
+        let brain: Vec<u8> = [1.5f32, -2.0]
+            .iter()
+            .flat_map(|v| bf16::from_f32(*v).to_le_bytes())
+            .collect();
+        let double: Vec<u8> = [1.5f64, -2.0]
+            .iter()
+            .flat_map(|v| v.to_le_bytes())
+            .collect();
         let tensors = [
             TensorRef::new("half", Shape::new(DType::F16, [2]), &half),
             TensorRef::new("brain", Shape::new(DType::BF16, [2]), &brain),
@@ -405,12 +574,25 @@ mod tests {
         fs::write(&path, file(&tensors)).unwrap();
         let weights = Weights::open(&path).unwrap();
         for name in ["half", "brain", "double"] {
-            assert_eq!(weights.read_f32(name).unwrap(), (vec![2], vec![1.5, -2.0]), "{name}");
+            assert_eq!(
+                weights.read_f32(name).unwrap(),
+                (vec![2], vec![1.5, -2.0]),
+                "{name}"
+            );
         }
         let error = weights.read("int", &f32s(&[2])).unwrap_err().to_string();
-        assert!(error.contains("tensor int is s32[2]") && error.contains("f32[2]"), "{error}");
+        assert!(
+            error.contains("tensor int is s32[2]") && error.contains("f32[2]"),
+            "{error}"
+        );
         assert!(weights.read("half", &f32s(&[1, 2])).is_err());
-        assert!(weights.read("none", &f32s(&[2])).unwrap_err().to_string().contains("none"));
+        assert!(
+            weights
+                .read("none", &f32s(&[2]))
+                .unwrap_err()
+                .to_string()
+                .contains("none")
+        );
     }
 
     #[test]
@@ -418,12 +600,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(WEIGHTS_FILE);
         let data = bytes(&[0.0; 6]);
-        let tensors = ["a", "b", "c", "attn.bias"].map(|name| TensorRef::new(name, f32s(&[2, 3]), &data));
+        let tensors =
+            ["a", "b", "c", "attn.bias"].map(|name| TensorRef::new(name, f32s(&[2, 3]), &data));
         fs::write(&path, file(&tensors)).unwrap();
         let weights = Weights::open(&path).unwrap();
         let (good, turned, other) = (f32s(&[2, 3]), f32s(&[3, 2]), f32s(&[1]));
         let wanted = [("a", &good), ("b", &turned), ("wte.weight", &other)];
-        let error = weights.check(wanted, |name| name.ends_with("attn.bias")).unwrap_err().to_string();
+        let error = weights
+            .check(wanted, |name| name.ends_with("attn.bias"))
+            .unwrap_err()
+            .to_string();
         for part in [
             "model.safetensors",
             "missing (1):\n    wte.weight",
@@ -434,8 +620,14 @@ mod tests {
         }
         assert!(!error.contains("attn.bias"));
         let many: Vec<_> = (0..40).map(|i| format!("h.{i:02}")).collect();
-        let error = weights.check(many.iter().map(|n| (n.as_str(), &good)), |_| true).unwrap_err().to_string();
-        assert!(error.contains("missing (40)") && error.contains("and 24 more"), "{error}");
+        let error = weights
+            .check(many.iter().map(|n| (n.as_str(), &good)), |_| true)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("missing (40)") && error.contains("and 24 more"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -447,21 +639,35 @@ mod tests {
         for cut in 0..whole.len() {
             fs::write(&path, &whole[..cut]).unwrap();
             let error = Weights::open(&path).unwrap_err();
-            assert!(matches!(error, Error::Truncated { .. }), "cut at {cut}: {error}");
+            assert!(
+                matches!(error, Error::Truncated { .. }),
+                "cut at {cut}: {error}"
+            );
         }
         let mut long = whole.clone();
         long.push(0);
         fs::write(&path, long).unwrap();
-        assert!(Weights::open(&path).unwrap_err().to_string().contains("1 bytes follow"));
+        assert!(
+            Weights::open(&path)
+                .unwrap_err()
+                .to_string()
+                .contains("1 bytes follow")
+        );
         fs::write(&path, "<html>404 this is not a tensor file at all</html>").unwrap();
-        assert!(matches!(Weights::open(&path).unwrap_err(), Error::NotSafetensors { .. }));
+        assert!(matches!(
+            Weights::open(&path).unwrap_err(),
+            Error::NotSafetensors { .. }
+        ));
     }
 
     #[test]
     fn random_damage_never_panics() {
         use rand_chacha::rand_core::{Rng, SeedableRng};
         let data = bytes(&[1.0; 6]);
-        let whole = file(&[TensorRef::new("a", f32s(&[2, 3]), &data), TensorRef::new("b", f32s(&[6]), &data)]);
+        let whole = file(&[
+            TensorRef::new("a", f32s(&[2, 3]), &data),
+            TensorRef::new("b", f32s(&[6]), &data),
+        ]);
         let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(1);
         for _ in 0..2000 {
             let mut copy = whole.clone();
@@ -478,30 +684,70 @@ mod tests {
     fn shards_are_found_through_their_index() {
         let dir = tempfile::tempdir().unwrap();
         let data = bytes(&[1.0; 2]);
-        for (shard, tensor) in [("model-00001-of-00002.safetensors", "a"), ("model-00002-of-00002.safetensors", "b")] {
-            fs::write(dir.path().join(shard), file(&[TensorRef::new(tensor, f32s(&[2]), &data)])).unwrap();
+        for (shard, tensor) in [
+            ("model-00001-of-00002.safetensors", "a"),
+            ("model-00002-of-00002.safetensors", "b"),
+        ] {
+            fs::write(
+                dir.path().join(shard),
+                file(&[TensorRef::new(tensor, f32s(&[2]), &data)]),
+            )
+            .unwrap();
         }
         let index = |map: Value| {
             let json = serde_json::json!({"metadata": {"total_size": 16}, "weight_map": map});
             fs::write(dir.path().join(WEIGHTS_INDEX_FILE), json.to_string()).unwrap();
             Weights::open(dir.path())
         };
-        let (one, two) = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors");
-        assert_eq!(index(serde_json::json!({"a": one, "b": two})).unwrap().len(), 2);
-        let error = index(serde_json::json!({"a": two, "b": two})).unwrap_err().to_string();
-        assert!(error.contains("no tensor a") && error.contains(two), "{error}");
-        let error = index(serde_json::json!({"a": "model-00003-of-00002.safetensors"})).unwrap_err().to_string();
+        let (one, two) = (
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+        );
+        assert_eq!(
+            index(serde_json::json!({"a": one, "b": two}))
+                .unwrap()
+                .len(),
+            2
+        );
+        let error = index(serde_json::json!({"a": two, "b": two}))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("no tensor a") && error.contains(two),
+            "{error}"
+        );
+        let error = index(serde_json::json!({"a": "model-00003-of-00002.safetensors"}))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("model-00003"), "{error}");
-        assert!(index(serde_json::json!({"a": "../x"})).unwrap_err().to_string().contains("plain file name"));
+        assert!(
+            index(serde_json::json!({"a": "../x"}))
+                .unwrap_err()
+                .to_string()
+                .contains("plain file name")
+        );
     }
 
     #[test]
     fn other_formats_are_refused_with_the_way_to_convert() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(Weights::open(dir.path()).unwrap_err().to_string().starts_with("no model.safetensors in"));
+        assert!(
+            Weights::open(dir.path())
+                .unwrap_err()
+                .to_string()
+                .starts_with("no model.safetensors in")
+        );
         fs::write(dir.path().join("pytorch_model.bin"), "x").unwrap();
         let error = Weights::open(dir.path()).unwrap_err().to_string();
-        assert!(error.contains("pytorch_model.bin") && error.contains("safe_serialization=True"), "{error}");
-        assert!(Weights::open(&dir.path().join("none")).unwrap_err().to_string().contains("none"));
+        assert!(
+            error.contains("pytorch_model.bin") && error.contains("safe_serialization=True"),
+            "{error}"
+        );
+        assert!(
+            Weights::open(&dir.path().join("none"))
+                .unwrap_err()
+                .to_string()
+                .contains("none")
+        );
     }
 }

@@ -25,7 +25,8 @@ pub struct BatchForm {
     pub labels: LabelForm,
     pub attention_mask: bool,
     pub token_type_ids: bool,
-    /// Replicas that each batch is cut for: contiguous rows in their order, as accelerate deals out consecutive batches.
+    /// Replicas that each batch is cut for: contiguous rows in their order, as accelerate deals out
+    /// consecutive batches.
     pub shards: usize,
     /// Replicas that take the same part.
     pub copies: usize,
@@ -45,9 +46,9 @@ pub enum LabelForm {
     Numbers,
 }
 
-/// Labels that a batch of `tokens` tokens has room for when each is chosen with this probability. The number of those chosen is
-/// binomial: five standard deviations above its mean are passed once in three million batches. `None` where little would be
-/// saved by leaving out the others.
+/// Labels that a batch of `tokens` tokens has room for when each is chosen with this probability.
+/// The number of those chosen is binomial: five standard deviations above its mean are passed once
+/// in three million batches. `None` where little would be saved by leaving out the others.
 fn places(tokens: usize, probability: f64) -> Option<usize> {
     let (n, p) = (tokens as f64, probability);
     let room = (n * p + 5.0 * (n * p * (1.0 - p)).sqrt()).ceil() as usize;
@@ -57,7 +58,12 @@ fn places(tokens: usize, probability: f64) -> Option<usize> {
 impl BatchForm {
     /// The same, with each batch cut for a mesh's replicas.
     pub fn sharded(self, mesh: Mesh) -> Self {
-        BatchForm { shards: mesh.batch_shards(), copies: mesh.tensor, stages: mesh.stage, ..self }
+        BatchForm {
+            shards: mesh.batch_shards(),
+            copies: mesh.tensor,
+            stages: mesh.stage,
+            ..self
+        }
     }
 
     fn label_shape(&self, rows: usize, tokens: usize) -> LabelShape {
@@ -65,7 +71,9 @@ impl BatchForm {
             LabelForm::Classes => LabelShape::Classes,
             LabelForm::Numbers => LabelShape::Numbers,
             LabelForm::Tokens => LabelShape::Tokens,
-            LabelForm::SomeTokens(share) => places(rows * tokens, share).map_or(LabelShape::Tokens, LabelShape::Places),
+            LabelForm::SomeTokens(share) => {
+                places(rows * tokens, share).map_or(LabelShape::Tokens, LabelShape::Places)
+            }
         }
     }
 
@@ -91,7 +99,12 @@ impl BatchForm {
     pub fn upload(&self, client: &Client, batch: Batch) -> trainer::Result<DeviceBatch> {
         let (all_rows, tokens) = batch.input_ids.dim();
         let rows = all_rows / self.shards;
-        let put = Upload { client, shards: self.shards, copies: self.copies, stages: self.stages };
+        let put = Upload {
+            client,
+            shards: self.shards,
+            copies: self.copies,
+            stages: self.stages,
+        };
         let mut variant = self.variant(tokens);
         let (mut places, mut truth) = (None, Truth::default());
         let labels = match &batch.labels {
@@ -106,7 +119,10 @@ impl BatchForm {
             Labels::Tokens(labels) => match self.label_shape(rows, tokens) {
                 LabelShape::Places(room) => {
                     let all = labels.as_slice().expect("batches are contiguous");
-                    let chosen: Option<Vec<_>> = all.chunks(rows * tokens).map(|shard| labelled(shard, room)).collect();
+                    let chosen: Option<Vec<_>> = all
+                        .chunks(rows * tokens)
+                        .map(|shard| labelled(shard, room))
+                        .collect();
                     match chosen {
                         Some(chosen) => {
                             let (chosen, ids): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
@@ -114,8 +130,12 @@ impl BatchForm {
                             put.rows(DType::S32, &ids.concat(), &[room])?
                         }
                         None => {
-                            // More than there is room for: one batch in millions, which gets a graph with logits for every token.
-                            variant = Some(variant.map_or("all".into(), |length| format!("{length}.all").into()));
+                            // More than there is room for: one batch in millions, which gets a
+                            // graph with logits for every token.
+                            variant = Some(
+                                variant
+                                    .map_or("all".into(), |length| format!("{length}.all").into()),
+                            );
                             put.array(DType::S32, labels)?
                         }
                     }
@@ -127,8 +147,16 @@ impl BatchForm {
             input_ids: put.array(DType::S32, &batch.input_ids)?,
             labels,
             places,
-            attention_mask: batch.attention_mask.as_ref().map(|mask| put.array(DType::Pred, mask)).transpose()?,
-            token_type_ids: batch.token_type_ids.as_ref().map(|types| put.array(DType::S32, types)).transpose()?,
+            attention_mask: batch
+                .attention_mask
+                .as_ref()
+                .map(|mask| put.array(DType::Pred, mask))
+                .transpose()?,
+            token_type_ids: batch
+                .token_type_ids
+                .as_ref()
+                .map(|types| put.array(DType::S32, types))
+                .transpose()?,
             truth,
             shards: self.shards,
             examples: batch.examples,
@@ -147,22 +175,28 @@ impl BatchForm {
         workers: usize,
     ) -> trainer::Result<impl Iterator<Item = trainer::Result<DeviceBatch>> + use<>> {
         let (form, client) = (self.clone(), client.clone());
-        let loader = Loader::new(spec, workers, move |batch| form.upload(&client, batch)).map_err(error_in_batch)?;
+        let loader = Loader::new(spec, workers, move |batch| form.upload(&client, batch))
+            .map_err(error_in_batch)?;
         Ok(loader.map(|item| item.map_err(error_in_batch)))
     }
 
-    /// Batches of a stream, `rows` rows each, read from a position on; the first has the number `number`. Each comes with the
-    /// position after it.
+    /// Batches of a stream, `rows` rows each, read from a position on; the first has the number
+    /// `number`. Each comes with the position after it.
     pub fn stream_batches(
         &self,
         client: &Client,
         spec: Arc<StreamSpec>,
         from: Option<StreamPosition>,
         (rows, number): (usize, u64),
-    ) -> trainer::Result<impl Iterator<Item = trainer::Result<(DeviceBatch, StreamPosition)>> + use<>> {
+    ) -> trainer::Result<impl Iterator<Item = trainer::Result<(DeviceBatch, StreamPosition)>> + use<>>
+    {
         let (form, client) = (self.clone(), client.clone());
-        let loader = StreamLoader::new(spec, from, (rows, number), move |batch| form.upload(&client, batch));
-        Ok(loader.map_err(error_in_batch)?.map(|item| item.map_err(error_in_batch)))
+        let loader = StreamLoader::new(spec, from, (rows, number), move |batch| {
+            form.upload(&client, batch)
+        });
+        Ok(loader
+            .map_err(error_in_batch)?
+            .map(|item| item.map_err(error_in_batch)))
     }
 
     /// One pass over a set, in order, `batch_size` rows a replica, the last batch padded.
@@ -173,16 +207,32 @@ impl BatchForm {
         batch_size: usize,
         workers: usize,
     ) -> trainer::Result<Box<dyn Iterator<Item = trainer::Result<DeviceBatch>>>> {
-        let plan = BatchPlan::new(set.len(), batch_size * self.shards, false, Order::Sequential).map_err(error_in_batch)?;
-        Ok(Box::new(self.device_batches(client, LoadSpec::one_pass(set.clone(), plan), workers)?))
+        let plan = BatchPlan::new(
+            set.len(),
+            batch_size * self.shards,
+            false,
+            Order::Sequential,
+        )
+        .map_err(error_in_batch)?;
+        Ok(Box::new(self.device_batches(
+            client,
+            LoadSpec::one_pass(set.clone(), plan),
+            workers,
+        )?))
     }
 }
 
-/// The places that have a label, and their labels; filled up to `room` with places that have none. `None` if there is too little.
+/// The places that have a label, and their labels; filled up to `room` with places that have none.
+/// `None` if there is too little.
 fn labelled(labels: &[i32], room: usize) -> Option<(Vec<i32>, Vec<i32>)> {
     let ignored = IGNORED_LABEL as i32;
-    let with_label = labels.iter().enumerate().filter(|(_, label)| **label != ignored);
-    let (mut places, mut ids): (Vec<i32>, Vec<i32>) = with_label.map(|(place, label)| (place as i32, *label)).unzip();
+    let with_label = labels
+        .iter()
+        .enumerate()
+        .filter(|(_, label)| **label != ignored);
+    let (mut places, mut ids): (Vec<i32>, Vec<i32>) = with_label
+        .map(|(place, label)| (place as i32, *label))
+        .unzip();
     if places.len() > room {
         return None;
     }
@@ -191,7 +241,8 @@ fn labelled(labels: &[i32], room: usize) -> Option<(Vec<i32>, Vec<i32>)> {
     Some((places, ids))
 }
 
-/// Puts host arrays on the devices, each replica's part on its own; what belongs to other processes is left to them.
+/// Puts host arrays on the devices, each replica's part on its own; what belongs to other processes
+/// is left to them.
 struct Upload<'c> {
     client: &'c Client,
     shards: usize,
@@ -208,19 +259,36 @@ impl Upload<'_> {
     ) -> trainer::Result<Buffers> {
         let mut dims = array.shape().to_vec();
         dims[0] /= self.shards;
-        self.rows(dtype, array.as_slice().expect("batches are contiguous"), &dims)
+        self.rows(
+            dtype,
+            array.as_slice().expect("batches are contiguous"),
+            &dims,
+        )
     }
 
-    /// The parts' values one after another, `dims` each; each part goes to all replicas that share it.
-    fn rows<T: bytemuck::NoUninit>(&self, dtype: DType, values: &[T], dims: &[usize]) -> trainer::Result<Buffers> {
+    /// The parts' values one after another, `dims` each; each part goes to all replicas that share
+    /// it.
+    fn rows<T: bytemuck::NoUninit>(
+        &self,
+        dtype: DType,
+        values: &[T],
+        dims: &[usize],
+    ) -> trainer::Result<Buffers> {
         let shape = Shape::new(dtype, dims);
         let replicas = self.shards * self.copies;
         let local = local_devices(self.client, replicas * self.stages);
-        let parts = values.chunks(shape.elements().max(1)).flat_map(|part| std::iter::repeat_n(part, self.copies));
+        let parts = values
+            .chunks(shape.elements().max(1))
+            .flat_map(|part| std::iter::repeat_n(part, self.copies));
         let parts: Vec<&[T]> = parts.collect();
         let parts = parts.iter().copied().cycle().take(replicas * self.stages);
         let own = parts.skip(local.start).take(local.len()).enumerate();
-        own.map(|(device, part)| Ok(self.client.upload(bytemuck::cast_slice(part), &shape, device)?)).collect()
+        own.map(|(device, part)| {
+            Ok(self
+                .client
+                .upload(bytemuck::cast_slice(part), &shape, device)?)
+        })
+        .collect()
     }
 }
 
@@ -234,7 +302,10 @@ mod tests {
         assert_eq!(places(2048, 0.15), Some(392));
         assert_eq!(places(2048, 0.8), None, "nothing is saved");
         assert_eq!(places(16, 0.15), None, "too few to be sure of anything");
-        assert_eq!(labelled(&[-100, 7, -100, 0], 3), Some((vec![1, 3, 0], vec![7, 0, -100])));
+        assert_eq!(
+            labelled(&[-100, 7, -100, 0], 3),
+            Some((vec![1, 3, 0], vec![7, 0, -100]))
+        );
         assert_eq!(labelled(&[-100, 7, -100, 0], 1), None);
     }
 
@@ -250,9 +321,17 @@ mod tests {
             copies: 1,
             stages: 1,
         };
-        let variants = |form: BatchForm| form.shapes(8).into_iter().map(|shape| shape.variant).collect::<Vec<_>>();
+        let variants = |form: BatchForm| {
+            form.shapes(8)
+                .into_iter()
+                .map(|shape| shape.variant)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(variants(form(&[128])), [None]);
-        assert_eq!(variants(form(&[64, 128])), [Some("64".into()), Some("128".into())]);
+        assert_eq!(
+            variants(form(&[64, 128])),
+            [Some("64".into()), Some("128".into())]
+        );
         assert_eq!(form(&[128]).shapes(8)[0].labels, LabelShape::Places(216));
     }
 }

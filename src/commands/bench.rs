@@ -1,4 +1,5 @@
-//! `xtrain bench`: times training steps on random tokens, beside the machine's matrix-multiply ceiling.
+//! `xtrain bench`: times training steps on random tokens, beside the machine's matrix-multiply
+//! ceiling.
 
 use super::batches::{BatchForm, LabelForm};
 use super::exchanged::exchanged;
@@ -47,7 +48,8 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     if let ModelSource::Scratch { overrides, .. } = &plan.model {
         without_dropout(&mut read.config, overrides);
     }
-    // Encoders learn masked tokens here, decoders the next one, whatever else the model was saved for.
+    // Encoders learn masked tokens here, decoders the next one, whatever else the model was saved
+    // for.
     let task = match Task::of(&read.config).map_err(failed("reading the model's configuration"))? {
         Task::MaskedLm => Task::MaskedLm,
         _ => Task::CausalLm,
@@ -56,26 +58,52 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     let model = &*loaded.model;
     if plan.seq > model.max_positions() {
         let positions = model.max_positions();
-        let problem = format!("--seq {} is more than the model's {positions} positions (n_positions)", plan.seq);
-        return Err(Error::usage(problem, format!("set --seq {positions} or less")));
+        let problem = format!(
+            "--seq {} is more than the model's {positions} positions (n_positions)",
+            plan.seq
+        );
+        return Err(Error::usage(
+            problem,
+            format!("set --seq {positions} or less"),
+        ));
     }
     let mut session = open_device(&plan.device, plan.mesh, &plan.cache)?;
-    let placements = placements(model, OptimizerKind::AdamW, plan.mesh, plan.shard_optimizer_state);
+    let placements = placements(
+        model,
+        OptimizerKind::AdamW,
+        plan.mesh,
+        plan.shard_optimizer_state,
+    );
     session.set_placements(placements.map_err(failed("laying out the model"))?);
     session.set_sequence_parallel(plan.sequence_parallel);
     session.set_scan_layers(plan.scan_layers);
     let shards = plan.mesh.batch_shards();
-    let shape = [("batch", plan.batch.to_string()), ("seq", plan.seq.to_string()), ("data_parallel", shards.to_string())];
-    session.cache_mut().set_origin(origin("bench", model, &shape));
+    let shape = [
+        ("batch", plan.batch.to_string()),
+        ("seq", plan.seq.to_string()),
+        ("data_parallel", shards.to_string()),
+    ];
+    session
+        .cache_mut()
+        .set_origin(origin("bench", model, &shape));
     // The peers' settings (`bench/peers.py`): constant rate, decay, clipping.
     let optimizer = OptimizerSettings::constant(OptimizerKind::AdamW, 1e-4);
     let total = (plan.warmup + plan.steps) as u64;
-    let schedule = Schedule { kind: ScheduleKind::Constant, peak: optimizer.learning_rate, warmup: 0, total };
+    let schedule = Schedule {
+        kind: ScheduleKind::Constant,
+        peak: optimizer.learning_rate,
+        warmup: 0,
+        total,
+    };
     let stepper = Stepper::new(model, optimizer, schedule, plan.seed)
         .with_precision(plan.precision)
         .with_buckets(plan.gradient_bucket_bytes)
         .with_checkpointing(plan.checkpointing);
-    let labels = if task == Task::MaskedLm { LabelForm::SomeTokens(MASKED) } else { LabelForm::Tokens };
+    let labels = if task == Task::MaskedLm {
+        LabelForm::SomeTokens(MASKED)
+    } else {
+        LabelForm::Tokens
+    };
     let form = BatchForm {
         lengths: vec![plan.seq],
         named: false,
@@ -87,17 +115,32 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         stages: 1,
     };
     let form = form.sharded(plan.mesh);
-    let shapes = RunShapes { train: form.shapes(plan.batch), eval: Vec::new(), accumulation: 1 };
-    start_first_step(&mut session, model, &stepper, &shapes).map_err(failed("recording the step"))?;
+    let shapes = RunShapes {
+        train: form.shapes(plan.batch),
+        eval: Vec::new(),
+        accumulation: 1,
+    };
+    start_first_step(&mut session, model, &stepper, &shapes)
+        .map_err(failed("recording the step"))?;
 
     let placing = Instant::now();
     loaded.place(&mut session, plan.seed)?;
-    parameters::set_extra_state(&mut session, &stepper.extra_state(false), None).map_err(failed("placing the moments"))?;
+    parameters::set_extra_state(&mut session, &stepper.extra_state(false), None)
+        .map_err(failed("placing the moments"))?;
     let mut rng = ChaCha8Rng::seed_from_u64(plan.seed);
     let mut batches = Vec::new();
     for index in 0..BATCHES {
-        let batch = random_batch((plan.batch * shards, plan.seq), model.vocab_size(), labels, index, &mut rng);
-        batches.push(form.upload(session.client(), batch).map_err(failed("placing a batch"))?);
+        let batch = random_batch(
+            (plan.batch * shards, plan.seq),
+            model.vocab_size(),
+            labels,
+            index,
+            &mut rng,
+        );
+        batches.push(
+            form.upload(session.client(), batch)
+                .map_err(failed("placing a batch"))?,
+        );
     }
     let placing = placing.elapsed();
     // Part of the start, unlike the measurement of the ceiling, which would wait for it too.
@@ -116,13 +159,23 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         let (start, cpu_start) = (Instant::now(), cpu_time());
         let phase = Phase::Update { accumulated: false };
         let marked = stepper
-            .microbatch(&mut session, &batches[step as usize % BATCHES], phase, step, step)
+            .microbatch(
+                &mut session,
+                &batches[step as usize % BATCHES],
+                phase,
+                step,
+                step,
+            )
             .map_err(failed("running a step"))?;
         if step == 0 {
             startup = began.elapsed() - placing - measuring;
         }
         let host = marked.host_time;
-        losses.push(read_metrics(&marked).and_then(|m| m.wait()).map_err(failed("running a step"))?);
+        losses.push(
+            read_metrics(&marked)
+                .and_then(|m| m.wait())
+                .map_err(failed("running a step"))?,
+        );
         if step == 0 {
             first_step = began.elapsed() - measuring;
         }
@@ -134,11 +187,19 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     }
     let stored = |loaded: bool| {
         let graphs = session.cache().graphs();
-        let of_steps = graphs.iter().filter(|graph| graph.name != ceiling::GRAPH_NAME && graph.loaded == loaded);
-        of_steps.fold((0, 0.0), |(count, seconds), graph| (count + 1, seconds + graph.ready_time.as_secs_f64()))
+        let of_steps = graphs
+            .iter()
+            .filter(|graph| graph.name != ceiling::GRAPH_NAME && graph.loaded == loaded);
+        of_steps.fold((0, 0.0), |(count, seconds), graph| {
+            (count + 1, seconds + graph.ready_time.as_secs_f64())
+        })
     };
     let ((loaded_graphs, load_s), (compiled_graphs, compile_s)) = (stored(true), stored(false));
-    let device = session.client().addressable_devices().next().and_then(|device| device.memory());
+    let device = session
+        .client()
+        .addressable_devices()
+        .next()
+        .and_then(|device| device.memory());
     let device_peak = device.and_then(|memory| memory.peak_bytes_in_use);
     let ceiling = before.max(measure_ceiling(&mut session, plan.precision)?);
     times.sort_by(f64::total_cmp);
@@ -160,7 +221,8 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         "ceiling_tflops": ceiling,
         "fraction_of_ceiling": tflops / ceiling,
         "compile_s": compile_s,
-        // Until the first step was handed to the device, without making weights and batches; loading overlaps with that.
+        // Until the first step was handed to the device, without making weights and batches;
+        // loading overlaps with that.
         "startup_s": startup.as_secs_f64(),
         "first_step_s": first_step.as_secs_f64(),
         "peak_device_mb": device_peak.map_or(0.0, |b| b as f64 / 1e6),
@@ -185,10 +247,12 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
 }
 
 fn measure_ceiling(session: &mut Session, precision: Precision) -> Result<f64, Error> {
-    ceiling::measure_tflops(session, precision, Duration::from_secs(5)).map_err(failed("measuring the matrix-multiply ceiling"))
+    ceiling::measure_tflops(session, precision, Duration::from_secs(5))
+        .map_err(failed("measuring the matrix-multiply ceiling"))
 }
 
-/// The peers are timed without dropout, so that is the default here; `--config_overrides resid_pdrop=0.1` brings it back.
+/// The peers are timed without dropout, so that is the default here;
+/// `--config_overrides resid_pdrop=0.1` brings it back.
 fn without_dropout(config: &mut Config, overrides: &[(String, Value)]) {
     for key in DROPOUT_KEYS {
         if config.get(key).is_some() && !overrides.iter().any(|(chosen, _)| chosen == key) {
@@ -205,13 +269,23 @@ fn random_batch(
     index: usize,
     rng: &mut ChaCha8Rng,
 ) -> Batch {
-    let input_ids = Array2::from_shape_fn((rows, tokens), |_| rng.random_range(0..vocabulary as i32));
+    let input_ids =
+        Array2::from_shape_fn((rows, tokens), |_| rng.random_range(0..vocabulary as i32));
     let chosen = match labels {
-        LabelForm::SomeTokens(share) => input_ids.mapv(|id| if rng.random_bool(share) { id } else { IGNORED_LABEL as i32 }),
+        LabelForm::SomeTokens(share) => input_ids.mapv(|id| {
+            if rng.random_bool(share) {
+                id
+            } else {
+                IGNORED_LABEL as i32
+            }
+        }),
         _ => input_ids.clone(),
     };
     Batch {
-        targets: chosen.iter().filter(|label| **label != IGNORED_LABEL as i32).count(),
+        targets: chosen
+            .iter()
+            .filter(|label| **label != IGNORED_LABEL as i32)
+            .count(),
         labels: Labels::Tokens(chosen),
         input_ids,
         attention_mask: None,

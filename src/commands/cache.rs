@@ -1,4 +1,5 @@
-//! `xtrain cache`: looks into the compiled graphs that are stored, without a device wherever that is possible.
+//! `xtrain cache`: looks into the compiled graphs that are stored, without a device wherever that
+//! is possible.
 
 mod list;
 mod show;
@@ -18,14 +19,20 @@ pub fn run(plan: CachePlan) -> Result<Outcome, Error> {
         CacheAction::Explain { older, newer } => show::explain(&store, older.as_deref(), &newer)?,
         CacheAction::Verify { ids, device } => upkeep::verify(&store, &ids, &device)?,
         CacheAction::Prune(rules) => upkeep::prune(&store, &rules)?,
-        CacheAction::Export { file, ids, modules_only } => upkeep::export(&store, &file, &ids, modules_only)?,
+        CacheAction::Export {
+            file,
+            ids,
+            modules_only,
+        } => upkeep::export(&store, &file, &ids, modules_only)?,
         CacheAction::Import { file } => upkeep::import(&store, &file)?,
     }
     Ok(Outcome::Done)
 }
 
 fn all(store: &Store) -> Result<Vec<Listed>, Error> {
-    store.list().map_err(|e| Error::because(format!("reading {}", store.dir().display()), e))
+    store
+        .list()
+        .map_err(|e| Error::because(format!("reading {}", store.dir().display()), e))
 }
 
 /// The entry whose id begins as was typed.
@@ -35,18 +42,25 @@ fn choose<'a>(entries: &'a [Listed], typed: &str, store: &Store) -> Result<&'a L
         (Some(entry), None) => Ok(entry),
         (None, _) => {
             let dir = store.dir().display();
-            Err(Error::failed(format!("no stored graph in {dir} has an id that begins with {typed}"))
-                .with_hint("`xtrain cache ls` lists them"))
+            Err(Error::failed(format!(
+                "no stored graph in {dir} has an id that begins with {typed}"
+            ))
+            .with_hint("`xtrain cache ls` lists them"))
         }
-        (Some(a), Some(b)) => {
-            Err(Error::failed(format!("{typed} is the start of several ids, {} and {} among them", a.id, b.id))
-                .with_hint("type more of the id"))
-        }
+        (Some(a), Some(b)) => Err(Error::failed(format!(
+            "{typed} is the start of several ids, {} and {} among them",
+            a.id, b.id
+        ))
+        .with_hint("type more of the id")),
     }
 }
 
 /// The entries that were named, or all.
-fn chosen<'a>(entries: &'a [Listed], ids: &[String], store: &Store) -> Result<Vec<&'a Listed>, Error> {
+fn chosen<'a>(
+    entries: &'a [Listed],
+    ids: &[String],
+    store: &Store,
+) -> Result<Vec<&'a Listed>, Error> {
     match ids.is_empty() {
         true => Ok(entries.iter().collect()),
         false => ids.iter().map(|id| choose(entries, id, store)).collect(),

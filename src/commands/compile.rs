@@ -1,6 +1,6 @@
-//! `xtrain compile`: compiles and stores every graph that a training run with the same flags will use. With `--check` and
-//! `--export` nothing is compiled, and neither the device nor its plugin has to be there (`compile/modules.rs`). For a card
-//! that is not there (`--target`): `target`.
+//! `xtrain compile`: compiles and stores every graph that a training run with the same flags will
+//! use. With `--check` and `--export` nothing is compiled, and neither the device nor its plugin
+//! has to be there (`compile/modules.rs`). For a card that is not there (`--target`): `target`.
 
 mod modules;
 
@@ -14,7 +14,14 @@ use crate::trainer::step::Stepper;
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
 use xtrain_models::Model;
 
-pub fn run(CompilePlan { train: mut plan, jobs, check, export }: CompilePlan) -> Result<Outcome, Error> {
+pub fn run(
+    CompilePlan {
+        train: mut plan,
+        jobs,
+        check,
+        export,
+    }: CompilePlan,
+) -> Result<Outcome, Error> {
     if check || export.is_some() {
         return modules::run(plan, check, export.as_deref());
     }
@@ -22,7 +29,9 @@ pub fn run(CompilePlan { train: mut plan, jobs, check, export }: CompilePlan) ->
         return target::compile(plan);
     }
     if plan.cache.dir.is_none() {
-        return Err(Error::failed("there is nowhere to keep the graphs: --compile_cache is false"));
+        return Err(Error::failed(
+            "there is nowhere to keep the graphs: --compile_cache is false",
+        ));
     }
     let mut prepared = Prepared::new(&plan, false)?;
     fit::resolve_auto(&mut plan, &mut prepared)?;
@@ -30,11 +39,30 @@ pub fn run(CompilePlan { train: mut plan, jobs, check, export }: CompilePlan) ->
     let model = &*prepared.loaded.model;
     let stepper = stepper(&plan, model);
     let mut report = |graph: &crate::cache::CompiledGraph| {
-        let how = if graph.loaded { "was stored already, loaded" } else { "compiled" };
-        let peak = graph.memory().map_or(String::new(), |m| format!(", {} at the peak", bytes(m.peak() as u64)));
-        println!("{:12} {}  {how} in {:.1} s{peak}", graph.name, &graph.id[..12], graph.ready_time.as_secs_f64());
+        let how = if graph.loaded {
+            "was stored already, loaded"
+        } else {
+            "compiled"
+        };
+        let peak = graph.memory().map_or(String::new(), |m| {
+            format!(", {} at the peak", bytes(m.peak() as u64))
+        });
+        println!(
+            "{:12} {}  {how} in {:.1} s{peak}",
+            graph.name,
+            &graph.id[..12],
+            graph.ready_time.as_secs_f64()
+        );
     };
-    compile_all(&mut prepared.session, model, &stepper, &shapes, jobs, &mut report).map_err(failed("compiling the graphs"))?;
+    compile_all(
+        &mut prepared.session,
+        model,
+        &stepper,
+        &shapes,
+        jobs,
+        &mut report,
+    )
+    .map_err(failed("compiling the graphs"))?;
     eprintln!("{}", prepared.session.cache().stats());
     Ok(Outcome::Done)
 }
@@ -42,9 +70,19 @@ pub fn run(CompilePlan { train: mut plan, jobs, check, export }: CompilePlan) ->
 /// The run's steps, for recording its graphs ahead.
 pub(super) fn stepper<'m>(plan: &TrainPlan, model: &'m dyn Model) -> Stepper<'m> {
     // The learning rate is fed at each step, so that no graph knows the schedule.
-    let schedule = Schedule { kind: ScheduleKind::Constant, peak: 0.0, warmup: 0, total: 0 };
-    Stepper::new(model, plan.train.optimizer.clone(), schedule, plan.train.seed)
-        .with_precision(plan.train.precision)
-        .with_buckets(plan.train.gradient_bucket_bytes)
-        .with_checkpointing(plan.train.checkpointing)
+    let schedule = Schedule {
+        kind: ScheduleKind::Constant,
+        peak: 0.0,
+        warmup: 0,
+        total: 0,
+    };
+    Stepper::new(
+        model,
+        plan.train.optimizer.clone(),
+        schedule,
+        plan.train.seed,
+    )
+    .with_precision(plan.train.precision)
+    .with_buckets(plan.train.gradient_bucket_bytes)
+    .with_checkpointing(plan.train.checkpointing)
 }

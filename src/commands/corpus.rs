@@ -1,9 +1,11 @@
-//! The text that `xtrain quickstart` trains on, and the generator that wrote it: short stories about a fixed set of people in a
-//! fixed world. Everyone keeps their trade, town, pet and favourite colour, sums come out right, days follow each other and
-//! weather has consequences, so a small model has rules to find, and a reader can tell at once whether it found them.
+//! The text that `xtrain quickstart` trains on, and the generator that wrote it: short stories
+//! about a fixed set of people in a fixed world. Everyone keeps their trade, town, pet and
+//! favourite colour, sums come out right, days follow each other and weather has consequences, so a
+//! small model has rules to find, and a reader can tell at once whether it found them.
 //!
-//! The text is a committed file so that everyone trains on the same bytes; a test generates it anew and compares. To change it,
-//! change the generator and run `XTRAIN_WRITE_CORPUS=1 cargo test corpus`.
+//! The text is a committed file so that everyone trains on the same bytes; a test generates it anew
+//! and compares. To change it, change the generator and run
+//! `XTRAIN_WRITE_CORPUS=1 cargo test corpus`.
 
 use std::fmt::Write;
 
@@ -48,7 +50,15 @@ const PEOPLE: [Person; 16] = [
     Person { name: "Viktor", she: false, trade: "librarian", work: "sorted the books", town: "Tallin Hill", pet: "owl", pet_name: "Page", colour: "red" },
 ];
 
-const DAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
+const DAYS: [&str; 7] = [
+    "Monday",
+    "Tuesday",
+    "Wednesday",
+    "Thursday",
+    "Friday",
+    "Saturday",
+    "Sunday",
+];
 
 const NUMBERS: [&str; 21] = [
     "zero",
@@ -106,7 +116,9 @@ const PLACES: [&str; 8] = [
     "on top of the cupboard",
 ];
 
-const THINGS: [&str; 8] = ["lamp", "kite", "box", "scarf", "door", "chair", "cup", "flag"];
+const THINGS: [&str; 8] = [
+    "lamp", "kite", "box", "scarf", "door", "chair", "cup", "flag",
+];
 
 const OPPOSITES: [(&str, &str); 8] = [
     ("hot", "cold"),
@@ -119,7 +131,8 @@ const OPPOSITES: [(&str, &str); 8] = [
     ("empty", "full"),
 ];
 
-/// SplitMix64 (Steele, Lea and Flood 2014): a few lines of arithmetic that no library's next version can change.
+/// SplitMix64 (Steele, Lea and Flood 2014): a few lines of arithmetic that no library's next
+/// version can change.
 struct Random(u64);
 
 impl Random {
@@ -173,7 +186,11 @@ fn amount(n: usize, (one, many): (&str, &str)) -> String {
 }
 
 fn article(word: &str) -> &'static str {
-    if word.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" }
+    if word.starts_with(['a', 'e', 'i', 'o', 'u']) {
+        "an"
+    } else {
+        "a"
+    }
 }
 
 /// Stories, one after the other with an empty line between, until there are `bytes` of them.
@@ -198,13 +215,25 @@ pub fn generate(seed: u64, bytes: usize) -> String {
 }
 
 fn portrait(p: &Person, random: &mut Random) -> String {
-    let neighbours: Vec<&Person> = PEOPLE.iter().filter(|other| other.town == p.town && other.name != p.name).collect();
+    let neighbours: Vec<&Person> = PEOPLE
+        .iter()
+        .filter(|other| other.town == p.town && other.name != p.name)
+        .collect();
     let neighbour = random.pick(&neighbours);
     let (they, their) = (p.they(), p.their());
     let ending = match random.below(3) {
-        0 => format!("{they} always wears something {}, because {} is {their} favourite colour.", p.colour, p.colour),
-        1 => format!("{they} lives next to {} the {}.", neighbour.name, neighbour.trade),
-        _ => format!("Everyone in {} knows {} and {their} {}.", p.town, p.name, p.pet),
+        0 => format!(
+            "{they} always wears something {}, because {} is {their} favourite colour.",
+            p.colour, p.colour
+        ),
+        1 => format!(
+            "{they} lives next to {} the {}.",
+            neighbour.name, neighbour.trade
+        ),
+        _ => format!(
+            "Everyone in {} knows {} and {their} {}.",
+            p.town, p.name, p.pet
+        ),
     };
     format!(
         "{} is {} {} in {}. {they} has {} {} called {}. {ending}",
@@ -244,7 +273,11 @@ fn lost_pet(p: &Person, random: &mut Random) -> String {
     let friend = random.other_than(p);
     let place = random.pick(&PLACES);
     let wrong = random.pick(&PLACES);
-    let first = if wrong == place { "in the garden" } else { wrong };
+    let first = if wrong == place {
+        "in the garden"
+    } else {
+        wrong
+    };
     format!(
         "One morning {pet} the {animal} was gone. {name} looked {first}, but {pet} was not there. {they} asked {friend} the {trade} for \
          help. Together they looked {place}, and there was {pet}, fast asleep. \"Thank you, {friend},\" said {name}, and took {pet} home to \
@@ -262,7 +295,10 @@ fn lost_pet(p: &Person, random: &mut Random) -> String {
 fn conversation(p: &Person, random: &mut Random) -> String {
     let other = random.other_than(p);
     let (a, b) = (p.name, other.name);
-    let mut lines = vec![format!("\"Good morning, {a},\" said {b}."), format!("\"Good morning, {b},\" said {a}.")];
+    let mut lines = vec![
+        format!("\"Good morning, {a},\" said {b}."),
+        format!("\"Good morning, {b},\" said {a}."),
+    ];
     let mut topics = [0, 1, 2, 3];
     // Shuffled, so that neither the order nor the number of questions is a rule.
     for i in (1..topics.len()).rev() {
@@ -270,15 +306,30 @@ fn conversation(p: &Person, random: &mut Random) -> String {
     }
     for topic in &topics[..random.between(1, 3)] {
         let (question, answer) = match topic {
-            0 => ("Where do you live".to_string(), format!("I live in {}", p.town)),
-            1 => ("What is your trade".to_string(), format!("I am {} {}", article(p.trade), p.trade)),
-            2 => (format!("What is your {} called", p.pet), format!("My {} is called {}", p.pet, p.pet_name)),
-            _ => ("Which colour do you like best".to_string(), format!("I like {} best", p.colour)),
+            0 => (
+                "Where do you live".to_string(),
+                format!("I live in {}", p.town),
+            ),
+            1 => (
+                "What is your trade".to_string(),
+                format!("I am {} {}", article(p.trade), p.trade),
+            ),
+            2 => (
+                format!("What is your {} called", p.pet),
+                format!("My {} is called {}", p.pet, p.pet_name),
+            ),
+            _ => (
+                "Which colour do you like best".to_string(),
+                format!("I like {} best", p.colour),
+            ),
         };
         lines.push(format!("\"{question}?\" asked {b}."));
         lines.push(format!("\"{answer},\" said {a}."));
     }
-    lines.push(format!("\"Goodbye, {a},\" said {b}, and went back to {}.", other.town));
+    lines.push(format!(
+        "\"Goodbye, {a},\" said {b}, and went back to {}.",
+        other.town
+    ));
     lines.join("\n")
 }
 
@@ -304,25 +355,49 @@ fn working_day(p: &Person, random: &mut Random) -> String {
 }
 
 fn lesson(p: &Person, random: &mut Random) -> String {
-    let mut lines =
-        vec![format!("Nadia the teacher asked {} some questions.", if p.name == "Nadia" { "the children" } else { p.name })];
+    let mut lines = vec![format!(
+        "Nadia the teacher asked {} some questions.",
+        if p.name == "Nadia" {
+            "the children"
+        } else {
+            p.name
+        }
+    )];
     for _ in 0..random.between(2, 4) {
         lines.push(match random.below(4) {
             0 => {
                 let (a, b) = (random.between(0, 10), random.between(0, 10));
-                format!("Question: What is {} plus {}? Answer: {}.", NUMBERS[a], NUMBERS[b], NUMBERS[a + b])
+                format!(
+                    "Question: What is {} plus {}? Answer: {}.",
+                    NUMBERS[a],
+                    NUMBERS[b],
+                    NUMBERS[a + b]
+                )
             }
             1 => {
                 let (a, b) = (random.between(0, 10), random.between(0, 10));
-                format!("Question: What is {} minus {}? Answer: {}.", NUMBERS[a + b], NUMBERS[b], NUMBERS[a])
+                format!(
+                    "Question: What is {} minus {}? Answer: {}.",
+                    NUMBERS[a + b],
+                    NUMBERS[b],
+                    NUMBERS[a]
+                )
             }
             2 => {
                 let day = random.below(7);
-                format!("Question: Which day comes after {}? Answer: {}.", DAYS[day], DAYS[(day + 1) % 7])
+                format!(
+                    "Question: Which day comes after {}? Answer: {}.",
+                    DAYS[day],
+                    DAYS[(day + 1) % 7]
+                )
             }
             _ => {
                 let (one, other) = *random.pick(&OPPOSITES);
-                let (one, other) = if random.below(2) == 0 { (one, other) } else { (other, one) };
+                let (one, other) = if random.below(2) == 0 {
+                    (one, other)
+                } else {
+                    (other, one)
+                };
                 format!("Question: What is the opposite of {one}? Answer: {other}.")
             }
         });
@@ -385,7 +460,8 @@ mod tests {
     fn corpus_is_what_the_generator_writes() {
         let generated = generate(SEED, BYTES);
         if std::env::var_os("XTRAIN_WRITE_CORPUS").is_some() {
-            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/commands/quickstart/corpus.txt");
+            let path =
+                Path::new(env!("CARGO_MANIFEST_DIR")).join("src/commands/quickstart/corpus.txt");
             std::fs::write(path, &generated).unwrap();
             return;
         }
@@ -405,10 +481,18 @@ mod tests {
     /// There is something to learn and something left to guess: few words, many different stories.
     #[test]
     fn it_is_regular_but_not_repetitive() {
-        let stories: Vec<&str> = TEXT.split("\n\n").filter(|story| !story.is_empty()).collect();
+        let stories: Vec<&str> = TEXT
+            .split("\n\n")
+            .filter(|story| !story.is_empty())
+            .collect();
         let different: std::collections::BTreeSet<&&str> = stories.iter().collect();
         let words: std::collections::BTreeSet<&str> = TEXT.split_whitespace().collect();
-        println!("{} stories, {} different, {} words", stories.len(), different.len(), words.len());
+        println!(
+            "{} stories, {} different, {} words",
+            stories.len(),
+            different.len(),
+            words.len()
+        );
         assert!(different.len() * 10 >= stories.len() * 7);
         assert!((300..1500).contains(&words.len()));
     }
@@ -418,7 +502,9 @@ mod tests {
         let value = |word: &str| NUMBERS.iter().position(|number| *number == word).unwrap();
         let mut sums = 0;
         for line in TEXT.lines() {
-            let Some((question, answer)) = line.strip_prefix("Question: What is ").and_then(|rest| rest.split_once("? Answer: "))
+            let Some((question, answer)) = line
+                .strip_prefix("Question: What is ")
+                .and_then(|rest| rest.split_once("? Answer: "))
             else {
                 continue;
             };

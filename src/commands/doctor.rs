@@ -1,4 +1,5 @@
-//! `xtrain doctor`: checks, in the order in which a run would need them, that everything is there and works.
+//! `xtrain doctor`: checks, in the order in which a run would need them, that everything is there
+//! and works.
 
 mod accelerator;
 mod cuda;
@@ -36,7 +37,11 @@ pub fn run(plan: DoctorPlan) -> Result<Outcome, Error> {
     };
     for check in checks.iter().filter(|_| !plan.json) {
         match &check.found {
-            Ok(found) => println!("{:5} {:20} {found}", if check.is_note { "note" } else { "ok" }, check.name),
+            Ok(found) => println!(
+                "{:5} {:20} {found}",
+                if check.is_note { "note" } else { "ok" },
+                check.name
+            ),
             Err(reason) => println!("FAIL  {:20} {reason}", check.name),
         }
     }
@@ -45,11 +50,15 @@ pub fn run(plan: DoctorPlan) -> Result<Outcome, Error> {
             Ok(found) => json!({"check": c.name, "ok": true, "found": found}),
             Err(reason) => json!({"check": c.name, "ok": false, "reason": reason}),
         };
-        println!("{}", json!({"device": plan.device.kind.to_string(), "checks": checks.iter().map(entry).collect::<Vec<_>>()}));
+        println!(
+            "{}",
+            json!({"device": plan.device.kind.to_string(), "checks": checks.iter().map(entry).collect::<Vec<_>>()})
+        );
     }
     match checks.iter().find(|c| c.found.is_err()) {
         None => Ok(Outcome::Done),
-        Some(check) => Err(Error::failed(format!("check `{}` failed", check.name)).with_hint("its line above says what to do")),
+        Some(check) => Err(Error::failed(format!("check `{}` failed", check.name))
+            .with_hint("its line above says what to do")),
     }
 }
 
@@ -59,24 +68,37 @@ fn check_cpu() -> Vec<Check> {
     let mut check = |name, found: Result<String, Error>| {
         let found = found.map_err(|error| error.one_line());
         let ok = found.is_ok();
-        checks.push(Check { name, found, is_note: false });
+        checks.push(Check {
+            name,
+            found,
+            is_note: false,
+        });
         ok
     };
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     check("processor", Ok(format!("{cores} cores")));
     let start = Instant::now();
     let library = Library::open().map_err(failed("opening the XLA library"));
-    let found =
-        library.map(|l| format!("{} ({}), opened in {:.2} s", l.path().display(), l.version(), start.elapsed().as_secs_f64()));
+    let found = library.map(|l| {
+        format!(
+            "{} ({}), opened in {:.2} s",
+            l.path().display(),
+            l.version(),
+            start.elapsed().as_secs_f64()
+        )
+    });
     if !check("XLA library", found) {
         return checks;
     }
-    let plugin = Library::open().and_then(Library::cpu_plugin).map_err(failed("starting the CPU plugin"));
+    let plugin = Library::open()
+        .and_then(Library::cpu_plugin)
+        .map_err(failed("starting the CPU plugin"));
     let found = plugin.map(|p| format!("PJRT C API {}.{}", p.api_version().0, p.api_version().1));
     if !check("CPU plugin", found) {
         return checks;
     }
-    let session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).map_err(failed("opening the CPU device"));
+    let session = device::open_cpu(Mesh::single(), CacheSettings::in_memory())
+        .map_err(failed("opening the CPU device"));
     let mut session = match session {
         Ok(session) => session,
         Err(error) => {
@@ -86,13 +108,25 @@ fn check_cpu() -> Vec<Check> {
     };
     let client = session.client();
     let memory = client.devices().first().and_then(|d| d.memory());
-    let limit = memory.and_then(|m| m.bytes_limit).map_or(String::new(), |b| format!(", memory limit {}", bytes(b as u64)));
-    let found =
-        format!("{} device(s), platform {} {}{limit}", client.devices().len(), client.platform_name(), client.platform_version());
+    let limit = memory
+        .and_then(|m| m.bytes_limit)
+        .map_or(String::new(), |b| {
+            format!(", memory limit {}", bytes(b as u64))
+        });
+    let found = format!(
+        "{} device(s), platform {} {}{limit}",
+        client.devices().len(),
+        client.platform_name(),
+        client.platform_version()
+    );
     check("device", Ok(found));
     if check("compile and run", compile_and_run(&mut session)) {
-        let found = ceiling::measure_tflops(&mut session, Precision::F32, std::time::Duration::from_secs(1))
-            .map(|t| format!("{:.0} GFLOP/s in f32", t * 1e3));
+        let found = ceiling::measure_tflops(
+            &mut session,
+            Precision::F32,
+            std::time::Duration::from_secs(1),
+        )
+        .map(|t| format!("{:.0} GFLOP/s in f32", t * 1e3));
         check("matrix multiply", found.map_err(failed("measuring")));
     }
     checks
@@ -123,12 +157,20 @@ fn compile_and_run(session: &mut Session) -> Result<String, Error> {
         let values = [1.0f32, 2.0, 3.0, 4.0];
         let x = recording.feed_host("x", bytemuck::cast_slice(&values), &operand_shape())?;
         recording.fetch("sum", &x.mul(&x)?.sum_all()?);
-        Ok(recording.mark_step(GRAPH_NAME)?.fetched("sum").download_to()?)
+        Ok(recording
+            .mark_step(GRAPH_NAME)?
+            .fetched("sum")
+            .download_to()?)
     };
     let start = Instant::now();
     let found = sum(session).map_err(failed("compiling and running a small graph"))?;
     match found[..] == [30.0] {
-        true => Ok(format!("1 + 4 + 9 + 16 = 30 in {:.2} s", start.elapsed().as_secs_f64())),
-        false => Err(Error::failed(format!("1 + 4 + 9 + 16 came out as {found:?}"))),
+        true => Ok(format!(
+            "1 + 4 + 9 + 16 = 30 in {:.2} s",
+            start.elapsed().as_secs_f64()
+        )),
+        false => Err(Error::failed(format!(
+            "1 + 4 + 9 + 16 came out as {found:?}"
+        ))),
     }
 }

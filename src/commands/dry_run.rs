@@ -1,4 +1,5 @@
-//! `--dry_run`: the resolved plan of a training run, with its graphs compiled and their memory known, and nothing else done.
+//! `--dry_run`: the resolved plan of a training run, with its graphs compiled and their memory
+//! known, and nothing else done.
 
 use super::Error;
 use super::compile::stepper;
@@ -27,18 +28,38 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
     let settings = &plan.train;
     let shapes = prepared.shapes(plan);
     let model = &*prepared.loaded.model;
-    let parameters: usize = model.parameters().iter().map(|p| p.dims.iter().product::<usize>()).sum();
+    let parameters: usize = model
+        .parameters()
+        .iter()
+        .map(|p| p.dims.iter().product::<usize>())
+        .sum();
     let mut table = Table::pairs();
     table.heading("model");
     table.row(["configuration", model.config().source()]);
     table.row(["parameters".to_string(), exact(parameters as u64)]);
-    table.row(["vocabulary".to_string(), format!("{} (tokenizer: {})", model.vocab_size(), prepared.tokenizer.id_bound())]);
-    table.row(["longest example".to_string(), format!("{} of {} positions", prepared.task.length, model.max_positions())]);
+    table.row([
+        "vocabulary".to_string(),
+        format!(
+            "{} (tokenizer: {})",
+            model.vocab_size(),
+            prepared.tokenizer.id_bound()
+        ),
+    ]);
+    table.row([
+        "longest example".to_string(),
+        format!(
+            "{} of {} positions",
+            prepared.task.length,
+            model.max_positions()
+        ),
+    ]);
     if let Some(labels) = &prepared.task.labels {
         table.row(["labels".to_string(), labels.names().join(", ")]);
     }
     let known = match (&prepared.train, &prepared.stream) {
-        (Some(data), _) => layout(plan, data).map(|(_, length, schedule)| Some((length, schedule)))?,
+        (Some(data), _) => {
+            layout(plan, data).map(|(_, length, schedule)| Some((length, schedule)))?
+        }
         (None, Some(_)) => Some(stream_length(plan)),
         (None, None) => None,
     };
@@ -51,7 +72,10 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
                 let source = plan.task.source();
                 let files = source.train_files.len();
                 let buffer = exact(source.streaming.unwrap_or_default() as u64);
-                table.row(["text".to_string(), format!("streamed from {files} files, {buffer} rows in the buffer")]);
+                table.row([
+                    "text".to_string(),
+                    format!("streamed from {files} files, {buffer} rows in the buffer"),
+                ]);
             }
         }
         table.row([
@@ -62,7 +86,8 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
                 settings.gradient_accumulation_steps,
                 settings.mesh.batch_shards(),
                 match settings.mesh {
-                    Mesh { tensor: 2.., .. } | Mesh { stage: 2.., .. } if settings.mesh.batch_shards() == 1 =>
+                    Mesh { tensor: 2.., .. } | Mesh { stage: 2.., .. }
+                        if settings.mesh.batch_shards() == 1 =>
                         " group of devices",
                     Mesh { tensor: 2.., .. } | Mesh { stage: 2.., .. } => " groups of devices",
                     mesh if mesh.batch_shards() == 1 => " device",
@@ -70,39 +95,91 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
                 }
             ),
         ]);
-        let lengths = prepared.task.form(prepared.train.as_ref().as_slice()).lengths;
+        let lengths = prepared
+            .task
+            .form(prepared.train.as_ref().as_slice())
+            .lengths;
         let longest = lengths.last().copied().unwrap_or_default();
         let most = if lengths.len() > 1 { "up to " } else { "" };
-        table.row(["tokens per step".to_string(), format!("{most}{}", exact((examples * longest) as u64))]);
+        table.row([
+            "tokens per step".to_string(),
+            format!("{most}{}", exact((examples * longest) as u64)),
+        ]);
         if prepared.train.is_some() {
-            table.row(["steps per epoch".to_string(), exact(length.updates_per_epoch)]);
+            table.row([
+                "steps per epoch".to_string(),
+                exact(length.updates_per_epoch),
+            ]);
         }
-        let tf32 = if plan.device.settings.tf32 { ", those of f32 in TF32" } else { "" };
-        table.row(["matrix products".to_string(), format!("{}{tf32}", settings.precision)]);
+        let tf32 = if plan.device.settings.tf32 {
+            ", those of f32 in TF32"
+        } else {
+            ""
+        };
+        table.row([
+            "matrix products".to_string(),
+            format!("{}{tf32}", settings.precision),
+        ]);
         if settings.checkpointing != Checkpointing::Off {
-            table.row(["computed twice".to_string(), format!("activations ({})", settings.checkpointing)]);
+            table.row([
+                "computed twice".to_string(),
+                format!("activations ({})", settings.checkpointing),
+            ]);
         }
         if settings.scan_layers {
-            table.row(["layers".to_string(), "those that are alike in a loop".to_string()]);
+            table.row([
+                "layers".to_string(),
+                "those that are alike in a loop".to_string(),
+            ]);
         }
         if settings.sequence_parallel {
-            let share = format!("norms, dropout and residuals of 1/{} of them on each device", settings.mesh.tensor);
+            let share = format!(
+                "norms, dropout and residuals of 1/{} of them on each device",
+                settings.mesh.tensor
+            );
             table.row(["tokens".to_string(), share]);
         }
-        table.row(["optimizer steps".to_string(), format!("{} ({} of warm-up)", exact(length.max_steps), schedule.warmup)]);
-        let largest = shapes.train.iter().map(|shape| work(model, shape)).fold(0.0, f64::max);
-        let work = count(largest * (settings.gradient_accumulation_steps * settings.mesh.batch_shards()) as f64);
+        table.row([
+            "optimizer steps".to_string(),
+            format!(
+                "{} ({} of warm-up)",
+                exact(length.max_steps),
+                schedule.warmup
+            ),
+        ]);
+        let largest = shapes
+            .train
+            .iter()
+            .map(|shape| work(model, shape))
+            .fold(0.0, f64::max);
+        let work = count(
+            largest * (settings.gradient_accumulation_steps * settings.mesh.batch_shards()) as f64,
+        );
         table.row(["work per step".to_string(), format!("{most}{work}FLOP")]);
         if let Some(stages) = prepared.session.placements().stages() {
-            describe_stages(&mut table, plan, stages, &stepper(plan, model), prepared.session.placements());
+            describe_stages(
+                &mut table,
+                plan,
+                stages,
+                &stepper(plan, model),
+                prepared.session.placements(),
+            );
         }
         for axis in Axis::ALL {
             if let Some(groups) = settings.mesh.groups(&[axis]) {
                 table.row([format!("{axis} groups"), format!("{groups:?}")]);
             }
         }
-        for Exchange { kind, axis, bytes: size } in exchanged(&mut prepared.session, model, &stepper(plan, model), &shapes)? {
-            table.row(["exchanged per step".to_string(), format!("{most}{} in {kind} over {axis}", bytes(size))]);
+        for Exchange {
+            kind,
+            axis,
+            bytes: size,
+        } in exchanged(&mut prepared.session, model, &stepper(plan, model), &shapes)?
+        {
+            table.row([
+                "exchanged per step".to_string(),
+                format!("{most}{} in {kind} over {axis}", bytes(size)),
+            ]);
         }
     }
     if let Some(data) = &prepared.validation {
@@ -112,16 +189,43 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
     print!("{}", table.render());
 
     let stepper = stepper(plan, model);
-    let compiled =
-        compile_all(&mut prepared.session, model, &stepper, &shapes, 1, &mut |_| ()).map_err(failed("compiling the graphs"))?;
-    let mut table = Table::new(&[Align::Left, Align::Left, Align::Right, Align::Right, Align::Right, Align::Right]);
-    table.row(["graph", "fingerprint", "ready in", "arguments", "temporaries", "peak per device"]);
+    let compiled = compile_all(
+        &mut prepared.session,
+        model,
+        &stepper,
+        &shapes,
+        1,
+        &mut |_| (),
+    )
+    .map_err(failed("compiling the graphs"))?;
+    let mut table = Table::new(&[
+        Align::Left,
+        Align::Left,
+        Align::Right,
+        Align::Right,
+        Align::Right,
+        Align::Right,
+    ]);
+    table.row([
+        "graph",
+        "fingerprint",
+        "ready in",
+        "arguments",
+        "temporaries",
+        "peak per device",
+    ]);
     for graph in compiled {
-        let memory = graph.memory().map_err(failed("reading the compiler's memory statistics"))?;
+        let memory = graph
+            .memory()
+            .map_err(failed("reading the compiler's memory statistics"))?;
         table.row([
             graph.name.clone(),
             graph.fingerprint.to_string()[..12].to_string(),
-            format!("{:.1} s{}", graph.ready_time.as_secs_f64(), if graph.loaded { " (cached)" } else { "" }),
+            format!(
+                "{:.1} s{}",
+                graph.ready_time.as_secs_f64(),
+                if graph.loaded { " (cached)" } else { "" }
+            ),
             bytes(memory.argument_bytes as u64),
             bytes(memory.temp_bytes as u64),
             bytes(memory.peak() as u64),
@@ -134,17 +238,35 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
         table.heading("memory per device, with the microbatches under way");
         for footprint in found {
             let (peak, state) = (bytes(footprint.peak), bytes(footprint.state));
-            table.row([format!("stage {}", footprint.stage), format!("{peak}, {state} of it state (in {})", footprint.graph)]);
+            table.row([
+                format!("stage {}", footprint.stage),
+                format!("{peak}, {state} of it state (in {})", footprint.graph),
+            ]);
         }
         print!("\n{}", table.render());
     }
     if let Some(memory) = plan.memory {
         let found = held(plan, &mut prepared.session, model, &stepper, &shapes)?;
-        let most = found.into_iter().max_by_key(|one| one.peak).expect("a plan has graphs");
-        let verdict = if most.peak <= memory { "fits" } else { "does not fit" };
-        println!("\n{verdict} into {} a device: {} at the peak (in `{}`)", bytes(memory), bytes(most.peak), most.graph);
+        let most = found
+            .into_iter()
+            .max_by_key(|one| one.peak)
+            .expect("a plan has graphs");
+        let verdict = if most.peak <= memory {
+            "fits"
+        } else {
+            "does not fit"
+        };
+        println!(
+            "\n{verdict} into {} a device: {} at the peak (in `{}`)",
+            bytes(memory),
+            bytes(most.peak),
+            most.graph
+        );
     }
-    println!("\ndry run: nothing was trained or written to {}", settings.output_dir.display());
+    println!(
+        "\ndry run: nothing was trained or written to {}",
+        settings.output_dir.display()
+    );
     Ok(())
 }
 
@@ -161,7 +283,13 @@ fn held(
 }
 
 /// The stages of a pipeline: what each has and needs.
-fn describe_stages(table: &mut Table, plan: &TrainPlan, stages: &Stages, stepper: &Stepper, placements: &Placements) {
+fn describe_stages(
+    table: &mut Table,
+    plan: &TrainPlan,
+    stages: &Stages,
+    stepper: &Stepper,
+    placements: &Placements,
+) {
     let settings = &plan.train;
     let microbatches = settings.gradient_accumulation_steps;
     for stage in 0..stages.count() {
@@ -179,7 +307,11 @@ fn describe_stages(table: &mut Table, plan: &TrainPlan, stages: &Stages, stepper
         ]);
     }
     let bubble = bubble(stages.count(), microbatches, settings.pipeline_schedule);
-    let advice = if bubble > 0.25 { "; more --gradient_accumulation_steps make it less" } else { "" };
+    let advice = if bubble > 0.25 {
+        "; more --gradient_accumulation_steps make it less"
+    } else {
+        ""
+    };
     table.row([
         "schedule".to_string(),
         format!(
@@ -196,15 +328,30 @@ pub(super) fn print_json(plan: &TrainPlan, prepared: &mut Prepared) -> Result<()
     let shapes = prepared.shapes(plan);
     let model = &*prepared.loaded.model;
     let stepper = stepper(plan, model);
-    let parameters: usize = model.parameters().iter().map(|p| p.dims.iter().product::<usize>()).sum();
+    let parameters: usize = model
+        .parameters()
+        .iter()
+        .map(|p| p.dims.iter().product::<usize>())
+        .sum();
     let exchanged = exchanged(&mut prepared.session, model, &stepper, &shapes)?;
-    let groups: serde_json::Map<_, _> =
-        Axis::ALL.iter().filter_map(|axis| Some((axis.to_string(), json!(settings.mesh.groups(&[*axis])?)))).collect();
-    let compiled =
-        compile_all(&mut prepared.session, model, &stepper, &shapes, 1, &mut |_| ()).map_err(failed("compiling the graphs"))?;
+    let groups: serde_json::Map<_, _> = Axis::ALL
+        .iter()
+        .filter_map(|axis| Some((axis.to_string(), json!(settings.mesh.groups(&[*axis])?))))
+        .collect();
+    let compiled = compile_all(
+        &mut prepared.session,
+        model,
+        &stepper,
+        &shapes,
+        1,
+        &mut |_| (),
+    )
+    .map_err(failed("compiling the graphs"))?;
     let mut graphs = Vec::new();
     for graph in compiled {
-        let memory = graph.memory().map_err(failed("reading the compiler's memory statistics"))?;
+        let memory = graph
+            .memory()
+            .map_err(failed("reading the compiler's memory statistics"))?;
         graphs.push(json!({
             "name": graph.name,
             "fingerprint": graph.fingerprint.to_string(),
@@ -243,9 +390,32 @@ fn work(model: &dyn Model, shape: &BatchShape) -> f64 {
 }
 
 fn describe_data(table: &mut Table, set: &Collator, task: &TaskData) {
-    let lengths: Vec<String> = task.form(&[set]).lengths.iter().map(usize::to_string).collect();
+    let lengths: Vec<String> = task
+        .form(&[set])
+        .lengths
+        .iter()
+        .map(usize::to_string)
+        .collect();
     let totals = set.totals();
-    let what = if task.labels.is_some() { "rows" } else { "lines" };
-    table.row(["text".to_string(), format!("{} {what}, {} tokens", exact(totals.lines), exact(totals.tokens))]);
-    table.row(["examples".to_string(), format!("{} of {} tokens", exact(set.len() as u64), lengths.join(" or "))]);
+    let what = if task.labels.is_some() {
+        "rows"
+    } else {
+        "lines"
+    };
+    table.row([
+        "text".to_string(),
+        format!(
+            "{} {what}, {} tokens",
+            exact(totals.lines),
+            exact(totals.tokens)
+        ),
+    ]);
+    table.row([
+        "examples".to_string(),
+        format!(
+            "{} of {} tokens",
+            exact(set.len() as u64),
+            lengths.join(" or ")
+        ),
+    ]);
 }

@@ -1,4 +1,5 @@
-//! What a run's replicas hand each other in an optimizer step, from its graphs: nothing is run or compiled.
+//! What a run's replicas hand each other in an optimizer step, from its graphs: nothing is run or
+//! compiled.
 
 use super::Error;
 use super::model::failed;
@@ -24,28 +25,40 @@ pub(super) fn exchanged(
     if session.mesh().devices() == 1 {
         return Ok(Vec::new());
     }
-    let training = RunShapes { eval: Vec::new(), ..shapes.clone() };
+    let training = RunShapes {
+        eval: Vec::new(),
+        ..shapes.clone()
+    };
     let steps = prepared(session, model, stepper, &training)?;
     Ok(of_steps(&steps, session.mesh(), shapes.accumulation))
 }
 
-/// The run's graphs as they are emitted: equal nodes are one by then. Layers are always written out.
+/// The run's graphs as they are emitted: equal nodes are one by then. Layers are always written
+/// out.
 pub(super) fn prepared(
     session: &mut Session,
     model: &dyn Model,
     stepper: &Stepper,
     shapes: &RunShapes,
 ) -> Result<Prepared, Error> {
-    let steps = record_steps(session, model, stepper, shapes).map_err(failed("recording the graphs"))?;
-    let prepare = |graph: &Graph| passes::write_out(graph, Target::Cpu).map_err(failed("preparing the graphs"));
-    steps.into_iter().map(|(name, graphs)| Ok((name, graphs.iter().map(prepare).collect::<Result<_, _>>()?))).collect()
+    let steps =
+        record_steps(session, model, stepper, shapes).map_err(failed("recording the graphs"))?;
+    let prepare = |graph: &Graph| {
+        passes::write_out(graph, Target::Cpu).map_err(failed("preparing the graphs"))
+    };
+    steps
+        .into_iter()
+        .map(|(name, graphs)| Ok((name, graphs.iter().map(prepare).collect::<Result<_, _>>()?)))
+        .collect()
 }
 
 /// The same as [`exchanged`], of graphs that are there.
 pub(super) fn of_steps(steps: &Prepared, mesh: Mesh, accumulation: usize) -> Vec<Exchange> {
     let mut totals: Vec<Exchange> = Vec::new();
     for (accumulates, repeats) in [(true, accumulation as u64 - 1), (false, 1)] {
-        let of_phase = steps.iter().filter(|(name, _)| is_step(name) && name.starts_with("accumulate") == accumulates);
+        let of_phase = steps
+            .iter()
+            .filter(|(name, _)| is_step(name) && name.starts_with("accumulate") == accumulates);
         let mut most: Vec<Exchange> = Vec::new();
         for (_, graphs) in of_phase {
             for stage in 0..mesh.stage as u32 {
@@ -53,11 +66,22 @@ pub(super) fn of_steps(steps: &Prepared, mesh: Mesh, accumulation: usize) -> Vec
                     into(&mut most, found, |most, bytes| *most = bytes.max(*most));
                 }
             }
-            let copies = Exchange { kind: "copies".into(), axis: STAGES.into(), bytes: sent(graphs) };
+            let copies = Exchange {
+                kind: "copies".into(),
+                axis: STAGES.into(),
+                bytes: sent(graphs),
+            };
             into(&mut most, copies, |most, bytes| *most = bytes.max(*most));
         }
         for found in most {
-            into(&mut totals, Exchange { bytes: found.bytes * repeats, ..found }, |total, bytes| *total += bytes);
+            into(
+                &mut totals,
+                Exchange {
+                    bytes: found.bytes * repeats,
+                    ..found
+                },
+                |total, bytes| *total += bytes,
+            );
         }
     }
     totals.retain(|exchange| exchange.bytes > 0);
@@ -67,15 +91,25 @@ pub(super) fn of_steps(steps: &Prepared, mesh: Mesh, accumulation: usize) -> Vec
 /// Where copies go.
 const STAGES: &str = "stages";
 
-/// Bytes that each device sends for these exchanges, in rings: of n devices each hands on all but an n-th of what is gathered or
-/// scattered, and twice that of what is summed. Of copies between stages, the mean of all stages.
+/// Bytes that each device sends for these exchanges, in rings: of n devices each hands on all but
+/// an n-th of what is gathered or scattered, and twice that of what is summed. Of copies between
+/// stages, the mean of all stages.
 pub(super) fn sent_by_device(exchanged: &[Exchange], mesh: Mesh) -> u64 {
     let of = |exchange: &Exchange| {
         if exchange.axis == STAGES {
             return exchange.bytes / mesh.stage as u64;
         }
-        let is_along = |axis: &Axis| exchange.axis.split(BETWEEN).any(|name| name == axis.to_string());
-        let along: usize = Axis::ALL.into_iter().filter(is_along).map(|axis| mesh.size(axis)).product();
+        let is_along = |axis: &Axis| {
+            exchange
+                .axis
+                .split(BETWEEN)
+                .any(|name| name == axis.to_string())
+        };
+        let along: usize = Axis::ALL
+            .into_iter()
+            .filter(is_along)
+            .map(|axis| mesh.size(axis))
+            .product();
         let n = if along == 1 { mesh.replicas() } else { along } as u64;
         let times = if exchange.kind == "all-reduce" { 2 } else { 1 };
         times * exchange.bytes * (n - 1) / n
@@ -88,12 +122,27 @@ const BETWEEN: &str = " x ";
 
 /// What one stage's replicas exchange in its graphs.
 fn in_stage<'g>(mesh: Mesh, graphs: impl Iterator<Item = &'g Graph>) -> Vec<Exchange> {
-    let axes: Vec<Vec<Axis>> = [Axis::ALL.map(|axis| vec![axis]).to_vec(), vec![vec![Axis::Data, Axis::Shard]]].concat();
+    let axes: Vec<Vec<Axis>> = [
+        Axis::ALL.map(|axis| vec![axis]).to_vec(),
+        vec![vec![Axis::Data, Axis::Shard]],
+    ]
+    .concat();
     let mut all: Vec<Exchange> = Vec::new();
     for found in graphs.flat_map(work::exchanged) {
-        let axis = axes.iter().find(|axes| mesh.groups(axes).as_ref() == Some(&found.groups));
-        let axis = axis.map_or("all".to_string(), |axes| axes.iter().map(Axis::to_string).collect::<Vec<_>>().join(BETWEEN));
-        let found = Exchange { kind: found.kind.to_string(), axis, bytes: found.bytes };
+        let axis = axes
+            .iter()
+            .find(|axes| mesh.groups(axes).as_ref() == Some(&found.groups));
+        let axis = axis.map_or("all".to_string(), |axes| {
+            axes.iter()
+                .map(Axis::to_string)
+                .collect::<Vec<_>>()
+                .join(BETWEEN)
+        });
+        let found = Exchange {
+            kind: found.kind.to_string(),
+            axis,
+            bytes: found.bytes,
+        };
         into(&mut all, found, |total, bytes| *total += bytes);
     }
     all
@@ -105,7 +154,10 @@ fn is_step(name: &str) -> bool {
 
 /// Joins what was found with what is known of the same kind and axis.
 fn into(known: &mut Vec<Exchange>, found: Exchange, join: impl Fn(&mut u64, u64)) {
-    match known.iter_mut().find(|known| known.kind == found.kind && known.axis == found.axis) {
+    match known
+        .iter_mut()
+        .find(|known| known.kind == found.kind && known.axis == found.axis)
+    {
         Some(known) => join(&mut known.bytes, found.bytes),
         None => known.push(found),
     }
@@ -117,9 +169,22 @@ mod tests {
 
     #[test]
     fn rings_hand_on_all_but_a_part() {
-        let mesh = Mesh { stage: 2, data: 2, shard: 4, tensor: 2 };
-        let sent =
-            |kind: &str, axis: &str| sent_by_device(&[Exchange { kind: kind.into(), axis: axis.into(), bytes: 8000 }], mesh);
+        let mesh = Mesh {
+            stage: 2,
+            data: 2,
+            shard: 4,
+            tensor: 2,
+        };
+        let sent = |kind: &str, axis: &str| {
+            sent_by_device(
+                &[Exchange {
+                    kind: kind.into(),
+                    axis: axis.into(),
+                    bytes: 8000,
+                }],
+                mesh,
+            )
+        };
         assert_eq!(sent("all-gather", "shard"), 6000);
         assert_eq!(sent("reduce-scatter", "data"), 4000);
         assert_eq!(sent("all-reduce", "tensor"), 8000);

@@ -1,4 +1,5 @@
-//! `xtrain fit`: the largest batch that fits into memory; and what `--per_device_train_batch_size auto` makes of it.
+//! `xtrain fit`: the largest batch that fits into memory; and what
+//! `--per_device_train_batch_size auto` makes of it.
 
 use super::compile::stepper;
 use super::model::failed;
@@ -17,7 +18,13 @@ use crate::trainer::step::Stepper;
 use serde_json::json;
 use xtrain_graphs::{BACKWARD, Graph};
 
-pub fn run(FitPlan { train: mut plan, scale_from, json }: FitPlan) -> Result<Outcome, Error> {
+pub fn run(
+    FitPlan {
+        train: mut plan,
+        scale_from,
+        json,
+    }: FitPlan,
+) -> Result<Outcome, Error> {
     let recorder = plan.target.map(|_| target::recorder(&plan));
     let mut prepared = Prepared::new(recorder.as_ref().unwrap_or(&plan), false)?;
     let mut absent = AbsentGpu::of(&plan, &prepared)?;
@@ -47,14 +54,26 @@ pub fn run(FitPlan { train: mut plan, scale_from, json }: FitPlan) -> Result<Out
         return Ok(Outcome::Done);
     }
     let mut table = Table::pairs();
-    let card = plan.target.map_or(String::new(), |gpu| format!(" of {}", gpu.name()));
+    let card = plan
+        .target
+        .map_or(String::new(), |gpu| format!(" of {}", gpu.name()));
     table.heading(format!("the largest batch within {}{card}", bytes(budget)));
-    table.row(["per_device_train_batch_size".to_string(), exact(found.batch as u64)]);
+    table.row([
+        "per_device_train_batch_size".to_string(),
+        exact(found.batch as u64),
+    ]);
     table.row(["examples per step".to_string(), exact(examples)]);
     if let Some((rate, at, scaled)) = scaled {
-        table.row(["learning_rate".to_string(), format!("{scaled:e} ({rate:e} at {at} examples, in proportion)")]);
+        table.row([
+            "learning_rate".to_string(),
+            format!("{scaled:e} ({rate:e} at {at} examples, in proportion)"),
+        ]);
     }
-    table.heading(format!("{} at the peak, in `{}`", bytes(found.peak), found.graph));
+    table.heading(format!(
+        "{} at the peak, in `{}`",
+        bytes(found.peak),
+        found.graph
+    ));
     for (name, n) in split.rows() {
         table.row([name.to_string(), bytes(n)]);
     }
@@ -66,8 +85,8 @@ pub fn run(FitPlan { train: mut plan, scale_from, json }: FitPlan) -> Result<Out
     Ok(Outcome::Done)
 }
 
-/// Puts the batch size that fits where `auto` stands. A run that continues finds the size that it began with, or is refused as
-/// any other change of batch is.
+/// Puts the batch size that fits where `auto` stands. A run that continues finds the size that it
+/// began with, or is refused as any other change of batch is.
 pub(super) fn resolve_auto(plan: &mut TrainPlan, prepared: &mut Prepared) -> Result<(), Error> {
     resolve_auto_for(plan, prepared, None)
 }
@@ -83,13 +102,19 @@ pub(super) fn resolve_auto_for(
     }
     let budget = budget(plan, prepared)?;
     let found = search(plan, prepared, absent, budget)?;
-    eprintln!("per_device_train_batch_size is {}: {} of {} at the peak", found.batch, bytes(found.peak), bytes(budget));
+    eprintln!(
+        "per_device_train_batch_size is {}: {} of {} at the peak",
+        found.batch,
+        bytes(found.peak),
+        bytes(budget)
+    );
     plan.train.per_device_train_batch_size = found.batch;
     Ok(())
 }
 
-/// What was asked for, else what a card that is not there would leave to a run, else the device's own limit, else four fifths of the machine's memory. Not of what happens to be free:
-/// the same command must find the same batch tomorrow.
+/// What was asked for, else what a card that is not there would leave to a run, else the device's
+/// own limit, else four fifths of the machine's memory. Not of what happens to be free: the same
+/// command must find the same batch tomorrow.
 fn budget(plan: &TrainPlan, prepared: &Prepared) -> Result<u64, Error> {
     if let Some(memory) = plan.memory {
         return Ok(memory);
@@ -97,11 +122,23 @@ fn budget(plan: &TrainPlan, prepared: &Prepared) -> Result<u64, Error> {
     if let Some(gpu) = plan.target {
         return Ok(gpu.usable_memory());
     }
-    let device = prepared.session.client().addressable_devices().next().and_then(|device| device.memory());
-    let limit = device.and_then(|memory| memory.bytes_limit).map(|limit| limit.max(0) as u64);
-    limit.or_else(|| crate::report::memory::machine().map(|total| total / 5 * 4)).ok_or_else(|| {
-        Error::usage("neither the device nor the system says how much memory there is", "give --memory SIZE, for example 16GiB")
-    })
+    let device = prepared
+        .session
+        .client()
+        .addressable_devices()
+        .next()
+        .and_then(|device| device.memory());
+    let limit = device
+        .and_then(|memory| memory.bytes_limit)
+        .map(|limit| limit.max(0) as u64);
+    limit
+        .or_else(|| crate::report::memory::machine().map(|total| total / 5 * 4))
+        .ok_or_else(|| {
+            Error::usage(
+                "neither the device nor the system says how much memory there is",
+                "give --memory SIZE, for example 16GiB",
+            )
+        })
 }
 
 fn search(
@@ -110,7 +147,14 @@ fn search(
     mut absent: Option<&mut AbsentGpu>,
     budget: u64,
 ) -> Result<Footprint, Error> {
-    let Prepared { loaded, session, task, train, validation, .. } = prepared;
+    let Prepared {
+        loaded,
+        session,
+        task,
+        train,
+        validation,
+        ..
+    } = prepared;
     let model = &*loaded.model;
     let stepper = stepper(plan, model);
     let found = largest_batch(budget, |batch| {
@@ -146,18 +190,36 @@ pub(super) struct Split {
 }
 
 impl Split {
-    /// Looks into the optimized module (a serialized HloModuleProto) of the graph that a footprint is of.
-    pub fn of(stepper: &Stepper, placements: &Placements, found: &Footprint, module: &[u8]) -> Result<Split, Error> {
+    /// Looks into the optimized module (a serialized HloModuleProto) of the graph that a footprint
+    /// is of.
+    pub fn of(
+        stepper: &Stepper,
+        placements: &Placements,
+        found: &Footprint,
+        module: &[u8],
+    ) -> Result<Split, Error> {
         let peak = Library::open().and_then(|library| library.live_buffers(module));
         let peak = peak.map_err(failed("reading the compiled module"))?;
         let forward = |op_name: &str| {
             let path = op_name.split_once('/').map_or("", |(_, path)| path);
-            ![BACKWARD, "optimizer", "accumulate", "outputs"].iter().any(|other| path.starts_with(other)) && !path.is_empty()
+            ![BACKWARD, "optimizer", "accumulate", "outputs"]
+                .iter()
+                .any(|other| path.starts_with(other))
+                && !path.is_empty()
         };
-        let activations: u64 = peak.buffers.iter().filter(|b| forward(&b.op_name)).map(|b| b.bytes).sum();
-        // The walk over the module and the compiler's own figure differ a little; the latter is the one that adds up.
-        let activations =
-            if peak.bytes == 0 { 0 } else { (activations as f64 / peak.bytes as f64 * found.temporaries as f64) as u64 };
+        let activations: u64 = peak
+            .buffers
+            .iter()
+            .filter(|b| forward(&b.op_name))
+            .map(|b| b.bytes)
+            .sum();
+        // The walk over the module and the compiler's own figure differ a little; the latter is the
+        // one that adds up.
+        let activations = if peak.bytes == 0 {
+            0
+        } else {
+            (activations as f64 / peak.bytes as f64 * found.temporaries as f64) as u64
+        };
         let weights = stepper.weight_bytes(placements, found.stage);
         let without = stepper.state_bytes(false, placements, found.stage);
         Ok(Split {
@@ -183,22 +245,52 @@ impl Split {
     }
 }
 
-/// Compiles the run's graphs with the batch that was found, so that the run itself compiles nothing, and looks into the one that
-/// decides.
-fn split(plan: &TrainPlan, prepared: &mut Prepared, absent: Option<&mut AbsentGpu>, found: &Footprint) -> Result<Split, Error> {
+/// Compiles the run's graphs with the batch that was found, so that the run itself compiles
+/// nothing, and looks into the one that decides.
+fn split(
+    plan: &TrainPlan,
+    prepared: &mut Prepared,
+    absent: Option<&mut AbsentGpu>,
+    found: &Footprint,
+) -> Result<Split, Error> {
     let shapes = prepared.shapes(plan);
     let model = &*prepared.loaded.model;
     let stepper = stepper(plan, model);
     let decides = |graph: &Graph| graph.name == found.graph;
     if let Some(absent) = absent {
-        let graphs = record_all(&mut prepared.session, model, &stepper, &shapes).map_err(failed("recording the graphs"))?;
-        let graph = graphs.into_iter().find(decides).expect("it is one of the run's graphs");
-        let checked = absent.graphs.check(&graph).map_err(failed("compiling the graphs"))?;
-        return Split::of(&stepper, prepared.session.placements(), found, &checked.module);
+        let graphs = record_all(&mut prepared.session, model, &stepper, &shapes)
+            .map_err(failed("recording the graphs"))?;
+        let graph = graphs
+            .into_iter()
+            .find(decides)
+            .expect("it is one of the run's graphs");
+        let checked = absent
+            .graphs
+            .check(&graph)
+            .map_err(failed("compiling the graphs"))?;
+        return Split::of(
+            &stepper,
+            prepared.session.placements(),
+            found,
+            &checked.module,
+        );
     }
-    let graphs = compile_all(&mut prepared.session, model, &stepper, &shapes, 1, &mut |_| ());
+    let graphs = compile_all(
+        &mut prepared.session,
+        model,
+        &stepper,
+        &shapes,
+        1,
+        &mut |_| (),
+    );
     let graphs = graphs.map_err(failed("compiling the graphs"))?;
-    let decides = graphs.iter().find(|graph| graph.name == found.graph).expect("it is one of the run's graphs");
-    let module = decides.executable.optimized_hlo().map_err(failed("reading the compiled module"))?;
+    let decides = graphs
+        .iter()
+        .find(|graph| graph.name == found.graph)
+        .expect("it is one of the run's graphs");
+    let module = decides
+        .executable
+        .optimized_hlo()
+        .map_err(failed("reading the compiled module"))?;
     Split::of(&stepper, prepared.session.placements(), found, &module)
 }

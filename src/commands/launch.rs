@@ -16,7 +16,9 @@ pub fn run(settings: LaunchSettings) -> Result<Outcome, Error> {
                 0 => {
                     "with --max_restarts N it would be started again from its last checkpoint; --resume_from_checkpoint goes on by hand"
                 }
-                _ => "once the cause is gone, the same command with --resume_from_checkpoint goes on from the last checkpoint",
+                _ => {
+                    "once the cause is gone, the same command with --resume_from_checkpoint goes on from the last checkpoint"
+                }
             };
             Err(Error::failed(cause).with_hint(hint))
         }
@@ -29,9 +31,13 @@ fn check(settings: &LaunchSettings) -> Result<(), Error> {
     let words = std::iter::once("xtrain").chain(settings.words.iter().map(String::as_str));
     let processes = (settings.nodes * settings.processes, settings.processes);
     match config::from_args_among(Some(processes), words.map(Into::into))? {
-        Invocation::Run { command: Command::Train(_) | Command::Eval(_), .. } => Ok(()),
-        _ => {
-            Err(Error::usage("the command after -- does not train or evaluate", "write it as it would run alone, without xtrain"))
-        }
+        Invocation::Run {
+            command: Command::Train(_) | Command::Eval(_),
+            ..
+        } => Ok(()),
+        _ => Err(Error::usage(
+            "the command after -- does not train or evaluate",
+            "write it as it would run alone, without xtrain",
+        )),
     }
 }

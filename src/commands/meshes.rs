@@ -1,8 +1,10 @@
-//! `--dry_run --compare_meshes N`: every mesh of N devices, what a run holds and exchanges on each, and which of them fit.
+//! `--dry_run --compare_meshes N`: every mesh of N devices, what a run holds and exchanges on each,
+//! and which of them fit.
 //!
-//! A compiler takes half a minute for a large model, and there are dozens of meshes. So they are compared by estimates: the graphs of a step
-//! are recorded for each mesh, and memory and exchanges counted on these. The best mesh that fits is then compiled; where the
-//! compiler needs more than was estimated and it does not fit, the next one.
+//! A compiler takes half a minute for a large model, and there are dozens of meshes. So they are
+//! compared by estimates: the graphs of a step are recorded for each mesh, and memory and exchanges
+//! counted on these. The best mesh that fits is then compiled; where the compiler needs more than
+//! was estimated and it does not fit, the next one.
 
 mod candidate;
 mod output;
@@ -44,17 +46,26 @@ struct Compiled {
 impl Comparison {
     /// The first that the compiler agrees to.
     fn chosen(&self) -> Option<&Candidate> {
-        let found = self.compiled.iter().find(|(_, compiled)| compiled.peak <= self.memory);
+        let found = self
+            .compiled
+            .iter()
+            .find(|(_, compiled)| compiled.peak <= self.memory);
         found.map(|(index, _)| &self.candidates[*index])
     }
 }
 
 pub(super) fn run(plan: TrainPlan, wanted: MeshComparison) -> Result<Outcome, Error> {
-    let memory = plan.memory.expect("checked: there is something to be held against");
+    let memory = plan
+        .memory
+        .expect("checked: there is something to be held against");
     let mut plan = on(&plan, Mesh::single(), false);
     let prepared = Prepared::new(&plan, true)?;
     let (mut candidates, mut impossible) = estimate(&plan, &prepared, wanted)?;
-    let fits = |candidates: &[Candidate]| candidates.iter().any(|candidate| candidate.footprint.peak <= memory);
+    let fits = |candidates: &[Candidate]| {
+        candidates
+            .iter()
+            .any(|candidate| candidate.footprint.peak <= memory)
+    };
     let adds = !fits(&candidates) && plan.train.checkpointing == Checkpointing::Off;
     if adds {
         plan.train.checkpointing = Checkpointing::Full;
@@ -71,16 +82,26 @@ pub(super) fn run(plan: TrainPlan, wanted: MeshComparison) -> Result<Outcome, Er
         compiled: Vec::new(),
     };
     for (index, candidate) in comparison.candidates.iter().enumerate().take(TRIES) {
-        if candidate.footprint.peak > memory || comparison.compiled.iter().any(|(_, compiled)| compiled.peak <= memory) {
+        if candidate.footprint.peak > memory
+            || comparison
+                .compiled
+                .iter()
+                .any(|(_, compiled)| compiled.peak <= memory)
+        {
             break;
         }
-        comparison.compiled.push((index, candidate.compile(&plan, &prepared)?));
+        comparison
+            .compiled
+            .push((index, candidate.compile(&plan, &prepared)?));
     }
     match plan.json {
         true => println!("{}", output::json(&comparison)),
         false => {
             print!("{}", output::text(&comparison));
-            println!("\ndry run: nothing was trained or written to {}", plan.train.output_dir.display());
+            println!(
+                "\ndry run: nothing was trained or written to {}",
+                plan.train.output_dir.display()
+            );
         }
     }
     Ok(Outcome::Done)
@@ -88,7 +109,14 @@ pub(super) fn run(plan: TrainPlan, wanted: MeshComparison) -> Result<Outcome, Er
 
 /// The plan on another mesh.
 fn on(plan: &TrainPlan, mesh: Mesh, shard_optimizer_state: bool) -> TrainPlan {
-    TrainPlan { train: TrainSettings { mesh, shard_optimizer_state, ..plan.train.clone() }, ..plan.clone() }
+    TrainPlan {
+        train: TrainSettings {
+            mesh,
+            shard_optimizer_state,
+            ..plan.train.clone()
+        },
+        ..plan.clone()
+    }
 }
 
 /// Every mesh that the model can be laid out on, and why it cannot on the others.
@@ -111,12 +139,15 @@ fn estimate(
     Ok((candidates, impossible))
 }
 
-/// The meshes of so many devices with the degrees that were given; those with data parallelism also with the moments in parts (ZeRO-1),
-/// unless everything is in parts already.
+/// The meshes of so many devices with the degrees that were given; those with data parallelism also
+/// with the moments in parts (ZeRO-1), unless everything is in parts already.
 fn meshes(wanted: MeshComparison) -> Vec<(Mesh, bool)> {
     let has_degrees = |mesh: &Mesh| {
         let degrees = [mesh.data, mesh.shard, mesh.tensor, mesh.stage];
-        degrees.into_iter().zip(wanted.given).all(|(degree, given)| given.is_none_or(|given| given == degree))
+        degrees
+            .into_iter()
+            .zip(wanted.given)
+            .all(|(degree, given)| given.is_none_or(|given| given == degree))
     };
     let meshes = Mesh::all_of(wanted.devices).into_iter().filter(has_degrees);
     let both = |mesh: Mesh| match mesh.data > 1 && mesh.shard == 1 {
@@ -126,9 +157,9 @@ fn meshes(wanted: MeshComparison) -> Vec<(Mesh, bool)> {
     meshes.flat_map(both).collect()
 }
 
-/// What one would take first: of what fits, the most examples in a step's time, so that devices work on rows of their own and hardly wait
-/// for each other within a layer; of equal ones the fewest bytes sent, then the least memory. What does not fit comes after it, the
-/// nearest first.
+/// What one would take first: of what fits, the most examples in a step's time, so that devices
+/// work on rows of their own and hardly wait for each other within a layer; of equal ones the
+/// fewest bytes sent, then the least memory. What does not fit comes after it, the nearest first.
 fn sort(candidates: &mut [Candidate], memory: u64) {
     candidates.sort_by(|a, b| {
         let fits = |candidate: &Candidate| candidate.footprint.peak <= memory;
@@ -153,8 +184,24 @@ mod tests {
     use crate::trainer::fit::Footprint;
 
     fn candidate(peak: u64, examples: usize, waits: f64, sent: u64) -> Candidate {
-        let footprint = Footprint { batch: 1, stage: 0, peak, graph: "train".into(), state: 0, data: 0, temporaries: peak };
-        Candidate { mesh: Mesh::single(), zero1: false, footprint, examples, exchanged: Vec::new(), sent, waits }
+        let footprint = Footprint {
+            batch: 1,
+            stage: 0,
+            peak,
+            graph: "train".into(),
+            state: 0,
+            data: 0,
+            temporaries: peak,
+        };
+        Candidate {
+            mesh: Mesh::single(),
+            zero1: false,
+            footprint,
+            examples,
+            exchanged: Vec::new(),
+            sent,
+            waits,
+        }
     }
 
     #[test]
@@ -169,17 +216,52 @@ mod tests {
             candidate(60, 8, 0.0, 1),
         ];
         sort(&mut candidates, 50);
-        let found: Vec<(u64, u64)> = candidates.iter().map(|c| (c.footprint.peak, c.sent)).collect();
-        assert_eq!(found, [(49, 7), (50, 7), (50, 9), (40, 1), (30, 5), (60, 1), (90, 1)]);
+        let found: Vec<(u64, u64)> = candidates
+            .iter()
+            .map(|c| (c.footprint.peak, c.sent))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                (49, 7),
+                (50, 7),
+                (50, 9),
+                (40, 1),
+                (30, 5),
+                (60, 1),
+                (90, 1)
+            ]
+        );
     }
 
     #[test]
     fn given_degrees_stay() {
-        let all = meshes(MeshComparison { devices: 8, given: [None; 4] });
+        let all = meshes(MeshComparison {
+            devices: 8,
+            given: [None; 4],
+        });
         assert_eq!(all.len(), 26);
-        let some = meshes(MeshComparison { devices: 8, given: [None, Some(1), None, Some(2)] });
-        let found: Vec<(usize, usize, bool)> = some.iter().map(|(mesh, zero1)| (mesh.data, mesh.tensor, *zero1)).collect();
-        assert_eq!(found, [(1, 4, false), (2, 2, false), (2, 2, true), (4, 1, false), (4, 1, true)]);
-        assert!(some.iter().all(|(mesh, _)| mesh.stage == 2 && mesh.shard == 1));
+        let some = meshes(MeshComparison {
+            devices: 8,
+            given: [None, Some(1), None, Some(2)],
+        });
+        let found: Vec<(usize, usize, bool)> = some
+            .iter()
+            .map(|(mesh, zero1)| (mesh.data, mesh.tensor, *zero1))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                (1, 4, false),
+                (2, 2, false),
+                (2, 2, true),
+                (4, 1, false),
+                (4, 1, true)
+            ]
+        );
+        assert!(
+            some.iter()
+                .all(|(mesh, _)| mesh.stage == 2 && mesh.shard == 1)
+        );
     }
 }

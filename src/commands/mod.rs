@@ -1,5 +1,6 @@
-//! What each command does. `run` dispatches; one file per command holds its work, which is to put the layers below together and
-//! to say on standard output what came of it. A command does not parse, does not print errors and does not exit: it returns.
+//! What each command does. `run` dispatches; one file per command holds its work, which is to put
+//! the layers below together and to say on standard output what came of it. A command does not
+//! parse, does not print errors and does not exit: it returns.
 
 mod batches;
 mod bench;
@@ -41,7 +42,8 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// 0, or what a shell reports for a process that the signal killed: 130 for SIGINT, 143 for SIGTERM.
+    /// 0, or what a shell reports for a process that the signal killed: 130 for SIGINT, 143 for
+    /// SIGTERM.
     pub fn exit_code(self) -> u8 {
         match self {
             Outcome::Done => 0,
@@ -50,7 +52,8 @@ impl Outcome {
     }
 }
 
-/// Why a command failed. The layers below have their own error types; here they become a cause under one sentence of context.
+/// Why a command failed. The layers below have their own error types; here they become a cause
+/// under one sentence of context.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A mistake in what was asked for that only shows once files are read; exit code 2.
@@ -58,28 +61,52 @@ pub enum Error {
     Usage(#[from] UsageError),
     /// Anything else; exit code 1.
     #[error("{message}")]
-    Failed { message: String, hint: Option<String>, source: Option<Box<dyn StdError + Send + Sync>> },
+    Failed {
+        message: String,
+        hint: Option<String>,
+        source: Option<Box<dyn StdError + Send + Sync>>,
+    },
 }
 
 impl Error {
     pub fn failed(message: impl Into<String>) -> Error {
-        Error::Failed { message: message.into(), hint: None, source: None }
+        Error::Failed {
+            message: message.into(),
+            hint: None,
+            source: None,
+        }
     }
 
     /// A mistake in what was typed that only showed once files were read.
     pub fn usage(problem: impl Into<String>, fix: impl Into<String>) -> Error {
-        Error::Usage(UsageError::Illegal { problem: problem.into(), fix: fix.into() })
+        Error::Usage(UsageError::Illegal {
+            problem: problem.into(),
+            fix: fix.into(),
+        })
     }
 
     /// A failure with the lower layer's error as its cause.
-    pub fn because(message: impl Into<String>, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
-        Error::Failed { message: message.into(), hint: None, source: Some(source.into()) }
+    pub fn because(
+        message: impl Into<String>,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> Error {
+        Error::Failed {
+            message: message.into(),
+            hint: None,
+            source: Some(source.into()),
+        }
     }
 
     /// Adds what to do about it.
     pub fn with_hint(self, hint: impl Into<String>) -> Error {
         match self {
-            Error::Failed { message, source, .. } => Error::Failed { message, hint: Some(hint.into()), source },
+            Error::Failed {
+                message, source, ..
+            } => Error::Failed {
+                message,
+                hint: Some(hint.into()),
+                source,
+            },
             usage => usage,
         }
     }
@@ -100,7 +127,8 @@ impl Error {
         }
     }
 
-    /// The whole story in one line: the message and its causes, each once (some errors print their cause themselves).
+    /// The whole story in one line: the message and its causes, each once (some errors print their
+    /// cause themselves).
     pub fn one_line(&self) -> String {
         let mut line = self.to_string();
         let mut cause = self.source();
@@ -117,14 +145,23 @@ impl Error {
 
 /// Runs one command to its end.
 pub fn run(command: Command) -> Result<Outcome, Error> {
-    // A training run goes on when nobody reads its lines any more; what only prints ends with its reader (`cache show | head`).
-    if !matches!(command, Command::Train(_) | Command::Quickstart(_) | Command::Launch(_) | Command::Scaling(_)) {
+    // A training run goes on when nobody reads its lines any more; what only prints ends with its
+    // reader (`cache show | head`).
+    if !matches!(
+        command,
+        Command::Train(_) | Command::Quickstart(_) | Command::Launch(_) | Command::Scaling(_)
+    ) {
         // SAFETY: sets a signal's disposition before any thread runs.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
     let outcome = dispatch(command);
     if let Some(group) = Group::joined() {
-        group.leave(outcome.as_ref().err().map(|error| (i32::from(error.exit_code()), error.one_line())));
+        group.leave(
+            outcome
+                .as_ref()
+                .err()
+                .map(|error| (i32::from(error.exit_code()), error.one_line())),
+        );
     }
     outcome
 }
@@ -154,16 +191,34 @@ mod tests {
     #[test]
     fn causes_are_told_once() {
         let io = std::io::Error::other("disk full");
-        assert_eq!(Error::because("saving checkpoint-5", io).one_line(), "saving checkpoint-5: disk full");
+        assert_eq!(
+            Error::because("saving checkpoint-5", io).one_line(),
+            "saving checkpoint-5: disk full"
+        );
         let io = std::io::Error::other("disk full");
-        assert_eq!(Error::because("saving checkpoint-5: disk full", io).one_line(), "saving checkpoint-5: disk full");
+        assert_eq!(
+            Error::because("saving checkpoint-5: disk full", io).one_line(),
+            "saving checkpoint-5: disk full"
+        );
     }
 
     #[test]
     fn exit_codes_are_the_documented_ones() {
         assert_eq!(Outcome::Done.exit_code(), 0);
-        assert_eq!(Outcome::Interrupted { signal: libc::SIGINT }.exit_code(), 130);
-        assert_eq!(Outcome::Interrupted { signal: libc::SIGTERM }.exit_code(), 143);
+        assert_eq!(
+            Outcome::Interrupted {
+                signal: libc::SIGINT
+            }
+            .exit_code(),
+            130
+        );
+        assert_eq!(
+            Outcome::Interrupted {
+                signal: libc::SIGTERM
+            }
+            .exit_code(),
+            143
+        );
         assert_eq!(Error::failed("x").exit_code(), 1);
     }
 }

@@ -16,20 +16,31 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 use xtrain_models::{Config, Model, Task};
 
-/// Opens the devices that were asked for, one a replica, with the cache of compiled graphs, whose place is told once in a process.
-pub fn open_device(device: &DevicePlan, mesh: Mesh, cache: &CacheSettings) -> Result<Session, Error> {
+/// Opens the devices that were asked for, one a replica, with the cache of compiled graphs, whose
+/// place is told once in a process.
+pub fn open_device(
+    device: &DevicePlan,
+    mesh: Mesh,
+    cache: &CacheSettings,
+) -> Result<Session, Error> {
     static TOLD: Once = Once::new();
     if let Some(dir) = &cache.dir {
         TOLD.call_once(|| eprintln!("compiled-graph cache: {}", dir.display()));
     }
-    let group = device.settings.group().map_err(failed("joining the other processes of the run"))?;
+    let group = device
+        .settings
+        .group()
+        .map_err(failed("joining the other processes of the run"))?;
     if !Group::this_writes() {
         silence_standard_output();
     }
     match device.kind {
-        Device::Cpu => device::open_cpu_among(group.as_ref(), mesh, cache.clone()).map_err(failed("opening the CPU device")),
-        Device::Cuda => cuda::open_cuda(&device.settings, mesh, cache.clone()).map_err(failed("opening the CUDA device")),
-        Device::Neuron => device::open_neuron(&device.settings, mesh, cache.clone()).map_err(failed("opening the Neuron device")),
+        Device::Cpu => device::open_cpu_among(group.as_ref(), mesh, cache.clone())
+            .map_err(failed("opening the CPU device")),
+        Device::Cuda => cuda::open_cuda(&device.settings, mesh, cache.clone())
+            .map_err(failed("opening the CUDA device")),
+        Device::Neuron => device::open_neuron(&device.settings, mesh, cache.clone())
+            .map_err(failed("opening the Neuron device")),
     }
 }
 
@@ -51,29 +62,54 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Reads the configuration that a plan names. A vocabulary that nobody chose follows the tokenizer, when there is one.
+    /// Reads the configuration that a plan names. A vocabulary that nobody chose follows the
+    /// tokenizer, when there is one.
     pub fn read(source: &ModelSource, tokenizer: Option<&Tokenizer>) -> Result<Self, Error> {
         match source {
             ModelSource::Pretrained { directory } => {
-                let read =
-                    |name: &str| hf::read_object(&directory.join(name)).map_err(failed("reading the model's configuration"));
-                let config = Config::new(read(hf::CONFIG_FILE)?, directory.join(hf::CONFIG_FILE).display().to_string());
+                let read = |name: &str| {
+                    hf::read_object(&directory.join(name))
+                        .map_err(failed("reading the model's configuration"))
+                };
+                let config = Config::new(
+                    read(hf::CONFIG_FILE)?,
+                    directory.join(hf::CONFIG_FILE).display().to_string(),
+                );
                 let has_generation = directory.join(hf::GENERATION_CONFIG_FILE).exists();
-                let generation = has_generation.then(|| read(hf::GENERATION_CONFIG_FILE)).transpose()?;
-                Ok(ModelConfig { config, directory: Some(directory.clone()), generation })
+                let generation = has_generation
+                    .then(|| read(hf::GENERATION_CONFIG_FILE))
+                    .transpose()?;
+                Ok(ModelConfig {
+                    config,
+                    directory: Some(directory.clone()),
+                    generation,
+                })
             }
-            ModelSource::Scratch { model_type, config, overrides } => {
+            ModelSource::Scratch {
+                model_type,
+                config,
+                overrides,
+            } => {
                 let config = scratch(model_type.as_deref(), config, overrides, tokenizer)?;
-                Ok(ModelConfig { config, directory: None, generation: None })
+                Ok(ModelConfig {
+                    config,
+                    directory: None,
+                    generation: None,
+                })
             }
         }
     }
 
     /// The model for a task, with its weights opened and compared with what it wants.
     pub fn build(self, task: Task, head: Head) -> Result<LoadedModel, Error> {
-        let model = xtrain_models::build(self.config, task).map_err(failed("building the model"))?;
+        let model =
+            xtrain_models::build(self.config, task).map_err(failed("building the model"))?;
         let Some(directory) = self.directory else {
-            return Ok(LoadedModel { model, weights: None, generation: None });
+            return Ok(LoadedModel {
+                model,
+                weights: None,
+                generation: None,
+            });
         };
         let weights = Weights::open(&directory).map_err(failed("opening the model's weights"))?;
         // Now, not when they are placed: between the two may lie hours of tokenizing.
@@ -85,13 +121,29 @@ impl ModelConfig {
             _ => error,
         })?;
         if !fit.new.is_empty() {
-            let names = fit.new.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-            eprintln!("note: {} has no head for {task}: {names} start at random", directory.display());
+            let names = fit
+                .new
+                .iter()
+                .map(String::as_str)
+                .collect::<Vec<_>>()
+                .join(", ");
+            eprintln!(
+                "note: {} has no head for {task}: {names} start at random",
+                directory.display()
+            );
         }
         if !fit.unused.is_empty() {
-            eprintln!("note: of {} these are not used: {}", directory.display(), fit.unused.join(", "));
+            eprintln!(
+                "note: of {} these are not used: {}",
+                directory.display(),
+                fit.unused.join(", ")
+            );
         }
-        Ok(LoadedModel { model, weights: Some((weights, head)), generation: self.generation })
+        Ok(LoadedModel {
+            model,
+            weights: Some((weights, head)),
+            generation: self.generation,
+        })
     }
 }
 
@@ -109,18 +161,22 @@ fn scratch(
     tokenizer: Option<&Tokenizer>,
 ) -> Result<Config, Error> {
     let mut config = match source {
-        ConfigSource::Preset(name) => {
-            xtrain_models::preset(name).ok_or_else(|| Error::failed(format!("there is no preset {name}")))?
-        }
+        ConfigSource::Preset(name) => xtrain_models::preset(name)
+            .ok_or_else(|| Error::failed(format!("there is no preset {name}")))?,
         ConfigSource::File(file) => {
             let values = hf::read_object(file).map_err(failed("reading --config_name"))?;
             Config::new(values, file.display().to_string())
         }
     };
     if let Some(model_type) = model_type {
-        let found = config.text("model_type").map_err(failed("reading the configuration"))?;
+        let found = config
+            .text("model_type")
+            .map_err(failed("reading the configuration"))?;
         if found != model_type {
-            let problem = format!("--model_type is {model_type}, but {} says {found}", config.source());
+            let problem = format!(
+                "--model_type is {model_type}, but {} says {found}",
+                config.source()
+            );
             return Err(Error::usage(problem, "leave --model_type out"));
         }
     }
@@ -141,14 +197,17 @@ impl LoadedModel {
     pub fn place(&self, session: &mut Session, seed: u64) -> Result<(), Error> {
         let specs = self.model.parameters();
         match &self.weights {
-            Some((weights, head)) => parameters::load_with_head(session, &*self.model, &specs, weights, (*head, seed))
-                .map_err(failed("loading the weights")),
-            None => parameters::initialize(session, &specs, seed).map_err(failed("initializing the weights")),
+            Some((weights, head)) => {
+                parameters::load_with_head(session, &*self.model, &specs, weights, (*head, seed))
+                    .map_err(failed("loading the weights"))
+            }
+            None => parameters::initialize(session, &specs, seed)
+                .map_err(failed("initializing the weights")),
         }
     }
 
-    /// `generation_config.json` to save with a causal language model: the one that came with it, or what follows from its
-    /// configuration.
+    /// `generation_config.json` to save with a causal language model: the one that came with it, or
+    /// what follows from its configuration.
     pub fn generation_config(&self) -> Option<Map<String, Value>> {
         if self.model.task() != Task::CausalLm {
             return None;
@@ -182,28 +241,46 @@ fn apply_overrides(config: &mut Config, overrides: &[(String, Value)]) -> Result
     })
 }
 
-/// Where the graphs of a command come from, with the settings that shape them besides the model's configuration.
+/// Where the graphs of a command come from, with the settings that shape them besides the model's
+/// configuration.
 pub fn origin(command: &str, model: &dyn Model, settings: &[(&str, String)]) -> Origin {
     // Ids of tokens and the like are in every configuration and in no graph.
-    let shapes = |name: &str| !name.starts_with('_') && !name.ends_with("_token_id") && !name.ends_with("_version");
+    let shapes = |name: &str| {
+        !name.starts_with('_') && !name.ends_with("_token_id") && !name.ends_with("_version")
+    };
     let scalar = |value: &Value| match value {
         Value::Bool(_) | Value::Number(_) => Some(value.to_string()),
         Value::String(text) => Some(text.clone()),
         _ => None,
     };
     let values = model.config().values();
-    let from_config = values.iter().filter(|(name, _)| shapes(name)).filter_map(|(name, v)| Some((name.clone(), scalar(v)?)));
-    let from_command = settings.iter().map(|(name, value)| (name.to_string(), value.clone()));
+    let from_config = values
+        .iter()
+        .filter(|(name, _)| shapes(name))
+        .filter_map(|(name, v)| Some((name.clone(), scalar(v)?)));
+    let from_command = settings
+        .iter()
+        .map(|(name, value)| (name.to_string(), value.clone()));
     Origin {
         command: command.to_string(),
-        model_type: values.get("model_type").and_then(Value::as_str).unwrap_or_default().to_string(),
-        parameters: model.parameters().iter().map(|p| p.dims.iter().product::<usize>() as u64).sum(),
-        config_digest: hash::sha256(Value::Object(values.clone()).to_string().as_bytes())[..16].to_string(),
+        model_type: values
+            .get("model_type")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_string(),
+        parameters: model
+            .parameters()
+            .iter()
+            .map(|p| p.dims.iter().product::<usize>() as u64)
+            .sum(),
+        config_digest: hash::sha256(Value::Object(values.clone()).to_string().as_bytes())[..16]
+            .to_string(),
         settings: from_config.chain(from_command).collect(),
     }
 }
 
-/// A preset's vocabulary belongs to the released tokenizer; with another one, what nobody chose follows that.
+/// A preset's vocabulary belongs to the released tokenizer; with another one, what nobody chose
+/// follows that.
 fn fit_to_tokenizer(config: &mut Config, overrides: &[(String, Value)], tokenizer: &Tokenizer) {
     let chosen = |key: &str| overrides.iter().any(|(name, _)| name == key);
     if chosen("vocab_size") {
@@ -211,8 +288,14 @@ fn fit_to_tokenizer(config: &mut Config, overrides: &[(String, Value)], tokenize
     }
     config.set("vocab_size", tokenizer.id_bound());
     // What pads is looked up in the embeddings and, in RoBERTa, tells where a text begins.
-    let pad = tokenizer.pad_id().filter(|_| config.get("pad_token_id").is_some());
-    for (key, id) in [("bos_token_id", tokenizer.bos_id()), ("eos_token_id", tokenizer.eos_id()), ("pad_token_id", pad)] {
+    let pad = tokenizer
+        .pad_id()
+        .filter(|_| config.get("pad_token_id").is_some());
+    for (key, id) in [
+        ("bos_token_id", tokenizer.bos_id()),
+        ("eos_token_id", tokenizer.eos_id()),
+        ("pad_token_id", pad),
+    ] {
         if let (Some(id), false) = (id, chosen(key)) {
             config.set(key, id);
         }
@@ -222,12 +305,19 @@ fn fit_to_tokenizer(config: &mut Config, overrides: &[(String, Value)], tokenize
 /// Makes the output directory and those above it.
 pub fn create_output_dir(dir: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(dir)
-        .map_err(|error| Error::because(format!("--output_dir: cannot create {}", dir.display()), error))
+        .map_err(|error| {
+            Error::because(
+                format!("--output_dir: cannot create {}", dir.display()),
+                error,
+            )
+        })
         .map_err(|error| error.with_hint("name a directory that you may write to"))
 }
 
 /// Turns a lower layer's error into this layer's, under one phrase of context.
-pub fn failed<E: std::error::Error + Send + Sync + 'static>(doing: &'static str) -> impl Fn(E) -> Error {
+pub fn failed<E: std::error::Error + Send + Sync + 'static>(
+    doing: &'static str,
+) -> impl Fn(E) -> Error {
     move |error| Error::because(doing, error)
 }
 
@@ -240,11 +330,21 @@ mod tests {
     fn what_the_command_line_offers_exists() {
         for name in PRESETS {
             let config = xtrain_models::preset(name).unwrap();
-            assert_eq!(Task::of(&config).unwrap() == Task::MaskedLm, is_encoder(name), "{name}");
+            assert_eq!(
+                Task::of(&config).unwrap() == Task::MaskedLm,
+                is_encoder(name),
+                "{name}"
+            );
         }
         for (model_type, preset) in MODEL_TYPES {
             assert!(PRESETS.contains(&preset));
-            assert_eq!(xtrain_models::preset(preset).unwrap().text("model_type").unwrap(), model_type);
+            assert_eq!(
+                xtrain_models::preset(preset)
+                    .unwrap()
+                    .text("model_type")
+                    .unwrap(),
+                model_type
+            );
         }
     }
 }

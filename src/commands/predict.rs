@@ -20,16 +20,39 @@ use xtrain_models::Model;
 
 pub fn run(plan: PredictPlan) -> Result<Outcome, Error> {
     let task_plan = TaskPlan::Cls(plan.data);
-    let (loaded, task, _) = load_task(&task_plan, &plan.model, &plan.tokenizer, Purpose::Use, Head::Saved, plan.disable_tqdm)?;
+    let (loaded, task, _) = load_task(
+        &task_plan,
+        &plan.model,
+        &plan.tokenizer,
+        Purpose::Use,
+        Head::Saved,
+        plan.disable_tqdm,
+    )?;
     let mut session = open_device(&plan.device, Mesh::single(), &plan.cache)?;
     let mut settings = task.settings();
-    settings.push(("per_device_eval_batch_size", plan.per_device_eval_batch_size.to_string()));
-    session.cache_mut().set_origin(origin("predict cls", &*loaded.model, &settings));
+    settings.push((
+        "per_device_eval_batch_size",
+        plan.per_device_eval_batch_size.to_string(),
+    ));
+    session
+        .cache_mut()
+        .set_origin(origin("predict cls", &*loaded.model, &settings));
     let test = task.test()?;
     loaded.place(&mut session, 0)?;
     let form = task.form(&[&test]);
-    let predictions = label(&mut session, &*loaded.model, (&form, &test), plan.per_device_eval_batch_size, &task)?;
-    save(&predictions, &task, plan.include_text, plan.output_file.as_deref())?;
+    let predictions = label(
+        &mut session,
+        &*loaded.model,
+        (&form, &test),
+        plan.per_device_eval_batch_size,
+        &task,
+    )?;
+    save(
+        &predictions,
+        &task,
+        plan.include_text,
+        plan.output_file.as_deref(),
+    )?;
     Ok(Outcome::Done)
 }
 
@@ -41,9 +64,11 @@ pub fn label(
     batch_size: usize,
     task: &TaskData,
 ) -> Result<Vec<f32>, Error> {
-    let mut batches =
-        form.one_pass(session.client(), set, batch_size, task.workers()).map_err(failed("preparing the test batches"))?;
-    let evaluation = evaluate(session, model, &model.parameters(), &mut *batches).map_err(failed("predicting"))?;
+    let mut batches = form
+        .one_pass(session.client(), set, batch_size, task.workers())
+        .map_err(failed("preparing the test batches"))?;
+    let evaluation = evaluate(session, model, &model.parameters(), &mut *batches)
+        .map_err(failed("predicting"))?;
     match evaluation.scores {
         Scores::Classes { logits, .. } => Ok(logits),
         Scores::Numbers(estimates) => Ok(estimates.into_estimates()),
@@ -51,14 +76,25 @@ pub fn label(
     }
 }
 
-/// Writes the CSV file: `index`, the texts if they are wanted, `prediction`, and of classes a probability for each.
-pub fn save(logits: &[f32], task: &TaskData, with_text: bool, path: Option<&Path>) -> Result<(), Error> {
+/// Writes the CSV file: `index`, the texts if they are wanted, `prediction`, and of classes a
+/// probability for each.
+pub fn save(
+    logits: &[f32],
+    task: &TaskData,
+    with_text: bool,
+    path: Option<&Path>,
+) -> Result<(), Error> {
     let rows = task.test_rows()?;
-    let scored = if task.estimates() { vec![] } else { task.label_names() };
+    let scored = if task.estimates() {
+        vec![]
+    } else {
+        task.label_names()
+    };
     let table = table(logits, &scored, &rows, with_text);
     match path {
         Some(path) => {
-            atomic::write_bytes(path, table.as_bytes()).map_err(failed("saving the predictions"))?;
+            atomic::write_bytes(path, table.as_bytes())
+                .map_err(failed("saving the predictions"))?;
             println!("labelled {} rows: {}", rows.len(), path.display());
         }
         // Whoever read the output went away: there is nobody to tell.
@@ -100,8 +136,16 @@ mod tests {
     fn a_line_has_the_likeliest_label_and_a_score_for_each() {
         let labels = ["no".to_string(), "yes, really".to_string()];
         let rows = [
-            TestRow { index: 0, text: "a \"b\", c".to_string(), pair: None },
-            TestRow { index: 4, text: "d".to_string(), pair: Some("e".to_string()) },
+            TestRow {
+                index: 0,
+                text: "a \"b\", c".to_string(),
+                pair: None,
+            },
+            TestRow {
+                index: 4,
+                text: "d".to_string(),
+                pair: Some("e".to_string()),
+            },
         ];
         let logits = [0.0, 0.0, -1.0, 1.0];
         assert_eq!(
@@ -109,7 +153,13 @@ mod tests {
             "index,text,text_pair,prediction,score_no,\"score_yes, really\"\n0,\"a \"\"b\"\", c\",,no,0.500000,0.500000\n\
              4,d,e,\"yes, really\",0.119203,0.880797\n"
         );
-        assert_eq!(table(&[0.25, -3.5], &[], &rows, false), "index,prediction\n0,0.25\n4,-3.5\n");
-        assert!(table(&logits, &labels, &rows, false).ends_with("4,\"yes, really\",0.119203,0.880797\n"));
+        assert_eq!(
+            table(&[0.25, -3.5], &[], &rows, false),
+            "index,prediction\n0,0.25\n4,-3.5\n"
+        );
+        assert!(
+            table(&logits, &labels, &rows, false)
+                .ends_with("4,\"yes, really\",0.119203,0.880797\n")
+        );
     }
 }

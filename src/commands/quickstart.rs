@@ -3,12 +3,16 @@
 use super::model::failed;
 use super::{Error, Outcome, corpus, generate, train};
 use crate::checkpoint::atomic;
-use crate::config::{ConfigSource, GeneratePlan, ModelSource, QuickstartPlan, Sampling, TaskPlan, TokenizerSource, TrainPlan};
+use crate::config::{
+    ConfigSource, GeneratePlan, ModelSource, QuickstartPlan, Sampling, TaskPlan, TokenizerSource,
+    TrainPlan,
+};
 use crate::data::settings::{ClmDataSettings, SourceSettings};
 use crate::data::tokenizer::train_byte_bpe;
 use crate::parallel::{Mesh, PipelineSchedule};
 use crate::trainer::settings::{
-    Cadence, Checkpointing, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind, TrainSettings,
+    Cadence, Checkpointing, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind,
+    TrainSettings,
 };
 use std::path::Path;
 
@@ -26,17 +30,28 @@ pub fn run(plan: QuickstartPlan) -> Result<Outcome, Error> {
     std::fs::create_dir_all(dir).map_err(failed("creating --output_dir"))?;
     let text = dir.join("corpus.txt");
     atomic::write_bytes(&text, corpus::TEXT.as_bytes()).map_err(failed("writing the corpus"))?;
-    println!("1. corpus: {} KB of generated stories in {}", corpus::TEXT.len() / 1000, text.display());
+    println!(
+        "1. corpus: {} KB of generated stories in {}",
+        corpus::TEXT.len() / 1000,
+        text.display()
+    );
 
     let lines: Vec<&str> = corpus::TEXT.lines().collect();
     let tokenizer = train_byte_bpe(&lines, VOCABULARY).map_err(failed("training the tokenizer"))?;
     let tokenizer_dir = dir.join("tokenizer");
-    tokenizer.save(&tokenizer_dir).map_err(failed("saving the tokenizer"))?;
-    println!("2. tokenizer: byte-level BPE with {} tokens, trained on it", tokenizer.vocab_size());
+    tokenizer
+        .save(&tokenizer_dir)
+        .map_err(failed("saving the tokenizer"))?;
+    println!(
+        "2. tokenizer: byte-level BPE with {} tokens, trained on it",
+        tokenizer.vocab_size()
+    );
 
     let train_plan = train_plan(&plan, &text, &tokenizer_dir);
     let steps = plan.max_steps.unwrap_or(STEPS);
-    println!("3. training: GPT-2 with 4 layers, 192 wide, {steps} steps of {BATCH_SIZE} x {BLOCK_SIZE} tokens");
+    println!(
+        "3. training: GPT-2 with 4 layers, 192 wide, {steps} steps of {BATCH_SIZE} x {BLOCK_SIZE} tokens"
+    );
     let outcome = train::run(train_plan)?;
     if outcome != Outcome::Done {
         return Ok(outcome);
@@ -50,7 +65,10 @@ pub fn run(plan: QuickstartPlan) -> Result<Outcome, Error> {
         tokenizer: dir.clone(),
         prompt: PROMPT.to_string(),
         max_new_tokens: 80,
-        sampling: Sampling::Random { temperature: 0.7, top_k: Some(40) },
+        sampling: Sampling::Random {
+            temperature: 0.7,
+            top_k: Some(40),
+        },
         seed: plan.seed,
     })?;
 
@@ -65,18 +83,35 @@ pub fn run(plan: QuickstartPlan) -> Result<Outcome, Error> {
 }
 
 fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan {
-    let overrides = [("n_layer", 4), ("n_head", 6), ("n_embd", 192), ("n_positions", 2 * BLOCK_SIZE)];
-    let mut overrides: Vec<_> = overrides.iter().map(|(key, n)| (key.to_string(), (*n).into())).collect();
+    let overrides = [
+        ("n_layer", 4),
+        ("n_head", 6),
+        ("n_embd", 192),
+        ("n_positions", 2 * BLOCK_SIZE),
+    ];
+    let mut overrides: Vec<_> = overrides
+        .iter()
+        .map(|(key, n)| (key.to_string(), (*n).into()))
+        .collect();
     // A corpus this small with a model this small: dropout only slows learning down.
-    overrides.extend(["embd_pdrop", "attn_pdrop", "resid_pdrop"].map(|key| (key.to_string(), 0.0.into())));
+    overrides.extend(
+        ["embd_pdrop", "attn_pdrop", "resid_pdrop"].map(|key| (key.to_string(), 0.0.into())),
+    );
     let steps = plan.max_steps.unwrap_or(STEPS);
     TrainPlan {
         target: None,
         compare: None,
         device: plan.device.clone(),
         cache: plan.cache.clone(),
-        model: ModelSource::Scratch { model_type: None, config: ConfigSource::Preset("gpt2"), overrides },
-        tokenizer: TokenizerSource { path: tokenizer.to_path_buf(), lower_case: None },
+        model: ModelSource::Scratch {
+            model_type: None,
+            config: ConfigSource::Preset("gpt2"),
+            overrides,
+        },
+        tokenizer: TokenizerSource {
+            path: tokenizer.to_path_buf(),
+            lower_case: None,
+        },
         task: TaskPlan::Clm(ClmDataSettings {
             source: SourceSettings {
                 train_files: vec![text.to_path_buf()],

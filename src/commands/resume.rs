@@ -1,8 +1,11 @@
-//! Going on where an earlier run left off: which checkpoint, whether it fits this run, and from which position.
+//! Going on where an earlier run left off: which checkpoint, whether it fits this run, and from
+//! which position.
 
 use super::Error;
 use super::model::failed;
-use crate::checkpoint::{Checkpoint, TrainingState, latest_checkpoint, list_checkpoints, load_checkpoint};
+use crate::checkpoint::{
+    Checkpoint, TrainingState, latest_checkpoint, list_checkpoints, load_checkpoint,
+};
 use crate::config::{ModelSource, TrainPlan};
 use crate::launch::Group;
 use crate::trainer;
@@ -14,24 +17,32 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// Checkpoints that an earlier run left where this one starts anew: never the one that its model comes from.
+/// Checkpoints that an earlier run left where this one starts anew: never the one that its model
+/// comes from.
 pub(super) fn stale_checkpoints(plan: &TrainPlan) -> Result<Vec<PathBuf>, Error> {
-    let found = list_checkpoints(&plan.train.output_dir).map_err(failed("looking for an earlier run's checkpoints"))?;
+    let found = list_checkpoints(&plan.train.output_dir)
+        .map_err(failed("looking for an earlier run's checkpoints"))?;
     let source = match &plan.model {
         ModelSource::Pretrained { directory } => directory.canonicalize().ok(),
         ModelSource::Scratch { .. } => None,
     };
     let is_source = |path: &Path| source.is_some() && path.canonicalize().ok() == source;
-    Ok(found.into_iter().map(|(_, path)| path).filter(|path| !is_source(path)).collect())
+    Ok(found
+        .into_iter()
+        .map(|(_, path)| path)
+        .filter(|path| !is_source(path))
+        .collect())
 }
 
-/// The checkpoint that the run continues, if it does. Several processes continue the one that rank 0 finds.
+/// The checkpoint that the run continues, if it does. Several processes continue the one that rank
+/// 0 finds.
 pub(super) fn checkpoint(settings: &TrainSettings) -> Result<Option<Checkpoint>, Error> {
     let dir = match Group::joined() {
         None => as_told(settings)?,
         Some(group) if !group.is_first() => {
-            let told =
-                group.get(CHECKPOINT_KEY, group.member().timeouts.join).map_err(failed("waiting for rank 0's checkpoint"))?;
+            let told = group
+                .get(CHECKPOINT_KEY, group.member().timeouts.join)
+                .map_err(failed("waiting for rank 0's checkpoint"))?;
             (!told.is_empty()).then(|| PathBuf::from(OsString::from_vec(told)))
         }
         Some(group) => {
@@ -39,12 +50,18 @@ pub(super) fn checkpoint(settings: &TrainSettings) -> Result<Option<Checkpoint>,
                 Some(dir) => Some(dir),
                 None => as_told(settings)?,
             };
-            let told = dir.as_ref().map(|dir| dir.as_os_str().as_bytes()).unwrap_or_default();
-            group.put(CHECKPOINT_KEY, told).map_err(failed("telling the other processes the checkpoint"))?;
+            let told = dir
+                .as_ref()
+                .map(|dir| dir.as_os_str().as_bytes())
+                .unwrap_or_default();
+            group
+                .put(CHECKPOINT_KEY, told)
+                .map_err(failed("telling the other processes the checkpoint"))?;
             dir
         }
     };
-    dir.map(|dir| load_checkpoint(&dir).map_err(failed("loading the checkpoint to resume from"))).transpose()
+    dir.map(|dir| load_checkpoint(&dir).map_err(failed("loading the checkpoint to resume from")))
+        .transpose()
 }
 
 /// Where rank 0 tells which checkpoint all continue from.
@@ -60,17 +77,26 @@ fn as_told(settings: &TrainSettings) -> Result<Option<PathBuf>, Error> {
         Resume::Latest => latest_checkpoint(&settings.output_dir)
             .map_err(failed("looking for a checkpoint"))?
             .map(Some)
-            .ok_or_else(|| Error::failed(format!("there is no checkpoint in {}", settings.output_dir.display()))),
+            .ok_or_else(|| {
+                Error::failed(format!(
+                    "there is no checkpoint in {}",
+                    settings.output_dir.display()
+                ))
+            }),
     }
 }
 
-/// After a restart, the newest checkpoint that the job itself has saved, if there is one. What an earlier run left in the directory was
-/// noted at the first start, with its time: the job may have saved another one under its name since.
+/// After a restart, the newest checkpoint that the job itself has saved, if there is one. What an
+/// earlier run left in the directory was noted at the first start, with its time: the job may have
+/// saved another one under its name since.
 fn restarted_from(settings: &TrainSettings, group: &Group) -> Result<Option<PathBuf>, Error> {
-    let found = list_checkpoints(&settings.output_dir).map_err(failed("looking for a checkpoint"))?;
+    let found =
+        list_checkpoints(&settings.output_dir).map_err(failed("looking for a checkpoint"))?;
     let mark = |path: &Path| {
         let time = path.metadata().and_then(|data| data.modified()).ok();
-        let since = time.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok()).unwrap_or_default();
+        let since = time
+            .and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok())
+            .unwrap_or_default();
         format!("{}@{}", path.display(), since.as_nanos())
     };
     if group.member().generation == 0 {
@@ -78,18 +104,28 @@ fn restarted_from(settings: &TrainSettings, group: &Group) -> Result<Option<Path
             Resume::Latest => Vec::new(),
             _ => found.iter().map(|(_, path)| mark(path)).collect(),
         };
-        group.put(FOREIGN_KEY, foreign.join("\n").as_bytes()).map_err(failed("noting earlier checkpoints"))?;
+        group
+            .put(FOREIGN_KEY, foreign.join("\n").as_bytes())
+            .map_err(failed("noting earlier checkpoints"))?;
         return Ok(None);
     }
-    let foreign = group.try_get(FOREIGN_KEY).map_err(failed("asking for earlier checkpoints"))?;
+    let foreign = group
+        .try_get(FOREIGN_KEY)
+        .map_err(failed("asking for earlier checkpoints"))?;
     // The first start did not come so far, so nothing there is its own.
-    let Some(foreign) = foreign else { return Ok(None) };
+    let Some(foreign) = foreign else {
+        return Ok(None);
+    };
     let foreign = String::from_utf8_lossy(&foreign).into_owned();
-    let mut own = found.into_iter().map(|(_, path)| path).filter(|path| foreign.lines().all(|line| line != mark(path)));
+    let mut own = found
+        .into_iter()
+        .map(|(_, path)| path)
+        .filter(|path| foreign.lines().all(|line| line != mark(path)));
     Ok(own.next_back())
 }
 
-/// Refuses a checkpoint whose position means something else in this run; causes come before their effects.
+/// Refuses a checkpoint whose position means something else in this run; causes come before their
+/// effects.
 pub(super) fn check_resume(saved: &Checkpoint, run: &TrainingState) -> Result<(), Error> {
     let was = |what: &str, saved: u64, run: u64| {
         (saved != run).then(|| format!("{what} was {saved} when it was saved and is {run} now"))
@@ -107,21 +143,30 @@ pub(super) fn check_resume(saved: &Checkpoint, run: &TrainingState) -> Result<()
         .or_else(|| was("the number of batches in an epoch", old.batches_per_epoch, run.batches_per_epoch));
     match reason {
         Some(reason) => Err(Error::usage(
-            trainer::Error::Resume { path: saved.dir.clone(), reason }.to_string(),
+            trainer::Error::Resume {
+                path: saved.dir.clone(),
+                reason,
+            }
+            .to_string(),
             "use what it was saved with or, to start anew from its weights, give it as --model_name_or_path",
         )),
         None => Ok(()),
     }
 }
 
-/// Says which of the model's settings are not those of the checkpoint. Some may change (dropout); shapes are checked with the weights.
+/// Says which of the model's settings are not those of the checkpoint. Some may change (dropout);
+/// shapes are checked with the weights.
 pub(super) fn note_changed_config(saved: &Checkpoint, model: &Map<String, Value>) {
     let text = |value: Option<&Value>| value.map_or("not set".to_string(), Value::to_string);
     let keys: BTreeSet<&String> = saved.config.keys().chain(model.keys()).collect();
     for key in keys {
         let (old, new) = (saved.config.get(key), model.get(key));
         if old != new {
-            eprintln!("note: {key} was {} when the checkpoint was saved and is {} now", text(old), text(new));
+            eprintln!(
+                "note: {key} was {} when the checkpoint was saved and is {} now",
+                text(old),
+                text(new)
+            );
         }
     }
 }
@@ -131,12 +176,20 @@ pub(super) fn start_in_stream(saved: Option<&TrainingState>, length: &RunLength)
     let step = saved.map_or(0, |saved| saved.global_step);
     let next_batch = step * length.accumulation;
     let epoch = next_batch as f64 / length.batches_per_epoch as f64;
-    Progress { step, max_steps: length.max_steps, epoch, next_epoch: 0, next_batch, epoch_ended: false }
+    Progress {
+        step,
+        max_steps: length.max_steps,
+        epoch,
+        next_epoch: 0,
+        next_batch,
+        epoch_ended: false,
+    }
 }
 
 /// Where training starts: at the beginning, or where a checkpoint left off.
 pub(super) fn start_position(saved: Option<&TrainingState>, length: &RunLength) -> Progress {
-    let (step, next_epoch, next_batch) = saved.map_or((0, 0, 0), |s| (s.global_step, s.epoch, s.batch_in_epoch));
+    let (step, next_epoch, next_batch) =
+        saved.map_or((0, 0, 0), |s| (s.global_step, s.epoch, s.batch_in_epoch));
     Progress {
         step,
         max_steps: length.max_steps,

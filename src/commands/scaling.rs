@@ -1,5 +1,6 @@
-//! `xtrain scaling`: the same command at several degrees, each time as a process of its own, so that what is measured is what a
-//! user would run. Degrees take turns: what disturbs the machine for a while disturbs all of them.
+//! `xtrain scaling`: the same command at several degrees, each time as a process of its own, so
+//! that what is measured is what a user would run. Degrees take turns: what disturbs the machine
+//! for a while disturbs all of them.
 
 mod child;
 
@@ -22,14 +23,20 @@ struct Measured {
 pub fn run(plan: ScalingPlan) -> Result<Outcome, Error> {
     if let Some(path) = &plan.plot {
         // Now, rather than when everything has been measured.
-        std::fs::write(path, "").map_err(|error| Error::because(format!("writing {}", path.display()), error))?;
+        std::fs::write(path, "")
+            .map_err(|error| Error::because(format!("writing {}", path.display()), error))?;
     }
-    let scratch = tempfile::tempdir().map_err(|error| Error::because("making a directory for what the runs write", error))?;
-    let mut children = Children::new().map_err(|error| Error::because("taking signals over", error))?;
+    let scratch = tempfile::tempdir()
+        .map_err(|error| Error::because("making a directory for what the runs write", error))?;
+    let mut children =
+        Children::new().map_err(|error| Error::because("taking signals over", error))?;
     let mut points: Vec<Point> = plan.runs.iter().map(point).collect();
     if plan.trains {
         for (run, point) in plan.runs.iter().zip(&mut points) {
-            eprintln!("{} {}: compiling, to see what is exchanged", plan.axis, run.degree);
+            eprintln!(
+                "{} {}: compiling, to see what is exchanged",
+                plan.axis, run.degree
+            );
             match planned(&plan, run, scratch.path(), &mut children)? {
                 Ok(exchanged) => point.exchanged = exchanged,
                 Err(signal) => return Ok(Outcome::Interrupted { signal }),
@@ -43,10 +50,15 @@ pub fn run(plan: ScalingPlan) -> Result<Outcome, Error> {
                 Err(signal) => return Ok(Outcome::Interrupted { signal }),
             };
             let rate = count(measured.tokens_per_second);
-            eprintln!("{} {}, run {repeat} of {}: {rate} tokens/s", plan.axis, run.degree, plan.repeats);
+            eprintln!(
+                "{} {}, run {repeat} of {}: {rate} tokens/s",
+                plan.axis, run.degree, plan.repeats
+            );
             point.tokens_per_second.push(measured.tokens_per_second);
             point.step_seconds.push(measured.step_seconds);
-            point.exchanged = measured.exchanged.unwrap_or_else(|| std::mem::take(&mut point.exchanged));
+            point.exchanged = measured
+                .exchanged
+                .unwrap_or_else(|| std::mem::take(&mut point.exchanged));
         }
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -62,7 +74,8 @@ pub fn run(plan: ScalingPlan) -> Result<Outcome, Error> {
         false => print!("{}", scaling.text()),
     }
     if let Some(path) = &plan.plot {
-        std::fs::write(path, scaling.svg()).map_err(|error| Error::because(format!("writing {}", path.display()), error))?;
+        std::fs::write(path, scaling.svg())
+            .map_err(|error| Error::because(format!("writing {}", path.display()), error))?;
         eprintln!("drawn in {}", path.display());
     }
     Ok(Outcome::Done)
@@ -91,7 +104,8 @@ fn planned(
         Ended::Well(output) => output,
         Ended::Interrupted(signal) => return Ok(Err(signal)),
     };
-    let told = last_json(&output).ok_or_else(|| Error::failed(format!("{}: the plan has no JSON", place(plan, run))))?;
+    let told = last_json(&output)
+        .ok_or_else(|| Error::failed(format!("{}: the plan has no JSON", place(plan, run))))?;
     Ok(Ok(exchanges(&told)))
 }
 
@@ -108,20 +122,33 @@ fn measured(
         (false, _) => run.words.iter().cloned().chain(["--json".into()]).collect(),
         (true, 1) => into_directory(&run.words, &dir),
         (true, processes) => {
-            let launch = ["launch".into(), "--nproc_per_node".into(), processes.to_string(), "--".into()];
-            launch.into_iter().chain(into_directory(&run.words, &dir)).collect()
+            let launch = [
+                "launch".into(),
+                "--nproc_per_node".into(),
+                processes.to_string(),
+                "--".into(),
+            ];
+            launch
+                .into_iter()
+                .chain(into_directory(&run.words, &dir))
+                .collect()
         }
     };
     let output = match children.run(&words, &place)? {
         Ended::Well(output) => output,
         Ended::Interrupted(signal) => return Ok(Err(signal)),
     };
-    let measured = if plan.trains { from_telemetry(&dir) } else { from_bench(&output) };
+    let measured = if plan.trains {
+        from_telemetry(&dir)
+    } else {
+        from_bench(&output)
+    };
     // The next run finds an empty directory, as the user's would.
     let _ = std::fs::remove_dir_all(&dir);
-    let hint =
-        "a run that ends after its first steps, as early stopping makes it, cannot be measured: leave that out of the command";
-    measured.map(Ok).ok_or_else(|| Error::failed(format!("{place}: the run has told no step time")).with_hint(hint))
+    let hint = "a run that ends after its first steps, as early stopping makes it, cannot be measured: leave that out of the command";
+    measured.map(Ok).ok_or_else(|| {
+        Error::failed(format!("{place}: the run has told no step time")).with_hint(hint)
+    })
 }
 
 /// As messages name a run.
@@ -141,12 +168,23 @@ fn from_bench(output: &str) -> Option<Measured> {
 fn from_telemetry(dir: &Path) -> Option<Measured> {
     let text = std::fs::read_to_string(dir.join(TELEMETRY_FILE)).ok()?;
     let (tokens_per_second, step_seconds) = pace(&latest(&text))?;
-    Some(Measured { tokens_per_second, step_seconds, exchanged: None })
+    Some(Measured {
+        tokens_per_second,
+        step_seconds,
+        exchanged: None,
+    })
 }
 
-/// Tokens per second and seconds of a step, over all steps but those of the first line, the first of which made its graphs ready.
+/// Tokens per second and seconds of a step, over all steps but those of the first line, the first
+/// of which made its graphs ready.
 fn pace(events: &[Event]) -> Option<(f64, f64)> {
-    let told = events.iter().filter_map(|event| if let Event::Step(step) = event { Some(step) } else { None });
+    let told = events.iter().filter_map(|event| {
+        if let Event::Step(step) = event {
+            Some(step)
+        } else {
+            None
+        }
+    });
     let told: Vec<_> = told.collect();
     let (mut tokens, mut seconds, mut steps) = (0.0, 0.0, 0.0);
     for pair in told.windows(2) {
@@ -159,12 +197,21 @@ fn pace(events: &[Event]) -> Option<(f64, f64)> {
 }
 
 fn exchanges(told: &Value) -> Vec<Exchange> {
-    told["exchanged_per_step"].as_array().into_iter().flatten().filter_map(Exchange::from_json).collect()
+    told["exchanged_per_step"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Exchange::from_json)
+        .collect()
 }
 
 /// The last line that is an object.
 fn last_json(output: &str) -> Option<Value> {
-    output.lines().rev().filter(|line| line.starts_with('{')).find_map(|line| serde_json::from_str(line).ok())
+    output
+        .lines()
+        .rev()
+        .filter(|line| line.starts_with('{'))
+        .find_map(|line| serde_json::from_str(line).ok())
 }
 
 #[cfg(test)]
@@ -175,12 +222,26 @@ mod tests {
     #[test]
     fn the_pace_leaves_out_the_first_step_and_compiling() {
         let line = |step, step_seconds, tokens_per_second, compile_seconds| {
-            Event::Step(StepEvent { step, step_seconds, tokens_per_second, compile_seconds, ..Default::default() })
+            Event::Step(StepEvent {
+                step,
+                step_seconds,
+                tokens_per_second,
+                compile_seconds,
+                ..Default::default()
+            })
         };
-        // 100 tokens a step: the first takes ten seconds, the next four half a second, of which one compiled for another half.
-        let events = [line(1, 10.0, 10.0, 9.0), line(3, 0.5, 200.0, 0.0), line(5, 0.75, 100.0 / 0.75, 0.25)];
+        // 100 tokens a step: the first takes ten seconds, the next four half a second, of which one
+        // compiled for another half.
+        let events = [
+            line(1, 10.0, 10.0, 9.0),
+            line(3, 0.5, 200.0, 0.0),
+            line(5, 0.75, 100.0 / 0.75, 0.25),
+        ];
         let (tokens, seconds) = pace(&events).unwrap();
-        assert!((tokens - 200.0).abs() < 1e-9 && (seconds - 0.5).abs() < 1e-9, "{tokens} {seconds}");
+        assert!(
+            (tokens - 200.0).abs() < 1e-9 && (seconds - 0.5).abs() < 1e-9,
+            "{tokens} {seconds}"
+        );
         assert_eq!(pace(&events[..1]), None);
     }
 

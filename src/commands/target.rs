@@ -1,5 +1,6 @@
-//! `--target`: a run's graphs compiled for a card that is not there. What is told is what a card would be needed to find out
-//! otherwise: whether everything compiles, what memory it takes, which kernels it becomes, and how long it has to take at least.
+//! `--target`: a run's graphs compiled for a card that is not there. What is told is what a card
+//! would be needed to find out otherwise: whether everything compiles, what memory it takes, which
+//! kernels it becomes, and how long it has to take at least.
 
 use super::fit::{Split, resolve_auto_for};
 use super::model::failed;
@@ -27,13 +28,21 @@ pub(super) struct AbsentGpu {
 
 /// The plan on the CPU, whose session records graphs for any device.
 pub(super) fn recorder(plan: &TrainPlan) -> TrainPlan {
-    TrainPlan { device: DevicePlan { kind: Device::Cpu, settings: DeviceSettings::default() }, ..plan.clone() }
+    TrainPlan {
+        device: DevicePlan {
+            kind: Device::Cpu,
+            settings: DeviceSettings::default(),
+        },
+        ..plan.clone()
+    }
 }
 
 impl AbsentGpu {
     /// The card that a plan names; `None` if it names none and so means one that is there.
     pub fn of(plan: &TrainPlan, prepared: &Prepared) -> Result<Option<Self>, Error> {
-        let Some(gpu) = plan.target else { return Ok(None) };
+        let Some(gpu) = plan.target else {
+            return Ok(None);
+        };
         let graphs = cuda::describe(gpu, &plan.device.settings, plan.cache.clone());
         let mut graphs = graphs.map_err(failed("describing the card to the CUDA plugin"))?;
         graphs.set_origin(prepared.session.cache().origin().clone());
@@ -60,31 +69,59 @@ pub(super) fn compile(mut plan: TrainPlan) -> Result<Outcome, Error> {
     let shapes = prepared.shapes(&plan);
     let model = &*prepared.loaded.model;
     let stepper = compile::stepper(&plan, model);
-    let steps = record_steps(&mut prepared.session, model, &stepper, &shapes).map_err(failed("recording the graphs"))?;
-    // What only measures or checks a card is of no interest before there is one; it may have to be lowered here for it, though.
-    let (measuring, steps): (Vec<_>, Vec<_>) = steps.into_iter().partition(|(name, _)| name == ceiling::GRAPH_NAME);
+    let steps = record_steps(&mut prepared.session, model, &stepper, &shapes)
+        .map_err(failed("recording the graphs"))?;
+    // What only measures or checks a card is of no interest before there is one; it may have to be
+    // lowered here for it, though.
+    let (measuring, steps): (Vec<_>, Vec<_>) = steps
+        .into_iter()
+        .partition(|(name, _)| name == ceiling::GRAPH_NAME);
     for graph in measuring.iter().flat_map(|step| &step.1) {
-        absent.graphs.lower(graph, absent.graphs.target()).map_err(failed("lowering the graphs"))?;
+        absent
+            .graphs
+            .lower(graph, absent.graphs.target())
+            .map_err(failed("lowering the graphs"))?;
     }
     // The doctor asks the card for nothing.
     let check = doctor::sum_of_squares().map_err(failed("recording the doctor's check"))?;
     let unasked = DeviceSettings::default().cuda_target(absent.gpu.capability());
-    absent.graphs.lower(&check, unasked).map_err(failed("lowering the doctor's check"))?;
+    absent
+        .graphs
+        .lower(&check, unasked)
+        .map_err(failed("lowering the doctor's check"))?;
     let placements = prepared.session.placements().clone();
-    for (step, graph) in steps.iter().flat_map(|step| step.1.iter().map(move |graph| (step, graph))) {
+    for (step, graph) in steps
+        .iter()
+        .flat_map(|step| step.1.iter().map(move |graph| (step, graph)))
+    {
         let stage = graph.stage as usize;
         let state = stepper.state_bytes(shapes.accumulation > 1, &placements, stage);
-        let checked = absent.graphs.check(graph).map_err(failed("compiling the graphs"))?;
-        let facts = hlo_facts::of(&checked.module).map_err(failed("reading the compiled module"))?;
+        let checked = absent
+            .graphs
+            .check(graph)
+            .map_err(failed("compiling the graphs"))?;
+        let facts =
+            hlo_facts::of(&checked.module).map_err(failed("reading the compiled module"))?;
         let waiting = waiting(step, &prepared.session, stage, shapes.accumulation);
-        let found = of_graph(graph, checked.memory, state, plan.train.per_device_train_batch_size).also_keeping(waiting);
+        let found = of_graph(
+            graph,
+            checked.memory,
+            state,
+            plan.train.per_device_train_batch_size,
+        )
+        .also_keeping(waiting);
         let split = Split::of(&stepper, &placements, &found, &checked.module)?;
         let mut table = heading(&checked, absent.gpu);
         memory_rows(&mut table, graph, &split, found.peak, absent.gpu);
         kernel_rows(&mut table, &facts);
         launch_row(&mut table, checked.launches);
         let tf32 = plan.device.settings.tf32;
-        let work = Work { low_flops: checked.work.low, f32_flops: checked.work.wide, tf32, bytes: facts.bytes };
+        let work = Work {
+            low_flops: checked.work.low,
+            f32_flops: checked.work.wide,
+            tf32,
+            bytes: facts.bytes,
+        };
         work_rows(&mut table, work, absent.gpu.estimate(work), absent.gpu);
         print!("{}", table.render());
     }
@@ -93,47 +130,93 @@ pub(super) fn compile(mut plan: TrainPlan) -> Result<Outcome, Error> {
 }
 
 fn heading(checked: &CheckedGraph, gpu: Gpu) -> Table {
-    let how = if checked.loaded { "was stored already" } else { "compiled" };
+    let how = if checked.loaded {
+        "was stored already"
+    } else {
+        "compiled"
+    };
     let seconds = checked.ready_time.as_secs_f64();
     let mut table = Table::pairs();
-    table.heading(format!("{} for {} {}  {how} in {seconds:.1} s", checked.name, gpu.name(), &checked.id[..12]));
+    table.heading(format!(
+        "{} for {} {}  {how} in {seconds:.1} s",
+        checked.name,
+        gpu.name(),
+        &checked.id[..12]
+    ));
     table
 }
 
 fn memory_rows(table: &mut Table, graph: &Graph, split: &Split, peak: u64, gpu: Gpu) {
     let state = graph.aliases().count();
-    let verdict = if peak > gpu.usable_memory() { ": DOES NOT FIT" } else { "" };
-    table.row(["memory at the peak".to_string(), format!("{} of {}{verdict}", bytes(peak), bytes(gpu.memory()))]);
+    let verdict = if peak > gpu.usable_memory() {
+        ": DOES NOT FIT"
+    } else {
+        ""
+    };
+    table.row([
+        "memory at the peak".to_string(),
+        format!("{} of {}{verdict}", bytes(peak), bytes(gpu.memory())),
+    ]);
     for (name, n) in split.rows() {
         table.row([format!("  {name}"), bytes(n)]);
     }
-    table.row(["donated state".to_string(), format!("{state} of {} inputs", graph.inputs.len())]);
+    table.row([
+        "donated state".to_string(),
+        format!("{state} of {} inputs", graph.inputs.len()),
+    ]);
 }
 
 fn kernel_rows(table: &mut Table, facts: &HloFacts) {
-    let products =
-        format!("{} cuBLAS calls, {} Triton fusions, {} others", facts.gemm_calls, facts.triton_gemms, facts.plain_products);
-    table.row(["attention".to_string(), format!("{} cuDNN calls", facts.attention_calls)]);
+    let products = format!(
+        "{} cuBLAS calls, {} Triton fusions, {} others",
+        facts.gemm_calls, facts.triton_gemms, facts.plain_products
+    );
+    table.row([
+        "attention".to_string(),
+        format!("{} cuDNN calls", facts.attention_calls),
+    ]);
     table.row(["matrix products".to_string(), products]);
     if facts.tf32_products + facts.exact_products > 0 {
-        table.row(["  of them f32".to_string(), format!("{} in TF32, {} exact", facts.tf32_products, facts.exact_products)]);
+        table.row([
+            "  of them f32".to_string(),
+            format!(
+                "{} in TF32, {} exact",
+                facts.tf32_products, facts.exact_products
+            ),
+        ]);
     }
     if !facts.epilogues.is_empty() {
-        let all: Vec<String> = facts.epilogues.iter().map(|(name, n)| format!("{n} {name}")).collect();
+        let all: Vec<String> = facts
+            .epilogues
+            .iter()
+            .map(|(name, n)| format!("{n} {name}"))
+            .collect();
         table.row(["  fused behind them".to_string(), all.join(", ")]);
     }
     table.row([
         "other fusions".to_string(),
-        format!("{}, {} by Triton", facts.fusions + facts.triton_fusions, facts.triton_fusions),
+        format!(
+            "{}, {} by Triton",
+            facts.fusions + facts.triton_fusions,
+            facts.triton_fusions
+        ),
     ]);
-    table.row(["copies, transposes".to_string(), format!("{}, {}", facts.copies, facts.transposes)]);
+    table.row([
+        "copies, transposes".to_string(),
+        format!("{}, {}", facts.copies, facts.transposes),
+    ]);
     for (target, n) in &facts.other_calls {
         table.row([format!("calls of {target}"), n.to_string()]);
     }
 }
 
 fn launch_row(table: &mut Table, launches: Option<Launches>) {
-    if let Some(Launches { command_buffers, inside, outside }) = launches {
+    if let Some(Launches {
+        command_buffers,
+        inside,
+        outside,
+    }) = launches
+    {
         let buffers = format!("{command_buffers} with {inside} launches, {outside} outside");
         table.row(["command buffers".to_string(), buffers]);
     }
@@ -141,19 +224,44 @@ fn launch_row(table: &mut Table, launches: Option<Launches>) {
 
 fn work_rows(table: &mut Table, work: Work, estimate: Estimate, gpu: Gpu) {
     let milliseconds = |d: Duration| format!("{:.1} ms", d.as_secs_f64() * 1e3);
-    let wide_form = if work.tf32 { "f32, multiplied as TF32" } else { "f32" };
+    let wide_form = if work.tf32 {
+        "f32, multiplied as TF32"
+    } else {
+        "f32"
+    };
     let flops = match (work.low_flops, work.f32_flops) {
         (low, 0.0) => format!("{}FLOP in 16 bits", count(low)),
         (0.0, wide) => format!("{}FLOP in {wide_form}", count(wide)),
-        (low, wide) => format!("{}FLOP in 16 bits, {}FLOP in {wide_form}", count(low), count(wide)),
+        (low, wide) => format!(
+            "{}FLOP in 16 bits, {}FLOP in {wide_form}",
+            count(low),
+            count(wide)
+        ),
     };
     let share = format!("{:.0}% of the card's peak", PEAK_SHARE * 100.0);
-    table.row(["products".to_string(), format!("{flops}: {} at {share}", milliseconds(estimate.products))]);
+    table.row([
+        "products".to_string(),
+        format!("{flops}: {} at {share}", milliseconds(estimate.products)),
+    ]);
     let bandwidth = format!("{}/s", bytes(gpu.bandwidth() as u64));
     table.row([
         "memory traffic".to_string(),
-        format!("{}: {} at {bandwidth}", bytes(work.bytes as u64), milliseconds(estimate.memory)),
+        format!(
+            "{}: {} at {bandwidth}",
+            bytes(work.bytes as u64),
+            milliseconds(estimate.memory)
+        ),
     ]);
-    let bound = if estimate.is_product_bound() { "products" } else { "memory traffic" };
-    table.row(["estimated time".to_string(), format!("{}, the longer of the two ({bound})", milliseconds(estimate.time()))]);
+    let bound = if estimate.is_product_bound() {
+        "products"
+    } else {
+        "memory traffic"
+    };
+    table.row([
+        "estimated time".to_string(),
+        format!(
+            "{}, the longer of the two ({bound})",
+            milliseconds(estimate.time())
+        ),
+    ]);
 }

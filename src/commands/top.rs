@@ -1,4 +1,5 @@
-//! `xtrain top`: watches a run through the files in its output directory, and the machine's devices.
+//! `xtrain top`: watches a run through the files in its output directory, and the machine's
+//! devices.
 
 use super::{Error, Outcome};
 use crate::config::TopPlan;
@@ -12,7 +13,8 @@ use std::time::Duration;
 
 /// From one look to the next.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How long one look waits for neuron-monitor's first report, of which there is one in five seconds.
+/// How long one look waits for neuron-monitor's first report, of which there is one in five
+/// seconds.
 const REPORT: Duration = Duration::from_secs(8);
 /// Between the two readings of counters that make a utilisation.
 const SAMPLE: Duration = Duration::from_millis(300);
@@ -26,12 +28,19 @@ pub fn run(plan: TopPlan) -> Result<Outcome, Error> {
     if !plan.once {
         return watch(&plan, &mut devices, snapshot);
     }
-    if snapshot.hardware.iter().any(|device| device.source == "sysfs") {
+    if snapshot
+        .hardware
+        .iter()
+        .any(|device| device.source == "sysfs")
+    {
         std::thread::sleep(SAMPLE);
         snapshot.hardware = devices.read();
     }
     match plan.json {
-        true => println!("{}", serde_json::to_string(&snapshot).map_err(|e| Error::because("writing JSON", e))?),
+        true => println!(
+            "{}",
+            serde_json::to_string(&snapshot).map_err(|e| Error::because("writing JSON", e))?
+        ),
         false => print!("{}", text(&snapshot)),
     }
     Ok(Outcome::Done)
@@ -39,8 +48,13 @@ pub fn run(plan: TopPlan) -> Result<Outcome, Error> {
 
 fn look(plan: &TopPlan, devices: &mut Devices) -> Result<Snapshot, Error> {
     let mut snapshot = Snapshot::read(&plan.output_dir).map_err(|error| {
-        Error::because(format!("{} holds no {TELEMETRY_FILE}", plan.output_dir.display()), error)
-            .with_hint("name the --output_dir of a training run; it writes that file from its first step on")
+        Error::because(
+            format!("{} holds no {TELEMETRY_FILE}", plan.output_dir.display()),
+            error,
+        )
+        .with_hint(
+            "name the --output_dir of a training run; it writes that file from its first step on",
+        )
     })?;
     snapshot.hardware = devices.read();
     Ok(snapshot)
@@ -54,15 +68,22 @@ fn text(snapshot: &Snapshot) -> String {
     }
     table.heading("devices".to_string());
     for [name, busy, used, peak, source] in snapshot.device_rows() {
-        table.row([name, format!("busy {busy}, memory {used}, peak {peak} (by {source})")]);
+        table.row([
+            name,
+            format!("busy {busy}, memory {used}, peak {peak} (by {source})"),
+        ]);
     }
     table.render()
 }
 
-/// Draws until q, Esc or Ctrl-C. The terminal is given back as it was, after an error and a panic too.
+/// Draws until q, Esc or Ctrl-C. The terminal is given back as it was, after an error and a panic
+/// too.
 fn watch(plan: &TopPlan, devices: &mut Devices, first: Snapshot) -> Result<Outcome, Error> {
     if !stdout().is_terminal() {
-        return Err(Error::usage("top draws on a terminal, and standard output is none", "add --once, and --json for programs"));
+        return Err(Error::usage(
+            "top draws on a terminal, and standard output is none",
+            "add --once, and --json for programs",
+        ));
     }
     let io = |error| Error::because("drawing on the terminal", error);
     let mut terminal = ratatui::try_init().map_err(io)?;
@@ -73,7 +94,8 @@ fn watch(plan: &TopPlan, devices: &mut Devices, first: Snapshot) -> Result<Outco
             if event::poll(INTERVAL).map_err(io)?
                 && let Event::Key(key) = event::read().map_err(io)?
             {
-                let interrupt = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
+                let interrupt =
+                    key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
                 if interrupt || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) {
                     return Ok(());
                 }

@@ -21,8 +21,8 @@ use crate::trainer::ceiling;
 use crate::trainer::evaluate::{evaluate, metric_names};
 use crate::trainer::feed::DeviceBatch;
 use crate::trainer::hooks::{
-    Alive, DATA_POSITION, DataPosition, Evaluator, Kept, Logger, ReplicaCheck, RunLog, SavedModel, Saver, Sums, Teller,
-    graph_listener, trainer_state,
+    Alive, DATA_POSITION, DataPosition, Evaluator, Kept, Logger, ReplicaCheck, RunLog, SavedModel,
+    Saver, Sums, Teller, graph_listener, trainer_state,
 };
 use crate::trainer::interrupt::Interrupt;
 use crate::trainer::parameters::{self, Head};
@@ -57,7 +57,8 @@ pub fn run(mut plan: TrainPlan) -> Result<Outcome, Error> {
     }
     if Group::this_writes() {
         create_output_dir(&plan.train.output_dir)?;
-        clean_output_dir(&plan.train.output_dir).map_err(failed("cleaning up after a killed run"))?;
+        clean_output_dir(&plan.train.output_dir)
+            .map_err(failed("cleaning up after a killed run"))?;
     }
     let outcome = train_and_evaluate(&plan, &mut prepared)?;
     eprintln!("{}", prepared.session.cache().stats());
@@ -66,7 +67,9 @@ pub fn run(mut plan: TrainPlan) -> Result<Outcome, Error> {
 
 fn train_and_evaluate(plan: &TrainPlan, prepared: &mut Prepared) -> Result<Outcome, Error> {
     if !plan.do_train {
-        prepared.loaded.place(&mut prepared.session, plan.train.seed)?;
+        prepared
+            .loaded
+            .place(&mut prepared.session, plan.train.seed)?;
         return after_training(plan, prepared, None);
     }
     // The signals stay taken over during the last evaluation, so that has to look at them too.
@@ -74,13 +77,21 @@ fn train_and_evaluate(plan: &TrainPlan, prepared: &mut Prepared) -> Result<Outco
     let outcome = train(plan, prepared, &interrupt)?;
     match outcome {
         // Several processes evaluate to the end together; a second signal ends them.
-        Outcome::Done => after_training(plan, prepared, Some(&interrupt).filter(|_| Group::joined().is_none())),
+        Outcome::Done => after_training(
+            plan,
+            prepared,
+            Some(&interrupt).filter(|_| Group::joined().is_none()),
+        ),
         interrupted => Ok(interrupted),
     }
 }
 
 /// What is done with the finished model.
-fn after_training(plan: &TrainPlan, prepared: &mut Prepared, interrupt: Option<&Interrupt>) -> Result<Outcome, Error> {
+fn after_training(
+    plan: &TrainPlan,
+    prepared: &mut Prepared,
+    interrupt: Option<&Interrupt>,
+) -> Result<Outcome, Error> {
     if plan.do_eval {
         match evaluate_at_end(plan, prepared, interrupt)? {
             Outcome::Done => {}
@@ -107,10 +118,19 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Opens and checks everything else before tokenizing, which can take hours and which a run that only compiles does without.
+    /// Opens and checks everything else before tokenizing, which can take hours and which a run
+    /// that only compiles does without.
     pub fn new(plan: &TrainPlan, reads_data: bool) -> Result<Self, Error> {
-        let head = if plan.ignore_mismatched_sizes { Head::NewIfDifferent } else { Head::NewIfMissing };
-        let purpose = if plan.do_train { Purpose::Train } else { Purpose::Use };
+        let head = if plan.ignore_mismatched_sizes {
+            Head::NewIfDifferent
+        } else {
+            Head::NewIfMissing
+        };
+        let purpose = if plan.do_train {
+            Purpose::Train
+        } else {
+            Purpose::Use
+        };
         let (loaded, mut task, tokenizer) = load_task(
             &plan.task,
             &plan.model,
@@ -122,18 +142,37 @@ impl Prepared {
         check_best(&plan.train, &*loaded.model, &task)?;
         let session = session(plan, &*loaded.model, &task)?;
         let streams = plan.task.source().streaming.is_some();
-        let stream = if streams && plan.do_train && reads_data { task.stream()?.map(Arc::new) } else { None };
-        let set = |wanted: bool, set: &dyn Fn() -> Result<Collator, Error>| (wanted && reads_data).then(set).transpose();
+        let stream = if streams && plan.do_train && reads_data {
+            task.stream()?.map(Arc::new)
+        } else {
+            None
+        };
+        let set = |wanted: bool, set: &dyn Fn() -> Result<Collator, Error>| {
+            (wanted && reads_data).then(set).transpose()
+        };
         let train = set(plan.do_train && !streams, &|| task.train())?;
         let validation = set(plan.do_eval, &|| task.validation())?;
         let test = set(plan.do_predict, &|| task.test())?;
-        Ok(Prepared { tokenizer, loaded, task, train, stream, validation, test, session })
+        Ok(Prepared {
+            tokenizer,
+            loaded,
+            task,
+            train,
+            stream,
+            validation,
+            test,
+            session,
+        })
     }
 
     /// What the run's batches look like.
     pub fn form(&self) -> BatchForm {
         // A stream may have rows of any length, whatever the other sets have.
-        let sets = if self.stream.is_some() { [&None, &None, &None] } else { [&self.train, &self.validation, &self.test] };
+        let sets = if self.stream.is_some() {
+            [&None, &None, &None]
+        } else {
+            [&self.train, &self.validation, &self.test]
+        };
         let sets: Vec<&Collator> = sets.into_iter().flatten().collect();
         self.task.form(&sets).sharded(self.session.mesh())
     }
@@ -141,7 +180,12 @@ impl Prepared {
     /// The shapes of the run's graphs.
     pub fn shapes(&self, plan: &TrainPlan) -> RunShapes {
         let sets = (self.train.as_ref(), self.validation.as_ref());
-        run_shapes(plan, &self.task, sets, plan.train.per_device_train_batch_size)
+        run_shapes(
+            plan,
+            &self.task,
+            sets,
+            plan.train.per_device_train_batch_size,
+        )
     }
 
     fn saved_model(&self, max_shard_size: u64) -> SavedModel {
@@ -149,16 +193,31 @@ impl Prepared {
             config: self.loaded.model.config().values().clone(),
             generation_config: self.loaded.generation_config(),
             tokenizer_files: self.tokenizer.files().to_vec(),
-            parameters: self.loaded.model.parameters().into_iter().map(|p| p.name).collect(),
+            parameters: self
+                .loaded
+                .model
+                .parameters()
+                .into_iter()
+                .map(|p| p.name)
+                .collect(),
             max_shard_size,
         }
     }
 }
 
 /// The plan's device, arranged for a run.
-pub(super) fn session(plan: &TrainPlan, model: &dyn Model, task: &TaskData) -> Result<Session, Error> {
+pub(super) fn session(
+    plan: &TrainPlan,
+    model: &dyn Model,
+    task: &TaskData,
+) -> Result<Session, Error> {
     let settings = &plan.train;
-    let placements = placements(model, settings.optimizer.kind, settings.mesh, settings.shard_optimizer_state);
+    let placements = placements(
+        model,
+        settings.optimizer.kind,
+        settings.mesh,
+        settings.shard_optimizer_state,
+    );
     let placements = placements.map_err(failed("laying out the model"))?;
     let mut session = open_device(&plan.device, settings.mesh, &plan.cache)?;
     session.set_eval_precision(settings.eval_precision);
@@ -167,11 +226,14 @@ pub(super) fn session(plan: &TrainPlan, model: &dyn Model, task: &TaskData) -> R
     session.set_sequence_parallel(settings.sequence_parallel);
     session.set_scan_layers(settings.scan_layers);
     let command = format!("train {}", plan.task.word());
-    session.cache_mut().set_origin(origin(&command, model, &graph_settings(plan, task)));
+    session
+        .cache_mut()
+        .set_origin(origin(&command, model, &graph_settings(plan, task)));
     Ok(session)
 }
 
-/// The shapes of a run's graphs with so many training examples in a batch; `train` and `validation` are the sets, if they are read.
+/// The shapes of a run's graphs with so many training examples in a batch; `train` and `validation`
+/// are the sets, if they are read.
 pub(super) fn run_shapes(
     plan: &TrainPlan,
     task: &TaskData,
@@ -184,14 +246,20 @@ pub(super) fn run_shapes(
     };
     RunShapes {
         train: shapes(plan.do_train, train, batch),
-        eval: shapes(plan.do_eval, validation, plan.train.per_device_eval_batch_size),
+        eval: shapes(
+            plan.do_eval,
+            validation,
+            plan.train.per_device_eval_batch_size,
+        ),
         accumulation: plan.train.gradient_accumulation_steps,
     }
 }
 
 /// The metric that the best model is judged by is one that the task has.
 fn check_best(settings: &TrainSettings, model: &dyn Model, task: &TaskData) -> Result<(), Error> {
-    let Some(rule) = &settings.best else { return Ok(()) };
+    let Some(rule) = &settings.best else {
+        return Ok(());
+    };
     let known = metric_names(model.task(), &task.label_names());
     if known.contains(&rule.metric) {
         return Ok(());
@@ -200,17 +268,33 @@ fn check_best(settings: &TrainSettings, model: &dyn Model, task: &TaskData) -> R
         Some(meant) => format!("did you mean `{meant}`?"),
         None => format!("the metrics of this task are {}", known.join(", ")),
     };
-    Err(Error::usage(format!("--metric_for_best_model: there is no metric `{}`", rule.metric), fix))
+    Err(Error::usage(
+        format!(
+            "--metric_for_best_model: there is no metric `{}`",
+            rule.metric
+        ),
+        fix,
+    ))
 }
 
-/// The settings that shape a run's graphs, by the names that the user knows. What is fed (learning rate, seed) is not among them.
+/// The settings that shape a run's graphs, by the names that the user knows. What is fed (learning
+/// rate, seed) is not among them.
 fn graph_settings(plan: &TrainPlan, task: &TaskData) -> Vec<(&'static str, String)> {
     let (train, optimizer) = (&plan.train, &plan.train.optimizer);
     let mut settings = task.settings();
     settings.extend([
-        ("per_device_train_batch_size", train.per_device_train_batch_size.to_string()),
-        ("per_device_eval_batch_size", train.per_device_eval_batch_size.to_string()),
-        ("gradient_accumulation_steps", train.gradient_accumulation_steps.to_string()),
+        (
+            "per_device_train_batch_size",
+            train.per_device_train_batch_size.to_string(),
+        ),
+        (
+            "per_device_eval_batch_size",
+            train.per_device_eval_batch_size.to_string(),
+        ),
+        (
+            "gradient_accumulation_steps",
+            train.gradient_accumulation_steps.to_string(),
+        ),
         ("precision", train.precision.to_string()),
         ("eval_precision", train.eval_precision.to_string()),
         ("optim", format!("{:?}", optimizer.kind).to_lowercase()),
@@ -226,25 +310,53 @@ fn graph_settings(plan: &TrainPlan, task: &TaskData) -> Vec<(&'static str, Strin
         ("tensor_parallel", train.mesh.tensor.to_string()),
         ("sequence_parallel", train.sequence_parallel.to_string()),
         ("pipeline_parallel", train.mesh.stage.to_string()),
-        ("shard_optimizer_state", train.shard_optimizer_state.to_string()),
+        (
+            "shard_optimizer_state",
+            train.shard_optimizer_state.to_string(),
+        ),
     ]);
     if plan.device.kind == Device::Cuda {
         let device = &plan.device.settings;
         settings.push(("tf32", device.tf32.to_string()));
-        settings.push(("attention_dropout_kernel", if device.fused_attention_dropout { "cudnn" } else { "xtrain" }.to_string()));
+        settings.push((
+            "attention_dropout_kernel",
+            if device.fused_attention_dropout {
+                "cudnn"
+            } else {
+                "xtrain"
+            }
+            .to_string(),
+        ));
     }
     if train.mesh.devices() > 1 {
-        settings.push(("gradient_bucket_mb", (train.gradient_bucket_bytes >> 20).to_string()));
+        settings.push((
+            "gradient_bucket_mb",
+            (train.gradient_bucket_bytes >> 20).to_string(),
+        ));
     }
     settings
 }
 
 /// How the training rows become batches and steps.
-pub(super) fn layout(plan: &TrainPlan, set: &Collator) -> Result<(BatchPlan, RunLength, Schedule), Error> {
+pub(super) fn layout(
+    plan: &TrainPlan,
+    set: &Collator,
+) -> Result<(BatchPlan, RunLength, Schedule), Error> {
     let settings = &plan.train;
-    let order = Order::Shuffled { seed: plan.task.source().seed };
-    let batches = BatchPlan::new(set.len(), settings.batch_rows(), settings.dataloader_drop_last, order).map_err(|error| {
-        Error::usage(error.to_string(), "lower --per_device_train_batch_size, or leave --dataloader_drop_last out")
+    let order = Order::Shuffled {
+        seed: plan.task.source().seed,
+    };
+    let batches = BatchPlan::new(
+        set.len(),
+        settings.batch_rows(),
+        settings.dataloader_drop_last,
+        order,
+    )
+    .map_err(|error| {
+        Error::usage(
+            error.to_string(),
+            "lower --per_device_train_batch_size, or leave --dataloader_drop_last out",
+        )
     })?;
     let length = RunLength::new(
         batches.batches_per_epoch() as u64,
@@ -259,7 +371,10 @@ pub(super) fn layout(plan: &TrainPlan, set: &Collator) -> Result<(BatchPlan, Run
 /// The steps of a run that reads a stream: as the Trainer has it, one epoch that ends with the run.
 pub(super) fn stream_length(plan: &TrainPlan) -> (RunLength, Schedule) {
     let settings = &plan.train;
-    let (steps, accumulation) = (settings.max_steps.unwrap_or(1), settings.gradient_accumulation_steps as u64);
+    let (steps, accumulation) = (
+        settings.max_steps.unwrap_or(1),
+        settings.gradient_accumulation_steps as u64,
+    );
     let length = RunLength::new(steps * accumulation, accumulation, 1.0, Some(steps));
     (length, schedule(plan, &length))
 }
@@ -287,7 +402,10 @@ impl Source {
             let (length, schedule) = stream_length(plan);
             return Ok((Source::Stream(stream.clone()), length, schedule));
         }
-        let set = prepared.train.clone().expect("a run that trains has training data");
+        let set = prepared
+            .train
+            .clone()
+            .expect("a run that trains has training data");
         let (batches, length, schedule) = layout(plan, &set)?;
         Ok((Source::Set(Box::new((set, batches))), length, schedule))
     }
@@ -300,7 +418,11 @@ impl Source {
     }
 }
 
-fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Result<Outcome, Error> {
+fn train(
+    plan: &TrainPlan,
+    prepared: &mut Prepared,
+    interrupt: &Interrupt,
+) -> Result<Outcome, Error> {
     let settings = &plan.train;
     let form = prepared.form();
     let (data, length, schedule) = Source::new(plan, prepared)?;
@@ -339,44 +461,72 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     };
     start_first_step(session, model, &stepper, &shapes).map_err(failed("recording the graphs"))?;
     if let Some(saved) = &resumed {
-        eprintln!("resuming from {} (step {})", saved.dir.display(), saved.state.global_step);
+        eprintln!(
+            "resuming from {} (step {})",
+            saved.dir.display(),
+            saved.state.global_step
+        );
         resume::note_changed_config(saved, model.config().values());
         if saved.state.total_steps != length.max_steps {
             let (old, new) = (saved.state.total_steps, length.max_steps);
-            eprintln!("note: the learning-rate curve was laid out for {old} steps and is now for {new}");
+            eprintln!(
+                "note: the learning-rate curve was laid out for {old} steps and is now for {new}"
+            );
         }
         if saved.state.global_step >= length.max_steps {
             eprintln!(
                 "note: that is already the end; nothing is left to train (--max_steps or --num_train_epochs would extend it)"
             );
         }
-        parameters::load(session, model, stepper.parameters(), &saved.weights).map_err(failed("loading the weights"))?;
-        parameters::set_extra_state(session, &extra_state, Some(&saved.optimizer)).map_err(failed("loading the moments"))?;
+        parameters::load(session, model, stepper.parameters(), &saved.weights)
+            .map_err(failed("loading the weights"))?;
+        parameters::set_extra_state(session, &extra_state, Some(&saved.optimizer))
+            .map_err(failed("loading the moments"))?;
     } else {
         prepared.loaded.place(session, settings.seed)?;
-        parameters::set_extra_state(session, &extra_state, None).map_err(failed("making room for the moments"))?;
+        parameters::set_extra_state(session, &extra_state, None)
+            .map_err(failed("making room for the moments"))?;
     }
-    let start_position = if streams { resume::start_in_stream } else { resume::start_position };
+    let start_position = if streams {
+        resume::start_in_stream
+    } else {
+        resume::start_position
+    };
     let start = start_position(resumed.as_ref().map(|c| &c.state), &length);
     // After the last batch that the run has taken.
     let stream_position = Rc::new(RefCell::new(stream_start.clone()));
-    let history = resumed.as_ref().map(|c| c.trainer_state.log_history.clone()).unwrap_or_default();
+    let history = resumed
+        .as_ref()
+        .map(|c| c.trainer_state.log_history.clone())
+        .unwrap_or_default();
     let best = settings.best.clone().map(|rule| match &resumed {
         Some(saved) => Best::resume(rule, &saved.trainer_state),
         None => Best::new(rule),
     });
     let stopped_early = best.as_ref().is_some_and(Best::should_stop);
     if stopped_early {
-        eprintln!("note: the run stopped early there; nothing is left to train (a higher --early_stopping_patience would go on)");
+        eprintln!(
+            "note: the run stopped early there; nothing is left to train (a higher --early_stopping_patience would go on)"
+        );
     }
     let best = Rc::new(RefCell::new(best));
-    let sums = Rc::new(RefCell::new(resumed.as_ref().map(|c| Sums::from_map(&c.state.accumulators)).unwrap_or_default()));
+    let sums = Rc::new(RefCell::new(
+        resumed
+            .as_ref()
+            .map(|c| Sums::from_map(&c.state.accumulators))
+            .unwrap_or_default(),
+    ));
 
     let writes = Group::this_writes();
-    let bar = Bar::new("training", length.max_steps, Style::choose(settings.disable_tqdm || !writes, Style::Silent));
+    let bar = Bar::new(
+        "training",
+        length.max_steps,
+        Style::choose(settings.disable_tqdm || !writes, Style::Silent),
+    );
     bar.skip_to(start.step);
     let log = match writes {
-        true => RunLog::open(&settings.output_dir, history, start.step, bar).map_err(failed("opening the log"))?,
+        true => RunLog::open(&settings.output_dir, history, start.step, bar)
+            .map_err(failed("opening the log"))?,
         false => RunLog::unwritten(history, bar),
     };
     let log = Rc::new(RefCell::new(log));
@@ -384,12 +534,21 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     let teller = writes.then(|| {
         let telemetry = Telemetry::append_in(&settings.output_dir);
         session.cache_mut().on_ready(graph_listener(&telemetry));
-        Teller::new(telemetry, client.clone(), &plan.device.kind.to_string(), &start)
+        Teller::new(
+            telemetry,
+            client.clone(),
+            &plan.device.kind.to_string(),
+            &start,
+        )
     });
     let kept = Rc::new(RefCell::new(Kept {
         newest: resumed.as_ref().map(|c| c.dir.clone()),
         proven: None,
-        stale: if resumed.is_none() && writes { resume::stale_checkpoints(plan)? } else { Vec::new() },
+        stale: if resumed.is_none() && writes {
+            resume::stale_checkpoints(plan)?
+        } else {
+            Vec::new()
+        },
     }));
     let ceiling = ceiling::measure_tflops(session, settings.precision, CEILING_PATIENCE)
         .map_err(failed("measuring the matrix-multiply ceiling"))?;
@@ -397,7 +556,11 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     let saver = Saver {
         settings,
         model: &saved_model,
-        optimizer_state: extra_state.iter().filter(|state| state.saved).map(|state| state.name.clone()).collect(),
+        optimizer_state: extra_state
+            .iter()
+            .filter(|state| state.saved)
+            .map(|state| state.name.clone())
+            .collect(),
         state,
         data_position: streams.then(|| {
             let position = stream_position.clone();
@@ -416,12 +579,19 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     hooks.extend(teller.map(|teller| Box::new(teller) as Box<dyn Hook>));
     hooks.extend(Group::joined().map(|group| Box::new(Alive(group)) as Box<dyn Hook>));
     if replicas::have_equals(settings.mesh, session.placements()) {
-        hooks.push(Box::new(ReplicaCheck { parameters: model.parameters(), cadence: settings.replica_check }));
+        hooks.push(Box::new(ReplicaCheck {
+            parameters: model.parameters(),
+            cadence: settings.replica_check,
+        }));
     }
     let client = session.client().clone();
     let workers = prepared.task.workers();
     if let Some(validation) = prepared.validation.clone() {
-        let (client, form, size) = (client.clone(), form.clone(), settings.per_device_eval_batch_size);
+        let (client, form, size) = (
+            client.clone(),
+            form.clone(),
+            settings.per_device_eval_batch_size,
+        );
         hooks.push(Box::new(Evaluator {
             model,
             parameters: model.parameters(),
@@ -438,13 +608,26 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     let mut source: Box<dyn Iterator<Item = crate::trainer::Result<DeviceBatch>>> = match data {
         Source::Set(set) => {
             let (collator, plan) = *set;
-            let start = Position { epoch: start.next_epoch, batch: start.next_batch as usize };
-            let spec = LoadSpec { collator, plan, start, end_epoch: u64::MAX };
-            Box::new(form.device_batches(&client, spec, workers).map_err(starting)?)
+            let start = Position {
+                epoch: start.next_epoch,
+                batch: start.next_batch as usize,
+            };
+            let spec = LoadSpec {
+                collator,
+                plan,
+                start,
+                end_epoch: u64::MAX,
+            };
+            Box::new(
+                form.device_batches(&client, spec, workers)
+                    .map_err(starting)?,
+            )
         }
         Source::Stream(spec) => {
             let size = (settings.batch_rows(), start.next_batch);
-            let batches = form.stream_batches(&client, spec, stream_start, size).map_err(starting)?;
+            let batches = form
+                .stream_batches(&client, spec, stream_start, size)
+                .map_err(starting)?;
             let position = stream_position.clone();
             Box::new(batches.map(move |item| {
                 item.map(|(batch, after)| {
@@ -462,13 +645,24 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
     let progress = match stopped_early {
         true => start,
         false => {
-            let run = RunLoop { stepper: &stepper, session: &mut *session, length, hooks, kept: Box::new(sentence) };
+            let run = RunLoop {
+                stepper: &stepper,
+                session: &mut *session,
+                length,
+                hooks,
+                kept: Box::new(sentence),
+            };
             run.run(&mut *source, start).map_err(failed("training"))?
         }
     };
     let runtime = began.elapsed().as_secs_f64();
     drop(source);
-    if let Some(skipped) = stream_position.borrow().as_ref().map(StreamPosition::skipped).filter(|skipped| *skipped > 0) {
+    if let Some(skipped) = stream_position
+        .borrow()
+        .as_ref()
+        .map(StreamPosition::skipped)
+        .filter(|skipped| *skipped > 0)
+    {
         let rows = if skipped == 1 { "row was" } else { "rows were" };
         eprintln!("warning: {skipped} bad {rows} left out of the stream (--on_bad_row skip)");
     }
@@ -480,45 +674,81 @@ fn train(plan: &TrainPlan, prepared: &mut Prepared, interrupt: &Interrupt) -> Re
             return Ok(Outcome::Interrupted { signal });
         }
         let dir = kept.borrow().newest.clone().unwrap_or_default();
-        eprintln!("stopped after step {} of {}; saved {}", progress.step, progress.max_steps, dir.display());
+        eprintln!(
+            "stopped after step {} of {}; saved {}",
+            progress.step,
+            progress.max_steps,
+            dir.display()
+        );
         eprintln!("to go on, run the same command with --resume_from_checkpoint");
         return Ok(Outcome::Interrupted { signal });
     }
-    let finished = Finished { progress, steps: progress.step - start.step, runtime };
+    let finished = Finished {
+        progress,
+        steps: progress.step - start.step,
+        runtime,
+    };
     let best = best.borrow();
     // What rank 0 saved last is whole before another process reads it.
     if let Some(group) = Group::joined() {
-        group.from_first("trained", Vec::new).map_err(failed("waiting for rank 0 to save"))?;
+        group
+            .from_first("trained", Vec::new)
+            .map_err(failed("waiting for rank 0 to save"))?;
     }
     if let Some(best) = &*best {
         load_best(best, &settings.output_dir, session, model)?;
     }
-    let state = RunState { log: &log, sums: &sums.borrow(), kept: &mut kept.borrow_mut(), best: best.as_ref() };
+    let state = RunState {
+        log: &log,
+        sums: &sums.borrow(),
+        kept: &mut kept.borrow_mut(),
+        best: best.as_ref(),
+    };
     match writes {
         true => finish(plan, &saved_model, session, state, finished)?,
-        false => saved_model.take_part(session).map_err(failed("taking part in saving the model"))?,
+        false => saved_model
+            .take_part(session)
+            .map_err(failed("taking part in saving the model"))?,
     }
     Ok(Outcome::Done)
 }
 
 /// A stream's position as a checkpoint has it.
 fn saved_position(position: &Option<StreamPosition>) -> DataPosition {
-    let saved = position.as_ref().expect("a checkpoint follows a step, and a step a batch").save();
-    DataPosition { state: saved.state, files: vec![(BUFFER_FILE.to_string(), saved.buffer)] }
+    let saved = position
+        .as_ref()
+        .expect("a checkpoint follows a step, and a step a batch")
+        .save();
+    DataPosition {
+        state: saved.state,
+        files: vec![(BUFFER_FILE.to_string(), saved.buffer)],
+    }
 }
 
 /// Puts the weights of the best checkpoint in the place of the last ones, if that was asked for.
-fn load_best(best: &Best, output_dir: &Path, session: &mut Session, model: &dyn Model) -> Result<(), Error> {
+fn load_best(
+    best: &Best,
+    output_dir: &Path,
+    session: &mut Session,
+    model: &dyn Model,
+) -> Result<(), Error> {
     if !best.rule().load_at_end {
         return Ok(());
     }
     let Some((path, (value, step))) = best.checkpoint(output_dir).zip(best.found()) else {
-        eprintln!("note: no evaluation was made, so there is no best checkpoint to load; these are the last weights");
+        eprintln!(
+            "note: no evaluation was made, so there is no best checkpoint to load; these are the last weights"
+        );
         return Ok(());
     };
     let saved = load_checkpoint(&path).map_err(failed("loading the best checkpoint"))?;
-    parameters::load(session, model, &model.parameters(), &saved.weights).map_err(failed("loading the best checkpoint"))?;
-    println!("loaded the best checkpoint: {} ({} {value} at step {step})", path.display(), best.rule().metric);
+    parameters::load(session, model, &model.parameters(), &saved.weights)
+        .map_err(failed("loading the best checkpoint"))?;
+    println!(
+        "loaded the best checkpoint: {} ({} {value} at step {step})",
+        path.display(),
+        best.rule().metric
+    );
     Ok(())
 }
 
@@ -540,14 +770,29 @@ struct RunState<'a> {
 }
 
 /// Writes the finished model and says how the run went.
-fn finish(plan: &TrainPlan, model: &SavedModel, session: &mut Session, state: RunState, run: Finished) -> Result<(), Error> {
-    let RunState { log, sums, kept, best } = state;
+fn finish(
+    plan: &TrainPlan,
+    model: &SavedModel,
+    session: &mut Session,
+    state: RunState,
+    run: Finished,
+) -> Result<(), Error> {
+    let RunState {
+        log,
+        sums,
+        kept,
+        best,
+    } = state;
     let settings = &plan.train;
     let summary = Record::Summary(SummaryRecord {
         runtime: run.runtime,
         samples: run.steps * settings.examples_per_step() as u64,
         steps: run.steps,
-        loss: if sums.total_steps > 0.0 { sums.total_loss / sums.total_steps } else { 0.0 },
+        loss: if sums.total_steps > 0.0 {
+            sums.total_loss / sums.total_steps
+        } else {
+            0.0
+        },
         total_flos: sums.total_flops,
         epoch: run.progress.epoch,
         step: run.progress.step,
@@ -556,21 +801,28 @@ fn finish(plan: &TrainPlan, model: &SavedModel, session: &mut Session, state: Ru
     log.bar().finish();
     if sums.skipped_steps > 0.0 {
         let (skipped, all) = (sums.skipped_steps, run.progress.step);
-        eprintln!("note: {skipped} of {all} optimizer steps were skipped, because their gradients overflowed fp16");
+        eprintln!(
+            "note: {skipped} of {all} optimizer steps were skipped, because their gradients overflowed fp16"
+        );
     }
     let dir = &settings.output_dir;
-    // A finished run that is resumed has made no steps; its figures stay those of the run that made them.
+    // A finished run that is resumed has made no steps; its figures stay those of the run that made
+    // them.
     let is_news = run.steps > 0 || !dir.join("train_results.json").exists();
     if is_news {
         log.record(&summary).map_err(failed("logging"))?;
     }
-    model.save(session, dir, run.progress.step, kept).map_err(failed("saving the model"))?;
-    kept.remove_stale().map_err(failed("removing an earlier run's checkpoints"))?;
+    model
+        .save(session, dir, run.progress.step, kept)
+        .map_err(failed("saving the model"))?;
+    kept.remove_stale()
+        .map_err(failed("removing an earlier run's checkpoints"))?;
     let mut state = trainer_state(settings, &log, sums, &run.progress);
     if let Some(best) = best {
         best.describe(&mut state, dir, None);
     }
-    write_json(&dir.join(TRAINER_STATE_FILE), &state).map_err(failed("saving the trainer state"))?;
+    write_json(&dir.join(TRAINER_STATE_FILE), &state)
+        .map_err(failed("saving the trainer state"))?;
     if is_news {
         save_metrics(dir, "train", &summary.results()).map_err(failed("saving the results"))?;
     }
@@ -578,28 +830,46 @@ fn finish(plan: &TrainPlan, model: &SavedModel, session: &mut Session, state: Ru
     Ok(())
 }
 
-/// Evaluates the weights on the device and writes the results, unless a signal asks for the end: half a set's loss is no result.
-fn evaluate_at_end(plan: &TrainPlan, prepared: &mut Prepared, interrupt: Option<&Interrupt>) -> Result<Outcome, Error> {
+/// Evaluates the weights on the device and writes the results, unless a signal asks for the end:
+/// half a set's loss is no result.
+fn evaluate_at_end(
+    plan: &TrainPlan,
+    prepared: &mut Prepared,
+    interrupt: Option<&Interrupt>,
+) -> Result<Outcome, Error> {
     let (form, workers) = (prepared.form(), prepared.task.workers());
-    let validation = prepared.validation.clone().expect("a run that evaluates has validation data");
+    let validation = prepared
+        .validation
+        .clone()
+        .expect("a run that evaluates has validation data");
     let model = &*prepared.loaded.model;
     let session = &mut prepared.session;
     let batches = form
-        .one_pass(session.client(), &validation, plan.train.per_device_eval_batch_size, workers)
+        .one_pass(
+            session.client(),
+            &validation,
+            plan.train.per_device_eval_batch_size,
+            workers,
+        )
         .map_err(failed("preparing the validation batches"))?;
     let received = || interrupt.and_then(Interrupt::received);
     let mut batches = batches.take_while(|_| received().is_none());
-    let evaluation = evaluate(session, model, &model.parameters(), &mut batches).map_err(failed("evaluating"))?;
+    let evaluation = evaluate(session, model, &model.parameters(), &mut batches)
+        .map_err(failed("evaluating"))?;
     if let Some(signal) = received() {
         let dir = plan.train.output_dir.display();
         eprintln!("stopped during the last evaluation; the trained model is in {dir}");
-        eprintln!("to evaluate it, run xtrain eval {} --model_name_or_path {dir}", plan.task.word());
+        eprintln!(
+            "to evaluate it, run xtrain eval {} --model_name_or_path {dir}",
+            plan.task.word()
+        );
         return Ok(Outcome::Interrupted { signal });
     }
     let record = evaluation.record(&prepared.task.label_names(), None);
     println!("{}", record.printed());
     if Group::this_writes() {
-        save_metrics(&plan.train.output_dir, "eval", &record.results()).map_err(failed("saving the results"))?;
+        save_metrics(&plan.train.output_dir, "eval", &record.results())
+            .map_err(failed("saving the results"))?;
     }
     Ok(Outcome::Done)
 }
@@ -607,10 +877,19 @@ fn evaluate_at_end(plan: &TrainPlan, prepared: &mut Prepared, interrupt: Option<
 /// Labels the test set with the weights on the device.
 fn predict_at_end(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Error> {
     let form = prepared.form();
-    let test = prepared.test.clone().expect("a run that predicts has test data");
+    let test = prepared
+        .test
+        .clone()
+        .expect("a run that predicts has test data");
     let path = plan.train.output_dir.join("predictions.csv");
     let size = plan.train.per_device_eval_batch_size;
-    let predictions = predict::label(&mut prepared.session, &*prepared.loaded.model, (&form, &test), size, &prepared.task)?;
+    let predictions = predict::label(
+        &mut prepared.session,
+        &*prepared.loaded.model,
+        (&form, &test),
+        size,
+        &prepared.task,
+    )?;
     if !Group::this_writes() {
         return Ok(());
     }

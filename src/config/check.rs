@@ -1,6 +1,7 @@
-//! The one place where settings that are legal by themselves are refused together, and where paths that were named are looked up.
-//! Ranges of single values stand in the flag table and have been checked before. The first rule that fails is reported, with the
-//! change that makes the command legal; rules are in the order in which a user would want to hear of them.
+//! The one place where settings that are legal by themselves are refused together, and where paths
+//! that were named are looked up. Ranges of single values stand in the flag table and have been
+//! checked before. The first rule that fails is reported, with the change that makes the command
+//! legal; rules are in the order in which a user would want to hear of them.
 
 mod devices;
 
@@ -33,7 +34,10 @@ pub fn check(typed: &Typed) -> Verdict {
             precision(typed)?;
             train_has_something_to_do(typed)?;
             if typed.bool("json") && !typed.bool("dry_run") {
-                return refuse("--json is for the plan: a run writes its numbers into its output directory", "add --dry_run");
+                return refuse(
+                    "--json is for the plan: a run writes its numbers into its output directory",
+                    "add --dry_run",
+                );
             }
             model(typed)?;
             tokenizer(typed)?;
@@ -58,7 +62,10 @@ pub fn check(typed: &Typed) -> Verdict {
         command if Commands::FIT.contains(command) => {
             precision(typed)?;
             if !resolve::do_train(typed) {
-                return refuse("fit looks for a training batch, and --do_eval alone trains nothing", "add --do_train");
+                return refuse(
+                    "fit looks for a training batch, and --do_eval alone trains nothing",
+                    "add --do_train",
+                );
             }
             if let Some(text) = typed.text("scale_learning_rate_from")
                 && resolve::rate_at_examples(&text).is_none()
@@ -91,20 +98,27 @@ pub fn check(typed: &Typed) -> Verdict {
             model(typed)?;
             tokenizer(typed)?;
             if !typed.is_given("test_file") && !typed.is_given("dataset_name") {
-                return refuse("there is nothing to label", "add --test_file FILE, or --dataset_name NAME for its test split");
+                return refuse(
+                    "there is nothing to label",
+                    "add --test_file FILE, or --dataset_name NAME for its test split",
+                );
             }
             files(typed)?;
             task(typed)?;
             match typed.path("output_file") {
-                Some(path) if path.is_dir() => {
-                    refuse(format!("--output_file: {} is a directory", path.display()), "name the CSV file to write")
-                }
+                Some(path) if path.is_dir() => refuse(
+                    format!("--output_file: {} is a directory", path.display()),
+                    "name the CSV file to write",
+                ),
                 _ => Ok(()),
             }
         }
         Commands::GENERATE => {
             if !typed.is_given("model_name_or_path") {
-                return refuse("generate needs a model", "add --model_name_or_path DIR, the output directory of a training run");
+                return refuse(
+                    "generate needs a model",
+                    "add --model_name_or_path DIR, the output directory of a training run",
+                );
             }
             model(typed)?;
             tokenizer(typed)?;
@@ -117,12 +131,14 @@ pub fn check(typed: &Typed) -> Verdict {
             precision(typed)?;
             model(typed)
         }
-        Commands::TOP if !typed.is_given("output_dir") => {
-            refuse("top is not told which run to watch", "add --output_dir DIR, that of the run")
-        }
-        Commands::TOP if typed.bool("json") && !typed.bool("once") => {
-            refuse("--json is for one look: top draws on the terminal", "add --once")
-        }
+        Commands::TOP if !typed.is_given("output_dir") => refuse(
+            "top is not told which run to watch",
+            "add --output_dir DIR, that of the run",
+        ),
+        Commands::TOP if typed.bool("json") && !typed.bool("once") => refuse(
+            "--json is for one look: top draws on the terminal",
+            "add --once",
+        ),
         Commands::QUICKSTART => {
             not_a_file(typed)?;
             if typed.is_given("output_dir") && !typed.bool("overwrite_output_dir") {
@@ -133,14 +149,18 @@ pub fn check(typed: &Typed) -> Verdict {
             }
             Ok(())
         }
-        Commands::CACHE_SHOW if typed.words("id").len() != 1 => {
-            refuse("cache show takes one id", "`xtrain cache ls` lists them; `xtrain cache show ID`")
-        }
-        Commands::CACHE_EXPLAIN if !(1..=2).contains(&typed.words("id").len()) => {
-            refuse("cache explain takes one id or two", "`xtrain cache ls` lists them; `xtrain cache explain OLD NEW`")
-        }
+        Commands::CACHE_SHOW if typed.words("id").len() != 1 => refuse(
+            "cache show takes one id",
+            "`xtrain cache ls` lists them; `xtrain cache show ID`",
+        ),
+        Commands::CACHE_EXPLAIN if !(1..=2).contains(&typed.words("id").len()) => refuse(
+            "cache explain takes one id or two",
+            "`xtrain cache ls` lists them; `xtrain cache explain OLD NEW`",
+        ),
         Commands::CACHE_PRUNE
-            if !["older_than", "max_size", "only_device"].iter().any(|name| typed.is_given(name))
+            if !["older_than", "max_size", "only_device"]
+                .iter()
+                .any(|name| typed.is_given(name))
                 && !typed.bool("stale_compiler") =>
         {
             refuse(
@@ -162,10 +182,16 @@ fn refuse(problem: impl Into<String>, fix: impl Into<String>) -> Verdict {
 
 fn train_has_something_to_do(typed: &Typed) -> Verdict {
     if !resolve::do_train(typed) && !resolve::do_eval(typed) {
-        return refuse("neither training nor evaluation is asked for", "add --do_train, --do_eval or both");
+        return refuse(
+            "neither training nor evaluation is asked for",
+            "add --do_train, --do_eval or both",
+        );
     }
     if !typed.is_given("output_dir") {
-        return refuse("--output_dir is missing", "add --output_dir DIR, where the model, checkpoints and logs go");
+        return refuse(
+            "--output_dir is missing",
+            "add --output_dir DIR, where the model, checkpoints and logs go",
+        );
     }
     Ok(())
 }
@@ -189,12 +215,17 @@ fn model(typed: &Typed) -> Verdict {
         for (name, why) in [
             ("model_type", "its config.json says what it is"),
             ("config_name", "it has its own config.json"),
-            ("config_overrides", "a trained model's sizes cannot be changed"),
+            (
+                "config_overrides",
+                "a trained model's sizes cannot be changed",
+            ),
         ] {
             if typed.is_given(name) {
                 return refuse(
                     format!("--{name} does not go with --model_name_or_path: {why}"),
-                    format!("leave --{name} out or, to train from random weights, leave --model_name_or_path out"),
+                    format!(
+                        "leave --{name} out or, to train from random weights, leave --model_name_or_path out"
+                    ),
                 );
             }
         }
@@ -202,7 +233,11 @@ fn model(typed: &Typed) -> Verdict {
             return Ok(());
         }
         if !directory.is_dir() {
-            let what = if directory.exists() { "is a file, not a directory" } else { "is not a directory here" };
+            let what = if directory.exists() {
+                "is a file, not a directory"
+            } else {
+                "is not a directory here"
+            };
             return refuse(
                 format!("--model_name_or_path: {} {what}", directory.display()),
                 "give a directory with config.json and model.safetensors or the name of a model on the Hub, or train from random \
@@ -217,7 +252,11 @@ fn model(typed: &Typed) -> Verdict {
             format!(
                 "add --model_name_or_path DIR to start from trained weights, or --model_type {} (with --config_name and \
                  --config_overrides) for random ones",
-                if Commands::MLM.contains(typed.command) { "bert" } else { "gpt2" }
+                if Commands::MLM.contains(typed.command) {
+                    "bert"
+                } else {
+                    "gpt2"
+                }
             ),
         );
     }
@@ -232,8 +271,13 @@ fn model(typed: &Typed) -> Verdict {
         }
         if !is_config && preset(&name).is_none() {
             return refuse(
-                format!("--config_name: `{name}` is neither a known configuration nor a config.json here"),
-                format!("known configurations are {}; or give a config.json or the directory that holds one", PRESETS.join(", ")),
+                format!(
+                    "--config_name: `{name}` is neither a known configuration nor a config.json here"
+                ),
+                format!(
+                    "known configurations are {}; or give a config.json or the directory that holds one",
+                    PRESETS.join(", ")
+                ),
             );
         }
         if !is_config {
@@ -243,29 +287,42 @@ fn model(typed: &Typed) -> Verdict {
     let overrides = typed.text("config_overrides").unwrap_or_default();
     match resolve::overrides(&overrides) {
         Ok(_) => Ok(()),
-        Err(part) => {
-            refuse(format!("--config_overrides: `{part}` is not of the form name=value"), "write it as n_layer=4,n_embd=256")
-        }
+        Err(part) => refuse(
+            format!("--config_overrides: `{part}` is not of the form name=value"),
+            "write it as n_layer=4,n_embd=256",
+        ),
     }
 }
 
-/// A model that is known by name is of the kind that the task is for: encoders see the whole text, decoders what came before.
+/// A model that is known by name is of the kind that the task is for: encoders see the whole text,
+/// decoders what came before.
 fn fits_task(typed: &Typed, flag: &str, name: &str) -> Verdict {
-    let known = |encoders: bool| PRESETS.into_iter().filter(|name| is_encoder(name) == encoders).collect::<Vec<_>>().join(", ");
+    let known = |encoders: bool| {
+        PRESETS
+            .into_iter()
+            .filter(|name| is_encoder(name) == encoders)
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     match is_encoder(name) {
         true if Commands::CLM.contains(typed.command) => refuse(
-            format!("--{flag}: {name} is an encoder, which predicts masked tokens, not the next one"),
+            format!(
+                "--{flag}: {name} is an encoder, which predicts masked tokens, not the next one"
+            ),
             format!("use the task mlm, or one of {}", known(false)),
         ),
         false if Commands::MLM.contains(typed.command) => refuse(
-            format!("--{flag}: {name} is a decoder, which predicts the next token, not masked ones"),
+            format!(
+                "--{flag}: {name} is a decoder, which predicts the next token, not masked ones"
+            ),
             format!("use the task clm, or one of {}", known(true)),
         ),
         _ => Ok(()),
     }
 }
 
-/// A directory that was named as a model holds one. Damage inside of the files is for those who read them.
+/// A directory that was named as a model holds one. Damage inside of the files is for those who
+/// read them.
 fn is_model(directory: &Path) -> Verdict {
     if directory.join("config.json").is_file() {
         return Ok(());
@@ -277,7 +334,13 @@ fn is_model(directory: &Path) -> Verdict {
             "give a directory with config.json and model.safetensors, as transformers' save_pretrained and xtrain write it".into()
         }
     };
-    refuse(format!("--model_name_or_path: {} holds no config.json", directory.display()), fix)
+    refuse(
+        format!(
+            "--model_name_or_path: {} holds no config.json",
+            directory.display()
+        ),
+        fix,
+    )
 }
 
 fn tokenizer(typed: &Typed) -> Verdict {
@@ -319,8 +382,14 @@ fn data(typed: &Typed) -> Verdict {
             );
         }
     }
-    match typed.bool("do_predict") && !typed.is_given("test_file") && !typed.is_given("dataset_name") {
-        true => refuse("--do_predict labels the rows of a file, but none is named", "add --test_file FILE"),
+    match typed.bool("do_predict")
+        && !typed.is_given("test_file")
+        && !typed.is_given("dataset_name")
+    {
+        true => refuse(
+            "--do_predict labels the rows of a file, but none is named",
+            "add --test_file FILE",
+        ),
         false => files(typed),
     }
 }
@@ -337,15 +406,24 @@ fn streaming(typed: &Typed) -> Verdict {
         };
     }
     if resolve::do_train(typed) && typed.int("max_steps").is_none_or(|steps| steps <= 0) {
-        return refuse("--streaming reads without end: how long to train cannot be told in epochs", "add --max_steps N");
+        return refuse(
+            "--streaming reads without end: how long to train cannot be told in epochs",
+            "add --max_steps N",
+        );
     }
     for name in ["eval_strategy", "save_strategy", "logging_strategy"] {
         if typed.text(name).as_deref() == Some("epoch") {
-            return refuse(format!("--{name} epoch: a stream has no epochs that are known ahead"), format!("use --{name} steps"));
+            return refuse(
+                format!("--{name} epoch: a stream has no epochs that are known ahead"),
+                format!("use --{name} steps"),
+            );
         }
     }
     if resolve::do_eval(typed) && !typed.is_given("validation_file") {
-        return refuse("nothing can be set aside of a stream to evaluate on", "add --validation_file FILE");
+        return refuse(
+            "nothing can be set aside of a stream to evaluate on",
+            "add --validation_file FILE",
+        );
     }
     Ok(())
 }
@@ -356,12 +434,19 @@ fn files(typed: &Typed) -> Verdict {
         for path in resolve::files(typed, name) {
             if remote::is_url(&path) {
                 remote::check(&path).map_err(|error| {
-                    UsageError::illegal(format!("--{name}: {error}"), "download the file, or give another address")
+                    UsageError::illegal(
+                        format!("--{name}: {error}"),
+                        "download the file, or give another address",
+                    )
                 })?;
                 continue;
             }
             if !path.is_file() {
-                let what = if path.is_dir() { "is a directory" } else { "does not exist" };
+                let what = if path.is_dir() {
+                    "is a directory"
+                } else {
+                    "does not exist"
+                };
                 return refuse(
                     format!("--{name}: {} {what}", path.display()),
                     "give a file; paths are relative to the working directory",
@@ -376,24 +461,39 @@ fn files(typed: &Typed) -> Verdict {
 fn task(typed: &Typed) -> Verdict {
     if let Some(text) = typed.text("pad_to_bucket") {
         if typed.is_given("pad_to_max_length") && typed.bool("pad_to_max_length") {
-            return refuse("--pad_to_max_length and --pad_to_bucket are two ways to pad", "leave one of them out");
+            return refuse(
+                "--pad_to_max_length and --pad_to_bucket are two ways to pad",
+                "leave one of them out",
+            );
         }
         let buckets = match resolve::buckets(&text) {
             Ok(buckets) => buckets,
-            Err(part) => return refuse(format!("--pad_to_bucket: `{part}` is not a length"), "write it as 32,64,128"),
+            Err(part) => {
+                return refuse(
+                    format!("--pad_to_bucket: `{part}` is not a length"),
+                    "write it as 32,64,128",
+                );
+            }
         };
-        if let (Some(longest), Some(bucket)) = (typed.count("max_seq_length"), buckets.into_iter().max())
+        if let (Some(longest), Some(bucket)) =
+            (typed.count("max_seq_length"), buckets.into_iter().max())
             && bucket > longest
         {
             return refuse(
-                format!("--pad_to_bucket {bucket} is longer than any example: --max_seq_length is {longest}"),
+                format!(
+                    "--pad_to_bucket {bucket} is longer than any example: --max_seq_length is {longest}"
+                ),
                 format!("raise --max_seq_length, or leave {bucket} out"),
             );
         }
     }
     let pads = typed.is_given("pad_to_bucket") || typed.is_given("pad_to_max_length");
     if Commands::MLM.contains(typed.command) && pads && !typed.bool("line_by_line") {
-        let name = if typed.is_given("pad_to_bucket") { "pad_to_bucket" } else { "pad_to_max_length" };
+        let name = if typed.is_given("pad_to_bucket") {
+            "pad_to_bucket"
+        } else {
+            "pad_to_max_length"
+        };
         if name == "pad_to_bucket" || typed.bool(name) {
             return refuse(
                 format!("--{name} has nothing to pad: lines are joined and cut into full examples"),
@@ -402,19 +502,28 @@ fn task(typed: &Typed) -> Verdict {
         }
     }
     if typed.float("mlm_probability") == Some(0.0) {
-        return refuse("--mlm_probability is 0: there is nothing to predict", "raise it; 0.15 is usual");
+        return refuse(
+            "--mlm_probability is 0: there is nothing to predict",
+            "raise it; 0.15 is usual",
+        );
     }
     match typed.text("labels").map(|text| resolve::labels(&text)) {
-        Some(_) if typed.bool("do_regression") => {
-            refuse("--do_regression has numbers to estimate, --labels names classes", "leave one of them out")
-        }
-        Some(Err(problem)) => refuse(format!("--labels: {problem}"), "name each label once, as no,yes"),
-        Some(Ok(labels)) if labels.len() < 2 => {
-            refuse("--labels names one label only", "name at least two, as no,yes, or for numbers give --do_regression instead")
-        }
-        Some(Ok(labels)) if labels.names().iter().any(String::is_empty) => {
-            refuse("--labels has an empty name", "name each label once, as no,yes")
-        }
+        Some(_) if typed.bool("do_regression") => refuse(
+            "--do_regression has numbers to estimate, --labels names classes",
+            "leave one of them out",
+        ),
+        Some(Err(problem)) => refuse(
+            format!("--labels: {problem}"),
+            "name each label once, as no,yes",
+        ),
+        Some(Ok(labels)) if labels.len() < 2 => refuse(
+            "--labels names one label only",
+            "name at least two, as no,yes, or for numbers give --do_regression instead",
+        ),
+        Some(Ok(labels)) if labels.names().iter().any(String::is_empty) => refuse(
+            "--labels has an empty name",
+            "name each label once, as no,yes",
+        ),
         _ => Ok(()),
     }
 }
@@ -463,10 +572,18 @@ fn evaluation(typed: &Typed) -> Verdict {
     Ok(())
 }
 
-/// The best evaluation can only be looked for where there are several, and its weights only be loaded where they were saved.
+/// The best evaluation can only be looked for where there are several, and its weights only be
+/// loaded where they were saved.
 fn best(typed: &Typed) -> Verdict {
-    let names = ["load_best_model_at_end", "early_stopping_patience", "metric_for_best_model", "greater_is_better"];
-    let asked = names.into_iter().find(|name| typed.is_given(name) && typed.bool_if_given(name) != Some(false));
+    let names = [
+        "load_best_model_at_end",
+        "early_stopping_patience",
+        "metric_for_best_model",
+        "greater_is_better",
+    ];
+    let asked = names
+        .into_iter()
+        .find(|name| typed.is_given(name) && typed.bool_if_given(name) != Some(false));
     let strategy = typed.text("eval_strategy").unwrap_or_default();
     if let (Some(name), "no") = (asked, strategy.as_str()) {
         return refuse(
@@ -493,7 +610,9 @@ fn best(typed: &Typed) -> Verdict {
         );
     }
     let every = |name: &str| typed.int(name).unwrap_or(1);
-    let evaluates = typed.int("eval_steps").unwrap_or_else(|| every("logging_steps"));
+    let evaluates = typed
+        .int("eval_steps")
+        .unwrap_or_else(|| every("logging_steps"));
     match strategy == "steps" && every("save_steps") % evaluates != 0 {
         true => refuse(
             format!(
@@ -507,7 +626,8 @@ fn best(typed: &Typed) -> Verdict {
     }
 }
 
-/// Nothing of an earlier run is written over by accident, and a resume has something to resume from.
+/// Nothing of an earlier run is written over by accident, and a resume has something to resume
+/// from.
 fn resume_and_output(typed: &Typed) -> Verdict {
     not_a_file(typed)?;
     let output = resolve::output_dir(typed);
@@ -523,7 +643,10 @@ fn resume_and_output(typed: &Typed) -> Verdict {
         let path = Path::new(&path);
         if !path.is_dir() {
             return refuse(
-                format!("--resume_from_checkpoint: {} is not a directory", path.display()),
+                format!(
+                    "--resume_from_checkpoint: {} is not a directory",
+                    path.display()
+                ),
                 "give a checkpoint-N directory of an earlier run",
             );
         }
@@ -532,11 +655,23 @@ fn resume_and_output(typed: &Typed) -> Verdict {
                 Some(newest) => format!("its newest checkpoint is {}", newest.display()),
                 None => "to start anew from its weights, give it as --model_name_or_path".into(),
             };
-            return refuse(format!("--resume_from_checkpoint: {} holds no training state", path.display()), fix);
+            return refuse(
+                format!(
+                    "--resume_from_checkpoint: {} holds no training state",
+                    path.display()
+                ),
+                fix,
+            );
         }
-        // Going on in the checkpoint's own directory is the point; in another one there may be another run's work.
-        let own = path.canonicalize().ok().and_then(|path| path.parent().map(Path::to_path_buf));
-        if typed.bool("overwrite_output_dir") || (own.is_some() && own == output.canonicalize().ok()) {
+        // Going on in the checkpoint's own directory is the point; in another one there may be
+        // another run's work.
+        let own = path
+            .canonicalize()
+            .ok()
+            .and_then(|path| path.parent().map(Path::to_path_buf));
+        if typed.bool("overwrite_output_dir")
+            || (own.is_some() && own == output.canonicalize().ok())
+        {
             return Ok(());
         }
         return empty_output(
@@ -549,7 +684,10 @@ fn resume_and_output(typed: &Typed) -> Verdict {
             Ok(())
         } else {
             refuse(
-                format!("--resume_from_checkpoint: {} holds no checkpoint", output.display()),
+                format!(
+                    "--resume_from_checkpoint: {} holds no checkpoint",
+                    output.display()
+                ),
                 "leave the flag out to start from the beginning, or name a checkpoint-N directory after it",
             )
         };
@@ -567,19 +705,33 @@ fn resume_and_output(typed: &Typed) -> Verdict {
 
 fn not_a_file(typed: &Typed) -> Verdict {
     match typed.path("output_dir") {
-        Some(path) if path.is_file() => refuse(format!("--output_dir: {} is a file", path.display()), "name a directory"),
+        Some(path) if path.is_file() => refuse(
+            format!("--output_dir: {} is a file", path.display()),
+            "name a directory",
+        ),
         _ => Ok(()),
     }
 }
 
 fn empty_output(output: &Path, fix: &str) -> Verdict {
-    // Of several processes, the first one's first start decides; the others find what that has made.
-    if Member::from_environment().is_ok_and(|member| member.is_some_and(|member| !member.begins_job())) {
+    // Of several processes, the first one's first start decides; the others find what that has
+    // made.
+    if Member::from_environment()
+        .is_ok_and(|member| member.is_some_and(|member| !member.begins_job()))
+    {
         return Ok(());
     }
-    // A directory that is not there, or that cannot be listed, is met again with a clear message when it is made.
+    // A directory that is not there, or that cannot be listed, is met again with a clear message
+    // when it is made.
     let is_empty = std::fs::read_dir(output).map_or(true, |mut entries| entries.next().is_none());
-    if is_empty { Ok(()) } else { refuse(format!("--output_dir: {} is not empty", output.display()), fix) }
+    if is_empty {
+        Ok(())
+    } else {
+        refuse(
+            format!("--output_dir: {} is not empty", output.display()),
+            fix,
+        )
+    }
 }
 
 /// Whether a directory holds a `checkpoint-N`.
@@ -589,7 +741,20 @@ fn has_checkpoint(output: &Path) -> bool {
 
 /// The `checkpoint-N` with the largest N.
 fn newest_checkpoint(output: &Path) -> Option<PathBuf> {
-    let entries = std::fs::read_dir(output).ok()?.flatten().map(|entry| entry.path()).filter(|path| path.is_dir());
-    let step = |path: &Path| path.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse::<u64>().ok();
-    entries.filter_map(|path| Some((step(&path)?, path))).max().map(|(_, path)| path)
+    let entries = std::fs::read_dir(output)
+        .ok()?
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir());
+    let step = |path: &Path| {
+        path.file_name()?
+            .to_str()?
+            .strip_prefix("checkpoint-")?
+            .parse::<u64>()
+            .ok()
+    };
+    entries
+        .filter_map(|path| Some((step(&path)?, path)))
+        .max()
+        .map(|(_, path)| path)
 }

@@ -1,6 +1,6 @@
-//! The command line, read by clap from the flag table. clap splits words, knows which flags take values and writes help; what a
-//! value means is decided in `typed`, the same way as for a settings file. clap's own messages are replaced by ours so that both
-//! sources speak alike.
+//! The command line, read by clap from the flag table. clap splits words, knows which flags take
+//! values and writes help; what a value means is decided in `typed`, the same way as for a settings
+//! file. clap's own messages are replaced by ours so that both sources speak alike.
 
 use super::error::{Origin, UsageError};
 use super::flags::{self, COMMANDS, CommandInfo, Commands, Flag, Section};
@@ -33,7 +33,12 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageEr
         if matches.value_source(flag.name).is_none() {
             continue;
         }
-        let texts: Vec<String> = matches.get_many::<String>(flag.name).into_iter().flatten().cloned().collect();
+        let texts: Vec<String> = matches
+            .get_many::<String>(flag.name)
+            .into_iter()
+            .flatten()
+            .cloned()
+            .collect();
         let is_number = matches!(flag.kind, Kind::Int { .. } | Kind::Float(_));
         if is_number && texts.iter().any(|text| text.starts_with("--")) {
             return Err(no_value(flag.name));
@@ -62,7 +67,11 @@ pub fn root() -> Command {
             None => root = root.subcommand(leaf(info, info.words)),
             Some((verb, task)) => {
                 if root.find_subcommand(verb).is_none() {
-                    root = root.subcommand(Command::new(verb.to_string()).about(verb_about(verb)).subcommand_required(true));
+                    root = root.subcommand(
+                        Command::new(verb.to_string())
+                            .about(verb_about(verb))
+                            .subcommand_required(true),
+                    );
                 }
                 root = root.mut_subcommand(verb, |parent| parent.subcommand(leaf(info, task)));
             }
@@ -73,12 +82,22 @@ pub fn root() -> Command {
 
 fn verb_about(verb: &str) -> &'static str {
     match verb {
-        "train" => "Train a model; the next word is the task: clm or mlm (causal or masked language model), cls (classification)",
-        "compile" => "Compile a training run's graphs ahead; the next word is the task: clm, mlm or cls",
-        "fit" => "Find the largest batch that fits into memory; the next word is the task: clm, mlm or cls",
+        "train" => {
+            "Train a model; the next word is the task: clm or mlm (causal or masked language model), cls (classification)"
+        }
+        "compile" => {
+            "Compile a training run's graphs ahead; the next word is the task: clm, mlm or cls"
+        }
+        "fit" => {
+            "Find the largest batch that fits into memory; the next word is the task: clm, mlm or cls"
+        }
         "predict" => "Label texts; the next word is the task: cls (classification)",
-        "cache" => "Look into the cache of compiled graphs: ls, show, explain, verify, prune, export, import, path, stats",
-        _ => "Evaluate a model; the next word is the task: clm or mlm (causal or masked language model), cls (classification)",
+        "cache" => {
+            "Look into the cache of compiled graphs: ls, show, explain, verify, prune, export, import, path, stats"
+        }
+        _ => {
+            "Evaluate a model; the next word is the task: clm or mlm (causal or masked language model), cls (classification)"
+        }
     }
 }
 
@@ -90,15 +109,22 @@ fn global(name: &str) -> Arg {
 
 fn leaf(info: &'static CommandInfo, word: &'static str) -> Command {
     let words = flags::of(info.id).filter(|flag| flag.positional);
-    let positional: String = words.map(|flag| format!(" [{}...]", flag.name.to_uppercase())).collect();
+    let positional: String = words
+        .map(|flag| format!(" [{}...]", flag.name.to_uppercase()))
+        .collect();
     let mut command = Command::new(word)
         .about(info.about)
-        .override_usage(format!("xtrain [--device cpu|cuda|neuron] {}{} [FLAGS]", info.words, positional))
+        .override_usage(format!(
+            "xtrain [--device cpu|cuda|neuron] {}{} [FLAGS]",
+            info.words, positional
+        ))
         .after_help(format!("Examples:\n  {}", info.examples))
         .next_line_help(true)
         .args_override_self(true);
     for section in Section::ALL {
-        for flag in flags::of(info.id).filter(|flag| flag.section == section && flag.name != "device") {
+        for flag in
+            flags::of(info.id).filter(|flag| flag.section == section && flag.name != "device")
+        {
             command = command.arg(arg(flag));
         }
     }
@@ -107,7 +133,10 @@ fn leaf(info: &'static CommandInfo, word: &'static str) -> Command {
 
 fn arg(flag: &'static Flag) -> Arg {
     let spellings = std::iter::once(flag.name).chain(flag.aliases.iter().copied());
-    let kebab = spellings.clone().filter(|name| name.contains('_')).map(|name| name.replace('_', "-"));
+    let kebab = spellings
+        .clone()
+        .filter(|name| name.contains('_'))
+        .map(|name| name.replace('_', "-"));
     let mut help = flag.help.to_string();
     if let Kind::Choice(choices) = flag.kind {
         help.push_str(&format!(": {}", choices.join(", ")));
@@ -121,22 +150,38 @@ fn arg(flag: &'static Flag) -> Arg {
         .help_heading(flag.section.title())
         .hide(!flag.is_built());
     if flag.positional {
-        return arg.value_name(flag.name.to_uppercase()).action(ArgAction::Append).num_args(0..);
+        return arg
+            .value_name(flag.name.to_uppercase())
+            .action(ArgAction::Append)
+            .num_args(0..);
     }
     let arg = match flag.short {
         Some(letter) => arg.short(letter),
         None => arg,
     };
-    let arg = arg.long(flag.name).aliases(flag.aliases.iter().copied()).aliases(kebab);
+    let arg = arg
+        .long(flag.name)
+        .aliases(flag.aliases.iter().copied())
+        .aliases(kebab);
     match flag.kind {
-        Kind::Bool | Kind::FlagOrPath | Kind::Checkpointing => {
-            arg.action(ArgAction::Set).num_args(0..=1).default_missing_value("true")
-        }
-        Kind::Anything => arg.action(ArgAction::Set).num_args(0..).default_missing_value("true").allow_negative_numbers(true),
+        Kind::Bool | Kind::FlagOrPath | Kind::Checkpointing => arg
+            .action(ArgAction::Set)
+            .num_args(0..=1)
+            .default_missing_value("true"),
+        Kind::Anything => arg
+            .action(ArgAction::Set)
+            .num_args(0..)
+            .default_missing_value("true")
+            .allow_negative_numbers(true),
         Kind::Paths | Kind::Words => arg.action(ArgAction::Append).num_args(1..),
-        // clap's own notion of negative numbers does not know `-5e-5`; a flag taken for a value is caught in `parse`.
-        Kind::Prose | Kind::Int { .. } | Kind::Float(_) => arg.action(ArgAction::Set).allow_hyphen_values(true),
-        Kind::Text | Kind::Path | Kind::Bytes | Kind::CountOrAuto | Kind::Choice(_) => arg.action(ArgAction::Set),
+        // clap's own notion of negative numbers does not know `-5e-5`; a flag taken for a value is
+        // caught in `parse`.
+        Kind::Prose | Kind::Int { .. } | Kind::Float(_) => {
+            arg.action(ArgAction::Set).allow_hyphen_values(true)
+        }
+        Kind::Text | Kind::Path | Kind::Bytes | Kind::CountOrAuto | Kind::Choice(_) => {
+            arg.action(ArgAction::Set)
+        }
     }
 }
 
@@ -156,8 +201,14 @@ fn innermost(matches: &ArgMatches) -> Result<(Commands, &ArgMatches), UsageError
 }
 
 fn incomplete(words: &str) -> UsageError {
-    let choices = COMMANDS.iter().filter_map(|info| info.words.split_once(' ')).filter(|(verb, _)| *verb == words);
-    UsageError::IncompleteCommand { command: words.into(), choices: choices.map(|(_, task)| task.to_string()).collect() }
+    let choices = COMMANDS
+        .iter()
+        .filter_map(|info| info.words.split_once(' '))
+        .filter(|(verb, _)| *verb == words);
+    UsageError::IncompleteCommand {
+        command: words.into(),
+        choices: choices.map(|(_, task)| task.to_string()).collect(),
+    }
 }
 
 fn from_clap(error: clap::Error, args: &[OsString]) -> Result<Parsed, UsageError> {
@@ -168,22 +219,35 @@ fn from_clap(error: clap::Error, args: &[OsString]) -> Result<Parsed, UsageError
     };
     let words = words_of(args);
     Err(match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => return Ok(Parsed::Text(error.render().to_string())),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            return Ok(Parsed::Text(error.render().to_string()));
+        }
         ErrorKind::UnknownArgument => unknown_argument(&context(ContextKind::InvalidArg), &words),
-        ErrorKind::InvalidSubcommand => unknown_command(&words, &context(ContextKind::InvalidSubcommand)),
+        ErrorKind::InvalidSubcommand => {
+            unknown_command(&words, &context(ContextKind::InvalidSubcommand))
+        }
         ErrorKind::MissingSubcommand if words.is_empty() => UsageError::IncompleteCommand {
             command: "COMMAND".into(),
             choices: COMMANDS.map(|info| info.words.to_string()).into(),
         },
         ErrorKind::MissingSubcommand => incomplete(&words),
-        // clap reports a flag at the end of the line, or before another flag, as an empty invalid value.
+        // clap reports a flag at the end of the line, or before another flag, as an empty invalid
+        // value.
         ErrorKind::InvalidValue | ErrorKind::WrongNumberOfValues | ErrorKind::TooFewValues => {
             no_value(&context(ContextKind::InvalidArg))
         }
-        ErrorKind::InvalidUtf8 => UsageError::CommandLine { problem: "an argument is not valid UTF-8".into() },
+        ErrorKind::InvalidUtf8 => UsageError::CommandLine {
+            problem: "an argument is not valid UTF-8".into(),
+        },
         // Whatever else clap may say, without its own prefix and usage lines.
         _ => UsageError::CommandLine {
-            problem: error.to_string().lines().next().unwrap_or_default().trim_start_matches("error: ").to_string(),
+            problem: error
+                .to_string()
+                .lines()
+                .next()
+                .unwrap_or_default()
+                .trim_start_matches("error: ")
+                .to_string(),
         },
     })
 }
@@ -196,8 +260,15 @@ fn words_of(args: &[OsString]) -> String {
         if arg == "--device" {
             rest.next();
         } else if !arg.starts_with("--device=") {
-            let longer = if words.is_empty() { arg.to_string() } else { format!("{words} {arg}") };
-            if !COMMANDS.iter().any(|info| info.words == longer || info.words.starts_with(&format!("{longer} "))) {
+            let longer = if words.is_empty() {
+                arg.to_string()
+            } else {
+                format!("{words} {arg}")
+            };
+            if !COMMANDS
+                .iter()
+                .any(|info| info.words == longer || info.words.starts_with(&format!("{longer} ")))
+            {
                 break;
             }
             words = longer;
@@ -207,23 +278,39 @@ fn words_of(args: &[OsString]) -> String {
 }
 
 fn unknown_argument(arg: &str, words: &str) -> UsageError {
-    let name = arg.trim_start_matches('-').split('=').next().unwrap_or_default();
+    let name = arg
+        .trim_start_matches('-')
+        .split('=')
+        .next()
+        .unwrap_or_default();
     let Some(info) = COMMANDS.iter().find(|info| info.words == words) else {
         return match flags::commands_taking(name).first() {
             Some(command) => UsageError::illegal(
                 format!("{arg} stands before the command"),
                 format!("write it after: `xtrain {command} {arg} ...`"),
             ),
-            None => UsageError::CommandLine { problem: format!("unknown flag {arg} before the command") },
+            None => UsageError::CommandLine {
+                problem: format!("unknown flag {arg} before the command"),
+            },
         };
     };
     let before_a_command = [
-        (Commands::LAUNCH, "launched", "launch --nproc_per_node 2 -- train clm"),
-        (Commands::SCALING, "scaled", "scaling --degrees 1,2 -- bench"),
+        (
+            Commands::LAUNCH,
+            "launched",
+            "launch --nproc_per_node 2 -- train clm",
+        ),
+        (
+            Commands::SCALING,
+            "scaled",
+            "scaling --degrees 1,2 -- bench",
+        ),
     ];
     if let Some((_, done, example)) = before_a_command.into_iter().find(|(id, ..)| *id == info.id)
         && arg.starts_with('-')
-        && flags::commands_taking(name).iter().any(|words| *words != info.words)
+        && flags::commands_taking(name)
+            .iter()
+            .any(|words| *words != info.words)
     {
         return UsageError::illegal(
             format!("{arg} belongs to the command that is {done}"),
@@ -232,32 +319,62 @@ fn unknown_argument(arg: &str, words: &str) -> UsageError {
     }
     if !arg.starts_with('-') {
         return UsageError::CommandLine {
-            problem: format!("unexpected word `{arg}`: every setting of `xtrain {words}` is a flag"),
+            problem: format!(
+                "unexpected word `{arg}`: every setting of `xtrain {words}` is a flag"
+            ),
         };
     }
-    UsageError::UnknownFlag { flag: format!("--{name}"), command: info.words, advice: flags::advice(name, info.id) }
+    UsageError::UnknownFlag {
+        flag: format!("--{name}"),
+        command: info.words,
+        advice: flags::advice(name, info.id),
+    }
 }
 
 fn unknown_command(before: &str, word: &str) -> UsageError {
-    let full = if before.is_empty() { word.to_string() } else { format!("{before} {word}") };
-    let first_words = COMMANDS.iter().map(|info| info.words.split(' ').next().unwrap_or(info.words));
+    let full = if before.is_empty() {
+        word.to_string()
+    } else {
+        format!("{before} {word}")
+    };
+    let first_words = COMMANDS
+        .iter()
+        .map(|info| info.words.split(' ').next().unwrap_or(info.words));
     let nearest = match before {
         "" => nearest(word, first_words),
         // A wrong task: the nearest one or, where none is near, the first.
         _ => {
-            let whole = || COMMANDS.iter().map(|info| info.words).filter(|words| words.starts_with(before));
+            let whole = || {
+                COMMANDS
+                    .iter()
+                    .map(|info| info.words)
+                    .filter(|words| words.starts_with(before))
+            };
             nearest(&full, whole()).or_else(|| whole().next())
         }
     };
-    UsageError::UnknownCommand { word: full, nearest: nearest.map(str::to_string) }
+    UsageError::UnknownCommand {
+        word: full,
+        nearest: nearest.map(str::to_string),
+    }
 }
 
 fn no_value(arg: &str) -> UsageError {
     // clap names the argument as it prints it in usage: `--seed <N>`.
-    let name = arg.trim_start_matches('-').split([' ', '=']).next().unwrap_or_default().to_string();
+    let name = arg
+        .trim_start_matches('-')
+        .split([' ', '='])
+        .next()
+        .unwrap_or_default()
+        .to_string();
     match flags::all().find(|flag| flag.answers_to(&name)) {
-        Some(flag) => UsageError::NoValue { name, expected: flag.kind.expected() },
-        None => UsageError::CommandLine { problem: format!("{arg} is not complete") },
+        Some(flag) => UsageError::NoValue {
+            name,
+            expected: flag.kind.expected(),
+        },
+        None => UsageError::CommandLine {
+            problem: format!("{arg} is not complete"),
+        },
     }
 }
 
@@ -281,7 +398,10 @@ mod tests {
 
     #[test]
     fn every_spelling_means_the_same() {
-        let plain = typed("train clm --learning_rate 5e-4 --do_train --eval_strategy epoch --train_file a b").unwrap();
+        let plain = typed(
+            "train clm --learning_rate 5e-4 --do_train --eval_strategy epoch --train_file a b",
+        )
+        .unwrap();
         for line in [
             "train clm --learning-rate 5e-4 --do-train true --evaluation_strategy epoch --train-file a --train-file b",
             "train clm --learning_rate=5e-4 --do_train=True --evaluation-strategy=epoch --train_file=a --train_file b",
@@ -295,29 +415,64 @@ mod tests {
 
     #[test]
     fn device_may_stand_anywhere() {
-        for line in
-            ["--device cuda train clm", "train --device cuda clm", "train clm --device cuda", "--device=cuda train clm --seed 42"]
-        {
-            assert_eq!(typed(line).unwrap().text("device").as_deref(), Some("cuda"), "{line}");
+        for line in [
+            "--device cuda train clm",
+            "train --device cuda clm",
+            "train clm --device cuda",
+            "--device=cuda train clm --seed 42",
+        ] {
+            assert_eq!(
+                typed(line).unwrap().text("device").as_deref(),
+                Some("cuda"),
+                "{line}"
+            );
         }
-        assert_eq!(typed("doctor").unwrap().text("device").as_deref(), Some("cpu"));
+        assert_eq!(
+            typed("doctor").unwrap().text("device").as_deref(),
+            Some("cpu")
+        );
     }
 
     #[test]
     fn negative_numbers_are_values_and_flags_are_not() {
-        assert_eq!(typed("train clm --max_steps -1").unwrap().int("max_steps"), Some(-1));
-        let error = typed("train clm --learning_rate -5e-5").unwrap_err().to_string();
-        assert!(error.contains("`learning_rate` must be a number that is 0 or more, found `-5e-5`"), "{error}");
-        let error = typed("train clm --learning_rate --do_train").unwrap_err().to_string();
-        assert_eq!(error, "--learning_rate needs a value: a number that is 0 or more");
-        assert_eq!(typed("generate --prompt --so").unwrap().text("prompt").as_deref(), Some("--so"));
+        assert_eq!(
+            typed("train clm --max_steps -1").unwrap().int("max_steps"),
+            Some(-1)
+        );
+        let error = typed("train clm --learning_rate -5e-5")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("`learning_rate` must be a number that is 0 or more, found `-5e-5`"),
+            "{error}"
+        );
+        let error = typed("train clm --learning_rate --do_train")
+            .unwrap_err()
+            .to_string();
+        assert_eq!(
+            error,
+            "--learning_rate needs a value: a number that is 0 or more"
+        );
+        assert_eq!(
+            typed("generate --prompt --so")
+                .unwrap()
+                .text("prompt")
+                .as_deref(),
+            Some("--so")
+        );
     }
 
     #[test]
     fn unknown_names_get_the_nearest_known_one() {
         for (line, hint) in [
-            ("train clm --learning-rte 1", "did you mean `--learning_rate`?"),
-            ("train clm --lr_schedule linear", "did you mean `--lr_scheduler_type`?"),
+            (
+                "train clm --learning-rte 1",
+                "did you mean `--learning_rate`?",
+            ),
+            (
+                "train clm --lr_schedule linear",
+                "did you mean `--lr_scheduler_type`?",
+            ),
             ("trian clm", "did you mean `xtrain train`?"),
             ("train mml", "did you mean `xtrain train mlm`?"),
             ("eval translation", "did you mean `xtrain eval clm`?"),
@@ -329,18 +484,40 @@ mod tests {
             ),
             ("train clm --save_strategy epochs", "did you mean `epoch`?"),
         ] {
-            assert_eq!(typed(line).unwrap_err().hint().as_deref(), Some(hint), "{line}");
+            assert_eq!(
+                typed(line).unwrap_err().hint().as_deref(),
+                Some(hint),
+                "{line}"
+            );
         }
     }
 
     #[test]
     fn what_is_not_built_is_refused_with_a_reason_and_never_ignored() {
-        for line in ["--adafactor", "--adafactor true", "--report_to wandb", "--report_to a b", "--deepspeed x.json"] {
+        for line in [
+            "--adafactor",
+            "--adafactor true",
+            "--report_to wandb",
+            "--report_to a b",
+            "--deepspeed x.json",
+        ] {
             let error = typed(&format!("train clm {line}")).unwrap_err();
-            assert!(matches!(error, UsageError::Refused { .. }), "{line}: {error}");
+            assert!(
+                matches!(error, UsageError::Refused { .. }),
+                "{line}: {error}"
+            );
         }
-        for line in ["--adafactor false", "--report_to none", "--local_rank -1", "--push-to-hub=False"] {
-            assert_eq!(typed(&format!("train clm {line}")).unwrap().notes().len(), 0, "{line}");
+        for line in [
+            "--adafactor false",
+            "--report_to none",
+            "--local_rank -1",
+            "--push-to-hub=False",
+        ] {
+            assert_eq!(
+                typed(&format!("train clm {line}")).unwrap().notes().len(),
+                0,
+                "{line}"
+            );
         }
         assert_eq!(typed("train clm --run_name x").unwrap().notes().len(), 1);
     }

@@ -1,6 +1,7 @@
-//! `--config FILE`: TOML or JSON with the flags' names as keys, all at the top level, in snake_case or kebab-case. A string is read
-//! as the command line would read it, so a dictionary of strings (as SageMaker passes hyperparameters) works; a JSON `null` means
-//! "not set". Relative paths in a file are relative to the working directory, like those on the command line.
+//! `--config FILE`: TOML or JSON with the flags' names as keys, all at the top level, in snake_case
+//! or kebab-case. A string is read as the command line would read it, so a dictionary of strings
+//! (as SageMaker passes hyperparameters) works; a JSON `null` means "not set". Relative paths in a
+//! file are relative to the working directory, like those on the command line.
 
 use super::error::{Origin, UsageError};
 use super::flags::{self, Flag, Support};
@@ -32,27 +33,47 @@ enum Scalar {
 /// Reads the file and adds its settings to those that were typed, which win.
 pub fn read_into(typed: &mut Typed, path: &Path) -> Result<(), UsageError> {
     let problem = |line, problem: String, fix: &str| {
-        let origin = Origin::File { path: path.into(), line };
-        UsageError::ConfigFile { origin, problem, fix: fix.into() }
+        let origin = Origin::File {
+            path: path.into(),
+            line,
+        };
+        UsageError::ConfigFile {
+            origin,
+            problem,
+            fix: fix.into(),
+        }
     };
-    let text = std::fs::read_to_string(path).map_err(|e| problem(None, e.to_string(), "--config takes a TOML or JSON file"))?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| problem(None, e.to_string(), "--config takes a TOML or JSON file"))?;
     let entries = match path.extension().and_then(|ext| ext.to_str()) {
         Some("json") => read_json(&text),
         Some("toml") => read_toml(&text),
         _ if text.trim_start().starts_with('{') => read_json(&text),
         _ => read_toml(&text),
     };
-    let entries =
-        entries.map_err(|(line, message)| problem(Some(line), message, "keys are flag names, as in `learning_rate = 5e-5`"))?;
+    let entries = entries.map_err(|(line, message)| {
+        problem(
+            Some(line),
+            message,
+            "keys are flag names, as in `learning_rate = 5e-5`",
+        )
+    })?;
 
     let mut seen: BTreeMap<&'static str, usize> = BTreeMap::new();
     for Entry { key, line, value } in entries {
-        let origin = Origin::File { path: path.into(), line: Some(line) };
+        let origin = Origin::File {
+            path: path.into(),
+            line: Some(line),
+        };
         let Some(flag) = flags::find(&key, typed.command) else {
             return Err(unknown_key(typed, key, origin));
         };
         if flag.name == "config" {
-            return Err(problem(Some(line), "`config` cannot stand in a settings file".into(), "give it on the command line"));
+            return Err(problem(
+                Some(line),
+                "`config` cannot stand in a settings file".into(),
+                "give it on the command line",
+            ));
         }
         if let Some(first) = seen.insert(flag.name, line) {
             return Err(UsageError::GivenTwice { key, origin, first });
@@ -66,18 +87,34 @@ pub fn read_into(typed: &mut Typed, path: &Path) -> Result<(), UsageError> {
 
 fn unknown_key(typed: &Typed, key: String, origin: Origin) -> UsageError {
     let advice = flags::advice(&key, typed.command);
-    UsageError::UnknownKey { key, origin, command: typed.command_words(), advice }
+    UsageError::UnknownKey {
+        key,
+        origin,
+        command: typed.command_words(),
+        advice,
+    }
 }
 
-/// The texts that a value would be on the command line, or the error that names the kind expected. `None` is "not set".
-fn texts(flag: &'static Flag, value: Scalar, origin: &Origin) -> Result<Option<Vec<String>>, UsageError> {
+/// The texts that a value would be on the command line, or the error that names the kind expected.
+/// `None` is "not set".
+fn texts(
+    flag: &'static Flag,
+    value: Scalar,
+    origin: &Origin,
+) -> Result<Option<Vec<String>>, UsageError> {
     let wrong = |found: String| Err(bad_value(flag, found, origin.clone()));
     let takes_anything = flag.support != Support::Built;
     let text = match (value, flag.kind) {
         (Scalar::Null, _) => return Ok(None),
         (Scalar::Text(text), _) => text,
-        (Scalar::Bool(answer), Kind::Bool | Kind::FlagOrPath | Kind::Checkpointing | Kind::Anything) => answer.to_string(),
-        (Scalar::Int(digits) | Scalar::Float(digits), Kind::Int { .. } | Kind::Float(_) | Kind::Anything) => digits,
+        (
+            Scalar::Bool(answer),
+            Kind::Bool | Kind::FlagOrPath | Kind::Checkpointing | Kind::Anything,
+        ) => answer.to_string(),
+        (
+            Scalar::Int(digits) | Scalar::Float(digits),
+            Kind::Int { .. } | Kind::Float(_) | Kind::Anything,
+        ) => digits,
         (Scalar::List(items), Kind::Paths | Kind::Words) => {
             let mut paths = Vec::new();
             for item in items {
@@ -88,9 +125,11 @@ fn texts(flag: &'static Flag, value: Scalar, origin: &Origin) -> Result<Option<V
             }
             return Ok(Some(paths));
         }
-        (Scalar::List(items), _) if takes_anything => {
-            items.into_iter().map(|item| item.describe().trim_matches('`').to_string()).collect::<Vec<_>>().join(" ")
-        }
+        (Scalar::List(items), _) if takes_anything => items
+            .into_iter()
+            .map(|item| item.describe().trim_matches('`').to_string())
+            .collect::<Vec<_>>()
+            .join(" "),
         // An empty table is how TrainingArguments dumps "no settings".
         (Scalar::Other("an empty table"), _) if takes_anything => String::new(),
         (other, _) => return wrong(other.describe()),
@@ -143,7 +182,9 @@ fn from_toml(value: &DeValue<'_>) -> Scalar {
         },
         DeValue::Float(x) => Scalar::Float(x.as_str().into()),
         DeValue::Boolean(answer) => Scalar::Bool(*answer),
-        DeValue::Array(items) => Scalar::List(items.iter().map(|item| from_toml(item.get_ref())).collect()),
+        DeValue::Array(items) => {
+            Scalar::List(items.iter().map(|item| from_toml(item.get_ref())).collect())
+        }
         DeValue::Table(table) if table.is_empty() => Scalar::Other("an empty table"),
         DeValue::Table(_) => Scalar::Other("a table (all keys stand at the top level)"),
         DeValue::Datetime(_) => Scalar::Other("a date"),
@@ -164,7 +205,11 @@ fn read_json(text: &str) -> Result<Vec<Entry>, (usize, String)> {
     for (key, line) in json_key_lines(text) {
         match object.get_mut(&key) {
             // Taken out, so that a key that stands twice is seen as such below.
-            Some(value) => entries.push(Entry { value: from_json(value), key, line }),
+            Some(value) => entries.push(Entry {
+                value: from_json(value),
+                key,
+                line,
+            }),
             None => return Err((line, format!("the key `{key}` cannot be read"))),
         }
     }
@@ -185,8 +230,8 @@ fn from_json(value: &serde_json::Value) -> Scalar {
     }
 }
 
-/// Keys of the outermost object with their lines, duplicates included; serde_json keeps neither. The text is known to be valid, so
-/// it is enough to follow strings and brackets.
+/// Keys of the outermost object with their lines, duplicates included; serde_json keeps neither.
+/// The text is known to be valid, so it is enough to follow strings and brackets.
 fn json_key_lines(text: &str) -> Vec<(String, usize)> {
     let bytes = text.as_bytes();
     let (mut keys, mut depth, mut line, mut i) = (Vec::new(), 0, 1, 0);
@@ -203,7 +248,8 @@ fn json_key_lines(text: &str) -> Vec<(String, usize)> {
                 }
                 let is_key = text[i + 1..].trim_start().starts_with(':');
                 if depth == 1 && is_key {
-                    let key = serde_json::from_str(&text[start..=i]).expect("serde_json has read this string before");
+                    let key = serde_json::from_str(&text[start..=i])
+                        .expect("serde_json has read this string before");
                     keys.push((key, line));
                 }
             }
@@ -228,7 +274,8 @@ mod tests {
         match read_into(&mut typed, &path) {
             Ok(()) => Ok(typed),
             // The directory's name differs from run to run.
-            Err(e) => Err(format!("{e} | {}", e.hint().unwrap_or_default()).replace(&format!("{}/", dir.path().display()), "")),
+            Err(e) => Err(format!("{e} | {}", e.hint().unwrap_or_default())
+                .replace(&format!("{}/", dir.path().display()), "")),
         }
     }
 
@@ -246,9 +293,15 @@ mod tests {
                 "block_size": 128, "resume_from_checkpoint": false, "lr_scheduler_type": "cosine", "eval_steps": null, "tf32": null}"#,
         )
         .unwrap();
-        for name in
-            ["learning_rate", "num_train_epochs", "do_train", "train_file", "block_size", "resume_from_checkpoint", "eval_steps"]
-        {
+        for name in [
+            "learning_rate",
+            "num_train_epochs",
+            "do_train",
+            "train_file",
+            "block_size",
+            "resume_from_checkpoint",
+            "eval_steps",
+        ] {
             assert_eq!(toml.value(name), json.value(name), "{name}");
         }
         assert_eq!(toml.value("num_train_epochs"), Some(Value::Float(2.0)));
@@ -260,9 +313,18 @@ mod tests {
         let path = dir.path().join("run.toml");
         std::fs::write(&path, "seed = 1\nmax_steps = 7\n").unwrap();
         let mut typed = Typed::new(Commands::TRAIN_CLM);
-        typed.take(flags::find("seed", Commands::TRAIN_CLM).unwrap(), &["2".into()], Origin::CommandLine).unwrap();
+        typed
+            .take(
+                flags::find("seed", Commands::TRAIN_CLM).unwrap(),
+                &["2".into()],
+                Origin::CommandLine,
+            )
+            .unwrap();
         read_into(&mut typed, &path).unwrap();
-        assert_eq!((typed.int("seed"), typed.int("max_steps")), (Some(2), Some(7)));
+        assert_eq!(
+            (typed.int("seed"), typed.int("max_steps")),
+            (Some(2), Some(7))
+        );
     }
 
     #[test]
@@ -289,15 +351,31 @@ mod tests {
                 "learning_rate = \"fast\"",
                 "a.toml:1: `learning_rate` must be a number that is 0 or more, found `fast` | ",
             ),
-            ("a.toml", "learning_rate = true", "a.toml:1: `learning_rate` must be a number that is 0 or more, found `true` | "),
+            (
+                "a.toml",
+                "learning_rate = true",
+                "a.toml:1: `learning_rate` must be a number that is 0 or more, found `true` | ",
+            ),
             (
                 "a.json",
                 "{\"max_steps\": 1.5}",
                 "a.json:1: `max_steps` must be a whole number that is at least -1, found `1.5` | ",
             ),
-            ("a.json", "{\"seed\": [1]}", "a.json:1: `seed` must be a whole number that is 0 or more, found a list | "),
-            ("a.toml", "train_file = [1]", "a.toml:1: `train_file` must be one or more paths, found a list with `1` | "),
-            ("a.toml", "train_file = []", "a.toml:1: `train_file` must be one or more paths, found `` | "),
+            (
+                "a.json",
+                "{\"seed\": [1]}",
+                "a.json:1: `seed` must be a whole number that is 0 or more, found a list | ",
+            ),
+            (
+                "a.toml",
+                "train_file = [1]",
+                "a.toml:1: `train_file` must be one or more paths, found a list with `1` | ",
+            ),
+            (
+                "a.toml",
+                "train_file = []",
+                "a.toml:1: `train_file` must be one or more paths, found `` | ",
+            ),
             (
                 "a.toml",
                 "[seed]\nx = 1",
@@ -318,17 +396,37 @@ mod tests {
                 "eval_strategy = \"no\"\nevaluation-strategy = \"no\"",
                 "a.toml:2: `evaluation-strategy` is given twice (it also stands at line 1) | keep one of the two",
             ),
-            ("a.json", "[1]", "a.json:1: not a JSON object | keys are flag names, as in `learning_rate = 5e-5`"),
+            (
+                "a.json",
+                "[1]",
+                "a.json:1: not a JSON object | keys are flag names, as in `learning_rate = 5e-5`",
+            ),
         ] {
             assert_eq!(read(name, text).unwrap_err(), message);
         }
-        assert!(read("a.toml", "seed = \n").unwrap_err().starts_with("a.toml:1: not valid TOML"));
-        assert!(read("a.json", "{\"seed\": 1,\n}").unwrap_err().starts_with("a.json:2: not valid JSON"));
+        assert!(
+            read("a.toml", "seed = \n")
+                .unwrap_err()
+                .starts_with("a.toml:1: not valid TOML")
+        );
+        assert!(
+            read("a.json", "{\"seed\": 1,\n}")
+                .unwrap_err()
+                .starts_with("a.json:2: not valid JSON")
+        );
     }
 
     #[test]
     fn nested_json_keys_are_not_taken_for_settings() {
-        let text = "{\n\"accelerator_config\": {\"seed\": 3},\n\"a \\\"b\\\"\": \"seed\\\\\", \"c\"\n: 1}";
-        assert_eq!(json_key_lines(text), vec![("accelerator_config".into(), 2), ("a \"b\"".into(), 3), ("c".into(), 3)]);
+        let text =
+            "{\n\"accelerator_config\": {\"seed\": 3},\n\"a \\\"b\\\"\": \"seed\\\\\", \"c\"\n: 1}";
+        assert_eq!(
+            json_key_lines(text),
+            vec![
+                ("accelerator_config".into(), 2),
+                ("a \"b\"".into(), 3),
+                ("c".into(), 3)
+            ]
+        );
     }
 }

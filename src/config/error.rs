@@ -1,5 +1,6 @@
-//! Every way in which a command line or a settings file can be wrong. A message says what was found and where; the hint, printed
-//! on its own line, says what to do instead. All of these end the program with exit code 2 before anything was started.
+//! Every way in which a command line or a settings file can be wrong. A message says what was found
+//! and where; the hint, printed on its own line, says what to do instead. All of these end the
+//! program with exit code 2 before anything was started.
 
 use super::kind::Kind;
 use super::nearest::nearest;
@@ -17,7 +18,10 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Origin::CommandLine => write!(f, "command line"),
-            Origin::File { path, line: Some(line) } => write!(f, "{}:{line}", path.display()),
+            Origin::File {
+                path,
+                line: Some(line),
+            } => write!(f, "{}:{line}", path.display()),
             Origin::File { path, line: None } => write!(f, "{}", path.display()),
         }
     }
@@ -26,67 +30,121 @@ impl fmt::Display for Origin {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum UsageError {
     #[error("unknown flag {flag} for `xtrain {command}`")]
-    UnknownFlag { flag: String, command: &'static str, advice: Advice },
+    UnknownFlag {
+        flag: String,
+        command: &'static str,
+        advice: Advice,
+    },
 
     #[error("{origin}: unknown key `{key}` for `xtrain {command}`")]
-    UnknownKey { key: String, origin: Origin, command: &'static str, advice: Advice },
+    UnknownKey {
+        key: String,
+        origin: Origin,
+        command: &'static str,
+        advice: Advice,
+    },
 
     #[error("unknown command `{word}`")]
-    UnknownCommand { word: String, nearest: Option<String> },
+    UnknownCommand {
+        word: String,
+        nearest: Option<String>,
+    },
 
     #[error("`xtrain {command}` needs one of: {}", choices.join(", "))]
-    IncompleteCommand { command: String, choices: Vec<String> },
+    IncompleteCommand {
+        command: String,
+        choices: Vec<String>,
+    },
 
     #[error("{origin}: `{name}` must be {}, found {found}", kind.expected())]
-    BadValue { name: &'static str, origin: Origin, kind: Kind, found: String },
+    BadValue {
+        name: &'static str,
+        origin: Origin,
+        kind: Kind,
+        found: String,
+    },
 
     #[error("--{name} needs a value: {expected}")]
     NoValue { name: String, expected: String },
 
     #[error("{origin}: `{name}` cannot be {value}: {reason}")]
-    Refused { name: &'static str, origin: Origin, value: String, reason: &'static str },
+    Refused {
+        name: &'static str,
+        origin: Origin,
+        value: String,
+        reason: &'static str,
+    },
 
     #[error("{origin}: `{key}` is given twice (it also stands at line {first})")]
-    GivenTwice { key: String, origin: Origin, first: usize },
+    GivenTwice {
+        key: String,
+        origin: Origin,
+        first: usize,
+    },
 
     #[error("{origin}: {problem}")]
-    ConfigFile { origin: Origin, problem: String, fix: String },
+    ConfigFile {
+        origin: Origin,
+        problem: String,
+        fix: String,
+    },
 
-    /// Two settings that do not go together, or one that is missing: the one shape of everything that `check` refuses.
+    /// Two settings that do not go together, or one that is missing: the one shape of everything
+    /// that `check` refuses.
     #[error("{problem}")]
     Illegal { problem: String, fix: String },
 
     #[error("{problem}")]
     CommandLine { problem: String },
 
-    /// Something that is named could not be fetched from the Hub. Exit code 1: the command itself may be right.
+    /// Something that is named could not be fetched from the Hub. Exit code 1: the command itself
+    /// may be right.
     #[error("{problem}")]
     Fetch { problem: String },
 }
 
 impl UsageError {
     pub(super) fn illegal(problem: impl Into<String>, fix: impl Into<String>) -> UsageError {
-        UsageError::Illegal { problem: problem.into(), fix: fix.into() }
+        UsageError::Illegal {
+            problem: problem.into(),
+            fix: fix.into(),
+        }
     }
 
     /// What to do about it, if there is more to say than the message itself.
     pub fn hint(&self) -> Option<String> {
         match self {
-            UsageError::UnknownFlag { command, advice, .. } => Some(advice.sentence(command, "--")),
-            UsageError::UnknownKey { command, advice, .. } => Some(advice.sentence(command, "")),
-            UsageError::UnknownCommand { nearest: Some(name), .. } => Some(format!("did you mean `xtrain {name}`?")),
+            UsageError::UnknownFlag {
+                command, advice, ..
+            } => Some(advice.sentence(command, "--")),
+            UsageError::UnknownKey {
+                command, advice, ..
+            } => Some(advice.sentence(command, "")),
+            UsageError::UnknownCommand {
+                nearest: Some(name),
+                ..
+            } => Some(format!("did you mean `xtrain {name}`?")),
             UsageError::UnknownCommand { .. } => Some("`xtrain --help` lists the commands".into()),
-            UsageError::IncompleteCommand { command, choices } => {
-                choices.first().map(|choice| format!("for example `xtrain {command} {choice} --help`"))
+            UsageError::IncompleteCommand { command, choices } => choices
+                .first()
+                .map(|choice| format!("for example `xtrain {command} {choice} --help`")),
+            UsageError::BadValue {
+                kind: Kind::Choice(choices),
+                found,
+                ..
+            } => nearest(found.trim_matches('`'), choices.iter().copied())
+                .map(|choice| format!("did you mean `{choice}`?")),
+            UsageError::BadValue { .. } | UsageError::NoValue { .. } | UsageError::Fetch { .. } => {
+                None
             }
-            UsageError::BadValue { kind: Kind::Choice(choices), found, .. } => {
-                nearest(found.trim_matches('`'), choices.iter().copied()).map(|choice| format!("did you mean `{choice}`?"))
-            }
-            UsageError::BadValue { .. } | UsageError::NoValue { .. } | UsageError::Fetch { .. } => None,
             UsageError::Refused { name, .. } => Some(format!("leave `{name}` out")),
             UsageError::GivenTwice { .. } => Some("keep one of the two".into()),
-            UsageError::ConfigFile { fix, .. } | UsageError::Illegal { fix, .. } => Some(fix.clone()),
-            UsageError::CommandLine { .. } => Some("`xtrain --help` shows how commands are written".into()),
+            UsageError::ConfigFile { fix, .. } | UsageError::Illegal { fix, .. } => {
+                Some(fix.clone())
+            }
+            UsageError::CommandLine { .. } => {
+                Some("`xtrain --help` shows how commands are written".into())
+            }
         }
     }
 }
@@ -107,7 +165,9 @@ impl Advice {
             Advice::Meant(name) => format!("did you mean `{dashes}{name}`?"),
             Advice::BelongsTo(commands) => {
                 let commands = commands.join("`, `xtrain ");
-                format!("that one belongs to `xtrain {commands}`; `xtrain {command} --help` lists what this command takes")
+                format!(
+                    "that one belongs to `xtrain {commands}`; `xtrain {command} --help` lists what this command takes"
+                )
             }
             Advice::Nothing => format!("`xtrain {command} --help` lists what it takes"),
         }

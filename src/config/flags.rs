@@ -1,7 +1,8 @@
-//! The one table of settings. Parsing, `--help`, settings files, suggestions and `docs/flags.md` are all read from it, so a
-//! flag is added by adding a row to `flags/built.rs` and reading it in `resolve.rs`. Names are TrainingArguments' and run_clm's
-//! wherever they have one. `flags/unbuilt.rs` holds their names that xtrain knows but does not honour: those are refused with a
-//! reason, never ignored.
+//! The one table of settings. Parsing, `--help`, settings files, suggestions and `docs/flags.md`
+//! are all read from it, so a flag is added by adding a row to `flags/built.rs` and reading it in
+//! `resolve.rs`. Names are TrainingArguments' and run_clm's wherever they have one.
+//! `flags/unbuilt.rs` holds their names that xtrain knows but does not honour: those are refused
+//! with a reason, never ignored.
 
 mod built;
 mod unbuilt;
@@ -46,15 +47,26 @@ impl Commands {
     pub const SCALING: Commands = Commands(1 << 28);
     pub const TRAIN: Commands = Self::TRAIN_CLM.and(Self::TRAIN_MLM).and(Self::TRAIN_CLS);
     pub const EVAL: Commands = Self::EVAL_CLM.and(Self::EVAL_MLM).and(Self::EVAL_CLS);
-    pub const COMPILE: Commands = Self::COMPILE_CLM.and(Self::COMPILE_MLM).and(Self::COMPILE_CLS);
+    pub const COMPILE: Commands = Self::COMPILE_CLM
+        .and(Self::COMPILE_MLM)
+        .and(Self::COMPILE_CLS);
     pub const FIT: Commands = Self::FIT_CLM.and(Self::FIT_MLM).and(Self::FIT_CLS);
     /// Causal language modelling, whatever is done.
-    pub const CLM: Commands = Self::TRAIN_CLM.and(Self::EVAL_CLM).and(Self::COMPILE_CLM).and(Self::FIT_CLM);
+    pub const CLM: Commands = Self::TRAIN_CLM
+        .and(Self::EVAL_CLM)
+        .and(Self::COMPILE_CLM)
+        .and(Self::FIT_CLM);
     /// Masked language modelling.
-    pub const MLM: Commands = Self::TRAIN_MLM.and(Self::EVAL_MLM).and(Self::COMPILE_MLM).and(Self::FIT_MLM);
+    pub const MLM: Commands = Self::TRAIN_MLM
+        .and(Self::EVAL_MLM)
+        .and(Self::COMPILE_MLM)
+        .and(Self::FIT_MLM);
     /// Classification.
-    pub const CLS: Commands =
-        Self::TRAIN_CLS.and(Self::EVAL_CLS).and(Self::COMPILE_CLS).and(Self::FIT_CLS).and(Self::PREDICT_CLS);
+    pub const CLS: Commands = Self::TRAIN_CLS
+        .and(Self::EVAL_CLS)
+        .and(Self::COMPILE_CLS)
+        .and(Self::FIT_CLS)
+        .and(Self::PREDICT_CLS);
     /// Training a classifier, or making ready for it.
     pub const TRAIN_LIKE_CLS: Commands = Self::TRAIN_CLS.and(Self::COMPILE_CLS).and(Self::FIT_CLS);
     /// All of `xtrain cache`.
@@ -271,7 +283,10 @@ pub const COMMANDS: [CommandInfo; 29] = [
 
 impl CommandInfo {
     pub fn of(id: Commands) -> &'static CommandInfo {
-        COMMANDS.iter().find(|command| command.id == id).expect("ids come from this table")
+        COMMANDS
+            .iter()
+            .find(|command| command.id == id)
+            .expect("ids come from this table")
     }
 }
 
@@ -338,7 +353,8 @@ pub enum Support {
     Built,
     /// Nothing to do here whatever the value, and no number depends on it: accepted with a note.
     NoEffect,
-    /// Only these values are true of xtrain; any other is refused with the flag's help sentence as the reason.
+    /// Only these values are true of xtrain; any other is refused with the flag's help sentence as
+    /// the reason.
     Only(&'static [&'static str]),
 }
 
@@ -369,7 +385,11 @@ impl Flag {
         if self.default.is_empty() {
             return None;
         }
-        Some(self.kind.parse(self.default).expect("a test parses every default in the table"))
+        Some(
+            self.kind
+                .parse(self.default)
+                .expect("a test parses every default in the table"),
+        )
     }
 
     pub fn is_built(&self) -> bool {
@@ -378,8 +398,13 @@ impl Flag {
 
     /// Whether `name`, in either spelling, means this flag.
     pub fn answers_to(&self, name: &str) -> bool {
-        let same =
-            |own: &str| own.len() == name.len() && own.bytes().zip(name.bytes()).all(|(a, b)| a == b || (a == b'_' && b == b'-'));
+        let same = |own: &str| {
+            own.len() == name.len()
+                && own
+                    .bytes()
+                    .zip(name.bytes())
+                    .all(|(a, b)| a == b || (a == b'_' && b == b'-'))
+        };
         same(self.name) || self.aliases.iter().any(|alias| same(alias))
     }
 }
@@ -402,17 +427,23 @@ pub fn find(name: &str, command: Commands) -> Option<&'static Flag> {
 /// The words of the commands that take `name`, if any do.
 pub fn commands_taking(name: &str) -> Vec<&'static str> {
     let takes = |command: &&CommandInfo| find(name, command.id).is_some_and(Flag::is_built);
-    COMMANDS.iter().filter(takes).map(|command| command.words).collect()
+    COMMANDS
+        .iter()
+        .filter(takes)
+        .map(|command| command.words)
+        .collect()
 }
 
-/// What to say about a name that a command does not take. Names that are not built are not suggested.
+/// What to say about a name that a command does not take. Names that are not built are not
+/// suggested.
 pub fn advice(name: &str, command: Commands) -> Advice {
     let elsewhere = commands_taking(name);
     if !elsewhere.is_empty() {
         return Advice::BelongsTo(elsewhere);
     }
     let built = of(command).filter(|flag| flag.is_built());
-    let known = built.flat_map(|flag| std::iter::once(flag.name).chain(flag.aliases.iter().copied()));
+    let known =
+        built.flat_map(|flag| std::iter::once(flag.name).chain(flag.aliases.iter().copied()));
     nearest(name, known).map_or(Advice::Nothing, |name| Advice::Meant(name.into()))
 }
 
@@ -424,7 +455,12 @@ mod tests {
     fn every_default_is_a_legal_value() {
         for flag in all() {
             if !flag.default.is_empty() {
-                assert!(flag.kind.parse(flag.default).is_some(), "{} = {}", flag.name, flag.default);
+                assert!(
+                    flag.kind.parse(flag.default).is_some(),
+                    "{} = {}",
+                    flag.name,
+                    flag.default
+                );
             }
         }
     }
@@ -435,8 +471,16 @@ mod tests {
             let mut seen = std::collections::BTreeSet::new();
             for flag in of(command.id) {
                 for name in std::iter::once(flag.name).chain(flag.aliases.iter().copied()) {
-                    assert!(seen.insert(name), "`{name}` stands twice in the table for {}", command.words);
-                    assert!(name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'), "{name}");
+                    assert!(
+                        seen.insert(name),
+                        "`{name}` stands twice in the table for {}",
+                        command.words
+                    );
+                    assert!(
+                        name.bytes()
+                            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'),
+                        "{name}"
+                    );
                 }
             }
         }
@@ -445,13 +489,22 @@ mod tests {
     #[test]
     fn help_is_one_sentence_without_a_full_stop() {
         for flag in all() {
-            assert!(!flag.help.is_empty() && !flag.help.ends_with('.'), "{}", flag.name);
+            assert!(
+                !flag.help.is_empty() && !flag.help.ends_with('.'),
+                "{}",
+                flag.name
+            );
         }
     }
 
     #[test]
     fn both_spellings_and_old_names_are_found() {
-        for name in ["learning_rate", "learning-rate", "evaluation_strategy", "evaluation-strategy"] {
+        for name in [
+            "learning_rate",
+            "learning-rate",
+            "evaluation_strategy",
+            "evaluation-strategy",
+        ] {
             assert!(find(name, Commands::TRAIN_CLM).is_some(), "{name}");
         }
         assert!(find("learning_rate", Commands::EVAL_CLS).is_none());

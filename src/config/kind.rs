@@ -1,5 +1,6 @@
-//! The kinds of value that a setting can have, and how text becomes one. The same rules read the command line, strings in a
-//! settings file and the defaults in the flag table, so that one value is never understood in two ways.
+//! The kinds of value that a setting can have, and how text becomes one. The same rules read the
+//! command line, strings in a settings file and the defaults in the flag table, so that one value
+//! is never understood in two ways.
 
 /// A value as typed, checked for kind and range.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,7 +48,8 @@ pub enum Kind {
     Bytes,
     /// Nothing, true, false or a path: `--resume_from_checkpoint [PATH]`.
     FlagOrPath,
-    /// Nothing, true, false or what is to be computed twice: `--gradient_checkpointing [full|attention|every:K]`.
+    /// Nothing, true, false or what is to be computed twice:
+    /// `--gradient_checkpointing [full|attention|every:K]`.
     Checkpointing,
     /// Whatever may be written after a flag that is known but not built.
     Anything,
@@ -89,7 +91,9 @@ impl Kind {
             Kind::Bytes => "a size such as 500MB or 10GiB".into(),
             Kind::Choice(choices) => format!("one of {}", choices.join(", ")),
             Kind::FlagOrPath => "true, false or a path".into(),
-            Kind::Checkpointing => "true, false, full, attention or every:K with K at least 1".into(),
+            Kind::Checkpointing => {
+                "true, false, full, attention or every:K with K at least 1".into()
+            }
         }
     }
 
@@ -115,7 +119,9 @@ impl Kind {
         match self {
             Kind::Bool => parse_bool(text).map(Value::Bool),
             Kind::Int { min } => parse_int(text).filter(|n| *n >= min).map(Value::Int),
-            Kind::Float(range) => parse_float(text).filter(|x| range.holds(*x)).map(Value::Float),
+            Kind::Float(range) => parse_float(text)
+                .filter(|x| range.holds(*x))
+                .map(Value::Float),
             Kind::CountOrAuto if text == "auto" => Some(Value::Text(text.into())),
             Kind::CountOrAuto => Kind::Int { min: 1 }.parse(text),
             Kind::Prose | Kind::Anything => Some(Value::Text(text.into())),
@@ -127,8 +133,12 @@ impl Kind {
             Kind::Checkpointing => match (parse_bool(text), text.strip_prefix("every:")) {
                 (Some(true), _) => Some(Value::Text("full".into())),
                 (Some(false), _) => Some(Value::Text("off".into())),
-                (None, Some(layers)) => Kind::Int { min: 1 }.parse(layers).map(|_| Value::Text(text.into())),
-                _ => ["full", "attention", "off"].contains(&text).then(|| Value::Text(text.into())),
+                (None, Some(layers)) => Kind::Int { min: 1 }
+                    .parse(layers)
+                    .map(|_| Value::Text(text.into())),
+                _ => ["full", "attention", "off"]
+                    .contains(&text)
+                    .then(|| Value::Text(text.into())),
             },
             Kind::FlagOrPath => match parse_bool(text) {
                 Some(answer) => Some(Value::Bool(answer)),
@@ -147,26 +157,37 @@ fn parse_bool(text: &str) -> Option<bool> {
     }
 }
 
-/// Python's `int()`, and also whole numbers written as floats, because TrainingArguments keeps its step counts as floats.
+/// Python's `int()`, and also whole numbers written as floats, because TrainingArguments keeps its
+/// step counts as floats.
 fn parse_int(text: &str) -> Option<i64> {
     /// Beyond this not every whole number is a float.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     let text = without_underscores(text.trim())?;
     let whole = |x: &f64| x.fract() == 0.0 && x.abs() < EXACT;
-    text.parse().ok().or_else(|| text.parse::<f64>().ok().filter(whole).map(|x| x as i64))
+    text.parse()
+        .ok()
+        .or_else(|| text.parse::<f64>().ok().filter(whole).map(|x| x as i64))
 }
 
-/// A number with a unit: decimal (`kB`, `MB`, ...) or binary (`KiB`, `MiB`, ...), bytes without one.
+/// A number with a unit: decimal (`kB`, `MB`, ...) or binary (`KiB`, `MiB`, ...), bytes without
+/// one.
 fn parse_bytes(text: &str) -> Option<i64> {
     let text = text.trim();
-    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let split = text
+        .find(|c: char| c.is_ascii_alphabetic())
+        .unwrap_or(text.len());
     let (number, unit) = (text[..split].trim(), text[split..].to_ascii_lowercase());
     let (power, base): (i32, f64) = match unit.as_str() {
         "" | "b" => (0, 1.0),
         _ => {
             let base = if unit.ends_with("ib") { 1024.0 } else { 1000.0 };
             let letter = unit.trim_end_matches("ib").trim_end_matches('b');
-            (1 + ["k", "m", "g", "t"].iter().position(|known| *known == letter)? as i32, base)
+            (
+                1 + ["k", "m", "g", "t"]
+                    .iter()
+                    .position(|known| *known == letter)? as i32,
+                base,
+            )
         }
     };
     let bytes = parse_float(number)? * base.powi(power);
@@ -185,7 +206,11 @@ fn without_underscores(text: &str) -> Option<String> {
         .iter()
         .enumerate()
         .filter(|(_, b)| **b == b'_')
-        .all(|(i, _)| i > 0 && bytes[i - 1].is_ascii_digit() && bytes.get(i + 1).is_some_and(|next| next.is_ascii_digit()));
+        .all(|(i, _)| {
+            i > 0
+                && bytes[i - 1].is_ascii_digit()
+                && bytes.get(i + 1).is_some_and(|next| next.is_ascii_digit())
+        });
     legal.then(|| text.replace('_', ""))
 }
 
@@ -196,12 +221,20 @@ mod tests {
     #[test]
     fn floats_are_written_as_in_python() {
         let kind = Kind::Float(Range::NotNegative);
-        for (text, value) in
-            [("5e-5", 5e-5), ("5E-05", 5e-5), (".5", 0.5), ("5.", 5.0), ("+1", 1.0), (" 1_000.5 ", 1000.5), ("0", 0.0)]
-        {
+        for (text, value) in [
+            ("5e-5", 5e-5),
+            ("5E-05", 5e-5),
+            (".5", 0.5),
+            ("5.", 5.0),
+            ("+1", 1.0),
+            (" 1_000.5 ", 1000.5),
+            ("0", 0.0),
+        ] {
             assert_eq!(kind.parse(text), Some(Value::Float(value)), "{text}");
         }
-        for text in ["", "fast", "-1", "nan", "inf", "1__0", "_1", "1_", "0x10", "1e"] {
+        for text in [
+            "", "fast", "-1", "nan", "inf", "1__0", "_1", "1_", "0x10", "1e",
+        ] {
             assert_eq!(kind.parse(text), None, "{text}");
         }
     }
@@ -251,6 +284,9 @@ mod tests {
         }
         assert_eq!(Kind::Bool.parse("maybe"), None);
         assert_eq!(Kind::FlagOrPath.parse("False"), Some(Value::Bool(false)));
-        assert_eq!(Kind::FlagOrPath.parse("out/checkpoint-5"), Some(Value::Text("out/checkpoint-5".into())));
+        assert_eq!(
+            Kind::FlagOrPath.parse("out/checkpoint-5"),
+            Some(Value::Text("out/checkpoint-5".into()))
+        );
     }
 }

@@ -1,11 +1,13 @@
 //! From what the user typed to a resolved, legal plan, in two stages:
 //!
-//! 1. *typed*: the command line ([`command_line`]) and `--config` files ([`config_file`]) become [`typed::Typed`], checked
-//!    name by name against the one table of flags ([`flags`]), which also feeds `--help` and `docs/flags.md` ([`reference`]).
-//! 2. *resolved*: [`check`] refuses every illegal combination, then [`resolve`] makes the plans of [`plan`], which the commands
-//!    take and which hold no `Option` that does not mean something.
+//! 1. *typed*: the command line ([`command_line`]) and `--config` files ([`config_file`]) become
+//!    [`typed::Typed`], checked name by name against the one table of flags ([`flags`]), which also
+//!    feeds `--help` and `docs/flags.md` ([`reference`]).
+//! 2. *resolved*: [`check`] refuses every illegal combination, then [`resolve`] makes the plans of
+//!    [`plan`], which the commands take and which hold no `Option` that does not mean something.
 //!
-//! In between, names of models and data sets on the Hub become the paths of fetched files ([`from_hub`]).
+//! In between, names of models and data sets on the Hub become the paths of fetched files
+//! ([`from_hub`]).
 //!
 //! Nothing here loads a library, a model or a tokenizer, so help and mistakes are answered at once.
 
@@ -27,9 +29,10 @@ mod typed;
 pub use error::{Advice, Origin, UsageError};
 pub use nearest::nearest;
 pub use plan::{
-    BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, Device, DevicePlan, DoctorPlan, EvalPlan, FitPlan,
-    GeneratePlan, MODEL_TYPES, MeshComparison, ModelSource, PRESETS, PredictPlan, PruneRules, QuickstartPlan, Sampling,
-    ScaledRun, ScalingPlan, ShowForm, TaskPlan, TokenizerSource, TopPlan, TrainPlan, is_encoder,
+    BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, Device, DevicePlan,
+    DoctorPlan, EvalPlan, FitPlan, GeneratePlan, MODEL_TYPES, MeshComparison, ModelSource, PRESETS,
+    PredictPlan, PruneRules, QuickstartPlan, Sampling, ScaledRun, ScalingPlan, ShowForm, TaskPlan,
+    TokenizerSource, TopPlan, TrainPlan, is_encoder,
 };
 pub use scaling::into_directory;
 
@@ -37,12 +40,19 @@ use std::ffi::OsString;
 
 /// What the command line asks for.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::large_enum_variant, reason = "there is one of these in a process")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one of these in a process"
+)]
 pub enum Invocation {
     /// Help or version: print it to standard output and succeed.
     Print(String),
-    /// Run `command`; `notes` are settings that were understood but change nothing here, one sentence each.
-    Run { command: Command, notes: Vec<String> },
+    /// Run `command`; `notes` are settings that were understood but change nothing here, one
+    /// sentence each.
+    Run {
+        command: Command,
+        notes: Vec<String>,
+    },
 }
 
 /// Reads a command line, program name first, together with the `--config` file that it may name.
@@ -50,7 +60,8 @@ pub fn from_args(args: impl IntoIterator<Item = OsString>) -> Result<Invocation,
     from_args_among(None, args)
 }
 
-/// Reads what each of so many processes will run, so many of them on this machine, before they are there to say it themselves.
+/// Reads what each of so many processes will run, so many of them on this machine, before they are
+/// there to say it themselves.
 pub fn from_args_among(
     processes: Option<(usize, usize)>,
     args: impl IntoIterator<Item = OsString>,
@@ -65,6 +76,13 @@ pub fn from_args_among(
     let typed = from_hub::fetch(typed)?;
     // Once more: what came from the Hub must be what it was taken for.
     check::check(&typed)?;
-    let notes = typed.notes().into_iter().chain(mesh::note(&typed)).collect();
-    Ok(Invocation::Run { command: resolve::resolve(&typed), notes })
+    let notes = typed
+        .notes()
+        .into_iter()
+        .chain(mesh::note(&typed))
+        .collect();
+    Ok(Invocation::Run {
+        command: resolve::resolve(&typed),
+        notes,
+    })
 }

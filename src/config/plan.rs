@@ -1,5 +1,6 @@
-//! The resolved plans: what each command takes. Everything is decided and legal here; an `Option` that remains means something and
-//! says what. Paths that were named have been seen to exist, but no file was read.
+//! The resolved plans: what each command takes. Everything is decided and legal here; an `Option`
+//! that remains means something and says what. Paths that were named have been seen to exist, but
+//! no file was read.
 
 use crate::cache::CacheSettings;
 use crate::data::settings::{ClmDataSettings, ClsDataSettings, MlmDataSettings, SourceSettings};
@@ -38,8 +39,8 @@ pub const PRESETS: [&str; 23] = [
     "albert-xxlarge-v2",
 ];
 
-/// The architectures for `--model_type`, each with the preset that it means alone: the configuration class's defaults, as in
-/// transformers.
+/// The architectures for `--model_type`, each with the preset that it means alone: the
+/// configuration class's defaults, as in transformers.
 pub const MODEL_TYPES: [(&str, &str); 6] = [
     ("gpt2", "gpt2"),
     ("gpt_neo", "gpt-neo-1.3B"),
@@ -50,7 +51,13 @@ pub const MODEL_TYPES: [(&str, &str); 6] = [
 ];
 
 /// Who released the presets' models: their names may begin so.
-const ORGANIZATIONS: [&str; 5] = ["openai-community", "EleutherAI", "google-bert", "FacebookAI", "albert"];
+const ORGANIZATIONS: [&str; 5] = [
+    "openai-community",
+    "EleutherAI",
+    "google-bert",
+    "FacebookAI",
+    "albert",
+];
 
 /// The preset of this name, which may begin with the organization that released it.
 pub fn preset(name: &str) -> Option<&'static str> {
@@ -65,7 +72,10 @@ pub fn preset(name: &str) -> Option<&'static str> {
 pub fn is_encoder(name: &str) -> bool {
     let name = name.rsplit('/').next().unwrap_or(name);
     let types = ["bert", "roberta", "albert", "distilbert", "distilroberta"];
-    types.iter().any(|known| name.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('-')))
+    types.iter().any(|known| {
+        name.strip_prefix(known)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+    })
 }
 
 /// One command with everything that it needs.
@@ -117,10 +127,12 @@ pub enum ModelSource {
     Pretrained { directory: PathBuf },
     /// Random weights.
     Scratch {
-        /// What `--model_type` says, if it was given: a configuration file that says otherwise is an error.
+        /// What `--model_type` says, if it was given: a configuration file that says otherwise is
+        /// an error.
         model_type: Option<String>,
         config: ConfigSource,
-        /// `--config_overrides` in the order typed, to be laid over the configuration's JSON. Names and types are the model's to check.
+        /// `--config_overrides` in the order typed, to be laid over the configuration's JSON. Names
+        /// and types are the model's to check.
         overrides: Vec<(String, serde_json::Value)>,
     },
 }
@@ -190,16 +202,18 @@ pub struct TrainPlan {
     pub do_eval: bool,
     /// Label the rows of the test files at the end.
     pub do_predict: bool,
-    /// The output directory may hold files of an earlier run. They are replaced as new ones are written, never deleted up front.
+    /// The output directory may hold files of an earlier run. They are replaced as new ones are
+    /// written, never deleted up front.
     pub overwrite_output_dir: bool,
     /// Print the plan and stop.
     pub dry_run: bool,
     /// Print it as JSON.
     pub json: bool,
-    /// The batch size is to be found (`--per_device_train_batch_size auto`); until then `train` has 1.
+    /// The batch size is to be found (`--per_device_train_batch_size auto`); until then `train` has
+    /// 1.
     pub auto_batch: bool,
-    /// Bytes of one device that a batch size that is found may use (`None`: by the device), and that a plan is held against (`None`:
-    /// it is not).
+    /// Bytes of one device that a batch size that is found may use (`None`: by the device), and
+    /// that a plan is held against (`None`: it is not).
     pub memory: Option<u64>,
     /// Of a dry run: look at every mesh of so many devices.
     pub compare: Option<MeshComparison>,
@@ -295,7 +309,10 @@ pub enum Sampling {
     /// The likeliest, always (`--temperature 0`).
     Greedy,
     /// At random by probability, among the `top_k` likeliest or, with `None`, among all.
-    Random { temperature: f64, top_k: Option<usize> },
+    Random {
+        temperature: f64,
+        top_k: Option<usize>,
+    },
 }
 
 /// `xtrain bench`.
@@ -383,8 +400,8 @@ pub struct TopPlan {
 pub struct QuickstartPlan {
     pub device: DevicePlan,
     pub cache: CacheSettings,
-    /// Replaced as the run goes on if it is the command's own default; a directory that the user named was seen to be empty, or
-    /// may be overwritten.
+    /// Replaced as the run goes on if it is the command's own default; a directory that the user
+    /// named was seen to be empty, or may be overwritten.
     pub output_dir: PathBuf,
     pub seed: u64,
     /// `None`: as many as make a convincing sample in under five minutes on two cores.
@@ -410,7 +427,8 @@ pub enum CacheAction {
         id: String,
         form: ShowForm,
     },
-    /// What `newer` has that `older` has not; without `older`, the nearest entry that was stored before.
+    /// What `newer` has that `older` has not; without `older`, the nearest entry that was stored
+    /// before.
     Explain {
         older: Option<String>,
         newer: String,

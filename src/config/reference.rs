@@ -1,5 +1,5 @@
-//! The reference page `docs/flags.md`, written from the flag table. A test fails when the page is out of date; to write it anew run
-//! `XTRAIN_WRITE_DOCS=1 cargo test flags_page`.
+//! The reference page `docs/flags.md`, written from the flag table. A test fails when the page is
+//! out of date; to write it anew run `XTRAIN_WRITE_DOCS=1 cargo test flags_page`.
 
 use super::flags::{self, COMMANDS, Flag, Section, Support};
 use std::fmt::Write;
@@ -8,15 +8,25 @@ use std::fmt::Write;
 pub fn markdown() -> String {
     let mut page = String::from(INTRODUCTION);
     for section in Section::ALL {
-        let rows: Vec<&Flag> = flags::all().filter(|flag| flag.section == section && flag.is_built()).collect();
-        let _ = write!(page, "\n## {}\n\n| Flag | Value | Default | Commands | |\n|---|---|---|---|---|\n", section.title());
+        let rows: Vec<&Flag> = flags::all()
+            .filter(|flag| flag.section == section && flag.is_built())
+            .collect();
+        let _ = write!(
+            page,
+            "\n## {}\n\n| Flag | Value | Default | Commands | |\n|---|---|---|---|---|\n",
+            section.title()
+        );
         for flag in rows {
             let _ = writeln!(
                 page,
                 "| {} | {} | {} | {} | {} |",
                 names(flag),
                 flag.kind.expected().replace('|', "\\|"),
-                if flag.default.is_empty() { String::new() } else { format!("`{}`", flag.default) },
+                if flag.default.is_empty() {
+                    String::new()
+                } else {
+                    format!("`{}`", flag.default)
+                },
                 commands(flag),
                 flag.help
             );
@@ -25,9 +35,12 @@ pub fn markdown() -> String {
     page.push_str(UNBUILT_INTRODUCTION);
     for flag in flags::all().filter(|flag| !flag.is_built()) {
         let accepted = match flag.support {
-            Support::Only(values) => {
-                values.iter().filter(|v| !v.is_empty()).map(|v| format!("`{v}`")).collect::<Vec<_>>().join(", ")
-            }
+            Support::Only(values) => values
+                .iter()
+                .filter(|v| !v.is_empty())
+                .map(|v| format!("`{v}`"))
+                .collect::<Vec<_>>()
+                .join(", "),
             _ => "anything".into(),
         };
         let _ = writeln!(page, "| `{}` | {accepted} | {} |", flag.name, flag.help);
@@ -65,23 +78,41 @@ of a notebook's arguments works; any other value is an error.
 
 fn names(flag: &Flag) -> String {
     if flag.positional {
-        return format!("`{}...` (words after the command)", flag.name.to_uppercase());
+        return format!(
+            "`{}...` (words after the command)",
+            flag.name.to_uppercase()
+        );
     }
     let spellings = std::iter::once(flag.name).chain(flag.aliases.iter().copied());
-    spellings.map(|name| format!("`--{name}`")).collect::<Vec<_>>().join(", ")
+    spellings
+        .map(|name| format!("`--{name}`"))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// The commands that take a flag; a verb alone means all of its tasks.
 fn commands(flag: &Flag) -> String {
-    let taking: Vec<&str> = COMMANDS.iter().filter(|c| flag.commands.contains(c.id)).map(|c| c.words).collect();
+    let taking: Vec<&str> = COMMANDS
+        .iter()
+        .filter(|c| flag.commands.contains(c.id))
+        .map(|c| c.words)
+        .collect();
     if taking.len() == COMMANDS.len() {
         return "all".into();
     }
-    let of_verb = |verb: &str, words: &str| words.split_once(' ').is_some_and(|(own, _)| own == verb);
+    let of_verb =
+        |verb: &str, words: &str| words.split_once(' ').is_some_and(|(own, _)| own == verb);
     let mut names: Vec<&str> = Vec::new();
     for words in &taking {
         let name = match words.split_once(' ') {
-            Some((verb, _)) if COMMANDS.iter().filter(|c| of_verb(verb, c.words)).all(|c| taking.contains(&c.words)) => verb,
+            Some((verb, _))
+                if COMMANDS
+                    .iter()
+                    .filter(|c| of_verb(verb, c.words))
+                    .all(|c| taking.contains(&c.words)) =>
+            {
+                verb
+            }
             _ => words,
         };
         if !names.contains(&name) {
@@ -103,6 +134,9 @@ mod tests {
             std::fs::write(&path, markdown()).unwrap();
         }
         let written = std::fs::read_to_string(&path).unwrap_or_default();
-        assert!(written == markdown(), "docs/flags.md is out of date: run `XTRAIN_WRITE_DOCS=1 cargo test flags_page`");
+        assert!(
+            written == markdown(),
+            "docs/flags.md is out of date: run `XTRAIN_WRITE_DOCS=1 cargo test flags_page`"
+        );
     }
 }

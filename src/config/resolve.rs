@@ -1,5 +1,5 @@
-//! What was typed becomes plans: defaults that depend on other settings are decided here, and nowhere else. Runs after `check`, so
-//! what is missing here cannot be missing.
+//! What was typed becomes plans: defaults that depend on other settings are decided here, and
+//! nowhere else. Runs after `check`, so what is missing here cannot be missing.
 
 use super::flags::Commands;
 use super::mesh;
@@ -10,7 +10,8 @@ use crate::cache::CacheSettings;
 use crate::data::LabelMap;
 use crate::data::remote;
 use crate::data::settings::{
-    ClmDataSettings, ClsDataSettings, MlmDataSettings, OnBadRow, PaddingSettings, Quoting, SourceSettings, TableSettings,
+    ClmDataSettings, ClsDataSettings, MlmDataSettings, OnBadRow, PaddingSettings, Quoting,
+    SourceSettings, TableSettings,
 };
 use crate::launch::environment::Timeouts;
 use crate::launch::{self, LaunchSettings, Member};
@@ -20,8 +21,8 @@ use crate::runtime::neuron::{NeuronSettings, compiler};
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::gpu::Gpu;
 use crate::trainer::settings::{
-    BestRule, Cadence, Checkpointing, EarlyStopping, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind,
-    TrainSettings,
+    BestRule, Cadence, Checkpointing, EarlyStopping, OptimizerKind, OptimizerSettings, Precision,
+    Resume, ScheduleKind, TrainSettings,
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -37,7 +38,12 @@ pub fn resolve(typed: &Typed) -> Command {
         command if Commands::EVAL.contains(command) => Command::Eval(eval_plan(typed)),
         command if Commands::COMPILE.contains(command) => {
             let (check, export) = (typed.bool("check"), typed.path("export"));
-            Command::Compile(CompilePlan { train: train_plan(typed), jobs: jobs(typed), check, export })
+            Command::Compile(CompilePlan {
+                train: train_plan(typed),
+                jobs: jobs(typed),
+                check,
+                export,
+            })
         }
         Commands::PREDICT_CLS => Command::Predict(predict_plan(typed)),
         Commands::GENERATE => Command::Generate(generate_plan(typed)),
@@ -53,11 +59,17 @@ pub fn resolve(typed: &Typed) -> Command {
         Commands::QUICKSTART => Command::Quickstart(quickstart_plan(typed)),
         command if Commands::FIT.contains(command) => Command::Fit(FitPlan {
             train: train_plan(typed),
-            scale_from: typed.text("scale_learning_rate_from").map(|text| rate_at_examples(&text).expect(CHECKED)),
+            scale_from: typed
+                .text("scale_learning_rate_from")
+                .map(|text| rate_at_examples(&text).expect(CHECKED)),
             json: typed.bool("json"),
         }),
         command if Commands::CACHE.contains(command) => Command::Cache(cache_plan(typed)),
-        _ => Command::Doctor(DoctorPlan { device: device(typed), cache: all_kept(typed), json: typed.bool("json") }),
+        _ => Command::Doctor(DoctorPlan {
+            device: device(typed),
+            cache: all_kept(typed),
+            json: typed.bool("json"),
+        }),
     }
 }
 
@@ -85,7 +97,10 @@ fn train_plan(typed: &Typed) -> TrainPlan {
 
 fn compare(typed: &Typed) -> Option<MeshComparison> {
     let given = |name: &str| typed.is_given(name).then(|| typed.count(name)).flatten();
-    Some(MeshComparison { devices: typed.count("compare_meshes")?, given: mesh::DEGREES.map(given) })
+    Some(MeshComparison {
+        devices: typed.count("compare_meshes")?,
+        given: mesh::DEGREES.map(given),
+    })
 }
 
 fn launch_settings(typed: &Typed) -> LaunchSettings {
@@ -97,7 +112,10 @@ fn launch_settings(typed: &Typed) -> LaunchSettings {
         endpoint: typed.text("rdzv_endpoint"),
         secret_file: typed.path("rdzv_secret_file"),
         max_restarts: typed.count("max_restarts").expect(DEFAULTED) as u64,
-        timeouts: Timeouts { join: seconds("rdzv_timeout"), heartbeat: seconds("heartbeat_timeout") },
+        timeouts: Timeouts {
+            join: seconds("rdzv_timeout"),
+            heartbeat: seconds("heartbeat_timeout"),
+        },
         words: typed.words("command"),
     }
 }
@@ -105,7 +123,11 @@ fn launch_settings(typed: &Typed) -> LaunchSettings {
 /// Which process of a job this is, for commands that several can share.
 pub fn member(typed: &Typed) -> Result<Option<Member>, launch::Error> {
     let shared = Commands::TRAIN.contains(typed.command) || Commands::EVAL.contains(typed.command);
-    if shared { Member::from_environment() } else { Ok(None) }
+    if shared {
+        Member::from_environment()
+    } else {
+        Ok(None)
+    }
 }
 
 fn jobs(typed: &Typed) -> usize {
@@ -116,7 +138,10 @@ fn jobs(typed: &Typed) -> usize {
 /// Splits `5e-5@32`.
 pub fn rate_at_examples(text: &str) -> Option<(f64, u64)> {
     let (rate, examples) = text.split_once('@')?;
-    let (rate, examples) = (rate.trim().parse::<f64>().ok()?, examples.trim().parse::<u64>().ok()?);
+    let (rate, examples) = (
+        rate.trim().parse::<f64>().ok()?,
+        examples.trim().parse::<u64>().ok()?,
+    );
     (rate > 0.0 && rate.is_finite() && examples > 0).then_some((rate, examples))
 }
 
@@ -161,7 +186,11 @@ fn generate_plan(typed: &Typed) -> GeneratePlan {
         tokenizer: tokenizer_path(typed),
         prompt: typed.text("prompt").expect(CHECKED),
         max_new_tokens: typed.count("max_new_tokens").expect(DEFAULTED),
-        sampling: if temperature == 0.0 { Sampling::Greedy } else { Sampling::Random { temperature, top_k } },
+        sampling: if temperature == 0.0 {
+            Sampling::Greedy
+        } else {
+            Sampling::Random { temperature, top_k }
+        },
         seed: seed(typed),
     }
 }
@@ -204,16 +233,24 @@ fn device(typed: &Typed) -> DevicePlan {
         "neuron" => Device::Neuron,
         _ => Device::Cpu,
     };
-    let mut options = typed.text("xla_options").map(|text| xla_options(&text).expect(CHECKED)).unwrap_or_default();
+    let mut options = typed
+        .text("xla_options")
+        .map(|text| xla_options(&text).expect(CHECKED))
+        .unwrap_or_default();
     if typed.bool("activation_offloading") {
-        // While a copy from the host is under way it would run whatever else it finds, and keep what that needs: on a card with room
-        // to spare more is held then than is put away.
-        options.entry("xla_gpu_enable_latency_hiding_scheduler".into()).or_insert(OverrideValue::Bool(false));
+        // While a copy from the host is under way it would run whatever else it finds, and keep
+        // what that needs: on a card with room to spare more is held then than is put away.
+        options
+            .entry("xla_gpu_enable_latency_hiding_scheduler".into())
+            .or_insert(OverrideValue::Bool(false));
     }
     let settings = DeviceSettings {
         plugin: typed.path("plugin"),
         memory_fraction: typed.float("gpu_memory_fraction"),
-        visible_devices: typed.text("visible_devices").map(|text| device_numbers(&text).expect(CHECKED)).unwrap_or_default(),
+        visible_devices: typed
+            .text("visible_devices")
+            .map(|text| device_numbers(&text).expect(CHECKED))
+            .unwrap_or_default(),
         neuron: neuron(typed),
         plain_attention: typed.text("attn_implementation").as_deref() == Some("eager"),
         fused_attention_dropout: typed.text("attention_dropout_kernel").as_deref() == Some("cudnn"),
@@ -236,13 +273,15 @@ pub fn device_numbers(text: &str) -> Result<Vec<i64>, String> {
     Ok(numbers)
 }
 
-/// Splits `xla_gpu_enable_triton_gemm=false,xla_gpu_graph_min_graph_size=1`. XLA wants each value in its option's own type, which is
-/// the one that it is written in. The error is the part that is not of this form.
+/// Splits `xla_gpu_enable_triton_gemm=false,xla_gpu_graph_min_graph_size=1`. XLA wants each value
+/// in its option's own type, which is the one that it is written in. The error is the part that is
+/// not of this form.
 pub fn xla_options(text: &str) -> Result<BTreeMap<String, OverrideValue>, String> {
     let option = |part: &str| -> Option<(String, OverrideValue)> {
         let (name, value) = part.split_once('=')?;
         let name = name.trim().trim_start_matches("--");
-        let known = name.starts_with("xla_") && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+        let known = name.starts_with("xla_")
+            && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
         let value = match value.trim() {
             "true" => OverrideValue::Bool(true),
             "false" => OverrideValue::Bool(false),
@@ -254,7 +293,9 @@ pub fn xla_options(text: &str) -> Result<BTreeMap<String, OverrideValue>, String
         };
         known.then(|| (name.to_string(), value))
     };
-    text.split(',').map(|part| option(part).ok_or_else(|| part.trim().to_string())).collect()
+    text.split(',')
+        .map(|part| option(part).ok_or_else(|| part.trim().to_string()))
+        .collect()
 }
 
 /// The arrangement of a run's devices.
@@ -268,11 +309,18 @@ fn gradient_bucket_bytes(typed: &Typed) -> usize {
 
 fn checkpointing(typed: &Typed) -> Checkpointing {
     let offloads = typed.bool("activation_offloading");
-    match typed.text("gradient_checkpointing").expect(DEFAULTED).as_str() {
+    match typed
+        .text("gradient_checkpointing")
+        .expect(DEFAULTED)
+        .as_str()
+    {
         "full" | "off" if offloads => Checkpointing::Offloaded(1),
         "full" => Checkpointing::Full,
         "attention" => Checkpointing::Attention,
-        word => match word.strip_prefix("every:").and_then(|layers| layers.parse().ok()) {
+        word => match word
+            .strip_prefix("every:")
+            .and_then(|layers| layers.parse().ok())
+        {
             Some(layers) if offloads => Checkpointing::Offloaded(layers),
             Some(layers) => Checkpointing::Every(layers),
             None => Checkpointing::Off,
@@ -304,22 +352,33 @@ fn seed(typed: &Typed) -> u64 {
     typed.int("seed").expect(DEFAULTED).unsigned_abs()
 }
 
-/// `train` trains unless told not to; naming only `--do_eval` is how run_clm's users say "evaluate, do not train".
+/// `train` trains unless told not to; naming only `--do_eval` is how run_clm's users say "evaluate,
+/// do not train".
 pub fn do_train(typed: &Typed) -> bool {
-    typed.bool_if_given("do_train").unwrap_or(typed.bool_if_given("do_eval") != Some(true))
+    typed
+        .bool_if_given("do_train")
+        .unwrap_or(typed.bool_if_given("do_eval") != Some(true))
 }
 
 /// As TrainingArguments does, a strategy that evaluates turns evaluation on.
 pub fn do_eval(typed: &Typed) -> bool {
-    typed.bool_if_given("do_eval").unwrap_or_else(|| typed.text("eval_strategy").is_some_and(|strategy| strategy != "no"))
+    typed.bool_if_given("do_eval").unwrap_or_else(|| {
+        typed
+            .text("eval_strategy")
+            .is_some_and(|strategy| strategy != "no")
+    })
 }
 
 /// For the commands that cannot do without one.
 pub fn output_dir(typed: &Typed) -> PathBuf {
     match typed.command {
-        Commands::QUICKSTART => typed.path("output_dir").unwrap_or_else(|| "output/quickstart".into()),
+        Commands::QUICKSTART => typed
+            .path("output_dir")
+            .unwrap_or_else(|| "output/quickstart".into()),
         // Writes nothing there, but takes the flags of a run that does.
-        command if Commands::COMPILE.and(Commands::FIT).contains(command) => typed.path("output_dir").unwrap_or_default(),
+        command if Commands::COMPILE.and(Commands::FIT).contains(command) => {
+            typed.path("output_dir").unwrap_or_default()
+        }
         _ => typed.path("output_dir").expect(CHECKED),
     }
 }
@@ -339,7 +398,9 @@ fn model(typed: &Typed) -> ModelSource {
 /// A file or directory here wins over a preset of the same name, as it does in transformers.
 fn config_source(name: Option<&str>, model_type: Option<&str>) -> ConfigSource {
     let Some(name) = name else {
-        let usual = MODEL_TYPES.into_iter().find(|(known, _)| Some(*known) == model_type);
+        let usual = MODEL_TYPES
+            .into_iter()
+            .find(|(known, _)| Some(*known) == model_type);
         return ConfigSource::Preset(usual.map_or(PRESETS[0], |(_, preset)| preset));
     };
     let path = Path::new(name);
@@ -353,10 +414,13 @@ fn config_source(name: Option<&str>, model_type: Option<&str>) -> ConfigSource {
     }
 }
 
-/// Splits `n_layer=4,n_embd=256`. Values are numbers and booleans where they read as such (Python's spelling too), else text. The
-/// error is the part that is not of the form name=value.
+/// Splits `n_layer=4,n_embd=256`. Values are numbers and booleans where they read as such (Python's
+/// spelling too), else text. The error is the part that is not of the form name=value.
 pub fn overrides(text: &str) -> Result<Vec<(String, serde_json::Value)>, String> {
-    let parts = text.split(',').map(str::trim).filter(|_| !text.trim().is_empty());
+    let parts = text
+        .split(',')
+        .map(str::trim)
+        .filter(|_| !text.trim().is_empty());
     parts
         .map(|part| match part.split_once('=') {
             Some((name, value)) if !name.trim().is_empty() && !value.trim().is_empty() => {
@@ -381,18 +445,25 @@ fn override_value(text: &str) -> serde_json::Value {
 }
 
 fn tokenizer(typed: &Typed) -> TokenizerSource {
-    TokenizerSource { path: tokenizer_path(typed), lower_case: typed.bool_if_given("do_lower_case") }
+    TokenizerSource {
+        path: tokenizer_path(typed),
+        lower_case: typed.bool_if_given("do_lower_case"),
+    }
 }
 
 fn tokenizer_path(typed: &Typed) -> PathBuf {
-    typed.path("tokenizer_name").or_else(|| typed.path("model_name_or_path")).expect(CHECKED)
+    typed
+        .path("tokenizer_name")
+        .or_else(|| typed.path("model_name_or_path"))
+        .expect(CHECKED)
 }
 
 fn task(typed: &Typed) -> TaskPlan {
     match typed.command {
-        command if Commands::CLM.contains(command) => {
-            TaskPlan::Clm(ClmDataSettings { source: source(typed), block_size: typed.count("block_size") })
-        }
+        command if Commands::CLM.contains(command) => TaskPlan::Clm(ClmDataSettings {
+            source: source(typed),
+            block_size: typed.count("block_size"),
+        }),
         command if Commands::MLM.contains(command) => TaskPlan::Mlm(MlmDataSettings {
             source: source(typed),
             max_seq_length: typed.count("max_seq_length"),
@@ -414,7 +485,9 @@ fn cls_data(typed: &Typed) -> ClsDataSettings {
         padding: padding(typed),
         labels: match typed.bool("do_regression") {
             true => Some(LabelMap::numbers()),
-            false => typed.text("labels").map(|text| labels(&text).expect(CHECKED)),
+            false => typed
+                .text("labels")
+                .map(|text| labels(&text).expect(CHECKED)),
         },
         finds_regression: typed.bool_if_given("do_regression") != Some(false),
     }
@@ -422,25 +495,43 @@ fn cls_data(typed: &Typed) -> ClsDataSettings {
 
 /// The names in `no,yes`.
 pub fn labels(text: &str) -> Result<LabelMap, String> {
-    let names = text.split(',').map(|name| name.trim().to_string()).collect();
+    let names = text
+        .split(',')
+        .map(|name| name.trim().to_string())
+        .collect();
     LabelMap::new(names).map_err(|error| error.to_string())
 }
 
 fn padding(typed: &Typed) -> PaddingSettings {
-    let pad_to_bucket = typed.text("pad_to_bucket").map(|text| buckets(&text).expect(CHECKED)).unwrap_or_default();
-    PaddingSettings { pad_to_max_length: typed.bool("pad_to_max_length") && pad_to_bucket.is_empty(), pad_to_bucket }
+    let pad_to_bucket = typed
+        .text("pad_to_bucket")
+        .map(|text| buckets(&text).expect(CHECKED))
+        .unwrap_or_default();
+    PaddingSettings {
+        pad_to_max_length: typed.bool("pad_to_max_length") && pad_to_bucket.is_empty(),
+        pad_to_bucket,
+    }
 }
 
 /// The lengths in `32,64`. The error is the part that is not a length.
 pub fn buckets(text: &str) -> Result<Vec<usize>, String> {
-    let length = |part: &str| part.trim().parse().ok().filter(|n| *n > 0).ok_or_else(|| part.trim().to_string());
+    let length = |part: &str| {
+        part.trim()
+            .parse()
+            .ok()
+            .filter(|n| *n > 0)
+            .ok_or_else(|| part.trim().to_string())
+    };
     text.split(',').map(length).collect()
 }
 
-/// Nothing is set aside of rows that nobody evaluates on; of a text, run_clm and run_mlm always set it aside.
+/// Nothing is set aside of rows that nobody evaluates on; of a text, run_clm and run_mlm always set
+/// it aside.
 fn set_aside(typed: &Typed) -> f64 {
     let share = typed.float("validation_split_percentage").unwrap_or(0.0);
-    let unused = Commands::CLS.contains(typed.command) && Commands::TRAIN.contains(typed.command) && !do_eval(typed);
+    let unused = Commands::CLS.contains(typed.command)
+        && Commands::TRAIN.contains(typed.command)
+        && !do_eval(typed);
     if unused { 0.0 } else { share }
 }
 
@@ -450,7 +541,11 @@ fn source(typed: &Typed) -> SourceSettings {
         train_files: files(typed, "train_file"),
         validation_files: files(typed, "validation_file"),
         test_files: files(typed, "test_file"),
-        validation_split_percentage: if typed.bool("streaming") { 0.0 } else { set_aside(typed) },
+        validation_split_percentage: if typed.bool("streaming") {
+            0.0
+        } else {
+            set_aside(typed)
+        },
         max_train_samples: typed.count("max_train_samples"),
         max_eval_samples: typed.count("max_eval_samples"),
         max_predict_samples: typed.count("max_predict_samples"),
@@ -461,14 +556,23 @@ fn source(typed: &Typed) -> SourceSettings {
                 "backslash" => Quoting::Backslash,
                 _ => Quoting::Standard,
             }),
-            on_bad_row: if typed.text("on_bad_row").as_deref() == Some("skip") { OnBadRow::Skip } else { OnBadRow::Error },
+            on_bad_row: if typed.text("on_bad_row").as_deref() == Some("skip") {
+                OnBadRow::Skip
+            } else {
+                OnBadRow::Error
+            },
         },
         preprocessing_num_workers: typed.count("preprocessing_num_workers"),
         dataloader_num_workers: typed.count("dataloader_num_workers").expect(DEFAULTED),
         overwrite_cache: typed.bool("overwrite_cache"),
         cache_dir: cache_dir(typed, "data"),
-        seed: typed.int("data_seed").map_or_else(|| typed.int("seed").map_or(0, i64::unsigned_abs), i64::unsigned_abs),
-        streaming: typed.bool("streaming").then(|| typed.count("shuffle_buffer_size").expect(DEFAULTED)),
+        seed: typed.int("data_seed").map_or_else(
+            || typed.int("seed").map_or(0, i64::unsigned_abs),
+            i64::unsigned_abs,
+        ),
+        streaming: typed
+            .bool("streaming")
+            .then(|| typed.count("shuffle_buffer_size").expect(DEFAULTED)),
     }
 }
 
@@ -480,7 +584,9 @@ pub fn files(typed: &Typed, flag: &str) -> Vec<PathBuf> {
 /// How compiled graphs are kept.
 fn cache(typed: &Typed) -> CacheSettings {
     CacheSettings {
-        dir: typed.bool("compile_cache").then(|| cache_dir(typed, "graphs")),
+        dir: typed
+            .bool("compile_cache")
+            .then(|| cache_dir(typed, "graphs")),
         max_bytes: typed.int("cache_max_size").expect(DEFAULTED).unsigned_abs(),
         fail_on_recompile: typed.bool("fail_on_recompile"),
     }
@@ -488,14 +594,20 @@ fn cache(typed: &Typed) -> CacheSettings {
 
 /// The same for a command that has no flags for it.
 fn all_kept(typed: &Typed) -> CacheSettings {
-    CacheSettings { dir: Some(cache_dir(typed, "graphs")), max_bytes: u64::MAX, fail_on_recompile: false }
+    CacheSettings {
+        dir: Some(cache_dir(typed, "graphs")),
+        max_bytes: u64::MAX,
+        fail_on_recompile: false,
+    }
 }
 
 fn cache_plan(typed: &Typed) -> CachePlan {
     let ids = typed.words("id");
     let file = || typed.path("file").expect(CHECKED);
     let action = match typed.command {
-        Commands::CACHE_LS => CacheAction::List { json: typed.bool("json") },
+        Commands::CACHE_LS => CacheAction::List {
+            json: typed.bool("json"),
+        },
         Commands::CACHE_SHOW => {
             let form = match () {
                 () if typed.bool("hlo") => ShowForm::Hlo,
@@ -505,13 +617,22 @@ fn cache_plan(typed: &Typed) -> CachePlan {
                 () if typed.bool("json") => ShowForm::Json,
                 () => ShowForm::Text,
             };
-            CacheAction::Show { id: ids.first().expect(CHECKED).clone(), form }
+            CacheAction::Show {
+                id: ids.first().expect(CHECKED).clone(),
+                form,
+            }
         }
         Commands::CACHE_EXPLAIN => {
             let older = (ids.len() > 1).then(|| ids[0].clone());
-            CacheAction::Explain { older, newer: ids.last().expect(CHECKED).clone() }
+            CacheAction::Explain {
+                older,
+                newer: ids.last().expect(CHECKED).clone(),
+            }
         }
-        Commands::CACHE_VERIFY => CacheAction::Verify { ids, device: device(typed) },
+        Commands::CACHE_VERIFY => CacheAction::Verify {
+            ids,
+            device: device(typed),
+        },
         Commands::CACHE_PRUNE => CacheAction::Prune(PruneRules {
             older_than: typed.float("older_than"),
             max_size: typed.int("max_size").map(i64::unsigned_abs),
@@ -519,21 +640,33 @@ fn cache_plan(typed: &Typed) -> CachePlan {
             stale_compiler: typed.bool("stale_compiler"),
             dry_run: typed.bool("dry_run"),
         }),
-        Commands::CACHE_EXPORT => CacheAction::Export { file: file(), ids, modules_only: typed.bool("modules_only") },
+        Commands::CACHE_EXPORT => CacheAction::Export {
+            file: file(),
+            ids,
+            modules_only: typed.bool("modules_only"),
+        },
         Commands::CACHE_IMPORT => CacheAction::Import { file: file() },
         Commands::CACHE_PATH => CacheAction::Path,
-        _ => CacheAction::Stats { json: typed.bool("json") },
+        _ => CacheAction::Stats {
+            json: typed.bool("json"),
+        },
     };
-    CachePlan { dir: cache_dir(typed, "graphs"), action }
+    CachePlan {
+        dir: cache_dir(typed, "graphs"),
+        action,
+    }
 }
 
 /// A directory for one kind of thing below the cache's root.
 fn cache_dir(typed: &Typed, kind: &str) -> PathBuf {
-    cache_root(typed.path("cache_dir"), |name| std::env::var_os(name).map(PathBuf::from)).join(kind)
+    cache_root(typed.path("cache_dir"), |name| {
+        std::env::var_os(name).map(PathBuf::from)
+    })
+    .join(kind)
 }
 
-/// The directory under which everything that can be made again is kept: as told, else by the environment. Empty variables count as
-/// unset, as the XDG specification has it.
+/// The directory under which everything that can be made again is kept: as told, else by the
+/// environment. Empty variables count as unset, as the XDG specification has it.
 fn cache_root(told: Option<PathBuf>, variable: impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
     let set = |name: &str| variable(name).filter(|path| !path.as_os_str().is_empty());
     told.or_else(|| set("XTRAIN_CACHE_DIR"))
@@ -544,12 +677,19 @@ fn cache_root(told: Option<PathBuf>, variable: impl Fn(&str) -> Option<PathBuf>)
 }
 
 fn max_steps(typed: &Typed) -> Option<u64> {
-    typed.int("max_steps").filter(|steps| *steps > 0).map(i64::unsigned_abs)
+    typed
+        .int("max_steps")
+        .filter(|steps| *steps > 0)
+        .map(i64::unsigned_abs)
 }
 
 fn train_settings(typed: &Typed) -> TrainSettings {
     let steps = |name: &str| typed.int(name).map(i64::unsigned_abs);
-    let cadence = |strategy: &str, every: Option<u64>| match typed.text(strategy).expect(DEFAULTED).as_str() {
+    let cadence = |strategy: &str, every: Option<u64>| match typed
+        .text(strategy)
+        .expect(DEFAULTED)
+        .as_str()
+    {
         "steps" => Cadence::Steps(every.expect(DEFAULTED)),
         "epoch" => Cadence::Epoch,
         _ => Cadence::Never,
@@ -583,7 +723,10 @@ fn train_settings(typed: &Typed) -> TrainSettings {
         logging_first_step: typed.bool("logging_first_step"),
         save: cadence("save_strategy", steps("save_steps")),
         save_total_limit: typed.count("save_total_limit"),
-        eval: cadence("eval_strategy", steps("eval_steps").or(steps("logging_steps"))),
+        eval: cadence(
+            "eval_strategy",
+            steps("eval_steps").or(steps("logging_steps")),
+        ),
         max_shard_size: typed.int("max_shard_size").expect(DEFAULTED).unsigned_abs(),
         best: best(typed),
         dataloader_drop_last: typed.bool("dataloader_drop_last"),
@@ -596,7 +739,8 @@ fn train_settings(typed: &Typed) -> TrainSettings {
     }
 }
 
-/// As TrainingArguments does, whoever wants the best model and names no metric gets the one of the smallest loss.
+/// As TrainingArguments does, whoever wants the best model and names no metric gets the one of the
+/// smallest loss.
 fn best(typed: &Typed) -> Option<BestRule> {
     let load_at_end = typed.bool("load_best_model_at_end");
     let patience = typed.count("early_stopping_patience").map(|n| n as u64);
@@ -610,8 +754,10 @@ fn best(typed: &Typed) -> Option<BestRule> {
     Some(BestRule {
         greater_is_better: typed.bool_if_given("greater_is_better").unwrap_or(grows),
         load_at_end,
-        early_stopping: patience
-            .map(|patience| EarlyStopping { patience, threshold: typed.float("early_stopping_threshold").expect(DEFAULTED) }),
+        early_stopping: patience.map(|patience| EarlyStopping {
+            patience,
+            threshold: typed.float("early_stopping_threshold").expect(DEFAULTED),
+        }),
         metric,
     })
 }
@@ -636,7 +782,8 @@ fn eval_precision(typed: &Typed) -> Precision {
 
 fn optimizer(typed: &Typed) -> OptimizerSettings {
     let float = |name: &str| typed.float(name).expect(DEFAULTED);
-    // Steps or, below 1, a share of them (transformers 5); above 0 they beat the older warmup_ratio.
+    // Steps or, below 1, a share of them (transformers 5); above 0 they beat the older
+    // warmup_ratio.
     let warmup = float("warmup_steps");
     OptimizerSettings {
         kind: match typed.text("optim").expect(DEFAULTED).as_str() {
@@ -655,7 +802,11 @@ fn optimizer(typed: &Typed) -> OptimizerSettings {
             _ => ScheduleKind::Linear,
         },
         warmup_steps: (warmup >= 1.0).then_some(warmup as u64),
-        warmup_ratio: if warmup > 0.0 && warmup < 1.0 { warmup } else { float("warmup_ratio") },
+        warmup_ratio: if warmup > 0.0 && warmup < 1.0 {
+            warmup
+        } else {
+            float("warmup_ratio")
+        },
     }
 }
 

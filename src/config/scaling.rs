@@ -1,5 +1,6 @@
-//! `xtrain scaling`: the command to measure, written anew for each degree. What is typed describes the run on one device; along an
-//! axis whose devices take different rows each gets its part of that batch.
+//! `xtrain scaling`: the command to measure, written anew for each degree. What is typed describes
+//! the run on one device; along an axis whose devices take different rows each gets its part of
+//! that batch.
 
 use super::UsageError;
 use super::check::check;
@@ -11,14 +12,21 @@ use super::resolve;
 use super::typed::Typed;
 use std::path::Path;
 
-/// What `--axis` may name: the flag that each degree sets. `processes` is data parallel with one process for each place on that
-/// axis.
-pub const AXES: &[&str] = &["data_parallel", "shard_parallel", "tensor_parallel", "pipeline_parallel", "processes"];
+/// What `--axis` may name: the flag that each degree sets. `processes` is data parallel with one
+/// process for each place on that axis.
+pub const AXES: &[&str] = &[
+    "data_parallel",
+    "shard_parallel",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "processes",
+];
 
 /// Axes whose devices take different rows of a batch.
 const OF_ROWS: [&str; 3] = ["data_parallel", "shard_parallel", "processes"];
 
-/// The first step compiles or loads its graphs and is not counted; of the others at least two say something.
+/// The first step compiles or loads its graphs and is not counted; of the others at least two say
+/// something.
 const LEAST_STEPS: i64 = 3;
 
 const BATCH: &str = "per_device_train_batch_size";
@@ -26,14 +34,19 @@ const BATCH: &str = "per_device_train_batch_size";
 /// Reads the degrees and the command, and refuses what cannot be scaled.
 pub fn plan(typed: &Typed) -> Result<ScalingPlan, UsageError> {
     if typed.is_given("device") {
-        return refuse("--device belongs to the command that is scaled", "write it after --: `-- bench --device cuda ...`");
+        return refuse(
+            "--device belongs to the command that is scaled",
+            "write it after --: `-- bench --device cuda ...`",
+        );
     }
     let degrees = degrees(&typed.text("degrees").unwrap_or_default())?;
     let axis = typed.text("axis").unwrap_or_default();
     let weak = typed.bool("weak");
     if weak && !OF_ROWS.contains(&axis.as_str()) {
         return refuse(
-            format!("--weak grows the batch with the devices, and those of --{axis} take the same rows"),
+            format!(
+                "--weak grows the batch with the devices, and those of --{axis} take the same rows"
+            ),
             "leave --weak out",
         );
     }
@@ -42,26 +55,49 @@ pub fn plan(typed: &Typed) -> Result<ScalingPlan, UsageError> {
     let trains = command.command != Commands::BENCH;
     let batch_flag = if trains { BATCH } else { "batch" };
     let Some(batch) = command.count(batch_flag) else {
-        return refuse(format!("--{batch_flag} auto would be another number at each degree"), "give the number for one device");
+        return refuse(
+            format!("--{batch_flag} auto would be another number at each degree"),
+            "give the number for one device",
+        );
     };
     let divides = !weak && OF_ROWS.contains(&axis.as_str());
-    if let Some(degree) = degrees.iter().find(|degree| divides && !batch.is_multiple_of(**degree)) {
-        let all = degrees.iter().fold(1, |all, degree| all / gcd(all, *degree) * degree);
+    if let Some(degree) = degrees
+        .iter()
+        .find(|degree| divides && !batch.is_multiple_of(**degree))
+    {
+        let all = degrees
+            .iter()
+            .fold(1, |all, degree| all / gcd(all, *degree) * degree);
         return refuse(
-            format!("--{batch_flag} {batch}, all examples of a step on one device, cannot be divided between {degree}"),
-            format!("set it to {} (a multiple of {all}), or add --weak for as many on each device", batch.next_multiple_of(all)),
+            format!(
+                "--{batch_flag} {batch}, all examples of a step on one device, cannot be divided between {degree}"
+            ),
+            format!(
+                "set it to {} (a multiple of {all}), or add --weak for as many on each device",
+                batch.next_multiple_of(all)
+            ),
         );
     }
     let mut runs = Vec::new();
     for degree in degrees {
         let per_device = if divides { batch / degree } else { batch };
-        let flag = if axis == "processes" { "data_parallel" } else { &axis };
+        let flag = if axis == "processes" {
+            "data_parallel"
+        } else {
+            &axis
+        };
         let more = [(flag, degree), (batch_flag, per_device)];
-        let more = more.into_iter().flat_map(|(name, value)| [format!("--{name}"), value.to_string()]);
+        let more = more
+            .into_iter()
+            .flat_map(|(name, value)| [format!("--{name}"), value.to_string()]);
         let words: Vec<String> = words.iter().cloned().chain(more).collect();
         // Refused before anything runs, in the words of the command itself.
         let anywhere = std::env::temp_dir().join("xtrain-scaling");
-        let alone = parse(&if trains { into_directory(&words, &anywhere) } else { words.clone() })?;
+        let alone = parse(&if trains {
+            into_directory(&words, &anywhere)
+        } else {
+            words.clone()
+        })?;
         check(&alone)?;
         let mesh = resolve::mesh(&alone);
         let accumulated = alone.count("gradient_accumulation_steps").unwrap_or(1);
@@ -89,8 +125,20 @@ pub fn plan(typed: &Typed) -> Result<ScalingPlan, UsageError> {
 
 /// A training run's words with another directory to write into, whatever is there.
 pub fn into_directory(words: &[String], dir: &Path) -> Vec<String> {
-    let more = ["--output_dir", &dir.display().to_string(), "--overwrite_output_dir", "true", "--disable_tqdm", "true"];
-    words.iter().map(String::as_str).chain(more).map(str::to_string).collect()
+    let more = [
+        "--output_dir",
+        &dir.display().to_string(),
+        "--overwrite_output_dir",
+        "true",
+        "--disable_tqdm",
+        "true",
+    ];
+    words
+        .iter()
+        .map(String::as_str)
+        .chain(more)
+        .map(str::to_string)
+        .collect()
 }
 
 /// The numbers in `1,2,4`, in order.
@@ -103,9 +151,16 @@ fn degrees(text: &str) -> Result<Vec<usize>, UsageError> {
     for part in text.split(',').map(str::trim) {
         match part.parse::<usize>() {
             Ok(0) => return refuse("--degrees: nothing runs on 0 devices", EXAMPLE),
-            Ok(degree) if degrees.contains(&degree) => return refuse(format!("--degrees: {degree} stands there twice"), EXAMPLE),
+            Ok(degree) if degrees.contains(&degree) => {
+                return refuse(format!("--degrees: {degree} stands there twice"), EXAMPLE);
+            }
             Ok(degree) => degrees.push(degree),
-            Err(_) => return refuse(format!("--degrees: `{part}` is not a number of devices"), EXAMPLE),
+            Err(_) => {
+                return refuse(
+                    format!("--degrees: `{part}` is not a number of devices"),
+                    EXAMPLE,
+                );
+            }
         }
     }
     degrees.sort_unstable();
@@ -124,29 +179,58 @@ fn read(words: &[String], axis: &str) -> Result<Typed, UsageError> {
                 "use --axis processes, and write after -- what each process runs: `-- train clm ...`",
             );
         }
-        Some(word) => return refuse(format!("scaling measures training steps, and `{word}` runs none"), example),
+        Some(word) => {
+            return refuse(
+                format!("scaling measures training steps, and `{word}` runs none"),
+                example,
+            );
+        }
     }
     if axis == "processes" && words[0] == "bench" {
-        return refuse("bench is one process", "scale a training run: `--axis processes -- train clm ... --max_steps 20`");
+        return refuse(
+            "bench is one process",
+            "scale a training run: `--axis processes -- train clm ... --max_steps 20`",
+        );
     }
     let command = parse(words)?;
-    let own = if axis == "processes" { "data_parallel" } else { axis };
+    let own = if axis == "processes" {
+        "data_parallel"
+    } else {
+        axis
+    };
     if command.is_given(own) {
-        return refuse(format!("--{own} of the command is what --axis {axis} varies"), "leave it out of the command");
+        return refuse(
+            format!("--{own} of the command is what --axis {axis} varies"),
+            "leave it out of the command",
+        );
     }
-    if let Some(name) = DEGREES.into_iter().find(|name| command.text(name).as_deref() == Some("auto")) {
-        return refuse(format!("--{name} auto would change with the degree"), "give its number");
+    if let Some(name) = DEGREES
+        .into_iter()
+        .find(|name| command.text(name).as_deref() == Some("auto"))
+    {
+        return refuse(
+            format!("--{name} auto would change with the degree"),
+            "give its number",
+        );
     }
     if command.command == Commands::BENCH {
         return Ok(command);
     }
-    if let Some(name) = ["dry_run", "resume_from_checkpoint"].into_iter().find(|name| is_on(&command, name)) {
-        return refuse(format!("--{name}: scaling needs a run that begins at its first step and takes some"), "leave it out");
+    if let Some(name) = ["dry_run", "resume_from_checkpoint"]
+        .into_iter()
+        .find(|name| is_on(&command, name))
+    {
+        return refuse(
+            format!("--{name}: scaling needs a run that begins at its first step and takes some"),
+            "leave it out",
+        );
     }
     match command.int("max_steps") {
         Some(steps) if steps >= LEAST_STEPS => Ok(command),
         Some(steps) if steps > 0 => refuse(
-            format!("--max_steps {steps} leaves too little to measure: the first step compiles or loads its graphs"),
+            format!(
+                "--max_steps {steps} leaves too little to measure: the first step compiles or loads its graphs"
+            ),
             "20 steps of half a second do",
         ),
         _ => refuse(
@@ -164,7 +248,10 @@ fn parse(words: &[String]) -> Result<Typed, UsageError> {
     let words = std::iter::once("xtrain").chain(words.iter().map(String::as_str));
     match command_line::parse(words.map(Into::into))? {
         Parsed::Typed(typed) => typed.with_config_file(),
-        Parsed::Text(_) => refuse("the command after -- asks for help", "write a command that runs"),
+        Parsed::Text(_) => refuse(
+            "the command after -- asks for help",
+            "write a command that runs",
+        ),
     }
 }
 

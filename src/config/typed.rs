@@ -1,5 +1,5 @@
-//! What was typed: each setting that somebody gave, with its checked value and where it was written. Reading a setting that nobody
-//! gave answers with the table's default.
+//! What was typed: each setting that somebody gave, with its checked value and where it was
+//! written. Reading a setting that nobody gave answers with the table's default.
 
 use super::config_file;
 use super::error::{Origin, UsageError};
@@ -20,13 +20,19 @@ pub struct Typed {
     given: BTreeMap<&'static str, Given>,
     /// Settings that were accepted and change nothing.
     notes: Vec<String>,
-    /// Of a command that a launcher looks over before its processes are there: how many there will be, and how many of them here.
+    /// Of a command that a launcher looks over before its processes are there: how many there will
+    /// be, and how many of them here.
     pub processes: Option<(usize, usize)>,
 }
 
 impl Typed {
     pub fn new(command: Commands) -> Typed {
-        Typed { command, given: BTreeMap::new(), notes: Vec::new(), processes: None }
+        Typed {
+            command,
+            given: BTreeMap::new(),
+            notes: Vec::new(),
+            processes: None,
+        }
     }
 
     /// The command's words, for messages.
@@ -38,32 +44,49 @@ impl Typed {
         self.notes.clone()
     }
 
-    /// Takes one setting as text (several texts for a list of paths). What stands there already wins, so the command line is
-    /// taken first and the file after it.
-    pub fn take(&mut self, flag: &'static Flag, texts: &[String], origin: Origin) -> Result<(), UsageError> {
+    /// Takes one setting as text (several texts for a list of paths). What stands there already
+    /// wins, so the command line is taken first and the file after it.
+    pub fn take(
+        &mut self,
+        flag: &'static Flag,
+        texts: &[String],
+        origin: Origin,
+    ) -> Result<(), UsageError> {
         match flag.support {
             Support::Built => {}
             Support::NoEffect => {
-                self.notes.push(format!("{origin}: `{}` changes nothing here: {}", flag.name, flag.help));
+                self.notes.push(format!(
+                    "{origin}: `{}` changes nothing here: {}",
+                    flag.name, flag.help
+                ));
                 return Ok(());
             }
-            Support::Only(accepted) => return refuse_unless_accepted(flag, accepted, &texts.join(" "), origin),
+            Support::Only(accepted) => {
+                return refuse_unless_accepted(flag, accepted, &texts.join(" "), origin);
+            }
         }
         let value = match flag.kind {
-            Kind::Paths | Kind::Words if texts.is_empty() || texts.iter().any(String::is_empty) => None,
+            Kind::Paths | Kind::Words if texts.is_empty() || texts.iter().any(String::is_empty) => {
+                None
+            }
             Kind::Paths | Kind::Words => Some(Value::List(texts.to_vec())),
             kind => kind.parse(&texts.join(" ")),
         };
         let Some(value) = value else {
             return Err(bad_value(flag, format!("`{}`", texts.join(" ")), origin));
         };
-        self.given.entry(flag.name).or_insert(Given { value, origin });
+        self.given
+            .entry(flag.name)
+            .or_insert(Given { value, origin });
         Ok(())
     }
 
     /// Puts another value in the place of what was given, or of nothing: what a name stands for.
     pub(super) fn set(&mut self, name: &'static str, value: Value) {
-        let origin = self.given.get(name).map_or(Origin::CommandLine, |given| given.origin.clone());
+        let origin = self
+            .given
+            .get(name)
+            .map_or(Origin::CommandLine, |given| given.origin.clone());
         self.given.insert(name, Given { value, origin });
     }
 
@@ -77,7 +100,10 @@ impl Typed {
 
     /// Where a setting was written, if it was.
     pub fn origin(&self, name: &str) -> Option<&Origin> {
-        debug_assert!(flags::all().any(|flag| flag.name == name), "`{name}` is not in the flag table");
+        debug_assert!(
+            flags::all().any(|flag| flag.name == name),
+            "`{name}` is not in the flag table"
+        );
         self.given.get(name).map(|given| &given.origin)
     }
 
@@ -85,7 +111,8 @@ impl Typed {
         self.origin(name).is_some()
     }
 
-    /// The value given, else the default; `None` when there is neither, or when the command does not take the setting.
+    /// The value given, else the default; `None` when there is neither, or when the command does
+    /// not take the setting.
     pub fn value(&self, name: &str) -> Option<Value> {
         match self.given.get(name) {
             Some(given) => Some(given.value.clone()),
@@ -149,13 +176,35 @@ impl Typed {
 
 /// The error for a value of the wrong kind or outside its range.
 pub fn bad_value(flag: &Flag, found: String, origin: Origin) -> UsageError {
-    UsageError::BadValue { name: flag.name, origin, kind: flag.kind, found }
+    UsageError::BadValue {
+        name: flag.name,
+        origin,
+        kind: flag.kind,
+        found,
+    }
 }
 
-fn refuse_unless_accepted(flag: &Flag, accepted: &[&str], value: &str, origin: Origin) -> Result<(), UsageError> {
-    if accepted.iter().any(|known| known.eq_ignore_ascii_case(value)) {
+fn refuse_unless_accepted(
+    flag: &Flag,
+    accepted: &[&str],
+    value: &str,
+    origin: Origin,
+) -> Result<(), UsageError> {
+    if accepted
+        .iter()
+        .any(|known| known.eq_ignore_ascii_case(value))
+    {
         return Ok(());
     }
-    let value = if value.is_empty() { "set".into() } else { format!("`{value}`") };
-    Err(UsageError::Refused { name: flag.name, origin, value, reason: flag.help })
+    let value = if value.is_empty() {
+        "set".into()
+    } else {
+        format!("`{value}`")
+    };
+    Err(UsageError::Refused {
+        name: flag.name,
+        origin,
+        value,
+        reason: flag.help,
+    })
 }

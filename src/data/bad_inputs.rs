@@ -1,4 +1,5 @@
-//! Bad input, case by case: what was wrong, where, and what to do must be in the message; and what looks bad but is not.
+//! Bad input, case by case: what was wrong, where, and what to do must be in the message; and what
+//! looks bad but is not.
 
 use std::fs;
 use std::io::Write;
@@ -14,7 +15,9 @@ use parquet::schema::types::Type;
 use tempfile::TempDir;
 
 use super::cls::{self, Split};
-use super::settings::{ClsDataSettings, OnBadRow, PaddingSettings, Quoting, SourceSettings, TableSettings};
+use super::settings::{
+    ClsDataSettings, OnBadRow, PaddingSettings, Quoting, SourceSettings, TableSettings,
+};
 use super::texts::Texts;
 use super::{Examples, Label, LabelMap, Result, Tokenizer};
 
@@ -48,9 +51,19 @@ pub(super) fn settings(dir: &Path, files: &[PathBuf]) -> ClsDataSettings {
 }
 
 /// Labels and training examples, as a command prepares them.
-pub(super) fn load(settings: &ClsDataSettings, tokenizer: &Tokenizer) -> Result<(LabelMap, Examples)> {
+pub(super) fn load(
+    settings: &ClsDataSettings,
+    tokenizer: &Tokenizer,
+) -> Result<(LabelMap, Examples)> {
     let labels = cls::labels(settings)?;
-    let examples = cls::examples(settings, Split::Train, tokenizer, &labels, settings.max_seq_length, true)?;
+    let examples = cls::examples(
+        settings,
+        Split::Train,
+        tokenizer,
+        &labels,
+        settings.max_seq_length,
+        true,
+    )?;
     Ok((labels, examples))
 }
 
@@ -76,30 +89,52 @@ pub(super) fn parquet(columns: &[(&str, Column)], features: Option<&str>) -> Vec
             Column::Whole(_) => (Physical::INT64, None),
             Column::Fractions(_) => (Physical::DOUBLE, None),
         };
-        let builder = Type::primitive_type_builder(name, physical).with_repetition(Repetition::REQUIRED);
+        let builder =
+            Type::primitive_type_builder(name, physical).with_repetition(Repetition::REQUIRED);
         Arc::new(builder.with_logical_type(logical).build().unwrap())
     };
-    let schema = Type::group_type_builder("schema").with_fields(columns.iter().map(field).collect()).build().unwrap();
-    let pairs = features.map(|value| vec![KeyValue::new("huggingface".to_string(), value.to_string())]);
-    let properties = WriterProperties::builder().set_compression(Compression::SNAPPY).set_key_value_metadata(pairs).build();
-    let mut writer = SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::new(properties)).unwrap();
+    let schema = Type::group_type_builder("schema")
+        .with_fields(columns.iter().map(field).collect())
+        .build()
+        .unwrap();
+    let pairs =
+        features.map(|value| vec![KeyValue::new("huggingface".to_string(), value.to_string())]);
+    let properties = WriterProperties::builder()
+        .set_compression(Compression::SNAPPY)
+        .set_key_value_metadata(pairs)
+        .build();
+    let mut writer =
+        SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::new(properties)).unwrap();
     let mut group = writer.next_row_group().unwrap();
     for (_, column) in columns {
         let mut out = group.next_column().unwrap().unwrap();
-        let bytes = |values: &[&'static [u8]]| values.iter().map(|value| ByteArray::from(value.to_vec())).collect::<Vec<_>>();
+        let bytes = |values: &[&'static [u8]]| {
+            values
+                .iter()
+                .map(|value| ByteArray::from(value.to_vec()))
+                .collect::<Vec<_>>()
+        };
         match column {
             Column::Text(values) => {
                 let values: Vec<&[u8]> = values.iter().map(|value| value.as_bytes()).collect();
-                out.typed::<ByteArrayType>().write_batch(&bytes(&values), None, None).unwrap();
+                out.typed::<ByteArrayType>()
+                    .write_batch(&bytes(&values), None, None)
+                    .unwrap();
             }
             Column::Bytes(values) => {
-                out.typed::<ByteArrayType>().write_batch(&bytes(values), None, None).unwrap();
+                out.typed::<ByteArrayType>()
+                    .write_batch(&bytes(values), None, None)
+                    .unwrap();
             }
             Column::Whole(values) => {
-                out.typed::<Int64Type>().write_batch(values, None, None).unwrap();
+                out.typed::<Int64Type>()
+                    .write_batch(values, None, None)
+                    .unwrap();
             }
             Column::Fractions(values) => {
-                out.typed::<DoubleType>().write_batch(values, None, None).unwrap();
+                out.typed::<DoubleType>()
+                    .write_batch(values, None, None)
+                    .unwrap();
             }
         }
         out.close().unwrap();
@@ -126,7 +161,12 @@ impl Bench {
         path
     }
 
-    fn load(&self, name: &str, bytes: &[u8], change: impl FnOnce(&mut ClsDataSettings)) -> Result<(LabelMap, Examples)> {
+    fn load(
+        &self,
+        name: &str,
+        bytes: &[u8],
+        change: impl FnOnce(&mut ClsDataSettings),
+    ) -> Result<(LabelMap, Examples)> {
         let mut settings = settings(self.dir.path(), &[self.file(name, bytes)]);
         change(&mut settings);
         load(&settings, &self.tokenizer)
@@ -143,51 +183,141 @@ fn as_it_is(_: &mut ClsDataSettings) {}
 fn what_is_wrong_in_a_table_is_told_with_its_place() {
     let bench = Bench::new();
     let cut = |bytes: Vec<u8>, keep: usize| bytes[..keep].to_vec();
-    let good = || parquet(&[("text", Column::Text(vec!["a", "b"])), ("label", Column::Whole(vec![0, 1]))], None);
+    let good = || {
+        parquet(
+            &[
+                ("text", Column::Text(vec!["a", "b"])),
+                ("label", Column::Whole(vec![0, 1])),
+            ],
+            None,
+        )
+    };
     let long = format!("text,label\n\"{}", "a,b\n".repeat(20_000_000));
     let blanks = gzip(&vec![b' '; 300 << 20]);
     // name, content, parts of the message
     let cases: Vec<(&str, Vec<u8>, &[&str])> = vec![
         ("empty.csv", b"".to_vec(), &["empty.csv is empty"]),
-        ("bom-only.csv", "\u{feff}".into(), &["bom-only.csv is empty"]),
+        (
+            "bom-only.csv",
+            "\u{feff}".into(),
+            &["bom-only.csv is empty"],
+        ),
         ("header.csv", b"text,label\n".to_vec(), &["no label"]),
         (
             "missing.csv",
             b"tweet,id,label\na,1,x\n".to_vec(),
-            &["missing.csv has no column text or", "it has tweet, id, label", "--text_column_name"],
+            &[
+                "missing.csv has no column text or",
+                "it has tweet, id, label",
+                "--text_column_name",
+            ],
         ),
         (
             "no-label.csv",
             b"text,sentiment\na,x\n".to_vec(),
-            &["no column label or labels", "text, sentiment", "--label_column_name"],
+            &[
+                "no column label or labels",
+                "text, sentiment",
+                "--label_column_name",
+            ],
         ),
-        ("twice.csv", b"text,text,label\na,b,x\n".to_vec(), &["twice.csv", "column \"text\" twice"]),
-        ("short.csv", b"text,label\na,x\nb\n".to_vec(), &["short.csv:3: 1 fields where the header has 2", "--on_bad_row skip"]),
-        ("wide.csv", b"text,label\na,b,x\n".to_vec(), &["wide.csv:2: 3 fields where the header has 2"]),
-        ("open.csv", b"text,label\na,x\n\"b,y\nc,z\n".to_vec(), &["open.csv:3: the quote that opens here is never closed"]),
+        (
+            "twice.csv",
+            b"text,text,label\na,b,x\n".to_vec(),
+            &["twice.csv", "column \"text\" twice"],
+        ),
+        (
+            "short.csv",
+            b"text,label\na,x\nb\n".to_vec(),
+            &[
+                "short.csv:3: 1 fields where the header has 2",
+                "--on_bad_row skip",
+            ],
+        ),
+        (
+            "wide.csv",
+            b"text,label\na,b,x\n".to_vec(),
+            &["wide.csv:2: 3 fields where the header has 2"],
+        ),
+        (
+            "open.csv",
+            b"text,label\na,x\n\"b,y\nc,z\n".to_vec(),
+            &["open.csv:3: the quote that opens here is never closed"],
+        ),
         (
             "after.csv",
             b"text,label\n\"two\nlines\",x\n\"a\" b,y\nc,z\n".to_vec(),
             &["after.csv:4: text follows the closing quote"],
         ),
-        ("escaped.csv", b"\"text\",\"label\"\n\"say \\\"a\\\"\",\"x\"\n".to_vec(), &["escaped.csv:2:", "--quoting backslash"]),
-        ("empty-text.csv", b"text,label\na,x\n,y\n".to_vec(), &["empty-text.csv:3: the text in column \"text\" is empty"]),
-        ("blank-text.tsv", b"text\tlabel\n \tx\n".to_vec(), &["blank-text.tsv:2: the text in column \"text\" is empty"]),
-        ("empty-label.csv", b"text,label\na,x\nb,\n".to_vec(), &["empty-label.csv:3: column \"label\": the label is empty"]),
-        ("nan.csv", b"text,label\na,1\nb,NaN\n".to_vec(), &["nan.csv:3: column \"label\": the label is NaN"]),
-        ("latin.csv", b"text,label\na,x\n\"one\nca\xe9\",y\n".to_vec(), &["latin.csv:4: invalid UTF-8: byte 0xe9 in field 1"]),
-        ("utf16.csv", b"\xff\xfet\x00,\x00l\x00\n\x00".to_vec(), &["utf16.csv:1: invalid UTF-8: byte 0xff"]),
-        ("cut.csv.gz", cut(gzip(b"text,label\na,x\n"), 25), &["cut.csv.gz:", "gzip data end too early"]),
-        ("huge.csv", long.into_bytes(), &["huge.csv:2: a line or field of more than 64 MB", "open quote"]),
+        (
+            "escaped.csv",
+            b"\"text\",\"label\"\n\"say \\\"a\\\"\",\"x\"\n".to_vec(),
+            &["escaped.csv:2:", "--quoting backslash"],
+        ),
+        (
+            "empty-text.csv",
+            b"text,label\na,x\n,y\n".to_vec(),
+            &["empty-text.csv:3: the text in column \"text\" is empty"],
+        ),
+        (
+            "blank-text.tsv",
+            b"text\tlabel\n \tx\n".to_vec(),
+            &["blank-text.tsv:2: the text in column \"text\" is empty"],
+        ),
+        (
+            "empty-label.csv",
+            b"text,label\na,x\nb,\n".to_vec(),
+            &["empty-label.csv:3: column \"label\": the label is empty"],
+        ),
+        (
+            "nan.csv",
+            b"text,label\na,1\nb,NaN\n".to_vec(),
+            &["nan.csv:3: column \"label\": the label is NaN"],
+        ),
+        (
+            "latin.csv",
+            b"text,label\na,x\n\"one\nca\xe9\",y\n".to_vec(),
+            &["latin.csv:4: invalid UTF-8: byte 0xe9 in field 1"],
+        ),
+        (
+            "utf16.csv",
+            b"\xff\xfet\x00,\x00l\x00\n\x00".to_vec(),
+            &["utf16.csv:1: invalid UTF-8: byte 0xff"],
+        ),
+        (
+            "cut.csv.gz",
+            cut(gzip(b"text,label\na,x\n"), 25),
+            &["cut.csv.gz:", "gzip data end too early"],
+        ),
+        (
+            "huge.csv",
+            long.into_bytes(),
+            &[
+                "huge.csv:2: a line or field of more than 64 MB",
+                "open quote",
+            ],
+        ),
         ("bomb.csv.gz", blanks.clone(), &["bomb.csv.gz:1:", "MB"]),
-        ("broken.jsonl", b"{\"text\": \"a\", \"label\": 1}\n{\"text\": \"b\", \n".to_vec(), &["broken.jsonl:2: not valid JSON"]),
+        (
+            "broken.jsonl",
+            b"{\"text\": \"a\", \"label\": 1}\n{\"text\": \"b\", \n".to_vec(),
+            &["broken.jsonl:2: not valid JSON"],
+        ),
         (
             "list.jsonl",
             b"{\"text\": \"a\", \"label\": 1}\n[1, 2]\n".to_vec(),
             &["list.jsonl:2: a JSON object is expected", "an array"],
         ),
-        ("number.jsonl", b"{\"text\": 5, \"label\": 1}\n".to_vec(), &["number.jsonl:1: column \"text\" is 5, not text"]),
-        ("null.jsonl", b"\n{\"text\": null, \"label\": 1}\n".to_vec(), &["null.jsonl:2: column \"text\" is missing"]),
+        (
+            "number.jsonl",
+            b"{\"text\": 5, \"label\": 1}\n".to_vec(),
+            &["number.jsonl:1: column \"text\" is 5, not text"],
+        ),
+        (
+            "null.jsonl",
+            b"\n{\"text\": null, \"label\": 1}\n".to_vec(),
+            &["null.jsonl:2: column \"text\" is missing"],
+        ),
         (
             "nested.jsonl",
             b"{\"text\": \"a\", \"label\": {}}\n".to_vec(),
@@ -203,62 +333,130 @@ fn what_is_wrong_in_a_table_is_told_with_its_place() {
             b"[{\"text\": \"a\",\n \"label\": 1},\n".to_vec(),
             &["open.json", "line 3: the file ends within its array"],
         ),
-        ("after.json", b"[{\"text\": \"a\", \"label\": 1}] x".to_vec(), &["after.json", "something follows the array's end"]),
-        ("empty.json", b"[]".to_vec(), &["empty.json", "it has no rows"]),
-        ("cut.parquet", cut(good(), 100), &["cut.parquet", "damaged, cut short or no parquet file"]),
-        ("text.parquet", b"text,label\na,x\n".to_vec(), &["text.parquet", "no parquet file"]),
+        (
+            "after.json",
+            b"[{\"text\": \"a\", \"label\": 1}] x".to_vec(),
+            &["after.json", "something follows the array's end"],
+        ),
+        (
+            "empty.json",
+            b"[]".to_vec(),
+            &["empty.json", "it has no rows"],
+        ),
+        (
+            "cut.parquet",
+            cut(good(), 100),
+            &["cut.parquet", "damaged, cut short or no parquet file"],
+        ),
+        (
+            "text.parquet",
+            b"text,label\na,x\n".to_vec(),
+            &["text.parquet", "no parquet file"],
+        ),
         ("empty.parquet", b"".to_vec(), &["empty.parquet is empty"]),
         (
             "binary.parquet",
-            parquet(&[("text", Column::Bytes(vec![b"\xff"])), ("label", Column::Whole(vec![0]))], None),
+            parquet(
+                &[
+                    ("text", Column::Bytes(vec![b"\xff"])),
+                    ("label", Column::Whole(vec![0])),
+                ],
+                None,
+            ),
             &["binary.parquet", "column \"text\" holds binary data"],
         ),
         (
             "numbers.parquet",
-            parquet(&[("text", Column::Whole(vec![7])), ("label", Column::Whole(vec![0]))], None),
+            parquet(
+                &[
+                    ("text", Column::Whole(vec![7])),
+                    ("label", Column::Whole(vec![0])),
+                ],
+                None,
+            ),
             &["numbers.parquet: row 0 of row group 0: column \"text\" is 7, not text"],
         ),
         (
             "columns.parquet",
             parquet(
-                &[("body", Column::Text(vec!["a"])), ("title", Column::Text(vec!["b"])), ("label", Column::Whole(vec![0]))],
+                &[
+                    ("body", Column::Text(vec!["a"])),
+                    ("title", Column::Text(vec!["b"])),
+                    ("label", Column::Whole(vec![0])),
+                ],
                 None,
             ),
-            &["columns.parquet has no column text", "it has body, title, label"],
+            &[
+                "columns.parquet has no column text",
+                "it has body, title, label",
+            ],
         ),
         (
             "nan.parquet",
-            parquet(&[("text", Column::Text(vec!["a", "b"])), ("label", Column::Fractions(vec![1.0, f64::NAN]))], None),
+            parquet(
+                &[
+                    ("text", Column::Text(vec!["a", "b"])),
+                    ("label", Column::Fractions(vec![1.0, f64::NAN])),
+                ],
+                None,
+            ),
             &["nan.parquet: row 1 of row group 0: column \"label\": the label is NaN"],
         ),
-        ("notes.txt", b"text,label\na,x\n".to_vec(), &["notes.txt is not a table", ".csv"]),
+        (
+            "notes.txt",
+            b"text,label\na,x\n".to_vec(),
+            &["notes.txt is not a table", ".csv"],
+        ),
     ];
     for (name, bytes, parts) in &cases {
-        let Err(error) = bench.load(name, bytes, as_it_is) else { panic!("{name} is taken as good") };
+        let Err(error) = bench.load(name, bytes, as_it_is) else {
+            panic!("{name} is taken as good")
+        };
         let error = error.to_string();
         for part in *parts {
             assert!(error.contains(part), "{name}: {part:?} is not in {error:?}");
         }
     }
     let none = settings(bench.dir.path(), &[bench.dir.path().join("none.csv")]);
-    assert!(load(&none, &bench.tokenizer).unwrap_err().to_string().contains("none.csv: No such file"));
+    assert!(
+        load(&none, &bench.tokenizer)
+            .unwrap_err()
+            .to_string()
+            .contains("none.csv: No such file")
+    );
     // Nothing half-made is left behind.
-    assert_eq!(fs::read_dir(bench.dir.path().join("cache")).map_or(0, Iterator::count), 0);
+    assert_eq!(
+        fs::read_dir(bench.dir.path().join("cache")).map_or(0, Iterator::count),
+        0
+    );
 }
 
 #[test]
 fn damage_within_a_parquet_file_is_told() {
     let bench = Bench::new();
     let texts = vec!["some text to train on"; 2000];
-    let good = parquet(&[("text", Column::Text(texts)), ("label", Column::Whole((0..2000).map(|i| i % 2).collect()))], None);
-    assert_eq!(bench.load("good.parquet", &good, as_it_is).unwrap().1.len(), 2000);
+    let good = parquet(
+        &[
+            ("text", Column::Text(texts)),
+            ("label", Column::Whole((0..2000).map(|i| i % 2).collect())),
+        ],
+        None,
+    );
+    assert_eq!(
+        bench.load("good.parquet", &good, as_it_is).unwrap().1.len(),
+        2000
+    );
     let mut told = 0;
     for at in (4..good.len() - 8).step_by(7) {
         let mut bad = good.clone();
         bad[at] ^= 0x55;
-        // A flipped byte may hit statistics that nobody reads; wherever it is noticed, it must be an error that names the file.
+        // A flipped byte may hit statistics that nobody reads; wherever it is noticed, it must be
+        // an error that names the file.
         if let Err(error) = bench.load("bad.parquet", &bad, as_it_is) {
-            assert!(error.to_string().contains("bad.parquet") || error.to_string().contains("label"), "{error}");
+            assert!(
+                error.to_string().contains("bad.parquet") || error.to_string().contains("label"),
+                "{error}"
+            );
             told += 1;
         }
     }
@@ -269,40 +467,95 @@ fn damage_within_a_parquet_file_is_told() {
 fn settings_that_do_not_fit_the_table_are_told() {
     let bench = Bench::new();
     let table = b"text,other,label\na,b,x\nc,d,y\n";
-    let error = |change: fn(&mut ClsDataSettings)| bench.load("t.csv", table, change).unwrap_err().to_string();
+    let error = |change: fn(&mut ClsDataSettings)| {
+        bench.load("t.csv", table, change).unwrap_err().to_string()
+    };
     type Case = (fn(&mut ClsDataSettings), &'static [&'static str]);
     let cases: [Case; 7] = [
-        (|s| s.source.table.text_column = Some("txt".into()), &["no column \"txt\"", "text, other, label", "--text_column_name"]),
-        (|s| s.text_pair_column = Some("pair".into()), &["no column \"pair\"", "--text_pair_column_name"]),
-        (|s| s.label_column = Some("class".into()), &["no column \"class\"", "--label_column_name"]),
+        (
+            |s| s.source.table.text_column = Some("txt".into()),
+            &[
+                "no column \"txt\"",
+                "text, other, label",
+                "--text_column_name",
+            ],
+        ),
+        (
+            |s| s.text_pair_column = Some("pair".into()),
+            &["no column \"pair\"", "--text_pair_column_name"],
+        ),
+        (
+            |s| s.label_column = Some("class".into()),
+            &["no column \"class\"", "--label_column_name"],
+        ),
         (
             |s| s.labels = LabelMap::new(vec!["x".into(), "z".into()]).ok(),
             &["t.csv:3: label \"y\" is not among the labels: x, z"],
         ),
-        (|s| s.max_seq_length = 3, &["--max_seq_length 3 leaves no room", "3 special tokens"]),
-        (|s| s.source.train_files.clear(), &["no train file", "--train_file"]),
+        (
+            |s| s.max_seq_length = 3,
+            &["--max_seq_length 3 leaves no room", "3 special tokens"],
+        ),
+        (
+            |s| s.source.train_files.clear(),
+            &["no train file", "--train_file"],
+        ),
         (|s| s.source.table.quoting = Some(Quoting::None), &[]),
     ];
     for (change, parts) in &cases[..6] {
         let error = error(*change);
-        assert!(parts.iter().all(|part| error.contains(part)), "{parts:?} in {error}");
+        assert!(
+            parts.iter().all(|part| error.contains(part)),
+            "{parts:?} in {error}"
+        );
     }
     assert!(bench.load("t.csv", table, cases[6].0).is_ok());
-    let many: String = "text,label\n".to_string() + &(0..10_001).map(|i| format!("a,id{i}\n")).collect::<String>();
-    let error = bench.load("ids.csv", many.as_bytes(), as_it_is).unwrap_err().to_string();
-    assert!(error.contains("more than 10000 different values") && error.contains("--label_column_name"), "{error}");
+    let many: String = "text,label\n".to_string()
+        + &(0..10_001)
+            .map(|i| format!("a,id{i}\n"))
+            .collect::<String>();
+    let error = bench
+        .load("ids.csv", many.as_bytes(), as_it_is)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("more than 10000 different values") && error.contains("--label_column_name"),
+        "{error}"
+    );
 }
 
 #[test]
 fn tokenizers_that_do_not_fit_are_told() {
     let bench = Bench::new();
-    let (labels, examples) = bench.load("t.csv", b"text,label\na,x\nbb,y\n", as_it_is).unwrap();
+    let (labels, examples) = bench
+        .load("t.csv", b"text,label\na,x\nbb,y\n", as_it_is)
+        .unwrap();
     let plain = super::tokenizer::train_byte_bpe(&[""], 257).unwrap();
     let cls = settings(bench.dir.path(), &[]);
-    let error = cls::collator(&cls, &plain, &labels, 16, examples.clone()).unwrap_err().to_string();
-    assert!(error.contains("no pad token") && error.contains("tokenizer_config.json"), "{error}");
-    assert!(cls::collator(&cls, &plain.with_pad_token("<|endoftext|>").unwrap(), &labels, 16, examples.clone()).is_ok());
-    assert!(plain.with_pad_token("<nix>").unwrap_err().to_string().contains("no token \"<nix>\""));
+    let error = cls::collator(&cls, &plain, &labels, 16, examples.clone())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("no pad token") && error.contains("tokenizer_config.json"),
+        "{error}"
+    );
+    assert!(
+        cls::collator(
+            &cls,
+            &plain.with_pad_token("<|endoftext|>").unwrap(),
+            &labels,
+            16,
+            examples.clone()
+        )
+        .is_ok()
+    );
+    assert!(
+        plain
+            .with_pad_token("<nix>")
+            .unwrap_err()
+            .to_string()
+            .contains("no token \"<nix>\"")
+    );
     let mut mlm = super::settings::MlmDataSettings {
         source: SourceSettings::default(),
         max_seq_length: None,
@@ -311,29 +564,63 @@ fn tokenizers_that_do_not_fit_are_told() {
         whole_word_mask: false,
         padding: PaddingSettings::default(),
     };
-    let error = super::mlm::collator(&mlm, &plain, 16, examples.clone()).unwrap_err().to_string();
+    let error = super::mlm::collator(&mlm, &plain, 16, examples.clone())
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("no mask token"), "{error}");
     mlm.mlm_probability = f64::NAN;
-    let error = super::mlm::collator(&mlm, &bench.tokenizer, 16, examples).unwrap_err().to_string();
+    let error = super::mlm::collator(&mlm, &bench.tokenizer, 16, examples)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("--mlm_probability NaN"), "{error}");
-    assert!(bench.tokenizer.check_vocab(20).unwrap_err().to_string().contains("the model's vocabulary has 20"));
+    assert!(
+        bench
+            .tokenizer
+            .check_vocab(20)
+            .unwrap_err()
+            .to_string()
+            .contains("the model's vocabulary has 20")
+    );
 }
 
 #[test]
 fn bad_rows_are_left_out_and_counted_where_that_was_asked_for() {
     let bench = Bench::new();
     let table = b"text,label\na,x\n,x\nb\n\xff,x\n\"c\" d,x\ne,nan\nf,y\n";
-    let (labels, examples) = bench.load("t.csv", table, |s| s.source.table.on_bad_row = OnBadRow::Skip).unwrap();
-    assert_eq!((labels.names(), examples.len(), examples.skipped()), (&["x".to_string(), "y".to_string()][..], 2, 5));
+    let (labels, examples) = bench
+        .load("t.csv", table, |s| {
+            s.source.table.on_bad_row = OnBadRow::Skip
+        })
+        .unwrap();
+    assert_eq!(
+        (labels.names(), examples.len(), examples.skipped()),
+        (&["x".to_string(), "y".to_string()][..], 2, 5)
+    );
     let lines = b"{\"text\": \"a\", \"label\": 1}\n{\n{\"text\": 1, \"label\": 1}\n{\"text\": \"b\", \"label\": 0}\n";
-    let (_, examples) = bench.load("t.jsonl", lines, |s| s.source.table.on_bad_row = OnBadRow::Skip).unwrap();
+    let (_, examples) = bench
+        .load("t.jsonl", lines, |s| {
+            s.source.table.on_bad_row = OnBadRow::Skip
+        })
+        .unwrap();
     assert_eq!((examples.len(), examples.skipped()), (2, 2));
     // Whole files cannot be skipped.
-    let error = bench.load("u.csv", b"text,label\na,x\n\"b,y\n", |s| s.source.table.on_bad_row = OnBadRow::Skip).unwrap_err();
+    let error = bench
+        .load("u.csv", b"text,label\na,x\n\"b,y\n", |s| {
+            s.source.table.on_bad_row = OnBadRow::Skip
+        })
+        .unwrap_err();
     assert!(error.to_string().contains("u.csv:3: the quote"));
-    let settings = TableSettings { on_bad_row: OnBadRow::Skip, ..TableSettings::default() };
+    let settings = TableSettings {
+        on_bad_row: OnBadRow::Skip,
+        ..TableSettings::default()
+    };
     let path = bench.file("lines.txt", b"one\n\xff\nthree");
-    assert_eq!(Texts::new(&[path], &settings, false).map(Result::unwrap).collect::<Vec<_>>(), ["one", "three"]);
+    assert_eq!(
+        Texts::new(&[path], &settings, false)
+            .map(Result::unwrap)
+            .collect::<Vec<_>>(),
+        ["one", "three"]
+    );
 }
 
 #[test]
@@ -368,41 +655,95 @@ fn quoting_variants_give_the_text_that_was_meant() {
     let bench = Bench::new();
     let read = |bytes: &[u8], quoting: Option<Quoting>| -> Vec<String> {
         let path = bench.file("q.csv", bytes);
-        Texts::new(&[path], &TableSettings { quoting, ..TableSettings::default() }, false).map(Result::unwrap).collect()
+        Texts::new(
+            &[path],
+            &TableSettings {
+                quoting,
+                ..TableSettings::default()
+            },
+            false,
+        )
+        .map(Result::unwrap)
+        .collect()
     };
     let standard = b"text,n\n\"a, \"\"b\"\"\r\nc\",1\n\"\",2\nd\"e,3\n";
     assert_eq!(read(standard, None), ["a, \"b\"\r\nc", "", "d\"e"]);
     let backslash = b"\"text\",\"n\"\n\"say \\\"a\\\", \\\\ and \"\"b\"\"\",\"1\"\nx\\,y,2\n";
-    assert_eq!(read(backslash, Some(Quoting::Backslash)), ["say \"a\", \\ and \"b\"", "x,y"]);
-    assert_eq!(read(b"text,n\n\"a\",1\n\"b,2\n", Some(Quoting::None)), ["\"a\"", "\"b"]);
+    assert_eq!(
+        read(backslash, Some(Quoting::Backslash)),
+        ["say \"a\", \\ and \"b\"", "x,y"]
+    );
+    assert_eq!(
+        read(b"text,n\n\"a\",1\n\"b,2\n", Some(Quoting::None)),
+        ["\"a\"", "\"b"]
+    );
     assert_eq!(read(b"text,n\n\"C:\\\",1\n", None), ["C:\\"]);
     assert_eq!(bench.texts("q.tsv", b"text\tn\n\"a\t1\n").unwrap(), ["\"a"]);
-    assert_eq!(bench.texts("one.csv", b"anything\n\"a\"\n\"\"\nb\n").unwrap(), ["a", "", "b"]);
+    assert_eq!(
+        bench
+            .texts("one.csv", b"anything\n\"a\"\n\"\"\nb\n")
+            .unwrap(),
+        ["a", "", "b"]
+    );
 }
 
 #[test]
 fn classes_that_a_parquet_file_names_keep_their_order() {
     let bench = Bench::new();
-    let features = r#"{"info": {"features": {"label": {"names": ["pos", "neg"], "_type": "ClassLabel"}}}}"#;
-    let bytes = parquet(&[("text", Column::Text(vec!["a", "b"])), ("label", Column::Whole(vec![1, 0]))], Some(features));
+    let features =
+        r#"{"info": {"features": {"label": {"names": ["pos", "neg"], "_type": "ClassLabel"}}}}"#;
+    let bytes = parquet(
+        &[
+            ("text", Column::Text(vec!["a", "b"])),
+            ("label", Column::Whole(vec![1, 0])),
+        ],
+        Some(features),
+    );
     let (labels, examples) = bench.load("t.parquet", &bytes, as_it_is).unwrap();
-    assert_eq!((labels.names(), examples.example(0).label), (&["pos".to_string(), "neg".to_string()][..], Some(Label::class(1))));
+    assert_eq!(
+        (labels.names(), examples.example(0).label),
+        (
+            &["pos".to_string(), "neg".to_string()][..],
+            Some(Label::class(1))
+        )
+    );
     // Files of the same set that have the numbers alone go with it, whichever comes first.
     let more = bench.file("more.csv", b"text,label\nc,0\nd,1\n");
-    let mut mixed = settings(bench.dir.path(), &[bench.dir.path().join("t.parquet"), more]);
+    let mut mixed = settings(
+        bench.dir.path(),
+        &[bench.dir.path().join("t.parquet"), more],
+    );
     for (names, wanted) in [(["pos", "neg"], [1, 0, 0, 1]), (["0", "1"], [0, 1, 1, 0])] {
         let (labels, examples) = load(&mixed, &bench.tokenizer).unwrap();
         assert_eq!(labels.names(), names);
-        assert_eq!((0..4).map(|i| examples.example(i).label.unwrap().as_class()).collect::<Vec<_>>(), wanted);
+        assert_eq!(
+            (0..4)
+                .map(|i| examples.example(i).label.unwrap().as_class())
+                .collect::<Vec<_>>(),
+            wanted
+        );
         mixed.labels = LabelMap::new(vec!["0".into(), "1".into()]).ok();
         mixed.source.train_files.reverse();
     }
     // -1 is how such a file says that a row has no label.
-    let bytes = parquet(&[("text", Column::Text(vec!["a"])), ("label", Column::Whole(vec![-1]))], Some(features));
-    let error = bench.load("u.parquet", &bytes, as_it_is).unwrap_err().to_string();
-    assert!(error.contains("row 0 of row group 0: column \"label\": the label is missing"), "{error}");
+    let bytes = parquet(
+        &[
+            ("text", Column::Text(vec!["a"])),
+            ("label", Column::Whole(vec![-1])),
+        ],
+        Some(features),
+    );
+    let error = bench
+        .load("u.parquet", &bytes, as_it_is)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("row 0 of row group 0: column \"label\": the label is missing"),
+        "{error}"
+    );
     let mut settings = settings(bench.dir.path(), &[]);
     settings.source.test_files = vec![bench.dir.path().join("u.parquet")];
-    let examples = cls::examples(&settings, Split::Test, &bench.tokenizer, &labels, 16, true).unwrap();
+    let examples =
+        cls::examples(&settings, Split::Test, &bench.tokenizer, &labels, 16, true).unwrap();
     assert_eq!((examples.len(), examples.has_labels()), (1, false));
 }

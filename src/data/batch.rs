@@ -1,4 +1,5 @@
-//! A batch on the host, in the layout that the step's graph takes. B rows of T tokens, always all of them: a graph has one shape.
+//! A batch on the host, in the layout that the step's graph takes. B rows of T tokens, always all
+//! of them: a graph has one shape.
 
 use ndarray::{Array1, Array2};
 #[cfg(doc)]
@@ -39,7 +40,8 @@ pub struct Batch {
     pub examples: usize,
     /// Ids in the real rows, padding not counted.
     pub tokens: usize,
-    /// Labels that count in the loss (of a causal one, which predicts from the second column on, those after the first).
+    /// Labels that count in the loss (of a causal one, which predicts from the second column on,
+    /// those after the first).
     pub targets: usize,
     pub epoch: u64,
     pub index_in_epoch: usize,

@@ -1,4 +1,5 @@
-//! The pipeline against run_clm's golden rows, its cache, and what is said when there is not enough text.
+//! The pipeline against run_clm's golden rows, its cache, and what is said when there is not enough
+//! text.
 
 use super::*;
 use crate::data::dataset::Origin;
@@ -26,7 +27,9 @@ fn bytes_tokenizer() -> Tokenizer {
 }
 
 fn rows(dataset: &Dataset) -> Vec<Vec<u32>> {
-    (0..dataset.len()).map(|i| dataset.row(i).iter().collect()).collect()
+    (0..dataset.len())
+        .map(|i| dataset.row(i).iter().collect())
+        .collect()
 }
 
 fn write(dir: &Path, name: &str, text: &str) -> PathBuf {
@@ -38,22 +41,44 @@ fn write(dir: &Path, name: &str, text: &str) -> PathBuf {
 #[test]
 fn groups_of_1000_lines_lose_their_own_remainder() {
     let dir = tempfile::tempdir().unwrap();
-    // 2500 lines of 2 bytes in two files: groups of 2000, 2000 and 1000 ids go across the files' border.
+    // 2500 lines of 2 bytes in two files: groups of 2000, 2000 and 1000 ids go across the files'
+    // border.
     let a = write(dir.path(), "a.txt", &"a\n".repeat(1300));
     let b = write(dir.path(), "b.txt", &"b\n".repeat(1200));
     let mut settings = settings(dir.path(), &[&a, &b]);
     settings.source.validation_split_percentage = 0.0;
     let tokenizer = bytes_tokenizer();
     let data = train_dataset(&settings, &tokenizer, 300, true).unwrap();
-    assert_eq!((data.len(), data.totals()), (6 + 6 + 3, Totals { lines: 2500, tokens: 5000 }));
-    let text: String = data.row(7).iter().map(|id| tokenizer.decode(&[id], false).unwrap()).collect();
+    assert_eq!(
+        (data.len(), data.totals()),
+        (
+            6 + 6 + 3,
+            Totals {
+                lines: 2500,
+                tokens: 5000
+            }
+        )
+    );
+    let text: String = data
+        .row(7)
+        .iter()
+        .map(|id| tokenizer.decode(&[id], false).unwrap())
+        .collect();
     assert_eq!(text, "a\n".repeat(150)); // lines 1150 to 1299 of the second group
-    assert_eq!(tokenizer.decode(&data.row(8).iter().collect::<Vec<_>>(), false).unwrap(), "b\n".repeat(150));
+    assert_eq!(
+        tokenizer
+            .decode(&data.row(8).iter().collect::<Vec<_>>(), false)
+            .unwrap(),
+        "b\n".repeat(150)
+    );
     // The number of threads is not part of the result.
     for threads in [1, 3] {
         settings.source.preprocessing_num_workers = Some(threads);
         settings.source.overwrite_cache = true;
-        assert_eq!(rows(&train_dataset(&settings, &tokenizer, 300, true).unwrap()), rows(&data));
+        assert_eq!(
+            rows(&train_dataset(&settings, &tokenizer, 300, true).unwrap()),
+            rows(&data)
+        );
     }
 }
 
@@ -65,17 +90,38 @@ fn the_first_lines_validate_when_there_is_no_validation_file() {
     let mut settings = settings(dir.path(), &[&train]);
     let tokenizer = bytes_tokenizer();
     // 5% of 30 is 1.5: rounded to 2, as Python does.
-    assert_eq!(validation_dataset(&settings, &tokenizer, 4, true).unwrap().len(), 2);
+    assert_eq!(
+        validation_dataset(&settings, &tokenizer, 4, true)
+            .unwrap()
+            .len(),
+        2
+    );
     let data = train_dataset(&settings, &tokenizer, 4, true).unwrap();
     assert_eq!(data.len(), 28);
-    assert_eq!(tokenizer.decode(&data.row(0).iter().collect::<Vec<_>>(), false).unwrap(), "002\n");
+    assert_eq!(
+        tokenizer
+            .decode(&data.row(0).iter().collect::<Vec<_>>(), false)
+            .unwrap(),
+        "002\n"
+    );
     settings.source.max_train_samples = Some(5);
     settings.source.max_eval_samples = Some(1);
-    assert_eq!(train_dataset(&settings, &tokenizer, 4, true).unwrap().len(), 5);
-    assert_eq!(validation_dataset(&settings, &tokenizer, 4, true).unwrap().len(), 1);
+    assert_eq!(
+        train_dataset(&settings, &tokenizer, 4, true).unwrap().len(),
+        5
+    );
+    assert_eq!(
+        validation_dataset(&settings, &tokenizer, 4, true)
+            .unwrap()
+            .len(),
+        1
+    );
     settings.source.validation_files = vec![train.clone()];
     settings.source.max_train_samples = None;
-    assert_eq!(train_dataset(&settings, &tokenizer, 4, true).unwrap().len(), 30);
+    assert_eq!(
+        train_dataset(&settings, &tokenizer, 4, true).unwrap().len(),
+        30
+    );
 }
 
 #[test]
@@ -85,15 +131,28 @@ fn tokenized_files_are_reused_until_anything_changes_or_breaks() {
     let mut settings = settings(dir.path(), &[&path]);
     settings.source.validation_split_percentage = 0.0;
     let tokenizer = bytes_tokenizer();
-    let made = |settings: &ClmDataSettings, block: usize| train_dataset(settings, &tokenizer, block, true).unwrap();
+    let made = |settings: &ClmDataSettings, block: usize| {
+        train_dataset(settings, &tokenizer, block, true).unwrap()
+    };
     let first = made(&settings, 16);
     assert_eq!(first.origin(), &Origin::Tokenized);
-    let file = fs::read_dir(&settings.source.cache_dir).unwrap().next().unwrap().unwrap().path();
+    let file = fs::read_dir(&settings.source.cache_dir)
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
     let again = made(&settings, 16);
-    assert_eq!((again.origin(), again.fingerprint(), rows(&again)), (&Origin::Cached, first.fingerprint(), rows(&first)));
+    assert_eq!(
+        (again.origin(), again.fingerprint(), rows(&again)),
+        (&Origin::Cached, first.fingerprint(), rows(&first))
+    );
     assert_eq!(made(&settings, 32).origin(), &Origin::Tokenized);
     let other = train_byte_bpe(&["hello hello"], 260).unwrap();
-    assert_eq!(train_dataset(&settings, &other, 16, true).unwrap().origin(), &Origin::Tokenized);
+    assert_eq!(
+        train_dataset(&settings, &other, 16, true).unwrap().origin(),
+        &Origin::Tokenized
+    );
     // Content counts, not name or time.
     let copy = write(dir.path(), "copy.txt", &"hello world\n".repeat(50));
     settings.source.train_files = vec![copy];
@@ -106,7 +165,14 @@ fn tokenized_files_are_reused_until_anything_changes_or_breaks() {
         bytes[at] ^= 1;
         bytes
     };
-    for bad in [good[..50].to_vec(), good[..good.len() - 1].to_vec(), flipped(9), flipped(20), flipped(300), Vec::new()] {
+    for bad in [
+        good[..50].to_vec(),
+        good[..good.len() - 1].to_vec(),
+        flipped(9),
+        flipped(20),
+        flipped(300),
+        Vec::new(),
+    ] {
         fs::write(&file, bad).unwrap();
         let remade = made(&settings, 16);
         assert!(matches!(remade.origin(), Origin::Remade(_)));
@@ -121,7 +187,10 @@ fn wide_ids_are_kept_whole() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.rows");
     let ids = [70_000, 1, 65_536, 50_256];
-    RowsFile::write(&path, 2, true, |rows| rows.push(&ids).map_err(io_error(&path))).unwrap();
+    RowsFile::write(&path, 2, true, |rows| {
+        rows.push(&ids).map_err(io_error(&path))
+    })
+    .unwrap();
     assert_eq!(rows(&Dataset::open(&path).unwrap()).concat(), ids);
 }
 
@@ -131,18 +200,34 @@ fn too_little_text_is_told_with_what_to_do() {
     let path = write(dir.path(), "short.txt", "just a few words\n");
     let mut settings = settings(dir.path(), &[&path]);
     let tokenizer = bytes_tokenizer();
-    let error = train_dataset(&settings, &tokenizer, 64, true).unwrap_err().to_string();
-    for part in ["short.txt", "17 tokens in 1 lines", "one block of 64", "--block_size 17"] {
+    let error = train_dataset(&settings, &tokenizer, 64, true)
+        .unwrap_err()
+        .to_string();
+    for part in [
+        "short.txt",
+        "17 tokens in 1 lines",
+        "one block of 64",
+        "--block_size 17",
+    ] {
         assert!(error.contains(part), "{part} in {error}");
     }
-    let error = validation_dataset(&settings, &tokenizer, 64, true).unwrap_err().to_string();
+    let error = validation_dataset(&settings, &tokenizer, 64, true)
+        .unwrap_err()
+        .to_string();
     assert!(
-        error.contains("the first 5%") && error.contains("--validation_file") && !error.contains("--block_size 0"),
+        error.contains("the first 5%")
+            && error.contains("--validation_file")
+            && !error.contains("--block_size 0"),
         "{error}"
     );
     assert_eq!(fs::read_dir(&settings.source.cache_dir).unwrap().count(), 0);
     settings.source.train_files.clear();
-    assert!(train_dataset(&settings, &tokenizer, 64, true).unwrap_err().to_string().contains("--train_file"));
+    assert!(
+        train_dataset(&settings, &tokenizer, 64, true)
+            .unwrap_err()
+            .to_string()
+            .contains("--train_file")
+    );
 }
 
 #[test]
@@ -151,17 +236,30 @@ fn bad_text_is_told_by_file_and_line_even_in_lines_left_out() {
     let tokenizer = bytes_tokenizer();
     let path = dir.path().join("bad.txt");
     fs::write(&path, [b"ok\n".repeat(40), b"\xff\n".to_vec()].concat()).unwrap();
-    let error = train_dataset(&settings(dir.path(), &[&path]), &tokenizer, 8, true).unwrap_err().to_string();
+    let error = train_dataset(&settings(dir.path(), &[&path]), &tokenizer, 8, true)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("bad.txt:41: invalid UTF-8"), "{error}");
     let empty = write(dir.path(), "empty.txt", "");
-    assert!(train_dataset(&settings(dir.path(), &[&empty]), &tokenizer, 8, true).unwrap_err().to_string().contains("empty"));
+    assert!(
+        train_dataset(&settings(dir.path(), &[&empty]), &tokenizer, 8, true)
+            .unwrap_err()
+            .to_string()
+            .contains("empty")
+    );
     let none = dir.path().join("none.txt");
-    assert!(train_dataset(&settings(dir.path(), &[&none]), &tokenizer, 8, true).unwrap_err().to_string().contains("none.txt"));
+    assert!(
+        train_dataset(&settings(dir.path(), &[&none]), &tokenizer, 8, true)
+            .unwrap_err()
+            .to_string()
+            .contains("none.txt")
+    );
 }
 
 #[test]
 fn block_sizes_follow_run_clm() {
-    let size = |requested, limit, positions| block_size(requested, limit, positions).map(|b| b.size);
+    let size =
+        |requested, limit, positions| block_size(requested, limit, positions).map(|b| b.size);
     assert_eq!(size(None, None, 1024).unwrap(), 1024);
     assert_eq!(size(None, None, 2048).unwrap(), 1024);
     assert_eq!(size(None, None, 512).unwrap(), 512);
@@ -169,8 +267,19 @@ fn block_sizes_follow_run_clm() {
     assert_eq!(size(None, Some(2048), 512).unwrap(), 512);
     assert_eq!(size(Some(128), None, 512).unwrap(), 128);
     assert_eq!(size(Some(512), Some(256), 1024).unwrap(), 256);
-    assert!(block_size(Some(512), Some(256), 1024).unwrap().note.unwrap().contains("256"));
-    assert!(size(Some(1024), None, 512).unwrap_err().to_string().contains("512 positions"));
+    assert!(
+        block_size(Some(512), Some(256), 1024)
+            .unwrap()
+            .note
+            .unwrap()
+            .contains("256")
+    );
+    assert!(
+        size(Some(1024), None, 512)
+            .unwrap_err()
+            .to_string()
+            .contains("512 positions")
+    );
     assert!(size(Some(1), None, 512).is_err() && size(Some(0), None, 512).is_err());
 }
 
@@ -180,14 +289,31 @@ fn a_column_of_a_table_gives_the_same_rows_as_lines() {
     let dir = tempfile::tempdir().unwrap();
     let lines = ["one, two\n", "three \"four\"\n", "\n", "five\n"];
     let quoted = |line: &str| format!("\"{}\"", line.replace('"', "\"\""));
-    let csv = "id,text\n".to_string() + &lines.iter().map(|line| format!("7,{}\n", quoted(line))).collect::<String>();
-    let json: String = lines.iter().map(|line| serde_json::json!({"text": line}).to_string() + "\n").collect();
+    let csv = "id,text\n".to_string()
+        + &lines
+            .iter()
+            .map(|line| format!("7,{}\n", quoted(line)))
+            .collect::<String>();
+    let json: String = lines
+        .iter()
+        .map(|line| serde_json::json!({"text": line}).to_string() + "\n")
+        .collect();
     let files = [
         ("t.txt", lines.concat().into_bytes()),
         ("t.csv", csv.clone().into_bytes()),
-        ("t.tsv.gz", gzip(csv.replace(',', "\t").replace("one\t two", "one, two").as_bytes())),
+        (
+            "t.tsv.gz",
+            gzip(
+                csv.replace(',', "\t")
+                    .replace("one\t two", "one, two")
+                    .as_bytes(),
+            ),
+        ),
         ("t.jsonl", json.into_bytes()),
-        ("t.parquet", parquet(&[("text", Column::Text(lines.to_vec()))], None)),
+        (
+            "t.parquet",
+            parquet(&[("text", Column::Text(lines.to_vec()))], None),
+        ),
     ];
     let tokenizer = bytes_tokenizer();
     let mut wanted = None;
@@ -201,6 +327,10 @@ fn a_column_of_a_table_gives_the_same_rows_as_lines() {
         assert_eq!(*wanted.get_or_insert(found.clone()), found, "{name}");
         // The first lines validate, whatever the format.
         settings.source.validation_split_percentage = 25.0;
-        assert_eq!(rows(&validation_dataset(&settings, &tokenizer, 4, true).unwrap()), found[..2], "{name}");
+        assert_eq!(
+            rows(&validation_dataset(&settings, &tokenizer, 4, true).unwrap()),
+            found[..2],
+            "{name}"
+        );
     }
 }

@@ -13,14 +13,24 @@ use xtrain_models::IGNORED_NUMBER;
 fn rows(dir: &Path, name: &str, count: usize) -> PathBuf {
     let path = dir.join(name);
     let letter = |i: usize| char::from(b'a' + (i % 26) as u8);
-    let rows: String =
-        (0..count).map(|i| format!("{}{},{}\n", letter(i / 26), letter(i), if i % 3 == 0 { "x" } else { "y" })).collect();
+    let rows: String = (0..count)
+        .map(|i| {
+            format!(
+                "{}{},{}\n",
+                letter(i / 26),
+                letter(i),
+                if i % 3 == 0 { "x" } else { "y" }
+            )
+        })
+        .collect();
     fs::write(&path, format!("text,label\n{rows}")).unwrap();
     path
 }
 
 fn ids(examples: &Examples) -> Vec<Vec<u32>> {
-    (0..examples.len()).map(|i| examples.example(i).ids.iter().collect()).collect()
+    (0..examples.len())
+        .map(|i| examples.example(i).ids.iter().collect())
+        .collect()
 }
 
 #[test]
@@ -30,8 +40,13 @@ fn a_seeded_share_of_the_training_rows_validates_without_a_file() {
     let mut settings = settings(dir.path(), &[rows(dir.path(), "t.csv", 200)]);
     settings.source.validation_split_percentage = 10.0;
     let labels = labels(&settings).unwrap();
-    let split = |settings: &ClsDataSettings, split| ids(&examples(settings, split, &tokenizer, &labels, 16, true).unwrap());
-    let (train, validation) = (split(&settings, Split::Train), split(&settings, Split::Validation));
+    let split = |settings: &ClsDataSettings, split| {
+        ids(&examples(settings, split, &tokenizer, &labels, 16, true).unwrap())
+    };
+    let (train, validation) = (
+        split(&settings, Split::Train),
+        split(&settings, Split::Validation),
+    );
     assert_eq!((train.len(), validation.len()), (180, 20));
     let mut all = [train, validation.clone()].concat();
     all.sort();
@@ -48,7 +63,13 @@ fn a_seeded_share_of_the_training_rows_validates_without_a_file() {
     assert_ne!(split(&settings, Split::Validation), validation);
     settings.source.max_eval_samples = Some(7);
     settings.source.max_train_samples = Some(9);
-    assert_eq!((split(&settings, Split::Validation).len(), split(&settings, Split::Train).len()), (7, 9));
+    assert_eq!(
+        (
+            split(&settings, Split::Validation).len(),
+            split(&settings, Split::Train).len()
+        ),
+        (7, 9)
+    );
 }
 
 #[test]
@@ -56,17 +77,27 @@ fn sets_are_kept_on_disk_until_something_that_matters_changes() {
     let dir = tempfile::tempdir().unwrap();
     let tokenizer = letters(dir.path());
     let mut settings = settings(dir.path(), &[rows(dir.path(), "t.csv", 30)]);
-    let origin = |settings: &ClsDataSettings| load(settings, &tokenizer).unwrap().1.origin().clone();
+    let origin =
+        |settings: &ClsDataSettings| load(settings, &tokenizer).unwrap().1.origin().clone();
     assert_eq!(origin(&settings), Origin::Tokenized);
     assert_eq!(origin(&settings), Origin::Cached);
     settings.padding.pad_to_max_length = true;
     settings.source.preprocessing_num_workers = Some(3);
-    assert_eq!(origin(&settings), Origin::Cached, "neither padding nor threads decide the ids");
+    assert_eq!(
+        origin(&settings),
+        Origin::Cached,
+        "neither padding nor threads decide the ids"
+    );
     settings.max_seq_length = 3 + 2;
     assert_eq!(origin(&settings), Origin::Tokenized);
     settings.labels = LabelMap::new(vec!["y".into(), "x".into()]).ok();
     assert_eq!(origin(&settings), Origin::Tokenized);
-    let file = fs::read_dir(dir.path().join("cache")).unwrap().next().unwrap().unwrap().path();
+    let file = fs::read_dir(dir.path().join("cache"))
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
     let mut bytes = fs::read(&file).unwrap();
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
@@ -78,7 +109,13 @@ fn sets_are_kept_on_disk_until_something_that_matters_changes() {
             origin(&settings)
         })
         .collect();
-    assert!(origins.iter().filter(|origin| matches!(origin, Origin::Remade(_))).count() <= 1);
+    assert!(
+        origins
+            .iter()
+            .filter(|origin| matches!(origin, Origin::Remade(_)))
+            .count()
+            <= 1
+    );
     settings.source.overwrite_cache = true;
     assert_eq!(origin(&settings), Origin::Tokenized);
 }
@@ -88,7 +125,11 @@ fn pairs_are_cut_longest_first_and_carry_their_segments() {
     let dir = tempfile::tempdir().unwrap();
     let tokenizer = letters(dir.path());
     let path = dir.path().join("p.csv");
-    fs::write(&path, "premise,hypothesis,label\na b c d e f,x y,0\na,b,1\n").unwrap();
+    fs::write(
+        &path,
+        "premise,hypothesis,label\na b c d e f,x y,0\na,b,1\n",
+    )
+    .unwrap();
     let mut settings = settings(dir.path(), &[path]);
     settings.max_seq_length = 9;
     settings.padding.pad_to_bucket = vec![6];
@@ -99,15 +140,37 @@ fn pairs_are_cut_longest_first_and_carry_their_segments() {
     let batch = collator.batch(&[0, 1], 2, Position::default());
     let [a, b, c, d] = [5, 7, 9, 11];
     let [x, y] = [5 + 2 * 23, 5 + 2 * 24];
-    assert_eq!(batch.input_ids, ndarray::arr2(&[[2, a, b, c, d, 3, x, y, 3], [2, a, 3, b, 3, 0, 0, 0, 0]]));
-    assert_eq!(batch.token_type_ids, Some(ndarray::arr2(&[[0, 0, 0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 0, 0, 0, 0]])));
+    assert_eq!(
+        batch.input_ids,
+        ndarray::arr2(&[[2, a, b, c, d, 3, x, y, 3], [2, a, 3, b, 3, 0, 0, 0, 0]])
+    );
+    assert_eq!(
+        batch.token_type_ids,
+        Some(ndarray::arr2(&[
+            [0, 0, 0, 0, 0, 0, 1, 1, 1],
+            [0, 0, 0, 1, 1, 0, 0, 0, 0]
+        ]))
+    );
     assert_eq!(batch.labels, Labels::Classes(ndarray::arr1(&[0, 1])));
-    assert_eq!(collator.batch(&[1], 1, Position::default()).input_ids.ncols(), 6);
+    assert_eq!(
+        collator
+            .batch(&[1], 1, Position::default())
+            .input_ids
+            .ncols(),
+        6
+    );
     // Named alone, a text column is a single text.
     settings.source.table.text_column = Some("hypothesis".into());
     let (_, examples) = load(&settings, &tokenizer).unwrap();
-    assert_eq!(ids(&examples), [vec![2, x as u32, y as u32, 3], vec![2, b as u32, 3]]);
-    assert!(!super::collator(&settings, &tokenizer, &labels, 9, examples).unwrap().has_token_type_ids());
+    assert_eq!(
+        ids(&examples),
+        [vec![2, x as u32, y as u32, 3], vec![2, b as u32, 3]]
+    );
+    assert!(
+        !super::collator(&settings, &tokenizer, &labels, 9, examples)
+            .unwrap()
+            .has_token_type_ids()
+    );
 }
 
 #[test]
@@ -117,8 +180,15 @@ fn fractions_are_numbers_to_be_estimated() {
     let csv = dir.path().join("t.csv");
     fs::write(&csv, "text,label\na,0.5\nb, -3\nc,1e2\n").unwrap();
     let lines = dir.path().join("t.jsonl");
-    fs::write(&lines, "{\"text\": \"d\", \"label\": 2.25}\n{\"text\": \"e\", \"label\": 4}\n").unwrap();
-    let columns = [("text", Column::Text(vec!["f", "g"])), ("label", Column::Fractions(vec![0.125, 7.0]))];
+    fs::write(
+        &lines,
+        "{\"text\": \"d\", \"label\": 2.25}\n{\"text\": \"e\", \"label\": 4}\n",
+    )
+    .unwrap();
+    let columns = [
+        ("text", Column::Text(vec!["f", "g"])),
+        ("label", Column::Fractions(vec![0.125, 7.0])),
+    ];
     let table = dir.path().join("t.parquet");
     fs::write(&table, parquet(&columns, None)).unwrap();
     let mut settings = settings(dir.path(), &[csv.clone(), lines, table]);
@@ -127,10 +197,15 @@ fn fractions_are_numbers_to_be_estimated() {
     let collator = collator(&settings, &tokenizer, &labels, 16, examples).unwrap();
     let batch = collator.batch(&[0, 1, 2, 3, 4, 5, 6], 8, Position::default());
     let wanted = [0.5, -3.0, 100.0, 2.25, 4.0, 0.125, 7.0, IGNORED_NUMBER];
-    assert_eq!((batch.labels, batch.targets), (Labels::Numbers(ndarray::arr1(&wanted)), 7));
+    assert_eq!(
+        (batch.labels, batch.targets),
+        (Labels::Numbers(ndarray::arr1(&wanted)), 7)
+    );
 
     // More different ones than there can be classes.
-    let many: String = (0..10_100).map(|i| format!("a,{}\n", f64::from(i) / 8.0)).collect();
+    let many: String = (0..10_100)
+        .map(|i| format!("a,{}\n", f64::from(i) / 8.0))
+        .collect();
     fs::write(&csv, format!("text,label\n{many}")).unwrap();
     assert!(super::labels(&settings).unwrap().are_numbers());
 
@@ -140,16 +215,31 @@ fn fractions_are_numbers_to_be_estimated() {
     assert_eq!(super::labels(&settings).unwrap().names(), ["1", "2"]);
     settings.labels = Some(LabelMap::numbers());
     let (labels, examples) = load(&settings, &tokenizer).unwrap();
-    assert_eq!((labels.are_numbers(), examples.example(1).label), (true, Label::number(2.0)));
+    assert_eq!(
+        (labels.are_numbers(), examples.example(1).label),
+        (true, Label::number(2.0))
+    );
 
     fs::write(&csv, "text,label\na,1\nb,two\n").unwrap();
     let message = |settings: &ClsDataSettings| load(settings, &tokenizer).unwrap_err().to_string();
-    assert!(message(&settings).contains("t.csv:3: label \"two\" is not a finite number"), "{}", message(&settings));
+    assert!(
+        message(&settings).contains("t.csv:3: label \"two\" is not a finite number"),
+        "{}",
+        message(&settings)
+    );
     fs::write(&csv, "text,label\na,1\nb,1e39\n").unwrap();
-    assert!(message(&settings).contains("\"1e39\" is not a finite number"), "{}", message(&settings));
+    assert!(
+        message(&settings).contains("\"1e39\" is not a finite number"),
+        "{}",
+        message(&settings)
+    );
     (settings.labels, settings.finds_regression) = (None, false);
     fs::write(&csv, "text,label\na,0.5\nb,0.25\n").unwrap();
-    assert!(message(&settings).contains("they are fractions, no classes"), "{}", message(&settings));
+    assert!(
+        message(&settings).contains("they are fractions, no classes"),
+        "{}",
+        message(&settings)
+    );
 }
 
 #[test]
@@ -167,5 +257,10 @@ fn a_test_set_needs_no_labels_but_wrong_ones_are_told() {
     assert!(!test("index\tsentence\n0\ta\n1\tb\n").unwrap().has_labels());
     assert!(test("sentence\tlabel\na\tx\nb\ty\n").unwrap().has_labels());
     assert!(!test("sentence\tlabel\na\t-1\nb\t\n").unwrap().has_labels());
-    assert!(test("sentence\tlabel\na\tz\n").unwrap_err().to_string().contains("test.tsv:2: label \"z\""));
+    assert!(
+        test("sentence\tlabel\na\tz\n")
+            .unwrap_err()
+            .to_string()
+            .contains("test.tsv:2: label \"z\"")
+    );
 }

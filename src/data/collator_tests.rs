@@ -7,14 +7,17 @@ use ndarray::{arr1, arr2};
 
 const AT: Position = Position { epoch: 2, batch: 5 };
 
-/// Examples `[1]`, `[1, 2]`, ... of classes 0, 1, ...; the last token of each is of the second text.
+/// Examples `[1]`, `[1, 2]`, ... of classes 0, 1, ...; the last token of each is of the second
+/// text.
 fn examples(lengths: &[u32]) -> Examples {
     Examples::in_memory(|writer| {
         for (class, length) in lengths.iter().enumerate() {
             let ids: Vec<u32> = (1..=*length).collect();
             let mut flags = vec![0; *length as usize];
             flags[*length as usize - 1] = flag::SECOND;
-            writer.push(&ids, &flags, Some(Label::class(class as u32))).map_err(Error::io("write", std::path::Path::new("x")))?;
+            writer
+                .push(&ids, &flags, Some(Label::class(class as u32)))
+                .map_err(Error::io("write", std::path::Path::new("x")))?;
         }
         Ok(())
     })
@@ -25,35 +28,78 @@ fn examples(lengths: &[u32]) -> Examples {
 fn a_short_causal_batch_is_padded_with_rows_that_do_not_count() {
     let collator = Collator::Causal(Dataset::from_ids(3, (0..12).collect()));
     let batch = collator.batch(&[3, 1], 4, AT);
-    assert_eq!(batch.input_ids, arr2(&[[9, 10, 11], [3, 4, 5], [0, 0, 0], [0, 0, 0]]));
-    assert_eq!(batch.labels, Labels::Tokens(arr2(&[[9, 10, 11], [3, 4, 5], [-100; 3], [-100; 3]])));
+    assert_eq!(
+        batch.input_ids,
+        arr2(&[[9, 10, 11], [3, 4, 5], [0, 0, 0], [0, 0, 0]])
+    );
+    assert_eq!(
+        batch.labels,
+        Labels::Tokens(arr2(&[[9, 10, 11], [3, 4, 5], [-100; 3], [-100; 3]]))
+    );
     assert_eq!((batch.examples, batch.tokens, batch.targets), (2, 6, 4));
-    assert_eq!((batch.epoch, batch.index_in_epoch, collator.lengths()), (2, 5, vec![3]));
+    assert_eq!(
+        (batch.epoch, batch.index_in_epoch, collator.lengths()),
+        (2, 5, vec![3])
+    );
     assert!(!collator.has_attention_mask() && batch.attention_mask.is_none());
 }
 
 #[test]
 fn classes_are_padded_to_the_bucket_of_the_longest_row() {
-    let settings = PaddingSettings { pad_to_max_length: false, pad_to_bucket: vec![3] };
+    let settings = PaddingSettings {
+        pad_to_max_length: false,
+        pad_to_bucket: vec![3],
+    };
     let padding = Padding::new(&settings, 5, 9, false).unwrap();
-    let collator = Collator::Labelled { examples: examples(&[1, 3, 4]), padding, segments: true, numbers: false };
+    let collator = Collator::Labelled {
+        examples: examples(&[1, 3, 4]),
+        padding,
+        segments: true,
+        numbers: false,
+    };
     let batch = collator.batch(&[1, 0], 3, AT);
     assert_eq!(batch.input_ids, arr2(&[[1, 2, 3], [1, 9, 9], [1, 2, 3]]));
-    assert_eq!(batch.attention_mask, Some(arr2(&[[true; 3], [true, false, false], [true; 3]])));
-    assert_eq!(batch.token_type_ids, Some(arr2(&[[0, 0, 1], [1, 0, 0], [0, 0, 1]])));
+    assert_eq!(
+        batch.attention_mask,
+        Some(arr2(&[[true; 3], [true, false, false], [true; 3]]))
+    );
+    assert_eq!(
+        batch.token_type_ids,
+        Some(arr2(&[[0, 0, 1], [1, 0, 0], [0, 0, 1]]))
+    );
     assert_eq!(batch.labels, Labels::Classes(arr1(&[1, 0, -100])));
     assert_eq!((batch.examples, batch.tokens, batch.targets), (2, 4, 2));
-    assert_eq!(collator.batch(&[2], 1, AT).input_ids, arr2(&[[1, 2, 3, 4, 9]]));
+    assert_eq!(
+        collator.batch(&[2], 1, AT).input_ids,
+        arr2(&[[1, 2, 3, 4, 9]])
+    );
     assert_eq!(collator.lengths(), [3, 5]);
 }
 
 #[test]
 fn padding_on_the_left_moves_everything_with_it() {
-    let padding = Padding::new(&PaddingSettings { pad_to_max_length: true, pad_to_bucket: vec![2] }, 4, 0, true).unwrap();
-    let collator = Collator::Labelled { examples: examples(&[2]), padding, segments: true, numbers: false };
+    let padding = Padding::new(
+        &PaddingSettings {
+            pad_to_max_length: true,
+            pad_to_bucket: vec![2],
+        },
+        4,
+        0,
+        true,
+    )
+    .unwrap();
+    let collator = Collator::Labelled {
+        examples: examples(&[2]),
+        padding,
+        segments: true,
+        numbers: false,
+    };
     let batch = collator.batch(&[0], 1, AT);
     assert_eq!(batch.input_ids, arr2(&[[0, 0, 1, 2]]));
-    assert_eq!(batch.attention_mask, Some(arr2(&[[false, false, true, true]])));
+    assert_eq!(
+        batch.attention_mask,
+        Some(arr2(&[[false, false, true, true]]))
+    );
     assert_eq!(batch.token_type_ids, Some(arr2(&[[0, 0, 0, 1]])));
 }
 
@@ -64,8 +110,16 @@ fn lengths_nobody_chose_are_powers_of_two_up_to_the_longest_example() {
     assert_eq!(padding(128).lengths_for(33), [16, 32, 64]);
     assert_eq!(padding(10).lengths_for(3), [10]);
     for bucket in [0, 65] {
-        let settings = PaddingSettings { pad_to_max_length: false, pad_to_bucket: vec![bucket] };
-        let error = Padding::new(&settings, 64, 0, false).unwrap_err().to_string();
-        assert!(error.contains(&format!("--pad_to_bucket {bucket}")) && error.contains("64"), "{error}");
+        let settings = PaddingSettings {
+            pad_to_max_length: false,
+            pad_to_bucket: vec![bucket],
+        };
+        let error = Padding::new(&settings, 64, 0, false)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains(&format!("--pad_to_bucket {bucket}")) && error.contains("64"),
+            "{error}"
+        );
     }
 }

@@ -1,8 +1,10 @@
-//! Rows of `block_size` token ids: memory-mapped from a file, or in memory. Cheap to clone, shared between threads.
+//! Rows of `block_size` token ids: memory-mapped from a file, or in memory. Cheap to clone, shared
+//! between threads.
 //!
-//! The file is a 128-byte header and then the ids, row after row, as little-endian u16 where the vocabulary allows and u32
-//! otherwise. Header and ids carry SHA-256 digests that are checked when it is opened: it is read as fast as the text it comes
-//! from is hashed, and a damaged corpus would otherwise train without a sound.
+//! The file is a 128-byte header and then the ids, row after row, as little-endian u16 where the
+//! vocabulary allows and u32 otherwise. Header and ids carry SHA-256 digests that are checked when
+//! it is opened: it is read as fast as the text it comes from is hashed, and a damaged corpus would
+//! otherwise train without a sound.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -72,32 +74,53 @@ impl Row<'_> {
             Row::Narrow(ids) => (ids, &[]),
             Row::Wide(ids) => (&[], ids),
         };
-        narrow.iter().map(|id| u32::from(*id)).chain(wide.iter().copied())
+        narrow
+            .iter()
+            .map(|id| u32::from(*id))
+            .chain(wide.iter().copied())
     }
 
     /// Copies into a row of a batch. Ids fit i32, since no vocabulary reaches 2^31.
     pub fn copy_to(&self, out: &mut [i32]) {
         match self {
-            Row::Narrow(ids) => out.iter_mut().zip(*ids).for_each(|(out, id)| *out = i32::from(*id)),
-            Row::Wide(ids) => out.iter_mut().zip(*ids).for_each(|(out, id)| *out = *id as i32),
+            Row::Narrow(ids) => out
+                .iter_mut()
+                .zip(*ids)
+                .for_each(|(out, id)| *out = i32::from(*id)),
+            Row::Wide(ids) => out
+                .iter_mut()
+                .zip(*ids)
+                .for_each(|(out, id)| *out = *id as i32),
         }
     }
 }
 
 impl Dataset {
-    /// Rows in memory, for tests and synthetic data; `ids` is cut into rows and what is left over is dropped.
+    /// Rows in memory, for tests and synthetic data; `ids` is cut into rows and what is left over
+    /// is dropped.
     pub fn from_ids(block_size: usize, ids: Vec<u32>) -> Dataset {
         let rows = ids.len() / block_size;
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-        let totals = Totals { lines: 0, tokens: ids.len() as u64 };
+        let totals = Totals {
+            lines: 0,
+            tokens: ids.len() as u64,
+        };
         let storage = Arc::new(Storage::Memory(ids));
-        Dataset { storage, block_size, rows, totals, digest: sha256(&bytes).into(), origin: Origin::Memory }
+        Dataset {
+            storage,
+            block_size,
+            rows,
+            totals,
+            digest: sha256(&bytes).into(),
+            origin: Origin::Memory,
+        }
     }
 
     /// Opens a file that [`RowsFile::write`] made. The error says what is wrong with it.
     pub(super) fn open(path: &Path) -> Result<Dataset, String> {
         let file = File::open(path).map_err(|error| error.to_string())?;
-        // SAFETY: the mapping is read only, and such files are only ever replaced by rename, never written in place.
+        // SAFETY: the mapping is read only, and such files are only ever replaced by rename, never
+        // written in place.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| error.to_string())?;
         let header = Header::parse(&map)?;
         let ids = &map[HEADER..];
@@ -109,7 +132,10 @@ impl Dataset {
             rows: header.rows,
             totals: header.totals,
             digest: hex(&header.digest).into(),
-            storage: Arc::new(Storage::Mapped { wide: header.wide, map }),
+            storage: Arc::new(Storage::Mapped {
+                wide: header.wide,
+                map,
+            }),
             origin: Origin::Cached,
         })
     }
@@ -146,7 +172,8 @@ impl Dataset {
         &self.origin
     }
 
-    /// Identifies the rows by content and number; a resumed run compares it with the one it was saved with.
+    /// Identifies the rows by content and number; a resumed run compares it with the one it was
+    /// saved with.
     pub fn fingerprint(&self) -> String {
         format!("{}x{}:{}", self.rows, self.block_size, self.digest)
     }
@@ -158,8 +185,12 @@ impl Dataset {
         match &*self.storage {
             Storage::Memory(ids) => Row::Wide(&ids[range]),
             // A mapping starts on a page, and the header keeps the ids aligned.
-            Storage::Mapped { map, wide: true } => Row::Wide(&bytemuck::cast_slice(&map[HEADER..])[range]),
-            Storage::Mapped { map, wide: false } => Row::Narrow(&bytemuck::cast_slice(&map[HEADER..])[range]),
+            Storage::Mapped { map, wide: true } => {
+                Row::Wide(&bytemuck::cast_slice(&map[HEADER..])[range])
+            }
+            Storage::Mapped { map, wide: false } => {
+                Row::Narrow(&bytemuck::cast_slice(&map[HEADER..])[range])
+            }
         }
     }
 }
@@ -178,7 +209,12 @@ impl Header {
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend(if self.wide { 4u32 } else { 2 }.to_le_bytes());
-        for number in [self.block_size as u64, self.rows as u64, self.totals.lines, self.totals.tokens] {
+        for number in [
+            self.block_size as u64,
+            self.rows as u64,
+            self.totals.lines,
+            self.totals.tokens,
+        ] {
             bytes.extend(number.to_le_bytes());
         }
         bytes.extend(self.digest);
@@ -188,13 +224,20 @@ impl Header {
     }
 
     fn parse(file: &[u8]) -> Result<Header, String> {
-        let Some(bytes) = file.get(..HEADER) else { return Err(format!("it has only {} bytes", file.len())) };
-        let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes")) as usize;
+        let Some(bytes) = file.get(..HEADER) else {
+            return Err(format!("it has only {} bytes", file.len()));
+        };
+        let number = |at: usize| {
+            u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes")) as usize
+        };
         let header = Header {
             wide: bytes[12] == 4,
             block_size: number(16),
             rows: number(24),
-            totals: Totals { lines: number(32) as u64, tokens: number(40) as u64 },
+            totals: Totals {
+                lines: number(32) as u64,
+                tokens: number(40) as u64,
+            },
             digest: bytes[48..80].try_into().expect("32 bytes"),
         };
         // Rebuilding it checks magic, version, digest and padding at once.
@@ -218,21 +261,37 @@ pub(super) struct RowsFile<'a> {
 }
 
 impl RowsFile<'_> {
-    /// Writes a whole file: `fill` pushes rows. An error of its own comes back as it is, and leaves no file.
-    pub fn write(path: &Path, block_size: usize, wide: bool, fill: impl FnOnce(&mut RowsFile<'_>) -> Result<()>) -> Result<()> {
+    /// Writes a whole file: `fill` pushes rows. An error of its own comes back as it is, and leaves
+    /// no file.
+    pub fn write(
+        path: &Path,
+        block_size: usize,
+        wide: bool,
+        fill: impl FnOnce(&mut RowsFile<'_>) -> Result<()>,
+    ) -> Result<()> {
         let mut failure = None;
         let written = atomic::write_file(path, |out| {
             // The header is known last, so its place is kept.
             out.write_all(&[0; HEADER])?;
             let header = {
-                let mut rows =
-                    RowsFile { out: HashingWriter::new(out as &mut dyn Write), wide, ids: 0, totals: Totals::default() };
+                let mut rows = RowsFile {
+                    out: HashingWriter::new(out as &mut dyn Write),
+                    wide,
+                    ids: 0,
+                    totals: Totals::default(),
+                };
                 if let Err(error) = fill(&mut rows) {
                     failure = Some(error);
                     return Err(io::Error::other("stopped"));
                 }
                 let (_, _, digest) = rows.out.finish();
-                Header { wide, block_size, rows: rows.ids / block_size, totals: rows.totals, digest }
+                Header {
+                    wide,
+                    block_size,
+                    rows: rows.ids / block_size,
+                    totals: rows.totals,
+                    digest,
+                }
             };
             out.seek(SeekFrom::Start(0))?;
             out.write_all(&header.to_bytes())
@@ -248,7 +307,10 @@ impl RowsFile<'_> {
         self.ids += ids.len();
         let bytes: Vec<u8> = match self.wide {
             true => ids.iter().flat_map(|id| id.to_le_bytes()).collect(),
-            false => ids.iter().flat_map(|id| (*id as u16).to_le_bytes()).collect(),
+            false => ids
+                .iter()
+                .flat_map(|id| (*id as u16).to_le_bytes())
+                .collect(),
         };
         self.out.write_all(&bytes)
     }

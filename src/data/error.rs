@@ -22,12 +22,18 @@ enum At {
 impl Place {
     /// A line of a text file, from 1.
     pub fn line(path: &Path, line: u64) -> Place {
-        Place { path: path.to_path_buf(), at: At::Line(line) }
+        Place {
+            path: path.to_path_buf(),
+            at: At::Line(line),
+        }
     }
 
     /// A row of a row group of a parquet file, both from 0.
     pub fn row(path: &Path, group: usize, row: u64) -> Place {
-        Place { path: path.to_path_buf(), at: At::Row { group, row } }
+        Place {
+            path: path.to_path_buf(),
+            at: At::Row { group, row },
+        }
     }
 }
 
@@ -46,7 +52,11 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, Error)]
 pub enum Error {
     #[error("cannot {doing} {}: {source}", path.display())]
-    Io { doing: &'static str, path: PathBuf, source: io::Error },
+    Io {
+        doing: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
 
     #[error("{} cannot be read: {reason}", url.display())]
     BadUrl { url: PathBuf, reason: String },
@@ -77,7 +87,11 @@ pub enum Error {
          weights: --model_name_or_path CHECKPOINT",
         path.display()
     )]
-    OtherFile { path: PathBuf, was: String, now: String },
+    OtherFile {
+        path: PathBuf,
+        was: String,
+        now: String,
+    },
 
     #[error("the position in the data of {} cannot be used: {reason}", path.display())]
     BadPosition { path: PathBuf, reason: String },
@@ -90,16 +104,30 @@ pub enum Error {
          save the file as UTF-8, for example with iconv -t UTF-8",
         path.display()
     )]
-    InvalidUtf8 { path: PathBuf, line: u64, column: u64, offset: u64, byte: u8 },
+    InvalidUtf8 {
+        path: PathBuf,
+        line: u64,
+        column: u64,
+        offset: u64,
+        byte: u8,
+    },
 
     #[error("{}:{line}: the gzip data end too early or are damaged ({source}); download or compress the file again", path.display())]
-    BadGzip { path: PathBuf, line: u64, source: io::Error },
+    BadGzip {
+        path: PathBuf,
+        line: u64,
+        source: io::Error,
+    },
 
     #[error(
         "{}:{line}: this gzip file is not text: {reason}. If it really is, decompress it first",
         path.display()
     )]
-    GzipBomb { path: PathBuf, line: u64, reason: String },
+    GzipBomb {
+        path: PathBuf,
+        line: u64,
+        reason: String,
+    },
 
     #[error("{place}: {reason}; --on_bad_row skip leaves such rows out")]
     BadRow { place: Place, reason: String },
@@ -120,7 +148,12 @@ pub enum Error {
     BadTable { path: PathBuf, reason: String },
 
     #[error("{} has no column {wanted}; it has {}. Name the one to use with --{flag}", path.display(), found.join(", "))]
-    NoColumn { path: PathBuf, flag: &'static str, wanted: String, found: Vec<String> },
+    NoColumn {
+        path: PathBuf,
+        flag: &'static str,
+        wanted: String,
+        found: Vec<String>,
+    },
 
     #[error("{} is not a table: classification reads .csv, .tsv, .json, .jsonl (each also .gz) and .parquet", path.display())]
     NotATable { path: PathBuf },
@@ -150,7 +183,14 @@ pub enum Error {
         "{what} is too short: {tokens} tokens in {lines} lines do not fill one block of {length} \
          (the most in any 1000 lines, which are cut together, is {largest}); {advice}"
     )]
-    TooShort { what: String, tokens: u64, lines: u64, length: usize, largest: u64, advice: String },
+    TooShort {
+        what: String,
+        tokens: u64,
+        lines: u64,
+        length: usize,
+        largest: u64,
+        advice: String,
+    },
 
     #[error("{what} has no text: every line is blank")]
     NoText { what: String },
@@ -159,9 +199,15 @@ pub enum Error {
     NoRows { what: String },
 
     #[error("--{flag} {length} is more than the model's {positions} positions")]
-    TooLong { flag: &'static str, length: usize, positions: usize },
+    TooLong {
+        flag: &'static str,
+        length: usize,
+        positions: usize,
+    },
 
-    #[error("--max_seq_length {length} leaves no room for text: the tokenizer adds {special} special tokens to each sequence")]
+    #[error(
+        "--max_seq_length {length} leaves no room for text: the tokenizer adds {special} special tokens to each sequence"
+    )]
     NoRoom { length: usize, special: usize },
 
     #[error(
@@ -182,7 +228,9 @@ pub enum Error {
     #[error("--mlm_probability {0} is not above 0 and at most 1")]
     MaskingShare(f64),
 
-    #[error("--block_size must be at least 2: a block of {block_size} has no next token to predict")]
+    #[error(
+        "--block_size must be at least 2: a block of {block_size} has no next token to predict"
+    )]
     BlockTooShort { block_size: usize },
 
     #[error(
@@ -201,7 +249,9 @@ pub enum Error {
     #[error("--{what} must be at least 1")]
     Zero { what: &'static str },
 
-    #[error("{rows} rows do not fill one batch of {batch_size}, and --dataloader_drop_last drops the rest: no batch is left")]
+    #[error(
+        "{rows} rows do not fill one batch of {batch_size}, and --dataloader_drop_last drops the rest: no batch is left"
+    )]
     NoBatch { rows: usize, batch_size: usize },
 
     #[error(transparent)]
@@ -217,6 +267,10 @@ impl Error {
     /// For `map_err`: what was being done (an infinitive: "read", "map"), and to what.
     pub fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
         let path = path.to_path_buf();
-        move |source| Error::Io { doing, path, source }
+        move |source| Error::Io {
+            doing,
+            path,
+            source,
+        }
     }
 }

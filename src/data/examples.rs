@@ -1,8 +1,10 @@
-//! Tokenized examples of any length: memory-mapped from a file, or in memory. Cheap to clone, shared between threads.
+//! Tokenized examples of any length: memory-mapped from a file, or in memory. Cheap to clone,
+//! shared between threads.
 //!
-//! The file is a 128-byte header, then each example's ids (little-endian u16 where the vocabulary allows, else u32) and flags
-//! (one byte each), padded to four bytes, then an index with an example's place, length and label in 16 bytes. Header and rest
-//! carry SHA-256 digests that are checked when the file is opened, as for the rows in `dataset`.
+//! The file is a 128-byte header, then each example's ids (little-endian u16 where the vocabulary
+//! allows, else u32) and flags (one byte each), padded to four bytes, then an index with an
+//! example's place, length and label in 16 bytes. Header and rest carry SHA-256 digests that are
+//! checked when the file is opened, as for the rows in `dataset`.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -41,7 +43,8 @@ pub struct Example<'a> {
     pub label: Option<Label>,
 }
 
-/// Index of an example: where its ids begin (bytes from the end of the header), their number, and its label.
+/// Index of an example: where its ids begin (bytes from the end of the header), their number, and
+/// its label.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     start: u64,
@@ -64,7 +67,9 @@ impl Entry {
         Entry {
             start: u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")),
             length: u32::from_le_bytes(bytes[8..12].try_into().expect("four bytes")),
-            label: Label::from_bits(u32::from_le_bytes(bytes[12..16].try_into().expect("four bytes"))),
+            label: Label::from_bits(u32::from_le_bytes(
+                bytes[12..16].try_into().expect("four bytes"),
+            )),
         }
     }
 }
@@ -98,16 +103,29 @@ impl Examples {
     /// Examples in memory, for tests and synthetic data; `fill` pushes them.
     pub fn in_memory(fill: impl FnOnce(&mut ExamplesWriter<'_>) -> Result<()>) -> Result<Examples> {
         let mut body = Vec::new();
-        let header = write_body(&mut body, true, fill).expect("a vector takes all that is written")?;
+        let header =
+            write_body(&mut body, true, fill).expect("a vector takes all that is written")?;
         let mut bytes = header.to_bytes().to_vec();
         bytes.extend(body);
         bytes.resize(bytes.len().next_multiple_of(8), 0);
-        let words = bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("eight bytes"))).collect();
-        Ok(Examples { len: header.examples, header, storage: Arc::new(Storage::Memory(words)), origin: Origin::Memory })
+        let words = bytes
+            .chunks_exact(8)
+            .map(|word| u64::from_ne_bytes(word.try_into().expect("eight bytes")))
+            .collect();
+        Ok(Examples {
+            len: header.examples,
+            header,
+            storage: Arc::new(Storage::Memory(words)),
+            origin: Origin::Memory,
+        })
     }
 
     /// Writes a file of examples. An error of `fill` comes back as it is, and leaves no file.
-    pub(super) fn write(path: &Path, wide: bool, fill: impl FnOnce(&mut ExamplesWriter<'_>) -> Result<()>) -> Result<()> {
+    pub(super) fn write(
+        path: &Path,
+        wide: bool,
+        fill: impl FnOnce(&mut ExamplesWriter<'_>) -> Result<()>,
+    ) -> Result<()> {
         let mut failure = None;
         let written = atomic::write_file(path, |out| {
             // The header is known last, so its place is kept.
@@ -132,13 +150,19 @@ impl Examples {
     /// Opens a file that [`Examples::write`] made. The error says what is wrong with it.
     pub(super) fn open(path: &Path) -> Result<Examples, String> {
         let file = File::open(path).map_err(|error| error.to_string())?;
-        // SAFETY: the mapping is read only, and such files are only ever replaced by rename, never written in place.
+        // SAFETY: the mapping is read only, and such files are only ever replaced by rename, never
+        // written in place.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| error.to_string())?;
         let header = Header::parse(&map)?;
         if hex(&Sha256::digest(&map[HEADER..])) != hex(&header.digest) {
             return Err("its examples do not match their digest".to_string());
         }
-        Ok(Examples { len: header.examples, header, storage: Arc::new(Storage::Mapped(map)), origin: Origin::Cached })
+        Ok(Examples {
+            len: header.examples,
+            header,
+            storage: Arc::new(Storage::Mapped(map)),
+            origin: Origin::Cached,
+        })
     }
 
     pub(super) fn with_origin(mut self, origin: Origin) -> Examples {
@@ -174,14 +198,18 @@ impl Examples {
         &self.origin
     }
 
-    /// Identifies the examples by content and number; a resumed run compares it with the one it was saved with.
+    /// Identifies the examples by content and number; a resumed run compares it with the one it was
+    /// saved with.
     pub fn fingerprint(&self) -> String {
         format!("{}:{}", self.len, hex(&self.header.digest))
     }
 
     /// Tokens of the longest example in use; 0 if there is none.
     pub fn longest(&self) -> usize {
-        (0..self.len).map(|index| self.entry(index).length as usize).max().unwrap_or(0)
+        (0..self.len)
+            .map(|index| self.entry(index).length as usize)
+            .max()
+            .unwrap_or(0)
     }
 
     /// Whether every example has its label.
@@ -211,7 +239,11 @@ impl Examples {
             true => Row::Wide(bytemuck::cast_slice(&bytes[start..flags])),
             false => Row::Narrow(bytemuck::cast_slice(&bytes[start..flags])),
         };
-        Example { ids, flags: &bytes[flags..flags + length], label: entry.label }
+        Example {
+            ids,
+            flags: &bytes[flags..flags + length],
+            label: entry.label,
+        }
     }
 }
 
@@ -232,7 +264,13 @@ impl Header {
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend(if self.wide { 4u32 } else { 2 }.to_le_bytes());
-        for number in [self.examples as u64, self.index_start as u64, self.totals.lines, self.totals.tokens, self.skipped] {
+        for number in [
+            self.examples as u64,
+            self.index_start as u64,
+            self.totals.lines,
+            self.totals.tokens,
+            self.skipped,
+        ] {
             bytes.extend(number.to_le_bytes());
         }
         bytes.extend(self.digest);
@@ -242,13 +280,19 @@ impl Header {
     }
 
     fn parse(file: &[u8]) -> Result<Header, String> {
-        let Some(bytes) = file.get(..HEADER) else { return Err(format!("it has only {} bytes", file.len())) };
-        let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        let Some(bytes) = file.get(..HEADER) else {
+            return Err(format!("it has only {} bytes", file.len()));
+        };
+        let number =
+            |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
         let header = Header {
             wide: bytes[12] == 4,
             examples: number(16) as usize,
             index_start: number(24) as usize,
-            totals: Totals { lines: number(32), tokens: number(40) },
+            totals: Totals {
+                lines: number(32),
+                tokens: number(40),
+            },
             skipped: number(48),
             digest: bytes[56..88].try_into().expect("32 bytes"),
         };
@@ -280,28 +324,51 @@ fn write_body(
     fill: impl FnOnce(&mut ExamplesWriter<'_>) -> Result<()>,
 ) -> io::Result<Result<Header>> {
     let (totals, skipped) = (Totals::default(), 0);
-    let mut writer = ExamplesWriter { out: HashingWriter::new(out), wide, written: 0, index: Vec::new(), totals, skipped };
+    let mut writer = ExamplesWriter {
+        out: HashingWriter::new(out),
+        wide,
+        written: 0,
+        index: Vec::new(),
+        totals,
+        skipped,
+    };
     if let Err(error) = fill(&mut writer) {
         return Ok(Err(error));
     }
     let index_start = writer.written.next_multiple_of(8);
-    writer.out.write_all(&[0; 8][..index_start - writer.written])?;
+    writer
+        .out
+        .write_all(&[0; 8][..index_start - writer.written])?;
     for entry in &writer.index {
         writer.out.write_all(&entry.to_bytes())?;
     }
     let (examples, totals, skipped) = (writer.index.len(), writer.totals, writer.skipped);
     let (_, _, digest) = writer.out.finish();
-    Ok(Ok(Header { wide, examples, index_start, totals, skipped, digest }))
+    Ok(Ok(Header {
+        wide,
+        examples,
+        index_start,
+        totals,
+        skipped,
+        digest,
+    }))
 }
 
 impl ExamplesWriter<'_> {
     /// Appends an example; `flags` has one byte for each id.
     pub fn push(&mut self, ids: &[u32], flags: &[u8], label: Option<Label>) -> io::Result<()> {
         assert_eq!(ids.len(), flags.len(), "each id has its flags");
-        self.index.push(Entry { start: self.written as u64, length: ids.len() as u32, label });
+        self.index.push(Entry {
+            start: self.written as u64,
+            length: ids.len() as u32,
+            label,
+        });
         let mut bytes: Vec<u8> = match self.wide {
             true => ids.iter().flat_map(|id| id.to_le_bytes()).collect(),
-            false => ids.iter().flat_map(|id| (*id as u16).to_le_bytes()).collect(),
+            false => ids
+                .iter()
+                .flat_map(|id| (*id as u16).to_le_bytes())
+                .collect(),
         };
         bytes.extend(flags);
         bytes.resize(bytes.len().next_multiple_of(4), 0);
@@ -336,19 +403,39 @@ mod tests {
         let io = io_error(Path::new("test"));
         let pushes: io::Result<()> = (0..5u32).try_for_each(|n| {
             let ids: Vec<u32> = (0..n).map(|i| n * 100 + i).collect();
-            writer.push(&ids, &vec![n as u8; n as usize], (n != 3).then(|| Label::class(n)))
+            writer.push(
+                &ids,
+                &vec![n as u8; n as usize],
+                (n != 3).then(|| Label::class(n)),
+            )
         });
         writer.count(7, 10, 2);
         pushes.map_err(io)
     }
 
     fn check(examples: &Examples) {
-        assert_eq!((examples.len(), examples.longest(), examples.skipped(), examples.totals().lines), (5, 4, 2, 7));
+        assert_eq!(
+            (
+                examples.len(),
+                examples.longest(),
+                examples.skipped(),
+                examples.totals().lines
+            ),
+            (5, 4, 2, 7)
+        );
         for n in 0..5 {
             let example = examples.example(n);
             let ids: Vec<u32> = example.ids.iter().collect();
-            assert_eq!(ids, (0..n as u32).map(|i| n as u32 * 100 + i).collect::<Vec<_>>());
-            assert_eq!((example.flags.len(), example.label), (n, (n != 3).then(|| Label::class(n as u32))));
+            assert_eq!(
+                ids,
+                (0..n as u32)
+                    .map(|i| n as u32 * 100 + i)
+                    .collect::<Vec<_>>()
+            );
+            assert_eq!(
+                (example.flags.len(), example.label),
+                (n, (n != 3).then(|| Label::class(n as u32)))
+            );
             assert!(example.flags.iter().all(|flags| *flags == n as u8));
         }
         assert!(!examples.has_labels() && examples.clone().take(3).has_labels());

@@ -4,12 +4,16 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Label(u32);
 
-/// Stands for no label: neither a class, of which there are not so many, nor the bits of a finite number.
+/// Stands for no label: neither a class, of which there are not so many, nor the bits of a finite
+/// number.
 const NONE: u32 = u32::MAX;
 
 impl Label {
     pub fn class(id: u32) -> Label {
-        assert!(i32::try_from(id).is_ok(), "a class is below the number of labels");
+        assert!(
+            i32::try_from(id).is_ok(),
+            "a class is below the number of labels"
+        );
         Label(id)
     }
 
@@ -42,13 +46,25 @@ mod tests {
 
     #[test]
     fn labels_come_back_from_their_bits() {
-        for label in
-            [Label::class(0), Label::class(i32::MAX as u32), Label::number(-0.5).unwrap(), Label::number(f32::MIN).unwrap()]
-        {
+        for label in [
+            Label::class(0),
+            Label::class(i32::MAX as u32),
+            Label::number(-0.5).unwrap(),
+            Label::number(f32::MIN).unwrap(),
+        ] {
             assert_eq!(Label::from_bits(Label::to_bits(Some(label))), Some(label));
         }
         assert_eq!(Label::from_bits(Label::to_bits(None)), None);
-        assert_eq!((Label::class(7).as_class(), Label::number(-2.5).unwrap().as_number()), (7, -2.5));
-        assert_eq!((Label::number(f32::NAN), Label::number(f32::INFINITY)), (None, None));
+        assert_eq!(
+            (
+                Label::class(7).as_class(),
+                Label::number(-2.5).unwrap().as_number()
+            ),
+            (7, -2.5)
+        );
+        assert_eq!(
+            (Label::number(f32::NAN), Label::number(f32::INFINITY)),
+            (None, None)
+        );
     }
 }

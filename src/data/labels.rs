@@ -21,7 +21,11 @@ impl LabelMap {
     /// Those of a regression.
     pub fn numbers() -> LabelMap {
         // The name that transformers gives an output that nobody named.
-        LabelMap { names: vec!["LABEL_0".to_string()], numbered: false, regression: true }
+        LabelMap {
+            names: vec!["LABEL_0".to_string()],
+            numbered: false,
+            regression: true,
+        }
     }
 
     /// Whether labels are numbers to be estimated, not classes.
@@ -31,14 +35,24 @@ impl LabelMap {
 
     /// What tells these labels from others, for keys of sets that are kept.
     pub(super) fn key(&self) -> Value {
-        if self.regression { "numbers".into() } else { self.names.clone().into() }
+        if self.regression {
+            "numbers".into()
+        } else {
+            self.names.clone().into()
+        }
     }
 
-    /// The label that a row calls by this name; with `by_number`, a class may also be given by its number.
+    /// The label that a row calls by this name; with `by_number`, a class may also be given by its
+    /// number.
     pub(super) fn label(&self, name: &str, by_number: bool) -> Option<Label> {
         match self.regression {
             true => Label::number(name.trim().parse().ok()?),
-            false => if by_number { self.id_or_number(name) } else { self.id(name) }.map(|id| Label::class(id as u32)),
+            false => if by_number {
+                self.id_or_number(name)
+            } else {
+                self.id(name)
+            }
+            .map(|id| Label::class(id as u32)),
         }
     }
 
@@ -46,21 +60,35 @@ impl LabelMap {
     pub fn new(names: Vec<String>) -> Result<LabelMap> {
         let mut seen = BTreeSet::new();
         if let Some(name) = names.iter().find(|name| !seen.insert(name.as_str())) {
-            return Err(Error::Labels { reason: format!("{name:?} is in the list twice") });
+            return Err(Error::Labels {
+                reason: format!("{name:?} is in the list twice"),
+            });
         }
         match names.is_empty() {
-            true => Err(Error::Labels { reason: "there is no label".to_string() }),
-            false => Ok(LabelMap { names, numbered: false, regression: false }),
+            true => Err(Error::Labels {
+                reason: "there is no label".to_string(),
+            }),
+            false => Ok(LabelMap {
+                names,
+                numbered: false,
+                regression: false,
+            }),
         }
     }
 
-    /// Labels as they occur in a data set: each once, sorted as run_glue does (whole numbers by value, anything else by character).
+    /// Labels as they occur in a data set: each once, sorted as run_glue does (whole numbers by
+    /// value, anything else by character).
     pub fn of_data<'a>(labels: impl IntoIterator<Item = &'a str>) -> Result<LabelMap> {
         let distinct: BTreeSet<&str> = labels.into_iter().collect();
-        let numbers: Option<BTreeSet<(i64, &str)>> =
-            distinct.iter().map(|label| label.parse().ok().map(|number| (number, *label))).collect();
+        let numbers: Option<BTreeSet<(i64, &str)>> = distinct
+            .iter()
+            .map(|label| label.parse().ok().map(|number| (number, *label)))
+            .collect();
         let names = match numbers {
-            Some(numbers) => numbers.into_iter().map(|(_, label)| label.to_string()).collect(),
+            Some(numbers) => numbers
+                .into_iter()
+                .map(|(_, label)| label.to_string())
+                .collect(),
             None => distinct.into_iter().map(str::to_string).collect(),
         };
         LabelMap::new(names)
@@ -68,19 +96,27 @@ impl LabelMap {
 
     /// Labels that a file declares: its rows hold their numbers.
     pub(super) fn declared(names: Vec<String>) -> Result<LabelMap> {
-        Ok(LabelMap { numbered: true, ..LabelMap::new(names)? })
+        Ok(LabelMap {
+            numbered: true,
+            ..LabelMap::new(names)?
+        })
     }
 
-    /// `id2label` (or, without it, `label2id`) of a model's config.json; `None` where it has neither. A model with one output is a
-    /// regression, as in transformers.
+    /// `id2label` (or, without it, `label2id`) of a model's config.json; `None` where it has
+    /// neither. A model with one output is a regression, as in transformers.
     pub fn from_config(config: &Map<String, Value>) -> Result<Option<LabelMap>> {
-        let pairs: Vec<(Option<usize>, Option<&str>)> = if let Some(map) = config.get("id2label").and_then(Value::as_object) {
-            map.iter().map(|(id, name)| (id.parse().ok(), name.as_str())).collect()
-        } else if let Some(map) = config.get("label2id").and_then(Value::as_object) {
-            map.iter().map(|(name, id)| (id.as_u64().map(|id| id as usize), Some(name.as_str()))).collect()
-        } else {
-            return Ok(None);
-        };
+        let pairs: Vec<(Option<usize>, Option<&str>)> =
+            if let Some(map) = config.get("id2label").and_then(Value::as_object) {
+                map.iter()
+                    .map(|(id, name)| (id.parse().ok(), name.as_str()))
+                    .collect()
+            } else if let Some(map) = config.get("label2id").and_then(Value::as_object) {
+                map.iter()
+                    .map(|(name, id)| (id.as_u64().map(|id| id as usize), Some(name.as_str())))
+                    .collect()
+            } else {
+                return Ok(None);
+            };
         let mut names = vec![None; pairs.len()];
         for (id, name) in pairs {
             match id.and_then(|id| names.get_mut(id)) {
@@ -92,26 +128,43 @@ impl LabelMap {
             }
         }
         let map = LabelMap::new(names.into_iter().flatten().collect())?;
-        Ok(Some(LabelMap { regression: map.len() == 1, ..map }))
+        Ok(Some(LabelMap {
+            regression: map.len() == 1,
+            ..map
+        }))
     }
 
-    /// Whether these are the names that transformers gives where nobody named anything: `LABEL_0`, `LABEL_1` and so on.
+    /// Whether these are the names that transformers gives where nobody named anything: `LABEL_0`,
+    /// `LABEL_1` and so on.
     pub fn is_placeholder(&self) -> bool {
-        self.names.iter().enumerate().all(|(id, name)| *name == format!("LABEL_{id}"))
+        self.names
+            .iter()
+            .enumerate()
+            .all(|(id, name)| *name == format!("LABEL_{id}"))
     }
 
     /// The id of a label. Names that a file declares and placeholders also go by their number.
     pub fn id(&self, label: &str) -> Option<usize> {
         let known = self.names.iter().position(|name| name == label);
         let numbered = self.numbered || self.is_placeholder();
-        known.or_else(|| label.parse().ok().filter(|id| numbered && *id < self.names.len()))
+        known.or_else(|| {
+            label
+                .parse()
+                .ok()
+                .filter(|id| numbered && *id < self.names.len())
+        })
     }
 
-    /// The id of a label that may also be given by its number, as data sets do whose labels a model's config names. Not where
-    /// numbers are names.
+    /// The id of a label that may also be given by its number, as data sets do whose labels a
+    /// model's config names. Not where numbers are names.
     pub fn id_or_number(&self, label: &str) -> Option<usize> {
         let numbers = self.names.iter().any(|name| name.parse::<i64>().is_ok());
-        self.id(label).or_else(|| label.parse().ok().filter(|id| !numbers && *id < self.names.len()))
+        self.id(label).or_else(|| {
+            label
+                .parse()
+                .ok()
+                .filter(|id| !numbers && *id < self.names.len())
+        })
     }
 
     pub fn name(&self, id: usize) -> Option<&str> {
@@ -132,19 +185,31 @@ impl LabelMap {
 
     /// For config.json.
     pub fn id2label(&self) -> Map<String, Value> {
-        self.names.iter().enumerate().map(|(id, name)| (id.to_string(), name.as_str().into())).collect()
+        self.names
+            .iter()
+            .enumerate()
+            .map(|(id, name)| (id.to_string(), name.as_str().into()))
+            .collect()
     }
 
     /// For config.json.
     pub fn label2id(&self) -> Map<String, Value> {
-        self.names.iter().enumerate().map(|(id, name)| (name.clone(), id.into())).collect()
+        self.names
+            .iter()
+            .enumerate()
+            .map(|(id, name)| (name.clone(), id.into()))
+            .collect()
     }
 }
 
 /// As in messages.
 impl std::fmt::Display for LabelMap {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&if self.regression { "numbers".to_string() } else { self.names.join(", ") })
+        f.write_str(&if self.regression {
+            "numbers".to_string()
+        } else {
+            self.names.join(", ")
+        })
     }
 }
 
@@ -159,33 +224,91 @@ mod tests {
 
     #[test]
     fn data_labels_are_sorted_as_run_glue_does() {
-        assert_eq!(LabelMap::of_data(["b", "a", "b", "C"]).unwrap().names(), ["C", "a", "b"]);
-        assert_eq!(LabelMap::of_data(["10", "9", "-1", "9"]).unwrap().names(), ["-1", "9", "10"]);
-        assert_eq!(LabelMap::of_data(["10", "9", "x"]).unwrap().names(), ["10", "9", "x"]);
-        assert!(LabelMap::of_data([]).unwrap_err().to_string().contains("no label"));
+        assert_eq!(
+            LabelMap::of_data(["b", "a", "b", "C"]).unwrap().names(),
+            ["C", "a", "b"]
+        );
+        assert_eq!(
+            LabelMap::of_data(["10", "9", "-1", "9"]).unwrap().names(),
+            ["-1", "9", "10"]
+        );
+        assert_eq!(
+            LabelMap::of_data(["10", "9", "x"]).unwrap().names(),
+            ["10", "9", "x"]
+        );
+        assert!(
+            LabelMap::of_data([])
+                .unwrap_err()
+                .to_string()
+                .contains("no label")
+        );
     }
 
     #[test]
     fn a_config_gives_back_what_was_saved() {
         let map = LabelMap::new(vec!["no".into(), "yes".into()]).unwrap();
-        assert_eq!(config(json!({"id2label": map.id2label()})).unwrap(), Some(map.clone()));
-        assert_eq!(config(json!({"label2id": map.label2id()})).unwrap(), Some(map.clone()));
-        assert_eq!(config(json!({"label2id": {"yes": 1, "no": 0}})).unwrap(), Some(map.clone()));
-        assert_eq!((map.id("yes"), map.id("1"), map.name(0), map.name(2)), (Some(1), None, Some("no"), None));
+        assert_eq!(
+            config(json!({"id2label": map.id2label()})).unwrap(),
+            Some(map.clone())
+        );
+        assert_eq!(
+            config(json!({"label2id": map.label2id()})).unwrap(),
+            Some(map.clone())
+        );
+        assert_eq!(
+            config(json!({"label2id": {"yes": 1, "no": 0}})).unwrap(),
+            Some(map.clone())
+        );
+        assert_eq!(
+            (map.id("yes"), map.id("1"), map.name(0), map.name(2)),
+            (Some(1), None, Some("no"), None)
+        );
         assert_eq!(config(json!({})).unwrap(), None);
-        for bad in [json!({"0": "a", "2": "b"}), json!({"x": "a"}), json!({"0": 1}), json!({"0": "a", "00": "b"})] {
-            assert!(config(json!({"id2label": bad})).unwrap_err().to_string().contains("id2label"));
+        for bad in [
+            json!({"0": "a", "2": "b"}),
+            json!({"x": "a"}),
+            json!({"0": 1}),
+            json!({"0": "a", "00": "b"}),
+        ] {
+            assert!(
+                config(json!({"id2label": bad}))
+                    .unwrap_err()
+                    .to_string()
+                    .contains("id2label")
+            );
         }
-        assert!(config(json!({"id2label": {"0": "a", "1": "a"}})).unwrap_err().to_string().contains("twice"));
+        assert!(
+            config(json!({"id2label": {"0": "a", "1": "a"}}))
+                .unwrap_err()
+                .to_string()
+                .contains("twice")
+        );
     }
 
     #[test]
     fn placeholder_names_go_by_number() {
-        let map = config(json!({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}})).unwrap().unwrap();
+        let map = config(json!({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}))
+            .unwrap()
+            .unwrap();
         assert!(map.is_placeholder());
         let named = LabelMap::new(vec!["no".into(), "yes".into()]).unwrap();
-        assert_eq!((named.id_or_number("1"), named.id_or_number("2"), named.id_or_number("no")), (Some(1), None, Some(0)));
-        assert_eq!(LabelMap::new(vec!["5".into(), "x".into()]).unwrap().id_or_number("1"), None);
-        assert_eq!((map.id("1"), map.id("LABEL_0"), map.id("2"), map.id("x")), (Some(1), Some(0), None, None));
+        assert_eq!(
+            (
+                named.id_or_number("1"),
+                named.id_or_number("2"),
+                named.id_or_number("no")
+            ),
+            (Some(1), None, Some(0))
+        );
+        assert_eq!(
+            LabelMap::new(vec!["5".into(), "x".into()])
+                .unwrap()
+                .id_or_number("1"),
+            None
+        );
+        assert_eq!(
+            (map.id("1"), map.id("LABEL_0"), map.id("2"), map.id("x")),
+            (Some(1), Some(0), None, None)
+        );
     }
 }

@@ -1,8 +1,9 @@
 //! Batches in order, prepared ahead of the step by worker threads.
 //!
-//! Batch n belongs to worker n mod W, each worker has a short queue of its own, and the consumer takes from the queues in
-//! turn: order needs no sorting, and memory stays bounded. What "prepared" means is the caller's: the hook runs in the worker
-//! and usually puts the batch on the device. An error or a panic in a worker arrives in its batch's place, and ends the loader.
+//! Batch n belongs to worker n mod W, each worker has a short queue of its own, and the consumer
+//! takes from the queues in turn: order needs no sorting, and memory stays bounded. What "prepared"
+//! means is the caller's: the hook runs in the worker and usually puts the batch on the device. An
+//! error or a panic in a worker arrives in its batch's place, and ends the loader.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,7 +36,8 @@ pub enum LoaderError<E> {
     Gone { position: Position },
 }
 
-/// What to load: the rows, how they become batches, from where, and until which epoch (not included).
+/// What to load: the rows, how they become batches, from where, and until which epoch (not
+/// included).
 #[derive(Clone, Debug)]
 pub struct LoadSpec {
     pub collator: Collator,
@@ -47,7 +49,12 @@ pub struct LoadSpec {
 impl LoadSpec {
     /// One pass in the plan's order, as evaluation wants it.
     pub fn one_pass(collator: Collator, plan: BatchPlan) -> LoadSpec {
-        LoadSpec { collator, plan, start: Position::default(), end_epoch: 1 }
+        LoadSpec {
+            collator,
+            plan,
+            start: Position::default(),
+            end_epoch: 1,
+        }
     }
 }
 
@@ -65,7 +72,10 @@ struct Source<T, E> {
 impl<T, E> Source<T, E> {
     fn order(&self, epoch: u64) -> Arc<Vec<u32>> {
         // A panic cannot leave the queue half changed, so a poisoned lock is as good as any.
-        let mut orders = self.orders.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut orders = self
+            .orders
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some((_, order)) = orders.iter().find(|(known, _)| *known == epoch) {
             return order.clone();
         }
@@ -81,14 +91,21 @@ impl<T, E> Source<T, E> {
         let work = || {
             let order = self.order(position.epoch);
             let rows = self.spec.plan.batch(&order, position.batch);
-            (self.prepare)(self.spec.collator.batch(rows, self.spec.plan.batch_size, position))
+            (self.prepare)(
+                self.spec
+                    .collator
+                    .batch(rows, self.spec.plan.batch_size, position),
+            )
         };
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(Ok(item)) => Ok(item),
             Ok(Err(source)) => Err(LoaderError::Prepare { position, source }),
             Err(panic) => {
                 let text = panic.downcast_ref::<String>().map(String::as_str);
-                let message = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message").to_string();
+                let message = text
+                    .or_else(|| panic.downcast_ref::<&str>().copied())
+                    .unwrap_or("no message")
+                    .to_string();
                 Err(LoaderError::Panicked { position, message })
             }
         }
@@ -115,18 +132,33 @@ pub struct Loader<T, E = super::Error> {
 }
 
 impl<T: Send + 'static, E: Send + 'static> Loader<T, E> {
-    /// Starts `workers` threads (0: batches are prepared in the caller's thread as they are asked for).
+    /// Starts `workers` threads (0: batches are prepared in the caller's thread as they are asked
+    /// for).
     pub fn new(
         spec: LoadSpec,
         workers: usize,
         prepare: impl Fn(Batch) -> Result<T, E> + Send + Sync + 'static,
     ) -> Result<Loader<T, E>, LoaderError<E>> {
         let start = (spec.start.epoch < spec.end_epoch).then_some(spec.start);
-        let source = Arc::new(Source { spec, prepare: Box::new(prepare), orders: Mutex::default() });
-        let mut loader = Loader { source, next: start, count: 0, queues: Vec::new(), threads: Vec::new() };
-        let Some(start) = start else { return Ok(loader) };
+        let source = Arc::new(Source {
+            spec,
+            prepare: Box::new(prepare),
+            orders: Mutex::default(),
+        });
+        let mut loader = Loader {
+            source,
+            next: start,
+            count: 0,
+            queues: Vec::new(),
+            threads: Vec::new(),
+        };
+        let Some(start) = start else {
+            return Ok(loader);
+        };
         for worker in 0..workers {
-            let Some(first) = loader.source.advance(start, worker) else { break };
+            let Some(first) = loader.source.advance(start, worker) else {
+                break;
+            };
             let (sender, receiver) = queue(AHEAD);
             let source = loader.source.clone();
             let thread = std::thread::Builder::new()
@@ -145,7 +177,12 @@ impl<T: Send + 'static, E: Send + 'static> Loader<T, E> {
     }
 }
 
-fn run_worker<T, E>(source: &Source<T, E>, first: Position, workers: usize, queue: &Sender<Item<T, E>>) {
+fn run_worker<T, E>(
+    source: &Source<T, E>,
+    first: Position,
+    workers: usize,
+    queue: &Sender<Item<T, E>>,
+) {
     let mut next = Some(first);
     while let Some(position) = next {
         let item = source.make(position);
@@ -165,17 +202,24 @@ impl<T, E> Iterator for Loader<T, E> {
         let position = self.next?;
         let item = match self.queues.len() {
             0 => self.source.make(position),
-            workers => self.queues[self.count % workers].receive().unwrap_or(Err(LoaderError::Gone { position })),
+            workers => self.queues[self.count % workers]
+                .receive()
+                .unwrap_or(Err(LoaderError::Gone { position })),
         };
         self.count += 1;
-        self.next = if item.is_ok() { self.source.advance(position, 1) } else { None };
+        self.next = if item.is_ok() {
+            self.source.advance(position, 1)
+        } else {
+            None
+        };
         Some(item)
     }
 }
 
 impl<T, E> Drop for Loader<T, E> {
     fn drop(&mut self) {
-        // Closing the queues wakes workers that wait for room; one that is busy stops after its batch.
+        // Closing the queues wakes workers that wait for room; one that is busy stops after its
+        // batch.
         self.queues.clear();
         for thread in self.threads.drain(..) {
             let _ = thread.join(); // A panic was already delivered as an error.
@@ -194,13 +238,22 @@ mod tests {
     fn spec(rows: usize, batch_size: usize, start: Position, end_epoch: u64) -> LoadSpec {
         let collator = Collator::Causal(Dataset::from_ids(4, (0..rows as u32 * 4).collect()));
         let plan = BatchPlan::new(rows, batch_size, false, Order::Shuffled { seed: 5 }).unwrap();
-        LoadSpec { collator, plan, start, end_epoch }
+        LoadSpec {
+            collator,
+            plan,
+            start,
+            end_epoch,
+        }
     }
 
     fn all(spec: LoadSpec, workers: usize) -> Vec<Batch> {
         let loader = Loader::new(spec, workers, |batch| {
             // Uneven work, so that a loader that took batches as they come would be caught.
-            std::thread::sleep(Duration::from_micros(if batch.index_in_epoch % 3 == 0 { 500 } else { 0 }));
+            std::thread::sleep(Duration::from_micros(if batch.index_in_epoch % 3 == 0 {
+                500
+            } else {
+                0
+            }));
             Ok::<_, super::super::Error>(batch)
         });
         loader.unwrap().map(Result::unwrap).collect()
@@ -212,7 +265,11 @@ mod tests {
         assert_eq!(one.len(), 18);
         assert_eq!(one.iter().map(|b| b.examples).sum::<usize>(), 66);
         for workers in [1, 2, 3, 5, 40] {
-            assert_eq!(all(spec(22, 4, Position::default(), 3), workers), one, "{workers} workers");
+            assert_eq!(
+                all(spec(22, 4, Position::default(), 3), workers),
+                one,
+                "{workers} workers"
+            );
         }
     }
 
@@ -222,7 +279,11 @@ mod tests {
         let mut position = Position::default();
         for skipped in 0..=one.len() {
             for workers in [0, 2] {
-                assert_eq!(all(spec(22, 4, position, 3), workers), one[skipped..], "from {position:?}");
+                assert_eq!(
+                    all(spec(22, 4, position, 3), workers),
+                    one[skipped..],
+                    "from {position:?}"
+                );
             }
             position = spec(22, 4, position, 3).plan.next(position);
         }
@@ -253,20 +314,28 @@ mod tests {
                 5 => Err("no device memory".to_string()),
                 n => Ok(n),
             };
-            let mut loader = Loader::new(spec(10, 1, Position::default(), 1), workers, prepare).unwrap();
+            let mut loader =
+                Loader::new(spec(10, 1, Position::default(), 1), workers, prepare).unwrap();
             let good: Vec<_> = loader.by_ref().take(5).map(Result::unwrap).collect();
             assert_eq!(good, [0, 1, 2, 3, 4]);
-            assert_eq!(loader.next().unwrap().unwrap_err().to_string(), "batch 5 of epoch 0: no device memory");
+            assert_eq!(
+                loader.next().unwrap().unwrap_err().to_string(),
+                "batch 5 of epoch 0: no device memory"
+            );
             assert!(loader.next().is_none());
 
             let prepare = |batch: Batch| {
                 assert!(batch.index_in_epoch != 3, "boom");
                 Ok::<_, String>(())
             };
-            let mut loader = Loader::new(spec(10, 1, Position::default(), 1), workers, prepare).unwrap();
+            let mut loader =
+                Loader::new(spec(10, 1, Position::default(), 1), workers, prepare).unwrap();
             assert!(loader.by_ref().take(3).all(|item| item.is_ok()));
             let error = loader.next().unwrap().unwrap_err();
-            assert!(matches!(&error, LoaderError::Panicked { message, .. } if message.contains("boom")), "{error}");
+            assert!(
+                matches!(&error, LoaderError::Panicked { message, .. } if message.contains("boom")),
+                "{error}"
+            );
         }
     }
 

@@ -1,9 +1,10 @@
 //! Masked LM: which tokens a model must predict, and what it sees in their place.
 //!
-//! As transformers' `DataCollatorForLanguageModeling`: each token that is not special is chosen with a probability of its own; of
-//! the chosen, 80% become the mask token, 10% a random id out of the whole vocabulary, 10% stay. With whole words, a word is
-//! chosen by one draw and all its tokens with it. The draws are a function of (seed, epoch, row) alone, so that neither
-//! resuming nor the number of workers changes a batch.
+//! As transformers' `DataCollatorForLanguageModeling`: each token that is not special is chosen
+//! with a probability of its own; of the chosen, 80% become the mask token, 10% a random id out of
+//! the whole vocabulary, 10% stay. With whole words, a word is chosen by one draw and all its
+//! tokens with it. The draws are a function of (seed, epoch, row) alone, so that neither resuming
+//! nor the number of workers changes a batch.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -27,9 +28,17 @@ pub struct Masking {
 }
 
 impl Masking {
-    /// Masks one row in place and writes its labels: the original ids where something is to be predicted, -100 elsewhere. Gives
-    /// the number of labels. `ids`, `labels` and `flags` have the row's length, padding not included.
-    pub fn apply(&self, epoch: u64, row: u32, flags: &[u8], ids: &mut [i32], labels: &mut [i32]) -> usize {
+    /// Masks one row in place and writes its labels: the original ids where something is to be
+    /// predicted, -100 elsewhere. Gives the number of labels. `ids`, `labels` and `flags` have the
+    /// row's length, padding not included.
+    pub fn apply(
+        &self,
+        epoch: u64,
+        row: u32,
+        flags: &[u8],
+        ids: &mut [i32],
+        labels: &mut [i32],
+    ) -> usize {
         let mut key = [0; 32];
         key[..8].copy_from_slice(&self.seed.to_le_bytes());
         key[8..16].copy_from_slice(&epoch.to_le_bytes());

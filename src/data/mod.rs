@@ -2,12 +2,14 @@
 //!
 //! Reading order, from files to batches:
 //!
-//! 1. Files: `formats` (lines of text, rows of tables; `remote`: behind a URL); out of those `texts` for language models and
-//!    `samples` with their `labels` for classifiers.
+//! 1. Files: `formats` (lines of text, rows of tables; `remote`: behind a URL); out of those
+//!    `texts` for language models and `samples` with their `labels` for classifiers.
 //! 2. Tokens: `tokenizer`, `sequences` (special tokens, truncation).
-//! 3. Sets, made once and kept on disk (`prepare`): `clm` makes the rows of `dataset`, `mlm` and `cls` make `examples`.
-//! 4. Batches: `sampler` (which rows, in which order), `collator` (rows to a `batch`; `masking` and `padding` serve it), `loader`
-//!    (threads that prepare batches ahead of the step, through a `queue` each).
+//! 3. Sets, made once and kept on disk (`prepare`): `clm` makes the rows of `dataset`, `mlm` and
+//!    `cls` make `examples`.
+//! 4. Batches: `sampler` (which rows, in which order), `collator` (rows to a `batch`; `masking` and
+//!    `padding` serve it), `loader` (threads that prepare batches ahead of the step, through a
+//!    `queue` each).
 //!
 //! `stream` is the other way from files to batches: read while the model trains, and never kept.
 //!

@@ -1,4 +1,5 @@
-//! To which length the rows of a batch are filled up. Every length in use is a graph to compile, so there are few of them.
+//! To which length the rows of a batch are filled up. Every length in use is a graph to compile, so
+//! there are few of them.
 
 use super::error::{Error, Result};
 use super::examples::Examples;
@@ -18,19 +19,40 @@ pub struct Padding {
 
 impl Padding {
     /// Resolves what was asked for. `max_length` is what examples are truncated to.
-    pub fn new(settings: &PaddingSettings, max_length: usize, pad_id: u32, left: bool) -> Result<Padding> {
-        let mut lengths = match (settings.pad_to_max_length, settings.pad_to_bucket.as_slice()) {
+    pub fn new(
+        settings: &PaddingSettings,
+        max_length: usize,
+        pad_id: u32,
+        left: bool,
+    ) -> Result<Padding> {
+        let mut lengths = match (
+            settings.pad_to_max_length,
+            settings.pad_to_bucket.as_slice(),
+        ) {
             (true, _) => Vec::new(),
-            (false, []) => (0..).map(|n| SHORTEST << n).take_while(|length| *length < max_length).collect(),
+            (false, []) => (0..)
+                .map(|n| SHORTEST << n)
+                .take_while(|length| *length < max_length)
+                .collect(),
             (false, buckets) => buckets.to_vec(),
         };
-        if let Some(bucket) = lengths.iter().find(|length| **length == 0 || **length > max_length) {
-            return Err(Error::Bucket { bucket: *bucket, max_length });
+        if let Some(bucket) = lengths
+            .iter()
+            .find(|length| **length == 0 || **length > max_length)
+        {
+            return Err(Error::Bucket {
+                bucket: *bucket,
+                max_length,
+            });
         }
         lengths.push(max_length);
         lengths.sort_unstable();
         lengths.dedup();
-        Ok(Padding { lengths, pad_id, left })
+        Ok(Padding {
+            lengths,
+            pad_id,
+            left,
+        })
     }
 
     /// Every T, from short to long.
@@ -40,7 +62,12 @@ impl Padding {
 
     /// T of a batch of these rows.
     pub(super) fn length(&self, examples: &Examples, rows: &[u32]) -> usize {
-        self.fitting(rows.iter().map(|row| examples.length(*row as usize)).max().unwrap_or(0))
+        self.fitting(
+            rows.iter()
+                .map(|row| examples.length(*row as usize))
+                .max()
+                .unwrap_or(0),
+        )
     }
 
     fn fitting(&self, tokens: usize) -> usize {
@@ -51,6 +78,10 @@ impl Padding {
     /// The lengths that batches of a set can have whose longest example has so many tokens.
     pub(super) fn lengths_for(&self, longest: usize) -> Vec<usize> {
         let largest = self.fitting(longest);
-        self.lengths.iter().copied().filter(|length| *length <= largest).collect()
+        self.lengths
+            .iter()
+            .copied()
+            .filter(|length| *length <= largest)
+            .collect()
     }
 }

@@ -1,8 +1,9 @@
 //! A bounded queue between a data worker and the step's thread.
 //!
-//! Unlike a channel of the standard library, a full queue is not topped up after each batch that is taken, but when it has run low.
-//! Waking a thread is what taking a batch costs: where the cores are busy the system may well run the worker at once, on the core of
-//! the thread that woke it, which then waits for its next turn, tens of milliseconds on a machine that others use.
+//! Unlike a channel of the standard library, a full queue is not topped up after each batch that is
+//! taken, but when it has run low. Waking a thread is what taking a batch costs: where the cores
+//! are busy the system may well run the worker at once, on the core of the thread that woke it,
+//! which then waits for its next turn, tens of milliseconds on a machine that others use.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -48,8 +49,16 @@ pub(super) struct Receiver<T>(Arc<Queue<T>>);
 
 /// A queue of at most `capacity` items.
 pub(super) fn queue<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
-    let state = Mutex::new(State { items: VecDeque::with_capacity(capacity), closed: false });
-    let queue = Arc::new(Queue { state, capacity, filled: Condvar::new(), low: Condvar::new() });
+    let state = Mutex::new(State {
+        items: VecDeque::with_capacity(capacity),
+        closed: false,
+    });
+    let queue = Arc::new(Queue {
+        state,
+        capacity,
+        filled: Condvar::new(),
+        low: Condvar::new(),
+    });
     (Sender(queue.clone()), Receiver(queue))
 }
 
@@ -60,7 +69,9 @@ impl<T> Sender<T> {
         let mut state = queue.lock();
         if state.items.len() >= queue.capacity {
             let low = queue.low_mark();
-            let wait = queue.low.wait_while(state, |state| state.items.len() > low && !state.closed);
+            let wait = queue
+                .low
+                .wait_while(state, |state| state.items.len() > low && !state.closed);
             state = wait.unwrap_or_else(PoisonError::into_inner);
         }
         if state.closed {
@@ -77,7 +88,9 @@ impl<T> Receiver<T> {
     /// The next item; `None` when there is none and none will come.
     pub fn receive(&self) -> Option<T> {
         let queue = &*self.0;
-        let wait = queue.filled.wait_while(queue.lock(), |state| state.items.is_empty() && !state.closed);
+        let wait = queue.filled.wait_while(queue.lock(), |state| {
+            state.items.is_empty() && !state.closed
+        });
         let mut state = wait.unwrap_or_else(PoisonError::into_inner);
         let item = state.items.pop_front();
         let is_low = state.items.len() == queue.low_mark();
@@ -119,10 +132,14 @@ mod tests {
         let worker = std::thread::spawn(move || (0..).take_while(|n| sender.send(*n)).count());
         assert_eq!(receiver.receive(), Some(0));
         drop(receiver);
-        assert!(worker.join().unwrap() <= 2, "a worker that waits for room is let go");
+        assert!(
+            worker.join().unwrap() <= 2,
+            "a worker that waits for room is let go"
+        );
     }
 
-    /// After the queue was full, nothing is made until it has run low, and then as much as there is room for.
+    /// After the queue was full, nothing is made until it has run low, and then as much as there is
+    /// room for.
     #[test]
     fn a_full_queue_is_filled_again_when_it_has_run_low() {
         let (sender, receiver) = queue(4);

@@ -1,7 +1,7 @@
 //! Which rows come when: the order of an epoch and the batches within it.
 //!
-//! The order is a function of (seed, epoch) alone. Nothing is carried from one epoch to the next, so a run that resumes at
-//! (epoch, batch) sees just what the uninterrupted one would have seen.
+//! The order is a function of (seed, epoch) alone. Nothing is carried from one epoch to the next,
+//! so a run that resumes at (epoch, batch) sees just what the uninterrupted one would have seen.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -18,7 +18,8 @@ pub enum Order {
 impl Order {
     /// All row numbers below `rows` in the order of an epoch.
     pub fn epoch(self, rows: usize, epoch: u64) -> Vec<u32> {
-        let rows = u32::try_from(rows).expect("row numbers are 32 bit; a text that large is streamed, not shuffled");
+        let rows = u32::try_from(rows)
+            .expect("row numbers are 32 bit; a text that large is streamed, not shuffled");
         let mut order: Vec<u32> = (0..rows).collect();
         if let Order::Shuffled { seed } = self {
             let mut key = [0; 32];
@@ -26,8 +27,8 @@ impl Order {
             key[8..16].copy_from_slice(&epoch.to_le_bytes());
             key[16..].copy_from_slice(b"xtrain row order");
             let mut rng = ChaCha8Rng::from_seed(key);
-            // Fisher-Yates, spelled out: a library's shuffle may draw differently in its next version, and then an old
-            // checkpoint would resume into another order.
+            // Fisher-Yates, spelled out: a library's shuffle may draw differently in its next
+            // version, and then an old checkpoint would resume into another order.
             for i in (1..order.len()).rev() {
                 order.swap(i, below(&mut rng, i as u64 + 1) as usize);
             }
@@ -36,7 +37,8 @@ impl Order {
     }
 }
 
-/// Uniform in `0..bound`: the high half of a product, drawing again in the rare case that would favour some values.
+/// Uniform in `0..bound`: the high half of a product, drawing again in the rare case that would
+/// favour some values.
 pub(super) fn below(rng: &mut impl Rng, bound: u64) -> u64 {
     loop {
         let product = u128::from(rng.next_u64()) * u128::from(bound);
@@ -58,7 +60,8 @@ pub struct Position {
 pub struct BatchPlan {
     pub rows: usize,
     pub batch_size: usize,
-    /// Leave out the rows at an epoch's end that do not fill a batch, rather than pad them with masked rows.
+    /// Leave out the rows at an epoch's end that do not fill a batch, rather than pad them with
+    /// masked rows.
     pub drop_last: bool,
     pub order: Order,
 }
@@ -66,9 +69,16 @@ pub struct BatchPlan {
 impl BatchPlan {
     /// Refuses a plan without a single batch.
     pub fn new(rows: usize, batch_size: usize, drop_last: bool, order: Order) -> Result<BatchPlan> {
-        let plan = BatchPlan { rows, batch_size, drop_last, order };
+        let plan = BatchPlan {
+            rows,
+            batch_size,
+            drop_last,
+            order,
+        };
         if batch_size == 0 {
-            return Err(Error::Zero { what: "per_device_batch_size" });
+            return Err(Error::Zero {
+                what: "per_device_batch_size",
+            });
         }
         if plan.batches_per_epoch() == 0 {
             return Err(Error::NoBatch { rows, batch_size });
@@ -77,12 +87,20 @@ impl BatchPlan {
     }
 
     pub fn batches_per_epoch(&self) -> usize {
-        if self.drop_last { self.rows / self.batch_size } else { self.rows.div_ceil(self.batch_size) }
+        if self.drop_last {
+            self.rows / self.batch_size
+        } else {
+            self.rows.div_ceil(self.batch_size)
+        }
     }
 
     /// Rows that an epoch leaves out; to be told, never silent.
     pub fn dropped_rows(&self) -> usize {
-        if self.drop_last { self.rows % self.batch_size } else { 0 }
+        if self.drop_last {
+            self.rows % self.batch_size
+        } else {
+            0
+        }
     }
 
     /// The rows of a batch, out of an epoch's order.
@@ -94,8 +112,14 @@ impl BatchPlan {
     /// The position after `position`.
     pub fn next(&self, position: Position) -> Position {
         match position.batch + 1 < self.batches_per_epoch() {
-            true => Position { batch: position.batch + 1, ..position },
-            false => Position { epoch: position.epoch + 1, batch: 0 },
+            true => Position {
+                batch: position.batch + 1,
+                ..position
+            },
+            false => Position {
+                epoch: position.epoch + 1,
+                batch: 0,
+            },
         }
     }
 }
@@ -131,25 +155,55 @@ mod tests {
     fn each_row_is_equally_likely_anywhere() {
         let mut counts = [[0u32; 5]; 5];
         for epoch in 0..20_000 {
-            for (place, row) in (Order::Shuffled { seed: 1 }).epoch(5, epoch).into_iter().enumerate() {
+            for (place, row) in (Order::Shuffled { seed: 1 })
+                .epoch(5, epoch)
+                .into_iter()
+                .enumerate()
+            {
                 counts[place][row as usize] += 1;
             }
         }
         // 4000 expected, standard deviation 57.
-        assert!(counts.iter().flatten().all(|n| (3740..4260).contains(n)), "{counts:?}");
+        assert!(
+            counts.iter().flatten().all(|n| (3740..4260).contains(n)),
+            "{counts:?}"
+        );
     }
 
     #[test]
     fn batches_cover_every_row_once() {
         let plan = BatchPlan::new(10, 4, false, Order::Shuffled { seed: 9 }).unwrap();
         let order = plan.order.epoch(plan.rows, 1);
-        let batches: Vec<_> = (0..plan.batches_per_epoch()).map(|b| plan.batch(&order, b)).collect();
-        assert_eq!(batches.iter().map(|b| b.len()).collect::<Vec<_>>(), [4, 4, 2]);
+        let batches: Vec<_> = (0..plan.batches_per_epoch())
+            .map(|b| plan.batch(&order, b))
+            .collect();
+        assert_eq!(
+            batches.iter().map(|b| b.len()).collect::<Vec<_>>(),
+            [4, 4, 2]
+        );
         assert_eq!(batches.concat(), order);
-        assert_eq!(plan.next(Position { epoch: 1, batch: 2 }), Position { epoch: 2, batch: 0 });
-        let dropping = BatchPlan { drop_last: true, ..plan };
-        assert_eq!((dropping.batches_per_epoch(), dropping.dropped_rows(), plan.dropped_rows()), (2, 2, 0));
-        assert!(BatchPlan::new(3, 4, true, Order::Sequential).unwrap_err().to_string().contains("3 rows"));
+        assert_eq!(
+            plan.next(Position { epoch: 1, batch: 2 }),
+            Position { epoch: 2, batch: 0 }
+        );
+        let dropping = BatchPlan {
+            drop_last: true,
+            ..plan
+        };
+        assert_eq!(
+            (
+                dropping.batches_per_epoch(),
+                dropping.dropped_rows(),
+                plan.dropped_rows()
+            ),
+            (2, 2, 0)
+        );
+        assert!(
+            BatchPlan::new(3, 4, true, Order::Sequential)
+                .unwrap_err()
+                .to_string()
+                .contains("3 rows")
+        );
         assert!(BatchPlan::new(3, 0, true, Order::Sequential).is_err());
     }
 }

@@ -14,12 +14,17 @@ use super::settings::{ClsDataSettings, OnBadRow};
 use super::texts::not_text;
 
 /// GLUE's columns for pairs, in the order they are looked for, and for single texts.
-const PAIRS: [(&str, &str); 4] =
-    [("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence")];
+const PAIRS: [(&str, &str); 4] = [
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+];
 const SINGLES: [&str; 3] = ["text", "sentence", "sentence1"];
 const LABELS: [&str; 2] = ["label", "labels"];
 
-/// More different labels than this are no labels: the column is another one, such as an id or the text.
+/// More different labels than this are no labels: the column is another one, such as an id or the
+/// text.
 const MOST_LABELS: usize = 10_000;
 
 /// A text or pair with its label.
@@ -48,16 +53,26 @@ impl Columns {
             return Err(table.no_column("label_column_name", named_label, &LABELS));
         }
         let named = settings.source.table.text_column.as_deref();
-        let usual_pair = PAIRS.iter().find_map(|(a, b)| Some((table.find(Some(*a), &[])?, table.find(Some(*b), &[])?)));
+        let usual_pair = PAIRS
+            .iter()
+            .find_map(|(a, b)| Some((table.find(Some(*a), &[])?, table.find(Some(*b), &[])?)));
         let (text, usual_pair) = match (named, usual_pair) {
             (None, Some((text, pair))) => (Some(text), Some(pair)),
-            _ => (table.find(named, &SINGLES).or_else(|| only_text(table, named, label)), None),
+            _ => (
+                table
+                    .find(named, &SINGLES)
+                    .or_else(|| only_text(table, named, label)),
+                None,
+            ),
         };
         let text = text.ok_or_else(|| table.no_column("text_column_name", named, &SINGLES))?;
         let pair = match settings.text_pair_column.as_deref() {
             Some(name) => {
                 let column = table.find(Some(name), &[]);
-                Some(column.ok_or_else(|| table.no_column("text_pair_column_name", Some(name), &[]))?)
+                Some(
+                    column
+                        .ok_or_else(|| table.no_column("text_pair_column_name", Some(name), &[]))?,
+                )
             }
             None => usual_pair,
         };
@@ -65,7 +80,10 @@ impl Columns {
     }
 
     fn chosen(&self) -> Vec<usize> {
-        [Some(self.text), self.pair, self.label].into_iter().flatten().collect()
+        [Some(self.text), self.pair, self.label]
+            .into_iter()
+            .flatten()
+            .collect()
     }
 }
 
@@ -94,7 +112,12 @@ pub(super) struct SampleFile {
 
 impl SampleFile {
     /// Opens a table; raw bytes read are added to `count`.
-    pub fn open(path: &Path, settings: &ClsDataSettings, needs_label: bool, count: Arc<AtomicU64>) -> Result<SampleFile> {
+    pub fn open(
+        path: &Path,
+        settings: &ClsDataSettings,
+        needs_label: bool,
+        count: Arc<AtomicU64>,
+    ) -> Result<SampleFile> {
         let mut table = Table::open(path, &settings.source.table, count)?;
         let columns = Columns::of(&table, settings, needs_label)?;
         table.choose(columns.chosen())?;
@@ -123,7 +146,8 @@ impl SampleFile {
     }
 }
 
-/// Samples of several files, as if they were one list. Ends at an error; bad rows are left out and counted where that was asked for.
+/// Samples of several files, as if they were one list. Ends at an error; bad rows are left out and
+/// counted where that was asked for.
 pub(super) struct Samples<'a> {
     files: std::slice::Iter<'a, PathBuf>,
     settings: &'a ClsDataSettings,
@@ -136,9 +160,22 @@ pub(super) struct Samples<'a> {
 }
 
 impl<'a> Samples<'a> {
-    pub fn new(files: &'a [PathBuf], settings: &'a ClsDataSettings, labels: LabelUse<'a>) -> Samples<'a> {
+    pub fn new(
+        files: &'a [PathBuf],
+        settings: &'a ClsDataSettings,
+        labels: LabelUse<'a>,
+    ) -> Samples<'a> {
         let files = files.iter();
-        Samples { files, settings, labels, current: None, bytes_read: Arc::default(), rows: 0, skipped: 0, done: false }
+        Samples {
+            files,
+            settings,
+            labels,
+            current: None,
+            bytes_read: Arc::default(),
+            rows: 0,
+            skipped: 0,
+            done: false,
+        }
     }
 
     pub fn bytes_read(&self) -> Arc<AtomicU64> {
@@ -152,8 +189,15 @@ impl<'a> Samples<'a> {
     fn read(&mut self) -> Result<Option<Sample>> {
         loop {
             let Some(current) = &mut self.current else {
-                let Some(path) = self.files.next() else { return Ok(None) };
-                self.current = Some(SampleFile::open(path, self.settings, self.labels.needed, self.bytes_read.clone())?);
+                let Some(path) = self.files.next() else {
+                    return Ok(None);
+                };
+                self.current = Some(SampleFile::open(
+                    path,
+                    self.settings,
+                    self.labels.needed,
+                    self.bytes_read.clone(),
+                )?);
                 continue;
             };
             let Some(sample) = current.read(self.rows, &self.labels) else {
@@ -163,7 +207,12 @@ impl<'a> Samples<'a> {
             self.rows += 1;
             match sample {
                 Ok(sample) => return Ok(Some(sample)),
-                Err(error) if error.is_bad_row() && self.settings.source.table.on_bad_row == OnBadRow::Skip => self.skipped += 1,
+                Err(error)
+                    if error.is_bad_row()
+                        && self.settings.source.table.on_bad_row == OnBadRow::Skip =>
+                {
+                    self.skipped += 1
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -183,16 +232,35 @@ impl Iterator for Samples<'_> {
     }
 }
 
-fn sample(index: u64, row: Row, names: &[String], columns: &Columns, labels: &LabelUse<'_>) -> Result<Sample> {
+fn sample(
+    index: u64,
+    row: Row,
+    names: &[String],
+    columns: &Columns,
+    labels: &LabelUse<'_>,
+) -> Result<Sample> {
     let place = &row.place;
-    let bad = |reason: String| Error::BadRow { place: place.clone(), reason };
+    let bad = |reason: String| Error::BadRow {
+        place: place.clone(),
+        reason,
+    };
     let mut cells = row.cells.into_iter();
     let mut text = |column: usize| match cells.next() {
-        Some(Cell::Text(text)) if text.trim().is_empty() => Err(bad(format!("the text in column {:?} is empty", names[column]))),
+        Some(Cell::Text(text)) if text.trim().is_empty() => Err(bad(format!(
+            "the text in column {:?} is empty",
+            names[column]
+        ))),
         Some(Cell::Text(text)) => Ok(text),
-        other => Err(not_text(place.clone(), &names[column], &other.unwrap_or(Cell::Missing))),
+        other => Err(not_text(
+            place.clone(),
+            &names[column],
+            &other.unwrap_or(Cell::Missing),
+        )),
     };
-    let (a, b) = (text(columns.text)?, columns.pair.map(&mut text).transpose()?);
+    let (a, b) = (
+        text(columns.text)?,
+        columns.pair.map(&mut text).transpose()?,
+    );
     let label = match columns.label {
         None => None,
         Some(column) => {
@@ -203,13 +271,21 @@ fn sample(index: u64, row: Row, names: &[String], columns: &Columns, labels: &La
             };
             match name(&cell).map_err(|what| format!("column {:?}: {what}", names[column])) {
                 Ok(name) => {
-                    // Another file of the same set may have the numbers alone, and the labels be made of those.
+                    // Another file of the same set may have the numbers alone, and the labels be
+                    // made of those.
                     match labels.map.label(&name, labels.numbers).or_else(by_number) {
                         Some(label) => Some(label),
                         // Unlabelled rows of published test sets say -1.
                         None if !labels.needed && name == "-1" => None,
-                        None if labels.map.are_numbers() => return Err(bad(format!("label {name:?} is not a finite number"))),
-                        None => return Err(bad(format!("label {name:?} is not among the labels: {}", list(labels.map.names())))),
+                        None if labels.map.are_numbers() => {
+                            return Err(bad(format!("label {name:?} is not a finite number")));
+                        }
+                        None => {
+                            return Err(bad(format!(
+                                "label {name:?} is not among the labels: {}",
+                                list(labels.map.names())
+                            )));
+                        }
                     }
                 }
                 Err(_) if !labels.needed => None,
@@ -217,19 +293,35 @@ fn sample(index: u64, row: Row, names: &[String], columns: &Columns, labels: &La
             }
         }
     };
-    Ok(Sample { index, text: a, pair: b, label })
+    Ok(Sample {
+        index,
+        text: a,
+        pair: b,
+        label,
+    })
 }
 
 fn list(names: &[String]) -> String {
-    let shown = names.iter().take(20).map(String::as_str).collect::<Vec<_>>().join(", ");
-    if names.len() > 20 { format!("{shown}, ... ({} in all)", names.len()) } else { shown }
+    let shown = names
+        .iter()
+        .take(20)
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .join(", ");
+    if names.len() > 20 {
+        format!("{shown}, ... ({} in all)", names.len())
+    } else {
+        shown
+    }
 }
 
 /// A label's name, or why the cell holds none.
 fn name(cell: &Cell) -> Result<String, &'static str> {
     match cell {
         Cell::Text(text) if text.trim().is_empty() => Err("the label is empty"),
-        Cell::Text(text) | Cell::Number(text) if text.trim().eq_ignore_ascii_case("nan") => Err("the label is NaN"),
+        Cell::Text(text) | Cell::Number(text) if text.trim().eq_ignore_ascii_case("nan") => {
+            Err("the label is NaN")
+        }
         Cell::Text(text) => Ok(text.clone()),
         Cell::Number(number) => Ok(match number.parse::<f64>() {
             // 1.0 of a format that tells numbers from text is the label 1.
@@ -262,7 +354,8 @@ impl Numbers {
     }
 }
 
-/// The labels that occur in these files or, of parquet files that name their classes, those; numbers where some are fractions.
+/// The labels that occur in these files or, of parquet files that name their classes, those;
+/// numbers where some are fractions.
 pub(super) fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result<LabelMap> {
     let mut found = BTreeSet::new();
     let mut numbers = Numbers::default();
@@ -270,10 +363,18 @@ pub(super) fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result
     for path in files {
         let mut table = Table::open(path, &settings.source.table, Arc::default())?;
         let columns = Columns::of(&table, settings, true)?;
-        let column = columns.label.expect("Columns::of refuses a table without the label that is needed");
+        let column = columns
+            .label
+            .expect("Columns::of refuses a table without the label that is needed");
         if let Some(names) = table.class_names(column) {
-            if declared.as_deref().is_some_and(|declared| declared != names) {
-                let reason = format!("{} names its classes differently from the files before it", path.display());
+            if declared
+                .as_deref()
+                .is_some_and(|declared| declared != names)
+            {
+                let reason = format!(
+                    "{} names its classes differently from the files before it",
+                    path.display()
+                );
                 return Err(Error::Labels { reason });
             }
             declared = Some(names.to_vec());
@@ -287,13 +388,20 @@ pub(super) fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result
         table.choose(vec![column])?;
         for row in table {
             let label = row.and_then(|row| {
-                let bad = |what| Error::BadRow { place: row.place.clone(), reason: format!("column {column_name:?}: {what}") };
+                let bad = |what| Error::BadRow {
+                    place: row.place.clone(),
+                    reason: format!("column {column_name:?}: {what}"),
+                };
                 name(&row.cells[0]).map_err(bad)
             });
             let label = match label {
                 Ok(label) => label,
                 // It is counted when the samples are read: there the whole row is looked at.
-                Err(error) if error.is_bad_row() && settings.source.table.on_bad_row == OnBadRow::Skip => continue,
+                Err(error)
+                    if error.is_bad_row() && settings.source.table.on_bad_row == OnBadRow::Skip =>
+                {
+                    continue;
+                }
                 Err(error) => return Err(error),
             };
             numbers.add(&label);
@@ -315,15 +423,19 @@ pub(super) fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result
         None if numbers.are_fractions() => {
             let reason = "they are fractions, no classes: leave --do_regression out, or name another column with \
                           --label_column_name";
-            Err(Error::Labels { reason: reason.to_string() })
+            Err(Error::Labels {
+                reason: reason.to_string(),
+            })
         }
         Some(names) => {
             let map = LabelMap::declared(names)?;
             match found.iter().find(|label| map.id(label).is_none()) {
                 None => Ok(map),
-                Some(label) => {
-                    Err(Error::Labels { reason: format!("{label:?} is not among the classes that some of the files name") })
-                }
+                Some(label) => Err(Error::Labels {
+                    reason: format!(
+                        "{label:?} is not among the classes that some of the files name"
+                    ),
+                }),
             }
         }
         None => LabelMap::of_data(found.iter().map(String::as_str)),

@@ -1,8 +1,12 @@
-//! Texts and pairs to sequences as encoders take them: with special tokens, cut to a length, each token with its flags.
+//! Texts and pairs to sequences as encoders take them: with special tokens, cut to a length, each
+//! token with its flags.
 
 use std::sync::Arc;
 
-use tokenizers::{Encoding, PostProcessorWrapper, TruncationDirection, TruncationParams, TruncationStrategy, truncate_encodings};
+use tokenizers::{
+    Encoding, PostProcessorWrapper, TruncationDirection, TruncationParams, TruncationStrategy,
+    truncate_encodings,
+};
 
 use super::error::{Error, Result};
 use super::examples::flag;
@@ -17,10 +21,12 @@ pub struct Sequence {
     pub truncated: bool,
 }
 
-/// Encodes as `tokenizer(a, b, truncation=True, max_length=...)` does: the longer text of a pair is cut first.
+/// Encodes as `tokenizer(a, b, truncation=True, max_length=...)` does: the longer text of a pair is
+/// cut first.
 ///
-/// Truncation is done here between the crate's two steps, because its own stops reading a text once that alone is too long, and
-/// then takes texts for equally long that are not (0.23.2; Python's 0.23.3 does not).
+/// Truncation is done here between the crate's two steps, because its own stops reading a text once
+/// that alone is too long, and then takes texts for equally long that are not (0.23.2; Python's
+/// 0.23.3 does not).
 #[derive(Clone, Debug)]
 pub struct SequenceEncoder {
     /// Texts to tokens, nothing else.
@@ -34,11 +40,17 @@ pub struct SequenceEncoder {
 
 impl SequenceEncoder {
     pub(super) fn new(tokenizer: &Tokenizer, max_length: Option<usize>) -> Result<SequenceEncoder> {
-        let special = [tokenizer.special_tokens(false), tokenizer.special_tokens(true)];
+        let special = [
+            tokenizer.special_tokens(false),
+            tokenizer.special_tokens(true),
+        ];
         if let Some(length) = max_length
             && length <= special[1]
         {
-            return Err(Error::NoRoom { length, special: special[1] });
+            return Err(Error::NoRoom {
+                length,
+                special: special[1],
+            });
         }
         let direction = match tokenizer.truncates_left {
             true => TruncationDirection::Left,
@@ -46,7 +58,13 @@ impl SequenceEncoder {
         };
         let mut texts = (*tokenizer.inner).clone();
         texts.with_post_processor(None::<PostProcessorWrapper>);
-        Ok(SequenceEncoder { texts: Arc::new(texts), whole: tokenizer.inner.clone(), max_length, direction, special })
+        Ok(SequenceEncoder {
+            texts: Arc::new(texts),
+            whole: tokenizer.inner.clone(),
+            max_length,
+            direction,
+            special,
+        })
     }
 
     /// A text, or a pair of them.
@@ -70,21 +88,34 @@ impl SequenceEncoder {
             }
             flags
         });
-        Ok(Sequence { flags: flags.collect(), ids: encoding.get_ids().to_vec(), truncated })
+        Ok(Sequence {
+            flags: flags.collect(),
+            ids: encoding.get_ids().to_vec(),
+            truncated,
+        })
     }
 
     /// Tokens with special ones, and whether some were cut off.
     fn tokens(&self, text: &str, pair: Option<&str>) -> tokenizers::Result<(Encoding, bool)> {
         let mut first = self.texts.encode(text, false)?;
-        let mut second = pair.map(|pair| self.texts.encode(pair, false)).transpose()?;
+        let mut second = pair
+            .map(|pair| self.texts.encode(pair, false))
+            .transpose()?;
         if let Some(second) = &mut second {
             second.set_type_ids(vec![1; second.len()]);
         }
         let tokens = first.len() + second.as_ref().map_or(0, Encoding::len);
-        let room = self.max_length.map_or(usize::MAX, |length| length - self.special[usize::from(second.is_some())]);
+        let room = self.max_length.map_or(usize::MAX, |length| {
+            length - self.special[usize::from(second.is_some())]
+        });
         if tokens > room {
             let strategy = TruncationStrategy::LongestFirst;
-            let truncation = TruncationParams { direction: self.direction, max_length: room, strategy, stride: 0 };
+            let truncation = TruncationParams {
+                direction: self.direction,
+                max_length: room,
+                strategy,
+                stride: 0,
+            };
             (first, second) = truncate_encodings(first, second, &truncation)?;
             // What was cut off is not wanted, and would be processed too.
             first.take_overflowing();

@@ -4,17 +4,19 @@ use std::path::PathBuf;
 
 use super::labels::LabelMap;
 
-/// Where examples come from and how they are prepared; the same for every task. The default has no files and changes nothing.
+/// Where examples come from and how they are prepared; the same for every task. The default has no
+/// files and changes nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SourceSettings {
-    /// Files in order, each read by its extension: `.csv`, `.tsv`, `.json`, `.jsonl`, `.parquet`, anything else as text; all but
-    /// parquet may end in `.gz` too.
+    /// Files in order, each read by its extension: `.csv`, `.tsv`, `.json`, `.jsonl`, `.parquet`,
+    /// anything else as text; all but parquet may end in `.gz` too.
     pub train_files: Vec<PathBuf>,
     pub validation_files: Vec<PathBuf>,
     /// Rows to predict; only classification reads them.
     pub test_files: Vec<PathBuf>,
-    /// Share of the training examples that validates when no validation file is given. Language models set the first lines aside
-    /// (run_clm: 5 percent), classification a seeded random choice of the rows.
+    /// Share of the training examples that validates when no validation file is given. Language
+    /// models set the first lines aside (run_clm: 5 percent), classification a seeded random choice
+    /// of the rows.
     pub validation_split_percentage: f64,
     pub max_train_samples: Option<usize>,
     pub max_eval_samples: Option<usize>,
@@ -22,7 +24,8 @@ pub struct SourceSettings {
     pub table: TableSettings,
     /// Threads that tokenize; `None` means one per core.
     pub preprocessing_num_workers: Option<usize>,
-    /// Threads that prepare and upload batches ahead of the step; 0 prepares them in the step's own thread.
+    /// Threads that prepare and upload batches ahead of the step; 0 prepares them in the step's own
+    /// thread.
     pub dataloader_num_workers: usize,
     /// Ignore the tokenized files on disk and make them anew.
     pub overwrite_cache: bool,
@@ -30,14 +33,16 @@ pub struct SourceSettings {
     pub cache_dir: PathBuf,
     /// Of the order of the rows, the validation split and the masking.
     pub seed: u64,
-    /// Training rows are read as the run goes on instead of being prepared before it; each is drawn from a buffer of so many.
+    /// Training rows are read as the run goes on instead of being prepared before it; each is drawn
+    /// from a buffer of so many.
     pub streaming: Option<usize>,
 }
 
 /// How tables (CSV, TSV, JSON, parquet) are read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TableSettings {
-    /// The column with the text. `None`: `text`, `sentence`, `sentence1`, or the only column that can be meant.
+    /// The column with the text. `None`: `text`, `sentence`, `sentence1`, or the only column that
+    /// can be meant.
     pub text_column: Option<String>,
     /// `None`: standard quoting in CSV, none in TSV.
     pub quoting: Option<Quoting>,
@@ -51,7 +56,8 @@ pub enum Quoting {
     None,
     /// A field may stand in double quotes; `""` in it is one quote (RFC 4180).
     Standard,
-    /// As `Standard`, and a backslash takes the next character as it is (`escapechar='\\'` in Python).
+    /// As `Standard`, and a backslash takes the next character as it is (`escapechar='\\'` in
+    /// Python).
     Backslash,
 }
 
@@ -68,14 +74,16 @@ pub enum OnBadRow {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClmDataSettings {
     pub source: SourceSettings,
-    /// `None`: the tokenizer's maximum length or, if that exceeds the model's positions, min(1024, positions).
+    /// `None`: the tokenizer's maximum length or, if that exceeds the model's positions, min(1024,
+    /// positions).
     pub block_size: Option<usize>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct MlmDataSettings {
     pub source: SourceSettings,
-    /// `None`: the tokenizer's maximum length, at most 1024 (run_mlm) and at most the model's positions.
+    /// `None`: the tokenizer's maximum length, at most 1024 (run_mlm) and at most the model's
+    /// positions.
     pub max_seq_length: Option<usize>,
     /// Each line is a sequence of its own, instead of joining lines and cutting them.
     pub line_by_line: bool,
@@ -90,26 +98,29 @@ pub struct MlmDataSettings {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClsDataSettings {
     pub source: SourceSettings,
-    /// The second text of a pair. `None`: single texts, unless no text column is named either and the file has one of the usual
-    /// pairs, such as `sentence1` and `sentence2`.
+    /// The second text of a pair. `None`: single texts, unless no text column is named either and
+    /// the file has one of the usual pairs, such as `sentence1` and `sentence2`.
     pub text_pair_column: Option<String>,
     /// `None`: `label` or `labels`.
     pub label_column: Option<String>,
     /// Longer sequences are truncated, the longest of a pair first. run_glue: 128.
     pub max_seq_length: usize,
     pub padding: PaddingSettings,
-    /// The labels in order, if they are known: a fine-tuned model's, or the user's own. `None`: those of the training set, sorted.
+    /// The labels in order, if they are known: a fine-tuned model's, or the user's own. `None`:
+    /// those of the training set, sorted.
     pub labels: Option<LabelMap>,
-    /// Where the training set decides, numbers of which some are fractions make a regression. Otherwise they are refused.
+    /// Where the training set decides, numbers of which some are fractions make a regression.
+    /// Otherwise they are refused.
     pub finds_regression: bool,
 }
 
-/// To which length the rows of a batch are padded. A graph has one shape, so each length in use is one compilation.
+/// To which length the rows of a batch are padded. A graph has one shape, so each length in use is
+/// one compilation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PaddingSettings {
     /// Always the maximum length.
     pub pad_to_max_length: bool,
-    /// The smallest of these lengths that fits the batch's longest row (the maximum length is always one of them). Empty without
-    /// `pad_to_max_length`: powers of two from 16.
+    /// The smallest of these lengths that fits the batch's longest row (the maximum length is
+    /// always one of them). Empty without `pad_to_max_length`: powers of two from 16.
     pub pad_to_bucket: Vec<usize>,
 }

@@ -14,7 +14,8 @@ const USUAL_COLUMNS: [&str; 3] = ["text", "sentence", "sentence1"];
 
 /// One open file of texts.
 pub(super) enum TextFile {
-    /// `keep`: lines keep their break (run_clm does so, run_mlm does not). Cells of tables are as they are.
+    /// `keep`: lines keep their break (run_clm does so, run_mlm does not). Cells of tables are as
+    /// they are.
     Lines {
         lines: Lines,
         keep: bool,
@@ -27,22 +28,37 @@ pub(super) enum TextFile {
 
 impl TextFile {
     /// Opens a file; raw bytes read are added to `count`.
-    pub fn open(path: &Path, settings: &TableSettings, line_breaks: bool, count: Arc<AtomicU64>) -> Result<TextFile> {
+    pub fn open(
+        path: &Path,
+        settings: &TableSettings,
+        line_breaks: bool,
+        count: Arc<AtomicU64>,
+    ) -> Result<TextFile> {
         if Format::of(path) == Format::Text {
-            return Ok(TextFile::Lines { lines: Lines::open_counted(path, count)?, keep: line_breaks });
+            return Ok(TextFile::Lines {
+                lines: Lines::open_counted(path, count)?,
+                keep: line_breaks,
+            });
         }
         let mut table = Table::open(path, settings, count.clone())?;
         let named = settings.text_column.as_deref();
         let only = (named.is_none() && table.columns().len() == 1).then_some(0);
         let column = table.find(named, &USUAL_COLUMNS).or(only);
-        let column = column.ok_or_else(|| table.no_column("text_column_name", named, &USUAL_COLUMNS))?;
+        let column =
+            column.ok_or_else(|| table.no_column("text_column_name", named, &USUAL_COLUMNS))?;
         table.choose(vec![column])?;
         if Format::of(path) == Format::Parquet {
             // It is read here and there; its rows tell nothing of the bytes.
-            count.fetch_add(path.metadata().map_or(0, |metadata| metadata.len()), Ordering::Relaxed);
+            count.fetch_add(
+                path.metadata().map_or(0, |metadata| metadata.len()),
+                Ordering::Relaxed,
+            );
         }
         let column = table.columns()[column].clone();
-        Ok(TextFile::Table { table: Box::new(table), column })
+        Ok(TextFile::Table {
+            table: Box::new(table),
+            column,
+        })
     }
 
     /// Where the next text is.
@@ -80,7 +96,8 @@ impl Iterator for TextFile {
     }
 }
 
-/// Texts of several files, one after the other, as if they were one list. Ends at an error; files are opened as they are reached.
+/// Texts of several files, one after the other, as if they were one list. Ends at an error; files
+/// are opened as they are reached.
 pub(super) struct Texts<'a> {
     files: std::slice::Iter<'a, PathBuf>,
     settings: TableSettings,
@@ -118,13 +135,24 @@ impl<'a> Texts<'a> {
     fn read(&mut self) -> Result<Option<String>> {
         loop {
             let Some(current) = &mut self.current else {
-                let Some(path) = self.files.next() else { return Ok(None) };
-                self.current = Some(TextFile::open(path, &self.settings, self.line_breaks, self.bytes_read.clone())?);
+                let Some(path) = self.files.next() else {
+                    return Ok(None);
+                };
+                self.current = Some(TextFile::open(
+                    path,
+                    &self.settings,
+                    self.line_breaks,
+                    self.bytes_read.clone(),
+                )?);
                 continue;
             };
             match current.next() {
                 Some(Ok(text)) => return Ok(Some(text)),
-                Some(Err(error)) if error.is_bad_row() && self.settings.on_bad_row == OnBadRow::Skip => self.skipped += 1,
+                Some(Err(error))
+                    if error.is_bad_row() && self.settings.on_bad_row == OnBadRow::Skip =>
+                {
+                    self.skipped += 1
+                }
                 Some(Err(error)) => return Err(error),
                 None => self.current = None,
             }
@@ -162,5 +190,8 @@ pub(super) fn not_text(place: super::error::Place, column: &str, cell: &Cell) ->
         Cell::Other(kind) => format!("is {kind}, not text"),
         Cell::Missing | Cell::Text(_) => "is missing".to_string(),
     };
-    Error::BadRow { place, reason: format!("column {column:?} {found}") }
+    Error::BadRow {
+        place,
+        reason: format!("column {column:?} {found}"),
+    }
 }

@@ -8,16 +8,27 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 #[derive(Debug, Error)]
 pub enum Error {
-    #[error("{name:?} is neither a directory that exists nor a name on the Hub (NAME or ORGANIZATION/NAME)")]
+    #[error(
+        "{name:?} is neither a directory that exists nor a name on the Hub (NAME or ORGANIZATION/NAME)"
+    )]
     BadName { name: String },
 
     #[error(
         "the Hub ({endpoint}) has no {what} {name} at revision {revision}; check the spelling, or give a path on this machine"
     )]
-    NotFound { what: &'static str, name: String, revision: String, endpoint: String },
+    NotFound {
+        what: &'static str,
+        name: String,
+        revision: String,
+        endpoint: String,
+    },
 
     #[error("{name} at revision {revision} has no file {file}")]
-    NoFile { name: String, revision: String, file: String },
+    NoFile {
+        name: String,
+        revision: String,
+        file: String,
+    },
 
     #[error(
         "the Hub ({endpoint}) does not let {name} be read without a token: it is private, gated or misspelt. Accept its conditions \
@@ -36,35 +47,67 @@ pub enum Error {
          it once without HF_HUB_OFFLINE, or give a path on this machine",
         cache.display()
     )]
-    NotCached { what: &'static str, name: String, revision: String, cache: PathBuf, missing: String },
+    NotCached {
+        what: &'static str,
+        name: String,
+        revision: String,
+        cache: PathBuf,
+        missing: String,
+    },
 
     #[error(
         "the Hub ({endpoint}) cannot be reached for {name}, which is no path on this machine: {reason}. Check the connection and HF_ENDPOINT; with HF_HUB_OFFLINE=1 \
          only the cache is used"
     )]
-    Unreachable { endpoint: String, name: String, reason: String },
+    Unreachable {
+        endpoint: String,
+        name: String,
+        reason: String,
+    },
 
     #[error(
         "the Hub ({endpoint}) took the question for {name} and did not answer for {seconds} s; try again later, or raise \
          HF_HUB_DOWNLOAD_TIMEOUT (seconds)"
     )]
-    Silent { endpoint: String, name: String, seconds: f64 },
+    Silent {
+        endpoint: String,
+        name: String,
+        seconds: f64,
+    },
 
     #[error("the Hub ({endpoint}) answered {status} for {name}; try again later")]
-    Status { endpoint: String, name: String, status: u16 },
+    Status {
+        endpoint: String,
+        name: String,
+        status: u16,
+    },
 
     #[error("the Hub ({endpoint}) gave an answer for {name} that makes no sense: {reason}")]
-    Answer { endpoint: String, name: String, reason: String },
+    Answer {
+        endpoint: String,
+        name: String,
+        reason: String,
+    },
 
     #[error(
         "the transfer of {file} of {name} broke off after {got} of {size} bytes ({reason}); run the command again, it goes on from there"
     )]
-    Truncated { name: String, file: String, got: u64, size: u64, reason: String },
+    Truncated {
+        name: String,
+        file: String,
+        got: u64,
+        size: u64,
+        reason: String,
+    },
 
     #[error(
         "{file} of {name} arrived damaged twice ({reason}); nothing of it is kept. A proxy may be changing it; try again later"
     )]
-    Damaged { name: String, file: String, reason: String },
+    Damaged {
+        name: String,
+        file: String,
+        reason: String,
+    },
 
     #[error(
         "{name} has no model.safetensors (it has {found}). Convert it once with Python: from transformers import AutoModel as M; \
@@ -80,20 +123,39 @@ pub enum Error {
     )]
     NoData { name: String },
 
-    #[error("data set {name} has no configuration {wanted:?}; name one of these with --dataset_config_name: {found}")]
-    NoConfig { name: String, wanted: String, found: String },
+    #[error(
+        "data set {name} has no configuration {wanted:?}; name one of these with --dataset_config_name: {found}"
+    )]
+    NoConfig {
+        name: String,
+        wanted: String,
+        found: String,
+    },
 
-    #[error("data set {name} has several configurations; name one with --dataset_config_name: {found}")]
+    #[error(
+        "data set {name} has several configurations; name one with --dataset_config_name: {found}"
+    )]
     WhichConfig { name: String, found: String },
 
     #[error("cannot {doing} {}: {source}", path.display())]
-    Io { doing: &'static str, path: PathBuf, source: std::io::Error },
+    Io {
+        doing: &'static str,
+        path: PathBuf,
+        source: std::io::Error,
+    },
 }
 
 impl Error {
     /// For `map_err`: what was being done (an infinitive), and to what.
-    pub(super) fn io(doing: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error + use<> {
+    pub(super) fn io(
+        doing: &'static str,
+        path: &Path,
+    ) -> impl FnOnce(std::io::Error) -> Error + use<> {
         let path = path.to_path_buf();
-        move |source| Error::Io { doing, path, source }
+        move |source| Error::Io {
+            doing,
+            path,
+            source,
+        }
     }
 }

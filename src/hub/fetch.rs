@@ -1,8 +1,9 @@
 //! One repository at one commit, and its files: out of the cache, or downloaded.
 //!
-//! A branch is resolved to its commit once, so that the files of one snapshot belong together. A download goes to a place of its
-//! own in the cache, is compared with the size and checksum that the Hub gave, and only then moved to where Python programs and
-//! this one look for it. What broke off stays there and is gone on with.
+//! A branch is resolved to its commit once, so that the files of one snapshot belong together. A
+//! download goes to a place of its own in the cache, is compared with the size and checksum that
+//! the Hub gave, and only then moved to where Python programs and this one look for it. What broke
+//! off stays there and is gone on with.
 
 use std::fs::File;
 use std::io::ErrorKind::{AlreadyExists, PermissionDenied, ReadOnlyFilesystem, StorageFull};
@@ -78,7 +79,8 @@ pub struct Snapshot<'a> {
 
 impl Hub {
     pub fn new(settings: HubSettings) -> Result<Hub> {
-        let cache_dir = std::path::absolute(&settings.cache_dir).map_err(Error::io("find", &settings.cache_dir))?;
+        let cache_dir = std::path::absolute(&settings.cache_dir)
+            .map_err(Error::io("find", &settings.cache_dir))?;
         let api = match settings.offline {
             true => None,
             false => {
@@ -98,22 +100,34 @@ impl Hub {
                 Some(builder.build().map_err(answer)?)
             }
         };
-        Ok(Hub { cache: Cache::new(cache_dir), settings, api })
+        Ok(Hub {
+            cache: Cache::new(cache_dir),
+            settings,
+            api,
+        })
     }
 
     fn endpoint(&self) -> String {
-        self.settings.endpoint.clone().unwrap_or_else(|| "its public address".to_string())
+        self.settings
+            .endpoint
+            .clone()
+            .unwrap_or_else(|| "its public address".to_string())
     }
 
-    /// A repository at a revision (a branch, tag or commit; `None` is `main`). One question to the Hub, or a look into the cache
-    /// when offline, and also, with a note, when the Hub cannot be reached.
+    /// A repository at a revision (a branch, tag or commit; `None` is `main`). One question to the
+    /// Hub, or a look into the cache when offline, and also, with a note, when the Hub cannot be
+    /// reached.
     pub fn snapshot(&self, kind: Kind, name: &str, revision: Option<&str>) -> Result<Snapshot<'_>> {
         if !super::is_name(name) {
-            return Err(Error::BadName { name: name.to_string() });
+            return Err(Error::BadName {
+                name: name.to_string(),
+            });
         }
         let revision = revision.unwrap_or("main").to_string();
         let repo = Repo::with_revision(name.to_string(), kind.repo_type(), revision.clone());
-        let Some(api) = &self.api else { return self.cached(kind, name, &revision) };
+        let Some(api) = &self.api else {
+            return self.cached(kind, name, &revision);
+        };
         let asked = api.repo(repo.clone());
         let info = match self
             .ask(name, move || asked.info())
@@ -126,20 +140,37 @@ impl Hub {
                     Error::Silent { seconds, .. } => format!("it has not answered for {seconds} s"),
                     _ => return Err(error),
                 };
-                let Ok(snapshot) = self.cached(kind, name, &revision) else { return Err(error) };
-                eprintln!("note: the Hub cannot be reached ({reason}); using {name} as it is in the cache");
+                let Ok(snapshot) = self.cached(kind, name, &revision) else {
+                    return Err(error);
+                };
+                eprintln!(
+                    "note: the Hub cannot be reached ({reason}); using {name} as it is in the cache"
+                );
                 return Ok(snapshot);
             }
         };
-        let plain = |file: &String| !file.starts_with('/') && file.split('/').all(|part| !matches!(part, "" | "." | ".."));
+        let plain = |file: &String| {
+            !file.starts_with('/') && file.split('/').all(|part| !matches!(part, "" | "." | ".."))
+        };
         let commit = info.sha;
-        let files: Vec<String> = info.siblings.into_iter().map(|file| file.rfilename).filter(plain).collect();
+        let files: Vec<String> = info
+            .siblings
+            .into_iter()
+            .map(|file| file.rfilename)
+            .filter(plain)
+            .collect();
         if commit.len() < 7 || !commit.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
             let reason = format!("{commit:?} is no commit");
-            return Err(Error::Answer { endpoint: self.endpoint(), name: name.to_string(), reason });
+            return Err(Error::Answer {
+                endpoint: self.endpoint(),
+                name: name.to_string(),
+                reason,
+            });
         }
         let cached = self.cache.repo(repo);
-        cached.create_ref(&commit).map_err(Error::io("write into", self.cache.path()))?;
+        cached
+            .create_ref(&commit)
+            .map_err(Error::io("write into", self.cache.path()))?;
         let at_commit = Repo::with_revision(name.to_string(), kind.repo_type(), commit.clone());
         Ok(Snapshot {
             hub: self,
@@ -153,7 +184,11 @@ impl Hub {
     }
 
     /// A question whose answer is short; an error if there is none in time.
-    fn ask<T: Send + 'static>(&self, name: &str, question: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    fn ask<T: Send + 'static>(
+        &self,
+        name: &str,
+        question: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
         let limit = self.settings.patience;
         within(limit, || 0, question).ok_or_else(|| Error::Silent {
             endpoint: self.endpoint(),
@@ -165,33 +200,86 @@ impl Hub {
     fn cached(&self, kind: Kind, name: &str, revision: &str) -> Result<Snapshot<'_>> {
         let repo = Repo::with_revision(name.to_string(), kind.repo_type(), revision.to_string());
         let cached = self.cache.repo(repo.clone());
-        let reference = self.cache.path().join(repo.folder_name()).join("refs").join(revision);
+        let reference = self
+            .cache
+            .path()
+            .join(repo.folder_name())
+            .join("refs")
+            .join(revision);
         // A commit has no reference of its own.
         let commit = std::fs::read_to_string(reference).unwrap_or_else(|_| revision.to_string());
         let dir = cached.pointer_path(commit.trim());
         if !dir.is_dir() {
             let (what, name, cache) = (kind.what(), name.to_string(), self.cache.path().clone());
-            return Err(Error::NotCached { what, name, revision: revision.to_string(), cache, missing: String::new() });
+            return Err(Error::NotCached {
+                what,
+                name,
+                revision: revision.to_string(),
+                cache,
+                missing: String::new(),
+            });
         }
         let mut files = Vec::new();
         list(&dir, "", &mut files).map_err(Error::io("list", &dir))?;
-        Ok(Snapshot { hub: self, name: name.to_string(), revision: revision.to_string(), kind, files, dir, remote: None })
+        Ok(Snapshot {
+            hub: self,
+            name: name.to_string(),
+            revision: revision.to_string(),
+            kind,
+            files,
+            dir,
+            remote: None,
+        })
     }
 
     /// An error of the crate in the user's terms.
-    fn explain(&self, error: ApiError, kind: Kind, name: &str, revision: &str, file: Option<&str>) -> Error {
+    fn explain(
+        &self,
+        error: ApiError,
+        kind: Kind,
+        name: &str,
+        revision: &str,
+        file: Option<&str>,
+    ) -> Error {
         let (endpoint, name, revision) = (self.endpoint(), name.to_string(), revision.to_string());
         let ApiError::RequestError(request) = error else {
-            return Error::Answer { endpoint, name, reason: error.to_string() };
+            return Error::Answer {
+                endpoint,
+                name,
+                reason: error.to_string(),
+            };
         };
         match (*request, file) {
-            (ureq::Error::StatusCode(404), Some(file)) => Error::NoFile { name, revision, file: file.to_string() },
-            (ureq::Error::StatusCode(404), None) => Error::NotFound { what: kind.what(), name, revision, endpoint },
-            (ureq::Error::StatusCode(401), _) if self.settings.token.is_none() => Error::NeedsToken { name, endpoint },
+            (ureq::Error::StatusCode(404), Some(file)) => Error::NoFile {
+                name,
+                revision,
+                file: file.to_string(),
+            },
+            (ureq::Error::StatusCode(404), None) => Error::NotFound {
+                what: kind.what(),
+                name,
+                revision,
+                endpoint,
+            },
+            (ureq::Error::StatusCode(401), _) if self.settings.token.is_none() => {
+                Error::NeedsToken { name, endpoint }
+            }
             (ureq::Error::StatusCode(401 | 403), _) => Error::Forbidden { name, endpoint },
-            (ureq::Error::StatusCode(status), _) => Error::Status { endpoint, name, status },
-            (ureq::Error::Json(error), _) => Error::Answer { endpoint, name, reason: error.to_string() },
-            (other, _) => Error::Unreachable { endpoint, name, reason: other.to_string() },
+            (ureq::Error::StatusCode(status), _) => Error::Status {
+                endpoint,
+                name,
+                status,
+            },
+            (ureq::Error::Json(error), _) => Error::Answer {
+                endpoint,
+                name,
+                reason: error.to_string(),
+            },
+            (other, _) => Error::Unreachable {
+                endpoint,
+                name,
+                reason: other.to_string(),
+            },
         }
     }
 }
@@ -242,16 +330,32 @@ impl Snapshot<'_> {
         }
         let Some((repo, remote)) = &self.remote else {
             let missing = format!(" (its file {file} is missing)");
-            let (what, name, revision) = (self.kind.what(), self.name.clone(), self.revision.clone());
-            return Err(Error::NotCached { what, name, revision, cache: self.hub.cache.path().clone(), missing });
+            let (what, name, revision) =
+                (self.kind.what(), self.name.clone(), self.revision.clone());
+            return Err(Error::NotCached {
+                what,
+                name,
+                revision,
+                cache: self.hub.cache.path().clone(),
+                missing,
+            });
         };
-        let api = self.hub.api.as_ref().expect("only a snapshot without a remote side is offline");
-        let explain = |error| self.hub.explain(error, self.kind, &self.name, &self.revision, Some(file));
+        let api = self
+            .hub
+            .api
+            .as_ref()
+            .expect("only a snapshot without a remote side is offline");
+        let explain = |error| {
+            self.hub
+                .explain(error, self.kind, &self.name, &self.revision, Some(file))
+        };
         let (asked, url) = (api.clone(), remote.url(file));
         let metadata = match self.hub.ask(&self.name, move || asked.metadata(&url))? {
             Ok(metadata) => metadata,
             // The first byte was asked for, and there is none.
-            Err(ApiError::RequestError(error)) if matches!(*error, ureq::Error::StatusCode(416)) => {
+            Err(ApiError::RequestError(error))
+                if matches!(*error, ureq::Error::StatusCode(416)) =>
+            {
                 let blob = self.hub.cache.repo(repo.clone()).blob_path(EMPTY);
                 let dir = blob.parent().expect("a blob lies in its directory");
                 std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
@@ -262,14 +366,25 @@ impl Snapshot<'_> {
             Err(error) => return Err(explain(error)),
         };
         if metadata.etag().is_empty() || metadata.etag().contains(['/', '.']) {
-            let (endpoint, reason) = (self.hub.endpoint(), format!("{:?} is no checksum of {file}", metadata.etag()));
-            return Err(Error::Answer { endpoint, name: self.name.clone(), reason });
+            let (endpoint, reason) = (
+                self.hub.endpoint(),
+                format!("{:?} is no checksum of {file}", metadata.etag()),
+            );
+            return Err(Error::Answer {
+                endpoint,
+                name: self.name.clone(),
+                reason,
+            });
         }
         let blob = self.hub.cache.repo(repo.clone()).blob_path(metadata.etag());
         if !blob.exists() {
             let arriving = Cache::new(self.hub.cache.path().join(INCOMING)).repo(repo.clone());
             let pointer = arriving.pointer_path(metadata.commit_hash()).join(file);
-            let places = Places { incoming: arriving.blob_path(metadata.etag()), pointer, blob: blob.clone() };
+            let places = Places {
+                incoming: arriving.blob_path(metadata.etag()),
+                pointer,
+                blob: blob.clone(),
+            };
             self.download((api, repo), file, &metadata, &places)?;
             let dir = blob.parent().expect("a blob lies in its directory");
             std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
@@ -281,9 +396,20 @@ impl Snapshot<'_> {
         Ok(path)
     }
 
-    /// Downloads until the bytes are what the Hub said; they are at `incoming` then, or at `blob` if another process was faster.
-    fn download(&self, (api, repo): (&Api, &Repo), file: &str, metadata: &Metadata, places: &Places) -> Result<()> {
-        let Places { incoming, pointer, blob } = places;
+    /// Downloads until the bytes are what the Hub said; they are at `incoming` then, or at `blob`
+    /// if another process was faster.
+    fn download(
+        &self,
+        (api, repo): (&Api, &Repo),
+        file: &str,
+        metadata: &Metadata,
+        places: &Places,
+    ) -> Result<()> {
+        let Places {
+            incoming,
+            pointer,
+            blob,
+        } = places;
         let part = incoming.with_extension("part");
         let size = metadata.size() as u64;
         let on_disk = |path: &Path| path.metadata().map(|m| m.len()).unwrap_or(0);
@@ -291,7 +417,8 @@ impl Snapshot<'_> {
         loop {
             // One left by a killed process would be in the crate's way.
             let _ = std::fs::remove_file(pointer);
-            // A whole or too long part cannot be gone on with: the server has no bytes after its end.
+            // A whole or too long part cannot be gone on with: the server has no bytes after its
+            // end.
             if part.exists() && on_disk(&part) >= size {
                 std::fs::rename(&part, incoming).map_err(Error::io("write", incoming))?;
             }
@@ -302,9 +429,19 @@ impl Snapshot<'_> {
                     let transfer = move || api.repo(repo).download(&wanted).map(|_| ());
                     let limit = self.hub.settings.patience;
                     within(limit, || on_disk(&part), transfer).ok_or_else(|| {
-                        let (name, file, got) = (self.name.clone(), file.to_string(), on_disk(&part));
-                        let reason = format!("nothing came for {} s, HF_HUB_DOWNLOAD_TIMEOUT", limit.as_secs_f64());
-                        Error::Truncated { name, file, got, size, reason }
+                        let (name, file, got) =
+                            (self.name.clone(), file.to_string(), on_disk(&part));
+                        let reason = format!(
+                            "nothing came for {} s, HF_HUB_DOWNLOAD_TIMEOUT",
+                            limit.as_secs_f64()
+                        );
+                        Error::Truncated {
+                            name,
+                            file,
+                            got,
+                            size,
+                            reason,
+                        }
                     })?
                 }
             };
@@ -318,31 +455,61 @@ impl Snapshot<'_> {
                         std::fs::remove_file(incoming).map_err(Error::io("remove", incoming))?;
                         damaged += 1;
                         if damaged == 2 {
-                            return Err(Error::Damaged { name: self.name.clone(), file: file.to_string(), reason });
+                            return Err(Error::Damaged {
+                                name: self.name.clone(),
+                                file: file.to_string(),
+                                reason,
+                            });
                         }
-                        eprintln!("warning: {file} of {} arrived damaged ({reason}); downloading it again", self.name);
+                        eprintln!(
+                            "warning: {file} of {} arrived damaged ({reason}); downloading it again",
+                            self.name
+                        );
                     }
                 },
                 Err(ApiError::LockAcquisition(_)) if blob.exists() => return Ok(()),
                 Err(ApiError::LockAcquisition(_)) if start.elapsed() < OTHERS => {
                     if !std::mem::replace(&mut waited, true) {
-                        eprintln!("note: another process is downloading {file} of {}; waiting for it", self.name);
+                        eprintln!(
+                            "note: another process is downloading {file} of {}; waiting for it",
+                            self.name
+                        );
                     }
                 }
                 // The disk, not the connection.
-                Err(ApiError::IoError(error)) if matches!(error.kind(), PermissionDenied | StorageFull | ReadOnlyFilesystem) => {
+                Err(ApiError::IoError(error))
+                    if matches!(
+                        error.kind(),
+                        PermissionDenied | StorageFull | ReadOnlyFilesystem
+                    ) =>
+                {
                     return Err(Error::io("write", &part)(error));
                 }
                 // A status is an answer, not a connection that broke.
-                Err(ApiError::RequestError(error)) if matches!(*error, ureq::Error::StatusCode(_)) => {
+                Err(ApiError::RequestError(error))
+                    if matches!(*error, ureq::Error::StatusCode(_)) =>
+                {
                     let error = ApiError::RequestError(error);
-                    return Err(self.hub.explain(error, self.kind, &self.name, &self.revision, Some(file)));
+                    return Err(self.hub.explain(
+                        error,
+                        self.kind,
+                        &self.name,
+                        &self.revision,
+                        Some(file),
+                    ));
                 }
                 Err(error) => {
                     broken += 1;
                     if broken == ATTEMPTS {
-                        let (name, file, got) = (self.name.clone(), file.to_string(), on_disk(&part));
-                        return Err(Error::Truncated { name, file, got, size, reason: error.to_string() });
+                        let (name, file, got) =
+                            (self.name.clone(), file.to_string(), on_disk(&part));
+                        return Err(Error::Truncated {
+                            name,
+                            file,
+                            got,
+                            size,
+                            reason: error.to_string(),
+                        });
                     }
                 }
             }
@@ -353,10 +520,16 @@ impl Snapshot<'_> {
     fn link(&self, blob: &Path, path: &Path) -> Result<()> {
         let dir = path.parent().expect("a file lies in its snapshot");
         std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
-        let depth = path.strip_prefix(&self.dir).expect("it was made of it").components().count();
+        let depth = path
+            .strip_prefix(&self.dir)
+            .expect("it was made of it")
+            .components()
+            .count();
         let name = blob.file_name().expect("a blob has a name");
         // From snapshots/COMMIT/FILE, up to the repository's directory.
-        let target = PathBuf::from("../".repeat(depth + 1)).join("blobs").join(name);
+        let target = PathBuf::from("../".repeat(depth + 1))
+            .join("blobs")
+            .join(name);
         match std::os::unix::fs::symlink(target, path) {
             Err(error) if error.kind() == AlreadyExists => Ok(()),
             other => other.map_err(Error::io("write", path)),
@@ -364,11 +537,15 @@ impl Snapshot<'_> {
     }
 }
 
-/// Compares a file with its size and checksum: the ETag is the SHA-256 of large files and git's blob id of small ones.
+/// Compares a file with its size and checksum: the ETag is the SHA-256 of large files and git's
+/// blob id of small ones.
 fn check(path: &Path, metadata: &Metadata) -> Result<(), String> {
     let failed = |error: std::io::Error| error.to_string();
     let mut file = File::open(path).map_err(failed)?;
-    let (size, wanted) = (file.metadata().map_err(failed)?.len(), metadata.size() as u64);
+    let (size, wanted) = (
+        file.metadata().map_err(failed)?.len(),
+        metadata.size() as u64,
+    );
     if size != wanted {
         return Err(format!("{size} bytes instead of {wanted}"));
     }
@@ -381,7 +558,11 @@ fn check(path: &Path, metadata: &Metadata) -> Result<(), String> {
         _ => return Ok(()),
     };
     let found = found.map_err(failed)?;
-    if found == etag.to_lowercase() { Ok(()) } else { Err(format!("checksum {found} instead of {etag}")) }
+    if found == etag.to_lowercase() {
+        Ok(())
+    } else {
+        Err(format!("checksum {found} instead of {etag}"))
+    }
 }
 
 fn digest<D: Digest>(file: &mut File, prefix: &[u8]) -> std::io::Result<String> {

@@ -16,14 +16,17 @@ pub fn is_name(name: &str) -> bool {
             && part.len() <= 96
             && !part.starts_with(['-', '.'])
             && !part.ends_with(['-', '.'])
-            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+            && part
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
     };
     let parts: Vec<&str> = name.split('/').collect();
     parts.len() <= 2 && parts.into_iter().all(part)
 }
 
 impl Hub {
-    /// A directory with a model's `config.json`, its weights and, where the repository has them, tokenizer and generation config.
+    /// A directory with a model's `config.json`, its weights and, where the repository has them,
+    /// tokenizer and generation config.
     pub fn model(&self, name: &str, revision: Option<&str>) -> Result<PathBuf> {
         let snapshot = self.snapshot(Kind::Model, name, revision)?;
         snapshot.fetch("config.json")?;
@@ -33,11 +36,26 @@ impl Hub {
         } else if snapshot.has(WEIGHTS) {
             snapshot.fetch(WEIGHTS)?;
         } else {
-            let weights =
-                |file: &&String| [".bin", ".h5", ".msgpack", ".safetensors", ".gguf"].iter().any(|end| file.ends_with(end));
-            let found: Vec<&str> = snapshot.files().iter().filter(weights).map(String::as_str).collect();
-            let found = if found.is_empty() { "no weights at all".to_string() } else { found.join(", ") };
-            return Err(Error::NoSafetensors { name: name.to_string(), found });
+            let weights = |file: &&String| {
+                [".bin", ".h5", ".msgpack", ".safetensors", ".gguf"]
+                    .iter()
+                    .any(|end| file.ends_with(end))
+            };
+            let found: Vec<&str> = snapshot
+                .files()
+                .iter()
+                .filter(weights)
+                .map(String::as_str)
+                .collect();
+            let found = if found.is_empty() {
+                "no weights at all".to_string()
+            } else {
+                found.join(", ")
+            };
+            return Err(Error::NoSafetensors {
+                name: name.to_string(),
+                found,
+            });
         }
         fetch_present(&snapshot, &["generation_config.json"])?;
         fetch_present(&snapshot, &TOKENIZER_FILES)?;
@@ -46,14 +64,17 @@ impl Hub {
 
     /// A directory with a model's `config.json` alone, for training one like it from scratch.
     pub fn config(&self, name: &str, revision: Option<&str>) -> Result<PathBuf> {
-        self.snapshot(Kind::Model, name, revision)?.fetch("config.json")
+        self.snapshot(Kind::Model, name, revision)?
+            .fetch("config.json")
     }
 
     /// A directory with a tokenizer's files.
     pub fn tokenizer(&self, name: &str, revision: Option<&str>) -> Result<PathBuf> {
         let snapshot = self.snapshot(Kind::Model, name, revision)?;
         if fetch_present(&snapshot, &TOKENIZER_FILES)? == 0 {
-            return Err(Error::NoTokenizer { name: name.to_string() });
+            return Err(Error::NoTokenizer {
+                name: name.to_string(),
+            });
         }
         Ok(snapshot.dir().to_path_buf())
     }
@@ -62,19 +83,31 @@ impl Hub {
 /// Fetches those of these files that there are; gives their number.
 fn fetch_present(snapshot: &Snapshot<'_>, files: &[&str]) -> Result<usize> {
     let present: Vec<&&str> = files.iter().filter(|file| snapshot.has(file)).collect();
-    present.iter().try_for_each(|file| snapshot.fetch(file).map(|_| ()))?;
+    present
+        .iter()
+        .try_for_each(|file| snapshot.fetch(file).map(|_| ()))?;
     Ok(present.len())
 }
 
 fn fetch_shards(snapshot: &Snapshot<'_>) -> Result<()> {
     let path = snapshot.fetch(INDEX)?;
     let bytes = std::fs::read(&path).map_err(Error::io("read", &path))?;
-    let broken = |reason: String| Error::Damaged { name: snapshot.name.clone(), file: INDEX.to_string(), reason };
-    let index: serde_json::Value = serde_json::from_slice(&bytes).map_err(|error| broken(error.to_string()))?;
-    let map = index["weight_map"].as_object().ok_or_else(|| broken("it has no weight_map".to_string()))?;
+    let broken = |reason: String| Error::Damaged {
+        name: snapshot.name.clone(),
+        file: INDEX.to_string(),
+        reason,
+    };
+    let index: serde_json::Value =
+        serde_json::from_slice(&bytes).map_err(|error| broken(error.to_string()))?;
+    let map = index["weight_map"]
+        .as_object()
+        .ok_or_else(|| broken("it has no weight_map".to_string()))?;
     let mut shards: Vec<&str> = map.values().filter_map(|shard| shard.as_str()).collect();
     shards.sort_unstable();
     shards.dedup();
     // The name comes from a file: it must not lead anywhere else.
-    shards.into_iter().filter(|shard| snapshot.has(shard)).try_for_each(|shard| snapshot.fetch(shard).map(|_| ()))
+    shards
+        .into_iter()
+        .filter(|shard| snapshot.has(shard))
+        .try_for_each(|shard| snapshot.fetch(shard).map(|_| ()))
 }

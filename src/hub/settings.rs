@@ -34,21 +34,29 @@ impl std::fmt::Debug for HubSettings {
 }
 
 impl HubSettings {
-    /// From the variables that huggingface_hub reads; `variable` gives their values (`|name| std::env::var(name).ok()`).
+    /// From the variables that huggingface_hub reads; `variable` gives their values
+    /// (`|name| std::env::var(name).ok()`).
     pub fn from_env(variable: impl Fn(&str) -> Option<String>) -> HubSettings {
         let set = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
         let cache_home = set("XDG_CACHE_HOME").map(PathBuf::from);
         let home = set("HF_HOME").map(PathBuf::from).unwrap_or_else(|| {
-            let cache = cache_home.or_else(|| set("HOME").map(|home| PathBuf::from(home).join(".cache")));
+            let cache =
+                cache_home.or_else(|| set("HOME").map(|home| PathBuf::from(home).join(".cache")));
             cache.unwrap_or_default().join("huggingface")
         });
         let token_file = set("HF_TOKEN_PATH").map_or_else(|| home.join("token"), PathBuf::from);
         let token = set("HF_TOKEN").or_else(|| std::fs::read_to_string(token_file).ok());
-        let yes = |name: &str| set(name).is_some_and(|value| ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str()));
+        let yes = |name: &str| {
+            set(name).is_some_and(|value| {
+                ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str())
+            })
+        };
         HubSettings {
             endpoint: set("HF_ENDPOINT").map(|url| url.trim().trim_end_matches('/').to_string()),
             cache_dir: set("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from),
-            token: token.map(|token| token.trim().to_string()).filter(|token| !token.is_empty()),
+            token: token
+                .map(|token| token.trim().to_string())
+                .filter(|token| !token.is_empty()),
             offline: yes("HF_HUB_OFFLINE") || yes("TRANSFORMERS_OFFLINE"),
             quiet: yes("HF_HUB_DISABLE_PROGRESS_BARS"),
             patience: patience(set("HF_HUB_DOWNLOAD_TIMEOUT").as_deref()),

@@ -1,5 +1,5 @@
-//! The processes of a run as one of them sees them: its own number, the store, and the thread that tells the others that it is
-//! alive.
+//! The processes of a run as one of them sees them: its own number, the store, and the thread that
+//! tells the others that it is alive.
 
 use super::environment::Member;
 use super::job::JobSettings;
@@ -17,7 +17,8 @@ pub(super) const OF_THE_JOB: &str = "job/";
 /// For questions that are answered at once.
 const AT_ONCE: Duration = Duration::ZERO;
 
-/// For what rank 0 does meanwhile, such as writing a checkpoint. Whether it still lives, heartbeats tell.
+/// For what rank 0 does meanwhile, such as writing a checkpoint. Whether it still lives, heartbeats
+/// tell.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// At the end rank 0 waits so long for the others to say goodbye.
@@ -52,11 +53,24 @@ impl Group {
             heartbeat: timeouts.heartbeat,
             join: timeouts.join,
         };
-        let server = hosts.then(|| Server::start(&member.endpoint, member.secret.clone(), settings)).transpose()?;
-        let first = Connection::open(&member.endpoint, &member.secret, &role(member), timeouts.join)?;
+        let server = hosts
+            .then(|| Server::start(&member.endpoint, member.secret.clone(), settings))
+            .transpose()?;
+        let first = Connection::open(
+            &member.endpoint,
+            &member.secret,
+            &role(member),
+            timeouts.join,
+        )?;
         let host = first.local_address()?.ip();
         let idle = Mutex::new(vec![first]);
-        let group = Arc::new(Group { member: member.clone(), idle, step: AtomicU64::new(0), host, server });
+        let group = Arc::new(Group {
+            member: member.clone(),
+            idle,
+            step: AtomicU64::new(0),
+            host,
+            server,
+        });
         group.clone().beat()?;
         Ok(JOINED.get_or_init(|| group).clone())
     }
@@ -90,12 +104,25 @@ impl Group {
     }
 
     pub fn put(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.ask(&Request::Put { key: key.into(), value: value.into() }, AT_ONCE).map(drop)
+        self.ask(
+            &Request::Put {
+                key: key.into(),
+                value: value.into(),
+            },
+            AT_ONCE,
+        )
+        .map(drop)
     }
 
     /// Puts a value unless there is one; the one that is there then.
     pub fn put_first(&self, key: &str, value: &[u8]) -> Result<Vec<u8>> {
-        match self.ask(&Request::PutFirst { key: key.into(), value: value.into() }, AT_ONCE)? {
+        match self.ask(
+            &Request::PutFirst {
+                key: key.into(),
+                value: value.into(),
+            },
+            AT_ONCE,
+        )? {
             Reply::Value(Some(value)) => Ok(value),
             _ => Err(self.strange()),
         }
@@ -104,9 +131,18 @@ impl Group {
     /// Waits for a value that some process puts.
     pub fn get(&self, key: &str, patience: Duration) -> Result<Vec<u8>> {
         let timeout_ms = patience.as_millis().try_into().unwrap_or(u64::MAX);
-        match self.ask(&Request::Get { key: key.into(), timeout_ms }, patience)? {
+        match self.ask(
+            &Request::Get {
+                key: key.into(),
+                timeout_ms,
+            },
+            patience,
+        )? {
             Reply::Value(Some(value)) => Ok(value),
-            Reply::Value(None) => Err(Error::Timeout { what: format!("`{key}`"), seconds: patience.as_secs() }),
+            Reply::Value(None) => Err(Error::Timeout {
+                what: format!("`{key}`"),
+                seconds: patience.as_secs(),
+            }),
             _ => Err(self.strange()),
         }
     }
@@ -128,7 +164,8 @@ impl Group {
         Ok(value)
     }
 
-    /// Says goodbye: with the reason if this process fails. Rank 0 waits for the others where it holds the rendezvous.
+    /// Says goodbye: with the reason if this process fails. Rank 0 waits for the others where it
+    /// holds the rendezvous.
     pub fn leave(&self, failure: Option<(i32, String)>) {
         let failed = failure.is_some();
         if !failed && self.member.is_launched() {
@@ -141,26 +178,45 @@ impl Group {
     }
 
     fn ask(&self, request: &Request, wait: Duration) -> Result<Reply> {
-        let free = self.idle.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).pop();
+        let free = self
+            .idle
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+            .pop();
         let mut connection = match free {
             Some(connection) => connection,
-            None => {
-                Connection::open(&self.member.endpoint, &self.member.secret, &role(&self.member), self.member.timeouts.heartbeat)?
-            }
+            None => Connection::open(
+                &self.member.endpoint,
+                &self.member.secret,
+                &role(&self.member),
+                self.member.timeouts.heartbeat,
+            )?,
         };
         let reply = connection.ask(request, wait)?;
-        self.idle.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(connection);
+        self.idle
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+            .push(connection);
         Ok(reply)
     }
 
     fn strange(&self) -> Error {
-        Error::Lost { endpoint: self.member.endpoint.clone(), reason: "an answer that does not fit the question".into() }
+        Error::Lost {
+            endpoint: self.member.endpoint.clone(),
+            reason: "an answer that does not fit the question".into(),
+        }
     }
 
-    /// Starts the thread that beats. It ends the process when the job has to end and no launcher does that.
+    /// Starts the thread that beats. It ends the process when the job has to end and no launcher
+    /// does that.
     fn beat(self: Arc<Self>) -> Result<()> {
         let timeouts = self.member.timeouts;
-        let mut connection = Connection::open(&self.member.endpoint, &self.member.secret, &role(&self.member), timeouts.join)?;
+        let mut connection = Connection::open(
+            &self.member.endpoint,
+            &self.member.secret,
+            &role(&self.member),
+            timeouts.join,
+        )?;
         let pause = (timeouts.heartbeat / 4).min(Duration::from_secs(1));
         let (rank, launched) = (self.member.rank, self.member.is_launched());
         let quit = move |reason: String| {
@@ -175,7 +231,9 @@ impl Group {
                 // Only the first one is waited for.
                 let _ = sender.send(());
                 match answer {
-                    Ok(Reply::Alive(Some(reason))) if !launched => quit(format!("the job was stopped: {reason}")),
+                    Ok(Reply::Alive(Some(reason))) if !launched => {
+                        quit(format!("the job was stopped: {reason}"))
+                    }
                     Ok(_) => std::thread::sleep(pause),
                     Err(_) => {
                         match Connection::open(
@@ -191,15 +249,24 @@ impl Group {
                 }
             }
         };
-        let spawned = std::thread::Builder::new().name("heartbeat".into()).spawn(body);
-        spawned.map(drop).map_err(|source| Error::Start { rank, source })?;
-        // While a library is being opened, which for XLA's takes seconds, a new thread cannot begin: the C library holds a lock that both
-        // need. So this one is at work before the caller goes on.
+        let spawned = std::thread::Builder::new()
+            .name("heartbeat".into())
+            .spawn(body);
+        spawned
+            .map(drop)
+            .map_err(|source| Error::Start { rank, source })?;
+        // While a library is being opened, which for XLA's takes seconds, a new thread cannot
+        // begin: the C library holds a lock that both need. So this one is at work before the
+        // caller goes on.
         let _ = first_beat.recv();
         Ok(())
     }
 }
 
 fn role(member: &Member) -> Role {
-    Role::Rank { rank: member.rank, world: member.world, generation: member.generation }
+    Role::Rank {
+        rank: member.rank,
+        world: member.world,
+        generation: member.generation,
+    }
 }

@@ -4,10 +4,14 @@
 pub fn first_host(list: &str) -> Option<String> {
     let end = split_at(list)?;
     let item = &list[..end];
-    let Some((prefix, rest)) = item.split_once('[') else { return (!item.is_empty()).then(|| item.to_string()) };
+    let Some((prefix, rest)) = item.split_once('[') else {
+        return (!item.is_empty()).then(|| item.to_string());
+    };
     let (inside, suffix) = rest.split_once(']')?;
-    let first =
-        inside.split([',', '-']).next().filter(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))?;
+    let first = inside
+        .split([',', '-'])
+        .next()
+        .filter(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))?;
     Some(format!("{prefix}{first}{suffix}"))
 }
 

@@ -1,11 +1,11 @@
-//! The job as the rendezvous sees it: which nodes and ranks are there, what happened to them, and what follows from that. Plain
-//! state with the time handed in; nothing here waits or talks.
+//! The job as the rendezvous sees it: which nodes and ranks are there, what happened to them, and
+//! what follows from that. Plain state with the time handed in; nothing here waits or talks.
 
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
-/// After the first failure, how long others are waited for: a rank that is killed makes the others fail too, and the first to be
-/// heard of need not be the cause.
+/// After the first failure, how long others are waited for: a rank that is killed makes the others
+/// fail too, and the first to be heard of need not be the cause.
 const SETTLING: Duration = Duration::from_millis(1500);
 
 /// How a rank's process ended.
@@ -117,10 +117,23 @@ pub struct Job {
 
 impl Job {
     pub fn new(settings: JobSettings, now: Instant) -> Self {
-        let phase = if settings.nodes == 0 { Phase::Running { since: now } } else { Phase::Gathering };
+        let phase = if settings.nodes == 0 {
+            Phase::Running { since: now }
+        } else {
+            Phase::Gathering
+        };
         let nodes = vec![Node::default(); settings.nodes];
         let ranks = vec![Rank::default(); settings.world()];
-        Job { settings, generation: 0, phase, began: now, nodes, ranks, failures: Vec::new(), note: None }
+        Job {
+            settings,
+            generation: 0,
+            phase,
+            began: now,
+            nodes,
+            ranks,
+            failures: Vec::new(),
+            note: None,
+        }
     }
 
     pub fn generation(&self) -> u64 {
@@ -128,35 +141,58 @@ impl Job {
     }
 
     /// Why this rank may not join, if so.
-    pub fn admit_rank(&mut self, rank: usize, world: usize, generation: u64, now: Instant) -> Result<(), String> {
+    pub fn admit_rank(
+        &mut self,
+        rank: usize,
+        world: usize,
+        generation: u64,
+        now: Instant,
+    ) -> Result<(), String> {
         let expected = self.settings.world();
         if world != expected {
-            return Err(format!("it says that the job has {world} processes, and this one has {expected}"));
+            return Err(format!(
+                "it says that the job has {world} processes, and this one has {expected}"
+            ));
         }
         if rank >= world {
             return Err(format!("there is no rank {rank} among {world} processes"));
         }
         if generation != self.generation {
-            return Err(format!("it belongs to start {generation} of the job, which is at start {}", self.generation));
+            return Err(format!(
+                "it belongs to start {generation} of the job, which is at start {}",
+                self.generation
+            ));
         }
         self.ranks[rank].beat = Some(now);
         Ok(())
     }
 
     /// Why this node may not join, if so.
-    pub fn admit_node(&mut self, node: usize, nodes: usize, processes: usize) -> Result<(), String> {
+    pub fn admit_node(
+        &mut self,
+        node: usize,
+        nodes: usize,
+        processes: usize,
+    ) -> Result<(), String> {
         if nodes != self.settings.nodes {
-            return Err(format!("it was started with --nnodes {nodes}, node 0 with --nnodes {}", self.settings.nodes));
+            return Err(format!(
+                "it was started with --nnodes {nodes}, node 0 with --nnodes {}",
+                self.settings.nodes
+            ));
         }
         if processes != self.settings.processes {
             let own = self.settings.processes;
-            return Err(format!("it was started with --nproc_per_node {processes}, node 0 with --nproc_per_node {own}"));
+            return Err(format!(
+                "it was started with --nproc_per_node {processes}, node 0 with --nproc_per_node {own}"
+            ));
         }
         if node >= nodes {
             return Err(format!("there is no node {node} among {nodes}"));
         }
         if self.nodes[node].heard.is_some() {
-            return Err(format!("node {node} has joined already: each needs a --node_rank of its own"));
+            return Err(format!(
+                "node {node} has joined already: each needs a --node_rank of its own"
+            ));
         }
         Ok(())
     }
@@ -183,7 +219,14 @@ impl Job {
     }
 
     /// What a node's launcher has seen since it last reported; what it is to do now.
-    pub fn report(&mut self, node: usize, generation: u64, ended: Vec<(usize, Ended)>, idle: bool, now: Instant) -> Order {
+    pub fn report(
+        &mut self,
+        node: usize,
+        generation: u64,
+        ended: Vec<(usize, Ended)>,
+        idle: bool,
+        now: Instant,
+    ) -> Order {
         let place = &mut self.nodes[node];
         place.heard = Some(now);
         place.idle = idle;
@@ -195,8 +238,13 @@ impl Job {
         self.tick(now);
         let order = match &self.phase {
             Phase::Gathering => Order::Wait,
-            Phase::Running { .. } | Phase::Settling { .. } => Order::Run { generation: self.generation, note: self.note.clone() },
-            Phase::Stopping => Order::Stop { generation: self.generation },
+            Phase::Running { .. } | Phase::Settling { .. } => Order::Run {
+                generation: self.generation,
+                note: self.note.clone(),
+            },
+            Phase::Stopping => Order::Stop {
+                generation: self.generation,
+            },
             Phase::Over(verdict) => Order::End(verdict.clone()),
         };
         self.nodes[node].told_the_end = matches!(order, Order::End(_));
@@ -205,7 +253,12 @@ impl Job {
 
     /// Whether every node that can still be reached knows how it ended.
     pub fn all_know_the_end(&self, now: Instant) -> bool {
-        let knows = |node: &Node| node.told_the_end || node.heard.is_none_or(|at| now - at > self.settings.heartbeat);
+        let knows = |node: &Node| {
+            node.told_the_end
+                || node
+                    .heard
+                    .is_none_or(|at| now - at > self.settings.heartbeat)
+        };
         matches!(self.phase, Phase::Over(_)) && self.nodes.iter().all(knows)
     }
 
@@ -215,19 +268,39 @@ impl Job {
     }
 
     fn end_of(&mut self, rank: usize, ended: Ended, now: Instant) {
-        let Some(place) = self.ranks.get_mut(rank) else { return };
+        let Some(place) = self.ranks.get_mut(rank) else {
+            return;
+        };
         let first = place.ended.replace(ended.clone());
         let step = place.step;
         // What the rank said itself comes before what its launcher sees of its end.
-        if matches!(first, Some(Ended::Failed { .. })) || matches!(self.phase, Phase::Stopping | Phase::Over(_)) {
+        if matches!(first, Some(Ended::Failed { .. }))
+            || matches!(self.phase, Phase::Stopping | Phase::Over(_))
+        {
             return;
         }
-        let at = if step > 0 { format!(" after step {step}") } else { String::new() };
+        let at = if step > 0 {
+            format!(" after step {step}")
+        } else {
+            String::new()
+        };
         match ended {
             Ended::Well | Ended::Interrupted(_) => {}
             Ended::Killed(signal) => {
-                let text = format!("{} was killed by signal {signal}{}{at}", self.name(rank), signal_name(signal));
-                self.fail(Failure { blame: 0, text, is_usage: false, is_node: false }, now);
+                let text = format!(
+                    "{} was killed by signal {signal}{}{at}",
+                    self.name(rank),
+                    signal_name(signal)
+                );
+                self.fail(
+                    Failure {
+                        blame: 0,
+                        text,
+                        is_usage: false,
+                        is_node: false,
+                    },
+                    now,
+                );
             }
             Ended::Failed { code, said } => {
                 let is_usage = code == 2;
@@ -236,7 +309,15 @@ impl Job {
                     false => format!("{} failed{at}: {said}", self.name(rank)),
                 };
                 let blame = if is_consequence(&said) { 3 } else { 2 };
-                self.fail(Failure { blame, text, is_usage, is_node: false }, now);
+                self.fail(
+                    Failure {
+                        blame,
+                        text,
+                        is_usage,
+                        is_node: false,
+                    },
+                    now,
+                );
             }
         }
     }
@@ -279,20 +360,37 @@ impl Job {
         if self.nodes.iter().all(|node| node.heard.is_some()) {
             self.phase = Phase::Running { since: now };
         } else if now - self.began > self.settings.join {
-            let missing: Vec<String> =
-                (0..self.nodes.len()).filter(|&n| self.nodes[n].heard.is_none()).map(|n| n.to_string()).collect();
+            let missing: Vec<String> = (0..self.nodes.len())
+                .filter(|&n| self.nodes[n].heard.is_none())
+                .map(|n| n.to_string())
+                .collect();
             let (missing, seconds) = (missing.join(", "), self.settings.join.as_secs());
-            self.phase = Phase::Over(Verdict::Failed(format!("node {missing} did not join within {seconds} s")));
+            self.phase = Phase::Over(Verdict::Failed(format!(
+                "node {missing} did not join within {seconds} s"
+            )));
         }
     }
 
     fn watch(&mut self, since: Instant, now: Instant) {
         self.watch_silence(now);
         if matches!(self.phase, Phase::Running { .. }) && now - since > self.settings.join {
-            let missing = (0..self.ranks.len()).find(|&rank| self.ranks[rank].beat.is_none() && self.ranks[rank].ended.is_none());
+            let missing = (0..self.ranks.len())
+                .find(|&rank| self.ranks[rank].beat.is_none() && self.ranks[rank].ended.is_none());
             if let Some(rank) = missing {
-                let text = format!("{} did not join within {} s", self.name(rank), self.settings.join.as_secs());
-                self.fail(Failure { blame: 1, text, is_usage: false, is_node: false }, now);
+                let text = format!(
+                    "{} did not join within {} s",
+                    self.name(rank),
+                    self.settings.join.as_secs()
+                );
+                self.fail(
+                    Failure {
+                        blame: 1,
+                        text,
+                        is_usage: false,
+                        is_node: false,
+                    },
+                    now,
+                );
             }
         }
         if matches!(self.phase, Phase::Running { .. }) && self.all_left() {
@@ -310,16 +408,36 @@ impl Job {
         let mut found = Vec::new();
         for (index, node) in self.nodes.iter().enumerate() {
             if silent(node.heard) {
-                let text =
-                    format!("node {index} was not heard of for {} s: it is down, or the link to it is cut", limit.as_secs());
-                found.push(Failure { blame: 0, text, is_usage: false, is_node: true });
+                let text = format!(
+                    "node {index} was not heard of for {} s: it is down, or the link to it is cut",
+                    limit.as_secs()
+                );
+                found.push(Failure {
+                    blame: 0,
+                    text,
+                    is_usage: false,
+                    is_node: true,
+                });
             }
         }
         for (index, rank) in self.ranks.iter().enumerate() {
             if rank.ended.is_none() && silent(rank.beat) {
-                let at = if rank.step > 0 { format!(" after step {}", rank.step) } else { String::new() };
-                let text = format!("{} was not heard of for {} s{at}: it hangs", self.name(index), limit.as_secs());
-                found.push(Failure { blame: 1, text, is_usage: false, is_node: false });
+                let at = if rank.step > 0 {
+                    format!(" after step {}", rank.step)
+                } else {
+                    String::new()
+                };
+                let text = format!(
+                    "{} was not heard of for {} s{at}: it hangs",
+                    self.name(index),
+                    limit.as_secs()
+                );
+                found.push(Failure {
+                    blame: 1,
+                    text,
+                    is_usage: false,
+                    is_node: false,
+                });
             }
         }
         for failure in found {
@@ -342,7 +460,11 @@ impl Job {
             return;
         }
         let cause = self.cause();
-        let hopeless = self.failures.iter().any(|failure| failure.is_usage || failure.is_node) || self.nodes.iter().any(lost);
+        let hopeless = self
+            .failures
+            .iter()
+            .any(|failure| failure.is_usage || failure.is_node)
+            || self.nodes.iter().any(lost);
         if hopeless || self.generation >= self.settings.max_restarts {
             self.phase = Phase::Over(Verdict::Failed(cause));
             return;
@@ -353,14 +475,22 @@ impl Job {
             self.generation, self.settings.max_restarts
         ));
         self.failures.clear();
-        self.ranks.iter_mut().for_each(|rank| *rank = Rank::default());
+        self.ranks
+            .iter_mut()
+            .for_each(|rank| *rank = Rank::default());
         self.phase = Phase::Running { since: now };
     }
 }
 
 /// Whether a rank failed because another one went away.
 fn is_consequence(said: &str) -> bool {
-    ["with the other processes failed", "cannot reach the other processes", "rendezvous"].iter().any(|sign| said.contains(sign))
+    [
+        "with the other processes failed",
+        "cannot reach the other processes",
+        "rendezvous",
+    ]
+    .iter()
+    .any(|sign| said.contains(sign))
 }
 
 fn signal_name(signal: i32) -> &'static str {
@@ -383,11 +513,26 @@ mod tests {
     fn job(nodes: usize, processes: usize, max_restarts: u64) -> (Job, Instant) {
         let now = Instant::now();
         let (heartbeat, join) = (10 * SECOND, 60 * SECOND);
-        (Job::new(JobSettings { nodes, processes, max_restarts, heartbeat, join }, now), now)
+        (
+            Job::new(
+                JobSettings {
+                    nodes,
+                    processes,
+                    max_restarts,
+                    heartbeat,
+                    join,
+                },
+                now,
+            ),
+            now,
+        )
     }
 
     fn run(generation: u64) -> Order {
-        Order::Run { generation, note: None }
+        Order::Run {
+            generation,
+            note: None,
+        }
     }
 
     #[test]
@@ -396,14 +541,28 @@ mod tests {
         assert_eq!(job.admit_node(0, 2, 1), Ok(()));
         assert_eq!(job.report(0, 0, vec![], true, now), Order::Wait);
         assert!(job.admit_node(1, 3, 1).unwrap_err().contains("--nnodes 3"));
-        assert!(job.admit_node(1, 2, 4).unwrap_err().contains("--nproc_per_node 4"));
+        assert!(
+            job.admit_node(1, 2, 4)
+                .unwrap_err()
+                .contains("--nproc_per_node 4")
+        );
         assert!(job.admit_node(0, 2, 1).unwrap_err().contains("node_rank"));
         assert_eq!(job.report(1, 0, vec![], true, now), run(0));
-        assert!(job.admit_rank(0, 4, 0, now).unwrap_err().contains("4 processes, and this one has 2"));
+        assert!(
+            job.admit_rank(0, 4, 0, now)
+                .unwrap_err()
+                .contains("4 processes, and this one has 2")
+        );
         assert_eq!(job.report(0, 0, vec![(0, Ended::Well)], true, now), run(0));
-        assert_eq!(job.report(1, 0, vec![(1, Ended::Well)], true, now), Order::End(Verdict::Done));
+        assert_eq!(
+            job.report(1, 0, vec![(1, Ended::Well)], true, now),
+            Order::End(Verdict::Done)
+        );
         assert!(!job.all_know_the_end(now));
-        assert_eq!(job.report(0, 0, vec![], true, now), Order::End(Verdict::Done));
+        assert_eq!(
+            job.report(0, 0, vec![], true, now),
+            Order::End(Verdict::Done)
+        );
         assert!(job.all_know_the_end(now));
     }
 
@@ -415,19 +574,61 @@ mod tests {
             job.admit_rank(rank, 2, 0, now).unwrap();
             assert_eq!(job.beat(rank, 7, now), None);
         }
-        job.leave(0, Some((1, "all-reduce with the other processes failed on rank 0 of 2: connection closed".into())), now);
-        assert_eq!(job.report(0, 0, vec![(1, Ended::Killed(libc::SIGKILL))], false, now), run(0));
+        job.leave(
+            0,
+            Some((
+                1,
+                "all-reduce with the other processes failed on rank 0 of 2: connection closed"
+                    .into(),
+            )),
+            now,
+        );
+        assert_eq!(
+            job.report(0, 0, vec![(1, Ended::Killed(libc::SIGKILL))], false, now),
+            run(0)
+        );
         let later = now + 2 * SECOND;
-        assert_eq!(job.report(0, 0, vec![], false, later), Order::Stop { generation: 0 });
-        let Order::Run { generation: 1, note: Some(note) } = job.report(0, 0, vec![], true, later) else { panic!("no restart") };
-        assert!(note.contains("rank 1 was killed by signal 9") && note.contains("after step 7"), "{note}");
+        assert_eq!(
+            job.report(0, 0, vec![], false, later),
+            Order::Stop { generation: 0 }
+        );
+        let Order::Run {
+            generation: 1,
+            note: Some(note),
+        } = job.report(0, 0, vec![], true, later)
+        else {
+            panic!("no restart")
+        };
+        assert!(
+            note.contains("rank 1 was killed by signal 9") && note.contains("after step 7"),
+            "{note}"
+        );
         // The second failure is the last.
-        assert!(job.admit_rank(0, 2, 0, later).unwrap_err().contains("start 0"));
-        job.report(0, 1, vec![(0, Ended::Failed { code: 1, said: "disk full".into() })], false, later);
+        assert!(
+            job.admit_rank(0, 2, 0, later)
+                .unwrap_err()
+                .contains("start 0")
+        );
+        job.report(
+            0,
+            1,
+            vec![(
+                0,
+                Ended::Failed {
+                    code: 1,
+                    said: "disk full".into(),
+                },
+            )],
+            false,
+            later,
+        );
         let later = later + 2 * SECOND;
         job.report(0, 1, vec![], false, later);
         let end = job.report(0, 1, vec![], true, later);
-        assert_eq!(end, Order::End(Verdict::Failed("rank 0 failed: disk full".into())));
+        assert_eq!(
+            end,
+            Order::End(Verdict::Failed("rank 0 failed: disk full".into()))
+        );
     }
 
     #[test]
@@ -441,7 +642,10 @@ mod tests {
             job.beat(0, 3, now + second * SECOND);
             job.report(0, 0, vec![], false, now + second * SECOND);
         }
-        let Order::End(Verdict::Failed(cause)) = job.report(0, 0, vec![], true, now + 14 * SECOND) else { panic!("no end") };
+        let Order::End(Verdict::Failed(cause)) = job.report(0, 0, vec![], true, now + 14 * SECOND)
+        else {
+            panic!("no end")
+        };
         assert_eq!(cause, "rank 1 was not heard of for 10 s: it hangs");
     }
 
@@ -454,14 +658,31 @@ mod tests {
         for second in 1..16 {
             last = first.report(0, 0, vec![], true, now + second * SECOND);
         }
-        let Order::End(Verdict::Failed(cause)) = last else { panic!("{last:?}") };
+        let Order::End(Verdict::Failed(cause)) = last else {
+            panic!("{last:?}")
+        };
         assert!(cause.starts_with("node 1 was not heard of"), "{cause}");
 
         let (mut second, now) = job(1, 1, 5);
-        second.report(0, 0, vec![(0, Ended::Failed { code: 2, said: "no such flag".into() })], true, now);
+        second.report(
+            0,
+            0,
+            vec![(
+                0,
+                Ended::Failed {
+                    code: 2,
+                    said: "no such flag".into(),
+                },
+            )],
+            true,
+            now,
+        );
         second.report(0, 0, vec![], true, now + 2 * SECOND);
         let end = second.report(0, 0, vec![], true, now + 2 * SECOND);
-        assert_eq!(end, Order::End(Verdict::Failed("rank 0 failed: no such flag".into())));
+        assert_eq!(
+            end,
+            Order::End(Verdict::Failed("rank 0 failed: no such flag".into()))
+        );
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! Several processes: how a process learns which one it is ([`environment`]), the rendezvous where they find each other
-//! ([`server`], [`group`]), and the launcher that starts them, watches over them and starts them again ([`node`]).
+//! Several processes: how a process learns which one it is ([`environment`]), the rendezvous where
+//! they find each other ([`server`], [`group`]), and the launcher that starts them, watches over
+//! them and starts them again ([`node`]).
 //!
-//! The rendezvous carries bootstrap data only: addresses, ranks, heartbeats, who failed. What training exchanges goes between
-//! the devices, by the engine of their platform.
+//! The rendezvous carries bootstrap data only: addresses, ranks, heartbeats, who failed. What
+//! training exchanges goes between the devices, by the engine of their platform.
 
 pub mod environment;
 mod error;

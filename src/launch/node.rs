@@ -1,5 +1,5 @@
-//! The launcher of one node. Node 0's also holds the rendezvous, where the job's state is; every launcher, node 0's own too, only
-//! does what that tells it.
+//! The launcher of one node. Node 0's also holds the rendezvous, where the job's state is; every
+//! launcher, node 0's own too, only does what that tells it.
 
 use super::environment::{self, Timeouts};
 use super::job::{JobSettings, Order, Verdict};
@@ -45,19 +45,42 @@ pub fn launch(settings: &LaunchSettings) -> Result<Verdict> {
         heartbeat: timeouts.heartbeat,
         join: timeouts.join,
     };
-    let given = settings.endpoint.clone().unwrap_or_else(|| "127.0.0.1:0".into());
-    if !given.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok()) {
+    let given = settings
+        .endpoint
+        .clone()
+        .unwrap_or_else(|| "127.0.0.1:0".into());
+    if !given
+        .rsplit_once(':')
+        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+    {
         return Err(Error::Endpoint { endpoint: given });
     }
-    let server = (settings.node == 0).then(|| Server::start(&given, secret.clone(), job)).transpose()?;
+    let server = (settings.node == 0)
+        .then(|| Server::start(&given, secret.clone(), job))
+        .transpose()?;
     let endpoint = match (&server, settings.endpoint.is_some()) {
         (Some(server), false) => server.address().to_string(),
         _ => given,
     };
-    let role = Role::Node { node: settings.node, nodes: settings.nodes, processes: settings.processes };
+    let role = Role::Node {
+        node: settings.node,
+        nodes: settings.nodes,
+        processes: settings.processes,
+    };
     let connection = Connection::open(&endpoint, &secret, &role, timeouts.join)?;
-    let signals = Signals::new([SIGINT, SIGTERM]).map_err(|source| Error::Listen { endpoint: endpoint.clone(), source })?;
-    let node = Node { settings, endpoint, secret, connection, ranks: Ranks::default(), signals, signalled: None };
+    let signals = Signals::new([SIGINT, SIGTERM]).map_err(|source| Error::Listen {
+        endpoint: endpoint.clone(),
+        source,
+    })?;
+    let node = Node {
+        settings,
+        endpoint,
+        secret,
+        connection,
+        ranks: Ranks::default(),
+        signals,
+        signalled: None,
+    };
     let verdict = node.run();
     if let Some(server) = server {
         server.wait_until_told(FAREWELL);
@@ -96,12 +119,17 @@ impl Node<'_> {
                 return Ok(verdict);
             }
             ended.extend(self.ranks.take_ended());
-            let report = Request::Report { generation, ended: ended.clone(), idle: self.ranks.are_idle() };
+            let report = Request::Report {
+                generation,
+                ended: ended.clone(),
+                idle: self.ranks.are_idle(),
+            };
             let order = match self.connection.ask(&report, Duration::ZERO) {
                 Ok(Reply::Order(order)) => order,
                 Ok(_) => Order::Wait,
                 Err(error) if heard.elapsed() < self.settings.timeouts.heartbeat => {
-                    // A connection does not come back, but a last word of the rendezvous may have been missed; ranks end meanwhile.
+                    // A connection does not come back, but a last word of the rendezvous may have
+                    // been missed; ranks end meanwhile.
                     if self.settings.node == 0 || self.ranks.are_idle() {
                         return Err(error);
                     }
@@ -114,7 +142,10 @@ impl Node<'_> {
             ended.clear();
             match order {
                 Order::Wait => {}
-                Order::Run { generation: wanted, note } => {
+                Order::Run {
+                    generation: wanted,
+                    note,
+                } => {
                     if started != Some(wanted) {
                         generation = wanted;
                         started = Some(wanted);
@@ -150,7 +181,10 @@ impl Node<'_> {
     fn start(&mut self, generation: u64) -> Result<()> {
         let settings = self.settings;
         let world = settings.nodes * settings.processes;
-        let (host, port) = self.endpoint.rsplit_once(':').unwrap_or((&self.endpoint, ""));
+        let (host, port) = self
+            .endpoint
+            .rsplit_once(':')
+            .unwrap_or((&self.endpoint, ""));
         for local in 0..settings.processes {
             let rank = settings.node * settings.processes + local;
             let environment = vec![
@@ -162,11 +196,21 @@ impl Node<'_> {
                 ("MASTER_PORT", port.to_string()),
                 (environment::ENDPOINT, self.endpoint.clone()),
                 (environment::GENERATION, generation.to_string()),
-                (environment::HEARTBEAT_TIMEOUT, settings.timeouts.heartbeat.as_secs().to_string()),
-                (environment::RDZV_TIMEOUT, settings.timeouts.join.as_secs().to_string()),
+                (
+                    environment::HEARTBEAT_TIMEOUT,
+                    settings.timeouts.heartbeat.as_secs().to_string(),
+                ),
+                (
+                    environment::RDZV_TIMEOUT,
+                    settings.timeouts.join.as_secs().to_string(),
+                ),
                 (secret::VARIABLE, self.secret.expose()),
             ];
-            self.ranks.start(Start { rank, words: &settings.words, environment })?;
+            self.ranks.start(Start {
+                rank,
+                words: &settings.words,
+                environment,
+            })?;
         }
         Ok(())
     }

@@ -36,7 +36,10 @@ impl Ranks {
         let rank = start.rank;
         let fail = |source| Error::Start { rank, source };
         let mut command = Command::new(std::env::current_exe().map_err(fail)?);
-        command.args(start.words).envs(start.environment).stdin(Stdio::null());
+        command
+            .args(start.words)
+            .envs(start.environment)
+            .stdin(Stdio::null());
         // The one progress display is rank 0's, where there is a terminal to draw it on.
         let draws = rank == 0 && std::io::stderr().is_terminal();
         if !draws {
@@ -46,10 +49,12 @@ impl Ranks {
         command.process_group(0);
         // SAFETY: between fork and exec only a system call is made.
         unsafe {
-            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            })
+            command.pre_exec(
+                || match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                    0 => Ok(()),
+                    _ => Err(std::io::Error::last_os_error()),
+                },
+            )
         };
         let mut child = command.spawn().map_err(fail)?;
         let said = Arc::new(Mutex::new(String::new()));
@@ -60,7 +65,12 @@ impl Ranks {
         if let Some(stderr) = child.stderr.take() {
             readers.push(forward(rank, stderr, std::io::stderr(), said.clone()));
         }
-        self.running.push(Running { rank, child, said, readers });
+        self.running.push(Running {
+            rank,
+            child,
+            said,
+            readers,
+        });
         Ok(())
     }
 
@@ -76,8 +86,14 @@ impl Ranks {
             match self.running[index].child.try_wait() {
                 Ok(Some(status)) => {
                     let rank = self.running.swap_remove(index);
-                    rank.readers.into_iter().for_each(|reader| drop(reader.join()));
-                    let said = rank.said.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+                    rank.readers
+                        .into_iter()
+                        .for_each(|reader| drop(reader.join()));
+                    let said = rank
+                        .said
+                        .lock()
+                        .unwrap_or_else(|poisoned| poisoned.into_inner())
+                        .clone();
                     ended.push((rank.rank, how(status, said)));
                 }
                 _ => index += 1,
@@ -108,7 +124,9 @@ fn how(status: ExitStatus, said: String) -> Ended {
     match (status.code(), status.signal()) {
         (Some(0), _) => Ended::Well,
         // What a rank ends with when a signal made it stop and save.
-        (Some(code), _) if [libc::SIGINT, libc::SIGTERM].contains(&(code - 128)) => Ended::Interrupted(code - 128),
+        (Some(code), _) if [libc::SIGINT, libc::SIGTERM].contains(&(code - 128)) => {
+            Ended::Interrupted(code - 128)
+        }
         (Some(code), _) => Ended::Failed { code, said },
         (None, signal) => Ended::Killed(signal.unwrap_or(0)),
     }
@@ -124,7 +142,10 @@ fn forward(
     std::thread::spawn(move || {
         let mut reader = BufReader::new(from);
         let mut line = Vec::new();
-        while reader.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+        while reader
+            .read_until(b'\n', &mut line)
+            .is_ok_and(|read| read > 0)
+        {
             let text = String::from_utf8_lossy(&line);
             let text = text.trim_end_matches('\n');
             if let Some(error) = text.strip_prefix("error: ") {

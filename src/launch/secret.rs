@@ -31,7 +31,9 @@ impl Secret {
 
     /// From the variable, if it is set.
     pub fn from_environment() -> Result<Option<Self>> {
-        let Some(value) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) else { return Ok(None) };
+        let Some(value) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) else {
+            return Ok(None);
+        };
         let text = value.to_string_lossy().trim().to_string();
         match text.len() >= LEAST {
             true => Ok(Some(Secret(text.into_bytes()))),
@@ -45,12 +47,21 @@ impl Secret {
     }
 
     pub fn from_file(path: &Path) -> Result<Self> {
-        let fail = |problem: String| Error::Secret { path: path.into(), problem };
+        let fail = |problem: String| Error::Secret {
+            path: path.into(),
+            problem,
+        };
         let mode = fs::metadata(path).map_err(|e| fail(e.to_string()))?.mode();
         if mode & 0o077 != 0 {
-            return Err(fail(format!("others may read it (mode {:o}): chmod 600 it", mode & 0o777)));
+            return Err(fail(format!(
+                "others may read it (mode {:o}): chmod 600 it",
+                mode & 0o777
+            )));
         }
-        let text = fs::read_to_string(path).map_err(|e| fail(e.to_string()))?.trim().to_string();
+        let text = fs::read_to_string(path)
+            .map_err(|e| fail(e.to_string()))?
+            .trim()
+            .to_string();
         if text.len() < LEAST {
             Err(fail(format!("a secret has at least {LEAST} characters")))
         } else {
@@ -58,18 +69,29 @@ impl Secret {
         }
     }
 
-    /// The secret that this user's processes share where nobody gave one: made at the first use, in a file that only they can read.
+    /// The secret that this user's processes share where nobody gave one: made at the first use, in
+    /// a file that only they can read.
     pub fn of_user(folder: &Path) -> Result<Self> {
         let path = folder.join("rendezvous-secret");
         if path.exists() {
             return Self::from_file(&path);
         }
-        let fail = |e: std::io::Error| Error::Secret { path: path.clone(), problem: e.to_string() };
+        let fail = |e: std::io::Error| Error::Secret {
+            path: path.clone(),
+            problem: e.to_string(),
+        };
         fs::create_dir_all(folder).map_err(fail)?;
         let aside = folder.join(format!(".rendezvous-secret.{}", std::process::id()));
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside).map_err(fail)?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&aside)
+            .map_err(fail)?;
         file.write_all(&Self::generate().0).map_err(fail)?;
-        // Linked, not renamed: of processes that start together one wins and the others take its secret.
+        // Linked, not renamed: of processes that start together one wins and the others take its
+        // secret.
         let linked = fs::hard_link(&aside, &path);
         let _ = fs::remove_file(&aside);
         match linked {
@@ -94,7 +116,8 @@ impl Secret {
     }
 
     fn mac(&self, parts: &[&str]) -> Hmac<Sha256> {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
+        let mut mac =
+            Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
         for part in parts {
             // With lengths, so that no two lists of parts look alike.
             mac.update(&(part.len() as u64).to_le_bytes());
@@ -115,7 +138,9 @@ fn hex(bytes: &[u8]) -> String {
 
 fn unhex(text: &str) -> Option<Vec<u8>> {
     let pairs = text.as_bytes().chunks(2);
-    pairs.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
+    pairs
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
+        .collect()
 }
 
 #[cfg(test)]

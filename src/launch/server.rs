@@ -1,5 +1,5 @@
-//! The rendezvous: a store of small values, and the job's state, behind a listening socket. Runs in node 0's launcher, or in rank 0
-//! where something else started the ranks.
+//! The rendezvous: a store of small values, and the job's state, behind a listening socket. Runs in
+//! node 0's launcher, or in rank 0 where something else started the ranks.
 
 use super::job::{Job, JobSettings};
 use super::secret::Secret;
@@ -31,27 +31,44 @@ struct State {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.state
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
 impl Server {
     /// Listens at the address that was given, and only there. Ends with the process.
     pub fn start(endpoint: &str, secret: Secret, settings: JobSettings) -> Result<Server> {
-        let fail = |source| Error::Listen { endpoint: endpoint.into(), source };
+        let fail = |source| Error::Listen {
+            endpoint: endpoint.into(),
+            source,
+        };
         let addresses: Vec<SocketAddr> = endpoint.to_socket_addrs().map_err(fail)?.collect();
         let listener = TcpListener::bind(&addresses[..]).map_err(fail)?;
         let address = listener.local_addr().map_err(fail)?;
-        let state = State { values: HashMap::new(), job: Job::new(settings, Instant::now()) };
-        let shared = Arc::new(Shared { secret, state: Mutex::new(state), changed: Condvar::new() });
+        let state = State {
+            values: HashMap::new(),
+            job: Job::new(settings, Instant::now()),
+        };
+        let shared = Arc::new(Shared {
+            secret,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
         let serving = shared.clone();
         let accept = move || {
             for stream in listener.incoming().flatten() {
                 let shared = serving.clone();
-                let _ = std::thread::Builder::new().name("rendezvous".into()).spawn(move || shared.serve(stream));
+                let _ = std::thread::Builder::new()
+                    .name("rendezvous".into())
+                    .spawn(move || shared.serve(stream));
             }
         };
-        std::thread::Builder::new().name("rendezvous".into()).spawn(accept).map_err(fail)?;
+        std::thread::Builder::new()
+            .name("rendezvous".into())
+            .spawn(accept)
+            .map_err(fail)?;
         Ok(Server { shared, address })
     }
 
@@ -84,26 +101,48 @@ impl Shared {
         let admit = |role: &Role| {
             let job = &mut self.lock().job;
             match *role {
-                Role::Rank { rank, world, generation } => job.admit_rank(rank, world, generation, Instant::now()),
-                Role::Node { node, nodes, processes } => job.admit_node(node, nodes, processes),
+                Role::Rank {
+                    rank,
+                    world,
+                    generation,
+                } => job.admit_rank(rank, world, generation, Instant::now()),
+                Role::Node {
+                    node,
+                    nodes,
+                    processes,
+                } => job.admit_node(node, nodes, processes),
             }
         };
         // Whoever has the wrong secret or version is told so and is otherwise nobody's concern.
-        let Ok(role) = wire::accept(&mut stream, &self.secret, admit) else { return };
+        let Ok(role) = wire::accept(&mut stream, &self.secret, admit) else {
+            return;
+        };
         let _ = wire::serve(stream, |request| self.answer(&role, request));
     }
 
     fn answer(&self, role: &Role, request: Request) -> Reply {
         match (request, role) {
-            (Request::Put { key, value }, Role::Rank { generation, .. }) => self.put(*generation, key, value, true),
-            (Request::PutFirst { key, value }, Role::Rank { generation, .. }) => self.put(*generation, key, value, false),
+            (Request::Put { key, value }, Role::Rank { generation, .. }) => {
+                self.put(*generation, key, value, true)
+            }
+            (Request::PutFirst { key, value }, Role::Rank { generation, .. }) => {
+                self.put(*generation, key, value, false)
+            }
             (Request::Get { key, timeout_ms }, Role::Rank { generation, .. }) => {
-                Reply::Value(self.get(&scoped(*generation, &key), Duration::from_millis(timeout_ms)))
+                Reply::Value(self.get(
+                    &scoped(*generation, &key),
+                    Duration::from_millis(timeout_ms),
+                ))
             }
             (Request::TryGet { key }, Role::Rank { generation, .. }) => {
                 Reply::Value(self.lock().values.get(&scoped(*generation, &key)).cloned())
             }
-            (Request::Beat { step }, Role::Rank { rank, generation, .. }) => {
+            (
+                Request::Beat { step },
+                Role::Rank {
+                    rank, generation, ..
+                },
+            ) => {
                 let job = &mut self.lock().job;
                 if *generation == job.generation() {
                     Reply::Alive(job.beat(*rank, step, Instant::now()))
@@ -111,15 +150,31 @@ impl Shared {
                     Reply::Alive(None)
                 }
             }
-            (Request::Leave { failure }, Role::Rank { rank, generation, .. }) => {
+            (
+                Request::Leave { failure },
+                Role::Rank {
+                    rank, generation, ..
+                },
+            ) => {
                 let job = &mut self.lock().job;
                 if *generation == job.generation() {
                     job.leave(*rank, failure, Instant::now());
                 }
                 Reply::Done
             }
-            (Request::Report { generation, ended, idle }, Role::Node { node, .. }) => {
-                Reply::Order(self.lock().job.report(*node, generation, ended, idle, Instant::now()))
+            (
+                Request::Report {
+                    generation,
+                    ended,
+                    idle,
+                },
+                Role::Node { node, .. },
+            ) => {
+                Reply::Order(
+                    self.lock()
+                        .job
+                        .report(*node, generation, ended, idle, Instant::now()),
+                )
             }
             _ => Reply::Error("that is not for this side to ask".into()),
         }
@@ -137,7 +192,11 @@ impl Shared {
         let now = state.values.get(&key).cloned();
         drop(state);
         self.changed.notify_all();
-        if replace { Reply::Done } else { Reply::Value(now) }
+        if replace {
+            Reply::Done
+        } else {
+            Reply::Value(now)
+        }
     }
 
     fn get(&self, key: &str, patience: Duration) -> Option<Vec<u8>> {
@@ -147,13 +206,23 @@ impl Shared {
             if let Some(value) = state.values.get(key) {
                 return Some(value.clone());
             }
-            let left = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+            let left = until
+                .checked_duration_since(Instant::now())
+                .filter(|left| !left.is_zero())?;
+            state = self
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(|poisoned| poisoned.into_inner())
+                .0;
         }
     }
 }
 
 /// Values of one start are not seen by the next, but for those of the whole job.
 fn scoped(generation: u64, key: &str) -> String {
-    if key.starts_with(super::group::OF_THE_JOB) { key.to_string() } else { format!("{generation}/{key}") }
+    if key.starts_with(super::group::OF_THE_JOB) {
+        key.to_string()
+    } else {
+        format!("{generation}/{key}")
+    }
 }

@@ -1,5 +1,5 @@
-//! What goes over a connection to the rendezvous: frames of JSON behind their length, after a handshake in which both sides show
-//! that they know the secret.
+//! What goes over a connection to the rendezvous: frames of JSON behind their length, after a
+//! handshake in which both sides show that they know the secret.
 
 use super::job::{Ended, Order};
 use super::secret::{Secret, nonce};
@@ -25,8 +25,16 @@ const RETRY: Duration = Duration::from_millis(100);
 /// Who connects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
-    Rank { rank: usize, world: usize, generation: u64 },
-    Node { node: usize, nodes: usize, processes: usize },
+    Rank {
+        rank: usize,
+        world: usize,
+        generation: u64,
+    },
+    Node {
+        node: usize,
+        nodes: usize,
+        processes: usize,
+    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -104,14 +112,18 @@ fn receive<T: DeserializeOwned>(stream: &mut TcpStream) -> io::Result<T> {
     stream.read_exact(&mut length)?;
     let length = u32::from_be_bytes(length) as usize;
     if length > LARGEST_FRAME {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a frame of {length} bytes: not xtrain's protocol")));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("a frame of {length} bytes: not xtrain's protocol"),
+        ));
     }
     let mut body = vec![0; length];
     stream.read_exact(&mut body)?;
     Ok(serde_json::from_slice(&body)?)
 }
 
-/// The server's side: the role of whoever connected and knows the secret. `admit` says why it may not take part.
+/// The server's side: the role of whoever connected and knows the secret. `admit` says why it may
+/// not take part.
 pub fn accept(
     stream: &mut TcpStream,
     secret: &Secret,
@@ -121,11 +133,22 @@ pub fn accept(
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let own = nonce();
-    send(stream, &Hello { protocol: PROTOCOL, nonce: own.clone() })?;
+    send(
+        stream,
+        &Hello {
+            protocol: PROTOCOL,
+            nonce: own.clone(),
+        },
+    )?;
     let claim: Claim = receive(stream)?;
     let role = serde_json::to_string(&claim.role)?;
     let deny = |stream: &mut TcpStream, reason: String| {
-        send(stream, &Answer::Denied { reason: reason.clone() })?;
+        send(
+            stream,
+            &Answer::Denied {
+                reason: reason.clone(),
+            },
+        )?;
         Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
     };
     if !secret.accepts(&claim.proof, &["joins", &own, &claim.nonce, &role]) {
@@ -137,7 +160,12 @@ pub fn accept(
     if let Err(reason) = admit(&claim.role) {
         return deny(stream, reason);
     }
-    send(stream, &Answer::Welcome { proof: secret.proof(&["serves", &own, &claim.nonce, &role]) })?;
+    send(
+        stream,
+        &Answer::Welcome {
+            proof: secret.proof(&["serves", &own, &claim.nonce, &role]),
+        },
+    )?;
     stream.set_read_timeout(None)?;
     Ok(claim.role)
 }
@@ -158,11 +186,19 @@ pub struct Connection {
 
 impl Connection {
     /// Connects; goes on trying for `patience`, because the rendezvous may start later.
-    pub fn open(endpoint: &str, secret: &Secret, role: &Role, patience: Duration) -> Result<Connection> {
+    pub fn open(
+        endpoint: &str,
+        secret: &Secret,
+        role: &Role,
+        patience: Duration,
+    ) -> Result<Connection> {
         let began = Instant::now();
         let mut last;
         loop {
-            match connect(endpoint, patience.saturating_sub(began.elapsed()).max(RETRY)) {
+            match connect(
+                endpoint,
+                patience.saturating_sub(began.elapsed()).max(RETRY),
+            ) {
                 Ok(stream) => match Self::introduce(stream, endpoint, secret, role) {
                     // It went away in between, or something else listens there that does not speak.
                     Err(Error::Lost { reason, .. }) => last = reason,
@@ -171,32 +207,65 @@ impl Connection {
                 Err(error) => last = error.to_string(),
             }
             if began.elapsed() >= patience {
-                return Err(Error::Unreachable { endpoint: endpoint.into(), seconds: patience.as_secs(), last });
+                return Err(Error::Unreachable {
+                    endpoint: endpoint.into(),
+                    seconds: patience.as_secs(),
+                    last,
+                });
             }
             std::thread::sleep(RETRY);
         }
     }
 
-    fn introduce(mut stream: TcpStream, endpoint: &str, secret: &Secret, role: &Role) -> Result<Connection> {
-        let lost = |error: io::Error| Error::Lost { endpoint: endpoint.into(), reason: error.to_string() };
-        let refused = |reason: String| Error::Refused { endpoint: endpoint.into(), reason };
+    fn introduce(
+        mut stream: TcpStream,
+        endpoint: &str,
+        secret: &Secret,
+        role: &Role,
+    ) -> Result<Connection> {
+        let lost = |error: io::Error| Error::Lost {
+            endpoint: endpoint.into(),
+            reason: error.to_string(),
+        };
+        let refused = |reason: String| Error::Refused {
+            endpoint: endpoint.into(),
+            reason,
+        };
         stream.set_nodelay(true).map_err(lost)?;
         stream.set_read_timeout(Some(PATIENCE)).map_err(lost)?;
         stream.set_write_timeout(Some(PATIENCE)).map_err(lost)?;
         let hello: Hello = receive(&mut stream).map_err(lost)?;
         if hello.protocol != PROTOCOL {
-            return Err(refused(format!("it speaks version {} of the protocol, this is {PROTOCOL}", hello.protocol)));
+            return Err(refused(format!(
+                "it speaks version {} of the protocol, this is {PROTOCOL}",
+                hello.protocol
+            )));
         }
         let own = nonce();
         let text = serde_json::to_string(role).expect("a role is plain data");
         let proof = secret.proof(&["joins", &hello.nonce, &own, &text]);
-        send(&mut stream, &Claim { role: role.clone(), nonce: own.clone(), proof }).map_err(lost)?;
+        send(
+            &mut stream,
+            &Claim {
+                role: role.clone(),
+                nonce: own.clone(),
+                proof,
+            },
+        )
+        .map_err(lost)?;
         match receive(&mut stream).map_err(lost)? {
             Answer::Denied { reason } => Err(refused(reason)),
-            Answer::Welcome { proof } if secret.accepts(&proof, &["serves", &hello.nonce, &own, &text]) => {
-                Ok(Connection { stream, endpoint: endpoint.into() })
+            Answer::Welcome { proof }
+                if secret.accepts(&proof, &["serves", &hello.nonce, &own, &text]) =>
+            {
+                Ok(Connection {
+                    stream,
+                    endpoint: endpoint.into(),
+                })
             }
-            Answer::Welcome { .. } => Err(Error::Impostor { endpoint: endpoint.into() }),
+            Answer::Welcome { .. } => Err(Error::Impostor {
+                endpoint: endpoint.into(),
+            }),
         }
     }
 
@@ -213,7 +282,10 @@ impl Connection {
             .and_then(|()| send(&mut self.stream, request))
             .and_then(|()| receive(&mut self.stream));
         match asked {
-            Ok(Reply::Error(reason)) => Err(Error::Refused { endpoint: self.endpoint.clone(), reason }),
+            Ok(Reply::Error(reason)) => Err(Error::Refused {
+                endpoint: self.endpoint.clone(),
+                reason,
+            }),
             Ok(reply) => Ok(reply),
             Err(error) => Err(self.lost(error)),
         }
@@ -227,7 +299,10 @@ impl Connection {
             io::ErrorKind::UnexpectedEof => "it was closed".into(),
             _ => error.to_string(),
         };
-        Error::Lost { endpoint: self.endpoint.clone(), reason }
+        Error::Lost {
+            endpoint: self.endpoint.clone(),
+            reason,
+        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! Which gradients are exchanged together.
 
-/// Splits tensors of these sizes (bytes) into buckets of at most `cap` bytes: indices by bucket, from the last tensor to the first,
-/// since the backward pass finishes the last layer's gradients first. A tensor beyond the cap has a bucket of its own. As
-/// torch_xla's `reduce_gradients` fills its buckets.
+/// Splits tensors of these sizes (bytes) into buckets of at most `cap` bytes: indices by bucket,
+/// from the last tensor to the first, since the backward pass finishes the last layer's gradients
+/// first. A tensor beyond the cap has a bucket of its own. As torch_xla's `reduce_gradients` fills
+/// its buckets.
 pub fn buckets(sizes: &[usize], cap: usize) -> Vec<Vec<usize>> {
     let mut buckets: Vec<Vec<usize>> = Vec::new();
     let mut filled = 0;

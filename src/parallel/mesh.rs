@@ -1,15 +1,17 @@
 //! The mesh: which replicas there are and which of them belong together.
 //!
-//! Device number = ((stage index x D + data index) x S + shard index) x T + tensor index: tensor groups, which talk most, sit closest,
-//! and stages, which talk least, farthest apart. The devices of one stage are the *replicas* that run its graphs, numbered from 0 in
-//! each stage.
+//! Device number = ((stage index x D + data index) x S + shard index) x T + tensor index: tensor
+//! groups, which talk most, sit closest, and stages, which talk least, farthest apart. The devices
+//! of one stage are the *replicas* that run its graphs, numbered from 0 in each stage.
 
 /// The arrangement of a run's devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mesh {
-    /// P: groups of devices that hold consecutive layers of the model and pass microbatches on (pipeline parallelism).
+    /// P: groups of devices that hold consecutive layers of the model and pass microbatches on
+    /// (pipeline parallelism).
     pub stage: usize,
-    /// D: replicas, or groups of them, that hold the same state and take different rows of each batch.
+    /// D: replicas, or groups of them, that hold the same state and take different rows of each
+    /// batch.
     pub data: usize,
     /// S: replicas that hold one part each of every parameter's state and take different rows too.
     pub shard: usize,
@@ -43,12 +45,20 @@ impl std::fmt::Display for Axis {
 impl Mesh {
     /// `data` replicas (at least 1) that share each batch.
     pub fn data_parallel(data: usize) -> Self {
-        Mesh { data: data.max(1), ..Self::single() }
+        Mesh {
+            data: data.max(1),
+            ..Self::single()
+        }
     }
 
     /// One device.
     pub fn single() -> Self {
-        Mesh { stage: 1, data: 1, shard: 1, tensor: 1 }
+        Mesh {
+            stage: 1,
+            data: 1,
+            shard: 1,
+            tensor: 1,
+        }
     }
 
     /// Every mesh of so many devices.
@@ -58,7 +68,12 @@ impl Mesh {
         for data in dividing(devices) {
             for shard in dividing(devices / data) {
                 for tensor in dividing(devices / data / shard) {
-                    meshes.push(Mesh { stage: devices / data / shard / tensor, data, shard, tensor });
+                    meshes.push(Mesh {
+                        stage: devices / data / shard / tensor,
+                        data,
+                        shard,
+                        tensor,
+                    });
                 }
             }
         }
@@ -108,9 +123,14 @@ impl Mesh {
         replica / self.stride(axis) % self.size(axis)
     }
 
-    /// The replicas that differ in their place along these axes only, in that order; `None` where each is alone.
+    /// The replicas that differ in their place along these axes only, in that order; `None` where
+    /// each is alone.
     pub fn groups(self, axes: &[Axis]) -> Option<Vec<Vec<u32>>> {
-        let place = |replica: usize| axes.iter().fold(0, |place, axis| place * self.size(*axis) + self.index(*axis, replica));
+        let place = |replica: usize| {
+            axes.iter().fold(0, |place, axis| {
+                place * self.size(*axis) + self.index(*axis, replica)
+            })
+        };
         let size: usize = axes.iter().map(|axis| self.size(*axis)).product();
         if size == 1 {
             return None;
@@ -118,7 +138,9 @@ impl Mesh {
         let first = (0..self.replicas()).filter(|replica| place(*replica) == 0);
         let group = |first: usize| {
             let same = |replica: &usize| {
-                Axis::ALL.iter().all(|axis| axes.contains(axis) || self.index(*axis, *replica) == self.index(*axis, first))
+                Axis::ALL.iter().all(|axis| {
+                    axes.contains(axis) || self.index(*axis, *replica) == self.index(*axis, first)
+                })
             };
             let mut members: Vec<usize> = (0..self.replicas()).filter(same).collect();
             members.sort_by_key(|replica| place(*replica));
@@ -127,7 +149,8 @@ impl Mesh {
         Some(first.map(group).collect())
     }
 
-    /// The replicas that take different rows: those between which losses, and gradients of whole parameters, are summed.
+    /// The replicas that take different rows: those between which losses, and gradients of whole
+    /// parameters, are summed.
     pub fn batch_groups(self) -> Option<Vec<Vec<u32>>> {
         self.groups(&[Axis::Data, Axis::Shard])
     }
@@ -156,7 +179,10 @@ mod tests {
     #[test]
     fn one_device_exchanges_nothing() {
         assert_eq!(Mesh::single().batch_groups(), None);
-        assert_eq!(Mesh::data_parallel(3).batch_groups(), Some(vec![vec![0, 1, 2]]));
+        assert_eq!(
+            Mesh::data_parallel(3).batch_groups(),
+            Some(vec![vec![0, 1, 2]])
+        );
     }
 
     #[test]
@@ -171,11 +197,33 @@ mod tests {
 
     #[test]
     fn groups_differ_along_their_axes_only() {
-        let mesh = Mesh { stage: 1, data: 2, shard: 2, tensor: 2 };
-        assert_eq!(mesh.groups(&[Axis::Tensor]), Some(vec![vec![0, 1], vec![2, 3], vec![4, 5], vec![6, 7]]));
-        assert_eq!(mesh.groups(&[Axis::Shard]), Some(vec![vec![0, 2], vec![1, 3], vec![4, 6], vec![5, 7]]));
-        assert_eq!(mesh.groups(&[Axis::Data]), Some(vec![vec![0, 4], vec![1, 5], vec![2, 6], vec![3, 7]]));
-        assert_eq!(mesh.batch_groups(), Some(vec![vec![0, 2, 4, 6], vec![1, 3, 5, 7]]));
-        assert_eq!((0..8).map(|replica| mesh.batch_shard(replica)).collect::<Vec<_>>(), [0, 0, 1, 1, 2, 2, 3, 3]);
+        let mesh = Mesh {
+            stage: 1,
+            data: 2,
+            shard: 2,
+            tensor: 2,
+        };
+        assert_eq!(
+            mesh.groups(&[Axis::Tensor]),
+            Some(vec![vec![0, 1], vec![2, 3], vec![4, 5], vec![6, 7]])
+        );
+        assert_eq!(
+            mesh.groups(&[Axis::Shard]),
+            Some(vec![vec![0, 2], vec![1, 3], vec![4, 6], vec![5, 7]])
+        );
+        assert_eq!(
+            mesh.groups(&[Axis::Data]),
+            Some(vec![vec![0, 4], vec![1, 5], vec![2, 6], vec![3, 7]])
+        );
+        assert_eq!(
+            mesh.batch_groups(),
+            Some(vec![vec![0, 2, 4, 6], vec![1, 3, 5, 7]])
+        );
+        assert_eq!(
+            (0..8)
+                .map(|replica| mesh.batch_shard(replica))
+                .collect::<Vec<_>>(),
+            [0, 0, 1, 1, 2, 2, 3, 3]
+        );
     }
 }

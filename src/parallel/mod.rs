@@ -1,5 +1,5 @@
-//! How a run is spread over devices: the mesh of replicas, and what they exchange. Decides data; the graph's passes and the
-//! trainer act on it.
+//! How a run is spread over devices: the mesh of replicas, and what they exchange. Decides data;
+//! the graph's passes and the trainer act on it.
 
 pub mod buckets;
 pub mod mesh;

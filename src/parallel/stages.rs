@@ -9,7 +9,8 @@ pub struct Stages {
     /// The first layer of each stage; the first stage begins with layer 0.
     first_layers: Vec<usize>,
     layers: usize,
-    /// The stages that use each parameter, in order. What comes before the layers is the first stage's, what comes after the last's.
+    /// The stages that use each parameter, in order. What comes before the layers is the first
+    /// stage's, what comes after the last's.
     users: HashMap<String, Vec<usize>>,
     /// Share of the model's work that each stage has.
     work: Vec<f64>,
@@ -27,8 +28,9 @@ pub struct LayerCost {
 }
 
 impl Stages {
-    /// Deals layers out to `count` stages so that the most expensive one costs least: the mean of its shares of work and of parameters,
-    /// since a stage needs time for the one and memory for the other.
+    /// Deals layers out to `count` stages so that the most expensive one costs least: the mean of
+    /// its shares of work and of parameters, since a stage needs time for the one and memory for
+    /// the other.
     ///
     /// `None` if there are fewer layers than stages.
     pub fn balanced(layers: &[LayerCost], count: usize) -> Option<Stages> {
@@ -37,12 +39,18 @@ impl Stages {
         }
         let total = |of: fn(&LayerCost) -> f64| layers.iter().map(of).sum::<f64>().max(1.0);
         let (work, elements) = (total(|layer| layer.work), total(|layer| layer.elements));
-        let costs: Vec<f64> = layers.iter().map(|layer| (layer.work / work + layer.elements / elements) / 2.0).collect();
+        let costs: Vec<f64> = layers
+            .iter()
+            .map(|layer| (layer.work / work + layer.elements / elements) / 2.0)
+            .collect();
         let first_layers = cuts(&costs, count);
         let mut users: HashMap<String, Vec<usize>> = HashMap::new();
         let mut shares = vec![0.0; count];
         for (index, layer) in layers.iter().enumerate() {
-            let stage = first_layers.iter().rposition(|first| *first <= index).unwrap_or(0);
+            let stage = first_layers
+                .iter()
+                .rposition(|first| *first <= index)
+                .unwrap_or(0);
             shares[stage] += layer.work / work;
             for name in &layer.parameters {
                 let stages = users.entry(name.clone()).or_default();
@@ -55,7 +63,12 @@ impl Stages {
             stages.sort_unstable();
             stages.dedup();
         });
-        Some(Stages { first_layers, layers: layers.len(), users, work: shares })
+        Some(Stages {
+            first_layers,
+            layers: layers.len(),
+            users,
+            work: shares,
+        })
     }
 
     pub fn count(&self) -> usize {
@@ -72,7 +85,12 @@ impl Stages {
 
     /// The layers of a stage.
     pub fn layers(&self, stage: usize) -> Range<usize> {
-        self.first_layers[stage]..self.first_layers.get(stage + 1).copied().unwrap_or(self.layers)
+        self.first_layers[stage]
+            ..self
+                .first_layers
+                .get(stage + 1)
+                .copied()
+                .unwrap_or(self.layers)
     }
 
     /// The stages that hold a parameter: all that use it. One that nobody uses is the first's.
@@ -85,7 +103,8 @@ impl Stages {
         self.users.values().any(|users| users.len() > 1)
     }
 
-    /// What `stage` calls a parameter, or what belongs to one: the first of its stages by its own name.
+    /// What `stage` calls a parameter, or what belongs to one: the first of its stages by its own
+    /// name.
     pub fn held_name(&self, parameter: &str, name: &str, stage: usize) -> String {
         match self.users(parameter).first() == Some(&stage) {
             true => name.to_string(),
@@ -115,7 +134,8 @@ pub fn is_copy(name: &str) -> bool {
     name.contains(COPY)
 }
 
-/// Where `count` runs of consecutive costs begin so that the largest sum is least; of equal ones, the earliest cuts.
+/// Where `count` runs of consecutive costs begin so that the largest sum is least; of equal ones,
+/// the earliest cuts.
 fn cuts(costs: &[f64], count: usize) -> Vec<usize> {
     let n = costs.len();
     let sums: Vec<f64> = std::iter::once(0.0)
@@ -124,7 +144,8 @@ fn cuts(costs: &[f64], count: usize) -> Vec<usize> {
             Some(*sum)
         }))
         .collect();
-    // least[k][i]: the largest sum of the first i costs in k + 1 runs, with where the last run begins.
+    // least[k][i]: the largest sum of the first i costs in k + 1 runs, with where the last run
+    // begins.
     let mut least = vec![vec![(f64::INFINITY, 0); n + 1]; count];
     for i in 1..=n {
         least[0][i] = (sums[i], 0);
@@ -151,7 +172,11 @@ mod tests {
     use super::*;
 
     fn layer(work: f64, elements: f64, parameters: &[&str]) -> LayerCost {
-        LayerCost { work, elements, parameters: parameters.iter().map(|name| name.to_string()).collect() }
+        LayerCost {
+            work,
+            elements,
+            parameters: parameters.iter().map(|name| name.to_string()).collect(),
+        }
     }
 
     #[test]
@@ -163,12 +188,25 @@ mod tests {
 
     #[test]
     fn parameters_belong_to_all_stages_that_use_them() {
-        let layers = [layer(1.0, 9.0, &["embedding", "a"]), layer(1.0, 4.0, &["b"]), layer(2.0, 4.0, &["c", "embedding"])];
+        let layers = [
+            layer(1.0, 9.0, &["embedding", "a"]),
+            layer(1.0, 4.0, &["b"]),
+            layer(2.0, 4.0, &["c", "embedding"]),
+        ];
         let stages = Stages::balanced(&layers, 2).unwrap();
         assert_eq!(stages.users("embedding"), [0, 1]);
-        assert_eq!((stages.users("a"), stages.users("c"), stages.layers(1)), (&[0][..], &[1][..], 1..3));
-        assert_eq!(stages.held_name("embedding", "exp_avg.embedding", 1), "exp_avg.embedding@stage.1");
-        assert_eq!(original_name("exp_avg.embedding@stage.1"), "exp_avg.embedding");
+        assert_eq!(
+            (stages.users("a"), stages.users("c"), stages.layers(1)),
+            (&[0][..], &[1][..], 1..3)
+        );
+        assert_eq!(
+            stages.held_name("embedding", "exp_avg.embedding", 1),
+            "exp_avg.embedding@stage.1"
+        );
+        assert_eq!(
+            original_name("exp_avg.embedding@stage.1"),
+            "exp_avg.embedding"
+        );
         assert_eq!(Stages::balanced(&layers, 4), None);
     }
 }

@@ -1,4 +1,5 @@
-//! Lines of a CSV file, quoted where they have to be (RFC 4180, with `\n` as Python's pandas writes it).
+//! Lines of a CSV file, quoted where they have to be (RFC 4180, with `\n` as Python's pandas writes
+//! it).
 
 use std::fmt::Write;
 
@@ -10,7 +11,8 @@ pub fn line<S: AsRef<str>>(fields: &[S]) -> String {
             line.push(',');
         }
         // A lone empty field would be an empty line, which readers skip.
-        let quoted = field.contains([',', '"', '\n', '\r']) || (field.is_empty() && fields.len() == 1);
+        let quoted =
+            field.contains([',', '"', '\n', '\r']) || (field.is_empty() && fields.len() == 1);
         match quoted {
             true => drop(write!(line, "\"{}\"", field.replace('"', "\"\""))),
             false => line.push_str(field),
@@ -27,7 +29,10 @@ mod tests {
     #[test]
     fn only_what_needs_quotes_gets_them() {
         assert_eq!(line(&["1", "a b", "", "-0.5"]), "1,a b,,-0.5\n");
-        assert_eq!(line(&["a,b", "say \"hi\"", "two\nlines", "\r"]), "\"a,b\",\"say \"\"hi\"\"\",\"two\nlines\",\"\r\"\n");
+        assert_eq!(
+            line(&["a,b", "say \"hi\"", "two\nlines", "\r"]),
+            "\"a,b\",\"say \"\"hi\"\"\",\"two\nlines\",\"\r\"\n"
+        );
         assert_eq!(line(&[""]), "\"\"\n");
     }
 }

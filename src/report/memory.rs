@@ -1,7 +1,8 @@
-//! Memory and processor time of this process as the system counts them. Memory is Linux's; other systems say nothing, which is
-//! not zero.
+//! Memory and processor time of this process as the system counts them. Memory is Linux's; other
+//! systems say nothing, which is not zero.
 
-/// The most memory that this process ever had resident, in bytes; `None` where the system does not say.
+/// The most memory that this process ever had resident, in bytes; `None` where the system does not
+/// say.
 pub fn peak_rss() -> Option<u64> {
     status_field("VmHWM:")
 }
@@ -11,18 +12,25 @@ pub fn current_rss() -> Option<u64> {
     status_field("VmRSS:")
 }
 
-/// The memory of this machine, or of the control group that limits this process, in bytes; `None` where the system does not say.
+/// The memory of this machine, or of the control group that limits this process, in bytes; `None`
+/// where the system does not say.
 pub fn machine() -> Option<u64> {
     let total = field(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")?;
-    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse::<u64>().ok());
+    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max")
+        .ok()
+        .and_then(|text| text.trim().parse::<u64>().ok());
     Some(group.map_or(total, |limit| limit.min(total)))
 }
 
-/// Processor time that all threads of this process used so far. On a machine that is shared, it says more about the work done
-/// than the clock does.
+/// Processor time that all threads of this process used so far. On a machine that is shared, it
+/// says more about the work done than the clock does.
 pub fn cpu_time() -> std::time::Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the clock exists on every system that xtrain runs on, and `time` is valid for the write.
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the clock exists on every system that xtrain runs on, and `time` is valid for the
+    // write.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
     std::time::Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
@@ -43,7 +51,10 @@ mod tests {
 
     #[test]
     fn fields_are_read_in_kib() {
-        assert_eq!(field("Name:\tx\nVmHWM:\t  123 kB\nVmRSS:\t 5 kB\n", "VmHWM:"), Some(123 * 1024));
+        assert_eq!(
+            field("Name:\tx\nVmHWM:\t  123 kB\nVmRSS:\t 5 kB\n", "VmHWM:"),
+            Some(123 * 1024)
+        );
         assert_eq!(field("Name:\tx\n", "VmHWM:"), None);
         assert_eq!(field("VmHWM: many kB\n", "VmHWM:"), None);
     }

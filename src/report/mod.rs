@@ -1,5 +1,6 @@
-//! What the program tells its user: log records, the step line, progress, tables. The bottom layer: it imports nothing of ours, and
-//! everything but [`progress`], [`memory`], [`telemetry`] and [`top`] is a function from values to text.
+//! What the program tells its user: log records, the step line, progress, tables. The bottom layer:
+//! it imports nothing of ours, and everything but [`progress`], [`memory`], [`telemetry`] and
+//! [`top`] is a function from values to text.
 
 pub mod csv;
 pub mod memory;

@@ -1,6 +1,7 @@
-//! Progress of something long: a bar on a terminal, a plain line now and then elsewhere, nothing when switched off
-//! (`--disable_tqdm`). Lines printed through it do not tear the bar. The bar and the plain lines go to standard error; what
-//! `print` is given is a result and goes to standard output.
+//! Progress of something long: a bar on a terminal, a plain line now and then elsewhere, nothing
+//! when switched off (`--disable_tqdm`). Lines printed through it do not tear the bar. The bar and
+//! the plain lines go to standard error; what `print` is given is a result and goes to standard
+//! output.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
@@ -16,8 +17,8 @@ pub enum Style {
 }
 
 impl Style {
-    /// A bar if standard error is a terminal; otherwise plain lines. Training passes `otherwise = Silent`, since its log records are
-    /// its plain lines.
+    /// A bar if standard error is a terminal; otherwise plain lines. Training passes
+    /// `otherwise = Silent`, since its log records are its plain lines.
     pub fn choose(disabled: bool, otherwise: Style) -> Style {
         match disabled {
             true => Style::Silent,
@@ -45,9 +46,18 @@ impl Progress {
             Style::Tenths | Style::Silent => ProgressBar::hidden(),
         };
         let template = "{prefix} {bar:30} {pos}/{len} [{elapsed} < {eta}, {per_sec}] {msg}";
-        bar.set_style(ProgressStyle::with_template(template).expect("the template is a constant that a test draws"));
+        bar.set_style(
+            ProgressStyle::with_template(template)
+                .expect("the template is a constant that a test draws"),
+        );
         bar.set_prefix(what.clone());
-        Progress { what, total, style, bar, done: AtomicU64::new(0) }
+        Progress {
+            what,
+            total,
+            style,
+            bar,
+            done: AtomicU64::new(0),
+        }
     }
 
     /// Says that `n` more units are done.
@@ -105,7 +115,12 @@ impl Drop for Progress {
 /// The line to print when going from `before` to `after` passes another tenth of `total`.
 fn tenth_line(what: &str, before: u64, after: u64, total: u64) -> Option<String> {
     let tenth = |done: u64| (10 * done.min(total)).checked_div(total);
-    (tenth(after)? > tenth(before)?).then(|| format!("{what}: {after}/{total} ({}%)", 100 * after.min(total) / total))
+    (tenth(after)? > tenth(before)?).then(|| {
+        format!(
+            "{what}: {after}/{total} ({}%)",
+            100 * after.min(total) / total
+        )
+    })
 }
 
 #[cfg(test)]
@@ -114,9 +129,14 @@ mod tests {
 
     #[test]
     fn a_plain_line_comes_with_every_tenth() {
-        let lines: Vec<String> = (0..200).filter_map(|i| tenth_line("x", i, i + 1, 200)).collect();
+        let lines: Vec<String> = (0..200)
+            .filter_map(|i| tenth_line("x", i, i + 1, 200))
+            .collect();
         assert_eq!(lines.len(), 10);
-        assert_eq!((lines[0].as_str(), lines[9].as_str()), ("x: 20/200 (10%)", "x: 200/200 (100%)"));
+        assert_eq!(
+            (lines[0].as_str(), lines[9].as_str()),
+            ("x: 20/200 (10%)", "x: 200/200 (100%)")
+        );
         assert_eq!(tenth_line("x", 0, 3, 3), Some("x: 3/3 (100%)".into()));
         assert_eq!(tenth_line("x", 0, 0, 0), None);
     }

@@ -1,5 +1,6 @@
-//! Floats as Python prints them, because log scrapers for Hugging Face's Trainer read Python's `repr`. Both languages print the
-//! shortest digits that give the same number back; only the notation differs.
+//! Floats as Python prints them, because log scrapers for Hugging Face's Trainer read Python's
+//! `repr`. Both languages print the shortest digits that give the same number back; only the
+//! notation differs.
 
 /// `repr(x)` of a Python float.
 pub fn repr(x: f64) -> String {
@@ -11,12 +12,20 @@ pub fn repr(x: f64) -> String {
     }
     // Rust's exponent form gives the shortest digits: d.ddde<n>.
     let scientific = format!("{x:e}");
-    let (mantissa, exponent) = scientific.split_once('e').expect("`{:e}` always writes an exponent");
-    let exponent: i32 = exponent.parse().expect("`{:e}` writes a whole number after the e");
+    let (mantissa, exponent) = scientific
+        .split_once('e')
+        .expect("`{:e}` always writes an exponent");
+    let exponent: i32 = exponent
+        .parse()
+        .expect("`{:e}` writes a whole number after the e");
     // Python changes notation below 1e-4 and from 1e16 on.
     if (-4..16).contains(&exponent) {
         let plain = format!("{x}");
-        return if plain.contains('.') { plain } else { plain + ".0" };
+        return if plain.contains('.') {
+            plain
+        } else {
+            plain + ".0"
+        };
     }
     let sign = if exponent < 0 { '-' } else { '+' };
     format!("{mantissa}e{sign}{:02}", exponent.abs())
@@ -27,7 +36,9 @@ pub fn round(x: f64, digits: usize) -> f64 {
     if !x.is_finite() {
         return x;
     }
-    format!("{x:.digits$}").parse().expect("what Rust prints as a float it can read")
+    format!("{x:.digits$}")
+        .parse()
+        .expect("what Rust prints as a float it can read")
 }
 
 #[cfg(test)]

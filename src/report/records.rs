@@ -1,6 +1,7 @@
-//! Log records, in the three forms that people read them: the dictionary that Hugging Face's Trainer prints (transformers 4: loss
-//! to 4 decimals, epoch to 2, floats as Python's `repr`), so that existing log scrapers work; a JSON line in full precision
-//! for `log.jsonl`; and an entry of `log_history` in `trainer_state.json`, rounded as the Trainer rounds it there.
+//! Log records, in the three forms that people read them: the dictionary that Hugging Face's
+//! Trainer prints (transformers 4: loss to 4 decimals, epoch to 2, floats as Python's `repr`), so
+//! that existing log scrapers work; a JSON line in full precision for `log.jsonl`; and an entry of
+//! `log_history` in `trainer_state.json`, rounded as the Trainer rounds it there.
 
 use super::python_float::{repr, round};
 use serde_json::{Map, Value, json};
@@ -35,7 +36,8 @@ pub struct TrainRecord {
     pub step: u64,
 }
 
-/// fp16's loss scaling. The Trainer does not log it; its place is before the epoch, so that the Trainer's own keys stay as they are.
+/// fp16's loss scaling. The Trainer does not log it; its place is before the epoch, so that the
+/// Trainer's own keys stay as they are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScalingRecord {
     /// That the last step used.
@@ -79,7 +81,8 @@ pub struct SummaryRecord {
     pub step: u64,
 }
 
-/// A key of a record with its value in full and the decimals that the Trainer rounds it to: in what it prints and in what it keeps.
+/// A key of a record with its value in full and the decimals that the Trainer rounds it to: in what
+/// it prints and in what it keeps.
 struct Field {
     key: Cow<'static, str>,
     value: f64,
@@ -88,16 +91,31 @@ struct Field {
 }
 
 const fn exact(key: &'static str, value: f64) -> Field {
-    Field { key: Cow::Borrowed(key), value, printed: None, kept: None }
+    Field {
+        key: Cow::Borrowed(key),
+        value,
+        printed: None,
+        kept: None,
+    }
 }
 
 const fn rounded(key: &'static str, value: f64, decimals: usize) -> Field {
-    Field { key: Cow::Borrowed(key), value, printed: Some(decimals), kept: Some(decimals) }
+    Field {
+        key: Cow::Borrowed(key),
+        value,
+        printed: Some(decimals),
+        kept: Some(decimals),
+    }
 }
 
 /// The Trainer rounds the epoch when it prints it, and keeps it as it is.
 const fn epoch(value: f64) -> Field {
-    Field { key: Cow::Borrowed("epoch"), value, printed: Some(2), kept: None }
+    Field {
+        key: Cow::Borrowed("epoch"),
+        value,
+        printed: Some(2),
+        kept: None,
+    }
 }
 
 impl Record {
@@ -117,15 +135,19 @@ impl Record {
             }
             Record::Eval(r) => {
                 let mut fields = vec![exact("eval_loss", r.loss)];
-                fields.extend(
-                    r.metrics.iter().map(|(name, value)| Field { key: Cow::Owned(format!("eval_{name}")), ..exact("", *value) }),
-                );
+                fields.extend(r.metrics.iter().map(|(name, value)| Field {
+                    key: Cow::Owned(format!("eval_{name}")),
+                    ..exact("", *value)
+                }));
                 fields.extend([
                     rounded("eval_runtime", r.runtime, 4),
                     rounded("eval_samples_per_second", rate(r.samples, r.runtime), 3),
                     rounded("eval_steps_per_second", rate(r.steps, r.runtime), 3),
                 ]);
-                fields.extend(r.perplexity.map(|perplexity| exact("perplexity", perplexity)));
+                fields.extend(
+                    r.perplexity
+                        .map(|perplexity| exact("perplexity", perplexity)),
+                );
                 fields.extend(r.epoch.map(epoch));
                 fields
             }
@@ -147,19 +169,33 @@ impl Record {
         }
     }
 
-    /// The line that the Trainer prints: `{'loss': 3.21, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.5}`.
+    /// The line that the Trainer prints:
+    /// `{'loss': 3.21, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.5}`.
     pub fn printed(&self) -> String {
         let shown = |field: Field| {
-            let value = field.printed.map_or(field.value, |decimals| round(field.value, decimals));
+            let value = field
+                .printed
+                .map_or(field.value, |decimals| round(field.value, decimals));
             format!("'{}': {}", field.key, repr(value))
         };
-        format!("{{{}}}", self.fields().into_iter().map(shown).collect::<Vec<_>>().join(", "))
+        format!(
+            "{{{}}}",
+            self.fields()
+                .into_iter()
+                .map(shown)
+                .collect::<Vec<_>>()
+                .join(", ")
+        )
     }
 
-    /// A line of `log.jsonl`, without its line end: the same keys in full precision, then `step` and, in the summary, `total_flos`.
+    /// A line of `log.jsonl`, without its line end: the same keys in full precision, then `step`
+    /// and, in the summary, `total_flos`.
     pub fn json_line(&self) -> String {
-        let mut map: Map<String, Value> =
-            self.fields().into_iter().map(|field| (field.key.into_owned(), number(field.value))).collect();
+        let mut map: Map<String, Value> = self
+            .fields()
+            .into_iter()
+            .map(|field| (field.key.into_owned(), number(field.value)))
+            .collect();
         self.add_step(&mut map);
         Value::Object(map).to_string()
     }
@@ -171,10 +207,18 @@ impl Record {
         Value::Object(map)
     }
 
-    /// The keys with the values that the Trainer keeps, as `train_results.json` and `eval_results.json` are made of.
+    /// The keys with the values that the Trainer keeps, as `train_results.json` and
+    /// `eval_results.json` are made of.
     pub fn results(&self) -> Map<String, Value> {
         let kept = |field: Field| {
-            (field.key.into_owned(), number(field.kept.map_or(field.value, |decimals| round(field.value, decimals))))
+            (
+                field.key.into_owned(),
+                number(
+                    field
+                        .kept
+                        .map_or(field.value, |decimals| round(field.value, decimals)),
+                ),
+            )
         };
         self.fields().into_iter().map(kept).collect()
     }
@@ -187,23 +231,33 @@ impl Record {
     }
 }
 
-/// JSON knows no NaN and no infinity; they become null, so that the file stays readable by everyone.
+/// JSON knows no NaN and no infinity; they become null, so that the file stays readable by
+/// everyone.
 fn number(x: f64) -> Value {
     serde_json::Number::from_f64(x).map_or(Value::Null, Value::Number)
 }
 
 /// Per second; 0 when no time has passed, which is what a clock too coarse to see it should say.
 fn rate(count: u64, seconds: f64) -> f64 {
-    if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
+    if seconds > 0.0 {
+        count as f64 / seconds
+    } else {
+        0.0
+    }
 }
 
-/// `log.jsonl`, open for appending. Each record is on disk when the next begins, so a killed run keeps its log.
+/// `log.jsonl`, open for appending. Each record is on disk when the next begins, so a killed run
+/// keeps its log.
 pub struct LogFile(File);
 
 impl LogFile {
     /// Opens the log of an output directory; a resumed run goes on in the same file.
     pub fn append_in(output_dir: &Path) -> io::Result<LogFile> {
-        OpenOptions::new().create(true).append(true).open(output_dir.join(LOG_FILE)).map(LogFile)
+        OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(output_dir.join(LOG_FILE))
+            .map(LogFile)
     }
 
     pub fn write(&mut self, record: &Record) -> io::Result<()> {
@@ -248,7 +302,10 @@ mod tests {
 
     #[test]
     fn records_are_printed_as_the_trainer_prints_them() {
-        assert_eq!(TRAIN.printed(), "{'loss': 3.2146, 'grad_norm': 1.203125, 'learning_rate': 5e-05, 'epoch': 0.5}");
+        assert_eq!(
+            TRAIN.printed(),
+            "{'loss': 3.2146, 'grad_norm': 1.203125, 'learning_rate': 5e-05, 'epoch': 0.5}"
+        );
         assert_eq!(
             eval().printed(),
             "{'eval_loss': 2.5, 'eval_accuracy': 0.75, 'eval_runtime': 2.0, 'eval_samples_per_second': 4.5, 'eval_steps_per_second': 1.5, \
@@ -263,11 +320,18 @@ mod tests {
 
     #[test]
     fn the_loss_scale_stands_before_the_epoch() {
-        let Record::Train(train) = TRAIN else { unreachable!() };
-        let scaling = Some(ScalingRecord { loss_scale: 32768.0, skipped_steps: 1 });
+        let Record::Train(train) = TRAIN else {
+            unreachable!()
+        };
+        let scaling = Some(ScalingRecord {
+            loss_scale: 32768.0,
+            skipped_steps: 1,
+        });
         let printed = Record::Train(TrainRecord { scaling, ..train }).printed();
         assert!(
-            printed.ends_with("'learning_rate': 5e-05, 'loss_scale': 32768.0, 'skipped_steps': 1.0, 'epoch': 0.5}"),
+            printed.ends_with(
+                "'learning_rate': 5e-05, 'loss_scale': 32768.0, 'skipped_steps': 1.0, 'epoch': 0.5}"
+            ),
             "{printed}"
         );
     }
@@ -287,7 +351,11 @@ mod tests {
     fn history_is_rounded_where_the_trainer_rounds() {
         let entry = TRAIN.history_entry();
         assert_eq!(
-            (entry["loss"].as_f64(), entry["epoch"].as_f64(), entry["step"].as_u64()),
+            (
+                entry["loss"].as_f64(),
+                entry["epoch"].as_f64(),
+                entry["step"].as_u64()
+            ),
             (Some(3.2146), Some(0.504_032), Some(10))
         );
         assert!(!SUMMARY.results().contains_key("step"));
@@ -303,18 +371,30 @@ mod tests {
             epoch: 0.1,
             step: 1,
         });
-        assert_eq!(record.printed(), "{'loss': nan, 'learning_rate': 0.0, 'epoch': 0.1}");
-        assert_eq!(record.json_line(), r#"{"loss":null,"learning_rate":0.0,"epoch":0.1,"step":1}"#);
+        assert_eq!(
+            record.printed(),
+            "{'loss': nan, 'learning_rate': 0.0, 'epoch': 0.1}"
+        );
+        assert_eq!(
+            record.json_line(),
+            r#"{"loss":null,"learning_rate":0.0,"epoch":0.1,"step":1}"#
+        );
     }
 
     #[test]
     fn the_log_file_grows_by_lines() {
         let dir = tempfile::tempdir().unwrap();
         for record in [TRAIN, eval()] {
-            LogFile::append_in(dir.path()).unwrap().write(&record).unwrap();
+            LogFile::append_in(dir.path())
+                .unwrap()
+                .write(&record)
+                .unwrap();
         }
         let text = std::fs::read_to_string(dir.path().join(LOG_FILE)).unwrap();
         assert_eq!(text.lines().count(), 2);
-        assert!(text.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()));
+        assert!(
+            text.lines()
+                .all(|line| serde_json::from_str::<Value>(line).is_ok())
+        );
     }
 }

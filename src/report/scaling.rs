@@ -1,5 +1,5 @@
-//! What `xtrain scaling` found: medians, efficiency, and the same numbers as a table, as bars on the terminal and as JSON. The
-//! drawing for a page is in `plot.rs`.
+//! What `xtrain scaling` found: medians, efficiency, and the same numbers as a table, as bars on
+//! the terminal and as JSON. The drawing for a page is in `plot.rs`.
 
 mod plot;
 
@@ -48,10 +48,14 @@ pub struct Scaling {
 }
 
 impl Point {
-    /// Tokens per second. The median is taken of a token's time, so that this and the median time of a step tell the same even
-    /// where it lies between two runs.
+    /// Tokens per second. The median is taken of a token's time, so that this and the median time
+    /// of a step tell the same even where it lies between two runs.
     pub fn throughput(&self) -> f64 {
-        let token_seconds: Vec<f64> = self.tokens_per_second.iter().map(|rate| rate.recip()).collect();
+        let token_seconds: Vec<f64> = self
+            .tokens_per_second
+            .iter()
+            .map(|rate| rate.recip())
+            .collect();
         median(&token_seconds).recip()
     }
 
@@ -63,7 +67,10 @@ impl Point {
 
     fn range(&self) -> (f64, f64) {
         let runs = || self.tokens_per_second.iter().copied();
-        (runs().fold(f64::INFINITY, f64::min), runs().fold(0.0, f64::max))
+        (
+            runs().fold(f64::INFINITY, f64::min),
+            runs().fold(0.0, f64::max),
+        )
     }
 
     /// All bytes of a step.
@@ -112,7 +119,13 @@ impl Scaling {
 
     /// Everything that is told on the terminal.
     pub fn text(&self) -> String {
-        format!("{}\n{}{}\n{}", self.table(), self.details(), self.notes(), self.bars())
+        format!(
+            "{}\n{}{}\n{}",
+            self.table(),
+            self.details(),
+            self.notes(),
+            self.bars()
+        )
     }
 
     fn table(&self) -> String {
@@ -149,15 +162,29 @@ impl Scaling {
 
     fn details(&self) -> String {
         let mut table = Table::pairs();
-        for point in self.points.iter().filter(|point| !point.exchanged.is_empty()) {
-            let kinds = point.exchanged.iter().map(|e| format!("{} in {} over {}", bytes(e.bytes), e.kind, e.axis));
-            table.row([format!("exchanged at {}", point.degree), kinds.collect::<Vec<_>>().join(", ")]);
+        for point in self
+            .points
+            .iter()
+            .filter(|point| !point.exchanged.is_empty())
+        {
+            let kinds = point
+                .exchanged
+                .iter()
+                .map(|e| format!("{} in {} over {}", bytes(e.bytes), e.kind, e.axis));
+            table.row([
+                format!("exchanged at {}", point.degree),
+                kinds.collect::<Vec<_>>().join(", "),
+            ]);
         }
         table.render()
     }
 
     fn notes(&self) -> String {
-        let same = if self.weak { "each device keeps its examples" } else { "a step has the same examples at every degree" };
+        let same = if self.weak {
+            "each device keeps its examples"
+        } else {
+            "a step has the same examples at every degree"
+        };
         let mut text = format!("efficiency is {} of the tokens/s; {same}\n", self.formula());
         if let Some(cores) = self.shared_cores {
             text.push_str(&format!(
@@ -176,11 +203,21 @@ impl Scaling {
 
     /// A bar for each degree; the mark stands where it would end without loss.
     pub fn bars(&self) -> String {
-        let longest = self.points.iter().map(|point| point.throughput().max(self.ideal(point))).fold(0.0, f64::max);
+        let longest = self
+            .points
+            .iter()
+            .map(|point| point.throughput().max(self.ideal(point)))
+            .fold(0.0, f64::max);
         let mut table = Table::new(&[Align::Right, Align::Left, Align::Right]);
         table.row(["tokens/s", "(| without loss)", ""]);
         for point in &self.points {
-            let cells = |value: f64| if longest > 0.0 { value / longest * BAR } else { 0.0 };
+            let cells = |value: f64| {
+                if longest > 0.0 {
+                    value / longest * BAR
+                } else {
+                    0.0
+                }
+            };
             let mut bar: Vec<char> = bar(cells(point.throughput())).chars().collect();
             let mark = cells(self.ideal(point)).round() as usize;
             bar.resize(bar.len().max(mark + 1), ' ');
@@ -188,7 +225,11 @@ impl Scaling {
             if bar[mark] == ' ' {
                 bar[mark] = '|';
             }
-            table.row([point.degree.to_string(), bar.into_iter().collect(), count(point.throughput())]);
+            table.row([
+                point.degree.to_string(),
+                bar.into_iter().collect(),
+                count(point.throughput()),
+            ]);
         }
         table.render()
     }
@@ -234,7 +275,11 @@ impl Exchange {
     /// The inverse of [`Exchange::json`].
     pub fn from_json(value: &Value) -> Option<Exchange> {
         let text = |name: &str| value[name].as_str().map(str::to_string);
-        Some(Exchange { kind: text("kind")?, axis: text("axis")?, bytes: value["bytes"].as_u64()? })
+        Some(Exchange {
+            kind: text("kind")?,
+            axis: text("axis")?,
+            bytes: value["bytes"].as_u64()?,
+        })
     }
 }
 
@@ -270,11 +315,21 @@ mod tests {
             step_seconds: vec![0.5],
             exchanged: match degree {
                 1 => Vec::new(),
-                _ => vec![Exchange { kind: "all-reduce".into(), axis: "data".into(), bytes: 3 << 20 }],
+                _ => vec![Exchange {
+                    kind: "all-reduce".into(),
+                    axis: "data".into(),
+                    bytes: 3 << 20,
+                }],
             },
         };
         let points = measured.iter().map(point).collect();
-        Scaling { axis: "data_parallel".into(), weak: false, command: "bench --batch 8".into(), shared_cores, points }
+        Scaling {
+            axis: "data_parallel".into(),
+            weak: false,
+            command: "bench --batch 8".into(),
+            shared_cores,
+            points,
+        }
     }
 
     #[test]
@@ -286,8 +341,17 @@ mod tests {
 
     #[test]
     fn efficiency_is_against_as_many_times_one_device() {
-        let found = scaling(None, &[(1, &[100.0, 90.0, 110.0]), (2, &[180.0]), (4, &[300.0])]);
-        let all = |f: fn(&Scaling, &Point) -> f64| found.points.iter().map(|p| f(&found, p)).collect::<Vec<_>>();
+        let found = scaling(
+            None,
+            &[(1, &[100.0, 90.0, 110.0]), (2, &[180.0]), (4, &[300.0])],
+        );
+        let all = |f: fn(&Scaling, &Point) -> f64| {
+            found
+                .points
+                .iter()
+                .map(|p| f(&found, p))
+                .collect::<Vec<_>>()
+        };
         assert_eq!(all(Scaling::speedup), [1.0, 1.8, 3.0]);
         assert_eq!(all(Scaling::efficiency), [1.0, 0.9, 0.75]);
         assert_eq!(found.formula(), "T(N) / (N x T(1))");
@@ -304,9 +368,17 @@ mod tests {
     fn devices_that_share_a_processor_cannot_gain() {
         let found = scaling(Some(2), &[(1, &[100.0]), (4, &[95.0])]);
         assert_eq!(found.efficiency(&found.points[1]), 0.95);
-        assert!(found.text().contains("share this machine's 2 cores"), "{}", found.text());
+        assert!(
+            found.text().contains("share this machine's 2 cores"),
+            "{}",
+            found.text()
+        );
         assert!(!found.text().contains("something else"));
-        assert!(scaling(None, &[(1, &[100.0, 140.0])]).text().contains("differ by up to 34%"));
+        assert!(
+            scaling(None, &[(1, &[100.0, 140.0])])
+                .text()
+                .contains("differ by up to 34%")
+        );
         assert_eq!(found.json()["devices_share_processor"], true);
         assert_eq!(found.json()["efficiency_is"], "T(N) / T(1)");
     }
@@ -317,7 +389,10 @@ mod tests {
         let bars: Vec<String> = found.bars().lines().map(str::to_string).collect();
         let blocks = |line: &str| line.chars().filter(|c| *c == '█').count();
         assert_eq!((blocks(&bars[1]), blocks(&bars[2])), (24, 36));
-        assert!(bars[1].contains("█|") && bars[2].contains("█            |"), "{bars:?}");
+        assert!(
+            bars[1].contains("█|") && bars[2].contains("█            |"),
+            "{bars:?}"
+        );
         assert_eq!(bar(1.5), "█▌");
     }
 
@@ -325,11 +400,22 @@ mod tests {
     fn json_tells_what_the_table_tells() {
         let found = scaling(None, &[(1, &[100.0]), (2, &[100.0, 400.0])]);
         let json = found.json();
-        assert_eq!(json["degrees"][1]["tokens_per_s"], 160.0, "as slow as two runs of 10 and 2.5 ms a token are on average");
+        assert_eq!(
+            json["degrees"][1]["tokens_per_s"], 160.0,
+            "as slow as two runs of 10 and 2.5 ms a token are on average"
+        );
         assert_eq!(json["degrees"][1]["exchanged_bytes_per_step"], 3 << 20);
-        assert_eq!(Exchange::from_json(&json["degrees"][1]["exchanged"][0]).as_ref(), found.points[1].exchanged.first());
+        assert_eq!(
+            Exchange::from_json(&json["degrees"][1]["exchanged"][0]).as_ref(),
+            found.points[1].exchanged.first()
+        );
         let text = found.text();
-        for sign in ["3.0 MiB in all-reduce over data", "100 to 400", "80%", "160"] {
+        for sign in [
+            "3.0 MiB in all-reduce over data",
+            "100 to 400",
+            "80%",
+            "160",
+        ] {
             assert!(text.contains(sign), "{sign}: {text}");
         }
     }

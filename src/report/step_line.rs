@@ -1,4 +1,5 @@
-//! The step line: one line for a person watching a run, with where the time of a step goes and how much of the machine is used.
+//! The step line: one line for a person watching a run, with where the time of a step goes and how
+//! much of the machine is used.
 
 use super::units::count;
 use std::time::Duration;
@@ -27,20 +28,28 @@ pub struct StepLine {
     pub grad_norm: Option<f64>,
     pub tokens_per_second: f64,
     pub time: StepTime,
-    /// Floating-point operations of the model (forward and backward, nothing recomputed) per second, in units of 10^12.
+    /// Floating-point operations of the model (forward and backward, nothing recomputed) per
+    /// second, in units of 10^12.
     pub model_tflops: f64,
-    /// This machine's measured matrix-multiply rate in the same unit; `None` when it was not measured.
+    /// This machine's measured matrix-multiply rate in the same unit; `None` when it was not
+    /// measured.
     pub ceiling_tflops: Option<f64>,
 }
 
 impl StepLine {
-    /// For example `step  20/500  loss 4.3211  lr 4.80e-5  norm 1.21  12.4k tok/s  82.3 ms/step (trace 0.1, compile 0, execute 81.7,
-    /// wait 0.5)  0.42 TFLOP/s, 61% of ceiling`. The step is padded to its total, so that lines stand in columns.
+    /// For example
+    /// `step 20/500 loss 4.3211 lr 4.80e-5 norm 1.21 12.4k tok/s 82.3 ms/step (trace 0.1, compile 0, execute 81.7, wait 0.5) 0.42 TFLOP/s, 61% of ceiling`.
+    /// The step is padded to its total, so that lines stand in columns.
     pub fn render(&self) -> String {
         let digits = self.total_steps.to_string().len();
-        let norm = self.grad_norm.map(|norm| format!("  norm {norm:.2}")).unwrap_or_default();
+        let norm = self
+            .grad_norm
+            .map(|norm| format!("  norm {norm:.2}"))
+            .unwrap_or_default();
         let share = match self.ceiling_tflops {
-            Some(ceiling) if ceiling > 0.0 => format!(", {:.0}% of ceiling", 100.0 * self.model_tflops / ceiling),
+            Some(ceiling) if ceiling > 0.0 => {
+                format!(", {:.0}% of ceiling", 100.0 * self.model_tflops / ceiling)
+            }
             _ => String::new(),
         };
         let time = &self.time;
@@ -85,7 +94,13 @@ mod tests {
             learning_rate: 4.8e-5,
             grad_norm: Some(1.213),
             tokens_per_second: 12_430.0,
-            time: StepTime { step: ms(82.3), trace: ms(0.1), compile: ms(0.0), execute: ms(181.7), wait: ms(0.5) },
+            time: StepTime {
+                step: ms(82.3),
+                trace: ms(0.1),
+                compile: ms(0.0),
+                execute: ms(181.7),
+                wait: ms(0.5),
+            },
             model_tflops: 0.42,
             ceiling_tflops: Some(0.7),
         };

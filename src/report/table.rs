@@ -20,7 +20,10 @@ pub struct Table {
 
 impl Table {
     pub fn new(align: &[Align]) -> Table {
-        Table { align: align.to_vec(), rows: Vec::new() }
+        Table {
+            align: align.to_vec(),
+            rows: Vec::new(),
+        }
     }
 
     /// Names on the left, values beside them: a plan.
@@ -36,7 +39,8 @@ impl Table {
 
     /// A row; missing cells are empty, surplus ones are aligned left.
     pub fn row<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) -> &mut Table {
-        self.rows.push(Row::Cells(cells.into_iter().map(Into::into).collect()));
+        self.rows
+            .push(Row::Cells(cells.into_iter().map(Into::into).collect()));
         self
     }
 
@@ -54,7 +58,11 @@ impl Table {
                 }
             }
         }
-        let indent = if self.rows.iter().any(|row| matches!(row, Row::Heading(_))) { "  " } else { "" };
+        let indent = if self.rows.iter().any(|row| matches!(row, Row::Heading(_))) {
+            "  "
+        } else {
+            ""
+        };
         let mut text = String::new();
         for row in &self.rows {
             match row {
@@ -85,9 +93,15 @@ mod tests {
     #[test]
     fn columns_line_up() {
         let mut table = Table::new(&[Align::Left, Align::Right]);
-        table.heading("Batch").row(["examples", "8"]).row(["tokens", "1,024", "per microbatch"]);
+        table
+            .heading("Batch")
+            .row(["examples", "8"])
+            .row(["tokens", "1,024", "per microbatch"]);
         table.heading("Größe").row(["ä"]);
-        assert_eq!(table.render(), "Batch\n  examples      8\n  tokens    1,024  per microbatch\nGröße\n  ä\n");
+        assert_eq!(
+            table.render(),
+            "Batch\n  examples      8\n  tokens    1,024  per microbatch\nGröße\n  ä\n"
+        );
     }
 
     #[test]

@@ -20,7 +20,11 @@ pub fn bytes(n: u64) -> String {
 /// `950`, `12.4k`, `124.4M`, `6.1B`.
 pub fn count(n: f64) -> String {
     if n.abs() < 999.5 {
-        return if n.fract() == 0.0 { format!("{n:.0}") } else { format!("{n:.1}") };
+        return if n.fract() == 0.0 {
+            format!("{n:.0}")
+        } else {
+            format!("{n:.1}")
+        };
     }
     let (mut value, mut unit) = (n / 1e3, 0);
     const UNITS: [&str; 4] = ["k", "M", "B", "T"];
@@ -67,9 +71,14 @@ mod tests {
 
     #[test]
     fn bytes_are_binary() {
-        for (n, text) in
-            [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (1048575, "1.0 MiB"), (5 << 30, "5.0 GiB")]
-        {
+        for (n, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (1536, "1.5 KiB"),
+            (1048575, "1.0 MiB"),
+            (5 << 30, "5.0 GiB"),
+        ] {
             assert_eq!(bytes(n), text);
         }
     }
@@ -87,16 +96,26 @@ mod tests {
         ] {
             assert_eq!(count(n), text);
         }
-        for (n, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (124_439_808, "124,439,808")] {
+        for (n, text) in [
+            (0, "0"),
+            (999, "999"),
+            (1000, "1,000"),
+            (124_439_808, "124,439,808"),
+        ] {
             assert_eq!(exact(n), text);
         }
     }
 
     #[test]
     fn durations_take_two_units_at_most() {
-        for (seconds, text) in
-            [(0.0008, "0.8 ms"), (3.21, "3.2 s"), (59.96, "1m 00s"), (245.0, "4m 05s"), (3725.0, "1h 02m"), (273600.0, "3d 04h")]
-        {
+        for (seconds, text) in [
+            (0.0008, "0.8 ms"),
+            (3.21, "3.2 s"),
+            (59.96, "1m 00s"),
+            (245.0, "4m 05s"),
+            (3725.0, "1h 02m"),
+            (273600.0, "3d 04h"),
+        ] {
             assert_eq!(duration(Duration::from_secs_f64(seconds)), text);
         }
     }

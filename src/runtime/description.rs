@@ -1,4 +1,5 @@
-//! What a compiled module says about itself, whether it is loaded on devices or was compiled for some that are not there.
+//! What a compiled module says about itself, whether it is loaded on devices or was compiled for
+//! some that are not there.
 
 use super::client::ClientInner;
 use super::error::{Error, Result};
@@ -25,7 +26,8 @@ pub struct CompiledMemory {
 }
 
 impl CompiledMemory {
-    /// What the device needs while the module runs. (The plugins' own peak counts arguments only, on some.)
+    /// What the device needs while the module runs. (The plugins' own peak counts arguments only,
+    /// on some.)
     pub fn peak(&self) -> i64 {
         self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
     }
@@ -62,8 +64,14 @@ impl Description {
     ///
     /// # Safety
     /// `raw` is null or an executable of the owner's plugin that nobody else will destroy.
-    pub unsafe fn from_raw(raw: *mut PjrtExecutable, owner: Owner, call: ffi::Slot) -> Result<Description> {
-        let Some(raw) = NonNull::new(raw) else { return Err(owner.plugin().answer(call, "gave no executable")) };
+    pub unsafe fn from_raw(
+        raw: *mut PjrtExecutable,
+        owner: Owner,
+        call: ffi::Slot,
+    ) -> Result<Description> {
+        let Some(raw) = NonNull::new(raw) else {
+            return Err(owner.plugin().answer(call, "gave no executable"));
+        };
         Ok(Description { raw, owner })
     }
 
@@ -80,15 +88,28 @@ impl Description {
 
     /// Count, types and dimensions of the outputs; the last two only from plugins that tell them.
     pub fn check_outputs(&self, signature: &Signature) -> Result<()> {
-        let mut count = ffi::ExecutableNumOutputs { executable: self.raw(), ..Default::default() };
+        let mut count = ffi::ExecutableNumOutputs {
+            executable: self.raw(),
+            ..Default::default()
+        };
         // SAFETY: the executable is alive.
         unsafe { self.call(&mut count) }?;
         // The plugin will write this many handles into our memory at each execution.
         if count.num_outputs != signature.outputs.len() {
-            return Err(Error::SignatureCount { side: "output", module: count.num_outputs, signature: signature.outputs.len() });
+            return Err(Error::SignatureCount {
+                side: "output",
+                module: count.num_outputs,
+                signature: signature.outputs.len(),
+            });
         }
-        let mut types = ffi::ExecutableOutputElementTypes { executable: self.raw(), ..Default::default() };
-        let mut dims = ffi::ExecutableOutputDimensions { executable: self.raw(), ..Default::default() };
+        let mut types = ffi::ExecutableOutputElementTypes {
+            executable: self.raw(),
+            ..Default::default()
+        };
+        let mut dims = ffi::ExecutableOutputDimensions {
+            executable: self.raw(),
+            ..Default::default()
+        };
         // SAFETY: the executable is alive and owns both arrays for as long.
         let told = unsafe { self.call(&mut types).and_then(|()| self.call(&mut dims)) };
         match told {
@@ -96,7 +117,8 @@ impl Description {
             Err(e) if e.is_unimplemented() => return Ok(()),
             Err(e) => return Err(e),
         }
-        // SAFETY: the lengths are the plugin's own; the dimensions of all outputs lie one after another.
+        // SAFETY: the lengths are the plugin's own; the dimensions of all outputs lie one after
+        // another.
         let (types, dims) = unsafe {
             let ranks = array(dims.dim_sizes, dims.num_outputs);
             let all = array(dims.dims, ranks.iter().sum());
@@ -109,18 +131,29 @@ impl Description {
             (array::<c_int>(types.types, types.num_types), split)
         };
         if types.len() != dims.len() {
-            let reason = format!("tells {} output types but {} output dimensions", types.len(), dims.len());
-            return Err(self.owner.plugin().answer(ffi::ExecutableOutputDimensions::SLOT, reason));
+            let reason = format!(
+                "tells {} output types but {} output dimensions",
+                types.len(),
+                dims.len()
+            );
+            return Err(self
+                .owner
+                .plugin()
+                .answer(ffi::ExecutableOutputDimensions::SLOT, reason));
         }
         signature.check_outputs(types, &dims)
     }
 
     /// The compiled code as bytes.
     pub fn serialize(&self) -> Result<Vec<u8>> {
-        let mut args = ffi::ExecutableSerialize { executable: self.raw(), ..Default::default() };
+        let mut args = ffi::ExecutableSerialize {
+            executable: self.raw(),
+            ..Default::default()
+        };
         // SAFETY: the executable is alive.
         unsafe { self.call(&mut args) }.map_err(|e| e.during("serializing an executable"))?;
-        // SAFETY: the bytes live until their backing is deleted, just below, once, and are copied before.
+        // SAFETY: the bytes live until their backing is deleted, just below, once, and are copied
+        // before.
         let copy = unsafe { bytes(args.bytes, args.bytes_size) }.to_vec();
         if let Some(deleter) = args.deleter {
             // SAFETY: the plugin's own deleter on its own object, called once.
@@ -129,9 +162,13 @@ impl Description {
         Ok(copy)
     }
 
-    /// The plugin's fingerprint: equal for equal code, options and compiler. Bytes as text; not every plugin's is readable.
+    /// The plugin's fingerprint: equal for equal code, options and compiler. Bytes as text; not
+    /// every plugin's is readable.
     pub fn fingerprint(&self) -> Result<String> {
-        let mut args = ffi::ExecutableFingerprint { executable: self.raw(), ..Default::default() };
+        let mut args = ffi::ExecutableFingerprint {
+            executable: self.raw(),
+            ..Default::default()
+        };
         // SAFETY: the executable is alive and owns the text, which is copied at once.
         unsafe {
             self.call(&mut args)?;
@@ -141,7 +178,10 @@ impl Description {
 
     /// The compiler's account of memory on one device.
     pub fn memory_stats(&self) -> Result<CompiledMemory> {
-        let mut args = ffi::ExecutableGetCompiledMemoryStats { executable: self.raw(), ..Default::default() };
+        let mut args = ffi::ExecutableGetCompiledMemoryStats {
+            executable: self.raw(),
+            ..Default::default()
+        };
         // SAFETY: the executable is alive; all outputs are numbers.
         unsafe { self.call(&mut args) }?;
         Ok(CompiledMemory {
@@ -153,9 +193,13 @@ impl Description {
         })
     }
 
-    /// The compiler's estimate of work (`flops`, `bytes accessed`, ...). The body of a loop is counted once.
+    /// The compiler's estimate of work (`flops`, `bytes accessed`, ...). The body of a loop is
+    /// counted once.
     pub fn cost_analysis(&self) -> Result<BTreeMap<String, f64>> {
-        let mut args = ffi::ExecutableGetCostAnalysis { executable: self.raw(), ..Default::default() };
+        let mut args = ffi::ExecutableGetCostAnalysis {
+            executable: self.raw(),
+            ..Default::default()
+        };
         // SAFETY: the executable is alive and owns the values, which are copied at once.
         let values = unsafe {
             self.call(&mut args)?;
@@ -172,7 +216,11 @@ impl Description {
     /// The module as it runs, after all passes: a serialized HloModuleProto.
     pub fn optimized_hlo(&self) -> Result<Vec<u8>> {
         let mut program = ffi::Program::default();
-        let mut args = ffi::ExecutableOptimizedProgram { executable: self.raw(), program: &mut program, ..Default::default() };
+        let mut args = ffi::ExecutableOptimizedProgram {
+            executable: self.raw(),
+            program: &mut program,
+            ..Default::default()
+        };
         // SAFETY: with no memory for the code, the call only tells its size.
         unsafe { self.call(&mut args) }?;
         let mut code = vec![0u8; program.code_size];
@@ -185,12 +233,17 @@ impl Description {
             "hlo" => Ok(code),
             "hlo_with_config" => {
                 let wrapped =
-                    ModuleWithConfig::decode(code.as_slice()).map_err(|e| Error::ModuleBytes { reason: e.to_string() })?;
+                    ModuleWithConfig::decode(code.as_slice()).map_err(|e| Error::ModuleBytes {
+                        reason: e.to_string(),
+                    })?;
                 Ok(wrapped.module)
             }
             other => {
                 let reason = format!("its optimized program is in the format \"{other}\", not HLO");
-                Err(self.owner.plugin().answer(ffi::ExecutableOptimizedProgram::SLOT, reason))
+                Err(self
+                    .owner
+                    .plugin()
+                    .answer(ffi::ExecutableOptimizedProgram::SLOT, reason))
             }
         }
     }
@@ -199,7 +252,12 @@ impl Description {
 impl Drop for Description {
     fn drop(&mut self) {
         // SAFETY: this handle owns the executable's description; this is its last use.
-        let _ = unsafe { self.call(&mut ffi::ExecutableDestroy { executable: self.raw(), ..Default::default() }) };
+        let _ = unsafe {
+            self.call(&mut ffi::ExecutableDestroy {
+                executable: self.raw(),
+                ..Default::default()
+            })
+        };
     }
 }
 

@@ -19,8 +19,8 @@ pub struct Device {
     addressable: bool,
 }
 
-// SAFETY: devices belong to the client, live as long as it does (callers only ever borrow them from it), and their
-// calls are thread-safe.
+// SAFETY: devices belong to the client, live as long as it does (callers only ever borrow them from
+// it), and their calls are thread-safe.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
@@ -43,19 +43,35 @@ impl Device {
     /// Reads a device's description.
     ///
     /// # Safety
-    /// `raw` is a device of a live client of this plugin, and the result does not outlive that client.
+    /// `raw` is a device of a live client of this plugin, and the result does not outlive that
+    /// client.
     pub(super) unsafe fn new(raw: *mut PjrtDevice, plugin: &Arc<PluginInner>) -> Result<Device> {
-        let mut description = ffi::DeviceGetDescription { device: raw, ..Default::default() };
-        let mut addressable = ffi::DeviceIsAddressable { device: raw, ..Default::default() };
+        let mut description = ffi::DeviceGetDescription {
+            device: raw,
+            ..Default::default()
+        };
+        let mut addressable = ffi::DeviceIsAddressable {
+            device: raw,
+            ..Default::default()
+        };
         // SAFETY: the device is alive; so is its description, which belongs to it.
         unsafe {
             plugin.call(&mut description)?;
             plugin.call(&mut addressable)?;
         }
         let description = description.description;
-        let mut id = ffi::DescriptionId { description, ..Default::default() };
-        let mut process = ffi::DescriptionProcessIndex { description, ..Default::default() };
-        let mut kind = ffi::DescriptionKind { description, ..Default::default() };
+        let mut id = ffi::DescriptionId {
+            description,
+            ..Default::default()
+        };
+        let mut process = ffi::DescriptionProcessIndex {
+            description,
+            ..Default::default()
+        };
+        let mut kind = ffi::DescriptionKind {
+            description,
+            ..Default::default()
+        };
         // SAFETY: as above; the kind's text belongs to the description and is copied at once.
         let kind = unsafe {
             plugin.call(&mut id)?;
@@ -63,21 +79,30 @@ impl Device {
             plugin.call(&mut kind)?;
             string(kind.kind, kind.kind_size)
         };
-        let mut attributes = ffi::DescriptionAttributes { description, ..Default::default() };
+        let mut attributes = ffi::DescriptionAttributes {
+            description,
+            ..Default::default()
+        };
         // SAFETY: as above; the values belong to the description and are copied at once.
         let attributes = match unsafe { plugin.call(&mut attributes) } {
             Ok(()) => unsafe { read_named(attributes.attributes, attributes.num_attributes) },
             Err(e) if e.is_unimplemented() => Vec::new(),
             Err(e) => return Err(e),
         };
-        let mut local = ffi::DeviceLocalHardwareId { device: raw, ..Default::default() };
-        // SAFETY: the device is alive. Plugins may not know this id, then it is -1 by the header's own convention.
+        let mut local = ffi::DeviceLocalHardwareId {
+            device: raw,
+            ..Default::default()
+        };
+        // SAFETY: the device is alive. Plugins may not know this id, then it is -1 by the header's
+        // own convention.
         let local_hardware_id = match unsafe { plugin.call(&mut local) } {
             Ok(()) => local.local_hardware_id,
             Err(e) if e.is_unimplemented() || !addressable.is_addressable => -1,
             Err(e) => return Err(e),
         };
-        let raw = NonNull::new(raw).ok_or_else(|| plugin.answer(ffi::Slot::Client_Devices, "one of the devices is null"))?;
+        let raw = NonNull::new(raw).ok_or_else(|| {
+            plugin.answer(ffi::Slot::Client_Devices, "one of the devices is null")
+        })?;
         Ok(Device {
             raw,
             plugin: plugin.clone(),
@@ -111,7 +136,10 @@ impl Device {
 
     /// What the vendor tells of it under a name (XLA:GPU: `compute_capability`, `core_count`, ...).
     pub fn attribute(&self, name: &str) -> Option<&OptionValue> {
-        self.attributes.iter().find(|(own, _)| own == name).map(|(_, value)| value)
+        self.attributes
+            .iter()
+            .find(|(own, _)| own == name)
+            .map(|(_, value)| value)
     }
 
     /// Whether this process can use it (in a run of several processes each sees all devices).
@@ -121,13 +149,20 @@ impl Device {
 
     /// The allocator's numbers, if this device has them.
     pub fn memory(&self) -> Option<DeviceMemory> {
-        let mut args = ffi::DeviceMemoryStats { device: self.raw.as_ptr(), ..Default::default() };
+        let mut args = ffi::DeviceMemoryStats {
+            device: self.raw.as_ptr(),
+            ..Default::default()
+        };
         // SAFETY: the device is alive, as its client is.
         let result = unsafe { self.plugin.call(&mut args) };
         let stats = match result {
             Ok(()) => args,
-            Err(Error::Call { code: super::Code::InvalidArgument, .. }) => {
-                // A newer plugin fills a longer struct and refuses ours; what we know lies at its start.
+            Err(Error::Call {
+                code: super::Code::InvalidArgument,
+                ..
+            }) => {
+                // A newer plugin fills a longer struct and refuses ours; what we know lies at its
+                // start.
                 let mut longer = ffi::MemoryStatsWithTail::default();
                 longer.stats.device = self.raw.as_ptr();
                 longer.stats.struct_size = ffi::MemoryStatsWithTail::SIZE;

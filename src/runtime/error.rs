@@ -1,4 +1,5 @@
-//! Everything that can go wrong between xtrain and a device, each variant saying what happened, where, and what to do.
+//! Everything that can go wrong between xtrain and a device, each variant saying what happened,
+//! where, and what to do.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,7 +18,12 @@ pub enum Error {
     LibraryNotFound { tried: Vec<PathBuf> },
 
     #[error("no plugin for {device} was found; looked at:{}\n{install}", list(.tried))]
-    PluginNotFound { device: &'static str, variable: &'static str, install: &'static str, tried: Vec<PathBuf> },
+    PluginNotFound {
+        device: &'static str,
+        variable: &'static str,
+        install: &'static str,
+        tried: Vec<PathBuf>,
+    },
 
     #[error(
         "{} belongs to libneuronxla {found}, which compiles through Python inside the process; xtrain needs 3.0 or newer, which runs \
@@ -30,22 +36,46 @@ pub enum Error {
         "XLA's compiler for NVIDIA cards needs ptxas and libdevice.10.bc of CUDA {major}; looked at:{tried}\n{install}, or set CUDA_HOME \
          to a CUDA {major} toolkit"
     )]
-    CudaTools { tried: String, install: String, major: i64 },
+    CudaTools {
+        tried: String,
+        install: String,
+        major: i64,
+    },
 
-    #[error("the device says that its {name} is `{found}`, not {wanted}; the plugin is broken or of another version")]
-    DeviceAttribute { name: &'static str, found: String, wanted: &'static str },
+    #[error(
+        "the device says that its {name} is `{found}`, not {wanted}; the plugin is broken or of another version"
+    )]
+    DeviceAttribute {
+        name: &'static str,
+        found: String,
+        wanted: &'static str,
+    },
 
     #[error("{variable}={value} {problem}; {fix}")]
-    Contradiction { variable: &'static str, value: String, problem: String, fix: String },
+    Contradiction {
+        variable: &'static str,
+        value: String,
+        problem: String,
+        fix: String,
+    },
 
     #[error("cannot open the library {}: {reason}; check that the file is complete and that the libraries it needs lie beside it", .path.display())]
     LibraryOpen { path: PathBuf, reason: String },
 
     #[error("{} has no function {symbol} ({reason}); it is not {wanted}", .path.display())]
-    SymbolMissing { path: PathBuf, symbol: &'static str, reason: String, wanted: &'static str },
+    SymbolMissing {
+        path: PathBuf,
+        symbol: &'static str,
+        reason: String,
+        wanted: &'static str,
+    },
 
     #[error("{} speaks version {found} of xtrain's library interface, this program speaks {wanted}; run bin/bootstrap to rebuild both", .path.display())]
-    LibraryAbi { path: PathBuf, found: u32, wanted: u32 },
+    LibraryAbi {
+        path: PathBuf,
+        found: u32,
+        wanted: u32,
+    },
 
     #[error("cannot lower the graph to HLO: {message}")]
     Lower { message: String },
@@ -58,26 +88,49 @@ pub enum Error {
         "the plugin {} implements PJRT C API {}.{}, xtrain needs {}.{} or newer with the same major number; install another version of the plugin",
         .path.display(), .found.0, .found.1, .wanted.0, .wanted.1
     )]
-    PluginVersion { path: PathBuf, found: (i32, i32), wanted: (i32, i32) },
+    PluginVersion {
+        path: PathBuf,
+        found: (i32, i32),
+        wanted: (i32, i32),
+    },
 
     #[error(
         "the plugin {} (PJRT C API {}.{}) does not have the call {call}; a newer version of the plugin may",
         .path.display(), .version.0, .version.1
     )]
-    CallMissing { call: &'static str, path: PathBuf, version: (i32, i32) },
+    CallMissing {
+        call: &'static str,
+        path: PathBuf,
+        version: (i32, i32),
+    },
 
     #[error("{call} failed in {}: {code}: {message}{}", .path.display(), hint(*.code, .message))]
-    Call { call: &'static str, code: Code, message: String, path: PathBuf },
+    Call {
+        call: &'static str,
+        code: Code,
+        message: String,
+        path: PathBuf,
+    },
 
     #[error("{doing}: {source}")]
     During { doing: String, source: Box<Error> },
 
     #[error("{call} in {} reported success but {reason}; the plugin is broken or of another version", .path.display())]
-    PluginAnswer { call: &'static str, reason: String, path: PathBuf },
+    PluginAnswer {
+        call: &'static str,
+        reason: String,
+        path: PathBuf,
+    },
 
     // What callers get wrong.
-    #[error("no device {device}: this process can address {available} {platform} device(s), numbered from 0")]
-    NoSuchDevice { device: usize, available: usize, platform: String },
+    #[error(
+        "no device {device}: this process can address {available} {platform} device(s), numbered from 0"
+    )]
+    NoSuchDevice {
+        device: usize,
+        available: usize,
+        platform: String,
+    },
 
     #[error("{len} bytes cannot fill {shape}, which takes {}", byte_count(.shape))]
     ByteCount { len: usize, shape: Shape },
@@ -86,15 +139,31 @@ pub enum Error {
     ElementType { shape: Shape, wanted: &'static str },
 
     #[error("{what} count: the executable takes {expected}, {got} given")]
-    Count { what: &'static str, expected: usize, got: usize },
+    Count {
+        what: &'static str,
+        expected: usize,
+        got: usize,
+    },
 
-    #[error("argument {index} of device {device} is {got}, the executable was compiled for {expected}")]
-    ArgumentShape { device: usize, index: usize, expected: Shape, got: Shape },
+    #[error(
+        "argument {index} of device {device} is {got}, the executable was compiled for {expected}"
+    )]
+    ArgumentShape {
+        device: usize,
+        index: usize,
+        expected: Shape,
+        got: Shape,
+    },
 
     #[error(
         "argument {index} of device {device} lies on device {got}, the executable runs on device {expected}; upload it there"
     )]
-    ArgumentDevice { device: usize, index: usize, expected: usize, got: usize },
+    ArgumentDevice {
+        device: usize,
+        index: usize,
+        expected: usize,
+        got: usize,
+    },
 
     #[error(
         "argument {index} of device {device} belongs to another client; buffers cannot cross clients, download and upload it"
@@ -104,19 +173,40 @@ pub enum Error {
     #[error(
         "argument {index} of device {device} ({shape}) was deleted or donated to an earlier execution; use the output that took its place"
     )]
-    ArgumentDeleted { device: usize, index: usize, shape: Shape },
+    ArgumentDeleted {
+        device: usize,
+        index: usize,
+        shape: Shape,
+    },
 
-    #[error("the buffer {shape} was deleted or donated to an execution; use the output that took its place")]
+    #[error(
+        "the buffer {shape} was deleted or donated to an execution; use the output that took its place"
+    )]
     BufferDeleted { shape: Shape },
 
-    #[error("the executable runs on {devices} devices; use execute_replicated with one argument list for each")]
+    #[error(
+        "the executable runs on {devices} devices; use execute_replicated with one argument list for each"
+    )]
     NotSingleDevice { devices: usize },
 
-    #[error("{side} {index} is {module} in the module but {signature} in the signature that it is compiled with")]
-    SignatureShape { side: &'static str, index: usize, module: String, signature: Shape },
+    #[error(
+        "{side} {index} is {module} in the module but {signature} in the signature that it is compiled with"
+    )]
+    SignatureShape {
+        side: &'static str,
+        index: usize,
+        module: String,
+        signature: Shape,
+    },
 
-    #[error("the module has {module} {side}s, the signature that it is compiled with has {signature}")]
-    SignatureCount { side: &'static str, module: usize, signature: usize },
+    #[error(
+        "the module has {module} {side}s, the signature that it is compiled with has {signature}"
+    )]
+    SignatureCount {
+        side: &'static str,
+        module: usize,
+        signature: usize,
+    },
 
     #[error("the bytes are not a serialized HloModuleProto: {reason}")]
     ModuleBytes { reason: String },
@@ -128,7 +218,10 @@ pub enum Error {
 impl Error {
     /// The same error with a line in front that says what was being done.
     pub fn during(self, doing: impl Into<String>) -> Self {
-        Error::During { doing: doing.into(), source: Box::new(self) }
+        Error::During {
+            doing: doing.into(),
+            source: Box::new(self),
+        }
     }
 
     /// The plugin's error code, if the plugin is where it came from.
@@ -192,7 +285,10 @@ impl Code {
             DataLoss,
             Unauthenticated,
         ];
-        usize::try_from(raw - 1).ok().and_then(|i| CODES.get(i).copied()).unwrap_or(Unknown)
+        usize::try_from(raw - 1)
+            .ok()
+            .and_then(|i| CODES.get(i).copied())
+            .unwrap_or(Unknown)
     }
 }
 
@@ -238,11 +334,16 @@ fn rust_name(dtype: DType) -> &'static str {
 
 /// For messages about shapes that may be absurd; `Shape::bytes` would overflow.
 fn byte_count(shape: &Shape) -> u128 {
-    shape.dims.iter().fold(shape.dtype.size() as u128, |n, &d| n.saturating_mul(d as u128))
+    shape.dims.iter().fold(shape.dtype.size() as u128, |n, &d| {
+        n.saturating_mul(d as u128)
+    })
 }
 
 fn list(paths: &[PathBuf]) -> String {
-    paths.iter().map(|path| format!("\n  {}", path.display())).collect()
+    paths
+        .iter()
+        .map(|path| format!("\n  {}", path.display()))
+        .collect()
 }
 
 fn hint(code: Code, message: &str) -> String {
@@ -250,11 +351,16 @@ fn hint(code: Code, message: &str) -> String {
         return format!(" ({meaning})");
     }
     let hint = match code {
-        Code::ResourceExhausted => " (the device is out of memory: lower the batch or block size, or use more devices)",
+        Code::ResourceExhausted => {
+            " (the device is out of memory: lower the batch or block size, or use more devices)"
+        }
         Code::InvalidArgument if message.contains("size: expected") => {
             " (the plugin was built for a different version of the PJRT C API: install the version that xtrain's documentation names)"
         }
-        _ => CUDA_HINTS.iter().find(|(sign, _)| message.contains(sign)).map_or("", |(_, hint)| hint),
+        _ => CUDA_HINTS
+            .iter()
+            .find(|(sign, _)| message.contains(sign))
+            .map_or("", |(_, hint)| hint),
     };
     hint.to_string()
 }
@@ -271,8 +377,14 @@ const CUDA_HINTS: [(&str, &str); 5] = [
         " (the driver is too old for the plugin's CUDA: CUDA 13 needs driver 580 or newer, CUDA 12 driver 525; update the driver, or install \
          jax-cuda12-plugin)",
     ),
-    ("No PTX compilation provider", " (ptxas was not found: install nvidia-cuda-nvcc beside the plugin, or set CUDA_HOME)"),
-    ("libdevice", " (libdevice.10.bc was not found: install nvidia-nvvm beside the plugin, or set CUDA_HOME)"),
+    (
+        "No PTX compilation provider",
+        " (ptxas was not found: install nvidia-cuda-nvcc beside the plugin, or set CUDA_HOME)",
+    ),
+    (
+        "libdevice",
+        " (libdevice.10.bc was not found: install nvidia-nvvm beside the plugin, or set CUDA_HOME)",
+    ),
     (
         "cuDNN",
         " (cuDNN did not take an operation or is missing: see `xtrain doctor --device cuda`; --attn_implementation eager does without)",

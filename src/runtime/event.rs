@@ -26,12 +26,18 @@ impl Event {
     /// # Safety
     /// `raw` is null or an event of this client that nobody else will destroy.
     pub(super) unsafe fn from_raw(raw: *mut PjrtEvent, client: &Arc<ClientInner>) -> Option<Event> {
-        NonNull::new(raw).map(|raw| Event { raw, client: client.clone() })
+        NonNull::new(raw).map(|raw| Event {
+            raw,
+            client: client.clone(),
+        })
     }
 
     /// Whether the event has happened, well or badly.
     pub fn is_ready(&self) -> Result<bool> {
-        let mut args = ffi::EventIsReady { event: self.raw.as_ptr(), ..Default::default() };
+        let mut args = ffi::EventIsReady {
+            event: self.raw.as_ptr(),
+            ..Default::default()
+        };
         // SAFETY: the event is alive.
         unsafe { self.client.call(&mut args) }?;
         Ok(args.is_ready)
@@ -44,14 +50,23 @@ impl Event {
 
     /// As [`Event::wait`]; `what` is the word for it if the wait never ends (see `patience`).
     pub(super) fn wait_for(&self, what: &'static str) -> Result<()> {
-        let mut args = ffi::EventAwait { event: self.raw.as_ptr(), ..Default::default() };
+        let mut args = ffi::EventAwait {
+            event: self.raw.as_ptr(),
+            ..Default::default()
+        };
         // SAFETY: the event is alive.
-        patience::wait(what, self.client.plugin.inner.path(), || unsafe { self.client.call(&mut args) })
+        patience::wait(what, self.client.plugin.inner.path(), || unsafe {
+            self.client.call(&mut args)
+        })
     }
 
-    /// Runs `callback` once the event has happened, on a thread of the plugin (or here, if it already has). It must not hold
-    /// the last reference to a client: a client cannot be destroyed from its own threads.
-    pub(super) fn on_ready(&self, callback: impl FnOnce(Result<()>) + Send + 'static) -> Result<()> {
+    /// Runs `callback` once the event has happened, on a thread of the plugin (or here, if it
+    /// already has). It must not hold the last reference to a client: a client cannot be destroyed
+    /// from its own threads.
+    pub(super) fn on_ready(
+        &self,
+        callback: impl FnOnce(Result<()>) + Send + 'static,
+    ) -> Result<()> {
         let state: Box<Pending> = Box::new((self.client.plugin.inner.clone(), Box::new(callback)));
         let state = Box::into_raw(state);
         let mut args = ffi::EventOnReady {
@@ -60,7 +75,8 @@ impl Event {
             user_arg: state.cast(),
             ..Default::default()
         };
-        // SAFETY: the event is alive, the callback takes a `Pending` and is called exactly once if the call succeeds.
+        // SAFETY: the event is alive, the callback takes a `Pending` and is called exactly once if
+        // the call succeeds.
         let registered = unsafe { self.client.call(&mut args) };
         if registered.is_err() {
             // SAFETY: the call failed, so the plugin did not keep the pointer made above.
@@ -83,6 +99,11 @@ unsafe extern "C" fn run_callback(error: *mut PjrtError, state: *mut c_void) {
 impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: this handle owns the event; this is its last use.
-        let _ = unsafe { self.client.call(&mut ffi::EventDestroy { event: self.raw.as_ptr(), ..Default::default() }) };
+        let _ = unsafe {
+            self.client.call(&mut ffi::EventDestroy {
+                event: self.raw.as_ptr(),
+                ..Default::default()
+            })
+        };
     }
 }

@@ -1,4 +1,5 @@
-//! Executables: compiled modules that run. Every call is checked against the signature, because not every plugin does.
+//! Executables: compiled modules that run. Every call is checked against the signature, because not
+//! every plugin does.
 
 use super::buffer::Buffer;
 use super::client::ClientInner;
@@ -48,33 +49,61 @@ impl Executable {
         signature: Signature,
     ) -> Result<Executable> {
         let plugin = &client.plugin.inner;
-        let raw = NonNull::new(raw).ok_or_else(|| plugin.answer(ffi::ClientCompile::SLOT, "gave no executable"))?;
-        let loaded = Loaded { raw, client: client.clone() };
+        let raw = NonNull::new(raw)
+            .ok_or_else(|| plugin.answer(ffi::ClientCompile::SLOT, "gave no executable"))?;
+        let loaded = Loaded {
+            raw,
+            client: client.clone(),
+        };
 
-        let mut get = ffi::LoadedExecutableGetExecutable { loaded_executable: loaded.raw(), ..Default::default() };
+        let mut get = ffi::LoadedExecutableGetExecutable {
+            loaded_executable: loaded.raw(),
+            ..Default::default()
+        };
         // SAFETY: the loaded executable is alive; the result is a handle of its own.
         unsafe { client.call(&mut get) }?;
         // SAFETY: the description is new and nobody else has it.
         let description = unsafe {
-            Description::from_raw(get.executable, Owner::Client(client.clone()), ffi::LoadedExecutableGetExecutable::SLOT)
+            Description::from_raw(
+                get.executable,
+                Owner::Client(client.clone()),
+                ffi::LoadedExecutableGetExecutable::SLOT,
+            )
         }?;
         description.check_outputs(&signature)?;
 
-        let mut devices = ffi::LoadedExecutableAddressableDevices { executable: loaded.raw(), ..Default::default() };
+        let mut devices = ffi::LoadedExecutableAddressableDevices {
+            executable: loaded.raw(),
+            ..Default::default()
+        };
         // SAFETY: the loaded executable is alive and owns the array, which is read at once.
         let devices = unsafe {
             client.call(&mut devices)?;
             array(devices.devices, devices.num_devices)
         };
-        let devices: Option<Vec<usize>> = devices.iter().map(|&device| client.device_number(device)).collect();
-        let devices = devices.filter(|devices| !devices.is_empty()).ok_or_else(|| {
-            plugin.answer(ffi::LoadedExecutableAddressableDevices::SLOT, "the executable runs on none of this process's devices")
-        })?;
-        Ok(Executable { description, loaded, signature, devices })
+        let devices: Option<Vec<usize>> = devices
+            .iter()
+            .map(|&device| client.device_number(device))
+            .collect();
+        let devices = devices
+            .filter(|devices| !devices.is_empty())
+            .ok_or_else(|| {
+                plugin.answer(
+                    ffi::LoadedExecutableAddressableDevices::SLOT,
+                    "the executable runs on none of this process's devices",
+                )
+            })?;
+        Ok(Executable {
+            description,
+            loaded,
+            signature,
+            devices,
+        })
     }
 
-    /// Makes sure, where the module was not at hand before, that its inputs are the signature's: they are read off the
-    /// optimized module. Neuron's is a wrapper around foreign code, whose inputs need not be the original's.
+    /// Makes sure, where the module was not at hand before, that its inputs are the signature's:
+    /// they are read off the optimized module. Neuron's is a wrapper around foreign code, whose
+    /// inputs need not be the original's.
     pub(super) fn check_inputs(&self) -> Result<()> {
         let client = &self.loaded.client;
         if client.platform_name() == "neuron" {
@@ -103,13 +132,19 @@ impl Executable {
     /// Starts an execution on its one device and returns its outputs, which fill later.
     pub fn execute(&self, args: &[&Buffer]) -> Result<Vec<Buffer>> {
         if self.devices.len() != 1 {
-            return Err(Error::NotSingleDevice { devices: self.devices.len() });
+            return Err(Error::NotSingleDevice {
+                devices: self.devices.len(),
+            });
         }
         let mut execution = self.run_lists(&[args], RunOptions::default())?;
-        Ok(execution.outputs.pop().expect("one list of outputs for each list of arguments"))
+        Ok(execution
+            .outputs
+            .pop()
+            .expect("one list of outputs for each list of arguments"))
     }
 
-    /// Starts an execution on all its devices: an argument list for each, a list of outputs from each.
+    /// Starts an execution on all its devices: an argument list for each, a list of outputs from
+    /// each.
     pub fn execute_replicated(&self, args: &[Vec<&Buffer>]) -> Result<Vec<Vec<Buffer>>> {
         Ok(self.run(args, RunOptions::default())?.outputs)
     }
@@ -125,16 +160,27 @@ impl Executable {
         let client = &self.loaded.client;
         let keep: Vec<i64> = options.keep.iter().map(|&i| i as i64).collect();
         let mut run_options = ffi::ExecuteOptions {
-            launch_id: if self.devices.len() == 1 && client.is_alone() { 0 } else { client.next_launch() },
+            launch_id: if self.devices.len() == 1 && client.is_alone() {
+                0
+            } else {
+                client.next_launch()
+            },
             non_donatable_input_indices: keep.as_ptr(),
             num_non_donatable_input_indices: keep.len(),
             ..Default::default()
         };
-        let inputs: Vec<Vec<*mut PjrtBuffer>> = args.iter().map(|list| list.iter().map(|b| b.raw()).collect()).collect();
-        let input_lists: Vec<*const *mut PjrtBuffer> = inputs.iter().map(|list| list.as_ptr()).collect();
-        let mut outputs: Vec<Vec<*mut PjrtBuffer>> = vec![vec![null_mut(); self.num_outputs()]; args.len()];
-        let output_lists: Vec<*mut *mut PjrtBuffer> = outputs.iter_mut().map(|list| list.as_mut_ptr()).collect();
-        // Always asked for: Neuron's runtime wants it so, and on a failure it is where the reason is.
+        let inputs: Vec<Vec<*mut PjrtBuffer>> = args
+            .iter()
+            .map(|list| list.iter().map(|b| b.raw()).collect())
+            .collect();
+        let input_lists: Vec<*const *mut PjrtBuffer> =
+            inputs.iter().map(|list| list.as_ptr()).collect();
+        let mut outputs: Vec<Vec<*mut PjrtBuffer>> =
+            vec![vec![null_mut(); self.num_outputs()]; args.len()];
+        let output_lists: Vec<*mut *mut PjrtBuffer> =
+            outputs.iter_mut().map(|list| list.as_mut_ptr()).collect();
+        // Always asked for: Neuron's runtime wants it so, and on a failure it is where the reason
+        // is.
         let mut done: Vec<*mut PjrtEvent> = vec![null_mut(); args.len()];
         let mut call = ffi::LoadedExecutableExecute {
             executable: self.loaded.raw(),
@@ -146,26 +192,52 @@ impl Executable {
             device_complete_events: done.as_mut_ptr(),
             ..Default::default()
         };
-        // SAFETY: every list is as long as the call is told (arguments: checked above; outputs: the count that the plugin itself
-        // gave when the executable was made) and lives through the call; all buffers are of this client and alive.
+        // SAFETY: every list is as long as the call is told (arguments: checked above; outputs: the
+        // count that the plugin itself gave when the executable was made) and lives through the
+        // call; all buffers are of this client and alive.
         let started = unsafe { client.call(&mut call) };
-        started.map_err(|e| e.during(format!("executing on {} device(s) of {}", args.len(), client.plugin.path().display())))?;
+        started.map_err(|e| {
+            e.during(format!(
+                "executing on {} device(s) of {}",
+                args.len(),
+                client.plugin.path().display()
+            ))
+        })?;
 
         // Take everything over before looking for gaps, so that nothing leaks if there is one.
         // SAFETY: events are new and nobody else has them.
-        let done: Vec<Option<Event>> = done.into_iter().map(|raw| unsafe { Event::from_raw(raw, client) }).collect();
+        let done: Vec<Option<Event>> = done
+            .into_iter()
+            .map(|raw| unsafe { Event::from_raw(raw, client) })
+            .collect();
         let own = |device: usize, raw: &[*mut PjrtBuffer]| -> Vec<Option<Buffer>> {
             let shapes = &self.signature.outputs;
             let wrap = |(&raw, shape): (&*mut PjrtBuffer, &xtrain_graphs::Shape)| {
-                // SAFETY: outputs are new and nobody else has them; their shapes were compared when the executable was made.
-                NonNull::new(raw).map(|raw| unsafe { Buffer::from_raw(raw, shape.clone(), device, client) })
+                // SAFETY: outputs are new and nobody else has them; their shapes were compared when
+                // the executable was made.
+                NonNull::new(raw)
+                    .map(|raw| unsafe { Buffer::from_raw(raw, shape.clone(), device, client) })
             };
             raw.iter().zip(shapes).map(wrap).collect()
         };
-        let outputs: Vec<Vec<Option<Buffer>>> = self.devices.iter().zip(&outputs).map(|(&d, raw)| own(d, raw)).collect();
-        let gap = || client.plugin.inner.answer(ffi::LoadedExecutableExecute::SLOT, "left an output or event out");
+        let outputs: Vec<Vec<Option<Buffer>>> = self
+            .devices
+            .iter()
+            .zip(&outputs)
+            .map(|(&d, raw)| own(d, raw))
+            .collect();
+        let gap = || {
+            client.plugin.inner.answer(
+                ffi::LoadedExecutableExecute::SLOT,
+                "left an output or event out",
+            )
+        };
         Ok(Execution {
-            outputs: outputs.into_iter().map(|list| list.into_iter().collect()).collect::<Option<_>>().ok_or_else(gap)?,
+            outputs: outputs
+                .into_iter()
+                .map(|list| list.into_iter().collect())
+                .collect::<Option<_>>()
+                .ok_or_else(gap)?,
             done: done.into_iter().collect::<Option<_>>().ok_or_else(gap)?,
         })
     }
@@ -181,21 +253,39 @@ impl Executable {
         }
         for (list, &device) in args.iter().zip(&self.devices) {
             if list.len() != self.signature.inputs.len() {
-                return Err(Error::Count { what: "argument", expected: self.signature.inputs.len(), got: list.len() });
+                return Err(Error::Count {
+                    what: "argument",
+                    expected: self.signature.inputs.len(),
+                    got: list.len(),
+                });
             }
             for (index, (buffer, expected)) in list.iter().zip(&self.signature.inputs).enumerate() {
                 if buffer.shape() != expected {
                     let (expected, got) = (expected.clone(), buffer.shape().clone());
-                    return Err(Error::ArgumentShape { device, index, expected, got });
+                    return Err(Error::ArgumentShape {
+                        device,
+                        index,
+                        expected,
+                        got,
+                    });
                 }
                 if !buffer.belongs_to(&self.loaded.client) {
                     return Err(Error::ArgumentClient { device, index });
                 }
                 if buffer.device() != device {
-                    return Err(Error::ArgumentDevice { device, index, expected: device, got: buffer.device() });
+                    return Err(Error::ArgumentDevice {
+                        device,
+                        index,
+                        expected: device,
+                        got: buffer.device(),
+                    });
                 }
                 if buffer.is_deleted() {
-                    return Err(Error::ArgumentDeleted { device, index, shape: expected.clone() });
+                    return Err(Error::ArgumentDeleted {
+                        device,
+                        index,
+                        shape: expected.clone(),
+                    });
                 }
             }
         }
@@ -207,14 +297,19 @@ impl Executable {
         self.description.serialize()
     }
 
-    /// The plugin's fingerprint: equal for equal code, options and compiler. Bytes as text; not every plugin's is readable.
+    /// The plugin's fingerprint: equal for equal code, options and compiler. Bytes as text; not
+    /// every plugin's is readable.
     pub fn fingerprint(&self) -> Result<String> {
         match self.description.fingerprint() {
             Err(e) if e.is_unimplemented() => {}
             told => return told,
         }
-        let mut args = ffi::LoadedExecutableFingerprint { executable: self.loaded.raw(), ..Default::default() };
-        // SAFETY: the executable is alive and owns the text, which is copied at once. This is the older call.
+        let mut args = ffi::LoadedExecutableFingerprint {
+            executable: self.loaded.raw(),
+            ..Default::default()
+        };
+        // SAFETY: the executable is alive and owns the text, which is copied at once. This is the
+        // older call.
         unsafe {
             self.loaded.client.call(&mut args)?;
             Ok(string(args.fingerprint, args.fingerprint_size))
@@ -226,7 +321,8 @@ impl Executable {
         self.description.memory_stats()
     }
 
-    /// The compiler's estimate of work (`flops`, `bytes accessed`, ...). The body of a loop is counted once.
+    /// The compiler's estimate of work (`flops`, `bytes accessed`, ...). The body of a loop is
+    /// counted once.
     pub fn cost_analysis(&self) -> Result<BTreeMap<String, f64>> {
         self.description.cost_analysis()
     }
@@ -240,7 +336,11 @@ impl Executable {
 impl std::fmt::Debug for Executable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (inputs, outputs) = (self.signature.inputs.len(), self.signature.outputs.len());
-        write!(f, "Executable({inputs} inputs, {outputs} outputs, devices {:?})", self.devices)
+        write!(
+            f,
+            "Executable({inputs} inputs, {outputs} outputs, devices {:?})",
+            self.devices
+        )
     }
 }
 
@@ -263,7 +363,13 @@ impl Loaded {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        // SAFETY: this handle owns the executable; this is its last use. Executions under way hold the code themselves.
-        let _ = unsafe { self.client.call(&mut ffi::LoadedExecutableDestroy { executable: self.raw(), ..Default::default() }) };
+        // SAFETY: this handle owns the executable; this is its last use. Executions under way hold
+        // the code themselves.
+        let _ = unsafe {
+            self.client.call(&mut ffi::LoadedExecutableDestroy {
+                executable: self.raw(),
+                ..Default::default()
+            })
+        };
     }
 }

@@ -1,14 +1,18 @@
-//! PJRT's C interface, written by hand from the header `xla/pjrt/c/pjrt_c_api.h` (API 0.90): plain data, no behaviour.
+//! PJRT's C interface, written by hand from the header `xla/pjrt/c/pjrt_c_api.h` (API 0.90): plain
+//! data, no behaviour.
 //!
-//! Two things cross the boundary: argument structs, one per call, and the table of calls. Every struct starts with its own size,
-//! which is how both sides find out what the other one knows. Only the calls that a trainer makes have a struct here, but the
-//! table lists every slot in the header's order, because a slot's position *is* its identity. `layout.rs` holds the proof that sizes
-//! and offsets are the header's. To add a call: write its struct in `calls!`, and add its size to `layout.rs`.
+//! Two things cross the boundary: argument structs, one per call, and the table of calls. Every
+//! struct starts with its own size, which is how both sides find out what the other one knows. Only
+//! the calls that a trainer makes have a struct here, but the table lists every slot in the
+//! header's order, because a slot's position *is* its identity. `layout.rs` holds the proof that
+//! sizes and offsets are the header's. To add a call: write its struct in `calls!`, and add its
+//! size to `layout.rs`.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};
 
-/// The major version of the header that these bindings follow; plugins of another one have another table.
+/// The major version of the header that these bindings follow; plugins of another one have another
+/// table.
 pub const API_MAJOR: c_int = 0;
 
 /// A type that the plugin owns; only ever seen through a pointer.
@@ -20,13 +24,28 @@ macro_rules! opaque {
         }
     )*};
 }
-opaque!(Extension, PjrtError, PjrtEvent, PjrtClient, PjrtDevice, PjrtDescription, PjrtMemory);
-opaque!(PjrtExecutable, PjrtLoadedExecutable, PjrtBuffer, PjrtExecuteContext, PjrtSerialized, PjrtTopology);
+opaque!(
+    Extension,
+    PjrtError,
+    PjrtEvent,
+    PjrtClient,
+    PjrtDevice,
+    PjrtDescription,
+    PjrtMemory
+);
+opaque!(
+    PjrtExecutable,
+    PjrtLoadedExecutable,
+    PjrtBuffer,
+    PjrtExecuteContext,
+    PjrtSerialized,
+    PjrtTopology
+);
 
 /// A struct of the C interface that carries its own size.
 pub trait CStruct: Default {
-    /// What the header calls `..._STRUCT_SIZE`: up to the end of the last field, without padding. Some plugins
-    /// (Neuron's) compare for equality, so `size_of` would not do.
+    /// What the header calls `..._STRUCT_SIZE`: up to the end of the last field, without padding.
+    /// Some plugins (Neuron's) compare for equality, so `size_of` would not do.
     const SIZE: usize;
 }
 
@@ -57,8 +76,9 @@ macro_rules! structs {
         impl Default for $name {
             /// All fields zero or null, the size filled in.
             fn default() -> Self {
-                // SAFETY: every field is an integer, a float, a bool, a raw pointer, an optional function pointer, or a struct or
-                // union of these; all-zero bytes are a valid value of each.
+                // SAFETY: every field is an integer, a float, a bool, a raw pointer, an optional
+                // function pointer, or a struct or union of these; all-zero bytes are a valid value
+                // of each.
                 let mut value: Self = unsafe { std::mem::zeroed() };
                 value.struct_size = <Self as CStruct>::SIZE;
                 value
@@ -484,7 +504,8 @@ calls! {
 }
 
 impl Program {
-    /// A program to compile. It points into both arguments; plugins only read the code, as the header's `const` program says.
+    /// A program to compile. It points into both arguments; plugins only read the code, as the
+    /// header's `const` program says.
     pub fn of(code: &[u8], format: &str) -> Program {
         Program {
             code: code.as_ptr().cast_mut().cast(),

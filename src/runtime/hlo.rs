@@ -1,5 +1,6 @@
-//! HLO modules as they leave the emitter and the compiler: the fields of XLA's protobufs that are read here, under their numbers in
-//! `xla/service/hlo.proto` and `xla/xla_data.proto`, and the one change that is made to a finished module.
+//! HLO modules as they leave the emitter and the compiler: the fields of XLA's protobufs that are
+//! read here, under their numbers in `xla/service/hlo.proto` and `xla/xla_data.proto`, and the one
+//! change that is made to a finished module.
 
 use super::error::{Error, Result};
 use prost::Message;
@@ -202,29 +203,45 @@ pub const MUST_ALIAS: i32 = 2;
 impl Module {
     /// Decodes a module and makes sure that its instructions find their operands.
     pub fn read(bytes: &[u8]) -> Result<Module> {
-        let mut module = Module::decode(bytes).map_err(|e| Error::ModuleBytes { reason: e.to_string() })?;
+        let mut module = Module::decode(bytes).map_err(|e| Error::ModuleBytes {
+            reason: e.to_string(),
+        })?;
         for computation in &mut module.computations {
             computation.use_local_ids();
-            let known: HashSet<i64> = computation.instructions.iter().map(|instruction| instruction.id).collect();
-            let mut operands = computation.instructions.iter().flat_map(|instruction| &instruction.operand_ids);
+            let known: HashSet<i64> = computation
+                .instructions
+                .iter()
+                .map(|instruction| instruction.id)
+                .collect();
+            let mut operands = computation
+                .instructions
+                .iter()
+                .flat_map(|instruction| &instruction.operand_ids);
             if let Some(lost) = operands.find(|id| !known.contains(id)) {
-                return Err(Error::ModuleBytes { reason: format!("an operand, {lost}, is no instruction of its computation") });
+                return Err(Error::ModuleBytes {
+                    reason: format!("an operand, {lost}, is no instruction of its computation"),
+                });
             }
         }
         Ok(module)
     }
 
     pub fn entry(&self) -> Option<&Computation> {
-        self.computations.iter().find(|computation| computation.id == self.entry_computation_id)
+        self.computations
+            .iter()
+            .find(|computation| computation.id == self.entry_computation_id)
     }
 
     pub fn computation(&self, id: i64) -> Option<&Computation> {
-        self.computations.iter().find(|computation| computation.id == id)
+        self.computations
+            .iter()
+            .find(|computation| computation.id == id)
     }
 }
 
 impl Computation {
-    /// An instruction's own id has its computation's in the upper half, the ids of its operands have not.
+    /// An instruction's own id has its computation's in the upper half, the ids of its operands
+    /// have not.
     fn use_local_ids(&mut self) {
         let local = |id: &mut i64| *id &= 0xffff_ffff;
         local(&mut self.root_id);
@@ -245,12 +262,16 @@ impl Instruction {
     }
 }
 
-/// The same serialized module whose donations are promises instead of wishes: its compiler has to reuse the memory or to refuse.
+/// The same serialized module whose donations are promises instead of wishes: its compiler has to
+/// reuse the memory or to refuse.
 ///
-/// Fields that are not known here must survive, so the bytes are copied field by field and only the aliases are written anew.
+/// Fields that are not known here must survive, so the bytes are copied field by field and only the
+/// aliases are written anew.
 pub fn with_required_aliases(module: &[u8]) -> Result<Vec<u8>> {
     const ALIASES: u64 = 8;
-    let broken = || Error::ModuleBytes { reason: "a field is cut off".into() };
+    let broken = || Error::ModuleBytes {
+        reason: "a field is cut off".into(),
+    };
     let mut out = Vec::with_capacity(module.len() + 64);
     let mut rest = module;
     while !rest.is_empty() {
@@ -261,18 +282,29 @@ pub fn with_required_aliases(module: &[u8]) -> Result<Vec<u8>> {
             0 => drop(varint(&mut rest).ok_or_else(broken)?),
             1 => drop(take(&mut rest, 8).ok_or_else(broken)?),
             2 => {
-                let length = varint(&mut rest).and_then(|n| usize::try_from(n).ok()).ok_or_else(broken)?;
+                let length = varint(&mut rest)
+                    .and_then(|n| usize::try_from(n).ok())
+                    .ok_or_else(broken)?;
                 body = take(&mut rest, length).ok_or_else(broken)?;
             }
             5 => drop(take(&mut rest, 4).ok_or_else(broken)?),
-            _ => return Err(Error::ModuleBytes { reason: "a field has an unknown wire type".into() }),
+            _ => {
+                return Err(Error::ModuleBytes {
+                    reason: "a field has an unknown wire type".into(),
+                });
+            }
         }
         if key >> 3 != ALIASES {
             out.extend_from_slice(&field[..field.len() - rest.len()]);
             continue;
         }
-        let mut aliases = Aliases::decode(body).map_err(|e| Error::ModuleBytes { reason: e.to_string() })?;
-        aliases.entries.iter_mut().for_each(|alias| alias.kind = MUST_ALIAS);
+        let mut aliases = Aliases::decode(body).map_err(|e| Error::ModuleBytes {
+            reason: e.to_string(),
+        })?;
+        aliases
+            .entries
+            .iter_mut()
+            .for_each(|alias| alias.kind = MUST_ALIAS);
         prost::encoding::message::encode(ALIASES as u32, &aliases, &mut out);
     }
     Ok(out)
@@ -294,15 +326,25 @@ mod tests {
 
     #[test]
     fn aliases_become_promises_and_nothing_else_changes() {
-        let alias = |kind| Alias { output_shape_index: vec![2], parameter_number: 3, parameter_shape_index: vec![], kind };
+        let alias = |kind| Alias {
+            output_shape_index: vec![2],
+            parameter_number: 3,
+            parameter_shape_index: vec![],
+            kind,
+        };
         let module = |kind| Module {
             name: "train".into(),
             entry_computation_id: 7,
-            input_output_alias: Some(Aliases { entries: vec![alias(kind), alias(kind)] }),
+            input_output_alias: Some(Aliases {
+                entries: vec![alias(kind), alias(kind)],
+            }),
             ..Default::default()
         };
         // A field that this file does not know, of each wire type.
-        let foreign = [0x98, 0x06, 0x01, 0x99, 0x06, 1, 2, 3, 4, 5, 6, 7, 8, 0x9a, 0x06, 2, 9, 9, 0x9d, 0x06, 1, 2, 3, 4];
+        let foreign = [
+            0x98, 0x06, 0x01, 0x99, 0x06, 1, 2, 3, 4, 5, 6, 7, 8, 0x9a, 0x06, 2, 9, 9, 0x9d, 0x06,
+            1, 2, 3, 4,
+        ];
         let bytes = [&module(MAY_ALIAS).encode_to_vec()[..], &foreign].concat();
         let expected = [&module(MUST_ALIAS).encode_to_vec()[..], &foreign].concat();
         assert_eq!(with_required_aliases(&bytes).unwrap(), expected);
@@ -310,6 +352,11 @@ mod tests {
             // Cut anywhere, it is an error or a shorter module, never a panic.
             let _ = with_required_aliases(&bytes[..end]);
         }
-        assert!(with_required_aliases(&[0x0a, 200, 1]).unwrap_err().to_string().contains("cut off"));
+        assert!(
+            with_required_aliases(&[0x0a, 200, 1])
+                .unwrap_err()
+                .to_string()
+                .contains("cut off")
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! The store in which the clients of several processes find each other: callbacks that the plugin calls while a client is made, and
-//! later from the threads that connect its devices.
+//! The store in which the clients of several processes find each other: callbacks that the plugin
+//! calls while a client is made, and later from the threads that connect its devices.
 
 use super::ffi::{CallbackError, KvGet, KvPut, KvTryGet, PjrtError};
 use std::ffi::{c_char, c_void};
@@ -61,7 +61,11 @@ unsafe fn text(key: *const c_char, size: usize) -> String {
 /// `data` points to `size` bytes, or `size` is 0; they stay alive while the result is used.
 unsafe fn bytes<'a>(data: *const c_char, size: usize) -> &'a [u8] {
     // SAFETY: the caller's promise.
-    if size == 0 { &[] } else { unsafe { std::slice::from_raw_parts(data.cast(), size) } }
+    if size == 0 {
+        &[]
+    } else {
+        unsafe { std::slice::from_raw_parts(data.cast(), size) }
+    }
 }
 
 /// Makes the plugin's error.
@@ -79,7 +83,8 @@ unsafe fn error(make: *const CallbackError, failure: StoreError) -> *mut PjrtErr
 
 /// A panic must not cross into C.
 fn guarded<T>(ask: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
-    catch_unwind(AssertUnwindSafe(ask)).unwrap_or_else(|_| Err(StoreError::Failed("the store of the run panicked".into())))
+    catch_unwind(AssertUnwindSafe(ask))
+        .unwrap_or_else(|_| Err(StoreError::Failed("the store of the run panicked".into())))
 }
 
 /// Gives a value away; [`delete`] takes it back.
@@ -89,7 +94,9 @@ fn give(value: Vec<u8>) -> (*mut c_char, usize) {
     unsafe {
         let copy = libc::malloc(size.max(1)).cast::<u8>();
         if copy.is_null() {
-            std::alloc::handle_alloc_error(std::alloc::Layout::array::<u8>(size.max(1)).expect("it fitted into a vector"));
+            std::alloc::handle_alloc_error(
+                std::alloc::Layout::array::<u8>(size.max(1)).expect("it fitted into a vector"),
+            );
         }
         std::ptr::copy_nonoverlapping(value.as_ptr(), copy, size);
         (copy.cast(), size)
@@ -102,10 +109,14 @@ unsafe extern "C" fn delete(value: *mut c_char) {
 }
 
 pub(super) unsafe extern "C" fn put(args: *mut KvPut) -> *mut PjrtError {
-    // SAFETY: the plugin fills the struct as the header says; the client that lent the callbacks is alive.
+    // SAFETY: the plugin fills the struct as the header says; the client that lent the callbacks is
+    // alive.
     unsafe {
         let args = &mut *args;
-        let (key, value) = (text(args.key, args.key_size), bytes(args.value, args.value_size));
+        let (key, value) = (
+            text(args.key, args.key_size),
+            bytes(args.value, args.value_size),
+        );
         match guarded(|| store(args.user_arg).put(&key, value)) {
             Ok(()) => std::ptr::null_mut(),
             Err(failure) => error(args.callback_error, failure),
@@ -117,7 +128,10 @@ pub(super) unsafe extern "C" fn get(args: *mut KvGet) -> *mut PjrtError {
     // SAFETY: as in `put`.
     unsafe {
         let args = &mut *args;
-        let (key, patience) = (text(args.key, args.key_size), Duration::from_millis(args.timeout_in_ms.max(0) as u64));
+        let (key, patience) = (
+            text(args.key, args.key_size),
+            Duration::from_millis(args.timeout_in_ms.max(0) as u64),
+        );
         match guarded(|| store(args.user_arg).get(&key, patience)) {
             Ok(value) => {
                 (args.value, args.value_size) = give(value);
@@ -185,8 +199,20 @@ mod tests {
         let (key, value) = ("a/b", [1u8, 0, 255]);
         let (key_at, size) = (key.as_ptr().cast(), key.len());
         let (user_arg, callback_error) = (callbacks.argument(), &raw const make);
-        let mut got = KvTryGet { key: key_at, key_size: size, callback_error, user_arg, ..Default::default() };
-        let mut waited = KvGet { key: key_at, key_size: size, callback_error, user_arg, ..Default::default() };
+        let mut got = KvTryGet {
+            key: key_at,
+            key_size: size,
+            callback_error,
+            user_arg,
+            ..Default::default()
+        };
+        let mut waited = KvGet {
+            key: key_at,
+            key_size: size,
+            callback_error,
+            user_arg,
+            ..Default::default()
+        };
         // SAFETY: the structs are filled as a plugin fills them.
         unsafe {
             assert_eq!(try_get(&mut got) as usize, NOT_FOUND as usize);

@@ -1,5 +1,6 @@
-//! The proof that `ffi.rs` agrees with the header: numbers that a C compiler printed for `pjrt_c_api.h` 0.90 (x86-64 and every
-//! other 64-bit Linux), compared at compile time. A wrong field or a slot out of place does not build.
+//! The proof that `ffi.rs` agrees with the header: numbers that a C compiler printed for
+//! `pjrt_c_api.h` 0.90 (x86-64 and every other 64-bit Linux), compared at compile time. A wrong
+//! field or a slot out of place does not build.
 
 use super::ffi::*;
 

@@ -1,5 +1,6 @@
-//! `libxtrain_xla.so`: the one library that holds XLA, opened the first time something must be lowered or a CPU client is
-//! wanted. `xtrain` itself links no XLA, so commands that need no device answer in milliseconds.
+//! `libxtrain_xla.so`: the one library that holds XLA, opened the first time something must be
+//! lowered or a CPU client is wanted. `xtrain` itself links no XLA, so commands that need no device
+//! answer in milliseconds.
 
 use super::error::{Error, Result};
 use super::plugin::{Plugin, bytes, open_library, reason};
@@ -29,11 +30,14 @@ pub struct Library {
 }
 
 impl Library {
-    /// Finds and opens the library; later calls return the same one. This takes a fifth of a second and 280 MB of mapped
-    /// files, and reads the environment from C: call it late, but before starting threads that change the environment.
+    /// Finds and opens the library; later calls return the same one. This takes a fifth of a second
+    /// and 280 MB of mapped files, and reads the environment from C: call it late, but before
+    /// starting threads that change the environment.
     pub fn open() -> Result<&'static Library> {
         static OPENED: Mutex<Option<&'static Library>> = Mutex::new(None);
-        let mut opened = OPENED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut opened = OPENED
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(library) = *opened {
             return Ok(library);
         }
@@ -52,25 +56,46 @@ impl Library {
                 wanted: "xtrain's XLA library (run bin/bootstrap to build it)",
             }
         };
-        // SAFETY: the functions have these types in every version of the interface; the number below tells the version.
+        // SAFETY: the functions have these types in every version of the interface; the number
+        // below tells the version.
         unsafe {
-            let abi = library.get::<AbiFn>(b"xtrain_xla_abi\0").map_err(symbol("xtrain_xla_abi"))?;
+            let abi = library
+                .get::<AbiFn>(b"xtrain_xla_abi\0")
+                .map_err(symbol("xtrain_xla_abi"))?;
             let found = abi();
             if found != ABI {
-                return Err(Error::LibraryAbi { path: path.into(), found, wanted: ABI });
+                return Err(Error::LibraryAbi {
+                    path: path.into(),
+                    found,
+                    wanted: ABI,
+                });
             }
-            let version = library.get::<VersionFn>(b"xtrain_xla_version\0").map_err(symbol("xtrain_xla_version"))?();
-            let version = if version.is_null() { String::new() } else { CStr::from_ptr(version).to_string_lossy().into_owned() };
+            let version = library
+                .get::<VersionFn>(b"xtrain_xla_version\0")
+                .map_err(symbol("xtrain_xla_version"))?();
+            let version = if version.is_null() {
+                String::new()
+            } else {
+                CStr::from_ptr(version).to_string_lossy().into_owned()
+            };
             Ok(Library {
                 path: path.into(),
                 version,
-                lower: *library.get::<BytesFn>(b"xtrain_xla_lower\0").map_err(symbol("xtrain_xla_lower"))?,
-                hlo_text: *library.get::<BytesFn>(b"xtrain_xla_hlo_text\0").map_err(symbol("xtrain_xla_hlo_text"))?,
+                lower: *library
+                    .get::<BytesFn>(b"xtrain_xla_lower\0")
+                    .map_err(symbol("xtrain_xla_lower"))?,
+                hlo_text: *library
+                    .get::<BytesFn>(b"xtrain_xla_hlo_text\0")
+                    .map_err(symbol("xtrain_xla_hlo_text"))?,
                 stablehlo_text: *library
                     .get::<BytesFn>(b"xtrain_xla_stablehlo_text\0")
                     .map_err(symbol("xtrain_xla_stablehlo_text"))?,
-                live_buffers: *library.get::<BytesFn>(b"xtrain_xla_live_buffers\0").map_err(symbol("xtrain_xla_live_buffers"))?,
-                free: *library.get::<FreeFn>(b"xtrain_xla_free\0").map_err(symbol("xtrain_xla_free"))?,
+                live_buffers: *library
+                    .get::<BytesFn>(b"xtrain_xla_live_buffers\0")
+                    .map_err(symbol("xtrain_xla_live_buffers"))?,
+                free: *library
+                    .get::<FreeFn>(b"xtrain_xla_free\0")
+                    .map_err(symbol("xtrain_xla_free"))?,
             })
         }
     }
@@ -104,10 +129,13 @@ impl Library {
         Ok(String::from_utf8_lossy(&self.convert(self.stablehlo_text, module)?).into_owned())
     }
 
-    /// The temporaries that a compiled module (serialized, with its schedule) holds where they are most.
+    /// The temporaries that a compiled module (serialized, with its schedule) holds where they are
+    /// most.
     pub fn live_buffers(&self, module: &[u8]) -> Result<Peak> {
         let bytes = self.convert(self.live_buffers, module)?;
-        Peak::from_bytes(&bytes).map_err(|e| Error::Lower { message: e.to_string() })
+        Peak::from_bytes(&bytes).map_err(|e| Error::Lower {
+            message: e.to_string(),
+        })
     }
 
     fn convert(&self, function: BytesFn, input: &[u8]) -> Result<Vec<u8>> {
@@ -115,13 +143,20 @@ impl Library {
         let mut out_len = 0;
         // SAFETY: the input is readable for its length, and both outputs are writable.
         let status = unsafe { function(input.as_ptr(), input.len(), &mut out, &mut out_len) };
-        // SAFETY: the library owns `out` until it gets it back below, and its length is the library's own.
+        // SAFETY: the library owns `out` until it gets it back below, and its length is the
+        // library's own.
         let output = unsafe { bytes(out.cast::<c_char>(), out_len) }.to_vec();
         if !out.is_null() {
             // SAFETY: as it came, once.
             unsafe { (self.free)(out, out_len) };
         }
-        if status == 0 { Ok(output) } else { Err(Error::Lower { message: String::from_utf8_lossy(&output).into_owned() }) }
+        if status == 0 {
+            Ok(output)
+        } else {
+            Err(Error::Lower {
+                message: String::from_utf8_lossy(&output).into_owned(),
+            })
+        }
     }
 }
 
@@ -131,9 +166,12 @@ impl std::fmt::Debug for Library {
     }
 }
 
-/// The user's choice, which must exist if made; else beside the executable, above it (tests live in `target/*/deps`), or in `lib`.
+/// The user's choice, which must exist if made; else beside the executable, above it (tests live in
+/// `target/*/deps`), or in `lib`.
 fn find() -> Result<PathBuf> {
-    let chosen = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let chosen = std::env::var_os(VARIABLE)
+        .filter(|value| !value.is_empty())
+        .map(PathBuf::from);
     let executable = std::env::current_exe().ok();
     first_existing(&candidates(chosen.as_deref(), executable.as_deref()))
 }
@@ -142,7 +180,9 @@ fn candidates(chosen: Option<&Path>, executable: Option<&Path>) -> Vec<PathBuf> 
     if let Some(path) = chosen {
         return vec![path.into()];
     }
-    let Some(folder) = executable.and_then(Path::parent) else { return Vec::new() };
+    let Some(folder) = executable.and_then(Path::parent) else {
+        return Vec::new();
+    };
     let mut places = vec![folder.join(NAME)];
     if let Some(parent) = folder.parent() {
         places.push(parent.join(NAME));
@@ -152,7 +192,13 @@ fn candidates(chosen: Option<&Path>, executable: Option<&Path>) -> Vec<PathBuf> 
 }
 
 fn first_existing(places: &[PathBuf]) -> Result<PathBuf> {
-    places.iter().find(|path| path.is_file()).cloned().ok_or_else(|| Error::LibraryNotFound { tried: places.to_vec() })
+    places
+        .iter()
+        .find(|path| path.is_file())
+        .cloned()
+        .ok_or_else(|| Error::LibraryNotFound {
+            tried: places.to_vec(),
+        })
 }
 
 #[cfg(test)]
@@ -181,8 +227,13 @@ mod tests {
 
     #[test]
     fn another_library_is_refused_by_the_missing_symbol() {
-        let error = Library::open_at(Path::new("libm.so.6")).unwrap_err().to_string();
-        assert!(error.contains("xtrain_xla_abi") && error.contains("bootstrap"), "{error}");
+        let error = Library::open_at(Path::new("libm.so.6"))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("xtrain_xla_abi") && error.contains("bootstrap"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -190,6 +241,9 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "text").unwrap();
         let error = Library::open_at(file.path()).unwrap_err().to_string();
-        assert!(error.contains("cannot open") && error.contains(file.path().to_str().unwrap()), "{error}");
+        assert!(
+            error.contains("cannot open") && error.contains(file.path().to_str().unwrap()),
+            "{error}"
+        );
     }
 }

@@ -1,15 +1,17 @@
 //! Devices, through the PJRT C API: the only foreign-function code in xtrain.
 //!
-//! A [`Plugin`] is a shared library that drives one kind of device (ours for the CPU, jax's for CUDA, AWS's for Neuron). A
-//! [`Client`] is a plugin at work on this process's devices. It turns modules into [`Executable`]s and bytes into [`Buffer`]s;
-//! executing turns buffers into buffers. [`Library`] is our own `libxtrain_xla.so`, which holds XLA: the emitter from graphs to
-//! HLO, and the CPU plugin. A [`Topology`] stands for devices that are not there: modules can be compiled for it, and asked about.
+//! A [`Plugin`] is a shared library that drives one kind of device (ours for the CPU, jax's for
+//! CUDA, AWS's for Neuron). A [`Client`] is a plugin at work on this process's devices. It turns
+//! modules into [`Executable`]s and bytes into [`Buffer`]s; executing turns buffers into buffers.
+//! [`Library`] is our own `libxtrain_xla.so`, which holds XLA: the emitter from graphs to HLO, and
+//! the CPU plugin. A [`Topology`] stands for devices that are not there: modules can be compiled
+//! for it, and asked about.
 //!
 //! `hlo` and `conformance` read emitted modules, `neuron` is what AWS's plugin needs around it.
 //!
-//! Nothing here knows graphs, models or training. Reading order: `ffi` (the C structs and the table), `plugin` (open, call),
-//! `client`, `buffer`, `executable`, `topology`. Every C handle is owned by one type that destroys it, and
-//! keeps the client alive meanwhile.
+//! Nothing here knows graphs, models or training. Reading order: `ffi` (the C structs and the
+//! table), `plugin` (open, call), `client`, `buffer`, `executable`, `topology`. Every C handle is
+//! owned by one type that destroys it, and keeps the client alive meanwhile.
 
 mod buffer;
 mod client;

@@ -1,7 +1,9 @@
-//! Options: what a client is created with (named values) and what a module is compiled with (`CompileOptionsProto`).
+//! Options: what a client is created with (named values) and what a module is compiled with
+//! (`CompileOptionsProto`).
 //!
-//! The protobuf messages are the few fields of XLA's that we set, under the field numbers of `xla/pjrt/proto/compile_options.proto` and
-//! `xla/xla_data.proto` in the pinned XLA. Their bytes are deterministic (maps are sorted), so a cache key may be made of them.
+//! The protobuf messages are the few fields of XLA's that we set, under the field numbers of
+//! `xla/pjrt/proto/compile_options.proto` and `xla/xla_data.proto` in the pinned XLA. Their bytes
+//! are deterministic (maps are sorted), so a cache key may be made of them.
 
 use super::error::{Error, Result};
 use super::ffi::{self, CStruct, NamedValue, ValueUnion};
@@ -39,13 +41,32 @@ impl std::fmt::Display for OptionValue {
 pub(super) fn named_values(options: &[(String, OptionValue)]) -> Vec<NamedValue> {
     let convert = |(name, value): &(String, OptionValue)| {
         let (kind, value, value_size) = match value {
-            OptionValue::String(v) => (ffi::VALUE_STRING, ValueUnion { string_value: v.as_ptr().cast() }, v.len()),
+            OptionValue::String(v) => (
+                ffi::VALUE_STRING,
+                ValueUnion {
+                    string_value: v.as_ptr().cast(),
+                },
+                v.len(),
+            ),
             OptionValue::Int(v) => (ffi::VALUE_INT64, ValueUnion { int64_value: *v }, 1),
-            OptionValue::IntList(v) => (ffi::VALUE_INT64_LIST, ValueUnion { int64_array_value: v.as_ptr() }, v.len()),
+            OptionValue::IntList(v) => (
+                ffi::VALUE_INT64_LIST,
+                ValueUnion {
+                    int64_array_value: v.as_ptr(),
+                },
+                v.len(),
+            ),
             OptionValue::Float(v) => (ffi::VALUE_FLOAT, ValueUnion { float_value: *v }, 1),
             OptionValue::Bool(v) => (ffi::VALUE_BOOL, ValueUnion { bool_value: *v }, 1),
         };
-        NamedValue { name: name.as_ptr().cast(), name_size: name.len(), kind, value, value_size, ..Default::default() }
+        NamedValue {
+            name: name.as_ptr().cast(),
+            name_size: name.len(),
+            kind,
+            value,
+            value_size,
+            ..Default::default()
+        }
     };
     options.iter().map(convert).collect()
 }
@@ -54,10 +75,14 @@ pub(super) fn named_values(options: &[(String, OptionValue)]) -> Vec<NamedValue>
 ///
 /// # Safety
 /// `values` points to `count` named values of the plugin, or is null.
-pub(super) unsafe fn read_named(values: *const NamedValue, count: usize) -> Vec<(String, OptionValue)> {
+pub(super) unsafe fn read_named(
+    values: *const NamedValue,
+    count: usize,
+) -> Vec<(String, OptionValue)> {
     // SAFETY: the caller's promise.
     let first = unsafe { array(values, count.min(1)) };
-    // A plugin with larger structs would need another stride; none has them, and guessing would read nonsense.
+    // A plugin with larger structs would need another stride; none has them, and guessing would
+    // read nonsense.
     if first.iter().any(|v| v.struct_size > NamedValue::SIZE) {
         return Vec::new();
     }
@@ -68,9 +93,13 @@ pub(super) unsafe fn read_named(values: *const NamedValue, count: usize) -> Vec<
         // SAFETY: `kind` says which member of the union is set, and pointers come with their sizes.
         let (name, value) = unsafe {
             let value = match v.kind {
-                ffi::VALUE_STRING => OptionValue::String(string(v.value.string_value, v.value_size)),
+                ffi::VALUE_STRING => {
+                    OptionValue::String(string(v.value.string_value, v.value_size))
+                }
                 ffi::VALUE_INT64 => OptionValue::Int(v.value.int64_value),
-                ffi::VALUE_INT64_LIST => OptionValue::IntList(array(v.value.int64_array_value, v.value_size).to_vec()),
+                ffi::VALUE_INT64_LIST => {
+                    OptionValue::IntList(array(v.value.int64_array_value, v.value_size).to_vec())
+                }
                 ffi::VALUE_FLOAT => OptionValue::Float(v.value.float_value),
                 ffi::VALUE_BOOL => OptionValue::Bool(v.value.bool_value),
                 _ => continue,
@@ -82,8 +111,9 @@ pub(super) unsafe fn read_named(values: *const NamedValue, count: usize) -> Vec<
     read
 }
 
-/// An XLA option set for one compilation, without the `--`. The type must be the option's own: a bool given as the
-/// string "true" is refused. Enums take their names as strings, repeated enums names separated by commas.
+/// An XLA option set for one compilation, without the `--`. The type must be the option's own: a
+/// bool given as the string "true" is refused. Enums take their names as strings, repeated enums
+/// names separated by commas.
 #[derive(Clone, Debug, PartialEq)]
 pub enum OverrideValue {
     String(String),
@@ -99,7 +129,8 @@ pub struct CompileOptions {
     pub num_partitions: usize,
     /// Global device ids, by replica and then partition; the plugin's default order if not given.
     pub device_assignment: Option<Vec<Vec<i64>>>,
-    /// XLA options for this compilation only (`XLA_FLAGS` is never used: every XLA in the process reads it).
+    /// XLA options for this compilation only (`XLA_FLAGS` is never used: every XLA in the process
+    /// reads it).
     pub overrides: BTreeMap<String, OverrideValue>,
     /// Let XLA partition the module along `num_partitions` by the shardings in it.
     pub use_spmd_partitioning: bool,
@@ -108,11 +139,12 @@ pub struct CompileOptions {
     pub profile: Vec<u8>,
     /// Bytes of memory that the compiler may plan with; 0 leaves it to the device.
     pub device_memory_bytes: i64,
-    /// What else decides about the code, by name: versions and variables that the compiler reads by itself. It is not handed over
-    /// here; whoever keeps compiled code keys on it.
+    /// What else decides about the code, by name: versions and variables that the compiler reads by
+    /// itself. It is not handed over here; whoever keeps compiled code keys on it.
     pub surroundings: BTreeMap<&'static str, String>,
-    /// Options that say where things are on this machine and change nothing about the code. They are handed over as `overrides` are,
-    /// which win over them; whoever keeps compiled code does not key on them.
+    /// Options that say where things are on this machine and change nothing about the code. They
+    /// are handed over as `overrides` are, which win over them; whoever keeps compiled code does
+    /// not key on them.
     pub local: BTreeMap<&'static str, OverrideValue>,
 }
 
@@ -136,20 +168,36 @@ impl Default for CompileOptions {
 impl CompileOptions {
     /// One replica on each of `n` devices.
     pub fn replicated(n: usize) -> Self {
-        CompileOptions { num_replicas: n, ..Default::default() }
+        CompileOptions {
+            num_replicas: n,
+            ..Default::default()
+        }
     }
 
-    /// Of options whose device assignment is for several stages of a pipeline, one after the other, those of one stage. With P stages,
-    /// number P x (1 + a) + b stands for the stages a and b together.
+    /// Of options whose device assignment is for several stages of a pipeline, one after the other,
+    /// those of one stage. With P stages, number P x (1 + a) + b stands for the stages a and b
+    /// together.
     pub fn of_stage(&self, stage: usize) -> Cow<'_, Self> {
         let each = self.num_replicas;
-        let Some(rows) = self.device_assignment.as_ref().filter(|rows| rows.len() > each) else { return Cow::Borrowed(self) };
-        let (stages, of) = (rows.len() / each, |stage: usize| rows[stage * each..(stage + 1) * each].to_vec());
+        let Some(rows) = self
+            .device_assignment
+            .as_ref()
+            .filter(|rows| rows.len() > each)
+        else {
+            return Cow::Borrowed(self);
+        };
+        let (stages, of) = (rows.len() / each, |stage: usize| {
+            rows[stage * each..(stage + 1) * each].to_vec()
+        });
         let own = match stage.checked_sub(stages) {
             None => of(stage),
             Some(pair) => [of(pair / stages), of(pair % stages)].concat(),
         };
-        Cow::Owned(CompileOptions { num_replicas: own.len(), device_assignment: Some(own), ..self.clone() })
+        Cow::Owned(CompileOptions {
+            num_replicas: own.len(),
+            device_assignment: Some(own),
+            ..self.clone()
+        })
     }
 
     /// The same options with one XLA option more.
@@ -168,7 +216,9 @@ impl CompileOptions {
             ));
         }
         if let Some(assignment) = &self.device_assignment {
-            let columns_fit = assignment.iter().all(|row| row.len() == self.num_partitions);
+            let columns_fit = assignment
+                .iter()
+                .all(|row| row.len() == self.num_partitions);
             if assignment.len() != self.num_replicas || !columns_fit {
                 return invalid(format!(
                     "the device assignment must have {} rows (replicas) of {} devices (partitions) each",
@@ -189,9 +239,22 @@ impl CompileOptions {
                 .as_ref()
                 .map(|rows| proto::DeviceAssignment::new(rows, self.num_partitions)),
         };
-        let local = self.local.iter().map(|(name, value)| (name.to_string(), value.into()));
-        let overrides = local.chain(self.overrides.iter().map(|(name, value)| (name.clone(), value.into()))).collect();
-        Ok(proto::CompileOptions { executable_build_options: Some(build), env_option_overrides: overrides }.encode_to_vec())
+        let local = self
+            .local
+            .iter()
+            .map(|(name, value)| (name.to_string(), value.into()));
+        let overrides = local
+            .chain(
+                self.overrides
+                    .iter()
+                    .map(|(name, value)| (name.clone(), value.into())),
+            )
+            .collect();
+        Ok(proto::CompileOptions {
+            executable_build_options: Some(build),
+            env_option_overrides: overrides,
+        }
+        .encode_to_vec())
     }
 }
 
@@ -277,7 +340,9 @@ mod proto {
 
     impl DeviceAssignment {
         pub fn new(rows: &[Vec<i64>], partitions: usize) -> Self {
-            let column = |p: usize| ComputationDevice { replica_device_ids: rows.iter().map(|row| row[p]).collect() };
+            let column = |p: usize| ComputationDevice {
+                replica_device_ids: rows.iter().map(|row| row[p]).collect(),
+            };
             DeviceAssignment {
                 replica_count: rows.len() as i32,
                 computation_count: partitions as i32,
@@ -295,16 +360,28 @@ mod tests {
     fn default_options_are_the_least_that_plugins_take() {
         let bytes = CompileOptions::default().to_bytes().unwrap();
         // Field 3: device_ordinal -1, one replica, one partition.
-        let expected = [0x1a, 15, 0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01, 0x20, 1, 0x28, 1];
+        let expected = [
+            0x1a, 15, 0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01, 0x20, 1,
+            0x28, 1,
+        ];
         assert_eq!(bytes, expected);
     }
 
     #[test]
     fn bytes_do_not_depend_on_the_order_of_setting() {
-        let (a, b) = (("a", OverrideValue::Bool(true)), ("b", OverrideValue::Double(0.5)));
-        let set = |options: CompileOptions, (name, value): &(&str, OverrideValue)| options.with(*name, value.clone());
-        let one = set(set(CompileOptions::default(), &a), &b).to_bytes().unwrap();
-        let other = set(set(CompileOptions::default(), &b), &a).to_bytes().unwrap();
+        let (a, b) = (
+            ("a", OverrideValue::Bool(true)),
+            ("b", OverrideValue::Double(0.5)),
+        );
+        let set = |options: CompileOptions, (name, value): &(&str, OverrideValue)| {
+            options.with(*name, value.clone())
+        };
+        let one = set(set(CompileOptions::default(), &a), &b)
+            .to_bytes()
+            .unwrap();
+        let other = set(set(CompileOptions::default(), &b), &a)
+            .to_bytes()
+            .unwrap();
         assert_eq!(one, other);
         assert_ne!(one, CompileOptions::default().to_bytes().unwrap());
     }
@@ -315,10 +392,22 @@ mod tests {
             local: BTreeMap::from([("folder", OverrideValue::String(value.into()))]),
             ..Default::default()
         };
-        assert_ne!(local("here").to_bytes().unwrap(), local("there").to_bytes().unwrap());
+        assert_ne!(
+            local("here").to_bytes().unwrap(),
+            local("there").to_bytes().unwrap()
+        );
         let told = OverrideValue::String("told".into());
-        let both = local("here").with("folder", told.clone()).to_bytes().unwrap();
-        assert_eq!(both, CompileOptions::default().with("folder", told).to_bytes().unwrap());
+        let both = local("here")
+            .with("folder", told.clone())
+            .to_bytes()
+            .unwrap();
+        assert_eq!(
+            both,
+            CompileOptions::default()
+                .with("folder", told)
+                .to_bytes()
+                .unwrap()
+        );
     }
 
     #[test]
@@ -333,6 +422,9 @@ mod tests {
         ];
         let values = named_values(&options);
         // SAFETY: the values point into `options`, which is alive.
-        assert_eq!(unsafe { read_named(values.as_ptr(), values.len()) }, options);
+        assert_eq!(
+            unsafe { read_named(values.as_ptr(), values.len()) },
+            options
+        );
     }
 }

@@ -1,10 +1,12 @@
 //! The end of waiting: a device that never answers would hold a run for ever, without a word.
 //!
-//! A wait for an event is a call into the plugin that nobody can interrupt. So each wait is noted (a lock and two writes), and one
-//! thread looks every few seconds whether one has lasted too long. If so it says what and ends the process: no error could be
-//! returned, and the plugin's own clean-up would wait for the same event.
+//! A wait for an event is a call into the plugin that nobody can interrupt. So each wait is noted
+//! (a lock and two writes), and one thread looks every few seconds whether one has lasted too long.
+//! If so it says what and ends the process: no error could be returned, and the plugin's own
+//! clean-up would wait for the same event.
 //!
-//! Time is counted in looks, not by the clock: a process that was stopped (Ctrl-Z, a debugger) has not waited.
+//! Time is counted in looks, not by the clock: a process that was stopped (Ctrl-Z, a debugger) has
+//! not waited.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -56,7 +58,11 @@ struct Wait {
 
 impl Watch {
     fn new(limit: Duration) -> Watch {
-        Watch { limit, now: AtomicU64::new(0), waits: Mutex::default() }
+        Watch {
+            limit,
+            now: AtomicU64::new(0),
+            waits: Mutex::default(),
+        }
     }
 
     fn waits(&self) -> MutexGuard<'_, Vec<Option<Wait>>> {
@@ -65,9 +71,16 @@ impl Watch {
 
     /// Notes a wait until the result is dropped.
     fn begin(&self, what: &'static str, plugin: &Arc<PathBuf>) -> Waiting<'_> {
-        let wait = Wait { since: self.now.load(Ordering::Relaxed), what, plugin: plugin.clone() };
+        let wait = Wait {
+            since: self.now.load(Ordering::Relaxed),
+            what,
+            plugin: plugin.clone(),
+        };
         let mut waits = self.waits();
-        let place = waits.iter().position(Option::is_none).unwrap_or(waits.len());
+        let place = waits
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or(waits.len());
         match waits.get_mut(place) {
             Some(free) => *free = Some(wait),
             None => waits.push(Some(wait)),
@@ -80,8 +93,15 @@ impl Watch {
         let now = self.now.fetch_add(1, Ordering::Relaxed) + 1;
         let waits = self.waits();
         // One look more, because the first may come right after the wait began.
-        let overdue = waits.iter().flatten().find(|wait| now - wait.since > u64::from(LOOKS))?;
-        Some(Overdue { what: overdue.what, plugin: overdue.plugin.as_ref().clone(), limit: self.limit })
+        let overdue = waits
+            .iter()
+            .flatten()
+            .find(|wait| now - wait.since > u64::from(LOOKS))?;
+        Some(Overdue {
+            what: overdue.what,
+            plugin: overdue.plugin.as_ref().clone(),
+            limit: self.limit,
+        })
     }
 }
 
@@ -112,16 +132,28 @@ static WATCH: LazyLock<Option<Arc<Watch>>> = LazyLock::new(|| {
         }
     };
     // Without the thread there is no limit, as with 0.
-    thread::Builder::new().name("patience".into()).spawn(looks).ok()?;
+    thread::Builder::new()
+        .name("patience".into())
+        .spawn(looks)
+        .ok()?;
     Some(watch)
 });
 
 fn limit(text: Option<&str>) -> Option<Duration> {
-    let Some(text) = text.filter(|text| !text.is_empty()) else { return Some(DEFAULT) };
-    match text.parse::<f64>().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
+    let Some(text) = text.filter(|text| !text.is_empty()) else {
+        return Some(DEFAULT);
+    };
+    match text
+        .parse::<f64>()
+        .ok()
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+    {
         Some(limit) => Some(limit).filter(|limit| !limit.is_zero()),
         None => {
-            eprintln!("warning: {VARIABLE}={text} is not a number of seconds; {} s it is", DEFAULT.as_secs());
+            eprintln!(
+                "warning: {VARIABLE}={text} is not a number of seconds; {} s it is",
+                DEFAULT.as_secs()
+            );
             Some(DEFAULT)
         }
     }
@@ -148,9 +180,16 @@ mod tests {
             assert_eq!(watch.look(), None);
         }
         let overdue = watch.look().unwrap();
-        assert_eq!((overdue.what, overdue.plugin.as_path()), ("a result", plugin.as_path()));
+        assert_eq!(
+            (overdue.what, overdue.plugin.as_path()),
+            ("a result", plugin.as_path())
+        );
         let text = overdue.to_string();
-        assert!(text.contains("/plugin.so has not finished a result within 5 s") && text.contains(VARIABLE), "{text}");
+        assert!(
+            text.contains("/plugin.so has not finished a result within 5 s")
+                && text.contains(VARIABLE),
+            "{text}"
+        );
         drop(long);
         assert_eq!(watch.look(), None);
         assert_eq!(watch.waits().len(), 2, "places are used again");

@@ -1,6 +1,6 @@
-//! A PJRT plugin: a shared library whose `GetPjrtApi` returns a table of calls. This file opens it, agrees on versions, and is the
-//! only place that jumps through the table (`PluginInner::call`), so a slot that is null, or that an older plugin does not have,
-//! is an error with the call's name.
+//! A PJRT plugin: a shared library whose `GetPjrtApi` returns a table of calls. This file opens it,
+//! agrees on versions, and is the only place that jumps through the table (`PluginInner::call`), so
+//! a slot that is null, or that an older plugin does not have, is an error with the call's name.
 
 use super::error::{Code, Error, Result};
 use super::ffi::{self, ApiHeader, Call, Slot};
@@ -10,21 +10,25 @@ use std::ffi::{c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex};
 
-/// Older tables than this lack calls without which nothing runs (events on execute, memory statistics, load).
+/// Older tables than this lack calls without which nothing runs (events on execute, memory
+/// statistics, load).
 const MINOR_FLOOR: i32 = 54;
 
-/// Environment that libraries read while they are being opened. The user's own setting wins, except for the last:
-/// Neuron's plugin checks struct sizes for equality against the header version named there, which must be ours.
+/// Environment that libraries read while they are being opened. The user's own setting wins, except
+/// for the last: Neuron's plugin checks struct sizes for equality against the header version named
+/// there, which must be ours.
 const ENVIRONMENT: [(&str, &str, bool); 3] = [
-    // TensorFlow announces oneDNN on stderr at load unless told not to; XLA's results do not depend on it.
+    // TensorFlow announces oneDNN on stderr at load unless told not to; XLA's results do not depend
+    // on it.
     ("TF_ENABLE_ONEDNN_OPTS", "0", false),
-    // XLA's C++ log. Everything that matters also comes back as an error; loading a cached executable logs false alarms.
+    // XLA's C++ log. Everything that matters also comes back as an error; loading a cached
+    // executable logs false alarms.
     ("TF_CPP_MIN_LOG_LEVEL", "3", false),
     ("NEURON_INTERNAL_PJRT_C_API_VERSION", "0.90", true),
 ];
 
-/// An opened and initialized plugin. Cloning is cheap; the library stays open for the life of the process, because
-/// neither XLA nor the vendors' plugins survive `dlclose`.
+/// An opened and initialized plugin. Cloning is cheap; the library stays open for the life of the
+/// process, because neither XLA nor the vendors' plugins survive `dlclose`.
 #[derive(Clone)]
 pub struct Plugin {
     pub(super) inner: Arc<PluginInner>,
@@ -38,26 +42,35 @@ pub(super) struct PluginInner {
     attributes: Vec<(String, OptionValue)>,
 }
 
-// SAFETY: the table is constant after initialization and lives in a library that is never closed; PJRT calls are
-// thread-safe by contract.
+// SAFETY: the table is constant after initialization and lives in a library that is never closed;
+// PJRT calls are thread-safe by contract.
 unsafe impl Send for PluginInner {}
 // SAFETY: as above.
 unsafe impl Sync for PluginInner {}
 
-/// Plugins by path: opening one twice gives the same one, as `PJRT_Plugin_Initialize` may run only once.
+/// Plugins by path: opening one twice gives the same one, as `PJRT_Plugin_Initialize` may run only
+/// once.
 static OPENED: LazyLock<Mutex<HashMap<PathBuf, Plugin>>> = LazyLock::new(Default::default);
 
 impl Plugin {
-    /// Opens the plugin at `path`. Do this before starting threads that read the environment through C.
+    /// Opens the plugin at `path`. Do this before starting threads that read the environment
+    /// through C.
     pub fn load(path: impl AsRef<Path>) -> Result<Plugin> {
         let path = path.as_ref();
-        let path = path.canonicalize().map_err(|e| Error::LibraryOpen { path: path.into(), reason: e.to_string() })?;
-        let mut opened = OPENED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let path = path.canonicalize().map_err(|e| Error::LibraryOpen {
+            path: path.into(),
+            reason: e.to_string(),
+        })?;
+        let mut opened = OPENED
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(plugin) = opened.get(&path) {
             return Ok(plugin.clone());
         }
         let library = open_library(&path)?;
-        let plugin = Plugin { inner: Arc::new(PluginInner::new(&path, library)?) };
+        let plugin = Plugin {
+            inner: Arc::new(PluginInner::new(&path, library)?),
+        };
         opened.insert(path, plugin.clone());
         Ok(plugin)
     }
@@ -80,14 +93,19 @@ impl Plugin {
 impl std::fmt::Debug for Plugin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (major, minor) = self.inner.version;
-        write!(f, "Plugin({}, PJRT C API {major}.{minor})", self.inner.path.display())
+        write!(
+            f,
+            "Plugin({}, PJRT C API {major}.{minor})",
+            self.inner.path.display()
+        )
     }
 }
 
-/// Sets a variable that a plugin reads while it is opened, or takes it away. Call it before the first plugin or library is opened,
-/// from the main thread.
+/// Sets a variable that a plugin reads while it is opened, or takes it away. Call it before the
+/// first plugin or library is opened, from the main thread.
 pub fn set_environment(name: &str, value: Option<&str>) {
-    // SAFETY: no library that reads the environment through C is open yet, and Rust's own readers are synchronized with this.
+    // SAFETY: no library that reads the environment through C is open yet, and Rust's own readers
+    // are synchronized with this.
     match value {
         Some(value) => unsafe { std::env::set_var(name, value) },
         None => unsafe { std::env::remove_var(name) },
@@ -101,17 +119,22 @@ pub(super) fn open_library(path: &Path) -> Result<&'static libloading::Library> 
     for (name, value, always) in ENVIRONMENT {
         let same = std::env::var_os(name).is_some_and(|current| current == value || !always);
         if !same {
-            // SAFETY: writes happen under this lock, only before the first library is opened (afterwards `same` holds), and Rust's own
-            // readers are synchronized with it; `Plugin::load` and `Library::open` ask callers to come before C threads that read.
+            // SAFETY: writes happen under this lock, only before the first library is opened
+            // (afterwards `same` holds), and Rust's own readers are synchronized with it;
+            // `Plugin::load` and `Library::open` ask callers to come before C threads that read.
             unsafe { std::env::set_var(name, value) };
         }
     }
-    // SAFETY: the initializers of the library run here. That is what opening a plugin means; the path is the user's choice.
+    // SAFETY: the initializers of the library run here. That is what opening a plugin means; the
+    // path is the user's choice.
     let opened = unsafe {
         use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
         Library::open(Some(path), RTLD_NOW | RTLD_LOCAL)
     };
-    let library = opened.map_err(|e| Error::LibraryOpen { path: path.into(), reason: reason(&e) })?;
+    let library = opened.map_err(|e| Error::LibraryOpen {
+        path: path.into(),
+        reason: reason(&e),
+    })?;
     Ok(Box::leak(Box::new(library.into())))
 }
 
@@ -125,13 +148,16 @@ impl PluginInner {
     fn new(path: &Path, library: &'static libloading::Library) -> Result<Self> {
         type GetPjrtApi = unsafe extern "C" fn() -> *const ApiHeader;
         // SAFETY: the type is the one that the header gives to this symbol.
-        let get_api = unsafe { library.get::<GetPjrtApi>(b"GetPjrtApi\0") }.map_err(|e| Error::SymbolMissing {
-            path: path.into(),
-            symbol: "GetPjrtApi",
-            reason: reason(&e),
-            wanted: "a PJRT plugin",
+        let get_api = unsafe { library.get::<GetPjrtApi>(b"GetPjrtApi\0") }.map_err(|e| {
+            Error::SymbolMissing {
+                path: path.into(),
+                symbol: "GetPjrtApi",
+                reason: reason(&e),
+                wanted: "a PJRT plugin",
+            }
         })?;
-        // SAFETY: the function takes nothing and returns null or a table that lives as long as the library, which is forever.
+        // SAFETY: the function takes nothing and returns null or a table that lives as long as the
+        // library, which is forever.
         unsafe { Self::from_table(path, get_api()) }
     }
 
@@ -140,17 +166,32 @@ impl PluginInner {
     /// # Safety
     /// `header` is null or the start of a table that stays for the life of the process.
     pub unsafe fn from_table(path: &Path, header: *const ApiHeader) -> Result<Self> {
-        let unusable = |reason: &str| Error::PluginTable { path: path.into(), reason: reason.into() };
+        let unusable = |reason: &str| Error::PluginTable {
+            path: path.into(),
+            reason: reason.into(),
+        };
         if header.is_null() {
             return Err(unusable("GetPjrtApi returned null"));
         }
         // SAFETY: every version of the table starts with this header.
-        let (table_size, major, minor) = unsafe { ((*header).struct_size, (*header).version.major, (*header).version.minor) };
+        let (table_size, major, minor) = unsafe {
+            (
+                (*header).struct_size,
+                (*header).version.major,
+                (*header).version.minor,
+            )
+        };
         if table_size < size_of::<ApiHeader>() {
-            return Err(unusable(&format!("its table of calls has only {table_size} bytes")));
+            return Err(unusable(&format!(
+                "its table of calls has only {table_size} bytes"
+            )));
         }
         if major != ffi::API_MAJOR || minor < MINOR_FLOOR {
-            return Err(Error::PluginVersion { path: path.into(), found: (major, minor), wanted: (ffi::API_MAJOR, MINOR_FLOOR) });
+            return Err(Error::PluginVersion {
+                path: path.into(),
+                found: (major, minor),
+                wanted: (ffi::API_MAJOR, MINOR_FLOOR),
+            });
         }
         let mut plugin = PluginInner {
             path: Arc::new(path.into()),
@@ -162,12 +203,16 @@ impl PluginInner {
 
         let doing = || format!("initializing the plugin {}", path.display());
         // SAFETY: the struct has no fields beyond the common two.
-        unsafe { plugin.call(&mut ffi::PluginInitialize::default()) }.map_err(|e| e.during(doing()))?;
+        unsafe { plugin.call(&mut ffi::PluginInitialize::default()) }
+            .map_err(|e| e.during(doing()))?;
         let mut attributes = ffi::PluginAttributes::default();
         // SAFETY: no inputs; the output array lives as long as the plugin, and is copied at once.
         match unsafe { plugin.call(&mut attributes) } {
             // SAFETY: the call succeeded, so pointer and count describe an array of named values.
-            Ok(()) => plugin.attributes = unsafe { options::read_named(attributes.attributes, attributes.num_attributes) },
+            Ok(()) => {
+                plugin.attributes =
+                    unsafe { options::read_named(attributes.attributes, attributes.num_attributes) }
+            }
             Err(e) if e.is_unimplemented() => {}
             Err(e) => return Err(e.during(doing())),
         }
@@ -178,13 +223,18 @@ impl PluginInner {
     fn slot(&self, slot: Slot) -> Result<*const c_void> {
         let end = slot.offset() + size_of::<*const c_void>();
         let function = if end <= self.table_size {
-            // SAFETY: the slot lies within the table, whose size the plugin itself gives; slots are aligned pointers.
+            // SAFETY: the slot lies within the table, whose size the plugin itself gives; slots are
+            // aligned pointers.
             unsafe { self.table.add(slot.offset()).cast::<*const c_void>().read() }
         } else {
             std::ptr::null()
         };
         if function.is_null() {
-            return Err(Error::CallMissing { call: slot.name(), path: self.path.to_path_buf(), version: self.version });
+            return Err(Error::CallMissing {
+                call: slot.name(),
+                path: self.path.to_path_buf(),
+                version: self.version,
+            });
         }
         Ok(function)
     }
@@ -192,11 +242,13 @@ impl PluginInner {
     /// Makes a call.
     ///
     /// # Safety
-    /// The pointers in `args` must be what the header asks for in this call, and live as long as it asks.
+    /// The pointers in `args` must be what the header asks for in this call, and live as long as it
+    /// asks.
     pub unsafe fn call<A: Call>(&self, args: &mut A) -> Result<()> {
         let function = self.slot(A::SLOT)?;
-        // SAFETY: the slot is filled with the function that takes this struct: `Call` ties the struct to its slot, `layout.rs`
-        // checks both, and the only two slots of another type (errors' own) are not called through here.
+        // SAFETY: the slot is filled with the function that takes this struct: `Call` ties the
+        // struct to its slot, `layout.rs` checks both, and the only two slots of another type
+        // (errors' own) are not called through here.
         let error = unsafe {
             let function = std::mem::transmute::<*const c_void, ffi::ErrorCall<A>>(function);
             function(args)
@@ -213,28 +265,48 @@ impl PluginInner {
         if error.is_null() {
             return Ok(());
         }
-        let mut code = ffi::ErrorGetCode { error, code: 0, ..Default::default() };
-        // SAFETY: the error is alive until destroyed below. A failure to name the code leaves it 0, "unknown".
+        let mut code = ffi::ErrorGetCode {
+            error,
+            code: 0,
+            ..Default::default()
+        };
+        // SAFETY: the error is alive until destroyed below. A failure to name the code leaves it 0,
+        // "unknown".
         let _ = unsafe { self.call_infallible(&mut code) };
-        let mut text = ffi::ErrorMessage { error, ..Default::default() };
+        let mut text = ffi::ErrorMessage {
+            error,
+            ..Default::default()
+        };
         // SAFETY: as above; the text belongs to the error and is copied before that is destroyed.
         let message = match unsafe { self.call_infallible(&mut text) } {
             Ok(()) => unsafe { string(text.message, text.message_size) },
             Err(_) => String::from("(no message)"),
         };
         // SAFETY: the caller gave the error to us; this is its last use.
-        let _ = unsafe { self.call_infallible(&mut ffi::ErrorDestroy { error, ..Default::default() }) };
+        let _ = unsafe {
+            self.call_infallible(&mut ffi::ErrorDestroy {
+                error,
+                ..Default::default()
+            })
+        };
         let message = message.trim_end().to_owned();
-        Err(Error::Call { call: slot.name(), code: Code::from_raw(code.code), message, path: self.path.to_path_buf() })
+        Err(Error::Call {
+            call: slot.name(),
+            code: Code::from_raw(code.code),
+            message,
+            path: self.path.to_path_buf(),
+        })
     }
 
-    /// The three calls on errors. Two return nothing and `GetCode` an error that is always null; reading no result fits both.
+    /// The three calls on errors. Two return nothing and `GetCode` an error that is always null;
+    /// reading no result fits both.
     ///
     /// # Safety
     /// As for `call`.
     unsafe fn call_infallible<A: Call>(&self, args: &mut A) -> Result<()> {
         let function = self.slot(A::SLOT)?;
-        // SAFETY: the slot takes this struct; ignoring a pointer result is the same call in the C calling convention.
+        // SAFETY: the slot takes this struct; ignoring a pointer result is the same call in the C
+        // calling convention.
         unsafe {
             let function = std::mem::transmute::<*const c_void, ffi::VoidCall<A>>(function);
             function(args);
@@ -248,7 +320,11 @@ impl PluginInner {
 
     /// A plugin that says yes and gives nothing.
     pub fn answer(&self, slot: Slot, reason: impl Into<String>) -> Error {
-        Error::PluginAnswer { call: slot.name(), reason: reason.into(), path: self.path.to_path_buf() }
+        Error::PluginAnswer {
+            call: slot.name(),
+            reason: reason.into(),
+            path: self.path.to_path_buf(),
+        }
     }
 }
 
@@ -264,7 +340,8 @@ pub(super) unsafe fn string(data: *const c_char, size: usize) -> String {
 /// Views a plugin's bytes.
 ///
 /// # Safety
-/// `data` points to `size` readable bytes that live as long as the caller uses the result, or is null.
+/// `data` points to `size` readable bytes that live as long as the caller uses the result, or is
+/// null.
 pub(super) unsafe fn bytes<'a>(data: *const c_char, size: usize) -> &'a [u8] {
     if data.is_null() || size == 0 {
         return &[];
@@ -276,7 +353,8 @@ pub(super) unsafe fn bytes<'a>(data: *const c_char, size: usize) -> &'a [u8] {
 /// As `bytes`, for other elements.
 ///
 /// # Safety
-/// `data` points to `count` initialized elements that live as long as the caller uses the result, or is null.
+/// `data` points to `count` initialized elements that live as long as the caller uses the result,
+/// or is null.
 pub(super) unsafe fn array<'a, T>(data: *const T, count: usize) -> &'a [T] {
     if data.is_null() || count == 0 {
         return &[];
@@ -303,9 +381,21 @@ mod tests {
 
     fn plugin(struct_size: usize, major: c_int, minor: c_int) -> Result<PluginInner> {
         let none = std::ptr::null_mut();
-        let version = ffi::ApiVersion { struct_size: 24, extension_start: none, major, minor };
-        let header = ApiHeader { struct_size, extension_start: none, version };
-        let mut table = Box::new(Table { header, slots: [std::ptr::null(); 128] });
+        let version = ffi::ApiVersion {
+            struct_size: 24,
+            extension_start: none,
+            major,
+            minor,
+        };
+        let header = ApiHeader {
+            struct_size,
+            extension_start: none,
+            version,
+        };
+        let mut table = Box::new(Table {
+            header,
+            slots: [std::ptr::null(); 128],
+        });
         table.slots[Slot::Plugin_Initialize as usize] = succeed as *const c_void;
         let table: *const Table = Box::leak(table);
         // SAFETY: leaked, so it stays; and laid out as a table.
@@ -321,22 +411,40 @@ mod tests {
             let error = unsafe { plugin.call(&mut ffi::ClientCreate::default()) }.unwrap_err();
             assert!(error.is_unimplemented());
             let message = error.to_string();
-            assert!(message.contains("PJRT_Client_Create") && message.contains("/fake.so"), "{message}");
+            assert!(
+                message.contains("PJRT_Client_Create") && message.contains("/fake.so"),
+                "{message}"
+            );
         }
     }
 
     #[test]
     fn versions_are_negotiated() {
-        assert!(plugin(size_of::<Table>(), 0, 116).is_ok(), "newer minor versions are fine");
+        assert!(
+            plugin(size_of::<Table>(), 0, 116).is_ok(),
+            "newer minor versions are fine"
+        );
         for (major, minor) in [(1, 0), (0, 53)] {
-            let message = plugin(size_of::<Table>(), major, minor).err().unwrap().to_string();
-            assert!(message.contains(&format!("{major}.{minor}")) && message.contains("0.54"), "{message}");
+            let message = plugin(size_of::<Table>(), major, minor)
+                .err()
+                .unwrap()
+                .to_string();
+            assert!(
+                message.contains(&format!("{major}.{minor}")) && message.contains("0.54"),
+                "{message}"
+            );
         }
     }
 
     #[test]
     fn broken_tables_are_refused() {
-        assert!(plugin(16, 0, 90).err().unwrap().to_string().contains("16 bytes"));
+        assert!(
+            plugin(16, 0, 90)
+                .err()
+                .unwrap()
+                .to_string()
+                .contains("16 bytes")
+        );
         // SAFETY: null is allowed.
         let null = unsafe { PluginInner::from_table(Path::new("/fake.so"), std::ptr::null()) };
         assert!(null.err().unwrap().to_string().contains("null"));
@@ -345,9 +453,15 @@ mod tests {
     #[test]
     fn a_library_without_the_entry_point_is_not_a_plugin() {
         let this = std::fs::read_to_string("/proc/self/maps").unwrap();
-        let libc = this.split_whitespace().find(|word| word.contains("libc.so")).unwrap();
+        let libc = this
+            .split_whitespace()
+            .find(|word| word.contains("libc.so"))
+            .unwrap();
         let message = Plugin::load(libc).unwrap_err().to_string();
-        assert!(message.contains("GetPjrtApi") && message.contains("not a PJRT plugin"), "{message}");
+        assert!(
+            message.contains("GetPjrtApi") && message.contains("not a PJRT plugin"),
+            "{message}"
+        );
         let message = Plugin::load("/nowhere/plugin.so").unwrap_err().to_string();
         assert!(message.contains("/nowhere/plugin.so"), "{message}");
     }

@@ -1,7 +1,8 @@
 //! What goes into an executable and what comes out: the shapes that every call is checked against.
 //!
-//! XLA's CPU client compares only the byte sizes of arguments, so an `s32[4]` given for an `f32[4]` would run and give wrong numbers.
-//! The Rust side therefore holds types and dimensions itself, and makes sure at compile time that they are the module's.
+//! XLA's CPU client compares only the byte sizes of arguments, so an `s32[4]` given for an `f32[4]`
+//! would run and give wrong numbers. The Rust side therefore holds types and dimensions itself, and
+//! makes sure at compile time that they are the module's.
 
 use super::error::{Error, Result};
 use super::hlo;
@@ -18,19 +19,28 @@ pub struct Signature {
 
 impl Signature {
     pub fn new(inputs: impl Into<Vec<Shape>>, outputs: impl Into<Vec<Shape>>) -> Self {
-        Signature { inputs: inputs.into(), outputs: outputs.into() }
+        Signature {
+            inputs: inputs.into(),
+            outputs: outputs.into(),
+        }
     }
 
-    /// The signature that a serialized HloModuleProto itself declares; a tuple result is one output for each of its elements.
+    /// The signature that a serialized HloModuleProto itself declares; a tuple result is one output
+    /// for each of its elements.
     pub fn of_module(module: &[u8]) -> Result<Signature> {
         let shape = program_shape(module)?;
         let all = |shapes: &[hlo::Shape]| -> Result<Vec<Shape>> {
             let convert = |s: &hlo::Shape| {
-                known(s).ok_or_else(|| Error::ModuleBytes { reason: format!("it has an input or output of type {}", text(s)) })
+                known(s).ok_or_else(|| Error::ModuleBytes {
+                    reason: format!("it has an input or output of type {}", text(s)),
+                })
             };
             shapes.iter().map(convert).collect()
         };
-        Ok(Signature { inputs: all(&shape.parameters)?, outputs: all(&outputs(&shape))? })
+        Ok(Signature {
+            inputs: all(&shape.parameters)?,
+            outputs: all(&outputs(&shape))?,
+        })
     }
 
     /// Fails unless the module declares exactly this signature.
@@ -45,17 +55,34 @@ impl Signature {
         check_side("input", &program_shape(module)?.parameters, &self.inputs)
     }
 
-    /// Fails unless a compiled executable's outputs, as its plugin reports them, are this signature's.
+    /// Fails unless a compiled executable's outputs, as its plugin reports them, are this
+    /// signature's.
     pub(super) fn check_outputs(&self, types: &[c_int], dims: &[Vec<i64>]) -> Result<()> {
         if types.len() != self.outputs.len() {
-            return Err(Error::SignatureCount { side: "output", module: types.len(), signature: self.outputs.len() });
+            return Err(Error::SignatureCount {
+                side: "output",
+                module: types.len(),
+                signature: self.outputs.len(),
+            });
         }
         for (index, shape) in self.outputs.iter().enumerate() {
-            let same_dims = dims[index].iter().copied().eq(shape.dims.iter().map(|&d| d as i64));
+            let same_dims = dims[index]
+                .iter()
+                .copied()
+                .eq(shape.dims.iter().map(|&d| d as i64));
             if types[index] != buffer_type(shape.dtype) || !same_dims {
-                let name = DTYPES.iter().find(|(_, buffer, _)| *buffer == types[index]).map(|(d, ..)| d.name());
-                let module = format!("{}{:?}", name.unwrap_or("another type"), dims[index]).replace(", ", ",");
-                return Err(Error::SignatureShape { side: "output", index, module, signature: shape.clone() });
+                let name = DTYPES
+                    .iter()
+                    .find(|(_, buffer, _)| *buffer == types[index])
+                    .map(|(d, ..)| d.name());
+                let module = format!("{}{:?}", name.unwrap_or("another type"), dims[index])
+                    .replace(", ", ",");
+                return Err(Error::SignatureShape {
+                    side: "output",
+                    index,
+                    module,
+                    signature: shape.clone(),
+                });
             }
         }
         Ok(())
@@ -63,17 +90,30 @@ impl Signature {
 }
 
 fn program_shape(module: &[u8]) -> Result<hlo::ProgramShape> {
-    let module = hlo::Interface::decode(module).map_err(|e| Error::ModuleBytes { reason: e.to_string() })?;
-    module.program_shape.ok_or_else(|| Error::ModuleBytes { reason: "it has no program shape".into() })
+    let module = hlo::Interface::decode(module).map_err(|e| Error::ModuleBytes {
+        reason: e.to_string(),
+    })?;
+    module.program_shape.ok_or_else(|| Error::ModuleBytes {
+        reason: "it has no program shape".into(),
+    })
 }
 
 fn check_side(side: &'static str, module: &[hlo::Shape], signature: &[Shape]) -> Result<()> {
     if module.len() != signature.len() {
-        return Err(Error::SignatureCount { side, module: module.len(), signature: signature.len() });
+        return Err(Error::SignatureCount {
+            side,
+            module: module.len(),
+            signature: signature.len(),
+        });
     }
     for (index, (module, signature)) in module.iter().zip(signature).enumerate() {
         if known(module).as_ref() != Some(signature) {
-            return Err(Error::SignatureShape { side, index, module: text(module), signature: signature.clone() });
+            return Err(Error::SignatureShape {
+                side,
+                index,
+                module: text(module),
+                signature: signature.clone(),
+            });
         }
     }
     Ok(())
@@ -98,7 +138,11 @@ const PRIMITIVE_TUPLE: i32 = 13;
 
 /// The type's number in the C interface.
 pub(super) fn buffer_type(dtype: DType) -> c_int {
-    DTYPES.iter().find(|(d, ..)| *d == dtype).map(|(_, buffer, _)| *buffer).expect("the table lists every DType")
+    DTYPES
+        .iter()
+        .find(|(d, ..)| *d == dtype)
+        .map(|(_, buffer, _)| *buffer)
+        .expect("the table lists every DType")
 }
 
 /// Dimensions as the C interface takes them.
@@ -117,14 +161,23 @@ fn outputs(shape: &hlo::ProgramShape) -> Vec<hlo::Shape> {
 
 /// One of our shapes, unless its type is none of ours.
 fn known(shape: &hlo::Shape) -> Option<Shape> {
-    let (dtype, ..) = DTYPES.iter().find(|(.., primitive)| *primitive == shape.element_type)?;
-    let dims: std::result::Result<Vec<usize>, _> = shape.dimensions.iter().map(|&d| usize::try_from(d)).collect();
+    let (dtype, ..) = DTYPES
+        .iter()
+        .find(|(.., primitive)| *primitive == shape.element_type)?;
+    let dims: std::result::Result<Vec<usize>, _> = shape
+        .dimensions
+        .iter()
+        .map(|&d| usize::try_from(d))
+        .collect();
     Some(Shape::new(*dtype, dims.ok()?))
 }
 
 fn text(shape: &hlo::Shape) -> String {
     match known(shape) {
         Some(shape) => shape.to_string(),
-        None => format!("XLA's primitive type {} with dimensions {:?}", shape.element_type, shape.dimensions),
+        None => format!(
+            "XLA's primitive type {} with dimensions {:?}",
+            shape.element_type, shape.dimensions
+        ),
     }
 }

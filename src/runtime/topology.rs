@@ -1,5 +1,5 @@
-//! Devices that are not there: a plugin that is told what they are compiles for them, and the result can be asked everything but
-//! to run.
+//! Devices that are not there: a plugin that is told what they are compiles for them, and the
+//! result can be asked everything but to run.
 
 use super::description::{CompiledMemory, Description, Owner};
 use super::error::Result;
@@ -34,21 +34,35 @@ pub struct CompiledModule {
 }
 
 impl Topology {
-    /// Describes devices to a plugin by options of its own (for XLA:GPU `target_config`, a text, and `topology`,
-    /// `1x1x8`: partitions, hosts in each, devices on each).
+    /// Describes devices to a plugin by options of its own (for XLA:GPU `target_config`, a text,
+    /// and `topology`, `1x1x8`: partitions, hosts in each, devices on each).
     pub fn create(plugin: &Plugin, options: &[(String, OptionValue)]) -> Result<Topology> {
         let doing = || format!("describing devices to {}", plugin.path().display());
         let values = named_values(options);
-        let mut args = ffi::TopologyCreate { create_options: values.as_ptr(), num_options: values.len(), ..Default::default() };
+        let mut args = ffi::TopologyCreate {
+            create_options: values.as_ptr(),
+            num_options: values.len(),
+            ..Default::default()
+        };
         // SAFETY: the options live through the call; the name may be null, as its size is zero.
         unsafe { plugin.inner.call(&mut args) }.map_err(|e| e.during(doing()))?;
-        let raw = NonNull::new(args.topology)
-            .ok_or_else(|| plugin.inner.answer(ffi::TopologyCreate::SLOT, "gave no topology").during(doing()))?;
+        let raw = NonNull::new(args.topology).ok_or_else(|| {
+            plugin
+                .inner
+                .answer(ffi::TopologyCreate::SLOT, "gave no topology")
+                .during(doing())
+        })?;
         // From here on the handle is owned, so that an error below destroys it.
-        let mut inner =
-            TopologyInner { plugin: plugin.clone(), raw, platform_name: String::new(), platform_version: String::new() };
+        let mut inner = TopologyInner {
+            plugin: plugin.clone(),
+            raw,
+            platform_name: String::new(),
+            platform_version: String::new(),
+        };
         inner.describe().map_err(|e| e.during(doing()))?;
-        Ok(Topology { inner: Arc::new(inner) })
+        Ok(Topology {
+            inner: Arc::new(inner),
+        })
     }
 
     pub fn plugin(&self) -> &Plugin {
@@ -66,9 +80,22 @@ impl Topology {
     }
 
     /// Compiles a serialized HloModuleProto. `signature` must be the module's own, on each device.
-    pub fn compile(&self, module: &[u8], signature: &Signature, options: &CompileOptions) -> Result<CompiledModule> {
-        let doing = || format!("compiling a module ({} bytes of hlo) for {}", module.len(), self.platform_name());
-        signature.check_module(module).map_err(|e| e.during(doing()))?;
+    pub fn compile(
+        &self,
+        module: &[u8],
+        signature: &Signature,
+        options: &CompileOptions,
+    ) -> Result<CompiledModule> {
+        let doing = || {
+            format!(
+                "compiling a module ({} bytes of hlo) for {}",
+                module.len(),
+                self.platform_name()
+            )
+        };
+        signature
+            .check_module(module)
+            .map_err(|e| e.during(doing()))?;
         let options = options.to_bytes().map_err(|e| e.during(doing()))?;
         let program = ffi::Program::of(module, "hlo");
         let mut args = ffi::Compile {
@@ -79,28 +106,47 @@ impl Topology {
             client: null_mut(),
             ..Default::default()
         };
-        // SAFETY: program and options live through the call, and plugins only read the code; the client is optional.
+        // SAFETY: program and options live through the call, and plugins only read the code; the
+        // client is optional.
         unsafe { self.inner.plugin.inner.call(&mut args) }.map_err(|e| e.during(doing()))?;
         // SAFETY: the executable is new and nobody else has it.
-        let description =
-            unsafe { Description::from_raw(args.executable, Owner::Topology(self.inner.clone()), ffi::Compile::SLOT) };
+        let description = unsafe {
+            Description::from_raw(
+                args.executable,
+                Owner::Topology(self.inner.clone()),
+                ffi::Compile::SLOT,
+            )
+        };
         let description = description.map_err(|e| e.during(doing()))?;
-        description.check_outputs(signature).map_err(|e| e.during(doing()))?;
+        description
+            .check_outputs(signature)
+            .map_err(|e| e.during(doing()))?;
         Ok(CompiledModule { description })
     }
 }
 
 impl std::fmt::Debug for Topology {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Topology({}, {})", self.platform_name(), self.platform_version())
+        write!(
+            f,
+            "Topology({}, {})",
+            self.platform_name(),
+            self.platform_version()
+        )
     }
 }
 
 impl TopologyInner {
     fn describe(&mut self) -> Result<()> {
         let topology = self.raw.as_ptr();
-        let mut name = ffi::TopologyPlatformName { topology, ..Default::default() };
-        let mut version = ffi::TopologyPlatformVersion { topology, ..Default::default() };
+        let mut name = ffi::TopologyPlatformName {
+            topology,
+            ..Default::default()
+        };
+        let mut version = ffi::TopologyPlatformVersion {
+            topology,
+            ..Default::default()
+        };
         // SAFETY: the topology is alive; the texts belong to it and are copied at once.
         unsafe {
             self.plugin.inner.call(&mut name)?;
@@ -114,8 +160,12 @@ impl TopologyInner {
 
 impl Drop for TopologyInner {
     fn drop(&mut self) {
-        let mut args = ffi::TopologyDestroy { topology: self.raw.as_ptr(), ..Default::default() };
-        // SAFETY: what was compiled keeps the topology alive through an `Arc`, so all of it is gone; this is the last use.
+        let mut args = ffi::TopologyDestroy {
+            topology: self.raw.as_ptr(),
+            ..Default::default()
+        };
+        // SAFETY: what was compiled keeps the topology alive through an `Arc`, so all of it is
+        // gone; this is the last use.
         let _ = unsafe { self.plugin.inner.call(&mut args) };
     }
 }

@@ -1,4 +1,5 @@
-//! The graphs of a run, compiled without data: what `--dry_run` reports on, and what `xtrain compile` makes.
+//! The graphs of a run, compiled without data: what `--dry_run` reports on, and what
+//! `xtrain compile` makes.
 
 use super::error::Result;
 use super::feed::{BatchShape, abstract_batch, graph_name};
@@ -22,7 +23,8 @@ pub struct RunShapes {
     pub accumulation: usize,
 }
 
-/// Compiles every graph that the run will use, `jobs` at a time; `ready` hears of each as it is done. In the order of use.
+/// Compiles every graph that the run will use, `jobs` at a time; `ready` hears of each as it is
+/// done. In the order of use.
 pub fn compile_all(
     session: &mut Session,
     model: &dyn Model,
@@ -36,17 +38,39 @@ pub fn compile_all(
     Ok(session.cache_mut().get_all(&graphs, jobs, ready)?)
 }
 
-/// Starts making the graphs of the run's first step in the background, while weights and data are read.
-pub fn start_first_step(session: &mut Session, model: &dyn Model, stepper: &Stepper, shapes: &RunShapes) -> Result<()> {
-    let mut graphs = record_all(session, model, stepper, &RunShapes { eval: Vec::new(), ..shapes.clone() })?;
+/// Starts making the graphs of the run's first step in the background, while weights and data are
+/// read.
+pub fn start_first_step(
+    session: &mut Session,
+    model: &dyn Model,
+    stepper: &Stepper,
+    shapes: &RunShapes,
+) -> Result<()> {
+    let mut graphs = record_all(
+        session,
+        model,
+        stepper,
+        &RunShapes {
+            eval: Vec::new(),
+            ..shapes.clone()
+        },
+    )?;
     graphs.retain(|graph| session.runs(graph));
     session.cache_mut().make_ahead(graphs);
     Ok(())
 }
 
 /// Every graph of the run, in the order of use, in the run's precision.
-pub fn record_all(session: &mut Session, model: &dyn Model, stepper: &Stepper, shapes: &RunShapes) -> Result<Vec<Graph>> {
-    Ok(record_steps(session, model, stepper, shapes)?.into_iter().flat_map(|(_, graphs)| graphs).collect())
+pub fn record_all(
+    session: &mut Session,
+    model: &dyn Model,
+    stepper: &Stepper,
+    shapes: &RunShapes,
+) -> Result<Vec<Graph>> {
+    Ok(record_steps(session, model, stepper, shapes)?
+        .into_iter()
+        .flat_map(|(_, graphs)| graphs)
+        .collect())
 }
 
 /// The same, by what is recorded as one: a name, and a graph or those of a pipeline's stages.
@@ -57,11 +81,19 @@ pub fn record_steps(
     shapes: &RunShapes,
 ) -> Result<Vec<(String, Vec<Graph>)>> {
     let accumulates = shapes.accumulation > 1;
-    let parameters = stepper.parameters().iter().map(|p| (p.name.clone(), parameter_shape(p)));
-    let extra = stepper.extra_state(accumulates).into_iter().map(|state| (state.name, state.shape));
+    let parameters = stepper
+        .parameters()
+        .iter()
+        .map(|p| (p.name.clone(), parameter_shape(p)));
+    let extra = stepper
+        .extra_state(accumulates)
+        .into_iter()
+        .map(|state| (state.name, state.shape));
     let state: HashMap<String, Shape> = parameters.chain(extra).collect();
     let state = Arc::new(state);
-    let mut phases = vec![Phase::Update { accumulated: accumulates }];
+    let mut phases = vec![Phase::Update {
+        accumulated: accumulates,
+    }];
     if accumulates {
         phases.insert(0, Phase::Accumulate);
     }
@@ -80,17 +112,27 @@ pub fn record_steps(
         replicas::record(&mut recording, stepper.parameters())?;
         add(&recording, replicas::GRAPH_NAME)?;
     }
-    for (shape, phase) in shapes.train.iter().flat_map(|shape| phases.iter().map(move |phase| (shape, *phase))) {
+    for (shape, phase) in shapes
+        .train
+        .iter()
+        .flat_map(|shape| phases.iter().map(move |phase| (shape, *phase)))
+    {
         let mut recording = session.begin_abstract(state.clone());
         let inputs = abstract_batch(&mut recording, shape);
         stepper.record(&mut recording, &inputs, phase, 0, 0)?;
-        add(&recording, &graph_name(phase.graph_name(), shape.variant.as_deref()))?;
+        add(
+            &recording,
+            &graph_name(phase.graph_name(), shape.variant.as_deref()),
+        )?;
     }
     for shape in &shapes.eval {
         let mut recording = session.begin_abstract(state.clone());
         let inputs = abstract_batch(&mut recording, shape);
         evaluate::record(&mut recording, model, stepper.parameters(), &inputs)?;
-        add(&recording, &graph_name(evaluate::GRAPH_NAME, shape.variant.as_deref()))?;
+        add(
+            &recording,
+            &graph_name(evaluate::GRAPH_NAME, shape.variant.as_deref()),
+        )?;
     }
     Ok(steps)
 }

@@ -1,5 +1,6 @@
-//! The best evaluation of a run so far: which checkpoint to keep and to load at the end, and when to stop early. The rules are those
-//! of transformers' Trainer and its `EarlyStoppingCallback`, and so is what `trainer_state.json` says of them.
+//! The best evaluation of a run so far: which checkpoint to keep and to load at the end, and when
+//! to stop early. The rules are those of transformers' Trainer and its `EarlyStoppingCallback`, and
+//! so is what `trainer_state.json` says of them.
 
 use super::settings::{BestRule, EarlyStopping};
 use crate::checkpoint::hf::TrainerState;
@@ -23,14 +24,25 @@ pub struct Best {
 
 impl Best {
     pub fn new(rule: BestRule) -> Self {
-        Best { rule, found: None, without_progress: 0 }
+        Best {
+            rule,
+            found: None,
+            without_progress: 0,
+        }
     }
 
     /// Goes on from a checkpoint.
     pub fn resume(rule: BestRule, saved: &TrainerState) -> Self {
-        let counter = saved.stateful_callbacks.get(CALLBACK).and_then(|callback| callback["attributes"][COUNTER].as_u64());
+        let counter = saved
+            .stateful_callbacks
+            .get(CALLBACK)
+            .and_then(|callback| callback["attributes"][COUNTER].as_u64());
         let found = saved.best_metric.zip(saved.best_global_step);
-        Best { rule, found, without_progress: counter.unwrap_or(0) }
+        Best {
+            rule,
+            found,
+            without_progress: counter.unwrap_or(0),
+        }
     }
 
     pub fn rule(&self) -> &BestRule {
@@ -38,25 +50,42 @@ impl Best {
     }
 
     fn is_better(&self, value: f64, than: f64) -> bool {
-        if self.rule.greater_is_better { value > than } else { value < than }
+        if self.rule.greater_is_better {
+            value > than
+        } else {
+            value < than
+        }
     }
 
     /// Takes an evaluation into account. A value that is no number is never better.
     pub fn observe(&mut self, value: f64, step: u64) {
-        let threshold = self.rule.early_stopping.map_or(0.0, |stopping| stopping.threshold);
+        let threshold = self
+            .rule
+            .early_stopping
+            .map_or(0.0, |stopping| stopping.threshold);
         let progress = match self.found {
             Some((best, _)) => self.is_better(value, best) && (value - best).abs() > threshold,
             None => !value.is_nan(),
         };
-        self.without_progress = if progress { 0 } else { self.without_progress + 1 };
-        if !value.is_nan() && self.found.is_none_or(|(best, _)| self.is_better(value, best)) {
+        self.without_progress = if progress {
+            0
+        } else {
+            self.without_progress + 1
+        };
+        if !value.is_nan()
+            && self
+                .found
+                .is_none_or(|(best, _)| self.is_better(value, best))
+        {
             self.found = Some((value, step));
         }
     }
 
     /// Whether the evaluations have gone without progress for so long that the run should end.
     pub fn should_stop(&self) -> bool {
-        self.rule.early_stopping.is_some_and(|stopping| self.without_progress >= stopping.patience)
+        self.rule
+            .early_stopping
+            .is_some_and(|stopping| self.without_progress >= stopping.patience)
     }
 
     /// The checkpoint of the best evaluation, if there is one of that step.
@@ -70,8 +99,8 @@ impl Best {
         self.found
     }
 
-    /// Writes what is known into the state that is saved; `saving` is the checkpoint that is being written, which exists when the
-    /// state is read.
+    /// Writes what is known into the state that is saved; `saving` is the checkpoint that is being
+    /// written, which exists when the state is read.
     pub fn describe(&self, state: &mut TrainerState, output_dir: &Path, saving: Option<u64>) {
         if let Some((value, step)) = self.found {
             state.best_metric = Some(value);
@@ -81,11 +110,20 @@ impl Best {
                 state.best_model_checkpoint = Some(path.display().to_string());
             }
         }
-        if let Some(EarlyStopping { patience, threshold }) = self.rule.early_stopping {
+        if let Some(EarlyStopping {
+            patience,
+            threshold,
+        }) = self.rule.early_stopping
+        {
             let mut callback = Map::new();
-            callback.insert("args".into(), json!({"early_stopping_patience": patience, "early_stopping_threshold": threshold}));
+            callback.insert(
+                "args".into(),
+                json!({"early_stopping_patience": patience, "early_stopping_threshold": threshold}),
+            );
             callback.insert("attributes".into(), json!({COUNTER: self.without_progress}));
-            state.stateful_callbacks.insert(CALLBACK.into(), Value::Object(callback));
+            state
+                .stateful_callbacks
+                .insert(CALLBACK.into(), Value::Object(callback));
         }
     }
 }
@@ -95,20 +133,38 @@ mod tests {
     use super::*;
 
     fn best(greater: bool, patience: u64, threshold: f64) -> Best {
-        let early_stopping = Some(EarlyStopping { patience, threshold });
-        Best::new(BestRule { metric: "loss".into(), greater_is_better: greater, load_at_end: false, early_stopping })
+        let early_stopping = Some(EarlyStopping {
+            patience,
+            threshold,
+        });
+        Best::new(BestRule {
+            metric: "loss".into(),
+            greater_is_better: greater,
+            load_at_end: false,
+            early_stopping,
+        })
     }
 
     #[test]
     fn patience_counts_evaluations_without_progress() {
         let mut best = best(false, 2, 0.0);
-        for (step, (value, stops, found)) in
-            [(3.0, false, 3.0), (2.0, false, 2.0), (2.0, false, 2.0), (1.5, false, 1.5), (1.6, false, 1.5), (1.7, true, 1.5)]
-                .into_iter()
-                .enumerate()
+        for (step, (value, stops, found)) in [
+            (3.0, false, 3.0),
+            (2.0, false, 2.0),
+            (2.0, false, 2.0),
+            (1.5, false, 1.5),
+            (1.6, false, 1.5),
+            (1.7, true, 1.5),
+        ]
+        .into_iter()
+        .enumerate()
         {
             best.observe(value, step as u64);
-            assert_eq!((best.should_stop(), best.found().unwrap().0), (stops, found), "{step}");
+            assert_eq!(
+                (best.should_stop(), best.found().unwrap().0),
+                (stops, found),
+                "{step}"
+            );
         }
         assert_eq!(best.found(), Some((1.5, 3)));
     }
@@ -124,11 +180,18 @@ mod tests {
     #[test]
     fn a_state_that_was_saved_goes_on_as_it_was() {
         let mut first = best(true, 3, 0.0);
-        [0.5, 0.4, f64::NAN].into_iter().enumerate().for_each(|(step, value)| first.observe(value, step as u64));
+        [0.5, 0.4, f64::NAN]
+            .into_iter()
+            .enumerate()
+            .for_each(|(step, value)| first.observe(value, step as u64));
         let mut state = TrainerState::default();
         first.describe(&mut state, Path::new("out"), Some(0));
-        assert_eq!(state.best_model_checkpoint.as_deref(), Some("out/checkpoint-0"));
-        let state: TrainerState = serde_json::from_value(serde_json::to_value(&state).unwrap()).unwrap();
+        assert_eq!(
+            state.best_model_checkpoint.as_deref(),
+            Some("out/checkpoint-0")
+        );
+        let state: TrainerState =
+            serde_json::from_value(serde_json::to_value(&state).unwrap()).unwrap();
         assert_eq!(Best::resume(first.rule().clone(), &state), first);
     }
 

@@ -1,4 +1,5 @@
-//! The machine's matrix-multiply ceiling: what the device reaches on one large f32 product, measured, not looked up.
+//! The machine's matrix-multiply ceiling: what the device reaches on one large f32 product,
+//! measured, not looked up.
 
 use super::error::Result;
 use super::session::{Recording, Session};
@@ -8,7 +9,8 @@ use xtrain_graphs::{DType, Precision, Shape, Tensor};
 /// The graph's name in plans, logs and the cache.
 pub const GRAPH_NAME: &str = "ceiling";
 
-/// Rows and columns of the product: large enough that the library's blocking is at its best, small enough for 0.1 s a run.
+/// Rows and columns of the product: large enough that the library's blocking is at its best, small
+/// enough for 0.1 s a run.
 const SIZE: usize = 2048;
 /// Runs; the fastest counts, since everything else on the machine only makes it slower.
 const LEAST_RUNS: usize = 2;
@@ -26,13 +28,20 @@ fn record(recording: &mut Recording, a: &Tensor, b: &Tensor, precision: Precisio
 
 /// The product's graph, for compiling ahead.
 pub fn record_abstract(recording: &mut Recording, precision: Precision) -> Result<()> {
-    let (a, b) = (recording.feed_abstract("a", &operand_shape()), recording.feed_abstract("b", &operand_shape()));
+    let (a, b) = (
+        recording.feed_abstract("a", &operand_shape()),
+        recording.feed_abstract("b", &operand_shape()),
+    );
     record(recording, &a, &b, precision)
 }
 
-/// Floating-point operations per second of all replicas together, in units of 10^12. Stops measuring when `patience` is over: a bench wants the best
-/// figure, a training run wants to begin.
-pub fn measure_tflops(session: &mut Session, precision: Precision, patience: Duration) -> Result<f64> {
+/// Floating-point operations per second of all replicas together, in units of 10^12. Stops
+/// measuring when `patience` is over: a bench wants the best figure, a training run wants to begin.
+pub fn measure_tflops(
+    session: &mut Session,
+    precision: Precision,
+    patience: Duration,
+) -> Result<f64> {
     // A compiler at work would lower the figure.
     session.cache_mut().settle();
     let began = Instant::now();
@@ -49,7 +58,10 @@ pub fn measure_tflops(session: &mut Session, precision: Precision, patience: Dur
         record(&mut recording, &a, &b, precision)?;
         let start = Instant::now();
         let marked = recording.mark_step(GRAPH_NAME)?;
-        marked.replicas("product").iter().try_for_each(|product| product.wait_ready())?;
+        marked
+            .replicas("product")
+            .iter()
+            .try_for_each(|product| product.wait_ready())?;
         best = best.min((start.elapsed() - marked.host_time.compile).as_secs_f64());
     }
     Ok(2.0 * (SIZE as f64).powi(3) * session.mesh().devices() as f64 / best / 1e12)

@@ -1,4 +1,5 @@
-//! NVIDIA cards, there or not: jax's plugin with what it needs, the options of its client and compiler, and the target that a card is.
+//! NVIDIA cards, there or not: jax's plugin with what it needs, the options of its client and
+//! compiler, and the target that a card is.
 
 use super::device::{DeviceSettings, open_plugin, session};
 use super::error::Result;
@@ -8,26 +9,36 @@ use super::session::Session;
 use crate::cache::{AbsentDevice, CacheSettings, TargetCache};
 use crate::parallel::Mesh;
 use crate::runtime::discover::CUDA;
-use crate::runtime::{Client, Error, OptionValue, OverrideValue, Plugin, Topology, cuda_tools, nvidia_libraries};
+use crate::runtime::{
+    Client, Error, OptionValue, OverrideValue, Plugin, Topology, cuda_tools, nvidia_libraries,
+};
 use std::ops::Range;
 use xtrain_graphs::Target;
 
-/// The oldest compute capability that graphs are lowered for where no card tells its own: 8.0, from which on there are bf16 products.
+/// The oldest compute capability that graphs are lowered for where no card tells its own: 8.0, from
+/// which on there are bf16 products.
 pub const LEAST_CAPABILITY: u16 = 80;
 
 /// Opens NVIDIA cards through jax's plugin.
 pub fn open_cuda(settings: &DeviceSettings, mesh: Mesh, cache: CacheSettings) -> Result<Session> {
     let path = CUDA.find(settings.plugin.as_deref())?;
-    // What cannot be opened here may be found by the plugin elsewhere; if not, its own error decides.
+    // What cannot be opened here may be found by the plugin elsewhere; if not, its own error
+    // decides.
     nvidia_libraries::preload(&path);
     let group = settings.group()?;
     let local = processes::local_devices(group.as_ref(), mesh);
     // Processes of one machine take its cards in their order.
-    let first = group.as_ref().map_or(0, |group| group.member().local_rank * local);
+    let first = group
+        .as_ref()
+        .map_or(0, |group| group.member().local_rank * local);
     let cards = first..first + local;
     let client = open_plugin(&CUDA, &path, (mesh, group.as_ref()), |plugin| {
         let mut options = client_options(plugin, settings, cards.clone());
-        options.extend(group.iter().flat_map(|group| processes::cuda_options(group.member())));
+        options.extend(
+            group
+                .iter()
+                .flat_map(|group| processes::cuda_options(group.member())),
+        );
         options
     })?;
     let target = cuda_target(&client, settings)?;
@@ -45,14 +56,22 @@ pub fn open_cuda(settings: &DeviceSettings, mesh: Mesh, cache: CacheSettings) ->
 }
 
 /// What the plugin's client is told. A stand-in, which knows none of it, is told nothing.
-fn client_options(plugin: &Plugin, settings: &DeviceSettings, cards: Range<usize>) -> Vec<(String, OptionValue)> {
+fn client_options(
+    plugin: &Plugin,
+    settings: &DeviceSettings,
+    cards: Range<usize>,
+) -> Vec<(String, OptionValue)> {
     if cuda_tools::cuda_version(plugin).is_none() {
         return Vec::new();
     }
     let fraction = settings.memory_fraction.unwrap_or(MEMORY_SHARE);
     // As many as there are replicas; the others are left to other processes.
     let first = cards.map(|card| card as i64).collect();
-    let visible = if settings.visible_devices.is_empty() { first } else { settings.visible_devices.clone() };
+    let visible = if settings.visible_devices.is_empty() {
+        first
+    } else {
+        settings.visible_devices.clone()
+    };
     [
         ("memory_fraction", OptionValue::Float(fraction as f32)),
         // Taken at once: a step that needs it finds it, or the run ends before its first step.
@@ -68,26 +87,41 @@ fn tools_elsewhere(plugin: &Plugin) -> Option<(&'static str, OverrideValue)> {
     cuda_tools::cuda_version(plugin)?;
     // If there are none at all, compiling says so.
     let found = cuda_tools::find(plugin).ok()?;
-    let beside = cuda_tools::nvidia_folder(plugin.path()).is_some_and(|nvidia| found.starts_with(nvidia));
-    (!beside).then(|| (cuda_tools::DATA_DIR_OPTION, OverrideValue::String(found.display().to_string())))
+    let beside =
+        cuda_tools::nvidia_folder(plugin.path()).is_some_and(|nvidia| found.starts_with(nvidia));
+    (!beside).then(|| {
+        (
+            cuda_tools::DATA_DIR_OPTION,
+            OverrideValue::String(found.display().to_string()),
+        )
+    })
 }
 
-/// The compile option that makes XLA read and write what it measures of kernels in the cache's folder. It goes by the card, the
-/// kernel and its own version there.
+/// The compile option that makes XLA read and write what it measures of kernels in the cache's
+/// folder. It goes by the card, the kernel and its own version there.
 fn keep_tuning(cache: &CacheSettings) -> Option<(&'static str, OverrideValue)> {
     let dir = cache.autotune_dir()?;
-    Some(("xla_gpu_per_fusion_autotune_cache_dir", OverrideValue::String(dir.display().to_string())))
+    Some((
+        "xla_gpu_per_fusion_autotune_cache_dir",
+        OverrideValue::String(dir.display().to_string()),
+    ))
 }
 
 /// By the first card's own word, `9.0` for an H200; all cards of a process are of one kind.
 fn cuda_target(client: &Client, settings: &DeviceSettings) -> Result<Target> {
     if client.platform_name() != CUDA.device {
         // A stand-in has no cuDNN.
-        let settings = DeviceSettings { plain_attention: true, ..settings.clone() };
+        let settings = DeviceSettings {
+            plain_attention: true,
+            ..settings.clone()
+        };
         return Ok(settings.cuda_target(LEAST_CAPABILITY));
     }
     let name = "compute_capability";
-    let told = client.addressable_devices().next().and_then(|device| device.attribute(name));
+    let told = client
+        .addressable_devices()
+        .next()
+        .and_then(|device| device.attribute(name));
     let told = told.map(|value| value.to_string()).unwrap_or_default();
     match capability(&told) {
         // As transformers says it of such a card.
@@ -116,9 +150,18 @@ pub fn describe(gpu: Gpu, settings: &DeviceSettings, cache: CacheSettings) -> Re
     let tools = cuda_tools::find(&plugin)?;
     let description = gpu.target_config(&plugin);
     let text = |name: &str, value: &str| (name.to_string(), OptionValue::String(value.to_string()));
-    let topology = Topology::create(&plugin, &[text("target_config", &description), text("topology", "1x1x1")])?;
+    let topology = Topology::create(
+        &plugin,
+        &[
+            text("target_config", &description),
+            text("topology", "1x1x1"),
+        ],
+    )?;
     let mut options = settings.compile_options(Mesh::single());
-    options.local.insert(cuda_tools::DATA_DIR_OPTION, OverrideValue::String(tools.display().to_string()));
+    options.local.insert(
+        cuda_tools::DATA_DIR_OPTION,
+        OverrideValue::String(tools.display().to_string()),
+    );
     options.local.extend(keep_tuning(&cache));
     let device = AbsentDevice {
         topology,

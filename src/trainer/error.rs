@@ -12,15 +12,31 @@ pub enum Error {
         "the {what} became {value} at step {step} (loss {loss}, gradient norm {grad_norm}, learning rate {learning_rate:e}); \
          {kept}. Lower --learning_rate, add --warmup_steps or check the data around that step"
     )]
-    NotFinite { what: &'static str, value: f64, step: u64, learning_rate: f64, loss: f64, grad_norm: f64, kept: String },
+    NotFinite {
+        what: &'static str,
+        value: f64,
+        step: u64,
+        learning_rate: f64,
+        loss: f64,
+        grad_norm: f64,
+        kept: String,
+    },
     #[error(
         "the loss scale fell to {scale:e} by step {step}: the gradients of every step overflow fp16, so no scale is small enough; \
          {kept}. Use --bf16, or lower --learning_rate if training had gone well before"
     )]
     LossScaleExhausted { scale: f64, step: u64, kept: String },
-    #[error("after step {step}, {tensor} holds values that are not finite, so it was not saved; {kept}. Lower --learning_rate")]
-    NotWorthSaving { step: u64, tensor: String, kept: String },
-    #[error("{path}: {tensor} holds values that are not finite: the model was broken when it was saved; use another one")]
+    #[error(
+        "after step {step}, {tensor} holds values that are not finite, so it was not saved; {kept}. Lower --learning_rate"
+    )]
+    NotWorthSaving {
+        step: u64,
+        tensor: String,
+        kept: String,
+    },
+    #[error(
+        "{path}: {tensor} holds values that are not finite: the model was broken when it was saved; use another one"
+    )]
     BrokenWeights { path: PathBuf, tensor: String },
     #[error("{path}: this checkpoint cannot continue the run: {reason}")]
     Resume { path: PathBuf, reason: String },
@@ -30,23 +46,37 @@ pub enum Error {
     PartElsewhere { name: String },
     #[error("the prompt has no tokens: generation needs at least one to start from")]
     EmptyPrompt,
-    #[error("this device's compiler does not tell how much memory a graph needs, so no batch size can be found without running")]
+    #[error(
+        "this device's compiler does not tell how much memory a graph needs, so no batch size can be found without running"
+    )]
     NoMemoryStatistics,
     #[error(
         "after step {step}, {tensor} is not the same on replica {replica} as on replica 0: a device computes wrong numbers, or memory \
          is damaged. Go on from an earlier checkpoint (--resume_from_checkpoint PATH), without that device"
     )]
-    Diverged { step: u64, replica: usize, tensor: String },
+    Diverged {
+        step: u64,
+        replica: usize,
+        tensor: String,
+    },
     #[error(
         "after step {step}, {tensor} on replica {replica} is not what the first of the stages that share it holds: a device computes wrong \
          numbers, or memory is damaged. Go on from an earlier checkpoint (--resume_from_checkpoint PATH), without that device"
     )]
-    CopyDiverged { step: u64, replica: usize, tensor: String },
+    CopyDiverged {
+        step: u64,
+        replica: usize,
+        tensor: String,
+    },
     #[error(
         "the run wants {wanted} {device} devices (--data_parallel) and there are {found} in this process: lower it, or make more devices \
          visible"
     )]
-    TooFewDevices { wanted: usize, found: usize, device: &'static str },
+    TooFewDevices {
+        wanted: usize,
+        found: usize,
+        device: &'static str,
+    },
     #[error(
         "--pipeline_parallel {stages}: the model has {layers} layers, and each stage needs one: set --pipeline_parallel {layers} or less"
     )]
@@ -66,7 +96,10 @@ pub enum Error {
     #[error(transparent)]
     Checkpoint(#[from] crate::checkpoint::Error),
     #[error("{path}: {source}")]
-    Io { path: PathBuf, source: std::io::Error },
+    Io {
+        path: PathBuf,
+        source: std::io::Error,
+    },
     /// An error that arrived in place of a batch.
     #[error(transparent)]
     Batch(Box<dyn std::error::Error + Send + Sync>),

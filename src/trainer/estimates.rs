@@ -1,5 +1,5 @@
-//! What a regression estimated beside what is true. Formulas and conventions are scipy's and scikit-learn's, which `run_glue` takes
-//! its metrics from.
+//! What a regression estimated beside what is true. Formulas and conventions are scipy's and
+//! scikit-learn's, which `run_glue` takes its metrics from.
 
 use xtrain_models::IGNORED_NUMBER;
 
@@ -23,14 +23,24 @@ impl Estimates {
 
     /// Those with a label: what was estimated, what is true.
     fn pairs(&self) -> (Vec<f64>, Vec<f64>) {
-        let pairs = self.estimates.iter().zip(&self.labels).filter(|(_, label)| **label != IGNORED_NUMBER);
-        pairs.map(|(estimate, label)| (f64::from(*estimate), f64::from(*label))).unzip()
+        let pairs = self
+            .estimates
+            .iter()
+            .zip(&self.labels)
+            .filter(|(_, label)| **label != IGNORED_NUMBER);
+        pairs
+            .map(|(estimate, label)| (f64::from(*estimate), f64::from(*label)))
+            .unzip()
     }
 
     /// NaN of no labels.
     pub fn mean_squared_error(&self) -> f64 {
         let (x, y) = self.pairs();
-        x.iter().zip(&y).map(|(x, y)| (x - y) * (x - y)).sum::<f64>() / x.len() as f64
+        x.iter()
+            .zip(&y)
+            .map(|(x, y)| (x - y) * (x - y))
+            .sum::<f64>()
+            / x.len() as f64
     }
 
     /// Pearson's correlation coefficient; NaN where estimates or labels are all the same.
@@ -47,7 +57,8 @@ impl Estimates {
 }
 
 fn correlation(x: &[f64], y: &[f64]) -> f64 {
-    // Asked of the values: what is left of equal ones after subtracting their mean may be a rounding error instead of nothing.
+    // Asked of the values: what is left of equal ones after subtracting their mean may be a
+    // rounding error instead of nothing.
     let constant = |values: &[f64]| values.iter().all(|value| *value == values[0]);
     if constant(x) || constant(y) {
         return f64::NAN;
@@ -82,18 +93,44 @@ mod tests {
 
     fn estimates(pairs: &[(f32, f32)]) -> Estimates {
         let mut found = Estimates::default();
-        pairs.iter().for_each(|(estimate, label)| found.extend(&[*estimate], &[*label]));
+        pairs
+            .iter()
+            .for_each(|(estimate, label)| found.extend(&[*estimate], &[*label]));
         found
     }
 
     #[test]
     fn figures_are_numpys() {
-        // By numpy: mean((x - y)**2), corrcoef(x, y), and corrcoef of the ranks, which is how scipy's spearmanr is defined.
-        let found = estimates(&[(1.0, 0.5), (2.5, 2.0), (2.5, 4.0), (4.0, 3.0), (9.0, IGNORED_NUMBER), (0.25, 1.0)]);
-        assert!((found.mean_squared_error() - 0.8625).abs() < 1e-12, "{}", found.mean_squared_error());
-        assert!((found.pearson() - 0.743_445_902_546_269_2).abs() < 1e-12, "{}", found.pearson());
-        assert!((found.spearman() - 0.718_184_846_459_607_9).abs() < 1e-12, "{}", found.spearman());
-        assert_eq!(found.into_estimates().len(), 6, "a row without a label is estimated, too");
+        // By numpy: mean((x - y)**2), corrcoef(x, y), and corrcoef of the ranks, which is how
+        // scipy's spearmanr is defined.
+        let found = estimates(&[
+            (1.0, 0.5),
+            (2.5, 2.0),
+            (2.5, 4.0),
+            (4.0, 3.0),
+            (9.0, IGNORED_NUMBER),
+            (0.25, 1.0),
+        ]);
+        assert!(
+            (found.mean_squared_error() - 0.8625).abs() < 1e-12,
+            "{}",
+            found.mean_squared_error()
+        );
+        assert!(
+            (found.pearson() - 0.743_445_902_546_269_2).abs() < 1e-12,
+            "{}",
+            found.pearson()
+        );
+        assert!(
+            (found.spearman() - 0.718_184_846_459_607_9).abs() < 1e-12,
+            "{}",
+            found.spearman()
+        );
+        assert_eq!(
+            found.into_estimates().len(),
+            6,
+            "a row without a label is estimated, too"
+        );
     }
 
     #[test]
@@ -102,6 +139,8 @@ mod tests {
         let constant = estimates(&[(0.1, 1.0), (0.1, 2.0), (0.1, 4.0)]);
         assert!(constant.pearson().is_nan() && constant.spearman().is_nan());
         let straight = estimates(&[(1.0, 10.0), (2.0, 20.0), (3.0, 30.0)]);
-        assert!((straight.pearson() - 1.0).abs() < 1e-14 && (straight.spearman() - 1.0).abs() < 1e-14);
+        assert!(
+            (straight.pearson() - 1.0).abs() < 1e-14 && (straight.spearman() - 1.0).abs() < 1e-14
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Evaluation with its own fixed graph: mean loss and metrics of a set, partial batches padded and masked.
+//! Evaluation with its own fixed graph: mean loss and metrics of a set, partial batches padded and
+//! masked.
 
 use super::error::Result;
 use super::estimates::Estimates;
@@ -13,7 +14,8 @@ use xtrain_models::{Model, ParameterSpec, Predictions, Task, Weights};
 /// The graph's name in plans, logs and the cache, but for its batches' variant.
 pub const GRAPH_NAME: &str = "eval";
 
-/// What its graph gives: the loss and the number of labels, then by task the number of correct tokens or all logits.
+/// What its graph gives: the loss and the number of labels, then by task the number of correct
+/// tokens or all logits.
 const SUMS: &str = "sums";
 
 /// What an evaluation found.
@@ -48,7 +50,10 @@ impl Scores {
     fn none(task: Task) -> Self {
         match task {
             Task::REGRESSION => Scores::Numbers(Estimates::default()),
-            Task::Classification { labels } => Scores::Classes { confusion: Confusion::new(labels), logits: Vec::new() },
+            Task::Classification { labels } => Scores::Classes {
+                confusion: Confusion::new(labels),
+                logits: Vec::new(),
+            },
             _ => Scores::Tokens { correct: 0.0 },
         }
     }
@@ -60,7 +65,8 @@ impl Evaluation {
         matches!(self.scores, Scores::Tokens { .. }).then(|| self.loss.exp())
     }
 
-    /// Names, as in `eval_accuracy` without the `eval_`, and values; a classifier's F1 of each label goes by the label's name.
+    /// Names, as in `eval_accuracy` without the `eval_`, and values; a classifier's F1 of each
+    /// label goes by the label's name.
     pub fn metrics(&self, labels: &[String]) -> Vec<(String, f64)> {
         match &self.scores {
             Scores::Tokens { correct } => vec![("accuracy".into(), correct / self.labels)],
@@ -68,10 +74,15 @@ impl Evaluation {
                 let mut metrics = vec![
                     ("accuracy".to_string(), confusion.accuracy()),
                     ("f1".to_string(), confusion.macro_f1()),
-                    ("matthews_correlation".to_string(), confusion.matthews_correlation()),
+                    (
+                        "matthews_correlation".to_string(),
+                        confusion.matthews_correlation(),
+                    ),
                 ];
                 let each = labels.iter().enumerate();
-                metrics.extend(each.map(|(class, label)| (format!("f1_{label}"), confusion.f1(class).unwrap_or(0.0))));
+                metrics.extend(each.map(|(class, label)| {
+                    (format!("f1_{label}"), confusion.f1(class).unwrap_or(0.0))
+                }));
                 metrics
             }
             Scores::Numbers(estimates) => vec![
@@ -87,7 +98,11 @@ impl Evaluation {
         match name {
             "loss" => Some(self.loss),
             "perplexity" => self.perplexity(),
-            _ => self.metrics(labels).into_iter().find(|(known, _)| known == name).map(|(_, value)| value),
+            _ => self
+                .metrics(labels)
+                .into_iter()
+                .find(|(known, _)| known == name)
+                .map(|(_, value)| value),
         }
     }
 }
@@ -95,25 +110,49 @@ impl Evaluation {
 /// The names that [`Evaluation::metric`] knows for a task.
 pub fn metric_names(task: Task, labels: &[String]) -> Vec<String> {
     let scores = Scores::none(task);
-    let nothing = Evaluation { loss: 0.0, labels: 0.0, examples: 0, batches: 0, runtime: Duration::ZERO, scores };
-    let first = std::iter::once("loss".to_string()).chain(nothing.perplexity().map(|_| "perplexity".to_string()));
-    first.chain(nothing.metrics(labels).into_iter().map(|(name, _)| name)).collect()
+    let nothing = Evaluation {
+        loss: 0.0,
+        labels: 0.0,
+        examples: 0,
+        batches: 0,
+        runtime: Duration::ZERO,
+        scores,
+    };
+    let first = std::iter::once("loss".to_string())
+        .chain(nothing.perplexity().map(|_| "perplexity".to_string()));
+    first
+        .chain(nothing.metrics(labels).into_iter().map(|(name, _)| name))
+        .collect()
 }
 
-/// Records the sums of one batch and, of a classifier, its logits, in the session's precision for evaluation.
-pub fn record(recording: &mut Recording, model: &dyn Model, parameters: &[ParameterSpec], inputs: &BatchInputs) -> Result<()> {
+/// Records the sums of one batch and, of a classifier, its logits, in the session's precision for
+/// evaluation.
+pub fn record(
+    recording: &mut Recording,
+    model: &dyn Model,
+    parameters: &[ParameterSpec],
+    inputs: &BatchInputs,
+) -> Result<()> {
     recording.evaluates();
     let weights = parameter_tensors(recording, parameters)?;
     let trace = recording.trace().clone();
     let weights = Weights::new(&trace, &weights);
     let stages = recording.stages_by_layer();
-    let predictions = Predictions::of(model, &weights, &inputs.tokens, &inputs.labels, &Randomness::off())?;
+    let predictions = Predictions::of(
+        model,
+        &weights,
+        &inputs.tokens,
+        &inputs.labels,
+        &Randomness::off(),
+    )?;
     drop(stages);
     let loss = predictions.loss()?;
     let mut sums = vec![loss.sum.reshape(&[1])?, loss.count.reshape(&[1])?];
     match model.task() {
         Task::Classification { labels } => {
-            let logits = predictions.logits.reshape(&[inputs.tokens.size()[0] * labels])?;
+            let logits = predictions
+                .logits
+                .reshape(&[inputs.tokens.size()[0] * labels])?;
             sums.push(logits.convert(loss.sum.dtype())?);
         }
         _ => sums.push(predictions.correct()?.reshape(&[1])?),
@@ -138,9 +177,12 @@ pub fn evaluate(
         record(&mut recording, model, parameters, &inputs)?;
         let marked = recording.mark_step(&graph_name(GRAPH_NAME, batch.variant.as_deref()))?;
         let sums = marked.start_reading_each(SUMS)?;
-        if let Some(earlier) =
-            pending.replace(Pending { sums, sharing: session.mesh().tensor, examples: batch.examples, truth: batch.truth })
-        {
+        if let Some(earlier) = pending.replace(Pending {
+            sums,
+            sharing: session.mesh().tensor,
+            examples: batch.examples,
+            truth: batch.truth,
+        }) {
             totals.add(earlier)?;
         }
     }
@@ -177,11 +219,18 @@ struct Totals {
 
 impl Totals {
     fn of(task: Task) -> Self {
-        Totals { loss: 0.0, labels: 0.0, examples: 0, batches: 0, scores: Scores::none(task) }
+        Totals {
+            loss: 0.0,
+            labels: 0.0,
+            examples: 0,
+            batches: 0,
+            scores: Scores::none(task),
+        }
     }
 
     fn add(&mut self, batch: Pending) -> Result<()> {
-        // What follows the loss and the count: the number of correct tokens of each replica, or logits in the order of rows.
+        // What follows the loss and the count: the number of correct tokens of each replica, or
+        // logits in the order of rows.
         let mut rest = Vec::new();
         // Replicas that share rows have the same sums.
         for sums in batch.sums.wait()?.into_iter().step_by(batch.sharing) {
@@ -192,7 +241,9 @@ impl Totals {
         self.examples += batch.examples;
         self.batches += 1;
         match (&mut self.scores, &batch.truth) {
-            (Scores::Tokens { correct }, _) => *correct += rest.iter().copied().map(f64::from).sum::<f64>(),
+            (Scores::Tokens { correct }, _) => {
+                *correct += rest.iter().copied().map(f64::from).sum::<f64>()
+            }
             (Scores::Classes { confusion, logits }, Truth::Classes(classes)) => {
                 // Rows that only fill the batch come last.
                 let labels = rest.len() / classes.len().max(1);
@@ -207,7 +258,9 @@ impl Totals {
             (Scores::Numbers(estimates), Truth::Numbers(numbers)) => {
                 estimates.extend(&rest[..batch.examples], numbers);
             }
-            (Scores::Classes { .. } | Scores::Numbers(_), _) => unreachable!("the batches of a task have its labels"),
+            (Scores::Classes { .. } | Scores::Numbers(_), _) => {
+                unreachable!("the batches of a task have its labels")
+            }
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! What a step is fed: a batch on the device, its shape for compiling ahead, and both as tensors of a recording.
+//! What a step is fed: a batch on the device, its shape for compiling ahead, and both as tensors of
+//! a recording.
 //!
 //! Letters: B rows of one replica, T tokens, N = B * T, K places that have a label.
 
@@ -15,16 +16,18 @@ pub(super) const INPUT_IDS: &str = "input_ids";
 pub struct DeviceBatch {
     /// `s32[B, T]`
     pub input_ids: Buffers,
-    /// `s32[B, T]`, `s32[K]` with `places`, `s32[B]` for a classifier, or `f32[B]` for a regression; -100 (among numbers
-    /// [`xtrain_models::IGNORED_NUMBER`]) = no loss.
+    /// `s32[B, T]`, `s32[K]` with `places`, `s32[B]` for a classifier, or `f32[B]` for a
+    /// regression; -100 (among numbers [`xtrain_models::IGNORED_NUMBER`]) = no loss.
     pub labels: Buffers,
-    /// `s32[K]`: of masked language modelling, the places among N that `labels` are of; `None` when all have one.
+    /// `s32[K]`: of masked language modelling, the places among N that `labels` are of; `None` when
+    /// all have one.
     pub places: Option<Buffers>,
     /// `pred[B, T]`; `None` when every token is attended.
     pub attention_mask: Option<Buffers>,
     /// `s32[B, T]`; `None` when every token is in segment 0.
     pub token_type_ids: Option<Buffers>,
-    /// The labels of all replicas on the host, where an evaluation compares there; those of rows that only fill the batch, too.
+    /// The labels of all replicas on the host, where an evaluation compares there; those of rows
+    /// that only fill the batch, too.
     pub truth: Truth,
     /// Replicas that the batch is cut for, those of other processes included.
     pub shards: usize,
@@ -71,7 +74,9 @@ impl DeviceBatch {
     /// Rows of one part that the head computes logits for.
     pub fn head_rows(&self) -> usize {
         let [b, t] = self.size();
-        self.places.as_ref().map_or(b * t, |places| places[0].shape().elements())
+        self.places
+            .as_ref()
+            .map_or(b * t, |places| places[0].shape().elements())
     }
 }
 
@@ -97,7 +102,8 @@ pub struct BatchShape {
     pub labels: LabelShape,
     pub attention_mask: bool,
     pub token_type_ids: bool,
-    /// Where a run has batches of several shapes, what the names of this one's graphs end in: the length.
+    /// Where a run has batches of several shapes, what the names of this one's graphs end in: the
+    /// length.
     pub variant: Option<Arc<str>>,
 }
 
@@ -113,7 +119,8 @@ pub enum LabelShape {
     Numbers,
 }
 
-/// A graph's name in plans, logs and the cache: what it does and, where there are several, for which batches.
+/// A graph's name in plans, logs and the cache: what it does and, where there are several, for
+/// which batches.
 pub fn graph_name(what: &str, variant: Option<&str>) -> String {
     variant.map_or(what.to_string(), |variant| format!("{what}.{variant}"))
 }
@@ -128,10 +135,26 @@ pub struct BatchInputs {
 pub fn feed_batch(recording: &mut Recording, batch: &DeviceBatch) -> BatchInputs {
     let input_ids = recording.feed(INPUT_IDS, batch.input_ids.clone());
     let ids = recording.feed("labels", batch.labels.clone());
-    let places = batch.places.as_ref().map(|places| recording.feed("places", places.clone()));
-    let attention_mask = batch.attention_mask.as_ref().map(|mask| recording.feed("attention_mask", mask.clone()));
-    let token_type_ids = batch.token_type_ids.as_ref().map(|ids| recording.feed("token_type_ids", ids.clone()));
-    BatchInputs { tokens: TokenBatch { input_ids, attention_mask, token_type_ids }, labels: Labels { ids, places } }
+    let places = batch
+        .places
+        .as_ref()
+        .map(|places| recording.feed("places", places.clone()));
+    let attention_mask = batch
+        .attention_mask
+        .as_ref()
+        .map(|mask| recording.feed("attention_mask", mask.clone()));
+    let token_type_ids = batch
+        .token_type_ids
+        .as_ref()
+        .map(|ids| recording.feed("token_type_ids", ids.clone()));
+    BatchInputs {
+        tokens: TokenBatch {
+            input_ids,
+            attention_mask,
+            token_type_ids,
+        },
+        labels: Labels { ids, places },
+    }
 }
 
 /// Declares the feeds of batches of one shape, for compiling ahead; in the order of [`feed_batch`].
@@ -145,9 +168,21 @@ pub fn abstract_batch(recording: &mut Recording, shape: &BatchShape) -> BatchInp
         LabelShape::Numbers => Shape::new(DType::F32, [shape.rows]),
     };
     let ids = recording.feed_abstract("labels", &ids_shape);
-    let places = matches!(shape.labels, LabelShape::Places(_)).then(|| recording.feed_abstract("places", &ids_shape));
+    let places = matches!(shape.labels, LabelShape::Places(_))
+        .then(|| recording.feed_abstract("places", &ids_shape));
     let mask = grid.with_dtype(DType::Pred);
-    let attention_mask = shape.attention_mask.then(|| recording.feed_abstract("attention_mask", &mask));
-    let token_type_ids = shape.token_type_ids.then(|| recording.feed_abstract("token_type_ids", &grid));
-    BatchInputs { tokens: TokenBatch { input_ids, attention_mask, token_type_ids }, labels: Labels { ids, places } }
+    let attention_mask = shape
+        .attention_mask
+        .then(|| recording.feed_abstract("attention_mask", &mask));
+    let token_type_ids = shape
+        .token_type_ids
+        .then(|| recording.feed_abstract("token_type_ids", &grid));
+    BatchInputs {
+        tokens: TokenBatch {
+            input_ids,
+            attention_mask,
+            token_type_ids,
+        },
+        labels: Labels { ids, places },
+    }
 }

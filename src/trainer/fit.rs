@@ -1,4 +1,5 @@
-//! The largest batch that fits into a memory budget, from the compiler's memory statistics alone: nothing is run.
+//! The largest batch that fits into a memory budget, from the compiler's memory statistics alone:
+//! nothing is run.
 
 use super::ahead::{RunShapes, record_steps};
 use super::error::{Error, Result};
@@ -32,12 +33,17 @@ pub struct Footprint {
 impl Footprint {
     /// The same with so many bytes of data more.
     pub fn also_keeping(self, bytes: u64) -> Self {
-        Footprint { data: self.data + bytes, peak: self.peak + bytes, ..self }
+        Footprint {
+            data: self.data + bytes,
+            peak: self.peak + bytes,
+            ..self
+        }
     }
 }
 
-/// The footprint of a run with these shapes, which have `batch` examples in a microbatch. Compiles its graphs, unless their statistics
-/// are stored: on the session's device, or for the one that is not there, if it is given.
+/// The footprint of a run with these shapes, which have `batch` examples in a microbatch. Compiles
+/// its graphs, unless their statistics are stored: on the session's device, or for the one that is
+/// not there, if it is given.
 pub fn footprint(
     session: &mut Session,
     absent: Option<&mut TargetCache>,
@@ -47,7 +53,10 @@ pub fn footprint(
     batch: usize,
 ) -> Result<Footprint> {
     let all = footprints(session, absent, model, stepper, shapes, batch)?;
-    Ok(all.into_iter().max_by_key(|one| one.peak).expect("a run that trains has graphs"))
+    Ok(all
+        .into_iter()
+        .max_by_key(|one| one.peak)
+        .expect("a run that trains has graphs"))
 }
 
 /// The footprint of each stage, one where there is no pipeline.
@@ -60,16 +69,27 @@ pub fn footprints(
     batch: usize,
 ) -> Result<Vec<Footprint>> {
     let steps = record_steps(session, model, stepper, shapes)?;
-    footprints_of(&steps, session, stepper, shapes.accumulation, batch, &mut |session, graph| match &mut absent {
-        Some(target) => Ok(target.memory(graph)?),
-        None => session.cache_mut().memory(graph)?.ok_or(Error::NoMemoryStatistics),
-    })
+    footprints_of(
+        &steps,
+        session,
+        stepper,
+        shapes.accumulation,
+        batch,
+        &mut |session, graph| match &mut absent {
+            Some(target) => Ok(target.memory(graph)?),
+            None => session
+                .cache_mut()
+                .memory(graph)?
+                .ok_or(Error::NoMemoryStatistics),
+        },
+    )
 }
 
 /// What says how much memory a graph needs.
 type Statistics<'a> = dyn FnMut(&mut Session, &Graph) -> Result<Memory> + 'a;
 
-/// The same of graphs that have been recorded (or prepared, for an estimate) already, by whatever knows their memory.
+/// The same of graphs that have been recorded (or prepared, for an estimate) already, by whatever
+/// knows their memory.
 pub fn footprints_of(
     steps: &[(String, Vec<Graph>)],
     session: &mut Session,
@@ -79,11 +99,19 @@ pub fn footprints_of(
     memory: &mut Statistics,
 ) -> Result<Vec<Footprint>> {
     let mut largest: BTreeMap<u32, Footprint> = BTreeMap::new();
-    for (step, graph) in steps.iter().flat_map(|step| step.1.iter().map(move |graph| (step, graph))) {
+    for (step, graph) in steps
+        .iter()
+        .flat_map(|step| step.1.iter().map(move |graph| (step, graph)))
+    {
         let memory = memory(session, graph)?;
         let stage = graph.stage as usize;
         let state = stepper.state_bytes(accumulation > 1, session.placements(), stage);
-        let one = of_graph(graph, memory, state, batch).also_keeping(waiting(step, session, stage, accumulation));
+        let one = of_graph(graph, memory, state, batch).also_keeping(waiting(
+            step,
+            session,
+            stage,
+            accumulation,
+        ));
         match largest.get_mut(&graph.stage) {
             Some(known) if known.peak >= one.peak => {}
             _ => drop(largest.insert(graph.stage, one)),
@@ -96,29 +124,58 @@ pub fn footprints_of(
 pub fn estimated(prepared: &Graph) -> Memory {
     let bytes = |shape: &Shape| shape.bytes() as i64;
     Memory {
-        arguments: prepared.inputs.iter().map(|input| bytes(&input.shape)).sum(),
-        outputs: (0..prepared.outputs.len()).map(|index| bytes(prepared.output_shape(index))).sum(),
-        donated: prepared.aliases().map(|(_, input, _)| bytes(&prepared.inputs[input].shape)).sum(),
+        arguments: prepared
+            .inputs
+            .iter()
+            .map(|input| bytes(&input.shape))
+            .sum(),
+        outputs: (0..prepared.outputs.len())
+            .map(|index| bytes(prepared.output_shape(index)))
+            .sum(),
+        donated: prepared
+            .aliases()
+            .map(|(_, input, _)| bytes(&prepared.inputs[input].shape))
+            .sum(),
         temporaries: liveness::temporaries(prepared) as i64,
         ..Memory::default()
     }
 }
 
-/// Bytes of the microbatches that a stage has under way besides the one that it works on: what their forward pass left for the
-/// backward pass. When the last microbatch of a step goes backward, there is no other.
-pub fn waiting((name, graphs): &(String, Vec<Graph>), session: &Session, stage: usize, microbatches: usize) -> u64 {
+/// Bytes of the microbatches that a stage has under way besides the one that it works on: what
+/// their forward pass left for the backward pass. When the last microbatch of a step goes backward,
+/// there is no other.
+pub fn waiting(
+    (name, graphs): &(String, Vec<Graph>),
+    session: &Session,
+    stage: usize,
+    microbatches: usize,
+) -> u64 {
     if !name.starts_with(Phase::Accumulate.graph_name()) {
         return 0;
     }
-    let values =
-        |graph: &Graph| graph.inputs.iter().filter(|input| is_value(&input.name)).map(|input| input.shape.bytes() as u64).sum();
-    graphs.iter().filter(|graph| graph.stage as usize == stage).map(values).max().unwrap_or(0)
+    let values = |graph: &Graph| {
+        graph
+            .inputs
+            .iter()
+            .filter(|input| is_value(&input.name))
+            .map(|input| input.shape.bytes() as u64)
+            .sum()
+    };
+    graphs
+        .iter()
+        .filter(|graph| graph.stage as usize == stage)
+        .map(values)
+        .max()
+        .unwrap_or(0)
         * (session.most_under_way(stage, microbatches) - 1) as u64
 }
 
 /// What one graph of a run holds, which has `state` bytes of state.
 pub fn of_graph(graph: &Graph, memory: Memory, state: u64, batch: usize) -> Footprint {
-    let used = graph.inputs.iter().filter(|input| input.role == InputRole::State);
+    let used = graph
+        .inputs
+        .iter()
+        .filter(|input| input.role == InputRole::State);
     let used: i64 = used.map(|input| input.shape.bytes() as i64).sum();
     let data = (memory.arguments - used + memory.outputs - memory.donated).max(0) as u64;
     let temporaries = memory.temporaries.max(0) as u64;
@@ -133,9 +190,10 @@ pub fn of_graph(graph: &Graph, memory: Memory, state: u64, batch: usize) -> Foot
     }
 }
 
-/// The largest batch whose footprint is at most `budget`, with it; the error holds the footprint of a single example, if that is
-/// too large. Memory grows almost linearly with the batch, so a line through two known points leads to a few compiles' distance;
-/// what is returned fits, and one more example does not.
+/// The largest batch whose footprint is at most `budget`, with it; the error holds the footprint of
+/// a single example, if that is too large. Memory grows almost linearly with the batch, so a line
+/// through two known points leads to a few compiles' distance; what is returned fits, and one more
+/// example does not.
 pub fn largest_batch(
     budget: u64,
     mut footprint: impl FnMut(usize) -> Result<Footprint>,
@@ -146,14 +204,19 @@ pub fn largest_batch(
     }
     let mut too_large: Option<Footprint> = None;
     let mut before: Option<(usize, u64)> = None;
-    // Memory grows in steps here and there, on which a line creeps: strides grow as long as they fit, and after two
-    // tries between known ends it is their middle that is tried.
+    // Memory grows in steps here and there, on which a line creeps: strides grow as long as they
+    // fit, and after two tries between known ends it is their middle that is tried.
     let (mut stride, mut between) = (1, 0);
-    while fits.batch < LARGEST_BATCH && too_large.as_ref().is_none_or(|over| over.batch > fits.batch + 1) {
+    while fits.batch < LARGEST_BATCH
+        && too_large
+            .as_ref()
+            .is_none_or(|over| over.batch > fits.batch + 1)
+    {
         let known = (fits.batch, fits.peak);
         let next = match &too_large {
             Some(over) if between > 2 => fits.batch.midpoint(over.batch),
-            Some(over) => guess(budget, known, Some((over.batch, over.peak))).clamp(fits.batch + 1, over.batch - 1),
+            Some(over) => guess(budget, known, Some((over.batch, over.peak)))
+                .clamp(fits.batch + 1, over.batch - 1),
             None => guess(budget, known, before).max(fits.batch + stride),
         };
         between += usize::from(too_large.is_some());
@@ -169,23 +232,29 @@ pub fn largest_batch(
     Ok(Ok(fits))
 }
 
-/// Where the line through two points meets the budget; without a second point, or on a flat line, a step that doubles.
+/// Where the line through two points meets the budget; without a second point, or on a flat line, a
+/// step that doubles.
 fn guess(budget: u64, (batch, peak): (usize, u64), other: Option<(usize, u64)>) -> usize {
     let doubled = (batch * 2).max(8);
-    let Some((other_batch, other_peak)) = other else { return doubled };
+    let Some((other_batch, other_peak)) = other else {
+        return doubled;
+    };
     let slope = (peak as f64 - other_peak as f64) / (batch as f64 - other_batch as f64);
     if slope <= 0.0 {
         return doubled;
     }
     // A flat start must not leap to where no compiler can follow.
-    batch.saturating_add(((budget - peak) as f64 / slope) as usize).min(batch.saturating_mul(16))
+    batch
+        .saturating_add(((budget - peak) as f64 / slope) as usize)
+        .min(batch.saturating_mul(16))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A model of `fixed` bytes that needs `each` bytes an example, and a little more in steps, as allocators do.
+    /// A model of `fixed` bytes that needs `each` bytes an example, and a little more in steps, as
+    /// allocators do.
     fn search(budget: u64, fixed: u64, each: u64, step: u64) -> (Option<usize>, usize) {
         let mut calls = 0;
         let peak = |batch: usize| {
@@ -194,7 +263,15 @@ mod tests {
         };
         let found = largest_batch(budget, |batch| {
             calls += 1;
-            Ok(Footprint { batch, stage: 0, peak: peak(batch), graph: "train".into(), state: fixed, data: 0, temporaries: 0 })
+            Ok(Footprint {
+                batch,
+                stage: 0,
+                peak: peak(batch),
+                graph: "train".into(),
+                state: fixed,
+                data: 0,
+                temporaries: 0,
+            })
         });
         let found = found.unwrap().ok().map(|f| f.batch);
         if let Some(batch) = found {
@@ -205,12 +282,19 @@ mod tests {
 
     #[test]
     fn the_largest_is_found_in_few_compiles() {
-        for (budget, fixed, each, step) in
-            [(1000, 100, 7, 1), (1_000_000, 3, 999, 1), (5000, 4000, 900, 1), (100_000, 10_000, 10, 64), (10_000, 0, 3, 70)]
-        {
+        for (budget, fixed, each, step) in [
+            (1000, 100, 7, 1),
+            (1_000_000, 3, 999, 1),
+            (5000, 4000, 900, 1),
+            (100_000, 10_000, 10, 64),
+            (10_000, 0, 3, 70),
+        ] {
             let (found, calls) = search(budget, fixed, each, step);
             assert!(found.is_some(), "{budget} {fixed} {each}");
-            assert!(calls <= 12, "{calls} compiles for {budget} {fixed} {each} {step}");
+            assert!(
+                calls <= 12,
+                "{calls} compiles for {budget} {fixed} {each} {step}"
+            );
         }
     }
 

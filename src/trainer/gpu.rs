@@ -1,5 +1,5 @@
-//! NVIDIA cards that graphs can be compiled for without having one (`--target`): their description for XLA, from the files in
-//! `gpu/`, and what they can do at most.
+//! NVIDIA cards that graphs can be compiled for without having one (`--target`): their description
+//! for XLA, from the files in `gpu/`, and what they can do at most.
 
 use crate::runtime::{Plugin, cuda_tools};
 use std::time::Duration;
@@ -13,9 +13,18 @@ pub enum Gpu {
     A100Gb40,
 }
 
-/// Dense peak rates of matrix products, 10^12 operations per second (NVIDIA data sheets, "Tensor Core" without sparsity).
-const HOPPER: Peaks = Peaks { low: 989.4, tf32: 494.7, exact: 66.9 };
-const AMPERE: Peaks = Peaks { low: 312.0, tf32: 156.0, exact: 19.5 };
+/// Dense peak rates of matrix products, 10^12 operations per second (NVIDIA data sheets, "Tensor
+/// Core" without sparsity).
+const HOPPER: Peaks = Peaks {
+    low: 989.4,
+    tf32: 494.7,
+    exact: 66.9,
+};
+const AMPERE: Peaks = Peaks {
+    low: 312.0,
+    tf32: 156.0,
+    exact: 19.5,
+};
 
 struct Peaks {
     /// bf16 and fp16 operands.
@@ -26,10 +35,12 @@ struct Peaks {
     exact: f64,
 }
 
-/// Of the peak, what large products reach on such cards; an assumption, so that an estimate can be had before a card is.
+/// Of the peak, what large products reach on such cards; an assumption, so that an estimate can be
+/// had before a card is.
 pub const PEAK_SHARE: f64 = 0.6;
 
-/// Of a card's memory, what a client's allocator takes by default; the rest is the driver's and the libraries'.
+/// Of a card's memory, what a client's allocator takes by default; the rest is the driver's and the
+/// libraries'.
 pub const MEMORY_SHARE: f64 = 0.9;
 
 /// In a card's file, what follows is not known to plugins of an older PJRT C API than this.
@@ -58,21 +69,46 @@ impl Gpu {
     }
 
     fn peaks(self) -> Peaks {
-        if self.capability() >= 90 { HOPPER } else { AMPERE }
+        if self.capability() >= 90 {
+            HOPPER
+        } else {
+            AMPERE
+        }
     }
 
     /// A field of the card's file.
     fn number(self, field: &str) -> u64 {
         let mut lines = self.file().lines();
-        let value = lines.find_map(|line| line.strip_prefix(field)?.strip_prefix(": ")?.trim().parse().ok());
+        let value = lines.find_map(|line| {
+            line.strip_prefix(field)?
+                .strip_prefix(": ")?
+                .trim()
+                .parse()
+                .ok()
+        });
         value.expect("a test reads every field of every card")
     }
 
     /// Compute capability without its point: 90 for 9.0.
     pub fn capability(self) -> u16 {
-        let line = self.file().lines().find(|line| line.starts_with("cuda_compute_capability"));
-        let digit = |name: &str| line?.split_once(name)?.1.trim_start().split([' ', '}']).next()?.parse::<u16>().ok();
-        digit("major:").zip(digit("minor:")).map(|(major, minor)| major * 10 + minor).expect("a test reads every card")
+        let line = self
+            .file()
+            .lines()
+            .find(|line| line.starts_with("cuda_compute_capability"));
+        let digit = |name: &str| {
+            line?
+                .split_once(name)?
+                .1
+                .trim_start()
+                .split([' ', '}'])
+                .next()?
+                .parse::<u16>()
+                .ok()
+        };
+        digit("major:")
+            .zip(digit("minor:"))
+            .map(|(major, minor)| major * 10 + minor)
+            .expect("a test reads every card")
     }
 
     /// Bytes of the card's memory.
@@ -90,9 +126,13 @@ impl Gpu {
         self.number("memory_bandwidth") as f64
     }
 
-    /// The card as a plugin wants it described: a `GpuTargetConfigProto` as text, in the form that the plugin's generation takes.
+    /// The card as a plugin wants it described: a `GpuTargetConfigProto` as text, in the form that
+    /// the plugin's generation takes.
     pub fn target_config(self, plugin: &Plugin) -> String {
-        self.config(plugin.api_version(), cuda_tools::cuda_version(plugin).unwrap_or(13000))
+        self.config(
+            plugin.api_version(),
+            cuda_tools::cuda_version(plugin).unwrap_or(13000),
+        )
     }
 
     fn config(self, api: (i32, i32), cuda: i64) -> String {
@@ -113,13 +153,16 @@ impl Gpu {
         )
     }
 
-    /// The time that a step takes if it does nothing but this: products at [`PEAK_SHARE`] of the peak, or memory traffic at the
-    /// card's bandwidth, whichever is longer.
+    /// The time that a step takes if it does nothing but this: products at [`PEAK_SHARE`] of the
+    /// peak, or memory traffic at the card's bandwidth, whichever is longer.
     pub fn estimate(self, work: Work) -> Estimate {
         let peaks = self.peaks();
         let wide = if work.tf32 { peaks.tf32 } else { peaks.exact };
         let products = (work.low_flops / peaks.low + work.f32_flops / wide) / (PEAK_SHARE * 1e12);
-        Estimate { products: seconds(products), memory: seconds(work.bytes / self.bandwidth()) }
+        Estimate {
+            products: seconds(products),
+            memory: seconds(work.bytes / self.bandwidth()),
+        }
     }
 }
 
@@ -167,9 +210,21 @@ mod tests {
         for (name, gpu) in Gpu::NAMES.into_iter().zip(Gpu::ALL) {
             assert_eq!(Gpu::named(name), Some(gpu));
             assert_eq!(gpu.name(), name);
-            assert!(gpu.memory() > 39 << 30 && gpu.bandwidth() > 1.5e12, "{name}");
-            assert_eq!(gpu.capability(), if name.starts_with('h') { 90 } else { 80 });
-            assert!(gpu.file().lines().nth(1).is_some_and(|line| line.starts_with("# Sources: NVIDIA")), "{name}");
+            assert!(
+                gpu.memory() > 39 << 30 && gpu.bandwidth() > 1.5e12,
+                "{name}"
+            );
+            assert_eq!(
+                gpu.capability(),
+                if name.starts_with('h') { 90 } else { 80 }
+            );
+            assert!(
+                gpu.file()
+                    .lines()
+                    .nth(1)
+                    .is_some_and(|line| line.starts_with("# Sources: NVIDIA")),
+                "{name}"
+            );
         }
         assert_eq!(Gpu::named("v100"), None);
     }
@@ -178,21 +233,47 @@ mod tests {
     fn older_plugins_are_not_told_what_they_refuse() {
         for gpu in Gpu::ALL {
             let (new, old) = (gpu.config((0, 115), 13000), gpu.config((0, 112), 12090));
-            assert!(new.contains("\nmem_clock_ghz: ") && new.contains("\"13.0.0\""), "{new}");
-            assert!(!old.contains("mem_clock_ghz") && !old.contains("max_blocks") && old.contains("\"12.9.0\""), "{old}");
-            assert!(!new.contains("\n:"), "the marker's comment stays one: {new}");
+            assert!(
+                new.contains("\nmem_clock_ghz: ") && new.contains("\"13.0.0\""),
+                "{new}"
+            );
+            assert!(
+                !old.contains("mem_clock_ghz")
+                    && !old.contains("max_blocks")
+                    && old.contains("\"12.9.0\""),
+                "{old}"
+            );
+            assert!(
+                !new.contains("\n:"),
+                "the marker's comment stays one: {new}"
+            );
         }
     }
 
     #[test]
     fn an_estimate_is_the_longer_of_the_two() {
-        let work = Work { low_flops: 593.64e12, bytes: 4.8e11, ..Work::default() };
+        let work = Work {
+            low_flops: 593.64e12,
+            bytes: 4.8e11,
+            ..Work::default()
+        };
         let estimate = Gpu::H200.estimate(work);
-        assert!((estimate.products.as_secs_f64() - 1.0).abs() < 1e-9 && (estimate.memory.as_secs_f64() - 0.1).abs() < 1e-9);
+        assert!(
+            (estimate.products.as_secs_f64() - 1.0).abs() < 1e-9
+                && (estimate.memory.as_secs_f64() - 0.1).abs() < 1e-9
+        );
         assert!(estimate.is_product_bound() && estimate.time() == estimate.products);
-        let wide = Gpu::A100Gb40.estimate(Work { f32_flops: 93.6e12, low_flops: 0.0, tf32: true, bytes: 1.5552e12 * 2.0 });
+        let wide = Gpu::A100Gb40.estimate(Work {
+            f32_flops: 93.6e12,
+            low_flops: 0.0,
+            tf32: true,
+            bytes: 1.5552e12 * 2.0,
+        });
         assert!((wide.products.as_secs_f64() - 1.0).abs() < 1e-9 && !wide.is_product_bound());
-        let exact = Gpu::A100Gb40.estimate(Work { f32_flops: 11.7e12, ..Work::default() });
+        let exact = Gpu::A100Gb40.estimate(Work {
+            f32_flops: 11.7e12,
+            ..Work::default()
+        });
         assert!((exact.products.as_secs_f64() - 1.0).abs() < 1e-9);
     }
 }

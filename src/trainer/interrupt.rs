@@ -1,11 +1,12 @@
-//! SIGINT and SIGTERM: the first asks for a clean end after the current step, a second one quits at once.
+//! SIGINT and SIGTERM: the first asks for a clean end after the current step, a second one quits at
+//! once.
 
 use crate::launch::{self, Group};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Processes of a run are at most so many steps apart: each step ends with an exchange between all of them, and the host of one may
-/// have handed over the next one or two.
+/// Processes of a run are at most so many steps apart: each step ends with an exchange between all
+/// of them, and the host of one may have handed over the next one or two.
 const MOST_APART: u64 = 3;
 
 /// Where processes agree on their last step.
@@ -27,42 +28,66 @@ impl Interrupt {
         let signal = Arc::new(AtomicUsize::new(0));
         let again = Arc::new(AtomicBool::new(false));
         for number in [SIGINT, SIGTERM] {
-            // In this order: the second signal finds `again` set and ends the process before it could be set anew.
+            // In this order: the second signal finds `again` set and ends the process before it
+            // could be set anew.
             signal_hook::flag::register_conditional_shutdown(number, 128 + number, again.clone())?;
             signal_hook::flag::register(number, again.clone())?;
             signal_hook::flag::register_usize(number, signal.clone(), number as usize)?;
         }
-        // A step, an evaluation or a compilation may take minutes; without a word the user would think that nothing happened.
+        // A step, an evaluation or a compilation may take minutes; without a word the user would
+        // think that nothing happened.
         let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
-        std::thread::Builder::new().name("signals".into()).spawn(move || {
-            if signals.forever().next().is_some() {
-                eprintln!("stopping after this step; a second signal quits at once, without saving");
-            }
-        })?;
-        Ok(Interrupt { signal, group: Group::joined(), agreed: Arc::new(AtomicUsize::new(0)) })
+        std::thread::Builder::new()
+            .name("signals".into())
+            .spawn(move || {
+                if signals.forever().next().is_some() {
+                    eprintln!(
+                        "stopping after this step; a second signal quits at once, without saving"
+                    );
+                }
+            })?;
+        Ok(Interrupt {
+            signal,
+            group: Group::joined(),
+            agreed: Arc::new(AtomicUsize::new(0)),
+        })
     }
 
-    /// The signal that asked for an end, if any; of several processes, once all of them have stopped for it.
+    /// The signal that asked for an end, if any; of several processes, once all of them have
+    /// stopped for it.
     pub fn received(&self) -> Option<i32> {
-        let told = if self.group.is_some() { &self.agreed } else { &self.signal };
+        let told = if self.group.is_some() {
+            &self.agreed
+        } else {
+            &self.signal
+        };
         match told.load(Ordering::Relaxed) {
             0 => None,
             number => Some(number as i32),
         }
     }
 
-    /// The signal that ends the run with this step, if one does. Several processes agree on a step that none of them has passed, since
-    /// one that stopped earlier would leave the others waiting for it. Ask after each step.
+    /// The signal that ends the run with this step, if one does. Several processes agree on a step
+    /// that none of them has passed, since one that stopped earlier would leave the others waiting
+    /// for it. Ask after each step.
     pub fn ends_with(&self, step: u64) -> launch::Result<Option<i32>> {
-        let Some(group) = &self.group else { return Ok(self.received()) };
+        let Some(group) = &self.group else {
+            return Ok(self.received());
+        };
         let told = match self.signal.load(Ordering::Relaxed) {
             0 => group.try_get(STOP_KEY)?,
-            signal => Some(group.put_first(STOP_KEY, format!("{} {signal}", step + MOST_APART).as_bytes())?),
+            signal => Some(group.put_first(
+                STOP_KEY,
+                format!("{} {signal}", step + MOST_APART).as_bytes(),
+            )?),
         };
         let told = told.map(|told| String::from_utf8_lossy(&told).into_owned());
-        let Some((last, signal)) = told.as_deref().and_then(|told| told.split_once(' ')) else { return Ok(None) };
+        let Some((last, signal)) = told.as_deref().and_then(|told| told.split_once(' ')) else {
+            return Ok(None);
+        };
         if last.parse::<u64>().is_ok_and(|last| step >= last) {
-            self.agreed.store(signal.parse().unwrap_or(0), Ordering::Relaxed);
+            self.agreed
+                .store(signal.parse().unwrap_or(0), Ordering::Relaxed);
         }
         Ok(self.received())
     }

@@ -1,10 +1,12 @@
 //! The step, the loop and everything that hangs on it.
 //!
-//! Reading order: `step` (one training step, top to bottom), `feed` (what it is fed), `run_loop` (many steps), `session` (what
-//! `mark_step` does), `evaluate` with `metrics` (of classes) and `estimates` (of numbers), `best` (the best evaluation), `generate`, `ahead` (a run's graphs without its
-//! data), `fit` (the largest batch), `device` and `cuda` (opening one), `gpu` (compiling for one that is not there), `parameters`
-//! (weights to the device and back), `replicas` (whether they are still equal), `stages` (a pipeline's) and `pipeline` (how a step
-//! runs in one), `interrupt`.
+//! Reading order: `step` (one training step, top to bottom), `feed` (what it is fed), `run_loop`
+//! (many steps), `session` (what `mark_step` does), `evaluate` with `metrics` (of classes) and
+//! `estimates` (of numbers), `best` (the best evaluation), `generate`, `ahead` (a run's graphs
+//! without its data), `fit` (the largest batch), `device` and `cuda` (opening one), `gpu`
+//! (compiling for one that is not there), `parameters` (weights to the device and back), `replicas`
+//! (whether they are still equal), `stages` (a pipeline's) and `pipeline` (how a step runs in one),
+//! `interrupt`.
 
 pub mod ahead;
 pub mod best;

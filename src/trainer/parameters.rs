@@ -1,4 +1,5 @@
-//! A model's parameters on their way to the device and back: seeded initialization, Hugging Face weights, downloads.
+//! A model's parameters on their way to the device and back: seeded initialization, Hugging Face
+//! weights, downloads.
 
 use super::error::{Error, Result};
 use super::session::Session;
@@ -20,11 +21,16 @@ pub fn parameter_shape(parameter: &ParameterSpec) -> Shape {
     Shape::new(DType::F32, parameter.dims.clone())
 }
 
-/// Fills every parameter anew, as the model wants it. Each value depends on the seed, the parameter's name and its place only.
+/// Fills every parameter anew, as the model wants it. Each value depends on the seed, the
+/// parameter's name and its place only.
 pub fn initialize(session: &mut Session, parameters: &[ParameterSpec], seed: u64) -> Result<()> {
     for parameter in parameters {
         let values = initial_values(parameter, seed);
-        session.set_state(&parameter.name, bytemuck::cast_slice(&values), &parameter_shape(parameter))?;
+        session.set_state(
+            &parameter.name,
+            bytemuck::cast_slice(&values),
+            &parameter_shape(parameter),
+        )?;
     }
     Ok(())
 }
@@ -37,16 +43,23 @@ fn initial_values(parameter: &ParameterSpec, seed: u64) -> Vec<f32> {
         Init::Normal { std } => (std as f32, None),
         Init::NormalWithZeroRow { std, row } => (std as f32, Some(row)),
     };
-    let key: [u8; 32] = Sha256::new().chain_update(seed.to_le_bytes()).chain_update(parameter.name.as_bytes()).finalize().into();
+    let key: [u8; 32] = Sha256::new()
+        .chain_update(seed.to_le_bytes())
+        .chain_update(parameter.name.as_bytes())
+        .finalize()
+        .into();
     let mut values = vec![0.0f32; count];
-    values.par_chunks_mut(STREAM_ELEMENTS).enumerate().for_each(|(stream, chunk)| {
-        let mut rng = ChaCha8Rng::from_seed(key);
-        rng.set_stream(stream as u64);
-        for value in chunk {
-            let normal: f32 = StandardNormal.sample(&mut rng);
-            *value = normal * std;
-        }
-    });
+    values
+        .par_chunks_mut(STREAM_ELEMENTS)
+        .enumerate()
+        .for_each(|(stream, chunk)| {
+            let mut rng = ChaCha8Rng::from_seed(key);
+            rng.set_stream(stream as u64);
+            for value in chunk {
+                let normal: f32 = StandardNormal.sample(&mut rng);
+                *value = normal * std;
+            }
+        });
     if let Some(row) = zero_row {
         let width = count / parameter.dims[0];
         values[row * width..(row + 1) * width].fill(0.0);
@@ -75,12 +88,26 @@ pub struct Fit {
     pub unused: Vec<String>,
 }
 
-/// Finds the stored tensor of each parameter (any float type will do). But for what `head` allows, every parameter must be there in
-/// its shape, and a tensor that no model of the family has is an error too; all are listed. Reads names and shapes only.
-pub fn fit(model: &dyn Model, parameters: &[ParameterSpec], weights: &Weights, head: Head) -> Result<Fit> {
-    let mut fit = Fit { stored: BTreeMap::new(), new: Vec::new(), unused: Vec::new() };
-    let mut mismatch =
-        Mismatch { path: weights.path().to_path_buf(), missing: Vec::new(), unexpected: Vec::new(), misshaped: Vec::new() };
+/// Finds the stored tensor of each parameter (any float type will do). But for what `head` allows,
+/// every parameter must be there in its shape, and a tensor that no model of the family has is an
+/// error too; all are listed. Reads names and shapes only.
+pub fn fit(
+    model: &dyn Model,
+    parameters: &[ParameterSpec],
+    weights: &Weights,
+    head: Head,
+) -> Result<Fit> {
+    let mut fit = Fit {
+        stored: BTreeMap::new(),
+        new: Vec::new(),
+        unused: Vec::new(),
+    };
+    let mut mismatch = Mismatch {
+        path: weights.path().to_path_buf(),
+        missing: Vec::new(),
+        unexpected: Vec::new(),
+        misshaped: Vec::new(),
+    };
     for view in weights.iter() {
         match model.stored_name(view.name) {
             StoredName::Parameter(name) => {
@@ -93,24 +120,41 @@ pub fn fit(model: &dyn Model, parameters: &[ParameterSpec], weights: &Weights, h
     }
     for parameter in parameters {
         let wanted = parameter_shape(parameter);
-        match fit.stored.get(&parameter.name).and_then(|name| weights.get(name)) {
+        match fit
+            .stored
+            .get(&parameter.name)
+            .and_then(|name| weights.get(name))
+        {
             None if parameter.head && head != Head::Saved => fit.new.push(parameter.name.clone()),
             None => mismatch.missing.push(parameter.name.clone()),
             Some(view) if view.shape.dims == wanted.dims && view.shape.dtype.is_float() => {}
-            Some(_) if parameter.head && head == Head::NewIfDifferent => fit.new.push(parameter.name.clone()),
-            Some(view) => mismatch.misshaped.push((view.name.to_string(), wanted, view.shape)),
+            Some(_) if parameter.head && head == Head::NewIfDifferent => {
+                fit.new.push(parameter.name.clone())
+            }
+            Some(view) => mismatch
+                .misshaped
+                .push((view.name.to_string(), wanted, view.shape)),
         }
     }
-    if mismatch.is_empty() { Ok(fit) } else { Err(CheckpointError::Mismatch(Box::new(mismatch)).into()) }
+    if mismatch.is_empty() {
+        Ok(fit)
+    } else {
+        Err(CheckpointError::Mismatch(Box::new(mismatch)).into())
+    }
 }
 
 /// Uploads a checkpoint's weights, all of them as they were saved.
-pub fn load(session: &mut Session, model: &dyn Model, parameters: &[ParameterSpec], weights: &Weights) -> Result<()> {
+pub fn load(
+    session: &mut Session,
+    model: &dyn Model,
+    parameters: &[ParameterSpec],
+    weights: &Weights,
+) -> Result<()> {
     load_with_head(session, model, parameters, weights, (Head::Saved, 0))
 }
 
-/// Uploads a checkpoint's weights, which must [`fit`] and be finite: a model with a NaN in it only ever gives NaNs. What starts
-/// anew does so from the seed, as in [`initialize`].
+/// Uploads a checkpoint's weights, which must [`fit`] and be finite: a model with a NaN in it only
+/// ever gives NaNs. What starts anew does so from the seed, as in [`initialize`].
 pub fn load_with_head(
     session: &mut Session,
     model: &dyn Model,
@@ -127,7 +171,10 @@ pub fn load_with_head(
         let shape = parameter_shape(parameter);
         let bytes = weights.read(&fit.stored[&parameter.name], &shape)?;
         if !is_finite(&shape, &bytes) {
-            return Err(Error::BrokenWeights { path: weights.path().to_path_buf(), tensor: parameter.name.clone() });
+            return Err(Error::BrokenWeights {
+                path: weights.path().to_path_buf(),
+                tensor: parameter.name.clone(),
+            });
         }
         session.set_state(&parameter.name, &bytes, &shape)?;
     }
@@ -147,11 +194,25 @@ pub struct ExtraState {
 }
 
 /// Uploads other named state: what `saved` has of it, the initial value elsewhere.
-pub fn set_extra_state(session: &mut Session, state: &[ExtraState], saved: Option<&Weights>) -> Result<()> {
-    for ExtraState { name, shape, initial, .. } in state {
+pub fn set_extra_state(
+    session: &mut Session,
+    state: &[ExtraState],
+    saved: Option<&Weights>,
+) -> Result<()> {
+    for ExtraState {
+        name,
+        shape,
+        initial,
+        ..
+    } in state
+    {
         match saved.filter(|saved| saved.get(name).is_some()) {
             Some(saved) => session.set_state(name, &saved.read(name, shape)?, shape)?,
-            None => session.set_state(name, bytemuck::cast_slice(&vec![*initial; shape.elements()]), shape)?,
+            None => session.set_state(
+                name,
+                bytemuck::cast_slice(&vec![*initial; shape.elements()]),
+                shape,
+            )?,
         }
     }
     Ok(())
@@ -166,32 +227,51 @@ pub struct HostTensor {
 
 /// Whether every element is a finite number. State is f32; of other types nothing is said.
 pub fn is_finite(shape: &Shape, bytes: &[u8]) -> bool {
-    let finite = |block: &[u8]| block.chunks_exact(4).all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).is_finite());
+    let finite = |block: &[u8]| {
+        block
+            .chunks_exact(4)
+            .all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).is_finite())
+    };
     shape.dtype != DType::F32 || bytes.par_chunks(1 << 20).all(finite)
 }
 
-/// Bytes of values that are put together on the devices at a time, where their parts are in other processes.
+/// Bytes of values that are put together on the devices at a time, where their parts are in other
+/// processes.
 const GATHERED_BYTES: usize = 256 << 20;
 
-/// Reads named state back; waits for the devices. Where parts are in other processes, all processes have to ask for the same names, but for
-/// this function or for [`take_part_in_download`].
-pub fn download<'a>(session: &mut Session, names: impl IntoIterator<Item = &'a str>) -> Result<Vec<HostTensor>> {
+/// Reads named state back; waits for the devices. Where parts are in other processes, all processes
+/// have to ask for the same names, but for this function or for [`take_part_in_download`].
+pub fn download<'a>(
+    session: &mut Session,
+    names: impl IntoIterator<Item = &'a str>,
+) -> Result<Vec<HostTensor>> {
     let mut tensors = Vec::new();
     for together in together(session, names) {
         let gathered = session.gather(&together)?;
         for name in together {
             let (bytes, shape) = match gathered.as_ref().and_then(|marked| marked.gathered(name)) {
-                Some(whole) => session.placements().unfilled(name, whole.download()?, whole.shape()),
+                Some(whole) => {
+                    session
+                        .placements()
+                        .unfilled(name, whole.download()?, whole.shape())
+                }
                 None => session.download(name)?,
             };
-            tensors.push(HostTensor { name: name.to_string(), shape, bytes });
+            tensors.push(HostTensor {
+                name: name.to_string(),
+                shape,
+                bytes,
+            });
         }
     }
     Ok(tensors)
 }
 
 /// What a process does while another one calls [`download`].
-pub fn take_part_in_download<'a>(session: &mut Session, names: impl IntoIterator<Item = &'a str>) -> Result<()> {
+pub fn take_part_in_download<'a>(
+    session: &mut Session,
+    names: impl IntoIterator<Item = &'a str>,
+) -> Result<()> {
     for together in together(session, names) {
         session.gather(&together)?;
     }
@@ -203,7 +283,9 @@ fn together<'a>(session: &Session, names: impl IntoIterator<Item = &'a str>) -> 
     let mut groups: Vec<Vec<&str>> = Vec::new();
     let mut filled = 0;
     for name in names {
-        let bytes = session.shape(name).map_or(0, |held| session.placements().whole(name, held).bytes());
+        let bytes = session
+            .shape(name)
+            .map_or(0, |held| session.placements().whole(name, held).bytes());
         match groups.last_mut() {
             Some(group) if filled + bytes <= GATHERED_BYTES => {
                 group.push(name);

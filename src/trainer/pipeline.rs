@@ -1,5 +1,6 @@
-//! How the graphs of a step run: one graph on all replicas or, in a pipeline, a piece for each stage and direction, with the values
-//! between them copied from stage to stage, microbatch by microbatch in the order of the schedule.
+//! How the graphs of a step run: one graph on all replicas or, in a pipeline, a piece for each
+//! stage and direction, with the values between them copied from stage to stage, microbatch by
+//! microbatch in the order of the schedule.
 
 mod parts;
 mod transfer;
@@ -33,11 +34,16 @@ pub(super) struct Microbatch {
     pub arguments: HashMap<String, Argument>,
 }
 
-/// Values that pieces of a microbatch hand on, by name and the stage they are at, with the number of pieces that still take each.
+/// Values that pieces of a microbatch hand on, by name and the stage they are at, with the number
+/// of pieces that still take each.
 type Values = HashMap<(String, usize), (Buffers, usize)>;
 
-/// Starts everything on the devices, in the order of the schedule. Returns what the last microbatch fetched.
-pub(super) fn run(session: &mut Session, microbatches: Vec<Microbatch>) -> Result<(BTreeMap<String, Buffers>, HostTime)> {
+/// Starts everything on the devices, in the order of the schedule. Returns what the last microbatch
+/// fetched.
+pub(super) fn run(
+    session: &mut Session,
+    microbatches: Vec<Microbatch>,
+) -> Result<(BTreeMap<String, Buffers>, HostTime)> {
     let mut time = HostTime::default();
     let tasks = tasks(session, &microbatches);
     let mut values: Vec<Values> = microbatches.iter().map(|_| Values::new()).collect();
@@ -51,14 +57,21 @@ pub(super) fn run(session: &mut Session, microbatches: Vec<Microbatch>) -> Resul
         if session.places(stage).next().is_none() {
             // Another process runs it; what it sends comes here all the same.
             let begun = Instant::now();
-            part.handed.iter().try_for_each(|handed| hand_on(session, handed, stage, Vec::new(), own))?;
+            part.handed
+                .iter()
+                .try_for_each(|handed| hand_on(session, handed, stage, Vec::new(), own))?;
             time.execute += begun.elapsed();
             continue;
         }
         let compiled = compiled(session, part, &mut time)?;
         let begun = Instant::now();
         let outputs = execute(session, &compiled, stage, microbatch, own)?;
-        for name in compiled.inputs.iter().map(|(name, _)| name).filter(|name| is_value(name)) {
+        for name in compiled
+            .inputs
+            .iter()
+            .map(|(name, _)| name)
+            .filter(|name| is_value(name))
+        {
             let key = (name.clone(), stage);
             if let Some((_, left)) = own.get_mut(&key) {
                 *left -= 1;
@@ -74,28 +87,58 @@ pub(super) fn run(session: &mut Session, microbatches: Vec<Microbatch>) -> Resul
             } else if let Some(held) = session.state.get_mut(name) {
                 held.insert(stage, buffers.into());
             } else if task.microbatch == last {
-                fetched.entry(name.clone()).or_default().insert(stage, buffers);
+                fetched
+                    .entry(name.clone())
+                    .or_default()
+                    .insert(stage, buffers);
             }
         }
         time.execute += begun.elapsed();
     }
-    let joined = |by_stage: BTreeMap<usize, Vec<Buffer>>| by_stage.into_values().flatten().collect();
-    Ok((fetched.into_iter().map(|(name, by_stage)| (name, joined(by_stage))).collect(), time))
+    let joined =
+        |by_stage: BTreeMap<usize, Vec<Buffer>>| by_stage.into_values().flatten().collect();
+    Ok((
+        fetched
+            .into_iter()
+            .map(|(name, by_stage)| (name, joined(by_stage)))
+            .collect(),
+        time,
+    ))
 }
 
 /// The order of a step's pieces; steps are alike, so that of the last one is kept.
 fn tasks(session: &mut Session, microbatches: &[Microbatch]) -> Arc<[Task]> {
     let is_same = |parts: &[Parts]| {
-        parts.len() == microbatches.len() && parts.iter().zip(microbatches).all(|(parts, other)| Arc::ptr_eq(parts, &other.parts))
+        parts.len() == microbatches.len()
+            && parts
+                .iter()
+                .zip(microbatches)
+                .all(|(parts, other)| Arc::ptr_eq(parts, &other.parts))
     };
     if let Some((_, tasks)) = session.order.as_ref().filter(|(parts, _)| is_same(parts)) {
         return tasks.clone();
     }
-    let shapes: Vec<Vec<PieceShape>> =
-        microbatches.iter().map(|microbatch| microbatch.parts.iter().map(|part| part.shape.clone()).collect()).collect();
-    let tasks: Arc<[Task]> = order(&shapes, session.mesh.stage, session.schedule).tasks.into();
+    let shapes: Vec<Vec<PieceShape>> = microbatches
+        .iter()
+        .map(|microbatch| {
+            microbatch
+                .parts
+                .iter()
+                .map(|part| part.shape.clone())
+                .collect()
+        })
+        .collect();
+    let tasks: Arc<[Task]> = order(&shapes, session.mesh.stage, session.schedule)
+        .tasks
+        .into();
     if session.mesh.stage > 1 {
-        session.order = Some((microbatches.iter().map(|microbatch| microbatch.parts.clone()).collect(), tasks.clone()));
+        session.order = Some((
+            microbatches
+                .iter()
+                .map(|microbatch| microbatch.parts.clone())
+                .collect(),
+            tasks.clone(),
+        ));
     }
     tasks
 }
@@ -130,15 +173,28 @@ fn execute(
     for (name, _) in &compiled.inputs {
         let no_state = || Error::NoState { name: name.clone() };
         let buffers: &[Buffer] = match microbatch.arguments.get(name) {
-            Some(Argument::State) => session.state.get(name).and_then(|held| held.get(&stage)).ok_or_else(no_state)?,
+            Some(Argument::State) => session
+                .state
+                .get(name)
+                .and_then(|held| held.get(&stage))
+                .ok_or_else(no_state)?,
             Some(Argument::Feed(buffers)) => &buffers[first..first + count],
             Some(Argument::Abstract) => return Err(Error::AbstractFeed { name: name.clone() }),
-            None if name == PLACE_INPUT => &places.as_ref().ok_or_else(no_state)?[first..first + count],
+            None if name == PLACE_INPUT => {
+                &places.as_ref().ok_or_else(no_state)?[first..first + count]
+            }
             None => &values.get(&(name.clone(), stage)).ok_or_else(no_state)?.0,
         };
-        arguments.iter_mut().zip(buffers).for_each(|(list, buffer)| list.push(buffer));
+        arguments
+            .iter_mut()
+            .zip(buffers)
+            .for_each(|(list, buffer)| list.push(buffer));
     }
-    for step in session.running.iter_mut().flat_map(|running| running[stage].drain(..)) {
+    for step in session
+        .running
+        .iter_mut()
+        .flat_map(|running| running[stage].drain(..))
+    {
         step.wait()?;
     }
     let execution = compiled.executable.run(&arguments, RunOptions::default())?;
@@ -147,5 +203,9 @@ fn execute(
         running[stage] = execution.done;
     }
     let mut outputs: Vec<_> = execution.outputs.into_iter().map(Vec::into_iter).collect();
-    Ok(compiled.outputs.iter().map(|_| outputs.iter_mut().filter_map(Iterator::next).collect()).collect())
+    Ok(compiled
+        .outputs
+        .iter()
+        .map(|_| outputs.iter_mut().filter_map(Iterator::next).collect())
+        .collect())
 }

@@ -1,5 +1,5 @@
-//! What a device is told when several processes share a run: which one this is, how it finds the others, and whose device each
-//! replica runs on.
+//! What a device is told when several processes share a run: which one this is, how it finds the
+//! others, and whose device each replica runs on.
 
 use crate::launch::{Error as LaunchError, Group, Member};
 use crate::parallel::Mesh;
@@ -7,8 +7,8 @@ use crate::runtime::{Client, CompileOptions, KeyValueStore, OptionValue, StoreEr
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Ranks may be as far apart as it takes one of them to write a checkpoint or compile a graph; who is gone or hangs is found out
-/// by heartbeats, long before.
+/// Ranks may be as far apart as it takes one of them to write a checkpoint or compile a graph; who
+/// is gone or hangs is found out by heartbeats, long before.
 const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Devices of this process.
@@ -23,7 +23,10 @@ pub fn cpu_options(group: &Group) -> Vec<(String, OptionValue)> {
     [
         ("process_id", OptionValue::Int(member.rank as i64)),
         ("num_processes", OptionValue::Int(member.world as i64)),
-        ("collectives_host", OptionValue::String(group.host().to_string())),
+        (
+            "collectives_host",
+            OptionValue::String(group.host().to_string()),
+        ),
         ("connect_timeout_seconds", seconds(member.timeouts.join)),
         ("collective_timeout_seconds", seconds(COLLECTIVE_TIMEOUT)),
     ]
@@ -31,27 +34,42 @@ pub fn cpu_options(group: &Group) -> Vec<(String, OptionValue)> {
     .into()
 }
 
-/// Options of XLA's plugin for GPUs; ours for the CPU, which stands in for it, knows these names too.
+/// Options of XLA's plugin for GPUs; ours for the CPU, which stands in for it, knows these names
+/// too.
 pub fn cuda_options(member: &Member) -> Vec<(String, OptionValue)> {
     [("node_id", member.rank), ("num_nodes", member.world)]
         .map(|(name, value)| (name.to_string(), OptionValue::Int(value as i64)))
         .into()
 }
 
-/// What Neuron's plugin reads instead of options, as AWS's guides set it: the processes with their cores, and where its runtime's
-/// own communicator starts. Processes of one machine take its cores in their order.
+/// What Neuron's plugin reads instead of options, as AWS's guides set it: the processes with their
+/// cores, and where its runtime's own communicator starts. Processes of one machine take its cores
+/// in their order.
 pub fn neuron_variables(member: &Member, cores: u32) -> Vec<(&'static str, String)> {
-    let (host, port) = member.endpoint.rsplit_once(':').unwrap_or((&member.endpoint, ""));
+    let (host, port) = member
+        .endpoint
+        .rsplit_once(':')
+        .unwrap_or((&member.endpoint, ""));
     // Not the rendezvous' own port.
-    let port = port.parse::<u16>().ok().and_then(|port| port.checked_add(1)).unwrap_or(62182);
+    let port = port
+        .parse::<u16>()
+        .ok()
+        .and_then(|port| port.checked_add(1))
+        .unwrap_or(62182);
     let first = member.local_rank as u32 * cores;
     let mut variables = vec![
         ("NEURON_RT_ROOT_COMM_ID", format!("{host}:{port}")),
-        ("NEURON_PJRT_PROCESSES_NUM_DEVICES", vec![cores.to_string(); member.world].join(",")),
+        (
+            "NEURON_PJRT_PROCESSES_NUM_DEVICES",
+            vec![cores.to_string(); member.world].join(","),
+        ),
         ("NEURON_PJRT_PROCESS_INDEX", member.rank.to_string()),
     ];
     if member.local_world > 1 {
-        variables.push(("NEURON_RT_VISIBLE_CORES", format!("{first}-{}", first + cores - 1)));
+        variables.push((
+            "NEURON_RT_VISIBLE_CORES",
+            format!("{first}-{}", first + cores - 1),
+        ));
     }
     variables
 }
@@ -61,20 +79,37 @@ pub fn store(group: &Arc<Group>) -> Arc<dyn KeyValueStore> {
     Arc::new(Bootstrap(group.clone()))
 }
 
-/// The same options with the device of each of the mesh's places: those of process 0 first, as many of each process as it has.
+/// The same options with the device of each of the mesh's places: those of process 0 first, as many
+/// of each process as it has.
 pub fn assigned(options: CompileOptions, client: &Client, mesh: Mesh) -> CompileOptions {
     let processes = client.processes();
     if processes == 1 && mesh.stage == 1 {
         return options;
     }
     let each = mesh.devices() / processes;
-    let mut devices: Vec<(i32, i64)> = client.devices().iter().map(|d| (d.process_index(), i64::from(d.id()))).collect();
+    let mut devices: Vec<(i32, i64)> = client
+        .devices()
+        .iter()
+        .map(|d| (d.process_index(), i64::from(d.id())))
+        .collect();
     devices.sort_unstable();
-    let of_process = |process: i32| devices.iter().filter(move |(index, _)| *index == process).take(each);
+    let of_process = |process: i32| {
+        devices
+            .iter()
+            .filter(move |(index, _)| *index == process)
+            .take(each)
+    };
     let mut indices: Vec<i32> = devices.iter().map(|(index, _)| *index).collect();
     indices.dedup();
-    let rows = indices.into_iter().flat_map(of_process).map(|(_, id)| vec![*id]).collect();
-    CompileOptions { device_assignment: Some(rows), ..options }
+    let rows = indices
+        .into_iter()
+        .flat_map(of_process)
+        .map(|(_, id)| vec![*id])
+        .collect();
+    CompileOptions {
+        device_assignment: Some(rows),
+        ..options
+    }
 }
 
 struct Bootstrap(Arc<Group>);
@@ -122,10 +157,16 @@ mod tests {
 
     #[test]
     fn vendors_are_told_in_their_own_way() {
-        let told: Vec<String> = cuda_options(&member(2)).into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let told: Vec<String> = cuda_options(&member(2))
+            .into_iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
         assert_eq!(told, ["node_id=3", "num_nodes=4"]);
         let told = |local_world| -> Vec<String> {
-            neuron_variables(&member(local_world), 2).into_iter().map(|(name, value)| format!("{name}={value}")).collect()
+            neuron_variables(&member(local_world), 2)
+                .into_iter()
+                .map(|(name, value)| format!("{name}={value}"))
+                .collect()
         };
         let all = [
             "NEURON_RT_ROOT_COMM_ID=10.0.0.1:29501",

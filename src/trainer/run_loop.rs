@@ -1,8 +1,9 @@
-//! The training loop: epochs of optimizer steps of microbatches. Logging, evaluating, saving and stopping are hooks; they can
-//! look at the session between steps but do not change numbers.
+//! The training loop: epochs of optimizer steps of microbatches. Logging, evaluating, saving and
+//! stopping are hooks; they can look at the session between steps but do not change numbers.
 //!
-//! The loop stays one step ahead of what it reads: the metrics of step n are waited for after step n + 1 was handed to the
-//! device, except where a hook needs the state exactly as it is after step n.
+//! The loop stays one step ahead of what it reads: the metrics of step n are waited for after step
+//! n + 1 was handed to the device, except where a hook needs the state exactly as it is after step
+//! n.
 
 use super::error::{Error, Result};
 use super::feed::DeviceBatch;
@@ -10,8 +11,8 @@ use super::session::{HostTime, Session};
 use super::step::{PendingMetrics, Phase, StepMetrics, Stepper, read_metrics};
 use std::time::{Duration, Instant};
 
-/// A scale at which even the largest gradient that fp16 has stands for one of a thousand million: nothing that trains is so
-/// steep.
+/// A scale at which even the largest gradient that fp16 has stands for one of a thousand million:
+/// nothing that trains is so steep.
 const LEAST_LOSS_SCALE: f32 = 1e-4;
 
 /// The run's arithmetic, from the settings and the data.
@@ -26,11 +27,23 @@ pub struct RunLength {
 }
 
 impl RunLength {
-    /// As transformers' Trainer: an epoch's last step may accumulate fewer microbatches; `max_steps` wins over epochs.
-    pub fn new(batches_per_epoch: u64, accumulation: u64, epochs: f64, max_steps: Option<u64>) -> Self {
+    /// As transformers' Trainer: an epoch's last step may accumulate fewer microbatches;
+    /// `max_steps` wins over epochs.
+    pub fn new(
+        batches_per_epoch: u64,
+        accumulation: u64,
+        epochs: f64,
+        max_steps: Option<u64>,
+    ) -> Self {
         let updates_per_epoch = batches_per_epoch.div_ceil(accumulation).max(1);
-        let max_steps = max_steps.unwrap_or_else(|| (epochs * updates_per_epoch as f64).ceil() as u64);
-        RunLength { batches_per_epoch, accumulation, updates_per_epoch, max_steps }
+        let max_steps =
+            max_steps.unwrap_or_else(|| (epochs * updates_per_epoch as f64).ceil() as u64);
+        RunLength {
+            batches_per_epoch,
+            accumulation,
+            updates_per_epoch,
+            max_steps,
+        }
     }
 }
 
@@ -95,7 +108,8 @@ pub trait Hook {
         false
     }
 
-    /// Called after the step for which `wants` was true; its numbers have been reported and the device is idle.
+    /// Called after the step for which `wants` was true; its numbers have been reported and the
+    /// device is idle.
     fn at_step(&mut self, _progress: &Progress, _session: &mut Session) -> Result<Control> {
         Ok(Control::Continue)
     }
@@ -123,9 +137,13 @@ pub struct RunLoop<'a, 'm> {
 }
 
 impl RunLoop<'_, '_> {
-    /// Trains from `start` to the end, or until a hook stops the run. `batches` begin at the position that `start` gives and
-    /// run on over the epochs' ends. Returns the last progress.
-    pub fn run(mut self, batches: &mut dyn Iterator<Item = Result<DeviceBatch>>, start: Progress) -> Result<Progress> {
+    /// Trains from `start` to the end, or until a hook stops the run. `batches` begin at the
+    /// position that `start` gives and run on over the epochs' ends. Returns the last progress.
+    pub fn run(
+        mut self,
+        batches: &mut dyn Iterator<Item = Result<DeviceBatch>>,
+        start: Progress,
+    ) -> Result<Progress> {
         let mut progress = start;
         let mut pending: Option<Pending> = None;
         let mut last_report = Instant::now();
@@ -136,7 +154,11 @@ impl RunLoop<'_, '_> {
                 self.report(earlier, &mut last_report)?;
             }
             // Ask every hook: one that counts must not depend on another's answer.
-            let wants: Vec<bool> = self.hooks.iter_mut().map(|hook| hook.wants(&progress)).collect();
+            let wants: Vec<bool> = self
+                .hooks
+                .iter_mut()
+                .map(|hook| hook.wants(&progress))
+                .collect();
             if !progress.is_last() && !wants.contains(&true) {
                 continue;
             }
@@ -157,9 +179,15 @@ impl RunLoop<'_, '_> {
     }
 
     /// Dispatches the microbatches of one optimizer step.
-    fn step(&mut self, batches: &mut dyn Iterator<Item = Result<DeviceBatch>>, before: Progress) -> Result<Pending> {
+    fn step(
+        &mut self,
+        batches: &mut dyn Iterator<Item = Result<DeviceBatch>>,
+        before: Progress,
+    ) -> Result<Pending> {
         let length = self.length;
-        let count = length.accumulation.min(length.batches_per_epoch - before.next_batch);
+        let count = length
+            .accumulation
+            .min(length.batches_per_epoch - before.next_batch);
         let mut host_time = HostTime::default();
         let mut data_wait = Duration::ZERO;
         let (mut examples, mut tokens, mut flops) = (0, 0, 0.0);
@@ -167,18 +195,26 @@ impl RunLoop<'_, '_> {
         for i in 0..count {
             let waiting = Instant::now();
             let batch = batches.next().ok_or_else(|| Error::NothingToTrain {
-                reason: format!("epoch {} ended before batch {}", before.next_epoch, before.next_batch + i),
+                reason: format!(
+                    "epoch {} ended before batch {}",
+                    before.next_epoch,
+                    before.next_batch + i
+                ),
             })??;
             data_wait += waiting.elapsed();
             examples += batch.examples;
             tokens += batch.tokens;
             flops += self.stepper.flops(&batch);
             let phase = match i + 1 == count {
-                true => Phase::Update { accumulated: length.accumulation > 1 },
+                true => Phase::Update {
+                    accumulated: length.accumulation > 1,
+                },
                 false => Phase::Accumulate,
             };
             let microstep = before.next_epoch * length.batches_per_epoch + before.next_batch + i;
-            let marked = self.stepper.microbatch(self.session, &batch, phase, before.step, microstep)?;
+            let marked =
+                self.stepper
+                    .microbatch(self.session, &batch, phase, before.step, microstep)?;
             host_time += marked.host_time;
             if phase != Phase::Accumulate {
                 metrics = Some(read_metrics(&marked)?);
@@ -224,10 +260,15 @@ impl RunLoop<'_, '_> {
         };
         *last_report = Instant::now();
         if let Some(scaling) = metrics.scaling.filter(|scaling| scaling.skipped) {
-            // A skipped step has changed nothing, so its numbers need not be finite; a run that only skips does not train.
+            // A skipped step has changed nothing, so its numbers need not be finite; a run that
+            // only skips does not train.
             if scaling.scale < LEAST_LOSS_SCALE {
                 let (scale, step) = (f64::from(scaling.scale), step.progress.step);
-                return Err(Error::LossScaleExhausted { scale, step, kept: (self.kept)() });
+                return Err(Error::LossScaleExhausted {
+                    scale,
+                    step,
+                    kept: (self.kept)(),
+                });
             }
         } else if !metrics.loss.is_finite() || !metrics.grad_norm.is_finite() {
             let (what, value) = match metrics.loss.is_finite() {
@@ -244,7 +285,9 @@ impl RunLoop<'_, '_> {
                 kept: (self.kept)(),
             });
         }
-        self.hooks.iter_mut().try_for_each(|hook| hook.reported(&report))
+        self.hooks
+            .iter_mut()
+            .try_for_each(|hook| hook.reported(&report))
     }
 }
 

@@ -1,11 +1,13 @@
-//! The lazy session: state that lives on the device, and `mark_step`, which cuts a recording, finds or compiles its executable
-//! and runs it with the state donated.
+//! The lazy session: state that lives on the device, and `mark_step`, which cuts a recording, finds
+//! or compiles its executable and runs it with the state donated.
 //!
-//! A [`Recording`] covers one step. Its tensors name state ([`Recording::state`]), this step's data ([`Recording::feed`]),
-//! values to store back ([`Recording::assign`]) and values to read ([`Recording::fetch`]). Nothing here waits for the device.
+//! A [`Recording`] covers one step. Its tensors name state ([`Recording::state`]), this step's data
+//! ([`Recording::feed`]), values to store back ([`Recording::assign`]) and values to read
+//! ([`Recording::fetch`]). Nothing here waits for the device.
 //!
-//! Every replica of the mesh runs the same graph: state is there once for each of them and stays equal, or each holds its part; feeds
-//! may differ. In a pipeline the recorded graph is split into pieces, which the stages' replicas run (`pipeline`).
+//! Every replica of the mesh runs the same graph: state is there once for each of them and stays
+//! equal, or each holds its part; feeds may differ. In a pipeline the recorded graph is split into
+//! pieces, which the stages' replicas run (`pipeline`).
 
 use super::error::{Error, Result};
 use super::feed::INPUT_IDS;
@@ -21,7 +23,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use xtrain_graphs::op::Comparison;
 use xtrain_graphs::passes::partition::{Cut, Partition};
-use xtrain_graphs::{DType, Fingerprint, Graph, InputRole, Precision, Shape, StageGuard, Tensor, Trace, passes};
+use xtrain_graphs::{
+    DType, Fingerprint, Graph, InputRole, Precision, Shape, StageGuard, Tensor, Trace, passes,
+};
 
 /// Where the host's time of one step went; the rest of the step is the device's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -42,8 +46,8 @@ impl std::ops::AddAssign for HostTime {
     }
 }
 
-/// A value on the devices: one buffer for each device of this process, or each that belongs to one stage, in their order, all of one
-/// shape.
+/// A value on the devices: one buffer for each device of this process, or each that belongs to one
+/// stage, in their order, all of one shape.
 pub type Buffers = Arc<[Buffer]>;
 
 /// Device state by name, and the compiled graphs that work on it.
@@ -71,12 +75,14 @@ pub struct Session {
     /// What the receiving end of a transfer between processes puts in, by shape.
     pub(super) fillers: HashMap<(usize, Shape), Buffers>,
     eval_precision: Precision,
-    /// Graphs in other precisions than f32, and divided ones, by what was recorded: a step makes each once.
+    /// Graphs in other precisions than f32, and divided ones, by what was recorded: a step makes
+    /// each once.
     made: RefCell<HashMap<(Fingerprint, Precision), Parts>>,
 }
 
 impl Session {
-    /// The replicas are dealt out to the client's processes in order, and in each to its devices; `cache` compiles for all of them.
+    /// The replicas are dealt out to the client's processes in order, and in each to its devices;
+    /// `cache` compiles for all of them.
     pub fn new(client: Client, cache: GraphCache, mesh: Mesh) -> Self {
         Session {
             placements: Placements::default(),
@@ -101,7 +107,10 @@ impl Session {
     /// The same, but a step is handed over only when the one before is done.
     pub fn one_step_at_a_time(self) -> Self {
         let running = (0..self.mesh.stage).map(|_| Vec::new()).collect();
-        Session { running: Some(running), ..self }
+        Session {
+            running: Some(running),
+            ..self
+        }
     }
 
     /// Sets the order in which the stages of a pipeline take microbatches.
@@ -115,7 +124,8 @@ impl Session {
         self.sequence_parallel = wanted;
     }
 
-    /// Whether layers that are alike run as one loop over them, in all graphs that are recorded from now on.
+    /// Whether layers that are alike run as one loop over them, in all graphs that are recorded
+    /// from now on.
     pub fn set_scan_layers(&mut self, wanted: bool) {
         self.scan_layers = wanted;
     }
@@ -154,7 +164,8 @@ impl Session {
         self.eval_precision = precision;
     }
 
-    /// Puts a value on every replica's device under a name, or on each its part; in a pipeline on those of the stages that hold it.
+    /// Puts a value on every replica's device under a name, or on each its part; in a pipeline on
+    /// those of the stages that hold it.
     pub fn set_state(&mut self, name: &str, bytes: &[u8], shape: &Shape) -> Result<()> {
         let (mesh, placements) = (self.mesh, &self.placements);
         let mut parts: Vec<Vec<u8>> = vec![Vec::new(); placements.count(name)];
@@ -173,8 +184,12 @@ impl Session {
         let local = placements.local(name, shape);
         let mut placed = Vec::new();
         for held in std::iter::once(name.to_string()).chain(placements.copies(name)) {
-            let stages = placements.home(&held).map_or(0..mesh.stage, |home| home..home + 1);
-            let buffers = stages.map(|stage| Ok((stage, self.upload_at(stage, &local, part)?))).collect::<Result<_>>()?;
+            let stages = placements
+                .home(&held)
+                .map_or(0..mesh.stage, |home| home..home + 1);
+            let buffers = stages
+                .map(|stage| Ok((stage, self.upload_at(stage, &local, part)?)))
+                .collect::<Result<_>>()?;
             placed.push((held, buffers));
         }
         for (held, buffers) in placed {
@@ -190,10 +205,17 @@ impl Session {
     }
 
     /// The devices of this process that belong to a stage, each with its replica's number there.
-    pub(super) fn places(&self, stage: usize) -> impl Iterator<Item = (usize, usize)> + Clone + use<> {
+    pub(super) fn places(
+        &self,
+        stage: usize,
+    ) -> impl Iterator<Item = (usize, usize)> + Clone + use<> {
         let replicas = self.mesh.replicas();
         let of_stage = move |(_, number): &(usize, usize)| number / replicas == stage;
-        self.local.clone().enumerate().filter(of_stage).map(move |(device, number)| (device, number % replicas))
+        self.local
+            .clone()
+            .enumerate()
+            .filter(of_stage)
+            .map(move |(device, number)| (device, number % replicas))
     }
 
     /// Microbatches of a step that a stage has under way at most: forward, and not yet backward.
@@ -220,12 +242,18 @@ impl Session {
     fn is_elsewhere(&self, name: &str) -> bool {
         let (home, replicas) = (self.placements.home(name), self.mesh.replicas());
         let lacks = |part: usize, devices: Range<usize>| {
-            let own = devices.filter(|device| home.is_none_or(|home| device / replicas == home)).map(|device| device % replicas);
-            !own.into_iter().any(|replica| self.placements.part(name, self.mesh, replica) == part)
+            let own = devices
+                .filter(|device| home.is_none_or(|home| device / replicas == home))
+                .map(|device| device % replicas);
+            !own.into_iter()
+                .any(|replica| self.placements.part(name, self.mesh, replica) == part)
         };
         let each = self.local.len().max(1);
-        let mut processes = (0..self.mesh.devices() / each).map(|process| process * each..(process + 1) * each);
-        processes.any(|devices| (0..self.placements.count(name)).any(|part| lacks(part, devices.clone())))
+        let mut processes =
+            (0..self.mesh.devices() / each).map(|process| process * each..(process + 1) * each);
+        processes.any(|devices| {
+            (0..self.placements.count(name)).any(|part| lacks(part, devices.clone()))
+        })
     }
 
     /// Whether one process has all devices of both stages.
@@ -235,16 +263,25 @@ impl Session {
         process(one) == process(other) && process(one).0 == process(one).1
     }
 
-    /// Puts those values together on the devices of which other processes hold parts, all of which have to do the same; `None` if there are none.
+    /// Puts those values together on the devices of which other processes hold parts, all of which
+    /// have to do the same; `None` if there are none.
     pub fn gather(&mut self, names: &[&str]) -> Result<Option<Marked>> {
-        let elsewhere: Vec<&str> = names.iter().copied().filter(|name| self.is_elsewhere(name)).collect();
-        let Some(first) = elsewhere.first() else { return Ok(None) };
+        let elsewhere: Vec<&str> = names
+            .iter()
+            .copied()
+            .filter(|name| self.is_elsewhere(name))
+            .collect();
+        let Some(first) = elsewhere.first() else {
+            return Ok(None);
+        };
         let graph_name = format!("gather.{first}");
         let mut recording = self.begin();
         for name in elsewhere {
             let held = recording.state(name)?;
             let split = recording.placements().of(name);
-            let whole = match split.and_then(|split| Some((split.dim, recording.mesh().groups(&[split.axis])?))) {
+            let whole = match split
+                .and_then(|split| Some((split.dim, recording.mesh().groups(&[split.axis])?)))
+            {
                 Some((dim, groups)) => held.all_gather(&groups, dim)?,
                 None => held,
             };
@@ -256,21 +293,38 @@ impl Session {
 
     /// The bytes and shape of a whole value, put together from the parts; waits for the devices.
     pub fn download(&self, name: &str) -> Result<(Vec<u8>, Shape)> {
-        let no_state = || Error::NoState { name: name.to_string() };
-        let (buffers, held) = (self.replicas(name).ok_or_else(no_state)?, self.shape(name).ok_or_else(no_state)?);
+        let no_state = || Error::NoState {
+            name: name.to_string(),
+        };
+        let (buffers, held) = (
+            self.replicas(name).ok_or_else(no_state)?,
+            self.shape(name).ok_or_else(no_state)?,
+        );
         let stage = self.placements.home(name).unwrap_or(0);
-        let own = self.places(stage).map(|(_, replica)| replica).zip(buffers.iter());
-        let holder = |part: usize| own.clone().find(|(replica, _)| self.placements.part(name, self.mesh, *replica) == part);
+        let own = self
+            .places(stage)
+            .map(|(_, replica)| replica)
+            .zip(buffers.iter());
+        let holder = |part: usize| {
+            own.clone()
+                .find(|(replica, _)| self.placements.part(name, self.mesh, *replica) == part)
+        };
         let parts = (0..self.placements.count(name))
             .map(|part| match holder(part) {
                 Some((_, buffer)) => Ok(buffer.download()?),
-                None => Err(Error::PartElsewhere { name: name.to_string() }),
+                None => Err(Error::PartElsewhere {
+                    name: name.to_string(),
+                }),
             })
             .collect::<Result<Vec<Vec<u8>>>>()?;
-        Ok((self.placements.join(name, parts, held), self.placements.whole(name, held)))
+        Ok((
+            self.placements.join(name, parts, held),
+            self.placements.whole(name, held),
+        ))
     }
 
-    /// The value of this process' first replica that has any; the others' are equal, or other parts.
+    /// The value of this process' first replica that has any; the others' are equal, or other
+    /// parts.
     pub fn state(&self, name: &str) -> Option<&Buffer> {
         self.replicas(name)?.first()
     }
@@ -288,28 +342,58 @@ impl Session {
     /// A value for each device of this process, by its replica's number in its stage.
     fn upload_each<'b>(&self, shape: &Shape, bytes: impl Fn(usize) -> &'b [u8]) -> Result<Buffers> {
         let places = (0..self.mesh.stage).flat_map(|stage| self.places(stage));
-        places.map(|(device, replica)| Ok(self.client.upload(bytes(replica), shape, device)?)).collect()
+        places
+            .map(|(device, replica)| Ok(self.client.upload(bytes(replica), shape, device)?))
+            .collect()
     }
 
     /// The same for the devices of one stage.
-    pub(super) fn upload_at<'b>(&self, stage: usize, shape: &Shape, bytes: impl Fn(usize) -> &'b [u8]) -> Result<Buffers> {
-        self.places(stage).map(|(device, replica)| Ok(self.client.upload(bytes(replica), shape, device)?)).collect()
+    pub(super) fn upload_at<'b>(
+        &self,
+        stage: usize,
+        shape: &Shape,
+        bytes: impl Fn(usize) -> &'b [u8],
+    ) -> Result<Buffers> {
+        self.places(stage)
+            .map(|(device, replica)| Ok(self.client.upload(bytes(replica), shape, device)?))
+            .collect()
     }
 
     /// How recorded graphs are divided along the tensor axis.
     fn partition(&self, recorded: &Graph) -> Option<Partition> {
         let groups = self.mesh.groups(&[Axis::Tensor])?;
         let splits = self.placements.tensor_splits();
-        let inputs = splits.map(|(name, split)| (name.to_string(), Cut { dim: split.dim, blocks: split.blocks })).collect();
-        let tokens = recorded.inputs.iter().find(|input| self.sequence_parallel && input.name == INPUT_IDS);
-        Some(Partition { groups, inputs, rows: tokens.map(|input| input.shape.elements()) })
+        let inputs = splits
+            .map(|(name, split)| {
+                (
+                    name.to_string(),
+                    Cut {
+                        dim: split.dim,
+                        blocks: split.blocks,
+                    },
+                )
+            })
+            .collect();
+        let tokens = recorded
+            .inputs
+            .iter()
+            .find(|input| self.sequence_parallel && input.name == INPUT_IDS);
+        Some(Partition {
+            groups,
+            inputs,
+            rows: tokens.map(|input| input.shape.elements()),
+        })
     }
 
     /// Each replica's place along the tensor axis.
     pub(super) fn tensor_places(&self) -> Result<Buffers> {
         let mesh = self.mesh;
-        let places: Vec<[i32; 1]> = (0..mesh.replicas()).map(|replica| [mesh.index(Axis::Tensor, replica) as i32]).collect();
-        self.upload_each(&Shape::scalar(DType::S32), |replica| bytemuck::cast_slice(&places[replica]))
+        let places: Vec<[i32; 1]> = (0..mesh.replicas())
+            .map(|replica| [mesh.index(Axis::Tensor, replica) as i32])
+            .collect();
+        self.upload_each(&Shape::scalar(DType::S32), |replica| {
+            bytemuck::cast_slice(&places[replica])
+        })
     }
 
     /// Starts recording a step.
@@ -318,10 +402,20 @@ impl Session {
         trace.scan_layers(self.scan_layers);
         let shapes = Shapes::Held;
         let (arguments, known, precision) = (Vec::new(), HashMap::new(), Precision::F32);
-        Recording { session: self, trace, shapes, arguments, known, precision, divided: true, started: Instant::now() }
+        Recording {
+            session: self,
+            trace,
+            shapes,
+            arguments,
+            known,
+            precision,
+            divided: true,
+            started: Instant::now(),
+        }
     }
 
-    /// Starts recording a step whose state need not exist yet: for compiling ahead. Shapes come from `shapes`.
+    /// Starts recording a step whose state need not exist yet: for compiling ahead. Shapes come
+    /// from `shapes`.
     pub fn begin_abstract(&mut self, shapes: Arc<HashMap<String, Shape>>) -> Recording<'_> {
         let mut recording = self.begin();
         recording.shapes = Shapes::Given(shapes);
@@ -367,7 +461,9 @@ impl Marked {
     /// # Panics
     /// If the step fetched nothing of this name.
     pub fn replicas(&self, name: &str) -> &[Buffer] {
-        self.fetched.get(name).unwrap_or_else(|| panic!("the step fetches no `{name}`"))
+        self.fetched
+            .get(name)
+            .unwrap_or_else(|| panic!("the step fetches no `{name}`"))
     }
 
     /// The fetched value of the first replica, for values that are equal on all.
@@ -402,7 +498,13 @@ impl Marked {
             _ => buffers,
         };
         let row = *buffers[0].shape().dims.last().unwrap_or(&1);
-        Ok(EachReplica { parts: parts.iter().map(|part| Ok(part.start_download_to()?)).collect::<Result<_>>()?, row })
+        Ok(EachReplica {
+            parts: parts
+                .iter()
+                .map(|part| Ok(part.start_download_to()?))
+                .collect::<Result<_>>()?,
+            row,
+        })
     }
 }
 
@@ -428,12 +530,14 @@ impl Recording<'_> {
         &self.trace
     }
 
-    /// The precision of this step's matrix products, f32 unless set; what is recorded stays the same.
+    /// The precision of this step's matrix products, f32 unless set; what is recorded stays the
+    /// same.
     pub fn set_precision(&mut self, precision: Precision) {
         self.precision = precision;
     }
 
-    /// Records over what each replica holds, parts as they are, instead of over what is whole along the tensor axis.
+    /// Records over what each replica holds, parts as they are, instead of over what is whole along
+    /// the tensor axis.
     pub fn over_parts(&mut self) {
         self.divided = false;
     }
@@ -451,15 +555,17 @@ impl Recording<'_> {
         }
         let shape = match &self.shapes {
             Shapes::Held => self.session.shape(name).cloned(),
-            Shapes::Given(shapes) => {
-                shapes.get(stages::original_name(name)).map(|shape| self.session.placements.local(name, shape))
-            }
+            Shapes::Given(shapes) => shapes
+                .get(stages::original_name(name))
+                .map(|shape| self.session.placements.local(name, shape)),
         };
         let shape = shape.map(|held| match self.divided {
             true => self.session.placements.recorded(name, &held),
             false => held,
         });
-        let shape = shape.ok_or_else(|| Error::NoState { name: name.to_string() })?;
+        let shape = shape.ok_or_else(|| Error::NoState {
+            name: name.to_string(),
+        })?;
         let tensor = self.trace.input(name, shape, InputRole::State);
         self.arguments.push((name.to_string(), Argument::State));
         self.known.insert(name.to_string(), tensor.clone());
@@ -476,7 +582,8 @@ impl Recording<'_> {
         self.session.mesh
     }
 
-    /// Until the guard is dropped, what is recorded belongs to the stage of the layer that was entered last.
+    /// Until the guard is dropped, what is recorded belongs to the stage of the layer that was
+    /// entered last.
     pub fn stages_by_layer(&self) -> Option<StageGuard> {
         let stages = self.session.placements.stages()?;
         Some(self.trace.stages_by_layer(stages.first_layers()))
@@ -498,8 +605,11 @@ impl Recording<'_> {
 
     /// Data of this step that is already on the devices.
     pub fn feed(&mut self, name: &str, buffers: Buffers) -> Tensor {
-        let tensor = self.trace.input(name, buffers[0].shape().clone(), InputRole::Feed);
-        self.arguments.push((name.to_string(), Argument::Feed(buffers)));
+        let tensor = self
+            .trace
+            .input(name, buffers[0].shape().clone(), InputRole::Feed);
+        self.arguments
+            .push((name.to_string(), Argument::Feed(buffers)));
         tensor
     }
 
@@ -509,7 +619,12 @@ impl Recording<'_> {
     }
 
     /// A small host value of this step for each replica, by its number.
-    pub fn feed_host_each<'b>(&mut self, name: &str, shape: &Shape, bytes: impl Fn(usize) -> &'b [u8]) -> Result<Tensor> {
+    pub fn feed_host_each<'b>(
+        &mut self,
+        name: &str,
+        shape: &Shape,
+        bytes: impl Fn(usize) -> &'b [u8],
+    ) -> Result<Tensor> {
         if matches!(self.shapes, Shapes::Given(_)) {
             return Ok(self.feed_abstract(name, shape));
         }
@@ -523,8 +638,8 @@ impl Recording<'_> {
         self.trace.input(name, shape.clone(), InputRole::Feed)
     }
 
-    /// Stores `tensor` as the state of this name when the step ends. The old value must be part of the step, so that its
-    /// memory is donated to the new one.
+    /// Stores `tensor` as the state of this name when the step ends. The old value must be part of
+    /// the step, so that its memory is donated to the new one.
     #[track_caller]
     pub fn assign(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         self.state(name)?;
@@ -537,9 +652,9 @@ impl Recording<'_> {
         self.trace.output(name, tensor);
     }
 
-    /// Makes the value that each replica has of the vector `tensor`, an `f32[n]`, readable after the step, on every process
-    /// ([`Marked::start_reading_each`]). Those of other processes come through a table in which each replica fills its own row: adding
-    /// zeros up changes no bit.
+    /// Makes the value that each replica has of the vector `tensor`, an `f32[n]`, readable after
+    /// the step, on every process ([`Marked::start_reading_each`]). Those of other processes come
+    /// through a table in which each replica fills its own row: adding zeros up changes no bit.
     pub fn fetch_each(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         if !self.session.is_spread() {
             self.fetch(name, tensor);
@@ -553,23 +668,33 @@ impl Recording<'_> {
             Some(number) => number.clone(),
             None => {
                 let shape = Shape::new(DType::U32, [1, 1]);
-                let number = self.feed_host_each(NUMBER, &shape, |replica| bytemuck::bytes_of(&own[replica]))?;
+                let number = self
+                    .feed_host_each(NUMBER, &shape, |replica| bytemuck::bytes_of(&own[replica]))?;
                 self.known.insert(NUMBER.into(), number.clone());
                 number
             }
         };
         let rows = self.trace.iota(DType::U32, &[replicas, 1], 0)?;
-        let row = tensor.reshape(&[1, elements])?.broadcast_to(&[replicas, elements])?;
+        let row = tensor
+            .reshape(&[1, elements])?
+            .broadcast_to(&[replicas, elements])?;
         let zeros = self.trace.full(0.0, row.shape())?;
-        let table = rows.compare(Comparison::Eq, &number)?.select(&row, &zeros)?.all_reduce(&[own], 0)?;
+        let table = rows
+            .compare(Comparison::Eq, &number)?
+            .select(&row, &zeros)?
+            .all_reduce(&[own], 0)?;
         self.fetch(name, &table);
         Ok(())
     }
 
-    /// Cuts the recording into the graphs that it is made of, in its precision, without running them: one, or those of each stage of a
-    /// pipeline in an order in which they can run.
+    /// Cuts the recording into the graphs that it is made of, in its precision, without running
+    /// them: one, or those of each stage of a pipeline in an order in which they can run.
     pub fn cut(&self, name: &str) -> Result<Vec<Graph>> {
-        Ok(self.parts(name)?.iter().map(|part| part.graph.clone()).collect())
+        Ok(self
+            .parts(name)?
+            .iter()
+            .map(|part| part.graph.clone())
+            .collect())
     }
 
     fn parts(&self, name: &str) -> Result<Parts> {
@@ -596,8 +721,9 @@ impl Recording<'_> {
         Ok(parts)
     }
 
-    /// Cuts the recording, compiles its graphs if they are new, and starts them on the devices. Returns at once; assigned state
-    /// takes its new value, fetched values become readable when the devices get there.
+    /// Cuts the recording, compiles its graphs if they are new, and starts them on the devices.
+    /// Returns at once; assigned state takes its new value, fetched values become readable when the
+    /// devices get there.
     pub fn mark_step(self, name: &str) -> Result<Marked> {
         let (session, microbatch, started) = self.microbatch(name)?;
         let mut microbatches = std::mem::take(&mut session.waiting);
@@ -608,23 +734,32 @@ impl Recording<'_> {
         Ok(Marked { fetched, host_time })
     }
 
-    /// The same for a microbatch that another follows. The stages of a pipeline wait until [`Recording::mark_step`] ends the step, and
-    /// take its microbatches together.
+    /// The same for a microbatch that another follows. The stages of a pipeline wait until
+    /// [`Recording::mark_step`] ends the step, and take its microbatches together.
     pub fn mark_microbatch(self, name: &str) -> Result<Marked> {
         if self.session.mesh.stage == 1 {
             return self.mark_step(name);
         }
         let (session, microbatch, started) = self.microbatch(name)?;
         session.waiting.push(microbatch);
-        let host_time = HostTime { trace: started.elapsed(), ..HostTime::default() };
-        Ok(Marked { fetched: BTreeMap::new(), host_time })
+        let host_time = HostTime {
+            trace: started.elapsed(),
+            ..HostTime::default()
+        };
+        Ok(Marked {
+            fetched: BTreeMap::new(),
+            host_time,
+        })
     }
 }
 
 impl<'s> Recording<'s> {
     fn microbatch(self, name: &str) -> Result<(&'s mut Session, Microbatch, Instant)> {
         let parts = self.parts(name)?;
-        let microbatch = Microbatch { parts, arguments: self.arguments.into_iter().collect() };
+        let microbatch = Microbatch {
+            parts,
+            arguments: self.arguments.into_iter().collect(),
+        };
         Ok((self.session, microbatch, self.started))
     }
 }

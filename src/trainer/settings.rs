@@ -1,4 +1,5 @@
-//! What the training loop needs to know, fully resolved: `config` makes these from what the user typed.
+//! What the training loop needs to know, fully resolved: `config` makes these from what the user
+//! typed.
 
 use crate::parallel::{Mesh, PipelineSchedule};
 use std::path::PathBuf;
@@ -39,7 +40,8 @@ pub struct OptimizerSettings {
 }
 
 impl OptimizerSettings {
-    /// A constant rate, TrainingArguments' betas and clipping, some decay: for measuring and comparing single steps.
+    /// A constant rate, TrainingArguments' betas and clipping, some decay: for measuring and
+    /// comparing single steps.
     pub fn constant(kind: OptimizerKind, learning_rate: f64) -> Self {
         OptimizerSettings {
             kind,

@@ -1,5 +1,5 @@
-//! How a model is dealt out to the stages of a pipeline: recorded once with every layer as a stage of its own, it shows what each
-//! layer computes and which parameters it uses.
+//! How a model is dealt out to the stages of a pipeline: recorded once with every layer as a stage
+//! of its own, it shows what each layer computes and which parameters it uses.
 
 use super::error::{Error, Result};
 use super::parameters::parameter_shape;
@@ -26,7 +26,10 @@ pub fn plan(model: &dyn Model, count: usize) -> Result<Option<Arc<Stages>>> {
     let layers = layer_costs(model)?;
     match Stages::balanced(&layers, count) {
         Some(stages) => Ok(Some(Arc::new(stages))),
-        None => Err(Error::TooManyStages { stages: count, layers: layers.len() }),
+        None => Err(Error::TooManyStages {
+            stages: count,
+            layers: layers.len(),
+        }),
     }
 }
 
@@ -46,16 +49,27 @@ fn layer_costs(model: &dyn Model) -> Result<Vec<LayerCost>> {
     let written_out = passes::write_out(&graph, Target::Cpu)?;
     let mut costs = vec![LayerCost::default(); layers];
     for (layer, cost) in costs.iter_mut().enumerate() {
-        let products = work::products_of(&written_out, |path| Mark::of(path) == Some(Mark::One(layer)));
+        let products = work::products_of(&written_out, |path| {
+            Mark::of(path) == Some(Mark::One(layer))
+        });
         cost.work = products.low + products.wide;
     }
-    let elements: HashMap<&str, usize> = parameters.iter().map(|p| (p.name.as_str(), p.dims.iter().product())).collect();
+    let elements: HashMap<&str, usize> = parameters
+        .iter()
+        .map(|p| (p.name.as_str(), p.dims.iter().product()))
+        .collect();
     let mut seen: Vec<String> = Vec::new();
     for node in &graph.nodes {
-        let Some(Mark::One(layer)) = Mark::of(&graph.scopes[node.scope as usize]) else { continue };
-        let Some(cost) = costs.get_mut(layer) else { continue };
+        let Some(Mark::One(layer)) = Mark::of(&graph.scopes[node.scope as usize]) else {
+            continue;
+        };
+        let Some(cost) = costs.get_mut(layer) else {
+            continue;
+        };
         for &operand in &node.operands {
-            let Op::Input(index) = graph.nodes[operand as usize].op else { continue };
+            let Op::Input(index) = graph.nodes[operand as usize].op else {
+                continue;
+            };
             let input = &graph.inputs[index as usize];
             if input.role != InputRole::State || cost.parameters.contains(&input.name) {
                 continue;
@@ -81,10 +95,25 @@ fn record(trace: &Trace, model: &dyn Model, parameters: &[ParameterSpec]) -> Res
         Task::CausalLm | Task::MaskedLm => grid,
     };
     let labels = trace.input("labels", labels_shape, InputRole::Feed);
-    let state = |p: &ParameterSpec| (p.name.clone(), Weight::Whole(trace.input(&p.name, parameter_shape(p), InputRole::State)));
+    let state = |p: &ParameterSpec| {
+        (
+            p.name.clone(),
+            Weight::Whole(trace.input(&p.name, parameter_shape(p), InputRole::State)),
+        )
+    };
     let weights: HashMap<String, Weight> = parameters.iter().map(state).collect();
-    let batch = TokenBatch { input_ids, attention_mask: None, token_type_ids: None };
-    let loss = loss(model, &Weights::new(trace, &weights), &batch, &labels.into(), &Randomness::off())?;
+    let batch = TokenBatch {
+        input_ids,
+        attention_mask: None,
+        token_type_ids: None,
+    };
+    let loss = loss(
+        model,
+        &Weights::new(trace, &weights),
+        &batch,
+        &labels.into(),
+        &Randomness::off(),
+    )?;
     trace.output("loss", &loss.sum);
     Ok(())
 }
@@ -103,7 +132,10 @@ mod tests {
         assert_eq!(stages.users("transformer.ln_f.weight"), [3]);
         let layers: Vec<usize> = (0..4).map(|stage| stages.layers(stage).len()).collect();
         assert_eq!(layers.iter().sum::<usize>(), 12);
-        assert!(layers[3] < layers[1], "the last stage has the head: {layers:?}");
+        assert!(
+            layers[3] < layers[1],
+            "the last stage has the head: {layers:?}"
+        );
         let message = plan(&*model, 13).unwrap_err().to_string();
         assert!(message.contains("12 layers"), "{message}");
     }
@@ -114,6 +146,9 @@ mod tests {
         let stages = plan(&*model, 3).unwrap().unwrap();
         let shared = "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn.weight";
         assert_eq!(stages.users(shared), [0, 1, 2]);
-        assert_eq!(stages.layers(0).len() + stages.layers(1).len() + stages.layers(2).len(), 12);
+        assert_eq!(
+            stages.layers(0).len() + stages.layers(1).len() + stages.layers(2).len(),
+            12
+        );
     }
 }

@@ -8,16 +8,32 @@ fn a_second_start_compiles_nothing_whatever_does_not_shape_graphs() {
     let place = Place::new();
     let words = "--do_eval --gradient_accumulation_steps 2 --eval_strategy steps --eval_steps 1";
     let first = place.clm("train", words);
-    assert_eq!(counts(&first), (0, 4), "ceiling, accumulate, update, eval: {}", first.stderr);
+    assert_eq!(
+        counts(&first),
+        (0, 4),
+        "ceiling, accumulate, update, eval: {}",
+        first.stderr
+    );
     assert!(!first.stderr.contains("again"), "{}", first.stderr);
-    assert!(first.stderr.contains(&format!("compiled-graph cache: {}", place.store().dir().display())), "{}", first.stderr);
+    assert!(
+        first.stderr.contains(&format!(
+            "compiled-graph cache: {}",
+            place.store().dir().display()
+        )),
+        "{}",
+        first.stderr
+    );
     let unchanged = std::fs::copy(place.path("train.txt"), place.path("other.txt")).is_ok();
     assert!(unchanged);
     for more in [
         "",
         "--learning_rate 1e-4 --seed 7 --warmup_steps 1 --lr_scheduler_type cosine --adam_beta1 0.9",
         "--max_steps 3 --logging_steps 1 --logging_first_step --max_train_samples 20 --data_seed 3",
-        &format!("--train_file {} --output_dir {}", place.path("other.txt").display(), place.path("elsewhere").display()),
+        &format!(
+            "--train_file {} --output_dir {}",
+            place.path("other.txt").display(),
+            place.path("elsewhere").display()
+        ),
         "--dataloader_num_workers 1 --gradient_accumulation_steps 3 --fail_on_recompile",
     ] {
         let run = place.clm("train", &format!("{words} {more}"));
@@ -27,11 +43,26 @@ fn a_second_start_compiles_nothing_whatever_does_not_shape_graphs() {
 
 /// Changes that must miss, and what the line about it must say.
 const CHANGES: [(&str, &str); 10] = [
-    ("--block_size 32", "input_ids: s32[2,32] was s32[2,16] (block_size 32 was 16)"),
-    ("--per_device_train_batch_size 4", "input_ids: s32[4,16] was s32[2,16] (per_device_train_batch_size 4 was 2)"),
-    ("--config_overrides n_layer=3,n_head=2,n_embd=16,n_positions=64", "(n_layer 3 was 2)"),
-    ("--config_overrides n_layer=2,n_head=2,n_embd=32,n_positions=64", "f32[300,32] was f32[300,16] (n_embd 32 was 16)"),
-    ("--config_overrides n_layer=2,n_head=4,n_embd=16,n_positions=64", "(n_head 4 was 2)"),
+    (
+        "--block_size 32",
+        "input_ids: s32[2,32] was s32[2,16] (block_size 32 was 16)",
+    ),
+    (
+        "--per_device_train_batch_size 4",
+        "input_ids: s32[4,16] was s32[2,16] (per_device_train_batch_size 4 was 2)",
+    ),
+    (
+        "--config_overrides n_layer=3,n_head=2,n_embd=16,n_positions=64",
+        "(n_layer 3 was 2)",
+    ),
+    (
+        "--config_overrides n_layer=2,n_head=2,n_embd=32,n_positions=64",
+        "f32[300,32] was f32[300,16] (n_embd 32 was 16)",
+    ),
+    (
+        "--config_overrides n_layer=2,n_head=4,n_embd=16,n_positions=64",
+        "(n_head 4 was 2)",
+    ),
     (
         "--config_overrides n_layer=2,n_head=2,n_embd=16,n_positions=64,attn_pdrop=0.2",
         "transformer.h.0.attn constant has value: Int(858993459) where it had value: Int(429496729) (attn_pdrop 0.2 was 0.1)",
@@ -49,7 +80,10 @@ fn every_change_of_the_graph_misses_and_is_explained() {
     for (change, expected) in CHANGES {
         let run = place.clm("compile", change);
         assert_eq!(counts(&run), (1, 1), "{change}: {}", run.stderr);
-        let line = run.stderr.lines().find(|line| line.starts_with("compiling `train` again: graph: "));
+        let line = run
+            .stderr
+            .lines()
+            .find(|line| line.starts_with("compiling `train` again: graph: "));
         let line = line.unwrap_or_else(|| panic!("{change}: {}", run.stderr));
         assert!(line.contains(expected), "{change}: {line}");
         // And back: nothing was lost.
@@ -62,24 +96,43 @@ fn every_change_of_the_graph_misses_and_is_explained() {
 fn another_element_type_or_number_of_devices_is_named() {
     let place = Place::new();
     place.clm("compile", "").succeeded();
-    for (change, expected, graphs) in [("--bf16", "precision bf16 was f32", 2), ("--data_parallel 2", "data_parallel 2 was 1", 3)]
-    {
+    for (change, expected, graphs) in [
+        ("--bf16", "precision bf16 was f32", 2),
+        ("--data_parallel 2", "data_parallel 2 was 1", 3),
+    ] {
         let run = place.clm("compile", change);
         assert_eq!(counts(&run), (0, graphs), "{change}: {}", run.stderr);
-        let line = run.stderr.lines().find(|line| line.starts_with("compiling `train` again: graph: "));
-        assert!(line.is_some_and(|line| line.contains(expected)), "{change}: {}", run.stderr);
+        let line = run
+            .stderr
+            .lines()
+            .find(|line| line.starts_with("compiling `train` again: graph: "));
+        assert!(
+            line.is_some_and(|line| line.contains(expected)),
+            "{change}: {}",
+            run.stderr
+        );
     }
 }
 
-/// Rewrites the entry as if one part of its key had been another when it was made, under the name that belongs to that key.
+/// Rewrites the entry as if one part of its key had been another when it was made, under the name
+/// that belongs to that key.
 fn pretend(place: &Place, id: &str, part: &str, value: &str) -> String {
     let store = place.store();
     let mut entry = store.open(id).unwrap();
     let parts = contents(&mut entry);
     let mut header: Header = entry.header.clone();
-    header.key.parts.iter_mut().find(|p| p.name == part).unwrap_or_else(|| panic!("no part {part}")).value = value.into();
+    header
+        .key
+        .parts
+        .iter_mut()
+        .find(|p| p.name == part)
+        .unwrap_or_else(|| panic!("no part {part}"))
+        .value = value.into();
     let other = header.key.id();
-    let parts: Vec<(Content, &[u8])> = parts.iter().map(|(content, bytes)| (*content, bytes.as_slice())).collect();
+    let parts: Vec<(Content, &[u8])> = parts
+        .iter()
+        .map(|(content, bytes)| (*content, bytes.as_slice()))
+        .collect();
     store.insert(header, &parts).unwrap();
     store.remove(id).unwrap();
     other
@@ -87,7 +140,9 @@ fn pretend(place: &Place, id: &str, part: &str, value: &str) -> String {
 
 fn contents(entry: &mut Entry) -> Vec<(Content, Vec<u8>)> {
     let all = [Content::Graph, Content::Module, Content::Executable];
-    all.iter().filter_map(|content| Some((*content, entry.read(*content).unwrap()?))).collect()
+    all.iter()
+        .filter_map(|content| Some((*content, entry.read(*content).unwrap()?)))
+        .collect()
 }
 
 #[test]
@@ -105,8 +160,16 @@ fn every_part_of_the_surroundings_misses_by_name() {
         let other = pretend(&place, &id, part, value);
         let run = Bench::run(&place);
         assert_eq!((run.loaded, run.compiled), (0, 1), "{part}");
-        let line = run.stderr.lines().find(|line| line.starts_with("compiling `train` again: ")).unwrap().to_string();
-        assert!(line.starts_with(&format!("compiling `train` again: {part}: ")) && line.contains(value), "{line}");
+        let line = run
+            .stderr
+            .lines()
+            .find(|line| line.starts_with("compiling `train` again: "))
+            .unwrap()
+            .to_string();
+        assert!(
+            line.starts_with(&format!("compiling `train` again: {part}: ")) && line.contains(value),
+            "{line}"
+        );
         place.store().remove(&other).unwrap();
     }
     let id = entry_of(&place, "train");
@@ -114,32 +177,59 @@ fn every_part_of_the_surroundings_misses_by_name() {
     assert!(Bench::run(&place).stderr.contains("CPU features: +"));
     // What the compiler is told from outside counts too.
     assert!(
-        Bench::of(&place.bench().env("XLA_FLAGS", "--xla_cpu_enable_fast_math=false").run()).stderr.contains("XLA_FLAGS: `--")
+        Bench::of(
+            &place
+                .bench()
+                .env("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+                .run()
+        )
+        .stderr
+        .contains("XLA_FLAGS: `--")
     );
 }
 
 #[test]
 fn compile_ahead_makes_exactly_the_graphs_of_the_run() {
-    for words in ["", "--do_eval", "--do_eval --eval_strategy epoch --gradient_accumulation_steps 2 --optim sgd"] {
+    for words in [
+        "",
+        "--do_eval",
+        "--do_eval --eval_strategy epoch --gradient_accumulation_steps 2 --optim sgd",
+    ] {
         let place = Place::new();
         let ahead = place.clm("compile", words);
         let (hits, compiled) = counts(&ahead);
         assert_eq!(hits, 0);
-        assert_eq!(ahead.stdout.lines().count() as u64, compiled, "{}", ahead.stdout);
-        assert!(!place.path("out").exists(), "compiling ahead writes nothing but the cache");
+        assert_eq!(
+            ahead.stdout.lines().count() as u64,
+            compiled,
+            "{}",
+            ahead.stdout
+        );
+        assert!(
+            !place.path("out").exists(),
+            "compiling ahead writes nothing but the cache"
+        );
         let run = place.clm("train", &format!("{words} --fail_on_recompile"));
         assert_eq!(counts(&run), (compiled, 0), "{words}: {}", run.stderr);
     }
 }
 
-/// The quickstart is a training run like any other: compiled ahead by its flags, it compiles nothing itself.
+/// The quickstart is a training run like any other: compiled ahead by its flags, it compiles
+/// nothing itself.
 #[test]
 fn compile_ahead_serves_the_quickstart() {
     let place = Place::new();
     let quickstart = |cache: &str| {
         let mut command = crate::support::xtrain();
-        command.args("quickstart --max_steps 1 --overwrite_output_dir --disable_tqdm --output_dir".split(' '));
-        let run = command.arg(place.path("quickstart")).arg("--cache_dir").arg(place.path(cache)).run();
+        command.args(
+            "quickstart --max_steps 1 --overwrite_output_dir --disable_tqdm --output_dir"
+                .split(' '),
+        );
+        let run = command
+            .arg(place.path("quickstart"))
+            .arg("--cache_dir")
+            .arg(place.path(cache))
+            .run();
         counts(&run)
     };
     let (hits, compiled) = quickstart("cold");
@@ -149,7 +239,11 @@ fn compile_ahead_serves_the_quickstart() {
          --weight_decay 0.01 --do_train --do_eval --jobs 2 --config_overrides \
          n_layer=4,n_head=6,n_embd=192,n_positions=256,embd_pdrop=0,attn_pdrop=0,resid_pdrop=0",
     );
-    ahead.arg("--tokenizer_name").arg(place.path("quickstart/tokenizer")).run().succeeded();
+    ahead
+        .arg("--tokenizer_name")
+        .arg(place.path("quickstart/tokenizer"))
+        .run()
+        .succeeded();
     assert_eq!(quickstart("cache"), (compiled, 0));
 }
 
@@ -160,7 +254,11 @@ fn fail_on_recompile_stops_with_the_cause() {
     place.clm("train", "--fail_on_recompile").succeeded();
     let run = place.clm("train", "--fail_on_recompile --block_size 32");
     assert_eq!(run.code, Some(1));
-    assert!(run.stderr.contains("block_size 32 was 16") && run.stderr.contains("--fail_on_recompile"), "{}", run.stderr);
+    assert!(
+        run.stderr.contains("block_size 32 was 16") && run.stderr.contains("--fail_on_recompile"),
+        "{}",
+        run.stderr
+    );
     let run = place.clm("train", "--fail_on_recompile");
     assert_eq!(counts(&run).1, 0);
 }

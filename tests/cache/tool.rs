@@ -10,21 +10,44 @@ fn ls_show_stats_and_path_need_no_xla() {
     Bench::run(&place);
     Bench::run(&place);
     let tool = |words: &str| {
-        let run = place.command(&format!("cache {words}")).env("XTRAIN_XLA_LIBRARY", "/nowhere/lib.so").run();
+        let run = place
+            .command(&format!("cache {words}"))
+            .env("XTRAIN_XLA_LIBRARY", "/nowhere/lib.so")
+            .run();
         run.succeeded();
         run.stdout
     };
     let id = entry_of(&place, "train");
     let table = tool("ls");
-    let row = table.lines().find(|line| line.starts_with(&id[..12])).unwrap();
+    let row = table
+        .lines()
+        .find(|line| line.starts_with(&id[..12]))
+        .unwrap();
     for word in ["cpu", "train", "gpt2", "input_ids s32[2,8]", " s "] {
         assert!(row.contains(word), "{word}: {row}");
     }
     let json: serde_json::Value = serde_json::from_str(&tool("ls --json")).unwrap();
-    let entry = json.as_array().unwrap().iter().find(|entry| entry["id"] == id.as_str()).unwrap();
-    assert_eq!((&entry["uses"], &entry["phase"]), (&1.into(), &"train".into()));
+    let entry = json
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|entry| entry["id"] == id.as_str())
+        .unwrap();
+    assert_eq!(
+        (&entry["uses"], &entry["phase"]),
+        (&1.into(), &"train".into())
+    );
     let shown = tool(&format!("show {}", &id[..6]));
-    for word in ["CPU features", "compiler", "n_embd", "peak", "HLO module", "sha256", "made by", "flops"] {
+    for word in [
+        "CPU features",
+        "compiler",
+        "n_embd",
+        "peak",
+        "HLO module",
+        "sha256",
+        "made by",
+        "flops",
+    ] {
         assert!(shown.contains(word), "{word}:\n{shown}");
     }
     assert_eq!(tool("path").trim(), place.store().dir().to_str().unwrap());
@@ -32,7 +55,11 @@ fn ls_show_stats_and_path_need_no_xla() {
     assert!(tool("stats --json").contains("\"entries\":2"));
     let missing = place.command("cache show ffffffff").run();
     assert_eq!(missing.code, Some(1));
-    assert!(missing.stderr.contains("xtrain cache ls"), "{}", missing.stderr);
+    assert!(
+        missing.stderr.contains("xtrain cache ls"),
+        "{}",
+        missing.stderr
+    );
 }
 
 #[test]
@@ -43,11 +70,19 @@ fn modules_can_be_read() {
     for form in ["--hlo", "--optimized_hlo"] {
         let run = place.command(&format!("cache show {id} {form}")).run();
         run.succeeded();
-        assert!(run.stdout.starts_with("HloModule") && run.stdout.contains("ENTRY"), "{form}: {}", run.stdout);
+        assert!(
+            run.stdout.starts_with("HloModule") && run.stdout.contains("ENTRY"),
+            "{form}: {}",
+            run.stdout
+        );
     }
     let run = place.command(&format!("cache show {id} --stablehlo")).run();
     run.succeeded();
-    assert!(run.stdout.contains("func.func") && run.stdout.contains("stablehlo.dot_general"), "{}", run.stdout);
+    assert!(
+        run.stdout.contains("func.func") && run.stdout.contains("stablehlo.dot_general"),
+        "{}",
+        run.stdout
+    );
 }
 
 /// The walk over the schedule against the compiler's own figure, and in the model's words.
@@ -62,9 +97,22 @@ fn the_peak_is_told_in_model_terms() {
     let id = entry_of(&place, "train");
     let run = place.command(&format!("cache show {id} --memory")).run();
     run.succeeded();
-    let first = run.stdout.lines().skip_while(|line| !line.trim_start().starts_with("bytes")).nth(1).unwrap();
-    assert!(first.contains("f32[256,2048]") && first.contains("loss") || first.contains("lm_head"), "{}", run.stdout);
-    assert!(run.stdout.contains("train/transformer.h.1.mlp"), "{}", run.stdout);
+    let first = run
+        .stdout
+        .lines()
+        .skip_while(|line| !line.trim_start().starts_with("bytes"))
+        .nth(1)
+        .unwrap();
+    assert!(
+        first.contains("f32[256,2048]") && first.contains("loss") || first.contains("lm_head"),
+        "{}",
+        run.stdout
+    );
+    assert!(
+        run.stdout.contains("train/transformer.h.1.mlp"),
+        "{}",
+        run.stdout
+    );
 
     let library = xtrain::runtime::Library::open().unwrap();
     let module = place.command(&format!("cache show {id} --hlo")).run();
@@ -75,13 +123,26 @@ fn the_peak_is_told_in_model_terms() {
     let error = library.live_buffers(&unscheduled).unwrap_err().to_string();
     assert!(error.contains("schedule"), "{error}");
     let figure = |name: &str| {
-        let line = run.stdout.lines().find(|line| line.trim_start().starts_with(name)).unwrap();
+        let line = run
+            .stdout
+            .lines()
+            .find(|line| line.trim_start().starts_with(name))
+            .unwrap();
         let mut words = line[line.find(name).unwrap() + name.len()..].split_whitespace();
         let number: f64 = words.next().unwrap().parse().unwrap();
-        number * if words.next() == Some("MiB") { 1024.0 * 1024.0 } else { 1024.0 }
+        number
+            * if words.next() == Some("MiB") {
+                1024.0 * 1024.0
+            } else {
+                1024.0
+            }
     };
     let (walked, compiler) = (figure("alive at the peak"), figure("temporaries"));
-    assert!((walked / compiler - 1.0).abs() < 0.15, "{walked} against {compiler}:\n{}", run.stdout);
+    assert!(
+        (walked / compiler - 1.0).abs() < 0.15,
+        "{walked} against {compiler}:\n{}",
+        run.stdout
+    );
 }
 
 #[test]
@@ -90,11 +151,18 @@ fn the_reader_may_go_away() {
     Bench::run(&place);
     let id = entry_of(&place, "train");
     let mut process = place.command(&format!("cache show {id} --hlo")).process();
-    let mut child = process.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let mut child = process
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(!stderr.contains("error") && !stderr.contains("panic"), "{stderr}");
+    assert!(
+        !stderr.contains("error") && !stderr.contains("panic"),
+        "{stderr}"
+    );
 }
 
 #[test]
@@ -103,7 +171,8 @@ fn a_thousand_entries_are_listed_at_once() {
     Bench::run(&place);
     let store = place.store();
     let id = entry_of(&place, "train");
-    // Their keys do not fit their names, which only a look-up or verify minds; links, so that this takes no room.
+    // Their keys do not fit their names, which only a look-up or verify minds; links, so that this
+    // takes no room.
     for n in 0..1000 {
         fs::hard_link(store.path(&id), store.path(&format!("{n:032x}"))).unwrap();
     }
@@ -113,7 +182,8 @@ fn a_thousand_entries_are_listed_at_once() {
     run.succeeded();
     assert_eq!(run.stdout.lines().count(), 1 + 1000 + 2);
     println!("cache ls over 1,000 entries: {took:?} (unoptimized build, machine shared)");
-    // 150 ms is the promise for a release build on a quiet machine; here only an order of magnitude can be held.
+    // 150 ms is the promise for a release build on a quiet machine; here only an order of magnitude
+    // can be held.
     assert!(took.as_millis() < 1500, "{took:?}");
     // Nor does a run mind them.
     assert_eq!(Bench::run(&place).loaded, 1);
@@ -125,7 +195,12 @@ fn verify_finds_what_is_damaged() {
     Bench::run(&place);
     let run = place.command("cache verify").run();
     run.succeeded();
-    assert_eq!(run.stdout.matches("whole, loads").count(), 2, "{}", run.stdout);
+    assert_eq!(
+        run.stdout.matches("whole, loads").count(),
+        2,
+        "{}",
+        run.stdout
+    );
     let path = place.store().path(&entry_of(&place, "train"));
     let mut bytes = fs::read(&path).unwrap();
     let end = bytes.len() - 10;
@@ -133,7 +208,11 @@ fn verify_finds_what_is_damaged() {
     fs::write(&path, bytes).unwrap();
     let run = place.command("cache verify").run();
     assert_eq!(run.code, Some(1));
-    assert!(run.stdout.contains("DAMAGED: its executable is damaged"), "{}", run.stdout);
+    assert!(
+        run.stdout.contains("DAMAGED: its executable is damaged"),
+        "{}",
+        run.stdout
+    );
 }
 
 #[test]
@@ -143,15 +222,24 @@ fn explain_compares_any_two_and_finds_the_nearest() {
     let old = entry_of(&place, "train");
     place.clm("compile", "--block_size 32").succeeded();
     let entries = place.entries();
-    let is_new = |e: &&xtrain::cache::Listed| e.id != old && e.header.as_ref().is_ok_and(|h| h.phase == "train");
+    let is_new = |e: &&xtrain::cache::Listed| {
+        e.id != old && e.header.as_ref().is_ok_and(|h| h.phase == "train")
+    };
     let new = entries.iter().find(is_new).unwrap().id.clone();
     for words in [format!("{old} {new}"), new.clone()] {
         let run = place.command(&format!("cache explain {words}")).run();
         run.succeeded();
-        assert_eq!(run.stdout, "graph: input_ids: s32[2,32] was s32[2,16] (block_size 32 was 16)\n");
+        assert_eq!(
+            run.stdout,
+            "graph: input_ids: s32[2,32] was s32[2,16] (block_size 32 was 16)\n"
+        );
     }
     let back = place.command(&format!("cache explain {new} {old}")).run();
-    assert!(back.stdout.contains("block_size 16 was 32"), "{}", back.stdout);
+    assert!(
+        back.stdout.contains("block_size 16 was 32"),
+        "{}",
+        back.stdout
+    );
 }
 
 #[test]
@@ -170,12 +258,21 @@ fn prune_goes_by_age_size_device_and_compiler() {
     assert_eq!(place.entries().len(), 2);
     let old = std::time::SystemTime::now() - std::time::Duration::from_secs(3 * 86400);
     let path = place.store().path(&entry_of(&place, "ceiling"));
-    fs::OpenOptions::new().append(true).open(path).unwrap().set_modified(old).unwrap();
+    fs::OpenOptions::new()
+        .append(true)
+        .open(path)
+        .unwrap()
+        .set_modified(old)
+        .unwrap();
     assert!(prune("--older_than 2").starts_with("removed 1 of 2"));
     assert!(prune("--only_device cpu").starts_with("removed 1 of 1"));
     let nothing = place.command("cache prune").run();
     assert_eq!(nothing.code, Some(2));
-    assert!(nothing.stderr.contains("--older_than"), "{}", nothing.stderr);
+    assert!(
+        nothing.stderr.contains("--older_than"),
+        "{}",
+        nothing.stderr
+    );
 }
 
 #[test]
@@ -184,18 +281,30 @@ fn what_one_machine_exports_another_uses() {
     let good = Bench::run(&one);
     let file = one.path("graphs.tar");
     let file = file.to_str().unwrap();
-    one.command(&format!("cache export --file {file}")).run().succeeded();
+    one.command(&format!("cache export --file {file}"))
+        .run()
+        .succeeded();
     let import = other.command(&format!("cache import --file {file}")).run();
     import.succeeded();
-    assert!(import.stdout.starts_with("took 2 stored graphs, 0 were here"), "{}", import.stdout);
+    assert!(
+        import
+            .stdout
+            .starts_with("took 2 stored graphs, 0 were here"),
+        "{}",
+        import.stdout
+    );
     let run = Bench::run(&other);
     assert_eq!((run.loaded, run.compiled, run.loss), (1, 0, good.loss));
     // A single one, and a file that is no tar.
     let id = entry_of(&one, "train");
-    one.command(&format!("cache export {} --file {file}", &id[..8])).run().succeeded();
+    one.command(&format!("cache export {} --file {file}", &id[..8]))
+        .run()
+        .succeeded();
     let junk = one.path("junk.tar");
     fs::write(&junk, vec![7; 2000]).unwrap();
-    let run = other.command(&format!("cache import --file {}", junk.display())).run();
+    let run = other
+        .command(&format!("cache import --file {}", junk.display()))
+        .run();
     assert_eq!(run.code, Some(1), "{}", run.stdout);
     assert!(run.stderr.contains("junk.tar"), "{}", run.stderr);
 }
@@ -204,12 +313,22 @@ fn what_one_machine_exports_another_uses() {
 fn over_the_size_limit_the_least_recently_used_go() {
     let place = Place::new();
     for seq in [8, 9, 10, 11] {
-        let run = place.bench().args(["--seq", &seq.to_string(), "--cache_max_size", "1MB"]).run();
+        let run = place
+            .bench()
+            .args(["--seq", &seq.to_string(), "--cache_max_size", "1MB"])
+            .run();
         run.succeeded();
     }
     let total: u64 = place.entries().iter().map(|entry| entry.file_bytes).sum();
-    let newest = place.entries().iter().any(|e| e.header.as_ref().unwrap().feeds[0].contains("[2,11]"));
+    let newest = place
+        .entries()
+        .iter()
+        .any(|e| e.header.as_ref().unwrap().feeds[0].contains("[2,11]"));
     assert!(newest, "{:?}", files(place.store().dir()));
     assert!(total <= 1_000_000, "{total}");
-    assert!(place.entries().len() < 5, "{:?}", files(place.store().dir()));
+    assert!(
+        place.entries().len() < 5,
+        "{:?}",
+        files(place.store().dir())
+    );
 }

@@ -1,5 +1,6 @@
-//! A PJRT plugin that passes every call on to a real one, but for the fault that `XTRAIN_TEST_FAULT` names. `devices.rs` builds it
-//! with rustc alone, so it has no dependencies and spells out what it needs of the C interface.
+//! A PJRT plugin that passes every call on to a real one, but for the fault that
+//! `XTRAIN_TEST_FAULT` names. `devices.rs` builds it with rustc alone, so it has no dependencies
+//! and spells out what it needs of the C interface.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +25,8 @@ const OPTIMIZED_PROGRAM: usize = 48;
 const SERIALIZE: usize = 49;
 const EXECUTE: usize = 55;
 const COMPILED_MEMORY: usize = 96;
-/// Place of the program among the fields of a compile call, and of its format among the program's, in words.
+/// Place of the program among the fields of a compile call, and of its format among the program's,
+/// in words.
 const PROGRAM: usize = 3;
 const FORMAT: usize = 4;
 

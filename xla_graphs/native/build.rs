@@ -1,7 +1,8 @@
 //! Builds the C++ half (cpp/plugin.cc) and generates Rust types for XLA's protobufs.
 //!
-//! The wheel has headers but no `.proto` files; the compiled library carries their descriptors. A small C++ program asks it
-//! for them, and prost generates from that, so neither protoc nor copies of XLA's protos are needed.
+//! The wheel has headers but no `.proto` files; the compiled library carries their descriptors. A
+//! small C++ program asks it for them, and prost generates from that, so neither protoc nor copies
+//! of XLA's protos are needed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,42 +27,68 @@ fn main() {
     println!("cargo:rustc-env=XTRAIN_XLA_VERSION={XLA_VERSION}");
     // For the tests, which compile C++ of their own.
     println!("cargo:rustc-env=XTRAIN_XLA_DIR={XLA_DIR}");
-    println!("cargo:rustc-env=XTRAIN_CXX={}", compiler().get_compiler().path().display());
+    println!(
+        "cargo:rustc-env=XTRAIN_CXX={}",
+        compiler().get_compiler().path().display()
+    );
     link(&lib);
 }
 
 /// The flags with which every file that includes XLA's headers must be compiled.
 fn compiler() -> cc::Build {
     let mut build = cc::Build::new();
-    build.cpp(true).pic(true).warnings(false).opt_level(2).debug(false).std("c++17").include(Path::new(XLA_DIR).join("include"));
-    // Without NDEBUG some of XLA's structs have other sizes than in the library, which was built with it.
-    build.define("NDEBUG", None).define("LLVM_ON_UNIX", "1").define("LLVM_VERSION_STRING", "");
-    build.flag("-fvisibility=hidden").flag("-Wno-deprecated-declarations");
+    build
+        .cpp(true)
+        .pic(true)
+        .warnings(false)
+        .opt_level(2)
+        .debug(false)
+        .std("c++17")
+        .include(Path::new(XLA_DIR).join("include"));
+    // Without NDEBUG some of XLA's structs have other sizes than in the library, which was built
+    // with it.
+    build
+        .define("NDEBUG", None)
+        .define("LLVM_ON_UNIX", "1")
+        .define("LLVM_VERSION_STRING", "");
+    build
+        .flag("-fvisibility=hidden")
+        .flag("-Wno-deprecated-declarations");
     build
 }
 
 fn link(lib: &Path) {
     println!("cargo:rustc-link-search=native={}", lib.display());
-    // Where the XLA libraries are found at run time: in xla_extension/ beside the library or above the target directory, so
-    // that a tree can be moved; else where they are now.
-    for place in ["$ORIGIN/xla_extension/lib", "$ORIGIN/../../xla_extension/lib", &lib.display().to_string()] {
+    // Where the XLA libraries are found at run time: in xla_extension/ beside the library or above
+    // the target directory, so that a tree can be moved; else where they are now.
+    for place in [
+        "$ORIGIN/xla_extension/lib",
+        "$ORIGIN/../../xla_extension/lib",
+        &lib.display().to_string(),
+    ] {
         println!("cargo:rustc-link-arg=-Wl,-rpath,{place}");
     }
     println!("cargo:rustc-link-arg=-Wl,-rpath-link,{}", lib.display());
 }
 
-/// Where bin/bootstrap writes down that it found Gloo: `system`, or the directory with include/ and lib/.
+/// Where bin/bootstrap writes down that it found Gloo: `system`, or the directory with include/ and
+/// lib/.
 const GLOO_FOUND: &str = "../../.cargo/gloo";
 
-/// Builds the part that carries collectives between processes, if Gloo is there. It is a library of its own, so that the main one
-/// opens on machines without Gloo; the plugin looks for it beside itself.
+/// Builds the part that carries collectives between processes, if Gloo is there. It is a library of
+/// its own, so that the main one opens on machines without Gloo; the plugin looks for it beside
+/// itself.
 fn build_gloo_engine(out: &Path) {
     // A path that does not exist would count as changed at each build.
     if Path::new(GLOO_FOUND).exists() {
         println!("cargo:rerun-if-changed={GLOO_FOUND}");
     }
     // out is target/PROFILE/build/PACKAGE-HASH/out.
-    let library = out.ancestors().nth(3).expect("cargo's directories are nested").join("libxtrain_gloo.so");
+    let library = out
+        .ancestors()
+        .nth(3)
+        .expect("cargo's directories are nested")
+        .join("libxtrain_gloo.so");
     let found = fs::read_to_string(GLOO_FOUND).unwrap_or_default();
     let place = match found.trim() {
         "" | "none" => {
@@ -82,17 +109,27 @@ fn build_gloo_engine(out: &Path) {
         .get_compiler()
         .to_command();
     let unfinished = out.join("libxtrain_gloo.so");
-    compile.args(["-shared", "cpp/gloo/engine.cc", "-o"]).arg(&unfinished);
+    compile
+        .args(["-shared", "cpp/gloo/engine.cc", "-o"])
+        .arg(&unfinished);
     if let Some(place) = place {
         let lib = place.join("lib");
-        compile.arg("-I").arg(place.join("include")).arg("-L").arg(&lib);
+        compile
+            .arg("-I")
+            .arg(place.join("include"))
+            .arg("-L")
+            .arg(&lib);
         // The old kind of path, which also serves the libraries that Gloo itself needs.
-        compile.arg(format!("-Wl,--disable-new-dtags,-rpath,{}", lib.display())).arg("-Wl,--allow-shlib-undefined");
+        compile
+            .arg(format!("-Wl,--disable-new-dtags,-rpath,{}", lib.display()))
+            .arg("-Wl,--allow-shlib-undefined");
     }
     run(compile.arg("-lgloo"));
     // Renamed into place: a program that runs may have the old one open.
     let aside = library.with_extension("so.new");
-    fs::copy(&unfinished, &aside).and_then(|_| fs::rename(&aside, &library)).expect("the target directory is writable");
+    fs::copy(&unfinished, &aside)
+        .and_then(|_| fs::rename(&aside, &library))
+        .expect("the target directory is writable");
 }
 
 fn generate_protos(out: &Path, lib: &Path) {
@@ -102,13 +139,16 @@ fn generate_protos(out: &Path, lib: &Path) {
     for library in ["libtensorflow_cc.so.2", "libtensorflow_framework.so.2"] {
         compile.arg(lib.join(library));
     }
-    compile.arg(format!("-Wl,-rpath,{}", lib.display())).arg("-Wl,--allow-shlib-undefined");
+    compile
+        .arg(format!("-Wl,-rpath,{}", lib.display()))
+        .arg("-Wl,--allow-shlib-undefined");
     run(&mut compile);
     let set = out.join("xla.fds");
     run(Command::new(&program).arg(&set));
 
     let bytes = fs::read(&set).expect("the program above wrote it");
-    let set = prost_types::FileDescriptorSet::decode(&bytes[..]).expect("the library writes valid descriptors");
+    let set = prost_types::FileDescriptorSet::decode(&bytes[..])
+        .expect("the library writes valid descriptors");
     prost_build::Config::new()
         // Ordered maps: equal messages must have equal bytes, or graphs would not be cached.
         .btree_map(["."])
@@ -118,6 +158,12 @@ fn generate_protos(out: &Path, lib: &Path) {
 }
 
 fn run(command: &mut Command) {
-    let output = command.output().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
-    assert!(output.status.success(), "{command:?} failed:\n{}", String::from_utf8_lossy(&output.stderr));
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+    assert!(
+        output.status.success(),
+        "{command:?} failed:\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }

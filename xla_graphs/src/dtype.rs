@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The element type of a tensor. Order and discriminants are part of the canonical format: append, never reorder.
+/// The element type of a tensor. Order and discriminants are part of the canonical format: append,
+/// never reorder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum DType {
     Pred,

@@ -1,20 +1,46 @@
 //! What can go wrong while a graph is recorded, differentiated or encoded.
 
-/// Errors of the graph layer. Shape errors carry the operation, the operands, the model path and the source line.
+/// Errors of the graph layer. Shape errors carry the operation, the operands, the model path and
+/// the source line.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{op} in {scope}: {message}; operands {operands} (recorded at {location})")]
-    Shape { op: String, scope: String, operands: String, message: String, location: String },
-    #[error("{op} in {scope} has no gradient, but one is needed on the way to the loss (recorded at {location})")]
-    NoGradient { op: String, scope: String, location: String },
-    #[error("the gradient rule of {op} in {scope} gave {found} for an operand of shape {expected}: a defect of that rule")]
-    GradientShape { op: String, scope: String, expected: String, found: String },
+    Shape {
+        op: String,
+        scope: String,
+        operands: String,
+        message: String,
+        location: String,
+    },
+    #[error(
+        "{op} in {scope} has no gradient, but one is needed on the way to the loss (recorded at {location})"
+    )]
+    NoGradient {
+        op: String,
+        scope: String,
+        location: String,
+    },
+    #[error(
+        "the gradient rule of {op} in {scope} gave {found} for an operand of shape {expected}: a defect of that rule"
+    )]
+    GradientShape {
+        op: String,
+        scope: String,
+        expected: String,
+        found: String,
+    },
     #[error("backward needs a scalar loss of a float type, got {shape}")]
     Loss { shape: String },
-    #[error("two tensors of different traces meet in {op}: a tensor does not outlive its step's mark_step")]
+    #[error(
+        "two tensors of different traces meet in {op}: a tensor does not outlive its step's mark_step"
+    )]
     ForeignTensor { op: String },
     #[error("state `{name}` is assigned {found}, but holds {expected}")]
-    StateShape { name: String, expected: String, found: String },
+    StateShape {
+        name: String,
+        expected: String,
+        found: String,
+    },
     #[error(
         "the {rows} tokens of a microbatch (examples x length) do not divide between the {parts} devices of a tensor group, as \
              sequence_parallel needs: make the examples or the length a multiple of {parts}"
@@ -28,7 +54,12 @@ pub enum Error {
     #[error("graph bytes cannot be decoded: {message}")]
     Decode { message: String },
     #[error("{op} in {scope} of a decoded graph: {message}; operands {operands}")]
-    Invalid { op: String, scope: String, operands: String, message: String },
+    Invalid {
+        op: String,
+        scope: String,
+        operands: String,
+        message: String,
+    },
 }
 
 pub type Result<T> = std::result::Result<T, Error>;

@@ -1,4 +1,5 @@
-//! The canonical graph: what a cut trace becomes, what is fingerprinted, stored, explained and lowered.
+//! The canonical graph: what a cut trace becomes, what is fingerprinted, stored, explained and
+//! lowered.
 
 use crate::error::{Error, Result};
 use crate::op::Op;
@@ -9,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::HashSet;
 
-/// Changes whenever the bytes of an unchanged model would: old cache entries then say so instead of failing to decode.
+/// Changes whenever the bytes of an unchanged model would: old cache entries then say so instead of
+/// failing to decode.
 pub const FORMAT_VERSION: u32 = 4;
 
 /// Where an input's value comes from.
@@ -43,15 +45,17 @@ pub struct GraphNode {
     pub scope: u32,
 }
 
-/// A dead-code-free list of nodes in recording order, so that equal programs give equal bytes in any process.
+/// A dead-code-free list of nodes in recording order, so that equal programs give equal bytes in
+/// any process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Graph {
     pub format: u32,
     pub name: String,
-    /// The pipeline stage whose devices run it; 0 where there is no pipeline. What goes from stage a to stage b of P runs on both, as
-    /// number P x (1 + a) + b.
+    /// The pipeline stage whose devices run it; 0 where there is no pipeline. What goes from stage
+    /// a to stage b of P runs on both, as number P x (1 + a) + b.
     pub stage: u32,
-    /// Whether layers that are alike become the iterations of a loop when the graph is prepared (`passes/scan`).
+    /// Whether layers that are alike become the iterations of a loop when the graph is prepared
+    /// (`passes/scan`).
     pub scan_layers: bool,
     pub inputs: Vec<InputSpec>,
     pub outputs: Vec<OutputSpec>,
@@ -74,7 +78,8 @@ impl Graph {
                 }
             }
         }
-        // Inputs stay even when unused: the caller's argument list must not depend on what the model happened to read.
+        // Inputs stay even when unused: the caller's argument list must not depend on what the
+        // model happened to read.
         for input in &trace.inputs {
             live[input.node as usize] = true;
         }
@@ -92,7 +97,11 @@ impl Graph {
             }
             nodes.push(GraphNode {
                 op: node.op.clone(),
-                operands: node.operands.iter().map(|&o| renumbered[o as usize]).collect(),
+                operands: node
+                    .operands
+                    .iter()
+                    .map(|&o| renumbered[o as usize])
+                    .collect(),
                 shape: (*node.shape).clone(),
                 scope: *scope,
             });
@@ -109,7 +118,10 @@ impl Graph {
         let outputs = trace
             .outputs
             .iter()
-            .map(|output| OutputSpec { name: output.name.clone(), node: renumbered[output.node as usize] })
+            .map(|output| OutputSpec {
+                name: output.name.clone(),
+                node: renumbered[output.node as usize],
+            })
             .collect::<Vec<_>>();
         let graph = Graph {
             format: FORMAT_VERSION,
@@ -134,8 +146,9 @@ impl Graph {
         Ok(graph)
     }
 
-    /// The graph as a fresh deduplicating trace plus the tensors of its nodes, for passes that rebuild it: `node` records what
-    /// becomes of a node (never an input) over its operands' replacements. Outputs keep their element types.
+    /// The graph as a fresh deduplicating trace plus the tensors of its nodes, for passes that
+    /// rebuild it: `node` records what becomes of a node (never an input) over its operands'
+    /// replacements. Outputs keep their element types.
     pub(crate) fn rebuild(
         &self,
         mut node: impl FnMut(&Trace, NodeId, &[crate::Tensor]) -> Result<crate::Tensor>,
@@ -150,32 +163,51 @@ impl Graph {
                     trace.input(spec.name.clone(), spec.shape.clone(), spec.role)
                 }
                 _ => {
-                    let operands: Vec<_> = n.operands.iter().map(|&o| tensors[o as usize].clone()).collect();
+                    let operands: Vec<_> = n
+                        .operands
+                        .iter()
+                        .map(|&o| tensors[o as usize].clone())
+                        .collect();
                     node(&trace, id as NodeId, &operands)?
                 }
             };
             tensors.push(tensor);
         }
         for output in &self.outputs {
-            let (tensor, node) = (&tensors[output.node as usize], &self.nodes[output.node as usize]);
+            let (tensor, node) = (
+                &tensors[output.node as usize],
+                &self.nodes[output.node as usize],
+            );
             let _scope = trace.absolute_scope(&self.scopes[node.scope as usize]);
             trace.output(output.name.clone(), &tensor.convert(node.shape.dtype)?);
         }
-        Ok(Graph { stage: self.stage, scan_layers: self.scan_layers, ..trace.cut(&self.name)? })
+        Ok(Graph {
+            stage: self.stage,
+            scan_layers: self.scan_layers,
+            ..trace.cut(&self.name)?
+        })
     }
 
     pub fn output_shape(&self, index: usize) -> &Shape {
         &self.nodes[self.outputs[index].node as usize].shape
     }
 
-    /// State that the graph assigns: `(name, input index, output index)`. Such an input is donated to its output.
+    /// State that the graph assigns: `(name, input index, output index)`. Such an input is donated
+    /// to its output.
     pub fn aliases(&self) -> impl Iterator<Item = (&str, usize, usize)> {
-        let outputs: std::collections::HashMap<&str, usize> =
-            self.outputs.iter().enumerate().map(|(i, o)| (o.name.as_str(), i)).collect();
-        self.inputs.iter().enumerate().filter_map(move |(i, input)| {
-            let output = *outputs.get(input.name.as_str())?;
-            (input.role == InputRole::State).then_some((input.name.as_str(), i, output))
-        })
+        let outputs: std::collections::HashMap<&str, usize> = self
+            .outputs
+            .iter()
+            .enumerate()
+            .map(|(i, o)| (o.name.as_str(), i))
+            .collect();
+        self.inputs
+            .iter()
+            .enumerate()
+            .filter_map(move |(i, input)| {
+                let output = *outputs.get(input.name.as_str())?;
+                (input.role == InputRole::State).then_some((input.name.as_str(), i, output))
+            })
     }
 
     /// The canonical bytes (postcard, a fixed little-endian varint format).
@@ -184,32 +216,46 @@ impl Graph {
     }
 
     pub fn from_bytes(bytes: &[u8]) -> Result<Graph> {
-        let graph: Graph = postcard::from_bytes(bytes).map_err(|e| Error::Decode { message: e.to_string() })?;
+        let graph: Graph = postcard::from_bytes(bytes).map_err(|e| Error::Decode {
+            message: e.to_string(),
+        })?;
         if graph.format != FORMAT_VERSION {
-            let message = format!("format {} where this program reads {FORMAT_VERSION}", graph.format);
+            let message = format!(
+                "format {} where this program reads {FORMAT_VERSION}",
+                graph.format
+            );
             return Err(Error::Decode { message });
         }
         Ok(graph)
     }
 
-    /// Checks a decoded graph as recording would have: bytes may come from a file, and what reaches XLA's C++ must hold.
+    /// Checks a decoded graph as recording would have: bytes may come from a file, and what reaches
+    /// XLA's C++ must hold.
     ///
-    /// Operands precede their users, every shape is what the shape rule says, inputs and outputs name existing nodes of the
-    /// right shape, and names are unique, so that donation pairs are.
+    /// Operands precede their users, every shape is what the shape rule says, inputs and outputs
+    /// name existing nodes of the right shape, and names are unique, so that donation pairs are.
     pub fn check(&self) -> Result<()> {
         let whole = |message: String| Error::Decode { message };
         let mut inputs_seen = vec![false; self.inputs.len()];
         for (id, node) in self.nodes.iter().enumerate() {
             if node.scope as usize >= self.scopes.len() {
-                return Err(whole(format!("node {id} is in model path {} of {}", node.scope, self.scopes.len())));
+                return Err(whole(format!(
+                    "node {id} is in model path {} of {}",
+                    node.scope,
+                    self.scopes.len()
+                )));
             }
             if let Some(&operand) = node.operands.iter().find(|&&o| o as usize >= id) {
-                return Err(whole(format!("node {id} reads node {operand}, which does not precede it")));
+                return Err(whole(format!(
+                    "node {id} reads node {operand}, which does not precede it"
+                )));
             }
             let expected = match node.op {
                 Op::Input(index) => match self.inputs.get(index as usize) {
                     _ if !node.operands.is_empty() => Err("takes no operands".to_string()),
-                    Some(spec) if !std::mem::replace(&mut inputs_seen[index as usize], true) => Ok(spec.shape.clone()),
+                    Some(spec) if !std::mem::replace(&mut inputs_seen[index as usize], true) => {
+                        Ok(spec.shape.clone())
+                    }
                     Some(_) => Err(format!("input {index} is declared twice")),
                     None => Err(format!("there is no input {index}")),
                 },
@@ -217,12 +263,18 @@ impl Graph {
                     if let Op::Loop { body, .. } = &node.op {
                         body.check()?;
                     }
-                    let operands: Vec<&Shape> = node.operands.iter().map(|&o| &self.nodes[o as usize].shape).collect();
+                    let operands: Vec<&Shape> = node
+                        .operands
+                        .iter()
+                        .map(|&o| &self.nodes[o as usize].shape)
+                        .collect();
                     ops::infer(&node.op, &operands)
                 }
             };
             let checked = expected.and_then(|expected| match expected == node.shape {
-                true if expected.checked_bytes().is_none() => Err(format!("{expected} is too large")),
+                true if expected.checked_bytes().is_none() => {
+                    Err(format!("{expected} is too large"))
+                }
                 true => Ok(()),
                 false => Err(format!("gives {expected}, but {} is recorded", node.shape)),
             });
@@ -231,8 +283,15 @@ impl Graph {
         if let Some(index) = inputs_seen.iter().position(|seen| !seen) {
             return Err(whole(format!("input {index} has no node")));
         }
-        if let Some(output) = self.outputs.iter().find(|o| o.node as usize >= self.nodes.len()) {
-            return Err(whole(format!("output `{}` is node {}, which does not exist", output.name, output.node)));
+        if let Some(output) = self
+            .outputs
+            .iter()
+            .find(|o| o.node as usize >= self.nodes.len())
+        {
+            return Err(whole(format!(
+                "output `{}` is node {}, which does not exist",
+                output.name, output.node
+            )));
         }
         if let Some(name) = repeated(self.inputs.iter().map(|i| i.name.as_str())) {
             return Err(whole(format!("two inputs are named `{name}`")));
@@ -240,7 +299,10 @@ impl Graph {
         if let Some(name) = repeated(self.outputs.iter().map(|o| o.name.as_str())) {
             return Err(whole(format!("two outputs are named `{name}`")));
         }
-        match self.aliases().find(|&(_, input, output)| self.inputs[input].shape != *self.output_shape(output)) {
+        match self
+            .aliases()
+            .find(|&(_, input, output)| self.inputs[input].shape != *self.output_shape(output))
+        {
             Some((name, input, output)) => Err(Error::StateShape {
                 name: name.to_string(),
                 expected: self.inputs[input].shape.to_string(),
@@ -252,7 +314,11 @@ impl Graph {
 
     /// An error about one node, with what a reader needs to find it.
     pub fn invalid(&self, node: &GraphNode, message: String) -> Error {
-        let operands = node.operands.iter().filter_map(|&o| self.nodes.get(o as usize)).map(|n| n.shape.to_string());
+        let operands = node
+            .operands
+            .iter()
+            .filter_map(|&o| self.nodes.get(o as usize))
+            .map(|n| n.shape.to_string());
         Error::Invalid {
             op: node.op.name(),
             scope: match self.scopes.get(node.scope as usize).map(String::as_str) {

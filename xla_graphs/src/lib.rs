@@ -1,8 +1,10 @@
-//! Lazy tensor traces, autodiff, optimizers and passes. Nothing here opens a file, a client or a thread.
+//! Lazy tensor traces, autodiff, optimizers and passes. Nothing here opens a file, a client or a
+//! thread.
 //!
-//! Reading order: [`Shape`] and [`DType`], the operations ([`op`]), recording ([`Trace`], [`Tensor`]), `ops/` and `nn/` (the
-//! rules of each operation), [`backward`], [`optim`], [`Graph`] (what a trace becomes), [`passes`], then the emitter in
-//! `native/src/emit`, which lives in the one library that links XLA.
+//! Reading order: [`Shape`] and [`DType`], the operations ([`op`]), recording ([`Trace`],
+//! [`Tensor`]), `ops/` and `nn/` (the rules of each operation), [`backward`], [`optim`], [`Graph`]
+//! (what a trace becomes), [`passes`], then the emitter in `native/src/emit`, which lives in the
+//! one library that links XLA.
 
 mod dtype;
 mod error;
@@ -32,5 +34,6 @@ pub use shape::Shape;
 pub use target::{CudaTarget, NeuronChip, Target};
 pub use trace::{LayerGuard, NodeId, ScopeGuard, StageGuard, Tensor, Trace};
 
-/// Digest of the code that turns a graph into an HLO module: this crate and the emitter. Equal digests lower equal graphs alike.
+/// Digest of the code that turns a graph into an HLO module: this crate and the emitter. Equal
+/// digests lower equal graphs alike.
 pub const LOWERING: &str = env!("XTRAIN_LOWERING");

@@ -1,11 +1,14 @@
-//! What a graph holds at its peak, estimated on the graph itself: in milliseconds where a compiler takes half a minute.
+//! What a graph holds at its peak, estimated on the graph itself: in milliseconds where a compiler
+//! takes half a minute.
 //!
-//! One walk over a prepared graph in the order in which it was recorded, as [`crate::memory`]'s over a compiled module. A node is
-//! *written* to a buffer of its own, only *renames* its operand's (a reshape), or is *fused*: computed by each of its readers while they
-//! run, so that its operands live on until then. What is fused follows XLA's rules for loop fusion (`instruction_fusion.cc`): operations
-//! on single elements all of whose readers are such too, and nothing expensive twice. A buffer lives from the node that writes it to the
-//! last that reads it; a result that is as large as an operand that is not read again takes the operand's place. Arguments are the
-//! caller's and results live in arguments where they are donated, so neither counts.
+//! One walk over a prepared graph in the order in which it was recorded, as [`crate::memory`]'s
+//! over a compiled module. A node is *written* to a buffer of its own, only *renames* its operand's
+//! (a reshape), or is *fused*: computed by each of its readers while they run, so that its operands
+//! live on until then. What is fused follows XLA's rules for loop fusion (`instruction_fusion.cc`):
+//! operations on single elements all of whose readers are such too, and nothing expensive twice. A
+//! buffer lives from the node that writes it to the last that reads it; a result that is as large
+//! as an operand that is not read again takes the operand's place. Arguments are the caller's and
+//! results live in arguments where they are donated, so neither counts.
 //!
 //! A compiler orders and fuses a little otherwise; docs/parallelism.md says how far off this is.
 
@@ -40,7 +43,10 @@ struct Walk<'g> {
 impl<'g> Walk<'g> {
     fn of(graph: &'g Graph) -> Self {
         let mut is_output = vec![false; graph.nodes.len()];
-        graph.outputs.iter().for_each(|output| is_output[output.node as usize] = true);
+        graph
+            .outputs
+            .iter()
+            .for_each(|output| is_output[output.node as usize] = true);
         // Who reads each node, through what only renames it.
         let mut readers: Vec<Vec<NodeId>> = vec![Vec::new(); graph.nodes.len()];
         let mut forms = vec![Form::Written; graph.nodes.len()];
@@ -75,7 +81,13 @@ impl<'g> Walk<'g> {
                 readers[operand as usize].dedup();
             }
         }
-        Walk { graph, forms, is_output, is_read_twice, places: places(graph) }
+        Walk {
+            graph,
+            forms,
+            is_output,
+            is_read_twice,
+            places: places(graph),
+        }
     }
 
     fn peak(&self) -> u64 {
@@ -84,27 +96,52 @@ impl<'g> Walk<'g> {
         let mut behind: Vec<Vec<NodeId>> = vec![Vec::new(); nodes.len()];
         let mut last_read = self.places.clone();
         for (id, node) in nodes.iter().enumerate() {
-            let mut read: Vec<NodeId> = node.operands.iter().flat_map(|&operand| &behind[operand as usize]).copied().collect();
+            let mut read: Vec<NodeId> = node
+                .operands
+                .iter()
+                .flat_map(|&operand| &behind[operand as usize])
+                .copied()
+                .collect();
             read.sort_unstable();
             read.dedup();
             let bytes = |id: NodeId| nodes[id as usize].shape.bytes();
-            // Computing it once for each reader must not read, and keep, more than writing it would.
-            let is_small = self.is_read_twice[id] && bytes(id as NodeId) < read.iter().map(|&read| bytes(read)).sum();
-            let form = if self.forms[id] == Form::Fused && is_small { Form::Written } else { self.forms[id] };
+            // Computing it once for each reader must not read, and keep, more than writing it
+            // would.
+            let is_small = self.is_read_twice[id]
+                && bytes(id as NodeId) < read.iter().map(|&read| bytes(read)).sum();
+            let form = if self.forms[id] == Form::Fused && is_small {
+                Form::Written
+            } else {
+                self.forms[id]
+            };
             behind[id] = match (form, &node.op) {
                 (_, Op::Input(_) | Op::Constant { .. }) => Vec::new(),
                 (Form::Written, _) => {
                     let place = self.places[id];
-                    read.iter().for_each(|&buffer| last_read[buffer as usize] = last_read[buffer as usize].max(place));
+                    read.iter().for_each(|&buffer| {
+                        last_read[buffer as usize] = last_read[buffer as usize].max(place)
+                    });
                     vec![id as NodeId]
                 }
                 (Form::Renamed | Form::Fused, _) => read,
             };
         }
-        let squares: Vec<NodeId> = (0..nodes.len() as NodeId).filter(|id| is_square_of_sum(self.graph, *id)).collect();
-        let last = squares.iter().map(|&id| last_read[id as usize]).max().unwrap_or(0);
+        let squares: Vec<NodeId> = (0..nodes.len() as NodeId)
+            .filter(|id| is_square_of_sum(self.graph, *id))
+            .collect();
+        let last = squares
+            .iter()
+            .map(|&id| last_read[id as usize])
+            .max()
+            .unwrap_or(0);
         squares.iter().for_each(|&id| last_read[id as usize] = last);
-        let bytes = |id: NodeId| if self.is_output[id as usize] { 0 } else { nodes[id as usize].shape.bytes() as u64 };
+        let bytes = |id: NodeId| {
+            if self.is_output[id as usize] {
+                0
+            } else {
+                nodes[id as usize].shape.bytes() as u64
+            }
+        };
         let mut begins: HashMap<NodeId, Vec<NodeId>> = HashMap::new();
         let mut ends: HashMap<NodeId, Vec<NodeId>> = HashMap::new();
         for id in (0..nodes.len() as NodeId).filter(|id| behind[*id as usize].as_slice() == [*id]) {
@@ -113,11 +150,18 @@ impl<'g> Walk<'g> {
         }
         let (mut held, mut most) = (0u64, 0u64);
         for place in 0..nodes.len() as NodeId {
-            let (new, mut old) = (begins.remove(&place).unwrap_or_default(), ends.remove(&place).unwrap_or_default());
+            let (new, mut old) = (
+                begins.remove(&place).unwrap_or_default(),
+                ends.remove(&place).unwrap_or_default(),
+            );
             for id in new {
                 held += bytes(id);
                 // It is written over an operand that nobody reads again.
-                let takes = |other: &NodeId| *other != id && works_in_place(&nodes[id as usize]) && bytes(*other) == bytes(id);
+                let takes = |other: &NodeId| {
+                    *other != id
+                        && works_in_place(&nodes[id as usize])
+                        && bytes(*other) == bytes(id)
+                };
                 if let Some(index) = old.iter().position(takes) {
                     held -= bytes(old.swap_remove(index));
                 }
@@ -129,8 +173,9 @@ impl<'g> Walk<'g> {
     }
 }
 
-/// Nodes run in the order in which they were recorded, but sums that are scattered as soon as there is something to sum: they are recorded
-/// when all gradients are there, and every compiler moves them up, since they make much into little.
+/// Nodes run in the order in which they were recorded, but sums that are scattered as soon as there
+/// is something to sum: they are recorded when all gradients are there, and every compiler moves
+/// them up, since they make much into little.
 fn places(graph: &Graph) -> Vec<NodeId> {
     let mut places: Vec<NodeId> = (0..graph.nodes.len() as NodeId).collect();
     for (id, node) in graph.nodes.iter().enumerate() {
@@ -141,22 +186,28 @@ fn places(graph: &Graph) -> Vec<NodeId> {
     places
 }
 
-/// Whether a node is the square of a gradient that was summed over replicas. XLA's CPU compiler writes down all of these before it adds
-/// the first up.
+/// Whether a node is the square of a gradient that was summed over replicas. XLA's CPU compiler
+/// writes down all of these before it adds the first up.
 fn is_square_of_sum(graph: &Graph, id: NodeId) -> bool {
     let node = &graph.nodes[id as usize];
     match (&node.op, &node.operands[..]) {
-        (Op::Binary(Binary::Mul), &[a, b]) => a == b && matches!(graph.nodes[a as usize].op, Op::AllReduce(_)),
+        (Op::Binary(Binary::Mul), &[a, b]) => {
+            a == b && matches!(graph.nodes[a as usize].op, Op::AllReduce(_))
+        }
         _ => false,
     }
 }
 
 /// Whether a node's value is its first operand's, under another shape or name.
 fn renames(op: &Op) -> bool {
-    matches!(op, Op::Reshape(_) | Op::Barrier | Op::Opaque | Op::StopGradient | Op::After | Op::ToDevice)
+    matches!(
+        op,
+        Op::Reshape(_) | Op::Barrier | Op::Opaque | Op::StopGradient | Op::After | Op::ToDevice
+    )
 }
 
-/// Whether an operation can be a part of a loop over its result's elements. Sums have loops of their own.
+/// Whether an operation can be a part of a loop over its result's elements. Sums have loops of
+/// their own.
 pub(crate) fn is_loop(op: &Op) -> bool {
     matches!(
         op,
@@ -179,7 +230,10 @@ pub(crate) fn is_loop(op: &Op) -> bool {
 /// What is not computed twice to save memory.
 pub(crate) fn is_expensive(op: &Op) -> bool {
     match op {
-        Op::Unary(op) => !matches!(op, Unary::Neg | Unary::Abs | Unary::Sign | Unary::Floor | Unary::Not | Unary::IsFinite),
+        Op::Unary(op) => !matches!(
+            op,
+            Unary::Neg | Unary::Abs | Unary::Sign | Unary::Floor | Unary::Not | Unary::IsFinite
+        ),
         Op::Binary(op) => matches!(op, Binary::Div | Binary::Pow | Binary::Rem),
         _ => false,
     }
@@ -187,7 +241,13 @@ pub(crate) fn is_expensive(op: &Op) -> bool {
 
 /// Whether a result may be written over an operand of the same size.
 fn works_in_place(node: &GraphNode) -> bool {
-    let moves =
-        matches!(node.op, Op::Transpose(_) | Op::Broadcast { .. } | Op::Slice { .. } | Op::Concat { .. } | Op::Pad { .. });
+    let moves = matches!(
+        node.op,
+        Op::Transpose(_)
+            | Op::Broadcast { .. }
+            | Op::Slice { .. }
+            | Op::Concat { .. }
+            | Op::Pad { .. }
+    );
     is_loop(&node.op) && !moves
 }

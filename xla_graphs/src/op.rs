@@ -1,16 +1,18 @@
 //! The operations that a graph is made of, with their attributes.
 //!
-//! *Primitives* have a direct HLO counterpart. *Composites* (`Op::is_composite`) keep a whole formula as one node, with a
-//! hand-derived gradient, until `passes::expand` writes them out in the form that suits the target. Shape rules, gradient
-//! rules and the `Tensor` methods that record an operation stand together by family in `ops/` (primitives) and `nn/`
-//! (composites). The enum's order is part of the canonical format: append, never reorder.
+//! *Primitives* have a direct HLO counterpart. *Composites* (`Op::is_composite`) keep a whole
+//! formula as one node, with a hand-derived gradient, until `passes::expand` writes them out in the
+//! form that suits the target. Shape rules, gradient rules and the `Tensor` methods that record an
+//! operation stand together by family in `ops/` (primitives) and `nn/` (composites). The enum's
+//! order is part of the canonical format: append, never reorder.
 
 use crate::dtype::DType;
 use crate::graph::Graph;
 use crate::shape::Shape;
 use serde::{Deserialize, Serialize};
 
-/// An `f64` attribute that compares and hashes by its bits, so that it can be part of a fingerprint.
+/// An `f64` attribute that compares and hashes by its bits, so that it can be part of a
+/// fingerprint.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct F64(u64);
 
@@ -114,8 +116,8 @@ pub enum Gelu {
 
 /// Scaled dot-product attention over `[B, H, T, D]`.
 ///
-/// Operands in order: q, k, v, then `key_mask` (`pred[B, S]`, true = visible) if `key_mask`, then `keep` (`pred[B, H, T, S]`)
-/// if `dropout` is set.
+/// Operands in order: q, k, v, then `key_mask` (`pred[B, S]`, true = visible) if `key_mask`, then
+/// `keep` (`pred[B, H, T, S]`) if `dropout` is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Attention {
     /// Factor on the scores before the softmax.
@@ -216,7 +218,8 @@ pub enum Op {
     ScatterAddRows,
     /// Stops XLA from moving or merging work across it; the identity.
     Barrier,
-    /// Uniform 32-bit words keyed by an operand `u32[2]` (seed, step) or `u32[3]` (seed, step, rows' shard) and the place in the graph.
+    /// Uniform 32-bit words keyed by an operand `u32[2]` (seed, step) or `u32[3]` (seed, step,
+    /// rows' shard) and the place in the graph.
     RandomBits {
         dims: Vec<usize>,
         place: u32,
@@ -259,12 +262,13 @@ pub enum Op {
     /// The sum over the replicas of each group.
     AllReduce(Exchange),
 
-    // Calls have several results and stand for their first; only `Part` reads them, as it does a loop's. They are a target's own
-    // (`nn/fused_attention.rs`).
-    /// Operands q, k, v `[B, T, H, D]` and, if there is one, the bias `[B, 1, T, S]`; gives `[B, H, T, D]` and statistics `f32[B, H, T]`.
+    // Calls have several results and stand for their first; only `Part` reads them, as it does a
+    // loop's. They are a target's own (`nn/fused_attention.rs`).
+    /// Operands q, k, v `[B, T, H, D]` and, if there is one, the bias `[B, 1, T, S]`; gives
+    /// `[B, H, T, D]` and statistics `f32[B, H, T]`.
     FusedAttention(FusedAttention),
-    /// Operands q, k, v, statistics, dy, bias, output, all but statistics and bias `[B, T, H, D]`; gives the gradients of q, k and v
-    /// as `[B, H, T, D]`.
+    /// Operands q, k, v, statistics, dy, bias, output, all but statistics and bias `[B, T, H, D]`;
+    /// gives the gradients of q, k and v as `[B, H, T, D]`.
     FusedAttentionGrad(FusedAttention),
     /// One result of a call.
     Part {
@@ -278,30 +282,36 @@ pub enum Op {
         dim: usize,
         exchange: Exchange,
     },
-    /// The sum over the replicas of each group, of which each keeps its part along `dim`: the n-th member the n-th.
+    /// The sum over the replicas of each group, of which each keeps its part along `dim`: the n-th
+    /// member the n-th.
     ReduceScatter {
         dim: usize,
         exchange: Exchange,
     },
-    /// `size` elements of the first operand along `dim` from the place that the second, `s32[]`, says. Beyond the end the last ones.
+    /// `size` elements of the first operand along `dim` from the place that the second, `s32[]`,
+    /// says. Beyond the end the last ones.
     DynamicSlice {
         dim: usize,
         size: usize,
     },
     /// The largest of each element over the replicas of each group.
     AllMax(Exchange),
-    /// The operand, in the host's memory: nothing but [`Op::ToDevice`] and [`Op::After`] may read it.
+    /// The operand, in the host's memory: nothing but [`Op::ToDevice`] and [`Op::After`] may read
+    /// it.
     ToHost,
     /// The operand, back in the device's own memory.
     ToDevice,
-    /// The first operand with the second in place of as many of its elements along `dim`, from the place that the third, `s32[]`, says.
+    /// The first operand with the second in place of as many of its elements along `dim`, from the
+    /// place that the third, `s32[]`, says.
     DynamicUpdateSlice {
         dim: usize,
     },
-    /// The operand, as a value of which a compiler knows nothing: it neither folds a constant behind it nor fuses its reader with its maker.
+    /// The operand, as a value of which a compiler knows nothing: it neither folds a constant
+    /// behind it nor fuses its reader with its maker.
     Opaque,
-    /// Runs `body` so many times: its inputs are the operands at first, then its outputs, of which it has as many. The results, read by
-    /// [`Op::Part`], are the last outputs. The first one counts: 0 going in, and one more in each output.
+    /// Runs `body` so many times: its inputs are the operands at first, then its outputs, of which
+    /// it has as many. The results, read by [`Op::Part`], are the last outputs. The first one
+    /// counts: 0 going in, and one more in each output.
     Loop {
         body: Box<Graph>,
         trips: u32,
@@ -313,7 +323,8 @@ pub enum Op {
 pub struct Exchange {
     /// Replica numbers; every replica is in exactly one group, and all groups have one size.
     pub groups: Vec<Vec<u32>>,
-    /// Collectives that stand side by side under one number become one instruction, so that small tensors share its cost.
+    /// Collectives that stand side by side under one number become one instruction, so that small
+    /// tensors share its cost.
     pub bucket: u32,
 }
 

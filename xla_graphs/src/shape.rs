@@ -12,18 +12,25 @@ pub struct Shape {
 
 impl Shape {
     pub fn new(dtype: DType, dims: impl Into<Vec<usize>>) -> Self {
-        Shape { dims: dims.into(), dtype }
+        Shape {
+            dims: dims.into(),
+            dtype,
+        }
     }
 
     pub fn scalar(dtype: DType) -> Self {
-        Shape { dims: Vec::new(), dtype }
+        Shape {
+            dims: Vec::new(),
+            dtype,
+        }
     }
 
     pub fn rank(&self) -> usize {
         self.dims.len()
     }
 
-    /// Number of elements; 1 for a scalar. Saturates: sizes of decoded graphs are checked only after inference.
+    /// Number of elements; 1 for a scalar. Saturates: sizes of decoded graphs are checked only
+    /// after inference.
     pub fn elements(&self) -> usize {
         self.dims.iter().copied().fold(1, usize::saturating_mul)
     }
@@ -33,16 +40,23 @@ impl Shape {
         self.elements().saturating_mul(self.dtype.size())
     }
 
-    /// [`Shape::bytes`], or `None` when the product of the dimensions fits no signed 64-bit number, XLA's limit.
+    /// [`Shape::bytes`], or `None` when the product of the dimensions fits no signed 64-bit number,
+    /// XLA's limit.
     pub fn checked_bytes(&self) -> Option<u64> {
         // Dimensions of 0 do not count: XLA multiplies in any order.
         let sizes = self.dims.iter().map(|&d| d.max(1) as u64);
-        sizes.chain([self.dtype.size() as u64]).try_fold(1u64, u64::checked_mul).filter(|&bytes| i64::try_from(bytes).is_ok())
+        sizes
+            .chain([self.dtype.size() as u64])
+            .try_fold(1u64, u64::checked_mul)
+            .filter(|&bytes| i64::try_from(bytes).is_ok())
     }
 
     /// The same dimensions with another element type.
     pub fn with_dtype(&self, dtype: DType) -> Self {
-        Shape { dims: self.dims.clone(), dtype }
+        Shape {
+            dims: self.dims.clone(),
+            dtype,
+        }
     }
 }
 

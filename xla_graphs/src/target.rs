@@ -1,4 +1,5 @@
-//! What a device's compiler can lower and how. Passes ask the target; nothing else in the program branches on the device.
+//! What a device's compiler can lower and how. Passes ask the target; nothing else in the program
+//! branches on the device.
 
 use serde::{Deserialize, Serialize};
 
@@ -48,14 +49,24 @@ impl std::fmt::Display for Target {
         match self {
             Target::Cpu => f.write_str("cpu"),
             Target::Neuron(chip) => write!(f, "neuron {chip}"),
-            Target::Cuda(CudaTarget { capability, fused_attention, fused_dropout, tf32 }) => {
+            Target::Cuda(CudaTarget {
+                capability,
+                fused_attention,
+                fused_dropout,
+                tf32,
+            }) => {
                 let attention = match (fused_attention, fused_dropout) {
                     (false, _) => "attention written out",
                     (true, false) => "attention by cuDNN",
                     (true, true) => "attention and its dropout by cuDNN",
                 };
                 let products = if *tf32 { "in TF32" } else { "exact" };
-                write!(f, "cuda {}.{}, {attention}, f32 products {products}", capability / 10, capability % 10)
+                write!(
+                    f,
+                    "cuda {}.{}, {attention}, f32 products {products}",
+                    capability / 10,
+                    capability % 10
+                )
             }
         }
     }
@@ -75,14 +86,15 @@ impl Target {
         self == Target::Cpu
     }
 
-    /// Whether rows may be added by scatter and single elements picked by gather. Neuron's own emitters avoid scatter-add, and a
-    /// gather outside of its table stops the run there: sums over a comparison with an iota do the same without indices.
+    /// Whether rows may be added by scatter and single elements picked by gather. Neuron's own
+    /// emitters avoid scatter-add, and a gather outside of its table stops the run there: sums over
+    /// a comparison with an iota do the same without indices.
     pub(crate) fn indexes(self) -> bool {
         !self.is_neuron()
     }
 
-    /// Whether shifts to the left exist, on which Threefry's rotations are built. neuronx-cc calls threefry "not completely
-    /// supported".
+    /// Whether shifts to the left exist, on which Threefry's rotations are built. neuronx-cc calls
+    /// threefry "not completely supported".
     pub(crate) fn has_threefry(self) -> bool {
         !self.is_neuron()
     }
@@ -92,46 +104,62 @@ impl Target {
         !self.is_neuron()
     }
 
-    /// Whether an `opt-barrier` is there until instructions are put in order. XLA's CPU drops it before that; neuronx-cc once ended
-    /// modules with a barrier and donated state in "read after write on aliased buffer".
+    /// Whether an `opt-barrier` is there until instructions are put in order. XLA's CPU drops it
+    /// before that; neuronx-cc once ended modules with a barrier and donated state in "read after
+    /// write on aliased buffer".
     pub(crate) fn keeps_barriers(self) -> bool {
         matches!(self, Target::Cuda { .. })
     }
 
-    /// Whether values can wait in the host's memory. XLA's CPU takes no such placement, and its values are there already; Neuron's
-    /// plugin shows no memory but its own.
+    /// Whether values can wait in the host's memory. XLA's CPU takes no such placement, and its
+    /// values are there already; Neuron's plugin shows no memory but its own.
     pub(crate) fn has_host_memory(self) -> bool {
         matches!(self, Target::Cuda { .. })
     }
 
-    /// The largest head of an attention that the target has as one call; `None` where it has no such call. cuDNN's begin with
-    /// compute capability 8.0; beyond 128 they are tried on 9.0 only.
+    /// The largest head of an attention that the target has as one call; `None` where it has no
+    /// such call. cuDNN's begin with compute capability 8.0; beyond 128 they are tried on 9.0 only.
     pub(crate) fn fused_attention_head(self) -> Option<usize> {
         match self {
-            Target::Cuda(CudaTarget { capability: 90.., fused_attention: true, .. }) => Some(256),
-            Target::Cuda(CudaTarget { capability: 80.., fused_attention: true, .. }) => Some(128),
+            Target::Cuda(CudaTarget {
+                capability: 90..,
+                fused_attention: true,
+                ..
+            }) => Some(256),
+            Target::Cuda(CudaTarget {
+                capability: 80..,
+                fused_attention: true,
+                ..
+            }) => Some(128),
             _ => None,
         }
     }
 
     /// Whether a call of attention may draw its own dropout masks.
     pub(crate) fn fuses_dropout(self) -> bool {
-        matches!(self, Target::Cuda(CudaTarget { fused_dropout: true, .. }))
+        matches!(
+            self,
+            Target::Cuda(CudaTarget {
+                fused_dropout: true,
+                ..
+            })
+        )
     }
 
-    /// Whether products of f32 have to be said to be exact, since the compiler would round their operands if nothing were said.
+    /// Whether products of f32 have to be said to be exact, since the compiler would round their
+    /// operands if nothing were said.
     pub(crate) fn asks_for_exact_products(self) -> bool {
         matches!(self, Target::Cuda(CudaTarget { tf32: false, .. }))
     }
 
-    /// Whether modules are handed over as StableHLO first. Of AWS's plugin since 3.0 that is the only form that others are known to
-    /// use; all before it took HLO.
+    /// Whether modules are handed over as StableHLO first. Of AWS's plugin since 3.0 that is the
+    /// only form that others are known to use; all before it took HLO.
     pub fn prefers_stablehlo(self) -> bool {
         self.is_neuron()
     }
 
-    /// Whether donated memory has to be reused by the compiler's promise. Neuron's modules are written so by everybody; XLA's own
-    /// compilers do it wherever they can.
+    /// Whether donated memory has to be reused by the compiler's promise. Neuron's modules are
+    /// written so by everybody; XLA's own compilers do it wherever they can.
     pub fn requires_aliases(self) -> bool {
         self.is_neuron()
     }

@@ -1,7 +1,8 @@
-//! Lazy tensors: operations on a [`Tensor`] are recorded as nodes of a [`Trace`]; nothing is computed.
+//! Lazy tensors: operations on a [`Tensor`] are recorded as nodes of a [`Trace`]; nothing is
+//! computed.
 //!
-//! One trace covers what lies between two `mark_step`s. [`Trace::cut`] turns the recorded nodes into a canonical
-//! [`Graph`](crate::Graph).
+//! One trace covers what lies between two `mark_step`s. [`Trace::cut`] turns the recorded nodes
+//! into a canonical [`Graph`](crate::Graph).
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -123,7 +124,10 @@ impl Default for Trace {
 
 impl Trace {
     pub fn new() -> Self {
-        let inner = Inner { scopes: vec![String::new()], ..Default::default() };
+        let inner = Inner {
+            scopes: vec![String::new()],
+            ..Default::default()
+        };
         Trace(Rc::new(RefCell::new(inner)))
     }
 
@@ -138,7 +142,8 @@ impl Trace {
         self.0.borrow()
     }
 
-    /// From now on graphs that are cut ask for loops in place of layers that are alike ([`Graph::scan_layers`]).
+    /// From now on graphs that are cut ask for loops in place of layers that are alike
+    /// ([`Graph::scan_layers`]).
     pub fn scan_layers(&self, wanted: bool) {
         self.0.borrow_mut().scan_layers = wanted;
     }
@@ -158,16 +163,28 @@ impl Trace {
             scope,
             location: Location::caller(),
         });
-        inner.inputs.push(TraceInput { name: name.into(), role, node });
-        Tensor { trace: self.clone(), id: node, shape }
+        inner.inputs.push(TraceInput {
+            name: name.into(),
+            role,
+            node,
+        });
+        Tensor {
+            trace: self.clone(),
+            id: node,
+            shape,
+        }
     }
 
     /// Makes a tensor an output of the graph.
     pub fn output(&self, name: impl Into<String>, tensor: &Tensor) {
-        self.0.borrow_mut().outputs.push(OutputSpec { name: name.into(), node: tensor.id });
+        self.0.borrow_mut().outputs.push(OutputSpec {
+            name: name.into(),
+            node: tensor.id,
+        });
     }
 
-    /// Enters a part of the model (`h.3`, then `attn`) until the guard is dropped; messages and HLO metadata show the path.
+    /// Enters a part of the model (`h.3`, then `attn`) until the guard is dropped; messages and HLO
+    /// metadata show the path.
     pub fn scope(&self, name: &str) -> ScopeGuard {
         let mut inner = self.0.borrow_mut();
         let path = match &inner.scopes[inner.current_scope() as usize] {
@@ -180,17 +197,21 @@ impl Trace {
         ScopeGuard(self.clone())
     }
 
-    /// Enters one of the layers that make up most of the model, as [`Trace::scope`] does: what is recorded until the guard is dropped is
-    /// what [`Checkpointing`](crate::Checkpointing) may compute once more.
+    /// Enters one of the layers that make up most of the model, as [`Trace::scope`] does: what is
+    /// recorded until the guard is dropped is what [`Checkpointing`](crate::Checkpointing) may
+    /// compute once more.
     pub fn layer(&self, name: &str) -> LayerGuard {
         self.0.borrow_mut().layers_entered += 1;
         let scope = self.scope(name);
-        LayerGuard { start: self.node_count() as NodeId, scope }
+        LayerGuard {
+            start: self.node_count() as NodeId,
+            scope,
+        }
     }
 
-    /// Until the guard is dropped, what is recorded belongs to the pipeline stage of the layer that was entered last, before the first
-    /// layer to stage 0. `first_layers` says where stages begin; the first of them begins with layer 0. The gradient of a node belongs
-    /// to the node's stage.
+    /// Until the guard is dropped, what is recorded belongs to the pipeline stage of the layer that
+    /// was entered last, before the first layer to stage 0. `first_layers` says where stages begin;
+    /// the first of them begins with layer 0. The gradient of a node belongs to the node's stage.
     pub fn stages_by_layer(&self, first_layers: &[usize]) -> StageGuard {
         self.set_stage(StageOf::Layers(first_layers.into()))
     }
@@ -205,7 +226,8 @@ impl Trace {
         StageGuard(self.clone(), before)
     }
 
-    /// Until the guard is dropped, what is recorded is computed by every stage that uses it, from values that may be another's.
+    /// Until the guard is dropped, what is recorded is computed by every stage that uses it, from
+    /// values that may be another's.
     pub fn at_every_stage(&self) -> StageGuard {
         self.set_stage(StageOf::Every)
     }
@@ -260,7 +282,14 @@ impl Trace {
     /// 0, 1, 2, ... along `dim`.
     #[track_caller]
     pub fn iota(&self, dtype: DType, dims: &[usize], dim: usize) -> Result<Tensor> {
-        self.record(Op::Iota { dims: dims.to_vec(), dim, dtype }, &[])
+        self.record(
+            Op::Iota {
+                dims: dims.to_vec(),
+                dim,
+                dtype,
+            },
+            &[],
+        )
     }
 
     /// Records one operation after checking its operands.
@@ -275,7 +304,11 @@ impl Trace {
         let shape = ops::infer(&op, &shapes).map_err(|message| Error::Shape {
             op: op.name(),
             scope: inner.scope_name(inner.current_scope()),
-            operands: shapes.iter().map(|s| s.to_string()).collect::<Vec<_>>().join(", "),
+            operands: shapes
+                .iter()
+                .map(|s| s.to_string())
+                .collect::<Vec<_>>()
+                .join(", "),
             message,
             location: location.to_string(),
         })?;
@@ -284,7 +317,11 @@ impl Trace {
             && let Some(&id) = known.get(&(op.clone(), operands.clone()))
         {
             let shape = inner.nodes[id as usize].shape.clone();
-            return Ok(Tensor { trace: self.clone(), id, shape });
+            return Ok(Tensor {
+                trace: self.clone(),
+                id,
+                shape,
+            });
         }
         let id = inner.nodes.len() as NodeId;
         let scope = inner.recording_scope();
@@ -292,17 +329,32 @@ impl Trace {
         if let Some(known) = &mut inner.known {
             known.insert((op.clone(), operands.clone()), id);
         }
-        inner.nodes.push(TraceNode { op, operands, shape: shape.clone(), scope, location });
-        Ok(Tensor { trace: self.clone(), id, shape })
+        inner.nodes.push(TraceNode {
+            op,
+            operands,
+            shape: shape.clone(),
+            scope,
+            location,
+        });
+        Ok(Tensor {
+            trace: self.clone(),
+            id,
+            shape,
+        })
     }
 
     /// The tensor of an already recorded node.
     pub(crate) fn tensor(&self, id: NodeId) -> Tensor {
         let shape = self.0.borrow().nodes[id as usize].shape.clone();
-        Tensor { trace: self.clone(), id, shape }
+        Tensor {
+            trace: self.clone(),
+            id,
+            shape,
+        }
     }
 
-    /// Cuts the trace: the nodes that its outputs need become a graph. `name` says what the graph is for (`train`, `eval`).
+    /// Cuts the trace: the nodes that its outputs need become a graph. `name` says what the graph
+    /// is for (`train`, `eval`).
     pub fn cut(&self, name: &str) -> Result<Graph> {
         Graph::from_trace(name, &self.0.borrow())
     }
@@ -317,7 +369,12 @@ impl Inner {
         match &self.stage {
             StageOf::Operands | StageOf::Every => None,
             StageOf::One(stage) => Some(*stage),
-            StageOf::Layers(first) => Some(first.iter().rposition(|first| *first < self.layers_entered).unwrap_or(0)),
+            StageOf::Layers(first) => Some(
+                first
+                    .iter()
+                    .rposition(|first| *first < self.layers_entered)
+                    .unwrap_or(0),
+            ),
         }
     }
 

@@ -1,12 +1,14 @@
-//! How much a prepared graph computes and exchanges, counted on the graph itself: compilers hide products in library calls.
+//! How much a prepared graph computes and exchanges, counted on the graph itself: compilers hide
+//! products in library calls.
 
 use crate::dtype::DType;
 use crate::graph::Graph;
 use crate::op::Op;
 use crate::shape::Shape;
 
-/// Floating-point operations of a graph's matrix products: two for each pair of numbers that is multiplied and added. Everything
-/// else is at most a few operations a number, which no device waits for.
+/// Floating-point operations of a graph's matrix products: two for each pair of numbers that is
+/// multiplied and added. Everything else is at most a few operations a number, which no device
+/// waits for.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ProductWork {
     /// Of products with bf16 or f16 operands.
@@ -15,7 +17,8 @@ pub struct ProductWork {
     pub wide: f64,
 }
 
-/// Counts the products of a graph; those inside of composites only once these have been written out (`passes::prepare`).
+/// Counts the products of a graph; those inside of composites only once these have been written out
+/// (`passes::prepare`).
 pub fn products(graph: &Graph) -> ProductWork {
     products_of(graph, |_| true)
 }
@@ -27,11 +30,19 @@ pub fn products_of(graph: &Graph, wanted: impl Fn(&str) -> bool) -> ProductWork 
 
 fn count(graph: &Graph, wanted: &dyn Fn(&str) -> bool) -> ProductWork {
     let mut work = ProductWork::default();
-    for node in graph.nodes.iter().filter(|node| wanted(&graph.scopes[node.scope as usize])) {
+    for node in graph
+        .nodes
+        .iter()
+        .filter(|node| wanted(&graph.scopes[node.scope as usize]))
+    {
         let operand = |index: usize| &graph.nodes[node.operands[index] as usize].shape;
         let flops = match &node.op {
             Op::Dot { dims, .. } => {
-                let contracted: usize = dims.lhs_contracting.iter().map(|&d| operand(0).dims[d]).product();
+                let contracted: usize = dims
+                    .lhs_contracting
+                    .iter()
+                    .map(|&d| operand(0).dims[d])
+                    .product();
                 2.0 * node.shape.elements() as f64 * contracted as f64
             }
             Op::FusedAttention(of) => attention(2, of.causal, operand(0), operand(1)),
@@ -54,7 +65,8 @@ fn count(graph: &Graph, wanted: &dyn Fn(&str) -> bool) -> ProductWork {
     work
 }
 
-/// So many products of `[T, D]` and `[S, D]` in each head, of which a causal mask leaves half: the kernels skip the rest.
+/// So many products of `[T, D]` and `[S, D]` in each head, of which a causal mask leaves half: the
+/// kernels skip the rest.
 fn attention(products: usize, causal: bool, q: &Shape, k: &Shape) -> f64 {
     let all = 2.0 * products as f64 * q.elements() as f64 * k.dims[1] as f64;
     if causal { all / 2.0 } else { all }
@@ -66,7 +78,8 @@ pub struct Exchanged {
     /// As HLO names it: `all-reduce`, `all-gather`, `reduce-scatter`.
     pub kind: &'static str,
     pub groups: Vec<Vec<u32>>,
-    /// Bytes of the whole values, on each replica: of what goes into a sum, of what comes out of a gather.
+    /// Bytes of the whole values, on each replica: of what goes into a sum, of what comes out of a
+    /// gather.
     pub bytes: u64,
 }
 
@@ -81,9 +94,16 @@ pub fn exchanged(graph: &Graph) -> Vec<Exchanged> {
             Op::AllGather { exchange, .. } => ("all-gather", exchange, node.shape.bytes() as u64),
             _ => continue,
         };
-        match all.iter_mut().find(|known| known.kind == kind && known.groups == exchange.groups) {
+        match all
+            .iter_mut()
+            .find(|known| known.kind == kind && known.groups == exchange.groups)
+        {
             Some(known) => known.bytes += bytes,
-            None => all.push(Exchanged { kind, groups: exchange.groups.clone(), bytes }),
+            None => all.push(Exchanged {
+                kind,
+                groups: exchange.groups.clone(),
+                bytes,
+            }),
         }
     }
     all
@@ -103,9 +123,28 @@ mod tests {
         trace.output("product", &a.matmul(&b).unwrap());
         let graph = trace.cut("test").unwrap();
         let flops = 2.0 * (5 * 7 * 11) as f64;
-        assert_eq!(products(&graph), ProductWork { low: 0.0, wide: flops });
+        assert_eq!(
+            products(&graph),
+            ProductWork {
+                low: 0.0,
+                wide: flops
+            }
+        );
         let mixed = passes::mix(&graph, Precision::Bf16).unwrap();
-        let mixed = passes::prepare(&mixed, Target::Cuda(CudaTarget { capability: 90, ..CudaTarget::default() })).unwrap();
-        assert_eq!(products(&mixed), ProductWork { low: flops, wide: 0.0 });
+        let mixed = passes::prepare(
+            &mixed,
+            Target::Cuda(CudaTarget {
+                capability: 90,
+                ..CudaTarget::default()
+            }),
+        )
+        .unwrap();
+        assert_eq!(
+            products(&mixed),
+            ProductWork {
+                low: flops,
+                wide: 0.0
+            }
+        );
     }
 }

@@ -1,9 +1,11 @@
-//! The canonical form: the same program gives the same bytes and fingerprint in every process, any single change another.
+//! The canonical form: the same program gives the same bytes and fingerprint in every process, any
+//! single change another.
 
 use std::collections::BTreeMap;
 use xtrain_graphs::op::{Attention, Comparison, DotDims, F64, Gelu};
 use xtrain_graphs::{
-    DType, Error, Fingerprint, Graph, InputRole, Randomness, Result, Shape, Target, Tensor, Trace, backward, passes,
+    DType, Error, Fingerprint, Graph, InputRole, Randomness, Result, Shape, Target, Tensor, Trace,
+    backward, passes,
 };
 
 /// What the program below can be told to do differently, one thing at a time.
@@ -64,7 +66,8 @@ fn program(k: &Knobs) -> Result<Graph> {
     let trace = Trace::new();
     let x = trace.input(k.input_name, Shape::new(k.dtype, [k.rows, 4]), k.role);
     let labels = trace.input("labels", Shape::new(DType::S32, [k.rows]), InputRole::Feed);
-    let random = Randomness::keyed(trace.input("random", Shape::new(DType::U32, [2]), InputRole::Feed));
+    let random =
+        Randomness::keyed(trace.input("random", Shape::new(DType::U32, [2]), InputRole::Feed));
     let _scope = trace.scope(k.scope);
     if k.extra_place {
         random.keep_mask(&[1], 0.5)?;
@@ -80,16 +83,38 @@ fn program(k: &Knobs) -> Result<Graph> {
         dropout: Some(F64::new(k.dropout)),
     };
     let keep = random.keep_mask(&[1, 1, k.rows, k.rows], k.dropout)?;
-    let h = heads.attention(&heads, &heads, None, keep.as_ref(), attributes)?.reshape(&[k.rows, 4])?;
-    let perm = if k.perm.is_empty() { vec![1, 0] } else { k.perm.clone() };
-    let h = h.mul_scalar(k.constant)?.transpose(&perm)?.transpose(&perm)?;
-    let h = h.pad(&[0, k.pad], &[0, 2 - k.pad])?.slice_dim(1, k.start, k.start + 4)?;
+    let h = heads
+        .attention(&heads, &heads, None, keep.as_ref(), attributes)?
+        .reshape(&[k.rows, 4])?;
+    let perm = if k.perm.is_empty() {
+        vec![1, 0]
+    } else {
+        k.perm.clone()
+    };
+    let h = h
+        .mul_scalar(k.constant)?
+        .transpose(&perm)?
+        .transpose(&perm)?;
+    let h = h
+        .pad(&[0, k.pad], &[0, 2 - k.pad])?
+        .slice_dim(1, k.start, k.start + 4)?;
     let h = h.compare_scalar(k.order, 0.25)?.select(&h, &x)?;
-    let dims = DotDims { lhs_contracting: vec![1], rhs_contracting: vec![1], ..Default::default() };
+    let dims = DotDims {
+        lhs_contracting: vec![1],
+        rhs_contracting: vec![1],
+        ..Default::default()
+    };
     let gram = h.dot_general(&x, dims, k.dot_type)?.convert(k.dtype)?;
     let h = if k.swap { x.sub(&h)? } else { h.sub(&x)? };
-    let reduced = if k.reduced.is_empty() { vec![0, 1] } else { k.reduced.clone() };
-    let loss = h.cross_entropy(&labels, k.ignore)?.sum_all()?.add(&gram.sum(&reduced)?.sum_all()?)?;
+    let reduced = if k.reduced.is_empty() {
+        vec![0, 1]
+    } else {
+        k.reduced.clone()
+    };
+    let loss = h
+        .cross_entropy(&labels, k.ignore)?
+        .sum_all()?
+        .add(&gram.sum(&reduced)?.sum_all()?)?;
     let gradients = backward(&loss, std::slice::from_ref(&x))?;
     trace.output(k.output_name, &loss);
     trace.output("gradient", &gradients[0]);
@@ -139,11 +164,14 @@ fn any_single_change_is_another_fingerprint() {
         ("operand order", |k| k.swap = true),
         ("random place", |k| k.extra_place = true),
     ];
-    let mut seen: BTreeMap<Fingerprint, &str> = BTreeMap::from([(program(&PLAIN).unwrap().fingerprint(), "no change")]);
+    let mut seen: BTreeMap<Fingerprint, &str> =
+        BTreeMap::from([(program(&PLAIN).unwrap().fingerprint(), "no change")]);
     for (name, change) in changes {
         let mut knobs = PLAIN;
         change(&mut knobs);
-        let fingerprint = program(&knobs).unwrap_or_else(|e| panic!("{name}: {e}")).fingerprint();
+        let fingerprint = program(&knobs)
+            .unwrap_or_else(|e| panic!("{name}: {e}"))
+            .fingerprint();
         if let Some(other) = seen.insert(fingerprint, name) {
             panic!("`{name}` and `{other}` have one fingerprint");
         }
@@ -161,12 +189,19 @@ fn child_process_prints_its_fingerprint() {
 #[test]
 fn another_process_has_the_same_fingerprint() {
     let child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child_process_prints_its_fingerprint", "--nocapture"])
+        .args([
+            "--exact",
+            "child_process_prints_its_fingerprint",
+            "--nocapture",
+        ])
         .env("XTRAIN_TEST_CHILD", "1")
         .output()
         .unwrap();
     let output = String::from_utf8_lossy(&child.stdout);
-    assert!(output.contains(&format!("CHILD {}", program(&PLAIN).unwrap().fingerprint())), "{output}");
+    assert!(
+        output.contains(&format!("CHILD {}", program(&PLAIN).unwrap().fingerprint())),
+        "{output}"
+    );
 }
 
 #[test]
@@ -190,7 +225,12 @@ fn unused_work_is_not_part_of_a_graph_and_unused_inputs_are() {
 macro_rules! assert_refused {
     ($result:expr, $op:literal, $operands:literal, $why:literal) => {
         let message = $result.unwrap_err().to_string();
-        for part in [concat!($op, " in h.3.attn: "), concat!("operands ", $operands, " "), $why, &at(line!(), &message)] {
+        for part in [
+            concat!($op, " in h.3.attn: "),
+            concat!("operands ", $operands, " "),
+            $why,
+            &at(line!(), &message),
+        ] {
             assert!(message.contains(part), "`{part}` is missing in: {message}");
         }
     };
@@ -199,7 +239,11 @@ macro_rules! assert_refused {
 /// The place that a message should name; a call may be written over a few lines.
 fn at(line: u32, message: &str) -> String {
     let lines = (line..line + 4).map(|line| format!("fingerprints.rs:{line}:"));
-    lines.clone().find(|place| message.contains(place)).or(lines.into_iter().next()).unwrap_or_default()
+    lines
+        .clone()
+        .find(|place| message.contains(place))
+        .or(lines.into_iter().next())
+        .unwrap_or_default()
 }
 
 #[test]
@@ -210,22 +254,78 @@ fn shape_errors_name_operation_shapes_model_path_and_line() {
     let (half, ids) = (input(DType::BF16, &[2, 3]), input(DType::S32, &[2]));
     let _outer = trace.scope("h.3");
     let _inner = trace.scope("attn");
-    let plain = Attention { scale: F64::new(1.0), causal: false, window: None, key_mask: false, dropout: None };
-    assert_refused!(a.matmul(&b), "dot", "f32[2,3], f32[4,5]", "contracting dimensions differ: 3 and 4");
+    let plain = Attention {
+        scale: F64::new(1.0),
+        causal: false,
+        window: None,
+        key_mask: false,
+        dropout: None,
+    };
+    assert_refused!(
+        a.matmul(&b),
+        "dot",
+        "f32[2,3], f32[4,5]",
+        "contracting dimensions differ: 3 and 4"
+    );
     assert_refused!(a.add(&half), "add", "f32[2,3], bf16[2,3]", "one shape");
     assert_refused!(a.add(&b), "broadcast", "f32[4,5]", "cannot become");
     assert_refused!(ids.exp(), "exp", "s32[2]", "needs a float type");
     assert_refused!(a.reshape(&[7]), "reshape", "f32[2,3]", "6 elements");
-    assert_refused!(a.transpose(&[0, 0]), "transpose", "f32[2,3]", "not a permutation");
-    assert_refused!(a.slice(&[0, 2], &[2, 4]), "slice", "f32[2,3]", "2..4 is outside dimension 1");
-    assert_refused!(a.take_rows(&b), "take_rows", "f32[2,3], f32[4,5]", "needs an integer type");
-    assert_refused!(a.layer_norm(&b, &b, 1e-5), "layer_norm", "f32[2,3], f32[4,5], f32[4,5]", "the weight must be f32[3]");
-    assert_refused!(a.cross_entropy(&a, -100), "cross_entropy", "f32[2,3], f32[2,3]", "the labels must be s32[2]");
-    assert_refused!(a.attention(&a, &a, None, None, plain), "attention", "f32[2,3], f32[2,3], f32[2,3]", "[B, H, T, D]");
-    assert_refused!(a.sum(&[2]), "reduce_sum", "f32[2,3]", "dimensions of f32[2,3]");
-    assert_refused!(Tensor::concat(&[&a, &b], 0), "concat", "f32[2,3], f32[4,5]", "does not fit");
+    assert_refused!(
+        a.transpose(&[0, 0]),
+        "transpose",
+        "f32[2,3]",
+        "not a permutation"
+    );
+    assert_refused!(
+        a.slice(&[0, 2], &[2, 4]),
+        "slice",
+        "f32[2,3]",
+        "2..4 is outside dimension 1"
+    );
+    assert_refused!(
+        a.take_rows(&b),
+        "take_rows",
+        "f32[2,3], f32[4,5]",
+        "needs an integer type"
+    );
+    assert_refused!(
+        a.layer_norm(&b, &b, 1e-5),
+        "layer_norm",
+        "f32[2,3], f32[4,5], f32[4,5]",
+        "the weight must be f32[3]"
+    );
+    assert_refused!(
+        a.cross_entropy(&a, -100),
+        "cross_entropy",
+        "f32[2,3], f32[2,3]",
+        "the labels must be s32[2]"
+    );
+    assert_refused!(
+        a.attention(&a, &a, None, None, plain),
+        "attention",
+        "f32[2,3], f32[2,3], f32[2,3]",
+        "[B, H, T, D]"
+    );
+    assert_refused!(
+        a.sum(&[2]),
+        "reduce_sum",
+        "f32[2,3]",
+        "dimensions of f32[2,3]"
+    );
+    assert_refused!(
+        Tensor::concat(&[&a, &b], 0),
+        "concat",
+        "f32[2,3], f32[4,5]",
+        "does not fit"
+    );
     assert_refused!(a.pad(&[1], &[1]), "pad", "f32[2,3]", "needs 2 low and high");
-    assert_refused!(a.bitcast(DType::U8), "bitcast", "f32[2,3]", "differ in size");
+    assert_refused!(
+        a.bitcast(DType::U8),
+        "bitcast",
+        "f32[2,3]",
+        "differ in size"
+    );
     assert_refused!(
         a.scatter_add_rows(&ids, &b),
         "scatter_add_rows",
@@ -239,7 +339,10 @@ fn shape_errors_name_operation_shapes_model_path_and_line() {
 #[test]
 fn tensors_of_two_traces_do_not_meet() {
     let tensor = || Trace::new().input("x", Shape::new(DType::F32, [2]), InputRole::Feed);
-    assert!(matches!(tensor().add(&tensor()), Err(Error::ForeignTensor { .. })));
+    assert!(matches!(
+        tensor().add(&tensor()),
+        Err(Error::ForeignTensor { .. })
+    ));
 }
 
 #[test]
@@ -248,5 +351,8 @@ fn state_keeps_its_shape() {
     let w = trace.input("w", Shape::new(DType::F32, [2]), InputRole::State);
     trace.output("w", &w.sum_all().unwrap());
     let message = trace.cut("g").unwrap_err().to_string();
-    assert!(message.contains("`w`") && message.contains("f32[2]") && message.contains("f32[]"), "{message}");
+    assert!(
+        message.contains("`w`") && message.contains("f32[2]") && message.contains("f32[]"),
+        "{message}"
+    );
 }

@@ -25,7 +25,17 @@ pub fn list(store: &Store, as_json: bool) -> Result<(), Error> {
         Align::Right,
         Align::Right,
     ]);
-    table.row(["id", "device", "graph", "model", "shapes", "size", "compiled in", "age", "uses"]);
+    table.row([
+        "id",
+        "device",
+        "graph",
+        "model",
+        "shapes",
+        "size",
+        "compiled in",
+        "age",
+        "uses",
+    ]);
     for entry in &entries {
         let id = short(&entry.id).to_string();
         let (size, uses) = (bytes(entry.file_bytes), entry.uses.to_string());
@@ -37,7 +47,11 @@ pub fn list(store: &Store, as_json: bool) -> Result<(), Error> {
                 model(&header.origin.model_type, header.origin.parameters),
                 header.feeds.first().cloned().unwrap_or_default(),
                 size,
-                if header.compile_seconds > 0.0 { format!("{:.1} s", header.compile_seconds) } else { "-".into() },
+                if header.compile_seconds > 0.0 {
+                    format!("{:.1} s", header.compile_seconds)
+                } else {
+                    "-".into()
+                },
                 duration(age(header.created)),
                 uses,
             ]),
@@ -61,7 +75,9 @@ pub fn model(model_type: &str, parameters: u64) -> String {
 /// An entry as JSON: what `show` prints, and `ls` for all of them.
 pub fn describe(entry: &Listed) -> Value {
     match &entry.header {
-        Err(damage) => json!({"id": entry.id, "bytes": entry.file_bytes, "unusable": damage.to_string()}),
+        Err(damage) => {
+            json!({"id": entry.id, "bytes": entry.file_bytes, "unusable": damage.to_string()})
+        }
         Ok(header) => {
             let mut value = serde_json::to_value(header).expect("a header holds plain data");
             let own = json!({"id": entry.id, "bytes": entry.file_bytes, "uses": entry.uses, "last_used": entry.last_used});
@@ -75,12 +91,21 @@ pub fn describe(entry: &Listed) -> Value {
 
 pub fn stats(store: &Store, as_json: bool) -> Result<(), Error> {
     let entries = all(store)?;
-    let good: Vec<_> = entries.iter().filter_map(|entry| Some((entry, entry.header.as_ref().ok()?))).collect();
+    let good: Vec<_> = entries
+        .iter()
+        .filter_map(|entry| Some((entry, entry.header.as_ref().ok()?)))
+        .collect();
     let total: u64 = entries.iter().map(|entry| entry.file_bytes).sum();
     let uses: u64 = entries.iter().map(|entry| entry.uses).sum();
-    let loadable = good.iter().filter(|(_, header)| header.part(Content::Executable).is_some()).count();
+    let loadable = good
+        .iter()
+        .filter(|(_, header)| header.part(Content::Executable).is_some())
+        .count();
     let compiling: f64 = good.iter().map(|(_, header)| header.compile_seconds).sum();
-    let spared: f64 = good.iter().map(|(entry, header)| header.compile_seconds * entry.uses as f64).sum();
+    let spared: f64 = good
+        .iter()
+        .map(|(entry, header)| header.compile_seconds * entry.uses as f64)
+        .sum();
     if as_json {
         let value = json!({
             "directory": store.dir(), "entries": entries.len(), "unusable": entries.len() - good.len(),
@@ -93,8 +118,14 @@ pub fn stats(store: &Store, as_json: bool) -> Result<(), Error> {
     let mut table = Table::pairs();
     let seconds = |s: f64| duration(Duration::try_from_secs_f64(s).unwrap_or_default());
     table.row(["directory".to_string(), store.dir().display().to_string()]);
-    table.row(["stored graphs".to_string(), format!("{} ({loadable} with an executable)", entries.len())]);
-    table.row(["unusable".to_string(), (entries.len() - good.len()).to_string()]);
+    table.row([
+        "stored graphs".to_string(),
+        format!("{} ({loadable} with an executable)", entries.len()),
+    ]);
+    table.row([
+        "unusable".to_string(),
+        (entries.len() - good.len()).to_string(),
+    ]);
     table.row(["size".to_string(), bytes(total)]);
     table.row(["loaded".to_string(), format!("{uses} times")]);
     table.row(["compiling took".to_string(), seconds(compiling)]);

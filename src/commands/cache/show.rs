@@ -17,8 +17,14 @@ pub fn show(store: &Store, id: &str, form: ShowForm) -> Result<(), Error> {
     match form {
         ShowForm::Json => println!("{}", describe(listed)),
         ShowForm::Text => print!("{}", text(store, listed, &mut entry)?),
-        ShowForm::Hlo => print!("{}", hlo_text(&part(store, listed, &mut entry, Content::Module)?)?),
-        ShowForm::StableHlo => print!("{}", stablehlo_text(&part(store, listed, &mut entry, Content::Module)?)?),
+        ShowForm::Hlo => print!(
+            "{}",
+            hlo_text(&part(store, listed, &mut entry, Content::Module)?)?
+        ),
+        ShowForm::StableHlo => print!(
+            "{}",
+            stablehlo_text(&part(store, listed, &mut entry, Content::Module)?)?
+        ),
         ShowForm::Memory => print!("{}", peak_text(store, listed, &mut entry)?),
         ShowForm::OptimizedHlo => print!("{}", optimized(store, listed, &mut entry)?),
     }
@@ -30,21 +36,34 @@ fn open(store: &Store, id: &str) -> Result<Entry, Error> {
 }
 
 fn unusable(store: &Store, id: &str, damage: Damage) -> Error {
-    Error::failed(format!("{} is not usable: {damage}", store.path(id).display()))
-        .with_hint("remove the file; the next run that wants the graph compiles it again")
+    Error::failed(format!(
+        "{} is not usable: {damage}",
+        store.path(id).display()
+    ))
+    .with_hint("remove the file; the next run that wants the graph compiles it again")
 }
 
-fn part(store: &Store, listed: &Listed, entry: &mut Entry, content: Content) -> Result<Vec<u8>, Error> {
+fn part(
+    store: &Store,
+    listed: &Listed,
+    entry: &mut Entry,
+    content: Content,
+) -> Result<Vec<u8>, Error> {
     match entry.read(content) {
         Ok(Some(bytes)) => Ok(bytes),
-        Ok(None) => Err(Error::failed(format!("{} was stored without its {}", listed.id, content.name()))),
+        Ok(None) => Err(Error::failed(format!(
+            "{} was stored without its {}",
+            listed.id,
+            content.name()
+        ))),
         Err(damage) => Err(unusable(store, &listed.id, damage)),
     }
 }
 
 fn graph(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<Graph, Error> {
     let bytes = part(store, listed, entry, Content::Graph)?;
-    Graph::from_bytes(&bytes).map_err(|e| Error::because(format!("decoding the graph of {}", listed.id), e))
+    Graph::from_bytes(&bytes)
+        .map_err(|e| Error::because(format!("decoding the graph of {}", listed.id), e))
 }
 
 fn text(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String, Error> {
@@ -52,14 +71,49 @@ fn text(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String, Err
     let header = &entry.header;
     let mut table = Table::pairs();
     table.heading(format!("{} ({})", listed.id, header.phase));
-    table.row(["file".to_string(), format!("{}, {}", store.path(&listed.id).display(), bytes(listed.file_bytes))]);
-    table.row(["made by".to_string(), format!("xtrain {}, {} ago", header.origin.command, duration(age(header.created)))]);
+    table.row([
+        "file".to_string(),
+        format!(
+            "{}, {}",
+            store.path(&listed.id).display(),
+            bytes(listed.file_bytes)
+        ),
+    ]);
+    table.row([
+        "made by".to_string(),
+        format!(
+            "xtrain {}, {} ago",
+            header.origin.command,
+            duration(age(header.created))
+        ),
+    ]);
     let model = model(&header.origin.model_type, header.origin.parameters);
-    table.row(["model".to_string(), format!("{model} (configuration {})", header.origin.config_digest)]);
-    table.row(["compiled in".to_string(), format!("{:.2} s", header.compile_seconds)]);
-    table.row(["used".to_string(), format!("{} times, last {} ago", listed.uses, duration(age(listed.last_used)))]);
-    let states = graph.inputs.iter().filter(|input| input.role == InputRole::State).count();
-    let sizes = format!("{} nodes, {states} state inputs, {} outputs", graph.nodes.len(), graph.outputs.len());
+    table.row([
+        "model".to_string(),
+        format!("{model} (configuration {})", header.origin.config_digest),
+    ]);
+    table.row([
+        "compiled in".to_string(),
+        format!("{:.2} s", header.compile_seconds),
+    ]);
+    table.row([
+        "used".to_string(),
+        format!(
+            "{} times, last {} ago",
+            listed.uses,
+            duration(age(listed.last_used))
+        ),
+    ]);
+    let states = graph
+        .inputs
+        .iter()
+        .filter(|input| input.role == InputRole::State)
+        .count();
+    let sizes = format!(
+        "{} nodes, {states} state inputs, {} outputs",
+        graph.nodes.len(),
+        graph.outputs.len()
+    );
     table.row(["graph".to_string(), sizes]);
     for feed in &header.feeds {
         table.row(["feed".to_string(), feed.clone()]);
@@ -70,7 +124,10 @@ fn text(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String, Err
     }
     table.heading("parts");
     for part in &header.parts {
-        table.row([part.content.name().to_string(), format!("{:>10}  sha256 {}", bytes(part.bytes), part.sha256)]);
+        table.row([
+            part.content.name().to_string(),
+            format!("{:>10}  sha256 {}", bytes(part.bytes), part.sha256),
+        ]);
     }
     if let Some(memory) = header.memory {
         table.heading("memory on one device");
@@ -103,12 +160,16 @@ fn text(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String, Err
 
 fn hlo_text(module: &[u8]) -> Result<String, Error> {
     let library = Library::open().map_err(|e| Error::because("opening the XLA library", e))?;
-    library.hlo_text(module).map_err(|e| Error::because("writing the module as text", e))
+    library
+        .hlo_text(module)
+        .map_err(|e| Error::because("writing the module as text", e))
 }
 
 fn stablehlo_text(module: &[u8]) -> Result<String, Error> {
     let library = Library::open().map_err(|e| Error::because("opening the XLA library", e))?;
-    library.stablehlo_text(module).map_err(|e| Error::because("converting the module to StableHLO", e))
+    library
+        .stablehlo_text(module)
+        .map_err(|e| Error::because("converting the module to StableHLO", e))
 }
 
 fn optimized(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String, Error> {
@@ -122,19 +183,46 @@ const LARGEST: usize = 20;
 fn peak_text(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String, Error> {
     let module = optimized_module(store, listed, entry)?;
     let library = Library::open().map_err(|e| Error::because("opening the XLA library", e))?;
-    let peak = library.live_buffers(&module).map_err(|e| Error::because("reading the compiled module", e))?;
+    let peak = library
+        .live_buffers(&module)
+        .map_err(|e| Error::because("reading the compiled module", e))?;
     let mut table = Table::pairs();
-    table.heading(format!("{} ({}): memory on one device", listed.id, entry.header.phase));
+    table.heading(format!(
+        "{} ({}): memory on one device",
+        listed.id, entry.header.phase
+    ));
     if let Some(memory) = entry.header.memory {
-        table.row(["arguments".to_string(), format!("{} (weights, moments, batch)", bytes(memory.arguments.max(0) as u64))]);
-        table.row(["temporaries".to_string(), format!("{} (the compiler's figure)", bytes(memory.temporaries.max(0) as u64))]);
+        table.row([
+            "arguments".to_string(),
+            format!(
+                "{} (weights, moments, batch)",
+                bytes(memory.arguments.max(0) as u64)
+            ),
+        ]);
+        table.row([
+            "temporaries".to_string(),
+            format!(
+                "{} (the compiler's figure)",
+                bytes(memory.temporaries.max(0) as u64)
+            ),
+        ]);
     }
-    let alive = format!("{} in {} buffers, while {} runs", bytes(peak.bytes), peak.buffers.len(), peak.at);
+    let alive = format!(
+        "{} in {} buffers, while {} runs",
+        bytes(peak.bytes),
+        peak.buffers.len(),
+        peak.at
+    );
     table.row(["alive at the peak".to_string(), alive]);
     let mut rows = Table::new(&[Align::Right, Align::Left, Align::Left, Align::Left]);
     rows.row(["bytes", "shape", "written by", "in"]);
     for buffer in peak.buffers.iter().take(LARGEST) {
-        rows.row([bytes(buffer.bytes), buffer.shape.clone(), buffer.opcode.clone(), buffer.op_name.clone()]);
+        rows.row([
+            bytes(buffer.bytes),
+            buffer.shape.clone(),
+            buffer.opcode.clone(),
+            buffer.op_name.clone(),
+        ]);
     }
     let rest = &peak.buffers[peak.buffers.len().min(LARGEST)..];
     if !rest.is_empty() {
@@ -161,12 +249,27 @@ fn optimized_module(store: &Store, listed: &Listed, entry: &mut Entry) -> Result
 /// A client to try executables on that run on so many devices.
 pub fn cpu_client(devices: usize) -> crate::runtime::Result<Client> {
     let plugin = Library::open()?.cpu_plugin()?;
-    Client::create(&plugin, &[("cpu_device_count".to_string(), OptionValue::Int(devices as i64))])
+    Client::create(
+        &plugin,
+        &[(
+            "cpu_device_count".to_string(),
+            OptionValue::Int(devices as i64),
+        )],
+    )
 }
 
 pub fn signature(graph: &Graph) -> Signature {
-    let outputs: Vec<_> = (0..graph.outputs.len()).map(|i| graph.output_shape(i).clone()).collect();
-    Signature::new(graph.inputs.iter().map(|input| input.shape.clone()).collect::<Vec<_>>(), outputs)
+    let outputs: Vec<_> = (0..graph.outputs.len())
+        .map(|i| graph.output_shape(i).clone())
+        .collect();
+    Signature::new(
+        graph
+            .inputs
+            .iter()
+            .map(|input| input.shape.clone())
+            .collect::<Vec<_>>(),
+        outputs,
+    )
 }
 
 /// One line: what the newer has that the older has not.
@@ -178,7 +281,11 @@ pub fn explain(store: &Store, older: Option<&str>, newer: &str) -> Result<(), Er
         Some(typed) => choose(&entries, typed, store)?.id.clone(),
         None => {
             let before = |listed: &Listed| {
-                listed.id != new.id && listed.header.as_ref().is_ok_and(|h: &Header| h.created <= new_entry.header.created)
+                listed.id != new.id
+                    && listed
+                        .header
+                        .as_ref()
+                        .is_ok_and(|h: &Header| h.created <= new_entry.header.created)
             };
             let earlier: Vec<Listed> = all(store)?.into_iter().filter(before).collect();
             let header = &new_entry.header;
@@ -194,12 +301,25 @@ pub fn explain(store: &Store, older: Option<&str>, newer: &str) -> Result<(), Er
     };
     let mut old_entry = open(store, &old_id)?;
     let old = choose(&entries, &old_id, store)?;
-    let graphs = (graph(store, old, &mut old_entry)?, graph(store, new, &mut new_entry)?);
+    let graphs = (
+        graph(store, old, &mut old_entry)?,
+        graph(store, new, &mut new_entry)?,
+    );
     let (old, new) = (&old_entry.header, &new_entry.header);
     if old.phase != new.phase {
-        println!("graph: `{}` is another graph of the run than `{}`", new.phase, old.phase);
+        println!(
+            "graph: `{}` is another graph of the run than `{}`",
+            new.phase, old.phase
+        );
         return Ok(());
     }
-    println!("{}", Explanation::new((&old.key, &old.origin), (&new.key, &new.origin), Some((&graphs.0, &graphs.1))));
+    println!(
+        "{}",
+        Explanation::new(
+            (&old.key, &old.origin),
+            (&new.key, &new.origin),
+            Some((&graphs.0, &graphs.1))
+        )
+    );
     Ok(())
 }

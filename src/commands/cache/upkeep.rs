@@ -3,7 +3,8 @@
 use super::show::{cpu_client, signature};
 use super::{all, chosen, short};
 use crate::cache::{
-    CacheSettings, Content, DEVICE, Damage, Listed, Store, age, archive, is_compile_check, is_for_running, is_stale,
+    CacheSettings, Content, DEVICE, Damage, Listed, Store, age, archive, is_compile_check,
+    is_for_running, is_stale,
 };
 use crate::commands::Error;
 use crate::commands::model::open_device;
@@ -14,16 +15,25 @@ use crate::runtime::{self, Client, Library};
 use std::path::Path;
 use xtrain_graphs::Graph;
 
-/// Reads every byte, then loads every executable that is for this device. Fails if anything is damaged.
+/// Reads every byte, then loads every executable that is for this device. Fails if anything is
+/// damaged.
 pub fn verify(store: &Store, ids: &[String], device: &DevicePlan) -> Result<(), Error> {
     let entries = all(store)?;
     let entries = chosen(&entries, ids, store)?;
-    let most = entries.iter().filter_map(|entry| entry.header.as_ref().ok()).map(|header| header.key.devices()).max();
+    let most = entries
+        .iter()
+        .filter_map(|entry| entry.header.as_ref().ok())
+        .map(|header| header.key.devices())
+        .max();
     let mesh = Mesh::data_parallel(most.unwrap_or(1));
     // The CPU's is only opened when there is something to load.
     let mut client: Option<Client> = match device.kind {
         Device::Cpu => None,
-        _ => Some(open_device(device, mesh, &CacheSettings::in_memory())?.client().clone()),
+        _ => Some(
+            open_device(device, mesh, &CacheSettings::in_memory())?
+                .client()
+                .clone(),
+        ),
     };
     let (mut good, mut bad) = (0, 0);
     for entry in &entries {
@@ -38,14 +48,23 @@ pub fn verify(store: &Store, ids: &[String], device: &DevicePlan) -> Result<(), 
     println!("{good} good, {bad} damaged");
     match bad {
         0 => Ok(()),
-        _ => Err(Error::failed(format!("{bad} of {} stored graphs are damaged", entries.len())).with_hint(format!(
+        _ => Err(Error::failed(format!(
+            "{bad} of {} stored graphs are damaged",
+            entries.len()
+        ))
+        .with_hint(format!(
             "a run would ignore and replace them; to remove them now, delete their files in {}",
             store.dir().display()
         ))),
     }
 }
 
-fn check(store: &Store, listed: &Listed, here: &DevicePlan, client: &mut Option<Client>) -> Result<String, Damage> {
+fn check(
+    store: &Store,
+    listed: &Listed,
+    here: &DevicePlan,
+    client: &mut Option<Client>,
+) -> Result<String, Damage> {
     let mut entry = store.open(&listed.id)?;
     let id = entry.header.key.id();
     if id != listed.id {
@@ -56,15 +75,20 @@ fn check(store: &Store, listed: &Listed, here: &DevicePlan, client: &mut Option<
     entry.read(Content::OptimizedModule)?;
     let Some(executable) = entry.read(Content::Executable)? else {
         let lowered_only = !is_for_running(&entry.header.key);
-        let why =
-            if lowered_only { "lowered, to be compiled by its device" } else { "stored without an executable: always compiled" };
+        let why = if lowered_only {
+            "lowered, to be compiled by its device"
+        } else {
+            "stored without an executable: always compiled"
+        };
         return Ok(format!("whole; {why}"));
     };
     let device = entry.header.key.value(DEVICE).unwrap_or_default();
     if !device.starts_with(&here.kind.to_string()) {
         return Ok(format!("whole; made for {device}, not tried here"));
     }
-    let graph = graph.and_then(|bytes| Graph::from_bytes(&bytes).ok()).ok_or(Damage::Digest { part: "graph" })?;
+    let graph = graph
+        .and_then(|bytes| Graph::from_bytes(&bytes).ok())
+        .ok_or(Damage::Digest { part: "graph" })?;
     let failed = |e: runtime::Error| Damage::NotLoadable(e.to_string());
     let devices = entry.header.key.devices();
     let client = match client {
@@ -72,7 +96,9 @@ fn check(store: &Store, listed: &Listed, here: &DevicePlan, client: &mut Option<
         _ => match cpu_client(devices) {
             Ok(opened) => client.insert(opened),
             Err(runtime::Error::LibraryNotFound { .. }) => {
-                return Ok(format!("whole; made for {device}, which needs libxtrain_xla.so, so that it was not tried here"));
+                return Ok(format!(
+                    "whole; made for {device}, which needs libxtrain_xla.so, so that it was not tried here"
+                ));
             }
             Err(error) => return Err(failed(error)),
         },
@@ -81,7 +107,9 @@ fn check(store: &Store, listed: &Listed, here: &DevicePlan, client: &mut Option<
     match client.load(&executable, signature(&graph)) {
         Ok(_) => Ok("whole, loads".into()),
         // Nothing is lost: no run would load it.
-        Err(error) if is_compile_check(&entry.header.key) => Ok(format!("whole; a compile check, does not load here: {error}")),
+        Err(error) if is_compile_check(&entry.header.key) => Ok(format!(
+            "whole; a compile check, does not load here: {error}"
+        )),
         Err(error) => Err(failed(error)),
     }
 }
@@ -95,16 +123,27 @@ pub fn prune(store: &Store, rules: &PruneRules) -> Result<(), Error> {
     let entries = all(store)?;
     let of_device = |entry: &&Listed| match (&rules.device, &entry.header) {
         (None, _) => true,
-        (Some(device), Ok(header)) => header.key.value(DEVICE).is_some_and(|own| own.starts_with(device.as_str())),
+        (Some(device), Ok(header)) => header
+            .key
+            .value(DEVICE)
+            .is_some_and(|own| own.starts_with(device.as_str())),
         (Some(_), Err(_)) => false,
     };
     // Last used first: once the size is reached, everything further down goes.
     let mut total = 0;
     let mut doomed = Vec::new();
     for entry in entries.iter().filter(of_device) {
-        let only_device = rules.older_than.is_none() && rules.max_size.is_none() && compiler.is_none();
-        let old = rules.older_than.is_some_and(|days| age(entry.last_used).as_secs_f64() > days * 86400.0);
-        let stale = compiler.is_some_and(|library| entry.header.as_ref().map_or(true, |header| is_stale(&header.key, library)));
+        let only_device =
+            rules.older_than.is_none() && rules.max_size.is_none() && compiler.is_none();
+        let old = rules
+            .older_than
+            .is_some_and(|days| age(entry.last_used).as_secs_f64() > days * 86400.0);
+        let stale = compiler.is_some_and(|library| {
+            entry
+                .header
+                .as_ref()
+                .map_or(true, |header| is_stale(&header.key, library))
+        });
         if only_device || old || stale {
             doomed.push(entry);
             continue;
@@ -116,14 +155,27 @@ pub fn prune(store: &Store, rules: &PruneRules) -> Result<(), Error> {
     }
     for entry in &doomed {
         if !rules.dry_run {
-            store.remove(&entry.id).map_err(|e| Error::because(format!("removing {}", store.path(&entry.id).display()), e))?;
+            store.remove(&entry.id).map_err(|e| {
+                Error::because(format!("removing {}", store.path(&entry.id).display()), e)
+            })?;
         }
-        let what = entry.header.as_ref().map_or("unusable".to_string(), |header| header.phase.clone());
+        let what = entry
+            .header
+            .as_ref()
+            .map_or("unusable".to_string(), |header| header.phase.clone());
         println!("{}  {what}, {}", short(&entry.id), bytes(entry.file_bytes));
     }
     let size = bytes(doomed.iter().map(|entry| entry.file_bytes).sum());
-    let verb = if rules.dry_run { "would remove" } else { "removed" };
-    println!("{verb} {} of {} stored graphs, {size}", doomed.len(), entries.len());
+    let verb = if rules.dry_run {
+        "would remove"
+    } else {
+        "removed"
+    };
+    println!(
+        "{verb} {} of {} stored graphs, {size}",
+        doomed.len(),
+        entries.len()
+    );
     Ok(())
 }
 
@@ -136,27 +188,48 @@ pub fn export(store: &Store, file: &Path, ids: &[String], modules_only: bool) ->
         match (&entry.header, ids.is_empty()) {
             (Ok(_), _) => good.push(entry.id.as_str()),
             (Err(damage), true) => eprintln!("warning: leaving {} out: {damage}", entry.id),
-            (Err(damage), false) => return Err(Error::failed(format!("{} is not usable: {damage}", entry.id))),
+            (Err(damage), false) => {
+                return Err(Error::failed(format!(
+                    "{} is not usable: {damage}",
+                    entry.id
+                )));
+            }
         }
     }
-    let written = if modules_only { archive::export_modules(store, &good, file) } else { archive::export(store, &good, file) };
+    let written = if modules_only {
+        archive::export_modules(store, &good, file)
+    } else {
+        archive::export(store, &good, file)
+    };
     let written = written.map_err(|e| Error::because(format!("writing {}", file.display()), e))?;
     let what = if modules_only { "lowered" } else { "stored" };
-    println!("wrote {} {what} graphs to {}, {}", written.graphs, file.display(), bytes(written.bytes));
+    println!(
+        "wrote {} {what} graphs to {}, {}",
+        written.graphs,
+        file.display(),
+        bytes(written.bytes)
+    );
     Ok(())
 }
 
 pub fn import(store: &Store, file: &Path) -> Result<(), Error> {
-    let imported = archive::import(store, file).map_err(|e| Error::because(format!("reading {}", file.display()), e))?;
+    let imported = archive::import(store, file)
+        .map_err(|e| Error::because(format!("reading {}", file.display()), e))?;
     for (name, reason) in &imported.refused {
         eprintln!("warning: leaving {name} out: {reason}");
     }
-    println!("took {} stored graphs, {} were here already", imported.taken, imported.known);
+    println!(
+        "took {} stored graphs, {} were here already",
+        imported.taken, imported.known
+    );
     if imported.tuned > 0 {
         println!("took measurements of {} kernels", imported.tuned);
     }
     match imported.refused.len() {
         0 => Ok(()),
-        n => Err(Error::failed(format!("{n} files in {} are not usable entries", file.display()))),
+        n => Err(Error::failed(format!(
+            "{n} files in {} are not usable entries",
+            file.display()
+        ))),
     }
 }

@@ -1,5 +1,6 @@
-//! The modules of a run without its device: compared with what the device's compiler is known to take (`--check`), or written for
-//! it to be compiled by hand, on any machine that has it (`--export`).
+//! The modules of a run without its device: compared with what the device's compiler is known to
+//! take (`--check`), or written for it to be compiled by hand, on any machine that has it
+//! (`--export`).
 
 use super::stepper;
 use crate::cache::emit;
@@ -31,16 +32,29 @@ pub fn run(plan: TrainPlan, check: bool, export: Option<&Path>) -> Result<Outcom
     let neuron = match plan.device.kind {
         Device::Neuron => {
             let user = std::env::var(compiler::VARIABLE).unwrap_or_default();
-            let cores = std::env::var("NEURON_LOGICAL_NC_CONFIG").ok().filter(|value| !value.is_empty());
-            let compiler = Compiler::new(&settings.neuron, &user, Host::this().chip(), cores.as_deref());
+            let cores = std::env::var("NEURON_LOGICAL_NC_CONFIG")
+                .ok()
+                .filter(|value| !value.is_empty());
+            let compiler = Compiler::new(
+                &settings.neuron,
+                &user,
+                Host::this().chip(),
+                cores.as_deref(),
+            );
             Some(compiler.map_err(failed("composing the compiler's options"))?)
         }
         _ => None,
     };
     let target = match (plan.device.kind, &neuron) {
         (Device::Cpu, _) => Target::Cpu,
-        (Device::Cuda, _) => settings.cuda_target(plan.target.map_or(LEAST_CAPABILITY, Gpu::capability)),
-        (Device::Neuron, compiler) => Target::Neuron(compiler.as_ref().map_or(NeuronChip::Trn1, |compiler| compiler.chip)),
+        (Device::Cuda, _) => {
+            settings.cuda_target(plan.target.map_or(LEAST_CAPABILITY, Gpu::capability))
+        }
+        (Device::Neuron, compiler) => Target::Neuron(
+            compiler
+                .as_ref()
+                .map_or(NeuronChip::Trn1, |compiler| compiler.chip),
+        ),
     };
     let library = Library::open().map_err(failed("opening the XLA library"))?;
     let emitted = emit_all(&plan, target, library)?;
@@ -58,11 +72,14 @@ fn emit_all(plan: &TrainPlan, target: Target, library: &Library) -> Result<Vec<E
     let mut prepared = Prepared::new(&target::recorder(plan), false)?;
     let shapes = prepared.shapes(plan);
     let model = &*prepared.loaded.model;
-    let graphs =
-        record_all(&mut prepared.session, model, &stepper(plan, model), &shapes).map_err(failed("recording the graphs"))?;
+    let graphs = record_all(&mut prepared.session, model, &stepper(plan, model), &shapes)
+        .map_err(failed("recording the graphs"))?;
     let lower = |graph: &xtrain_graphs::Graph| {
         let module = emit(library, graph, target).map_err(failed("lowering the graphs"))?;
-        Ok(Emitted { name: graph.name.clone(), module })
+        Ok(Emitted {
+            name: graph.name.clone(),
+            module,
+        })
     };
     graphs.iter().map(lower).collect()
 }
@@ -74,19 +91,35 @@ fn check_all(emitted: &[Emitted], target: Target) -> Result<(), Error> {
         other => other.name().to_string(),
     };
     let mut broken = 0;
-    for Emitted { name: graph, module } in emitted {
+    for Emitted {
+        name: graph,
+        module,
+    } in emitted
+    {
         let report = conformance::check(module, target).map_err(failed("reading a module"))?;
         match report.violations.len() {
-            0 => println!("{graph:12} {} instructions, all known to compile for {name}", report.instructions),
-            n => println!("{graph:12} {n} of {} instructions break a rule of {name}", report.instructions),
+            0 => println!(
+                "{graph:12} {} instructions, all known to compile for {name}",
+                report.instructions
+            ),
+            n => println!(
+                "{graph:12} {n} of {} instructions break a rule of {name}",
+                report.instructions
+            ),
         }
-        report.violations.iter().take(SHOWN).for_each(|violation| println!("  {violation}"));
+        report
+            .violations
+            .iter()
+            .take(SHOWN)
+            .for_each(|violation| println!("  {violation}"));
         broken += report.violations.len();
     }
     match broken {
         0 => Ok(()),
-        n => Err(Error::failed(format!("{n} instructions are not known to compile for {name}"))
-            .with_hint("each line above names the instruction, its layer, the rule and its source")),
+        n => Err(Error::failed(format!(
+            "{n} instructions are not known to compile for {name}"
+        ))
+        .with_hint("each line above names the instruction, its layer, the rule and its source")),
     }
 }
 
@@ -95,17 +128,26 @@ const STABLEHLO: &str = "stablehlo.mlir";
 const COMMANDS: &str = "README.txt";
 
 /// A folder for each graph, and the commands that compile them.
-fn export_all(emitted: &[Emitted], dir: &Path, compiler: &Compiler, library: &Library) -> Result<(), Error> {
+fn export_all(
+    emitted: &[Emitted],
+    dir: &Path,
+    compiler: &Compiler,
+    library: &Library,
+) -> Result<(), Error> {
     let write = |path: &Path, bytes: &[u8]| {
         let folder = path.parent().unwrap_or(dir);
         let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(path, bytes));
-        written.map_err(|error| Error::because(format!("--export: cannot write {}", path.display()), error))
+        written.map_err(|error| {
+            Error::because(format!("--export: cannot write {}", path.display()), error)
+        })
     };
     let mut commands = Vec::new();
     for Emitted { name, module } in emitted {
         let folder = Path::new(name);
         write(&dir.join(folder).join(HLO), module)?;
-        let text = library.stablehlo_text(module).map_err(failed("converting a module to StableHLO"))?;
+        let text = library
+            .stablehlo_text(module)
+            .map_err(failed("converting a module to StableHLO"))?;
         write(&dir.join(folder).join(STABLEHLO), text.as_bytes())?;
         commands.push(compiler.command(&folder.join(HLO), &folder.join(format!("{name}.neff"))));
     }

@@ -1,4 +1,5 @@
-//! What the doctor's pages on accelerators share: checks that build on each other, notes, and the device itself.
+//! What the doctor's pages on accelerators share: checks that build on each other, notes, and the
+//! device itself.
 
 use super::{Check, Error, compile_and_run, failed};
 use crate::cache::CacheSettings;
@@ -26,7 +27,11 @@ impl Report {
     pub fn check(&mut self, name: &'static str, found: Result<String, Error>) -> bool {
         let found = found.map_err(|error| error.one_line());
         let is_ok = found.is_ok();
-        self.checks.push(Check { name, found, is_note: false });
+        self.checks.push(Check {
+            name,
+            found,
+            is_note: false,
+        });
         is_ok
     }
 
@@ -42,8 +47,13 @@ impl Report {
     /// What lowers graphs; without it, they have to be in the cache.
     pub fn library(&mut self) -> bool {
         let library = Library::open().map_err(failed("opening the XLA library"));
-        let found =
-            library.as_ref().map_or(None, |library| Some(format!("{} ({})", library.path().display(), library.version())));
+        let found = library.as_ref().map_or(None, |library| {
+            Some(format!(
+                "{} ({})",
+                library.path().display(),
+                library.version()
+            ))
+        });
         let is_found = found.is_some();
         self.push(note(
             "XLA library",
@@ -53,9 +63,18 @@ impl Report {
         is_found
     }
 
-    /// The last ones: the device opens, and computes. The cache is used where there is nothing to lower with.
-    pub fn device(mut self, cache: &CacheSettings, open: impl Fn(CacheSettings) -> trainer::Result<Session>) -> Vec<Check> {
-        let cache = if self.library() { CacheSettings::in_memory() } else { cache.clone() };
+    /// The last ones: the device opens, and computes. The cache is used where there is nothing to
+    /// lower with.
+    pub fn device(
+        mut self,
+        cache: &CacheSettings,
+        open: impl Fn(CacheSettings) -> trainer::Result<Session>,
+    ) -> Vec<Check> {
+        let cache = if self.library() {
+            CacheSettings::in_memory()
+        } else {
+            cache.clone()
+        };
         let mut session = match open(cache).map_err(failed("opening the device")) {
             Ok(session) => session,
             Err(error) => return self.fail("device", error),
@@ -68,9 +87,17 @@ impl Report {
 
 /// How many devices of which kind, with what the vendor tells of them.
 fn describe(client: &Client) -> String {
-    let kinds: Vec<&str> = client.devices().iter().map(|device| device.kind()).collect();
+    let kinds: Vec<&str> = client
+        .devices()
+        .iter()
+        .map(|device| device.kind())
+        .collect();
     let (major, minor) = client.plugin().api_version();
-    let platform = format!("platform {} {}, PJRT C API {major}.{minor}", client.platform_name(), client.platform_version());
+    let platform = format!(
+        "platform {} {}, PJRT C API {major}.{minor}",
+        client.platform_name(),
+        client.platform_version()
+    );
     let mut text = format!("{} of {}, {platform}", kinds.len(), kinds.join(", "));
     if let Some(device) = client.addressable_devices().next() {
         if let Some(capability) = device.attribute("compute_capability") {
@@ -84,11 +111,17 @@ fn describe(client: &Client) -> String {
 }
 
 pub(super) fn note(name: &'static str, found: Option<String>, otherwise: &str) -> Check {
-    Check { name, found: Ok(found.unwrap_or_else(|| otherwise.to_string())), is_note: true }
+    Check {
+        name,
+        found: Ok(found.unwrap_or_else(|| otherwise.to_string())),
+        is_note: true,
+    }
 }
 
 /// The device nodes `/dev/NAME0`, `/dev/NAME1`, ...
 pub(super) fn device_files(name: &str) -> Option<String> {
-    let count = (0..).take_while(|i| Path::new(&format!("/dev/{name}{i}")).exists()).count();
+    let count = (0..)
+        .take_while(|i| Path::new(&format!("/dev/{name}{i}")).exists())
+        .count();
     (count > 0).then(|| format!("/dev/{name}0 and {} more", count - 1))
 }

@@ -1,6 +1,7 @@
-//! `xtrain doctor --device neuron`: from the driver to a training step, in the order in which a bare instance meets them. What
-//! lies outside of the plugin is told as a note, since a stand-in does without and the plugin's own errors decide. What nobody
-//! outside of AWS has confirmed about the plugin gets a line each, with what was seen here.
+//! `xtrain doctor --device neuron`: from the driver to a training step, in the order in which a
+//! bare instance meets them. What lies outside of the plugin is told as a note, since a stand-in
+//! does without and the plugin's own errors decide. What nobody outside of AWS has confirmed about
+//! the plugin gets a line each, with what was seen here.
 
 use super::accelerator::note;
 use super::{Check, Error, compile_and_run, failed};
@@ -30,23 +31,42 @@ pub(super) fn check(settings: &DeviceSettings) -> Vec<Check> {
     let mut check = |name, found: Result<String, Error>| {
         let found = found.map_err(|error| error.one_line());
         let is_ok = found.is_ok();
-        checks.push(Check { name, found, is_note: false });
+        checks.push(Check {
+            name,
+            found,
+            is_note: false,
+        });
         is_ok
     };
-    let path = match device::neuron_plugin(settings.plugin.as_deref()).map_err(failed("looking for the plugin")) {
+    let path = match device::neuron_plugin(settings.plugin.as_deref())
+        .map_err(failed("looking for the plugin"))
+    {
         Ok(path) => path,
         Err(error) => {
             check("plugin", Err(error));
             return checks;
         }
     };
-    let version =
-        package_version(&path, "libneuronxla").map_or("of no known version".to_string(), |v| format!("libneuronxla {v}"));
+    let version = package_version(&path, "libneuronxla")
+        .map_or("of no known version".to_string(), |v| {
+            format!("libneuronxla {v}")
+        });
     check("plugin", Ok(format!("{} ({version})", path.display())));
-    // The cores, the communicator and the compiler's options are in the environment before the plugin is opened.
+    // The cores, the communicator and the compiler's options are in the environment before the
+    // plugin is opened.
     let opened = Instant::now();
-    let session = device::open_neuron_cores(settings, CORES, (Mesh::single(), CacheSettings::in_memory()));
-    let api = Plugin::load(&path).map(|p| format!("PJRT C API {}.{}, asked for 0.90", p.api_version().0, p.api_version().1));
+    let session = device::open_neuron_cores(
+        settings,
+        CORES,
+        (Mesh::single(), CacheSettings::in_memory()),
+    );
+    let api = Plugin::load(&path).map(|p| {
+        format!(
+            "PJRT C API {}.{}, asked for 0.90",
+            p.api_version().0,
+            p.api_version().1
+        )
+    });
     if !check("API version", api.map_err(failed("opening the plugin"))) {
         return checks;
     }
@@ -54,7 +74,11 @@ pub(super) fn check(settings: &DeviceSettings) -> Vec<Check> {
     let mut check = |name, found: Result<String, Error>| {
         let found = found.map_err(|error| error.one_line());
         let is_ok = found.is_ok();
-        checks.push(Check { name, found, is_note: false });
+        checks.push(Check {
+            name,
+            found,
+            is_note: false,
+        });
         is_ok
     };
     let mut session = match session.map_err(failed("opening the device")) {
@@ -65,10 +89,20 @@ pub(super) fn check(settings: &DeviceSettings) -> Vec<Check> {
         }
     };
     let client = session.client().clone();
-    let kinds: Vec<&str> = client.addressable_devices().map(|device| device.kind()).collect();
+    let kinds: Vec<&str> = client
+        .addressable_devices()
+        .map(|device| device.kind())
+        .collect();
     let (name, version) = (client.platform_name(), client.platform_version());
     let took = opened.elapsed().as_secs_f64();
-    check("device", Ok(format!("{} of {}, platform {name} {version}, in {took:.1} s", kinds.len(), kinds.join(", "))));
+    check(
+        "device",
+        Ok(format!(
+            "{} of {}, platform {name} {version}, in {took:.1} s",
+            kinds.len(),
+            kinds.join(", ")
+        )),
+    );
     let flags = std::env::var("NEURON_CC_FLAGS").unwrap_or_default();
     check("compiler's options", Ok(flags));
     if !check("compile and run", compile_and_run(&mut session)) {
@@ -81,12 +115,22 @@ pub(super) fn check(settings: &DeviceSettings) -> Vec<Check> {
     let reduced_here = reduced.as_ref().map(Result::is_ok);
     match reduced {
         Some(found) => drop(check("all-reduce", found)),
-        None => checks.push(note("all-reduce", None, "not tried: there is one core; NEURON_RT_NUM_CORES=2 gives two")),
+        None => checks.push(note(
+            "all-reduce",
+            None,
+            "not tried: there is one core; NEURON_RT_NUM_CORES=2 gives two",
+        )),
     }
     let trained = training_step(&mut session);
     let donated = trained.as_ref().ok().map(|(_, donated)| *donated);
-    let found = trained.map(|(text, _)| text).map_err(|error| error.one_line());
-    checks.push(Check { name: "training step", found, is_note: false });
+    let found = trained
+        .map(|(text, _)| text)
+        .map_err(|error| error.one_line());
+    checks.push(Check {
+        name: "training step",
+        found,
+        is_note: false,
+    });
     checks.extend(unconfirmed(&session, reduced_here, donated));
     checks
 }
@@ -95,14 +139,26 @@ pub(super) fn check(settings: &DeviceSettings) -> Vec<Check> {
 fn outside(host: &Host) -> Vec<Check> {
     let files = host.device_files();
     let mut checks = vec![
-        note("instance", host.instance_type(), "not an EC2 instance, as far as its files tell"),
-        note("driver", host.driver_version(), "the neuron kernel module is not loaded: install aws-neuronx-dkms"),
+        note(
+            "instance",
+            host.instance_type(),
+            "not an EC2 instance, as far as its files tell",
+        ),
+        note(
+            "driver",
+            host.driver_version(),
+            "the neuron kernel module is not loaded: install aws-neuronx-dkms",
+        ),
         note(
             "device files",
             (files > 0).then(|| format!("/dev/neuron0 and {} more", files - 1)),
             "there is no /dev/neuron0: this is no trn1 or trn2 instance, or the driver is missing",
         ),
-        note("free cores", free_cores(), "not known: neuron-ls (aws-neuronx-tools) is not on PATH"),
+        note(
+            "free cores",
+            free_cores(),
+            "not known: neuron-ls (aws-neuronx-tools) is not on PATH",
+        ),
     ];
     for (name, package) in [
         ("libnrt.so.1", "aws-neuronx-runtime-lib"),
@@ -110,24 +166,42 @@ fn outside(host: &Host) -> Vec<Check> {
         ("libnccom.so.2", "aws-neuronx-collectives"),
     ] {
         let found = host.library(name).map(|path| path.display().to_string());
-        checks.push(note("library", found, &format!("{name} is not in /opt/aws/neuron/lib: install {package}")));
+        checks.push(note(
+            "library",
+            found,
+            &format!("{name} is not in /opt/aws/neuron/lib: install {package}"),
+        ));
     }
     checks
 }
 
 /// By neuron-ls: cores, and which processes have some.
 fn free_cores() -> Option<String> {
-    let output = std::process::Command::new("neuron-ls").arg("-j").output().ok()?;
+    let output = std::process::Command::new("neuron-ls")
+        .arg("-j")
+        .output()
+        .ok()?;
     if !output.status.success() {
         return Some("neuron-ls finds no device".into());
     }
     let chips: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).ok()?;
-    let cores: u64 = chips.iter().filter_map(|chip| chip["nc_count"].as_u64()).sum();
-    let processes = chips.iter().filter_map(|chip| chip["neuron_processes"].as_array()).flatten();
-    let busy: Vec<String> = processes.filter_map(|process| Some(process["pid"].as_u64()?.to_string())).collect();
+    let cores: u64 = chips
+        .iter()
+        .filter_map(|chip| chip["nc_count"].as_u64())
+        .sum();
+    let processes = chips
+        .iter()
+        .filter_map(|chip| chip["neuron_processes"].as_array())
+        .flatten();
+    let busy: Vec<String> = processes
+        .filter_map(|process| Some(process["pid"].as_u64()?.to_string()))
+        .collect();
     Some(match busy.is_empty() {
         true => format!("{cores} cores, no process has any"),
-        false => format!("{cores} cores, of which processes {} have some", busy.join(", ")),
+        false => format!(
+            "{cores} cores, of which processes {} have some",
+            busy.join(", ")
+        ),
     })
 }
 
@@ -138,30 +212,56 @@ fn compiler(host: &Host, plugin: &Path) -> Vec<Check> {
         return vec![note("neuronx-cc", None, problem)];
     };
     let version = file.run_version();
-    let found = version.as_ref().map(|version| format!("{} ({version})", file.path.display()));
-    let mut checks = vec![Check { name: "neuronx-cc", found: found.map_err(Clone::clone), is_note: false }];
+    let found = version
+        .as_ref()
+        .map(|version| format!("{} ({version})", file.path.display()));
+    let mut checks = vec![Check {
+        name: "neuronx-cc",
+        found: found.map_err(Clone::clone),
+        is_note: false,
+    }];
     if version.is_ok() {
         let listed = file.list_operators().map(|text| compare_operators(&text));
-        checks.push(note("operators", Some(listed.unwrap_or_else(|problem| format!("not listed: {problem}"))), ""));
+        checks.push(note(
+            "operators",
+            Some(listed.unwrap_or_else(|problem| format!("not listed: {problem}"))),
+            "",
+        ));
     }
     checks
 }
 
-/// The table's operations that the compiler's own list has not. Its spelling has changed (`AllReduce`, `all-reduce`), so only
-/// letters are compared.
+/// The table's operations that the compiler's own list has not. Its spelling has changed
+/// (`AllReduce`, `all-reduce`), so only letters are compared.
 fn compare_operators(text: &str) -> String {
-    let letters = |text: &str| text.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase();
-    let listed: std::collections::HashSet<String> =
-        text.split(|c: char| c.is_whitespace() || ",;:|[]()".contains(c)).map(letters).filter(|word| !word.is_empty()).collect();
+    let letters = |text: &str| {
+        text.chars()
+            .filter(char::is_ascii_alphanumeric)
+            .collect::<String>()
+            .to_ascii_lowercase()
+    };
+    let listed: std::collections::HashSet<String> = text
+        .split(|c: char| c.is_whitespace() || ",;:|[]()".contains(c))
+        .map(letters)
+        .filter(|word| !word.is_empty())
+        .collect();
     let (known, missing): (Vec<&str>, Vec<&str>) =
         conformance::operations().partition(|opcode| listed.contains(&letters(opcode)));
     match missing.is_empty() {
-        true => format!("all {} of xtrain's table are in its list of operators", known.len()),
-        false => format!("{} of xtrain's table are in its list of operators; not: {}", known.len(), missing.join(", ")),
+        true => format!(
+            "all {} of xtrain's table are in its list of operators",
+            known.len()
+        ),
+        false => format!(
+            "{} of xtrain's table are in its list of operators; not: {}",
+            known.len(),
+            missing.join(", ")
+        ),
     }
 }
 
-/// Two replicas of one program, from text, since models use more of the machinery than this has to show.
+/// Two replicas of one program, from text, since models use more of the machinery than this has to
+/// show.
 fn all_reduce(client: &Client) -> Result<String, Error> {
     const PROGRAM: &str = r#"module @all_reduce {
   func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> {
@@ -177,20 +277,32 @@ fn all_reduce(client: &Client) -> Result<String, Error> {
     let sum = || -> Result<Vec<Vec<f32>>, crate::runtime::Error> {
         let shape = Shape::new(DType::F32, [2]);
         let signature = Signature::new([shape.clone()], [shape.clone()]);
-        let executable = client.compile_stablehlo(PROGRAM.as_bytes(), signature, &CompileOptions::replicated(2))?;
+        let executable = client.compile_stablehlo(
+            PROGRAM.as_bytes(),
+            signature,
+            &CompileOptions::replicated(2),
+        )?;
         let upload = |device: usize| {
             let values = [device as f32 + 1.0, 10.0];
             client.upload(bytemuck::cast_slice(&values), &shape, device)
         };
         let inputs = [upload(0)?, upload(1)?];
         let outputs = executable.execute_replicated(&[vec![&inputs[0]], vec![&inputs[1]]])?;
-        outputs.iter().map(|device| device[0].download_to()).collect()
+        outputs
+            .iter()
+            .map(|device| device[0].download_to())
+            .collect()
     };
     let start = Instant::now();
     let found = sum().map_err(failed("adding on two cores"))?;
     match found.iter().all(|sum| sum[..] == [3.0, 20.0]) {
-        true => Ok(format!("[1, 10] + [2, 10] = [3, 20] on both of two cores in {:.2} s", start.elapsed().as_secs_f64())),
-        false => Err(Error::failed(format!("[1, 10] + [2, 10] came out as {found:?}"))),
+        true => Ok(format!(
+            "[1, 10] + [2, 10] = [3, 20] on both of two cores in {:.2} s",
+            start.elapsed().as_secs_f64()
+        )),
+        false => Err(Error::failed(format!(
+            "[1, 10] + [2, 10] came out as {found:?}"
+        ))),
     }
 }
 
@@ -198,11 +310,19 @@ fn all_reduce(client: &Client) -> Result<String, Error> {
 fn training_step(session: &mut Session) -> Result<(String, bool), Error> {
     const VOCABULARY: usize = 32;
     let start = Instant::now();
-    let mut config = xtrain_models::preset("gpt2").ok_or_else(|| Error::failed("there is no preset gpt2"))?;
-    for (key, value) in [("n_layer", 1), ("n_head", 2), ("n_embd", 16), ("n_positions", 16), ("vocab_size", VOCABULARY)] {
+    let mut config =
+        xtrain_models::preset("gpt2").ok_or_else(|| Error::failed("there is no preset gpt2"))?;
+    for (key, value) in [
+        ("n_layer", 1),
+        ("n_head", 2),
+        ("n_embd", 16),
+        ("n_positions", 16),
+        ("vocab_size", VOCABULARY),
+    ] {
         config.set(key, value);
     }
-    let model = xtrain_models::build(config, Task::CausalLm).map_err(failed("building a small model"))?;
+    let model =
+        xtrain_models::build(config, Task::CausalLm).map_err(failed("building a small model"))?;
     let optimizer = OptimizerSettings {
         kind: OptimizerKind::AdamW,
         learning_rate: 1e-2,
@@ -215,7 +335,12 @@ fn training_step(session: &mut Session) -> Result<(String, bool), Error> {
         warmup_steps: None,
         warmup_ratio: 0.0,
     };
-    let schedule = Schedule { kind: ScheduleKind::Constant, peak: 1e-2, warmup: 0, total: 2 };
+    let schedule = Schedule {
+        kind: ScheduleKind::Constant,
+        peak: 1e-2,
+        warmup: 0,
+        total: 2,
+    };
     let stepper = Stepper::new(&*model, optimizer, schedule, 1);
     let mut train = || -> crate::trainer::Result<(Vec<f32>, bool)> {
         parameters::initialize(session, stepper.parameters(), 1)?;
@@ -226,56 +351,132 @@ fn training_step(session: &mut Session) -> Result<(String, bool), Error> {
         let before = session.replicas(&stepper.parameters()[0].name).cloned();
         let mut losses = Vec::new();
         for step in 0..2 {
-            let marked = stepper.microbatch(session, &batch, Phase::Update { accumulated: false }, step, step)?;
+            let marked = stepper.microbatch(
+                session,
+                &batch,
+                Phase::Update { accumulated: false },
+                step,
+                step,
+            )?;
             losses.push(read_metrics(&marked)?.wait()?.loss);
         }
-        Ok((losses, before.is_some_and(|buffers| buffers[0].is_deleted())))
+        Ok((
+            losses,
+            before.is_some_and(|buffers| buffers[0].is_deleted()),
+        ))
     };
     let (losses, donated) = train().map_err(failed("training a small model"))?;
     let expected = (VOCABULARY as f32).ln();
-    let text = format!("loss {:.3}, then {:.3} in {:.1} s", losses[0], losses[1], start.elapsed().as_secs_f64());
+    let text = format!(
+        "loss {:.3}, then {:.3} in {:.1} s",
+        losses[0],
+        losses[1],
+        start.elapsed().as_secs_f64()
+    );
     match (losses[0] - expected).abs() < 0.5 && losses[1] < losses[0] {
         true => Ok((format!("GPT-2 of one layer: {text}"), donated)),
-        false => {
-            Err(Error::failed(format!("a new model of {VOCABULARY} tokens should begin near {expected:.3} and fall: {text}")))
-        }
+        false => Err(Error::failed(format!(
+            "a new model of {VOCABULARY} tokens should begin near {expected:.3} and fall: {text}"
+        ))),
     }
 }
 
-/// A line for each fact about the plugin that no public source confirms, with what this run shows of it.
+/// A line for each fact about the plugin that no public source confirms, with what this run shows
+/// of it.
 fn unconfirmed(session: &Session, reduced: Option<bool>, donated: Option<bool>) -> Vec<Check> {
     let said = |value: Option<bool>, yes: &str, no: &str| match value {
         Some(true) => yes.to_string(),
         Some(false) => no.to_string(),
         None => "not tried".into(),
     };
-    let variable = |name: &str| std::env::var(name).map_or("not set".to_string(), |value| format!("{name}={value}"));
+    let variable = |name: &str| {
+        std::env::var(name).map_or("not set".to_string(), |value| format!("{name}={value}"))
+    };
     let stored = store_and_load(session).map_err(|error| error.one_line());
     let lines = [
-        ("C API 0.90", "the plugin took it: there is a client".to_string()),
-        ("device assignment", "never asked for: older plugins end the process there".into()),
-        ("program format", "StableHLO first, HLO if that is refused; a note above says which was taken".into()),
-        ("replicas in one process", said(reduced, "the all-reduce ran", "the all-reduce failed")),
-        ("rng_default", "never emitted: masks are made of plain arithmetic".into()),
-        ("promised donations", said(donated, "state was updated in place", "state was copied: twice the memory")),
-        ("the plugin's own cache", format!("not relied on; {}", variable("NEURON_COMPILE_CACHE_URL"))),
+        (
+            "C API 0.90",
+            "the plugin took it: there is a client".to_string(),
+        ),
+        (
+            "device assignment",
+            "never asked for: older plugins end the process there".into(),
+        ),
+        (
+            "program format",
+            "StableHLO first, HLO if that is refused; a note above says which was taken".into(),
+        ),
+        (
+            "replicas in one process",
+            said(reduced, "the all-reduce ran", "the all-reduce failed"),
+        ),
+        (
+            "rng_default",
+            "never emitted: masks are made of plain arithmetic".into(),
+        ),
+        (
+            "promised donations",
+            said(
+                donated,
+                "state was updated in place",
+                "state was copied: twice the memory",
+            ),
+        ),
+        (
+            "the plugin's own cache",
+            format!("not relied on; {}", variable("NEURON_COMPILE_CACHE_URL")),
+        ),
         (
             "stored executables",
-            stored.map_or_else(|problem| format!("do not load: {problem}"), |()| "serialized and loaded".into()),
+            stored.map_or_else(
+                |problem| format!("do not load: {problem}"),
+                |()| "serialized and loaded".into(),
+            ),
         ),
-        ("stuck executions", format!("{}; xtrain gives up after XTRAIN_EVENT_TIMEOUT", variable("NEURON_RT_EXEC_TIMEOUT"))),
-        ("instruction limit", "not tried: it shows with a model that is too large".into()),
-        ("barriers with donation", "never emitted for this device".into()),
-        ("executions in flight", variable("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS")),
+        (
+            "stuck executions",
+            format!(
+                "{}; xtrain gives up after XTRAIN_EVENT_TIMEOUT",
+                variable("NEURON_RT_EXEC_TIMEOUT")
+            ),
+        ),
+        (
+            "instruction limit",
+            "not tried: it shows with a model that is too large".into(),
+        ),
+        (
+            "barriers with donation",
+            "never emitted for this device".into(),
+        ),
+        (
+            "executions in flight",
+            variable("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS"),
+        ),
         ("erf", "never emitted: a polynomial stands in for it".into()),
     ];
-    lines.into_iter().map(|(name, seen)| Check { name, found: Ok(format!("unconfirmed: {seen}")), is_note: true }).collect()
+    lines
+        .into_iter()
+        .map(|(name, seen)| Check {
+            name,
+            found: Ok(format!("unconfirmed: {seen}")),
+            is_note: true,
+        })
+        .collect()
 }
 
 fn store_and_load(session: &Session) -> Result<(), Error> {
-    let graph = session.cache().graphs().into_iter().next().ok_or_else(|| Error::failed("nothing was compiled"))?;
+    let graph = session
+        .cache()
+        .graphs()
+        .into_iter()
+        .next()
+        .ok_or_else(|| Error::failed("nothing was compiled"))?;
     let executable = &graph.executable;
-    let loaded = executable.serialize().and_then(|bytes| session.client().load(&bytes, executable.signature().clone()));
+    let loaded = executable.serialize().and_then(|bytes| {
+        session
+            .client()
+            .load(&bytes, executable.signature().clone())
+    });
     loaded.map(drop).map_err(failed("storing an executable"))
 }
 
@@ -290,14 +491,25 @@ mod tests {
             Ok(plugin) => plugin,
             Err(error) => return eprintln!("SKIPPED: {error}"),
         };
-        let client = Client::create(&plugin, &[("cpu_device_count".into(), OptionValue::Int(2))]).unwrap();
-        assert!(all_reduce(&client).unwrap().contains("[3, 20] on both of two cores"));
+        let client =
+            Client::create(&plugin, &[("cpu_device_count".into(), OptionValue::Int(2))]).unwrap();
+        assert!(
+            all_reduce(&client)
+                .unwrap()
+                .contains("[3, 20] on both of two cores")
+        );
     }
 
     #[test]
     fn the_compilers_list_is_compared_whatever_its_spelling() {
-        let spelled: String = conformance::operations().map(|opcode| opcode.replace('-', "").to_uppercase() + ",\n").collect();
-        assert!(compare_operators(&spelled).starts_with("all "), "{}", compare_operators(&spelled));
+        let spelled: String = conformance::operations()
+            .map(|opcode| opcode.replace('-', "").to_uppercase() + ",\n")
+            .collect();
+        assert!(
+            compare_operators(&spelled).starts_with("all "),
+            "{}",
+            compare_operators(&spelled)
+        );
         let told = compare_operators(&spelled.replace("TANH", "TAN"));
         assert!(told.ends_with("not: tanh"), "{told}");
     }

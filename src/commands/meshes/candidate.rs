@@ -31,10 +31,18 @@ pub(super) struct Candidate {
 
 impl Candidate {
     /// The mesh of a plan. The inner error says why the model cannot be laid out on it.
-    pub fn estimate(plan: &TrainPlan, prepared: &Prepared) -> Result<Result<Candidate, String>, Error> {
+    pub fn estimate(
+        plan: &TrainPlan,
+        prepared: &Prepared,
+    ) -> Result<Result<Candidate, String>, Error> {
         let (settings, model) = (&plan.train, &*prepared.loaded.model);
         let mesh = settings.mesh;
-        if let Err(reason) = placements(model, settings.optimizer.kind, mesh, settings.shard_optimizer_state) {
+        if let Err(reason) = placements(
+            model,
+            settings.optimizer.kind,
+            mesh,
+            settings.shard_optimizer_state,
+        ) {
             return Ok(Err(reason.to_string()));
         }
         // Recording needs no device but a place to record, and the CPU has as many as are wanted.
@@ -42,13 +50,23 @@ impl Candidate {
         let (stepper, shapes) = (stepper(plan, model), prepared.shapes(plan));
         let steps = prepared_steps(&mut session, model, &stepper, &shapes)?;
         let batch = settings.per_device_train_batch_size;
-        let all = footprints_of(&steps, &mut session, &stepper, shapes.accumulation, batch, &mut |_, graph| Ok(estimated(graph)));
+        let all = footprints_of(
+            &steps,
+            &mut session,
+            &stepper,
+            shapes.accumulation,
+            batch,
+            &mut |_, graph| Ok(estimated(graph)),
+        );
         let all = all.map_err(failed("estimating the memory"))?;
         let exchanged = of_steps(&steps, mesh, shapes.accumulation);
         Ok(Ok(Candidate {
             mesh,
             zero1: settings.shard_optimizer_state,
-            footprint: all.into_iter().max_by_key(|one| one.peak).expect("a run that trains has graphs"),
+            footprint: all
+                .into_iter()
+                .max_by_key(|one| one.peak)
+                .expect("a run that trains has graphs"),
             examples: settings.examples_per_step(),
             sent: sent_by_device(&exchanged, mesh),
             exchanged,
@@ -62,27 +80,58 @@ impl Candidate {
         let mut session = session(plan, prepared)?;
         let model = &*prepared.loaded.model;
         let (stepper, shapes) = (stepper(plan, model), prepared.shapes(plan));
-        let mut steps = record_steps(&mut session, model, &stepper, &shapes).map_err(failed("recording the graphs"))?;
+        let mut steps = record_steps(&mut session, model, &stepper, &shapes)
+            .map_err(failed("recording the graphs"))?;
         for (_, graphs) in &mut steps {
-            graphs.retain(|graph| graph.name == self.footprint.graph && graph.stage as usize == self.footprint.stage);
+            graphs.retain(|graph| {
+                graph.name == self.footprint.graph && graph.stage as usize == self.footprint.stage
+            });
         }
         let batch = plan.train.per_device_train_batch_size;
         let of_device = &mut |session: &mut crate::trainer::session::Session, graph: &_| {
-            session.cache_mut().memory(graph)?.ok_or(crate::trainer::Error::NoMemoryStatistics)
+            session
+                .cache_mut()
+                .memory(graph)?
+                .ok_or(crate::trainer::Error::NoMemoryStatistics)
         };
-        let found = footprints_of(&steps, &mut session, &stepper, shapes.accumulation, batch, of_device);
+        let found = footprints_of(
+            &steps,
+            &mut session,
+            &stepper,
+            shapes.accumulation,
+            batch,
+            of_device,
+        );
         let found = found.map_err(failed("compiling the best mesh"))?;
-        let one = found.into_iter().next().expect("the graph is one of the run's");
-        Ok(Compiled { peak: one.peak, graph: one.graph })
+        let one = found
+            .into_iter()
+            .next()
+            .expect("the graph is one of the run's");
+        Ok(Compiled {
+            peak: one.peak,
+            graph: one.graph,
+        })
     }
 
     /// The flags that ask for it.
     pub fn flags(&self) -> String {
-        let Mesh { stage, data, shard, tensor } = self.mesh;
-        let degrees =
-            [("data_parallel", data), ("shard_parallel", shard), ("tensor_parallel", tensor), ("pipeline_parallel", stage)];
-        let mut flags: Vec<String> =
-            degrees.into_iter().filter(|(_, n)| *n > 1).map(|(name, n)| format!("--{name} {n}")).collect();
+        let Mesh {
+            stage,
+            data,
+            shard,
+            tensor,
+        } = self.mesh;
+        let degrees = [
+            ("data_parallel", data),
+            ("shard_parallel", shard),
+            ("tensor_parallel", tensor),
+            ("pipeline_parallel", stage),
+        ];
+        let mut flags: Vec<String> = degrees
+            .into_iter()
+            .filter(|(_, n)| *n > 1)
+            .map(|(name, n)| format!("--{name} {n}"))
+            .collect();
         flags.extend(self.zero1.then(|| "--shard_optimizer_state".to_string()));
         flags.join(" ")
     }

@@ -12,21 +12,48 @@ use serde_json::{Value, json};
 const UNSURE: u64 = 10;
 
 pub(super) fn text(comparison: &Comparison) -> String {
-    let Comparison { devices, memory, candidates, .. } = comparison;
-    let (room, fitting) = (bytes(*memory), candidates.iter().filter(|one| one.footprint.peak <= *memory).count());
-    let mut text = format!("{} meshes of {devices} devices, {fitting} of which fit into {room} a device\n", candidates.len());
+    let Comparison {
+        devices,
+        memory,
+        candidates,
+        ..
+    } = comparison;
+    let (room, fitting) = (
+        bytes(*memory),
+        candidates
+            .iter()
+            .filter(|one| one.footprint.peak <= *memory)
+            .count(),
+    );
+    let mut text = format!(
+        "{} meshes of {devices} devices, {fitting} of which fit into {room} a device\n",
+        candidates.len()
+    );
     if comparison.checkpointing != Checkpointing::Off {
-        let added = if comparison.checkpointing_added { ", since nothing fits without" } else { "" };
-        text += &format!("activations are computed twice ({}{added})\n", comparison.checkpointing);
+        let added = if comparison.checkpointing_added {
+            ", since nothing fits without"
+        } else {
+            ""
+        };
+        text += &format!(
+            "activations are computed twice ({}{added})\n",
+            comparison.checkpointing
+        );
     }
     let mut table = Table::new(&[Align::Right; 11]);
-    table.row(["data", "shard", "tensor", "stages", "ZeRO-1", "examples", "state", "peak", "fits", "sent", "waits"]);
+    table.row([
+        "data", "shard", "tensor", "stages", "ZeRO-1", "examples", "state", "peak", "fits", "sent",
+        "waits",
+    ]);
     for candidate in candidates {
         table.row(cells(candidate, *memory));
     }
     text += &format!("\n{}\n", table.render());
     for (reason, count) in &comparison.impossible {
-        text += &format!("left out, {} of the meshes: {reason}\n", exact(*count as u64));
+        text += &format!(
+            "left out, {} of the meshes: {reason}\n",
+            exact(*count as u64)
+        );
     }
     text += "examples: of a step, on all devices. state: weights, moments and sums of the fullest device, exactly.\n\
              peak: with batch and temporaries, estimated from the recorded graphs as XLA's CPU compiler would lay them out; close: within\n\
@@ -36,7 +63,11 @@ pub(super) fn text(comparison: &Comparison) -> String {
              each other; the fewest bytes sent; the least memory. What does not fit: the nearest first.\n";
     for (index, compiled) in &comparison.compiled {
         let candidate = &comparison.candidates[*index];
-        let verdict = if compiled.peak <= *memory { "fits" } else { "does not fit" };
+        let verdict = if compiled.peak <= *memory {
+            "fits"
+        } else {
+            "does not fit"
+        };
         text += &format!(
             "\ncompiled {}: {} at the peak by the compiler (in `{}`), {} by the estimate: {verdict}\n",
             candidate.flags(),
@@ -47,8 +78,12 @@ pub(super) fn text(comparison: &Comparison) -> String {
     }
     if comparison.chosen().is_none() {
         let advice = match comparison.checkpointing {
-            Checkpointing::Full => "more devices, or a smaller --per_device_train_batch_size or fewer tokens, would be needed",
-            _ => "--gradient_checkpointing full, more devices or a smaller --per_device_train_batch_size would need less",
+            Checkpointing::Full => {
+                "more devices, or a smaller --per_device_train_batch_size or fewer tokens, would be needed"
+            }
+            _ => {
+                "--gradient_checkpointing full, more devices or a smaller --per_device_train_batch_size would need less"
+            }
         };
         text += &format!("\nno mesh is known to fit; {advice}\n");
     }
@@ -56,7 +91,12 @@ pub(super) fn text(comparison: &Comparison) -> String {
 }
 
 fn cells(candidate: &Candidate, memory: u64) -> [String; 11] {
-    let Mesh { stage, data, shard, tensor } = candidate.mesh;
+    let Mesh {
+        stage,
+        data,
+        shard,
+        tensor,
+    } = candidate.mesh;
     let footprint = &candidate.footprint;
     [
         data.to_string(),
@@ -74,12 +114,20 @@ fn cells(candidate: &Candidate, memory: u64) -> [String; 11] {
         }
         .to_string(),
         bytes(candidate.sent),
-        if stage > 1 { format!("{:.0} %", 100.0 * candidate.waits) } else { String::new() },
+        if stage > 1 {
+            format!("{:.0} %", 100.0 * candidate.waits)
+        } else {
+            String::new()
+        },
     ]
 }
 
 pub(super) fn json(comparison: &Comparison) -> Value {
-    let meshes: Vec<Value> = comparison.candidates.iter().map(|one| mesh(one, comparison.memory)).collect();
+    let meshes: Vec<Value> = comparison
+        .candidates
+        .iter()
+        .map(|one| mesh(one, comparison.memory))
+        .collect();
     let compiled = comparison.compiled.iter().map(|(index, compiled)| {
         json!({
             "flags": comparison.candidates[*index].flags(),

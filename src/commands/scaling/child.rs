@@ -28,7 +28,9 @@ pub enum Ended {
 
 impl Children {
     pub fn new() -> std::io::Result<Children> {
-        Ok(Children { signals: Signals::new([SIGINT, SIGTERM])? })
+        Ok(Children {
+            signals: Signals::new([SIGINT, SIGTERM])?,
+        })
     }
 
     /// Runs this program with these words to its end. `place` names the run in an error.
@@ -41,7 +43,11 @@ impl Children {
         let status = loop {
             for signal in self.signals.pending() {
                 // The first lets a launched job end its processes; nothing that it writes is kept.
-                let passed_on = if interrupted.is_none() { signal } else { libc::SIGKILL };
+                let passed_on = if interrupted.is_none() {
+                    signal
+                } else {
+                    libc::SIGKILL
+                };
                 // SAFETY: the child has not been waited for, so its number is still its own.
                 unsafe { libc::kill(child.id() as i32, passed_on) };
                 interrupted = Some(signal);
@@ -64,13 +70,20 @@ impl Children {
 /// In a group of its own: Ctrl-C is for us, who pass it on. It ends when we do, however that is.
 fn start(words: &[String]) -> std::io::Result<Child> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    command
+        .args(words)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0);
     // SAFETY: between fork and exec only a system call is made.
     unsafe {
-        command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        })
+        command.pre_exec(
+            || match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            },
+        )
     };
     command.spawn()
 }
@@ -87,10 +100,24 @@ fn reader(from: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<S
 fn failure(place: &str, words: &[String], status: ExitStatus, stderr: &str) -> Error {
     let how = match (status.code(), status.signal()) {
         (Some(code), _) => format!("ended with exit code {code}"),
-        (None, signal) => format!("was killed by signal {} (by the kernel, if memory ran out)", signal.unwrap_or(0)),
+        (None, signal) => format!(
+            "was killed by signal {} (by the kernel, if memory ran out)",
+            signal.unwrap_or(0)
+        ),
     };
-    let lines: Vec<&str> = stderr.lines().filter(|line| !line.trim().is_empty()).collect();
-    let last: String = lines[lines.len().saturating_sub(LAST_LINES)..].iter().map(|line| format!("\n  {line}")).collect();
-    let said = if last.is_empty() { " without a word".to_string() } else { format!("; its last lines:{last}") };
-    Error::failed(format!("{place}: the command {how}{said}")).with_hint(format!("run it by itself: xtrain {}", words.join(" ")))
+    let lines: Vec<&str> = stderr
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .collect();
+    let last: String = lines[lines.len().saturating_sub(LAST_LINES)..]
+        .iter()
+        .map(|line| format!("\n  {line}"))
+        .collect();
+    let said = if last.is_empty() {
+        " without a word".to_string()
+    } else {
+        format!("; its last lines:{last}")
+    };
+    Error::failed(format!("{place}: the command {how}{said}"))
+        .with_hint(format!("run it by itself: xtrain {}", words.join(" ")))
 }

@@ -8,7 +8,11 @@ use crate::config::typed::Typed;
 use crate::trainer::gpu::Gpu;
 
 /// Flags under which a layer's operations run more than once in a step.
-const RECOMPUTING: [&str; 3] = ["gradient_checkpointing", "activation_offloading", "scan_layers"];
+const RECOMPUTING: [&str; 3] = [
+    "gradient_checkpointing",
+    "activation_offloading",
+    "scan_layers",
+];
 
 /// A job of several processes, seen by one of them.
 pub(super) fn processes(typed: &Typed) -> Verdict {
@@ -16,7 +20,10 @@ pub(super) fn processes(typed: &Typed) -> Verdict {
         Ok(Some(member)) => member,
         Ok(None) => return Ok(()),
         Err(error) => {
-            return refuse(error.to_string(), "`xtrain launch --help` and docs/parallelism.md tell what belongs together");
+            return refuse(
+                error.to_string(),
+                "`xtrain launch --help` and docs/parallelism.md tell what belongs together",
+            );
         }
     };
     let world = member.world;
@@ -26,13 +33,21 @@ pub(super) fn processes(typed: &Typed) -> Verdict {
     // One that is auto is dealt out by itself.
     let told = typed.is_given("data_parallel") && mesh::automatic(typed)?.is_none();
     if told && !(devices * parts).is_multiple_of(world) {
-        let near = (1..).map(|more| devices + more).find(|devices| (devices * parts).is_multiple_of(world)).unwrap_or(world);
+        let near = (1..)
+            .map(|more| devices + more)
+            .find(|devices| (devices * parts).is_multiple_of(world))
+            .unwrap_or(world);
         return refuse(
-            format!("--data_parallel {devices} cannot be dealt out to {world} processes, each of which has as many devices"),
+            format!(
+                "--data_parallel {devices} cannot be dealt out to {world} processes, each of which has as many devices"
+            ),
             format!("set --data_parallel {near}, or leave it out for one device a process"),
         );
     }
-    if world > 1 && Commands::TRAIN.contains(typed.command) && typed.count("per_device_train_batch_size").is_none() {
+    if world > 1
+        && Commands::TRAIN.contains(typed.command)
+        && typed.count("per_device_train_batch_size").is_none()
+    {
         return refuse(
             "--per_device_train_batch_size auto looks at one process only",
             "find it with `xtrain fit` first, then launch with that number",
@@ -43,46 +58,84 @@ pub(super) fn processes(typed: &Typed) -> Verdict {
 
 /// A plan that looks at every mesh of so many devices.
 pub(super) fn comparison(typed: &Typed) -> Verdict {
-    let Some(devices) = typed.count("compare_meshes") else { return Ok(()) };
+    let Some(devices) = typed.count("compare_meshes") else {
+        return Ok(());
+    };
     let what = format!("--compare_meshes {devices}");
     if !typed.bool("dry_run") || !resolve::do_train(typed) {
-        let fix = if typed.bool("dry_run") { "add --do_train" } else { "add --dry_run" };
+        let fix = if typed.bool("dry_run") {
+            "add --do_train"
+        } else {
+            "add --dry_run"
+        };
         return refuse(format!("{what} is for the plan of a training run"), fix);
     }
     if !typed.is_given("memory") {
-        return refuse(format!("{what} asks what fits, and not into what"), "add --memory SIZE, one device's, for example 40GiB");
+        return refuse(
+            format!("{what} asks what fits, and not into what"),
+            "add --memory SIZE, one device's, for example 40GiB",
+        );
     }
     if typed.count("per_device_train_batch_size").is_none() {
         return refuse(
-            format!("{what} compares meshes at one batch size, and --per_device_train_batch_size is auto"),
+            format!(
+                "{what} compares meshes at one batch size, and --per_device_train_batch_size is auto"
+            ),
             "give a number; `xtrain fit` then finds the largest for the mesh that was chosen",
         );
     }
     if typed.bool("scan_layers") {
-        return refuse(format!("{what} estimates layers that are written out, not --scan_layers"), "leave --scan_layers out");
+        return refuse(
+            format!("{what} estimates layers that are written out, not --scan_layers"),
+            "leave --scan_layers out",
+        );
     }
     if let Some(name) = mesh::automatic(typed)? {
-        return refuse(format!("{what} finds the degrees, and --{name} is auto"), format!("leave --{name} out"));
+        return refuse(
+            format!("{what} finds the degrees, and --{name} is auto"),
+            format!("leave --{name} out"),
+        );
     }
-    let given: Vec<&str> = mesh::DEGREES.into_iter().filter(|name| typed.is_given(name)).collect();
-    let product: usize = given.iter().map(|name| typed.count(name).unwrap_or(1)).product();
-    if !devices.is_multiple_of(product) || (given.len() == mesh::DEGREES.len() && product != devices) {
-        let told: Vec<String> = given.iter().map(|name| format!("--{name} {}", typed.count(name).unwrap_or(1))).collect();
-        return refuse(format!("{what}: no mesh of so many devices has {}", told.join(" ")), "leave one of the degrees out");
+    let given: Vec<&str> = mesh::DEGREES
+        .into_iter()
+        .filter(|name| typed.is_given(name))
+        .collect();
+    let product: usize = given
+        .iter()
+        .map(|name| typed.count(name).unwrap_or(1))
+        .product();
+    if !devices.is_multiple_of(product)
+        || (given.len() == mesh::DEGREES.len() && product != devices)
+    {
+        let told: Vec<String> = given
+            .iter()
+            .map(|name| format!("--{name} {}", typed.count(name).unwrap_or(1)))
+            .collect();
+        return refuse(
+            format!("{what}: no mesh of so many devices has {}", told.join(" ")),
+            "leave one of the degrees out",
+        );
     }
     match resolve::member(typed) {
-        Ok(Some(member)) if member.world > 1 => {
-            refuse(format!("{what} looks at all devices from one process"), "run it without `xtrain launch`")
-        }
+        Ok(Some(member)) if member.world > 1 => refuse(
+            format!("{what} looks at all devices from one process"),
+            "run it without `xtrain launch`",
+        ),
         _ => Ok(()),
     }
 }
 
 pub(super) fn launch(typed: &Typed) -> Verdict {
-    let (nodes, node) = (typed.count("nnodes").unwrap_or(1), typed.count("node_rank").unwrap_or(0));
+    let (nodes, node) = (
+        typed.count("nnodes").unwrap_or(1),
+        typed.count("node_rank").unwrap_or(0),
+    );
     let words = typed.words("command");
     if typed.is_given("device") {
-        return refuse("--device belongs to the command that is launched", "write it after --: `-- train clm --device cuda ...`");
+        return refuse(
+            "--device belongs to the command that is launched",
+            "write it after --: `-- train clm --device cuda ...`",
+        );
     }
     if node >= nodes {
         return refuse(
@@ -98,7 +151,10 @@ pub(super) fn launch(typed: &Typed) -> Verdict {
     }
     if !matches!(words.first().map(String::as_str), Some("train" | "eval")) {
         return refuse(
-            format!("launch runs train or eval, not `{}`", words.first().map_or("", String::as_str)),
+            format!(
+                "launch runs train or eval, not `{}`",
+                words.first().map_or("", String::as_str)
+            ),
             "write the command after --: `xtrain launch --nproc_per_node 2 -- train clm ...`",
         );
     }
@@ -127,20 +183,33 @@ pub(super) fn device(typed: &Typed) -> Verdict {
             false => ("a chip of AWS's", "neuron"),
         };
         if device != wanted {
-            return refuse(format!("--target {target} is {what}, but --device is {device}"), format!("add --device {wanted}"));
+            return refuse(
+                format!("--target {target} is {what}, but --device is {device}"),
+                format!("add --device {wanted}"),
+            );
         }
     }
     if typed.is_given("plugin") && device == "cpu" {
-        return refuse("--plugin names an accelerator's plugin, but --device is cpu", "add --device cuda or --device neuron");
+        return refuse(
+            "--plugin names an accelerator's plugin, but --device is cpu",
+            "add --device cuda or --device neuron",
+        );
     }
-    let of_cuda = ["gpu_memory_fraction", "visible_devices", "xla_options"].into_iter().find(|name| typed.is_given(name));
+    let of_cuda = ["gpu_memory_fraction", "visible_devices", "xla_options"]
+        .into_iter()
+        .find(|name| typed.is_given(name));
     if let (Some(name), true) = (of_cuda, device != "cuda") {
-        return refuse(format!("--{name} is for NVIDIA cards, but --device is {device}"), "add --device cuda, or leave it out");
+        return refuse(
+            format!("--{name} is for NVIDIA cards, but --device is {device}"),
+            "add --device cuda, or leave it out",
+        );
     }
     if typed.bool("activation_offloading") {
         let reason = match device.as_str() {
             "cuda" => None,
-            "neuron" => Some("Neuron's plugin shows no memory but the device's own to put them into"),
+            "neuron" => {
+                Some("Neuron's plugin shows no memory but the device's own to put them into")
+            }
             _ => Some("the CPU has no second memory: its activations are in the host's already"),
         };
         if let Some(reason) = reason {
@@ -176,7 +245,9 @@ pub(super) fn device(typed: &Typed) -> Verdict {
     let by_cudnn = typed.text("attention_dropout_kernel").as_deref() == Some("cudnn");
     if by_cudnn && device != "cuda" {
         return refuse(
-            format!("--attention_dropout_kernel cudnn is for NVIDIA cards, but --device is {device}"),
+            format!(
+                "--attention_dropout_kernel cudnn is for NVIDIA cards, but --device is {device}"
+            ),
             "leave it out, or add --device cuda",
         );
     }
@@ -186,7 +257,10 @@ pub(super) fn device(typed: &Typed) -> Verdict {
             "leave one of them out: only a call of cuDNN can drop out with its masks",
         );
     }
-    let is_on = |name: &&str| typed.bool_if_given(name) == Some(true) || typed.text(name).is_some_and(|text| text != "off");
+    let is_on = |name: &&str| {
+        typed.bool_if_given(name) == Some(true)
+            || typed.text(name).is_some_and(|text| text != "off")
+    };
     if let Some(name) = RECOMPUTING.into_iter().find(is_on).filter(|_| by_cudnn) {
         return refuse(
             format!(
@@ -196,15 +270,24 @@ pub(super) fn device(typed: &Typed) -> Verdict {
         );
     }
     if typed.float("gpu_memory_fraction") == Some(0.0) {
-        return refuse("--gpu_memory_fraction 0 leaves a run no memory", "raise it; 0.9 is usual");
+        return refuse(
+            "--gpu_memory_fraction 0 leaves a run no memory",
+            "raise it; 0.9 is usual",
+        );
     }
-    if let Some(Err(part)) = typed.text("visible_devices").map(|text| resolve::device_numbers(&text)) {
+    if let Some(Err(part)) = typed
+        .text("visible_devices")
+        .map(|text| resolve::device_numbers(&text))
+    {
         return refuse(
             format!("--visible_devices: `{part}` is not the number of a GPU, or is named twice"),
             "write it as 0 or 0,1, as nvidia-smi numbers them",
         );
     }
-    match typed.text("xla_options").map(|text| resolve::xla_options(&text)) {
+    match typed
+        .text("xla_options")
+        .map(|text| resolve::xla_options(&text))
+    {
         Some(Err(part)) => refuse(
             format!("--xla_options: `{part}` is not of the form xla_NAME=VALUE"),
             "write it as xla_gpu_enable_triton_gemm=false,xla_gpu_graph_min_graph_size=1",
@@ -224,7 +307,10 @@ pub(super) fn neuron(typed: &Typed) -> Verdict {
         "export",
     ];
     let device = typed.text("device").unwrap_or_default();
-    match flags.into_iter().find(|name| typed.is_given(name) && typed.bool_if_given(name) != Some(false)) {
+    match flags
+        .into_iter()
+        .find(|name| typed.is_given(name) && typed.bool_if_given(name) != Some(false))
+    {
         Some(name) if device != "neuron" => refuse(
             format!("--{name} says something to AWS's compiler, and --device is {device}"),
             format!("add --device neuron, or leave --{name} out"),

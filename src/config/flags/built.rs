@@ -1,5 +1,5 @@
-//! The settings that xtrain honours. Defaults are TrainingArguments' and run_clm's own; where xtrain differs, the help
-//! sentence says so. Order within a section is the order of `--help`.
+//! The settings that xtrain honours. Defaults are TrainingArguments' and run_clm's own; where
+//! xtrain differs, the help sentence says so. Order within a section is the order of `--help`.
 
 use super::super::kind::{Kind, Range};
 use super::super::scaling::AXES;
@@ -25,7 +25,13 @@ const LABELLED: Commands = Commands::TRAIN_LIKE_CLS.and(Commands::EVAL_CLS);
 /// Commands that compile graphs.
 const COMPILING: Commands = READING.and(GENERATE).and(BENCH).and(QUICKSTART);
 /// Commands that run something on a device.
-const RUNNING: Commands = Commands::TRAIN.and(EVAL).and(PREDICT).and(GENERATE).and(BENCH).and(QUICKSTART).and(Commands::DOCTOR);
+const RUNNING: Commands = Commands::TRAIN
+    .and(EVAL)
+    .and(PREDICT)
+    .and(GENERATE)
+    .and(BENCH)
+    .and(QUICKSTART)
+    .and(Commands::DOCTOR);
 /// Commands that a device's settings matter to.
 const ON_A_DEVICE: Commands = COMPILING.and(Commands::DOCTOR);
 
@@ -48,7 +54,18 @@ const fn flag(
     default: &'static str,
     help: &'static str,
 ) -> Flag {
-    Flag { name, aliases: &[], kind, default, help, commands, section, support: Support::Built, positional: false, short: None }
+    Flag {
+        name,
+        aliases: &[],
+        kind,
+        default,
+        help,
+        commands,
+        section,
+        support: Support::Built,
+        positional: false,
+        short: None,
+    }
 }
 
 impl Flag {
@@ -57,11 +74,17 @@ impl Flag {
     }
 
     const fn short(self, letter: char) -> Flag {
-        Flag { short: Some(letter), ..self }
+        Flag {
+            short: Some(letter),
+            ..self
+        }
     }
 
     const fn positional(self) -> Flag {
-        Flag { positional: true, ..self }
+        Flag {
+            positional: true,
+            ..self
+        }
     }
 }
 

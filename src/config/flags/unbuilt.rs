@@ -1,13 +1,18 @@
-//! Names of TrainingArguments, run_clm, run_mlm and run_glue that xtrain knows but does not honour. A value that describes what xtrain does anyway is
-//! accepted, so a complete dump of TrainingArguments works; any other value is refused and the help sentence is the reason that the
+//! Names of TrainingArguments, run_clm, run_mlm and run_glue that xtrain knows but does not honour.
+//! A value that describes what xtrain does anyway is accepted, so a complete dump of
+//! TrainingArguments works; any other value is refused and the help sentence is the reason that the
 //! user reads. When one of these is built, its row moves to `built.rs`.
 
 use super::super::kind::Kind;
 use super::{Commands, Flag, Section, Support};
 
 const fn row(section: Section, name: &'static str, support: Support, help: &'static str) -> Flag {
-    // Evaluation takes them as well, so that a training run's settings are answered there in the same way.
-    let commands = Commands::TRAIN.and(Commands::COMPILE).and(Commands::FIT).and(Commands::EVAL);
+    // Evaluation takes them as well, so that a training run's settings are answered there in the
+    // same way.
+    let commands = Commands::TRAIN
+        .and(Commands::COMPILE)
+        .and(Commands::FIT)
+        .and(Commands::EVAL);
     Flag {
         name,
         aliases: &[],
@@ -22,7 +27,12 @@ const fn row(section: Section, name: &'static str, support: Support, help: &'sta
     }
 }
 
-const fn only(section: Section, name: &'static str, accepted: &'static [&'static str], help: &'static str) -> Flag {
+const fn only(
+    section: Section,
+    name: &'static str,
+    accepted: &'static [&'static str],
+    help: &'static str,
+) -> Flag {
     row(section, name, Support::Only(accepted), help)
 }
 

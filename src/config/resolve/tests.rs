@@ -5,8 +5,8 @@ use crate::config::{Invocation, UsageError, from_args};
 use crate::trainer::device::DeviceSettings;
 use std::ffi::OsString;
 
-/// A directory with everything that a legal command names: `model/`, `tokenizer.json`, `train.txt`, `valid.txt`, and `old/`, the
-/// output of an earlier run.
+/// A directory with everything that a legal command names: `model/`, `tokenizer.json`, `train.txt`,
+/// `valid.txt`, and `old/`, the output of an earlier run.
 struct Fixture(tempfile::TempDir);
 
 impl Fixture {
@@ -32,7 +32,9 @@ impl Fixture {
     /// Reads a line in which `@/` stands for the fixture's directory.
     fn read(&self, line: &str) -> Result<Command, UsageError> {
         let here = format!("{}/", self.0.path().display());
-        let args = line.split_whitespace().map(|word| OsString::from(word.replace("@/", &here)));
+        let args = line
+            .split_whitespace()
+            .map(|word| OsString::from(word.replace("@/", &here)));
         match from_args(std::iter::once("xtrain".into()).chain(args))? {
             Invocation::Run { command, .. } => Ok(command),
             Invocation::Print(text) => panic!("printed {text}"),
@@ -56,12 +58,30 @@ impl Fixture {
 fn defaults_are_those_of_training_arguments() {
     let fixture = Fixture::new();
     let plan = fixture.train("").unwrap();
-    assert_eq!(plan.device, DevicePlan { kind: Device::Cpu, settings: DeviceSettings::default() });
+    assert_eq!(
+        plan.device,
+        DevicePlan {
+            kind: Device::Cpu,
+            settings: DeviceSettings::default()
+        }
+    );
     assert_eq!(
         plan.model,
-        ModelSource::Scratch { model_type: Some("gpt2".into()), config: ConfigSource::Preset("gpt2"), overrides: vec![] }
+        ModelSource::Scratch {
+            model_type: Some("gpt2".into()),
+            config: ConfigSource::Preset("gpt2"),
+            overrides: vec![]
+        }
     );
-    assert_eq!((plan.do_train, plan.do_eval, plan.dry_run, plan.overwrite_output_dir), (true, false, false, false));
+    assert_eq!(
+        (
+            plan.do_train,
+            plan.do_eval,
+            plan.dry_run,
+            plan.overwrite_output_dir
+        ),
+        (true, false, false, false)
+    );
     let expected = TrainSettings {
         output_dir: fixture.path("new"),
         seed: 42,
@@ -104,32 +124,80 @@ fn defaults_are_those_of_training_arguments() {
         disable_tqdm: false,
     };
     assert_eq!(plan.train, expected);
-    let TaskPlan::Clm(data) = plan.task else { panic!("{:?}", plan.task) };
-    assert_eq!((data.source.seed, data.source.validation_split_percentage, data.block_size), (42, 5.0, None));
+    let TaskPlan::Clm(data) = plan.task else {
+        panic!("{:?}", plan.task)
+    };
+    assert_eq!(
+        (
+            data.source.seed,
+            data.source.validation_split_percentage,
+            data.block_size
+        ),
+        (42, 5.0, None)
+    );
 }
 
 #[test]
 fn settings_that_depend_on_others() {
     let fixture = Fixture::new();
-    let plan = fixture.train("--eval_strategy steps --logging_steps 50").unwrap();
+    let plan = fixture
+        .train("--eval_strategy steps --logging_steps 50")
+        .unwrap();
     assert_eq!((plan.train.eval, plan.do_eval), (Cadence::Steps(50), true));
-    let plan = fixture.train("--eval_strategy steps --logging_steps 50 --eval_steps 7 --save_strategy epoch").unwrap();
-    assert_eq!((plan.train.eval, plan.train.save), (Cadence::Steps(7), Cadence::Epoch));
+    let plan = fixture
+        .train("--eval_strategy steps --logging_steps 50 --eval_steps 7 --save_strategy epoch")
+        .unwrap();
+    assert_eq!(
+        (plan.train.eval, plan.train.save),
+        (Cadence::Steps(7), Cadence::Epoch)
+    );
     let plan = fixture.train("--do_eval").unwrap();
     assert_eq!((plan.do_train, plan.do_eval), (false, true));
     let plan = fixture.train("--do_eval --do_train --max_steps 0").unwrap();
-    assert_eq!((plan.do_train, plan.do_eval, plan.train.max_steps), (true, true, None));
-    let plan = fixture.train("--seed 7 --warmup_steps 3 --warmup_ratio 0.5 --max_steps 9 --num_train_epochs 0").unwrap();
-    assert_eq!((plan.task.source().seed, plan.train.optimizer.warmup_steps, plan.train.max_steps), (7, Some(3), Some(9)));
-    let plan = fixture.train("--warmup_steps 0.1 --warmup_ratio 0.5").unwrap();
-    assert_eq!((plan.train.optimizer.warmup_steps, plan.train.optimizer.warmup_ratio), (None, 0.1));
-    let plan = fixture.train("--seed 7 --data_seed 8 --lr_scheduler_type constant_with_warmup --optim sgd").unwrap();
+    assert_eq!(
+        (plan.do_train, plan.do_eval, plan.train.max_steps),
+        (true, true, None)
+    );
+    let plan = fixture
+        .train("--seed 7 --warmup_steps 3 --warmup_ratio 0.5 --max_steps 9 --num_train_epochs 0")
+        .unwrap();
+    assert_eq!(
+        (
+            plan.task.source().seed,
+            plan.train.optimizer.warmup_steps,
+            plan.train.max_steps
+        ),
+        (7, Some(3), Some(9))
+    );
+    let plan = fixture
+        .train("--warmup_steps 0.1 --warmup_ratio 0.5")
+        .unwrap();
+    assert_eq!(
+        (
+            plan.train.optimizer.warmup_steps,
+            plan.train.optimizer.warmup_ratio
+        ),
+        (None, 0.1)
+    );
+    let plan = fixture
+        .train("--seed 7 --data_seed 8 --lr_scheduler_type constant_with_warmup --optim sgd")
+        .unwrap();
     assert_eq!((plan.task.source().seed, plan.train.seed), (8, 7));
-    assert_eq!((plan.train.optimizer.schedule, plan.train.optimizer.kind), (ScheduleKind::Constant, OptimizerKind::Sgd));
-    let plan = fixture.train("--output_dir @/old --resume_from_checkpoint").unwrap();
+    assert_eq!(
+        (plan.train.optimizer.schedule, plan.train.optimizer.kind),
+        (ScheduleKind::Constant, OptimizerKind::Sgd)
+    );
+    let plan = fixture
+        .train("--output_dir @/old --resume_from_checkpoint")
+        .unwrap();
     assert_eq!(plan.train.resume, Resume::Latest);
-    let plan = fixture.train("--output_dir @/old --resume_from_checkpoint @/old/checkpoint-10").unwrap();
-    assert_eq!(plan.train.resume, Resume::From(fixture.path("old/checkpoint-10")));
+    let plan = fixture
+        .train("--output_dir @/old --resume_from_checkpoint @/old/checkpoint-10")
+        .unwrap();
+    assert_eq!(
+        plan.train.resume,
+        Resume::From(fixture.path("old/checkpoint-10"))
+    );
 }
 
 #[test]
@@ -139,31 +207,70 @@ fn models_are_found_by_name_or_path() {
         ModelSource::Scratch { config, .. } => config,
         other => panic!("{other:?}"),
     };
-    assert_eq!(config("--config_name gpt2-medium"), ConfigSource::Preset("gpt2-medium"));
-    assert_eq!(config("--config_name EleutherAI/gpt-j-6b"), ConfigSource::Preset("gpt-j-6b"));
-    assert_eq!(config("--config_name @/model"), ConfigSource::File(fixture.path("model/config.json")));
-    assert_eq!(config("--config_name @/model/config.json"), ConfigSource::File(fixture.path("model/config.json")));
-    let Ok(Command::Bench(plan)) = fixture.read("bench --model_type gpt_neo --batch 2 --seq 64 --steps 3 --warmup 0") else {
+    assert_eq!(
+        config("--config_name gpt2-medium"),
+        ConfigSource::Preset("gpt2-medium")
+    );
+    assert_eq!(
+        config("--config_name EleutherAI/gpt-j-6b"),
+        ConfigSource::Preset("gpt-j-6b")
+    );
+    assert_eq!(
+        config("--config_name @/model"),
+        ConfigSource::File(fixture.path("model/config.json"))
+    );
+    assert_eq!(
+        config("--config_name @/model/config.json"),
+        ConfigSource::File(fixture.path("model/config.json"))
+    );
+    let Ok(Command::Bench(plan)) =
+        fixture.read("bench --model_type gpt_neo --batch 2 --seq 64 --steps 3 --warmup 0")
+    else {
         panic!()
     };
-    let ModelSource::Scratch { config, .. } = plan.model else { panic!() };
-    assert_eq!(config, ConfigSource::Preset("gpt-neo-1.3B"), "what the type means alone");
-    let Ok(Command::Eval(plan)) = fixture.read("eval clm --model_name_or_path @/model --validation_file @/valid.txt") else {
+    let ModelSource::Scratch { config, .. } = plan.model else {
         panic!()
     };
-    assert_eq!(plan.model, ModelSource::Pretrained { directory: fixture.path("model") });
-    assert_eq!((plan.tokenizer.path, plan.output_dir), (fixture.path("model"), None));
+    assert_eq!(
+        config,
+        ConfigSource::Preset("gpt-neo-1.3B"),
+        "what the type means alone"
+    );
+    let Ok(Command::Eval(plan)) =
+        fixture.read("eval clm --model_name_or_path @/model --validation_file @/valid.txt")
+    else {
+        panic!()
+    };
+    assert_eq!(
+        plan.model,
+        ModelSource::Pretrained {
+            directory: fixture.path("model")
+        }
+    );
+    assert_eq!(
+        (plan.tokenizer.path, plan.output_dir),
+        (fixture.path("model"), None)
+    );
 }
 
 #[test]
 fn overrides_are_numbers_booleans_or_text() {
-    let parsed =
-        overrides("n_layer=4, n-embd=256,scale_attn_weights=False,layer_norm_epsilon=1e-5,activation_function=relu,n_inner=None");
+    let parsed = overrides(
+        "n_layer=4, n-embd=256,scale_attn_weights=False,layer_norm_epsilon=1e-5,activation_function=relu,n_inner=None",
+    );
     let expected = serde_json::json!({"n_layer": 4, "n_embd": 256, "scale_attn_weights": false, "layer_norm_epsilon": 1e-5,
         "activation_function": "relu", "n_inner": null});
-    assert_eq!(serde_json::Value::Object(parsed.unwrap().into_iter().collect()), expected);
+    assert_eq!(
+        serde_json::Value::Object(parsed.unwrap().into_iter().collect()),
+        expected
+    );
     assert_eq!(overrides(""), Ok(vec![]));
-    for (text, part) in [("n_layer", "n_layer"), ("a=1,,b=2", ""), ("a=1,b=", "b="), ("=1", "=1")] {
+    for (text, part) in [
+        ("n_layer", "n_layer"),
+        ("a=1,,b=2", ""),
+        ("a=1,b=", "b="),
+        ("=1", "=1"),
+    ] {
         assert_eq!(overrides(text), Err(part.into()));
     }
 }
@@ -171,34 +278,82 @@ fn overrides_are_numbers_booleans_or_text() {
 #[test]
 fn the_cache_directory_follows_the_environment() {
     let root = |set: &[(&str, &str)]| {
-        let set: Vec<(String, PathBuf)> = set.iter().map(|(k, v)| (k.to_string(), v.into())).collect();
-        cache_root(None, |name| set.iter().find(|(k, _)| k == name).map(|(_, v)| v.clone()))
+        let set: Vec<(String, PathBuf)> =
+            set.iter().map(|(k, v)| (k.to_string(), v.into())).collect();
+        cache_root(None, |name| {
+            set.iter().find(|(k, _)| k == name).map(|(_, v)| v.clone())
+        })
     };
-    assert_eq!(root(&[("XTRAIN_CACHE_DIR", "/a"), ("HOME", "/h")]), PathBuf::from("/a"));
-    assert_eq!(root(&[("XTRAIN_CACHE_DIR", ""), ("XDG_CACHE_HOME", "/x"), ("HOME", "/h")]), PathBuf::from("/x/xtrain"));
+    assert_eq!(
+        root(&[("XTRAIN_CACHE_DIR", "/a"), ("HOME", "/h")]),
+        PathBuf::from("/a")
+    );
+    assert_eq!(
+        root(&[
+            ("XTRAIN_CACHE_DIR", ""),
+            ("XDG_CACHE_HOME", "/x"),
+            ("HOME", "/h")
+        ]),
+        PathBuf::from("/x/xtrain")
+    );
     assert_eq!(root(&[("HOME", "/h")]), PathBuf::from("/h/.cache/xtrain"));
     assert_eq!(root(&[]), PathBuf::from(".xtrain-cache"));
-    assert_eq!(cache_root(Some("/t".into()), |_| Some("/a".into())), PathBuf::from("/t"));
+    assert_eq!(
+        cache_root(Some("/t".into()), |_| Some("/a".into())),
+        PathBuf::from("/t")
+    );
 }
 
 #[test]
 fn the_other_commands_resolve() {
     let fixture = Fixture::new();
-    let generate = |more: &str| match fixture.read(&format!("generate --model_name_or_path @/model --prompt Hi {more}")) {
+    let generate = |more: &str| match fixture.read(&format!(
+        "generate --model_name_or_path @/model --prompt Hi {more}"
+    )) {
         Ok(Command::Generate(plan)) => plan.sampling,
         other => panic!("{other:?}"),
     };
-    assert_eq!(generate(""), Sampling::Random { temperature: 1.0, top_k: Some(50) });
+    assert_eq!(
+        generate(""),
+        Sampling::Random {
+            temperature: 1.0,
+            top_k: Some(50)
+        }
+    );
     assert_eq!(generate("--temperature 0"), Sampling::Greedy);
-    assert_eq!(generate("--temperature 0.5 --top-k 0"), Sampling::Random { temperature: 0.5, top_k: None });
-    let Ok(Command::Bench(plan)) = fixture.read("bench --model_type gpt2 --batch 2 --seq 64 --steps 3 --warmup 0 --json") else {
+    assert_eq!(
+        generate("--temperature 0.5 --top-k 0"),
+        Sampling::Random {
+            temperature: 0.5,
+            top_k: None
+        }
+    );
+    let Ok(Command::Bench(plan)) =
+        fixture.read("bench --model_type gpt2 --batch 2 --seq 64 --steps 3 --warmup 0 --json")
+    else {
         panic!()
     };
-    assert_eq!((plan.batch, plan.seq, plan.steps, plan.warmup, plan.json), (2, 64, 3, 0, true));
-    let Ok(Command::Quickstart(plan)) = fixture.read("quickstart --max_steps 5") else { panic!() };
-    assert_eq!((plan.output_dir, plan.max_steps), (PathBuf::from("output/quickstart"), Some(5)));
-    let Ok(Command::Doctor(plan)) = fixture.read("--device neuron doctor") else { panic!() };
-    assert_eq!(plan.device, DevicePlan { kind: Device::Neuron, settings: DeviceSettings::default() });
+    assert_eq!(
+        (plan.batch, plan.seq, plan.steps, plan.warmup, plan.json),
+        (2, 64, 3, 0, true)
+    );
+    let Ok(Command::Quickstart(plan)) = fixture.read("quickstart --max_steps 5") else {
+        panic!()
+    };
+    assert_eq!(
+        (plan.output_dir, plan.max_steps),
+        (PathBuf::from("output/quickstart"), Some(5))
+    );
+    let Ok(Command::Doctor(plan)) = fixture.read("--device neuron doctor") else {
+        panic!()
+    };
+    assert_eq!(
+        plan.device,
+        DevicePlan {
+            kind: Device::Neuron,
+            settings: DeviceSettings::default()
+        }
+    );
     assert!(!plan.json && plan.cache.dir.is_some());
 }
 
@@ -207,7 +362,9 @@ fn what_a_gpu_is_opened_with() {
     let fixture = Fixture::new();
     let words = "--device cuda doctor --plugin x.so --gpu_memory_fraction 0.5 --visible_devices 2,0 --xla_options \
                  xla_gpu_enable_triton_gemm=false,--xla_gpu_graph_min_graph_size=1,xla_a=0.5,xla_b=text";
-    let Ok(Command::Doctor(plan)) = fixture.read(words) else { panic!() };
+    let Ok(Command::Doctor(plan)) = fixture.read(words) else {
+        panic!()
+    };
     let xla_options = [
         ("xla_gpu_enable_triton_gemm", OverrideValue::Bool(false)),
         ("xla_gpu_graph_min_graph_size", OverrideValue::Int(1)),
@@ -222,18 +379,45 @@ fn what_a_gpu_is_opened_with() {
         plain_attention: false,
         fused_attention_dropout: false,
         tf32: false,
-        xla_options: xla_options.into_iter().map(|(name, value)| (name.to_string(), value)).collect(),
+        xla_options: xla_options
+            .into_iter()
+            .map(|(name, value)| (name.to_string(), value))
+            .collect(),
         member: None,
     };
-    assert_eq!(plan.device, DevicePlan { kind: Device::Cuda, settings });
+    assert_eq!(
+        plan.device,
+        DevicePlan {
+            kind: Device::Cuda,
+            settings
+        }
+    );
     for (words, sign) in [
         ("doctor --plugin x.so", "--device is cpu"),
-        ("--device neuron doctor --xla_options xla_a=1", "--xla_options is for NVIDIA cards"),
-        ("--device cuda doctor --gpu_memory_fraction 0", "leaves a run no memory"),
-        ("--device cuda doctor --visible_devices 1,1", "`1` is not the number of a GPU, or is named twice"),
-        ("--device cuda doctor --visible_devices all", "`all` is not the number of a GPU"),
-        ("--device cuda doctor --xla_options triton=false", "`triton=false` is not of the form xla_NAME=VALUE"),
-        ("--device cuda doctor --xla_options xla_gpu_graph", "`xla_gpu_graph` is not of the form"),
+        (
+            "--device neuron doctor --xla_options xla_a=1",
+            "--xla_options is for NVIDIA cards",
+        ),
+        (
+            "--device cuda doctor --gpu_memory_fraction 0",
+            "leaves a run no memory",
+        ),
+        (
+            "--device cuda doctor --visible_devices 1,1",
+            "`1` is not the number of a GPU, or is named twice",
+        ),
+        (
+            "--device cuda doctor --visible_devices all",
+            "`all` is not the number of a GPU",
+        ),
+        (
+            "--device cuda doctor --xla_options triton=false",
+            "`triton=false` is not of the form xla_NAME=VALUE",
+        ),
+        (
+            "--device cuda doctor --xla_options xla_gpu_graph",
+            "`xla_gpu_graph` is not of the form",
+        ),
     ] {
         let error = fixture.read(words).unwrap_err().to_string();
         assert!(error.contains(sign), "{words}: {error}");
@@ -245,55 +429,157 @@ fn every_illegal_combination_is_refused_with_a_fix() {
     let fixture = Fixture::new();
     let base = "train clm --model_type gpt2 --tokenizer_name @/tokenizer.json --train_file @/train.txt --output_dir @/new";
     let cases = [
-        (format!("{base} --do_train false"), "neither training nor evaluation"),
-        (base.replace("--output_dir @/new", ""), "--output_dir is missing"),
-        (base.replace("--model_type gpt2", ""), "no model is named"),
-        (format!("{base} --model_name_or_path @/model"), "--model_type does not go with --model_name_or_path"),
         (
-            base.replace("--model_type gpt2", "--model_name_or_path @/model --config_overrides n_layer=1"),
+            format!("{base} --do_train false"),
+            "neither training nor evaluation",
+        ),
+        (
+            base.replace("--output_dir @/new", ""),
+            "--output_dir is missing",
+        ),
+        (base.replace("--model_type gpt2", ""), "no model is named"),
+        (
+            format!("{base} --model_name_or_path @/model"),
+            "--model_type does not go with --model_name_or_path",
+        ),
+        (
+            base.replace(
+                "--model_type gpt2",
+                "--model_name_or_path @/model --config_overrides n_layer=1",
+            ),
             "--config_overrides does not go",
         ),
-        (base.replace("--model_type gpt2", "--model_name_or_path @/model --config_name gpt2"), "--config_name does not go"),
-        (base.replace("--model_type gpt2", "--model_name_or_path @/none"), "is not a directory here"),
-        (base.replace("--model_type gpt2", "--model_name_or_path @/valid.txt"), "is a file, not a directory"),
-        (format!("{base} --config_name gpt3"), "neither a known configuration nor a config.json"),
-        (format!("{base} --config_overrides n_layer:4"), "`n_layer:4` is not of the form name=value"),
-        (base.replace("--tokenizer_name @/tokenizer.json", ""), "comes without a tokenizer"),
-        (base.replace("@/tokenizer.json", "@/none"), "--tokenizer_name: "),
-        (base.replace("--train_file @/train.txt", ""), "nothing to train on"),
-        (base.replace("@/train.txt", "@/none.txt"), "none.txt does not exist"),
+        (
+            base.replace(
+                "--model_type gpt2",
+                "--model_name_or_path @/model --config_name gpt2",
+            ),
+            "--config_name does not go",
+        ),
+        (
+            base.replace("--model_type gpt2", "--model_name_or_path @/none"),
+            "is not a directory here",
+        ),
+        (
+            base.replace("--model_type gpt2", "--model_name_or_path @/valid.txt"),
+            "is a file, not a directory",
+        ),
+        (
+            format!("{base} --config_name gpt3"),
+            "neither a known configuration nor a config.json",
+        ),
+        (
+            format!("{base} --config_overrides n_layer:4"),
+            "`n_layer:4` is not of the form name=value",
+        ),
+        (
+            base.replace("--tokenizer_name @/tokenizer.json", ""),
+            "comes without a tokenizer",
+        ),
+        (
+            base.replace("@/tokenizer.json", "@/none"),
+            "--tokenizer_name: ",
+        ),
+        (
+            base.replace("--train_file @/train.txt", ""),
+            "nothing to train on",
+        ),
+        (
+            base.replace("@/train.txt", "@/none.txt"),
+            "none.txt does not exist",
+        ),
         (base.replace("@/train.txt", "@/model"), "is a directory"),
-        (format!("{base} --validation_file @/none.txt"), "--validation_file: "),
-        (format!("{base} --do_eval --validation_split_percentage 0"), "nothing to evaluate on"),
-        (base.replace("--train_file @/train.txt", "--do_eval"), "nothing to evaluate on"),
+        (
+            format!("{base} --validation_file @/none.txt"),
+            "--validation_file: ",
+        ),
+        (
+            format!("{base} --do_eval --validation_split_percentage 0"),
+            "nothing to evaluate on",
+        ),
+        (
+            base.replace("--train_file @/train.txt", "--do_eval"),
+            "nothing to evaluate on",
+        ),
         (format!("{base} --num_train_epochs 0"), "no training to do"),
-        (format!("{base} --num_train_epochs 0 --max_steps 0"), "no training to do"),
-        (format!("{base} --warmup_steps 2.5"), "neither a number of steps nor a share"),
-        (format!("{base} --eval_strategy epoch --do_eval false"), "--do_eval is false"),
-        (format!("{base} --eval_strategy epoch --do_eval --do_train false"), "nothing is trained"),
-        (format!("{base} --eval_steps 5"), "--eval_steps has no effect"),
+        (
+            format!("{base} --num_train_epochs 0 --max_steps 0"),
+            "no training to do",
+        ),
+        (
+            format!("{base} --warmup_steps 2.5"),
+            "neither a number of steps nor a share",
+        ),
+        (
+            format!("{base} --eval_strategy epoch --do_eval false"),
+            "--do_eval is false",
+        ),
+        (
+            format!("{base} --eval_strategy epoch --do_eval --do_train false"),
+            "nothing is trained",
+        ),
+        (
+            format!("{base} --eval_steps 5"),
+            "--eval_steps has no effect",
+        ),
         (format!("{base} --output_dir @/old"), "old is not empty"),
-        (format!("{base} --output_dir @/valid.txt"), "valid.txt is a file"),
-        (format!("{base} --resume_from_checkpoint"), "holds no checkpoint"),
-        (format!("{base} --output_dir @/old_without --resume_from_checkpoint"), "holds no checkpoint"),
-        (format!("{base} --resume_from_checkpoint @/none"), "is not a directory"),
-        (format!("{base} --resume_from_checkpoint @/old"), "holds no training state"),
-        (format!("{base} --output_dir @/old_without --resume_from_checkpoint @/old/checkpoint-10"), "old_without is not empty"),
-        (format!("{base} --do_eval --do_train false --resume_from_checkpoint"), "nothing is trained"),
-        ("eval clm --model_name_or_path @/model".into(), "nothing to evaluate on"),
+        (
+            format!("{base} --output_dir @/valid.txt"),
+            "valid.txt is a file",
+        ),
+        (
+            format!("{base} --resume_from_checkpoint"),
+            "holds no checkpoint",
+        ),
+        (
+            format!("{base} --output_dir @/old_without --resume_from_checkpoint"),
+            "holds no checkpoint",
+        ),
+        (
+            format!("{base} --resume_from_checkpoint @/none"),
+            "is not a directory",
+        ),
+        (
+            format!("{base} --resume_from_checkpoint @/old"),
+            "holds no training state",
+        ),
+        (
+            format!(
+                "{base} --output_dir @/old_without --resume_from_checkpoint @/old/checkpoint-10"
+            ),
+            "old_without is not empty",
+        ),
+        (
+            format!("{base} --do_eval --do_train false --resume_from_checkpoint"),
+            "nothing is trained",
+        ),
+        (
+            "eval clm --model_name_or_path @/model".into(),
+            "nothing to evaluate on",
+        ),
         ("generate --prompt x".into(), "needs a model"),
-        ("generate --model_name_or_path @/model".into(), "needs a text"),
+        (
+            "generate --model_name_or_path @/model".into(),
+            "needs a text",
+        ),
         ("bench".into(), "no model is named"),
         ("quickstart --output_dir @/old".into(), "old is not empty"),
         ("quickstart --output_dir @/valid.txt".into(), "is a file"),
     ];
     for (line, message) in cases {
         let error = fixture.read(&line).expect_err(&line);
-        assert!(matches!(error, UsageError::Illegal { .. }), "{line}: {error}");
+        assert!(
+            matches!(error, UsageError::Illegal { .. }),
+            "{line}: {error}"
+        );
         assert!(error.to_string().contains(message), "{line}: {error}");
         assert!(!error.hint().unwrap().is_empty());
     }
-    for more in ["--output_dir @/old --overwrite_output_dir", "--output_dir @/empty", "--output_dir @/old --do_eval"] {
+    for more in [
+        "--output_dir @/old --overwrite_output_dir",
+        "--output_dir @/empty",
+        "--output_dir @/old --do_eval",
+    ] {
         assert!(fixture.train(more).is_ok(), "{more}");
     }
 }
@@ -324,52 +610,120 @@ fn values_outside_their_range_are_refused() {
         ("--save_total_limit 0", "at least 1"),
         ("--block_size 0", "at least 1"),
         ("--validation_split_percentage 100", "less than 100"),
-        ("--lr_scheduler_type polynomial", "one of linear, cosine, constant, constant_with_warmup"),
+        (
+            "--lr_scheduler_type polynomial",
+            "one of linear, cosine, constant, constant_with_warmup",
+        ),
         ("--save_strategy best", "one of no, steps, epoch"),
         ("--device tpu", "one of cpu, cuda, neuron"),
         ("--seed 1.5", "a whole number"),
         ("--do_train maybe", "true or false"),
     ] {
         let error = fixture.train(more).expect_err(more);
-        assert!(matches!(error, UsageError::BadValue { .. }) && error.to_string().contains(message), "{more}: {error}");
+        assert!(
+            matches!(error, UsageError::BadValue { .. }) && error.to_string().contains(message),
+            "{more}: {error}"
+        );
     }
 }
 
 #[test]
 fn the_best_model_follows_transformers_rules() {
     let fixture = Fixture::new();
-    let best = |more: &str| fixture.train(&format!("--eval_strategy epoch --save_strategy epoch {more}")).unwrap().train.best;
+    let best = |more: &str| {
+        fixture
+            .train(&format!(
+                "--eval_strategy epoch --save_strategy epoch {more}"
+            ))
+            .unwrap()
+            .train
+            .best
+    };
     assert_eq!(best(""), None);
     let rule = best("--load_best_model_at_end").unwrap();
-    assert_eq!((rule.metric.as_str(), rule.greater_is_better, rule.load_at_end), ("loss", false, true));
+    assert_eq!(
+        (
+            rule.metric.as_str(),
+            rule.greater_is_better,
+            rule.load_at_end
+        ),
+        ("loss", false, true)
+    );
     let rule = best("--metric_for_best_model eval_accuracy --early_stopping_patience 3").unwrap();
-    assert_eq!((rule.metric.as_str(), rule.greater_is_better, rule.load_at_end), ("accuracy", true, false));
-    assert_eq!(rule.early_stopping, Some(EarlyStopping { patience: 3, threshold: 0.0 }));
-    assert!(!best("--metric_for_best_model perplexity").unwrap().greater_is_better);
-    assert!(best("--metric_for_best_model eval_loss --greater_is_better").unwrap().greater_is_better);
+    assert_eq!(
+        (
+            rule.metric.as_str(),
+            rule.greater_is_better,
+            rule.load_at_end
+        ),
+        ("accuracy", true, false)
+    );
+    assert_eq!(
+        rule.early_stopping,
+        Some(EarlyStopping {
+            patience: 3,
+            threshold: 0.0
+        })
+    );
+    assert!(
+        !best("--metric_for_best_model perplexity")
+            .unwrap()
+            .greater_is_better
+    );
+    assert!(
+        best("--metric_for_best_model eval_loss --greater_is_better")
+            .unwrap()
+            .greater_is_better
+    );
 }
 
 #[test]
 fn tasks_have_their_own_defaults() {
     let fixture = Fixture::new();
     let task = |line: &str| {
-        let line = format!("{line} --tokenizer_name @/tokenizer.json --train_file @/train.txt --output_dir @/new");
+        let line = format!(
+            "{line} --tokenizer_name @/tokenizer.json --train_file @/train.txt --output_dir @/new"
+        );
         match fixture.read(&line).unwrap() {
             Command::Train(plan) => plan.task,
             other => panic!("{other:?}"),
         }
     };
-    let TaskPlan::Mlm(masked) = task("train mlm --model_type bert") else { panic!("not mlm") };
-    assert_eq!((masked.max_seq_length, masked.mlm_probability, masked.padding.pad_to_max_length), (None, 0.15, false));
+    let TaskPlan::Mlm(masked) = task("train mlm --model_type bert") else {
+        panic!("not mlm")
+    };
+    assert_eq!(
+        (
+            masked.max_seq_length,
+            masked.mlm_probability,
+            masked.padding.pad_to_max_length
+        ),
+        (None, 0.15, false)
+    );
     let classes = |more: &str| match task(&format!("train cls --model_type bert {more}")) {
         TaskPlan::Cls(data) => data,
         other => panic!("{other:?}"),
     };
     let plain = classes("");
-    assert_eq!((plain.max_seq_length, plain.padding.pad_to_max_length, plain.labels.is_none()), (128, true, true));
+    assert_eq!(
+        (
+            plain.max_seq_length,
+            plain.padding.pad_to_max_length,
+            plain.labels.is_none()
+        ),
+        (128, true, true)
+    );
     // Nothing is set aside of rows that nobody evaluates on.
     assert_eq!(plain.source.validation_split_percentage, 0.0);
-    assert_eq!(classes("--do_train --do_eval").source.validation_split_percentage, 5.0);
+    assert_eq!(
+        classes("--do_train --do_eval")
+            .source
+            .validation_split_percentage,
+        5.0
+    );
     let padding = classes("--pad_to_bucket 32,64 --labels no,yes").padding;
-    assert_eq!((padding.pad_to_max_length, padding.pad_to_bucket), (false, vec![32, 64]));
+    assert_eq!(
+        (padding.pad_to_max_length, padding.pad_to_bucket),
+        (false, vec![32, 64])
+    );
 }

@@ -1,8 +1,9 @@
 //! CSV and TSV, row by row.
 //!
-//! Own code rather than the csv crate: that reads any bytes without complaint, while here a quote that is never closed, text after
-//! a closing quote and a field without end must be errors with the line where they begin. Rows end at `\n`, `\r\n` or `\r`
-//! outside quotes; empty lines are passed over; a byte order mark is too.
+//! Own code rather than the csv crate: that reads any bytes without complaint, while here a quote
+//! that is never closed, text after a closing quote and a field without end must be errors with the
+//! line where they begin. Rows end at `\n`, `\r\n` or `\r` outside quotes; empty lines are passed
+//! over; a byte order mark is too.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -28,7 +29,11 @@ impl Fields {
 
     /// The bytes of a field and the line where it begins.
     pub fn get(&self, index: usize) -> (&[u8], u64) {
-        let start = if index == 0 { 0 } else { self.ends[index - 1].0 };
+        let start = if index == 0 {
+            0
+        } else {
+            self.ends[index - 1].0
+        };
         (&self.bytes[start..self.ends[index].0], self.ends[index].1)
     }
 }
@@ -64,7 +69,13 @@ enum Found {
 impl CsvReader {
     pub fn new(mut input: Input, delimiter: u8, quoting: Quoting) -> Result<CsvReader> {
         input.skip_byte_order_mark()?;
-        Ok(CsvReader { input, delimiter, quoting, line: 1, after_return: false })
+        Ok(CsvReader {
+            input,
+            delimiter,
+            quoting,
+            line: 1,
+            after_return: false,
+        })
     }
 
     pub fn path(&self) -> &std::path::Path {
@@ -74,7 +85,12 @@ impl CsvReader {
     /// Where the next row begins.
     pub fn bookmark(&self) -> Bookmark {
         let (offset, lines) = (self.input.position(), self.line - 1);
-        Bookmark { offset, lines, after_return: self.after_return, ..Bookmark::default() }
+        Bookmark {
+            offset,
+            lines,
+            after_return: self.after_return,
+            ..Bookmark::default()
+        }
     }
 
     /// Goes on at a bookmark of the same file.
@@ -84,7 +100,8 @@ impl CsvReader {
         Ok(())
     }
 
-    /// Reads the next row that is not an empty line; false at the end. After a [`Error::BadRow`] reading can go on.
+    /// Reads the next row that is not an empty line; false at the end. After a [`Error::BadRow`]
+    /// reading can go on.
     pub fn read(&mut self, row: &mut Fields) -> Result<bool> {
         loop {
             row.bytes.clear();
@@ -104,17 +121,23 @@ impl CsvReader {
 
     fn read_row(&mut self, row: &mut Fields) -> Result<Found> {
         let mut state = State::FieldStart;
-        // Whether there was any byte besides the line break, and whether the next byte is to be taken as it is.
+        // Whether there was any byte besides the line break, and whether the next byte is to be
+        // taken as it is.
         let (mut content, mut escaped) = (false, false);
         let mut field_line = self.line;
         let mut wrong_line = 0;
-        let (quoted, backslash) = (self.quoting != Quoting::None, self.quoting == Quoting::Backslash);
+        let (quoted, backslash) = (
+            self.quoting != Quoting::None,
+            self.quoting == Quoting::Backslash,
+        );
         loop {
             let line = self.line;
             let buffer = self.input.fill(line)?;
             if buffer.is_empty() {
                 if state == State::Quoted {
-                    return Err(Error::OpenQuote { place: self.place(field_line) });
+                    return Err(Error::OpenQuote {
+                        place: self.place(field_line),
+                    });
                 }
                 row.ends.push((row.bytes.len(), field_line));
                 return match (state, content) {
@@ -127,7 +150,8 @@ impl CsvReader {
             let mut ended = false;
             for &byte in buffer {
                 if std::mem::take(&mut self.after_return) && byte == b'\n' {
-                    // The second half of a line break, whose line was counted; content only within quotes.
+                    // The second half of a line break, whose line was counted; content only within
+                    // quotes.
                     used += 1;
                     if state == State::Quoted {
                         row.bytes.push(byte);
@@ -181,7 +205,9 @@ impl CsvReader {
             }
             self.input.consume(used);
             if row.bytes.len() > MAX_FIELD {
-                return Err(Error::HugeField { place: self.place(row.line) });
+                return Err(Error::HugeField {
+                    place: self.place(row.line),
+                });
             }
             if ended {
                 row.ends.push((row.bytes.len(), field_line));
@@ -197,9 +223,14 @@ impl CsvReader {
     fn wrong(&self, line: u64) -> Error {
         let hint = match self.quoting {
             Quoting::Backslash => "double the quotes within it, or put a backslash before them",
-            _ => "double the quotes within it or, if a backslash stands before them, set --quoting backslash",
+            _ => {
+                "double the quotes within it or, if a backslash stands before them, set --quoting backslash"
+            }
         };
-        Error::BadRow { place: self.place(line), reason: format!("text follows the closing quote of a field; {hint}") }
+        Error::BadRow {
+            place: self.place(line),
+            reason: format!("text follows the closing quote of a field; {hint}"),
+        }
     }
 }
 
@@ -213,7 +244,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.csv");
         std::fs::write(&path, bytes).unwrap();
-        let mut reader = CsvReader::new(Input::open(&path, Arc::default()).unwrap(), b',', quoting).unwrap();
+        let mut reader =
+            CsvReader::new(Input::open(&path, Arc::default()).unwrap(), b',', quoting).unwrap();
         let (mut row, mut rows) = (Fields::default(), Vec::new());
         while reader.read(&mut row).unwrap() {
             let field = |i| String::from_utf8(row.get(i).0.to_vec()).unwrap();
@@ -232,16 +264,25 @@ mod tests {
             let (mut text, mut line, mut wanted) = (String::new(), 1, Vec::new());
             for _ in 0..3000 {
                 let mut pick = |below: usize| (rng.next_u64() % below as u64) as usize;
-                let mut field = || (0..pick(6)).map(|_| pieces[pick(pieces.len())]).collect::<String>();
+                let mut field = || {
+                    (0..pick(6))
+                        .map(|_| pieces[pick(pieces.len())])
+                        .collect::<String>()
+                };
                 let fields: Vec<String> = (0..3).map(|_| field()).collect();
                 let escaped = |field: &String| match quoting {
                     Quoting::Backslash => field.replace('\\', "\\\\").replace('"', "\\\""),
                     _ => field.replace('"', "\"\""),
                 };
-                let row = fields.iter().map(|field| format!("\"{}\"", escaped(field))).collect::<Vec<_>>().join(",");
+                let row = fields
+                    .iter()
+                    .map(|field| format!("\"{}\"", escaped(field)))
+                    .collect::<Vec<_>>()
+                    .join(",");
                 let end = ends[pick(ends.len())];
                 wanted.push((line, fields));
-                let breaks = |text: &str| text.replace("\r\n", "\n").matches(['\n', '\r']).count() as u64;
+                let breaks =
+                    |text: &str| text.replace("\r\n", "\n").matches(['\n', '\r']).count() as u64;
                 line += breaks(&row) + breaks(end);
                 text += &(row + end);
             }
@@ -259,6 +300,9 @@ mod tests {
         let long = "x\"\"y\r\n".repeat(100_000);
         let found = read(format!("a,\"{long}\"\r\nb,c").as_bytes(), Quoting::Standard);
         assert_eq!(found[0].1[1], long.replace("\"\"", "\""));
-        assert_eq!((found[1].0, &found[1].1[..]), (100_002, &["b".to_string(), "c".to_string()][..]));
+        assert_eq!(
+            (found[1].0, &found[1].1[..]),
+            (100_002, &["b".to_string(), "c".to_string()][..])
+        );
     }
 }

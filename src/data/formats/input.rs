@@ -1,4 +1,5 @@
-//! Files as streams of bytes: here or behind a URL, plain or gzip, counted for progress bars, guarded against decompression bombs.
+//! Files as streams of bytes: here or behind a URL, plain or gzip, counted for progress bars,
+//! guarded against decompression bombs.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
@@ -14,17 +15,18 @@ use crate::checkpoint::hash::{self, hex};
 use crate::data::error::{Error, Result};
 use crate::data::remote::{Remote, RemoteReader, is_url};
 
-/// Bytes of the longest line or table cell. Longer ones are an error rather than memory: they come from a wrong delimiter, an open
-/// quote or a decompression bomb.
+/// Bytes of the longest line or table cell. Longer ones are an error rather than memory: they come
+/// from a wrong delimiter, an open quote or a decompression bomb.
 pub const MAX_FIELD: usize = 64 << 20;
 
-/// Text compresses to a fifth, rarely to a fiftieth. Where far more comes out, the file is made to fill memory or disk.
+/// Text compresses to a fifth, rarely to a fiftieth. Where far more comes out, the file is made to
+/// fill memory or disk.
 const MAX_RATIO: u64 = 500;
 /// The ratio is looked at once so much has come out; a short file of blanks is nobody's attack.
 const RATIO_FROM: u64 = 64 << 20;
 
-/// The raw bytes of a file, compressed or not, are added to the count on their way in: what a progress bar can compare with file
-/// sizes.
+/// The raw bytes of a file, compressed or not, are added to the count on their way in: what a
+/// progress bar can compare with file sizes.
 struct Counted<R> {
     inner: R,
     /// Of this file alone.
@@ -54,7 +56,11 @@ impl<R: Read> Read for Guarded<R> {
         self.written += read as u64;
         let compressed = self.compressed.load(Ordering::Relaxed);
         if self.written > RATIO_FROM && self.written / compressed.max(1) > MAX_RATIO {
-            let reason = format!("{} MB came out of {} KB", self.written / 1_000_000, compressed / 1000);
+            let reason = format!(
+                "{} MB came out of {} KB",
+                self.written / 1_000_000,
+                compressed / 1000
+            );
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, reason));
         }
         Ok(read)
@@ -93,12 +99,13 @@ fn raw(path: &Path, offset: u64) -> Result<Box<dyn Read + Send>> {
         return Ok(Box::new(RemoteReader { remote, offset }));
     }
     let mut file = File::open(path).map_err(Error::io("read", path))?;
-    file.seek(SeekFrom::Start(offset)).map_err(Error::io("read", path))?;
+    file.seek(SeekFrom::Start(offset))
+        .map_err(Error::io("read", path))?;
     Ok(Box::new(file))
 }
 
-/// What tells the file at this path from another one, found without reading all of it: its size, and the ETag of an object or a
-/// digest of a file's beginning and end.
+/// What tells the file at this path from another one, found without reading all of it: its size,
+/// and the ETag of an object or a digest of a file's beginning and end.
 pub(in crate::data) fn identity(path: &Path) -> Result<String> {
     const ENDS: u64 = 1 << 16;
     if is_url(path) {
@@ -111,10 +118,16 @@ pub(in crate::data) fn identity(path: &Path) -> Result<String> {
     for start in [0, size.saturating_sub(ENDS)] {
         file.seek(SeekFrom::Start(start)).map_err(failed())?;
         let mut bytes = Vec::new();
-        file.by_ref().take(ENDS).read_to_end(&mut bytes).map_err(failed())?;
+        file.by_ref()
+            .take(ENDS)
+            .read_to_end(&mut bytes)
+            .map_err(failed())?;
         hasher.update(&bytes);
     }
-    Ok(format!("{size} bytes, digest {}", &hex(&hasher.finalize())[..16]))
+    Ok(format!(
+        "{size} bytes, digest {}",
+        &hex(&hasher.finalize())[..16]
+    ))
 }
 
 /// What tells a file's content from any other: all of it is read, or of an object its ETag taken.
@@ -123,49 +136,95 @@ pub(in crate::data) fn content(path: &Path) -> Result<String> {
         return identity(path);
     }
     let (bytes, digest) = hash::sha256_file(path).map_err(Error::io("read", path))?;
-    if bytes == 0 { Err(Error::EmptyFile { path: path.to_path_buf() }) } else { Ok(digest) }
+    if bytes == 0 {
+        Err(Error::EmptyFile {
+            path: path.to_path_buf(),
+        })
+    } else {
+        Ok(digest)
+    }
 }
 
 impl Input {
-    /// Opens a file; gzip is told by its first two bytes, whatever the name. A file without any content is an error. Raw bytes read
-    /// are added to `count`.
+    /// Opens a file; gzip is told by its first two bytes, whatever the name. A file without any
+    /// content is an error. Raw bytes read are added to `count`.
     pub fn open(path: &Path, count: Arc<AtomicU64>) -> Result<Input> {
         let read = Arc::new(AtomicU64::new(0));
-        let mut raw = BufReader::with_capacity(1 << 18, Counted { inner: raw(path, 0)?, read: read.clone(), count });
+        let mut raw = BufReader::with_capacity(
+            1 << 18,
+            Counted {
+                inner: raw(path, 0)?,
+                read: read.clone(),
+                count,
+            },
+        );
         let start = raw.fill_buf().map_err(|error| failed(path, error))?;
         if start.is_empty() {
-            return Err(Error::EmptyFile { path: path.to_path_buf() });
+            return Err(Error::EmptyFile {
+                path: path.to_path_buf(),
+            });
         }
         let gzip = start.starts_with(&[0x1f, 0x8b]);
         let reader: Box<dyn BufRead + Send> = match gzip {
             true => {
-                let guarded = Guarded { inner: MultiGzDecoder::new(raw), compressed: read, written: 0 };
+                let guarded = Guarded {
+                    inner: MultiGzDecoder::new(raw),
+                    compressed: read,
+                    written: 0,
+                };
                 Box::new(BufReader::with_capacity(1 << 18, guarded))
             }
             false => Box::new(raw),
         };
-        let mut input = Input { path: path.to_path_buf(), reader, gzip, position: 0 };
+        let mut input = Input {
+            path: path.to_path_buf(),
+            reader,
+            gzip,
+            position: 0,
+        };
         let empty = input.fill(1)?.is_empty();
-        if empty { Err(Error::EmptyFile { path: path.to_path_buf() }) } else { Ok(input) }
+        if empty {
+            Err(Error::EmptyFile {
+                path: path.to_path_buf(),
+            })
+        } else {
+            Ok(input)
+        }
     }
 
-    /// The same file from another place on. What comes before it is passed over, or of gzip decompressed and dropped.
+    /// The same file from another place on. What comes before it is passed over, or of gzip
+    /// decompressed and dropped.
     pub fn at(&self, bookmark: &Bookmark, count: Arc<AtomicU64>) -> Result<Input> {
         if self.gzip {
             let mut input = Input::open(&self.path, count)?;
             while input.position < bookmark.offset {
                 let ready = input.fill(bookmark.lines)?.len() as u64;
                 if ready == 0 {
-                    let reason = format!("it ends after {} bytes of text, before byte {}", input.position, bookmark.offset);
-                    return Err(Error::BadTable { path: self.path.clone(), reason });
+                    let reason = format!(
+                        "it ends after {} bytes of text, before byte {}",
+                        input.position, bookmark.offset
+                    );
+                    return Err(Error::BadTable {
+                        path: self.path.clone(),
+                        reason,
+                    });
                 }
                 input.consume(ready.min(bookmark.offset - input.position) as usize);
             }
             return Ok(input);
         }
-        let counted = Counted { inner: raw(&self.path, bookmark.offset)?, read: Arc::default(), count };
+        let counted = Counted {
+            inner: raw(&self.path, bookmark.offset)?,
+            read: Arc::default(),
+            count,
+        };
         let reader = Box::new(BufReader::with_capacity(1 << 18, counted));
-        Ok(Input { path: self.path.clone(), reader, gzip: false, position: bookmark.offset })
+        Ok(Input {
+            path: self.path.clone(),
+            reader,
+            gzip: false,
+            position: bookmark.offset,
+        })
     }
 
     pub fn path(&self) -> &Path {
@@ -179,7 +238,8 @@ impl Input {
 
     /// Bytes that come next, none at the end. `line` is where an error would be.
     pub fn fill(&mut self, line: u64) -> Result<&[u8]> {
-        // The buffer of the call that succeeds cannot be returned from a loop (a known limit of the borrow checker).
+        // The buffer of the call that succeeds cannot be returned from a loop (a known limit of the
+        // borrow checker).
         loop {
             match self.reader.fill_buf() {
                 Ok(_) => break,
@@ -187,7 +247,9 @@ impl Input {
                 Err(error) => return Err(self.error(error, line)),
             }
         }
-        self.reader.fill_buf().map_err(Error::io("read", &self.path))
+        self.reader
+            .fill_buf()
+            .map_err(Error::io("read", &self.path))
     }
 
     pub fn consume(&mut self, bytes: usize) {
@@ -210,14 +272,24 @@ impl Input {
         };
         let path = self.path.clone();
         match self.gzip {
-            true if source.kind() == io::ErrorKind::FileTooLarge => Error::GzipBomb { path, line, reason: source.to_string() },
+            true if source.kind() == io::ErrorKind::FileTooLarge => Error::GzipBomb {
+                path,
+                line,
+                reason: source.to_string(),
+            },
             true => Error::BadGzip { path, line, source },
-            false => Error::Io { doing: "read", path, source },
+            false => Error::Io {
+                doing: "read",
+                path,
+                source,
+            },
         }
     }
 }
 
 /// The error of a read; a remote file's own comes out of its disguise.
 fn failed(path: &Path, error: io::Error) -> Error {
-    error.downcast::<Error>().unwrap_or_else(Error::io("read", path))
+    error
+        .downcast::<Error>()
+        .unwrap_or_else(Error::io("read", path))
 }

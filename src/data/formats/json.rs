@@ -1,4 +1,5 @@
-//! JSON rows: one object a line, or one array of objects (a `.json` file may be either, told by its first character).
+//! JSON rows: one object a line, or one array of objects (a `.json` file may be either, told by its
+//! first character).
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -31,7 +32,11 @@ pub(in crate::data) type JsonRow = (u64, Map<String, Value>);
 impl JsonReader {
     pub fn new(mut input: Input) -> Result<JsonReader> {
         input.skip_byte_order_mark()?;
-        let mut reader = JsonReader { input, form: Form::Lines, line: 1 };
+        let mut reader = JsonReader {
+            input,
+            form: Form::Lines,
+            line: 1,
+        };
         if reader.skip_blanks()? == Some(b'[') {
             reader.input.consume(1);
             reader.form = Form::Array { ended: false };
@@ -46,7 +51,12 @@ impl JsonReader {
     /// Where the next object begins.
     pub fn bookmark(&self) -> Bookmark {
         let ended = self.form == (Form::Array { ended: true });
-        Bookmark { offset: self.input.position(), lines: self.line - 1, ended, ..Bookmark::default() }
+        Bookmark {
+            offset: self.input.position(),
+            lines: self.line - 1,
+            ended,
+            ..Bookmark::default()
+        }
     }
 
     /// Goes on at a bookmark of the same file.
@@ -65,16 +75,30 @@ impl JsonReader {
             Form::Lines => self.line_bytes()?,
             Form::Array { .. } => self.element_bytes()?,
         };
-        let Some((line, bytes)) = bytes else { return Ok(None) };
-        let bad = |line: u64, reason: String| Error::BadRow { place: self.place(line), reason };
+        let Some((line, bytes)) = bytes else {
+            return Ok(None);
+        };
+        let bad = |line: u64, reason: String| Error::BadRow {
+            place: self.place(line),
+            reason,
+        };
         match serde_json::from_slice(&bytes) {
             Ok(Value::Object(object)) => Ok(Some((line, object))),
-            Ok(other) => Err(bad(line, format!("a JSON object is expected for each row, not {}", kind(&other)))),
+            Ok(other) => Err(bad(
+                line,
+                format!(
+                    "a JSON object is expected for each row, not {}",
+                    kind(&other)
+                ),
+            )),
             Err(error) => {
                 let at = line + error.line().saturating_sub(1) as u64;
                 let text = error.to_string();
                 let reason = text.split(" at line ").next().unwrap_or(&text);
-                Err(bad(at, format!("not valid JSON: {reason} (column {})", error.column())))
+                Err(bad(
+                    at,
+                    format!("not valid JSON: {reason} (column {})", error.column()),
+                ))
             }
         }
     }
@@ -87,7 +111,9 @@ impl JsonReader {
     fn skip_blanks(&mut self) -> Result<Option<u8>> {
         loop {
             let buffer = self.input.fill(self.line)?;
-            let Some(&byte) = buffer.first() else { return Ok(None) };
+            let Some(&byte) = buffer.first() else {
+                return Ok(None);
+            };
             if !byte.is_ascii_whitespace() {
                 return Ok(Some(byte));
             }
@@ -112,7 +138,9 @@ impl JsonReader {
             bytes.extend_from_slice(&buffer[..taken]);
             self.input.consume(taken + usize::from(end.is_some()));
             if bytes.len() > MAX_FIELD {
-                return Err(Error::HugeField { place: self.place(line) });
+                return Err(Error::HugeField {
+                    place: self.place(line),
+                });
             }
             if end.is_some() {
                 self.line += 1;
@@ -168,7 +196,9 @@ impl JsonReader {
             }
             self.input.consume(used);
             if bytes.len() > MAX_FIELD {
-                return Err(Error::HugeField { place: self.place(line) });
+                return Err(Error::HugeField {
+                    place: self.place(line),
+                });
             }
             if let Some(end) = end {
                 self.form = Form::Array { ended: end == b']' };

@@ -1,8 +1,8 @@
 //! Files of text and of tables, line by line and row by row.
 //!
-//! `input` has the bytes (plain or gzip, on disk or behind a URL, from a place on that was marked), `text` their lines; `table` gives
-//! rows whose cells look the same whether `csv`, `json` or `parquet` read them. A new format is a file beside those and a row in
-//! [`table::Format`].
+//! `input` has the bytes (plain or gzip, on disk or behind a URL, from a place on that was marked),
+//! `text` their lines; `table` gives rows whose cells look the same whether `csv`, `json` or
+//! `parquet` read them. A new format is a file beside those and a row in [`table::Format`].
 
 mod csv;
 pub mod input;

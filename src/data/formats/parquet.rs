@@ -41,14 +41,19 @@ impl ChunkReader for Source {
     fn get_read(&self, start: u64) -> parquet::errors::Result<Box<dyn Read>> {
         Ok(match self {
             Source::File(file) => Box::new(file.get_read(start)?),
-            Source::Remote(remote) => Box::new(RemoteReader { remote: remote.clone(), offset: start }),
+            Source::Remote(remote) => Box::new(RemoteReader {
+                remote: remote.clone(),
+                offset: start,
+            }),
         })
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> parquet::errors::Result<Bytes> {
         match self {
             Source::File(file) => file.get_bytes(start, length),
-            Source::Remote(remote) => remote.bytes(start, length).map_err(|error| ParquetError::External(Box::new(error))),
+            Source::Remote(remote) => remote
+                .bytes(start, length)
+                .map_err(|error| ParquetError::External(Box::new(error))),
         }
     }
 }
@@ -73,7 +78,9 @@ impl ParquetReader {
             false => Source::File(File::open(path).map_err(Error::io("read", path))?),
         };
         if source.len() == 0 {
-            return Err(Error::EmptyFile { path: path.to_path_buf() });
+            return Err(Error::EmptyFile {
+                path: path.to_path_buf(),
+            });
         }
         let reader = guarded(|| SerializedFileReader::new(source)).map_err(|failure| {
             failure.of_the_file(|reason| {
@@ -83,18 +90,38 @@ impl ParquetReader {
         })?;
         let metadata = reader.metadata().file_metadata();
         let fields = metadata.schema().get_fields();
-        let columns: Vec<String> = fields.iter().map(|field| field.name().to_string()).collect();
+        let columns: Vec<String> = fields
+            .iter()
+            .map(|field| field.name().to_string())
+            .collect();
         let features = metadata.key_value_metadata().and_then(|pairs| {
-            let value = pairs.iter().find(|pair| pair.key == "huggingface")?.value.as_deref()?;
+            let value = pairs
+                .iter()
+                .find(|pair| pair.key == "huggingface")?
+                .value
+                .as_deref()?;
             serde_json::from_str::<Value>(value).ok()
         });
         let names = |column: &String| -> Option<Vec<String>> {
-            let names = features.as_ref()?["info"]["features"][column.as_str()]["names"].as_array()?;
-            names.iter().map(|name| name.as_str().map(str::to_string)).collect()
+            let names =
+                features.as_ref()?["info"]["features"][column.as_str()]["names"].as_array()?;
+            names
+                .iter()
+                .map(|name| name.as_str().map(str::to_string))
+                .collect()
         };
         let class_names = columns.iter().map(names).collect();
         let path = path.to_path_buf();
-        Ok(ParquetReader { path, reader, columns, class_names, chosen: Vec::new(), group: 0, row: 0, rows: None })
+        Ok(ParquetReader {
+            path,
+            reader,
+            columns,
+            class_names,
+            chosen: Vec::new(),
+            group: 0,
+            row: 0,
+            rows: None,
+        })
     }
 
     pub fn columns(&self) -> &[String] {
@@ -110,19 +137,31 @@ impl ParquetReader {
         self.class_names[column].as_deref()
     }
 
-    /// Reads these columns from now on. Refuses those that hold neither text, numbers nor truth values.
+    /// Reads these columns from now on. Refuses those that hold neither text, numbers nor truth
+    /// values.
     pub fn choose(&mut self, columns: &[usize]) -> Result<()> {
         for &column in columns {
             let field = &self.reader.metadata().file_metadata().schema().get_fields()[column];
             let text = |field: &Type| {
                 let utf8 = field.get_basic_info().logical_type_ref() == Some(&LogicalType::String)
-                    || field.get_basic_info().converted_type() == parquet::basic::ConvertedType::UTF8;
+                    || field.get_basic_info().converted_type()
+                        == parquet::basic::ConvertedType::UTF8;
                 field.get_physical_type() != Physical::BYTE_ARRAY || utf8
             };
             if !field.is_primitive() || !text(field) {
-                let kind = if field.is_primitive() { "binary data" } else { "lists or structures" };
-                let reason = format!("column {:?} holds {kind}; text, whole numbers or truth values are expected", field.name());
-                return Err(Error::BadTable { path: self.path.clone(), reason });
+                let kind = if field.is_primitive() {
+                    "binary data"
+                } else {
+                    "lists or structures"
+                };
+                let reason = format!(
+                    "column {:?} holds {kind}; text, whole numbers or truth values are expected",
+                    field.name()
+                );
+                return Err(Error::BadTable {
+                    path: self.path.clone(),
+                    reason,
+                });
             }
         }
         self.chosen = columns.to_vec();
@@ -131,7 +170,11 @@ impl ParquetReader {
 
     /// Where the next row is.
     pub fn bookmark(&self) -> Bookmark {
-        Bookmark { group: self.group, row: self.row, ..Bookmark::default() }
+        Bookmark {
+            group: self.group,
+            row: self.row,
+            ..Bookmark::default()
+        }
     }
 
     /// Goes on at a bookmark of the same file. Columns are chosen before.
@@ -139,8 +182,12 @@ impl ParquetReader {
         (self.group, self.row, self.rows) = (bookmark.group, bookmark.row, None);
         if bookmark.row > 0 && self.group < self.reader.num_row_groups() {
             let mut rows = self.open_group()?;
-            guarded(|| (&mut rows).take(bookmark.row as usize).try_for_each(|row| row.map(|_| ())))
-                .map_err(|failure| self.damaged(failure))?;
+            guarded(|| {
+                (&mut rows)
+                    .take(bookmark.row as usize)
+                    .try_for_each(|row| row.map(|_| ()))
+            })
+            .map_err(|failure| self.damaged(failure))?;
             self.rows = Some(rows);
         }
         Ok(())
@@ -174,28 +221,46 @@ impl ParquetReader {
         let mut wanted = self.chosen.clone();
         wanted.sort_unstable();
         wanted.dedup();
-        let fields = wanted.iter().map(|column| schema.get_fields()[*column].clone()).collect();
+        let fields = wanted
+            .iter()
+            .map(|column| schema.get_fields()[*column].clone())
+            .collect();
         guarded(|| {
-            let projection = Type::group_type_builder(schema.name()).with_fields(fields).build()?;
+            let projection = Type::group_type_builder(schema.name())
+                .with_fields(fields)
+                .build()?;
             let group = self.reader.get_row_group(self.group)?;
-            TreeBuilder::new().as_iter(Arc::new(SchemaDescriptor::new(Arc::new(projection))), group.as_ref())
+            TreeBuilder::new().as_iter(
+                Arc::new(SchemaDescriptor::new(Arc::new(projection))),
+                group.as_ref(),
+            )
         })
         .map_err(|failure| self.damaged(failure))
     }
 
     fn damaged(&self, failure: Failure) -> Error {
         failure.of_the_file(|reason| {
-            let reason =
-                format!("row group {} is damaged at row {} ({reason}); download or write it again", self.group, self.row);
-            Error::BadTable { path: self.path.clone(), reason }
+            let reason = format!(
+                "row group {} is damaged at row {} ({reason}); download or write it again",
+                self.group, self.row
+            );
+            Error::BadTable {
+                path: self.path.clone(),
+                reason,
+            }
         })
     }
 
     fn cells(&self, row: &Row) -> Vec<Cell> {
         let find = |column: &usize| {
             let name = &self.columns[*column];
-            let field = row.get_column_iter().find(|(found, _)| *found == name).map(|(_, field)| field);
-            field.map_or(Cell::Missing, |field| cell(field, self.class_names(*column)))
+            let field = row
+                .get_column_iter()
+                .find(|(found, _)| *found == name)
+                .map(|(_, field)| field);
+            field.map_or(Cell::Missing, |field| {
+                cell(field, self.class_names(*column))
+            })
         };
         self.chosen.iter().map(find).collect()
     }
@@ -206,7 +271,10 @@ fn cell(field: &Field, class_names: Option<&[String]>) -> Cell {
         // `datasets` writes -1 where a class is not known.
         Some(_) if number < 0 => Cell::Missing,
         Some(names) => match names.get(number as usize) {
-            Some(name) => Cell::Class { number, name: name.clone() },
+            Some(name) => Cell::Class {
+                number,
+                name: name.clone(),
+            },
             None => Cell::Number(number.to_string()),
         },
         None => Cell::Number(number.to_string()),
@@ -252,7 +320,10 @@ fn guarded<T>(work: impl FnOnce() -> parquet::errors::Result<T>) -> Result<T, Fa
         // A remote file's own error, in the disguise of another library's or of a stream's.
         Ok(Err(ParquetError::External(error))) => Err(match error.downcast::<Error>() {
             Ok(error) => Failure::Source(*error),
-            Err(error) => match error.downcast::<io::Error>().map(|error| error.downcast::<Error>()) {
+            Err(error) => match error
+                .downcast::<io::Error>()
+                .map(|error| error.downcast::<Error>())
+            {
                 Ok(Ok(error)) => Failure::Source(error),
                 Ok(Err(error)) => Failure::Content(error.to_string()),
                 Err(error) => Failure::Content(error.to_string()),

@@ -1,4 +1,5 @@
-//! Rows of tables, whatever the format: CSV, TSV, JSON lines or a JSON array, parquet. Only the columns asked for are kept.
+//! Rows of tables, whatever the format: CSV, TSV, JSON lines or a JSON array, parquet. Only the
+//! columns asked for are kept.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,7 +27,11 @@ pub enum Format {
 impl Format {
     /// By the extension, one before `.gz` included; anything unknown is text.
     pub fn of(path: &Path) -> Format {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .to_lowercase();
         let name = name.strip_suffix(".gz").unwrap_or(&name);
         match name.rsplit_once('.').map(|(_, extension)| extension) {
             Some("csv") => Format::Csv,
@@ -63,8 +68,14 @@ pub struct Row {
 }
 
 enum Reader {
-    Csv { reader: CsvReader, fields: Fields },
-    Json { reader: JsonReader, first: Option<JsonRow> },
+    Csv {
+        reader: CsvReader,
+        fields: Fields,
+    },
+    Json {
+        reader: JsonReader,
+        first: Option<JsonRow>,
+    },
     Parquet(ParquetReader),
 }
 
@@ -77,39 +88,80 @@ pub struct Table {
 }
 
 impl Table {
-    /// Opens a table and reads its header (of JSON, the first row's keys). Raw bytes read are added to `count`.
+    /// Opens a table and reads its header (of JSON, the first row's keys). Raw bytes read are added
+    /// to `count`.
     pub fn open(path: &Path, settings: &TableSettings, count: Arc<AtomicU64>) -> Result<Table> {
         let (delimiter, usual) = match Format::of(path) {
-            Format::Text => return Err(Error::NotATable { path: path.to_path_buf() }),
+            Format::Text => {
+                return Err(Error::NotATable {
+                    path: path.to_path_buf(),
+                });
+            }
             Format::Json => return Table::open_json(path, count),
             Format::Parquet => {
                 let reader = ParquetReader::open(path)?;
                 let columns = reader.columns().to_vec();
-                return Ok(Table { reader: Reader::Parquet(reader), columns, chosen: Vec::new(), done: false });
+                return Ok(Table {
+                    reader: Reader::Parquet(reader),
+                    columns,
+                    chosen: Vec::new(),
+                    done: false,
+                });
             }
             Format::Csv => (b',', Quoting::Standard),
             Format::Tsv => (b'\t', Quoting::None),
         };
-        let mut reader = CsvReader::new(Input::open(path, count)?, delimiter, settings.quoting.unwrap_or(usual))?;
+        let mut reader = CsvReader::new(
+            Input::open(path, count)?,
+            delimiter,
+            settings.quoting.unwrap_or(usual),
+        )?;
         let mut fields = Fields::default();
         if !reader.read(&mut fields)? {
-            return Err(Error::EmptyFile { path: path.to_path_buf() });
+            return Err(Error::EmptyFile {
+                path: path.to_path_buf(),
+            });
         }
-        let columns = (0..fields.len()).map(|i| utf8(path, &fields, i).map(str::to_string)).collect::<Result<Vec<_>>>()?;
-        if let Some(twice) = columns.iter().enumerate().find_map(|(i, name)| columns[..i].contains(name).then_some(name)) {
+        let columns = (0..fields.len())
+            .map(|i| utf8(path, &fields, i).map(str::to_string))
+            .collect::<Result<Vec<_>>>()?;
+        if let Some(twice) = columns
+            .iter()
+            .enumerate()
+            .find_map(|(i, name)| columns[..i].contains(name).then_some(name))
+        {
             let reason = format!("its header has the column {twice:?} twice");
-            return Err(Error::BadTable { path: path.to_path_buf(), reason });
+            return Err(Error::BadTable {
+                path: path.to_path_buf(),
+                reason,
+            });
         }
-        Ok(Table { reader: Reader::Csv { reader, fields }, columns, chosen: Vec::new(), done: false })
+        Ok(Table {
+            reader: Reader::Csv { reader, fields },
+            columns,
+            chosen: Vec::new(),
+            done: false,
+        })
     }
 
     fn open_json(path: &Path, count: Arc<AtomicU64>) -> Result<Table> {
         let mut reader = JsonReader::new(Input::open(path, count)?)?;
         let Some(first) = reader.read()? else {
-            return Err(Error::BadTable { path: path.to_path_buf(), reason: "it has no rows".to_string() });
+            return Err(Error::BadTable {
+                path: path.to_path_buf(),
+                reason: "it has no rows".to_string(),
+            });
         };
         let columns = first.1.keys().cloned().collect();
-        Ok(Table { reader: Reader::Json { reader, first: Some(first) }, columns, chosen: Vec::new(), done: false })
+        Ok(Table {
+            reader: Reader::Json {
+                reader,
+                first: Some(first),
+            },
+            columns,
+            chosen: Vec::new(),
+            done: false,
+        })
     }
 
     pub fn path(&self) -> &Path {
@@ -132,7 +184,8 @@ impl Table {
         }
     }
 
-    /// The place of a column that was named (with the flag `flag`) or, if none was, of the first of `usual` that there is.
+    /// The place of a column that was named (with the flag `flag`) or, if none was, of the first of
+    /// `usual` that there is.
     pub fn find(&self, named: Option<&str>, usual: &[&str]) -> Option<usize> {
         let place = |name: &str| self.columns.iter().position(|column| column == name);
         match named {
@@ -144,7 +197,12 @@ impl Table {
     /// The error for a column that is not there.
     pub fn no_column(&self, flag: &'static str, named: Option<&str>, usual: &[&str]) -> Error {
         let wanted = named.map_or_else(|| usual.join(" or "), |name| format!("{name:?}"));
-        Error::NoColumn { path: self.path().to_path_buf(), flag, wanted, found: self.columns.clone() }
+        Error::NoColumn {
+            path: self.path().to_path_buf(),
+            flag,
+            wanted,
+            found: self.columns.clone(),
+        }
     }
 
     /// The cells that rows have from now on.
@@ -168,7 +226,11 @@ impl Table {
     }
 
     /// Goes on at a bookmark of the same file; columns are chosen before.
-    pub(in crate::data) fn resume(&mut self, bookmark: &Bookmark, count: Arc<AtomicU64>) -> Result<()> {
+    pub(in crate::data) fn resume(
+        &mut self,
+        bookmark: &Bookmark,
+        count: Arc<AtomicU64>,
+    ) -> Result<()> {
         if *bookmark == Bookmark::default() {
             return Ok(());
         }
@@ -185,7 +247,9 @@ impl Table {
     fn read(&mut self) -> Result<Option<Row>> {
         match &mut self.reader {
             Reader::Parquet(reader) => {
-                let Some((place, cells)) = reader.read()? else { return Ok(None) };
+                let Some((place, cells)) = reader.read()? else {
+                    return Ok(None);
+                };
                 let long = |cell: &Cell| matches!(cell, Cell::Text(text) if text.len() > MAX_FIELD);
                 if cells.iter().any(long) {
                     return Err(Error::HugeField { place });
@@ -198,19 +262,37 @@ impl Table {
                 }
                 let place = Place::line(reader.path(), fields.line);
                 if fields.len() != self.columns.len() {
-                    let reason = format!("{} fields where the header has {}", fields.len(), self.columns.len());
+                    let reason = format!(
+                        "{} fields where the header has {}",
+                        fields.len(),
+                        self.columns.len()
+                    );
                     return Err(Error::BadRow { place, reason });
                 }
-                let cell = |column: &usize| utf8(reader.path(), fields, *column).map(|text| Cell::Text(text.to_string()));
+                let cell = |column: &usize| {
+                    utf8(reader.path(), fields, *column).map(|text| Cell::Text(text.to_string()))
+                };
                 let cells = self.chosen.iter().map(cell).collect::<Result<Vec<_>>>()?;
                 Ok(Some(Row { place, cells }))
             }
             Reader::Json { reader, first } => {
-                let row = first.take().map_or_else(|| reader.read(), |row| Ok(Some(row)))?;
-                let Some((line, object)) = row else { return Ok(None) };
-                let columns = self.chosen.iter().map(|column| self.columns[*column].as_str());
-                let cells = columns.map(|name| object.get(name).map_or(Cell::Missing, cell)).collect();
-                Ok(Some(Row { place: Place::line(reader.path(), line), cells }))
+                let row = first
+                    .take()
+                    .map_or_else(|| reader.read(), |row| Ok(Some(row)))?;
+                let Some((line, object)) = row else {
+                    return Ok(None);
+                };
+                let columns = self
+                    .chosen
+                    .iter()
+                    .map(|column| self.columns[*column].as_str());
+                let cells = columns
+                    .map(|name| object.get(name).map_or(Cell::Missing, cell))
+                    .collect();
+                Ok(Some(Row {
+                    place: Place::line(reader.path(), line),
+                    cells,
+                }))
             }
         }
     }
@@ -249,7 +331,14 @@ fn utf8<'a>(path: &Path, fields: &'a Fields, index: usize) -> Result<&'a str> {
     std::str::from_utf8(bytes).map_err(|error| {
         let at = error.valid_up_to();
         let breaks = bytes[..at].iter().filter(|byte| **byte == b'\n').count() as u64;
-        let reason = format!("invalid UTF-8: byte 0x{:02x} in field {}; save the file as UTF-8", bytes[at], index + 1);
-        Error::BadRow { place: Place::line(path, line + breaks), reason }
+        let reason = format!(
+            "invalid UTF-8: byte 0x{:02x} in field {}; save the file as UTF-8",
+            bytes[at],
+            index + 1
+        );
+        Error::BadRow {
+            place: Place::line(path, line + breaks),
+            reason,
+        }
     })
 }

@@ -1,14 +1,18 @@
-//! object_store's requests, carried by ureq: the client that downloads from the Hub too, so that there is one TLS library.
+//! object_store's requests, carried by ureq: the client that downloads from the Hub too, so that
+//! there is one TLS library.
 //!
-//! The call blocks although its signature is async. Nothing else runs on its runtime, and the whole answer is read before it
-//! returns, so that a transfer that breaks off is one failed request, which object_store repeats.
+//! The call blocks although its signature is async. Nothing else runs on its runtime, and the whole
+//! answer is read before it returns, so that a transfer that breaks off is one failed request,
+//! which object_store repeats.
 
 use std::io::Read;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use object_store::ClientOptions;
-use object_store::client::{HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService};
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+};
 use ureq::config::AutoHeaderValue;
 
 use super::patience;
@@ -21,7 +25,9 @@ pub struct Connector;
 
 impl HttpConnector for Connector {
     fn connect(&self, _options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let patience = Some(patience(std::env::var("HF_HUB_DOWNLOAD_TIMEOUT").ok().as_deref()));
+        let patience = Some(patience(
+            std::env::var("HF_HUB_DOWNLOAD_TIMEOUT").ok().as_deref(),
+        ));
         let config = ureq::Agent::config_builder()
             // A status is an answer for object_store to judge.
             .http_status_as_error(false)
@@ -44,14 +50,27 @@ impl HttpService for Service {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let (parts, body) = request.into_parts();
         let answer = match body.as_bytes() {
-            Some(bytes) if bytes.is_empty() => self.0.run(ureq::http::Request::from_parts(parts, ())),
-            Some(bytes) => self.0.run(ureq::http::Request::from_parts(parts, &bytes[..])),
-            None => return Err(failed(HttpErrorKind::Unknown, std::io::Error::other("uploads are not carried"))),
+            Some(bytes) if bytes.is_empty() => {
+                self.0.run(ureq::http::Request::from_parts(parts, ()))
+            }
+            Some(bytes) => self
+                .0
+                .run(ureq::http::Request::from_parts(parts, &bytes[..])),
+            None => {
+                return Err(failed(
+                    HttpErrorKind::Unknown,
+                    std::io::Error::other("uploads are not carried"),
+                ));
+            }
         };
-        let (parts, body) = answer.map_err(|error| failed(kind(&error), error))?.into_parts();
+        let (parts, body) = answer
+            .map_err(|error| failed(kind(&error), error))?
+            .into_parts();
         let mut bytes = Vec::new();
         let mut reader = body.into_with_config().limit(MOST).reader();
-        reader.read_to_end(&mut bytes).map_err(|error| failed(HttpErrorKind::Interrupted, error))?;
+        reader
+            .read_to_end(&mut bytes)
+            .map_err(|error| failed(HttpErrorKind::Interrupted, error))?;
         Ok(HttpResponse::from_parts(parts, Bytes::from(bytes).into()))
     }
 }

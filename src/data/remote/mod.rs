@@ -1,9 +1,10 @@
-//! Files that are addressed by a URL: objects in S3 (`s3://BUCKET/KEY`) and on web servers (`http://`, `https://`), read a piece at
-//! a time through the object_store crate.
+//! Files that are addressed by a URL: objects in S3 (`s3://BUCKET/KEY`) and on web servers
+//! (`http://`, `https://`), read a piece at a time through the object_store crate.
 //!
-//! Everything async stays in here: each object has a runtime of its own, on the thread that reads, for one request at a time. A
-//! piece that does not arrive is asked for again, with growing pauses; what an object is (its ETag) is remembered, so that one that
-//! is replaced while it is read is an error rather than a text glued together from two.
+//! Everything async stays in here: each object has a runtime of its own, on the thread that reads,
+//! for one request at a time. A piece that does not arrive is asked for again, with growing pauses;
+//! what an object is (its ETag) is remembered, so that one that is replaced while it is read is an
+//! error rather than a text glued together from two.
 
 mod http;
 #[cfg(test)]
@@ -19,7 +20,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::http::HttpBuilder;
-use object_store::{BackoffConfig, ClientOptions, GetOptions, GetRange, ObjectMeta, ObjectStore, RetryConfig};
+use object_store::{
+    BackoffConfig, ClientOptions, GetOptions, GetRange, ObjectMeta, ObjectStore, RetryConfig,
+};
 use tokio::runtime::Runtime;
 use url::Url;
 
@@ -34,22 +37,38 @@ const KEPT: usize = 4;
 /// How often a request is repeated before the user is told.
 const RETRIES: usize = 4;
 
-/// How long a server may say nothing: what `HF_HUB_DOWNLOAD_TIMEOUT` says in seconds, as for huggingface_hub, or 10.
+/// How long a server may say nothing: what `HF_HUB_DOWNLOAD_TIMEOUT` says in seconds, as for
+/// huggingface_hub, or 10.
 pub fn patience(variable: Option<&str>) -> Duration {
     let seconds = variable.and_then(|text| text.trim().parse::<f64>().ok());
-    Duration::from_secs_f64(seconds.filter(|seconds| *seconds > 0.0 && seconds.is_finite()).unwrap_or(10.0).min(86_400.0))
+    Duration::from_secs_f64(
+        seconds
+            .filter(|seconds| *seconds > 0.0 && seconds.is_finite())
+            .unwrap_or(10.0)
+            .min(86_400.0),
+    )
 }
 
 /// Whether this is a URL rather than a path on this machine.
 pub fn is_url(path: &Path) -> bool {
-    let scheme = path.to_str().and_then(|text| text.split_once("://")).map(|(scheme, _)| scheme);
-    scheme.is_some_and(|scheme| scheme.len() > 1 && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'+'))
+    let scheme = path
+        .to_str()
+        .and_then(|text| text.split_once("://"))
+        .map(|(scheme, _)| scheme);
+    scheme.is_some_and(|scheme| {
+        scheme.len() > 1
+            && scheme
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'+')
+    })
 }
 
 /// A path on this machine in the place of a `file://` URL; anything else as it is.
 pub fn local(path: PathBuf) -> PathBuf {
     let text = path.to_str().filter(|text| text.starts_with("file://"));
-    text.and_then(|text| Url::parse(text).ok()).and_then(|url| url.to_file_path().ok()).unwrap_or(path)
+    text.and_then(|text| Url::parse(text).ok())
+        .and_then(|url| url.to_file_path().ok())
+        .unwrap_or(path)
 }
 
 /// Whether a URL can be read at all; the error says why not. Nothing is asked of any server.
@@ -59,17 +78,32 @@ pub fn check(path: &Path) -> Result<()> {
 
 fn parse(path: &Path) -> Result<Url> {
     let text = path.to_str().unwrap_or_default();
-    let bad = |reason: String| Error::BadUrl { url: path.to_path_buf(), reason };
+    let bad = |reason: String| Error::BadUrl {
+        url: path.to_path_buf(),
+        reason,
+    };
     let url = Url::parse(text).map_err(|error| bad(format!("it is not a URL ({error})")))?;
     match url.scheme() {
         "s3" | "http" | "https" => {}
-        other => return Err(bad(format!("{other}:// is not built; s3://BUCKET/KEY, https://, http:// and file:// are read"))),
+        other => {
+            return Err(bad(format!(
+                "{other}:// is not built; s3://BUCKET/KEY, https://, http:// and file:// are read"
+            )));
+        }
     }
-    if url.host_str().is_none_or(str::is_empty) || url.path().trim_matches('/').is_empty() || url.path().ends_with('/') {
-        return Err(bad("it names no file; give s3://BUCKET/KEY or https://HOST/PATH".to_string()));
+    if url.host_str().is_none_or(str::is_empty)
+        || url.path().trim_matches('/').is_empty()
+        || url.path().ends_with('/')
+    {
+        return Err(bad(
+            "it names no file; give s3://BUCKET/KEY or https://HOST/PATH".to_string(),
+        ));
     }
     match url.query().is_some() || url.fragment().is_some() {
-        true => Err(bad("a query or fragment in it would be lost; give the plain address of the file".to_string())),
+        true => Err(bad(
+            "a query or fragment in it would be lost; give the plain address of the file"
+                .to_string(),
+        )),
         false => Ok(url),
     }
 }
@@ -89,12 +123,29 @@ impl Remote {
     /// Asks the server what there is.
     pub fn open(url: &Path) -> Result<Remote> {
         let (store, path) = store(url)?;
-        let start = |source| Error::Io { doing: "start reading", path: url.to_path_buf(), source };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(start)?;
-        let options = GetOptions { head: true, ..GetOptions::default() };
+        let start = |source| Error::Io {
+            doing: "start reading",
+            path: url.to_path_buf(),
+            source,
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .map_err(start)?;
+        let options = GetOptions {
+            head: true,
+            ..GetOptions::default()
+        };
         let answer = runtime.block_on(store.get_opts(&path, options));
         let meta = answer.map_err(|error| explain(url, error))?.meta;
-        Ok(Remote { url: url.to_path_buf(), store, path, meta, runtime, pieces: Mutex::default() })
+        Ok(Remote {
+            url: url.to_path_buf(),
+            store,
+            path,
+            meta,
+            runtime,
+            pieces: Mutex::default(),
+        })
     }
 
     /// Bytes of the object.
@@ -116,8 +167,13 @@ impl Remote {
             return Ok(Bytes::new());
         }
         // A panic cannot leave the list half changed, so a poisoned lock is as good as any.
-        let mut pieces = self.pieces.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let holds = |(start, bytes): &&(u64, Bytes)| (*start..*start + bytes.len() as u64).contains(&offset);
+        let mut pieces = self
+            .pieces
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let holds = |(start, bytes): &&(u64, Bytes)| {
+            (*start..*start + bytes.len() as u64).contains(&offset)
+        };
         if let Some((start, bytes)) = pieces.iter().find(holds) {
             return Ok(bytes.slice((offset - start) as usize..));
         }
@@ -161,11 +217,20 @@ impl Remote {
         let (bytes, tag, size) = answer.map_err(|error| explain(&self.url, error))?;
         // Not every server honours If-Match.
         if tag != self.meta.e_tag || size != self.meta.size {
-            return Err(Error::ObjectChanged { url: self.url.clone() });
+            return Err(Error::ObjectChanged {
+                url: self.url.clone(),
+            });
         }
         if bytes.len() as u64 != range.end - range.start {
-            let reason = format!("{} bytes came where {} were asked for", bytes.len(), range.end - range.start);
-            return Err(Error::Unreachable { url: self.url.clone(), reason });
+            let reason = format!(
+                "{} bytes came where {} were asked for",
+                bytes.len(),
+                range.end - range.start
+            );
+            return Err(Error::Unreachable {
+                url: self.url.clone(),
+                reason,
+            });
         }
         Ok(bytes)
     }
@@ -191,27 +256,43 @@ impl Read for RemoteReader {
 /// Who serves a URL, and under which name.
 fn store(path: &Path) -> Result<(Arc<dyn ObjectStore>, object_store::path::Path)> {
     let url = parse(path)?;
-    let key = object_store::path::Path::from_url_path(url.path()).map_err(|error| explain(path, error.into()))?;
+    let key = object_store::path::Path::from_url_path(url.path())
+        .map_err(|error| explain(path, error.into()))?;
     let retry = RetryConfig {
-        backoff: BackoffConfig { init_backoff: Duration::from_millis(200), max_backoff: Duration::from_secs(5), base: 2.0 },
+        backoff: BackoffConfig {
+            init_backoff: Duration::from_millis(200),
+            max_backoff: Duration::from_secs(5),
+            base: 2.0,
+        },
         max_retries: RETRIES,
         retry_timeout: Duration::from_secs(180),
     };
     let store: object_store::Result<Arc<dyn ObjectStore>> = match url.scheme() {
         "s3" => {
-            let mut builder = AmazonS3Builder::from_env().with_bucket_name(url.host_str().unwrap_or_default());
+            let mut builder =
+                AmazonS3Builder::from_env().with_bucket_name(url.host_str().unwrap_or_default());
             // Whoever names an endpoint without TLS means it.
             let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
             if endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")) {
                 builder = builder.with_allow_http(true);
             }
-            builder.with_retry(retry).with_http_connector(http::Connector).build().map(|store| Arc::new(store) as _)
+            builder
+                .with_retry(retry)
+                .with_http_connector(http::Connector)
+                .build()
+                .map(|store| Arc::new(store) as _)
         }
         _ => {
             let origin = &url[..url::Position::BeforePath];
             let options = ClientOptions::new().with_allow_http(true);
-            let builder = HttpBuilder::new().with_url(origin).with_client_options(options).with_retry(retry);
-            builder.with_http_connector(http::Connector).build().map(|store| Arc::new(store) as _)
+            let builder = HttpBuilder::new()
+                .with_url(origin)
+                .with_client_options(options)
+                .with_retry(retry);
+            builder
+                .with_http_connector(http::Connector)
+                .build()
+                .map(|store| Arc::new(store) as _)
         }
     };
     Ok((store.map_err(|error| explain(path, error))?, key))
@@ -223,13 +304,20 @@ fn explain(url: &Path, error: object_store::Error) -> Error {
     let url = url.to_path_buf();
     match error {
         Cause::NotFound { .. } => Error::NoObject { url },
-        Cause::PermissionDenied { .. } | Cause::Unauthenticated { .. } => Error::ObjectForbidden { hint: access_hint(&url), url },
+        Cause::PermissionDenied { .. } | Cause::Unauthenticated { .. } => Error::ObjectForbidden {
+            hint: access_hint(&url),
+            url,
+        },
         Cause::Precondition { .. } => Error::ObjectChanged { url },
         Cause::NotSupported { .. } => Error::NoRanges { url },
         other => {
             let reason = whole_story(&other);
-            match reason.contains("169.254.169.254") || reason.to_lowercase().contains("credential") {
-                true => Error::ObjectForbidden { hint: access_hint(&url), url },
+            match reason.contains("169.254.169.254") || reason.to_lowercase().contains("credential")
+            {
+                true => Error::ObjectForbidden {
+                    hint: access_hint(&url),
+                    url,
+                },
                 false => Error::Unreachable { url, reason },
             }
         }
@@ -242,7 +330,9 @@ fn access_hint(url: &Path) -> &'static str {
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (with AWS_SESSION_TOKEN if they are temporary) and AWS_REGION, or \
              AWS_SKIP_SIGNATURE=true for a public bucket"
         }
-        false => "only files that anybody may read can be streamed over HTTP; download this one first",
+        false => {
+            "only files that anybody may read can be streamed over HTTP; download this one first"
+        }
     }
 }
 
@@ -266,14 +356,25 @@ mod tests {
 
     #[test]
     fn urls_are_told_from_paths() {
-        for url in ["s3://bucket/key.jsonl", "https://host/a/b.csv.gz", "file:///data/x.txt", "gs://bucket/x"] {
+        for url in [
+            "s3://bucket/key.jsonl",
+            "https://host/a/b.csv.gz",
+            "file:///data/x.txt",
+            "gs://bucket/x",
+        ] {
             assert!(is_url(Path::new(url)), "{url}");
         }
         for path in ["data/x.txt", "/data/x.txt", "C://x", "a b://x", "://x"] {
             assert!(!is_url(Path::new(path)), "{path}");
         }
-        assert_eq!(local("file:///data/my%20text.txt".into()), Path::new("/data/my text.txt"));
-        assert_eq!(local("s3://bucket/key".into()), Path::new("s3://bucket/key"));
+        assert_eq!(
+            local("file:///data/my%20text.txt".into()),
+            Path::new("/data/my text.txt")
+        );
+        assert_eq!(
+            local("s3://bucket/key".into()),
+            Path::new("s3://bucket/key")
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! A web server and S3 store on the loopback interface for tests: whole objects, ranges, ETags, and faults on demand. S3's
-//! path-style addresses (`/BUCKET/KEY`) are served like any others. The integration tests use this file too, so it needs nothing of
-//! the library.
+//! A web server and S3 store on the loopback interface for tests: whole objects, ranges, ETags, and
+//! faults on demand. S3's path-style addresses (`/BUCKET/KEY`) are served like any others. The
+//! integration tests use this file too, so it needs nothing of the library.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -65,15 +65,29 @@ impl TestStore {
                 std::thread::spawn(move || drop(serve(stream.unwrap(), &served)));
             }
         });
-        TestStore { url, shared, thread: Some(thread) }
+        TestStore {
+            url,
+            shared,
+            thread: Some(thread),
+        }
     }
 
     pub fn put(&self, path: &str, bytes: Vec<u8>) {
-        self.shared.state.lock().unwrap().objects.insert(path.to_string(), bytes);
+        self.shared
+            .state
+            .lock()
+            .unwrap()
+            .objects
+            .insert(path.to_string(), bytes);
     }
 
     pub fn fault(&self, path: &str, fault: Fault) {
-        self.shared.state.lock().unwrap().faults.insert(path.to_string(), fault);
+        self.shared
+            .state
+            .lock()
+            .unwrap()
+            .faults
+            .insert(path.to_string(), fault);
     }
 
     /// Requests so far, as `GET PATH RANGE`.
@@ -111,9 +125,20 @@ fn read_request(stream: &TcpStream) -> Option<Request> {
     let first = lines.next()?.ok()?;
     let mut words = first.split(' ');
     let (method, path) = (words.next()?.to_string(), words.next()?.to_string());
-    let mut request = Request { method, path, range: None, if_match: None, signed: false };
-    for line in lines.map_while(Result::ok).take_while(|line| !line.is_empty()) {
-        let Some((name, value)) = line.split_once(':') else { continue };
+    let mut request = Request {
+        method,
+        path,
+        range: None,
+        if_match: None,
+        signed: false,
+    };
+    for line in lines
+        .map_while(Result::ok)
+        .take_while(|line| !line.is_empty())
+    {
+        let Some((name, value)) = line.split_once(':') else {
+            continue;
+        };
         let value = value.trim();
         match name.to_lowercase().as_str() {
             "range" => {
@@ -129,18 +154,31 @@ fn read_request(stream: &TcpStream) -> Option<Request> {
 }
 
 fn serve(mut stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
-    let Some(request) = read_request(&stream) else { return Ok(()) };
-    let mut state = shared.state.lock().unwrap();
-    let range = request.range.map_or("whole".to_string(), |(first, last)| format!("{first}-{last}"));
-    state.requests.push(format!("{} {} {range}", request.method, request.path));
-    let mut status_only = |status: &str| {
-        stream.write_all(format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n").as_bytes())
+    let Some(request) = read_request(&stream) else {
+        return Ok(());
     };
-    let Some(mut bytes) = state.objects.get(&request.path).cloned() else { return status_only("404 Not Found") };
+    let mut state = shared.state.lock().unwrap();
+    let range = request.range.map_or("whole".to_string(), |(first, last)| {
+        format!("{first}-{last}")
+    });
+    state
+        .requests
+        .push(format!("{} {} {range}", request.method, request.path));
+    let mut status_only = |status: &str| {
+        stream.write_all(
+            format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+                .as_bytes(),
+        )
+    };
+    let Some(mut bytes) = state.objects.get(&request.path).cloned() else {
+        return status_only("404 Not Found");
+    };
     let (mut half, mut ranges) = (false, true);
     let mut tag = format!("\"{:x}-{}\"", bytes.len(), request.path.len());
     match state.faults.get_mut(&request.path) {
-        Some(Fault::BreaksOff(times)) if *times > 0 && request.method == "GET" => (*times, half) = (*times - 1, true),
+        Some(Fault::BreaksOff(times)) if *times > 0 && request.method == "GET" => {
+            (*times, half) = (*times - 1, true)
+        }
         Some(Fault::Status(status, times)) if *times > 0 => {
             *times -= 1;
             return status_only(status);
@@ -154,25 +192,45 @@ fn serve(mut stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
         Some(Fault::NoRanges) => ranges = false,
         Some(Fault::ChangesAfter(0)) => {
             tag = "\"another\"".to_string();
-            bytes.iter_mut().for_each(|byte| *byte = byte.to_ascii_uppercase());
+            bytes
+                .iter_mut()
+                .for_each(|byte| *byte = byte.to_ascii_uppercase());
         }
         Some(Fault::ChangesAfter(times)) => *times -= 1,
         Some(Fault::Retagged) => tag = "\"another\"".to_string(),
         Some(Fault::NeedsSignature) if !request.signed => return status_only("403 Forbidden"),
         _ => {}
     }
-    if request.if_match.as_ref().is_some_and(|wanted| *wanted != tag) {
+    if request
+        .if_match
+        .as_ref()
+        .is_some_and(|wanted| *wanted != tag)
+    {
         return status_only("412 Precondition Failed");
     }
     let whole = (0, bytes.len().saturating_sub(1));
-    let (first, last) = request.range.filter(|_| ranges).map_or(whole, |(first, last)| (first, last.min(whole.1)));
-    let body = if request.method == "HEAD" || bytes.is_empty() { &[] } else { &bytes[first..=last] };
-    let declared = if request.method == "HEAD" { bytes.len() } else { body.len() };
+    let (first, last) = request
+        .range
+        .filter(|_| ranges)
+        .map_or(whole, |(first, last)| (first, last.min(whole.1)));
+    let body = if request.method == "HEAD" || bytes.is_empty() {
+        &[]
+    } else {
+        &bytes[first..=last]
+    };
+    let declared = if request.method == "HEAD" {
+        bytes.len()
+    } else {
+        body.len()
+    };
     let shown = if half { &body[..body.len() / 2] } else { body };
     state.sent += shown.len() as u64;
     drop(state);
     let (status, place) = match request.range.filter(|_| ranges) {
-        Some(_) => ("206 Partial Content", format!("Content-Range: bytes {first}-{last}/{}\r\n", bytes.len())),
+        Some(_) => (
+            "206 Partial Content",
+            format!("Content-Range: bytes {first}-{last}/{}\r\n", bytes.len()),
+        ),
         None => ("200 OK", String::new()),
     };
     let head = format!(

@@ -36,11 +36,15 @@ enum Open {
 
 impl Open {
     fn new(path: &Path, spec: &StreamSpec) -> Result<Open> {
-        let texts = |line_breaks| TextFile::open(path, &spec.source().table, line_breaks, Arc::default()).map(Open::Texts);
+        let texts = |line_breaks| {
+            TextFile::open(path, &spec.source().table, line_breaks, Arc::default()).map(Open::Texts)
+        };
         match &spec.task {
             StreamTask::Clm(_) => texts(true),
             StreamTask::Mlm(_) => texts(false),
-            StreamTask::Cls(data, _) => SampleFile::open(path, data, true, Arc::default()).map(Open::Samples),
+            StreamTask::Cls(data, _) => {
+                SampleFile::open(path, data, true, Arc::default()).map(Open::Samples)
+            }
         }
     }
 
@@ -60,15 +64,30 @@ impl Open {
 
     fn next(&mut self, spec: &StreamSpec) -> Option<Result<Sample>> {
         match (self, &spec.task) {
-            (Open::Samples(file), StreamTask::Cls(data, labels)) => file.read(0, &label_use(data, labels)),
-            (Open::Texts(file), _) => file.next().map(|text| text.map(|text| Sample { index: 0, text, pair: None, label: None })),
-            (Open::Samples(_), _) => unreachable!("Open::new opens samples for classification alone"),
+            (Open::Samples(file), StreamTask::Cls(data, labels)) => {
+                file.read(0, &label_use(data, labels))
+            }
+            (Open::Texts(file), _) => file.next().map(|text| {
+                text.map(|text| Sample {
+                    index: 0,
+                    text,
+                    pair: None,
+                    label: None,
+                })
+            }),
+            (Open::Samples(_), _) => {
+                unreachable!("Open::new opens samples for classification alone")
+            }
         }
     }
 }
 
 fn label_use<'a>(data: &ClsDataSettings, labels: &'a LabelMap) -> LabelUse<'a> {
-    LabelUse { map: labels, needed: true, numbers: data.labels.is_some() }
+    LabelUse {
+        map: labels,
+        needed: true,
+        numbers: data.labels.is_some(),
+    }
 }
 
 /// Texts of all files, pass after pass.
@@ -91,12 +110,27 @@ impl Feed {
     /// Begins at the start, or goes on at a cursor. A file that is another one now is an error.
     pub fn new(spec: Arc<StreamSpec>, cursor: Cursor) -> Result<Feed> {
         let order = order(&spec, cursor.pass);
-        let mut feed = Feed { spec, order, open: None, cursor };
-        let (Some(was), Some(bookmark)) = (feed.cursor.identity.clone(), feed.cursor.bookmark) else { return Ok(feed) };
-        let path = feed.path().expect("a cursor with a bookmark is within a pass").to_path_buf();
+        let mut feed = Feed {
+            spec,
+            order,
+            open: None,
+            cursor,
+        };
+        let (Some(was), Some(bookmark)) = (feed.cursor.identity.clone(), feed.cursor.bookmark)
+        else {
+            return Ok(feed);
+        };
+        let path = feed
+            .path()
+            .expect("a cursor with a bookmark is within a pass")
+            .to_path_buf();
         let now = identity(&path)?;
         if *was != *now {
-            return Err(Error::OtherFile { path, was: was.to_string(), now });
+            return Err(Error::OtherFile {
+                path,
+                was: was.to_string(),
+                now,
+            });
         }
         let mut open = Open::new(&path, &feed.spec)?;
         open.resume(&bookmark)?;
@@ -111,12 +145,23 @@ impl Feed {
 
     /// Where the next text is.
     pub fn cursor(&self) -> Cursor {
-        Cursor { bookmark: self.open.as_ref().map(Open::bookmark).or(self.cursor.bookmark), ..self.cursor.clone() }
+        Cursor {
+            bookmark: self
+                .open
+                .as_ref()
+                .map(Open::bookmark)
+                .or(self.cursor.bookmark),
+            ..self.cursor.clone()
+        }
     }
 
     /// Goes over the files anew, in the next pass's order.
     pub fn begin_next_pass(&mut self) {
-        self.cursor = Cursor { pass: self.cursor.pass + 1, skipped: self.cursor.skipped, ..Cursor::default() };
+        self.cursor = Cursor {
+            pass: self.cursor.pass + 1,
+            skipped: self.cursor.skipped,
+            ..Cursor::default()
+        };
         self.order = order(&self.spec, self.cursor.pass);
         self.open = None;
     }
@@ -135,10 +180,15 @@ impl Feed {
     pub fn next(&mut self) -> Result<Option<Sample>> {
         loop {
             self.open_next()?;
-            let Some(open) = &mut self.open else { return Ok(None) };
+            let Some(open) = &mut self.open else {
+                return Ok(None);
+            };
             match open.next(&self.spec) {
                 Some(Ok(sample)) => return Ok(Some(sample)),
-                Some(Err(error)) if error.is_bad_row() && self.spec.source().table.on_bad_row == OnBadRow::Skip => {
+                Some(Err(error))
+                    if error.is_bad_row()
+                        && self.spec.source().table.on_bad_row == OnBadRow::Skip =>
+                {
                     self.cursor.skipped += 1;
                 }
                 Some(Err(error)) => return Err(error),
@@ -152,9 +202,14 @@ impl Feed {
     }
 }
 
-/// The order of the files in a pass, as `datasets` shuffles its shards: a function of seed and pass alone.
+/// The order of the files in a pass, as `datasets` shuffles its shards: a function of seed and pass
+/// alone.
 fn order(spec: &StreamSpec, pass: u64) -> Vec<u32> {
     let source = spec.source();
-    let order = if spec.buffer == 0 { Order::Sequential } else { Order::Shuffled { seed: source.seed } };
+    let order = if spec.buffer == 0 {
+        Order::Sequential
+    } else {
+        Order::Shuffled { seed: source.seed }
+    };
     order.epoch(source.train_files.len(), pass)
 }

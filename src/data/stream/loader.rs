@@ -35,7 +35,8 @@ pub enum StreamError<E> {
 
 type Item<T, E> = Result<(T, StreamPosition), StreamError<E>>;
 
-/// Prepared batches, each with the stream's position after it. Dropping it stops the thread and waits for it.
+/// Prepared batches, each with the stream's position after it. Dropping it stops the thread and
+/// waits for it.
 pub struct StreamLoader<T, E> {
     queue: Option<Receiver<Item<T, E>>>,
     thread: Option<JoinHandle<()>>,
@@ -51,8 +52,14 @@ impl<T: Send + 'static, E: Send + 'static> StreamLoader<T, E> {
     ) -> Result<StreamLoader<T, E>, StreamError<E>> {
         let (sender, receiver) = queue(AHEAD);
         let work = move || run(&spec, from, (rows, number), &prepare, &sender);
-        let thread = std::thread::Builder::new().name("stream".to_string()).spawn(work).map_err(StreamError::Spawn)?;
-        Ok(StreamLoader { queue: Some(receiver), thread: Some(thread) })
+        let thread = std::thread::Builder::new()
+            .name("stream".to_string())
+            .spawn(work)
+            .map_err(StreamError::Spawn)?;
+        Ok(StreamLoader {
+            queue: Some(receiver),
+            thread: Some(thread),
+        })
     }
 }
 
@@ -68,16 +75,25 @@ fn run<T, E>(
         let work = || -> Item<T, E> {
             let stream = match &mut stream {
                 Some(stream) => stream,
-                none => none.insert(Stream::new(spec.clone(), from.take()).map_err(StreamError::Read)?),
+                none => {
+                    none.insert(Stream::new(spec.clone(), from.take()).map_err(StreamError::Read)?)
+                }
             };
-            let rows = (0..rows).map(|_| stream.next_row()).collect::<error::Result<Vec<_>>>().map_err(StreamError::Read)?;
+            let rows = (0..rows)
+                .map(|_| stream.next_row())
+                .collect::<error::Result<Vec<_>>>()
+                .map_err(StreamError::Read)?;
             let batch = spec.batch(&rows, number).map_err(StreamError::Read)?;
-            let prepared = prepare(batch).map_err(|source| StreamError::Prepare { number, source })?;
+            let prepared =
+                prepare(batch).map_err(|source| StreamError::Prepare { number, source })?;
             Ok((prepared, stream.position()))
         };
         let item = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str);
-            let message = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message").to_string();
+            let message = text
+                .or_else(|| panic.downcast_ref::<&str>().copied())
+                .unwrap_or("no message")
+                .to_string();
             Err(StreamError::Panicked { number, message })
         });
         let failed = item.is_err();
@@ -94,7 +110,11 @@ impl<T, E> Iterator for StreamLoader<T, E> {
 
     /// Has no end but an error.
     fn next(&mut self) -> Option<Item<T, E>> {
-        let item = self.queue.as_ref()?.receive().unwrap_or(Err(StreamError::Gone));
+        let item = self
+            .queue
+            .as_ref()?
+            .receive()
+            .unwrap_or(Err(StreamError::Gone));
         if item.is_err() {
             self.queue = None;
         }

@@ -1,12 +1,14 @@
-//! Sets that are read while the model trains, for those that do not fit on the disk or must not be waited for: files are read in
-//! order, tokenized in groups, shuffled within a buffer and put into batches, and nothing is kept but what is ahead of the step.
+//! Sets that are read while the model trains, for those that do not fit on the disk or must not be
+//! waited for: files are read in order, tokenized in groups, shuffled within a buffer and put into
+//! batches, and nothing is kept but what is ahead of the step.
 //!
-//! Reading order: `feed` (texts, and where in which file they are), `rows` (groups of texts to rows, several at a time), `shuffle`
-//! (the buffer, and the stream as a whole), `state` (its position, saved and loaded), `loader` (the thread that prepares batches).
+//! Reading order: `feed` (texts, and where in which file they are), `rows` (groups of texts to
+//! rows, several at a time), `shuffle` (the buffer, and the stream as a whole), `state` (its
+//! position, saved and loaded), `loader` (the thread that prepares batches).
 //!
-//! Everything is a function of the files, the settings and the seed, and a position holds all that is in between: where in which
-//! file the next group begins, how many of its rows are used up, the buffer's rows and how far the random draws are. So a run that
-//! was stopped goes on bit for bit.
+//! Everything is a function of the files, the settings and the seed, and a position holds all that
+//! is in between: where in which file the next group begins, how many of its rows are used up, the
+//! buffer's rows and how far the random draws are. So a run that was stopped goes on bit for bit.
 
 mod feed;
 mod loader;
@@ -61,7 +63,8 @@ impl StreamSpec {
         }
     }
 
-    /// Opens the first file, so that what is wrong with it shows before anything is compiled. Says whether its rows are pairs.
+    /// Opens the first file, so that what is wrong with it shows before anything is compiled. Says
+    /// whether its rows are pairs.
     pub fn check(&self) -> Result<bool> {
         if self.source().train_files.is_empty() {
             return Err(Error::NoFile { what: "train" });
@@ -69,13 +72,17 @@ impl StreamSpec {
         feed::Feed::first_has_pairs(self)
     }
 
-    /// Identifies the stream but for the content of its files, each of which is looked at when it is opened again.
+    /// Identifies the stream but for the content of its files, each of which is looked at when it
+    /// is opened again.
     pub fn fingerprint(&self) -> String {
         let source = self.source();
         let settings = match &self.task {
             StreamTask::Clm(_) => "clm".to_string(),
             StreamTask::Mlm(data) => {
-                format!("mlm {} {} {} {:?}", data.line_by_line, data.mlm_probability, data.whole_word_mask, data.padding)
+                format!(
+                    "mlm {} {} {} {:?}",
+                    data.line_by_line, data.mlm_probability, data.whole_word_mask, data.padding
+                )
             }
             StreamTask::Cls(data, labels) => {
                 let columns = (&data.text_pair_column, &data.label_column);
@@ -99,7 +106,14 @@ impl StreamSpec {
         let set = self.collator(rows)?;
         let places: Vec<u32> = (0..rows.len() as u32).collect();
         // A stream has no epochs; the batch's number takes their part in the draws.
-        let mut batch = set.batch(&places, rows.len(), Position { epoch: number, batch: 0 });
+        let mut batch = set.batch(
+            &places,
+            rows.len(),
+            Position {
+                epoch: number,
+                batch: 0,
+            },
+        );
         (batch.epoch, batch.index_in_epoch) = (0, number as usize);
         Ok(batch)
     }
@@ -109,33 +123,51 @@ impl StreamSpec {
         let examples = || {
             Examples::in_memory(|examples| {
                 for row in rows {
-                    examples.push(&row.ids, &row.flags, row.label).map_err(|source| Error::Io {
-                        doing: "put together a batch of",
-                        path: "the stream".into(),
-                        source,
-                    })?;
+                    examples
+                        .push(&row.ids, &row.flags, row.label)
+                        .map_err(|source| Error::Io {
+                            doing: "put together a batch of",
+                            path: "the stream".into(),
+                            source,
+                        })?;
                 }
                 Ok(())
             })
         };
         match &self.task {
             StreamTask::Clm(_) => {
-                let ids = rows.iter().flat_map(|row| row.ids.iter().copied()).collect();
+                let ids = rows
+                    .iter()
+                    .flat_map(|row| row.ids.iter().copied())
+                    .collect();
                 Ok(Collator::Causal(Dataset::from_ids(self.length, ids)))
             }
             StreamTask::Mlm(data) => mlm::collator(data, &self.tokenizer, self.length, examples()?),
             StreamTask::Cls(data, labels) => {
                 let pad_id = self.tokenizer.pad_id().ok_or(Error::NoPadToken)?;
-                let padding = Padding::new(&data.padding, self.length, pad_id, self.tokenizer.pads_left())?;
-                let pairs = rows.iter().any(|row| row.flags.iter().any(|flags| flags & flag::SECOND != 0));
+                let padding = Padding::new(
+                    &data.padding,
+                    self.length,
+                    pad_id,
+                    self.tokenizer.pads_left(),
+                )?;
+                let pairs = rows
+                    .iter()
+                    .any(|row| row.flags.iter().any(|flags| flags & flag::SECOND != 0));
                 let segments = pairs && self.tokenizer.has_segments();
-                Ok(Collator::Labelled { examples: examples()?, padding, segments, numbers: labels.are_numbers() })
+                Ok(Collator::Labelled {
+                    examples: examples()?,
+                    padding,
+                    segments,
+                    numbers: labels.are_numbers(),
+                })
             }
         }
     }
 }
 
-/// A position that can be saved: what goes into a checkpoint's state, and the buffer as a file beside it.
+/// A position that can be saved: what goes into a checkpoint's state, and the buffer as a file
+/// beside it.
 pub struct SavedPosition {
     pub state: Value,
     pub buffer: Vec<u8>,

@@ -48,9 +48,18 @@ pub(super) struct Rows {
 
 impl Rows {
     /// Goes on where `cursor`, `taken` and `in_pass` say, as [`Rows::place`] gave them.
-    pub fn new(spec: Arc<StreamSpec>, (cursor, taken, in_pass): (Cursor, usize, u64)) -> Result<Rows> {
-        let threads = spec.source().preprocessing_num_workers.map_or_else(rayon::current_num_threads, |n| n.max(1));
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("tokenize-{i}")).build();
+    pub fn new(
+        spec: Arc<StreamSpec>,
+        (cursor, taken, in_pass): (Cursor, usize, u64),
+    ) -> Result<Rows> {
+        let threads = spec
+            .source()
+            .preprocessing_num_workers
+            .map_or_else(rayon::current_num_threads, |n| n.max(1));
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|i| format!("tokenize-{i}"))
+            .build();
         let pool = pool.map_err(|error| Error::Io {
             doing: "start threads to tokenize",
             path: "the stream".into(),
@@ -58,16 +67,32 @@ impl Rows {
         })?;
         let encoder = match &spec.task {
             StreamTask::Clm(_) => None,
-            StreamTask::Mlm(data) => Some(spec.tokenizer.sequences(data.line_by_line.then_some(spec.length))?),
+            StreamTask::Mlm(data) => Some(
+                spec.tokenizer
+                    .sequences(data.line_by_line.then_some(spec.length))?,
+            ),
             StreamTask::Cls(..) => Some(spec.tokenizer.sequences(Some(spec.length))?),
         };
         let feed = Feed::new(spec.clone(), cursor)?;
-        Ok(Rows { spec, encoder, pool, feed, ready: VecDeque::new(), taken, in_pass, at_end: false })
+        Ok(Rows {
+            spec,
+            encoder,
+            pool,
+            feed,
+            ready: VecDeque::new(),
+            taken,
+            in_pass,
+            at_end: false,
+        })
     }
 
-    /// Where the next row is: the text at which its group begins, the rows before it in that group and in the pass.
+    /// Where the next row is: the text at which its group begins, the rows before it in that group
+    /// and in the pass.
     pub fn place(&self) -> (Cursor, usize, u64) {
-        let start = self.ready.front().map_or_else(|| self.feed.cursor(), |group| group.start.clone());
+        let start = self
+            .ready
+            .front()
+            .map_or_else(|| self.feed.cursor(), |group| group.start.clone());
         (start, self.taken, self.in_pass)
     }
 
@@ -84,7 +109,11 @@ impl Rows {
 
     /// The next row, `None` at the end of the pass.
     pub fn next(&mut self) -> Result<Option<Row>> {
-        let most = self.spec.source().max_train_samples.map_or(u64::MAX, |most| most as u64);
+        let most = self
+            .spec
+            .source()
+            .max_train_samples
+            .map_or(u64::MAX, |most| most as u64);
         if self.in_pass >= most {
             return Ok(None);
         }
@@ -109,7 +138,11 @@ impl Rows {
 
     /// Reads and tokenizes a group for each thread.
     fn read_round(&mut self) -> Result<()> {
-        let size = if matches!(self.spec.task, StreamTask::Cls(..)) { cls::GROUP } else { clm::GROUP };
+        let size = if matches!(self.spec.task, StreamTask::Cls(..)) {
+            cls::GROUP
+        } else {
+            clm::GROUP
+        };
         let mut round = Vec::new();
         while round.len() < self.pool.current_num_threads() && !self.at_end {
             self.feed.open_next()?;
@@ -133,20 +166,36 @@ impl Rows {
             let rows = encode(spec, encoder, &samples)?;
             Ok(Group { start, rows })
         };
-        let groups = self.pool.install(|| round.into_par_iter().map(work).collect::<Result<Vec<Group>>>())?;
+        let groups = self.pool.install(|| {
+            round
+                .into_par_iter()
+                .map(work)
+                .collect::<Result<Vec<Group>>>()
+        })?;
         self.ready.extend(groups);
         Ok(())
     }
 }
 
 /// The rows of a group of texts, just as a set that is kept on disk has them.
-fn encode(spec: &StreamSpec, encoder: Option<&SequenceEncoder>, samples: &[Sample]) -> Result<Vec<Row>> {
-    let row = |ids: &[u32], flags: &[u8], label| Row { ids: ids.into(), flags: flags.into(), label };
+fn encode(
+    spec: &StreamSpec,
+    encoder: Option<&SequenceEncoder>,
+    samples: &[Sample],
+) -> Result<Vec<Row>> {
+    let row = |ids: &[u32], flags: &[u8], label| Row {
+        ids: ids.into(),
+        flags: flags.into(),
+        label,
+    };
     let texts = || samples.iter().map(|sample| sample.text.as_str());
     match (&spec.task, encoder) {
         (StreamTask::Mlm(data), Some(encoder)) => {
             let (rows, _) = mlm::rows(encoder, texts(), data.line_by_line, spec.length)?;
-            Ok(rows.iter().map(|sequence| row(&sequence.ids, &sequence.flags, None)).collect())
+            Ok(rows
+                .iter()
+                .map(|sequence| row(&sequence.ids, &sequence.flags, None))
+                .collect())
         }
         (StreamTask::Cls(..), Some(encoder)) => samples
             .iter()
@@ -157,7 +206,10 @@ fn encode(spec: &StreamSpec, encoder: Option<&SequenceEncoder>, samples: &[Sampl
             .collect(),
         _ => {
             let ids = clm::joined(&spec.tokenizer, texts())?;
-            Ok(ids.chunks_exact(spec.length).map(|ids| row(ids, &[], None)).collect())
+            Ok(ids
+                .chunks_exact(spec.length)
+                .map(|ids| row(ids, &[], None))
+                .collect())
         }
     }
 }

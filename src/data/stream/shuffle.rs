@@ -1,7 +1,8 @@
 //! The stream as a whole: rows drawn from a buffer, without end.
 //!
-//! As `datasets`' `shuffle(buffer_size)`: once the buffer is full, each row that arrives takes the place of one that is drawn; what
-//! is left when the files end is shuffled and given before the next pass begins, so that a pass gives each row once.
+//! As `datasets`' `shuffle(buffer_size)`: once the buffer is full, each row that arrives takes the
+//! place of one that is drawn; what is left when the files end is shuffled and given before the
+//! next pass begins, so that a pass gives each row once.
 
 use std::sync::Arc;
 
@@ -31,14 +32,27 @@ impl Stream {
         let mut rng = random(&spec, from.cursor.pass);
         rng.set_word_pos(from.draws.into());
         let rows = Rows::new(spec.clone(), (from.cursor, from.taken, from.in_pass))?;
-        Ok(Stream { spec, rows, buffer: from.buffer, rng, draining: from.draining })
+        Ok(Stream {
+            spec,
+            rows,
+            buffer: from.buffer,
+            rng,
+            draining: from.draining,
+        })
     }
 
     /// Where the stream stands: all that the rows to come depend on.
     pub fn position(&self) -> StreamPosition {
         let (cursor, taken, in_pass) = self.rows.place();
         let draws = self.rng.get_word_pos() as u64;
-        StreamPosition { cursor, taken, in_pass, draws, draining: self.draining, buffer: self.buffer.clone() }
+        StreamPosition {
+            cursor,
+            taken,
+            in_pass,
+            draws,
+            draining: self.draining,
+            buffer: self.buffer.clone(),
+        }
     }
 
     /// The next row.
@@ -65,7 +79,8 @@ impl Stream {
                         return Err(self.empty());
                     }
                     for i in (1..self.buffer.len()).rev() {
-                        self.buffer.swap(i, below(&mut self.rng, i as u64 + 1) as usize);
+                        self.buffer
+                            .swap(i, below(&mut self.rng, i as u64 + 1) as usize);
                     }
                     self.draining = true;
                 }
@@ -75,8 +90,20 @@ impl Stream {
 
     /// A pass over all files gave no row: the next one would not either.
     fn empty(&self) -> Error {
-        let files = self.spec.source().train_files.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
-        Error::NoRows { what: format!("{files}, cut into rows of {} tokens within each 1000 lines,", self.spec.length) }
+        let files = self
+            .spec
+            .source()
+            .train_files
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect::<Vec<_>>()
+            .join(", ");
+        Error::NoRows {
+            what: format!(
+                "{files}, cut into rows of {} tokens within each 1000 lines,",
+                self.spec.length
+            ),
+        }
     }
 }
 

@@ -1,5 +1,5 @@
-//! A stream's position: numbers for the checkpoint's `training_state.json`, and the rows that wait in the buffer as a safetensors
-//! file beside it.
+//! A stream's position: numbers for the checkpoint's `training_state.json`, and the rows that wait
+//! in the buffer as a safetensors file beside it.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -45,44 +45,91 @@ impl StreamPosition {
     /// For a checkpoint.
     pub fn save(&self) -> SavedPosition {
         let rows = &self.buffer;
-        let ids: Vec<u32> = rows.iter().flat_map(|row| row.ids.iter().copied()).collect();
-        let flags: Vec<u8> = rows.iter().flat_map(|row| row.flags.iter().copied()).collect();
+        let ids: Vec<u32> = rows
+            .iter()
+            .flat_map(|row| row.ids.iter().copied())
+            .collect();
+        let flags: Vec<u8> = rows
+            .iter()
+            .flat_map(|row| row.flags.iter().copied())
+            .collect();
         let lengths: Vec<u32> = rows.iter().map(|row| row.ids.len() as u32).collect();
-        let classes: Vec<i32> = rows.iter().map(|row| Label::to_bits(row.label) as i32).collect();
+        let classes: Vec<i32> = rows
+            .iter()
+            .map(|row| Label::to_bits(row.label) as i32)
+            .collect();
         let mut buffer = Vec::new();
         let tensors = [
             tensor("ids", DType::U32, ids.len(), bytemuck::cast_slice(&ids)),
             tensor("flags", DType::U8, flags.len(), &flags),
-            tensor("lengths", DType::U32, lengths.len(), bytemuck::cast_slice(&lengths)),
-            tensor("classes", DType::S32, classes.len(), bytemuck::cast_slice(&classes)),
+            tensor(
+                "lengths",
+                DType::U32,
+                lengths.len(),
+                bytemuck::cast_slice(&lengths),
+            ),
+            tensor(
+                "classes",
+                DType::S32,
+                classes.len(),
+                bytemuck::cast_slice(&classes),
+            ),
         ];
         write_safetensors(&mut buffer, &tensors).expect("a vector takes all that is written");
-        SavedPosition { state: serde_json::to_value(self).expect("plain numbers and texts"), buffer }
+        SavedPosition {
+            state: serde_json::to_value(self).expect("plain numbers and texts"),
+            buffer,
+        }
     }
 
     /// Reads what [`StreamPosition::save`] gave, out of a checkpoint.
     pub fn load(checkpoint: &Path, state: Option<&Value>) -> Result<StreamPosition> {
         let path = checkpoint.join(BUFFER_FILE);
-        let bad = |reason: &str| Error::BadPosition { path: checkpoint.to_path_buf(), reason: reason.to_string() };
+        let bad = |reason: &str| Error::BadPosition {
+            path: checkpoint.to_path_buf(),
+            reason: reason.to_string(),
+        };
         let state = state.ok_or_else(|| bad("it was saved by a run that did not stream"))?;
-        let mut position: StreamPosition = serde_json::from_value(state.clone()).map_err(|error| bad(&error.to_string()))?;
+        let mut position: StreamPosition =
+            serde_json::from_value(state.clone()).map_err(|error| bad(&error.to_string()))?;
         let saved = Weights::open(&path)?;
         let words = |name: &str| -> Result<Vec<u32>> {
-            let tensor = saved.get(name).ok_or_else(|| bad(&format!("{BUFFER_FILE} has no {name}")))?;
-            Ok(tensor.bytes.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().expect("four bytes"))).collect())
+            let tensor = saved
+                .get(name)
+                .ok_or_else(|| bad(&format!("{BUFFER_FILE} has no {name}")))?;
+            Ok(tensor
+                .bytes
+                .chunks_exact(4)
+                .map(|word| u32::from_le_bytes(word.try_into().expect("four bytes")))
+                .collect())
         };
         let (ids, lengths, classes) = (words("ids")?, words("lengths")?, words("classes")?);
-        let flags = saved.get("flags").map_or(Cow::default(), |tensor| Cow::Borrowed(tensor.bytes));
+        let flags = saved
+            .get("flags")
+            .map_or(Cow::default(), |tensor| Cow::Borrowed(tensor.bytes));
         let tokens: usize = lengths.iter().map(|length| *length as usize).sum();
-        if tokens != ids.len() || classes.len() != lengths.len() || !(flags.is_empty() || flags.len() == tokens) {
-            return Err(bad(&format!("the lengths in {BUFFER_FILE} do not fit its rows")));
+        if tokens != ids.len()
+            || classes.len() != lengths.len()
+            || !(flags.is_empty() || flags.len() == tokens)
+        {
+            return Err(bad(&format!(
+                "the lengths in {BUFFER_FILE} do not fit its rows"
+            )));
         }
         let mut at = 0;
         for (length, class) in lengths.into_iter().zip(classes) {
             let range = at..at + length as usize;
             at = range.end;
-            let flags = if flags.is_empty() { [].into() } else { flags[range.clone()].into() };
-            position.buffer.push(Row { ids: ids[range].into(), flags, label: Label::from_bits(class) });
+            let flags = if flags.is_empty() {
+                [].into()
+            } else {
+                flags[range.clone()].into()
+            };
+            position.buffer.push(Row {
+                ids: ids[range].into(),
+                flags,
+                label: Label::from_bits(class),
+            });
         }
         Ok(position)
     }

@@ -10,10 +10,25 @@ use std::sync::Arc;
 
 const LENGTH: usize = 8;
 
-/// Lines of different lengths, with what needs quotes and escapes in tables, and all three kinds of line break in text.
+/// Lines of different lengths, with what needs quotes and escapes in tables, and all three kinds of
+/// line break in text.
 fn lines(count: usize) -> Vec<String> {
-    let words = ["alpha", "be \"ta\"", "gam,ma", "d\u{e9}lta", "back\\slash", "zeta eta theta"];
-    (0..count).map(|i| (0..1 + i % 7).map(|j| words[(i * 5 + j) % words.len()]).collect::<Vec<_>>().join(" ")).collect()
+    let words = [
+        "alpha",
+        "be \"ta\"",
+        "gam,ma",
+        "d\u{e9}lta",
+        "back\\slash",
+        "zeta eta theta",
+    ];
+    (0..count)
+        .map(|i| {
+            (0..1 + i % 7)
+                .map(|j| words[(i * 5 + j) % words.len()])
+                .collect::<Vec<_>>()
+                .join(" ")
+        })
+        .collect()
 }
 
 fn tokenizer() -> Tokenizer {
@@ -29,9 +44,16 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 /// The same lines in every format that can be written here, by name.
 fn formats(lines: &[String]) -> Vec<(&'static str, Vec<u8>)> {
     let breaks = ["\n", "\r\n", "\r"];
-    let text: String = lines.iter().enumerate().map(|(i, line)| format!("{line}{}", breaks[i % 3])).collect();
+    let text: String = lines
+        .iter()
+        .enumerate()
+        .map(|(i, line)| format!("{line}{}", breaks[i % 3]))
+        .collect();
     let csv = |quote: fn(&str) -> String| {
-        let rows = lines.iter().enumerate().map(|(i, line)| format!("{i},{}{}", quote(line), breaks[i % 3]));
+        let rows = lines
+            .iter()
+            .enumerate()
+            .map(|(i, line)| format!("{i},{}{}", quote(line), breaks[i % 3]));
         "id,text\n".to_string() + &rows.collect::<String>()
     };
     let csv = csv(|line| format!("\"{}\"", line.replace('"', "\"\"")));
@@ -58,8 +80,16 @@ fn source(files: Vec<PathBuf>, dir: &Path) -> SourceSettings {
 }
 
 fn clm(files: Vec<PathBuf>, dir: &Path, buffer: usize) -> StreamSpec {
-    let data = ClmDataSettings { source: source(files, dir), block_size: None };
-    StreamSpec { task: StreamTask::Clm(data), tokenizer: tokenizer(), length: LENGTH, buffer }
+    let data = ClmDataSettings {
+        source: source(files, dir),
+        block_size: None,
+    };
+    StreamSpec {
+        task: StreamTask::Clm(data),
+        tokenizer: tokenizer(),
+        length: LENGTH,
+        buffer,
+    }
 }
 
 fn take(stream: &mut Stream, rows: usize) -> Vec<Row> {
@@ -90,13 +120,26 @@ fn a_stream_has_the_rows_of_a_prepared_set_in_every_format() {
         let path = dir.path().join(name);
         std::fs::write(&path, bytes).unwrap();
         let spec = clm(vec![path], dir.path(), 0);
-        let StreamTask::Clm(data) = &spec.task else { unreachable!() };
+        let StreamTask::Clm(data) = &spec.task else {
+            unreachable!()
+        };
         let set = train_dataset(data, &spec.tokenizer, LENGTH, true).unwrap();
-        let wanted: Vec<Vec<u32>> = (0..set.len()).map(|row| set.row(row).iter().collect()).collect();
-        let found = take(&mut Stream::new(Arc::new(spec), None).unwrap(), 2 * wanted.len());
+        let wanted: Vec<Vec<u32>> = (0..set.len())
+            .map(|row| set.row(row).iter().collect())
+            .collect();
+        let found = take(
+            &mut Stream::new(Arc::new(spec), None).unwrap(),
+            2 * wanted.len(),
+        );
         let ids = |rows: &[Row]| rows.iter().map(|row| row.ids.to_vec()).collect::<Vec<_>>();
-        assert!(ids(&found[..wanted.len()]) == wanted, "{name}: the first pass");
-        assert!(ids(&found[wanted.len()..]) == wanted, "{name}: the second pass");
+        assert!(
+            ids(&found[..wanted.len()]) == wanted,
+            "{name}: the first pass"
+        );
+        assert!(
+            ids(&found[wanted.len()..]) == wanted,
+            "{name}: the second pass"
+        );
     }
 }
 
@@ -117,7 +160,9 @@ fn a_stopped_stream_goes_on_with_the_same_rows() {
     for files in sets {
         for (buffer, most) in [(0, None), (50, None), (50, Some(333)), (5000, None)] {
             let mut spec = clm(files.clone(), dir.path(), buffer);
-            let StreamTask::Clm(data) = &mut spec.task else { unreachable!() };
+            let StreamTask::Clm(data) = &mut spec.task else {
+                unreachable!()
+            };
             data.source.max_train_samples = most;
             let spec = Arc::new(spec);
             let mut whole = Stream::new(spec.clone(), None).unwrap();
@@ -126,11 +171,17 @@ fn a_stopped_stream_goes_on_with_the_same_rows() {
             let mut stopped = Stream::new(spec.clone(), None).unwrap();
             let mut done = 0;
             for stop in [1, 60, 333, 334, 700, 1100, 1400] {
-                assert!(take(&mut stopped, stop - done) == all[done..stop], "{files:?}, buffer {buffer}, to {stop}");
+                assert!(
+                    take(&mut stopped, stop - done) == all[done..stop],
+                    "{files:?}, buffer {buffer}, to {stop}"
+                );
                 done = stop;
                 stopped = Stream::new(spec.clone(), Some(through_a_checkpoint(&stopped))).unwrap();
             }
-            assert!(take(&mut stopped, 100) == all[1400..], "{files:?}, buffer {buffer}");
+            assert!(
+                take(&mut stopped, 100) == all[1400..],
+                "{files:?}, buffer {buffer}"
+            );
         }
     }
 }
@@ -141,11 +192,16 @@ fn each_pass_gives_each_row_once_in_an_order_of_its_own() {
     let path = dir.path().join("x.txt");
     std::fs::write(&path, lines(1500).join("\n")).unwrap();
     let plain = clm(vec![path.clone()], dir.path(), 0);
-    let StreamTask::Clm(data) = &plain.task else { unreachable!() };
-    let rows = train_dataset(data, &plain.tokenizer, LENGTH, true).unwrap().len();
+    let StreamTask::Clm(data) = &plain.task else {
+        unreachable!()
+    };
+    let rows = train_dataset(data, &plain.tokenizer, LENGTH, true)
+        .unwrap()
+        .len();
     let in_order = take(&mut Stream::new(Arc::new(plain), None).unwrap(), rows);
     for buffer in [1, 100, 10_000] {
-        let mut stream = Stream::new(Arc::new(clm(vec![path.clone()], dir.path(), buffer)), None).unwrap();
+        let mut stream =
+            Stream::new(Arc::new(clm(vec![path.clone()], dir.path(), buffer)), None).unwrap();
         let (first, second) = (take(&mut stream, rows), take(&mut stream, rows));
         assert_eq!(content(&first), content(&in_order), "buffer {buffer}");
         assert_eq!(content(&second), content(&in_order), "buffer {buffer}");
@@ -160,13 +216,30 @@ fn masked_rows_and_samples_are_those_of_a_prepared_set() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.csv");
     let rows = lines(700).into_iter().enumerate().map(|(i, line)| {
-        let (line, pair) = (line.replace('"', "\"\""), lines(7)[i % 7].replace('"', "\"\""));
+        let (line, pair) = (
+            line.replace('"', "\"\""),
+            lines(7)[i % 7].replace('"', "\"\""),
+        );
         // Row 400 has a label that is not among them.
-        format!("\"{line}\",\"{pair}\",{}\n", if i == 400 { "maybe" } else { ["no", "yes"][i % 2] })
+        format!(
+            "\"{line}\",\"{pair}\",{}\n",
+            if i == 400 {
+                "maybe"
+            } else {
+                ["no", "yes"][i % 2]
+            }
+        )
     });
-    std::fs::write(&path, "sentence1,sentence2,label\n".to_string() + &rows.collect::<String>()).unwrap();
+    std::fs::write(
+        &path,
+        "sentence1,sentence2,label\n".to_string() + &rows.collect::<String>(),
+    )
+    .unwrap();
     let mut source = source(vec![path], dir.path());
-    source.table = TableSettings { on_bad_row: OnBadRow::Skip, ..Default::default() };
+    source.table = TableSettings {
+        on_bad_row: OnBadRow::Skip,
+        ..Default::default()
+    };
     let labels = LabelMap::new(vec!["no".into(), "yes".into()]).unwrap();
     let data = ClsDataSettings {
         source: source.clone(),
@@ -179,13 +252,21 @@ fn masked_rows_and_samples_are_those_of_a_prepared_set() {
     };
     let tokenizer = tokenizer();
     let set = cls::examples(&data, cls::Split::Train, &tokenizer, &labels, 12, true).unwrap();
-    let spec = StreamSpec { task: StreamTask::Cls(data, labels), tokenizer: tokenizer.clone(), length: 12, buffer: 0 };
+    let spec = StreamSpec {
+        task: StreamTask::Cls(data, labels),
+        tokenizer: tokenizer.clone(),
+        length: 12,
+        buffer: 0,
+    };
     assert!(spec.check().unwrap(), "the rows are pairs");
     let mut stream = Stream::new(Arc::new(spec), None).unwrap();
     for (i, row) in take(&mut stream, set.len()).iter().enumerate() {
         let example = set.example(i);
         let ids: Vec<u32> = example.ids.iter().collect();
-        assert_eq!((&row.ids[..], &row.flags[..], row.label), (&ids[..], example.flags, example.label));
+        assert_eq!(
+            (&row.ids[..], &row.flags[..], row.label),
+            (&ids[..], example.flags, example.label)
+        );
     }
     assert_eq!(set.len(), 699);
     take(&mut stream, 1);
@@ -202,10 +283,21 @@ fn masked_rows_and_samples_are_those_of_a_prepared_set() {
             padding: PaddingSettings::default(),
         };
         let set = mlm::train_examples(&data, &tokenizer, 12, true).unwrap();
-        let spec = StreamSpec { task: StreamTask::Mlm(data), tokenizer: tokenizer.clone(), length: 12, buffer: 0 };
-        for (i, row) in take(&mut Stream::new(Arc::new(spec), None).unwrap(), set.len()).iter().enumerate() {
+        let spec = StreamSpec {
+            task: StreamTask::Mlm(data),
+            tokenizer: tokenizer.clone(),
+            length: 12,
+            buffer: 0,
+        };
+        for (i, row) in take(&mut Stream::new(Arc::new(spec), None).unwrap(), set.len())
+            .iter()
+            .enumerate()
+        {
             let ids: Vec<u32> = set.example(i).ids.iter().collect();
-            assert_eq!((&row.ids[..], &row.flags[..]), (&ids[..], set.example(i).flags));
+            assert_eq!(
+                (&row.ids[..], &row.flags[..]),
+                (&ids[..], set.example(i).flags)
+            );
         }
     }
 }
@@ -223,13 +315,20 @@ fn a_file_that_is_another_one_now_is_refused() {
     text[3] ^= 1;
     std::fs::write(&path, text).unwrap();
     let error = Stream::new(spec, Some(position)).err().unwrap().to_string();
-    assert!(error.contains("x.txt is not the file that the checkpoint was saved with"), "{error}");
+    assert!(
+        error.contains("x.txt is not the file that the checkpoint was saved with"),
+        "{error}"
+    );
 }
 
 #[test]
 fn positions_that_are_damaged_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let error = |state: Option<&Value>| StreamPosition::load(dir.path(), state).unwrap_err().to_string();
+    let error = |state: Option<&Value>| {
+        StreamPosition::load(dir.path(), state)
+            .unwrap_err()
+            .to_string()
+    };
     assert!(error(None).contains("did not stream"));
     assert!(error(Some(&serde_json::json!({"cursor": 1}))).contains("cannot be used"));
     let path = dir.path().join("x.txt");
@@ -237,7 +336,10 @@ fn positions_that_are_damaged_are_refused() {
     let mut stream = Stream::new(Arc::new(clm(vec![path], dir.path(), 10)), None).unwrap();
     take(&mut stream, 1);
     let saved = stream.position().save();
-    assert!(error(Some(&saved.state)).contains(BUFFER_FILE), "no buffer beside it");
+    assert!(
+        error(Some(&saved.state)).contains(BUFFER_FILE),
+        "no buffer beside it"
+    );
 }
 
 #[test]
@@ -247,8 +349,15 @@ fn a_set_without_a_whole_row_is_an_error_not_an_endless_search() {
     std::fs::write(&path, "short\n").unwrap();
     let mut spec = clm(vec![path], dir.path(), 10);
     spec.length = 500;
-    let error = Stream::new(Arc::new(spec), None).unwrap().next_row().unwrap_err().to_string();
-    assert!(error.contains("x.txt") && error.contains("no rows"), "{error}");
+    let error = Stream::new(Arc::new(spec), None)
+        .unwrap()
+        .next_row()
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("x.txt") && error.contains("no rows"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -277,8 +386,15 @@ fn no_more_is_read_than_is_ahead_of_the_step() {
     let dir = tempfile::tempdir().unwrap();
     let store = TestStore::start();
     let chunk = lines(1000).join("\n") + "\n";
-    store.put("/big.txt", chunk.repeat((96 << 20) / chunk.len()).into_bytes());
-    let spec = Arc::new(clm(vec![format!("{}/big.txt", store.url).into()], dir.path(), 100));
+    store.put(
+        "/big.txt",
+        chunk.repeat((96 << 20) / chunk.len()).into_bytes(),
+    );
+    let spec = Arc::new(clm(
+        vec![format!("{}/big.txt", store.url).into()],
+        dir.path(),
+        100,
+    ));
     let mut stream = Stream::new(spec.clone(), None).unwrap();
     take(&mut stream, 100);
     assert!(store.sent() <= 8 << 20, "{} bytes", store.sent());
@@ -286,5 +402,9 @@ fn no_more_is_read_than_is_ahead_of_the_step() {
     take(&mut stream, 30_000);
     let (position, before) = (through_a_checkpoint(&stream), store.sent());
     take(&mut Stream::new(spec, Some(position)).unwrap(), 1);
-    assert!(store.sent() - before <= 12 << 20, "{} bytes", store.sent() - before);
+    assert!(
+        store.sent() - before <= 12 << 20,
+        "{} bytes",
+        store.sent() - before
+    );
 }

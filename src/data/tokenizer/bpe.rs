@@ -1,8 +1,9 @@
 //! Training a byte-level BPE, GPT-2 style.
 //!
-//! Splitting, byte mapping and encoding are the `tokenizers` crate's. The merge loop is ours, because the crate's walks hash
-//! maps whose order differs from run to run, and two ways to spell one token can then change which merges are learnt; here
-//! ties are broken by token ids and nothing depends on hash order, threads or the order of the texts.
+//! Splitting, byte mapping and encoding are the `tokenizers` crate's. The merge loop is ours,
+//! because the crate's walks hash maps whose order differs from run to run, and two ways to spell
+//! one token can then change which merges are learnt; here ties are broken by token ids and nothing
+//! depends on hash order, threads or the order of the texts.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -22,25 +23,46 @@ const MIN_COUNT: i64 = 2;
 
 type Pair = (u32, u32);
 
-/// A `tokenizer.json` for a byte-level BPE of at most `vocab_size` tokens (fewer when no pair repeats any more).
+/// A `tokenizer.json` for a byte-level BPE of at most `vocab_size` tokens (fewer when no pair
+/// repeats any more).
 pub fn train(texts: &[impl AsRef<str> + Sync], vocab_size: usize) -> Result<Value> {
     let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
     alphabet.sort_unstable();
     if vocab_size <= alphabet.len() {
-        let reason = format!("the {} bytes and {END_OF_TEXT} alone take {}", alphabet.len(), alphabet.len() + 1);
+        let reason = format!(
+            "the {} bytes and {END_OF_TEXT} alone take {}",
+            alphabet.len(),
+            alphabet.len() + 1
+        );
         return Err(Error::TrainTokenizer { vocab_size, reason });
     }
     let mut tokens = vec![END_OF_TEXT.to_string()];
     tokens.extend(alphabet.iter().map(char::to_string));
-    let words = count_words(texts).map_err(|reason| Error::TrainTokenizer { vocab_size, reason })?;
+    let words =
+        count_words(texts).map_err(|reason| Error::TrainTokenizer { vocab_size, reason })?;
     let merges = Merger::new(&words, &tokens).learn(&mut tokens, vocab_size);
-    let merges: Vec<String> = merges.iter().map(|(a, b)| format!("{} {}", tokens[*a as usize], tokens[*b as usize])).collect();
-    Ok(definition(tokens.into_iter().zip(0u64..).map(|(token, id)| (token, id.into())).collect(), merges, &[(END_OF_TEXT, 0)]))
+    let merges: Vec<String> = merges
+        .iter()
+        .map(|(a, b)| format!("{} {}", tokens[*a as usize], tokens[*b as usize]))
+        .collect();
+    Ok(definition(
+        tokens
+            .into_iter()
+            .zip(0u64..)
+            .map(|(token, id)| (token, id.into()))
+            .collect(),
+        merges,
+        &[(END_OF_TEXT, 0)],
+    ))
 }
 
-/// `tokenizer.json` of a GPT-2 style tokenizer with the given tokens, merges (`"a b"`, which every version reads) and special
-/// tokens.
-pub fn definition(vocab: Map<String, Value>, merges: Vec<String>, special: &[(&str, u64)]) -> Value {
+/// `tokenizer.json` of a GPT-2 style tokenizer with the given tokens, merges (`"a b"`, which every
+/// version reads) and special tokens.
+pub fn definition(
+    vocab: Map<String, Value>,
+    merges: Vec<String>,
+    special: &[(&str, u64)],
+) -> Value {
     let added = special.iter().map(|(content, id)| {
         json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
                "special": true})
@@ -74,7 +96,9 @@ fn count_words(texts: &[impl AsRef<str> + Sync]) -> Result<Vec<(String, i64)>, S
     let splitter = ByteLevel::default().add_prefix_space(false);
     let count = |mut counts: HashMap<String, i64>, text: &str| {
         let mut split = PreTokenizedString::from(text);
-        splitter.pre_tokenize(&mut split).map_err(|error| error.to_string())?;
+        splitter
+            .pre_tokenize(&mut split)
+            .map_err(|error| error.to_string())?;
         for (word, _, _) in split.get_splits(OffsetReferential::Original, OffsetType::Byte) {
             match counts.get_mut(word) {
                 Some(count) => *count += 1,
@@ -84,23 +108,28 @@ fn count_words(texts: &[impl AsRef<str> + Sync]) -> Result<Vec<(String, i64)>, S
         Ok::<_, String>(counts)
     };
     let add = |mut a: HashMap<String, i64>, b: HashMap<String, i64>| {
-        b.into_iter().for_each(|(word, n)| *a.entry(word).or_default() += n);
+        b.into_iter()
+            .for_each(|(word, n)| *a.entry(word).or_default() += n);
         Ok(a)
     };
-    let counts =
-        texts.par_iter().try_fold(HashMap::new, |counts, text| count(counts, text.as_ref())).try_reduce(HashMap::new, add)?;
+    let counts = texts
+        .par_iter()
+        .try_fold(HashMap::new, |counts, text| count(counts, text.as_ref()))
+        .try_reduce(HashMap::new, add)?;
     let mut words: Vec<_> = counts.into_iter().collect();
     words.sort_unstable();
     Ok(words)
 }
 
-/// Words as token ids, with what is needed to find and count pairs without going through all words again.
+/// Words as token ids, with what is needed to find and count pairs without going through all words
+/// again.
 struct Merger {
     words: Vec<(Vec<u32>, i64)>,
     counts: HashMap<Pair, i64>,
     /// Words in which a pair occurs, or did once.
     places: HashMap<Pair, HashSet<usize>>,
-    /// Most frequent first, then smallest ids. An entry whose count is out of date is skipped when it surfaces.
+    /// Most frequent first, then smallest ids. An entry whose count is out of date is skipped when
+    /// it surfaces.
     queue: BinaryHeap<(i64, Reverse<Pair>)>,
 }
 
@@ -115,24 +144,38 @@ impl Merger {
         };
         for (index, (word, count)) in words.iter().enumerate() {
             let mut buffer = [0; 4];
-            let symbols: Vec<u32> = word.chars().map(|c| ids[&*c.encode_utf8(&mut buffer)]).collect();
+            let symbols: Vec<u32> = word
+                .chars()
+                .map(|c| ids[&*c.encode_utf8(&mut buffer)])
+                .collect();
             for pair in symbols.windows(2) {
                 *merger.counts.entry((pair[0], pair[1])).or_default() += count;
-                merger.places.entry((pair[0], pair[1])).or_default().insert(index);
+                merger
+                    .places
+                    .entry((pair[0], pair[1]))
+                    .or_default()
+                    .insert(index);
             }
             merger.words.push((symbols, *count));
         }
-        merger.queue = merger.counts.iter().map(|(pair, count)| (*count, Reverse(*pair))).collect();
+        merger.queue = merger
+            .counts
+            .iter()
+            .map(|(pair, count)| (*count, Reverse(*pair)))
+            .collect();
         merger
     }
 
-    /// Merges the most frequent pair until `tokens` is full or no pair repeats; new tokens are appended to it.
+    /// Merges the most frequent pair until `tokens` is full or no pair repeats; new tokens are
+    /// appended to it.
     fn learn(mut self, tokens: &mut Vec<String>, vocab_size: usize) -> Vec<Pair> {
         let mut ids: HashMap<String, u32> = tokens.iter().cloned().zip(0..).collect();
         let mut merges = Vec::new();
         let mut known = HashSet::new();
         while tokens.len() < vocab_size {
-            let Some((count, Reverse(pair))) = self.queue.pop() else { break };
+            let Some((count, Reverse(pair))) = self.queue.pop() else {
+                break;
+            };
             if count < MIN_COUNT {
                 break;
             }
@@ -140,7 +183,8 @@ impl Merger {
                 continue;
             }
             let merged = format!("{}{}", tokens[pair.0 as usize], tokens[pair.1 as usize]);
-            // Two pairs can spell one token ("ab" + "c", "a" + "bc"); both are merges, the token exists once.
+            // Two pairs can spell one token ("ab" + "c", "a" + "bc"); both are merges, the token
+            // exists once.
             let id = *ids.entry(merged).or_insert_with_key(|merged| {
                 tokens.push(merged.clone());
                 tokens.len() as u32 - 1
@@ -153,7 +197,8 @@ impl Merger {
         merges
     }
 
-    /// Replaces `pair` by `id` in all words, left to right, and updates the counts of the pairs around it.
+    /// Replaces `pair` by `id` in all words, left to right, and updates the counts of the pairs
+    /// around it.
     fn merge(&mut self, pair: Pair, id: u32) {
         let mut changed = HashSet::new();
         for index in self.places.remove(&pair).unwrap_or_default() {
@@ -176,7 +221,10 @@ impl Merger {
             for new in merged.windows(2) {
                 *self.counts.entry((new[0], new[1])).or_default() += *count;
                 changed.insert((new[0], new[1]));
-                self.places.entry((new[0], new[1])).or_default().insert(index);
+                self.places
+                    .entry((new[0], new[1]))
+                    .or_default()
+                    .insert(index);
             }
             *symbols = merged;
         }

@@ -1,5 +1,6 @@
-//! Tokenizer files of the time before `tokenizer.json`, as the definition that transformers makes of them: GPT-2's and RoBERTa's
-//! `vocab.json` with `merges.txt`, BERT's `vocab.txt`, ALBERT's `spiece.model`.
+//! Tokenizer files of the time before `tokenizer.json`, as the definition that transformers makes
+//! of them: GPT-2's and RoBERTa's `vocab.json` with `merges.txt`, BERT's `vocab.txt`, ALBERT's
+//! `spiece.model`.
 
 use std::path::Path;
 
@@ -26,19 +27,29 @@ pub(super) struct Files<'a> {
 
 impl Files<'_> {
     pub fn get(&self, name: &str) -> Option<&[u8]> {
-        self.files.iter().find(|(found, _)| found == name).map(|(_, bytes)| bytes.as_slice())
+        self.files
+            .iter()
+            .find(|(found, _)| found == name)
+            .map(|(_, bytes)| bytes.as_slice())
     }
 
     fn bad(&self, name: &str, reason: impl ToString) -> Error {
-        Error::BadTokenizer { path: self.dir.join(name), reason: reason.to_string() }
+        Error::BadTokenizer {
+            path: self.dir.join(name),
+            reason: reason.to_string(),
+        }
     }
 
     fn text(&self, name: &str) -> Result<Option<&str>> {
-        self.get(name).map(|bytes| std::str::from_utf8(bytes).map_err(|error| self.bad(name, error))).transpose()
+        self.get(name)
+            .map(|bytes| std::str::from_utf8(bytes).map_err(|error| self.bad(name, error)))
+            .transpose()
     }
 
     fn object(&self, name: &str) -> Result<Option<Map<String, Value>>> {
-        self.get(name).map(|bytes| serde_json::from_slice(bytes).map_err(|error| self.bad(name, error))).transpose()
+        self.get(name)
+            .map(|bytes| serde_json::from_slice(bytes).map_err(|error| self.bad(name, error)))
+            .transpose()
     }
 
     /// A switch of tokenizer_config.json.
@@ -47,7 +58,10 @@ impl Files<'_> {
         match config.get(key) {
             None | Some(Value::Null) => Ok(usual),
             Some(Value::Bool(value)) => Ok(*value),
-            Some(other) => Err(self.bad("tokenizer_config.json", format!("{key} is {other}, not true or false"))),
+            Some(other) => Err(self.bad(
+                "tokenizer_config.json",
+                format!("{key} is {other}, not true or false"),
+            )),
         }
     }
 }
@@ -63,33 +77,68 @@ pub(super) fn convert(files: &Files<'_>) -> Result<Converted> {
     if let Some(model) = files.get("spiece.model") {
         return unigram(files, model);
     }
-    let hint = if files.get("vocab.json").is_some() { "; there is a vocab.json but no merges.txt" } else { "" };
-    Err(Error::NoTokenizer { dir: files.dir.to_path_buf(), hint: hint.to_string() })
+    let hint = if files.get("vocab.json").is_some() {
+        "; there is a vocab.json but no merges.txt"
+    } else {
+        ""
+    };
+    Err(Error::NoTokenizer {
+        dir: files.dir.to_path_buf(),
+        hint: hint.to_string(),
+    })
 }
 
 /// The two files of GPT-2, or of RoBERTa if the vocabulary has its special tokens.
 fn byte_bpe(files: &Files<'_>, vocab: Map<String, Value>, merges: &str) -> Result<Converted> {
-    // The first line tells the version; a merge of "#version:" itself cannot be, as no GPT-2 token holds a space.
+    // The first line tells the version; a merge of "#version:" itself cannot be, as no GPT-2 token
+    // holds a space.
     let lines = merges.split('\n').map(|line| line.trim_end_matches('\r'));
-    let merges: Vec<String> =
-        lines.filter(|line| !line.is_empty() && !line.starts_with("#version")).map(str::to_string).collect();
+    let merges: Vec<String> = lines
+        .filter(|line| !line.is_empty() && !line.starts_with("#version"))
+        .map(str::to_string)
+        .collect();
     let id = |token: &str| vocab.get(token).and_then(Value::as_u64);
-    let roberta: Option<Vec<(&str, u64)>> =
-        ["<s>", "<pad>", "</s>", "<unk>", "<mask>"].into_iter().map(|token| Some((token, id(token)?))).collect();
+    let roberta: Option<Vec<(&str, u64)>> = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+        .into_iter()
+        .map(|token| Some((token, id(token)?)))
+        .collect();
     let mut special: Vec<(String, u64)> = match &roberta {
-        Some(special) => special.iter().map(|(token, id)| (token.to_string(), *id)).collect(),
-        None => id(bpe::END_OF_TEXT).map(|id| (bpe::END_OF_TEXT.to_string(), id)).into_iter().collect(),
+        Some(special) => special
+            .iter()
+            .map(|(token, id)| (token.to_string(), *id))
+            .collect(),
+        None => id(bpe::END_OF_TEXT)
+            .map(|id| (bpe::END_OF_TEXT.to_string(), id))
+            .into_iter()
+            .collect(),
     };
     for (token, id) in files.object("added_tokens.json")?.unwrap_or_default() {
-        let id = id.as_u64().ok_or_else(|| files.bad("added_tokens.json", format!("the id of {token:?} is not a number")))?;
+        let id = id.as_u64().ok_or_else(|| {
+            files.bad(
+                "added_tokens.json",
+                format!("the id of {token:?} is not a number"),
+            )
+        })?;
         special.push((token, id));
     }
     special.sort_by_key(|(_, id)| *id);
     special.dedup();
-    let special: Vec<_> = special.iter().map(|(token, id)| (token.as_str(), *id)).collect();
+    let special: Vec<_> = special
+        .iter()
+        .map(|(token, id)| (token.as_str(), *id))
+        .collect();
     let mut definition = bpe::definition(vocab, merges, &special);
-    let Some(roberta) = roberta else { return Ok(Converted { definition, file: "vocab.json", class: "GPT2Tokenizer" }) };
-    for token in definition["added_tokens"].as_array_mut().expect("bpe::definition lists them") {
+    let Some(roberta) = roberta else {
+        return Ok(Converted {
+            definition,
+            file: "vocab.json",
+            class: "GPT2Tokenizer",
+        });
+    };
+    for token in definition["added_tokens"]
+        .as_array_mut()
+        .expect("bpe::definition lists them")
+    {
         // The mask takes the space before it, so that " <mask>" is one token.
         token["lstrip"] = (token["content"] == "<mask>").into();
     }
@@ -100,22 +149,45 @@ fn byte_bpe(files: &Files<'_>, vocab: Map<String, Value>, merges: &str) -> Resul
         "trim_offsets": true,
         "add_prefix_space": files.switch("add_prefix_space", false)?,
     });
-    definition["pre_tokenizer"]["add_prefix_space"] = definition["post_processor"]["add_prefix_space"].clone();
-    Ok(Converted { definition, file: "vocab.json", class: "RobertaTokenizer" })
+    definition["pre_tokenizer"]["add_prefix_space"] =
+        definition["post_processor"]["add_prefix_space"].clone();
+    Ok(Converted {
+        definition,
+        file: "vocab.json",
+        class: "RobertaTokenizer",
+    })
 }
 
 /// BERT's list of word pieces, one a line.
 fn wordpiece(files: &Files<'_>, vocab: &str) -> Result<Converted> {
-    let tokens = vocab.strip_suffix('\n').unwrap_or(vocab).split('\n').map(|token| token.trim_end_matches('\r'));
-    let vocab: Map<String, Value> = tokens.zip(0u64..).map(|(token, id)| (token.to_string(), id.into())).collect();
+    let tokens = vocab
+        .strip_suffix('\n')
+        .unwrap_or(vocab)
+        .split('\n')
+        .map(|token| token.trim_end_matches('\r'));
+    let vocab: Map<String, Value> = tokens
+        .zip(0u64..)
+        .map(|(token, id)| (token.to_string(), id.into()))
+        .collect();
     let special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
     let mut ids = Vec::new();
     for token in special {
         let id = vocab.get(token).and_then(Value::as_u64);
-        ids.push((token, id.ok_or_else(|| files.bad("vocab.txt", format!("it has no {token}, as BERT's vocabularies have")))?));
+        ids.push((
+            token,
+            id.ok_or_else(|| {
+                files.bad(
+                    "vocab.txt",
+                    format!("it has no {token}, as BERT's vocabularies have"),
+                )
+            })?,
+        ));
     }
     ids.sort_by_key(|(_, id)| *id);
-    let strip_accents = match files.object("tokenizer_config.json")?.and_then(|config| config.get("strip_accents").cloned()) {
+    let strip_accents = match files
+        .object("tokenizer_config.json")?
+        .and_then(|config| config.get("strip_accents").cloned())
+    {
         None => Value::Null,
         Some(value) => value,
     };
@@ -142,7 +214,11 @@ fn wordpiece(files: &Files<'_>, vocab: &str) -> Result<Converted> {
             "vocab": vocab,
         },
     });
-    Ok(Converted { definition, file: "vocab.txt", class: "BertTokenizer" })
+    Ok(Converted {
+        definition,
+        file: "vocab.txt",
+        class: "BertTokenizer",
+    })
 }
 
 /// A sentencepiece model (sentencepiece_model.proto), only what a tokenizer is made of.
@@ -186,21 +262,34 @@ const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNKNOWN: i32 = 2;
 
-/// ALBERT's unigram model, as transformers' AlbertTokenizer takes it. Other models with such a file surround texts otherwise.
+/// ALBERT's unigram model, as transformers' AlbertTokenizer takes it. Other models with such a file
+/// surround texts otherwise.
 fn unigram(files: &Files<'_>, bytes: &[u8]) -> Result<Converted> {
     const FILE: &str = "spiece.model";
     let convert = "Convert it once with Python: from transformers import AutoTokenizer as T; \
                    T.from_pretrained(DIR).save_pretrained(DIR)";
-    let model = SentencePieceModel::decode(bytes).map_err(|error| files.bad(FILE, format!("no sentencepiece model: {error}")))?;
+    let model = SentencePieceModel::decode(bytes)
+        .map_err(|error| files.bad(FILE, format!("no sentencepiece model: {error}")))?;
     let trainer = model.trainer.clone().unwrap_or_default();
     if trainer.model_type.unwrap_or(1) != 1 || trainer.byte_fallback() {
-        return Err(files.bad(FILE, format!("only unigram models without byte fallback are read. {convert}")));
+        return Err(files.bad(
+            FILE,
+            format!("only unigram models without byte fallback are read. {convert}"),
+        ));
     }
     let id = |token: &str| model.pieces.iter().position(|piece| piece.piece() == token);
     let (Some(cls), Some(sep), Some(_)) = (id("[CLS]"), id("[SEP]"), id("[MASK]")) else {
-        return Err(files.bad(FILE, format!("it lacks ALBERT's [CLS], [SEP] or [MASK], so it is another model's. {convert}")));
+        return Err(files.bad(
+            FILE,
+            format!(
+                "it lacks ALBERT's [CLS], [SEP] or [MASK], so it is another model's. {convert}"
+            ),
+        ));
     };
-    let unknown = model.pieces.iter().position(|piece| piece.kind() == UNKNOWN);
+    let unknown = model
+        .pieces
+        .iter()
+        .position(|piece| piece.kind() == UNKNOWN);
     let mut normalizers = vec![replace("``", "\""), replace("''", "\"")];
     if !files.switch("keep_accents", false)? {
         normalizers.extend([json!({"type": "NFKD"}), json!({"type": "StripAccents"})]);
@@ -208,14 +297,25 @@ fn unigram(files: &Files<'_>, bytes: &[u8]) -> Result<Converted> {
     if files.switch("do_lower_case", true)? {
         normalizers.push(json!({"type": "Lowercase"}));
     }
-    let charsmap = model.normalizer.unwrap_or_default().precompiled_charsmap.unwrap_or_default();
+    let charsmap = model
+        .normalizer
+        .unwrap_or_default()
+        .precompiled_charsmap
+        .unwrap_or_default();
     if !charsmap.is_empty() {
         normalizers.push(json!({"type": "Precompiled", "precompiled_charsmap": BASE64_STANDARD.encode(charsmap)}));
     }
-    let metaspace = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    let metaspace =
+        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
     let named = |kinds: &[i32]| {
-        let pieces = model.pieces.iter().zip(0u64..).filter(|(piece, _)| kinds.contains(&piece.kind()));
-        pieces.map(|(piece, id)| added(piece.piece(), id, piece.kind() != USER_DEFINED)).collect::<Vec<_>>()
+        let pieces = model
+            .pieces
+            .iter()
+            .zip(0u64..)
+            .filter(|(piece, _)| kinds.contains(&piece.kind()));
+        pieces
+            .map(|(piece, id)| added(piece.piece(), id, piece.kind() != USER_DEFINED))
+            .collect::<Vec<_>>()
     };
     let definition = json!({
         "version": "1.0",
@@ -233,7 +333,11 @@ fn unigram(files: &Files<'_>, bytes: &[u8]) -> Result<Converted> {
             "byte_fallback": false,
         },
     });
-    Ok(Converted { definition, file: FILE, class: "AlbertTokenizer" })
+    Ok(Converted {
+        definition,
+        file: FILE,
+        class: "AlbertTokenizer",
+    })
 }
 
 fn replace(pattern: &str, content: &str) -> Value {

@@ -1,6 +1,8 @@
-//! A Hugging Face tokenizer directory: loading it, text to ids and back, and saving it again byte for byte.
+//! A Hugging Face tokenizer directory: loading it, text to ids and back, and saving it again byte
+//! for byte.
 //!
-//! All files are read at once and kept, so that saving gives what was used even if the directory has changed since.
+//! All files are read at once and kept, so that saving gives what was used even if the directory
+//! has changed since.
 
 mod bpe;
 mod convert;
@@ -22,8 +24,16 @@ const DEFINITION: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
 
 /// Files that make up a tokenizer in one form or another; those found go along with a saved model.
-pub const TOKENIZER_FILES: [&str; 8] =
-    [DEFINITION, CONFIG, "special_tokens_map.json", "vocab.json", "merges.txt", "vocab.txt", "added_tokens.json", "spiece.model"];
+pub const TOKENIZER_FILES: [&str; 8] = [
+    DEFINITION,
+    CONFIG,
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "added_tokens.json",
+    "spiece.model",
+];
 
 /// The transformers class that takes a `tokenizer.json` as it is.
 const FROM_DEFINITION: &str = "PreTrainedTokenizerFast";
@@ -49,33 +59,58 @@ pub struct Tokenizer {
 
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Tokenizer({} tokens, {})", self.vocab_size(), &self.fingerprint[..12])
+        write!(
+            f,
+            "Tokenizer({} tokens, {})",
+            self.vocab_size(),
+            &self.fingerprint[..12]
+        )
     }
 }
 
 impl Tokenizer {
-    /// Loads from a directory (`tokenizer.json`, else what `convert` can make one of) or from a `tokenizer.json` by its path.
+    /// Loads from a directory (`tokenizer.json`, else what `convert` can make one of) or from a
+    /// `tokenizer.json` by its path.
     pub fn load(path: &Path) -> Result<Tokenizer> {
         Tokenizer::load_with(path, None)
     }
 
-    /// The same, with texts turned into lower case or not (`do_lower_case`), whatever the files say; those that are saved say it, too.
-    /// `None`: as the files say.
+    /// The same, with texts turned into lower case or not (`do_lower_case`), whatever the files
+    /// say; those that are saved say it, too. `None`: as the files say.
     pub fn load_with(path: &Path, lower_case: Option<bool>) -> Result<Tokenizer> {
         let (definition, files, file, class) = if path.is_dir() {
             let files = read_files(path)?;
-            let found = Files { dir: path, files: &files };
+            let found = Files {
+                dir: path,
+                files: &files,
+            };
             match found.get(DEFINITION) {
-                Some(definition) => (definition.to_vec(), files, path.join(DEFINITION), FROM_DEFINITION),
+                Some(definition) => (
+                    definition.to_vec(),
+                    files,
+                    path.join(DEFINITION),
+                    FROM_DEFINITION,
+                ),
                 None => {
-                    let Converted { definition, file, class } = convert(&found)?;
-                    (hf::to_json_text(&definition, 2), files, path.join(file), class)
+                    let Converted {
+                        definition,
+                        file,
+                        class,
+                    } = convert(&found)?;
+                    (
+                        hf::to_json_text(&definition, 2),
+                        files,
+                        path.join(file),
+                        class,
+                    )
                 }
             }
         } else {
             let definition = fs::read(path).map_err(Error::io("read", path))?;
             let files = match path.file_name() {
-                Some(name) if name == DEFINITION => read_files(path.parent().unwrap_or(Path::new("")))?,
+                Some(name) if name == DEFINITION => {
+                    read_files(path.parent().unwrap_or(Path::new("")))?
+                }
                 _ => vec![(DEFINITION.to_string(), definition.clone())],
             };
             (definition, files, path.to_path_buf(), FROM_DEFINITION)
@@ -95,14 +130,21 @@ impl Tokenizer {
         lower: bool,
     ) -> Result<Tokenizer> {
         // Of files without a config the first build makes one, which then has the switch, too.
-        let mut files = Tokenizer::build(path, definition.clone(), files, class)?.files.to_vec();
-        let definition = normalizer::set_lower_case(definition, lower)
-            .map_err(|normalizer| Error::NoLowerCase { path: path.to_path_buf(), normalizer })?;
+        let mut files = Tokenizer::build(path, definition.clone(), files, class)?
+            .files
+            .to_vec();
+        let definition = normalizer::set_lower_case(definition, lower).map_err(|normalizer| {
+            Error::NoLowerCase {
+                path: path.to_path_buf(),
+                normalizer,
+            }
+        })?;
         for (name, bytes) in &mut files {
             match name.as_str() {
                 DEFINITION => *bytes = definition.clone(),
                 CONFIG => {
-                    let mut config: Map<String, Value> = serde_json::from_slice(bytes).expect("it has just been built from");
+                    let mut config: Map<String, Value> =
+                        serde_json::from_slice(bytes).expect("it has just been built from");
                     config.insert("do_lower_case".into(), lower.into());
                     *bytes = hf::to_json_text(&config, 2);
                 }
@@ -112,28 +154,51 @@ impl Tokenizer {
         Tokenizer::build(path, definition, files, class)
     }
 
-    /// `definition` is what is loaded; `files` is what is saved; `class` reads them in transformers.
-    fn build(path: &Path, definition: Vec<u8>, mut files: Vec<(String, Vec<u8>)>, class: &str) -> Result<Tokenizer> {
-        let bad = |reason: String| Error::BadTokenizer { path: path.to_path_buf(), reason };
+    /// `definition` is what is loaded; `files` is what is saved; `class` reads them in
+    /// transformers.
+    fn build(
+        path: &Path,
+        definition: Vec<u8>,
+        mut files: Vec<(String, Vec<u8>)>,
+        class: &str,
+    ) -> Result<Tokenizer> {
+        let bad = |reason: String| Error::BadTokenizer {
+            path: path.to_path_buf(),
+            reason,
+        };
         let object = |name: &str| -> Result<Map<String, Value>> {
-            let Some((_, bytes)) = files.iter().find(|(found, _)| found == name) else { return Ok(Map::new()) };
+            let Some((_, bytes)) = files.iter().find(|(found, _)| found == name) else {
+                return Ok(Map::new());
+            };
             let path = path.with_file_name(name);
-            serde_json::from_slice(bytes).map_err(|error| Error::BadTokenizer { path, reason: error.to_string() })
+            serde_json::from_slice(bytes).map_err(|error| Error::BadTokenizer {
+                path,
+                reason: error.to_string(),
+            })
         };
         let (config, special) = (object(CONFIG)?, object("special_tokens_map.json")?);
         let definition = match normalizer::is_bert(&config) {
-            true => normalizer::obey_bert_config(definition, &config).map_err(|error| bad(error.to_string()))?,
+            true => normalizer::obey_bert_config(definition, &config)
+                .map_err(|error| bad(error.to_string()))?,
             false => definition,
         };
-        let mut inner = tokenizers::Tokenizer::from_bytes(&definition).map_err(|error| bad(error.to_string()))?;
-        // A file may carry the padding and truncation of its last use; transformers resets both, and a corpus must not be cut.
+        let mut inner = tokenizers::Tokenizer::from_bytes(&definition)
+            .map_err(|error| bad(error.to_string()))?;
+        // A file may carry the padding and truncation of its last use; transformers resets both,
+        // and a corpus must not be cut.
         inner.with_padding(None);
-        inner.with_truncation(None).map_err(|error| bad(error.to_string()))?;
+        inner
+            .with_truncation(None)
+            .map_err(|error| bad(error.to_string()))?;
         let token = |key: &str, usual: &[&str]| -> Option<u32> {
-            // A token is a string, or an object with its content. An explicit null means that there is none.
+            // A token is a string, or an object with its content. An explicit null means that there
+            // is none.
             let named = config.get(key).or_else(|| special.get(key));
             match named {
-                Some(value) => value.as_str().or_else(|| value["content"].as_str()).and_then(|token| inner.token_to_id(token)),
+                Some(value) => value
+                    .as_str()
+                    .or_else(|| value["content"].as_str())
+                    .and_then(|token| inner.token_to_id(token)),
                 None => usual.iter().find_map(|token| inner.token_to_id(token)),
             }
         };
@@ -142,17 +207,27 @@ impl Tokenizer {
         let pad = token("pad_token", &["<pad>", "[PAD]"]);
         let mask = token("mask_token", &["<mask>", "[MASK]"]);
         let on_the_left = |key: &str| config.get(key).and_then(Value::as_str) == Some("left");
-        let (pads_left, truncates_left) = (on_the_left("padding_side"), on_the_left("truncation_side"));
+        let (pads_left, truncates_left) =
+            (on_the_left("padding_side"), on_the_left("truncation_side"));
         let segments = match config.get("model_input_names").and_then(Value::as_array) {
             Some(names) => names.iter().any(|name| name == "token_type_ids"),
             None => tells_segments(&inner),
         };
-        let limit = config.get("model_max_length").and_then(Value::as_f64).filter(|limit| *limit >= 1.0 && *limit < NO_LIMIT);
+        let limit = config
+            .get("model_max_length")
+            .and_then(Value::as_f64)
+            .filter(|limit| *limit >= 1.0 && *limit < NO_LIMIT);
         if !files.iter().any(|(name, _)| name == CONFIG) {
-            // Without it, AutoTokenizer guesses a class from the model's config, whose own rules may differ from the file's.
+            // Without it, AutoTokenizer guesses a class from the model's config, whose own rules
+            // may differ from the file's.
             let mut config = Map::new();
             config.insert("tokenizer_class".into(), class.into());
-            for (key, id) in [("bos_token", bos), ("eos_token", eos), ("pad_token", pad), ("mask_token", mask)] {
+            for (key, id) in [
+                ("bos_token", bos),
+                ("eos_token", eos),
+                ("pad_token", pad),
+                ("mask_token", mask),
+            ] {
                 if let Some(token) = id.and_then(|id| inner.id_to_token(id)) {
                     config.insert(key.into(), token.into());
                 }
@@ -184,13 +259,22 @@ impl Tokenizer {
 
     /// One more than the largest id: the rows that an embedding needs.
     pub fn id_bound(&self) -> usize {
-        self.inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1)
+        self.inner
+            .get_vocab(true)
+            .into_values()
+            .max()
+            .map_or(0, |id| id as usize + 1)
     }
 
-    /// Refuses a tokenizer whose ids go past the model's vocabulary. A model may have more rows than there are tokens.
+    /// Refuses a tokenizer whose ids go past the model's vocabulary. A model may have more rows
+    /// than there are tokens.
     pub fn check_vocab(&self, model: usize) -> Result<()> {
         let tokenizer = self.id_bound();
-        if tokenizer > model { Err(Error::VocabMismatch { tokenizer, model }) } else { Ok(()) }
+        if tokenizer > model {
+            Err(Error::VocabMismatch { tokenizer, model })
+        } else {
+            Ok(())
+        }
     }
 
     pub fn bos_id(&self) -> Option<u32> {
@@ -214,14 +298,17 @@ impl Tokenizer {
         self.pads_left
     }
 
-    /// Whether the tokenizer's model is told which text of a pair a token belongs to (`token_type_ids`).
+    /// Whether the tokenizer's model is told which text of a pair a token belongs to
+    /// (`token_type_ids`).
     pub fn has_segments(&self) -> bool {
         self.segments
     }
 
     /// Special tokens that are added around a text, or around and between two.
     pub fn special_tokens(&self, pair: bool) -> usize {
-        self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(pair))
+        self.inner
+            .get_post_processor()
+            .map_or(0, |processor| processor.added_tokens(pair))
     }
 
     /// The token that an id stands for.
@@ -232,22 +319,34 @@ impl Tokenizer {
     /// The same tokenizer with one of its tokens for padding, which saved files say too.
     pub fn with_pad_token(&self, token: &str) -> Result<Tokenizer> {
         let Some(id) = self.inner.token_to_id(token) else {
-            return Err(Error::PadTokenUnknown { token: token.to_string() });
+            return Err(Error::PadTokenUnknown {
+                token: token.to_string(),
+            });
         };
         let mut files = self.files.to_vec();
-        let (_, bytes) = files.iter_mut().find(|(name, _)| name == CONFIG).expect("build() adds a config where there is none");
-        let mut config: Map<String, Value> = serde_json::from_slice(bytes).expect("build() has parsed it");
+        let (_, bytes) = files
+            .iter_mut()
+            .find(|(name, _)| name == CONFIG)
+            .expect("build() adds a config where there is none");
+        let mut config: Map<String, Value> =
+            serde_json::from_slice(bytes).expect("build() has parsed it");
         config.insert("pad_token".into(), token.into());
         *bytes = hf::to_json_text(&config, 2);
-        Ok(Tokenizer { pad: Some(id), files: Arc::new(files), ..self.clone() })
+        Ok(Tokenizer {
+            pad: Some(id),
+            files: Arc::new(files),
+            ..self.clone()
+        })
     }
 
-    /// A way to encode with special tokens, each sequence cut to `max_length` tokens if one is given.
+    /// A way to encode with special tokens, each sequence cut to `max_length` tokens if one is
+    /// given.
     pub fn sequences(&self, max_length: Option<usize>) -> Result<SequenceEncoder> {
         SequenceEncoder::new(self, max_length)
     }
 
-    /// The longest text that the tokenizer's own config allows, in tokens; `None` where it sets no limit.
+    /// The longest text that the tokenizer's own config allows, in tokens; `None` where it sets no
+    /// limit.
     pub fn model_max_length(&self) -> Option<usize> {
         self.model_max_length
     }
@@ -259,10 +358,13 @@ impl Tokenizer {
 
     /// Ids of a text as it stands, nothing added before or after.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self.inner.encode_fast(text, false).map_err(|error| Error::Tokenize {
-            place: format!("{:?}", text.chars().take(60).collect::<String>()),
-            reason: error.to_string(),
-        })?;
+        let encoding = self
+            .inner
+            .encode_fast(text, false)
+            .map_err(|error| Error::Tokenize {
+                place: format!("{:?}", text.chars().take(60).collect::<String>()),
+                reason: error.to_string(),
+            })?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -270,11 +372,14 @@ impl Tokenizer {
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
         self.inner
             .decode(ids, skip_special_tokens)
-            .map_err(|error| Error::Tokenize { place: format!("{} ids back to text", ids.len()), reason: error.to_string() })
+            .map_err(|error| Error::Tokenize {
+                place: format!("{} ids back to text", ids.len()),
+                reason: error.to_string(),
+            })
     }
 
-    /// The files that make up this tokenizer, to be saved beside a model: those it was loaded from, byte for byte, and a
-    /// `tokenizer_config.json` where there was none.
+    /// The files that make up this tokenizer, to be saved beside a model: those it was loaded from,
+    /// byte for byte, and a `tokenizer_config.json` where there was none.
     pub fn files(&self) -> &[(String, Vec<u8>)] {
         &self.files
     }
@@ -289,19 +394,28 @@ impl Tokenizer {
     }
 }
 
-/// Whether the tokenizer was made for a model with segments, as BERT's and ALBERT's are: it surrounds texts with special tokens and
-/// numbers the texts of a pair 0 and 1. (RoBERTa's numbers them 0 and 0, GPT's surrounds nothing.)
+/// Whether the tokenizer was made for a model with segments, as BERT's and ALBERT's are: it
+/// surrounds texts with special tokens and numbers the texts of a pair 0 and 1. (RoBERTa's numbers
+/// them 0 and 0, GPT's surrounds nothing.)
 fn tells_segments(inner: &tokenizers::Tokenizer) -> bool {
-    let Ok(pair) = inner.encode_fast(("a", "b"), true) else { return false };
+    let Ok(pair) = inner.encode_fast(("a", "b"), true) else {
+        return false;
+    };
     pair.get_special_tokens_mask().contains(&1) && pair.get_type_ids().contains(&1)
 }
 
-/// Trains a GPT-2 style byte-level BPE with `<|endoftext|>` as id 0. The same texts give the same tokenizer, whatever the
-/// number of threads. It has fewer than `vocab_size` tokens if the texts have too few repeated pairs.
+/// Trains a GPT-2 style byte-level BPE with `<|endoftext|>` as id 0. The same texts give the same
+/// tokenizer, whatever the number of threads. It has fewer than `vocab_size` tokens if the texts
+/// have too few repeated pairs.
 pub fn train_byte_bpe(texts: &[impl AsRef<str> + Sync], vocab_size: usize) -> Result<Tokenizer> {
     let definition = hf::to_json_text(&bpe::train(texts, vocab_size)?, 2);
     let files = vec![(DEFINITION.to_string(), definition.clone())];
-    Tokenizer::build(Path::new("(trained here)"), definition, files, FROM_DEFINITION)
+    Tokenizer::build(
+        Path::new("(trained here)"),
+        definition,
+        files,
+        FROM_DEFINITION,
+    )
 }
 
 fn read_files(dir: &Path) -> Result<Vec<(String, Vec<u8>)>> {
@@ -351,7 +465,13 @@ mod tests {
             "accumulate",
         ];
         (0..400)
-            .map(|i| (0..12).map(|j| words[(i * 7 + j * j * 3 + i * j) % words.len()]).collect::<Vec<_>>().join(" ") + "\n")
+            .map(|i| {
+                (0..12)
+                    .map(|j| words[(i * 7 + j * j * 3 + i * j) % words.len()])
+                    .collect::<Vec<_>>()
+                    .join(" ")
+                    + "\n"
+            })
             .collect()
     }
 
@@ -359,7 +479,10 @@ mod tests {
     fn training_is_the_same_on_any_number_of_threads_and_round_trips() {
         let texts = corpus();
         let train = |threads: usize| {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let pool = rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .build()
+                .unwrap();
             pool.install(|| train_byte_bpe(&texts, 300)).unwrap()
         };
         let one = train(1);
@@ -368,9 +491,19 @@ mod tests {
         }
         let mut backwards = texts.clone();
         backwards.reverse();
-        assert_eq!(train_byte_bpe(&backwards, 300).unwrap().files(), one.files());
-        assert_eq!((one.vocab_size(), one.id_bound(), one.eos_id(), one.bos_id()), (300, 300, Some(0), Some(0)));
-        for text in texts.iter().map(String::as_str).chain(["", " \u{0} ünseen 漢字\r\n", "x<|endoftext|>y"]) {
+        assert_eq!(
+            train_byte_bpe(&backwards, 300).unwrap().files(),
+            one.files()
+        );
+        assert_eq!(
+            (one.vocab_size(), one.id_bound(), one.eos_id(), one.bos_id()),
+            (300, 300, Some(0), Some(0))
+        );
+        for text in texts.iter().map(String::as_str).chain([
+            "",
+            " \u{0} ünseen 漢字\r\n",
+            "x<|endoftext|>y",
+        ]) {
             let ids = one.encode(text).unwrap();
             assert_eq!(one.decode(&ids, false).unwrap(), text);
         }
@@ -404,22 +537,37 @@ mod tests {
 
     #[test]
     fn too_small_a_vocabulary_is_refused_and_too_large_a_one_is_not_filled() {
-        assert!(train_byte_bpe(&["abc"], 256).unwrap_err().to_string().contains("alone take 257"));
-        assert_eq!(train_byte_bpe(&["abab abab"], 5000).unwrap().vocab_size(), 257 + 2);
+        assert!(
+            train_byte_bpe(&["abc"], 256)
+                .unwrap_err()
+                .to_string()
+                .contains("alone take 257")
+        );
+        assert_eq!(
+            train_byte_bpe(&["abab abab"], 5000).unwrap().vocab_size(),
+            257 + 2
+        );
     }
 
     #[test]
     fn saved_files_are_the_loaded_ones_and_a_config_is_added() {
         let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let trained = train_byte_bpe(&corpus(), 280).unwrap();
-        let (_, definition) = trained.files().iter().find(|(name, _)| name == DEFINITION).unwrap();
+        let (_, definition) = trained
+            .files()
+            .iter()
+            .find(|(name, _)| name == DEFINITION)
+            .unwrap();
         fs::write(from.path().join(DEFINITION), definition).unwrap();
         fs::write(from.path().join("merges.txt"), "left as it is\r\n").unwrap();
         let loaded = Tokenizer::load(from.path()).unwrap();
         assert_eq!(loaded.fingerprint(), trained.fingerprint());
         loaded.save(to.path()).unwrap();
         for name in [DEFINITION, "merges.txt"] {
-            assert_eq!(fs::read(from.path().join(name)).unwrap(), fs::read(to.path().join(name)).unwrap());
+            assert_eq!(
+                fs::read(from.path().join(name)).unwrap(),
+                fs::read(to.path().join(name)).unwrap()
+            );
         }
         let config = hf::read_object(&to.path().join(CONFIG)).unwrap();
         assert_eq!(
@@ -435,7 +583,10 @@ mod tests {
     #[test]
     fn the_config_decides_special_tokens_and_length() {
         let dir = tempfile::tempdir().unwrap();
-        train_byte_bpe(&corpus(), 280).unwrap().save(dir.path()).unwrap();
+        train_byte_bpe(&corpus(), 280)
+            .unwrap()
+            .save(dir.path())
+            .unwrap();
         let load = |config: &str| {
             fs::write(dir.path().join(CONFIG), config).unwrap();
             Tokenizer::load(dir.path())
@@ -444,27 +595,60 @@ mod tests {
             load(r#"{"model_max_length": 1024, "eos_token": {"content": "A"}, "bos_token": null, "pad_token": "B"}"#).unwrap();
         assert_eq!(tokenizer.model_max_length(), Some(1024));
         assert_eq!(
-            (tokenizer.eos_id().is_some_and(|id| id != 0), tokenizer.bos_id(), tokenizer.pad_id().is_some()),
+            (
+                tokenizer.eos_id().is_some_and(|id| id != 0),
+                tokenizer.bos_id(),
+                tokenizer.pad_id().is_some()
+            ),
             (true, None, true)
         );
-        for unlimited in ["{}", r#"{"model_max_length": 1000000000000000019884624838656}"#, r#"{"model_max_length": null}"#] {
+        for unlimited in [
+            "{}",
+            r#"{"model_max_length": 1000000000000000019884624838656}"#,
+            r#"{"model_max_length": null}"#,
+        ] {
             assert_eq!(load(unlimited).unwrap().model_max_length(), None);
         }
-        assert!(load("{").unwrap_err().to_string().contains("tokenizer_config.json"));
+        assert!(
+            load("{")
+                .unwrap_err()
+                .to_string()
+                .contains("tokenizer_config.json")
+        );
     }
 
     #[test]
     fn what_cannot_be_loaded_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let error = |what: &str| (what.to_string(), Tokenizer::load(dir.path()).unwrap_err().to_string());
+        let error = |what: &str| {
+            (
+                what.to_string(),
+                Tokenizer::load(dir.path()).unwrap_err().to_string(),
+            )
+        };
         assert!(error("empty").1.contains("expected tokenizer.json"));
         fs::write(dir.path().join("spiece.model"), "x").unwrap();
         assert!(error("sentencepiece").1.contains("no sentencepiece model"));
         fs::write(dir.path().join(DEFINITION), "{\"model\": 3}").unwrap();
-        assert!(error("garbage").1.contains("tokenizer.json is not a tokenizer"));
-        assert!(Tokenizer::load(&dir.path().join("none")).unwrap_err().to_string().contains("none"));
+        assert!(
+            error("garbage")
+                .1
+                .contains("tokenizer.json is not a tokenizer")
+        );
+        assert!(
+            Tokenizer::load(&dir.path().join("none"))
+                .unwrap_err()
+                .to_string()
+                .contains("none")
+        );
         let tokenizer = train_byte_bpe(&corpus(), 280).unwrap();
         tokenizer.check_vocab(280).unwrap();
-        assert!(tokenizer.check_vocab(279).unwrap_err().to_string().contains("280 tokens but the model's vocabulary has 279"));
+        assert!(
+            tokenizer
+                .check_vocab(279)
+                .unwrap_err()
+                .to_string()
+                .contains("280 tokens but the model's vocabulary has 279")
+        );
     }
 }

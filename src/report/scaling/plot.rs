@@ -15,15 +15,22 @@ const WIDTH: f64 = 60.0;
 pub(super) fn svg(scaling: &Scaling) -> String {
     let width = (2.0 * SIDE + STEP * scaling.points.len() as f64).max(440.0);
     let total = TOP + HEIGHT + BOTTOM;
-    let highest =
-        scaling.points.iter().map(|point| point.throughput().max(scaling.ideal(point))).fold(f64::MIN_POSITIVE, f64::max);
+    let highest = scaling
+        .points
+        .iter()
+        .map(|point| point.throughput().max(scaling.ideal(point)))
+        .fold(f64::MIN_POSITIVE, f64::max);
     let y = |value: f64| TOP + HEIGHT * (1.0 - value / highest);
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {total}\" font-family=\"sans-serif\" font-size=\"13\" text-anchor=\"middle\">\n\
          <rect width=\"{width}\" height=\"{total}\" fill=\"white\"/>\n"
     );
     let title = format!("tokens/s by {}; dashed: without loss", scaling.axis);
-    let _ = writeln!(text, "<text x=\"{SIDE}\" y=\"20\" text-anchor=\"start\" font-size=\"15\">{}</text>", escaped(&title));
+    let _ = writeln!(
+        text,
+        "<text x=\"{SIDE}\" y=\"20\" text-anchor=\"start\" font-size=\"15\">{}</text>",
+        escaped(&title)
+    );
     let command = shortened(&scaling.command, (width / 6.5) as usize);
     let _ = writeln!(
         text,
@@ -35,7 +42,11 @@ pub(super) fn svg(scaling: &Scaling) -> String {
         let middle = left + WIDTH / 2.0;
         let (top, ideal) = (y(point.throughput()), y(scaling.ideal(point)));
         // Inside of its bar, unless that is too low for it.
-        let (number, color) = if TOP + HEIGHT - top < 24.0 { (top - 6.0, "black") } else { (top + 18.0, "white") };
+        let (number, color) = if TOP + HEIGHT - top < 24.0 {
+            (top - 6.0, "black")
+        } else {
+            (top + 18.0, "white")
+        };
         let _ = writeln!(
             text,
             "<rect x=\"{left}\" y=\"{top:.1}\" width=\"{WIDTH}\" height=\"{:.1}\" fill=\"#4a7ab5\"/>\n\
@@ -58,7 +69,9 @@ pub(super) fn svg(scaling: &Scaling) -> String {
 }
 
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
 }
 
 fn shortened(text: &str, most: usize) -> String {
@@ -76,9 +89,18 @@ mod tests {
     fn bars_stand_on_one_line_and_are_in_proportion() {
         let svg = scaling(None, &[(1, &[100.0]), (2, &[150.0])]).svg();
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
-        let bars: Vec<&str> = svg.lines().filter(|line| line.contains("#4a7ab5")).collect();
-        assert!(bars[0].contains("y=\"186.0\"") && bars[0].contains("height=\"130.0\""), "{svg}");
-        assert!(bars[1].contains("y=\"121.0\"") && bars[1].contains("height=\"195.0\""), "{svg}");
+        let bars: Vec<&str> = svg
+            .lines()
+            .filter(|line| line.contains("#4a7ab5"))
+            .collect();
+        assert!(
+            bars[0].contains("y=\"186.0\"") && bars[0].contains("height=\"130.0\""),
+            "{svg}"
+        );
+        assert!(
+            bars[1].contains("y=\"121.0\"") && bars[1].contains("height=\"195.0\""),
+            "{svg}"
+        );
         assert_eq!(svg.matches("stroke-dasharray").count(), 2);
         assert!(svg.contains("75% efficient"));
     }
@@ -88,6 +110,9 @@ mod tests {
         let mut found = scaling(Some(2), &[(1, &[100.0])]);
         found.command = format!("bench --config_name <a&b> {}", "ü".repeat(400));
         let svg = found.svg();
-        assert!(svg.contains("&lt;a&amp;b&gt;") && svg.contains("..."), "{svg}");
+        assert!(
+            svg.contains("&lt;a&amp;b&gt;") && svg.contains("..."),
+            "{svg}"
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! The machine's accelerators: by neuron-monitor's JSON beside the files of Neuron's driver, else by nvidia-smi. All fields are read
-//! leniently: what is not told is not shown.
+//! The machine's accelerators: by neuron-monitor's JSON beside the files of Neuron's driver, else
+//! by nvidia-smi. All fields are read leniently: what is not told is not shown.
 
 use super::monitor::Monitor;
 use serde::Serialize;
@@ -39,7 +39,12 @@ impl Devices {
             Some(_) => None,
             None => Monitor::start(&root, std::env::var_os("PATH").as_deref()),
         };
-        Devices { root, file, monitor, earlier: None }
+        Devices {
+            root,
+            file,
+            monitor,
+            earlier: None,
+        }
     }
 
     /// Waits until a monitor that was started has something to tell, or has ended, at most so long.
@@ -53,22 +58,44 @@ impl Devices {
     pub fn read(&mut self) -> Vec<DeviceUse> {
         if let Some(file) = &self.file {
             let text = std::fs::read_to_string(file).unwrap_or_default();
-            return last_report(&text).map(|report| from_monitor(&report)).unwrap_or_default();
+            return last_report(&text)
+                .map(|report| from_monitor(&report))
+                .unwrap_or_default();
         }
         let files = self.read_files();
-        let reported = self.monitor.as_ref().and_then(Monitor::report).map(|report| from_monitor(&report)).unwrap_or_default();
+        let reported = self
+            .monitor
+            .as_ref()
+            .and_then(Monitor::report)
+            .map(|report| from_monitor(&report))
+            .unwrap_or_default();
         let cores = beside(reported, files);
-        if cores.is_empty() { from_nvidia() } else { cores }
+        if cores.is_empty() {
+            from_nvidia()
+        } else {
+            cores
+        }
     }
 
-    /// The driver's files, which anybody may read. (Writing to a counter clears it; nothing here opens one for writing.)
+    /// The driver's files, which anybody may read. (Writing to a counter clears it; nothing here
+    /// opens one for writing.)
     fn read_files(&mut self) -> Vec<DeviceUse> {
         let base = self.root.join("sys/devices/virtual/neuron_device");
-        let number = |path: PathBuf| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+        let number = |path: PathBuf| {
+            std::fs::read_to_string(path)
+                .ok()?
+                .trim()
+                .parse::<u64>()
+                .ok()
+        };
         let (mut devices, mut busy) = (Vec::new(), Vec::new());
-        for chip in (0..).map_while(|i| Some((i, base.join(format!("neuron{i}")))).filter(|(_, path)| path.is_dir())) {
+        for chip in (0..).map_while(|i| {
+            Some((i, base.join(format!("neuron{i}")))).filter(|(_, path)| path.is_dir())
+        }) {
             let (chip, path) = chip;
-            for core in (0..).map_while(|j| Some((j, path.join(format!("neuron_core{j}")))).filter(|(_, path)| path.is_dir())) {
+            for core in (0..).map_while(|j| {
+                Some((j, path.join(format!("neuron_core{j}")))).filter(|(_, path)| path.is_dir())
+            }) {
                 let (core, path) = core;
                 let memory = path.join("stats/memory_usage/device_mem");
                 busy.push(number(path.join("stats/other_info/nc_time_in_use")).unwrap_or(0));
@@ -85,7 +112,8 @@ impl Devices {
         if let Some((then, before)) = &self.earlier {
             let passed = now.duration_since(*then).as_micros() as f64;
             for ((device, now), before) in devices.iter_mut().zip(&busy).zip(before) {
-                device.utilization = (passed > 0.0).then(|| (now.saturating_sub(*before) as f64 / passed * 100.0).min(100.0));
+                device.utilization = (passed > 0.0)
+                    .then(|| (now.saturating_sub(*before) as f64 / passed * 100.0).min(100.0));
             }
         }
         self.earlier = Some((now, busy));
@@ -93,8 +121,9 @@ impl Devices {
     }
 }
 
-/// What neuron-monitor tells of the cores in use, with the peaks that only the driver knows; then the driver's other cores. The
-/// monitor counts cores through all chips, in the order of the driver's files.
+/// What neuron-monitor tells of the cores in use, with the peaks that only the driver knows; then
+/// the driver's other cores. The monitor counts cores through all chips, in the order of the
+/// driver's files.
 fn beside(mut reported: Vec<DeviceUse>, files: Vec<DeviceUse>) -> Vec<DeviceUse> {
     for (index, of_driver) in files.into_iter().enumerate() {
         let name = format!("core {index}");
@@ -108,19 +137,32 @@ fn beside(mut reported: Vec<DeviceUse>, files: Vec<DeviceUse>) -> Vec<DeviceUse>
 
 /// The last whole line of what neuron-monitor has written.
 fn last_report(text: &str) -> Option<Value> {
-    text.lines().rev().find_map(|line| serde_json::from_str(line).ok())
+    text.lines()
+        .rev()
+        .find_map(|line| serde_json::from_str(line).ok())
 }
 
 /// The cores in use, over all runtimes that neuron-monitor sees.
 pub fn from_monitor(report: &Value) -> Vec<DeviceUse> {
     let hardware = &report["neuron_hardware_info"];
-    let per_device = hardware["neuroncore_per_device_count"].as_u64().filter(|n| *n > 0);
-    let total = hardware["neuron_device_memory_size"].as_u64().zip(per_device).map(|(size, cores)| size / cores);
+    let per_device = hardware["neuroncore_per_device_count"]
+        .as_u64()
+        .filter(|n| *n > 0);
+    let total = hardware["neuron_device_memory_size"]
+        .as_u64()
+        .zip(per_device)
+        .map(|(size, cores)| size / cores);
     let mut devices: Vec<DeviceUse> = Vec::new();
-    let runtimes = report["neuron_runtime_data"].as_array().into_iter().flatten();
-    for runtime in runtimes.filter(|runtime| runtime["error"].as_str().unwrap_or_default().is_empty()) {
+    let runtimes = report["neuron_runtime_data"]
+        .as_array()
+        .into_iter()
+        .flatten();
+    for runtime in
+        runtimes.filter(|runtime| runtime["error"].as_str().unwrap_or_default().is_empty())
+    {
         let cores = &runtime["report"]["neuroncore_counters"]["neuroncores_in_use"];
-        let usage = &runtime["report"]["memory_used"]["neuron_runtime_used_bytes"]["usage_breakdown"]["neuroncore_memory_usage"];
+        let usage = &runtime["report"]["memory_used"]["neuron_runtime_used_bytes"]["usage_breakdown"]
+            ["neuroncore_memory_usage"];
         for (id, core) in cores.as_object().into_iter().flatten() {
             let parts = usage[id].as_object();
             devices.push(DeviceUse {
@@ -144,15 +186,22 @@ fn from_nvidia() -> Vec<DeviceUse> {
         return Vec::new();
     }
     let query = "--query-gpu=index,name,utilization.gpu,memory.used,memory.total";
-    let output = Command::new("nvidia-smi").args([query, "--format=csv,noheader,nounits"]).stderr(Stdio::null()).output();
-    output.map(|output| parse_nvidia(&String::from_utf8_lossy(&output.stdout))).unwrap_or_default()
+    let output = Command::new("nvidia-smi")
+        .args([query, "--format=csv,noheader,nounits"])
+        .stderr(Stdio::null())
+        .output();
+    output
+        .map(|output| parse_nvidia(&String::from_utf8_lossy(&output.stdout)))
+        .unwrap_or_default()
 }
 
 /// `0, NVIDIA H200, 97, 81920, 143771`: percent and MiB; `[N/A]` where a card does not tell.
 fn parse_nvidia(text: &str) -> Vec<DeviceUse> {
     let line = |line: &str| {
         let fields: Vec<&str> = line.split(',').map(str::trim).collect();
-        let [index, name, busy, used, total] = fields[..] else { return None };
+        let [index, name, busy, used, total] = fields[..] else {
+            return None;
+        };
         let bytes = |mib: &str| mib.parse::<u64>().ok().map(|mib| mib << 20);
         Some(DeviceUse {
             name: format!("{index} {name}"),
@@ -170,7 +219,8 @@ fn parse_nvidia(text: &str) -> Vec<DeviceUse> {
 mod tests {
     use super::*;
 
-    /// In the shape that AWS's user guide gives, shortened; two processes, the second of which has no counters.
+    /// In the shape that AWS's user guide gives, shortened; two processes, the second of which has
+    /// no counters.
     const MONITOR: &str = r#"{"neuron_runtime_data":[
         {"pid":11,"neuron_runtime_tag":"train","error":"","report":{
             "neuroncore_counters":{"period":5.0,"neuroncores_in_use":{
@@ -185,11 +235,17 @@ mod tests {
         let devices = from_monitor(&serde_json::from_str(MONITOR).unwrap());
         let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
         assert_eq!(names, ["core 2", "core 10"]);
-        assert_eq!((devices[0].utilization, devices[0].memory_used), (Some(99.25), Some(23)));
+        assert_eq!(
+            (devices[0].utilization, devices[0].memory_used),
+            (Some(99.25), Some(23))
+        );
         assert_eq!(devices[1].memory_total, Some(16 << 30));
         // Idle, as measured on a trn1.2xlarge; and what is no report at all.
         for text in [r#"{"neuron_runtime_data":[]}"#, "{}", "[]", "null"] {
-            assert!(from_monitor(&serde_json::from_str(text).unwrap()).is_empty(), "{text}");
+            assert!(
+                from_monitor(&serde_json::from_str(text).unwrap()).is_empty(),
+                "{text}"
+            );
         }
     }
 
@@ -200,44 +256,91 @@ mod tests {
         let line = MONITOR.replace('\n', "");
         std::fs::write(&file, format!("{{}}\n{line}\n{}", &line[..40])).unwrap();
         assert_eq!(Devices::new(Some(file)).read().len(), 2);
-        assert!(Devices::new(Some(dir.path().join("none"))).read().is_empty());
+        assert!(
+            Devices::new(Some(dir.path().join("none")))
+                .read()
+                .is_empty()
+        );
     }
 
     #[test]
     fn the_drivers_files_tell_memory_and_time() {
         let root = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
-            let path = root.path().join("sys/devices/virtual/neuron_device").join(path);
+            let path = root
+                .path()
+                .join("sys/devices/virtual/neuron_device")
+                .join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         };
         for core in 0..2 {
             let at = |name: &str| format!("neuron0/neuron_core{core}/stats/{name}");
-            write(&at("memory_usage/device_mem/present"), &format!("{}\n", 1000 + core));
+            write(
+                &at("memory_usage/device_mem/present"),
+                &format!("{}\n", 1000 + core),
+            );
             write(&at("memory_usage/device_mem/peak"), "5000\n");
             write(&at("other_info/nc_time_in_use"), "100\n");
         }
-        let mut devices = Devices { root: root.path().into(), file: None, monitor: None, earlier: None };
+        let mut devices = Devices {
+            root: root.path().into(),
+            file: None,
+            monitor: None,
+            earlier: None,
+        };
         let first = devices.read();
         assert_eq!(first.len(), 2);
-        assert_eq!((first[1].name.as_str(), first[1].memory_used, first[1].utilization), ("chip 0 core 1", Some(1001), None));
+        assert_eq!(
+            (
+                first[1].name.as_str(),
+                first[1].memory_used,
+                first[1].utilization
+            ),
+            ("chip 0 core 1", Some(1001), None)
+        );
         std::thread::sleep(std::time::Duration::from_millis(20));
         // One core was busy all the time and longer, the other not at all.
-        write("neuron0/neuron_core0/stats/other_info/nc_time_in_use", "99999999\n");
+        write(
+            "neuron0/neuron_core0/stats/other_info/nc_time_in_use",
+            "99999999\n",
+        );
         let second = devices.read();
-        assert_eq!((second[0].utilization, second[1].utilization), (Some(100.0), Some(0.0)));
+        assert_eq!(
+            (second[0].utilization, second[1].utilization),
+            (Some(100.0), Some(0.0))
+        );
 
         // Beside a monitor's report: its core 0 gets the peak, the other stays the driver's.
-        let reported = DeviceUse { name: "core 0".into(), utilization: Some(61.5), ..Default::default() };
+        let reported = DeviceUse {
+            name: "core 0".into(),
+            utilization: Some(61.5),
+            ..Default::default()
+        };
         let both = beside(vec![reported], second);
-        assert_eq!((both[0].utilization, both[0].memory_peak, both[1].name.as_str()), (Some(61.5), Some(5000), "chip 0 core 1"));
+        assert_eq!(
+            (
+                both[0].utilization,
+                both[0].memory_peak,
+                both[1].name.as_str()
+            ),
+            (Some(61.5), Some(5000), "chip 0 core 1")
+        );
     }
 
     #[test]
     fn cards_are_read_with_their_gaps() {
-        let cards = parse_nvidia("0, NVIDIA H200, 97, 81920, 143771\n1, NVIDIA H200, [N/A], 4, 143771\nbroken\n");
+        let cards = parse_nvidia(
+            "0, NVIDIA H200, 97, 81920, 143771\n1, NVIDIA H200, [N/A], 4, 143771\nbroken\n",
+        );
         assert_eq!(cards.len(), 2);
-        assert_eq!((cards[0].utilization, cards[0].memory_used), (Some(97.0), Some(81920 << 20)));
-        assert_eq!((cards[1].utilization, cards[1].memory_total), (None, Some(143_771 << 20)));
+        assert_eq!(
+            (cards[0].utilization, cards[0].memory_used),
+            (Some(97.0), Some(81920 << 20))
+        );
+        assert_eq!(
+            (cards[1].utilization, cards[1].memory_total),
+            (None, Some(143_771 << 20))
+        );
     }
 }

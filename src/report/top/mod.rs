@@ -1,6 +1,8 @@
-//! What `xtrain top` shows: one run's state, gathered from its output directory, and the machine's devices beside it.
+//! What `xtrain top` shows: one run's state, gathered from its output directory, and the machine's
+//! devices beside it.
 //!
-//! `snapshot` reads the run, `devices` the hardware (Neuron's files, neuron-monitor, nvidia-smi), `view` draws both.
+//! `snapshot` reads the run, `devices` the hardware (Neuron's files, neuron-monitor, nvidia-smi),
+//! `view` draws both.
 
 pub mod devices;
 mod monitor;

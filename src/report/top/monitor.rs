@@ -1,5 +1,5 @@
-//! `neuron-monitor` (aws-neuronx-tools) as a child process: a line of JSON every few seconds, of which the newest counts. It ends
-//! with the watcher.
+//! `neuron-monitor` (aws-neuronx-tools) as a child process: a line of JSON every few seconds, of
+//! which the newest counts. It ends with the watcher.
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
@@ -27,10 +27,14 @@ struct State {
 }
 
 impl Monitor {
-    /// Starts the one that is installed below `root` or on `path`; `None` where there is none or it does not start.
+    /// Starts the one that is installed below `root` or on `path`; `None` where there is none or it
+    /// does not start.
     pub fn start(root: &Path, path: Option<&std::ffi::OsStr>) -> Option<Monitor> {
         let mut command = Command::new(find(root, path)?);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
         let mut child = command.spawn().ok()?;
         let output = child.stdout.take()?;
         let shared = Arc::<(Mutex<State>, Condvar)>::default();
@@ -52,7 +56,12 @@ impl Monitor {
 
     /// The newest report, if there is one yet.
     pub fn report(&self) -> Option<Value> {
-        self.shared.0.lock().unwrap_or_else(PoisonError::into_inner).newest.clone()
+        self.shared
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .newest
+            .clone()
     }
 
     /// Waits for the first report, for the monitor's end or for so long.
@@ -74,7 +83,10 @@ impl Drop for Monitor {
 
 fn find(root: &Path, path: Option<&std::ffi::OsStr>) -> Option<PathBuf> {
     let on_path = path.into_iter().flat_map(std::env::split_paths);
-    on_path.chain([root.join(FOLDER)]).map(|folder| folder.join(PROGRAM)).find(|file| file.is_file())
+    on_path
+        .chain([root.join(FOLDER)])
+        .map(|folder| folder.join(PROGRAM))
+        .find(|file| file.is_file())
 }
 
 #[cfg(test)]

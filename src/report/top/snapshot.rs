@@ -58,15 +58,28 @@ pub struct Graphs {
 }
 
 impl Snapshot {
-    /// Reads a run's directory. Only a directory without telemetry is an error: there is no run to show.
+    /// Reads a run's directory. Only a directory without telemetry is an error: there is no run to
+    /// show.
     pub fn read(output_dir: &Path) -> io::Result<Snapshot> {
         let text = std::fs::read_to_string(output_dir.join(TELEMETRY_FILE))?;
         let log = std::fs::read_to_string(output_dir.join(LOG_FILE)).unwrap_or_default();
-        Ok(Snapshot::of(output_dir, &latest(&text), &log, now(), |pid| Path::new(&format!("/proc/{pid}")).exists()))
+        Ok(Snapshot::of(
+            output_dir,
+            &latest(&text),
+            &log,
+            now(),
+            |pid| Path::new(&format!("/proc/{pid}")).exists(),
+        ))
     }
 
     /// From events and log, at a time; `lives` says whether there is a process of this number here.
-    fn of(output_dir: &Path, events: &[Event], log: &str, now: f64, lives: impl Fn(u32) -> bool) -> Snapshot {
+    fn of(
+        output_dir: &Path,
+        events: &[Event],
+        log: &str,
+        now: f64,
+        lives: impl Fn(u32) -> bool,
+    ) -> Snapshot {
         let mut snapshot = Snapshot {
             output_dir: output_dir.into(),
             state: State::Unknown,
@@ -83,17 +96,32 @@ impl Snapshot {
         let (mut ended, mut is_here, mut last) = (false, false, now);
         for event in events {
             match event {
-                Event::Start { time, pid, host: started_on, device, step, total_steps } => {
+                Event::Start {
+                    time,
+                    pid,
+                    host: started_on,
+                    device,
+                    step,
+                    total_steps,
+                } => {
                     (snapshot.pid, snapshot.device) = (*pid, device.clone());
                     (snapshot.step.step, snapshot.step.total_steps) = (*step, *total_steps);
                     (is_here, last) = (*started_on == host(), *time);
                 }
                 Event::Step(step) => {
-                    snapshot.curve.extend(step.loss.map(|loss| (step.step as f64, loss)));
+                    snapshot
+                        .curve
+                        .extend(step.loss.map(|loss| (step.step as f64, loss)));
                     last = step.time;
                     snapshot.step = step.clone();
                 }
-                Event::Graph { time, name, id, loaded, seconds } => {
+                Event::Graph {
+                    time,
+                    name,
+                    id,
+                    loaded,
+                    seconds,
+                } => {
                     snapshot.graphs.add(name, id, *loaded, *seconds);
                     last = *time;
                 }
@@ -109,7 +137,8 @@ impl Snapshot {
             () => State::Unknown,
         };
         if snapshot.state == State::Running && step.step_seconds > 0.0 {
-            snapshot.seconds_left = Some(step.total_steps.saturating_sub(step.step) as f64 * step.step_seconds);
+            snapshot.seconds_left =
+                Some(step.total_steps.saturating_sub(step.step) as f64 * step.step_seconds);
         }
         snapshot.seconds_silent = (now - last).max(0.0);
         if snapshot.curve.len() > CURVE {
@@ -117,7 +146,9 @@ impl Snapshot {
             let stride = snapshot.curve.len().div_ceil(CURVE);
             snapshot.curve = snapshot.curve.into_iter().step_by(stride).collect();
         }
-        let mut records = log.lines().filter_map(|line| serde_json::from_str::<Map<String, Value>>(line).ok());
+        let mut records = log
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Map<String, Value>>(line).ok());
         snapshot.eval = records.rfind(|record| record.contains_key("eval_loss"));
         snapshot
     }
@@ -132,7 +163,10 @@ impl Graphs {
         *count += 1;
         *time += seconds;
         let verb = if loaded { "loaded" } else { "compiled" };
-        self.events.push(format!("{verb} {name} in {seconds:.1} s ({})", id.get(..12).unwrap_or(id)));
+        self.events.push(format!(
+            "{verb} {name} in {seconds:.1} s ({})",
+            id.get(..12).unwrap_or(id)
+        ));
     }
 }
 
@@ -141,44 +175,99 @@ mod tests {
     use super::*;
 
     fn start(host: String) -> Event {
-        Event::Start { time: 100.0, pid: 42, host, device: "cpu".into(), step: 0, total_steps: 10 }
+        Event::Start {
+            time: 100.0,
+            pid: 42,
+            host,
+            device: "cpu".into(),
+            step: 0,
+            total_steps: 10,
+        }
     }
 
     fn step(time: f64, step: u64) -> Event {
-        Event::Step(StepEvent { time, step, total_steps: 10, loss: Some(4.0), step_seconds: 2.0, ..Default::default() })
+        Event::Step(StepEvent {
+            time,
+            step,
+            total_steps: 10,
+            loss: Some(4.0),
+            step_seconds: 2.0,
+            ..Default::default()
+        })
     }
 
     fn snapshot(events: &[Event], lives: bool) -> Snapshot {
-        Snapshot::of(Path::new("out"), events, "{\"eval_loss\":3.5,\"step\":4}\nbroken", 110.0, |pid| pid == 42 && lives)
+        Snapshot::of(
+            Path::new("out"),
+            events,
+            "{\"eval_loss\":3.5,\"step\":4}\nbroken",
+            110.0,
+            |pid| pid == 42 && lives,
+        )
     }
 
     #[test]
     fn the_state_follows_from_the_last_process() {
         let running = [start(host()), step(104.0, 4)];
         let found = snapshot(&running, true);
-        assert_eq!((found.state, found.step.step, found.seconds_left), (State::Running, 4, Some(12.0)));
+        assert_eq!(
+            (found.state, found.step.step, found.seconds_left),
+            (State::Running, 4, Some(12.0))
+        );
         assert_eq!(found.seconds_silent, 6.0);
         assert_eq!(found.eval.unwrap()["eval_loss"], 3.5);
         assert_eq!(snapshot(&running, false).state, State::Stopped);
-        let ended = |step: u64| [&running[..], &[self::step(105.0, step), Event::End { time: 105.0, step }]].concat();
+        let ended = |step: u64| {
+            [
+                &running[..],
+                &[self::step(105.0, step), Event::End { time: 105.0, step }],
+            ]
+            .concat()
+        };
         assert_eq!(snapshot(&ended(10), false).state, State::Finished);
         assert_eq!(snapshot(&ended(7), true).state, State::Stopped);
-        assert_eq!(snapshot(&[start("elsewhere".into()), step(104.0, 4)], true).state, State::Unknown);
+        assert_eq!(
+            snapshot(&[start("elsewhere".into()), step(104.0, 4)], true).state,
+            State::Unknown
+        );
     }
 
     #[test]
     fn graphs_are_counted_by_how_they_came() {
-        let graph =
-            |loaded, seconds| Event::Graph { time: 101.0, name: "train".into(), id: "0123456789abcdef".into(), loaded, seconds };
+        let graph = |loaded, seconds| Event::Graph {
+            time: 101.0,
+            name: "train".into(),
+            id: "0123456789abcdef".into(),
+            loaded,
+            seconds,
+        };
         let found = snapshot(&[start(host()), graph(false, 3.5), graph(true, 0.5)], true).graphs;
-        assert_eq!((found.compiled, found.compile_seconds, found.loaded, found.load_seconds), (1, 3.5, 1, 0.5));
-        assert_eq!(found.events, ["compiled train in 3.5 s (0123456789ab)", "loaded train in 0.5 s (0123456789ab)"]);
+        assert_eq!(
+            (
+                found.compiled,
+                found.compile_seconds,
+                found.loaded,
+                found.load_seconds
+            ),
+            (1, 3.5, 1, 0.5)
+        );
+        assert_eq!(
+            found.events,
+            [
+                "compiled train in 3.5 s (0123456789ab)",
+                "loaded train in 0.5 s (0123456789ab)"
+            ]
+        );
     }
 
     #[test]
     fn long_runs_are_thinned_out() {
         let events: Vec<Event> = (0..5000).map(|i| step(100.0, i)).collect();
         let curve = snapshot(&events, true).curve;
-        assert!(curve.len() <= CURVE && curve[0] == (0.0, 4.0), "{}", curve.len());
+        assert!(
+            curve.len() <= CURVE && curve[0] == (0.0, 4.0),
+            "{}",
+            curve.len()
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The screen of `xtrain top`: progress, numbers beside the curve of the loss, devices, and what was compiled.
+//! The screen of `xtrain top`: progress, numbers beside the curve of the loss, devices, and what
+//! was compiled.
 
 use super::devices::DeviceUse;
 use super::snapshot::{Snapshot, State};
@@ -34,11 +35,38 @@ impl Snapshot {
             false => seconds(s),
         };
         let mut numbers = vec![
-            ("run", format!("{} (process {} on {})", self.state_word(), self.pid, self.device)),
-            ("step", format!("{} of {}, epoch {:.2}", exact(step.step), exact(step.total_steps), step.epoch)),
-            ("loss", step.loss.map_or("not yet".into(), |loss| format!("{loss:.4}"))),
+            (
+                "run",
+                format!(
+                    "{} (process {} on {})",
+                    self.state_word(),
+                    self.pid,
+                    self.device
+                ),
+            ),
+            (
+                "step",
+                format!(
+                    "{} of {}, epoch {:.2}",
+                    exact(step.step),
+                    exact(step.total_steps),
+                    step.epoch
+                ),
+            ),
+            (
+                "loss",
+                step.loss
+                    .map_or("not yet".into(), |loss| format!("{loss:.4}")),
+            ),
             ("learning rate", format!("{:.2e}", step.learning_rate)),
-            ("speed", format!("{} tokens/s, {:.3} TFLOP/s", count(step.tokens_per_second).trim(), step.model_tflops)),
+            (
+                "speed",
+                format!(
+                    "{} tokens/s, {:.3} TFLOP/s",
+                    count(step.tokens_per_second).trim(),
+                    step.model_tflops
+                ),
+            ),
             ("step time", seconds(step.step_seconds)),
             ("  recording", share(step.trace_seconds)),
             ("  compiling", share(step.compile_seconds)),
@@ -52,7 +80,13 @@ impl Snapshot {
         if let Some(eval) = &self.eval {
             let value = |key: &str| eval.get(key).and_then(serde_json::Value::as_f64);
             let at = value("step").unwrap_or_default();
-            numbers.push(("evaluation", format!("loss {:.4} at step {at}", value("eval_loss").unwrap_or(f64::NAN))));
+            numbers.push((
+                "evaluation",
+                format!(
+                    "loss {:.4} at step {at}",
+                    value("eval_loss").unwrap_or(f64::NAN)
+                ),
+            ));
         }
         let graphs = &self.graphs;
         numbers.push((
@@ -68,13 +102,16 @@ impl Snapshot {
         numbers
     }
 
-    /// The hardware or, where it says nothing, what the run's allocator said; each device as its cells.
+    /// The hardware or, where it says nothing, what the run's allocator said; each device as its
+    /// cells.
     pub fn device_rows(&self) -> Vec<[String; 5]> {
         let size = |n: Option<u64>| n.map_or("-".to_string(), bytes);
         let known = |device: &DeviceUse| {
             [
                 device.name.clone(),
-                device.utilization.map_or("-".to_string(), |percent| format!("{percent:.0}%")),
+                device
+                    .utilization
+                    .map_or("-".to_string(), |percent| format!("{percent:.0}%")),
                 size(device.memory_used),
                 size(device.memory_peak.or(device.memory_total)),
                 device.source.to_string(),
@@ -84,13 +121,18 @@ impl Snapshot {
             return self.hardware.iter().map(known).collect();
         }
         let unsigned = |n: i64| u64::try_from(n).ok();
-        let told = self.step.devices.iter().enumerate().map(|(i, device)| DeviceUse {
-            name: format!("{} {i}", device.kind),
-            memory_used: unsigned(device.bytes_in_use),
-            memory_peak: device.peak_bytes.and_then(unsigned),
-            source: "the run",
-            ..Default::default()
-        });
+        let told = self
+            .step
+            .devices
+            .iter()
+            .enumerate()
+            .map(|(i, device)| DeviceUse {
+                name: format!("{} {i}", device.kind),
+                memory_used: unsigned(device.bytes_in_use),
+                memory_peak: device.peak_bytes.and_then(unsigned),
+                source: "the run",
+                ..Default::default()
+            });
         told.map(|device| known(&device)).collect()
     }
 }
@@ -107,25 +149,67 @@ pub fn draw(frame: &mut Frame, snapshot: &Snapshot) {
         Constraint::Length(EVENTS + 2),
     ])
     .areas(frame.area());
-    let name = Line::from(vec!["xtrain top  ".bold(), snapshot.output_dir.display().to_string().into(), "  (q ends)".dim()]);
+    let name = Line::from(vec![
+        "xtrain top  ".bold(),
+        snapshot.output_dir.display().to_string().into(),
+        "  (q ends)".dim(),
+    ]);
     frame.render_widget(name, title);
     let step = &snapshot.step;
-    let done = if step.total_steps > 0 { (step.step as f64 / step.total_steps as f64).clamp(0.0, 1.0) } else { 0.0 };
-    let colour = if snapshot.state == State::Stopped { Color::Red } else { Color::Green };
-    frame.render_widget(Gauge::default().ratio(done).gauge_style(Style::new().fg(colour)), progress);
-    let [left, right] = Layout::horizontal([Constraint::Length(52), Constraint::Min(20)]).areas(middle);
-    let width = numbers.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    let lines: Vec<Line> = numbers.iter().map(|(name, value)| Line::from(format!("{name:width$}  {value}"))).collect();
-    frame.render_widget(Paragraph::new(lines).block(Block::bordered().title("run")), left);
+    let done = if step.total_steps > 0 {
+        (step.step as f64 / step.total_steps as f64).clamp(0.0, 1.0)
+    } else {
+        0.0
+    };
+    let colour = if snapshot.state == State::Stopped {
+        Color::Red
+    } else {
+        Color::Green
+    };
+    frame.render_widget(
+        Gauge::default()
+            .ratio(done)
+            .gauge_style(Style::new().fg(colour)),
+        progress,
+    );
+    let [left, right] =
+        Layout::horizontal([Constraint::Length(52), Constraint::Min(20)]).areas(middle);
+    let width = numbers
+        .iter()
+        .map(|(name, _)| name.len())
+        .max()
+        .unwrap_or(0);
+    let lines: Vec<Line> = numbers
+        .iter()
+        .map(|(name, value)| Line::from(format!("{name:width$}  {value}")))
+        .collect();
+    frame.render_widget(
+        Paragraph::new(lines).block(Block::bordered().title("run")),
+        left,
+    );
     draw_loss(frame, snapshot, right);
-    let widths =
-        [Constraint::Min(16), Constraint::Length(6), Constraint::Length(11), Constraint::Length(11), Constraint::Length(15)];
+    let widths = [
+        Constraint::Min(16),
+        Constraint::Length(6),
+        Constraint::Length(11),
+        Constraint::Length(11),
+        Constraint::Length(15),
+    ];
     let header = Row::new(["device", "busy", "memory", "peak/all", "by"]).bold();
     let rows = Table::new(devices.into_iter().map(Row::new), widths).header(header);
     frame.render_widget(rows.block(Block::bordered().title("devices")), table);
-    let latest = snapshot.graphs.events.iter().rev().take(EVENTS.into()).map(|event| Line::from(event.as_str()));
-    frame
-        .render_widget(Paragraph::new(latest.collect::<Vec<_>>()).block(Block::bordered().title("graphs, newest first")), events);
+    let latest = snapshot
+        .graphs
+        .events
+        .iter()
+        .rev()
+        .take(EVENTS.into())
+        .map(|event| Line::from(event.as_str()));
+    frame.render_widget(
+        Paragraph::new(latest.collect::<Vec<_>>())
+            .block(Block::bordered().title("graphs, newest first")),
+        events,
+    );
 }
 
 fn draw_loss(frame: &mut Frame, snapshot: &Snapshot, area: Rect) {
@@ -134,15 +218,36 @@ fn draw_loss(frame: &mut Frame, snapshot: &Snapshot, area: Rect) {
     let (Some(first), Some(last)) = (curve.first(), curve.last()) else {
         return frame.render_widget(Paragraph::new("no step yet").block(block), area);
     };
-    let low = curve.iter().map(|point| point.1).fold(f64::INFINITY, f64::min);
-    let high = curve.iter().map(|point| point.1).fold(f64::NEG_INFINITY, f64::max);
+    let low = curve
+        .iter()
+        .map(|point| point.1)
+        .fold(f64::INFINITY, f64::min);
+    let high = curve
+        .iter()
+        .map(|point| point.1)
+        .fold(f64::NEG_INFINITY, f64::max);
     // A flat line still needs some height.
     let margin = ((high - low) * 0.05).max(1e-6);
-    let bounds = ([first.0, last.0.max(first.0 + 1.0)], [low - margin, high + margin]);
-    let axis = |bounds: [f64; 2], labels: [String; 2]| Axis::default().bounds(bounds).labels(labels).style(Style::new().dim());
-    let data = Dataset::default().marker(Marker::Braille).graph_type(GraphType::Line).style(Style::new().cyan()).data(curve);
+    let bounds = (
+        [first.0, last.0.max(first.0 + 1.0)],
+        [low - margin, high + margin],
+    );
+    let axis = |bounds: [f64; 2], labels: [String; 2]| {
+        Axis::default()
+            .bounds(bounds)
+            .labels(labels)
+            .style(Style::new().dim())
+    };
+    let data = Dataset::default()
+        .marker(Marker::Braille)
+        .graph_type(GraphType::Line)
+        .style(Style::new().cyan())
+        .data(curve);
     let chart = Chart::new(vec![data])
-        .x_axis(axis(bounds.0, [format!("{:.0}", first.0), format!("{:.0}", last.0)]))
+        .x_axis(axis(
+            bounds.0,
+            [format!("{:.0}", first.0), format!("{:.0}", last.0)],
+        ))
         .y_axis(axis(bounds.1, [format!("{low:.3}"), format!("{high:.3}")]));
     frame.render_widget(chart.block(block), area);
 }
@@ -155,8 +260,12 @@ mod tests {
     use ratatui::backend::TestBackend;
 
     fn snapshot() -> Snapshot {
-        let devices =
-            vec![DeviceMemoryUse { kind: "cpu".into(), bytes_in_use: 1 << 20, peak_bytes: Some(3 << 20), limit_bytes: None }];
+        let devices = vec![DeviceMemoryUse {
+            kind: "cpu".into(),
+            bytes_in_use: 1 << 20,
+            peak_bytes: Some(3 << 20),
+            limit_bytes: None,
+        }];
         Snapshot {
             output_dir: "output/run".into(),
             state: State::Running,
@@ -180,7 +289,9 @@ mod tests {
                 ..Default::default()
             },
             eval: None,
-            curve: (0..50).map(|i| (f64::from(i), 7.0 - f64::from(i) / 20.0)).collect(),
+            curve: (0..50)
+                .map(|i| (f64::from(i), 7.0 - f64::from(i) / 20.0))
+                .collect(),
             hardware: Vec::new(),
         }
     }
@@ -212,19 +323,42 @@ mod tests {
 
     #[test]
     fn hardware_goes_before_the_runs_own_figures() {
-        let core = DeviceUse { name: "chip 0 core 1".into(), utilization: Some(97.4), source: "sysfs", ..Default::default() };
-        let text = screen(110, 40, &Snapshot { hardware: vec![core], ..snapshot() });
-        assert!(text.contains("chip 0 core 1") && text.contains("97%") && !text.contains("the run"), "{text}");
+        let core = DeviceUse {
+            name: "chip 0 core 1".into(),
+            utilization: Some(97.4),
+            source: "sysfs",
+            ..Default::default()
+        };
+        let text = screen(
+            110,
+            40,
+            &Snapshot {
+                hardware: vec![core],
+                ..snapshot()
+            },
+        );
+        assert!(
+            text.contains("chip 0 core 1") && text.contains("97%") && !text.contains("the run"),
+            "{text}"
+        );
     }
 
     #[test]
     fn small_screens_and_empty_runs_are_drawn_too() {
-        let empty = Snapshot { curve: Vec::new(), step: StepEvent::default(), seconds_left: None, ..snapshot() };
+        let empty = Snapshot {
+            curve: Vec::new(),
+            step: StepEvent::default(),
+            seconds_left: None,
+            ..snapshot()
+        };
         for (width, height) in [(1, 1), (20, 5), (80, 24), (300, 90)] {
             screen(width, height, &empty);
             screen(width, height, &snapshot());
         }
-        let one = Snapshot { curve: vec![(3.0, 2.5)], ..snapshot() };
+        let one = Snapshot {
+            curve: vec![(3.0, 2.5)],
+            ..snapshot()
+        };
         screen(80, 24, &one);
     }
 }

@@ -1,9 +1,11 @@
 //! The operations that neuronx-cc is known to take, with the element types of their operands.
 //!
-//! Sources, by their short names: *list*: operators of the compiler's release notes (aws-neuron-sdk,
-//! release-notes/components/compiler.rst); *census*: opcodes of 52 modules that torch-neuronx compiled; *nkipy*: what AWS's own
-//! emitter of HLO uses; *codes*: pages of the compiler's error codes; *jax*: its list of known issues in JAX; *types*: its page
-//! of data types; *runtime*: the collectives that its runtime has. They were read, not tried: there was no such device.
+//! Sources, by their short names: *list*: operators of the compiler's release notes
+//! (aws-neuron-sdk, release-notes/components/compiler.rst); *census*: opcodes of 52 modules that
+//! torch-neuronx compiled; *nkipy*: what AWS's own emitter of HLO uses; *codes*: pages of the
+//! compiler's error codes; *jax*: its list of known issues in JAX; *types*: its page of data types;
+//! *runtime*: the collectives that its runtime has. They were read, not tried: there was no such
+//! device.
 
 /// Element types by their numbers in XLA's `PrimitiveType`.
 pub(super) mod element {
@@ -71,7 +73,11 @@ const WORDS: &[i32] = &[PRED, S32, U32];
 const ALL: &[i32] = &[F32, BF16, F16, S32, U32, U8, PRED, F8E5M2, F8E4M3];
 
 const fn row(opcode: &'static str, types: &'static [i32], source: &'static str) -> Row {
-    Row { opcode, types, source }
+    Row {
+        opcode,
+        types,
+        source,
+    }
 }
 
 /// By opcode. What is not here is not known to compile.
@@ -84,7 +90,11 @@ pub(super) const NEURON: &[Row] = &[
     row("abs", NUMBERS, "list"),
     row("add", NUMBERS, "list"),
     row("all-gather", FLOATS, "list; runtime"),
-    row("all-reduce", FLOATS, "list; integers only through f32: codes EVRF061"),
+    row(
+        "all-reduce",
+        FLOATS,
+        "list; integers only through f32: codes EVRF061",
+    ),
     row("all-to-all", FLOATS, "nkipy; runtime"),
     row("and", WORDS, "list"),
     row("atan2", FLOATS, "list"),
@@ -104,7 +114,11 @@ pub(super) const NEURON: &[Row] = &[
     row("cosine", FLOATS, "list"),
     row("custom-call", ALL, "list"),
     row("divide", FLOATS, "list"),
-    row("dot", FACTORS, "list; integers only through f32: codes EVRF035"),
+    row(
+        "dot",
+        FACTORS,
+        "list; integers only through f32: codes EVRF035",
+    ),
     row("dynamic-update-slice", ALL, "list"),
     row("exponential", FLOATS, "list"),
     row("floor", FLOATS, "list"),
@@ -121,14 +135,22 @@ pub(super) const NEURON: &[Row] = &[
     row("pad", ALL, "list"),
     row("power", FLOATS, "list"),
     row("reduce", NUMBERS, "list"),
-    row("reduce-scatter", FLOATS, "census; integers only through f32: codes EVRF063"),
+    row(
+        "reduce-scatter",
+        FLOATS,
+        "census; integers only through f32: codes EVRF063",
+    ),
     row("reduce-window", FLOATS, "codes EVRF017"),
     row("reshape", ALL, "list"),
     row("reverse", ALL, "list"),
     row("rng", FLOATS, "list"),
     row("rng-bit-generator", INTEGERS, "list"),
     row("rsqrt", FLOATS, "list"),
-    row("scatter", FLOATS, "list; integers only through f32: codes EVRF060"),
+    row(
+        "scatter",
+        FLOATS,
+        "list; integers only through f32: codes EVRF060",
+    ),
     row("select", ALL, "list"),
     row("select-and-scatter", FLOATS, "list"),
     row("shift-right-arithmetic", &[S32], "codes EVRF022"),
@@ -145,26 +167,59 @@ pub(super) const NEURON: &[Row] = &[
 
 /// Operations that are known not to compile, or to go wrong, with what is known of them.
 pub(super) const REFUSED: &[(&str, &str, &str)] = &[
-    ("while", "loops are refused unless their trip count is static, and then unrolled: write the layers out", "jax"),
-    ("conditional", "is refused: compute both branches and select", "jax"),
+    (
+        "while",
+        "loops are refused unless their trip count is static, and then unrolled: write the layers out",
+        "jax",
+    ),
+    (
+        "conditional",
+        "is refused: compute both branches and select",
+        "jax",
+    ),
     (
         "sort",
         "is refused with most comparators, and a sort before a slice becomes a top-k that is wrong",
         "jax; aws-neuron-sdk#1339",
     ),
-    ("topk", "is refused for integers and not known for floats without its custom call", "codes EVRF013"),
-    ("reduce-precision", "is refused: convert there and back", "jax"),
+    (
+        "topk",
+        "is refused for integers and not known for floats without its custom call",
+        "codes EVRF013",
+    ),
+    (
+        "reduce-precision",
+        "is refused: convert there and back",
+        "jax",
+    ),
     ("triangular-solve", "is refused", "codes EVRF001"),
     ("cholesky", "is refused", "codes EVRF001"),
-    ("fft", "is refused, as all complex numbers are", "codes EVRF004"),
+    (
+        "fft",
+        "is refused, as all complex numbers are",
+        "codes EVRF004",
+    ),
     ("infeed", "is refused: feed parameters", "codes EUOC002"),
     ("outfeed", "is refused: return outputs", "codes EUOC002"),
-    ("send", "is known to fail: gather between two neighbours instead", "aws-neuron-sdk#1189"),
-    ("recv", "is known to fail: gather between two neighbours instead", "aws-neuron-sdk#1189"),
-    ("collective-broadcast", "is done as an all-gather: write that", "runtime"),
+    (
+        "send",
+        "is known to fail: gather between two neighbours instead",
+        "aws-neuron-sdk#1189",
+    ),
+    (
+        "recv",
+        "is known to fail: gather between two neighbours instead",
+        "aws-neuron-sdk#1189",
+    ),
+    (
+        "collective-broadcast",
+        "is done as an all-gather: write that",
+        "runtime",
+    ),
 ];
 
-/// Targets of custom calls that the compiler knows (codes EHCA005). Their operands are documented nowhere.
+/// Targets of custom calls that the compiler knows (codes EHCA005). Their operands are documented
+/// nowhere.
 pub(super) const CUSTOM_CALLS: &[&str] = &[
     "AwsNeuronErf",
     "AwsNeuronGelu",

@@ -12,21 +12,42 @@ struct Plant(Module);
 
 impl Plant {
     fn new() -> Plant {
-        let entry = Computation { id: 1, ..Default::default() };
-        Plant(Module { name: "planted".into(), entry_computation_id: 1, computations: vec![entry], ..Default::default() })
+        let entry = Computation {
+            id: 1,
+            ..Default::default()
+        };
+        Plant(Module {
+            name: "planted".into(),
+            entry_computation_id: 1,
+            computations: vec![entry],
+            ..Default::default()
+        })
     }
 
     fn shape(element_type: i32, dimensions: &[i64]) -> Shape {
-        Shape { element_type, dimensions: dimensions.to_vec(), ..Default::default() }
+        Shape {
+            element_type,
+            dimensions: dimensions.to_vec(),
+            ..Default::default()
+        }
     }
 
-    fn add(mut self, opcode: &str, shape: Shape, operands: &[i64], change: impl Fn(&mut Instruction)) -> Plant {
+    fn add(
+        mut self,
+        opcode: &str,
+        shape: Shape,
+        operands: &[i64],
+        change: impl Fn(&mut Instruction),
+    ) -> Plant {
         let instructions = &mut self.0.computations[0].instructions;
-        // As XLA writes them: the computation's id in the upper half of an instruction's, but not of its operands'.
+        // As XLA writes them: the computation's id in the upper half of an instruction's, but not
+        // of its operands'.
         let mut instruction = Instruction {
             opcode: opcode.into(),
             shape: Some(shape),
-            metadata: Some(Metadata { op_name: format!("train/h.7.attn/{opcode}") }),
+            metadata: Some(Metadata {
+                op_name: format!("train/h.7.attn/{opcode}"),
+            }),
             id: (1 << 32) + instructions.len() as i64 + 1,
             operand_ids: operands.to_vec(),
             ..Default::default()
@@ -47,22 +68,43 @@ impl Plant {
     fn integer(self, element: i32, value: i64) -> Plant {
         self.add("constant", Plant::shape(element, &[]), &[], |i| {
             i.literal = Some(match element {
-                S32 => Literal { s32s: vec![value as i32], ..Default::default() },
-                _ => Literal { u64s: vec![value as u64], ..Default::default() },
+                S32 => Literal {
+                    s32s: vec![value as i32],
+                    ..Default::default()
+                },
+                _ => Literal {
+                    u64s: vec![value as u64],
+                    ..Default::default()
+                },
             });
         })
     }
 
     /// A reduction's computation of two scalars, with id 2.
     fn folding_with(mut self, opcode: &str) -> Plant {
-        let root = Instruction { opcode: opcode.into(), shape: Some(Plant::shape(F32, &[])), id: 9, ..Default::default() };
-        self.0.computations.push(Computation { id: 2, root_id: 9, instructions: vec![root] });
+        let root = Instruction {
+            opcode: opcode.into(),
+            shape: Some(Plant::shape(F32, &[])),
+            id: 9,
+            ..Default::default()
+        };
+        self.0.computations.push(Computation {
+            id: 2,
+            root_id: 9,
+            instructions: vec![root],
+        });
         self
     }
 
     fn donating(mut self) -> Plant {
-        let alias = Alias { output_shape_index: vec![0], kind: MAY_ALIAS, ..Default::default() };
-        self.0.input_output_alias = Some(Aliases { entries: vec![alias] });
+        let alias = Alias {
+            output_shape_index: vec![0],
+            kind: MAY_ALIAS,
+            ..Default::default()
+        };
+        self.0.input_output_alias = Some(Aliases {
+            entries: vec![alias],
+        });
         self
     }
 
@@ -75,42 +117,84 @@ impl Plant {
 fn gather(plant: Plant, change: impl Fn(&mut Instruction)) -> Plant {
     let ids = plant.0.computations[0].instructions.len() as i64;
     plant.add("gather", Plant::shape(F32, &[4, 2]), &[1, ids], |i| {
-        i.gather_dimension_numbers = Some(GatherDimensions { offset_dims: vec![1], start_index_map: vec![0] });
+        i.gather_dimension_numbers = Some(GatherDimensions {
+            offset_dims: vec![1],
+            start_index_map: vec![0],
+        });
         i.gather_slice_sizes = vec![1, 2];
         change(i);
     })
 }
 
 fn collective(opcode: &str, element: i32, groups: &[&[i64]]) -> Plant {
-    Plant::new().parameter(element, &[4]).add(opcode, Plant::shape(element, &[4]), &[1], |i| {
-        i.replica_groups = groups.iter().map(|ids| ReplicaGroup { replica_ids: ids.to_vec() }).collect();
-    })
+    Plant::new()
+        .parameter(element, &[4])
+        .add(opcode, Plant::shape(element, &[4]), &[1], |i| {
+            i.replica_groups = groups
+                .iter()
+                .map(|ids| ReplicaGroup {
+                    replica_ids: ids.to_vec(),
+                })
+                .collect();
+        })
 }
 
 /// Each with the rule that it breaks and a piece of what is said.
 fn planted() -> Vec<(Plant, &'static str, &'static str)> {
     let floats = |dims: &[i64]| Plant::new().parameter(F32, dims);
-    let unary = |opcode: &str, element: i32| Plant::new().parameter(element, &[4]).plain(opcode, element, &[4], &[1]);
+    let unary = |opcode: &str, element: i32| {
+        Plant::new()
+            .parameter(element, &[4])
+            .plain(opcode, element, &[4], &[1])
+    };
     let table = || Plant::new().parameter(F32, &[9, 2]);
-    let dynamic = |shape: &mut Option<Shape>| shape.as_mut().unwrap().is_dynamic_dimension = vec![true];
-    let window =
-        |base: i64, window: i64| Window { dimensions: vec![WindowDimension { base_dilation: base, window_dilation: window }] };
+    let dynamic =
+        |shape: &mut Option<Shape>| shape.as_mut().unwrap().is_dynamic_dimension = vec![true];
+    let window = |base: i64, window: i64| Window {
+        dimensions: vec![WindowDimension {
+            base_dilation: base,
+            window_dilation: window,
+        }],
+    };
     let reduce = |start: Plant, folds: &str| {
-        start.add("reduce", Plant::shape(F32, &[]), &[1, 2], |i| i.called_computation_ids = vec![2]).folding_with(folds)
+        start
+            .add("reduce", Plant::shape(F32, &[]), &[1, 2], |i| {
+                i.called_computation_ids = vec![2]
+            })
+            .folding_with(folds)
     };
     let mut cases = vec![
         (
-            Plant::new().add("parameter", Plant::shape(F32, &[4]), &[], |i| dynamic(&mut i.shape)),
+            Plant::new().add("parameter", Plant::shape(F32, &[4]), &[], |i| {
+                dynamic(&mut i.shape)
+            }),
             "shapes are static",
             "only at run time",
         ),
         (unary("negate", C64), "no complex numbers", "c64"),
         (unary("tanh", F64), "no 64-bit floats", "f64"),
-        (unary("convert", F8E4M3FN), "narrow floats are those of the chip", "f8e4m3fn does not exist on trn1"),
-        (Plant::new().integer(U64, 1 << 33), "constants stay below 2^32", "8589934592"),
-        (unary("negate", S64), "no 64-bit integers", "32 bits on trn1"),
         (
-            floats(&[4]).parameter(F32, &[4]).parameter(F32, &[]).plain("reduce", F32, &[], &[1, 2, 3, 3]),
+            unary("convert", F8E4M3FN),
+            "narrow floats are those of the chip",
+            "f8e4m3fn does not exist on trn1",
+        ),
+        (
+            Plant::new().integer(U64, 1 << 33),
+            "constants stay below 2^32",
+            "8589934592",
+        ),
+        (
+            unary("negate", S64),
+            "no 64-bit integers",
+            "32 bits on trn1",
+        ),
+        (
+            floats(&[4]).parameter(F32, &[4]).parameter(F32, &[]).plain(
+                "reduce",
+                F32,
+                &[],
+                &[1, 2, 3, 3],
+            ),
             "reductions have one operand",
             "2 operands",
         ),
@@ -125,61 +209,120 @@ fn planted() -> Vec<(Plant, &'static str, &'static str)> {
             "with subtract",
         ),
         (
-            Plant::new().parameter(U32, &[2]).add("rng-bit-generator", Plant::shape(U32, &[4]), &[1], |i| i.rng_algorithm = 2),
+            Plant::new().parameter(U32, &[2]).add(
+                "rng-bit-generator",
+                Plant::shape(U32, &[4]),
+                &[1],
+                |i| i.rng_algorithm = 2,
+            ),
             "random bits come from the default generator",
             "rng_philox",
         ),
         (
-            floats(&[1, 1, 1, 1, 4]).parameter(F32, &[4]).plain("dot", F32, &[1, 1, 1, 1], &[1, 2]),
+            floats(&[1, 1, 1, 1, 4])
+                .parameter(F32, &[4])
+                .plain("dot", F32, &[1, 1, 1, 1], &[1, 2]),
             "products have at most rank 4",
             "rank 5",
         ),
         (
-            floats(&[4]).add("reduce-window", Plant::shape(F32, &[2]), &[1], |i| i.window = Some(window(1, 2))),
+            floats(&[4]).add("reduce-window", Plant::shape(F32, &[2]), &[1], |i| {
+                i.window = Some(window(1, 2))
+            }),
             "windows are not dilated at both ends",
             "dilated window",
         ),
         (
-            floats(&[4]).add("convolution", Plant::shape(F32, &[2]), &[1, 1], |i| i.window = Some(window(2, 2))),
+            floats(&[4]).add("convolution", Plant::shape(F32, &[2]), &[1, 1], |i| {
+                i.window = Some(window(2, 2))
+            }),
             "windows are not dilated at both ends",
             "its input and its window",
         ),
         (
-            floats(&[4]).add("custom-call", Plant::shape(F32, &[4]), &[1], |i| i.custom_call_target = "__cudnn$fmha".into()),
+            floats(&[4]).add("custom-call", Plant::shape(F32, &[4]), &[1], |i| {
+                i.custom_call_target = "__cudnn$fmha".into()
+            }),
             "custom calls are those that the compiler knows",
             "__cudnn$fmha",
         ),
         (
-            floats(&[4]).parameter(F32, &[1]).parameter(S32, &[]).plain("dynamic-update-slice", F32, &[4], &[1, 2, 3]),
+            floats(&[4]).parameter(F32, &[1]).parameter(S32, &[]).plain(
+                "dynamic-update-slice",
+                F32,
+                &[4],
+                &[1, 2, 3],
+            ),
             "updates of a slice are at a constant place",
             "computed",
         ),
         (
-            gather(table().plain("iota", S32, &[4], &[]).tap(|i| i.dimensions = vec![0]), |i| {
-                i.gather_dimension_numbers = Some(GatherDimensions { offset_dims: vec![0], start_index_map: vec![0] });
-            }),
+            gather(
+                table()
+                    .plain("iota", S32, &[4], &[])
+                    .tap(|i| i.dimensions = vec![0]),
+                |i| {
+                    i.gather_dimension_numbers = Some(GatherDimensions {
+                        offset_dims: vec![0],
+                        start_index_map: vec![0],
+                    });
+                },
+            ),
             "gathered dimensions are not indexed ones",
             "offset dimensions",
         ),
-        (gather(table().parameter(S32, &[4]), |_| ()), "indices lie inside of the table", "clamp indices to 0 to 8"),
         (
-            gather(table().plain("iota", S32, &[12], &[]).tap(|i| i.dimensions = vec![0]), |_| ()),
+            gather(table().parameter(S32, &[4]), |_| ()),
+            "indices lie inside of the table",
+            "clamp indices to 0 to 8",
+        ),
+        (
+            gather(
+                table()
+                    .plain("iota", S32, &[12], &[])
+                    .tap(|i| i.dimensions = vec![0]),
+                |_| (),
+            ),
             "indices lie inside of the table",
             "go from 0 to 11, the table from 0 to 8",
         ),
         (
-            table().parameter(S32, &[4]).parameter(F32, &[4, 2]).add("scatter", Plant::shape(F32, &[9, 2]), &[1, 2, 3], |i| {
-                i.scatter_dimension_numbers = Some(ScatterDimensions { scatter_dims_to_operand_dims: vec![0] });
-            }),
+            table().parameter(S32, &[4]).parameter(F32, &[4, 2]).add(
+                "scatter",
+                Plant::shape(F32, &[9, 2]),
+                &[1, 2, 3],
+                |i| {
+                    i.scatter_dimension_numbers = Some(ScatterDimensions {
+                        scatter_dims_to_operand_dims: vec![0],
+                    });
+                },
+            ),
             "indices lie inside of the table",
             "clamp indices to 0 to 8",
         ),
-        (floats(&[4]).plain("opt-barrier", F32, &[4], &[1]).donating(), "no barrier where state is donated", "read after write"),
-        (collective("all-reduce", F32, &[&[0, 1], &[2]]), "collectives have equal groups of neighbours", "groups of 2 and of 1"),
-        (collective("reduce-scatter", F32, &[&[0, 1, 3]]), "collectives have equal groups of neighbours", "evenly spaced"),
+        (
+            floats(&[4])
+                .plain("opt-barrier", F32, &[4], &[1])
+                .donating(),
+            "no barrier where state is donated",
+            "read after write",
+        ),
+        (
+            collective("all-reduce", F32, &[&[0, 1], &[2]]),
+            "collectives have equal groups of neighbours",
+            "groups of 2 and of 1",
+        ),
+        (
+            collective("reduce-scatter", F32, &[&[0, 1, 3]]),
+            "collectives have equal groups of neighbours",
+            "evenly spaced",
+        ),
         (
             floats(&[4]).add("collective-permute", Plant::shape(F32, &[4]), &[1], |i| {
-                i.source_target_pairs = vec![SourceTarget { source: 0, target: 1 }];
+                i.source_target_pairs = vec![SourceTarget {
+                    source: 0,
+                    target: 1,
+                }];
             }),
             "a permutation is a ring",
             "holes",
@@ -187,20 +330,49 @@ fn planted() -> Vec<(Plant, &'static str, &'static str)> {
         (
             (0..13).fold(floats(&[4]), |plant, n| {
                 plant.add("all-gather", Plant::shape(F32, &[8]), &[1], |i| {
-                    i.replica_groups = vec![ReplicaGroup { replica_ids: vec![n, n + 1] }];
+                    i.replica_groups = vec![ReplicaGroup {
+                        replica_ids: vec![n, n + 1],
+                    }];
                 })
             }),
             "at most 12 sets of groups",
             "13 sets",
         ),
-        (unary("erf", F32), "operations and element types are known", "erf is not among"),
-        (unary("is-finite", F32), "operations and element types are known", "is-finite is not among"),
-        (unary("log-plus-one", F32), "operations and element types are known", "log-plus-one is not among"),
-        (unary("shift-left", U32), "operations and element types are known", "shift-left is not among"),
-        (unary("tanh", S32), "operations and element types are known", "tanh is not known to take s32"),
-        (unary("shift-right-arithmetic", U8), "operations and element types are known", "EVRF022"),
         (
-            Plant::new().parameter(S32, &[4]).parameter(S32, &[4]).plain("dot", S32, &[], &[1, 2]),
+            unary("erf", F32),
+            "operations and element types are known",
+            "erf is not among",
+        ),
+        (
+            unary("is-finite", F32),
+            "operations and element types are known",
+            "is-finite is not among",
+        ),
+        (
+            unary("log-plus-one", F32),
+            "operations and element types are known",
+            "log-plus-one is not among",
+        ),
+        (
+            unary("shift-left", U32),
+            "operations and element types are known",
+            "shift-left is not among",
+        ),
+        (
+            unary("tanh", S32),
+            "operations and element types are known",
+            "tanh is not known to take s32",
+        ),
+        (
+            unary("shift-right-arithmetic", U8),
+            "operations and element types are known",
+            "EVRF022",
+        ),
+        (
+            Plant::new()
+                .parameter(S32, &[4])
+                .parameter(S32, &[4])
+                .plain("dot", S32, &[], &[1, 2]),
             "operations and element types are known",
             "EVRF035",
         ),
@@ -212,11 +384,23 @@ fn planted() -> Vec<(Plant, &'static str, &'static str)> {
             "operations and element types are known",
             "EVRF060",
         ),
-        (collective("all-reduce", S32, &[&[0, 1]]), "operations and element types are known", "EVRF061"),
-        (collective("reduce-scatter", U32, &[&[0, 1]]), "operations and element types are known", "EVRF063"),
+        (
+            collective("all-reduce", S32, &[&[0, 1]]),
+            "operations and element types are known",
+            "EVRF061",
+        ),
+        (
+            collective("reduce-scatter", U32, &[&[0, 1]]),
+            "operations and element types are known",
+            "EVRF063",
+        ),
     ];
     cases.extend(REFUSED.iter().map(|(opcode, _, source)| {
-        (floats(&[4]).plain(opcode, F32, &[4], &[1]), "no operation that is known to be refused", *source)
+        (
+            floats(&[4]).plain(opcode, F32, &[4], &[1]),
+            "no operation that is known to be refused",
+            *source,
+        )
     }));
     cases
 }
@@ -233,10 +417,20 @@ impl Plant {
 fn a_planted_violation_of_each_rule_is_found_with_its_layer() {
     let mut seen = BTreeSet::new();
     for (plant, rule, part) in planted() {
-        let told: Vec<String> = plant.check(Target::Neuron(Chip::Trn1)).violations.iter().map(|v| v.to_string()).collect();
-        let found = told.iter().any(|told| told.contains(part) && told.contains(rule) && told.contains(" in h.7.attn: "));
+        let told: Vec<String> = plant
+            .check(Target::Neuron(Chip::Trn1))
+            .violations
+            .iter()
+            .map(|v| v.to_string())
+            .collect();
+        let found = told.iter().any(|told| {
+            told.contains(part) && told.contains(rule) && told.contains(" in h.7.attn: ")
+        });
         assert!(found, "{rule}: `{part}` is missing in {told:?}");
-        assert!(plant.check(Target::Cpu).violations.is_empty(), "the CPU takes everything");
+        assert!(
+            plant.check(Target::Cpu).violations.is_empty(),
+            "the CPU takes everything"
+        );
         seen.insert(rule);
     }
     let all: BTreeSet<&str> = RULES.iter().map(|rule| rule.name).collect();
@@ -245,9 +439,19 @@ fn a_planted_violation_of_each_rule_is_found_with_its_layer() {
 
 #[test]
 fn chips_differ_where_aws_says_so() {
-    let narrow = |element| Plant::new().parameter(element, &[4, 4]).plain("dot", F32, &[4, 4], &[1, 1]);
-    let told =
-        |plant: &Plant, chip| plant.check(Target::Neuron(chip)).violations.iter().map(|v| v.to_string()).collect::<Vec<_>>();
+    let narrow = |element| {
+        Plant::new()
+            .parameter(element, &[4, 4])
+            .plain("dot", F32, &[4, 4], &[1, 1])
+    };
+    let told = |plant: &Plant, chip| {
+        plant
+            .check(Target::Neuron(chip))
+            .violations
+            .iter()
+            .map(|v| v.to_string())
+            .collect::<Vec<_>>()
+    };
     assert!(told(&narrow(F8E5M2), Chip::Trn1)[0].contains("does not exist on trn1"));
     assert!(told(&narrow(F8E5M2), Chip::Trn2).is_empty());
     assert!(told(&narrow(F8E4M3FN), Chip::Trn2)[0].contains("does not exist on trn2"));
@@ -259,24 +463,44 @@ fn chips_differ_where_aws_says_so() {
 #[test]
 fn indices_that_are_kept_inside_of_the_table_pass() {
     let neuron = Target::Neuron(Chip::Trn1);
-    let ids = || Plant::new().parameter(F32, &[9, 2]).parameter(S32, &[4]).integer(S32, 0).integer(S32, 8);
+    let ids = || {
+        Plant::new()
+            .parameter(F32, &[9, 2])
+            .parameter(S32, &[4])
+            .integer(S32, 0)
+            .integer(S32, 8)
+    };
     // Both orders of the clamp, through moves, and the operation of that name.
-    let max_min = ids().plain("maximum", S32, &[4], &[2, 3]).plain("minimum", S32, &[4], &[5, 4]);
-    let min_max =
-        ids().plain("minimum", S32, &[4], &[2, 4]).plain("maximum", S32, &[4], &[5, 3]).plain("reshape", S32, &[4, 1], &[6]);
+    let max_min = ids()
+        .plain("maximum", S32, &[4], &[2, 3])
+        .plain("minimum", S32, &[4], &[5, 4]);
+    let min_max = ids()
+        .plain("minimum", S32, &[4], &[2, 4])
+        .plain("maximum", S32, &[4], &[5, 3])
+        .plain("reshape", S32, &[4, 1], &[6]);
     let clamp = ids().plain("clamp", S32, &[4], &[3, 2, 4]);
     for plant in [max_min, min_max, clamp] {
         let report = gather(plant, |_| ()).check(neuron);
         assert!(report.violations.is_empty(), "{}", report.violations[0]);
     }
     // Half a clamp is none, and neither is one to another table's size.
-    for plant in [ids().plain("maximum", S32, &[4], &[2, 3]), ids().plain("minimum", S32, &[4], &[2, 4])] {
+    for plant in [
+        ids().plain("maximum", S32, &[4], &[2, 3]),
+        ids().plain("minimum", S32, &[4], &[2, 4]),
+    ] {
         assert_eq!(gather(plant, |_| ()).check(neuron).violations.len(), 1);
     }
     let beyond = ids().integer(S32, 9).plain("clamp", S32, &[4], &[3, 2, 5]);
-    assert!(gather(beyond, |_| ()).check(neuron).violations[0].to_string().contains("from 0 to 9, the table from 0 to 8"));
+    assert!(
+        gather(beyond, |_| ()).check(neuron).violations[0]
+            .to_string()
+            .contains("from 0 to 9, the table from 0 to 8")
+    );
     // What wraps can be anything again.
-    let wraps = ids().plain("clamp", S32, &[4], &[3, 2, 4]).integer(S32, i32::MAX.into()).plain("add", S32, &[4], &[5, 6]);
+    let wraps = ids()
+        .plain("clamp", S32, &[4], &[3, 2, 4])
+        .integer(S32, i32::MAX.into())
+        .plain("add", S32, &[4], &[5, 6]);
     assert_eq!(gather(wraps, |_| ()).check(neuron).violations.len(), 1);
 }
 
@@ -286,15 +510,36 @@ fn the_table_says_each_thing_once() {
     assert_eq!(rows.len(), NEURON.len());
     assert!(REFUSED.iter().all(|(opcode, ..)| !rows.contains(opcode)));
     assert!(check(b"no module", Target::Cpu).is_err());
-    let lost = Plant::new().plain("negate", F32, &[4], &[7]).0.encode_to_vec();
-    assert!(check(&lost, Target::Cpu).unwrap_err().to_string().contains("an operand, 7, is no instruction"));
+    let lost = Plant::new()
+        .plain("negate", F32, &[4], &[7])
+        .0
+        .encode_to_vec();
+    assert!(
+        check(&lost, Target::Cpu)
+            .unwrap_err()
+            .to_string()
+            .contains("an operand, 7, is no instruction")
+    );
 }
 
 #[test]
 fn cards_without_bf16_are_told_so() {
-    let card = |capability| Target::Cuda(xtrain_graphs::CudaTarget { capability, ..Default::default() });
-    let product = Plant::new().parameter(BF16, &[4]).plain("dot", F32, &[], &[1, 1]);
+    let card = |capability| {
+        Target::Cuda(xtrain_graphs::CudaTarget {
+            capability,
+            ..Default::default()
+        })
+    };
+    let product = Plant::new()
+        .parameter(BF16, &[4])
+        .plain("dot", F32, &[], &[1, 1]);
     assert!(product.check(card(90)).violations.is_empty());
     let found = product.check(card(75)).violations;
-    assert!(found[0].to_string().contains("compute capability 8.0, this card has 7.5"), "{}", found[0]);
+    assert!(
+        found[0]
+            .to_string()
+            .contains("compute capability 8.0, this card has 7.5"),
+        "{}",
+        found[0]
+    );
 }

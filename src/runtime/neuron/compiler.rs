@@ -1,9 +1,9 @@
-//! What neuronx-cc is told. The plugin runs it as a child process and appends `NEURON_CC_FLAGS` to its command, so every option that
-//! changes code stands there explicitly: defaults have changed between versions (`--auto-cast` did), and what is explicit can be
-//! part of the cache's key.
+//! What neuronx-cc is told. The plugin runs it as a child process and appends `NEURON_CC_FLAGS` to
+//! its command, so every option that changes code stands there explicitly: defaults have changed
+//! between versions (`--auto-cast` did), and what is explicit can be part of the cache's key.
 //!
-//! An option comes from our flag, else from the user's own `NEURON_CC_FLAGS`, else from the defaults below. The first two may not
-//! contradict each other.
+//! An option comes from our flag, else from the user's own `NEURON_CC_FLAGS`, else from the
+//! defaults below. The first two may not contradict each other.
 
 use crate::runtime::error::{Error, Result};
 use std::collections::BTreeMap;
@@ -13,7 +13,8 @@ use xtrain_graphs::NeuronChip;
 /// The variable that the plugin reads.
 pub const VARIABLE: &str = "NEURON_CC_FLAGS";
 
-/// What the command line says of the compiler; `None` where it says nothing. The texts are those of neuronx-cc.
+/// What the command line says of the compiler; `None` where it says nothing. The texts are those of
+/// neuronx-cc.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NeuronSettings {
     /// `--target`: the chip to compile for; else that of this instance, else trn1.
@@ -22,7 +23,8 @@ pub struct NeuronSettings {
     pub auto_cast: Option<&'static str>,
     pub auto_cast_type: Option<&'static str>,
     pub model_type: Option<&'static str>,
-    /// Round from f32 to narrower types at random, inside the chip. The runtime's, not the compiler's.
+    /// Round from f32 to narrower types at random, inside the chip. The runtime's, not the
+    /// compiler's.
     pub stochastic_rounding: bool,
 }
 
@@ -45,15 +47,46 @@ const LOGICAL_CORES: &str = "--lnc";
 
 /// In the order in which they are written.
 const KNOWN: [Known; 6] = [
-    Known { name: TARGET, other: &[], flag: "target", default: None },
-    Known { name: "--model-type", other: &[], flag: "neuron_model_type", default: Some("transformer") },
-    Known { name: "--optlevel", other: &["-O"], flag: "neuron_optlevel", default: Some("2") },
-    Known { name: "--auto-cast", other: &[], flag: "neuron_auto_cast", default: Some("none") },
-    Known { name: "--auto-cast-type", other: &[], flag: "neuron_auto_cast_type", default: Some("bf16") },
-    Known { name: LOGICAL_CORES, other: &["--logical-nc-config"], flag: "", default: None },
+    Known {
+        name: TARGET,
+        other: &[],
+        flag: "target",
+        default: None,
+    },
+    Known {
+        name: "--model-type",
+        other: &[],
+        flag: "neuron_model_type",
+        default: Some("transformer"),
+    },
+    Known {
+        name: "--optlevel",
+        other: &["-O"],
+        flag: "neuron_optlevel",
+        default: Some("2"),
+    },
+    Known {
+        name: "--auto-cast",
+        other: &[],
+        flag: "neuron_auto_cast",
+        default: Some("none"),
+    },
+    Known {
+        name: "--auto-cast-type",
+        other: &[],
+        flag: "neuron_auto_cast_type",
+        default: Some("bf16"),
+    },
+    Known {
+        name: LOGICAL_CORES,
+        other: &["--logical-nc-config"],
+        flag: "",
+        default: None,
+    },
 ];
 
-/// Flags of the Python wrapper around older plugins, which neuronx-cc itself does not know, and whether a value follows.
+/// Flags of the Python wrapper around older plugins, which neuronx-cc itself does not know, and
+/// whether a value follows.
 const WRAPPER: [(&str, bool); 5] = [
     ("--cache_dir", true),
     ("--no_cache", false),
@@ -75,9 +108,14 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// Decides the options. `user` is the user's `NEURON_CC_FLAGS`, `found` the chip of this instance if it has one, `cores` the
-    /// physical cores per logical one if the environment says.
-    pub fn new(settings: &NeuronSettings, user: &str, found: Option<NeuronChip>, cores: Option<&str>) -> Result<Compiler> {
+    /// Decides the options. `user` is the user's `NEURON_CC_FLAGS`, `found` the chip of this
+    /// instance if it has one, `cores` the physical cores per logical one if the environment says.
+    pub fn new(
+        settings: &NeuronSettings,
+        user: &str,
+        found: Option<NeuronChip>,
+        cores: Option<&str>,
+    ) -> Result<Compiler> {
         let mut given = Given::read(user)?;
         let typed = |name: &str| match name {
             TARGET => settings.chip.map(|chip| chip.to_string()),
@@ -98,11 +136,19 @@ impl Compiler {
                     "" => format!("NEURON_LOGICAL_NC_CONFIG is {typed}"),
                     flag => format!("--{flag} is {typed}"),
                 };
-                return Err(contradiction(user, format!("says {} {written}, but {ours}", known.name), "leave one of them out"));
+                return Err(contradiction(
+                    user,
+                    format!("says {} {written}, but {ours}", known.name),
+                    "leave one of them out",
+                ));
             }
             if let (TARGET, Some(written)) = (known.name, &written) {
                 chip = chip_named(written).ok_or_else(|| {
-                    contradiction(user, format!("asks for the target {written}"), "xtrain lowers for trn1 and trn2")
+                    contradiction(
+                        user,
+                        format!("asks for the target {written}"),
+                        "xtrain lowers for trn1 and trn2",
+                    )
                 })?;
             }
             let value = written.or(typed).or_else(|| match known.name {
@@ -113,21 +159,36 @@ impl Compiler {
             });
             options.extend(value.map(|value| (known.name, value)));
         }
-        Ok(Compiler { chip, options, rest: given.rest, dropped: given.dropped })
+        Ok(Compiler {
+            chip,
+            options,
+            rest: given.rest,
+            dropped: given.dropped,
+        })
     }
 
     /// The value of `NEURON_CC_FLAGS`.
     pub fn flags(&self) -> String {
-        let options = self.options.iter().map(|(name, value)| format!("{name}={value}"));
-        options.chain(self.rest.iter().map(|word| quoted(word))).collect::<Vec<_>>().join(" ")
+        let options = self
+            .options
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"));
+        options
+            .chain(self.rest.iter().map(|word| quoted(word)))
+            .collect::<Vec<_>>()
+            .join(" ")
     }
 
     /// Physical cores per logical one, if there is a choice.
     pub fn logical_cores(&self) -> Option<&str> {
-        self.options.iter().find(|(name, _)| *name == LOGICAL_CORES).map(|(_, value)| value.as_str())
+        self.options
+            .iter()
+            .find(|(name, _)| *name == LOGICAL_CORES)
+            .map(|(_, value)| value.as_str())
     }
 
-    /// The command that compiles a module by hand, as the plugin would: both files relative to where it is run.
+    /// The command that compiles a module by hand, as the plugin would: both files relative to
+    /// where it is run.
     pub fn command(&self, module: &Path, output: &Path) -> String {
         format!(
             "neuronx-cc compile {} --framework XLA {} --output {} --verbose=35",
@@ -152,7 +213,12 @@ fn same(option: &str, typed: &str, written: &str) -> bool {
 }
 
 fn contradiction(value: &str, problem: String, fix: &str) -> Error {
-    Error::Contradiction { variable: VARIABLE, value: value.into(), problem, fix: fix.into() }
+    Error::Contradiction {
+        variable: VARIABLE,
+        value: value.into(),
+        problem,
+        fix: fix.into(),
+    }
 }
 
 /// The user's words, sorted out.
@@ -166,20 +232,33 @@ struct Given {
 impl Given {
     fn read(text: &str) -> Result<Given> {
         let mut given = Given::default();
-        let words = words(text).ok_or_else(|| contradiction(text, "has a quote that does not end".into(), "close it"))?;
+        let words = words(text).ok_or_else(|| {
+            contradiction(text, "has a quote that does not end".into(), "close it")
+        })?;
         let mut words = words.into_iter();
         while let Some(word) = words.next() {
-            if let Some((_, takes_value)) = WRAPPER.iter().find(|(name, _)| word.split('=').next() == Some(*name)) {
-                let value = (*takes_value && !word.contains('=')).then(|| words.next()).flatten();
-                given.dropped.extend([Some(word), value].into_iter().flatten());
+            if let Some((_, takes_value)) = WRAPPER
+                .iter()
+                .find(|(name, _)| word.split('=').next() == Some(*name))
+            {
+                let value = (*takes_value && !word.contains('='))
+                    .then(|| words.next())
+                    .flatten();
+                given
+                    .dropped
+                    .extend([Some(word), value].into_iter().flatten());
                 continue;
             }
             match known(&word) {
                 Some((name, Some(value))) => drop(given.options.insert(name, value)),
                 Some((name, None)) => {
-                    let value = words
-                        .next()
-                        .ok_or_else(|| contradiction(text, format!("ends with {word}, which needs a value"), "add it"))?;
+                    let value = words.next().ok_or_else(|| {
+                        contradiction(
+                            text,
+                            format!("ends with {word}, which needs a value"),
+                            "add it",
+                        )
+                    })?;
                     given.options.insert(name, value);
                 }
                 None => given.rest.push(word),
@@ -189,23 +268,26 @@ impl Given {
     }
 }
 
-/// The option of ours that a word is, with the value that is part of it: `-O1`, `--optlevel=1`, `--optlevel`.
+/// The option of ours that a word is, with the value that is part of it: `-O1`, `--optlevel=1`,
+/// `--optlevel`.
 fn known(word: &str) -> Option<(&'static str, Option<String>)> {
     KNOWN.iter().find_map(|known| {
-        std::iter::once(known.name).chain(known.other.iter().copied()).find_map(|name| {
-            let rest = word.strip_prefix(name)?;
-            match rest.strip_prefix('=') {
-                Some(value) => Some((known.name, Some(value.to_string()))),
-                None if rest.is_empty() => Some((known.name, None)),
-                None if name == "-O" => Some((known.name, Some(rest.to_string()))),
-                None => None,
-            }
-        })
+        std::iter::once(known.name)
+            .chain(known.other.iter().copied())
+            .find_map(|name| {
+                let rest = word.strip_prefix(name)?;
+                match rest.strip_prefix('=') {
+                    Some(value) => Some((known.name, Some(value.to_string()))),
+                    None if rest.is_empty() => Some((known.name, None)),
+                    None if name == "-O" => Some((known.name, Some(rest.to_string()))),
+                    None => None,
+                }
+            })
     })
 }
 
-/// Splits at blanks, as a shell does: quotes keep a word together, a backslash takes the next character as it is. `None` for a
-/// quote that does not end.
+/// Splits at blanks, as a shell does: quotes keep a word together, a backslash takes the next
+/// character as it is. `None` for a quote that does not end.
 fn words(text: &str) -> Option<Vec<String>> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     let mut characters = text.chars();
@@ -245,10 +327,18 @@ mod tests {
     #[test]
     fn everything_that_changes_code_is_explicit() {
         let plain = compiler(NeuronSettings::default(), "").unwrap();
-        assert_eq!(plain.flags(), "--target=trn1 --model-type=transformer --optlevel=2 --auto-cast=none --auto-cast-type=bf16");
-        let found = Compiler::new(&NeuronSettings::default(), "", Some(NeuronChip::Trn2), None).unwrap();
+        assert_eq!(
+            plain.flags(),
+            "--target=trn1 --model-type=transformer --optlevel=2 --auto-cast=none --auto-cast-type=bf16"
+        );
+        let found =
+            Compiler::new(&NeuronSettings::default(), "", Some(NeuronChip::Trn2), None).unwrap();
         assert_eq!(found.chip, NeuronChip::Trn2);
-        assert!(found.flags().starts_with("--target=trn2 ") && found.flags().ends_with(" --lnc=2"), "{}", found.flags());
+        assert!(
+            found.flags().starts_with("--target=trn2 ") && found.flags().ends_with(" --lnc=2"),
+            "{}",
+            found.flags()
+        );
         let chosen = NeuronSettings {
             chip: Some(NeuronChip::Trn1),
             optlevel: Some("1"),
@@ -258,45 +348,112 @@ mod tests {
             ..Default::default()
         };
         let expected = "--target=trn1 --model-type=generic --optlevel=1 --auto-cast=matmult --auto-cast-type=tf32";
-        assert_eq!(Compiler::new(&chosen, "", Some(NeuronChip::Trn2), None).unwrap().flags(), expected);
+        assert_eq!(
+            Compiler::new(&chosen, "", Some(NeuronChip::Trn2), None)
+                .unwrap()
+                .flags(),
+            expected
+        );
     }
 
     #[test]
     fn the_users_variable_is_kept_in_one_form() {
         let flags = |user: &str| compiler(NeuronSettings::default(), user).unwrap().flags();
-        for user in ["-O1 --model-type generic", "--optlevel=1 --model-type=generic", "  --model-type 'generic' -O 1 "] {
-            assert_eq!(flags(user), "--target=trn1 --model-type=generic --optlevel=1 --auto-cast=none --auto-cast-type=bf16");
+        for user in [
+            "-O1 --model-type generic",
+            "--optlevel=1 --model-type=generic",
+            "  --model-type 'generic' -O 1 ",
+        ] {
+            assert_eq!(
+                flags(user),
+                "--target=trn1 --model-type=generic --optlevel=1 --auto-cast=none --auto-cast-type=bf16"
+            );
         }
         assert!(flags("--target trn1n").starts_with("--target=trn1n "));
-        assert_eq!(compiler(NeuronSettings::default(), "--target=trn2").unwrap().chip, NeuronChip::Trn2);
-        let other = "--internal-hlo2tensorizer-options='--verify-hlo --x' --enable-saturate-infinity";
-        assert!(flags(other).ends_with("'--internal-hlo2tensorizer-options=--verify-hlo --x' --enable-saturate-infinity"));
+        assert_eq!(
+            compiler(NeuronSettings::default(), "--target=trn2")
+                .unwrap()
+                .chip,
+            NeuronChip::Trn2
+        );
+        let other =
+            "--internal-hlo2tensorizer-options='--verify-hlo --x' --enable-saturate-infinity";
+        assert!(flags(other).ends_with(
+            "'--internal-hlo2tensorizer-options=--verify-hlo --x' --enable-saturate-infinity"
+        ));
         // What is composed composes to itself.
         assert_eq!(flags(&flags(other)), flags(other));
-        let wrapped = compiler(NeuronSettings::default(), "--retry_failed_compilation --cache_dir /x --dump=/y -O3").unwrap();
-        assert_eq!(wrapped.dropped, ["--retry_failed_compilation", "--cache_dir", "/x", "--dump=/y"]);
+        let wrapped = compiler(
+            NeuronSettings::default(),
+            "--retry_failed_compilation --cache_dir /x --dump=/y -O3",
+        )
+        .unwrap();
+        assert_eq!(
+            wrapped.dropped,
+            [
+                "--retry_failed_compilation",
+                "--cache_dir",
+                "/x",
+                "--dump=/y"
+            ]
+        );
         assert!(wrapped.flags().contains("--optlevel=3") && !wrapped.flags().contains("/x"));
     }
 
     #[test]
     fn contradictions_are_refused_and_agreement_is_not() {
-        let settings = NeuronSettings { model_type: Some("transformer"), chip: Some(NeuronChip::Trn1), ..Default::default() };
+        let settings = NeuronSettings {
+            model_type: Some("transformer"),
+            chip: Some(NeuronChip::Trn1),
+            ..Default::default()
+        };
         let refused = |user: &str| compiler(settings, user).unwrap_err();
         let message = refused("--model-type=generic");
-        assert!(message.contains("NEURON_CC_FLAGS") && message.contains("--neuron_model_type is transformer"), "{message}");
+        assert!(
+            message.contains("NEURON_CC_FLAGS")
+                && message.contains("--neuron_model_type is transformer"),
+            "{message}"
+        );
         assert!(refused("--target=trn2").contains("--target is trn1"));
         assert!(compiler(settings, "--model-type transformer --target=trn1n").is_ok());
-        assert!(compiler(NeuronSettings::default(), "--target=gpu").unwrap_err().contains("lowers for trn1 and trn2"));
-        assert!(compiler(NeuronSettings::default(), "--model-type").unwrap_err().contains("needs a value"));
-        assert!(compiler(NeuronSettings::default(), "--x='y").unwrap_err().contains("quote"));
-        let cores = Compiler::new(&NeuronSettings::default(), "--lnc=1 --target=trn2", None, Some("2")).unwrap_err().to_string();
+        assert!(
+            compiler(NeuronSettings::default(), "--target=gpu")
+                .unwrap_err()
+                .contains("lowers for trn1 and trn2")
+        );
+        assert!(
+            compiler(NeuronSettings::default(), "--model-type")
+                .unwrap_err()
+                .contains("needs a value")
+        );
+        assert!(
+            compiler(NeuronSettings::default(), "--x='y")
+                .unwrap_err()
+                .contains("quote")
+        );
+        let cores = Compiler::new(
+            &NeuronSettings::default(),
+            "--lnc=1 --target=trn2",
+            None,
+            Some("2"),
+        )
+        .unwrap_err()
+        .to_string();
         assert!(cores.contains("NEURON_LOGICAL_NC_CONFIG is 2"), "{cores}");
     }
 
     #[test]
     fn the_command_can_be_pasted() {
-        let command = compiler(NeuronSettings::default(), "").unwrap().command(Path::new("a b/x.pb"), Path::new("x.neff"));
-        assert!(command.starts_with("neuronx-cc compile 'a b/x.pb' --framework XLA --target=trn1 "), "{command}");
-        assert!(command.ends_with(" --output x.neff --verbose=35"), "{command}");
+        let command = compiler(NeuronSettings::default(), "")
+            .unwrap()
+            .command(Path::new("a b/x.pb"), Path::new("x.neff"));
+        assert!(
+            command.starts_with("neuronx-cc compile 'a b/x.pb' --framework XLA --target=trn1 "),
+            "{command}"
+        );
+        assert!(
+            command.ends_with(" --output x.neff --verbose=35"),
+            "{command}"
+        );
     }
 }

@@ -1,6 +1,6 @@
-//! The environment of Neuron's plugin, runtime and compiler, which they read while they are opened: decided first, from the user's
-//! variables and the command line, and set afterwards in one go. What would make a run wrong or kill it is refused or left out with
-//! a note.
+//! The environment of Neuron's plugin, runtime and compiler, which they read while they are opened:
+//! decided first, from the user's variables and the command line, and set afterwards in one go.
+//! What would make a run wrong or kill it is refused or left out with a note.
 
 use super::compiler::{Compiler, NeuronSettings, VARIABLE};
 use super::host::Host;
@@ -40,11 +40,17 @@ impl Environment {
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Environment> {
         let value = |name: &str| variable(name).filter(|value| !value.is_empty());
-        let logical = value("NEURON_LOGICAL_NC_CONFIG").or_else(|| value("NEURON_RT_VIRTUAL_CORE_SIZE"));
+        let logical =
+            value("NEURON_LOGICAL_NC_CONFIG").or_else(|| value("NEURON_RT_VIRTUAL_CORE_SIZE"));
         let user = value(VARIABLE).unwrap_or_default();
         let compiler = Compiler::new(settings, &user, host.chip(), logical.as_deref())?;
         check_cores(cores.needed, compiler.chip, &value)?;
-        let mut environment = Environment { compiler, set: Vec::new(), remove: Vec::new(), notes: Vec::new() };
+        let mut environment = Environment {
+            compiler,
+            set: Vec::new(),
+            remove: Vec::new(),
+            notes: Vec::new(),
+        };
         environment.refuse_wrong_results(&value)?;
         environment.logical_cores(logical.as_deref())?;
         environment.rounding(settings, &value)?;
@@ -55,7 +61,11 @@ impl Environment {
             // Cores belong to one process at a time: what is not used is left to others.
             environment.set("NEURON_RT_NUM_CORES", cores.wanted.to_string());
         }
-        let ranks = ["NEURON_RT_ROOT_COMM_ID", "NEURON_PJRT_PROCESSES_NUM_DEVICES", "NEURON_PJRT_WORLD_SIZE"];
+        let ranks = [
+            "NEURON_RT_ROOT_COMM_ID",
+            "NEURON_PJRT_PROCESSES_NUM_DEVICES",
+            "NEURON_PJRT_WORLD_SIZE",
+        ];
         if ranks.iter().all(|name| value(name).is_none())
             && let Some(port) = free_port()
         {
@@ -73,13 +83,27 @@ impl Environment {
     fn refuse_wrong_results(&self, value: &impl Fn(&str) -> Option<String>) -> Result<()> {
         let on = |name: &str| value(name).filter(|value| value != "0");
         let refused = [
-            ("NEURON_EXTRACT_GRAPHS_ONLY", "makes every result zero", "unset it; `xtrain compile` compiles a run's graphs ahead"),
-            ("NEURON_RUN_TRIVIAL_COMPUTATION_ON_CPU", "moves graphs without collectives to the CPU", "unset it"),
+            (
+                "NEURON_EXTRACT_GRAPHS_ONLY",
+                "makes every result zero",
+                "unset it; `xtrain compile` compiles a run's graphs ahead",
+            ),
+            (
+                "NEURON_RUN_TRIVIAL_COMPUTATION_ON_CPU",
+                "moves graphs without collectives to the CPU",
+                "unset it",
+            ),
         ];
-        match refused.into_iter().find_map(|(name, problem, fix)| Some((name, on(name)?, problem, fix))) {
-            Some((variable, value, problem, fix)) => {
-                Err(Error::Contradiction { variable, value, problem: problem.into(), fix: fix.into() })
-            }
+        match refused
+            .into_iter()
+            .find_map(|(name, problem, fix)| Some((name, on(name)?, problem, fix)))
+        {
+            Some((variable, value, problem, fix)) => Err(Error::Contradiction {
+                variable,
+                value,
+                problem: problem.into(),
+                fix: fix.into(),
+            }),
             None => Ok(()),
         }
     }
@@ -92,7 +116,9 @@ impl Environment {
             return Err(Error::Contradiction {
                 variable: "NEURON_LOGICAL_NC_CONFIG",
                 value: value.into(),
-                problem: format!("is no number of physical cores that a logical core of {chip} has"),
+                problem: format!(
+                    "is no number of physical cores that a logical core of {chip} has"
+                ),
                 fix: "trn1 has 1, trn2 has 1 or 2".into(),
             });
         }
@@ -102,7 +128,11 @@ impl Environment {
         Ok(())
     }
 
-    fn rounding(&mut self, settings: &NeuronSettings, value: &impl Fn(&str) -> Option<String>) -> Result<()> {
+    fn rounding(
+        &mut self,
+        settings: &NeuronSettings,
+        value: &impl Fn(&str) -> Option<String>,
+    ) -> Result<()> {
         const ROUNDING: &str = "NEURON_RT_STOCHASTIC_ROUNDING_EN";
         const SEED: &str = "NEURON_RT_STOCHASTIC_ROUNDING_SEED";
         match (settings.stochastic_rounding, value(ROUNDING).as_deref()) {
@@ -121,9 +151,9 @@ impl Environment {
                     self.set(SEED, "0".into());
                 }
             }
-            (false, Some("1")) => {
-                self.notes.push(format!("{ROUNDING}=1 rounds at random; --neuron_stochastic_rounding says so too"))
-            }
+            (false, Some("1")) => self.notes.push(format!(
+                "{ROUNDING}=1 rounds at random; --neuron_stochastic_rounding says so too"
+            )),
             (false, _) => {}
         }
         Ok(())
@@ -133,10 +163,14 @@ impl Environment {
     fn leave_out(&mut self, value: &impl Fn(&str) -> Option<String>) {
         if !self.compiler.dropped.is_empty() {
             let words = self.compiler.dropped.join(" ");
-            self.notes.push(format!("{VARIABLE}: `{words}` is for the Python wrapper of older plugins and was left out"));
+            self.notes.push(format!(
+                "{VARIABLE}: `{words}` is for the Python wrapper of older plugins and was left out"
+            ));
         }
         if let Some(flags) = value("XLA_FLAGS") {
-            let (kept, gone): (Vec<&str>, Vec<&str>) = flags.split_whitespace().partition(|flag| flag.starts_with("--xla_dump_"));
+            let (kept, gone): (Vec<&str>, Vec<&str>) = flags
+                .split_whitespace()
+                .partition(|flag| flag.starts_with("--xla_dump_"));
             if !gone.is_empty() {
                 self.notes.push(format!(
                     "XLA_FLAGS: `{}` was left out: the plugin ends the process at flags it does not know",
@@ -146,7 +180,10 @@ impl Environment {
             }
         }
         if value("LD_PRELOAD").is_some_and(|preload| preload.contains("tcmalloc")) {
-            self.notes.push("LD_PRELOAD: tcmalloc is not passed on to neuronx-cc, which does not run with it".into());
+            self.notes.push(
+                "LD_PRELOAD: tcmalloc is not passed on to neuronx-cc, which does not run with it"
+                    .into(),
+            );
             self.remove.push("LD_PRELOAD");
         }
     }
@@ -162,29 +199,53 @@ impl Environment {
     }
 }
 
-/// Refuses numbers of cores that the runtime has no communicators for, and fewer than the run needs, before the cores are taken.
-fn check_cores(needed: u32, chip: NeuronChip, value: &impl Fn(&str) -> Option<String>) -> Result<()> {
+/// Refuses numbers of cores that the runtime has no communicators for, and fewer than the run
+/// needs, before the cores are taken.
+fn check_cores(
+    needed: u32,
+    chip: NeuronChip,
+    value: &impl Fn(&str) -> Option<String>,
+) -> Result<()> {
     let fix = match chip {
-        NeuronChip::Trn1 => "Neuron's runtime knows groups of 1, 2, 8, 16 and multiples of 32 cores; take one of these",
-        NeuronChip::Trn2 => "Neuron's runtime knows groups of 1, 2, 4, 8, 16 and multiples of 32 cores; take one of these",
+        NeuronChip::Trn1 => {
+            "Neuron's runtime knows groups of 1, 2, 8, 16 and multiples of 32 cores; take one of these"
+        }
+        NeuronChip::Trn2 => {
+            "Neuron's runtime knows groups of 1, 2, 4, 8, 16 and multiples of 32 cores; take one of these"
+        }
     };
-    let is_group =
-        |n: u32| GROUPS.contains(&n) || (n > 0 && n.is_multiple_of(32)) || (chip == NeuronChip::Trn2 && n == TRN2_CHIP);
+    let is_group = |n: u32| {
+        GROUPS.contains(&n)
+            || (n > 0 && n.is_multiple_of(32))
+            || (chip == NeuronChip::Trn2 && n == TRN2_CHIP)
+    };
     for variable in ["NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"] {
-        let Some(value) = value(variable) else { continue };
+        let Some(value) = value(variable) else {
+            continue;
+        };
         let count = match variable {
             "NEURON_RT_VISIBLE_CORES" => visible_cores(&value),
-            _ => value.trim().parse().map_err(|_| "is not a number of cores".to_string()),
+            _ => value
+                .trim()
+                .parse()
+                .map_err(|_| "is not a number of cores".to_string()),
         };
-        let refuse =
-            |problem: String, fix: &str| Error::Contradiction { variable, value: value.clone(), problem, fix: fix.into() };
+        let refuse = |problem: String, fix: &str| Error::Contradiction {
+            variable,
+            value: value.clone(),
+            problem,
+            fix: fix.into(),
+        };
         match count {
             // All there are; how many that is shows when they are taken.
             Ok(0) => {}
             Ok(n) if !is_group(n) => return Err(refuse(format!("asks for {n} cores"), fix)),
             Ok(n) if n < needed => {
                 let problem = format!("leaves {n} to a run that needs {needed} (--data_parallel)");
-                return Err(refuse(problem, "leave the variable out, or name as many cores as the run needs"));
+                return Err(refuse(
+                    problem,
+                    "leave the variable out, or name as many cores as the run needs",
+                ));
             }
             Ok(_) => {}
             Err(problem) => return Err(refuse(problem, fix)),
@@ -203,7 +264,11 @@ fn check_cores(needed: u32, chip: NeuronChip, value: &impl Fn(&str) -> Option<St
 
 /// How many cores `0`, `3-6` or `3-5,6` are; they have to be neighbours, in order.
 pub fn visible_cores(text: &str) -> std::result::Result<u32, String> {
-    let number = |text: &str| text.trim().parse::<u32>().map_err(|_| format!("has `{text}`, which is no core's number"));
+    let number = |text: &str| {
+        text.trim()
+            .parse::<u32>()
+            .map_err(|_| format!("has `{text}`, which is no core's number"))
+    };
     let mut next: Option<u32> = None;
     let mut count = 0;
     for part in text.split(',') {
@@ -221,41 +286,87 @@ pub fn visible_cores(text: &str) -> std::result::Result<u32, String> {
 }
 
 fn free_port() -> Option<u16> {
-    Some(std::net::TcpListener::bind(("127.0.0.1", 0)).ok()?.local_addr().ok()?.port())
+    Some(
+        std::net::TcpListener::bind(("127.0.0.1", 0))
+            .ok()?
+            .local_addr()
+            .ok()?
+            .port(),
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn decide(settings: NeuronSettings, variables: &[(&str, &str)]) -> std::result::Result<Environment, String> {
+    fn decide(
+        settings: NeuronSettings,
+        variables: &[(&str, &str)],
+    ) -> std::result::Result<Environment, String> {
         decide_for(1, settings, variables)
     }
 
-    fn decide_for(cores: u32, settings: NeuronSettings, variables: &[(&str, &str)]) -> std::result::Result<Environment, String> {
-        let variable = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string());
-        Environment::new(&settings, Cores { needed: cores, wanted: cores }, &Host::at("/nowhere"), variable)
-            .map_err(|e| e.to_string())
+    fn decide_for(
+        cores: u32,
+        settings: NeuronSettings,
+        variables: &[(&str, &str)],
+    ) -> std::result::Result<Environment, String> {
+        let variable = |name: &str| {
+            variables
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, value)| value.to_string())
+        };
+        Environment::new(
+            &settings,
+            Cores {
+                needed: cores,
+                wanted: cores,
+            },
+            &Host::at("/nowhere"),
+            variable,
+        )
+        .map_err(|e| e.to_string())
     }
 
     fn value(environment: &Environment, name: &str) -> Option<String> {
-        environment.set.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone())
+        environment
+            .set
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, value)| value.clone())
     }
 
     #[test]
     fn a_bare_environment_is_completed() {
         let environment = decide(NeuronSettings::default(), &[]).unwrap();
         let flags = "--target=trn1 --model-type=transformer --optlevel=2 --auto-cast=none --auto-cast-type=bf16";
-        assert_eq!(value(&environment, "NEURON_CC_FLAGS").as_deref(), Some(flags));
-        assert_eq!(value(&environment, "NEURON_RT_NUM_CORES").as_deref(), Some("1"));
-        assert_eq!(value(&environment, "NEURON_RT_STOCHASTIC_ROUNDING_EN"), None);
-        assert!(value(&environment, "NEURON_RT_ROOT_COMM_ID").unwrap().starts_with("127.0.0.1:"));
+        assert_eq!(
+            value(&environment, "NEURON_CC_FLAGS").as_deref(),
+            Some(flags)
+        );
+        assert_eq!(
+            value(&environment, "NEURON_RT_NUM_CORES").as_deref(),
+            Some("1")
+        );
+        assert_eq!(
+            value(&environment, "NEURON_RT_STOCHASTIC_ROUNDING_EN"),
+            None
+        );
+        assert!(
+            value(&environment, "NEURON_RT_ROOT_COMM_ID")
+                .unwrap()
+                .starts_with("127.0.0.1:")
+        );
         assert!(environment.notes.is_empty() && environment.remove.is_empty());
     }
 
     #[test]
     fn what_the_user_set_stays() {
-        let set = [("NEURON_RT_VISIBLE_CORES", "2-3"), ("NEURON_RT_ROOT_COMM_ID", "10.0.0.1:62182")];
+        let set = [
+            ("NEURON_RT_VISIBLE_CORES", "2-3"),
+            ("NEURON_RT_ROOT_COMM_ID", "10.0.0.1:62182"),
+        ];
         let environment = decide(NeuronSettings::default(), &set).unwrap();
         assert_eq!(value(&environment, "NEURON_RT_NUM_CORES"), None);
         assert_eq!(value(&environment, "NEURON_RT_ROOT_COMM_ID"), None);
@@ -263,13 +374,29 @@ mod tests {
 
     #[test]
     fn rounding_is_switched_on_and_contradictions_are_refused() {
-        let rounds = NeuronSettings { stochastic_rounding: true, ..Default::default() };
+        let rounds = NeuronSettings {
+            stochastic_rounding: true,
+            ..Default::default()
+        };
         let environment = decide(rounds, &[]).unwrap();
-        assert_eq!(value(&environment, "NEURON_RT_STOCHASTIC_ROUNDING_EN").as_deref(), Some("1"));
-        assert_eq!(value(&environment, "NEURON_RT_STOCHASTIC_ROUNDING_SEED").as_deref(), Some("0"));
+        assert_eq!(
+            value(&environment, "NEURON_RT_STOCHASTIC_ROUNDING_EN").as_deref(),
+            Some("1")
+        );
+        assert_eq!(
+            value(&environment, "NEURON_RT_STOCHASTIC_ROUNDING_SEED").as_deref(),
+            Some("0")
+        );
         let message = decide(rounds, &[("NEURON_RT_STOCHASTIC_ROUNDING_EN", "0")]).unwrap_err();
-        assert!(message.contains("contradicts --neuron_stochastic_rounding"), "{message}");
-        let noted = decide(NeuronSettings::default(), &[("NEURON_RT_STOCHASTIC_ROUNDING_EN", "1")]).unwrap();
+        assert!(
+            message.contains("contradicts --neuron_stochastic_rounding"),
+            "{message}"
+        );
+        let noted = decide(
+            NeuronSettings::default(),
+            &[("NEURON_RT_STOCHASTIC_ROUNDING_EN", "1")],
+        )
+        .unwrap();
         assert!(noted.notes[0].contains("at random"), "{:?}", noted.notes);
     }
 
@@ -287,7 +414,10 @@ mod tests {
             ("NEURON_LOGICAL_NC_CONFIG", "2", "of trn1"),
         ] {
             let message = decide(NeuronSettings::default(), &[(name, text)]).unwrap_err();
-            assert!(message.contains(part) && message.contains(&format!("{name}={text}")), "{message}");
+            assert!(
+                message.contains(part) && message.contains(&format!("{name}={text}")),
+                "{message}"
+            );
         }
         for (name, text) in [
             ("NEURON_RT_NUM_CORES", "0"),
@@ -297,8 +427,18 @@ mod tests {
         ] {
             decide(NeuronSettings::default(), &[(name, text)]).unwrap();
         }
-        let trn2 = [("NEURON_CC_FLAGS", "--target=trn2"), ("NEURON_LOGICAL_NC_CONFIG", "1")];
-        assert!(value(&decide(NeuronSettings::default(), &trn2).unwrap(), "NEURON_CC_FLAGS").unwrap().contains("--lnc=1"));
+        let trn2 = [
+            ("NEURON_CC_FLAGS", "--target=trn2"),
+            ("NEURON_LOGICAL_NC_CONFIG", "1"),
+        ];
+        assert!(
+            value(
+                &decide(NeuronSettings::default(), &trn2).unwrap(),
+                "NEURON_CC_FLAGS"
+            )
+            .unwrap()
+            .contains("--lnc=1")
+        );
     }
 
     #[test]
@@ -306,17 +446,31 @@ mod tests {
         let plain = NeuronSettings::default;
         for cores in [1, 2, 8, 16, 32, 64] {
             let environment = decide_for(cores, plain(), &[]).unwrap();
-            assert_eq!(value(&environment, "NEURON_RT_NUM_CORES"), Some(cores.to_string()));
+            assert_eq!(
+                value(&environment, "NEURON_RT_NUM_CORES"),
+                Some(cores.to_string())
+            );
         }
         for cores in [3, 4, 12, 48] {
             let message = decide_for(cores, plain(), &[]).unwrap_err();
-            assert!(message.contains(&format!("--data_parallel={cores} is no number of cores that trn1's")), "{message}");
+            assert!(
+                message.contains(&format!(
+                    "--data_parallel={cores} is no number of cores that trn1's"
+                )),
+                "{message}"
+            );
         }
         let trn2 = ("NEURON_CC_FLAGS", "--target=trn2");
         decide_for(4, plain(), &[trn2]).unwrap();
-        for variable in [("NEURON_RT_NUM_CORES", "2"), ("NEURON_RT_VISIBLE_CORES", "4-5")] {
+        for variable in [
+            ("NEURON_RT_NUM_CORES", "2"),
+            ("NEURON_RT_VISIBLE_CORES", "4-5"),
+        ] {
             let message = decide_for(8, plain(), &[variable]).unwrap_err();
-            assert!(message.contains("leaves 2 to a run that needs 8"), "{message}");
+            assert!(
+                message.contains("leaves 2 to a run that needs 8"),
+                "{message}"
+            );
             decide_for(2, plain(), &[variable]).unwrap();
         }
         decide_for(8, plain(), &[("NEURON_RT_NUM_CORES", "0")]).unwrap();
@@ -333,9 +487,17 @@ mod tests {
             ],
         )
         .unwrap();
-        assert_eq!(value(&environment, "XLA_FLAGS").as_deref(), Some("--xla_dump_to=/tmp/x"));
+        assert_eq!(
+            value(&environment, "XLA_FLAGS").as_deref(),
+            Some("--xla_dump_to=/tmp/x")
+        );
         assert_eq!(environment.remove, ["LD_PRELOAD"]);
         assert_eq!(environment.notes.len(), 3);
-        assert!(environment.notes.iter().any(|note| note.contains("--xla_gpu_graph_level=0")));
+        assert!(
+            environment
+                .notes
+                .iter()
+                .any(|note| note.contains("--xla_gpu_graph_level=0"))
+        );
     }
 }

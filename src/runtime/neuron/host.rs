@@ -1,4 +1,5 @@
-//! What a Neuron host has, from the files that show it: chips, driver, libraries, packages. Nothing here needs root or a device.
+//! What a Neuron host has, from the files that show it: chips, driver, libraries, packages. Nothing
+//! here needs root or a device.
 
 use crate::runtime::discover::package_version;
 use std::path::{Path, PathBuf};
@@ -36,7 +37,8 @@ impl Host {
     /// `trn1.32xlarge`; `None` outside of EC2.
     pub fn instance_type(&self) -> Option<String> {
         let vendor = self.read("sys/devices/virtual/dmi/id/sys_vendor")?;
-        self.read("sys/devices/virtual/dmi/id/product_name").filter(|_| vendor == "Amazon EC2")
+        self.read("sys/devices/virtual/dmi/id/product_name")
+            .filter(|_| vendor == "Amazon EC2")
     }
 
     /// The generation of this instance's chips.
@@ -56,7 +58,9 @@ impl Host {
 
     /// Chips, by their device files.
     pub fn device_files(&self) -> usize {
-        (0..).take_while(|i| self.root.join(format!("dev/neuron{i}")).exists()).count()
+        (0..)
+            .take_while(|i| self.root.join(format!("dev/neuron{i}")).exists())
+            .count()
     }
 
     /// Where AWS's packages put a library, if it is there.
@@ -65,14 +69,21 @@ impl Host {
         path.exists().then_some(path)
     }
 
-    /// neuronx-cc: on the PATH or, since nobody has activated the plugin's environment then, beside the plugin.
+    /// neuronx-cc: on the PATH or, since nobody has activated the plugin's environment then, beside
+    /// the plugin.
     pub fn compiler(&self, plugin: Option<&Path>, path: Option<&str>) -> Option<CompilerFile> {
         let on_path = path.map(std::env::split_paths).into_iter().flatten();
         // prefix/lib/python3.x/site-packages/libneuronxla/libneuronpjrt.so
         let beside = plugin.and_then(|plugin| Some(plugin.ancestors().nth(5)?.join("bin")));
-        let found = on_path.chain(beside).map(|folder| folder.join("neuronx-cc")).find(|file| file.is_file())?;
+        let found = on_path
+            .chain(beside)
+            .map(|folder| folder.join("neuronx-cc"))
+            .find(|file| file.is_file())?;
         let version = plugin.and_then(|plugin| package_version(plugin, "neuronx_cc"));
-        Some(CompilerFile { path: found, version })
+        Some(CompilerFile {
+            path: found,
+            version,
+        })
     }
 }
 
@@ -82,10 +93,14 @@ impl CompilerFile {
         self.path.parent()
     }
 
-    /// Runs `neuronx-cc --version`, which also shows whether its Python can import it. The error is what it printed.
+    /// Runs `neuronx-cc --version`, which also shows whether its Python can import it. The error is
+    /// what it printed.
     pub fn run_version(&self) -> Result<String, String> {
         self.run(&["--version"]).map(|text| {
-            let line = text.lines().find(|line| line.contains("ersion")).or(text.lines().next());
+            let line = text
+                .lines()
+                .find(|line| line.contains("ersion"))
+                .or(text.lines().next());
             line.unwrap_or_default().trim().to_string()
         })
     }
@@ -96,15 +111,30 @@ impl CompilerFile {
     }
 
     fn run(&self, args: &[&str]) -> Result<String, String> {
-        let output = Command::new(&self.path).args(args).env_remove("LD_PRELOAD").stdin(Stdio::null()).output();
+        let output = Command::new(&self.path)
+            .args(args)
+            .env_remove("LD_PRELOAD")
+            .stdin(Stdio::null())
+            .output();
         let output = output.map_err(|error| format!("{}: {error}", self.path.display()))?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_string();
         match output.status.success() {
             // Some versions print to standard error.
-            true => Ok(Some(text(&output.stdout)).filter(|text| !text.is_empty()).unwrap_or_else(|| text(&output.stderr))),
+            true => Ok(Some(text(&output.stdout))
+                .filter(|text| !text.is_empty())
+                .unwrap_or_else(|| text(&output.stderr))),
             false => {
-                let last = text(&output.stderr).lines().last().unwrap_or("it printed nothing").to_string();
-                Err(format!("{} {}: {}: {last}", self.path.display(), args.join(" "), output.status))
+                let last = text(&output.stderr)
+                    .lines()
+                    .last()
+                    .unwrap_or("it printed nothing")
+                    .to_string();
+                Err(format!(
+                    "{} {}: {}: {last}",
+                    self.path.display(),
+                    args.join(" "),
+                    output.status
+                ))
             }
         }
     }
@@ -125,7 +155,10 @@ mod tests {
     fn an_instance_is_known_by_its_files() {
         let root = tempfile::tempdir().unwrap();
         let host = Host::at(root.path());
-        assert_eq!((host.chip(), host.driver_version(), host.device_files()), (None, None, 0));
+        assert_eq!(
+            (host.chip(), host.driver_version(), host.device_files()),
+            (None, None, 0)
+        );
         let dmi = root.path().join("sys/devices/virtual/dmi/id");
         write(&dmi.join("product_name"), "trn2.48xlarge\n");
         write(&dmi.join("sys_vendor"), "Another\n");
@@ -136,7 +169,10 @@ mod tests {
             write(&root.path().join(format!("dev/neuron{i}")), "");
         }
         assert_eq!(host.chip(), Some(NeuronChip::Trn2));
-        assert_eq!((host.driver_version().as_deref(), host.device_files()), (Some("2.30.2"), 16));
+        assert_eq!(
+            (host.driver_version().as_deref(), host.device_files()),
+            (Some("2.30.2"), 16)
+        );
         write(&dmi.join("product_name"), "trn1.2xlarge");
         assert_eq!(host.chip(), Some(NeuronChip::Trn1));
         assert_eq!(host.library("libnrt.so.1"), None);
@@ -153,13 +189,31 @@ mod tests {
         let host = Host::at(root.path());
         assert_eq!(host.compiler(Some(&plugin), Some("/nowhere")), None);
         let program = root.path().join("venv/bin/neuronx-cc");
-        write(&program, "#!/bin/sh\necho 'NeuronX Compiler version 2.27.5334.0+abc'\n");
+        write(
+            &program,
+            "#!/bin/sh\necho 'NeuronX Compiler version 2.27.5334.0+abc'\n",
+        );
         write(&site.join("neuronx_cc-2.27.5334.0.dist-info/METADATA"), "");
         let found = host.compiler(Some(&plugin), Some("/nowhere")).unwrap();
-        assert_eq!(found, CompilerFile { path: program.clone(), version: Some("2.27.5334.0".into()) });
-        assert_eq!(found.run_version().unwrap(), "NeuronX Compiler version 2.27.5334.0+abc");
-        write(&program, "#!/bin/sh\necho Traceback >&2\necho \"ModuleNotFoundError: No module named 'neuronxcc'\" >&2\nexit 1\n");
+        assert_eq!(
+            found,
+            CompilerFile {
+                path: program.clone(),
+                version: Some("2.27.5334.0".into())
+            }
+        );
+        assert_eq!(
+            found.run_version().unwrap(),
+            "NeuronX Compiler version 2.27.5334.0+abc"
+        );
+        write(
+            &program,
+            "#!/bin/sh\necho Traceback >&2\necho \"ModuleNotFoundError: No module named 'neuronxcc'\" >&2\nexit 1\n",
+        );
         let message = found.run_version().unwrap_err();
-        assert!(message.contains("ModuleNotFoundError") && message.contains("bin/neuronx-cc --version"), "{message}");
+        assert!(
+            message.contains("ModuleNotFoundError") && message.contains("bin/neuronx-cc --version"),
+            "{message}"
+        );
     }
 }

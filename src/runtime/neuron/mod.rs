@@ -1,8 +1,9 @@
-//! AWS's accelerators beside their plugin: what the compiler is told, what the host has, what an error means. Nothing here makes a
-//! call to the plugin; `trainer/device.rs` puts it to use before the plugin is loaded.
+//! AWS's accelerators beside their plugin: what the compiler is told, what the host has, what an
+//! error means. Nothing here makes a call to the plugin; `trainer/device.rs` puts it to use before
+//! the plugin is loaded.
 //!
-//! `compiler` composes neuronx-cc's options, `environment` is all that is read and set before the plugin opens, `host` finds
-//! chips, drivers and packages, `status` explains errors.
+//! `compiler` composes neuronx-cc's options, `environment` is all that is read and set before the
+//! plugin opens, `host` finds chips, drivers and packages, `status` explains errors.
 
 pub mod compiler;
 pub mod environment;

@@ -1,7 +1,9 @@
-//! The whole runtime against the real library: what works is here, what must end in an error in `misuse.rs`. Modules are StableHLO
-//! text; where HLO bytes are wanted, they are what the compiler gives back.
+//! The whole runtime against the real library: what works is here, what must end in an error in
+//! `misuse.rs`. Modules are StableHLO text; where HLO bytes are wanted, they are what the compiler
+//! gives back.
 //!
-//! Without `libxtrain_xla.so` (see `library.rs` for where it is looked for) every test here says that it was skipped, and passes.
+//! Without `libxtrain_xla.so` (see `library.rs` for where it is looked for) every test here says
+//! that it was skipped, and passes.
 
 use super::*;
 use std::io::Write;
@@ -15,7 +17,12 @@ static ALONE: RwLock<()> = RwLock::new(());
 /// A client with `devices` CPU devices, or nothing (said aloud) if the library is not built.
 fn cpu(devices: i64) -> Option<(Client, RwLockReadGuard<'static, ()>)> {
     let client = cpu_client(devices)?;
-    Some((client, ALONE.read().unwrap_or_else(|poisoned| poisoned.into_inner())))
+    Some((
+        client,
+        ALONE
+            .read()
+            .unwrap_or_else(|poisoned| poisoned.into_inner()),
+    ))
 }
 
 fn cpu_client(devices: i64) -> Option<Client> {
@@ -54,11 +61,13 @@ fn f32s(dims: &[usize]) -> Shape {
     Shape::new(DType::F32, dims)
 }
 
-const ADD: &str = "module @add { func.func public @main(%a: tensor<4xf32>, %b: tensor<4xf32>) -> tensor<4xf32> {
+const ADD: &str =
+    "module @add { func.func public @main(%a: tensor<4xf32>, %b: tensor<4xf32>) -> tensor<4xf32> {
   %0 = stablehlo.add %a, %b : tensor<4xf32>
   return %0 : tensor<4xf32> } }";
 
-const DONATE: &str = "module @donate { func.func public @main(%a: tensor<1024xf32> {tf.aliasing_output = 0 : i32},
+const DONATE: &str =
+    "module @donate { func.func public @main(%a: tensor<1024xf32> {tf.aliasing_output = 0 : i32},
     %b: tensor<1024xf32>) -> tensor<1024xf32> {
   %0 = stablehlo.add %a, %b : tensor<1024xf32>
   return %0 : tensor<1024xf32> } }";
@@ -74,7 +83,9 @@ const ALL_REDUCE: &str = r#"module @sum attributes {mhlo.num_replicas = 4 : i32}
 
 /// A chain of matrix products: long enough to be caught at work.
 fn slow_module(products: usize) -> String {
-    let mut text = String::from("module @slow { func.func public @main(%x0: tensor<512x512xf32>) -> tensor<512x512xf32> {\n");
+    let mut text = String::from(
+        "module @slow { func.func public @main(%x0: tensor<512x512xf32>) -> tensor<512x512xf32> {\n",
+    );
     for i in 0..products {
         let next = i + 1;
         text += &format!(
@@ -85,7 +96,13 @@ fn slow_module(products: usize) -> String {
 }
 
 fn compile(client: &Client, text: &str, inputs: &[Shape], outputs: &[Shape]) -> Executable {
-    client.compile_stablehlo(text.as_bytes(), Signature::new(inputs, outputs), &CompileOptions::default()).unwrap()
+    client
+        .compile_stablehlo(
+            text.as_bytes(),
+            Signature::new(inputs, outputs),
+            &CompileOptions::default(),
+        )
+        .unwrap()
 }
 
 fn add(client: &Client) -> Executable {
@@ -93,15 +110,27 @@ fn add(client: &Client) -> Executable {
 }
 
 fn donate(client: &Client) -> Executable {
-    compile(client, DONATE, &[f32s(&[1024]), f32s(&[1024])], &[f32s(&[1024])])
+    compile(
+        client,
+        DONATE,
+        &[f32s(&[1024]), f32s(&[1024])],
+        &[f32s(&[1024])],
+    )
 }
 
 fn slow(client: &Client) -> Executable {
-    compile(client, &slow_module(20), &[f32s(&[512, 512])], &[f32s(&[512, 512])])
+    compile(
+        client,
+        &slow_module(20),
+        &[f32s(&[512, 512])],
+        &[f32s(&[512, 512])],
+    )
 }
 
 fn put(client: &Client, values: &[f32], device: usize) -> Buffer {
-    client.upload(bytemuck::cast_slice(values), &f32s(&[values.len()]), device).unwrap()
+    client
+        .upload(bytemuck::cast_slice(values), &f32s(&[values.len()]), device)
+        .unwrap()
 }
 
 fn message<T>(result: Result<T>) -> String {
@@ -114,15 +143,24 @@ fn a_sum_is_computed() {
     assert_eq!(client.platform_name(), "cpu");
     assert!(!client.platform_version().is_empty());
     let add = add(&client);
-    let (a, b) = (put(&client, &[1., 2., 3., 4.], 0), put(&client, &[10., 20., 30., 40.], 0));
+    let (a, b) = (
+        put(&client, &[1., 2., 3., 4.], 0),
+        put(&client, &[10., 20., 30., 40.], 0),
+    );
     let outputs = add.execute(&[&a, &b]).unwrap();
     assert_eq!(outputs.len(), 1);
     assert_eq!(outputs[0].shape(), &f32s(&[4]));
-    assert_eq!(outputs[0].download_to::<f32>().unwrap(), [11., 22., 33., 44.]);
+    assert_eq!(
+        outputs[0].download_to::<f32>().unwrap(),
+        [11., 22., 33., 44.]
+    );
     let execution = add.run(&[vec![&a, &b]], RunOptions::default()).unwrap();
     execution.done[0].wait().unwrap();
     assert!(execution.done[0].is_ready().unwrap());
-    assert!(!a.is_deleted(), "nothing is donated unless the module says so");
+    assert!(
+        !a.is_deleted(),
+        "nothing is donated unless the module says so"
+    );
 }
 
 #[test]
@@ -130,14 +168,21 @@ fn plugin_and_devices_describe_themselves() {
     let (client, _turn) = cpu!(3);
     let (major, minor) = client.plugin().api_version();
     assert!(major == 0 && minor >= 54);
-    let names: Vec<&str> = client.plugin().attributes().iter().map(|(name, _)| name.as_str()).collect();
+    let names: Vec<&str> = client
+        .plugin()
+        .attributes()
+        .iter()
+        .map(|(name, _)| name.as_str())
+        .collect();
     assert!(names.contains(&"stablehlo_current_version"), "{names:?}");
     assert_eq!(client.devices().len(), 3);
     for (i, device) in client.addressable_devices().enumerate() {
         assert_eq!(device.id(), i as i32);
         assert!(!device.kind().is_empty() && device.addressable());
     }
-    let held = client.upload(&vec![0; 1 << 20], &Shape::new(DType::U8, [1 << 20]), 1).unwrap();
+    let held = client
+        .upload(&vec![0; 1 << 20], &Shape::new(DType::U8, [1 << 20]), 1)
+        .unwrap();
     if let Some(memory) = client.devices()[1].memory() {
         assert!(memory.bytes_in_use >= 1 << 20, "{memory:?}");
     }
@@ -156,15 +201,35 @@ fn donated_buffers_become_their_outputs() {
     assert_eq!(output.download_to::<f32>().unwrap(), [3.0; 1024]);
 
     let error = donate.execute(&[&a, &b]).err().unwrap();
-    assert!(matches!(error, Error::ArgumentDeleted { device: 0, index: 0, .. }), "{error}");
-    for error in [message(a.download()), message(a.wait_ready()), message(a.start_download()), message(a.copy_to(0))] {
+    assert!(
+        matches!(
+            error,
+            Error::ArgumentDeleted {
+                device: 0,
+                index: 0,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    for error in [
+        message(a.download()),
+        message(a.wait_ready()),
+        message(a.start_download()),
+        message(a.copy_to(0)),
+    ] {
         assert!(error.contains("donated"), "{error}");
     }
 
     // Kept back for one execution, the argument survives.
-    let execution = donate.run(&[vec![&output, &b]], RunOptions { keep: &[0] }).unwrap();
+    let execution = donate
+        .run(&[vec![&output, &b]], RunOptions { keep: &[0] })
+        .unwrap();
     assert!(!output.is_deleted());
-    assert_eq!(execution.outputs[0][0].download_to::<f32>().unwrap(), [5.0; 1024]);
+    assert_eq!(
+        execution.outputs[0][0].download_to::<f32>().unwrap(),
+        [5.0; 1024]
+    );
     assert_eq!(output.download_to::<f32>().unwrap(), [3.0; 1024]);
 }
 
@@ -173,10 +238,18 @@ fn the_library_prints_modules_and_refuses_garbage() {
     let (client, _turn) = cpu!(1);
     let library = Library::open().unwrap();
     assert!(!library.version().is_empty());
-    let text = library.hlo_text(&add(&client).optimized_hlo().unwrap()).unwrap();
-    assert!(text.starts_with("HloModule") && text.contains("f32[4]"), "{text}");
+    let text = library
+        .hlo_text(&add(&client).optimized_hlo().unwrap())
+        .unwrap();
+    assert!(
+        text.starts_with("HloModule") && text.contains("f32[4]"),
+        "{text}"
+    );
     assert!(library.hlo_text(b"garbage").is_err());
-    assert!(matches!(library.lower(b"garbage"), Err(Error::Lower { .. })));
+    assert!(matches!(
+        library.lower(b"garbage"),
+        Err(Error::Lower { .. })
+    ));
 }
 
 #[test]
@@ -195,14 +268,18 @@ fn bytes_come_back_as_they_went() {
     for dtype in [Pred, S8, S32, S64, U8, U32, U64, F16, BF16, F32, F64] {
         for dims in [vec![], vec![0, 3], vec![3, 5], vec![2, 3, 4], vec![70_000]] {
             let shape = Shape::new(dtype, dims);
-            let bytes: Vec<u8> = (0..shape.bytes()).map(|i| if dtype == Pred { i % 2 } else { i % 127 } as u8).collect();
+            let bytes: Vec<u8> = (0..shape.bytes())
+                .map(|i| if dtype == Pred { i % 2 } else { i % 127 } as u8)
+                .collect();
             let buffer = client.upload(&bytes, &shape, 0).unwrap();
             assert_eq!(buffer.download().unwrap(), bytes, "{shape}");
             let buffer = client.upload_owned(bytes.clone(), &shape, 0).unwrap();
             assert_eq!(buffer.download().unwrap(), bytes, "{shape}, owned");
         }
     }
-    let scalar = client.upload(&7f32.to_le_bytes(), &Shape::scalar(F32), 0).unwrap();
+    let scalar = client
+        .upload(&7f32.to_le_bytes(), &Shape::scalar(F32), 0)
+        .unwrap();
     assert_eq!(scalar.download_to::<f32>().unwrap(), [7.0]);
 }
 
@@ -211,11 +288,16 @@ fn owned_uploads_are_freed_and_never_written_to() {
     let (client, _turn) = cpu!(1);
     let donate = donate(&client);
     let bytes: Arc<[u8]> = bytemuck::cast_slice(&[1f32; 1024]).into();
-    let a = client.upload_owned(bytes.clone(), &f32s(&[1024]), 0).unwrap();
+    let a = client
+        .upload_owned(bytes.clone(), &f32s(&[1024]), 0)
+        .unwrap();
     let b = put(&client, &[2.0; 1024], 0);
     let output = donate.execute(&[&a, &b]).unwrap().pop().unwrap();
     assert_eq!(output.download_to::<f32>().unwrap(), [3.0; 1024]);
-    assert!(bytes.chunks(4).all(|c| c == 1f32.to_le_bytes()), "donation must not reach the caller's memory");
+    assert!(
+        bytes.chunks(4).all(|c| c == 1f32.to_le_bytes()),
+        "donation must not reach the caller's memory"
+    );
     drop((a, b, output));
     let deadline = Instant::now() + Duration::from_secs(10);
     while Arc::strong_count(&bytes) > 1 {
@@ -231,9 +313,13 @@ fn serialized_executables_give_equal_results_or_are_refused() {
     let bytes = original.serialize().unwrap();
     let fresh = cpu_client(1).unwrap();
     let loaded = fresh.load(&bytes, original.signature().clone()).unwrap();
-    let values: Vec<f32> = (0..512 * 512).map(|i| ((i * 37 % 101) as f32 - 50.0) / 1.0e4).collect();
+    let values: Vec<f32> = (0..512 * 512)
+        .map(|i| ((i * 37 % 101) as f32 - 50.0) / 1.0e4)
+        .collect();
     let run = |client: &Client, executable: &Executable| {
-        let x = client.upload(bytemuck::cast_slice(&values), &f32s(&[512, 512]), 0).unwrap();
+        let x = client
+            .upload(bytemuck::cast_slice(&values), &f32s(&[512, 512]), 0)
+            .unwrap();
         executable.execute(&[&x]).unwrap()[0].download().unwrap()
     };
     assert_eq!(run(&client, &original), run(&fresh, &loaded));
@@ -242,29 +328,55 @@ fn serialized_executables_give_equal_results_or_are_refused() {
         let error = message(fresh.load(&bytes[..cut], original.signature().clone()));
         assert!(error.contains("loading"), "{error}");
     }
-    assert!(fresh.load(b"garbage", original.signature().clone()).is_err());
+    assert!(
+        fresh
+            .load(b"garbage", original.signature().clone())
+            .is_err()
+    );
 }
 
 #[test]
 fn four_devices_sum_together() {
     let (client, _turn) = cpu!(4);
     let signature = Signature::new([f32s(&[4])], [f32s(&[4])]);
-    let sum = client.compile_stablehlo(ALL_REDUCE.as_bytes(), signature.clone(), &CompileOptions::replicated(4)).unwrap();
+    let sum = client
+        .compile_stablehlo(
+            ALL_REDUCE.as_bytes(),
+            signature.clone(),
+            &CompileOptions::replicated(4),
+        )
+        .unwrap();
     assert_eq!(sum.devices(), [0, 1, 2, 3]);
-    let inputs: Vec<Buffer> = (0..4).map(|d| put(&client, &[d as f32, 1.0, 0.0, 10.0 * d as f32], d)).collect();
+    let inputs: Vec<Buffer> = (0..4)
+        .map(|d| put(&client, &[d as f32, 1.0, 0.0, 10.0 * d as f32], d))
+        .collect();
     let check = |sum: &Executable| {
         let args: Vec<Vec<&Buffer>> = inputs.iter().map(|b| vec![b]).collect();
         for (device, outputs) in sum.execute_replicated(&args).unwrap().iter().enumerate() {
             assert_eq!(outputs[0].device(), device);
-            assert_eq!(outputs[0].download_to::<f32>().unwrap(), [6.0, 4.0, 0.0, 60.0]);
+            assert_eq!(
+                outputs[0].download_to::<f32>().unwrap(),
+                [6.0, 4.0, 0.0, 60.0]
+            );
         }
     };
     check(&sum);
-    check(&client.load(&sum.serialize().unwrap(), signature.clone()).unwrap());
-    assert!(matches!(sum.execute(&[&inputs[0]]), Err(Error::NotSingleDevice { devices: 4 })));
-    let reversed =
-        CompileOptions { device_assignment: Some(vec![vec![3], vec![2], vec![1], vec![0]]), ..CompileOptions::replicated(4) };
-    let reversed = client.compile_stablehlo(ALL_REDUCE.as_bytes(), signature, &reversed).unwrap();
+    check(
+        &client
+            .load(&sum.serialize().unwrap(), signature.clone())
+            .unwrap(),
+    );
+    assert!(matches!(
+        sum.execute(&[&inputs[0]]),
+        Err(Error::NotSingleDevice { devices: 4 })
+    ));
+    let reversed = CompileOptions {
+        device_assignment: Some(vec![vec![3], vec![2], vec![1], vec![0]]),
+        ..CompileOptions::replicated(4)
+    };
+    let reversed = client
+        .compile_stablehlo(ALL_REDUCE.as_bytes(), signature, &reversed)
+        .unwrap();
     assert_eq!(reversed.devices(), [3, 2, 1, 0]);
 
     let moved = inputs[3].copy_to(1).unwrap();
@@ -276,10 +388,17 @@ fn four_devices_sum_together() {
 fn downloads_wait_for_nothing_until_asked() {
     let (client, _turn) = cpu!(1);
     let slow = slow(&client);
-    let x = client.upload(bytemuck::cast_slice(&vec![1e-3f32; 512 * 512]), &f32s(&[512, 512]), 0).unwrap();
+    let x = client
+        .upload(
+            bytemuck::cast_slice(&vec![1e-3f32; 512 * 512]),
+            &f32s(&[512, 512]),
+            0,
+        )
+        .unwrap();
     let warm = slow.execute(&[&x]).unwrap();
     let expected = warm[0].download_to::<f32>().unwrap();
-    // On a busy machine this thread may sleep through an execution, so one of several has to be caught at work.
+    // On a busy machine this thread may sleep through an execution, so one of several has to be
+    // caught at work.
     let caught = (0..10).any(|_| {
         let outputs = slow.execute(&[&x]).unwrap();
         let pending = outputs[0].start_download_to::<f32>().unwrap();
@@ -308,7 +427,13 @@ fn a_client_dropped_with_work_in_flight_ends_cleanly() {
     for _ in 0..5 {
         let client = cpu_client(1).unwrap();
         let slow = slow(&client);
-        let x = client.upload(bytemuck::cast_slice(&vec![1e-3f32; 512 * 512]), &f32s(&[512, 512]), 0).unwrap();
+        let x = client
+            .upload(
+                bytemuck::cast_slice(&vec![1e-3f32; 512 * 512]),
+                &f32s(&[512, 512]),
+                0,
+            )
+            .unwrap();
         drop(slow.execute(&[&x]).unwrap());
     }
 }
@@ -318,12 +443,24 @@ fn executables_account_for_themselves() {
     let (client, _turn) = cpu!(1);
     let donating = donate(&client);
     let memory = donating.memory_stats().unwrap();
-    assert_eq!((memory.argument_bytes, memory.output_bytes, memory.alias_bytes), (8192, 4096, 4096));
+    assert_eq!(
+        (
+            memory.argument_bytes,
+            memory.output_bytes,
+            memory.alias_bytes
+        ),
+        (8192, 4096, 4096)
+    );
     assert_eq!(memory.peak(), 8192 + memory.temp_bytes);
     let product = "module @dot { func.func public @main(%a: tensor<8x16xf32>, %b: tensor<16x4xf32>) -> tensor<8x4xf32> {
       %0 = stablehlo.dot %a, %b : (tensor<8x16xf32>, tensor<16x4xf32>) -> tensor<8x4xf32>
       return %0 : tensor<8x4xf32> } }";
-    let product = compile(&client, product, &[f32s(&[8, 16]), f32s(&[16, 4])], &[f32s(&[8, 4])]);
+    let product = compile(
+        &client,
+        product,
+        &[f32s(&[8, 16]), f32s(&[16, 4])],
+        &[f32s(&[8, 4])],
+    );
     let cost = product.cost_analysis().unwrap();
     assert_eq!(cost.get("flops"), Some(&1024.0), "{cost:?}");
     let fingerprint = donating.fingerprint().unwrap();
@@ -333,7 +470,8 @@ fn executables_account_for_themselves() {
     assert!(!product.optimized_hlo().unwrap().is_empty());
 }
 
-/// Another vendor's plugin, of another version, through the same code: a sum on its device, or one clean error without one.
+/// Another vendor's plugin, of another version, through the same code: a sum on its device, or one
+/// clean error without one.
 #[test]
 fn a_vendors_plugin_works_or_says_why_not() {
     let Some(path) = std::env::var_os("XTRAIN_TEST_PLUGIN") else {
@@ -343,14 +481,24 @@ fn a_vendors_plugin_works_or_says_why_not() {
     println!("{plugin:?}: {:?}", plugin.attributes());
     match Client::create(&plugin, &[]) {
         Ok(client) => {
-            println!("{client:?}: {:?}, {:?}", client.devices(), client.devices()[0].memory());
+            println!(
+                "{client:?}: {:?}, {:?}",
+                client.devices(),
+                client.devices()[0].memory()
+            );
             let donate = donate(&client);
-            println!("{:?}, peak {}", donate.memory_stats(), donate.memory_stats().unwrap().peak());
+            println!(
+                "{:?}, peak {}",
+                donate.memory_stats(),
+                donate.memory_stats().unwrap().peak()
+            );
             let (a, b) = (put(&client, &[1.0; 1024], 0), put(&client, &[2.0; 1024], 0));
             let output = donate.execute(&[&a, &b]).unwrap().pop().unwrap();
             assert_eq!(output.download_to::<f32>().unwrap(), [3.0; 1024]);
             assert!(a.is_deleted());
-            let loaded = client.load(&donate.serialize().unwrap(), donate.signature().clone()).unwrap();
+            let loaded = client
+                .load(&donate.serialize().unwrap(), donate.signature().clone())
+                .unwrap();
             let output = loaded.execute(&[&output, &b]).unwrap().pop().unwrap();
             assert_eq!(output.download_to::<f32>().unwrap(), [5.0; 1024]);
             let module = donate.optimized_hlo().unwrap();
@@ -377,7 +525,10 @@ fn threads_share_a_client() {
                     let owned = bytemuck::cast_slice(&[1f32; 4]).to_vec();
                     let b = client.upload_owned(owned, &f32s(&[4]), 0).unwrap();
                     let sum = add.execute(&[&a, &b]).unwrap().pop().unwrap();
-                    assert_eq!(sum.start_download_to::<f32>().unwrap().wait().unwrap(), [value + 1.0; 4]);
+                    assert_eq!(
+                        sum.start_download_to::<f32>().unwrap().wait().unwrap(),
+                        [value + 1.0; 4]
+                    );
                 }
             });
         }
@@ -387,16 +538,22 @@ fn threads_share_a_client() {
 #[test]
 fn ten_thousand_steps_leave_nothing_behind() {
     let Some(client) = cpu_client(1) else { return };
-    let _turn = ALONE.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _turn = ALONE
+        .write()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
     let donate = donate(&client);
     let mut state = put(&client, &[0.0; 1024], 0);
     let ones = vec![1f32; 1024];
     let mut steps = |count: usize| {
         for i in 0..count {
             let a = put(&client, &ones, 0);
-            let execution = donate.run(&[vec![&state, &a]], RunOptions::default()).unwrap();
+            let execution = donate
+                .run(&[vec![&state, &a]], RunOptions::default())
+                .unwrap();
             state = execution.outputs.into_iter().flatten().next().unwrap();
-            let owned = client.upload_owned(bytemuck::cast_slice(&ones).to_vec(), &f32s(&[1024]), 0).unwrap();
+            let owned = client
+                .upload_owned(bytemuck::cast_slice(&ones).to_vec(), &f32s(&[1024]), 0)
+                .unwrap();
             drop(owned.start_download().unwrap());
             let _ = donate.execute(&[&a]).unwrap_err();
             if i % 100 == 0 {
@@ -410,7 +567,10 @@ fn ten_thousand_steps_leave_nothing_behind() {
     assert_eq!(steps(10_000), 12_000.0);
     let grown = resident_bytes().saturating_sub(before);
     // A handle of a hundred bytes leaked at each step would be more; an array would be 40 MB.
-    assert!(grown < 1 << 20, "resident memory grew by {grown} bytes over 10,000 steps");
+    assert!(
+        grown < 1 << 20,
+        "resident memory grew by {grown} bytes over 10,000 steps"
+    );
 }
 
 fn resident_bytes() -> usize {

@@ -1,4 +1,5 @@
-//! Evaluation during training, at its cadence, and what follows from it: which one is the best, and whether to go on.
+//! Evaluation during training, at its cadence, and what follows from it: which one is the best, and
+//! whether to go on.
 
 use super::log::RunLog;
 use crate::report::records::{EvalRecord, Record};
@@ -14,7 +15,8 @@ use std::rc::Rc;
 use xtrain_models::{Model, ParameterSpec};
 
 /// Gives the batches of one pass over the validation set.
-pub type EvalBatches<'a> = dyn FnMut() -> Result<Box<dyn Iterator<Item = Result<DeviceBatch>>>> + 'a;
+pub type EvalBatches<'a> =
+    dyn FnMut() -> Result<Box<dyn Iterator<Item = Result<DeviceBatch>>>> + 'a;
 
 pub struct Evaluator<'a> {
     pub model: &'a dyn Model,
@@ -50,22 +52,33 @@ impl Hook for Evaluator<'_> {
     }
 
     fn at_step(&mut self, progress: &Progress, session: &mut Session) -> Result<Control> {
-        let evaluation = evaluate(session, self.model, &self.parameters, &mut *(self.batches)()?)?;
+        let evaluation = evaluate(
+            session,
+            self.model,
+            &self.parameters,
+            &mut *(self.batches)()?,
+        )?;
         let mut log = self.log.borrow_mut();
         log.record(&evaluation.record(&self.labels, Some(progress)))?;
         let mut best = self.best.borrow_mut();
-        let Some(best) = best.as_mut() else { return Ok(Control::Continue) };
+        let Some(best) = best.as_mut() else {
+            return Ok(Control::Continue);
+        };
         let name = best.rule().metric.clone();
-        let value = evaluation.metric(&name, &self.labels).ok_or_else(|| Error::NoMetric {
-            name: name.clone(),
-            known: metric_names(self.model.task(), &self.labels).join(", "),
-        })?;
+        let value = evaluation
+            .metric(&name, &self.labels)
+            .ok_or_else(|| Error::NoMetric {
+                name: name.clone(),
+                known: metric_names(self.model.task(), &self.labels).join(", "),
+            })?;
         best.observe(value, progress.step);
         if !best.should_stop() {
             return Ok(Control::Continue);
         }
         if let (Some((value, step)), false) = (best.found(), progress.is_last()) {
-            log.note(&format!("stopping early: no better {name} than {value} at step {step}"));
+            log.note(&format!(
+                "stopping early: no better {name} than {value} at step {step}"
+            ));
         }
         Ok(Control::Stop)
     }

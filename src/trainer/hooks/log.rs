@@ -1,4 +1,5 @@
-//! Logging: the step line for people, the Trainer's dictionary for scrapers, JSON lines and `log_history` for programs.
+//! Logging: the step line for people, the Trainer's dictionary for scrapers, JSON lines and
+//! `log_history` for programs.
 
 use crate::report::progress::Progress as Bar;
 use crate::report::records::{LogFile, Record, ScalingRecord, TrainRecord};
@@ -24,31 +25,55 @@ pub struct RunLog {
 }
 
 impl RunLog {
-    /// A log in `output_dir`. A resumed run brings the history up to its `step`; what an earlier run logged after that goes, since
-    /// this run logs it again.
-    pub fn open(output_dir: &Path, history: Vec<Map<String, Value>>, step: u64, bar: Bar) -> Result<Self> {
+    /// A log in `output_dir`. A resumed run brings the history up to its `step`; what an earlier
+    /// run logged after that goes, since this run logs it again.
+    pub fn open(
+        output_dir: &Path,
+        history: Vec<Map<String, Value>>,
+        step: u64,
+        bar: Bar,
+    ) -> Result<Self> {
         let path = output_dir.join(crate::report::records::LOG_FILE);
-        let io = |source| Error::Io { path: path.clone(), source };
+        let io = |source| Error::Io {
+            path: path.clone(),
+            source,
+        };
         if path.exists() {
             let old = std::fs::read_to_string(&path).map_err(io)?;
-            let kept: String =
-                old.lines().filter(|line| step_of(line).is_some_and(|s| s <= step)).map(|l| format!("{l}\n")).collect();
+            let kept: String = old
+                .lines()
+                .filter(|line| step_of(line).is_some_and(|s| s <= step))
+                .map(|l| format!("{l}\n"))
+                .collect();
             crate::checkpoint::atomic::write_bytes(&path, kept.as_bytes())?;
         }
         let file = LogFile::append_in(output_dir).map_err(io)?;
-        Ok(RunLog { bar, file: Some(file), path, history })
+        Ok(RunLog {
+            bar,
+            file: Some(file),
+            path,
+            history,
+        })
     }
 
     /// The log of a process that leaves writing to another one of the run; its history is the same.
     pub fn unwritten(history: Vec<Map<String, Value>>, bar: Bar) -> Self {
-        RunLog { bar, file: None, path: Default::default(), history }
+        RunLog {
+            bar,
+            file: None,
+            path: Default::default(),
+            history,
+        }
     }
 
     /// Prints a record and keeps it.
     pub fn record(&mut self, record: &Record) -> Result<()> {
         self.bar.print(&record.printed());
         if let Some(file) = &mut self.file {
-            file.write(record).map_err(|source| Error::Io { path: self.path.clone(), source })?;
+            file.write(record).map_err(|source| Error::Io {
+                path: self.path.clone(),
+                source,
+            })?;
         }
         if let Value::Object(entry) = record.history_entry() {
             self.history.push(entry);
@@ -72,9 +97,13 @@ impl RunLog {
     }
 }
 
-/// The step that a line of the log belongs to; 0 steps were made when a new run starts, so that it keeps none.
+/// The step that a line of the log belongs to; 0 steps were made when a new run starts, so that it
+/// keeps none.
 fn step_of(line: &str) -> Option<u64> {
-    serde_json::from_str::<Value>(line).ok()?.get("step")?.as_u64()
+    serde_json::from_str::<Value>(line)
+        .ok()?
+        .get("step")?
+        .as_u64()
 }
 
 /// Running sums that a resumed run continues. Losses are added in f64, in step order.
@@ -147,7 +176,14 @@ impl Logger {
         ceiling_tflops: Option<f64>,
     ) -> Self {
         let interval = Interval::default();
-        Logger { log, sums, cadence, first_step, ceiling_tflops, interval }
+        Logger {
+            log,
+            sums,
+            cadence,
+            first_step,
+            ceiling_tflops,
+            interval,
+        }
     }
 
     fn is_due(&self, progress: &Progress) -> bool {
@@ -212,10 +248,10 @@ impl Hook for Logger {
             loss: mean_loss,
             grad_norm: Some(f64::from(report.metrics.grad_norm)),
             learning_rate: report.learning_rate,
-            scaling: report
-                .metrics
-                .scaling
-                .map(|scaling| ScalingRecord { loss_scale: f64::from(scaling.scale), skipped_steps: sums.skipped_steps as u64 }),
+            scaling: report.metrics.scaling.map(|scaling| ScalingRecord {
+                loss_scale: f64::from(scaling.scale),
+                skipped_steps: sums.skipped_steps as u64,
+            }),
             epoch: report.progress.epoch,
             step: report.progress.step,
         }))?;

@@ -1,5 +1,5 @@
-//! What hangs on the training loop, in the order in which it is called: logging, telling whoever watches, comparing replicas,
-//! evaluating, saving.
+//! What hangs on the training loop, in the order in which it is called: logging, telling whoever
+//! watches, comparing replicas, evaluating, saving.
 
 mod alive;
 mod evaluate;

@@ -1,4 +1,5 @@
-//! Looks now and then whether the replicas still hold the same weights, and stops the run when they do not.
+//! Looks now and then whether the replicas still hold the same weights, and stops the run when they
+//! do not.
 
 use crate::trainer::error::Result;
 use crate::trainer::replicas::check;

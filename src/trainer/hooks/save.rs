@@ -4,7 +4,9 @@ use super::log::{RunLog, Sums};
 use super::shares::Shares;
 use crate::checkpoint::hf::{Pretrained, TrainerState, save_pretrained};
 use crate::checkpoint::optimizer::Others;
-use crate::checkpoint::{CheckpointParts, TensorRef, TrainingState, atomic, prune, save_checkpoint};
+use crate::checkpoint::{
+    CheckpointParts, TensorRef, TrainingState, atomic, prune, save_checkpoint,
+};
 use crate::trainer::best::Best;
 use crate::trainer::error::{Error, Result};
 use crate::trainer::interrupt::Interrupt;
@@ -29,7 +31,10 @@ pub struct SavedModel {
 }
 
 fn references(tensors: &[HostTensor]) -> Vec<TensorRef<'_>> {
-    tensors.iter().map(|t| TensorRef::new(t.name.as_str(), t.shape.clone(), &t.bytes)).collect()
+    tensors
+        .iter()
+        .map(|t| TensorRef::new(t.name.as_str(), t.shape.clone(), &t.bytes))
+        .collect()
 }
 
 impl SavedModel {
@@ -47,7 +52,10 @@ impl SavedModel {
     pub fn save(&self, session: &mut Session, dir: &Path, step: u64, kept: &Kept) -> Result<()> {
         let weights = download(session, self.parameters.iter().map(String::as_str))?;
         worth_saving(&weights, step, kept)?;
-        Ok(save_pretrained(dir, &self.pretrained(&references(&weights)))?)
+        Ok(save_pretrained(
+            dir,
+            &self.pretrained(&references(&weights)),
+        )?)
     }
 }
 
@@ -58,10 +66,15 @@ impl SavedModel {
     }
 }
 
-/// A loss can be finite and the update that it leads to not: the loop, which looks at losses, would see it a step later.
+/// A loss can be finite and the update that it leads to not: the loop, which looks at losses, would
+/// see it a step later.
 fn worth_saving(tensors: &[HostTensor], step: u64, kept: &Kept) -> Result<()> {
     match tensors.iter().find(|t| !is_finite(&t.shape, &t.bytes)) {
-        Some(broken) => Err(Error::NotWorthSaving { step, tensor: broken.name.clone(), kept: kept.sentence() }),
+        Some(broken) => Err(Error::NotWorthSaving {
+            step,
+            tensor: broken.name.clone(),
+            kept: kept.sentence(),
+        }),
         None => Ok(()),
     }
 }
@@ -71,10 +84,12 @@ fn worth_saving(tensors: &[HostTensor], step: u64, kept: &Kept) -> Result<()> {
 pub struct Kept {
     /// The newest one: what the run was resumed from, or its own last.
     pub newest: Option<PathBuf>,
-    /// The newest one from which a step with a finite loss has been made. A checkpoint can hold finite weights that are already
-    /// lost; only the next step shows it, so this one stays until then whatever `save_total_limit` says.
+    /// The newest one from which a step with a finite loss has been made. A checkpoint can hold
+    /// finite weights that are already lost; only the next step shows it, so this one stays until
+    /// then whatever `save_total_limit` says.
     pub proven: Option<PathBuf>,
-    /// Those of an earlier run, which `--overwrite_output_dir` gave up. They go when this run has something in their place.
+    /// Those of an earlier run, which `--overwrite_output_dir` gave up. They go when this run has
+    /// something in their place.
     pub stale: Vec<PathBuf>,
 }
 
@@ -84,7 +99,10 @@ impl Kept {
         match (&self.newest, &self.proven) {
             (None, _) => "no checkpoint had been saved".to_string(),
             (newest, proven) if newest == proven => {
-                format!("the last good checkpoint is {}", newest.as_deref().unwrap_or(Path::new("")).display())
+                format!(
+                    "the last good checkpoint is {}",
+                    newest.as_deref().unwrap_or(Path::new("")).display()
+                )
             }
             (Some(newest), Some(proven)) => format!(
                 "{} was saved just before and would lead here again; the last good checkpoint is {}, go on from it with \
@@ -93,7 +111,10 @@ impl Kept {
                 proven.display()
             ),
             (Some(newest), None) => {
-                format!("{} was saved just before and would lead here again; this run has no earlier one", newest.display())
+                format!(
+                    "{} was saved just before and would lead here again; this run has no earlier one",
+                    newest.display()
+                )
             }
         }
     }
@@ -126,7 +147,8 @@ pub struct Saver<'a> {
     pub optimizer_state: Vec<String>,
     /// The position-independent part of the training state.
     pub state: TrainingState,
-    /// Gives the position after the batches that the steps so far were made of; `None` where their number says it.
+    /// Gives the position after the batches that the steps so far were made of; `None` where their
+    /// number says it.
     pub data_position: Option<Box<dyn Fn() -> DataPosition + 'a>>,
     pub log: Rc<RefCell<RunLog>>,
     pub sums: Rc<RefCell<Sums>>,
@@ -138,7 +160,12 @@ pub struct Saver<'a> {
 }
 
 /// `trainer_state.json` at this point of a run.
-pub fn trainer_state(settings: &TrainSettings, log: &RunLog, sums: &Sums, progress: &Progress) -> TrainerState {
+pub fn trainer_state(
+    settings: &TrainSettings,
+    log: &RunLog,
+    sums: &Sums,
+    progress: &Progress,
+) -> TrainerState {
     // transformers keeps its defaults where a strategy is not in steps.
     let steps = |cadence: Cadence| match cadence {
         Cadence::Steps(n) => n as f64,
@@ -162,7 +189,12 @@ pub fn trainer_state(settings: &TrainSettings, log: &RunLog, sums: &Sums, progre
 impl Saver<'_> {
     fn save(&self, progress: &Progress, session: &mut Session) -> Result<PathBuf> {
         let weights = download(session, self.model.parameters.iter().map(String::as_str))?;
-        let shares = Shares::of(session, &self.optimizer_state, progress.step, &self.settings.output_dir)?;
+        let shares = Shares::of(
+            session,
+            &self.optimizer_state,
+            progress.step,
+            &self.settings.output_dir,
+        )?;
         let optimizer = match &shares {
             Some(shares) => shares.download(session)?,
             None => download(session, self.optimizer_state.iter().map(String::as_str))?,
@@ -180,16 +212,30 @@ impl Saver<'_> {
         let mut files = self.model.tokenizer_files.clone();
         if let Some(position) = &self.data_position {
             let position = position();
-            state.extra.insert(DATA_POSITION.to_string(), position.state);
+            state
+                .extra
+                .insert(DATA_POSITION.to_string(), position.state);
             files.extend(position.files);
         }
-        let mut trainer_state = trainer_state(self.settings, &self.log.borrow(), &self.sums.borrow(), progress);
+        let mut trainer_state = trainer_state(
+            self.settings,
+            &self.log.borrow(),
+            &self.sums.borrow(),
+            progress,
+        );
         if let Some(best) = &*self.best.borrow() {
-            best.describe(&mut trainer_state, &self.settings.output_dir, Some(progress.step));
+            best.describe(
+                &mut trainer_state,
+                &self.settings.output_dir,
+                Some(progress.step),
+            );
         }
         let (weights, optimizer) = (references(&weights), references(&optimizer));
         let parts = CheckpointParts {
-            model: Pretrained { files: &files, ..self.model.pretrained(&weights) },
+            model: Pretrained {
+                files: &files,
+                ..self.model.pretrained(&weights)
+            },
             optimizer: &optimizer,
             others: shares.as_ref().map(|shares| shares as &dyn Others),
             trainer_state: &trainer_state,
@@ -205,33 +251,60 @@ impl Saver<'_> {
     /// What a process does while rank 0 saves: its share of the optimizer's state.
     fn help_save(&self, step: u64, session: &mut Session) -> Result<()> {
         self.model.take_part(session)?;
-        let Some(shares) = Shares::of(session, &self.optimizer_state, step, &self.settings.output_dir)? else {
+        let Some(shares) = Shares::of(
+            session,
+            &self.optimizer_state,
+            step,
+            &self.settings.output_dir,
+        )?
+        else {
             return take_part_in_download(session, self.optimizer_state.iter().map(String::as_str));
         };
         let own = shares.download(session)?;
         // Rank 0 tells the user, who knows which checkpoint is the last good one.
-        let broken = own.iter().find(|t| !is_finite(&t.shape, &t.bytes)).map(|t| t.name.as_str());
+        let broken = own
+            .iter()
+            .find(|t| !is_finite(&t.shape, &t.bytes))
+            .map(|t| t.name.as_str());
         shares.write(&self.settings.output_dir, &references(&own), broken)
     }
 
     /// Keeps as many checkpoints as were asked for, the newest and the best among them.
     fn prune(&self) -> Result<()> {
         let kept = self.kept.borrow();
-        let Some(newest) = kept.newest.as_ref().filter(|_| self.writes) else { return Ok(()) };
-        let best = self.best.borrow().as_ref().and_then(|best| best.checkpoint(&self.settings.output_dir));
-        let protected: Vec<&Path> = std::iter::once(newest.as_path()).chain(best.as_deref()).collect();
-        prune(&self.settings.output_dir, self.settings.save_total_limit, &protected)?;
+        let Some(newest) = kept.newest.as_ref().filter(|_| self.writes) else {
+            return Ok(());
+        };
+        let best = self
+            .best
+            .borrow()
+            .as_ref()
+            .and_then(|best| best.checkpoint(&self.settings.output_dir));
+        let protected: Vec<&Path> = std::iter::once(newest.as_path())
+            .chain(best.as_deref())
+            .collect();
+        prune(
+            &self.settings.output_dir,
+            self.settings.save_total_limit,
+            &protected,
+        )?;
         Ok(())
     }
 
     /// As transformers: a run that saves every so many steps also saves its last one.
     fn is_due(&self, progress: &Progress) -> bool {
-        self.settings.save.is_due(progress) || (progress.is_last() && matches!(self.settings.save, Cadence::Steps(_)))
+        self.settings.save.is_due(progress)
+            || (progress.is_last() && matches!(self.settings.save, Cadence::Steps(_)))
     }
 
     /// The signal that ends the run with this step.
     fn signal(&self, step: u64) -> Result<Option<i32>> {
-        Ok(self.interrupt.as_ref().map(|interrupt| interrupt.ends_with(step)).transpose()?.flatten())
+        Ok(self
+            .interrupt
+            .as_ref()
+            .map(|interrupt| interrupt.ends_with(step))
+            .transpose()?
+            .flatten())
     }
 }
 
@@ -241,7 +314,8 @@ impl Hook for Saver<'_> {
         if report.metrics.is_skipped() {
             return Ok(());
         }
-        // The loop only reports finite losses, so this step shows that the newest checkpoint is a good one.
+        // The loop only reports finite losses, so this step shows that the newest checkpoint is a
+        // good one.
         let mut kept = self.kept.borrow_mut();
         if kept.newest == kept.proven {
             return Ok(());
@@ -257,9 +331,14 @@ impl Hook for Saver<'_> {
     }
 
     fn at_step(&mut self, progress: &Progress, session: &mut Session) -> Result<Control> {
-        // Read before saving, so that a signal during the save is answered after the next step, not with a second save.
+        // Read before saving, so that a signal during the save is answered after the next step, not
+        // with a second save.
         let signal = self.signal(progress.step)?;
-        let control = if signal.is_some() { Control::Stop } else { Control::Continue };
+        let control = if signal.is_some() {
+            Control::Stop
+        } else {
+            Control::Continue
+        };
         if !self.writes {
             self.help_save(progress.step, session)?;
             return Ok(control);

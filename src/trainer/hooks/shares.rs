@@ -1,5 +1,6 @@
-//! The optimizer's state of a checkpoint, written by all processes of a run: each puts some of the tensors together, holds only
-//! those in its memory and writes them into a file of its own, in the directory that rank 0 finishes.
+//! The optimizer's state of a checkpoint, written by all processes of a run: each puts some of the
+//! tensors together, holds only those in its memory and writes them into a file of its own, in the
+//! directory that rank 0 finishes.
 
 use crate::checkpoint::optimizer::{Others, PartFile, write_part};
 use crate::checkpoint::{Error as CheckpointError, TensorRef};
@@ -24,14 +25,35 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// `None` where one process writes all: it is alone, or the others do not see its `output_dir`. All ranks call it at the same step.
-    pub fn of(session: &Session, names: &[String], step: u64, output_dir: &Path) -> Trained<Option<Shares>> {
-        let Some(group) = Group::joined().filter(|group| group.member().world > 1) else { return Ok(None) };
-        let bytes = |name: &str| session.shape(name).map_or(0, |held| session.placements().whole(name, held).bytes());
-        let sized: Vec<(String, usize)> = names.iter().map(|name| (name.clone(), bytes(name))).collect();
+    /// `None` where one process writes all: it is alone, or the others do not see its `output_dir`.
+    /// All ranks call it at the same step.
+    pub fn of(
+        session: &Session,
+        names: &[String],
+        step: u64,
+        output_dir: &Path,
+    ) -> Trained<Option<Shares>> {
+        let Some(group) = Group::joined().filter(|group| group.member().world > 1) else {
+            return Ok(None);
+        };
+        let bytes = |name: &str| {
+            session
+                .shape(name)
+                .map_or(0, |held| session.placements().whole(name, held).bytes())
+        };
+        let sized: Vec<(String, usize)> = names
+            .iter()
+            .map(|name| (name.clone(), bytes(name)))
+            .collect();
         let names = deal_out(&sized, group.member().world);
         let shares = Shares { group, step, names };
-        Ok(if shares.names.len() > 1 && shares.share_directory(output_dir)? { Some(shares) } else { None })
+        Ok(
+            if shares.names.len() > 1 && shares.share_directory(output_dir)? {
+                Some(shares)
+            } else {
+                None
+            },
+        )
     }
 
     /// Whether a file that rank 0 puts into its `output_dir` is there for all others too.
@@ -47,14 +69,17 @@ impl Shares {
         }
         let name = format!(".tmp-shared-{}", std::process::id());
         let probe = output_dir.join(&name);
-        let written = std::fs::create_dir_all(output_dir).and_then(|()| std::fs::write(&probe, b""));
+        let written =
+            std::fs::create_dir_all(output_dir).and_then(|()| std::fs::write(&probe, b""));
         self.group.put(&self.key("probe"), name.as_bytes())?;
-        let others: Vec<Vec<u8>> =
-            (1..member.world).map(|rank| Ok(self.group.get(&seen(rank), PATIENCE)?)).collect::<Trained<_>>()?;
+        let others: Vec<Vec<u8>> = (1..member.world)
+            .map(|rank| Ok(self.group.get(&seen(rank), PATIENCE)?))
+            .collect::<Trained<_>>()?;
         // What is wrong with the directory comes out when the checkpoint is written.
         let is_shared = written.is_ok() && others.iter().all(|seen| seen == &[1]);
         let _ = std::fs::remove_file(&probe);
-        self.group.put(&self.key("shared"), &[u8::from(is_shared)])?;
+        self.group
+            .put(&self.key("shared"), &[u8::from(is_shared)])?;
         if !is_shared {
             static TOLD: Once = Once::new();
             TOLD.call_once(|| {
@@ -80,28 +105,41 @@ impl Shares {
         Ok(own)
     }
 
-    /// Writes this rank's tensors into the directory that rank 0 has begun in `output_dir`, and tells rank 0 how that went. If one of them is
-    /// broken, rank 0 is told its name instead.
-    pub fn write(&self, output_dir: &Path, tensors: &[TensorRef], broken: Option<&str>) -> Trained<()> {
+    /// Writes this rank's tensors into the directory that rank 0 has begun in `output_dir`, and
+    /// tells rank 0 how that went. If one of them is broken, rank 0 is told its name instead.
+    pub fn write(
+        &self,
+        output_dir: &Path,
+        tensors: &[TensorRef],
+        broken: Option<&str>,
+    ) -> Trained<()> {
         let rank = self.group.member().rank;
         if rank >= self.names.len() {
             return Ok(());
         }
         let key = self.key(&rank.to_string());
         if let Some(tensor) = broken {
-            let told: Result<PartFile, String> = Err(format!("{tensor} holds values that are not finite"));
+            let told: Result<PartFile, String> =
+                Err(format!("{tensor} holds values that are not finite"));
             return Ok(self.group.put(&key, &encoded(&told))?);
         }
         let name = self.group.get(&self.key("directory"), PATIENCE)?;
         let dir = output_dir.join(String::from_utf8_lossy(&name).as_ref());
         let written = write_part(&dir, (rank, self.names.len()), tensors);
-        let told = written.as_ref().map(PartFile::clone).map_err(ToString::to_string);
+        let told = written
+            .as_ref()
+            .map(PartFile::clone)
+            .map_err(ToString::to_string);
         self.group.put(&key, &encoded(&told))?;
         Ok(written.map(drop)?)
     }
 
     fn key(&self, what: &str) -> String {
-        format!("checkpoint/{}/{}/{what}", self.group.member().generation, self.step)
+        format!(
+            "checkpoint/{}/{}/{what}",
+            self.group.member().generation,
+            self.step
+        )
     }
 }
 
@@ -114,15 +152,21 @@ impl Others for Shares {
     fn begin(&self, dir: &Path) -> Result<(), CheckpointError> {
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
         let put = self.group.put(&self.key("directory"), name.as_bytes());
-        put.map_err(|error| CheckpointError::io("tell the other processes of", dir)(io::Error::other(error)))
+        put.map_err(|error| {
+            CheckpointError::io("tell the other processes of", dir)(io::Error::other(error))
+        })
     }
 
     fn finish(&self) -> Result<Vec<PartFile>, CheckpointError> {
         let mut parts = Vec::new();
         for rank in 1..self.names.len() {
             let failed = |error: String| CheckpointError::Part { rank, error };
-            let told = self.group.get(&self.key(&rank.to_string()), PATIENCE).map_err(|error| failed(error.to_string()))?;
-            let told: Result<PartFile, String> = serde_json::from_slice(&told).map_err(|error| failed(error.to_string()))?;
+            let told = self
+                .group
+                .get(&self.key(&rank.to_string()), PATIENCE)
+                .map_err(|error| failed(error.to_string()))?;
+            let told: Result<PartFile, String> =
+                serde_json::from_slice(&told).map_err(|error| failed(error.to_string()))?;
             parts.push(told.map_err(failed)?);
         }
         Ok(parts)
@@ -134,7 +178,9 @@ fn comes_into_sight(file: &Path) -> bool {
     for _ in 0..30 {
         // Reading the directory makes network file systems look again.
         let listed = file.parent().and_then(|dir| std::fs::read_dir(dir).ok());
-        if listed.is_some_and(|mut entries| entries.any(|entry| entry.is_ok_and(|entry| entry.path() == file))) {
+        if listed.is_some_and(|mut entries| {
+            entries.any(|entry| entry.is_ok_and(|entry| entry.path() == file))
+        }) {
             return true;
         }
         std::thread::sleep(Duration::from_millis(100));
@@ -146,13 +192,16 @@ fn encoded(told: &Result<PartFile, String>) -> Vec<u8> {
     serde_json::to_vec(told).expect("it is made of texts and numbers")
 }
 
-/// Each tensor to the rank that has least so far; the same on every rank. Ranks that would get nothing are left out.
+/// Each tensor to the rank that has least so far; the same on every rank. Ranks that would get
+/// nothing are left out.
 fn deal_out(sized: &[(String, usize)], ranks: usize) -> Vec<Vec<String>> {
     let mut dealt: Vec<(usize, Vec<String>)> = vec![(0, Vec::new()); ranks.min(sized.len())];
     for (name, bytes) in sized {
         // The first of equals; a tensor of no bytes counts too, so that none piles up.
-        let least =
-            dealt.iter_mut().min_by_key(|(filled, names)| (*filled, names.len())).expect("there is a tensor, so there is a rank");
+        let least = dealt
+            .iter_mut()
+            .min_by_key(|(filled, names)| (*filled, names.len()))
+            .expect("there is a tensor, so there is a rank");
         least.0 += bytes;
         least.1.push(name.clone());
     }
@@ -165,8 +214,17 @@ mod tests {
 
     #[test]
     fn tensors_are_dealt_out_evenly() {
-        let sized = |sizes: &[usize]| sizes.iter().enumerate().map(|(i, n)| (format!("t{i}"), *n)).collect::<Vec<_>>();
-        assert_eq!(deal_out(&sized(&[8, 4, 4, 1, 1]), 2), [vec!["t0", "t3"], vec!["t1", "t2", "t4"]]);
+        let sized = |sizes: &[usize]| {
+            sizes
+                .iter()
+                .enumerate()
+                .map(|(i, n)| (format!("t{i}"), *n))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            deal_out(&sized(&[8, 4, 4, 1, 1]), 2),
+            [vec!["t0", "t3"], vec!["t1", "t2", "t4"]]
+        );
         assert_eq!(deal_out(&sized(&[0, 0]), 4), [vec!["t0"], vec!["t1"]]);
         assert!(deal_out(&[], 4).is_empty());
     }

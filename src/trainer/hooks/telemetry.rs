@@ -1,4 +1,5 @@
-//! Tells whoever watches how the run is going (`report/telemetry.rs`): a line a second at most, whatever the logging cadence is.
+//! Tells whoever watches how the run is going (`report/telemetry.rs`): a line a second at most,
+//! whatever the logging cadence is.
 
 use crate::cache::CompiledGraph;
 use crate::report::telemetry::{DeviceMemoryUse, Event, StepEvent, Telemetry, host, now};
@@ -34,7 +35,16 @@ impl Teller {
             total_steps: start.max_steps,
         });
         let sums = StepEvent::default();
-        Teller { telemetry, client, last: None, steps: 0, sums, tokens: 0.0, flops: 0.0, step: start.step }
+        Teller {
+            telemetry,
+            client,
+            last: None,
+            steps: 0,
+            sums,
+            tokens: 0.0,
+            flops: 0.0,
+            step: start.step,
+        }
     }
 }
 
@@ -64,12 +74,22 @@ impl Hook for Teller {
         sums.compile_seconds += host.compile.as_secs_f64();
         sums.execute_seconds += (host.execute + report.device_wait).as_secs_f64();
         sums.wait_seconds += report.data_wait.as_secs_f64();
-        let is_due = self.last.is_none_or(|last| last.elapsed() >= INTERVAL) || report.progress.is_last();
+        let is_due =
+            self.last.is_none_or(|last| last.elapsed() >= INTERVAL) || report.progress.is_last();
         if !is_due {
             return Ok(());
         }
-        let (sums, steps) = (std::mem::take(&mut self.sums), f64::from(std::mem::take(&mut self.steps)));
-        let rate = |sum: f64| if sums.step_seconds > 0.0 { sum / sums.step_seconds } else { 0.0 };
+        let (sums, steps) = (
+            std::mem::take(&mut self.sums),
+            f64::from(std::mem::take(&mut self.steps)),
+        );
+        let rate = |sum: f64| {
+            if sums.step_seconds > 0.0 {
+                sum / sums.step_seconds
+            } else {
+                0.0
+            }
+        };
         let loss = f64::from(report.metrics.loss);
         self.telemetry.write(&Event::Step(StepEvent {
             time: now(),
@@ -94,13 +114,18 @@ impl Hook for Teller {
 
 impl Drop for Teller {
     fn drop(&mut self) {
-        self.telemetry.write(&Event::End { time: now(), step: self.step });
+        self.telemetry.write(&Event::End {
+            time: now(),
+            step: self.step,
+        });
     }
 }
 
 /// What the allocators of this process's devices say, of those that say something.
 fn memory(client: &Client) -> Vec<DeviceMemoryUse> {
-    let told = client.addressable_devices().filter_map(|device| Some((device.kind(), device.memory()?)));
+    let told = client
+        .addressable_devices()
+        .filter_map(|device| Some((device.kind(), device.memory()?)));
     let told = told.map(|(kind, memory)| DeviceMemoryUse {
         kind: kind.to_string(),
         bytes_in_use: memory.bytes_in_use,

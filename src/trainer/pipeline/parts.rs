@@ -31,55 +31,107 @@ pub type Parts = Arc<[Part]>;
 impl Part {
     /// A graph that all replicas run.
     pub fn whole(graph: Graph) -> Self {
-        let shape = PieceShape { stage: 0, level: 0, after: Vec::new() };
-        Part { graph, shape, handed: Vec::new(), compiled: OnceLock::new() }
+        let shape = PieceShape {
+            stage: 0,
+            level: 0,
+            after: Vec::new(),
+        };
+        Part {
+            graph,
+            shape,
+            handed: Vec::new(),
+            compiled: OnceLock::new(),
+        }
     }
 }
 
 /// A recorded graph as the stages of a pipeline run it.
 pub fn split(graph: &Graph, count: usize, placements: &Placements) -> Result<Vec<Part>> {
     // The forward pass of a microbatch is the same whether it ends a step or not.
-    let (what, variant) =
-        graph.name.split_once('.').map_or((&*graph.name, String::new()), |(what, rest)| (what, format!(".{rest}")));
+    let (what, variant) = graph
+        .name
+        .split_once('.')
+        .map_or((&*graph.name, String::new()), |(what, rest)| {
+            (what, format!(".{rest}"))
+        });
     let forward = match what {
         "accumulate" | "update" | "train" => format!("forward{variant}"),
         _ => graph.name.clone(),
     };
     let pieces = stages::split(graph, count, &|name| placements.home(name), &forward)?;
-    let (mut givers, mut takers) = (HashMap::new(), HashMap::<String, BTreeMap<usize, usize>>::new());
+    let (mut givers, mut takers) = (
+        HashMap::new(),
+        HashMap::<String, BTreeMap<usize, usize>>::new(),
+    );
     for (index, piece) in pieces.iter().enumerate() {
-        let given = piece.graph.outputs.iter().filter(|output| is_value(&output.name));
+        let given = piece
+            .graph
+            .outputs
+            .iter()
+            .filter(|output| is_value(&output.name));
         givers.extend(given.map(|output| (output.name.clone(), index)));
-        for input in piece.graph.inputs.iter().filter(|input| is_value(&input.name)) {
-            *takers.entry(input.name.clone()).or_default().entry(piece.graph.stage as usize).or_default() += 1;
+        for input in piece
+            .graph
+            .inputs
+            .iter()
+            .filter(|input| is_value(&input.name))
+        {
+            *takers
+                .entry(input.name.clone())
+                .or_default()
+                .entry(piece.graph.stage as usize)
+                .or_default() += 1;
         }
     }
     let part = |piece: stages::Piece| {
-        let mut after: Vec<usize> = piece.graph.inputs.iter().filter_map(|input| givers.get(&input.name).copied()).collect();
+        let mut after: Vec<usize> = piece
+            .graph
+            .inputs
+            .iter()
+            .filter_map(|input| givers.get(&input.name).copied())
+            .collect();
         after.sort_unstable();
         after.dedup();
-        let outputs = piece.graph.outputs.iter().enumerate().filter(|(_, output)| is_value(&output.name));
+        let outputs = piece
+            .graph
+            .outputs
+            .iter()
+            .enumerate()
+            .filter(|(_, output)| is_value(&output.name));
         let handed = |(index, output): (usize, &xtrain_graphs::OutputSpec)| Handed {
             name: output.name.clone(),
             shape: piece.graph.output_shape(index).clone(),
             takers: takers.get(&output.name).cloned().unwrap_or_default(),
         };
         let handed = outputs.map(handed).collect();
-        let shape = PieceShape { stage: piece.graph.stage as usize, level: piece.level, after };
-        Part { graph: piece.graph, shape, handed, compiled: OnceLock::new() }
+        let shape = PieceShape {
+            stage: piece.graph.stage as usize,
+            level: piece.level,
+            after,
+        };
+        Part {
+            graph: piece.graph,
+            shape,
+            handed,
+            compiled: OnceLock::new(),
+        }
     };
     Ok(pieces.into_iter().map(part).collect())
 }
 
-/// Bytes that the graphs of one step hand to other stages, from each replica of a stage to its like in another.
+/// Bytes that the graphs of one step hand to other stages, from each replica of a stage to its like
+/// in another.
 pub fn sent(graphs: &[Graph]) -> u64 {
     let mut seen = HashSet::new();
     let stage_of = |name: &str| {
         let gives = |graph: &&Graph| graph.outputs.iter().any(|output| output.name == name);
         graphs.iter().find(gives).map(|graph| graph.stage)
     };
-    let taken = graphs.iter().flat_map(|graph| graph.inputs.iter().map(move |input| (graph.stage, input)));
-    let from_others = taken.filter(|(stage, input)| is_value(&input.name) && stage_of(&input.name) != Some(*stage));
+    let taken = graphs
+        .iter()
+        .flat_map(|graph| graph.inputs.iter().map(move |input| (graph.stage, input)));
+    let from_others = taken
+        .filter(|(stage, input)| is_value(&input.name) && stage_of(&input.name) != Some(*stage));
     let mut bytes = 0;
     for (stage, input) in from_others {
         if seen.insert((stage, &input.name)) {

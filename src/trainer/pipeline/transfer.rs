@@ -21,7 +21,11 @@ pub(super) fn hand_on(
         let copies: Vec<Buffer> = match session.are_together(stage, to) {
             true => {
                 let devices = session.places(to).map(|(device, _)| device);
-                buffers.iter().zip(devices).map(|(buffer, device)| Ok(buffer.copy_to(device)?)).collect::<Result<_>>()?
+                buffers
+                    .iter()
+                    .zip(devices)
+                    .map(|(buffer, device)| Ok(buffer.copy_to(device)?))
+                    .collect::<Result<_>>()?
             }
             false => transfer(session, (stage, to), &handed.shape, &buffers)?,
         };
@@ -35,10 +39,17 @@ pub(super) fn hand_on(
     Ok(())
 }
 
-/// Sends a value between processes: a graph on the devices of both stages, in which each pair of replicas puts together what both have
-/// (an all-gather, which every device's collectives know; Neuron's libraries send no other way) and the receiver's is not used.
-fn transfer(session: &mut Session, (from, to): (usize, usize), shape: &Shape, buffers: &[Buffer]) -> Result<Vec<Buffer>> {
-    let (senders, receivers): (Vec<_>, Vec<_>) = (session.places(from).collect(), session.places(to).collect());
+/// Sends a value between processes: a graph on the devices of both stages, in which each pair of
+/// replicas puts together what both have (an all-gather, which every device's collectives know;
+/// Neuron's libraries send no other way) and the receiver's is not used.
+fn transfer(
+    session: &mut Session,
+    (from, to): (usize, usize),
+    shape: &Shape,
+    buffers: &[Buffer],
+) -> Result<Vec<Buffer>> {
+    let (senders, receivers): (Vec<_>, Vec<_>) =
+        (session.places(from).collect(), session.places(to).collect());
     if senders.is_empty() && receivers.is_empty() {
         return Ok(Vec::new());
     }
@@ -50,13 +61,27 @@ fn transfer(session: &mut Session, (from, to): (usize, usize), shape: &Shape, bu
         session.fillers.insert((to, shape.clone()), filler);
     }
     let filler = session.fillers.get(&(to, shape.clone()));
-    let sent = senders.iter().zip(buffers).map(|((device, _), buffer)| (*device, buffer));
-    let filled =
-        receivers.iter().zip(filler.into_iter().flat_map(|filler| filler.iter())).map(|((device, _), buffer)| (*device, buffer));
+    let sent = senders
+        .iter()
+        .zip(buffers)
+        .map(|((device, _), buffer)| (*device, buffer));
+    let filled = receivers
+        .iter()
+        .zip(filler.into_iter().flat_map(|filler| filler.iter()))
+        .map(|((device, _), buffer)| (*device, buffer));
     let given: HashMap<usize, &Buffer> = sent.chain(filled).collect();
-    let arguments: Vec<Vec<&Buffer>> = compiled.executable.devices().iter().map(|device| vec![given[device]]).collect();
+    let arguments: Vec<Vec<&Buffer>> = compiled
+        .executable
+        .devices()
+        .iter()
+        .map(|device| vec![given[device]])
+        .collect();
     for stage in [from, to] {
-        for step in session.running.iter_mut().flat_map(|running| running[stage].drain(..)) {
+        for step in session
+            .running
+            .iter_mut()
+            .flat_map(|running| running[stage].drain(..))
+        {
             step.wait()?;
         }
     }
@@ -67,17 +92,25 @@ fn transfer(session: &mut Session, (from, to): (usize, usize), shape: &Shape, bu
     }
     let is_receiver = |device: &usize| receivers.iter().any(|(own, _)| own == device);
     let outputs = compiled.executable.devices().iter().zip(execution.outputs);
-    Ok(outputs.filter(|(device, _)| is_receiver(device)).flat_map(|(_, outputs)| outputs).collect())
+    Ok(outputs
+        .filter(|(device, _)| is_receiver(device))
+        .flat_map(|(_, outputs)| outputs)
+        .collect())
 }
 
 fn transfer_graph(mesh: Mesh, (from, to): (usize, usize), shape: &Shape) -> Result<Graph> {
     let replicas = mesh.replicas() as u32;
-    let pairs: Vec<Vec<u32>> = (0..replicas).map(|replica| vec![replica, replicas + replica]).collect();
+    let pairs: Vec<Vec<u32>> = (0..replicas)
+        .map(|replica| vec![replica, replicas + replica])
+        .collect();
     let trace = Trace::new();
     let value = trace.input("sent", shape.clone(), InputRole::Feed);
     let row = [&[1], value.dims()].concat();
     let both = value.reshape(&row)?.all_gather(&pairs, 0)?;
     trace.output("received", &both.slice_dim(0, 0, 1)?.reshape(value.dims())?);
     let graph = trace.cut(&format!("transfer.stage{from}.stage{to}.{shape}"))?;
-    Ok(Graph { stage: (mesh.stage * (1 + from) + to) as u32, ..graph })
+    Ok(Graph {
+        stage: (mesh.stage * (1 + from) + to) as u32,
+        ..graph
+    })
 }

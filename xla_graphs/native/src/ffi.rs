@@ -1,7 +1,9 @@
-//! The C boundary, both ways: what the shared library exports, and the C++ functions behind it (cpp/plugin.cc).
+//! The C boundary, both ways: what the shared library exports, and the C++ functions behind it
+//! (cpp/plugin.cc).
 //!
-//! Convention of the exported functions that return bytes: 0 and the result, or 1 and a UTF-8 message, in memory that the
-//! caller gives back with `xtrain_xla_free`. A panic becomes a message; nothing unwinds into the caller.
+//! Convention of the exported functions that return bytes: 0 and the result, or 1 and a UTF-8
+//! message, in memory that the caller gives back with `xtrain_xla_free`. A panic becomes a message;
+//! nothing unwinds into the caller.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,8 +11,18 @@ use std::{ptr, slice};
 
 unsafe extern "C" {
     fn xtrain_cpp_pjrt_api() -> *const c_void;
-    fn xtrain_cpp_hlo_text(module: *const u8, len: usize, out: *mut *mut u8, out_len: *mut usize) -> c_int;
-    fn xtrain_cpp_stablehlo_text(module: *const u8, len: usize, out: *mut *mut u8, out_len: *mut usize) -> c_int;
+    fn xtrain_cpp_hlo_text(
+        module: *const u8,
+        len: usize,
+        out: *mut *mut u8,
+        out_len: *mut usize,
+    ) -> c_int;
+    fn xtrain_cpp_stablehlo_text(
+        module: *const u8,
+        len: usize,
+        out: *mut *mut u8,
+        out_len: *mut usize,
+    ) -> c_int;
     fn free(memory: *mut c_void);
 }
 
@@ -30,10 +42,11 @@ pub extern "C" fn xtrain_xla_abi() -> u32 {
 /// What identifies the XLA library, as a C string that lives forever.
 #[unsafe(no_mangle)]
 pub extern "C" fn xtrain_xla_version() -> *const c_char {
-    const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("XTRAIN_XLA_VERSION"), "\0").as_bytes()) {
-        Ok(version) => version,
-        Err(_) => panic!("the version has a zero byte"),
-    };
+    const VERSION: &CStr =
+        match CStr::from_bytes_with_nul(concat!(env!("XTRAIN_XLA_VERSION"), "\0").as_bytes()) {
+            Ok(version) => version,
+            Err(_) => panic!("the version has a zero byte"),
+        };
     VERSION.as_ptr()
 }
 
@@ -42,7 +55,12 @@ pub extern "C" fn xtrain_xla_version() -> *const c_char {
 /// # Safety
 /// `graph` points to `len` readable bytes; `out` and `out_len` are writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn xtrain_xla_lower(graph: *const u8, len: usize, out: *mut *mut u8, out_len: *mut usize) -> c_int {
+pub unsafe extern "C" fn xtrain_xla_lower(
+    graph: *const u8,
+    len: usize,
+    out: *mut *mut u8,
+    out_len: *mut usize,
+) -> c_int {
     // SAFETY: the caller's promise is the same.
     unsafe { answer(graph, len, out, out_len, crate::lower) }
 }
@@ -52,9 +70,18 @@ pub unsafe extern "C" fn xtrain_xla_lower(graph: *const u8, len: usize, out: *mu
 /// # Safety
 /// `module` points to `len` readable bytes; `out` and `out_len` are writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn xtrain_xla_hlo_text(module: *const u8, len: usize, out: *mut *mut u8, out_len: *mut usize) -> c_int {
+pub unsafe extern "C" fn xtrain_xla_hlo_text(
+    module: *const u8,
+    len: usize,
+    out: *mut *mut u8,
+    out_len: *mut usize,
+) -> c_int {
     // SAFETY: the caller's promise is the same.
-    unsafe { answer(module, len, out, out_len, |bytes| crate::hlo_text(bytes).map(String::into_bytes)) }
+    unsafe {
+        answer(module, len, out, out_len, |bytes| {
+            crate::hlo_text(bytes).map(String::into_bytes)
+        })
+    }
 }
 
 /// The StableHLO text of a serialized `HloModuleProto`.
@@ -69,17 +96,31 @@ pub unsafe extern "C" fn xtrain_xla_stablehlo_text(
     out_len: *mut usize,
 ) -> c_int {
     // SAFETY: the caller's promise is the same.
-    unsafe { answer(module, len, out, out_len, |bytes| crate::stablehlo_text(bytes).map(String::into_bytes)) }
+    unsafe {
+        answer(module, len, out, out_len, |bytes| {
+            crate::stablehlo_text(bytes).map(String::into_bytes)
+        })
+    }
 }
 
-/// The temporaries that a compiled, serialized `HloModuleProto` holds at its peak, as `xtrain_graphs::memory::Peak`.
+/// The temporaries that a compiled, serialized `HloModuleProto` holds at its peak, as
+/// `xtrain_graphs::memory::Peak`.
 ///
 /// # Safety
 /// `module` points to `len` readable bytes; `out` and `out_len` are writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn xtrain_xla_live_buffers(module: *const u8, len: usize, out: *mut *mut u8, out_len: *mut usize) -> c_int {
+pub unsafe extern "C" fn xtrain_xla_live_buffers(
+    module: *const u8,
+    len: usize,
+    out: *mut *mut u8,
+    out_len: *mut usize,
+) -> c_int {
     // SAFETY: the caller's promise is the same.
-    unsafe { answer(module, len, out, out_len, |bytes| crate::live::peak(bytes).map(|peak| peak.to_bytes())) }
+    unsafe {
+        answer(module, len, out, out_len, |bytes| {
+            crate::live::peak(bytes).map(|peak| peak.to_bytes())
+        })
+    }
 }
 
 /// Gives back what the functions above returned.
@@ -106,9 +147,16 @@ unsafe fn answer(
     work: impl FnOnce(&[u8]) -> Result<Vec<u8>, String>,
 ) -> c_int {
     // SAFETY: the caller promises `len` readable bytes; a null pointer is allowed for none.
-    let input = if len == 0 { &[] } else { unsafe { slice::from_raw_parts(input, len) } };
+    let input = if len == 0 {
+        &[]
+    } else {
+        unsafe { slice::from_raw_parts(input, len) }
+    };
     let result = catch_unwind(AssertUnwindSafe(|| work(input))).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+        let text = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied());
         Err(format!("internal error: {}", text.unwrap_or("a panic")))
     });
     let (status, bytes) = match result {

@@ -1,14 +1,17 @@
-//! `libxtrain_xla.so`: the emitter over xla-rs and the CPU PJRT plugin. The only thing in xtrain that links XLA.
+//! `libxtrain_xla.so`: the emitter over xla-rs and the CPU PJRT plugin. The only thing in xtrain
+//! that links XLA.
 //!
-//! As a shared library it is opened with `dlopen` when a graph must be lowered or a CPU client is wanted, and exports
-//! `GetPjrtApi` (so that any PJRT client can use it) and the small C interface in `ffi`. As a Rust library it is used by its
-//! own tests only. Set `TF_ENABLE_ONEDNN_OPTS=0` before opening it: the XLA library logs when loaded otherwise.
+//! As a shared library it is opened with `dlopen` when a graph must be lowered or a CPU client is
+//! wanted, and exports `GetPjrtApi` (so that any PJRT client can use it) and the small C interface
+//! in `ffi`. As a Rust library it is used by its own tests only. Set `TF_ENABLE_ONEDNN_OPTS=0`
+//! before opening it: the XLA library logs when loaded otherwise.
 
 pub mod emit;
 mod ffi;
 pub mod live;
 
-/// XLA's protobufs, generated from the descriptors in the library: `proto::xla::HloModuleProto` and all that it contains.
+/// XLA's protobufs, generated from the descriptors in the library: `proto::xla::HloModuleProto` and
+/// all that it contains.
 #[allow(missing_docs, clippy::all, clippy::pedantic, rustdoc::all)]
 pub mod proto {
     include!(concat!(env!("OUT_DIR"), "/proto.rs"));
@@ -16,7 +19,8 @@ pub mod proto {
 
 pub use ffi::GetPjrtApi;
 
-/// Version of the C interface in `ffi`. Raise it with every change that an older caller would notice.
+/// Version of the C interface in `ffi`. Raise it with every change that an older caller would
+/// notice.
 pub const ABI: u32 = 1;
 
 /// What identifies the XLA library that this was built against.

@@ -1,20 +1,30 @@
-//! Which temporaries a compiled module holds at its peak, from the schedule that the compiler left in it.
+//! Which temporaries a compiled module holds at its peak, from the schedule that the compiler left
+//! in it.
 //!
-//! One walk over the entry computation in scheduled order. A *buffer* is what one instruction writes; instructions that only
-//! rename memory (tuples, bitcasts, barriers, loops, which work in place) pass their operands' buffers on. A buffer lives from
-//! the instruction that writes it to the last that reads it. Arguments are the caller's, and results live in arguments where
-//! they are donated, so neither counts. Loops and calls add what their own computations hold while they run.
+//! One walk over the entry computation in scheduled order. A *buffer* is what one instruction
+//! writes; instructions that only rename memory (tuples, bitcasts, barriers, loops, which work in
+//! place) pass their operands' buffers on. A buffer lives from the instruction that writes it to
+//! the last that reads it. Arguments are the caller's, and results live in arguments where they are
+//! donated, so neither counts. Loops and calls add what their own computations hold while they run.
 
-use crate::proto::xla::{HloComputationProto, HloInstructionProto, HloModuleProto, PrimitiveType, ShapeProto};
+use crate::proto::xla::{
+    HloComputationProto, HloInstructionProto, HloModuleProto, PrimitiveType, ShapeProto,
+};
 use prost::Message;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use xtrain_graphs::memory::{LiveBuffer, Peak};
 
-/// The peak of a serialized, scheduled `HloModuleProto`. Refuses a module without a schedule, which no compiler has seen.
+/// The peak of a serialized, scheduled `HloModuleProto`. Refuses a module without a schedule, which
+/// no compiler has seen.
 pub fn peak(module: &[u8]) -> Result<Peak, String> {
-    let module = HloModuleProto::decode(module).map_err(|e| format!("the bytes are no HloModuleProto: {e}"))?;
+    let module = HloModuleProto::decode(module)
+        .map_err(|e| format!("the bytes are no HloModuleProto: {e}"))?;
     let computations = module.computations.iter().map(|c| (c.id, c)).collect();
-    let walk = Walk { module: &module, computations, peaks: HashMap::new() };
+    let walk = Walk {
+        module: &module,
+        computations,
+        peaks: HashMap::new(),
+    };
     walk.entry()
 }
 
@@ -25,7 +35,8 @@ struct Walk<'m> {
     peaks: HashMap<i64, Peak>,
 }
 
-/// The buffers behind a value: one list for each leaf of its shape, since a tuple's element may be any of several.
+/// The buffers behind a value: one list for each leaf of its shape, since a tuple's element may be
+/// any of several.
 type Leaves = Vec<BTreeSet<usize>>;
 
 impl<'m> Walk<'m> {
@@ -38,14 +49,27 @@ impl<'m> Walk<'m> {
         if let Some(known) = self.peaks.get(&id) {
             return Ok(known.clone());
         }
-        let computation = *self.computations.get(&id).ok_or_else(|| format!("there is no computation {id}"))?;
-        let schedule = self.module.schedule.as_ref().and_then(|schedule| schedule.sequences.get(&id));
+        let computation = *self
+            .computations
+            .get(&id)
+            .ok_or_else(|| format!("there is no computation {id}"))?;
+        let schedule = self
+            .module
+            .schedule
+            .as_ref()
+            .and_then(|schedule| schedule.sequences.get(&id));
         let order = schedule.ok_or("the module has no schedule: it is not a compiled one")?;
-        let instructions: HashMap<i64, &HloInstructionProto> = computation.instructions.iter().map(|i| (i.id, i)).collect();
+        let instructions: HashMap<i64, &HloInstructionProto> =
+            computation.instructions.iter().map(|i| (i.id, i)).collect();
         let order: Vec<&HloInstructionProto> = order
             .instruction_ids
             .iter()
-            .map(|id| instructions.get(id).copied().ok_or("the schedule names no instruction"))
+            .map(|id| {
+                instructions
+                    .get(id)
+                    .copied()
+                    .ok_or("the schedule names no instruction")
+            })
             .collect::<Result<_, _>>()?;
 
         // Who writes what, and who reads it last.
@@ -54,7 +78,11 @@ impl<'m> Walk<'m> {
         let mut last_read: Vec<usize> = Vec::new();
         let mut values: HashMap<i64, Leaves> = HashMap::new();
         for (place, instruction) in order.iter().enumerate() {
-            let operands: Vec<&Leaves> = instruction.operand_ids.iter().filter_map(|id| values.get(id)).collect();
+            let operands: Vec<&Leaves> = instruction
+                .operand_ids
+                .iter()
+                .filter_map(|id| values.get(id))
+                .collect();
             for buffer in operands.iter().flat_map(|leaves| leaves.iter()).flatten() {
                 last_read[*buffer] = place;
             }
@@ -72,13 +100,18 @@ impl<'m> Walk<'m> {
             };
             values.insert(instruction.id, leaves);
         }
-        // Results of the entry go to the caller; those of another computation into its caller's buffer.
-        let results: BTreeSet<usize> =
-            values.get(&computation.root_id).map(|leaves| leaves.iter().flatten().copied().collect()).unwrap_or_default();
+        // Results of the entry go to the caller; those of another computation into its caller's
+        // buffer.
+        let results: BTreeSet<usize> = values
+            .get(&computation.root_id)
+            .map(|leaves| leaves.iter().flatten().copied().collect())
+            .unwrap_or_default();
 
         let mut begins: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         let mut ends: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-        for buffer in (0..written.len()).filter(|buffer| !results.contains(buffer) && sizes[*buffer].0 > 0) {
+        for buffer in
+            (0..written.len()).filter(|buffer| !results.contains(buffer) && sizes[*buffer].0 > 0)
+        {
             begins.entry(written[buffer].0).or_default().push(buffer);
             ends.entry(last_read[buffer]).or_default().push(buffer);
         }
@@ -91,10 +124,16 @@ impl<'m> Walk<'m> {
             }
             let inner = self.inner(instruction)?;
             if held + inner.bytes > best.bytes {
-                let own = live.iter().map(|&buffer| describe(written[buffer].1, &sizes[buffer]));
+                let own = live
+                    .iter()
+                    .map(|&buffer| describe(written[buffer].1, &sizes[buffer]));
                 best = Peak {
                     bytes: held + inner.bytes,
-                    at: if inner.bytes > 0 { inner.at } else { op_name(instruction) },
+                    at: if inner.bytes > 0 {
+                        inner.at
+                    } else {
+                        op_name(instruction)
+                    },
                     buffers: own.chain(inner.buffers).collect(),
                 };
             }
@@ -103,14 +142,22 @@ impl<'m> Walk<'m> {
                 live.remove(&buffer);
             }
         }
-        best.buffers.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.op_name.cmp(&b.op_name)));
+        best.buffers.sort_by(|a, b| {
+            b.bytes
+                .cmp(&a.bytes)
+                .then_with(|| a.op_name.cmp(&b.op_name))
+        });
         self.peaks.insert(id, best.clone());
         Ok(best)
     }
 
-    /// What the computations that an instruction runs hold at most. Those of fusions and reductions live in registers.
+    /// What the computations that an instruction runs hold at most. Those of fusions and reductions
+    /// live in registers.
     fn inner(&mut self, instruction: &HloInstructionProto) -> Result<Peak, String> {
-        if !matches!(instruction.opcode.as_str(), "while" | "call" | "conditional") {
+        if !matches!(
+            instruction.opcode.as_str(),
+            "while" | "call" | "conditional"
+        ) {
             return Ok(Peak::default());
         }
         let mut most = Peak::default();
@@ -126,29 +173,44 @@ impl<'m> Walk<'m> {
 
 /// The buffers of an instruction that writes none of its own; `None` for one that does.
 fn renamed(instruction: &HloInstructionProto, operands: &[&Leaves]) -> Option<Leaves> {
-    let first = || operands.first().map(|leaves| (*leaves).clone()).unwrap_or_default();
+    let first = || {
+        operands
+            .first()
+            .map(|leaves| (*leaves).clone())
+            .unwrap_or_default()
+    };
     match instruction.opcode.as_str() {
         "parameter" | "constant" | "after-all" | "partition-id" | "replica-id" => {
             Some(vec![BTreeSet::new(); leaf_shapes(instruction).len()])
         }
-        "bitcast" | "opt-barrier" | "while" | "add-dependency" | "copy-done" | "all-reduce-done" | "all-gather-done" => {
-            Some(first())
-        }
-        "tuple" => Some(operands.iter().flat_map(|leaves| leaves.iter().cloned()).collect()),
+        "bitcast" | "opt-barrier" | "while" | "add-dependency" | "copy-done"
+        | "all-reduce-done" | "all-gather-done" => Some(first()),
+        "tuple" => Some(
+            operands
+                .iter()
+                .flat_map(|leaves| leaves.iter().cloned())
+                .collect(),
+        ),
         "get-tuple-element" => {
-            let element = first().get(usize::try_from(instruction.tuple_index).ok()?).cloned();
+            let element = first()
+                .get(usize::try_from(instruction.tuple_index).ok()?)
+                .cloned();
             Some(vec![element.unwrap_or_default()])
         }
         _ => None,
     }
 }
 
-/// The arrays of an instruction's shape. Tuples of tuples do not occur in our modules; their inner arrays stand in a row.
+/// The arrays of an instruction's shape. Tuples of tuples do not occur in our modules; their inner
+/// arrays stand in a row.
 fn leaf_shapes(instruction: &HloInstructionProto) -> Vec<&ShapeProto> {
     fn collect<'s>(shape: &'s ShapeProto, into: &mut Vec<&'s ShapeProto>) {
         match shape.tuple_shapes.is_empty() {
             true => into.push(shape),
-            false => shape.tuple_shapes.iter().for_each(|element| collect(element, into)),
+            false => shape
+                .tuple_shapes
+                .iter()
+                .for_each(|element| collect(element, into)),
         }
     }
     let mut shapes = Vec::new();
@@ -158,7 +220,8 @@ fn leaf_shapes(instruction: &HloInstructionProto) -> Vec<&ShapeProto> {
     shapes
 }
 
-/// Bytes of an array as XLA's CPU and GPU lay it out: no padding; numbers of under a byte take a byte.
+/// Bytes of an array as XLA's CPU and GPU lay it out: no padding; numbers of under a byte take a
+/// byte.
 fn bytes_of(shape: &ShapeProto) -> u64 {
     let elements: u64 = shape.dimensions.iter().map(|&d| d.max(0) as u64).product();
     elements * element_bytes(shape.element_type())
@@ -178,13 +241,26 @@ fn element_bytes(dtype: PrimitiveType) -> u64 {
 
 fn shape_text(shape: &ShapeProto) -> String {
     let dims: Vec<String> = shape.dimensions.iter().map(i64::to_string).collect();
-    format!("{}[{}]", shape.element_type().as_str_name().to_lowercase(), dims.join(","))
+    format!(
+        "{}[{}]",
+        shape.element_type().as_str_name().to_lowercase(),
+        dims.join(",")
+    )
 }
 
 fn op_name(instruction: &HloInstructionProto) -> String {
-    instruction.metadata.as_ref().map(|metadata| metadata.op_name.clone()).unwrap_or_default()
+    instruction
+        .metadata
+        .as_ref()
+        .map(|metadata| metadata.op_name.clone())
+        .unwrap_or_default()
 }
 
 fn describe(instruction: &HloInstructionProto, (bytes, shape): &(u64, String)) -> LiveBuffer {
-    LiveBuffer { bytes: *bytes, shape: shape.clone(), op_name: op_name(instruction), opcode: instruction.opcode.clone() }
+    LiveBuffer {
+        bytes: *bytes,
+        shape: shape.clone(),
+        op_name: op_name(instruction),
+        opcode: instruction.opcode.clone(),
+    }
 }

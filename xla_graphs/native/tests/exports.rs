@@ -1,5 +1,5 @@
-//! The C interface of `libxtrain_xla.so` as a program sees it that opens it late: exactly the promised names, the version
-//! numbers, errors as text, memory given back.
+//! The C interface of `libxtrain_xla.so` as a program sees it that opens it late: exactly the
+//! promised names, the version numbers, errors as text, memory given back.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::process::Command;
@@ -12,8 +12,18 @@ use xtrain_xla::proto::xla as pb;
 unsafe extern "C" {
     fn xtrain_xla_abi() -> u32;
     fn xtrain_xla_version() -> *const c_char;
-    fn xtrain_xla_lower(graph: *const u8, len: usize, out: *mut *mut u8, out_len: *mut usize) -> c_int;
-    fn xtrain_xla_hlo_text(module: *const u8, len: usize, out: *mut *mut u8, out_len: *mut usize) -> c_int;
+    fn xtrain_xla_lower(
+        graph: *const u8,
+        len: usize,
+        out: *mut *mut u8,
+        out_len: *mut usize,
+    ) -> c_int;
+    fn xtrain_xla_hlo_text(
+        module: *const u8,
+        len: usize,
+        out: *mut *mut u8,
+        out_len: *mut usize,
+    ) -> c_int;
     fn xtrain_xla_free(memory: *mut u8, len: usize);
 }
 
@@ -28,7 +38,11 @@ fn call(function: Call, input: &[u8]) -> Result<Vec<u8>, String> {
     let bytes = unsafe { slice::from_raw_parts(out, len) }.to_vec();
     // SAFETY: given back once, nothing refers to it.
     unsafe { xtrain_xla_free(out, len) };
-    if status == 0 { Ok(bytes) } else { Err(String::from_utf8(bytes).expect("messages are UTF-8")) }
+    if status == 0 {
+        Ok(bytes)
+    } else {
+        Err(String::from_utf8(bytes).expect("messages are UTF-8"))
+    }
 }
 
 /// The smallest module: one parameter, returned.
@@ -37,13 +51,24 @@ fn identity() -> pb::HloModuleProto {
         element_type: pb::PrimitiveType::F32 as i32,
         dimensions: vec![2, 3],
         is_dynamic_dimension: vec![false, false],
-        layout: Some(Box::new(pb::LayoutProto { minor_to_major: vec![1, 0], ..Default::default() })),
+        layout: Some(Box::new(pb::LayoutProto {
+            minor_to_major: vec![1, 0],
+            ..Default::default()
+        })),
         ..Default::default()
     };
-    let program =
-        pb::ProgramShapeProto { parameters: vec![shape.clone()], result: Some(shape.clone()), parameter_names: vec!["x".into()] };
-    let parameter =
-        pb::HloInstructionProto { name: "x".into(), opcode: "parameter".into(), shape: Some(shape), id: 1, ..Default::default() };
+    let program = pb::ProgramShapeProto {
+        parameters: vec![shape.clone()],
+        result: Some(shape.clone()),
+        parameter_names: vec!["x".into()],
+    };
+    let parameter = pb::HloInstructionProto {
+        name: "x".into(),
+        opcode: "parameter".into(),
+        shape: Some(shape),
+        id: 1,
+        ..Default::default()
+    };
     let entry = pb::HloComputationProto {
         name: "main".into(),
         instructions: vec![parameter],
@@ -77,19 +102,34 @@ fn versions() {
 fn generated_protos_make_modules_that_xla_reads() {
     let text = call(xtrain_xla_hlo_text, &identity().encode_to_vec()).expect("the module is valid");
     let text = String::from_utf8(text).expect("HLO text is UTF-8");
-    assert!(text.contains("HloModule identity") && text.contains("f32[2,3]{1,0} parameter(0)"), "{text}");
+    assert!(
+        text.contains("HloModule identity") && text.contains("f32[2,3]{1,0} parameter(0)"),
+        "{text}"
+    );
 }
 
 #[test]
 fn bad_modules_are_errors() {
-    assert!(call(xtrain_xla_hlo_text, b"garbage").unwrap_err().contains("no HloModuleProto"));
-    assert!(call(xtrain_xla_hlo_text, b"").unwrap_err().contains("no computation"));
+    assert!(
+        call(xtrain_xla_hlo_text, b"garbage")
+            .unwrap_err()
+            .contains("no HloModuleProto")
+    );
+    assert!(
+        call(xtrain_xla_hlo_text, b"")
+            .unwrap_err()
+            .contains("no computation")
+    );
     let mut missing_root = identity();
     missing_root.computations[0].root_id = 99;
     assert!(call(xtrain_xla_hlo_text, &missing_root.encode_to_vec()).is_err());
     let mut unknown_opcode = identity();
     unknown_opcode.computations[0].instructions[0].opcode = "no-such-opcode".into();
-    assert!(call(xtrain_xla_hlo_text, &unknown_opcode.encode_to_vec()).unwrap_err().contains("no-such-opcode"));
+    assert!(
+        call(xtrain_xla_hlo_text, &unknown_opcode.encode_to_vec())
+            .unwrap_err()
+            .contains("no-such-opcode")
+    );
 }
 
 #[test]
@@ -99,13 +139,22 @@ fn bad_graphs_are_errors() {
 
 #[test]
 fn exports_nothing_else() {
-    let library = std::env::current_exe().expect("a running test has a path").with_file_name("libxtrain_xla.so");
-    let Ok(output) = Command::new("nm").args(["-D", "--defined-only"]).arg(&library).output() else {
+    let library = std::env::current_exe()
+        .expect("a running test has a path")
+        .with_file_name("libxtrain_xla.so");
+    let Ok(output) = Command::new("nm")
+        .args(["-D", "--defined-only"])
+        .arg(&library)
+        .output()
+    else {
         eprintln!("SKIPPED: there is no nm");
         return;
     };
     let listing = String::from_utf8_lossy(&output.stdout).into_owned();
-    let names: Vec<_> = listing.lines().filter_map(|line| line.split_whitespace().last()).collect();
+    let names: Vec<_> = listing
+        .lines()
+        .filter_map(|line| line.split_whitespace().last())
+        .collect();
     let promised = [
         "GetPjrtApi",
         "xtrain_xla_abi",

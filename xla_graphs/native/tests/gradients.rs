@@ -1,10 +1,11 @@
 //! Every gradient rule against central finite differences in f64 on the CPU.
 //!
-//! A case draws shapes, attributes and arguments from a seed (ranks and sizes differ, sizes of 1 included) and gives a function
-//! of tensors. The loss is the sum of the result times fixed random weights; its derivative by every element of every float
-//! argument is compared with the five-point stencil. `cases.rs` is the table of cases; the table here says which operands of
-//! which operation have a gradient, and the test fails for one that no case reaches. A new operation does not compile here
-//! until it has a row.
+//! A case draws shapes, attributes and arguments from a seed (ranks and sizes differ, sizes of 1
+//! included) and gives a function of tensors. The loss is the sum of the result times fixed random
+//! weights; its derivative by every element of every float argument is compared with the five-point
+//! stencil. `cases.rs` is the table of cases; the table here says which operands of which operation
+//! have a gradient, and the test fails for one that no case reaches. A new operation does not
+//! compile here until it has a row.
 
 #[path = "gradients/cases.rs"]
 mod cases;
@@ -21,8 +22,9 @@ use xtrain_graphs::{DType, Error, Graph, InputRole, Shape, Tensor, Trace, backwa
 const SEEDS: u64 = 6;
 /// The stencil's step: a power of two, so that arguments on a grid stay exact in f32.
 const STEP: f64 = 1.0 / 1024.0;
-/// Bound on |gradient - difference| relative to max(1, |difference|). The stencil's own errors are STEP^4 f'''''/30 (3e-14 times the
-/// fifth derivative, which reaches a few thousand in the domains used) and rounding of the loss over STEP (1e-12 or so).
+/// Bound on |gradient - difference| relative to max(1, |difference|). The stencil's own errors are
+/// STEP^4 f'''''/30 (3e-14 times the fifth derivative, which reaches a few thousand in the domains
+/// used) and rounding of the loss over STEP (1e-12 or so).
 const TOLERANCE: f64 = 2e-9;
 
 macro_rules! gradient_table {
@@ -98,10 +100,12 @@ gradient_table! {
     Op::Softmax => [0];
     Op::CrossEntropy { .. } => [0];
     Op::Attention(_) => [0, 1, 2];
-    // Gradients themselves: compared through the operation that they belong to; no second derivatives.
+    // Gradients themselves: compared through the operation that they belong to; no second
+    // derivatives.
     Op::LayerNormGrad { .. } | Op::LayerNormScaleGrad { .. } | Op::GeluGrad(_) | Op::SoftmaxGrad => [];
     Op::CrossEntropyGrad { .. } | Op::AttentionGrad { .. } => [];
-    // Differs from finite differences by design; `a_stopped_gradient_is_the_identity_forwards` has it.
+    // Differs from finite differences by design; `a_stopped_gradient_is_the_identity_forwards` has
+    // it.
     Op::StopGradient => [];
     // A target's own form of attention, which passes put there after gradients are taken.
     Op::FusedAttention(_) | Op::FusedAttentionGrad(_) | Op::Part { .. } => [];
@@ -127,7 +131,9 @@ fn gradients_agree_with_finite_differences() {
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
-                while let Some((name, draw)) = cases.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+                while let Some((name, draw)) =
+                    cases.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
+                {
                     for seed in 0..SEEDS {
                         let mut rng = Rng(seed + 1);
                         let sample = draw(&mut rng);
@@ -138,7 +144,11 @@ fn gradients_agree_with_finite_differences() {
         }
     });
     let report = report.into_inner().unwrap();
-    let largest = report.worst.iter().max_by(|a, b| a.1.total_cmp(b.1)).unwrap();
+    let largest = report
+        .worst
+        .iter()
+        .max_by(|a, b| a.1.total_cmp(b.1))
+        .unwrap();
     println!(
         "{} cases x {SEEDS} seeds, {} derivatives; largest error {:.1e} ({})",
         cases.len(),
@@ -146,19 +156,38 @@ fn gradients_agree_with_finite_differences() {
         largest.1,
         largest.0
     );
-    assert!(report.failures.is_empty(), "{} failures:\n{}", report.failures.len(), report.failures.join("\n"));
+    assert!(
+        report.failures.is_empty(),
+        "{} failures:\n{}",
+        report.failures.len(),
+        report.failures.join("\n")
+    );
     for (index, (pattern, operands)) in TABLE.iter().enumerate() {
         for operand in *operands {
-            assert!(report.covered.contains(&(index, *operand)), "no case differentiates operand {operand} of {pattern}");
+            assert!(
+                report.covered.contains(&(index, *operand)),
+                "no case differentiates operand {operand} of {pattern}"
+            );
         }
     }
 }
 
 fn check(name: &'static str, seed: u64, sample: Sample, rng: &mut Rng, report: &Mutex<Report>) {
-    let label =
-        || format!("{name}, seed {seed}, {}", sample.arguments.iter().map(Argument::describe).collect::<Vec<_>>().join(" "));
+    let label = || {
+        format!(
+            "{name}, seed {seed}, {}",
+            sample
+                .arguments
+                .iter()
+                .map(Argument::describe)
+                .collect::<Vec<_>>()
+                .join(" ")
+        )
+    };
     let mut arguments: Vec<Value> = sample.arguments.iter().map(|a| a.draw(rng)).collect();
-    let real: Vec<usize> = (0..arguments.len()).filter(|&i| arguments[i].shape.dtype == DType::F64).collect();
+    let real: Vec<usize> = (0..arguments.len())
+        .filter(|&i| arguments[i].shape.dtype == DType::F64)
+        .collect();
     let graphs = record(&arguments, &real, &sample, rng);
     let (forward, graph, weights) = graphs.unwrap_or_else(|e| panic!("{}: {e}", label()));
     let covered = coverage(&forward, &real);
@@ -175,14 +204,22 @@ fn check(name: &'static str, seed: u64, sample: Sample, rng: &mut Rng, report: &
                 arguments[argument].set(i, x + steps * STEP);
                 loss_at(&arguments)
             };
-            let difference = (8.0 * (moved(1.0) - moved(-1.0)) - (moved(2.0) - moved(-2.0))) / (12.0 * STEP);
+            let difference =
+                (8.0 * (moved(1.0) - moved(-1.0)) - (moved(2.0) - moved(-2.0))) / (12.0 * STEP);
             arguments[argument].set(i, x);
             let error = (gradient[i] - difference).abs() / difference.abs().max(1.0);
             worst = worst.max(error);
             elements += 1;
             // Written so that a NaN fails.
-            if !matches!(error.partial_cmp(&TOLERANCE), Some(std::cmp::Ordering::Less)) {
-                failures.push(format!("{}: argument {argument}[{i}] = {x}: {} but {difference}", label(), gradient[i]));
+            if !matches!(
+                error.partial_cmp(&TOLERANCE),
+                Some(std::cmp::Ordering::Less)
+            ) {
+                failures.push(format!(
+                    "{}: argument {argument}[{i}] = {x}: {} but {difference}",
+                    label(),
+                    gradient[i]
+                ));
             }
         }
     }
@@ -195,9 +232,16 @@ fn check(name: &'static str, seed: u64, sample: Sample, rng: &mut Rng, report: &
 }
 
 /// The forward graph, the graph of loss and gradients, and the weights that are its last argument.
-fn record(arguments: &[Value], real: &[usize], sample: &Sample, rng: &mut Rng) -> xtrain_graphs::Result<(Graph, Graph, Value)> {
+fn record(
+    arguments: &[Value],
+    real: &[usize],
+    sample: &Sample,
+    rng: &mut Rng,
+) -> xtrain_graphs::Result<(Graph, Graph, Value)> {
     let inputs = |trace: &Trace| -> Vec<Tensor> {
-        let declare = |(i, a): (usize, &Value)| trace.input(format!("in{i}"), a.shape.clone(), InputRole::Feed);
+        let declare = |(i, a): (usize, &Value)| {
+            trace.input(format!("in{i}"), a.shape.clone(), InputRole::Feed)
+        };
         arguments.iter().enumerate().map(declare).collect()
     };
     let trace = Trace::new();
@@ -209,9 +253,15 @@ fn record(arguments: &[Value], real: &[usize], sample: &Sample, rng: &mut Rng) -
     let result = (sample.function)(&tensors)?;
     assert_eq!(result.dtype(), DType::F64);
     // Multiples of 1/256: exact in f32, which a conversion's gradient passes through.
-    let numbers: Vec<f64> = (0..result.shape().elements()).map(|_| rng.float(-512.0, 512.0).round() / 256.0).collect();
+    let numbers: Vec<f64> = (0..result.shape().elements())
+        .map(|_| rng.float(-512.0, 512.0).round() / 256.0)
+        .collect();
     let weights = Value::new(DType::F64, result.dims(), &numbers);
-    let weight_input = trace.input("weights", Shape::new(DType::F64, result.dims()), InputRole::Feed);
+    let weight_input = trace.input(
+        "weights",
+        Shape::new(DType::F64, result.dims()),
+        InputRole::Feed,
+    );
     let loss = result.mul(&weight_input)?.sum_all()?;
     let parameters: Vec<Tensor> = real.iter().map(|&i| tensors[i].clone()).collect();
     let gradients = backward(&loss, &parameters)?;
@@ -232,7 +282,11 @@ fn coverage(graph: &Graph, real: &[usize]) -> BTreeSet<(usize, usize)> {
             _ => node.shape.dtype.is_float() && node.operands.iter().any(|&o| carries[o as usize]),
         };
         if carries[id] {
-            let through = node.operands.iter().enumerate().filter(|&(_, &o)| carries[o as usize]);
+            let through = node
+                .operands
+                .iter()
+                .enumerate()
+                .filter(|&(_, &o)| carries[o as usize]);
             covered.extend(through.map(|(operand, _)| (row(&node.op), operand)));
         }
     }
@@ -244,16 +298,26 @@ fn an_operation_without_a_rule_is_named() {
     let trace = Trace::new();
     let x = trace.input("x", Shape::new(DType::F64, [2]), InputRole::Feed);
     let _scope = trace.scope("h.0");
-    let loss = x.rem(&x.mul_scalar(2.0).unwrap()).unwrap().sum_all().unwrap();
+    let loss = x
+        .rem(&x.mul_scalar(2.0).unwrap())
+        .unwrap()
+        .sum_all()
+        .unwrap();
     let error = backward(&loss, &[x]).unwrap_err();
     let message = error.to_string();
     assert!(matches!(error, Error::NoGradient { .. }), "{message}");
-    assert!(message.contains("rem in h.0") && message.contains("gradients.rs"), "{message}");
+    assert!(
+        message.contains("rem in h.0") && message.contains("gradients.rs"),
+        "{message}"
+    );
 }
 
 #[test]
 fn an_unused_parameter_has_a_zero_gradient() {
-    let arguments = [Value::new(DType::F64, &[2], &[1.0, 2.0]), Value::new(DType::F64, &[3], &[1.0; 3])];
+    let arguments = [
+        Value::new(DType::F64, &[2], &[1.0, 2.0]),
+        Value::new(DType::F64, &[3], &[1.0; 3]),
+    ];
     let results = support::evaluate(&arguments, |_, x| {
         let loss = x[0].mul(&x[0])?.sum_all()?;
         backward(&loss, &[x[1].clone(), x[0].clone(), loss.clone()])

@@ -1,5 +1,5 @@
-//! The emitter's product as a whole: what the module says, that it is the same bytes every time, and that nothing malformed
-//! reaches XLA's C++.
+//! The emitter's product as a whole: what the module says, that it is the same bytes every time,
+//! and that nothing malformed reaches XLA's C++.
 
 mod support;
 
@@ -8,7 +8,9 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 use support::{Rng, Value, model::training_step};
 use xtrain_graphs::op::{Attention, F64, Op, Scalar};
-use xtrain_graphs::{CudaTarget, DType, Graph, GraphNode, InputRole, Shape, Target, Trace, backward, passes};
+use xtrain_graphs::{
+    CudaTarget, DType, Graph, GraphNode, InputRole, Shape, Target, Trace, backward, passes,
+};
 use xtrain_xla::proto::xla::{HloComputationProto, HloModuleProto};
 
 fn prepared(layers: usize) -> Graph {
@@ -21,7 +23,11 @@ fn module(graph: &Graph) -> HloModuleProto {
 }
 
 fn entry(module: &HloModuleProto) -> &HloComputationProto {
-    module.computations.iter().find(|c| c.id == module.entry_computation_id).unwrap()
+    module
+        .computations
+        .iter()
+        .find(|c| c.id == module.entry_computation_id)
+        .unwrap()
 }
 
 #[test]
@@ -30,16 +36,40 @@ fn the_module_names_parameters_outputs_aliases_and_model_paths() {
     let module = module(&graph);
     assert_eq!(module.name.split('.').next(), Some("train"));
     let entry = entry(&module);
-    let mut parameters: Vec<_> = entry.instructions.iter().filter(|i| i.opcode == "parameter").collect();
+    let mut parameters: Vec<_> = entry
+        .instructions
+        .iter()
+        .filter(|i| i.opcode == "parameter")
+        .collect();
     parameters.sort_by_key(|i| i.parameter_number);
     assert_eq!(parameters.len(), graph.inputs.len());
     for (parameter, input) in parameters.iter().zip(&graph.inputs) {
-        assert!(parameter.name.starts_with(&input.name), "{} for {}", parameter.name, input.name);
+        assert!(
+            parameter.name.starts_with(&input.name),
+            "{} for {}",
+            parameter.name,
+            input.name
+        );
         let shape = parameter.shape.as_ref().unwrap();
-        assert_eq!(shape.dimensions, input.shape.dims.iter().map(|&d| d as i64).collect::<Vec<_>>());
+        assert_eq!(
+            shape.dimensions,
+            input
+                .shape
+                .dims
+                .iter()
+                .map(|&d| d as i64)
+                .collect::<Vec<_>>()
+        );
     }
-    let root = entry.instructions.iter().find(|i| i.id == entry.root_id).unwrap();
-    assert_eq!((root.opcode.as_str(), root.operand_ids.len()), ("tuple", graph.outputs.len()));
+    let root = entry
+        .instructions
+        .iter()
+        .find(|i| i.id == entry.root_id)
+        .unwrap();
+    assert_eq!(
+        (root.opcode.as_str(), root.operand_ids.len()),
+        ("tuple", graph.outputs.len())
+    );
     let aliases: BTreeSet<(i64, i64)> = module
         .input_output_alias
         .as_ref()
@@ -48,92 +78,222 @@ fn the_module_names_parameters_outputs_aliases_and_model_paths() {
         .iter()
         .map(|e| (e.parameter_number, e.output_shape_index[0]))
         .collect();
-    assert_eq!(aliases, graph.aliases().map(|(_, i, o)| (i as i64, o as i64)).collect());
+    assert_eq!(
+        aliases,
+        graph
+            .aliases()
+            .map(|(_, i, o)| (i as i64, o as i64))
+            .collect()
+    );
     assert!(aliases.len() > 20, "state is donated");
     // No marker is left.
-    assert!(entry.instructions.iter().all(|i| i.opcode != "custom-call" && i.custom_call_target.is_empty()));
+    assert!(
+        entry
+            .instructions
+            .iter()
+            .all(|i| i.opcode != "custom-call" && i.custom_call_target.is_empty())
+    );
     let barriers = graph.nodes.iter().filter(|n| n.op == Op::Barrier).count();
     assert!(barriers >= 2);
-    assert_eq!(entry.instructions.iter().filter(|i| i.opcode == "opt-barrier").count(), barriers);
+    assert_eq!(
+        entry
+            .instructions
+            .iter()
+            .filter(|i| i.opcode == "opt-barrier")
+            .count(),
+        barriers
+    );
     // Each instruction says where it comes from.
-    let names: BTreeSet<&str> = entry.instructions.iter().map(|i| i.metadata.as_ref().unwrap().op_name.as_str()).collect();
-    for name in ["train/h.0.attn/dot", "train/h.1.mlp/tanh", "train/wte.weight", "train/outputs", "train/h.0/reduce_sum"] {
+    let names: BTreeSet<&str> = entry
+        .instructions
+        .iter()
+        .map(|i| i.metadata.as_ref().unwrap().op_name.as_str())
+        .collect();
+    for name in [
+        "train/h.0.attn/dot",
+        "train/h.1.mlp/tanh",
+        "train/wte.weight",
+        "train/outputs",
+        "train/h.0/reduce_sum",
+    ] {
         assert!(names.contains(name), "{name} in {names:?}");
     }
-    let op = |opcode: &'static str| entry.instructions.iter().filter(move |i| i.opcode == opcode);
+    let op = |opcode: &'static str| {
+        entry
+            .instructions
+            .iter()
+            .filter(move |i| i.opcode == opcode)
+    };
     for i in op("dot") {
-        assert!(i.metadata.as_ref().unwrap().op_name.ends_with("/dot"), "{} is {}", i.name, i.metadata.as_ref().unwrap().op_name);
+        assert!(
+            i.metadata.as_ref().unwrap().op_name.ends_with("/dot"),
+            "{} is {}",
+            i.name,
+            i.metadata.as_ref().unwrap().op_name
+        );
     }
-    let dots = graph.nodes.iter().filter(|n| matches!(n.op, Op::Dot { .. })).count();
+    let dots = graph
+        .nodes
+        .iter()
+        .filter(|n| matches!(n.op, Op::Dot { .. }))
+        .count();
     assert_eq!(op("dot").count(), dots);
 }
 
-/// Names, operands, results and layouts as XLA:GPU reads them (`tests/target.rs` lets its compiler and cuDNN read them).
+/// Names, operands, results and layouts as XLA:GPU reads them (`tests/target.rs` lets its compiler
+/// and cuDNN read them).
 #[test]
 fn attention_for_cudnn_is_one_call_each_way() {
     let trace = Trace::new();
     let shape = Shape::new(DType::BF16, [2, 3, 8, 64]);
     let [q, k, v] = ["q", "k", "v"].map(|name| trace.input(name, shape.clone(), InputRole::State));
     let mask = trace.input("mask", Shape::new(DType::Pred, [2, 8]), InputRole::Feed);
-    let of = Attention { scale: F64::new(0.125), causal: true, window: None, key_mask: false, dropout: None };
+    let of = Attention {
+        scale: F64::new(0.125),
+        causal: true,
+        window: None,
+        key_mask: false,
+        dropout: None,
+    };
     let out = q.attention(&k, &v, Some(&mask), None, of).unwrap();
     let loss = out.convert(DType::F32).unwrap().sum_all().unwrap();
-    let [dq, dk, dv]: [_; 3] = backward(&loss, &[q, k, v]).unwrap().try_into().ok().unwrap();
+    let [dq, dk, dv]: [_; 3] = backward(&loss, &[q, k, v])
+        .unwrap()
+        .try_into()
+        .ok()
+        .unwrap();
     for (name, grad) in [("dq", dq), ("dk", dk), ("dv", dv)] {
         trace.output(name, &grad);
     }
-    let target = Target::Cuda(CudaTarget { capability: 90, fused_attention: true, ..CudaTarget::default() });
+    let target = Target::Cuda(CudaTarget {
+        capability: 90,
+        fused_attention: true,
+        ..CudaTarget::default()
+    });
     let graph = passes::prepare(&trace.cut("attend").unwrap(), target).unwrap();
     let module = module(&graph);
     let entry = entry(&module);
-    let calls: Vec<_> = entry.instructions.iter().filter(|i| i.opcode == "custom-call").collect();
-    let names: Vec<&str> = calls.iter().map(|i| i.custom_call_target.as_str()).collect();
-    assert_eq!(names, ["__cudnn$fmhaScaleBiasSoftmax", "__cudnn$fmhaScaleBiasSoftmaxBackward"]);
+    let calls: Vec<_> = entry
+        .instructions
+        .iter()
+        .filter(|i| i.opcode == "custom-call")
+        .collect();
+    let names: Vec<&str> = calls
+        .iter()
+        .map(|i| i.custom_call_target.as_str())
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "__cudnn$fmhaScaleBiasSoftmax",
+            "__cudnn$fmhaScaleBiasSoftmaxBackward"
+        ]
+    );
     for (call, operands, results) in [(calls[0], 4, 3), (calls[1], 7, 4)] {
-        assert_eq!((call.operand_ids.len(), call.operand_shapes_with_layout.len()), (operands, operands));
+        assert_eq!(
+            (
+                call.operand_ids.len(),
+                call.operand_shapes_with_layout.len()
+            ),
+            (operands, operands)
+        );
         let tuple = &call.shape.as_ref().unwrap().tuple_shapes;
         assert_eq!(tuple.len(), results);
         assert_eq!(tuple[0].dimensions, [2, 3, 8, 64]);
-        assert_eq!(tuple[0].layout.as_ref().unwrap().minor_to_major, [3, 1, 2, 0]);
-        assert_eq!(tuple[results - 1].dimensions, [0], "the workspace is the compiler's");
+        assert_eq!(
+            tuple[0].layout.as_ref().unwrap().minor_to_major,
+            [3, 1, 2, 0]
+        );
+        assert_eq!(
+            tuple[results - 1].dimensions,
+            [0],
+            "the workspace is the compiler's"
+        );
         assert!(call.constrain_layout);
         let first = &call.operand_shapes_with_layout[0];
         assert_eq!(
-            (&first.dimensions[..], &first.layout.as_ref().unwrap().minor_to_major[..]),
+            (
+                &first.dimensions[..],
+                &first.layout.as_ref().unwrap().minor_to_major[..]
+            ),
             (&[2, 8, 3, 64][..], &[3, 2, 1, 0][..])
         );
         let config = String::from_utf8(call.backend_config.clone()).unwrap();
-        for part in
-            [r#""fmha_scale":0.125"#, r#""mask_type":"CAUSAL""#, r#""dimensions":["2","3","8","8"]"#, r#""element_type":"BF16""#]
-        {
+        for part in [
+            r#""fmha_scale":0.125"#,
+            r#""mask_type":"CAUSAL""#,
+            r#""dimensions":["2","3","8","8"]"#,
+            r#""element_type":"BF16""#,
+        ] {
             assert!(config.contains(part), "{part} in {config}");
         }
-        assert!(call.metadata.as_ref().unwrap().op_name.starts_with("attend/"));
+        assert!(
+            call.metadata
+                .as_ref()
+                .unwrap()
+                .op_name
+                .starts_with("attend/")
+        );
     }
-    let parts = entry.instructions.iter().filter(|i| i.opcode == "get-tuple-element");
+    let parts = entry
+        .instructions
+        .iter()
+        .filter(|i| i.opcode == "get-tuple-element");
     let parts: Vec<_> = parts.map(|i| (i.operand_ids[0], i.tuple_index)).collect();
     // Operands are named by the lower half of an id; the upper half is the computation's.
     let [forward, backward] = [calls[0].id, calls[1].id].map(|id| id & i64::from(u32::MAX));
-    // The gradient of each operand, and of the forward call its statistics and its output, which the backward call reads.
+    // The gradient of each operand, and of the forward call its statistics and its output, which
+    // the backward call reads.
     assert_eq!(
         BTreeSet::from_iter(parts),
-        BTreeSet::from([(forward, 0), (forward, 1), (backward, 0), (backward, 1), (backward, 2)])
+        BTreeSet::from([
+            (forward, 0),
+            (forward, 1),
+            (backward, 0),
+            (backward, 1),
+            (backward, 2)
+        ])
     );
-    assert!(entry.instructions.iter().all(|i| !i.custom_call_target.starts_with("xt.")));
+    assert!(
+        entry
+            .instructions
+            .iter()
+            .all(|i| !i.custom_call_target.starts_with("xt."))
+    );
 }
 
-/// On a card products of f32 are as exact as everywhere unless TF32 is asked for. XLA rounds where nothing is said.
+/// On a card products of f32 are as exact as everywhere unless TF32 is asked for. XLA rounds where
+/// nothing is said.
 #[test]
 fn products_of_f32_are_exact_unless_tf32_is_asked_for() {
     let precisions = |tf32: bool| -> BTreeSet<Vec<i32>> {
-        let target = Target::Cuda(CudaTarget { capability: 90, tf32, ..CudaTarget::default() });
+        let target = Target::Cuda(CudaTarget {
+            capability: 90,
+            tf32,
+            ..CudaTarget::default()
+        });
         let module = module(&passes::prepare(&training_step(1), target).unwrap());
-        let dots = entry(&module).instructions.iter().filter(|i| i.opcode == "dot");
-        dots.map(|dot| dot.precision_config.as_ref().map(|config| config.operand_precision.clone()).unwrap_or_default()).collect()
+        let dots = entry(&module)
+            .instructions
+            .iter()
+            .filter(|i| i.opcode == "dot");
+        dots.map(|dot| {
+            dot.precision_config
+                .as_ref()
+                .map(|config| config.operand_precision.clone())
+                .unwrap_or_default()
+        })
+        .collect()
     };
     let highest = xtrain_xla::proto::xla::precision_config::Precision::Highest as i32;
     assert_eq!(precisions(false), BTreeSet::from([vec![highest; 2]]));
-    assert!(!precisions(true).is_empty() && precisions(true).iter().flatten().all(|&precision| precision == 0));
+    assert!(
+        !precisions(true).is_empty()
+            && precisions(true)
+                .iter()
+                .flatten()
+                .all(|&precision| precision == 0)
+    );
 }
 
 /// The call's name, rate and seed when cuDNN draws the masks.
@@ -145,7 +305,13 @@ fn dropout_inside_of_attention_is_said_to_both_calls() {
     let key = trace.input("key", Shape::new(DType::U32, [2]), InputRole::Feed);
     let randomness = xtrain_graphs::Randomness::keyed(key);
     let rate = 0.25;
-    let of = Attention { scale: F64::new(0.125), causal: true, window: None, key_mask: false, dropout: Some(F64::new(rate)) };
+    let of = Attention {
+        scale: F64::new(0.125),
+        causal: true,
+        window: None,
+        key_mask: false,
+        dropout: Some(F64::new(rate)),
+    };
     let mut x = q;
     for _ in 0..2 {
         let keep = randomness.keep_mask(&[2, 3, 8, 8], rate).unwrap();
@@ -155,19 +321,46 @@ fn dropout_inside_of_attention_is_said_to_both_calls() {
     for (name, grad) in ["dk", "dv"].iter().zip(backward(&loss, &[k, v]).unwrap()) {
         trace.output(*name, &grad);
     }
-    let card = CudaTarget { capability: 90, fused_attention: true, fused_dropout: true, tf32: false };
-    let module = module(&passes::prepare(&trace.cut("attend").unwrap(), Target::Cuda(card)).unwrap());
-    let calls: Vec<_> = entry(&module).instructions.iter().filter(|i| i.opcode == "custom-call").collect();
+    let card = CudaTarget {
+        capability: 90,
+        fused_attention: true,
+        fused_dropout: true,
+        tf32: false,
+    };
+    let module =
+        module(&passes::prepare(&trace.cut("attend").unwrap(), Target::Cuda(card)).unwrap());
+    let calls: Vec<_> = entry(&module)
+        .instructions
+        .iter()
+        .filter(|i| i.opcode == "custom-call")
+        .collect();
     assert_eq!(calls.len(), 4);
     let mut seeds = std::collections::BTreeMap::<String, Vec<String>>::new();
     for call in calls {
         let config = String::from_utf8(call.backend_config.clone()).unwrap();
         assert!(config.contains(r#""dropout_rate":0.25"#), "{config}");
-        let seed = config.split(r#""seed":""#).nth(1).unwrap().split('"').next().unwrap().to_string();
-        seeds.entry(seed).or_default().push(call.custom_call_target.clone());
+        let seed = config
+            .split(r#""seed":""#)
+            .nth(1)
+            .unwrap()
+            .split('"')
+            .next()
+            .unwrap()
+            .to_string();
+        seeds
+            .entry(seed)
+            .or_default()
+            .push(call.custom_call_target.clone());
     }
-    let both = ["__cudnn$fmhaSoftmaxDropout", "__cudnn$fmhaSoftmaxDropoutBackward"];
-    assert_eq!(seeds.len(), 2, "each attention has masks of its own: {seeds:?}");
+    let both = [
+        "__cudnn$fmhaSoftmaxDropout",
+        "__cudnn$fmhaSoftmaxDropoutBackward",
+    ];
+    assert_eq!(
+        seeds.len(),
+        2,
+        "each attention has masks of its own: {seeds:?}"
+    );
     assert!(seeds.values().all(|calls| *calls == both), "{seeds:?}");
 }
 
@@ -186,12 +379,18 @@ fn xla_accepts_and_runs_the_step() {
                 (_, DType::F32) => rng.float(-0.5, 0.5),
                 _ => rng.int(0, 1) as f64,
             };
-            let numbers: Vec<f64> = (0..input.shape.elements()).map(|_| draw(&mut rng)).collect();
+            let numbers: Vec<f64> = (0..input.shape.elements())
+                .map(|_| draw(&mut rng))
+                .collect();
             Value::new(input.shape.dtype, &input.shape.dims, &numbers)
         })
         .collect();
     let first = program.run(&arguments);
-    assert!(first.iter().all(|v| v.numbers().iter().all(|x| x.is_finite())));
+    assert!(
+        first
+            .iter()
+            .all(|v| v.numbers().iter().all(|x| x.is_finite()))
+    );
     // The same key draws the same masks.
     assert_eq!(first, program.run(&arguments));
 }
@@ -201,13 +400,19 @@ fn xla_accepts_and_runs_the_step() {
 fn child_process_prints_its_module() {
     if std::env::var_os("XTRAIN_TEST_CHILD").is_some() {
         let graph = prepared(3);
-        println!("CHILD {} {}", graph.fingerprint(), hash(&xtrain_xla::lower(&graph.to_bytes()).unwrap()));
+        println!(
+            "CHILD {} {}",
+            graph.fingerprint(),
+            hash(&xtrain_xla::lower(&graph.to_bytes()).unwrap())
+        );
     }
 }
 
 /// FNV-1a: enough to see a difference.
 fn hash(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| {
+        (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 #[test]
@@ -234,23 +439,35 @@ fn lowering_gives_the_same_bytes_in_every_process() {
 fn composites_are_refused_by_name_and_place() {
     let graph = training_step(1);
     let error = xtrain_xla::lower(&graph.to_bytes()).unwrap_err();
-    assert!(error.contains("layer_norm in h.0") && error.contains("f32[2,4,8], f32[8], f32[8]"), "{error}");
+    assert!(
+        error.contains("layer_norm in h.0") && error.contains("f32[2,4,8], f32[8], f32[8]"),
+        "{error}"
+    );
     assert!(error.contains("passes::prepare"), "{error}");
 }
 
-/// A graph of one operation over inputs of the given shapes, recorded shape included, however wrong.
+/// A graph of one operation over inputs of the given shapes, recorded shape included, however
+/// wrong.
 fn single(op: Op, operands: &[Shape], result: Shape) -> Graph {
     let trace = Trace::new();
     let _scope = trace.scope("h.7.attn");
     for (i, shape) in operands.iter().enumerate() {
-        trace.output(format!("out{i}"), &trace.input(format!("in{i}"), shape.clone(), InputRole::Feed));
+        trace.output(
+            format!("out{i}"),
+            &trace.input(format!("in{i}"), shape.clone(), InputRole::Feed),
+        );
     }
     let mut graph = trace.cut("broken").unwrap();
     if graph.scopes.len() == 1 {
         graph.scopes.push("h.7.attn".into());
     }
     let operands = (0..operands.len() as u32).collect();
-    graph.nodes.push(GraphNode { op, operands, shape: result, scope: 1 });
+    graph.nodes.push(GraphNode {
+        op,
+        operands,
+        shape: result,
+        scope: 1,
+    });
     graph
 }
 
@@ -266,24 +483,67 @@ fn refused(graph: &Graph, parts: &[&str]) {
 fn malformed_graphs_are_errors_before_they_reach_xla() {
     let f32s = |dims: &[usize]| Shape::new(DType::F32, dims);
     let scalar = |value, dtype| single(Op::Constant { value, dtype }, &[], Shape::scalar(dtype));
-    refused(&single(Op::Reshape(vec![7]), &[f32s(&[2, 3])], f32s(&[7])), &["reshape in h.7.attn", "f32[2,3]", "6 elements"]);
-    refused(&single(Op::Reshape(vec![3, 2]), &[f32s(&[2, 3])], f32s(&[6])), &["reshape", "f32[3,2]", "f32[6] is recorded"]);
-    refused(&single(Op::Select, &[f32s(&[2])], f32s(&[2])), &["select", "takes 3 operands, got 1"]);
-    refused(&scalar(Scalar::Int(-1), DType::U32), &["constant in h.7.attn", "-1 does not fit u32"]);
-    refused(&scalar(Scalar::Bool(true), DType::F32), &["constant", "no value of f32"]);
-    refused(&scalar(Scalar::Float(F64::new(1.0)), DType::S32), &["constant", "no value of s32"]);
+    refused(
+        &single(Op::Reshape(vec![7]), &[f32s(&[2, 3])], f32s(&[7])),
+        &["reshape in h.7.attn", "f32[2,3]", "6 elements"],
+    );
+    refused(
+        &single(Op::Reshape(vec![3, 2]), &[f32s(&[2, 3])], f32s(&[6])),
+        &["reshape", "f32[3,2]", "f32[6] is recorded"],
+    );
+    refused(
+        &single(Op::Select, &[f32s(&[2])], f32s(&[2])),
+        &["select", "takes 3 operands, got 1"],
+    );
+    refused(
+        &scalar(Scalar::Int(-1), DType::U32),
+        &["constant in h.7.attn", "-1 does not fit u32"],
+    );
+    refused(
+        &scalar(Scalar::Bool(true), DType::F32),
+        &["constant", "no value of f32"],
+    );
+    refused(
+        &scalar(Scalar::Float(F64::new(1.0)), DType::S32),
+        &["constant", "no value of s32"],
+    );
     let huge = Shape::new(DType::F32, [1 << 40, 1 << 40]);
-    refused(&single(Op::Iota { dims: huge.dims.clone(), dim: 0, dtype: DType::F32 }, &[], huge.clone()), &["iota", "too large"]);
-    refused(&single(Op::Barrier, std::slice::from_ref(&huge), huge.clone()), &["input", "too large"]);
+    refused(
+        &single(
+            Op::Iota {
+                dims: huge.dims.clone(),
+                dim: 0,
+                dtype: DType::F32,
+            },
+            &[],
+            huge.clone(),
+        ),
+        &["iota", "too large"],
+    );
+    refused(
+        &single(Op::Barrier, std::slice::from_ref(&huge), huge.clone()),
+        &["input", "too large"],
+    );
     let ids = Shape::new(DType::S32, [2]);
     refused(
         &single(Op::TakeRows, &[f32s(&[0, 3]), ids], f32s(&[2, 3])),
         &["take_rows", "the table has no rows", "f32[0,3], s32[2]"],
     );
     // What only XLA checks still comes back as an error with the place.
-    let dims = xtrain_graphs::op::DotDims { lhs_contracting: vec![0, 0], rhs_contracting: vec![0, 0], ..Default::default() };
-    let dot = Op::Dot { dims, dtype: DType::F32, exact: false };
-    refused(&single(dot, &[f32s(&[2]), f32s(&[2])], f32s(&[])), &["dot in h.7.attn", "XLA says"]);
+    let dims = xtrain_graphs::op::DotDims {
+        lhs_contracting: vec![0, 0],
+        rhs_contracting: vec![0, 0],
+        ..Default::default()
+    };
+    let dot = Op::Dot {
+        dims,
+        dtype: DType::F32,
+        exact: false,
+    };
+    refused(
+        &single(dot, &[f32s(&[2]), f32s(&[2])], f32s(&[])),
+        &["dot in h.7.attn", "XLA says"],
+    );
 
     let good = || single(Op::Barrier, &[f32s(&[2]), f32s(&[2])], f32s(&[2]));
     let broken = |change: fn(&mut Graph)| {
@@ -293,16 +553,43 @@ fn malformed_graphs_are_errors_before_they_reach_xla() {
         graph
     };
     assert!(xtrain_xla::lower(&broken(|_| ()).to_bytes()).is_ok());
-    refused(&broken(|g| g.nodes[2].operands[0] = 2), &["node 2 reads node 2, which does not precede it"]);
-    refused(&broken(|g| g.nodes[2].operands[0] = u32::MAX), &["does not precede it"]);
+    refused(
+        &broken(|g| g.nodes[2].operands[0] = 2),
+        &["node 2 reads node 2, which does not precede it"],
+    );
+    refused(
+        &broken(|g| g.nodes[2].operands[0] = u32::MAX),
+        &["does not precede it"],
+    );
     refused(&broken(|g| g.nodes[2].scope = 9), &["model path 9 of 2"]);
-    refused(&broken(|g| g.nodes[1].op = Op::Input(0)), &["input 0 is declared twice"]);
-    refused(&broken(|g| g.nodes[1].op = Op::Input(5)), &["there is no input 5"]);
-    refused(&broken(|g| g.inputs[1].shape.dims[0] = 3), &["input", "f32[3]"]);
-    refused(&broken(|g| g.inputs[1].name = "in0".into()), &["two inputs are named `in0`"]);
-    refused(&broken(|g| g.outputs[1].name = "out0".into()), &["two outputs are named `out0`"]);
-    refused(&broken(|g| g.outputs[1].node = 40), &["output `out1` is node 40"]);
-    refused(&broken(|g| g.inputs[1].name = "a\0b".into()), &["zero byte"]);
+    refused(
+        &broken(|g| g.nodes[1].op = Op::Input(0)),
+        &["input 0 is declared twice"],
+    );
+    refused(
+        &broken(|g| g.nodes[1].op = Op::Input(5)),
+        &["there is no input 5"],
+    );
+    refused(
+        &broken(|g| g.inputs[1].shape.dims[0] = 3),
+        &["input", "f32[3]"],
+    );
+    refused(
+        &broken(|g| g.inputs[1].name = "in0".into()),
+        &["two inputs are named `in0`"],
+    );
+    refused(
+        &broken(|g| g.outputs[1].name = "out0".into()),
+        &["two outputs are named `out0`"],
+    );
+    refused(
+        &broken(|g| g.outputs[1].node = 40),
+        &["output `out1` is node 40"],
+    );
+    refused(
+        &broken(|g| g.inputs[1].name = "a\0b".into()),
+        &["zero byte"],
+    );
     refused(&broken(|g| g.name = "a\0b".into()), &["zero byte"]);
     refused(&broken(|g| g.format = 99), &["format 99"]);
 }
@@ -347,35 +634,69 @@ fn a_large_graph_lowers_quickly() {
         })
         .min()
         .unwrap();
-    println!("{} nodes, {} kB of HLO: first {first:?}, best {best:?}", graph.nodes.len(), module.len() / 1000);
+    println!(
+        "{} nodes, {} kB of HLO: first {first:?}, best {best:?}",
+        graph.nodes.len(),
+        module.len() / 1000
+    );
     assert!(graph.nodes.len() > 5000);
-    // The goal is 200 ms on a free core in a release build; the bound leaves room for busy machines and debug builds.
+    // The goal is 200 ms on a free core in a release build; the bound leaves room for busy machines
+    // and debug builds.
     assert!(best.as_millis() < 2000, "{best:?}");
 }
 
-/// Collectives side by side in one bucket are one instruction; what used each of them still finds it.
+/// Collectives side by side in one bucket are one instruction; what used each of them still finds
+/// it.
 #[test]
 fn the_collectives_of_a_bucket_are_one_instruction() {
     let trace = Trace::new();
-    let input = |name: &str, dims: &[usize]| trace.input(name, Shape::new(DType::F32, dims), InputRole::Feed);
+    let input = |name: &str, dims: &[usize]| {
+        trace.input(name, Shape::new(DType::F32, dims), InputRole::Feed)
+    };
     let (a, b, c) = (input("a", &[2, 3]), input("b", &[5]), input("c", &[]));
     let groups = [vec![0, 1], vec![2, 3]];
-    let sums: Vec<_> = [(&a, 0), (&b, 0), (&c, 1)].map(|(x, bucket)| x.all_reduce(&groups, bucket).unwrap()).into();
+    let sums: Vec<_> = [(&a, 0), (&b, 0), (&c, 1)]
+        .map(|(x, bucket)| x.all_reduce(&groups, bucket).unwrap())
+        .into();
     for (name, sum) in ["a", "b", "c"].iter().zip(&sums) {
         trace.output(format!("sum of {name}"), &sum.neg().unwrap());
     }
     let module = module(&passes::prepare(&trace.cut("train").unwrap(), Target::Cpu).unwrap());
     let entry = entry(&module);
-    let all: Vec<_> = entry.instructions.iter().filter(|i| i.opcode == "all-reduce").collect();
-    assert_eq!(all.iter().map(|i| i.operand_ids.len()).collect::<Vec<_>>(), [2, 1]);
+    let all: Vec<_> = entry
+        .instructions
+        .iter()
+        .filter(|i| i.opcode == "all-reduce")
+        .collect();
+    assert_eq!(
+        all.iter().map(|i| i.operand_ids.len()).collect::<Vec<_>>(),
+        [2, 1]
+    );
     for instruction in &all {
         #[expect(deprecated, reason = "what the emitter writes")]
-        let groups: Vec<&[i64]> = instruction.replica_groups.iter().map(|g| &g.replica_ids[..]).collect();
+        let groups: Vec<&[i64]> = instruction
+            .replica_groups
+            .iter()
+            .map(|g| &g.replica_ids[..])
+            .collect();
         assert_eq!(groups, [[0, 1], [2, 3]]);
-        assert_eq!(instruction.called_computation_ids, all[0].called_computation_ids, "one sum does for both");
+        assert_eq!(
+            instruction.called_computation_ids, all[0].called_computation_ids,
+            "one sum does for both"
+        );
     }
-    assert_eq!(entry.instructions.iter().filter(|i| i.opcode == "get-tuple-element").count(), 2);
+    assert_eq!(
+        entry
+            .instructions
+            .iter()
+            .filter(|i| i.opcode == "get-tuple-element")
+            .count(),
+        2
+    );
     // XLA's own verdict on the module.
     let text = xtrain_xla::hlo_text(&module.encode_to_vec()).unwrap();
-    assert!(text.contains("(f32[2,3]{1,0}, f32[5]{0}) all-reduce("), "{text}");
+    assert!(
+        text.contains("(f32[2,3]{1,0}, f32[5]{0}) all-reduce("),
+        "{text}"
+    );
 }

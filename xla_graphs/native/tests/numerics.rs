@@ -1,5 +1,6 @@
-//! Every operation's value against a plain formula on small inputs, as compiled for the CPU. `numerics/` has one file per
-//! family; the tolerance stands beside each comparison: f32 rounding times the few operations involved, unless said otherwise.
+//! Every operation's value against a plain formula on small inputs, as compiled for the CPU.
+//! `numerics/` has one file per family; the tolerance stands beside each comparison: f32 rounding
+//! times the few operations involved, unless said otherwise.
 
 #[path = "numerics/elementwise.rs"]
 mod elementwise;

@@ -1,5 +1,6 @@
-//! Runs the C++ conformance programs of `tests/native/` against the plugin in `libxtrain_xla.so`, as any PJRT client would
-//! open it. Each program is compiled once and kept beside the build: XLA's headers take a minute.
+//! Runs the C++ conformance programs of `tests/native/` against the plugin in `libxtrain_xla.so`,
+//! as any PJRT client would open it. Each program is compiled once and kept beside the build: XLA's
+//! headers take a minute.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -13,36 +14,75 @@ const XLA_DIR: &str = env!("XTRAIN_XLA_DIR");
 fn library() -> PathBuf {
     let deps = std::env::current_exe().expect("a running test has a path");
     let path = deps.with_file_name("libxtrain_xla.so");
-    assert!(path.exists(), "{} is missing: cargo builds it with this test", path.display());
+    assert!(
+        path.exists(),
+        "{} is missing: cargo builds it with this test",
+        path.display()
+    );
     path
 }
 
 fn source(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/native").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../tests/native")
+        .join(name)
 }
 
-/// Compiles a program, unless one made from the same text with the same compiler and library is there.
+/// Compiles a program, unless one made from the same text with the same compiler and library is
+/// there.
 fn compile(name: &str, with_xla: bool) -> PathBuf {
     let (source, lib) = (source(name), Path::new(XLA_DIR).join("lib"));
     let text = fs::read(&source).unwrap_or_else(|error| panic!("{}: {error}", source.display()));
     let mut hash = DefaultHasher::new();
-    (text, env!("XTRAIN_CXX"), XLA_DIR, env!("XTRAIN_XLA_VERSION")).hash(&mut hash);
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{:016x}", hash.finish()));
+    (
+        text,
+        env!("XTRAIN_CXX"),
+        XLA_DIR,
+        env!("XTRAIN_XLA_VERSION"),
+    )
+        .hash(&mut hash);
+    let program =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{:016x}", hash.finish()));
     if program.exists() {
         return program;
     }
-    eprintln!("compiling {name}{}", if with_xla { " (about a minute)" } else { "" });
+    eprintln!(
+        "compiling {name}{}",
+        if with_xla { " (about a minute)" } else { "" }
+    );
     let unfinished = program.with_extension("new");
     let mut command = Command::new(env!("XTRAIN_CXX"));
-    // The same flags as for the plugin, where they matter: without NDEBUG the library's structs have other sizes.
-    command.args(["-std=c++17", "-O0", "-w", "-DNDEBUG", "-DLLVM_ON_UNIX=1", "-DLLVM_VERSION_STRING="]);
-    command.arg("-I").arg(Path::new(XLA_DIR).join("include")).arg(&source).arg("-o").arg(&unfinished);
+    // The same flags as for the plugin, where they matter: without NDEBUG the library's structs
+    // have other sizes.
+    command.args([
+        "-std=c++17",
+        "-O0",
+        "-w",
+        "-DNDEBUG",
+        "-DLLVM_ON_UNIX=1",
+        "-DLLVM_VERSION_STRING=",
+    ]);
+    command
+        .arg("-I")
+        .arg(Path::new(XLA_DIR).join("include"))
+        .arg(&source)
+        .arg("-o")
+        .arg(&unfinished);
     if with_xla {
-        command.args(["libtensorflow_cc.so.2", "libtensorflow_framework.so.2"].map(|file| lib.join(file)));
+        command.args(
+            ["libtensorflow_cc.so.2", "libtensorflow_framework.so.2"].map(|file| lib.join(file)),
+        );
         command.arg(format!("-Wl,-rpath,{}", lib.display()));
     }
-    let output = command.args(["-ldl", "-lpthread"]).output().expect("the compiler that built the plugin runs");
-    assert!(output.status.success(), "{name} does not compile:\n{}", String::from_utf8_lossy(&output.stderr));
+    let output = command
+        .args(["-ldl", "-lpthread"])
+        .output()
+        .expect("the compiler that built the plugin runs");
+    assert!(
+        output.status.success(),
+        "{name} does not compile:\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     fs::rename(&unfinished, &program).expect("the compiler wrote it");
     program
 }
@@ -55,9 +95,17 @@ fn run(program: &Path, argument: impl AsRef<OsStr>) {
         .env("TF_CPP_MIN_LOG_LEVEL", "3")
         .output()
         .expect("a program that was just compiled runs");
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     println!("{out}");
-    assert!(output.status.success() && out.ends_with("ALL PASS\n"), "{}: {}\n{out}\n{err}", program.display(), output.status);
+    assert!(
+        output.status.success() && out.ends_with("ALL PASS\n"),
+        "{}: {}\n{out}\n{err}",
+        program.display(),
+        output.status
+    );
 }
 
 #[test]

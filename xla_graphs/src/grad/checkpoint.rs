@@ -1,12 +1,14 @@
-//! Activation checkpointing (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"): what a layer computed is not kept
-//! for the backward pass but computed once more from the layer's inputs when the sweep comes to it.
+//! Activation checkpointing (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"):
+//! what a layer computed is not kept for the backward pass but computed once more from the layer's
+//! inputs when the sweep comes to it.
 //!
-//! A *region* is a set of nodes that are computed twice. Its inputs are all that its nodes read from outside. The copies read
-//! those inputs [`Tensor::after`] the gradient that arrives at the region: the compiler can then neither take the copies for the
-//! originals, which would keep these alive, nor compute them early.
+//! A *region* is a set of nodes that are computed twice. Its inputs are all that its nodes read
+//! from outside. The copies read those inputs [`Tensor::after`] the gradient that arrives at the
+//! region: the compiler can then neither take the copies for the originals, which would keep these
+//! alive, nor compute them early.
 //!
-//! Parameters that lie in parts on several replicas (ZeRO-3) are always put together once more, whatever is kept of activations:
-//! keeping them would keep the whole model.
+//! Parameters that lie in parts on several replicas (ZeRO-3) are always put together once more,
+//! whatever is kept of activations: keeping them would keep the whole model.
 
 use crate::error::Result;
 use crate::graph::InputRole;
@@ -26,8 +28,8 @@ pub enum Checkpointing {
     Every(usize),
     /// So many layers together, whose inputs wait in the host's memory meanwhile.
     Offloaded(usize),
-    /// The inside of attention, its scores, probabilities and dropout mask: what grows with the square of the tokens (Korthikanti et al.
-    /// 2022, "selective activation recomputation").
+    /// The inside of attention, its scores, probabilities and dropout mask: what grows with the
+    /// square of the tokens (Korthikanti et al. 2022, "selective activation recomputation").
     Attention,
 }
 
@@ -45,22 +47,25 @@ impl std::fmt::Display for Checkpointing {
     }
 }
 
-/// What is smaller than this many bytes, such as a mask, is not worth a copy of its own to the host.
+/// What is smaller than this many bytes, such as a mask, is not worth a copy of its own to the
+/// host.
 const LEAST_OFFLOADED: usize = 64 << 10;
 
 /// The regions of a trace, and the copies made so far.
 pub(super) struct Regions {
     /// Region of each node up to the loss.
     region_of: Vec<Option<u32>>,
-    /// Whether a node depends on data of the step, so that what is made of it would be kept. Parameters are there anyway, and a copy of
-    /// what is made of them alone is worth no second computation.
+    /// Whether a node depends on data of the step, so that what is made of it would be kept.
+    /// Parameters are there anyway, and a copy of what is made of them alone is worth no second
+    /// computation.
     is_activation: Vec<bool>,
     /// Regions' inputs wait in the host's memory.
     offloads: bool,
-    /// From this number on regions hold nothing but parameters that are put together (all-gathered) for a layer; what uses them in the
-    /// backward pass is outside.
+    /// From this number on regions hold nothing but parameters that are put together (all-gathered)
+    /// for a layer; what uses them in the backward pass is outside.
     first_gathered: u32,
-    /// By region, once the sweep has come to it: its nodes' copies, and its inputs as the copies read them.
+    /// By region, once the sweep has come to it: its nodes' copies, and its inputs as the copies
+    /// read them.
     copies: HashMap<u32, HashMap<NodeId, Tensor>>,
 }
 
@@ -71,44 +76,73 @@ impl Regions {
         match checkpointing {
             Checkpointing::Off => {}
             Checkpointing::Full => mark_layers(&inner, 1, &mut region_of),
-            Checkpointing::Every(layers) | Checkpointing::Offloaded(layers) => mark_layers(&inner, layers.max(1), &mut region_of),
+            Checkpointing::Every(layers) | Checkpointing::Offloaded(layers) => {
+                mark_layers(&inner, layers.max(1), &mut region_of)
+            }
             Checkpointing::Attention => mark_attentions(&inner, &mut region_of),
         }
         let first_gathered = region_of.iter().flatten().max().map_or(0, |last| last + 1);
         mark_gathered(&inner, first_gathered, &mut region_of);
         let offloads = matches!(checkpointing, Checkpointing::Offloaded(_));
-        Regions { region_of, is_activation: activations(&inner, end), offloads, first_gathered, copies: HashMap::new() }
+        Regions {
+            region_of,
+            is_activation: activations(&inner, end),
+            offloads,
+            first_gathered,
+            copies: HashMap::new(),
+        }
     }
 
-    /// What stands for `node` in the gradient rule of `user`: its copy, if `user` is computed once more and this is not a parameter or
-    /// a constant, or if this is a parameter that was put together for the layer. `dy` is the gradient that has arrived at `user`.
-    pub fn replacement(&mut self, trace: &Trace, user: NodeId, node: NodeId, dy: &Tensor) -> Result<Tensor> {
-        let gathered = self.region_of[node as usize].filter(|region| *region >= self.first_gathered);
-        let Some(region) = self.region_of[user as usize].or(gathered) else { return Ok(trace.tensor(node)) };
+    /// What stands for `node` in the gradient rule of `user`: its copy, if `user` is computed once
+    /// more and this is not a parameter or a constant, or if this is a parameter that was put
+    /// together for the layer. `dy` is the gradient that has arrived at `user`.
+    pub fn replacement(
+        &mut self,
+        trace: &Trace,
+        user: NodeId,
+        node: NodeId,
+        dy: &Tensor,
+    ) -> Result<Tensor> {
+        let gathered =
+            self.region_of[node as usize].filter(|region| *region >= self.first_gathered);
+        let Some(region) = self.region_of[user as usize].or(gathered) else {
+            return Ok(trace.tensor(node));
+        };
         if !self.copies.contains_key(&region) {
             let copies = self.copy(trace, region, dy)?;
             self.copies.insert(region, copies);
         }
-        Ok(self.copies[&region].get(&node).cloned().unwrap_or_else(|| trace.tensor(node)))
+        Ok(self.copies[&region]
+            .get(&node)
+            .cloned()
+            .unwrap_or_else(|| trace.tensor(node)))
     }
 
     /// Whether an input waits in the host's memory: what was computed, and is large.
     fn offloads(&self, trace: &Trace, node: NodeId) -> bool {
         let tensor = trace.tensor(node);
         let is_input = matches!(tensor.node().op, Op::Input(_));
-        self.offloads && !is_input && tensor.dtype().is_float() && tensor.shape().bytes() >= LEAST_OFFLOADED
+        self.offloads
+            && !is_input
+            && tensor.dtype().is_float()
+            && tensor.shape().bytes() >= LEAST_OFFLOADED
     }
 
     /// A region's input where it is kept.
     fn kept(&self, trace: &Trace, node: NodeId) -> Result<Tensor> {
         let tensor = trace.tensor(node);
-        if self.offloads(trace, node) { tensor.to_host() } else { Ok(tensor) }
+        if self.offloads(trace, node) {
+            tensor.to_host()
+        } else {
+            Ok(tensor)
+        }
     }
 
     /// Records the region's nodes once more.
     fn copy(&self, trace: &Trace, region: u32, dy: &Tensor) -> Result<HashMap<NodeId, Tensor>> {
-        let members: Vec<NodeId> =
-            (0..self.region_of.len() as NodeId).filter(|&id| self.region_of[id as usize] == Some(region)).collect();
+        let members: Vec<NodeId> = (0..self.region_of.len() as NodeId)
+            .filter(|&id| self.region_of[id as usize] == Some(region))
+            .collect();
         let mut copies: HashMap<NodeId, Tensor> = HashMap::new();
         for id in members {
             let (node, scope) = {
@@ -126,9 +160,17 @@ impl Regions {
                         copies.insert(operand, copies[&operand].to_device()?);
                     }
                 }
-                operands.push(copies.get(&operand).cloned().unwrap_or_else(|| trace.tensor(operand)));
+                operands.push(
+                    copies
+                        .get(&operand)
+                        .cloned()
+                        .unwrap_or_else(|| trace.tensor(operand)),
+                );
             }
-            copies.insert(id, trace.record(node.op, &operands.iter().collect::<Vec<_>>())?);
+            copies.insert(
+                id,
+                trace.record(node.op, &operands.iter().collect::<Vec<_>>())?,
+            );
         }
         Ok(copies)
     }
@@ -177,7 +219,9 @@ fn mark_gathered(inner: &Inner, first: u32, region_of: &mut [Option<u32>]) {
 fn mark_attentions(inner: &Inner, region_of: &mut [Option<u32>]) {
     let mut region = 0;
     for (id, node) in inner.nodes.iter().enumerate().take(region_of.len()) {
-        let Op::Attention(Attention { dropout, .. }) = node.op else { continue };
+        let Op::Attention(Attention { dropout, .. }) = node.op else {
+            continue;
+        };
         region_of[id] = Some(region);
         if dropout.is_some() {
             let mut making = vec![node.operands[node.operands.len() - 1]];

@@ -1,8 +1,9 @@
 //! Reverse-mode differentiation of a trace (Griewank and Walther, "Evaluating Derivatives", ch. 3).
 //!
-//! *Adjoint*: the gradient of the loss with respect to a node. The sweep walks from the loss to the first parameter in reverse
-//! recording order; at each node the gradient rule (`ops::vjp`) turns the adjoint of its result into those of its operands,
-//! which add up over all uses. The rules record ordinary nodes, so gradients are part of the same graph.
+//! *Adjoint*: the gradient of the loss with respect to a node. The sweep walks from the loss to the
+//! first parameter in reverse recording order; at each node the gradient rule (`ops::vjp`) turns
+//! the adjoint of its result into those of its operands, which add up over all uses. The rules
+//! record ordinary nodes, so gradients are part of the same graph.
 
 pub(crate) mod checkpoint;
 
@@ -23,13 +24,20 @@ pub fn backward(loss: &Tensor, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
     backward_with(loss, parameters, Checkpointing::Off)
 }
 
-/// The gradients of a scalar `loss` with respect to `parameters`, in their order; zeros for one that the loss does not use.
+/// The gradients of a scalar `loss` with respect to `parameters`, in their order; zeros for one
+/// that the loss does not use.
 ///
-/// Each ends in a conversion to its parameter's own type: that is where the precision pass sees that a product is the gradient of
-/// a master weight and must not be rounded.
-pub fn backward_with(loss: &Tensor, parameters: &[Tensor], checkpointing: Checkpointing) -> Result<Vec<Tensor>> {
+/// Each ends in a conversion to its parameter's own type: that is where the precision pass sees
+/// that a product is the gradient of a master weight and must not be rounded.
+pub fn backward_with(
+    loss: &Tensor,
+    parameters: &[Tensor],
+    checkpointing: Checkpointing,
+) -> Result<Vec<Tensor>> {
     if loss.rank() != 0 || !loss.dtype().is_float() {
-        return Err(Error::Loss { shape: loss.shape().to_string() });
+        return Err(Error::Loss {
+            shape: loss.shape().to_string(),
+        });
     }
     let trace = loss.trace();
     let end = loss.id() as usize + 1;
@@ -43,27 +51,63 @@ pub fn backward_with(loss: &Tensor, parameters: &[Tensor], checkpointing: Checkp
     }
     for id in (0..end).rev().filter(|&id| leads_to_parameter[id]) {
         // A parameter's adjoint is a result; everything else's is used up here.
-        let Some(dy) = (if is_parameter[id] { adjoints[id].clone() } else { adjoints[id].take() }) else { continue };
+        let Some(dy) = (if is_parameter[id] {
+            adjoints[id].clone()
+        } else {
+            adjoints[id].take()
+        }) else {
+            continue;
+        };
         let (node_id, node) = (id as NodeId, trace.inner().nodes[id].clone());
         if node.operands.is_empty() {
             continue;
         }
         let kept = |id: NodeId, regions: &mut Regions| regions.replacement(trace, node_id, id, &dy);
-        let operands = node.operands.iter().map(|&o| kept(o, &mut regions)).collect::<Result<Vec<Tensor>>>()?;
+        let operands = node
+            .operands
+            .iter()
+            .map(|&o| kept(o, &mut regions))
+            .collect::<Result<Vec<Tensor>>>()?;
         let output = kept(node_id, &mut regions)?;
-        let wanted: Vec<bool> = node.operands.iter().map(|&o| leads_to_parameter[o as usize]).collect();
+        let wanted: Vec<bool> = node
+            .operands
+            .iter()
+            .map(|&o| leads_to_parameter[o as usize])
+            .collect();
         let (scope, location) = {
             let inner = trace.inner();
-            (inner.scopes[node.scope as usize].clone(), node.location.to_string())
+            (
+                inner.scopes[node.scope as usize].clone(),
+                node.location.to_string(),
+            )
         };
         let _scope = trace.absolute_scope(&format!("{BACKWARD}/{scope}"));
-        let rule = Vjp { op: &node.op, operands: &operands, output: &output, dy: &dy, wanted: &wanted };
-        let grads = ops::vjp(&rule)?.ok_or_else(|| Error::NoGradient { op: node.op.name(), scope: scope.clone(), location })?;
-        for (((operand, &place), grad), wanted) in operands.iter().zip(&node.operands).zip(grads).zip(wanted) {
-            let Some(grad) = grad.filter(|_| wanted) else { continue };
+        let rule = Vjp {
+            op: &node.op,
+            operands: &operands,
+            output: &output,
+            dy: &dy,
+            wanted: &wanted,
+        };
+        let grads = ops::vjp(&rule)?.ok_or_else(|| Error::NoGradient {
+            op: node.op.name(),
+            scope: scope.clone(),
+            location,
+        })?;
+        for (((operand, &place), grad), wanted) in
+            operands.iter().zip(&node.operands).zip(grads).zip(wanted)
+        {
+            let Some(grad) = grad.filter(|_| wanted) else {
+                continue;
+            };
             if grad.shape() != operand.shape() {
                 let (expected, found) = (operand.shape().to_string(), grad.shape().to_string());
-                return Err(Error::GradientShape { op: node.op.name(), scope, expected, found });
+                return Err(Error::GradientShape {
+                    op: node.op.name(),
+                    scope,
+                    expected,
+                    found,
+                });
             }
             let slot = &mut adjoints[place as usize];
             *slot = Some(match slot.take() {
@@ -91,7 +135,8 @@ fn mark_dependants(loss: &Tensor, parameters: &[Tensor], end: usize) -> Vec<bool
     let inner = loss.trace().inner();
     for id in 0..end {
         let node = &inner.nodes[id];
-        marks[id] |= node.shape.dtype.is_float() && node.operands.iter().any(|&o| marks[o as usize]);
+        marks[id] |=
+            node.shape.dtype.is_float() && node.operands.iter().any(|&o| marks[o as usize]);
     }
     marks
 }

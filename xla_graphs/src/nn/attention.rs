@@ -1,12 +1,14 @@
-//! Scaled dot-product attention (Vaswani et al. 2017) over `[B, H, T, D]` queries and `[B, H, S, D]` keys and values.
+//! Scaled dot-product attention (Vaswani et al. 2017) over `[B, H, T, D]` queries and
+//! `[B, H, S, D]` keys and values.
 //!
-//! P = softmax(scale * q k^T, masked), out = dropout(P) v. Blocked scores become the type's lowest finite value, as in
-//! transformers, so a row with no visible key is uniform instead of NaN; there too a key counts for nothing if both the window
-//! and the key mask block it (transformers adds the two lowest values up). In the backward pass sum(dP * P) over the keys is
-//! taken as sum(dy * out) over D, which is the same number read from a smaller array (Dao et al. 2022).
+//! P = softmax(scale * q k^T, masked), out = dropout(P) v. Blocked scores become the type's lowest
+//! finite value, as in transformers, so a row with no visible key is uniform instead of NaN; there
+//! too a key counts for nothing if both the window and the key mask block it (transformers adds the
+//! two lowest values up). In the backward pass sum(dP * P) over the keys is taken as sum(dy * out)
+//! over D, which is the same number read from a smaller array (Dao et al. 2022).
 //!
-//! Over 16-bit operands the four products take 16-bit operands and sum up in f32; scores, softmax and everything between the
-//! products is f32.
+//! Over 16-bit operands the four products take 16-bit operands and sum up in f32; scores, softmax
+//! and everything between the products is f32.
 
 use super::fused_attention;
 use crate::dtype::DType;
@@ -27,12 +29,18 @@ impl Attention {
 
 pub(crate) fn infer(attention: &Attention, operands: &[&Shape]) -> Inferred {
     if operands.len() != attention.operand_count() {
-        return Err(format!("takes {} operands, got {}", attention.operand_count(), operands.len()));
+        return Err(format!(
+            "takes {} operands, got {}",
+            attention.operand_count(),
+            operands.len()
+        ));
     }
     let (q, k, v) = (operands[0], operands[1], operands[2]);
     float(q)?;
     if q.rank() != 4 || k.rank() != 4 {
-        return Err(format!("needs q, k and v of [B, H, T, D], got {q}, {k} and {v}"));
+        return Err(format!(
+            "needs q, k and v of [B, H, T, D], got {q}, {k} and {v}"
+        ));
     }
     let [b, h, t, d] = [q.dims[0], q.dims[1], q.dims[2], q.dims[3]];
     let s = k.dims[2];
@@ -42,13 +50,24 @@ pub(crate) fn infer(attention: &Attention, operands: &[&Shape]) -> Inferred {
         expect("the key mask", operands[3], DType::Pred, &[b, s])?;
     }
     if attention.dropout.is_some() {
-        expect("the dropout mask", operands[operands.len() - 1], DType::Pred, &[b, h, t, s])?;
+        expect(
+            "the dropout mask",
+            operands[operands.len() - 1],
+            DType::Pred,
+            &[b, h, t, s],
+        )?;
     }
     Ok(q.clone())
 }
 
-pub(crate) fn infer_grad(attention: &Attention, operand: AttentionOperand, operands: &[&Shape]) -> Inferred {
-    let (dy, rest) = operands.split_last().ok_or("takes the attention's operands and dy")?;
+pub(crate) fn infer_grad(
+    attention: &Attention,
+    operand: AttentionOperand,
+    operands: &[&Shape],
+) -> Inferred {
+    let (dy, rest) = operands
+        .split_last()
+        .ok_or("takes the attention's operands and dy")?;
     let out = infer(attention, rest)?;
     expect("the gradient", dy, out.dtype, &out.dims)?;
     Ok(rest[operand as usize].clone())
@@ -56,16 +75,30 @@ pub(crate) fn infer_grad(attention: &Attention, operand: AttentionOperand, opera
 
 pub(crate) fn vjp(v: &Vjp, attention: &Attention) -> Result<Vec<Option<Tensor>>> {
     let mut grads = vec![None; v.operands.len()];
-    for (i, operand) in [AttentionOperand::Query, AttentionOperand::Key, AttentionOperand::Value].into_iter().enumerate() {
+    for (i, operand) in [
+        AttentionOperand::Query,
+        AttentionOperand::Key,
+        AttentionOperand::Value,
+    ]
+    .into_iter()
+    .enumerate()
+    {
         grads[i] = v.when(i, || {
             let others: Vec<&Tensor> = v.operands[1..].iter().chain([v.dy]).collect();
-            v.operands[0].apply(Op::AttentionGrad { of: *attention, operand }, &others)
+            v.operands[0].apply(
+                Op::AttentionGrad {
+                    of: *attention,
+                    operand,
+                },
+                &others,
+            )
         })?;
     }
     Ok(grads)
 }
 
-/// The plain form's parts that the forward and the backward pass share; equal nodes are recorded once.
+/// The plain form's parts that the forward and the backward pass share; equal nodes are recorded
+/// once.
 struct Plain<'a> {
     attention: &'a Attention,
     operands: &'a [Tensor],
@@ -76,7 +109,8 @@ struct Plain<'a> {
     scaled_q: Tensor,
     /// `pred[B, H, T, S]`; `None` when every query sees every key.
     visible: Option<Tensor>,
-    /// exp(score - the row's highest): P without its division, which costs less on the smaller `[T, D]` side of the products.
+    /// exp(score - the row's highest): P without its division, which costs less on the smaller
+    /// `[T, D]` side of the products.
     exponentials: Tensor,
     /// `[B, H, T, 1]`: what the exponentials have to be multiplied with to give P.
     normalizer: Tensor,
@@ -85,15 +119,23 @@ struct Plain<'a> {
 impl<'a> Plain<'a> {
     fn new(attention: &'a Attention, operands: &'a [Tensor]) -> Result<Self> {
         let low = operands[0].dtype();
-        let wide = if matches!(low, DType::F16 | DType::BF16) { DType::F32 } else { low };
-        let scaled_q = operands[0].convert(wide)?.mul_scalar(attention.scale.get())?.convert(low)?;
+        let wide = if matches!(low, DType::F16 | DType::BF16) {
+            DType::F32
+        } else {
+            low
+        };
+        let scaled_q = operands[0]
+            .convert(wide)?
+            .mul_scalar(attention.scale.get())?
+            .convert(low)?;
         let mut scores = scaled_q.batched(&operands[1], 3, 3, wide)?;
         let visible = visible(attention, operands, scores.dims())?;
         if let Some(visible) = &visible {
             let full = |value: f64| scores.trace().full(value, scores.shape());
             let mut blocked = full(lowest(scores.dtype()))?;
             if let Some(once) = blocked_once(attention, operands, scores.dims())? {
-                // Half of the lowest is as far below every score, and as far above the lowest, as it takes to weigh 0.
+                // Half of the lowest is as far below every score, and as far above the lowest, as
+                // it takes to weigh 0.
                 blocked = once.select(&full(lowest(scores.dtype()) / 2.0)?, &blocked)?;
             }
             scores = visible.select(&scores, &blocked)?;
@@ -101,12 +143,23 @@ impl<'a> Plain<'a> {
         let exponentials = scores.sub(&scores.max(&[3])?.keep_last()?)?.exp()?;
         let sum = exponentials.sum(&[3])?.keep_last()?;
         let normalizer = sum.trace().full(1.0, sum.shape())?.div(&sum)?;
-        Ok(Plain { attention, operands, low, wide, scaled_q, visible, exponentials, normalizer })
+        Ok(Plain {
+            attention,
+            operands,
+            low,
+            wide,
+            scaled_q,
+            visible,
+            exponentials,
+            normalizer,
+        })
     }
 
     /// Applies the dropout mask to the exponentials or to the gradient of P.
     fn drop(&self, x: &Tensor) -> Result<Tensor> {
-        let Some(rate) = self.attention.dropout else { return Ok(x.clone()) };
+        let Some(rate) = self.attention.dropout else {
+            return Ok(x.clone());
+        };
         let keep = &self.operands[self.attention.operand_count() - 1];
         let zero = x.trace().full(0.0, x.shape())?;
         keep.select(&x.mul_scalar(1.0 / (1.0 - rate.get()))?, &zero)
@@ -114,7 +167,9 @@ impl<'a> Plain<'a> {
 
     /// `[B, H, T, D]` in the wide type.
     fn output(&self) -> Result<Tensor> {
-        self.weights()?.batched(&self.operands[2], 3, 2, self.wide)?.mul(&self.normalizer)
+        self.weights()?
+            .batched(&self.operands[2], 3, 2, self.wide)?
+            .mul(&self.normalizer)
     }
 
     /// P before its division, with dropout, as an operand of products.
@@ -125,21 +180,33 @@ impl<'a> Plain<'a> {
     /// The gradient of the scores, as an operand of products.
     fn score_grad(&self, dy: &Tensor) -> Result<Tensor> {
         let dp = self.drop(&dy.batched(&self.operands[2], 3, 3, self.wide)?)?;
-        let projected = dy.convert(self.wide)?.mul(&self.output()?)?.sum(&[3])?.keep_last()?;
+        let projected = dy
+            .convert(self.wide)?
+            .mul(&self.output()?)?
+            .sum(&[3])?
+            .keep_last()?;
         let probabilities = self.exponentials.mul(&self.normalizer)?;
         let grad = probabilities.mul(&dp.sub(&projected)?)?;
         let grad = match &self.visible {
-            // A row with no visible key is uniform whatever its scores are. Elsewhere P is 0 where a score is blocked.
-            Some(visible) if self.rows_may_be_blind() => visible.select(&grad, &grad.trace().full(0.0, grad.shape())?)?,
+            // A row with no visible key is uniform whatever its scores are. Elsewhere P is 0 where
+            // a score is blocked.
+            Some(visible) if self.rows_may_be_blind() => {
+                visible.select(&grad, &grad.trace().full(0.0, grad.shape())?)?
+            }
             _ => grad,
         };
         grad.convert(self.low)
     }
 
-    /// Whether some query may see no key at all: by the key mask, or by a window that lies beyond the last key.
+    /// Whether some query may see no key at all: by the key mask, or by a window that lies beyond
+    /// the last key.
     fn rows_may_be_blind(&self) -> bool {
         let (queries, keys) = (self.operands[0].dims()[2], self.operands[1].dims()[2]);
-        self.attention.key_mask || self.attention.window.is_some_and(|window| window == 0 || queries > keys)
+        self.attention.key_mask
+            || self
+                .attention
+                .window
+                .is_some_and(|window| window == 0 || queries > keys)
     }
 }
 
@@ -156,7 +223,10 @@ fn visible(attention: &Attention, operands: &[Tensor], dims: &[usize]) -> Result
     };
     if attention.causal || attention.window.is_some() {
         let plane = [dims[2], dims[3]];
-        let (query, key) = (trace.iota(DType::S32, &plane, 0)?, trace.iota(DType::S32, &plane, 1)?);
+        let (query, key) = (
+            trace.iota(DType::S32, &plane, 0)?,
+            trace.iota(DType::S32, &plane, 1)?,
+        );
         if attention.causal {
             require(query.compare(Comparison::Ge, &key)?.broadcast_to(dims)?)?;
         }
@@ -171,15 +241,29 @@ fn visible(attention: &Attention, operands: &[Tensor], dims: &[usize]) -> Result
     Ok(visible)
 }
 
-/// Where the window and the key mask do not both block, `pred[B, H, T, S]`; `None` when only one of them is there. A key after
-/// the query is blocked by both: transformers puts the causal mask into each.
-fn blocked_once(attention: &Attention, operands: &[Tensor], dims: &[usize]) -> Result<Option<Tensor>> {
+/// Where the window and the key mask do not both block, `pred[B, H, T, S]`; `None` when only one of
+/// them is there. A key after the query is blocked by both: transformers puts the causal mask into
+/// each.
+fn blocked_once(
+    attention: &Attention,
+    operands: &[Tensor],
+    dims: &[usize],
+) -> Result<Option<Tensor>> {
     if attention.window.is_none() || !attention.key_mask {
         return Ok(None);
     }
-    let places = Attention { key_mask: false, ..*attention };
-    let keys = Attention { window: None, ..*attention };
-    match (visible(&places, operands, dims)?, visible(&keys, operands, dims)?) {
+    let places = Attention {
+        key_mask: false,
+        ..*attention
+    };
+    let keys = Attention {
+        window: None,
+        ..*attention
+    };
+    match (
+        visible(&places, operands, dims)?,
+        visible(&keys, operands, dims)?,
+    ) {
         (Some(a), Some(b)) => a.or(&b).map(Some),
         _ => Ok(None),
     }
@@ -196,7 +280,12 @@ fn lowest(dtype: DType) -> f64 {
 }
 
 /// `seed` is for targets that draw the dropout themselves.
-pub(crate) fn expand(attention: &Attention, operands: &[Tensor], target: Target, seed: u32) -> Result<Tensor> {
+pub(crate) fn expand(
+    attention: &Attention,
+    operands: &[Tensor],
+    target: Target,
+    seed: u32,
+) -> Result<Tensor> {
     if fused_attention::applies(attention, operands[0].shape(), operands[1].shape(), target) {
         return fused_attention::expand(attention, operands, seed);
     }
@@ -204,14 +293,21 @@ pub(crate) fn expand(attention: &Attention, operands: &[Tensor], target: Target,
     plain.output()?.convert(plain.low)
 }
 
-/// `sum over t of p[.., t, s] * x[.., t, d]`: `[B, H, S, D]` from `[B, H, T, S]` and `[B, H, T, D]`.
+/// `sum over t of p[.., t, s] * x[.., t, d]`: `[B, H, S, D]` from `[B, H, T, S]` and
+/// `[B, H, T, D]`.
 ///
-/// XLA's CPU multiplies five times slower when the left side contracts its first dimension. So the small operand is turned, the
-/// product taken in the fast orientation and turned back; the barrier keeps XLA from folding the first turn into the product. Where
-/// operands are 16-bit floats, the sums (`wide`) are rounded to their type first, which keeps the second turn apart as well.
+/// XLA's CPU multiplies five times slower when the left side contracts its first dimension. So the
+/// small operand is turned, the product taken in the fast orientation and turned back; the barrier
+/// keeps XLA from folding the first turn into the product. Where operands are 16-bit floats, the
+/// sums (`wide`) are rounded to their type first, which keeps the second turn apart as well.
 fn contract_queries(p: &Tensor, x: &Tensor, wide: DType, target: Target) -> Result<Tensor> {
     match target.turns_products() {
-        true => x.transpose(&[0, 1, 3, 2])?.barrier()?.batched(p, 3, 2, wide)?.convert(x.dtype())?.transpose(&[0, 1, 3, 2]),
+        true => x
+            .transpose(&[0, 1, 3, 2])?
+            .barrier()?
+            .batched(p, 3, 2, wide)?
+            .convert(x.dtype())?
+            .transpose(&[0, 1, 3, 2]),
         false => p.batched(x, 2, 2, wide),
     }
 }
@@ -230,8 +326,13 @@ pub(crate) fn expand_grad(
     let plain = Plain::new(attention, operands)?;
     let (low, wide) = (plain.low, plain.wide);
     let grad = match operand {
-        AttentionOperand::Query => plain.score_grad(dy)?.batched(&operands[1], 3, 2, wide)?.mul_scalar(attention.scale.get())?,
-        AttentionOperand::Key => contract_queries(&plain.score_grad(dy)?, &plain.scaled_q, wide, target)?,
+        AttentionOperand::Query => plain
+            .score_grad(dy)?
+            .batched(&operands[1], 3, 2, wide)?
+            .mul_scalar(attention.scale.get())?,
+        AttentionOperand::Key => {
+            contract_queries(&plain.score_grad(dy)?, &plain.scaled_q, wide, target)?
+        }
         AttentionOperand::Value => {
             let normalized = dy.convert(wide)?.mul(&plain.normalizer)?.convert(low)?;
             contract_queries(&plain.weights()?, &normalized, wide, target)?
@@ -241,8 +342,8 @@ pub(crate) fn expand_grad(
 }
 
 impl Tensor {
-    /// Attention of these queries `[B, H, T, D]` over `k` and `v` `[B, H, S, D]`; masks as the attributes say
-    /// (`key_mask`: `pred[B, S]`, `keep`: `pred[B, H, T, S]`).
+    /// Attention of these queries `[B, H, T, D]` over `k` and `v` `[B, H, S, D]`; masks as the
+    /// attributes say (`key_mask`: `pred[B, S]`, `keep`: `pred[B, H, T, S]`).
     #[track_caller]
     pub fn attention(
         &self,
@@ -252,8 +353,14 @@ impl Tensor {
         keep: Option<&Tensor>,
         attributes: Attention,
     ) -> Result<Tensor> {
-        let attributes = Attention { key_mask: key_mask.is_some(), ..attributes };
-        let others: Vec<&Tensor> = [Some(k), Some(v), key_mask, keep].into_iter().flatten().collect();
+        let attributes = Attention {
+            key_mask: key_mask.is_some(),
+            ..attributes
+        };
+        let others: Vec<&Tensor> = [Some(k), Some(v), key_mask, keep]
+            .into_iter()
+            .flatten()
+            .collect();
         self.apply(Op::Attention(attributes), &others)
     }
 }

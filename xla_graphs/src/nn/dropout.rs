@@ -1,8 +1,10 @@
-//! Dropout from a counter-based generator: each random word is a pure function of (seed, step, place in the graph, element),
-//! so masks need no storage, no order of execution and no state beyond the step number.
+//! Dropout from a counter-based generator: each random word is a pure function of (seed, step,
+//! place in the graph, element), so masks need no storage, no order of execution and no state
+//! beyond the step number.
 //!
-//! The function is Threefry-2x32 with 13 rounds (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3",
-//! SC 2011; 13 rounds are the fewest that pass BigCrush there). Only adds, rotations and xors: XLA fuses it into its consumer.
+//! The function is Threefry-2x32 with 13 rounds (Salmon, Moraes, Dror, Shaw: "Parallel random
+//! numbers: as easy as 1, 2, 3", SC 2011; 13 rounds are the fewest that pass BigCrush there). Only
+//! adds, rotations and xors: XLA fuses it into its consumer.
 
 use crate::dtype::DType;
 use crate::error::Result;
@@ -18,40 +20,63 @@ const ROUNDS: usize = 13;
 const PARITY: u32 = 0x1BD1_1BDA;
 
 pub(crate) fn infer_bits(key: &Shape, dims: &[usize]) -> std::result::Result<Shape, String> {
-    expect("the key", key, DType::U32, &[if key.elements() == 3 { 3 } else { 2 }])?;
+    expect(
+        "the key",
+        key,
+        DType::U32,
+        &[if key.elements() == 3 { 3 } else { 2 }],
+    )?;
     Ok(Shape::new(DType::U32, dims))
 }
 
-pub(crate) fn expand_bits(trace: &Trace, key: &Tensor, dims: &[usize], place: u32) -> Result<Tensor> {
+pub(crate) fn expand_bits(
+    trace: &Trace,
+    key: &Tensor,
+    dims: &[usize],
+    place: u32,
+) -> Result<Tensor> {
     let (k0, k1) = (word(key, 0)?, word(key, 1)?);
-    let k2 = k0.xor(&k1)?.xor(&trace.constant(f64::from(PARITY), DType::U32)?)?;
+    let k2 = k0
+        .xor(&k1)?
+        .xor(&trace.constant(f64::from(PARITY), DType::U32)?)?;
     let keys = [k0, k1, k2];
     // Counter: the element's linear index (modulo 2^32) and the place.
     let mut x0 = linear_index(trace, key, dims)?.add(&keys[0])?;
-    let mut x1 = keys[1].add(&trace.constant(f64::from(place), DType::U32)?)?.broadcast_to(dims)?;
+    let mut x1 = keys[1]
+        .add(&trace.constant(f64::from(place), DType::U32)?)?
+        .broadcast_to(dims)?;
     for round in 0..ROUNDS {
         x0 = x0.add(&x1)?;
         x1 = rotate_left(&x1, ROTATIONS[round % 8])?.xor(&x0)?;
         if round % 4 == 3 {
             let injection = round / 4 + 1;
             x0 = x0.add(&keys[injection % 3])?;
-            x1 = x1.add(&keys[(injection + 1) % 3])?.add_scalar(injection as f64)?;
+            x1 = x1
+                .add(&keys[(injection + 1) % 3])?
+                .add_scalar(injection as f64)?;
         }
     }
     Ok(x0)
 }
 
-/// Bits for targets without rotations: key, place and index through an integer hash of xor-shifts and products (Wellons,
-/// "Prospecting for hash functions", 2018: `lowbias32`). Not Threefry, so masks differ from other devices'; each is as much a pure
-/// function of the same four numbers.
-pub(crate) fn expand_mixed_bits(trace: &Trace, key: &Tensor, dims: &[usize], place: u32) -> Result<Tensor> {
+/// Bits for targets without rotations: key, place and index through an integer hash of xor-shifts
+/// and products (Wellons, "Prospecting for hash functions", 2018: `lowbias32`). Not Threefry, so
+/// masks differ from other devices'; each is as much a pure function of the same four numbers.
+pub(crate) fn expand_mixed_bits(
+    trace: &Trace,
+    key: &Tensor,
+    dims: &[usize],
+    place: u32,
+) -> Result<Tensor> {
     let place = trace.constant(f64::from(place), DType::U32)?;
     let stream = mix(&mix(&mix(&word(key, 0)?)?.xor(&word(key, 1)?)?)?.xor(&place)?)?;
     mix(&linear_index(trace, key, dims)?.xor(&stream)?)
 }
 
 fn mix(x: &Tensor) -> Result<Tensor> {
-    let folded = |x: &Tensor, bits: u32| x.xor(&x.shift_right_logical(&x.trace().full(f64::from(bits), x.shape())?)?);
+    let folded = |x: &Tensor, bits: u32| {
+        x.xor(&x.shift_right_logical(&x.trace().full(f64::from(bits), x.shape())?)?)
+    };
     let x = folded(x, 16)?.mul_scalar(f64::from(0x7feb_352d_u32))?;
     let x = folded(&x, 15)?.mul_scalar(f64::from(0x846c_a68b_u32))?;
     folded(&x, 16)
@@ -61,13 +86,18 @@ fn word(key: &Tensor, i: usize) -> Result<Tensor> {
     key.slice(&[i], &[i + 1])?.reshape(&[])
 }
 
-/// Each element's place in row-major order, modulo 2^32: in the whole array, of which this is the shard that the key's third word
-/// names, cut along dimension 0. So replicas that share a batch draw together what one device would draw for all of it.
+/// Each element's place in row-major order, modulo 2^32: in the whole array, of which this is the
+/// shard that the key's third word names, cut along dimension 0. So replicas that share a batch
+/// draw together what one device would draw for all of it.
 fn linear_index(trace: &Trace, key: &Tensor, dims: &[usize]) -> Result<Tensor> {
     let mut index = trace.full(0.0, &Shape::new(DType::U32, dims))?;
     let mut stride = 1u32;
     for dim in (0..dims.len()).rev() {
-        index = index.add(&trace.iota(DType::U32, dims, dim)?.mul_scalar(f64::from(stride))?)?;
+        index = index.add(
+            &trace
+                .iota(DType::U32, dims, dim)?
+                .mul_scalar(f64::from(stride))?,
+        )?;
         stride = stride.wrapping_mul(dims[dim] as u32);
     }
     if key.dims() == [3] {
@@ -78,18 +108,20 @@ fn linear_index(trace: &Trace, key: &Tensor, dims: &[usize]) -> Result<Tensor> {
 
 fn rotate_left(x: &Tensor, bits: u32) -> Result<Tensor> {
     let amount = |n: u32| x.trace().full(f64::from(n), x.shape());
-    x.shift_left(&amount(bits)?)?.or(&x.shift_right_logical(&amount(32 - bits)?)?)
+    x.shift_left(&amount(bits)?)?
+        .or(&x.shift_right_logical(&amount(32 - bits)?)?)
 }
 
-/// The random stream of one step: a key `u32[2]` of (seed, step), or `u32[3]` with the number of the batch's shard. `None` means
-/// that nothing is dropped.
+/// The random stream of one step: a key `u32[2]` of (seed, step), or `u32[3]` with the number of
+/// the batch's shard. `None` means that nothing is dropped.
 #[derive(Clone)]
 pub struct Randomness {
     key: Option<Tensor>,
 }
 
 impl Randomness {
-    /// Dropout as configured, keyed by `key` (`u32[2]`: seed, step; or `u32[3]`: the shard of the batch besides).
+    /// Dropout as configured, keyed by `key` (`u32[2]`: seed, step; or `u32[3]`: the shard of the
+    /// batch besides).
     pub fn keyed(key: Tensor) -> Self {
         Randomness { key: Some(key) }
     }
@@ -99,12 +131,21 @@ impl Randomness {
         Randomness { key: None }
     }
 
-    /// A mask that is true with probability `1 - rate`; `None` when nothing is to be dropped. Each call draws anew.
+    /// A mask that is true with probability `1 - rate`; `None` when nothing is to be dropped. Each
+    /// call draws anew.
     #[track_caller]
     pub fn keep_mask(&self, dims: &[usize], rate: f64) -> Result<Option<Tensor>> {
-        let Some(key) = self.key.as_ref().filter(|_| rate > 0.0) else { return Ok(None) };
+        let Some(key) = self.key.as_ref().filter(|_| rate > 0.0) else {
+            return Ok(None);
+        };
         let place = key.trace().next_place();
-        let bits = key.apply(Op::RandomBits { dims: dims.to_vec(), place }, &[])?;
+        let bits = key.apply(
+            Op::RandomBits {
+                dims: dims.to_vec(),
+                place,
+            },
+            &[],
+        )?;
         let threshold = (rate * 2f64.powi(32)).min(f64::from(u32::MAX)).floor();
         bits.compare_scalar(Comparison::Ge, threshold).map(Some)
     }
@@ -112,7 +153,9 @@ impl Randomness {
     /// `x` with a share `rate` of its elements zeroed and the others divided by `1 - rate`.
     #[track_caller]
     pub fn dropout(&self, x: &Tensor, rate: f64) -> Result<Tensor> {
-        let Some(keep) = self.keep_mask(x.dims(), rate)? else { return Ok(x.clone()) };
+        let Some(keep) = self.keep_mask(x.dims(), rate)? else {
+            return Ok(x.clone());
+        };
         // Everything dropped: the scale would be infinite.
         let scale = if rate < 1.0 { 1.0 / (1.0 - rate) } else { 0.0 };
         keep.select(&x.mul_scalar(scale)?, &x.trace().full(0.0, x.shape())?)

@@ -14,20 +14,28 @@ const SQRT_2_OVER_PI: f64 = FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
 const CUBIC: f64 = 0.044715;
 
 pub(crate) fn vjp(v: &Vjp, kind: Gelu) -> Result<Vec<Option<Tensor>>> {
-    Ok(vec![v.when(0, || v.operands[0].apply(Op::GeluGrad(kind), &[v.dy]))?])
+    Ok(vec![v.when(0, || {
+        v.operands[0].apply(Op::GeluGrad(kind), &[v.dy])
+    })?])
 }
 
 /// The standard normal distribution function, exactly.
 fn cdf(x: &Tensor, target: Target) -> Result<Tensor> {
     let x = x.mul_scalar(FRAC_1_SQRT_2)?;
-    let erf = if target.has_special_functions() { x.erf()? } else { special::erf(&x)? };
+    let erf = if target.has_special_functions() {
+        x.erf()?
+    } else {
+        special::erf(&x)?
+    };
     erf.add_scalar(1.0)?.mul_scalar(0.5)
 }
 
 /// tanh of the approximation's inner polynomial.
 fn inner_tanh(x: &Tensor) -> Result<Tensor> {
     let cube = x.mul(x)?.mul(x)?;
-    x.add(&cube.mul_scalar(CUBIC)?)?.mul_scalar(SQRT_2_OVER_PI)?.tanh()
+    x.add(&cube.mul_scalar(CUBIC)?)?
+        .mul_scalar(SQRT_2_OVER_PI)?
+        .tanh()
 }
 
 pub(crate) fn expand(kind: Gelu, x: &Tensor, target: Target) -> Result<Tensor> {
@@ -41,15 +49,25 @@ pub(crate) fn expand_grad(kind: Gelu, x: &Tensor, dy: &Tensor, target: Target) -
     let slope = match kind {
         // Phi(x) + x * phi(x)
         Gelu::Erf => {
-            let density = x.mul(x)?.mul_scalar(-0.5)?.exp()?.mul_scalar(0.5 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2)?;
+            let density = x
+                .mul(x)?
+                .mul_scalar(-0.5)?
+                .exp()?
+                .mul_scalar(0.5 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2)?;
             cdf(x, target)?.add(&x.mul(&density)?)?
         }
         // (1 + t) / 2 + x * (1 - t^2) / 2 * u'(x)
         Gelu::Tanh => {
             let t = inner_tanh(x)?;
-            let du = x.mul(x)?.mul_scalar(3.0 * CUBIC)?.add_scalar(1.0)?.mul_scalar(SQRT_2_OVER_PI)?;
+            let du = x
+                .mul(x)?
+                .mul_scalar(3.0 * CUBIC)?
+                .add_scalar(1.0)?
+                .mul_scalar(SQRT_2_OVER_PI)?;
             let falling = t.mul(&t)?.neg()?.add_scalar(1.0)?;
-            t.add_scalar(1.0)?.add(&x.mul(&falling)?.mul(&du)?)?.mul_scalar(0.5)?
+            t.add_scalar(1.0)?
+                .add(&x.mul(&falling)?.mul(&du)?)?
+                .mul_scalar(0.5)?
         }
     };
     dy.mul(&slope)

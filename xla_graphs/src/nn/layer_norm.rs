@@ -1,7 +1,8 @@
-//! Layer normalization over the last dimension (Ba et al. 2016; biased variance, as torch's `layer_norm`).
+//! Layer normalization over the last dimension (Ba et al. 2016; biased variance, as torch's
+//! `layer_norm`).
 //!
-//! With xhat = (x - mean) / sqrt(var + eps) and g = dy * gamma:
-//! dx = (g - mean(g) - xhat * mean(g * xhat)) / sqrt(var + eps), dgamma = sum(dy * xhat), dbeta = sum(dy).
+//! With xhat = (x - mean) / sqrt(var + eps) and g = dy * gamma: dx = (g - mean(g) - xhat * mean(g *
+//! xhat)) / sqrt(var + eps), dgamma = sum(dy * xhat), dbeta = sum(dy).
 
 use crate::error::Result;
 use crate::op::{F64, Op};
@@ -13,7 +14,10 @@ type Inferred = std::result::Result<Shape, String>;
 
 fn width(x: &Shape) -> std::result::Result<usize, String> {
     float(x)?;
-    x.dims.last().copied().ok_or_else(|| "needs at least one dimension".into())
+    x.dims
+        .last()
+        .copied()
+        .ok_or_else(|| "needs at least one dimension".into())
 }
 
 pub(crate) fn infer(operands: &[&Shape]) -> Inferred {
@@ -50,7 +54,11 @@ pub(crate) fn vjp(v: &Vjp, eps: F64) -> Result<Vec<Option<Tensor>>> {
 /// `(xhat, 1 / sqrt(var + eps))`, the second with a last dimension of 1.
 fn normalized(x: &Tensor, eps: F64) -> Result<(Tensor, Tensor)> {
     let centered = x.sub(&x.mean_last_keep()?)?;
-    let rstd = centered.mul(&centered)?.mean_last_keep()?.add_scalar(eps.get())?.rsqrt()?;
+    let rstd = centered
+        .mul(&centered)?
+        .mean_last_keep()?
+        .add_scalar(eps.get())?
+        .rsqrt()?;
     Ok((centered.mul(&rstd)?, rstd))
 }
 
@@ -73,7 +81,8 @@ pub(crate) fn expand_scale_grad(eps: F64, operands: &[Tensor]) -> Result<Tensor>
 }
 
 impl Tensor {
-    /// Normalizes the last dimension, then scales by `gamma` and shifts by `beta`, both of that dimension's size.
+    /// Normalizes the last dimension, then scales by `gamma` and shifts by `beta`, both of that
+    /// dimension's size.
     #[track_caller]
     pub fn layer_norm(&self, gamma: &Tensor, beta: &Tensor, eps: f64) -> Result<Tensor> {
         self.apply(Op::LayerNorm { eps: F64::new(eps) }, &[gamma, beta])

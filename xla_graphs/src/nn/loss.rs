@@ -1,7 +1,8 @@
 //! Softmax cross-entropy with an ignored label, per row.
 //!
-//! loss = logsumexp(logits) - logits[label]; dlogits = (softmax(logits) - onehot(label)) * dloss. The backward pass starts from
-//! the logits again, so that besides them only their gradient takes `[N, V]` space.
+//! loss = logsumexp(logits) - logits[label]; dlogits = (softmax(logits) - onehot(label)) * dloss.
+//! The backward pass starts from the logits again, so that besides them only their gradient takes
+//! `[N, V]` space.
 
 use crate::dtype::DType;
 use crate::error::Result;
@@ -30,18 +31,28 @@ pub(crate) fn infer_grad(operands: &[&Shape]) -> Inferred {
 
 pub(crate) fn vjp(v: &Vjp, ignore: i64) -> Result<Vec<Option<Tensor>>> {
     let (logits, labels) = (&v.operands[0], &v.operands[1]);
-    let dlogits = v.when(0, || logits.apply(Op::CrossEntropyGrad { ignore }, &[labels, v.dy]))?;
+    let dlogits = v.when(0, || {
+        logits.apply(Op::CrossEntropyGrad { ignore }, &[labels, v.dy])
+    })?;
     Ok(vec![dlogits, None])
 }
 
 fn log_sum_exp(logits: &Tensor) -> Result<Tensor> {
     let max = logits.max(&[1])?;
-    logits.sub(&max.keep_last()?)?.exp()?.sum(&[1])?.log()?.add(&max)
+    logits
+        .sub(&max.keep_last()?)?
+        .exp()?
+        .sum(&[1])?
+        .log()?
+        .add(&max)
 }
 
 /// Where the column is the row's label, `pred[N, V]`.
 fn hits(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
-    logits.trace().iota(DType::S32, logits.dims(), 1)?.compare(Comparison::Eq, &labels.keep_last()?)
+    logits
+        .trace()
+        .iota(DType::S32, logits.dims(), 1)?
+        .compare(Comparison::Eq, &labels.keep_last()?)
 }
 
 pub(crate) fn expand(ignore: i64, operands: &[Tensor], target: Target) -> Result<Tensor> {
@@ -49,16 +60,30 @@ pub(crate) fn expand(ignore: i64, operands: &[Tensor], target: Target) -> Result
     let (rows, vocab) = (logits.dims()[0], logits.dims()[1]);
     let trace = logits.trace();
     if !target.indexes() {
-        let picked = hits(logits, labels)?.select(logits, &trace.full(0.0, logits.shape())?)?.sum(&[1])?;
+        let picked = hits(logits, labels)?
+            .select(logits, &trace.full(0.0, logits.shape())?)?
+            .sum(&[1])?;
         let kept = labels.compare_scalar(Comparison::Ne, ignore as f64)?;
-        return kept.select(&log_sum_exp(logits)?.sub(&picked)?, &trace.full(0.0, picked.shape())?);
+        return kept.select(
+            &log_sum_exp(logits)?.sub(&picked)?,
+            &trace.full(0.0, picked.shape())?,
+        );
     }
-    // One element per row is read from the flat array: a gather of N numbers instead of a masked pass over [N, V].
-    let index_type = if rows * vocab > i32::MAX as usize { DType::S64 } else { DType::S32 };
-    let row_starts = trace.iota(index_type, &[rows], 0)?.mul_scalar(vocab as f64)?;
+    // One element per row is read from the flat array: a gather of N numbers instead of a masked
+    // pass over [N, V].
+    let index_type = if rows * vocab > i32::MAX as usize {
+        DType::S64
+    } else {
+        DType::S32
+    };
+    let row_starts = trace
+        .iota(index_type, &[rows], 0)?
+        .mul_scalar(vocab as f64)?;
     let kept = labels.compare_scalar(Comparison::Ne, ignore as f64)?;
     let safe_label = labels.max_scalar(0.0)?.convert(index_type)?;
-    let picked = logits.reshape(&[rows * vocab])?.take_rows(&row_starts.add(&safe_label)?)?;
+    let picked = logits
+        .reshape(&[rows * vocab])?
+        .take_rows(&row_starts.add(&safe_label)?)?;
     let loss = log_sum_exp(logits)?.sub(&picked)?;
     kept.select(&loss, &trace.full(0.0, loss.shape())?)
 }
@@ -68,13 +93,16 @@ pub(crate) fn expand_grad(ignore: i64, operands: &[Tensor]) -> Result<Tensor> {
     let trace = logits.trace();
     let softmax = logits.sub(&log_sum_exp(logits)?.keep_last()?)?.exp()?;
     let kept = labels.compare_scalar(Comparison::Ne, ignore as f64)?;
-    let dloss = kept.select(dloss, &trace.full(0.0, dloss.shape())?)?.keep_last()?;
+    let dloss = kept
+        .select(dloss, &trace.full(0.0, dloss.shape())?)?
+        .keep_last()?;
     let one_hot = hits(logits, labels)?.convert(logits.dtype())?;
     softmax.sub(&one_hot)?.mul(&dloss)
 }
 
 impl Tensor {
-    /// Losses `[N]` of these logits `[N, V]` against `labels` (`s32[N]`), 0 where the label is `ignore` (-100 in transformers).
+    /// Losses `[N]` of these logits `[N, V]` against `labels` (`s32[N]`), 0 where the label is
+    /// `ignore` (-100 in transformers).
     #[track_caller]
     pub fn cross_entropy(&self, labels: &Tensor, ignore: i64) -> Result<Tensor> {
         self.apply(Op::CrossEntropy { ignore }, &[labels])

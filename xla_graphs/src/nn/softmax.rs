@@ -8,11 +8,17 @@ use crate::trace::Tensor;
 
 pub(crate) fn infer(x: &Shape) -> std::result::Result<Shape, String> {
     float(x)?;
-    if x.rank() == 0 { Err("needs at least one dimension".into()) } else { Ok(x.clone()) }
+    if x.rank() == 0 {
+        Err("needs at least one dimension".into())
+    } else {
+        Ok(x.clone())
+    }
 }
 
 pub(crate) fn vjp(v: &Vjp) -> Result<Vec<Option<Tensor>>> {
-    Ok(vec![v.when(0, || v.output.apply(Op::SoftmaxGrad, &[v.dy]))?])
+    Ok(vec![
+        v.when(0, || v.output.apply(Op::SoftmaxGrad, &[v.dy]))?,
+    ])
 }
 
 pub(crate) fn expand(x: &Tensor) -> Result<Tensor> {

@@ -1,5 +1,5 @@
-//! Collectives: values that replicas exchange. Every replica runs the same graph, so each of them meets the same collectives in
-//! the same order.
+//! Collectives: values that replicas exchange. Every replica runs the same graph, so each of them
+//! meets the same collectives in the same order.
 
 use super::{Vjp, float};
 use crate::error::Result;
@@ -8,27 +8,46 @@ use crate::shape::Shape;
 use crate::trace::Tensor;
 
 /// Floats only: Neuron sums integers through f32, which loses them above 2^24.
-pub(super) fn infer_all_reduce(x: &Shape, exchange: &Exchange) -> std::result::Result<Shape, String> {
+pub(super) fn infer_all_reduce(
+    x: &Shape,
+    exchange: &Exchange,
+) -> std::result::Result<Shape, String> {
     float(x)?;
     check_groups(&exchange.groups)?;
     Ok(x.clone())
 }
 
-pub(super) fn infer_all_gather(x: &Shape, dim: usize, exchange: &Exchange) -> std::result::Result<Shape, String> {
+pub(super) fn infer_all_gather(
+    x: &Shape,
+    dim: usize,
+    exchange: &Exchange,
+) -> std::result::Result<Shape, String> {
     check_groups(&exchange.groups)?;
     let mut dims = x.dims.clone();
-    let size = dims.get_mut(dim).ok_or_else(|| format!("dimension {dim} of {x}"))?;
-    *size = size.checked_mul(exchange.group_size()).ok_or("a result beyond all memory")?;
+    let size = dims
+        .get_mut(dim)
+        .ok_or_else(|| format!("dimension {dim} of {x}"))?;
+    *size = size
+        .checked_mul(exchange.group_size())
+        .ok_or("a result beyond all memory")?;
     Ok(Shape::new(x.dtype, dims))
 }
 
-pub(super) fn infer_reduce_scatter(x: &Shape, dim: usize, exchange: &Exchange) -> std::result::Result<Shape, String> {
+pub(super) fn infer_reduce_scatter(
+    x: &Shape,
+    dim: usize,
+    exchange: &Exchange,
+) -> std::result::Result<Shape, String> {
     float(x)?;
     check_groups(&exchange.groups)?;
     let (mut dims, parts) = (x.dims.clone(), exchange.group_size());
     match dims.get_mut(dim) {
         Some(size) if size.is_multiple_of(parts) => *size /= parts,
-        _ => return Err(format!("dimension {dim} of {x} does not divide into {parts} parts")),
+        _ => {
+            return Err(format!(
+                "dimension {dim} of {x} does not divide into {parts} parts"
+            ));
+        }
     }
     Ok(Shape::new(x.dtype, dims))
 }
@@ -47,24 +66,55 @@ fn check_groups(groups: &[Vec<u32>]) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// What one replica's operand adds to the sum on every replica of its group comes back from all of them.
+/// What one replica's operand adds to the sum on every replica of its group comes back from all of
+/// them.
 pub(super) fn vjp_all_reduce(v: &Vjp, exchange: &Exchange) -> Result<Vec<Option<Tensor>>> {
-    Ok(vec![v.when(0, || v.dy.apply(Op::AllReduce(exchange.clone()), &[]))?])
+    Ok(vec![v.when(0, || {
+        v.dy.apply(Op::AllReduce(exchange.clone()), &[])
+    })?])
 }
 
-/// Every replica of the group computes with the whole; each gets the sum of what they all say of its own part.
-pub(super) fn vjp_all_gather(v: &Vjp, dim: usize, exchange: &Exchange) -> Result<Vec<Option<Tensor>>> {
-    Ok(vec![v.when(0, || v.dy.apply(Op::ReduceScatter { dim, exchange: exchange.clone() }, &[]))?])
+/// Every replica of the group computes with the whole; each gets the sum of what they all say of
+/// its own part.
+pub(super) fn vjp_all_gather(
+    v: &Vjp,
+    dim: usize,
+    exchange: &Exchange,
+) -> Result<Vec<Option<Tensor>>> {
+    Ok(vec![v.when(0, || {
+        v.dy.apply(
+            Op::ReduceScatter {
+                dim,
+                exchange: exchange.clone(),
+            },
+            &[],
+        )
+    })?])
 }
 
-pub(super) fn vjp_reduce_scatter(v: &Vjp, dim: usize, exchange: &Exchange) -> Result<Vec<Option<Tensor>>> {
-    Ok(vec![v.when(0, || v.dy.apply(Op::AllGather { dim, exchange: exchange.clone() }, &[]))?])
+pub(super) fn vjp_reduce_scatter(
+    v: &Vjp,
+    dim: usize,
+    exchange: &Exchange,
+) -> Result<Vec<Option<Tensor>>> {
+    Ok(vec![v.when(0, || {
+        v.dy.apply(
+            Op::AllGather {
+                dim,
+                exchange: exchange.clone(),
+            },
+            &[],
+        )
+    })?])
 }
 
 impl Exchange {
     /// In one collective of its own.
     pub fn alone(groups: &[Vec<u32>]) -> Self {
-        Exchange { groups: groups.to_vec(), bucket: 0 }
+        Exchange {
+            groups: groups.to_vec(),
+            bucket: 0,
+        }
     }
 
     /// Replicas of one group.
@@ -77,13 +127,25 @@ impl Tensor {
     /// The parts of all replicas of the group, joined along `dim` in the group's order.
     #[track_caller]
     pub fn all_gather(&self, groups: &[Vec<u32>], dim: usize) -> Result<Tensor> {
-        self.apply(Op::AllGather { dim, exchange: Exchange::alone(groups) }, &[])
+        self.apply(
+            Op::AllGather {
+                dim,
+                exchange: Exchange::alone(groups),
+            },
+            &[],
+        )
     }
 
     /// The sum over the group, of which this replica keeps its part along `dim`.
     #[track_caller]
     pub fn reduce_scatter(&self, groups: &[Vec<u32>], dim: usize) -> Result<Tensor> {
-        self.apply(Op::ReduceScatter { dim, exchange: Exchange::alone(groups) }, &[])
+        self.apply(
+            Op::ReduceScatter {
+                dim,
+                exchange: Exchange::alone(groups),
+            },
+            &[],
+        )
     }
 
     /// The largest of each element over the replicas of each group.
@@ -95,6 +157,12 @@ impl Tensor {
     /// The sum of this tensor over the replicas of each group.
     #[track_caller]
     pub fn all_reduce(&self, groups: &[Vec<u32>], bucket: u32) -> Result<Tensor> {
-        self.apply(Op::AllReduce(Exchange { groups: groups.to_vec(), bucket }), &[])
+        self.apply(
+            Op::AllReduce(Exchange {
+                groups: groups.to_vec(),
+                bucket,
+            }),
+            &[],
+        )
     }
 }

@@ -11,7 +11,9 @@ type Inferred = std::result::Result<Shape, String>;
 
 pub(super) fn infer_unary(op: Unary, x: &Shape) -> Inferred {
     match op {
-        Unary::Neg | Unary::Abs | Unary::Sign if x.dtype == DType::Pred => Err("not defined for pred".into()),
+        Unary::Neg | Unary::Abs | Unary::Sign if x.dtype == DType::Pred => {
+            Err("not defined for pred".into())
+        }
         Unary::Neg | Unary::Abs | Unary::Sign => Ok(x.clone()),
         Unary::Not if x.dtype.is_float() => Err("needs pred or integers".into()),
         Unary::Not => Ok(x.clone()),
@@ -23,7 +25,9 @@ pub(super) fn infer_unary(op: Unary, x: &Shape) -> Inferred {
 pub(super) fn infer_binary(op: Binary, a: &Shape, b: &Shape) -> Inferred {
     same(a, b)?;
     match op {
-        Binary::And | Binary::Or | Binary::Xor if a.dtype.is_float() => Err("needs pred or integers".into()),
+        Binary::And | Binary::Or | Binary::Xor if a.dtype.is_float() => {
+            Err("needs pred or integers".into())
+        }
         Binary::ShiftLeft | Binary::ShiftRightLogical => integer(a).map(|()| a.clone()),
         Binary::And | Binary::Or | Binary::Xor => Ok(a.clone()),
         _ if a.dtype == DType::Pred => Err("not defined for pred".into()),
@@ -54,7 +58,11 @@ pub(super) fn same_floats(a: &Shape, b: &Shape) -> Inferred {
 }
 
 fn same(a: &Shape, b: &Shape) -> std::result::Result<(), String> {
-    if a == b { Ok(()) } else { Err(format!("operands must have one shape, got {a} and {b}")) }
+    if a == b {
+        Ok(())
+    } else {
+        Err(format!("operands must have one shape, got {a} and {b}"))
+    }
 }
 
 pub(super) fn vjp_unary(op: Unary, v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
@@ -68,7 +76,12 @@ pub(super) fn vjp_unary(op: Unary, v: &Vjp) -> Result<Option<Vec<Option<Tensor>>
         Unary::Sqrt => dy.div(&y.mul_scalar(2.0)?)?,
         // d x^(-1/2) = -1/2 y^3
         Unary::Rsqrt => dy.mul(&y.mul(y)?.mul(y)?.mul_scalar(-0.5)?)?,
-        Unary::Erf => dy.mul(&x.mul(x)?.neg()?.exp()?.mul_scalar(std::f64::consts::FRAC_2_SQRT_PI)?)?,
+        Unary::Erf => dy.mul(
+            &x.mul(x)?
+                .neg()?
+                .exp()?
+                .mul_scalar(std::f64::consts::FRAC_2_SQRT_PI)?,
+        )?,
         Unary::Logistic => dy.mul(&y.mul(&y.neg()?.add_scalar(1.0)?)?)?,
         Unary::Sin => dy.mul(&x.cos()?)?,
         Unary::Cos => dy.mul(&x.sin()?)?.neg()?,
@@ -86,17 +99,32 @@ pub(super) fn vjp_binary(op: Binary, v: &Vjp) -> Result<Option<Vec<Option<Tensor
         Binary::Add => vec![Some(dy.clone()), Some(dy.clone())],
         Binary::Sub => vec![Some(dy.clone()), v.when(1, || dy.neg())?],
         Binary::Mul => vec![v.when(0, || dy.mul(b))?, v.when(1, || dy.mul(a))?],
-        Binary::Div => vec![v.when(0, || dy.div(b))?, v.when(1, || dy.mul(y)?.div(b)?.neg())?],
+        Binary::Div => vec![
+            v.when(0, || dy.div(b))?,
+            v.when(1, || dy.mul(y)?.div(b)?.neg())?,
+        ],
         Binary::Max | Binary::Min => {
-            let order = if op == Binary::Max { Comparison::Ge } else { Comparison::Le };
+            let order = if op == Binary::Max {
+                Comparison::Ge
+            } else {
+                Comparison::Le
+            };
             let first = a.compare(order, b)?;
             let zero = v.trace_zero(a)?;
-            vec![v.when(0, || first.select(dy, &zero))?, v.when(1, || first.select(&zero, dy))?]
+            vec![
+                v.when(0, || first.select(dy, &zero))?,
+                v.when(1, || first.select(&zero, dy))?,
+            ]
         }
         Binary::Pow => {
-            vec![v.when(0, || dy.mul(b)?.mul(&a.pow(&b.add_scalar(-1.0)?)?))?, v.when(1, || dy.mul(y)?.mul(&a.log()?))?]
+            vec![
+                v.when(0, || dy.mul(b)?.mul(&a.pow(&b.add_scalar(-1.0)?)?))?,
+                v.when(1, || dy.mul(y)?.mul(&a.log()?))?,
+            ]
         }
-        Binary::And | Binary::Or | Binary::Xor | Binary::ShiftLeft | Binary::ShiftRightLogical => vec![None, None],
+        Binary::And | Binary::Or | Binary::Xor | Binary::ShiftLeft | Binary::ShiftRightLogical => {
+            vec![None, None]
+        }
         Binary::Rem => return Ok(None),
     };
     Ok(Some(grads))
@@ -105,12 +133,20 @@ pub(super) fn vjp_binary(op: Binary, v: &Vjp) -> Result<Option<Vec<Option<Tensor
 pub(super) fn vjp_select(v: &Vjp) -> Result<Vec<Option<Tensor>>> {
     let pred = &v.operands[0];
     let zero = v.trace_zero(v.dy)?;
-    Ok(vec![None, v.when(1, || pred.select(v.dy, &zero))?, v.when(2, || pred.select(&zero, v.dy))?])
+    Ok(vec![
+        None,
+        v.when(1, || pred.select(v.dy, &zero))?,
+        v.when(2, || pred.select(&zero, v.dy))?,
+    ])
 }
 
 pub(super) fn vjp_convert(v: &Vjp) -> Result<Vec<Option<Tensor>>> {
     let from = v.operands[0].dtype();
-    Ok(vec![if from.is_float() { Some(v.dy.convert(from)?) } else { None }])
+    Ok(vec![if from.is_float() {
+        Some(v.dy.convert(from)?)
+    } else {
+        None
+    }])
 }
 
 impl Vjp<'_> {
@@ -119,7 +155,8 @@ impl Vjp<'_> {
     }
 }
 
-/// Element-wise methods. Two-operand methods broadcast as NumPy does; element types must already agree.
+/// Element-wise methods. Two-operand methods broadcast as NumPy does; element types must already
+/// agree.
 impl Tensor {
     #[track_caller]
     fn unary(&self, op: Unary) -> Result<Tensor> {
@@ -138,7 +175,8 @@ impl Tensor {
             return Ok((self.clone(), other.clone()));
         }
         let rank = self.rank().max(other.rank());
-        let dim = |t: &Tensor, i: usize| (i + t.rank()).checked_sub(rank).map_or(1, |j| t.dims()[j]);
+        let dim =
+            |t: &Tensor, i: usize| (i + t.rank()).checked_sub(rank).map_or(1, |j| t.dims()[j]);
         let dims: Vec<usize> = (0..rank)
             .map(|i| match (dim(self, i), dim(other, i)) {
                 (1, b) => b,
@@ -171,13 +209,18 @@ impl Tensor {
     #[track_caller]
     pub fn select(&self, on_true: &Tensor, on_false: &Tensor) -> Result<Tensor> {
         let (on_true, on_false) = on_true.broadcast_pair(on_false)?;
-        self.broadcast_to(on_true.dims())?.apply(Op::Select, &[&on_true, &on_false])
+        self.broadcast_to(on_true.dims())?
+            .apply(Op::Select, &[&on_true, &on_false])
     }
 
     /// The same values in another element type; recorded only if it differs.
     #[track_caller]
     pub fn convert(&self, dtype: DType) -> Result<Tensor> {
-        if self.dtype() == dtype { Ok(self.clone()) } else { self.apply(Op::Convert(dtype), &[]) }
+        if self.dtype() == dtype {
+            Ok(self.clone())
+        } else {
+            self.apply(Op::Convert(dtype), &[])
+        }
     }
 
     #[track_caller]
@@ -191,7 +234,8 @@ impl Tensor {
         self.apply(Op::Barrier, &[])
     }
 
-    /// A copy in the host's memory, until [`Tensor::to_device`] brings it back. On targets that have such a memory.
+    /// A copy in the host's memory, until [`Tensor::to_device`] brings it back. On targets that
+    /// have such a memory.
     #[track_caller]
     pub fn to_host(&self) -> Result<Tensor> {
         self.apply(Op::ToHost, &[])
@@ -203,8 +247,8 @@ impl Tensor {
         self.apply(Op::ToDevice, &[])
     }
 
-    /// This tensor, but nothing that uses the result runs before `other` is there, and the compiler takes it for another value than
-    /// this one: what is computed from it is computed anew.
+    /// This tensor, but nothing that uses the result runs before `other` is there, and the compiler
+    /// takes it for another value than this one: what is computed from it is computed anew.
     #[track_caller]
     pub fn after(&self, other: &Tensor) -> Result<Tensor> {
         self.apply(Op::After, &[other])

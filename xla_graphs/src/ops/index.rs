@@ -1,5 +1,6 @@
-//! Rows chosen by integer ids: embedding look-ups and their gradient. Ids outside the table are clamped to it when read and
-//! ignored when added, as XLA's gather and scatter do; callers check ids on the host.
+//! Rows chosen by integer ids: embedding look-ups and their gradient. Ids outside the table are
+//! clamped to it when read and ignored when added, as XLA's gather and scatter do; callers check
+//! ids on the host.
 
 use super::{Vjp, integer};
 use crate::dtype::DType;
@@ -18,16 +19,31 @@ pub(super) fn infer_take(table: &Shape, ids: &Shape) -> std::result::Result<Shap
     Ok(Shape::new(table.dtype, dims))
 }
 
-pub(super) fn infer_scatter(base: &Shape, ids: &Shape, updates: &Shape) -> std::result::Result<Shape, String> {
+pub(super) fn infer_scatter(
+    base: &Shape,
+    ids: &Shape,
+    updates: &Shape,
+) -> std::result::Result<Shape, String> {
     integer(ids)?;
     if base.rank() != 2 || ids.rank() != 1 {
-        return Err(format!("needs a base [V, C] and ids [N], got {base} and {ids}"));
+        return Err(format!(
+            "needs a base [V, C] and ids [N], got {base} and {ids}"
+        ));
     }
-    super::expect("the updates", updates, base.dtype, &[ids.dims[0], base.dims[1]])?;
+    super::expect(
+        "the updates",
+        updates,
+        base.dtype,
+        &[ids.dims[0], base.dims[1]],
+    )?;
     Ok(base.clone())
 }
 
-pub(super) fn infer_dynamic_slice(operands: &[&Shape], dim: usize, size: usize) -> std::result::Result<Shape, String> {
+pub(super) fn infer_dynamic_slice(
+    operands: &[&Shape],
+    dim: usize,
+    size: usize,
+) -> std::result::Result<Shape, String> {
     let (x, start) = (operands[0], operands[1]);
     super::expect("the start", start, DType::S32, &[])?;
     let mut dims = x.dims.clone();
@@ -38,7 +54,10 @@ pub(super) fn infer_dynamic_slice(operands: &[&Shape], dim: usize, size: usize) 
     Ok(Shape::new(x.dtype, dims))
 }
 
-pub(super) fn infer_dynamic_update_slice(operands: &[&Shape], dim: usize) -> std::result::Result<Shape, String> {
+pub(super) fn infer_dynamic_update_slice(
+    operands: &[&Shape],
+    dim: usize,
+) -> std::result::Result<Shape, String> {
     let (x, update, start) = (operands[0], operands[1], operands[2]);
     super::expect("the start", start, DType::S32, &[])?;
     let mut whole = update.dims.clone();
@@ -55,15 +74,22 @@ pub(super) fn vjp_take(v: &Vjp) -> Result<Vec<Option<Tensor>>> {
     let dtable = v.when(0, || {
         let rows = ids.shape().elements();
         let width: usize = table.dims()[1..].iter().product();
-        let zero = table.trace().full(0.0, &Shape::new(table.dtype(), [table.dims()[0], width]))?;
-        zero.scatter_add_rows(&ids.reshape(&[rows])?, &v.dy.reshape(&[rows, width])?)?.reshape(table.dims())
+        let zero = table
+            .trace()
+            .full(0.0, &Shape::new(table.dtype(), [table.dims()[0], width]))?;
+        zero.scatter_add_rows(&ids.reshape(&[rows])?, &v.dy.reshape(&[rows, width])?)?
+            .reshape(table.dims())
     })?;
     Ok(vec![dtable, None])
 }
 
 pub(super) fn vjp_scatter(v: &Vjp) -> Result<Vec<Option<Tensor>>> {
     let ids = &v.operands[1];
-    Ok(vec![Some(v.dy.clone()), None, v.when(2, || v.dy.take_rows(ids))?])
+    Ok(vec![
+        Some(v.dy.clone()),
+        None,
+        v.when(2, || v.dy.take_rows(ids))?,
+    ])
 }
 
 impl Tensor {
@@ -73,9 +99,15 @@ impl Tensor {
         self.apply(Op::DynamicSlice { dim, size }, &[start])
     }
 
-    /// This tensor with `update` in place of as many elements along `dim`, from the place `start`, `s32[]`.
+    /// This tensor with `update` in place of as many elements along `dim`, from the place `start`,
+    /// `s32[]`.
     #[track_caller]
-    pub(crate) fn dynamic_update_slice(&self, update: &Tensor, start: &Tensor, dim: usize) -> Result<Tensor> {
+    pub(crate) fn dynamic_update_slice(
+        &self,
+        update: &Tensor,
+        start: &Tensor,
+        dim: usize,
+    ) -> Result<Tensor> {
         self.apply(Op::DynamicUpdateSlice { dim }, &[update, start])
     }
 
@@ -85,7 +117,8 @@ impl Tensor {
         self.apply(Op::TakeRows, &[ids])
     }
 
-    /// This tensor `[V, C]` with `updates` `[N, C]` added to the rows `ids` `[N]`; equal ids add up.
+    /// This tensor `[V, C]` with `updates` `[N, C]` added to the rows `ids` `[N]`; equal ids add
+    /// up.
     #[track_caller]
     pub fn scatter_add_rows(&self, ids: &Tensor, updates: &Tensor) -> Result<Tensor> {
         self.apply(Op::ScatterAddRows, &[ids, updates])

@@ -1,7 +1,8 @@
 //! Shape rules and gradient rules of every operation, by family.
 //!
-//! To add an operation: a variant in `op.rs`, then in one family file its shape rule, its gradient rule and the `Tensor`
-//! method that records it; primitives also need a line in the emitter, composites one in `passes/expand.rs`.
+//! To add an operation: a variant in `op.rs`, then in one family file its shape rule, its gradient
+//! rule and the `Tensor` method that records it; primitives also need a line in the emitter,
+//! composites one in `passes/expand.rs`.
 
 mod collective;
 mod dot;
@@ -32,47 +33,85 @@ pub(crate) fn infer(op: &Op, operands: &[&Shape]) -> std::result::Result<Shape, 
             false => Err(format!("dimension {dim} of a rank {} result", dims.len())),
         },
         Op::Unary(op) => arity(1).and_then(|()| elementwise::infer_unary(*op, operands[0])),
-        Op::Binary(op) => arity(2).and_then(|()| elementwise::infer_binary(*op, operands[0], operands[1])),
-        Op::Compare(_) => arity(2).and_then(|()| elementwise::infer_compare(operands[0], operands[1])),
-        Op::Select => arity(3).and_then(|()| elementwise::infer_select(operands[0], operands[1], operands[2])),
+        Op::Binary(op) => {
+            arity(2).and_then(|()| elementwise::infer_binary(*op, operands[0], operands[1]))
+        }
+        Op::Compare(_) => {
+            arity(2).and_then(|()| elementwise::infer_compare(operands[0], operands[1]))
+        }
+        Op::Select => {
+            arity(3).and_then(|()| elementwise::infer_select(operands[0], operands[1], operands[2]))
+        }
         Op::Convert(dtype) => arity(1).map(|()| operands[0].with_dtype(*dtype)),
-        Op::Bitcast(dtype) => arity(1).and_then(|()| elementwise::infer_bitcast(operands[0], *dtype)),
+        Op::Bitcast(dtype) => {
+            arity(1).and_then(|()| elementwise::infer_bitcast(operands[0], *dtype))
+        }
         Op::Reshape(dims) => arity(1).and_then(|()| reshape::infer_reshape(operands[0], dims)),
-        Op::Broadcast { dims, map } => arity(1).and_then(|()| reshape::infer_broadcast(operands[0], dims, map)),
+        Op::Broadcast { dims, map } => {
+            arity(1).and_then(|()| reshape::infer_broadcast(operands[0], dims, map))
+        }
         Op::Transpose(perm) => arity(1).and_then(|()| reshape::infer_transpose(operands[0], perm)),
-        Op::Slice { starts, limits } => arity(1).and_then(|()| reshape::infer_slice(operands[0], starts, limits)),
+        Op::Slice { starts, limits } => {
+            arity(1).and_then(|()| reshape::infer_slice(operands[0], starts, limits))
+        }
         Op::Concat { dim } => reshape::infer_concat(operands, *dim),
         Op::Pad { low, high } => arity(1).and_then(|()| reshape::infer_pad(operands[0], low, high)),
-        Op::Reduce { kind, dims } => arity(1).and_then(|()| reduce::infer(operands[0], *kind, dims)),
-        Op::Dot { dims, dtype, .. } => arity(2).and_then(|()| dot::infer(operands[0], operands[1], dims, *dtype)),
+        Op::Reduce { kind, dims } => {
+            arity(1).and_then(|()| reduce::infer(operands[0], *kind, dims))
+        }
+        Op::Dot { dims, dtype, .. } => {
+            arity(2).and_then(|()| dot::infer(operands[0], operands[1], dims, *dtype))
+        }
         Op::TakeRows => arity(2).and_then(|()| index::infer_take(operands[0], operands[1])),
-        Op::ScatterAddRows => arity(3).and_then(|()| index::infer_scatter(operands[0], operands[1], operands[2])),
-        Op::Barrier | Op::ToHost | Op::ToDevice | Op::Opaque => arity(1).map(|()| operands[0].clone()),
-        Op::RandomBits { dims, .. } => arity(1).and_then(|()| nn::dropout::infer_bits(operands[0], dims)),
+        Op::ScatterAddRows => {
+            arity(3).and_then(|()| index::infer_scatter(operands[0], operands[1], operands[2]))
+        }
+        Op::Barrier | Op::ToHost | Op::ToDevice | Op::Opaque => {
+            arity(1).map(|()| operands[0].clone())
+        }
+        Op::RandomBits { dims, .. } => {
+            arity(1).and_then(|()| nn::dropout::infer_bits(operands[0], dims))
+        }
         Op::LayerNorm { .. } => arity(3).and_then(|()| nn::layer_norm::infer(operands)),
         Op::LayerNormGrad { .. } => arity(3).and_then(|()| nn::layer_norm::infer_grad(operands)),
-        Op::LayerNormScaleGrad { .. } => arity(2).and_then(|()| nn::layer_norm::infer_scale_grad(operands)),
+        Op::LayerNormScaleGrad { .. } => {
+            arity(2).and_then(|()| nn::layer_norm::infer_scale_grad(operands))
+        }
         Op::Gelu(_) => arity(1).and_then(|()| float(operands[0]).map(|()| operands[0].clone())),
-        Op::GeluGrad(_) | Op::SoftmaxGrad => arity(2).and_then(|()| elementwise::same_floats(operands[0], operands[1])),
+        Op::GeluGrad(_) | Op::SoftmaxGrad => {
+            arity(2).and_then(|()| elementwise::same_floats(operands[0], operands[1]))
+        }
         Op::Softmax => arity(1).and_then(|()| nn::softmax::infer(operands[0])),
-        Op::CrossEntropy { .. } => arity(2).and_then(|()| nn::loss::infer(operands[0], operands[1])),
+        Op::CrossEntropy { .. } => {
+            arity(2).and_then(|()| nn::loss::infer(operands[0], operands[1]))
+        }
         Op::CrossEntropyGrad { .. } => arity(3).and_then(|()| nn::loss::infer_grad(operands)),
         Op::Attention(attention) => nn::attention::infer(attention, operands),
         Op::AttentionGrad { of, operand } => nn::attention::infer_grad(of, *operand, operands),
         Op::StopGradient => arity(1).map(|()| operands[0].clone()),
-        Op::AllReduce(exchange) => arity(1).and_then(|()| collective::infer_all_reduce(operands[0], exchange)),
+        Op::AllReduce(exchange) => {
+            arity(1).and_then(|()| collective::infer_all_reduce(operands[0], exchange))
+        }
         Op::FusedAttention(of) => nn::fused_attention::infer(of, operands),
         Op::FusedAttentionGrad(of) => nn::fused_attention::infer_grad(of, operands),
         // The emitter compares it with the call's or the loop's.
         Op::Part { shape, .. } => arity(1).map(|()| shape.clone()),
         Op::After => arity(2).map(|()| operands[0].clone()),
-        Op::AllGather { dim, exchange } => arity(1).and_then(|()| collective::infer_all_gather(operands[0], *dim, exchange)),
+        Op::AllGather { dim, exchange } => {
+            arity(1).and_then(|()| collective::infer_all_gather(operands[0], *dim, exchange))
+        }
         Op::ReduceScatter { dim, exchange } => {
             arity(1).and_then(|()| collective::infer_reduce_scatter(operands[0], *dim, exchange))
         }
-        Op::DynamicSlice { dim, size } => arity(2).and_then(|()| index::infer_dynamic_slice(operands, *dim, *size)),
-        Op::AllMax(exchange) => arity(1).and_then(|()| collective::infer_all_reduce(operands[0], exchange)),
-        Op::DynamicUpdateSlice { dim } => arity(3).and_then(|()| index::infer_dynamic_update_slice(operands, *dim)),
+        Op::DynamicSlice { dim, size } => {
+            arity(2).and_then(|()| index::infer_dynamic_slice(operands, *dim, *size))
+        }
+        Op::AllMax(exchange) => {
+            arity(1).and_then(|()| collective::infer_all_reduce(operands[0], exchange))
+        }
+        Op::DynamicUpdateSlice { dim } => {
+            arity(3).and_then(|()| index::infer_dynamic_update_slice(operands, *dim))
+        }
         Op::Loop { body, trips } => repeat::infer(body, *trips, operands),
     }
 }
@@ -89,16 +128,31 @@ pub(crate) struct Vjp<'a> {
 
 impl Vjp<'_> {
     /// The rule's result for one operand, computed only if it is wanted.
-    pub fn when(&self, operand: usize, rule: impl FnOnce() -> Result<Tensor>) -> Result<Option<Tensor>> {
-        if self.wanted[operand] { rule().map(Some) } else { Ok(None) }
+    pub fn when(
+        &self,
+        operand: usize,
+        rule: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<Option<Tensor>> {
+        if self.wanted[operand] {
+            rule().map(Some)
+        } else {
+            Ok(None)
+        }
     }
 }
 
-/// Gradient rule: the gradients of the operands given the result's; `None` when the operation has no rule at all.
+/// Gradient rule: the gradients of the operands given the result's; `None` when the operation has
+/// no rule at all.
 pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
     let grads = match v.op {
-        // Operations whose results carry no gradient: constants, integers, predicates, and the one that is there for it.
-        Op::Input(_) | Op::Constant { .. } | Op::Iota { .. } | Op::Compare(_) | Op::RandomBits { .. } | Op::StopGradient => {
+        // Operations whose results carry no gradient: constants, integers, predicates, and the one
+        // that is there for it.
+        Op::Input(_)
+        | Op::Constant { .. }
+        | Op::Iota { .. }
+        | Op::Compare(_)
+        | Op::RandomBits { .. }
+        | Op::StopGradient => {
             vec![None; v.operands.len()]
         }
         Op::Unary(op) => match elementwise::vjp_unary(*op, v)? {
@@ -152,16 +206,33 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
 
 /// Refuses anything but a float type.
 pub(crate) fn float(shape: &Shape) -> std::result::Result<(), String> {
-    if shape.dtype.is_float() { Ok(()) } else { Err(format!("needs a float type, got {}", shape.dtype)) }
+    if shape.dtype.is_float() {
+        Ok(())
+    } else {
+        Err(format!("needs a float type, got {}", shape.dtype))
+    }
 }
 
 /// Refuses anything but an integer type.
 pub(crate) fn integer(shape: &Shape) -> std::result::Result<(), String> {
-    if shape.dtype.is_integer() { Ok(()) } else { Err(format!("needs an integer type, got {}", shape.dtype)) }
+    if shape.dtype.is_integer() {
+        Ok(())
+    } else {
+        Err(format!("needs an integer type, got {}", shape.dtype))
+    }
 }
 
 /// Refuses anything but the given shape.
-pub(crate) fn expect(what: &str, found: &Shape, dtype: DType, dims: &[usize]) -> std::result::Result<(), String> {
+pub(crate) fn expect(
+    what: &str,
+    found: &Shape,
+    dtype: DType,
+    dims: &[usize],
+) -> std::result::Result<(), String> {
     let expected = Shape::new(dtype, dims);
-    if *found == expected { Ok(()) } else { Err(format!("{what} must be {expected}, got {found}")) }
+    if *found == expected {
+        Ok(())
+    } else {
+        Err(format!("{what} must be {expected}, got {found}"))
+    }
 }

@@ -7,14 +7,21 @@ use crate::op::{Comparison, Op, Reduction};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
-pub(super) fn infer(x: &Shape, kind: Reduction, dims: &[usize]) -> std::result::Result<Shape, String> {
+pub(super) fn infer(
+    x: &Shape,
+    kind: Reduction,
+    dims: &[usize],
+) -> std::result::Result<Shape, String> {
     if x.dtype == DType::Pred && kind == Reduction::Sum {
         return Err("pred has no sum; convert to an integer type first".into());
     }
     if !dims.windows(2).all(|w| w[0] < w[1]) || dims.iter().any(|&d| d >= x.rank()) {
         return Err(format!("{dims:?} are not increasing dimensions of {x}"));
     }
-    let kept: Vec<usize> = (0..x.rank()).filter(|d| !dims.contains(d)).map(|d| x.dims[d]).collect();
+    let kept: Vec<usize> = (0..x.rank())
+        .filter(|d| !dims.contains(d))
+        .map(|d| x.dims[d])
+        .collect();
     Ok(Shape::new(x.dtype, kept))
 }
 
@@ -43,7 +50,17 @@ fn kept_dims(rank: usize, reduced: &[usize]) -> Vec<usize> {
 impl Tensor {
     #[track_caller]
     fn reduce(&self, kind: Reduction, dims: &[usize]) -> Result<Tensor> {
-        if dims.is_empty() { Ok(self.clone()) } else { self.apply(Op::Reduce { kind, dims: dims.to_vec() }, &[]) }
+        if dims.is_empty() {
+            Ok(self.clone())
+        } else {
+            self.apply(
+                Op::Reduce {
+                    kind,
+                    dims: dims.to_vec(),
+                },
+                &[],
+            )
+        }
     }
 
     #[track_caller]
@@ -71,7 +88,9 @@ impl Tensor {
     #[track_caller]
     pub fn mean_last_keep(&self) -> Result<Tensor> {
         let last = self.rank() - 1;
-        let mean = self.sum(&[last])?.mul_scalar(1.0 / self.dims()[last] as f64)?;
+        let mean = self
+            .sum(&[last])?
+            .mul_scalar(1.0 / self.dims()[last] as f64)?;
         mean.keep_last()
     }
 

@@ -12,18 +12,27 @@ pub(super) fn infer_reshape(x: &Shape, dims: &[usize]) -> Inferred {
     let result = Shape::new(x.dtype, dims);
     match result.elements() == x.elements() {
         true => Ok(result),
-        false => Err(format!("{x} has {} elements, {result} has {}", x.elements(), result.elements())),
+        false => Err(format!(
+            "{x} has {} elements, {result} has {}",
+            x.elements(),
+            result.elements()
+        )),
     }
 }
 
 pub(super) fn infer_broadcast(x: &Shape, dims: &[usize], map: &[usize]) -> Inferred {
     let increasing = map.windows(2).all(|w| w[0] < w[1]);
     if map.len() != x.rank() || !increasing || map.iter().any(|&d| d >= dims.len()) {
-        return Err(format!("dimension map {map:?} does not place {x} in {dims:?}"));
+        return Err(format!(
+            "dimension map {map:?} does not place {x} in {dims:?}"
+        ));
     }
     for (i, &d) in map.iter().enumerate() {
         if x.dims[i] != 1 && x.dims[i] != dims[d] {
-            return Err(format!("dimension {i} of {x} cannot become {} of {dims:?}", dims[d]));
+            return Err(format!(
+                "dimension {i} of {x} cannot become {} of {dims:?}",
+                dims[d]
+            ));
         }
     }
     Ok(Shape::new(x.dtype, dims))
@@ -34,13 +43,24 @@ pub(super) fn infer_transpose(x: &Shape, perm: &[usize]) -> Inferred {
     for &p in perm {
         match seen.get_mut(p) {
             Some(seen) if !*seen => *seen = true,
-            _ => return Err(format!("{perm:?} is not a permutation of {} dimensions", x.rank())),
+            _ => {
+                return Err(format!(
+                    "{perm:?} is not a permutation of {} dimensions",
+                    x.rank()
+                ));
+            }
         }
     }
     if perm.len() != x.rank() {
-        return Err(format!("{perm:?} is not a permutation of {} dimensions", x.rank()));
+        return Err(format!(
+            "{perm:?} is not a permutation of {} dimensions",
+            x.rank()
+        ));
     }
-    Ok(Shape::new(x.dtype, perm.iter().map(|&p| x.dims[p]).collect::<Vec<_>>()))
+    Ok(Shape::new(
+        x.dtype,
+        perm.iter().map(|&p| x.dims[p]).collect::<Vec<_>>(),
+    ))
 }
 
 pub(super) fn infer_slice(x: &Shape, starts: &[usize], limits: &[usize]) -> Inferred {
@@ -49,10 +69,18 @@ pub(super) fn infer_slice(x: &Shape, starts: &[usize], limits: &[usize]) -> Infe
     }
     for i in 0..x.rank() {
         if starts[i] > limits[i] || limits[i] > x.dims[i] {
-            return Err(format!("{}..{} is outside dimension {i} of {x}", starts[i], limits[i]));
+            return Err(format!(
+                "{}..{} is outside dimension {i} of {x}",
+                starts[i], limits[i]
+            ));
         }
     }
-    Ok(Shape::new(x.dtype, (0..x.rank()).map(|i| limits[i] - starts[i]).collect::<Vec<_>>()))
+    Ok(Shape::new(
+        x.dtype,
+        (0..x.rank())
+            .map(|i| limits[i] - starts[i])
+            .collect::<Vec<_>>(),
+    ))
 }
 
 pub(super) fn infer_concat(operands: &[&Shape], dim: usize) -> Inferred {
@@ -62,8 +90,9 @@ pub(super) fn infer_concat(operands: &[&Shape], dim: usize) -> Inferred {
     }
     let mut result = (*first).clone();
     for x in &operands[1..] {
-        let fits =
-            x.dtype == first.dtype && x.rank() == first.rank() && (0..x.rank()).all(|i| i == dim || x.dims[i] == first.dims[i]);
+        let fits = x.dtype == first.dtype
+            && x.rank() == first.rank()
+            && (0..x.rank()).all(|i| i == dim || x.dims[i] == first.dims[i]);
         if !fits {
             return Err(format!("{x} does not fit {first} outside dimension {dim}"));
         }
@@ -74,7 +103,12 @@ pub(super) fn infer_concat(operands: &[&Shape], dim: usize) -> Inferred {
 
 pub(super) fn infer_pad(x: &Shape, low: &[usize], high: &[usize]) -> Inferred {
     match low.len() == x.rank() && high.len() == x.rank() {
-        true => Ok(Shape::new(x.dtype, (0..x.rank()).map(|i| low[i] + x.dims[i] + high[i]).collect::<Vec<_>>())),
+        true => Ok(Shape::new(
+            x.dtype,
+            (0..x.rank())
+                .map(|i| low[i] + x.dims[i] + high[i])
+                .collect::<Vec<_>>(),
+        )),
         false => Err(format!("needs {} low and high amounts", x.rank())),
     }
 }
@@ -103,8 +137,17 @@ pub(super) fn vjp_transpose(v: &Vjp, perm: &[usize]) -> Result<Vec<Option<Tensor
     Ok(vec![Some(v.dy.transpose(&inverse)?)])
 }
 
-pub(super) fn vjp_slice(v: &Vjp, starts: &[usize], limits: &[usize]) -> Result<Vec<Option<Tensor>>> {
-    let high: Vec<usize> = v.operands[0].dims().iter().zip(limits).map(|(d, l)| d - l).collect();
+pub(super) fn vjp_slice(
+    v: &Vjp,
+    starts: &[usize],
+    limits: &[usize],
+) -> Result<Vec<Option<Tensor>>> {
+    let high: Vec<usize> = v.operands[0]
+        .dims()
+        .iter()
+        .zip(limits)
+        .map(|(d, l)| d - l)
+        .collect();
     Ok(vec![Some(v.dy.pad(starts, &high)?)])
 }
 
@@ -120,14 +163,22 @@ pub(super) fn vjp_concat(v: &Vjp, dim: usize) -> Result<Vec<Option<Tensor>>> {
 }
 
 pub(super) fn vjp_pad(v: &Vjp, low: &[usize]) -> Result<Vec<Option<Tensor>>> {
-    let limits: Vec<usize> = low.iter().zip(v.operands[0].dims()).map(|(l, d)| l + d).collect();
+    let limits: Vec<usize> = low
+        .iter()
+        .zip(v.operands[0].dims())
+        .map(|(l, d)| l + d)
+        .collect();
     Ok(vec![Some(v.dy.slice(low, &limits)?)])
 }
 
 impl Tensor {
     #[track_caller]
     pub fn reshape(&self, dims: &[usize]) -> Result<Tensor> {
-        if self.dims() == dims { Ok(self.clone()) } else { self.apply(Op::Reshape(dims.to_vec()), &[]) }
+        if self.dims() == dims {
+            Ok(self.clone())
+        } else {
+            self.apply(Op::Reshape(dims.to_vec()), &[])
+        }
     }
 
     /// NumPy's broadcast: missing leading dimensions are added, size-1 dimensions repeat.
@@ -138,13 +189,22 @@ impl Tensor {
         }
         // A rank that is too high leaves the map out of range, which the shape rule reports.
         let offset = dims.len().saturating_sub(self.rank());
-        self.broadcast_in(dims, &(0..self.rank()).map(|i| i + offset).collect::<Vec<_>>())
+        self.broadcast_in(
+            dims,
+            &(0..self.rank()).map(|i| i + offset).collect::<Vec<_>>(),
+        )
     }
 
     /// Dimension i becomes dimension `map[i]` of the result.
     #[track_caller]
     pub fn broadcast_in(&self, dims: &[usize], map: &[usize]) -> Result<Tensor> {
-        self.apply(Op::Broadcast { dims: dims.to_vec(), map: map.to_vec() }, &[])
+        self.apply(
+            Op::Broadcast {
+                dims: dims.to_vec(),
+                map: map.to_vec(),
+            },
+            &[],
+        )
     }
 
     #[track_caller]
@@ -157,7 +217,13 @@ impl Tensor {
 
     #[track_caller]
     pub fn slice(&self, starts: &[usize], limits: &[usize]) -> Result<Tensor> {
-        self.apply(Op::Slice { starts: starts.to_vec(), limits: limits.to_vec() }, &[])
+        self.apply(
+            Op::Slice {
+                starts: starts.to_vec(),
+                limits: limits.to_vec(),
+            },
+            &[],
+        )
     }
 
     /// `start..limit` of one dimension, all of the others.
@@ -178,6 +244,12 @@ impl Tensor {
     /// Zeros around the tensor.
     #[track_caller]
     pub fn pad(&self, low: &[usize], high: &[usize]) -> Result<Tensor> {
-        self.apply(Op::Pad { low: low.to_vec(), high: high.to_vec() }, &[])
+        self.apply(
+            Op::Pad {
+                low: low.to_vec(),
+                high: high.to_vec(),
+            },
+            &[],
+        )
     }
 }

@@ -6,7 +6,9 @@ use crate::trace::Tensor;
 
 /// The L2 norm of all gradients together, `f32[]`.
 pub fn global_norm(grads: &[Tensor]) -> Result<Tensor> {
-    sum_of_squares(grads)?.expect("a model has at least one parameter").sqrt()
+    sum_of_squares(grads)?
+        .expect("a model has at least one parameter")
+        .sqrt()
 }
 
 /// The sum of the squares of all elements, `f32[]`; `None` of nothing.
@@ -14,7 +16,8 @@ pub fn sum_of_squares(grads: &[Tensor]) -> Result<Option<Tensor>> {
     let mut total: Option<Tensor> = None;
     for grad in grads {
         let grad = grad.convert(DType::F32)?;
-        // Rows first: the partial sums are short, which keeps them exact and lets XLA's CPU share the rows between threads.
+        // Rows first: the partial sums are short, which keeps them exact and lets XLA's CPU share
+        // the rows between threads.
         let mut sum = grad.mul(&grad)?;
         if sum.rank() > 1 {
             sum = sum.sum(&[sum.rank() - 1])?;

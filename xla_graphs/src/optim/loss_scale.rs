@@ -1,6 +1,7 @@
-//! Dynamic loss scaling (Micikevicius et al. 2018, section 3.2), with the rules and numbers of `torch.amp.GradScaler`: the loss is
-//! multiplied up so that small gradients do not vanish in fp16; a step whose gradients overflow is skipped and halves the scale,
-//! and many good steps in a row double it.
+//! Dynamic loss scaling (Micikevicius et al. 2018, section 3.2), with the rules and numbers of
+//! `torch.amp.GradScaler`: the loss is multiplied up so that small gradients do not vanish in fp16;
+//! a step whose gradients overflow is skipped and halves the scale, and many good steps in a row
+//! double it.
 
 use super::{AdamW, StepScalars};
 use crate::error::Result;
@@ -37,19 +38,23 @@ impl LossScale {
     }
 }
 
-/// AdamW's bias corrections `1 - beta^k`, kept on the device, because only the device knows in time how many of the steps so far
-/// were not skipped. Both are `f32[]`, 0 before the first step.
+/// AdamW's bias corrections `1 - beta^k`, kept on the device, because only the device knows in time
+/// how many of the steps so far were not skipped. Both are `f32[]`, 0 before the first step.
 pub struct BiasCorrections {
     pub first: Tensor,
     pub second: Tensor,
 }
 
 impl BiasCorrections {
-    /// Those of the next step that is not skipped: `1 - beta^(k+1) = beta (1 - beta^k) + (1 - beta)`, which in f32 keeps all its
-    /// digits, where a power that is close to 1 would lose them in the subtraction.
+    /// Those of the next step that is not skipped:
+    /// `1 - beta^(k+1) = beta (1 - beta^k) + (1 - beta)`, which in f32 keeps all its digits, where
+    /// a power that is close to 1 would lose them in the subtraction.
     pub fn next(&self, adamw: &AdamW) -> Result<BiasCorrections> {
         let next = |x: &Tensor, beta: f64| x.mul_scalar(beta)?.add_scalar(1.0 - beta);
-        Ok(BiasCorrections { first: next(&self.first, adamw.beta1)?, second: next(&self.second, adamw.beta2)? })
+        Ok(BiasCorrections {
+            first: next(&self.first, adamw.beta1)?,
+            second: next(&self.second, adamw.beta2)?,
+        })
     }
 
     /// The step's scalars with these corrections in place of the host's.

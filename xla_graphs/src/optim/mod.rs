@@ -1,5 +1,6 @@
-//! Optimizers, clipping and learning-rate schedules. What changes from step to step enters the graph as one small feed
-//! ([`StepFeed`]), never as a constant, so that a run compiles its step once.
+//! Optimizers, clipping and learning-rate schedules. What changes from step to step enters the
+//! graph as one small feed ([`StepFeed`]), never as a constant, so that a run compiles its step
+//! once.
 
 mod adamw;
 mod clip;
@@ -27,7 +28,8 @@ pub struct StepFeed {
 }
 
 impl StepFeed {
-    /// The powers are taken in f64 on the host, as torch does: in f32, `1 - 0.999` alone is off by 4e-5.
+    /// The powers are taken in f64 on the host, as torch does: in f32, `1 - 0.999` alone is off by
+    /// 4e-5.
     pub fn adamw(learning_rate: f64, adamw: &AdamW, step: u64) -> Self {
         let power = |beta: f64| 1.0 - beta.powi(i32::try_from(step).unwrap_or(i32::MAX));
         StepFeed {
@@ -38,11 +40,19 @@ impl StepFeed {
     }
 
     pub fn plain(learning_rate: f64) -> Self {
-        StepFeed { learning_rate, step_size: learning_rate, second_moment_scale: 1.0 }
+        StepFeed {
+            learning_rate,
+            step_size: learning_rate,
+            second_moment_scale: 1.0,
+        }
     }
 
     pub fn to_array(self) -> [f32; 3] {
-        [self.learning_rate as f32, self.step_size as f32, self.second_moment_scale as f32]
+        [
+            self.learning_rate as f32,
+            self.step_size as f32,
+            self.second_moment_scale as f32,
+        ]
     }
 }
 
@@ -58,6 +68,10 @@ impl StepScalars {
     /// Takes the feed apart: `f32[3]` as [`StepFeed::to_array`] gives it.
     pub fn of(feed: &Tensor) -> Result<Self> {
         let scalar = |i: usize| feed.slice(&[i], &[i + 1])?.reshape(&[]);
-        Ok(StepScalars { learning_rate: scalar(0)?, step_size: scalar(1)?, second_moment_scale: scalar(2)? })
+        Ok(StepScalars {
+            learning_rate: scalar(0)?,
+            step_size: scalar(1)?,
+            second_moment_scale: scalar(2)?,
+        })
     }
 }

@@ -1,4 +1,5 @@
-//! Learning-rate schedules, as transformers' `get_scheduler` computes them (there as LambdaLR factors).
+//! Learning-rate schedules, as transformers' `get_scheduler` computes them (there as LambdaLR
+//! factors).
 
 /// The curve after the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +46,12 @@ mod tests {
 
     #[test]
     fn linear_rises_from_zero_and_falls_to_zero() {
-        let s = Schedule { kind: ScheduleKind::Linear, peak: 0.003, warmup: 4, total: 20 };
+        let s = Schedule {
+            kind: ScheduleKind::Linear,
+            peak: 0.003,
+            warmup: 4,
+            total: 20,
+        };
         let rates: Vec<f64> = (0..=20).map(|i| s.learning_rate(i)).collect();
         assert_eq!(rates[0], 0.0);
         assert_eq!(rates[1], 0.00075);
@@ -56,7 +62,12 @@ mod tests {
 
     #[test]
     fn cosine_is_half_way_in_the_middle() {
-        let s = Schedule { kind: ScheduleKind::Cosine, peak: 1.0, warmup: 0, total: 10 };
+        let s = Schedule {
+            kind: ScheduleKind::Cosine,
+            peak: 1.0,
+            warmup: 0,
+            total: 10,
+        };
         assert_eq!(s.learning_rate(0), 1.0);
         assert!((s.learning_rate(5) - 0.5).abs() < 1e-12);
         assert!(s.learning_rate(10).abs() < 1e-12);

@@ -11,7 +11,13 @@ pub struct Sgd {
 
 impl Sgd {
     /// The parameter after the step.
-    pub fn update(&self, step: &StepScalars, parameter: &Tensor, grad: &Tensor, decay: bool) -> Result<Tensor> {
+    pub fn update(
+        &self,
+        step: &StepScalars,
+        parameter: &Tensor,
+        grad: &Tensor,
+        decay: bool,
+    ) -> Result<Tensor> {
         let mut direction = grad.clone();
         if decay && self.weight_decay != 0.0 {
             direction = direction.add(&parameter.mul_scalar(self.weight_decay)?)?;

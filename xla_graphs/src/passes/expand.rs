@@ -1,5 +1,6 @@
-//! Writes composites out as primitives. Before: any graph. After: no composite is left, equal nodes are merged (which is what
-//! lets the separate gradient nodes of one composite share its intermediate values).
+//! Writes composites out as primitives. Before: any graph. After: no composite is left, equal nodes
+//! are merged (which is what lets the separate gradient nodes of one composite share its
+//! intermediate values).
 
 use crate::error::Result;
 use crate::graph::Graph;
@@ -10,7 +11,9 @@ use crate::trace::{NodeId, Tensor};
 
 pub(super) fn expand(graph: &Graph, target: Target) -> Result<Graph> {
     graph.rebuild(|trace, id, x| match &graph.nodes[id as usize].op {
-        Op::RandomBits { dims, place } if target.has_threefry() => dropout::expand_bits(trace, &x[0], dims, *place),
+        Op::RandomBits { dims, place } if target.has_threefry() => {
+            dropout::expand_bits(trace, &x[0], dims, *place)
+        }
         Op::RandomBits { dims, place } => dropout::expand_mixed_bits(trace, &x[0], dims, *place),
         Op::LayerNorm { eps } => layer_norm::expand(*eps, x),
         Op::LayerNormGrad { eps } => layer_norm::expand_grad(*eps, x),
@@ -22,7 +25,9 @@ pub(super) fn expand(graph: &Graph, target: Target) -> Result<Graph> {
         Op::CrossEntropy { ignore } => loss::expand(*ignore, x, target),
         Op::CrossEntropyGrad { ignore } => loss::expand_grad(*ignore, x),
         Op::Attention(of) => attention::expand(of, x, target, dropout_place(graph, id, of)),
-        Op::AttentionGrad { of, operand } => attention::expand_grad(of, *operand, x, target, dropout_place(graph, id, of)),
+        Op::AttentionGrad { of, operand } => {
+            attention::expand_grad(of, *operand, x, target, dropout_place(graph, id, of))
+        }
         Op::Unary(Unary::Erf) if !target.has_special_functions() => special::erf(&x[0]),
         Op::Unary(Unary::Log1p) if !target.has_special_functions() => x[0].add_scalar(1.0)?.log(),
         Op::Unary(Unary::IsFinite) if !target.has_special_functions() => special::is_finite(&x[0]),
@@ -30,7 +35,9 @@ pub(super) fn expand(graph: &Graph, target: Target) -> Result<Graph> {
         Op::ScatterAddRows if !target.indexes() => rows::add(&x[0], &x[1], &x[2]),
         Op::Binary(Binary::Add) => add(&x[0], &x[1], target),
         Op::After if !target.keeps_barriers() => special::after(&x[0], &x[1]),
-        Op::DynamicSlice { dim, size } if !target.indexes() => special::dynamic_slice(&x[0], &x[1], *dim, *size),
+        Op::DynamicSlice { dim, size } if !target.indexes() => {
+            special::dynamic_slice(&x[0], &x[1], *dim, *size)
+        }
         Op::ToHost | Op::ToDevice if !target.has_host_memory() => Ok(x[0].clone()),
         // The mark on a parameter's gradient (`backward`) has done its work in the precision pass.
         Op::Convert(dtype) => x[0].convert(*dtype),
@@ -40,8 +47,8 @@ pub(super) fn expand(graph: &Graph, target: Target) -> Result<Graph> {
     })
 }
 
-/// The sum of two values. Of two that are each summed over replicas and scattered it is taken before, so that they travel as one: a tied
-/// embedding's gradient comes from both of its uses.
+/// The sum of two values. Of two that are each summed over replicas and scattered it is taken
+/// before, so that they travel as one: a tied embedding's gradient comes from both of its uses.
 fn add(a: &Tensor, b: &Tensor, target: Target) -> Result<Tensor> {
     let (first, second) = (a.node(), b.node());
     if let Op::ReduceScatter { .. } = first.op
@@ -50,15 +57,22 @@ fn add(a: &Tensor, b: &Tensor, target: Target) -> Result<Tensor> {
         let [a, b] = [&first, &second].map(|node| a.trace().tensor(node.operands[0]));
         return add(&a, &b, target)?.apply(first.op, &[]);
     }
-    let sum = if target.indexes() { add_into_rows(a, b)? } else { None };
+    let sum = if target.indexes() {
+        add_into_rows(a, b)?
+    } else {
+        None
+    };
     sum.map_or_else(|| a.add(b), Ok)
 }
 
-/// The place of the generator that an attention's dropout mask is drawn from, which is each attention's own; 0 if it drops nothing.
+/// The place of the generator that an attention's dropout mask is drawn from, which is each
+/// attention's own; 0 if it drops nothing.
 fn dropout_place(graph: &Graph, id: NodeId, of: &Attention) -> u32 {
     let operands = &graph.nodes[id as usize].operands;
     // Behind q, k, v and the key mask; of a gradient node, before dy.
-    let mut next = of.dropout.and_then(|_| operands.get(3 + usize::from(of.key_mask)));
+    let mut next = of
+        .dropout
+        .and_then(|_| operands.get(3 + usize::from(of.key_mask)));
     while let Some(&node) = next {
         let node = &graph.nodes[node as usize];
         if let Op::RandomBits { place, .. } = node.op {
@@ -69,8 +83,8 @@ fn dropout_place(graph: &Graph, id: NodeId, of: &Attention) -> u32 {
     0
 }
 
-/// `dense + (zeros with rows added)` becomes `dense with rows added`: a tied embedding's gradient then needs no table of zeros
-/// and no second pass over the vocabulary.
+/// `dense + (zeros with rows added)` becomes `dense with rows added`: a tied embedding's gradient
+/// then needs no table of zeros and no second pass over the vocabulary.
 fn add_into_rows(a: &Tensor, b: &Tensor) -> Result<Option<Tensor>> {
     for (dense, rows) in [(a, b), (b, a)] {
         let scatter = rows.node();
@@ -86,7 +100,10 @@ fn is_zero(x: &Tensor) -> bool {
     let node = x.node();
     match node.op {
         Op::Broadcast { .. } | Op::Reshape(_) => is_zero(&x.trace().tensor(node.operands[0])),
-        Op::Constant { value: Scalar::Float(value), .. } => value.get() == 0.0,
+        Op::Constant {
+            value: Scalar::Float(value),
+            ..
+        } => value.get() == 0.0,
         _ => false,
     }
 }

@@ -1,5 +1,6 @@
-//! Passes: functions from graph to graph. [`mix`] comes first and gives the graph that a run is made of and the cache knows;
-//! [`prepare`] applies the others, in this order, before a graph is emitted.
+//! Passes: functions from graph to graph. [`mix`] comes first and gives the graph that a run is
+//! made of and the cache knows; [`prepare`] applies the others, in this order, before a graph is
+//! emitted.
 
 mod expand;
 mod offload;
@@ -16,7 +17,8 @@ use crate::error::Result;
 use crate::graph::Graph;
 use crate::target::Target;
 
-/// Puts the matrix products of a recorded graph, and the activations between them, in the type that `precision` asks for.
+/// Puts the matrix products of a recorded graph, and the activations between them, in the type that
+/// `precision` asks for.
 pub fn mix(graph: &Graph, precision: Precision) -> Result<Graph> {
     match precision.low() {
         Some(low) => precision::mix(graph, low),
@@ -24,15 +26,27 @@ pub fn mix(graph: &Graph, precision: Precision) -> Result<Graph> {
     }
 }
 
-/// Turns a cut graph into one of primitives only, in the form that the target compiles best, with layers as loops where the graph
-/// asks for them.
+/// Turns a cut graph into one of primitives only, in the form that the target compiles best, with
+/// layers as loops where the graph asks for them.
 pub fn prepare(graph: &Graph, target: Target) -> Result<Graph> {
     let prepared = write_out(graph, target)?;
-    if graph.scan_layers { scan::scan(&prepared) } else { Ok(prepared) }
+    if graph.scan_layers {
+        scan::scan(&prepared)
+    } else {
+        Ok(prepared)
+    }
 }
 
-/// The same with layers one after the other in any case: for counting what they compute and exchange.
+/// The same with layers one after the other in any case: for counting what they compute and
+/// exchange.
 pub fn write_out(graph: &Graph, target: Target) -> Result<Graph> {
-    let early = if target.has_host_memory() { offload::early(graph)? } else { None };
-    products::rewrite(&expand::expand(early.as_ref().unwrap_or(graph), target)?, target)
+    let early = if target.has_host_memory() {
+        offload::early(graph)?
+    } else {
+        None
+    };
+    products::rewrite(
+        &expand::expand(early.as_ref().unwrap_or(graph), target)?,
+        target,
+    )
 }

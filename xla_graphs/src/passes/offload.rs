@@ -1,6 +1,7 @@
-//! Brings values to the host early. Before: what waits in the host's memory is put there by nodes that the backward pass recorded,
-//! so that a compiler is free to keep it on the device until then. After: each is put there as soon as it is made, and the
-//! next such value is not used before it is; what is copied has the time in between, and no longer.
+//! Brings values to the host early. Before: what waits in the host's memory is put there by nodes
+//! that the backward pass recorded, so that a compiler is free to keep it on the device until then.
+//! After: each is put there as soon as it is made, and the next such value is not used before it
+//! is; what is copied has the time in between, and no longer.
 
 use crate::error::Result;
 use crate::graph::Graph;
@@ -10,7 +11,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// `None` where nothing goes to the host.
 pub(super) fn early(graph: &Graph) -> Result<Option<Graph>> {
-    let kept: BTreeSet<NodeId> = graph.nodes.iter().filter(|node| node.op == Op::ToHost).map(|node| node.operands[0]).collect();
+    let kept: BTreeSet<NodeId> = graph
+        .nodes
+        .iter()
+        .filter(|node| node.op == Op::ToHost)
+        .map(|node| node.operands[0])
+        .collect();
     if kept.is_empty() {
         return Ok(None);
     }
@@ -46,39 +52,76 @@ mod tests {
     /// Layers of one product each, wide enough that what is between them is worth a copy.
     fn step(checkpointing: Checkpointing) -> Graph {
         let trace = Trace::new();
-        let weights: Vec<Tensor> =
-            (0..LAYERS).map(|i| trace.input(format!("w{i}"), Shape::new(DType::F32, [128, 128]), InputRole::State)).collect();
-        let mut x = trace.input("x", Shape::new(DType::F32, [256, 128]), InputRole::Feed).tanh().unwrap();
+        let weights: Vec<Tensor> = (0..LAYERS)
+            .map(|i| {
+                trace.input(
+                    format!("w{i}"),
+                    Shape::new(DType::F32, [128, 128]),
+                    InputRole::State,
+                )
+            })
+            .collect();
+        let mut x = trace
+            .input("x", Shape::new(DType::F32, [256, 128]), InputRole::Feed)
+            .tanh()
+            .unwrap();
         for (i, weight) in weights.iter().enumerate() {
             let _layer = trace.layer(&format!("h.{i}"));
             x = x.matmul(weight).unwrap().tanh().unwrap();
         }
         let loss = x.sum_all().unwrap();
-        for (i, gradient) in backward_with(&loss, &weights, checkpointing).unwrap().iter().enumerate() {
+        for (i, gradient) in backward_with(&loss, &weights, checkpointing)
+            .unwrap()
+            .iter()
+            .enumerate()
+        {
             trace.output(format!("g{i}"), gradient);
         }
         trace.cut("step").unwrap()
     }
 
     fn card() -> Target {
-        Target::Cuda(CudaTarget { capability: 90, ..CudaTarget::default() })
+        Target::Cuda(CudaTarget {
+            capability: 90,
+            ..CudaTarget::default()
+        })
     }
 
     #[test]
     fn each_layers_input_goes_before_the_next_one_is_used() {
         let graph = passes::prepare(&step(Checkpointing::Offloaded(1)), card()).unwrap();
-        let away: Vec<usize> = (0..graph.nodes.len()).filter(|id| graph.nodes[*id].op == Op::ToHost).collect();
-        let back = graph.nodes.iter().filter(|node| node.op == Op::ToDevice).count();
+        let away: Vec<usize> = (0..graph.nodes.len())
+            .filter(|id| graph.nodes[*id].op == Op::ToHost)
+            .collect();
+        let back = graph
+            .nodes
+            .iter()
+            .filter(|node| node.op == Op::ToDevice)
+            .count();
         assert_eq!((away.len(), back), (LAYERS, LAYERS), "{:?}", graph.nodes);
         for pair in away.windows(2) {
             // What the next copy is of waits for this one.
             let next = &graph.nodes[graph.nodes[pair[1]].operands[0] as usize];
-            assert_eq!((&next.op, next.operands[1] as usize), (&Op::After, pair[0]), "{:?}", graph.nodes);
+            assert_eq!(
+                (&next.op, next.operands[1] as usize),
+                (&Op::After, pair[0]),
+                "{:?}",
+                graph.nodes
+            );
             // Nobody passes it by.
             let waiting = graph.nodes[pair[1]].operands[0];
             let made = next.operands[0];
-            let users = graph.nodes.iter().enumerate().filter(|(_, node)| node.operands.contains(&made));
-            assert_eq!(users.map(|(id, _)| id as NodeId).collect::<Vec<_>>(), [waiting], "{:?}", graph.nodes);
+            let users = graph
+                .nodes
+                .iter()
+                .enumerate()
+                .filter(|(_, node)| node.operands.contains(&made));
+            assert_eq!(
+                users.map(|(id, _)| id as NodeId).collect::<Vec<_>>(),
+                [waiting],
+                "{:?}",
+                graph.nodes
+            );
         }
     }
 
@@ -86,8 +129,8 @@ mod tests {
     #[test]
     fn elsewhere_nothing_moves() {
         for (offloaded, plain) in [(1, Checkpointing::Full), (2, Checkpointing::Every(2))] {
-            let [offloaded, plain] =
-                [Checkpointing::Offloaded(offloaded), plain].map(|c| passes::prepare(&step(c), Target::Cpu).unwrap());
+            let [offloaded, plain] = [Checkpointing::Offloaded(offloaded), plain]
+                .map(|c| passes::prepare(&step(c), Target::Cpu).unwrap());
             assert_eq!(offloaded.nodes, plain.nodes);
         }
     }
@@ -96,13 +139,24 @@ mod tests {
     fn small_inputs_stay() {
         let trace = Trace::new();
         let w = trace.input("w", Shape::new(DType::F32, [8, 8]), InputRole::State);
-        let x = trace.input("x", Shape::new(DType::F32, [8, 8]), InputRole::Feed).tanh().unwrap();
+        let x = trace
+            .input("x", Shape::new(DType::F32, [8, 8]), InputRole::Feed)
+            .tanh()
+            .unwrap();
         let y = {
             let _layer = trace.layer("h.0");
             x.matmul(&w).unwrap().tanh().unwrap()
         };
-        let gradients = backward_with(&y.sum_all().unwrap(), &[w], Checkpointing::Offloaded(1)).unwrap();
+        let gradients =
+            backward_with(&y.sum_all().unwrap(), &[w], Checkpointing::Offloaded(1)).unwrap();
         trace.output("g", &gradients[0]);
-        assert!(trace.cut("step").unwrap().nodes.iter().all(|node| node.op != Op::ToHost));
+        assert!(
+            trace
+                .cut("step")
+                .unwrap()
+                .nodes
+                .iter()
+                .all(|node| node.op != Op::ToHost)
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! What model paths say of a node: `backward/stage.1/transformer.h.3.attn` is the pass, the pipeline's stage, the module.
+//! What model paths say of a node: `backward/stage.1/transformer.h.3.attn` is the pass, the
+//! pipeline's stage, the module.
 
 use crate::grad::{BACKWARD, RECOMPUTE};
 
@@ -11,12 +12,17 @@ pub(super) fn module(path: &str) -> &str {
 }
 
 pub(super) fn is_of_update(path: &str) -> bool {
-    module(path).split('.').next().is_some_and(|first| UPDATE.contains(&first))
+    module(path)
+        .split('.')
+        .next()
+        .is_some_and(|first| UPDATE.contains(&first))
 }
 
-/// Whether a node was recorded by the backward pass, as a gradient or to compute something once more.
+/// Whether a node was recorded by the backward pass, as a gradient or to compute something once
+/// more.
 pub(super) fn is_backward(path: &str) -> bool {
-    path.split('/').any(|part| part == BACKWARD || part == RECOMPUTE)
+    path.split('/')
+        .any(|part| part == BACKWARD || part == RECOMPUTE)
 }
 
 /// Whether a node computes something once more for the backward pass.

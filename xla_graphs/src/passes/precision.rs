@@ -1,13 +1,16 @@
-//! Mixed precision: matrix products, and the activations between them, in a 16-bit float; all else in f32. Models do not see it.
+//! Mixed precision: matrix products, and the activations between them, in a 16-bit float; all else
+//! in f32. Models do not see it.
 //!
-//! What runs in which type follows torch's autocast (PyTorch documentation, "Automatic Mixed Precision package", CUDA op lists):
-//! products and attention in the low type; layer norms, softmax, losses, exponentials, logarithms, powers and sums in f32;
-//! element-wise operations in the low type if nothing but parameters and constants meets low operands, else in f32, so that
-//! the residual stream stays f32. Beyond autocast: sums inside products and statistics inside attention are f32, an
-//! element-wise operation computes in f32 and rounds its result once, and the gradients of master weights come out of their products in
-//! f32 without ever being rounded.
+//! What runs in which type follows torch's autocast (PyTorch documentation, "Automatic Mixed
+//! Precision package", CUDA op lists): products and attention in the low type; layer norms,
+//! softmax, losses, exponentials, logarithms, powers and sums in f32; element-wise operations in
+//! the low type if nothing but parameters and constants meets low operands, else in f32, so that
+//! the residual stream stays f32. Beyond autocast: sums inside products and statistics inside
+//! attention are f32, an element-wise operation computes in f32 and rounds its result once, and the
+//! gradients of master weights come out of their products in f32 without ever being rounded.
 //!
-//! Before: a recorded graph, composites and all, in f32. After: the same inputs and outputs in the same types.
+//! Before: a recorded graph, composites and all, in f32. After: the same inputs and outputs in the
+//! same types.
 
 use crate::dtype::DType;
 use crate::error::Result;
@@ -16,8 +19,8 @@ use crate::op::{Op, Unary};
 use crate::trace::Tensor;
 use serde::{Deserialize, Serialize};
 
-/// The element type of a graph's matrix products (TrainingArguments' `bf16` and `fp16`). Master weights, gradients and optimizer
-/// state are f32 in each.
+/// The element type of a graph's matrix products (TrainingArguments' `bf16` and `fp16`). Master
+/// weights, gradients and optimizer state are f32 in each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Precision {
     #[default]
@@ -36,7 +39,8 @@ impl Precision {
         }
     }
 
-    /// Whether small gradients would vanish unless the loss is scaled up: fp16 has no number between 0 and 6e-8.
+    /// Whether small gradients would vanish unless the loss is scaled up: fp16 has no number
+    /// between 0 and 6e-8.
     pub fn needs_loss_scale(self) -> bool {
         self == Precision::Fp16
     }
@@ -56,7 +60,8 @@ impl std::fmt::Display for Precision {
 /// What a value that was recorded in f32 becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Class {
-    /// Parameters, constants and what is made of them alone: f32, but follows the values that it meets.
+    /// Parameters, constants and what is made of them alone: f32, but follows the values that it
+    /// meets.
     Plain,
     /// An activation in the low type.
     Low,
@@ -68,17 +73,44 @@ pub(super) fn mix(graph: &Graph, low: DType) -> Result<Graph> {
     let classes = classes(graph);
     graph.rebuild(|trace, id, x| {
         let node = &graph.nodes[id as usize];
-        let wide = || x.iter().map(|t| in_type(t, low, DType::F32)).collect::<Result<Vec<_>>>();
-        let lowered = || x.iter().map(|t| in_type(t, DType::F32, low)).collect::<Result<Vec<_>>>();
-        let record = |op: &Op, operands: Vec<Tensor>| trace.record(op.clone(), &operands.iter().collect::<Vec<_>>());
+        let wide = || {
+            x.iter()
+                .map(|t| in_type(t, low, DType::F32))
+                .collect::<Result<Vec<_>>>()
+        };
+        let lowered = || {
+            x.iter()
+                .map(|t| in_type(t, DType::F32, low))
+                .collect::<Result<Vec<_>>>()
+        };
+        let record = |op: &Op, operands: Vec<Tensor>| {
+            trace.record(op.clone(), &operands.iter().collect::<Vec<_>>())
+        };
         let is_low = classes[id as usize] == Class::Low;
         match &node.op {
             // What it waits for may be of any type.
-            Op::After if is_low => record(&Op::After, vec![in_type(&x[0], DType::F32, low)?, x[1].clone()]),
-            Op::After => record(&Op::After, vec![in_type(&x[0], low, DType::F32)?, x[1].clone()]),
-            Op::Dot { dims, dtype: DType::F32, exact } => {
+            Op::After if is_low => record(
+                &Op::After,
+                vec![in_type(&x[0], DType::F32, low)?, x[1].clone()],
+            ),
+            Op::After => record(
+                &Op::After,
+                vec![in_type(&x[0], low, DType::F32)?, x[1].clone()],
+            ),
+            Op::Dot {
+                dims,
+                dtype: DType::F32,
+                exact,
+            } => {
                 let dtype = if is_low { low } else { DType::F32 };
-                record(&Op::Dot { dims: dims.clone(), dtype, exact: *exact }, lowered()?)
+                record(
+                    &Op::Dot {
+                        dims: dims.clone(),
+                        dtype,
+                        exact: *exact,
+                    },
+                    lowered()?,
+                )
             }
             op @ (Op::Attention(_) | Op::AttentionGrad { .. }) => record(op, lowered()?),
             op if is_low && (moves(op) || *op == Op::TakeRows) => record(op, lowered()?),
@@ -94,7 +126,11 @@ fn in_type(x: &Tensor, from: DType, to: DType) -> Result<Tensor> {
     match node.op {
         _ if x.dtype() != from => Ok(x.clone()),
         // What is wanted in 16 bits travels in 16 bits.
-        Op::AllGather { .. } if from == DType::F32 => x.trace().tensor(node.operands[0]).convert(to)?.apply(node.op, &[]),
+        Op::AllGather { .. } if from == DType::F32 => x
+            .trace()
+            .tensor(node.operands[0])
+            .convert(to)?
+            .apply(node.op, &[]),
         _ => x.convert(to),
     }
 }
@@ -104,9 +140,18 @@ fn classes(graph: &Graph) -> Vec<Class> {
     let gradients = only_for_master_gradients(graph);
     let mut classes: Vec<Class> = Vec::with_capacity(graph.nodes.len());
     for (id, node) in graph.nodes.iter().enumerate() {
-        let values = if node.op == Op::After { &node.operands[..1] } else { &node.operands[..] };
-        let floats = values.iter().filter(|&&o| graph.nodes[o as usize].shape.dtype == DType::F32);
-        let met = floats.map(|&o| classes[o as usize]).max().unwrap_or(Class::Plain);
+        let values = if node.op == Op::After {
+            &node.operands[..1]
+        } else {
+            &node.operands[..]
+        };
+        let floats = values
+            .iter()
+            .filter(|&&o| graph.nodes[o as usize].shape.dtype == DType::F32);
+        let met = floats
+            .map(|&o| classes[o as usize])
+            .max()
+            .unwrap_or(Class::Plain);
         classes.push(class(node, met, gradients[id]));
     }
     classes
@@ -130,8 +175,11 @@ fn class(node: &GraphNode, met: Class, is_master_gradient: bool) -> Class {
         | Op::SoftmaxGrad
         | Op::CrossEntropy { .. }
         | Op::CrossEntropyGrad { .. } => Class::Wide,
-        // autocast's f32 list; the functions that it leaves alone (tanh, logistic, absolute value, ...) follow their operand.
-        Op::Unary(Unary::Exp | Unary::Log | Unary::Log1p | Unary::Sqrt | Unary::Rsqrt | Unary::Erf)
+        // autocast's f32 list; the functions that it leaves alone (tanh, logistic, absolute value,
+        // ...) follow their operand.
+        Op::Unary(
+            Unary::Exp | Unary::Log | Unary::Log1p | Unary::Sqrt | Unary::Rsqrt | Unary::Erf,
+        )
         | Op::Binary(crate::op::Binary::Pow)
         | Op::Reduce { .. }
             if met == Class::Low =>
@@ -162,8 +210,9 @@ fn moves(op: &Op) -> bool {
     )
 }
 
-/// For each node: whether everything that is made of it, by moving and adding alone, is a parameter's gradient (which ends in a
-/// conversion to f32, see `backward`) or an output of the graph.
+/// For each node: whether everything that is made of it, by moving and adding alone, is a
+/// parameter's gradient (which ends in a conversion to f32, see `backward`) or an output of the
+/// graph.
 fn only_for_master_gradients(graph: &Graph) -> Vec<bool> {
     let mut used = vec![false; graph.nodes.len()];
     let mut otherwise = vec![false; graph.nodes.len()];
@@ -173,7 +222,9 @@ fn only_for_master_gradients(graph: &Graph) -> Vec<bool> {
     for (id, node) in graph.nodes.iter().enumerate().rev() {
         let fine = match &node.op {
             Op::Convert(DType::F32) => true,
-            Op::Binary(crate::op::Binary::Add) | Op::ScatterAddRows | Op::ReduceScatter { .. } => used[id] && !otherwise[id],
+            Op::Binary(crate::op::Binary::Add) | Op::ScatterAddRows | Op::ReduceScatter { .. } => {
+                used[id] && !otherwise[id]
+            }
             op if moves(op) => used[id] && !otherwise[id],
             _ => false,
         };
@@ -182,5 +233,8 @@ fn only_for_master_gradients(graph: &Graph) -> Vec<bool> {
             otherwise[operand as usize] |= !fine;
         }
     }
-    used.iter().zip(otherwise).map(|(&used, otherwise)| used && !otherwise).collect()
+    used.iter()
+        .zip(otherwise)
+        .map(|(&used, otherwise)| used && !otherwise)
+        .collect()
 }

@@ -1,13 +1,15 @@
-//! Pipeline parallelism: a recorded graph is split into *pieces*, each of which runs on the devices of one stage (Huang et al. 2019,
-//! "GPipe"; Narayanan et al. 2019, "PipeDream").
+//! Pipeline parallelism: a recorded graph is split into *pieces*, each of which runs on the devices
+//! of one stage (Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream").
 //!
-//! A node belongs to the stage that its model path is marked with ([`Mark`]); without a mark, to the one stage that all its operands
-//! belong to. What depends on several stages and has no mark (the norm of all gradients) is computed by every stage that needs it.
-//! Within a stage a node's *level* is the number of times that values change stage on the longest way to it: a stage's forward
-//! pass, its backward pass and its update are three levels, found and not declared. A piece is what lies at one level of one stage.
+//! A node belongs to the stage that its model path is marked with ([`Mark`]); without a mark, to
+//! the one stage that all its operands belong to. What depends on several stages and has no mark
+//! (the norm of all gradients) is computed by every stage that needs it. Within a stage a node's
+//! *level* is the number of times that values change stage on the longest way to it: a stage's
+//! forward pass, its backward pass and its update are three levels, found and not declared. A piece
+//! is what lies at one level of one stage.
 //!
-//! What depends on feeds alone, or on a stage's state alone, is computed again in each piece that uses it: that is cheaper than keeping
-//! it or sending it.
+//! What depends on feeds alone, or on a stage's state alone, is computed again in each piece that
+//! uses it: that is cheaper than keeping it or sending it.
 
 use crate::error::{Error, Result};
 use crate::graph::{Graph, GraphNode, InputRole, InputSpec, OutputSpec};
@@ -34,14 +36,16 @@ impl Mark {
 
     /// The mark of a path, or of the path of a gradient.
     pub fn of(path: &str) -> Option<Mark> {
-        path.split('/').find_map(|part| match part.strip_prefix("stage.")? {
-            "every" => Some(Mark::Every),
-            stage => stage.parse().ok().map(Mark::One),
-        })
+        path.split('/')
+            .find_map(|part| match part.strip_prefix("stage.")? {
+                "every" => Some(Mark::Every),
+                stage => stage.parse().ok().map(Mark::One),
+            })
     }
 }
 
-/// What a piece hands to others is an output, and theirs an input, of a name that begins so; the rest tells values of one graph apart.
+/// What a piece hands to others is an output, and theirs an input, of a name that begins so; the
+/// rest tells values of one graph apart.
 const VALUE: &str = "value.";
 
 /// Whether a piece's input or output is a value that pieces of the same graph hand on.
@@ -58,13 +62,19 @@ pub struct Piece {
     pub level: usize,
 }
 
-/// Splits a graph for `stages` stages. `home` gives the stage that holds a state of this name, `None` if all do. A result that
-/// belongs to no single stage is computed by every one. Pieces come in an order in which each precedes those that use its values, and
-/// `what` says how the names of those that only hand on values begin: such pieces of different graphs may be the same.
+/// Splits a graph for `stages` stages. `home` gives the stage that holds a state of this name,
+/// `None` if all do. A result that belongs to no single stage is computed by every one. Pieces come
+/// in an order in which each precedes those that use its values, and `what` says how the names of
+/// those that only hand on values begin: such pieces of different graphs may be the same.
 ///
 /// # Errors
 /// If a stage would assign another's state, or state that a later piece still reads.
-pub fn split(graph: &Graph, stages: usize, home: &dyn Fn(&str) -> Option<usize>, what: &str) -> Result<Vec<Piece>> {
+pub fn split(
+    graph: &Graph,
+    stages: usize,
+    home: &dyn Fn(&str) -> Option<usize>,
+    what: &str,
+) -> Result<Vec<Piece>> {
     let mut splitter = Splitter::of(graph, stages, home);
     splitter.what = what.to_string();
     splitter.find_levels();
@@ -130,7 +140,13 @@ impl<'g> Splitter<'g> {
         let mut reads_feed = Vec::with_capacity(graph.nodes.len());
         for node in &graph.nodes {
             let is_feed = matches!(node.op, Op::Input(index) if graph.inputs[index as usize].role == InputRole::Feed);
-            reads_feed.push(is_feed || node.operands.iter().any(|&operand| reads_feed[operand as usize]));
+            reads_feed.push(
+                is_feed
+                    || node
+                        .operands
+                        .iter()
+                        .any(|&operand| reads_feed[operand as usize]),
+            );
             let place = splitter.place(node, *reads_feed.last().expect("just pushed"));
             splitter.places.push(place);
         }
@@ -140,10 +156,18 @@ impl<'g> Splitter<'g> {
     fn place(&self, node: &GraphNode, reads_feed: bool) -> Place {
         if let Op::Input(index) = node.op {
             let input = &self.graph.inputs[index as usize];
-            let home = if input.role == InputRole::State { (self.home)(&input.name) } else { None };
+            let home = if input.role == InputRole::State {
+                (self.home)(&input.name)
+            } else {
+                None
+            };
             return home.map_or(Place::Free, Place::Cheap);
         }
-        let operands = || node.operands.iter().map(|&operand| self.places[operand as usize]);
+        let operands = || {
+            node.operands
+                .iter()
+                .map(|&operand| self.places[operand as usize])
+        };
         if operands().all(|place| place == Place::Free) {
             return Place::Free;
         }
@@ -156,8 +180,12 @@ impl<'g> Splitter<'g> {
         of_operands.sort_unstable();
         of_operands.dedup();
         let is_each = operands().any(|place| place == Place::Each);
-        let is_cheap = !reads_feed && operands().all(|place| matches!(place, Place::Free | Place::Cheap(_)));
-        match (Mark::of(&self.graph.scopes[node.scope as usize]), of_operands.first()) {
+        let is_cheap =
+            !reads_feed && operands().all(|place| matches!(place, Place::Free | Place::Cheap(_)));
+        match (
+            Mark::of(&self.graph.scopes[node.scope as usize]),
+            of_operands.first(),
+        ) {
             (Some(Mark::Every), _) => Place::Each,
             (_, Some(&stage)) if is_cheap && of_operands.len() == 1 => Place::Cheap(stage),
             (Some(Mark::One(marked)), _) => Place::At(marked),
@@ -166,7 +194,8 @@ impl<'g> Splitter<'g> {
         }
     }
 
-    /// The stage that computes what `stage` reads of a node; `None`: `stage` itself, in the piece that reads it.
+    /// The stage that computes what `stage` reads of a node; `None`: `stage` itself, in the piece
+    /// that reads it.
     fn source(&self, node: NodeId, stage: usize) -> Option<usize> {
         match self.places[node as usize] {
             Place::Free => None,
@@ -182,43 +211,69 @@ impl<'g> Splitter<'g> {
             for stage in 0..self.stages {
                 let level = |&operand: &NodeId| match self.source(operand, stage) {
                     None => self.levels[operand as usize][stage],
-                    Some(source) => self.levels[operand as usize][source] + usize::from(source != stage),
+                    Some(source) => {
+                        self.levels[operand as usize][source] + usize::from(source != stage)
+                    }
                 };
                 let is_here = !matches!(self.places[id], Place::At(home) | Place::Cheap(home) if home != stage);
                 // Nothing is worth a piece of its own before the forward pass arrives.
-                let level = node.operands.iter().map(level).max().unwrap_or(0).max(stage);
+                let level = node
+                    .operands
+                    .iter()
+                    .map(level)
+                    .max()
+                    .unwrap_or(0)
+                    .max(stage);
                 self.levels[id][stage] = if is_here { level } else { 0 };
             }
         }
     }
 
-    /// Finds what every stage has to compute, and puts each node as late as its first reader in its stage: what only the backward pass
-    /// reads of the forward pass moves there.
+    /// Finds what every stage has to compute, and puts each node as late as its first reader in its
+    /// stage: what only the backward pass reads of the forward pass moves there.
     fn demand(&mut self) -> Result<()> {
         let mut outputs_of: HashMap<Instance, Vec<usize>> = HashMap::new();
         let mut late: Vec<(usize, NodeId, usize)> = Vec::new();
         for (index, output) in self.graph.outputs.iter().enumerate() {
-            let is_state = self.graph.inputs.iter().any(|i| i.role == InputRole::State && i.name == output.name);
-            let home = if is_state { (self.home)(&output.name) } else { None };
+            let is_state = self
+                .graph
+                .inputs
+                .iter()
+                .any(|i| i.role == InputRole::State && i.name == output.name);
+            let home = if is_state {
+                (self.home)(&output.name)
+            } else {
+                None
+            };
             let stages: Vec<usize> = match (home, self.places[output.node as usize]) {
                 (Some(home), Place::At(stage) | Place::Cheap(stage)) if stage != home => {
-                    return Err(self.refuse(output, format!("stage {stage} would assign state of stage {home}")));
+                    return Err(self.refuse(
+                        output,
+                        format!("stage {stage} would assign state of stage {home}"),
+                    ));
                 }
                 (Some(home), _) => vec![home],
                 (None, Place::At(stage) | Place::Cheap(stage)) if is_state => {
-                    return Err(self.refuse(output, format!("stage {stage} alone would assign state of every stage")));
+                    return Err(self.refuse(
+                        output,
+                        format!("stage {stage} alone would assign state of every stage"),
+                    ));
                 }
                 (None, Place::At(stage) | Place::Cheap(stage)) => vec![stage],
                 (None, _) => (0..self.stages).collect(),
             };
             for stage in stages {
                 match self.source(output.node, stage) {
-                    Some(_) => outputs_of.entry((output.node, stage)).or_default().push(index),
+                    Some(_) => outputs_of
+                        .entry((output.node, stage))
+                        .or_default()
+                        .push(index),
                     None => late.push((index, output.node, stage)),
                 }
             }
         }
-        // Readers of each instance so far: the least level in its own stage, and whether another piece reads it.
+        // Readers of each instance so far: the least level in its own stage, and whether another
+        // piece reads it.
         let mut least: BTreeMap<Instance, usize> = BTreeMap::new();
         let mut sent: BTreeSet<Instance> = BTreeSet::new();
         for id in (0..self.graph.nodes.len() as NodeId).rev() {
@@ -234,15 +289,27 @@ impl<'g> Splitter<'g> {
                 };
                 self.placed.insert(instance, level);
                 for index in gives {
-                    self.outputs.entry((stage, level)).or_default().push((index, id));
+                    self.outputs
+                        .entry((stage, level))
+                        .or_default()
+                        .push((index, id));
                 }
                 self.read(id, (stage, level), &mut least, &mut sent);
             }
         }
         for (index, node, stage) in late {
             // After everything that reads the old value.
-            let last = self.placed.iter().filter(|((_, at), _)| *at == stage).map(|(_, level)| *level).max().unwrap_or(0);
-            self.outputs.entry((stage, last)).or_default().push((index, node));
+            let last = self
+                .placed
+                .iter()
+                .filter(|((_, at), _)| *at == stage)
+                .map(|(_, level)| *level)
+                .max()
+                .unwrap_or(0);
+            self.outputs
+                .entry((stage, last))
+                .or_default()
+                .push((index, node));
         }
         Ok(())
     }
@@ -260,7 +327,10 @@ impl<'g> Splitter<'g> {
                 // Nothing that is placed goes into what is computed where it is used.
                 None => {}
                 Some(source) if source == stage => {
-                    least.entry((operand, stage)).and_modify(|known| *known = level.min(*known)).or_insert(level);
+                    least
+                        .entry((operand, stage))
+                        .and_modify(|known| *known = level.min(*known))
+                        .or_insert(level);
                 }
                 Some(source) => {
                     sent.insert((operand, source));
@@ -281,7 +351,12 @@ impl<'g> Splitter<'g> {
         for (&(level, stage), ids) in &members {
             let mut inside: BTreeSet<NodeId> = BTreeSet::new();
             let mut taken: BTreeMap<NodeId, Instance> = BTreeMap::new();
-            let given = self.outputs.get(&(stage, level)).into_iter().flatten().map(|(_, id)| *id);
+            let given = self
+                .outputs
+                .get(&(stage, level))
+                .into_iter()
+                .flatten()
+                .map(|(_, id)| *id);
             let mut open: Vec<NodeId> = ids.iter().copied().chain(given).collect();
             while let Some(id) = open.pop() {
                 if !inside.insert(id) {
@@ -290,7 +365,9 @@ impl<'g> Splitter<'g> {
                 for &operand in &self.graph.nodes[id as usize].operands {
                     match self.source(operand, stage) {
                         None => open.push(operand),
-                        Some(source) if source == stage && self.placed.get(&(operand, stage)) == Some(&level) => {}
+                        Some(source)
+                            if source == stage
+                                && self.placed.get(&(operand, stage)) == Some(&level) => {}
                         Some(source) => {
                             taken.insert(operand, (operand, source));
                         }
@@ -298,12 +375,24 @@ impl<'g> Splitter<'g> {
                 }
             }
             self.handed.extend(taken.values());
-            all.push(Members { level, stage, inside, taken });
+            all.push(Members {
+                level,
+                stage,
+                inside,
+                taken,
+            });
         }
-        let numbers: HashMap<Instance, usize> =
-            self.handed.iter().enumerate().map(|(number, instance)| (*instance, number)).collect();
+        let numbers: HashMap<Instance, usize> = self
+            .handed
+            .iter()
+            .enumerate()
+            .map(|(number, instance)| (*instance, number))
+            .collect();
         self.check_order(&all)?;
-        Ok(all.iter().map(|members| self.piece(members, &numbers)).collect())
+        Ok(all
+            .iter()
+            .map(|members| self.piece(members, &numbers))
+            .collect())
     }
 
     /// No piece may read state that an earlier one of its stage has assigned.
@@ -312,20 +401,36 @@ impl<'g> Splitter<'g> {
             for (index, _) in given {
                 let output = &self.graph.outputs[*index];
                 let reads = |id: &NodeId| {
-                    let Op::Input(input) = self.graph.nodes[*id as usize].op else { return false };
+                    let Op::Input(input) = self.graph.nodes[*id as usize].op else {
+                        return false;
+                    };
                     let input = &self.graph.inputs[input as usize];
                     input.role == InputRole::State && input.name == output.name
                 };
-                let mut later = all.iter().filter(|members| members.stage == stage && members.level > level);
+                let mut later = all
+                    .iter()
+                    .filter(|members| members.stage == stage && members.level > level);
                 if later.any(|members| members.inside.iter().any(reads)) {
-                    return Err(self.refuse(output, format!("stage {stage} assigns it before its last reader has run")));
+                    return Err(self.refuse(
+                        output,
+                        format!("stage {stage} assigns it before its last reader has run"),
+                    ));
                 }
             }
         }
         Ok(())
     }
 
-    fn piece(&self, Members { level, stage, inside, taken }: &Members, numbers: &HashMap<Instance, usize>) -> Piece {
+    fn piece(
+        &self,
+        Members {
+            level,
+            stage,
+            inside,
+            taken,
+        }: &Members,
+        numbers: &HashMap<Instance, usize>,
+    ) -> Piece {
         let (mut nodes, mut inputs, mut outputs) = (Vec::new(), Vec::new(), Vec::new());
         let (mut scopes, mut scope_of) = (vec![String::new()], HashMap::from([(0, 0)]));
         let mut renumbered: HashMap<NodeId, NodeId> = HashMap::new();
@@ -347,25 +452,60 @@ impl<'g> Splitter<'g> {
             };
             let (op, operands) = match &input {
                 Some(_) => (Op::Input(inputs.len() as u32), Vec::new()),
-                None => (node.op.clone(), node.operands.iter().map(|operand| renumbered[operand]).collect()),
+                None => (
+                    node.op.clone(),
+                    node.operands
+                        .iter()
+                        .map(|operand| renumbered[operand])
+                        .collect(),
+                ),
             };
             inputs.extend(input);
             renumbered.insert(id, nodes.len() as NodeId);
-            nodes.push(GraphNode { op, operands, shape: node.shape.clone(), scope });
+            nodes.push(GraphNode {
+                op,
+                operands,
+                shape: node.shape.clone(),
+                scope,
+            });
         }
-        let mut given = self.outputs.get(&(*stage, *level)).cloned().unwrap_or_default();
+        let mut given = self
+            .outputs
+            .get(&(*stage, *level))
+            .cloned()
+            .unwrap_or_default();
         given.sort_unstable();
         for (index, id) in &given {
-            outputs.push(OutputSpec { name: self.graph.outputs[*index].name.clone(), node: renumbered[id] });
+            outputs.push(OutputSpec {
+                name: self.graph.outputs[*index].name.clone(),
+                node: renumbered[id],
+            });
         }
-        let hands = |id: &NodeId| self.handed.contains(&(*id, *stage)) && self.placed.get(&(*id, *stage)) == Some(level);
+        let hands = |id: &NodeId| {
+            self.handed.contains(&(*id, *stage)) && self.placed.get(&(*id, *stage)) == Some(level)
+        };
         for id in inside.iter().filter(|id| hands(id)) {
-            outputs.push(OutputSpec { name: format!("{VALUE}{}", numbers[&(*id, *stage)]), node: renumbered[id] });
+            outputs.push(OutputSpec {
+                name: format!("{VALUE}{}", numbers[&(*id, *stage)]),
+                node: renumbered[id],
+            });
         }
         let name = self.name(*stage, *level, given.is_empty());
         let (format, scan_layers) = (self.graph.format, self.graph.scan_layers);
-        let graph = Graph { format, name, stage: *stage as u32, scan_layers, inputs, outputs, nodes, scopes };
-        Piece { graph, level: *level }
+        let graph = Graph {
+            format,
+            name,
+            stage: *stage as u32,
+            scan_layers,
+            inputs,
+            outputs,
+            nodes,
+            scopes,
+        };
+        Piece {
+            graph,
+            level: *level,
+        }
     }
 
     fn name(&self, stage: usize, level: usize, only_hands_on: bool) -> String {
@@ -379,7 +519,8 @@ impl<'g> Splitter<'g> {
 
     fn refuse(&self, output: &OutputSpec, message: String) -> Error {
         let node = &self.graph.nodes[output.node as usize];
-        self.graph.invalid(node, format!("`{}`: {message}", output.name))
+        self.graph
+            .invalid(node, format!("`{}`: {message}", output.name))
     }
 }
 
@@ -388,10 +529,12 @@ mod tests {
     use super::*;
     use crate::{DType, Shape, Tensor, Trace, backward, passes};
 
-    /// Two layers `x W_i + x`, a tied matrix at both ends as copies, squared error against a feed, and SGD with a clipped step.
+    /// Two layers `x W_i + x`, a tied matrix at both ends as copies, squared error against a feed,
+    /// and SGD with a clipped step.
     fn training(stages: bool) -> Graph {
         let trace = Trace::new();
-        let matrix = |name: &str| trace.input(name, Shape::new(DType::F32, [4, 4]), InputRole::State);
+        let matrix =
+            |name: &str| trace.input(name, Shape::new(DType::F32, [4, 4]), InputRole::State);
         let (first, w0, w1, last) = (matrix("e"), matrix("w0"), matrix("w1"), matrix("e@stage.1"));
         let x = trace.input("x", Shape::new(DType::F32, [3, 4]), InputRole::Feed);
         let loss = {
@@ -412,7 +555,11 @@ mod tests {
         let near = square(&grads[0]).add(&square(&grads[1])).unwrap();
         let norm = near.add(&square(&grads[2])).unwrap().sqrt().unwrap();
         let factor = trace.constant(0.1, DType::F32).unwrap().div(&norm).unwrap();
-        for (leaf, (grad, name)) in leaves.iter().zip(grads.iter().zip(["e", "w0", "w1", "e@stage.1"])) {
+        for (leaf, (grad, name)) in
+            leaves
+                .iter()
+                .zip(grads.iter().zip(["e", "w0", "w1", "e@stage.1"]))
+        {
             let step = grad.mul(&factor.broadcast_to(&[4, 4]).unwrap()).unwrap();
             trace.output(name, &leaf.sub(&step).unwrap());
         }
@@ -431,17 +578,33 @@ mod tests {
     #[test]
     fn training_splits_into_forward_backward_and_update() {
         let pieces = split(&training(true), 2, &home, "forward").unwrap();
-        let found: Vec<(&str, u32, usize)> =
-            pieces.iter().map(|piece| (piece.graph.name.as_str(), piece.graph.stage, piece.level)).collect();
-        // When the gradient arrives at stage 0 it can update at once; stage 1 has to wait for what that adds to the norm.
-        let expected = [("forward.stage0", 0, 0), ("forward.stage1", 1, 1), ("train.stage0.2", 0, 2), ("train.stage1.3", 1, 3)];
+        let found: Vec<(&str, u32, usize)> = pieces
+            .iter()
+            .map(|piece| (piece.graph.name.as_str(), piece.graph.stage, piece.level))
+            .collect();
+        // When the gradient arrives at stage 0 it can update at once; stage 1 has to wait for what
+        // that adds to the norm.
+        let expected = [
+            ("forward.stage0", 0, 0),
+            ("forward.stage1", 1, 1),
+            ("train.stage0.2", 0, 2),
+            ("train.stage1.3", 1, 3),
+        ];
         assert_eq!(found, expected);
         assert!(pieces.iter().all(|piece| piece.graph.check().is_ok()));
         let given = |name: &str| -> Vec<u32> {
-            let gives = |piece: &&Piece| piece.graph.outputs.iter().any(|output| output.name == name);
-            pieces.iter().filter(gives).map(|piece| piece.graph.stage).collect()
+            let gives =
+                |piece: &&Piece| piece.graph.outputs.iter().any(|output| output.name == name);
+            pieces
+                .iter()
+                .filter(gives)
+                .map(|piece| piece.graph.stage)
+                .collect()
         };
-        assert_eq!((given("e"), given("w0"), given("w1"), given("e@stage.1")), (vec![0], vec![0], vec![1], vec![1]));
+        assert_eq!(
+            (given("e"), given("w0"), given("w1"), given("e@stage.1")),
+            (vec![0], vec![0], vec![1], vec![1])
+        );
         assert_eq!(given("metrics"), [0, 1], "of no single stage");
     }
 
@@ -449,11 +612,27 @@ mod tests {
     fn every_value_comes_from_one_earlier_piece() {
         let pieces = split(&training(true), 2, &home, "forward").unwrap();
         for (index, piece) in pieces.iter().enumerate() {
-            for input in piece.graph.inputs.iter().filter(|input| is_value(&input.name)) {
+            for input in piece
+                .graph
+                .inputs
+                .iter()
+                .filter(|input| is_value(&input.name))
+            {
                 let givers: Vec<usize> = (0..pieces.len())
-                    .filter(|&other| pieces[other].graph.outputs.iter().any(|output| output.name == input.name))
+                    .filter(|&other| {
+                        pieces[other]
+                            .graph
+                            .outputs
+                            .iter()
+                            .any(|output| output.name == input.name)
+                    })
                     .collect();
-                assert!(matches!(givers[..], [giver] if giver < index), "{} of {}", input.name, piece.graph.name);
+                assert!(
+                    matches!(givers[..], [giver] if giver < index),
+                    "{} of {}",
+                    input.name,
+                    piece.graph.name
+                );
             }
         }
     }
@@ -471,7 +650,15 @@ mod tests {
         trace.output("y", &w.mul(&mask).unwrap());
         let pieces = split(&trace.cut("eval").unwrap(), 2, &home, "eval").unwrap();
         assert_eq!(pieces.len(), 1);
-        assert_eq!(pieces[0].graph.inputs.iter().map(|input| input.name.as_str()).collect::<Vec<_>>(), ["w1", "x"]);
+        assert_eq!(
+            pieces[0]
+                .graph
+                .inputs
+                .iter()
+                .map(|input| input.name.as_str())
+                .collect::<Vec<_>>(),
+            ["w1", "x"]
+        );
     }
 
     #[test]
@@ -481,16 +668,28 @@ mod tests {
         let w1 = trace.input("w1", Shape::new(DType::F32, [4]), InputRole::State);
         let _ = &w1;
         trace.output("w1", &w0.tanh().unwrap());
-        let message = split(&trace.cut("train").unwrap(), 2, &home, "forward").unwrap_err().to_string();
-        assert!(message.contains("stage 0 would assign state of stage 1"), "{message}");
+        let message = split(&trace.cut("train").unwrap(), 2, &home, "forward")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            message.contains("stage 0 would assign state of stage 1"),
+            "{message}"
+        );
     }
 
     #[test]
     fn passes_keep_the_stages() {
         let mixed = passes::mix(&training(true), passes::Precision::Bf16).unwrap();
-        let stages: Vec<u32> = split(&mixed, 2, &home, "forward").unwrap().iter().map(|piece| piece.graph.stage).collect();
-        let recorded: Vec<u32> =
-            split(&training(true), 2, &home, "forward").unwrap().iter().map(|piece| piece.graph.stage).collect();
+        let stages: Vec<u32> = split(&mixed, 2, &home, "forward")
+            .unwrap()
+            .iter()
+            .map(|piece| piece.graph.stage)
+            .collect();
+        let recorded: Vec<u32> = split(&training(true), 2, &home, "forward")
+            .unwrap()
+            .iter()
+            .map(|piece| piece.graph.stage)
+            .collect();
         assert_eq!(stages, recorded);
     }
 }

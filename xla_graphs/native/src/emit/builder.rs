@@ -1,7 +1,8 @@
 //! The only file that touches `XlaBuilder`: each primitive of the graph as HLO instructions.
 //!
-//! Depends on the graph being checked (`Graph::check`); what is still wrong then is reported with the node at fault before
-//! or by XLA, never by an abort in C++. Instructions that XlaBuilder has no call for go in as markers (`finish.rs`).
+//! Depends on the graph being checked (`Graph::check`); what is still wrong then is reported with
+//! the node at fault before or by XLA, never by an abort in C++. Instructions that XlaBuilder has
+//! no call for go in as markers (`finish.rs`).
 
 use super::finish::{NODE_MARKER, marker};
 use super::{Error, Root, barrier, collective, cudnn, repeat};
@@ -13,16 +14,26 @@ use xtrain_graphs::{DType, Graph, GraphNode, Shape};
 
 /// Emits the graph and returns XLA's serialized module, markers included.
 pub(super) fn build(graph: &Graph, root: Root) -> Result<Vec<u8>, Error> {
-    let module_error = |message: String| Error::Module { graph: graph.name.clone(), message };
+    let module_error = |message: String| Error::Module {
+        graph: graph.name.clone(),
+        message,
+    };
     // The C interface takes zero-terminated names; xla-rs panics on a zero inside.
     let names = graph.inputs.iter().map(|i| &i.name).chain([&graph.name]);
     if let Some(name) = names.into_iter().find(|name| name.contains('\0')) {
-        return Err(module_error(format!("the name {name:?} contains a zero byte")));
+        return Err(module_error(format!(
+            "the name {name:?} contains a zero byte"
+        )));
     }
     let builder = XlaBuilder::new(&graph.name);
     let mut values: Vec<XlaOp> = Vec::with_capacity(graph.nodes.len());
     for (id, node) in graph.nodes.iter().enumerate() {
-        let emitter = Emitter { graph, builder: &builder, node, values: &values };
+        let emitter = Emitter {
+            graph,
+            builder: &builder,
+            node,
+            values: &values,
+        };
         let value = builder
             .announce(id as u32)
             .map_err(Failure::from)
@@ -32,7 +43,11 @@ pub(super) fn build(graph: &Graph, root: Root) -> Result<Vec<u8>, Error> {
     }
     let module = || -> Result<Vec<u8>, Failure> {
         builder.announce(graph.nodes.len() as u32)?;
-        let outputs: Vec<&XlaOp> = graph.outputs.iter().map(|o| &values[o.node as usize]).collect();
+        let outputs: Vec<&XlaOp> = graph
+            .outputs
+            .iter()
+            .map(|o| &values[o.node as usize])
+            .collect();
         let root = match root {
             Root::Results => builder.tuple(&outputs)?,
             // The root is the last instruction, whatever `build` is told.
@@ -74,7 +89,14 @@ trait Announce {
 
 impl Announce for XlaBuilder {
     fn announce(&self, node: u32) -> xla::Result<()> {
-        self.custom_call::<XlaOp>(NODE_MARKER, &[], ElementType::Pred, &[], &node.to_le_bytes()).map(drop)
+        self.custom_call::<XlaOp>(
+            NODE_MARKER,
+            &[],
+            ElementType::Pred,
+            &[],
+            &node.to_le_bytes(),
+        )
+        .map(drop)
     }
 }
 
@@ -98,16 +120,28 @@ impl Emitter<'_> {
     fn emit(&self) -> Emitted {
         let op = &self.node.op;
         if op.is_composite() {
-            return Err(format!("`{}` is a composite; passes::prepare must expand it before emission", op.name()).into());
+            return Err(format!(
+                "`{}` is a composite; passes::prepare must expand it before emission",
+                op.name()
+            )
+            .into());
         }
         let x = |index| self.operand(index);
         Ok(match op {
             Op::Input(index) => {
                 let input = &self.graph.inputs[*index as usize];
-                self.builder.parameter(i64::from(*index), element(input.shape.dtype), &signed(&input.shape.dims), &input.name)?
+                self.builder.parameter(
+                    i64::from(*index),
+                    element(input.shape.dtype),
+                    &signed(&input.shape.dims),
+                    &input.name,
+                )?
             }
             Op::Constant { value, dtype } => self.scalar(*value, *dtype)?,
-            Op::Iota { dims, dim, dtype } => self.builder.iota(element(*dtype), &signed(dims), *dim as i64)?,
+            Op::Iota { dims, dim, dtype } => {
+                self.builder
+                    .iota(element(*dtype), &signed(dims), *dim as i64)?
+            }
             Op::Unary(op) => unary(*op, x(0))?,
             Op::Binary(op) => self.binary(*op, x(0), x(1))?,
             Op::Compare(order) => compare(*order, x(0), x(1))?,
@@ -123,7 +157,11 @@ impl Emitter<'_> {
                 x(0).concat_in_dim(&rest, *dim as i64)?
             }
             Op::Pad { low, high } => {
-                let config: Vec<_> = low.iter().zip(high).map(|(&l, &h)| (l as i64, h as i64, 0)).collect();
+                let config: Vec<_> = low
+                    .iter()
+                    .zip(high)
+                    .map(|(&l, &h)| (l as i64, h as i64, 0))
+                    .collect();
                 x(0).pad(&self.builder.zero(element(self.node.shape.dtype))?, &config)?
             }
             Op::Reduce { kind, dims } => self.reduce(*kind, dims)?,
@@ -131,7 +169,8 @@ impl Emitter<'_> {
             Op::TakeRows => self.take_rows()?,
             Op::ScatterAddRows => {
                 let add = combiner(Reduction::Sum, self.node.shape.dtype)?;
-                // Each update is one row (window dimension 1) at the row that its id names (operand dimension 0).
+                // Each update is one row (window dimension 1) at the row that its id names (operand
+                // dimension 0).
                 x(0).scatter(x(1), x(2), &add, &[1], &[0], &[0], 1)?
             }
             Op::Barrier => self.marker(marker::OPT_BARRIER, &[x(0)])?,
@@ -145,13 +184,18 @@ impl Emitter<'_> {
             }
             Op::AllReduce(exchange) => self.collective(collective::ALL_REDUCE, exchange, 0)?,
             Op::AllMax(exchange) => self.collective(collective::ALL_MAX, exchange, 0)?,
-            Op::AllGather { dim, exchange } => self.collective(collective::ALL_GATHER, exchange, *dim)?,
-            Op::ReduceScatter { dim, exchange } => self.collective(collective::REDUCE_SCATTER, exchange, *dim)?,
+            Op::AllGather { dim, exchange } => {
+                self.collective(collective::ALL_GATHER, exchange, *dim)?
+            }
+            Op::ReduceScatter { dim, exchange } => {
+                self.collective(collective::REDUCE_SCATTER, exchange, *dim)?
+            }
             Op::DynamicSlice { dim, size } => self.dynamic_slice(*dim, *size)?,
             Op::DynamicUpdateSlice { dim } => {
                 let zero = self.builder.zero(ElementType::S32)?;
-                let starts: Vec<&XlaOp> =
-                    (0..self.node.shape.rank()).map(|d| if d == *dim { self.operand(2) } else { &zero }).collect();
+                let starts: Vec<&XlaOp> = (0..self.node.shape.rank())
+                    .map(|d| if d == *dim { self.operand(2) } else { &zero })
+                    .collect();
                 x(0).dynamic_update_slice(x(1), &starts)?
             }
             Op::Opaque => {
@@ -164,13 +208,20 @@ impl Emitter<'_> {
             }
             Op::FusedAttention(_) | Op::FusedAttentionGrad(_) => {
                 let operands = self.node.operands.len();
-                let shapes: Vec<&Shape> = (0..operands).map(|index| self.operand_shape(index)).collect();
-                let call = cudnn::instruction(op, &shapes).ok_or_else(|| format!("`{}` has no call", op.name()))?;
+                let shapes: Vec<&Shape> = (0..operands)
+                    .map(|index| self.operand_shape(index))
+                    .collect();
+                let call = cudnn::instruction(op, &shapes)
+                    .ok_or_else(|| format!("`{}` has no call", op.name()))?;
                 self.instruction(&call, &(0..operands).map(x).collect::<Vec<_>>())?
             }
             Op::Part { index, shape } => {
                 let call = &self.graph.nodes[self.node.operands[0] as usize];
-                let shapes: Vec<&Shape> = call.operands.iter().map(|&o| &self.graph.nodes[o as usize].shape).collect();
+                let shapes: Vec<&Shape> = call
+                    .operands
+                    .iter()
+                    .map(|&o| &self.graph.nodes[o as usize].shape)
+                    .collect();
                 let part = match &call.op {
                     Op::Loop { body, .. } => repeat::part(body, *index, shape)?,
                     op => cudnn::part(op, &shapes, *index, shape)?,
@@ -193,34 +244,53 @@ impl Emitter<'_> {
         })
     }
 
-    /// A custom call with this node's result shape, which the finishing pass turns into the instruction that it names.
+    /// A custom call with this node's result shape, which the finishing pass turns into the
+    /// instruction that it names.
     fn marker(&self, name: &str, operands: &[&XlaOp]) -> Emitted {
         self.marker_with(name, operands, &[])
     }
 
     fn marker_with(&self, name: &str, operands: &[&XlaOp], attribute: &[u8]) -> Emitted {
         let shape = &self.node.shape;
-        Ok(self.builder.custom_call(name, operands, element(shape.dtype), &signed(&shape.dims), attribute)?)
+        Ok(self.builder.custom_call(
+            name,
+            operands,
+            element(shape.dtype),
+            &signed(&shape.dims),
+            attribute,
+        )?)
     }
 
     fn collective(&self, name: &str, exchange: &Exchange, dim: usize) -> Emitted {
-        self.marker_with(name, &[self.operand(0)], &collective::attribute(exchange, dim))
+        self.marker_with(
+            name,
+            &[self.operand(0)],
+            &collective::attribute(exchange, dim),
+        )
     }
 
     fn dynamic_slice(&self, dim: usize, size: usize) -> Emitted {
         let mut sizes = signed(&self.operand_shape(0).dims);
         sizes[dim] = size as i64;
         let zero = self.builder.zero(ElementType::S32)?;
-        let starts: Vec<&XlaOp> = (0..sizes.len()).map(|d| if d == dim { self.operand(1) } else { &zero }).collect();
+        let starts: Vec<&XlaOp> = (0..sizes.len())
+            .map(|d| if d == dim { self.operand(1) } else { &zero })
+            .collect();
         Ok(self.operand(0).dynamic_slice(&starts, &sizes)?)
     }
 
-    /// An instruction that the finishing pass takes over as it is: a call with several results, or one of them. To XlaBuilder it
-    /// is a custom call with this node's shape.
+    /// An instruction that the finishing pass takes over as it is: a call with several results, or
+    /// one of them. To XlaBuilder it is a custom call with this node's shape.
     fn instruction(&self, instruction: &HloInstructionProto, operands: &[&XlaOp]) -> Emitted {
         let shape = &self.node.shape;
         let bytes = instruction.encode_to_vec();
-        Ok(self.builder.custom_call(marker::INSTRUCTION, operands, element(shape.dtype), &signed(&shape.dims), &bytes)?)
+        Ok(self.builder.custom_call(
+            marker::INSTRUCTION,
+            operands,
+            element(shape.dtype),
+            &signed(&shape.dims),
+            &bytes,
+        )?)
     }
 
     fn scalar(&self, value: Scalar, dtype: DType) -> Emitted {
@@ -247,7 +317,8 @@ impl Emitter<'_> {
         })
     }
 
-    /// xla-rs slices one dimension at a time; those that are kept whole cost nothing, and XLA merges the rest.
+    /// xla-rs slices one dimension at a time; those that are kept whole cost nothing, and XLA
+    /// merges the rest.
     fn slice(&self, starts: &[usize], limits: &[usize]) -> Emitted {
         let mut value = self.operand(0).clone();
         for (dim, &size) in self.operand_shape(0).dims.iter().enumerate() {
@@ -265,7 +336,9 @@ impl Emitter<'_> {
             Reduction::Max => self.builder.min_value(element(dtype))?,
             Reduction::Min => self.builder.max_value(element(dtype))?,
         };
-        Ok(self.operand(0).reduce(start, combiner(kind, dtype)?, &signed(dims), false)?)
+        Ok(self
+            .operand(0)
+            .reduce(start, combiner(kind, dtype)?, &signed(dims), false)?)
     }
 
     /// HLO's gather with slices of one whole row, the ids as starts along dimension 0.
@@ -276,8 +349,17 @@ impl Emitter<'_> {
         }
         let mut slice = signed(&table.dims);
         slice[0] = 1;
-        let offset_dims: Vec<i64> = (ids.rank()..ids.rank() + table.rank() - 1).map(|d| d as i64).collect();
-        Ok(self.operand(0).gather(self.operand(1), &offset_dims, &[0], &[0], Some(ids.rank() as i64), &slice)?)
+        let offset_dims: Vec<i64> = (ids.rank()..ids.rank() + table.rank() - 1)
+            .map(|d| d as i64)
+            .collect();
+        Ok(self.operand(0).gather(
+            self.operand(1),
+            &offset_dims,
+            &[0],
+            &[0],
+            Some(ids.rank() as i64),
+            &slice,
+        )?)
     }
 }
 
@@ -316,7 +398,14 @@ fn compare(order: Comparison, a: &XlaOp, b: &XlaOp) -> xla::Result<XlaOp> {
 fn dot(a: &XlaOp, b: &XlaOp, d: &DotDims, dtype: DType) -> xla::Result<XlaOp> {
     let [lhs, rhs] = [signed(&d.lhs_contracting), signed(&d.rhs_contracting)];
     let [lhs_batch, rhs_batch] = [signed(&d.lhs_batch), signed(&d.rhs_batch)];
-    a.dot_general_with_type(b, &lhs, &rhs, &lhs_batch, &rhs_batch, element(dtype).primitive_type())
+    a.dot_general_with_type(
+        b,
+        &lhs,
+        &rhs,
+        &lhs_batch,
+        &rhs_batch,
+        element(dtype).primitive_type(),
+    )
 }
 
 /// The computation of two scalars that a reduction or a scatter folds with.
@@ -354,11 +443,14 @@ fn signed(dims: &[usize]) -> Vec<i64> {
     dims.iter().map(|&d| d as i64).collect()
 }
 
-/// A scalar's bytes as XLA keeps them on the host. A value that the type cannot hold is an error, not a wrapped number.
+/// A scalar's bytes as XLA keeps them on the host. A value that the type cannot hold is an error,
+/// not a wrapped number.
 fn scalar_bytes(value: Scalar, dtype: DType) -> Result<Vec<u8>, String> {
     macro_rules! integer {
         ($value:expr, $ty:ty) => {
-            <$ty>::try_from($value).map(|v| v.to_le_bytes().to_vec()).map_err(|_| format!("{} does not fit {dtype}", $value))
+            <$ty>::try_from($value)
+                .map(|v| v.to_le_bytes().to_vec())
+                .map_err(|_| format!("{} does not fit {dtype}", $value))
         };
     }
     match (value, dtype) {

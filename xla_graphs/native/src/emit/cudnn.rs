@@ -1,6 +1,7 @@
-//! XLA:GPU's names and attributes for cuDNN's fused attention (`__cudnn$fmha...`), as its compiler reads them: a custom call with
-//! several results whose `backend_config` is a `GpuBackendConfig` in JSON. XLA builds cuDNN's graph from it when it compiles, and
-//! gives the workspace, the last result, its size then.
+//! XLA:GPU's names and attributes for cuDNN's fused attention (`__cudnn$fmha...`), as its compiler
+//! reads them: a custom call with several results whose `backend_config` is a `GpuBackendConfig` in
+//! JSON. XLA builds cuDNN's graph from it when it compiles, and gives the workspace, the last
+//! result, its size then.
 //!
 //! Arrays are `[B, T, H, D]` going in, and coming out `[B, H, T, D]` laid out as `[B, T, H, D]`.
 
@@ -23,7 +24,8 @@ fn product(lhs: u8, rhs: u8, lhs_batch: [u8; 2], rhs_batch: [u8; 2]) -> String {
     )
 }
 
-/// The instruction of a node, complete but for its id, name, operands and metadata; `None` for nodes that are no such call.
+/// The instruction of a node, complete but for its id, name, operands and metadata; `None` for
+/// nodes that are no such call.
 pub(super) fn instruction(op: &Op, operands: &[&Shape]) -> Option<HloInstructionProto> {
     let (of, is_backward) = match op {
         Op::FusedAttention(of) => (of, false),
@@ -37,12 +39,17 @@ pub(super) fn instruction(op: &Op, operands: &[&Shape]) -> Option<HloInstruction
     let workspace = shape_proto(&Shape::new(DType::U8, [0]), &[0]);
     Some(HloInstructionProto {
         opcode: "custom-call".into(),
-        shape: Some(tuple(results.iter().map(result).chain([workspace]).collect())),
+        shape: Some(tuple(
+            results.iter().map(result).chain([workspace]).collect(),
+        )),
         custom_call_target: format!("__cudnn$fmha{bias}Softmax{dropout}{backward}"),
         backend_config: config(of, is_backward, operands[0], operands[1]).into_bytes(),
         // Or layout assignment could turn what the kernel reads.
         constrain_layout: true,
-        operand_shapes_with_layout: operands.iter().map(|shape| shape_proto(shape, &row_major(shape.rank()))).collect(),
+        operand_shapes_with_layout: operands
+            .iter()
+            .map(|shape| shape_proto(shape, &row_major(shape.rank())))
+            .collect(),
         ..Default::default()
     })
 }
@@ -54,7 +61,11 @@ fn config(of: &FusedAttention, is_backward: bool, q: &Shape, k: &Shape) -> Strin
     // P is [B, H, T, S]; everything else has its heads in dimension 2.
     let (heads, p) = ([0, 2], [0, 1]);
     let products = match is_backward {
-        false => [("bmm1", product(3, 3, heads, heads)), ("bmm2", product(3, 1, p, heads))].to_vec(),
+        false => [
+            ("bmm1", product(3, 3, heads, heads)),
+            ("bmm2", product(3, 1, p, heads)),
+        ]
+        .to_vec(),
         true => [
             ("bmm1_grad_gemm1", product(2, 1, p, heads)),
             ("bmm1_grad_gemm2", product(3, 1, p, heads)),
@@ -63,8 +74,13 @@ fn config(of: &FusedAttention, is_backward: bool, q: &Shape, k: &Shape) -> Strin
         ]
         .to_vec(),
     };
-    let products: Vec<String> = products.iter().map(|(name, dims)| format!(r#""{name}_dot_dimension_numbers":{dims}"#)).collect();
-    let (rate, seed) = of.dropout.map_or((0.0, 42), |dropout| (dropout.rate.get(), i64::from(dropout.seed)));
+    let products: Vec<String> = products
+        .iter()
+        .map(|(name, dims)| format!(r#""{name}_dot_dimension_numbers":{dims}"#))
+        .collect();
+    let (rate, seed) = of.dropout.map_or((0.0, 42), |dropout| {
+        (dropout.rate.get(), i64::from(dropout.seed))
+    });
     format!(
         r#"{{"operation_queue_id":"0","cudnn_fmha_backend_config":{{"algorithm":{{"algo_id":"0","math_type":"TENSOR_OP_MATH","tuning_knobs":{{"17":"1","24":"0"}},"is_cudnn_frontend":true,"workspace_size":"0"}},"fmha_scale":{scale:?},"dropout_rate":{rate:?},"seed":"{seed}","mask_type":"{mask}","is_flash_attention":true,"is_causal_mask":false,"sliding_window_length":0,"intermediate_tensor_shape":{{"element_type":"{element}","dimensions":["{b}","{h}","{t}","{s}"],"layout":{{"minor_to_major":["3","2","1","0"]}}}},{products}}}}}"#,
         scale = of.scale.get(),
@@ -80,12 +96,24 @@ fn result(shape: &Shape) -> ShapeProto {
     }
 }
 
-/// The instruction that reads a result of a call. A shape that is not the call's own is refused: nothing else would see it.
-pub(super) fn part(call: &Op, operands: &[&Shape], index: usize, shape: &Shape) -> Result<HloInstructionProto, String> {
-    let results = results(call, operands).ok_or_else(|| format!("`{}` has no parts", call.name()))?;
+/// The instruction that reads a result of a call. A shape that is not the call's own is refused:
+/// nothing else would see it.
+pub(super) fn part(
+    call: &Op,
+    operands: &[&Shape],
+    index: usize,
+    shape: &Shape,
+) -> Result<HloInstructionProto, String> {
+    let results =
+        results(call, operands).ok_or_else(|| format!("`{}` has no parts", call.name()))?;
     if results.get(index) != Some(shape) {
-        let found = results.get(index).map_or("nothing".to_string(), Shape::to_string);
-        return Err(format!("result {index} of `{}` is {found}, not {shape}", call.name()));
+        let found = results
+            .get(index)
+            .map_or("nothing".to_string(), Shape::to_string);
+        return Err(format!(
+            "result {index} of `{}` is {found}, not {shape}",
+            call.name()
+        ));
     }
     Ok(HloInstructionProto {
         opcode: "get-tuple-element".into(),

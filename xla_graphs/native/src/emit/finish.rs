@@ -1,24 +1,28 @@
 //! The finishing pass over XlaBuilder's module: what xla-rs cannot say.
 //!
-//! Markers are custom calls with a name of ours ([`marker`]); each is rewritten in place as the table [`REWRITES`] says, but for
-//! collectives, several of which may become one instruction (`collective.rs`). To add an instruction: its name in `marker`,
-//! a line in the table, and, if it needs more than an opcode, a function there that reads its
-//! attributes from the marker's `backend_config` and sets the typed fields.
+//! Markers are custom calls with a name of ours ([`marker`]); each is rewritten in place as the
+//! table [`REWRITES`] says, but for collectives, several of which may become one instruction
+//! (`collective.rs`). To add an instruction: its name in `marker`, a line in the table, and, if it
+//! needs more than an opcode, a function there that reads its attributes from the marker's
+//! `backend_config` and sets the typed fields.
 //!
-//! Before: one [`NODE_MARKER`] precedes the instructions of each node. After: no marker is left, each instruction's metadata
-//! names its operation and model path (`train/h.3.attn/dot`).
+//! Before: one [`NODE_MARKER`] precedes the instructions of each node. After: no marker is left,
+//! each instruction's metadata names its operation and model path (`train/h.3.attn/dot`).
 
 use super::{collective, repeat};
 use crate::proto::xla::{
-    CustomCallApiVersion, FrontendAttributes, HloInstructionProto, HloModuleProto, OpMetadata, PrecisionConfig, precision_config,
+    CustomCallApiVersion, FrontendAttributes, HloInstructionProto, HloModuleProto, OpMetadata,
+    PrecisionConfig, precision_config,
 };
 use prost::Message;
 use xtrain_graphs::{Graph, op::Op};
 
-/// What tells our markers from custom calls that a compiler is to see (cuDNN's attention, for example).
+/// What tells our markers from custom calls that a compiler is to see (cuDNN's attention, for
+/// example).
 const PREFIX: &str = "xt.";
 
-/// Stands in front of the instructions of a node; `backend_config` is its index (the number of nodes for the root tuple).
+/// Stands in front of the instructions of a node; `backend_config` is its index (the number of
+/// nodes for the root tuple).
 pub(super) const NODE_MARKER: &str = "xt.node";
 
 /// Targets of the marker custom calls.
@@ -31,12 +35,17 @@ pub(super) mod marker {
     pub const LOOP: &str = "xt.loop";
     pub const SHIFT_LEFT: &str = "xt.shift-left";
     pub const SHIFT_RIGHT_LOGICAL: &str = "xt.shift-right-logical";
-    /// Carries a whole instruction, encoded, in its `backend_config`; only the place in the graph is the marker's own.
+    /// Carries a whole instruction, encoded, in its `backend_config`; only the place in the graph
+    /// is the marker's own.
     pub const INSTRUCTION: &str = "xt.instruction";
 }
 
 /// What a marker becomes: the opcode, and what else must be set from the marker's attributes.
-type Rewrite = (&'static str, &'static str, fn(&mut HloInstructionProto) -> Result<(), String>);
+type Rewrite = (
+    &'static str,
+    &'static str,
+    fn(&mut HloInstructionProto) -> Result<(), String>,
+);
 
 /// Marker target, HLO opcode, attributes.
 const REWRITES: &[Rewrite] = &[
@@ -45,7 +54,11 @@ const REWRITES: &[Rewrite] = &[
     (marker::TO_DEVICE, "custom-call", in_device_memory),
     (marker::BITCAST_CONVERT, "bitcast-convert", no_attributes),
     (marker::SHIFT_LEFT, "shift-left", no_attributes),
-    (marker::SHIFT_RIGHT_LOGICAL, "shift-right-logical", no_attributes),
+    (
+        marker::SHIFT_RIGHT_LOGICAL,
+        "shift-right-logical",
+        no_attributes,
+    ),
 ];
 
 fn no_attributes(_: &mut HloInstructionProto) -> Result<(), String> {
@@ -65,16 +78,25 @@ fn place(instruction: &mut HloInstructionProto, memory: &str) -> Result<(), Stri
     instruction.custom_call_target = "annotate_device_placement".into();
     instruction.custom_call_api_version = CustomCallApiVersion::ApiVersionOriginal as i32;
     instruction.custom_call_has_side_effect = true;
-    let attributes = instruction.frontend_attributes.get_or_insert_with(FrontendAttributes::default);
-    attributes.map.insert("_xla_buffer_placement".into(), memory.into());
+    let attributes = instruction
+        .frontend_attributes
+        .get_or_insert_with(FrontendAttributes::default);
+    attributes
+        .map
+        .insert("_xla_buffer_placement".into(), memory.into());
     Ok(())
 }
 
 /// Rewrites the markers and writes the metadata of a module that `builder` made from `graph`.
 pub(super) fn finish(graph: &Graph, module: &[u8]) -> Result<HloModuleProto, String> {
-    let mut module = HloModuleProto::decode(module).map_err(|e| format!("XLA's own module cannot be decoded: {e}"))?;
+    let mut module = HloModuleProto::decode(module)
+        .map_err(|e| format!("XLA's own module cannot be decoded: {e}"))?;
     let entry = module.entry_computation_id;
-    let entry = module.computations.iter_mut().find(|c| c.id == entry).ok_or("it has no entry computation")?;
+    let entry = module
+        .computations
+        .iter_mut()
+        .find(|c| c.id == entry)
+        .ok_or("it has no entry computation")?;
     let mut op_name = String::new();
     let mut current = 0;
     let mut is_exact = false;
@@ -87,12 +109,18 @@ pub(super) fn finish(graph: &Graph, module: &[u8]) -> Result<HloModuleProto, Str
             let node = node_index(&instruction.backend_config);
             current = node;
             op_name = op_path(graph, node);
-            is_exact = graph.nodes.get(node).is_some_and(|node| matches!(node.op, Op::Dot { exact: true, .. }));
+            is_exact = graph
+                .nodes
+                .get(node)
+                .is_some_and(|node| matches!(node.op, Op::Dot { exact: true, .. }));
             return false;
         }
         if is_exact && instruction.opcode == "dot" {
             let highest = precision_config::Precision::Highest as i32;
-            instruction.precision_config = Some(PrecisionConfig { operand_precision: vec![highest; 2], ..Default::default() });
+            instruction.precision_config = Some(PrecisionConfig {
+                operand_precision: vec![highest; 2],
+                ..Default::default()
+            });
         }
         if instruction.custom_call_target == marker::LOOP {
             loops.push((instruction.id, current));
@@ -106,7 +134,11 @@ pub(super) fn finish(graph: &Graph, module: &[u8]) -> Result<HloModuleProto, Str
         {
             problem.get_or_insert(format!("{op_name}: {message}"));
         }
-        instruction.metadata.get_or_insert_with(OpMetadata::default).op_name.clone_from(&op_name);
+        instruction
+            .metadata
+            .get_or_insert_with(OpMetadata::default)
+            .op_name
+            .clone_from(&op_name);
         true
     });
     if let Some(message) = problem {
@@ -140,17 +172,20 @@ fn rewrite(instruction: &mut HloInstructionProto) -> Result<(), String> {
 
 /// Puts the instruction that a marker carries in its place.
 fn unwrap(marker: &mut HloInstructionProto) -> Result<(), String> {
-    let carried =
-        HloInstructionProto::decode(&marker.backend_config[..]).map_err(|e| format!("the marker carries no instruction: {e}"))?;
+    let carried = HloInstructionProto::decode(&marker.backend_config[..])
+        .map_err(|e| format!("the marker carries no instruction: {e}"))?;
     let outer = std::mem::replace(marker, carried);
     (marker.id, marker.name, marker.operand_ids) = (outer.id, outer.name, outer.operand_ids);
-    (marker.metadata, marker.control_predecessor_ids) = (outer.metadata, outer.control_predecessor_ids);
+    (marker.metadata, marker.control_predecessor_ids) =
+        (outer.metadata, outer.control_predecessor_ids);
     Ok(())
 }
 
 /// `graph/model.path/operation`; for an input its name.
 fn op_path(graph: &Graph, node: usize) -> String {
-    let Some(node) = graph.nodes.get(node) else { return format!("{}/outputs", graph.name) };
+    let Some(node) = graph.nodes.get(node) else {
+        return format!("{}/outputs", graph.name);
+    };
     if let Op::Input(index) = node.op {
         return format!("{}/{}", graph.name, graph.inputs[index as usize].name);
     }

@@ -2,7 +2,8 @@
 
 use crate::proto::xla as pb;
 
-/// An instruction's id has its computation's in the upper half; XLA tells computations and instructions apart by the lower half.
+/// An instruction's id has its computation's in the upper half; XLA tells computations and
+/// instructions apart by the lower half.
 pub(super) fn local(id: i64) -> i64 {
     id & i64::from(u32::MAX)
 }
@@ -17,7 +18,13 @@ pub(super) struct Ids(i64);
 
 impl Ids {
     pub fn after(module: &pb::HloModuleProto) -> Self {
-        let of = |c: &pb::HloComputationProto| c.instructions.iter().map(|i| local(i.id)).chain([local(c.id)]).max();
+        let of = |c: &pb::HloComputationProto| {
+            c.instructions
+                .iter()
+                .map(|i| local(i.id))
+                .chain([local(c.id)])
+                .max()
+        };
         Ids(module.computations.iter().filter_map(of).max().unwrap_or(0))
     }
 

@@ -1,8 +1,10 @@
 //! The emitter: canonical graph bytes in, serialized `HloModuleProto` out.
 //!
-//! Two halves: `builder` says everything that xla-rs's `XlaBuilder` can say and leaves marker custom calls for the rest;
-//! `finish` rewrites the markers on the decoded module and writes each instruction's model path into its metadata. The graph
-//! must be prepared (`xtrain_graphs::passes::prepare`): composites are refused. Equal graph bytes give equal module bytes.
+//! Two halves: `builder` says everything that xla-rs's `XlaBuilder` can say and leaves marker
+//! custom calls for the rest; `finish` rewrites the markers on the decoded module and writes each
+//! instruction's model path into its metadata. The graph must be prepared
+//! (`xtrain_graphs::passes::prepare`): composites are refused. Equal graph bytes give equal module
+//! bytes.
 
 mod barrier;
 mod builder;
@@ -20,7 +22,8 @@ use xtrain_graphs::Graph;
 /// Why a graph cannot be lowered.
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    /// A malformed graph, or an operation that XLA refuses: names the operation, its operands' shapes and its model path.
+    /// A malformed graph, or an operation that XLA refuses: names the operation, its operands'
+    /// shapes and its model path.
     #[error(transparent)]
     Graph(#[from] xtrain_graphs::Error),
     #[error("XLA refuses the module of graph `{graph}`: {message}")]
@@ -51,5 +54,8 @@ enum Root {
 /// The finished module of a checked graph.
 fn module(graph: &Graph, root: Root) -> Result<HloModuleProto, Error> {
     let module = builder::build(graph, root)?;
-    finish::finish(graph, &module).map_err(|message| Error::Finish { graph: graph.name.clone(), message })
+    finish::finish(graph, &module).map_err(|message| Error::Finish {
+        graph: graph.name.clone(),
+        message,
+    })
 }

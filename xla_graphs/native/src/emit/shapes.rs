@@ -10,7 +10,10 @@ pub(super) fn row_major(rank: usize) -> Vec<i64> {
 
 /// A dense array in a layout.
 pub(super) fn shape_proto(shape: &Shape, minor_to_major: &[i64]) -> ShapeProto {
-    let layout = LayoutProto { minor_to_major: minor_to_major.to_vec(), ..Default::default() };
+    let layout = LayoutProto {
+        minor_to_major: minor_to_major.to_vec(),
+        ..Default::default()
+    };
     let mut proto = ShapeProto {
         dimensions: shape.dims.iter().map(|&d| d as i64).collect(),
         is_dynamic_dimension: vec![false; shape.rank()],
@@ -35,7 +38,10 @@ pub(super) fn shape_proto(shape: &Shape, minor_to_major: &[i64]) -> ShapeProto {
 
 /// A tuple of shapes.
 pub(super) fn tuple(shapes: Vec<ShapeProto>) -> ShapeProto {
-    let mut proto = ShapeProto { tuple_shapes: shapes, ..Default::default() };
+    let mut proto = ShapeProto {
+        tuple_shapes: shapes,
+        ..Default::default()
+    };
     proto.set_element_type(PrimitiveType::Tuple);
     proto
 }

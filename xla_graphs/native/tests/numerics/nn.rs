@@ -10,7 +10,9 @@ fn gelu_in_both_forms() {
     for (dtype, tolerance) in [(DType::F32, 1e-6), (DType::F64, 1e-13)] {
         let x = Value::new(dtype, &[points.len()], &points);
         let values = x.numbers();
-        let got = evaluate(&[x], |_, x| Ok(vec![x[0].gelu(Gelu::Erf)?, x[0].gelu(Gelu::Tanh)?]));
+        let got = evaluate(&[x], |_, x| {
+            Ok(vec![x[0].gelu(Gelu::Erf)?, x[0].gelu(Gelu::Tanh)?])
+        });
         let want = |formula: fn(f64) -> f64| values.iter().map(|&x| formula(x)).collect::<Vec<_>>();
         assert_close(&got[0].numbers(), &want(reference::gelu_erf), tolerance);
         assert_close(&got[1].numbers(), &want(reference::gelu_tanh), tolerance);
@@ -19,7 +21,12 @@ fn gelu_in_both_forms() {
 
 #[test]
 fn softmax_of_ordinary_and_extreme_rows() {
-    let rows = [[0.1, -2.0, 3.0], [1e4, 1e4 - 1.0, -1e4], [-3e38, -3e38, -3e38], [0.0, f64::NEG_INFINITY, 0.0]];
+    let rows = [
+        [0.1, -2.0, 3.0],
+        [1e4, 1e4 - 1.0, -1e4],
+        [-3e38, -3e38, -3e38],
+        [0.0, f64::NEG_INFINITY, 0.0],
+    ];
     let x = Value::new(DType::F32, &[4, 3], rows.as_flattened());
     let want: Vec<f64> = x.numbers().chunks(3).flat_map(reference::softmax).collect();
     let got = evaluate(&[x], |_, x| Ok(vec![x[0].softmax()?])).remove(0);
@@ -30,7 +37,11 @@ fn softmax_of_ordinary_and_extreme_rows() {
 fn layer_norm_rows() {
     let mut rng = Rng(3);
     let (n, width) = (4, 7);
-    let (mut x, gamma, beta) = (rng.floats(n * width, -5.0, 5.0), rng.floats(width, 0.5, 2.0), rng.floats(width, -1.0, 1.0));
+    let (mut x, gamma, beta) = (
+        rng.floats(n * width, -5.0, 5.0),
+        rng.floats(width, 0.5, 2.0),
+        rng.floats(width, -1.0, 1.0),
+    );
     // A constant row has no variance: eps alone keeps it finite.
     x[..width].fill(3.0);
     // A large offset: the variance must be taken around the mean.
@@ -41,9 +52,17 @@ fn layer_norm_rows() {
         Value::new(DType::F32, &[width], &beta),
     ];
     let [x, gamma, beta] = [0, 1, 2].map(|i: usize| arguments[i].numbers());
-    let got = evaluate(&arguments, |_, x| Ok(vec![x[0].layer_norm(&x[1], &x[2], 1e-5)?])).remove(0).numbers();
-    let want: Vec<f64> = x.chunks(width).flat_map(|row| reference::layer_norm(row, &gamma, &beta, 1e-5)).collect();
-    // XLA takes the mean as sum * (1 / 7), a unit in the last place off: 2.4e-7, magnified by gamma / sqrt(eps) = 632.
+    let got = evaluate(&arguments, |_, x| {
+        Ok(vec![x[0].layer_norm(&x[1], &x[2], 1e-5)?])
+    })
+    .remove(0)
+    .numbers();
+    let want: Vec<f64> = x
+        .chunks(width)
+        .flat_map(|row| reference::layer_norm(row, &gamma, &beta, 1e-5))
+        .collect();
+    // XLA takes the mean as sum * (1 / 7), a unit in the last place off: 2.4e-7, magnified by gamma
+    // / sqrt(eps) = 632.
     assert_close(&got[..width], &want[..width], 2e-4);
     // x - mean at 1000 keeps 1e-4 of absolute accuracy in f32.
     assert_close(&got[width..2 * width], &want[width..2 * width], 1e-4);
@@ -52,7 +71,14 @@ fn layer_norm_rows() {
 
 #[test]
 fn cross_entropy_ignores_and_survives_extremes() {
-    let rows = [[0.5, -1.0, 2.0], [1e4, -1e4, 0.0], [1e4, -1e4, 0.0], [-3e38, 3e38, 0.0], [1.0, 2.0, 3.0], [7.0, 7.0, 7.0]];
+    let rows = [
+        [0.5, -1.0, 2.0],
+        [1e4, -1e4, 0.0],
+        [1e4, -1e4, 0.0],
+        [-3e38, 3e38, 0.0],
+        [1.0, 2.0, 3.0],
+        [7.0, 7.0, 7.0],
+    ];
     let labels = [2i64, 0, 1, 1, -100, 0];
     let logits = Value::new(DType::F32, &[6, 3], rows.as_flattened());
     let values = logits.numbers();
@@ -63,31 +89,61 @@ fn cross_entropy_ignores_and_survives_extremes() {
         results.push(losses);
         Ok(results)
     });
-    let want: Vec<f64> = values.chunks(3).zip(labels).map(|(row, label)| reference::cross_entropy(row, label, -100)).collect();
+    let want: Vec<f64> = values
+        .chunks(3)
+        .zip(labels)
+        .map(|(row, label)| reference::cross_entropy(row, label, -100))
+        .collect();
     assert_close(&got[1].numbers(), &want, 1e-6);
     let mut slopes = Vec::new();
     for (row, label) in values.chunks(3).zip(labels) {
         let hit = |i: usize| f64::from(u8::from(i as i64 == label));
-        slopes.extend(reference::softmax(row).iter().enumerate().map(|(i, p)| if label == -100 { 0.0 } else { p - hit(i) }));
+        slopes.extend(
+            reference::softmax(row)
+                .iter()
+                .enumerate()
+                .map(|(i, p)| if label == -100 { 0.0 } else { p - hit(i) }),
+        );
     }
     assert_close(&got[0].numbers(), &slopes, 1e-6);
 }
 
 /// Compares one attention with the scalar formula, in f32.
-fn attention(attributes: Attention, t: usize, s: usize, key_mask: Option<&[f64]>, keep: Option<&[f64]>) {
+fn attention(
+    attributes: Attention,
+    t: usize,
+    s: usize,
+    key_mask: Option<&[f64]>,
+    keep: Option<&[f64]>,
+) {
     let mut rng = Rng(11);
     let (b, h, d) = (2, 2, 3);
-    let mut draw = |len: usize| Value::new(DType::F32, &[b, h, len, d], &rng.floats(b * h * len * d, -1.5, 1.5));
+    let mut draw = |len: usize| {
+        Value::new(
+            DType::F32,
+            &[b, h, len, d],
+            &rng.floats(b * h * len * d, -1.5, 1.5),
+        )
+    };
     let mut arguments = vec![draw(t), draw(s), draw(s)];
     let [q, k, v] = [0, 1, 2].map(|i: usize| arguments[i].numbers());
     arguments.extend(key_mask.map(|mask| Value::new(DType::Pred, &[b, s], mask)));
     arguments.extend(keep.map(|keep| Value::new(DType::Pred, &[b, h, t, s], keep)));
     let got = evaluate(&arguments, |_, x| {
         let keep = keep.map(|_| x.last().unwrap());
-        Ok(vec![x[0].attention(&x[1], &x[2], key_mask.map(|_| &x[3]), keep, attributes)?])
+        Ok(vec![x[0].attention(
+            &x[1],
+            &x[2],
+            key_mask.map(|_| &x[3]),
+            keep,
+            attributes,
+        )?])
     });
     let rows = |x: &[f64], head: usize, len: usize| -> Vec<Vec<f64>> {
-        x[head * len * d..(head + 1) * len * d].chunks(d).map(<[f64]>::to_vec).collect()
+        x[head * len * d..(head + 1) * len * d]
+            .chunks(d)
+            .map(<[f64]>::to_vec)
+            .collect()
     };
     let mut want = Vec::new();
     for head in 0..b * h {
@@ -104,7 +160,8 @@ fn attention(attributes: Attention, t: usize, s: usize, key_mask: Option<&[f64]>
             counts_unseen: &|ti, si| match (attributes.window, key_mask) {
                 // Two masks, each with the causal one in it: what both block is blocked twice.
                 (Some(w), Some(mask)) => {
-                    (!attributes.causal || si <= ti) && (si + w as usize > ti || mask[head / h * s + si] != 0.0)
+                    (!attributes.causal || si <= ti)
+                        && (si + w as usize > ti || mask[head / h * s + si] != 0.0)
                 }
                 _ => true,
             },
@@ -120,20 +177,95 @@ fn attention(attributes: Attention, t: usize, s: usize, key_mask: Option<&[f64]>
 
 #[test]
 fn attention_with_each_mask() {
-    let plain = Attention { scale: F64::new(0.6), causal: false, window: None, key_mask: false, dropout: None };
+    let plain = Attention {
+        scale: F64::new(0.6),
+        causal: false,
+        window: None,
+        key_mask: false,
+        dropout: None,
+    };
     // Batch entry 1 sees no key at all: uniform, not NaN.
     let mask = [1., 0., 1., 1., 0., 0., 0., 0.];
     let mut rng = Rng(2);
-    let keep: Vec<f64> = (0..2 * 2 * 4 * 4).map(|_| f64::from(u8::from(rng.bool(0.7)))).collect();
+    let keep: Vec<f64> = (0..2 * 2 * 4 * 4)
+        .map(|_| f64::from(u8::from(rng.bool(0.7))))
+        .collect();
     let dropout = Some(F64::new(0.3));
     attention(plain, 3, 5, None, None);
-    attention(Attention { causal: true, ..plain }, 4, 4, None, None);
-    attention(Attention { causal: true, ..plain }, 3, 5, None, None);
-    attention(Attention { causal: true, window: Some(2), ..plain }, 5, 5, None, None);
-    attention(Attention { causal: true, window: Some(1), ..plain }, 4, 4, None, None);
-    attention(Attention { window: Some(2), ..plain }, 5, 3, None, None);
+    attention(
+        Attention {
+            causal: true,
+            ..plain
+        },
+        4,
+        4,
+        None,
+        None,
+    );
+    attention(
+        Attention {
+            causal: true,
+            ..plain
+        },
+        3,
+        5,
+        None,
+        None,
+    );
+    attention(
+        Attention {
+            causal: true,
+            window: Some(2),
+            ..plain
+        },
+        5,
+        5,
+        None,
+        None,
+    );
+    attention(
+        Attention {
+            causal: true,
+            window: Some(1),
+            ..plain
+        },
+        4,
+        4,
+        None,
+        None,
+    );
+    attention(
+        Attention {
+            window: Some(2),
+            ..plain
+        },
+        5,
+        3,
+        None,
+        None,
+    );
     attention(plain, 4, 4, Some(&mask), None);
-    attention(Attention { causal: true, ..plain }, 4, 4, Some(&mask), None);
+    attention(
+        Attention {
+            causal: true,
+            ..plain
+        },
+        4,
+        4,
+        Some(&mask),
+        None,
+    );
     attention(Attention { dropout, ..plain }, 4, 4, None, Some(&keep));
-    attention(Attention { causal: true, window: Some(3), dropout, ..plain }, 4, 4, Some(&mask), Some(&keep));
+    attention(
+        Attention {
+            causal: true,
+            window: Some(3),
+            dropout,
+            ..plain
+        },
+        4,
+        4,
+        Some(&mask),
+        Some(&keep),
+    );
 }

@@ -11,28 +11,41 @@ fn key() -> Value {
     Value::new(DType::U32, &[2], &KEY.map(f64::from))
 }
 
-/// Random123's published answers for Threefry-2x32 with 13 rounds (`kat_vectors`): checks the scalar reference itself.
+/// Random123's published answers for Threefry-2x32 with 13 rounds (`kat_vectors`): checks the
+/// scalar reference itself.
 #[test]
 fn the_scalar_generator_gives_the_known_answers() {
     assert_eq!(threefry2x32([0, 0], [0, 0], 13), [0x9d1c_5ec6, 0x8bd5_0731]);
-    assert_eq!(threefry2x32([u32::MAX; 2], [u32::MAX; 2], 13), [0xfd36_d048, 0x2d17_272c]);
-    assert_eq!(threefry2x32([0x1319_8a2e, 0x0370_7344], [0x243f_6a88, 0x85a3_08d3], 13), [0xba3e_4725, 0xf27d_669e]);
+    assert_eq!(
+        threefry2x32([u32::MAX; 2], [u32::MAX; 2], 13),
+        [0xfd36_d048, 0x2d17_272c]
+    );
+    assert_eq!(
+        threefry2x32([0x1319_8a2e, 0x0370_7344], [0x243f_6a88, 0x85a3_08d3], 13),
+        [0xba3e_4725, 0xf27d_669e]
+    );
     // 20 rounds, the generator's usual number.
     assert_eq!(threefry2x32([0, 0], [0, 0], 20), [0x6b20_0159, 0x99ba_4efe]);
 }
 
-/// Masks are thresholds on the words, so enough of them pin the words: at rate r an element is kept iff its word >= r 2^32.
+/// Masks are thresholds on the words, so enough of them pin the words: at rate r an element is kept
+/// iff its word >= r 2^32.
 #[test]
 fn masks_follow_the_scalar_generator() {
     let dims = [3usize, 5, 2];
     let rates = [0.05, 0.1, 0.25, 0.5, 0.75, 0.9];
     let got = evaluate(&[key()], |_, x| {
         let random = Randomness::keyed(x[0].clone());
-        rates.iter().map(|&rate| Ok(random.keep_mask(&dims, rate)?.expect("a rate above 0"))).collect()
+        rates
+            .iter()
+            .map(|&rate| Ok(random.keep_mask(&dims, rate)?.expect("a rate above 0")))
+            .collect()
     });
     for (place, (got, rate)) in got.iter().zip(rates).enumerate() {
         let word = |i: u32| threefry2x32(KEY, [i, place as u32], 13)[0];
-        let want: Vec<f64> = (0..30).map(|i| f64::from(u8::from(f64::from(word(i)) >= rate * 2f64.powi(32)))).collect();
+        let want: Vec<f64> = (0..30)
+            .map(|i| f64::from(u8::from(f64::from(word(i)) >= rate * 2f64.powi(32))))
+            .collect();
         assert_eq!(got.numbers(), want, "place {place}, rate {rate}");
     }
 }
@@ -42,12 +55,17 @@ fn masks_follow_the_scalar_generator() {
 fn words_are_exact() {
     let dims = [4usize];
     let words: Vec<u32> = (0..4).map(|i| threefry2x32(KEY, [i, 0], 13)[0]).collect();
-    // keep_mask's threshold is floor(rate 2^32), and rates k / 2^32 are exact in f64. A fresh trace each time: place 0.
+    // keep_mask's threshold is floor(rate 2^32), and rates k / 2^32 are exact in f64. A fresh trace
+    // each time: place 0.
     for (i, &word) in words.iter().enumerate() {
         for (threshold, kept) in [(word, 1.0), (word.wrapping_add(1), 0.0)] {
             let rate = f64::from(threshold) / 2f64.powi(32);
             let got = evaluate(&[key()], |_, x| {
-                Ok(vec![Randomness::keyed(x[0].clone()).keep_mask(&dims, rate)?.expect("a rate above 0")])
+                Ok(vec![
+                    Randomness::keyed(x[0].clone())
+                        .keep_mask(&dims, rate)?
+                        .expect("a rate above 0"),
+                ])
             });
             assert_eq!(got[0].numbers()[i], kept, "word {i} = {word:#x}");
         }
@@ -67,11 +85,23 @@ fn masks_have_the_right_mean_and_are_independent() {
     let mean = |x: &[f64]| x.iter().sum::<f64>() / x.len() as f64;
     // Five standard deviations of the mean of n coins: 5 sqrt(0.09 / n) = 0.0034.
     let bound = 5.0 * (rate * (1.0 - rate) / n as f64).sqrt();
-    assert!((mean(&a) - 0.9).abs() < bound && (mean(&b) - 0.9).abs() < bound, "{} {}", mean(&a), mean(&b));
+    assert!(
+        (mean(&a) - 0.9).abs() < bound && (mean(&b) - 0.9).abs() < bound,
+        "{} {}",
+        mean(&a),
+        mean(&b)
+    );
     let variance = mean(&a.iter().map(|x| (x - 0.9).powi(2)).collect::<Vec<_>>());
     assert!((variance - 0.09).abs() < 0.8 * bound, "{variance}");
     // Two places, and neighbours within one mask, are uncorrelated.
-    let covariance = |x: &[f64], y: &[f64]| mean(&x.iter().zip(y).map(|(x, y)| (x - 0.9) * (y - 0.9)).collect::<Vec<_>>());
+    let covariance = |x: &[f64], y: &[f64]| {
+        mean(
+            &x.iter()
+                .zip(y)
+                .map(|(x, y)| (x - 0.9) * (y - 0.9))
+                .collect::<Vec<_>>(),
+        )
+    };
     let bound = 5.0 * 0.09 / (n as f64).sqrt();
     assert!(covariance(&a, &b).abs() < bound);
     assert!(covariance(&a[1..], &a[..n - 1]).abs() < bound);
@@ -81,7 +111,14 @@ fn masks_have_the_right_mean_and_are_independent() {
 fn another_step_or_seed_is_another_mask() {
     let run = |key: [f64; 2]| {
         let key = Value::new(DType::U32, &[2], &key);
-        evaluate(&[key], |_, x| Ok(vec![Randomness::keyed(x[0].clone()).keep_mask(&[256], 0.5)?.unwrap()])).remove(0)
+        evaluate(&[key], |_, x| {
+            Ok(vec![
+                Randomness::keyed(x[0].clone())
+                    .keep_mask(&[256], 0.5)?
+                    .unwrap(),
+            ])
+        })
+        .remove(0)
     };
     assert_eq!(run([1.0, 5.0]), run([1.0, 5.0]));
     assert_ne!(run([1.0, 5.0]), run([1.0, 6.0]));
@@ -93,7 +130,11 @@ fn dropout_scales_what_it_keeps() {
     let x = Value::new(DType::F32, &[10_000], &[3.0; 10_000]);
     let got = evaluate(&[x, key()], |_, x| {
         let random = Randomness::keyed(x[1].clone());
-        Ok(vec![random.dropout(&x[0], 0.25)?, random.dropout(&x[0], 0.0)?, random.dropout(&x[0], 1.0)?])
+        Ok(vec![
+            random.dropout(&x[0], 0.25)?,
+            random.dropout(&x[0], 0.0)?,
+            random.dropout(&x[0], 1.0)?,
+        ])
     });
     let dropped = got[0].numbers();
     assert!(dropped.iter().all(|&x| x == 0.0 || x == 4.0));

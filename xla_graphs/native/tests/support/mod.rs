@@ -1,5 +1,6 @@
-//! What the numeric tests share: host values, lowering and running a graph on xla-rs's own CPU client (so that neither the
-//! plugin nor the runtime of `xtrain` takes part), and a small seeded generator.
+//! What the numeric tests share: host values, lowering and running a graph on xla-rs's own CPU
+//! client (so that neither the plugin nor the runtime of `xtrain` takes part), and a small seeded
+//! generator.
 #![allow(dead_code)] // Each test binary uses its own part.
 
 pub mod model;
@@ -29,7 +30,10 @@ impl Value {
     }
 
     pub fn numbers(&self) -> Vec<f64> {
-        self.bytes.chunks(self.shape.dtype.size()).map(|b| decode(self.shape.dtype, b)).collect()
+        self.bytes
+            .chunks(self.shape.dtype.size())
+            .map(|b| decode(self.shape.dtype, b))
+            .collect()
     }
 
     /// Replaces one element.
@@ -93,14 +97,18 @@ pub fn compile(graph: &Graph) -> Program {
     let prepared = passes::prepare(graph, Target::Cpu).unwrap();
     let module = xtrain_xla::lower(&prepared.to_bytes()).unwrap_or_else(|e| panic!("{e}"));
     Program {
-        executable: client().compile(&computation(&module)).unwrap_or_else(|e| panic!("{}: {e}", graph.name)),
+        executable: client()
+            .compile(&computation(&module))
+            .unwrap_or_else(|e| panic!("{}: {e}", graph.name)),
         inputs: graph.inputs.iter().map(|i| i.shape.clone()).collect(),
-        outputs: (0..graph.outputs.len()).map(|i| graph.output_shape(i).clone()).collect(),
+        outputs: (0..graph.outputs.len())
+            .map(|i| graph.output_shape(i).clone())
+            .collect(),
     }
 }
 
-/// A module's bytes for xla-rs, whose parser takes whichever of snapshot, HloProto or module fits first: only a snapshot
-/// (two nested length-delimited fields with number 1) is unambiguous.
+/// A module's bytes for xla-rs, whose parser takes whichever of snapshot, HloProto or module fits
+/// first: only a snapshot (two nested length-delimited fields with number 1) is unambiguous.
 pub fn computation(module: &[u8]) -> xla::XlaComputation {
     let wrap = |bytes: Vec<u8>| {
         let mut wrapped = vec![0x0A];
@@ -123,14 +131,29 @@ impl Program {
         assert_eq!(shapes, self.inputs, "argument shapes");
         let buffers: Vec<_> = arguments
             .iter()
-            .map(|a| client().buffer_from_host_raw_bytes(element(a.shape.dtype), &a.bytes, &a.shape.dims, None).unwrap())
+            .map(|a| {
+                client()
+                    .buffer_from_host_raw_bytes(
+                        element(a.shape.dtype),
+                        &a.bytes,
+                        &a.shape.dims,
+                        None,
+                    )
+                    .unwrap()
+            })
             .collect();
-        let results = self.executable.execute_b(&buffers).unwrap_or_else(|e| panic!("{e}"));
+        let results = self
+            .executable
+            .execute_b(&buffers)
+            .unwrap_or_else(|e| panic!("{e}"));
         let read = |(buffer, shape): (&xla::PjRtBuffer, &Shape)| {
             let literal = buffer.to_literal_sync().unwrap();
             let mut bytes = vec![0; shape.bytes()];
             literal.copy_untyped_to(&mut bytes).unwrap();
-            Value { shape: shape.clone(), bytes }
+            Value {
+                shape: shape.clone(),
+                bytes,
+            }
         };
         assert_eq!(results[0].len(), self.outputs.len(), "results");
         results[0].iter().zip(&self.outputs).map(read).collect()
@@ -159,8 +182,11 @@ pub fn trace(
     program: impl FnOnce(&Trace, &[Tensor]) -> xtrain_graphs::Result<Vec<Tensor>>,
 ) -> xtrain_graphs::Result<Graph> {
     let trace = Trace::new();
-    let inputs: Vec<Tensor> =
-        arguments.iter().enumerate().map(|(i, a)| trace.input(format!("in{i}"), a.shape.clone(), InputRole::Feed)).collect();
+    let inputs: Vec<Tensor> = arguments
+        .iter()
+        .enumerate()
+        .map(|(i, a)| trace.input(format!("in{i}"), a.shape.clone(), InputRole::Feed))
+        .collect();
     for (i, output) in program(&trace, &inputs)?.iter().enumerate() {
         trace.output(format!("out{i}"), output);
     }
@@ -176,13 +202,19 @@ pub fn evaluate(
     compile(&graph).run(arguments)
 }
 
-/// Compares element by element: |got - want| <= tolerance * max(1, |want|); infinities and NaN must match.
+/// Compares element by element: |got - want| <= tolerance * max(1, |want|); infinities and NaN must
+/// match.
 #[track_caller]
 pub fn assert_close(got: &[f64], want: &[f64], tolerance: f64) {
     assert_eq!(got.len(), want.len(), "number of elements");
     for (i, (&g, &w)) in got.iter().zip(want).enumerate() {
-        let equal = g == w || (g.is_nan() && w.is_nan()) || (g - w).abs() <= tolerance * w.abs().max(1.0);
-        assert!(equal, "element {i}: got {g:e}, want {w:e}, difference {:e}, tolerance {tolerance:e}", (g - w).abs());
+        let equal =
+            g == w || (g.is_nan() && w.is_nan()) || (g - w).abs() <= tolerance * w.abs().max(1.0);
+        assert!(
+            equal,
+            "element {i}: got {g:e}, want {w:e}, difference {:e}, tolerance {tolerance:e}",
+            (g - w).abs()
+        );
     }
 }
 

@@ -1,4 +1,5 @@
-//! A small transformer's training step, broad enough to reach most operations: for tests of graphs as a whole.
+//! A small transformer's training step, broad enough to reach most operations: for tests of graphs
+//! as a whole.
 
 use xtrain_graphs::op::{Attention, F64, Gelu};
 use xtrain_graphs::optim::{AdamW, StepScalars, clip_factor, global_norm};
@@ -17,7 +18,9 @@ struct Parameters<'a> {
 
 impl Parameters<'_> {
     fn declare(&mut self, name: String, dims: &[usize]) -> Tensor {
-        let tensor = self.trace.input(name.clone(), Shape::new(DType::F32, dims), InputRole::State);
+        let tensor = self
+            .trace
+            .input(name.clone(), Shape::new(DType::F32, dims), InputRole::State);
         self.all.push((name, tensor.clone()));
         tensor
     }
@@ -30,13 +33,19 @@ pub fn training_step(layers: usize) -> Graph {
 
 fn record(layers: usize) -> Result<Graph> {
     let trace = Trace::new();
-    let feed = |name: &str, dtype, dims: &[usize]| trace.input(name, Shape::new(dtype, dims), InputRole::Feed);
+    let feed = |name: &str, dtype, dims: &[usize]| {
+        trace.input(name, Shape::new(dtype, dims), InputRole::Feed)
+    };
     let tokens = feed("tokens", DType::S32, &[BATCH, TOKENS]);
     let labels = feed("labels", DType::S32, &[BATCH * TOKENS]);
     let key_mask = feed("key_mask", DType::Pred, &[BATCH, TOKENS]);
     let random = Randomness::keyed(feed("random", DType::U32, &[2]));
-    let step = StepScalars::of(&trace.input("optimizer", Shape::new(DType::F32, [3]), InputRole::Feed))?;
-    let mut parameters = Parameters { trace: &trace, all: Vec::new() };
+    let step =
+        StepScalars::of(&trace.input("optimizer", Shape::new(DType::F32, [3]), InputRole::Feed))?;
+    let mut parameters = Parameters {
+        trace: &trace,
+        all: Vec::new(),
+    };
     let embedding = parameters.declare("wte.weight".into(), &[VOCABULARY, WIDTH]);
     let mut x = embedding.take_rows(&tokens)?;
     for layer in 0..layers {
@@ -47,31 +56,62 @@ fn record(layers: usize) -> Result<Graph> {
             x.layer_norm(&gamma, &beta, 1e-5)
         };
         let (normed, _scope) = (norm(&x, "ln_1")?, trace.scope("attn"));
-        let heads = |x: Tensor| x.reshape(&[BATCH, TOKENS, HEADS, WIDTH / HEADS])?.transpose(&[0, 2, 1, 3]);
+        let heads = |x: Tensor| {
+            x.reshape(&[BATCH, TOKENS, HEADS, WIDTH / HEADS])?
+                .transpose(&[0, 2, 1, 3])
+        };
         let mut projection = |name: &str| {
-            let weight = parameters.declare(format!("h.{layer}.attn.{name}.weight"), &[WIDTH, WIDTH]);
+            let weight =
+                parameters.declare(format!("h.{layer}.attn.{name}.weight"), &[WIDTH, WIDTH]);
             heads(normed.matmul(&weight)?)
         };
         let (q, k, v) = (projection("q")?, projection("k")?, projection("v")?);
         let keep = random.keep_mask(&[BATCH, HEADS, TOKENS, TOKENS], 0.1)?;
-        let attributes =
-            Attention { scale: F64::new(0.5), causal: true, window: Some(3), key_mask: true, dropout: Some(F64::new(0.1)) };
+        let attributes = Attention {
+            scale: F64::new(0.5),
+            causal: true,
+            window: Some(3),
+            key_mask: true,
+            dropout: Some(F64::new(0.1)),
+        };
         let mixed = q.attention(&k, &v, Some(&key_mask), keep.as_ref(), attributes)?;
         drop(_scope);
-        x = x.add(&mixed.transpose(&[0, 2, 1, 3])?.reshape(&[BATCH, TOKENS, WIDTH])?)?;
+        x = x.add(
+            &mixed
+                .transpose(&[0, 2, 1, 3])?
+                .reshape(&[BATCH, TOKENS, WIDTH])?,
+        )?;
         let _scope = trace.scope("mlp");
         let weight = parameters.declare(format!("h.{layer}.mlp.weight"), &[WIDTH, WIDTH]);
-        let kind = if layer % 2 == 0 { Gelu::Erf } else { Gelu::Tanh };
+        let kind = if layer % 2 == 0 {
+            Gelu::Erf
+        } else {
+            Gelu::Tanh
+        };
         x = x.add(&random.dropout(&x.matmul(&weight)?.gelu(kind)?.barrier()?, 0.1)?)?;
     }
-    let losses = x.reshape(&[BATCH * TOKENS, WIDTH])?.matmul_transposed(&embedding)?.cross_entropy(&labels, -100)?;
+    let losses = x
+        .reshape(&[BATCH * TOKENS, WIDTH])?
+        .matmul_transposed(&embedding)?
+        .cross_entropy(&labels, -100)?;
     let loss = losses.sum_all()?;
     let tensors: Vec<Tensor> = parameters.all.iter().map(|(_, t)| t.clone()).collect();
     let gradients = backward(&loss, &tensors)?;
     let factor = clip_factor(&global_norm(&gradients)?, 1.0)?;
-    let adamw = AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
+    let adamw = AdamW {
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-8,
+        weight_decay: 0.01,
+    };
     for ((name, tensor), gradient) in parameters.all.iter().zip(&gradients) {
-        let state = |suffix: &str| trace.input(format!("{name}{suffix}"), tensor.shape().clone(), InputRole::State);
+        let state = |suffix: &str| {
+            trace.input(
+                format!("{name}{suffix}"),
+                tensor.shape().clone(),
+                InputRole::State,
+            )
+        };
         let (m, v) = (state(".exp_avg"), state(".exp_avg_sq"));
         let update = adamw.update(&step, tensor, gradient, &factor, &m, &v, tensor.rank() > 1)?;
         trace.output(name.clone(), &update.parameter);

@@ -1,5 +1,5 @@
-//! Plain scalar formulas in f64 that the graph's results are compared with, written from the definitions and not from the
-//! graph layer's code.
+//! Plain scalar formulas in f64 that the graph's results are compared with, written from the
+//! definitions and not from the graph layer's code.
 
 /// erf to about 1e-15: the Maclaurin series in the middle, a continued fraction for erfc outside.
 pub fn erf(x: f64) -> f64 {
@@ -14,7 +14,8 @@ pub fn erf(x: f64) -> f64 {
     } else if z > 6.5 {
         1.0
     } else {
-        // erfc(z) = exp(-z^2) / sqrt(pi) / (z + 1/2 / (z + 1 / (z + 3/2 / (z + ...)))), from the inside out.
+        // erfc(z) = exp(-z^2) / sqrt(pi) / (z + 1/2 / (z + 1 / (z + 3/2 / (z + ...)))), from the
+        // inside out.
         let tail = (1..200).rev().fold(z, |tail, k| z + k as f64 / 2.0 / tail);
         1.0 - (-z * z).exp() / std::f64::consts::PI.sqrt() / tail
     };
@@ -40,7 +41,11 @@ pub fn layer_norm(row: &[f64], gamma: &[f64], beta: &[f64], eps: f64) -> Vec<f64
     let n = row.len() as f64;
     let mean = row.iter().sum::<f64>() / n;
     let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
-    row.iter().zip(gamma).zip(beta).map(|((x, g), b)| (x - mean) / (variance + eps).sqrt() * g + b).collect()
+    row.iter()
+        .zip(gamma)
+        .zip(beta)
+        .map(|((x, g), b)| (x - mean) / (variance + eps).sqrt() * g + b)
+        .collect()
 }
 
 /// Loss of one row, 0 for the ignored label.
@@ -73,15 +78,21 @@ impl Attention<'_> {
         let row = |(t, q): (usize, &Vec<f64>)| {
             let sees_nothing = !(0..self.k.len()).any(|s| (self.visible)(t, s));
             let score = |(s, k): (usize, &Vec<f64>)| match (self.visible)(t, s) {
-                // transformers adds the lowest finite number, which leaves a row without keys uniform over those that it
-                // was added to once.
+                // transformers adds the lowest finite number, which leaves a row without keys
+                // uniform over those that it was added to once.
                 _ if sees_nothing && (self.counts_unseen)(t, s) => 0.0,
                 true => self.scale * dot(q, k),
                 false => f64::NEG_INFINITY,
             };
             let scores: Vec<f64> = self.k.iter().enumerate().map(score).collect();
             let p = softmax(&scores);
-            (0..self.v[0].len()).map(|d| (0..self.v.len()).map(|s| p[s] * (self.dropout)(t, s) * self.v[s][d]).sum()).collect()
+            (0..self.v[0].len())
+                .map(|d| {
+                    (0..self.v.len())
+                        .map(|s| p[s] * (self.dropout)(t, s) * self.v[s][d])
+                        .sum()
+                })
+                .collect()
         };
         self.q.iter().enumerate().map(row).collect()
     }
@@ -91,14 +102,19 @@ impl Attention<'_> {
 pub fn threefry2x32(key: [u32; 2], counter: [u32; 2], rounds: usize) -> [u32; 2] {
     const DISTANCES: [u32; 8] = [13, 15, 26, 6, 17, 29, 16, 24];
     let schedule = [key[0], key[1], 0x1BD1_1BDA ^ key[0] ^ key[1]];
-    let mut x = [counter[0].wrapping_add(key[0]), counter[1].wrapping_add(key[1])];
+    let mut x = [
+        counter[0].wrapping_add(key[0]),
+        counter[1].wrapping_add(key[1]),
+    ];
     for round in 0..rounds {
         x[0] = x[0].wrapping_add(x[1]);
         x[1] = x[1].rotate_left(DISTANCES[round % 8]) ^ x[0];
         if (round + 1) % 4 == 0 {
             let s = (round + 1) / 4;
             x[0] = x[0].wrapping_add(schedule[s % 3]);
-            x[1] = x[1].wrapping_add(schedule[(s + 1) % 3]).wrapping_add(s as u32);
+            x[1] = x[1]
+                .wrapping_add(schedule[(s + 1) % 3])
+                .wrapping_add(s as u32);
         }
     }
     x

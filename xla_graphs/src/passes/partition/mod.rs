@@ -1,16 +1,20 @@
-//! Tensor parallelism (Shoeybi et al. 2019, "Megatron-LM") as a pass: a graph over whole arrays becomes the graph that each replica of a
-//! group runs on its part of the weights.
+//! Tensor parallelism (Shoeybi et al. 2019, "Megatron-LM") as a pass: a graph over whole arrays
+//! becomes the graph that each replica of a group runs on its part of the weights.
 //!
-//! Given is how some inputs, the parameters, are cut. Each node's result then lies in one of three ways ([`Lay`]): whole and equal on
-//! all replicas, cut along a dimension, or partial, as summands of which the replicas hold one each. A product that contracts a cut
-//! dimension gives a partial sum, which becomes whole (all-reduce) where something other than a sum or a factor needs it. With weights cut
-//! as Megatron cuts them (the first matrix of a pair by columns, the second by rows, heads and vocabulary apart), the collectives that
-//! appear are Megatron's, forward and backward, because the backward pass is part of the graph.
+//! Given is how some inputs, the parameters, are cut. Each node's result then lies in one of three
+//! ways ([`Lay`]): whole and equal on all replicas, cut along a dimension, or partial, as summands
+//! of which the replicas hold one each. A product that contracts a cut dimension gives a partial
+//! sum, which becomes whole (all-reduce) where something other than a sum or a factor needs it.
+//! With weights cut as Megatron cuts them (the first matrix of a pair by columns, the second by
+//! rows, heads and vocabulary apart), the collectives that appear are Megatron's, forward and
+//! backward, because the backward pass is part of the graph.
 //!
-//! With [`Partition::rows`] activations between the divided products are cut along their rows (`rows.rs`).
+//! With [`Partition::rows`] activations between the divided products are cut along their rows
+//! (`rows.rs`).
 //!
-//! Before: a recorded graph, composites and all, in its precision. After: the same outputs; inputs that are cut have their part's
-//! shape, and where a replica must know its place there is one more input at the end, [`PLACE_INPUT`].
+//! Before: a recorded graph, composites and all, in its precision. After: the same outputs; inputs
+//! that are cut have their part's shape, and where a replica must know its place there is one more
+//! input at the end, [`PLACE_INPUT`].
 
 mod place;
 mod rows;
@@ -30,8 +34,8 @@ use std::collections::HashMap;
 /// The input that tells a replica its place in its group: `s32[]`.
 pub const PLACE_INPUT: &str = "tensor_place";
 
-/// A dimension cut into equal parts, in each of `blocks` equal blocks of it: a replica's part is its part of every block. GPT-2's matrix of
-/// queries, keys and values has three.
+/// A dimension cut into equal parts, in each of `blocks` equal blocks of it: a replica's part is
+/// its part of every block. GPT-2's matrix of queries, keys and values has three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cut {
     pub dim: usize,
@@ -45,8 +49,9 @@ pub struct Partition {
     pub groups: Vec<Vec<u32>>,
     /// Inputs, by name, that are cut.
     pub inputs: HashMap<String, Cut>,
-    /// Sequence parallelism: the rows N of activations `[N, C]`, one for each token of a microbatch, which are cut between layers' divided
-    /// products. `None` leaves those activations whole.
+    /// Sequence parallelism: the rows N of activations `[N, C]`, one for each token of a
+    /// microbatch, which are cut between layers' divided products. `None` leaves those activations
+    /// whole.
     pub rows: Option<usize>,
 }
 
@@ -89,7 +94,8 @@ struct Recorded<'a> {
     op: &'a Op,
     /// The operands' shapes.
     shapes: &'a [&'a Shape],
-    /// Of each operand, whether it depends on a feed; weights and what is made of them alone do not.
+    /// Of each operand, whether it depends on a feed; weights and what is made of them alone do
+    /// not.
     of_batch: &'a [bool],
     shape: &'a Shape,
     /// Its model path.
@@ -99,13 +105,18 @@ struct Recorded<'a> {
 /// Divides a graph.
 ///
 /// # Errors
-/// If a cut input's dimension does not divide, by the input's name, or the rows of activations do not.
+/// If a cut input's dimension does not divide, by the input's name, or the rows of activations do
+/// not.
 pub fn divide(graph: &Graph, partition: &Partition) -> Result<Graph> {
     let parts = partition.groups.first().map_or(1, Vec::len);
     if let Some(rows) = partition.rows.filter(|rows| !rows.is_multiple_of(parts)) {
         return Err(crate::Error::Rows { rows, parts });
     }
-    if !graph.inputs.iter().any(|input| partition.inputs.contains_key(&input.name)) {
+    if !graph
+        .inputs
+        .iter()
+        .any(|input| partition.inputs.contains_key(&input.name))
+    {
         return Ok(graph.clone());
     }
     let divided = divide_with_place(graph, partition, true)?;
@@ -116,18 +127,28 @@ pub fn divide(graph: &Graph, partition: &Partition) -> Result<Graph> {
     }
 }
 
-fn divide_with_place(graph: &Graph, partition: &Partition, with_place: bool) -> Result<(Graph, bool)> {
+fn divide_with_place(
+    graph: &Graph,
+    partition: &Partition,
+    with_place: bool,
+) -> Result<(Graph, bool)> {
     let parts = partition.groups.first().map_or(1, Vec::len);
     let trace = Trace::deduplicating();
     trace.scan_layers(graph.scan_layers);
     // All inputs first, so that they keep their numbers and the place comes last.
-    let inputs = graph.inputs.iter().map(|input| input_part(&trace, input, partition, parts)).collect::<Result<Vec<Part>>>()?;
+    let inputs = graph
+        .inputs
+        .iter()
+        .map(|input| input_part(&trace, input, partition, parts))
+        .collect::<Result<Vec<Part>>>()?;
     let place = match with_place {
         true => trace.input(PLACE_INPUT, Shape::scalar(DType::S32), InputRole::Feed),
         false => trace.constant(0.0, DType::S32)?,
     };
-    let is_table =
-        |input: &&InputSpec| input.shape.rank() == 2 && partition.inputs.get(&input.name) == Some(&Cut { dim: 0, blocks: 1 });
+    let is_table = |input: &&InputSpec| {
+        input.shape.rank() == 2
+            && partition.inputs.get(&input.name) == Some(&Cut { dim: 0, blocks: 1 })
+    };
     let divider = Divider {
         trace: trace.clone(),
         parts,
@@ -137,14 +158,23 @@ fn divide_with_place(graph: &Graph, partition: &Partition, with_place: bool) -> 
         collectives: Cell::new(1),
         sums: RefCell::default(),
         gathered_again: RefCell::default(),
-        cut_tables: graph.inputs.iter().filter(is_table).map(|input| input.shape.dims.clone()).collect(),
+        cut_tables: graph
+            .inputs
+            .iter()
+            .filter(is_table)
+            .map(|input| input.shape.dims.clone())
+            .collect(),
     };
     let mut values: Vec<Part> = Vec::with_capacity(graph.nodes.len());
     let mut of_batch: Vec<bool> = Vec::with_capacity(graph.nodes.len());
     for node in &graph.nodes {
         let path = &graph.scopes[node.scope as usize];
         let _scope = trace.absolute_scope(path);
-        let operands_of_batch: Vec<bool> = node.operands.iter().map(|&operand| of_batch[operand as usize]).collect();
+        let operands_of_batch: Vec<bool> = node
+            .operands
+            .iter()
+            .map(|&operand| of_batch[operand as usize])
+            .collect();
         of_batch.push(match node.op {
             Op::Input(index) => graph.inputs[index as usize].role == InputRole::Feed,
             _ => operands_of_batch.contains(&true),
@@ -152,10 +182,24 @@ fn divide_with_place(graph: &Graph, partition: &Partition, with_place: bool) -> 
         let part = match node.op {
             Op::Input(index) => inputs[index as usize].clone(),
             _ => {
-                let operands: Vec<Part> = node.operands.iter().map(|&operand| values[operand as usize].clone()).collect();
-                let shapes: Vec<&Shape> = node.operands.iter().map(|&operand| &graph.nodes[operand as usize].shape).collect();
+                let operands: Vec<Part> = node
+                    .operands
+                    .iter()
+                    .map(|&operand| values[operand as usize].clone())
+                    .collect();
+                let shapes: Vec<&Shape> = node
+                    .operands
+                    .iter()
+                    .map(|&operand| &graph.nodes[operand as usize].shape)
+                    .collect();
                 let (op, shape) = (&node.op, &node.shape);
-                let recorded = Recorded { op, shapes: &shapes, of_batch: &operands_of_batch, shape, path };
+                let recorded = Recorded {
+                    op,
+                    shapes: &shapes,
+                    of_batch: &operands_of_batch,
+                    shape,
+                    path,
+                };
                 divider.node(&recorded, operands)?
             }
         };
@@ -164,7 +208,10 @@ fn divide_with_place(graph: &Graph, partition: &Partition, with_place: bool) -> 
     for output in &graph.outputs {
         let node = &graph.nodes[output.node as usize];
         let _scope = trace.absolute_scope(&graph.scopes[node.scope as usize]);
-        let is_state = graph.inputs.iter().any(|input| input.name == output.name && input.role == InputRole::State);
+        let is_state = graph
+            .inputs
+            .iter()
+            .any(|input| input.name == output.name && input.role == InputRole::State);
         let part = &values[output.node as usize];
         let local = match partition.inputs.get(&output.name).filter(|_| is_state) {
             Some(cut) => divider.cut(part, *cut, &node.shape)?,
@@ -175,16 +222,36 @@ fn divide_with_place(graph: &Graph, partition: &Partition, with_place: bool) -> 
     Ok((trace.cut(&graph.name)?, divider.place_is_used.get()))
 }
 
-fn input_part(trace: &Trace, input: &InputSpec, partition: &Partition, parts: usize) -> Result<Part> {
-    let Some(cut) = partition.inputs.get(&input.name).filter(|_| input.role == InputRole::State) else {
-        return Ok(Part { local: trace.input(input.name.clone(), input.shape.clone(), input.role), lay: Lay::Whole });
+fn input_part(
+    trace: &Trace,
+    input: &InputSpec,
+    partition: &Partition,
+    parts: usize,
+) -> Result<Part> {
+    let Some(cut) = partition
+        .inputs
+        .get(&input.name)
+        .filter(|_| input.role == InputRole::State)
+    else {
+        return Ok(Part {
+            local: trace.input(input.name.clone(), input.shape.clone(), input.role),
+            lay: Lay::Whole,
+        });
     };
     let place = Place { cut: *cut, parts };
-    let shape = place.part_of(&input.shape).ok_or_else(|| crate::Error::Invalid {
-        op: "input".into(),
-        scope: input.name.clone(),
-        operands: input.shape.to_string(),
-        message: format!("dimension {} in {} blocks does not divide into {parts} parts", cut.dim, cut.blocks),
-    })?;
-    Ok(Part { local: trace.input(input.name.clone(), shape, input.role), lay: Lay::Cut(*cut) })
+    let shape = place
+        .part_of(&input.shape)
+        .ok_or_else(|| crate::Error::Invalid {
+            op: "input".into(),
+            scope: input.name.clone(),
+            operands: input.shape.to_string(),
+            message: format!(
+                "dimension {} in {} blocks does not divide into {parts} parts",
+                cut.dim, cut.blocks
+            ),
+        })?;
+    Ok(Part {
+        local: trace.input(input.name.clone(), shape, input.role),
+        lay: Lay::Cut(*cut),
+    })
 }

@@ -1,4 +1,5 @@
-//! From one way of lying to another: putting together what is cut, cutting what is whole, summing what is partial.
+//! From one way of lying to another: putting together what is cut, cutting what is whole, summing
+//! what is partial.
 
 use super::{Cut, Divider, Lay, Part};
 use crate::dtype::DType;
@@ -42,7 +43,12 @@ impl Divider<'_> {
     }
 
     pub(super) fn divides(&self, shape: &Shape, cut: Cut) -> bool {
-        Place { cut, parts: self.parts }.part_of(shape).is_some()
+        Place {
+            cut,
+            parts: self.parts,
+        }
+        .part_of(shape)
+        .is_some()
     }
 
     /// The sum over the group.
@@ -52,7 +58,8 @@ impl Divider<'_> {
         self.sum_in(partial, number)
     }
 
-    /// The same of a gradient. These stand side by side at the end of the backward pass and become one collective.
+    /// The same of a gradient. These stand side by side at the end of the backward pass and become
+    /// one collective.
     pub(super) fn sum_with_gradients(&self, partial: &Tensor) -> Result<Tensor> {
         self.sum_in(partial, GRADIENTS)
     }
@@ -66,23 +73,36 @@ impl Divider<'_> {
         Ok(sum)
     }
 
-    /// What this replica adds to the value, where it is a sum over the group and nothing else, or one that was then widened. What is added
-    /// up in 16 bits and widened to be added to others, such as the gradients of three products with one input, is exchanged once that way.
+    /// What this replica adds to the value, where it is a sum over the group and nothing else, or
+    /// one that was then widened. What is added up in 16 bits and widened to be added to others,
+    /// such as the gradients of three products with one input, is exchanged once that way.
     pub(super) fn summand(&self, part: &Part) -> Result<Option<Tensor>> {
         if part.lay == Lay::Partial {
             return Ok(Some(part.local.clone()));
         }
         let node = part.local.node();
-        let Op::Convert(wide) = node.op else { return Ok(None) };
+        let Op::Convert(wide) = node.op else {
+            return Ok(None);
+        };
         let sum = self.trace.tensor(node.operands[0]).node();
         let partial = match &sum.op {
-            Op::AllReduce(exchange) if part.lay == Lay::Whole && exchange.groups == self.groups() => sum.operands[0],
-            Op::ReduceScatter { exchange, .. } if exchange.groups == self.groups() => sum.operands[0],
+            Op::AllReduce(exchange)
+                if part.lay == Lay::Whole && exchange.groups == self.groups() =>
+            {
+                sum.operands[0]
+            }
+            Op::ReduceScatter { exchange, .. } if exchange.groups == self.groups() => {
+                sum.operands[0]
+            }
             _ => return Ok(None),
         };
         let partial = self.trace.tensor(partial);
         let widens = partial.dtype().is_float() && wide.size() > partial.dtype().size();
-        if widens { partial.convert(wide).map(Some) } else { Ok(None) }
+        if widens {
+            partial.convert(wide).map(Some)
+        } else {
+            Ok(None)
+        }
     }
 
     /// The whole value.
@@ -115,7 +135,8 @@ impl Divider<'_> {
         }
     }
 
-    /// As [`Divider::cut`], of a whole value. What is only spread out or counted up is made at its part's size.
+    /// As [`Divider::cut`], of a whole value. What is only spread out or counted up is made at its
+    /// part's size.
     fn cut_whole(&self, whole: &Tensor, cut: Cut, shape: &Shape) -> Result<Tensor> {
         let node = whole.node();
         let operand = |index: usize| self.trace.tensor(node.operands[index]);
@@ -123,11 +144,15 @@ impl Divider<'_> {
         if let Op::Broadcast { dims, map } = &node.op {
             let mut dims = dims.clone();
             dims[cut.dim] = size;
-            let Some(from) = map.iter().position(|to| *to == cut.dim) else { return operand(0).broadcast_in(&dims, map) };
+            let Some(from) = map.iter().position(|to| *to == cut.dim) else {
+                return operand(0).broadcast_in(&dims, map);
+            };
             let source = operand(0);
             return match source.dims()[from] {
                 1 => source.broadcast_in(&dims, map),
-                _ => self.cut_whole(&source, Cut { dim: from, ..cut }, source.shape())?.broadcast_in(&dims, map),
+                _ => self
+                    .cut_whole(&source, Cut { dim: from, ..cut }, source.shape())?
+                    .broadcast_in(&dims, map),
             };
         }
         if let Op::Iota { dims, dim, dtype } = &node.op {
@@ -158,18 +183,25 @@ impl Divider<'_> {
         let mut dims = shape.dims.clone();
         dims[cut.dim] = size;
         let start = self.place().mul_scalar(width as f64)?;
-        whole.reshape(&apart)?.dynamic_slice(&start, cut.dim + 1, width)?.reshape(&dims)
+        whole
+            .reshape(&apart)?
+            .dynamic_slice(&start, cut.dim + 1, width)?
+            .reshape(&dims)
     }
 
-    /// Random words of this replica's rows, those that the whole would have there: the rows are counted through all shards of the batch,
-    /// and each shard is now cut into so many parts (`nn/dropout.rs`).
+    /// Random words of this replica's rows, those that the whole would have there: the rows are
+    /// counted through all shards of the batch, and each shard is now cut into so many parts
+    /// (`nn/dropout.rs`).
     fn random_rows(&self, bits: &Tensor, dims: &[usize], place: u32) -> Result<Tensor> {
         let key = self.trace.tensor(bits.node().operands[0]);
         let mut dims = dims.to_vec();
         dims[0] /= self.parts;
         let part = self.place().convert(DType::U32)?.reshape(&[1])?;
         let shard = match key.dims() {
-            [3] => key.slice(&[2], &[3])?.mul_scalar(self.parts as f64)?.add(&part)?,
+            [3] => key
+                .slice(&[2], &[3])?
+                .mul_scalar(self.parts as f64)?
+                .add(&part)?,
             _ => part,
         };
         let key = Tensor::concat(&[&key.slice(&[0], &[2])?, &shard], 0)?;

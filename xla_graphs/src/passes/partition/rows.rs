@@ -1,10 +1,13 @@
-//! Sequence parallelism (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.2.2): between
-//! one divided product and the next, activations `[N, C]` are cut along their rows, so that each replica computes and keeps norms, dropout and
+//! Sequence parallelism (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large
+//! Transformer Models", section 4.2.2): between one divided product and the next, activations
+//! `[N, C]` are cut along their rows, so that each replica computes and keeps norms, dropout and
 //! residuals of its own tokens only.
 //!
-//! Where a partial sum would be made whole (all-reduce), each replica gets the rows of it that are its own (reduce-scatter); where a product with
-//! a divided matrix needs all rows, they are put together (all-gather). The two exchange as many bytes as the sum did. What was put
-//! together in the forward pass is not kept for the backward pass but put together once more there: one all-gather more for each product.
+//! Where a partial sum would be made whole (all-reduce), each replica gets the rows of it that are
+//! its own (reduce-scatter); where a product with a divided matrix needs all rows, they are put
+//! together (all-gather). The two exchange as many bytes as the sum did. What was put together in
+//! the forward pass is not kept for the backward pass but put together once more there: one
+//! all-gather more for each product.
 
 use super::rules::{ends_gradient, narrows};
 use super::{Cut, Divider, Lay, Part, Recorded};
@@ -17,34 +20,50 @@ use crate::trace::Tensor;
 const ROWS: Cut = Cut { dim: 0, blocks: 1 };
 
 impl Divider<'_> {
-    /// The operands as sequence parallelism has them for this node; without it, as they are. In an update, what has as many rows is a
-    /// weight's by chance.
+    /// The operands as sequence parallelism has them for this node; without it, as they are. In an
+    /// update, what has as many rows is a weight's by chance.
     pub(super) fn by_rows(&self, node: &Recorded, mut operands: Vec<Part>) -> Result<Vec<Part>> {
         let is_activation = !is_of_update(node.path) && !ends_gradient(node.op, node.shapes);
-        let Some(rows) = self.partition.rows.filter(|_| is_activation) else { return Ok(operands) };
-        let has_rows = |shape: &Shape| shape.rank() == 2 && shape.dims[0] == rows && shape.dtype.is_float();
+        let Some(rows) = self.partition.rows.filter(|_| is_activation) else {
+            return Ok(operands);
+        };
+        let has_rows =
+            |shape: &Shape| shape.rank() == 2 && shape.dims[0] == rows && shape.dtype.is_float();
         if needs_sums(node.op, &operands) {
             for (part, shape) in operands.iter_mut().zip(node.shapes) {
                 if part.lay == Lay::Partial && has_rows(shape) {
-                    *part = Part { local: self.cut(part, ROWS, shape)?, lay: Lay::Cut(ROWS) };
+                    *part = Part {
+                        local: self.cut(part, ROWS, shape)?,
+                        lay: Lay::Cut(ROWS),
+                    };
                 }
             }
         }
         if let Op::Dot { .. } = node.op {
-            let is_cut_by_rows =
-                [0, 1].map(|side| operands[side].lay == Lay::Cut(ROWS) && node.of_batch[side] && has_rows(node.shapes[side]));
+            let is_cut_by_rows = [0, 1].map(|side| {
+                operands[side].lay == Lay::Cut(ROWS)
+                    && node.of_batch[side]
+                    && has_rows(node.shapes[side])
+            });
             for (side, other) in [(0, 1), (1, 0)] {
-                if is_cut_by_rows[side] && !is_cut_by_rows[other] && operands[other].the_cut().is_some() {
-                    let local = self.all_rows(&operands[side], &operands[other].local, node.path)?;
-                    operands[side] = Part { local, lay: Lay::Whole };
+                if is_cut_by_rows[side]
+                    && !is_cut_by_rows[other]
+                    && operands[other].the_cut().is_some()
+                {
+                    let local =
+                        self.all_rows(&operands[side], &operands[other].local, node.path)?;
+                    operands[side] = Part {
+                        local,
+                        lay: Lay::Whole,
+                    };
                 }
             }
         }
         Ok(operands)
     }
 
-    /// All rows of a value, for a product of the node at `path`; in the backward pass, if the forward pass had them, once more, when
-    /// `factor` is there.
+    /// All rows of a value, for a product of the node at `path`; in the backward pass, if the
+    /// forward pass had them, once more, when `factor` is there.
     fn all_rows(&self, part: &Part, factor: &Tensor, path: &str) -> Result<Tensor> {
         let of_forward = {
             let scope = part.local.node().scope;
@@ -57,13 +76,17 @@ impl Divider<'_> {
         if let Some(known) = self.gathered_again.borrow().get(&id) {
             return Ok(known.clone());
         }
-        let again = part.local.after(factor)?.all_gather(self.groups(), ROWS.dim)?;
+        let again = part
+            .local
+            .after(factor)?
+            .all_gather(self.groups(), ROWS.dim)?;
         self.gathered_again.borrow_mut().insert(id, again.clone());
         Ok(again)
     }
 }
 
-/// Whether an operation needs what its operands are summands of; sums, factors and what only moves elements do not.
+/// Whether an operation needs what its operands are summands of; sums, factors and what only moves
+/// elements do not.
 fn needs_sums(op: &Op, operands: &[Part]) -> bool {
     let lays = || operands.iter().map(|part| part.lay);
     match op {

@@ -8,28 +8,39 @@ use crate::op::{Binary, Comparison, DotDims, Op, Reduction, Unary};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
-/// A whole value of at most so many elements is made partial, rather than a partial one whole, where the two add up.
+/// A whole value of at most so many elements is made partial, rather than a partial one whole,
+/// where the two add up.
 const FEW: usize = 1024;
 
 fn at(local: Tensor, dim: usize) -> Option<Part> {
-    Some(Part { local, lay: Lay::Cut(Cut { dim, blocks: 1 }) })
+    Some(Part {
+        local,
+        lay: Lay::Cut(Cut { dim, blocks: 1 }),
+    })
 }
 
 fn cut(local: Tensor, cut: Cut) -> Option<Part> {
-    Some(Part { local, lay: Lay::Cut(cut) })
+    Some(Part {
+        local,
+        lay: Lay::Cut(cut),
+    })
 }
 
 fn partial(local: Tensor) -> Option<Part> {
-    Some(Part { local, lay: Lay::Partial })
+    Some(Part {
+        local,
+        lay: Lay::Partial,
+    })
 }
 
-/// Whether an operation is the conversion to its own type in which every parameter's gradient ends (`grad`).
+/// Whether an operation is the conversion to its own type in which every parameter's gradient ends
+/// (`grad`).
 pub(super) fn ends_gradient(op: &Op, shapes: &[&Shape]) -> bool {
     matches!(op, Op::Convert(dtype) if *dtype == shapes[0].dtype)
 }
 
-/// Whether a conversion to `to` rounds. Of a sum each summand is rounded then, as a product in 16 bits rounds its own, and fewer bytes are
-/// exchanged.
+/// Whether a conversion to `to` rounds. Of a sum each summand is rounded then, as a product in 16
+/// bits rounds its own, and fewer bytes are exchanged.
 pub(super) fn narrows(to: DType, from: DType) -> bool {
     to.is_float() && from.is_float() && to.size() < from.size()
 }
@@ -47,15 +58,20 @@ impl Divider<'_> {
     /// The part of a node's result.
     pub(super) fn node(&self, node: &Recorded, operands: Vec<Part>) -> Result<Part> {
         let (op, shapes, result) = (node.op, node.shapes, node.shape);
-        // Also of what has been summed up and widened, so that one sum is exchanged in the place of two.
+        // Also of what has been summed up and widened, so that one sum is exchanged in the place of
+        // two.
         if let (Op::Binary(Binary::Add), [a, b]) = (op, &operands[..])
             && let (Some(a), Some(b)) = (self.summand(a)?, self.summand(b)?)
         {
-            return Ok(Part { local: a.add(&b)?, lay: Lay::Partial });
+            return Ok(Part {
+                local: a.add(&b)?,
+                lay: Lay::Partial,
+            });
         }
         let operands = &self.by_rows(node, operands)?[..];
         if operands.iter().all(|part| part.lay == Lay::Whole) {
-            let scatters = matches!(op, Op::ScatterAddRows) && self.cut_tables.contains(&result.dims);
+            let scatters =
+                matches!(op, Op::ScatterAddRows) && self.cut_tables.contains(&result.dims);
             if !scatters {
                 return self.on_whole(op, operands);
             }
@@ -63,11 +79,16 @@ impl Divider<'_> {
         let divided = match op {
             Op::Unary(Unary::Neg) => self.linear(op, operands, shapes)?,
             Op::Binary(kind) => self.binary(*kind, op, operands, shapes)?,
-            Op::Convert(dtype) if operands[0].lay == Lay::Partial && narrows(*dtype, shapes[0].dtype) => {
+            Op::Convert(dtype)
+                if operands[0].lay == Lay::Partial && narrows(*dtype, shapes[0].dtype) =>
+            {
                 partial(self.record(op, &[operands[0].local.clone()])?)
             }
             Op::Convert(_) if ends_gradient(op, shapes) && operands[0].lay == Lay::Partial => {
-                Some(Part { local: self.sum_with_gradients(&operands[0].local)?, lay: Lay::Whole })
+                Some(Part {
+                    local: self.sum_with_gradients(&operands[0].local)?,
+                    lay: Lay::Whole,
+                })
             }
             Op::Unary(_)
             | Op::Compare(_)
@@ -82,13 +103,18 @@ impl Divider<'_> {
             | Op::GeluGrad(_)
             | Op::AllReduce(_)
             | Op::AllMax(_) => self.elementwise(op, operands, shapes)?,
-            Op::Concat { dim } if operands.iter().find_map(Part::the_cut).is_some_and(|found| found.dim != *dim) => {
+            Op::Concat { dim }
+                if operands
+                    .iter()
+                    .find_map(Part::the_cut)
+                    .is_some_and(|found| found.dim != *dim) =>
+            {
                 self.elementwise(op, operands, shapes)?
             }
             Op::After => self.after(operands)?,
-            Op::AllGather { dim, .. } | Op::ReduceScatter { dim, .. } | Op::DynamicSlice { dim, .. } => {
-                self.along(op, *dim, operands)?
-            }
+            Op::AllGather { dim, .. }
+            | Op::ReduceScatter { dim, .. }
+            | Op::DynamicSlice { dim, .. } => self.along(op, *dim, operands)?,
             Op::Reshape(dims) => self.reshape(dims, &operands[0], shapes[0])?,
             Op::Broadcast { dims, map } => self.broadcast(dims, map, &operands[0])?,
             Op::Transpose(perm) => self.transpose(perm, &operands[0])?,
@@ -100,7 +126,9 @@ impl Divider<'_> {
             Op::ScatterAddRows => self.scatter_add_rows(operands, shapes)?,
             Op::Attention(_) | Op::AttentionGrad { .. } => self.attention(op, operands, shapes)?,
             Op::CrossEntropy { ignore } => self.cross_entropy(*ignore, operands, shapes)?,
-            Op::CrossEntropyGrad { ignore } => self.cross_entropy_grad(*ignore, operands, shapes)?,
+            Op::CrossEntropyGrad { ignore } => {
+                self.cross_entropy_grad(*ignore, operands, shapes)?
+            }
             Op::LayerNorm { .. } | Op::LayerNormGrad { .. } | Op::LayerNormScaleGrad { .. } => {
                 self.layer_norm(op, operands, shapes)?
             }
@@ -113,12 +141,19 @@ impl Divider<'_> {
     }
 
     fn record(&self, op: &Op, operands: &[Tensor]) -> Result<Tensor> {
-        self.trace.record(op.clone(), &operands.iter().collect::<Vec<_>>())
+        self.trace
+            .record(op.clone(), &operands.iter().collect::<Vec<_>>())
     }
 
     fn on_whole(&self, op: &Op, operands: &[Part]) -> Result<Part> {
-        let whole = operands.iter().map(|part| self.whole(part)).collect::<Result<Vec<_>>>()?;
-        Ok(Part { local: self.record(op, &whole)?, lay: Lay::Whole })
+        let whole = operands
+            .iter()
+            .map(|part| self.whole(part))
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Part {
+            local: self.record(op, &whole)?,
+            lay: Lay::Whole,
+        })
     }
 
     /// An operation of one operand that may go in front of the sum.
@@ -131,12 +166,24 @@ impl Divider<'_> {
 
     /// Operands of one shape, cut as the first one that is cut.
     fn elementwise(&self, op: &Op, operands: &[Part], shapes: &[&Shape]) -> Result<Option<Part>> {
-        let Some(found) = operands.iter().find_map(Part::the_cut) else { return Ok(None) };
-        let parts = operands.iter().zip(shapes).map(|(part, shape)| self.cut(part, found, shape)).collect::<Result<Vec<_>>>()?;
+        let Some(found) = operands.iter().find_map(Part::the_cut) else {
+            return Ok(None);
+        };
+        let parts = operands
+            .iter()
+            .zip(shapes)
+            .map(|(part, shape)| self.cut(part, found, shape))
+            .collect::<Result<Vec<_>>>()?;
         Ok(cut(self.record(op, &parts)?, found))
     }
 
-    fn binary(&self, kind: Binary, op: &Op, operands: &[Part], shapes: &[&Shape]) -> Result<Option<Part>> {
+    fn binary(
+        &self,
+        kind: Binary,
+        op: &Op,
+        operands: &[Part],
+        shapes: &[&Shape],
+    ) -> Result<Option<Part>> {
         let (a, b) = (&operands[0], &operands[1]);
         let local = |a: &Tensor, b: &Tensor| self.record(op, &[a.clone(), b.clone()]);
         let few = shapes[0].elements() <= FEW;
@@ -148,9 +195,8 @@ impl Divider<'_> {
             (Binary::Add | Binary::Sub, Lay::Whole, Lay::Partial) if few => {
                 Ok(partial(local(&self.as_partial(&a.local)?, &b.local)?))
             }
-            (Binary::Mul | Binary::Div, Lay::Partial, Lay::Whole) | (Binary::Mul, Lay::Whole, Lay::Partial) => {
-                Ok(partial(local(&a.local, &b.local)?))
-            }
+            (Binary::Mul | Binary::Div, Lay::Partial, Lay::Whole)
+            | (Binary::Mul, Lay::Whole, Lay::Partial) => Ok(partial(local(&a.local, &b.local)?)),
             _ => self.elementwise(op, operands, shapes),
         }
     }
@@ -158,12 +204,17 @@ impl Divider<'_> {
     /// What is waited for may lie anyhow.
     fn after(&self, operands: &[Part]) -> Result<Option<Part>> {
         let local = operands[0].local.after(&operands[1].local)?;
-        Ok(Some(Part { local, lay: operands[0].lay }))
+        Ok(Some(Part {
+            local,
+            lay: operands[0].lay,
+        }))
     }
 
     /// Operations along a dimension of the first operand, where it is not the one that is cut.
     fn along(&self, op: &Op, dim: usize, operands: &[Part]) -> Result<Option<Part>> {
-        let Some(found) = operands[0].the_cut().filter(|found| found.dim != dim) else { return Ok(None) };
+        let Some(found) = operands[0].the_cut().filter(|found| found.dim != dim) else {
+            return Ok(None);
+        };
         let mut locals = vec![operands[0].local.clone()];
         for other in &operands[1..] {
             locals.push(self.whole(other)?);
@@ -175,8 +226,12 @@ impl Divider<'_> {
         if x.lay == Lay::Partial {
             return Ok(partial(x.local.reshape(dims)?));
         }
-        let Some(found) = x.the_cut() else { return Ok(None) };
-        let Some(new) = reshaped(found, &shape.dims, dims, self.parts) else { return Ok(None) };
+        let Some(found) = x.the_cut() else {
+            return Ok(None);
+        };
+        let Some(new) = reshaped(found, &shape.dims, dims, self.parts) else {
+            return Ok(None);
+        };
         let mut local = dims.to_vec();
         local[new.dim] /= self.parts;
         Ok(cut(x.local.reshape(&local)?, new))
@@ -186,7 +241,10 @@ impl Divider<'_> {
         match x.lay {
             Lay::Partial => Ok(partial(x.local.broadcast_in(dims, map)?)),
             Lay::Cut(found) => {
-                let new = Cut { dim: map[found.dim], ..found };
+                let new = Cut {
+                    dim: map[found.dim],
+                    ..found
+                };
                 let mut local = dims.to_vec();
                 local[new.dim] /= self.parts;
                 Ok(cut(x.local.broadcast_in(&local, map)?, new))
@@ -199,18 +257,31 @@ impl Divider<'_> {
         let local = x.local.transpose(perm)?;
         Ok(match x.lay {
             Lay::Partial => partial(local),
-            Lay::Cut(found) => perm.iter().position(|from| *from == found.dim).and_then(|dim| cut(local, Cut { dim, ..found })),
+            Lay::Cut(found) => perm
+                .iter()
+                .position(|from| *from == found.dim)
+                .and_then(|dim| cut(local, Cut { dim, ..found })),
             Lay::Whole => None,
         })
     }
 
-    fn slice(&self, starts: &[usize], limits: &[usize], x: &Part, shape: &Shape) -> Result<Option<Part>> {
+    fn slice(
+        &self,
+        starts: &[usize],
+        limits: &[usize],
+        x: &Part,
+        shape: &Shape,
+    ) -> Result<Option<Part>> {
         if x.lay == Lay::Partial {
             return Ok(partial(x.local.slice(starts, limits)?));
         }
-        let Some(found) = x.the_cut() else { return Ok(None) };
+        let Some(found) = x.the_cut() else {
+            return Ok(None);
+        };
         let dim = found.dim;
-        let Some((new, start, limit)) = sliced(found, shape.dims[dim], starts[dim], limits[dim], self.parts) else {
+        let Some((new, start, limit)) =
+            sliced(found, shape.dims[dim], starts[dim], limits[dim], self.parts)
+        else {
             return Ok(None);
         };
         let (mut starts, mut limits) = (starts.to_vec(), limits.to_vec());
@@ -222,16 +293,25 @@ impl Divider<'_> {
         if x.lay == Lay::Partial {
             return Ok(partial(x.local.pad(low, high)?));
         }
-        let Some(found) = x.the_cut() else { return Ok(None) };
+        let Some(found) = x.the_cut() else {
+            return Ok(None);
+        };
         let dim = found.dim;
-        let Some((new, before, after)) = padded(found, shape.dims[dim], low[dim], high[dim], self.parts) else { return Ok(None) };
+        let Some((new, before, after)) =
+            padded(found, shape.dims[dim], low[dim], high[dim], self.parts)
+        else {
+            return Ok(None);
+        };
         let (mut low, mut high) = (low.to_vec(), high.to_vec());
         (low[dim], high[dim]) = (before, after);
         Ok(cut(x.local.pad(&low, &high)?, new))
     }
 
     fn reduce(&self, kind: Reduction, dims: &[usize], x: &Part) -> Result<Option<Part>> {
-        let op = Op::Reduce { kind, dims: dims.to_vec() };
+        let op = Op::Reduce {
+            kind,
+            dims: dims.to_vec(),
+        };
         let local = || self.record(&op, std::slice::from_ref(&x.local));
         let is_float = x.local.dtype().is_float();
         Ok(match (x.lay, kind) {
@@ -240,38 +320,70 @@ impl Divider<'_> {
                 cut(local()?, Cut { dim, ..found })
             }
             (Lay::Cut(_), Reduction::Sum) if is_float => partial(local()?),
-            // What is large is an activation's gradient, which is made whole for its other uses anyway.
-            (Lay::Partial, Reduction::Sum) if is_float && x.local.shape().elements() <= FEW => partial(local()?),
-            (Lay::Cut(_), Reduction::Max) if is_float => Some(Part { local: local()?.all_max(self.groups())?, lay: Lay::Whole }),
-            (Lay::Cut(_), Reduction::Min) if is_float => {
-                Some(Part { local: local()?.neg()?.all_max(self.groups())?.neg()?, lay: Lay::Whole })
+            // What is large is an activation's gradient, which is made whole for its other uses
+            // anyway.
+            (Lay::Partial, Reduction::Sum) if is_float && x.local.shape().elements() <= FEW => {
+                partial(local()?)
             }
-            // Places along a dimension, which floats hold exactly up to 2^24; integers are not exchanged on every device.
+            (Lay::Cut(_), Reduction::Max) if is_float => Some(Part {
+                local: local()?.all_max(self.groups())?,
+                lay: Lay::Whole,
+            }),
+            (Lay::Cut(_), Reduction::Min) if is_float => Some(Part {
+                local: local()?.neg()?.all_max(self.groups())?.neg()?,
+                lay: Lay::Whole,
+            }),
+            // Places along a dimension, which floats hold exactly up to 2^24; integers are not
+            // exchanged on every device.
             (Lay::Cut(found), Reduction::Min)
-                if x.local.dtype() == DType::S32 && self.parts * x.local.dims()[found.dim] < 1 << 24 =>
+                if x.local.dtype() == DType::S32
+                    && self.parts * x.local.dims()[found.dim] < 1 << 24 =>
             {
-                let least = local()?.convert(DType::F32)?.neg()?.all_max(self.groups())?.neg()?;
-                Some(Part { local: least.convert(DType::S32)?, lay: Lay::Whole })
+                let least = local()?
+                    .convert(DType::F32)?
+                    .neg()?
+                    .all_max(self.groups())?
+                    .neg()?;
+                Some(Part {
+                    local: least.convert(DType::S32)?,
+                    lay: Lay::Whole,
+                })
             }
             _ => None,
         })
     }
 
-    fn dot(&self, dims: &DotDims, dtype: DType, operands: &[Part], shapes: &[&Shape]) -> Result<Option<Part>> {
+    fn dot(
+        &self,
+        dims: &DotDims,
+        dtype: DType,
+        operands: &[Part],
+        shapes: &[&Shape],
+    ) -> Result<Option<Part>> {
         // Summands first: a product of two sums is not the sum of products.
         let mut sides = operands.to_vec();
         for side in &mut sides {
             if side.lay == Lay::Partial {
-                *side = Part { local: self.whole(side)?, lay: Lay::Whole };
+                *side = Part {
+                    local: self.whole(side)?,
+                    lay: Lay::Whole,
+                };
             }
         }
-        let own = [(&dims.lhs_batch, &dims.lhs_contracting), (&dims.rhs_batch, &dims.rhs_contracting)];
+        let own = [
+            (&dims.lhs_batch, &dims.lhs_contracting),
+            (&dims.rhs_batch, &dims.rhs_contracting),
+        ];
         let rank = |side: usize| shapes[side].rank();
         let free = |side: usize| -> Vec<usize> {
-            (0..rank(side)).filter(|dim| !own[side].0.contains(dim) && !own[side].1.contains(dim)).collect()
+            (0..rank(side))
+                .filter(|dim| !own[side].0.contains(dim) && !own[side].1.contains(dim))
+                .collect()
         };
         for (side, other) in [(0, 1), (1, 0)] {
-            let Some(found) = sides[side].the_cut() else { continue };
+            let Some(found) = sides[side].the_cut() else {
+                continue;
+            };
             let place_of = |list: &[usize]| list.iter().position(|dim| *dim == found.dim);
             let with = |mine: Tensor, theirs: Tensor| match side {
                 0 => mine.dot_general(&theirs, dims.clone(), dtype),
@@ -279,25 +391,55 @@ impl Divider<'_> {
             };
             let mine = sides[side].local.clone();
             if let Some(place) = place_of(own[side].1) {
-                let theirs = Cut { dim: own[other].1[place], ..found };
-                return Ok(partial(with(mine, self.cut(&sides[other], theirs, shapes[other])?)?));
+                let theirs = Cut {
+                    dim: own[other].1[place],
+                    ..found
+                };
+                return Ok(partial(with(
+                    mine,
+                    self.cut(&sides[other], theirs, shapes[other])?,
+                )?));
             }
             if let Some(place) = place_of(own[side].0) {
-                let theirs = Cut { dim: own[other].0[place], ..found };
-                return Ok(cut(with(mine, self.cut(&sides[other], theirs, shapes[other])?)?, Cut { dim: place, ..found }));
+                let theirs = Cut {
+                    dim: own[other].0[place],
+                    ..found
+                };
+                return Ok(cut(
+                    with(mine, self.cut(&sides[other], theirs, shapes[other])?)?,
+                    Cut {
+                        dim: place,
+                        ..found
+                    },
+                ));
             }
             let place = place_of(&free(side)).expect("a dimension is contracted, batched or free");
-            let contracted = sides[other].the_cut().is_some_and(|theirs| own[other].1.contains(&theirs.dim));
+            let contracted = sides[other]
+                .the_cut()
+                .is_some_and(|theirs| own[other].1.contains(&theirs.dim));
             if contracted && side == 0 {
-                // The other side's cut gives a sum; this side is cut along the same dimension instead.
+                // The other side's cut gives a sum; this side is cut along the same dimension
+                // instead.
                 continue;
             }
             let before = own[0].0.len() + if side == 0 { 0 } else { free(0).len() };
             let local = with(mine, self.whole(&sides[other])?)?;
-            return Ok(cut(local, Cut { dim: before + place, ..found }));
+            return Ok(cut(
+                local,
+                Cut {
+                    dim: before + place,
+                    ..found
+                },
+            ));
         }
-        let whole = sides.iter().map(|side| self.whole(side)).collect::<Result<Vec<_>>>()?;
-        Ok(Some(Part { local: whole[0].dot_general(&whole[1], dims.clone(), dtype)?, lay: Lay::Whole }))
+        let whole = sides
+            .iter()
+            .map(|side| self.whole(side))
+            .collect::<Result<Vec<_>>>()?;
+        Ok(Some(Part {
+            local: whole[0].dot_general(&whole[1], dims.clone(), dtype)?,
+            lay: Lay::Whole,
+        }))
     }
 
     /// Ids as those of this replica's rows: what is another's lies outside of them.
@@ -307,21 +449,33 @@ impl Divider<'_> {
     }
 
     fn take_rows(&self, operands: &[Part], shapes: &[&Shape]) -> Result<Option<Part>> {
-        let Some(found) = operands[0].the_cut() else { return Ok(None) };
+        let Some(found) = operands[0].the_cut() else {
+            return Ok(None);
+        };
         let (table, ids) = (&operands[0].local, self.whole(&operands[1])?);
         if found.dim > 0 {
-            return Ok(cut(table.take_rows(&ids)?, Cut { dim: shapes[1].rank() + found.dim - 1, ..found }));
+            return Ok(cut(
+                table.take_rows(&ids)?,
+                Cut {
+                    dim: shapes[1].rank() + found.dim - 1,
+                    ..found
+                },
+            ));
         }
         if found.blocks > 1 {
             return Ok(None);
         }
         let rows = table.dims()[0];
         let own = self.own_ids(&ids, rows)?;
-        let is_own = own.compare_scalar(Comparison::Ge, 0.0)?.and(&own.compare_scalar(Comparison::Lt, rows as f64)?)?;
+        let is_own = own
+            .compare_scalar(Comparison::Ge, 0.0)?
+            .and(&own.compare_scalar(Comparison::Lt, rows as f64)?)?;
         let safe = is_own.select(&own, &self.trace.full(0.0, own.shape())?)?;
         let taken = table.take_rows(&safe)?;
         let map: Vec<usize> = (0..ids.rank()).collect();
-        let kept = is_own.broadcast_in(taken.dims(), &map)?.select(&taken, &self.trace.full(0.0, taken.shape())?)?;
+        let kept = is_own
+            .broadcast_in(taken.dims(), &map)?
+            .select(&taken, &self.trace.full(0.0, taken.shape())?)?;
         Ok(partial(kept))
     }
 
@@ -337,7 +491,10 @@ impl Divider<'_> {
         if wanted == rows {
             // Ids of other replicas' rows fall outside and are not added.
             let updates = self.whole(&operands[2])?;
-            return Ok(cut(base.scatter_add_rows(&self.own_ids(&ids, base.dims()[0])?, &updates)?, rows));
+            return Ok(cut(
+                base.scatter_add_rows(&self.own_ids(&ids, base.dims()[0])?, &updates)?,
+                rows,
+            ));
         }
         if wanted.dim == 1 {
             let updates = self.cut(&operands[2], wanted, shapes[2])?;
@@ -353,21 +510,37 @@ impl Divider<'_> {
         if !by_heads || !self.divides(shapes[0], heads) {
             return Ok(None);
         }
-        let locals = operands.iter().zip(shapes).map(|(part, shape)| match shape.rank() {
-            4 => self.cut(part, heads, shape),
-            _ => self.whole(part),
-        });
-        Ok(at(self.record(op, &locals.collect::<Result<Vec<_>>>()?)?, 1))
+        let locals = operands
+            .iter()
+            .zip(shapes)
+            .map(|(part, shape)| match shape.rank() {
+                4 => self.cut(part, heads, shape),
+                _ => self.whole(part),
+            });
+        Ok(at(
+            self.record(op, &locals.collect::<Result<Vec<_>>>()?)?,
+            1,
+        ))
     }
 
     /// By rows, where they are cut: `x` and gradients have them, weights do not.
     fn layer_norm(&self, op: &Op, operands: &[Part], shapes: &[&Shape]) -> Result<Option<Part>> {
         let last = shapes[0].rank() - 1;
-        let Some(found) = operands.iter().find_map(Part::the_cut).filter(|found| found.dim < last) else { return Ok(None) };
-        let locals = operands.iter().zip(shapes).map(|(part, shape)| match shape.dims == shapes[0].dims {
-            true => self.cut(part, found, shape),
-            false => self.whole(part),
-        });
+        let Some(found) = operands
+            .iter()
+            .find_map(Part::the_cut)
+            .filter(|found| found.dim < last)
+        else {
+            return Ok(None);
+        };
+        let locals =
+            operands
+                .iter()
+                .zip(shapes)
+                .map(|(part, shape)| match shape.dims == shapes[0].dims {
+                    true => self.cut(part, found, shape),
+                    false => self.whole(part),
+                });
         let local = self.record(op, &locals.collect::<Result<Vec<_>>>()?)?;
         Ok(match op {
             Op::LayerNormScaleGrad { .. } => partial(local),
@@ -382,33 +555,59 @@ impl Divider<'_> {
 
     fn log_sum_exp(&self, columns: &Tensor) -> Result<Tensor> {
         let max = columns.max(&[1])?.all_max(self.groups())?;
-        self.sum(&columns.sub(&max.keep_last()?)?.exp()?.sum(&[1])?)?.log()?.add(&max)
+        self.sum(&columns.sub(&max.keep_last()?)?.exp()?.sum(&[1])?)?
+            .log()?
+            .add(&max)
     }
 
     /// Where a column of this replica's is the row's label.
     fn hits(&self, columns: &Tensor, labels: &Tensor) -> Result<Tensor> {
         let own = self.own_ids(labels, columns.dims()[1])?;
-        self.trace.iota(DType::S32, columns.dims(), 1)?.compare(Comparison::Eq, &own.keep_last()?)
+        self.trace
+            .iota(DType::S32, columns.dims(), 1)?
+            .compare(Comparison::Eq, &own.keep_last()?)
     }
 
-    /// Megatron's vocabulary-parallel cross-entropy: two numbers for each row are exchanged, not the logits.
+    /// Megatron's vocabulary-parallel cross-entropy: two numbers for each row are exchanged, not
+    /// the logits.
     fn cross_entropy(&self, ignore: i64, operands: &[Part], _: &[&Shape]) -> Result<Option<Part>> {
-        let Some(columns) = self.columns(&operands[0]) else { return Ok(None) };
+        let Some(columns) = self.columns(&operands[0]) else {
+            return Ok(None);
+        };
         let labels = self.whole(&operands[1])?;
         let zeros = self.trace.full(0.0, columns.shape())?;
-        let picked = self.sum(&self.hits(&columns, &labels)?.select(&columns, &zeros)?.sum(&[1])?)?;
+        let picked = self.sum(
+            &self
+                .hits(&columns, &labels)?
+                .select(&columns, &zeros)?
+                .sum(&[1])?,
+        )?;
         let loss = self.log_sum_exp(&columns)?.sub(&picked)?;
         let kept = labels.compare_scalar(Comparison::Ne, ignore as f64)?;
         let local = kept.select(&loss, &self.trace.full(0.0, loss.shape())?)?;
-        Ok(Some(Part { local, lay: Lay::Whole }))
+        Ok(Some(Part {
+            local,
+            lay: Lay::Whole,
+        }))
     }
 
-    fn cross_entropy_grad(&self, ignore: i64, operands: &[Part], _: &[&Shape]) -> Result<Option<Part>> {
-        let Some(columns) = self.columns(&operands[0]) else { return Ok(None) };
+    fn cross_entropy_grad(
+        &self,
+        ignore: i64,
+        operands: &[Part],
+        _: &[&Shape],
+    ) -> Result<Option<Part>> {
+        let Some(columns) = self.columns(&operands[0]) else {
+            return Ok(None);
+        };
         let (labels, dloss) = (self.whole(&operands[1])?, self.whole(&operands[2])?);
-        let softmax = columns.sub(&self.log_sum_exp(&columns)?.keep_last()?)?.exp()?;
+        let softmax = columns
+            .sub(&self.log_sum_exp(&columns)?.keep_last()?)?
+            .exp()?;
         let kept = labels.compare_scalar(Comparison::Ne, ignore as f64)?;
-        let dloss = kept.select(&dloss, &self.trace.full(0.0, dloss.shape())?)?.keep_last()?;
+        let dloss = kept
+            .select(&dloss, &self.trace.full(0.0, dloss.shape())?)?
+            .keep_last()?;
         let one_hot = self.hits(&columns, &labels)?.convert(columns.dtype())?;
         Ok(at(softmax.sub(&one_hot)?.mul(&dloss)?, 1))
     }

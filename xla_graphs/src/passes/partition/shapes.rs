@@ -2,7 +2,8 @@
 
 use super::Cut;
 
-/// The cut of `from` as one of `to`, another shape of the same elements, for so many parts; `None` where it is none there.
+/// The cut of `from` as one of `to`, another shape of the same elements, for so many parts; `None`
+/// where it is none there.
 pub(super) fn reshaped(cut: Cut, from: &[usize], to: &[usize], parts: usize) -> Option<Cut> {
     let before: usize = from[..cut.dim].iter().product();
     let size = from[cut.dim];
@@ -31,22 +32,56 @@ pub(super) fn reshaped(cut: Cut, from: &[usize], to: &[usize], parts: usize) -> 
         cut_size /= to[dim];
         dim += 1;
     }
-    let fits = dim < to.len() && cut_size.is_multiple_of(to[dim]) && to[dim].is_multiple_of(blocks * parts);
+    let fits = dim < to.len()
+        && cut_size.is_multiple_of(to[dim])
+        && to[dim].is_multiple_of(blocks * parts);
     fits.then_some(Cut { dim, blocks })
 }
 
-/// The cut of what a slice keeps, and its start and limit in the part; `None` where the slice goes through a block.
-pub(super) fn sliced(cut: Cut, size: usize, start: usize, limit: usize, parts: usize) -> Option<(Cut, usize, usize)> {
+/// The cut of what a slice keeps, and its start and limit in the part; `None` where the slice goes
+/// through a block.
+pub(super) fn sliced(
+    cut: Cut,
+    size: usize,
+    start: usize,
+    limit: usize,
+    parts: usize,
+) -> Option<(Cut, usize, usize)> {
     let block = size / cut.blocks;
     let whole_blocks = start.is_multiple_of(block) && limit.is_multiple_of(block) && limit > start;
-    whole_blocks.then(|| (Cut { blocks: (limit - start) / block, ..cut }, start / parts, limit / parts))
+    whole_blocks.then(|| {
+        (
+            Cut {
+                blocks: (limit - start) / block,
+                ..cut
+            },
+            start / parts,
+            limit / parts,
+        )
+    })
 }
 
-/// The cut of what padding makes, and the padding of the part; `None` where the padding is no number of blocks.
-pub(super) fn padded(cut: Cut, size: usize, low: usize, high: usize, parts: usize) -> Option<(Cut, usize, usize)> {
+/// The cut of what padding makes, and the padding of the part; `None` where the padding is no
+/// number of blocks.
+pub(super) fn padded(
+    cut: Cut,
+    size: usize,
+    low: usize,
+    high: usize,
+    parts: usize,
+) -> Option<(Cut, usize, usize)> {
     let block = size / cut.blocks;
     let whole_blocks = low.is_multiple_of(block) && high.is_multiple_of(block);
-    whole_blocks.then(|| (Cut { blocks: (size + low + high) / block, ..cut }, low / parts, high / parts))
+    whole_blocks.then(|| {
+        (
+            Cut {
+                blocks: (size + low + high) / block,
+                ..cut
+            },
+            low / parts,
+            high / parts,
+        )
+    })
 }
 
 #[cfg(test)]
@@ -57,11 +92,23 @@ mod tests {
     fn heads_come_apart_and_together() {
         let cut = |dim, blocks| Cut { dim, blocks };
         // [N, H * D] as [B, T, H, D] and back.
-        assert_eq!(reshaped(cut(1, 1), &[6, 16], &[2, 3, 4, 4], 2), Some(cut(2, 1)));
-        assert_eq!(reshaped(cut(2, 1), &[2, 3, 4, 4], &[6, 16], 2), Some(cut(1, 1)));
+        assert_eq!(
+            reshaped(cut(1, 1), &[6, 16], &[2, 3, 4, 4], 2),
+            Some(cut(2, 1))
+        );
+        assert_eq!(
+            reshaped(cut(2, 1), &[2, 3, 4, 4], &[6, 16], 2),
+            Some(cut(1, 1))
+        );
         // Three blocks that become a dimension of their own.
-        assert_eq!(reshaped(cut(1, 3), &[6, 48], &[6, 3, 16], 2), Some(cut(2, 1)));
-        assert_eq!(reshaped(cut(2, 1), &[6, 3, 16], &[6, 48], 2), Some(cut(1, 3)));
+        assert_eq!(
+            reshaped(cut(1, 3), &[6, 48], &[6, 3, 16], 2),
+            Some(cut(2, 1))
+        );
+        assert_eq!(
+            reshaped(cut(2, 1), &[6, 3, 16], &[6, 48], 2),
+            Some(cut(1, 3))
+        );
         // Ones come and go.
         assert_eq!(reshaped(cut(0, 1), &[8], &[1, 8], 2), Some(cut(1, 1)));
         assert_eq!(reshaped(cut(1, 1), &[1, 8], &[8], 2), Some(cut(0, 1)));
