@@ -4,8 +4,11 @@
 //! listed after it, never one listed before it (`tests/layers.rs` fails on a back edge). Lower
 //! layers define the settings that they need; `config` resolves what the user typed into them.
 
-/// What each command does: puts the layers below together.
+/// What each command prints of what the engine does.
 pub mod commands;
+
+/// A run put together from a plan, and what can be done with it.
+pub mod engine;
 
 /// What was typed, resolved into plans; every illegal combination is refused here.
 pub mod config;

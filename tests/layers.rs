@@ -1,5 +1,8 @@
 //! The architecture as a test: imports point downwards only, and the folders show the layers.
 
+mod imports;
+
+use imports::Crate;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -33,32 +36,93 @@ fn rust_files(dir: &Path) -> Vec<PathBuf> {
 fn imports_point_downwards() {
     let layers = layers();
     assert!(layers.len() >= 8, "src/lib.rs lists the layers: {layers:?}");
+    let xtrain = Crate::read("src");
+    let level = |module: &[String]| layers.iter().position(|layer| module.get(1) == Some(layer));
     let mut seen = 0;
-    for (level, layer) in layers.iter().enumerate() {
-        for file in rust_files(&root().join("src").join(layer)) {
-            let text = fs::read_to_string(&file).unwrap();
-            for (number, line) in text.lines().enumerate() {
-                for rest in line.split("crate::").skip(1) {
-                    let name: String = rest
-                        .chars()
-                        .take_while(|c| c.is_ascii_alphanumeric() || *c == '_')
-                        .collect();
-                    let Some(target) = layers.iter().position(|l| *l == name) else {
-                        continue;
-                    };
-                    seen += 1;
-                    let place = format!("{}:{}", file.display(), number + 1);
-                    assert!(
-                        target >= level,
-                        "{place}: {layer} must not use {name}, which stands above it"
-                    );
-                }
-            }
+    for (module, used) in xtrain.imports() {
+        for target in used {
+            let (Some(from), Some(to)) = (level(module), level(target)) else {
+                continue;
+            };
+            seen += 1;
+            let file = xtrain.path(module);
+            assert!(
+                to >= from,
+                "{file} must not use {}, which stands above it",
+                target.join("::")
+            );
         }
     }
     assert!(
-        seen > 20,
-        "the test has found almost no import: it looks in the wrong place"
+        seen > 500,
+        "the test has found {seen} imports: it looks in the wrong place"
+    );
+}
+
+/// Rooms that still have circles. The list only shrinks: a room that has none must leave it.
+const CIRCLES: [(&str, &str); 10] = [
+    ("src", "config"),
+    ("src", "data"),
+    ("src", "runtime"),
+    ("src", "trainer"),
+    ("models/src", ""),
+    ("xla_graphs/src", ""),
+    ("xla_graphs/src", "grad"),
+    ("xla_graphs/src", "nn"),
+    ("xla_graphs/src", "ops"),
+    ("xla_graphs/src", "passes"),
+];
+
+/// The rule: a file may import another file of its room only if that one does not, through any
+/// number of others, import it. What counts is the file that defines an item, not the path that it
+/// is reached by. A module file that declares its children and re-exports what they have does not
+/// import them; one whose own code names them does. Tests do not count.
+#[test]
+fn files_of_a_room_import_in_one_direction() {
+    for src in ["src", "models/src", "xla_graphs/src"] {
+        let sources = Crate::read(src);
+        for room in sources.rooms() {
+            let circles = sources.circles(&room);
+            if CIRCLES.contains(&(src, room.as_str())) {
+                assert!(
+                    !circles.is_empty(),
+                    "{src}/{room} has no circle any more: take it off the list"
+                );
+            } else {
+                assert!(
+                    circles.is_empty(),
+                    "files that import each other: {circles:#?}"
+                );
+            }
+        }
+    }
+}
+
+/// The reader of imports finds what the tests above are about.
+#[test]
+fn imports_are_found_in_every_form() {
+    let uses = "use crate::{a, b::{c, d as e}};\npub use self::child::Item;\nuse super::{super::up, side::*};";
+    let found: Vec<String> = imports::paths(uses, &["crate", "room", "file"]);
+    assert_eq!(
+        found,
+        [
+            "crate::a",
+            "crate::b::c",
+            "crate::b::d",
+            "crate::room::file::child::Item",
+            "crate::up",
+            "crate::room::side"
+        ]
+    );
+    let code = "fn f() -> super::Error { child::g(crate::x::Y::z) } // crate::not";
+    let found: Vec<String> = imports::paths(code, &["crate", "room", "file"]);
+    assert_eq!(
+        found,
+        [
+            "crate::room::Error",
+            "crate::room::file::child::g",
+            "crate::x::Y::z"
+        ]
     );
 }
 

@@ -10,6 +10,7 @@ pub mod atomic;
 mod error;
 pub mod hash;
 pub mod hf;
+mod json;
 pub mod keep;
 pub mod optimizer;
 pub mod shards;

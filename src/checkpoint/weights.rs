@@ -87,7 +87,7 @@ impl Weights {
 
     /// Opens several files by the index that names them.
     pub(super) fn open_sharded(dir: &Path, index: &Path) -> Result<Weights> {
-        let json = super::hf::read_object(index)?;
+        let json = super::json::read_object(index)?;
         let bad = |reason: &str| Error::BadContent {
             path: index.to_path_buf(),
             reason: reason.to_string(),

@@ -1,12 +1,14 @@
 //! `xtrain bench`: times training steps on random tokens, beside the machine's matrix-multiply
 //! ceiling.
 
-use super::batches::{BatchForm, LabelForm};
-use super::exchanged::exchanged;
-use super::model::{ModelConfig, failed, open_device, origin};
 use super::{Error, Outcome};
 use crate::config::{BenchPlan, ModelSource};
 use crate::data::batch::{Batch, Labels};
+use crate::engine::batches::{BatchForm, LabelForm};
+use crate::engine::device::open_device;
+use crate::engine::exchanged::exchanged;
+use crate::engine::failed;
+use crate::engine::model::{ModelConfig, origin};
 use crate::report::memory::{cpu_time, peak_rss};
 use crate::report::scaling::Exchange;
 use crate::trainer::ahead::{RunShapes, start_first_step};

@@ -4,15 +4,13 @@
 
 mod modules;
 
-use super::model::failed;
-use super::train::Prepared;
-use super::{Error, Outcome, fit, target};
-use crate::config::{CompilePlan, TrainPlan};
+use super::{Error, Outcome, target};
+use crate::config::CompilePlan;
+use crate::engine::failed;
+use crate::engine::fit;
+use crate::engine::run::{Prepared, stepper};
 use crate::report::units::bytes;
 use crate::trainer::ahead::compile_all;
-use crate::trainer::step::Stepper;
-use xtrain_graphs::optim::{Schedule, ScheduleKind};
-use xtrain_models::Model;
 
 pub fn run(
     CompilePlan {
@@ -65,24 +63,4 @@ pub fn run(
     .map_err(failed("compiling the graphs"))?;
     eprintln!("{}", prepared.session.cache().stats());
     Ok(Outcome::Done)
-}
-
-/// The run's steps, for recording its graphs ahead.
-pub(super) fn stepper<'m>(plan: &TrainPlan, model: &'m dyn Model) -> Stepper<'m> {
-    // The learning rate is fed at each step, so that no graph knows the schedule.
-    let schedule = Schedule {
-        kind: ScheduleKind::Constant,
-        peak: 0.0,
-        warmup: 0,
-        total: 0,
-    };
-    Stepper::new(
-        model,
-        plan.train.optimizer.clone(),
-        schedule,
-        plan.train.seed,
-    )
-    .with_precision(plan.train.precision)
-    .with_buckets(plan.train.gradient_bucket_bytes)
-    .with_checkpointing(plan.train.checkpointing)
 }

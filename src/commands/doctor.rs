@@ -2,32 +2,24 @@
 //! and works.
 
 mod accelerator;
+mod check;
 mod cuda;
 mod neuron;
 
-use super::model::failed;
 use super::{Error, Outcome};
-use crate::cache::{CacheSettings, TargetCache};
+use crate::cache::CacheSettings;
 use crate::config::{Device, DoctorPlan};
+use crate::engine::failed;
 use crate::parallel::Mesh;
 use crate::report::units::bytes;
 use crate::runtime::Library;
-use crate::trainer::session::Session;
 use crate::trainer::{ceiling, device};
 use serde_json::json;
 use std::time::Instant;
-use xtrain_graphs::{DType, Graph, InputRole, Precision, Shape, Trace};
+use xtrain_graphs::Precision;
 
-/// The name of the graph that is compiled and run.
-const GRAPH_NAME: &str = "doctor";
-
-/// One line of the report.
-struct Check {
-    name: &'static str,
-    found: Result<String, String>,
-    /// Tells something and decides nothing.
-    is_note: bool,
-}
+pub(super) use check::sum_of_squares;
+use check::{Check, compile_and_run};
 
 pub fn run(plan: DoctorPlan) -> Result<Outcome, Error> {
     let checks = match plan.device.kind {
@@ -130,47 +122,4 @@ fn check_cpu() -> Vec<Check> {
         check("matrix multiply", found.map_err(failed("measuring")));
     }
     checks
-}
-
-/// The graph of [`compile_and_run`].
-pub(super) fn sum_of_squares() -> crate::trainer::Result<Graph> {
-    let trace = Trace::new();
-    let x = trace.input("x", operand_shape(), InputRole::Feed);
-    trace.output("sum", &x.mul(&x)?.sum_all()?);
-    Ok(trace.cut(GRAPH_NAME)?)
-}
-
-/// Compiles it for a device that is not there.
-fn compile_only(cache: &mut TargetCache) -> crate::trainer::Result<String> {
-    let checked = cache.check(&sum_of_squares()?)?;
-    Ok(format!("in {:.2} s", checked.ready_time.as_secs_f64()))
-}
-
-fn operand_shape() -> Shape {
-    Shape::new(DType::F32, [4])
-}
-
-/// A small graph with a known answer.
-fn compile_and_run(session: &mut Session) -> Result<String, Error> {
-    let sum = |session: &mut Session| -> crate::trainer::Result<Vec<f32>> {
-        let mut recording = session.begin();
-        let values = [1.0f32, 2.0, 3.0, 4.0];
-        let x = recording.feed_host("x", bytemuck::cast_slice(&values), &operand_shape())?;
-        recording.fetch("sum", &x.mul(&x)?.sum_all()?);
-        Ok(recording
-            .mark_step(GRAPH_NAME)?
-            .fetched("sum")
-            .download_to()?)
-    };
-    let start = Instant::now();
-    let found = sum(session).map_err(failed("compiling and running a small graph"))?;
-    match found[..] == [30.0] {
-        true => Ok(format!(
-            "1 + 4 + 9 + 16 = 30 in {:.2} s",
-            start.elapsed().as_secs_f64()
-        )),
-        false => Err(Error::failed(format!(
-            "1 + 4 + 9 + 16 came out as {found:?}"
-        ))),
-    }
 }

@@ -2,13 +2,12 @@
 //! known, and nothing else done.
 
 use super::Error;
-use super::compile::stepper;
-use super::exchanged::exchanged;
-use super::model::failed;
-use super::task::TaskData;
-use super::train::{Prepared, layout, stream_length};
 use crate::config::TrainPlan;
 use crate::data::Collator;
+use crate::engine::exchanged::exchanged;
+use crate::engine::failed;
+use crate::engine::run::{Prepared, layout, stepper, stream_length};
+use crate::engine::task::TaskData;
 use crate::parallel::schedule::bubble;
 use crate::parallel::{Axis, Mesh, Placements, Stages};
 use crate::report::scaling::Exchange;

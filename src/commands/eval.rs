@@ -1,10 +1,12 @@
 //! `xtrain eval`: loss and metrics of a model on a task's data.
 
-use super::model::{create_output_dir, failed, open_device, origin};
-use super::task::{Purpose, load_task};
 use super::{Error, Outcome};
 use crate::checkpoint::hf::save_metrics;
 use crate::config::EvalPlan;
+use crate::engine::device::{create_output_dir, open_device};
+use crate::engine::failed;
+use crate::engine::model::origin;
+use crate::engine::task::{Purpose, load_task};
 use crate::launch::Group;
 use crate::trainer::evaluate::evaluate;
 use crate::trainer::parameters::Head;

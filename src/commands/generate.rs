@@ -1,9 +1,11 @@
 //! `xtrain generate`: continues a prompt.
 
-use super::model::{LoadedModel, failed, open_device, origin};
 use super::{Error, Outcome};
 use crate::config::{GeneratePlan, ModelSource, Sampling as Chosen};
 use crate::data::Tokenizer;
+use crate::engine::device::open_device;
+use crate::engine::failed;
+use crate::engine::model::{LoadedModel, origin};
 use crate::parallel::Mesh;
 use crate::trainer::generate::{Sampling, generate};
 

@@ -1,22 +1,20 @@
 //! `xtrain predict cls`: labels the rows of a table, into a CSV file.
 
-use super::batches::BatchForm;
-use super::model::{failed, open_device, origin};
-use super::task::{Purpose, TaskData, load_task};
 use super::{Error, Outcome};
 use crate::checkpoint::atomic;
 use crate::config::{PredictPlan, TaskPlan};
-use crate::data::Collator;
 use crate::data::cls::TestRow;
+use crate::engine::device::open_device;
+use crate::engine::failed;
+use crate::engine::model::origin;
+use crate::engine::predict::label;
+use crate::engine::task::{Purpose, TaskData, load_task};
 use crate::parallel::Mesh;
 use crate::report::csv;
-use crate::trainer::evaluate::{Scores, evaluate};
 use crate::trainer::metrics::{argmax, softmax};
 use crate::trainer::parameters::Head;
-use crate::trainer::session::Session;
 use std::io::Write;
 use std::path::Path;
-use xtrain_models::Model;
 
 pub fn run(plan: PredictPlan) -> Result<Outcome, Error> {
     let task_plan = TaskPlan::Cls(plan.data);
@@ -54,26 +52,6 @@ pub fn run(plan: PredictPlan) -> Result<Outcome, Error> {
         plan.output_file.as_deref(),
     )?;
     Ok(Outcome::Done)
-}
-
-/// Logits of every row, one after the other; of a regression, its estimates.
-pub fn label(
-    session: &mut Session,
-    model: &dyn Model,
-    (form, set): (&BatchForm, &Collator),
-    batch_size: usize,
-    task: &TaskData,
-) -> Result<Vec<f32>, Error> {
-    let mut batches = form
-        .one_pass(session.client(), set, batch_size, task.workers())
-        .map_err(failed("preparing the test batches"))?;
-    let evaluation = evaluate(session, model, &model.parameters(), &mut *batches)
-        .map_err(failed("predicting"))?;
-    match evaluation.scores {
-        Scores::Classes { logits, .. } => Ok(logits),
-        Scores::Numbers(estimates) => Ok(estimates.into_estimates()),
-        Scores::Tokens { .. } => unreachable!("only classifiers predict, which `config` sees to"),
-    }
 }
 
 /// Writes the CSV file: `index`, the texts if they are wanted, `prediction`, and of classes a

@@ -1,6 +1,5 @@
 //! `xtrain quickstart`: from nothing to a trained model and a sample of its text in a few minutes.
 
-use super::model::failed;
 use super::{Error, Outcome, corpus, generate, train};
 use crate::checkpoint::atomic;
 use crate::config::{
@@ -9,6 +8,7 @@ use crate::config::{
 };
 use crate::data::settings::{ClmDataSettings, SourceSettings};
 use crate::data::tokenizer::train_byte_bpe;
+use crate::engine::failed;
 use crate::parallel::{Mesh, PipelineSchedule};
 use crate::trainer::settings::{
     Cadence, Checkpointing, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind,

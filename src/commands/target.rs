@@ -2,64 +2,24 @@
 //! would be needed to find out otherwise: whether everything compiles, what memory it takes, which
 //! kernels it becomes, and how long it has to take at least.
 
-use super::fit::{Split, resolve_auto_for};
-use super::model::failed;
-use super::train::Prepared;
-use super::{Error, Outcome, compile, doctor};
-use crate::cache::{CheckedGraph, TargetCache};
-use crate::config::{Device, DevicePlan, TrainPlan};
+use super::{Error, Outcome, doctor};
+use crate::cache::CheckedGraph;
+use crate::config::TrainPlan;
+use crate::engine::failed;
+use crate::engine::fit::{Split, resolve_auto_for};
+use crate::engine::run::{Prepared, stepper};
+use crate::engine::target::{AbsentGpu, recorder};
 use crate::report::table::Table;
 use crate::report::units::{bytes, count};
 use crate::runtime::hlo_facts::{self, HloFacts};
 use crate::runtime::thunks::Launches;
 use crate::trainer::ahead::record_steps;
+use crate::trainer::ceiling;
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::fit::{of_graph, waiting};
 use crate::trainer::gpu::{Estimate, Gpu, PEAK_SHARE, Work};
-use crate::trainer::{ceiling, cuda};
 use std::time::Duration;
 use xtrain_graphs::Graph;
-
-/// A card that is not there, with what compiles for it.
-pub(super) struct AbsentGpu {
-    pub gpu: Gpu,
-    pub graphs: TargetCache,
-}
-
-/// The plan on the CPU, whose session records graphs for any device.
-pub(super) fn recorder(plan: &TrainPlan) -> TrainPlan {
-    TrainPlan {
-        device: DevicePlan {
-            kind: Device::Cpu,
-            settings: DeviceSettings::default(),
-        },
-        ..plan.clone()
-    }
-}
-
-impl AbsentGpu {
-    /// The card that a plan names; `None` if it names none and so means one that is there.
-    pub fn of(plan: &TrainPlan, prepared: &Prepared) -> Result<Option<Self>, Error> {
-        let Some(gpu) = plan.target else {
-            return Ok(None);
-        };
-        let graphs = cuda::describe(gpu, &plan.device.settings, plan.cache.clone());
-        let mut graphs = graphs.map_err(failed("describing the card to the CUDA plugin"))?;
-        graphs.set_origin(prepared.session.cache().origin().clone());
-        Ok(Some(AbsentGpu { gpu, graphs }))
-    }
-
-    /// What the card's compiler did, on standard error, with what its results are not.
-    pub fn tell(&self) {
-        let (compiled, took) = self.graphs.compiled();
-        let (name, seconds) = (self.gpu.name(), took.as_secs_f64());
-        eprintln!("graphs compiled for {name} {compiled}, seconds compiling {seconds:.1}");
-        eprintln!(
-            "this was a compile check: kernels were chosen without measuring on a card, and no run loads them. A run on the card compiles \
-             and tunes its own."
-        );
-    }
-}
 
 /// `xtrain compile --target`: every graph of the run, with what is known of it.
 pub(super) fn compile(mut plan: TrainPlan) -> Result<Outcome, Error> {
@@ -68,7 +28,7 @@ pub(super) fn compile(mut plan: TrainPlan) -> Result<Outcome, Error> {
     resolve_auto_for(&mut plan, &mut prepared, Some(&mut absent))?;
     let shapes = prepared.shapes(&plan);
     let model = &*prepared.loaded.model;
-    let stepper = compile::stepper(&plan, model);
+    let stepper = stepper(&plan, model);
     let steps = record_steps(&mut prepared.session, model, &stepper, &shapes)
         .map_err(failed("recording the graphs"))?;
     // What only measures or checks a card is of no interest before there is one; it may have to be
@@ -125,8 +85,19 @@ pub(super) fn compile(mut plan: TrainPlan) -> Result<Outcome, Error> {
         work_rows(&mut table, work, absent.gpu.estimate(work), absent.gpu);
         print!("{}", table.render());
     }
-    absent.tell();
+    describe(&absent);
     Ok(Outcome::Done)
+}
+
+/// What the card's compiler did, on standard error, with what its results are not.
+pub(super) fn describe(absent: &AbsentGpu) {
+    let (compiled, took) = absent.graphs.compiled();
+    let (name, seconds) = (absent.gpu.name(), took.as_secs_f64());
+    eprintln!("graphs compiled for {name} {compiled}, seconds compiling {seconds:.1}");
+    eprintln!(
+        "this was a compile check: kernels were chosen without measuring on a card, and no run loads them. A run on the card compiles \
+         and tunes its own."
+    );
 }
 
 fn heading(checked: &CheckedGraph, gpu: Gpu) -> Table {

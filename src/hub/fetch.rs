@@ -118,7 +118,7 @@ impl Hub {
     /// Hub, or a look into the cache when offline, and also, with a note, when the Hub cannot be
     /// reached.
     pub fn snapshot(&self, kind: Kind, name: &str, revision: Option<&str>) -> Result<Snapshot<'_>> {
-        if !super::is_name(name) {
+        if !is_name(name) {
             return Err(Error::BadName {
                 name: name.to_string(),
             });
@@ -575,4 +575,19 @@ fn digest<D: Digest>(file: &mut File, prefix: &[u8]) -> std::io::Result<String> 
             n => hasher.update(&buffer[..n]),
         }
     }
+}
+
+/// Whether this can be a name on the Hub: one or two parts of letters, digits, `-`, `_` and `.`.
+pub fn is_name(name: &str) -> bool {
+    let part = |part: &str| {
+        !part.is_empty()
+            && part.len() <= 96
+            && !part.starts_with(['-', '.'])
+            && !part.ends_with(['-', '.'])
+            && part
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+    };
+    let parts: Vec<&str> = name.split('/').collect();
+    parts.len() <= 2 && parts.into_iter().all(part)
 }

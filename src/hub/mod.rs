@@ -14,8 +14,8 @@ mod settings;
 
 pub use dataset::DatasetFiles;
 pub use error::{Error, Result};
+pub use fetch::is_name;
 pub use fetch::{Hub, Kind, Snapshot};
-pub use model::is_name;
 pub use settings::HubSettings;
 
 #[cfg(test)]

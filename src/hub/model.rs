@@ -9,21 +9,6 @@ use crate::data::tokenizer::TOKENIZER_FILES;
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Whether this can be a name on the Hub: one or two parts of letters, digits, `-`, `_` and `.`.
-pub fn is_name(name: &str) -> bool {
-    let part = |part: &str| {
-        !part.is_empty()
-            && part.len() <= 96
-            && !part.starts_with(['-', '.'])
-            && !part.ends_with(['-', '.'])
-            && part
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
-    };
-    let parts: Vec<&str> = name.split('/').collect();
-    parts.len() <= 2 && parts.into_iter().all(part)
-}
-
 impl Hub {
     /// A directory with a model's `config.json`, its weights and, where the repository has them,
     /// tokenizer and generation config.

@@ -11,9 +11,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-/// Keys that begin so are kept over restarts.
-pub(super) const OF_THE_JOB: &str = "job/";
-
 /// For questions that are answered at once.
 const AT_ONCE: Duration = Duration::ZERO;
 

@@ -220,7 +220,7 @@ impl Shared {
 
 /// Values of one start are not seen by the next, but for those of the whole job.
 fn scoped(generation: u64, key: &str) -> String {
-    if key.starts_with(super::group::OF_THE_JOB) {
+    if key.starts_with(wire::OF_THE_JOB) {
         key.to_string()
     } else {
         format!("{generation}/{key}")

@@ -10,6 +10,9 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+/// Keys that begin so are kept over restarts.
+pub(super) const OF_THE_JOB: &str = "job/";
+
 /// Raise it when the messages change: processes of different versions do not train together.
 const PROTOCOL: u32 = 1;
 

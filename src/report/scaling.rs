@@ -260,11 +260,6 @@ impl Scaling {
             "degrees": points.collect::<Vec<_>>(),
         })
     }
-
-    /// The same bars as an SVG file.
-    pub fn svg(&self) -> String {
-        plot::svg(self)
-    }
 }
 
 impl Exchange {

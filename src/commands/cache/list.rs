@@ -1,6 +1,6 @@
 //! `cache ls` and `cache stats`: reads headers only.
 
-use super::{all, short};
+use super::entries::{all, short};
 use crate::cache::{Content, DEVICE, Listed, Store, age};
 use crate::commands::Error;
 use crate::report::table::{Align, Table};

@@ -1,7 +1,7 @@
 //! `cache show` and `cache explain`: one stored graph, and what differs between two.
 
+use super::entries::{all, choose};
 use super::list::{describe, model};
-use super::{all, choose};
 use crate::cache::{Content, Damage, Entry, Explanation, Header, Listed, Store, age, nearest};
 use crate::commands::Error;
 use crate::config::ShowForm;

@@ -1,14 +1,14 @@
 //! `cache verify`, `prune`, `export` and `import`.
 
+use super::entries::{all, chosen, short};
 use super::show::{cpu_client, signature};
-use super::{all, chosen, short};
 use crate::cache::{
     CacheSettings, Content, DEVICE, Damage, Listed, Store, age, archive, is_compile_check,
     is_for_running, is_stale,
 };
 use crate::commands::Error;
-use crate::commands::model::open_device;
 use crate::config::{Device, DevicePlan, PruneRules};
+use crate::engine::device::open_device;
 use crate::parallel::Mesh;
 use crate::report::units::bytes;
 use crate::runtime::{self, Client, Library};

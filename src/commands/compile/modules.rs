@@ -2,12 +2,12 @@
 //! take (`--check`), or written for it to be compiled by hand, on any machine that has it
 //! (`--export`).
 
-use super::stepper;
 use crate::cache::emit;
-use crate::commands::model::failed;
-use crate::commands::train::Prepared;
-use crate::commands::{Error, Outcome, target};
+use crate::commands::{Error, Outcome};
 use crate::config::{Device, TrainPlan};
+use crate::engine::failed;
+use crate::engine::run::{Prepared, stepper};
+use crate::engine::target;
 use crate::runtime::neuron::host::Host;
 use crate::runtime::neuron::{Compiler, compiler};
 use crate::runtime::{Library, conformance};

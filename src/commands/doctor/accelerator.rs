@@ -1,8 +1,10 @@
 //! What the doctor's pages on accelerators share: checks that build on each other, notes, and the
 //! device itself.
 
-use super::{Check, Error, compile_and_run, failed};
+use super::check::{Check, compile_and_run};
 use crate::cache::CacheSettings;
+use crate::commands::Error;
+use crate::engine::failed;
 use crate::report::units::bytes;
 use crate::runtime::{Client, Library};
 use crate::trainer;

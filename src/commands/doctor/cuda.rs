@@ -3,8 +3,9 @@
 //! explains the plugin's words.
 
 use super::accelerator::{Report, device_files, note};
-use super::{Check, failed};
+use super::check::{Check, compile_only};
 use crate::cache::CacheSettings;
+use crate::engine::failed;
 use crate::parallel::Mesh;
 use crate::runtime::discover::{CUDA, package_version};
 use crate::runtime::{Library, Plugin, cuda_tools, nvidia_libraries};
@@ -71,7 +72,7 @@ pub(super) fn check(settings: &DeviceSettings, cache: &CacheSettings) -> Vec<Che
     // There is nothing to describe it to where nothing can be lowered.
     if Library::open().is_ok() {
         let described = cuda::describe(Gpu::H200, settings, CacheSettings::in_memory());
-        let compiled = described.and_then(|mut cache| super::compile_only(&mut cache));
+        let compiled = described.and_then(|mut cache| compile_only(&mut cache));
         if !report.check("compile for an h200", compiled.map_err(failed("compiling"))) {
             return report.done();
         }

@@ -4,8 +4,10 @@
 //! the plugin gets a line each, with what was seen here.
 
 use super::accelerator::note;
-use super::{Check, Error, compile_and_run, failed};
+use super::check::{Check, compile_and_run};
 use crate::cache::CacheSettings;
+use crate::commands::Error;
+use crate::engine::failed;
 use crate::parallel::Mesh;
 use crate::runtime::discover::package_version;
 use crate::runtime::neuron::host::Host;

@@ -1,6 +1,6 @@
 //! The comparison as a table for people and as JSON for programs.
 
-use super::{Candidate, Comparison};
+use crate::engine::meshes::{Candidate, Comparison};
 use crate::parallel::Mesh;
 use crate::report::scaling::Exchange;
 use crate::report::table::{Align, Table};

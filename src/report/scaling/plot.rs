@@ -12,60 +12,63 @@ const SIDE: f64 = 24.0;
 const STEP: f64 = 96.0;
 const WIDTH: f64 = 60.0;
 
-pub(super) fn svg(scaling: &Scaling) -> String {
-    let width = (2.0 * SIDE + STEP * scaling.points.len() as f64).max(440.0);
-    let total = TOP + HEIGHT + BOTTOM;
-    let highest = scaling
-        .points
-        .iter()
-        .map(|point| point.throughput().max(scaling.ideal(point)))
-        .fold(f64::MIN_POSITIVE, f64::max);
-    let y = |value: f64| TOP + HEIGHT * (1.0 - value / highest);
-    let mut text = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {total}\" font-family=\"sans-serif\" font-size=\"13\" text-anchor=\"middle\">\n\
-         <rect width=\"{width}\" height=\"{total}\" fill=\"white\"/>\n"
-    );
-    let title = format!("tokens/s by {}; dashed: without loss", scaling.axis);
-    let _ = writeln!(
-        text,
-        "<text x=\"{SIDE}\" y=\"20\" text-anchor=\"start\" font-size=\"15\">{}</text>",
-        escaped(&title)
-    );
-    let command = shortened(&scaling.command, (width / 6.5) as usize);
-    let _ = writeln!(
-        text,
-        "<text x=\"{SIDE}\" y=\"38\" text-anchor=\"start\" font-size=\"11\" fill=\"#666\">{}</text>",
-        escaped(&command)
-    );
-    for (index, point) in scaling.points.iter().enumerate() {
-        let left = SIDE + STEP * index as f64 + (STEP - WIDTH) / 2.0;
-        let middle = left + WIDTH / 2.0;
-        let (top, ideal) = (y(point.throughput()), y(scaling.ideal(point)));
-        // Inside of its bar, unless that is too low for it.
-        let (number, color) = if TOP + HEIGHT - top < 24.0 {
-            (top - 6.0, "black")
-        } else {
-            (top + 18.0, "white")
-        };
+impl Scaling {
+    /// The bars as an SVG file.
+    pub fn svg(&self) -> String {
+        let width = (2.0 * SIDE + STEP * self.points.len() as f64).max(440.0);
+        let total = TOP + HEIGHT + BOTTOM;
+        let highest = self
+            .points
+            .iter()
+            .map(|point| point.throughput().max(self.ideal(point)))
+            .fold(f64::MIN_POSITIVE, f64::max);
+        let y = |value: f64| TOP + HEIGHT * (1.0 - value / highest);
+        let mut text = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {total}\" font-family=\"sans-serif\" font-size=\"13\" text-anchor=\"middle\">\n\
+             <rect width=\"{width}\" height=\"{total}\" fill=\"white\"/>\n"
+        );
+        let title = format!("tokens/s by {}; dashed: without loss", self.axis);
         let _ = writeln!(
             text,
-            "<rect x=\"{left}\" y=\"{top:.1}\" width=\"{WIDTH}\" height=\"{:.1}\" fill=\"#4a7ab5\"/>\n\
-             <line x1=\"{}\" y1=\"{ideal:.1}\" x2=\"{}\" y2=\"{ideal:.1}\" stroke=\"#c44\" stroke-width=\"2\" stroke-dasharray=\"6 4\"/>\n\
-             <text x=\"{middle}\" y=\"{number:.1}\" fill=\"{color}\">{}</text>\n\
-             <text x=\"{middle}\" y=\"{}\">{}</text>\n\
-             <text x=\"{middle}\" y=\"{}\" font-size=\"11\" fill=\"#666\">{:.0}% efficient</text>",
-            TOP + HEIGHT - top,
-            left - 8.0,
-            left + WIDTH + 8.0,
-            count(point.throughput()),
-            TOP + HEIGHT + 20.0,
-            point.degree,
-            TOP + HEIGHT + 38.0,
-            scaling.efficiency(point) * 100.0,
+            "<text x=\"{SIDE}\" y=\"20\" text-anchor=\"start\" font-size=\"15\">{}</text>",
+            escaped(&title)
         );
+        let command = shortened(&self.command, (width / 6.5) as usize);
+        let _ = writeln!(
+            text,
+            "<text x=\"{SIDE}\" y=\"38\" text-anchor=\"start\" font-size=\"11\" fill=\"#666\">{}</text>",
+            escaped(&command)
+        );
+        for (index, point) in self.points.iter().enumerate() {
+            let left = SIDE + STEP * index as f64 + (STEP - WIDTH) / 2.0;
+            let middle = left + WIDTH / 2.0;
+            let (top, ideal) = (y(point.throughput()), y(self.ideal(point)));
+            // Inside of its bar, unless that is too low for it.
+            let (number, color) = if TOP + HEIGHT - top < 24.0 {
+                (top - 6.0, "black")
+            } else {
+                (top + 18.0, "white")
+            };
+            let _ = writeln!(
+                text,
+                "<rect x=\"{left}\" y=\"{top:.1}\" width=\"{WIDTH}\" height=\"{:.1}\" fill=\"#4a7ab5\"/>\n\
+                 <line x1=\"{}\" y1=\"{ideal:.1}\" x2=\"{}\" y2=\"{ideal:.1}\" stroke=\"#c44\" stroke-width=\"2\" stroke-dasharray=\"6 4\"/>\n\
+                 <text x=\"{middle}\" y=\"{number:.1}\" fill=\"{color}\">{}</text>\n\
+                 <text x=\"{middle}\" y=\"{}\">{}</text>\n\
+                 <text x=\"{middle}\" y=\"{}\" font-size=\"11\" fill=\"#666\">{:.0}% efficient</text>",
+                TOP + HEIGHT - top,
+                left - 8.0,
+                left + WIDTH + 8.0,
+                count(point.throughput()),
+                TOP + HEIGHT + 20.0,
+                point.degree,
+                TOP + HEIGHT + 38.0,
+                self.efficiency(point) * 100.0,
+            );
+        }
+        text.push_str("</svg>\n");
+        text
     }
-    text.push_str("</svg>\n");
-    text
 }
 
 fn escaped(text: &str) -> String {

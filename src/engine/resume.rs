@@ -1,8 +1,7 @@
 //! Going on where an earlier run left off: which checkpoint, whether it fits this run, and from
 //! which position.
 
-use super::Error;
-use super::model::failed;
+use super::error::{Error, failed};
 use crate::checkpoint::{
     Checkpoint, TrainingState, latest_checkpoint, list_checkpoints, load_checkpoint,
 };
@@ -19,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 /// Checkpoints that an earlier run left where this one starts anew: never the one that its model
 /// comes from.
-pub(super) fn stale_checkpoints(plan: &TrainPlan) -> Result<Vec<PathBuf>, Error> {
+pub fn stale_checkpoints(plan: &TrainPlan) -> Result<Vec<PathBuf>, Error> {
     let found = list_checkpoints(&plan.train.output_dir)
         .map_err(failed("looking for an earlier run's checkpoints"))?;
     let source = match &plan.model {
@@ -36,7 +35,7 @@ pub(super) fn stale_checkpoints(plan: &TrainPlan) -> Result<Vec<PathBuf>, Error>
 
 /// The checkpoint that the run continues, if it does. Several processes continue the one that rank
 /// 0 finds.
-pub(super) fn checkpoint(settings: &TrainSettings) -> Result<Option<Checkpoint>, Error> {
+pub fn checkpoint(settings: &TrainSettings) -> Result<Option<Checkpoint>, Error> {
     let dir = match Group::joined() {
         None => as_told(settings)?,
         Some(group) if !group.is_first() => {
@@ -126,7 +125,7 @@ fn restarted_from(settings: &TrainSettings, group: &Group) -> Result<Option<Path
 
 /// Refuses a checkpoint whose position means something else in this run; causes come before their
 /// effects.
-pub(super) fn check_resume(saved: &Checkpoint, run: &TrainingState) -> Result<(), Error> {
+pub fn check_resume(saved: &Checkpoint, run: &TrainingState) -> Result<(), Error> {
     let was = |what: &str, saved: u64, run: u64| {
         (saved != run).then(|| format!("{what} was {saved} when it was saved and is {run} now"))
     };
@@ -156,7 +155,7 @@ pub(super) fn check_resume(saved: &Checkpoint, run: &TrainingState) -> Result<()
 
 /// Says which of the model's settings are not those of the checkpoint. Some may change (dropout);
 /// shapes are checked with the weights.
-pub(super) fn note_changed_config(saved: &Checkpoint, model: &Map<String, Value>) {
+pub fn note_changed_config(saved: &Checkpoint, model: &Map<String, Value>) {
     let text = |value: Option<&Value>| value.map_or("not set".to_string(), Value::to_string);
     let keys: BTreeSet<&String> = saved.config.keys().chain(model.keys()).collect();
     for key in keys {
@@ -172,7 +171,7 @@ pub(super) fn note_changed_config(saved: &Checkpoint, model: &Map<String, Value>
 }
 
 /// Where training on a stream starts, which is one epoch that ends with the run.
-pub(super) fn start_in_stream(saved: Option<&TrainingState>, length: &RunLength) -> Progress {
+pub fn start_in_stream(saved: Option<&TrainingState>, length: &RunLength) -> Progress {
     let step = saved.map_or(0, |saved| saved.global_step);
     let next_batch = step * length.accumulation;
     let epoch = next_batch as f64 / length.batches_per_epoch as f64;
@@ -187,7 +186,7 @@ pub(super) fn start_in_stream(saved: Option<&TrainingState>, length: &RunLength)
 }
 
 /// Where training starts: at the beginning, or where a checkpoint left off.
-pub(super) fn start_position(saved: Option<&TrainingState>, length: &RunLength) -> Progress {
+pub fn start_position(saved: Option<&TrainingState>, length: &RunLength) -> Progress {
     let (step, next_epoch, next_batch) =
         saved.map_or((0, 0, 0), |s| (s.global_step, s.epoch, s.batch_in_epoch));
     Progress {

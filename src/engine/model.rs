@@ -1,56 +1,15 @@
-//! What several commands start with: the device, the model that was asked for, its weights.
+//! The model that was asked for, with its weights.
 
-use super::Error;
-use crate::cache::{CacheSettings, Origin};
+use super::error::{Error, failed};
+use crate::cache::Origin;
 use crate::checkpoint::{Weights, hash, hf};
-use crate::config::{ConfigSource, Device, DevicePlan, ModelSource, nearest};
+use crate::config::{ConfigSource, ModelSource, nearest};
 use crate::data::tokenizer::Tokenizer;
-use crate::launch::Group;
-use crate::parallel::Mesh;
 use crate::trainer::parameters::{self, Head};
 use crate::trainer::session::Session;
-use crate::trainer::{cuda, device};
 use serde_json::{Map, Value, json};
-use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
-use std::sync::Once;
+use std::path::PathBuf;
 use xtrain_models::{Config, Model, Task};
-
-/// Opens the devices that were asked for, one a replica, with the cache of compiled graphs, whose
-/// place is told once in a process.
-pub fn open_device(
-    device: &DevicePlan,
-    mesh: Mesh,
-    cache: &CacheSettings,
-) -> Result<Session, Error> {
-    static TOLD: Once = Once::new();
-    if let Some(dir) = &cache.dir {
-        TOLD.call_once(|| eprintln!("compiled-graph cache: {}", dir.display()));
-    }
-    let group = device
-        .settings
-        .group()
-        .map_err(failed("joining the other processes of the run"))?;
-    if !Group::this_writes() {
-        silence_standard_output();
-    }
-    match device.kind {
-        Device::Cpu => device::open_cpu_among(group.as_ref(), mesh, cache.clone())
-            .map_err(failed("opening the CPU device")),
-        Device::Cuda => cuda::open_cuda(&device.settings, mesh, cache.clone())
-            .map_err(failed("opening the CUDA device")),
-        Device::Neuron => device::open_neuron(&device.settings, mesh, cache.clone())
-            .map_err(failed("opening the Neuron device")),
-    }
-}
-
-/// Results are rank 0's to print; the other processes of a run have the same ones.
-fn silence_standard_output() {
-    if let Ok(nowhere) = std::fs::OpenOptions::new().write(true).open("/dev/null") {
-        // SAFETY: both are open descriptors.
-        unsafe { libc::dup2(nowhere.as_raw_fd(), libc::STDOUT_FILENO) };
-    }
-}
 
 /// A model's configuration, before it is decided what the model is built for.
 pub struct ModelConfig {
@@ -300,25 +259,6 @@ fn fit_to_tokenizer(config: &mut Config, overrides: &[(String, Value)], tokenize
             config.set(key, id);
         }
     }
-}
-
-/// Makes the output directory and those above it.
-pub fn create_output_dir(dir: &Path) -> Result<(), Error> {
-    std::fs::create_dir_all(dir)
-        .map_err(|error| {
-            Error::because(
-                format!("--output_dir: cannot create {}", dir.display()),
-                error,
-            )
-        })
-        .map_err(|error| error.with_hint("name a directory that you may write to"))
-}
-
-/// Turns a lower layer's error into this layer's, under one phrase of context.
-pub fn failed<E: std::error::Error + Send + Sync + 'static>(
-    doing: &'static str,
-) -> impl Fn(E) -> Error {
-    move |error| Error::because(doing, error)
 }
 
 #[cfg(test)]

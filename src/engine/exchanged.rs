@@ -1,8 +1,7 @@
 //! What a run's replicas hand each other in an optimizer step, from its graphs: nothing is run or
 //! compiled.
 
-use super::Error;
-use super::model::failed;
+use super::error::{Error, failed};
 use crate::parallel::{Axis, Mesh};
 use crate::report::scaling::Exchange;
 use crate::trainer::ahead::{RunShapes, record_steps};
@@ -13,10 +12,10 @@ use xtrain_graphs::{Graph, Target, passes, work};
 use xtrain_models::Model;
 
 /// What is recorded as one, by name: a graph or those of a pipeline's stages, as they are emitted.
-pub(super) type Prepared = Vec<(String, Vec<Graph>)>;
+pub type Prepared = Vec<(String, Vec<Graph>)>;
 
 /// Kind by kind and axis by axis; of batches of several shapes, the most.
-pub(super) fn exchanged(
+pub fn exchanged(
     session: &mut Session,
     model: &dyn Model,
     stepper: &Stepper,
@@ -35,7 +34,7 @@ pub(super) fn exchanged(
 
 /// The run's graphs as they are emitted: equal nodes are one by then. Layers are always written
 /// out.
-pub(super) fn prepared(
+pub fn prepared(
     session: &mut Session,
     model: &dyn Model,
     stepper: &Stepper,
@@ -53,7 +52,7 @@ pub(super) fn prepared(
 }
 
 /// The same as [`exchanged`], of graphs that are there.
-pub(super) fn of_steps(steps: &Prepared, mesh: Mesh, accumulation: usize) -> Vec<Exchange> {
+pub fn of_steps(steps: &Prepared, mesh: Mesh, accumulation: usize) -> Vec<Exchange> {
     let mut totals: Vec<Exchange> = Vec::new();
     for (accumulates, repeats) in [(true, accumulation as u64 - 1), (false, 1)] {
         let of_phase = steps
@@ -94,7 +93,7 @@ const STAGES: &str = "stages";
 /// Bytes that each device sends for these exchanges, in rings: of n devices each hands on all but
 /// an n-th of what is gathered or scattered, and twice that of what is summed. Of copies between
 /// stages, the mean of all stages.
-pub(super) fn sent_by_device(exchanged: &[Exchange], mesh: Mesh) -> u64 {
+pub fn sent_by_device(exchanged: &[Exchange], mesh: Mesh) -> u64 {
     let of = |exchange: &Exchange| {
         if exchange.axis == STAGES {
             return exchange.bytes / mesh.stage as u64;

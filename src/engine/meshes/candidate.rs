@@ -1,13 +1,11 @@
 //! One mesh: what a run would hold and exchange on it.
 
 use super::{Compiled, session};
-use crate::commands::Error;
-use crate::commands::compile::stepper;
-use crate::commands::exchanged::{of_steps, prepared as prepared_steps, sent_by_device};
-use crate::commands::model::failed;
-use crate::commands::target::recorder;
-use crate::commands::train::Prepared;
 use crate::config::TrainPlan;
+use crate::engine::error::{Error, failed};
+use crate::engine::exchanged::{of_steps, prepared as prepared_steps, sent_by_device};
+use crate::engine::run::{Prepared, stepper};
+use crate::engine::target::recorder;
 use crate::parallel::Mesh;
 use crate::parallel::schedule::bubble;
 use crate::report::scaling::Exchange;
@@ -15,7 +13,7 @@ use crate::trainer::ahead::record_steps;
 use crate::trainer::fit::{Footprint, estimated, footprints_of};
 use crate::trainer::step::placements;
 
-pub(super) struct Candidate {
+pub struct Candidate {
     pub mesh: Mesh,
     /// The moments are in parts along the data axis.
     pub zero1: bool,

@@ -2,9 +2,9 @@
 //! the plan, the tokenizer and the model's configuration; nothing is tokenized before a set is
 //! asked for.
 
-use super::Error;
 use super::batches::{BatchForm, LabelForm};
-use super::model::{LoadedModel, ModelConfig, failed};
+use super::error::{Error, failed};
+use super::model::{LoadedModel, ModelConfig};
 use crate::config::{ModelSource, TaskPlan, TokenizerSource};
 use crate::data::cls::{Split, TestRow};
 use crate::data::padding::Padding;

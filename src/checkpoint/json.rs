@@ -1,0 +1,147 @@
+//! JSON files: read with errors that say where, written number for number as Python lays them out.
+
+use super::atomic;
+use super::error::{Error, Result};
+use serde::Serialize;
+use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+use serde_json::{Map, Value};
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// Reads a JSON file into a type; an error says file, line and column.
+pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
+    let text = fs::read(path).map_err(Error::io("read", path))?;
+    if text.trim_ascii().is_empty() {
+        return Err(Error::BadContent {
+            path: path.to_path_buf(),
+            reason: "the file is empty; it should hold JSON".to_string(),
+        });
+    }
+    serde_json::from_slice(&text).map_err(|error| Error::Json {
+        path: path.to_path_buf(),
+        line: error.line(),
+        column: error.column(),
+        // serde_json repeats the position at the end of its message.
+        message: error
+            .to_string()
+            .split(" at line ")
+            .next()
+            .unwrap_or_default()
+            .to_string(),
+    })
+}
+
+/// Reads a JSON file that must hold an object, keys in file order.
+pub fn read_object(path: &Path) -> Result<Map<String, Value>> {
+    match read_json::<Value>(path)? {
+        Value::Object(map) => Ok(map),
+        _ => Err(Error::BadContent {
+            path: path.to_path_buf(),
+            reason: "expected a JSON object ({...})".to_string(),
+        }),
+    }
+}
+
+/// JSON text with the given indentation and a final newline, number for number as Python's
+/// `json.dump(..., indent=n)` lays it out.
+pub fn to_json_text(value: &impl Serialize, indent: usize) -> Vec<u8> {
+    let mut out = Vec::new();
+    let spaces = vec![b' '; indent];
+    let mut serializer = Serializer::with_formatter(
+        &mut out,
+        PythonFormatter(PrettyFormatter::with_indent(&spaces)),
+    );
+    value
+        .serialize(&mut serializer)
+        .expect("JSON values and plain structs always serialize into memory");
+    out.push(b'\n');
+    out
+}
+
+/// A float as Python prints it: shortest digits that read back the same, an exponent of two digits
+/// or more below 1e-4 and from 1e16 on, and always a point or an exponent.
+pub fn python_float(value: f64) -> String {
+    if !value.is_finite() {
+        return if value.is_nan() {
+            "nan".to_string()
+        } else if value > 0.0 {
+            "inf".to_string()
+        } else {
+            "-inf".to_string()
+        };
+    }
+    let scientific = format!("{value:e}");
+    let (digits, exponent) = scientific
+        .split_once('e')
+        .expect("the format above has an exponent");
+    let exponent: i32 = exponent.parse().expect("it is a small number");
+    if value != 0.0 && !(-4..16).contains(&exponent) {
+        let sign = if exponent < 0 { '-' } else { '+' };
+        return format!("{digits}e{sign}{:02}", exponent.abs());
+    }
+    let plain = format!("{value}");
+    if plain.contains('.') {
+        plain
+    } else {
+        plain + ".0"
+    }
+}
+
+/// serde_json's pretty printer with Python's floats.
+struct PythonFormatter<'a>(PrettyFormatter<'a>);
+
+impl Formatter for PythonFormatter<'_> {
+    fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
+        writer.write_all(python_float(value).as_bytes())
+    }
+
+    fn begin_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.begin_array(writer)
+    }
+
+    fn end_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_array(writer)
+    }
+
+    fn begin_array_value<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        self.0.begin_array_value(writer, first)
+    }
+
+    fn end_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_array_value(writer)
+    }
+
+    fn begin_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.begin_object(writer)
+    }
+
+    fn end_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_object(writer)
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        self.0.begin_object_key(writer, first)
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.begin_object_value(writer)
+    }
+
+    fn end_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_object_value(writer)
+    }
+}
+
+/// Writes a JSON file as a whole, two spaces deep, as transformers does.
+pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    atomic::write_bytes(path, &to_json_text(value, 2))
+}

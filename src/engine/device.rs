@@ -1,0 +1,60 @@
+//! Opening the devices of a run, and the directory for what it writes.
+
+use super::error::{Error, failed};
+use crate::cache::CacheSettings;
+use crate::config::{Device, DevicePlan};
+use crate::launch::Group;
+use crate::parallel::Mesh;
+use crate::trainer::session::Session;
+use crate::trainer::{cuda, device};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::Once;
+
+/// Opens the devices that were asked for, one a replica, with the cache of compiled graphs, whose
+/// place is told once in a process.
+pub fn open_device(
+    device: &DevicePlan,
+    mesh: Mesh,
+    cache: &CacheSettings,
+) -> Result<Session, Error> {
+    static TOLD: Once = Once::new();
+    if let Some(dir) = &cache.dir {
+        TOLD.call_once(|| eprintln!("compiled-graph cache: {}", dir.display()));
+    }
+    let group = device
+        .settings
+        .group()
+        .map_err(failed("joining the other processes of the run"))?;
+    if !Group::this_writes() {
+        silence_standard_output();
+    }
+    match device.kind {
+        Device::Cpu => device::open_cpu_among(group.as_ref(), mesh, cache.clone())
+            .map_err(failed("opening the CPU device")),
+        Device::Cuda => cuda::open_cuda(&device.settings, mesh, cache.clone())
+            .map_err(failed("opening the CUDA device")),
+        Device::Neuron => device::open_neuron(&device.settings, mesh, cache.clone())
+            .map_err(failed("opening the Neuron device")),
+    }
+}
+
+/// Results are rank 0's to print; the other processes of a run have the same ones.
+fn silence_standard_output() {
+    if let Ok(nowhere) = std::fs::OpenOptions::new().write(true).open("/dev/null") {
+        // SAFETY: both are open descriptors.
+        unsafe { libc::dup2(nowhere.as_raw_fd(), libc::STDOUT_FILENO) };
+    }
+}
+
+/// Makes the output directory and those above it.
+pub fn create_output_dir(dir: &Path) -> Result<(), Error> {
+    std::fs::create_dir_all(dir)
+        .map_err(|error| {
+            Error::because(
+                format!("--output_dir: cannot create {}", dir.display()),
+                error,
+            )
+        })
+        .map_err(|error| error.with_hint("name a directory that you may write to"))
+}

@@ -1,0 +1,160 @@
+//! How what was asked for ended, and why it failed.
+
+use crate::config::UsageError;
+use std::error::Error as StdError;
+
+/// How a command ended when it did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Done,
+    /// Stopped by SIGINT or SIGTERM at the end of a step, with a checkpoint saved.
+    Interrupted {
+        signal: i32,
+    },
+}
+
+impl Outcome {
+    /// 0, or what a shell reports for a process that the signal killed: 130 for SIGINT, 143 for
+    /// SIGTERM.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Outcome::Done => 0,
+            Outcome::Interrupted { signal } => u8::try_from(128 + signal).unwrap_or(1),
+        }
+    }
+}
+
+/// Why a command failed. The layers below have their own error types; here they become a cause
+/// under one sentence of context.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A mistake in what was asked for that only shows once files are read; exit code 2.
+    #[error(transparent)]
+    Usage(#[from] UsageError),
+    /// Anything else; exit code 1.
+    #[error("{message}")]
+    Failed {
+        message: String,
+        hint: Option<String>,
+        source: Option<Box<dyn StdError + Send + Sync>>,
+    },
+}
+
+impl Error {
+    pub fn failed(message: impl Into<String>) -> Error {
+        Error::Failed {
+            message: message.into(),
+            hint: None,
+            source: None,
+        }
+    }
+
+    /// A mistake in what was typed that only showed once files were read.
+    pub fn usage(problem: impl Into<String>, fix: impl Into<String>) -> Error {
+        Error::Usage(UsageError::Illegal {
+            problem: problem.into(),
+            fix: fix.into(),
+        })
+    }
+
+    /// A failure with the lower layer's error as its cause.
+    pub fn because(
+        message: impl Into<String>,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> Error {
+        Error::Failed {
+            message: message.into(),
+            hint: None,
+            source: Some(source.into()),
+        }
+    }
+
+    /// Adds what to do about it.
+    pub fn with_hint(self, hint: impl Into<String>) -> Error {
+        match self {
+            Error::Failed {
+                message, source, ..
+            } => Error::Failed {
+                message,
+                hint: Some(hint.into()),
+                source,
+            },
+            usage => usage,
+        }
+    }
+
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Error::Usage(usage) => usage.hint(),
+            Error::Failed { hint, .. } => hint.clone(),
+        }
+    }
+
+    /// 2 for usage, 1 for failure.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Error::Usage(UsageError::Fetch { .. }) => 1,
+            Error::Usage(_) => 2,
+            Error::Failed { .. } => 1,
+        }
+    }
+
+    /// The whole story in one line: the message and its causes, each once (some errors print their
+    /// cause themselves).
+    pub fn one_line(&self) -> String {
+        let mut line = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            let text = error.to_string();
+            if !line.contains(&text) {
+                line = format!("{line}: {text}");
+            }
+            cause = error.source();
+        }
+        line
+    }
+}
+
+/// Turns a lower layer's error into this layer's, under one phrase of context.
+pub fn failed<E: StdError + Send + Sync + 'static>(doing: &'static str) -> impl Fn(E) -> Error {
+    move |error| Error::because(doing, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_are_told_once() {
+        let io = std::io::Error::other("disk full");
+        assert_eq!(
+            Error::because("saving checkpoint-5", io).one_line(),
+            "saving checkpoint-5: disk full"
+        );
+        let io = std::io::Error::other("disk full");
+        assert_eq!(
+            Error::because("saving checkpoint-5: disk full", io).one_line(),
+            "saving checkpoint-5: disk full"
+        );
+    }
+
+    #[test]
+    fn exit_codes_are_the_documented_ones() {
+        assert_eq!(Outcome::Done.exit_code(), 0);
+        assert_eq!(
+            Outcome::Interrupted {
+                signal: libc::SIGINT
+            }
+            .exit_code(),
+            130
+        );
+        assert_eq!(
+            Outcome::Interrupted {
+                signal: libc::SIGTERM
+            }
+            .exit_code(),
+            143
+        );
+        assert_eq!(Error::failed("x").exit_code(), 1);
+    }
+}

@@ -1,0 +1,257 @@
+//! `--dry_run --compare_meshes N`: every mesh of N devices, what a run holds and exchanges on each,
+//! and which of them fit.
+//!
+//! A compiler takes half a minute for a large model, and there are dozens of meshes. So they are
+//! compared by estimates: the graphs of a step are recorded for each mesh, and memory and exchanges
+//! counted on these. The best mesh that fits is then compiled; where the compiler needs more than
+//! was estimated and it does not fit, the next one.
+
+mod candidate;
+
+use super::error::Error;
+use super::run::{self, Prepared};
+use crate::config::{MeshComparison, TrainPlan};
+use crate::parallel::Mesh;
+use crate::trainer::session::Session;
+use crate::trainer::settings::{Checkpointing, TrainSettings};
+pub use candidate::Candidate;
+
+/// Meshes that are compiled at most, of which each takes as long as all estimates.
+const TRIES: usize = 3;
+
+/// What was found.
+pub struct Comparison {
+    pub devices: usize,
+    /// Bytes of a device.
+    pub memory: u64,
+    pub checkpointing: Checkpointing,
+    /// Nothing fitted without it, and it was not asked for.
+    pub checkpointing_added: bool,
+    /// The best first.
+    pub candidates: Vec<Candidate>,
+    /// Why some meshes are none, with how many.
+    pub impossible: Vec<(String, usize)>,
+    /// By number among the candidates, in the order in which they were compiled.
+    pub compiled: Vec<(usize, Compiled)>,
+}
+
+/// What the compiler says of a candidate.
+pub struct Compiled {
+    pub peak: u64,
+    /// The graph that was compiled: by the estimate, the one that decides.
+    pub graph: String,
+}
+
+impl Comparison {
+    /// The first that the compiler agrees to.
+    pub fn chosen(&self) -> Option<&Candidate> {
+        let found = self
+            .compiled
+            .iter()
+            .find(|(_, compiled)| compiled.peak <= self.memory);
+        found.map(|(index, _)| &self.candidates[*index])
+    }
+}
+
+/// Compares the meshes that are wanted, and compiles for the best.
+pub fn compare(plan: &TrainPlan, wanted: MeshComparison) -> Result<Comparison, Error> {
+    let memory = plan
+        .memory
+        .expect("checked: there is something to be held against");
+    let mut plan = on(plan, Mesh::single(), false);
+    let prepared = Prepared::new(&plan, true)?;
+    let (mut candidates, mut impossible) = estimate(&plan, &prepared, wanted)?;
+    let fits = |candidates: &[Candidate]| {
+        candidates
+            .iter()
+            .any(|candidate| candidate.footprint.peak <= memory)
+    };
+    let adds = !fits(&candidates) && plan.train.checkpointing == Checkpointing::Off;
+    if adds {
+        plan.train.checkpointing = Checkpointing::Full;
+        (candidates, impossible) = estimate(&plan, &prepared, wanted)?;
+    }
+    sort(&mut candidates, memory);
+    let mut comparison = Comparison {
+        devices: wanted.devices,
+        memory,
+        checkpointing: plan.train.checkpointing,
+        checkpointing_added: adds,
+        candidates,
+        impossible,
+        compiled: Vec::new(),
+    };
+    for (index, candidate) in comparison.candidates.iter().enumerate().take(TRIES) {
+        if candidate.footprint.peak > memory
+            || comparison
+                .compiled
+                .iter()
+                .any(|(_, compiled)| compiled.peak <= memory)
+        {
+            break;
+        }
+        comparison
+            .compiled
+            .push((index, candidate.compile(&plan, &prepared)?));
+    }
+    Ok(comparison)
+}
+
+/// The plan on another mesh.
+fn on(plan: &TrainPlan, mesh: Mesh, shard_optimizer_state: bool) -> TrainPlan {
+    TrainPlan {
+        train: TrainSettings {
+            mesh,
+            shard_optimizer_state,
+            ..plan.train.clone()
+        },
+        ..plan.clone()
+    }
+}
+
+/// Every mesh that the model can be laid out on, and why it cannot on the others.
+#[expect(clippy::type_complexity, reason = "two lists, taken apart at once")]
+fn estimate(
+    plan: &TrainPlan,
+    prepared: &Prepared,
+    wanted: MeshComparison,
+) -> Result<(Vec<Candidate>, Vec<(String, usize)>), Error> {
+    let (mut candidates, mut impossible) = (Vec::new(), Vec::<(String, usize)>::new());
+    for (mesh, zero1) in meshes(wanted) {
+        match Candidate::estimate(&on(plan, mesh, zero1), prepared)? {
+            Ok(candidate) => candidates.push(candidate),
+            Err(reason) => match impossible.iter_mut().find(|(known, _)| *known == reason) {
+                Some((_, count)) => *count += 1,
+                None => impossible.push((reason, 1)),
+            },
+        }
+    }
+    Ok((candidates, impossible))
+}
+
+/// The meshes of so many devices with the degrees that were given; those with data parallelism also
+/// with the moments in parts (ZeRO-1), unless everything is in parts already.
+fn meshes(wanted: MeshComparison) -> Vec<(Mesh, bool)> {
+    let has_degrees = |mesh: &Mesh| {
+        let degrees = [mesh.data, mesh.shard, mesh.tensor, mesh.stage];
+        degrees
+            .into_iter()
+            .zip(wanted.given)
+            .all(|(degree, given)| given.is_none_or(|given| given == degree))
+    };
+    let meshes = Mesh::all_of(wanted.devices).into_iter().filter(has_degrees);
+    let both = |mesh: Mesh| match mesh.data > 1 && mesh.shard == 1 {
+        true => vec![(mesh, false), (mesh, true)],
+        false => vec![(mesh, false)],
+    };
+    meshes.flat_map(both).collect()
+}
+
+/// What one would take first: of what fits, the most examples in a step's time, so that devices
+/// work on rows of their own and hardly wait for each other within a layer; of equal ones the
+/// fewest bytes sent, then the least memory. What does not fit comes after it, the nearest first.
+fn sort(candidates: &mut [Candidate], memory: u64) {
+    candidates.sort_by(|a, b| {
+        let fits = |candidate: &Candidate| candidate.footprint.peak <= memory;
+        let work = |candidate: &Candidate| candidate.examples as f64 * (1.0 - candidate.waits);
+        let (peak, sent) = (a.footprint.peak.cmp(&b.footprint.peak), a.sent.cmp(&b.sent));
+        match (fits(a), fits(b)) {
+            (true, true) => work(b).total_cmp(&work(a)).then(sent).then(peak),
+            (false, false) => peak,
+            (one, other) => other.cmp(&one),
+        }
+    });
+}
+
+/// The plan's session for another mesh, recorded for or compiled on the plan's device.
+fn session(plan: &TrainPlan, prepared: &Prepared) -> Result<Session, Error> {
+    run::session(plan, &*prepared.loaded.model, &prepared.task)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trainer::fit::Footprint;
+
+    fn candidate(peak: u64, examples: usize, waits: f64, sent: u64) -> Candidate {
+        let footprint = Footprint {
+            batch: 1,
+            stage: 0,
+            peak,
+            graph: "train".into(),
+            state: 0,
+            data: 0,
+            temporaries: peak,
+        };
+        Candidate {
+            mesh: Mesh::single(),
+            zero1: false,
+            footprint,
+            examples,
+            exchanged: Vec::new(),
+            sent,
+            waits,
+        }
+    }
+
+    #[test]
+    fn the_first_fits_and_keeps_devices_busy() {
+        let mut candidates = vec![
+            candidate(90, 8, 0.0, 1),
+            candidate(30, 2, 0.0, 5),
+            candidate(40, 8, 0.5, 1),
+            candidate(50, 8, 0.0, 9),
+            candidate(50, 8, 0.0, 7),
+            candidate(49, 8, 0.0, 7),
+            candidate(60, 8, 0.0, 1),
+        ];
+        sort(&mut candidates, 50);
+        let found: Vec<(u64, u64)> = candidates
+            .iter()
+            .map(|c| (c.footprint.peak, c.sent))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                (49, 7),
+                (50, 7),
+                (50, 9),
+                (40, 1),
+                (30, 5),
+                (60, 1),
+                (90, 1)
+            ]
+        );
+    }
+
+    #[test]
+    fn given_degrees_stay() {
+        let all = meshes(MeshComparison {
+            devices: 8,
+            given: [None; 4],
+        });
+        assert_eq!(all.len(), 26);
+        let some = meshes(MeshComparison {
+            devices: 8,
+            given: [None, Some(1), None, Some(2)],
+        });
+        let found: Vec<(usize, usize, bool)> = some
+            .iter()
+            .map(|(mesh, zero1)| (mesh.data, mesh.tensor, *zero1))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                (1, 4, false),
+                (2, 2, false),
+                (2, 2, true),
+                (4, 1, false),
+                (4, 1, true)
+            ]
+        );
+        assert!(
+            some.iter()
+                .all(|(mesh, _)| mesh.stage == 2 && mesh.shard == 1)
+        );
+    }
+}
