@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use xtrain::checkpoint::{TensorRef, write_safetensors};
 use xtrain_graphs::{DType, Shape};
-use xtrain_models::Task;
+use xtrain_models::HeadKind;
 
 /// A directory with `model/` (a tiny GPT-2 and its tokenizer), `train.txt` and `valid.txt`, in
 /// which the program runs.
@@ -48,7 +48,7 @@ impl Workplace {
             "model/config.json",
             serde_json::to_string_pretty(config.values()).unwrap(),
         );
-        let model = xtrain_models::build(config, Task::CausalLm).unwrap();
+        let model = xtrain_models::build(config, HeadKind::CausalLm).unwrap();
         let tensors = model.parameters().into_iter().map(|p| {
             (
                 p.name,

@@ -5,6 +5,7 @@ mod cache;
 mod cli;
 mod compare;
 mod data;
+mod declarations;
 mod devices;
 mod errors;
 mod examples;

@@ -1,7 +1,7 @@
 //! What the golden cases do not reach: classifiers on decoders, dropout, trigonometry at far
 //! positions. Uses the golden checkpoints, whichever there are.
 
-use crate::support::{golden_dir, max_difference};
+use crate::support::{golden_cases, max_difference};
 use std::path::PathBuf;
 use xtrain::cache::CacheSettings;
 use xtrain::checkpoint::{Weights as StoredTensors, hf};
@@ -12,27 +12,18 @@ use xtrain::trainer::step::{Phase, Stepper, parameter_tensors, read_metrics};
 use xtrain::trainer::{device, parameters};
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
 use xtrain_graphs::{DType, Randomness, Shape};
-use xtrain_models::{Config, Labels, Task, TokenBatch, Weights};
+use xtrain_models::{Config, HeadKind, Labels, TokenBatch, Weights};
 
 /// The golden checkpoints and their configurations.
 fn checkpoints() -> Vec<(PathBuf, Config)> {
-    let Some(golden) = golden_dir() else {
-        return Vec::new();
-    };
-    let mut dirs: Vec<PathBuf> = std::fs::read_dir(golden)
-        .unwrap()
-        .map(|e| e.unwrap().path())
-        .collect();
-    dirs.sort();
-    dirs.retain(|dir| dir.join("reference.safetensors").exists());
-    let open = |dir: PathBuf| {
+    let open = |(_, dir): (String, PathBuf)| {
         let config = Config::new(
             hf::read_object(&dir.join("config.json")).unwrap(),
             "config.json",
         );
         (dir, config)
     };
-    dirs.into_iter().map(open).collect()
+    golden_cases().into_iter().map(open).collect()
 }
 
 /// Micro-batch 0 of an `i64[M, B, T]` input.
@@ -52,7 +43,7 @@ fn first_rows(dir: &std::path::Path, name: &str) -> (Vec<usize>, Vec<i32>) {
 #[test]
 fn decoders_classify_by_the_last_token_that_is_not_padding() {
     for (dir, mut config) in checkpoints() {
-        if Task::of(&config).unwrap() != Task::CausalLm {
+        if HeadKind::of(&config).unwrap() != HeadKind::CausalLm {
             continue;
         }
         let (dims, ids) = first_rows(&dir, "input_ids");
@@ -68,7 +59,8 @@ fn decoders_classify_by_the_last_token_that_is_not_padding() {
         };
         assert!(last(0) < tokens - 1);
 
-        let model = xtrain_models::build(config, Task::Classification { labels: 3 }).unwrap();
+        let model =
+            xtrain_models::build(config, HeadKind::SequenceClassification { labels: 3 }).unwrap();
         let stored = StoredTensors::open(&dir.join("model.safetensors")).unwrap();
         let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
         let mut score = Vec::new();
@@ -165,7 +157,7 @@ fn dropout_changes_the_training_loss_a_little() {
             for key in rates.iter().filter(|_| rate > 0.0) {
                 config.set(key, rate);
             }
-            let task = Task::of(&config).unwrap();
+            let task = HeadKind::of(&config).unwrap();
             let model = xtrain_models::build(config, task).unwrap();
             let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
             let stored = StoredTensors::open(&dir.join("model.safetensors")).unwrap();
@@ -222,10 +214,10 @@ fn dropout_changes_the_training_loss_a_little() {
 #[test]
 fn labelled_places_alone_give_the_same_loss_and_gradients() {
     for (dir, config) in checkpoints() {
-        if Task::of(&config).unwrap() != Task::MaskedLm {
+        if HeadKind::of(&config).unwrap() != HeadKind::MaskedLm {
             continue;
         }
-        let model = xtrain_models::build(config, Task::MaskedLm).unwrap();
+        let model = xtrain_models::build(config, HeadKind::MaskedLm).unwrap();
         let stored = StoredTensors::open(&dir.join("model.safetensors")).unwrap();
         let (dims, ids) = first_rows(&dir, "input_ids");
         let (_, labels) = first_rows(&dir, "labels");

@@ -17,7 +17,7 @@ use xtrain::trainer::settings::{OptimizerKind, OptimizerSettings};
 use xtrain::trainer::step::{Stepper, placements};
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
 use xtrain_graphs::{Checkpointing, NeuronChip, Precision, Target};
-use xtrain_models::{Config, Task};
+use xtrain_models::{Config, HeadKind};
 
 /// The CPU plugin's file, or nothing (said aloud) where it is not built.
 pub fn stand_in() -> Option<PathBuf> {
@@ -62,7 +62,7 @@ pub fn misbehaving(dir: &Path) -> Option<PathBuf> {
 }
 
 /// A small model of each family, with dropout everywhere.
-fn families() -> Vec<(&'static str, Config, Task)> {
+fn families() -> Vec<(&'static str, Config, HeadKind)> {
     let small = |preset: &str, values: serde_json::Value| {
         let mut config = xtrain_models::preset(preset).unwrap();
         values
@@ -76,20 +76,20 @@ fn families() -> Vec<(&'static str, Config, Task)> {
     let neo = json!({"num_layers": 2, "num_heads": 2, "hidden_size": 16, "max_position_embeddings": 16, "vocab_size": 40, "window_size": 4, "attention_types": [[["global", "local"], 1]], "attention_dropout": 0.1, "resid_dropout": 0.1, "embed_dropout": 0.1, "pad_token_id": 1});
     let bert = json!({"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 20, "vocab_size": 40, "embedding_size": 8, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "pad_token_id": 1});
     vec![
-        ("gpt2", small("gpt2", gpt.clone()), Task::CausalLm),
-        ("gpt_neo", small("gpt-neo-125m", neo), Task::CausalLm),
-        ("gptj", small("gpt-j-6b", gpt), Task::CausalLm),
+        ("gpt2", small("gpt2", gpt.clone()), HeadKind::CausalLm),
+        ("gpt_neo", small("gpt-neo-125m", neo), HeadKind::CausalLm),
+        ("gptj", small("gpt-j-6b", gpt), HeadKind::CausalLm),
         (
             "bert",
             small("bert-base-uncased", bert.clone()),
-            Task::MaskedLm,
+            HeadKind::MaskedLm,
         ),
         (
             "roberta",
             small("roberta-base", bert.clone()),
-            Task::MaskedLm,
+            HeadKind::MaskedLm,
         ),
-        ("albert", small("albert-base-v2", bert), Task::MaskedLm),
+        ("albert", small("albert-base-v2", bert), HeadKind::MaskedLm),
     ]
 }
 
@@ -109,20 +109,21 @@ fn everything_that_is_emitted_is_known_to_compile() {
     };
     let (mut modules, mut instructions) = (0, 0);
     for (family, config, own) in families() {
-        for task in [own, Task::Classification { labels: 3 }] {
+        for task in [own, HeadKind::SequenceClassification { labels: 3 }] {
             let model = xtrain_models::build(config.clone(), task).unwrap();
             let batch = |labels| BatchShape {
                 rows: 2,
                 tokens: 16,
                 labels,
-                attention_mask: task != Task::CausalLm,
-                token_type_ids: own == Task::MaskedLm,
+                attention_mask: task != HeadKind::CausalLm,
+                token_type_ids: own == HeadKind::MaskedLm,
                 variant: None,
             };
             let labels = match task {
-                Task::CausalLm => vec![LabelShape::Tokens],
-                Task::MaskedLm => vec![LabelShape::Places(8), LabelShape::Tokens],
-                Task::Classification { .. } => vec![LabelShape::Classes],
+                HeadKind::CausalLm => vec![LabelShape::Tokens],
+                HeadKind::MaskedLm => vec![LabelShape::Places(8), LabelShape::Tokens],
+                HeadKind::SequenceClassification { .. } => vec![LabelShape::Classes],
+                HeadKind::TokenClassification { .. } => vec![LabelShape::Tokens],
             };
             for (precision, kind, accumulation, labels) in
                 [Precision::F32, Precision::Bf16, Precision::Fp16]

@@ -14,7 +14,7 @@ use xtrain::trainer::step::{Phase, Stepper, read_metrics};
 use xtrain::trainer::{device, parameters};
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
 use xtrain_graphs::{DType, Shape};
-use xtrain_models::Task;
+use xtrain_models::HeadKind;
 
 const MB: f64 = 1e6;
 
@@ -142,7 +142,7 @@ fn state_is_donated_so_that_there_is_one_copy() {
     ] {
         config.set(key, value);
     }
-    let model = xtrain_models::build(config, Task::CausalLm).unwrap();
+    let model = xtrain_models::build(config, HeadKind::CausalLm).unwrap();
     let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
     let specs = model.parameters();
     parameters::initialize(&mut session, &specs, 1).unwrap();
@@ -312,7 +312,7 @@ fn train_temporaries(sizes: &[(&str, i64)]) -> i64 {
     for key in ["embd_pdrop", "attn_pdrop", "resid_pdrop"] {
         config.set(key, 0.0);
     }
-    let model = xtrain_models::build(config, Task::CausalLm).unwrap();
+    let model = xtrain_models::build(config, HeadKind::CausalLm).unwrap();
     let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
     let schedule = Schedule {
         kind: ScheduleKind::Constant,

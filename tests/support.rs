@@ -2,6 +2,7 @@
 //! compared.
 
 use std::path::{Path, PathBuf};
+use xtrain::checkpoint::hf;
 
 /// A directory outside the repository that holds reference data. `None`, with a line that says so,
 /// if it is not there.
@@ -22,6 +23,33 @@ pub fn shared_dir(variable: &str, default: &str) -> Option<PathBuf> {
 
 pub fn golden_dir() -> Option<PathBuf> {
     shared_dir("XTRAIN_GOLDEN_DIR", "../shared/golden")
+}
+
+/// The golden model cases whose family is built, with their names: those of the golden directory,
+/// then those of its folder `newer`. Reports each other case as skipped, with its family.
+pub fn golden_cases() -> Vec<(String, PathBuf)> {
+    let Some(golden) = golden_dir() else {
+        return Vec::new();
+    };
+    let mut cases = Vec::new();
+    for (prefix, folder) in [("", golden.clone()), ("newer/", golden.join("newer"))] {
+        let entries = std::fs::read_dir(folder).into_iter().flatten();
+        let mut dirs: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+        dirs.retain(|dir| dir.join("reference.safetensors").exists());
+        dirs.sort();
+        for dir in dirs {
+            let name = format!("{prefix}{}", dir.file_name().unwrap().to_string_lossy());
+            let config = hf::read_object(&dir.join("config.json")).unwrap();
+            let model_type = config["model_type"].as_str().unwrap();
+            if xtrain_models::model_types().any(|known| known == model_type) {
+                cases.push((name, dir));
+            } else {
+                eprintln!("SKIPPED: golden case {name}: family {model_type} is not built");
+            }
+        }
+    }
+    assert!(!cases.is_empty(), "no golden case can run");
+    cases
 }
 
 pub fn data_dir() -> Option<PathBuf> {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use xtrain::checkpoint::{TensorRef, write_safetensors};
 use xtrain_graphs::{DType, Shape};
-use xtrain_models::Task;
+use xtrain_models::HeadKind;
 
 /// A directory with tables, texts, two tokenizers, and small saved models of every kind.
 struct Workplace(TempDir);
@@ -53,16 +53,20 @@ impl Workplace {
                 .map(|i| format!("Line {i} is a line of text.\n"))
                 .collect::<String>(),
         );
-        place.save("classifier", "bert", Task::Classification { labels: 2 });
+        place.save(
+            "classifier",
+            "bert",
+            HeadKind::SequenceClassification { labels: 2 },
+        );
         place.set("classifier", "id2label", json!({"0": "no", "1": "yes"}));
         place.set("classifier", "label2id", json!({"no": 0, "yes": 1}));
-        place.save("masked", "bert", Task::MaskedLm);
-        place.save("causal", "gpt2", Task::CausalLm);
+        place.save("masked", "bert", HeadKind::MaskedLm);
+        place.save("causal", "gpt2", HeadKind::CausalLm);
         Some(place)
     }
 
     /// A small model with weights that are all the same.
-    fn save(&self, name: &str, model_type: &str, task: Task) {
+    fn save(&self, name: &str, model_type: &str, task: HeadKind) {
         let mut config = xtrain_models::default_config(model_type).unwrap();
         let sizes = match model_type {
             "gpt2" => "n_embd=32,n_layer=1,n_head=2,n_positions=64",

@@ -12,7 +12,7 @@ use crate::layers::{self, linear};
 use crate::names::{OtherTensors, Specs, stored_name};
 use crate::tensor_parallel::{Cuts, along};
 use crate::weights::{Init, ParameterSpec, StoredName, Weights};
-use crate::{About, Classes, Family, Model, Task, TokenBatch};
+use crate::{About, Classes, Family, HeadKind, Model, TokenBatch};
 use serde_json::json;
 use xtrain_graphs::{Randomness, Tensor};
 
@@ -21,6 +21,7 @@ pub(crate) const FAMILY: Family = Family {
     classes: Classes::Encoder {
         masked_lm: "AlbertForMaskedLM",
         classification: "AlbertForSequenceClassification",
+        token_classification: "AlbertForTokenClassification",
     },
     default_config,
     preset,
@@ -116,7 +117,7 @@ const NAMES: LayerNames = LayerNames {
 impl Albert {
     /// Reads the configuration; what would change numbers and is not implemented is refused by
     /// name.
-    pub fn new(config: Config, task: Task) -> Result<Self> {
+    pub fn new(config: Config, task: HeadKind) -> Result<Self> {
         let read = config.over(default_config());
         let lm_head = MaskedLmHead {
             dense: "predictions.dense",
@@ -199,11 +200,12 @@ impl Model for Albert {
             specs.linear(&name(NAMES.output), [c, f]);
         }
         specs.begin_head();
-        match self.task() {
-            Task::Classification { labels } => {
+        match self.head_kind() {
+            HeadKind::SequenceClassification { labels } => {
                 specs.linear("albert.pooler", [c, c]);
                 specs.linear("classifier", [labels, c]);
             }
+            HeadKind::TokenClassification { labels } => specs.linear("classifier", [labels, c]),
             _ => {
                 specs.add(lm_head.bias, &[e.vocab], Init::Zeros);
                 specs.layer_norm(lm_head.norm, e.width);
@@ -263,10 +265,13 @@ impl Model for Albert {
     }
 
     fn head(&self, weights: &Weights, hidden: &Tensor, randomness: &Randomness) -> Result<Tensor> {
-        match self.task() {
-            Task::Classification { .. } => {
+        match self.head_kind() {
+            HeadKind::SequenceClassification { .. } => {
                 self.encoder
                     .classify(weights, hidden, ("albert.pooler", "classifier"), randomness)
+            }
+            HeadKind::TokenClassification { .. } => {
+                self.encoder.classify_tokens(weights, hidden, randomness)
             }
             _ => self.encoder.lm_head.apply(weights, hidden),
         }
@@ -309,11 +314,11 @@ mod tests {
                 .sum::<usize>()
         };
         assert_eq!(
-            count(Task::Classification { labels: 2 }),
+            count(HeadKind::SequenceClassification { labels: 2 }),
             11_683_584 + 2 * 768 + 2
         );
         assert_eq!(
-            count(Task::MaskedLm),
+            count(HeadKind::MaskedLm),
             11_683_584 - (768 * 768 + 768) + 768 * 128 + 3 * 128 + 30000
         );
     }
@@ -322,7 +327,7 @@ mod tests {
     fn more_groups_than_layers_are_refused() {
         let mut config = preset("albert-base-v2").unwrap();
         config.set("num_hidden_groups", 13);
-        let message = Albert::new(config, Task::MaskedLm)
+        let message = Albert::new(config, HeadKind::MaskedLm)
             .err()
             .unwrap()
             .to_string();

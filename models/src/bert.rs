@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::layers;
 use crate::names::{OtherTensors, Specs, stored_name};
 use crate::weights::{Init, ParameterSpec, StoredName, Weights};
-use crate::{About, Classes, Family, Model, Task, TokenBatch};
+use crate::{About, Classes, Family, HeadKind, Model, TokenBatch};
 use serde_json::json;
 use xtrain_graphs::{Randomness, Tensor};
 
@@ -19,6 +19,7 @@ pub(crate) const FAMILY: Family = Family {
     classes: Classes::Encoder {
         masked_lm: "BertForMaskedLM",
         classification: "BertForSequenceClassification",
+        token_classification: "BertForTokenClassification",
     },
     default_config,
     preset,
@@ -89,7 +90,7 @@ pub fn preset(name: &str) -> Option<Config> {
 impl Bert {
     /// Reads the configuration; what would change numbers and is not implemented is refused by
     /// name.
-    pub fn new(config: Config, task: Task) -> Result<Self> {
+    pub fn new(config: Config, task: HeadKind) -> Result<Self> {
         let read = config.over(default_config());
         let lm_head = MaskedLmHead {
             dense: "cls.predictions.transform.dense",
@@ -139,11 +140,12 @@ impl Model for Bert {
         specs.layer_norm("bert.embeddings.LayerNorm", c);
         encoder_parameters(&mut specs, "bert", layer, self.encoder.layers);
         specs.begin_head();
-        match self.task() {
-            Task::Classification { labels } => {
+        match self.head_kind() {
+            HeadKind::SequenceClassification { labels } => {
                 specs.linear("bert.pooler.dense", [c, c]);
                 specs.linear("classifier", [labels, c]);
             }
+            HeadKind::TokenClassification { labels } => specs.linear("classifier", [labels, c]),
             _ => {
                 specs.add(lm_head.bias, &[e.vocab], Init::Zeros);
                 specs.linear(lm_head.dense, [c, c]);
@@ -195,13 +197,16 @@ impl Model for Bert {
     }
 
     fn head(&self, weights: &Weights, hidden: &Tensor, randomness: &Randomness) -> Result<Tensor> {
-        match self.task() {
-            Task::Classification { .. } => self.encoder.classify(
+        match self.head_kind() {
+            HeadKind::SequenceClassification { .. } => self.encoder.classify(
                 weights,
                 hidden,
                 ("bert.pooler.dense", "classifier"),
                 randomness,
             ),
+            HeadKind::TokenClassification { .. } => {
+                self.encoder.classify_tokens(weights, hidden, randomness)
+            }
             _ => self.encoder.lm_head.apply(weights, hidden),
         }
     }
@@ -226,7 +231,7 @@ mod tests {
             ("bert-base-uncased", 109_514_298),
             ("bert-large-uncased", 335_174_458),
         ] {
-            let model = Bert::new(preset(name).unwrap(), Task::MaskedLm).unwrap();
+            let model = Bert::new(preset(name).unwrap(), HeadKind::MaskedLm).unwrap();
             let total: usize = model
                 .parameters()
                 .iter()
@@ -249,14 +254,17 @@ mod tests {
         ] {
             let mut config = default_config();
             config.set(key, value);
-            let message = Bert::new(config, Task::MaskedLm).err().unwrap().to_string();
+            let message = Bert::new(config, HeadKind::MaskedLm)
+                .err()
+                .unwrap()
+                .to_string();
             assert!(message.contains(word), "{message}");
         }
     }
 
     #[test]
     fn variants_of_stored_names_are_understood() {
-        let model = Bert::new(default_config(), Task::MaskedLm).unwrap();
+        let model = Bert::new(default_config(), HeadKind::MaskedLm).unwrap();
         let parameter = |name: &str| StoredName::Parameter(name.into());
         for (stored, expected) in [
             (

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::layers::{self, linear_without_bias};
 use crate::names::Specs;
 use crate::weights::Weights;
-use crate::{Task, TokenBatch};
+use crate::{HeadKind, TokenBatch};
 use xtrain_graphs::Tensor;
 
 /// What a family calls the settings that all three have.
@@ -85,18 +85,20 @@ impl Decoder {
     }
 
     /// The matrix of a language model's head, if it has one of its own, or of a classifier.
-    pub fn head_parameters(&self, specs: &mut Specs, task: Task) {
+    pub fn head_parameters(&self, specs: &mut Specs, task: HeadKind) {
         specs.begin_head();
         match task {
-            Task::Classification { labels } => specs.matrix("score", [labels, self.width]),
+            HeadKind::SequenceClassification { labels } => {
+                specs.matrix("score", [labels, self.width])
+            }
             _ if self.tied_head => {}
             _ => specs.matrix("lm_head", [self.vocab, self.width]),
         }
     }
 
     /// Logits of hidden states `[N, C]`: `[N, V]`, or `[N, L]` of a classifier.
-    pub fn head(&self, weights: &Weights, hidden: &Tensor, task: Task) -> Result<Tensor> {
-        if let Task::Classification { .. } = task {
+    pub fn head(&self, weights: &Weights, hidden: &Tensor, task: HeadKind) -> Result<Tensor> {
+        if let HeadKind::SequenceClassification { .. } = task {
             return linear_without_bias(weights, "score", hidden);
         }
         let _scope = weights.trace().scope("lm_head");
@@ -109,16 +111,16 @@ impl Decoder {
     }
 
     /// [`crate::Model::head_flops`].
-    pub fn head_flops(&self, task: Task, rows: usize) -> f64 {
+    pub fn head_flops(&self, task: HeadKind, rows: usize) -> f64 {
         match task {
-            Task::Classification { .. } => 0.0,
+            HeadKind::SequenceClassification { .. } => 0.0,
             _ => 6.0 * (rows * self.vocab * self.width) as f64,
         }
     }
 
     /// [`crate::Model::step_flops`] with `layers` layers. Layers that see the last few tokens only
     /// are counted like the others: their products are computed in full and masked.
-    pub fn step_flops(&self, layers: usize, task: Task, batch: usize, tokens: usize) -> f64 {
+    pub fn step_flops(&self, layers: usize, task: HeadKind, batch: usize, tokens: usize) -> f64 {
         let (c, f, layers) = (self.width as f64, self.inner as f64, layers as f64);
         let attention = 12.0 * layers * c * tokens as f64;
         let per_token = 6.0 * layers * (4.0 * c * c + 2.0 * c * f) + attention;

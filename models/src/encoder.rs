@@ -12,7 +12,7 @@ use crate::layers::{self, AttentionKind, layer_norm, linear, split_heads};
 use crate::names::Specs;
 use crate::tensor_parallel::{Cuts, along};
 use crate::weights::Weights;
-use crate::{About, Task, TokenBatch};
+use crate::{About, HeadKind, TokenBatch};
 use xtrain_graphs::{Randomness, Tensor};
 
 /// Refuses what changes an encoder's numbers and is not implemented.
@@ -287,7 +287,7 @@ impl Encoder {
     pub fn read(
         config: Config,
         read: &Config,
-        task: Task,
+        task: HeadKind,
         (width_key, dropout_key): (&str, &str),
         lm_head: MaskedLmHead,
     ) -> Result<Self> {
@@ -332,10 +332,24 @@ impl Encoder {
         )
     }
 
+    /// Logits `[N, L]` of `[N, C]`: dropout, the classifier's matrix.
+    pub fn classify_tokens(
+        &self,
+        weights: &Weights,
+        hidden: &Tensor,
+        randomness: &Randomness,
+    ) -> Result<Tensor> {
+        let hidden = randomness.dropout(hidden, self.classifier_dropout)?;
+        linear(weights, "classifier", &hidden)
+    }
+
     /// [`crate::Model::head_flops`].
     pub fn head_flops(&self, rows: usize) -> f64 {
         match self.about.task {
-            Task::Classification { .. } => 0.0,
+            HeadKind::SequenceClassification { .. } => 0.0,
+            HeadKind::TokenClassification { labels } => {
+                6.0 * (rows * self.layer.width * labels) as f64
+            }
             _ => {
                 6.0 * (rows * self.embeddings.width * (self.layer.width + self.embeddings.vocab))
                     as f64

@@ -11,7 +11,7 @@ use crate::layers::{self, AttentionKind, layer_norm, split_heads};
 use crate::names::{OtherTensors, Specs, stored_name};
 use crate::tensor_parallel::{Cuts, along, blocks};
 use crate::weights::{Init, ParameterSpec, StoredName, Weights};
-use crate::{About, Classes, Family, Model, Task, TokenBatch};
+use crate::{About, Classes, Family, HeadKind, Model, TokenBatch};
 use serde_json::json;
 use xtrain_graphs::{Randomness, Tensor};
 
@@ -96,7 +96,7 @@ pub fn preset(name: &str) -> Option<Config> {
 impl Gpt2 {
     /// Reads the configuration; what would change numbers and is not implemented is refused by
     /// name.
-    pub fn new(config: Config, task: Task) -> Result<Self> {
+    pub fn new(config: Config, task: HeadKind) -> Result<Self> {
         let mut read = config.over(default_config());
         if let (None, Some(positions)) = (config.get("n_positions"), config.get("n_ctx")) {
             // Old checkpoints say n_ctx where new ones say n_positions.
@@ -218,7 +218,7 @@ impl Model for Gpt2 {
             specs.conv1d(&name("mlp.c_proj"), [f, c], Some(residual));
         }
         specs.layer_norm("transformer.ln_f", c);
-        self.decoder.head_parameters(&mut specs, self.task());
+        self.decoder.head_parameters(&mut specs, self.head_kind());
         specs.finish()
     }
 
@@ -261,16 +261,16 @@ impl Model for Gpt2 {
     }
 
     fn head(&self, weights: &Weights, hidden: &Tensor, _randomness: &Randomness) -> Result<Tensor> {
-        self.decoder.head(weights, hidden, self.task())
+        self.decoder.head(weights, hidden, self.head_kind())
     }
 
     fn step_flops(&self, batch: usize, tokens: usize) -> f64 {
         self.decoder
-            .step_flops(self.layers, self.task(), batch, tokens)
+            .step_flops(self.layers, self.head_kind(), batch, tokens)
     }
 
     fn head_flops(&self, rows: usize) -> f64 {
-        self.decoder.head_flops(self.task(), rows)
+        self.decoder.head_flops(self.head_kind(), rows)
     }
 }
 
@@ -287,7 +287,7 @@ mod tests {
             ("gpt2-large", 774_030_080),
             ("gpt2-xl", 1_557_611_200),
         ] {
-            let model = Gpt2::new(preset(name).unwrap(), Task::CausalLm).unwrap();
+            let model = Gpt2::new(preset(name).unwrap(), HeadKind::CausalLm).unwrap();
             let total: usize = model
                 .parameters()
                 .iter()
@@ -303,7 +303,10 @@ mod tests {
         let refuse = |key: &str, value: Value, word: &str| {
             let mut config = default_config();
             config.apply_overrides(&set(key, value)).unwrap();
-            let message = Gpt2::new(config, Task::CausalLm).err().unwrap().to_string();
+            let message = Gpt2::new(config, HeadKind::CausalLm)
+                .err()
+                .unwrap()
+                .to_string();
             assert!(message.contains(word), "{message}");
         };
         refuse("add_cross_attention", true.into(), "cross-attention");

@@ -11,7 +11,7 @@ use crate::layers::{self, AttentionKind, layer_norm, linear, linear_without_bias
 use crate::names::{OtherTensors, Specs, stored_name};
 use crate::tensor_parallel::{Cuts, along};
 use crate::weights::{ParameterSpec, StoredName, Weights};
-use crate::{About, Classes, Family, Model, Task, TokenBatch};
+use crate::{About, Classes, Family, HeadKind, Model, TokenBatch};
 use serde_json::{Value, json};
 use xtrain_graphs::{Randomness, Tensor};
 
@@ -106,7 +106,7 @@ pub fn preset(name: &str) -> Option<Config> {
 impl GptNeo {
     /// Reads the configuration; what would change numbers and is not implemented is refused by
     /// name.
-    pub fn new(config: Config, task: Task) -> Result<Self> {
+    pub fn new(config: Config, task: HeadKind) -> Result<Self> {
         let read = config.over(default_config());
         let (decoder, windows) = (Decoder::read(&read, &KEYS)?, windows(&read)?);
         let about = About {
@@ -244,7 +244,7 @@ impl Model for GptNeo {
             specs.linear(&name("mlp.c_proj"), [c, f]);
         }
         specs.layer_norm("transformer.ln_f", c);
-        self.decoder.head_parameters(&mut specs, self.task());
+        self.decoder.head_parameters(&mut specs, self.head_kind());
         specs.finish()
     }
 
@@ -287,16 +287,16 @@ impl Model for GptNeo {
     }
 
     fn head(&self, weights: &Weights, hidden: &Tensor, _randomness: &Randomness) -> Result<Tensor> {
-        self.decoder.head(weights, hidden, self.task())
+        self.decoder.head(weights, hidden, self.head_kind())
     }
 
     fn step_flops(&self, batch: usize, tokens: usize) -> f64 {
         self.decoder
-            .step_flops(self.windows.len(), self.task(), batch, tokens)
+            .step_flops(self.windows.len(), self.head_kind(), batch, tokens)
     }
 
     fn head_flops(&self, rows: usize) -> f64 {
-        self.decoder.head_flops(self.task(), rows)
+        self.decoder.head_flops(self.head_kind(), rows)
     }
 }
 
@@ -311,7 +311,7 @@ mod tests {
             ("gpt-neo-1.3B", 1_315_575_808),
             ("gpt-neo-2.7B", 2_651_307_520),
         ] {
-            let model = GptNeo::new(preset(name).unwrap(), Task::CausalLm).unwrap();
+            let model = GptNeo::new(preset(name).unwrap(), HeadKind::CausalLm).unwrap();
             let total: usize = model
                 .parameters()
                 .iter()
@@ -327,7 +327,7 @@ mod tests {
             let mut config = preset("gpt-neo-125m").unwrap();
             config.set("num_layers", 3);
             config.set("attention_types", types);
-            GptNeo::new(config, Task::CausalLm).map(|model| model.windows)
+            GptNeo::new(config, HeadKind::CausalLm).map(|model| model.windows)
         };
         let local = Some(256);
         assert_eq!(

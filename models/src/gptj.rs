@@ -12,7 +12,7 @@ use crate::layers::{self, AttentionKind, layer_norm, linear, linear_without_bias
 use crate::names::{OtherTensors, Specs, stored_name};
 use crate::tensor_parallel::{Cuts, along};
 use crate::weights::{Init, ParameterSpec, StoredName, Weights};
-use crate::{About, Classes, Family, Model, Task, TokenBatch};
+use crate::{About, Classes, Family, HeadKind, Model, TokenBatch};
 use serde_json::json;
 use xtrain_graphs::{DType, Randomness, Tensor, Trace};
 
@@ -86,7 +86,7 @@ pub fn preset(name: &str) -> Option<Config> {
 impl GptJ {
     /// Reads the configuration; what would change numbers and is not implemented is refused by
     /// name.
-    pub fn new(config: Config, task: Task) -> Result<Self> {
+    pub fn new(config: Config, task: HeadKind) -> Result<Self> {
         let read = config.over(default_config());
         let decoder = Decoder::read(&read, &GPT_KEYS)?;
         let head_width = read.head_width("n_embd", "n_head")?;
@@ -249,8 +249,8 @@ impl Model for GptJ {
             specs.linear(&name("mlp.fc_out"), [c, f]);
         }
         specs.layer_norm("transformer.ln_f", c);
-        self.decoder.head_parameters(&mut specs, self.task());
-        if self.task() == Task::CausalLm {
+        self.decoder.head_parameters(&mut specs, self.head_kind());
+        if self.head_kind() == HeadKind::CausalLm {
             specs.add("lm_head.bias", &[vocab], Init::Zeros);
         }
         specs.finish()
@@ -297,20 +297,20 @@ impl Model for GptJ {
     }
 
     fn head(&self, weights: &Weights, hidden: &Tensor, _randomness: &Randomness) -> Result<Tensor> {
-        let logits = self.decoder.head(weights, hidden, self.task())?;
-        match self.task() {
-            Task::Classification { .. } => Ok(logits),
+        let logits = self.decoder.head(weights, hidden, self.head_kind())?;
+        match self.head_kind() {
+            HeadKind::SequenceClassification { .. } => Ok(logits),
             _ => Ok(logits.add(&weights.get("lm_head.bias")?)?),
         }
     }
 
     fn step_flops(&self, batch: usize, tokens: usize) -> f64 {
         self.decoder
-            .step_flops(self.layers, self.task(), batch, tokens)
+            .step_flops(self.layers, self.head_kind(), batch, tokens)
     }
 
     fn head_flops(&self, rows: usize) -> f64 {
-        self.decoder.head_flops(self.task(), rows)
+        self.decoder.head_flops(self.head_kind(), rows)
     }
 }
 
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn presets_have_the_published_parameter_counts() {
-        let model = GptJ::new(preset("gpt-j-6b").unwrap(), Task::CausalLm).unwrap();
+        let model = GptJ::new(preset("gpt-j-6b").unwrap(), HeadKind::CausalLm).unwrap();
         let total: usize = model
             .parameters()
             .iter()
@@ -340,7 +340,10 @@ mod tests {
         ] {
             let mut config = default_config();
             config.set("rotary_dim", value);
-            let message = GptJ::new(config, Task::CausalLm).err().unwrap().to_string();
+            let message = GptJ::new(config, HeadKind::CausalLm)
+                .err()
+                .unwrap()
+                .to_string();
             assert!(message.contains(word), "{message}");
         }
     }

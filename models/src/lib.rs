@@ -2,7 +2,7 @@
 //! Hugging Face does and record tensor operations.
 //!
 //! Reading order: [`Model`] (what a trainer needs of a model), [`Weights`] (how a model reaches its
-//! parameters), [`Task`] (what it is trained for, and the losses), `gpt2`, then `bert`, whose
+//! parameters), [`HeadKind`] (its head) and the losses, `gpt2`, then `bert`, whose
 //! layers `roberta` and `albert` call.
 //!
 //! To add a model: a file in the order of `gpt2.rs` whose `FAMILY` goes into `FAMILIES`, and a
@@ -28,7 +28,9 @@ mod weights;
 pub use activation::Activation;
 pub use config::Config;
 pub use error::{Error, Result};
-pub use task::{IGNORED_LABEL, IGNORED_NUMBER, Labels, LossSum, Predictions, Task, logits, loss};
+pub use task::{
+    HeadKind, IGNORED_LABEL, IGNORED_NUMBER, Labels, LossSum, Predictions, logits, loss,
+};
 pub use weights::{Init, ParameterSpec, StoredName, Weight, Weights};
 
 use tensor_parallel::Cuts;
@@ -57,7 +59,7 @@ impl TokenBatch {
 /// What every model says of itself.
 pub struct About {
     pub(crate) config: Config,
-    pub(crate) task: Task,
+    pub(crate) task: HeadKind,
     pub(crate) vocab_size: usize,
     pub(crate) max_positions: usize,
     pub(crate) has_segments: bool,
@@ -75,7 +77,7 @@ pub trait Model {
     }
 
     /// What the model was built for.
-    fn task(&self) -> Task {
+    fn head_kind(&self) -> HeadKind {
         self.about().task
     }
 
@@ -135,7 +137,7 @@ pub(crate) struct Family {
     default_config: fn() -> Config,
     /// A released configuration, by its name without the organization.
     preset: fn(&str) -> Option<Config>,
-    build: fn(Config, Task) -> Result<Box<dyn Model>>,
+    build: fn(Config, HeadKind) -> Result<Box<dyn Model>>,
     /// How tensor parallelism divides its layers.
     cuts: Cuts,
 }
@@ -145,6 +147,7 @@ pub(crate) enum Classes {
     Encoder {
         masked_lm: &'static str,
         classification: &'static str,
+        token_classification: &'static str,
     },
     Decoder {
         causal_lm: &'static str,
@@ -154,26 +157,26 @@ pub(crate) enum Classes {
 
 impl Family {
     /// The task of a configuration that names no class.
-    fn usual_task(&self) -> Task {
+    fn usual_task(&self) -> HeadKind {
         match self.classes {
-            Classes::Encoder { .. } => Task::MaskedLm,
-            Classes::Decoder { .. } => Task::CausalLm,
+            Classes::Encoder { .. } => HeadKind::MaskedLm,
+            Classes::Decoder { .. } => HeadKind::CausalLm,
         }
     }
 
-    fn class(&self, task: Task) -> Option<&'static str> {
+    fn class(&self, task: HeadKind) -> Option<&'static str> {
         match (&self.classes, task) {
             (
                 Classes::Encoder {
                     masked_lm: class, ..
                 },
-                Task::MaskedLm,
+                HeadKind::MaskedLm,
             )
             | (
                 Classes::Decoder {
                     causal_lm: class, ..
                 },
-                Task::CausalLm,
+                HeadKind::CausalLm,
             )
             | (
                 Classes::Encoder {
@@ -184,7 +187,14 @@ impl Family {
                     classification: class,
                     ..
                 },
-                Task::Classification { .. },
+                HeadKind::SequenceClassification { .. },
+            )
+            | (
+                Classes::Encoder {
+                    token_classification: class,
+                    ..
+                },
+                HeadKind::TokenClassification { .. },
             ) => Some(class),
             _ => None,
         }
@@ -225,11 +235,18 @@ pub fn model_types() -> impl Iterator<Item = &'static str> {
 
 /// The model that a configuration describes, by its `model_type`, with the head that the task
 /// wants.
-pub fn build(mut config: Config, task: Task) -> Result<Box<dyn Model>> {
+pub fn build(mut config: Config, task: HeadKind) -> Result<Box<dyn Model>> {
     let family = family(&config)?;
     let Some(class) = family.class(task) else {
-        let (usual, other) = (family.usual_task(), Task::Classification { labels: 2 });
-        let reason = format!("such a model is not for {task}, but for {usual} and {other}");
+        let known: Vec<String> = HeadKind::ALL
+            .into_iter()
+            .filter(|head| family.class(*head).is_some())
+            .map(|head| head.to_string())
+            .collect();
+        let reason = format!(
+            "such a model is not for {task}, but for {}",
+            known.join(", ")
+        );
         return Err(config.unsupported("model_type", reason));
     };
     task::declare(&mut config, class, task)?;
@@ -271,16 +288,16 @@ mod tests {
         for model_type in model_types() {
             let config = default_config(model_type).unwrap();
             assert_eq!(config.text("model_type").unwrap(), model_type);
-            let task = Task::of(&config).unwrap();
+            let task = HeadKind::of(&config).unwrap();
             let model = build(config.clone(), task).unwrap();
             assert_eq!(
-                (model.task(), model.config().values()),
+                (model.head_kind(), model.config().values()),
                 (task, config.values()),
                 "{model_type}: saved as it came"
             );
             let mut bare = config;
             bare.set("architectures", serde_json::Value::Null);
-            assert_eq!(Task::of(&bare).unwrap(), task, "{model_type}");
+            assert_eq!(HeadKind::of(&bare).unwrap(), task, "{model_type}");
             let names: Vec<String> = model.parameters().into_iter().map(|p| p.name).collect();
             for name in &names {
                 assert_eq!(
@@ -302,12 +319,12 @@ mod tests {
         for model_type in model_types() {
             let model = build(
                 default_config(model_type).unwrap(),
-                Task::Classification { labels: 3 },
+                HeadKind::SequenceClassification { labels: 3 },
             )
             .unwrap();
             assert_eq!(
-                Task::of(model.config()).unwrap(),
-                Task::Classification { labels: 3 },
+                HeadKind::of(model.config()).unwrap(),
+                HeadKind::SequenceClassification { labels: 3 },
                 "{model_type}"
             );
             assert_eq!(model.config().get("label2id").unwrap()["LABEL_2"], 2);
@@ -319,17 +336,17 @@ mod tests {
         }
         let mut config = default_config("bert").unwrap();
         config.set("id2label", serde_json::json!({"0": "good", "1": "bad"}));
-        let model = build(config, Task::Classification { labels: 2 }).unwrap();
+        let model = build(config, HeadKind::SequenceClassification { labels: 2 }).unwrap();
         assert_eq!(model.config().get("id2label").unwrap()["1"], "bad");
     }
 
     #[test]
     fn one_label_is_a_regression() {
         for model_type in model_types() {
-            let model = build(default_config(model_type).unwrap(), Task::REGRESSION).unwrap();
+            let model = build(default_config(model_type).unwrap(), HeadKind::REGRESSION).unwrap();
             assert_eq!(
-                Task::of(model.config()).unwrap(),
-                Task::REGRESSION,
+                HeadKind::of(model.config()).unwrap(),
+                HeadKind::REGRESSION,
                 "{model_type}"
             );
             assert_eq!(model.config().get("problem_type").unwrap(), "regression");
@@ -346,7 +363,7 @@ mod tests {
         }
         let mut config = default_config("bert").unwrap();
         config.set("problem_type", "regression");
-        let message = build(config, Task::Classification { labels: 3 })
+        let message = build(config, HeadKind::SequenceClassification { labels: 3 })
             .err()
             .unwrap()
             .to_string();
@@ -361,23 +378,31 @@ mod tests {
         for (model_type, task, words) in [
             (
                 "bert",
-                Task::CausalLm,
+                HeadKind::CausalLm,
                 [
                     "causal language modelling",
-                    "masked language modelling and sequence classification",
+                    "for masked language modelling, sequence classification, token classification",
                 ],
             ),
             (
                 "gptj",
-                Task::MaskedLm,
+                HeadKind::MaskedLm,
                 [
                     "masked language modelling",
-                    "causal language modelling and sequence",
+                    "causal language modelling, sequence classification",
+                ],
+            ),
+            (
+                "gpt2",
+                HeadKind::TokenClassification { labels: 5 },
+                [
+                    "not for token classification",
+                    "causal language modelling, sequence classification",
                 ],
             ),
             (
                 "bert",
-                Task::Classification { labels: 0 },
+                HeadKind::SequenceClassification { labels: 0 },
                 ["a label", "at least"],
             ),
         ] {

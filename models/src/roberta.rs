@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::layers;
 use crate::names::{OtherTensors, Specs, stored_name};
 use crate::weights::{Init, ParameterSpec, StoredName, Weights};
-use crate::{About, Classes, Family, Model, Task, TokenBatch};
+use crate::{About, Classes, Family, HeadKind, Model, TokenBatch};
 use serde_json::json;
 use xtrain_graphs::op::{Comparison, Gelu};
 use xtrain_graphs::{DType, Randomness, Tensor};
@@ -21,6 +21,7 @@ pub(crate) const FAMILY: Family = Family {
     classes: Classes::Encoder {
         masked_lm: "RobertaForMaskedLM",
         classification: "RobertaForSequenceClassification",
+        token_classification: "RobertaForTokenClassification",
     },
     default_config,
     preset,
@@ -82,7 +83,7 @@ fn missing_keys() -> Config {
 impl Roberta {
     /// Reads the configuration; what would change numbers and is not implemented is refused by
     /// name.
-    pub fn new(config: Config, task: Task) -> Result<Self> {
+    pub fn new(config: Config, task: HeadKind) -> Result<Self> {
         let read = config.over(missing_keys());
         let lm_head = MaskedLmHead {
             dense: "lm_head.dense",
@@ -178,11 +179,12 @@ impl Model for Roberta {
         );
         encoder_parameters(&mut specs, "roberta", layer, self.encoder.layers);
         specs.begin_head();
-        match self.task() {
-            Task::Classification { labels } => {
+        match self.head_kind() {
+            HeadKind::SequenceClassification { labels } => {
                 specs.linear("classifier.dense", [c, c]);
                 specs.linear("classifier.out_proj", [labels, c]);
             }
+            HeadKind::TokenClassification { labels } => specs.linear("classifier", [labels, c]),
             _ => {
                 specs.add(lm_head.bias, &[e.vocab], Init::Zeros);
                 specs.linear(lm_head.dense, [c, c]);
@@ -239,16 +241,17 @@ impl Model for Roberta {
     }
 
     fn head(&self, weights: &Weights, hidden: &Tensor, randomness: &Randomness) -> Result<Tensor> {
-        let Task::Classification { .. } = self.task() else {
-            return self.encoder.lm_head.apply(weights, hidden);
-        };
-        let first = randomness.dropout(hidden, self.encoder.classifier_dropout)?; // [B, C]
-        self.encoder.classify(
-            weights,
-            &first,
-            ("classifier.dense", "classifier.out_proj"),
-            randomness,
-        )
+        match self.head_kind() {
+            HeadKind::SequenceClassification { .. } => {
+                let first = randomness.dropout(hidden, self.encoder.classifier_dropout)?; // [B, C]
+                let names = ("classifier.dense", "classifier.out_proj");
+                self.encoder.classify(weights, &first, names, randomness)
+            }
+            HeadKind::TokenClassification { .. } => {
+                self.encoder.classify_tokens(weights, hidden, randomness)
+            }
+            _ => self.encoder.lm_head.apply(weights, hidden),
+        }
     }
 
     fn step_flops(&self, batch: usize, tokens: usize) -> f64 {
@@ -271,7 +274,7 @@ mod tests {
             ("distilroberta-base", 82_170_201),
             ("roberta-base", 124_697_433),
         ] {
-            let model = Roberta::new(preset(name).unwrap(), Task::MaskedLm).unwrap();
+            let model = Roberta::new(preset(name).unwrap(), HeadKind::MaskedLm).unwrap();
             let total: usize = model
                 .parameters()
                 .iter()
@@ -286,7 +289,7 @@ mod tests {
     fn positions_need_a_padding_token() {
         let mut config = default_config();
         config.set("pad_token_id", serde_json::Value::Null);
-        let message = Roberta::new(config, Task::MaskedLm)
+        let message = Roberta::new(config, HeadKind::MaskedLm)
             .err()
             .unwrap()
             .to_string();

@@ -1,4 +1,4 @@
-//! What a model is trained for, and the loss of each task.
+//! The heads that a model can have, and the loss of each.
 //!
 //! Letters: B batch, T tokens, N = B * T, K places with a label, L labels of a classification, V
 //! vocabulary.
@@ -11,31 +11,50 @@ use serde_json::{Map, Value};
 use xtrain_graphs::op::Comparison;
 use xtrain_graphs::{DType, Randomness, Tensor};
 
-/// What a model is trained for. It decides the head, so a model is built for one task.
+/// The head that a model is built with: what it is trained for. transformers' classes `XForCausalLM`
+/// (or `XLMHeadModel`), `XForMaskedLM`, `XForSequenceClassification`, `XForTokenClassification`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Task {
+pub enum HeadKind {
     /// The logits at t predict token t + 1. Labels `s32[B, T]`.
     CausalLm,
     /// The logits at t predict the token that was at t. Labels `s32[B, T]`.
     MaskedLm,
     /// One row of logits for each sequence. Labels `s32[B]`; of a regression `f32[B]`.
-    Classification {
+    SequenceClassification {
         /// Logits of a row. With one, that is a number to be estimated: a regression, as
         /// transformers has it.
         labels: usize,
     },
+    /// A row of logits for each token. Labels `s32[B, T]`.
+    TokenClassification {
+        /// Logits of a row.
+        labels: usize,
+    },
 }
 
-impl Task {
-    /// Estimates a number for each sequence.
-    pub const REGRESSION: Task = Task::Classification { labels: 1 };
+impl HeadKind {
+    /// Every kind, for messages; classifiers with two labels.
+    pub(crate) const ALL: [HeadKind; 4] = [
+        HeadKind::CausalLm,
+        HeadKind::MaskedLm,
+        HeadKind::SequenceClassification { labels: 2 },
+        HeadKind::TokenClassification { labels: 2 },
+    ];
 
-    /// What transformers calls it, in a configuration's `problem_type`; `None` of a language model.
+    /// Estimates a number for each sequence.
+    pub const REGRESSION: HeadKind = HeadKind::SequenceClassification { labels: 1 };
+
+    /// Whether its logits are over the vocabulary.
+    pub fn is_language_model(self) -> bool {
+        matches!(self, HeadKind::CausalLm | HeadKind::MaskedLm)
+    }
+
+    /// The `problem_type` that transformers knows it by; only sequence classifiers have one.
     pub fn problem_type(self) -> Option<&'static str> {
         match self {
-            Task::REGRESSION => Some("regression"),
-            Task::Classification { .. } => Some("single_label_classification"),
-            Task::CausalLm | Task::MaskedLm => None,
+            HeadKind::REGRESSION => Some("regression"),
+            HeadKind::SequenceClassification { .. } => Some("single_label_classification"),
+            HeadKind::CausalLm | HeadKind::MaskedLm | HeadKind::TokenClassification { .. } => None,
         }
     }
 
@@ -48,27 +67,33 @@ impl Task {
             .and_then(Value::as_str)
             .unwrap_or_default();
         if class.ends_with("ForSequenceClassification") {
-            return Ok(Task::Classification {
+            return Ok(HeadKind::SequenceClassification {
+                labels: saved_labels(config)?,
+            });
+        }
+        if class.ends_with("ForTokenClassification") {
+            return Ok(HeadKind::TokenClassification {
                 labels: saved_labels(config)?,
             });
         }
         if class.ends_with("ForMaskedLM") || class.ends_with("ForPreTraining") {
-            return Ok(Task::MaskedLm);
+            return Ok(HeadKind::MaskedLm);
         }
         match class.ends_with("ForCausalLM") || class.ends_with("LMHeadModel") {
-            true => Ok(Task::CausalLm),
+            true => Ok(HeadKind::CausalLm),
             false => Ok(crate::family(config)?.usual_task()),
         }
     }
 }
 
-impl std::fmt::Display for Task {
+impl std::fmt::Display for HeadKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Task::CausalLm => "causal language modelling",
-            Task::MaskedLm => "masked language modelling",
-            Task::Classification { labels: 1 } => "sequence regression",
-            Task::Classification { .. } => "sequence classification",
+            HeadKind::CausalLm => "causal language modelling",
+            HeadKind::MaskedLm => "masked language modelling",
+            HeadKind::SequenceClassification { labels: 1 } => "sequence regression",
+            HeadKind::SequenceClassification { .. } => "sequence classification",
+            HeadKind::TokenClassification { .. } => "token classification",
         })
     }
 }
@@ -81,27 +106,30 @@ fn saved_labels(config: &Config) -> Result<usize> {
     }
 }
 
-/// Writes the task into the configuration that will be saved: the class and, for a new classifier,
+/// Writes the head into the configuration that will be saved: the class and, for a new classifier,
 /// its labels' names.
-pub(crate) fn declare(config: &mut Config, class: &str, task: Task) -> Result<()> {
+pub(crate) fn declare(config: &mut Config, class: &str, head: HeadKind) -> Result<()> {
     config.set("architectures", vec![class]);
-    let Task::Classification { labels } = task else {
+    let (HeadKind::SequenceClassification { labels } | HeadKind::TokenClassification { labels }) =
+        head
+    else {
         return Ok(());
     };
-    let built = task.problem_type().expect("it is a classification");
-    match config.text_or("problem_type", built)?.as_str() {
-        _ if labels == 0 => return Err(Error::NoLabels),
-        other if other == built => {}
-        other => {
+    if labels == 0 {
+        return Err(Error::NoLabels);
+    }
+    if let Some(built) = head.problem_type() {
+        let other = config.text_or("problem_type", built)?;
+        if other != built {
             let reason = format!(
                 "{other} with {labels} labels is not built; one label per sequence and a single number are"
             );
             return Err(config.unsupported("problem_type", reason));
         }
-    }
-    if task == Task::REGRESSION {
-        // transformers would find it out in its first forward pass, and saves what it found.
-        config.set("problem_type", built);
+        if head == HeadKind::REGRESSION {
+            // transformers would find it out in its first forward pass, and saves what it found.
+            config.set("problem_type", built);
+        }
     }
     if config.get("id2label").is_none() || saved_labels(config)? != labels {
         let name = |i: usize| format!("LABEL_{i}");
@@ -130,7 +158,8 @@ pub const IGNORED_LABEL: i64 = -100;
 /// every device can be relied upon to compare with what is not.
 pub const IGNORED_NUMBER: f32 = f32::MAX;
 
-/// Logits as the model's task has them: `[N, V]` of a language model, `[B, L]` of a classifier.
+/// Logits as the model's head has them: `[N, V]` of a language model, `[B, L]` of a sequence
+/// classifier, `[N, L]` of a token classifier.
 pub fn logits(
     model: &dyn Model,
     weights: &Weights,
@@ -138,7 +167,7 @@ pub fn logits(
     randomness: &Randomness,
 ) -> Result<Tensor> {
     let mut rows = model.hidden(weights, batch, randomness)?;
-    if matches!(model.task(), Task::Classification { .. }) {
+    if matches!(model.head_kind(), HeadKind::SequenceClassification { .. }) {
         rows = model.sequence_rows(&rows, batch)?;
     }
     head(model, weights, &rows, randomness)
@@ -154,7 +183,7 @@ fn head(
 ) -> Result<Tensor> {
     let logits = model.head(weights, rows, randomness)?;
     let (width, vocabulary) = (logits.dims()[1], model.vocab_size());
-    if !matches!(model.task(), Task::CausalLm | Task::MaskedLm) || width == vocabulary {
+    if !model.head_kind().is_language_model() || width == vocabulary {
         return Ok(logits);
     }
     let trace = logits.trace().clone();
@@ -172,7 +201,7 @@ const NO_WORD: f64 = -1e9;
 
 /// What a model should have said of a batch.
 pub struct Labels {
-    /// For the shapes see [`Task`]; with `places`, `s32[K]`.
+    /// For the shapes see [`HeadKind`]; with `places`, `s32[K]`.
     pub ids: Tensor,
     /// Of masked language modelling, `s32[K]`: the places among N = B * T that `ids` are of. Logits
     /// are computed for these only, which is the same loss as long as every place that has a label
@@ -186,8 +215,8 @@ impl From<Tensor> for Labels {
     }
 }
 
-/// Logits, and the label that belongs to each row of them. R rows: N or K of a language model, B of
-/// a classifier.
+/// Logits, and the label that belongs to each row of them. R rows: N or K of a language model, N of
+/// a token classifier, B of a sequence classifier.
 pub struct Predictions {
     /// `[R, V]` of a language model, `[R, L]` of a classifier.
     pub logits: Tensor,
@@ -213,10 +242,12 @@ impl Predictions {
             None => logits(model, weights, batch, randomness)?,
         };
         let _scope = logits.trace().clone().scope("loss");
-        let labels = match model.task() {
-            Task::CausalLm => next_tokens(&labels.ids)?,
-            Task::MaskedLm => labels.ids.reshape(&[labels.ids.shape().elements()])?,
-            Task::Classification { .. } => labels.ids.clone(),
+        let labels = match model.head_kind() {
+            HeadKind::CausalLm => next_tokens(&labels.ids)?,
+            HeadKind::MaskedLm | HeadKind::TokenClassification { .. } => {
+                labels.ids.reshape(&[labels.ids.shape().elements()])?
+            }
+            HeadKind::SequenceClassification { .. } => labels.ids.clone(),
         };
         Ok(Predictions { logits, labels })
     }

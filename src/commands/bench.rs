@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use xtrain_graphs::Precision;
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
-use xtrain_models::{Config, IGNORED_LABEL, Task};
+use xtrain_models::{Config, HeadKind, IGNORED_LABEL};
 
 /// The configurations' dropout rates.
 const DROPOUT_KEYS: [&str; 8] = [
@@ -52,10 +52,11 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
     }
     // Encoders learn masked tokens here, decoders the next one, whatever else the model was saved
     // for.
-    let task = match Task::of(&read.config).map_err(failed("reading the model's configuration"))? {
-        Task::MaskedLm => Task::MaskedLm,
-        _ => Task::CausalLm,
-    };
+    let task =
+        match HeadKind::of(&read.config).map_err(failed("reading the model's configuration"))? {
+            HeadKind::MaskedLm => HeadKind::MaskedLm,
+            _ => HeadKind::CausalLm,
+        };
     let loaded = read.build(task, Head::NewIfMissing)?;
     let model = &*loaded.model;
     if plan.seq > model.max_positions() {
@@ -101,7 +102,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         .with_precision(plan.precision)
         .with_buckets(plan.gradient_bucket_bytes)
         .with_checkpointing(plan.checkpointing);
-    let labels = if task == Task::MaskedLm {
+    let labels = if task == HeadKind::MaskedLm {
         LabelForm::SomeTokens(MASKED)
     } else {
         LabelForm::Tokens

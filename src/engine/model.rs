@@ -9,7 +9,7 @@ use crate::trainer::parameters::{self, Head};
 use crate::trainer::session::Session;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
-use xtrain_models::{Config, Model, Task};
+use xtrain_models::{Config, HeadKind, Model};
 
 /// A model's configuration, before it is decided what the model is built for.
 pub struct ModelConfig {
@@ -60,7 +60,7 @@ impl ModelConfig {
     }
 
     /// The model for a task, with its weights opened and compared with what it wants.
-    pub fn build(self, task: Task, head: Head) -> Result<LoadedModel, Error> {
+    pub fn build(self, task: HeadKind, head: Head) -> Result<LoadedModel, Error> {
         let model =
             xtrain_models::build(self.config, task).map_err(failed("building the model"))?;
         let Some(directory) = self.directory else {
@@ -74,7 +74,7 @@ impl ModelConfig {
         // Now, not when they are placed: between the two may lie hours of tokenizing.
         let fit = parameters::fit(&*model, &model.parameters(), &weights, head);
         let fit = fit.map_err(failed("opening the model's weights")).map_err(|error| match (head, task) {
-            (Head::NewIfMissing, Task::Classification { .. }) => {
+            (Head::NewIfMissing, HeadKind::SequenceClassification { .. } | HeadKind::TokenClassification { .. }) => {
                 error.with_hint("where only the classifier's shape differs, --ignore_mismatched_sizes starts it anew")
             }
             _ => error,
@@ -149,7 +149,7 @@ fn scratch(
 impl LoadedModel {
     /// A causal language model as it was saved, or a new one.
     pub fn causal(source: &ModelSource, tokenizer: Option<&Tokenizer>) -> Result<Self, Error> {
-        ModelConfig::read(source, tokenizer)?.build(Task::CausalLm, Head::Saved)
+        ModelConfig::read(source, tokenizer)?.build(HeadKind::CausalLm, Head::Saved)
     }
 
     /// Puts the weights on the device: the directory's, or new ones from the seed.
@@ -168,7 +168,7 @@ impl LoadedModel {
     /// `generation_config.json` to save with a causal language model: the one that came with it, or
     /// what follows from its configuration.
     pub fn generation_config(&self) -> Option<Map<String, Value>> {
-        if self.model.task() != Task::CausalLm {
+        if self.model.head_kind() != HeadKind::CausalLm {
             return None;
         }
         if self.generation.is_some() {
@@ -271,7 +271,7 @@ mod tests {
         for name in PRESETS {
             let config = xtrain_models::preset(name).unwrap();
             assert_eq!(
-                Task::of(&config).unwrap() == Task::MaskedLm,
+                HeadKind::of(&config).unwrap() == HeadKind::MaskedLm,
                 is_encoder(name),
                 "{name}"
             );

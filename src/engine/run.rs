@@ -173,7 +173,7 @@ fn check_best(settings: &TrainSettings, model: &dyn Model, task: &TaskData) -> R
     let Some(rule) = &settings.best else {
         return Ok(());
     };
-    let known = metric_names(model.task(), &task.label_names());
+    let known = metric_names(model.head_kind(), &task.label_names());
     if known.contains(&rule.metric) {
         return Ok(());
     }

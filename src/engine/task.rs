@@ -13,7 +13,7 @@ use crate::data::stream::{StreamSpec, StreamTask};
 use crate::data::{Collator, Error as DataError, LabelMap, Tokenizer, clm, cls, mlm};
 use crate::trainer::parameters::Head;
 use serde_json::Value;
-use xtrain_models::{Config, Model, Task};
+use xtrain_models::{Config, HeadKind, Model};
 
 /// What the labels are needed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,10 +32,10 @@ fn model_task(
     config: &mut Config,
     tokenizer: &Tokenizer,
     purpose: Purpose,
-) -> Result<(Task, Option<LabelMap>), Error> {
+) -> Result<(HeadKind, Option<LabelMap>), Error> {
     let data = match plan {
-        TaskPlan::Clm(_) => return Ok((Task::CausalLm, None)),
-        TaskPlan::Mlm(_) => return Ok((Task::MaskedLm, None)),
+        TaskPlan::Clm(_) => return Ok((HeadKind::CausalLm, None)),
+        TaskPlan::Mlm(_) => return Ok((HeadKind::MaskedLm, None)),
         TaskPlan::Cls(data) => data,
     };
     if data.labels.is_none() {
@@ -52,7 +52,7 @@ fn model_task(
             "bring examples of at least two labels, or for numbers add --do_regression",
         ));
     }
-    let task = Task::Classification {
+    let task = HeadKind::SequenceClassification {
         labels: labels.len(),
     };
     if LabelMap::from_config(config.values())

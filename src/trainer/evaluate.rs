@@ -9,7 +9,7 @@ use super::session::{EachReplica, Recording, Session};
 use super::step::parameter_tensors;
 use std::time::{Duration, Instant};
 use xtrain_graphs::{Randomness, Tensor};
-use xtrain_models::{Model, ParameterSpec, Predictions, Task, Weights};
+use xtrain_models::{HeadKind, Model, ParameterSpec, Predictions, Weights};
 
 /// The graph's name in plans, logs and the cache, but for its batches' variant.
 pub const GRAPH_NAME: &str = "eval";
@@ -47,10 +47,10 @@ pub enum Scores {
 }
 
 impl Scores {
-    fn none(task: Task) -> Self {
+    fn none(task: HeadKind) -> Self {
         match task {
-            Task::REGRESSION => Scores::Numbers(Estimates::default()),
-            Task::Classification { labels } => Scores::Classes {
+            HeadKind::REGRESSION => Scores::Numbers(Estimates::default()),
+            HeadKind::SequenceClassification { labels } => Scores::Classes {
                 confusion: Confusion::new(labels),
                 logits: Vec::new(),
             },
@@ -108,7 +108,7 @@ impl Evaluation {
 }
 
 /// The names that [`Evaluation::metric`] knows for a task.
-pub fn metric_names(task: Task, labels: &[String]) -> Vec<String> {
+pub fn metric_names(task: HeadKind, labels: &[String]) -> Vec<String> {
     let scores = Scores::none(task);
     let nothing = Evaluation {
         loss: 0.0,
@@ -148,8 +148,8 @@ pub fn record(
     drop(stages);
     let loss = predictions.loss()?;
     let mut sums = vec![loss.sum.reshape(&[1])?, loss.count.reshape(&[1])?];
-    match model.task() {
-        Task::Classification { labels } => {
+    match model.head_kind() {
+        HeadKind::SequenceClassification { labels } => {
             let logits = predictions
                 .logits
                 .reshape(&[inputs.tokens.size()[0] * labels])?;
@@ -168,7 +168,7 @@ pub fn evaluate(
     batches: &mut dyn Iterator<Item = Result<DeviceBatch>>,
 ) -> Result<Evaluation> {
     let start = Instant::now();
-    let mut totals = Totals::of(model.task());
+    let mut totals = Totals::of(model.head_kind());
     let mut pending: Option<Pending> = None;
     for batch in batches {
         let batch = batch?;
@@ -218,7 +218,7 @@ struct Totals {
 }
 
 impl Totals {
-    fn of(task: Task) -> Self {
+    fn of(task: HeadKind) -> Self {
         Totals {
             loss: 0.0,
             labels: 0.0,

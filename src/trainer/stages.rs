@@ -10,7 +10,7 @@ use std::sync::Arc;
 use xtrain_graphs::op::Op;
 use xtrain_graphs::passes::{self, stages::Mark};
 use xtrain_graphs::{DType, InputRole, Randomness, Shape, Target, Trace, work};
-use xtrain_models::{Model, ParameterSpec, Task, TokenBatch, Weight, Weights, loss};
+use xtrain_models::{HeadKind, Model, ParameterSpec, TokenBatch, Weight, Weights, loss};
 
 /// Tokens of the sequence that layers are compared by.
 const TOKENS: usize = 128;
@@ -89,10 +89,10 @@ fn record(trace: &Trace, model: &dyn Model, parameters: &[ParameterSpec]) -> Res
     let tokens = TOKENS.min(model.max_positions());
     let grid = Shape::new(DType::S32, [1, tokens]);
     let input_ids = trace.input("input_ids", grid.clone(), InputRole::Feed);
-    let labels_shape = match model.task() {
-        Task::REGRESSION => Shape::new(DType::F32, [1]),
-        Task::Classification { .. } => Shape::new(DType::S32, [1]),
-        Task::CausalLm | Task::MaskedLm => grid,
+    let labels_shape = match model.head_kind() {
+        HeadKind::REGRESSION => Shape::new(DType::F32, [1]),
+        HeadKind::SequenceClassification { .. } => Shape::new(DType::S32, [1]),
+        HeadKind::CausalLm | HeadKind::MaskedLm | HeadKind::TokenClassification { .. } => grid,
     };
     let labels = trace.input("labels", labels_shape, InputRole::Feed);
     let state = |p: &ParameterSpec| {
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn gpt2_is_dealt_out_with_its_embedding_in_two_stages() {
-        let model = build(preset("gpt2").unwrap(), Task::CausalLm).unwrap();
+        let model = build(preset("gpt2").unwrap(), HeadKind::CausalLm).unwrap();
         let stages = plan(&*model, 4).unwrap().unwrap();
         assert_eq!(stages.users("transformer.wte.weight"), [0, 3], "tied");
         assert_eq!(stages.users("transformer.wpe.weight"), [0]);
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn shared_parameters_are_in_every_stage() {
-        let model = build(default_config("albert").unwrap(), Task::MaskedLm).unwrap();
+        let model = build(default_config("albert").unwrap(), HeadKind::MaskedLm).unwrap();
         let stages = plan(&*model, 3).unwrap().unwrap();
         let shared = "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn.weight";
         assert_eq!(stages.users(shared), [0, 1, 2]);

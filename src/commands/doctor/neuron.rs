@@ -22,7 +22,7 @@ use std::path::Path;
 use std::time::Instant;
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
 use xtrain_graphs::{DType, Shape};
-use xtrain_models::Task;
+use xtrain_models::HeadKind;
 
 /// Cores that the checks ask for: an all-reduce takes two.
 const CORES: u32 = 2;
@@ -323,8 +323,8 @@ fn training_step(session: &mut Session) -> Result<(String, bool), Error> {
     ] {
         config.set(key, value);
     }
-    let model =
-        xtrain_models::build(config, Task::CausalLm).map_err(failed("building a small model"))?;
+    let model = xtrain_models::build(config, HeadKind::CausalLm)
+        .map_err(failed("building a small model"))?;
     let optimizer = OptimizerSettings {
         kind: OptimizerKind::AdamW,
         learning_rate: 1e-2,

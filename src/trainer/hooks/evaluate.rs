@@ -69,7 +69,7 @@ impl Hook for Evaluator<'_> {
             .metric(&name, &self.labels)
             .ok_or_else(|| Error::NoMetric {
                 name: name.clone(),
-                known: metric_names(self.model.task(), &self.labels).join(", "),
+                known: metric_names(self.model.head_kind(), &self.labels).join(", "),
             })?;
         best.observe(value, progress.step);
         if !best.should_stop() {

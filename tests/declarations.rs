@@ -1,0 +1,194 @@
+//! What models declare, for every family, preset and head: parameters, their sharding, operations
+//! and stages, against a committed snapshot. `XTRAIN_UPDATE_SNAPSHOTS=1` writes it anew; a
+//! difference in it is a difference in checkpoints, memory or reported FLOP/s.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::path::Path;
+use xtrain::parallel::Mesh;
+use xtrain::trainer::parameters::parameter_shape;
+use xtrain::trainer::settings::OptimizerKind;
+use xtrain::trainer::step::placements;
+use xtrain_graphs::passes::partition::Cut;
+use xtrain_models::{HeadKind, Model, ParameterSpec, build, preset, tensor_cuts};
+
+/// The presets whose parameters and stages are listed in full; of the others a line each.
+const IN_FULL: [&str; 6] = [
+    "gpt2",
+    "gpt-neo-125m",
+    "gpt-j-6b",
+    "bert-base-uncased",
+    "roberta-base",
+    "albert-base-v2",
+];
+
+const PRESETS: [&str; 27] = [
+    "gpt2",
+    "gpt2-medium",
+    "gpt2-large",
+    "gpt2-xl",
+    "gpt-neo-125m",
+    "gpt-neo-125M",
+    "gpt-neo-1.3B",
+    "gpt-neo-2.7B",
+    "gpt-j-6b",
+    "gpt-j-6B",
+    "bert-tiny",
+    "bert-mini",
+    "bert-small",
+    "bert-medium",
+    "bert-base-uncased",
+    "bert-base-cased",
+    "bert-base-multilingual-uncased",
+    "bert-base-multilingual-cased",
+    "bert-large-uncased",
+    "bert-large-cased",
+    "distilroberta-base",
+    "roberta-base",
+    "roberta-large",
+    "albert-base-v2",
+    "albert-large-v2",
+    "albert-xlarge-v2",
+    "albert-xxlarge-v2",
+];
+
+/// A parameter on one line, with its shards along the tensor axis at degrees 2 and 4 as
+/// `dimension/blocks`.
+fn line(parameter: &ParameterSpec, cuts: &[Option<HashMap<String, Cut>>; 2]) -> String {
+    let shards = cuts.each_ref().map(|cuts| match cuts {
+        Some(cuts) => match cuts.get(&parameter.name) {
+            Some(cut) => format!("{}/{}", cut.dim, cut.blocks),
+            None => "whole".to_string(),
+        },
+        None => "-".to_string(),
+    });
+    let ParameterSpec {
+        dims,
+        init,
+        decay,
+        head,
+        ..
+    } = parameter;
+    let decay = if *decay { " decay" } else { "" };
+    let head = if *head { " head" } else { "" };
+    format!("{dims:?} {init:?}{decay}{head} tp {}", shards.join(" "))
+}
+
+/// FNV-1a.
+fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// The name with layer numbers as `N`.
+fn of_any_layer(name: &str) -> String {
+    let part = |part: &str| match part.parse::<usize>() {
+        Ok(_) => "N".to_string(),
+        Err(_) => part.to_string(),
+    };
+    name.split('.').map(part).collect::<Vec<_>>().join(".")
+}
+
+fn describe(name: &str, model: &dyn Model) -> String {
+    let parameters = model.parameters();
+    let cuts = [2, 4].map(|degree| tensor_cuts(model, degree).ok());
+    let lines: Vec<String> = parameters
+        .iter()
+        .map(|p| format!("{} {}", p.name, line(p, &cuts)))
+        .collect();
+    let elements: usize = parameters
+        .iter()
+        .map(|p| p.dims.iter().product::<usize>())
+        .sum();
+    let mut text = format!(
+        "{name} | {:?}: {} parameters, {elements} elements, list {:016x}, step {:?} {:?}, head {:?}\n",
+        model.head_kind(),
+        parameters.len(),
+        hash(&lines.join("\n")),
+        model.step_flops(2, 128),
+        model.step_flops(3, 40),
+        model.head_flops(7),
+    );
+    if !IN_FULL.contains(&name) {
+        return text;
+    }
+    let mut collapsed: Vec<(String, usize)> = Vec::new();
+    for parameter in parameters.iter() {
+        let entry = format!(
+            "{} {}",
+            of_any_layer(&parameter.name),
+            line(parameter, &cuts)
+        );
+        match collapsed.iter_mut().find(|(known, _)| *known == entry) {
+            Some((_, count)) => *count += 1,
+            None => collapsed.push((entry, 1)),
+        }
+    }
+    for (entry, count) in collapsed {
+        writeln!(text, "    {count} x {entry}").unwrap();
+    }
+    for mesh in [
+        Mesh {
+            tensor: 2,
+            ..Mesh::single()
+        },
+        Mesh {
+            shard: 2,
+            ..Mesh::single()
+        },
+        Mesh {
+            stage: 2,
+            ..Mesh::single()
+        },
+        Mesh {
+            tensor: 2,
+            shard: 2,
+            stage: 4,
+            ..Mesh::single()
+        },
+    ] {
+        let placed = placements(model, OptimizerKind::AdamW, mesh, false).unwrap();
+        for stage in 0..mesh.stage {
+            let held: u64 = parameters
+                .iter()
+                .map(|p| placed.held_bytes(&p.name, &parameter_shape(p), stage))
+                .sum();
+            write!(text, "    {mesh}: stage {stage} holds {held} bytes").unwrap();
+            if let Some(stages) = placed.stages() {
+                let (layers, work) = (stages.layers(stage), stages.work(stage));
+                write!(text, ", layers {layers:?}, work {work:?}").unwrap();
+            }
+            text.push('\n');
+        }
+    }
+    text
+}
+
+#[test]
+fn declarations_are_as_before() {
+    let mut text = String::new();
+    for name in PRESETS {
+        let config = preset(name).unwrap();
+        let heads = [
+            HeadKind::of(&config).unwrap(),
+            HeadKind::SequenceClassification { labels: 3 },
+            HeadKind::TokenClassification { labels: 5 },
+        ];
+        for head in heads {
+            match build(config.clone(), head) {
+                Ok(model) => text += &describe(name, &*model),
+                Err(error) => writeln!(text, "{name} | {head:?}: {error}").unwrap(),
+            }
+        }
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots/declarations.txt");
+    if std::env::var_os("XTRAIN_UPDATE_SNAPSHOTS").is_some() {
+        std::fs::write(&path, &text).unwrap();
+    }
+    let expected = std::fs::read_to_string(&path).unwrap();
+    for (found, expected) in text.lines().zip(expected.lines()) {
+        assert_eq!(found, expected);
+    }
+    assert_eq!(text.lines().count(), expected.lines().count());
+}
