@@ -34,8 +34,11 @@ pub mod runtime;
 /// Hugging Face directories and exact training state.
 pub mod checkpoint;
 
-/// Processes, ranks, rendezvous, restart.
+/// The launcher: starts the ranks of a job, watches them, restarts them.
 pub mod launch;
+
+/// The process group: rank, rendezvous, heartbeats.
+pub mod distributed;
 
 /// Step line, records, tables.
 pub mod report;

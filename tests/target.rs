@@ -10,7 +10,7 @@ use xtrain::parallel::Mesh;
 use xtrain::runtime::Library;
 use xtrain::trainer::device::{self, DeviceSettings};
 use xtrain::trainer::gpu::Gpu;
-use xtrain::trainer::{ceiling, cuda};
+use xtrain::trainer::{cuda, matmul_peak};
 use xtrain_graphs::Precision;
 
 /// jax's plugin, with NVIDIA's tools beside it; no card is needed.
@@ -636,8 +636,8 @@ fn measurements_of_kernels_are_found_in_the_cache() {
     let dir = tempfile::tempdir().unwrap();
     let mut recorder = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
     let mut recording = recorder.begin_abstract(Default::default());
-    ceiling::record_abstract(&mut recording, Precision::Bf16).unwrap();
-    let graph = recording.cut(ceiling::GRAPH_NAME).unwrap().remove(0);
+    matmul_peak::record_abstract(&mut recording, Precision::Bf16).unwrap();
+    let graph = recording.cut(matmul_peak::GRAPH_NAME).unwrap().remove(0);
     let settings = DeviceSettings {
         plugin: Some(plugin),
         ..DeviceSettings::default()

@@ -9,7 +9,7 @@ use super::key::{Key, Surroundings};
 use super::program::emit;
 use super::store::{Store, now};
 use super::{CacheSettings, Error};
-use crate::runtime::thunks::{self, Launches};
+use crate::runtime::hlo::launch_stats::{self, Launches};
 use crate::runtime::{CompileOptions, CompiledModule, Library, Topology};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -208,7 +208,9 @@ impl TargetCache {
         let dump = tempfile::tempdir().ok();
         let mut options = self.device.options.clone();
         if let Some(dump) = &dump {
-            options.local.extend(thunks::dump_options(dump.path()));
+            options
+                .local
+                .extend(launch_stats::dump_options(dump.path()));
         }
         let compiled = self
             .device

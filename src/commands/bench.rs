@@ -12,7 +12,7 @@ use crate::engine::model::{ModelConfig, origin};
 use crate::report::memory::{cpu_time, peak_rss};
 use crate::report::scaling::Exchange;
 use crate::trainer::ahead::{RunShapes, start_first_step};
-use crate::trainer::ceiling;
+use crate::trainer::matmul_peak;
 use crate::trainer::parameters::{self, Head};
 use crate::trainer::session::Session;
 use crate::trainer::settings::{OptimizerKind, OptimizerSettings};
@@ -192,7 +192,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
         let graphs = session.cache().graphs();
         let of_steps = graphs
             .iter()
-            .filter(|graph| graph.name != ceiling::GRAPH_NAME && graph.loaded == loaded);
+            .filter(|graph| graph.name != matmul_peak::GRAPH_NAME && graph.loaded == loaded);
         of_steps.fold((0, 0.0), |(count, seconds), graph| {
             (count + 1, seconds + graph.ready_time.as_secs_f64())
         })
@@ -250,7 +250,7 @@ pub fn run(plan: BenchPlan) -> Result<Outcome, Error> {
 }
 
 fn measure_ceiling(session: &mut Session, precision: Precision) -> Result<f64, Error> {
-    ceiling::measure_tflops(session, precision, Duration::from_secs(5))
+    matmul_peak::measure_tflops(session, precision, Duration::from_secs(5))
         .map_err(failed("measuring the matrix-multiply ceiling"))
 }
 

@@ -13,7 +13,7 @@ use crate::engine::failed;
 use crate::parallel::Mesh;
 use crate::report::units::bytes;
 use crate::runtime::Library;
-use crate::trainer::{ceiling, device};
+use crate::trainer::{device, matmul_peak};
 use serde_json::json;
 use std::time::Instant;
 use xtrain_graphs::Precision;
@@ -113,7 +113,7 @@ fn check_cpu() -> Vec<Check> {
     );
     check("device", Ok(found));
     if check("compile and run", compile_and_run(&mut session)) {
-        let found = ceiling::measure_tflops(
+        let found = matmul_peak::measure_tflops(
             &mut session,
             Precision::F32,
             std::time::Duration::from_secs(1),

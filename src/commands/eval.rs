@@ -3,11 +3,11 @@
 use super::{Error, Outcome};
 use crate::checkpoint::hf::save_metrics;
 use crate::config::EvalPlan;
+use crate::distributed::ProcessGroup;
 use crate::engine::device::{create_output_dir, open_device};
 use crate::engine::failed;
 use crate::engine::model::origin;
 use crate::engine::task::{Purpose, load_task};
-use crate::launch::Group;
 use crate::trainer::evaluate::evaluate;
 use crate::trainer::parameters::Head;
 use crate::trainer::settings::OptimizerKind;
@@ -57,7 +57,11 @@ pub fn run(plan: EvalPlan) -> Result<Outcome, Error> {
         true => println!("{}", Value::Object(record.results())),
         false => println!("{}", record.printed()),
     }
-    if let Some(dir) = plan.output_dir.as_ref().filter(|_| Group::this_writes()) {
+    if let Some(dir) = plan
+        .output_dir
+        .as_ref()
+        .filter(|_| ProcessGroup::this_writes())
+    {
         create_output_dir(dir)?;
         save_metrics(dir, "eval", &record.results()).map_err(failed("saving the results"))?;
     }

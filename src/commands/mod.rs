@@ -23,7 +23,7 @@ mod train;
 pub use crate::config::Command;
 pub use crate::engine::{Error, Outcome};
 
-use crate::launch::Group;
+use crate::distributed::ProcessGroup;
 
 /// Runs one command to its end.
 pub fn run(command: Command) -> Result<Outcome, Error> {
@@ -37,7 +37,7 @@ pub fn run(command: Command) -> Result<Outcome, Error> {
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
     let outcome = dispatch(command);
-    if let Some(group) = Group::joined() {
+    if let Some(group) = ProcessGroup::joined() {
         group.leave(
             outcome
                 .as_ref()

@@ -11,13 +11,13 @@ use crate::engine::run::{Prepared, stepper};
 use crate::engine::target::{AbsentGpu, recorder};
 use crate::report::table::Table;
 use crate::report::units::{bytes, count};
-use crate::runtime::hlo_facts::{self, HloFacts};
-use crate::runtime::thunks::Launches;
+use crate::runtime::hlo::launch_stats::Launches;
+use crate::runtime::hlo::stats::{self, HloStats};
 use crate::trainer::ahead::record_steps;
-use crate::trainer::ceiling;
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::fit::{of_graph, waiting};
 use crate::trainer::gpu::{Estimate, Gpu, PEAK_SHARE, Work};
+use crate::trainer::matmul_peak;
 use std::time::Duration;
 use xtrain_graphs::Graph;
 
@@ -35,7 +35,7 @@ pub(super) fn compile(mut plan: TrainPlan) -> Result<Outcome, Error> {
     // lowered here for it, though.
     let (measuring, steps): (Vec<_>, Vec<_>) = steps
         .into_iter()
-        .partition(|(name, _)| name == ceiling::GRAPH_NAME);
+        .partition(|(name, _)| name == matmul_peak::GRAPH_NAME);
     for graph in measuring.iter().flat_map(|step| &step.1) {
         absent
             .graphs
@@ -60,8 +60,7 @@ pub(super) fn compile(mut plan: TrainPlan) -> Result<Outcome, Error> {
             .graphs
             .check(graph)
             .map_err(failed("compiling the graphs"))?;
-        let facts =
-            hlo_facts::of(&checked.module).map_err(failed("reading the compiled module"))?;
+        let facts = stats::of(&checked.module).map_err(failed("reading the compiled module"))?;
         let waiting = waiting(step, &prepared.session, stage, shapes.accumulation);
         let found = of_graph(
             graph,
@@ -137,7 +136,7 @@ fn memory_rows(table: &mut Table, graph: &Graph, split: &Split, peak: u64, gpu: 
     ]);
 }
 
-fn kernel_rows(table: &mut Table, facts: &HloFacts) {
+fn kernel_rows(table: &mut Table, facts: &HloStats) {
     let products = format!(
         "{} cuBLAS calls, {} Triton fusions, {} others",
         facts.gemm_calls, facts.triton_gemms, facts.plain_products

@@ -4,12 +4,12 @@ use super::{Error, Outcome, dry_run, meshes, predict};
 use crate::checkpoint::clean_output_dir;
 use crate::checkpoint::hf::save_metrics;
 use crate::config::TrainPlan;
+use crate::distributed::ProcessGroup;
 use crate::engine::device::create_output_dir;
 use crate::engine::predict::label;
 use crate::engine::run::Prepared;
 use crate::engine::train::train;
 use crate::engine::{failed, fit};
-use crate::launch::Group;
 use crate::trainer::evaluate::evaluate;
 use crate::trainer::interrupt::Interrupt;
 
@@ -26,7 +26,7 @@ pub fn run(mut plan: TrainPlan) -> Result<Outcome, Error> {
         }
         return Ok(Outcome::Done);
     }
-    if Group::this_writes() {
+    if ProcessGroup::this_writes() {
         create_output_dir(&plan.train.output_dir)?;
         clean_output_dir(&plan.train.output_dir)
             .map_err(failed("cleaning up after a killed run"))?;
@@ -51,7 +51,7 @@ fn train_and_evaluate(plan: &TrainPlan, prepared: &mut Prepared) -> Result<Outco
         Outcome::Done => after_training(
             plan,
             prepared,
-            Some(&interrupt).filter(|_| Group::joined().is_none()),
+            Some(&interrupt).filter(|_| ProcessGroup::joined().is_none()),
         ),
         interrupted => Ok(interrupted),
     }
@@ -112,7 +112,7 @@ fn evaluate_at_end(
     }
     let record = evaluation.record(&prepared.task.label_names(), None);
     println!("{}", record.printed());
-    if Group::this_writes() {
+    if ProcessGroup::this_writes() {
         save_metrics(&plan.train.output_dir, "eval", &record.results())
             .map_err(failed("saving the results"))?;
     }
@@ -135,7 +135,7 @@ fn predict_at_end(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Error
         size,
         &prepared.task,
     )?;
-    if !Group::this_writes() {
+    if !ProcessGroup::this_writes() {
         return Ok(());
     }
     predict::save(&predictions, &prepared.task, false, Some(&path))

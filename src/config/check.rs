@@ -14,7 +14,7 @@ use super::resolve;
 use super::scaling;
 use super::typed::Typed;
 use crate::data::remote;
-use crate::launch::Member;
+use crate::distributed::RankInfo;
 use devices::{device, launch, mesh_options, neuron, processes};
 use std::path::{Path, PathBuf};
 
@@ -716,7 +716,7 @@ fn not_a_file(typed: &Typed) -> Verdict {
 fn empty_output(output: &Path, fix: &str) -> Verdict {
     // Of several processes, the first one's first start decides; the others find what that has
     // made.
-    if Member::from_environment()
+    if RankInfo::from_environment()
         .is_ok_and(|member| member.is_some_and(|member| !member.begins_job()))
     {
         return Ok(());

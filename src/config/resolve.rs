@@ -13,8 +13,9 @@ use crate::data::settings::{
     ClmDataSettings, ClsDataSettings, MlmDataSettings, OnBadRow, PaddingSettings, Quoting,
     SourceSettings, TableSettings,
 };
-use crate::launch::environment::Timeouts;
-use crate::launch::{self, LaunchSettings, Member};
+use crate::distributed::environment::Timeouts;
+use crate::distributed::{self, RankInfo};
+use crate::launch::LaunchSettings;
 use crate::parallel::{Mesh, PipelineSchedule};
 use crate::runtime::OverrideValue;
 use crate::runtime::neuron::{NeuronSettings, compiler};
@@ -121,10 +122,10 @@ fn launch_settings(typed: &Typed) -> LaunchSettings {
 }
 
 /// Which process of a job this is, for commands that several can share.
-pub fn member(typed: &Typed) -> Result<Option<Member>, launch::Error> {
+pub fn member(typed: &Typed) -> Result<Option<RankInfo>, distributed::Error> {
     let shared = Commands::TRAIN.contains(typed.command) || Commands::EVAL.contains(typed.command);
     if shared {
-        Member::from_environment()
+        RankInfo::from_environment()
     } else {
         Ok(None)
     }

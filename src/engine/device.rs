@@ -3,7 +3,7 @@
 use super::error::{Error, failed};
 use crate::cache::CacheSettings;
 use crate::config::{Device, DevicePlan};
-use crate::launch::Group;
+use crate::distributed::ProcessGroup;
 use crate::parallel::Mesh;
 use crate::trainer::session::Session;
 use crate::trainer::{cuda, device};
@@ -26,7 +26,7 @@ pub fn open_device(
         .settings
         .group()
         .map_err(failed("joining the other processes of the run"))?;
-    if !Group::this_writes() {
+    if !ProcessGroup::this_writes() {
         silence_standard_output();
     }
     match device.kind {

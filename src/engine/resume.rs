@@ -6,7 +6,7 @@ use crate::checkpoint::{
     Checkpoint, TrainingState, latest_checkpoint, list_checkpoints, load_checkpoint,
 };
 use crate::config::{ModelSource, TrainPlan};
-use crate::launch::Group;
+use crate::distributed::ProcessGroup;
 use crate::trainer;
 use crate::trainer::run_loop::{Progress, RunLength};
 use crate::trainer::settings::{Resume, TrainSettings};
@@ -36,11 +36,11 @@ pub fn stale_checkpoints(plan: &TrainPlan) -> Result<Vec<PathBuf>, Error> {
 /// The checkpoint that the run continues, if it does. Several processes continue the one that rank
 /// 0 finds.
 pub fn checkpoint(settings: &TrainSettings) -> Result<Option<Checkpoint>, Error> {
-    let dir = match Group::joined() {
+    let dir = match ProcessGroup::joined() {
         None => as_told(settings)?,
         Some(group) if !group.is_first() => {
             let told = group
-                .get(CHECKPOINT_KEY, group.member().timeouts.join)
+                .get(CHECKPOINT_KEY, group.rank_info().timeouts.join)
                 .map_err(failed("waiting for rank 0's checkpoint"))?;
             (!told.is_empty()).then(|| PathBuf::from(OsString::from_vec(told)))
         }
@@ -88,7 +88,10 @@ fn as_told(settings: &TrainSettings) -> Result<Option<PathBuf>, Error> {
 /// After a restart, the newest checkpoint that the job itself has saved, if there is one. What an
 /// earlier run left in the directory was noted at the first start, with its time: the job may have
 /// saved another one under its name since.
-fn restarted_from(settings: &TrainSettings, group: &Group) -> Result<Option<PathBuf>, Error> {
+fn restarted_from(
+    settings: &TrainSettings,
+    group: &ProcessGroup,
+) -> Result<Option<PathBuf>, Error> {
     let found =
         list_checkpoints(&settings.output_dir).map_err(failed("looking for a checkpoint"))?;
     let mark = |path: &Path| {
@@ -98,7 +101,7 @@ fn restarted_from(settings: &TrainSettings, group: &Group) -> Result<Option<Path
             .unwrap_or_default();
         format!("{}@{}", path.display(), since.as_nanos())
     };
-    if group.member().generation == 0 {
+    if group.rank_info().generation == 0 {
         let foreign: Vec<String> = match settings.resume {
             Resume::Latest => Vec::new(),
             _ => found.iter().map(|(_, path)| mark(path)).collect(),

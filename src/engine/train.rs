@@ -11,19 +11,19 @@ use crate::data::Collator;
 use crate::data::loader::LoadSpec;
 use crate::data::sampler::{BatchPlan, Position};
 use crate::data::stream::{BUFFER_FILE, StreamPosition, StreamSpec};
-use crate::launch::Group;
+use crate::distributed::ProcessGroup;
 use crate::report::progress::{Progress as Bar, Style};
 use crate::report::records::{Record, SummaryRecord};
 use crate::report::telemetry::Telemetry;
 use crate::trainer::ahead::start_first_step;
-use crate::trainer::best::Best;
-use crate::trainer::ceiling;
 use crate::trainer::feed::DeviceBatch;
+use crate::trainer::hooks::best::Best;
 use crate::trainer::hooks::{
     Alive, DATA_POSITION, DataPosition, Evaluator, Kept, Logger, ReplicaCheck, RunLog, SavedModel,
     Saver, Sums, Teller, graph_listener, trainer_state,
 };
 use crate::trainer::interrupt::Interrupt;
+use crate::trainer::matmul_peak;
 use crate::trainer::parameters;
 use crate::trainer::replicas;
 use crate::trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
@@ -168,7 +168,7 @@ pub fn train(
             .unwrap_or_default(),
     ));
 
-    let writes = Group::this_writes();
+    let writes = ProcessGroup::this_writes();
     let bar = Bar::new(
         "training",
         length.max_steps,
@@ -201,7 +201,7 @@ pub fn train(
             Vec::new()
         },
     }));
-    let ceiling = ceiling::measure_tflops(session, settings.precision, CEILING_PATIENCE)
+    let ceiling = matmul_peak::measure_tflops(session, settings.precision, CEILING_PATIENCE)
         .map_err(failed("measuring the matrix-multiply ceiling"))?;
 
     let saver = Saver {
@@ -228,7 +228,7 @@ pub fn train(
     let logger = Logger::new(log.clone(), sums.clone(), cadence, Some(ceiling));
     let mut hooks: Vec<Box<dyn Hook + '_>> = vec![Box::new(logger)];
     hooks.extend(teller.map(|teller| Box::new(teller) as Box<dyn Hook>));
-    hooks.extend(Group::joined().map(|group| Box::new(Alive(group)) as Box<dyn Hook>));
+    hooks.extend(ProcessGroup::joined().map(|group| Box::new(Alive(group)) as Box<dyn Hook>));
     if replicas::have_equals(settings.mesh, session.placements()) {
         hooks.push(Box::new(ReplicaCheck {
             parameters: model.parameters(),
@@ -341,7 +341,7 @@ pub fn train(
     };
     let best = best.borrow();
     // What rank 0 saved last is whole before another process reads it.
-    if let Some(group) = Group::joined() {
+    if let Some(group) = ProcessGroup::joined() {
         group
             .from_first("trained", Vec::new)
             .map_err(failed("waiting for rank 0 to save"))?;

@@ -1,62 +1,18 @@
-//! What can go wrong between processes.
+//! What can go wrong in the launcher.
 
-use std::path::PathBuf;
-
+/// Why the launcher gave up.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("{variable} is `{value}`: {problem}")]
-    Environment {
-        variable: String,
-        value: String,
-        problem: String,
-    },
-    #[error(
-        "{given} is set, which {source_name} sets for each of its processes, but {missing} is not; set it, or unset {given}"
-    )]
-    Incomplete {
-        given: &'static str,
-        missing: &'static str,
-        source_name: &'static str,
-    },
     #[error("{endpoint} is no HOST:PORT")]
     Endpoint { endpoint: String },
-    #[error("cannot listen at {endpoint}: {source}{}", if .source.kind() == std::io::ErrorKind::AddrInUse {
-        "; another job may run there: name another port"
-    } else if .source.kind() == std::io::ErrorKind::AddrNotAvailable {
-        "; the endpoint must be an address of the machine of node 0 (rank 0)"
-    } else { "" })]
-    Listen {
-        endpoint: String,
-        source: std::io::Error,
-    },
-    #[error(
-        "the rendezvous at {endpoint} could not be reached within {seconds} s ({last}); is node 0 (rank 0) running, and is that its \
-         address?"
-    )]
-    Unreachable {
-        endpoint: String,
-        seconds: u64,
-        last: String,
-    },
-    #[error("the rendezvous at {endpoint} refuses this process: {reason}")]
-    Refused { endpoint: String, reason: String },
-    #[error(
-        "the process at {endpoint} does not know the secret, so it is not the rendezvous of this job"
-    )]
-    Impostor { endpoint: String },
-    #[error("the connection to the rendezvous at {endpoint} was lost: {reason}")]
-    Lost { endpoint: String, reason: String },
-    #[error("{what} did not arrive within {seconds} s: a process of the job has not come so far")]
-    Timeout { what: String, seconds: u64 },
-    #[error("{}: {problem}", .path.display())]
-    Secret { path: PathBuf, problem: String },
     #[error(
         "several nodes need one secret: put the same one into XTRAIN_RDZV_SECRET, or into a file for --rdzv_secret_file, on each"
     )]
     NoSecret,
+    #[error("cannot watch for signals: {0}")]
+    Signals(std::io::Error),
     #[error("cannot start rank {rank}: {source}")]
     Start { rank: usize, source: std::io::Error },
-    /// A rank, or a node, has failed, and nothing is left to try.
-    #[error("{0}")]
-    Failed(String),
+    #[error(transparent)]
+    Distributed(#[from] crate::distributed::Error),
 }

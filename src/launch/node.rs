@@ -1,13 +1,13 @@
 //! The launcher of one node. Node 0's also holds the rendezvous, where the job's state is; every
 //! launcher, node 0's own too, only does what that tells it.
 
-use super::environment::{self, Timeouts};
-use super::job::{JobSettings, Order, Verdict};
 use super::ranks::{Ranks, Start};
-use super::secret::{self, Secret};
-use super::server::Server;
-use super::wire::{Connection, Reply, Request, Role};
 use super::{Error, Result};
+use crate::distributed::environment::{self, Timeouts};
+use crate::distributed::job::{JobSettings, Order, Verdict};
+use crate::distributed::secret::{self, Secret};
+use crate::distributed::server::Server;
+use crate::distributed::wire::{Connection, Reply, Request, Role};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::path::PathBuf;
@@ -68,10 +68,7 @@ pub fn launch(settings: &LaunchSettings) -> Result<Verdict> {
         processes: settings.processes,
     };
     let connection = Connection::open(&endpoint, &secret, &role, timeouts.join)?;
-    let signals = Signals::new([SIGINT, SIGTERM]).map_err(|source| Error::Listen {
-        endpoint: endpoint.clone(),
-        source,
-    })?;
+    let signals = Signals::new([SIGINT, SIGTERM]).map_err(Error::Signals)?;
     let node = Node {
         settings,
         endpoint,
@@ -90,7 +87,7 @@ pub fn launch(settings: &LaunchSettings) -> Result<Verdict> {
 
 fn secret_of(settings: &LaunchSettings) -> Result<Secret> {
     match (&settings.secret_file, Secret::from_environment()?) {
-        (Some(path), _) => Secret::from_file(path),
+        (Some(path), _) => Ok(Secret::from_file(path)?),
         (None, Some(secret)) => Ok(secret),
         (None, None) if settings.nodes == 1 => Ok(Secret::generate()),
         (None, None) => Err(Error::NoSecret),
@@ -131,12 +128,12 @@ impl Node<'_> {
                     // A connection does not come back, but a last word of the rendezvous may have
                     // been missed; ranks end meanwhile.
                     if self.settings.node == 0 || self.ranks.are_idle() {
-                        return Err(error);
+                        return Err(error.into());
                     }
                     std::thread::sleep(PAUSE);
                     continue;
                 }
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             };
             heard = Instant::now();
             ended.clear();

@@ -1,7 +1,7 @@
 //! The ranks of one node as processes: started, their output marked with their numbers, ended.
 
-use super::job::Ended;
 use super::{Error, Result};
+use crate::distributed::job::Ended;
 use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};

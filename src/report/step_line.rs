@@ -33,12 +33,12 @@ pub struct StepLine {
     pub model_tflops: f64,
     /// This machine's measured matrix-multiply rate in the same unit; `None` when it was not
     /// measured.
-    pub ceiling_tflops: Option<f64>,
+    pub peak_tflops: Option<f64>,
 }
 
 impl StepLine {
     /// For example
-    /// `step 20/500 loss 4.3211 lr 4.80e-5 norm 1.21 12.4k tok/s 82.3 ms/step (trace 0.1, compile 0, execute 81.7, wait 0.5) 0.42 TFLOP/s, 61% of ceiling`.
+    /// `step 20/500 loss 4.3211 lr 4.80e-5 norm 1.21 12.4k tok/s 82.3 ms/step (trace 0.1, compile 0, execute 81.7, wait 0.5) 0.42 TFLOP/s, 61% of matmul peak`.
     /// The step is padded to its total, so that lines stand in columns.
     pub fn render(&self) -> String {
         let digits = self.total_steps.to_string().len();
@@ -46,9 +46,9 @@ impl StepLine {
             .grad_norm
             .map(|norm| format!("  norm {norm:.2}"))
             .unwrap_or_default();
-        let share = match self.ceiling_tflops {
-            Some(ceiling) if ceiling > 0.0 => {
-                format!(", {:.0}% of ceiling", 100.0 * self.model_tflops / ceiling)
+        let share = match self.peak_tflops {
+            Some(peak) if peak > 0.0 => {
+                format!(", {:.0}% of matmul peak", 100.0 * self.model_tflops / peak)
             }
             _ => String::new(),
         };
@@ -102,14 +102,14 @@ mod tests {
                 wait: ms(0.5),
             },
             model_tflops: 0.42,
-            ceiling_tflops: Some(0.7),
+            peak_tflops: Some(0.7),
         };
         assert_eq!(
             line.render(),
             "step  20/500  loss 4.3211  lr 4.80e-5  norm 1.21  12.4k tok/s  82.3 ms/step (trace 0.1, compile 0, execute 182, wait 0.5)  \
-             0.420 TFLOP/s, 60% of ceiling"
+             0.420 TFLOP/s, 60% of matmul peak"
         );
-        (line.ceiling_tflops, line.grad_norm) = (None, None);
+        (line.peak_tflops, line.grad_norm) = (None, None);
         assert!(line.render().ends_with("0.420 TFLOP/s") && !line.render().contains("norm"));
     }
 }

@@ -1,12 +1,14 @@
 //! The graphs of a run, compiled without data: what `--dry_run` reports on, and what
 //! `xtrain compile` makes.
 
+use super::devices::matmul_peak;
 use super::error::Result;
+use super::evaluate;
 use super::feed::{BatchShape, abstract_batch, graph_name};
-use super::parameters::parameter_shape;
+use super::session::parameters::parameter_shape;
+use super::session::replicas;
 use super::session::{Recording, Session};
 use super::step::{Phase, Stepper};
-use super::{ceiling, evaluate, replicas};
 use crate::cache::CompiledGraph;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -104,8 +106,8 @@ pub fn record_steps(
     };
     if !shapes.train.is_empty() {
         let mut recording = session.begin_abstract(state.clone());
-        ceiling::record_abstract(&mut recording, stepper.precision())?;
-        add(&recording, ceiling::GRAPH_NAME)?;
+        matmul_peak::record_abstract(&mut recording, stepper.precision())?;
+        add(&recording, matmul_peak::GRAPH_NAME)?;
     }
     if !shapes.train.is_empty() && replicas::have_equals(session.mesh(), session.placements()) {
         let mut recording = session.begin_abstract(state.clone());

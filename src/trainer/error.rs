@@ -90,7 +90,7 @@ pub enum Error {
     #[error(transparent)]
     Cache(#[from] crate::cache::Error),
     #[error(transparent)]
-    Launch(#[from] crate::launch::Error),
+    Launch(#[from] crate::distributed::Error),
     #[error(transparent)]
     Runtime(#[from] crate::runtime::Error),
     #[error(transparent)]

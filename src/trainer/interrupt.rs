@@ -1,7 +1,7 @@
 //! SIGINT and SIGTERM: the first asks for a clean end after the current step, a second one quits at
 //! once.
 
-use crate::launch::{self, Group};
+use crate::distributed::{self, ProcessGroup};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -17,7 +17,7 @@ const STOP_KEY: &str = "stop";
 pub struct Interrupt {
     signal: Arc<AtomicUsize>,
     /// Of several processes: who they are, and the signal that all of them stop for.
-    group: Option<Arc<Group>>,
+    group: Option<Arc<ProcessGroup>>,
     agreed: Arc<AtomicUsize>,
 }
 
@@ -48,7 +48,7 @@ impl Interrupt {
             })?;
         Ok(Interrupt {
             signal,
-            group: Group::joined(),
+            group: ProcessGroup::joined(),
             agreed: Arc::new(AtomicUsize::new(0)),
         })
     }
@@ -70,7 +70,7 @@ impl Interrupt {
     /// The signal that ends the run with this step, if one does. Several processes agree on a step
     /// that none of them has passed, since one that stopped earlier would leave the others waiting
     /// for it. Ask after each step.
-    pub fn ends_with(&self, step: u64) -> launch::Result<Option<i32>> {
+    pub fn ends_with(&self, step: u64) -> distributed::Result<Option<i32>> {
         let Some(group) = &self.group else {
             return Ok(self.received());
         };

@@ -1,18 +1,14 @@
 //! The step, the loop and everything that hangs on it.
 //!
-//! Reading order: `step` (one training step, top to bottom), `feed` (what it is fed), `run_loop`
-//! (many steps), `session` (what `mark_step` does), `evaluate` with `metrics` (of classes) and
-//! `estimates` (of numbers), `best` (the best evaluation), `generate`, `ahead` (a run's graphs
-//! without its data), `fit` (the largest batch), `device` and `cuda` (opening one), `gpu`
-//! (compiling for one that is not there), `parameters` (weights to the device and back), `replicas`
-//! (whether they are still equal), `stages` (a pipeline's) and `pipeline` (how a step runs in one),
-//! `interrupt`.
+//! Reading order: `step` (one training step, top to bottom), `feed` (its inputs), `run_loop` (many
+//! steps), `session` (what `mark_step` does, `parameters` to the device and back, whether
+//! `replicas` are still equal), `pipeline` (how a step runs in stages), `hooks` (logging,
+//! evaluating, saving), `evaluate` with `metrics` (classes) and `estimates` (numbers), `generate`,
+//! `ahead` (a run's graphs without its data), `fit` (the largest batch), `devices` (opening one, or
+//! compiling for one that is not attached), `interrupt`.
 
 pub mod ahead;
-pub mod best;
-pub mod ceiling;
-pub mod cuda;
-pub mod device;
+mod devices;
 mod error;
 pub mod estimates;
 pub mod evaluate;
@@ -20,18 +16,15 @@ pub mod exchange;
 pub mod feed;
 pub mod fit;
 pub mod generate;
-pub mod gpu;
 pub mod hooks;
 pub mod interrupt;
 pub mod metrics;
-pub mod parameters;
 pub mod pipeline;
-mod processes;
-pub mod replicas;
 pub mod run_loop;
 pub mod session;
 pub mod settings;
-pub mod stages;
 pub mod step;
 
+pub use devices::{cuda, device, gpu, matmul_peak};
 pub use error::{Error, Result, error_in_batch};
+pub use session::{parameters, replicas};

@@ -5,9 +5,9 @@ use super::error::Result;
 use super::exchange::{self, UpdateParts};
 use super::feed::{BatchInputs, DeviceBatch, feed_batch, graph_name};
 use super::parameters::{ExtraState, parameter_shape};
+use super::pipeline::layer_costs;
 use super::session::{Marked, Recording, Session};
 use super::settings::{OptimizerKind, OptimizerSettings};
-use super::stages;
 use crate::checkpoint::state::{exp_avg, exp_avg_sq};
 use crate::parallel::{Axis, Mesh, Placements};
 use crate::runtime::PendingDownload;
@@ -597,7 +597,7 @@ pub fn placements(
     shard_optimizer_state: bool,
 ) -> Result<Placements> {
     let cuts = tensor_cuts(model, mesh.tensor)?;
-    let stages = stages::plan(model, mesh.stage)?;
+    let stages = layer_costs::plan(model, mesh.stage)?;
     let mut placements = exchange::placements(
         &model.parameters(),
         mesh,

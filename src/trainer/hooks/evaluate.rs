@@ -1,9 +1,9 @@
 //! Evaluation during training, at its cadence, and what follows from it: which one is the best, and
 //! whether to go on.
 
+use super::best::Best;
 use super::log::RunLog;
 use crate::report::records::{EvalRecord, Record};
-use crate::trainer::best::Best;
 use crate::trainer::error::{Error, Result};
 use crate::trainer::evaluate::{Evaluation, evaluate, metric_names};
 use crate::trainer::feed::DeviceBatch;

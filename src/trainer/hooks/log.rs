@@ -152,7 +152,7 @@ pub struct Logger {
     sums: Rc<RefCell<Sums>>,
     cadence: Cadence,
     first_step: bool,
-    ceiling_tflops: Option<f64>,
+    peak_tflops: Option<f64>,
     /// Of the steps since the last line.
     interval: Interval,
 }
@@ -173,7 +173,7 @@ impl Logger {
         log: Rc<RefCell<RunLog>>,
         sums: Rc<RefCell<Sums>>,
         (cadence, first_step): (Cadence, bool),
-        ceiling_tflops: Option<f64>,
+        peak_tflops: Option<f64>,
     ) -> Self {
         let interval = Interval::default();
         Logger {
@@ -181,7 +181,7 @@ impl Logger {
             sums,
             cadence,
             first_step,
-            ceiling_tflops,
+            peak_tflops,
             interval,
         }
     }
@@ -208,7 +208,7 @@ impl Logger {
                 wait: interval.data_wait / interval.steps,
             },
             model_tflops: interval.flops / seconds / 1e12,
-            ceiling_tflops: self.ceiling_tflops,
+            peak_tflops: self.peak_tflops,
         }
     }
 }

@@ -2,6 +2,7 @@
 //! watches, comparing replicas, evaluating, saving.
 
 mod alive;
+pub mod best;
 mod evaluate;
 mod log;
 mod replicas;

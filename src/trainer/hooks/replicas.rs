@@ -2,9 +2,9 @@
 //! do not.
 
 use crate::trainer::error::Result;
-use crate::trainer::replicas::check;
 use crate::trainer::run_loop::{Control, Hook, Progress};
 use crate::trainer::session::Session;
+use crate::trainer::session::replicas::check;
 use crate::trainer::settings::Cadence;
 use xtrain_models::ParameterSpec;
 

@@ -1,5 +1,6 @@
 //! Saving: checkpoints at their cadence and when a signal asks for the end, and the finished model.
 
+use super::best::Best;
 use super::log::{RunLog, Sums};
 use super::shares::Shares;
 use crate::checkpoint::hf::{Pretrained, TrainerState, save_pretrained};
@@ -7,12 +8,11 @@ use crate::checkpoint::optimizer::Others;
 use crate::checkpoint::{
     CheckpointParts, TensorRef, TrainingState, atomic, prune, save_checkpoint,
 };
-use crate::trainer::best::Best;
 use crate::trainer::error::{Error, Result};
 use crate::trainer::interrupt::Interrupt;
-use crate::trainer::parameters::{HostTensor, download, is_finite, take_part_in_download};
 use crate::trainer::run_loop::{Control, Hook, Progress, StepReport};
 use crate::trainer::session::Session;
+use crate::trainer::session::parameters::{HostTensor, download, is_finite, take_part_in_download};
 use crate::trainer::settings::{Cadence, TrainSettings};
 use serde_json::{Map, Value};
 use std::cell::RefCell;

@@ -4,10 +4,10 @@
 
 use crate::checkpoint::optimizer::{Others, PartFile, write_part};
 use crate::checkpoint::{Error as CheckpointError, TensorRef};
-use crate::launch::Group;
+use crate::distributed::ProcessGroup;
 use crate::trainer::error::Result as Trained;
-use crate::trainer::parameters::{HostTensor, download, take_part_in_download};
 use crate::trainer::session::Session;
+use crate::trainer::session::parameters::{HostTensor, download, take_part_in_download};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Once};
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// Who writes what in the checkpoint of one step.
 pub struct Shares {
-    group: Arc<Group>,
+    group: Arc<ProcessGroup>,
     step: u64,
     /// Of each rank that writes, its tensors.
     names: Vec<Vec<String>>,
@@ -33,7 +33,7 @@ impl Shares {
         step: u64,
         output_dir: &Path,
     ) -> Trained<Option<Shares>> {
-        let Some(group) = Group::joined().filter(|group| group.member().world > 1) else {
+        let Some(group) = ProcessGroup::joined().filter(|group| group.rank_info().world > 1) else {
             return Ok(None);
         };
         let bytes = |name: &str| {
@@ -45,7 +45,7 @@ impl Shares {
             .iter()
             .map(|name| (name.clone(), bytes(name)))
             .collect();
-        let names = deal_out(&sized, group.member().world);
+        let names = deal_out(&sized, group.rank_info().world);
         let shares = Shares { group, step, names };
         Ok(
             if shares.names.len() > 1 && shares.share_directory(output_dir)? {
@@ -58,7 +58,7 @@ impl Shares {
 
     /// Whether a file that rank 0 puts into its `output_dir` is there for all others too.
     fn share_directory(&self, output_dir: &Path) -> Trained<bool> {
-        let member = self.group.member();
+        let member = self.group.rank_info();
         let seen = |rank: usize| self.key(&format!("seen.{rank}"));
         if member.rank > 0 {
             let probe = self.group.get(&self.key("probe"), PATIENCE)?;
@@ -97,7 +97,7 @@ impl Shares {
         let mut own = Vec::new();
         for (rank, names) in self.names.iter().enumerate() {
             let names = names.iter().map(String::as_str);
-            match rank == self.group.member().rank {
+            match rank == self.group.rank_info().rank {
                 true => own = download(session, names)?,
                 false => take_part_in_download(session, names)?,
             }
@@ -113,7 +113,7 @@ impl Shares {
         tensors: &[TensorRef],
         broken: Option<&str>,
     ) -> Trained<()> {
-        let rank = self.group.member().rank;
+        let rank = self.group.rank_info().rank;
         if rank >= self.names.len() {
             return Ok(());
         }
@@ -137,7 +137,7 @@ impl Shares {
     fn key(&self, what: &str) -> String {
         format!(
             "checkpoint/{}/{}/{what}",
-            self.group.member().generation,
+            self.group.rank_info().generation,
             self.step
         )
     }

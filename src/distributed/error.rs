@@ -1,0 +1,53 @@
+//! What can go wrong between processes.
+
+use std::path::PathBuf;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{variable} is `{value}`: {problem}")]
+    Environment {
+        variable: String,
+        value: String,
+        problem: String,
+    },
+    #[error(
+        "{given} is set, which {source_name} sets for each of its processes, but {missing} is not; set it, or unset {given}"
+    )]
+    Incomplete {
+        given: &'static str,
+        missing: &'static str,
+        source_name: &'static str,
+    },
+    #[error("cannot listen at {endpoint}: {source}{}", if .source.kind() == std::io::ErrorKind::AddrInUse {
+        "; another job may run there: name another port"
+    } else if .source.kind() == std::io::ErrorKind::AddrNotAvailable {
+        "; the endpoint must be an address of the machine of node 0 (rank 0)"
+    } else { "" })]
+    Listen {
+        endpoint: String,
+        source: std::io::Error,
+    },
+    #[error(
+        "the rendezvous at {endpoint} could not be reached within {seconds} s ({last}); is node 0 (rank 0) running, and is that its \
+         address?"
+    )]
+    Unreachable {
+        endpoint: String,
+        seconds: u64,
+        last: String,
+    },
+    #[error("the rendezvous at {endpoint} refuses this process: {reason}")]
+    Refused { endpoint: String, reason: String },
+    #[error(
+        "the process at {endpoint} does not know the secret, so it is not the rendezvous of this job"
+    )]
+    Impostor { endpoint: String },
+    #[error("the connection to the rendezvous at {endpoint} was lost: {reason}")]
+    Lost { endpoint: String, reason: String },
+    #[error("{what} did not arrive within {seconds} s: a process of the job has not come so far")]
+    Timeout { what: String, seconds: u64 },
+    #[error("{}: {problem}", .path.display())]
+    Secret { path: PathBuf, problem: String },
+    #[error("cannot start the heartbeat thread of rank {rank}: {source}")]
+    Heartbeat { rank: usize, source: std::io::Error },
+}

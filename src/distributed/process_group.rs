@@ -1,0 +1,269 @@
+//! The processes of a run as one of them sees them: its own number, the store, and the thread that
+//! tells the others that it is alive.
+
+use super::environment::RankInfo;
+use super::job::JobSettings;
+use super::server::Server;
+use super::wire::{Connection, Reply, Request, Role};
+use super::{Error, Result};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+/// For questions that are answered at once.
+const AT_ONCE: Duration = Duration::ZERO;
+
+/// For what rank 0 does meanwhile, such as writing a checkpoint. Whether it still lives, heartbeats
+/// tell.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// At the end rank 0 waits so long for the others to say goodbye.
+const FAREWELL: Duration = Duration::from_secs(30);
+
+/// The process's own group; there is at most one.
+static JOINED: OnceLock<Arc<ProcessGroup>> = OnceLock::new();
+
+pub struct ProcessGroup {
+    member: RankInfo,
+    /// Connections that nobody is using. A question that waits for an answer keeps its own.
+    idle: Mutex<Vec<Connection>>,
+    /// Steps made, for heartbeats.
+    step: AtomicU64,
+    host: IpAddr,
+    /// Where this process holds the rendezvous itself.
+    server: Option<Server>,
+}
+
+impl ProcessGroup {
+    /// Joins the job once in a process; waits until the rendezvous is there.
+    pub fn join(member: &RankInfo) -> Result<Arc<ProcessGroup>> {
+        if let Some(group) = JOINED.get() {
+            return Ok(group.clone());
+        }
+        let timeouts = member.timeouts;
+        let hosts = member.hosts_rendezvous();
+        let settings = JobSettings {
+            nodes: 0,
+            processes: member.world,
+            max_restarts: 0,
+            heartbeat: timeouts.heartbeat,
+            join: timeouts.join,
+        };
+        let server = hosts
+            .then(|| Server::start(&member.endpoint, member.secret.clone(), settings))
+            .transpose()?;
+        let first = Connection::open(
+            &member.endpoint,
+            &member.secret,
+            &role(member),
+            timeouts.join,
+        )?;
+        let host = first.local_address()?.ip();
+        let idle = Mutex::new(vec![first]);
+        let group = Arc::new(ProcessGroup {
+            member: member.clone(),
+            idle,
+            step: AtomicU64::new(0),
+            host,
+            server,
+        });
+        group.clone().beat()?;
+        Ok(JOINED.get_or_init(|| group).clone())
+    }
+
+    /// The group that this process has joined.
+    pub fn joined() -> Option<Arc<ProcessGroup>> {
+        JOINED.get().cloned()
+    }
+
+    pub fn rank_info(&self) -> &RankInfo {
+        &self.member
+    }
+
+    /// Whether this process writes what the run leaves behind: rank 0 of several, or the only one.
+    pub fn this_writes() -> bool {
+        Self::joined().is_none_or(|group| group.is_first())
+    }
+
+    pub fn is_first(&self) -> bool {
+        self.member.rank == 0
+    }
+
+    /// The address at which other processes reach this one.
+    pub fn host(&self) -> IpAddr {
+        self.host
+    }
+
+    /// Tells that so many steps are done.
+    pub fn made_step(&self, step: u64) {
+        self.step.store(step, Ordering::Relaxed);
+    }
+
+    pub fn put(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.ask(
+            &Request::Put {
+                key: key.into(),
+                value: value.into(),
+            },
+            AT_ONCE,
+        )
+        .map(drop)
+    }
+
+    /// Puts a value unless there is one; the one that is there then.
+    pub fn put_first(&self, key: &str, value: &[u8]) -> Result<Vec<u8>> {
+        match self.ask(
+            &Request::PutFirst {
+                key: key.into(),
+                value: value.into(),
+            },
+            AT_ONCE,
+        )? {
+            Reply::Value(Some(value)) => Ok(value),
+            _ => Err(self.strange()),
+        }
+    }
+
+    /// Waits for a value that some process puts.
+    pub fn get(&self, key: &str, patience: Duration) -> Result<Vec<u8>> {
+        let timeout_ms = patience.as_millis().try_into().unwrap_or(u64::MAX);
+        match self.ask(
+            &Request::Get {
+                key: key.into(),
+                timeout_ms,
+            },
+            patience,
+        )? {
+            Reply::Value(Some(value)) => Ok(value),
+            Reply::Value(None) => Err(Error::Timeout {
+                what: format!("`{key}`"),
+                seconds: patience.as_secs(),
+            }),
+            _ => Err(self.strange()),
+        }
+    }
+
+    pub fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        match self.ask(&Request::TryGet { key: key.into() }, AT_ONCE)? {
+            Reply::Value(value) => Ok(value),
+            _ => Err(self.strange()),
+        }
+    }
+
+    /// The value that rank 0 decides on; the others wait for it.
+    pub fn from_first(&self, key: &str, decide: impl FnOnce() -> Vec<u8>) -> Result<Vec<u8>> {
+        if !self.is_first() {
+            return self.get(key, PATIENCE);
+        }
+        let value = decide();
+        self.put(key, &value)?;
+        Ok(value)
+    }
+
+    /// Says goodbye: with the reason if this process fails. Rank 0 waits for the others where it
+    /// holds the rendezvous.
+    pub fn leave(&self, failure: Option<(i32, String)>) {
+        let failed = failure.is_some();
+        if !failed && self.member.is_launched() {
+            return; // its launcher sees how it ends
+        }
+        let said = self.ask(&Request::Leave { failure }, AT_ONCE);
+        if let (Ok(_), false, Some(server)) = (said, failed, &self.server) {
+            server.wait_until_left(FAREWELL);
+        }
+    }
+
+    fn ask(&self, request: &Request, wait: Duration) -> Result<Reply> {
+        let free = self
+            .idle
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+            .pop();
+        let mut connection = match free {
+            Some(connection) => connection,
+            None => Connection::open(
+                &self.member.endpoint,
+                &self.member.secret,
+                &role(&self.member),
+                self.member.timeouts.heartbeat,
+            )?,
+        };
+        let reply = connection.ask(request, wait)?;
+        self.idle
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+            .push(connection);
+        Ok(reply)
+    }
+
+    fn strange(&self) -> Error {
+        Error::Lost {
+            endpoint: self.member.endpoint.clone(),
+            reason: "an answer that does not fit the question".into(),
+        }
+    }
+
+    /// Starts the thread that beats. It ends the process when the job has to end and no launcher
+    /// does that.
+    fn beat(self: Arc<Self>) -> Result<()> {
+        let timeouts = self.member.timeouts;
+        let mut connection = Connection::open(
+            &self.member.endpoint,
+            &self.member.secret,
+            &role(&self.member),
+            timeouts.join,
+        )?;
+        let pause = (timeouts.heartbeat / 4).min(Duration::from_secs(1));
+        let (rank, launched) = (self.member.rank, self.member.is_launched());
+        let quit = move |reason: String| {
+            eprintln!("error: {reason}");
+            std::process::exit(1);
+        };
+        let (sender, first_beat) = std::sync::mpsc::channel();
+        let body = move || {
+            loop {
+                let step = self.step.load(Ordering::Relaxed);
+                let answer = connection.ask(&Request::Beat { step }, AT_ONCE);
+                // Only the first one is waited for.
+                let _ = sender.send(());
+                match answer {
+                    Ok(Reply::Alive(Some(reason))) if !launched => {
+                        quit(format!("the job was stopped: {reason}"))
+                    }
+                    Ok(_) => std::thread::sleep(pause),
+                    Err(_) => {
+                        match Connection::open(
+                            &self.member.endpoint,
+                            &self.member.secret,
+                            &role(&self.member),
+                            timeouts.heartbeat,
+                        ) {
+                            Ok(again) => connection = again,
+                            Err(error) => quit(error.to_string()),
+                        }
+                    }
+                }
+            }
+        };
+        let spawned = std::thread::Builder::new()
+            .name("heartbeat".into())
+            .spawn(body);
+        spawned
+            .map(drop)
+            .map_err(|source| Error::Heartbeat { rank, source })?;
+        // While a library is being opened, which for XLA's takes seconds, a new thread cannot
+        // begin: the C library holds a lock that both need. So this one is at work before the
+        // caller goes on.
+        let _ = first_beat.recv();
+        Ok(())
+    }
+}
+
+fn role(member: &RankInfo) -> Role {
+    Role::Rank {
+        rank: member.rank,
+        world: member.world,
+        generation: member.generation,
+    }
+}

@@ -1,0 +1,375 @@
+//! Executables: compiled modules that run. Every call is checked against the signature, because not
+//! every plugin does.
+
+use super::buffer::Buffer;
+use super::client::ClientInner;
+use super::description::{CompiledMemory, Description, Owner};
+use super::event::Event;
+use super::ffi::{self, Call, PjrtBuffer, PjrtEvent, PjrtLoadedExecutable};
+use super::plugin::{array, string};
+use super::signature::Signature;
+use crate::runtime::error::{Error, Result};
+use std::collections::BTreeMap;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+/// A compiled module on its devices.
+pub struct Executable {
+    // Declared, and so dropped, in this order: the description may lean on the loaded executable.
+    description: Description,
+    loaded: Loaded,
+    signature: Signature,
+    /// Numbers, among this process's devices, of those that it runs on here.
+    devices: Vec<usize>,
+}
+
+/// What an execution gives at once, before anything is computed.
+pub struct Execution {
+    /// By device, then output.
+    pub outputs: Vec<Vec<Buffer>>,
+    /// By device; comes when the whole execution is over there, well or badly.
+    pub done: Vec<Event>,
+}
+
+/// What may differ from one execution to the next.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RunOptions<'a> {
+    /// Inputs that are not to be donated this time, though the module would (it then gets a copy).
+    pub keep: &'a [usize],
+}
+
+impl Executable {
+    /// Takes a loaded executable over and makes sure that its outputs are the signature's.
+    ///
+    /// # Safety
+    /// `raw` is null or a loaded executable of this client that nobody else will destroy.
+    pub(super) unsafe fn from_raw(
+        raw: *mut PjrtLoadedExecutable,
+        client: &Arc<ClientInner>,
+        signature: Signature,
+    ) -> Result<Executable> {
+        let plugin = &client.plugin.inner;
+        let raw = NonNull::new(raw)
+            .ok_or_else(|| plugin.answer(ffi::ClientCompile::SLOT, "gave no executable"))?;
+        let loaded = Loaded {
+            raw,
+            client: client.clone(),
+        };
+
+        let mut get = ffi::LoadedExecutableGetExecutable {
+            loaded_executable: loaded.raw(),
+            ..Default::default()
+        };
+        // SAFETY: the loaded executable is alive; the result is a handle of its own.
+        unsafe { client.call(&mut get) }?;
+        // SAFETY: the description is new and nobody else has it.
+        let description = unsafe {
+            Description::from_raw(
+                get.executable,
+                Owner::Client(client.clone()),
+                ffi::LoadedExecutableGetExecutable::SLOT,
+            )
+        }?;
+        description.check_outputs(&signature)?;
+
+        let mut devices = ffi::LoadedExecutableAddressableDevices {
+            executable: loaded.raw(),
+            ..Default::default()
+        };
+        // SAFETY: the loaded executable is alive and owns the array, which is read at once.
+        let devices = unsafe {
+            client.call(&mut devices)?;
+            array(devices.devices, devices.num_devices)
+        };
+        let devices: Option<Vec<usize>> = devices
+            .iter()
+            .map(|&device| client.device_number(device))
+            .collect();
+        let devices = devices
+            .filter(|devices| !devices.is_empty())
+            .ok_or_else(|| {
+                plugin.answer(
+                    ffi::LoadedExecutableAddressableDevices::SLOT,
+                    "the executable runs on none of this process's devices",
+                )
+            })?;
+        Ok(Executable {
+            description,
+            loaded,
+            signature,
+            devices,
+        })
+    }
+
+    /// Makes sure, where the module was not at hand before, that its inputs are the signature's:
+    /// they are read off the optimized module. Neuron's is a wrapper around foreign code, whose
+    /// inputs need not be the original's.
+    pub(super) fn check_inputs(&self) -> Result<()> {
+        let client = &self.loaded.client;
+        if client.platform_name() == "neuron" {
+            return Ok(());
+        }
+        match self.optimized_hlo() {
+            Ok(module) => self.signature.check_module_inputs(&module),
+            Err(e) if e.is_unimplemented() => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    pub fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    pub fn num_outputs(&self) -> usize {
+        self.signature.outputs.len()
+    }
+
+    /// The numbers of the devices that it runs on in this process, in the order of argument lists.
+    pub fn devices(&self) -> &[usize] {
+        &self.devices
+    }
+
+    /// Starts an execution on its one device and returns its outputs, which fill later.
+    pub fn execute(&self, args: &[&Buffer]) -> Result<Vec<Buffer>> {
+        if self.devices.len() != 1 {
+            return Err(Error::NotSingleDevice {
+                devices: self.devices.len(),
+            });
+        }
+        let mut execution = self.run_lists(&[args], RunOptions::default())?;
+        Ok(execution
+            .outputs
+            .pop()
+            .expect("one list of outputs for each list of arguments"))
+    }
+
+    /// Starts an execution on all its devices: an argument list for each, a list of outputs from
+    /// each.
+    pub fn execute_replicated(&self, args: &[Vec<&Buffer>]) -> Result<Vec<Vec<Buffer>>> {
+        Ok(self.run(args, RunOptions::default())?.outputs)
+    }
+
+    /// Starts an execution, with its completion events.
+    pub fn run(&self, args: &[Vec<&Buffer>], options: RunOptions) -> Result<Execution> {
+        let lists: Vec<&[&Buffer]> = args.iter().map(Vec::as_slice).collect();
+        self.run_lists(&lists, options)
+    }
+
+    fn run_lists(&self, args: &[&[&Buffer]], options: RunOptions) -> Result<Execution> {
+        self.check_args(args)?;
+        let client = &self.loaded.client;
+        let keep: Vec<i64> = options.keep.iter().map(|&i| i as i64).collect();
+        let mut run_options = ffi::ExecuteOptions {
+            launch_id: if self.devices.len() == 1 && client.is_alone() {
+                0
+            } else {
+                client.next_launch()
+            },
+            non_donatable_input_indices: keep.as_ptr(),
+            num_non_donatable_input_indices: keep.len(),
+            ..Default::default()
+        };
+        let inputs: Vec<Vec<*mut PjrtBuffer>> = args
+            .iter()
+            .map(|list| list.iter().map(|b| b.raw()).collect())
+            .collect();
+        let input_lists: Vec<*const *mut PjrtBuffer> =
+            inputs.iter().map(|list| list.as_ptr()).collect();
+        let mut outputs: Vec<Vec<*mut PjrtBuffer>> =
+            vec![vec![null_mut(); self.num_outputs()]; args.len()];
+        let output_lists: Vec<*mut *mut PjrtBuffer> =
+            outputs.iter_mut().map(|list| list.as_mut_ptr()).collect();
+        // Always asked for: Neuron's runtime wants it so, and on a failure it is where the reason
+        // is.
+        let mut done: Vec<*mut PjrtEvent> = vec![null_mut(); args.len()];
+        let mut call = ffi::LoadedExecutableExecute {
+            executable: self.loaded.raw(),
+            options: &mut run_options,
+            argument_lists: input_lists.as_ptr(),
+            num_devices: args.len(),
+            num_args: self.signature.inputs.len(),
+            output_lists: output_lists.as_ptr(),
+            device_complete_events: done.as_mut_ptr(),
+            ..Default::default()
+        };
+        // SAFETY: every list is as long as the call is told (arguments: checked above; outputs: the
+        // count that the plugin itself gave when the executable was made) and lives through the
+        // call; all buffers are of this client and alive.
+        let started = unsafe { client.call(&mut call) };
+        started.map_err(|e| {
+            e.during(format!(
+                "executing on {} device(s) of {}",
+                args.len(),
+                client.plugin.path().display()
+            ))
+        })?;
+
+        // Take everything over before looking for gaps, so that nothing leaks if there is one.
+        // SAFETY: events are new and nobody else has them.
+        let done: Vec<Option<Event>> = done
+            .into_iter()
+            .map(|raw| unsafe { Event::from_raw(raw, client) })
+            .collect();
+        let own = |device: usize, raw: &[*mut PjrtBuffer]| -> Vec<Option<Buffer>> {
+            let shapes = &self.signature.outputs;
+            let wrap = |(&raw, shape): (&*mut PjrtBuffer, &xtrain_graphs::Shape)| {
+                // SAFETY: outputs are new and nobody else has them; their shapes were compared when
+                // the executable was made.
+                NonNull::new(raw)
+                    .map(|raw| unsafe { Buffer::from_raw(raw, shape.clone(), device, client) })
+            };
+            raw.iter().zip(shapes).map(wrap).collect()
+        };
+        let outputs: Vec<Vec<Option<Buffer>>> = self
+            .devices
+            .iter()
+            .zip(&outputs)
+            .map(|(&d, raw)| own(d, raw))
+            .collect();
+        let gap = || {
+            client.plugin.inner.answer(
+                ffi::LoadedExecutableExecute::SLOT,
+                "left an output or event out",
+            )
+        };
+        Ok(Execution {
+            outputs: outputs
+                .into_iter()
+                .map(|list| list.into_iter().collect())
+                .collect::<Option<_>>()
+                .ok_or_else(gap)?,
+            done: done.into_iter().collect::<Option<_>>().ok_or_else(gap)?,
+        })
+    }
+
+    /// Everything about the arguments that a plugin might not check itself.
+    fn check_args(&self, args: &[&[&Buffer]]) -> Result<()> {
+        if args.len() != self.devices.len() {
+            return Err(Error::Count {
+                what: "argument list (one for each device)",
+                expected: self.devices.len(),
+                got: args.len(),
+            });
+        }
+        for (list, &device) in args.iter().zip(&self.devices) {
+            if list.len() != self.signature.inputs.len() {
+                return Err(Error::Count {
+                    what: "argument",
+                    expected: self.signature.inputs.len(),
+                    got: list.len(),
+                });
+            }
+            for (index, (buffer, expected)) in list.iter().zip(&self.signature.inputs).enumerate() {
+                if buffer.shape() != expected {
+                    let (expected, got) = (expected.clone(), buffer.shape().clone());
+                    return Err(Error::ArgumentShape {
+                        device,
+                        index,
+                        expected,
+                        got,
+                    });
+                }
+                if !buffer.belongs_to(&self.loaded.client) {
+                    return Err(Error::ArgumentClient { device, index });
+                }
+                if buffer.device() != device {
+                    return Err(Error::ArgumentDevice {
+                        device,
+                        index,
+                        expected: device,
+                        got: buffer.device(),
+                    });
+                }
+                if buffer.is_deleted() {
+                    return Err(Error::ArgumentDeleted {
+                        device,
+                        index,
+                        shape: expected.clone(),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The compiled code as bytes for [`super::Client::load`].
+    pub fn serialize(&self) -> Result<Vec<u8>> {
+        self.description.serialize()
+    }
+
+    /// The plugin's fingerprint: equal for equal code, options and compiler. Bytes as text; not
+    /// every plugin's is readable.
+    pub fn fingerprint(&self) -> Result<String> {
+        match self.description.fingerprint() {
+            Err(e) if e.is_unimplemented() => {}
+            told => return told,
+        }
+        let mut args = ffi::LoadedExecutableFingerprint {
+            executable: self.loaded.raw(),
+            ..Default::default()
+        };
+        // SAFETY: the executable is alive and owns the text, which is copied at once. This is the
+        // older call.
+        unsafe {
+            self.loaded.client.call(&mut args)?;
+            Ok(string(args.fingerprint, args.fingerprint_size))
+        }
+    }
+
+    /// The compiler's account of memory on one device.
+    pub fn memory_stats(&self) -> Result<CompiledMemory> {
+        self.description.memory_stats()
+    }
+
+    /// The compiler's estimate of work (`flops`, `bytes accessed`, ...). The body of a loop is
+    /// counted once.
+    pub fn cost_analysis(&self) -> Result<BTreeMap<String, f64>> {
+        self.description.cost_analysis()
+    }
+
+    /// The module as it runs, after all passes: a serialized HloModuleProto.
+    pub fn optimized_hlo(&self) -> Result<Vec<u8>> {
+        self.description.optimized_hlo()
+    }
+}
+
+impl std::fmt::Debug for Executable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (inputs, outputs) = (self.signature.inputs.len(), self.signature.outputs.len());
+        write!(
+            f,
+            "Executable({inputs} inputs, {outputs} outputs, devices {:?})",
+            self.devices
+        )
+    }
+}
+
+/// Owns the handle that runs.
+struct Loaded {
+    raw: NonNull<PjrtLoadedExecutable>,
+    client: Arc<ClientInner>,
+}
+
+// SAFETY: a loaded executable may be used and destroyed from any thread.
+unsafe impl Send for Loaded {}
+// SAFETY: its calls are thread-safe, executing included.
+unsafe impl Sync for Loaded {}
+
+impl Loaded {
+    fn raw(&self) -> *mut PjrtLoadedExecutable {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        // SAFETY: this handle owns the executable; this is its last use. Executions under way hold
+        // the code themselves.
+        let _ = unsafe {
+            self.client.call(&mut ffi::LoadedExecutableDestroy {
+                executable: self.raw(),
+                ..Default::default()
+            })
+        };
+    }
+}

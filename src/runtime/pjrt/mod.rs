@@ -1,0 +1,41 @@
+//! The PJRT C API as Rust types.
+//!
+//! A [`Plugin`] is a shared library that drives one kind of device (ours for the CPU, jax's for
+//! CUDA, AWS's for Neuron). A [`Client`] opens a plugin's devices for this process. It turns
+//! modules into [`Executable`]s and bytes into [`Buffer`]s; executing turns buffers into buffers.
+//!
+//! Reading order: `ffi` (the C structs and the table), `plugin` (open, call), `client`, `buffer`,
+//! `executable`, `topology`. Every C handle is owned by one type that destroys it, and keeps the
+//! client alive meanwhile.
+
+mod buffer;
+mod client;
+mod description;
+mod device;
+mod event;
+mod executable;
+mod ffi;
+mod kv;
+mod layout;
+mod library;
+mod options;
+mod plugin;
+mod signature;
+mod stall_timeout;
+#[cfg(test)]
+mod tests;
+mod topology;
+
+pub use buffer::{Buffer, HostBytes, PendingDownload};
+pub use client::Client;
+pub use description::CompiledMemory;
+pub use device::{Device, DeviceMemory};
+pub use event::Event;
+pub use executable::{Executable, Execution, RunOptions};
+pub use kv::{KeyValueStore, StoreError};
+pub use library::Library;
+pub use options::{CompileOptions, OptionValue, OverrideValue};
+pub(super) use plugin::reason;
+pub use plugin::{Plugin, set_environment};
+pub use signature::Signature;
+pub use topology::{CompiledModule, Topology};

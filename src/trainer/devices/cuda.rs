@@ -1,0 +1,189 @@
+//! NVIDIA cards, there or not: jax's plugin with what it needs, the options of its client and
+//! compiler, and the target that a card is.
+
+use super::device::{DeviceSettings, open_plugin, session};
+use super::distributed_options;
+use super::gpu::{Gpu, MEMORY_SHARE};
+use crate::cache::{AbsentDevice, CacheSettings, TargetCache};
+use crate::parallel::Mesh;
+use crate::runtime::discover::CUDA;
+use crate::runtime::{
+    Client, Error, OptionValue, OverrideValue, Plugin, Topology, cuda_tools, nvidia_libraries,
+};
+use crate::trainer::error::Result;
+use crate::trainer::session::Session;
+use std::ops::Range;
+use xtrain_graphs::Target;
+
+/// The oldest compute capability that graphs are lowered for where no card tells its own: 8.0, from
+/// which on there are bf16 products.
+pub const LEAST_CAPABILITY: u16 = 80;
+
+/// Opens NVIDIA cards through jax's plugin.
+pub fn open_cuda(settings: &DeviceSettings, mesh: Mesh, cache: CacheSettings) -> Result<Session> {
+    let path = CUDA.find(settings.plugin.as_deref())?;
+    // What cannot be opened here may be found by the plugin elsewhere; if not, its own error
+    // decides.
+    nvidia_libraries::preload(&path);
+    let group = settings.group()?;
+    let local = distributed_options::local_devices(group.as_ref(), mesh);
+    // Processes of one machine take its cards in their order.
+    let first = group
+        .as_ref()
+        .map_or(0, |group| group.rank_info().local_rank * local);
+    let cards = first..first + local;
+    let client = open_plugin(&CUDA, &path, (mesh, group.as_ref()), |plugin| {
+        let mut options = client_options(plugin, settings, cards.clone());
+        options.extend(
+            group
+                .iter()
+                .flat_map(|group| distributed_options::cuda_options(group.rank_info())),
+        );
+        options
+    })?;
+    let target = cuda_target(&client, settings)?;
+    if settings.fused_attention_dropout {
+        eprintln!(
+            "note: cuDNN draws the dropout of attention: a run that is resumed or repeated gets other masks, and replicas get equal ones"
+        );
+    }
+    let mut options = settings.compile_options(mesh);
+    options.local.extend(tools_elsewhere(client.plugin()));
+    if client.platform_name() == CUDA.device {
+        options.local.extend(keep_tuning(&cache));
+    }
+    session(client, target, options, (mesh, cache))
+}
+
+/// What the plugin's client is told. A stand-in, which knows none of it, is told nothing.
+fn client_options(
+    plugin: &Plugin,
+    settings: &DeviceSettings,
+    cards: Range<usize>,
+) -> Vec<(String, OptionValue)> {
+    if cuda_tools::cuda_version(plugin).is_none() {
+        return Vec::new();
+    }
+    let fraction = settings.memory_fraction.unwrap_or(MEMORY_SHARE);
+    // As many as there are replicas; the others are left to other processes.
+    let first = cards.map(|card| card as i64).collect();
+    let visible = if settings.visible_devices.is_empty() {
+        first
+    } else {
+        settings.visible_devices.clone()
+    };
+    [
+        ("memory_fraction", OptionValue::Float(fraction as f32)),
+        // Taken at once: a step that needs it finds it, or the run ends before its first step.
+        ("preallocate", OptionValue::Bool(true)),
+        ("visible_devices", OptionValue::IntList(visible)),
+    ]
+    .map(|(name, value)| (name.to_string(), value))
+    .into()
+}
+
+/// The compile option for `ptxas` and `libdevice`, where the plugin would not find them by itself.
+fn tools_elsewhere(plugin: &Plugin) -> Option<(&'static str, OverrideValue)> {
+    cuda_tools::cuda_version(plugin)?;
+    // If there are none at all, compiling says so.
+    let found = cuda_tools::find(plugin).ok()?;
+    let beside =
+        cuda_tools::nvidia_folder(plugin.path()).is_some_and(|nvidia| found.starts_with(nvidia));
+    (!beside).then(|| {
+        (
+            cuda_tools::DATA_DIR_OPTION,
+            OverrideValue::String(found.display().to_string()),
+        )
+    })
+}
+
+/// The compile option that makes XLA read and write what it measures of kernels in the cache's
+/// folder. It goes by the card, the kernel and its own version there.
+fn keep_tuning(cache: &CacheSettings) -> Option<(&'static str, OverrideValue)> {
+    let dir = cache.autotune_dir()?;
+    Some((
+        "xla_gpu_per_fusion_autotune_cache_dir",
+        OverrideValue::String(dir.display().to_string()),
+    ))
+}
+
+/// By the first card's own word, `9.0` for an H200; all cards of a process are of one kind.
+fn cuda_target(client: &Client, settings: &DeviceSettings) -> Result<Target> {
+    if client.platform_name() != CUDA.device {
+        // A stand-in has no cuDNN.
+        let settings = DeviceSettings {
+            plain_attention: true,
+            ..settings.clone()
+        };
+        return Ok(settings.cuda_target(LEAST_CAPABILITY));
+    }
+    let name = "compute_capability";
+    let told = client
+        .addressable_devices()
+        .next()
+        .and_then(|device| device.attribute(name));
+    let told = told.map(|value| value.to_string()).unwrap_or_default();
+    match capability(&told) {
+        // As transformers says it of such a card.
+        Some(capability) if settings.tf32 && capability < LEAST_CAPABILITY => Err(Error::Contradiction {
+            variable: "--tf32",
+            value: "true".into(),
+            problem: format!("needs a card of Ampere or newer (compute capability 8.0), and this one has {told}"),
+            fix: "leave it out".into(),
+        }
+        .into()),
+        Some(capability) => Ok(settings.cuda_target(capability)),
+        None => Err(Error::DeviceAttribute { name, found: told, wanted: "a number as 9.0" }.into()),
+    }
+}
+
+/// 90 for `9.0`.
+fn capability(text: &str) -> Option<u16> {
+    let (major, minor) = text.split_once('.')?;
+    Some(major.parse::<u16>().ok()? * 10 + minor.parse::<u16>().ok()?)
+}
+
+/// A card that is not there, through the same plugin: graphs are compiled for it, and nothing runs.
+pub fn describe(gpu: Gpu, settings: &DeviceSettings, cache: CacheSettings) -> Result<TargetCache> {
+    let path = CUDA.find(settings.plugin.as_deref())?;
+    let plugin = Plugin::load(&path)?;
+    let tools = cuda_tools::find(&plugin)?;
+    let description = gpu.target_config(&plugin);
+    let text = |name: &str, value: &str| (name.to_string(), OptionValue::String(value.to_string()));
+    let topology = Topology::create(
+        &plugin,
+        &[
+            text("target_config", &description),
+            text("topology", "1x1x1"),
+        ],
+    )?;
+    let mut options = settings.compile_options(Mesh::single());
+    options.local.insert(
+        cuda_tools::DATA_DIR_OPTION,
+        OverrideValue::String(tools.display().to_string()),
+    );
+    options.local.extend(keep_tuning(&cache));
+    let device = AbsentDevice {
+        topology,
+        target: settings.cuda_target(gpu.capability()),
+        name: gpu.name().to_string(),
+        description,
+        options,
+    };
+    Ok(TargetCache::new(device, cache)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_are_read_as_the_plugin_writes_them() {
+        assert_eq!(capability("9.0"), Some(90));
+        assert_eq!(capability("8.6"), Some(86));
+        assert_eq!(capability("12.1"), Some(121));
+        for text in ["", "9", "sm_90", "9.0a"] {
+            assert_eq!(capability(text), None, "{text}");
+        }
+    }
+}

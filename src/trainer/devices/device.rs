@@ -1,0 +1,288 @@
+//! Opening a device for training: which library or plugin serves it, which options its client and
+//! compiler get.
+
+use super::distributed_options;
+use crate::cache::{CacheSettings, GraphCache};
+use crate::distributed::{ProcessGroup, RankInfo};
+use crate::parallel::Mesh;
+use crate::runtime::discover::{NEURON, Vendor, package_version};
+use crate::runtime::neuron::NeuronSettings;
+use crate::runtime::neuron::environment::{Cores, Environment};
+use crate::runtime::neuron::host::{CompilerFile, Host};
+use crate::runtime::{
+    Client, CompileOptions, Library, OptionValue, OverrideValue, Plugin, set_environment,
+};
+use crate::trainer::error::{Error, Result};
+use crate::trainer::session::Session;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use xtrain_graphs::{CudaTarget, NeuronChip, Target};
+
+/// How a device is opened, whichever it is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DeviceSettings {
+    /// The vendor's plugin; `None`: it is looked for.
+    pub plugin: Option<PathBuf>,
+    /// Of a GPU's memory, what is taken at the start; `None`: `gpu::MEMORY_SHARE`.
+    pub memory_fraction: Option<f64>,
+    /// The GPUs that are used, by CUDA's numbers. Empty: the first.
+    pub visible_devices: Vec<i64>,
+    /// Attention is written out even where the device has it as one call.
+    pub plain_attention: bool,
+    /// Attention with dropout may be such a call too, with masks that the device draws and no run
+    /// can repeat.
+    pub fused_attention_dropout: bool,
+    /// Products of f32 may round their operands to TF32.
+    pub tf32: bool,
+    /// What AWS's compiler is told.
+    pub neuron: NeuronSettings,
+    /// Options of XLA's compiler.
+    pub xla_options: BTreeMap<String, OverrideValue>,
+    /// Which process of the job this is, where there are several.
+    pub member: Option<Box<RankInfo>>,
+}
+
+impl DeviceSettings {
+    /// A card as graphs are lowered for it.
+    pub fn cuda_target(&self, capability: u16) -> Target {
+        Target::Cuda(CudaTarget {
+            capability,
+            fused_attention: !self.plain_attention,
+            fused_dropout: self.fused_attention_dropout,
+            tf32: self.tf32,
+        })
+    }
+
+    /// The processes that share the run, joined at the first call; `None` where this is the only
+    /// one.
+    pub fn group(&self) -> Result<Option<Arc<ProcessGroup>>> {
+        Ok(self.member.as_deref().map(ProcessGroup::join).transpose()?)
+    }
+
+    pub(super) fn compile_options(&self, mesh: Mesh) -> CompileOptions {
+        CompileOptions {
+            overrides: self.xla_options.clone(),
+            ..CompileOptions::replicated(mesh.replicas())
+        }
+    }
+}
+
+/// Opens the CPU as the mesh's devices, which share its cores.
+pub fn open_cpu(mesh: Mesh, cache: CacheSettings) -> Result<Session> {
+    open_cpu_among(None, mesh, cache)
+}
+
+/// The same as one of several processes, each of which has its part of the mesh's devices.
+pub fn open_cpu_among(
+    group: Option<&Arc<ProcessGroup>>,
+    mesh: Mesh,
+    cache: CacheSettings,
+) -> Result<Session> {
+    let plugin = Library::open()?.cpu_plugin()?;
+    let client = Client::create_among(
+        &plugin,
+        &cpu_client_options(group, mesh),
+        group.map(distributed_options::store),
+    )?;
+    let options = distributed_options::assigned(cpu_compile_options(mesh), &client, mesh);
+    let cache = GraphCache::new(client.clone(), Target::Cpu, options, cache)?;
+    Ok(cpu_session(client, cache, mesh))
+}
+
+/// A step takes its temporaries when it is handed over, so with two in flight they would exist
+/// twice. Recording the next step still overlaps with this one; only handing it over waits. One
+/// device does that itself (`max_inflight_computations`); several would wait in the threads that
+/// the step before still needs, for ever.
+fn cpu_session(client: Client, cache: GraphCache, mesh: Mesh) -> Session {
+    let session = Session::new(client, cache, mesh);
+    if mesh.devices() > 1 {
+        session.one_step_at_a_time()
+    } else {
+        session
+    }
+}
+
+fn cpu_client_options(group: Option<&Arc<ProcessGroup>>, mesh: Mesh) -> Vec<(String, OptionValue)> {
+    let local = distributed_options::local_devices(group, mesh);
+    let mut options = vec![(
+        "cpu_device_count".to_string(),
+        OptionValue::Int(local as i64),
+    )];
+    if mesh.devices() == 1 {
+        options.push(("max_inflight_computations".to_string(), OptionValue::Int(1)));
+    }
+    options.extend(
+        group
+            .into_iter()
+            .flat_map(|group| distributed_options::cpu_options(group)),
+    );
+    options
+}
+
+/// What XLA's CPU compiler is told for every graph.
+fn cpu_compile_options(mesh: Mesh) -> CompileOptions {
+    CompileOptions::replicated(mesh.replicas())
+}
+
+/// Opens AWS's accelerator through its plugin, a core for each replica. Everything that plugin,
+/// runtime and compiler read is in the environment before the plugin is opened.
+pub fn open_neuron(settings: &DeviceSettings, mesh: Mesh, cache: CacheSettings) -> Result<Session> {
+    let cores = distributed_options::local_devices(settings.group()?.as_ref(), mesh);
+    open_neuron_cores(settings, cores as u32, (mesh, cache))
+}
+
+/// As [`open_neuron`], with so many cores for this process unless the environment says how many.
+pub fn open_neuron_cores(
+    settings: &DeviceSettings,
+    cores: u32,
+    (mesh, cache): (Mesh, CacheSettings),
+) -> Result<Session> {
+    let path = neuron_plugin(settings.plugin.as_deref())?;
+    let group = settings.group()?;
+    if let Some(group) = &group {
+        let unset = distributed_options::neuron_variables(group.rank_info(), cores)
+            .into_iter()
+            .filter(|(name, _)| std::env::var_os(name).is_none());
+        unset.for_each(|(name, value)| set_environment(name, Some(&value)));
+    }
+    let host = Host::this();
+    let variable = |name: &str| std::env::var(name).ok();
+    let found = host.compiler(Some(&path), variable("PATH").as_deref());
+    let folder = found.as_ref().and_then(CompilerFile::folder);
+    let needed = distributed_options::local_devices(group.as_ref(), mesh) as u32;
+    let wanted = Cores {
+        needed,
+        wanted: cores,
+    };
+    let environment = Environment::new(&settings.neuron, wanted, &host, variable)?
+        .with_compiler(folder, variable("PATH"));
+    environment
+        .notes
+        .iter()
+        .for_each(|note| eprintln!("note: {note}"));
+    environment
+        .set
+        .iter()
+        .for_each(|(name, value)| set_environment(name, Some(value)));
+    environment
+        .remove
+        .iter()
+        .for_each(|name| set_environment(name, None));
+    let chip = environment.compiler.chip;
+    let version = match &found {
+        Some(file) => file
+            .version
+            .clone()
+            .map_or_else(|| file.run_version(), Ok)
+            .unwrap_or_else(|problem| {
+                eprintln!("warning: {problem}; stored graphs load, new ones will not compile");
+                "unknown".into()
+            }),
+        None => "none".into(),
+    };
+    let options = CompileOptions {
+        surroundings: [
+            ("neuronx-cc", version),
+            ("NEURON_CC_FLAGS", environment.compiler.flags()),
+            (
+                "libneuronxla",
+                package_version(&path, "libneuronxla").unwrap_or_else(|| "unknown".into()),
+            ),
+        ]
+        .into(),
+        ..CompileOptions::replicated(mesh.replicas())
+    };
+    let client = open_plugin(&NEURON, &path, (mesh, group.as_ref()), |_| Vec::new())?;
+    // 2.0 on trn1, 2.1 on inf2, 3.0 on trn2.
+    let of_device = if client.platform_version().starts_with('3') {
+        NeuronChip::Trn2
+    } else {
+        NeuronChip::Trn1
+    };
+    if client.platform_name() == NEURON.device && of_device != chip {
+        return Err(crate::runtime::Error::Contradiction {
+            variable: "--target",
+            value: chip.to_string(),
+            problem: format!(
+                "is not this device, which is a {of_device} (platform version {})",
+                client.platform_version()
+            ),
+            fix: "leave --target out of the command and of NEURON_CC_FLAGS".into(),
+        }
+        .into());
+    }
+    session(client, Target::Neuron(chip), options, (mesh, cache))
+}
+
+/// AWS's plugin, of a version that needs no Python.
+pub fn neuron_plugin(told: Option<&Path>) -> Result<PathBuf> {
+    let path = NEURON.find(told)?;
+    match package_version(&path, "libneuronxla") {
+        Some(found)
+            if found.starts_with("2.") || found.starts_with("1.") || found.starts_with("0.") =>
+        {
+            Err(crate::runtime::Error::NeuronVersion { path, found }.into())
+        }
+        _ => Ok(path),
+    }
+}
+
+/// Opens a vendor's plugin and the devices that it finds.
+pub(super) fn open_plugin(
+    vendor: &Vendor,
+    path: &Path,
+    (mesh, group): (Mesh, Option<&Arc<ProcessGroup>>),
+    options: impl Fn(&Plugin) -> Vec<(String, OptionValue)>,
+) -> Result<Client> {
+    let plugin = Plugin::load(path)?;
+    let local = distributed_options::local_devices(group, mesh);
+    let mut client = Client::create_among(
+        &plugin,
+        &options(&plugin),
+        group.map(distributed_options::store),
+    )?;
+    if client.platform_name() == "cpu" && mesh.devices() > 1 {
+        // Stands in for the vendor's; as many devices as are wanted cost it nothing.
+        client = Client::create_among(
+            &plugin,
+            &cpu_client_options(group, mesh),
+            group.map(distributed_options::store),
+        )?;
+    }
+    let devices = client.addressable_devices().len();
+    if devices < local {
+        return Err(Error::TooFewDevices {
+            wanted: local,
+            found: devices,
+            device: vendor.device,
+        });
+    }
+    if client.platform_name() != vendor.device {
+        eprintln!(
+            "note: {} drives `{}`, not {}; the graphs are lowered for {} and run there, as a rehearsal",
+            path.display(),
+            client.platform_name(),
+            vendor.device,
+            vendor.device
+        );
+    }
+    Ok(client)
+}
+
+/// XLA's own library lowers; the plugin compiles. The library is opened when the first graph has to
+/// be lowered, so after the plugin, which reads more of the environment, and not at all where the
+/// cache has every graph.
+pub(super) fn session(
+    client: Client,
+    target: Target,
+    options: CompileOptions,
+    (mesh, cache): (Mesh, CacheSettings),
+) -> Result<Session> {
+    let options = distributed_options::assigned(options, &client, mesh);
+    let cache = GraphCache::new(client.clone(), target, options, cache)?;
+    Ok(match client.platform_name() {
+        "cpu" => cpu_session(client, cache, mesh),
+        _ => Session::new(client, cache, mesh),
+    })
+}

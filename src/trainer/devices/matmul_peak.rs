@@ -1,0 +1,68 @@
+//! The matmul peak: the FLOP/s that the device reaches on one large f32 matmul,
+//! measured, not looked up.
+
+use crate::trainer::error::Result;
+use crate::trainer::session::{Recording, Session};
+use std::time::{Duration, Instant};
+use xtrain_graphs::{DType, Precision, Shape, Tensor};
+
+/// The graph's name in plans, logs and the cache.
+pub const GRAPH_NAME: &str = "ceiling";
+
+/// Rows and columns of the product: large enough that the library's blocking is at its best, small
+/// enough for 0.1 s a run.
+const SIZE: usize = 2048;
+/// Runs; the fastest counts, since everything else on the machine only makes it slower.
+const LEAST_RUNS: usize = 2;
+const MOST_RUNS: usize = 5;
+
+fn operand_shape() -> Shape {
+    Shape::new(DType::F32, [SIZE, SIZE])
+}
+
+fn record(recording: &mut Recording, a: &Tensor, b: &Tensor, precision: Precision) -> Result<()> {
+    recording.set_precision(precision);
+    recording.fetch("product", &a.matmul(b)?);
+    Ok(())
+}
+
+/// The product's graph, for compiling ahead.
+pub fn record_abstract(recording: &mut Recording, precision: Precision) -> Result<()> {
+    let (a, b) = (
+        recording.feed_abstract("a", &operand_shape()),
+        recording.feed_abstract("b", &operand_shape()),
+    );
+    record(recording, &a, &b, precision)
+}
+
+/// Floating-point operations per second of all replicas together, in units of 10^12. Stops
+/// measuring when `patience` is over: a bench wants the best figure, a training run wants to begin.
+pub fn measure_tflops(
+    session: &mut Session,
+    precision: Precision,
+    patience: Duration,
+) -> Result<f64> {
+    // A compiler at work would lower the figure.
+    session.cache_mut().settle();
+    let began = Instant::now();
+    let shape = operand_shape();
+    let operand = session.upload(bytemuck::cast_slice(&vec![1.0f32; SIZE * SIZE]), &shape)?;
+    let mut best = f64::INFINITY;
+    for run in 0..MOST_RUNS {
+        if run >= LEAST_RUNS && began.elapsed() > patience {
+            break;
+        }
+        let mut recording = session.begin();
+        let a = recording.feed("a", operand.clone());
+        let b = recording.feed("b", operand.clone());
+        record(&mut recording, &a, &b, precision)?;
+        let start = Instant::now();
+        let marked = recording.mark_step(GRAPH_NAME)?;
+        marked
+            .replicas("product")
+            .iter()
+            .try_for_each(|product| product.wait_ready())?;
+        best = best.min((start.elapsed() - marked.host_time.compile).as_secs_f64());
+    }
+    Ok(2.0 * (SIZE as f64).powi(3) * session.mesh().devices() as f64 / best / 1e12)
+}
