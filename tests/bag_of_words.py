@@ -1,4 +1,4 @@
-"""What a bag of words makes of the tweets of docs/tasks.md (needs scikit-learn).
+"""What a bag of words makes of the tweets of docs/log/tasks.md (needs scikit-learn).
 
 Usage: python tests/bag_of_words.py DATA/tweet-sentiment [PREDICTIONS]
 
