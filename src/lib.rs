@@ -1,44 +1,80 @@
-//! xtrain: trains language models as whole compiled XLA graphs.
+//! xtrain trains language models as whole compiled XLA graphs: forward, backward, the exchange
+//! between devices and the optimizer are one HLO module, compiled by PJRT for the CPU, CUDA or AWS
+//! Neuron.
+//!
+//! # Use it as a library
+//!
+//! [`engine::Run`] is the front door: it puts a run together from a plan, or from the words of a
+//! command line, and trains, evaluates, predicts or compiles ahead. `examples/finetune.rs` does so
+//! in 40 lines:
+//!
+//! ```no_run
+//! use xtrain::engine::{Error, Run};
+//!
+//! # fn main() -> Result<(), Error> {
+//! let mut run = Run::from_args([
+//!     "clm", "--model_name_or_path", "gpt2", "--train_file", "text.txt", "--output_dir", "out",
+//!     "--do_train", "--do_eval",
+//! ])?;
+//! run.train(None, Vec::new())?;
+//! println!("validation loss {}", run.evaluate()?.loss);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Below it, [`trainer::session::Session`] runs any model that is written with the tensors of
+//! `xtrain_graphs`: record a step, [`backward`](xtrain_graphs::backward),
+//! [`mark_step`](trainer::session::Recording::mark_step).
+//!
+//! # The layers
 //!
 //! The modules below are in reading order, and imports point downwards only: a module may use those
-//! listed after it, never one listed before it (`tests/layers.rs` fails on a back edge). Lower
-//! layers define the settings that they need; `config` resolves what the user typed into them.
+//! that follow it, never one before it, and within a module files import in one direction
+//! (`tests/layers.rs` fails on a back edge and on a circle). Lower layers define the settings that
+//! they need; [`config`] resolves what the user typed into them.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`commands`] | what each command prints of what the engine does |
+//! | [`engine`] | a run put together from its plan; train, evaluate, predict, precompile, fit, bench |
+//! | [`config`] | the command line and the settings file, resolved into plans |
+//! | [`hub`] | models and data sets of the Hugging Face Hub, to local files |
+//! | [`data`] | texts and tables to tokens to host batches |
+//! | [`trainer`] | the training step, the loop and its hooks, sessions on devices |
+//! | [`parallel`] | the device mesh, shardings, pipeline schedules |
+//! | [`cache`] | the compiled-graph cache |
+//! | [`runtime`] | PJRT: clients, buffers, executables; reading HLO |
+//! | [`checkpoint`] | Hugging Face directories and exact training state |
+//! | [`launch`] | the launcher: starts the ranks of a job, watches and restarts them |
+//! | [`distributed`] | the process group: rank, rendezvous, heartbeats |
+//! | [`report`] | step lines, records, tables, telemetry |
+//!
+//! Two crates stand below: `xtrain_models` (the model families, which know no device, no precision
+//! and no sharding) and `xtrain_graphs` (lazy tensors, automatic differentiation, optimizers,
+//! graph passes, lowering to HLO). `docs/tour.md` follows one training step through all of them.
 
-/// What each command prints of what the engine does.
 pub mod commands;
 
-/// A run put together from a plan, and what can be done with it.
 pub mod engine;
 
-/// What was typed, resolved into plans; every illegal combination is refused here.
 pub mod config;
 
-/// Names on the Hugging Face Hub to local files.
 pub mod hub;
 
-/// Text to tokens to device batches.
 pub mod data;
 
-/// The step, the loop, and what hangs on it.
 pub mod trainer;
 
-/// The mesh of replicas and what they exchange.
 pub mod parallel;
 
-/// Compiled graphs.
 pub mod cache;
 
-/// The PJRT C API: clients, buffers, executables.
 pub mod runtime;
 
-/// Hugging Face directories and exact training state.
 pub mod checkpoint;
 
-/// The launcher: starts the ranks of a job, watches them, restarts them.
 pub mod launch;
 
-/// The process group: rank, rendezvous, heartbeats.
 pub mod distributed;
 
-/// Step line, records, tables.
 pub mod report;

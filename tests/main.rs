@@ -13,6 +13,7 @@ mod fit;
 mod golden;
 mod hub;
 mod layers;
+mod library;
 mod meshes;
 mod models;
 mod neuron;

@@ -31,7 +31,7 @@ pub struct PartFile {
 }
 
 /// The other processes, to the one that finishes the checkpoint.
-pub trait Others {
+pub trait PeerWriters {
     /// Files of all together.
     fn count(&self) -> usize;
     /// Tells them the directory that is being written aside.

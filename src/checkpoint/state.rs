@@ -21,7 +21,7 @@ use super::error::{Error, Result};
 use super::hash;
 use super::hf::{self, Pretrained, TRAINER_STATE_FILE, TrainerState};
 use super::optimizer::{
-    self, FileRecord, OPTIMIZER_FILE, OPTIMIZER_INDEX_FILE, Others, Sink, write_hashed,
+    self, FileRecord, OPTIMIZER_FILE, OPTIMIZER_INDEX_FILE, PeerWriters, Sink, write_hashed,
 };
 use super::shards;
 use super::weights::{TensorRef, WEIGHTS_INDEX_FILE, Weights, write_safetensors};
@@ -88,7 +88,7 @@ pub struct CheckpointParts<'a> {
     /// Moments ([`exp_avg`], [`exp_avg_sq`]) and other device state: RNG, loss scale.
     pub optimizer: &'a [TensorRef<'a>],
     /// The processes that write the rest of that state; `None` where `optimizer` is all of it.
-    pub others: Option<&'a dyn Others>,
+    pub peer_writers: Option<&'a dyn PeerWriters>,
     pub trainer_state: &'a TrainerState,
     pub state: &'a TrainingState,
 }
@@ -129,8 +129,8 @@ pub fn save_checkpoint(output_dir: &Path, parts: &CheckpointParts<'_>) -> Result
     // A killed writer's remains may be what fills the disk.
     atomic::clean_leftovers(output_dir)?;
     let dir = DirWriter::begin(&target)?;
-    if let Some(others) = parts.others {
-        others.begin(dir.path())?;
+    if let Some(peers) = parts.peer_writers {
+        peers.begin(dir.path())?;
     }
     let mut files = BTreeMap::new();
     let mut write = |name: &str, fill: &dyn Fn(&mut Sink<'_>) -> io::Result<()>| -> Result<()> {
@@ -147,7 +147,7 @@ pub fn save_checkpoint(output_dir: &Path, parts: &CheckpointParts<'_>) -> Result
             out.write_all(&hf::to_json_text(index, 2))
         })?;
     }
-    if parts.others.is_none() {
+    if parts.peer_writers.is_none() {
         write(OPTIMIZER_FILE, &|out| {
             write_safetensors(out, parts.optimizer)
         })?;
@@ -158,15 +158,15 @@ pub fn save_checkpoint(output_dir: &Path, parts: &CheckpointParts<'_>) -> Result
     write(TRAINER_STATE_FILE, &|out| {
         out.write_all(&hf::to_json_text(parts.trainer_state, 2))
     })?;
-    if let Some(others) = parts.others {
+    if let Some(peers) = parts.peer_writers {
         let mut written = vec![optimizer::write_part(
             dir.path(),
-            (0, others.count()),
+            (0, peers.count()),
             parts.optimizer,
         )?];
         // Only when all of it is there is there an index, and only then does the directory get its
         // name.
-        written.extend(others.finish()?);
+        written.extend(peers.finish()?);
         write(OPTIMIZER_INDEX_FILE, &|out| {
             out.write_all(&hf::to_json_text(&optimizer::index(&written), 2))
         })?;

@@ -74,7 +74,7 @@ impl Content {
             &CheckpointParts {
                 model,
                 optimizer: &moments,
-                others: None,
+                peer_writers: None,
                 trainer_state,
                 state,
             },
@@ -340,7 +340,7 @@ struct Beside<'a> {
     fails: bool,
 }
 
-impl Others for Beside<'_> {
+impl PeerWriters for Beside<'_> {
     fn count(&self) -> usize {
         2
     }
@@ -401,7 +401,7 @@ fn parts_of_several_processes_are_one_checkpoint_or_none() {
         let parts = CheckpointParts {
             model: model.clone(),
             optimizer: &own,
-            others: Some(&beside),
+            peer_writers: Some(&beside),
             trainer_state: &trainer_state,
             state: &state,
         };

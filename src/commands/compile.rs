@@ -5,16 +5,14 @@
 mod modules;
 
 use super::{Error, Outcome, target};
+use crate::cache::CompiledGraph;
 use crate::config::CompilePlan;
-use crate::engine::failed;
-use crate::engine::fit;
-use crate::engine::run::{Prepared, stepper};
+use crate::engine::Run;
 use crate::report::units::bytes;
-use crate::trainer::ahead::compile_all;
 
 pub fn run(
     CompilePlan {
-        train: mut plan,
+        train: plan,
         jobs,
         check,
         export,
@@ -31,36 +29,26 @@ pub fn run(
             "there is nowhere to keep the graphs: --compile_cache is false",
         ));
     }
-    let mut prepared = Prepared::new(&plan, false)?;
-    fit::resolve_auto(&mut plan, &mut prepared)?;
-    let shapes = prepared.shapes(&plan);
-    let model = &*prepared.loaded.model;
-    let stepper = stepper(&plan, model);
-    let mut report = |graph: &crate::cache::CompiledGraph| {
-        let how = if graph.loaded {
-            "was stored already, loaded"
-        } else {
-            "compiled"
-        };
-        let peak = graph.memory().map_or(String::new(), |m| {
-            format!(", {} at the peak", bytes(m.peak() as u64))
-        });
-        println!(
-            "{:12} {}  {how} in {:.1} s{peak}",
-            graph.name,
-            &graph.id[..12],
-            graph.ready_time.as_secs_f64()
-        );
-    };
-    compile_all(
-        &mut prepared.session,
-        model,
-        &stepper,
-        &shapes,
-        jobs,
-        &mut report,
-    )
-    .map_err(failed("compiling the graphs"))?;
-    eprintln!("{}", prepared.session.cache().stats());
+    let mut run = Run::without_data(plan)?;
+    run.resolve_auto_batch(None)?;
+    run.compile(jobs, &mut print)?;
+    eprintln!("{}", run.session.cache().stats());
     Ok(Outcome::Done)
+}
+
+fn print(graph: &CompiledGraph) {
+    let how = if graph.loaded {
+        "was stored already, loaded"
+    } else {
+        "compiled"
+    };
+    let peak = graph.memory().map_or(String::new(), |m| {
+        format!(", {} at the peak", bytes(m.peak() as u64))
+    });
+    println!(
+        "{:12} {}  {how} in {:.1} s{peak}",
+        graph.name,
+        &graph.id[..12],
+        graph.ready_time.as_secs_f64()
+    );
 }

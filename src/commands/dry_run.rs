@@ -4,29 +4,27 @@
 use super::Error;
 use crate::config::TrainPlan;
 use crate::data::Collator;
-use crate::engine::exchanged::exchanged;
-use crate::engine::failed;
-use crate::engine::run::{Prepared, layout, stepper, stream_length};
 use crate::engine::task::TaskData;
+use crate::engine::{Run, failed};
 use crate::parallel::schedule::bubble;
 use crate::parallel::{Axis, Mesh, Placements, Stages};
 use crate::report::scaling::Exchange;
 use crate::report::table::{Align, Table};
 use crate::report::units::{bytes, count, exact};
-use crate::trainer::ahead::{RunShapes, compile_all};
 use crate::trainer::feed::{BatchShape, LabelShape};
-use crate::trainer::fit::{Footprint, footprints};
-use crate::trainer::session::Session;
 use crate::trainer::settings::Checkpointing;
 use crate::trainer::step::Stepper;
 use serde_json::json;
 use xtrain_models::Model;
 
 /// Prints the plan on standard output.
-pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Error> {
-    let settings = &plan.train;
-    let shapes = prepared.shapes(plan);
-    let model = &*prepared.loaded.model;
+pub(super) fn print(run: &mut Run) -> Result<(), Error> {
+    let known = run.length()?;
+    let shapes = run.shapes();
+    let exchanged = run.exchanged()?;
+    let execution = run.execution();
+    let (plan, settings) = (&run.plan, &run.plan.train);
+    let model = &*run.loaded.model;
     let parameters: usize = model
         .parameters()
         .iter()
@@ -41,32 +39,21 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
         format!(
             "{} (tokenizer: {})",
             model.vocab_size(),
-            prepared.tokenizer.id_bound()
+            run.tokenizer.id_bound()
         ),
     ]);
     table.row([
         "longest example".to_string(),
-        format!(
-            "{} of {} positions",
-            prepared.task.length,
-            model.max_positions()
-        ),
+        format!("{} of {} positions", run.task.length, model.max_positions()),
     ]);
-    if let Some(labels) = &prepared.task.labels {
+    if let Some(labels) = &run.task.labels {
         table.row(["labels".to_string(), labels.names().join(", ")]);
     }
-    let known = match (&prepared.train, &prepared.stream) {
-        (Some(data), _) => {
-            layout(plan, data).map(|(_, length, schedule)| Some((length, schedule)))?
-        }
-        (None, Some(_)) => Some(stream_length(plan)),
-        (None, None) => None,
-    };
     if let Some((length, schedule)) = known {
         let examples = settings.examples_per_step();
         table.heading("training");
-        match &prepared.train {
-            Some(data) => describe_data(&mut table, data, &prepared.task),
+        match &run.train {
+            Some(data) => describe_data(&mut table, data, &run.task),
             None => {
                 let source = plan.task.source();
                 let files = source.train_files.len();
@@ -94,17 +81,14 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
                 }
             ),
         ]);
-        let lengths = prepared
-            .task
-            .form(prepared.train.as_ref().as_slice())
-            .lengths;
+        let lengths = run.task.form(run.train.as_ref().as_slice()).lengths;
         let longest = lengths.last().copied().unwrap_or_default();
         let most = if lengths.len() > 1 { "up to " } else { "" };
         table.row([
             "tokens per step".to_string(),
             format!("{most}{}", exact((examples * longest) as u64)),
         ]);
-        if prepared.train.is_some() {
+        if run.train.is_some() {
             table.row([
                 "steps per epoch".to_string(),
                 exact(length.updates_per_epoch),
@@ -155,13 +139,13 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
             largest * (settings.gradient_accumulation_steps * settings.mesh.batch_shards()) as f64,
         );
         table.row(["work per step".to_string(), format!("{most}{work}FLOP")]);
-        if let Some(stages) = prepared.session.placements().stages() {
+        if let Some(stages) = run.session.placements().stages() {
             describe_stages(
                 &mut table,
                 plan,
                 stages,
-                &stepper(plan, model),
-                prepared.session.placements(),
+                &execution.recorded_step(model),
+                run.session.placements(),
             );
         }
         for axis in Axis::ALL {
@@ -173,7 +157,7 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
             kind,
             axis,
             bytes: size,
-        } in exchanged(&mut prepared.session, model, &stepper(plan, model), &shapes)?
+        } in exchanged
         {
             table.row([
                 "exchanged per step".to_string(),
@@ -181,22 +165,13 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
             ]);
         }
     }
-    if let Some(data) = &prepared.validation {
+    if let Some(data) = &run.validation {
         table.heading("evaluation");
-        describe_data(&mut table, data, &prepared.task);
+        describe_data(&mut table, data, &run.task);
     }
     print!("{}", table.render());
 
-    let stepper = stepper(plan, model);
-    let compiled = compile_all(
-        &mut prepared.session,
-        model,
-        &stepper,
-        &shapes,
-        1,
-        &mut |_| (),
-    )
-    .map_err(failed("compiling the graphs"))?;
+    let compiled = run.compile(1, &mut |_| ())?;
     let mut table = Table::new(&[
         Align::Left,
         Align::Left,
@@ -231,8 +206,8 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
         ]);
     }
     print!("\n{}", table.render());
-    if settings.mesh.stage > 1 {
-        let found = held(plan, &mut prepared.session, model, &stepper, &shapes)?;
+    if run.plan.train.mesh.stage > 1 {
+        let found = run.footprints()?;
         let mut table = Table::pairs();
         table.heading("memory per device, with the microbatches under way");
         for footprint in found {
@@ -244,8 +219,8 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
         }
         print!("\n{}", table.render());
     }
-    if let Some(memory) = plan.memory {
-        let found = held(plan, &mut prepared.session, model, &stepper, &shapes)?;
+    if let Some(memory) = run.plan.memory {
+        let found = run.footprints()?;
         let most = found
             .into_iter()
             .max_by_key(|one| one.peak)
@@ -264,21 +239,9 @@ pub(super) fn print(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Err
     }
     println!(
         "\ndry run: nothing was trained or written to {}",
-        settings.output_dir.display()
+        run.plan.train.output_dir.display()
     );
     Ok(())
-}
-
-/// What a device of each stage holds at most, by the compiler's statistics.
-fn held(
-    plan: &TrainPlan,
-    session: &mut Session,
-    model: &dyn Model,
-    stepper: &Stepper,
-    shapes: &RunShapes,
-) -> Result<Vec<Footprint>, Error> {
-    let batch = plan.train.per_device_train_batch_size;
-    footprints(session, None, model, stepper, shapes, batch).map_err(failed("reading the memory"))
 }
 
 /// The stages of a pipeline: what each has and needs.
@@ -322,30 +285,21 @@ fn describe_stages(
 }
 
 /// The plan as one line of JSON on standard output, for programs.
-pub(super) fn print_json(plan: &TrainPlan, prepared: &mut Prepared) -> Result<(), Error> {
-    let settings = &plan.train;
-    let shapes = prepared.shapes(plan);
-    let model = &*prepared.loaded.model;
-    let stepper = stepper(plan, model);
-    let parameters: usize = model
+pub(super) fn print_json(run: &mut Run) -> Result<(), Error> {
+    let exchanged = run.exchanged()?;
+    let compiled = run.compile(1, &mut |_| ())?;
+    let settings = &run.plan.train;
+    let parameters: usize = run
+        .loaded
+        .model
         .parameters()
         .iter()
         .map(|p| p.dims.iter().product::<usize>())
         .sum();
-    let exchanged = exchanged(&mut prepared.session, model, &stepper, &shapes)?;
     let groups: serde_json::Map<_, _> = Axis::ALL
         .iter()
         .filter_map(|axis| Some((axis.to_string(), json!(settings.mesh.groups(&[*axis])?))))
         .collect();
-    let compiled = compile_all(
-        &mut prepared.session,
-        model,
-        &stepper,
-        &shapes,
-        1,
-        &mut |_| (),
-    )
-    .map_err(failed("compiling the graphs"))?;
     let mut graphs = Vec::new();
     for graph in compiled {
         let memory = graph
@@ -359,7 +313,7 @@ pub(super) fn print_json(plan: &TrainPlan, prepared: &mut Prepared) -> Result<()
             "peak_bytes_per_device": memory.peak(),
         }));
     }
-    let mut told = json!({
+    let mut plan = json!({
         "parameters": parameters,
         "devices": settings.mesh.devices(),
         "examples_per_step": settings.examples_per_step(),
@@ -367,14 +321,14 @@ pub(super) fn print_json(plan: &TrainPlan, prepared: &mut Prepared) -> Result<()
         "exchanged_per_step": exchanged.iter().map(Exchange::json).collect::<Vec<_>>(),
         "graphs": graphs,
     });
-    if let Some(memory) = plan.memory {
-        let found = held(plan, &mut prepared.session, model, &stepper, &shapes)?;
+    if let Some(memory) = run.plan.memory {
+        let found = run.footprints()?;
         let peak = found.iter().map(|one| one.peak).max().unwrap_or(0);
-        told["memory_bytes"] = json!(memory);
-        told["peak_bytes_of_run"] = json!(peak);
-        told["fits"] = json!(peak <= memory);
+        plan["memory_bytes"] = json!(memory);
+        plan["peak_bytes_of_run"] = json!(peak);
+        plan["fits"] = json!(peak <= memory);
     }
-    println!("{told}");
+    println!("{plan}");
     Ok(())
 }
 

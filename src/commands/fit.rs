@@ -3,9 +3,8 @@
 use super::target::describe;
 use super::{Error, Outcome};
 use crate::config::FitPlan;
-use crate::engine::fit::{budget, search, split};
-use crate::engine::run::Prepared;
-use crate::engine::target::{self, AbsentGpu};
+use crate::engine::Run;
+use crate::engine::target::AotTarget;
 use crate::report::table::Table;
 use crate::report::units::{bytes, exact};
 use crate::trainer::gpu::Gpu;
@@ -13,18 +12,22 @@ use serde_json::json;
 
 pub fn run(
     FitPlan {
-        train: mut plan,
+        train: plan,
         scale_from,
         json,
     }: FitPlan,
 ) -> Result<Outcome, Error> {
-    let recorder = plan.target.map(|_| target::recorder(&plan));
-    let mut prepared = Prepared::new(recorder.as_ref().unwrap_or(&plan), false)?;
-    let mut absent = AbsentGpu::of(&plan, &prepared)?;
-    let budget = budget(&plan, &prepared)?;
-    let found = search(&plan, &mut prepared, absent.as_mut(), budget)?;
-    plan.train.per_device_train_batch_size = found.batch;
-    let split = split(&plan, &mut prepared, absent.as_mut(), &found)?;
+    let mut run = if plan.target.is_some() {
+        Run::for_recording(plan)?
+    } else {
+        Run::without_data(plan)?
+    };
+    let mut target = AotTarget::of(&run)?;
+    let budget = run.memory_budget()?;
+    let found = run.largest_batch(target.as_mut(), budget)?;
+    run.plan.train.per_device_train_batch_size = found.batch;
+    let split = run.break_down(target.as_mut(), &found)?;
+    let plan = &run.plan;
     let examples = plan.train.examples_per_step() as u64;
     let scaled = scale_from.map(|(rate, at)| (rate, at, rate * examples as f64 / at as f64));
     if json {
@@ -71,9 +74,9 @@ pub fn run(
         table.row([name.to_string(), bytes(n)]);
     }
     print!("{}", table.render());
-    match &absent {
-        Some(absent) => describe(absent),
-        None => eprintln!("{}", prepared.session.cache().stats()),
+    match &target {
+        Some(target) => describe(target),
+        None => eprintln!("{}", run.session.cache().stats()),
     }
     Ok(Outcome::Done)
 }

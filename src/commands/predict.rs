@@ -2,49 +2,17 @@
 
 use super::{Error, Outcome};
 use crate::checkpoint::atomic;
-use crate::config::{PredictPlan, TaskPlan};
+use crate::config::PredictPlan;
 use crate::data::cls::TestRow;
-use crate::engine::device::open_device;
-use crate::engine::failed;
-use crate::engine::model::origin;
-use crate::engine::predict::label;
-use crate::engine::task::{Purpose, TaskData, load_task};
-use crate::parallel::Mesh;
+use crate::engine::task::TaskData;
+use crate::engine::{failed, predict};
 use crate::report::csv;
 use crate::trainer::metrics::{argmax, softmax};
-use crate::trainer::parameters::Head;
 use std::io::Write;
 use std::path::Path;
 
 pub fn run(plan: PredictPlan) -> Result<Outcome, Error> {
-    let task_plan = TaskPlan::Cls(plan.data);
-    let (loaded, task, _) = load_task(
-        &task_plan,
-        &plan.model,
-        &plan.tokenizer,
-        Purpose::Use,
-        Head::Saved,
-        plan.disable_tqdm,
-    )?;
-    let mut session = open_device(&plan.device, Mesh::single(), &plan.cache)?;
-    let mut settings = task.settings();
-    settings.push((
-        "per_device_eval_batch_size",
-        plan.per_device_eval_batch_size.to_string(),
-    ));
-    session
-        .cache_mut()
-        .set_origin(origin("predict cls", &*loaded.model, &settings));
-    let test = task.test()?;
-    loaded.place(&mut session, 0)?;
-    let form = task.form(&[&test]);
-    let predictions = label(
-        &mut session,
-        &*loaded.model,
-        (&form, &test),
-        plan.per_device_eval_batch_size,
-        &task,
-    )?;
+    let (task, predictions) = predict(&plan)?;
     save(
         &predictions,
         &task,

@@ -5,15 +5,13 @@
 use super::{Error, Outcome, doctor};
 use crate::cache::CheckedGraph;
 use crate::config::TrainPlan;
-use crate::engine::failed;
-use crate::engine::fit::{Split, resolve_auto_for};
-use crate::engine::run::{Prepared, stepper};
-use crate::engine::target::{AbsentGpu, recorder};
+use crate::engine::fit::Breakdown;
+use crate::engine::target::AotTarget;
+use crate::engine::{Run, failed};
 use crate::report::table::Table;
 use crate::report::units::{bytes, count};
 use crate::runtime::hlo::launch_stats::Launches;
 use crate::runtime::hlo::stats::{self, HloStats};
-use crate::trainer::ahead::record_steps;
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::fit::{of_graph, waiting};
 use crate::trainer::gpu::{Estimate, Gpu, PEAK_SHARE, Work};
@@ -22,76 +20,76 @@ use std::time::Duration;
 use xtrain_graphs::Graph;
 
 /// `xtrain compile --target`: every graph of the run, with what is known of it.
-pub(super) fn compile(mut plan: TrainPlan) -> Result<Outcome, Error> {
-    let mut prepared = Prepared::new(&recorder(&plan), false)?;
-    let mut absent = AbsentGpu::of(&plan, &prepared)?.expect("called for plans with a target");
-    resolve_auto_for(&mut plan, &mut prepared, Some(&mut absent))?;
-    let shapes = prepared.shapes(&plan);
-    let model = &*prepared.loaded.model;
-    let stepper = stepper(&plan, model);
-    let steps = record_steps(&mut prepared.session, model, &stepper, &shapes)
-        .map_err(failed("recording the graphs"))?;
+pub(super) fn compile(plan: TrainPlan) -> Result<Outcome, Error> {
+    let mut run = Run::for_recording(plan)?;
+    let mut target = AotTarget::of(&run)?.expect("called for plans with a target");
+    run.resolve_auto_batch(Some(&mut target))?;
+    let steps = run.record()?;
+    let execution = run.execution();
+    let step_of_run = execution.recorded_step(&*run.loaded.model);
+    let settings = &run.plan.train;
+    let microbatches = settings.gradient_accumulation_steps;
     // What only measures or checks a card is of no interest before there is one; it may have to be
     // lowered here for it, though.
     let (measuring, steps): (Vec<_>, Vec<_>) = steps
         .into_iter()
         .partition(|(name, _)| name == matmul_peak::GRAPH_NAME);
     for graph in measuring.iter().flat_map(|step| &step.1) {
-        absent
+        target
             .graphs
-            .lower(graph, absent.graphs.target())
+            .lower(graph, target.graphs.target())
             .map_err(failed("lowering the graphs"))?;
     }
     // The doctor asks the card for nothing.
     let check = doctor::sum_of_squares().map_err(failed("recording the doctor's check"))?;
-    let unasked = DeviceSettings::default().cuda_target(absent.gpu.capability());
-    absent
+    let unasked = DeviceSettings::default().cuda_target(target.gpu.capability());
+    target
         .graphs
         .lower(&check, unasked)
         .map_err(failed("lowering the doctor's check"))?;
-    let placements = prepared.session.placements().clone();
+    let placements = run.session.placements().clone();
     for (step, graph) in steps
         .iter()
         .flat_map(|step| step.1.iter().map(move |graph| (step, graph)))
     {
         let stage = graph.stage as usize;
-        let state = stepper.state_bytes(shapes.accumulation > 1, &placements, stage);
-        let checked = absent
+        let state = step_of_run.state_bytes(microbatches > 1, &placements, stage);
+        let checked = target
             .graphs
             .check(graph)
             .map_err(failed("compiling the graphs"))?;
         let facts = stats::of(&checked.module).map_err(failed("reading the compiled module"))?;
-        let waiting = waiting(step, &prepared.session, stage, shapes.accumulation);
+        let waiting = waiting(step, &run.session, stage, microbatches);
         let found = of_graph(
             graph,
             checked.memory,
             state,
-            plan.train.per_device_train_batch_size,
+            settings.per_device_train_batch_size,
         )
         .also_keeping(waiting);
-        let split = Split::of(&stepper, &placements, &found, &checked.module)?;
-        let mut table = heading(&checked, absent.gpu);
-        memory_rows(&mut table, graph, &split, found.peak, absent.gpu);
+        let split = Breakdown::of(&step_of_run, &placements, &found, &checked.module)?;
+        let mut table = heading(&checked, target.gpu);
+        memory_rows(&mut table, graph, &split, found.peak, target.gpu);
         kernel_rows(&mut table, &facts);
         launch_row(&mut table, checked.launches);
-        let tf32 = plan.device.settings.tf32;
+        let tf32 = run.plan.device.settings.tf32;
         let work = Work {
             low_flops: checked.work.low,
             f32_flops: checked.work.wide,
             tf32,
             bytes: facts.bytes,
         };
-        work_rows(&mut table, work, absent.gpu.estimate(work), absent.gpu);
+        work_rows(&mut table, work, target.gpu.estimate(work), target.gpu);
         print!("{}", table.render());
     }
-    describe(&absent);
+    describe(&target);
     Ok(Outcome::Done)
 }
 
 /// What the card's compiler did, on standard error, with what its results are not.
-pub(super) fn describe(absent: &AbsentGpu) {
-    let (compiled, took) = absent.graphs.compiled();
-    let (name, seconds) = (absent.gpu.name(), took.as_secs_f64());
+pub(super) fn describe(target: &AotTarget) {
+    let (compiled, took) = target.graphs.compiled();
+    let (name, seconds) = (target.gpu.name(), took.as_secs_f64());
     eprintln!("graphs compiled for {name} {compiled}, seconds compiling {seconds:.1}");
     eprintln!(
         "this was a compile check: kernels were chosen without measuring on a card, and no run loads them. A run on the card compiles \
@@ -116,7 +114,7 @@ fn heading(checked: &CheckedGraph, gpu: Gpu) -> Table {
     table
 }
 
-fn memory_rows(table: &mut Table, graph: &Graph, split: &Split, peak: u64, gpu: Gpu) {
+fn memory_rows(table: &mut Table, graph: &Graph, split: &Breakdown, peak: u64, gpu: Gpu) {
     let state = graph.aliases().count();
     let verdict = if peak > gpu.usable_memory() {
         ": DOES NOT FIT"

@@ -34,6 +34,7 @@ pub struct BatchForm {
     pub stages: usize,
 }
 
+/// Which labels a batch has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LabelForm {
     /// One for each token.

@@ -41,6 +41,7 @@ pub enum Error {
 }
 
 impl Error {
+    /// A failure without a lower layer's error.
     pub fn failed(message: impl Into<String>) -> Error {
         Error::Failed {
             message: message.into(),
@@ -83,6 +84,7 @@ impl Error {
         }
     }
 
+    /// What to do about it, where that is known.
     pub fn hint(&self) -> Option<String> {
         match self {
             Error::Usage(usage) => usage.hint(),

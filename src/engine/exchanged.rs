@@ -12,7 +12,7 @@ use xtrain_graphs::{Graph, Target, passes, work};
 use xtrain_models::Model;
 
 /// What is recorded as one, by name: a graph or those of a pipeline's stages, as they are emitted.
-pub type Prepared = Vec<(String, Vec<Graph>)>;
+pub type Steps = Vec<(String, Vec<Graph>)>;
 
 /// Kind by kind and axis by axis; of batches of several shapes, the most.
 pub fn exchanged(
@@ -28,18 +28,18 @@ pub fn exchanged(
         eval: Vec::new(),
         ..shapes.clone()
     };
-    let steps = prepared(session, model, stepper, &training)?;
+    let steps = emitted(session, model, stepper, &training)?;
     Ok(of_steps(&steps, session.mesh(), shapes.accumulation))
 }
 
 /// The run's graphs as they are emitted: equal nodes are one by then. Layers are always written
 /// out.
-pub fn prepared(
+pub fn emitted(
     session: &mut Session,
     model: &dyn Model,
     stepper: &Stepper,
     shapes: &RunShapes,
-) -> Result<Prepared, Error> {
+) -> Result<Steps, Error> {
     let steps =
         record_steps(session, model, stepper, shapes).map_err(failed("recording the graphs"))?;
     let prepare = |graph: &Graph| {
@@ -52,7 +52,7 @@ pub fn prepared(
 }
 
 /// The same as [`exchanged`], of graphs that are there.
-pub fn of_steps(steps: &Prepared, mesh: Mesh, accumulation: usize) -> Vec<Exchange> {
+pub fn of_steps(steps: &Steps, mesh: Mesh, accumulation: usize) -> Vec<Exchange> {
     let mut totals: Vec<Exchange> = Vec::new();
     for (accumulates, repeats) in [(true, accumulation as u64 - 1), (false, 1)] {
         let of_phase = steps

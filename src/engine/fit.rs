@@ -2,112 +2,145 @@
 //! `--per_device_train_batch_size auto` makes of it.
 
 use super::error::{Error, failed};
-use super::run::{Prepared, run_shapes, stepper};
-use super::target::AbsentGpu;
-use crate::config::TrainPlan;
+use super::run::Run;
+use super::target::AotTarget;
 use crate::parallel::Placements;
 use crate::report::units::bytes;
 use crate::runtime::Library;
-use crate::trainer::ahead::{compile_all, record_all};
 use crate::trainer::fit::{Footprint, footprint, largest_batch};
 use crate::trainer::step::Stepper;
-use xtrain_graphs::{BACKWARD, Graph};
+use xtrain_graphs::BACKWARD;
 
-/// Puts the batch size that fits where `auto` stands. A run that continues finds the size that it
-/// began with, or is refused as any other change of batch is.
-pub fn resolve_auto(plan: &mut TrainPlan, prepared: &mut Prepared) -> Result<(), Error> {
-    resolve_auto_for(plan, prepared, None)
-}
-
-/// As `resolve_auto`, for a card that is not there if one is given.
-pub fn resolve_auto_for(
-    plan: &mut TrainPlan,
-    prepared: &mut Prepared,
-    absent: Option<&mut AbsentGpu>,
-) -> Result<(), Error> {
-    if !plan.auto_batch || !plan.do_train {
-        return Ok(());
-    }
-    let budget = budget(plan, prepared)?;
-    let found = search(plan, prepared, absent, budget)?;
-    eprintln!(
-        "per_device_train_batch_size is {}: {} of {} at the peak",
-        found.batch,
-        bytes(found.peak),
-        bytes(budget)
-    );
-    plan.train.per_device_train_batch_size = found.batch;
-    Ok(())
-}
-
-/// What was asked for, else what a card that is not there would leave to a run, else the device's
-/// own limit, else four fifths of the machine's memory. Not of what happens to be free: the same
-/// command must find the same batch tomorrow.
-pub fn budget(plan: &TrainPlan, prepared: &Prepared) -> Result<u64, Error> {
-    if let Some(memory) = plan.memory {
-        return Ok(memory);
-    }
-    if let Some(gpu) = plan.target {
-        return Ok(gpu.usable_memory());
-    }
-    let device = prepared
-        .session
-        .client()
-        .addressable_devices()
-        .next()
-        .and_then(|device| device.memory());
-    let limit = device
-        .and_then(|memory| memory.bytes_limit)
-        .map(|limit| limit.max(0) as u64);
-    limit
-        .or_else(|| crate::report::memory::machine().map(|total| total / 5 * 4))
-        .ok_or_else(|| {
-            Error::usage(
-                "neither the device nor the system says how much memory there is",
-                "give --memory SIZE, for example 16GiB",
-            )
-        })
-}
-
-pub fn search(
-    plan: &TrainPlan,
-    prepared: &mut Prepared,
-    mut absent: Option<&mut AbsentGpu>,
-    budget: u64,
-) -> Result<Footprint, Error> {
-    let Prepared {
-        loaded,
-        session,
-        task,
-        train,
-        validation,
-        ..
-    } = prepared;
-    let model = &*loaded.model;
-    let stepper = stepper(plan, model);
-    let found = largest_batch(budget, |batch| {
-        let shapes = run_shapes(plan, task, (train.as_ref(), validation.as_ref()), batch);
-        let absent = absent.as_mut().map(|absent| &mut absent.graphs);
-        let one = footprint(session, absent, model, &stepper, &shapes, batch)?;
-        eprintln!("batch {batch}: {} at the peak", bytes(one.peak));
-        Ok(one)
-    });
-    found.map_err(failed("looking for the largest batch"))?.map_err(|one| {
-        let problem = format!(
-            "not even one example of {} tokens fits: it needs {} (in `{}`, {} of it weights and moments), and there are {}",
-            task.length,
-            bytes(one.peak),
-            one.graph,
-            bytes(one.state),
+impl Run {
+    /// Puts the batch size that fits where `auto` stands, for the card that is not there if one is
+    /// given. A run that continues finds the size that it began with, or is refused as any other
+    /// change of batch is.
+    ///
+    /// # Errors
+    /// As [`Run::largest_batch`].
+    pub fn resolve_auto_batch(&mut self, target: Option<&mut AotTarget>) -> Result<(), Error> {
+        if !self.plan.auto_batch || !self.plan.do_train {
+            return Ok(());
+        }
+        let budget = self.memory_budget()?;
+        let found = self.largest_batch(target, budget)?;
+        eprintln!(
+            "per_device_train_batch_size is {}: {} of {} at the peak",
+            found.batch,
+            bytes(found.peak),
             bytes(budget)
         );
-        Error::failed(problem)
-            .with_hint(format!("raise --memory, or lower --{} or --per_device_eval_batch_size", task.length_flag()))
-    })
+        self.plan.train.per_device_train_batch_size = found.batch;
+        Ok(())
+    }
+
+    /// Bytes of one device that the run may use: what was asked for, else what a card that is not
+    /// there would leave to a run, else the device's own limit, else four fifths of the machine's
+    /// memory. Not what happens to be free: the same command must find the same batch tomorrow.
+    ///
+    /// # Errors
+    /// If none of these is known.
+    pub fn memory_budget(&self) -> Result<u64, Error> {
+        if let Some(memory) = self.plan.memory {
+            return Ok(memory);
+        }
+        if let Some(gpu) = self.plan.target {
+            return Ok(gpu.usable_memory());
+        }
+        let device = self
+            .session
+            .client()
+            .addressable_devices()
+            .next()
+            .and_then(|device| device.memory());
+        let limit = device
+            .and_then(|memory| memory.bytes_limit)
+            .map(|limit| limit.max(0) as u64);
+        limit
+            .or_else(|| crate::report::memory::machine().map(|total| total / 5 * 4))
+            .ok_or_else(|| {
+                Error::usage(
+                    "neither the device nor the system says how much memory there is",
+                    "give --memory SIZE, for example 16GiB",
+                )
+            })
+    }
+
+    /// The largest batch whose peak is within `budget` bytes of one device, on the run's devices
+    /// or the card that is not there.
+    ///
+    /// # Errors
+    /// If a graph cannot be compiled, or not even one example fits.
+    pub fn largest_batch(
+        &mut self,
+        mut target: Option<&mut AotTarget>,
+        budget: u64,
+    ) -> Result<Footprint, Error> {
+        let execution = self.execution();
+        let found = largest_batch(budget, |batch| {
+            let shapes = self.shapes_of(batch);
+            let model = &*self.loaded.model;
+            let step = execution.recorded_step(model);
+            let graphs = target.as_mut().map(|target| &mut target.graphs);
+            let one = footprint(&mut self.session, graphs, model, &step, &shapes, batch)?;
+            eprintln!("batch {batch}: {} at the peak", bytes(one.peak));
+            Ok(one)
+        });
+        found
+            .map_err(failed("looking for the largest batch"))?
+            .map_err(|one| {
+                let problem = format!(
+                    "not even one example of {} tokens fits: it needs {} (in `{}`, {} of it weights and moments), and there are {}",
+                    self.task.length,
+                    bytes(one.peak),
+                    one.graph,
+                    bytes(one.state),
+                    bytes(budget)
+                );
+                Error::failed(problem).with_hint(format!(
+                    "raise --memory, or lower --{} or --per_device_eval_batch_size",
+                    self.task.length_flag()
+                ))
+            })
+    }
+
+    /// Compiles the run's graphs, so that the run itself compiles nothing, and looks into the one
+    /// that a footprint is of.
+    ///
+    /// # Errors
+    /// If a graph cannot be compiled or read.
+    pub fn break_down(
+        &mut self,
+        target: Option<&mut AotTarget>,
+        found: &Footprint,
+    ) -> Result<Breakdown, Error> {
+        let module = if let Some(target) = target {
+            let mut graphs = self.record()?.into_iter().flat_map(|(_, graphs)| graphs);
+            let graph = graphs.find(|graph| graph.name == found.graph);
+            let graph = graph.expect("it is one of the run's graphs");
+            target
+                .graphs
+                .check(&graph)
+                .map_err(failed("compiling the graphs"))?
+                .module
+                .clone()
+        } else {
+            let mut graphs = self.compile(1, &mut |_| ())?.into_iter();
+            let graph = graphs.find(|graph| graph.name == found.graph);
+            graph
+                .expect("it is one of the run's graphs")
+                .executable
+                .optimized_hlo()
+                .map_err(failed("reading the compiled module"))?
+        };
+        let execution = self.execution();
+        let step = execution.recorded_step(&*self.loaded.model);
+        Breakdown::of(&step, self.session.placements(), found, &module)
+    }
 }
 
 /// The peak by what it is for, in bytes.
-pub struct Split {
+pub struct Breakdown {
     pub weights: u64,
     pub moments: u64,
     pub accumulated: u64,
@@ -117,15 +150,18 @@ pub struct Split {
     pub temporaries: u64,
 }
 
-impl Split {
+impl Breakdown {
     /// Looks into the optimized module (a serialized HloModuleProto) of the graph that a footprint
     /// is of.
+    ///
+    /// # Errors
+    /// If the module cannot be read.
     pub fn of(
-        stepper: &Stepper,
+        step: &Stepper,
         placements: &Placements,
         found: &Footprint,
         module: &[u8],
-    ) -> Result<Split, Error> {
+    ) -> Result<Breakdown, Error> {
         let peak = Library::open().and_then(|library| library.live_buffers(module));
         let peak = peak.map_err(failed("reading the compiled module"))?;
         let forward = |op_name: &str| {
@@ -148,9 +184,9 @@ impl Split {
         } else {
             (activations as f64 / peak.bytes as f64 * found.temporaries as f64) as u64
         };
-        let weights = stepper.weight_bytes(placements, found.stage);
-        let without = stepper.state_bytes(false, placements, found.stage);
-        Ok(Split {
+        let weights = step.weight_bytes(placements, found.stage);
+        let without = step.state_bytes(false, placements, found.stage);
+        Ok(Breakdown {
             weights,
             moments: without - weights,
             accumulated: found.state - without,
@@ -171,54 +207,4 @@ impl Split {
             ("other temporaries", self.temporaries),
         ]
     }
-}
-
-/// Compiles the run's graphs with the batch that was found, so that the run itself compiles
-/// nothing, and looks into the one that decides.
-pub fn split(
-    plan: &TrainPlan,
-    prepared: &mut Prepared,
-    absent: Option<&mut AbsentGpu>,
-    found: &Footprint,
-) -> Result<Split, Error> {
-    let shapes = prepared.shapes(plan);
-    let model = &*prepared.loaded.model;
-    let stepper = stepper(plan, model);
-    let decides = |graph: &Graph| graph.name == found.graph;
-    if let Some(absent) = absent {
-        let graphs = record_all(&mut prepared.session, model, &stepper, &shapes)
-            .map_err(failed("recording the graphs"))?;
-        let graph = graphs
-            .into_iter()
-            .find(decides)
-            .expect("it is one of the run's graphs");
-        let checked = absent
-            .graphs
-            .check(&graph)
-            .map_err(failed("compiling the graphs"))?;
-        return Split::of(
-            &stepper,
-            prepared.session.placements(),
-            found,
-            &checked.module,
-        );
-    }
-    let graphs = compile_all(
-        &mut prepared.session,
-        model,
-        &stepper,
-        &shapes,
-        1,
-        &mut |_| (),
-    );
-    let graphs = graphs.map_err(failed("compiling the graphs"))?;
-    let decides = graphs
-        .iter()
-        .find(|graph| graph.name == found.graph)
-        .expect("it is one of the run's graphs");
-    let module = decides
-        .executable
-        .optimized_hlo()
-        .map_err(failed("reading the compiled module"))?;
-    Split::of(&stepper, prepared.session.placements(), found, &module)
 }

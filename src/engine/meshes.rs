@@ -9,11 +9,11 @@
 mod candidate;
 
 use super::error::Error;
-use super::run::{self, Prepared};
+use super::execution::Execution;
+use super::run::Run;
 use crate::config::{MeshComparison, TrainPlan};
 use crate::parallel::Mesh;
-use crate::trainer::session::Session;
-use crate::trainer::settings::{Checkpointing, TrainSettings};
+use crate::trainer::settings::Checkpointing;
 pub use candidate::Candidate;
 
 /// Meshes that are compiled at most, of which each takes as long as all estimates.
@@ -53,29 +53,35 @@ impl Comparison {
     }
 }
 
-/// Compares the meshes that are wanted, and compiles for the best.
+/// Compares the meshes that are wanted by estimates, and compiles for the best.
+///
+/// # Errors
+/// If the run cannot be prepared, or a graph cannot be recorded or compiled.
 pub fn compare(plan: &TrainPlan, wanted: MeshComparison) -> Result<Comparison, Error> {
     let memory = plan
         .memory
         .expect("checked: there is something to be held against");
-    let mut plan = on(plan, Mesh::single(), false);
-    let prepared = Prepared::new(&plan, true)?;
-    let (mut candidates, mut impossible) = estimate(&plan, &prepared, wanted)?;
+    let mut execution = Execution::from(plan);
+    let mut single = plan.clone();
+    single.train.mesh = Mesh::single();
+    single.train.shard_optimizer_state = false;
+    let run = Run::prepare(single)?;
+    let (mut candidates, mut impossible) = estimate(&execution, &run, wanted)?;
     let fits = |candidates: &[Candidate]| {
         candidates
             .iter()
             .any(|candidate| candidate.footprint.peak <= memory)
     };
-    let adds = !fits(&candidates) && plan.train.checkpointing == Checkpointing::Off;
+    let adds = !fits(&candidates) && execution.checkpointing == Checkpointing::Off;
     if adds {
-        plan.train.checkpointing = Checkpointing::Full;
-        (candidates, impossible) = estimate(&plan, &prepared, wanted)?;
+        execution.checkpointing = Checkpointing::Full;
+        (candidates, impossible) = estimate(&execution, &run, wanted)?;
     }
     sort(&mut candidates, memory);
     let mut comparison = Comparison {
         devices: wanted.devices,
         memory,
-        checkpointing: plan.train.checkpointing,
+        checkpointing: execution.checkpointing,
         checkpointing_added: adds,
         candidates,
         impossible,
@@ -92,33 +98,26 @@ pub fn compare(plan: &TrainPlan, wanted: MeshComparison) -> Result<Comparison, E
         }
         comparison
             .compiled
-            .push((index, candidate.compile(&plan, &prepared)?));
+            .push((index, candidate.compile(&execution, &run)?));
     }
     Ok(comparison)
-}
-
-/// The plan on another mesh.
-fn on(plan: &TrainPlan, mesh: Mesh, shard_optimizer_state: bool) -> TrainPlan {
-    TrainPlan {
-        train: TrainSettings {
-            mesh,
-            shard_optimizer_state,
-            ..plan.train.clone()
-        },
-        ..plan.clone()
-    }
 }
 
 /// Every mesh that the model can be laid out on, and why it cannot on the others.
 #[expect(clippy::type_complexity, reason = "two lists, taken apart at once")]
 fn estimate(
-    plan: &TrainPlan,
-    prepared: &Prepared,
+    execution: &Execution,
+    run: &Run,
     wanted: MeshComparison,
 ) -> Result<(Vec<Candidate>, Vec<(String, usize)>), Error> {
     let (mut candidates, mut impossible) = (Vec::new(), Vec::<(String, usize)>::new());
-    for (mesh, zero1) in meshes(wanted) {
-        match Candidate::estimate(&on(plan, mesh, zero1), prepared)? {
+    for (mesh, shard_optimizer_state) in meshes(wanted) {
+        let execution = Execution {
+            mesh,
+            shard_optimizer_state,
+            ..execution.clone()
+        };
+        match Candidate::estimate(&execution, run)? {
             Ok(candidate) => candidates.push(candidate),
             Err(reason) => match impossible.iter_mut().find(|(known, _)| *known == reason) {
                 Some((_, count)) => *count += 1,
@@ -161,11 +160,6 @@ fn sort(candidates: &mut [Candidate], memory: u64) {
             (one, other) => other.cmp(&one),
         }
     });
-}
-
-/// The plan's session for another mesh, recorded for or compiled on the plan's device.
-fn session(plan: &TrainPlan, prepared: &Prepared) -> Result<Session, Error> {
-    run::session(plan, &*prepared.loaded.model, &prepared.task)
 }
 
 #[cfg(test)]

@@ -1,18 +1,36 @@
-//! A run put together from a plan: tokenizer, model, task, data, session and step, and what can be
-//! done with it: train, evaluate, predict, compile ahead, find the largest batch, compare meshes.
+//! A run put together from a plan, and what can be done with it: the front door of the library.
+//!
+//! [`Run::prepare`] opens what a plan names (tokenizer, model, task, data, devices). On it stand
+//! [`Run::train`], [`Run::evaluate`], [`Run::predict`], [`Run::compile`] (every graph of the run
+//! ahead of it) and [`Run::largest_batch`]. [`evaluate`], [`predict`], [`generate`] and [`bench`]
+//! are the runs that need no training plan. All of them build their session and their training
+//! step in [`Execution`], so that what is compiled ahead is what runs.
+//!
+//! Reading order: `run`, `execution`, `train` (with `training_data` and `resume`), `evaluate`,
+//! `precompile`, `fit`, `meshes`, `target` (a card that is not there), `bench`.
 
 pub mod batches;
+mod bench;
 pub mod device;
 mod error;
+mod evaluate;
 pub mod exchanged;
+mod execution;
 pub mod fit;
+mod generate;
 pub mod meshes;
 pub mod model;
-pub mod predict;
+mod precompile;
 pub mod resume;
-pub mod run;
+mod run;
 pub mod target;
 pub mod task;
-pub mod train;
+mod train;
+mod training_data;
 
+pub use bench::bench;
 pub use error::{Error, Outcome, failed};
+pub use evaluate::{evaluate, predict};
+pub use execution::Execution;
+pub use generate::generate;
+pub use run::Run;

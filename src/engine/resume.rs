@@ -6,15 +6,18 @@ use crate::checkpoint::{
     Checkpoint, TrainingState, latest_checkpoint, list_checkpoints, load_checkpoint,
 };
 use crate::config::{ModelSource, TrainPlan};
+use crate::data::stream::StreamPosition;
 use crate::distributed::ProcessGroup;
 use crate::trainer;
 use crate::trainer::run_loop::{Progress, RunLength};
+use crate::trainer::run_state::DATA_POSITION;
 use crate::trainer::settings::{Resume, TrainSettings};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use xtrain_models::Model;
 
 /// Checkpoints that an earlier run left where this one starts anew: never the one that its model
 /// comes from.
@@ -158,7 +161,7 @@ pub fn check_resume(saved: &Checkpoint, run: &TrainingState) -> Result<(), Error
 
 /// Says which of the model's settings are not those of the checkpoint. Some may change (dropout);
 /// shapes are checked with the weights.
-pub fn note_changed_config(saved: &Checkpoint, model: &Map<String, Value>) {
+fn note_changed_config(saved: &Checkpoint, model: &Map<String, Value>) {
     let text = |value: Option<&Value>| value.map_or("not set".to_string(), Value::to_string);
     let keys: BTreeSet<&String> = saved.config.keys().chain(model.keys()).collect();
     for key in keys {
@@ -173,31 +176,62 @@ pub fn note_changed_config(saved: &Checkpoint, model: &Map<String, Value>) {
     }
 }
 
-/// Where training on a stream starts, which is one epoch that ends with the run.
-pub fn start_in_stream(saved: Option<&TrainingState>, length: &RunLength) -> Progress {
-    let step = saved.map_or(0, |saved| saved.global_step);
-    let next_batch = step * length.accumulation;
-    let epoch = next_batch as f64 / length.batches_per_epoch as f64;
-    Progress {
-        step,
-        max_steps: length.max_steps,
-        epoch,
-        next_epoch: 0,
-        next_batch,
-        epoch_ended: false,
+/// Says from where the run goes on, and what differs from the run that saved the checkpoint.
+pub fn describe(saved: &Checkpoint, model: &dyn Model, length: &RunLength) {
+    let (dir, step) = (saved.dir.display(), saved.state.global_step);
+    eprintln!("resuming from {dir} (step {step})");
+    note_changed_config(saved, model.config().values());
+    let (old, new) = (saved.state.total_steps, length.max_steps);
+    if old != new {
+        eprintln!(
+            "note: the learning-rate curve was laid out for {old} steps and is now for {new}"
+        );
+    }
+    if step >= new {
+        eprintln!(
+            "note: that is already the end; nothing is left to train (--max_steps or --num_train_epochs would extend it)"
+        );
     }
 }
 
 /// Where training starts: at the beginning, or where a checkpoint left off.
-pub fn start_position(saved: Option<&TrainingState>, length: &RunLength) -> Progress {
-    let (step, next_epoch, next_batch) =
-        saved.map_or((0, 0, 0), |s| (s.global_step, s.epoch, s.batch_in_epoch));
-    Progress {
-        step,
-        max_steps: length.max_steps,
-        epoch: next_epoch as f64 + next_batch as f64 / length.batches_per_epoch as f64,
-        next_epoch,
-        next_batch,
-        epoch_ended: false,
+pub struct Start {
+    pub progress: Progress,
+    /// In a stream, after the last batch that was taken.
+    pub stream: Option<StreamPosition>,
+}
+
+impl Start {
+    /// After a checkpoint, if there is one. A stream is one epoch that ends with the run.
+    ///
+    /// # Errors
+    /// If the checkpoint's position in the stream cannot be read.
+    pub fn of(
+        saved: Option<&Checkpoint>,
+        is_stream: bool,
+        length: &RunLength,
+    ) -> Result<Start, Error> {
+        let state = saved.map(|saved| &saved.state);
+        let step = state.map_or(0, |state| state.global_step);
+        let (next_epoch, next_batch) = if is_stream {
+            (0, step * length.accumulation)
+        } else {
+            state.map_or((0, 0), |state| (state.epoch, state.batch_in_epoch))
+        };
+        let position = |saved: &Checkpoint| {
+            StreamPosition::load(&saved.dir, saved.state.extra.get(DATA_POSITION))
+                .map_err(failed("finding the position in the stream"))
+        };
+        Ok(Start {
+            progress: Progress {
+                step,
+                max_steps: length.max_steps,
+                epoch: next_epoch as f64 + next_batch as f64 / length.batches_per_epoch as f64,
+                next_epoch,
+                next_batch,
+                epoch_ended: false,
+            },
+            stream: saved.filter(|_| is_stream).map(position).transpose()?,
+        })
     }
 }

@@ -1,63 +1,120 @@
-//! A run put together from its plan: tokenizer, model, task, data, session, step.
+//! A run put together from its plan: tokenizer, model, task, data, session.
 
 use super::batches::BatchForm;
-use super::device::open_device;
-use super::error::{Error, failed};
+use super::error::Error;
+use super::execution::Execution;
 use super::model::{LoadedModel, origin};
 use super::task::{Purpose, TaskData, load_task};
-use crate::config::{Device, TrainPlan, nearest};
+use crate::cache::Origin;
+use crate::config::{self, Command, Device, Invocation, TrainPlan, nearest};
 use crate::data::sampler::{BatchPlan, Order};
 use crate::data::stream::StreamSpec;
 use crate::data::{Collator, Tokenizer};
 use crate::trainer::ahead::RunShapes;
 use crate::trainer::evaluate::metric_names;
-use crate::trainer::hooks::SavedModel;
 use crate::trainer::parameters::Head;
 use crate::trainer::run_loop::RunLength;
 use crate::trainer::session::Session;
 use crate::trainer::settings::TrainSettings;
-use crate::trainer::step::{Stepper, placements};
+use std::ffi::OsString;
 use std::sync::Arc;
-use xtrain_graphs::optim::{Schedule, ScheduleKind};
+use xtrain_graphs::optim::Schedule;
 use xtrain_models::Model;
 
-/// Everything that a run needs before it touches a weight.
-pub struct Prepared {
+/// A run before it touches a weight: train, evaluate, predict, compile ahead or look for the
+/// largest batch.
+pub struct Run {
+    /// What was asked for, resolved.
+    pub plan: TrainPlan,
+    /// The tokenizer as the model wants it.
     pub tokenizer: Tokenizer,
+    /// The model, and where its weights come from.
     pub loaded: LoadedModel,
+    /// What the model is trained for.
     pub task: TaskData,
+    /// The training set; `None` where the run does not train, or trains on a stream.
     pub train: Option<Collator>,
-    /// In the place of `train`, a set that is read while the run goes on.
+    /// The training set that is read while the run trains.
     pub stream: Option<Arc<StreamSpec>>,
+    /// The set to evaluate on; `None` where the plan does not evaluate.
     pub validation: Option<Collator>,
+    /// The set to label; `None` where the plan does not predict.
     pub test: Option<Collator>,
+    /// The opened devices with the state that lies on them.
     pub session: Session,
 }
 
-impl Prepared {
-    /// Opens and checks everything else before tokenizing, which can take hours and which a run
-    /// that only compiles does without.
-    pub fn new(plan: &TrainPlan, reads_data: bool) -> Result<Self, Error> {
+impl Run {
+    /// Reads the words after `xtrain train`, and prepares the run that they describe.
+    ///
+    /// # Errors
+    /// If a word is no flag, or a value not one of its flag's; else as [`Run::prepare`].
+    pub fn from_args(words: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Run, Error> {
+        let words = words.into_iter().map(Into::into);
+        let program = ["xtrain", "train"].map(OsString::from);
+        match config::from_args(program.into_iter().chain(words))? {
+            Invocation::Run {
+                command: Command::Train(plan),
+                notes,
+            } => {
+                notes.iter().for_each(|note| eprintln!("note: {note}"));
+                Run::prepare(plan)
+            }
+            _ => Err(Error::failed("these words ask for no training run")),
+        }
+    }
+
+    /// Opens the plan's devices, its tokenizer, model and data.
+    ///
+    /// # Errors
+    /// If something that the plan names cannot be read, does not fit the rest, or a device cannot
+    /// be opened.
+    pub fn prepare(plan: TrainPlan) -> Result<Run, Error> {
+        let execution = Execution::from(&plan);
+        Run::open(plan, &execution, true)
+    }
+
+    /// The same without reading its data, which can take hours: for compiling its graphs ahead.
+    ///
+    /// # Errors
+    /// As [`Run::prepare`].
+    pub fn without_data(plan: TrainPlan) -> Result<Run, Error> {
+        let execution = Execution::from(&plan);
+        Run::open(plan, &execution, false)
+    }
+
+    /// The same where neither the plan's device nor its plugin is there: its graphs can be
+    /// recorded, but not run.
+    ///
+    /// # Errors
+    /// As [`Run::prepare`].
+    pub fn for_recording(plan: TrainPlan) -> Result<Run, Error> {
+        let execution = Execution::from(&plan).recording();
+        Run::open(plan, &execution, false)
+    }
+
+    /// Opens and checks everything else before tokenizing.
+    fn open(plan: TrainPlan, execution: &Execution, reads_data: bool) -> Result<Run, Error> {
         let head = if plan.ignore_mismatched_sizes {
             Head::NewIfDifferent
         } else {
             Head::NewIfMissing
         };
-        let purpose = if plan.do_train {
-            Purpose::Train
+        let (purpose, head) = if plan.do_train {
+            (Purpose::Train, head)
         } else {
-            Purpose::Use
+            (Purpose::Use, Head::Saved)
         };
         let (loaded, mut task, tokenizer) = load_task(
             &plan.task,
             &plan.model,
             &plan.tokenizer,
             purpose,
-            if plan.do_train { head } else { Head::Saved },
+            head,
             plan.quiet(),
         )?;
         check_best(&plan.train, &*loaded.model, &task)?;
-        let session = session(plan, &*loaded.model, &task)?;
+        let session = execution.session(&*loaded.model, origin_of(&plan, &*loaded.model, &task))?;
         let streams = plan.task.source().streaming.is_some();
         let stream = if streams && plan.do_train && reads_data {
             task.stream()?.map(Arc::new)
@@ -70,7 +127,8 @@ impl Prepared {
         let train = set(plan.do_train && !streams, &|| task.train())?;
         let validation = set(plan.do_eval, &|| task.validation())?;
         let test = set(plan.do_predict, &|| task.test())?;
-        Ok(Prepared {
+        Ok(Run {
+            plan,
             tokenizer,
             loaded,
             task,
@@ -80,6 +138,11 @@ impl Prepared {
             test,
             session,
         })
+    }
+
+    /// What decides the run's graphs besides its model and its data.
+    pub fn execution(&self) -> Execution {
+        Execution::from(&self.plan)
     }
 
     /// What the run's batches look like.
@@ -95,77 +158,96 @@ impl Prepared {
     }
 
     /// The shapes of the run's graphs.
-    pub fn shapes(&self, plan: &TrainPlan) -> RunShapes {
-        let sets = (self.train.as_ref(), self.validation.as_ref());
-        run_shapes(
-            plan,
-            &self.task,
-            sets,
-            plan.train.per_device_train_batch_size,
-        )
+    pub fn shapes(&self) -> RunShapes {
+        self.shapes_of(self.plan.train.per_device_train_batch_size)
     }
 
-    pub fn saved_model(&self, max_shard_size: u64) -> SavedModel {
-        SavedModel {
-            config: self.loaded.model.config().values().clone(),
-            generation_config: self.loaded.generation_config(),
-            tokenizer_files: self.tokenizer.files().to_vec(),
-            parameters: self
-                .loaded
-                .model
-                .parameters()
-                .into_iter()
-                .map(|p| p.name)
-                .collect(),
-            max_shard_size,
+    /// The same with `batch` training examples on each device.
+    pub fn shapes_of(&self, batch: usize) -> RunShapes {
+        let shapes = |wanted: bool, set: &Option<Collator>, rows: usize| {
+            if wanted {
+                self.task.form(set.as_ref().as_slice()).shapes(rows)
+            } else {
+                Vec::new()
+            }
+        };
+        let settings = &self.plan.train;
+        let eval_batch = settings.per_device_eval_batch_size;
+        RunShapes {
+            train: shapes(self.plan.do_train, &self.train, batch),
+            eval: shapes(self.plan.do_eval, &self.validation, eval_batch),
+            accumulation: settings.gradient_accumulation_steps,
         }
     }
-}
 
-/// The plan's device, arranged for a run.
-pub fn session(plan: &TrainPlan, model: &dyn Model, task: &TaskData) -> Result<Session, Error> {
-    let settings = &plan.train;
-    let placements = placements(
-        model,
-        settings.optimizer.kind,
-        settings.mesh,
-        settings.shard_optimizer_state,
-    );
-    let placements = placements.map_err(failed("laying out the model"))?;
-    let mut session = open_device(&plan.device, settings.mesh, &plan.cache)?;
-    session.set_eval_precision(settings.eval_precision);
-    session.set_placements(placements);
-    session.set_schedule(settings.pipeline_schedule);
-    session.set_sequence_parallel(settings.sequence_parallel);
-    session.set_scan_layers(settings.scan_layers);
-    let command = format!("train {}", plan.task.word());
-    session
-        .cache_mut()
-        .set_origin(origin(&command, model, &graph_settings(plan, task)));
-    Ok(session)
-}
-
-/// The shapes of a run's graphs with so many training examples in a batch; `train` and `validation`
-/// are the sets, if they are read.
-pub fn run_shapes(
-    plan: &TrainPlan,
-    task: &TaskData,
-    (train, validation): (Option<&Collator>, Option<&Collator>),
-    batch: usize,
-) -> RunShapes {
-    let shapes = |does: bool, set: Option<&Collator>, rows: usize| match does {
-        true => task.form(set.as_slice()).shapes(rows),
-        false => Vec::new(),
-    };
-    RunShapes {
-        train: shapes(plan.do_train, train, batch),
-        eval: shapes(
-            plan.do_eval,
-            validation,
-            plan.train.per_device_eval_batch_size,
-        ),
-        accumulation: plan.train.gradient_accumulation_steps,
+    /// The run's steps and its learning rates; `None` where it does not train. A run that reads a
+    /// stream is, as the Trainer has it, one epoch that ends with the run.
+    ///
+    /// # Errors
+    /// If the training set has no batch.
+    pub fn length(&self) -> Result<Option<(RunLength, Schedule)>, Error> {
+        let settings = &self.plan.train;
+        let accumulation = settings.gradient_accumulation_steps as u64;
+        let length = match (&self.train, &self.stream) {
+            (Some(set), _) => RunLength::new(
+                self.batch_plan(set)?.batches_per_epoch() as u64,
+                accumulation,
+                settings.num_train_epochs,
+                settings.max_steps,
+            ),
+            (None, Some(_)) => {
+                let steps = settings.max_steps.unwrap_or(1);
+                RunLength::new(steps * accumulation, accumulation, 1.0, Some(steps))
+            }
+            (None, None) => return Ok(None),
+        };
+        Ok(Some((length, schedule(&self.plan, &length))))
     }
+
+    /// How the rows of a training set become batches.
+    ///
+    /// # Errors
+    /// If there are too few for one.
+    pub fn batch_plan(&self, set: &Collator) -> Result<BatchPlan, Error> {
+        let settings = &self.plan.train;
+        let order = Order::Shuffled {
+            seed: self.plan.task.source().seed,
+        };
+        BatchPlan::new(
+            set.len(),
+            settings.batch_rows(),
+            settings.dataloader_drop_last,
+            order,
+        )
+        .map_err(|error| {
+            Error::usage(
+                error.to_string(),
+                "lower --per_device_train_batch_size, or leave --dataloader_drop_last out",
+            )
+        })
+    }
+
+    /// Puts the model's weights on the devices, unless training has put them there: the
+    /// directory's, or new ones from the seed.
+    ///
+    /// # Errors
+    /// If they cannot be read or placed.
+    pub fn place_weights(&mut self) -> Result<(), Error> {
+        let parameters = self.loaded.model.parameters();
+        let is_placed = parameters
+            .first()
+            .is_some_and(|first| self.session.replicas(&first.name).is_some());
+        if is_placed {
+            return Ok(());
+        }
+        self.loaded.place(&mut self.session, self.plan.train.seed)
+    }
+}
+
+/// Where the graphs of a training run come from.
+pub fn origin_of(plan: &TrainPlan, model: &dyn Model, task: &TaskData) -> Origin {
+    let command = format!("train {}", plan.task.word());
+    origin(&command, model, &graph_settings(plan, task))
 }
 
 /// The metric that the best model is judged by is one that the task has.
@@ -250,45 +332,6 @@ fn graph_settings(plan: &TrainPlan, task: &TaskData) -> Vec<(&'static str, Strin
     settings
 }
 
-/// How the training rows become batches and steps.
-pub fn layout(plan: &TrainPlan, set: &Collator) -> Result<(BatchPlan, RunLength, Schedule), Error> {
-    let settings = &plan.train;
-    let order = Order::Shuffled {
-        seed: plan.task.source().seed,
-    };
-    let batches = BatchPlan::new(
-        set.len(),
-        settings.batch_rows(),
-        settings.dataloader_drop_last,
-        order,
-    )
-    .map_err(|error| {
-        Error::usage(
-            error.to_string(),
-            "lower --per_device_train_batch_size, or leave --dataloader_drop_last out",
-        )
-    })?;
-    let length = RunLength::new(
-        batches.batches_per_epoch() as u64,
-        settings.gradient_accumulation_steps as u64,
-        settings.num_train_epochs,
-        settings.max_steps,
-    );
-    let schedule = schedule(plan, &length);
-    Ok((batches, length, schedule))
-}
-
-/// The steps of a run that reads a stream: as the Trainer has it, one epoch that ends with the run.
-pub fn stream_length(plan: &TrainPlan) -> (RunLength, Schedule) {
-    let settings = &plan.train;
-    let (steps, accumulation) = (
-        settings.max_steps.unwrap_or(1),
-        settings.gradient_accumulation_steps as u64,
-    );
-    let length = RunLength::new(steps * accumulation, accumulation, 1.0, Some(steps));
-    (length, schedule(plan, &length))
-}
-
 fn schedule(plan: &TrainPlan, length: &RunLength) -> Schedule {
     let optimizer = &plan.train.optimizer;
     let ratio = (length.max_steps as f64 * optimizer.warmup_ratio).ceil() as u64;
@@ -298,24 +341,4 @@ fn schedule(plan: &TrainPlan, length: &RunLength) -> Schedule {
         warmup: optimizer.warmup_steps.unwrap_or(ratio),
         total: length.max_steps,
     }
-}
-
-/// The run's steps, for recording its graphs ahead.
-pub fn stepper<'m>(plan: &TrainPlan, model: &'m dyn Model) -> Stepper<'m> {
-    // The learning rate is fed at each step, so that no graph knows the schedule.
-    let schedule = Schedule {
-        kind: ScheduleKind::Constant,
-        peak: 0.0,
-        warmup: 0,
-        total: 0,
-    };
-    Stepper::new(
-        model,
-        plan.train.optimizer.clone(),
-        schedule,
-        plan.train.seed,
-    )
-    .with_precision(plan.train.precision)
-    .with_buckets(plan.train.gradient_bucket_bytes)
-    .with_checkpointing(plan.train.checkpointing)
 }

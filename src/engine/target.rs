@@ -1,39 +1,32 @@
 //! A card that is not there, for which a run's graphs are compiled.
 
 use super::error::{Error, failed};
-use super::run::Prepared;
+use super::run::Run;
 use crate::cache::TargetCache;
-use crate::config::{Device, DevicePlan, TrainPlan};
 use crate::trainer::cuda;
-use crate::trainer::device::DeviceSettings;
 use crate::trainer::gpu::Gpu;
 
 /// A card that is not there, with what compiles for it.
-pub struct AbsentGpu {
+pub struct AotTarget {
+    /// The card.
     pub gpu: Gpu,
+    /// Compiles and keeps graphs for it.
     pub graphs: TargetCache,
 }
 
-/// The plan on the CPU, whose session records graphs for any device.
-pub fn recorder(plan: &TrainPlan) -> TrainPlan {
-    TrainPlan {
-        device: DevicePlan {
-            kind: Device::Cpu,
-            settings: DeviceSettings::default(),
-        },
-        ..plan.clone()
-    }
-}
-
-impl AbsentGpu {
-    /// The card that a plan names; `None` if it names none and so means one that is there.
-    pub fn of(plan: &TrainPlan, prepared: &Prepared) -> Result<Option<Self>, Error> {
+impl AotTarget {
+    /// The card that a run's plan names; `None` if it names none and so means one that is there.
+    ///
+    /// # Errors
+    /// If the CUDA plugin cannot be opened, or does not know the card.
+    pub fn of(run: &Run) -> Result<Option<Self>, Error> {
+        let plan = &run.plan;
         let Some(gpu) = plan.target else {
             return Ok(None);
         };
         let graphs = cuda::describe(gpu, &plan.device.settings, plan.cache.clone());
         let mut graphs = graphs.map_err(failed("describing the card to the CUDA plugin"))?;
-        graphs.set_origin(prepared.session.cache().origin().clone());
-        Ok(Some(AbsentGpu { gpu, graphs }))
+        graphs.set_origin(run.session.cache().origin().clone());
+        Ok(Some(AotTarget { gpu, graphs }))
     }
 }

@@ -1,379 +1,287 @@
 //! Training: resuming, the loop with its hooks, the finished model.
 
+use super::device::create_output_dir;
 use super::error::{Error, Outcome, failed};
-use super::resume;
-use super::run::{Prepared, layout, stream_length};
-use super::task::TaskData;
+use super::resume::{self, Start};
+use super::run::Run;
+use super::training_data::TrainingData;
 use crate::checkpoint::hf::{TRAINER_STATE_FILE, save_metrics, write_json};
-use crate::checkpoint::{TrainingState, load_checkpoint};
+use crate::checkpoint::{Checkpoint, TrainingState, clean_output_dir, load_checkpoint};
 use crate::config::TrainPlan;
-use crate::data::Collator;
-use crate::data::loader::LoadSpec;
-use crate::data::sampler::{BatchPlan, Position};
-use crate::data::stream::{BUFFER_FILE, StreamPosition, StreamSpec};
 use crate::distributed::ProcessGroup;
 use crate::report::progress::{Progress as Bar, Style};
 use crate::report::records::{Record, SummaryRecord};
 use crate::report::telemetry::Telemetry;
 use crate::trainer::ahead::start_first_step;
-use crate::trainer::feed::DeviceBatch;
 use crate::trainer::hooks::best::Best;
 use crate::trainer::hooks::{
-    Alive, DATA_POSITION, DataPosition, Evaluator, Kept, Logger, ReplicaCheck, RunLog, SavedModel,
-    Saver, Sums, Teller, graph_listener, trainer_state,
+    EvaluateHook, HeartbeatHook, LogHook, ReplicaCheckHook, SaveHook, SavedModel, TelemetryHook,
+    graph_listener, trainer_state,
 };
 use crate::trainer::interrupt::Interrupt;
-use crate::trainer::matmul_peak;
-use crate::trainer::parameters;
-use crate::trainer::replicas;
 use crate::trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
+use crate::trainer::run_state::{CheckpointHistory, RunLog, RunState, RunningTotals};
 use crate::trainer::session::Session;
-use crate::trainer::step::Stepper;
-use std::cell::RefCell;
+use crate::trainer::{matmul_peak, parameters, replicas};
 use std::path::Path;
-use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
-use xtrain_graphs::optim::Schedule;
 use xtrain_models::Model;
 
-/// For measuring the machine's ceiling at the start of a run.
-const CEILING_PATIENCE: Duration = Duration::from_millis(200);
+/// For measuring the device's peak FLOP/s at the start of a run.
+const PEAK_FLOPS_TIME: Duration = Duration::from_millis(200);
 
-/// Where training batches come from.
-enum Source {
-    Set(Box<(Collator, BatchPlan)>),
-    Stream(Arc<StreamSpec>),
-}
-
-impl Source {
-    fn new(plan: &TrainPlan, prepared: &Prepared) -> Result<(Source, RunLength, Schedule), Error> {
-        if let Some(stream) = &prepared.stream {
-            let (length, schedule) = stream_length(plan);
-            return Ok((Source::Stream(stream.clone()), length, schedule));
+impl Run {
+    /// Trains to the end of the plan, or until a hook or a signal ends it, and saves the model in
+    /// the output directory. `hooks` are called after the run's own, which log, report and
+    /// checkpoint as the plan says.
+    ///
+    /// # Errors
+    /// If the data cannot be read, a step fails, the loss is not finite, or nothing can be saved.
+    ///
+    /// # Panics
+    /// If the plan does not train (`do_train`).
+    pub fn train(
+        &mut self,
+        interrupt: Option<&Interrupt>,
+        hooks: Vec<Box<dyn Hook>>,
+    ) -> Result<Outcome, Error> {
+        if ProcessGroup::this_writes() {
+            create_output_dir(&self.plan.train.output_dir)?;
+            clean_output_dir(&self.plan.train.output_dir)
+                .map_err(failed("cleaning up after a killed run"))?;
         }
-        let set = prepared
-            .train
-            .clone()
-            .expect("a run that trains has training data");
-        let (batches, length, schedule) = layout(plan, &set)?;
-        Ok((Source::Set(Box::new((set, batches))), length, schedule))
-    }
+        let (length, schedule) = self.length()?.expect("the plan trains");
+        let data = TrainingData::of(self)?;
+        let identity = TrainingState {
+            warmup_steps: schedule.warmup,
+            ..self.identity(&data, &length)
+        };
+        let (form, shapes, execution) = (self.form(), self.shapes(), self.execution());
+        let saved_model = self.saved_model();
+        let Run {
+            plan,
+            loaded,
+            task,
+            validation,
+            session,
+            ..
+        } = self;
+        let (settings, model) = (&plan.train, &*loaded.model);
+        let step = execution.step(model, schedule);
+        let extra_state = step.extra_state(length.accumulation > 1);
 
-    fn fingerprint(&self, task: &TaskData) -> String {
-        match self {
-            Source::Set(set) => task.fingerprint(&set.0),
-            Source::Stream(stream) => stream.fingerprint(),
+        let resumed = resume::checkpoint(settings)?;
+        if let Some(saved) = &resumed {
+            resume::check_resume(saved, &identity)?;
         }
-    }
-}
-
-/// Trains to the end, or until a signal asks for the end.
-pub fn train(
-    plan: &TrainPlan,
-    prepared: &mut Prepared,
-    interrupt: &Interrupt,
-) -> Result<Outcome, Error> {
-    let settings = &plan.train;
-    let form = prepared.form();
-    let (data, length, schedule) = Source::new(plan, prepared)?;
-    let streams = matches!(data, Source::Stream(_));
-    let state = TrainingState {
-        seed: settings.seed,
-        total_steps: length.max_steps,
-        warmup_steps: schedule.warmup,
-        // A stream has none: a resumed run may be made longer.
-        batches_per_epoch: if streams { 0 } else { length.batches_per_epoch },
-        batch_size: settings.batch_rows() as u64,
-        gradient_accumulation_steps: length.accumulation,
-        data_fingerprint: data.fingerprint(&prepared.task),
-        ..Default::default()
-    };
-    let saved_model = prepared.saved_model(settings.max_shard_size);
-    let model = &*prepared.loaded.model;
-    let stepper = Stepper::new(model, settings.optimizer.clone(), schedule, settings.seed)
-        .with_precision(settings.precision)
-        .with_buckets(settings.gradient_bucket_bytes)
-        .with_checkpointing(settings.checkpointing);
-    let shapes = prepared.shapes(plan);
-    let session = &mut prepared.session;
-    let extra_state = stepper.extra_state(length.accumulation > 1);
-
-    let resumed = resume::checkpoint(settings)?;
-    if let Some(saved) = &resumed {
-        resume::check_resume(saved, &state)?;
-    }
-    let stream_start = match &resumed {
-        Some(saved) if streams => {
-            let position = StreamPosition::load(&saved.dir, saved.state.extra.get(DATA_POSITION));
-            Some(position.map_err(failed("finding the position in the stream"))?)
-        }
-        _ => None,
-    };
-    start_first_step(session, model, &stepper, &shapes).map_err(failed("recording the graphs"))?;
-    if let Some(saved) = &resumed {
-        eprintln!(
-            "resuming from {} (step {})",
-            saved.dir.display(),
-            saved.state.global_step
-        );
-        resume::note_changed_config(saved, model.config().values());
-        if saved.state.total_steps != length.max_steps {
-            let (old, new) = (saved.state.total_steps, length.max_steps);
-            eprintln!(
-                "note: the learning-rate curve was laid out for {old} steps and is now for {new}"
-            );
-        }
-        if saved.state.global_step >= length.max_steps {
-            eprintln!(
-                "note: that is already the end; nothing is left to train (--max_steps or --num_train_epochs would extend it)"
-            );
-        }
-        parameters::load(session, model, stepper.parameters(), &saved.weights)
-            .map_err(failed("loading the weights"))?;
-        parameters::set_extra_state(session, &extra_state, Some(&saved.optimizer))
-            .map_err(failed("loading the moments"))?;
-    } else {
-        prepared.loaded.place(session, settings.seed)?;
-        parameters::set_extra_state(session, &extra_state, None)
-            .map_err(failed("making room for the moments"))?;
-    }
-    let start_position = if streams {
-        resume::start_in_stream
-    } else {
-        resume::start_position
-    };
-    let start = start_position(resumed.as_ref().map(|c| &c.state), &length);
-    // After the last batch that the run has taken.
-    let stream_position = Rc::new(RefCell::new(stream_start.clone()));
-    let history = resumed
-        .as_ref()
-        .map(|c| c.trainer_state.log_history.clone())
-        .unwrap_or_default();
-    let best = settings.best.clone().map(|rule| match &resumed {
-        Some(saved) => Best::resume(rule, &saved.trainer_state),
-        None => Best::new(rule),
-    });
-    let stopped_early = best.as_ref().is_some_and(Best::should_stop);
-    if stopped_early {
-        eprintln!(
-            "note: the run stopped early there; nothing is left to train (a higher --early_stopping_patience would go on)"
-        );
-    }
-    let best = Rc::new(RefCell::new(best));
-    let sums = Rc::new(RefCell::new(
-        resumed
-            .as_ref()
-            .map(|c| Sums::from_map(&c.state.accumulators))
-            .unwrap_or_default(),
-    ));
-
-    let writes = ProcessGroup::this_writes();
-    let bar = Bar::new(
-        "training",
-        length.max_steps,
-        Style::choose(settings.disable_tqdm || !writes, Style::Silent),
-    );
-    bar.skip_to(start.step);
-    let log = match writes {
-        true => RunLog::open(&settings.output_dir, history, start.step, bar)
-            .map_err(failed("opening the log"))?,
-        false => RunLog::unwritten(history, bar),
-    };
-    let log = Rc::new(RefCell::new(log));
-    let client = session.client().clone();
-    let teller = writes.then(|| {
-        let telemetry = Telemetry::append_in(&settings.output_dir);
-        session.cache_mut().on_ready(graph_listener(&telemetry));
-        Teller::new(
-            telemetry,
-            client.clone(),
-            &plan.device.kind.to_string(),
-            &start,
-        )
-    });
-    let kept = Rc::new(RefCell::new(Kept {
-        newest: resumed.as_ref().map(|c| c.dir.clone()),
-        proven: None,
-        stale: if resumed.is_none() && writes {
-            resume::stale_checkpoints(plan)?
+        let start = Start::of(resumed.as_ref(), data.is_stream(), &length)?;
+        start_first_step(session, model, &step, &shapes).map_err(failed("recording the graphs"))?;
+        if let Some(saved) = &resumed {
+            resume::describe(saved, model, &length);
+            parameters::load(session, model, step.parameters(), &saved.weights)
+                .map_err(failed("loading the weights"))?;
+            parameters::set_extra_state(session, &extra_state, Some(&saved.optimizer))
+                .map_err(failed("loading the moments"))?;
         } else {
-            Vec::new()
-        },
-    }));
-    let ceiling = matmul_peak::measure_tflops(session, settings.precision, CEILING_PATIENCE)
-        .map_err(failed("measuring the matrix-multiply ceiling"))?;
+            loaded.place(session, settings.seed)?;
+            parameters::set_extra_state(session, &extra_state, None)
+                .map_err(failed("making room for the moments"))?;
+        }
+        let mut state = run_state(plan, resumed.as_ref(), &start.progress)?;
+        let stopped_early = state.best.as_ref().is_some_and(Best::should_stop);
+        if stopped_early {
+            eprintln!(
+                "note: the run stopped early there; nothing is left to train (a higher --early_stopping_patience would go on)"
+            );
+        }
 
-    let saver = Saver {
-        settings,
-        model: &saved_model,
-        optimizer_state: extra_state
-            .iter()
-            .filter(|state| state.saved)
-            .map(|state| state.name.clone())
-            .collect(),
-        state,
-        data_position: streams.then(|| {
-            let position = stream_position.clone();
-            Box::new(move || saved_position(&position.borrow())) as Box<dyn Fn() -> DataPosition>
-        }),
-        log: log.clone(),
-        sums: sums.clone(),
-        interrupt: Some(interrupt.clone()),
-        writes,
-        kept: kept.clone(),
-        best: best.clone(),
-    };
-    let cadence = (settings.logging, settings.logging_first_step);
-    let logger = Logger::new(log.clone(), sums.clone(), cadence, Some(ceiling));
-    let mut hooks: Vec<Box<dyn Hook + '_>> = vec![Box::new(logger)];
-    hooks.extend(teller.map(|teller| Box::new(teller) as Box<dyn Hook>));
-    hooks.extend(ProcessGroup::joined().map(|group| Box::new(Alive(group)) as Box<dyn Hook>));
-    if replicas::have_equals(settings.mesh, session.placements()) {
-        hooks.push(Box::new(ReplicaCheck {
-            parameters: model.parameters(),
-            cadence: settings.replica_check,
-        }));
-    }
-    let client = session.client().clone();
-    let workers = prepared.task.workers();
-    if let Some(validation) = prepared.validation.clone() {
-        let (client, form, size) = (
-            client.clone(),
-            form.clone(),
-            settings.per_device_eval_batch_size,
+        let telemetry = telemetry_hook(plan, session, &start.progress);
+        let peak = matmul_peak::measure_tflops(session, settings.precision, PEAK_FLOPS_TIME)
+            .map_err(failed("measuring the matrix-multiply ceiling"))?;
+        let log = LogHook::new(settings.logging, settings.logging_first_step, Some(peak));
+        let mut all: Vec<Box<dyn Hook + '_>> = vec![Box::new(log)];
+        all.extend(telemetry.map(|hook| Box::new(hook) as Box<dyn Hook>));
+        all.extend(
+            ProcessGroup::joined().map(|group| Box::new(HeartbeatHook(group)) as Box<dyn Hook>),
         );
-        hooks.push(Box::new(Evaluator {
-            model,
-            parameters: model.parameters(),
-            labels: prepared.task.label_names(),
-            batches: Box::new(move || form.one_pass(&client, &validation, size, workers)),
-            cadence: settings.eval,
-            log: log.clone(),
-            best: best.clone(),
+        if replicas::have_equals(settings.mesh, session.placements()) {
+            all.push(Box::new(ReplicaCheckHook {
+                parameters: model.parameters().to_vec(),
+                cadence: settings.replica_check,
+            }));
+        }
+        let (client, workers) = (session.client().clone(), task.workers());
+        if let Some(set) = validation.clone() {
+            let (client, form) = (client.clone(), form.clone());
+            let rows = settings.per_device_eval_batch_size;
+            all.push(Box::new(EvaluateHook {
+                model,
+                parameters: model.parameters().to_vec(),
+                labels: task.label_names(),
+                batches: Box::new(move || form.one_pass(&client, &set, rows, workers)),
+                cadence: settings.eval,
+            }));
+        }
+        let saved = extra_state.iter().filter(|state| state.saved);
+        all.push(Box::new(SaveHook {
+            settings,
+            model: &saved_model,
+            optimizer_state: saved.map(|state| state.name.clone()).collect(),
+            state: identity,
+            interrupt: interrupt.cloned(),
+            writes: ProcessGroup::this_writes(),
         }));
-    }
-    hooks.push(Box::new(saver));
+        all.extend(hooks.into_iter().map(|hook| hook as Box<dyn Hook>));
 
-    let starting = failed("starting the data workers");
-    let mut source: Box<dyn Iterator<Item = crate::trainer::Result<DeviceBatch>>> = match data {
-        Source::Set(set) => {
-            let (collator, plan) = *set;
-            let start = Position {
-                epoch: start.next_epoch,
-                batch: start.next_batch as usize,
-            };
-            let spec = LoadSpec {
-                collator,
-                plan,
-                start,
-                end_epoch: u64::MAX,
-            };
-            Box::new(
-                form.device_batches(&client, spec, workers)
-                    .map_err(starting)?,
-            )
-        }
-        Source::Stream(spec) => {
-            let size = (settings.batch_rows(), start.next_batch);
-            let batches = form
-                .stream_batches(&client, spec, stream_start, size)
-                .map_err(starting)?;
-            let position = stream_position.clone();
-            Box::new(batches.map(move |item| {
-                item.map(|(batch, after)| {
-                    *position.borrow_mut() = Some(after);
-                    batch
-                })
-            }))
-        }
-    };
-    let sentence = {
-        let kept = kept.clone();
-        move || kept.borrow().sentence()
-    };
-    let began = Instant::now();
-    let progress = match stopped_early {
-        true => start,
-        false => {
+        let rows = settings.batch_rows();
+        let mut batches = data.batches(&form, &client, rows, workers, &start)?;
+        let began = Instant::now();
+        let progress = if stopped_early {
+            start.progress
+        } else {
             let run = RunLoop {
-                stepper: &stepper,
+                stepper: &step,
                 session: &mut *session,
                 length,
-                hooks,
-                kept: Box::new(sentence),
+                hooks: all,
+                state: &mut state,
             };
-            run.run(&mut *source, start).map_err(failed("training"))?
-        }
-    };
-    let runtime = began.elapsed().as_secs_f64();
-    drop(source);
-    if let Some(skipped) = stream_position
-        .borrow()
-        .as_ref()
-        .map(StreamPosition::skipped)
-        .filter(|skipped| *skipped > 0)
-    {
-        let rows = if skipped == 1 { "row was" } else { "rows were" };
-        eprintln!("warning: {skipped} bad {rows} left out of the stream (--on_bad_row skip)");
-    }
-
-    let ended_early = best.borrow().as_ref().is_some_and(Best::should_stop);
-    if let (Some(signal), false) = (interrupt.received(), progress.is_last() || ended_early) {
-        log.borrow().bar().finish();
-        if !writes {
+            run.run(&mut batches, start.progress)
+                .map_err(failed("training"))?
+        };
+        let finished = Finished {
+            progress,
+            steps: progress.step - start.progress.step,
+            runtime: began.elapsed().as_secs_f64(),
+        };
+        batches.warn_of_skipped_rows();
+        drop(batches);
+        if let Some(signal) = interrupt.and_then(Interrupt::received)
+            && !(progress.is_last() || state.best.as_ref().is_some_and(Best::should_stop))
+        {
+            state.log.bar().finish();
+            describe_interruption(&progress, &state.checkpoints);
             return Ok(Outcome::Interrupted { signal });
         }
-        let dir = kept.borrow().newest.clone().unwrap_or_default();
-        eprintln!(
-            "stopped after step {} of {}; saved {}",
-            progress.step,
-            progress.max_steps,
-            dir.display()
-        );
-        eprintln!("to go on, run the same command with --resume_from_checkpoint");
-        return Ok(Outcome::Interrupted { signal });
+        // What rank 0 saved last is whole before another process reads it.
+        if let Some(group) = ProcessGroup::joined() {
+            group
+                .from_first("trained", Vec::new)
+                .map_err(failed("waiting for rank 0 to save"))?;
+        }
+        if let Some(best) = &state.best {
+            load_best(best, &settings.output_dir, session, model)?;
+        }
+        if ProcessGroup::this_writes() {
+            finish(plan, &saved_model, session, &mut state, finished)?;
+        } else {
+            saved_model
+                .take_part(session)
+                .map_err(failed("taking part in saving the model"))?;
+        }
+        Ok(Outcome::Done)
     }
-    let finished = Finished {
-        progress,
-        steps: progress.step - start.step,
-        runtime,
-    };
-    let best = best.borrow();
-    // What rank 0 saved last is whole before another process reads it.
-    if let Some(group) = ProcessGroup::joined() {
-        group
-            .from_first("trained", Vec::new)
-            .map_err(failed("waiting for rank 0 to save"))?;
+
+    /// What a checkpoint must have in common with the run that resumes from it.
+    fn identity(&self, data: &TrainingData, length: &RunLength) -> TrainingState {
+        let settings = &self.plan.train;
+        TrainingState {
+            seed: settings.seed,
+            total_steps: length.max_steps,
+            // A stream has none: a resumed run may be made longer.
+            batches_per_epoch: if data.is_stream() {
+                0
+            } else {
+                length.batches_per_epoch
+            },
+            batch_size: settings.batch_rows() as u64,
+            gradient_accumulation_steps: length.accumulation,
+            data_fingerprint: data.fingerprint(&self.task),
+            ..Default::default()
+        }
     }
-    if let Some(best) = &*best {
-        load_best(best, &settings.output_dir, session, model)?;
+
+    /// What a saved directory holds besides tensors.
+    fn saved_model(&self) -> SavedModel {
+        let parameters = self.loaded.model.parameters();
+        SavedModel {
+            config: self.loaded.model.config().values().clone(),
+            generation_config: self.loaded.generation_config(),
+            tokenizer_files: self.tokenizer.files().to_vec(),
+            parameters: parameters.iter().map(|p| p.name.clone()).collect(),
+            max_shard_size: self.plan.train.max_shard_size,
+        }
     }
-    let state = RunState {
-        log: &log,
-        sums: &sums.borrow(),
-        kept: &mut kept.borrow_mut(),
-        best: best.as_ref(),
-    };
-    match writes {
-        true => finish(plan, &saved_model, session, state, finished)?,
-        false => saved_model
-            .take_part(session)
-            .map_err(failed("taking part in saving the model"))?,
-    }
-    Ok(Outcome::Done)
 }
 
-/// A stream's position as a checkpoint has it.
-fn saved_position(position: &Option<StreamPosition>) -> DataPosition {
-    let saved = position
-        .as_ref()
-        .expect("a checkpoint follows a step, and a step a batch")
-        .save();
-    DataPosition {
-        state: saved.state,
-        files: vec![(BUFFER_FILE.to_string(), saved.buffer)],
+/// The account of a run that starts, or goes on from a checkpoint.
+fn run_state(
+    plan: &TrainPlan,
+    resumed: Option<&Checkpoint>,
+    start: &Progress,
+) -> Result<RunState, Error> {
+    let (settings, writes) = (&plan.train, ProcessGroup::this_writes());
+    let history = resumed.map(|saved| saved.trainer_state.log_history.clone());
+    let history = history.unwrap_or_default();
+    let style = Style::choose(settings.disable_tqdm || !writes, Style::Silent);
+    let bar = Bar::new("training", start.max_steps, style);
+    bar.skip_to(start.step);
+    let log = if writes {
+        RunLog::open(&settings.output_dir, history, start.step, bar)
+            .map_err(failed("opening the log"))?
+    } else {
+        RunLog::unwritten(history, bar)
+    };
+    let stale = if resumed.is_none() && writes {
+        resume::stale_checkpoints(plan)?
+    } else {
+        Vec::new()
+    };
+    Ok(RunState {
+        log,
+        totals: resumed
+            .map(|saved| RunningTotals::from_map(&saved.state.accumulators))
+            .unwrap_or_default(),
+        best: settings.best.clone().map(|rule| match resumed {
+            Some(saved) => Best::resume(rule, &saved.trainer_state),
+            None => Best::new(rule),
+        }),
+        checkpoints: CheckpointHistory {
+            newest: resumed.map(|saved| saved.dir.clone()),
+            proven: None,
+            stale,
+        },
+    })
+}
+
+/// Telemetry of steps and of graphs, from the process that writes.
+fn telemetry_hook(
+    plan: &TrainPlan,
+    session: &mut Session,
+    start: &Progress,
+) -> Option<TelemetryHook> {
+    if !ProcessGroup::this_writes() {
+        return None;
     }
+    let telemetry = Telemetry::append_in(&plan.train.output_dir);
+    session.cache_mut().on_ready(graph_listener(&telemetry));
+    let (client, device) = (session.client().clone(), plan.device.kind.to_string());
+    Some(TelemetryHook::new(telemetry, client, &device, start))
+}
+
+/// Says where a run that a signal ended can be resumed from.
+fn describe_interruption(progress: &Progress, checkpoints: &CheckpointHistory) {
+    if !ProcessGroup::this_writes() {
+        return;
+    }
+    let dir = checkpoints.newest.clone().unwrap_or_default();
+    eprintln!(
+        "stopped after step {} of {}; saved {}",
+        progress.step,
+        progress.max_steps,
+        dir.display()
+    );
+    eprintln!("to go on, run the same command with --resume_from_checkpoint");
 }
 
 /// Puts the weights of the best checkpoint in the place of the last ones, if that was asked for.
@@ -412,46 +320,32 @@ struct Finished {
     runtime: f64,
 }
 
-/// What the hooks have kept account of.
-struct RunState<'a> {
-    log: &'a RefCell<RunLog>,
-    sums: &'a Sums,
-    kept: &'a mut Kept,
-    best: Option<&'a Best>,
-}
-
 /// Writes the finished model and says how the run went.
 fn finish(
     plan: &TrainPlan,
     model: &SavedModel,
     session: &mut Session,
-    state: RunState,
+    state: &mut RunState,
     run: Finished,
 ) -> Result<(), Error> {
-    let RunState {
-        log,
-        sums,
-        kept,
-        best,
-    } = state;
     let settings = &plan.train;
+    let totals = state.totals;
     let summary = Record::Summary(SummaryRecord {
         runtime: run.runtime,
         samples: run.steps * settings.examples_per_step() as u64,
         steps: run.steps,
-        loss: if sums.total_steps > 0.0 {
-            sums.total_loss / sums.total_steps
+        loss: if totals.total_steps > 0.0 {
+            totals.total_loss / totals.total_steps
         } else {
             0.0
         },
-        total_flos: sums.total_flops,
+        total_flos: totals.total_flops,
         epoch: run.progress.epoch,
         step: run.progress.step,
     });
-    let mut log = log.borrow_mut();
-    log.bar().finish();
-    if sums.skipped_steps > 0.0 {
-        let (skipped, all) = (sums.skipped_steps, run.progress.step);
+    state.log.bar().finish();
+    if totals.skipped_steps > 0.0 {
+        let (skipped, all) = (totals.skipped_steps, run.progress.step);
         eprintln!(
             "note: {skipped} of {all} optimizer steps were skipped, because their gradients overflowed fp16"
         );
@@ -461,18 +355,20 @@ fn finish(
     // them.
     let is_news = run.steps > 0 || !dir.join("train_results.json").exists();
     if is_news {
-        log.record(&summary).map_err(failed("logging"))?;
+        state.log.record(&summary).map_err(failed("logging"))?;
     }
     model
-        .save(session, dir, run.progress.step, kept)
+        .save(session, dir, run.progress.step, &state.checkpoints)
         .map_err(failed("saving the model"))?;
-    kept.remove_stale()
+    state
+        .checkpoints
+        .remove_stale()
         .map_err(failed("removing an earlier run's checkpoints"))?;
-    let mut state = trainer_state(settings, &log, sums, &run.progress);
-    if let Some(best) = best {
-        best.describe(&mut state, dir, None);
+    let mut trainer_state = trainer_state(settings, state, &run.progress);
+    if let Some(best) = &state.best {
+        best.describe(&mut trainer_state, dir, None);
     }
-    write_json(&dir.join(TRAINER_STATE_FILE), &state)
+    write_json(&dir.join(TRAINER_STATE_FILE), &trainer_state)
         .map_err(failed("saving the trainer state"))?;
     if is_news {
         save_metrics(dir, "train", &summary.results()).map_err(failed("saving the results"))?;

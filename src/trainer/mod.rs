@@ -21,6 +21,7 @@ pub mod interrupt;
 pub mod metrics;
 pub mod pipeline;
 pub mod run_loop;
+pub mod run_state;
 pub mod session;
 pub mod settings;
 pub mod step;

@@ -7,6 +7,7 @@
 
 use super::error::{Error, Result};
 use super::feed::DeviceBatch;
+use super::run_state::{DataPosition, RunState};
 use super::session::{HostTime, Session};
 use super::step::{PendingMetrics, Phase, StepMetrics, Stepper, read_metrics};
 use std::time::{Duration, Instant};
@@ -63,6 +64,7 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// Whether the run has made all its steps.
     pub fn is_last(&self) -> bool {
         self.step >= self.max_steps
     }
@@ -96,10 +98,27 @@ pub enum Control {
     Stop,
 }
 
+/// Where training batches come from.
+pub trait Batches: Iterator<Item = Result<DeviceBatch>> {
+    /// The position after the last batch that was taken; `None` where the number of batches says
+    /// it.
+    fn position(&self) -> Option<DataPosition> {
+        None
+    }
+}
+
+/// What a hook works with between two steps.
+pub struct StepContext<'a> {
+    pub progress: Progress,
+    pub session: &'a mut Session,
+    pub batches: &'a dyn Batches,
+    pub run: &'a mut RunState,
+}
+
 /// Something that hangs on the loop.
 pub trait Hook {
     /// A step's numbers are known. Called for every step, in order.
-    fn reported(&mut self, _report: &StepReport) -> Result<()> {
+    fn reported(&mut self, _report: &StepReport, _run: &mut RunState) -> Result<()> {
         Ok(())
     }
 
@@ -110,7 +129,7 @@ pub trait Hook {
 
     /// Called after the step for which `wants` was true; its numbers have been reported and the
     /// device is idle.
-    fn at_step(&mut self, _progress: &Progress, _session: &mut Session) -> Result<Control> {
+    fn at_step(&mut self, _context: &mut StepContext) -> Result<Control> {
         Ok(Control::Continue)
     }
 }
@@ -132,18 +151,13 @@ pub struct RunLoop<'a, 'm> {
     pub session: &'a mut Session,
     pub length: RunLength,
     pub hooks: Vec<Box<dyn Hook + 'a>>,
-    /// Names what stays safe when the loss stops being finite.
-    pub kept: Box<dyn Fn() -> String + 'a>,
+    pub state: &'a mut RunState,
 }
 
 impl RunLoop<'_, '_> {
     /// Trains from `start` to the end, or until a hook stops the run. `batches` begin at the
     /// position that `start` gives and run on over the epochs' ends. Returns the last progress.
-    pub fn run(
-        mut self,
-        batches: &mut dyn Iterator<Item = Result<DeviceBatch>>,
-        start: Progress,
-    ) -> Result<Progress> {
+    pub fn run(mut self, batches: &mut dyn Batches, start: Progress) -> Result<Progress> {
         let mut progress = start;
         let mut pending: Option<Pending> = None;
         let mut last_report = Instant::now();
@@ -167,7 +181,13 @@ impl RunLoop<'_, '_> {
             }
             let mut stop = false;
             for (hook, _) in self.hooks.iter_mut().zip(wants).filter(|(_, wants)| *wants) {
-                stop |= hook.at_step(&progress, self.session)? == Control::Stop;
+                let mut context = StepContext {
+                    progress,
+                    session: self.session,
+                    batches: &*batches,
+                    run: self.state,
+                };
+                stop |= hook.at_step(&mut context)? == Control::Stop;
             }
             // Saving and evaluating are not part of the next step's time.
             last_report = Instant::now();
@@ -179,11 +199,7 @@ impl RunLoop<'_, '_> {
     }
 
     /// Dispatches the microbatches of one optimizer step.
-    fn step(
-        &mut self,
-        batches: &mut dyn Iterator<Item = Result<DeviceBatch>>,
-        before: Progress,
-    ) -> Result<Pending> {
+    fn step(&mut self, batches: &mut dyn Batches, before: Progress) -> Result<Pending> {
         let length = self.length;
         let count = length
             .accumulation
@@ -267,7 +283,7 @@ impl RunLoop<'_, '_> {
                 return Err(Error::LossScaleExhausted {
                     scale,
                     step,
-                    kept: (self.kept)(),
+                    kept: self.state.checkpoints.sentence(),
                 });
             }
         } else if !metrics.loss.is_finite() || !metrics.grad_norm.is_finite() {
@@ -282,12 +298,12 @@ impl RunLoop<'_, '_> {
                 step: step.progress.step,
                 learning_rate: step.learning_rate,
                 grad_norm: f64::from(metrics.grad_norm),
-                kept: (self.kept)(),
+                kept: self.state.checkpoints.sentence(),
             });
         }
         self.hooks
             .iter_mut()
-            .try_for_each(|hook| hook.reported(&report))
+            .try_for_each(|hook| hook.reported(&report, self.state))
     }
 }
 

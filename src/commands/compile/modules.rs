@@ -5,13 +5,10 @@
 use crate::cache::emit;
 use crate::commands::{Error, Outcome};
 use crate::config::{Device, TrainPlan};
-use crate::engine::failed;
-use crate::engine::run::{Prepared, stepper};
-use crate::engine::target;
+use crate::engine::{Run, failed};
 use crate::runtime::neuron::host::Host;
 use crate::runtime::neuron::{Compiler, compiler};
 use crate::runtime::{Library, conformance};
-use crate::trainer::ahead::record_all;
 use crate::trainer::cuda::LEAST_CAPABILITY;
 use crate::trainer::gpu::Gpu;
 use std::path::Path;
@@ -57,7 +54,7 @@ pub fn run(plan: TrainPlan, check: bool, export: Option<&Path>) -> Result<Outcom
         ),
     };
     let library = Library::open().map_err(failed("opening the XLA library"))?;
-    let emitted = emit_all(&plan, target, library)?;
+    let emitted = emit_all(plan, target, library)?;
     if check {
         check_all(&emitted, target)?;
     }
@@ -67,13 +64,8 @@ pub fn run(plan: TrainPlan, check: bool, export: Option<&Path>) -> Result<Outcom
     Ok(Outcome::Done)
 }
 
-fn emit_all(plan: &TrainPlan, target: Target, library: &Library) -> Result<Vec<Emitted>, Error> {
-    // The graphs are only recorded, which the CPU's session can do for any device.
-    let mut prepared = Prepared::new(&target::recorder(plan), false)?;
-    let shapes = prepared.shapes(plan);
-    let model = &*prepared.loaded.model;
-    let graphs = record_all(&mut prepared.session, model, &stepper(plan, model), &shapes)
-        .map_err(failed("recording the graphs"))?;
+fn emit_all(plan: TrainPlan, target: Target, library: &Library) -> Result<Vec<Emitted>, Error> {
+    let steps = Run::for_recording(plan)?.record()?;
     let lower = |graph: &xtrain_graphs::Graph| {
         let module = emit(library, graph, target).map_err(failed("lowering the graphs"))?;
         Ok(Emitted {
@@ -81,7 +73,11 @@ fn emit_all(plan: &TrainPlan, target: Target, library: &Library) -> Result<Vec<E
             module,
         })
     };
-    graphs.iter().map(lower).collect()
+    steps
+        .iter()
+        .flat_map(|(_, graphs)| graphs)
+        .map(lower)
+        .collect()
 }
 
 /// Says of each module what its compiler is not known to take.

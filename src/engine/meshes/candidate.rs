@@ -1,11 +1,10 @@
 //! One mesh: what a run would hold and exchange on it.
 
-use super::{Compiled, session};
-use crate::config::TrainPlan;
+use super::Compiled;
 use crate::engine::error::{Error, failed};
-use crate::engine::exchanged::{of_steps, prepared as prepared_steps, sent_by_device};
-use crate::engine::run::{Prepared, stepper};
-use crate::engine::target::recorder;
+use crate::engine::exchanged::{emitted, of_steps, sent_by_device};
+use crate::engine::execution::Execution;
+use crate::engine::run::{Run, origin_of};
 use crate::parallel::Mesh;
 use crate::parallel::schedule::bubble;
 use crate::report::scaling::Exchange;
@@ -13,6 +12,7 @@ use crate::trainer::ahead::record_steps;
 use crate::trainer::fit::{Footprint, estimated, footprints_of};
 use crate::trainer::step::placements;
 
+/// A mesh, estimated.
 pub struct Candidate {
     pub mesh: Mesh,
     /// The moments are in parts along the data axis.
@@ -29,29 +29,23 @@ pub struct Candidate {
 
 impl Candidate {
     /// The mesh of a plan. The inner error says why the model cannot be laid out on it.
-    pub fn estimate(
-        plan: &TrainPlan,
-        prepared: &Prepared,
-    ) -> Result<Result<Candidate, String>, Error> {
-        let (settings, model) = (&plan.train, &*prepared.loaded.model);
-        let mesh = settings.mesh;
-        if let Err(reason) = placements(
-            model,
-            settings.optimizer.kind,
-            mesh,
-            settings.shard_optimizer_state,
-        ) {
+    pub fn estimate(execution: &Execution, run: &Run) -> Result<Result<Candidate, String>, Error> {
+        let (settings, model) = (&run.plan.train, &*run.loaded.model);
+        let mesh = execution.mesh;
+        let zero1 = execution.shard_optimizer_state;
+        if let Err(reason) = placements(model, execution.optimizer.kind, mesh, zero1) {
             return Ok(Err(reason.to_string()));
         }
         // Recording needs no device but a place to record, and the CPU has as many as are wanted.
-        let mut session = session(&recorder(plan), prepared)?;
-        let (stepper, shapes) = (stepper(plan, model), prepared.shapes(plan));
-        let steps = prepared_steps(&mut session, model, &stepper, &shapes)?;
+        let origin = origin_of(&run.plan, model, &run.task);
+        let mut session = execution.clone().recording().session(model, origin)?;
+        let (step, shapes) = (execution.recorded_step(model), run.shapes());
+        let steps = emitted(&mut session, model, &step, &shapes)?;
         let batch = settings.per_device_train_batch_size;
         let all = footprints_of(
             &steps,
             &mut session,
-            &stepper,
+            &step,
             shapes.accumulation,
             batch,
             &mut |_, graph| Ok(estimated(graph)),
@@ -60,32 +54,36 @@ impl Candidate {
         let exchanged = of_steps(&steps, mesh, shapes.accumulation);
         Ok(Ok(Candidate {
             mesh,
-            zero1: settings.shard_optimizer_state,
+            zero1,
             footprint: all
                 .into_iter()
                 .max_by_key(|one| one.peak)
                 .expect("a run that trains has graphs"),
-            examples: settings.examples_per_step(),
+            examples: batch * mesh.batch_shards() * shapes.accumulation,
             sent: sent_by_device(&exchanged, mesh),
             exchanged,
-            waits: bubble(mesh.stage, shapes.accumulation, settings.pipeline_schedule),
+            waits: bubble(mesh.stage, shapes.accumulation, execution.pipeline_schedule),
         }))
     }
 
     /// Compiles the graph that decides, for the plan's own device.
-    pub fn compile(&self, plan: &TrainPlan, prepared: &Prepared) -> Result<Compiled, Error> {
-        let plan = &super::on(plan, self.mesh, self.zero1);
-        let mut session = session(plan, prepared)?;
-        let model = &*prepared.loaded.model;
-        let (stepper, shapes) = (stepper(plan, model), prepared.shapes(plan));
-        let mut steps = record_steps(&mut session, model, &stepper, &shapes)
+    pub fn compile(&self, execution: &Execution, run: &Run) -> Result<Compiled, Error> {
+        let execution = Execution {
+            mesh: self.mesh,
+            shard_optimizer_state: self.zero1,
+            ..execution.clone()
+        };
+        let model = &*run.loaded.model;
+        let mut session = execution.session(model, origin_of(&run.plan, model, &run.task))?;
+        let (step, shapes) = (execution.recorded_step(model), run.shapes());
+        let mut steps = record_steps(&mut session, model, &step, &shapes)
             .map_err(failed("recording the graphs"))?;
         for (_, graphs) in &mut steps {
             graphs.retain(|graph| {
                 graph.name == self.footprint.graph && graph.stage as usize == self.footprint.stage
             });
         }
-        let batch = plan.train.per_device_train_batch_size;
+        let batch = run.plan.train.per_device_train_batch_size;
         let of_device = &mut |session: &mut crate::trainer::session::Session, graph: &_| {
             session
                 .cache_mut()
@@ -95,7 +93,7 @@ impl Candidate {
         let found = footprints_of(
             &steps,
             &mut session,
-            &stepper,
+            &step,
             shapes.accumulation,
             batch,
             of_device,

@@ -1,33 +1,26 @@
 //! Evaluation during training, at its cadence, and what follows from it: which one is the best, and
 //! whether to go on.
 
-use super::best::Best;
-use super::log::RunLog;
 use crate::report::records::{EvalRecord, Record};
 use crate::trainer::error::{Error, Result};
 use crate::trainer::evaluate::{Evaluation, evaluate, metric_names};
 use crate::trainer::feed::DeviceBatch;
-use crate::trainer::run_loop::{Control, Hook, Progress};
-use crate::trainer::session::Session;
+use crate::trainer::run_loop::{Control, Hook, Progress, StepContext};
 use crate::trainer::settings::Cadence;
-use std::cell::RefCell;
-use std::rc::Rc;
 use xtrain_models::{Model, ParameterSpec};
 
 /// Gives the batches of one pass over the validation set.
 pub type EvalBatches<'a> =
     dyn FnMut() -> Result<Box<dyn Iterator<Item = Result<DeviceBatch>>>> + 'a;
 
-pub struct Evaluator<'a> {
+/// Evaluates at its cadence; stops the run where early stopping asks for that.
+pub struct EvaluateHook<'a> {
     pub model: &'a dyn Model,
     pub parameters: Vec<ParameterSpec>,
     /// Names of a classifier's labels.
     pub labels: Vec<String>,
     pub batches: Box<EvalBatches<'a>>,
     pub cadence: Cadence,
-    pub log: Rc<RefCell<RunLog>>,
-    /// `None` where nobody asks for the best.
-    pub best: Rc<RefCell<Option<Best>>>,
 }
 
 impl Evaluation {
@@ -46,22 +39,27 @@ impl Evaluation {
     }
 }
 
-impl Hook for Evaluator<'_> {
+impl Hook for EvaluateHook<'_> {
     fn wants(&mut self, progress: &Progress) -> bool {
         self.cadence.is_due(progress)
     }
 
-    fn at_step(&mut self, progress: &Progress, session: &mut Session) -> Result<Control> {
+    fn at_step(&mut self, context: &mut StepContext) -> Result<Control> {
+        let StepContext {
+            progress,
+            session,
+            run,
+            ..
+        } = context;
         let evaluation = evaluate(
             session,
             self.model,
             &self.parameters,
             &mut *(self.batches)()?,
         )?;
-        let mut log = self.log.borrow_mut();
-        log.record(&evaluation.record(&self.labels, Some(progress)))?;
-        let mut best = self.best.borrow_mut();
-        let Some(best) = best.as_mut() else {
+        run.log
+            .record(&evaluation.record(&self.labels, Some(progress)))?;
+        let Some(best) = run.best.as_mut() else {
             return Ok(Control::Continue);
         };
         let name = best.rule().metric.clone();
@@ -76,7 +74,7 @@ impl Hook for Evaluator<'_> {
             return Ok(Control::Continue);
         }
         if let (Some((value, step)), false) = (best.found(), progress.is_last()) {
-            log.note(&format!(
+            run.log.note(&format!(
                 "stopping early: no better {name} than {value} at step {step}"
             ));
         }

@@ -1,21 +1,21 @@
-//! What hangs on the training loop, in the order in which it is called: logging, telling whoever
-//! watches, comparing replicas, evaluating, saving.
+//! What hangs on the training loop, in the order in which it is called: logging, telemetry,
+//! heartbeats, comparing replicas, evaluating, saving.
 
-mod alive;
 pub mod best;
 mod evaluate;
+mod heartbeat;
 mod log;
 mod replicas;
 mod save;
-mod shares;
+mod sharded_state;
 mod telemetry;
 
-pub use alive::Alive;
-pub use evaluate::Evaluator;
-pub use log::{Logger, RunLog, Sums};
-pub use replicas::ReplicaCheck;
-pub use save::{DATA_POSITION, DataPosition, Kept, SavedModel, Saver, trainer_state};
-pub use telemetry::{Teller, graph_listener};
+pub use evaluate::EvaluateHook;
+pub use heartbeat::HeartbeatHook;
+pub use log::LogHook;
+pub use replicas::ReplicaCheckHook;
+pub use save::{SaveHook, SavedModel, trainer_state};
+pub use telemetry::{TelemetryHook, graph_listener};
 
 use super::run_loop::Progress;
 use super::settings::Cadence;

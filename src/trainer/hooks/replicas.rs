@@ -2,25 +2,25 @@
 //! do not.
 
 use crate::trainer::error::Result;
-use crate::trainer::run_loop::{Control, Hook, Progress};
-use crate::trainer::session::Session;
+use crate::trainer::run_loop::{Control, Hook, Progress, StepContext};
 use crate::trainer::session::replicas::check;
 use crate::trainer::settings::Cadence;
 use xtrain_models::ParameterSpec;
 
-pub struct ReplicaCheck {
+/// Compares the replicas at its cadence, and after the last step.
+pub struct ReplicaCheckHook {
     pub parameters: Vec<ParameterSpec>,
     pub cadence: Cadence,
 }
 
-impl Hook for ReplicaCheck {
+impl Hook for ReplicaCheckHook {
     /// Also after the last step: what is saved then stands for all replicas.
     fn wants(&mut self, progress: &Progress) -> bool {
         self.cadence != Cadence::Never && (self.cadence.is_due(progress) || progress.is_last())
     }
 
-    fn at_step(&mut self, progress: &Progress, session: &mut Session) -> Result<Control> {
-        check(session, &self.parameters, progress.step)?;
+    fn at_step(&mut self, context: &mut StepContext) -> Result<Control> {
+        check(context.session, &self.parameters, context.progress.step)?;
         Ok(Control::Continue)
     }
 }

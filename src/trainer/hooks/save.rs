@@ -1,23 +1,18 @@
 //! Saving: checkpoints at their cadence and when a signal asks for the end, and the finished model.
 
-use super::best::Best;
-use super::log::{RunLog, Sums};
-use super::shares::Shares;
+use super::sharded_state::ShardedStateWriter;
 use crate::checkpoint::hf::{Pretrained, TrainerState, save_pretrained};
-use crate::checkpoint::optimizer::Others;
-use crate::checkpoint::{
-    CheckpointParts, TensorRef, TrainingState, atomic, prune, save_checkpoint,
-};
+use crate::checkpoint::optimizer::PeerWriters;
+use crate::checkpoint::{CheckpointParts, TensorRef, TrainingState, prune, save_checkpoint};
 use crate::trainer::error::{Error, Result};
 use crate::trainer::interrupt::Interrupt;
-use crate::trainer::run_loop::{Control, Hook, Progress, StepReport};
+use crate::trainer::run_loop::{Batches, Control, Hook, Progress, StepContext, StepReport};
+use crate::trainer::run_state::{CheckpointHistory, DATA_POSITION, RunState};
 use crate::trainer::session::Session;
 use crate::trainer::session::parameters::{HostTensor, download, is_finite, take_part_in_download};
 use crate::trainer::settings::{Cadence, TrainSettings};
 use serde_json::{Map, Value};
-use std::cell::RefCell;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 
 /// What a saved directory holds besides tensors.
 pub struct SavedModel {
@@ -49,7 +44,13 @@ impl SavedModel {
     }
 
     /// Writes a Hugging Face directory with the session's weights as they are after `step`.
-    pub fn save(&self, session: &mut Session, dir: &Path, step: u64, kept: &Kept) -> Result<()> {
+    pub fn save(
+        &self,
+        session: &mut Session,
+        dir: &Path,
+        step: u64,
+        kept: &CheckpointHistory,
+    ) -> Result<()> {
         let weights = download(session, self.parameters.iter().map(String::as_str))?;
         worth_saving(&weights, step, kept)?;
         Ok(save_pretrained(
@@ -68,7 +69,7 @@ impl SavedModel {
 
 /// A loss can be finite and the update that it leads to not: the loop, which looks at losses, would
 /// see it a step later.
-fn worth_saving(tensors: &[HostTensor], step: u64, kept: &Kept) -> Result<()> {
+fn worth_saving(tensors: &[HostTensor], step: u64, kept: &CheckpointHistory) -> Result<()> {
     match tensors.iter().find(|t| !is_finite(&t.shape, &t.bytes)) {
         Some(broken) => Err(Error::NotWorthSaving {
             step,
@@ -79,91 +80,23 @@ fn worth_saving(tensors: &[HostTensor], step: u64, kept: &Kept) -> Result<()> {
     }
 }
 
-/// The checkpoints in the output directory as this run sees them.
-#[derive(Debug, Default)]
-pub struct Kept {
-    /// The newest one: what the run was resumed from, or its own last.
-    pub newest: Option<PathBuf>,
-    /// The newest one from which a step with a finite loss has been made. A checkpoint can hold
-    /// finite weights that are already lost; only the next step shows it, so this one stays until
-    /// then whatever `save_total_limit` says.
-    pub proven: Option<PathBuf>,
-    /// Those of an earlier run, which `--overwrite_output_dir` gave up. They go when this run has
-    /// something in their place.
-    pub stale: Vec<PathBuf>,
-}
-
-impl Kept {
-    /// What a run that cannot go on can be continued from.
-    pub fn sentence(&self) -> String {
-        match (&self.newest, &self.proven) {
-            (None, _) => "no checkpoint had been saved".to_string(),
-            (newest, proven) if newest == proven => {
-                format!(
-                    "the last good checkpoint is {}",
-                    newest.as_deref().unwrap_or(Path::new("")).display()
-                )
-            }
-            (Some(newest), Some(proven)) => format!(
-                "{} was saved just before and would lead here again; the last good checkpoint is {}, go on from it with \
-                 --resume_from_checkpoint and that path",
-                newest.display(),
-                proven.display()
-            ),
-            (Some(newest), None) => {
-                format!(
-                    "{} was saved just before and would lead here again; this run has no earlier one",
-                    newest.display()
-                )
-            }
-        }
-    }
-
-    /// Removes what an earlier run left, now that this run has saved something.
-    pub fn remove_stale(&mut self) -> Result<()> {
-        for path in self.stale.drain(..) {
-            if Some(&path) != self.newest.as_ref() && path.exists() {
-                atomic::remove_dir(&path)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Where the data stand, for a run whose batches are not numbered.
-pub struct DataPosition {
-    pub state: Value,
-    /// Files of the checkpoint, by name.
-    pub files: Vec<(String, Vec<u8>)>,
-}
-
-/// Under this name a [`DataPosition`] is in the training state's `extra`.
-pub const DATA_POSITION: &str = "data_position";
-
-pub struct Saver<'a> {
+/// Saves checkpoints at their cadence, and one when a signal asks for the end.
+pub struct SaveHook<'a> {
     pub settings: &'a TrainSettings,
     pub model: &'a SavedModel,
     /// Names of the optimizer's state.
     pub optimizer_state: Vec<String>,
     /// The position-independent part of the training state.
     pub state: TrainingState,
-    /// Gives the position after the batches that the steps so far were made of; `None` where their
-    /// number says it.
-    pub data_position: Option<Box<dyn Fn() -> DataPosition + 'a>>,
-    pub log: Rc<RefCell<RunLog>>,
-    pub sums: Rc<RefCell<Sums>>,
     pub interrupt: Option<Interrupt>,
     /// Whether this process writes; others of the run only take part in what is decided.
     pub writes: bool,
-    pub kept: Rc<RefCell<Kept>>,
-    pub best: Rc<RefCell<Option<Best>>>,
 }
 
 /// `trainer_state.json` at this point of a run.
 pub fn trainer_state(
     settings: &TrainSettings,
-    log: &RunLog,
-    sums: &Sums,
+    run: &RunState,
     progress: &Progress,
 ) -> TrainerState {
     // transformers keeps its defaults where a strategy is not in steps.
@@ -175,55 +108,55 @@ pub fn trainer_state(
         epoch: progress.epoch,
         eval_steps: steps(settings.eval),
         global_step: progress.step,
-        log_history: log.history().to_vec(),
+        log_history: run.log.history().to_vec(),
         logging_steps: steps(settings.logging),
         max_steps: progress.max_steps,
         num_train_epochs: settings.num_train_epochs.ceil() as u64,
         save_steps: steps(settings.save),
-        total_flos: sums.total_flops,
+        total_flos: run.totals.total_flops,
         train_batch_size: Some(settings.per_device_train_batch_size as u64),
         ..Default::default()
     }
 }
 
-impl Saver<'_> {
-    fn save(&self, progress: &Progress, session: &mut Session) -> Result<PathBuf> {
+impl SaveHook<'_> {
+    fn save(
+        &self,
+        progress: &Progress,
+        session: &mut Session,
+        batches: &dyn Batches,
+        run: &mut RunState,
+    ) -> Result<PathBuf> {
         let weights = download(session, self.model.parameters.iter().map(String::as_str))?;
-        let shares = Shares::of(
+        let writer = ShardedStateWriter::of(
             session,
             &self.optimizer_state,
             progress.step,
             &self.settings.output_dir,
         )?;
-        let optimizer = match &shares {
-            Some(shares) => shares.download(session)?,
+        let optimizer = match &writer {
+            Some(writer) => writer.download(session)?,
             None => download(session, self.optimizer_state.iter().map(String::as_str))?,
         };
         for tensors in [&weights, &optimizer] {
-            worth_saving(tensors, progress.step, &self.kept.borrow())?;
+            worth_saving(tensors, progress.step, &run.checkpoints)?;
         }
         let mut state = TrainingState {
             global_step: progress.step,
             epoch: progress.next_epoch,
             batch_in_epoch: progress.next_batch,
-            accumulators: self.sums.borrow().to_map(),
+            accumulators: run.totals.to_map(),
             ..self.state.clone()
         };
         let mut files = self.model.tokenizer_files.clone();
-        if let Some(position) = &self.data_position {
-            let position = position();
+        if let Some(position) = batches.position() {
             state
                 .extra
                 .insert(DATA_POSITION.to_string(), position.state);
             files.extend(position.files);
         }
-        let mut trainer_state = trainer_state(
-            self.settings,
-            &self.log.borrow(),
-            &self.sums.borrow(),
-            progress,
-        );
-        if let Some(best) = &*self.best.borrow() {
+        let mut trainer_state = trainer_state(self.settings, run, progress);
+        if let Some(best) = &run.best {
             best.describe(
                 &mut trainer_state,
                 &self.settings.output_dir,
@@ -237,21 +170,20 @@ impl Saver<'_> {
                 ..self.model.pretrained(&weights)
             },
             optimizer: &optimizer,
-            others: shares.as_ref().map(|shares| shares as &dyn Others),
+            peer_writers: writer.as_ref().map(|writer| writer as &dyn PeerWriters),
             trainer_state: &trainer_state,
             state: &state,
         };
         let path = save_checkpoint(&self.settings.output_dir, &parts)?;
-        let mut kept = self.kept.borrow_mut();
-        kept.newest = Some(path.clone());
-        kept.remove_stale()?;
+        run.checkpoints.newest = Some(path.clone());
+        run.checkpoints.remove_stale()?;
         Ok(path)
     }
 
     /// What a process does while rank 0 saves: its share of the optimizer's state.
     fn help_save(&self, step: u64, session: &mut Session) -> Result<()> {
         self.model.take_part(session)?;
-        let Some(shares) = Shares::of(
+        let Some(writer) = ShardedStateWriter::of(
             session,
             &self.optimizer_state,
             step,
@@ -260,24 +192,22 @@ impl Saver<'_> {
         else {
             return take_part_in_download(session, self.optimizer_state.iter().map(String::as_str));
         };
-        let own = shares.download(session)?;
+        let own = writer.download(session)?;
         // Rank 0 tells the user, who knows which checkpoint is the last good one.
         let broken = own
             .iter()
             .find(|t| !is_finite(&t.shape, &t.bytes))
             .map(|t| t.name.as_str());
-        shares.write(&self.settings.output_dir, &references(&own), broken)
+        writer.write(&self.settings.output_dir, &references(&own), broken)
     }
 
     /// Keeps as many checkpoints as were asked for, the newest and the best among them.
-    fn prune(&self) -> Result<()> {
-        let kept = self.kept.borrow();
-        let Some(newest) = kept.newest.as_ref().filter(|_| self.writes) else {
+    fn prune(&self, run: &RunState) -> Result<()> {
+        let Some(newest) = run.checkpoints.newest.as_ref().filter(|_| self.writes) else {
             return Ok(());
         };
-        let best = self
+        let best = run
             .best
-            .borrow()
             .as_ref()
             .and_then(|best| best.checkpoint(&self.settings.output_dir));
         let protected: Vec<&Path> = std::iter::once(newest.as_path())
@@ -308,21 +238,20 @@ impl Saver<'_> {
     }
 }
 
-impl Hook for Saver<'_> {
-    fn reported(&mut self, report: &StepReport) -> Result<()> {
+impl Hook for SaveHook<'_> {
+    fn reported(&mut self, report: &StepReport, run: &mut RunState) -> Result<()> {
         // A skipped step proves nothing.
         if report.metrics.is_skipped() {
             return Ok(());
         }
         // The loop only reports finite losses, so this step shows that the newest checkpoint is a
         // good one.
-        let mut kept = self.kept.borrow_mut();
+        let kept = &mut run.checkpoints;
         if kept.newest == kept.proven {
             return Ok(());
         }
         kept.proven = kept.newest.clone();
-        drop(kept);
-        self.prune()
+        self.prune(run)
     }
 
     fn wants(&mut self, progress: &Progress) -> bool {
@@ -330,7 +259,13 @@ impl Hook for Saver<'_> {
         self.is_due(progress) || !matches!(self.signal(progress.step), Ok(None))
     }
 
-    fn at_step(&mut self, progress: &Progress, session: &mut Session) -> Result<Control> {
+    fn at_step(&mut self, context: &mut StepContext) -> Result<Control> {
+        let StepContext {
+            progress,
+            session,
+            batches,
+            run,
+        } = context;
         // Read before saving, so that a signal during the save is answered after the next step, not
         // with a second save.
         let signal = self.signal(progress.step)?;
@@ -343,11 +278,11 @@ impl Hook for Saver<'_> {
             self.help_save(progress.step, session)?;
             return Ok(control);
         }
-        let path = self.save(progress, session)?;
-        self.log.borrow().note(&format!("saved {}", path.display()));
+        let path = self.save(progress, session, *batches, run)?;
+        run.log.note(&format!("saved {}", path.display()));
         if progress.is_last() || signal.is_some() {
             // No step follows that could prove it.
-            self.prune()?;
+            self.prune(run)?;
         }
         Ok(control)
     }

@@ -6,13 +6,14 @@ use crate::report::telemetry::{DeviceMemoryUse, Event, StepEvent, Telemetry, hos
 use crate::runtime::Client;
 use crate::trainer::error::Result;
 use crate::trainer::run_loop::{Hook, Progress, StepReport};
+use crate::trainer::run_state::RunState;
 use std::time::{Duration, Instant};
 
 /// Between two lines.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Sums over the steps since the last line, and where the lines go.
-pub struct Teller {
+pub struct TelemetryHook {
     telemetry: Telemetry,
     client: Client,
     last: Option<Instant>,
@@ -23,9 +24,14 @@ pub struct Teller {
     step: u64,
 }
 
-impl Teller {
+impl TelemetryHook {
     /// A run of `device` that goes on from `start`.
-    pub fn new(telemetry: Telemetry, client: Client, device: &str, start: &Progress) -> Teller {
+    pub fn new(
+        telemetry: Telemetry,
+        client: Client,
+        device: &str,
+        start: &Progress,
+    ) -> TelemetryHook {
         telemetry.write(&Event::Start {
             time: now(),
             pid: std::process::id(),
@@ -35,7 +41,7 @@ impl Teller {
             total_steps: start.max_steps,
         });
         let sums = StepEvent::default();
-        Teller {
+        TelemetryHook {
             telemetry,
             client,
             last: None,
@@ -62,8 +68,8 @@ pub fn graph_listener(telemetry: &Telemetry) -> impl Fn(&CompiledGraph) + Send +
     }
 }
 
-impl Hook for Teller {
-    fn reported(&mut self, report: &StepReport) -> Result<()> {
+impl Hook for TelemetryHook {
+    fn reported(&mut self, report: &StepReport, _run: &mut RunState) -> Result<()> {
         let (sums, host) = (&mut self.sums, report.host_time);
         self.steps += 1;
         self.tokens += report.tokens as f64;
@@ -112,7 +118,7 @@ impl Hook for Teller {
     }
 }
 
-impl Drop for Teller {
+impl Drop for TelemetryHook {
     fn drop(&mut self) {
         self.telemetry.write(&Event::End {
             time: now(),

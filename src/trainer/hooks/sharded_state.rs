@@ -2,7 +2,7 @@
 //! tensors together, holds only those in its memory and writes them into a file of its own, in the
 //! directory that rank 0 finishes.
 
-use crate::checkpoint::optimizer::{Others, PartFile, write_part};
+use crate::checkpoint::optimizer::{PartFile, PeerWriters, write_part};
 use crate::checkpoint::{Error as CheckpointError, TensorRef};
 use crate::distributed::ProcessGroup;
 use crate::trainer::error::Result as Trained;
@@ -17,14 +17,14 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// Who writes what in the checkpoint of one step.
-pub struct Shares {
+pub struct ShardedStateWriter {
     group: Arc<ProcessGroup>,
     step: u64,
     /// Of each rank that writes, its tensors.
     names: Vec<Vec<String>>,
 }
 
-impl Shares {
+impl ShardedStateWriter {
     /// `None` where one process writes all: it is alone, or the others do not see its `output_dir`.
     /// All ranks call it at the same step.
     pub fn of(
@@ -32,7 +32,7 @@ impl Shares {
         names: &[String],
         step: u64,
         output_dir: &Path,
-    ) -> Trained<Option<Shares>> {
+    ) -> Trained<Option<ShardedStateWriter>> {
         let Some(group) = ProcessGroup::joined().filter(|group| group.rank_info().world > 1) else {
             return Ok(None);
         };
@@ -46,7 +46,7 @@ impl Shares {
             .map(|name| (name.clone(), bytes(name)))
             .collect();
         let names = deal_out(&sized, group.rank_info().world);
-        let shares = Shares { group, step, names };
+        let shares = ShardedStateWriter { group, step, names };
         Ok(
             if shares.names.len() > 1 && shares.share_directory(output_dir)? {
                 Some(shares)
@@ -143,7 +143,7 @@ impl Shares {
     }
 }
 
-impl Others for Shares {
+impl PeerWriters for ShardedStateWriter {
     fn count(&self) -> usize {
         self.names.len()
     }

@@ -1,0 +1,277 @@
+//! Timing training steps on random tokens, beside the device's peak FLOP/s.
+
+use super::batches::{BatchForm, LabelForm};
+use super::error::{Error, failed};
+use super::exchanged::exchanged;
+use super::execution::Execution;
+use super::model::{ModelConfig, origin};
+use crate::config::{BenchPlan, ModelSource};
+use crate::data::batch::{Batch, Labels};
+use crate::report::memory::{cpu_time, peak_rss};
+use crate::report::scaling::Exchange;
+use crate::trainer::ahead::{RunShapes, start_first_step};
+use crate::trainer::matmul_peak;
+use crate::trainer::parameters::{self, Head};
+use crate::trainer::session::Session;
+use crate::trainer::step::{Phase, StepMetrics, read_metrics};
+use ndarray::Array2;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use xtrain_graphs::Precision;
+use xtrain_graphs::optim::{Schedule, ScheduleKind};
+use xtrain_models::{Config, HeadKind, IGNORED_LABEL};
+
+/// The configurations' dropout rates.
+const DROPOUT_KEYS: [&str; 8] = [
+    "embd_pdrop",
+    "attn_pdrop",
+    "resid_pdrop",
+    "embed_dropout",
+    "attention_dropout",
+    "resid_dropout",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+];
+
+/// Share of the tokens that masked language modelling predicts, as in `bench/peers.py`.
+const MASKED: f64 = 0.15;
+
+/// Different batches that the steps go round in.
+const BATCHES: usize = 4;
+
+/// Times the steps of a plan; the results by name, as `xtrain bench --json` prints them.
+///
+/// # Errors
+/// If the model cannot be read, or a step cannot be run.
+pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
+    let began = Instant::now();
+    let mut read = ModelConfig::read(&plan.model, None)?;
+    if let ModelSource::Scratch { overrides, .. } = &plan.model {
+        without_dropout(&mut read.config, overrides);
+    }
+    // Encoders learn masked tokens here, decoders the next one, whatever else the model was saved
+    // for.
+    let task =
+        match HeadKind::of(&read.config).map_err(failed("reading the model's configuration"))? {
+            HeadKind::MaskedLm => HeadKind::MaskedLm,
+            _ => HeadKind::CausalLm,
+        };
+    let loaded = read.build(task, Head::NewIfMissing)?;
+    let model = &*loaded.model;
+    if plan.seq > model.max_positions() {
+        let positions = model.max_positions();
+        let problem = format!(
+            "--seq {} is more than the model's {positions} positions (n_positions)",
+            plan.seq
+        );
+        return Err(Error::usage(
+            problem,
+            format!("set --seq {positions} or less"),
+        ));
+    }
+    let execution = Execution::from(plan);
+    let shards = plan.mesh.batch_shards();
+    let shape = [
+        ("batch", plan.batch.to_string()),
+        ("seq", plan.seq.to_string()),
+        ("data_parallel", shards.to_string()),
+    ];
+    let mut session = execution.session(model, origin("bench", model, &shape))?;
+    let total = (plan.warmup + plan.steps) as u64;
+    let schedule = Schedule {
+        kind: ScheduleKind::Constant,
+        peak: execution.optimizer.learning_rate,
+        warmup: 0,
+        total,
+    };
+    let stepper = execution.step(model, schedule);
+    let labels = if task == HeadKind::MaskedLm {
+        LabelForm::SomeTokens(MASKED)
+    } else {
+        LabelForm::Tokens
+    };
+    let form = BatchForm {
+        lengths: vec![plan.seq],
+        named: false,
+        labels,
+        attention_mask: false,
+        token_type_ids: false,
+        shards: 1,
+        copies: 1,
+        stages: 1,
+    };
+    let form = form.sharded(plan.mesh);
+    let shapes = RunShapes {
+        train: form.shapes(plan.batch),
+        eval: Vec::new(),
+        accumulation: 1,
+    };
+    start_first_step(&mut session, model, &stepper, &shapes)
+        .map_err(failed("recording the step"))?;
+
+    let placing = Instant::now();
+    loaded.place(&mut session, plan.seed)?;
+    parameters::set_extra_state(&mut session, &stepper.extra_state(false), None)
+        .map_err(failed("placing the moments"))?;
+    let mut rng = ChaCha8Rng::seed_from_u64(plan.seed);
+    let mut batches = Vec::new();
+    for index in 0..BATCHES {
+        let batch = random_batch(
+            (plan.batch * shards, plan.seq),
+            model.vocab_size(),
+            labels,
+            index,
+            &mut rng,
+        );
+        batches.push(
+            form.upload(session.client(), batch)
+                .map_err(failed("placing a batch"))?,
+        );
+    }
+    let placing = placing.elapsed();
+    // Part of the start, unlike the measurement of the ceiling, which would wait for it too.
+    session.cache_mut().settle();
+
+    // Before and after, the better one counts: on a shared machine a single moment says little.
+    let measuring = Instant::now();
+    let before = measure_ceiling(&mut session, plan.precision)?;
+    let measuring = measuring.elapsed();
+    let mut times = Vec::new();
+    let mut trace = Vec::new();
+    let mut cpu = Vec::new();
+    let (mut first_step, mut startup) = (Duration::ZERO, Duration::ZERO);
+    let mut losses: Vec<StepMetrics> = Vec::new();
+    for step in 0..total {
+        let (start, cpu_start) = (Instant::now(), cpu_time());
+        let phase = Phase::Update { accumulated: false };
+        let marked = stepper
+            .microbatch(
+                &mut session,
+                &batches[step as usize % BATCHES],
+                phase,
+                step,
+                step,
+            )
+            .map_err(failed("running a step"))?;
+        if step == 0 {
+            startup = began.elapsed() - placing - measuring;
+        }
+        let host = marked.host_time;
+        losses.push(
+            read_metrics(&marked)
+                .and_then(|m| m.wait())
+                .map_err(failed("running a step"))?,
+        );
+        if step == 0 {
+            first_step = began.elapsed() - measuring;
+        }
+        if step >= plan.warmup as u64 {
+            times.push(start.elapsed().as_secs_f64() * 1e3);
+            cpu.push((cpu_time() - cpu_start).as_secs_f64() * 1e3);
+            trace.push((host.trace + host.execute).as_secs_f64() * 1e3);
+        }
+    }
+    let stored = |loaded: bool| {
+        let graphs = session.cache().graphs();
+        let of_steps = graphs
+            .iter()
+            .filter(|graph| graph.name != matmul_peak::GRAPH_NAME && graph.loaded == loaded);
+        of_steps.fold((0, 0.0), |(count, seconds), graph| {
+            (count + 1, seconds + graph.ready_time.as_secs_f64())
+        })
+    };
+    let ((loaded_graphs, load_s), (compiled_graphs, compile_s)) = (stored(true), stored(false));
+    let device = session
+        .client()
+        .addressable_devices()
+        .next()
+        .and_then(|device| device.memory());
+    let device_peak = device.and_then(|memory| memory.peak_bytes_in_use);
+    let ceiling = before.max(measure_ceiling(&mut session, plan.precision)?);
+    times.sort_by(f64::total_cmp);
+    trace.sort_by(f64::total_cmp);
+    cpu.sort_by(f64::total_cmp);
+    let median = times[times.len() / 2];
+    let tflops = stepper.flops(&batches[0]) / median / 1e9;
+    let exchanged = exchanged(&mut session, model, &stepper, &shapes)?;
+    Ok(json!({
+        "precision": plan.precision.to_string(),
+        "gradient_checkpointing": plan.checkpointing.to_string(),
+        "scan_layers": plan.scan_layers,
+        "step_ms_median": median,
+        "step_ms_min": times[0],
+        "step_ms_max": times[times.len() - 1],
+        "cpu_ms_median": cpu[cpu.len() / 2],
+        "tokens_per_s": (plan.batch * shards * plan.seq) as f64 / median * 1e3,
+        "model_tflops": tflops,
+        "ceiling_tflops": ceiling,
+        "fraction_of_ceiling": tflops / ceiling,
+        "compile_s": compile_s,
+        // Until the first step was handed to the device, without making weights and batches;
+        // loading overlaps with that.
+        "startup_s": startup.as_secs_f64(),
+        "first_step_s": first_step.as_secs_f64(),
+        "peak_device_mb": device_peak.map_or(0.0, |b| b as f64 / 1e6),
+        "peak_rss_mb": peak_rss().map_or(0.0, |b| b as f64 / 1e6),
+        "trace_ms": trace[trace.len() / 2],
+        "loss_first": losses[0].loss,
+        "loss_last": losses[losses.len() - 1].loss,
+        "compiled_graphs": compiled_graphs,
+        "loaded_graphs": loaded_graphs,
+        "load_s": load_s,
+        "exchanged_per_step": exchanged.iter().map(Exchange::json).collect::<Vec<_>>(),
+    }))
+}
+
+fn measure_ceiling(session: &mut Session, precision: Precision) -> Result<f64, Error> {
+    matmul_peak::measure_tflops(session, precision, Duration::from_secs(5))
+        .map_err(failed("measuring the matrix-multiply ceiling"))
+}
+
+/// The peers are timed without dropout, so that is the default here;
+/// `--config_overrides resid_pdrop=0.1` brings it back.
+fn without_dropout(config: &mut Config, overrides: &[(String, Value)]) {
+    for key in DROPOUT_KEYS {
+        if config.get(key).is_some() && !overrides.iter().any(|(chosen, _)| chosen == key) {
+            config.set(key, 0.0);
+        }
+    }
+}
+
+/// Random tokens, each its own label; of masked language modelling every so many at random.
+fn random_batch(
+    (rows, tokens): (usize, usize),
+    vocabulary: usize,
+    labels: LabelForm,
+    index: usize,
+    rng: &mut ChaCha8Rng,
+) -> Batch {
+    let input_ids =
+        Array2::from_shape_fn((rows, tokens), |_| rng.random_range(0..vocabulary as i32));
+    let chosen = match labels {
+        LabelForm::SomeTokens(share) => input_ids.mapv(|id| {
+            if rng.random_bool(share) {
+                id
+            } else {
+                IGNORED_LABEL as i32
+            }
+        }),
+        _ => input_ids.clone(),
+    };
+    Batch {
+        targets: chosen
+            .iter()
+            .filter(|label| **label != IGNORED_LABEL as i32)
+            .count(),
+        labels: Labels::Tokens(chosen),
+        input_ids,
+        attention_mask: None,
+        token_type_ids: None,
+        examples: rows,
+        tokens: rows * tokens,
+        epoch: 0,
+        index_in_epoch: index,
+    }
+}

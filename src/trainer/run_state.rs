@@ -1,0 +1,219 @@
+//! What a run keeps account of. The loop owns it and lends it to each hook in turn, so that hooks
+//! share it without holding it.
+
+use super::error::{Error, Result};
+use super::hooks::best::Best;
+use crate::checkpoint::atomic;
+use crate::report::progress::Progress as Bar;
+use crate::report::records::{LOG_FILE, LogFile, Record};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The account of one run.
+pub struct RunState {
+    /// What was logged.
+    pub log: RunLog,
+    /// Sums over the steps.
+    pub totals: RunningTotals,
+    /// `None` where nobody asks for the best evaluation.
+    pub best: Option<Best>,
+    /// What was saved.
+    pub checkpoints: CheckpointHistory,
+}
+
+/// Everything that was logged, and where it goes.
+pub struct RunLog {
+    bar: Bar,
+    /// `None` in a process that does not write.
+    file: Option<LogFile>,
+    path: PathBuf,
+    history: Vec<Map<String, Value>>,
+}
+
+impl RunLog {
+    /// A log in `output_dir`. A resumed run brings the history up to its `step`; what an earlier
+    /// run logged after that goes, since this run logs it again.
+    pub fn open(
+        output_dir: &Path,
+        history: Vec<Map<String, Value>>,
+        step: u64,
+        bar: Bar,
+    ) -> Result<Self> {
+        let path = output_dir.join(LOG_FILE);
+        let io = |source| Error::Io {
+            path: path.clone(),
+            source,
+        };
+        if path.exists() {
+            let old = std::fs::read_to_string(&path).map_err(io)?;
+            let kept: String = old
+                .lines()
+                .filter(|line| step_of(line).is_some_and(|s| s <= step))
+                .map(|l| format!("{l}\n"))
+                .collect();
+            atomic::write_bytes(&path, kept.as_bytes())?;
+        }
+        let file = LogFile::append_in(output_dir).map_err(io)?;
+        Ok(RunLog {
+            bar,
+            file: Some(file),
+            path,
+            history,
+        })
+    }
+
+    /// The log of a process that leaves writing to another one of the run; its history is the same.
+    pub fn unwritten(history: Vec<Map<String, Value>>, bar: Bar) -> Self {
+        RunLog {
+            bar,
+            file: None,
+            path: Default::default(),
+            history,
+        }
+    }
+
+    /// Prints a record and keeps it.
+    pub fn record(&mut self, record: &Record) -> Result<()> {
+        self.bar.print(&record.printed());
+        if let Some(file) = &mut self.file {
+            file.write(record).map_err(|source| Error::Io {
+                path: self.path.clone(),
+                source,
+            })?;
+        }
+        if let Value::Object(entry) = record.history_entry() {
+            self.history.push(entry);
+        }
+        Ok(())
+    }
+
+    /// Every record so far, as `trainer_state.json` has them.
+    pub fn history(&self) -> &[Map<String, Value>] {
+        &self.history
+    }
+
+    /// Prints a line for people, where this process is the one that reports.
+    pub fn note(&self, line: &str) {
+        if self.file.is_some() {
+            self.bar.note(line);
+        }
+    }
+
+    /// The progress bar that lines are printed above.
+    pub fn bar(&self) -> &Bar {
+        &self.bar
+    }
+}
+
+/// The step that a line of the log belongs to; 0 steps were made when a new run starts, so that it
+/// keeps none.
+fn step_of(line: &str) -> Option<u64> {
+    serde_json::from_str::<Value>(line)
+        .ok()?
+        .get("step")?
+        .as_u64()
+}
+
+/// Running sums that a resumed run continues. Losses are added in f64, in step order.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RunningTotals {
+    pub loss_since_log: f64,
+    pub steps_since_log: f64,
+    pub total_loss: f64,
+    pub total_steps: f64,
+    /// Floating-point operations.
+    pub total_flops: f64,
+    /// Steps that overflowed fp16 and changed nothing.
+    pub skipped_steps: f64,
+}
+
+impl RunningTotals {
+    /// By name, for a checkpoint.
+    pub fn to_map(self) -> BTreeMap<String, f64> {
+        [
+            ("loss_since_log", self.loss_since_log),
+            ("steps_since_log", self.steps_since_log),
+            ("total_loss", self.total_loss),
+            ("total_steps", self.total_steps),
+            ("total_flops", self.total_flops),
+            ("skipped_steps", self.skipped_steps),
+        ]
+        .map(|(name, value)| (name.to_string(), value))
+        .into()
+    }
+
+    /// Those of a checkpoint; what it lacks is 0.
+    pub fn from_map(map: &BTreeMap<String, f64>) -> Self {
+        let get = |name: &str| map.get(name).copied().unwrap_or(0.0);
+        RunningTotals {
+            loss_since_log: get("loss_since_log"),
+            steps_since_log: get("steps_since_log"),
+            total_loss: get("total_loss"),
+            total_steps: get("total_steps"),
+            total_flops: get("total_flops"),
+            skipped_steps: get("skipped_steps"),
+        }
+    }
+}
+
+/// The checkpoints in the output directory as this run sees them.
+#[derive(Debug, Default)]
+pub struct CheckpointHistory {
+    /// The newest one: what the run was resumed from, or its own last.
+    pub newest: Option<PathBuf>,
+    /// The newest one from which a step with a finite loss has been made. A checkpoint can hold
+    /// finite weights that are already lost; only the next step shows it, so this one stays until
+    /// then whatever `save_total_limit` says.
+    pub proven: Option<PathBuf>,
+    /// Those of an earlier run, which `--overwrite_output_dir` gave up. They go when this run has
+    /// something in their place.
+    pub stale: Vec<PathBuf>,
+}
+
+impl CheckpointHistory {
+    /// What a run that cannot go on can be continued from.
+    pub fn sentence(&self) -> String {
+        match (&self.newest, &self.proven) {
+            (None, _) => "no checkpoint had been saved".to_string(),
+            (newest, proven) if newest == proven => {
+                format!(
+                    "the last good checkpoint is {}",
+                    newest.as_deref().unwrap_or(Path::new("")).display()
+                )
+            }
+            (Some(newest), Some(proven)) => format!(
+                "{} was saved just before and would lead here again; the last good checkpoint is {}, go on from it with \
+                 --resume_from_checkpoint and that path",
+                newest.display(),
+                proven.display()
+            ),
+            (Some(newest), None) => {
+                format!(
+                    "{} was saved just before and would lead here again; this run has no earlier one",
+                    newest.display()
+                )
+            }
+        }
+    }
+
+    /// Removes what an earlier run left, now that this run has saved something.
+    pub fn remove_stale(&mut self) -> Result<()> {
+        for path in self.stale.drain(..) {
+            if Some(&path) != self.newest.as_ref() && path.exists() {
+                atomic::remove_dir(&path)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Under this name a [`DataPosition`] is in the training state's `extra`.
+pub const DATA_POSITION: &str = "data_position";
+
+/// Where the data stand, for a run whose batches are not numbered.
+pub struct DataPosition {
+    pub state: Value,
+    /// Files of the checkpoint, by name.
+    pub files: Vec<(String, Vec<u8>)>,
+}

@@ -1,0 +1,85 @@
+//! The example programs, built and run as a user would.
+
+use std::path::Path;
+use std::process::Command;
+use xtrain::data::tokenizer::train_byte_bpe;
+
+/// What an example prints.
+fn run(example: &str, words: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["run", "--quiet", "--example", example]);
+    if !cfg!(debug_assertions) {
+        command.arg("--release");
+    }
+    let output = command
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .arg("--")
+        .args(words)
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{example}: {stderr}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_saved_model_is_fine_tuned_and_evaluated_on_two_devices() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let text = &xtrain::commands::corpus::TEXT[..60_000];
+    std::fs::write(path("text.txt"), text).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    train_byte_bpe(&lines, 500)
+        .unwrap()
+        .save(&dir.path().join("tokenizer"))
+        .unwrap();
+    let (text, cache) = (path("text.txt"), path("tokenized"));
+    let saved = crate::support::xtrain()
+        .args(["train", "clm", "--disable_tqdm", "--model_type", "gpt2"])
+        .args([
+            "--config_overrides",
+            "n_layer=2,n_head=2,n_embd=32,n_positions=32",
+        ])
+        .args([
+            "--tokenizer_name",
+            &path("tokenizer"),
+            "--train_file",
+            &text,
+        ])
+        .args([
+            "--block_size",
+            "32",
+            "--max_steps",
+            "1",
+            "--cache_dir",
+            &cache,
+        ])
+        .args(["--output_dir", &path("saved")])
+        .run();
+    assert_eq!(saved.code, Some(0), "{}", saved.stderr);
+    let tuned = path("tuned");
+    let printed = run(
+        "finetune",
+        &[
+            &path("saved"),
+            &text,
+            &tuned,
+            "--data_parallel",
+            "2",
+            "--learning_rate",
+            "3e-3",
+            "--block_size",
+            "32",
+            "--cache_dir",
+            &cache,
+            "--compile_cache",
+            "false",
+            "--disable_tqdm",
+        ],
+    );
+    let last = printed.lines().last().unwrap();
+    let words: Vec<&str> = last.split_whitespace().collect();
+    let (before, after): (f64, f64) = (words[2].parse().unwrap(), words[4].parse().unwrap());
+    assert!(after < before - 0.5, "{last}");
+    assert!(Path::new(&tuned).join("model.safetensors").exists());
+}
