@@ -7,9 +7,15 @@ use std::panic;
 use std::process::ExitCode;
 use xtrain::commands::{self, Error};
 use xtrain::config::{self, Invocation};
+use xtrain::report::panics;
 
 fn main() -> ExitCode {
-    report_panics_as_errors();
+    panics::install_hook(|bug| {
+        complain(
+            bug,
+            Some("this is a bug in xtrain; RUST_BACKTRACE=1 shows where it came from"),
+        )
+    });
     match panic::catch_unwind(invoke) {
         Ok(Ok(code)) => ExitCode::from(code),
         Ok(Err(error)) => {
@@ -43,28 +49,4 @@ fn complain(message: &str, hint: Option<&str>) {
         text.push_str(&format!("hint: {hint}\n"));
     }
     let _ = std::io::stderr().write_all(text.as_bytes());
-}
-
-/// A panic is a bug of ours; users get one line to report, developers the usual backtrace when they
-/// ask for it.
-fn report_panics_as_errors() {
-    if std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0") {
-        return;
-    }
-    panic::set_hook(Box::new(|info| {
-        let place = info
-            .location()
-            .map(|at| format!(" at {}:{}", at.file(), at.line()))
-            .unwrap_or_default();
-        let payload = info.payload();
-        let text = payload
-            .downcast_ref::<&str>()
-            .copied()
-            .or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-        let what = text.unwrap_or("unknown cause");
-        complain(
-            &format!("internal error{place}: {what}"),
-            Some("this is a bug in xtrain; RUST_BACKTRACE=1 shows where it came from"),
-        );
-    }));
 }

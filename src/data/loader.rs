@@ -6,7 +6,6 @@
 //! error or a panic in a worker arrives in its batch's place, and ends the loader.
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -16,6 +15,7 @@ use super::batch::Batch;
 use super::collator::Collator;
 use super::queue::{Receiver, Sender, queue};
 use super::sampler::{BatchPlan, Position};
+use crate::report::panics;
 
 /// Batches that each worker may hold ready, besides the one it is preparing.
 pub(super) const AHEAD: usize = 4;
@@ -97,17 +97,10 @@ impl<T, E> Source<T, E> {
                     .batch(rows, self.spec.plan.batch_size, position),
             )
         };
-        match catch_unwind(AssertUnwindSafe(work)) {
+        match panics::guarded(work) {
             Ok(Ok(item)) => Ok(item),
             Ok(Err(source)) => Err(LoaderError::Prepare { position, source }),
-            Err(panic) => {
-                let text = panic.downcast_ref::<String>().map(String::as_str);
-                let message = text
-                    .or_else(|| panic.downcast_ref::<&str>().copied())
-                    .unwrap_or("no message")
-                    .to_string();
-                Err(LoaderError::Panicked { position, message })
-            }
+            Err(message) => Err(LoaderError::Panicked { position, message }),
         }
     }
 

@@ -5,38 +5,54 @@ use crate::cache::CacheSettings;
 use crate::config::{Device, DevicePlan};
 use crate::distributed::ProcessGroup;
 use crate::parallel::Mesh;
+use crate::trainer::device::{DeviceSettings, NeuronEnvironment};
 use crate::trainer::session::Session;
 use crate::trainer::{cuda, device};
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::sync::Once;
+use std::sync::{Arc, Once};
 
-/// Opens the devices that were asked for, one a replica, with the cache of compiled graphs, whose
-/// place is told once in a process.
+/// Opens one device per replica, with the cache of compiled graphs, whose directory is printed once
+/// per process.
 pub fn open_device(
     device: &DevicePlan,
     mesh: Mesh,
     cache: &CacheSettings,
 ) -> Result<Session, Error> {
-    static TOLD: Once = Once::new();
+    static PRINTED: Once = Once::new();
     if let Some(dir) = &cache.dir {
-        TOLD.call_once(|| eprintln!("compiled-graph cache: {}", dir.display()));
+        PRINTED.call_once(|| eprintln!("compiled-graph cache: {}", dir.display()));
     }
-    let group = device
-        .settings
+    let settings = &device.settings;
+    match device.kind {
+        Device::Cpu => device::open_cpu_among(join(settings)?.as_ref(), mesh, cache.clone())
+            .map_err(failed("opening the CPU device")),
+        Device::Cuda => {
+            join(settings)?;
+            cuda::open_cuda(settings, mesh, cache.clone())
+                .map_err(failed("opening the CUDA device"))
+        }
+        Device::Neuron => {
+            // In this order: joining starts the heartbeat thread, which resolves host names and so
+            // reads the environment.
+            let environment = NeuronEnvironment::set(settings, mesh)
+                .map_err(failed("opening the Neuron device"))?;
+            join(settings)?;
+            device::open_neuron(settings, environment, (mesh, cache.clone()))
+                .map_err(failed("opening the Neuron device"))
+        }
+    }
+}
+
+/// Joins the other processes of the run, if there are any.
+fn join(settings: &DeviceSettings) -> Result<Option<Arc<ProcessGroup>>, Error> {
+    let group = settings
         .group()
         .map_err(failed("joining the other processes of the run"))?;
     if !ProcessGroup::this_writes() {
         silence_standard_output();
     }
-    match device.kind {
-        Device::Cpu => device::open_cpu_among(group.as_ref(), mesh, cache.clone())
-            .map_err(failed("opening the CPU device")),
-        Device::Cuda => cuda::open_cuda(&device.settings, mesh, cache.clone())
-            .map_err(failed("opening the CUDA device")),
-        Device::Neuron => device::open_neuron(&device.settings, mesh, cache.clone())
-            .map_err(failed("opening the Neuron device")),
-    }
+    Ok(group)
 }
 
 /// Results are rank 0's to print; the other processes of a run have the same ones.

@@ -12,7 +12,7 @@ use crate::parallel::Mesh;
 use crate::runtime::discover::package_version;
 use crate::runtime::neuron::host::Host;
 use crate::runtime::{Client, CompileOptions, Plugin, Signature, conformance};
-use crate::trainer::device::{self, DeviceSettings};
+use crate::trainer::device::{self, DeviceSettings, NeuronEnvironment};
 use crate::trainer::feed::DeviceBatch;
 use crate::trainer::parameters;
 use crate::trainer::session::Session;
@@ -57,11 +57,10 @@ pub(super) fn check(settings: &DeviceSettings) -> Vec<Check> {
     // The cores, the communicator and the compiler's options are in the environment before the
     // plugin is opened.
     let opened = Instant::now();
-    let session = device::open_neuron_cores(
-        settings,
-        CORES,
-        (Mesh::single(), CacheSettings::in_memory()),
-    );
+    let session = NeuronEnvironment::set_for_cores(settings, CORES, 1).and_then(|environment| {
+        let cache = CacheSettings::in_memory();
+        device::open_neuron(settings, environment, (Mesh::single(), cache))
+    });
     let api = Plugin::load(&path).map(|p| {
         format!(
             "PJRT C API {}.{}, asked for 0.90",

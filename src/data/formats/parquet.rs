@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -19,6 +18,7 @@ use super::input::Bookmark;
 use super::table::Cell;
 use crate::data::error::{Error, Place, Result};
 use crate::data::remote::{Remote, RemoteReader, is_url};
+use crate::report::panics;
 
 /// The bytes of a parquet file, which is read here and there.
 enum Source {
@@ -315,7 +315,7 @@ impl Failure {
 
 /// Runs the decoder, which may panic on damaged input.
 fn guarded<T>(work: impl FnOnce() -> parquet::errors::Result<T>) -> Result<T, Failure> {
-    match catch_unwind(AssertUnwindSafe(work)) {
+    match panics::guarded(work) {
         Ok(Ok(value)) => Ok(value),
         // A remote file's own error, in the disguise of another library's or of a stream's.
         Ok(Err(ParquetError::External(error))) => Err(match error.downcast::<Error>() {

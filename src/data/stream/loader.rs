@@ -1,6 +1,5 @@
 //! The thread that reads a stream and prepares its batches ahead of the step.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -13,6 +12,7 @@ use super::super::queue::{Receiver, Sender, queue};
 use super::StreamSpec;
 use super::shuffle::Stream;
 use super::state::StreamPosition;
+use crate::report::panics;
 
 #[derive(Debug, Error)]
 pub enum StreamError<E> {
@@ -88,14 +88,8 @@ fn run<T, E>(
                 prepare(batch).map_err(|source| StreamError::Prepare { number, source })?;
             Ok((prepared, stream.position()))
         };
-        let item = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let message = text
-                .or_else(|| panic.downcast_ref::<&str>().copied())
-                .unwrap_or("no message")
-                .to_string();
-            Err(StreamError::Panicked { number, message })
-        });
+        let item = panics::guarded(work)
+            .unwrap_or_else(|message| Err(StreamError::Panicked { number, message }));
         let failed = item.is_err();
         // A closed queue means that the loader was dropped.
         if !queue.send(item) || failed {

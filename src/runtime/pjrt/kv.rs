@@ -2,8 +2,8 @@
 //! calls while a client is made, and later from the threads that connect its devices.
 
 use super::ffi::{CallbackError, KvGet, KvPut, KvTryGet, PjrtError};
+use crate::report::panics;
 use std::ffi::{c_char, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -83,8 +83,11 @@ unsafe fn error(make: *const CallbackError, failure: StoreError) -> *mut PjrtErr
 
 /// A panic must not cross into C.
 fn guarded<T>(ask: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
-    catch_unwind(AssertUnwindSafe(ask))
-        .unwrap_or_else(|_| Err(StoreError::Failed("the store of the run panicked".into())))
+    panics::guarded(ask).unwrap_or_else(|message| {
+        Err(StoreError::Failed(format!(
+            "the key-value store panicked: {message}"
+        )))
+    })
 }
 
 /// Gives a value away; [`delete`] takes it back.

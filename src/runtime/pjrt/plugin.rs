@@ -101,11 +101,13 @@ impl std::fmt::Debug for Plugin {
     }
 }
 
-/// Sets a variable that a plugin reads while it is opened, or takes it away. Call it before the
-/// first plugin or library is opened, from the main thread.
-pub fn set_environment(name: &str, value: Option<&str>) {
-    // SAFETY: no library that reads the environment through C is open yet, and Rust's own readers
-    // are synchronized with this.
+/// Sets a variable that a plugin reads while it is opened, or removes it.
+///
+/// # Safety
+/// No other thread reads the environment through C meanwhile: call it before the first plugin or
+/// library is opened, and before threads that resolve host names.
+pub unsafe fn set_environment(name: &str, value: Option<&str>) {
+    // SAFETY: the caller's promise; Rust's own readers are synchronized with this.
     match value {
         Some(value) => unsafe { std::env::set_var(name, value) },
         None => unsafe { std::env::remove_var(name) },

@@ -6,9 +6,9 @@ use crate::cache::{CacheSettings, GraphCache};
 use crate::distributed::{ProcessGroup, RankInfo};
 use crate::parallel::Mesh;
 use crate::runtime::discover::{NEURON, Vendor, package_version};
-use crate::runtime::neuron::NeuronSettings;
 use crate::runtime::neuron::environment::{Cores, Environment};
 use crate::runtime::neuron::host::{CompilerFile, Host};
+use crate::runtime::neuron::{Compiler, NeuronSettings};
 use crate::runtime::{
     Client, CompileOptions, Library, OptionValue, OverrideValue, Plugin, set_environment,
 };
@@ -125,75 +125,112 @@ fn cpu_compile_options(mesh: Mesh) -> CompileOptions {
     CompileOptions::replicated(mesh.replicas())
 }
 
-/// Opens AWS's accelerator through its plugin, a core for each replica. Everything that plugin,
-/// runtime and compiler read is in the environment before the plugin is opened.
-pub fn open_neuron(settings: &DeviceSettings, mesh: Mesh, cache: CacheSettings) -> Result<Session> {
-    let cores = distributed_options::local_devices(settings.group()?.as_ref(), mesh);
-    open_neuron_cores(settings, cores as u32, (mesh, cache))
+/// What Neuron's plugin, runtime and compiler read from the process's environment.
+pub struct NeuronEnvironment {
+    plugin: PathBuf,
+    compiler_file: Option<CompilerFile>,
+    compiler: Compiler,
 }
 
-/// As [`open_neuron`], with so many cores for this process unless the environment says how many.
-pub fn open_neuron_cores(
+impl NeuronEnvironment {
+    /// Sets the environment for a core for each of this process's replicas. Call it from the main
+    /// thread before [`DeviceSettings::group`] joins the other processes.
+    ///
+    /// # Errors
+    /// There is no plugin, or the user's variables contradict the settings.
+    pub fn set(settings: &DeviceSettings, mesh: Mesh) -> Result<NeuronEnvironment> {
+        let world = settings.member.as_ref().map_or(1, |rank| rank.world);
+        let cores = (mesh.devices() / world) as u32;
+        Self::set_for_cores(settings, cores, cores)
+    }
+
+    /// As [`NeuronEnvironment::set`], with `cores` for this process, at least `needed` of them,
+    /// unless the environment says how many.
+    ///
+    /// # Errors
+    /// As [`NeuronEnvironment::set`].
+    pub fn set_for_cores(
+        settings: &DeviceSettings,
+        cores: u32,
+        needed: u32,
+    ) -> Result<NeuronEnvironment> {
+        let plugin = neuron_plugin(settings.plugin.as_deref())?;
+        // SAFETY: no plugin is open yet. The threads that may run already, the one that waits for
+        // signals and the worker pool, read no environment; the heartbeat thread starts later.
+        let set = |name: &str, value: Option<&str>| unsafe { set_environment(name, value) };
+        if let Some(rank) = &settings.member {
+            let unset = distributed_options::neuron_variables(rank, cores)
+                .into_iter()
+                .filter(|(name, _)| std::env::var_os(name).is_none());
+            unset.for_each(|(name, value)| set(name, Some(&value)));
+        }
+        let host = Host::this();
+        let variable = |name: &str| std::env::var(name).ok();
+        let compiler_file = host.compiler(Some(&plugin), variable("PATH").as_deref());
+        let folder = compiler_file.as_ref().and_then(CompilerFile::folder);
+        let wanted = Cores {
+            needed,
+            wanted: cores,
+        };
+        let environment = Environment::new(&settings.neuron, wanted, &host, variable)?
+            .with_compiler(folder, variable("PATH"));
+        environment
+            .notes
+            .iter()
+            .for_each(|note| eprintln!("note: {note}"));
+        environment
+            .set
+            .iter()
+            .for_each(|(name, value)| set(name, Some(value)));
+        environment.remove.iter().for_each(|name| set(name, None));
+        Ok(NeuronEnvironment {
+            plugin,
+            compiler_file,
+            compiler: environment.compiler,
+        })
+    }
+
+    /// The compiler's version, for the key of compiled graphs.
+    fn compiler_version(&self) -> String {
+        match &self.compiler_file {
+            Some(file) => file
+                .version
+                .clone()
+                .map_or_else(|| file.run_version(), Ok)
+                .unwrap_or_else(|problem| {
+                    eprintln!("warning: {problem}; stored graphs load, new ones will not compile");
+                    "unknown".into()
+                }),
+            None => "none".into(),
+        }
+    }
+}
+
+/// Opens AWS's accelerator through its plugin, a core for each replica.
+///
+/// # Errors
+/// The plugin does not open, has too few cores, or drives another chip than the settings name.
+pub fn open_neuron(
     settings: &DeviceSettings,
-    cores: u32,
+    environment: NeuronEnvironment,
     (mesh, cache): (Mesh, CacheSettings),
 ) -> Result<Session> {
-    let path = neuron_plugin(settings.plugin.as_deref())?;
     let group = settings.group()?;
-    if let Some(group) = &group {
-        let unset = distributed_options::neuron_variables(group.rank_info(), cores)
-            .into_iter()
-            .filter(|(name, _)| std::env::var_os(name).is_none());
-        unset.for_each(|(name, value)| set_environment(name, Some(&value)));
-    }
-    let host = Host::this();
-    let variable = |name: &str| std::env::var(name).ok();
-    let found = host.compiler(Some(&path), variable("PATH").as_deref());
-    let folder = found.as_ref().and_then(CompilerFile::folder);
-    let needed = distributed_options::local_devices(group.as_ref(), mesh) as u32;
-    let wanted = Cores {
-        needed,
-        wanted: cores,
-    };
-    let environment = Environment::new(&settings.neuron, wanted, &host, variable)?
-        .with_compiler(folder, variable("PATH"));
-    environment
-        .notes
-        .iter()
-        .for_each(|note| eprintln!("note: {note}"));
-    environment
-        .set
-        .iter()
-        .for_each(|(name, value)| set_environment(name, Some(value)));
-    environment
-        .remove
-        .iter()
-        .for_each(|name| set_environment(name, None));
+    let path = &environment.plugin;
     let chip = environment.compiler.chip;
-    let version = match &found {
-        Some(file) => file
-            .version
-            .clone()
-            .map_or_else(|| file.run_version(), Ok)
-            .unwrap_or_else(|problem| {
-                eprintln!("warning: {problem}; stored graphs load, new ones will not compile");
-                "unknown".into()
-            }),
-        None => "none".into(),
-    };
     let options = CompileOptions {
         surroundings: [
-            ("neuronx-cc", version),
+            ("neuronx-cc", environment.compiler_version()),
             ("NEURON_CC_FLAGS", environment.compiler.flags()),
             (
                 "libneuronxla",
-                package_version(&path, "libneuronxla").unwrap_or_else(|| "unknown".into()),
+                package_version(path, "libneuronxla").unwrap_or_else(|| "unknown".into()),
             ),
         ]
         .into(),
         ..CompileOptions::replicated(mesh.replicas())
     };
-    let client = open_plugin(&NEURON, &path, (mesh, group.as_ref()), |_| Vec::new())?;
+    let client = open_plugin(&NEURON, path, (mesh, group.as_ref()), |_| Vec::new())?;
     // 2.0 on trn1, 2.1 on inf2, 3.0 on trn2.
     let of_device = if client.platform_version().starts_with('3') {
         NeuronChip::Trn2
