@@ -4,7 +4,7 @@
 //!
 //! # Use it as a library
 //!
-//! [`engine::Run`] is the front door: it puts a run together from a plan, or from the words of a
+//! [`engine::Run`] is the front door: it builds a run from a plan or from the words of a
 //! command line, and trains, evaluates, predicts or compiles ahead. `examples/finetune.rs` does so
 //! in 40 lines:
 //!
@@ -36,7 +36,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`commands`] | what each command prints of what the engine does |
-//! | [`engine`] | a run put together from its plan; train, evaluate, predict, precompile, fit, bench |
+//! | [`engine`] | a run built from its plan; train, evaluate, predict, precompile, fit, bench |
 //! | [`config`] | the command line and the settings file, resolved into plans |
 //! | [`hub`] | models and data sets of the Hugging Face Hub, to local files |
 //! | [`data`] | texts and tables to tokens to host batches |

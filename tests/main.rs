@@ -32,3 +32,4 @@ mod tasks;
 mod tasks_errors;
 mod top;
 mod train;
+mod words;

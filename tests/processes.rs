@@ -419,7 +419,7 @@ fn a_rank_that_hangs_is_found_and_named() {
     assert_eq!(end.code, Some(1), "{}", end.stdout);
     assert!(
         end.stdout
-            .contains("error: rank 1 was not heard of for 10 s"),
+            .contains("error: no heartbeat from rank 1 for 10 s"),
         "{}",
         end.stdout
     );
@@ -740,7 +740,7 @@ fn two_hosts_train_together_until_the_link_is_cut() {
     assert!(
         first
             .stdout
-            .contains("error: node 1 was not heard of for 10 s"),
+            .contains("error: no heartbeat from node 1 for 10 s"),
         "{}",
         first.stdout
     );

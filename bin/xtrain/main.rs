@@ -30,7 +30,7 @@ fn main() -> ExitCode {
 fn invoke() -> Result<u8, Error> {
     match config::from_args(std::env::args_os())? {
         Invocation::Print(text) => {
-            // A reader that went away (`xtrain --help | head -1`) is no failure.
+            // A reader that closed the pipe (`xtrain --help | head -1`) is no failure.
             let _ = std::io::stdout().write_all(text.as_bytes());
             Ok(0)
         }

@@ -24,7 +24,7 @@ pub(super) struct Compiler {
     form: Form,
     store: Option<Store>,
     settings: CacheSettings,
-    /// What has been warned of, so that it is not said twice.
+    /// Warnings that were printed, so that each is printed once.
     warned: Mutex<HashSet<String>>,
 }
 
@@ -164,7 +164,7 @@ impl Compiler {
     }
 
     /// The stored executable with the time that compiling it took. Anything wrong with it is a
-    /// miss, told once.
+    /// miss, reported once.
     fn load(&self, graph: &Graph, key: &Key) -> Result<Option<(Executable, Duration)>, Error> {
         let Some(store) = &self.store else {
             return Ok(None);

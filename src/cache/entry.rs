@@ -51,7 +51,7 @@ pub enum Content {
     Module,
     Executable,
     /// The module as the compiler left it, where the executable cannot be asked: it was compiled
-    /// for a device that is not there.
+    /// for a device that is not attached.
     OptimizedModule,
 }
 

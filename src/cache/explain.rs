@@ -29,9 +29,9 @@ impl Explanation {
         let changes = Key::changes(old.0, new.0);
         let graph_changed = changes.iter().any(|(name, ..)| *name == key::GRAPH);
         let follows = |name: &str| graph_changed && name == key::DONATION;
-        let told = changes.iter().filter(|(name, ..)| !follows(name));
+        let reported = changes.iter().filter(|(name, ..)| !follows(name));
         Explanation {
-            parts: told
+            parts: reported
                 .map(|(name, old, new)| describe_change(name, old, new))
                 .collect(),
             graph: graphs

@@ -39,7 +39,7 @@ impl CompiledGraph {
 /// What the cache did so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CacheStats {
-    /// Look-ups that found a graph that this process had.
+    /// Lookups that found a graph that this process had.
     pub hits: u64,
     /// Graphs that came from disk.
     pub loaded: u64,

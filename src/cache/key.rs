@@ -32,7 +32,7 @@ pub const COMPILER: &str = "compiler";
 const OF_MODULE: [&str; 5] = [GRAPH, DONATION, TARGET, LOWERING, COMPILER];
 pub const DEVICE: &str = "device";
 const TOPOLOGY: &str = "topology";
-/// Ends the device of what was compiled for one that is not there.
+/// Suffix of the device of what was compiled for one that is not attached.
 const COMPILE_CHECK: &str = "(compile check)";
 /// The device of what was lowered and not compiled.
 const ANY_DEVICE: &str = "any (lowered only)";
@@ -149,7 +149,7 @@ impl Key {
     }
 }
 
-/// The parts that do not depend on the graph, put together once for a client.
+/// The parts that do not depend on the graph, computed once per client.
 pub struct Surroundings {
     parts: Vec<Part>,
 }
@@ -207,8 +207,8 @@ impl Surroundings {
         Ok(Surroundings { parts })
     }
 
-    /// For devices that are not there: `device` names them, `description` is what the plugin was
-    /// told of them, `tuning` which measurements the compiler can use. No part of a client's key
+    /// For devices that are not attached: `device` names them, `description` is the one that the
+    /// plugin was given, `tuning` which measurements the compiler can use. No part of a client's key
     /// begins as the device and the topology do here, so that no run can load what nobody has
     /// tuned.
     pub fn of_topology(
@@ -255,7 +255,7 @@ impl Surroundings {
     }
 }
 
-/// Whether what is stored under a key was compiled for a device that was not there.
+/// Whether what is stored under a key was compiled for a device that was not attached.
 pub fn is_compile_check(key: &Key) -> bool {
     key.value(DEVICE)
         .is_some_and(|device| device.ends_with(COMPILE_CHECK))
@@ -315,22 +315,22 @@ fn describe(options: &CompileOptions) -> Result<String, crate::runtime::Error> {
     for (name, value) in &options.overrides {
         text.push_str(&format!(" {name}={value:?}"));
     }
-    let told = CompileOptions {
+    let passed = CompileOptions {
         local: Default::default(),
         ..options.clone()
     };
-    let stages = told
+    let stages = passed
         .device_assignment
         .as_ref()
-        .map_or(1, |rows| (rows.len() / told.num_replicas.max(1)).max(1));
+        .map_or(1, |rows| (rows.len() / passed.num_replicas.max(1)).max(1));
     let each = (0..stages)
-        .map(|stage| told.of_stage(stage).to_bytes())
+        .map(|stage| passed.of_stage(stage).to_bytes())
         .collect::<Result<Vec<_>, _>>()?;
     text.push_str(&format!(" ({})", &hash::sha256(&each.concat())[..16]));
     Ok(text)
 }
 
-/// How a part's change is told: sets of features by what came and went, digests not at all.
+/// How a part's change is printed: feature sets as additions and removals, digests not at all.
 pub fn describe_change(name: &str, old: &str, new: &str) -> String {
     if name == LOWERING {
         return "lowering (this build of xtrain writes graphs differently)".into();

@@ -10,7 +10,7 @@ pub struct Machine {
     pub cpu: String,
     /// Sorted, separated by blanks.
     pub features: String,
-    /// CPUs that this process may run on: XLA cuts work into so many tasks, at compile time.
+    /// CPUs that this process may run on: XLA splits work into as many tasks, at compile time.
     pub threads: usize,
 }
 
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn x86_and_arm_are_told_apart_by_what_they_say() {
+    fn x86_and_arm_are_distinguished_by_cpuinfo() {
         let x86 = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nflags\t\t: sse2 avx2 avx\n\n\
                    processor\t: 1\nflags\t: none\n";
         let machine = Machine::from_texts(

@@ -3,7 +3,7 @@
 //!
 //! Reading order: [`GraphCache`] (what this process has), `compiler` (from disk, else compiled),
 //! `key` (what decides whether a stored executable fits), `entry` (one file), `store` (a directory
-//! of them), `target_cache` (for a device that is not there), `lock` (one process compiles, the
+//! of them), `target_cache` (for a device that is not attached), `lock` (one process compiles, the
 //! others wait), `explain` (why not found), `program` (how a module is handed over), `notice` (a
 //! word while that lasts).
 

@@ -64,14 +64,14 @@ mod tests {
 
     #[test]
     fn the_sentence_tells_both_times() {
-        let told = sentence(
+        let text = sentence(
             "train",
             Duration::from_secs(40),
             Some(Duration::from_secs(95)),
         );
         assert!(
-            told.starts_with("compiling `train` for 40.0 s so far; one like it took "),
-            "{told}"
+            text.starts_with("compiling `train` for 40.0 s so far; one like it took "),
+            "{text}"
         );
         assert!(
             sentence("train", Duration::from_secs(40), None)

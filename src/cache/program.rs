@@ -2,7 +2,7 @@
 //! it.
 //!
 //! AWS's plugin took HLO for years and is known to take StableHLO since 3.0; whether that one still
-//! takes HLO nobody has said. So StableHLO goes first where the target prefers it, and HLO follows
+//! takes HLO is not documented. So StableHLO goes first where the target prefers it, and HLO follows
 //! once if that was refused.
 
 use super::Error;
@@ -53,14 +53,14 @@ pub(super) fn stored_or_emitted(
 /// The form that a client's plugin takes.
 pub(super) struct Form {
     stablehlo_first: AtomicBool,
-    told: Once,
+    reported: Once,
 }
 
 impl Form {
     pub fn of(target: Target) -> Form {
         Form {
             stablehlo_first: AtomicBool::new(target.prefers_stablehlo()),
-            told: Once::new(),
+            reported: Once::new(),
         }
     }
 
@@ -85,7 +85,7 @@ impl Form {
             .and_then(|text| client.compile_stablehlo(text.as_bytes(), signature.clone(), options));
         let refusal = match first {
             Ok(executable) => {
-                self.told
+                self.reported
                     .call_once(|| eprintln!("note: the plugin takes the graphs as StableHLO"));
                 return Ok(executable);
             }
@@ -98,7 +98,7 @@ impl Form {
                 error.during(format!("StableHLO was refused ({refusal}), and so was HLO"))
             })?;
         self.stablehlo_first.store(false, Ordering::Relaxed);
-        self.told.call_once(|| {
+        self.reported.call_once(|| {
             eprintln!("note: the plugin takes the graphs as HLO; it refused StableHLO: {refusal}")
         });
         Ok(executable)

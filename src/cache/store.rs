@@ -180,7 +180,7 @@ impl Store {
             let Some((id, kind)) = name.split_once('.').filter(|(id, _)| !id.is_empty()) else {
                 continue;
             };
-            // One that another process has just removed is not there.
+            // One that another process has just removed is gone.
             let Ok(about) = file.metadata() else { continue };
             match kind {
                 ENTRY => found.push(Found {

@@ -1,4 +1,4 @@
-//! Graphs compiled for a device that is not there: what they need and what the compiler makes of
+//! Graphs compiled for a device that is not attached: what they need and what the compiler makes of
 //! them, known before there is a device, and stored like other compiled graphs. Nothing here was
 //! tuned on the device, so nothing here is for running: the keys say so, and no run's key equals
 //! one of them.
@@ -20,13 +20,13 @@ use xtrain_graphs::{Fingerprint, Graph, Target, passes, work};
 const LOW_FLOPS: &str = "product flops in 16 bits";
 const WIDE_FLOPS: &str = "product flops in f32";
 
-/// A device that is not there, as its plugin's compiler knows it.
+/// A device that is not attached, as its plugin's compiler knows it.
 pub struct AbsentDevice {
     pub topology: Topology,
     pub target: Target,
     /// What people call it.
     pub name: String,
-    /// What the plugin was told of it.
+    /// Its description for the plugin.
     pub description: String,
     pub options: CompileOptions,
 }
@@ -51,7 +51,7 @@ pub struct CheckedGraph {
     pub memory: Memory,
     /// Operations of its products.
     pub work: work::ProductWork,
-    /// What a step launches, if the compiler told.
+    /// What a step launches, if the compiler reports it.
     pub launches: Option<Launches>,
     /// The optimized module, a serialized HloModuleProto.
     pub module: Vec<u8>,
@@ -75,7 +75,7 @@ impl CheckedGraph {
 impl TargetCache {
     pub fn new(device: AbsentDevice, settings: CacheSettings) -> Result<Self, Error> {
         let (topology, tuning) = (&device.topology, settings.tuning());
-        let told = (
+        let described = (
             device.name.as_str(),
             device.description.as_str(),
             tuning.as_str(),
@@ -83,7 +83,7 @@ impl TargetCache {
         Ok(TargetCache {
             surroundings: Surroundings::of_topology(
                 topology,
-                told,
+                described,
                 &device.options,
                 device.target,
             )?,
@@ -204,7 +204,7 @@ impl TargetCache {
         let start = Instant::now();
         let prepared = passes::prepare(graph, self.device.target)?;
         let module = Library::open()?.lower(&prepared.to_bytes())?;
-        // What is launched is told nowhere but in a dump.
+        // Only a dump lists what is launched.
         let dump = tempfile::tempdir().ok();
         let mut options = self.device.options.clone();
         if let Some(dump) = &dump {

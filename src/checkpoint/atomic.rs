@@ -28,7 +28,7 @@ fn aside(path: &Path, prefix: &str) -> PathBuf {
     path.with_file_name(format!("{prefix}{name}.{}.{count}", std::process::id()))
 }
 
-/// The directory that holds `path`; a bare name lies in the current one.
+/// The directory that holds `path`; a bare name is in the current one.
 fn parent(path: &Path) -> &Path {
     path.parent()
         .filter(|p| !p.as_os_str().is_empty())
@@ -112,7 +112,7 @@ impl DirWriter {
         &self.temporary
     }
 
-    /// An error about a file in here, told by the name that the user knows.
+    /// An error about a file in here, with the name that the user knows.
     pub fn io(&self, doing: &'static str, name: &str) -> impl FnOnce(io::Error) -> Error {
         Error::io(doing, &self.target.join(name))
     }
@@ -130,7 +130,7 @@ impl DirWriter {
             lock(&handle);
             fs::rename(&self.target, &old).map_err(Error::io("rename", &self.target))?;
             if let Err(error) = fs::rename(&self.temporary, &self.target) {
-                let _ = fs::rename(&old, &self.target); // The previous version goes back; the error below is what is told.
+                let _ = fs::rename(&old, &self.target); // The previous version goes back; the error below is reported.
                 return Err(Error::io("rename into place", &self.target)(error));
             }
             self.committed = true;

@@ -122,7 +122,7 @@ pub struct Pretrained<'a> {
     pub weights: &'a [TensorRef<'a>],
     /// Name and content of files that go along as they are: the tokenizer's.
     pub files: &'a [(String, Vec<u8>)],
-    /// Weights beyond so many bytes go into several files.
+    /// Weights beyond this many bytes go into several files.
     pub max_shard_size: u64,
 }
 

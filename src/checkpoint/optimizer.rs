@@ -1,5 +1,5 @@
 //! The optimizer's state in a checkpoint: one file or, where several processes write it together,
-//! one of each with an index. Either holds whole tensors by name, so that any mesh can go on from
+//! one of each with an index. Either holds whole tensors by name, so that any mesh can resume from
 //! it.
 
 use super::error::{Error, Result};

@@ -1,4 +1,4 @@
-//! `checkpoint-N/`: a Hugging Face directory plus all that is needed to go on as if training had
+//! `checkpoint-N/`: a Hugging Face directory plus all that is needed to resume as if training had
 //! never stopped.
 //!
 //! Beside the files that `save_pretrained` writes there are `trainer_state.json` (transformers' own
@@ -275,7 +275,7 @@ pub fn list_checkpoints(output_dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
 }
 
 /// The newest complete checkpoint, by step. Being complete is not being undamaged:
-/// [`load_checkpoint`] checks that, and a damaged newest checkpoint is an error to be told, not a
+/// [`load_checkpoint`] checks that, and a damaged newest checkpoint is an error to report, not a
 /// reason to quietly take an older one.
 pub fn latest_checkpoint(output_dir: &Path) -> Result<Option<PathBuf>> {
     Ok(list_checkpoints(output_dir)?.pop().map(|(_, path)| path))

@@ -161,11 +161,11 @@ fn local_world(variable: Variables) -> usize {
         "SLURM_STEP_TASKS_PER_NODE",
         "SLURM_TASKS_PER_NODE",
     ];
-    let told = names
+    let list = names
         .iter()
         .find_map(|name| variable(name))
         .unwrap_or_default();
-    told.split(['(', ','])
+    list.split(['(', ','])
         .next()
         .and_then(|count| count.trim().parse().ok())
         .unwrap_or(1)

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
 /// After the first failure, how long others are waited for: a rank that is killed makes the others
-/// fail too, and the first to be heard of need not be the cause.
+/// fail too, and the first to be reported need not be the cause.
 const SETTLING: Duration = Duration::from_millis(1500);
 
 /// How a rank's process ended.
@@ -16,10 +16,10 @@ pub enum Ended {
     Interrupted(i32),
     /// By a signal that it did not ask for.
     Killed(i32),
-    /// With an exit code, and what it said last.
+    /// With an exit code, and its last error message.
     Failed {
         code: i32,
-        said: String,
+        last_error: String,
     },
 }
 
@@ -55,7 +55,7 @@ pub struct JobSettings {
     /// Ranks of each node, or of the whole job where there are no nodes.
     pub processes: usize,
     pub max_restarts: u64,
-    /// A rank or node that was not heard of for so long hangs or is gone.
+    /// A rank or node without a heartbeat for this long hangs or is gone.
     pub heartbeat: Duration,
     /// In this time all of them have to be there.
     pub join: Duration,
@@ -85,7 +85,7 @@ struct Node {
     heard: Option<Instant>,
     /// None of its ranks runs.
     idle: bool,
-    told_the_end: bool,
+    has_verdict: bool,
 }
 
 #[derive(Clone, Default)]
@@ -159,7 +159,7 @@ impl Job {
         }
         if generation != self.generation {
             return Err(format!(
-                "it belongs to start {generation} of the job, which is at start {}",
+                "stale process: from attempt {generation}, the job is on attempt {}",
                 self.generation
             ));
         }
@@ -212,7 +212,7 @@ impl Job {
     pub fn leave(&mut self, rank: usize, failure: Option<(i32, String)>, now: Instant) {
         let ended = match failure {
             None => Ended::Well,
-            Some((code, said)) => Ended::Failed { code, said },
+            Some((code, last_error)) => Ended::Failed { code, last_error },
         };
         self.end_of(rank, ended, now);
         self.tick(now);
@@ -247,14 +247,14 @@ impl Job {
             },
             Phase::Over(verdict) => Order::End(verdict.clone()),
         };
-        self.nodes[node].told_the_end = matches!(order, Order::End(_));
+        self.nodes[node].has_verdict = matches!(order, Order::End(_));
         order
     }
 
     /// Whether every node that can still be reached knows how it ended.
     pub fn all_know_the_end(&self, now: Instant) -> bool {
         let knows = |node: &Node| {
-            node.told_the_end
+            node.has_verdict
                 || node
                     .heard
                     .is_none_or(|at| now - at > self.settings.heartbeat)
@@ -273,7 +273,7 @@ impl Job {
         };
         let first = place.ended.replace(ended.clone());
         let step = place.step;
-        // What the rank said itself comes before what its launcher sees of its end.
+        // The rank's own message comes before what its launcher sees of its end.
         if matches!(first, Some(Ended::Failed { .. }))
             || matches!(self.phase, Phase::Stopping | Phase::Over(_))
         {
@@ -302,13 +302,13 @@ impl Job {
                     now,
                 );
             }
-            Ended::Failed { code, said } => {
+            Ended::Failed { code, last_error } => {
                 let is_usage = code == 2;
-                let text = match said.is_empty() {
+                let text = match last_error.is_empty() {
                     true => format!("{} ended with exit code {code}{at}", self.name(rank)),
-                    false => format!("{} failed{at}: {said}", self.name(rank)),
+                    false => format!("{} failed{at}: {last_error}", self.name(rank)),
                 };
-                let blame = if is_consequence(&said) { 3 } else { 2 };
+                let blame = if is_consequence(&last_error) { 3 } else { 2 };
                 self.fail(
                     Failure {
                         blame,
@@ -409,7 +409,7 @@ impl Job {
         for (index, node) in self.nodes.iter().enumerate() {
             if silent(node.heard) {
                 let text = format!(
-                    "node {index} was not heard of for {} s: it is down, or the link to it is cut",
+                    "no heartbeat from node {index} for {} s; it is down, or its network link is",
                     limit.as_secs()
                 );
                 found.push(Failure {
@@ -428,7 +428,7 @@ impl Job {
                     String::new()
                 };
                 let text = format!(
-                    "{} was not heard of for {} s{at}: it hangs",
+                    "no heartbeat from {} for {} s{at}; it appears hung",
                     self.name(index),
                     limit.as_secs()
                 );
@@ -482,15 +482,15 @@ impl Job {
     }
 }
 
-/// Whether a rank failed because another one went away.
-fn is_consequence(said: &str) -> bool {
+/// Whether a rank failed because another one ended.
+fn is_consequence(last_error: &str) -> bool {
     [
         "with the other processes failed",
         "cannot reach the other processes",
         "rendezvous",
     ]
     .iter()
-    .any(|sign| said.contains(sign))
+    .any(|sign| last_error.contains(sign))
 }
 
 fn signal_name(signal: i32) -> &'static str {
@@ -607,7 +607,7 @@ mod tests {
         assert!(
             job.admit_rank(0, 2, 0, later)
                 .unwrap_err()
-                .contains("start 0")
+                .contains("attempt 0")
         );
         job.report(
             0,
@@ -616,7 +616,7 @@ mod tests {
                 0,
                 Ended::Failed {
                     code: 1,
-                    said: "disk full".into(),
+                    last_error: "disk full".into(),
                 },
             )],
             false,
@@ -646,7 +646,7 @@ mod tests {
         else {
             panic!("no end")
         };
-        assert_eq!(cause, "rank 1 was not heard of for 10 s: it hangs");
+        assert_eq!(cause, "no heartbeat from rank 1 for 10 s; it appears hung");
     }
 
     #[test]
@@ -661,7 +661,7 @@ mod tests {
         let Order::End(Verdict::Failed(cause)) = last else {
             panic!("{last:?}")
         };
-        assert!(cause.starts_with("node 1 was not heard of"), "{cause}");
+        assert!(cause.starts_with("no heartbeat from node 1"), "{cause}");
 
         let (mut second, now) = job(1, 1, 5);
         second.report(
@@ -671,7 +671,7 @@ mod tests {
                 0,
                 Ended::Failed {
                     code: 2,
-                    said: "no such flag".into(),
+                    last_error: "no such flag".into(),
                 },
             )],
             true,
@@ -686,12 +686,12 @@ mod tests {
     }
 
     #[test]
-    fn without_launchers_the_ranks_are_told_themselves() {
+    fn without_launchers_the_ranks_learn_it_themselves() {
         let (mut job, now) = job(0, 2, 0);
         job.admit_rank(0, 2, 0, now).unwrap();
         job.admit_rank(1, 2, 0, now).unwrap();
         assert_eq!(job.beat(0, 1, now + 11 * SECOND), None);
         let reason = job.beat(0, 1, now + 13 * SECOND).unwrap();
-        assert!(reason.starts_with("rank 1 was not heard of"), "{reason}");
+        assert!(reason.starts_with("no heartbeat from rank 1"), "{reason}");
     }
 }

@@ -18,7 +18,7 @@ const AT_ONCE: Duration = Duration::ZERO;
 /// tell.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// At the end rank 0 waits so long for the others to say goodbye.
+/// How long rank 0 waits at the end for the others to leave.
 const FAREWELL: Duration = Duration::from_secs(30);
 
 /// The process's own group; there is at most one.
@@ -95,7 +95,7 @@ impl ProcessGroup {
         self.host
     }
 
-    /// Tells that so many steps are done.
+    /// Reports the number of finished steps with the next heartbeat.
     pub fn made_step(&self, step: u64) {
         self.step.store(step, Ordering::Relaxed);
     }
@@ -168,8 +168,8 @@ impl ProcessGroup {
         if !failed && self.member.is_launched() {
             return; // its launcher sees how it ends
         }
-        let said = self.ask(&Request::Leave { failure }, AT_ONCE);
-        if let (Ok(_), false, Some(server)) = (said, failed, &self.server) {
+        let answer = self.ask(&Request::Leave { failure }, AT_ONCE);
+        if let (Ok(_), false, Some(server)) = (answer, failed, &self.server) {
             server.wait_until_left(FAREWELL);
         }
     }
@@ -254,7 +254,7 @@ impl ProcessGroup {
             .map_err(|source| Error::Heartbeat { rank, source })?;
         // While a library is being opened, which for XLA's takes seconds, a new thread cannot
         // begin: the C library holds a lock that both need. So this one is at work before the
-        // caller goes on.
+        // caller continues.
         let _ = first_beat.recv();
         Ok(())
     }

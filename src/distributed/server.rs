@@ -78,7 +78,7 @@ impl Server {
     }
 
     /// Waits until every node that can be reached knows how the job ended, at most this long.
-    pub fn wait_until_told(&self, patience: Duration) {
+    pub fn wait_for_nodes(&self, patience: Duration) {
         self.wait_until(patience, |job| job.all_know_the_end(Instant::now()));
     }
 
@@ -113,7 +113,7 @@ impl Shared {
                 } => job.admit_node(node, nodes, processes),
             }
         };
-        // Whoever has the wrong secret or version is told so and is otherwise nobody's concern.
+        // A peer with the wrong secret or version gets an error and is dropped.
         let Ok(role) = wire::accept(&mut stream, &self.secret, admit) else {
             return;
         };

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 pub(super) const OF_THE_JOB: &str = "job/";
 
 /// Raise it when the messages change: processes of different versions do not train together.
-const PROTOCOL: u32 = 1;
+const PROTOCOL: u32 = 2;
 
 /// Addresses and short texts are all that is sent.
 const LARGEST_FRAME: usize = 1 << 20;
@@ -58,7 +58,7 @@ pub enum Request {
     TryGet {
         key: String,
     },
-    /// A rank is alive; it has made so many steps.
+    /// A heartbeat, with the number of finished steps.
     Beat {
         step: u64,
     },
@@ -188,7 +188,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects; goes on trying for `patience`, because the rendezvous may start later.
+    /// Connects; retries for `patience`, because the rendezvous may start later.
     pub fn open(
         endpoint: &str,
         secret: &Secret,
@@ -203,7 +203,7 @@ impl Connection {
                 patience.saturating_sub(began.elapsed()).max(RETRY),
             ) {
                 Ok(stream) => match Self::introduce(stream, endpoint, secret, role) {
-                    // It went away in between, or something else listens there that does not speak.
+                    // It ended in between, or something else listens there that does not speak.
                     Err(Error::Lost { reason, .. }) => last = reason,
                     result => return result,
                 },

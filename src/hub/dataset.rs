@@ -1,4 +1,4 @@
-//! Data sets by name: their parquet, CSV or JSON files, told apart by configuration and split from
+//! Data sets by name: their parquet, CSV or JSON files, grouped by configuration and split from
 //! their paths.
 //!
 //! Two layouts occur. A repository's own files: `CONFIG/train-00000-of-00003.parquet`,

@@ -90,7 +90,7 @@ pub enum Error {
     },
 
     #[error(
-        "the transfer of {file} of {name} broke off after {got} of {size} bytes ({reason}); run the command again, it goes on from there"
+        "the download of {file} of {name} was interrupted after {got} of {size} bytes ({reason}); run the command again to resume it"
     )]
     Truncated {
         name: String,

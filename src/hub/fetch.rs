@@ -3,7 +3,7 @@
 //! A branch is resolved to its commit once, so that the files of one snapshot belong together. A
 //! download goes to a place of its own in the cache, is compared with the size and checksum that
 //! the Hub gave, and only then moved to where Python programs and this one look for it. What broke
-//! off stays there and is gone on with.
+//! off stays there and is resumed.
 
 use std::fs::File;
 use std::io::ErrorKind::{AlreadyExists, PermissionDenied, ReadOnlyFilesystem, StorageFull};
@@ -27,7 +27,7 @@ const INCOMING: &str = ".xtrain-incoming";
 /// Git's name for a file without content.
 const EMPTY: &str = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391";
 
-/// How often a transfer that broke off is gone on with before the user is told.
+/// How often an interrupted transfer is resumed before it is an error.
 const ATTEMPTS: usize = 3;
 
 /// How long to wait for another process that downloads the same file.
@@ -357,7 +357,7 @@ impl Snapshot<'_> {
                 if matches!(*error, ureq::Error::StatusCode(416)) =>
             {
                 let blob = self.hub.cache.repo(repo.clone()).blob_path(EMPTY);
-                let dir = blob.parent().expect("a blob lies in its directory");
+                let dir = blob.parent().expect("a blob has a directory");
                 std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
                 std::fs::write(&blob, []).map_err(Error::io("write", &blob))?;
                 self.link(&blob, &path)?;
@@ -386,7 +386,7 @@ impl Snapshot<'_> {
                 blob: blob.clone(),
             };
             self.download((api, repo), file, &metadata, &places)?;
-            let dir = blob.parent().expect("a blob lies in its directory");
+            let dir = blob.parent().expect("a blob has a directory");
             std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
             if !blob.exists() {
                 std::fs::rename(&places.incoming, &blob).map_err(Error::io("write", &blob))?;
@@ -396,7 +396,7 @@ impl Snapshot<'_> {
         Ok(path)
     }
 
-    /// Downloads until the bytes are what the Hub said; they are at `incoming` then, or at `blob`
+    /// Downloads until the bytes have the Hub's digest; they are at `incoming` then, or at `blob`
     /// if another process was faster.
     fn download(
         &self,
@@ -417,7 +417,7 @@ impl Snapshot<'_> {
         loop {
             // One left by a killed process would be in the crate's way.
             let _ = std::fs::remove_file(pointer);
-            // A whole or too long part cannot be gone on with: the server has no bytes after its
+            // A whole or too long part cannot be resumed: the server has no bytes after its
             // end.
             if part.exists() && on_disk(&part) >= size {
                 std::fs::rename(&part, incoming).map_err(Error::io("write", incoming))?;
@@ -518,7 +518,7 @@ impl Snapshot<'_> {
 
     /// A file of the snapshot is a relative link to its blob.
     fn link(&self, blob: &Path, path: &Path) -> Result<()> {
-        let dir = path.parent().expect("a file lies in its snapshot");
+        let dir = path.parent().expect("a file has a snapshot");
         std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
         let depth = path
             .strip_prefix(&self.dir)

@@ -17,14 +17,14 @@ fn hex(bytes: &[u8]) -> String {
 /// How a file is served.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
-    /// The connection ends after half of what was asked for, so many times.
+    /// The connection ends after half of the requested bytes, this many times.
     BreaksOff(usize),
-    /// A byte is changed on the way, so many times.
+    /// A byte is changed on the way, this many times.
     Damaged(usize),
     /// Ranges are ignored: the whole file comes, whatever was asked for, after having broken off
     /// once.
     WholeAfterBreak(usize),
-    /// The connection is taken, and nothing is said for so many seconds.
+    /// The connection is taken, and nothing is sent for this many seconds.
     Silent(u64),
 }
 

@@ -142,7 +142,7 @@ fn offline_uses_the_cache_alone() {
     assert!(error.contains("its file README.md is missing"), "{error}");
     assert_eq!(server.requests().len(), asked);
     // A Hub that is away is no reason to stop when the cache has it all; when it has not, the
-    // reason is told.
+    // reason is reported.
     let settings = HubSettings {
         endpoint: Some("http://127.0.0.1:9".to_string()),
         ..settings(&server, dir.path())
@@ -225,7 +225,7 @@ fn a_transfer_that_keeps_breaking_off_is_told_and_resumed_by_the_next_run() {
     let hub = Hub::new(settings(&server, dir.path())).unwrap();
     let error = message(hub.model("org/tiny", None));
     assert!(
-        error.contains("model.safetensors of org/tiny broke off after 43750 of 50000 bytes"),
+        error.contains("model.safetensors of org/tiny was interrupted after 43750 of 50000 bytes"),
         "{error}"
     );
     // Nothing half-made is where anyone would look for it.
@@ -530,7 +530,7 @@ fn a_hub_that_says_nothing_is_given_up() {
     server.fault("model.safetensors", Fault::Silent(5));
     let error = message(Hub::new(settings.clone()).unwrap().model("org/tiny", None));
     assert!(
-        error.contains("model.safetensors of org/tiny broke off after 0 of 50000 bytes"),
+        error.contains("model.safetensors of org/tiny was interrupted after 0 of 50000 bytes"),
         "{error}"
     );
     assert!(

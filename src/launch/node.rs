@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// Between two looks at the ranks and at the job.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// So long node 0 waits at the end for the other nodes to hear of it.
+/// How long node 0 waits at the end for the other nodes to fetch the verdict.
 const FAREWELL: Duration = Duration::from_secs(10);
 
 /// What is launched, and how.
@@ -80,7 +80,7 @@ pub fn launch(settings: &LaunchSettings) -> Result<Verdict> {
     };
     let verdict = node.run();
     if let Some(server) = server {
-        server.wait_until_told(FAREWELL);
+        server.wait_for_nodes(FAREWELL);
     }
     verdict
 }

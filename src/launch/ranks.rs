@@ -13,7 +13,7 @@ struct Running {
     rank: usize,
     child: Child,
     /// The last line that began with `error:`.
-    said: Arc<Mutex<String>>,
+    last_error: Arc<Mutex<String>>,
     readers: Vec<JoinHandle<()>>,
 }
 
@@ -57,18 +57,18 @@ impl Ranks {
             )
         };
         let mut child = command.spawn().map_err(fail)?;
-        let said = Arc::new(Mutex::new(String::new()));
+        let last_error = Arc::new(Mutex::new(String::new()));
         let mut readers = Vec::new();
         if let Some(stdout) = child.stdout.take() {
-            readers.push(forward(rank, stdout, std::io::stdout(), said.clone()));
+            readers.push(forward(rank, stdout, std::io::stdout(), last_error.clone()));
         }
         if let Some(stderr) = child.stderr.take() {
-            readers.push(forward(rank, stderr, std::io::stderr(), said.clone()));
+            readers.push(forward(rank, stderr, std::io::stderr(), last_error.clone()));
         }
         self.running.push(Running {
             rank,
             child,
-            said,
+            last_error,
             readers,
         });
         Ok(())
@@ -89,12 +89,12 @@ impl Ranks {
                     rank.readers
                         .into_iter()
                         .for_each(|reader| drop(reader.join()));
-                    let said = rank
-                        .said
+                    let last_error = rank
+                        .last_error
                         .lock()
                         .unwrap_or_else(|poisoned| poisoned.into_inner())
                         .clone();
-                    ended.push((rank.rank, how(status, said)));
+                    ended.push((rank.rank, how(status, last_error)));
                 }
                 _ => index += 1,
             }
@@ -120,14 +120,14 @@ impl Drop for Ranks {
     }
 }
 
-fn how(status: ExitStatus, said: String) -> Ended {
+fn how(status: ExitStatus, last_error: String) -> Ended {
     match (status.code(), status.signal()) {
         (Some(0), _) => Ended::Well,
         // What a rank ends with when a signal made it stop and save.
         (Some(code), _) if [libc::SIGINT, libc::SIGTERM].contains(&(code - 128)) => {
             Ended::Interrupted(code - 128)
         }
-        (Some(code), _) => Ended::Failed { code, said },
+        (Some(code), _) => Ended::Failed { code, last_error },
         (None, signal) => Ended::Killed(signal.unwrap_or(0)),
     }
 }
@@ -137,7 +137,7 @@ fn forward(
     rank: usize,
     from: impl Read + Send + 'static,
     mut to: impl Write + Send + 'static,
-    said: Arc<Mutex<String>>,
+    last_error: Arc<Mutex<String>>,
 ) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let mut reader = BufReader::new(from);
@@ -149,9 +149,11 @@ fn forward(
             let text = String::from_utf8_lossy(&line);
             let text = text.trim_end_matches('\n');
             if let Some(error) = text.strip_prefix("error: ") {
-                *said.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = error.to_string();
+                *last_error
+                    .lock()
+                    .unwrap_or_else(|poisoned| poisoned.into_inner()) = error.to_string();
             }
-            // Nobody may be reading any more; the run goes on.
+            // Nobody may be reading any more; the run continues.
             let _ = to.write_all(format!("[rank {rank}] {text}\n").as_bytes());
             line.clear();
         }

@@ -61,7 +61,7 @@ impl Mesh {
         }
     }
 
-    /// Every mesh of so many devices.
+    /// Every mesh of this many devices.
     pub fn all_of(devices: usize) -> Vec<Self> {
         let dividing = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
         let mut meshes = Vec::new();

@@ -61,7 +61,7 @@ pub struct Task {
     pub piece: usize,
 }
 
-/// What a schedule comes to.
+/// A schedule's totals.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Order {
     pub tasks: Vec<Task>,

@@ -87,7 +87,7 @@ impl Progress {
     /// Prints a line on standard output, above the bar.
     pub fn print(&self, line: &str) {
         self.bar.suspend(|| {
-            // Whoever read the output went away: the run goes on, its records are in the log file.
+            // The reader of the output is gone: the run continues, its records are in the log file.
             let _ = writeln!(std::io::stdout(), "{line}");
         });
     }

@@ -251,7 +251,7 @@ fn rate(count: u64, seconds: f64) -> f64 {
 pub struct LogFile(File);
 
 impl LogFile {
-    /// Opens the log of an output directory; a resumed run goes on in the same file.
+    /// Opens the log of an output directory; a resumed run appends to it.
     pub fn append_in(output_dir: &Path) -> io::Result<LogFile> {
         OpenOptions::new()
             .create(true)

@@ -117,7 +117,7 @@ impl Scaling {
         }
     }
 
-    /// Everything that is told on the terminal.
+    /// Everything that the terminal shows.
     pub fn text(&self) -> String {
         format!(
             "{}\n{}{}\n{}",

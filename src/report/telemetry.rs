@@ -77,7 +77,7 @@ pub struct DeviceMemoryUse {
 pub struct Telemetry(Arc<Mutex<Option<File>>>);
 
 impl Telemetry {
-    /// Opens the file of an output directory; a resumed run goes on in the same one.
+    /// Opens the file of an output directory; a resumed run appends to it.
     pub fn append_in(output_dir: &Path) -> Telemetry {
         let path = output_dir.join(TELEMETRY_FILE);
         let file = OpenOptions::new()

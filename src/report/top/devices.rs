@@ -1,5 +1,5 @@
 //! The machine's accelerators: by neuron-monitor's JSON beside the files of Neuron's driver, else
-//! by nvidia-smi. All fields are read leniently: what is not told is not shown.
+//! by nvidia-smi. All fields are read leniently: what is missing is not shown.
 
 use super::monitor::Monitor;
 use serde::Serialize;

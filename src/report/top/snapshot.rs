@@ -29,12 +29,12 @@ pub struct Snapshot {
     pub state: State,
     pub device: String,
     pub pid: u32,
-    /// The latest step that was told; what it does not know is zero.
+    /// The latest step record; fields that it lacks are zero.
     #[serde(flatten)]
     pub step: StepEvent,
     /// Until the last step, at the present pace.
     pub seconds_left: Option<f64>,
-    /// Since the run said anything.
+    /// Since the run's last record.
     pub seconds_silent: f64,
     pub graphs: Graphs,
     /// The last evaluation, as it was logged.

@@ -102,7 +102,7 @@ impl Snapshot {
         numbers
     }
 
-    /// The hardware or, where it says nothing, what the run's allocator said; each device as its
+    /// The hardware or, where it reports nothing, the run's allocator; each device as its
     /// cells.
     pub fn device_rows(&self) -> Vec<[String; 5]> {
         let size = |n: Option<u64>| n.map_or("-".to_string(), bytes);
@@ -121,7 +121,7 @@ impl Snapshot {
             return self.hardware.iter().map(known).collect();
         }
         let unsigned = |n: i64| u64::try_from(n).ok();
-        let told = self
+        let devices = self
             .step
             .devices
             .iter()
@@ -133,7 +133,7 @@ impl Snapshot {
                 source: "the run",
                 ..Default::default()
             });
-        told.map(|device| known(&device)).collect()
+        devices.map(|device| known(&device)).collect()
     }
 }
 

@@ -48,7 +48,7 @@ impl Client {
     }
 
     /// The same for one of several processes, which find each other through `store`. How many there
-    /// are and which one this is, the plugin is told by its own options.
+    /// are and which one this is, is given by the plugin's own options.
     pub fn create_among(
         plugin: &Plugin,
         options: &[(String, OptionValue)],

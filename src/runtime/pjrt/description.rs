@@ -1,5 +1,5 @@
 //! What a compiled module says about itself, whether it is loaded on devices or was compiled for
-//! some that are not there.
+//! some that are not attached.
 
 use super::client::ClientInner;
 use super::ffi::{self, Call, PjrtExecutable};
@@ -111,8 +111,8 @@ impl Description {
             ..Default::default()
         };
         // SAFETY: the executable is alive and owns both arrays for as long.
-        let told = unsafe { self.call(&mut types).and_then(|()| self.call(&mut dims)) };
-        match told {
+        let answer = unsafe { self.call(&mut types).and_then(|()| self.call(&mut dims)) };
+        match answer {
             Ok(()) => {}
             Err(e) if e.is_unimplemented() => return Ok(()),
             Err(e) => return Err(e),

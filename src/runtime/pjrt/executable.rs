@@ -192,7 +192,7 @@ impl Executable {
             device_complete_events: done.as_mut_ptr(),
             ..Default::default()
         };
-        // SAFETY: every list is as long as the call is told (arguments: checked above; outputs: the
+        // SAFETY: every list is as long as the call's arguments state (arguments: checked above; outputs: the
         // count that the plugin itself gave when the executable was made) and lives through the
         // call; all buffers are of this client and alive.
         let started = unsafe { client.call(&mut call) };
@@ -302,7 +302,7 @@ impl Executable {
     pub fn fingerprint(&self) -> Result<String> {
         match self.description.fingerprint() {
             Err(e) if e.is_unimplemented() => {}
-            told => return told,
+            other => return other,
         }
         let mut args = ffi::LoadedExecutableFingerprint {
             executable: self.loaded.raw(),

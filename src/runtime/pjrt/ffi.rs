@@ -115,7 +115,7 @@ macro_rules! slots {
                 }
             }
 
-            /// Where the slot lies in the table, in bytes.
+            /// The slot's offset in the table, in bytes.
             pub const fn offset(self) -> usize {
                 size_of::<ApiHeader>() + self as usize * size_of::<*const c_void>()
             }

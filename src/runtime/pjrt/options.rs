@@ -396,15 +396,15 @@ mod tests {
             local("here").to_bytes().unwrap(),
             local("there").to_bytes().unwrap()
         );
-        let told = OverrideValue::String("told".into());
+        let folder = OverrideValue::String("mine".into());
         let both = local("here")
-            .with("folder", told.clone())
+            .with("folder", folder.clone())
             .to_bytes()
             .unwrap();
         assert_eq!(
             both,
             CompileOptions::default()
-                .with("folder", told)
+                .with("folder", folder)
                 .to_bytes()
                 .unwrap()
         );

@@ -18,7 +18,7 @@ const MINOR_FLOOR: i32 = 54;
 /// for the last: Neuron's plugin checks struct sizes for equality against the header version named
 /// there, which must be ours.
 const ENVIRONMENT: [(&str, &str, bool); 3] = [
-    // TensorFlow announces oneDNN on stderr at load unless told not to; XLA's results do not depend
+    // TensorFlow announces oneDNN on stderr at load unless this is set; XLA's results do not depend
     // on it.
     ("TF_ENABLE_ONEDNN_OPTS", "0", false),
     // XLA's C++ log. Everything that matters also comes back as an error; loading a cached
@@ -140,7 +140,7 @@ pub(super) fn open_library(path: &Path) -> Result<&'static libloading::Library> 
     Ok(Box::leak(Box::new(library.into())))
 }
 
-/// libloading keeps what the loader said in the source of its error.
+/// libloading keeps the loader's message in the source of its error.
 pub(in crate::runtime) fn reason(error: &libloading::Error) -> String {
     let inner = std::error::Error::source(error).map(|e| e.to_string());
     inner.unwrap_or_else(|| error.to_string())

@@ -1,4 +1,4 @@
-//! The end of waiting: a device that never answers would hold a run for ever, without a word.
+//! The stall timeout: a device that never answers would hang a run for ever, without a message.
 //!
 //! A wait for an event is a call into the plugin that nobody can interrupt. So each wait is noted
 //! (a lock and two writes), and one thread looks every few seconds whether one has lasted too long.
@@ -36,7 +36,7 @@ impl std::fmt::Display for Overdue {
         write!(
             f,
             "error: {plugin} has not finished {what} within {seconds} s: the device hangs, or another rank of the run does not take part\n\
-             hint: checkpoints that were saved are whole, go on from the newest with --resume_from_checkpoint; {VARIABLE}=SECONDS waits \
+             hint: saved checkpoints are intact, resume from the newest with --resume_from_checkpoint; {VARIABLE}=SECONDS waits \
              longer, 0 for ever\n"
         )
     }

@@ -1,4 +1,4 @@
-//! Devices that are not there: a plugin that is told what they are compiles for them, and the
+//! Devices that are not attached: given their description, a plugin compiles for them, and the
 //! result can be asked everything but to run.
 
 use super::description::{CompiledMemory, Description, Owner};

@@ -120,21 +120,25 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let (a, b) = (root.path().join("a"), root.path().join("b"));
         let places = [a.clone(), b.clone()];
-        let told = || search(&places, 13).unwrap_err().to_string();
+        let refusal = || search(&places, 13).unwrap_err().to_string();
         for part in [
             "a: no bin/ptxas, no nvvm/libdevice/libdevice.10.bc",
             "b: no bin/ptxas",
             "nvidia-nvvm 13.*",
             "CUDA_HOME",
         ] {
-            assert!(told().contains(part), "`{part}` is missing in: {}", told());
+            assert!(
+                refusal().contains(part),
+                "`{part}` is missing in: {}",
+                refusal()
+            );
         }
         fs::create_dir_all(a.join("bin")).unwrap();
         fs::write(a.join(PTXAS), "").unwrap();
         assert!(
-            told().contains("a: bin/ptxas is not executable (chmod +x), no nvvm"),
+            refusal().contains("a: bin/ptxas is not executable (chmod +x), no nvvm"),
             "{}",
-            told()
+            refusal()
         );
         for folder in &places {
             fs::create_dir_all(folder.join("bin")).unwrap();

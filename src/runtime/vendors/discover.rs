@@ -45,16 +45,16 @@ pub const CUDA: Vendor = Vendor {
 };
 
 impl Vendor {
-    /// The plugin's file: the one that was named, by `told` or else by the variable, or the first
+    /// The plugin's file: the one that was named, by `named` or else by the variable, or the first
     /// that is found.
-    pub fn find(&self, told: Option<&Path>) -> Result<PathBuf> {
+    pub fn find(&self, named: Option<&Path>) -> Result<PathBuf> {
         let set = |name: &str| {
             std::env::var_os(name)
                 .filter(|value| !value.is_empty())
                 .map(PathBuf::from)
         };
         self.search(
-            told.map(Path::to_path_buf).or_else(|| set(self.variable)),
+            named.map(Path::to_path_buf).or_else(|| set(self.variable)),
             set("VIRTUAL_ENV"),
             Path::new("/"),
         )

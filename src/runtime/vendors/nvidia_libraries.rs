@@ -26,14 +26,14 @@ const LIBRARIES: [&str; 13] = [
     "libcudnn.so",
 ];
 
-/// A library that lies in a wheel, and whether it could be opened.
+/// A library of a wheel, and whether it could be opened.
 pub struct Preloaded {
     pub path: PathBuf,
     /// The loader's words.
     pub problem: Option<String>,
 }
 
-/// Opens what lies in the wheels beside a plugin, for good. Call it before the plugin is opened.
+/// Opens the libraries of the wheels beside a plugin, for good. Call it before the plugin is opened.
 pub fn preload(plugin: &Path) -> Vec<Preloaded> {
     let found = nvidia_folder(plugin)
         .map(|nvidia| in_wheels(&nvidia))
@@ -50,7 +50,7 @@ pub fn preload(plugin: &Path) -> Vec<Preloaded> {
 fn open(path: &Path) -> Result<(), String> {
     use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
     // SAFETY: the initializers of NVIDIA's libraries run here, as they would a moment later when
-    // the plugin opens them; the folder is the one that the user's plugin lies in.
+    // the plugin opens them; the folder is that of the user's plugin.
     let opened = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
     // It stays open until the process ends.
     opened

@@ -32,10 +32,10 @@ pub fn neuron_cores(
 ) -> usize {
     let value = |name: &str| variable(name).filter(|value| !value.is_empty());
     let visible = value("NEURON_RT_VISIBLE_CORES").map(|list| visible_cores(&list).unwrap_or(0));
-    let told = visible
+    let limit = visible
         .or_else(|| value("NEURON_RT_NUM_CORES").and_then(|count| count.trim().parse().ok()));
     // 0 stands for all there are.
-    if let Some(cores) = told.filter(|cores| *cores > 0) {
+    if let Some(cores) = limit.filter(|cores| *cores > 0) {
         return cores as usize;
     }
     let physical = value("NEURON_LOGICAL_NC_CONFIG").as_deref() == Some("1");

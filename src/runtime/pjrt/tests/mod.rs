@@ -15,7 +15,7 @@ use xtrain_graphs::{DType, Shape};
 /// Tests run side by side, but the one that watches the process's memory runs alone.
 static ALONE: RwLock<()> = RwLock::new(());
 
-/// A client with `devices` CPU devices, or nothing (said aloud) if the library is not built.
+/// A client with `devices` CPU devices, or nothing (reported) if the library is not built.
 fn cpu(devices: i64) -> Option<(Client, RwLockReadGuard<'static, ()>)> {
     let client = cpu_client(devices)?;
     Some((

@@ -53,7 +53,7 @@ fn options(
     .into()
 }
 
-/// `None`, said loudly, without the library, or where Gloo was not there when it was built.
+/// `None`, reported loudly, without the library, or where it was built without Gloo.
 fn client(store: &Arc<Memory>, options: &[(String, OptionValue)]) -> Option<Client> {
     let plugin = cpu_client(1)?.plugin().clone();
     match Client::create_among(&plugin, options, Some(store.clone())) {

@@ -1,5 +1,5 @@
 //! What a device's compiler is known to take, and a check of emitted modules against it: the
-//! substitute for hardware that is not there. A module that passes uses nothing but operations,
+//! substitute for hardware that nobody has here. A module that passes uses nothing but operations,
 //! types and patterns that AWS documents or that went through its compiler before; of one that does
 //! not, each instruction is named with its layer, the rule that it breaks and the rule's source.
 //!

@@ -1,5 +1,5 @@
 //! What neuronx-cc refuses or gets wrong beside single opcodes, one rule each, with the place where
-//! AWS or a user says so. The first rule that an instruction breaks is told.
+//! AWS or a user says so. Only the first rule that an instruction breaks is reported.
 
 use super::Chip;
 use super::ranges::{self, Range};
@@ -382,7 +382,7 @@ fn ring(c: &Checked) -> Broken {
         .then(|| "a permutation with holes: each core that sends must receive".into())
 }
 
-/// Told at the last collective, so that it is told once.
+/// Reported at the last collective, so that it is reported once.
 fn communicators(c: &Checked) -> Broken {
     let collectives = c
         .module

@@ -139,7 +139,7 @@ fn collective(opcode: &str, element: i32, groups: &[&[i64]]) -> Plant {
         })
 }
 
-/// Each with the rule that it breaks and a piece of what is said.
+/// Each with the rule that it breaks and a part of the message.
 fn planted() -> Vec<(Plant, &'static str, &'static str)> {
     let floats = |dims: &[i64]| Plant::new().parameter(F32, dims);
     let unary = |opcode: &str, element: i32| {
@@ -417,16 +417,18 @@ impl Plant {
 fn a_planted_violation_of_each_rule_is_found_with_its_layer() {
     let mut seen = BTreeSet::new();
     for (plant, rule, part) in planted() {
-        let told: Vec<String> = plant
+        let messages: Vec<String> = plant
             .check(Target::Neuron(Chip::Trn1))
             .violations
             .iter()
             .map(|v| v.to_string())
             .collect();
-        let found = told.iter().any(|told| {
-            told.contains(part) && told.contains(rule) && told.contains(" in h.7.attn: ")
+        let found = messages.iter().any(|messages| {
+            messages.contains(part)
+                && messages.contains(rule)
+                && messages.contains(" in h.7.attn: ")
         });
-        assert!(found, "{rule}: `{part}` is missing in {told:?}");
+        assert!(found, "{rule}: `{part}` is missing in {messages:?}");
         assert!(
             plant.check(Target::Cpu).violations.is_empty(),
             "the CPU takes everything"
@@ -444,7 +446,7 @@ fn chips_differ_where_aws_says_so() {
             .parameter(element, &[4, 4])
             .plain("dot", F32, &[4, 4], &[1, 1])
     };
-    let told = |plant: &Plant, chip| {
+    let messages = |plant: &Plant, chip| {
         plant
             .check(Target::Neuron(chip))
             .violations
@@ -452,12 +454,12 @@ fn chips_differ_where_aws_says_so() {
             .map(|v| v.to_string())
             .collect::<Vec<_>>()
     };
-    assert!(told(&narrow(F8E5M2), Chip::Trn1)[0].contains("does not exist on trn1"));
-    assert!(told(&narrow(F8E5M2), Chip::Trn2).is_empty());
-    assert!(told(&narrow(F8E4M3FN), Chip::Trn2)[0].contains("does not exist on trn2"));
+    assert!(messages(&narrow(F8E5M2), Chip::Trn1)[0].contains("does not exist on trn1"));
+    assert!(messages(&narrow(F8E5M2), Chip::Trn2).is_empty());
+    assert!(messages(&narrow(F8E4M3FN), Chip::Trn2)[0].contains("does not exist on trn2"));
     let wide = Plant::new().parameter(S64, &[4]);
-    assert!(told(&wide, Chip::Trn1)[0].contains("cut down to 32 bits on trn1"));
-    assert!(told(&wide, Chip::Trn2)[0].contains("--native-int64"));
+    assert!(messages(&wide, Chip::Trn1)[0].contains("cut down to 32 bits on trn1"));
+    assert!(messages(&wide, Chip::Trn2)[0].contains("--native-int64"));
 }
 
 #[test]
@@ -523,7 +525,7 @@ fn the_table_says_each_thing_once() {
 }
 
 #[test]
-fn cards_without_bf16_are_told_so() {
+fn cards_without_bf16_are_messages_so() {
     let card = |capability| {
         Target::Cuda(xtrain_graphs::CudaTarget {
             capability,

@@ -1,4 +1,4 @@
-//! What neuronx-cc is told. The plugin runs it as a child process and appends `NEURON_CC_FLAGS` to
+//! The options of neuronx-cc. The plugin runs it as a child process and appends `NEURON_CC_FLAGS` to
 //! its command, so every option that changes code stands there explicitly: defaults have changed
 //! between versions (`--auto-cast` did), and what is explicit can be part of the cache's key.
 //!

@@ -1,5 +1,5 @@
-//! AWS's accelerators beside their plugin: what the compiler is told, what the host has, what an
-//! error means. Nothing here makes a call to the plugin; `trainer/device.rs` puts it to use before
+//! AWS's accelerators beyond their plugin: the compiler's options, what the host has, what an error
+//! means. Nothing here makes a call to the plugin; `trainer/device.rs` puts it to use before
 //! the plugin is loaded.
 //!
 //! `compiler` composes neuronx-cc's options, `environment` is all that is read and set before the
