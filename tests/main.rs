@@ -23,7 +23,6 @@ mod precision;
 mod processes;
 mod regression;
 mod scaling;
-mod scan;
 mod steady;
 mod streaming;
 mod support;

@@ -147,20 +147,6 @@ pub fn first_difference(old: &Graph, new: &Graph) -> Option<String> {
             new.outputs.len(),
             old.outputs.len()
         )),
-        true if old.scan_layers != new.scan_layers => {
-            let form = |graph: &Graph| {
-                if graph.scan_layers {
-                    "a loop"
-                } else {
-                    "one after the other"
-                }
-            };
-            Some(format!(
-                "layers are {} where they were {}",
-                form(new),
-                form(old)
-            ))
-        }
         // Names, roles or scopes that no node shows.
         true => (old != new).then(|| "names or roles of inputs".to_string()),
     }

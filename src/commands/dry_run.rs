@@ -109,12 +109,6 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
                 format!("activations ({})", settings.checkpointing),
             ]);
         }
-        if settings.scan_layers {
-            table.row([
-                "layers".to_string(),
-                "those that are alike in a loop".to_string(),
-            ]);
-        }
         if settings.sequence_parallel {
             let share = format!(
                 "norms, dropout and residuals of 1/{} of them on each device",

@@ -133,7 +133,6 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
             mesh: Mesh::single(),
             pipeline_schedule: PipelineSchedule::default(),
             sequence_parallel: false,
-            scan_layers: false,
             shard_optimizer_state: false,
             gradient_bucket_bytes: 0,
             checkpointing: Checkpointing::Off,

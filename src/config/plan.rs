@@ -325,7 +325,6 @@ pub struct BenchPlan {
     pub batch: usize,
     pub mesh: Mesh,
     pub sequence_parallel: bool,
-    pub scan_layers: bool,
     pub shard_optimizer_state: bool,
     pub gradient_bucket_bytes: usize,
     /// What the backward pass computes once more.

@@ -199,7 +199,6 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
     Ok(json!({
         "precision": plan.precision.to_string(),
         "gradient_checkpointing": plan.checkpointing.to_string(),
-        "scan_layers": plan.scan_layers,
         "step_ms_median": median,
         "step_ms_min": times[0],
         "step_ms_max": times[times.len() - 1],

@@ -42,9 +42,8 @@ pub fn emitted(
 ) -> Result<Steps, Error> {
     let steps =
         record_steps(session, model, stepper, shapes).map_err(failed("recording the graphs"))?;
-    let prepare = |graph: &Graph| {
-        passes::write_out(graph, Target::Cpu).map_err(failed("preparing the graphs"))
-    };
+    let prepare =
+        |graph: &Graph| passes::prepare(graph, Target::Cpu).map_err(failed("preparing the graphs"));
     steps
         .into_iter()
         .map(|(name, graphs)| Ok((name, graphs.iter().map(prepare).collect::<Result<_, _>>()?)))

@@ -28,7 +28,6 @@ pub struct Execution {
     pub pipeline_schedule: PipelineSchedule,
     /// Activations between tensor-parallel layers are sharded by tokens.
     pub sequence_parallel: bool,
-    pub scan_layers: bool,
     /// Optimizer state is sharded along the data axis (ZeRO-1).
     pub shard_optimizer_state: bool,
     /// Gradients that replicas exchange in one collective, in bytes.
@@ -54,7 +53,6 @@ impl From<&TrainPlan> for Execution {
             mesh: settings.mesh,
             pipeline_schedule: settings.pipeline_schedule,
             sequence_parallel: settings.sequence_parallel,
-            scan_layers: settings.scan_layers,
             shard_optimizer_state: settings.shard_optimizer_state,
             gradient_bucket_bytes: settings.gradient_bucket_bytes,
             checkpointing: settings.checkpointing,
@@ -72,7 +70,6 @@ impl From<&BenchPlan> for Execution {
         Execution {
             mesh: plan.mesh,
             sequence_parallel: plan.sequence_parallel,
-            scan_layers: plan.scan_layers,
             shard_optimizer_state: plan.shard_optimizer_state,
             gradient_bucket_bytes: plan.gradient_bucket_bytes,
             checkpointing: plan.checkpointing,
@@ -104,7 +101,6 @@ impl Execution {
             mesh: Mesh::single(),
             pipeline_schedule: PipelineSchedule::default(),
             sequence_parallel: false,
-            scan_layers: false,
             shard_optimizer_state: false,
             gradient_bucket_bytes: 0,
             checkpointing: Checkpointing::Off,
@@ -138,7 +134,6 @@ impl Execution {
         session.set_placements(placements);
         session.set_schedule(self.pipeline_schedule);
         session.set_sequence_parallel(self.sequence_parallel);
-        session.set_scan_layers(self.scan_layers);
         session.cache_mut().set_origin(origin);
         Ok(session)
     }

@@ -299,7 +299,6 @@ fn graph_settings(plan: &TrainPlan, task: &TaskData) -> Vec<(&'static str, Strin
         ("adam_epsilon", optimizer.adam_epsilon.to_string()),
         ("max_grad_norm", optimizer.max_grad_norm.to_string()),
         ("gradient_checkpointing", train.checkpointing.to_string()),
-        ("scan_layers", train.scan_layers.to_string()),
         ("data_parallel", train.mesh.data.to_string()),
         ("shard_parallel", train.mesh.shard.to_string()),
         ("tensor_parallel", train.mesh.tensor.to_string()),

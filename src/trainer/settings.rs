@@ -71,8 +71,6 @@ pub struct TrainSettings {
     pub pipeline_schedule: PipelineSchedule,
     /// Activations between divided layers' products lie in parts along the tensor axis.
     pub sequence_parallel: bool,
-    /// Layers that are alike run as one loop over them.
-    pub scan_layers: bool,
     /// Moments of whole parameters lie in parts along the data axis (ZeRO-1).
     pub shard_optimizer_state: bool,
     /// Gradients that replicas exchange in one collective.

@@ -46,11 +46,6 @@ pub enum Error {
              sequence_parallel needs: make the examples or the length a multiple of {parts}"
     )]
     Rows { rows: usize, parts: usize },
-    #[error(
-        "layers {layers} cannot be a loop: they do not compute alike what they hand on, each with parameters of its own; leave out \
-             scan_layers for this model"
-    )]
-    Unlike { layers: String },
     #[error("graph bytes cannot be decoded: {message}")]
     Decode { message: String },
     #[error("{op} in {scope} of a decoded graph: {message}; operands {operands}")]

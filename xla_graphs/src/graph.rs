@@ -12,7 +12,7 @@ use std::collections::HashSet;
 
 /// Changes whenever the bytes of an unchanged model would: old cache entries then say so instead of
 /// failing to decode.
-pub const FORMAT_VERSION: u32 = 4;
+pub const FORMAT_VERSION: u32 = 5;
 
 /// Where an input's value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -54,9 +54,6 @@ pub struct Graph {
     /// The pipeline stage whose devices run it; 0 where there is no pipeline. What goes from stage
     /// a to stage b of P runs on both, as number P x (1 + a) + b.
     pub stage: u32,
-    /// Whether layers that are alike become the iterations of a loop when the graph is prepared
-    /// (`passes/scan`).
-    pub scan_layers: bool,
     pub inputs: Vec<InputSpec>,
     pub outputs: Vec<OutputSpec>,
     pub nodes: Vec<GraphNode>,
@@ -127,7 +124,6 @@ impl Graph {
             format: FORMAT_VERSION,
             name: name.to_string(),
             stage: 0,
-            scan_layers: trace.scan_layers,
             inputs,
             outputs,
             nodes,
@@ -183,7 +179,6 @@ impl Graph {
         }
         Ok(Graph {
             stage: self.stage,
-            scan_layers: self.scan_layers,
             ..trace.cut(&self.name)?
         })
     }
@@ -260,9 +255,6 @@ impl Graph {
                     None => Err(format!("there is no input {index}")),
                 },
                 _ => {
-                    if let Op::Loop { body, .. } = &node.op {
-                        body.check()?;
-                    }
                     let operands: Vec<&Shape> = node
                         .operands
                         .iter()

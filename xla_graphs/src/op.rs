@@ -7,7 +7,6 @@
 //! order is part of the canonical format: append, never reorder.
 
 use crate::dtype::DType;
-use crate::graph::Graph;
 use crate::shape::Shape;
 use serde::{Deserialize, Serialize};
 
@@ -262,8 +261,8 @@ pub enum Op {
     /// The sum over the replicas of each group.
     AllReduce(Exchange),
 
-    // Calls have several results and stand for their first; only `Part` reads them, as it does a
-    // loop's. They are a target's own (`nn/fused_attention.rs`).
+    // Calls have several results and stand for their first; only `Part` reads them. They are a
+    // target's own (`nn/fused_attention.rs`).
     /// Operands q, k, v `[B, T, H, D]` and, if there is one, the bias `[B, 1, T, S]`; gives
     /// `[B, H, T, D]` and statistics `f32[B, H, T]`.
     FusedAttention(FusedAttention),
@@ -301,21 +300,6 @@ pub enum Op {
     ToHost,
     /// The operand, back in the device's own memory.
     ToDevice,
-    /// The first operand with the second in place of as many of its elements along `dim`, from the
-    /// place that the third, `s32[]`, says.
-    DynamicUpdateSlice {
-        dim: usize,
-    },
-    /// The operand, as a value of which a compiler knows nothing: it neither folds a constant
-    /// behind it nor fuses its reader with its maker.
-    Opaque,
-    /// Runs `body` so many times: its inputs are the operands at first, then its outputs, of which
-    /// it has as many. The results, read by [`Op::Part`], are the last outputs. The first one
-    /// counts: 0 going in, and one more in each output.
-    Loop {
-        body: Box<Graph>,
-        trips: u32,
-    },
 }
 
 /// Which replicas a collective goes between.
@@ -376,9 +360,6 @@ impl Op {
             Op::AllMax(_) => "all_max".into(),
             Op::ToHost => "to_host".into(),
             Op::ToDevice => "to_device".into(),
-            Op::DynamicUpdateSlice { .. } => "dynamic_update_slice".into(),
-            Op::Opaque => "opaque".into(),
-            Op::Loop { .. } => "loop".into(),
         }
     }
 

@@ -53,8 +53,6 @@ pub(crate) struct Inner {
     pub layers: Vec<Range<NodeId>>,
     layers_entered: usize,
     stage: StageOf,
-    /// Whether the graph's layers are to become loops.
-    pub scan_layers: bool,
     /// A path's twin in a stage, by both.
     staged_scopes: HashMap<(u32, Mark), u32>,
 }
@@ -140,12 +138,6 @@ impl Trace {
 
     pub(crate) fn inner(&self) -> std::cell::Ref<'_, Inner> {
         self.0.borrow()
-    }
-
-    /// From now on graphs that are cut ask for loops in place of layers that are alike
-    /// ([`Graph::scan_layers`]).
-    pub fn scan_layers(&self, wanted: bool) {
-        self.0.borrow_mut().scan_layers = wanted;
     }
 
     /// Declares the next graph input.

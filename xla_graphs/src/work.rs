@@ -25,10 +25,6 @@ pub fn products(graph: &Graph) -> ProductWork {
 
 /// The same of the nodes whose model path is wanted.
 pub fn products_of(graph: &Graph, wanted: impl Fn(&str) -> bool) -> ProductWork {
-    count(graph, &wanted)
-}
-
-fn count(graph: &Graph, wanted: &dyn Fn(&str) -> bool) -> ProductWork {
     let mut work = ProductWork::default();
     for node in graph
         .nodes
@@ -48,12 +44,6 @@ fn count(graph: &Graph, wanted: &dyn Fn(&str) -> bool) -> ProductWork {
             Op::FusedAttention(of) => attention(2, of.causal, operand(0), operand(1)),
             // The scores once more, and two products for each of theirs.
             Op::FusedAttentionGrad(of) => attention(5, of.causal, operand(0), operand(1)),
-            Op::Loop { body, trips } => {
-                let each = count(body, wanted);
-                work.low += each.low * f64::from(*trips);
-                work.wide += each.wide * f64::from(*trips);
-                continue;
-            }
             _ => continue,
         };
         let left = operand(0);

@@ -8,11 +8,7 @@ use crate::config::typed::Typed;
 use crate::trainer::gpu::Gpu;
 
 /// Flags under which a layer's operations run more than once in a step.
-const RECOMPUTING: [&str; 3] = [
-    "gradient_checkpointing",
-    "activation_offloading",
-    "scan_layers",
-];
+const RECOMPUTING: [&str; 3] = ["gradient_checkpointing", "activation_offloading"];
 
 /// A job of several processes, seen by one of them.
 pub(super) fn processes(typed: &Typed) -> Verdict {
@@ -82,12 +78,6 @@ pub(super) fn comparison(typed: &Typed) -> Verdict {
                 "{what} compares meshes at one batch size, and --per_device_train_batch_size is auto"
             ),
             "give a number; `xtrain fit` then finds the largest for the mesh that was chosen",
-        );
-    }
-    if typed.bool("scan_layers") {
-        return refuse(
-            format!("{what} estimates layers that are written out, not --scan_layers"),
-            "leave --scan_layers out",
         );
     }
     if let Some(name) = mesh::automatic(typed)? {
@@ -224,12 +214,6 @@ pub(super) fn device(typed: &Typed) -> Verdict {
                 "use --gradient_checkpointing full or every:K, or leave one of them out",
             );
         }
-    }
-    if typed.bool("scan_layers") && device == "neuron" {
-        return refuse(
-            "--scan_layers: neuronx-cc writes loops out before it compiles them, so nothing would be gained",
-            "leave it out; --gradient_checkpointing saves memory without a loop",
-        );
     }
     if typed.bool("tf32") && device != "cuda" {
         return refuse(

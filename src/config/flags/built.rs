@@ -277,8 +277,6 @@ pub const FLAGS: &[Flag] = &[
         "Compute activations once more in the backward pass instead of keeping them: true or full, each layer on its own; every:K, K layers together; attention, only what is inside of attention").alias(&["activation_checkpointing"]),
     flag(Section::Precision, TRAIN.and(BENCH), "activation_offloading", Kind::Bool, "false",
         "With --device cuda: the layers' inputs that gradient_checkpointing keeps wait in the host's memory; alone it means full"),
-    flag(Section::Precision, TRAIN.and(BENCH), "scan_layers", Kind::Bool, "false",
-        "Layers that are alike run as one loop over them: less to compile, the same numbers; weights are in memory once more, and steps take a little longer"),
 
     // Many devices.
     flag(Section::Parallel, TRAIN_EVAL.and(BENCH), "data_parallel", Kind::CountOrAuto, "1",

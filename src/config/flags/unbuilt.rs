@@ -53,6 +53,7 @@ pub const FLAGS: &[Flag] = &[
     only(Section::Optimizer, "half_precision_backend", &["auto"], "mixed precision is part of the compiled graph; there are no backends to choose from"),
     only(Section::Optimizer, "gradient_checkpointing_kwargs", NONE, "they are torch.utils.checkpoint's; see gradient_checkpointing"),
     only(Section::Optimizer, "activation_checkpointing_kwargs", NONE, "they are torch.utils.checkpoint's; see gradient_checkpointing"),
+    only(Section::Optimizer, "scan_layers", FALSE, "layers are compiled one after the other; XLA compiles equal kernels once"),
     only(Section::Optimizer, "auto_find_batch_size", FALSE, "xtrain finds the batch size before the run, not by failing in it: use --per_device_train_batch_size auto"),
     only(Section::Model, "torch_dtype", &["", "none", "auto", "float32"], "weights are held in float32"),
     only(Section::Model, "low_cpu_mem_usage", FALSE, "weights are mapped from the file; there is nothing to switch"),

@@ -91,7 +91,6 @@ fn defaults_are_those_of_training_arguments() {
         mesh: crate::parallel::Mesh::single(),
         pipeline_schedule: Default::default(),
         sequence_parallel: false,
-        scan_layers: false,
         shard_optimizer_state: false,
         gradient_bucket_bytes: 25 << 20,
         checkpointing: Checkpointing::Off,

@@ -46,7 +46,7 @@ fn layer_costs(model: &dyn Model) -> Result<Vec<LayerCost>> {
     record(&trace, model, &parameters)?;
     drop(stages);
     let graph = trace.cut("layers")?;
-    let written_out = passes::write_out(&graph, Target::Cpu)?;
+    let written_out = passes::prepare(&graph, Target::Cpu)?;
     let mut costs = vec![LayerCost::default(); layers];
     for (layer, cost) in costs.iter_mut().enumerate() {
         let products = work::products_of(&written_out, |path| {

@@ -72,7 +72,6 @@ pub struct Session {
     waiting: Vec<Microbatch>,
     pub(super) schedule: PipelineSchedule,
     sequence_parallel: bool,
-    scan_layers: bool,
     /// The order in which the last step's pieces ran.
     pub(super) order: Option<(Vec<Parts>, Arc<[Task]>)>,
     /// What the receiving end of a transfer between processes puts in, by shape.
@@ -99,7 +98,6 @@ impl Session {
             waiting: Vec::new(),
             schedule: PipelineSchedule::default(),
             sequence_parallel: false,
-            scan_layers: false,
             order: None,
             fillers: HashMap::new(),
             eval_precision: Precision::F32,
@@ -125,12 +123,6 @@ impl Session {
     /// Whether activations between divided layers' products lie in parts along the tensor axis.
     pub fn set_sequence_parallel(&mut self, wanted: bool) {
         self.sequence_parallel = wanted;
-    }
-
-    /// Whether layers that are alike run as one loop over them, in all graphs that are recorded
-    /// from now on.
-    pub fn set_scan_layers(&mut self, wanted: bool) {
-        self.scan_layers = wanted;
     }
 
     pub fn mesh(&self) -> Mesh {
@@ -402,7 +394,6 @@ impl Session {
     /// Starts recording a step.
     pub fn begin(&mut self) -> Recording<'_> {
         let trace = Trace::new();
-        trace.scan_layers(self.scan_layers);
         let shapes = Shapes::Held;
         let (arguments, known, precision) = (Vec::new(), HashMap::new(), Precision::F32);
         Recording {

@@ -91,8 +91,6 @@ gradient_table! {
     Op::ReduceScatter { .. } => [0];
     // Beside updates only, never under a gradient.
     Op::AllMax(_) | Op::DynamicSlice { .. } => [];
-    // Made by the last pass, when gradients are there.
-    Op::DynamicUpdateSlice { .. } | Op::Opaque | Op::Loop { .. } => [];
     Op::After => [0];
     Op::LayerNorm { .. } => [0, 1, 2];
     Op::Gelu(xtrain_graphs::op::Gelu::Erf) => [0];

@@ -4,8 +4,6 @@
 
 #[path = "numerics/elementwise.rs"]
 mod elementwise;
-#[path = "numerics/loops.rs"]
-mod loops;
 #[path = "numerics/nn.rs"]
 mod nn;
 #[path = "numerics/optim.rs"]

@@ -254,12 +254,6 @@ impl Tensor {
         self.apply(Op::After, &[other])
     }
 
-    /// This tensor as one of which the compiler knows nothing.
-    #[track_caller]
-    pub(crate) fn opaque(&self) -> Result<Tensor> {
-        self.apply(Op::Opaque, &[])
-    }
-
     /// The identity, through which no gradient goes back.
     #[track_caller]
     pub fn stop_gradient(&self) -> Result<Tensor> {

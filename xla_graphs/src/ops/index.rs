@@ -54,21 +54,6 @@ pub(super) fn infer_dynamic_slice(
     Ok(Shape::new(x.dtype, dims))
 }
 
-pub(super) fn infer_dynamic_update_slice(
-    operands: &[&Shape],
-    dim: usize,
-) -> std::result::Result<Shape, String> {
-    let (x, update, start) = (operands[0], operands[1], operands[2]);
-    super::expect("the start", start, DType::S32, &[])?;
-    let mut whole = update.dims.clone();
-    match (whole.get_mut(dim), x.dims.get(dim)) {
-        (Some(size), Some(all)) if *size <= *all => *size = *all,
-        _ => return Err(format!("{update} along dimension {dim} of {x}")),
-    }
-    super::expect("what the update is put into", x, update.dtype, &whole)?;
-    Ok(x.clone())
-}
-
 pub(super) fn vjp_take(v: &Vjp) -> Result<Vec<Option<Tensor>>> {
     let (table, ids) = (&v.operands[0], &v.operands[1]);
     let dtable = v.when(0, || {
@@ -97,18 +82,6 @@ impl Tensor {
     #[track_caller]
     pub fn dynamic_slice(&self, start: &Tensor, dim: usize, size: usize) -> Result<Tensor> {
         self.apply(Op::DynamicSlice { dim, size }, &[start])
-    }
-
-    /// This tensor with `update` in place of as many elements along `dim`, from the place `start`,
-    /// `s32[]`.
-    #[track_caller]
-    pub(crate) fn dynamic_update_slice(
-        &self,
-        update: &Tensor,
-        start: &Tensor,
-        dim: usize,
-    ) -> Result<Tensor> {
-        self.apply(Op::DynamicUpdateSlice { dim }, &[update, start])
     }
 
     /// The rows of this table `[V, ...]` that `ids` `[...]` name: `[ids..., ...]`.

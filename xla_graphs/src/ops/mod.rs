@@ -9,7 +9,6 @@ mod dot;
 mod elementwise;
 mod index;
 mod reduce;
-mod repeat;
 mod reshape;
 
 use crate::dtype::DType;
@@ -66,9 +65,7 @@ pub(crate) fn infer(op: &Op, operands: &[&Shape]) -> std::result::Result<Shape, 
         Op::ScatterAddRows => {
             arity(3).and_then(|()| index::infer_scatter(operands[0], operands[1], operands[2]))
         }
-        Op::Barrier | Op::ToHost | Op::ToDevice | Op::Opaque => {
-            arity(1).map(|()| operands[0].clone())
-        }
+        Op::Barrier | Op::ToHost | Op::ToDevice => arity(1).map(|()| operands[0].clone()),
         Op::RandomBits { dims, .. } => {
             arity(1).and_then(|()| nn::dropout::infer_bits(operands[0], dims))
         }
@@ -94,7 +91,7 @@ pub(crate) fn infer(op: &Op, operands: &[&Shape]) -> std::result::Result<Shape, 
         }
         Op::FusedAttention(of) => nn::fused_attention::infer(of, operands),
         Op::FusedAttentionGrad(of) => nn::fused_attention::infer_grad(of, operands),
-        // The emitter compares it with the call's or the loop's.
+        // The emitter compares it with the call's.
         Op::Part { shape, .. } => arity(1).map(|()| shape.clone()),
         Op::After => arity(2).map(|()| operands[0].clone()),
         Op::AllGather { dim, exchange } => {
@@ -109,10 +106,6 @@ pub(crate) fn infer(op: &Op, operands: &[&Shape]) -> std::result::Result<Shape, 
         Op::AllMax(exchange) => {
             arity(1).and_then(|()| collective::infer_all_reduce(operands[0], exchange))
         }
-        Op::DynamicUpdateSlice { dim } => {
-            arity(3).and_then(|()| index::infer_dynamic_update_slice(operands, *dim))
-        }
-        Op::Loop { body, trips } => repeat::infer(body, *trips, operands),
     }
 }
 
@@ -196,9 +189,6 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         | Op::FusedAttentionGrad(_)
         | Op::Part { .. }
         | Op::DynamicSlice { .. }
-        | Op::DynamicUpdateSlice { .. }
-        | Op::Opaque
-        | Op::Loop { .. }
         | Op::AllMax(_) => return Ok(None),
     };
     Ok(Some(grads))

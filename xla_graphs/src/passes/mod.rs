@@ -8,7 +8,6 @@ pub mod partition;
 mod paths;
 mod precision;
 mod products;
-mod scan;
 pub mod stages;
 
 pub use precision::Precision;
@@ -26,20 +25,8 @@ pub fn mix(graph: &Graph, precision: Precision) -> Result<Graph> {
     }
 }
 
-/// Turns a cut graph into one of primitives only, in the form that the target compiles best, with
-/// layers as loops where the graph asks for them.
+/// Turns a cut graph into one of primitives only, in the form that the target compiles best.
 pub fn prepare(graph: &Graph, target: Target) -> Result<Graph> {
-    let prepared = write_out(graph, target)?;
-    if graph.scan_layers {
-        scan::scan(&prepared)
-    } else {
-        Ok(prepared)
-    }
-}
-
-/// The same with layers one after the other in any case: for counting what they compute and
-/// exchange.
-pub fn write_out(graph: &Graph, target: Target) -> Result<Graph> {
     let early = if target.has_host_memory() {
         offload::early(graph)?
     } else {

@@ -491,12 +491,10 @@ impl<'g> Splitter<'g> {
             });
         }
         let name = self.name(*stage, *level, given.is_empty());
-        let (format, scan_layers) = (self.graph.format, self.graph.scan_layers);
         let graph = Graph {
-            format,
+            format: self.graph.format,
             name,
             stage: *stage as u32,
-            scan_layers,
             inputs,
             outputs,
             nodes,

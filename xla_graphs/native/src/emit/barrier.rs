@@ -1,8 +1,8 @@
-//! Barriers, which XlaBuilder cannot emit: over two values, neither result is there before both
-//! operands are; over one, as a dependency on nothing, which XLA keeps to the end.
+//! The barrier over two values, which XlaBuilder cannot emit: neither result is there before both
+//! operands are.
 
 use super::shapes::{row_major, shape_proto, tuple};
-use crate::proto::xla::{HloInstructionProto, PrimitiveType, ShapeProto};
+use crate::proto::xla::{HloInstructionProto, ShapeProto};
 use xtrain_graphs::Shape;
 
 fn dense(shape: &Shape) -> ShapeProto {
@@ -23,26 +23,6 @@ pub(super) fn of_tuple(shapes: &[&Shape]) -> HloInstructionProto {
 pub(super) fn first(shape: &Shape) -> HloInstructionProto {
     HloInstructionProto {
         opcode: "get-tuple-element".into(),
-        shape: Some(dense(shape)),
-        ..Default::default()
-    }
-}
-
-/// A token that waits for nothing.
-pub(super) fn no_token() -> HloInstructionProto {
-    let mut shape = ShapeProto::default();
-    shape.set_element_type(PrimitiveType::Token);
-    HloInstructionProto {
-        opcode: "after-all".into(),
-        shape: Some(shape),
-        ..Default::default()
-    }
-}
-
-/// A value of this shape that waits for a token.
-pub(super) fn dependent(shape: &Shape) -> HloInstructionProto {
-    HloInstructionProto {
-        opcode: "add-dependency".into(),
         shape: Some(dense(shape)),
         ..Default::default()
     }

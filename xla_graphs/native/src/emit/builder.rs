@@ -5,7 +5,7 @@
 //! no call for go in as markers (`finish.rs`).
 
 use super::finish::{NODE_MARKER, marker};
-use super::{Error, Root, barrier, collective, cudnn, repeat};
+use super::{Error, barrier, collective, cudnn};
 use crate::proto::xla::HloInstructionProto;
 use prost::Message;
 use xla::{ElementType, Literal, XlaBuilder, XlaComputation, XlaOp};
@@ -13,7 +13,7 @@ use xtrain_graphs::op::{Binary, Comparison, DotDims, Exchange, Op, Reduction, Sc
 use xtrain_graphs::{DType, Graph, GraphNode, Shape};
 
 /// Emits the graph and returns XLA's serialized module, markers included.
-pub(super) fn build(graph: &Graph, root: Root) -> Result<Vec<u8>, Error> {
+pub(super) fn build(graph: &Graph) -> Result<Vec<u8>, Error> {
     let module_error = |message: String| Error::Module {
         graph: graph.name.clone(),
         message,
@@ -48,11 +48,7 @@ pub(super) fn build(graph: &Graph, root: Root) -> Result<Vec<u8>, Error> {
             .iter()
             .map(|o| &values[o.node as usize])
             .collect();
-        let root = match root {
-            Root::Results => builder.tuple(&outputs)?,
-            // The root is the last instruction, whatever `build` is told.
-            Root::First => outputs[0].reshape(&signed(&graph.output_shape(0).dims))?,
-        };
+        let root = builder.tuple(&outputs)?;
         for (_, input, output) in graph.aliases() {
             builder.setup_alias(output as i64, input as i64);
         }
@@ -191,21 +187,6 @@ impl Emitter<'_> {
                 self.collective(collective::REDUCE_SCATTER, exchange, *dim)?
             }
             Op::DynamicSlice { dim, size } => self.dynamic_slice(*dim, *size)?,
-            Op::DynamicUpdateSlice { dim } => {
-                let zero = self.builder.zero(ElementType::S32)?;
-                let starts: Vec<&XlaOp> = (0..self.node.shape.rank())
-                    .map(|d| if d == *dim { self.operand(2) } else { &zero })
-                    .collect();
-                x(0).dynamic_update_slice(x(1), &starts)?
-            }
-            Op::Opaque => {
-                let none = self.instruction(&barrier::no_token(), &[])?;
-                self.instruction(&barrier::dependent(&self.node.shape), &[x(0), &none])?
-            }
-            Op::Loop { .. } => {
-                let operands: Vec<&XlaOp> = (0..self.node.operands.len()).map(x).collect();
-                self.marker(marker::LOOP, &[&self.builder.tuple(&operands)?])?
-            }
             Op::FusedAttention(_) | Op::FusedAttentionGrad(_) => {
                 let operands = self.node.operands.len();
                 let shapes: Vec<&Shape> = (0..operands)
@@ -222,10 +203,7 @@ impl Emitter<'_> {
                     .iter()
                     .map(|&o| &self.graph.nodes[o as usize].shape)
                     .collect();
-                let part = match &call.op {
-                    Op::Loop { body, .. } => repeat::part(body, *index, shape)?,
-                    op => cudnn::part(op, &shapes, *index, shape)?,
-                };
+                let part = cudnn::part(&call.op, &shapes, *index, shape)?;
                 self.instruction(&part, &[x(0)])?
             }
             Op::RandomBits { .. }

@@ -9,7 +9,7 @@
 //! Before: one [`NODE_MARKER`] precedes the instructions of each node. After: no marker is left,
 //! each instruction's metadata names its operation and model path (`train/h.3.attn/dot`).
 
-use super::{collective, repeat};
+use super::collective;
 use crate::proto::xla::{
     CustomCallApiVersion, FrontendAttributes, HloInstructionProto, HloModuleProto, OpMetadata,
     PrecisionConfig, precision_config,
@@ -31,8 +31,6 @@ pub(super) mod marker {
     pub const BITCAST_CONVERT: &str = "xt.bitcast-convert";
     pub const TO_HOST: &str = "xt.to-host";
     pub const TO_DEVICE: &str = "xt.to-device";
-    /// The operand is a tuple of what the loop begins with.
-    pub const LOOP: &str = "xt.loop";
     pub const SHIFT_LEFT: &str = "xt.shift-left";
     pub const SHIFT_RIGHT_LOGICAL: &str = "xt.shift-right-logical";
     /// Carries a whole instruction, encoded, in its `backend_config`; only the place in the graph
@@ -98,16 +96,12 @@ pub(super) fn finish(graph: &Graph, module: &[u8]) -> Result<HloModuleProto, Str
         .find(|c| c.id == entry)
         .ok_or("it has no entry computation")?;
     let mut op_name = String::new();
-    let mut current = 0;
     let mut is_exact = false;
     let mut problem = None;
-    // Each loop's instruction and node.
-    let mut loops: Vec<(i64, usize)> = Vec::new();
     // In place: the generated type takes kilobytes, and a module has thousands.
     entry.instructions.retain_mut(|instruction| {
         if instruction.custom_call_target == NODE_MARKER {
             let node = node_index(&instruction.backend_config);
-            current = node;
             op_name = op_path(graph, node);
             is_exact = graph
                 .nodes
@@ -122,9 +116,7 @@ pub(super) fn finish(graph: &Graph, module: &[u8]) -> Result<HloModuleProto, Str
                 ..Default::default()
             });
         }
-        if instruction.custom_call_target == marker::LOOP {
-            loops.push((instruction.id, current));
-        } else if instruction.custom_call_target == marker::INSTRUCTION {
+        if instruction.custom_call_target == marker::INSTRUCTION {
             if let Err(message) = unwrap(instruction) {
                 problem.get_or_insert(format!("{op_name}: {message}"));
             }
@@ -145,9 +137,6 @@ pub(super) fn finish(graph: &Graph, module: &[u8]) -> Result<HloModuleProto, Str
         return Err(message);
     }
     collective::merge(&mut module)?;
-    for (instruction, node) in loops {
-        repeat::finish(&graph.nodes[node].op, instruction, &mut module)?;
-    }
     Ok(module)
 }
 

@@ -12,10 +12,8 @@ mod collective;
 mod cudnn;
 mod finish;
 mod ids;
-mod repeat;
 mod shapes;
 
-use crate::proto::xla::HloModuleProto;
 use prost::Message;
 use xtrain_graphs::Graph;
 
@@ -37,25 +35,12 @@ pub fn lower(graph: &[u8]) -> Result<Vec<u8>, String> {
     let lower = || -> Result<Vec<u8>, Error> {
         let graph = Graph::from_bytes(graph)?;
         graph.check()?;
-        Ok(module(&graph, Root::Results)?.encode_to_vec())
+        let module = builder::build(&graph)?;
+        let module = finish::finish(&graph, &module).map_err(|message| Error::Finish {
+            graph: graph.name.clone(),
+            message,
+        })?;
+        Ok(module.encode_to_vec())
     };
     lower().map_err(|error| error.to_string())
-}
-
-/// What a graph's computation gives.
-#[derive(Clone, Copy)]
-enum Root {
-    /// A tuple of the graph's outputs.
-    Results,
-    /// The first output alone.
-    First,
-}
-
-/// The finished module of a checked graph.
-fn module(graph: &Graph, root: Root) -> Result<HloModuleProto, Error> {
-    let module = builder::build(graph, root)?;
-    finish::finish(graph, &module).map_err(|message| Error::Finish {
-        graph: graph.name.clone(),
-        message,
-    })
 }

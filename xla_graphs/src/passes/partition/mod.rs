@@ -134,7 +134,6 @@ fn divide_with_place(
 ) -> Result<(Graph, bool)> {
     let parts = partition.groups.first().map_or(1, Vec::len);
     let trace = Trace::deduplicating();
-    trace.scan_layers(graph.scan_layers);
     // All inputs first, so that they keep their numbers and the place comes last.
     let inputs = graph
         .inputs
