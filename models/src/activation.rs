@@ -41,7 +41,7 @@ impl Activation {
         match self {
             Activation::Gelu(kind) => x.gelu(kind),
             Activation::QuickGelu => x.mul(&x.mul_scalar(1.702)?.logistic()?),
-            Activation::Relu => x.max_scalar(0.0),
+            Activation::Relu => x.relu(),
             Activation::Silu => x.mul(&x.logistic()?),
             Activation::Tanh => x.tanh(),
         }

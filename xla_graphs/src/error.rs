@@ -1,5 +1,8 @@
 //! What can go wrong while a graph is recorded, differentiated or encoded.
 
+use crate::shape::Shape;
+use std::panic::Location;
+
 /// Errors of the graph layer. Shape errors carry the operation, the operands, the model path and
 /// the source line.
 #[derive(Debug, thiserror::Error)]
@@ -57,4 +60,24 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// An operation that cannot be recorded, where its caller stands. `scope` is a model path.
+    #[track_caller]
+    pub(crate) fn shape(op: &str, scope: &str, operands: &[&Shape], message: String) -> Error {
+        let operands: Vec<String> = operands.iter().map(|shape| shape.to_string()).collect();
+        Error::Shape {
+            op: op.into(),
+            scope: if scope.is_empty() { "the step" } else { scope }.into(),
+            operands: if operands.is_empty() {
+                "none".into()
+            } else {
+                operands.join(", ")
+            },
+            message,
+            location: Location::caller().to_string(),
+        }
+    }
+}
+
+/// What the graph layer's functions return.
 pub type Result<T> = std::result::Result<T, Error>;

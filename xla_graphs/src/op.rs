@@ -238,10 +238,6 @@ pub enum Op {
     Gelu(Gelu),
     /// Operands x, dy.
     GeluGrad(Gelu),
-    /// Over the last dimension.
-    Softmax,
-    /// Operands y (the softmax), dy.
-    SoftmaxGrad,
     /// Operands logits `[N, V]`, labels `[N]`; gives `[N]` losses, 0 where the label is `ignore`.
     CrossEntropy {
         ignore: i64,
@@ -342,8 +338,6 @@ impl Op {
             Op::LayerNormScaleGrad { .. } => "layer_norm_scale_grad".into(),
             Op::Gelu(_) => "gelu".into(),
             Op::GeluGrad(_) => "gelu_grad".into(),
-            Op::Softmax => "softmax".into(),
-            Op::SoftmaxGrad => "softmax_grad".into(),
             Op::CrossEntropy { .. } => "cross_entropy".into(),
             Op::CrossEntropyGrad { .. } => "cross_entropy_grad".into(),
             Op::Attention(_) => "attention".into(),
@@ -373,8 +367,6 @@ impl Op {
                 | Op::LayerNormScaleGrad { .. }
                 | Op::Gelu(_)
                 | Op::GeluGrad(_)
-                | Op::Softmax
-                | Op::SoftmaxGrad
                 | Op::CrossEntropy { .. }
                 | Op::CrossEntropyGrad { .. }
                 | Op::Attention(_)

@@ -293,17 +293,13 @@ impl Trace {
         }
         let mut inner = self.0.borrow_mut();
         let shapes: Vec<&Shape> = operands.iter().map(|t| &*t.shape).collect();
-        let shape = ops::infer(&op, &shapes).map_err(|message| Error::Shape {
-            op: op.name(),
-            scope: inner.scope_name(inner.current_scope()),
-            operands: shapes
-                .iter()
-                .map(|s| s.to_string())
-                .collect::<Vec<_>>()
-                .join(", "),
-            message,
-            location: location.to_string(),
-        })?;
+        let shape = match ops::infer(&op, &shapes) {
+            Ok(shape) => shape,
+            Err(message) => {
+                let scope = &inner.scopes[inner.current_scope() as usize];
+                return Err(Error::shape(&op.name(), scope, &shapes, message));
+            }
+        };
         let operands: Vec<NodeId> = operands.iter().map(|t| t.id).collect();
         if let Some(known) = &inner.known
             && let Some(&id) = known.get(&(op.clone(), operands.clone()))
@@ -394,14 +390,6 @@ impl Inner {
         self.scopes.push(path.clone());
         self.scope_ids.insert(path, id);
         id
-    }
-
-    /// The model path for messages.
-    pub fn scope_name(&self, scope: u32) -> String {
-        match self.scopes[scope as usize].as_str() {
-            "" => "the step".into(),
-            path => path.into(),
-        }
     }
 }
 

@@ -25,6 +25,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -101,6 +102,12 @@ class Pool : public std::enable_shared_from_this<Pool> {
     }
     if (base == nullptr) base = Map(block, alignment);
     if (base == nullptr) {
+      // Idle blocks of other sizes may be what the system lacks.
+      std::lock_guard<std::mutex> lock(mutex_);
+      UnmapIdleOver(0);
+      base = Map(block, alignment);
+    }
+    if (base == nullptr) {
       std::lock_guard<std::mutex> lock(mutex_);
       if (executing) --executing_[block];
       stats_.in_use -= size;
@@ -168,18 +175,21 @@ class Pool : public std::enable_shared_from_this<Pool> {
 
   static void Unmap(void* base, size_t block) { munmap(base, block); }
 
-  // Waits for an equal block of another execution, if a new one would raise the peak.
+  // Waits for an equal block of another execution, if a new one would raise the peak. A wait in vain shows that the blocks of
+  // this size are results that the caller keeps: until one of them is released, nobody waits for them again.
   void AwaitEqual(size_t block, std::unique_lock<std::mutex>& lock) {
+    if (kept_.count(block) > 0) return;
     auto would_raise_the_peak = [&] {
       return idle_.count(block) == 0 && held_in_use_ + static_cast<int64_t>(block) > peak_held_in_use_ && executing_[block] > 0;
     };
-    released_.wait_for(lock, kPatience, [&] { return !would_raise_the_peak(); });
+    if (!released_.wait_for(lock, kPatience, [&] { return !would_raise_the_peak(); })) kept_.insert(block);
   }
 
   void Release(void* base, size_t size, size_t block, bool executing) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (executing) {
       --executing_[block];
+      kept_.erase(block);
       released_.notify_all();
     }
     stats_.in_use -= size;
@@ -194,9 +204,11 @@ class Pool : public std::enable_shared_from_this<Pool> {
   }
 
   // Lets the oldest idle blocks go until both bounds hold.
-  void Trim() {
-    const int64_t allowed = std::min(idle_limit_, peak_held_in_use_ + kSlack - held_in_use_);
-    while (stats_.idle > std::max<int64_t>(allowed, 0)) {
+  void Trim() { UnmapIdleOver(std::max<int64_t>(std::min(idle_limit_, peak_held_in_use_ + kSlack - held_in_use_), 0)); }
+
+  // Lets the oldest idle blocks go until at most `allowed` bytes are idle.
+  void UnmapIdleOver(int64_t allowed) {
+    while (stats_.idle > allowed) {
       auto oldest = idle_.begin();
       for (auto it = idle_.begin(); it != idle_.end(); ++it) {
         if (it->second.front().stamp < oldest->second.front().stamp) oldest = it;
@@ -212,6 +224,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   mutable std::mutex mutex_;
   std::map<size_t, std::deque<Idle>> idle_;  // by block size; no list is empty
   std::map<size_t, int64_t> executing_;      // blocks that executions asked for and still hold, by size
+  std::set<size_t> kept_;                    // sizes of those for which a wait was in vain
   std::condition_variable released_;         // one of those was given back
   uint64_t clock_ = 0;
   int64_t held_in_use_ = 0, peak_held_in_use_ = 0;  // as in_use, in whole blocks

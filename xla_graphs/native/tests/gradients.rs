@@ -95,12 +95,11 @@ gradient_table! {
     Op::LayerNorm { .. } => [0, 1, 2];
     Op::Gelu(xtrain_graphs::op::Gelu::Erf) => [0];
     Op::Gelu(xtrain_graphs::op::Gelu::Tanh) => [0];
-    Op::Softmax => [0];
     Op::CrossEntropy { .. } => [0];
     Op::Attention(_) => [0, 1, 2];
     // Gradients themselves: compared through the operation that they belong to; no second
     // derivatives.
-    Op::LayerNormGrad { .. } | Op::LayerNormScaleGrad { .. } | Op::GeluGrad(_) | Op::SoftmaxGrad => [];
+    Op::LayerNormGrad { .. } | Op::LayerNormScaleGrad { .. } | Op::GeluGrad(_) => [];
     Op::CrossEntropyGrad { .. } | Op::AttentionGrad { .. } => [];
     // Differs from finite differences by design; `a_stopped_gradient_is_the_identity_forwards` has
     // it.

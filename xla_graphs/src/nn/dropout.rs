@@ -29,6 +29,9 @@ pub(crate) fn infer_bits(key: &Shape, dims: &[usize]) -> std::result::Result<Sha
     Ok(Shape::new(DType::U32, dims))
 }
 
+/// Elements of one mask: from there on [`linear_index`] would repeat.
+pub(crate) const MOST_ELEMENTS: usize = 1 << 32;
+
 pub(crate) fn expand_bits(
     trace: &Trace,
     key: &Tensor,

@@ -8,5 +8,4 @@ pub(crate) mod gelu;
 pub(crate) mod layer_norm;
 pub(crate) mod loss;
 pub(crate) mod rows;
-pub(crate) mod softmax;
 pub(crate) mod special;

@@ -109,6 +109,7 @@ pub(super) fn vjp_binary(op: Binary, v: &Vjp) -> Result<Option<Vec<Option<Tensor
             } else {
                 Comparison::Le
             };
+            // A tie is the first operand's.
             let first = a.compare(order, b)?;
             let zero = v.trace_zero(a)?;
             vec![
@@ -252,6 +253,16 @@ impl Tensor {
     #[track_caller]
     pub fn after(&self, other: &Tensor) -> Result<Tensor> {
         self.apply(Op::After, &[other])
+    }
+
+    /// `max(0, x)`, with gradient 0 at 0 as in torch and JAX. The zero is the first operand because
+    /// the gradient of `maximum` goes to the first operand of a tie.
+    ///
+    /// # Errors
+    /// If the element type is `pred`.
+    #[track_caller]
+    pub fn relu(&self) -> Result<Tensor> {
+        self.trace().full(0.0, self.shape())?.maximum(self)
     }
 
     /// The identity, through which no gradient goes back.

@@ -75,10 +75,9 @@ pub(crate) fn infer(op: &Op, operands: &[&Shape]) -> std::result::Result<Shape, 
             arity(2).and_then(|()| nn::layer_norm::infer_scale_grad(operands))
         }
         Op::Gelu(_) => arity(1).and_then(|()| float(operands[0]).map(|()| operands[0].clone())),
-        Op::GeluGrad(_) | Op::SoftmaxGrad => {
+        Op::GeluGrad(_) => {
             arity(2).and_then(|()| elementwise::same_floats(operands[0], operands[1]))
         }
-        Op::Softmax => arity(1).and_then(|()| nn::softmax::infer(operands[0])),
         Op::CrossEntropy { .. } => {
             arity(2).and_then(|()| nn::loss::infer(operands[0], operands[1]))
         }
@@ -175,14 +174,12 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         Op::AllReduce(exchange) => collective::vjp_all_reduce(v, exchange)?,
         Op::LayerNorm { eps } => nn::layer_norm::vjp(v, *eps)?,
         Op::Gelu(kind) => nn::gelu::vjp(v, *kind)?,
-        Op::Softmax => nn::softmax::vjp(v)?,
         Op::CrossEntropy { ignore } => nn::loss::vjp(v, *ignore)?,
         Op::Attention(attention) => nn::attention::vjp(v, attention)?,
         Op::Bitcast(_)
         | Op::LayerNormGrad { .. }
         | Op::LayerNormScaleGrad { .. }
         | Op::GeluGrad(_)
-        | Op::SoftmaxGrad
         | Op::CrossEntropyGrad { .. }
         | Op::AttentionGrad { .. }
         | Op::FusedAttention(_)

@@ -46,7 +46,8 @@ fn kept_dims(rank: usize, reduced: &[usize]) -> Vec<usize> {
     (0..rank).filter(|d| !reduced.contains(d)).collect()
 }
 
-/// Reductions; dimensions in increasing order, removed from the result unless the name says `keep`.
+/// Reductions over `dims`, in increasing order; the result has no such dimensions unless the name
+/// says `keep`. No dimensions: the tensor itself.
 impl Tensor {
     #[track_caller]
     fn reduce(&self, kind: Reduction, dims: &[usize]) -> Result<Tensor> {
@@ -85,13 +86,15 @@ impl Tensor {
     }
 
     /// The mean over the last dimension, which stays with size 1.
+    ///
+    /// # Errors
+    /// If this is a scalar.
     #[track_caller]
     pub fn mean_last_keep(&self) -> Result<Tensor> {
-        let last = self.rank() - 1;
-        let mean = self
-            .sum(&[last])?
-            .mul_scalar(1.0 / self.dims()[last] as f64)?;
-        mean.keep_last()
+        // The shape rule refuses dimension 0 of a scalar.
+        let last = self.rank().saturating_sub(1);
+        let sum = self.sum(&[last])?;
+        sum.mul_scalar(1.0 / self.dims()[last] as f64)?.keep_last()
     }
 
     /// A size-1 dimension at the end.

@@ -1,7 +1,7 @@
 //! Operations that move or repeat elements without changing them.
 
 use super::Vjp;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::op::Op;
 use crate::shape::Shape;
 use crate::trace::Tensor;
@@ -172,6 +172,10 @@ pub(super) fn vjp_pad(v: &Vjp, low: &[usize]) -> Result<Vec<Option<Tensor>>> {
 }
 
 impl Tensor {
+    /// The same elements in row-major order, in another shape.
+    ///
+    /// # Errors
+    /// If `dims` has another number of elements.
     #[track_caller]
     pub fn reshape(&self, dims: &[usize]) -> Result<Tensor> {
         if self.dims() == dims {
@@ -207,6 +211,10 @@ impl Tensor {
         )
     }
 
+    /// Dimension i of the result is dimension `perm[i]` of this tensor.
+    ///
+    /// # Errors
+    /// If `perm` is no permutation of the dimensions.
     #[track_caller]
     pub fn transpose(&self, perm: &[usize]) -> Result<Tensor> {
         if perm.iter().enumerate().all(|(i, &p)| i == p) && perm.len() == self.rank() {
@@ -215,6 +223,10 @@ impl Tensor {
         self.apply(Op::Transpose(perm.to_vec()), &[])
     }
 
+    /// `starts[i]..limits[i]` of each dimension i.
+    ///
+    /// # Errors
+    /// If a range is outside of its dimension.
     #[track_caller]
     pub fn slice(&self, starts: &[usize], limits: &[usize]) -> Result<Tensor> {
         self.apply(
@@ -227,8 +239,15 @@ impl Tensor {
     }
 
     /// `start..limit` of one dimension, all of the others.
+    ///
+    /// # Errors
+    /// If there is no dimension `dim`, or the range is outside of it.
     #[track_caller]
     pub fn slice_dim(&self, dim: usize, start: usize, limit: usize) -> Result<Tensor> {
+        if dim >= self.rank() {
+            let message = format!("there is no dimension {dim}");
+            return Err(Error::shape("slice", "", &[self.shape()], message));
+        }
         let mut starts = vec![0; self.rank()];
         let mut limits = self.dims().to_vec();
         starts[dim] = start;
@@ -236,9 +255,21 @@ impl Tensor {
         self.slice(&starts, &limits)
     }
 
+    /// The tensors one after the other along `dim`.
+    ///
+    /// # Errors
+    /// If there is none, or their types or other dimensions differ.
     #[track_caller]
     pub fn concat(tensors: &[&Tensor], dim: usize) -> Result<Tensor> {
-        tensors[0].apply(Op::Concat { dim }, &tensors[1..])
+        match tensors {
+            [first, rest @ ..] => first.apply(Op::Concat { dim }, rest),
+            [] => Err(Error::shape(
+                "concat",
+                "",
+                &[],
+                "needs at least one operand".into(),
+            )),
+        }
     }
 
     /// Zeros around the tensor.
@@ -251,5 +282,38 @@ impl Tensor {
             },
             &[],
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Trace};
+
+    #[test]
+    fn what_does_not_exist_is_an_error() {
+        let x = Trace::new()
+            .full(1.0, &Shape::new(DType::F32, [2, 3]))
+            .unwrap();
+        let message = |result: Result<Tensor>| result.unwrap_err().to_string();
+        let nothing = message(Tensor::concat(&[], 0));
+        assert!(
+            nothing.starts_with("concat in the step: needs at least one operand; operands none")
+                && nothing.contains("reshape.rs"),
+            "{nothing}"
+        );
+        let no_dimension = message(x.slice_dim(2, 0, 1));
+        assert!(
+            no_dimension.contains("there is no dimension 2; operands f32[2,3]"),
+            "{no_dimension}"
+        );
+        let outside = message(x.slice_dim(1, 2, 4));
+        assert!(outside.contains("2..4 is outside dimension 1"), "{outside}");
+        let scalar = x.sum_all().unwrap();
+        let mean = message(scalar.mean_last_keep());
+        assert!(
+            mean.contains("[0] are not increasing dimensions of f32[]"),
+            "{mean}"
+        );
     }
 }

@@ -2,15 +2,21 @@
 //! are merged (which is what lets the separate gradient nodes of one composite share its
 //! intermediate values).
 
+use crate::dtype::DType;
 use crate::error::Result;
-use crate::graph::Graph;
-use crate::nn::{attention, dropout, gelu, layer_norm, loss, rows, softmax, special};
+use crate::graph::{Graph, GraphNode};
+use crate::nn::dropout::MOST_ELEMENTS;
+use crate::nn::{attention, dropout, gelu, layer_norm, loss, rows, special};
 use crate::op::{Attention, Binary, Op, Scalar, Unary};
 use crate::target::Target;
 use crate::trace::{NodeId, Tensor};
 
 pub(super) fn expand(graph: &Graph, target: Target) -> Result<Graph> {
-    graph.rebuild(|trace, id, x| match &graph.nodes[id as usize].op {
+    let expanded = graph.rebuild(|trace, id, x| match &graph.nodes[id as usize].op {
+        // An error below, unless cuDNN draws the mask itself.
+        op @ Op::RandomBits { .. } if graph.nodes[id as usize].shape.elements() > MOST_ELEMENTS => {
+            x[0].apply(op.clone(), &[])
+        }
         Op::RandomBits { dims, place } if target.has_threefry() => {
             dropout::expand_bits(trace, &x[0], dims, *place)
         }
@@ -20,8 +26,6 @@ pub(super) fn expand(graph: &Graph, target: Target) -> Result<Graph> {
         Op::LayerNormScaleGrad { eps } => layer_norm::expand_scale_grad(*eps, x),
         Op::Gelu(kind) => gelu::expand(*kind, &x[0], target),
         Op::GeluGrad(kind) => gelu::expand_grad(*kind, &x[0], &x[1], target),
-        Op::Softmax => softmax::expand(&x[0]),
-        Op::SoftmaxGrad => softmax::expand_grad(&x[0], &x[1]),
         Op::CrossEntropy { ignore } => loss::expand(*ignore, x, target),
         Op::CrossEntropyGrad { ignore } => loss::expand_grad(*ignore, x),
         Op::Attention(of) => attention::expand(of, x, target, dropout_place(graph, id, of)),
@@ -44,7 +48,19 @@ pub(super) fn expand(graph: &Graph, target: Target) -> Result<Graph> {
         // It has done its work when the gradients were recorded.
         Op::StopGradient => Ok(x[0].clone()),
         primitive => trace.record(primitive.clone(), &x.iter().collect::<Vec<&Tensor>>()),
-    })
+    })?;
+    let is_mask = |node: &&GraphNode| matches!(node.op, Op::RandomBits { .. });
+    match expanded.nodes.iter().find(is_mask) {
+        None => Ok(expanded),
+        Some(mask) => Err(expanded.invalid(
+            mask,
+            format!(
+                "a dropout mask {} has more than 2^32 elements, so its random numbers would repeat; lower the batch of a device or \
+                 the length",
+                mask.shape.with_dtype(DType::Pred)
+            ),
+        )),
+    }
 }
 
 /// The sum of two values. Of two that are each summed over replicas and scattered it is taken
@@ -97,13 +113,32 @@ fn add_into_rows(a: &Tensor, b: &Tensor) -> Result<Option<Tensor>> {
 }
 
 fn is_zero(x: &Tensor) -> bool {
-    let node = x.node();
-    match node.op {
-        Op::Broadcast { .. } | Op::Reshape(_) => is_zero(&x.trace().tensor(node.operands[0])),
-        Op::Constant {
-            value: Scalar::Float(value),
-            ..
-        } => value.get() == 0.0,
-        _ => false,
+    let mut node = x.node();
+    while let Op::Broadcast { .. } | Op::Reshape(_) = node.op {
+        node = x.trace().tensor(node.operands[0]).node();
+    }
+    matches!(node.op, Op::Constant { value: Scalar::Float(value), .. } if value.get() == 0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{InputRole, Randomness, Shape, Trace};
+
+    #[test]
+    fn a_mask_of_more_than_2_to_the_32_elements_is_an_error() {
+        let expanded = |dims: [usize; 2]| {
+            let trace = Trace::new();
+            let key = trace.input("key", Shape::new(DType::U32, [2]), InputRole::Feed);
+            let mask = Randomness::keyed(key).keep_mask(&dims, 0.1).unwrap();
+            trace.output("mask", &mask.unwrap());
+            expand(&trace.cut("test").unwrap(), Target::Cpu)
+        };
+        assert!(expanded([1 << 16, 1 << 16]).is_ok());
+        let message = expanded([1 << 16, (1 << 16) + 1]).unwrap_err().to_string();
+        assert!(
+            message.contains("pred[65536,65537] has more than 2^32 elements"),
+            "{message}"
+        );
     }
 }

@@ -171,8 +171,6 @@ fn class(node: &GraphNode, met: Class, is_master_gradient: bool) -> Class {
         | Op::LayerNorm { .. }
         | Op::LayerNormGrad { .. }
         | Op::LayerNormScaleGrad { .. }
-        | Op::Softmax
-        | Op::SoftmaxGrad
         | Op::CrossEntropy { .. }
         | Op::CrossEntropyGrad { .. } => Class::Wide,
         // autocast's f32 list; the functions that it leaves alone (tanh, logistic, absolute value,

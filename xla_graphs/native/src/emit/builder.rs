@@ -212,8 +212,6 @@ impl Emitter<'_> {
             | Op::LayerNormScaleGrad { .. }
             | Op::Gelu(_)
             | Op::GeluGrad(_)
-            | Op::Softmax
-            | Op::SoftmaxGrad
             | Op::CrossEntropy { .. }
             | Op::CrossEntropyGrad { .. }
             | Op::Attention(_)

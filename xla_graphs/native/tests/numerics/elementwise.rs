@@ -3,7 +3,7 @@
 use crate::support::reference::erf;
 use crate::support::{Value, assert_close, evaluate};
 use xtrain_graphs::op::Comparison;
-use xtrain_graphs::{DType, Result, Shape, Tensor};
+use xtrain_graphs::{DType, Result, Shape, Tensor, backward};
 
 const POINTS: [f64; 9] = [-7.5, -2.0, -1.0, -0.3, 0.0, 0.25, 1.0, 3.5, 6.0];
 const POSITIVE: [f64; 6] = [1e-3, 0.25, 1.0, 2.0, 30.0, 1e4];
@@ -278,4 +278,18 @@ fn full_and_iota() {
     assert_eq!(got[0].numbers(), [2.5; 4]);
     assert_eq!(got[1].numbers(), [0., 1., 2., 0., 1., 2.]);
     assert_eq!(got[2].numbers(), [0., 0., 1., 1.]);
+}
+
+/// torch and JAX agree: nothing goes back at 0.
+#[test]
+fn the_gradient_of_relu_is_0_at_0_and_below() {
+    let x = Value::new(DType::F32, &[5], &[-2.0, -0.0, 0.0, 1e-30, 3.0]);
+    let got = evaluate(&[x], |_, x| {
+        let y = x[0].relu()?;
+        let mut results = vec![y.clone()];
+        results.extend(backward(&y.sum_all()?, &x[..1])?);
+        Ok(results)
+    });
+    assert_eq!(got[0].numbers(), [0.0, 0.0, 0.0, f64::from(1e-30f32), 3.0]);
+    assert_eq!(got[1].numbers(), [0.0, 0.0, 0.0, 1.0, 1.0]);
 }
