@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use std::collections::HashMap;
 use std::sync::Arc;
-use xtrain_graphs::{LayerGuard, ScopeGuard, Tensor, Trace};
+use xtrain_graphs::{ScopeGuard, Tensor, Trace};
 
 /// How a new parameter starts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -132,7 +132,7 @@ impl<'a> Weights<'a> {
     /// As [`Weights::enter`], for one of the layers that make up most of the model. Parameters that
     /// lie in parts are put together when its input `x` is there, not before, so that only a
     /// layer's are in memory at a time.
-    pub fn enter_layer(&self, name: &str, x: &Tensor) -> (Weights<'a>, LayerGuard) {
+    pub fn enter_layer(&self, name: &str, x: &Tensor) -> (Weights<'a>, ScopeGuard) {
         self.enter_layer_with(name, name, x)
     }
 
@@ -143,7 +143,7 @@ impl<'a> Weights<'a> {
         path: &str,
         name: &str,
         x: &Tensor,
-    ) -> (Weights<'a>, LayerGuard) {
+    ) -> (Weights<'a>, ScopeGuard) {
         let prefix = format!("{}{name}.", self.prefix);
         (
             Weights {

@@ -182,8 +182,14 @@ fn node_difference(
             new_node.op.name()
         ));
     }
-    (old_node.operands != new_node.operands)
-        .then(|| format!("{} has other operands", describe(new, new_node)))
+    let what = if old_node.operands != new_node.operands {
+        "other operands"
+    } else if old_node.provenance != new_node.provenance {
+        "another phase, stage or layer"
+    } else {
+        return None;
+    };
+    Some(format!("{} has {what}", describe(new, new_node)))
 }
 
 /// The input's name, or the model path.

@@ -337,7 +337,7 @@ impl<'m> Stepper<'m> {
         loss: &LossSum,
         gradients: &[Tensor],
     ) -> Result<()> {
-        let _scope = recording.trace().clone().scope("accumulate");
+        let _scope = recording.trace().clone().update_scope("accumulate");
         let held = exchange::held(recording.placements(), &self.parameters).into_owned();
         let mut add = |name: &str, value: &Tensor| -> Result<()> {
             let sum = recording.state(name)?.add(value)?;
@@ -357,7 +357,7 @@ impl<'m> Stepper<'m> {
         loss: LossSum,
         gradients: Vec<Tensor>,
     ) -> Result<(LossSum, Vec<Tensor>)> {
-        let _scope = recording.trace().clone().scope("accumulate");
+        let _scope = recording.trace().clone().update_scope("accumulate");
         let held = exchange::held(recording.placements(), &self.parameters).into_owned();
         let mut take = |name: &str, value: &Tensor| -> Result<Tensor> {
             let sum = recording.state(name)?.add(value)?;
@@ -390,7 +390,7 @@ impl<'m> Stepper<'m> {
         places: f64,
     ) -> Result<()> {
         let trace = recording.trace().clone();
-        let _scope = trace.scope("optimizer");
+        let _scope = trace.update_scope("optimizer");
         let held = exchange::held(recording.placements(), &self.parameters).into_owned();
         let feed = self.step_feed(step).to_array();
         let feed = recording.feed_host(

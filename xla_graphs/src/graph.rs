@@ -4,6 +4,7 @@
 use crate::error::{Error, Result};
 use crate::op::Op;
 use crate::ops;
+use crate::provenance::Provenance;
 use crate::shape::Shape;
 use crate::trace::{Inner, NodeId, Trace};
 use serde::{Deserialize, Serialize};
@@ -43,6 +44,7 @@ pub struct GraphNode {
     pub shape: Shape,
     /// Index into [`Graph::scopes`].
     pub scope: u32,
+    pub provenance: Provenance,
 }
 
 /// A dead-code-free list of nodes in recording order, so that equal programs give equal bytes in
@@ -101,6 +103,7 @@ impl Graph {
                     .collect(),
                 shape: (*node.shape).clone(),
                 scope: *scope,
+                provenance: node.provenance,
             });
         }
         let inputs = trace
@@ -152,7 +155,7 @@ impl Graph {
         let trace = Trace::deduplicating();
         let mut tensors: Vec<crate::Tensor> = Vec::with_capacity(self.nodes.len());
         for (id, n) in self.nodes.iter().enumerate() {
-            let _scope = trace.absolute_scope(&self.scopes[n.scope as usize]);
+            let _context = trace.resume(&self.scopes[n.scope as usize], n.provenance);
             let tensor = match n.op {
                 Op::Input(index) => {
                     let spec = &self.inputs[index as usize];
@@ -174,7 +177,7 @@ impl Graph {
                 &tensors[output.node as usize],
                 &self.nodes[output.node as usize],
             );
-            let _scope = trace.absolute_scope(&self.scopes[node.scope as usize]);
+            let _context = trace.resume(&self.scopes[node.scope as usize], node.provenance);
             trace.output(output.name.clone(), &tensor.convert(node.shape.dtype)?);
         }
         Ok(Graph {

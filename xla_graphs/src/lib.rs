@@ -17,6 +17,7 @@ pub mod op;
 mod ops;
 pub mod optim;
 pub mod passes;
+mod provenance;
 mod shape;
 mod target;
 mod trace;
@@ -30,9 +31,10 @@ pub use graph::{FORMAT_VERSION, Fingerprint, Graph, GraphNode, InputRole, InputS
 pub use nn::dropout::Randomness;
 pub use nn::fused_attention;
 pub use passes::Precision;
+pub use provenance::{Phase, Provenance, Stage};
 pub use shape::Shape;
 pub use target::{CudaTarget, NeuronChip, Target};
-pub use trace::{LayerGuard, NodeId, ScopeGuard, StageGuard, Tensor, Trace};
+pub use trace::{NodeId, ScopeGuard, StageGuard, Tensor, Trace};
 
 /// Digest of the code that turns a graph into an HLO module: this crate and the emitter. Equal
 /// digests lower equal graphs alike.

@@ -254,6 +254,8 @@ pub enum Op {
     },
     /// The identity; no gradient goes back through it.
     StopGradient,
+    /// The identity, over the whole gradient of a parameter (`grad`).
+    MasterGradient,
     /// The sum over the replicas of each group.
     AllReduce(Exchange),
 
@@ -343,6 +345,7 @@ impl Op {
             Op::Attention(_) => "attention".into(),
             Op::AttentionGrad { .. } => "attention_grad".into(),
             Op::StopGradient => "stop_gradient".into(),
+            Op::MasterGradient => "master_gradient".into(),
             Op::AllReduce(_) => "all_reduce".into(),
             Op::FusedAttention(_) => "fused_attention".into(),
             Op::FusedAttentionGrad(_) => "fused_attention_grad".into(),
@@ -372,6 +375,7 @@ impl Op {
                 | Op::Attention(_)
                 | Op::AttentionGrad { .. }
                 | Op::StopGradient
+                | Op::MasterGradient
         )
     }
 }

@@ -9,11 +9,10 @@ use crate::error::{Error, Result};
 use crate::graph::{Graph, InputRole, OutputSpec};
 use crate::op::{F64, Op, Scalar};
 use crate::ops;
-use crate::passes::stages::Mark;
+use crate::provenance::{Phase, Provenance, Stage};
 use crate::shape::Shape;
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::ops::Range;
 use std::panic::Location;
 use std::rc::Rc;
 
@@ -28,6 +27,7 @@ pub(crate) struct TraceNode {
     pub shape: Rc<Shape>,
     /// Index into the trace's model paths.
     pub scope: u32,
+    pub provenance: Provenance,
     pub location: &'static Location<'static>,
 }
 
@@ -45,16 +45,20 @@ pub(crate) struct Inner {
     pub outputs: Vec<OutputSpec>,
     pub scopes: Vec<String>,
     scope_ids: HashMap<String, u32>,
-    scope_stack: Vec<u32>,
+    contexts: Vec<Context>,
     /// Set by passes: a node equal to an earlier one is not recorded twice.
     known: Option<HashMap<(Op, Vec<NodeId>), NodeId>>,
     places: u32,
-    /// The nodes of each of the model's layers, in order.
-    pub layers: Vec<Range<NodeId>>,
     layers_entered: usize,
     stage: StageOf,
-    /// A path's twin in a stage, by both.
-    staged_scopes: HashMap<(u32, Mark), u32>,
+}
+
+/// What recorded nodes get from the scopes around them.
+#[derive(Clone, Copy, Default)]
+struct Context {
+    /// Index into the trace's model paths.
+    scope: u32,
+    provenance: Provenance,
 }
 
 /// Which stage of a pipeline recorded nodes belong to.
@@ -82,12 +86,12 @@ pub struct Tensor {
     shape: Rc<Shape>,
 }
 
-/// Leaves the model path that [`Trace::scope`] entered.
+/// Leaves what [`Trace::scope`], [`Trace::layer`] or [`Trace::update_scope`] entered.
 pub struct ScopeGuard(Trace);
 
 impl Drop for ScopeGuard {
     fn drop(&mut self) {
-        self.0.0.borrow_mut().scope_stack.pop();
+        self.0.0.borrow_mut().contexts.pop();
     }
 }
 
@@ -97,20 +101,6 @@ pub struct StageGuard(Trace, StageOf);
 impl Drop for StageGuard {
     fn drop(&mut self) {
         self.0.0.borrow_mut().stage = std::mem::take(&mut self.1);
-    }
-}
-
-/// Leaves the layer that [`Trace::layer`] entered.
-pub struct LayerGuard {
-    scope: ScopeGuard,
-    start: NodeId,
-}
-
-impl Drop for LayerGuard {
-    fn drop(&mut self) {
-        let mut inner = self.scope.0.0.borrow_mut();
-        let end = inner.nodes.len() as NodeId;
-        inner.layers.push(self.start..end);
     }
 }
 
@@ -146,13 +136,14 @@ impl Trace {
         let mut inner = self.0.borrow_mut();
         let index = inner.inputs.len() as u32;
         let node = inner.nodes.len() as NodeId;
-        let scope = inner.recording_scope();
+        let Context { scope, provenance } = inner.context();
         let shape = Rc::new(shape);
         inner.nodes.push(TraceNode {
             op: Op::Input(index),
             operands: Vec::new(),
             shape: shape.clone(),
             scope,
+            provenance,
             location: Location::caller(),
         });
         inner.inputs.push(TraceInput {
@@ -178,27 +169,48 @@ impl Trace {
     /// Enters a part of the model (`h.3`, then `attn`) until the guard is dropped; messages and HLO
     /// metadata show the path.
     pub fn scope(&self, name: &str) -> ScopeGuard {
-        let mut inner = self.0.borrow_mut();
-        let path = match &inner.scopes[inner.current_scope() as usize] {
-            outer if outer.is_empty() => name.to_string(),
-            outer => format!("{outer}.{name}"),
-        };
-        let id = inner.intern(path);
-        inner.scope_stack.push(id);
-        drop(inner);
-        ScopeGuard(self.clone())
+        self.enter(name, |_| {})
     }
 
     /// Enters one of the layers that make up most of the model, as [`Trace::scope`] does: what is
     /// recorded until the guard is dropped is what [`Checkpointing`](crate::Checkpointing) may
-    /// compute once more.
-    pub fn layer(&self, name: &str) -> LayerGuard {
-        self.0.borrow_mut().layers_entered += 1;
-        let scope = self.scope(name);
-        LayerGuard {
-            start: self.node_count() as NodeId,
-            scope,
-        }
+    /// recompute.
+    pub fn layer(&self, name: &str) -> ScopeGuard {
+        let layer = {
+            let mut inner = self.0.borrow_mut();
+            inner.layers_entered += 1;
+            inner.layers_entered as u32 - 1
+        };
+        self.enter(name, |provenance| provenance.layer = Some(layer))
+    }
+
+    /// Enters, as [`Trace::scope`] does, what accumulates gradients or applies them
+    /// ([`Phase::Update`]).
+    pub fn update_scope(&self, name: &str) -> ScopeGuard {
+        self.enter(name, |provenance| provenance.phase = Phase::Update)
+    }
+
+    fn enter(&self, name: &str, change: impl FnOnce(&mut Provenance)) -> ScopeGuard {
+        let mut inner = self.0.borrow_mut();
+        let mut context = inner.contexts.last().copied().unwrap_or_default();
+        let path = match &inner.scopes[context.scope as usize] {
+            outer if outer.is_empty() => name.to_string(),
+            outer => format!("{outer}.{name}"),
+        };
+        context.scope = inner.intern(path);
+        change(&mut context.provenance);
+        inner.contexts.push(context);
+        drop(inner);
+        ScopeGuard(self.clone())
+    }
+
+    /// Records as the node of this full model path and provenance was, until the guard is dropped.
+    pub(crate) fn resume(&self, path: &str, provenance: Provenance) -> ScopeGuard {
+        let mut inner = self.0.borrow_mut();
+        let scope = inner.intern(path.to_string());
+        inner.contexts.push(Context { scope, provenance });
+        drop(inner);
+        ScopeGuard(self.clone())
     }
 
     /// Until the guard is dropped, what is recorded belongs to the pipeline stage of the layer that
@@ -232,15 +244,6 @@ impl Trace {
     /// Layers entered so far.
     pub fn layers_entered(&self) -> usize {
         self.0.borrow().layers_entered
-    }
-
-    /// Enters a full path, replacing the current one until the guard is dropped.
-    pub(crate) fn absolute_scope(&self, path: &str) -> ScopeGuard {
-        let mut inner = self.0.borrow_mut();
-        let id = inner.intern(path.to_string());
-        inner.scope_stack.push(id);
-        drop(inner);
-        ScopeGuard(self.clone())
     }
 
     /// A number that no other caller in this trace gets: keys random streams.
@@ -296,7 +299,7 @@ impl Trace {
         let shape = match ops::infer(&op, &shapes) {
             Ok(shape) => shape,
             Err(message) => {
-                let scope = &inner.scopes[inner.current_scope() as usize];
+                let scope = &inner.scopes[inner.context().scope as usize];
                 return Err(Error::shape(&op.name(), scope, &shapes, message));
             }
         };
@@ -312,7 +315,7 @@ impl Trace {
             });
         }
         let id = inner.nodes.len() as NodeId;
-        let scope = inner.recording_scope();
+        let Context { scope, provenance } = inner.context();
         let shape = Rc::new(shape);
         if let Some(known) = &mut inner.known {
             known.insert((op.clone(), operands.clone()), id);
@@ -322,6 +325,7 @@ impl Trace {
             operands,
             shape: shape.clone(),
             scope,
+            provenance,
             location,
         });
         Ok(Tensor {
@@ -349,10 +353,6 @@ impl Trace {
 }
 
 impl Inner {
-    fn current_scope(&self) -> u32 {
-        self.scope_stack.last().copied().unwrap_or(0)
-    }
-
     fn current_stage(&self) -> Option<usize> {
         match &self.stage {
             StageOf::Operands | StageOf::Every => None,
@@ -366,20 +366,15 @@ impl Inner {
         }
     }
 
-    /// The path that a node gets: the current one, marked with the stage.
-    fn recording_scope(&mut self) -> u32 {
-        let scope = self.current_scope();
-        let mark = match (&self.stage, self.current_stage()) {
-            (StageOf::Every, _) => Mark::Every,
-            (_, Some(stage)) => Mark::One(stage),
-            _ => return scope,
+    /// What a node gets that is recorded now.
+    fn context(&self) -> Context {
+        let mut context = self.contexts.last().copied().unwrap_or_default();
+        let stage = match (&self.stage, self.current_stage()) {
+            (StageOf::Every, _) => Some(Stage::Every),
+            (_, stage) => stage.map(|stage| Stage::One(stage as u32)),
         };
-        if let Some(&known) = self.staged_scopes.get(&(scope, mark)) {
-            return known;
-        }
-        let id = self.intern(mark.scope(&self.scopes[scope as usize]));
-        self.staged_scopes.insert((scope, mark), id);
-        id
+        context.provenance.stage = stage.or(context.provenance.stage);
+        context
     }
 
     fn intern(&mut self, path: String) -> u32 {

@@ -4,6 +4,7 @@
 use crate::dtype::DType;
 use crate::graph::Graph;
 use crate::op::Op;
+use crate::provenance::Provenance;
 use crate::shape::Shape;
 
 /// Floating-point operations of a graph's matrix products: two for each pair of numbers that is
@@ -23,14 +24,10 @@ pub fn products(graph: &Graph) -> ProductWork {
     products_of(graph, |_| true)
 }
 
-/// The same of the nodes whose model path is wanted.
-pub fn products_of(graph: &Graph, wanted: impl Fn(&str) -> bool) -> ProductWork {
+/// The same of the nodes whose provenance is wanted.
+pub fn products_of(graph: &Graph, wanted: impl Fn(&Provenance) -> bool) -> ProductWork {
     let mut work = ProductWork::default();
-    for node in graph
-        .nodes
-        .iter()
-        .filter(|node| wanted(&graph.scopes[node.scope as usize]))
-    {
+    for node in graph.nodes.iter().filter(|node| wanted(&node.provenance)) {
         let operand = |index: usize| &graph.nodes[node.operands[index] as usize].shape;
         let flops = match &node.op {
             Op::Dot { dims, .. } => {

@@ -8,7 +8,7 @@ use crate::config::typed::Typed;
 use crate::trainer::gpu::Gpu;
 
 /// Flags under which a layer's operations run more than once in a step.
-const RECOMPUTING: [&str; 3] = ["gradient_checkpointing", "activation_offloading"];
+const RECOMPUTING: [&str; 2] = ["gradient_checkpointing", "activation_offloading"];
 
 /// A job of several processes, seen by one of them.
 pub(super) fn processes(typed: &Typed) -> Verdict {

@@ -8,8 +8,7 @@ use crate::trainer::session::parameters::parameter_shape;
 use std::collections::HashMap;
 use std::sync::Arc;
 use xtrain_graphs::op::Op;
-use xtrain_graphs::passes::{self, stages::Mark};
-use xtrain_graphs::{DType, InputRole, Randomness, Shape, Target, Trace, work};
+use xtrain_graphs::{DType, InputRole, Randomness, Shape, Stage, Target, Trace, passes, work};
 use xtrain_models::{HeadKind, Model, ParameterSpec, TokenBatch, Weight, Weights, loss};
 
 /// Tokens of the sequence that layers are compared by.
@@ -49,9 +48,8 @@ fn layer_costs(model: &dyn Model) -> Result<Vec<LayerCost>> {
     let written_out = passes::prepare(&graph, Target::Cpu)?;
     let mut costs = vec![LayerCost::default(); layers];
     for (layer, cost) in costs.iter_mut().enumerate() {
-        let products = work::products_of(&written_out, |path| {
-            Mark::of(path) == Some(Mark::One(layer))
-        });
+        let stage = Some(Stage::One(layer as u32));
+        let products = work::products_of(&written_out, |from| from.stage == stage);
         cost.work = products.low + products.wide;
     }
     let elements: HashMap<&str, usize> = parameters
@@ -60,10 +58,10 @@ fn layer_costs(model: &dyn Model) -> Result<Vec<LayerCost>> {
         .collect();
     let mut seen: Vec<String> = Vec::new();
     for node in &graph.nodes {
-        let Some(Mark::One(layer)) = Mark::of(&graph.scopes[node.scope as usize]) else {
+        let Some(Stage::One(layer)) = node.provenance.stage else {
             continue;
         };
-        let Some(cost) = costs.get_mut(layer) else {
+        let Some(cost) = costs.get_mut(layer as usize) else {
             continue;
         };
         for &operand in &node.operands {

@@ -104,6 +104,8 @@ gradient_table! {
     // Differs from finite differences by design; `a_stopped_gradient_is_the_identity_forwards` has
     // it.
     Op::StopGradient => [];
+    // Put on gradients, which are not differentiated.
+    Op::MasterGradient => [];
     // A target's own form of attention, which passes put there after gradients are taken.
     Op::FusedAttention(_) | Op::FusedAttentionGrad(_) | Op::Part { .. } => [];
 }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use support::{Rng, Value, model::training_step};
 use xtrain_graphs::op::{Attention, F64, Op, Scalar};
 use xtrain_graphs::{
-    CudaTarget, DType, Graph, GraphNode, InputRole, Shape, Target, Trace, backward, passes,
+    CudaTarget, DType, Graph, GraphNode, InputRole, Provenance, Shape, Target, Trace, backward, passes,
 };
 use xtrain_xla::proto::xla::{HloComputationProto, HloModuleProto};
 
@@ -467,6 +467,7 @@ fn single(op: Op, operands: &[Shape], result: Shape) -> Graph {
         operands,
         shape: result,
         scope: 1,
+        provenance: Provenance::default(),
     });
     graph
 }

@@ -13,6 +13,7 @@
 use crate::error::Result;
 use crate::graph::InputRole;
 use crate::op::{Attention, Op};
+use crate::provenance::{Phase, Provenance};
 use crate::trace::{Inner, NodeId, Tensor, Trace};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -151,7 +152,11 @@ impl Regions {
                 let scope = inner.scopes[node.scope as usize].clone();
                 (node, scope)
             };
-            let _scope = trace.absolute_scope(&format!("{}/{scope}", super::RECOMPUTE));
+            let provenance = Provenance {
+                phase: Phase::Recompute,
+                ..node.provenance
+            };
+            let _context = trace.resume(&format!("{}/{scope}", super::RECOMPUTE), provenance);
             let mut operands = Vec::with_capacity(node.operands.len());
             for &operand in &node.operands {
                 if !copies.contains_key(&operand) && self.is_activation[operand as usize] {
@@ -189,28 +194,24 @@ fn activations(inner: &Inner, end: usize) -> Vec<bool> {
 }
 
 fn mark_layers(inner: &Inner, together: usize, region_of: &mut [Option<u32>]) {
-    for (region, layers) in inner.layers.chunks(together).enumerate() {
-        let (first, last) = (&layers[0], &layers[layers.len() - 1]);
-        let end = (last.end as usize).min(region_of.len());
-        for place in &mut region_of[(first.start as usize).min(end)..end] {
-            *place = Some(region as u32);
-        }
+    for (region, node) in region_of.iter_mut().zip(&inner.nodes) {
+        *region = node.provenance.layer.map(|layer| layer / together as u32);
     }
 }
 
-/// The parameters of each layer that are put together for it, where they are in no region yet.
+/// The parameters of each layer that are gathered for it, where they are in no region yet.
 fn mark_gathered(inner: &Inner, first: u32, region_of: &mut [Option<u32>]) {
-    for (layer, nodes) in inner.layers.iter().enumerate() {
-        for id in nodes.start..nodes.end.min(region_of.len() as NodeId) {
-            let node = &inner.nodes[id as usize];
-            if matches!(node.op, Op::AllGather { .. }) && region_of[id as usize].is_none() {
-                let held = node.operands[0];
-                for id in [held, id] {
-                    if nodes.contains(&id) {
-                        region_of[id as usize] = Some(first + layer as u32);
-                    }
-                }
-            }
+    for id in 0..region_of.len() {
+        let node = &inner.nodes[id];
+        let (Op::AllGather { .. }, Some(layer), None) =
+            (&node.op, node.provenance.layer, region_of[id])
+        else {
+            continue;
+        };
+        region_of[id] = Some(first + layer);
+        let held = node.operands[0] as usize;
+        if inner.nodes[held].provenance.layer == Some(layer) {
+            region_of[held] = Some(first + layer);
         }
     }
 }

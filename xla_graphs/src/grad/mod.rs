@@ -10,6 +10,7 @@ pub(crate) mod checkpoint;
 use crate::error::{Error, Result};
 use crate::op::Op;
 use crate::ops::{self, Vjp};
+use crate::provenance::{Phase, Provenance};
 use crate::trace::{NodeId, Tensor};
 use checkpoint::{Checkpointing, Regions};
 
@@ -27,8 +28,8 @@ pub fn backward(loss: &Tensor, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
 /// The gradients of a scalar `loss` with respect to `parameters`, in their order; zeros for one
 /// that the loss does not use.
 ///
-/// Each ends in a conversion to its parameter's own type: that is where the precision pass sees
-/// that a product is the gradient of a master weight and must not be rounded.
+/// Each is the result of an [`Op::MasterGradient`], by which passes know it: autocast does not round
+/// the product that it comes from.
 pub fn backward_with(
     loss: &Tensor,
     parameters: &[Tensor],
@@ -81,7 +82,11 @@ pub fn backward_with(
                 node.location.to_string(),
             )
         };
-        let _scope = trace.absolute_scope(&format!("{BACKWARD}/{scope}"));
+        let provenance = Provenance {
+            phase: Phase::Backward,
+            ..node.provenance
+        };
+        let _context = trace.resume(&format!("{BACKWARD}/{scope}"), provenance);
         let rule = Vjp {
             op: &node.op,
             operands: &operands,
@@ -120,7 +125,7 @@ pub fn backward_with(
     parameters
         .iter()
         .map(|p| match adjoints.get(p.id() as usize).cloned().flatten() {
-            Some(adjoint) => adjoint.apply(Op::Convert(p.dtype()), &[]),
+            Some(adjoint) => adjoint.apply(Op::MasterGradient, &[]),
             None => zeros(p),
         })
         .collect()

@@ -84,7 +84,7 @@ pub(crate) fn infer(op: &Op, operands: &[&Shape]) -> std::result::Result<Shape, 
         Op::CrossEntropyGrad { .. } => arity(3).and_then(|()| nn::loss::infer_grad(operands)),
         Op::Attention(attention) => nn::attention::infer(attention, operands),
         Op::AttentionGrad { of, operand } => nn::attention::infer_grad(of, *operand, operands),
-        Op::StopGradient => arity(1).map(|()| operands[0].clone()),
+        Op::StopGradient | Op::MasterGradient => arity(1).map(|()| operands[0].clone()),
         Op::AllReduce(exchange) => {
             arity(1).and_then(|()| collective::infer_all_reduce(operands[0], exchange))
         }
@@ -167,7 +167,7 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         Op::Dot { dims, .. } => dot::vjp(v, dims)?,
         Op::TakeRows => index::vjp_take(v)?,
         Op::ScatterAddRows => index::vjp_scatter(v)?,
-        Op::Barrier | Op::ToHost | Op::ToDevice => vec![Some(v.dy.clone())],
+        Op::Barrier | Op::ToHost | Op::ToDevice | Op::MasterGradient => vec![Some(v.dy.clone())],
         Op::After => vec![Some(v.dy.clone()), None],
         Op::AllGather { dim, exchange } => collective::vjp_all_gather(v, *dim, exchange)?,
         Op::ReduceScatter { dim, exchange } => collective::vjp_reduce_scatter(v, *dim, exchange)?,

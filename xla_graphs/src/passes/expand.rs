@@ -43,10 +43,9 @@ pub(super) fn expand(graph: &Graph, target: Target) -> Result<Graph> {
             special::dynamic_slice(&x[0], &x[1], *dim, *size)
         }
         Op::ToHost | Op::ToDevice if !target.has_host_memory() => Ok(x[0].clone()),
-        // The mark on a parameter's gradient (`backward`) has done its work in the precision pass.
         Op::Convert(dtype) => x[0].convert(*dtype),
-        // It has done its work when the gradients were recorded.
-        Op::StopGradient => Ok(x[0].clone()),
+        // They have done their work.
+        Op::StopGradient | Op::MasterGradient => Ok(x[0].clone()),
         primitive => trace.record(primitive.clone(), &x.iter().collect::<Vec<&Tensor>>()),
     })?;
     let is_mask = |node: &&GraphNode| matches!(node.op, Op::RandomBits { .. });

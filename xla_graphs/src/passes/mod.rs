@@ -5,7 +5,6 @@
 mod expand;
 mod offload;
 pub mod partition;
-mod paths;
 mod precision;
 mod products;
 pub mod stages;

@@ -184,8 +184,8 @@ fn class(node: &GraphNode, met: Class, is_master_gradient: bool) -> Class {
         {
             Class::Wide
         }
-        // Asks for f32 by its name.
-        Op::Convert(_) if met == Class::Low => Class::Wide,
+        // Ask for f32 by their names.
+        Op::Convert(_) | Op::MasterGradient if met == Class::Low => Class::Wide,
         _ => met,
     }
 }
@@ -209,8 +209,7 @@ fn moves(op: &Op) -> bool {
 }
 
 /// For each node: whether everything that is made of it, by moving and adding alone, is a
-/// parameter's gradient (which ends in a conversion to f32, see `backward`) or an output of the
-/// graph.
+/// parameter's gradient, a conversion to f32 or an output of the graph.
 fn only_for_master_gradients(graph: &Graph) -> Vec<bool> {
     let mut used = vec![false; graph.nodes.len()];
     let mut otherwise = vec![false; graph.nodes.len()];
@@ -219,7 +218,7 @@ fn only_for_master_gradients(graph: &Graph) -> Vec<bool> {
     }
     for (id, node) in graph.nodes.iter().enumerate().rev() {
         let fine = match &node.op {
-            Op::Convert(DType::F32) => true,
+            Op::MasterGradient | Op::Convert(DType::F32) => true,
             Op::Binary(crate::op::Binary::Add) | Op::ScatterAddRows | Op::ReduceScatter { .. } => {
                 used[id] && !otherwise[id]
             }

@@ -1,9 +1,9 @@
 //! Pipeline parallelism: a recorded graph is split into *pieces*, each of which runs on the devices
 //! of one stage (Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream").
 //!
-//! A node belongs to the stage that its model path is marked with ([`Mark`]); without a mark, to
-//! the one stage that all its operands belong to. What depends on several stages and has no mark
-//! (the norm of all gradients) is computed by every stage that needs it. Within a stage a node's
+//! A node belongs to the stage of its provenance ([`Stage`]); without one, to the one stage that
+//! all its operands belong to. What depends on several stages and has none of its own (the norm of
+//! all gradients) is computed by every stage that needs it. Within a stage a node's
 //! *level* is the number of times that values change stage on the longest way to it: a stage's
 //! forward pass, its backward pass and its update are three levels, found and not declared. A piece
 //! is what lies at one level of one stage.
@@ -14,35 +14,9 @@
 use crate::error::{Error, Result};
 use crate::graph::{Graph, GraphNode, InputRole, InputSpec, OutputSpec};
 use crate::op::Op;
+use crate::provenance::Stage;
 use crate::trace::NodeId;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-
-/// What a model path says of the stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Mark {
-    One(usize),
-    /// Every stage that uses the value computes it.
-    Every,
-}
-
-impl Mark {
-    /// The model path `path` with this mark.
-    pub fn scope(self, path: &str) -> String {
-        match self {
-            Mark::One(stage) => format!("stage.{stage}/{path}"),
-            Mark::Every => format!("stage.every/{path}"),
-        }
-    }
-
-    /// The mark of a path, or of the path of a gradient.
-    pub fn of(path: &str) -> Option<Mark> {
-        path.split('/')
-            .find_map(|part| match part.strip_prefix("stage.")? {
-                "every" => Some(Mark::Every),
-                stage => stage.parse().ok().map(Mark::One),
-            })
-    }
-}
 
 /// What a piece hands to others is an output, and theirs an input, of a name that begins so; the
 /// rest tells values of one graph apart.
@@ -182,13 +156,10 @@ impl<'g> Splitter<'g> {
         let is_each = operands().any(|place| place == Place::Each);
         let is_cheap =
             !reads_feed && operands().all(|place| matches!(place, Place::Free | Place::Cheap(_)));
-        match (
-            Mark::of(&self.graph.scopes[node.scope as usize]),
-            of_operands.first(),
-        ) {
-            (Some(Mark::Every), _) => Place::Each,
+        match (node.provenance.stage, of_operands.first()) {
+            (Some(Stage::Every), _) => Place::Each,
             (_, Some(&stage)) if is_cheap && of_operands.len() == 1 => Place::Cheap(stage),
-            (Some(Mark::One(marked)), _) => Place::At(marked),
+            (Some(Stage::One(own)), _) => Place::At(own as usize),
             (None, Some(&stage)) if of_operands.len() == 1 && !is_each => Place::At(stage),
             _ => Place::Each,
         }
@@ -467,6 +438,7 @@ impl<'g> Splitter<'g> {
                 operands,
                 shape: node.shape.clone(),
                 scope,
+                provenance: node.provenance,
             });
         }
         let mut given = self

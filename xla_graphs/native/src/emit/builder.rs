@@ -216,7 +216,8 @@ impl Emitter<'_> {
             | Op::CrossEntropyGrad { .. }
             | Op::Attention(_)
             | Op::AttentionGrad { .. }
-            | Op::StopGradient => return Err(format!("`{}` has no HLO form", op.name()).into()),
+            | Op::StopGradient
+            | Op::MasterGradient => return Err(format!("`{}` has no HLO form", op.name()).into()),
         })
     }
 

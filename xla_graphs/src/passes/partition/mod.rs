@@ -25,6 +25,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, InputRole, InputSpec};
 use crate::op::Op;
+use crate::provenance::Phase;
 use crate::shape::Shape;
 use crate::trace::{NodeId, Tensor, Trace};
 use place::Place;
@@ -98,8 +99,7 @@ struct Recorded<'a> {
     /// not.
     of_batch: &'a [bool],
     shape: &'a Shape,
-    /// Its model path.
-    path: &'a str,
+    phase: Phase,
 }
 
 /// Divides a graph.
@@ -167,8 +167,7 @@ fn divide_with_place(
     let mut values: Vec<Part> = Vec::with_capacity(graph.nodes.len());
     let mut of_batch: Vec<bool> = Vec::with_capacity(graph.nodes.len());
     for node in &graph.nodes {
-        let path = &graph.scopes[node.scope as usize];
-        let _scope = trace.absolute_scope(path);
+        let _context = trace.resume(&graph.scopes[node.scope as usize], node.provenance);
         let operands_of_batch: Vec<bool> = node
             .operands
             .iter()
@@ -197,7 +196,7 @@ fn divide_with_place(
                     shapes: &shapes,
                     of_batch: &operands_of_batch,
                     shape,
-                    path,
+                    phase: node.provenance.phase,
                 };
                 divider.node(&recorded, operands)?
             }
@@ -206,7 +205,7 @@ fn divide_with_place(
     }
     for output in &graph.outputs {
         let node = &graph.nodes[output.node as usize];
-        let _scope = trace.absolute_scope(&graph.scopes[node.scope as usize]);
+        let _context = trace.resume(&graph.scopes[node.scope as usize], node.provenance);
         let is_state = graph
             .inputs
             .iter()

@@ -9,11 +9,11 @@
 //! the forward pass is not kept for the backward pass but put together once more there: one
 //! all-gather more for each product.
 
-use super::rules::{ends_gradient, narrows};
+use super::rules::narrows;
 use super::{Cut, Divider, Lay, Part, Recorded};
 use crate::error::Result;
 use crate::op::{Binary, Op, Unary};
-use crate::passes::paths::{is_backward, is_of_update};
+use crate::provenance::Phase;
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
@@ -23,7 +23,7 @@ impl Divider<'_> {
     /// The operands as sequence parallelism has them for this node; without it, as they are. In an
     /// update, what has as many rows is a weight's by chance.
     pub(super) fn by_rows(&self, node: &Recorded, mut operands: Vec<Part>) -> Result<Vec<Part>> {
-        let is_activation = !is_of_update(node.path) && !ends_gradient(node.op, node.shapes);
+        let is_activation = node.phase != Phase::Update && *node.op != Op::MasterGradient;
         let Some(rows) = self.partition.rows.filter(|_| is_activation) else {
             return Ok(operands);
         };
@@ -51,7 +51,7 @@ impl Divider<'_> {
                     && operands[other].the_cut().is_some()
                 {
                     let local =
-                        self.all_rows(&operands[side], &operands[other].local, node.path)?;
+                        self.all_rows(&operands[side], &operands[other].local, node.phase)?;
                     operands[side] = Part {
                         local,
                         lay: Lay::Whole,
@@ -62,14 +62,11 @@ impl Divider<'_> {
         Ok(operands)
     }
 
-    /// All rows of a value, for a product of the node at `path`; in the backward pass, if the
-    /// forward pass had them, once more, when `factor` is there.
-    fn all_rows(&self, part: &Part, factor: &Tensor, path: &str) -> Result<Tensor> {
-        let of_forward = {
-            let scope = part.local.node().scope;
-            !is_backward(&self.trace.inner().scopes[scope as usize])
-        };
-        if !(of_forward && is_backward(path)) {
+    /// All rows of a value, for a product of `phase`; in the backward pass, if the forward pass had
+    /// them, once more, when `factor` is there.
+    fn all_rows(&self, part: &Part, factor: &Tensor, phase: Phase) -> Result<Tensor> {
+        let of_forward = !part.local.node().provenance.phase.is_backward();
+        if !(of_forward && phase.is_backward()) {
             return self.whole(part);
         }
         let id = part.local.id();

@@ -33,12 +33,6 @@ fn partial(local: Tensor) -> Option<Part> {
     })
 }
 
-/// Whether an operation is the conversion to its own type in which every parameter's gradient ends
-/// (`grad`).
-pub(super) fn ends_gradient(op: &Op, shapes: &[&Shape]) -> bool {
-    matches!(op, Op::Convert(dtype) if *dtype == shapes[0].dtype)
-}
-
 /// Whether a conversion to `to` rounds. Of a sum each summand is rounded then, as a product in 16
 /// bits rounds its own, and fewer bytes are exchanged.
 pub(super) fn narrows(to: DType, from: DType) -> bool {
@@ -84,12 +78,10 @@ impl Divider<'_> {
             {
                 partial(self.record(op, &[operands[0].local.clone()])?)
             }
-            Op::Convert(_) if ends_gradient(op, shapes) && operands[0].lay == Lay::Partial => {
-                Some(Part {
-                    local: self.sum_with_gradients(&operands[0].local)?,
-                    lay: Lay::Whole,
-                })
-            }
+            Op::MasterGradient if operands[0].lay == Lay::Partial => Some(Part {
+                local: self.sum_with_gradients(&operands[0].local)?,
+                lay: Lay::Whole,
+            }),
             Op::Unary(_)
             | Op::Compare(_)
             | Op::Select
@@ -99,6 +91,7 @@ impl Divider<'_> {
             | Op::ToHost
             | Op::ToDevice
             | Op::StopGradient
+            | Op::MasterGradient
             | Op::Gelu(_)
             | Op::GeluGrad(_)
             | Op::AllReduce(_)
