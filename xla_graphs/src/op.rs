@@ -113,7 +113,7 @@ pub enum Gelu {
     Tanh,
 }
 
-/// Scaled dot-product attention over `[B, H, T, D]`.
+/// Scaled dot-product attention of queries `[B, H, T, D]` over keys and values `[B, K, S, D]`.
 ///
 /// Operands in order: q, k, v, then `key_mask` (`pred[B, S]`, true = visible) if `key_mask`, then
 /// `keep` (`pred[B, H, T, S]`) if `dropout` is set.

@@ -40,4 +40,6 @@ pub struct Provenance {
     pub stage: Option<Stage>,
     /// The layer, counted from 0 in the order in which layers are entered.
     pub layer: Option<u32>,
+    /// autocast leaves the node, and its gradient, in f32.
+    pub in_f32: bool,
 }

@@ -86,7 +86,8 @@ pub struct Tensor {
     shape: Rc<Shape>,
 }
 
-/// Leaves what [`Trace::scope`], [`Trace::layer`] or [`Trace::update_scope`] entered.
+/// Leaves what [`Trace::scope`], [`Trace::layer`], [`Trace::update_scope`] or [`Trace::in_f32`]
+/// entered.
 pub struct ScopeGuard(Trace);
 
 impl Drop for ScopeGuard {
@@ -190,10 +191,18 @@ impl Trace {
         self.enter(name, |provenance| provenance.phase = Phase::Update)
     }
 
+    /// Until the guard is dropped, what is recorded is computed in f32 in a run of any precision,
+    /// and so are its gradients: an RMS norm of 16-bit values would round their squares. Operands
+    /// of 16 bits are converted; the results are f32 until a matmul or attention rounds them.
+    pub fn in_f32(&self) -> ScopeGuard {
+        self.enter("", |provenance| provenance.in_f32 = true)
+    }
+
     fn enter(&self, name: &str, change: impl FnOnce(&mut Provenance)) -> ScopeGuard {
         let mut inner = self.0.borrow_mut();
         let mut context = inner.contexts.last().copied().unwrap_or_default();
         let path = match &inner.scopes[context.scope as usize] {
+            outer if name.is_empty() => outer.clone(),
             outer if outer.is_empty() => name.to_string(),
             outer => format!("{outer}.{name}"),
         };

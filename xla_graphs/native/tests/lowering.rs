@@ -9,7 +9,8 @@ use std::time::Instant;
 use support::{Rng, Value, model::training_step};
 use xtrain_graphs::op::{Attention, F64, Op, Scalar};
 use xtrain_graphs::{
-    CudaTarget, DType, Graph, GraphNode, InputRole, Provenance, Shape, Target, Trace, backward, passes,
+    CudaTarget, DType, Graph, GraphNode, InputRole, Provenance, Shape, Target, Trace, backward,
+    passes,
 };
 use xtrain_xla::proto::xla::{HloComputationProto, HloModuleProto};
 

@@ -1,5 +1,6 @@
 //! Scaled dot-product attention (Vaswani et al. 2017) over `[B, H, T, D]` queries and
-//! `[B, H, S, D]` keys and values.
+//! `[B, K, S, D]` keys and values, where K divides H: H / K consecutive query heads share a key and
+//! value head (Ainslie et al. 2023, "GQA"), in the matmuls as more rows of that head's queries.
 //!
 //! P = softmax(scale * q k^T, masked), out = dropout(P) v. Blocked scores become the type's lowest
 //! finite value, as in transformers, so a row with no visible key is uniform instead of NaN; there
@@ -43,9 +44,14 @@ pub(crate) fn infer(attention: &Attention, operands: &[&Shape]) -> Inferred {
         ));
     }
     let [b, h, t, d] = [q.dims[0], q.dims[1], q.dims[2], q.dims[3]];
-    let s = k.dims[2];
-    expect("the keys", k, q.dtype, &[b, h, s, d])?;
-    expect("the values", v, q.dtype, &[b, h, s, d])?;
+    let [kv_heads, s] = [k.dims[1], k.dims[2]];
+    if kv_heads == 0 || !h.is_multiple_of(kv_heads) {
+        return Err(format!(
+            "{h} query heads do not divide between {kv_heads} key and value heads"
+        ));
+    }
+    expect("the keys", k, q.dtype, &[b, kv_heads, s, d])?;
+    expect("the values", v, q.dtype, &[b, kv_heads, s, d])?;
     if attention.key_mask {
         expect("the key mask", operands[3], DType::Pred, &[b, s])?;
     }
@@ -128,7 +134,10 @@ impl<'a> Plain<'a> {
             .convert(wide)?
             .mul_scalar(attention.scale.get())?
             .convert(low)?;
-        let mut scores = scaled_q.batched(&operands[1], 3, 3, wide)?;
+        let mut scores = each_head(
+            &by_kv_head(&scaled_q, &operands[1])?.batched(&operands[1], 3, 3, wide)?,
+            &scaled_q,
+        )?;
         let visible = visible(attention, operands, scores.dims())?;
         if let Some(visible) = &visible {
             let full = |value: f64| scores.trace().full(value, scores.shape());
@@ -167,9 +176,9 @@ impl<'a> Plain<'a> {
 
     /// `[B, H, T, D]` in the wide type.
     fn output(&self) -> Result<Tensor> {
-        self.weights()?
-            .batched(&self.operands[2], 3, 2, self.wide)?
-            .mul(&self.normalizer)
+        let values = &self.operands[2];
+        let sums = by_kv_head(&self.weights()?, values)?.batched(values, 3, 2, self.wide)?;
+        each_head(&sums, &self.scaled_q)?.mul(&self.normalizer)
     }
 
     /// P before its division, with dropout, as an operand of products.
@@ -179,7 +188,9 @@ impl<'a> Plain<'a> {
 
     /// The gradient of the scores, as an operand of products.
     fn score_grad(&self, dy: &Tensor) -> Result<Tensor> {
-        let dp = self.drop(&dy.batched(&self.operands[2], 3, 3, self.wide)?)?;
+        let values = &self.operands[2];
+        let dp = by_kv_head(dy, values)?.batched(values, 3, 3, self.wide)?;
+        let dp = self.drop(&each_head(&dp, dy)?)?;
         let projected = dy
             .convert(self.wide)?
             .mul(&self.output()?)?
@@ -208,6 +219,18 @@ impl<'a> Plain<'a> {
                 .window
                 .is_some_and(|window| window == 0 || queries > keys)
     }
+}
+
+/// `[B, H, T, X]` as `[B, K, H / K * T, X]`: the queries of each head of `kv`, `[B, K, S, D]`.
+fn by_kv_head(x: &Tensor, kv: &Tensor) -> Result<Tensor> {
+    let [b, h, t, width] = [0, 1, 2, 3].map(|dim| x.dims()[dim]);
+    let kv_heads = kv.dims()[1];
+    x.reshape(&[b, kv_heads, h / kv_heads * t, width])
+}
+
+/// Back from [`by_kv_head`]: with the heads and queries of `q`, `[B, H, T, D]`.
+fn each_head(x: &Tensor, q: &Tensor) -> Result<Tensor> {
+    x.reshape(&[q.dims()[0], q.dims()[1], q.dims()[2], x.dims()[3]])
 }
 
 /// Which keys each query sees, `pred[B, H, T, S]`; `None` when all.
@@ -293,8 +316,8 @@ pub(crate) fn expand(
     plain.output()?.convert(plain.low)
 }
 
-/// `sum over t of p[.., t, s] * x[.., t, d]`: `[B, H, S, D]` from `[B, H, T, S]` and
-/// `[B, H, T, D]`.
+/// `sum over t of p[.., t, s] * x[.., t, d]`: `[B, K, S, D]` from `[B, K, T, S]` and
+/// `[B, K, T, D]`.
 ///
 /// XLA's CPU multiplies five times slower when the left side contracts its first dimension. So the
 /// small operand is turned, the product taken in the fast orientation and turned back; the barrier
@@ -326,24 +349,37 @@ pub(crate) fn expand_grad(
     let plain = Plain::new(attention, operands)?;
     let (low, wide) = (plain.low, plain.wide);
     let grad = match operand {
-        AttentionOperand::Query => plain
-            .score_grad(dy)?
-            .batched(&operands[1], 3, 2, wide)?
-            .mul_scalar(attention.scale.get())?,
-        AttentionOperand::Key => {
-            contract_queries(&plain.score_grad(dy)?, &plain.scaled_q, wide, target)?
+        AttentionOperand::Query => {
+            let keys = &operands[1];
+            let sums = by_kv_head(&plain.score_grad(dy)?, keys)?.batched(keys, 3, 2, wide)?;
+            each_head(&sums, dy)?.mul_scalar(attention.scale.get())?
         }
+        AttentionOperand::Key => contract_queries(
+            &by_kv_head(&plain.score_grad(dy)?, &operands[1])?,
+            &by_kv_head(&plain.scaled_q, &operands[1])?,
+            wide,
+            target,
+        )?,
         AttentionOperand::Value => {
             let normalized = dy.convert(wide)?.mul(&plain.normalizer)?.convert(low)?;
-            contract_queries(&plain.weights()?, &normalized, wide, target)?
+            contract_queries(
+                &by_kv_head(&plain.weights()?, &operands[2])?,
+                &by_kv_head(&normalized, &operands[2])?,
+                wide,
+                target,
+            )?
         }
     };
     grad.convert(low)
 }
 
 impl Tensor {
-    /// Attention of these queries `[B, H, T, D]` over `k` and `v` `[B, H, S, D]`; masks as the
-    /// attributes say (`key_mask`: `pred[B, S]`, `keep`: `pred[B, H, T, S]`).
+    /// Attention of these queries `[B, H, T, D]` over `k` and `v` `[B, K, S, D]`, where K divides
+    /// H and H / K consecutive query heads share a key and value head; masks as the attributes say
+    /// (`key_mask`: `pred[B, S]`, `keep`: `pred[B, H, T, S]`).
+    ///
+    /// # Errors
+    /// If the shapes or types do not match.
     #[track_caller]
     pub fn attention(
         &self,

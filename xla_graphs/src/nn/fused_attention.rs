@@ -21,8 +21,33 @@ use crate::trace::Tensor;
 /// Between `[B, H, T, D]` and `[B, T, H, D]`.
 const TURN: [usize; 4] = [0, 2, 1, 3];
 
+/// Keys or values `[B, K, S, D]` with a copy of its own for each of `heads` query heads, as cuDNN
+/// takes them.
+pub(crate) fn repeat_heads(kv: &Tensor, heads: usize) -> Result<Tensor> {
+    let [b, kv_heads, s, d] = [0, 1, 2, 3].map(|dim| kv.dims()[dim]);
+    if kv_heads == heads {
+        return Ok(kv.clone());
+    }
+    kv.broadcast_in(&[b, kv_heads, heads / kv_heads, s, d], &[0, 1, 3, 4])?
+        .reshape(&[b, heads, s, d])
+}
+
+/// The gradient of [`repeat_heads`]: sums `[B, H, S, D]` over the copies of each of `kv_heads`, in
+/// f32.
+pub(crate) fn sum_heads(grad: &Tensor, kv_heads: usize) -> Result<Tensor> {
+    let [b, heads, s, d] = [0, 1, 2, 3].map(|dim| grad.dims()[dim]);
+    if kv_heads == heads {
+        return Ok(grad.clone());
+    }
+    let low = grad.dtype();
+    grad.reshape(&[b, kv_heads, heads / kv_heads, s, d])?
+        .convert(DType::F32)?
+        .sum(&[2])?
+        .convert(low)
+}
+
 /// Whether the target has a call for this attention over `q` and `k` (`[B, H, T, D]`,
-/// `[B, H, S, D]`).
+/// `[B, K, S, D]`).
 pub(crate) fn applies(attention: &Attention, q: &Shape, k: &Shape, target: Target) -> bool {
     let Some(largest_head) = target.fused_attention_head() else {
         return false;
@@ -130,9 +155,10 @@ impl Call {
     /// Records the forward call; recorded twice, it is one. `seed` tells its dropout from others';
     /// our own mask, the last operand then, is left without a use.
     fn new(attention: &Attention, operands: &[Tensor], seed: u32) -> Result<Call> {
+        let heads = operands[0].dims()[1];
         let turned = operands[..3]
             .iter()
-            .map(|x| x.transpose(&TURN))
+            .map(|x| repeat_heads(x, heads)?.transpose(&TURN))
             .collect::<Result<Vec<_>>>()?;
         let bias = if attention.key_mask {
             Some(bias(&operands[0], &operands[3], operands[1].dims()[2])?)
@@ -208,7 +234,8 @@ pub(crate) fn expand_grad(
     let call = all[0]
         .trace()
         .record(Op::FusedAttentionGrad(forward.of), &all)?;
-    part(&call, operand as usize)
+    let grad = part(&call, operand as usize)?;
+    sum_heads(&grad, operands[operand as usize].dims()[1])
 }
 
 #[cfg(test)]
@@ -337,6 +364,40 @@ mod tests {
             seeds[0].is_some_and(|dropout| dropout.rate == F64::new(0.1)) && seeds[0] == seeds[1],
             "{seeds:?}"
         );
+    }
+
+    /// Four query heads on two of keys and values: the calls get copies, and gradients are summed
+    /// over them.
+    #[test]
+    fn grouped_queries_get_copies_of_their_keys() {
+        let trace = Trace::new();
+        let input = |name, heads| {
+            trace.input(
+                name,
+                Shape::new(DType::BF16, [2, heads, 8, 64]),
+                InputRole::State,
+            )
+        };
+        let (q, k, v) = (input("q", 4), input("k", 2), input("v", 2));
+        let out = q.attention(&k, &v, None, None, attention()).unwrap();
+        let loss = out.convert(DType::F32).unwrap().sum_all().unwrap();
+        for (name, grad) in ["q", "k", "v"]
+            .iter()
+            .zip(backward(&loss, &[q, k, v]).unwrap())
+        {
+            trace.output(*name, &grad);
+        }
+        let graph = passes::prepare(&trace.cut("test").unwrap(), H200).unwrap();
+        graph.check().unwrap();
+        assert_eq!(calls(&graph), (1, 1));
+        let call = graph
+            .nodes
+            .iter()
+            .find(|n| matches!(n.op, Op::FusedAttention(_)))
+            .unwrap();
+        for operand in &call.operands {
+            assert_eq!(graph.nodes[*operand as usize].shape.dims, [2, 8, 4, 64]);
+        }
     }
 
     #[test]

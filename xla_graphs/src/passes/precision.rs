@@ -9,6 +9,8 @@
 //! attention are f32, an element-wise operation computes in f32 and rounds its result once, and the
 //! gradients of master weights come out of their products in f32 without ever being rounded.
 //!
+//! What a model records in [`Trace::in_f32`](crate::Trace::in_f32) stays f32 whatever it is.
+//!
 //! Before: a recorded graph, composites and all, in f32. After: the same inputs and outputs in the
 //! same types.
 
@@ -88,6 +90,7 @@ pub(super) fn mix(graph: &Graph, low: DType) -> Result<Graph> {
         };
         let is_low = classes[id as usize] == Class::Low;
         match &node.op {
+            op if node.provenance.in_f32 && multiplies(op) => record(op, wide()?),
             // What it waits for may be of any type.
             Op::After if is_low => record(
                 &Op::After,
@@ -112,7 +115,7 @@ pub(super) fn mix(graph: &Graph, low: DType) -> Result<Graph> {
                     lowered()?,
                 )
             }
-            op @ (Op::Attention(_) | Op::AttentionGrad { .. }) => record(op, lowered()?),
+            op if multiplies(op) => record(op, lowered()?),
             op if is_low && (moves(op) || *op == Op::TakeRows) => record(op, lowered()?),
             op if is_low => record(op, wide()?)?.convert(low),
             op => record(op, wide()?),
@@ -163,8 +166,9 @@ fn class(node: &GraphNode, met: Class, is_master_gradient: bool) -> Class {
         return Class::Plain;
     }
     match &node.op {
+        op if node.provenance.in_f32 && (met > Class::Plain || multiplies(op)) => Class::Wide,
         Op::Dot { .. } if is_master_gradient => Class::Wide,
-        Op::Dot { .. } | Op::Attention(_) | Op::AttentionGrad { .. } => Class::Low,
+        op if multiplies(op) => Class::Low,
         Op::TakeRows if met == Class::Low => Class::Low,
         Op::TakeRows
         | Op::ScatterAddRows
@@ -188,6 +192,14 @@ fn class(node: &GraphNode, met: Class, is_master_gradient: bool) -> Class {
         Op::Convert(_) | Op::MasterGradient if met == Class::Low => Class::Wide,
         _ => met,
     }
+}
+
+/// Operations that take 16-bit operands: matmuls and what is made of them.
+fn multiplies(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Dot { .. } | Op::Attention(_) | Op::AttentionGrad { .. }
+    )
 }
 
 /// Operations that change no number.
@@ -234,4 +246,85 @@ fn only_for_master_gradients(graph: &Graph) -> Vec<bool> {
         .zip(otherwise)
         .map(|(&used, otherwise)| used && !otherwise)
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{InputRole, Phase, Shape, Trace, backward};
+
+    /// An RMS norm and a matmul between two matmuls, with the gradients of all matrices.
+    fn step(in_f32: bool) -> Graph {
+        let trace = Trace::new();
+        let matrix = |name: &str, role| trace.input(name, Shape::new(DType::F32, [4, 4]), role);
+        let weights = ["a", "b", "c"].map(|name| matrix(name, InputRole::State));
+        let x = matrix("x", InputRole::Feed).matmul(&weights[0]).unwrap();
+        let y = {
+            let _wide = in_f32.then(|| trace.in_f32());
+            let mean = x.mul(&x).unwrap().mean_last_keep().unwrap();
+            let scale = mean.add_scalar(1e-6).unwrap().rsqrt().unwrap();
+            x.mul(&scale).unwrap().matmul(&weights[1]).unwrap()
+        };
+        let loss = y.matmul(&weights[2]).unwrap().sum_all().unwrap();
+        trace.output("loss", &loss);
+        for (name, gradient) in ["da", "db", "dc"]
+            .iter()
+            .zip(backward(&loss, &weights).unwrap())
+        {
+            trace.output(*name, &gradient);
+        }
+        mix(&trace.cut("step").unwrap(), DType::BF16).unwrap()
+    }
+
+    #[test]
+    fn a_model_can_ask_for_f32() {
+        // The operand types of all nodes of a kind, forward and backward.
+        let types = |graph: &Graph, phase: Phase, wanted: fn(&Op) -> bool| -> Vec<Vec<DType>> {
+            let of = |id: &u32| graph.nodes[*id as usize].shape.dtype;
+            let nodes = graph.nodes.iter();
+            nodes
+                .filter(|node| wanted(&node.op) && node.provenance.phase == phase)
+                .map(|node| node.operands.iter().map(of).collect())
+                .collect()
+        };
+        let (low, wide) = (vec![DType::BF16; 2], vec![DType::F32; 2]);
+        let dot = |op: &Op| matches!(op, Op::Dot { .. });
+        let asked = step(true);
+        assert_eq!(
+            types(&asked, Phase::Forward, dot),
+            [low.clone(), wide.clone(), low.clone()]
+        );
+        // By the order of the sweep: dc and dy, db and the norm's, da.
+        assert_eq!(
+            types(&asked, Phase::Backward, dot),
+            [&low, &low, &wide, &wide, &low].map(Vec::clone)
+        );
+        let squares = |graph: &Graph| {
+            let square = |node: &&GraphNode| {
+                matches!(node.op, Op::Binary(crate::op::Binary::Mul))
+                    && node.operands[0] == node.operands[1]
+            };
+            let found = graph.nodes.iter().find(square).expect("x is squared");
+            let shape = &graph.nodes[found.operands[0] as usize].shape;
+            (shape.dtype, rounds(graph, found))
+        };
+        assert_eq!(squares(&asked), (DType::F32, false));
+        assert_eq!(squares(&step(false)), (DType::F32, true));
+        assert!(
+            types(&step(false), Phase::Forward, dot)
+                .iter()
+                .all(|types| *types == low)
+        );
+    }
+
+    /// Whether a node's result is rounded to 16 bits.
+    fn rounds(graph: &Graph, node: &GraphNode) -> bool {
+        graph.nodes.iter().any(|reader| {
+            reader.op == Op::Convert(DType::BF16)
+                && reader
+                    .operands
+                    .iter()
+                    .any(|&operand| std::ptr::eq(&graph.nodes[operand as usize], node))
+        })
+    }
 }

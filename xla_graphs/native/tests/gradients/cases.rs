@@ -554,20 +554,21 @@ fn plain() -> Attention {
     }
 }
 
-/// Attention of small sizes, query and key lengths apart; keys are visible with probability
-/// `visible`.
+/// Attention of small sizes, query and key lengths apart, one or two query heads to a key head;
+/// keys are visible with probability `visible`.
 fn attention(rng: &mut Rng, attributes: Attention, visible: f64) -> Sample {
-    let [b, h, t, s, d] = [
+    let [b, kv_heads, t, s, d] = [
         rng.int(1, 2),
         rng.int(1, 2),
         rng.int(1, 3),
         rng.int(1, 4),
         rng.int(1, 3),
     ];
+    let h = kv_heads * rng.int(1, 2);
     let mut arguments = vec![
         real(&[b, h, t, d], Domain::Any),
-        real(&[b, h, s, d], Domain::Any),
-        real(&[b, h, s, d], Domain::Any),
+        real(&[b, kv_heads, s, d], Domain::Any),
+        real(&[b, kv_heads, s, d], Domain::Any),
     ];
     if attributes.key_mask {
         arguments.push(Argument::Mask(vec![b, s], visible));

@@ -2,7 +2,7 @@
 
 use crate::support::{Rng, Value, assert_close, evaluate, reference};
 use xtrain_graphs::op::{Attention, F64, Gelu};
-use xtrain_graphs::{DType, backward};
+use xtrain_graphs::{DType, Tensor, backward};
 
 #[test]
 fn gelu_in_both_forms() {
@@ -254,4 +254,44 @@ fn attention_with_each_mask() {
         Some(&mask),
         Some(&keep),
     );
+}
+
+/// Query heads that share a key and value head get what each would of a copy of its own.
+#[test]
+fn grouped_queries_are_attention_with_repeated_heads() {
+    let mut rng = Rng(5);
+    let (b, h, kv, t, d) = (2, 6, 2, 4, 3);
+    let mut draw = |heads: usize| {
+        let numbers = rng.floats(b * heads * t * d, -1.5, 1.5);
+        Value::new(DType::F64, &[b, heads, t, d], &numbers)
+    };
+    let arguments = [draw(h), draw(kv), draw(kv), draw(h)];
+    let causal = Attention {
+        scale: F64::new(0.6),
+        causal: true,
+        window: None,
+        key_mask: false,
+        dropout: None,
+    };
+    let run = |repeats: bool| {
+        evaluate(&arguments, |_, x| {
+            let heads = |x: &Tensor| {
+                if repeats {
+                    x.broadcast_in(&[b, kv, h / kv, t, d], &[0, 1, 3, 4])?
+                        .reshape(&[b, h, t, d])
+                } else {
+                    Ok(x.clone())
+                }
+            };
+            let y = x[0].attention(&heads(&x[1])?, &heads(&x[2])?, None, None, causal)?;
+            let loss = y.mul(&x[3])?.sum_all()?;
+            let mut results = vec![y];
+            results.extend(backward(&loss, &x[..3])?);
+            Ok(results)
+        })
+    };
+    for (grouped, repeated) in run(false).iter().zip(run(true)) {
+        assert_eq!(grouped.shape, repeated.shape);
+        assert_close(&grouped.numbers(), &repeated.numbers(), 1e-13);
+    }
 }

@@ -253,3 +253,75 @@ fn input_part(
         lay: Lay::Cut(*cut),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backward;
+    use crate::op::{Attention, F64};
+
+    /// Attention of four query heads on two of keys and values, with all gradients, divided between
+    /// `parts` replicas: the operands' shapes of each attention, and the results' shapes.
+    fn divided(parts: u32) -> (Vec<Vec<usize>>, Vec<Shape>) {
+        let trace = Trace::new();
+        let input = |name, heads| {
+            trace.input(
+                name,
+                Shape::new(DType::F32, [2, heads, 8, 4]),
+                InputRole::State,
+            )
+        };
+        let (q, k, v) = (input("q", 4), input("k", 2), input("v", 2));
+        let of = Attention {
+            scale: F64::new(0.5),
+            causal: true,
+            window: None,
+            key_mask: false,
+            dropout: None,
+        };
+        let y = q.attention(&k, &v, None, None, of).unwrap();
+        trace.output("y", &y);
+        let gradients = backward(&y.sum_all().unwrap(), &[q, k, v]).unwrap();
+        for (name, gradient) in ["dq", "dk", "dv"].iter().zip(&gradients) {
+            trace.output(*name, gradient);
+        }
+        let heads = Cut { dim: 1, blocks: 1 };
+        let partition = Partition {
+            groups: vec![(0..parts).collect()],
+            inputs: [("q", 4), ("k", 2), ("v", 2)]
+                .into_iter()
+                .filter(|(_, heads)| u32::is_multiple_of(*heads, parts))
+                .map(|(name, _)| (name.to_string(), heads))
+                .collect(),
+            rows: None,
+        };
+        let graph = divide(&trace.cut("step").unwrap(), &partition).unwrap();
+        graph.check().unwrap();
+        let attentions = graph
+            .nodes
+            .iter()
+            .filter(|node| matches!(node.op, Op::Attention(_) | Op::AttentionGrad { .. }));
+        let heads = |node: &crate::GraphNode| {
+            let shapes = node
+                .operands
+                .iter()
+                .map(|&id| &graph.nodes[id as usize].shape);
+            shapes.map(|shape| shape.dims[1]).collect()
+        };
+        let results = (0..graph.outputs.len()).map(|i| graph.output_shape(i).clone());
+        (attentions.map(heads).collect(), results.collect())
+    }
+
+    #[test]
+    fn each_replica_has_the_key_heads_of_its_queries() {
+        let whole = |heads| Shape::new(DType::F32, [2, heads, 8, 4]);
+        let results = [whole(4), whole(4), whole(2), whole(2)];
+        // Two replicas: a key head each. Four: two replicas have one each.
+        for (parts, q, kv) in [(2, 2, 1), (4, 1, 1)] {
+            let (attentions, found) = divided(parts);
+            assert_eq!(attentions[0], [q, kv, kv]);
+            assert_eq!(attentions[1..], vec![vec![q, kv, kv, q]; 3]);
+            assert_eq!(found, results, "{parts} replicas");
+        }
+    }
+}

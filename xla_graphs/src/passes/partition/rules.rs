@@ -4,7 +4,8 @@ use super::shapes::{padded, reshaped, sliced};
 use super::{Cut, Divider, Lay, Part, Recorded};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{Binary, Comparison, DotDims, Op, Reduction, Unary};
+use crate::nn::fused_attention::{repeat_heads, sum_heads};
+use crate::op::{AttentionOperand, Binary, Comparison, DotDims, Op, Reduction, Unary};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
@@ -496,24 +497,53 @@ impl Divider<'_> {
         Ok(None)
     }
 
-    /// By heads, which every operand has in dimension 1 but for the mask over keys.
+    /// By heads, which every operand has in dimension 1 but for the mask over keys. Where replicas
+    /// outnumber the key and value heads, several of them have copies of one.
     fn attention(&self, op: &Op, operands: &[Part], shapes: &[&Shape]) -> Result<Option<Part>> {
         let heads = Cut { dim: 1, blocks: 1 };
         let by_heads = operands.iter().any(|part| part.lay == Lay::Cut(heads));
+        let kv_heads = shapes[1].dims[1];
+        // How many replicas share a key and value head.
+        let copies = if kv_heads.is_multiple_of(self.parts) {
+            1
+        } else if self.parts.is_multiple_of(kv_heads) {
+            self.parts / kv_heads
+        } else {
+            return Ok(None);
+        };
         if !by_heads || !self.divides(shapes[0], heads) {
             return Ok(None);
         }
-        let locals = operands
-            .iter()
-            .zip(shapes)
-            .map(|(part, shape)| match shape.rank() {
-                4 => self.cut(part, heads, shape),
-                _ => self.whole(part),
-            });
-        Ok(at(
-            self.record(op, &locals.collect::<Result<Vec<_>>>()?)?,
-            1,
-        ))
+        let locals = operands.iter().zip(shapes).enumerate();
+        let locals = locals.map(|(index, (part, shape))| match shape.rank() {
+            4 if copies > 1 && (index == 1 || index == 2) => {
+                let copied = repeat_heads(&self.whole(part)?, self.parts)?;
+                let copied = Part {
+                    local: copied,
+                    lay: Lay::Whole,
+                };
+                let shape = copied.local.shape().clone();
+                self.cut(&copied, heads, &shape)
+            }
+            4 => self.cut(part, heads, shape),
+            _ => self.whole(part),
+        });
+        let local = self.record(op, &locals.collect::<Result<Vec<_>>>()?)?;
+        let of_kv = matches!(
+            op,
+            Op::AttentionGrad {
+                operand: AttentionOperand::Key | AttentionOperand::Value,
+                ..
+            }
+        );
+        if copies > 1 && of_kv {
+            let all = local.all_gather(self.groups(), 1)?;
+            return Ok(Some(Part {
+                local: sum_heads(&all, kv_heads)?,
+                lay: Lay::Whole,
+            }));
+        }
+        Ok(at(local, 1))
     }
 
     /// By rows, where they are cut: `x` and gradients have them, weights do not.
