@@ -60,10 +60,9 @@ fn imports_point_downwards() {
 }
 
 /// Rooms that still have circles. The list only shrinks: a room that has none must leave it.
-const CIRCLES: [(&str, &str); 10] = [
+const CIRCLES: &[(&str, &str)] = &[
     ("src", "config"),
     ("src", "data"),
-    ("src", "runtime"),
     ("src", "trainer"),
     ("models/src", ""),
     ("xla_graphs/src", ""),

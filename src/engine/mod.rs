@@ -2,7 +2,7 @@
 //!
 //! [`Run::prepare`] opens what a plan names (tokenizer, model, task, data, devices). On it stand
 //! [`Run::train`], [`Run::evaluate`], [`Run::predict`], [`Run::compile`] (every graph of the run
-//! ahead of it) and [`Run::largest_batch`]. [`evaluate`], [`predict`], [`generate`] and [`bench`]
+//! ahead of it) and [`Run::largest_batch`]. [`evaluate`], [`predict`], [`generate`] and [`bench()`]
 //! are the runs that need no training plan. All of them build their session and their training
 //! step in [`Execution`], so that what is compiled ahead is what runs.
 //!

@@ -1,7 +1,7 @@
 //! What replicas exchange in a step: sums of gradients and losses, the norm over all of them, and,
 //! where each replica updates its part only, the parts.
 //!
-//! A parameter lies in one of three ways ([`Lay`]). Whole everywhere: its gradients are summed
+//! A parameter lies in one of three ways (`Lay`). Whole everywhere: its gradients are summed
 //! (all-reduce). In parts along the shard axis (ZeRO-3, Rajbhandari et al. 2020): the backward pass
 //! has summed them within the group already (reduce-scatter, the gradient of putting the parameter
 //! together), and what is left is the sum over groups (MiCS, Zhang et al. 2022). Whole, but with

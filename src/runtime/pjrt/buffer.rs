@@ -1,6 +1,6 @@
 //! Buffers: arrays on a device. Uploads, downloads, and what is left of a buffer that was donated.
 
-use super::client::ClientInner;
+use super::client::{Client, ClientInner};
 use super::event::Event;
 use super::ffi::{self, CStruct, Call, PjrtBuffer};
 use super::signature::{buffer_type, dims_i64};
@@ -297,7 +297,7 @@ impl<T: Pod> Drop for PendingDownload<T> {
     }
 }
 
-/// Host memory that [`super::Client::upload_owned`] takes.
+/// Host memory that [`Client::upload_owned`] takes.
 pub enum HostBytes {
     Owned(Vec<u8>),
     Shared(Arc<[u8]>),
@@ -326,12 +326,25 @@ impl std::ops::Deref for HostBytes {
     }
 }
 
-pub(super) fn upload(
-    client: &Arc<ClientInner>,
-    bytes: &[u8],
-    shape: &Shape,
-    device: usize,
-) -> Result<Buffer> {
+impl Client {
+    /// Copies a dense row-major array to a device. The bytes are read before this returns.
+    pub fn upload(&self, bytes: &[u8], shape: &Shape, device: usize) -> Result<Buffer> {
+        upload(&self.inner, bytes, shape, device)
+    }
+
+    /// Gives a dense row-major array to a device: transferred in the background, freed when the
+    /// device is done with it. A CPU client may go on using the memory as it is, without a copy.
+    pub fn upload_owned(
+        &self,
+        bytes: impl Into<HostBytes>,
+        shape: &Shape,
+        device: usize,
+    ) -> Result<Buffer> {
+        upload_owned(&self.inner, bytes.into(), shape, device)
+    }
+}
+
+fn upload(client: &Arc<ClientInner>, bytes: &[u8], shape: &Shape, device: usize) -> Result<Buffer> {
     // SAFETY: with these semantics the plugin is done with the bytes when the call returns.
     let (buffer, event) = unsafe {
         from_host(
@@ -348,7 +361,7 @@ pub(super) fn upload(
     Ok(buffer)
 }
 
-pub(super) fn upload_owned(
+fn upload_owned(
     client: &Arc<ClientInner>,
     bytes: HostBytes,
     shape: &Shape,

@@ -1,18 +1,16 @@
-//! A client: one plugin at work on the devices of this process. It compiles, loads and uploads.
+//! A client: one plugin at work on the devices of this process. How it uploads is in `buffer`, how
+//! it compiles and loads in `executable`.
 
-use super::buffer::{self, Buffer, HostBytes};
 use super::device::Device;
-use super::executable::Executable;
 use super::ffi::{self, Call, PjrtClient, PjrtDevice};
 use super::kv::{self, Callbacks, KeyValueStore};
-use super::options::{CompileOptions, OptionValue, named_values};
-use super::plugin::{Plugin, array, string};
-use super::signature::Signature;
+use super::memory::{array, string};
+use super::options::{OptionValue, named_values};
+use super::plugin::Plugin;
 use crate::runtime::error::{Error, Result};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
-use xtrain_graphs::Shape;
 
 /// A client. Cloning is cheap and shares it; buffers, executables and events keep it alive.
 #[derive(Clone)]
@@ -139,119 +137,6 @@ impl Client {
             .addressable
             .iter()
             .map(|&i| &self.inner.devices[i])
-    }
-
-    /// Compiles a serialized HloModuleProto. `signature` must be the module's own, on each device.
-    pub fn compile(
-        &self,
-        module: &[u8],
-        signature: Signature,
-        options: &CompileOptions,
-    ) -> Result<Executable> {
-        // Partitioning changes shapes; what a device then sees is known only afterwards, and only
-        // for outputs.
-        if options.num_partitions == 1 {
-            signature
-                .check_module(module)
-                .map_err(|e| e.during("compiling a module"))?;
-        }
-        self.compile_program(module, "hlo", signature, options)
-    }
-
-    /// Compiles StableHLO: MLIR text, or bytecode of a version that the plugin takes.
-    pub fn compile_stablehlo(
-        &self,
-        module: &[u8],
-        signature: Signature,
-        options: &CompileOptions,
-    ) -> Result<Executable> {
-        let executable = self.compile_program(module, "mlir", signature, options)?;
-        executable
-            .check_inputs()
-            .map_err(|e| e.during("compiling a StableHLO module"))?;
-        Ok(executable)
-    }
-
-    fn compile_program(
-        &self,
-        code: &[u8],
-        format: &str,
-        signature: Signature,
-        options: &CompileOptions,
-    ) -> Result<Executable> {
-        let doing = || {
-            format!(
-                "compiling a module ({} bytes of {format}) for {}",
-                code.len(),
-                self.platform_name()
-            )
-        };
-        let options = options.to_bytes().map_err(|e| e.during(doing()))?;
-        let program = ffi::Program::of(code, format);
-        let mut args = ffi::ClientCompile {
-            client: self.inner.raw(),
-            program: &program,
-            compile_options: options.as_ptr().cast(),
-            compile_options_size: options.len(),
-            ..Default::default()
-        };
-        // SAFETY: program and options live through the call; plugins only read the code, as the
-        // header's `const` program says.
-        unsafe { self.inner.call(&mut args) }.map_err(|e| e.during(doing()))?;
-        // SAFETY: the executable is new and nobody else has it.
-        unsafe { Executable::from_raw(args.executable, &self.inner, signature) }
-            .map_err(|e| e.during(doing()))
-    }
-
-    /// Loads what [`Executable::serialize`] gave, in this or another process, with the same plugin
-    /// on the same kind of machine. Plugins check such bytes badly; whoever stores them must make
-    /// sure that they are the ones stored, and for this machine.
-    pub fn load(&self, serialized: &[u8], signature: Signature) -> Result<Executable> {
-        let executable = self.load_stored(serialized, signature)?;
-        executable
-            .check_inputs()
-            .map_err(|e| e.during("loading a compiled executable"))?;
-        Ok(executable)
-    }
-
-    /// The same for bytes of which the caller knows that they were compiled from a module of this
-    /// signature, as a cache with checksums does. Comparing the inputs costs a tenth of what
-    /// loading does: the whole optimized module is read.
-    pub fn load_stored(&self, serialized: &[u8], signature: Signature) -> Result<Executable> {
-        let doing = || {
-            format!(
-                "loading a compiled executable ({} bytes) for {}",
-                serialized.len(),
-                self.platform_name()
-            )
-        };
-        let mut args = ffi::ExecutableDeserializeAndLoad {
-            client: self.inner.raw(),
-            serialized: serialized.as_ptr().cast(),
-            serialized_size: serialized.len(),
-            ..Default::default()
-        };
-        // SAFETY: the bytes live through the call.
-        unsafe { self.inner.call(&mut args) }.map_err(|e| e.during(doing()))?;
-        // SAFETY: the executable is new and nobody else has it.
-        unsafe { Executable::from_raw(args.loaded_executable, &self.inner, signature) }
-            .map_err(|e| e.during(doing()))
-    }
-
-    /// Copies a dense row-major array to a device. The bytes are read before this returns.
-    pub fn upload(&self, bytes: &[u8], shape: &Shape, device: usize) -> Result<Buffer> {
-        buffer::upload(&self.inner, bytes, shape, device)
-    }
-
-    /// Gives a dense row-major array to a device: transferred in the background, freed when the
-    /// device is done with it. A CPU client may go on using the memory as it is, without a copy.
-    pub fn upload_owned(
-        &self,
-        bytes: impl Into<HostBytes>,
-        shape: &Shape,
-        device: usize,
-    ) -> Result<Buffer> {
-        buffer::upload_owned(&self.inner, bytes.into(), shape, device)
     }
 }
 

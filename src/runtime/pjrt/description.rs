@@ -3,8 +3,9 @@
 
 use super::client::ClientInner;
 use super::ffi::{self, Call, PjrtExecutable};
+use super::memory::{array, bytes, string};
 use super::options::{OptionValue, read_named};
-use super::plugin::{PluginInner, array, bytes, string};
+use super::plugin::PluginInner;
 use super::signature::Signature;
 use super::topology::TopologyInner;
 use crate::runtime::error::{Error, Result};

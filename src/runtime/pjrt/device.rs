@@ -1,8 +1,9 @@
 //! A device as its plugin describes it.
 
 use super::ffi::{self, CStruct, PjrtDevice};
+use super::memory::string;
 use super::options::{OptionValue, read_named};
-use super::plugin::{PluginInner, string};
+use super::plugin::PluginInner;
 use crate::runtime::error::{Error, Result};
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -2,11 +2,12 @@
 //! every plugin does.
 
 use super::buffer::Buffer;
-use super::client::ClientInner;
+use super::client::{Client, ClientInner};
 use super::description::{CompiledMemory, Description, Owner};
 use super::event::Event;
 use super::ffi::{self, Call, PjrtBuffer, PjrtEvent, PjrtLoadedExecutable};
-use super::plugin::{array, string};
+use super::memory::{array, string};
+use super::options::CompileOptions;
 use super::signature::Signature;
 use crate::runtime::error::{Error, Result};
 use std::collections::BTreeMap;
@@ -36,6 +37,105 @@ pub struct Execution {
 pub struct RunOptions<'a> {
     /// Inputs that are not to be donated this time, though the module would (it then gets a copy).
     pub keep: &'a [usize],
+}
+
+impl Client {
+    /// Compiles a serialized HloModuleProto. `signature` must be the module's own, on each device.
+    pub fn compile(
+        &self,
+        module: &[u8],
+        signature: Signature,
+        options: &CompileOptions,
+    ) -> Result<Executable> {
+        // Partitioning changes shapes; what a device then sees is known only afterwards, and only
+        // for outputs.
+        if options.num_partitions == 1 {
+            signature
+                .check_module(module)
+                .map_err(|e| e.during("compiling a module"))?;
+        }
+        self.compile_program(module, "hlo", signature, options)
+    }
+
+    /// Compiles StableHLO: MLIR text, or bytecode of a version that the plugin takes.
+    pub fn compile_stablehlo(
+        &self,
+        module: &[u8],
+        signature: Signature,
+        options: &CompileOptions,
+    ) -> Result<Executable> {
+        let executable = self.compile_program(module, "mlir", signature, options)?;
+        executable
+            .check_inputs()
+            .map_err(|e| e.during("compiling a StableHLO module"))?;
+        Ok(executable)
+    }
+
+    fn compile_program(
+        &self,
+        code: &[u8],
+        format: &str,
+        signature: Signature,
+        options: &CompileOptions,
+    ) -> Result<Executable> {
+        let doing = || {
+            format!(
+                "compiling a module ({} bytes of {format}) for {}",
+                code.len(),
+                self.platform_name()
+            )
+        };
+        let options = options.to_bytes().map_err(|e| e.during(doing()))?;
+        let program = ffi::Program::of(code, format);
+        let mut args = ffi::ClientCompile {
+            client: self.inner.raw(),
+            program: &program,
+            compile_options: options.as_ptr().cast(),
+            compile_options_size: options.len(),
+            ..Default::default()
+        };
+        // SAFETY: program and options live through the call; plugins only read the code, as the
+        // header's `const` program says.
+        unsafe { self.inner.call(&mut args) }.map_err(|e| e.during(doing()))?;
+        // SAFETY: the executable is new and nobody else has it.
+        unsafe { Executable::from_raw(args.executable, &self.inner, signature) }
+            .map_err(|e| e.during(doing()))
+    }
+
+    /// Loads what [`Executable::serialize`] gave, in this or another process, with the same plugin
+    /// on the same kind of machine. Plugins check such bytes badly; whoever stores them must make
+    /// sure that they are the ones stored, and for this machine.
+    pub fn load(&self, serialized: &[u8], signature: Signature) -> Result<Executable> {
+        let executable = self.load_stored(serialized, signature)?;
+        executable
+            .check_inputs()
+            .map_err(|e| e.during("loading a compiled executable"))?;
+        Ok(executable)
+    }
+
+    /// The same for bytes of which the caller knows that they were compiled from a module of this
+    /// signature, as a cache with checksums does. Comparing the inputs costs a tenth of what
+    /// loading does: the whole optimized module is read.
+    pub fn load_stored(&self, serialized: &[u8], signature: Signature) -> Result<Executable> {
+        let doing = || {
+            format!(
+                "loading a compiled executable ({} bytes) for {}",
+                serialized.len(),
+                self.platform_name()
+            )
+        };
+        let mut args = ffi::ExecutableDeserializeAndLoad {
+            client: self.inner.raw(),
+            serialized: serialized.as_ptr().cast(),
+            serialized_size: serialized.len(),
+            ..Default::default()
+        };
+        // SAFETY: the bytes live through the call.
+        unsafe { self.inner.call(&mut args) }.map_err(|e| e.during(doing()))?;
+        // SAFETY: the executable is new and nobody else has it.
+        unsafe { Executable::from_raw(args.loaded_executable, &self.inner, signature) }
+            .map_err(|e| e.during(doing()))
+    }
 }
 
 impl Executable {
@@ -292,7 +392,7 @@ impl Executable {
         Ok(())
     }
 
-    /// The compiled code as bytes for [`super::Client::load`].
+    /// The compiled code as bytes for [`Client::load`].
     pub fn serialize(&self) -> Result<Vec<u8>> {
         self.description.serialize()
     }

@@ -2,7 +2,8 @@
 //! lowered or a CPU client is wanted. `xtrain` itself links no XLA, so commands that need no device
 //! answer in milliseconds.
 
-use super::plugin::{Plugin, bytes, open_library, reason};
+use super::memory::bytes;
+use super::plugin::{Plugin, open_library, reason};
 use crate::runtime::error::{Error, Result};
 use std::ffi::{CStr, c_char};
 use std::path::{Path, PathBuf};

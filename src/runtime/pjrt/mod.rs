@@ -10,6 +10,7 @@
 
 mod buffer;
 mod client;
+mod compiled_module;
 mod description;
 mod device;
 mod event;
@@ -18,6 +19,7 @@ mod ffi;
 mod kv;
 mod layout;
 mod library;
+mod memory;
 mod options;
 mod plugin;
 mod signature;
@@ -28,6 +30,7 @@ mod topology;
 
 pub use buffer::{Buffer, HostBytes, PendingDownload};
 pub use client::Client;
+pub use compiled_module::CompiledModule;
 pub use description::CompiledMemory;
 pub use device::{Device, DeviceMemory};
 pub use event::Event;
@@ -38,4 +41,4 @@ pub use options::{CompileOptions, OptionValue, OverrideValue};
 pub(super) use plugin::reason;
 pub use plugin::{Plugin, set_environment};
 pub use signature::Signature;
-pub use topology::{CompiledModule, Topology};
+pub use topology::Topology;

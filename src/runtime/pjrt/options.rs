@@ -6,7 +6,7 @@
 //! are deterministic (maps are sorted), so a cache key may be made of them.
 
 use super::ffi::{self, CStruct, NamedValue, ValueUnion};
-use super::plugin::{array, string};
+use super::memory::{array, string};
 use crate::runtime::error::{Error, Result};
 use prost::Message;
 use std::borrow::Cow;

@@ -3,10 +3,11 @@
 //! a slot that is null, or that an older plugin does not have, is an error with the call's name.
 
 use super::ffi::{self, ApiHeader, Call, Slot};
+use super::memory::string;
 use super::options::{self, OptionValue};
 use crate::runtime::error::{Code, Error, Result};
 use std::collections::HashMap;
-use std::ffi::{c_char, c_void};
+use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -328,41 +329,6 @@ impl PluginInner {
             path: self.path.to_path_buf(),
         }
     }
-}
-
-/// Copies a plugin's string, which has no terminator.
-///
-/// # Safety
-/// `data` points to `size` readable bytes, or is null.
-pub(super) unsafe fn string(data: *const c_char, size: usize) -> String {
-    // SAFETY: the caller's promise is the same.
-    String::from_utf8_lossy(unsafe { bytes(data, size) }).into_owned()
-}
-
-/// Views a plugin's bytes.
-///
-/// # Safety
-/// `data` points to `size` readable bytes that live as long as the caller uses the result, or is
-/// null.
-pub(super) unsafe fn bytes<'a>(data: *const c_char, size: usize) -> &'a [u8] {
-    if data.is_null() || size == 0 {
-        return &[];
-    }
-    // SAFETY: not null, and readable for `size` bytes by the caller's promise.
-    unsafe { std::slice::from_raw_parts(data.cast(), size) }
-}
-
-/// As `bytes`, for other elements.
-///
-/// # Safety
-/// `data` points to `count` initialized elements that live as long as the caller uses the result,
-/// or is null.
-pub(super) unsafe fn array<'a, T>(data: *const T, count: usize) -> &'a [T] {
-    if data.is_null() || count == 0 {
-        return &[];
-    }
-    // SAFETY: not null, and readable by the caller's promise.
-    unsafe { std::slice::from_raw_parts(data, count) }
 }
 
 #[cfg(test)]

@@ -1,24 +1,22 @@
-//! Devices that are not attached: given their description, a plugin compiles for them, and the
-//! result can be asked everything but to run.
+//! Devices that are not attached, by their description.
 
-use super::description::{CompiledMemory, Description, Owner};
 use super::ffi::{self, Call, PjrtTopology};
-use super::options::{CompileOptions, OptionValue, named_values};
-use super::plugin::{Plugin, string};
-use super::signature::Signature;
+use super::memory::string;
+use super::options::{OptionValue, named_values};
+use super::plugin::Plugin;
 use crate::runtime::error::Result;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Devices by their description. Cloning is cheap and shares it.
 #[derive(Clone)]
 pub struct Topology {
-    inner: Arc<TopologyInner>,
+    pub(super) inner: Arc<TopologyInner>,
 }
 
 pub(super) struct TopologyInner {
     pub plugin: Plugin,
-    raw: NonNull<PjrtTopology>,
+    pub raw: NonNull<PjrtTopology>,
     platform_name: String,
     platform_version: String,
 }
@@ -27,11 +25,6 @@ pub(super) struct TopologyInner {
 unsafe impl Send for TopologyInner {}
 // SAFETY: its calls are thread-safe.
 unsafe impl Sync for TopologyInner {}
-
-/// A module compiled for a topology. There is nothing that it could run on.
-pub struct CompiledModule {
-    description: Description,
-}
 
 impl Topology {
     /// Describes devices to a plugin by options of its own (for XLA:GPU `target_config`, a text,
@@ -78,51 +71,6 @@ impl Topology {
     pub fn platform_version(&self) -> &str {
         &self.inner.platform_version
     }
-
-    /// Compiles a serialized HloModuleProto. `signature` must be the module's own, on each device.
-    pub fn compile(
-        &self,
-        module: &[u8],
-        signature: &Signature,
-        options: &CompileOptions,
-    ) -> Result<CompiledModule> {
-        let doing = || {
-            format!(
-                "compiling a module ({} bytes of hlo) for {}",
-                module.len(),
-                self.platform_name()
-            )
-        };
-        signature
-            .check_module(module)
-            .map_err(|e| e.during(doing()))?;
-        let options = options.to_bytes().map_err(|e| e.during(doing()))?;
-        let program = ffi::Program::of(module, "hlo");
-        let mut args = ffi::Compile {
-            topology: self.inner.raw.as_ptr(),
-            program: &program,
-            compile_options: options.as_ptr().cast(),
-            compile_options_size: options.len(),
-            client: null_mut(),
-            ..Default::default()
-        };
-        // SAFETY: program and options live through the call, and plugins only read the code; the
-        // client is optional.
-        unsafe { self.inner.plugin.inner.call(&mut args) }.map_err(|e| e.during(doing()))?;
-        // SAFETY: the executable is new and nobody else has it.
-        let description = unsafe {
-            Description::from_raw(
-                args.executable,
-                Owner::Topology(self.inner.clone()),
-                ffi::Compile::SLOT,
-            )
-        };
-        let description = description.map_err(|e| e.during(doing()))?;
-        description
-            .check_outputs(signature)
-            .map_err(|e| e.during(doing()))?;
-        Ok(CompiledModule { description })
-    }
 }
 
 impl std::fmt::Debug for Topology {
@@ -167,27 +115,5 @@ impl Drop for TopologyInner {
         // SAFETY: what was compiled keeps the topology alive through an `Arc`, so all of it is
         // gone; this is the last use.
         let _ = unsafe { self.plugin.inner.call(&mut args) };
-    }
-}
-
-impl CompiledModule {
-    /// The compiled code as bytes, for a client of the same plugin on such a device.
-    pub fn serialize(&self) -> Result<Vec<u8>> {
-        self.description.serialize()
-    }
-
-    /// The plugin's fingerprint: equal for equal code, options and compiler.
-    pub fn fingerprint(&self) -> Result<String> {
-        self.description.fingerprint()
-    }
-
-    /// The compiler's account of memory on one device.
-    pub fn memory_stats(&self) -> Result<CompiledMemory> {
-        self.description.memory_stats()
-    }
-
-    /// The module after all passes: a serialized HloModuleProto.
-    pub fn optimized_hlo(&self) -> Result<Vec<u8>> {
-        self.description.optimized_hlo()
     }
 }

@@ -1,11 +1,11 @@
 //! What neuronx-cc refuses or gets wrong beside single opcodes, one rule each, with the place where
 //! AWS or a user says so. Only the first rule that an instruction breaks is reported.
 
-use super::Chip;
 use super::ranges::{self, Range};
 use super::table::{CUSTOM_CALLS, NEURON, REFUSED, element};
 use crate::runtime::hlo::{Instruction, Module, Shape};
 use std::collections::HashMap;
+use xtrain_graphs::NeuronChip as Chip;
 
 /// An instruction in its module.
 pub(super) struct Checked<'m> {

@@ -2,7 +2,7 @@
 //! becomes the graph that each replica of a group runs on its part of the weights.
 //!
 //! Given is how some inputs, the parameters, are cut. Each node's result then lies in one of three
-//! ways ([`Lay`]): whole and equal on all replicas, cut along a dimension, or partial, as summands
+//! ways (`Lay`): whole and equal on all replicas, cut along a dimension, or partial, as summands
 //! of which the replicas hold one each. A product that contracts a cut dimension gives a partial
 //! sum, which becomes whole (all-reduce) where something other than a sum or a factor needs it.
 //! With weights cut as Megatron cuts them (the first matrix of a pair by columns, the second by
