@@ -10,7 +10,10 @@ use xtrain::trainer::parameters::parameter_shape;
 use xtrain::trainer::settings::OptimizerKind;
 use xtrain::trainer::step::placements;
 use xtrain_graphs::passes::partition::Cut;
-use xtrain_models::{HeadKind, Model, ParameterSpec, build, preset, tensor_cuts};
+use xtrain_models::{
+    HeadKind, MODEL_TYPES, Model, ParameterSpec, build, default_config, preset, presets,
+    tensor_cuts,
+};
 
 /// The presets whose parameters and stages are listed in full; of the others a line each.
 const IN_FULL: [&str; 6] = [
@@ -20,36 +23,6 @@ const IN_FULL: [&str; 6] = [
     "bert-base-uncased",
     "roberta-base",
     "albert-base-v2",
-];
-
-const PRESETS: [&str; 27] = [
-    "gpt2",
-    "gpt2-medium",
-    "gpt2-large",
-    "gpt2-xl",
-    "gpt-neo-125m",
-    "gpt-neo-125M",
-    "gpt-neo-1.3B",
-    "gpt-neo-2.7B",
-    "gpt-j-6b",
-    "gpt-j-6B",
-    "bert-tiny",
-    "bert-mini",
-    "bert-small",
-    "bert-medium",
-    "bert-base-uncased",
-    "bert-base-cased",
-    "bert-base-multilingual-uncased",
-    "bert-base-multilingual-cased",
-    "bert-large-uncased",
-    "bert-large-cased",
-    "distilroberta-base",
-    "roberta-base",
-    "roberta-large",
-    "albert-base-v2",
-    "albert-large-v2",
-    "albert-xlarge-v2",
-    "albert-xxlarge-v2",
 ];
 
 /// A parameter on one line, with its shards along the tensor axis at degrees 2 and 4 as
@@ -168,7 +141,7 @@ fn describe(name: &str, model: &dyn Model) -> String {
 #[test]
 fn declarations_are_as_before() {
     let mut text = String::new();
-    for name in PRESETS {
+    for name in presets() {
         let config = preset(name).unwrap();
         let heads = [
             HeadKind::of(&config).unwrap(),
@@ -191,4 +164,43 @@ fn declarations_are_as_before() {
         assert_eq!(found, expected);
     }
     assert_eq!(text.lines().count(), expected.lines().count());
+}
+
+/// A family is named in its file and in the list, nowhere else: what readers need of it they get
+/// from the models crate.
+#[test]
+fn families_are_named_in_one_place() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut directories = vec![root.join("src"), root.join("models/src")];
+    let mut seen = 0;
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            let stem = path.file_stem().unwrap().to_string_lossy().to_string();
+            if path.is_dir() {
+                directories.push(path);
+                continue;
+            }
+            let is_list = path == root.join("models/src/lib.rs");
+            if is_list || stem.ends_with("tests") || path.extension().is_none_or(|e| e != "rs") {
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+            let is_code = |line: &&str| !line.trim_start().starts_with("//");
+            let code: Vec<&str> = code.lines().filter(is_code).collect();
+            let code = code.join("\n");
+            for name in MODEL_TYPES.into_iter().chain(presets()) {
+                let config = preset(name).or_else(|| default_config(name).ok());
+                let model_type = config.unwrap().text("model_type").unwrap();
+                assert!(
+                    stem == model_type || !code.contains(&format!("{name:?}")),
+                    "{} names {name:?}: read it from xtrain_models",
+                    path.display()
+                );
+            }
+            seen += 1;
+        }
+    }
+    assert!(seen > 100, "only {seen} files were read");
 }

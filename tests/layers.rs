@@ -64,7 +64,6 @@ const CIRCLES: &[(&str, &str)] = &[
     ("src", "config"),
     ("src", "data"),
     ("src", "trainer"),
-    ("models/src", ""),
     ("xla_graphs/src", ""),
     ("xla_graphs/src", "grad"),
     ("xla_graphs/src", "nn"),

@@ -31,8 +31,7 @@ const PHRASES: [(&str, &str); 16] = [
 ];
 
 /// Rooms that still have some. A room that has none comes off the list.
-const UNSWEPT: [&str; 7] = [
-    "models/src",
+const UNSWEPT: [&str; 6] = [
     "src/commands",
     "src/config",
     "src/data",

@@ -4,11 +4,16 @@
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
 
+/// transformers' `attribute_map`: settings that a family's configuration calls otherwise than most
+/// do, as (usual name, the family's name).
+pub(crate) type AttributeMap = &'static [(&'static str, &'static str)];
+
 /// The keys of a `config.json` in their order, and where they came from (for messages).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     values: Map<String, Value>,
     source: String,
+    names: AttributeMap,
 }
 
 impl Config {
@@ -17,7 +22,19 @@ impl Config {
         Config {
             values,
             source: source.into(),
+            names: &[],
         }
+    }
+
+    /// The same, to be read by the usual names.
+    pub(crate) fn named(self, names: AttributeMap) -> Self {
+        Config { names, ..self }
+    }
+
+    /// What this configuration calls a setting.
+    fn key<'k>(&self, usual: &'k str) -> &'k str {
+        let own = self.names.iter().find(|(name, _)| *name == usual);
+        own.map_or(usual, |(_, own)| own)
     }
 
     /// A configuration written in the program.
@@ -38,14 +55,17 @@ impl Config {
         }
     }
 
+    /// Every key with its value, in order.
     pub fn values(&self) -> &Map<String, Value> {
         &self.values
     }
 
+    /// The file or preset that it came from.
     pub fn source(&self) -> &str {
         &self.source
     }
 
+    /// Sets a key, which need not exist.
     pub fn set(&mut self, key: &str, value: impl Into<Value>) {
         self.values.insert(key.to_string(), value.into());
     }
@@ -62,12 +82,13 @@ impl Config {
         Config {
             values,
             source: self.source.clone(),
+            names: &[],
         }
     }
 
     /// The value of a key that is present and not null.
     pub fn get(&self, key: &str) -> Option<&Value> {
-        self.values.get(key).filter(|v| !v.is_null())
+        self.values.get(self.key(key)).filter(|v| !v.is_null())
     }
 
     fn typed<T>(
@@ -78,7 +99,7 @@ impl Config {
     ) -> Result<Option<T>> {
         let wrong = |v: &Value| Error::WrongType {
             source_name: self.source.clone(),
-            key: key.to_string(),
+            key: self.key(key).to_string(),
             expected,
             found: v.to_string(),
         };
@@ -90,10 +111,14 @@ impl Config {
     fn required<T>(&self, key: &str, value: Option<T>) -> Result<T> {
         value.ok_or_else(|| Error::MissingKey {
             source_name: self.source.clone(),
-            key: key.to_string(),
+            key: self.key(key).to_string(),
         })
     }
 
+    /// A positive integer, `None` if the key is missing or null.
+    ///
+    /// # Errors
+    /// If it is anything else, as every typed value here.
     pub fn optional_size(&self, key: &str) -> Result<Option<usize>> {
         self.typed(key, "a positive integer", |v| {
             v.as_u64().filter(|&n| n > 0).map(|n| n as usize)
@@ -101,20 +126,35 @@ impl Config {
     }
 
     /// A positive integer.
+    ///
+    /// # Errors
+    /// If it is missing or anything else.
     pub fn size(&self, key: &str) -> Result<usize> {
         let value = self.optional_size(key)?;
         self.required(key, value)
     }
 
+    /// A positive integer, `default` if the key is missing or null.
+    ///
+    /// # Errors
+    /// If it is anything else.
     pub fn size_or(&self, key: &str, default: usize) -> Result<usize> {
         Ok(self.optional_size(key)?.unwrap_or(default))
     }
 
+    /// A string.
+    ///
+    /// # Errors
+    /// If it is missing or anything else.
     pub fn text(&self, key: &str) -> Result<String> {
         let value = self.typed(key, "a string", |v| v.as_str().map(str::to_string))?;
         self.required(key, value)
     }
 
+    /// A string, `default` if the key is missing or null.
+    ///
+    /// # Errors
+    /// If it is anything else.
     pub fn text_or(&self, key: &str, default: &str) -> Result<String> {
         Ok(self
             .typed(key, "a string", |v| v.as_str().map(str::to_string))?
@@ -122,31 +162,47 @@ impl Config {
     }
 
     /// A token id; null means that there is none, a missing key means `default`.
+    ///
+    /// # Errors
+    /// If it is anything else.
     pub fn token_id_or(&self, key: &str, default: Option<usize>) -> Result<Option<usize>> {
-        match self.values.contains_key(key) {
-            true => self.typed(key, "a token id", |v| v.as_u64().map(|n| n as usize)),
-            false => Ok(default),
+        if self.values.contains_key(self.key(key)) {
+            self.typed(key, "a token id", |v| v.as_u64().map(|n| n as usize))
+        } else {
+            Ok(default)
         }
     }
 
+    /// True or false, `default` if the key is missing or null.
+    ///
+    /// # Errors
+    /// If it is anything else.
     pub fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
         Ok(self
             .typed(key, "true or false", Value::as_bool)?
             .unwrap_or(default))
     }
 
+    /// A number, `default` if the key is missing or null.
+    ///
+    /// # Errors
+    /// If it is anything else.
     pub fn float_or(&self, key: &str, default: f64) -> Result<f64> {
         Ok(self
             .typed(key, "a number", Value::as_f64)?
             .unwrap_or(default))
     }
 
-    /// A number from 0 to 1, as dropout rates are.
+    /// A number from 0 to 1, as dropout rates are, `default` if the key is missing or null.
+    ///
+    /// # Errors
+    /// If it is anything else.
     pub fn rate_or(&self, key: &str, default: f64) -> Result<f64> {
         let rate = self.float_or(key, default)?;
-        match (0.0..=1.0).contains(&rate) {
-            true => Ok(rate),
-            false => Err(self.unsupported(key, "a rate must be between 0 and 1")),
+        if (0.0..=1.0).contains(&rate) {
+            Ok(rate)
+        } else {
+            Err(self.unsupported(key, "a rate must be between 0 and 1"))
         }
     }
 
@@ -179,33 +235,35 @@ impl Config {
         }
     }
 
-    /// The width of one attention head.
-    pub(crate) fn head_width(&self, width_key: &str, heads_key: &str) -> Result<usize> {
-        let (width, heads) = (self.size(width_key)?, self.size(heads_key)?);
-        match width.is_multiple_of(heads) {
-            true => Ok(width / heads),
-            false => Err(self.unsupported(
-                width_key,
-                format!("must be a multiple of {heads_key} ({heads})"),
-            )),
+    /// The hidden size divided by the number of attention heads.
+    pub(crate) fn head_dim(&self) -> Result<usize> {
+        let (hidden_size, heads) = (self.size("hidden_size")?, self.size("num_attention_heads")?);
+        if hidden_size.is_multiple_of(heads) {
+            return Ok(hidden_size / heads);
         }
+        let heads_key = self.key("num_attention_heads");
+        let reason = format!("must be a multiple of {heads_key} ({heads})");
+        Err(self.unsupported("hidden_size", reason))
     }
 
     /// An error about the value of one key.
     pub fn unsupported(&self, key: &str, reason: impl Into<String>) -> Error {
         Error::Unsupported {
             source_name: self.source.clone(),
-            key: key.to_string(),
+            key: self.key(key).to_string(),
             found: self
                 .values
-                .get(key)
+                .get(self.key(key))
                 .map_or_else(|| "(default)".into(), Value::to_string),
             reason: reason.into(),
         }
     }
 
-    /// Lays `config_overrides` over the configuration as run_clm does: only keys that exist, values
-    /// of the type that is there.
+    /// Applies `config_overrides` as run_clm does: only keys that exist, values of the type that
+    /// they have.
+    ///
+    /// # Errors
+    /// If a key does not exist or a value is of another type.
     pub fn apply_overrides(&mut self, overrides: &[(String, Value)]) -> Result<()> {
         for (key, new) in overrides {
             let fail = |reason: String| Error::Override {

@@ -1,129 +1,115 @@
-//! What GPT-2, GPT-Neo and GPT-J have in common besides their layers: sizes under each one's own
-//! keys, the head, the count of work.
+//! What GPT-2, GPT-Neo and GPT-J have in common besides their layers: settings, embeddings, the
+//! stack, the head.
 //!
-//! Letters: B batch, T tokens, C width, H heads, V vocabulary, F inner width, L labels.
+//! Letters: B batch, T tokens, N = B * T, C hidden size, V vocabulary, L labels.
 
 use crate::activation::Activation;
-use crate::config::Config;
+use crate::axis::Axis;
+use crate::batch::TokenBatch;
+use crate::config::{AttributeMap, Config};
 use crate::error::Result;
-use crate::layers::{self, linear_without_bias};
-use crate::names::Specs;
+use crate::head::HeadKind;
+use crate::layers::{self, layer_norm, linear_without_bias};
+use crate::model::{ModelInfo, Pooling};
 use crate::weights::Weights;
-use crate::{HeadKind, TokenBatch};
-use xtrain_graphs::Tensor;
-
-/// What a family calls the settings that all three have.
-pub(crate) struct Keys {
-    pub positions: &'static str,
-    pub width: &'static str,
-    pub heads: &'static str,
-    pub inner: &'static str,
-    pub embed_dropout: &'static str,
-    pub attention_dropout: &'static str,
-    pub residual_dropout: &'static str,
-}
+use xtrain_graphs::{Randomness, Tensor};
 
 /// GPT-2's names, which GPT-J took over.
-pub(crate) const GPT_KEYS: Keys = Keys {
-    positions: "n_positions",
-    width: "n_embd",
-    heads: "n_head",
-    inner: "n_inner",
-    embed_dropout: "embd_pdrop",
-    attention_dropout: "attn_pdrop",
-    residual_dropout: "resid_pdrop",
-};
+pub(crate) const GPT_NAMES: AttributeMap = &[
+    ("hidden_size", "n_embd"),
+    ("max_position_embeddings", "n_positions"),
+    ("num_attention_heads", "n_head"),
+    ("num_hidden_layers", "n_layer"),
+    ("intermediate_size", "n_inner"),
+    ("embed_dropout", "embd_pdrop"),
+    ("attention_dropout", "attn_pdrop"),
+    ("resid_dropout", "resid_pdrop"),
+];
 
 /// Settings that all three have.
 pub(crate) struct Decoder {
-    pub vocab: usize,
-    pub positions: usize,
-    /// C
-    pub width: usize,
-    pub heads: usize,
-    /// F
-    pub inner: usize,
+    pub info: ModelInfo,
+    pub layers: usize,
+    pub hidden_size: usize,
+    pub intermediate_size: usize,
     pub activation: Activation,
     pub embed_dropout: f64,
     pub attention_dropout: f64,
     pub residual_dropout: f64,
     pub eps: f64,
-    pub initializer_range: f64,
+    /// Whether positions have a table, as in GPT-2; GPT-J rotates queries and keys instead.
+    pub learned_positions: bool,
     /// Whether the head's matrix is the token embedding.
     pub tied_head: bool,
 }
 
 impl Decoder {
-    /// Reads a configuration that lacks no key, and refuses what no model here implements.
-    pub fn read(config: &Config, keys: &Keys) -> Result<Self> {
-        config.refuse_unbuilt()?;
-        config.head_width(keys.width, keys.heads)?;
-        let width = config.size(keys.width)?;
+    /// Reads a configuration that lacks no key (`read`) for a model that will be saved with
+    /// `config`, and refuses what no model here implements.
+    pub fn read(config: Config, read: &Config, head: HeadKind) -> Result<Self> {
+        read.refuse_unbuilt()?;
+        let hidden_size = read.size("hidden_size")?;
         Ok(Decoder {
-            vocab: config.size("vocab_size")?,
-            positions: config.size(keys.positions)?,
-            width,
-            heads: config.size(keys.heads)?,
-            inner: config.size_or(keys.inner, 4 * width)?,
-            activation: Activation::from_config(config, "activation_function", "gelu_new")?,
-            embed_dropout: config.rate_or(keys.embed_dropout, 0.0)?,
-            attention_dropout: config.rate_or(keys.attention_dropout, 0.0)?,
-            residual_dropout: config.rate_or(keys.residual_dropout, 0.0)?,
-            eps: config.float_or("layer_norm_epsilon", 1e-5)?,
-            initializer_range: config.float_or("initializer_range", 0.02)?,
-            tied_head: config.flag_or("tie_word_embeddings", true)?,
+            info: ModelInfo {
+                pooling: Pooling::LastToken,
+                ..ModelInfo::read(config, read, head)?
+            },
+            layers: read.size("num_hidden_layers")?,
+            hidden_size,
+            intermediate_size: read.size_or("intermediate_size", 4 * hidden_size)?,
+            activation: Activation::from_config(read, "activation_function", "gelu_new")?,
+            embed_dropout: read.rate_or("embed_dropout", 0.0)?,
+            attention_dropout: read.rate_or("attention_dropout", 0.0)?,
+            residual_dropout: read.rate_or("resid_dropout", 0.0)?,
+            eps: read.float_or("layer_norm_epsilon", 1e-5)?,
+            learned_positions: true,
+            tied_head: read.flag_or("tie_word_embeddings", true)?,
         })
     }
 
-    /// Token and learned position embeddings added up, `[N, C]`.
-    pub fn embed(&self, weights: &Weights, batch: &TokenBatch) -> Result<Tensor> {
-        let tokens = layers::embedding(&weights.get("wte.weight")?, &batch.input_ids, None)?;
-        Ok(tokens.add(&layers::learned_positions(
-            &weights.get("wpe.weight")?,
-            batch,
-        )?)?)
-    }
-
-    /// The matrix of a language model's head, if it has one of its own, or of a classifier.
-    pub fn head_parameters(&self, specs: &mut Specs, task: HeadKind) {
-        specs.begin_head();
-        match task {
-            HeadKind::SequenceClassification { labels } => {
-                specs.matrix("score", [labels, self.width])
-            }
-            _ if self.tied_head => {}
-            _ => specs.matrix("lm_head", [self.vocab, self.width]),
+    /// Token embeddings, with learned positions added where there are any, `[N, C]`.
+    fn embed(&self, weights: &Weights, batch: &TokenBatch) -> Result<Tensor> {
+        let embed = (Axis::Embed, self.hidden_size);
+        let dims = [(Axis::Vocab, self.info.vocab_size), embed];
+        let table = weights.table("wte.weight", dims, None)?;
+        let tokens = layers::embedding(&table, &batch.input_ids, None)?;
+        if !self.learned_positions {
+            return Ok(tokens);
         }
+        let dims = [(Axis::Positions, self.info.max_positions), embed];
+        let table = weights.table("wpe.weight", dims, None)?;
+        Ok(tokens.add(&layers::learned_positions(&table, batch)?)?)
     }
 
-    /// Logits of hidden states `[N, C]`: `[N, V]`, or `[N, L]` of a classifier.
-    pub fn head(&self, weights: &Weights, hidden: &Tensor, task: HeadKind) -> Result<Tensor> {
-        if let HeadKind::SequenceClassification { .. } = task {
-            return linear_without_bias(weights, "score", hidden);
+    /// Hidden states `[N, C]` after all layers; `block` is one of them, given its number and
+    /// weights.
+    pub fn hidden(
+        &self,
+        weights: &Weights,
+        batch: &TokenBatch,
+        randomness: &Randomness,
+        block: impl Fn(usize, &Weights, &Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let (weights, _scope) = weights.enter("transformer");
+        let mut x = randomness.dropout(&self.embed(&weights, batch)?, self.embed_dropout)?;
+        for layer in 0..self.layers {
+            let (weights, _scope) = weights.enter_layer(&format!("h.{layer}"), &x);
+            x = block(layer, &weights, &x)?;
+        }
+        layer_norm(&weights, "ln_f", &x, self.eps)
+    }
+
+    /// Logits of hidden states: `[N, V]`, or `[B, L]` of a classifier.
+    pub fn head(&self, weights: &Weights, hidden: &Tensor) -> Result<Tensor> {
+        if let HeadKind::SequenceClassification { labels } = self.info.head {
+            let to = (Axis::Labels, labels);
+            return linear_without_bias(weights, "score", hidden, Axis::Embed, to);
+        }
+        if !self.tied_head {
+            let to = (Axis::Vocab, self.info.vocab_size);
+            return linear_without_bias(weights, "lm_head", hidden, Axis::Embed, to);
         }
         let _scope = weights.trace().scope("lm_head");
-        let name = if self.tied_head {
-            "transformer.wte.weight"
-        } else {
-            "lm_head.weight"
-        };
-        Ok(hidden.matmul_transposed(&weights.get(name)?)?)
-    }
-
-    /// [`crate::Model::head_flops`].
-    pub fn head_flops(&self, task: HeadKind, rows: usize) -> f64 {
-        match task {
-            HeadKind::SequenceClassification { .. } => 0.0,
-            _ => 6.0 * (rows * self.vocab * self.width) as f64,
-        }
-    }
-
-    /// [`crate::Model::step_flops`] with `layers` layers. Layers that see the last few tokens only
-    /// are counted like the others: their products are computed in full and masked.
-    pub fn step_flops(&self, layers: usize, task: HeadKind, batch: usize, tokens: usize) -> f64 {
-        let (c, f, layers) = (self.width as f64, self.inner as f64, layers as f64);
-        let attention = 12.0 * layers * c * tokens as f64;
-        let per_token = 6.0 * layers * (4.0 * c * c + 2.0 * c * f) + attention;
-        (batch * tokens) as f64 * per_token + self.head_flops(task, batch * tokens)
+        Ok(hidden.matmul_transposed(&weights.tied("transformer.wte.weight")?)?)
     }
 }

@@ -1,73 +1,72 @@
-//! What BERT, RoBERTa and ALBERT are made of: [`Embeddings`], [`Layer`], [`MaskedLmHead`], and
+//! What BERT and its relatives are made of: [`Embeddings`], [`Layer`], their heads, and
 //! [`Encoder`], which holds them.
 //!
-//! Letters: B batch, T tokens, N = B * T, C width, E embedding width (C but in ALBERT), H heads, D
-//! = C / H, V vocabulary, F inner width, P positions, S segments, L labels. Activations stay
-//! `[N, C]` between attention blocks.
+//! Letters: B batch, T tokens, N = B * T, C hidden size, E embedding size (C but in ALBERT), H
+//! heads, D = C / H, V vocabulary, F intermediate size, L labels. Activations stay `[N, C]` between
+//! attention blocks.
 
 use crate::activation::Activation;
+use crate::axis::Axis;
+use crate::batch::TokenBatch;
 use crate::config::Config;
 use crate::error::Result;
+use crate::head::HeadKind;
 use crate::layers::{self, AttentionKind, layer_norm, linear, split_heads};
-use crate::names::Specs;
-use crate::tensor_parallel::{Cuts, along};
+use crate::model::ModelInfo;
 use crate::weights::Weights;
-use crate::{About, HeadKind, TokenBatch};
+use serde_json::{Value, json};
 use xtrain_graphs::{Randomness, Tensor};
 
-/// Refuses what changes an encoder's numbers and is not implemented.
-pub(crate) fn refuse_unbuilt(config: &Config) -> Result<()> {
-    config.refuse_unbuilt()?;
-    config.only(
-        "is_decoder",
-        false,
-        "encoders are not trained as decoders here",
-    )?;
-    config.only(
-        "position_embedding_type",
-        "absolute",
-        "only absolute positions are implemented",
-    )?;
-    config.only(
-        "tie_word_embeddings",
-        true,
-        "an untied masked-LM decoder is not implemented",
-    )
+/// A released size, as changes to a default configuration.
+pub(crate) fn sizes(hidden_size: usize, layers: usize, heads: usize) -> Value {
+    json!({
+        "hidden_size": hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * hidden_size,
+    })
 }
 
 /// Rows per token, segment and position, added up and normalized.
 pub(crate) struct Embeddings {
-    pub vocab: usize,
+    pub vocab_size: usize,
+    /// Rows of the position table.
     pub positions: usize,
+    /// Rows of the segment table; 0: there is none.
     pub segments: usize,
     /// E
-    pub width: usize,
-    /// The token whose look-up teaches the table nothing.
-    pub padding: Option<usize>,
+    pub size: usize,
+    /// The padding token: its embedding row gets no gradient from lookups.
+    pub padding_idx: Option<usize>,
     eps: f64,
     dropout: f64,
 }
 
 impl Embeddings {
-    /// `width_key` is `hidden_size`, but in ALBERT.
-    pub fn read(config: &Config, width_key: &str) -> Result<Self> {
-        let vocab = config.size("vocab_size")?;
-        let padding = config.token_id_or("pad_token_id", None)?;
-        if padding.is_some_and(|id| id >= vocab) {
+    fn read(config: &Config) -> Result<Self> {
+        let vocab_size = config.size("vocab_size")?;
+        let padding_idx = config.token_id_or("pad_token_id", None)?;
+        if padding_idx.is_some_and(|id| id >= vocab_size) {
             return Err(config.unsupported(
                 "pad_token_id",
-                format!("must be below vocab_size ({vocab})"),
+                format!("must be below vocab_size ({vocab_size})"),
             ));
         }
         Ok(Embeddings {
-            vocab,
+            vocab_size,
             positions: config.size("max_position_embeddings")?,
-            segments: config.size("type_vocab_size")?,
-            width: config.size(width_key)?,
-            padding,
+            segments: config.size_or("type_vocab_size", 0)?,
+            size: config.size("embedding_size")?,
+            padding_idx,
             eps: config.float_or("layer_norm_eps", 1e-12)?,
             dropout: config.rate_or("hidden_dropout_prob", 0.1)?,
         })
+    }
+
+    /// The position table `[P, E]`; the row of `padding_idx` starts at zero.
+    pub fn position_table(&self, weights: &Weights, padding_idx: Option<usize>) -> Result<Tensor> {
+        let dims = [(Axis::Positions, self.positions), (Axis::Embed, self.size)];
+        weights.table("position_embeddings.weight", dims, padding_idx)
     }
 
     /// The input of the first layer, `[N, E]`; `positions` `[N, E]` are the rows of the position
@@ -79,18 +78,19 @@ impl Embeddings {
         positions: &Tensor,
         randomness: &Randomness,
     ) -> Result<Tensor> {
-        let tokens = layers::embedding(
-            &weights.get("word_embeddings.weight")?,
-            &batch.input_ids,
-            self.padding,
-        )?;
-        let table = &weights.get("token_type_embeddings.weight")?;
-        let segments = match &batch.token_type_ids {
-            Some(ids) => layers::embedding(table, ids, None)?,
-            None => table.slice_dim(0, 0, 1)?.broadcast_to(tokens.dims())?,
-        };
-        let sum = tokens.add(&segments)?.add(positions)?;
-        let normed = layer_norm(weights, "LayerNorm", &sum, self.eps)?;
+        let dims = [(Axis::Vocab, self.vocab_size), (Axis::Embed, self.size)];
+        let table = weights.table("word_embeddings.weight", dims, self.padding_idx)?;
+        let mut sum = layers::embedding(&table, &batch.input_ids, self.padding_idx)?;
+        if self.segments > 0 {
+            let dims = [(Axis::Segments, self.segments), (Axis::Embed, self.size)];
+            let table = &weights.table("token_type_embeddings.weight", dims, None)?;
+            let segments = match &batch.token_type_ids {
+                Some(ids) => layers::embedding(table, ids, None)?,
+                None => table.slice_dim(0, 0, 1)?.broadcast_to(sum.dims())?,
+            };
+            sum = sum.add(&segments)?;
+        }
+        let normed = layer_norm(weights, "LayerNorm", &sum.add(positions)?, self.eps)?;
         Ok(randomness.dropout(&normed, self.dropout)?)
     }
 }
@@ -102,63 +102,44 @@ pub(crate) struct LayerNames {
     pub value: &'static str,
     pub attention_output: &'static str,
     pub attention_norm: &'static str,
-    pub inner: &'static str,
+    pub intermediate: &'static str,
     pub output: &'static str,
     pub output_norm: &'static str,
 }
 
-/// In the order in which they are registered.
-const NAMES: LayerNames = LayerNames {
+/// BERT's names.
+pub(crate) const BERT_LAYER: LayerNames = LayerNames {
     query: "attention.self.query",
     key: "attention.self.key",
     value: "attention.self.value",
     attention_output: "attention.output.dense",
     attention_norm: "attention.output.LayerNorm",
-    inner: "intermediate.dense",
+    intermediate: "intermediate.dense",
     output: "output.dense",
     output_norm: "output.LayerNorm",
 };
 
-/// How tensor parallelism divides layers with BERT's names.
-pub(crate) const CUTS: Cuts = &[
-    ("attention.self.query.weight", along(0)),
-    ("attention.self.query.bias", along(0)),
-    ("attention.self.key.weight", along(0)),
-    ("attention.self.key.bias", along(0)),
-    ("attention.self.value.weight", along(0)),
-    ("attention.self.value.bias", along(0)),
-    ("attention.output.dense.weight", along(1)),
-    ("intermediate.dense.weight", along(0)),
-    ("intermediate.dense.bias", along(0)),
-    ("output.dense.weight", along(1)),
-    ("word_embeddings.weight", along(0)),
-    ("predictions.bias", along(0)),
-    ("lm_head.bias", along(0)),
-];
-
-/// An encoder layer: attention, then an inner layer, each added to its input and normalized
-/// afterwards.
+/// An encoder layer: attention, then an MLP, each added to its input and normalized afterwards.
 pub(crate) struct Layer {
-    pub width: usize,
-    pub heads: usize,
-    pub inner: usize,
+    pub hidden_size: usize,
+    heads: usize,
+    intermediate_size: usize,
     activation: Activation,
     eps: f64,
     attention_dropout: f64,
     /// On what attention adds.
-    projection_dropout: f64,
-    /// On what the inner layer adds.
+    pub projection_dropout: f64,
+    /// On what the MLP adds.
     pub output_dropout: f64,
 }
 
 impl Layer {
-    pub fn read(config: &Config) -> Result<Self> {
-        config.head_width("hidden_size", "num_attention_heads")?;
+    fn read(config: &Config) -> Result<Self> {
         let dropout = config.rate_or("hidden_dropout_prob", 0.1)?;
         Ok(Layer {
-            width: config.size("hidden_size")?,
+            hidden_size: config.size("hidden_size")?,
             heads: config.size("num_attention_heads")?,
-            inner: config.size("intermediate_size")?,
+            intermediate_size: config.size("intermediate_size")?,
             activation: Activation::from_config(config, "hidden_act", "gelu")?,
             eps: config.float_or("layer_norm_eps", 1e-12)?,
             attention_dropout: config.rate_or("attention_probs_dropout_prob", 0.1)?,
@@ -167,6 +148,7 @@ impl Layer {
         })
     }
 
+    /// The layer's output `[N, C]` of `x` `[N, C]`.
     pub fn apply(
         &self,
         names: &LayerNames,
@@ -175,73 +157,44 @@ impl Layer {
         batch: &TokenBatch,
         randomness: &Randomness,
     ) -> Result<Tensor> {
-        let part = |name| split_heads(&linear(weights, name, x)?, batch, self.heads); // [B, T, H, D]
-        let scale = 1.0 / ((self.width / self.heads) as f64).sqrt();
+        use Axis::{Embed, Heads, Mlp};
+        let c = self.hidden_size;
+        let heads = |name| {
+            split_heads(
+                &linear(weights, name, x, Embed, (Heads, c))?,
+                batch,
+                self.heads,
+            )
+        }; // [B, T, H, D]
         let kind = AttentionKind {
-            scale,
+            scale: 1.0 / ((c / self.heads) as f64).sqrt(),
             causal: false,
             window: None,
             dropout: self.attention_dropout,
         };
         let attended = layers::attention(
-            &part(names.query)?,
-            &part(names.key)?,
-            &part(names.value)?,
+            &heads(names.query)?,
+            &heads(names.key)?,
+            &heads(names.value)?,
             batch,
             randomness,
             kind,
         )?;
-        let projected = linear(weights, names.attention_output, &attended)?;
+        let projected = linear(
+            weights,
+            names.attention_output,
+            &attended,
+            Heads,
+            (Embed, c),
+        )?;
         let projected = randomness.dropout(&projected, self.projection_dropout)?;
         let x = layer_norm(weights, names.attention_norm, &x.add(&projected)?, self.eps)?;
-        let inner = self.activation.apply(&linear(weights, names.inner, &x)?)?; // [N, F]
-        let output =
-            randomness.dropout(&linear(weights, names.output, &inner)?, self.output_dropout)?;
+        let to = (Mlp, self.intermediate_size);
+        let inner = linear(weights, names.intermediate, &x, Embed, to)?;
+        let inner = self.activation.apply(&inner)?; // [N, F]
+        let output = linear(weights, names.output, &inner, Mlp, (Embed, c))?;
+        let output = randomness.dropout(&output, self.output_dropout)?;
         layer_norm(weights, names.output_norm, &x.add(&output)?, self.eps)
-    }
-
-    /// Weights that each token meets in a matrix product.
-    pub fn matrix_weights(&self) -> f64 {
-        (4 * self.width * self.width + 2 * self.width * self.inner) as f64
-    }
-
-    /// [`crate::Model::step_flops`] of `layers` such layers and `other` weights that each token
-    /// meets besides.
-    pub fn step_flops(&self, layers: usize, other: f64, batch: usize, tokens: usize) -> f64 {
-        let attention = 12.0 * (layers * self.width * tokens) as f64;
-        (batch * tokens) as f64
-            * (6.0 * (layers as f64 * self.matrix_weights() + other) + attention)
-    }
-}
-
-/// `layers` layers with BERT's names, one after the other.
-pub(crate) fn encode(
-    layer: &Layer,
-    layers: usize,
-    weights: &Weights,
-    mut x: Tensor,
-    batch: &TokenBatch,
-    randomness: &Randomness,
-) -> Result<Tensor> {
-    for i in 0..layers {
-        let (weights, _scope) = weights.enter_layer(&format!("encoder.layer.{i}"), &x);
-        x = layer.apply(&NAMES, &weights, &x, batch, randomness)?;
-    }
-    Ok(x)
-}
-
-/// The weights of [`encode`].
-pub(crate) fn encoder_parameters(specs: &mut Specs, base: &str, layer: &Layer, layers: usize) {
-    let (c, f) = (layer.width, layer.inner);
-    for i in 0..layers {
-        let name = |rest: &str| format!("{base}.encoder.layer.{i}.{rest}");
-        for dense in [NAMES.query, NAMES.key, NAMES.value, NAMES.attention_output] {
-            specs.linear(&name(dense), [c, c]);
-        }
-        specs.layer_norm(&name(NAMES.attention_norm), c);
-        specs.linear(&name(NAMES.inner), [f, c]);
-        specs.linear(&name(NAMES.output), [c, f]);
-        specs.layer_norm(&name(NAMES.output_norm), c);
     }
 }
 
@@ -253,113 +206,163 @@ pub(crate) struct MaskedLmHead {
     /// The word embeddings `[V, E]`.
     pub table: &'static str,
     pub activation: Activation,
-    pub eps: f64,
 }
 
-impl MaskedLmHead {
-    pub fn apply(&self, weights: &Weights, hidden: &Tensor) -> Result<Tensor> {
-        let transformed = self
-            .activation
-            .apply(&linear(weights, self.dense, hidden)?)?; // [N, E]
-        let normed = layer_norm(weights, self.norm, &transformed, self.eps)?;
-        let _scope = weights.trace().scope("decoder");
-        Ok(normed
-            .matmul_transposed(&weights.get(self.table)?)?
-            .add(&weights.get(self.bias)?)?)
+/// A dense layer with an activation, dropout, the classifier's matrix.
+pub(crate) struct SequenceHead {
+    pub dense: &'static str,
+    pub activation: Activation,
+    pub classifier: &'static str,
+    /// Whether the dense layer's input is dropped out too.
+    pub drops_input: bool,
+}
+
+impl SequenceHead {
+    /// BERT's pooler with the classifier on it.
+    pub fn pooler(dense: &'static str) -> Self {
+        SequenceHead {
+            dense,
+            activation: Activation::Tanh,
+            classifier: "classifier",
+            drops_input: false,
+        }
     }
 }
 
-/// The parts that all three have, and the numbers that say how a model is put together from them.
+/// The parts that all have, and the numbers that say how a model is built from them.
 pub(crate) struct Encoder {
-    pub about: About,
+    pub info: ModelInfo,
     pub embeddings: Embeddings,
     pub layer: Layer,
     pub layers: usize,
     pub lm_head: MaskedLmHead,
+    pub sequence_head: SequenceHead,
     pub classifier_dropout: f64,
-    pub initializer_range: f64,
+    eps: f64,
 }
 
 impl Encoder {
     /// Reads a configuration that lacks no key (`read`) for a model that will be saved with
-    /// `config`; what would change numbers and is not implemented is refused by name. `width_key`
-    /// is that of the embeddings, `dropout_key` that of the classifier.
+    /// `config`; what would change numbers and is not implemented is refused by name.
     pub fn read(
         config: Config,
         read: &Config,
-        task: HeadKind,
-        (width_key, dropout_key): (&str, &str),
+        head: HeadKind,
         lm_head: MaskedLmHead,
+        sequence_head: SequenceHead,
     ) -> Result<Self> {
-        refuse_unbuilt(read)?;
-        let embeddings = Embeddings::read(read, width_key)?;
+        read.refuse_unbuilt()?;
+        for (key, built, reason) in [
+            (
+                "is_decoder",
+                json!(false),
+                "encoders are not trained as decoders here",
+            ),
+            (
+                "position_embedding_type",
+                json!("absolute"),
+                "only absolute positions are implemented",
+            ),
+            (
+                "tie_word_embeddings",
+                json!(true),
+                "an untied masked-LM decoder is not implemented",
+            ),
+        ] {
+            read.only(key, built, reason)?;
+        }
         // The classifier's own rate, or that of the hidden states where it has none.
-        let classifier_dropout = match read.get(dropout_key) {
-            Some(_) => read.rate_or(dropout_key, 0.0)?,
-            None => read.rate_or("hidden_dropout_prob", 0.1)?,
-        };
+        let hidden_dropout = read.rate_or("hidden_dropout_prob", 0.1)?;
         Ok(Encoder {
+            embeddings: Embeddings::read(read)?,
             layer: Layer::read(read)?,
             layers: read.size("num_hidden_layers")?,
             lm_head,
-            classifier_dropout,
-            initializer_range: read.float_or("initializer_range", 0.02)?,
-            about: About {
-                config,
-                task,
-                vocab_size: embeddings.vocab,
-                max_positions: embeddings.positions,
-                has_segments: embeddings.segments > 1,
-                heads: read.size("num_attention_heads")?,
-            },
-            embeddings,
+            sequence_head,
+            classifier_dropout: read.rate_or("classifier_dropout", hidden_dropout)?,
+            eps: read.float_or("layer_norm_eps", 1e-12)?,
+            info: ModelInfo::read(config, read, head)?,
         })
     }
 
-    /// Logits `[B, L]` of `[B, C]`: a dense layer with tanh, dropout, the classifier's matrix.
-    pub fn classify(
+    /// The input of the first layer, `[N, E]`, with learned positions.
+    pub fn embed(
         &self,
         weights: &Weights,
-        rows: &Tensor,
-        (dense, classifier): (&str, &str),
+        batch: &TokenBatch,
         randomness: &Randomness,
     ) -> Result<Tensor> {
-        let pooled = linear(weights, dense, rows)?.tanh()?;
-        linear(
-            weights,
-            classifier,
-            &randomness.dropout(&pooled, self.classifier_dropout)?,
-        )
+        let (weights, _scope) = weights.enter("embeddings");
+        weights.registers_first(&["word_embeddings"]);
+        let table = self.embeddings.position_table(&weights, None)?;
+        let positions = layers::learned_positions(&table, batch)?;
+        self.embeddings
+            .apply(&weights, batch, &positions, randomness)
     }
 
-    /// Logits `[N, L]` of `[N, C]`: dropout, the classifier's matrix.
-    pub fn classify_tokens(
+    /// The hidden states `[N, C]` of `x` `[N, C]` after all layers, each of which has weights of
+    /// its own below `path.i`.
+    pub fn encode(
+        &self,
+        path: &str,
+        names: &LayerNames,
+        weights: &Weights,
+        mut x: Tensor,
+        batch: &TokenBatch,
+        randomness: &Randomness,
+    ) -> Result<Tensor> {
+        for i in 0..self.layers {
+            let (weights, _scope) = weights.enter_layer(&format!("{path}.{i}"), &x);
+            x = self.layer.apply(names, &weights, &x, batch, randomness)?;
+        }
+        Ok(x)
+    }
+
+    /// See [`crate::Model::head`].
+    pub fn head(
         &self,
         weights: &Weights,
         hidden: &Tensor,
         randomness: &Randomness,
     ) -> Result<Tensor> {
-        let hidden = randomness.dropout(hidden, self.classifier_dropout)?;
-        linear(weights, "classifier", &hidden)
-    }
-
-    /// [`crate::Model::head_flops`].
-    pub fn head_flops(&self, rows: usize) -> f64 {
-        match self.about.task {
-            HeadKind::SequenceClassification { .. } => 0.0,
+        use Axis::{Embed, Labels};
+        let dropout = |x: &Tensor| randomness.dropout(x, self.classifier_dropout);
+        match self.info.head {
+            HeadKind::SequenceClassification { labels } => {
+                let SequenceHead {
+                    dense,
+                    activation,
+                    classifier,
+                    drops_input,
+                } = self.sequence_head;
+                let rows = if drops_input {
+                    &dropout(hidden)?
+                } else {
+                    hidden
+                }; // [B, C]
+                let to = (Embed, self.layer.hidden_size);
+                let pooled = activation.apply(&linear(weights, dense, rows, Embed, to)?)?;
+                let to = (Labels, labels);
+                linear(weights, classifier, &dropout(&pooled)?, Embed, to)
+            }
             HeadKind::TokenClassification { labels } => {
-                6.0 * (rows * self.layer.width * labels) as f64
+                let to = (Labels, labels);
+                linear(weights, "classifier", &dropout(hidden)?, Embed, to)
             }
-            _ => {
-                6.0 * (rows * self.embeddings.width * (self.layer.width + self.embeddings.vocab))
-                    as f64
-            }
+            HeadKind::MaskedLm | HeadKind::CausalLm => self.predict(weights, hidden),
         }
     }
 
-    /// [`crate::Model::step_flops`], when each token meets `layers` layers and `other` weights
-    /// besides those of the head.
-    pub fn step_flops(&self, layers: usize, other: usize, batch: usize, tokens: usize) -> f64 {
-        self.layer.step_flops(layers, other as f64, batch, tokens) + self.head_flops(batch * tokens)
+    /// Logits `[N, V]` of hidden states `[N, C]`.
+    fn predict(&self, weights: &Weights, hidden: &Tensor) -> Result<Tensor> {
+        let head = &self.lm_head;
+        let to = (Axis::Embed, self.embeddings.size);
+        let transformed = linear(weights, head.dense, hidden, Axis::Embed, to)?;
+        let transformed = head.activation.apply(&transformed)?; // [N, E]
+        let normed = layer_norm(weights, head.norm, &transformed, self.eps)?;
+        let _scope = weights.trace().scope("decoder");
+        let logits = normed.matmul_transposed(&weights.tied(head.table)?)?;
+        let bias = weights.bias(head.bias, (Axis::Vocab, self.embeddings.vocab_size))?;
+        Ok(logits.add(&bias)?)
     }
 }

@@ -26,6 +26,12 @@ pub enum Error {
     },
     #[error("the model has no weight `{name}`")]
     NoSuchWeight { name: String },
+    #[error("weight `{name}`: the forward pass asks for {wanted:?}, the model has {found:?}")]
+    WeightShape {
+        name: String,
+        wanted: Vec<usize>,
+        found: Vec<usize>,
+    },
     #[error(
         "{degree} devices cannot divide layers of {heads} heads between them; degrees that can: {legal}"
     )]

@@ -1,55 +1,54 @@
 //! GPT-2 (Radford et al. 2019) as transformers' `modeling_gpt2.py` computes it.
 //!
-//! Letters: B batch, T tokens, N = B * T, C width, H heads, D = C / H, V vocabulary, F inner width.
-//! Activations stay `[N, C]` between attention blocks. Linear weights have the Conv1D layout
-//! `[in, out]`.
+//! Letters: B batch, T tokens, N = B * T, C hidden size, H heads, D = C / H, V vocabulary, F
+//! intermediate size. Activations stay `[N, C]` between attention blocks. Linear weights have the
+//! Conv1D layout `[in, out]`.
 
+use crate::axis::Axis;
+use crate::batch::TokenBatch;
 use crate::config::Config;
-use crate::decoder::{Decoder, GPT_KEYS};
+use crate::decoder::{Decoder, GPT_NAMES};
 use crate::error::Result;
+use crate::family::{Family, Kind};
+use crate::head::HeadKind;
 use crate::layers::{self, AttentionKind, layer_norm, split_heads};
-use crate::names::{OtherTensors, Specs, stored_name};
-use crate::tensor_parallel::{Cuts, along, blocks};
-use crate::weights::{Init, ParameterSpec, StoredName, Weights};
-use crate::{About, Classes, Family, HeadKind, Model, TokenBatch};
-use serde_json::json;
+use crate::model::{Model, ModelInfo};
+use crate::names::StoredNames;
+use crate::weights::Weights;
+use serde_json::{Value, json};
 use xtrain_graphs::{Randomness, Tensor};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "gpt2",
-    classes: Classes::Decoder {
-        causal_lm: "GPT2LMHeadModel",
-        classification: "GPT2ForSequenceClassification",
+    organization: "openai-community",
+    class_prefix: "GPT2",
+    kind: Kind::Decoder {
+        causal_lm: "LMHeadModel",
     },
     default_config,
-    preset,
-    build: |config, task| Ok(Box::new(Gpt2::new(config, task)?)),
-    cuts: CUTS,
+    presets,
+    build: |config, head| Ok(Box::new(Gpt2::new(config, head)?)),
+    stored_names: StoredNames {
+        base: "transformer",
+        // The causal-mask buffers that old checkpoints carry.
+        buffers: &[".attn.bias", ".attn.masked_bias"],
+        not_needed: &[],
+        heads: &["lm_head.", "score."],
+    },
 };
-
-const CUTS: Cuts = &[
-    ("attn.c_attn.weight", blocks(1, 3)),
-    ("attn.c_attn.bias", blocks(0, 3)),
-    ("attn.c_proj.weight", along(0)),
-    ("mlp.c_fc.weight", along(1)),
-    ("mlp.c_fc.bias", along(0)),
-    ("mlp.c_proj.weight", along(0)),
-    ("wte.weight", along(0)),
-    ("lm_head.weight", along(0)),
-];
 
 /// A GPT-2 with a language-model head (`GPT2LMHeadModel`) or a classifier on each sequence's last
 /// token.
-pub struct Gpt2 {
-    about: About,
+struct Gpt2 {
     decoder: Decoder,
-    layers: usize,
+    /// Standard deviation of the weights that write to the residual stream.
+    residual_std: f64,
     scale_attn_weights: bool,
     scale_attn_by_inverse_layer_idx: bool,
 }
 
 /// `GPT2Config`'s defaults: the small model.
-pub fn default_config() -> Config {
+fn default_config() -> Config {
     let values = json!({
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -79,25 +78,21 @@ pub fn default_config() -> Config {
 }
 
 /// The released sizes.
-pub fn preset(name: &str) -> Option<Config> {
-    let (width, layers, heads) = match name {
-        "gpt2" => (768, 12, 12),
-        "gpt2-medium" => (1024, 24, 16),
-        "gpt2-large" => (1280, 36, 20),
-        "gpt2-xl" => (1600, 48, 25),
-        _ => return None,
-    };
-    Some(default_config().preset(
-        name,
-        json!({"n_embd": width, "n_layer": layers, "n_head": heads}),
-    ))
+fn presets() -> Vec<(&'static str, Value)> {
+    let sizes = |hidden_size, layers, heads| json!({"n_embd": hidden_size, "n_layer": layers, "n_head": heads});
+    vec![
+        ("gpt2", sizes(768, 12, 12)),
+        ("gpt2-medium", sizes(1024, 24, 16)),
+        ("gpt2-large", sizes(1280, 36, 20)),
+        ("gpt2-xl", sizes(1600, 48, 25)),
+    ]
 }
 
 impl Gpt2 {
     /// Reads the configuration; what would change numbers and is not implemented is refused by
     /// name.
-    pub fn new(config: Config, task: HeadKind) -> Result<Self> {
-        let mut read = config.over(default_config());
+    fn new(config: Config, head: HeadKind) -> Result<Self> {
+        let mut read = config.over(default_config()).named(GPT_NAMES);
         if let (None, Some(positions)) = (config.get("n_positions"), config.get("n_ctx")) {
             // Old checkpoints say n_ctx where new ones say n_positions.
             read.set("n_positions", positions.clone());
@@ -105,19 +100,11 @@ impl Gpt2 {
         // reorder_and_upcast_attn only changes where half-precision attention is computed in f32;
         // softmax statistics are f32 here either way, so both values give these numbers.
         read.flag_or("reorder_and_upcast_attn", false)?;
-        let decoder = Decoder::read(&read, &GPT_KEYS)?;
-        let about = About {
-            config,
-            task,
-            vocab_size: decoder.vocab,
-            max_positions: decoder.positions,
-            has_segments: false,
-            heads: decoder.heads,
-        };
+        let decoder = Decoder::read(config, &read, head)?;
         Ok(Gpt2 {
-            about,
+            // Scaled by the number of writes.
+            residual_std: decoder.info.initializer_range / ((2 * decoder.layers) as f64).sqrt(),
             decoder,
-            layers: read.size("n_layer")?,
             scale_attn_weights: read.flag_or("scale_attn_weights", true)?,
             scale_attn_by_inverse_layer_idx: read
                 .flag_or("scale_attn_by_inverse_layer_idx", false)?,
@@ -137,8 +124,10 @@ impl Gpt2 {
         let x = x.add(&self.attention(layer, weights, &normed, batch, randomness)?)?;
         let normed = layer_norm(weights, "ln_2", &x, decoder.eps)?;
         let (mlp, _scope) = weights.enter("mlp");
-        let inner = decoder.activation.apply(&conv1d(&mlp, "c_fc", &normed)?)?; // [N, F]
-        let projected = conv1d(&mlp, "c_proj", &inner)?; // [N, C]
+        let to = (Axis::Mlp, decoder.intermediate_size);
+        let inner = conv1d(&mlp, "c_fc", &normed, Axis::Embed, to)?;
+        let inner = decoder.activation.apply(&inner)?; // [N, F]
+        let projected = self.project(&mlp, &inner, Axis::Mlp)?; // [N, C]
         Ok(x.add(&randomness.dropout(&projected, decoder.residual_dropout)?)?)
     }
 
@@ -151,18 +140,18 @@ impl Gpt2 {
         randomness: &Randomness,
     ) -> Result<Tensor> {
         let (weights, _scope) = weights.enter("attn");
-        let Decoder {
-            width,
-            heads,
-            attention_dropout,
-            residual_dropout,
-            ..
-        } = self.decoder;
-        let qkv = conv1d(&weights, "c_attn", x)?; // [N, 3C]
-        let part =
-            |i: usize| split_heads(&qkv.slice_dim(1, i * width, (i + 1) * width)?, batch, heads); // [B, T, H, D]
+        let decoder = &self.decoder;
+        let c = decoder.hidden_size;
+        let qkv = conv1d(&weights, "c_attn", x, Axis::Embed, (Axis::Qkv, 3 * c))?; // [N, 3C]
+        let part = |i: usize| {
+            split_heads(
+                &qkv.slice_dim(1, i * c, (i + 1) * c)?,
+                batch,
+                decoder.info.heads,
+            )
+        }; // [B, T, H, D]
         let mut scale = if self.scale_attn_weights {
-            1.0 / ((width / heads) as f64).sqrt()
+            1.0 / (decoder.info.head_dim as f64).sqrt()
         } else {
             1.0
         };
@@ -173,69 +162,39 @@ impl Gpt2 {
             scale,
             causal: true,
             window: None,
-            dropout: attention_dropout,
+            dropout: decoder.attention_dropout,
         };
         let merged = layers::attention(&part(0)?, &part(1)?, &part(2)?, batch, randomness, kind)?;
-        Ok(randomness.dropout(&conv1d(&weights, "c_proj", &merged)?, residual_dropout)?)
+        let projected = self.project(&weights, &merged, Axis::Heads)?;
+        Ok(randomness.dropout(&projected, decoder.residual_dropout)?)
+    }
+
+    /// What an attention block or an MLP writes to the residual stream, `[N, C]`.
+    fn project(&self, weights: &Weights, x: &Tensor, from: Axis) -> Result<Tensor> {
+        let (weights, _scope) = weights.enter("c_proj");
+        let to = (Axis::Embed, self.decoder.hidden_size);
+        let dims = [(from, x.dims()[1]), to];
+        let weight = weights.matrix_with_std("weight", dims, self.residual_std)?;
+        Ok(x.matmul(&weight)?.add(&weights.bias("bias", to)?)?)
     }
 }
 
 /// `x [N, in] W [in, out] + b`
-fn conv1d(weights: &Weights, name: &str, x: &Tensor) -> Result<Tensor> {
+fn conv1d(
+    weights: &Weights,
+    name: &str,
+    x: &Tensor,
+    from: Axis,
+    to: (Axis, usize),
+) -> Result<Tensor> {
     let (weights, _scope) = weights.enter(name);
-    Ok(x.matmul(&weights.get("weight")?)?
-        .add(&weights.get("bias")?)?)
+    let weight = weights.matrix("weight", [(from, x.dims()[1]), to])?;
+    Ok(x.matmul(&weight)?.add(&weights.bias("bias", to)?)?)
 }
 
 impl Model for Gpt2 {
-    fn about(&self) -> &About {
-        &self.about
-    }
-
-    fn parameters(&self) -> Vec<ParameterSpec> {
-        let Decoder {
-            width: c,
-            inner: f,
-            vocab,
-            positions,
-            initializer_range: std,
-            ..
-        } = self.decoder;
-        // GPT-2 scales the weights that write to the residual stream by the number of writes.
-        let residual = Init::Normal {
-            std: std / ((2 * self.layers) as f64).sqrt(),
-        };
-        let mut specs = Specs::new(std);
-        specs.table("transformer.wte", [vocab, c], None);
-        specs.table("transformer.wpe", [positions, c], None);
-        for layer in 0..self.layers {
-            let name = |rest: &str| format!("transformer.h.{layer}.{rest}");
-            specs.layer_norm(&name("ln_1"), c);
-            specs.conv1d(&name("attn.c_attn"), [c, 3 * c], None);
-            specs.conv1d(&name("attn.c_proj"), [c, c], Some(residual));
-            specs.layer_norm(&name("ln_2"), c);
-            specs.conv1d(&name("mlp.c_fc"), [c, f], None);
-            specs.conv1d(&name("mlp.c_proj"), [f, c], Some(residual));
-        }
-        specs.layer_norm("transformer.ln_f", c);
-        self.decoder.head_parameters(&mut specs, self.head_kind());
-        specs.finish()
-    }
-
-    fn stored_name(&self, name: &str) -> StoredName {
-        // The causal-mask buffers that old checkpoints carry.
-        if name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") {
-            return StoredName::NotNeeded;
-        }
-        stored_name(
-            name,
-            "transformer",
-            &self.parameters(),
-            OtherTensors {
-                not_needed: &[],
-                heads: &["lm_head.", "score."],
-            },
-        )
+    fn info(&self) -> &ModelInfo {
+        &self.decoder.info
     }
 
     fn hidden(
@@ -244,40 +203,22 @@ impl Model for Gpt2 {
         batch: &TokenBatch,
         randomness: &Randomness,
     ) -> Result<Tensor> {
-        let (weights, _scope) = weights.enter("transformer");
-        let mut x = randomness.dropout(
-            &self.decoder.embed(&weights, batch)?,
-            self.decoder.embed_dropout,
-        )?;
-        for layer in 0..self.layers {
-            let (block, _scope) = weights.enter_layer(&format!("h.{layer}"), &x);
-            x = self.block(layer, &block, &x, batch, randomness)?;
-        }
-        layer_norm(&weights, "ln_f", &x, self.decoder.eps)
-    }
-
-    fn sequence_rows(&self, hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
-        layers::last_rows(hidden, batch, self.config())
+        self.decoder
+            .hidden(weights, batch, randomness, |layer, weights, x| {
+                self.block(layer, weights, x, batch, randomness)
+            })
     }
 
     fn head(&self, weights: &Weights, hidden: &Tensor, _randomness: &Randomness) -> Result<Tensor> {
-        self.decoder.head(weights, hidden, self.head_kind())
-    }
-
-    fn step_flops(&self, batch: usize, tokens: usize) -> f64 {
-        self.decoder
-            .step_flops(self.layers, self.head_kind(), batch, tokens)
-    }
-
-    fn head_flops(&self, rows: usize) -> f64 {
-        self.decoder.head_flops(self.head_kind(), rows)
+        self.decoder.head(weights, hidden)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::Value;
+    use crate::build;
+    use crate::testing::elements;
 
     #[test]
     fn presets_have_the_published_parameter_counts() {
@@ -287,13 +228,7 @@ mod tests {
             ("gpt2-large", 774_030_080),
             ("gpt2-xl", 1_557_611_200),
         ] {
-            let model = Gpt2::new(preset(name).unwrap(), HeadKind::CausalLm).unwrap();
-            let total: usize = model
-                .parameters()
-                .iter()
-                .map(|p| p.dims.iter().product::<usize>())
-                .sum();
-            assert_eq!(total, count, "{name}");
+            assert_eq!(elements(name, HeadKind::CausalLm), count, "{name}");
         }
     }
 
@@ -303,10 +238,7 @@ mod tests {
         let refuse = |key: &str, value: Value, word: &str| {
             let mut config = default_config();
             config.apply_overrides(&set(key, value)).unwrap();
-            let message = Gpt2::new(config, HeadKind::CausalLm)
-                .err()
-                .unwrap()
-                .to_string();
+            let message = build(config, HeadKind::CausalLm).err().unwrap().to_string();
             assert!(message.contains(word), "{message}");
         };
         refuse("add_cross_attention", true.into(), "cross-attention");

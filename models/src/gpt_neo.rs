@@ -1,65 +1,59 @@
 //! GPT-Neo (Black et al. 2021) as transformers' `modeling_gpt_neo.py` computes it: GPT-2 with
 //! unscaled attention, of which every other layer sees the last few tokens only.
 //!
-//! Letters: B batch, T tokens, N = B * T, C width, H heads, D = C / H, V vocabulary, F inner width.
-//! Activations stay `[N, C]` between attention blocks. Linear weights are `[out, in]`.
+//! Letters: B batch, T tokens, N = B * T, C hidden size, H heads, D = C / H, V vocabulary, F
+//! intermediate size. Activations stay `[N, C]` between attention blocks. Linear weights are
+//! `[out, in]`.
 
-use crate::config::Config;
-use crate::decoder::{Decoder, Keys};
+use crate::axis::Axis;
+use crate::batch::TokenBatch;
+use crate::config::{AttributeMap, Config};
+use crate::decoder::Decoder;
 use crate::error::Result;
+use crate::family::{Family, Kind};
+use crate::head::HeadKind;
 use crate::layers::{self, AttentionKind, layer_norm, linear, linear_without_bias, split_heads};
-use crate::names::{OtherTensors, Specs, stored_name};
-use crate::tensor_parallel::{Cuts, along};
-use crate::weights::{ParameterSpec, StoredName, Weights};
-use crate::{About, Classes, Family, HeadKind, Model, TokenBatch};
+use crate::model::{Model, ModelInfo};
+use crate::names::StoredNames;
+use crate::weights::Weights;
 use serde_json::{Value, json};
 use xtrain_graphs::{Randomness, Tensor};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "gpt_neo",
-    classes: Classes::Decoder {
-        causal_lm: "GPTNeoForCausalLM",
-        classification: "GPTNeoForSequenceClassification",
+    organization: "EleutherAI",
+    class_prefix: "GPTNeo",
+    kind: Kind::Decoder {
+        causal_lm: "ForCausalLM",
     },
     default_config,
-    preset,
-    build: |config, task| Ok(Box::new(GptNeo::new(config, task)?)),
-    cuts: CUTS,
+    presets,
+    build: |config, head| Ok(Box::new(GptNeo::new(config, head)?)),
+    stored_names: StoredNames {
+        base: "transformer",
+        // The causal-mask buffers that old checkpoints carry.
+        buffers: &[".attn.attention.bias", ".attn.attention.masked_bias"],
+        not_needed: &[],
+        heads: &["lm_head.", "score."],
+    },
 };
 
-const CUTS: Cuts = &[
-    ("attention.q_proj.weight", along(0)),
-    ("attention.k_proj.weight", along(0)),
-    ("attention.v_proj.weight", along(0)),
-    ("attention.out_proj.weight", along(1)),
-    ("mlp.c_fc.weight", along(0)),
-    ("mlp.c_fc.bias", along(0)),
-    ("mlp.c_proj.weight", along(1)),
-    ("wte.weight", along(0)),
-    ("lm_head.weight", along(0)),
+/// What `GPTNeoConfig` calls settings.
+const NAMES: AttributeMap = &[
+    ("num_attention_heads", "num_heads"),
+    ("num_hidden_layers", "num_layers"),
 ];
 
 /// A GPT-Neo with a language-model head (`GPTNeoForCausalLM`) or a classifier on each sequence's
 /// last token.
-pub struct GptNeo {
-    about: About,
+struct GptNeo {
     decoder: Decoder,
     /// One entry for each layer: the tokens that it sees, or `None` for all.
     windows: Vec<Option<u32>>,
 }
 
-const KEYS: Keys = Keys {
-    positions: "max_position_embeddings",
-    width: "hidden_size",
-    heads: "num_heads",
-    inner: "intermediate_size",
-    embed_dropout: "embed_dropout",
-    attention_dropout: "attention_dropout",
-    residual_dropout: "resid_dropout",
-};
-
 /// `GPTNeoConfig`'s defaults: the 1.3B model.
-pub fn default_config() -> Config {
+fn default_config() -> Config {
     let values = json!({
         "architectures": ["GPTNeoForCausalLM"],
         "model_type": "gpt_neo",
@@ -87,40 +81,31 @@ pub fn default_config() -> Config {
 }
 
 /// The released sizes.
-pub fn preset(name: &str) -> Option<Config> {
-    let (width, layers, heads) = match name {
-        "gpt-neo-125m" | "gpt-neo-125M" => (768, 12, 12),
-        "gpt-neo-1.3B" => (2048, 24, 16),
-        "gpt-neo-2.7B" => (2560, 32, 20),
-        _ => return None,
+fn presets() -> Vec<(&'static str, Value)> {
+    let sizes = |hidden_size: usize, layers: usize, heads: usize| {
+        json!({
+            "hidden_size": hidden_size,
+            "num_layers": layers,
+            "attention_types": [[["global", "local"], layers / 2]],
+            "num_heads": heads,
+        })
     };
-    let sizes = json!({
-        "hidden_size": width,
-        "num_layers": layers,
-        "attention_types": [[["global", "local"], layers / 2]],
-        "num_heads": heads,
-    });
-    Some(default_config().preset(name, sizes))
+    vec![
+        ("gpt-neo-125m", sizes(768, 12, 12)),
+        ("gpt-neo-125M", sizes(768, 12, 12)),
+        ("gpt-neo-1.3B", sizes(2048, 24, 16)),
+        ("gpt-neo-2.7B", sizes(2560, 32, 20)),
+    ]
 }
 
 impl GptNeo {
     /// Reads the configuration; what would change numbers and is not implemented is refused by
     /// name.
-    pub fn new(config: Config, task: HeadKind) -> Result<Self> {
-        let read = config.over(default_config());
-        let (decoder, windows) = (Decoder::read(&read, &KEYS)?, windows(&read)?);
-        let about = About {
-            config,
-            task,
-            vocab_size: decoder.vocab,
-            max_positions: decoder.positions,
-            has_segments: false,
-            heads: decoder.heads,
-        };
+    fn new(config: Config, head: HeadKind) -> Result<Self> {
+        let read = config.over(default_config()).named(NAMES);
         Ok(GptNeo {
-            about,
-            decoder,
-            windows,
+            decoder: Decoder::read(config, &read, head)?,
+            windows: windows(&read)?,
         })
     }
 
@@ -132,46 +117,37 @@ impl GptNeo {
         batch: &TokenBatch,
         randomness: &Randomness,
     ) -> Result<Tensor> {
-        let normed = layer_norm(weights, "ln_1", x, self.decoder.eps)?;
+        use Axis::{Embed, Heads, Mlp};
+        let decoder = &self.decoder;
+        let residual = (Embed, decoder.hidden_size);
+        let normed = layer_norm(weights, "ln_1", x, decoder.eps)?;
         let attended = {
             let (weights, _scope) = weights.enter("attn.attention");
-            let part = |name| {
-                split_heads(
-                    &linear_without_bias(&weights, name, &normed)?,
-                    batch,
-                    self.decoder.heads,
-                )
+            weights.registers_first(&["k_proj", "v_proj"]);
+            let to = (Heads, decoder.hidden_size);
+            let heads = |name| {
+                let projected = linear_without_bias(&weights, name, &normed, Embed, to)?;
+                split_heads(&projected, batch, decoder.info.heads)
             }; // [B, T, H, D]
+            let (q, k, v) = (heads("q_proj")?, heads("k_proj")?, heads("v_proj")?);
             let kind = AttentionKind {
                 scale: 1.0,
                 causal: true,
                 window,
-                dropout: self.decoder.attention_dropout,
+                dropout: decoder.attention_dropout,
             };
-            let out = layers::attention(
-                &part("q_proj")?,
-                &part("k_proj")?,
-                &part("v_proj")?,
-                batch,
-                randomness,
-                kind,
-            )?;
-            randomness.dropout(
-                &linear(&weights, "out_proj", &out)?,
-                self.decoder.residual_dropout,
-            )?
+            let out = layers::attention(&q, &k, &v, batch, randomness, kind)?;
+            let projected = linear(&weights, "out_proj", &out, Heads, residual)?;
+            randomness.dropout(&projected, decoder.residual_dropout)?
         };
         let x = x.add(&attended)?;
-        let normed = layer_norm(weights, "ln_2", &x, self.decoder.eps)?;
+        let normed = layer_norm(weights, "ln_2", &x, decoder.eps)?;
         let (mlp, _scope) = weights.enter("mlp");
-        let inner = self
-            .decoder
-            .activation
-            .apply(&linear(&mlp, "c_fc", &normed)?)?; // [N, F]
-        Ok(x.add(&randomness.dropout(
-            &linear(&mlp, "c_proj", &inner)?,
-            self.decoder.residual_dropout,
-        )?)?)
+        let to = (Mlp, decoder.intermediate_size);
+        let inner = linear(&mlp, "c_fc", &normed, Embed, to)?;
+        let inner = decoder.activation.apply(&inner)?; // [N, F]
+        let output = linear(&mlp, "c_proj", &inner, Mlp, residual)?;
+        Ok(x.add(&randomness.dropout(&output, decoder.residual_dropout)?)?)
     }
 }
 
@@ -217,51 +193,8 @@ fn windows(config: &Config) -> Result<Vec<Option<u32>>> {
 }
 
 impl Model for GptNeo {
-    fn about(&self) -> &About {
-        &self.about
-    }
-
-    fn parameters(&self) -> Vec<ParameterSpec> {
-        let Decoder {
-            width: c,
-            inner: f,
-            vocab,
-            positions,
-            ..
-        } = self.decoder;
-        let mut specs = Specs::new(self.decoder.initializer_range);
-        specs.table("transformer.wte", [vocab, c], None);
-        specs.table("transformer.wpe", [positions, c], None);
-        for layer in 0..self.windows.len() {
-            let name = |rest: &str| format!("transformer.h.{layer}.{rest}");
-            specs.layer_norm(&name("ln_1"), c);
-            for projection in ["k_proj", "v_proj", "q_proj"] {
-                specs.matrix(&name(&format!("attn.attention.{projection}")), [c, c]);
-            }
-            specs.linear(&name("attn.attention.out_proj"), [c, c]);
-            specs.layer_norm(&name("ln_2"), c);
-            specs.linear(&name("mlp.c_fc"), [f, c]);
-            specs.linear(&name("mlp.c_proj"), [c, f]);
-        }
-        specs.layer_norm("transformer.ln_f", c);
-        self.decoder.head_parameters(&mut specs, self.head_kind());
-        specs.finish()
-    }
-
-    fn stored_name(&self, name: &str) -> StoredName {
-        // The causal-mask buffers that old checkpoints carry.
-        if name.ends_with(".attn.attention.bias") || name.ends_with(".attn.attention.masked_bias") {
-            return StoredName::NotNeeded;
-        }
-        stored_name(
-            name,
-            "transformer",
-            &self.parameters(),
-            OtherTensors {
-                not_needed: &[],
-                heads: &["lm_head.", "score."],
-            },
-        )
+    fn info(&self) -> &ModelInfo {
+        &self.decoder.info
     }
 
     fn hidden(
@@ -270,39 +203,23 @@ impl Model for GptNeo {
         batch: &TokenBatch,
         randomness: &Randomness,
     ) -> Result<Tensor> {
-        let (weights, _scope) = weights.enter("transformer");
-        let mut x = randomness.dropout(
-            &self.decoder.embed(&weights, batch)?,
-            self.decoder.embed_dropout,
-        )?;
-        for (layer, window) in self.windows.iter().enumerate() {
-            let (block, _scope) = weights.enter_layer(&format!("h.{layer}"), &x);
-            x = self.block(*window, &block, &x, batch, randomness)?;
-        }
-        layer_norm(&weights, "ln_f", &x, self.decoder.eps)
-    }
-
-    fn sequence_rows(&self, hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
-        layers::last_rows(hidden, batch, self.config())
+        let windows = &self.windows;
+        self.decoder
+            .hidden(weights, batch, randomness, |layer, weights, x| {
+                self.block(windows[layer], weights, x, batch, randomness)
+            })
     }
 
     fn head(&self, weights: &Weights, hidden: &Tensor, _randomness: &Randomness) -> Result<Tensor> {
-        self.decoder.head(weights, hidden, self.head_kind())
-    }
-
-    fn step_flops(&self, batch: usize, tokens: usize) -> f64 {
-        self.decoder
-            .step_flops(self.windows.len(), self.head_kind(), batch, tokens)
-    }
-
-    fn head_flops(&self, rows: usize) -> f64 {
-        self.decoder.head_flops(self.head_kind(), rows)
+        self.decoder.head(weights, hidden)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::preset;
+    use crate::testing::elements;
 
     #[test]
     fn presets_have_the_published_parameter_counts() {
@@ -311,13 +228,7 @@ mod tests {
             ("gpt-neo-1.3B", 1_315_575_808),
             ("gpt-neo-2.7B", 2_651_307_520),
         ] {
-            let model = GptNeo::new(preset(name).unwrap(), HeadKind::CausalLm).unwrap();
-            let total: usize = model
-                .parameters()
-                .iter()
-                .map(|p| p.dims.iter().product::<usize>())
-                .sum();
-            assert_eq!(total, count, "{name}");
+            assert_eq!(elements(name, HeadKind::CausalLm), count, "{name}");
         }
     }
 

@@ -1,58 +1,53 @@
 //! GPT-J (Wang and Komatsuzaki 2021) as transformers' `modeling_gptj.py` computes it: rotary
 //! positions on part of each head, and attention and MLP side by side on one LayerNorm.
 //!
-//! Letters: B batch, T tokens, N = B * T, C width, H heads, D = C / H, R rotated values of each
-//! head, V vocabulary, F inner width. Activations stay `[N, C]` between attention blocks. Linear
-//! weights are `[out, in]`.
+//! Letters: B batch, T tokens, N = B * T, C hidden size, H heads, D = C / H, R rotated values of
+//! each head, V vocabulary, F intermediate size. Activations stay `[N, C]` between attention
+//! blocks. Linear weights are `[out, in]`.
 
+use crate::axis::Axis;
+use crate::batch::TokenBatch;
 use crate::config::Config;
-use crate::decoder::{Decoder, GPT_KEYS};
+use crate::decoder::{Decoder, GPT_NAMES};
 use crate::error::Result;
+use crate::family::{Family, Kind};
+use crate::head::HeadKind;
 use crate::layers::{self, AttentionKind, layer_norm, linear, linear_without_bias, split_heads};
-use crate::names::{OtherTensors, Specs, stored_name};
-use crate::tensor_parallel::{Cuts, along};
-use crate::weights::{Init, ParameterSpec, StoredName, Weights};
-use crate::{About, Classes, Family, HeadKind, Model, TokenBatch};
+use crate::model::{Model, ModelInfo};
+use crate::names::StoredNames;
+use crate::weights::Weights;
 use serde_json::json;
 use xtrain_graphs::{DType, Randomness, Tensor, Trace};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "gptj",
-    classes: Classes::Decoder {
-        causal_lm: "GPTJForCausalLM",
-        classification: "GPTJForSequenceClassification",
+    organization: "EleutherAI",
+    class_prefix: "GPTJ",
+    kind: Kind::Decoder {
+        causal_lm: "ForCausalLM",
     },
     default_config,
-    preset,
-    build: |config, task| Ok(Box::new(GptJ::new(config, task)?)),
-    cuts: CUTS,
+    presets: || vec![("gpt-j-6b", json!({})), ("gpt-j-6B", json!({}))],
+    build: |config, head| Ok(Box::new(GptJ::new(config, head)?)),
+    stored_names: StoredNames {
+        base: "transformer",
+        // Buffers that old checkpoints carry: causal masks and the rotary table.
+        buffers: &[".attn.bias", ".attn.masked_bias", ".attn.embed_positions"],
+        not_needed: &[],
+        heads: &["lm_head.", "score."],
+    },
 };
-
-const CUTS: Cuts = &[
-    ("attn.q_proj.weight", along(0)),
-    ("attn.k_proj.weight", along(0)),
-    ("attn.v_proj.weight", along(0)),
-    ("attn.out_proj.weight", along(1)),
-    ("mlp.fc_in.weight", along(0)),
-    ("mlp.fc_in.bias", along(0)),
-    ("mlp.fc_out.weight", along(1)),
-    ("wte.weight", along(0)),
-    ("lm_head.weight", along(0)),
-    ("lm_head.bias", along(0)),
-];
 
 /// A GPT-J with a language-model head (`GPTJForCausalLM`) or a classifier on each sequence's last
 /// token.
-pub struct GptJ {
-    about: About,
+struct GptJ {
     decoder: Decoder,
-    layers: usize,
     /// R
     rotary: usize,
 }
 
 /// `GPTJConfig`'s defaults: the 6B model.
-pub fn default_config() -> Config {
+fn default_config() -> Config {
     let values = json!({
         "architectures": ["GPTJForCausalLM"],
         "model_type": "gptj",
@@ -78,18 +73,16 @@ pub fn default_config() -> Config {
     Config::literal(values, "GPT-J's default configuration")
 }
 
-/// The released size.
-pub fn preset(name: &str) -> Option<Config> {
-    matches!(name, "gpt-j-6b" | "gpt-j-6B").then(|| default_config().preset(name, json!({})))
-}
-
 impl GptJ {
     /// Reads the configuration; what would change numbers and is not implemented is refused by
     /// name.
-    pub fn new(config: Config, task: HeadKind) -> Result<Self> {
-        let read = config.over(default_config());
-        let decoder = Decoder::read(&read, &GPT_KEYS)?;
-        let head_width = read.head_width("n_embd", "n_head")?;
+    fn new(config: Config, head: HeadKind) -> Result<Self> {
+        let read = config.over(default_config()).named(GPT_NAMES);
+        let decoder = Decoder {
+            learned_positions: false,
+            ..Decoder::read(config, &read, head)?
+        };
+        let head_dim = decoder.info.head_dim;
         let Some(rotary) = read.optional_size("rotary_dim")? else {
             // transformers then makes a table as wide as the hidden states, which fits no head
             // unless there is one.
@@ -98,26 +91,13 @@ impl GptJ {
                 "must be a number; null fails in transformers too",
             ));
         };
-        if rotary > head_width || !rotary.is_multiple_of(2) {
+        if rotary > head_dim || !rotary.is_multiple_of(2) {
             return Err(read.unsupported(
                 "rotary_dim",
-                format!("must be even and at most n_embd / n_head ({head_width})"),
+                format!("must be even and at most n_embd / n_head ({head_dim})"),
             ));
         }
-        let about = About {
-            config,
-            task,
-            vocab_size: decoder.vocab,
-            max_positions: decoder.positions,
-            has_segments: false,
-            heads: decoder.heads,
-        };
-        Ok(GptJ {
-            about,
-            decoder,
-            layers: read.size("n_layer")?,
-            rotary,
-        })
+        Ok(GptJ { decoder, rotary })
     }
 
     fn block(
@@ -128,42 +108,35 @@ impl GptJ {
         batch: &TokenBatch,
         randomness: &Randomness,
     ) -> Result<Tensor> {
-        let normed = layer_norm(weights, "ln_1", x, self.decoder.eps)?;
+        use Axis::{Embed, Heads, Mlp};
+        let decoder = &self.decoder;
+        let (c, dropout) = (decoder.hidden_size, decoder.residual_dropout);
+        let normed = layer_norm(weights, "ln_1", x, decoder.eps)?;
         let attended = {
             let (weights, _scope) = weights.enter("attn");
-            let part = |name| {
-                split_heads(
-                    &linear_without_bias(&weights, name, &normed)?,
-                    batch,
-                    self.decoder.heads,
-                )
+            weights.registers_first(&["k_proj", "v_proj"]);
+            let heads = |name| {
+                let projected = linear_without_bias(&weights, name, &normed, Embed, (Heads, c))?;
+                split_heads(&projected, batch, decoder.info.heads)
             }; // [B, T, H, D]
-            let (q, k) = (
-                rotation.apply(&part("q_proj")?)?,
-                rotation.apply(&part("k_proj")?)?,
-            );
-            let scale = 1.0 / ((self.decoder.width / self.decoder.heads) as f64).sqrt();
+            let q = rotation.apply(&heads("q_proj")?)?;
+            let k = rotation.apply(&heads("k_proj")?)?;
             let kind = AttentionKind {
-                scale,
+                scale: 1.0 / (decoder.info.head_dim as f64).sqrt(),
                 causal: true,
                 window: None,
-                dropout: self.decoder.attention_dropout,
+                dropout: decoder.attention_dropout,
             };
-            let out = layers::attention(&q, &k, &part("v_proj")?, batch, randomness, kind)?;
-            randomness.dropout(
-                &linear_without_bias(&weights, "out_proj", &out)?,
-                self.decoder.residual_dropout,
-            )?
+            let out = layers::attention(&q, &k, &heads("v_proj")?, batch, randomness, kind)?;
+            let projected = linear_without_bias(&weights, "out_proj", &out, Heads, (Embed, c))?;
+            randomness.dropout(&projected, dropout)?
         };
         let (mlp, _scope) = weights.enter("mlp");
-        let inner = self
-            .decoder
-            .activation
-            .apply(&linear(&mlp, "fc_in", &normed)?)?; // [N, F]
-        let output = randomness.dropout(
-            &linear(&mlp, "fc_out", &inner)?,
-            self.decoder.residual_dropout,
-        )?;
+        let to = (Mlp, decoder.intermediate_size);
+        let inner = linear(&mlp, "fc_in", &normed, Embed, to)?;
+        let inner = decoder.activation.apply(&inner)?; // [N, F]
+        let output = linear(&mlp, "fc_out", &inner, Mlp, (Embed, c))?;
+        let output = randomness.dropout(&output, dropout)?;
         Ok(attended.add(&output)?.add(x)?)
     }
 }
@@ -226,53 +199,8 @@ impl Rotation {
 }
 
 impl Model for GptJ {
-    fn about(&self) -> &About {
-        &self.about
-    }
-
-    fn parameters(&self) -> Vec<ParameterSpec> {
-        let Decoder {
-            width: c,
-            inner: f,
-            vocab,
-            ..
-        } = self.decoder;
-        let mut specs = Specs::new(self.decoder.initializer_range);
-        specs.table("transformer.wte", [vocab, c], None);
-        for layer in 0..self.layers {
-            let name = |rest: &str| format!("transformer.h.{layer}.{rest}");
-            specs.layer_norm(&name("ln_1"), c);
-            for projection in ["k_proj", "v_proj", "q_proj", "out_proj"] {
-                specs.matrix(&name(&format!("attn.{projection}")), [c, c]);
-            }
-            specs.linear(&name("mlp.fc_in"), [f, c]);
-            specs.linear(&name("mlp.fc_out"), [c, f]);
-        }
-        specs.layer_norm("transformer.ln_f", c);
-        self.decoder.head_parameters(&mut specs, self.head_kind());
-        if self.head_kind() == HeadKind::CausalLm {
-            specs.add("lm_head.bias", &[vocab], Init::Zeros);
-        }
-        specs.finish()
-    }
-
-    fn stored_name(&self, name: &str) -> StoredName {
-        // Buffers that old checkpoints carry: causal masks and the rotary table.
-        if [".attn.bias", ".attn.masked_bias", ".attn.embed_positions"]
-            .iter()
-            .any(|end| name.ends_with(end))
-        {
-            return StoredName::NotNeeded;
-        }
-        stored_name(
-            name,
-            "transformer",
-            &self.parameters(),
-            OtherTensors {
-                not_needed: &[],
-                heads: &["lm_head.", "score."],
-            },
-        )
+    fn info(&self) -> &ModelInfo {
+        &self.decoder.info
     }
 
     fn hidden(
@@ -281,53 +209,33 @@ impl Model for GptJ {
         batch: &TokenBatch,
         randomness: &Randomness,
     ) -> Result<Tensor> {
-        let (weights, _scope) = weights.enter("transformer");
-        let tokens = layers::embedding(&weights.get("wte.weight")?, &batch.input_ids, None)?; // [N, C]
-        let mut x = randomness.dropout(&tokens, self.decoder.embed_dropout)?;
         let rotation = Rotation::new(weights.trace(), batch.size()[1], self.rotary)?;
-        for layer in 0..self.layers {
-            let (block, _scope) = weights.enter_layer(&format!("h.{layer}"), &x);
-            x = self.block(&block, &x, &rotation, batch, randomness)?;
-        }
-        layer_norm(&weights, "ln_f", &x, self.decoder.eps)
-    }
-
-    fn sequence_rows(&self, hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
-        layers::last_rows(hidden, batch, self.config())
+        self.decoder
+            .hidden(weights, batch, randomness, |_, weights, x| {
+                self.block(weights, x, &rotation, batch, randomness)
+            })
     }
 
     fn head(&self, weights: &Weights, hidden: &Tensor, _randomness: &Randomness) -> Result<Tensor> {
-        let logits = self.decoder.head(weights, hidden, self.head_kind())?;
-        match self.head_kind() {
-            HeadKind::SequenceClassification { .. } => Ok(logits),
-            _ => Ok(logits.add(&weights.get("lm_head.bias")?)?),
+        let logits = self.decoder.head(weights, hidden)?;
+        if self.decoder.info.head != HeadKind::CausalLm {
+            return Ok(logits);
         }
-    }
-
-    fn step_flops(&self, batch: usize, tokens: usize) -> f64 {
-        self.decoder
-            .step_flops(self.layers, self.head_kind(), batch, tokens)
-    }
-
-    fn head_flops(&self, rows: usize) -> f64 {
-        self.decoder.head_flops(self.head_kind(), rows)
+        let bias = weights.bias("lm_head.bias", (Axis::Vocab, self.decoder.info.vocab_size))?;
+        Ok(logits.add(&bias)?)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::build;
+    use crate::testing::elements;
     use serde_json::Value;
 
     #[test]
     fn presets_have_the_published_parameter_counts() {
-        let model = GptJ::new(preset("gpt-j-6b").unwrap(), HeadKind::CausalLm).unwrap();
-        let total: usize = model
-            .parameters()
-            .iter()
-            .map(|p| p.dims.iter().product::<usize>())
-            .sum();
-        assert_eq!(total, 6_050_882_784);
+        assert_eq!(elements("gpt-j-6b", HeadKind::CausalLm), 6_050_882_784);
     }
 
     #[test]
@@ -340,10 +248,7 @@ mod tests {
         ] {
             let mut config = default_config();
             config.set("rotary_dim", value);
-            let message = GptJ::new(config, HeadKind::CausalLm)
-                .err()
-                .unwrap()
-                .to_string();
+            let message = build(config, HeadKind::CausalLm).err().unwrap().to_string();
             assert!(message.contains(word), "{message}");
         }
     }

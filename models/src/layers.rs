@@ -1,43 +1,67 @@
-//! Layers that several models call. Weights are named as the caller says.
+//! Layers that several models call. Each asks for its weights where it uses them; the caller names
+//! the module, and the axes of what goes in and comes out.
 //!
-//! Letters: B batch, T tokens, N = B * T, C width, H heads, D = C / H, V vocabulary. Activations
-//! are `[N, C]` between layers.
+//! Letters: B batch, T tokens, N = B * T, C hidden size, H heads, K key/value heads, D head
+//! dimension, V vocabulary. Activations are `[N, C]` between layers.
 
-use crate::TokenBatch;
+use crate::axis::Axis;
+use crate::batch::TokenBatch;
 use crate::config::Config;
 use crate::error::Result;
 use crate::weights::Weights;
 use xtrain_graphs::op::{Attention, Comparison, F64};
 use xtrain_graphs::{DType, Randomness, Tensor};
 
-/// `x [N, in] W^T [in, out] + b`: torch's `Linear`, whose weight is `[out, in]`.
-pub(crate) fn linear(weights: &Weights, name: &str, x: &Tensor) -> Result<Tensor> {
+/// `x [N, in] W^T [in, out] + b`: torch's `Linear`, whose weight is `[out, in]`. `from` is the axis
+/// of `in`, `to` that of `out` with its size.
+pub(crate) fn linear(
+    weights: &Weights,
+    name: &str,
+    x: &Tensor,
+    from: Axis,
+    to: (Axis, usize),
+) -> Result<Tensor> {
     let (weights, _scope) = weights.enter(name);
-    Ok(x.matmul_transposed(&weights.get("weight")?)?
-        .add(&weights.get("bias")?)?)
+    let weight = weights.matrix("weight", [to, (from, x.dims()[1])])?;
+    Ok(x.matmul_transposed(&weight)?
+        .add(&weights.bias("bias", to)?)?)
 }
 
 /// `x [N, in] W^T [in, out]`
-pub(crate) fn linear_without_bias(weights: &Weights, name: &str, x: &Tensor) -> Result<Tensor> {
+pub(crate) fn linear_without_bias(
+    weights: &Weights,
+    name: &str,
+    x: &Tensor,
+    from: Axis,
+    to: (Axis, usize),
+) -> Result<Tensor> {
     let (weights, _scope) = weights.enter(name);
-    Ok(x.matmul_transposed(&weights.get("weight")?)?)
+    let weight = weights.matrix("weight", [to, (from, x.dims()[1])])?;
+    Ok(x.matmul_transposed(&weight)?)
 }
 
+/// LayerNorm (Ba et al. 2016) of `x` `[N, C]` over C.
 pub(crate) fn layer_norm(weights: &Weights, name: &str, x: &Tensor, eps: f64) -> Result<Tensor> {
     let (weights, _scope) = weights.enter(name);
-    Ok(x.layer_norm(&weights.get("weight")?, &weights.get("bias")?, eps)?)
+    let dim = (Axis::Embed, x.dims()[1]);
+    let (scale, bias) = (weights.scale("weight", dim)?, weights.bias("bias", dim)?);
+    Ok(x.layer_norm(&scale, &bias, eps)?)
 }
 
-/// Rows `[N, C]` of an embedding table for `ids` `[B, T]`. The look-up of `padding` sends the table
-/// no gradient (torch's `padding_idx`); other uses of that row, as in a tied head, still do.
-pub(crate) fn embedding(table: &Tensor, ids: &Tensor, padding: Option<usize>) -> Result<Tensor> {
+/// Rows `[N, C]` of an embedding table for `ids` `[B, T]`. The lookup of `padding_idx` sends the
+/// table no gradient (torch's `padding_idx`); other uses of that row, as in a tied head, still do.
+pub(crate) fn embedding(
+    table: &Tensor,
+    ids: &Tensor,
+    padding_idx: Option<usize>,
+) -> Result<Tensor> {
     let ids = ids.reshape(&[ids.shape().elements()])?;
     let rows = table.take_rows(&ids)?;
-    let Some(padding) = padding else {
+    let Some(padding_idx) = padding_idx else {
         return Ok(rows);
     };
     let learns = ids
-        .compare_scalar(Comparison::Ne, padding as f64)?
+        .compare_scalar(Comparison::Ne, padding_idx as f64)?
         .broadcast_in(rows.dims(), &[0])?;
     Ok(learns.select(&rows, &rows.stop_gradient()?)?)
 }
@@ -45,14 +69,14 @@ pub(crate) fn embedding(table: &Tensor, ids: &Tensor, padding: Option<usize>) ->
 /// The first T rows of a position table for every sequence of the batch, `[N, C]`.
 pub(crate) fn learned_positions(table: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
     let [b, t] = batch.size();
-    let width = table.dims()[1];
+    let hidden_size = table.dims()[1];
     Ok(table
         .slice_dim(0, 0, t)?
-        .broadcast_in(&[b, t, width], &[1, 2])?
-        .reshape(&[b * t, width])?)
+        .broadcast_in(&[b, t, hidden_size], &[1, 2])?
+        .reshape(&[b * t, hidden_size])?)
 }
 
-/// `[N, C]` as `[B, T, H, D]`.
+/// `[N, H * D]` as `[B, T, H, D]`.
 pub(crate) fn split_heads(x: &Tensor, batch: &TokenBatch, heads: usize) -> Result<Tensor> {
     let [b, t] = batch.size();
     Ok(x.reshape(&[b, t, heads, x.dims()[1] / heads])?)
@@ -67,7 +91,8 @@ pub(crate) struct AttentionKind {
     pub dropout: f64,
 }
 
-/// Attention over q, k and v `[B, T, H, D]`; gives `[N, C]`.
+/// Attention over q `[B, T, H, D]`, k and v `[B, T, K, D]`, where K divides H and each key and value
+/// head serves H / K query heads (Ainslie et al. 2023); gives `[N, H * D]`.
 pub(crate) fn attention(
     q: &Tensor,
     k: &Tensor,
@@ -77,7 +102,7 @@ pub(crate) fn attention(
     kind: AttentionKind,
 ) -> Result<Tensor> {
     let [b, t, h, d] = [q.dims()[0], q.dims()[1], q.dims()[2], q.dims()[3]];
-    let [q, k, v] = [q, k, v].map(|x| x.transpose(&[0, 2, 1, 3])); // [B, H, T, D]
+    let [q, k, v] = [q, k, v].map(|x| x.transpose(&[0, 2, 1, 3])); // [B, H or K, T, D]
     let keep = randomness.keep_mask(&[b, h, t, t], kind.dropout)?;
     let attributes = Attention {
         scale: F64::new(kind.scale),
@@ -99,25 +124,28 @@ pub(crate) fn attention(
 /// The hidden state `[B, C]` of each sequence's first token, which encoders classify by.
 pub(crate) fn first_rows(hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
     let [b, t] = batch.size();
-    let width = hidden.dims()[1];
+    let hidden_size = hidden.dims()[1];
     Ok(hidden
-        .reshape(&[b, t, width])?
+        .reshape(&[b, t, hidden_size])?
         .slice_dim(1, 0, 1)?
-        .reshape(&[b, width])?)
+        .reshape(&[b, hidden_size])?)
 }
 
 /// The hidden state `[B, C]` of each sequence's last token that is not `pad_token_id`, which
-/// decoders classify by. As in transformers it is the ids that count, not the mask, and a row of
-/// nothing but padding is read at 0.
+/// decoders classify by. As in transformers the ids count, not the mask, and a row of nothing but
+/// padding is read at 0.
+///
+/// # Errors
+/// If there is no `pad_token_id` and more than one sequence.
 pub(crate) fn last_rows(hidden: &Tensor, batch: &TokenBatch, config: &Config) -> Result<Tensor> {
     let [b, t] = batch.size();
     let trace = hidden.trace();
     let last = match config.token_id_or("pad_token_id", None)? {
         Some(pad) => {
-            let place = trace.iota(DType::S32, &[b, t], 1)?;
+            let position = trace.iota(DType::S32, &[b, t], 1)?;
             let is_text = batch.input_ids.compare_scalar(Comparison::Ne, pad as f64)?;
             is_text
-                .select(&place, &trace.full(0.0, place.shape())?)?
+                .select(&position, &trace.full(0.0, position.shape())?)?
                 .max(&[1])?
         }
         None if b == 1 => trace

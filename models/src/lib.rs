@@ -1,206 +1,56 @@
 //! Model definitions. They know no device, no precision and no sharding: they name their weights as
 //! Hugging Face does and record tensor operations.
 //!
-//! Reading order: [`Model`] (what a trainer needs of a model), [`Weights`] (how a model reaches its
-//! parameters), [`HeadKind`] (its head) and the losses, `gpt2`, then `bert`, whose
+//! Reading order: [`Model`] (what a trainer needs of a model), [`Weights`] (how a model declares and
+//! reaches its parameters), [`HeadKind`] (its head) and the losses, `gpt2`, then `bert`, whose
 //! layers `roberta` and `albert` call.
 //!
 //! To add a model: a file in the order of `gpt2.rs` whose `FAMILY` goes into `FAMILIES`, and a
 //! golden case.
 
 mod activation;
-pub mod albert;
-pub mod bert;
+mod albert;
+mod axis;
+mod batch;
+mod bert;
 mod config;
+mod declaration;
+mod declare;
 mod decoder;
 mod encoder;
 mod error;
-pub mod gpt2;
-pub mod gpt_neo;
-pub mod gptj;
+mod family;
+mod gpt2;
+mod gpt_neo;
+mod gptj;
+mod head;
 mod layers;
+mod loss;
+mod model;
 mod names;
-pub mod roberta;
-mod task;
+mod parameter;
+mod roberta;
 mod tensor_parallel;
 mod weights;
 
 pub use activation::Activation;
+pub use axis::Axis;
+pub use batch::TokenBatch;
 pub use config::Config;
+pub use declaration::LayerDeclaration;
+pub use declare::declare;
 pub use error::{Error, Result};
-pub use task::{
-    HeadKind, IGNORED_LABEL, IGNORED_NUMBER, Labels, LossSum, Predictions, logits, loss,
-};
-pub use weights::{Init, ParameterSpec, StoredName, Weight, Weights};
-
-use tensor_parallel::Cuts;
+pub use head::HeadKind;
+pub use loss::{IGNORED_LABEL, IGNORED_NUMBER, Labels, LossSum, Predictions, logits, loss};
+pub use model::{Model, ModelInfo, Pooling};
+pub use parameter::{Init, ParameterSpec, StoredName};
 pub use tensor_parallel::tensor_cuts;
-use xtrain_graphs::{Randomness, Tensor};
+pub use weights::{Weight, Weights};
 
-/// Token ids and what goes with them, on the device. Letters: B batch, T tokens.
-#[derive(Clone)]
-pub struct TokenBatch {
-    /// `s32[B, T]`
-    pub input_ids: Tensor,
-    /// `pred[B, T]`, true = attended; `None` when every token is.
-    pub attention_mask: Option<Tensor>,
-    /// `s32[B, T]`, the segment of each token; `None` when all are in segment 0. Models without
-    /// segments ignore it.
-    pub token_type_ids: Option<Tensor>,
-}
+use family::{Family, Kind};
+use serde_json::Value;
 
-impl TokenBatch {
-    /// `[B, T]`
-    pub fn size(&self) -> [usize; 2] {
-        [self.input_ids.dims()[0], self.input_ids.dims()[1]]
-    }
-}
-
-/// What every model says of itself.
-pub struct About {
-    pub(crate) config: Config,
-    pub(crate) task: HeadKind,
-    pub(crate) vocab_size: usize,
-    pub(crate) max_positions: usize,
-    pub(crate) has_segments: bool,
-    /// Of each attention.
-    pub(crate) heads: usize,
-}
-
-/// A language model or classifier.
-pub trait Model {
-    fn about(&self) -> &About;
-
-    /// The configuration as it will be saved: every key that was read, known to this model or not.
-    fn config(&self) -> &Config {
-        &self.about().config
-    }
-
-    /// What the model was built for.
-    fn head_kind(&self) -> HeadKind {
-        self.about().task
-    }
-
-    /// Number of token ids that the embedding has rows for.
-    fn vocab_size(&self) -> usize {
-        self.about().vocab_size
-    }
-
-    /// Longest sequence that the positions allow.
-    fn max_positions(&self) -> usize {
-        self.about().max_positions
-    }
-
-    /// Whether tokens belong to segments (`token_type_ids`) that its embeddings tell apart.
-    fn has_segments(&self) -> bool {
-        self.about().has_segments
-    }
-
-    /// Every trainable tensor, tied ones once, in the order in which Hugging Face registers them.
-    fn parameters(&self) -> Vec<ParameterSpec>;
-
-    /// What a tensor of a checkpoint is to this model.
-    fn stored_name(&self, name: &str) -> StoredName;
-
-    /// Hidden states `[B * T, C]` that the head turns into logits.
-    fn hidden(
-        &self,
-        weights: &Weights,
-        batch: &TokenBatch,
-        randomness: &Randomness,
-    ) -> Result<Tensor>;
-
-    /// The hidden states `[B, C]`, one of each sequence, that a classifier's head reads.
-    fn sequence_rows(&self, hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor>;
-
-    /// Logits of hidden states, row by row: `[N, V]` of a language model, `[B, labels]` of a
-    /// classifier.
-    fn head(&self, weights: &Weights, hidden: &Tensor, randomness: &Randomness) -> Result<Tensor>;
-
-    /// Floating-point operations of one training step's matrix products: 6 per weight and token
-    /// that takes part in one, and attention counted without its mask (the convention of nanoGPT
-    /// and PaLM's appendix B).
-    fn step_flops(&self, batch: usize, tokens: usize) -> f64;
-
-    /// The part of [`Model::step_flops`] that is the head's, when it is computed for so many rows.
-    /// A classifier's one row for each sequence counts for nothing.
-    fn head_flops(&self, rows: usize) -> f64;
-}
-
-/// One architecture: what [`build`] and the presets need to know of it. Each model file has one as
-/// `FAMILY`.
-pub(crate) struct Family {
-    /// The name in `config.json`.
-    model_type: &'static str,
-    classes: Classes,
-    /// transformers' defaults.
-    default_config: fn() -> Config,
-    /// A released configuration, by its name without the organization.
-    preset: fn(&str) -> Option<Config>,
-    build: fn(Config, HeadKind) -> Result<Box<dyn Model>>,
-    /// How tensor parallelism divides its layers.
-    cuts: Cuts,
-}
-
-/// The classes that transformers has for the tasks that a family is built for here.
-pub(crate) enum Classes {
-    Encoder {
-        masked_lm: &'static str,
-        classification: &'static str,
-        token_classification: &'static str,
-    },
-    Decoder {
-        causal_lm: &'static str,
-        classification: &'static str,
-    },
-}
-
-impl Family {
-    /// The task of a configuration that names no class.
-    fn usual_task(&self) -> HeadKind {
-        match self.classes {
-            Classes::Encoder { .. } => HeadKind::MaskedLm,
-            Classes::Decoder { .. } => HeadKind::CausalLm,
-        }
-    }
-
-    fn class(&self, task: HeadKind) -> Option<&'static str> {
-        match (&self.classes, task) {
-            (
-                Classes::Encoder {
-                    masked_lm: class, ..
-                },
-                HeadKind::MaskedLm,
-            )
-            | (
-                Classes::Decoder {
-                    causal_lm: class, ..
-                },
-                HeadKind::CausalLm,
-            )
-            | (
-                Classes::Encoder {
-                    classification: class,
-                    ..
-                }
-                | Classes::Decoder {
-                    classification: class,
-                    ..
-                },
-                HeadKind::SequenceClassification { .. },
-            )
-            | (
-                Classes::Encoder {
-                    token_classification: class,
-                    ..
-                },
-                HeadKind::TokenClassification { .. },
-            ) => Some(class),
-            _ => None,
-        }
-    }
-}
-
+/// The families, in the order in which messages list them.
 const FAMILIES: &[Family] = &[
     gpt2::FAMILY,
     gpt_neo::FAMILY,
@@ -217,66 +67,167 @@ fn family(config: &Config) -> Result<&'static Family> {
         .iter()
         .find(|family| family.model_type == model_type)
         .ok_or_else(|| {
-            let known: Vec<&str> = model_types().collect();
-            config.unsupported(
-                "model_type",
-                format!(
-                    "xtrain does not train this one; known: {}",
-                    known.join(", ")
-                ),
-            )
+            let reason = format!(
+                "xtrain does not train this one; known: {}",
+                MODEL_TYPES.join(", ")
+            );
+            config.unsupported("model_type", reason)
         })
 }
 
 /// The architectures that [`build`] knows, by `model_type`.
-pub fn model_types() -> impl Iterator<Item = &'static str> {
-    FAMILIES.iter().map(|family| family.model_type)
-}
+pub const MODEL_TYPES: [&str; FAMILIES.len()] = {
+    let mut names = [""; FAMILIES.len()];
+    let mut i = 0;
+    while i < names.len() {
+        names[i] = FAMILIES[i].model_type;
+        i += 1;
+    }
+    names
+};
 
-/// The model that a configuration describes, by its `model_type`, with the head that the task
-/// wants.
-pub fn build(mut config: Config, task: HeadKind) -> Result<Box<dyn Model>> {
+/// The model that a configuration describes, by its `model_type`, with this head.
+///
+/// # Errors
+/// If the configuration asks for what is not built, or the family has no such head.
+pub fn build(mut config: Config, head: HeadKind) -> Result<Box<dyn Model>> {
     let family = family(&config)?;
-    let Some(class) = family.class(task) else {
+    let Some(class) = family.class(head) else {
         let known: Vec<String> = HeadKind::ALL
             .into_iter()
             .filter(|head| family.class(*head).is_some())
             .map(|head| head.to_string())
             .collect();
         let reason = format!(
-            "such a model is not for {task}, but for {}",
+            "such a model is not for {head}, but for {}",
             known.join(", ")
         );
         return Err(config.unsupported("model_type", reason));
     };
-    task::declare(&mut config, class, task)?;
-    (family.build)(config, task)
+    head::write_head(&mut config, &class, head)?;
+    let model = (family.build)(config, head)?;
+    declare(&*model)?;
+    Ok(model)
 }
 
-/// The organizations that the presets' models are released by.
-const ORGANIZATIONS: [&str; 5] = [
-    "openai-community",
-    "EleutherAI",
-    "google-bert",
-    "FacebookAI",
-    "albert",
-];
+impl HeadKind {
+    /// The head that a configuration was saved with, by the class that it names; without one, the
+    /// language model's of its family.
+    ///
+    /// # Errors
+    /// If the configuration names neither a class nor a known `model_type`.
+    pub fn of(config: &Config) -> Result<Self> {
+        let class = config
+            .get("architectures")
+            .and_then(|list| list.get(0))
+            .and_then(Value::as_str)
+            .unwrap_or_default();
+        if class.ends_with("ForSequenceClassification") {
+            return Ok(HeadKind::SequenceClassification {
+                labels: head::saved_labels(config)?,
+            });
+        }
+        if class.ends_with("ForTokenClassification") {
+            return Ok(HeadKind::TokenClassification {
+                labels: head::saved_labels(config)?,
+            });
+        }
+        if class.ends_with("ForMaskedLM") || class.ends_with("ForPreTraining") {
+            return Ok(HeadKind::MaskedLm);
+        }
+        if class.ends_with("ForCausalLM") || class.ends_with("LMHeadModel") {
+            return Ok(HeadKind::CausalLm);
+        }
+        Ok(family(config)?.usual_head())
+    }
+}
+
+/// What a tensor of a checkpoint is to a model.
+pub fn stored_name(model: &dyn Model, name: &str) -> StoredName {
+    let parameters = &model.info().declaration().parameters;
+    match family(model.config()) {
+        Ok(family) => family.stored_names.find(name, parameters),
+        Err(_) if parameters.iter().any(|p| p.name == name) => {
+            StoredName::Parameter(name.to_string())
+        }
+        Err(_) => StoredName::Unknown,
+    }
+}
+
+/// A preset's name without the organization.
+fn without_organization(name: &str) -> &str {
+    match name.split_once('/') {
+        Some((organization, name))
+            if FAMILIES
+                .iter()
+                .any(|family| family.organization == organization) =>
+        {
+            name
+        }
+        _ => name,
+    }
+}
+
+/// The preset where any small model will do: quickstart, checks of a device.
+pub const EXAMPLE_PRESET: &str = "gpt2";
+
+/// The names of all presets, without organizations, family by family.
+pub fn presets() -> impl Iterator<Item = &'static str> {
+    let names = |family: &Family| (family.presets)().into_iter().map(|(name, _)| name);
+    FAMILIES.iter().flat_map(names)
+}
+
+/// A preset's name as [`presets`] has it, with or without the organization that released it;
+/// `None` if there is no such preset.
+pub fn preset_name(name: &str) -> Option<&'static str> {
+    let name = without_organization(name);
+    presets().find(|known| *known == name)
+}
 
 /// A preset's configuration (`gpt2`, `EleutherAI/gpt-neo-125m`, ...), or `None` if there is no such
 /// preset.
 pub fn preset(name: &str) -> Option<Config> {
-    let name = match name.split_once('/') {
-        Some((organization, name)) if ORGANIZATIONS.contains(&organization) => name,
-        _ => name,
-    };
-    FAMILIES.iter().find_map(|family| (family.preset)(name))
+    let name = without_organization(name);
+    FAMILIES.iter().find_map(|family| family.preset(name))
 }
 
 /// The configuration that a new model of this type starts from, before overrides.
+///
+/// # Errors
+/// If there is no such type.
 pub fn default_config(model_type: &str) -> Result<Config> {
     let mut named = Config::new(Default::default(), "the model type");
     named.set("model_type", model_type);
     Ok((family(&named)?.default_config)())
+}
+
+/// The preset that a model type means alone: the released size that its default configuration has.
+/// `None` if there is no such type.
+pub fn default_preset(model_type: &str) -> Option<&'static str> {
+    let default = default_config(model_type).ok()?;
+    presets().find(|name| preset(name).is_some_and(|preset| preset.values() == default.values()))
+}
+
+/// Whether a model type or preset is an encoder's, which sees the whole text, rather than a
+/// decoder's, which sees what came before; `None` if there is no such type or preset.
+pub fn is_encoder(name: &str) -> Option<bool> {
+    let short = without_organization(name);
+    let family = FAMILIES
+        .iter()
+        .find(|family| family.model_type == name || family.preset(short).is_some())?;
+    Some(family.kind == Kind::Encoder)
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+
+    /// Elements of all parameters of a preset.
+    pub fn elements(name: &str, head: HeadKind) -> usize {
+        let model = build(preset(name).unwrap(), head).unwrap();
+        let sizes = model.parameters();
+        sizes.iter().map(|p| p.dims.iter().product::<usize>()).sum()
+    }
 }
 
 #[cfg(test)]
@@ -285,9 +236,10 @@ mod tests {
 
     #[test]
     fn every_family_is_consistent() {
-        for model_type in model_types() {
+        for model_type in MODEL_TYPES {
             let config = default_config(model_type).unwrap();
             assert_eq!(config.text("model_type").unwrap(), model_type);
+            assert!(default_preset(model_type).is_some(), "{model_type}");
             let task = HeadKind::of(&config).unwrap();
             let model = build(config.clone(), task).unwrap();
             assert_eq!(
@@ -301,7 +253,7 @@ mod tests {
             let names: Vec<String> = model.parameters().into_iter().map(|p| p.name).collect();
             for name in &names {
                 assert_eq!(
-                    model.stored_name(name),
+                    stored_name(&*model, name),
                     StoredName::Parameter(name.clone()),
                     "{model_type}"
                 );
@@ -316,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_classifier_is_saved_with_its_labels() {
-        for model_type in model_types() {
+        for model_type in MODEL_TYPES {
             let model = build(
                 default_config(model_type).unwrap(),
                 HeadKind::SequenceClassification { labels: 3 },
@@ -342,7 +294,7 @@ mod tests {
 
     #[test]
     fn one_label_is_a_regression() {
-        for model_type in model_types() {
+        for model_type in MODEL_TYPES {
             let model = build(default_config(model_type).unwrap(), HeadKind::REGRESSION).unwrap();
             assert_eq!(
                 HeadKind::of(model.config()).unwrap(),
@@ -423,7 +375,8 @@ mod tests {
     fn presets_go_by_their_names_on_the_hub_too() {
         assert_eq!(preset("EleutherAI/gpt-neo-125m"), preset("gpt-neo-125m"));
         assert!(
-            preset("google-bert/bert-base-cased").is_some()
+            preset(EXAMPLE_PRESET).is_some()
+                && preset("google-bert/bert-base-cased").is_some()
                 && preset("nobody/bert-base-cased").is_none()
         );
     }

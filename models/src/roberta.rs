@@ -1,44 +1,53 @@
 //! RoBERTa (Liu et al. 2019) as transformers' `modeling_roberta.py` computes it: BERT's layers,
 //! positions that count the tokens that are not padding, and heads of its own.
 //!
-//! Letters: B batch, T tokens, N = B * T, C width, V vocabulary.
+//! Letters: B batch, T tokens.
 
 use crate::activation::Activation;
+use crate::batch::TokenBatch;
 use crate::bert;
 use crate::config::Config;
-use crate::encoder::{self, Encoder, MaskedLmHead, encode, encoder_parameters};
+use crate::encoder::{BERT_LAYER, Encoder, MaskedLmHead, SequenceHead, sizes};
 use crate::error::Result;
+use crate::family::{Family, Kind};
+use crate::head::HeadKind;
 use crate::layers;
-use crate::names::{OtherTensors, Specs, stored_name};
-use crate::weights::{Init, ParameterSpec, StoredName, Weights};
-use crate::{About, Classes, Family, HeadKind, Model, TokenBatch};
-use serde_json::json;
+use crate::model::{Model, ModelInfo};
+use crate::names::StoredNames;
+use crate::weights::Weights;
+use serde_json::{Value, json};
 use xtrain_graphs::op::{Comparison, Gelu};
 use xtrain_graphs::{DType, Randomness, Tensor};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "roberta",
-    classes: Classes::Encoder {
-        masked_lm: "RobertaForMaskedLM",
-        classification: "RobertaForSequenceClassification",
-        token_classification: "RobertaForTokenClassification",
-    },
+    organization: "FacebookAI",
+    class_prefix: "Roberta",
+    kind: Kind::Encoder,
     default_config,
-    preset,
-    build: |config, task| Ok(Box::new(Roberta::new(config, task)?)),
-    cuts: encoder::CUTS,
+    presets,
+    build: |config, head| Ok(Box::new(Roberta::new(config, head)?)),
+    stored_names: StoredNames {
+        base: "roberta",
+        buffers: &[],
+        not_needed: &[
+            "embeddings.position_ids",
+            "embeddings.token_type_ids",
+            "lm_head.decoder.",
+        ],
+        heads: &["pooler.", "lm_head.", "classifier."],
+    },
 };
 
-/// A RoBERTa with a masked-LM head (`RobertaForMaskedLM`) or a classifier
-/// (`RobertaForSequenceClassification`).
-pub struct Roberta {
+/// `RobertaForMaskedLM`, `RobertaForSequenceClassification` or `RobertaForTokenClassification`.
+struct Roberta {
     encoder: Encoder,
     /// The padding token; positions are counted from the row after it.
-    padding: usize,
+    padding_idx: usize,
 }
 
 /// The released base model. `RobertaConfig`'s own defaults are BERT's sizes, which nobody trains.
-pub fn default_config() -> Config {
+fn default_config() -> Config {
     let values = json!({
         "architectures": ["RobertaForMaskedLM"],
         "model_type": "roberta",
@@ -55,20 +64,12 @@ pub fn default_config() -> Config {
 }
 
 /// The released sizes.
-pub fn preset(name: &str) -> Option<Config> {
-    let (width, layers, heads) = match name {
-        "distilroberta-base" => (768, 6, 12),
-        "roberta-base" => (768, 12, 12),
-        "roberta-large" => (1024, 24, 16),
-        _ => return None,
-    };
-    let sizes = json!({
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "intermediate_size": 4 * width,
-    });
-    Some(default_config().preset(name, sizes))
+fn presets() -> Vec<(&'static str, Value)> {
+    vec![
+        ("distilroberta-base", sizes(768, 6, 12)),
+        ("roberta-base", sizes(768, 12, 12)),
+        ("roberta-large", sizes(1024, 24, 16)),
+    ]
 }
 
 /// What `RobertaConfig` takes for the keys that a `config.json` lacks.
@@ -83,8 +84,8 @@ fn missing_keys() -> Config {
 impl Roberta {
     /// Reads the configuration; what would change numbers and is not implemented is refused by
     /// name.
-    pub fn new(config: Config, task: HeadKind) -> Result<Self> {
-        let read = config.over(missing_keys());
+    fn new(config: Config, head: HeadKind) -> Result<Self> {
+        let read = config.over(missing_keys()).named(bert::NAMES);
         let lm_head = MaskedLmHead {
             dense: "lm_head.dense",
             norm: "lm_head.layer_norm",
@@ -92,16 +93,15 @@ impl Roberta {
             table: "roberta.embeddings.word_embeddings.weight",
             // Whatever hidden_act says.
             activation: Activation::Gelu(Gelu::Erf),
-            eps: read.float_or("layer_norm_eps", 1e-12)?,
         };
-        let mut encoder = Encoder::read(
-            config,
-            &read,
-            task,
-            ("hidden_size", "classifier_dropout"),
-            lm_head,
-        )?;
-        let Some(padding) = encoder.embeddings.padding else {
+        let sequence_head = SequenceHead {
+            dense: "classifier.dense",
+            activation: Activation::Tanh,
+            classifier: "classifier.out_proj",
+            drops_input: true,
+        };
+        let mut encoder = Encoder::read(config, &read, head, lm_head, sequence_head)?;
+        let Some(padding_idx) = encoder.embeddings.padding_idx else {
             return Err(read.unsupported(
                 "pad_token_id",
                 "positions are counted from the padding token, so there must be one",
@@ -110,7 +110,7 @@ impl Roberta {
         let Some(positions) = encoder
             .embeddings
             .positions
-            .checked_sub(padding + 1)
+            .checked_sub(padding_idx + 1)
             .filter(|n| *n > 0)
         else {
             return Err(read.unsupported(
@@ -118,92 +118,41 @@ impl Roberta {
                 "leaves no position after that of the padding token",
             ));
         };
-        encoder.about.max_positions = positions;
-        Ok(Roberta { encoder, padding })
+        encoder.info.max_positions = positions;
+        Ok(Roberta {
+            encoder,
+            padding_idx,
+        })
     }
 
-    /// Position ids `s32[B, T]`: tokens that are not padding count up from `padding + 1`, padding
-    /// stays at `padding`. Summed in integers over a triangle, which is exact at any length and in
+    /// Position ids `s32[B, T]`: tokens that are not padding count up from `padding_idx + 1`, padding
+    /// stays at `padding_idx`. Summed in integers over a triangle, which is exact at any length and in
     /// any precision.
     fn position_ids(&self, ids: &Tensor) -> Result<Tensor> {
         let trace = ids.trace();
         let (b, t) = (ids.dims()[0], ids.dims()[1]);
         let counts = ids
-            .compare_scalar(Comparison::Ne, self.padding as f64)?
+            .compare_scalar(Comparison::Ne, self.padding_idx as f64)?
             .convert(DType::S32)?; // [B, T]
         let cube = [b, t, t];
-        let (place, earlier) = (
+        let (position, earlier) = (
             trace.iota(DType::S32, &cube, 1)?,
             trace.iota(DType::S32, &cube, 2)?,
         );
         let reached = earlier
-            .compare(Comparison::Le, &place)?
+            .compare(Comparison::Le, &position)?
             .convert(DType::S32)?;
         let running = counts
             .broadcast_in(&cube, &[0, 2])?
             .mul(&reached)?
             .sum(&[2])?; // [B, T]
-        Ok(running.mul(&counts)?.add_scalar(self.padding as f64)?)
+        Ok(running.mul(&counts)?.add_scalar(self.padding_idx as f64)?)
     }
 }
 
 impl Model for Roberta {
-    fn about(&self) -> &About {
-        &self.encoder.about
-    }
-
-    fn parameters(&self) -> Vec<ParameterSpec> {
-        let Encoder {
-            embeddings: e,
-            layer,
-            lm_head,
-            ..
-        } = &self.encoder;
-        let c = layer.width;
-        let mut specs = Specs::new(self.encoder.initializer_range);
-        specs.table(
-            "roberta.embeddings.word_embeddings",
-            [e.vocab, c],
-            e.padding,
-        );
-        specs.table(
-            "roberta.embeddings.token_type_embeddings",
-            [e.segments, c],
-            None,
-        );
-        specs.layer_norm("roberta.embeddings.LayerNorm", c);
-        specs.table(
-            "roberta.embeddings.position_embeddings",
-            [e.positions, c],
-            e.padding,
-        );
-        encoder_parameters(&mut specs, "roberta", layer, self.encoder.layers);
-        specs.begin_head();
-        match self.head_kind() {
-            HeadKind::SequenceClassification { labels } => {
-                specs.linear("classifier.dense", [c, c]);
-                specs.linear("classifier.out_proj", [labels, c]);
-            }
-            HeadKind::TokenClassification { labels } => specs.linear("classifier", [labels, c]),
-            _ => {
-                specs.add(lm_head.bias, &[e.vocab], Init::Zeros);
-                specs.linear(lm_head.dense, [c, c]);
-                specs.layer_norm(lm_head.norm, c);
-            }
-        }
-        specs.finish()
-    }
-
-    fn stored_name(&self, name: &str) -> StoredName {
-        let others = OtherTensors {
-            not_needed: &[
-                "embeddings.position_ids",
-                "embeddings.token_type_ids",
-                "lm_head.decoder.",
-            ],
-            heads: &["pooler.", "lm_head.", "classifier."],
-        };
-        stored_name(name, "roberta", &self.parameters(), others)
+    fn info(&self) -> &ModelInfo {
+        &self.encoder.info
     }
 
     fn hidden(
@@ -212,61 +161,33 @@ impl Model for Roberta {
         batch: &TokenBatch,
         randomness: &Randomness,
     ) -> Result<Tensor> {
+        let encoder = &self.encoder;
         let (weights, _scope) = weights.enter("roberta");
         let x = {
             let (weights, _scope) = weights.enter("embeddings");
-            let table = &weights.get("position_embeddings.weight")?;
+            weights.registers_first(&["word_embeddings", "token_type_embeddings", "LayerNorm"]);
             // The row of padding learns no more here than in the word embeddings.
-            let positions = layers::embedding(
-                table,
-                &self.position_ids(&batch.input_ids)?,
-                Some(self.padding),
-            )?;
-            self.encoder
+            let padding_idx = Some(self.padding_idx);
+            let table = encoder.embeddings.position_table(&weights, padding_idx)?;
+            let ids = self.position_ids(&batch.input_ids)?;
+            let positions = layers::embedding(&table, &ids, padding_idx)?;
+            encoder
                 .embeddings
                 .apply(&weights, batch, &positions, randomness)?
         };
-        encode(
-            &self.encoder.layer,
-            self.encoder.layers,
-            &weights,
-            x,
-            batch,
-            randomness,
-        )
-    }
-
-    fn sequence_rows(&self, hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
-        layers::first_rows(hidden, batch)
+        encoder.encode("encoder.layer", &BERT_LAYER, &weights, x, batch, randomness)
     }
 
     fn head(&self, weights: &Weights, hidden: &Tensor, randomness: &Randomness) -> Result<Tensor> {
-        match self.head_kind() {
-            HeadKind::SequenceClassification { .. } => {
-                let first = randomness.dropout(hidden, self.encoder.classifier_dropout)?; // [B, C]
-                let names = ("classifier.dense", "classifier.out_proj");
-                self.encoder.classify(weights, &first, names, randomness)
-            }
-            HeadKind::TokenClassification { .. } => {
-                self.encoder.classify_tokens(weights, hidden, randomness)
-            }
-            _ => self.encoder.lm_head.apply(weights, hidden),
-        }
-    }
-
-    fn step_flops(&self, batch: usize, tokens: usize) -> f64 {
-        self.encoder
-            .step_flops(self.encoder.layers, 0, batch, tokens)
-    }
-
-    fn head_flops(&self, rows: usize) -> f64 {
-        self.encoder.head_flops(rows)
+        self.encoder.head(weights, hidden, randomness)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::build;
+    use crate::testing::elements;
 
     #[test]
     fn presets_have_the_published_parameter_counts() {
@@ -274,25 +195,21 @@ mod tests {
             ("distilroberta-base", 82_170_201),
             ("roberta-base", 124_697_433),
         ] {
-            let model = Roberta::new(preset(name).unwrap(), HeadKind::MaskedLm).unwrap();
-            let total: usize = model
-                .parameters()
-                .iter()
-                .map(|p| p.dims.iter().product::<usize>())
-                .sum();
-            assert_eq!(total, count, "{name}");
-            assert_eq!(model.max_positions(), 512);
+            assert_eq!(elements(name, HeadKind::MaskedLm), count, "{name}");
         }
+    }
+
+    #[test]
+    fn positions_count_from_the_row_after_padding() {
+        let model = build(default_config(), HeadKind::MaskedLm).unwrap();
+        assert_eq!(model.max_positions(), 512);
     }
 
     #[test]
     fn positions_need_a_padding_token() {
         let mut config = default_config();
         config.set("pad_token_id", serde_json::Value::Null);
-        let message = Roberta::new(config, HeadKind::MaskedLm)
-            .err()
-            .unwrap()
-            .to_string();
+        let message = build(config, HeadKind::MaskedLm).err().unwrap().to_string();
         assert!(message.contains("pad_token_id"), "{message}");
     }
 }

@@ -1,64 +1,50 @@
-//! How the devices of a tensor-parallel group divide a model's weights between them, as Megatron-LM
-//! does (Shoeybi et al. 2019): of each pair of matrices the first by its outputs, the second by its
-//! inputs; attention by heads; embeddings and heads by the vocabulary.
+//! How the devices of a tensor-parallel group shard a model's weights: along the axes that
+//! [`Axis`](crate::Axis) names for it.
 
+use crate::axis::Axis;
 use crate::error::{Error, Result};
-use crate::{Model, family};
+use crate::model::Model;
 use std::collections::HashMap;
 use xtrain_graphs::passes::partition::Cut;
 
-/// Endings of parameters' names and how they are cut. Families list theirs.
-pub(crate) type Cuts = &'static [(&'static str, Cut)];
-
-/// Along one dimension.
-pub(crate) const fn along(dim: usize) -> Cut {
-    Cut { dim, blocks: 1 }
-}
-
-/// Along one dimension of which each of so many equal blocks is divided.
-pub(crate) const fn blocks(dim: usize, blocks: usize) -> Cut {
-    Cut { dim, blocks }
-}
-
-/// How `parts` devices divide the model's parameters; what is not named is whole on each. A
-/// vocabulary need not divide: its tables are filled up with rows of zeros, which no token has, and
-/// their logits take no part ([`crate::loss`]).
+/// How `degree` devices shard the model's parameters; what is not named is replicated. A vocabulary
+/// need not divide: its tables are padded with rows of zeros, which no token has, and their logits
+/// take no part ([`crate::loss`]).
 ///
 /// # Errors
-/// If heads or inner widths do not divide; it names the degrees that do.
-pub fn tensor_cuts(model: &dyn Model, parts: usize) -> Result<HashMap<String, Cut>> {
-    if parts <= 1 {
+/// If heads, key/value heads or intermediate sizes do not divide; the message names the degrees
+/// that do.
+pub fn tensor_cuts(model: &dyn Model, degree: usize) -> Result<HashMap<String, Cut>> {
+    if degree <= 1 {
         return Ok(HashMap::new());
     }
-    let cuts = family(model.config())?.cuts;
-    let vocabulary = model.vocab_size();
-    let mut found = HashMap::new();
+    let info = model.info();
+    let mut cuts = HashMap::new();
     // What has to divide.
-    let mut sizes = vec![model.about().heads];
+    let mut sizes = vec![info.heads, info.kv_heads];
     for parameter in model.parameters() {
-        let Some((_, cut)) = cuts
-            .iter()
-            .find(|(ending, _)| parameter.name.ends_with(ending))
-        else {
+        let is_sharded = |axis: &Axis| axis.is_tensor_parallel();
+        let Some(dim) = parameter.axes.iter().position(is_sharded) else {
             continue;
         };
-        let size = parameter.dims[cut.dim] / cut.blocks;
-        if size != vocabulary || cut.dim > 0 {
-            sizes.push(size);
+        let axis = parameter.axes[dim];
+        let blocks = axis.blocks();
+        if axis != Axis::Vocab {
+            sizes.push(parameter.dims[dim] / blocks);
         }
-        found.insert(parameter.name, *cut);
+        cuts.insert(parameter.name.clone(), Cut { dim, blocks });
     }
     let divides = |degree: usize| sizes.iter().all(|size| size.is_multiple_of(degree));
-    if divides(parts) {
-        return Ok(found);
+    if divides(degree) {
+        return Ok(cuts);
     }
-    let legal: Vec<String> = (1..=model.about().heads)
+    let legal: Vec<String> = (1..=info.heads)
         .filter(|degree| divides(*degree))
         .map(|degree| degree.to_string())
         .collect();
     Err(Error::TensorDegree {
-        degree: parts,
-        heads: model.about().heads,
+        degree,
+        heads: info.heads,
         legal: legal.join(", "),
     })
 }

@@ -1,61 +1,30 @@
 //! How a model reaches its parameters while it records a step, and what it says about each.
+//!
+//! A layer asks for a weight where it uses it, with its axes, sizes and initialization. [`Weights`]
+//! answers in one of two ways: in [`declare`](crate::declare)'s abstract trace it notes what is
+//! asked for and gives a placeholder; in a step it gives the tensor and checks its shape.
 
+use crate::axis::Axis;
+use crate::declaration::Recorder;
 use crate::error::{Error, Result};
+use crate::parameter::Init;
 use std::collections::HashMap;
 use std::sync::Arc;
 use xtrain_graphs::{ScopeGuard, Tensor, Trace};
-
-/// How a new parameter starts.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Init {
-    Zeros,
-    Ones,
-    Normal {
-        std: f64,
-    },
-    /// Normal, but for the row of an embedding's padding token, which is zero.
-    NormalWithZeroRow {
-        std: f64,
-        row: usize,
-    },
-}
-
-/// One trainable tensor, by its Hugging Face name.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ParameterSpec {
-    pub name: String,
-    pub dims: Vec<usize>,
-    pub init: Init,
-    /// Whether weight decay applies: not to biases and LayerNorm weights, as transformers' Trainer
-    /// has it.
-    pub decay: bool,
-    /// Whether it belongs to the task's head: a checkpoint that was saved for another task has none
-    /// like it.
-    pub head: bool,
-}
-
-/// What a tensor found in a checkpoint is to a model.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StoredName {
-    /// The parameter of this name.
-    Parameter(String),
-    /// Known and not needed: a buffer, or a copy of a tied tensor.
-    NotNeeded,
-    /// Part of the head of another task.
-    OtherHead,
-    Unknown,
-}
 
 /// A parameter as a recorded step has it.
 #[derive(Clone)]
 pub enum Weight {
     /// All of it.
     Whole(Tensor),
-    /// One part along `dim`, of which each replica of a group has another; it is put together where
-    /// it is used.
+    /// One part along `dim`, of which each replica of a group has another; it is gathered where it
+    /// is used.
     Part {
+        /// What this replica holds.
         part: Tensor,
+        /// The sharded dimension.
         dim: usize,
+        /// The replicas that hold one parameter together.
         groups: Arc<[Vec<u32>]>,
     },
     /// One for each stage of a pipeline that uses it, by the stage.
@@ -75,7 +44,7 @@ impl Weight {
         }
     }
 
-    /// The whole; where it has to be put together, not before `after` is there.
+    /// The whole; where it has to be gathered, not before `after` is there.
     fn whole(&self, after: Option<&Tensor>) -> Result<Tensor> {
         match (self, after) {
             (Weight::Whole(whole), _) => Ok(whole.clone()),
@@ -93,45 +62,65 @@ impl Weight {
     }
 }
 
-/// The model's parameters as tensors of one trace, seen from one place in the model.
+/// Where weights come from.
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    /// The parameters of a step, by name.
+    Bound(&'a HashMap<String, Weight>),
+    /// Placeholders.
+    Declaring(&'a Recorder),
+}
+
+/// The model's parameters as tensors of one trace, seen from one module of the model.
 #[derive(Clone)]
 pub struct Weights<'a> {
     trace: &'a Trace,
-    all: &'a HashMap<String, Weight>,
+    source: Source<'a>,
     prefix: String,
     /// The input of the layer that this is seen from.
     layer_input: Option<Tensor>,
 }
 
 impl<'a> Weights<'a> {
+    /// The parameters that a step has, by name.
     pub fn new(trace: &'a Trace, all: &'a HashMap<String, Weight>) -> Self {
+        Weights::from_source(trace, Source::Bound(all))
+    }
+
+    pub(crate) fn declaring(trace: &'a Trace, recorder: &'a Recorder) -> Self {
+        Weights::from_source(trace, Source::Declaring(recorder))
+    }
+
+    fn from_source(trace: &'a Trace, source: Source<'a>) -> Self {
         Weights {
             trace,
-            all,
+            source,
             prefix: String::new(),
             layer_input: None,
         }
     }
 
+    /// The trace that the step is recorded in.
     pub fn trace(&self) -> &'a Trace {
         self.trace
     }
 
-    /// The weights below `name`, and the model path to go with them until the guard is dropped.
-    pub fn enter(&self, name: &str) -> (Weights<'a>, ScopeGuard) {
-        let prefix = format!("{}{name}.", self.prefix);
-        (
-            Weights {
-                prefix,
-                ..self.clone()
-            },
-            self.trace.scope(name),
-        )
+    fn below(&self, name: &str) -> Weights<'a> {
+        Weights {
+            prefix: format!("{}{name}.", self.prefix),
+            ..self.clone()
+        }
     }
 
-    /// As [`Weights::enter`], for one of the layers that make up most of the model. Parameters that
-    /// lie in parts are put together when its input `x` is there, not before, so that only a
-    /// layer's are in memory at a time.
+    /// The weights of the module `name`, and the model path to go with them until the guard is
+    /// dropped.
+    pub fn enter(&self, name: &str) -> (Weights<'a>, ScopeGuard) {
+        (self.below(name), self.trace.scope(name))
+    }
+
+    /// As [`Weights::enter`], for one of the layers that make up most of the model. Sharded
+    /// parameters are gathered when its input `x` is there, not before, so that only a layer's are
+    /// in memory at a time.
     pub fn enter_layer(&self, name: &str, x: &Tensor) -> (Weights<'a>, ScopeGuard) {
         self.enter_layer_with(name, name, x)
     }
@@ -144,23 +133,124 @@ impl<'a> Weights<'a> {
         name: &str,
         x: &Tensor,
     ) -> (Weights<'a>, ScopeGuard) {
-        let prefix = format!("{}{name}.", self.prefix);
-        (
-            Weights {
-                prefix,
-                layer_input: Some(x.clone()),
-                ..self.clone()
-            },
-            self.trace.layer(path),
-        )
+        if let Source::Declaring(recorder) = self.source {
+            recorder.begin_layer(self.trace);
+        }
+        let weights = Weights {
+            layer_input: Some(x.clone()),
+            ..self.below(name)
+        };
+        (weights, self.trace.layer(path))
     }
 
-    /// A parameter in its whole shape.
-    pub fn get(&self, name: &str) -> Result<Tensor> {
-        let full = format!("{}{name}", self.prefix);
-        match self.all.get(&full) {
+    /// Children of this module that transformers registers before its others, in this order.
+    /// Parameters are listed as torch lists them: a module's own before its children's, children in
+    /// the order in which the forward pass first asks for them unless this says otherwise.
+    pub fn registers_first(&self, children: &'static [&'static str]) {
+        if let Source::Declaring(recorder) = self.source {
+            recorder.registers_first(&self.prefix, children);
+        }
+    }
+
+    /// A matrix that starts normal with the configuration's `initializer_range`.
+    ///
+    /// # Errors
+    /// As every request: if the step has no such weight or one of another shape, or if the weight
+    /// was asked for with another shape before.
+    pub fn matrix(&self, name: &str, dims: [(Axis, usize); 2]) -> Result<Tensor> {
+        self.request(name, &dims, |std| Init::Normal { std })
+    }
+
+    /// A matrix that starts normal with this standard deviation.
+    ///
+    /// # Errors
+    /// As [`Weights::matrix`].
+    pub fn matrix_with_std(
+        &self,
+        name: &str,
+        dims: [(Axis, usize); 2],
+        std: f64,
+    ) -> Result<Tensor> {
+        self.request(name, &dims, |_| Init::Normal { std })
+    }
+
+    /// An embedding table; the row of `padding_idx` starts at zero.
+    ///
+    /// # Errors
+    /// As [`Weights::matrix`].
+    pub fn table(
+        &self,
+        name: &str,
+        dims: [(Axis, usize); 2],
+        padding_idx: Option<usize>,
+    ) -> Result<Tensor> {
+        self.request(name, &dims, |std| match padding_idx {
+            Some(row) => Init::NormalWithZeroRow { std, row },
+            None => Init::Normal { std },
+        })
+    }
+
+    /// A bias; it starts at zero.
+    ///
+    /// # Errors
+    /// As [`Weights::matrix`].
+    pub fn bias(&self, name: &str, dim: (Axis, usize)) -> Result<Tensor> {
+        self.request(name, &[dim], |_| Init::Zeros)
+    }
+
+    /// The weight of a norm; it starts at one.
+    ///
+    /// # Errors
+    /// As [`Weights::matrix`].
+    pub fn scale(&self, name: &str, dim: (Axis, usize)) -> Result<Tensor> {
+        self.request(name, &[dim], |_| Init::Ones)
+    }
+
+    /// A weight that was asked for before, by its full name.
+    ///
+    /// # Errors
+    /// If it was not.
+    pub fn tied(&self, full_name: &str) -> Result<Tensor> {
+        match self.source {
+            Source::Bound(all) => self.bound(all, full_name),
+            Source::Declaring(recorder) => recorder.tied(full_name),
+        }
+    }
+
+    fn bound(&self, all: &HashMap<String, Weight>, full_name: &str) -> Result<Tensor> {
+        match all.get(full_name) {
             Some(weight) => weight.whole(self.layer_input.as_ref()),
-            None => Err(Error::NoSuchWeight { name: full }),
+            None => Err(Error::NoSuchWeight {
+                name: full_name.to_string(),
+            }),
+        }
+    }
+
+    /// A parameter in its whole shape. `init` takes the configuration's `initializer_range`.
+    fn request(
+        &self,
+        name: &str,
+        dims: &[(Axis, usize)],
+        init: impl FnOnce(f64) -> Init,
+    ) -> Result<Tensor> {
+        let name = format!("{}{name}", self.prefix);
+        match self.source {
+            Source::Declaring(recorder) => recorder.request(self.trace, name, dims, init),
+            Source::Bound(all) => {
+                let tensor = self.bound(all, &name)?;
+                // Tensor parallelism pads a vocabulary that does not divide.
+                let fits = |(found, (axis, size)): (&usize, &(Axis, usize))| {
+                    found == size || *axis == Axis::Vocab && found > size
+                };
+                if tensor.rank() == dims.len() && tensor.dims().iter().zip(dims).all(fits) {
+                    return Ok(tensor);
+                }
+                Err(Error::WeightShape {
+                    name,
+                    wanted: dims.iter().map(|(_, size)| *size).collect(),
+                    found: tensor.dims().to_vec(),
+                })
+            }
         }
     }
 }

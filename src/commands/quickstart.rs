@@ -105,7 +105,7 @@ fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan
         cache: plan.cache.clone(),
         model: ModelSource::Scratch {
             model_type: None,
-            config: ConfigSource::Preset("gpt2"),
+            config: ConfigSource::Preset(xtrain_models::EXAMPLE_PRESET),
             overrides,
         },
         tokenizer: TokenizerSource {

@@ -9,7 +9,6 @@ use super::UsageError;
 use super::flags::Commands;
 use super::from_hub;
 use super::mesh;
-use super::plan::{PRESETS, is_encoder, preset};
 use super::resolve;
 use super::scaling;
 use super::typed::Typed;
@@ -17,6 +16,7 @@ use crate::data::remote;
 use crate::distributed::RankInfo;
 use devices::{device, launch, mesh_options, neuron, processes};
 use std::path::{Path, PathBuf};
+use xtrain_models::{MODEL_TYPES, is_encoder, preset_name, presets};
 
 type Verdict = Result<(), UsageError>;
 
@@ -252,11 +252,7 @@ fn model(typed: &Typed) -> Verdict {
             format!(
                 "add --model_name_or_path DIR to start from trained weights, or --model_type {} (with --config_name and \
                  --config_overrides) for random ones",
-                if Commands::MLM.contains(typed.command) {
-                    "bert"
-                } else {
-                    "gpt2"
-                }
+                example_type(Commands::MLM.contains(typed.command))
             ),
         );
     }
@@ -266,17 +262,17 @@ fn model(typed: &Typed) -> Verdict {
     if let Some(name) = typed.text("config_name") {
         let path = Path::new(&name);
         let is_config = path.is_file() || path.join("config.json").is_file();
-        if !is_config && preset(&name).is_none() && from_hub::is_config_name(&name) {
+        if !is_config && preset_name(&name).is_none() && from_hub::is_config_name(&name) {
             return Ok(());
         }
-        if !is_config && preset(&name).is_none() {
+        if !is_config && preset_name(&name).is_none() {
             return refuse(
                 format!(
                     "--config_name: `{name}` is neither a known configuration nor a config.json here"
                 ),
                 format!(
                     "known configurations are {}; or give a config.json or the directory that holds one",
-                    PRESETS.join(", ")
+                    presets().collect::<Vec<_>>().join(", ")
                 ),
             );
         }
@@ -294,24 +290,30 @@ fn model(typed: &Typed) -> Verdict {
     }
 }
 
+/// The first model type that is an encoder's, or a decoder's.
+fn example_type(encoder: bool) -> &'static str {
+    let mut types = MODEL_TYPES.into_iter();
+    let found = types.find(|model_type| is_encoder(model_type) == Some(encoder));
+    found.expect("there are families of both kinds")
+}
+
 /// A model that is known by name is of the kind that the task is for: encoders see the whole text,
 /// decoders what came before.
 fn fits_task(typed: &Typed, flag: &str, name: &str) -> Verdict {
     let known = |encoders: bool| {
-        PRESETS
-            .into_iter()
-            .filter(|name| is_encoder(name) == encoders)
+        presets()
+            .filter(|name| is_encoder(name) == Some(encoders))
             .collect::<Vec<_>>()
             .join(", ")
     };
     match is_encoder(name) {
-        true if Commands::CLM.contains(typed.command) => refuse(
+        Some(true) if Commands::CLM.contains(typed.command) => refuse(
             format!(
                 "--{flag}: {name} is an encoder, which predicts masked tokens, not the next one"
             ),
             format!("use the task mlm, or one of {}", known(false)),
         ),
-        false if Commands::MLM.contains(typed.command) => refuse(
+        Some(false) if Commands::MLM.contains(typed.command) => refuse(
             format!(
                 "--{flag}: {name} is a decoder, which predicts the next token, not masked ones"
             ),

@@ -5,10 +5,10 @@
 use super::UsageError;
 use super::flags::Commands;
 use super::kind::Value;
-use super::plan::preset;
 use super::typed::Typed;
 use crate::hub::{self, Hub, HubSettings};
 use std::path::Path;
+use xtrain_models::preset_name;
 
 /// Whether a path that was given can only be meant as a name on the Hub.
 pub fn is_name(path: &Path) -> bool {
@@ -32,7 +32,7 @@ pub fn fetch(mut typed: Typed) -> Result<Typed, UsageError> {
     let (model, tokenizer) = (named("model_name_or_path"), named("tokenizer_name"));
     let config = typed
         .text("config_name")
-        .filter(|name| preset(name).is_none() && is_config_name(name));
+        .filter(|name| preset_name(name).is_none() && is_config_name(name));
     let dataset = typed.text("dataset_name");
     if let Some(name) = dataset.as_ref().and(
         ["train_file", "validation_file"]

@@ -30,9 +30,9 @@ pub use error::{Advice, Origin, UsageError};
 pub use nearest::nearest;
 pub use plan::{
     BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, Device, DevicePlan,
-    DoctorPlan, EvalPlan, FitPlan, GeneratePlan, MODEL_TYPES, MeshComparison, ModelSource, PRESETS,
-    PredictPlan, PruneRules, QuickstartPlan, Sampling, ScaledRun, ScalingPlan, ShowForm, TaskPlan,
-    TokenizerSource, TopPlan, TrainPlan, is_encoder,
+    DoctorPlan, EvalPlan, FitPlan, GeneratePlan, MeshComparison, ModelSource, PredictPlan,
+    PruneRules, QuickstartPlan, Sampling, ScaledRun, ScalingPlan, ShowForm, TaskPlan,
+    TokenizerSource, TopPlan, TrainPlan,
 };
 pub use scaling::into_directory;
 

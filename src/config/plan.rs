@@ -12,72 +12,6 @@ use crate::trainer::settings::{Checkpointing, Precision, TrainSettings};
 use std::fmt;
 use std::path::PathBuf;
 
-/// Model configurations that are known by name, for `--config_name`: decoders, then encoders.
-pub const PRESETS: [&str; 23] = [
-    "gpt2",
-    "gpt2-medium",
-    "gpt2-large",
-    "gpt2-xl",
-    "gpt-neo-125m",
-    "gpt-neo-1.3B",
-    "gpt-neo-2.7B",
-    "gpt-j-6b",
-    "bert-tiny",
-    "bert-mini",
-    "bert-small",
-    "bert-medium",
-    "bert-base-uncased",
-    "bert-base-cased",
-    "bert-large-uncased",
-    "bert-large-cased",
-    "distilroberta-base",
-    "roberta-base",
-    "roberta-large",
-    "albert-base-v2",
-    "albert-large-v2",
-    "albert-xlarge-v2",
-    "albert-xxlarge-v2",
-];
-
-/// The architectures for `--model_type`, each with the preset that it means alone: the
-/// configuration class's defaults, as in transformers.
-pub const MODEL_TYPES: [(&str, &str); 6] = [
-    ("gpt2", "gpt2"),
-    ("gpt_neo", "gpt-neo-1.3B"),
-    ("gptj", "gpt-j-6b"),
-    ("bert", "bert-base-uncased"),
-    ("roberta", "roberta-base"),
-    ("albert", "albert-xxlarge-v2"),
-];
-
-/// Who released the presets' models: their names may begin so.
-const ORGANIZATIONS: [&str; 5] = [
-    "openai-community",
-    "EleutherAI",
-    "google-bert",
-    "FacebookAI",
-    "albert",
-];
-
-/// The preset of this name, which may begin with the organization that released it.
-pub fn preset(name: &str) -> Option<&'static str> {
-    let name = match name.split_once('/') {
-        Some((organization, name)) if ORGANIZATIONS.contains(&organization) => name,
-        _ => name,
-    };
-    PRESETS.into_iter().find(|preset| *preset == name)
-}
-
-/// Whether this is the name of an encoder, by its type or its preset.
-pub fn is_encoder(name: &str) -> bool {
-    let name = name.rsplit('/').next().unwrap_or(name);
-    let types = ["bert", "roberta", "albert", "distilbert", "distilroberta"];
-    types.iter().any(|known| {
-        name.strip_prefix(known)
-            .is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
-    })
-}
-
 /// One command with everything that it needs.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
@@ -148,7 +82,7 @@ pub struct TokenizerSource {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum ConfigSource {
-    /// One of [`PRESETS`].
+    /// One of [`xtrain_models::presets`].
     Preset(&'static str),
     /// A `config.json`.
     File(PathBuf),

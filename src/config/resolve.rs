@@ -29,6 +29,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use xtrain_graphs::NeuronChip;
+use xtrain_models::{default_preset, preset_name};
 
 const CHECKED: &str = "check() refuses a command without it";
 const DEFAULTED: &str = "the flag table has a default for it";
@@ -398,17 +399,15 @@ fn model(typed: &Typed) -> ModelSource {
 /// A file or directory here wins over a preset of the same name, as it does in transformers.
 fn config_source(name: Option<&str>, model_type: Option<&str>) -> ConfigSource {
     let Some(name) = name else {
-        let usual = MODEL_TYPES
-            .into_iter()
-            .find(|(known, _)| Some(*known) == model_type);
-        return ConfigSource::Preset(usual.map_or(PRESETS[0], |(_, preset)| preset));
+        let preset = model_type.and_then(default_preset);
+        return ConfigSource::Preset(preset.expect(CHECKED));
     };
     let path = Path::new(name);
     if path.is_file() {
         return ConfigSource::File(path.into());
     }
     let inside = path.join("config.json");
-    match preset(name) {
+    match preset_name(name) {
         Some(preset) if !inside.is_file() => ConfigSource::Preset(preset),
         _ => ConfigSource::File(inside),
     }

@@ -23,18 +23,6 @@ use xtrain_graphs::Precision;
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
 use xtrain_models::{Config, HeadKind, IGNORED_LABEL};
 
-/// The configurations' dropout rates.
-const DROPOUT_KEYS: [&str; 8] = [
-    "embd_pdrop",
-    "attn_pdrop",
-    "resid_pdrop",
-    "embed_dropout",
-    "attention_dropout",
-    "resid_dropout",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-];
-
 /// Share of the tokens that masked language modelling predicts, as in `bench/peers.py`.
 const MASKED: f64 = 0.15;
 
@@ -232,7 +220,8 @@ fn measure_ceiling(session: &mut Session, precision: Precision) -> Result<f64, E
 /// The peers are timed without dropout, so that is the default here;
 /// `--config_overrides resid_pdrop=0.1` brings it back.
 fn without_dropout(config: &mut Config, overrides: &[(String, Value)]) {
-    for key in DROPOUT_KEYS {
+    let keys: Vec<String> = config.values().keys().cloned().collect();
+    for key in keys.iter().filter(|key| key.contains("drop")) {
         if config.get(key).is_some() && !overrides.iter().any(|(chosen, _)| chosen == key) {
             config.set(key, 0.0);
         }

@@ -260,31 +260,3 @@ fn fit_to_tokenizer(config: &mut Config, overrides: &[(String, Value)], tokenize
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::{MODEL_TYPES, PRESETS, is_encoder};
-
-    #[test]
-    fn what_the_command_line_offers_exists() {
-        for name in PRESETS {
-            let config = xtrain_models::preset(name).unwrap();
-            assert_eq!(
-                HeadKind::of(&config).unwrap() == HeadKind::MaskedLm,
-                is_encoder(name),
-                "{name}"
-            );
-        }
-        for (model_type, preset) in MODEL_TYPES {
-            assert!(PRESETS.contains(&preset));
-            assert_eq!(
-                xtrain_models::preset(preset)
-                    .unwrap()
-                    .text("model_type")
-                    .unwrap(),
-                model_type
-            );
-        }
-    }
-}

@@ -3,9 +3,10 @@
 
 use crate::dtype::DType;
 use crate::graph::Graph;
-use crate::op::Op;
-use crate::provenance::Provenance;
+use crate::op::{DotDims, Op};
 use crate::shape::Shape;
+use crate::trace::Trace;
+use std::ops::Range;
 
 /// Floating-point operations of a graph's matrix products: two for each pair of numbers that is
 /// multiplied and added. Everything else is at most a few operations a number, which no device
@@ -21,23 +22,11 @@ pub struct ProductWork {
 /// Counts the products of a graph; those inside of composites only once these have been written out
 /// (`passes::prepare`).
 pub fn products(graph: &Graph) -> ProductWork {
-    products_of(graph, |_| true)
-}
-
-/// The same of the nodes whose provenance is wanted.
-pub fn products_of(graph: &Graph, wanted: impl Fn(&Provenance) -> bool) -> ProductWork {
     let mut work = ProductWork::default();
-    for node in graph.nodes.iter().filter(|node| wanted(&node.provenance)) {
+    for node in &graph.nodes {
         let operand = |index: usize| &graph.nodes[node.operands[index] as usize].shape;
         let flops = match &node.op {
-            Op::Dot { dims, .. } => {
-                let contracted: usize = dims
-                    .lhs_contracting
-                    .iter()
-                    .map(|&d| operand(0).dims[d])
-                    .product();
-                2.0 * node.shape.elements() as f64 * contracted as f64
-            }
+            Op::Dot { dims, .. } => dot(dims, operand(0), &node.shape),
             Op::FusedAttention(of) => attention(2, of.causal, operand(0), operand(1)),
             // The scores once more, and two products for each of theirs.
             Op::FusedAttentionGrad(of) => attention(5, of.causal, operand(0), operand(1)),
@@ -50,6 +39,47 @@ pub fn products_of(graph: &Graph, wanted: impl Fn(&Provenance) -> bool) -> Produ
         }
     }
     work
+}
+
+/// Operations of a matmul with this left operand and output.
+fn dot(dims: &DotDims, left: &Shape, out: &Shape) -> f64 {
+    let contracted: usize = dims.lhs_contracting.iter().map(|&d| left.dims[d]).product();
+    2.0 * out.elements() as f64 * contracted as f64
+}
+
+/// Floating-point operations of recorded matmuls.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RecordedFlops {
+    /// Of plain matmuls.
+    pub matmuls: f64,
+    /// Of attention's two matmuls, counted without masks.
+    pub attention: f64,
+}
+
+impl RecordedFlops {
+    /// All of them.
+    pub fn total(&self) -> f64 {
+        self.matmuls + self.attention
+    }
+}
+
+/// Counts the matmuls among `nodes` of a trace, numbered in the order of recording
+/// ([`Trace::node_count`]), used or not.
+pub fn recorded(trace: &Trace, nodes: Range<usize>) -> RecordedFlops {
+    let inner = trace.inner();
+    let mut flops = RecordedFlops::default();
+    for node in &inner.nodes[nodes] {
+        let operand = |index: usize| &inner.nodes[node.operands[index] as usize].shape;
+        match &node.op {
+            Op::Dot { dims, .. } => flops.matmuls += dot(dims, operand(0), &node.shape),
+            // [B, H, T, D] and [B, K, S, D]
+            Op::Attention(_) => {
+                flops.attention += 4.0 * operand(0).elements() as f64 * operand(1).dims[2] as f64
+            }
+            _ => {}
+        }
+    }
+    flops
 }
 
 /// So many products of `[T, D]` and `[S, D]` in each head, of which a causal mask leaves half: the
@@ -99,8 +129,31 @@ pub fn exchanged(graph: &Graph) -> Vec<Exchanged> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::op::{Attention, F64};
     use crate::target::CudaTarget;
     use crate::{InputRole, Precision, Shape, Target, Trace, passes};
+
+    #[test]
+    fn recorded_matmuls_count_by_their_place() {
+        let trace = Trace::new();
+        let a = trace.input("a", Shape::new(DType::F32, [5, 7]), InputRole::Feed);
+        let b = trace.input("b", Shape::new(DType::F32, [7, 11]), InputRole::Feed);
+        a.matmul(&b).unwrap();
+        let (begin, matmuls) = (trace.node_count(), 2.0 * (5 * 7 * 11) as f64);
+        let q = trace.input("q", Shape::new(DType::F32, [2, 4, 3, 6]), InputRole::Feed);
+        let attention = Attention {
+            scale: F64::new(1.0),
+            causal: true,
+            window: None,
+            key_mask: false,
+            dropout: None,
+        };
+        q.attention(&q, &q, None, None, attention).unwrap();
+        assert_eq!(recorded(&trace, 0..begin).matmuls, matmuls);
+        let all = recorded(&trace, 0..trace.node_count());
+        assert_eq!(all.attention, 4.0 * (2 * 4 * 3 * 3 * 6) as f64);
+        assert_eq!(all.total(), matmuls + all.attention);
+    }
 
     #[test]
     fn products_count_by_their_operands_type() {

@@ -312,7 +312,7 @@ fn training_step(session: &mut Session) -> Result<(String, bool), Error> {
     const VOCABULARY: usize = 32;
     let start = Instant::now();
     let mut config =
-        xtrain_models::preset("gpt2").ok_or_else(|| Error::failed("there is no preset gpt2"))?;
+        xtrain_models::preset(xtrain_models::EXAMPLE_PRESET).expect("it is one of the presets");
     for (key, value) in [
         ("n_layer", 1),
         ("n_head", 2),

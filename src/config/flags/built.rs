@@ -137,8 +137,8 @@ pub const FLAGS: &[Flag] = &[
     // Model.
     flag(Section::Model, READING.and(GENERATE).and(BENCH), "model_name_or_path", Kind::Path, "",
         "Directory with config.json and model.safetensors to start from, or a model's name on the Hub"),
-    flag(Section::Model, TRAIN_EVAL.and(BENCH), "model_type", Kind::Choice(&["gpt2", "gpt_neo", "gptj", "bert", "roberta", "albert"]), "",
-        "Architecture to train from random weights: the first three for clm and cls, the others for mlm and cls"),
+    flag(Section::Model, TRAIN_EVAL.and(BENCH), "model_type", Kind::Choice(&xtrain_models::MODEL_TYPES), "",
+        "Architecture to train from random weights: a decoder for clm and cls, an encoder for mlm and cls"),
     flag(Section::Model, TRAIN_EVAL.and(BENCH), "config_name", Kind::Text, "",
         "Sizes for random weights: a released model's name (gpt2, gpt-neo-125m, gpt-j-6b, bert-base-uncased, bert-mini, roberta-base, \
          albert-base-v2, ...), or a config.json or the directory that holds one"),

@@ -1,18 +1,12 @@
-//! How a model is dealt out to the stages of a pipeline: recorded once with every layer as a stage
-//! of its own, it shows what each layer computes and which parameters it uses.
+//! How a model is dealt out to the stages of a pipeline, by what its layers compute and which
+//! parameters they use.
 
 use crate::parallel::Stages;
 use crate::parallel::stages::LayerCost;
 use crate::trainer::error::{Error, Result};
-use crate::trainer::session::parameters::parameter_shape;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use xtrain_graphs::op::Op;
-use xtrain_graphs::{DType, InputRole, Randomness, Shape, Stage, Target, Trace, passes, work};
-use xtrain_models::{HeadKind, Model, ParameterSpec, TokenBatch, Weight, Weights, loss};
-
-/// Tokens of the sequence that layers are compared by.
-const TOKENS: usize = 128;
+use xtrain_models::Model;
 
 /// The stages of a model, `None` for one stage.
 ///
@@ -22,7 +16,7 @@ pub fn plan(model: &dyn Model, count: usize) -> Result<Option<Arc<Stages>>> {
     if count == 1 {
         return Ok(None);
     }
-    let layers = layer_costs(model)?;
+    let layers = layer_costs(model);
     match Stages::balanced(&layers, count) {
         Some(stages) => Ok(Some(Arc::new(stages))),
         None => Err(Error::TooManyStages {
@@ -32,94 +26,30 @@ pub fn plan(model: &dyn Model, count: usize) -> Result<Option<Arc<Stages>>> {
     }
 }
 
-fn layer_costs(model: &dyn Model) -> Result<Vec<LayerCost>> {
-    let parameters = model.parameters();
-    let layers = {
-        let trace = Trace::new();
-        record(&trace, model, &parameters)?;
-        trace.layers_entered()
-    };
-    let trace = Trace::new();
-    let each: Vec<usize> = (0..layers.max(1)).collect();
-    let stages = trace.stages_by_layer(&each);
-    record(&trace, model, &parameters)?;
-    drop(stages);
-    let graph = trace.cut("layers")?;
-    let written_out = passes::prepare(&graph, Target::Cpu)?;
-    let mut costs = vec![LayerCost::default(); layers];
-    for (layer, cost) in costs.iter_mut().enumerate() {
-        let stage = Some(Stage::One(layer as u32));
-        let products = work::products_of(&written_out, |from| from.stage == stage);
-        cost.work = products.low + products.wide;
-    }
-    let elements: HashMap<&str, usize> = parameters
-        .iter()
-        .map(|p| (p.name.as_str(), p.dims.iter().product()))
+fn layer_costs(model: &dyn Model) -> Vec<LayerCost> {
+    let elements: HashMap<String, usize> = model
+        .parameters()
+        .into_iter()
+        .map(|p| (p.name, p.dims.iter().product()))
         .collect();
-    let mut seen: Vec<String> = Vec::new();
-    for node in &graph.nodes {
-        let Some(Stage::One(layer)) = node.provenance.stage else {
-            continue;
-        };
-        let Some(cost) = costs.get_mut(layer as usize) else {
-            continue;
-        };
-        for &operand in &node.operands {
-            let Op::Input(index) = graph.nodes[operand as usize].op else {
-                continue;
-            };
-            let input = &graph.inputs[index as usize];
-            if input.role != InputRole::State || cost.parameters.contains(&input.name) {
-                continue;
-            }
-            cost.parameters.push(input.name.clone());
-            if !seen.contains(&input.name) {
-                cost.elements += elements[input.name.as_str()] as f64;
-                seen.push(input.name.clone());
-            }
-        }
-    }
-    Ok(costs)
-}
-
-/// The loss of one sequence.
-fn record(trace: &Trace, model: &dyn Model, parameters: &[ParameterSpec]) -> Result<()> {
-    let tokens = TOKENS.min(model.max_positions());
-    let grid = Shape::new(DType::S32, [1, tokens]);
-    let input_ids = trace.input("input_ids", grid.clone(), InputRole::Feed);
-    let labels_shape = match model.head_kind() {
-        HeadKind::REGRESSION => Shape::new(DType::F32, [1]),
-        HeadKind::SequenceClassification { .. } => Shape::new(DType::S32, [1]),
-        HeadKind::CausalLm | HeadKind::MaskedLm | HeadKind::TokenClassification { .. } => grid,
+    let mut seen = HashSet::new();
+    let mut cost = |layer: &xtrain_models::LayerDeclaration| LayerCost {
+        work: layer.flops,
+        elements: layer
+            .parameters
+            .iter()
+            .filter(|name| seen.insert((*name).clone()))
+            .map(|name| elements[name] as f64)
+            .sum(),
+        parameters: layer.parameters.clone(),
     };
-    let labels = trace.input("labels", labels_shape, InputRole::Feed);
-    let state = |p: &ParameterSpec| {
-        (
-            p.name.clone(),
-            Weight::Whole(trace.input(&p.name, parameter_shape(p), InputRole::State)),
-        )
-    };
-    let weights: HashMap<String, Weight> = parameters.iter().map(state).collect();
-    let batch = TokenBatch {
-        input_ids,
-        attention_mask: None,
-        token_type_ids: None,
-    };
-    let loss = loss(
-        model,
-        &Weights::new(trace, &weights),
-        &batch,
-        &labels.into(),
-        &Randomness::off(),
-    )?;
-    trace.output("loss", &loss.sum);
-    Ok(())
+    model.layers().iter().map(&mut cost).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use xtrain_models::{build, default_config, preset};
+    use xtrain_models::{HeadKind, build, default_config, preset};
 
     #[test]
     fn gpt2_is_dealt_out_with_its_embedding_in_two_stages() {

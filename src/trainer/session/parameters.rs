@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use xtrain_graphs::{DType, Shape};
-use xtrain_models::{Init, Model, ParameterSpec, StoredName};
+use xtrain_models::{Init, Model, ParameterSpec, StoredName, stored_name};
 
 /// Elements that one random stream fills: small enough to share a large embedding between cores.
 const STREAM_ELEMENTS: usize = 1 << 16;
@@ -109,7 +109,7 @@ pub fn fit(
         misshaped: Vec::new(),
     };
     for view in weights.iter() {
-        match model.stored_name(view.name) {
+        match stored_name(model, view.name) {
             StoredName::Parameter(name) => {
                 fit.stored.insert(name, view.name.to_string());
             }

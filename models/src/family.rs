@@ -1,0 +1,70 @@
+//! What the list of families needs to know of each: its names, its released sizes, how to build it.
+
+use crate::config::Config;
+use crate::error::Result;
+use crate::head::HeadKind;
+use crate::model::Model;
+use crate::names::StoredNames;
+use serde_json::Value;
+
+/// One architecture. Each model file has one as `FAMILY`.
+pub(crate) struct Family {
+    /// The name in `config.json`.
+    pub model_type: &'static str,
+    /// Who released its models: the first half of their names on the Hub.
+    pub organization: &'static str,
+    /// What the names of transformers' classes begin with.
+    pub class_prefix: &'static str,
+    pub kind: Kind,
+    /// What a new model starts from: transformers' defaults.
+    pub default_config: fn() -> Config,
+    /// Released sizes by their names without the organization, as changes to the default
+    /// configuration.
+    pub presets: fn() -> Vec<(&'static str, Value)>,
+    pub build: fn(Config, HeadKind) -> Result<Box<dyn Model>>,
+    pub stored_names: StoredNames,
+}
+
+/// Which way a family looks at text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// At all of it.
+    Encoder,
+    /// At what came before.
+    Decoder {
+        /// What the language model's class is called after the prefix.
+        causal_lm: &'static str,
+    },
+}
+
+impl Family {
+    /// The head of a configuration that names no class.
+    pub fn usual_head(&self) -> HeadKind {
+        match self.kind {
+            Kind::Encoder => HeadKind::MaskedLm,
+            Kind::Decoder { .. } => HeadKind::CausalLm,
+        }
+    }
+
+    /// transformers' class with this head, `None` where it is not built.
+    pub fn class(&self, head: HeadKind) -> Option<String> {
+        let suffix = match (self.kind, head) {
+            (Kind::Decoder { causal_lm }, HeadKind::CausalLm) => causal_lm,
+            (Kind::Encoder, HeadKind::MaskedLm) => "ForMaskedLM",
+            (_, HeadKind::SequenceClassification { .. }) => "ForSequenceClassification",
+            (Kind::Encoder, HeadKind::TokenClassification { .. }) => "ForTokenClassification",
+            (Kind::Encoder, HeadKind::CausalLm)
+            | (Kind::Decoder { .. }, HeadKind::MaskedLm | HeadKind::TokenClassification { .. }) => {
+                return None;
+            }
+        };
+        Some(format!("{}{suffix}", self.class_prefix))
+    }
+
+    /// The configuration of a preset, `None` if there is no such preset.
+    pub fn preset(&self, name: &str) -> Option<Config> {
+        let mut presets = (self.presets)().into_iter();
+        let (_, changes) = presets.find(|(known, _)| *known == name)?;
+        Some((self.default_config)().preset(name, changes))
+    }
+}

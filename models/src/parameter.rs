@@ -1,0 +1,55 @@
+//! What is known of a parameter before there are values.
+
+use crate::axis::Axis;
+
+/// How a new parameter starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// Biases.
+    Zeros,
+    /// Weights of norms.
+    Ones,
+    /// Normal around 0.
+    Normal {
+        /// Standard deviation.
+        std: f64,
+    },
+    /// Normal, but for the row of an embedding's padding token, which is zero.
+    NormalWithZeroRow {
+        /// Standard deviation.
+        std: f64,
+        /// The padding token's id.
+        row: usize,
+    },
+}
+
+/// One trainable tensor, by its Hugging Face name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParameterSpec {
+    /// As transformers' `state_dict` has it.
+    pub name: String,
+    /// Sizes.
+    pub dims: Vec<usize>,
+    /// What each of `dims` stands for.
+    pub axes: Vec<Axis>,
+    /// The values that it starts with.
+    pub init: Init,
+    /// Whether weight decay applies: to matrices and tables, not to biases and norms' weights, as
+    /// transformers' Trainer has it.
+    pub decay: bool,
+    /// Whether it belongs to the head: a checkpoint with another head has none like it.
+    pub head: bool,
+}
+
+/// What a tensor found in a checkpoint is to a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoredName {
+    /// The parameter of this name.
+    Parameter(String),
+    /// Known and not needed: a buffer, or a copy of a tied tensor.
+    NotNeeded,
+    /// Part of another head.
+    OtherHead,
+    /// No model of the family has it.
+    Unknown,
+}
