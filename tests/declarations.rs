@@ -16,13 +16,14 @@ use xtrain_models::{
 };
 
 /// The presets whose parameters and stages are listed in full; of the others a line each.
-const IN_FULL: [&str; 6] = [
+const IN_FULL: [&str; 7] = [
     "gpt2",
     "gpt-neo-125m",
     "gpt-j-6b",
     "bert-base-uncased",
     "roberta-base",
     "albert-base-v2",
+    "distilbert-base-uncased",
 ];
 
 /// A parameter on one line, with its shards along the tensor axis at degrees 2 and 4 as

@@ -120,6 +120,15 @@ const ALBERT: Family<'static> = Family {
     checkpointing: "every:2",
     three: [&DATA, &SHARD, &STAGE],
 };
+const DISTILBERT: Family<'static> = Family {
+    name: "distilbert",
+    what: "mlm --model_type distilbert --config_overrides dim=32,n_layers=2,n_heads=8,hidden_dim=64,max_position_embeddings=32,\
+           dropout=0.1,attention_dropout=0.1 --train_file wikitext.txt --tokenizer_name wordpiece --max_seq_length 32",
+    microbatches: 1,
+    higher: &[8],
+    checkpointing: "full",
+    three: [&DATA, &TENSOR, &STAGE],
+};
 const GPTJ: Family<'static> = Family {
     name: "gptj",
     what: "clm --model_type gptj --config_overrides n_embd=32,n_layer=2,n_head=8,rotary_dim=4,n_positions=32,attn_pdrop=0.1,\
@@ -273,6 +282,11 @@ fn bert_trains_on_every_mesh_as_on_one_device() {
 #[test]
 fn albert_trains_on_every_mesh_as_on_one_device() {
     ALBERT.trains_on_every_mesh_as_on_one_device();
+}
+
+#[test]
+fn distilbert_trains_on_every_mesh_as_on_one_device() {
+    DISTILBERT.trains_on_every_mesh_as_on_one_device();
 }
 
 #[test]

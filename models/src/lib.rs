@@ -17,6 +17,7 @@ mod config;
 mod declaration;
 mod declare;
 mod decoder;
+mod distilbert;
 mod encoder;
 mod error;
 mod family;
@@ -58,6 +59,7 @@ const FAMILIES: &[Family] = &[
     bert::FAMILY,
     roberta::FAMILY,
     albert::FAMILY,
+    distilbert::FAMILY,
 ];
 
 /// The family that a configuration names.
