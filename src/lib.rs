@@ -39,7 +39,8 @@
 //! | [`engine`] | a run built from its plan; train, evaluate, predict, precompile, fit, bench |
 //! | [`config`] | the command line and the settings file, resolved into plans |
 //! | [`hub`] | models and data sets of the Hugging Face Hub, to local files |
-//! | [`data`] | texts and tables to tokens to host batches |
+//! | [`tasks`] | what each task is: data, labels, metrics, predictions |
+//! | [`data`] | files to tokens to host batches, for any task |
 //! | [`trainer`] | the training step, the loop and its hooks, sessions on devices |
 //! | [`parallel`] | the device mesh, shardings, pipeline schedules |
 //! | [`cache`] | the compiled-graph cache |
@@ -60,6 +61,8 @@ pub mod engine;
 pub mod config;
 
 pub mod hub;
+
+pub mod tasks;
 
 pub mod data;
 

@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use xtrain::checkpoint::{Weights, hf};
 use xtrain::data::Tokenizer;
-use xtrain::data::clm::train_dataset;
 use xtrain::data::dataset::Origin;
 use xtrain::data::formats::text::Lines;
-use xtrain::data::settings::{ClmDataSettings, SourceSettings};
+use xtrain::data::settings::SourceSettings;
 use xtrain::data::tokenizer::train_byte_bpe;
+use xtrain::data::{Dataset, Rows};
+use xtrain::tasks::{ClmDataSettings, Context, Split, set};
 
 /// A file or directory below one of the reference directories, or `None` after saying that it is
 /// missing.
@@ -62,6 +63,24 @@ fn whole(files: &[PathBuf], cache_dir: &Path) -> ClmDataSettings {
     }
 }
 
+/// The packed rows to train on.
+fn train_dataset(
+    task: &ClmDataSettings,
+    tokenizer: &Tokenizer,
+    length: usize,
+) -> xtrain::data::Result<Dataset> {
+    let context = Context {
+        tokenizer: tokenizer.clone(),
+        length,
+        labels: None,
+        quiet: true,
+    };
+    match set(task, &context, Split::Train)?.rows {
+        Rows::Packed(rows) => Ok(rows),
+        Rows::Examples(_) => panic!("packed rows are expected"),
+    }
+}
+
 #[test]
 fn rows_equal_run_clm() {
     let (Some(dir), Some(tokenizer)) = (golden("clm_pipeline"), golden("tokenizers/byte_bpe"))
@@ -73,7 +92,7 @@ fn rows_equal_run_clm() {
     let block_size = meta["block_size"].as_u64().unwrap() as usize;
     let settings = whole(&[dir.join("corpus.txt")], cache.path());
     let tokenizer = Tokenizer::load(&tokenizer).unwrap();
-    let data = train_dataset(&settings, &tokenizer, block_size, true).unwrap();
+    let data = train_dataset(&settings, &tokenizer, block_size).unwrap();
     let found: Vec<i64> = (0..data.len())
         .flat_map(|i| data.row(i).iter().map(i64::from).collect::<Vec<_>>())
         .collect();
@@ -103,7 +122,7 @@ fn rows_equal_run_clm() {
     assert_eq!(data.totals().lines, meta["lines"].as_u64().unwrap());
     assert_eq!(data.totals().tokens, meta["tokens"].as_u64().unwrap());
     assert_eq!(
-        train_dataset(&settings, &tokenizer, block_size, true)
+        train_dataset(&settings, &tokenizer, block_size)
             .unwrap()
             .origin(),
         &Origin::Cached
@@ -218,7 +237,7 @@ fn real_corpora_have_their_known_token_counts() {
     for (name, lines, tokens) in known {
         let started = std::time::Instant::now();
         let settings = whole(&[dir.join(name)], cache.path());
-        let data = train_dataset(&settings, &tokenizers[0], 256, true).unwrap();
+        let data = train_dataset(&settings, &tokenizers[0], 256).unwrap();
         println!(
             "{name}: {} rows of 256, {:.2} s",
             data.len(),

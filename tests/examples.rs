@@ -7,11 +7,15 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use xtrain::checkpoint::Weights;
-use xtrain::data::cls::{self, Split};
 use xtrain::data::examples::flag;
 use xtrain::data::loader::{LoadSpec, Loader};
-use xtrain::data::settings::{ClsDataSettings, MlmDataSettings, PaddingSettings, SourceSettings};
-use xtrain::data::{BatchPlan, Label, Labels, Order, Position, Tokenizer, mlm};
+use xtrain::data::settings::{PaddingSettings, SourceSettings};
+use xtrain::data::{
+    BatchPlan, Examples, HostLabels, Label, LabelMap, Order, Position, Rows, Set, Tokenizer,
+};
+use xtrain::tasks::{
+    ClsDataSettings, Context, Labelled, MlmDataSettings, RunLabels, Split, Task, set,
+};
 
 use crate::support::{data_dir, golden_dir};
 
@@ -70,6 +74,32 @@ fn mlm_settings(files: &[PathBuf], cache: &Path) -> MlmDataSettings {
     }
 }
 
+/// The set to train on.
+fn train_set(
+    task: &dyn Task,
+    tokenizer: &Tokenizer,
+    labels: Option<&LabelMap>,
+    length: usize,
+) -> Set {
+    let context = Context {
+        tokenizer: tokenizer.clone(),
+        length,
+        labels: labels.map(|map| RunLabels {
+            map: map.clone(),
+            given: false,
+        }),
+        quiet: true,
+    };
+    set(task, &context, Split::Train).unwrap()
+}
+
+fn examples(set: &Set) -> Examples {
+    match &set.rows {
+        Rows::Examples(examples) => examples.clone(),
+        Rows::Packed(_) => panic!("examples are expected"),
+    }
+}
+
 const START: Position = Position { epoch: 0, batch: 0 };
 
 #[test]
@@ -88,25 +118,16 @@ fn pairs_equal_run_glue() {
         ),
     )
     .unwrap();
-    let labels = cls::labels(&settings).unwrap();
+    let labels = settings.of_data().unwrap();
     assert_eq!(
         serde_json::to_value(labels.names()).unwrap(),
         meta["label_names"]
     );
-    let examples = cls::examples(
-        &settings,
-        Split::Train,
-        &tokenizer,
-        &labels,
-        max_length,
-        true,
-    )
-    .unwrap();
+    let set = train_set(&settings, &tokenizer, Some(&labels), max_length);
+    let examples = examples(&set);
     assert_eq!(examples.len() as u64, meta["examples"].as_u64().unwrap());
-    let collator =
-        cls::collator(&settings, &tokenizer, &labels, max_length, examples.clone()).unwrap();
     let rows: Vec<u32> = (0..examples.len() as u32).collect();
-    let batch = collator.batch(&rows, rows.len(), START);
+    let batch = set.batch(&rows, rows.len(), START);
     let wanted = Weights::open(&dir.join("rows.safetensors")).unwrap();
     let ints =
         |array: &ndarray::Array2<i32>| array.iter().map(|n| i64::from(*n)).collect::<Vec<_>>();
@@ -119,7 +140,7 @@ fn pairs_equal_run_glue() {
         ints(&batch.attention_mask.unwrap().mapv(i32::from)),
         numbers(&wanted, "attention_mask")
     );
-    let Labels::Classes(classes) = batch.labels else {
+    let HostLabels::Classes(classes) = batch.labels else {
         panic!("classes are expected")
     };
     assert_eq!(
@@ -140,7 +161,8 @@ fn rows_equal_run_mlm_and_masking_keeps_its_shares() {
         cache.path(),
     );
     let tokenizer = Tokenizer::load(&golden.join(meta["tokenizer"].as_str().unwrap())).unwrap();
-    let examples = mlm::train_examples(&settings, &tokenizer, length, true).unwrap();
+    let set = train_set(&settings, &tokenizer, None, length);
+    let examples = examples(&set);
     let wanted = Weights::open(&dir.join("rows.safetensors")).unwrap();
     let (mut ids, mut special) = (Vec::new(), Vec::new());
     for index in 0..examples.len() {
@@ -163,7 +185,7 @@ fn rows_equal_run_mlm_and_masking_keeps_its_shares() {
         mlm_probability: probability,
         ..settings
     };
-    let collator = mlm::collator(&settings, &tokenizer, length, examples.clone()).unwrap();
+    let collator = train_set(&settings, &tokenizer, None, length);
     let rows: Vec<u32> = (0..examples.len() as u32).collect();
     let epochs = meta["collator_epochs"].as_u64().unwrap();
     let (mut selected, mut masked, mut kept, mut random) = (0u64, 0u64, 0u64, 0u64);
@@ -620,14 +642,14 @@ fn real_tables_have_their_known_rows_and_labels() {
             settings.source.table.text_column = Some(text.to_string());
             settings.label_column = Some(label.to_string());
         }
-        let labels = cls::labels(&settings).unwrap();
+        let labels = settings.of_data().unwrap();
         assert_eq!(
             labels.names(),
             known.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
             "{name}"
         );
-        let examples =
-            cls::examples(&settings, Split::Train, &tokenizer, &labels, 64, true).unwrap();
+        let set = train_set(&settings, &tokenizer, Some(&labels), 64);
+        let examples = examples(&set);
         let label = |class: usize| Some(Label::class(class as u32));
         let count = |class: usize| {
             (0..examples.len())
@@ -647,25 +669,25 @@ fn real_tables_have_their_known_rows_and_labels() {
         cache.path(),
     );
     assert_eq!(
-        mlm::train_examples(&settings, &tokenizer, 128, true)
-            .unwrap()
+        train_set(&settings, &tokenizer, None, 128)
+            .rows
             .totals()
             .lines,
         40
     );
     settings.source.train_files =
         vec![data.join("hf-parquet/wikitext-2-raw-v1/test-00000-of-00001.parquet")];
-    let parquet = mlm::train_examples(&settings, &tokenizer, 128, true).unwrap();
+    let parquet = train_set(&settings, &tokenizer, None, 128);
     settings.source.train_files = vec![data.join("gsm8k/test.jsonl")];
     settings.source.table.text_column = Some("question".to_string());
     assert_eq!(
-        mlm::train_examples(&settings, &tokenizer, 128, true)
-            .unwrap()
+        train_set(&settings, &tokenizer, None, 128)
+            .rows
             .totals()
             .lines,
         1_319
     );
-    assert_eq!(parquet.totals().lines, 4_358);
+    assert_eq!(parquet.rows.totals().lines, 4_358);
 }
 
 /// The same tokens whatever the number of workers; how many samples a second is printed for
@@ -677,21 +699,18 @@ fn workers_only_change_the_speed() {
     let tokenizer = Tokenizer::load(&data.join("bert-base-cased")).unwrap();
     let mut cls_settings = cls_settings(&[data.join("sst2/train.tsv")], cache.path(), 128);
     cls_settings.padding = PaddingSettings::default();
-    let labels = cls::labels(&cls_settings).unwrap();
-    let sentences =
-        cls::examples(&cls_settings, Split::Train, &tokenizer, &labels, 128, true).unwrap();
+    let labels = cls_settings.of_data().unwrap();
     let mlm_settings = mlm_settings(&[data.join("wikitext-2/valid.txt")], cache.path());
-    let rows = mlm::train_examples(&mlm_settings, &tokenizer, 128, true).unwrap();
     let sets = [
         (
             "cls, SST-2, 32 sentences",
-            cls::collator(&cls_settings, &tokenizer, &labels, 128, sentences).unwrap(),
+            train_set(&cls_settings, &tokenizer, Some(&labels), 128),
             32,
             1,
         ),
         (
             "mlm, WikiText-2, 32 x 128",
-            mlm::collator(&mlm_settings, &tokenizer, 128, rows).unwrap(),
+            train_set(&mlm_settings, &tokenizer, None, 128),
             32,
             10,
         ),
@@ -707,7 +726,7 @@ fn workers_only_change_the_speed() {
         let mut first = None;
         for workers in [0, 1, 2, 4] {
             let spec = LoadSpec {
-                collator: collator.clone(),
+                set: collator.clone(),
                 plan,
                 start: START,
                 end_epoch: epochs,

@@ -121,7 +121,7 @@ fn everything_that_is_emitted_is_known_to_compile() {
             };
             let labels = match task {
                 HeadKind::CausalLm => vec![LabelShape::Tokens],
-                HeadKind::MaskedLm => vec![LabelShape::Places(8), LabelShape::Tokens],
+                HeadKind::MaskedLm => vec![LabelShape::Positions(8), LabelShape::Tokens],
                 HeadKind::SequenceClassification { .. } => vec![LabelShape::Classes],
                 HeadKind::TokenClassification { .. } => vec![LabelShape::Tokens],
             };

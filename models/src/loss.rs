@@ -165,6 +165,19 @@ impl Predictions {
     /// first among equals.
     pub fn correct(&self) -> Result<Tensor> {
         let _scope = self.logits.trace().clone().scope("accuracy");
+        // No class is negative, so rows without a label are never right.
+        Ok(self
+            .predicted()?
+            .compare(Comparison::Eq, &self.labels)?
+            .convert(DType::F32)?
+            .sum_all()?)
+    }
+
+    /// `s32[R]`: where the largest logit of each row is, the first among equals.
+    ///
+    /// # Errors
+    /// An operation refuses its operands.
+    pub fn predicted(&self) -> Result<Tensor> {
         let (rows, classes) = (self.logits.dims()[0], self.logits.dims()[1]);
         let largest = self
             .logits
@@ -172,16 +185,11 @@ impl Predictions {
             .broadcast_in(&[rows, classes], &[0])?;
         let place = self.logits.trace().iota(DType::S32, &[rows, classes], 1)?;
         let last = self.logits.trace().full(classes as f64, place.shape())?;
-        let predicted = self
+        Ok(self
             .logits
             .compare(Comparison::Eq, &largest)?
             .select(&place, &last)?
-            .min(&[1])?;
-        // No class is negative, so rows without a label are never right.
-        Ok(predicted
-            .compare(Comparison::Eq, &self.labels)?
-            .convert(DType::F32)?
-            .sum_all()?)
+            .min(&[1])?)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::Error;
 use crate::config::TrainPlan;
-use crate::data::Collator;
+use crate::data::Set;
 use crate::engine::task::TaskData;
 use crate::engine::{Run, failed};
 use crate::parallel::schedule::bubble;
@@ -44,9 +44,13 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
     ]);
     table.row([
         "longest example".to_string(),
-        format!("{} of {} positions", run.task.length, model.max_positions()),
+        format!(
+            "{} of {} positions",
+            run.task.length(),
+            model.max_positions()
+        ),
     ]);
-    if let Some(labels) = &run.task.labels {
+    if let Some(labels) = run.task.labels() {
         table.row(["labels".to_string(), labels.names().join(", ")]);
     }
     if let Some((length, schedule)) = known {
@@ -330,21 +334,21 @@ pub(super) fn print_json(run: &mut Run) -> Result<(), Error> {
 fn work(model: &dyn Model, shape: &BatchShape) -> f64 {
     let tokens = shape.rows * shape.tokens;
     let skipped = match shape.labels {
-        LabelShape::Places(places) => tokens - places,
+        LabelShape::Positions(positions) => tokens - positions,
         LabelShape::Tokens | LabelShape::Classes | LabelShape::Numbers => 0,
     };
     model.step_flops(shape.rows, shape.tokens) - model.head_flops(skipped)
 }
 
-fn describe_data(table: &mut Table, set: &Collator, task: &TaskData) {
+fn describe_data(table: &mut Table, set: &Set, task: &TaskData) {
     let lengths: Vec<String> = task
         .form(&[set])
         .lengths
         .iter()
         .map(usize::to_string)
         .collect();
-    let totals = set.totals();
-    let what = if task.labels.is_some() {
+    let totals = set.rows.totals();
+    let what = if task.labels().is_some() {
         "rows"
     } else {
         "lines"

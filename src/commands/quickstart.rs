@@ -6,10 +6,11 @@ use crate::config::{
     ConfigSource, GeneratePlan, ModelSource, QuickstartPlan, Sampling, TaskPlan, TokenizerSource,
     TrainPlan,
 };
-use crate::data::settings::{ClmDataSettings, SourceSettings};
+use crate::data::settings::SourceSettings;
 use crate::data::tokenizer::train_byte_bpe;
 use crate::engine::failed;
 use crate::parallel::{Mesh, PipelineSchedule};
+use crate::tasks::ClmDataSettings;
 use crate::trainer::settings::{
     Cadence, Checkpointing, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind,
     TrainSettings,

@@ -58,8 +58,9 @@ fn after_training(run: &mut Run, interrupt: Option<&Interrupt>) -> Result<Outcom
     if run.plan.do_predict {
         let predictions = run.predict()?;
         if ProcessGroup::this_writes() {
-            let path = run.plan.train.output_dir.join("predictions.csv");
-            predict::save(&predictions, &run.task, false, Some(&path))?;
+            let (name, text) = run.task.predictions(&predictions, false)?;
+            let path = run.plan.train.output_dir.join(name);
+            predict::save(&text, predictions.len(), Some(&path))?;
         }
     }
     Ok(Outcome::Done)
@@ -76,11 +77,11 @@ fn evaluate(run: &mut Run, interrupt: Option<&Interrupt>) -> Result<Outcome, Err
         eprintln!("stopped during the last evaluation; the trained model is in {dir}");
         eprintln!(
             "to evaluate it, run xtrain eval {} --model_name_or_path {dir}",
-            run.plan.task.word()
+            run.plan.task.name()
         );
         return Ok(Outcome::Interrupted { signal });
     }
-    let record = evaluation.record(&run.task.label_names(), None);
+    let record = evaluation.record(None);
     println!("{}", record.printed());
     if ProcessGroup::this_writes() {
         save_metrics(dir, "eval", &record.results()).map_err(failed("saving the results"))?;

@@ -3,9 +3,9 @@
 //! no file was read.
 
 use crate::cache::CacheSettings;
-use crate::data::settings::{ClmDataSettings, ClsDataSettings, MlmDataSettings, SourceSettings};
 use crate::launch::LaunchSettings;
 use crate::parallel::Mesh;
+pub use crate::tasks::TaskPlan;
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::gpu::Gpu;
 use crate::trainer::settings::{Checkpointing, Precision, TrainSettings};
@@ -86,36 +86,6 @@ pub enum ConfigSource {
     Preset(&'static str),
     /// A `config.json`.
     File(PathBuf),
-}
-
-/// What a model is trained for, and the data for it.
-#[derive(Clone, Debug, PartialEq)]
-pub enum TaskPlan {
-    /// Causal language modelling.
-    Clm(ClmDataSettings),
-    /// Masked language modelling.
-    Mlm(MlmDataSettings),
-    /// Classification.
-    Cls(ClsDataSettings),
-}
-
-impl TaskPlan {
-    pub fn source(&self) -> &SourceSettings {
-        match self {
-            TaskPlan::Clm(data) => &data.source,
-            TaskPlan::Mlm(data) => &data.source,
-            TaskPlan::Cls(data) => &data.source,
-        }
-    }
-
-    /// The task's word on the command line.
-    pub fn word(&self) -> &'static str {
-        match self {
-            TaskPlan::Clm(_) => "clm",
-            TaskPlan::Mlm(_) => "mlm",
-            TaskPlan::Cls(_) => "cls",
-        }
-    }
 }
 
 /// `xtrain train`.
@@ -215,7 +185,7 @@ pub struct PredictPlan {
     pub cache: CacheSettings,
     pub model: ModelSource,
     pub tokenizer: TokenizerSource,
-    pub data: ClsDataSettings,
+    pub task: TaskPlan,
     pub per_device_eval_batch_size: usize,
     /// `None`: standard output.
     pub output_file: Option<PathBuf>,

@@ -9,16 +9,14 @@ use super::typed::Typed;
 use crate::cache::CacheSettings;
 use crate::data::LabelMap;
 use crate::data::remote;
-use crate::data::settings::{
-    ClmDataSettings, ClsDataSettings, MlmDataSettings, OnBadRow, PaddingSettings, Quoting,
-    SourceSettings, TableSettings,
-};
+use crate::data::settings::{OnBadRow, PaddingSettings, Quoting, SourceSettings, TableSettings};
 use crate::distributed::environment::Timeouts;
 use crate::distributed::{self, RankInfo};
 use crate::launch::LaunchSettings;
 use crate::parallel::{Mesh, PipelineSchedule};
 use crate::runtime::OverrideValue;
 use crate::runtime::neuron::{NeuronSettings, compiler};
+use crate::tasks::{ClmDataSettings, ClsDataSettings, MlmDataSettings};
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::gpu::Gpu;
 use crate::trainer::settings::{
@@ -170,7 +168,7 @@ fn predict_plan(typed: &Typed) -> PredictPlan {
         cache: cache(typed),
         model: model(typed),
         tokenizer: tokenizer(typed),
-        data: cls_data(typed),
+        task: TaskPlan::Cls(cls_data(typed)),
         per_device_eval_batch_size: typed.count("per_device_eval_batch_size").expect(DEFAULTED),
         output_file: typed.path("output_file"),
         include_text: typed.bool("include_text"),

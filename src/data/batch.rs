@@ -1,37 +1,17 @@
 //! A batch on the host, in the layout that the step's graph takes. B rows of T tokens, always all
 //! of them: a graph has one shape.
 
-use ndarray::{Array1, Array2};
-#[cfg(doc)]
-use xtrain_models::IGNORED_NUMBER;
+use ndarray::Array2;
 
-/// What is to be predicted; -100 where nothing is, among numbers [`IGNORED_NUMBER`].
-#[derive(Clone, Debug, PartialEq)]
-pub enum Labels {
-    /// `[B, T]`: a language model's, before the causal shift.
-    Tokens(Array2<i32>),
-    /// `[B]`: a classifier's.
-    Classes(Array1<i32>),
-    /// `[B]`: a regression's.
-    Numbers(Array1<f32>),
-}
+pub use crate::trainer::feed::HostLabels;
 
-impl Labels {
-    /// The labels of a language model.
-    pub fn tokens(&self) -> Option<&Array2<i32>> {
-        match self {
-            Labels::Tokens(labels) => Some(labels),
-            Labels::Classes(_) | Labels::Numbers(_) => None,
-        }
-    }
-}
-
+/// A batch of token ids, with what the model is told of them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
     /// `[B, T]`
     pub input_ids: Array2<i32>,
     /// None in rows that are only there to fill the batch.
-    pub labels: Labels,
+    pub labels: HostLabels,
     /// `[B, T]`, true = attended; `None` where every token is.
     pub attention_mask: Option<Array2<bool>>,
     /// `[B, T]`, the segment of each token; `None` where all are in segment 0.
@@ -43,6 +23,8 @@ pub struct Batch {
     /// Labels that count in the loss (of a causal one, which predicts from the second column on,
     /// those after the first).
     pub targets: usize,
+    /// The epoch that it belongs to, from 0.
     pub epoch: u64,
+    /// Its number in the epoch, from 0.
     pub index_in_epoch: usize,
 }

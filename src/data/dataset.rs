@@ -69,6 +69,19 @@ pub enum Row<'a> {
 }
 
 impl Row<'_> {
+    /// Number of ids.
+    pub fn len(&self) -> usize {
+        match self {
+            Row::Narrow(ids) => ids.len(),
+            Row::Wide(ids) => ids.len(),
+        }
+    }
+
+    /// Whether there is no id.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         let (narrow, wide): (&[u16], &[u32]) = match self {
             Row::Narrow(ids) => (ids, &[]),
@@ -322,4 +335,27 @@ impl RowsFile<'_> {
 
 pub(super) fn io_error(path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
     Error::io("write", path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(dataset: &Dataset) -> Vec<Vec<u32>> {
+        (0..dataset.len())
+            .map(|i| dataset.row(i).iter().collect())
+            .collect()
+    }
+
+    #[test]
+    fn wide_ids_are_kept_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.rows");
+        let ids = [70_000, 1, 65_536, 50_256];
+        RowsFile::write(&path, 2, true, |rows| {
+            rows.push(&ids).map_err(io_error(&path))
+        })
+        .unwrap();
+        assert_eq!(rows(&Dataset::open(&path).unwrap()).concat(), ids);
+    }
 }

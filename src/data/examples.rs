@@ -14,9 +14,10 @@ use std::sync::Arc;
 use memmap2::Mmap;
 use sha2::{Digest, Sha256};
 
-use super::dataset::{Origin, Row, Totals};
+use super::dataset::{Origin, Row as Ids, Totals};
 use super::error::Result;
 use super::label::Label;
+use super::samples::Row;
 use crate::checkpoint::atomic;
 use crate::checkpoint::hash::{HashingWriter, hex};
 
@@ -37,7 +38,7 @@ pub mod flag {
 /// One example: T ids with their flags, and its label where the set has labels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Example<'a> {
-    pub ids: Row<'a>,
+    pub ids: Ids<'a>,
     /// Bits of [`flag`], one byte a token.
     pub flags: &'a [u8],
     pub label: Option<Label>,
@@ -236,8 +237,8 @@ impl Examples {
         let flags = start + length * if wide { 4 } else { 2 };
         // The storage is aligned, and examples begin at multiples of four.
         let ids = match wide {
-            true => Row::Wide(bytemuck::cast_slice(&bytes[start..flags])),
-            false => Row::Narrow(bytemuck::cast_slice(&bytes[start..flags])),
+            true => Ids::Wide(bytemuck::cast_slice(&bytes[start..flags])),
+            false => Ids::Narrow(bytemuck::cast_slice(&bytes[start..flags])),
         };
         Example {
             ids,
@@ -355,8 +356,12 @@ fn write_body(
 }
 
 impl ExamplesWriter<'_> {
-    /// Appends an example; `flags` has one byte for each id.
-    pub fn push(&mut self, ids: &[u32], flags: &[u8], label: Option<Label>) -> io::Result<()> {
+    /// Appends an example.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn push(&mut self, row: &Row) -> io::Result<()> {
+        let (ids, flags, label) = (&row.ids, &row.flags, row.label);
         assert_eq!(ids.len(), flags.len(), "each id has its flags");
         self.index.push(Entry {
             start: self.written as u64,
@@ -370,7 +375,7 @@ impl ExamplesWriter<'_> {
                 .flat_map(|id| (*id as u16).to_le_bytes())
                 .collect(),
         };
-        bytes.extend(flags);
+        bytes.extend(&flags[..]);
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         self.written += bytes.len();
         self.out.write_all(&bytes)
@@ -403,11 +408,11 @@ mod tests {
         let io = io_error(Path::new("test"));
         let pushes: io::Result<()> = (0..5u32).try_for_each(|n| {
             let ids: Vec<u32> = (0..n).map(|i| n * 100 + i).collect();
-            writer.push(
-                &ids,
-                &vec![n as u8; n as usize],
-                (n != 3).then(|| Label::class(n)),
-            )
+            writer.push(&Row {
+                ids: ids.into(),
+                flags: vec![n as u8; n as usize].into(),
+                label: (n != 3).then(|| Label::class(n)),
+            })
         });
         writer.count(7, 10, 2);
         pushes.map_err(io)

@@ -34,7 +34,7 @@ impl LabelMap {
     }
 
     /// What tells these labels from others, for keys of sets that are kept.
-    pub(super) fn key(&self) -> Value {
+    pub fn key(&self) -> Value {
         if self.regression {
             "numbers".into()
         } else {
@@ -44,7 +44,7 @@ impl LabelMap {
 
     /// The label that a row calls by this name; with `by_number`, a class may also be given by its
     /// number.
-    pub(super) fn label(&self, name: &str, by_number: bool) -> Option<Label> {
+    pub fn label(&self, name: &str, by_number: bool) -> Option<Label> {
         match self.regression {
             true => Label::number(name.trim().parse().ok()?),
             false => if by_number {
@@ -95,7 +95,7 @@ impl LabelMap {
     }
 
     /// Labels that a file declares: its rows hold their numbers.
-    pub(super) fn declared(names: Vec<String>) -> Result<LabelMap> {
+    pub fn declared(names: Vec<String>) -> Result<LabelMap> {
         Ok(LabelMap {
             numbered: true,
             ..LabelMap::new(names)?

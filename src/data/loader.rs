@@ -12,9 +12,9 @@ use std::thread::JoinHandle;
 use thiserror::Error;
 
 use super::batch::Batch;
-use super::collator::Collator;
 use super::queue::{Receiver, Sender, queue};
 use super::sampler::{BatchPlan, Position};
+use super::set::Set;
 use crate::report::panics;
 
 /// Batches that each worker may hold ready, besides the one it is preparing.
@@ -40,7 +40,7 @@ pub enum LoaderError<E> {
 /// included).
 #[derive(Clone, Debug)]
 pub struct LoadSpec {
-    pub collator: Collator,
+    pub set: Set,
     pub plan: BatchPlan,
     pub start: Position,
     pub end_epoch: u64,
@@ -48,9 +48,9 @@ pub struct LoadSpec {
 
 impl LoadSpec {
     /// One pass in the plan's order, as evaluation wants it.
-    pub fn one_pass(collator: Collator, plan: BatchPlan) -> LoadSpec {
+    pub fn one_pass(set: Set, plan: BatchPlan) -> LoadSpec {
         LoadSpec {
-            collator,
+            set,
             plan,
             start: Position::default(),
             end_epoch: 1,
@@ -93,7 +93,7 @@ impl<T, E> Source<T, E> {
             let rows = self.spec.plan.batch(&order, position.batch);
             (self.prepare)(
                 self.spec
-                    .collator
+                    .set
                     .batch(rows, self.spec.plan.batch_size, position),
             )
         };
@@ -223,16 +223,18 @@ impl<T, E> Drop for Loader<T, E> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::Dataset;
     use crate::data::sampler::Order;
+    use crate::data::samples::Blocks;
+    use crate::data::{Dataset, Rows};
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
     fn spec(rows: usize, batch_size: usize, start: Position, end_epoch: u64) -> LoadSpec {
-        let collator = Collator::Causal(Dataset::from_ids(4, (0..rows as u32 * 4).collect()));
+        let ids = (0..rows as u32 * 4).collect();
+        let set = Set::new(Rows::Packed(Dataset::from_ids(4, ids)), Arc::new(Blocks(4)));
         let plan = BatchPlan::new(rows, batch_size, false, Order::Shuffled { seed: 5 }).unwrap();
         LoadSpec {
-            collator,
+            set,
             plan,
             start,
             end_epoch,

@@ -2,8 +2,8 @@
 //! there are few of them.
 
 use super::error::{Error, Result};
-use super::examples::Examples;
 use super::settings::PaddingSettings;
+use super::tokenizer::Tokenizer;
 
 /// The shortest length that is padded to when nobody chose the lengths.
 const SHORTEST: usize = 16;
@@ -55,28 +55,32 @@ impl Padding {
         })
     }
 
+    /// [`Padding::new`] with a tokenizer's padding token, on its side.
+    ///
+    /// # Errors
+    /// The tokenizer has no padding token, or a bucket is out of range.
+    pub fn of(
+        settings: &PaddingSettings,
+        max_length: usize,
+        tokenizer: &Tokenizer,
+    ) -> Result<Padding> {
+        let pad_id = tokenizer.pad_id().ok_or(Error::NoPadToken)?;
+        Padding::new(settings, max_length, pad_id, tokenizer.pads_left())
+    }
+
     /// Every T, from short to long.
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
     }
 
-    /// T of a batch of these rows.
-    pub(super) fn length(&self, examples: &Examples, rows: &[u32]) -> usize {
-        self.fitting(
-            rows.iter()
-                .map(|row| examples.length(*row as usize))
-                .max()
-                .unwrap_or(0),
-        )
-    }
-
-    fn fitting(&self, tokens: usize) -> usize {
+    /// The shortest length that has room for this many tokens.
+    pub(super) fn fitting(&self, tokens: usize) -> usize {
         let length = self.lengths.iter().find(|length| **length >= tokens);
         *length.expect("examples are truncated to the last length")
     }
 
-    /// The lengths that batches of a set can have whose longest example has so many tokens.
-    pub(super) fn lengths_for(&self, longest: usize) -> Vec<usize> {
+    /// The lengths that batches of a set can have whose longest example has `longest` tokens.
+    pub fn lengths_for(&self, longest: usize) -> Vec<usize> {
         let largest = self.fitting(longest);
         self.lengths
             .iter()

@@ -11,11 +11,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
-use super::dataset::{Dataset, Origin, Totals};
+use super::dataset::{Dataset, Origin, RowsFile, Totals, io_error};
 use super::error::{Error, Result};
-use super::examples::Examples;
+use super::examples::{Examples, ExamplesWriter};
 use super::formats::{input, table};
 use super::sampler::Order;
+use super::samples::{Recipe, Row, Sample, Samples};
+use super::set::Rows;
 use super::settings::SourceSettings;
 use super::tokenizer::Tokenizer;
 use crate::checkpoint::{atomic, hash};
@@ -26,7 +28,7 @@ const GROUPS_PER_THREAD: usize = 8;
 
 /// Which of the files' examples, in percent.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Share {
+pub enum Share {
     All,
     /// The first ones.
     First(f64),
@@ -37,7 +39,7 @@ pub(super) enum Share {
 }
 
 /// The examples of a share, by their numbers.
-pub(super) enum Kept {
+pub enum Kept {
     /// From the first number up to, not including, the second.
     Range(usize, usize),
     /// Those that are true.
@@ -80,14 +82,13 @@ impl Share {
     }
 }
 
-/// The share to train on when so many percent are set aside for validation unless there are files
-/// for that.
-pub(super) fn percentage(source: &SourceSettings) -> f64 {
+/// The share of the training examples that validates where no validation file is given, in percent.
+pub fn percentage(source: &SourceSettings) -> f64 {
     source.validation_split_percentage.clamp(0.0, 100.0)
 }
 
 /// One set to make.
-pub(super) struct Job<'a> {
+pub struct Job<'a> {
     /// Of the task; part of the file's name.
     pub task: &'static str,
     /// Which set, in the user's words: train, validation, test.
@@ -153,12 +154,72 @@ impl Job<'_> {
             .join(format!("{}-{}.rows", self.task, &digest[..32])))
     }
 
+    /// The set's rows, found on disk or made.
+    ///
+    /// # Errors
+    /// A file cannot be read or has a bad row, or there is not one row.
+    pub fn prepare(&self, recipe: &dyn Recipe) -> Result<Rows> {
+        if recipe.packed() {
+            let write = |path: &Path, wide| {
+                RowsFile::write(path, recipe.length(), wide, |rows| {
+                    self.fill(recipe, path, rows)
+                })
+            };
+            self.find_or_make(write).map(Rows::Packed)
+        } else {
+            let write = |path: &Path, wide| {
+                Examples::write(path, wide, |examples| self.fill(recipe, path, examples))
+            };
+            self.find_or_make(write).map(Rows::Examples)
+        }
+    }
+
+    /// Reads and encodes the job's share of the samples. Errors are not left out with the samples
+    /// that are.
+    fn fill(&self, recipe: &dyn Recipe, path: &Path, out: &mut dyn RowWriter) -> Result<()> {
+        let all = || Samples::new(self.files, recipe, self.source.table.on_bad_row);
+        let count = || all().try_fold(0, |count, sample| sample.map(|_| count + 1));
+        let kept = self.share.kept(count)?;
+        let mut samples = all();
+        let progress = Progress::start(self, samples.bytes_read());
+        let chosen = samples
+            .by_ref()
+            .enumerate()
+            .filter(|(i, sample)| kept.contains(*i) || sample.is_err())
+            .map(|(_, sample)| sample);
+        let work = |group: &[Sample]| Ok((group.len() as u64, recipe.encode(group)?));
+        let (mut largest, mut truncated) = (0, 0);
+        self.in_groups(recipe.group(), chosen, work, |(read, group)| {
+            let written = group.rows.iter().try_for_each(|row| out.push(row));
+            written.map_err(io_error(path))?;
+            out.count(read, group.tokens, 0);
+            largest = largest.max(group.tokens);
+            truncated += group.truncated;
+            progress.update(out.totals());
+            Ok(())
+        })?;
+        let totals = out.totals();
+        progress.finish(totals);
+        report_skipped(self, samples.skipped());
+        out.count(0, 0, samples.skipped());
+        if truncated > 0 && !self.quiet {
+            eprintln!(
+                "note: {truncated} of {} sequences of {} are cut to {} tokens",
+                totals.lines,
+                self.name(),
+                recipe.length()
+            );
+        }
+        if out.is_empty() {
+            Err(recipe.empty(self, totals, largest))
+        } else {
+            Ok(())
+        }
+    }
+
     /// The set from disk or, if it is not there or damaged, made by `write`, which gets the path
     /// and whether ids need 32 bits.
-    pub fn find_or_make<S: Stored>(
-        &self,
-        write: impl FnOnce(&Path, bool) -> Result<()>,
-    ) -> Result<S> {
+    fn find_or_make<S: Stored>(&self, write: impl FnOnce(&Path, bool) -> Result<()>) -> Result<S> {
         if self.files.is_empty() {
             return Err(Error::NoFile { what: self.what });
         }
@@ -190,7 +251,7 @@ impl Job<'_> {
 
     /// Takes `items` in groups, works on groups in parallel, and hands the results on in order. The
     /// result does not depend on the number of threads.
-    pub fn in_groups<T: Send + Sync, R: Send>(
+    fn in_groups<T: Send + Sync, R: Send>(
         &self,
         group: usize,
         mut items: impl Iterator<Item = Result<T>>,
@@ -227,8 +288,57 @@ impl Job<'_> {
     }
 }
 
+/// Takes the rows of a set one by one.
+trait RowWriter {
+    /// Appends a row.
+    fn push(&mut self, row: &Row) -> std::io::Result<()>;
+    /// Adds to what is reported of the set: rows read, tokens, bad rows left out.
+    fn count(&mut self, rows: u64, tokens: u64, skipped: u64);
+    /// What was counted so far.
+    fn totals(&self) -> Totals;
+    /// Whether no row was pushed yet.
+    fn is_empty(&self) -> bool;
+}
+
+impl RowWriter for RowsFile<'_> {
+    fn push(&mut self, row: &Row) -> std::io::Result<()> {
+        RowsFile::push(self, &row.ids)
+    }
+
+    fn count(&mut self, rows: u64, tokens: u64, _skipped: u64) {
+        self.totals.lines += rows;
+        self.totals.tokens += tokens;
+    }
+
+    fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    fn is_empty(&self) -> bool {
+        RowsFile::is_empty(self)
+    }
+}
+
+impl RowWriter for ExamplesWriter<'_> {
+    fn push(&mut self, row: &Row) -> std::io::Result<()> {
+        ExamplesWriter::push(self, row)
+    }
+
+    fn count(&mut self, rows: u64, tokens: u64, skipped: u64) {
+        ExamplesWriter::count(self, rows, tokens, skipped);
+    }
+
+    fn totals(&self) -> Totals {
+        ExamplesWriter::totals(self)
+    }
+
+    fn is_empty(&self) -> bool {
+        ExamplesWriter::is_empty(self)
+    }
+}
+
 /// A set that is kept on disk.
-pub(super) trait Stored: Sized {
+trait Stored: Sized {
     fn open(path: &Path) -> Result<Self, String>;
     fn with_origin(self, origin: Origin) -> Self;
 }
@@ -255,7 +365,7 @@ impl Stored for Examples {
 
 /// A bar on a terminal; elsewhere one line at the end. Nothing for a file that takes no time
 /// anyway.
-pub(super) struct Progress {
+pub struct Progress {
     bar: ProgressBar,
     bytes_read: Arc<AtomicU64>,
     start: Instant,
@@ -315,8 +425,8 @@ impl Progress {
     }
 }
 
-/// Tells of bad rows that were left out; quiet when there are none.
-pub(super) fn tell_skipped(job: &Job<'_>, skipped: u64) {
+/// Reports the bad rows that were left out, if there are any.
+fn report_skipped(job: &Job<'_>, skipped: u64) {
     if skipped > 0 {
         let rows = if skipped == 1 { "row was" } else { "rows were" };
         eprintln!(

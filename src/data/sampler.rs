@@ -39,7 +39,7 @@ impl Order {
 
 /// Uniform in `0..bound`: the high half of a product, drawing again in the rare case that would
 /// favour some values.
-pub(super) fn below(rng: &mut impl Rng, bound: u64) -> u64 {
+pub fn below(rng: &mut impl Rng, bound: u64) -> u64 {
     loop {
         let product = u128::from(rng.next_u64()) * u128::from(bound);
         if product as u64 >= bound.wrapping_neg() % bound {

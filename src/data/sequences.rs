@@ -10,6 +10,8 @@ use tokenizers::{
 
 use super::error::{Error, Result};
 use super::examples::flag;
+use super::label::Label;
+use super::samples::Row;
 use super::tokenizer::Tokenizer;
 
 /// One sequence: ids with their [`flag`] bits.
@@ -19,6 +21,17 @@ pub struct Sequence {
     pub flags: Vec<u8>,
     /// Something did not fit and was cut off.
     pub truncated: bool,
+}
+
+impl Sequence {
+    /// The sequence as a row of a set.
+    pub fn into_row(self, label: Option<Label>) -> Row {
+        Row {
+            ids: self.ids.into(),
+            flags: self.flags.into(),
+            label,
+        }
+    }
 }
 
 /// Encodes as `tokenizer(a, b, truncation=True, max_length=...)` does: the longer text of a pair is

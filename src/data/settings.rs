@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use super::labels::LabelMap;
-
 /// Where examples come from and how they are prepared; the same for every task. The default has no
 /// files and changes nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -69,49 +67,6 @@ pub enum OnBadRow {
     Error,
     /// Leave it out, and say at the end how many there were.
     Skip,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct ClmDataSettings {
-    pub source: SourceSettings,
-    /// `None`: the tokenizer's maximum length or, if that exceeds the model's positions, min(1024,
-    /// positions).
-    pub block_size: Option<usize>,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct MlmDataSettings {
-    pub source: SourceSettings,
-    /// `None`: the tokenizer's maximum length, at most 1024 (run_mlm) and at most the model's
-    /// positions.
-    pub max_seq_length: Option<usize>,
-    /// Each line is a sequence of its own, instead of joining lines and cutting them.
-    pub line_by_line: bool,
-    /// Share of the tokens to predict, 0.15 by default.
-    pub mlm_probability: f64,
-    /// Choose whole words rather than tokens.
-    pub whole_word_mask: bool,
-    /// Only for `line_by_line`; joined rows need no padding.
-    pub padding: PaddingSettings,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub struct ClsDataSettings {
-    pub source: SourceSettings,
-    /// The second text of a pair. `None`: single texts, unless no text column is named either and
-    /// the file has one of the usual pairs, such as `sentence1` and `sentence2`.
-    pub text_pair_column: Option<String>,
-    /// `None`: `label` or `labels`.
-    pub label_column: Option<String>,
-    /// Longer sequences are truncated, the longest of a pair first. run_glue: 128.
-    pub max_seq_length: usize,
-    pub padding: PaddingSettings,
-    /// The labels in order, if they are known: a fine-tuned model's, or the user's own. `None`:
-    /// those of the training set, sorted.
-    pub labels: Option<LabelMap>,
-    /// Where the training set decides, numbers of which some are fractions make a regression.
-    /// Otherwise they are refused.
-    pub finds_regression: bool,
 }
 
 /// To which length the rows of a batch are padded. A graph has one shape, so each length in use is

@@ -1,6 +1,6 @@
 //! The texts that a language model reads: lines of text files, or one column of tables.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,12 +8,13 @@ use super::error::{Error, Result};
 use super::formats::input::Bookmark;
 use super::formats::table::{Cell, Format, Row, Table};
 use super::formats::text::Lines;
-use super::settings::{OnBadRow, TableSettings};
+use super::samples::{Sample, SampleFile};
+use super::settings::TableSettings;
 
 const USUAL_COLUMNS: [&str; 3] = ["text", "sentence", "sentence1"];
 
 /// One open file of texts.
-pub(super) enum TextFile {
+pub enum TextFile {
     /// `keep`: lines keep their break (run_clm does so, run_mlm does not). Cells of tables are as
     /// they are.
     Lines {
@@ -28,6 +29,9 @@ pub(super) enum TextFile {
 
 impl TextFile {
     /// Opens a file; raw bytes read are added to `count`.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is a table without the column.
     pub fn open(
         path: &Path,
         settings: &TableSettings,
@@ -60,117 +64,37 @@ impl TextFile {
             column,
         })
     }
+}
 
-    /// Where the next text is.
-    pub fn bookmark(&self) -> Bookmark {
+impl SampleFile for TextFile {
+    fn bookmark(&self) -> Bookmark {
         match self {
             TextFile::Lines { lines, .. } => lines.bookmark(),
             TextFile::Table { table, .. } => table.bookmark(),
         }
     }
 
-    /// Goes on at a bookmark of the same file.
-    pub fn resume(&mut self, bookmark: &Bookmark, count: Arc<AtomicU64>) -> Result<()> {
+    fn resume(&mut self, bookmark: &Bookmark) -> Result<()> {
         match self {
-            TextFile::Lines { lines, .. } => lines.resume(bookmark, count),
-            TextFile::Table { table, .. } => table.resume(bookmark, count),
-        }
-    }
-}
-
-impl Iterator for TextFile {
-    type Item = Result<String>;
-
-    fn next(&mut self) -> Option<Result<String>> {
-        match self {
-            TextFile::Lines { lines, keep } => lines.next().map(|line| {
-                line.map(|mut line| {
-                    if !*keep && line.ends_with('\n') {
-                        line.pop();
-                    }
-                    line
-                })
-            }),
-            TextFile::Table { table, column } => table.next().map(|row| text(row?, column)),
-        }
-    }
-}
-
-/// Texts of several files, one after the other, as if they were one list. Ends at an error; files
-/// are opened as they are reached.
-pub(super) struct Texts<'a> {
-    files: std::slice::Iter<'a, PathBuf>,
-    settings: TableSettings,
-    line_breaks: bool,
-    current: Option<TextFile>,
-    bytes_read: Arc<AtomicU64>,
-    skipped: u64,
-    done: bool,
-}
-
-impl<'a> Texts<'a> {
-    /// `line_breaks`: see [`TextFile`].
-    pub fn new(files: &'a [PathBuf], settings: &TableSettings, line_breaks: bool) -> Texts<'a> {
-        Texts {
-            files: files.iter(),
-            settings: settings.clone(),
-            line_breaks,
-            current: None,
-            bytes_read: Arc::default(),
-            skipped: 0,
-            done: false,
+            TextFile::Lines { lines, .. } => lines.resume(bookmark, Arc::default()),
+            TextFile::Table { table, .. } => table.resume(bookmark, Arc::default()),
         }
     }
 
-    /// Raw bytes read so far (compressed ones, for gzip).
-    pub fn bytes_read(&self) -> Arc<AtomicU64> {
-        self.bytes_read.clone()
-    }
-
-    /// Bad rows left out so far.
-    pub fn skipped(&self) -> u64 {
-        self.skipped
-    }
-
-    fn read(&mut self) -> Result<Option<String>> {
-        loop {
-            let Some(current) = &mut self.current else {
-                let Some(path) = self.files.next() else {
-                    return Ok(None);
-                };
-                self.current = Some(TextFile::open(
-                    path,
-                    &self.settings,
-                    self.line_breaks,
-                    self.bytes_read.clone(),
-                )?);
-                continue;
-            };
-            match current.next() {
-                Some(Ok(text)) => return Ok(Some(text)),
-                Some(Err(error))
-                    if error.is_bad_row() && self.settings.on_bad_row == OnBadRow::Skip =>
-                {
-                    self.skipped += 1
+    fn next(&mut self) -> Option<Result<Sample>> {
+        let text = match self {
+            TextFile::Lines { lines, keep } => lines.next()?.map(|mut line| {
+                if !*keep && line.ends_with('\n') {
+                    line.pop();
                 }
-                Some(Err(error)) => return Err(error),
-                None => self.current = None,
-            }
-        }
-    }
-}
-
-impl Iterator for Texts<'_> {
-    type Item = Result<String>;
-
-    fn next(&mut self) -> Option<Result<String>> {
-        if self.done {
-            return None;
-        }
-        let item = self.read().transpose();
-        // Nothing after an error: a half-read file must not be followed by the next one.
-        self.done = !matches!(item, Some(Ok(_)));
-        item
+                line
+            }),
+            TextFile::Table { table, column } => table.next()?.and_then(|row| text(row, column)),
+        };
+        Some(text.map(|text| Sample {
+            texts: vec![text],
+            ..Sample::default()
+        }))
     }
 }
 
@@ -183,7 +107,7 @@ fn text(mut row: Row, column: &str) -> Result<String> {
 }
 
 /// The error for a cell that should be text.
-pub(super) fn not_text(place: super::error::Place, column: &str, cell: &Cell) -> Error {
+pub fn not_text(place: super::error::Place, column: &str, cell: &Cell) -> Error {
     let found = match cell {
         Cell::Number(number) => format!("is {number}, not text"),
         Cell::Class { name, .. } => format!("is the class {name}, not text"),

@@ -1,14 +1,14 @@
 //! From a set to batches on the device: which shapes there are, what is uploaded, in which order.
 
-use crate::data::batch::{Batch, Labels};
-use crate::data::collator::Collator;
+use crate::data::batch::{Batch, HostLabels};
 use crate::data::loader::{LoadSpec, Loader};
 use crate::data::sampler::{BatchPlan, Order};
+use crate::data::set::Set;
 use crate::data::stream::{StreamLoader, StreamPosition, StreamSpec};
 use crate::parallel::Mesh;
 use crate::runtime::Client;
 use crate::trainer::error_in_batch;
-use crate::trainer::feed::{BatchShape, DeviceBatch, LabelShape, Truth};
+use crate::trainer::feed::{BatchShape, DeviceBatch, LabelShape};
 use crate::trainer::session::{Buffers, local_devices};
 use crate::trainer::{self};
 use std::sync::Arc;
@@ -22,7 +22,10 @@ pub struct BatchForm {
     pub lengths: Vec<usize>,
     /// Whether the run can have batches of other lengths, so that names tell them apart.
     pub named: bool,
-    pub labels: LabelForm,
+    /// Of all tokens or sequences.
+    pub labels: LabelShape,
+    /// The share of the tokens that have a label, where logits are wanted for these alone.
+    pub labelled_share: Option<f64>,
     pub attention_mask: bool,
     pub token_type_ids: bool,
     /// Replicas that each batch is cut for: contiguous rows in their order, as accelerate deals out
@@ -34,23 +37,10 @@ pub struct BatchForm {
     pub stages: usize,
 }
 
-/// Which labels a batch has.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum LabelForm {
-    /// One for each token.
-    Tokens,
-    /// For this share of the tokens.
-    SomeTokens(f64),
-    /// One for each sequence.
-    Classes,
-    /// A number for each sequence.
-    Numbers,
-}
-
 /// Labels that a batch of `tokens` tokens has room for when each is chosen with this probability.
 /// The number of those chosen is binomial: five standard deviations above its mean are passed once
 /// in three million batches. `None` where little would be saved by leaving out the others.
-fn places(tokens: usize, probability: f64) -> Option<usize> {
+fn positions(tokens: usize, probability: f64) -> Option<usize> {
     let (n, p) = (tokens as f64, probability);
     let room = (n * p + 5.0 * (n * p * (1.0 - p)).sqrt()).ceil() as usize;
     Some(room.next_multiple_of(8)).filter(|room| 5 * room < 4 * tokens)
@@ -68,14 +58,9 @@ impl BatchForm {
     }
 
     fn label_shape(&self, rows: usize, tokens: usize) -> LabelShape {
-        match self.labels {
-            LabelForm::Classes => LabelShape::Classes,
-            LabelForm::Numbers => LabelShape::Numbers,
-            LabelForm::Tokens => LabelShape::Tokens,
-            LabelForm::SomeTokens(share) => {
-                places(rows * tokens, share).map_or(LabelShape::Tokens, LabelShape::Places)
-            }
-        }
+        self.labelled_share
+            .and_then(|share| positions(rows * tokens, share))
+            .map_or(self.labels, LabelShape::Positions)
     }
 
     /// What tells batches of this length from others.
@@ -107,18 +92,12 @@ impl BatchForm {
             stages: self.stages,
         };
         let mut variant = self.variant(tokens);
-        let (mut places, mut truth) = (None, Truth::default());
+        let mut chosen_positions = None;
         let labels = match &batch.labels {
-            Labels::Classes(labels) => {
-                truth = Truth::Classes(labels.to_vec());
-                put.array(DType::S32, labels)?
-            }
-            Labels::Numbers(labels) => {
-                truth = Truth::Numbers(labels.to_vec());
-                put.array(DType::F32, labels)?
-            }
-            Labels::Tokens(labels) => match self.label_shape(rows, tokens) {
-                LabelShape::Places(room) => {
+            HostLabels::Classes(labels) => put.array(DType::S32, labels)?,
+            HostLabels::Numbers(labels) => put.array(DType::F32, labels)?,
+            HostLabels::Tokens(labels) => match self.label_shape(rows, tokens) {
+                LabelShape::Positions(room) => {
                     let all = labels.as_slice().expect("batches are contiguous");
                     let chosen: Option<Vec<_>> = all
                         .chunks(rows * tokens)
@@ -127,7 +106,8 @@ impl BatchForm {
                     match chosen {
                         Some(chosen) => {
                             let (chosen, ids): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
-                            places = Some(put.rows(DType::S32, &chosen.concat(), &[room])?);
+                            chosen_positions =
+                                Some(put.rows(DType::S32, &chosen.concat(), &[room])?);
                             put.rows(DType::S32, &ids.concat(), &[room])?
                         }
                         None => {
@@ -147,7 +127,7 @@ impl BatchForm {
         Ok(DeviceBatch {
             input_ids: put.array(DType::S32, &batch.input_ids)?,
             labels,
-            places,
+            places: chosen_positions,
             attention_mask: batch
                 .attention_mask
                 .as_ref()
@@ -158,7 +138,7 @@ impl BatchForm {
                 .as_ref()
                 .map(|types| put.array(DType::S32, types))
                 .transpose()?,
-            truth,
+            host_labels: Some(batch.labels),
             shards: self.shards,
             examples: batch.examples,
             tokens: batch.tokens,
@@ -204,7 +184,7 @@ impl BatchForm {
     pub fn one_pass(
         &self,
         client: &Client,
-        set: &Collator,
+        set: &Set,
         batch_size: usize,
         workers: usize,
     ) -> trainer::Result<Box<dyn Iterator<Item = trainer::Result<DeviceBatch>>>> {
@@ -223,7 +203,8 @@ impl BatchForm {
     }
 }
 
-/// The places that have a label, and their labels; filled up to `room` with places that have none.
+/// The positions that have a label, and their labels; filled up to `room` with positions that have
+/// none.
 /// `None` if there is too little.
 fn labelled(labels: &[i32], room: usize) -> Option<(Vec<i32>, Vec<i32>)> {
     let ignored = IGNORED_LABEL as i32;
@@ -300,9 +281,9 @@ mod tests {
     #[test]
     fn places_have_room_for_what_is_chosen() {
         // 16 x 128 tokens at 15%: 307.2 on average, standard deviation 16.2.
-        assert_eq!(places(2048, 0.15), Some(392));
-        assert_eq!(places(2048, 0.8), None, "nothing is saved");
-        assert_eq!(places(16, 0.15), None, "too few to be sure of anything");
+        assert_eq!(positions(2048, 0.15), Some(392));
+        assert_eq!(positions(2048, 0.8), None, "nothing is saved");
+        assert_eq!(positions(16, 0.15), None, "too few to be sure of anything");
         assert_eq!(
             labelled(&[-100, 7, -100, 0], 3),
             Some((vec![1, 3, 0], vec![7, 0, -100]))
@@ -315,7 +296,8 @@ mod tests {
         let form = |lengths: &[usize]| BatchForm {
             lengths: lengths.to_vec(),
             named: lengths.len() > 1,
-            labels: LabelForm::SomeTokens(0.15),
+            labels: LabelShape::Tokens,
+            labelled_share: Some(0.15),
             attention_mask: true,
             token_type_ids: false,
             shards: 1,
@@ -333,6 +315,6 @@ mod tests {
             variants(form(&[64, 128])),
             [Some("64".into()), Some("128".into())]
         );
-        assert_eq!(form(&[128]).shapes(8)[0].labels, LabelShape::Places(216));
+        assert_eq!(form(&[128]).shapes(8)[0].labels, LabelShape::Positions(216));
     }
 }

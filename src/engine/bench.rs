@@ -1,15 +1,16 @@
 //! Timing training steps on random tokens, beside the device's peak FLOP/s.
 
-use super::batches::{BatchForm, LabelForm};
+use super::batches::BatchForm;
 use super::error::{Error, failed};
 use super::exchanged::exchanged;
 use super::execution::Execution;
 use super::model::{ModelConfig, origin};
 use crate::config::{BenchPlan, ModelSource};
-use crate::data::batch::{Batch, Labels};
+use crate::data::batch::{Batch, HostLabels};
 use crate::report::memory::{cpu_time, peak_rss};
 use crate::report::scaling::Exchange;
 use crate::trainer::ahead::{RunShapes, start_first_step};
+use crate::trainer::feed::LabelShape;
 use crate::trainer::matmul_peak;
 use crate::trainer::parameters::{self, Head};
 use crate::trainer::session::Session;
@@ -75,15 +76,12 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         total,
     };
     let stepper = execution.step(model, schedule);
-    let labels = if task == HeadKind::MaskedLm {
-        LabelForm::SomeTokens(MASKED)
-    } else {
-        LabelForm::Tokens
-    };
+    let labelled_share = (task == HeadKind::MaskedLm).then_some(MASKED);
     let form = BatchForm {
         lengths: vec![plan.seq],
         named: false,
-        labels,
+        labels: LabelShape::Tokens,
+        labelled_share,
         attention_mask: false,
         token_type_ids: false,
         shards: 1,
@@ -109,7 +107,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         let batch = random_batch(
             (plan.batch * shards, plan.seq),
             model.vocab_size(),
-            labels,
+            labelled_share,
             index,
             &mut rng,
         );
@@ -232,28 +230,28 @@ fn without_dropout(config: &mut Config, overrides: &[(String, Value)]) {
 fn random_batch(
     (rows, tokens): (usize, usize),
     vocabulary: usize,
-    labels: LabelForm,
+    labelled_share: Option<f64>,
     index: usize,
     rng: &mut ChaCha8Rng,
 ) -> Batch {
     let input_ids =
         Array2::from_shape_fn((rows, tokens), |_| rng.random_range(0..vocabulary as i32));
-    let chosen = match labels {
-        LabelForm::SomeTokens(share) => input_ids.mapv(|id| {
+    let chosen = match labelled_share {
+        Some(share) => input_ids.mapv(|id| {
             if rng.random_bool(share) {
                 id
             } else {
                 IGNORED_LABEL as i32
             }
         }),
-        _ => input_ids.clone(),
+        None => input_ids.clone(),
     };
     Batch {
         targets: chosen
             .iter()
             .filter(|label| **label != IGNORED_LABEL as i32)
             .count(),
-        labels: Labels::Tokens(chosen),
+        labels: HostLabels::Tokens(chosen),
         input_ids,
         attention_mask: None,
         token_type_ids: None,

@@ -6,10 +6,11 @@ use super::execution::Execution;
 use super::model::origin;
 use super::run::Run;
 use super::task::{Purpose, TaskData, load_task};
-use crate::config::{EvalPlan, PredictPlan, TaskPlan};
-use crate::data::Collator;
+use crate::config::{EvalPlan, PredictPlan};
+use crate::data::Set;
 use crate::report::records::Record;
-use crate::trainer::evaluate::{Evaluation, Scores, evaluate as evaluate_batches};
+use crate::tasks::Split;
+use crate::trainer::evaluate::{Evaluation, evaluate as evaluate_batches};
 use crate::trainer::parameters::Head;
 use crate::trainer::session::Session;
 use xtrain_models::Model;
@@ -17,10 +18,10 @@ use xtrain_models::Model;
 /// One pass over a set, in order.
 struct Pass<'a> {
     form: BatchForm,
-    set: &'a Collator,
+    set: &'a Set,
     /// Rows on each device.
     batch_size: usize,
-    workers: usize,
+    task: &'a TaskData,
 }
 
 impl Pass<'_> {
@@ -33,11 +34,23 @@ impl Pass<'_> {
     ) -> Result<Evaluation, Error> {
         let batches = self
             .form
-            .one_pass(session.client(), self.set, self.batch_size, self.workers)
+            .one_pass(
+                session.client(),
+                self.set,
+                self.batch_size,
+                self.task.workers(),
+            )
             .map_err(failed("preparing the batches"))?;
         let mut batches = batches.take_while(|_| !stopped());
-        evaluate_batches(session, model, &model.parameters(), &mut batches)
-            .map_err(failed("evaluating"))
+        let parameters = model.parameters();
+        evaluate_batches(
+            session,
+            model,
+            &parameters,
+            &mut batches,
+            self.task.metrics(),
+        )
+        .map_err(failed("evaluating"))
     }
 }
 
@@ -67,38 +80,30 @@ impl Run {
             form: self.form(),
             set: set.expect("a run that evaluates has validation data"),
             batch_size: self.plan.train.per_device_eval_batch_size,
-            workers: self.task.workers(),
+            task: &self.task,
         };
         pass.run(&mut self.session, &*self.loaded.model, stopped)
     }
 
-    /// Logits of the rows of the test set, one row after the other; of a regression, its
-    /// estimates.
+    /// What the model predicts of each row of the test set, as the task's metrics keep it: the
+    /// logits of a classifier, the estimate of a regression.
     ///
     /// # Errors
     /// If a batch cannot be read or run.
     ///
     /// # Panics
     /// If the plan does not predict (`do_predict`).
-    pub fn predict(&mut self) -> Result<Vec<f32>, Error> {
+    pub fn predict(&mut self) -> Result<Vec<Vec<f32>>, Error> {
         self.place_weights()?;
         let set = self.test.as_ref();
         let pass = Pass {
             form: self.form(),
             set: set.expect("a run that predicts has test data"),
             batch_size: self.plan.train.per_device_eval_batch_size,
-            workers: self.task.workers(),
+            task: &self.task,
         };
         let evaluation = pass.run(&mut self.session, &*self.loaded.model, &|| false)?;
-        Ok(logits(evaluation))
-    }
-}
-
-fn logits(evaluation: Evaluation) -> Vec<f32> {
-    match evaluation.scores {
-        Scores::Classes { logits, .. } => logits,
-        Scores::Numbers(estimates) => estimates.into_estimates(),
-        Scores::Tokens { .. } => unreachable!("only classifiers predict, which `config` sees to"),
+        Ok(evaluation.predictions)
     }
 }
 
@@ -116,28 +121,28 @@ pub fn evaluate(plan: &EvalPlan) -> Result<Record, Error> {
         plan.disable_tqdm,
     )?;
     let model = &*loaded.model;
-    let command = format!("eval {}", plan.task.word());
+    let command = format!("eval {}", plan.task.name());
     let settings = settings(&task, plan.per_device_eval_batch_size);
     let mut session = Execution::from(plan).session(model, origin(&command, model, &settings))?;
-    let set = task.validation()?;
+    let set = task.set(Split::Validation)?;
     loaded.place(&mut session, plan.seed)?;
     let pass = Pass {
         form: task.form(&[&set]).sharded(plan.mesh),
         set: &set,
         batch_size: plan.per_device_eval_batch_size,
-        workers: task.workers(),
+        task: &task,
     };
     let evaluation = pass.run(&mut session, model, &|| false)?;
-    Ok(evaluation.record(&task.label_names(), None))
+    Ok(evaluation.record(None))
 }
 
-/// Logits of the rows of a task's test set, as [`Run::predict`] has them, with the task.
+/// What the model predicts of each row of a task's test set, as [`Run::predict`], with the task.
 ///
 /// # Errors
 /// If something that the plan names cannot be read, or a batch cannot be run.
-pub fn predict(plan: &PredictPlan) -> Result<(TaskData, Vec<f32>), Error> {
+pub fn predict(plan: &PredictPlan) -> Result<(TaskData, Vec<Vec<f32>>), Error> {
     let (loaded, task, _) = load_task(
-        &TaskPlan::Cls(plan.data.clone()),
+        &plan.task,
         &plan.model,
         &plan.tokenizer,
         Purpose::Use,
@@ -145,19 +150,20 @@ pub fn predict(plan: &PredictPlan) -> Result<(TaskData, Vec<f32>), Error> {
         plan.disable_tqdm,
     )?;
     let model = &*loaded.model;
+    let command = format!("predict {}", plan.task.name());
     let settings = settings(&task, plan.per_device_eval_batch_size);
     let mut session = Execution::inference(&plan.device, &plan.cache)
-        .session(model, origin("predict cls", model, &settings))?;
-    let set = task.test()?;
+        .session(model, origin(&command, model, &settings))?;
+    let set = task.set(Split::Test)?;
     loaded.place(&mut session, 0)?;
     let pass = Pass {
         form: task.form(&[&set]),
         set: &set,
         batch_size: plan.per_device_eval_batch_size,
-        workers: task.workers(),
+        task: &task,
     };
     let evaluation = pass.run(&mut session, model, &|| false)?;
-    Ok((task, logits(evaluation)))
+    Ok((task, evaluation.predictions))
 }
 
 /// The settings that shape an evaluation's graphs, by the names that the user knows.

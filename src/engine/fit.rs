@@ -91,7 +91,7 @@ impl Run {
             .map_err(|one| {
                 let problem = format!(
                     "not even one example of {} tokens fits: it needs {} (in `{}`, {} of it weights and moments), and there are {}",
-                    self.task.length,
+                    self.task.length(),
                     bytes(one.peak),
                     one.graph,
                     bytes(one.state),

@@ -9,9 +9,9 @@ use crate::cache::Origin;
 use crate::config::{self, Command, Device, Invocation, TrainPlan, nearest};
 use crate::data::sampler::{BatchPlan, Order};
 use crate::data::stream::StreamSpec;
-use crate::data::{Collator, Tokenizer};
+use crate::data::{Set, Tokenizer};
+use crate::tasks::Split;
 use crate::trainer::ahead::RunShapes;
-use crate::trainer::evaluate::metric_names;
 use crate::trainer::parameters::Head;
 use crate::trainer::run_loop::RunLength;
 use crate::trainer::session::Session;
@@ -33,13 +33,13 @@ pub struct Run {
     /// What the model is trained for.
     pub task: TaskData,
     /// The training set; `None` where the run does not train, or trains on a stream.
-    pub train: Option<Collator>,
+    pub train: Option<Set>,
     /// The training set that is read while the run trains.
     pub stream: Option<Arc<StreamSpec>>,
     /// The set to evaluate on; `None` where the plan does not evaluate.
-    pub validation: Option<Collator>,
+    pub validation: Option<Set>,
     /// The set to label; `None` where the plan does not predict.
-    pub test: Option<Collator>,
+    pub test: Option<Set>,
     /// The opened devices with the state that lies on them.
     pub session: Session,
 }
@@ -113,7 +113,7 @@ impl Run {
             head,
             plan.quiet(),
         )?;
-        check_best(&plan.train, &*loaded.model, &task)?;
+        check_best(&plan.train, &task)?;
         let session = execution.session(&*loaded.model, origin_of(&plan, &*loaded.model, &task))?;
         let streams = plan.task.source().streaming.is_some();
         let stream = if streams && plan.do_train && reads_data {
@@ -153,7 +153,7 @@ impl Run {
         } else {
             [&self.train, &self.validation, &self.test]
         };
-        let sets: Vec<&Collator> = sets.into_iter().flatten().collect();
+        let sets: Vec<&Set> = sets.into_iter().flatten().collect();
         self.task.form(&sets).sharded(self.session.mesh())
     }
 
@@ -164,7 +164,7 @@ impl Run {
 
     /// The same with `batch` training examples on each device.
     pub fn shapes_of(&self, batch: usize) -> RunShapes {
-        let shapes = |wanted: bool, set: &Option<Collator>, rows: usize| {
+        let shapes = |wanted: bool, set: &Option<Set>, rows: usize| {
             if wanted {
                 self.task.form(set.as_ref().as_slice()).shapes(rows)
             } else {
@@ -208,7 +208,7 @@ impl Run {
     ///
     /// # Errors
     /// If there are too few for one.
-    pub fn batch_plan(&self, set: &Collator) -> Result<BatchPlan, Error> {
+    pub fn batch_plan(&self, set: &Set) -> Result<BatchPlan, Error> {
         let settings = &self.plan.train;
         let order = Order::Shuffled {
             seed: self.plan.task.source().seed,
@@ -246,16 +246,16 @@ impl Run {
 
 /// Where the graphs of a training run come from.
 pub fn origin_of(plan: &TrainPlan, model: &dyn Model, task: &TaskData) -> Origin {
-    let command = format!("train {}", plan.task.word());
+    let command = format!("train {}", plan.task.name());
     origin(&command, model, &graph_settings(plan, task))
 }
 
 /// The metric that the best model is judged by is one that the task has.
-fn check_best(settings: &TrainSettings, model: &dyn Model, task: &TaskData) -> Result<(), Error> {
+fn check_best(settings: &TrainSettings, task: &TaskData) -> Result<(), Error> {
     let Some(rule) = &settings.best else {
         return Ok(());
     };
-    let known = metric_names(model.head_kind(), &task.label_names());
+    let known = task.metrics().names();
     if known.contains(&rule.metric) {
         return Ok(());
     }

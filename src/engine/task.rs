@@ -2,18 +2,18 @@
 //! the plan, the tokenizer and the model's configuration; nothing is tokenized before a set is
 //! asked for.
 
-use super::batches::{BatchForm, LabelForm};
+use super::batches::BatchForm;
 use super::error::{Error, failed};
 use super::model::{LoadedModel, ModelConfig};
 use crate::config::{ModelSource, TaskPlan, TokenizerSource};
-use crate::data::cls::{Split, TestRow};
 use crate::data::padding::Padding;
-use crate::data::settings::{ClsDataSettings, PaddingSettings};
-use crate::data::stream::{StreamSpec, StreamTask};
-use crate::data::{Collator, Error as DataError, LabelMap, Tokenizer, clm, cls, mlm};
+use crate::data::stream::StreamSpec;
+use crate::data::{Error as DataError, LabelMap, Set, Tokenizer};
+use crate::tasks::{self, Context, Labelled, Predicted, RunLabels, Split, Task};
+use crate::trainer::evaluate::Metrics;
 use crate::trainer::parameters::Head;
 use serde_json::Value;
-use xtrain_models::{Config, HeadKind, Model};
+use xtrain_models::{Config, Model};
 
 /// What the labels are needed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,24 +24,26 @@ pub enum Purpose {
     Use,
 }
 
-/// What the model is built for. Of a classifier, the names of the labels are decided and written
-/// into the configuration that will be saved; those that are not the data's own are put into the
-/// plan.
-fn model_task(
-    plan: &mut TaskPlan,
+/// The labels of a task that has some. Their names are written into the configuration that will be
+/// saved.
+fn run_labels(
+    task: &dyn Task,
     config: &mut Config,
     tokenizer: &Tokenizer,
     purpose: Purpose,
-) -> Result<(HeadKind, Option<LabelMap>), Error> {
-    let data = match plan {
-        TaskPlan::Clm(_) => return Ok((HeadKind::CausalLm, None)),
-        TaskPlan::Mlm(_) => return Ok((HeadKind::MaskedLm, None)),
-        TaskPlan::Cls(data) => data,
+) -> Result<Option<RunLabels>, Error> {
+    let Some(labelled) = task.labelled() else {
+        return Ok(None);
     };
-    if data.labels.is_none() {
-        data.labels = given_labels(data, config, purpose)?;
-    }
-    let labels = cls::labels(data).map_err(failed("reading the labels"))?;
+    let known = match labelled.named() {
+        Some(named) => Some(named.clone()),
+        None => known_labels(task, labelled, config, purpose)?,
+    };
+    let given = known.is_some();
+    let labels = match known {
+        Some(labels) => labels,
+        None => labelled.of_data().map_err(failed("reading the labels"))?,
+    };
     if labels.len() < 2 && !labels.are_numbers() {
         let problem = format!(
             "there is one label only, {:?}: nothing can be told apart",
@@ -52,9 +54,6 @@ fn model_task(
             "bring examples of at least two labels, or for numbers add --do_regression",
         ));
     }
-    let task = HeadKind::SequenceClassification {
-        labels: labels.len(),
-    };
     if LabelMap::from_config(config.values())
         .map_err(failed("reading the model's labels"))?
         .as_ref()
@@ -62,23 +61,25 @@ fn model_task(
     {
         config.set("id2label", labels.id2label());
         config.set("label2id", labels.label2id());
-        if let (Some(_), Some(problem)) = (config.get("problem_type"), task.problem_type()) {
+        let problem = task.head(Some(&labels)).problem_type();
+        if let (Some(_), Some(problem)) = (config.get("problem_type"), problem) {
             config.set("problem_type", problem);
         }
     }
-    if data.labels.is_none() && labels.are_numbers() {
+    if !given && labels.are_numbers() {
         eprintln!(
             "note: the labels are numbers, some of them fractions: a regression, on the mean squared error"
         );
     }
     set_padding(config, tokenizer)?;
-    Ok((task, Some(labels)))
+    Ok(Some(RunLabels { map: labels, given }))
 }
 
-/// The labels of a model that was saved as a classifier, unless it is trained on data that have
-/// others; `None`: the data's.
-fn given_labels(
-    data: &ClsDataSettings,
+/// The labels of a model that was saved with such, unless it is trained on data that have others;
+/// `None`: the data's.
+fn known_labels(
+    task: &dyn Task,
+    labelled: &dyn Labelled,
     config: &Config,
     purpose: Purpose,
 ) -> Result<Option<LabelMap>, Error> {
@@ -87,15 +88,15 @@ fn given_labels(
         .and_then(|list| list.get(0))
         .and_then(Value::as_str)
         .unwrap_or_default();
-    let saved = match class.ends_with("ForSequenceClassification") {
-        true => {
-            LabelMap::from_config(config.values()).map_err(failed("reading the model's labels"))?
-        }
-        false => None,
+    let saved = if class.ends_with(labelled.class()) {
+        LabelMap::from_config(config.values()).map_err(failed("reading the model's labels"))?
+    } else {
+        None
     };
+    let source = task.source();
     let trains = purpose == Purpose::Train;
     let Some(saved) = saved else {
-        if trains && !data.source.train_files.is_empty() {
+        if trains && !source.train_files.is_empty() {
             return Ok(None);
         }
         if trains {
@@ -114,15 +115,16 @@ fn given_labels(
             "{} {what}: there are no labels to give",
             config.source()
         ))
-        .with_hint(
-            "train it for classification first: xtrain train cls --model_name_or_path DIR",
-        ));
+        .with_hint(format!(
+            "train it for classification first: xtrain train {} --model_name_or_path DIR",
+            task.name()
+        )));
     };
     // Those of a stream are not to be known before it is read.
-    if !trains || data.source.train_files.is_empty() || data.source.streaming.is_some() {
+    if !trains || source.train_files.is_empty() || source.streaming.is_some() {
         return Ok(Some(saved));
     }
-    let found = cls::labels(data).map_err(failed("reading the labels"))?;
+    let found = labelled.of_data().map_err(failed("reading the labels"))?;
     let known = || {
         found
             .names()
@@ -164,10 +166,10 @@ fn set_padding(config: &mut Config, tokenizer: &Tokenizer) -> Result<(), Error> 
 /// text, and says so.
 fn padding_tokenizer(
     tokenizer: Tokenizer,
-    plan: &TaskPlan,
+    task: &dyn Task,
     config: &Config,
 ) -> Result<Tokenizer, Error> {
-    if tokenizer.pad_id().is_some() || !matches!(plan, TaskPlan::Cls(_)) {
+    if tokenizer.pad_id().is_some() || task.labelled().is_none() {
         return Ok(tokenizer);
     }
     let model = config
@@ -208,45 +210,36 @@ pub fn load_task(
     let tokenizer = Tokenizer::load_with(&tokenizer.path, tokenizer.lower_case)
         .map_err(failed("loading the tokenizer"))?;
     let mut read = ModelConfig::read(source, Some(&tokenizer))?;
-    let tokenizer = padding_tokenizer(tokenizer, plan, &read.config)?;
-    let mut plan = plan.clone();
-    let (task, labels) = model_task(&mut plan, &mut read.config, &tokenizer, purpose)?;
-    let loaded = read.build(task, head)?;
+    let task: &dyn Task = &**plan;
+    let tokenizer = padding_tokenizer(tokenizer, task, &read.config)?;
+    let labels = run_labels(task, &mut read.config, &tokenizer, purpose)?;
+    let loaded = read.build(task.head(labels.as_ref().map(|labels| &labels.map)), head)?;
     tokenizer
         .check_vocab(loaded.model.vocab_size())
         .map_err(failed("matching tokenizer and model"))?;
-    let data = TaskData::new(plan, &tokenizer, labels, &*loaded.model, quiet)?;
+    let data = TaskData::new(plan.clone(), &tokenizer, labels, &*loaded.model, quiet)?;
     Ok((loaded, data, tokenizer))
 }
 
 /// A task whose lengths and labels are decided.
 pub struct TaskData {
     plan: TaskPlan,
-    tokenizer: Tokenizer,
-    /// Longest example, in tokens.
-    pub length: usize,
-    pub labels: Option<LabelMap>,
-    /// Of a stream that was looked into: whether its batches have segments.
+    context: Context,
+    /// Of a stream whose first file was opened: whether its batches have segments.
     segments: Option<bool>,
-    quiet: bool,
 }
 
 impl TaskData {
-    /// Decides the length, with what should be said about it said.
+    /// Decides the length, and prints the notes about it.
     fn new(
         plan: TaskPlan,
         tokenizer: &Tokenizer,
-        labels: Option<LabelMap>,
+        labels: Option<RunLabels>,
         model: &dyn Model,
         quiet: bool,
     ) -> Result<Self, Error> {
-        let (limit, positions) = (tokenizer.model_max_length(), model.max_positions());
-        let length = match &plan {
-            TaskPlan::Clm(data) => clm::block_size(data.block_size, limit, positions),
-            TaskPlan::Mlm(data) => mlm::max_seq_length(data.max_seq_length, limit, positions),
-            TaskPlan::Cls(data) => cls_length(data.max_seq_length, limit, positions),
-        };
-        let flag = length_flag(&plan);
+        let length = plan.length(tokenizer.model_max_length(), model.max_positions());
+        let flag = plan.length_flag();
         let length = length.map_err(|error| match &error {
             DataError::TooLong { positions, .. } => Error::usage(
                 error.to_string(),
@@ -259,11 +252,13 @@ impl TaskData {
         }
         let task = TaskData {
             plan,
-            tokenizer: tokenizer.clone(),
-            length: length.size,
-            labels,
+            context: Context {
+                tokenizer: tokenizer.clone(),
+                length: length.size,
+                labels,
+                quiet,
+            },
             segments: None,
-            quiet,
         };
         task.lengths()?;
         Ok(task)
@@ -271,147 +266,87 @@ impl TaskData {
 
     /// The flag that sets the length.
     pub fn length_flag(&self) -> &'static str {
-        length_flag(&self.plan)
+        self.plan.length_flag()
     }
 
-    /// Whether labels are numbers to be estimated.
-    pub fn estimates(&self) -> bool {
-        self.labels.as_ref().is_some_and(LabelMap::are_numbers)
+    /// Tokens of the longest example.
+    pub fn length(&self) -> usize {
+        self.context.length
     }
 
-    /// Names of the labels, none of a language model.
-    pub fn label_names(&self) -> Vec<String> {
-        self.labels
-            .as_ref()
-            .map(|labels| labels.names().to_vec())
-            .unwrap_or_default()
+    /// Names of the labels; `None` for a language model.
+    pub fn labels(&self) -> Option<&LabelMap> {
+        self.context.label_map()
     }
 
+    /// Begins the metrics of an evaluation.
+    pub fn metrics(&self) -> Box<dyn Metrics> {
+        self.plan.metrics(self.labels())
+    }
+
+    /// Threads that prepare batches.
     pub fn workers(&self) -> usize {
         self.plan.source().dataloader_num_workers
     }
 
-    /// The stream to train on, if the training set is one. Its first file is looked into.
+    /// The stream to train on, if the training set is one. Its first file is opened.
     pub fn stream(&mut self) -> Result<Option<StreamSpec>, Error> {
         let Some(buffer) = self.plan.source().streaming else {
             return Ok(None);
         };
-        let task = match (&self.plan, &self.labels) {
-            (TaskPlan::Clm(data), _) => StreamTask::Clm(data.clone()),
-            (TaskPlan::Mlm(data), _) => StreamTask::Mlm(data.clone()),
-            (TaskPlan::Cls(data), Some(labels)) => StreamTask::Cls(data.clone(), labels.clone()),
-            (TaskPlan::Cls(_), None) => unreachable!("a classifier's labels are decided first"),
-        };
-        let spec = StreamSpec {
-            task,
-            tokenizer: self.tokenizer.clone(),
-            length: self.length,
-            buffer,
-        };
-        let pairs = spec.check().map_err(failed("opening the stream"))?;
-        self.segments = Some(pairs && self.tokenizer.has_segments());
+        let opening = || failed("opening the stream");
+        let spec = tasks::stream(&*self.plan, &self.context, buffer).map_err(opening())?;
+        let pairs = spec.check().map_err(opening())?;
+        self.segments = Some(pairs && self.context.tokenizer.has_segments());
         Ok(Some(spec))
     }
 
-    /// The set to train on.
-    pub fn train(&self) -> Result<Collator, Error> {
-        let doing = "preparing the training set";
-        self.set(
-            doing,
-            |data| mlm::train_examples(data, &self.tokenizer, self.length, self.quiet),
-            clm::train_dataset,
-            Split::Train,
-        )
+    /// A split's set.
+    pub fn set(&self, split: Split) -> Result<Set, Error> {
+        let doing = match split {
+            Split::Train => "preparing the training set",
+            Split::Validation => "preparing the validation set",
+            Split::Test => "preparing the test set",
+        };
+        tasks::set(&*self.plan, &self.context, split).map_err(failed(doing))
     }
 
-    /// The set to evaluate on.
-    pub fn validation(&self) -> Result<Collator, Error> {
-        let doing = "preparing the validation set";
-        let masked =
-            |data: &_| mlm::validation_examples(data, &self.tokenizer, self.length, self.quiet);
-        self.set(doing, masked, clm::validation_dataset, Split::Validation)
-    }
-
-    /// The set to label.
-    pub fn test(&self) -> Result<Collator, Error> {
-        match &self.plan {
-            TaskPlan::Cls(data) => self
-                .classes(data, Split::Test)
-                .map_err(failed("preparing the test set")),
-            _ => unreachable!("only classifiers predict, which `config` sees to"),
-        }
-    }
-
-    /// The rows of the set to label.
-    pub fn test_rows(&self) -> Result<Vec<TestRow>, Error> {
-        match (&self.plan, &self.labels) {
-            (TaskPlan::Cls(data), Some(labels)) => {
-                cls::test_rows(data, labels).map_err(failed("reading the test set"))
-            }
-            _ => unreachable!("only classifiers predict, which `config` sees to"),
-        }
-    }
-
-    fn set(
+    /// The file of predictions: its usual name and its text. `outputs` is what the model said of
+    /// each row of the test set.
+    pub fn predictions(
         &self,
-        doing: &'static str,
-        masked: impl Fn(
-            &crate::data::settings::MlmDataSettings,
-        ) -> crate::data::Result<crate::data::Examples>,
-        causal: fn(
-            &crate::data::settings::ClmDataSettings,
-            &Tokenizer,
-            usize,
-            bool,
-        ) -> crate::data::Result<crate::data::Dataset>,
-        split: Split,
-    ) -> Result<Collator, Error> {
-        match &self.plan {
-            TaskPlan::Clm(data) => {
-                causal(data, &self.tokenizer, self.length, self.quiet).map(Collator::Causal)
-            }
-            TaskPlan::Mlm(data) => masked(data)
-                .and_then(|examples| mlm::collator(data, &self.tokenizer, self.length, examples)),
-            TaskPlan::Cls(data) => self.classes(data, split),
-        }
-        .map_err(failed(doing))
-    }
-
-    fn classes(&self, data: &ClsDataSettings, split: Split) -> crate::data::Result<Collator> {
-        let labels = self
-            .labels
-            .as_ref()
-            .expect("a classifier's labels are decided first");
-        let examples = cls::examples(
-            data,
-            split,
-            &self.tokenizer,
+        outputs: &[Vec<f32>],
+        include_text: bool,
+    ) -> Result<(&'static str, String), Error> {
+        let (Some(labelled), Some(labels)) = (self.plan.labelled(), self.labels()) else {
+            unreachable!("only tasks with labels predict, which `config` sees to")
+        };
+        let samples = tasks::test_samples(&*self.plan, &self.context)
+            .map_err(failed("reading the test set"))?;
+        let text = labelled.predictions(&Predicted {
             labels,
-            self.length,
-            self.quiet,
-        )?;
-        cls::collator(data, &self.tokenizer, labels, self.length, examples)
+            samples: &samples,
+            set,
+            outputs,
+            include_text,
+        });
+        Ok((labelled.prediction_file(), text))
     }
 
     /// Every length that a batch can have, whatever the data.
     fn lengths(&self) -> Result<Vec<usize>, Error> {
-        let padded = |padding: &PaddingSettings| {
-            // What is padded with does not matter here.
-            let padding = Padding::new(padding, self.length, 0, false);
-            padding
-                .map(|padding| padding.lengths().to_vec())
-                .map_err(|error| Error::usage(error.to_string(), "change the list"))
+        let Some(padding) = self.plan.padding() else {
+            return Ok(vec![self.context.length]);
         };
-        match &self.plan {
-            TaskPlan::Mlm(data) if data.line_by_line => padded(&data.padding),
-            TaskPlan::Cls(data) => padded(&data.padding),
-            _ => Ok(vec![self.length]),
-        }
+        // What is padded with does not matter here.
+        Padding::new(padding, self.context.length, 0, false)
+            .map(|padding| padding.lengths().to_vec())
+            .map_err(|error| Error::usage(error.to_string(), "change the list"))
     }
 
     /// What batches look like; `sets` are those that have been prepared, none where no data is
     /// read.
-    pub fn form(&self, sets: &[&Collator]) -> BatchForm {
+    pub fn form(&self, sets: &[&Set]) -> BatchForm {
         let all = self
             .lengths()
             .expect("checked when the task was made ready");
@@ -422,36 +357,17 @@ impl TaskData {
             .into_iter()
             .filter(|length| used.is_empty() || used.contains(length))
             .collect();
-        let (labels, attention_mask, pairs) = match &self.plan {
-            TaskPlan::Clm(_) => (LabelForm::Tokens, false, false),
-            TaskPlan::Mlm(data) => (
-                LabelForm::SomeTokens(data.mlm_probability),
-                data.line_by_line,
-                false,
-            ),
-            TaskPlan::Cls(data) => {
-                let form = if self.estimates() {
-                    LabelForm::Numbers
-                } else {
-                    LabelForm::Classes
-                };
-                (
-                    form,
-                    true,
-                    data.text_pair_column.is_some() && self.tokenizer.has_segments(),
-                )
-            }
-        };
-        let token_type_ids = match sets.first() {
-            Some(set) => set.has_token_type_ids(),
-            None => self.segments.unwrap_or(pairs),
-        };
+        let pairs = self.plan.has_pairs() && self.context.tokenizer.has_segments();
         BatchForm {
             lengths,
             named,
-            labels,
-            attention_mask,
-            token_type_ids,
+            labels: self.plan.label_shape(self.labels()),
+            labelled_share: self.plan.labelled_share(),
+            attention_mask: self.plan.padding().is_some(),
+            token_type_ids: match sets.first() {
+                Some(set) => set.has_token_type_ids(),
+                None => self.segments.unwrap_or(pairs),
+            },
             shards: 1,
             copies: 1,
             stages: 1,
@@ -460,76 +376,16 @@ impl TaskData {
 
     /// Identifies what a set's batches hold in each epoch; a resumed run compares it with the one
     /// it was saved with.
-    pub fn fingerprint(&self, set: &Collator) -> String {
-        match &self.plan {
-            TaskPlan::Mlm(data) => {
-                format!(
-                    "{} masked {} {} {}",
-                    set.fingerprint(),
-                    data.mlm_probability,
-                    data.whole_word_mask,
-                    data.source.seed
-                )
-            }
-            _ => set.fingerprint(),
-        }
+    pub fn fingerprint(&self, set: &Set) -> String {
+        let rows = set.rows.fingerprint();
+        self.plan
+            .batch_key()
+            .map_or(rows.clone(), |key| format!("{rows} {key}"))
     }
 
     /// The settings that shape a run's graphs, by the names that the user knows.
     pub fn settings(&self) -> Vec<(&'static str, String)> {
-        let lengths: Vec<String> = self
-            .lengths()
-            .unwrap_or_default()
-            .iter()
-            .map(usize::to_string)
-            .collect();
-        match &self.plan {
-            TaskPlan::Clm(_) => vec![("block_size", self.length.to_string())],
-            TaskPlan::Mlm(data) => vec![
-                ("max_seq_length", self.length.to_string()),
-                ("pad_to_bucket", lengths.join(",")),
-                ("mlm_probability", data.mlm_probability.to_string()),
-            ],
-            TaskPlan::Cls(_) => {
-                let labels = self.labels.as_ref().map_or(0, LabelMap::len);
-                vec![
-                    ("max_seq_length", self.length.to_string()),
-                    ("pad_to_bucket", lengths.join(",")),
-                    ("labels", labels.to_string()),
-                ]
-            }
-        }
+        let lengths = self.lengths().unwrap_or_default();
+        self.plan.graph_settings(&self.context, &lengths)
     }
-}
-
-fn length_flag(plan: &TaskPlan) -> &'static str {
-    if matches!(plan, TaskPlan::Clm(_)) {
-        "block_size"
-    } else {
-        "max_seq_length"
-    }
-}
-
-/// run_glue's rule: what is asked for, but at most the tokenizer's own limit. Beyond the model's
-/// positions is an error.
-fn cls_length(
-    length: usize,
-    limit: Option<usize>,
-    positions: usize,
-) -> crate::data::Result<clm::BlockSize> {
-    let limit = limit.unwrap_or(usize::MAX);
-    let size = length.min(limit);
-    if size > positions {
-        return Err(DataError::TooLong {
-            flag: "max_seq_length",
-            length: size,
-            positions,
-        });
-    }
-    let note = (size < length).then(|| {
-        format!(
-            "max_seq_length {length} is more than the tokenizer's model_max_length; using {limit}"
-        )
-    });
-    Ok(clm::BlockSize { size, note })
 }

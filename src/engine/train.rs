@@ -117,7 +117,7 @@ impl Run {
             all.push(Box::new(EvaluateHook {
                 model,
                 parameters: model.parameters().to_vec(),
-                labels: task.label_names(),
+                metrics: Box::new(|| task.metrics()),
                 batches: Box::new(move || form.one_pass(&client, &set, rows, workers)),
                 cadence: settings.eval,
             }));

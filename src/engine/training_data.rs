@@ -5,7 +5,7 @@ use super::error::{Error, failed};
 use super::resume::Start;
 use super::run::Run;
 use super::task::TaskData;
-use crate::data::Collator;
+use crate::data::Set;
 use crate::data::loader::LoadSpec;
 use crate::data::sampler::{BatchPlan, Position};
 use crate::data::stream::{BUFFER_FILE, StreamPosition, StreamSpec};
@@ -18,10 +18,7 @@ use std::sync::Arc;
 
 /// The rows that a run trains on.
 pub enum TrainingData {
-    Set {
-        collator: Box<Collator>,
-        plan: BatchPlan,
-    },
+    Set { set: Box<Set>, plan: BatchPlan },
     Stream(Arc<StreamSpec>),
 }
 
@@ -41,7 +38,7 @@ impl TrainingData {
         let set = set.expect("a run that trains has training data");
         Ok(TrainingData::Set {
             plan: run.batch_plan(set)?,
-            collator: Box::new(set.clone()),
+            set: Box::new(set.clone()),
         })
     }
 
@@ -53,7 +50,7 @@ impl TrainingData {
     /// Identifies what the batches hold in each epoch.
     pub fn fingerprint(&self, task: &TaskData) -> String {
         match self {
-            TrainingData::Set { collator, .. } => task.fingerprint(collator),
+            TrainingData::Set { set, .. } => task.fingerprint(set),
             TrainingData::Stream(stream) => stream.fingerprint(),
         }
     }
@@ -73,9 +70,9 @@ impl TrainingData {
     ) -> Result<TrainingBatches, Error> {
         let starting = failed("starting the data workers");
         let batches: Box<PositionedBatches> = match self {
-            TrainingData::Set { collator, plan } => {
+            TrainingData::Set { set, plan } => {
                 let spec = LoadSpec {
-                    collator: *collator,
+                    set: *set,
                     plan,
                     start: Position {
                         epoch: start.progress.next_epoch,

@@ -2,9 +2,7 @@
 //! masked.
 
 use super::error::Result;
-use super::estimates::Estimates;
-use super::feed::{BatchInputs, DeviceBatch, Truth, feed_batch, graph_name};
-use super::metrics::{Confusion, argmax};
+use super::feed::{BatchInputs, DeviceBatch, HostLabels, feed_batch, graph_name};
 use super::session::{EachReplica, Recording, Session};
 use super::step::parameter_tensors;
 use std::time::{Duration, Instant};
@@ -14,119 +12,77 @@ use xtrain_models::{HeadKind, Model, ParameterSpec, Predictions, Weights};
 /// The graph's name in plans, logs and the cache, but for its batches' variant.
 pub const GRAPH_NAME: &str = "eval";
 
-/// What its graph gives: the loss and the number of labels, then by task the number of correct
-/// tokens or all logits.
+/// The graph's output: the loss, the number of labels, then what the metrics need.
 const SUMS: &str = "sums";
+
+/// What an evaluation measures besides the loss, batch by batch: a task's own.
+pub trait Metrics {
+    /// Adds a batch: the [`outputs`] of all its replicas, one after the other, the labels of all its
+    /// rows, and how many of them, from the first on, are real.
+    fn add(&mut self, outputs: &[f32], labels: &HostLabels, examples: usize);
+
+    /// Names, as in `eval_accuracy` without the `eval_`, and values; `labels` is the number of
+    /// labels that have a loss.
+    fn values(&self, labels: f64) -> Vec<(String, f64)>;
+
+    /// Whether `exp(loss)` is reported as the perplexity.
+    fn has_perplexity(&self) -> bool {
+        false
+    }
+
+    /// What the model predicted of each row, as far as that is kept; can be taken once.
+    fn predictions(&mut self) -> Vec<Vec<f32>> {
+        Vec::new()
+    }
+
+    /// The names that [`Evaluation::metric`] knows.
+    fn names(&self) -> Vec<String> {
+        let perplexity = self.has_perplexity().then(|| "perplexity".to_string());
+        std::iter::once("loss".to_string())
+            .chain(perplexity)
+            .chain(self.values(0.0).into_iter().map(|(name, _)| name))
+            .collect()
+    }
+}
 
 /// What an evaluation found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Evaluation {
     /// Mean loss per label; NaN of a set without labels.
     pub loss: f64,
+    /// `exp(loss)` of a language model, infinite where that overflows, as run_clm has it.
+    pub perplexity: Option<f64>,
+    /// See [`Metrics::values`].
+    pub metrics: Vec<(String, f64)>,
+    /// See [`Metrics::predictions`].
+    pub predictions: Vec<Vec<f32>>,
     /// Labels that have a loss: tokens of a language model, examples of a classifier.
     pub labels: f64,
     pub examples: usize,
     pub batches: usize,
     pub runtime: Duration,
-    pub scores: Scores,
-}
-
-/// What there is to say besides the loss.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Scores {
-    /// Of a language model: how many labels were the likeliest token.
-    Tokens { correct: f64 },
-    /// Of a classifier.
-    Classes {
-        confusion: Confusion,
-        /// `[examples, labels]`, row-major.
-        logits: Vec<f32>,
-    },
-    /// Of a regression.
-    Numbers(Estimates),
-}
-
-impl Scores {
-    fn none(task: HeadKind) -> Self {
-        match task {
-            HeadKind::REGRESSION => Scores::Numbers(Estimates::default()),
-            HeadKind::SequenceClassification { labels } => Scores::Classes {
-                confusion: Confusion::new(labels),
-                logits: Vec::new(),
-            },
-            _ => Scores::Tokens { correct: 0.0 },
-        }
-    }
 }
 
 impl Evaluation {
-    /// `exp(loss)` of a language model, infinite where that overflows, as run_clm has it.
-    pub fn perplexity(&self) -> Option<f64> {
-        matches!(self.scores, Scores::Tokens { .. }).then(|| self.loss.exp())
-    }
-
-    /// Names, as in `eval_accuracy` without the `eval_`, and values; a classifier's F1 of each
-    /// label goes by the label's name.
-    pub fn metrics(&self, labels: &[String]) -> Vec<(String, f64)> {
-        match &self.scores {
-            Scores::Tokens { correct } => vec![("accuracy".into(), correct / self.labels)],
-            Scores::Classes { confusion, .. } => {
-                let mut metrics = vec![
-                    ("accuracy".to_string(), confusion.accuracy()),
-                    ("f1".to_string(), confusion.macro_f1()),
-                    (
-                        "matthews_correlation".to_string(),
-                        confusion.matthews_correlation(),
-                    ),
-                ];
-                let each = labels.iter().enumerate();
-                metrics.extend(each.map(|(class, label)| {
-                    (format!("f1_{label}"), confusion.f1(class).unwrap_or(0.0))
-                }));
-                metrics
-            }
-            Scores::Numbers(estimates) => vec![
-                ("mse".into(), estimates.mean_squared_error()),
-                ("pearson".into(), estimates.pearson()),
-                ("spearmanr".into(), estimates.spearman()),
-            ],
-        }
-    }
-
     /// The value of a metric by its name without `eval_`, `None` if there is none such.
-    pub fn metric(&self, name: &str, labels: &[String]) -> Option<f64> {
+    pub fn metric(&self, name: &str) -> Option<f64> {
         match name {
             "loss" => Some(self.loss),
-            "perplexity" => self.perplexity(),
+            "perplexity" => self.perplexity,
             _ => self
-                .metrics(labels)
-                .into_iter()
+                .metrics
+                .iter()
                 .find(|(known, _)| known == name)
-                .map(|(_, value)| value),
+                .map(|(_, value)| *value),
         }
     }
 }
 
-/// The names that [`Evaluation::metric`] knows for a task.
-pub fn metric_names(task: HeadKind, labels: &[String]) -> Vec<String> {
-    let scores = Scores::none(task);
-    let nothing = Evaluation {
-        loss: 0.0,
-        labels: 0.0,
-        examples: 0,
-        batches: 0,
-        runtime: Duration::ZERO,
-        scores,
-    };
-    let first = std::iter::once("loss".to_string())
-        .chain(nothing.perplexity().map(|_| "perplexity".to_string()));
-    first
-        .chain(nothing.metrics(labels).into_iter().map(|(name, _)| name))
-        .collect()
-}
-
-/// Records the sums of one batch and, of a classifier, its logits, in the session's precision for
+/// Records the sums of one batch and what its metrics need, in the session's precision for
 /// evaluation.
+///
+/// # Errors
+/// The model cannot be recorded for such a batch.
 pub fn record(
     recording: &mut Recording,
     model: &dyn Model,
@@ -147,28 +103,36 @@ pub fn record(
     )?;
     drop(stages);
     let loss = predictions.loss()?;
-    let mut sums = vec![loss.sum.reshape(&[1])?, loss.count.reshape(&[1])?];
-    match model.head_kind() {
-        HeadKind::SequenceClassification { labels } => {
-            let logits = predictions
-                .logits
-                .reshape(&[inputs.tokens.size()[0] * labels])?;
-            sums.push(logits.convert(loss.sum.dtype())?);
-        }
-        _ => sums.push(predictions.correct()?.reshape(&[1])?),
-    }
-    recording.fetch_each(SUMS, &Tensor::concat(&sums.iter().collect::<Vec<_>>(), 0)?)
+    let (sum, count) = (loss.sum.reshape(&[1])?, loss.count.reshape(&[1])?);
+    let outputs = outputs(model.head_kind(), &predictions)?.convert(sum.dtype())?;
+    recording.fetch_each(SUMS, &Tensor::concat(&[&sum, &count, &outputs], 0)?)
+}
+
+/// What metrics need of a batch besides its loss, `f32[n]`: of a language model the number of
+/// correct tokens, of a classifier of sequences its logits, row after row, of a classifier of tokens
+/// the likeliest label of each.
+fn outputs(head: HeadKind, predictions: &Predictions) -> Result<Tensor> {
+    let logits = &predictions.logits;
+    Ok(match head {
+        HeadKind::CausalLm | HeadKind::MaskedLm => predictions.correct()?.reshape(&[1])?,
+        HeadKind::SequenceClassification { .. } => logits.reshape(&[logits.shape().elements()])?,
+        HeadKind::TokenClassification { .. } => predictions.predicted()?,
+    })
 }
 
 /// Runs the model over all batches; the device works on one while the previous one's sums are read.
+///
+/// # Errors
+/// A batch cannot be prepared, or the device fails.
 pub fn evaluate(
     session: &mut Session,
     model: &dyn Model,
     parameters: &[ParameterSpec],
     batches: &mut dyn Iterator<Item = Result<DeviceBatch>>,
+    metrics: Box<dyn Metrics>,
 ) -> Result<Evaluation> {
     let start = Instant::now();
-    let mut totals = Totals::of(model.head_kind());
+    let mut totals = Totals::new(metrics);
     let mut pending: Option<Pending> = None;
     for batch in batches {
         let batch = batch?;
@@ -181,7 +145,7 @@ pub fn evaluate(
             sums,
             sharing: session.mesh().tensor,
             examples: batch.examples,
-            truth: batch.truth,
+            labels: batch.host_labels,
         }) {
             totals.add(earlier)?;
         }
@@ -189,23 +153,26 @@ pub fn evaluate(
     if let Some(last) = pending {
         totals.add(last)?;
     }
+    let loss = totals.loss / totals.labels;
     Ok(Evaluation {
-        loss: totals.loss / totals.labels,
+        loss,
+        perplexity: totals.metrics.has_perplexity().then(|| loss.exp()),
+        metrics: totals.metrics.values(totals.labels),
+        predictions: totals.metrics.predictions(),
         labels: totals.labels,
         examples: totals.examples,
         batches: totals.batches,
         runtime: start.elapsed(),
-        scores: totals.scores,
     })
 }
 
-/// A batch whose sums are on their way.
+/// A batch whose sums are being read.
 struct Pending {
     sums: EachReplica,
     /// Replicas that share each part of the batch.
     sharing: usize,
     examples: usize,
-    truth: Truth,
+    labels: Option<HostLabels>,
 }
 
 /// Sums over batches, in f64 so that their order and number do not show.
@@ -214,54 +181,33 @@ struct Totals {
     labels: f64,
     examples: usize,
     batches: usize,
-    scores: Scores,
+    metrics: Box<dyn Metrics>,
 }
 
 impl Totals {
-    fn of(task: HeadKind) -> Self {
+    fn new(metrics: Box<dyn Metrics>) -> Self {
         Totals {
             loss: 0.0,
             labels: 0.0,
             examples: 0,
             batches: 0,
-            scores: Scores::none(task),
+            metrics,
         }
     }
 
     fn add(&mut self, batch: Pending) -> Result<()> {
-        // What follows the loss and the count: the number of correct tokens of each replica, or
-        // logits in the order of rows.
-        let mut rest = Vec::new();
+        // What follows the loss and the count, of all replicas in the order of rows.
+        let mut outputs = Vec::new();
         // Replicas that share rows have the same sums.
         for sums in batch.sums.wait()?.into_iter().step_by(batch.sharing) {
             self.loss += f64::from(sums[0]);
             self.labels += f64::from(sums[1]);
-            rest.extend_from_slice(&sums[2..]);
+            outputs.extend_from_slice(&sums[2..]);
         }
         self.examples += batch.examples;
         self.batches += 1;
-        match (&mut self.scores, &batch.truth) {
-            (Scores::Tokens { correct }, _) => {
-                *correct += rest.iter().copied().map(f64::from).sum::<f64>()
-            }
-            (Scores::Classes { confusion, logits }, Truth::Classes(classes)) => {
-                // Rows that only fill the batch come last.
-                let labels = rest.len() / classes.len().max(1);
-                let real = &rest[..batch.examples * labels];
-                for (row, class) in real.chunks(labels).zip(classes) {
-                    if let Ok(class) = usize::try_from(*class) {
-                        confusion.add(class, argmax(row));
-                    }
-                }
-                logits.extend_from_slice(real);
-            }
-            (Scores::Numbers(estimates), Truth::Numbers(numbers)) => {
-                estimates.extend(&rest[..batch.examples], numbers);
-            }
-            (Scores::Classes { .. } | Scores::Numbers(_), _) => {
-                unreachable!("the batches of a task have its labels")
-            }
-        }
+        let labels = batch.labels.expect("a batch to evaluate has its labels");
+        self.metrics.add(&outputs, &labels, batch.examples);
         Ok(())
     }
 }

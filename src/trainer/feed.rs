@@ -4,6 +4,7 @@
 //! Letters: B rows of one replica, T tokens, N = B * T, K places that have a label.
 
 use super::session::{Buffers, Recording};
+use ndarray::{Array1, Array2};
 use std::sync::Arc;
 use xtrain_graphs::{DType, Shape};
 use xtrain_models::{Labels, TokenBatch};
@@ -26,9 +27,9 @@ pub struct DeviceBatch {
     pub attention_mask: Option<Buffers>,
     /// `s32[B, T]`; `None` when every token is in segment 0.
     pub token_type_ids: Option<Buffers>,
-    /// The labels of all replicas on the host, where an evaluation compares there; those of rows
-    /// that only fill the batch, too.
-    pub truth: Truth,
+    /// The labels of all replicas, for metrics; those of rows that only fill the batch, too. `None`
+    /// where nothing on the host asks for them.
+    pub host_labels: Option<HostLabels>,
     /// Replicas that the batch is cut for, those of other processes included.
     pub shards: usize,
     /// Rows of all replicas that are not padding.
@@ -58,7 +59,7 @@ impl DeviceBatch {
             places: None,
             attention_mask: None,
             token_type_ids: None,
-            truth: Truth::default(),
+            host_labels: None,
             variant: None,
             epoch: 0,
             batch_in_epoch: 0,
@@ -80,16 +81,26 @@ impl DeviceBatch {
     }
 }
 
-/// Labels as an evaluation needs them on the host.
-#[derive(Clone, Debug, Default)]
-pub enum Truth {
-    /// A language model's are counted on the device.
-    #[default]
-    OnDevice,
-    /// A classifier's.
-    Classes(Vec<i32>),
-    /// A regression's.
-    Numbers(Vec<f32>),
+/// What is to be predicted of a batch, on the host; -100 where nothing is, among numbers
+/// [`xtrain_models::IGNORED_NUMBER`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum HostLabels {
+    /// `s32[B, T]`: a label for each token; of a causal language model before the shift.
+    Tokens(Array2<i32>),
+    /// `s32[B]`: a class for each sequence.
+    Classes(Array1<i32>),
+    /// `f32[B]`: a number for each sequence.
+    Numbers(Array1<f32>),
+}
+
+impl HostLabels {
+    /// The labels of tokens; `None` of sequences.
+    pub fn tokens(&self) -> Option<&Array2<i32>> {
+        match self {
+            HostLabels::Tokens(labels) => Some(labels),
+            HostLabels::Classes(_) | HostLabels::Numbers(_) => None,
+        }
+    }
 }
 
 /// The shape of a kind of batch: all that its graph depends on.
@@ -107,12 +118,13 @@ pub struct BatchShape {
     pub variant: Option<Arc<str>>,
 }
 
+/// Shape and type of the labels of one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LabelShape {
     /// `[B, T]`
     Tokens,
-    /// K labels with their places.
-    Places(usize),
+    /// K labels with their positions.
+    Positions(usize),
     /// `[B]`
     Classes,
     /// `f32[B]`
@@ -163,12 +175,12 @@ pub fn abstract_batch(recording: &mut Recording, shape: &BatchShape) -> BatchInp
     let input_ids = recording.feed_abstract(INPUT_IDS, &grid);
     let ids_shape = match shape.labels {
         LabelShape::Tokens => grid.clone(),
-        LabelShape::Places(places) => Shape::new(DType::S32, [places]),
+        LabelShape::Positions(positions) => Shape::new(DType::S32, [positions]),
         LabelShape::Classes => Shape::new(DType::S32, [shape.rows]),
         LabelShape::Numbers => Shape::new(DType::F32, [shape.rows]),
     };
     let ids = recording.feed_abstract("labels", &ids_shape);
-    let places = matches!(shape.labels, LabelShape::Places(_))
+    let places = matches!(shape.labels, LabelShape::Positions(_))
         .then(|| recording.feed_abstract("places", &ids_shape));
     let mask = grid.with_dtype(DType::Pred);
     let attention_mask = shape

@@ -3,14 +3,13 @@
 //! Reading order: `step` (one training step, top to bottom), `feed` (its inputs), `run_loop` (many
 //! steps), `session` (what `mark_step` does, `parameters` to the device and back, whether
 //! `replicas` are still equal), `pipeline` (how a step runs in stages), `hooks` (logging,
-//! evaluating, saving), `evaluate` with `metrics` (classes) and `estimates` (numbers), `generate`,
+//! evaluating, saving), `evaluate`, `generate`,
 //! `ahead` (a run's graphs without its data), `fit` (the largest batch), `devices` (opening one, or
 //! compiling for one that is not attached), `interrupt`.
 
 pub mod ahead;
 mod devices;
 mod error;
-pub mod estimates;
 pub mod evaluate;
 pub mod exchange;
 pub mod feed;
@@ -18,7 +17,6 @@ pub mod fit;
 pub mod generate;
 pub mod hooks;
 pub mod interrupt;
-pub mod metrics;
 pub mod pipeline;
 pub mod run_loop;
 pub mod run_state;

@@ -69,7 +69,7 @@ impl<R: Read> Read for Guarded<R> {
 
 /// Where in a file reading can go on. Which of the numbers count is the format's affair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(in crate::data) struct Bookmark {
+pub struct Bookmark {
     /// Bytes before it, decompressed.
     pub offset: u64,
     /// Lines before it.

@@ -215,7 +215,7 @@ impl Table {
     }
 
     /// Where the next row is, for a table that was opened in the same way.
-    pub(in crate::data) fn bookmark(&self) -> Bookmark {
+    pub fn bookmark(&self) -> Bookmark {
         match &self.reader {
             Reader::Csv { reader, .. } => reader.bookmark(),
             // The first row was read for its keys, and not given yet.
@@ -226,11 +226,7 @@ impl Table {
     }
 
     /// Goes on at a bookmark of the same file; columns are chosen before.
-    pub(in crate::data) fn resume(
-        &mut self,
-        bookmark: &Bookmark,
-        count: Arc<AtomicU64>,
-    ) -> Result<()> {
+    pub fn resume(&mut self, bookmark: &Bookmark, count: Arc<AtomicU64>) -> Result<()> {
         if *bookmark == Bookmark::default() {
             return Ok(());
         }

@@ -9,7 +9,7 @@
 mod http;
 #[cfg(test)]
 #[allow(dead_code, reason = "the integration tests use all of it")]
-pub(super) mod test_server;
+pub(crate) mod test_server;
 
 use std::io::{self, Read};
 use std::ops::Range;

@@ -8,11 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::super::error::{Error, Result};
 use super::super::formats::input::{Bookmark, identity};
 use super::super::sampler::Order;
-use super::super::samples::{LabelUse, Sample, SampleFile};
-use super::super::settings::{ClsDataSettings, OnBadRow};
-use super::super::texts::TextFile;
-use super::{StreamSpec, StreamTask};
-use crate::data::labels::LabelMap;
+use super::super::samples::{Sample, SampleFile};
+use super::super::settings::OnBadRow;
+use super::StreamSpec;
 
 /// Where a feed stands: what comes next.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -29,84 +27,16 @@ pub(super) struct Cursor {
     pub skipped: u64,
 }
 
-enum Open {
-    Texts(TextFile),
-    Samples(SampleFile),
-}
-
-impl Open {
-    fn new(path: &Path, spec: &StreamSpec) -> Result<Open> {
-        let texts = |line_breaks| {
-            TextFile::open(path, &spec.source().table, line_breaks, Arc::default()).map(Open::Texts)
-        };
-        match &spec.task {
-            StreamTask::Clm(_) => texts(true),
-            StreamTask::Mlm(_) => texts(false),
-            StreamTask::Cls(data, _) => {
-                SampleFile::open(path, data, true, Arc::default()).map(Open::Samples)
-            }
-        }
-    }
-
-    fn bookmark(&self) -> Bookmark {
-        match self {
-            Open::Texts(file) => file.bookmark(),
-            Open::Samples(file) => file.bookmark(),
-        }
-    }
-
-    fn resume(&mut self, bookmark: &Bookmark) -> Result<()> {
-        match self {
-            Open::Texts(file) => file.resume(bookmark, Arc::default()),
-            Open::Samples(file) => file.resume(bookmark, Arc::default()),
-        }
-    }
-
-    fn next(&mut self, spec: &StreamSpec) -> Option<Result<Sample>> {
-        match (self, &spec.task) {
-            (Open::Samples(file), StreamTask::Cls(data, labels)) => {
-                file.read(0, &label_use(data, labels))
-            }
-            (Open::Texts(file), _) => file.next().map(|text| {
-                text.map(|text| Sample {
-                    index: 0,
-                    text,
-                    pair: None,
-                    label: None,
-                })
-            }),
-            (Open::Samples(_), _) => {
-                unreachable!("Open::new opens samples for classification alone")
-            }
-        }
-    }
-}
-
-fn label_use<'a>(data: &ClsDataSettings, labels: &'a LabelMap) -> LabelUse<'a> {
-    LabelUse {
-        map: labels,
-        needed: true,
-        numbers: data.labels.is_some(),
-    }
-}
-
 /// Texts of all files, pass after pass.
 pub(super) struct Feed {
     spec: Arc<StreamSpec>,
     cursor: Cursor,
     /// The files of this pass, by their numbers.
     order: Vec<u32>,
-    open: Option<Open>,
+    open: Option<Box<dyn SampleFile>>,
 }
 
 impl Feed {
-    pub fn first_has_pairs(spec: &StreamSpec) -> Result<bool> {
-        Ok(match Open::new(&spec.source().train_files[0], spec)? {
-            Open::Samples(file) => file.has_pairs(),
-            Open::Texts(_) => false,
-        })
-    }
-
     /// Begins at the start, or goes on at a cursor. A file that is another one now is an error.
     pub fn new(spec: Arc<StreamSpec>, cursor: Cursor) -> Result<Feed> {
         let order = order(&spec, cursor.pass);
@@ -132,7 +62,7 @@ impl Feed {
                 now,
             });
         }
-        let mut open = Open::new(&path, &feed.spec)?;
+        let mut open = feed.spec.recipe.open(&path, Arc::default())?;
         open.resume(&bookmark)?;
         feed.open = Some(open);
         Ok(feed)
@@ -140,7 +70,7 @@ impl Feed {
 
     fn path(&self) -> Option<&Path> {
         let number = *self.order.get(self.cursor.file)?;
-        Some(&self.spec.source().train_files[number as usize])
+        Some(&self.spec.source.train_files[number as usize])
     }
 
     /// Where the next text is.
@@ -149,7 +79,7 @@ impl Feed {
             bookmark: self
                 .open
                 .as_ref()
-                .map(Open::bookmark)
+                .map(|open| open.bookmark())
                 .or(self.cursor.bookmark),
             ..self.cursor.clone()
         }
@@ -169,7 +99,7 @@ impl Feed {
     /// Opens the next file if none is open, so that the cursor says which file the next text is in.
     pub fn open_next(&mut self) -> Result<()> {
         if let (None, Some(path)) = (&self.open, self.path()) {
-            let open = Open::new(path, &self.spec)?;
+            let open = self.spec.recipe.open(path, Arc::default())?;
             self.cursor.identity = Some(identity(path)?.into());
             self.open = Some(open);
         }
@@ -183,11 +113,11 @@ impl Feed {
             let Some(open) = &mut self.open else {
                 return Ok(None);
             };
-            match open.next(&self.spec) {
+            match open.next() {
                 Some(Ok(sample)) => return Ok(Some(sample)),
                 Some(Err(error))
                     if error.is_bad_row()
-                        && self.spec.source().table.on_bad_row == OnBadRow::Skip =>
+                        && self.spec.source.table.on_bad_row == OnBadRow::Skip =>
                 {
                     self.cursor.skipped += 1;
                 }
@@ -205,7 +135,7 @@ impl Feed {
 /// The order of the files in a pass, as `datasets` shuffles its shards: a function of seed and pass
 /// alone.
 fn order(spec: &StreamSpec, pass: u64) -> Vec<u32> {
-    let source = spec.source();
+    let source = &spec.source;
     let order = if spec.buffer == 0 {
         Order::Sequential
     } else {

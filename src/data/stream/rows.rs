@@ -6,24 +6,10 @@ use std::sync::Arc;
 use rayon::ThreadPool;
 use rayon::prelude::*;
 
-use super::super::clm;
-use super::super::cls;
 use super::super::error::{Error, Result};
-use super::super::mlm;
-use super::super::samples::Sample;
-use super::super::sequences::SequenceEncoder;
+use super::super::samples::{Row, Sample};
+use super::StreamSpec;
 use super::feed::{Cursor, Feed};
-use super::{StreamSpec, StreamTask};
-use crate::data::Label;
-
-/// One row: an example, or a block of a language model. Cheap to clone.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Row {
-    pub ids: Arc<[u32]>,
-    /// Bits of [`crate::data::examples::flag`], one byte a token; none for a causal model.
-    pub flags: Arc<[u8]>,
-    pub label: Option<Label>,
-}
 
 struct Group {
     /// Before its first text.
@@ -34,7 +20,6 @@ struct Group {
 /// Rows in the order of the files, pass after pass.
 pub(super) struct Rows {
     spec: Arc<StreamSpec>,
-    encoder: Option<SequenceEncoder>,
     pool: ThreadPool,
     feed: Feed,
     ready: VecDeque<Group>,
@@ -53,7 +38,7 @@ impl Rows {
         (cursor, taken, in_pass): (Cursor, usize, u64),
     ) -> Result<Rows> {
         let threads = spec
-            .source()
+            .source
             .preprocessing_num_workers
             .map_or_else(rayon::current_num_threads, |n| n.max(1));
         let pool = rayon::ThreadPoolBuilder::new()
@@ -65,18 +50,9 @@ impl Rows {
             path: "the stream".into(),
             source: std::io::Error::other(error),
         })?;
-        let encoder = match &spec.task {
-            StreamTask::Clm(_) => None,
-            StreamTask::Mlm(data) => Some(
-                spec.tokenizer
-                    .sequences(data.line_by_line.then_some(spec.length))?,
-            ),
-            StreamTask::Cls(..) => Some(spec.tokenizer.sequences(Some(spec.length))?),
-        };
         let feed = Feed::new(spec.clone(), cursor)?;
         Ok(Rows {
             spec,
-            encoder,
             pool,
             feed,
             ready: VecDeque::new(),
@@ -111,7 +87,7 @@ impl Rows {
     pub fn next(&mut self) -> Result<Option<Row>> {
         let most = self
             .spec
-            .source()
+            .source
             .max_train_samples
             .map_or(u64::MAX, |most| most as u64);
         if self.in_pass >= most {
@@ -138,11 +114,7 @@ impl Rows {
 
     /// Reads and tokenizes a group for each thread.
     fn read_round(&mut self) -> Result<()> {
-        let size = if matches!(self.spec.task, StreamTask::Cls(..)) {
-            cls::GROUP
-        } else {
-            clm::GROUP
-        };
+        let size = self.spec.recipe.group();
         let mut round = Vec::new();
         while round.len() < self.pool.current_num_threads() && !self.at_end {
             self.feed.open_next()?;
@@ -161,9 +133,9 @@ impl Rows {
                 round.push((start, samples));
             }
         }
-        let (spec, encoder) = (&self.spec, self.encoder.as_ref());
+        let recipe = &self.spec.recipe;
         let work = |(start, samples): (Cursor, Vec<Sample>)| {
-            let rows = encode(spec, encoder, &samples)?;
+            let rows = recipe.encode(&samples)?.rows;
             Ok(Group { start, rows })
         };
         let groups = self.pool.install(|| {
@@ -174,42 +146,5 @@ impl Rows {
         })?;
         self.ready.extend(groups);
         Ok(())
-    }
-}
-
-/// The rows of a group of texts, just as a set that is kept on disk has them.
-fn encode(
-    spec: &StreamSpec,
-    encoder: Option<&SequenceEncoder>,
-    samples: &[Sample],
-) -> Result<Vec<Row>> {
-    let row = |ids: &[u32], flags: &[u8], label| Row {
-        ids: ids.into(),
-        flags: flags.into(),
-        label,
-    };
-    let texts = || samples.iter().map(|sample| sample.text.as_str());
-    match (&spec.task, encoder) {
-        (StreamTask::Mlm(data), Some(encoder)) => {
-            let (rows, _) = mlm::rows(encoder, texts(), data.line_by_line, spec.length)?;
-            Ok(rows
-                .iter()
-                .map(|sequence| row(&sequence.ids, &sequence.flags, None))
-                .collect())
-        }
-        (StreamTask::Cls(..), Some(encoder)) => samples
-            .iter()
-            .map(|sample| {
-                let sequence = encoder.encode(&sample.text, sample.pair.as_deref())?;
-                Ok(row(&sequence.ids, &sequence.flags, sample.label))
-            })
-            .collect(),
-        _ => {
-            let ids = clm::joined(&spec.tokenizer, texts())?;
-            Ok(ids
-                .chunks_exact(spec.length)
-                .map(|ids| row(ids, &[], None))
-                .collect())
-        }
     }
 }

@@ -11,8 +11,9 @@ use rand_chacha::rand_core::SeedableRng;
 
 use super::super::error::{Error, Result};
 use super::super::sampler::below;
+use super::super::samples::Row;
 use super::StreamSpec;
-use super::rows::{Row, Rows};
+use super::rows::Rows;
 use super::state::StreamPosition;
 
 /// Rows without end, in an order that is a function of the files, the settings and the seed.
@@ -92,7 +93,7 @@ impl Stream {
     fn empty(&self) -> Error {
         let files = self
             .spec
-            .source()
+            .source
             .train_files
             .iter()
             .map(|path| path.display().to_string())
@@ -101,7 +102,7 @@ impl Stream {
         Error::NoRows {
             what: format!(
                 "{files}, cut into rows of {} tokens within each 1000 lines,",
-                self.spec.length
+                self.spec.recipe.length()
             ),
         }
     }
@@ -110,7 +111,7 @@ impl Stream {
 /// The draws of a pass.
 fn random(spec: &StreamSpec, pass: u64) -> ChaCha8Rng {
     let mut key = [0; 32];
-    key[..8].copy_from_slice(&spec.source().seed.to_le_bytes());
+    key[..8].copy_from_slice(&spec.source.seed.to_le_bytes());
     key[8..16].copy_from_slice(&pass.to_le_bytes());
     key[16..].copy_from_slice(b"xtrain streaming");
     ChaCha8Rng::from_seed(key)

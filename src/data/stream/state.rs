@@ -9,9 +9,9 @@ use serde_json::Value;
 use xtrain_graphs::{DType, Shape};
 
 use super::super::error::{Error, Result};
+use super::super::samples::Row;
 use super::SavedPosition;
 use super::feed::Cursor;
-use super::rows::Row;
 use crate::checkpoint::weights::write_safetensors;
 use crate::checkpoint::{TensorRef, Weights};
 use crate::data::Label;

@@ -52,7 +52,7 @@ pub struct Tokenizer {
     pad: Option<u32>,
     mask: Option<u32>,
     pads_left: bool,
-    pub(super) truncates_left: bool,
+    pub truncates_left: bool,
     segments: bool,
     model_max_length: Option<usize>,
 }

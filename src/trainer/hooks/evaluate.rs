@@ -3,7 +3,7 @@
 
 use crate::report::records::{EvalRecord, Record};
 use crate::trainer::error::{Error, Result};
-use crate::trainer::evaluate::{Evaluation, evaluate, metric_names};
+use crate::trainer::evaluate::{Evaluation, Metrics, evaluate};
 use crate::trainer::feed::DeviceBatch;
 use crate::trainer::run_loop::{Control, Hook, Progress, StepContext};
 use crate::trainer::settings::Cadence;
@@ -17,19 +17,19 @@ pub type EvalBatches<'a> =
 pub struct EvaluateHook<'a> {
     pub model: &'a dyn Model,
     pub parameters: Vec<ParameterSpec>,
-    /// Names of a classifier's labels.
-    pub labels: Vec<String>,
+    /// Begins the metrics of an evaluation.
+    pub metrics: Box<dyn Fn() -> Box<dyn Metrics> + 'a>,
     pub batches: Box<EvalBatches<'a>>,
     pub cadence: Cadence,
 }
 
 impl Evaluation {
     /// The record to log; `progress` is `None` outside training.
-    pub fn record(&self, labels: &[String], progress: Option<&Progress>) -> Record {
+    pub fn record(&self, progress: Option<&Progress>) -> Record {
         Record::Eval(EvalRecord {
             loss: self.loss,
-            metrics: self.metrics(labels),
-            perplexity: self.perplexity(),
+            metrics: self.metrics.clone(),
+            perplexity: self.perplexity,
             runtime: self.runtime.as_secs_f64(),
             samples: self.examples as u64,
             steps: self.batches as u64,
@@ -56,19 +56,17 @@ impl Hook for EvaluateHook<'_> {
             self.model,
             &self.parameters,
             &mut *(self.batches)()?,
+            (self.metrics)(),
         )?;
-        run.log
-            .record(&evaluation.record(&self.labels, Some(progress)))?;
+        run.log.record(&evaluation.record(Some(progress)))?;
         let Some(best) = run.best.as_mut() else {
             return Ok(Control::Continue);
         };
         let name = best.rule().metric.clone();
-        let value = evaluation
-            .metric(&name, &self.labels)
-            .ok_or_else(|| Error::NoMetric {
-                name: name.clone(),
-                known: metric_names(self.model.head_kind(), &self.labels).join(", "),
-            })?;
+        let value = evaluation.metric(&name).ok_or_else(|| Error::NoMetric {
+            name: name.clone(),
+            known: (self.metrics)().names().join(", "),
+        })?;
         best.observe(value, progress.step);
         if !best.should_stop() {
             return Ok(Control::Continue);

@@ -10,8 +10,8 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use xtrain_models::IGNORED_LABEL;
 
-use super::examples::flag;
-use super::sampler::below;
+use crate::data::examples::flag;
+use crate::data::sampler::below;
 
 /// Of the chosen tokens, how many of ten become the mask token; one more of ten a random one.
 const MASKED_OF_TEN: u64 = 8;

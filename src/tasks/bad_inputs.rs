@@ -14,12 +14,11 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::Type;
 use tempfile::TempDir;
 
-use super::cls::{self, Split};
-use super::settings::{
-    ClsDataSettings, OnBadRow, PaddingSettings, Quoting, SourceSettings, TableSettings,
-};
-use super::texts::Texts;
-use super::{Examples, Label, LabelMap, Result, Tokenizer};
+use super::test_support::{collator, examples, labels, lines};
+use super::{ClsDataSettings, MlmDataSettings, Split};
+use crate::data::settings::{OnBadRow, PaddingSettings, Quoting, SourceSettings, TableSettings};
+use crate::data::tokenizer::train_byte_bpe;
+use crate::data::{Examples, Label, LabelMap, Result, Tokenizer};
 
 /// A BERT-like tokenizer with one token for each letter.
 pub(super) fn letters(dir: &Path) -> Tokenizer {
@@ -55,15 +54,9 @@ pub(super) fn load(
     settings: &ClsDataSettings,
     tokenizer: &Tokenizer,
 ) -> Result<(LabelMap, Examples)> {
-    let labels = cls::labels(settings)?;
-    let examples = cls::examples(
-        settings,
-        Split::Train,
-        tokenizer,
-        &labels,
-        settings.max_seq_length,
-        true,
-    )?;
+    let labels = labels(settings)?;
+    let length = settings.max_seq_length;
+    let examples = examples(settings, Split::Train, tokenizer, Some(&labels), length)?;
     Ok((labels, examples))
 }
 
@@ -173,7 +166,22 @@ impl Bench {
     }
 
     fn texts(&self, name: &str, bytes: &[u8]) -> Result<Vec<String>> {
-        Texts::new(&[self.file(name, bytes)], &TableSettings::default(), false).collect()
+        self.lines(vec![self.file(name, bytes)], TableSettings::default())
+    }
+
+    fn lines(&self, files: Vec<PathBuf>, table: TableSettings) -> Result<Vec<String>> {
+        let task = MlmDataSettings {
+            source: SourceSettings {
+                table,
+                ..SourceSettings::default()
+            },
+            max_seq_length: None,
+            line_by_line: true,
+            mlm_probability: 0.15,
+            whole_word_mask: false,
+            padding: PaddingSettings::default(),
+        };
+        lines(&task, &self.tokenizer, &files)
     }
 }
 
@@ -530,9 +538,9 @@ fn tokenizers_that_do_not_fit_are_told() {
     let (labels, examples) = bench
         .load("t.csv", b"text,label\na,x\nbb,y\n", as_it_is)
         .unwrap();
-    let plain = super::tokenizer::train_byte_bpe(&[""], 257).unwrap();
+    let plain = train_byte_bpe(&[""], 257).unwrap();
     let cls = settings(bench.dir.path(), &[]);
-    let error = cls::collator(&cls, &plain, &labels, 16, examples.clone())
+    let error = collator(&cls, &plain, Some(&labels), 16, examples.clone())
         .unwrap_err()
         .to_string();
     assert!(
@@ -540,10 +548,10 @@ fn tokenizers_that_do_not_fit_are_told() {
         "{error}"
     );
     assert!(
-        cls::collator(
+        collator(
             &cls,
             &plain.with_pad_token("<|endoftext|>").unwrap(),
-            &labels,
+            Some(&labels),
             16,
             examples.clone()
         )
@@ -556,7 +564,7 @@ fn tokenizers_that_do_not_fit_are_told() {
             .to_string()
             .contains("no token \"<nix>\"")
     );
-    let mut mlm = super::settings::MlmDataSettings {
+    let mut mlm = MlmDataSettings {
         source: SourceSettings::default(),
         max_seq_length: None,
         line_by_line: true,
@@ -564,12 +572,12 @@ fn tokenizers_that_do_not_fit_are_told() {
         whole_word_mask: false,
         padding: PaddingSettings::default(),
     };
-    let error = super::mlm::collator(&mlm, &plain, 16, examples.clone())
+    let error = collator(&mlm, &plain, None, 16, examples.clone())
         .unwrap_err()
         .to_string();
     assert!(error.contains("no mask token"), "{error}");
     mlm.mlm_probability = f64::NAN;
-    let error = super::mlm::collator(&mlm, &bench.tokenizer, 16, examples)
+    let error = collator(&mlm, &bench.tokenizer, None, 16, examples)
         .unwrap_err()
         .to_string();
     assert!(error.contains("--mlm_probability NaN"), "{error}");
@@ -615,12 +623,7 @@ fn bad_rows_are_left_out_and_counted_where_that_was_asked_for() {
         ..TableSettings::default()
     };
     let path = bench.file("lines.txt", b"one\n\xff\nthree");
-    assert_eq!(
-        Texts::new(&[path], &settings, false)
-            .map(Result::unwrap)
-            .collect::<Vec<_>>(),
-        ["one", "three"]
-    );
+    assert_eq!(bench.lines(vec![path], settings).unwrap(), ["one", "three"]);
 }
 
 #[test]
@@ -655,16 +658,11 @@ fn quoting_variants_give_the_text_that_was_meant() {
     let bench = Bench::new();
     let read = |bytes: &[u8], quoting: Option<Quoting>| -> Vec<String> {
         let path = bench.file("q.csv", bytes);
-        Texts::new(
-            &[path],
-            &TableSettings {
-                quoting,
-                ..TableSettings::default()
-            },
-            false,
-        )
-        .map(Result::unwrap)
-        .collect()
+        let table = TableSettings {
+            quoting,
+            ..TableSettings::default()
+        };
+        bench.lines(vec![path], table).unwrap()
     };
     let standard = b"text,n\n\"a, \"\"b\"\"\r\nc\",1\n\"\",2\nd\"e,3\n";
     assert_eq!(read(standard, None), ["a, \"b\"\r\nc", "", "d\"e"]);
@@ -744,6 +742,7 @@ fn classes_that_a_parquet_file_names_keep_their_order() {
     let mut settings = settings(bench.dir.path(), &[]);
     settings.source.test_files = vec![bench.dir.path().join("u.parquet")];
     let examples =
-        cls::examples(&settings, Split::Test, &bench.tokenizer, &labels, 16, true).unwrap();
+        super::test_support::examples(&settings, Split::Test, &bench.tokenizer, Some(&labels), 16)
+            .unwrap();
     assert_eq!((examples.len(), examples.has_labels()), (1, false));
 }

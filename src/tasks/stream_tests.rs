@@ -1,9 +1,13 @@
+//! Streams of each task: the rows of a prepared set, and positions that resume bit for bit.
+
+use super::bad_inputs::letters;
+use super::test_support::{context, examples, packed};
 use super::*;
-use crate::data::clm::train_dataset;
+use crate::data::Row;
 use crate::data::remote::test_server::{Fault, TestStore};
 use crate::data::settings::{OnBadRow, PaddingSettings, TableSettings};
+use crate::data::stream::{BUFFER_FILE, Stream, StreamPosition};
 use crate::data::tokenizer::train_byte_bpe;
-use crate::data::{cls, mlm};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -79,17 +83,19 @@ fn source(files: Vec<PathBuf>, dir: &Path) -> SourceSettings {
     }
 }
 
-fn clm(files: Vec<PathBuf>, dir: &Path, buffer: usize) -> StreamSpec {
-    let data = ClmDataSettings {
+fn clm_task(files: Vec<PathBuf>, dir: &Path) -> ClmDataSettings {
+    ClmDataSettings {
         source: source(files, dir),
         block_size: None,
-    };
-    StreamSpec {
-        task: StreamTask::Clm(data),
-        tokenizer: tokenizer(),
-        length: LENGTH,
-        buffer,
     }
+}
+
+fn clm_rows(task: &ClmDataSettings, length: usize, buffer: usize) -> StreamSpec {
+    stream(task, &context(task, &tokenizer(), length, None), buffer).unwrap()
+}
+
+fn clm(files: Vec<PathBuf>, dir: &Path, buffer: usize) -> StreamSpec {
+    clm_rows(&clm_task(files, dir), LENGTH, buffer)
 }
 
 fn take(stream: &mut Stream, rows: usize) -> Vec<Row> {
@@ -119,11 +125,9 @@ fn a_stream_has_the_rows_of_a_prepared_set_in_every_format() {
     for (name, bytes) in formats(&lines(2300)) {
         let path = dir.path().join(name);
         std::fs::write(&path, bytes).unwrap();
-        let spec = clm(vec![path], dir.path(), 0);
-        let StreamTask::Clm(data) = &spec.task else {
-            unreachable!()
-        };
-        let set = train_dataset(data, &spec.tokenizer, LENGTH, true).unwrap();
+        let task = clm_task(vec![path], dir.path());
+        let spec = clm_rows(&task, LENGTH, 0);
+        let set = packed(&task, Split::Train, &spec.tokenizer, LENGTH).unwrap();
         let wanted: Vec<Vec<u32>> = (0..set.len())
             .map(|row| set.row(row).iter().collect())
             .collect();
@@ -159,12 +163,9 @@ fn a_stopped_stream_goes_on_with_the_same_rows() {
     sets.push(written);
     for files in sets {
         for (buffer, most) in [(0, None), (50, None), (50, Some(333)), (5000, None)] {
-            let mut spec = clm(files.clone(), dir.path(), buffer);
-            let StreamTask::Clm(data) = &mut spec.task else {
-                unreachable!()
-            };
-            data.source.max_train_samples = most;
-            let spec = Arc::new(spec);
+            let mut task = clm_task(files.clone(), dir.path());
+            task.source.max_train_samples = most;
+            let spec = Arc::new(clm_rows(&task, LENGTH, buffer));
             let mut whole = Stream::new(spec.clone(), None).unwrap();
             // Past the end of at least one pass of the single files.
             let all = take(&mut whole, 1500);
@@ -191,11 +192,9 @@ fn each_pass_gives_each_row_once_in_an_order_of_its_own() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.txt");
     std::fs::write(&path, lines(1500).join("\n")).unwrap();
-    let plain = clm(vec![path.clone()], dir.path(), 0);
-    let StreamTask::Clm(data) = &plain.task else {
-        unreachable!()
-    };
-    let rows = train_dataset(data, &plain.tokenizer, LENGTH, true)
+    let task = clm_task(vec![path.clone()], dir.path());
+    let plain = clm_rows(&task, LENGTH, 0);
+    let rows = packed(&task, Split::Train, &plain.tokenizer, LENGTH)
         .unwrap()
         .len();
     let in_order = take(&mut Stream::new(Arc::new(plain), None).unwrap(), rows);
@@ -250,14 +249,9 @@ fn masked_rows_and_samples_are_those_of_a_prepared_set() {
         labels: Some(labels.clone()),
         finds_regression: true,
     };
-    let tokenizer = tokenizer();
-    let set = cls::examples(&data, cls::Split::Train, &tokenizer, &labels, 12, true).unwrap();
-    let spec = StreamSpec {
-        task: StreamTask::Cls(data, labels),
-        tokenizer: tokenizer.clone(),
-        length: 12,
-        buffer: 0,
-    };
+    let tokenizer = letters(dir.path());
+    let set = examples(&data, Split::Train, &tokenizer, Some(&labels), 12).unwrap();
+    let spec = stream(&data, &context(&data, &tokenizer, 12, Some(&labels)), 0).unwrap();
     assert!(spec.check().unwrap(), "the rows are pairs");
     let mut stream = Stream::new(Arc::new(spec), None).unwrap();
     for (i, row) in take(&mut stream, set.len()).iter().enumerate() {
@@ -282,13 +276,8 @@ fn masked_rows_and_samples_are_those_of_a_prepared_set() {
             whole_word_mask: false,
             padding: PaddingSettings::default(),
         };
-        let set = mlm::train_examples(&data, &tokenizer, 12, true).unwrap();
-        let spec = StreamSpec {
-            task: StreamTask::Mlm(data),
-            tokenizer: tokenizer.clone(),
-            length: 12,
-            buffer: 0,
-        };
+        let set = examples(&data, Split::Train, &tokenizer, None, 12).unwrap();
+        let spec = super::stream(&data, &context(&data, &tokenizer, 12, None), 0).unwrap();
         for (i, row) in take(&mut Stream::new(Arc::new(spec), None).unwrap(), set.len())
             .iter()
             .enumerate()
@@ -347,8 +336,7 @@ fn a_set_without_a_whole_row_is_an_error_not_an_endless_search() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.txt");
     std::fs::write(&path, "short\n").unwrap();
-    let mut spec = clm(vec![path], dir.path(), 10);
-    spec.length = 500;
+    let spec = clm_rows(&clm_task(vec![path], dir.path()), 500, 10);
     let error = Stream::new(Arc::new(spec), None)
         .unwrap()
         .next_row()

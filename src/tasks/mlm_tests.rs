@@ -1,11 +1,12 @@
 //! Rows, lines and masking, beyond what the golden case shows.
 
 use super::*;
-use crate::data::Batch;
-use crate::data::bad_inputs::letters;
 use crate::data::loader::{LoadSpec, Loader};
 use crate::data::sampler::{BatchPlan, Order, Position};
-use crate::data::settings::{PaddingSettings, SourceSettings};
+use crate::data::{Batch, Examples};
+use crate::tasks::Split;
+use crate::tasks::bad_inputs::letters;
+use crate::tasks::test_support::{collator, examples};
 use std::fs;
 use std::path::Path;
 
@@ -38,15 +39,15 @@ fn lines_are_joined_with_their_special_tokens_or_stand_alone() {
             .collect::<Vec<Vec<u32>>>()
     };
     // [CLS] a ##b [SEP], twice [CLS] [SEP] for the blank lines, [CLS] c d e f g [SEP].
-    let joined = train_examples(&settings, &tokenizer, 5, true).unwrap();
+    let joined = examples(&settings, Split::Train, &tokenizer, None, 5).unwrap();
     assert_eq!(
         ids(&joined),
         [[2, 5, 8, 3, 2], [3, 2, 3, 2, 9], [11, 13, 15, 17, 3]]
     );
     settings.line_by_line = true;
-    let lines = train_examples(&settings, &tokenizer, 5, true).unwrap();
+    let lines = examples(&settings, Split::Train, &tokenizer, None, 5).unwrap();
     assert_eq!(ids(&lines), [vec![2, 5, 8, 3], vec![2, 9, 11, 13, 3]]);
-    let collator = collator(&settings, &tokenizer, 5, lines).unwrap();
+    let collator = collator(&settings, &tokenizer, None, 5, lines).unwrap();
     let batch = collator.batch(&[0, 1], 2, Position::default());
     assert_eq!(
         batch.attention_mask.unwrap().row(0).to_vec(),
@@ -55,13 +56,13 @@ fn lines_are_joined_with_their_special_tokens_or_stand_alone() {
     assert_eq!(batch.labels.tokens().unwrap()[[0, 4]], -100);
     fs::write(&settings.source.train_files[0], "\n \n").unwrap();
     assert!(
-        train_examples(&settings, &tokenizer, 5, true)
+        examples(&settings, Split::Train, &tokenizer, None, 5)
             .unwrap_err()
             .to_string()
             .contains("every line is blank")
     );
     settings.line_by_line = false;
-    let error = train_examples(&settings, &tokenizer, 50, true)
+    let error = examples(&settings, Split::Train, &tokenizer, None, 50)
         .unwrap_err()
         .to_string();
     assert!(
@@ -76,8 +77,8 @@ fn whole_words_are_masked_whole() {
     let tokenizer = letters(dir.path());
     let mut settings = settings(dir.path(), &"abc de f ghij\n".repeat(300));
     (settings.line_by_line, settings.whole_word_mask) = (true, true);
-    let examples = train_examples(&settings, &tokenizer, 32, true).unwrap();
-    let collator = collator(&settings, &tokenizer, 32, examples).unwrap();
+    let examples = examples(&settings, Split::Train, &tokenizer, None, 32).unwrap();
+    let collator = collator(&settings, &tokenizer, None, 32, examples).unwrap();
     let rows: Vec<u32> = (0..300).collect();
     let (mut words, mut chosen) = (0u32, 0u32);
     for epoch in 0..20 {
@@ -111,7 +112,7 @@ fn masks_depend_on_epoch_and_row_alone() {
     let dir = tempfile::tempdir().unwrap();
     let tokenizer = letters(dir.path());
     let settings = settings(dir.path(), &"abcdefgh ijklmnop\n".repeat(100));
-    let examples = train_examples(&settings, &tokenizer, 16, true).unwrap();
+    let examples = examples(&settings, Split::Train, &tokenizer, None, 16).unwrap();
     let plan = |batch_size| {
         BatchPlan::new(
             examples.len(),
@@ -122,14 +123,14 @@ fn masks_depend_on_epoch_and_row_alone() {
         .unwrap()
     };
     let all = |batch_size: usize, start: Position, workers: usize| -> Vec<Batch> {
-        let collator = collator(&settings, &tokenizer, 16, examples.clone()).unwrap();
+        let collator = collator(&settings, &tokenizer, None, 16, examples.clone()).unwrap();
         let spec = LoadSpec {
-            collator,
+            set: collator,
             plan: plan(batch_size),
             start,
             end_epoch: 2,
         };
-        Loader::new(spec, workers, Ok::<_, super::Error>)
+        Loader::new(spec, workers, Ok::<_, Error>)
             .unwrap()
             .map(|item| item.unwrap())
             .collect()

@@ -2,9 +2,11 @@
 //! text.
 
 use super::*;
+use crate::data::Dataset;
 use crate::data::dataset::Origin;
-use crate::data::settings::SourceSettings;
 use crate::data::tokenizer::train_byte_bpe;
+use crate::tasks::Split;
+use crate::tasks::test_support::packed;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -48,7 +50,7 @@ fn groups_of_1000_lines_lose_their_own_remainder() {
     let mut settings = settings(dir.path(), &[&a, &b]);
     settings.source.validation_split_percentage = 0.0;
     let tokenizer = bytes_tokenizer();
-    let data = train_dataset(&settings, &tokenizer, 300, true).unwrap();
+    let data = packed(&settings, Split::Train, &tokenizer, 300).unwrap();
     assert_eq!(
         (data.len(), data.totals()),
         (
@@ -76,7 +78,7 @@ fn groups_of_1000_lines_lose_their_own_remainder() {
         settings.source.preprocessing_num_workers = Some(threads);
         settings.source.overwrite_cache = true;
         assert_eq!(
-            rows(&train_dataset(&settings, &tokenizer, 300, true).unwrap()),
+            rows(&packed(&settings, Split::Train, &tokenizer, 300).unwrap()),
             rows(&data)
         );
     }
@@ -91,12 +93,12 @@ fn the_first_lines_validate_when_there_is_no_validation_file() {
     let tokenizer = bytes_tokenizer();
     // 5% of 30 is 1.5: rounded to 2, as Python does.
     assert_eq!(
-        validation_dataset(&settings, &tokenizer, 4, true)
+        packed(&settings, Split::Validation, &tokenizer, 4)
             .unwrap()
             .len(),
         2
     );
-    let data = train_dataset(&settings, &tokenizer, 4, true).unwrap();
+    let data = packed(&settings, Split::Train, &tokenizer, 4).unwrap();
     assert_eq!(data.len(), 28);
     assert_eq!(
         tokenizer
@@ -107,11 +109,13 @@ fn the_first_lines_validate_when_there_is_no_validation_file() {
     settings.source.max_train_samples = Some(5);
     settings.source.max_eval_samples = Some(1);
     assert_eq!(
-        train_dataset(&settings, &tokenizer, 4, true).unwrap().len(),
+        packed(&settings, Split::Train, &tokenizer, 4)
+            .unwrap()
+            .len(),
         5
     );
     assert_eq!(
-        validation_dataset(&settings, &tokenizer, 4, true)
+        packed(&settings, Split::Validation, &tokenizer, 4)
             .unwrap()
             .len(),
         1
@@ -119,7 +123,9 @@ fn the_first_lines_validate_when_there_is_no_validation_file() {
     settings.source.validation_files = vec![train.clone()];
     settings.source.max_train_samples = None;
     assert_eq!(
-        train_dataset(&settings, &tokenizer, 4, true).unwrap().len(),
+        packed(&settings, Split::Train, &tokenizer, 4)
+            .unwrap()
+            .len(),
         30
     );
 }
@@ -132,7 +138,7 @@ fn tokenized_files_are_reused_until_anything_changes_or_breaks() {
     settings.source.validation_split_percentage = 0.0;
     let tokenizer = bytes_tokenizer();
     let made = |settings: &ClmDataSettings, block: usize| {
-        train_dataset(settings, &tokenizer, block, true).unwrap()
+        packed(settings, Split::Train, &tokenizer, block).unwrap()
     };
     let first = made(&settings, 16);
     assert_eq!(first.origin(), &Origin::Tokenized);
@@ -150,7 +156,9 @@ fn tokenized_files_are_reused_until_anything_changes_or_breaks() {
     assert_eq!(made(&settings, 32).origin(), &Origin::Tokenized);
     let other = train_byte_bpe(&["hello hello"], 260).unwrap();
     assert_eq!(
-        train_dataset(&settings, &other, 16, true).unwrap().origin(),
+        packed(&settings, Split::Train, &other, 16)
+            .unwrap()
+            .origin(),
         &Origin::Tokenized
     );
     // Content counts, not name or time.
@@ -183,24 +191,12 @@ fn tokenized_files_are_reused_until_anything_changes_or_breaks() {
 }
 
 #[test]
-fn wide_ids_are_kept_whole() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("x.rows");
-    let ids = [70_000, 1, 65_536, 50_256];
-    RowsFile::write(&path, 2, true, |rows| {
-        rows.push(&ids).map_err(io_error(&path))
-    })
-    .unwrap();
-    assert_eq!(rows(&Dataset::open(&path).unwrap()).concat(), ids);
-}
-
-#[test]
 fn too_little_text_is_told_with_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let path = write(dir.path(), "short.txt", "just a few words\n");
     let mut settings = settings(dir.path(), &[&path]);
     let tokenizer = bytes_tokenizer();
-    let error = train_dataset(&settings, &tokenizer, 64, true)
+    let error = packed(&settings, Split::Train, &tokenizer, 64)
         .unwrap_err()
         .to_string();
     for part in [
@@ -211,7 +207,7 @@ fn too_little_text_is_told_with_what_to_do() {
     ] {
         assert!(error.contains(part), "{part} in {error}");
     }
-    let error = validation_dataset(&settings, &tokenizer, 64, true)
+    let error = packed(&settings, Split::Validation, &tokenizer, 64)
         .unwrap_err()
         .to_string();
     assert!(
@@ -223,7 +219,7 @@ fn too_little_text_is_told_with_what_to_do() {
     assert_eq!(fs::read_dir(&settings.source.cache_dir).unwrap().count(), 0);
     settings.source.train_files.clear();
     assert!(
-        train_dataset(&settings, &tokenizer, 64, true)
+        packed(&settings, Split::Train, &tokenizer, 64)
             .unwrap_err()
             .to_string()
             .contains("--train_file")
@@ -236,20 +232,25 @@ fn bad_text_is_told_by_file_and_line_even_in_lines_left_out() {
     let tokenizer = bytes_tokenizer();
     let path = dir.path().join("bad.txt");
     fs::write(&path, [b"ok\n".repeat(40), b"\xff\n".to_vec()].concat()).unwrap();
-    let error = train_dataset(&settings(dir.path(), &[&path]), &tokenizer, 8, true)
+    let error = packed(&settings(dir.path(), &[&path]), Split::Train, &tokenizer, 8)
         .unwrap_err()
         .to_string();
     assert!(error.contains("bad.txt:41: invalid UTF-8"), "{error}");
     let empty = write(dir.path(), "empty.txt", "");
     assert!(
-        train_dataset(&settings(dir.path(), &[&empty]), &tokenizer, 8, true)
-            .unwrap_err()
-            .to_string()
-            .contains("empty")
+        packed(
+            &settings(dir.path(), &[&empty]),
+            Split::Train,
+            &tokenizer,
+            8
+        )
+        .unwrap_err()
+        .to_string()
+        .contains("empty")
     );
     let none = dir.path().join("none.txt");
     assert!(
-        train_dataset(&settings(dir.path(), &[&none]), &tokenizer, 8, true)
+        packed(&settings(dir.path(), &[&none]), Split::Train, &tokenizer, 8)
             .unwrap_err()
             .to_string()
             .contains("none.txt")
@@ -285,7 +286,7 @@ fn block_sizes_follow_run_clm() {
 
 #[test]
 fn a_column_of_a_table_gives_the_same_rows_as_lines() {
-    use crate::data::bad_inputs::{Column, gzip, parquet};
+    use crate::tasks::bad_inputs::{Column, gzip, parquet};
     let dir = tempfile::tempdir().unwrap();
     let lines = ["one, two\n", "three \"four\"\n", "\n", "five\n"];
     let quoted = |line: &str| format!("\"{}\"", line.replace('"', "\"\""));
@@ -323,12 +324,12 @@ fn a_column_of_a_table_gives_the_same_rows_as_lines() {
         let mut settings = settings(dir.path(), &[&path]);
         settings.source.table.quoting = Some(crate::data::settings::Quoting::Standard);
         settings.source.validation_split_percentage = 0.0;
-        let found = rows(&train_dataset(&settings, &tokenizer, 4, true).unwrap());
+        let found = rows(&packed(&settings, Split::Train, &tokenizer, 4).unwrap());
         assert_eq!(*wanted.get_or_insert(found.clone()), found, "{name}");
         // The first lines validate, whatever the format.
         settings.source.validation_split_percentage = 25.0;
         assert_eq!(
-            rows(&validation_dataset(&settings, &tokenizer, 4, true).unwrap()),
+            rows(&packed(&settings, Split::Validation, &tokenizer, 4).unwrap()),
             found[..2],
             "{name}"
         );

@@ -1,14 +1,13 @@
 //! Splits, lengths, pairs and what is kept on disk.
 
 use super::*;
-use crate::data::bad_inputs::{Column, letters, load, parquet, settings};
-use crate::data::batch::Labels;
 use crate::data::dataset::Origin;
-use crate::data::label::Label;
-use crate::data::sampler::Position;
+use crate::data::{Examples, Position};
+use crate::tasks::Split;
+use crate::tasks::bad_inputs::{Column, letters, load, parquet, settings};
+use crate::tasks::test_support::{collator, examples, labels};
 use std::fs;
-use std::path::{Path, PathBuf};
-use xtrain_models::IGNORED_NUMBER;
+use std::path::PathBuf;
 
 fn rows(dir: &Path, name: &str, count: usize) -> PathBuf {
     let path = dir.join(name);
@@ -41,7 +40,7 @@ fn a_seeded_share_of_the_training_rows_validates_without_a_file() {
     settings.source.validation_split_percentage = 10.0;
     let labels = labels(&settings).unwrap();
     let split = |settings: &ClsDataSettings, split| {
-        ids(&examples(settings, split, &tokenizer, &labels, 16, true).unwrap())
+        ids(&examples(settings, split, &tokenizer, Some(&labels), 16).unwrap())
     };
     let (train, validation) = (
         split(&settings, Split::Train),
@@ -135,7 +134,7 @@ fn pairs_are_cut_longest_first_and_carry_their_segments() {
     settings.padding.pad_to_bucket = vec![6];
     let (labels, examples) = load(&settings, &tokenizer).unwrap();
     assert_eq!(labels.names(), ["0", "1"]);
-    let collator = collator(&settings, &tokenizer, &labels, 9, examples).unwrap();
+    let collator = collator(&settings, &tokenizer, Some(&labels), 9, examples).unwrap();
     assert_eq!(collator.lengths(), [6, 9]);
     let batch = collator.batch(&[0, 1], 2, Position::default());
     let [a, b, c, d] = [5, 7, 9, 11];
@@ -151,7 +150,7 @@ fn pairs_are_cut_longest_first_and_carry_their_segments() {
             [0, 0, 0, 1, 1, 0, 0, 0, 0]
         ]))
     );
-    assert_eq!(batch.labels, Labels::Classes(ndarray::arr1(&[0, 1])));
+    assert_eq!(batch.labels, HostLabels::Classes(ndarray::arr1(&[0, 1])));
     assert_eq!(
         collator
             .batch(&[1], 1, Position::default())
@@ -167,7 +166,7 @@ fn pairs_are_cut_longest_first_and_carry_their_segments() {
         [vec![2, x as u32, y as u32, 3], vec![2, b as u32, 3]]
     );
     assert!(
-        !super::collator(&settings, &tokenizer, &labels, 9, examples)
+        !super::super::test_support::collator(&settings, &tokenizer, Some(&labels), 9, examples)
             .unwrap()
             .has_token_type_ids()
     );
@@ -194,12 +193,12 @@ fn fractions_are_numbers_to_be_estimated() {
     let mut settings = settings(dir.path(), &[csv.clone(), lines, table]);
     let (labels, examples) = load(&settings, &tokenizer).unwrap();
     assert!(labels.are_numbers());
-    let collator = collator(&settings, &tokenizer, &labels, 16, examples).unwrap();
+    let collator = collator(&settings, &tokenizer, Some(&labels), 16, examples).unwrap();
     let batch = collator.batch(&[0, 1, 2, 3, 4, 5, 6], 8, Position::default());
     let wanted = [0.5, -3.0, 100.0, 2.25, 4.0, 0.125, 7.0, IGNORED_NUMBER];
     assert_eq!(
         (batch.labels, batch.targets),
-        (Labels::Numbers(ndarray::arr1(&wanted)), 7)
+        (HostLabels::Numbers(ndarray::arr1(&wanted)), 7)
     );
 
     // More different ones than there can be classes.
@@ -207,12 +206,12 @@ fn fractions_are_numbers_to_be_estimated() {
         .map(|i| format!("a,{}\n", f64::from(i) / 8.0))
         .collect();
     fs::write(&csv, format!("text,label\n{many}")).unwrap();
-    assert!(super::labels(&settings).unwrap().are_numbers());
+    assert!(settings.of_data().unwrap().are_numbers());
 
     // Whole numbers are classes, unless they are said to be numbers.
     settings.source.train_files.truncate(1);
     fs::write(&csv, "text,label\na,1\nb,2\n").unwrap();
-    assert_eq!(super::labels(&settings).unwrap().names(), ["1", "2"]);
+    assert_eq!(settings.of_data().unwrap().names(), ["1", "2"]);
     settings.labels = Some(LabelMap::numbers());
     let (labels, examples) = load(&settings, &tokenizer).unwrap();
     assert_eq!(
@@ -252,7 +251,7 @@ fn a_test_set_needs_no_labels_but_wrong_ones_are_told() {
         let path = dir.path().join("test.tsv");
         fs::write(&path, content).unwrap();
         settings.source.test_files = vec![path];
-        examples(&settings, Split::Test, &tokenizer, &labels, 16, true)
+        examples(&settings, Split::Test, &tokenizer, Some(&labels), 16)
     };
     assert!(!test("index\tsentence\n0\ta\n1\tb\n").unwrap().has_labels());
     assert!(test("sentence\tlabel\na\tx\nb\ty\n").unwrap().has_labels());
@@ -263,4 +262,45 @@ fn a_test_set_needs_no_labels_but_wrong_ones_are_told() {
             .to_string()
             .contains("test.tsv:2: label \"z\"")
     );
+}
+
+#[test]
+fn a_line_has_the_likeliest_label_and_a_score_for_each() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = letters(dir.path());
+    let settings = settings(dir.path(), &[rows(dir.path(), "t.csv", 2)]);
+    let labels = LabelMap::new(vec!["no".to_string(), "yes, really".to_string()]).unwrap();
+    let numbers = LabelMap::numbers();
+    let sample = |index: u64, texts: &[&str]| Sample {
+        index,
+        texts: texts.iter().map(|text| text.to_string()).collect(),
+        labels: vec![None],
+    };
+    let samples = [sample(0, &["a \"b\", c"]), sample(4, &["d", "e"])];
+    let known = Some(&numbers);
+    let set = examples(&settings, Split::Train, &tokenizer, known, 16);
+    assert!(set.is_err(), "x is no number");
+    let known = LabelMap::new(vec!["x".into(), "y".into()]).unwrap();
+    let set = examples(&settings, Split::Train, &tokenizer, Some(&known), 16).unwrap();
+    let set = collator(&settings, &tokenizer, Some(&known), 16, set).unwrap();
+    let table = |labels: &LabelMap, outputs: &[Vec<f32>], include_text: bool| {
+        settings.predictions(&Predicted {
+            labels,
+            samples: &samples,
+            set: &set,
+            outputs,
+            include_text,
+        })
+    };
+    let logits = [vec![0.0, 0.0], vec![-1.0, 1.0]];
+    assert_eq!(
+        table(&labels, &logits, true),
+        "index,text,text_pair,prediction,score_no,\"score_yes, really\"\n0,\"a \"\"b\"\", c\",,no,0.500000,0.500000\n\
+         4,d,e,\"yes, really\",0.119203,0.880797\n"
+    );
+    assert_eq!(
+        table(&numbers, &[vec![0.25], vec![-3.5]], false),
+        "index,prediction\n0,0.25\n4,-3.5\n"
+    );
+    assert!(table(&labels, &logits, false).ends_with("4,\"yes, really\",0.119203,0.880797\n"));
 }

@@ -1,8 +1,13 @@
 //! What batches look like, task by task.
 
+use super::bad_inputs::{letters, settings};
+use super::clm::ClmDataSettings;
+use super::test_support::{collator, context};
 use super::*;
-use crate::data::error::Error;
+use crate::data::examples::flag;
+use crate::data::padding::Padding;
 use crate::data::settings::PaddingSettings;
+use crate::data::{Dataset, Error, Examples, HostLabels, Label, Position, Row, Rows};
 use ndarray::{arr1, arr2};
 
 const AT: Position = Position { epoch: 2, batch: 5 };
@@ -16,7 +21,11 @@ fn examples(lengths: &[u32]) -> Examples {
             let mut flags = vec![0; *length as usize];
             flags[*length as usize - 1] = flag::SECOND;
             writer
-                .push(&ids, &flags, Some(Label::class(class as u32)))
+                .push(&Row {
+                    ids: ids.into(),
+                    flags: flags.into(),
+                    label: Some(Label::class(class as u32)),
+                })
                 .map_err(Error::io("write", std::path::Path::new("x")))?;
         }
         Ok(())
@@ -24,9 +33,31 @@ fn examples(lengths: &[u32]) -> Examples {
     .unwrap()
 }
 
+/// Pairs of texts with these numbers of tokens, of five classes, padded by a tokenizer of letters.
+fn pairs(padding: PaddingSettings, side: &str, length: usize, tokens: &[u32]) -> Set {
+    let dir = tempfile::tempdir().unwrap();
+    let mut task = settings(dir.path(), &[]);
+    task.padding = padding;
+    let folder = dir.path().join("letters");
+    letters(dir.path());
+    let config = serde_json::json!({"padding_side": side, "model_max_length": 512});
+    std::fs::write(folder.join("tokenizer_config.json"), config.to_string()).unwrap();
+    let tokenizer = Tokenizer::load(&folder).unwrap();
+    let names = (0..5).map(|class| class.to_string()).collect();
+    let labels = LabelMap::new(names).unwrap();
+    collator(&task, &tokenizer, Some(&labels), length, examples(tokens)).unwrap()
+}
+
 #[test]
 fn a_short_causal_batch_is_padded_with_rows_that_do_not_count() {
-    let collator = Collator::Causal(Dataset::from_ids(3, (0..12).collect()));
+    let dir = tempfile::tempdir().unwrap();
+    let task = ClmDataSettings {
+        source: SourceSettings::default(),
+        block_size: None,
+    };
+    let context = context(&task, &letters(dir.path()), 3, None);
+    let rows = Rows::Packed(Dataset::from_ids(3, (0..12).collect()));
+    let collator = Set::new(rows, task.recipe(&context, true).unwrap());
     let batch = collator.batch(&[3, 1], 4, AT);
     assert_eq!(
         batch.input_ids,
@@ -34,31 +65,25 @@ fn a_short_causal_batch_is_padded_with_rows_that_do_not_count() {
     );
     assert_eq!(
         batch.labels,
-        Labels::Tokens(arr2(&[[9, 10, 11], [3, 4, 5], [-100; 3], [-100; 3]]))
+        HostLabels::Tokens(arr2(&[[9, 10, 11], [3, 4, 5], [-100; 3], [-100; 3]]))
     );
     assert_eq!((batch.examples, batch.tokens, batch.targets), (2, 6, 4));
     assert_eq!(
         (batch.epoch, batch.index_in_epoch, collator.lengths()),
         (2, 5, vec![3])
     );
-    assert!(!collator.has_attention_mask() && batch.attention_mask.is_none());
+    assert!(batch.attention_mask.is_none());
 }
 
 #[test]
 fn classes_are_padded_to_the_bucket_of_the_longest_row() {
-    let settings = PaddingSettings {
+    let padding = PaddingSettings {
         pad_to_max_length: false,
         pad_to_bucket: vec![3],
     };
-    let padding = Padding::new(&settings, 5, 9, false).unwrap();
-    let collator = Collator::Labelled {
-        examples: examples(&[1, 3, 4]),
-        padding,
-        segments: true,
-        numbers: false,
-    };
+    let collator = pairs(padding, "right", 5, &[1, 3, 4]);
     let batch = collator.batch(&[1, 0], 3, AT);
-    assert_eq!(batch.input_ids, arr2(&[[1, 2, 3], [1, 9, 9], [1, 2, 3]]));
+    assert_eq!(batch.input_ids, arr2(&[[1, 2, 3], [1, 0, 0], [1, 2, 3]]));
     assert_eq!(
         batch.attention_mask,
         Some(arr2(&[[true; 3], [true, false, false], [true; 3]]))
@@ -67,33 +92,22 @@ fn classes_are_padded_to_the_bucket_of_the_longest_row() {
         batch.token_type_ids,
         Some(arr2(&[[0, 0, 1], [1, 0, 0], [0, 0, 1]]))
     );
-    assert_eq!(batch.labels, Labels::Classes(arr1(&[1, 0, -100])));
+    assert_eq!(batch.labels, HostLabels::Classes(arr1(&[1, 0, -100])));
     assert_eq!((batch.examples, batch.tokens, batch.targets), (2, 4, 2));
     assert_eq!(
         collator.batch(&[2], 1, AT).input_ids,
-        arr2(&[[1, 2, 3, 4, 9]])
+        arr2(&[[1, 2, 3, 4, 0]])
     );
     assert_eq!(collator.lengths(), [3, 5]);
 }
 
 #[test]
 fn padding_on_the_left_moves_everything_with_it() {
-    let padding = Padding::new(
-        &PaddingSettings {
-            pad_to_max_length: true,
-            pad_to_bucket: vec![2],
-        },
-        4,
-        0,
-        true,
-    )
-    .unwrap();
-    let collator = Collator::Labelled {
-        examples: examples(&[2]),
-        padding,
-        segments: true,
-        numbers: false,
+    let padding = PaddingSettings {
+        pad_to_max_length: true,
+        pad_to_bucket: vec![2],
     };
+    let collator = pairs(padding, "left", 4, &[2]);
     let batch = collator.batch(&[0], 1, AT);
     assert_eq!(batch.input_ids, arr2(&[[0, 0, 1, 2]]));
     assert_eq!(

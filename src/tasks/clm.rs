@@ -1,0 +1,188 @@
+//! Causal LM, as run_clm prepares it: lines to ids, 1000 lines at a time joined and cut into rows
+//! of `block_size`.
+//!
+//! What is left over after cutting is dropped once per 1000 lines, so no row crosses such a group
+//! and rows do not depend on how many threads tokenize.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use ndarray::s;
+use serde_json::{Value, json};
+use xtrain_models::{HeadKind, IGNORED_LABEL};
+
+use super::language::{GROUP, TokenAccuracy, texts, too_short};
+use super::{Context, Length, Task};
+use crate::data::dataset::Totals;
+use crate::data::prepare::Job;
+use crate::data::settings::{PaddingSettings, SourceSettings};
+use crate::data::texts::TextFile;
+use crate::data::{
+    Batch, BatchRows, EncodedGroup, Error, HostLabels, LabelMap, Recipe, Result, Row, Sample,
+    SampleFile, Tokenizer,
+};
+use crate::trainer::evaluate::Metrics;
+
+/// Causal language modelling.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClmDataSettings {
+    pub source: SourceSettings,
+    /// `None`: the tokenizer's maximum length or, if that exceeds the model's positions, min(1024,
+    /// positions).
+    pub block_size: Option<usize>,
+}
+
+impl Task for ClmDataSettings {
+    fn name(&self) -> &'static str {
+        "clm"
+    }
+
+    fn source(&self) -> &SourceSettings {
+        &self.source
+    }
+
+    fn length_flag(&self) -> &'static str {
+        "block_size"
+    }
+
+    fn length(&self, tokenizer_limit: Option<usize>, positions: usize) -> Result<Length> {
+        block_size(self.block_size, tokenizer_limit, positions)
+    }
+
+    fn padding(&self) -> Option<&PaddingSettings> {
+        None
+    }
+
+    fn head(&self, _labels: Option<&LabelMap>) -> HeadKind {
+        HeadKind::CausalLm
+    }
+
+    fn recipe(&self, context: &Context, _needs_labels: bool) -> Result<Arc<dyn Recipe>> {
+        Ok(Arc::new(Blocks {
+            source: self.source.clone(),
+            tokenizer: context.tokenizer.clone(),
+            block_size: context.length,
+        }))
+    }
+
+    fn set_key(&self, context: &Context, _needs_labels: bool) -> Value {
+        json!({"block_size": context.length, "group": GROUP})
+    }
+
+    fn stream_key(&self, _context: &Context) -> String {
+        self.name().to_string()
+    }
+
+    fn metrics(&self, _labels: Option<&LabelMap>) -> Box<dyn Metrics> {
+        Box::<TokenAccuracy>::default()
+    }
+
+    fn graph_settings(&self, context: &Context, _lengths: &[usize]) -> Vec<(&'static str, String)> {
+        vec![(self.length_flag(), context.length.to_string())]
+    }
+}
+
+/// run_clm's rule. Asked for: that, but at most the tokenizer's own limit. Not asked for: the
+/// tokenizer's limit or, where that exceeds the model's positions, min(1024, positions).
+///
+/// # Errors
+/// The block size is below 2, or more than the model's positions.
+pub fn block_size(
+    requested: Option<usize>,
+    tokenizer_limit: Option<usize>,
+    positions: usize,
+) -> Result<Length> {
+    let limit = tokenizer_limit.unwrap_or(usize::MAX);
+    let (size, note) = match requested {
+        Some(size) if size > positions => {
+            return Err(Error::TooLong {
+                flag: "block_size",
+                length: size,
+                positions,
+            });
+        }
+        Some(size) if size > limit => (
+            limit,
+            Some(format!(
+                "block_size {size} is more than the tokenizer's model_max_length; using {limit}"
+            )),
+        ),
+        Some(size) => (size, None),
+        None if limit > positions => {
+            let size = positions.min(1024);
+            (
+                size,
+                Some(format!(
+                    "block_size is not set; using {size} of the model's {positions} positions"
+                )),
+            )
+        }
+        None => (limit, None),
+    };
+    if size < 2 {
+        Err(Error::BlockTooShort { block_size: size })
+    } else {
+        Ok(Length { size, note })
+    }
+}
+
+/// Packed rows: labels equal ids, nothing is masked.
+#[derive(Debug)]
+struct Blocks {
+    source: SourceSettings,
+    tokenizer: Tokenizer,
+    block_size: usize,
+}
+
+impl Recipe for Blocks {
+    fn open(&self, path: &Path, count: Arc<AtomicU64>) -> Result<Box<dyn SampleFile>> {
+        Ok(Box::new(TextFile::open(
+            path,
+            &self.source.table,
+            true,
+            count,
+        )?))
+    }
+
+    fn group(&self) -> usize {
+        GROUP
+    }
+
+    fn encode(&self, samples: &[Sample]) -> Result<EncodedGroup> {
+        let mut ids = Vec::new();
+        for line in texts(samples) {
+            ids.extend(self.tokenizer.encode(line)?);
+        }
+        Ok(EncodedGroup {
+            rows: ids.chunks_exact(self.block_size).map(Row::of_ids).collect(),
+            tokens: ids.len() as u64,
+            truncated: 0,
+        })
+    }
+
+    fn length(&self) -> usize {
+        self.block_size
+    }
+
+    fn packed(&self) -> bool {
+        true
+    }
+
+    fn label(&self, _rows: &BatchRows<'_>, batch: &mut Batch) {
+        let mut labels = batch.input_ids.clone();
+        labels
+            .slice_mut(s![batch.examples.., ..])
+            .fill(IGNORED_LABEL as i32);
+        batch.labels = HostLabels::Tokens(labels);
+        batch.targets = batch.examples * (self.block_size - 1);
+    }
+
+    fn empty(&self, job: &Job<'_>, totals: Totals, largest: u64) -> Error {
+        too_short(job, totals, self.block_size, largest, "block_size")
+    }
+}
+
+#[cfg(test)]
+#[path = "clm_tests.rs"]
+mod tests;

@@ -1,0 +1,365 @@
+//! Labelled texts out of tables: the settings, which columns they are in, and what makes a row
+//! unusable.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use crate::data::formats::input::Bookmark;
+use crate::data::formats::table::{Cell, Row, Table};
+use crate::data::settings::{OnBadRow, PaddingSettings, SourceSettings};
+use crate::data::texts::not_text;
+use crate::data::{Error, LabelMap, Result, Sample, SampleFile};
+
+/// Classification and regression of texts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClsDataSettings {
+    pub source: SourceSettings,
+    /// The second text of a pair. `None`: single texts, unless no text column is named either and
+    /// the file has one of the usual pairs, such as `sentence1` and `sentence2`.
+    pub text_pair_column: Option<String>,
+    /// `None`: `label` or `labels`.
+    pub label_column: Option<String>,
+    /// Longer sequences are truncated, the longest of a pair first. run_glue: 128.
+    pub max_seq_length: usize,
+    pub padding: PaddingSettings,
+    /// The labels in order, if the user named them. `None`: those of the model or of the training
+    /// set, sorted.
+    pub labels: Option<LabelMap>,
+    /// Where the training set decides, numbers of which some are fractions make a regression.
+    /// Otherwise they are refused.
+    pub finds_regression: bool,
+}
+
+/// GLUE's columns for pairs, in the order they are looked for, and for single texts.
+const PAIRS: [(&str, &str); 4] = [
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+];
+const SINGLES: [&str; 3] = ["text", "sentence", "sentence1"];
+const LABELS: [&str; 2] = ["label", "labels"];
+
+/// More different labels than this are no labels: the column is another one, such as an id or the
+/// text.
+const MOST_LABELS: usize = 10_000;
+
+/// Where a file has what; cells come in this order: text, pair, label.
+#[derive(Clone, Debug)]
+struct Columns {
+    text: usize,
+    pair: Option<usize>,
+    label: Option<usize>,
+}
+
+impl Columns {
+    fn of(table: &Table, settings: &ClsDataSettings, needs_label: bool) -> Result<Columns> {
+        let named_label = settings.label_column.as_deref();
+        let label = table.find(named_label, &LABELS);
+        if label.is_none() && needs_label {
+            return Err(table.no_column("label_column_name", named_label, &LABELS));
+        }
+        let named = settings.source.table.text_column.as_deref();
+        let usual_pair = PAIRS
+            .iter()
+            .find_map(|(a, b)| Some((table.find(Some(*a), &[])?, table.find(Some(*b), &[])?)));
+        let (text, usual_pair) = match (named, usual_pair) {
+            (None, Some((text, pair))) => (Some(text), Some(pair)),
+            _ => (
+                table
+                    .find(named, &SINGLES)
+                    .or_else(|| only_text(table, named, label)),
+                None,
+            ),
+        };
+        let text = text.ok_or_else(|| table.no_column("text_column_name", named, &SINGLES))?;
+        let pair = match settings.text_pair_column.as_deref() {
+            Some(name) => {
+                let column = table.find(Some(name), &[]);
+                Some(
+                    column
+                        .ok_or_else(|| table.no_column("text_pair_column_name", Some(name), &[]))?,
+                )
+            }
+            None => usual_pair,
+        };
+        Ok(Columns { text, pair, label })
+    }
+
+    fn chosen(&self) -> Vec<usize> {
+        [Some(self.text), self.pair, self.label]
+            .into_iter()
+            .flatten()
+            .collect()
+    }
+}
+
+/// The one column besides the label, if there is just one.
+fn only_text(table: &Table, named: Option<&str>, label: Option<usize>) -> Option<usize> {
+    let mut others = (0..table.columns().len()).filter(|column| Some(*column) != label);
+    let first = others.next()?;
+    (named.is_none() && others.next().is_none()).then_some(first)
+}
+
+/// What is done with the labels of a split.
+#[derive(Clone, Debug)]
+pub struct LabelUse {
+    pub map: LabelMap,
+    /// Every row must have one; otherwise a missing one is no error.
+    pub needed: bool,
+    /// The map was given, so that labels may be its numbers.
+    pub numbers: bool,
+}
+
+/// One open table of samples.
+pub struct SampleTable {
+    table: Table,
+    columns: Columns,
+    labels: LabelUse,
+}
+
+impl SampleTable {
+    /// Opens a table; raw bytes read are added to `count`.
+    ///
+    /// # Errors
+    /// The file cannot be read, or has no column for the texts or the labels that are needed.
+    pub fn open(
+        path: &Path,
+        settings: &ClsDataSettings,
+        labels: LabelUse,
+        count: Arc<AtomicU64>,
+    ) -> Result<SampleTable> {
+        let mut table = Table::open(path, &settings.source.table, count)?;
+        let columns = Columns::of(&table, settings, labels.needed)?;
+        table.choose(columns.chosen())?;
+        Ok(SampleTable {
+            table,
+            columns,
+            labels,
+        })
+    }
+}
+
+impl SampleFile for SampleTable {
+    fn bookmark(&self) -> Bookmark {
+        self.table.bookmark()
+    }
+
+    fn resume(&mut self, bookmark: &Bookmark) -> Result<()> {
+        self.table.resume(bookmark, Arc::default())
+    }
+
+    fn next(&mut self) -> Option<Result<Sample>> {
+        let row = self.table.next()?;
+        Some(row.and_then(|row| sample(row, self.table.columns(), &self.columns, &self.labels)))
+    }
+
+    fn has_pairs(&self) -> bool {
+        self.columns.pair.is_some()
+    }
+}
+
+fn sample(row: Row, names: &[String], columns: &Columns, labels: &LabelUse) -> Result<Sample> {
+    let place = &row.place;
+    let bad = |reason: String| Error::BadRow {
+        place: place.clone(),
+        reason,
+    };
+    let mut cells = row.cells.into_iter();
+    let mut text = |column: usize| match cells.next() {
+        Some(Cell::Text(text)) if text.trim().is_empty() => Err(bad(format!(
+            "the text in column {:?} is empty",
+            names[column]
+        ))),
+        Some(Cell::Text(text)) => Ok(text),
+        other => Err(not_text(
+            place.clone(),
+            &names[column],
+            &other.unwrap_or(Cell::Missing),
+        )),
+    };
+    let (a, b) = (
+        text(columns.text)?,
+        columns.pair.map(&mut text).transpose()?,
+    );
+    let label = match columns.label {
+        None => None,
+        Some(column) => {
+            let cell = cells.next().unwrap_or(Cell::Missing);
+            let by_number = || match &cell {
+                Cell::Class { number, .. } => labels.map.label(&number.to_string(), false),
+                _ => None,
+            };
+            match name(&cell).map_err(|what| format!("column {:?}: {what}", names[column])) {
+                Ok(name) => {
+                    // Another file of the same set may have the numbers alone, and the labels be
+                    // made of those.
+                    match labels.map.label(&name, labels.numbers).or_else(by_number) {
+                        Some(label) => Some(label),
+                        // Unlabelled rows of published test sets say -1.
+                        None if !labels.needed && name == "-1" => None,
+                        None if labels.map.are_numbers() => {
+                            return Err(bad(format!("label {name:?} is not a finite number")));
+                        }
+                        None => {
+                            return Err(bad(format!(
+                                "label {name:?} is not among the labels: {}",
+                                list(labels.map.names())
+                            )));
+                        }
+                    }
+                }
+                Err(_) if !labels.needed => None,
+                Err(reason) => return Err(bad(reason)),
+            }
+        }
+    };
+    Ok(Sample {
+        index: 0,
+        texts: std::iter::once(a).chain(b).collect(),
+        labels: vec![label],
+    })
+}
+
+fn list(names: &[String]) -> String {
+    let shown = names
+        .iter()
+        .take(20)
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .join(", ");
+    if names.len() > 20 {
+        format!("{shown}, ... ({} in all)", names.len())
+    } else {
+        shown
+    }
+}
+
+/// A label's name, or why the cell holds none.
+fn name(cell: &Cell) -> Result<String, &'static str> {
+    match cell {
+        Cell::Text(text) if text.trim().is_empty() => Err("the label is empty"),
+        Cell::Text(text) | Cell::Number(text) if text.trim().eq_ignore_ascii_case("nan") => {
+            Err("the label is NaN")
+        }
+        Cell::Text(text) => Ok(text.clone()),
+        Cell::Number(number) => Ok(match number.parse::<f64>() {
+            // 1.0 of a format that tells numbers from text is the label 1.
+            Ok(value) if value.fract() == 0.0 && value.abs() < 1e15 => format!("{value}"),
+            _ => number.clone(),
+        }),
+        Cell::Class { name, .. } => Ok(name.clone()),
+        Cell::Missing => Err("the label is missing"),
+        Cell::Other(_) => Err("the label is a list or structure"),
+    }
+}
+
+/// Whether labels are numbers, and some of them fractions: then they are no classes.
+#[derive(Default)]
+struct Numbers {
+    fractions: bool,
+    others: bool,
+}
+
+impl Numbers {
+    fn add(&mut self, label: &str) {
+        match label.trim().parse::<f64>() {
+            Ok(number) => self.fractions |= number.fract() != 0.0,
+            Err(_) => self.others = true,
+        }
+    }
+
+    fn are_fractions(&self) -> bool {
+        self.fractions && !self.others
+    }
+}
+
+/// The labels that occur in these files or, of parquet files that name their classes, those;
+/// numbers where some are fractions.
+pub fn labels_of(files: &[PathBuf], settings: &ClsDataSettings) -> Result<LabelMap> {
+    let mut found = BTreeSet::new();
+    let mut numbers = Numbers::default();
+    let mut declared: Option<Vec<String>> = None;
+    for path in files {
+        let mut table = Table::open(path, &settings.source.table, Arc::default())?;
+        let columns = Columns::of(&table, settings, true)?;
+        let column = columns
+            .label
+            .expect("Columns::of refuses a table without the label that is needed");
+        if let Some(names) = table.class_names(column) {
+            if declared
+                .as_deref()
+                .is_some_and(|declared| declared != names)
+            {
+                let reason = format!(
+                    "{} names its classes differently from the files before it",
+                    path.display()
+                );
+                return Err(Error::Labels { reason });
+            }
+            declared = Some(names.to_vec());
+            continue;
+        }
+        if settings.source.streaming.is_some() {
+            let reason = "finding them would read the whole stream; name them, in order, with --labels no,yes".to_string();
+            return Err(Error::Labels { reason });
+        }
+        let column_name = table.columns()[column].clone();
+        table.choose(vec![column])?;
+        for row in table {
+            let label = row.and_then(|row| {
+                let bad = |what| Error::BadRow {
+                    place: row.place.clone(),
+                    reason: format!("column {column_name:?}: {what}"),
+                };
+                name(&row.cells[0]).map_err(bad)
+            });
+            let label = match label {
+                Ok(label) => label,
+                // It is counted when the samples are read: there the whole row is looked at.
+                Err(error)
+                    if error.is_bad_row() && settings.source.table.on_bad_row == OnBadRow::Skip =>
+                {
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            numbers.add(&label);
+            if found.insert(label) && found.len() > MOST_LABELS {
+                if settings.finds_regression && numbers.are_fractions() {
+                    return Ok(LabelMap::numbers());
+                }
+                let reason = format!(
+                    "column {column_name:?} of {} has more than {MOST_LABELS} different values; \
+                    name the right one with --label_column_name",
+                    path.display()
+                );
+                return Err(Error::Labels { reason });
+            }
+        }
+    }
+    match declared {
+        None if numbers.are_fractions() && settings.finds_regression => Ok(LabelMap::numbers()),
+        None if numbers.are_fractions() => {
+            let reason = "they are fractions, no classes: leave --do_regression out, or name another column with \
+                          --label_column_name";
+            Err(Error::Labels {
+                reason: reason.to_string(),
+            })
+        }
+        Some(names) => {
+            let map = LabelMap::declared(names)?;
+            match found.iter().find(|label| map.id(label).is_none()) {
+                None => Ok(map),
+                Some(label) => Err(Error::Labels {
+                    reason: format!(
+                        "{label:?} is not among the classes that some of the files name"
+                    ),
+                }),
+            }
+        }
+        None => LabelMap::of_data(found.iter().map(String::as_str)),
+    }
+}

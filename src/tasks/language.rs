@@ -1,0 +1,66 @@
+//! What both language models have in common: lines of text, 1000 at a time, and how many tokens
+//! were predicted.
+
+use crate::data::dataset::Totals;
+use crate::data::prepare::{Job, Share};
+use crate::data::{Error, HostLabels, Sample};
+use crate::trainer::evaluate::Metrics;
+
+/// Lines that are joined before cutting: `datasets.map`'s batch size, on which the rows of run_clm
+/// and run_mlm depend.
+pub const GROUP: usize = 1000;
+
+/// The texts of samples that have one each.
+pub fn texts(samples: &[Sample]) -> impl Iterator<Item = &str> {
+    samples.iter().map(|sample| sample.texts[0].as_str())
+}
+
+/// The error for a set without one row of `length`; `flag` sets that length, and no group had more
+/// than `largest` tokens.
+pub fn too_short(
+    job: &Job<'_>,
+    totals: Totals,
+    length: usize,
+    largest: u64,
+    flag: &'static str,
+) -> Error {
+    let mut advice = Vec::new();
+    if largest >= 2 {
+        advice.push(format!("set --{flag} {largest} or less"));
+    }
+    match job.share {
+        Share::First(_) => advice
+            .push("give a --validation_file, or raise --validation_split_percentage".to_string()),
+        Share::After(_) => advice.push("lower --validation_split_percentage".to_string()),
+        _ => {}
+    }
+    advice.push("bring more text".to_string());
+    Error::TooShort {
+        what: job.name(),
+        tokens: totals.tokens,
+        lines: totals.lines,
+        length,
+        largest,
+        advice: advice.join(", or "),
+    }
+}
+
+/// The share of the labels that were the likeliest token. Counted on the device.
+#[derive(Debug, Default)]
+pub struct TokenAccuracy {
+    correct: f64,
+}
+
+impl Metrics for TokenAccuracy {
+    fn add(&mut self, outputs: &[f32], _labels: &HostLabels, _examples: usize) {
+        self.correct += outputs.iter().copied().map(f64::from).sum::<f64>();
+    }
+
+    fn values(&self, labels: f64) -> Vec<(String, f64)> {
+        vec![("accuracy".into(), self.correct / labels)]
+    }
+
+    fn has_perplexity(&self) -> bool {
+        true
+    }
+}

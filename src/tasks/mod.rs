@@ -1,0 +1,307 @@
+//! What a task is: where its examples come from, how they become rows and batches, what its model
+//! predicts, and what is measured. One file a task, one list: [`TaskPlan`].
+//!
+//! A task is the settings of its data, made by `config`. Once tokenizer, labels and length are
+//! known, a [`Context`] holds them, and the task makes of it a [`Recipe`], by which the data layer
+//! prepares its sets ([`set`]) or streams ([`stream`]).
+//!
+//! A new task is a file beside `cls`, and a line in each place of this one that lists them.
+
+pub mod clm;
+pub mod cls;
+mod columns;
+mod estimates;
+mod language;
+pub mod masking;
+mod metrics;
+pub mod mlm;
+
+use std::fmt::Debug;
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde_json::Value;
+use xtrain_models::HeadKind;
+
+use crate::data::prepare::{Job, Share, percentage};
+use crate::data::settings::{PaddingSettings, SourceSettings};
+use crate::data::stream::StreamSpec;
+use crate::data::{LabelMap, Recipe, Result, Sample, Samples, Set, Tokenizer};
+use crate::trainer::evaluate::Metrics;
+use crate::trainer::feed::LabelShape;
+
+pub use clm::ClmDataSettings;
+pub use cls::ClsDataSettings;
+pub use mlm::MlmDataSettings;
+
+/// Every task, with the settings of its data.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TaskPlan {
+    /// Causal language modelling.
+    Clm(ClmDataSettings),
+    /// Masked language modelling.
+    Mlm(MlmDataSettings),
+    /// Classification and regression of texts.
+    Cls(ClsDataSettings),
+}
+
+impl Deref for TaskPlan {
+    type Target = dyn Task;
+
+    fn deref(&self) -> &(dyn Task + 'static) {
+        match self {
+            TaskPlan::Clm(task) => task,
+            TaskPlan::Mlm(task) => task,
+            TaskPlan::Cls(task) => task,
+        }
+    }
+}
+
+/// What a task is.
+pub trait Task: Debug + Send + Sync {
+    /// Its name on the command line, and in the names of its cached sets.
+    fn name(&self) -> &'static str;
+
+    /// Where its examples come from.
+    fn source(&self) -> &SourceSettings;
+
+    /// The flag that sets the length of the longest row.
+    fn length_flag(&self) -> &'static str {
+        "max_seq_length"
+    }
+
+    /// The length of the longest row for a tokenizer with this limit and a model with this many
+    /// positions.
+    ///
+    /// # Errors
+    /// The length that was asked for is too short, or more than the model's positions.
+    fn length(&self, tokenizer_limit: Option<usize>, positions: usize) -> Result<Length>;
+
+    /// To which lengths batches are padded; `None` where all rows have one length.
+    fn padding(&self) -> Option<&PaddingSettings>;
+
+    /// Whether rows are known to be pairs of texts before a file is read.
+    fn has_pairs(&self) -> bool {
+        false
+    }
+
+    /// The head that its model has, and with it the loss.
+    fn head(&self, labels: Option<&LabelMap>) -> HeadKind;
+
+    /// What there is besides, where labels have names.
+    fn labelled(&self) -> Option<&dyn Labelled> {
+        None
+    }
+
+    /// How files become rows and rows batches; `needs_labels`: a sample without is an error.
+    ///
+    /// # Errors
+    /// The tokenizer lacks a token that the task needs, or a setting is out of range.
+    fn recipe(&self, context: &Context, needs_labels: bool) -> Result<Arc<dyn Recipe>>;
+
+    /// What decides a cached set besides its files, the tokenizer and how tables are read.
+    fn set_key(&self, context: &Context, needs_labels: bool) -> Value;
+
+    /// The settings that decide a stream, as text.
+    fn stream_key(&self, context: &Context) -> String;
+
+    /// What decides batches besides the set, for the fingerprint that a resumed run compares.
+    fn batch_key(&self) -> Option<String> {
+        None
+    }
+
+    /// Whether a validation split is a seeded random choice of the samples, not the first ones.
+    fn splits_at_random(&self) -> bool {
+        false
+    }
+
+    /// Shape and type of a batch's labels on the device.
+    fn label_shape(&self, _labels: Option<&LabelMap>) -> LabelShape {
+        LabelShape::Tokens
+    }
+
+    /// The share of the tokens that have a label, where that is small enough to compute logits for
+    /// these alone.
+    fn labelled_share(&self) -> Option<f64> {
+        None
+    }
+
+    /// What an evaluation measures besides the loss, before the first batch.
+    fn metrics(&self, labels: Option<&LabelMap>) -> Box<dyn Metrics>;
+
+    /// The settings that shape a run's graphs, by the names of their flags, but for the batch
+    /// sizes; `lengths` are those that batches may have.
+    fn graph_settings(&self, context: &Context, lengths: &[usize]) -> Vec<(&'static str, String)> {
+        let lengths: Vec<String> = lengths.iter().map(usize::to_string).collect();
+        let mut settings = vec![
+            (self.length_flag(), context.length.to_string()),
+            ("pad_to_bucket", lengths.join(",")),
+        ];
+        let labels = context.labels.as_ref();
+        settings.extend(labels.map(|labels| ("labels", labels.map.len().to_string())));
+        settings
+    }
+}
+
+/// A task whose labels have names, and which can therefore predict them.
+pub trait Labelled {
+    /// How the classes of saved models end that have such labels.
+    fn class(&self) -> &'static str;
+
+    /// The labels that the user named.
+    fn named(&self) -> Option<&LabelMap>;
+
+    /// The labels of the training files.
+    ///
+    /// # Errors
+    /// A file cannot be read, or what it has are no labels.
+    fn of_data(&self) -> Result<LabelMap>;
+
+    /// The name of the file with predictions in a run's output directory.
+    fn prediction_file(&self) -> &'static str;
+
+    /// The text of that file.
+    fn predictions(&self, predicted: &Predicted<'_>) -> String;
+}
+
+/// What a model predicted of the test set.
+pub struct Predicted<'a> {
+    pub labels: &'a LabelMap,
+    pub samples: &'a [Sample],
+    pub set: &'a Set,
+    /// What [`Metrics::predictions`] gives for each row.
+    pub outputs: &'a [Vec<f32>],
+    /// Repeat the texts beside their labels.
+    pub include_text: bool,
+}
+
+/// The longest row in tokens, and what should be reported about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Length {
+    pub size: usize,
+    pub note: Option<String>,
+}
+
+/// Labels as they are for a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunLabels {
+    pub map: LabelMap,
+    /// Named by the user or the model, not found in the training files: samples may give a label
+    /// by its number.
+    pub given: bool,
+}
+
+/// What a task needs to know to make rows, once the model is known.
+#[derive(Clone, Debug)]
+pub struct Context {
+    pub tokenizer: Tokenizer,
+    /// Tokens of the longest row.
+    pub length: usize,
+    /// `None` where labels have no names.
+    pub labels: Option<RunLabels>,
+    /// Nothing is drawn on the terminal.
+    pub quiet: bool,
+}
+
+impl Context {
+    /// The labels of a task that has some.
+    pub(crate) fn run_labels(&self) -> &RunLabels {
+        let labels = self.labels.as_ref();
+        labels.expect("the labels of a labelled task are decided before its context is made")
+    }
+
+    /// The labels' names in the order of their ids.
+    pub fn label_map(&self) -> Option<&LabelMap> {
+        self.labels.as_ref().map(|labels| &labels.map)
+    }
+}
+
+/// Which part of the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    Train,
+    /// `validation_files` or, without them, the share of the training samples that was set aside.
+    Validation,
+    /// `test_files`, whose samples need no label.
+    Test,
+}
+
+/// A split's set, found on disk or made.
+///
+/// # Errors
+/// There is no file, a file cannot be read or has a bad row, or the tokenizer does not suit.
+pub fn set(task: &dyn Task, context: &Context, split: Split) -> Result<Set> {
+    let needs_labels = split != Split::Test;
+    let recipe = task.recipe(context, needs_labels)?;
+    let source = task.source();
+    let apart = percentage(source);
+    let validates = source.validation_files.is_empty();
+    let (what, files, most) = match split {
+        Split::Train => ("train", &source.train_files, source.max_train_samples),
+        Split::Validation if validates => {
+            ("validation", &source.train_files, source.max_eval_samples)
+        }
+        Split::Validation => (
+            "validation",
+            &source.validation_files,
+            source.max_eval_samples,
+        ),
+        Split::Test => ("test", &source.test_files, source.max_predict_samples),
+    };
+    let share = match (split, task.splits_at_random()) {
+        (Split::Train, true) if validates && apart > 0.0 => Share::NotChosen(apart, source.seed),
+        (Split::Train, false) if validates && apart > 0.0 => Share::After(apart),
+        (Split::Validation, true) if validates => Share::Chosen(apart, source.seed),
+        (Split::Validation, false) if validates => Share::First(apart),
+        _ => Share::All,
+    };
+    let job = Job {
+        task: task.name(),
+        what,
+        files,
+        share,
+        source,
+        tokenizer: &context.tokenizer,
+        key: task.set_key(context, needs_labels),
+        quiet: context.quiet,
+    };
+    let rows = job.prepare(&*recipe)?;
+    Ok(Set::new(rows.take(most.unwrap_or(usize::MAX)), recipe))
+}
+
+/// The samples that the rows of the test set come from, in their order.
+///
+/// # Errors
+/// A file cannot be read or has a bad row.
+pub fn test_samples(task: &dyn Task, context: &Context) -> Result<Vec<Sample>> {
+    let recipe = task.recipe(context, false)?;
+    let source = task.source();
+    let files: &[PathBuf] = &source.test_files;
+    Samples::new(files, &*recipe, source.table.on_bad_row)
+        .take(source.max_predict_samples.unwrap_or(usize::MAX))
+        .collect()
+}
+
+/// The training files as a stream; `buffer` rows wait to be drawn from.
+///
+/// # Errors
+/// The tokenizer does not suit.
+pub fn stream(task: &dyn Task, context: &Context, buffer: usize) -> Result<StreamSpec> {
+    Ok(StreamSpec {
+        recipe: task.recipe(context, true)?,
+        source: task.source().clone(),
+        settings: task.stream_key(context),
+        tokenizer: context.tokenizer.clone(),
+        buffer,
+    })
+}
+
+#[cfg(test)]
+mod bad_inputs;
+#[cfg(test)]
+mod batch_tests;
+#[cfg(test)]
+mod stream_tests;
+#[cfg(test)]
+mod test_support;
