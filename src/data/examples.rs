@@ -2,8 +2,9 @@
 //! shared between threads.
 //!
 //! The file is a 128-byte header, then each example's ids (little-endian u16 where the vocabulary
-//! allows, else u32) and flags (one byte each), padded to four bytes, then an index with an
-//! example's place, length and label in 16 bytes. Header and rest carry SHA-256 digests that are
+//! allows, else u32) and flags (one byte each), padded to four bytes, with the labels of its tokens
+//! (u32 each) where they have some, then an index with an example's place, length and label in 16
+//! bytes. Header and rest carry SHA-256 digests that are
 //! checked when the file is opened, as for the rows in `dataset`.
 
 use std::fs::File;
@@ -23,7 +24,8 @@ use crate::checkpoint::hash::{HashingWriter, hex};
 
 const HEADER: usize = 128;
 const MAGIC: &[u8; 8] = b"xtrnexmp";
-const VERSION: u32 = 1;
+/// Of files without labels of tokens, and of those with.
+const VERSIONS: [u32; 2] = [1, 2];
 
 /// What is known of a token besides its id: bits of one byte.
 pub mod flag {
@@ -42,6 +44,8 @@ pub struct Example<'a> {
     /// Bits of [`flag`], one byte a token.
     pub flags: &'a [u8],
     pub label: Option<Label>,
+    /// [`Label::to_bits`] of each token's label; empty where tokens have none of their own.
+    pub token_labels: &'a [u32],
 }
 
 /// Index of an example: where its ids begin (bytes from the end of the header), their number, and
@@ -240,10 +244,13 @@ impl Examples {
             true => Ids::Wide(bytemuck::cast_slice(&bytes[start..flags])),
             false => Ids::Narrow(bytemuck::cast_slice(&bytes[start..flags])),
         };
+        let labels = (flags + length).next_multiple_of(4);
+        let labels = labels..labels + length * if self.header.token_labels { 4 } else { 0 };
         Example {
             ids,
             flags: &bytes[flags..flags + length],
             label: entry.label,
+            token_labels: bytemuck::cast_slice(&bytes[labels]),
         }
     }
 }
@@ -251,6 +258,7 @@ impl Examples {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Header {
     wide: bool,
+    token_labels: bool,
     examples: usize,
     /// Bytes from the end of the header to the index.
     index_start: usize,
@@ -263,7 +271,7 @@ impl Header {
     fn to_bytes(self) -> [u8; HEADER] {
         let mut bytes = Vec::with_capacity(HEADER);
         bytes.extend(MAGIC);
-        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend(VERSIONS[usize::from(self.token_labels)].to_le_bytes());
         bytes.extend(if self.wide { 4u32 } else { 2 }.to_le_bytes());
         for number in [
             self.examples as u64,
@@ -288,6 +296,7 @@ impl Header {
             |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
         let header = Header {
             wide: bytes[12] == 4,
+            token_labels: u32::from(bytes[8]) == VERSIONS[1],
             examples: number(16) as usize,
             index_start: number(24) as usize,
             totals: Totals {
@@ -313,6 +322,8 @@ impl Header {
 pub struct ExamplesWriter<'a> {
     out: HashingWriter<&'a mut dyn Write>,
     wide: bool,
+    /// Whether tokens have labels, once there is an example.
+    token_labels: Option<bool>,
     written: usize,
     index: Vec<Entry>,
     totals: Totals,
@@ -328,6 +339,7 @@ fn write_body(
     let mut writer = ExamplesWriter {
         out: HashingWriter::new(out),
         wide,
+        token_labels: None,
         written: 0,
         index: Vec::new(),
         totals,
@@ -344,9 +356,11 @@ fn write_body(
         writer.out.write_all(&entry.to_bytes())?;
     }
     let (examples, totals, skipped) = (writer.index.len(), writer.totals, writer.skipped);
+    let token_labels = writer.token_labels.unwrap_or(false);
     let (_, _, digest) = writer.out.finish();
     Ok(Ok(Header {
         wide,
+        token_labels,
         examples,
         index_start,
         totals,
@@ -363,6 +377,13 @@ impl ExamplesWriter<'_> {
     pub fn push(&mut self, row: &Row) -> io::Result<()> {
         let (ids, flags, label) = (&row.ids, &row.flags, row.label);
         assert_eq!(ids.len(), flags.len(), "each id has its flags");
+        let has_labels = !row.token_labels.is_empty();
+        assert_eq!(
+            has_labels,
+            *self.token_labels.get_or_insert(has_labels),
+            "either all examples have labels of their tokens or none"
+        );
+        assert!(!has_labels || row.token_labels.len() == ids.len());
         self.index.push(Entry {
             start: self.written as u64,
             length: ids.len() as u32,
@@ -377,6 +398,11 @@ impl ExamplesWriter<'_> {
         };
         bytes.extend(&flags[..]);
         bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes.extend(
+            row.token_labels
+                .iter()
+                .flat_map(|label| label.to_le_bytes()),
+        );
         self.written += bytes.len();
         self.out.write_all(&bytes)
     }
@@ -412,6 +438,7 @@ mod tests {
                 ids: ids.into(),
                 flags: vec![n as u8; n as usize].into(),
                 label: (n != 3).then(|| Label::class(n)),
+                token_labels: [].into(),
             })
         });
         writer.count(7, 10, 2);

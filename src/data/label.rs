@@ -31,11 +31,12 @@ impl Label {
     }
 
     /// As it stands in files.
-    pub(super) fn to_bits(label: Option<Label>) -> u32 {
+    pub fn to_bits(label: Option<Label>) -> u32 {
         label.map_or(NONE, |label| label.0)
     }
 
-    pub(super) fn from_bits(bits: u32) -> Option<Label> {
+    /// What [`Label::to_bits`] gave.
+    pub fn from_bits(bits: u32) -> Option<Label> {
         (bits != NONE).then_some(Label(bits))
     }
 }

@@ -55,6 +55,8 @@ pub struct Row {
     /// Bits of [`super::examples::flag`], one byte a token; empty for packed rows.
     pub flags: Arc<[u8]>,
     pub label: Option<Label>,
+    /// [`Label::to_bits`] of each token's label; empty where tokens have none of their own.
+    pub token_labels: Arc<[u32]>,
 }
 
 impl Row {
@@ -64,6 +66,7 @@ impl Row {
             ids: ids.into(),
             flags: [].into(),
             label: None,
+            token_labels: [].into(),
         }
     }
 }

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use tokenizers::{
-    Encoding, PostProcessorWrapper, TruncationDirection, TruncationParams, TruncationStrategy,
-    truncate_encodings,
+    Encoding, PostProcessorWrapper, PreTokenizerWrapper, TruncationDirection, TruncationParams,
+    TruncationStrategy, truncate_encodings,
 };
 
 use super::error::{Error, Result};
@@ -30,6 +30,7 @@ impl Sequence {
             ids: self.ids.into(),
             flags: self.flags.into(),
             label,
+            token_labels: [].into(),
         }
     }
 }
@@ -110,10 +111,19 @@ impl SequenceEncoder {
 
     /// Tokens with special ones, and whether some were cut off.
     fn tokens(&self, text: &str, pair: Option<&str>) -> tokenizers::Result<(Encoding, bool)> {
-        let mut first = self.texts.encode(text, false)?;
-        let mut second = pair
+        let first = self.texts.encode(text, false)?;
+        let second = pair
             .map(|pair| self.texts.encode(pair, false))
             .transpose()?;
+        self.whole(first, second)
+    }
+
+    /// Truncates and adds special tokens.
+    fn whole(
+        &self,
+        mut first: Encoding,
+        mut second: Option<Encoding>,
+    ) -> tokenizers::Result<(Encoding, bool)> {
         if let Some(second) = &mut second {
             second.set_type_ids(vec![1; second.len()]);
         }
@@ -135,5 +145,62 @@ impl SequenceEncoder {
             second.as_mut().map(Encoding::take_overflowing);
         }
         Ok((self.whole.post_process(first, second, true)?, tokens > room))
+    }
+}
+
+/// Encodes sentences that come as words, as `tokenizer(words, is_split_into_words=True,
+/// truncation=True)` does. Byte-level tokenizers put a space before each word, as run_ner has it.
+#[derive(Clone, Debug)]
+pub struct WordEncoder(SequenceEncoder);
+
+impl WordEncoder {
+    pub(super) fn new(tokenizer: &Tokenizer, max_length: Option<usize>) -> Result<WordEncoder> {
+        let mut encoder = SequenceEncoder::new(tokenizer, max_length)?;
+        let mut texts = (*encoder.texts).clone();
+        if let Some(mut splitter) = texts.get_pre_tokenizer().cloned() {
+            set_prefix_space(&mut splitter);
+            texts.with_pre_tokenizer(Some(splitter));
+        }
+        encoder.texts = Arc::new(texts);
+        Ok(WordEncoder(encoder))
+    }
+
+    /// The sequence of a sentence, and the number of the word that each token is a piece of; `None`
+    /// for special tokens.
+    ///
+    /// # Errors
+    /// The tokenizer refuses a word.
+    pub fn encode(&self, words: &[String]) -> Result<(Sequence, Vec<Option<u32>>)> {
+        let encoded = self
+            .0
+            .texts
+            .encode(words, false)
+            .and_then(|encoding| self.0.whole(encoding, None));
+        let (encoding, truncated) = encoded.map_err(|error| Error::Tokenize {
+            place: format!("{:?}", words.iter().take(10).collect::<Vec<_>>()),
+            reason: error.to_string(),
+        })?;
+        let numbers = encoding.get_word_ids().to_vec();
+        let flags = (0..numbers.len()).map(|i| match numbers[i] {
+            None => flag::SPECIAL,
+            number if i > 0 && numbers[i - 1] == number => flag::CONTINUES,
+            Some(_) => 0,
+        });
+        let sequence = Sequence {
+            flags: flags.collect(),
+            ids: encoding.get_ids().to_vec(),
+            truncated,
+        };
+        Ok((sequence, numbers))
+    }
+}
+
+fn set_prefix_space(splitter: &mut PreTokenizerWrapper) {
+    match splitter {
+        PreTokenizerWrapper::ByteLevel(bytes) => bytes.add_prefix_space = true,
+        PreTokenizerWrapper::Sequence(parts) => {
+            parts.as_mut().iter_mut().for_each(set_prefix_space)
+        }
+        _ => {}
     }
 }

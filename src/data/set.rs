@@ -76,6 +76,7 @@ impl Rows {
                 ids: rows.row(index),
                 flags: &[],
                 label: None,
+                token_labels: &[],
             },
             Rows::Examples(rows) => rows.example(index),
         }

@@ -111,6 +111,7 @@ pub fn not_text(place: super::error::Place, column: &str, cell: &Cell) -> Error 
     let found = match cell {
         Cell::Number(number) => format!("is {number}, not text"),
         Cell::Class { name, .. } => format!("is the class {name}, not text"),
+        Cell::List(_) => "is an array, not text".to_string(),
         Cell::Other(kind) => format!("is {kind}, not text"),
         Cell::Missing | Cell::Text(_) => "is missing".to_string(),
     };

@@ -121,12 +121,10 @@ impl Run {
         } else {
             None
         };
-        let set = |wanted: bool, set: &dyn Fn() -> Result<Collator, Error>| {
-            (wanted && reads_data).then(set).transpose()
-        };
-        let train = set(plan.do_train && !streams, &|| task.train())?;
-        let validation = set(plan.do_eval, &|| task.validation())?;
-        let test = set(plan.do_predict, &|| task.test())?;
+        let set = |wanted: bool, split| (wanted && reads_data).then(|| task.set(split)).transpose();
+        let train = set(plan.do_train && !streams, Split::Train)?;
+        let validation = set(plan.do_eval, Split::Validation)?;
+        let test = set(plan.do_predict, Split::Test)?;
         Ok(Run {
             plan,
             tokenizer,

@@ -318,15 +318,13 @@ impl TaskData {
         outputs: &[Vec<f32>],
         include_text: bool,
     ) -> Result<(&'static str, String), Error> {
-        let (Some(labelled), Some(labels)) = (self.plan.labelled(), self.labels()) else {
-            unreachable!("only tasks with labels predict, which `config` sees to")
-        };
+        let labelled = self.plan.labelled();
+        let labelled = labelled.expect("only tasks with labels predict, which `config` sees to");
         let samples = tasks::test_samples(&*self.plan, &self.context)
             .map_err(failed("reading the test set"))?;
         let text = labelled.predictions(&Predicted {
-            labels,
+            context: &self.context,
             samples: &samples,
-            set,
             outputs,
             include_text,
         });

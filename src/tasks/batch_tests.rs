@@ -25,6 +25,7 @@ fn examples(lengths: &[u32]) -> Examples {
                     ids: ids.into(),
                     flags: flags.into(),
                     label: Some(Label::class(class as u32)),
+                    token_labels: [].into(),
                 })
                 .map_err(Error::io("write", std::path::Path::new("x")))?;
         }

@@ -139,10 +139,11 @@ impl Labelled for ClsDataSettings {
     /// A CSV table: `index`, the texts if they are wanted, `prediction`, and of classes a
     /// probability for each.
     fn predictions(&self, predicted: &Predicted<'_>) -> String {
-        let labels = if predicted.labels.are_numbers() {
+        let labels = &predicted.context.run_labels().map;
+        let labels = if labels.are_numbers() {
             &[]
         } else {
-            predicted.labels.names()
+            labels.names()
         };
         let (samples, with_text) = (predicted.samples, predicted.include_text);
         let pairs = with_text && samples.iter().any(|sample| sample.texts.len() > 1);

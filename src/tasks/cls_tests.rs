@@ -5,7 +5,7 @@ use crate::data::dataset::Origin;
 use crate::data::{Examples, Position};
 use crate::tasks::Split;
 use crate::tasks::bad_inputs::{Column, letters, load, parquet, settings};
-use crate::tasks::test_support::{collator, examples, labels};
+use crate::tasks::test_support::{collator, context, examples, labels};
 use std::fs;
 use std::path::PathBuf;
 
@@ -277,17 +277,10 @@ fn a_line_has_the_likeliest_label_and_a_score_for_each() {
         labels: vec![None],
     };
     let samples = [sample(0, &["a \"b\", c"]), sample(4, &["d", "e"])];
-    let known = Some(&numbers);
-    let set = examples(&settings, Split::Train, &tokenizer, known, 16);
-    assert!(set.is_err(), "x is no number");
-    let known = LabelMap::new(vec!["x".into(), "y".into()]).unwrap();
-    let set = examples(&settings, Split::Train, &tokenizer, Some(&known), 16).unwrap();
-    let set = collator(&settings, &tokenizer, Some(&known), 16, set).unwrap();
     let table = |labels: &LabelMap, outputs: &[Vec<f32>], include_text: bool| {
         settings.predictions(&Predicted {
-            labels,
+            context: &context(&settings, &tokenizer, 16, Some(labels)),
             samples: &samples,
-            set: &set,
             outputs,
             include_text,
         })

@@ -223,7 +223,8 @@ fn sample(row: Row, names: &[String], columns: &Columns, labels: &LabelUse) -> R
     })
 }
 
-fn list(names: &[String]) -> String {
+/// Names for a message, the first of many.
+pub fn list(names: &[String]) -> String {
     let shown = names
         .iter()
         .take(20)
@@ -238,7 +239,7 @@ fn list(names: &[String]) -> String {
 }
 
 /// A label's name, or why the cell holds none.
-fn name(cell: &Cell) -> Result<String, &'static str> {
+pub fn name(cell: &Cell) -> Result<String, &'static str> {
     match cell {
         Cell::Text(text) if text.trim().is_empty() => Err("the label is empty"),
         Cell::Text(text) | Cell::Number(text) if text.trim().eq_ignore_ascii_case("nan") => {
@@ -252,7 +253,7 @@ fn name(cell: &Cell) -> Result<String, &'static str> {
         }),
         Cell::Class { name, .. } => Ok(name.clone()),
         Cell::Missing => Err("the label is missing"),
-        Cell::Other(_) => Err("the label is a list or structure"),
+        Cell::List(_) | Cell::Other(_) => Err("the label is a list or structure"),
     }
 }
 

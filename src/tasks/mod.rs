@@ -167,9 +167,8 @@ pub trait Labelled {
 
 /// What a model predicted of the test set.
 pub struct Predicted<'a> {
-    pub labels: &'a LabelMap,
+    pub context: &'a Context,
     pub samples: &'a [Sample],
-    pub set: &'a Set,
     /// What [`Metrics::predictions`] gives for each row.
     pub outputs: &'a [Vec<f32>],
     /// Repeat the texts beside their labels.

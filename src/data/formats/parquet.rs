@@ -103,8 +103,10 @@ impl ParquetReader {
             serde_json::from_str::<Value>(value).ok()
         });
         let names = |column: &String| -> Option<Vec<String>> {
-            let names =
-                features.as_ref()?["info"]["features"][column.as_str()]["names"].as_array()?;
+            let feature = &features.as_ref()?["info"]["features"][column.as_str()];
+            let names = feature["names"].as_array();
+            // Of a list's elements, as `datasets` writes them in different versions.
+            let names = names.or_else(|| feature["feature"]["names"].as_array())?;
             names
                 .iter()
                 .map(|name| name.as_str().map(str::to_string))
@@ -148,7 +150,8 @@ impl ParquetReader {
                         == parquet::basic::ConvertedType::UTF8;
                 field.get_physical_type() != Physical::BYTE_ARRAY || utf8
             };
-            if !field.is_primitive() || !text(field) {
+            let is_list = list_element(field).is_some_and(text);
+            if !is_list && (!field.is_primitive() || !text(field)) {
                 let kind = if field.is_primitive() {
                     "binary data"
                 } else {
@@ -292,8 +295,22 @@ fn cell(field: &Field, class_names: Option<&[String]>) -> Cell {
         Field::UInt(n) => whole((*n).into()),
         Field::Float(value) => Cell::Number(value.to_string()),
         Field::Double(value) => Cell::Number(value.to_string()),
+        Field::ListInternal(list) => Cell::List(
+            list.elements()
+                .iter()
+                .map(|element| cell(element, class_names))
+                .collect(),
+        ),
         other => Cell::Number(other.to_string()),
     }
+}
+
+/// The elements of a column of lists of text or numbers.
+fn list_element(field: &Type) -> Option<&Type> {
+    let is_list = field.get_basic_info().converted_type() == parquet::basic::ConvertedType::LIST;
+    let repeated = (is_list && field.is_group()).then(|| field.get_fields().first())??;
+    let element = repeated.get_fields().first()?;
+    element.is_primitive().then_some(&**element)
 }
 
 /// Why the decoder stopped.

@@ -56,6 +56,8 @@ pub enum Cell {
     },
     /// Null, or no such key in this row.
     Missing,
+    /// A list of cells, such as a sentence's words.
+    List(Vec<Cell>),
     /// Anything else, by what it is.
     Other(&'static str),
 }
@@ -317,6 +319,7 @@ fn cell(value: &Value) -> Cell {
         Value::Null => Cell::Missing,
         Value::Number(number) => Cell::Number(number.to_string()),
         Value::Bool(value) => Cell::Number(value.to_string()),
+        Value::Array(values) => Cell::List(values.iter().map(cell).collect()),
         other => Cell::Other(kind(other)),
     }
 }

@@ -58,8 +58,12 @@ impl StreamPosition {
             .iter()
             .map(|row| Label::to_bits(row.label) as i32)
             .collect();
+        let token_labels: Vec<u32> = rows
+            .iter()
+            .flat_map(|row| row.token_labels.iter().copied())
+            .collect();
         let mut buffer = Vec::new();
-        let tensors = [
+        let mut tensors = vec![
             tensor("ids", DType::U32, ids.len(), bytemuck::cast_slice(&ids)),
             tensor("flags", DType::U8, flags.len(), &flags),
             tensor(
@@ -75,6 +79,15 @@ impl StreamPosition {
                 bytemuck::cast_slice(&classes),
             ),
         ];
+        if !token_labels.is_empty() {
+            let bytes = bytemuck::cast_slice(&token_labels);
+            tensors.push(tensor(
+                "token_labels",
+                DType::U32,
+                token_labels.len(),
+                bytes,
+            ));
+        }
         write_safetensors(&mut buffer, &tensors).expect("a vector takes all that is written");
         SavedPosition {
             state: serde_json::to_value(self).expect("plain numbers and texts"),
@@ -107,10 +120,16 @@ impl StreamPosition {
         let flags = saved
             .get("flags")
             .map_or(Cow::default(), |tensor| Cow::Borrowed(tensor.bytes));
+        let token_labels = if saved.get("token_labels").is_some() {
+            words("token_labels")?
+        } else {
+            Vec::new()
+        };
         let tokens: usize = lengths.iter().map(|length| *length as usize).sum();
         if tokens != ids.len()
             || classes.len() != lengths.len()
             || !(flags.is_empty() || flags.len() == tokens)
+            || !(token_labels.is_empty() || token_labels.len() == tokens)
         {
             return Err(bad(&format!(
                 "the lengths in {BUFFER_FILE} do not fit its rows"
@@ -126,9 +145,10 @@ impl StreamPosition {
                 flags[range.clone()].into()
             };
             position.buffer.push(Row {
-                ids: ids[range].into(),
+                ids: ids[range.clone()].into(),
                 flags,
                 label: Label::from_bits(class),
+                token_labels: token_labels.get(range).unwrap_or_default().into(),
             });
         }
         Ok(position)
