@@ -1,6 +1,6 @@
 //! `xtrain compile`: compiles and stores every graph that a training run with the same flags will
 //! use. With `--check` and `--export` nothing is compiled, and neither the device nor its plugin
-//! has to be there (`compile/modules.rs`). For a card that is not there (`--target`): `target`.
+//! has to be there (`compile/modules.rs`). For a GPU that is not attached (`--target`): `target`.
 
 mod modules;
 

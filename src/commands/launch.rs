@@ -26,7 +26,7 @@ pub fn run(settings: LaunchSettings) -> Result<Outcome, Error> {
     }
 }
 
-/// A mistake in what each process would run is told once, before any of them runs.
+/// A mistake in what each process would run is reported once, before any of them runs.
 fn check(settings: &LaunchSettings) -> Result<(), Error> {
     let words = std::iter::once("xtrain").chain(settings.words.iter().map(String::as_str));
     let processes = (settings.nodes * settings.processes, settings.processes);

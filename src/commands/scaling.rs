@@ -104,9 +104,9 @@ fn planned(
         Ended::Well(output) => output,
         Ended::Interrupted(signal) => return Ok(Err(signal)),
     };
-    let told = last_json(&output)
+    let results = last_json(&output)
         .ok_or_else(|| Error::failed(format!("{}: the plan has no JSON", place(plan, run))))?;
-    Ok(Ok(exchanges(&told)))
+    Ok(Ok(exchanges(&results)))
 }
 
 /// Runs it once; the inner error is a signal that asked for the end.
@@ -147,7 +147,7 @@ fn measured(
     let _ = std::fs::remove_dir_all(&dir);
     let hint = "a run that ends after its first steps, as early stopping makes it, cannot be measured: leave that out of the command";
     measured.map(Ok).ok_or_else(|| {
-        Error::failed(format!("{place}: the run has told no step time")).with_hint(hint)
+        Error::failed(format!("{place}: the run reported no step time")).with_hint(hint)
     })
 }
 
@@ -157,11 +157,11 @@ fn place(plan: &ScalingPlan, run: &ScaledRun) -> String {
 }
 
 fn from_bench(output: &str) -> Option<Measured> {
-    let told = last_json(output)?;
+    let results = last_json(output)?;
     Some(Measured {
-        tokens_per_second: told["tokens_per_s"].as_f64()?,
-        step_seconds: told["step_ms_median"].as_f64()? / 1e3,
-        exchanged: Some(exchanges(&told)),
+        tokens_per_second: results["tokens_per_s"].as_f64()?,
+        step_seconds: results["step_ms_median"].as_f64()? / 1e3,
+        exchanged: Some(exchanges(&results)),
     })
 }
 
@@ -178,16 +178,16 @@ fn from_telemetry(dir: &Path) -> Option<Measured> {
 /// Tokens per second and seconds of a step, over all steps but those of the first line, the first
 /// of which made its graphs ready.
 fn pace(events: &[Event]) -> Option<(f64, f64)> {
-    let told = events.iter().filter_map(|event| {
+    let reported = events.iter().filter_map(|event| {
         if let Event::Step(step) = event {
             Some(step)
         } else {
             None
         }
     });
-    let told: Vec<_> = told.collect();
+    let reported: Vec<_> = reported.collect();
     let (mut tokens, mut seconds, mut steps) = (0.0, 0.0, 0.0);
-    for pair in told.windows(2) {
+    for pair in reported.windows(2) {
         let passed = pair[1].step.saturating_sub(pair[0].step) as f64;
         tokens += pair[1].tokens_per_second * pair[1].step_seconds * passed;
         seconds += (pair[1].step_seconds - pair[1].compile_seconds) * passed;
@@ -196,8 +196,8 @@ fn pace(events: &[Event]) -> Option<(f64, f64)> {
     (seconds > 0.0).then(|| (tokens / seconds, seconds / steps))
 }
 
-fn exchanges(told: &Value) -> Vec<Exchange> {
-    told["exchanged_per_step"]
+fn exchanges(results: &Value) -> Vec<Exchange> {
+    results["exchanged_per_step"]
         .as_array()
         .into_iter()
         .flatten()
@@ -247,10 +247,10 @@ mod tests {
 
     #[test]
     fn json_is_found_below_other_lines() {
-        let told = last_json(
+        let results = last_json(
             "note: x\n{'loss': 1}\n{\"exchanged_per_step\":[{\"kind\":\"all-reduce\",\"axis\":\"data\",\"bytes\":7}]}\n",
         );
-        assert_eq!(exchanges(&told.unwrap())[0].bytes, 7);
+        assert_eq!(exchanges(&results.unwrap())[0].bytes, 7);
         assert!(last_json("{'loss': 1}").is_none());
     }
 }

@@ -1,5 +1,5 @@
-//! `--target`: a run's graphs compiled for a card that is not there. What is told is what a card
-//! would be needed to find out otherwise: whether everything compiles, what memory it takes, which
+//! `--target`: a run's graphs compiled for a GPU that is not attached. The report holds what would
+//! otherwise need one: whether everything compiles, what memory it takes, which
 //! kernels it becomes, and how long it has to take at least.
 
 use super::{Error, Outcome, doctor};

@@ -226,7 +226,7 @@ fn without_dropout(config: &mut Config, overrides: &[(String, Value)]) {
     }
 }
 
-/// Random tokens, each its own label; of masked language modelling every so many at random.
+/// Random tokens, each its own label; for masked language modelling a random share of them.
 fn random_batch(
     (rows, tokens): (usize, usize),
     vocabulary: usize,

@@ -12,7 +12,7 @@ use crate::trainer::step::Stepper;
 use xtrain_graphs::BACKWARD;
 
 impl Run {
-    /// Puts the batch size that fits where `auto` stands, for the card that is not there if one is
+    /// Puts the batch size that fits where `auto` stands, for a target that is not attached if one is
     /// given. A run that continues finds the size that it began with, or is refused as any other
     /// change of batch is.
     ///
@@ -67,7 +67,7 @@ impl Run {
     }
 
     /// The largest batch whose peak is within `budget` bytes of one device, on the run's devices
-    /// or the card that is not there.
+    /// or a target that is not attached.
     ///
     /// # Errors
     /// If a graph cannot be compiled, or not even one example fits.

@@ -128,7 +128,7 @@ fn estimate(
     Ok((candidates, impossible))
 }
 
-/// The meshes of so many devices with the degrees that were given; those with data parallelism also
+/// The meshes of this many devices with the given degrees; those with data parallelism also
 /// with the moments in parts (ZeRO-1), unless everything is in parts already.
 fn meshes(wanted: MeshComparison) -> Vec<(Mesh, bool)> {
     let has_degrees = |mesh: &Mesh| {

@@ -1,4 +1,4 @@
-//! A run put together from a plan, and what can be done with it: the front door of the library.
+//! Runs built from a plan: the front door of the library.
 //!
 //! [`Run::prepare`] opens what a plan names (tokenizer, model, task, data, devices). On it stand
 //! [`Run::train`], [`Run::evaluate`], [`Run::predict`], [`Run::compile`] (every graph of the run
@@ -7,7 +7,7 @@
 //! step in [`Execution`], so that what is compiled ahead is what runs.
 //!
 //! Reading order: `run`, `execution`, `train` (with `training_data` and `resume`), `evaluate`,
-//! `precompile`, `fit`, `meshes`, `target` (a card that is not there), `bench`.
+//! `precompile`, `fit`, `meshes`, `target` (ahead-of-time targets), `bench`.
 
 pub mod batches;
 mod bench;

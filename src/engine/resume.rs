@@ -42,22 +42,22 @@ pub fn checkpoint(settings: &TrainSettings) -> Result<Option<Checkpoint>, Error>
     let dir = match ProcessGroup::joined() {
         None => as_told(settings)?,
         Some(group) if !group.is_first() => {
-            let told = group
+            let path = group
                 .get(CHECKPOINT_KEY, group.rank_info().timeouts.join)
                 .map_err(failed("waiting for rank 0's checkpoint"))?;
-            (!told.is_empty()).then(|| PathBuf::from(OsString::from_vec(told)))
+            (!path.is_empty()).then(|| PathBuf::from(OsString::from_vec(path)))
         }
         Some(group) => {
             let dir = match restarted_from(settings, &group)? {
                 Some(dir) => Some(dir),
                 None => as_told(settings)?,
             };
-            let told = dir
+            let path = dir
                 .as_ref()
                 .map(|dir| dir.as_os_str().as_bytes())
                 .unwrap_or_default();
             group
-                .put(CHECKPOINT_KEY, told)
+                .put(CHECKPOINT_KEY, path)
                 .map_err(failed("telling the other processes the checkpoint"))?;
             dir
         }

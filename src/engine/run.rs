@@ -1,4 +1,4 @@
-//! A run put together from its plan: tokenizer, model, task, data, session.
+//! A run built from its plan: tokenizer, model, task, data, session.
 
 use super::batches::BatchForm;
 use super::error::Error;

@@ -1,4 +1,4 @@
-//! A card that is not there, for which a run's graphs are compiled.
+//! Ahead-of-time targets: GPUs that are not attached, for which a run's graphs are compiled.
 
 use super::error::{Error, failed};
 use super::run::Run;
@@ -6,7 +6,7 @@ use crate::cache::TargetCache;
 use crate::trainer::cuda;
 use crate::trainer::gpu::Gpu;
 
-/// A card that is not there, with what compiles for it.
+/// A GPU that is not attached, with what compiles for it.
 pub struct AotTarget {
     /// The card.
     pub gpu: Gpu,

@@ -46,7 +46,7 @@ fn run_labels(
     };
     if labels.len() < 2 && !labels.are_numbers() {
         let problem = format!(
-            "there is one label only, {:?}: nothing can be told apart",
+            "there is one label only, {:?}: a classifier needs two",
             labels.names()[0]
         );
         return Err(Error::usage(

@@ -234,7 +234,7 @@ fn peak_text(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String
 
 /// The module as the compiler left it, serialized.
 fn optimized_module(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<Vec<u8>, Error> {
-    // Stored apart where the executable is for a device that is not there.
+    // Stored apart where the executable is for a device that is not attached.
     if entry.header.part(Content::OptimizedModule).is_some() {
         return part(store, listed, entry, Content::OptimizedModule);
     }
@@ -246,7 +246,7 @@ fn optimized_module(store: &Store, listed: &Listed, entry: &mut Entry) -> Result
         .map_err(|e| Error::because("loading the executable", e))
 }
 
-/// A client to try executables on that run on so many devices.
+/// A client to try executables on that run on this many devices.
 pub fn cpu_client(devices: usize) -> crate::runtime::Result<Client> {
     let plugin = Library::open()?.cpu_plugin()?;
     Client::create(

@@ -26,7 +26,7 @@ pub fn sum_of_squares() -> crate::trainer::Result<Graph> {
     Ok(trace.cut(GRAPH_NAME)?)
 }
 
-/// Compiles it for a device that is not there.
+/// Compiles it for a device that is not attached.
 pub fn compile_only(cache: &mut TargetCache) -> crate::trainer::Result<String> {
     let checked = cache.check(&sum_of_squares()?)?;
     Ok(format!("in {:.2} s", checked.ready_time.as_secs_f64()))

@@ -181,11 +181,11 @@ mod tests {
         let open =
             "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n";
         assert_eq!(driver_version(open).as_deref(), Some("570.86.15"));
-        let told = |driver, major| driver_fits(driver, major).found.unwrap();
+        let found = |driver, major| driver_fits(driver, major).found.unwrap();
         assert!(
-            told(Some("570.86.15"), 13).starts_with("TOO OLD")
-                && told(Some("570.86.15"), 12).starts_with("new enough")
+            found(Some("570.86.15"), 13).starts_with("TOO OLD")
+                && found(Some("570.86.15"), 12).starts_with("new enough")
         );
-        assert!(told(None, 13).contains("580"));
+        assert!(found(None, 13).contains("580"));
     }
 }

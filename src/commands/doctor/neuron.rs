@@ -1,5 +1,5 @@
 //! `xtrain doctor --device neuron`: from the driver to a training step, in the order in which a
-//! bare instance meets them. What lies outside of the plugin is told as a note, since a stand-in
+//! bare instance meets them. What lies outside of the plugin is a note, since a stand-in
 //! does without and the plugin's own errors decide. What nobody outside of AWS has confirmed about
 //! the plugin gets a line each, with what was seen here.
 
@@ -511,7 +511,7 @@ mod tests {
             "{}",
             compare_operators(&spelled)
         );
-        let told = compare_operators(&spelled.replace("TANH", "TAN"));
-        assert!(told.ends_with("not: tanh"), "{told}");
+        let found = compare_operators(&spelled.replace("TANH", "TAN"));
+        assert!(found.ends_with("not: tanh"), "{found}");
     }
 }

@@ -91,7 +91,7 @@ fn start(words: &[String]) -> std::io::Result<Child> {
 fn reader(from: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What could be read is what is told.
+        // What could be read is reported.
         let _ = from.map(|mut from| from.read_to_end(&mut bytes));
         String::from_utf8_lossy(&bytes).into_owned()
     })
