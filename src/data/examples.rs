@@ -29,7 +29,7 @@ const VERSIONS: [u32; 2] = [1, 2];
 
 /// What is known of a token besides its id: bits of one byte.
 pub mod flag {
-    /// Added by the tokenizer around the text, such as [CLS]; never masked.
+    /// Added by the tokenizer around the text, such as `[CLS]`; never masked.
     pub const SPECIAL: u8 = 1;
     /// Goes on with the word of the token before it.
     pub const CONTINUES: u8 = 2;

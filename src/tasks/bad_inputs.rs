@@ -454,7 +454,7 @@ fn damage_within_a_parquet_file_is_told() {
         bench.load("good.parquet", &good, as_it_is).unwrap().1.len(),
         2000
     );
-    let mut told = 0;
+    let mut reported = 0;
     for at in (4..good.len() - 8).step_by(7) {
         let mut bad = good.clone();
         bad[at] ^= 0x55;
@@ -465,10 +465,10 @@ fn damage_within_a_parquet_file_is_told() {
                 error.to_string().contains("bad.parquet") || error.to_string().contains("label"),
                 "{error}"
             );
-            told += 1;
+            reported += 1;
         }
     }
-    assert!(told > 10, "{told}");
+    assert!(reported > 10, "{reported}");
 }
 
 #[test]
