@@ -5,13 +5,18 @@ use crate::error::Result;
 use xtrain_graphs::Tensor;
 use xtrain_graphs::op::Gelu;
 
+/// An activation function, element by element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
+    /// GELU (Hendrycks and Gimpel 2016), exact or by tanh.
     Gelu(Gelu),
     /// `x * sigmoid(1.702 x)`
     QuickGelu,
+    /// `max(x, 0)`
     Relu,
+    /// `x * sigmoid(x)`
     Silu,
+    /// Hyperbolic tangent.
     Tanh,
 }
 
@@ -21,6 +26,9 @@ const KNOWN: &str =
 
 impl Activation {
     /// Reads the activation that `key` names.
+    ///
+    /// # Errors
+    /// If there is none of this name.
     pub fn from_config(config: &Config, key: &str, default: &str) -> Result<Self> {
         Ok(match config.text_or(key, default)?.as_str() {
             "gelu" => Activation::Gelu(Gelu::Erf),
@@ -37,6 +45,10 @@ impl Activation {
         })
     }
 
+    /// The function of every element of `x`.
+    ///
+    /// # Errors
+    /// If `x` is not of a float type.
     pub fn apply(self, x: &Tensor) -> xtrain_graphs::Result<Tensor> {
         match self {
             Activation::Gelu(kind) => x.gelu(kind),

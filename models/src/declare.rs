@@ -47,3 +47,151 @@ fn record(model: &dyn Model) -> Result<Declaration> {
     model.head(&weights, &rows, &off)?;
     Ok(recorder.finish(&trace, tokens, body_end, is_pooled))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::axis::Axis::{Embed, Heads, KvHeads, Vocab};
+    use crate::config::Config;
+    use crate::error::Error;
+    use crate::layers::{self, AttentionKind, linear_without_bias, split_heads};
+    use crate::model::ModelInfo;
+    use crate::tensor_parallel::tensor_cuts;
+    use crate::weights::Weight;
+    use serde_json::json;
+    use std::collections::HashMap;
+    use xtrain_graphs::Tensor;
+
+    /// A model of one's own: one layer of attention with two key/value heads for four query heads,
+    /// and a tied head.
+    struct Tiny(ModelInfo);
+
+    impl Tiny {
+        fn new() -> Self {
+            let sizes = json!({
+                "vocab_size": 10,
+                "hidden_size": 8,
+                "num_attention_heads": 4,
+                "max_position_embeddings": 16,
+            });
+            let config = Config::literal(sizes, "a test");
+            let info = ModelInfo::read(config.clone(), &config, HeadKind::CausalLm).unwrap();
+            let model = Tiny(ModelInfo {
+                kv_heads: 2,
+                ..info
+            });
+            declare(&model).unwrap();
+            model
+        }
+    }
+
+    impl Model for Tiny {
+        fn info(&self) -> &ModelInfo {
+            &self.0
+        }
+
+        fn hidden(
+            &self,
+            weights: &Weights,
+            batch: &TokenBatch,
+            randomness: &Randomness,
+        ) -> Result<Tensor> {
+            let (weights, _scope) = weights.enter("body");
+            let table = weights.table("embed.weight", [(Vocab, 10), (Embed, 8)], None)?;
+            let x = layers::embedding(&table, &batch.input_ids, None)?;
+            let (weights, _scope) = weights.enter_layer("layer.0", &x);
+            weights.registers_first(&["v"]);
+            let heads = |name, to, heads| {
+                split_heads(
+                    &linear_without_bias(&weights, name, &x, Embed, to)?,
+                    batch,
+                    heads,
+                )
+            };
+            let q = heads("q", (Heads, 8), 4)?;
+            let k = heads("k", (KvHeads, 4), 2)?;
+            let v = heads("v", (KvHeads, 4), 2)?;
+            let kind = AttentionKind {
+                scale: 1.0,
+                causal: true,
+                window: None,
+                dropout: 0.0,
+            };
+            let out = layers::attention(&q, &k, &v, batch, randomness, kind)?;
+            Ok(out.add(&weights.bias("bias", (Embed, 8))?)?)
+        }
+
+        fn head(&self, weights: &Weights, hidden: &Tensor, _: &Randomness) -> Result<Tensor> {
+            Ok(hidden.matmul_transposed(&weights.tied("body.embed.weight")?)?)
+        }
+    }
+
+    #[test]
+    fn parameters_are_listed_as_torch_lists_a_module_tree() {
+        let names: Vec<String> = Tiny::new()
+            .parameters()
+            .into_iter()
+            .map(|p| p.name)
+            .collect();
+        assert_eq!(
+            names,
+            [
+                "body.embed.weight",
+                "body.layer.0.bias",
+                "body.layer.0.v.weight",
+                "body.layer.0.q.weight",
+                "body.layer.0.k.weight",
+            ]
+        );
+    }
+
+    #[test]
+    fn operations_and_uses_come_of_the_trace() {
+        let model = Tiny::new();
+        let (weights, scores, head) = (8 * 8 + 2 * 8 * 4, 2 * 8, 8 * 10);
+        let (rows, tokens) = (8, 4);
+        let expected = 6 * rows * (weights + scores * tokens + head);
+        assert_eq!(model.step_flops(2, 4), expected as f64);
+        assert_eq!(model.head_flops(5), (6 * 5 * head) as f64);
+        let [layer] = model.layers() else {
+            panic!("one layer: {:?}", model.layers());
+        };
+        assert_eq!(layer.parameters.len(), 5, "the tied table counts once");
+        assert_eq!(
+            layer.flops,
+            (2 * 16 * (weights + scores * 16 + head)) as f64
+        );
+    }
+
+    #[test]
+    fn key_value_heads_have_to_divide() {
+        let model = Tiny::new();
+        assert_eq!(tensor_cuts(&model, 2).unwrap().len(), 4);
+        match tensor_cuts(&model, 4).unwrap_err() {
+            Error::TensorDegree { legal, .. } => assert_eq!(legal, "1, 2"),
+            other => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn a_step_has_to_have_what_the_forward_pass_asks_for() {
+        let trace = Trace::new();
+        let shape = Shape::new(DType::F32, [4, 2]);
+        let table = trace.input("table", shape, InputRole::State);
+        let all = HashMap::from([("table".to_string(), Weight::Whole(table))]);
+        let weights = Weights::new(&trace, &all);
+        assert!(weights.matrix("table", [(Embed, 4), (Embed, 2)]).is_ok());
+        assert!(
+            weights
+                .table("table", [(Vocab, 3), (Embed, 2)], None)
+                .is_ok(),
+            "a padded vocabulary"
+        );
+        for dims in [[(Embed, 3), (Embed, 2)], [(Vocab, 5), (Embed, 2)]] {
+            let error = weights.matrix("table", dims).unwrap_err();
+            assert!(matches!(error, Error::WeightShape { .. }), "{error}");
+        }
+        let error = weights.bias("none", (Embed, 2)).unwrap_err();
+        assert!(matches!(error, Error::NoSuchWeight { .. }), "{error}");
+    }
+}

@@ -1,9 +1,12 @@
 //! What can be wrong with a model's configuration or weights.
 
+/// What building or recording a model can fail with.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// A configuration lacks a key that has no default.
     #[error("{source_name}: `{key}` is missing")]
     MissingKey { source_name: String, key: String },
+    /// A value of another type than the key's.
     #[error("{source_name}: `{key}` must be {expected}, got {found}")]
     WrongType {
         source_name: String,
@@ -11,6 +14,7 @@ pub enum Error {
         expected: &'static str,
         found: String,
     },
+    /// A value that no model here implements.
     #[error("{source_name}: `{key}` = {found}: {reason}")]
     Unsupported {
         source_name: String,
@@ -18,20 +22,24 @@ pub enum Error {
         found: String,
         reason: String,
     },
+    /// An override of a key that does not exist, or with a value of another type.
     #[error("config_overrides: {key}={found}: {reason}")]
     Override {
         key: String,
         found: String,
         reason: String,
     },
+    /// A step lacks a weight that the forward pass asks for.
     #[error("the model has no weight `{name}`")]
     NoSuchWeight { name: String },
+    /// The forward pass asks for a weight in another shape than it has.
     #[error("weight `{name}`: the forward pass asks for {wanted:?}, the model has {found:?}")]
     WeightShape {
         name: String,
         wanted: Vec<usize>,
         found: Vec<usize>,
     },
+    /// A tensor-parallel degree that does not divide heads and intermediate sizes.
     #[error(
         "{degree} devices cannot divide layers of {heads} heads between them; degrees that can: {legal}"
     )]
@@ -40,10 +48,13 @@ pub enum Error {
         heads: usize,
         legal: String,
     },
+    /// A classifier without labels.
     #[error("a classifier needs a label at least")]
     NoLabels,
+    /// Recording an operation failed.
     #[error(transparent)]
     Graph(#[from] xtrain_graphs::Error),
 }
 
+/// What functions of this crate return.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -93,6 +93,10 @@ pub struct Predictions {
 }
 
 impl Predictions {
+    /// Runs the model on a batch and pairs its logits with `labels`.
+    ///
+    /// # Errors
+    /// If the forward pass cannot be recorded, or the labels are of another shape than its head's.
     pub fn of(
         model: &dyn Model,
         weights: &Weights,
