@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::parameter::{Init, ParameterSpec};
 use std::cell::RefCell;
 use std::collections::HashMap;
-use xtrain_graphs::work::{RecordedFlops, recorded};
+use xtrain_graphs::flops::{RecordedFlops, recorded};
 use xtrain_graphs::{DType, InputRole, Shape, Tensor, Trace};
 
 /// What one of the layers that make up most of a model computes and uses, with what comes before

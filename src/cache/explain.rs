@@ -268,7 +268,7 @@ mod tests {
                 .unwrap();
         }
         trace.output("y", &x);
-        trace.cut("train").unwrap()
+        trace.finish("train").unwrap()
     }
 
     fn origin(settings: &[(&str, &str)]) -> Origin {

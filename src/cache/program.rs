@@ -20,7 +20,7 @@ const READING: Duration = Duration::from_secs(30);
 
 /// The serialized HLO module of a graph, as the target's compiler gets it.
 pub fn emit(library: &Library, graph: &Graph, target: Target) -> Result<Vec<u8>, Error> {
-    let module = library.lower(&passes::prepare(graph, target)?.to_bytes())?;
+    let module = library.lower(&passes::lower(graph, target)?.to_bytes())?;
     Ok(if target.requires_aliases() {
         hlo::with_required_aliases(&module)?
     } else {

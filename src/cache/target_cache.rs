@@ -13,7 +13,7 @@ use crate::runtime::hlo::launch_stats::{self, Launches};
 use crate::runtime::{CompileOptions, CompiledModule, Library, Topology};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use xtrain_graphs::{Fingerprint, Graph, Target, passes, work};
+use xtrain_graphs::{Fingerprint, Graph, Target, flops, passes};
 
 /// The header's name for the operations of products with 16-bit operands, and for those of all
 /// others.
@@ -50,7 +50,7 @@ pub struct CheckedGraph {
     pub id: String,
     pub memory: Memory,
     /// Operations of its products.
-    pub work: work::ProductWork,
+    pub work: flops::MatmulFlops,
     /// What a step launches, if the compiler reports it.
     pub launches: Option<Launches>,
     /// The optimized module, a serialized HloModuleProto.
@@ -143,7 +143,7 @@ impl TargetCache {
                 fingerprint: graph.fingerprint(),
                 id: key.id(),
                 memory,
-                work: work::ProductWork {
+                work: flops::MatmulFlops {
                     low: flops(LOW_FLOPS),
                     wide: flops(WIDE_FLOPS),
                 },
@@ -202,7 +202,7 @@ impl TargetCache {
     /// Compiles and stores.
     fn compile(&mut self, graph: &Graph) -> Result<CheckedGraph, Error> {
         let start = Instant::now();
-        let prepared = passes::prepare(graph, self.device.target)?;
+        let prepared = passes::lower(graph, self.device.target)?;
         let module = Library::open()?.lower(&prepared.to_bytes())?;
         // Only a dump lists what is launched.
         let dump = tempfile::tempdir().ok();
@@ -232,7 +232,7 @@ impl TargetCache {
             fingerprint: graph.fingerprint(),
             id: key.id(),
             memory,
-            work: work::products(&prepared),
+            work: flops::matmuls(&prepared),
             launches,
             module: compiled.optimized_hlo()?,
             loaded: false,

@@ -8,7 +8,7 @@ use crate::trainer::ahead::{RunShapes, record_steps};
 use crate::trainer::pipeline::sent;
 use crate::trainer::session::Session;
 use crate::trainer::step::Stepper;
-use xtrain_graphs::{Graph, Target, passes, work};
+use xtrain_graphs::{Graph, Target, flops, passes};
 use xtrain_models::Model;
 
 /// What is recorded as one, by name: a graph or those of a pipeline's stages, as they are emitted.
@@ -43,7 +43,7 @@ pub fn emitted(
     let steps =
         record_steps(session, model, stepper, shapes).map_err(failed("recording the graphs"))?;
     let prepare =
-        |graph: &Graph| passes::prepare(graph, Target::Cpu).map_err(failed("preparing the graphs"));
+        |graph: &Graph| passes::lower(graph, Target::Cpu).map_err(failed("preparing the graphs"));
     steps
         .into_iter()
         .map(|(name, graphs)| Ok((name, graphs.iter().map(prepare).collect::<Result<_, _>>()?)))
@@ -126,7 +126,7 @@ fn in_stage<'g>(mesh: Mesh, graphs: impl Iterator<Item = &'g Graph>) -> Vec<Exch
     ]
     .concat();
     let mut all: Vec<Exchange> = Vec::new();
-    for found in graphs.flat_map(work::exchanged) {
+    for found in graphs.flat_map(flops::exchanged) {
         let axis = axes
             .iter()
             .find(|axes| mesh.groups(axes).as_ref() == Some(&found.groups));

@@ -30,10 +30,12 @@ impl DType {
         }
     }
 
+    /// Whether it is one of f16, bf16, f32 and f64.
     pub fn is_float(self) -> bool {
         matches!(self, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
     }
 
+    /// Whether it is an integer type, signed or not; `pred` is none.
     pub fn is_integer(self) -> bool {
         !self.is_float() && self != DType::Pred
     }

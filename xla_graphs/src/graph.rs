@@ -2,7 +2,7 @@
 //! lowered.
 
 use crate::error::{Error, Result};
-use crate::op::Op;
+use crate::op::{Composite, Composites, Never, Op};
 use crate::ops;
 use crate::provenance::Provenance;
 use crate::shape::Shape;
@@ -24,6 +24,7 @@ pub enum InputRole {
     Feed,
 }
 
+/// An input of a graph, by the number of its place in [`Graph::inputs`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct InputSpec {
     pub name: String,
@@ -31,15 +32,17 @@ pub struct InputSpec {
     pub shape: Shape,
 }
 
+/// A node whose value the graph gives, under a name. One with the name of a state assigns it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct OutputSpec {
     pub name: String,
     pub node: NodeId,
 }
 
+/// One operation over nodes before it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct GraphNode {
-    pub op: Op,
+pub struct GraphNode<C = Composite> {
+    pub op: Op<C>,
     pub operands: Vec<NodeId>,
     pub shape: Shape,
     /// Index into [`Graph::scopes`].
@@ -50,7 +53,7 @@ pub struct GraphNode {
 /// A dead-code-free list of nodes in recording order, so that equal programs give equal bytes in
 /// any process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Graph {
+pub struct Graph<C = Composite> {
     pub format: u32,
     pub name: String,
     /// The pipeline stage whose devices run it; 0 where there is no pipeline. What goes from stage
@@ -58,7 +61,7 @@ pub struct Graph {
     pub stage: u32,
     pub inputs: Vec<InputSpec>,
     pub outputs: Vec<OutputSpec>,
-    pub nodes: Vec<GraphNode>,
+    pub nodes: Vec<GraphNode<C>>,
     /// Model paths; index 0 is the empty path.
     pub scopes: Vec<String>,
 }
@@ -182,30 +185,8 @@ impl Graph {
         }
         Ok(Graph {
             stage: self.stage,
-            ..trace.cut(&self.name)?
+            ..trace.finish(&self.name)?
         })
-    }
-
-    pub fn output_shape(&self, index: usize) -> &Shape {
-        &self.nodes[self.outputs[index].node as usize].shape
-    }
-
-    /// State that the graph assigns: `(name, input index, output index)`. Such an input is donated
-    /// to its output.
-    pub fn aliases(&self) -> impl Iterator<Item = (&str, usize, usize)> {
-        let outputs: std::collections::HashMap<&str, usize> = self
-            .outputs
-            .iter()
-            .enumerate()
-            .map(|(i, o)| (o.name.as_str(), i))
-            .collect();
-        self.inputs
-            .iter()
-            .enumerate()
-            .filter_map(move |(i, input)| {
-                let output = *outputs.get(input.name.as_str())?;
-                (input.role == InputRole::State).then_some((input.name.as_str(), i, output))
-            })
     }
 
     /// The canonical bytes (postcard, a fixed little-endian varint format).
@@ -213,6 +194,10 @@ impl Graph {
         postcard::to_stdvec(self).expect("a graph holds only plain data, and a Vec always has room")
     }
 
+    /// Decodes [`Graph::to_bytes`]. What it gives is not checked ([`Graph::check`]).
+    ///
+    /// # Errors
+    /// If the bytes are no graph, or one of another [`FORMAT_VERSION`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Graph> {
         let graph: Graph = postcard::from_bytes(bytes).map_err(|e| Error::Decode {
             message: e.to_string(),
@@ -307,8 +292,38 @@ impl Graph {
         }
     }
 
+    /// Hash of the canonical bytes: equal in every process for the same program.
+    pub fn fingerprint(&self) -> Fingerprint {
+        Fingerprint(Sha256::digest(self.to_bytes()).into())
+    }
+}
+
+impl<C: Composites> Graph<C> {
+    /// The shape of output `index`.
+    pub fn output_shape(&self, index: usize) -> &Shape {
+        &self.nodes[self.outputs[index].node as usize].shape
+    }
+
+    /// State that the graph assigns: `(name, input index, output index)`. Such an input is donated
+    /// to its output.
+    pub fn aliases(&self) -> impl Iterator<Item = (&str, usize, usize)> {
+        let outputs: std::collections::HashMap<&str, usize> = self
+            .outputs
+            .iter()
+            .enumerate()
+            .map(|(i, o)| (o.name.as_str(), i))
+            .collect();
+        self.inputs
+            .iter()
+            .enumerate()
+            .filter_map(move |(i, input)| {
+                let output = *outputs.get(input.name.as_str())?;
+                (input.role == InputRole::State).then_some((input.name.as_str(), i, output))
+            })
+    }
+
     /// An error about one node, with what a reader needs to find it.
-    pub fn invalid(&self, node: &GraphNode, message: String) -> Error {
+    pub fn invalid(&self, node: &GraphNode<C>, message: String) -> Error {
         let operands = node
             .operands
             .iter()
@@ -324,10 +339,23 @@ impl Graph {
             message,
         }
     }
+}
 
-    /// Hash of the canonical bytes: equal in every process for the same program.
-    pub fn fingerprint(&self) -> Fingerprint {
-        Fingerprint(Sha256::digest(self.to_bytes()).into())
+impl Graph {
+    /// The graph as one of primitives, for the emitter.
+    ///
+    /// # Errors
+    /// If a composite is left, by its model path.
+    pub fn into_primitives(self) -> Result<Graph<Never>> {
+        let is_composite = |node: &&GraphNode| matches!(node.op, Op::Composite(_));
+        if let Some(node) = self.nodes.iter().find(is_composite) {
+            let message = "a composite, which passes::lower decomposes before emission";
+            return Err(self.invalid(node, message.into()));
+        }
+        // The form of the bytes is the same, and there `Never` has no value.
+        postcard::from_bytes(&self.to_bytes()).map_err(|e| Error::Decode {
+            message: e.to_string(),
+        })
     }
 }
 

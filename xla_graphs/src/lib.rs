@@ -8,6 +8,7 @@
 
 mod dtype;
 mod error;
+pub mod flops;
 mod grad;
 mod graph;
 pub mod liveness;
@@ -21,11 +22,10 @@ mod provenance;
 mod shape;
 mod target;
 mod trace;
-pub mod work;
 
 pub use dtype::DType;
 pub use error::{Error, Result};
-pub use grad::checkpoint::Checkpointing;
+pub use grad::remat::Checkpointing;
 pub use grad::{BACKWARD, backward, backward_with};
 pub use graph::{FORMAT_VERSION, Fingerprint, Graph, GraphNode, InputRole, InputSpec, OutputSpec};
 pub use nn::dropout::Randomness;

@@ -202,7 +202,7 @@ fn is_square_of_sum(graph: &Graph, id: NodeId) -> bool {
 fn renames(op: &Op) -> bool {
     matches!(
         op,
-        Op::Reshape(_) | Op::Barrier | Op::StopGradient | Op::After | Op::ToDevice
+        Op::Reshape(_) | Op::Barrier | Op::BarrierAfter | Op::ToDevice
     )
 }
 

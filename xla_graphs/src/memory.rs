@@ -32,10 +32,15 @@ pub struct Peak {
 }
 
 impl Peak {
+    /// The bytes that cross the C boundary (postcard).
     pub fn to_bytes(&self) -> Vec<u8> {
         postcard::to_stdvec(self).expect("plain data, and a Vec always has room")
     }
 
+    /// Decodes [`Peak::to_bytes`].
+    ///
+    /// # Errors
+    /// If they are none.
     pub fn from_bytes(bytes: &[u8]) -> Result<Peak> {
         postcard::from_bytes(bytes).map_err(|e| Error::Decode {
             message: e.to_string(),

@@ -1,8 +1,7 @@
 //! The operations that a graph is made of, with their attributes.
 //!
-//! *Primitives* have a direct HLO counterpart. *Composites* (`Op::is_composite`) keep a whole
-//! formula as one node, with a hand-derived gradient, until `passes::expand` writes them out in the
-//! form that suits the target. Shape rules, gradient rules and the `Tensor` methods that record an
+//! *Primitives* have a direct HLO counterpart. [`Composite`]s keep a whole formula as one node until
+//! `passes::decompose`; the emitter takes graphs of `Op<Never>`, which have none. Shape rules, gradient rules and the `Tensor` methods that record an
 //! operation stand together by family in `ops/` (primitives) and `nn/` (composites). The enum's
 //! order is part of the canonical format: append, never reorder.
 
@@ -16,10 +15,12 @@ use serde::{Deserialize, Serialize};
 pub struct F64(u64);
 
 impl F64 {
+    /// The attribute of this value.
     pub fn new(value: f64) -> Self {
         F64(value.to_bits())
     }
 
+    /// Its value.
     pub fn get(self) -> f64 {
         f64::from_bits(self.0)
     }
@@ -70,6 +71,7 @@ pub enum Binary {
     ShiftRightLogical,
 }
 
+/// Orders of two operands of one shape; the result is `pred`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Comparison {
     Eq,
@@ -80,6 +82,7 @@ pub enum Comparison {
     Ge,
 }
 
+/// How elements along the reduced dimensions become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Reduction {
     Sum,
@@ -156,9 +159,60 @@ pub enum AttentionOperand {
     Value,
 }
 
-/// What a node computes. Shapes are inferred by `ops::infer`.
+/// An operation without an HLO instruction: a whole formula as one node, with a hand-derived
+/// gradient, until `passes::decompose` writes it in primitives in the form that the target compiles
+/// best.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Op {
+pub enum Composite {
+    /// Uniform 32-bit words keyed by an operand `u32[2]` (seed, step) or `u32[3]` (seed, step,
+    /// rows' shard) and the place in the graph.
+    RandomBits {
+        dims: Vec<usize>,
+        place: u32,
+    },
+
+    LayerNorm {
+        eps: F64,
+    },
+    /// Operands x, gamma, dy; gives dx.
+    LayerNormGrad {
+        eps: F64,
+    },
+    /// Operands x, dy; gives dgamma.
+    LayerNormScaleGrad {
+        eps: F64,
+    },
+    Gelu(Gelu),
+    /// Operands x, dy.
+    GeluGrad(Gelu),
+    /// Operands logits `[N, V]`, labels `[N]`; gives `[N]` losses, 0 where the label is `ignore`.
+    CrossEntropy {
+        ignore: i64,
+    },
+    /// Operands logits, labels, dloss `[N]`; gives dlogits.
+    CrossEntropyGrad {
+        ignore: i64,
+    },
+    Attention(Attention),
+    /// The operands of the attention, then dy `[B, H, T, D]`; gives the gradient of one operand.
+    AttentionGrad {
+        of: Attention,
+        operand: AttentionOperand,
+    },
+    /// The identity; no gradient goes back through it.
+    StopGradient,
+    /// The identity, over the whole gradient of a parameter (`grad`).
+    MasterGradient,
+}
+
+/// No composite: the type of those of a graph that consists of primitives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Never {}
+
+/// What a node computes: a primitive, which has an HLO instruction, or a composite. Shapes are
+/// inferred by `ops::infer`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Op<C = Composite> {
     /// The graph's n-th input.
     Input(u32),
     /// A scalar.
@@ -208,7 +262,7 @@ pub enum Op {
     Dot {
         dims: DotDims,
         dtype: DType,
-        /// Operands may not be rounded, where the compiler would otherwise (`passes/products.rs`).
+        /// Operands may not be rounded, where the compiler would otherwise (`passes/dot_layout.rs`).
         exact: bool,
     },
     /// `rows = table[ids]`: table `[V, ...]`, ids `[...]` of an integer type.
@@ -217,49 +271,10 @@ pub enum Op {
     ScatterAddRows,
     /// Stops XLA from moving or merging work across it; the identity.
     Barrier,
-    /// Uniform 32-bit words keyed by an operand `u32[2]` (seed, step) or `u32[3]` (seed, step,
-    /// rows' shard) and the place in the graph.
-    RandomBits {
-        dims: Vec<usize>,
-        place: u32,
-    },
-
-    LayerNorm {
-        eps: F64,
-    },
-    /// Operands x, gamma, dy; gives dx.
-    LayerNormGrad {
-        eps: F64,
-    },
-    /// Operands x, dy; gives dgamma.
-    LayerNormScaleGrad {
-        eps: F64,
-    },
-    Gelu(Gelu),
-    /// Operands x, dy.
-    GeluGrad(Gelu),
-    /// Operands logits `[N, V]`, labels `[N]`; gives `[N]` losses, 0 where the label is `ignore`.
-    CrossEntropy {
-        ignore: i64,
-    },
-    /// Operands logits, labels, dloss `[N]`; gives dlogits.
-    CrossEntropyGrad {
-        ignore: i64,
-    },
-    Attention(Attention),
-    /// The operands of the attention, then dy `[B, H, T, D]`; gives the gradient of one operand.
-    AttentionGrad {
-        of: Attention,
-        operand: AttentionOperand,
-    },
-    /// The identity; no gradient goes back through it.
-    StopGradient,
-    /// The identity, over the whole gradient of a parameter (`grad`).
-    MasterGradient,
     /// The sum over the replicas of each group.
-    AllReduce(Exchange),
+    AllReduce(ReplicaGroups),
 
-    // Calls have several results and stand for their first; only `Part` reads them. They are a
+    // Calls have several results and stand for their first; only `GetTupleElement` reads them. They are a
     // target's own (`nn/fused_attention.rs`).
     /// Operands q, k, v `[B, T, H, D]` and, if there is one, the bias `[B, 1, T, S]`; gives
     /// `[B, H, T, D]` and statistics `f32[B, H, T]`.
@@ -268,22 +283,22 @@ pub enum Op {
     /// gives the gradients of q, k and v as `[B, H, T, D]`.
     FusedAttentionGrad(FusedAttention),
     /// One result of a call.
-    Part {
+    GetTupleElement {
         index: usize,
         shape: Shape,
     },
     /// The first operand, but not before the second is there; no gradient goes to the second.
-    After,
+    BarrierAfter,
     /// What the replicas of each group hold, one after the other along `dim`, in the groups' order.
     AllGather {
         dim: usize,
-        exchange: Exchange,
+        exchange: ReplicaGroups,
     },
     /// The sum over the replicas of each group, of which each keeps its part along `dim`: the n-th
     /// member the n-th.
     ReduceScatter {
         dim: usize,
-        exchange: Exchange,
+        exchange: ReplicaGroups,
     },
     /// `size` elements of the first operand along `dim` from the place that the second, `s32[]`,
     /// says. Beyond the end the last ones.
@@ -292,17 +307,18 @@ pub enum Op {
         size: usize,
     },
     /// The largest of each element over the replicas of each group.
-    AllMax(Exchange),
-    /// The operand, in the host's memory: nothing but [`Op::ToDevice`] and [`Op::After`] may read
+    AllMax(ReplicaGroups),
+    /// The operand, in the host's memory: nothing but [`Op::ToDevice`] and [`Op::BarrierAfter`] may read
     /// it.
     ToHost,
     /// The operand, back in the device's own memory.
     ToDevice,
+    Composite(C),
 }
 
 /// Which replicas a collective goes between.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Exchange {
+pub struct ReplicaGroups {
     /// Replica numbers; every replica is in exactly one group, and all groups have one size.
     pub groups: Vec<Vec<u32>>,
     /// Collectives that stand side by side under one number become one instruction, so that small
@@ -310,7 +326,38 @@ pub struct Exchange {
     pub bucket: u32,
 }
 
-impl Op {
+/// The composites of a graph: [`Composite`] or [`Never`].
+pub trait Composites {
+    /// As [`Op::name`].
+    fn name(&self) -> &'static str;
+}
+
+impl Composites for Never {
+    fn name(&self) -> &'static str {
+        match *self {}
+    }
+}
+
+impl Composites for Composite {
+    fn name(&self) -> &'static str {
+        match self {
+            Composite::RandomBits { .. } => "random_bits",
+            Composite::LayerNorm { .. } => "layer_norm",
+            Composite::LayerNormGrad { .. } => "layer_norm_grad",
+            Composite::LayerNormScaleGrad { .. } => "layer_norm_scale_grad",
+            Composite::Gelu(_) => "gelu",
+            Composite::GeluGrad(_) => "gelu_grad",
+            Composite::CrossEntropy { .. } => "cross_entropy",
+            Composite::CrossEntropyGrad { .. } => "cross_entropy_grad",
+            Composite::Attention(_) => "attention",
+            Composite::AttentionGrad { .. } => "attention_grad",
+            Composite::StopGradient => "stop_gradient",
+            Composite::MasterGradient => "master_gradient",
+        }
+    }
+}
+
+impl<C: Composites> Op<C> {
     /// The name used in messages, descriptions and HLO metadata.
     pub fn name(&self) -> String {
         match self {
@@ -334,48 +381,18 @@ impl Op {
             Op::TakeRows => "take_rows".into(),
             Op::ScatterAddRows => "scatter_add_rows".into(),
             Op::Barrier => "barrier".into(),
-            Op::RandomBits { .. } => "random_bits".into(),
-            Op::LayerNorm { .. } => "layer_norm".into(),
-            Op::LayerNormGrad { .. } => "layer_norm_grad".into(),
-            Op::LayerNormScaleGrad { .. } => "layer_norm_scale_grad".into(),
-            Op::Gelu(_) => "gelu".into(),
-            Op::GeluGrad(_) => "gelu_grad".into(),
-            Op::CrossEntropy { .. } => "cross_entropy".into(),
-            Op::CrossEntropyGrad { .. } => "cross_entropy_grad".into(),
-            Op::Attention(_) => "attention".into(),
-            Op::AttentionGrad { .. } => "attention_grad".into(),
-            Op::StopGradient => "stop_gradient".into(),
-            Op::MasterGradient => "master_gradient".into(),
             Op::AllReduce(_) => "all_reduce".into(),
             Op::FusedAttention(_) => "fused_attention".into(),
             Op::FusedAttentionGrad(_) => "fused_attention_grad".into(),
-            Op::Part { .. } => "part".into(),
-            Op::After => "after".into(),
+            Op::GetTupleElement { .. } => "get_tuple_element".into(),
+            Op::BarrierAfter => "barrier_after".into(),
             Op::AllGather { .. } => "all_gather".into(),
             Op::ReduceScatter { .. } => "reduce_scatter".into(),
             Op::DynamicSlice { .. } => "dynamic_slice".into(),
             Op::AllMax(_) => "all_max".into(),
             Op::ToHost => "to_host".into(),
             Op::ToDevice => "to_device".into(),
+            Op::Composite(composite) => composite.name().into(),
         }
-    }
-
-    /// Whether `passes::expand` has to write this out before emission.
-    pub fn is_composite(&self) -> bool {
-        matches!(
-            self,
-            Op::RandomBits { .. }
-                | Op::LayerNorm { .. }
-                | Op::LayerNormGrad { .. }
-                | Op::LayerNormScaleGrad { .. }
-                | Op::Gelu(_)
-                | Op::GeluGrad(_)
-                | Op::CrossEntropy { .. }
-                | Op::CrossEntropyGrad { .. }
-                | Op::Attention(_)
-                | Op::AttentionGrad { .. }
-                | Op::StopGradient
-                | Op::MasterGradient
-        )
     }
 }

@@ -11,6 +11,7 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// The shape of these dimensions.
     pub fn new(dtype: DType, dims: impl Into<Vec<usize>>) -> Self {
         Shape {
             dims: dims.into(),
@@ -18,6 +19,7 @@ impl Shape {
         }
     }
 
+    /// The shape without dimensions.
     pub fn scalar(dtype: DType) -> Self {
         Shape {
             dims: Vec::new(),
@@ -25,6 +27,7 @@ impl Shape {
         }
     }
 
+    /// Number of dimensions.
     pub fn rank(&self) -> usize {
         self.dims.len()
     }

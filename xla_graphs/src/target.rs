@@ -73,6 +73,7 @@ impl std::fmt::Display for Target {
 }
 
 impl Target {
+    /// As `--device` names it.
     pub fn name(self) -> &'static str {
         match self {
             Target::Cpu => "cpu",

@@ -1,7 +1,7 @@
 //! Lazy tensors: operations on a [`Tensor`] are recorded as nodes of a [`Trace`]; nothing is
 //! computed.
 //!
-//! One trace covers what lies between two `mark_step`s. [`Trace::cut`] turns the recorded nodes
+//! One trace covers what lies between two `mark_step`s. [`Trace::finish`] turns the recorded nodes
 //! into a canonical [`Graph`](crate::Graph).
 
 use crate::dtype::DType;
@@ -112,6 +112,7 @@ impl Default for Trace {
 }
 
 impl Trace {
+    /// An empty trace.
     pub fn new() -> Self {
         let inner = Inner {
             scopes: vec![String::new()],
@@ -201,12 +202,15 @@ impl Trace {
     fn enter(&self, name: &str, change: impl FnOnce(&mut Provenance)) -> ScopeGuard {
         let mut inner = self.0.borrow_mut();
         let mut context = inner.contexts.last().copied().unwrap_or_default();
-        let path = match &inner.scopes[context.scope as usize] {
-            outer if name.is_empty() => outer.clone(),
-            outer if outer.is_empty() => name.to_string(),
-            outer => format!("{outer}.{name}"),
+        let outer = &inner.scopes[context.scope as usize];
+        let path = match (outer.as_str(), name) {
+            (_, "") => None,
+            ("", name) => Some(name.to_string()),
+            (outer, name) => Some(format!("{outer}.{name}")),
         };
-        context.scope = inner.intern(path);
+        if let Some(path) = path {
+            context.scope = inner.intern(path);
+        }
         change(&mut context.provenance);
         inner.contexts.push(context);
         drop(inner);
@@ -262,6 +266,7 @@ impl Trace {
         inner.places - 1
     }
 
+    /// Nodes recorded so far.
     pub fn node_count(&self) -> usize {
         self.0.borrow().nodes.len()
     }
@@ -354,9 +359,12 @@ impl Trace {
         }
     }
 
-    /// Cuts the trace: the nodes that its outputs need become a graph. `name` says what the graph
-    /// is for (`train`, `eval`).
-    pub fn cut(&self, name: &str) -> Result<Graph> {
+    /// Ends the trace: the nodes that its outputs need become a graph. `name` says what the graph is
+    /// for (`train`, `eval`).
+    ///
+    /// # Errors
+    /// If an output of the name of a state has not its shape.
+    pub fn finish(&self, name: &str) -> Result<Graph> {
         Graph::from_trace(name, &self.0.borrow())
     }
 }
@@ -398,22 +406,27 @@ impl Inner {
 }
 
 impl Tensor {
+    /// Dimensions and element type.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
+    /// The size of each dimension.
     pub fn dims(&self) -> &[usize] {
         &self.shape.dims
     }
 
+    /// The element type.
     pub fn dtype(&self) -> DType {
         self.shape.dtype
     }
 
+    /// Number of dimensions.
     pub fn rank(&self) -> usize {
         self.shape.rank()
     }
 
+    /// The recording that the tensor belongs to.
     pub fn trace(&self) -> &Trace {
         &self.trace
     }

@@ -118,7 +118,7 @@ fn program(k: &Knobs) -> Result<Graph> {
     let gradients = backward(&loss, std::slice::from_ref(&x))?;
     trace.output(k.output_name, &loss);
     trace.output("gradient", &gradients[0]);
-    trace.cut(k.graph)
+    trace.finish(k.graph)
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn the_same_program_has_the_same_bytes() {
     let (a, b) = (program(&PLAIN).unwrap(), program(&PLAIN).unwrap());
     assert_eq!(a.to_bytes(), b.to_bytes());
     assert_eq!(a.fingerprint(), b.fingerprint());
-    let prepare = |graph: &Graph| passes::prepare(graph, Target::Cpu).unwrap();
+    let prepare = |graph: &Graph| passes::lower(graph, Target::Cpu).unwrap();
     assert_eq!(prepare(&a).to_bytes(), prepare(&b).to_bytes());
     let decoded = Graph::from_bytes(&a.to_bytes()).unwrap();
     assert_eq!(decoded, a);
@@ -215,7 +215,7 @@ fn unused_work_is_not_part_of_a_graph_and_unused_inputs_are() {
             x.exp().unwrap();
         }
         trace.output("y", &x.neg().unwrap());
-        trace.cut("g").unwrap()
+        trace.finish("g").unwrap()
     };
     assert_eq!(record(true).to_bytes(), record(false).to_bytes());
     assert_eq!(record(false).inputs.len(), 2);
@@ -350,7 +350,7 @@ fn state_keeps_its_shape() {
     let trace = Trace::new();
     let w = trace.input("w", Shape::new(DType::F32, [2]), InputRole::State);
     trace.output("w", &w.sum_all().unwrap());
-    let message = trace.cut("g").unwrap_err().to_string();
+    let message = trace.finish("g").unwrap_err().to_string();
     assert!(
         message.contains("`w`") && message.contains("f32[2]") && message.contains("f32[]"),
         "{message}"

@@ -23,7 +23,7 @@ pub fn sum_of_squares() -> crate::trainer::Result<Graph> {
     let trace = Trace::new();
     let x = trace.input("x", operand_shape(), InputRole::Feed);
     trace.output("sum", &x.mul(&x)?.sum_all()?);
-    Ok(trace.cut(GRAPH_NAME)?)
+    Ok(trace.finish(GRAPH_NAME)?)
 }
 
 /// Compiles it for a device that is not attached.

@@ -7,18 +7,19 @@ mod parts;
 mod transfer;
 
 pub use parts::sent;
-pub(super) use parts::{Part, Parts, split};
+pub(super) use parts::{Parts, connect, forward_name};
 
 use super::error::{Error, Result};
 use super::session::{Buffers, HostTime, Session};
 use crate::cache::CompiledGraph;
 use crate::parallel::schedule::{PieceShape, Task, order};
 use crate::runtime::{Buffer, RunOptions};
+use parts::Part;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 use transfer::hand_on;
-use xtrain_graphs::passes::partition::PLACE_INPUT;
+use xtrain_graphs::passes::partition::TP_RANK;
 use xtrain_graphs::passes::stages::is_value;
 
 /// What an input of a recorded graph is given.
@@ -168,7 +169,7 @@ fn execute(
     let devices: Vec<usize> = session.places(stage).map(|(device, _)| device).collect();
     let (first, count) = (devices.first().copied().unwrap_or(0), devices.len());
     // Dividing a graph adds an input to it.
-    let is_divided = compiled.inputs.iter().any(|(name, _)| name == PLACE_INPUT);
+    let is_divided = compiled.inputs.iter().any(|(name, _)| name == TP_RANK);
     let places = is_divided.then(|| session.tensor_places()).transpose()?;
     let mut arguments: Vec<Vec<&Buffer>> = vec![Vec::with_capacity(compiled.inputs.len()); count];
     for (name, _) in &compiled.inputs {
@@ -181,9 +182,7 @@ fn execute(
                 .ok_or_else(no_state)?,
             Some(Argument::Feed(buffers)) => &buffers[first..first + count],
             Some(Argument::Abstract) => return Err(Error::AbstractFeed { name: name.clone() }),
-            None if name == PLACE_INPUT => {
-                &places.as_ref().ok_or_else(no_state)?[first..first + count]
-            }
+            None if name == TP_RANK => &places.as_ref().ok_or_else(no_state)?[first..first + count],
             None => &values.get(&(name.clone(), stage)).ok_or_else(no_state)?.0,
         };
         arguments

@@ -1,12 +1,10 @@
 //! What a recorded graph runs as: one graph, or the pieces that the stages of a pipeline run.
 
 use crate::cache::CompiledGraph;
-use crate::parallel::Placements;
 use crate::parallel::schedule::PieceShape;
-use crate::trainer::error::Result;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
-use xtrain_graphs::passes::stages::{self, is_value};
+use xtrain_graphs::passes::stages::{StageGraph, is_value};
 use xtrain_graphs::{Graph, Shape};
 
 /// A graph that one stage runs.
@@ -28,37 +26,19 @@ pub(super) struct Handed {
 
 pub type Parts = Arc<[Part]>;
 
-impl Part {
-    /// A graph that all replicas run.
-    pub fn whole(graph: Graph) -> Self {
-        let shape = PieceShape {
-            stage: 0,
-            level: 0,
-            after: Vec::new(),
-        };
-        Part {
-            graph,
-            shape,
-            handed: Vec::new(),
-            compiled: OnceLock::new(),
-        }
+/// How the names of those pieces of a recorded graph begin that only hand on values: the forward
+/// pass of a microbatch is the same whether it ends a step or not.
+pub fn forward_name(graph: &str) -> String {
+    let (what, variant) = graph.split_once('.').unwrap_or((graph, ""));
+    match what {
+        "accumulate" | "update" | "train" if variant.is_empty() => "forward".into(),
+        "accumulate" | "update" | "train" => format!("forward.{variant}"),
+        _ => graph.into(),
     }
 }
 
-/// A recorded graph as the stages of a pipeline run it.
-pub fn split(graph: &Graph, count: usize, placements: &Placements) -> Result<Vec<Part>> {
-    // The forward pass of a microbatch is the same whether it ends a step or not.
-    let (what, variant) = graph
-        .name
-        .split_once('.')
-        .map_or((&*graph.name, String::new()), |(what, rest)| {
-            (what, format!(".{rest}"))
-        });
-    let forward = match what {
-        "accumulate" | "update" | "train" => format!("forward{variant}"),
-        _ => graph.name.clone(),
-    };
-    let pieces = stages::split(graph, count, &|name| placements.home(name), &forward)?;
+/// What [`xtrain_graphs::passes::specialize`] gives, with who hands what to whom.
+pub fn connect(pieces: Vec<StageGraph>) -> Vec<Part> {
     let (mut givers, mut takers) = (
         HashMap::new(),
         HashMap::<String, BTreeMap<usize, usize>>::new(),
@@ -83,7 +63,7 @@ pub fn split(graph: &Graph, count: usize, placements: &Placements) -> Result<Vec
                 .or_default() += 1;
         }
     }
-    let part = |piece: stages::Piece| {
+    let part = |piece: StageGraph| {
         let mut after: Vec<usize> = piece
             .graph
             .inputs
@@ -116,7 +96,7 @@ pub fn split(graph: &Graph, count: usize, placements: &Placements) -> Result<Vec
             compiled: OnceLock::new(),
         }
     };
-    Ok(pieces.into_iter().map(part).collect())
+    pieces.into_iter().map(part).collect()
 }
 
 /// Bytes that the graphs of one step hand to other stages, from each replica of a stage to its like

@@ -108,7 +108,7 @@ fn transfer_graph(mesh: Mesh, (from, to): (usize, usize), shape: &Shape) -> Resu
     let row = [&[1], value.dims()].concat();
     let both = value.reshape(&row)?.all_gather(&pairs, 0)?;
     trace.output("received", &both.slice_dim(0, 0, 1)?.reshape(value.dims())?);
-    let graph = trace.cut(&format!("transfer.stage{from}.stage{to}.{shape}"))?;
+    let graph = trace.finish(&format!("transfer.stage{from}.stage{to}.{shape}"))?;
     Ok(Graph {
         stage: (mesh.stage * (1 + from) + to) as u32,
         ..graph

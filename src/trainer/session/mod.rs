@@ -14,7 +14,7 @@ pub mod replicas;
 
 use super::error::{Error, Result};
 use super::feed::INPUT_IDS;
-use super::pipeline::{self, Argument, Microbatch, Part, Parts};
+use super::pipeline::{self, Argument, Microbatch, Parts};
 use crate::cache::GraphCache;
 use crate::parallel::schedule::Task;
 use crate::parallel::{Axis, Mesh, PipelineSchedule, Placements, stages};
@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use xtrain_graphs::op::Comparison;
 use xtrain_graphs::passes::partition::{Cut, Partition};
+use xtrain_graphs::passes::stages::{Pipeline, StageGraph};
 use xtrain_graphs::{
     DType, Fingerprint, Graph, InputRole, Precision, Shape, StageGuard, Tensor, Trace, passes,
 };
@@ -692,25 +693,33 @@ impl Recording<'_> {
     }
 
     fn parts(&self, name: &str) -> Result<Parts> {
-        let recorded = self.trace.cut(name)?;
+        let recorded = self.trace.finish(name)?;
         let session = &*self.session;
         let partition = session.partition(&recorded).filter(|_| self.divided);
         let stages = session.placements.stages();
         if self.precision == Precision::F32 && partition.is_none() && stages.is_none() {
-            return Ok([Part::whole(recorded)].into());
+            let whole = StageGraph {
+                graph: recorded,
+                level: 0,
+            };
+            return Ok(pipeline::connect(vec![whole]).into());
         }
         let key = (recorded.fingerprint(), self.precision);
         if let Some(known) = session.made.borrow().get(&key) {
             return Ok(known.clone());
         }
-        let mut graph = passes::mix(&recorded, self.precision)?;
-        if let Some(partition) = partition {
-            graph = passes::partition::divide(&graph, &partition)?;
-        }
-        let parts: Parts = match stages {
-            None => [Part::whole(graph)].into(),
-            Some(stages) => pipeline::split(&graph, stages.count(), &session.placements)?.into(),
+        let forward = pipeline::forward_name(&recorded.name);
+        let home = |name: &str| session.placements.home(name);
+        let execution = passes::Execution {
+            precision: self.precision,
+            partition: partition.as_ref(),
+            pipeline: stages.map(|stages| Pipeline {
+                stages: stages.count(),
+                home: &home,
+                forward: &forward,
+            }),
         };
+        let parts: Parts = pipeline::connect(passes::specialize(&recorded, &execution)?).into();
         session.made.borrow_mut().insert(key, parts.clone());
         Ok(parts)
     }

@@ -15,7 +15,7 @@ use cases::{Argument, Sample};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use support::{Rng, Value, compile};
-use xtrain_graphs::op::{Binary, Op, Reduction, Unary};
+use xtrain_graphs::op::{Binary, Composite, Op, Reduction, Unary};
 use xtrain_graphs::{DType, Error, Graph, InputRole, Shape, Tensor, Trace, backward};
 
 /// Seeds per case: each draws other shapes and attributes.
@@ -41,7 +41,7 @@ macro_rules! gradient_table {
 }
 
 gradient_table! {
-    Op::Input(_) | Op::Constant { .. } | Op::Iota { .. } | Op::Compare(_) | Op::RandomBits { .. } => [];
+    Op::Input(_) | Op::Constant { .. } | Op::Iota { .. } | Op::Compare(_) | Op::Composite(Composite::RandomBits { .. }) => [];
     Op::Unary(Unary::Neg) => [0];
     Op::Unary(Unary::Exp) => [0];
     Op::Unary(Unary::Log) => [0];
@@ -91,23 +91,23 @@ gradient_table! {
     Op::ReduceScatter { .. } => [0];
     // Beside updates only, never under a gradient.
     Op::AllMax(_) | Op::DynamicSlice { .. } => [];
-    Op::After => [0];
-    Op::LayerNorm { .. } => [0, 1, 2];
-    Op::Gelu(xtrain_graphs::op::Gelu::Erf) => [0];
-    Op::Gelu(xtrain_graphs::op::Gelu::Tanh) => [0];
-    Op::CrossEntropy { .. } => [0];
-    Op::Attention(_) => [0, 1, 2];
+    Op::BarrierAfter => [0];
+    Op::Composite(Composite::LayerNorm { .. }) => [0, 1, 2];
+    Op::Composite(Composite::Gelu(xtrain_graphs::op::Gelu::Erf)) => [0];
+    Op::Composite(Composite::Gelu(xtrain_graphs::op::Gelu::Tanh)) => [0];
+    Op::Composite(Composite::CrossEntropy { .. }) => [0];
+    Op::Composite(Composite::Attention(_)) => [0, 1, 2];
     // Gradients themselves: compared through the operation that they belong to; no second
     // derivatives.
-    Op::LayerNormGrad { .. } | Op::LayerNormScaleGrad { .. } | Op::GeluGrad(_) => [];
-    Op::CrossEntropyGrad { .. } | Op::AttentionGrad { .. } => [];
+    Op::Composite(Composite::LayerNormGrad { .. }) | Op::Composite(Composite::LayerNormScaleGrad { .. }) | Op::Composite(Composite::GeluGrad(_)) => [];
+    Op::Composite(Composite::CrossEntropyGrad { .. }) | Op::Composite(Composite::AttentionGrad { .. }) => [];
     // Differs from finite differences by design; `a_stopped_gradient_is_the_identity_forwards` has
     // it.
-    Op::StopGradient => [];
+    Op::Composite(Composite::StopGradient) => [];
     // Put on gradients, which are not differentiated.
-    Op::MasterGradient => [];
+    Op::Composite(Composite::MasterGradient) => [];
     // A target's own form of attention, which passes put there after gradients are taken.
-    Op::FusedAttention(_) | Op::FusedAttentionGrad(_) | Op::Part { .. } => [];
+    Op::FusedAttention(_) | Op::FusedAttentionGrad(_) | Op::GetTupleElement { .. } => [];
 }
 
 /// What all cases together have reached and found.
@@ -245,7 +245,7 @@ fn record(
     };
     let trace = Trace::new();
     trace.output("result", &(sample.function)(&inputs(&trace))?);
-    let forward = trace.cut("forward")?;
+    let forward = trace.finish("forward")?;
 
     let trace = Trace::new();
     let tensors = inputs(&trace);
@@ -268,7 +268,7 @@ fn record(
     for (i, gradient) in gradients.iter().enumerate() {
         trace.output(format!("gradient{i}"), gradient);
     }
-    Ok((forward, trace.cut("gradients")?, weights))
+    Ok((forward, trace.finish("gradients")?, weights))
 }
 
 /// The (row, operand) pairs of a forward graph that carry a float argument's value as floats.

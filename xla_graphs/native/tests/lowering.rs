@@ -15,7 +15,7 @@ use xtrain_graphs::{
 use xtrain_xla::proto::xla::{HloComputationProto, HloModuleProto};
 
 fn prepared(layers: usize) -> Graph {
-    passes::prepare(&training_step(layers), Target::Cpu).unwrap()
+    passes::lower(&training_step(layers), Target::Cpu).unwrap()
 }
 
 fn module(graph: &Graph) -> HloModuleProto {
@@ -171,7 +171,7 @@ fn attention_for_cudnn_is_one_call_each_way() {
         fused_attention: true,
         ..CudaTarget::default()
     });
-    let graph = passes::prepare(&trace.cut("attend").unwrap(), target).unwrap();
+    let graph = passes::lower(&trace.finish("attend").unwrap(), target).unwrap();
     let module = module(&graph);
     let entry = entry(&module);
     let calls: Vec<_> = entry
@@ -273,7 +273,7 @@ fn products_of_f32_are_exact_unless_tf32_is_asked_for() {
             tf32,
             ..CudaTarget::default()
         });
-        let module = module(&passes::prepare(&training_step(1), target).unwrap());
+        let module = module(&passes::lower(&training_step(1), target).unwrap());
         let dots = entry(&module)
             .instructions
             .iter()
@@ -329,7 +329,7 @@ fn dropout_inside_of_attention_is_said_to_both_calls() {
         tf32: false,
     };
     let module =
-        module(&passes::prepare(&trace.cut("attend").unwrap(), Target::Cuda(card)).unwrap());
+        module(&passes::lower(&trace.finish("attend").unwrap(), Target::Cuda(card)).unwrap());
     let calls: Vec<_> = entry(&module)
         .instructions
         .iter()
@@ -444,7 +444,7 @@ fn composites_are_refused_by_name_and_place() {
         error.contains("layer_norm in h.0") && error.contains("f32[2,4,8], f32[8], f32[8]"),
         "{error}"
     );
-    assert!(error.contains("passes::prepare"), "{error}");
+    assert!(error.contains("passes::lower"), "{error}");
 }
 
 /// A graph of one operation over inputs of the given shapes, recorded shape included, however
@@ -458,7 +458,7 @@ fn single(op: Op, operands: &[Shape], result: Shape) -> Graph {
             &trace.input(format!("in{i}"), shape.clone(), InputRole::Feed),
         );
     }
-    let mut graph = trace.cut("broken").unwrap();
+    let mut graph = trace.finish("broken").unwrap();
     if graph.scopes.len() == 1 {
         graph.scopes.push("h.7.attn".into());
     }
@@ -663,7 +663,7 @@ fn the_collectives_of_a_bucket_are_one_instruction() {
     for (name, sum) in ["a", "b", "c"].iter().zip(&sums) {
         trace.output(format!("sum of {name}"), &sum.neg().unwrap());
     }
-    let module = module(&passes::prepare(&trace.cut("train").unwrap(), Target::Cpu).unwrap());
+    let module = module(&passes::lower(&trace.finish("train").unwrap(), Target::Cpu).unwrap());
     let entry = entry(&module);
     let all: Vec<_> = entry
         .instructions

@@ -5,19 +5,19 @@
 //! the adjoint of its result into those of its operands, which add up over all uses. The rules
 //! record ordinary nodes, so gradients are part of the same graph.
 
-pub(crate) mod checkpoint;
+pub(crate) mod remat;
 
 use crate::error::{Error, Result};
-use crate::op::Op;
+use crate::op::{Composite, Op};
 use crate::ops::{self, Vjp};
 use crate::provenance::{Phase, Provenance};
 use crate::trace::{NodeId, Tensor};
-use checkpoint::{Checkpointing, Regions};
+use remat::{Checkpointing, Regions};
 
 /// Stands in front of the model path of what the sweep records: `backward/h.3.attn`.
 pub const BACKWARD: &str = "backward";
 
-/// The same of what the sweep computes once more (`checkpoint`).
+/// The same of what the sweep computes once more (`remat`).
 pub(crate) const RECOMPUTE: &str = "recompute";
 
 /// [`backward_with`] everything kept.
@@ -125,7 +125,7 @@ pub fn backward_with(
     parameters
         .iter()
         .map(|p| match adjoints.get(p.id() as usize).cloned().flatten() {
-            Some(adjoint) => adjoint.apply(Op::MasterGradient, &[]),
+            Some(adjoint) => adjoint.apply(Op::Composite(Composite::MasterGradient), &[]),
             None => zeros(p),
         })
         .collect()

@@ -14,7 +14,7 @@
 use super::fused_attention;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{Attention, AttentionOperand, Comparison, Op};
+use crate::op::{Attention, AttentionOperand, Comparison, Composite, Op};
 use crate::ops::{Vjp, expect, float};
 use crate::shape::Shape;
 use crate::target::Target;
@@ -92,10 +92,10 @@ pub(crate) fn vjp(v: &Vjp, attention: &Attention) -> Result<Vec<Option<Tensor>>>
         grads[i] = v.when(i, || {
             let others: Vec<&Tensor> = v.operands[1..].iter().chain([v.dy]).collect();
             v.operands[0].apply(
-                Op::AttentionGrad {
+                Op::Composite(Composite::AttentionGrad {
                     of: *attention,
                     operand,
-                },
+                }),
                 &others,
             )
         })?;
@@ -397,6 +397,6 @@ impl Tensor {
             .into_iter()
             .flatten()
             .collect();
-        self.apply(Op::Attention(attributes), &others)
+        self.apply(Op::Composite(Composite::Attention(attributes)), &others)
     }
 }

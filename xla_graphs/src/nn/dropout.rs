@@ -8,7 +8,7 @@
 
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{Comparison, Op};
+use crate::op::{Comparison, Composite, Op};
 use crate::ops::expect;
 use crate::shape::Shape;
 use crate::trace::{Tensor, Trace};
@@ -143,10 +143,10 @@ impl Randomness {
         };
         let place = key.trace().next_place();
         let bits = key.apply(
-            Op::RandomBits {
+            Op::Composite(Composite::RandomBits {
                 dims: dims.to_vec(),
                 place,
-            },
+            }),
             &[],
         )?;
         let threshold = (rate * 2f64.powi(32)).min(f64::from(u32::MAX)).floor();

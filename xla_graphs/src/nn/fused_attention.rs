@@ -72,7 +72,7 @@ const STATISTICS: usize = 1;
 
 /// The shapes of a call's results without its workspace, given its operands'; `None` for other
 /// operations.
-pub fn results(op: &Op, operands: &[&Shape]) -> Option<Vec<Shape>> {
+pub fn results<C>(op: &Op<C>, operands: &[&Shape]) -> Option<Vec<Shape>> {
     let turned = |x: &Shape| Shape::new(x.dtype, TURN.map(|d| x.dims[d]));
     let q = operands.first()?;
     match op {
@@ -111,7 +111,7 @@ fn check_bias(bias: &Shape, q: &Shape, k: &Shape) -> std::result::Result<(), Str
     )
 }
 
-/// The call's first result stands for it; the others are read by `Op::Part`.
+/// The call's first result stands for it; the others are read by `Op::GetTupleElement`.
 pub(crate) fn infer(of: &FusedAttention, operands: &[&Shape]) -> Inferred {
     check(of, operands, 0)?;
     if of.bias {
@@ -192,7 +192,7 @@ fn part(call: &Tensor, index: usize) -> Result<Tensor> {
     let shape = results(&node.op, &shapes)
         .expect("only calls have parts")
         .swap_remove(index);
-    trace.record(Op::Part { index, shape }, &[call])
+    trace.record(Op::GetTupleElement { index, shape }, &[call])
 }
 
 /// `[B, 1, T, S]`: 0 where `mask` (`pred[B, S]`) is true, else so low that it weighs nothing. Half
@@ -290,7 +290,7 @@ mod tests {
             trace.output(*name, &grad.convert(dtype).unwrap());
         }
         trace.output("loss", &loss);
-        let prepared = passes::prepare(&trace.cut("test").unwrap(), target).unwrap();
+        let prepared = passes::lower(&trace.finish("test").unwrap(), target).unwrap();
         prepared.check().unwrap();
         prepared
     }
@@ -387,7 +387,7 @@ mod tests {
         {
             trace.output(*name, &grad);
         }
-        let graph = passes::prepare(&trace.cut("test").unwrap(), H200).unwrap();
+        let graph = passes::lower(&trace.finish("test").unwrap(), H200).unwrap();
         graph.check().unwrap();
         assert_eq!(calls(&graph), (1, 1));
         let call = graph

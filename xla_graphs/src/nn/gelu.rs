@@ -2,7 +2,7 @@
 
 use super::special;
 use crate::error::Result;
-use crate::op::{Gelu, Op};
+use crate::op::{Composite, Gelu, Op};
 use crate::ops::Vjp;
 use crate::target::Target;
 use crate::trace::Tensor;
@@ -15,7 +15,7 @@ const CUBIC: f64 = 0.044715;
 
 pub(crate) fn vjp(v: &Vjp, kind: Gelu) -> Result<Vec<Option<Tensor>>> {
     Ok(vec![v.when(0, || {
-        v.operands[0].apply(Op::GeluGrad(kind), &[v.dy])
+        v.operands[0].apply(Op::Composite(Composite::GeluGrad(kind)), &[v.dy])
     })?])
 }
 
@@ -74,8 +74,12 @@ pub(crate) fn expand_grad(kind: Gelu, x: &Tensor, dy: &Tensor, target: Target) -
 }
 
 impl Tensor {
+    /// The Gaussian error linear unit of each element (Hendrycks and Gimpel 2016).
+    ///
+    /// # Errors
+    /// If the element type is no float.
     #[track_caller]
     pub fn gelu(&self, kind: Gelu) -> Result<Tensor> {
-        self.apply(Op::Gelu(kind), &[])
+        self.apply(Op::Composite(Composite::Gelu(kind)), &[])
     }
 }

@@ -5,7 +5,7 @@
 //! xhat)) / sqrt(var + eps), dgamma = sum(dy * xhat), dbeta = sum(dy).
 
 use crate::error::Result;
-use crate::op::{F64, Op};
+use crate::op::{Composite, F64, Op};
 use crate::ops::{Vjp, expect, float};
 use crate::shape::Shape;
 use crate::trace::Tensor;
@@ -45,8 +45,18 @@ pub(crate) fn vjp(v: &Vjp, eps: F64) -> Result<Vec<Option<Tensor>>> {
     let (x, gamma) = (&v.operands[0], &v.operands[1]);
     let rows: Vec<usize> = (0..x.rank() - 1).collect();
     Ok(vec![
-        v.when(0, || x.apply(Op::LayerNormGrad { eps }, &[gamma, v.dy]))?,
-        v.when(1, || x.apply(Op::LayerNormScaleGrad { eps }, &[v.dy]))?,
+        v.when(0, || {
+            x.apply(
+                Op::Composite(Composite::LayerNormGrad { eps }),
+                &[gamma, v.dy],
+            )
+        })?,
+        v.when(1, || {
+            x.apply(
+                Op::Composite(Composite::LayerNormScaleGrad { eps }),
+                &[v.dy],
+            )
+        })?,
         v.when(2, || v.dy.sum(&rows))?,
     ])
 }
@@ -85,6 +95,9 @@ impl Tensor {
     /// dimension's size.
     #[track_caller]
     pub fn layer_norm(&self, gamma: &Tensor, beta: &Tensor, eps: f64) -> Result<Tensor> {
-        self.apply(Op::LayerNorm { eps: F64::new(eps) }, &[gamma, beta])
+        self.apply(
+            Op::Composite(Composite::LayerNorm { eps: F64::new(eps) }),
+            &[gamma, beta],
+        )
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{Comparison, Op};
+use crate::op::{Comparison, Composite, Op};
 use crate::ops::{Vjp, expect, float};
 use crate::shape::Shape;
 use crate::target::Target;
@@ -32,7 +32,10 @@ pub(crate) fn infer_grad(operands: &[&Shape]) -> Inferred {
 pub(crate) fn vjp(v: &Vjp, ignore: i64) -> Result<Vec<Option<Tensor>>> {
     let (logits, labels) = (&v.operands[0], &v.operands[1]);
     let dlogits = v.when(0, || {
-        logits.apply(Op::CrossEntropyGrad { ignore }, &[labels, v.dy])
+        logits.apply(
+            Op::Composite(Composite::CrossEntropyGrad { ignore }),
+            &[labels, v.dy],
+        )
     })?;
     Ok(vec![dlogits, None])
 }
@@ -105,6 +108,6 @@ impl Tensor {
     /// `ignore` (-100 in transformers).
     #[track_caller]
     pub fn cross_entropy(&self, labels: &Tensor, ignore: i64) -> Result<Tensor> {
-        self.apply(Op::CrossEntropy { ignore }, &[labels])
+        self.apply(Op::Composite(Composite::CrossEntropy { ignore }), &[labels])
     }
 }

@@ -1,5 +1,5 @@
 //! Composite operations: whole formulas kept as one node, each with a hand-derived gradient and the
-//! plain form that `passes::expand` writes out for targets that have nothing better.
+//! plain form that `passes::decompose` writes out for targets that have nothing better.
 
 pub(crate) mod attention;
 pub(crate) mod dropout;

@@ -3,14 +3,14 @@
 
 use super::{Vjp, float};
 use crate::error::Result;
-use crate::op::{Exchange, Op};
+use crate::op::{Op, ReplicaGroups};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
 /// Floats only: Neuron sums integers through f32, which loses them above 2^24.
 pub(super) fn infer_all_reduce(
     x: &Shape,
-    exchange: &Exchange,
+    exchange: &ReplicaGroups,
 ) -> std::result::Result<Shape, String> {
     float(x)?;
     check_groups(&exchange.groups)?;
@@ -20,7 +20,7 @@ pub(super) fn infer_all_reduce(
 pub(super) fn infer_all_gather(
     x: &Shape,
     dim: usize,
-    exchange: &Exchange,
+    exchange: &ReplicaGroups,
 ) -> std::result::Result<Shape, String> {
     check_groups(&exchange.groups)?;
     let mut dims = x.dims.clone();
@@ -36,7 +36,7 @@ pub(super) fn infer_all_gather(
 pub(super) fn infer_reduce_scatter(
     x: &Shape,
     dim: usize,
-    exchange: &Exchange,
+    exchange: &ReplicaGroups,
 ) -> std::result::Result<Shape, String> {
     float(x)?;
     check_groups(&exchange.groups)?;
@@ -68,7 +68,7 @@ fn check_groups(groups: &[Vec<u32>]) -> std::result::Result<(), String> {
 
 /// What one replica's operand adds to the sum on every replica of its group comes back from all of
 /// them.
-pub(super) fn vjp_all_reduce(v: &Vjp, exchange: &Exchange) -> Result<Vec<Option<Tensor>>> {
+pub(super) fn vjp_all_reduce(v: &Vjp, exchange: &ReplicaGroups) -> Result<Vec<Option<Tensor>>> {
     Ok(vec![v.when(0, || {
         v.dy.apply(Op::AllReduce(exchange.clone()), &[])
     })?])
@@ -79,7 +79,7 @@ pub(super) fn vjp_all_reduce(v: &Vjp, exchange: &Exchange) -> Result<Vec<Option<
 pub(super) fn vjp_all_gather(
     v: &Vjp,
     dim: usize,
-    exchange: &Exchange,
+    exchange: &ReplicaGroups,
 ) -> Result<Vec<Option<Tensor>>> {
     Ok(vec![v.when(0, || {
         v.dy.apply(
@@ -95,7 +95,7 @@ pub(super) fn vjp_all_gather(
 pub(super) fn vjp_reduce_scatter(
     v: &Vjp,
     dim: usize,
-    exchange: &Exchange,
+    exchange: &ReplicaGroups,
 ) -> Result<Vec<Option<Tensor>>> {
     Ok(vec![v.when(0, || {
         v.dy.apply(
@@ -108,10 +108,10 @@ pub(super) fn vjp_reduce_scatter(
     })?])
 }
 
-impl Exchange {
+impl ReplicaGroups {
     /// In one collective of its own.
     pub fn alone(groups: &[Vec<u32>]) -> Self {
-        Exchange {
+        ReplicaGroups {
             groups: groups.to_vec(),
             bucket: 0,
         }
@@ -130,7 +130,7 @@ impl Tensor {
         self.apply(
             Op::AllGather {
                 dim,
-                exchange: Exchange::alone(groups),
+                exchange: ReplicaGroups::alone(groups),
             },
             &[],
         )
@@ -142,7 +142,7 @@ impl Tensor {
         self.apply(
             Op::ReduceScatter {
                 dim,
-                exchange: Exchange::alone(groups),
+                exchange: ReplicaGroups::alone(groups),
             },
             &[],
         )
@@ -151,14 +151,14 @@ impl Tensor {
     /// The largest of each element over the replicas of each group.
     #[track_caller]
     pub fn all_max(&self, groups: &[Vec<u32>]) -> Result<Tensor> {
-        self.apply(Op::AllMax(Exchange::alone(groups)), &[])
+        self.apply(Op::AllMax(ReplicaGroups::alone(groups)), &[])
     }
 
     /// The sum of this tensor over the replicas of each group.
     #[track_caller]
     pub fn all_reduce(&self, groups: &[Vec<u32>], bucket: u32) -> Result<Tensor> {
         self.apply(
-            Op::AllReduce(Exchange {
+            Op::AllReduce(ReplicaGroups {
                 groups: groups.to_vec(),
                 bucket,
             }),

@@ -3,7 +3,7 @@
 use super::{Vjp, float, integer};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{Binary, Comparison, Op, Unary};
+use crate::op::{Binary, Comparison, Composite, Op, Unary};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
@@ -194,12 +194,17 @@ impl Tensor {
         self.apply(Op::Binary(op), &[&scalar])
     }
 
+    /// `pred`, true where this and `other` are in that order; size-1 dimensions repeat.
+    ///
+    /// # Errors
+    /// If the types differ or the shapes do not broadcast.
     #[track_caller]
     pub fn compare(&self, order: Comparison, other: &Tensor) -> Result<Tensor> {
         let (a, b) = self.broadcast_pair(other)?;
         a.apply(Op::Compare(order), &[&b])
     }
 
+    /// `pred`, true where this is in that order to `value`.
     #[track_caller]
     pub fn compare_scalar(&self, order: Comparison, value: f64) -> Result<Tensor> {
         let scalar = self.trace().full(value, self.shape())?;
@@ -224,6 +229,10 @@ impl Tensor {
         }
     }
 
+    /// The same bits as an element type of the same size.
+    ///
+    /// # Errors
+    /// If the sizes differ.
     #[track_caller]
     pub fn bitcast(&self, dtype: DType) -> Result<Tensor> {
         self.apply(Op::Bitcast(dtype), &[])
@@ -252,7 +261,7 @@ impl Tensor {
     /// takes it for another value than this one: what is computed from it is computed anew.
     #[track_caller]
     pub fn after(&self, other: &Tensor) -> Result<Tensor> {
-        self.apply(Op::After, &[other])
+        self.apply(Op::BarrierAfter, &[other])
     }
 
     /// `max(0, x)`, with gradient 0 at 0 as in torch and JAX. The zero is the first operand because
@@ -268,14 +277,15 @@ impl Tensor {
     /// The identity, through which no gradient goes back.
     #[track_caller]
     pub fn stop_gradient(&self) -> Result<Tensor> {
-        self.apply(Op::StopGradient, &[])
+        self.apply(Op::Composite(Composite::StopGradient), &[])
     }
 }
 
 macro_rules! unary_methods {
     ($($name:ident $op:ident),* $(,)?) => {
         impl Tensor {
-            $(#[track_caller]
+            $(#[doc = concat!("`", stringify!($op), "` of each element ([`Unary`]).")]
+            #[track_caller]
             pub fn $name(&self) -> Result<Tensor> {
                 self.unary(Unary::$op)
             })*
@@ -286,7 +296,8 @@ macro_rules! unary_methods {
 macro_rules! binary_methods {
     ($($name:ident $op:ident),* $(,)?) => {
         impl Tensor {
-            $(#[track_caller]
+            $(#[doc = concat!("`", stringify!($op), "` of each pair of elements ([`Binary`]); size-1 dimensions repeat.")]
+            #[track_caller]
             pub fn $name(&self, other: &Tensor) -> Result<Tensor> {
                 self.binary(Binary::$op, other)
             })*
@@ -297,7 +308,8 @@ macro_rules! binary_methods {
 macro_rules! scalar_methods {
     ($($name:ident $op:ident),* $(,)?) => {
         impl Tensor {
-            $(#[track_caller]
+            $(#[doc = concat!("`", stringify!($op), "` of each element and `value` ([`Binary`]).")]
+            #[track_caller]
             pub fn $name(&self, value: f64) -> Result<Tensor> {
                 self.with_scalar(Binary::$op, value)
             })*

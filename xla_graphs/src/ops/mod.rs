@@ -2,7 +2,7 @@
 //!
 //! To add an operation: a variant in `op.rs`, then in one family file its shape rule, its gradient
 //! rule and the `Tensor` method that records it; primitives also need a line in the emitter,
-//! composites one in `passes/expand.rs`.
+//! composites one in `passes/decompose.rs`.
 
 mod collective;
 mod dot;
@@ -14,16 +14,13 @@ mod reshape;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::nn;
-use crate::op::Op;
+use crate::op::{Composite, Op};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
 /// Shape rule: the result's shape, or a sentence that says what is wrong with the operands.
 pub(crate) fn infer(op: &Op, operands: &[&Shape]) -> std::result::Result<Shape, String> {
-    let arity = |n: usize| match operands.len() {
-        found if found == n => Ok(()),
-        found => Err(format!("takes {n} operands, got {found}")),
-    };
+    let arity = |n| arity(operands, n);
     match op {
         Op::Input(_) => Err("inputs are declared, not recorded".into()),
         Op::Constant { dtype, .. } => Ok(Shape::scalar(*dtype)),
@@ -66,33 +63,14 @@ pub(crate) fn infer(op: &Op, operands: &[&Shape]) -> std::result::Result<Shape, 
             arity(3).and_then(|()| index::infer_scatter(operands[0], operands[1], operands[2]))
         }
         Op::Barrier | Op::ToHost | Op::ToDevice => arity(1).map(|()| operands[0].clone()),
-        Op::RandomBits { dims, .. } => {
-            arity(1).and_then(|()| nn::dropout::infer_bits(operands[0], dims))
-        }
-        Op::LayerNorm { .. } => arity(3).and_then(|()| nn::layer_norm::infer(operands)),
-        Op::LayerNormGrad { .. } => arity(3).and_then(|()| nn::layer_norm::infer_grad(operands)),
-        Op::LayerNormScaleGrad { .. } => {
-            arity(2).and_then(|()| nn::layer_norm::infer_scale_grad(operands))
-        }
-        Op::Gelu(_) => arity(1).and_then(|()| float(operands[0]).map(|()| operands[0].clone())),
-        Op::GeluGrad(_) => {
-            arity(2).and_then(|()| elementwise::same_floats(operands[0], operands[1]))
-        }
-        Op::CrossEntropy { .. } => {
-            arity(2).and_then(|()| nn::loss::infer(operands[0], operands[1]))
-        }
-        Op::CrossEntropyGrad { .. } => arity(3).and_then(|()| nn::loss::infer_grad(operands)),
-        Op::Attention(attention) => nn::attention::infer(attention, operands),
-        Op::AttentionGrad { of, operand } => nn::attention::infer_grad(of, *operand, operands),
-        Op::StopGradient | Op::MasterGradient => arity(1).map(|()| operands[0].clone()),
         Op::AllReduce(exchange) => {
             arity(1).and_then(|()| collective::infer_all_reduce(operands[0], exchange))
         }
         Op::FusedAttention(of) => nn::fused_attention::infer(of, operands),
         Op::FusedAttentionGrad(of) => nn::fused_attention::infer_grad(of, operands),
         // The emitter compares it with the call's.
-        Op::Part { shape, .. } => arity(1).map(|()| shape.clone()),
-        Op::After => arity(2).map(|()| operands[0].clone()),
+        Op::GetTupleElement { shape, .. } => arity(1).map(|()| shape.clone()),
+        Op::BarrierAfter => arity(2).map(|()| operands[0].clone()),
         Op::AllGather { dim, exchange } => {
             arity(1).and_then(|()| collective::infer_all_gather(operands[0], *dim, exchange))
         }
@@ -105,6 +83,49 @@ pub(crate) fn infer(op: &Op, operands: &[&Shape]) -> std::result::Result<Shape, 
         Op::AllMax(exchange) => {
             arity(1).and_then(|()| collective::infer_all_reduce(operands[0], exchange))
         }
+        Op::Composite(op) => infer_composite(op, operands),
+    }
+}
+
+fn infer_composite(op: &Composite, operands: &[&Shape]) -> std::result::Result<Shape, String> {
+    let arity = |n| arity(operands, n);
+    match op {
+        Composite::RandomBits { dims, .. } => {
+            arity(1).and_then(|()| nn::dropout::infer_bits(operands[0], dims))
+        }
+        Composite::LayerNorm { .. } => arity(3).and_then(|()| nn::layer_norm::infer(operands)),
+        Composite::LayerNormGrad { .. } => {
+            arity(3).and_then(|()| nn::layer_norm::infer_grad(operands))
+        }
+        Composite::LayerNormScaleGrad { .. } => {
+            arity(2).and_then(|()| nn::layer_norm::infer_scale_grad(operands))
+        }
+        Composite::Gelu(_) => {
+            arity(1).and_then(|()| float(operands[0]).map(|()| operands[0].clone()))
+        }
+        Composite::GeluGrad(_) => {
+            arity(2).and_then(|()| elementwise::same_floats(operands[0], operands[1]))
+        }
+        Composite::CrossEntropy { .. } => {
+            arity(2).and_then(|()| nn::loss::infer(operands[0], operands[1]))
+        }
+        Composite::CrossEntropyGrad { .. } => {
+            arity(3).and_then(|()| nn::loss::infer_grad(operands))
+        }
+        Composite::Attention(attention) => nn::attention::infer(attention, operands),
+        Composite::AttentionGrad { of, operand } => {
+            nn::attention::infer_grad(of, *operand, operands)
+        }
+        Composite::StopGradient | Composite::MasterGradient => {
+            arity(1).map(|()| operands[0].clone())
+        }
+    }
+}
+
+fn arity(operands: &[&Shape], n: usize) -> std::result::Result<(), String> {
+    match operands.len() {
+        found if found == n => Ok(()),
+        found => Err(format!("takes {n} operands, got {found}")),
     }
 }
 
@@ -143,8 +164,7 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         | Op::Constant { .. }
         | Op::Iota { .. }
         | Op::Compare(_)
-        | Op::RandomBits { .. }
-        | Op::StopGradient => {
+        | Op::Composite(Composite::RandomBits { .. } | Composite::StopGradient) => {
             vec![None; v.operands.len()]
         }
         Op::Unary(op) => match elementwise::vjp_unary(*op, v)? {
@@ -167,24 +187,28 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         Op::Dot { dims, .. } => dot::vjp(v, dims)?,
         Op::TakeRows => index::vjp_take(v)?,
         Op::ScatterAddRows => index::vjp_scatter(v)?,
-        Op::Barrier | Op::ToHost | Op::ToDevice | Op::MasterGradient => vec![Some(v.dy.clone())],
-        Op::After => vec![Some(v.dy.clone()), None],
+        Op::Barrier | Op::ToHost | Op::ToDevice | Op::Composite(Composite::MasterGradient) => {
+            vec![Some(v.dy.clone())]
+        }
+        Op::BarrierAfter => vec![Some(v.dy.clone()), None],
         Op::AllGather { dim, exchange } => collective::vjp_all_gather(v, *dim, exchange)?,
         Op::ReduceScatter { dim, exchange } => collective::vjp_reduce_scatter(v, *dim, exchange)?,
         Op::AllReduce(exchange) => collective::vjp_all_reduce(v, exchange)?,
-        Op::LayerNorm { eps } => nn::layer_norm::vjp(v, *eps)?,
-        Op::Gelu(kind) => nn::gelu::vjp(v, *kind)?,
-        Op::CrossEntropy { ignore } => nn::loss::vjp(v, *ignore)?,
-        Op::Attention(attention) => nn::attention::vjp(v, attention)?,
+        Op::Composite(Composite::LayerNorm { eps }) => nn::layer_norm::vjp(v, *eps)?,
+        Op::Composite(Composite::Gelu(kind)) => nn::gelu::vjp(v, *kind)?,
+        Op::Composite(Composite::CrossEntropy { ignore }) => nn::loss::vjp(v, *ignore)?,
+        Op::Composite(Composite::Attention(attention)) => nn::attention::vjp(v, attention)?,
         Op::Bitcast(_)
-        | Op::LayerNormGrad { .. }
-        | Op::LayerNormScaleGrad { .. }
-        | Op::GeluGrad(_)
-        | Op::CrossEntropyGrad { .. }
-        | Op::AttentionGrad { .. }
+        | Op::Composite(
+            Composite::LayerNormGrad { .. }
+            | Composite::LayerNormScaleGrad { .. }
+            | Composite::GeluGrad(_)
+            | Composite::CrossEntropyGrad { .. }
+            | Composite::AttentionGrad { .. },
+        )
         | Op::FusedAttention(_)
         | Op::FusedAttentionGrad(_)
-        | Op::Part { .. }
+        | Op::GetTupleElement { .. }
         | Op::DynamicSlice { .. }
         | Op::AllMax(_) => return Ok(None),
     };

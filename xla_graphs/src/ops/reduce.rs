@@ -64,16 +64,19 @@ impl Tensor {
         }
     }
 
+    /// The sum over `dims`.
     #[track_caller]
     pub fn sum(&self, dims: &[usize]) -> Result<Tensor> {
         self.reduce(Reduction::Sum, dims)
     }
 
+    /// The largest element over `dims`.
     #[track_caller]
     pub fn max(&self, dims: &[usize]) -> Result<Tensor> {
         self.reduce(Reduction::Max, dims)
     }
 
+    /// The smallest element over `dims`.
     #[track_caller]
     pub fn min(&self, dims: &[usize]) -> Result<Tensor> {
         self.reduce(Reduction::Min, dims)

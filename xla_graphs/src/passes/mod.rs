@@ -1,38 +1,69 @@
-//! Passes: functions from graph to graph. [`mix`] comes first and gives the graph that a run is
-//! made of and the cache knows; [`prepare`] applies the others, in this order, before a graph is
-//! emitted.
+//! Passes: functions from graph to graph. This is the whole list, in order; each pass runs on the
+//! result of the one before it.
+//!
+//! | by | pass | before | after |
+//! |---|---|---|---|
+//! | [`specialize`] | `autocast` | as recorded: f32, composites and all | matmuls, and what lies between them, in the run's precision |
+//! | | `partition` | over whole arrays | over each replica's shards, with collectives |
+//! | | `stages` | one graph | one for each stage and direction of a pipeline |
+//! | [`lower`] | `offload` | what goes to the host goes there when it is wanted | it goes as soon as it is made |
+//! | | `decompose` | composites | primitives only, in the target's form; equal nodes are one |
+//! | | `dot_layout` | primitives | matmuls as the target computes them best |
+//!
+//! A run is made of the graphs that `specialize` gives: they are fingerprinted, cached and
+//! explained. What `lower` gives goes to the emitter (`native/src/emit`) and nowhere else but to
+//! those who count what is computed, exchanged and held. Every pass keeps inputs, outputs and the
+//! provenance of nodes, but for what `partition` and `stages` say of theirs.
 
-mod expand;
+mod autocast;
+mod decompose;
+mod dot_layout;
 mod offload;
 pub mod partition;
-mod precision;
-mod products;
 pub mod stages;
 
-pub use precision::Precision;
+pub use autocast::Precision;
 
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::target::Target;
+use partition::Partition;
+use stages::{Pipeline, StageGraph};
 
-/// Puts the matrix products of a recorded graph, and the activations between them, in the type that
-/// `precision` asks for.
-pub fn mix(graph: &Graph, precision: Precision) -> Result<Graph> {
-    match precision.low() {
-        Some(low) => precision::mix(graph, low),
-        None => Ok(graph.clone()),
+/// How a run executes what is recorded.
+#[derive(Clone, Copy, Default)]
+pub struct Execution<'a> {
+    pub precision: Precision,
+    /// Tensor parallelism.
+    pub partition: Option<&'a Partition>,
+    pub pipeline: Option<Pipeline<'a>>,
+}
+
+/// The graphs that a run executes in place of a recorded one: one, or those of a pipeline's stages,
+/// each before those that use its values.
+///
+/// # Errors
+/// As [`partition::partition`] and [`stages::split`].
+pub fn specialize(recorded: &Graph, execution: &Execution) -> Result<Vec<StageGraph>> {
+    let mut graph = match execution.precision.low() {
+        Some(low) => autocast::autocast(recorded, low)?,
+        None => recorded.clone(),
+    };
+    if let Some(partition) = execution.partition {
+        graph = partition::partition(&graph, partition)?;
+    }
+    match execution.pipeline {
+        Some(pipeline) => stages::split(&graph, pipeline),
+        None => Ok(vec![StageGraph { graph, level: 0 }]),
     }
 }
 
-/// Turns a cut graph into one of primitives only, in the form that the target compiles best.
-pub fn prepare(graph: &Graph, target: Target) -> Result<Graph> {
-    let early = if target.has_host_memory() {
-        offload::early(graph)?
-    } else {
-        None
-    };
-    products::rewrite(
-        &expand::expand(early.as_ref().unwrap_or(graph), target)?,
-        target,
-    )
+/// The graph in primitives, in the form that the target's compiler makes the most of.
+///
+/// # Errors
+/// If a dropout mask has more than 2^32 elements.
+pub fn lower(graph: &Graph, target: Target) -> Result<Graph> {
+    let graph = offload::early(graph, target)?;
+    let graph = decompose::decompose(&graph, target)?;
+    dot_layout::rewrite(&graph, target)
 }

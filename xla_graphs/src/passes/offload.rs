@@ -6,23 +6,24 @@
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::Op;
+use crate::target::Target;
 use crate::trace::{NodeId, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// `None` where nothing goes to the host.
-pub(super) fn early(graph: &Graph) -> Result<Option<Graph>> {
+/// As it is where nothing goes to the host, or the target has no memory there.
+pub(super) fn early(graph: &Graph, target: Target) -> Result<Graph> {
     let kept: BTreeSet<NodeId> = graph
         .nodes
         .iter()
         .filter(|node| node.op == Op::ToHost)
         .map(|node| node.operands[0])
         .collect();
-    if kept.is_empty() {
-        return Ok(None);
+    if kept.is_empty() || !target.has_host_memory() {
+        return Ok(graph.clone());
     }
     // By the node that is put away, its copy on the host.
     let mut copies: BTreeMap<NodeId, Tensor> = BTreeMap::new();
-    let rebuilt = graph.rebuild(|trace, id, x| {
+    graph.rebuild(|trace, id, x| {
         let node = &graph.nodes[id as usize];
         if let Op::ToHost = node.op {
             return Ok(copies[&node.operands[0]].clone());
@@ -37,15 +38,14 @@ pub(super) fn early(graph: &Graph) -> Result<Option<Graph>> {
         };
         copies.insert(id, value.to_host()?);
         Ok(value)
-    });
-    rebuilt.map(Some)
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::grad::backward_with;
-    use crate::{Checkpointing, CudaTarget, DType, InputRole, Shape, Target, Trace, passes};
+    use crate::{Checkpointing, CudaTarget, DType, InputRole, Shape, Trace, passes};
 
     const LAYERS: usize = 4;
 
@@ -77,7 +77,7 @@ mod tests {
         {
             trace.output(format!("g{i}"), gradient);
         }
-        trace.cut("step").unwrap()
+        trace.finish("step").unwrap()
     }
 
     fn card() -> Target {
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn each_layers_input_goes_before_the_next_one_is_used() {
-        let graph = passes::prepare(&step(Checkpointing::Offloaded(1)), card()).unwrap();
+        let graph = passes::lower(&step(Checkpointing::Offloaded(1)), card()).unwrap();
         let away: Vec<usize> = (0..graph.nodes.len())
             .filter(|id| graph.nodes[*id].op == Op::ToHost)
             .collect();
@@ -104,7 +104,7 @@ mod tests {
             let next = &graph.nodes[graph.nodes[pair[1]].operands[0] as usize];
             assert_eq!(
                 (&next.op, next.operands[1] as usize),
-                (&Op::After, pair[0]),
+                (&Op::BarrierAfter, pair[0]),
                 "{:?}",
                 graph.nodes
             );
@@ -130,7 +130,7 @@ mod tests {
     fn elsewhere_nothing_moves() {
         for (offloaded, plain) in [(1, Checkpointing::Full), (2, Checkpointing::Every(2))] {
             let [offloaded, plain] = [Checkpointing::Offloaded(offloaded), plain]
-                .map(|c| passes::prepare(&step(c), Target::Cpu).unwrap());
+                .map(|c| passes::lower(&step(c), Target::Cpu).unwrap());
             assert_eq!(offloaded.nodes, plain.nodes);
         }
     }
@@ -152,7 +152,7 @@ mod tests {
         trace.output("g", &gradients[0]);
         assert!(
             trace
-                .cut("step")
+                .finish("step")
                 .unwrap()
                 .nodes
                 .iter()

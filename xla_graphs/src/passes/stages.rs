@@ -29,28 +29,32 @@ pub fn is_value(name: &str) -> bool {
 
 /// A part of a graph.
 #[derive(Clone, Debug)]
-pub struct Piece {
+pub struct StageGraph {
     /// With its stage. Inputs and outputs that are not [`is_value`] are the whole graph's.
     pub graph: Graph,
     /// How often values change stage on their way here.
     pub level: usize,
 }
 
-/// Splits a graph for `stages` stages. `home` gives the stage that holds a state of this name,
-/// `None` if all do. A result that belongs to no single stage is computed by every one. Pieces come
-/// in an order in which each precedes those that use its values, and `what` says how the names of
-/// those that only hand on values begin: such pieces of different graphs may be the same.
+/// How a graph is split.
+#[derive(Clone, Copy)]
+pub struct Pipeline<'a> {
+    /// Number of stages.
+    pub stages: usize,
+    /// The stage that holds a state of this name, `None` if all do.
+    pub home: &'a dyn Fn(&str) -> Option<usize>,
+    /// How the names of pieces begin that only hand on values: such pieces of different graphs may
+    /// be the same.
+    pub forward: &'a str,
+}
+
+/// Splits a graph. A result that belongs to no single stage is computed by every one. Pieces come
+/// in an order in which each precedes those that use its values.
 ///
 /// # Errors
 /// If a stage would assign another's state, or state that a later piece still reads.
-pub fn split(
-    graph: &Graph,
-    stages: usize,
-    home: &dyn Fn(&str) -> Option<usize>,
-    what: &str,
-) -> Result<Vec<Piece>> {
-    let mut splitter = Splitter::of(graph, stages, home);
-    splitter.what = what.to_string();
+pub fn split(graph: &Graph, pipeline: Pipeline) -> Result<Vec<StageGraph>> {
+    let mut splitter = Splitter::of(graph, pipeline);
     splitter.find_levels();
     splitter.demand()?;
     splitter.pieces()
@@ -86,7 +90,7 @@ struct Splitter<'g> {
     graph: &'g Graph,
     stages: usize,
     home: &'g dyn Fn(&str) -> Option<usize>,
-    what: String,
+    forward: &'g str,
     places: Vec<Place>,
     /// Of each node in each stage, the least level at which it can be computed there.
     levels: Vec<Vec<usize>>,
@@ -99,12 +103,17 @@ struct Splitter<'g> {
 }
 
 impl<'g> Splitter<'g> {
-    fn of(graph: &'g Graph, stages: usize, home: &'g dyn Fn(&str) -> Option<usize>) -> Self {
+    fn of(graph: &'g Graph, pipeline: Pipeline<'g>) -> Self {
+        let Pipeline {
+            stages,
+            home,
+            forward,
+        } = pipeline;
         let mut splitter = Splitter {
             graph,
             stages,
             home,
-            what: String::new(),
+            forward,
             places: Vec::with_capacity(graph.nodes.len()),
             levels: vec![vec![0; stages]; graph.nodes.len()],
             placed: BTreeMap::new(),
@@ -310,7 +319,7 @@ impl<'g> Splitter<'g> {
         }
     }
 
-    fn pieces(mut self) -> Result<Vec<Piece>> {
+    fn pieces(mut self) -> Result<Vec<StageGraph>> {
         let mut members: BTreeMap<(usize, usize), Vec<NodeId>> = BTreeMap::new();
         for (&(id, stage), &level) in &self.placed {
             members.entry((level, stage)).or_default().push(id);
@@ -401,7 +410,7 @@ impl<'g> Splitter<'g> {
             taken,
         }: &Members,
         numbers: &HashMap<Instance, usize>,
-    ) -> Piece {
+    ) -> StageGraph {
         let (mut nodes, mut inputs, mut outputs) = (Vec::new(), Vec::new(), Vec::new());
         let (mut scopes, mut scope_of) = (vec![String::new()], HashMap::from([(0, 0)]));
         let mut renumbered: HashMap<NodeId, NodeId> = HashMap::new();
@@ -472,7 +481,7 @@ impl<'g> Splitter<'g> {
             nodes,
             scopes,
         };
-        Piece {
+        StageGraph {
             graph,
             level: *level,
         }
@@ -480,8 +489,8 @@ impl<'g> Splitter<'g> {
 
     fn name(&self, stage: usize, level: usize, only_hands_on: bool) -> String {
         match (only_hands_on, level <= stage) {
-            (true, true) => format!("{}.stage{stage}", self.what),
-            (true, false) => format!("{}.stage{stage}.{level}", self.what),
+            (true, true) => format!("{}.stage{stage}", self.forward),
+            (true, false) => format!("{}.stage{stage}.{level}", self.forward),
             (false, true) => format!("{}.stage{stage}", self.graph.name),
             (false, false) => format!("{}.stage{stage}.{level}", self.graph.name),
         }
@@ -497,7 +506,8 @@ impl<'g> Splitter<'g> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DType, Shape, Tensor, Trace, backward, passes};
+    use crate::passes::{Execution, Precision, specialize};
+    use crate::{DType, Shape, Tensor, Trace, backward};
 
     /// Two layers `x W_i + x`, a tied matrix at both ends as copies, squared error against a feed,
     /// and SGD with a clipped step.
@@ -534,7 +544,7 @@ mod tests {
             trace.output(name, &leaf.sub(&step).unwrap());
         }
         trace.output("metrics", &loss.div(&norm).unwrap());
-        trace.cut("train").unwrap()
+        trace.finish("train").unwrap()
     }
 
     fn home(name: &str) -> Option<usize> {
@@ -545,9 +555,18 @@ mod tests {
         }
     }
 
+    /// Two stages.
+    fn two(forward: &str) -> Pipeline<'_> {
+        Pipeline {
+            stages: 2,
+            home: &home,
+            forward,
+        }
+    }
+
     #[test]
     fn training_splits_into_forward_backward_and_update() {
-        let pieces = split(&training(true), 2, &home, "forward").unwrap();
+        let pieces = split(&training(true), two("forward")).unwrap();
         let found: Vec<(&str, u32, usize)> = pieces
             .iter()
             .map(|piece| (piece.graph.name.as_str(), piece.graph.stage, piece.level))
@@ -564,7 +583,7 @@ mod tests {
         assert!(pieces.iter().all(|piece| piece.graph.check().is_ok()));
         let given = |name: &str| -> Vec<u32> {
             let gives =
-                |piece: &&Piece| piece.graph.outputs.iter().any(|output| output.name == name);
+                |piece: &&StageGraph| piece.graph.outputs.iter().any(|output| output.name == name);
             pieces
                 .iter()
                 .filter(gives)
@@ -580,7 +599,7 @@ mod tests {
 
     #[test]
     fn every_value_comes_from_one_earlier_piece() {
-        let pieces = split(&training(true), 2, &home, "forward").unwrap();
+        let pieces = split(&training(true), two("forward")).unwrap();
         for (index, piece) in pieces.iter().enumerate() {
             for input in piece
                 .graph
@@ -618,7 +637,7 @@ mod tests {
         };
         let _second = trace.at_stage(1);
         trace.output("y", &w.mul(&mask).unwrap());
-        let pieces = split(&trace.cut("eval").unwrap(), 2, &home, "eval").unwrap();
+        let pieces = split(&trace.finish("eval").unwrap(), two("eval")).unwrap();
         assert_eq!(pieces.len(), 1);
         assert_eq!(
             pieces[0]
@@ -638,7 +657,7 @@ mod tests {
         let w1 = trace.input("w1", Shape::new(DType::F32, [4]), InputRole::State);
         let _ = &w1;
         trace.output("w1", &w0.tanh().unwrap());
-        let message = split(&trace.cut("train").unwrap(), 2, &home, "forward")
+        let message = split(&trace.finish("train").unwrap(), two("forward"))
             .unwrap_err()
             .to_string();
         assert!(
@@ -649,13 +668,17 @@ mod tests {
 
     #[test]
     fn passes_keep_the_stages() {
-        let mixed = passes::mix(&training(true), passes::Precision::Bf16).unwrap();
-        let stages: Vec<u32> = split(&mixed, 2, &home, "forward")
+        let execution = Execution {
+            precision: Precision::Bf16,
+            partition: None,
+            pipeline: Some(two("forward")),
+        };
+        let stages: Vec<u32> = specialize(&training(true), &execution)
             .unwrap()
             .iter()
             .map(|piece| piece.graph.stage)
             .collect();
-        let recorded: Vec<u32> = split(&training(true), 2, &home, "forward")
+        let recorded: Vec<u32> = split(&training(true), two("forward"))
             .unwrap()
             .iter()
             .map(|piece| piece.graph.stage)

@@ -9,11 +9,13 @@ use super::{Error, barrier, collective, cudnn};
 use crate::proto::xla::HloInstructionProto;
 use prost::Message;
 use xla::{ElementType, Literal, XlaBuilder, XlaComputation, XlaOp};
-use xtrain_graphs::op::{Binary, Comparison, DotDims, Exchange, Op, Reduction, Scalar, Unary};
+use xtrain_graphs::op::{
+    Binary, Comparison, DotDims, Never, Op, Reduction, ReplicaGroups, Scalar, Unary,
+};
 use xtrain_graphs::{DType, Graph, GraphNode, Shape};
 
 /// Emits the graph and returns XLA's serialized module, markers included.
-pub(super) fn build(graph: &Graph) -> Result<Vec<u8>, Error> {
+pub(super) fn build(graph: &Graph<Never>) -> Result<Vec<u8>, Error> {
     let module_error = |message: String| Error::Module {
         graph: graph.name.clone(),
         message,
@@ -98,9 +100,9 @@ impl Announce for XlaBuilder {
 
 /// Emits one node.
 struct Emitter<'a> {
-    graph: &'a Graph,
+    graph: &'a Graph<Never>,
     builder: &'a XlaBuilder,
-    node: &'a GraphNode,
+    node: &'a GraphNode<Never>,
     values: &'a [XlaOp],
 }
 
@@ -115,13 +117,6 @@ impl Emitter<'_> {
 
     fn emit(&self) -> Emitted {
         let op = &self.node.op;
-        if op.is_composite() {
-            return Err(format!(
-                "`{}` is a composite; passes::prepare must expand it before emission",
-                op.name()
-            )
-            .into());
-        }
         let x = |index| self.operand(index);
         Ok(match op {
             Op::Input(index) => {
@@ -172,7 +167,7 @@ impl Emitter<'_> {
             Op::Barrier => self.marker(marker::OPT_BARRIER, &[x(0)])?,
             Op::ToHost => self.marker(marker::TO_HOST, &[x(0)])?,
             Op::ToDevice => self.marker(marker::TO_DEVICE, &[x(0)])?,
-            Op::After => {
+            Op::BarrierAfter => {
                 let shapes = [self.operand_shape(0), self.operand_shape(1)];
                 let both = self.builder.tuple(&[x(0), x(1)])?;
                 let barrier = self.instruction(&barrier::of_tuple(&shapes), &[&both])?;
@@ -196,7 +191,7 @@ impl Emitter<'_> {
                     .ok_or_else(|| format!("`{}` has no call", op.name()))?;
                 self.instruction(&call, &(0..operands).map(x).collect::<Vec<_>>())?
             }
-            Op::Part { index, shape } => {
+            Op::GetTupleElement { index, shape } => {
                 let call = &self.graph.nodes[self.node.operands[0] as usize];
                 let shapes: Vec<&Shape> = call
                     .operands
@@ -206,18 +201,7 @@ impl Emitter<'_> {
                 let part = cudnn::part(&call.op, &shapes, *index, shape)?;
                 self.instruction(&part, &[x(0)])?
             }
-            Op::RandomBits { .. }
-            | Op::LayerNorm { .. }
-            | Op::LayerNormGrad { .. }
-            | Op::LayerNormScaleGrad { .. }
-            | Op::Gelu(_)
-            | Op::GeluGrad(_)
-            | Op::CrossEntropy { .. }
-            | Op::CrossEntropyGrad { .. }
-            | Op::Attention(_)
-            | Op::AttentionGrad { .. }
-            | Op::StopGradient
-            | Op::MasterGradient => return Err(format!("`{}` has no HLO form", op.name()).into()),
+            Op::Composite(never) => match *never {},
         })
     }
 
@@ -238,7 +222,7 @@ impl Emitter<'_> {
         )?)
     }
 
-    fn collective(&self, name: &str, exchange: &Exchange, dim: usize) -> Emitted {
+    fn collective(&self, name: &str, exchange: &ReplicaGroups, dim: usize) -> Emitted {
         self.marker_with(
             name,
             &[self.operand(0)],

@@ -3,7 +3,7 @@
 
 use super::ids::{Ids, local, only_computation};
 use crate::proto::xla as pb;
-use xtrain_graphs::op::Exchange;
+use xtrain_graphs::op::ReplicaGroups;
 
 /// Markers; the attribute of each is [`attribute`].
 pub(super) const ALL_REDUCE: &str = "xt.all-reduce";
@@ -22,7 +22,7 @@ const KINDS: [(&str, &str, Option<&str>, bool); 4] = [
 
 /// An exchange as a marker's attribute: little-endian words, the bucket, the dimension, the group
 /// size, the members of all groups.
-pub(super) fn attribute(exchange: &Exchange, dim: usize) -> Vec<u8> {
+pub(super) fn attribute(exchange: &ReplicaGroups, dim: usize) -> Vec<u8> {
     let words = [exchange.bucket, dim as u32, exchange.group_size() as u32];
     words
         .into_iter()

@@ -8,7 +8,7 @@
 use super::shapes::{row_major, shape_proto, tuple};
 use crate::proto::xla::{HloInstructionProto, ShapeProto};
 use xtrain_graphs::fused_attention::results;
-use xtrain_graphs::op::{FusedAttention, Op};
+use xtrain_graphs::op::{FusedAttention, Never, Op};
 use xtrain_graphs::{DType, Shape};
 
 /// Minor to major, of the results of rank 4.
@@ -26,7 +26,7 @@ fn product(lhs: u8, rhs: u8, lhs_batch: [u8; 2], rhs_batch: [u8; 2]) -> String {
 
 /// The instruction of a node, complete but for its id, name, operands and metadata; `None` for
 /// nodes that are no such call.
-pub(super) fn instruction(op: &Op, operands: &[&Shape]) -> Option<HloInstructionProto> {
+pub(super) fn instruction(op: &Op<Never>, operands: &[&Shape]) -> Option<HloInstructionProto> {
     let (of, is_backward) = match op {
         Op::FusedAttention(of) => (of, false),
         Op::FusedAttentionGrad(of) => (of, true),
@@ -99,7 +99,7 @@ fn result(shape: &Shape) -> ShapeProto {
 /// The instruction that reads a result of a call. A shape that is not the call's own is refused:
 /// nothing else would see it.
 pub(super) fn part(
-    call: &Op,
+    call: &Op<Never>,
     operands: &[&Shape],
     index: usize,
     shape: &Shape,

@@ -15,7 +15,8 @@ use crate::proto::xla::{
     PrecisionConfig, precision_config,
 };
 use prost::Message;
-use xtrain_graphs::{Graph, op::Op};
+use xtrain_graphs::Graph;
+use xtrain_graphs::op::{Never, Op};
 
 /// What tells our markers from custom calls that a compiler is to see (cuDNN's attention, for
 /// example).
@@ -86,7 +87,7 @@ fn place(instruction: &mut HloInstructionProto, memory: &str) -> Result<(), Stri
 }
 
 /// Rewrites the markers and writes the metadata of a module that `builder` made from `graph`.
-pub(super) fn finish(graph: &Graph, module: &[u8]) -> Result<HloModuleProto, String> {
+pub(super) fn finish(graph: &Graph<Never>, module: &[u8]) -> Result<HloModuleProto, String> {
     let mut module = HloModuleProto::decode(module)
         .map_err(|e| format!("XLA's own module cannot be decoded: {e}"))?;
     let entry = module.entry_computation_id;
@@ -171,7 +172,7 @@ fn unwrap(marker: &mut HloInstructionProto) -> Result<(), String> {
 }
 
 /// `graph/model.path/operation`; for an input its name.
-fn op_path(graph: &Graph, node: usize) -> String {
+fn op_path(graph: &Graph<Never>, node: usize) -> String {
     let Some(node) = graph.nodes.get(node) else {
         return format!("{}/outputs", graph.name);
     };

@@ -3,7 +3,7 @@
 //! Two halves: `builder` says everything that xla-rs's `XlaBuilder` can say and leaves marker
 //! custom calls for the rest; `finish` rewrites the markers on the decoded module and writes each
 //! instruction's model path into its metadata. The graph must be prepared
-//! (`xtrain_graphs::passes::prepare`): composites are refused. Equal graph bytes give equal module
+//! (`xtrain_graphs::passes::lower`): composites are refused. Equal graph bytes give equal module
 //! bytes.
 
 mod barrier;
@@ -35,6 +35,7 @@ pub fn lower(graph: &[u8]) -> Result<Vec<u8>, String> {
     let lower = || -> Result<Vec<u8>, Error> {
         let graph = Graph::from_bytes(graph)?;
         graph.check()?;
+        let graph = graph.into_primitives()?;
         let module = builder::build(&graph)?;
         let module = finish::finish(&graph, &module).map_err(|message| Error::Finish {
             graph: graph.name.clone(),

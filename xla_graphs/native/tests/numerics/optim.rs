@@ -37,7 +37,7 @@ fn adamw_graph(adamw: &AdamW, decay: bool) -> Graph {
     trace.output("w", &update.parameter);
     trace.output("w.m", &update.exp_avg);
     trace.output("w.v", &update.exp_avg_sq);
-    trace.cut("adamw").unwrap()
+    trace.finish("adamw").unwrap()
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn sgd_follows_the_scalar_formula() {
     let sgd = Sgd { weight_decay: 0.5 };
     trace.output("w", &sgd.update(&step, &w, &grad, true).unwrap());
     trace.output("plain", &sgd.update(&step, &w, &grad, false).unwrap());
-    let program = compile(&trace.cut("sgd").unwrap());
+    let program = compile(&trace.finish("sgd").unwrap());
     let got = program.run(&[
         vector(&[1.0, -2.0]),
         vector(&[0.5, 1.0]),

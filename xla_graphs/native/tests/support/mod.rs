@@ -94,7 +94,7 @@ pub struct Program {
 
 /// Expands, lowers and compiles.
 pub fn compile(graph: &Graph) -> Program {
-    let prepared = passes::prepare(graph, Target::Cpu).unwrap();
+    let prepared = passes::lower(graph, Target::Cpu).unwrap();
     let module = xtrain_xla::lower(&prepared.to_bytes()).unwrap_or_else(|e| panic!("{e}"));
     Program {
         executable: client()
@@ -190,7 +190,7 @@ pub fn trace(
     for (i, output) in program(&trace, &inputs)?.iter().enumerate() {
         trace.output(format!("out{i}"), output);
     }
-    trace.cut("test")
+    trace.finish("test")
 }
 
 /// Traces, compiles and runs.

@@ -119,5 +119,5 @@ fn record(layers: usize) -> Result<Graph> {
         trace.output(format!("{name}.exp_avg_sq"), &update.exp_avg_sq);
     }
     trace.output("loss", &loss);
-    trace.cut("train")
+    trace.finish("train")
 }

@@ -2,7 +2,7 @@
 //! becomes the graph that each replica of a group runs on its part of the weights.
 //!
 //! Given is how some inputs, the parameters, are cut. Each node's result then lies in one of three
-//! ways (`Lay`): whole and equal on all replicas, cut along a dimension, or partial, as summands
+//! ways (`Placement`): whole and equal on all replicas, cut along a dimension, or partial, as summands
 //! of which the replicas hold one each. A product that contracts a cut dimension gives a partial
 //! sum, which becomes whole (all-reduce) where something other than a sum or a factor needs it.
 //! With weights cut as Megatron cuts them (the first matrix of a pair by columns, the second by
@@ -14,7 +14,7 @@
 //!
 //! Before: a recorded graph, composites and all, in its precision. After: the same outputs; inputs
 //! that are cut have their part's shape, and where a replica must know its place there is one more
-//! input at the end, [`PLACE_INPUT`].
+//! input at the end, [`TP_RANK`].
 
 mod place;
 mod rows;
@@ -33,7 +33,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
 /// The input that tells a replica its place in its group: `s32[]`.
-pub const PLACE_INPUT: &str = "tensor_place";
+pub const TP_RANK: &str = "tp_rank";
 
 /// A dimension cut into equal parts, in each of `blocks` equal blocks of it: a replica's part is
 /// its part of every block. GPT-2's matrix of queries, keys and values has three.
@@ -58,22 +58,23 @@ pub struct Partition {
 
 /// How a value lies on the replicas of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lay {
-    Whole,
-    Cut(Cut),
+enum Placement {
+    /// Whole and equal on all.
+    Replicated,
+    Sharded(Cut),
     /// The sum over the group is the value.
     Partial,
 }
 
 /// A replica's part of a value.
 #[derive(Clone)]
-struct Part {
+struct Shard {
     local: Tensor,
-    lay: Lay,
+    placement: Placement,
 }
 
 /// What the rules need besides the operands.
-struct Divider<'a> {
+struct Partitioner<'a> {
     trace: Trace,
     parts: usize,
     partition: &'a Partition,
@@ -102,12 +103,12 @@ struct Recorded<'a> {
     phase: Phase,
 }
 
-/// Divides a graph.
+/// Partitions a graph between the replicas of each group.
 ///
 /// # Errors
 /// If a cut input's dimension does not divide, by the input's name, or the rows of activations do
 /// not.
-pub fn divide(graph: &Graph, partition: &Partition) -> Result<Graph> {
+pub fn partition(graph: &Graph, partition: &Partition) -> Result<Graph> {
     let parts = partition.groups.first().map_or(1, Vec::len);
     if let Some(rows) = partition.rows.filter(|rows| !rows.is_multiple_of(parts)) {
         return Err(crate::Error::Rows { rows, parts });
@@ -119,15 +120,15 @@ pub fn divide(graph: &Graph, partition: &Partition) -> Result<Graph> {
     {
         return Ok(graph.clone());
     }
-    let divided = divide_with_place(graph, partition, true)?;
+    let divided = partition_with_rank(graph, partition, true)?;
     match divided {
         (graph, true) => Ok(graph),
         // No replica asks for its place, so it is no input.
-        (_, false) => Ok(divide_with_place(graph, partition, false)?.0),
+        (_, false) => Ok(partition_with_rank(graph, partition, false)?.0),
     }
 }
 
-fn divide_with_place(
+fn partition_with_rank(
     graph: &Graph,
     partition: &Partition,
     with_place: bool,
@@ -139,16 +140,16 @@ fn divide_with_place(
         .inputs
         .iter()
         .map(|input| input_part(&trace, input, partition, parts))
-        .collect::<Result<Vec<Part>>>()?;
+        .collect::<Result<Vec<Shard>>>()?;
     let place = match with_place {
-        true => trace.input(PLACE_INPUT, Shape::scalar(DType::S32), InputRole::Feed),
+        true => trace.input(TP_RANK, Shape::scalar(DType::S32), InputRole::Feed),
         false => trace.constant(0.0, DType::S32)?,
     };
     let is_table = |input: &&InputSpec| {
         input.shape.rank() == 2
             && partition.inputs.get(&input.name) == Some(&Cut { dim: 0, blocks: 1 })
     };
-    let divider = Divider {
+    let divider = Partitioner {
         trace: trace.clone(),
         parts,
         partition,
@@ -164,7 +165,7 @@ fn divide_with_place(
             .map(|input| input.shape.dims.clone())
             .collect(),
     };
-    let mut values: Vec<Part> = Vec::with_capacity(graph.nodes.len());
+    let mut values: Vec<Shard> = Vec::with_capacity(graph.nodes.len());
     let mut of_batch: Vec<bool> = Vec::with_capacity(graph.nodes.len());
     for node in &graph.nodes {
         let _context = trace.resume(&graph.scopes[node.scope as usize], node.provenance);
@@ -180,7 +181,7 @@ fn divide_with_place(
         let part = match node.op {
             Op::Input(index) => inputs[index as usize].clone(),
             _ => {
-                let operands: Vec<Part> = node
+                let operands: Vec<Shard> = node
                     .operands
                     .iter()
                     .map(|&operand| values[operand as usize].clone())
@@ -217,7 +218,7 @@ fn divide_with_place(
         };
         trace.output(output.name.clone(), &local);
     }
-    Ok((trace.cut(&graph.name)?, divider.place_is_used.get()))
+    Ok((trace.finish(&graph.name)?, divider.place_is_used.get()))
 }
 
 fn input_part(
@@ -225,15 +226,15 @@ fn input_part(
     input: &InputSpec,
     partition: &Partition,
     parts: usize,
-) -> Result<Part> {
+) -> Result<Shard> {
     let Some(cut) = partition
         .inputs
         .get(&input.name)
         .filter(|_| input.role == InputRole::State)
     else {
-        return Ok(Part {
+        return Ok(Shard {
             local: trace.input(input.name.clone(), input.shape.clone(), input.role),
-            lay: Lay::Whole,
+            placement: Placement::Replicated,
         });
     };
     let place = Place { cut: *cut, parts };
@@ -248,9 +249,9 @@ fn input_part(
                 cut.dim, cut.blocks
             ),
         })?;
-    Ok(Part {
+    Ok(Shard {
         local: trace.input(input.name.clone(), shape, input.role),
-        lay: Lay::Cut(*cut),
+        placement: Placement::Sharded(*cut),
     })
 }
 
@@ -258,7 +259,7 @@ fn input_part(
 mod tests {
     use super::*;
     use crate::backward;
-    use crate::op::{Attention, F64};
+    use crate::op::{Attention, Composite, F64};
 
     /// Attention of four query heads on two of keys and values, with all gradients, divided between
     /// `parts` replicas: the operands' shapes of each attention, and the results' shapes.
@@ -295,12 +296,15 @@ mod tests {
                 .collect(),
             rows: None,
         };
-        let graph = divide(&trace.cut("step").unwrap(), &partition).unwrap();
+        let graph = super::partition(&trace.finish("step").unwrap(), &partition).unwrap();
         graph.check().unwrap();
-        let attentions = graph
-            .nodes
-            .iter()
-            .filter(|node| matches!(node.op, Op::Attention(_) | Op::AttentionGrad { .. }));
+        let attentions = graph.nodes.iter().filter(|node| {
+            matches!(
+                node.op,
+                Op::Composite(Composite::Attention(_))
+                    | Op::Composite(Composite::AttentionGrad { .. })
+            )
+        });
         let heads = |node: &crate::GraphNode| {
             let shapes = node
                 .operands

@@ -1,10 +1,10 @@
 //! From one way of lying to another: putting together what is cut, cutting what is whole, summing
 //! what is partial.
 
-use super::{Cut, Divider, Lay, Part};
+use super::{Cut, Partitioner, Placement, Shard};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{Comparison, Op};
+use crate::op::{Comparison, Composite, Op};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
@@ -31,7 +31,7 @@ impl Place {
 /// The number of the collective that sums up gradients.
 const GRADIENTS: u32 = 0;
 
-impl Divider<'_> {
+impl Partitioner<'_> {
     pub(super) fn groups(&self) -> &[Vec<u32>] {
         &self.partition.groups
     }
@@ -76,8 +76,8 @@ impl Divider<'_> {
     /// What this replica adds to the value, where it is a sum over the group and nothing else, or
     /// one that was then widened. What is added up in 16 bits and widened to be added to others,
     /// such as the gradients of three products with one input, is exchanged once that way.
-    pub(super) fn summand(&self, part: &Part) -> Result<Option<Tensor>> {
-        if part.lay == Lay::Partial {
+    pub(super) fn summand(&self, part: &Shard) -> Result<Option<Tensor>> {
+        if part.placement == Placement::Partial {
             return Ok(Some(part.local.clone()));
         }
         let node = part.local.node();
@@ -87,7 +87,7 @@ impl Divider<'_> {
         let sum = self.trace.tensor(node.operands[0]).node();
         let partial = match &sum.op {
             Op::AllReduce(exchange)
-                if part.lay == Lay::Whole && exchange.groups == self.groups() =>
+                if part.placement == Placement::Replicated && exchange.groups == self.groups() =>
             {
                 sum.operands[0]
             }
@@ -106,12 +106,12 @@ impl Divider<'_> {
     }
 
     /// The whole value.
-    pub(super) fn whole(&self, part: &Part) -> Result<Tensor> {
-        match part.lay {
-            Lay::Whole => Ok(part.local.clone()),
-            Lay::Partial => self.sum(&part.local),
-            Lay::Cut(Cut { dim, blocks: 1 }) => part.local.all_gather(self.groups(), dim),
-            Lay::Cut(Cut { dim, blocks }) => {
+    pub(super) fn whole(&self, part: &Shard) -> Result<Tensor> {
+        match part.placement {
+            Placement::Replicated => Ok(part.local.clone()),
+            Placement::Partial => self.sum(&part.local),
+            Placement::Sharded(Cut { dim, blocks: 1 }) => part.local.all_gather(self.groups(), dim),
+            Placement::Sharded(Cut { dim, blocks }) => {
                 let gathered = part.local.all_gather(self.groups(), dim)?;
                 // [.., place, block, width, ..] as [.., block, place, width, ..]
                 let whole = gathered.dims().to_vec();
@@ -127,15 +127,17 @@ impl Divider<'_> {
     }
 
     /// This replica's part of a value of this whole shape.
-    pub(super) fn cut(&self, part: &Part, cut: Cut, shape: &Shape) -> Result<Tensor> {
-        match part.lay {
-            Lay::Cut(found) if found == cut => Ok(part.local.clone()),
-            Lay::Partial if cut.blocks == 1 => part.local.reduce_scatter(self.groups(), cut.dim),
+    pub(super) fn cut(&self, part: &Shard, cut: Cut, shape: &Shape) -> Result<Tensor> {
+        match part.placement {
+            Placement::Sharded(found) if found == cut => Ok(part.local.clone()),
+            Placement::Partial if cut.blocks == 1 => {
+                part.local.reduce_scatter(self.groups(), cut.dim)
+            }
             _ => self.cut_whole(&self.whole(part)?, cut, shape),
         }
     }
 
-    /// As [`Divider::cut`], of a whole value. What is only spread out or counted up is made at its
+    /// As [`Partitioner::cut`], of a whole value. What is only spread out or counted up is made at its
     /// part's size.
     fn cut_whole(&self, whole: &Tensor, cut: Cut, shape: &Shape) -> Result<Tensor> {
         let node = whole.node();
@@ -167,7 +169,7 @@ impl Divider<'_> {
             }
         }
         if let (Op::Compare(_), 0, 1) = (&node.op, cut.dim, cut.blocks)
-            && let Op::RandomBits { dims, place } = operand(0).node().op
+            && let Op::Composite(Composite::RandomBits { dims, place }) = operand(0).node().op
         {
             let bits = self.random_rows(&operand(0), &dims, place)?;
             let threshold = self.cut_whole(&operand(1), cut, shape)?;
@@ -205,7 +207,10 @@ impl Divider<'_> {
             _ => part,
         };
         let key = Tensor::concat(&[&key.slice(&[0], &[2])?, &shard], 0)?;
-        self.trace.record(Op::RandomBits { dims, place }, &[&key])
+        self.trace.record(
+            Op::Composite(Composite::RandomBits { dims, place }),
+            &[&key],
+        )
     }
 
     /// A whole value as a partial one: the first replica has it, the others have zeros.

@@ -10,20 +10,21 @@
 //! all-gather more for each product.
 
 use super::rules::narrows;
-use super::{Cut, Divider, Lay, Part, Recorded};
+use super::{Cut, Partitioner, Placement, Recorded, Shard};
 use crate::error::Result;
-use crate::op::{Binary, Op, Unary};
+use crate::op::{Binary, Composite, Op, Unary};
 use crate::provenance::Phase;
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
 const ROWS: Cut = Cut { dim: 0, blocks: 1 };
 
-impl Divider<'_> {
+impl Partitioner<'_> {
     /// The operands as sequence parallelism has them for this node; without it, as they are. In an
     /// update, what has as many rows is a weight's by chance.
-    pub(super) fn by_rows(&self, node: &Recorded, mut operands: Vec<Part>) -> Result<Vec<Part>> {
-        let is_activation = node.phase != Phase::Update && *node.op != Op::MasterGradient;
+    pub(super) fn by_rows(&self, node: &Recorded, mut operands: Vec<Shard>) -> Result<Vec<Shard>> {
+        let is_activation =
+            node.phase != Phase::Update && *node.op != Op::Composite(Composite::MasterGradient);
         let Some(rows) = self.partition.rows.filter(|_| is_activation) else {
             return Ok(operands);
         };
@@ -31,17 +32,17 @@ impl Divider<'_> {
             |shape: &Shape| shape.rank() == 2 && shape.dims[0] == rows && shape.dtype.is_float();
         if needs_sums(node.op, &operands) {
             for (part, shape) in operands.iter_mut().zip(node.shapes) {
-                if part.lay == Lay::Partial && has_rows(shape) {
-                    *part = Part {
+                if part.placement == Placement::Partial && has_rows(shape) {
+                    *part = Shard {
                         local: self.cut(part, ROWS, shape)?,
-                        lay: Lay::Cut(ROWS),
+                        placement: Placement::Sharded(ROWS),
                     };
                 }
             }
         }
         if let Op::Dot { .. } = node.op {
             let is_cut_by_rows = [0, 1].map(|side| {
-                operands[side].lay == Lay::Cut(ROWS)
+                operands[side].placement == Placement::Sharded(ROWS)
                     && node.of_batch[side]
                     && has_rows(node.shapes[side])
             });
@@ -52,9 +53,9 @@ impl Divider<'_> {
                 {
                     let local =
                         self.all_rows(&operands[side], &operands[other].local, node.phase)?;
-                    operands[side] = Part {
+                    operands[side] = Shard {
                         local,
-                        lay: Lay::Whole,
+                        placement: Placement::Replicated,
                     };
                 }
             }
@@ -64,7 +65,7 @@ impl Divider<'_> {
 
     /// All rows of a value, for a product of `phase`; in the backward pass, if the forward pass had
     /// them, once more, when `factor` is there.
-    fn all_rows(&self, part: &Part, factor: &Tensor, phase: Phase) -> Result<Tensor> {
+    fn all_rows(&self, part: &Shard, factor: &Tensor, phase: Phase) -> Result<Tensor> {
         let of_forward = !part.local.node().provenance.phase.is_backward();
         if !(of_forward && phase.is_backward()) {
             return self.whole(part);
@@ -84,8 +85,8 @@ impl Divider<'_> {
 
 /// Whether an operation needs what its operands are summands of; sums, factors and what only moves
 /// elements do not.
-fn needs_sums(op: &Op, operands: &[Part]) -> bool {
-    let lays = || operands.iter().map(|part| part.lay);
+fn needs_sums(op: &Op, operands: &[Shard]) -> bool {
+    let placements = || operands.iter().map(|part| part.placement);
     match op {
         Op::Unary(Unary::Neg)
         | Op::Reshape(_)
@@ -93,10 +94,14 @@ fn needs_sums(op: &Op, operands: &[Part]) -> bool {
         | Op::Transpose(_)
         | Op::Slice { .. }
         | Op::Pad { .. }
-        | Op::After => false,
+        | Op::BarrierAfter => false,
         Op::Convert(dtype) => !narrows(*dtype, operands[0].local.dtype()),
-        Op::Binary(Binary::Add | Binary::Sub) => lays().any(|lay| lay != Lay::Partial),
-        Op::Binary(Binary::Mul | Binary::Div) => lays().any(|lay| matches!(lay, Lay::Cut(_))),
+        Op::Binary(Binary::Add | Binary::Sub) => {
+            placements().any(|placement| placement != Placement::Partial)
+        }
+        Op::Binary(Binary::Mul | Binary::Div) => {
+            placements().any(|placement| matches!(placement, Placement::Sharded(_)))
+        }
         _ => true,
     }
 }

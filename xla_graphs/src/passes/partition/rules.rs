@@ -1,11 +1,11 @@
 //! What becomes of each operation. An operation without a rule of its own takes whole operands.
 
 use super::shapes::{padded, reshaped, sliced};
-use super::{Cut, Divider, Lay, Part, Recorded};
+use super::{Cut, Partitioner, Placement, Recorded, Shard};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::nn::fused_attention::{repeat_heads, sum_heads};
-use crate::op::{AttentionOperand, Binary, Comparison, DotDims, Op, Reduction, Unary};
+use crate::op::{AttentionOperand, Binary, Comparison, Composite, DotDims, Op, Reduction, Unary};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
@@ -13,24 +13,24 @@ use crate::trace::Tensor;
 /// where the two add up.
 const FEW: usize = 1024;
 
-fn at(local: Tensor, dim: usize) -> Option<Part> {
-    Some(Part {
+fn at(local: Tensor, dim: usize) -> Option<Shard> {
+    Some(Shard {
         local,
-        lay: Lay::Cut(Cut { dim, blocks: 1 }),
+        placement: Placement::Sharded(Cut { dim, blocks: 1 }),
     })
 }
 
-fn cut(local: Tensor, cut: Cut) -> Option<Part> {
-    Some(Part {
+fn cut(local: Tensor, cut: Cut) -> Option<Shard> {
+    Some(Shard {
         local,
-        lay: Lay::Cut(cut),
+        placement: Placement::Sharded(cut),
     })
 }
 
-fn partial(local: Tensor) -> Option<Part> {
-    Some(Part {
+fn partial(local: Tensor) -> Option<Shard> {
+    Some(Shard {
         local,
-        lay: Lay::Partial,
+        placement: Placement::Partial,
     })
 }
 
@@ -40,31 +40,34 @@ pub(super) fn narrows(to: DType, from: DType) -> bool {
     to.is_float() && from.is_float() && to.size() < from.size()
 }
 
-impl Part {
+impl Shard {
     pub(super) fn the_cut(&self) -> Option<Cut> {
-        match self.lay {
-            Lay::Cut(cut) => Some(cut),
-            Lay::Whole | Lay::Partial => None,
+        match self.placement {
+            Placement::Sharded(cut) => Some(cut),
+            Placement::Replicated | Placement::Partial => None,
         }
     }
 }
 
-impl Divider<'_> {
+impl Partitioner<'_> {
     /// The part of a node's result.
-    pub(super) fn node(&self, node: &Recorded, operands: Vec<Part>) -> Result<Part> {
+    pub(super) fn node(&self, node: &Recorded, operands: Vec<Shard>) -> Result<Shard> {
         let (op, shapes, result) = (node.op, node.shapes, node.shape);
         // Also of what has been summed up and widened, so that one sum is exchanged in the place of
         // two.
         if let (Op::Binary(Binary::Add), [a, b]) = (op, &operands[..])
             && let (Some(a), Some(b)) = (self.summand(a)?, self.summand(b)?)
         {
-            return Ok(Part {
+            return Ok(Shard {
                 local: a.add(&b)?,
-                lay: Lay::Partial,
+                placement: Placement::Partial,
             });
         }
         let operands = &self.by_rows(node, operands)?[..];
-        if operands.iter().all(|part| part.lay == Lay::Whole) {
+        if operands
+            .iter()
+            .all(|part| part.placement == Placement::Replicated)
+        {
             let scatters =
                 matches!(op, Op::ScatterAddRows) && self.cut_tables.contains(&result.dims);
             if !scatters {
@@ -75,14 +78,19 @@ impl Divider<'_> {
             Op::Unary(Unary::Neg) => self.linear(op, operands, shapes)?,
             Op::Binary(kind) => self.binary(*kind, op, operands, shapes)?,
             Op::Convert(dtype)
-                if operands[0].lay == Lay::Partial && narrows(*dtype, shapes[0].dtype) =>
+                if operands[0].placement == Placement::Partial
+                    && narrows(*dtype, shapes[0].dtype) =>
             {
                 partial(self.record(op, &[operands[0].local.clone()])?)
             }
-            Op::MasterGradient if operands[0].lay == Lay::Partial => Some(Part {
-                local: self.sum_with_gradients(&operands[0].local)?,
-                lay: Lay::Whole,
-            }),
+            Op::Composite(Composite::MasterGradient)
+                if operands[0].placement == Placement::Partial =>
+            {
+                Some(Shard {
+                    local: self.sum_with_gradients(&operands[0].local)?,
+                    placement: Placement::Replicated,
+                })
+            }
             Op::Unary(_)
             | Op::Compare(_)
             | Op::Select
@@ -91,21 +99,23 @@ impl Divider<'_> {
             | Op::Barrier
             | Op::ToHost
             | Op::ToDevice
-            | Op::StopGradient
-            | Op::MasterGradient
-            | Op::Gelu(_)
-            | Op::GeluGrad(_)
+            | Op::Composite(
+                Composite::StopGradient
+                | Composite::MasterGradient
+                | Composite::Gelu(_)
+                | Composite::GeluGrad(_),
+            )
             | Op::AllReduce(_)
             | Op::AllMax(_) => self.elementwise(op, operands, shapes)?,
             Op::Concat { dim }
                 if operands
                     .iter()
-                    .find_map(Part::the_cut)
+                    .find_map(Shard::the_cut)
                     .is_some_and(|found| found.dim != *dim) =>
             {
                 self.elementwise(op, operands, shapes)?
             }
-            Op::After => self.after(operands)?,
+            Op::BarrierAfter => self.after(operands)?,
             Op::AllGather { dim, .. }
             | Op::ReduceScatter { dim, .. }
             | Op::DynamicSlice { dim, .. } => self.along(op, *dim, operands)?,
@@ -118,14 +128,20 @@ impl Divider<'_> {
             Op::Dot { dims, dtype, .. } => self.dot(dims, *dtype, operands, shapes)?,
             Op::TakeRows => self.take_rows(operands, shapes)?,
             Op::ScatterAddRows => self.scatter_add_rows(operands, shapes)?,
-            Op::Attention(_) | Op::AttentionGrad { .. } => self.attention(op, operands, shapes)?,
-            Op::CrossEntropy { ignore } => self.cross_entropy(*ignore, operands, shapes)?,
-            Op::CrossEntropyGrad { ignore } => {
+            Op::Composite(Composite::Attention(_) | Composite::AttentionGrad { .. }) => {
+                self.attention(op, operands, shapes)?
+            }
+            Op::Composite(Composite::CrossEntropy { ignore }) => {
+                self.cross_entropy(*ignore, operands, shapes)?
+            }
+            Op::Composite(Composite::CrossEntropyGrad { ignore }) => {
                 self.cross_entropy_grad(*ignore, operands, shapes)?
             }
-            Op::LayerNorm { .. } | Op::LayerNormGrad { .. } | Op::LayerNormScaleGrad { .. } => {
-                self.layer_norm(op, operands, shapes)?
-            }
+            Op::Composite(
+                Composite::LayerNorm { .. }
+                | Composite::LayerNormGrad { .. }
+                | Composite::LayerNormScaleGrad { .. },
+            ) => self.layer_norm(op, operands, shapes)?,
             _ => None,
         };
         match divided {
@@ -139,28 +155,28 @@ impl Divider<'_> {
             .record(op.clone(), &operands.iter().collect::<Vec<_>>())
     }
 
-    fn on_whole(&self, op: &Op, operands: &[Part]) -> Result<Part> {
+    fn on_whole(&self, op: &Op, operands: &[Shard]) -> Result<Shard> {
         let whole = operands
             .iter()
             .map(|part| self.whole(part))
             .collect::<Result<Vec<_>>>()?;
-        Ok(Part {
+        Ok(Shard {
             local: self.record(op, &whole)?,
-            lay: Lay::Whole,
+            placement: Placement::Replicated,
         })
     }
 
     /// An operation of one operand that may go in front of the sum.
-    fn linear(&self, op: &Op, operands: &[Part], shapes: &[&Shape]) -> Result<Option<Part>> {
-        match operands[0].lay {
-            Lay::Partial => Ok(partial(self.record(op, &[operands[0].local.clone()])?)),
+    fn linear(&self, op: &Op, operands: &[Shard], shapes: &[&Shape]) -> Result<Option<Shard>> {
+        match operands[0].placement {
+            Placement::Partial => Ok(partial(self.record(op, &[operands[0].local.clone()])?)),
             _ => self.elementwise(op, operands, shapes),
         }
     }
 
     /// Operands of one shape, cut as the first one that is cut.
-    fn elementwise(&self, op: &Op, operands: &[Part], shapes: &[&Shape]) -> Result<Option<Part>> {
-        let Some(found) = operands.iter().find_map(Part::the_cut) else {
+    fn elementwise(&self, op: &Op, operands: &[Shard], shapes: &[&Shape]) -> Result<Option<Shard>> {
+        let Some(found) = operands.iter().find_map(Shard::the_cut) else {
             return Ok(None);
         };
         let parts = operands
@@ -175,37 +191,41 @@ impl Divider<'_> {
         &self,
         kind: Binary,
         op: &Op,
-        operands: &[Part],
+        operands: &[Shard],
         shapes: &[&Shape],
-    ) -> Result<Option<Part>> {
+    ) -> Result<Option<Shard>> {
         let (a, b) = (&operands[0], &operands[1]);
         let local = |a: &Tensor, b: &Tensor| self.record(op, &[a.clone(), b.clone()]);
         let few = shapes[0].elements() <= FEW;
-        match (kind, a.lay, b.lay) {
-            (Binary::Sub, Lay::Partial, Lay::Partial) => Ok(partial(local(&a.local, &b.local)?)),
-            (Binary::Add | Binary::Sub, Lay::Partial, Lay::Whole) if few => {
+        match (kind, a.placement, b.placement) {
+            (Binary::Sub, Placement::Partial, Placement::Partial) => {
+                Ok(partial(local(&a.local, &b.local)?))
+            }
+            (Binary::Add | Binary::Sub, Placement::Partial, Placement::Replicated) if few => {
                 Ok(partial(local(&a.local, &self.as_partial(&b.local)?)?))
             }
-            (Binary::Add | Binary::Sub, Lay::Whole, Lay::Partial) if few => {
+            (Binary::Add | Binary::Sub, Placement::Replicated, Placement::Partial) if few => {
                 Ok(partial(local(&self.as_partial(&a.local)?, &b.local)?))
             }
-            (Binary::Mul | Binary::Div, Lay::Partial, Lay::Whole)
-            | (Binary::Mul, Lay::Whole, Lay::Partial) => Ok(partial(local(&a.local, &b.local)?)),
+            (Binary::Mul | Binary::Div, Placement::Partial, Placement::Replicated)
+            | (Binary::Mul, Placement::Replicated, Placement::Partial) => {
+                Ok(partial(local(&a.local, &b.local)?))
+            }
             _ => self.elementwise(op, operands, shapes),
         }
     }
 
     /// What is waited for may lie anyhow.
-    fn after(&self, operands: &[Part]) -> Result<Option<Part>> {
+    fn after(&self, operands: &[Shard]) -> Result<Option<Shard>> {
         let local = operands[0].local.after(&operands[1].local)?;
-        Ok(Some(Part {
+        Ok(Some(Shard {
             local,
-            lay: operands[0].lay,
+            placement: operands[0].placement,
         }))
     }
 
     /// Operations along a dimension of the first operand, where it is not the one that is cut.
-    fn along(&self, op: &Op, dim: usize, operands: &[Part]) -> Result<Option<Part>> {
+    fn along(&self, op: &Op, dim: usize, operands: &[Shard]) -> Result<Option<Shard>> {
         let Some(found) = operands[0].the_cut().filter(|found| found.dim != dim) else {
             return Ok(None);
         };
@@ -216,8 +236,8 @@ impl Divider<'_> {
         Ok(cut(self.record(op, &locals)?, found))
     }
 
-    fn reshape(&self, dims: &[usize], x: &Part, shape: &Shape) -> Result<Option<Part>> {
-        if x.lay == Lay::Partial {
+    fn reshape(&self, dims: &[usize], x: &Shard, shape: &Shape) -> Result<Option<Shard>> {
+        if x.placement == Placement::Partial {
             return Ok(partial(x.local.reshape(dims)?));
         }
         let Some(found) = x.the_cut() else {
@@ -231,10 +251,10 @@ impl Divider<'_> {
         Ok(cut(x.local.reshape(&local)?, new))
     }
 
-    fn broadcast(&self, dims: &[usize], map: &[usize], x: &Part) -> Result<Option<Part>> {
-        match x.lay {
-            Lay::Partial => Ok(partial(x.local.broadcast_in(dims, map)?)),
-            Lay::Cut(found) => {
+    fn broadcast(&self, dims: &[usize], map: &[usize], x: &Shard) -> Result<Option<Shard>> {
+        match x.placement {
+            Placement::Partial => Ok(partial(x.local.broadcast_in(dims, map)?)),
+            Placement::Sharded(found) => {
                 let new = Cut {
                     dim: map[found.dim],
                     ..found
@@ -243,19 +263,19 @@ impl Divider<'_> {
                 local[new.dim] /= self.parts;
                 Ok(cut(x.local.broadcast_in(&local, map)?, new))
             }
-            Lay::Whole => Ok(None),
+            Placement::Replicated => Ok(None),
         }
     }
 
-    fn transpose(&self, perm: &[usize], x: &Part) -> Result<Option<Part>> {
+    fn transpose(&self, perm: &[usize], x: &Shard) -> Result<Option<Shard>> {
         let local = x.local.transpose(perm)?;
-        Ok(match x.lay {
-            Lay::Partial => partial(local),
-            Lay::Cut(found) => perm
+        Ok(match x.placement {
+            Placement::Partial => partial(local),
+            Placement::Sharded(found) => perm
                 .iter()
                 .position(|from| *from == found.dim)
                 .and_then(|dim| cut(local, Cut { dim, ..found })),
-            Lay::Whole => None,
+            Placement::Replicated => None,
         })
     }
 
@@ -263,10 +283,10 @@ impl Divider<'_> {
         &self,
         starts: &[usize],
         limits: &[usize],
-        x: &Part,
+        x: &Shard,
         shape: &Shape,
-    ) -> Result<Option<Part>> {
-        if x.lay == Lay::Partial {
+    ) -> Result<Option<Shard>> {
+        if x.placement == Placement::Partial {
             return Ok(partial(x.local.slice(starts, limits)?));
         }
         let Some(found) = x.the_cut() else {
@@ -283,8 +303,14 @@ impl Divider<'_> {
         Ok(cut(x.local.slice(&starts, &limits)?, new))
     }
 
-    fn pad(&self, low: &[usize], high: &[usize], x: &Part, shape: &Shape) -> Result<Option<Part>> {
-        if x.lay == Lay::Partial {
+    fn pad(
+        &self,
+        low: &[usize],
+        high: &[usize],
+        x: &Shard,
+        shape: &Shape,
+    ) -> Result<Option<Shard>> {
+        if x.placement == Placement::Partial {
             return Ok(partial(x.local.pad(low, high)?));
         }
         let Some(found) = x.the_cut() else {
@@ -301,35 +327,37 @@ impl Divider<'_> {
         Ok(cut(x.local.pad(&low, &high)?, new))
     }
 
-    fn reduce(&self, kind: Reduction, dims: &[usize], x: &Part) -> Result<Option<Part>> {
+    fn reduce(&self, kind: Reduction, dims: &[usize], x: &Shard) -> Result<Option<Shard>> {
         let op = Op::Reduce {
             kind,
             dims: dims.to_vec(),
         };
         let local = || self.record(&op, std::slice::from_ref(&x.local));
         let is_float = x.local.dtype().is_float();
-        Ok(match (x.lay, kind) {
-            (Lay::Cut(found), _) if !dims.contains(&found.dim) => {
+        Ok(match (x.placement, kind) {
+            (Placement::Sharded(found), _) if !dims.contains(&found.dim) => {
                 let dim = found.dim - dims.iter().filter(|gone| **gone < found.dim).count();
                 cut(local()?, Cut { dim, ..found })
             }
-            (Lay::Cut(_), Reduction::Sum) if is_float => partial(local()?),
+            (Placement::Sharded(_), Reduction::Sum) if is_float => partial(local()?),
             // What is large is an activation's gradient, which is made whole for its other uses
             // anyway.
-            (Lay::Partial, Reduction::Sum) if is_float && x.local.shape().elements() <= FEW => {
+            (Placement::Partial, Reduction::Sum)
+                if is_float && x.local.shape().elements() <= FEW =>
+            {
                 partial(local()?)
             }
-            (Lay::Cut(_), Reduction::Max) if is_float => Some(Part {
+            (Placement::Sharded(_), Reduction::Max) if is_float => Some(Shard {
                 local: local()?.all_max(self.groups())?,
-                lay: Lay::Whole,
+                placement: Placement::Replicated,
             }),
-            (Lay::Cut(_), Reduction::Min) if is_float => Some(Part {
+            (Placement::Sharded(_), Reduction::Min) if is_float => Some(Shard {
                 local: local()?.neg()?.all_max(self.groups())?.neg()?,
-                lay: Lay::Whole,
+                placement: Placement::Replicated,
             }),
             // Places along a dimension, which floats hold exactly up to 2^24; integers are not
             // exchanged on every device.
-            (Lay::Cut(found), Reduction::Min)
+            (Placement::Sharded(found), Reduction::Min)
                 if x.local.dtype() == DType::S32
                     && self.parts * x.local.dims()[found.dim] < 1 << 24 =>
             {
@@ -338,9 +366,9 @@ impl Divider<'_> {
                     .neg()?
                     .all_max(self.groups())?
                     .neg()?;
-                Some(Part {
+                Some(Shard {
                     local: least.convert(DType::S32)?,
-                    lay: Lay::Whole,
+                    placement: Placement::Replicated,
                 })
             }
             _ => None,
@@ -351,16 +379,16 @@ impl Divider<'_> {
         &self,
         dims: &DotDims,
         dtype: DType,
-        operands: &[Part],
+        operands: &[Shard],
         shapes: &[&Shape],
-    ) -> Result<Option<Part>> {
+    ) -> Result<Option<Shard>> {
         // Summands first: a product of two sums is not the sum of products.
         let mut sides = operands.to_vec();
         for side in &mut sides {
-            if side.lay == Lay::Partial {
-                *side = Part {
+            if side.placement == Placement::Partial {
+                *side = Shard {
                     local: self.whole(side)?,
-                    lay: Lay::Whole,
+                    placement: Placement::Replicated,
                 };
             }
         }
@@ -430,9 +458,9 @@ impl Divider<'_> {
             .iter()
             .map(|side| self.whole(side))
             .collect::<Result<Vec<_>>>()?;
-        Ok(Some(Part {
+        Ok(Some(Shard {
             local: whole[0].dot_general(&whole[1], dims.clone(), dtype)?,
-            lay: Lay::Whole,
+            placement: Placement::Replicated,
         }))
     }
 
@@ -442,7 +470,7 @@ impl Divider<'_> {
         ids.sub(&start.broadcast_to(ids.dims())?)
     }
 
-    fn take_rows(&self, operands: &[Part], shapes: &[&Shape]) -> Result<Option<Part>> {
+    fn take_rows(&self, operands: &[Shard], shapes: &[&Shape]) -> Result<Option<Shard>> {
         let Some(found) = operands[0].the_cut() else {
             return Ok(None);
         };
@@ -473,7 +501,7 @@ impl Divider<'_> {
         Ok(partial(kept))
     }
 
-    fn scatter_add_rows(&self, operands: &[Part], shapes: &[&Shape]) -> Result<Option<Part>> {
+    fn scatter_add_rows(&self, operands: &[Shard], shapes: &[&Shape]) -> Result<Option<Shard>> {
         let rows = Cut { dim: 0, blocks: 1 };
         let wanted = match operands[0].the_cut() {
             Some(found) => found,
@@ -499,9 +527,11 @@ impl Divider<'_> {
 
     /// By heads, which every operand has in dimension 1 but for the mask over keys. Where replicas
     /// outnumber the key and value heads, several of them have copies of one.
-    fn attention(&self, op: &Op, operands: &[Part], shapes: &[&Shape]) -> Result<Option<Part>> {
+    fn attention(&self, op: &Op, operands: &[Shard], shapes: &[&Shape]) -> Result<Option<Shard>> {
         let heads = Cut { dim: 1, blocks: 1 };
-        let by_heads = operands.iter().any(|part| part.lay == Lay::Cut(heads));
+        let by_heads = operands
+            .iter()
+            .any(|part| part.placement == Placement::Sharded(heads));
         let kv_heads = shapes[1].dims[1];
         // How many replicas share a key and value head.
         let copies = if kv_heads.is_multiple_of(self.parts) {
@@ -518,9 +548,9 @@ impl Divider<'_> {
         let locals = locals.map(|(index, (part, shape))| match shape.rank() {
             4 if copies > 1 && (index == 1 || index == 2) => {
                 let copied = repeat_heads(&self.whole(part)?, self.parts)?;
-                let copied = Part {
+                let copied = Shard {
                     local: copied,
-                    lay: Lay::Whole,
+                    placement: Placement::Replicated,
                 };
                 let shape = copied.local.shape().clone();
                 self.cut(&copied, heads, &shape)
@@ -531,27 +561,27 @@ impl Divider<'_> {
         let local = self.record(op, &locals.collect::<Result<Vec<_>>>()?)?;
         let of_kv = matches!(
             op,
-            Op::AttentionGrad {
+            Op::Composite(Composite::AttentionGrad {
                 operand: AttentionOperand::Key | AttentionOperand::Value,
                 ..
-            }
+            })
         );
         if copies > 1 && of_kv {
             let all = local.all_gather(self.groups(), 1)?;
-            return Ok(Some(Part {
+            return Ok(Some(Shard {
                 local: sum_heads(&all, kv_heads)?,
-                lay: Lay::Whole,
+                placement: Placement::Replicated,
             }));
         }
         Ok(at(local, 1))
     }
 
     /// By rows, where they are cut: `x` and gradients have them, weights do not.
-    fn layer_norm(&self, op: &Op, operands: &[Part], shapes: &[&Shape]) -> Result<Option<Part>> {
+    fn layer_norm(&self, op: &Op, operands: &[Shard], shapes: &[&Shape]) -> Result<Option<Shard>> {
         let last = shapes[0].rank() - 1;
         let Some(found) = operands
             .iter()
-            .find_map(Part::the_cut)
+            .find_map(Shard::the_cut)
             .filter(|found| found.dim < last)
         else {
             return Ok(None);
@@ -566,14 +596,15 @@ impl Divider<'_> {
                 });
         let local = self.record(op, &locals.collect::<Result<Vec<_>>>()?)?;
         Ok(match op {
-            Op::LayerNormScaleGrad { .. } => partial(local),
+            Op::Composite(Composite::LayerNormScaleGrad { .. }) => partial(local),
             _ => cut(local, found),
         })
     }
 
     /// The columns of `[N, V]` logits that this replica has, and log(sum(exp)) of each whole row.
-    fn columns(&self, logits: &Part) -> Option<Tensor> {
-        (logits.lay == Lay::Cut(Cut { dim: 1, blocks: 1 })).then(|| logits.local.clone())
+    fn columns(&self, logits: &Shard) -> Option<Tensor> {
+        (logits.placement == Placement::Sharded(Cut { dim: 1, blocks: 1 }))
+            .then(|| logits.local.clone())
     }
 
     fn log_sum_exp(&self, columns: &Tensor) -> Result<Tensor> {
@@ -593,7 +624,12 @@ impl Divider<'_> {
 
     /// Megatron's vocabulary-parallel cross-entropy: two numbers for each row are exchanged, not
     /// the logits.
-    fn cross_entropy(&self, ignore: i64, operands: &[Part], _: &[&Shape]) -> Result<Option<Part>> {
+    fn cross_entropy(
+        &self,
+        ignore: i64,
+        operands: &[Shard],
+        _: &[&Shape],
+    ) -> Result<Option<Shard>> {
         let Some(columns) = self.columns(&operands[0]) else {
             return Ok(None);
         };
@@ -608,18 +644,18 @@ impl Divider<'_> {
         let loss = self.log_sum_exp(&columns)?.sub(&picked)?;
         let kept = labels.compare_scalar(Comparison::Ne, ignore as f64)?;
         let local = kept.select(&loss, &self.trace.full(0.0, loss.shape())?)?;
-        Ok(Some(Part {
+        Ok(Some(Shard {
             local,
-            lay: Lay::Whole,
+            placement: Placement::Replicated,
         }))
     }
 
     fn cross_entropy_grad(
         &self,
         ignore: i64,
-        operands: &[Part],
+        operands: &[Shard],
         _: &[&Shape],
-    ) -> Result<Option<Part>> {
+    ) -> Result<Option<Shard>> {
         let Some(columns) = self.columns(&operands[0]) else {
             return Ok(None);
         };

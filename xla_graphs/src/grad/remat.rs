@@ -12,7 +12,7 @@
 
 use crate::error::Result;
 use crate::graph::InputRole;
-use crate::op::{Attention, Op};
+use crate::op::{Attention, Composite, Op};
 use crate::provenance::{Phase, Provenance};
 use crate::trace::{Inner, NodeId, Tensor, Trace};
 use serde::{Deserialize, Serialize};
@@ -220,7 +220,7 @@ fn mark_gathered(inner: &Inner, first: u32, region_of: &mut [Option<u32>]) {
 fn mark_attentions(inner: &Inner, region_of: &mut [Option<u32>]) {
     let mut region = 0;
     for (id, node) in inner.nodes.iter().enumerate().take(region_of.len()) {
-        let Op::Attention(Attention { dropout, .. }) = node.op else {
+        let Op::Composite(Composite::Attention(Attention { dropout, .. })) = node.op else {
             continue;
         };
         region_of[id] = Some(region);

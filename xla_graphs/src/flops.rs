@@ -3,7 +3,7 @@
 
 use crate::dtype::DType;
 use crate::graph::Graph;
-use crate::op::{DotDims, Op};
+use crate::op::{Composite, DotDims, Op};
 use crate::shape::Shape;
 use crate::trace::Trace;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use std::ops::Range;
 /// multiplied and added. Everything else is at most a few operations a number, which no device
 /// waits for.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct ProductWork {
+pub struct MatmulFlops {
     /// Of products with bf16 or f16 operands.
     pub low: f64,
     /// Of all others.
@@ -20,9 +20,9 @@ pub struct ProductWork {
 }
 
 /// Counts the products of a graph; those inside of composites only once these have been written out
-/// (`passes::prepare`).
-pub fn products(graph: &Graph) -> ProductWork {
-    let mut work = ProductWork::default();
+/// (`passes::lower`).
+pub fn matmuls(graph: &Graph) -> MatmulFlops {
+    let mut work = MatmulFlops::default();
     for node in &graph.nodes {
         let operand = |index: usize| &graph.nodes[node.operands[index] as usize].shape;
         let flops = match &node.op {
@@ -73,7 +73,7 @@ pub fn recorded(trace: &Trace, nodes: Range<usize>) -> RecordedFlops {
         match &node.op {
             Op::Dot { dims, .. } => flops.matmuls += dot(dims, operand(0), &node.shape),
             // [B, H, T, D] and [B, K, S, D]
-            Op::Attention(_) => {
+            Op::Composite(Composite::Attention(_)) => {
                 flops.attention += 4.0 * operand(0).elements() as f64 * operand(1).dims[2] as f64
             }
             _ => {}
@@ -161,17 +161,26 @@ mod tests {
         let a = trace.input("a", Shape::new(DType::F32, [5, 7]), InputRole::Feed);
         let b = trace.input("b", Shape::new(DType::F32, [7, 11]), InputRole::Feed);
         trace.output("product", &a.matmul(&b).unwrap());
-        let graph = trace.cut("test").unwrap();
+        let graph = trace.finish("test").unwrap();
         let flops = 2.0 * (5 * 7 * 11) as f64;
         assert_eq!(
-            products(&graph),
-            ProductWork {
+            matmuls(&graph),
+            MatmulFlops {
                 low: 0.0,
                 wide: flops
             }
         );
-        let mixed = passes::mix(&graph, Precision::Bf16).unwrap();
-        let mixed = passes::prepare(
+        let mixed = {
+            let execution = passes::Execution {
+                precision: Precision::Bf16,
+                ..Default::default()
+            };
+            passes::specialize(&graph, &execution)
+                .unwrap()
+                .remove(0)
+                .graph
+        };
+        let mixed = passes::lower(
             &mixed,
             Target::Cuda(CudaTarget {
                 capability: 90,
@@ -180,8 +189,8 @@ mod tests {
         )
         .unwrap();
         assert_eq!(
-            products(&mixed),
-            ProductWork {
+            matmuls(&mixed),
+            MatmulFlops {
                 low: flops,
                 wide: 0.0
             }

@@ -17,7 +17,7 @@
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, GraphNode};
-use crate::op::{Op, Unary};
+use crate::op::{Composite, Op, Unary};
 use crate::trace::Tensor;
 use serde::{Deserialize, Serialize};
 
@@ -71,7 +71,7 @@ enum Class {
     Wide,
 }
 
-pub(super) fn mix(graph: &Graph, low: DType) -> Result<Graph> {
+pub(super) fn autocast(graph: &Graph, low: DType) -> Result<Graph> {
     let classes = classes(graph);
     graph.rebuild(|trace, id, x| {
         let node = &graph.nodes[id as usize];
@@ -92,12 +92,12 @@ pub(super) fn mix(graph: &Graph, low: DType) -> Result<Graph> {
         match &node.op {
             op if node.provenance.in_f32 && multiplies(op) => record(op, wide()?),
             // What it waits for may be of any type.
-            Op::After if is_low => record(
-                &Op::After,
+            Op::BarrierAfter if is_low => record(
+                &Op::BarrierAfter,
                 vec![in_type(&x[0], DType::F32, low)?, x[1].clone()],
             ),
-            Op::After => record(
-                &Op::After,
+            Op::BarrierAfter => record(
+                &Op::BarrierAfter,
                 vec![in_type(&x[0], low, DType::F32)?, x[1].clone()],
             ),
             Op::Dot {
@@ -143,7 +143,7 @@ fn classes(graph: &Graph) -> Vec<Class> {
     let gradients = only_for_master_gradients(graph);
     let mut classes: Vec<Class> = Vec::with_capacity(graph.nodes.len());
     for (id, node) in graph.nodes.iter().enumerate() {
-        let values = if node.op == Op::After {
+        let values = if node.op == Op::BarrierAfter {
             &node.operands[..1]
         } else {
             &node.operands[..]
@@ -172,11 +172,13 @@ fn class(node: &GraphNode, met: Class, is_master_gradient: bool) -> Class {
         Op::TakeRows if met == Class::Low => Class::Low,
         Op::TakeRows
         | Op::ScatterAddRows
-        | Op::LayerNorm { .. }
-        | Op::LayerNormGrad { .. }
-        | Op::LayerNormScaleGrad { .. }
-        | Op::CrossEntropy { .. }
-        | Op::CrossEntropyGrad { .. } => Class::Wide,
+        | Op::Composite(
+            Composite::LayerNorm { .. }
+            | Composite::LayerNormGrad { .. }
+            | Composite::LayerNormScaleGrad { .. }
+            | Composite::CrossEntropy { .. }
+            | Composite::CrossEntropyGrad { .. },
+        ) => Class::Wide,
         // autocast's f32 list; the functions that it leaves alone (tanh, logistic, absolute value,
         // ...) follow their operand.
         Op::Unary(
@@ -189,7 +191,9 @@ fn class(node: &GraphNode, met: Class, is_master_gradient: bool) -> Class {
             Class::Wide
         }
         // Ask for f32 by their names.
-        Op::Convert(_) | Op::MasterGradient if met == Class::Low => Class::Wide,
+        Op::Convert(_) | Op::Composite(Composite::MasterGradient) if met == Class::Low => {
+            Class::Wide
+        }
         _ => met,
     }
 }
@@ -198,7 +202,7 @@ fn class(node: &GraphNode, met: Class, is_master_gradient: bool) -> Class {
 fn multiplies(op: &Op) -> bool {
     matches!(
         op,
-        Op::Dot { .. } | Op::Attention(_) | Op::AttentionGrad { .. }
+        Op::Dot { .. } | Op::Composite(Composite::Attention(_) | Composite::AttentionGrad { .. })
     )
 }
 
@@ -216,7 +220,7 @@ fn moves(op: &Op) -> bool {
             | Op::ToHost
             | Op::ToDevice
             | Op::AllGather { .. }
-            | Op::StopGradient
+            | Op::Composite(Composite::StopGradient)
     )
 }
 
@@ -230,7 +234,7 @@ fn only_for_master_gradients(graph: &Graph) -> Vec<bool> {
     }
     for (id, node) in graph.nodes.iter().enumerate().rev() {
         let fine = match &node.op {
-            Op::MasterGradient | Op::Convert(DType::F32) => true,
+            Op::Composite(Composite::MasterGradient) | Op::Convert(DType::F32) => true,
             Op::Binary(crate::op::Binary::Add) | Op::ScatterAddRows | Op::ReduceScatter { .. } => {
                 used[id] && !otherwise[id]
             }
@@ -273,7 +277,7 @@ mod tests {
         {
             trace.output(*name, &gradient);
         }
-        mix(&trace.cut("step").unwrap(), DType::BF16).unwrap()
+        autocast(&trace.finish("step").unwrap(), DType::BF16).unwrap()
     }
 
     #[test]

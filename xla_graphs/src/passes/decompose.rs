@@ -1,4 +1,4 @@
-//! Writes composites out as primitives. Before: any graph. After: no composite is left, equal nodes
+//! Decomposes composites into primitives. Before: any graph. After: no composite is left, equal nodes
 //! are merged (which is what lets the separate gradient nodes of one composite share its
 //! intermediate values).
 
@@ -7,51 +7,32 @@ use crate::error::Result;
 use crate::graph::{Graph, GraphNode};
 use crate::nn::dropout::MOST_ELEMENTS;
 use crate::nn::{attention, dropout, gelu, layer_norm, loss, rows, special};
-use crate::op::{Attention, Binary, Op, Scalar, Unary};
+use crate::op::{Attention, Binary, Composite, Op, Scalar, Unary};
 use crate::target::Target;
 use crate::trace::{NodeId, Tensor};
 
-pub(super) fn expand(graph: &Graph, target: Target) -> Result<Graph> {
-    let expanded = graph.rebuild(|trace, id, x| match &graph.nodes[id as usize].op {
-        // An error below, unless cuDNN draws the mask itself.
-        op @ Op::RandomBits { .. } if graph.nodes[id as usize].shape.elements() > MOST_ELEMENTS => {
-            x[0].apply(op.clone(), &[])
-        }
-        Op::RandomBits { dims, place } if target.has_threefry() => {
-            dropout::expand_bits(trace, &x[0], dims, *place)
-        }
-        Op::RandomBits { dims, place } => dropout::expand_mixed_bits(trace, &x[0], dims, *place),
-        Op::LayerNorm { eps } => layer_norm::expand(*eps, x),
-        Op::LayerNormGrad { eps } => layer_norm::expand_grad(*eps, x),
-        Op::LayerNormScaleGrad { eps } => layer_norm::expand_scale_grad(*eps, x),
-        Op::Gelu(kind) => gelu::expand(*kind, &x[0], target),
-        Op::GeluGrad(kind) => gelu::expand_grad(*kind, &x[0], &x[1], target),
-        Op::CrossEntropy { ignore } => loss::expand(*ignore, x, target),
-        Op::CrossEntropyGrad { ignore } => loss::expand_grad(*ignore, x),
-        Op::Attention(of) => attention::expand(of, x, target, dropout_place(graph, id, of)),
-        Op::AttentionGrad { of, operand } => {
-            attention::expand_grad(of, *operand, x, target, dropout_place(graph, id, of))
-        }
+pub(super) fn decompose(graph: &Graph, target: Target) -> Result<Graph> {
+    let decomposed = graph.rebuild(|trace, id, x| match &graph.nodes[id as usize].op {
+        Op::Composite(op) => composite(graph, id, op, x, target),
         Op::Unary(Unary::Erf) if !target.has_special_functions() => special::erf(&x[0]),
         Op::Unary(Unary::Log1p) if !target.has_special_functions() => x[0].add_scalar(1.0)?.log(),
         Op::Unary(Unary::IsFinite) if !target.has_special_functions() => special::is_finite(&x[0]),
         Op::TakeRows if !target.indexes() => rows::take(&x[0], &x[1]),
         Op::ScatterAddRows if !target.indexes() => rows::add(&x[0], &x[1], &x[2]),
         Op::Binary(Binary::Add) => add(&x[0], &x[1], target),
-        Op::After if !target.keeps_barriers() => special::after(&x[0], &x[1]),
+        Op::BarrierAfter if !target.keeps_barriers() => special::after(&x[0], &x[1]),
         Op::DynamicSlice { dim, size } if !target.indexes() => {
             special::dynamic_slice(&x[0], &x[1], *dim, *size)
         }
         Op::ToHost | Op::ToDevice if !target.has_host_memory() => Ok(x[0].clone()),
         Op::Convert(dtype) => x[0].convert(*dtype),
-        // They have done their work.
-        Op::StopGradient | Op::MasterGradient => Ok(x[0].clone()),
         primitive => trace.record(primitive.clone(), &x.iter().collect::<Vec<&Tensor>>()),
     })?;
-    let is_mask = |node: &&GraphNode| matches!(node.op, Op::RandomBits { .. });
-    match expanded.nodes.iter().find(is_mask) {
-        None => Ok(expanded),
-        Some(mask) => Err(expanded.invalid(
+    let is_mask =
+        |node: &&GraphNode| matches!(node.op, Op::Composite(Composite::RandomBits { .. }));
+    match decomposed.nodes.iter().find(is_mask) {
+        None => Ok(decomposed),
+        Some(mask) => Err(decomposed.invalid(
             mask,
             format!(
                 "a dropout mask {} has more than 2^32 elements, so its random numbers would repeat; lower the batch of a device or \
@@ -59,6 +40,43 @@ pub(super) fn expand(graph: &Graph, target: Target) -> Result<Graph> {
                 mask.shape.with_dtype(DType::Pred)
             ),
         )),
+    }
+}
+
+/// Node `id` in primitives, over its operands `x`.
+fn composite(
+    graph: &Graph,
+    id: NodeId,
+    op: &Composite,
+    x: &[Tensor],
+    target: Target,
+) -> Result<Tensor> {
+    match op {
+        // An error of `decompose`, unless cuDNN draws the mask itself.
+        Composite::RandomBits { .. }
+            if graph.nodes[id as usize].shape.elements() > MOST_ELEMENTS =>
+        {
+            x[0].apply(Op::Composite(op.clone()), &[])
+        }
+        Composite::RandomBits { dims, place } if target.has_threefry() => {
+            dropout::expand_bits(x[0].trace(), &x[0], dims, *place)
+        }
+        Composite::RandomBits { dims, place } => {
+            dropout::expand_mixed_bits(x[0].trace(), &x[0], dims, *place)
+        }
+        Composite::LayerNorm { eps } => layer_norm::expand(*eps, x),
+        Composite::LayerNormGrad { eps } => layer_norm::expand_grad(*eps, x),
+        Composite::LayerNormScaleGrad { eps } => layer_norm::expand_scale_grad(*eps, x),
+        Composite::Gelu(kind) => gelu::expand(*kind, &x[0], target),
+        Composite::GeluGrad(kind) => gelu::expand_grad(*kind, &x[0], &x[1], target),
+        Composite::CrossEntropy { ignore } => loss::expand(*ignore, x, target),
+        Composite::CrossEntropyGrad { ignore } => loss::expand_grad(*ignore, x),
+        Composite::Attention(of) => attention::expand(of, x, target, dropout_place(graph, id, of)),
+        Composite::AttentionGrad { of, operand } => {
+            attention::expand_grad(of, *operand, x, target, dropout_place(graph, id, of))
+        }
+        // They have done their work.
+        Composite::StopGradient | Composite::MasterGradient => Ok(x[0].clone()),
     }
 }
 
@@ -90,7 +108,7 @@ fn dropout_place(graph: &Graph, id: NodeId, of: &Attention) -> u32 {
         .and_then(|_| operands.get(3 + usize::from(of.key_mask)));
     while let Some(&node) = next {
         let node = &graph.nodes[node as usize];
-        if let Op::RandomBits { place, .. } = node.op {
+        if let Op::Composite(Composite::RandomBits { place, .. }) = node.op {
             return place;
         }
         next = node.operands.first();
@@ -131,7 +149,7 @@ mod tests {
             let key = trace.input("key", Shape::new(DType::U32, [2]), InputRole::Feed);
             let mask = Randomness::keyed(key).keep_mask(&dims, 0.1).unwrap();
             trace.output("mask", &mask.unwrap());
-            expand(&trace.cut("test").unwrap(), Target::Cpu)
+            decompose(&trace.finish("test").unwrap(), Target::Cpu)
         };
         assert!(expanded([1 << 16, 1 << 16]).is_ok());
         let message = expanded([1 << 16, (1 << 16) + 1]).unwrap_err().to_string();
