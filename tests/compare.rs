@@ -1,4 +1,4 @@
-//! Plans held against a device's memory: one mesh, and all meshes of so many devices.
+//! Plans held against a device's memory: one mesh, and all meshes of N devices.
 
 use crate::tasks::Bench;
 use serde_json::Value;
@@ -130,14 +130,14 @@ fn comparisons_say_what_they_leave_out() {
 fn comparisons_that_make_no_sense_are_refused() {
     let Some(bench) = Bench::new() else { return };
     for (flags, part) in [
-        ("--compare_meshes 4", "asks what fits, and not into what"),
+        ("--compare_meshes 4", "needs --memory"),
         (
             "--compare_meshes 4 --memory 1GB --dry_run false",
             "is for the plan of a training run",
         ),
         (
             "--compare_meshes 4 --memory 1GB --tensor_parallel 3",
-            "no mesh of so many devices has --tensor_parallel 3",
+            "has no mesh with --tensor_parallel 3",
         ),
         (
             "--compare_meshes 4 --memory 1GB --per_device_train_batch_size auto",

@@ -364,7 +364,7 @@ fn activations_are_offloaded_only_where_there_is_another_memory() {
         (
             "cpu",
             &["--activation_offloading"][..],
-            "the CPU has no second memory",
+            "in host memory already",
         ),
         (
             "neuron",

@@ -444,7 +444,7 @@ fn the_first_failure_is_reported_with_its_cause() {
     assert_eq!(run.code, Some(1), "{}", run.stdout);
     assert!(
         run.stdout
-            .contains("--data_parallel 4 cannot be dealt out to 3 processes"),
+            .contains("--data_parallel 4 does not divide between 3 processes"),
         "{}",
         run.stdout
     );
@@ -588,11 +588,11 @@ fn what_launch_cannot_do_is_refused_at_once() {
     for (line, part) in [
         (
             "launch --nnodes 2 -- train clm",
-            "several machines need to know where they meet",
+            "several machines need a rendezvous",
         ),
         (
             "launch --nnodes 2 --node_rank 2 --rdzv_endpoint a:1 -- train clm",
-            "--node_rank 2 is none of 2 machines",
+            "--node_rank 2 is out of range for --nnodes 2",
         ),
         (
             "launch -- quickstart",

@@ -192,7 +192,7 @@ fn a_regression_and_classes_are_not_mixed_up() {
     cases.push((
         "--labels only",
         "scores.csv",
-        &["--labels names one label only", "--do_regression"],
+        &["--labels: there is only one label", "--do_regression"],
     ));
     for (flags, file, words) in cases {
         let run = bench.run(&format!(

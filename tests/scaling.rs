@@ -191,7 +191,7 @@ fn what_cannot_be_scaled_is_refused_before_anything_runs() {
     let train = train(dir.path());
     let bench = format!("{BENCH} --batch 8");
     for (flags, command, sign) in [
-        ("", &*bench, "not told at which degrees"),
+        ("", &*bench, "no degrees given"),
         ("--degrees 0,1", &bench, "nothing runs on 0 devices"),
         ("--degrees 1,2,1", &bench, "1 stands there twice"),
         (
@@ -221,7 +221,7 @@ fn what_cannot_be_scaled_is_refused_before_anything_runs() {
             "bench is one process",
         ),
         ("--degrees 1,2 --device cuda", &bench, "write it after --"),
-        ("--degrees 1,2", "", "not told what to run"),
+        ("--degrees 1,2", "", "no command given"),
         (
             "--degrees 1,2",
             "eval clm --model_name_or_path x",

@@ -319,7 +319,7 @@ fn objects_of_a_web_server_and_of_s3_are_trained_on_like_files() {
         refused.code == Some(2)
             && refused
                 .stderr
-                .contains("--shuffle_buffer_size is of a stream"),
+                .contains("--shuffle_buffer_size has no effect without --streaming"),
         "{}",
         refused.stderr
     );

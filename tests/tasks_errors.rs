@@ -504,7 +504,7 @@ fn models_that_do_not_go_with_the_task() {
             |_| (),
             "CLS --labels no",
             2,
-            &["--labels names one label only"],
+            &["--labels: there is only one label"],
         ),
     ]);
 }

@@ -282,7 +282,7 @@ fn what_top_cannot_do_is_said() {
             );
         }
     };
-    refused(&[], 2, &["which run", "--output_dir"]);
+    refused(&[], 2, &["no run given", "--output_dir"]);
     refused(&["--output_dir", "out", "--json"], 2, &["--once"]);
     refused(
         &["--output_dir", "out", "--once"],

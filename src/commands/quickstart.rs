@@ -3,19 +3,13 @@
 use super::{Error, Outcome, corpus, generate, train};
 use crate::checkpoint::atomic;
 use crate::config::{
-    ConfigSource, GeneratePlan, ModelSource, QuickstartPlan, Sampling, TaskPlan, TokenizerSource,
-    TrainPlan,
+    self, Command, GeneratePlan, Invocation, QuickstartPlan, Sampling, TrainPlan, UsageError,
 };
-use crate::data::settings::SourceSettings;
 use crate::data::tokenizer::train_byte_bpe;
 use crate::engine::failed;
-use crate::parallel::{Mesh, PipelineSchedule};
-use crate::tasks::ClmDataSettings;
-use crate::trainer::settings::{
-    Cadence, Checkpointing, OptimizerKind, OptimizerSettings, Precision, Resume, ScheduleKind,
-    TrainSettings,
-};
+use std::ffi::OsString;
 use std::path::Path;
+use xtrain_models::EXAMPLE_PRESET;
 
 /// Tokens of the tokenizer that is trained on the corpus.
 const VOCABULARY: usize = 2048;
@@ -48,7 +42,7 @@ pub fn run(plan: QuickstartPlan) -> Result<Outcome, Error> {
         tokenizer.vocab_size()
     );
 
-    let train_plan = train_plan(&plan, &text, &tokenizer_dir);
+    let train_plan = train_plan(&plan, &text, &tokenizer_dir)?;
     let steps = plan.max_steps.unwrap_or(STEPS);
     println!(
         "3. training: GPT-2 with 4 layers, 192 wide, {steps} steps of {BATCH_SIZE} x {BLOCK_SIZE} tokens"
@@ -83,89 +77,48 @@ pub fn run(plan: QuickstartPlan) -> Result<Outcome, Error> {
     Ok(Outcome::Done)
 }
 
-fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> TrainPlan {
-    let overrides = [
-        ("n_layer", 4),
-        ("n_head", 6),
-        ("n_embd", 192),
-        ("n_positions", 2 * BLOCK_SIZE),
-    ];
-    let mut overrides: Vec<_> = overrides
-        .iter()
-        .map(|(key, n)| (key.to_string(), (*n).into()))
-        .collect();
-    // A corpus this small with a model this small: dropout only slows learning down.
-    overrides.extend(
-        ["embd_pdrop", "attn_pdrop", "resid_pdrop"].map(|key| (key.to_string(), 0.0.into())),
-    );
+/// The training run, from the command line that a user would write for it.
+fn train_plan(
+    plan: &QuickstartPlan,
+    text: &Path,
+    tokenizer: &Path,
+) -> Result<TrainPlan, UsageError> {
     let steps = plan.max_steps.unwrap_or(STEPS);
-    TrainPlan {
-        target: None,
-        compare: None,
-        device: plan.device.clone(),
-        cache: plan.cache.clone(),
-        model: ModelSource::Scratch {
-            model_type: None,
-            config: ConfigSource::Preset(xtrain_models::EXAMPLE_PRESET),
-            overrides,
-        },
-        tokenizer: TokenizerSource {
-            path: tokenizer.to_path_buf(),
-            lower_case: None,
-        },
-        task: TaskPlan::Clm(ClmDataSettings {
-            source: SourceSettings {
-                train_files: vec![text.to_path_buf()],
-                validation_split_percentage: 5.0,
-                dataloader_num_workers: 1,
-                cache_dir: plan.output_dir.join("tokenized"),
-                seed: plan.seed,
-                ..SourceSettings::default()
-            },
-            block_size: Some(BLOCK_SIZE),
+    let (logging_steps, save_steps) = (steps.div_ceil(10).max(1), steps.div_ceil(2).max(1));
+    // A corpus this small with a model this small: dropout only slows learning down.
+    let settings = format!(
+        "xtrain train clm --config_name {EXAMPLE_PRESET} \
+         --config_overrides n_layer=4,n_head=6,n_embd=192,n_positions={},embd_pdrop=0.0,attn_pdrop=0.0,resid_pdrop=0.0 \
+         --do_train --do_eval --block_size {BLOCK_SIZE} --per_device_train_batch_size {BATCH_SIZE} \
+         --per_device_eval_batch_size {BATCH_SIZE} --max_steps {steps} --num_train_epochs 1 --learning_rate 1e-3 \
+         --weight_decay 0.01 --lr_scheduler_type cosine --warmup_ratio 0.05 --logging_steps {logging_steps} \
+         --logging_first_step --save_steps {save_steps} --save_total_limit 1 --dataloader_num_workers 1 \
+         --gradient_bucket_mb 0 --replica_check_steps 0 --overwrite_output_dir --seed {} --disable_tqdm={}",
+        2 * BLOCK_SIZE,
+        plan.seed,
+        plan.disable_tqdm,
+    );
+    let cached = plan.output_dir.join("tokenized");
+    let paths = [
+        ("--train_file", text),
+        ("--tokenizer_name", tokenizer),
+        ("--output_dir", &plan.output_dir),
+        ("--cache_dir", &cached),
+    ];
+    let words = settings.split_whitespace().map(OsString::from);
+    let paths = paths
+        .into_iter()
+        .flat_map(|(flag, path)| [flag.into(), path.into()]);
+    match config::from_args(words.chain(paths))? {
+        Invocation::Run {
+            command: Command::Train(train),
+            ..
+        } => Ok(TrainPlan {
+            // As its own flags say.
+            device: plan.device.clone(),
+            cache: plan.cache.clone(),
+            ..train
         }),
-        ignore_mismatched_sizes: false,
-        train: TrainSettings {
-            output_dir: plan.output_dir.clone(),
-            seed: plan.seed,
-            per_device_train_batch_size: BATCH_SIZE,
-            per_device_eval_batch_size: BATCH_SIZE,
-            gradient_accumulation_steps: 1,
-            mesh: Mesh::single(),
-            pipeline_schedule: PipelineSchedule::default(),
-            sequence_parallel: false,
-            shard_optimizer_state: false,
-            gradient_bucket_bytes: 0,
-            checkpointing: Checkpointing::Off,
-            replica_check: Cadence::Never,
-            num_train_epochs: 1.0,
-            max_steps: Some(steps),
-            precision: Precision::F32,
-            eval_precision: Precision::F32,
-            optimizer: OptimizerSettings {
-                schedule: ScheduleKind::Cosine,
-                warmup_steps: None,
-                warmup_ratio: 0.05,
-                ..OptimizerSettings::constant(OptimizerKind::AdamW, 1e-3)
-            },
-            logging: Cadence::Steps(steps.div_ceil(10).max(1)),
-            logging_first_step: true,
-            save: Cadence::Steps(steps.div_ceil(2).max(1)),
-            save_total_limit: Some(1),
-            max_shard_size: 5_000_000_000,
-            best: None,
-            eval: Cadence::Never,
-            dataloader_drop_last: false,
-            resume: Resume::No,
-            disable_tqdm: plan.disable_tqdm,
-        },
-        do_train: true,
-        do_eval: true,
-        do_predict: false,
-        overwrite_output_dir: true,
-        dry_run: false,
-        json: false,
-        auto_batch: false,
-        memory: None,
+        Invocation::Run { .. } | Invocation::Print(_) => unreachable!("the words say train"),
     }
 }

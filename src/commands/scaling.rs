@@ -63,7 +63,7 @@ pub fn run(plan: ScalingPlan) -> Result<Outcome, Error> {
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let scaling = Scaling {
-        axis: plan.axis.clone(),
+        axis: plan.axis.to_string(),
         weak: plan.weak,
         command: plan.command.join(" "),
         shared_cores: plan.shares_processor.then_some(cores),

@@ -2,11 +2,12 @@
 //! values and writes help; what a value means is decided in `typed`, the same way as for a settings
 //! file. clap's own messages are replaced by ours so that both sources speak alike.
 
+use super::command::{COMMANDS, CommandInfo, CommandName, VERBS, second_words};
 use super::error::{Origin, UsageError};
-use super::flags::{self, COMMANDS, CommandInfo, Commands, Flag, Section};
-use super::kind::Kind;
+use super::flags::{Flag, Flags, Section};
+use super::kind::Form;
+use super::lookup;
 use super::nearest::nearest;
-use super::typed::Typed;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use std::ffi::OsString;
@@ -14,7 +15,7 @@ use std::ffi::OsString;
 pub enum Parsed {
     /// Help or version.
     Text(String),
-    Typed(Typed),
+    Flags(Box<Flags>),
 }
 
 /// Reads the words of a command line, program name first.
@@ -28,8 +29,8 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageEr
         Err(error) => return from_clap(error, &args),
     };
     let (command, matches) = innermost(&matches)?;
-    let mut typed = Typed::new(command);
-    for flag in flags::of(command) {
+    let mut flags = Flags::new(command);
+    for flag in lookup::of(command) {
         if matches.value_source(flag.name).is_none() {
             continue;
         }
@@ -39,13 +40,35 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageEr
             .flatten()
             .cloned()
             .collect();
-        let is_number = matches!(flag.kind, Kind::Int { .. } | Kind::Float(_));
-        if is_number && texts.iter().any(|text| text.starts_with("--")) {
+        if texts
+            .iter()
+            .any(|text| is_another_flag(flag, text, command))
+        {
             return Err(no_value(flag.name));
         }
-        typed.take(flag, &texts, Origin::CommandLine)?;
+        flags.take(flag, &texts, Origin::CommandLine)?;
     }
-    Ok(Parsed::Typed(typed))
+    Ok(Parsed::Flags(Box::new(flags)))
+}
+
+/// Whether clap took the next flag for this one's value, because values of its kind may begin with
+/// a hyphen. No number begins with two; a text is one unless it is a flag of the command.
+fn is_another_flag(flag: &Flag, text: &str, command: CommandName) -> bool {
+    let is_flag = || {
+        let name = text.trim_start_matches('-').split('=').next();
+        name.is_some_and(|name| lookup::find(name, command).is_some())
+    };
+    match flag.kind.form {
+        Form::Number => text.starts_with("--") || is_short_flag(text, command),
+        Form::Prose => text.starts_with("--") && is_flag(),
+        Form::Switch | Form::Word | Form::List | Form::Positional | Form::Anything => false,
+    }
+}
+
+/// Whether this is a flag's letter, as in `-j`.
+fn is_short_flag(text: &str, command: CommandName) -> bool {
+    let letter = text.strip_prefix('-').and_then(|rest| rest.parse().ok());
+    letter.is_some() && lookup::of(command).any(|flag| flag.short == letter)
 }
 
 /// The whole tree of commands.
@@ -62,16 +85,12 @@ pub fn root() -> Command {
         .args_override_self(true)
         .arg(global("device"));
     // Commands of two words hang below a command that only holds its tasks.
-    for info in &COMMANDS {
+    for info in COMMANDS {
         match info.words.split_once(' ') {
             None => root = root.subcommand(leaf(info, info.words)),
             Some((verb, task)) => {
                 if root.find_subcommand(verb).is_none() {
-                    root = root.subcommand(
-                        Command::new(verb.to_string())
-                            .about(verb_about(verb))
-                            .subcommand_required(true),
-                    );
+                    root = root.subcommand(parent(verb));
                 }
                 root = root.mut_subcommand(verb, |parent| parent.subcommand(leaf(info, task)));
             }
@@ -80,35 +99,24 @@ pub fn root() -> Command {
     root
 }
 
-fn verb_about(verb: &str) -> &'static str {
-    match verb {
-        "train" => {
-            "Train a model; the next word is the task: clm or mlm (causal or masked language model), cls (classification)"
-        }
-        "compile" => {
-            "Compile a training run's graphs ahead; the next word is the task: clm, mlm or cls"
-        }
-        "fit" => {
-            "Find the largest batch that fits into memory; the next word is the task: clm, mlm or cls"
-        }
-        "predict" => "Label texts; the next word is the task: cls (classification)",
-        "cache" => {
-            "Look into the cache of compiled graphs: ls, show, explain, verify, prune, export, import, path, stats"
-        }
-        _ => {
-            "Evaluate a model; the next word is the task: clm or mlm (causal or masked language model), cls (classification)"
-        }
-    }
+/// A command that only holds those of two words.
+fn parent(verb: &'static str) -> Command {
+    let about = VERBS.iter().find(|(word, _)| *word == verb);
+    let about = about.expect("a test looks every first word up").1;
+    let words: Vec<&str> = second_words(verb).collect();
+    Command::new(verb)
+        .about(format!("{about}: {}", words.join(", ")))
+        .subcommand_required(true)
 }
 
 /// `--device` hangs on the root, so that it may stand before the command too.
 fn global(name: &str) -> Arg {
-    let flag = flags::find(name, Commands::ALL).expect("global flags are taken by every command");
-    arg(flag).global(true)
+    let flag = lookup::find(name, CommandName::Doctor).expect("every command takes it");
+    arg(flag, None).global(true)
 }
 
 fn leaf(info: &'static CommandInfo, word: &'static str) -> Command {
-    let words = flags::of(info.id).filter(|flag| flag.positional);
+    let words = lookup::of(info.id).filter(|flag| flag.kind.form == Form::Positional);
     let positional: String = words
         .map(|flag| format!(" [{}...]", flag.name.to_uppercase()))
         .collect();
@@ -121,35 +129,37 @@ fn leaf(info: &'static CommandInfo, word: &'static str) -> Command {
         .after_help(format!("Examples:\n  {}", info.examples))
         .next_line_help(true)
         .args_override_self(true);
-    for section in Section::ALL {
+    let sections = Section::ALL.iter().map(|section| Some(*section));
+    for section in sections.chain([None]) {
         for flag in
-            flags::of(info.id).filter(|flag| flag.section == section && flag.name != "device")
+            lookup::of(info.id).filter(|flag| flag.section == section && flag.name != "device")
         {
-            command = command.arg(arg(flag));
+            command = command.arg(arg(flag, Some(info.id)));
         }
     }
     command
 }
 
-fn arg(flag: &'static Flag) -> Arg {
-    let spellings = std::iter::once(flag.name).chain(flag.aliases.iter().copied());
-    let kebab = spellings
-        .clone()
+/// As `command` takes it; `None`: any.
+fn arg(flag: &'static Flag, command: Option<CommandName>) -> Arg {
+    let kebab = flag
+        .names()
         .filter(|name| name.contains('_'))
         .map(|name| name.replace('_', "-"));
     let mut help = flag.help.to_string();
-    if let Kind::Choice(choices) = flag.kind {
+    let choices = flag.kind.choices(command);
+    if !choices.is_empty() {
         help.push_str(&format!(": {}", choices.join(", ")));
     }
     if !flag.default.is_empty() {
         help.push_str(&format!(" [default: {}]", flag.default));
     }
     let arg = Arg::new(flag.name)
-        .value_name(flag.kind.placeholder())
+        .value_name(flag.kind.placeholder)
         .help(help)
-        .help_heading(flag.section.title())
+        .help_heading(flag.section.map(Section::title))
         .hide(!flag.is_built());
-    if flag.positional {
+    if flag.kind.form == Form::Positional {
         return arg
             .value_name(flag.name.to_uppercase())
             .action(ArgAction::Append)
@@ -163,30 +173,26 @@ fn arg(flag: &'static Flag) -> Arg {
         .long(flag.name)
         .aliases(flag.aliases.iter().copied())
         .aliases(kebab);
-    match flag.kind {
-        Kind::Bool | Kind::FlagOrPath | Kind::Checkpointing => arg
+    match flag.kind.form {
+        Form::Switch => arg
             .action(ArgAction::Set)
             .num_args(0..=1)
             .default_missing_value("true"),
-        Kind::Anything => arg
+        Form::Anything => arg
             .action(ArgAction::Set)
             .num_args(0..)
             .default_missing_value("true")
             .allow_negative_numbers(true),
-        Kind::Paths | Kind::Words => arg.action(ArgAction::Append).num_args(1..),
+        Form::List | Form::Positional => arg.action(ArgAction::Append).num_args(1..),
         // clap's own notion of negative numbers does not know `-5e-5`; a flag taken for a value is
         // caught in `parse`.
-        Kind::Prose | Kind::Int { .. } | Kind::Float(_) => {
-            arg.action(ArgAction::Set).allow_hyphen_values(true)
-        }
-        Kind::Text | Kind::Path | Kind::Bytes | Kind::CountOrAuto | Kind::Choice(_) => {
-            arg.action(ArgAction::Set)
-        }
+        Form::Prose | Form::Number => arg.action(ArgAction::Set).allow_hyphen_values(true),
+        Form::Word => arg.action(ArgAction::Set),
     }
 }
 
 /// Walks down to the command that was chosen.
-fn innermost(matches: &ArgMatches) -> Result<(Commands, &ArgMatches), UsageError> {
+fn innermost(matches: &ArgMatches) -> Result<(CommandName, &ArgMatches), UsageError> {
     let mut words: Vec<&str> = Vec::new();
     let mut matches = matches;
     while let Some((word, inner)) = matches.subcommand() {
@@ -201,13 +207,9 @@ fn innermost(matches: &ArgMatches) -> Result<(Commands, &ArgMatches), UsageError
 }
 
 fn incomplete(words: &str) -> UsageError {
-    let choices = COMMANDS
-        .iter()
-        .filter_map(|info| info.words.split_once(' '))
-        .filter(|(verb, _)| *verb == words);
     UsageError::IncompleteCommand {
         command: words.into(),
-        choices: choices.map(|(_, task)| task.to_string()).collect(),
+        choices: second_words(words).map(str::to_string).collect(),
     }
 }
 
@@ -222,13 +224,19 @@ fn from_clap(error: clap::Error, args: &[OsString]) -> Result<Parsed, UsageError
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             return Ok(Parsed::Text(error.render().to_string()));
         }
-        ErrorKind::UnknownArgument => unknown_argument(&context(ContextKind::InvalidArg), &words),
+        ErrorKind::UnknownArgument => {
+            let arg = context(ContextKind::InvalidArg);
+            match flag_without_value(args, &arg) {
+                Some(flag) => no_value(flag),
+                None => unknown_argument(&arg, &words),
+            }
+        }
         ErrorKind::InvalidSubcommand => {
             unknown_command(&words, &context(ContextKind::InvalidSubcommand))
         }
         ErrorKind::MissingSubcommand if words.is_empty() => UsageError::IncompleteCommand {
             command: "COMMAND".into(),
-            choices: COMMANDS.map(|info| info.words.to_string()).into(),
+            choices: COMMANDS.iter().map(|info| info.words.to_string()).collect(),
         },
         ErrorKind::MissingSubcommand => incomplete(&words),
         // clap reports a flag at the end of the line, or before another flag, as an empty invalid
@@ -250,6 +258,18 @@ fn from_clap(error: clap::Error, args: &[OsString]) -> Result<Parsed, UsageError
                 .to_string(),
         },
     })
+}
+
+/// The flag that took the next one for its value, so that this word was left over, as in `--prompt
+/// --seed 3`.
+fn flag_without_value<'a>(args: &'a [OsString], word: &str) -> Option<&'a str> {
+    let at = args.iter().position(|arg| arg == word)?;
+    let is_flag = |arg: &&str| {
+        let name = arg.strip_prefix("--").unwrap_or_default();
+        lookup::all().any(|flag| flag.answers_to(name))
+    };
+    let before = |n: usize| args.get(at.checked_sub(n)?)?.to_str().filter(is_flag);
+    before(1).and(before(2))
 }
 
 /// The command words at the start of a line, skipping `--device X`; for messages when clap gave up.
@@ -284,7 +304,7 @@ fn unknown_argument(arg: &str, words: &str) -> UsageError {
         .next()
         .unwrap_or_default();
     let Some(info) = COMMANDS.iter().find(|info| info.words == words) else {
-        return match flags::commands_taking(name).first() {
+        return match lookup::commands_taking(name).first() {
             Some(command) => UsageError::illegal(
                 format!("{arg} stands before the command"),
                 format!("write it after: `xtrain {command} {arg} ...`"),
@@ -296,19 +316,19 @@ fn unknown_argument(arg: &str, words: &str) -> UsageError {
     };
     let before_a_command = [
         (
-            Commands::LAUNCH,
+            CommandName::Launch,
             "launched",
             "launch --nproc_per_node 2 -- train clm",
         ),
         (
-            Commands::SCALING,
+            CommandName::Scaling,
             "scaled",
             "scaling --degrees 1,2 -- bench",
         ),
     ];
     if let Some((_, done, example)) = before_a_command.into_iter().find(|(id, ..)| *id == info.id)
         && arg.starts_with('-')
-        && flags::commands_taking(name)
+        && lookup::commands_taking(name)
             .iter()
             .any(|words| *words != info.words)
     {
@@ -327,7 +347,7 @@ fn unknown_argument(arg: &str, words: &str) -> UsageError {
     UsageError::UnknownFlag {
         flag: format!("--{name}"),
         command: info.words,
-        advice: flags::advice(name, info.id),
+        advice: lookup::advice(name, info.id),
     }
 }
 
@@ -367,10 +387,10 @@ fn no_value(arg: &str) -> UsageError {
         .next()
         .unwrap_or_default()
         .to_string();
-    match flags::all().find(|flag| flag.answers_to(&name)) {
+    match lookup::all().find(|flag| flag.answers_to(&name)) {
         Some(flag) => UsageError::NoValue {
             name,
-            expected: flag.kind.expected(),
+            expected: flag.kind.expected(None),
         },
         None => UsageError::CommandLine {
             problem: format!("{arg} is not complete"),
@@ -380,13 +400,13 @@ fn no_value(arg: &str) -> UsageError {
 
 #[cfg(test)]
 mod tests {
-    use super::super::kind::Value;
     use super::*;
+    use crate::config::choices::Device;
 
-    fn typed(line: &str) -> Result<Typed, UsageError> {
+    fn typed(line: &str) -> Result<Flags, UsageError> {
         let args = line.split_whitespace().map(OsString::from);
         match parse(std::iter::once("xtrain".into()).chain(args))? {
-            Parsed::Typed(typed) => Ok(typed),
+            Parsed::Flags(flags) => Ok(*flags),
             Parsed::Text(text) => panic!("printed {text}"),
         }
     }
@@ -394,6 +414,16 @@ mod tests {
     #[test]
     fn the_tree_of_commands_is_well_formed() {
         root().debug_assert();
+    }
+
+    #[test]
+    fn every_first_word_says_what_it_is_for() {
+        for (verb, _) in COMMANDS
+            .iter()
+            .filter_map(|info| info.words.split_once(' '))
+        {
+            assert!(VERBS.iter().any(|(word, _)| *word == verb), "{verb}");
+        }
     }
 
     #[test]
@@ -409,8 +439,8 @@ mod tests {
         ] {
             assert_eq!(typed(line).unwrap(), plain, "{line}");
         }
-        assert_eq!(plain.value("learning_rate"), Some(Value::Float(5e-4)));
-        assert_eq!(plain.paths("train_file").len(), 2);
+        assert_eq!(*plain.learning_rate, 5e-4);
+        assert_eq!(plain.train_file.len(), 2);
     }
 
     #[test]
@@ -421,24 +451,14 @@ mod tests {
             "train clm --device cuda",
             "--device=cuda train clm --seed 42",
         ] {
-            assert_eq!(
-                typed(line).unwrap().text("device").as_deref(),
-                Some("cuda"),
-                "{line}"
-            );
+            assert_eq!(*typed(line).unwrap().device, Device::Cuda, "{line}");
         }
-        assert_eq!(
-            typed("doctor").unwrap().text("device").as_deref(),
-            Some("cpu")
-        );
+        assert_eq!(*typed("doctor").unwrap().device, Device::Cpu);
     }
 
     #[test]
     fn negative_numbers_are_values_and_flags_are_not() {
-        assert_eq!(
-            typed("train clm --max_steps -1").unwrap().int("max_steps"),
-            Some(-1)
-        );
+        assert_eq!(*typed("train clm --max_steps -1").unwrap().max_steps, None);
         let error = typed("train clm --learning_rate -5e-5")
             .unwrap_err()
             .to_string();
@@ -453,13 +473,19 @@ mod tests {
             error,
             "--learning_rate needs a value: a number that is 0 or more"
         );
-        assert_eq!(
-            typed("generate --prompt --so")
-                .unwrap()
-                .text("prompt")
-                .as_deref(),
-            Some("--so")
-        );
+        let prompt = typed("generate --prompt --so").unwrap().prompt;
+        assert_eq!(prompt.as_deref(), Some("--so"));
+        for line in [
+            "generate --prompt --max_new_tokens 3",
+            "generate --max-new-tokens --prompt=x",
+            "compile clm --max_steps -j",
+        ] {
+            let error = typed(line).unwrap_err();
+            assert!(
+                matches!(error, UsageError::NoValue { .. }),
+                "{line}: {error}"
+            );
+        }
     }
 
     #[test]
@@ -483,6 +509,7 @@ mod tests {
                  `xtrain generate --help` lists what this command takes",
             ),
             ("train clm --save_strategy epochs", "did you mean `epoch`?"),
+            ("train mlm --model_type brt", "did you mean `bert`?"),
         ] {
             assert_eq!(
                 typed(line).unwrap_err().hint().as_deref(),
@@ -514,11 +541,11 @@ mod tests {
             "--push-to-hub=False",
         ] {
             assert_eq!(
-                typed(&format!("train clm {line}")).unwrap().notes().len(),
+                typed(&format!("train clm {line}")).unwrap().notes.len(),
                 0,
                 "{line}"
             );
         }
-        assert_eq!(typed("train clm --run_name x").unwrap().notes().len(), 1);
+        assert_eq!(typed("train clm --run_name x").unwrap().notes.len(), 1);
     }
 }

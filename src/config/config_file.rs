@@ -3,10 +3,11 @@
 //! (as SageMaker passes hyperparameters) works; a JSON `null` means "not set". Relative paths in a
 //! file are relative to the working directory, like those on the command line.
 
+use super::command::CommandName;
 use super::error::{Origin, UsageError};
-use super::flags::{self, Flag, Support};
-use super::kind::Kind;
-use super::typed::{Typed, bad_value};
+use super::flags::{Flag, Flags};
+use super::kind::Form;
+use super::lookup::{self, bad_value};
 use std::collections::BTreeMap;
 use std::path::Path;
 use toml::de::{DeTable, DeValue};
@@ -30,8 +31,19 @@ enum Scalar {
     Other(&'static str),
 }
 
+/// Adds the settings of the `--config` file, if one is named.
+///
+/// # Errors
+/// The file cannot be read, or something in it is no setting of the command.
+pub fn read(mut flags: Flags) -> Result<Flags, UsageError> {
+    if let Some(path) = flags.config.clone() {
+        read_into(&mut flags, &path)?;
+    }
+    Ok(flags)
+}
+
 /// Reads the file and adds its settings to those that were typed, which win.
-pub fn read_into(typed: &mut Typed, path: &Path) -> Result<(), UsageError> {
+fn read_into(flags: &mut Flags, path: &Path) -> Result<(), UsageError> {
     let problem = |line, problem: String, fix: &str| {
         let origin = Origin::File {
             path: path.into(),
@@ -65,8 +77,8 @@ pub fn read_into(typed: &mut Typed, path: &Path) -> Result<(), UsageError> {
             path: path.into(),
             line: Some(line),
         };
-        let Some(flag) = flags::find(&key, typed.command) else {
-            return Err(unknown_key(typed, key, origin));
+        let Some(flag) = lookup::find(&key, flags.command) else {
+            return Err(unknown_key(flags.command, key, origin));
         };
         if flag.name == "config" {
             return Err(problem(
@@ -78,19 +90,19 @@ pub fn read_into(typed: &mut Typed, path: &Path) -> Result<(), UsageError> {
         if let Some(first) = seen.insert(flag.name, line) {
             return Err(UsageError::GivenTwice { key, origin, first });
         }
-        if let Some(texts) = texts(flag, value, &origin)? {
-            typed.take(flag, &texts, origin)?;
+        if let Some(texts) = texts(flag, flags.command, value, &origin)? {
+            flags.take(flag, &texts, origin)?;
         }
     }
     Ok(())
 }
 
-fn unknown_key(typed: &Typed, key: String, origin: Origin) -> UsageError {
-    let advice = flags::advice(&key, typed.command);
+fn unknown_key(command: CommandName, key: String, origin: Origin) -> UsageError {
+    let advice = lookup::advice(&key, command);
     UsageError::UnknownKey {
         key,
         origin,
-        command: typed.command_words(),
+        command: command.words(),
         advice,
     }
 }
@@ -99,23 +111,17 @@ fn unknown_key(typed: &Typed, key: String, origin: Origin) -> UsageError {
 /// `None` is "not set".
 fn texts(
     flag: &'static Flag,
+    command: CommandName,
     value: Scalar,
     origin: &Origin,
 ) -> Result<Option<Vec<String>>, UsageError> {
-    let wrong = |found: String| Err(bad_value(flag, found, origin.clone()));
-    let takes_anything = flag.support != Support::Built;
-    let text = match (value, flag.kind) {
+    let wrong = |found: String| Err(bad_value(flag, command, found, origin.clone()));
+    let text = match (value, flag.kind.form) {
         (Scalar::Null, _) => return Ok(None),
         (Scalar::Text(text), _) => text,
-        (
-            Scalar::Bool(answer),
-            Kind::Bool | Kind::FlagOrPath | Kind::Checkpointing | Kind::Anything,
-        ) => answer.to_string(),
-        (
-            Scalar::Int(digits) | Scalar::Float(digits),
-            Kind::Int { .. } | Kind::Float(_) | Kind::Anything,
-        ) => digits,
-        (Scalar::List(items), Kind::Paths | Kind::Words) => {
+        (Scalar::Bool(answer), Form::Switch | Form::Anything) => answer.to_string(),
+        (Scalar::Int(digits) | Scalar::Float(digits), Form::Number | Form::Anything) => digits,
+        (Scalar::List(items), Form::List | Form::Positional) => {
             let mut paths = Vec::new();
             for item in items {
                 match item {
@@ -125,13 +131,13 @@ fn texts(
             }
             return Ok(Some(paths));
         }
-        (Scalar::List(items), _) if takes_anything => items
+        (Scalar::List(items), Form::Anything) => items
             .into_iter()
             .map(|item| item.describe().trim_matches('`').to_string())
             .collect::<Vec<_>>()
             .join(" "),
         // An empty table is how TrainingArguments dumps "no settings".
-        (Scalar::Other("an empty table"), _) if takes_anything => String::new(),
+        (Scalar::Other("an empty table"), Form::Anything) => String::new(),
         (other, _) => return wrong(other.describe()),
     };
     Ok(Some(vec![text]))
@@ -262,17 +268,20 @@ fn json_key_lines(text: &str) -> Vec<(String, usize)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::flags::Commands;
-    use super::super::kind::Value;
     use super::*;
+    use crate::config::command::TaskName;
+    use crate::config::kind::Degree;
+    use crate::trainer::settings::Resume;
 
-    fn read(name: &str, text: &str) -> Result<Typed, String> {
+    const TRAIN_CLM: CommandName = CommandName::Train(TaskName::Clm);
+
+    fn read(name: &str, text: &str) -> Result<Flags, String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(name);
         std::fs::write(&path, text).unwrap();
-        let mut typed = Typed::new(Commands::TRAIN_CLM);
-        match read_into(&mut typed, &path) {
-            Ok(()) => Ok(typed),
+        let mut flags = Flags::new(TRAIN_CLM);
+        match read_into(&mut flags, &path) {
+            Ok(()) => Ok(flags),
             // The directory's name differs from run to run.
             Err(e) => Err(format!("{e} | {}", e.hint().unwrap_or_default())
                 .replace(&format!("{}/", dir.path().display()), "")),
@@ -283,48 +292,43 @@ mod tests {
     fn toml_and_json_say_the_same() {
         let toml = read(
             "run.toml",
-            "learning_rate = 5e-4\nnum-train-epochs = 2\ndo_train = true\ntrain_file = [\"a\", \"b\"]\nblock_size = 1_28\n\
+            "learning_rate = 5e-4\nnum-train-epochs = 2\ndo_train = true\ntrain_file = [\"a\", \"b\"]\nblock_size = 1_28\nper_device_train_batch_size = 4\n\
              resume_from_checkpoint = false\nlr_scheduler_type = \"cosine\"\nreport_to = []\n",
         )
         .unwrap();
         let json = read(
             "run.json",
             r#"{"learning_rate": 5e-4, "num_train_epochs": "2", "do_train": "True", "train-file": ["a", "b"],
-                "block_size": 128, "resume_from_checkpoint": false, "lr_scheduler_type": "cosine", "eval_steps": null, "tf32": null}"#,
+                "block_size": 128, "per_device_train_batch_size": 4, "resume_from_checkpoint": false, "lr_scheduler_type": "cosine", "eval_steps": null, "tf32": null}"#,
         )
         .unwrap();
-        for name in [
-            "learning_rate",
-            "num_train_epochs",
-            "do_train",
-            "train_file",
-            "block_size",
-            "resume_from_checkpoint",
-            "eval_steps",
-        ] {
-            assert_eq!(toml.value(name), json.value(name), "{name}");
+        for flags in [toml, json] {
+            assert_eq!(*flags.learning_rate, 5e-4);
+            assert_eq!(*flags.num_train_epochs, 2.0);
+            assert_eq!(*flags.do_train, Some(true));
+            assert_eq!(*flags.train_file, [Path::new("a"), Path::new("b")]);
+            assert_eq!(*flags.block_size, Some(128));
+            assert_eq!(*flags.per_device_train_batch_size, Degree::Count(4));
+            assert_eq!(*flags.resume_from_checkpoint, Resume::No);
+            assert!(!flags.eval_steps.is_given());
         }
-        assert_eq!(toml.value("num_train_epochs"), Some(Value::Float(2.0)));
     }
 
     #[test]
-    fn what_was_typed_wins() {
+    fn what_was_flags_wins() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run.toml");
         std::fs::write(&path, "seed = 1\nmax_steps = 7\n").unwrap();
-        let mut typed = Typed::new(Commands::TRAIN_CLM);
-        typed
+        let mut flags = Flags::new(TRAIN_CLM);
+        flags
             .take(
-                flags::find("seed", Commands::TRAIN_CLM).unwrap(),
+                lookup::find("seed", TRAIN_CLM).unwrap(),
                 &["2".into()],
                 Origin::CommandLine,
             )
             .unwrap();
-        read_into(&mut typed, &path).unwrap();
-        assert_eq!(
-            (typed.int("seed"), typed.int("max_steps")),
-            (Some(2), Some(7))
-        );
+        read_into(&mut flags, &path).unwrap();
+        assert_eq!((*flags.seed, *flags.max_steps), (2, Some(7)));
     }
 
     #[test]

@@ -2,8 +2,6 @@
 //! and where; the hint, printed on its own line, says what to do instead. All of these end the
 //! program with exit code 2 before anything was started.
 
-use super::kind::Kind;
-use super::nearest::nearest;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -56,12 +54,14 @@ pub enum UsageError {
         choices: Vec<String>,
     },
 
-    #[error("{origin}: `{name}` must be {}, found {found}", kind.expected())]
+    #[error("{origin}: `{name}` must be {expected}, found {found}")]
     BadValue {
         name: &'static str,
         origin: Origin,
-        kind: Kind,
+        expected: String,
         found: String,
+        /// What was probably meant.
+        nearest: Option<&'static str>,
     },
 
     #[error("--{name} needs a value: {expected}")]
@@ -90,7 +90,7 @@ pub enum UsageError {
     },
 
     /// Two settings that do not go together, or one that is missing: the one shape of everything
-    /// that `check` refuses.
+    /// that the rules refuse.
     #[error("{problem}")]
     Illegal { problem: String, fix: String },
 
@@ -128,15 +128,10 @@ impl UsageError {
             UsageError::IncompleteCommand { command, choices } => choices
                 .first()
                 .map(|choice| format!("for example `xtrain {command} {choice} --help`")),
-            UsageError::BadValue {
-                kind: Kind::Choice(choices),
-                found,
-                ..
-            } => nearest(found.trim_matches('`'), choices.iter().copied())
-                .map(|choice| format!("did you mean `{choice}`?")),
-            UsageError::BadValue { .. } | UsageError::NoValue { .. } | UsageError::Fetch { .. } => {
-                None
+            UsageError::BadValue { nearest, .. } => {
+                nearest.map(|choice| format!("did you mean `{choice}`?"))
             }
+            UsageError::NoValue { .. } | UsageError::Fetch { .. } => None,
             UsageError::Refused { name, .. } => Some(format!("leave `{name}` out")),
             UsageError::GivenTwice { .. } => Some("keep one of the two".into()),
             UsageError::ConfigFile { fix, .. } | UsageError::Illegal { fix, .. } => {

@@ -1,356 +1,47 @@
-//! The one table of settings. Parsing, `--help`, settings files, suggestions and `docs/flags.md`
-//! are all read from it, so a flag is added by adding a row to `flags/built.rs` and reading it in
-//! `resolve.rs`. Names are TrainingArguments' and run_clm's wherever they have one.
-//! `flags/unbuilt.rs` holds their names that xtrain knows but does not honour: those are refused
-//! with a reason, never ignored.
+//! The flags, each declared once: its sentence of help, name, kind, default, and the commands that
+//! take it. The command line, settings files, `--help`, suggestions, `docs/flags.md` and the typed
+//! field that `resolve` and the rules read all come from this declaration. Names are
+//! TrainingArguments' and run_clm's wherever they have one, and so are defaults; where xtrain
+//! differs, the help sentence says so.
 
-mod built;
-mod unbuilt;
+use super::choices::*;
+use super::command::sets::*;
+use super::command::{CommandName, Commands};
+use super::error::Origin;
+use super::forms::*;
+use super::kind::*;
+use super::setting::Setting;
+use crate::data::settings::{OnBadRow, Quoting};
+use crate::parallel::PipelineSchedule;
+use crate::trainer::settings::{Checkpointing, OptimizerKind, Resume, ScheduleKind};
+use std::path::PathBuf;
+use xtrain_graphs::NeuronChip;
 
-use super::error::Advice;
-use super::kind::{Kind, Value};
-use super::nearest::nearest;
-
-/// A set of commands, as bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Commands(u32);
-
-impl Commands {
-    pub const TRAIN_CLM: Commands = Commands(1);
-    pub const EVAL_CLM: Commands = Commands(2);
-    pub const GENERATE: Commands = Commands(4);
-    pub const DOCTOR: Commands = Commands(8);
-    pub const BENCH: Commands = Commands(16);
-    pub const QUICKSTART: Commands = Commands(32);
-    pub const COMPILE_CLM: Commands = Commands(64);
-    pub const CACHE_LS: Commands = Commands(1 << 7);
-    pub const CACHE_SHOW: Commands = Commands(1 << 8);
-    pub const CACHE_EXPLAIN: Commands = Commands(1 << 9);
-    pub const CACHE_VERIFY: Commands = Commands(1 << 10);
-    pub const CACHE_PRUNE: Commands = Commands(1 << 11);
-    pub const CACHE_EXPORT: Commands = Commands(1 << 12);
-    pub const CACHE_IMPORT: Commands = Commands(1 << 13);
-    pub const CACHE_PATH: Commands = Commands(1 << 14);
-    pub const CACHE_STATS: Commands = Commands(1 << 15);
-    pub const TRAIN_MLM: Commands = Commands(1 << 16);
-    pub const TRAIN_CLS: Commands = Commands(1 << 17);
-    pub const EVAL_MLM: Commands = Commands(1 << 18);
-    pub const EVAL_CLS: Commands = Commands(1 << 19);
-    pub const PREDICT_CLS: Commands = Commands(1 << 20);
-    pub const COMPILE_MLM: Commands = Commands(1 << 21);
-    pub const COMPILE_CLS: Commands = Commands(1 << 22);
-    pub const FIT_CLM: Commands = Commands(1 << 23);
-    pub const FIT_MLM: Commands = Commands(1 << 24);
-    pub const FIT_CLS: Commands = Commands(1 << 25);
-    pub const TOP: Commands = Commands(1 << 26);
-    pub const LAUNCH: Commands = Commands(1 << 27);
-    pub const SCALING: Commands = Commands(1 << 28);
-    pub const TRAIN: Commands = Self::TRAIN_CLM.and(Self::TRAIN_MLM).and(Self::TRAIN_CLS);
-    pub const EVAL: Commands = Self::EVAL_CLM.and(Self::EVAL_MLM).and(Self::EVAL_CLS);
-    pub const COMPILE: Commands = Self::COMPILE_CLM
-        .and(Self::COMPILE_MLM)
-        .and(Self::COMPILE_CLS);
-    pub const FIT: Commands = Self::FIT_CLM.and(Self::FIT_MLM).and(Self::FIT_CLS);
-    /// Causal language modelling, whatever is done.
-    pub const CLM: Commands = Self::TRAIN_CLM
-        .and(Self::EVAL_CLM)
-        .and(Self::COMPILE_CLM)
-        .and(Self::FIT_CLM);
-    /// Masked language modelling.
-    pub const MLM: Commands = Self::TRAIN_MLM
-        .and(Self::EVAL_MLM)
-        .and(Self::COMPILE_MLM)
-        .and(Self::FIT_MLM);
-    /// Classification.
-    pub const CLS: Commands = Self::TRAIN_CLS
-        .and(Self::EVAL_CLS)
-        .and(Self::COMPILE_CLS)
-        .and(Self::FIT_CLS)
-        .and(Self::PREDICT_CLS);
-    /// Training a classifier, or making ready for it.
-    pub const TRAIN_LIKE_CLS: Commands = Self::TRAIN_CLS.and(Self::COMPILE_CLS).and(Self::FIT_CLS);
-    /// All of `xtrain cache`.
-    pub const CACHE: Commands = Commands(0x1ff << 7);
-    pub const ALL: Commands = Commands(u32::MAX);
-
-    pub const fn and(self, other: Commands) -> Commands {
-        Commands(self.0 | other.0)
-    }
-
-    pub fn contains(self, other: Commands) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    /// Whether the two share a command.
-    pub const fn meets(self, other: Commands) -> bool {
-        self.0 & other.0 != 0
-    }
-}
-
-/// One command: its words, what it is for, and a line or two to copy.
-pub struct CommandInfo {
-    pub id: Commands,
-    /// As typed, for example `train clm`.
-    pub words: &'static str,
-    pub about: &'static str,
-    pub examples: &'static str,
-}
-
-/// In the order of `xtrain --help`.
-pub const COMMANDS: [CommandInfo; 29] = [
-    CommandInfo {
-        id: Commands::TRAIN_CLM,
-        words: "train clm",
-        about: "Train a causal language model on text files",
-        examples: "xtrain train clm --model_type gpt2 --config_overrides n_layer=6,n_embd=384,n_head=6 \\\n      --tokenizer_name DIR \
-                   --train_file train.txt.gz --validation_file valid.txt --block_size 256 --do_train --do_eval --output_dir out\n  \
-                   xtrain train clm --config run.toml --learning_rate 3e-4 --dry_run",
-    },
-    CommandInfo {
-        id: Commands::TRAIN_MLM,
-        words: "train mlm",
-        about: "Train a masked language model on text files",
-        examples: "xtrain train mlm --model_type bert --config_name bert-mini --tokenizer_name DIR --train_file train.txt.gz \\\n      \
-                   --validation_file valid.txt --max_seq_length 128 --do_train --do_eval --output_dir out",
-    },
-    CommandInfo {
-        id: Commands::TRAIN_CLS,
-        words: "train cls",
-        about: "Train a classifier of texts or pairs of texts on tables (CSV, TSV, JSON lines, parquet)",
-        examples: "xtrain train cls --model_name_or_path DIR --train_file train.csv --validation_file valid.csv --text_column_name text \\\n      \
-                   --label_column_name label --eval_strategy epoch --save_strategy epoch --load_best_model_at_end --output_dir out",
-    },
-    CommandInfo {
-        id: Commands::EVAL_CLM,
-        words: "eval clm",
-        about: "Loss and perplexity of a model on text files",
-        examples: "xtrain eval clm --model_name_or_path out --validation_file valid.txt --block_size 256",
-    },
-    CommandInfo {
-        id: Commands::EVAL_MLM,
-        words: "eval mlm",
-        about: "Loss, perplexity and accuracy of a masked language model on text files",
-        examples: "xtrain eval mlm --model_name_or_path out --validation_file valid.txt --max_seq_length 128",
-    },
-    CommandInfo {
-        id: Commands::EVAL_CLS,
-        words: "eval cls",
-        about: "Loss, accuracy, F1 and Matthews correlation of a classifier, or a regression's errors, on a table with labels",
-        examples: "xtrain eval cls --model_name_or_path out --validation_file test.csv",
-    },
-    CommandInfo {
-        id: Commands::PREDICT_CLS,
-        words: "predict cls",
-        about: "Label the rows of a table, into a CSV file with a score for each label",
-        examples: "xtrain predict cls --model_name_or_path out --test_file new.csv --output_file labels.csv",
-    },
-    CommandInfo {
-        id: Commands::GENERATE,
-        words: "generate",
-        about: "Continue a prompt with a trained model",
-        examples: "xtrain generate --model_name_or_path out --prompt \"The river\" --max_new_tokens 40",
-    },
-    CommandInfo {
-        id: Commands::LAUNCH,
-        words: "launch",
-        about: "Run train or eval as several processes, on one machine or many",
-        examples: "xtrain launch --nproc_per_node 2 --max_restarts 3 -- train clm --config run.toml\n  \
-                   xtrain launch --nnodes 2 --node_rank 0 --rdzv_endpoint 10.0.0.1:29400 --rdzv_secret_file ~/secret -- train clm --config run.toml",
-    },
-    CommandInfo {
-        id: Commands::BENCH,
-        words: "bench",
-        about: "Measure the training step: time, tokens/s, model FLOP/s against this machine's ceiling",
-        examples: "xtrain bench --model_type gpt2 --batch 4 --seq 128 --steps 10 --warmup 2 --json",
-    },
-    CommandInfo {
-        id: Commands::SCALING,
-        words: "scaling",
-        about: "Run bench or train on 1, 2, 4, ... devices and tell throughput, efficiency and what is exchanged",
-        examples: "xtrain scaling --degrees 1,2,4 -- bench --model_type gpt2 --batch 8 --seq 128\n  \
-                   xtrain scaling --degrees 1,2 --axis processes --plot scaling.svg -- train clm --config run.toml --max_steps 20",
-    },
-    CommandInfo {
-        id: Commands::DOCTOR,
-        words: "doctor",
-        about: "Check that everything a device needs is there, and say what to install if not",
-        examples: "xtrain doctor --device cpu",
-    },
-    CommandInfo {
-        id: Commands::TOP,
-        words: "top",
-        about: "Watch a training run: step, loss, speed, where its time goes, compiled graphs, devices",
-        examples: "xtrain top --output_dir out\n  xtrain top --output_dir out --once --json",
-    },
-    CommandInfo {
-        id: Commands::QUICKSTART,
-        words: "quickstart",
-        about: "Train a small GPT-2 on the text that comes with xtrain: a few minutes from nothing to a sample",
-        examples: "xtrain quickstart",
-    },
-    CommandInfo {
-        id: Commands::COMPILE_CLM,
-        words: "compile clm",
-        about: "Compile every graph that `train clm` with the same flags will use, without data or weights",
-        examples: "xtrain compile clm --model_type gpt2 --tokenizer_name DIR --block_size 256 --do_train --do_eval",
-    },
-    CommandInfo {
-        id: Commands::COMPILE_MLM,
-        words: "compile mlm",
-        about: "Compile every graph that `train mlm` with the same flags will use, without data or weights",
-        examples: "xtrain compile mlm --model_type bert --tokenizer_name DIR --max_seq_length 128 --do_train --do_eval",
-    },
-    CommandInfo {
-        id: Commands::COMPILE_CLS,
-        words: "compile cls",
-        about: "Compile every graph that `train cls` with the same flags will use, without data or weights",
-        examples: "xtrain compile cls --model_type bert --tokenizer_name DIR --labels no,yes --pad_to_bucket 64,128 --do_train",
-    },
-    CommandInfo {
-        id: Commands::FIT_CLM,
-        words: "fit clm",
-        about: "Find the largest batch that fits into memory, from the compiler's statistics, without running a step",
-        examples: "xtrain fit clm --model_type gpt2 --tokenizer_name DIR --block_size 512 --memory 16GiB\n  \
-                   xtrain fit clm --config run.toml --memory 16GiB --scale_learning_rate_from 5e-5@32",
-    },
-    CommandInfo {
-        id: Commands::FIT_MLM,
-        words: "fit mlm",
-        about: "Find the largest batch of `train mlm` with the same flags that fits into memory",
-        examples: "xtrain fit mlm --model_type bert --tokenizer_name DIR --max_seq_length 128 --memory 16GiB",
-    },
-    CommandInfo {
-        id: Commands::FIT_CLS,
-        words: "fit cls",
-        about: "Find the largest batch of `train cls` with the same flags that fits into memory",
-        examples: "xtrain fit cls --model_type bert --tokenizer_name DIR --labels no,yes --max_seq_length 128 --memory 16GiB",
-    },
-    CommandInfo {
-        id: Commands::CACHE_LS,
-        words: "cache ls",
-        about: "List the compiled graphs that are stored",
-        examples: "xtrain cache ls\n  xtrain cache ls --json",
-    },
-    CommandInfo {
-        id: Commands::CACHE_SHOW,
-        words: "cache show",
-        about: "Everything about one stored graph: its key's parts, origin, memory, cost",
-        examples: "xtrain cache show 3f2a\n  xtrain cache show 3f2a --hlo > train.hlo.txt",
-    },
-    CommandInfo {
-        id: Commands::CACHE_EXPLAIN,
-        words: "cache explain",
-        about: "Say what differs between two stored graphs, or between one and the nearest older one",
-        examples: "xtrain cache explain 3f2a 91bc\n  xtrain cache explain 3f2a",
-    },
-    CommandInfo {
-        id: Commands::CACHE_VERIFY,
-        words: "cache verify",
-        about: "Check the digests of all stored graphs and whether those of the device load on it",
-        examples: "xtrain cache verify",
-    },
-    CommandInfo {
-        id: Commands::CACHE_PRUNE,
-        words: "cache prune",
-        about: "Remove stored graphs by age, size, device or compiler",
-        examples: "xtrain cache prune --older_than 30 --dry_run\n  xtrain cache prune --max_size 2GiB",
-    },
-    CommandInfo {
-        id: Commands::CACHE_EXPORT,
-        words: "cache export",
-        about: "Write stored graphs (all, or those named) to a tar file, for other machines of the same kind",
-        examples: "xtrain cache export --file graphs.tar",
-    },
-    CommandInfo {
-        id: Commands::CACHE_IMPORT,
-        words: "cache import",
-        about: "Take graphs from a tar file that `cache export` wrote, each checked",
-        examples: "xtrain cache import --file graphs.tar",
-    },
-    CommandInfo {
-        id: Commands::CACHE_PATH,
-        words: "cache path",
-        about: "Print the directory of the stored graphs",
-        examples: "xtrain cache path",
-    },
-    CommandInfo {
-        id: Commands::CACHE_STATS,
-        words: "cache stats",
-        about: "Number, size and use of the stored graphs, and the compile time that they saved",
-        examples: "xtrain cache stats",
-    },
-];
-
-impl CommandInfo {
-    pub fn of(id: Commands) -> &'static CommandInfo {
-        COMMANDS
-            .iter()
-            .find(|command| command.id == id)
-            .expect("ids come from this table")
-    }
-}
-
-/// Headings of `--help`, in the order in which they are printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Section {
-    Run,
-    Model,
-    Data,
-    Batches,
-    Optimizer,
-    Precision,
-    Parallel,
-    Logging,
-    Checkpoints,
-    Evaluation,
-    Generation,
-    Measurement,
-    Neuron,
-    Cache,
-}
-
-impl Section {
-    pub const ALL: [Section; 14] = [
-        Section::Run,
-        Section::Model,
-        Section::Data,
-        Section::Batches,
-        Section::Optimizer,
-        Section::Precision,
-        Section::Parallel,
-        Section::Logging,
-        Section::Checkpoints,
-        Section::Evaluation,
-        Section::Generation,
-        Section::Measurement,
-        Section::Neuron,
-        Section::Cache,
-    ];
-
-    pub fn title(self) -> &'static str {
-        match self {
-            Section::Run => "The run",
-            Section::Model => "Model",
-            Section::Data => "Data",
-            Section::Batches => "Batches and length",
-            Section::Optimizer => "Optimizer",
-            Section::Precision => "Precision",
-            Section::Parallel => "Many devices",
-            Section::Logging => "Logging",
-            Section::Checkpoints => "Checkpoints",
-            Section::Evaluation => "Evaluation",
-            Section::Generation => "Generation",
-            Section::Measurement => "Measurement",
-            Section::Neuron => "AWS Neuron",
-            Section::Cache => "The cache of compiled graphs",
-        }
-    }
+/// What a flag is besides its typed field, for everything that lists flags.
+#[derive(Clone, Copy, Debug)]
+pub struct Flag {
+    /// In snake_case; the kebab-case spelling is always accepted too.
+    pub name: &'static str,
+    /// Other names for the same setting.
+    pub aliases: &'static [&'static str],
+    pub kind: KindInfo,
+    /// As one would type it; empty when there is none.
+    pub default: &'static str,
+    /// A sentence without its full stop.
+    pub help: &'static str,
+    pub commands: &'static [Commands],
+    /// The heading that it stands below; `None` for flags that are not built.
+    pub section: Option<Section>,
+    pub support: Support,
+    /// A letter for people at a terminal (`-j 4`), where the field has a habit.
+    pub short: Option<char>,
 }
 
 /// What xtrain makes of a setting.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub enum Support {
-    Built,
+    /// It is read into its field.
+    Built(fn(&mut Flags, &[String], Origin) -> Result<(), Wrong>),
     /// Nothing to do here whatever the value, and no number depends on it: accepted with a note.
     NoEffect,
     /// Only these values are true of xtrain; any other is refused with the flag's help sentence as
@@ -358,42 +49,19 @@ pub enum Support {
     Only(&'static [&'static str]),
 }
 
-/// A row of the table.
-#[derive(Clone, Copy, Debug)]
-pub struct Flag {
-    /// In snake_case; the kebab-case spelling is always accepted too.
-    pub name: &'static str,
-    /// Older names for the same setting.
-    pub aliases: &'static [&'static str],
-    pub kind: Kind,
-    /// As one would type it; empty when there is none.
-    pub default: &'static str,
-    /// A sentence without its full stop.
-    pub help: &'static str,
-    pub commands: Commands,
-    pub section: Section,
-    pub support: Support,
-    /// Written without its name, as plain words after the command.
-    pub positional: bool,
-    /// A letter for people at a terminal (`-j 4`), where the field has a habit.
-    pub short: Option<char>,
-}
-
 impl Flag {
-    /// The value when nobody sets it.
-    pub fn default_value(&self) -> Option<Value> {
-        if self.default.is_empty() {
-            return None;
-        }
-        Some(
-            self.kind
-                .parse(self.default)
-                .expect("a test parses every default in the table"),
-        )
+    pub fn is_built(&self) -> bool {
+        matches!(self.support, Support::Built(_))
     }
 
-    pub fn is_built(&self) -> bool {
-        self.support == Support::Built
+    /// Whether `command` takes it.
+    pub fn is_of(&self, command: CommandName) -> bool {
+        self.commands.iter().any(|set| set.contains(command))
+    }
+
+    /// Its name and the other names for it, in snake_case.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> + Clone {
+        std::iter::once(self.name).chain(self.aliases.iter().copied())
     }
 
     /// Whether `name`, in either spelling, means this flag.
@@ -405,109 +73,545 @@ impl Flag {
                     .zip(name.bytes())
                     .all(|(a, b)| a == b || (a == b'_' && b == b'-'))
         };
-        same(self.name) || self.aliases.iter().any(|alias| same(alias))
+        self.names().any(same)
     }
 }
 
-/// Every row, the built ones first.
-pub fn all() -> impl Iterator<Item = &'static Flag> {
-    built::FLAGS.iter().chain(unbuilt::FLAGS)
+/// Declares the headings of `--help`, in the order in which they are printed.
+macro_rules! sections {
+    ($( $name:ident = $title:literal, )+) => {
+        /// A heading of `--help` and the reference page.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Section { $( $name, )+ }
+
+        impl Section {
+            pub const ALL: &[Section] = &[$( Section::$name, )+];
+
+            pub fn title(self) -> &'static str {
+                match self { $( Section::$name => $title, )+ }
+            }
+        }
+    };
 }
 
-/// The rows that one command takes.
-pub fn of(command: Commands) -> impl Iterator<Item = &'static Flag> {
-    all().filter(move |flag| flag.commands.contains(command))
+sections! {
+    Run = "The run",
+    Model = "Model",
+    Data = "Data",
+    Batches = "Batches and length",
+    Optimizer = "Optimizer",
+    Precision = "Precision",
+    Parallel = "Many devices",
+    Logging = "Logging",
+    Checkpoints = "Checkpoints",
+    Evaluation = "Evaluation",
+    Generation = "Generation",
+    Measurement = "Measurement",
+    Neuron = "AWS Neuron",
+    Cache = "The cache of compiled graphs",
 }
 
-/// The row that a name in either spelling means for a command.
-pub fn find(name: &str, command: Commands) -> Option<&'static Flag> {
-    of(command).find(|flag| flag.answers_to(name))
+/// Declares the flags, section by section in the order of `--help`:
+///
+/// ```text
+/// /// The sentence of help, which is the field's documentation too
+/// field: Kind = "default as typed", SETS | OF | COMMANDS, name "other than the field's", alias "old_name", short 'x';
+/// ```
+///
+/// Without a default the kind is an `Option` or a list. Two flags of different commands may share a
+/// name; their fields then differ.
+macro_rules! flags {
+    ($( $section:ident { $(
+        $(#[doc = $help:literal])+
+        $field:ident: $kind:ty $(= $default:literal)?, $($commands:ident)|+
+        $(, name $name:literal)? $(, alias $alias:literal)* $(, short $short:literal)?;
+    )+ } )+) => {
+        /// Every flag that is built.
+        pub static FLAGS: &[Flag] = &[$($(
+            Flag {
+                name: flags!(@first $($name,)? stringify!($field)),
+                aliases: &[$($alias),*],
+                kind: KindInfo::of::<$kind>(),
+                default: flags!(@first $($default,)? ""),
+                help: concat!($($help),+).trim_ascii(),
+                commands: &[$($commands),+],
+                section: Some(Section::$section),
+                support: Support::Built(|flags, texts, origin| {
+                    flags.$field.take::<$kind>(texts, origin)
+                }),
+                short: flags!(@first $(Some($short),)? None),
+            },
+        )+)+];
+
+        /// What was typed: each flag's value, the default where nobody gave one. Fields of flags
+        /// that the command doesn't take have their defaults.
+        #[derive(Debug, PartialEq)]
+        pub struct Flags {
+            pub command: CommandName,
+            /// Settings that were accepted and change nothing, a sentence each.
+            pub notes: Vec<String>,
+            /// How many processes a launcher will start for this command, in all and on this
+            /// machine; `None` where the command speaks for its own process.
+            pub processes: Option<(usize, usize)>,
+            $($(
+                $(#[doc = $help])+
+                pub $field: Setting<<$kind as Kind>::Value>,
+            )+)+
+        }
+
+        impl Flags {
+            /// All defaults.
+            pub fn new(command: CommandName) -> Flags {
+                Flags {
+                    command,
+                    notes: Vec::new(),
+                    processes: None,
+                    $($( $field: flags!(@initial
+                        flags!(@first $($name,)? stringify!($field)), $kind $(, $default)?
+                    ), )+)+
+                }
+            }
+        }
+    };
+    (@first $first:expr $(, $other:expr)?) => { $first };
+    (@initial $name:expr, $kind:ty, $default:literal) => {
+        Setting::with_default::<$kind>($name, $default)
+    };
+    (@initial $name:expr, $kind:ty) => { Setting::absent::<$kind>($name) };
 }
 
-/// The words of the commands that take `name`, if any do.
-pub fn commands_taking(name: &str) -> Vec<&'static str> {
-    let takes = |command: &&CommandInfo| find(name, command.id).is_some_and(Flag::is_built);
-    COMMANDS
-        .iter()
-        .filter(takes)
-        .map(|command| command.words)
-        .collect()
+flags! {
+Run {
+    /// Where to run; may stand before or after the command
+    device: Device = "cpu", ALL;
+    /// The device's PJRT plugin (xla_cuda_plugin.so, libneuronpjrt.so); default:
+    /// $XTRAIN_CUDA_PLUGIN or $NEURON_LIBRARY_PATH, else where pip installs it
+    plugin: Option<PathBuf>, OPENING;
+    /// With --device cuda: share of GPU memory to preallocate; default: 0.9
+    gpu_memory_fraction: Option<Fraction>, OPENING;
+    /// With --device cuda: GPUs to use, as 0,1, among those that CUDA_VISIBLE_DEVICES leaves;
+    /// default: the first
+    visible_devices: Option<DeviceNumbers>, OPENING;
+    /// With --device cuda: XLA compiler options, as
+    /// xla_gpu_enable_triton_gemm=false,xla_gpu_graph_min_graph_size=1
+    xla_options: Option<XlaOptions>, OPENING;
+    /// TOML or JSON file with the same keys as these flags; flags win over the file
+    config: Option<PathBuf>, ALL;
+    /// Output directory of the run to watch
+    watched_dir: Option<PathBuf>, TOP, name "output_dir";
+    /// Print the run's state once, as text, and exit
+    once: bool = "false", TOP;
+    /// Read device metrics from this file, which `neuron-monitor > FILE` writes; default: start
+    /// neuron-monitor if it is installed and read the driver's files, else nvidia-smi
+    neuron_monitor: Option<PathBuf>, TOP;
+    /// Directory for the model, checkpoints, logs and results; required by train; quickstart's
+    /// default: output/quickstart
+    output_dir: Option<PathBuf>, TRAIN_EVAL | QUICKSTART;
+    /// Allow a non-empty output directory; nothing is deleted up front, files are replaced as
+    /// new ones are written
+    overwrite_output_dir: bool = "false", TRAIN | QUICKSTART;
+    /// Train; default: true unless only --do_eval is given
+    do_train: Option<bool>, TRAIN;
+    /// Evaluate at the end; default: true if eval_strategy is not no
+    do_eval: Option<bool>, TRAIN;
+    /// Label the rows of test_file at the end, into predictions.csv
+    do_predict: bool = "false", TRAIN_LIKE_CLS;
+    /// The CSV file to write; default: standard output
+    output_file: Option<PathBuf>, PREDICT;
+    /// Print the resolved plan and what it will compile and hold in memory (prune: what would
+    /// go), then stop
+    dry_run: bool = "false", TRAINING | CACHE_PRUNE;
+    /// With --device cuda: a GPU to compile for that need not be present; nothing runs, memory
+    /// and kernels are reported. With --device neuron: the chip; default: this instance's, else
+    /// trn1
+    target: Option<Target>, COMPILE | FIT;
+    /// Compile nothing; report what in each graph the device's compiler is not known to support
+    /// (needs neither device nor plugin)
+    check: bool = "false", COMPILE;
+    /// Compile nothing; write each graph to this directory as HLO and StableHLO, with the
+    /// device compiler's command lines
+    export: Option<PathBuf>, COMPILE;
+    /// Random seed for initial weights, example order, dropout and sampling
+    seed: u64 = "42", TRAIN | GENERATE | BENCH | QUICKSTART | EVAL;
+    /// Directory for tokenized text and compiled graphs; default: $XTRAIN_CACHE_DIR, else
+    /// $XDG_CACHE_HOME/xtrain, else ~/.cache/xtrain
+    cache_dir: Option<PathBuf>, ON_A_DEVICE | CACHE;
+    /// The command that each process runs, after --: train or eval with its flags
+    launched: Words, LAUNCH, name "command";
+    /// The command to measure, after --: bench or train with the flags of a run on one device
+    scaled: Words, SCALING, name "command";
 }
-
-/// What to say about a name that a command does not take. Names that are not built are not
-/// suggested.
-pub fn advice(name: &str, command: Commands) -> Advice {
-    let elsewhere = commands_taking(name);
-    if !elsewhere.is_empty() {
-        return Advice::BelongsTo(elsewhere);
-    }
-    let built = of(command).filter(|flag| flag.is_built());
-    let known =
-        built.flat_map(|flag| std::iter::once(flag.name).chain(flag.aliases.iter().copied()));
-    nearest(name, known).map_or(Advice::Nothing, |name| Advice::Meant(name.into()))
+Model {
+    /// Directory with config.json and model.safetensors, or a model's name on the Hub
+    model_name_or_path: Option<PathBuf>, READING | GENERATE | BENCH;
+    /// Architecture to train from random weights: decoders for clm, encoders for mlm, either
+    /// for cls
+    model_type: Option<ModelType>, TRAIN_EVAL | BENCH;
+    /// Sizes for random weights: a released model's name (gpt2, gpt-neo-125m, gpt-j-6b,
+    /// bert-base-uncased, bert-mini, roberta-base, albert-base-v2, ...), or a config.json or
+    /// the directory that holds one
+    config_name: Option<String>, TRAIN_EVAL | BENCH;
+    /// Changes to that configuration, as n_layer=4,n_embd=256; random weights only
+    config_overrides: Option<Overrides>, TRAIN_EVAL | BENCH;
+    /// Directory with the tokenizer's files, a tokenizer.json, or a model's name on the Hub;
+    /// default: the model's
+    tokenizer_name: Option<PathBuf>, READING | GENERATE;
+    /// Lowercase the text or keep its case (BERT's and ALBERT's tokenizers; a saved model keeps
+    /// the setting); default: the tokenizer's own setting
+    do_lower_case: Option<bool>, READING;
+    /// auto: fused attention where the device has it (cuda, 16-bit, no dropout, no local
+    /// window); eager: always unfused
+    attn_implementation: AttnImplementation = "auto", COMPILING;
+    /// With --device cuda: attention-dropout implementation, xtrain (unfused, reproducible) or
+    /// cudnn (fused, not reproducible)
+    attention_dropout_kernel: AttentionDropoutKernel = "xtrain", TRAIN | BENCH;
+    /// Reinitialize the head if its shape differs from the saved one, as for another number of
+    /// labels
+    ignore_mismatched_sizes: bool = "false", TRAIN;
+    /// Branch, tag or commit for the model, tokenizer and configuration on the Hub
+    model_revision: String = "main", READING | GENERATE;
+    /// Access token for gated and private repositories; default: $HF_TOKEN, else the one that
+    /// `hf auth login` saved
+    token: Option<String>, READING | GENERATE;
 }
+Data {
+    /// Files to train on, in order: text, CSV, TSV, JSON lines or parquet by their extension,
+    /// all but parquet .gz too; also s3:// and https://
+    train_file: Paths, TRAIN_EVAL;
+    /// Files to evaluate on; default: validation_split_percentage of train_file
+    validation_file: Paths, TRAIN_EVAL;
+    /// Data set on the Hub, instead of train_file and validation_file, and of test_file if that
+    /// is not given
+    dataset_name: Option<String>, READING;
+    /// Configuration of the data set; required if it has several
+    dataset_config_name: Option<String>, READING;
+    /// Percent of the training set to validate on without validation_file: the first lines of a
+    /// text, random rows in cls
+    validation_split_percentage: Percent = "5", TRAIN_EVAL;
+    /// Files whose rows to label; no label column needed
+    test_file: Paths, TRAIN_LIKE_CLS | PREDICT;
+    /// Column with the text; default: text, sentence or sentence1, else the only candidate
+    text_column_name: Option<String>, READING;
+    /// Column with the second text of a pair; default: sentence2 if the first is sentence1,
+    /// else none
+    text_pair_column_name: Option<String>, CLS;
+    /// Column with the label; default: label or labels
+    label_column_name: Option<String>, LABELLED;
+    /// Labels in order, as no,yes; default: the model's, else those of the training set, sorted
+    labels: Option<LabelNames>, TRAIN_LIKE_CLS;
+    /// Predict numbers instead of classes; default: true if some training labels are fractions
+    do_regression: Option<bool>, TRAIN_LIKE_CLS;
+    /// Meaning of quotes in a table: none, RFC 4180, or RFC 4180 with backslash escapes;
+    /// default: standard in CSV, none in TSV
+    quoting: Option<Quoting>, READING;
+    /// Stop at an unusable row, or skip it and report how many were skipped
+    on_bad_row: OnBadRow = "error", READING;
+    /// Tokens per example; default: the tokenizer's maximum or, beyond the model's positions,
+    /// min(1024, positions)
+    block_size: Option<Count<1>>, CLM;
+    /// Tokens per example; default: the tokenizer's maximum, at most 1024 and the model's
+    /// positions
+    max_seq_length: Option<Count<1>>, MLM;
+    /// Tokens per example; longer ones are truncated, the longer text of a pair first
+    cls_max_seq_length: Count<1> = "128", CLS, name "max_seq_length";
+    /// Treat each line as an example, instead of concatenating lines and chunking
+    line_by_line: bool = "false", MLM;
+    /// Share of tokens to predict: 80% masked, 10% replaced at random, 10% kept, drawn anew in
+    /// each epoch
+    mlm_probability: Fraction = "0.15", MLM;
+    /// Mask whole words rather than tokens
+    whole_word_mask: bool = "false", MLM;
+    /// With line_by_line: pad all batches to max_seq_length, else to powers of two
+    pad_to_max_length: bool = "false", MLM;
+    /// Pad all batches to max_seq_length; false: to powers of two; ignored with pad_to_bucket
+    cls_pad_to_max_length: bool = "true", CLS, name "pad_to_max_length";
+    /// Pad each batch to the smallest of these lengths that fits, as 32,64; compiles one graph
+    /// per length and one for max_seq_length
+    pad_to_bucket: Option<Buckets>, MLM | CLS;
+    /// Read the training files during the run, instead of tokenizing them first; needs
+    /// max_steps
+    streaming: bool = "false", TRAIN;
+    /// With streaming: rows in the shuffle buffer, drawn at random by data_seed; 0: file order
+    shuffle_buffer_size: Count<0> = "1000", TRAIN;
+    /// Use only the first N training examples
+    max_train_samples: Option<Count<1>>, TRAIN;
+    /// Use only the first N evaluation examples
+    max_eval_samples: Option<Count<1>>, TRAIN_EVAL;
+    /// Label only the first N rows of test_file
+    max_predict_samples: Option<Count<1>>, TRAIN_LIKE_CLS | PREDICT;
+    /// Tokenization threads; default: one per core
+    preprocessing_num_workers: Option<Count<1>>, READING;
+    /// Threads that upload batches ahead of the step; 0: the training thread does it
+    dataloader_num_workers: Count<0> = "0", READING;
+    /// Drop the last incomplete batch of an epoch
+    dataloader_drop_last: bool = "false", TRAIN;
+    /// Seed for the order of examples; default: seed
+    data_seed: Option<u64>, TRAIN;
+    /// Tokenize again even if the tokenized text is cached
+    overwrite_cache: bool = "false", READING;
+}
+Batches {
+    /// Examples per device and microbatch; auto: the largest that fits into memory, as `xtrain
+    /// fit` finds it
+    per_device_train_batch_size: Degree = "8", TRAIN;
+    /// Examples per device and evaluation batch
+    per_device_eval_batch_size: Count<1> = "8", READING;
+    /// Microbatches per optimizer step
+    gradient_accumulation_steps: Count<1> = "1", TRAIN;
+    /// Passes over the training examples; may be a fraction
+    num_train_epochs: NotNegative = "3.0", TRAIN;
+    /// Optimizer steps, overriding epochs (quickstart: its own default); -1 or 0: not set
+    max_steps: MaxSteps = "-1", TRAIN | QUICKSTART;
+}
+Optimizer {
+    /// Optimizer (the adamw names all mean AdamW with decoupled weight decay)
+    optim: OptimizerKind = "adamw_torch", TRAIN;
+    /// Peak learning rate
+    learning_rate: NotNegative = "5e-5", TRAIN;
+    /// Weight decay, not applied to biases and layer norms
+    weight_decay: NotNegative = "0.0", TRAIN;
+    /// AdamW's beta1, the decay rate of the first moment
+    adam_beta1: BelowOne = "0.9", TRAIN;
+    /// AdamW's beta2, the decay rate of the second moment
+    adam_beta2: BelowOne = "0.999", TRAIN;
+    /// AdamW's epsilon
+    adam_epsilon: NotNegative = "1e-8", TRAIN;
+    /// Global gradient norm to clip to; 0: no clipping
+    max_grad_norm: NotNegative = "1.0", TRAIN;
+    /// Learning-rate schedule; all warm up if warmup_steps or warmup_ratio is set
+    lr_scheduler_type: ScheduleKind = "linear", TRAIN;
+    /// Linear warm-up steps or, below 1, a fraction of all steps; overrides warmup_ratio if
+    /// above 0
+    warmup_steps: NotNegative = "0", TRAIN;
+    /// Fraction of all steps to warm up for, rounded up
+    warmup_ratio: Fraction = "0.0", TRAIN;
+}
+Precision {
+    /// Mixed precision: matmuls and activations in bfloat16; weights, moments, norms, softmax
+    /// and loss in float32
+    bf16: bool = "false", TRAIN_EVAL | BENCH;
+    /// Mixed precision in float16 with dynamic loss scaling; a step whose gradients overflow is
+    /// skipped and counted, also by the learning-rate schedule
+    fp16: bool = "false", TRAIN_EVAL | BENCH;
+    /// Evaluate with bfloat16 matmuls; default: training's precision
+    bf16_full_eval: bool = "false", TRAIN_EVAL;
+    /// Evaluate with float16 matmuls; default: training's precision
+    fp16_full_eval: bool = "false", TRAIN_EVAL;
+    /// With --device cuda: float32 matmuls use TF32, several times faster; default: exact
+    /// float32, as torch's
+    tf32: bool = "false", TRAIN_EVAL | BENCH | PREDICT;
+    /// Recompute activations in the backward pass: true or full, each layer; every:K, K layers
+    /// at a time; attention, only inside attention
+    gradient_checkpointing: Checkpointing = "false", TRAIN | BENCH, alias "activation_checkpointing";
+    /// With --device cuda: keep the layer inputs that gradient_checkpointing saves in host
+    /// memory; alone it implies full
+    activation_offloading: bool = "false", TRAIN | BENCH;
+}
+Parallel {
+    /// Data-parallel replicas over all processes; default with several processes: one device
+    /// per process, or what the other axes need. auto, for one of the degrees: what the others
+    /// leave of the visible devices. CPU devices share the machine's cores
+    data_parallel: Degree = "1", TRAIN_EVAL | BENCH;
+    /// Tensor-parallel devices (Megatron-LM): shard heads, MLP and vocabulary; all of them see
+    /// the same rows
+    tensor_parallel: Degree = "1", TRAIN_EVAL | BENCH;
+    /// With tensor_parallel: shard norms, dropout and residuals between the sharded matmuls by
+    /// tokens (Megatron-LM's sequence parallelism)
+    sequence_parallel: bool = "false", TRAIN | BENCH;
+    /// ZeRO-3/FSDP: devices that shard every weight, gradient and moment and take different
+    /// rows; weights are gathered layer by layer. With data_parallel above 1, groups of N
+    /// devices (MiCS)
+    shard_parallel: Degree = "1", TRAIN_EVAL | BENCH, alias "fsdp_size";
+    /// Pipeline stages of consecutive layers (GPipe, PipeDream), balanced by work and
+    /// parameters; microbatches are gradient_accumulation_steps: the more, the smaller the
+    /// bubble
+    pipeline_parallel: Degree = "1", TRAIN_EVAL | BENCH;
+    /// Pipeline schedule: interleaved (1F1B, few microbatches in flight) or simple (GPipe: all
+    /// forward, then all backward)
+    pipeline_schedule: PipelineSchedule = "interleaved", TRAIN;
+    /// Shard optimizer moments over data_parallel (ZeRO-1)
+    shard_optimizer_state: bool = "false", TRAIN | BENCH;
+    /// Gradient all-reduce bucket size in MB, last layers first; 0: one collective per tensor
+    gradient_bucket_mb: Count<0> = "25", TRAIN | BENCH;
+    /// With dry_run: estimate memory and communication of every mesh of N devices, report which
+    /// fit and compile the best; given degrees stay fixed
+    compare_meshes: Option<Count<2>>, TRAINING;
+    /// Steps between checks that all replicas (and stages' copies of shared weights) are equal;
+    /// also at the end; a difference stops the run; 0: never
+    replica_check_steps: Count<0> = "500", TRAIN;
+    /// Processes to start on this machine
+    nproc_per_node: Count<1> = "1", LAUNCH;
+    /// Machines in the job; run the same command on each
+    nnodes: Count<1> = "1", LAUNCH;
+    /// This machine's number; node 0 holds the rendezvous
+    node_rank: Count<0> = "0", LAUNCH;
+    /// HOST:PORT of node 0 for the rendezvous, which listens on this address only; not needed
+    /// on one machine
+    rdzv_endpoint: Option<String>, LAUNCH;
+    /// File with the machines' shared secret, readable only by its owner; default:
+    /// $XTRAIN_RDZV_SECRET, on one machine a new one
+    rdzv_secret_file: Option<PathBuf>, LAUNCH;
+    /// Seconds for all processes to join
+    rdzv_timeout: Count<1> = "300", LAUNCH;
+    /// Seconds without a heartbeat after which a process counts as hung, a machine as lost
+    heartbeat_timeout: Count<2> = "60", LAUNCH;
+    /// Restarts of all processes after a failure, each from the last checkpoint in output_dir
+    max_restarts: Count<0> = "0", LAUNCH;
+}
+Logging {
+    /// When to log
+    logging_strategy: Strategy = "steps", TRAIN;
+    /// Optimizer steps between log records
+    logging_steps: Count<1> = "500", TRAIN;
+    /// Log the first step too
+    logging_first_step: bool = "false", TRAIN;
+    /// No progress bars, even on a terminal
+    disable_tqdm: bool = "false", READING | QUICKSTART;
+}
+Checkpoints {
+    /// When to write checkpoint-N
+    save_strategy: Strategy = "steps", TRAIN;
+    /// Optimizer steps between checkpoints
+    save_steps: Count<1> = "500", TRAIN;
+    /// Keep the N newest checkpoints, plus the best; default: all
+    save_total_limit: Option<Count<1>>, TRAIN;
+    /// Split saved weights above this size into several files with an index
+    max_shard_size: Bytes = "5GB", TRAIN;
+    /// End with the weights of the best checkpoint
+    load_best_model_at_end: bool = "false", TRAIN;
+    /// Metric that decides the best: loss, perplexity, accuracy, f1, f1_LABEL,
+    /// matthews_correlation, with or without eval_; default: loss
+    metric_for_best_model: Option<String>, TRAIN;
+    /// Whether a larger metric is better; default: true except for loss and perplexity
+    greater_is_better: Option<bool>, TRAIN;
+    /// Resume from this checkpoint or, without a path, from the newest in output_dir
+    resume_from_checkpoint: Resume = "false", TRAIN;
+}
+Evaluation {
+    /// When to evaluate during training
+    eval_strategy: Strategy = "no", TRAIN, alias "evaluation_strategy";
+    /// Optimizer steps between evaluations; default: logging_steps
+    eval_steps: Option<Count<1>>, TRAIN;
+    /// Stop after N evaluations in a row without improvement of metric_for_best_model
+    early_stopping_patience: Option<Count<1>>, TRAIN;
+    /// Minimum change of the metric that counts as improvement
+    early_stopping_threshold: NotNegative = "0.0", TRAIN;
+    /// Include the texts in the CSV file
+    include_text: bool = "false", PREDICT;
+}
+Generation {
+    /// The text to continue
+    prompt: Option<Prose>, GENERATE;
+    /// Maximum number of tokens to generate
+    max_new_tokens: Count<1> = "50", GENERATE;
+    /// Sampling temperature; 0: greedy
+    temperature: NotNegative = "1.0", GENERATE;
+    /// Sample from the K most likely tokens (0: all)
+    top_k: Count<0> = "50", GENERATE;
+}
+Measurement {
+    /// Per-device memory budget for fit, auto and dry_run; default for fit and auto: the
+    /// device's memory, on the CPU four fifths of the machine's
+    memory: Option<Bytes>, TRAIN;
+    /// RATE@EXAMPLES: a learning rate tuned for that many examples per step; scales it linearly
+    /// to the batch that fits
+    scale_learning_rate_from: Option<RateAtExamples>, FIT;
+    /// Examples per data-parallel device and step
+    batch: Count<1> = "4", BENCH;
+    /// Tokens per example
+    seq: Count<1> = "128", BENCH;
+    /// Measured steps
+    steps: Count<1> = "10", BENCH;
+    /// Unmeasured steps after the first
+    warmup: Count<0> = "2", BENCH;
+    /// Print the result as JSON (train: the plan, with dry_run)
+    json: bool = "false", BENCH | DOCTOR | EVAL | CACHE_LS | CACHE_SHOW | CACHE_STATS | FIT | TOP | SCALING | TRAINING;
+    /// Degrees to run at, as 1,2,4; compared with the smallest
+    degrees: Option<Degrees>, SCALING;
+    /// Flag of the command to vary, or its processes, one per data-parallel replica
+    axis: Axis = "data_parallel", SCALING;
+    /// Weak scaling: each device keeps the command's batch; default: strong scaling, the
+    /// devices share it
+    weak: bool = "false", SCALING;
+    /// Repetitions per degree; the median is reported
+    repeats: Count<1> = "3", SCALING;
+    /// Plot throughput by degree to this SVG file
+    plot: Option<PathBuf>, SCALING;
+}
+Neuron {
+    /// With --device neuron: the chip to compile for; default: that of this instance, else trn1
+    neuron_target: Option<NeuronChip>, RUNNING, name "target";
+    /// neuronx-cc's --model-type; default: that of NEURON_CC_FLAGS, else transformer
+    neuron_model_type: Option<NeuronModelType>, ON_A_DEVICE;
+    /// neuronx-cc's --optlevel, where 1 compiles fastest; default: that of NEURON_CC_FLAGS,
+    /// else 2
+    neuron_optlevel: Option<NeuronOptlevel>, ON_A_DEVICE;
+    /// neuronx-cc's --auto-cast, which casts f32 operations the model did not ask to; default:
+    /// that of NEURON_CC_FLAGS, else none
+    neuron_auto_cast: Option<NeuronAutoCast>, ON_A_DEVICE;
+    /// neuronx-cc's --auto-cast-type; default: that of NEURON_CC_FLAGS, else bf16
+    neuron_auto_cast_type: Option<NeuronAutoCastType>, ON_A_DEVICE;
+    /// Stochastic rounding to 16 bits on the chip (NEURON_RT_STOCHASTIC_ROUNDING_EN), seeded by
+    /// NEURON_RT_STOCHASTIC_ROUNDING_SEED, else 0
+    neuron_stochastic_rounding: bool = "false", ON_A_DEVICE;
+}
+Cache {
+    /// Graphs to compile in parallel; default: one per two cores
+    jobs: Option<Count<1>>, COMPILE, short 'j';
+    /// Load compiled graphs from cache_dir and store new ones there
+    compile_cache: bool = "true", COMPILING;
+    /// Cache size above which the least recently used graphs are evicted
+    cache_max_size: Bytes = "10GiB", COMPILING;
+    /// Fail instead of recompiling a graph that this run or an earlier one compiled in another
+    /// version
+    fail_on_recompile: bool = "false", READING | GENERATE | BENCH;
+    /// Stored graphs, each by a unique prefix of its id
+    id: Words, CACHE_SHOW | CACHE_EXPLAIN | CACHE_EXPORT | CACHE_VERIFY;
+    /// Print only the HLO module before compilation
+    hlo: bool = "false", CACHE_SHOW;
+    /// Print only the optimized HLO module
+    optimized_hlo: bool = "false", CACHE_SHOW;
+    /// Print only the module before compilation, as StableHLO
+    stablehlo: bool = "false", CACHE_SHOW;
+    /// Print the live buffers at peak memory, largest first, in the model's terms
+    peak_memory: bool = "false", CACHE_SHOW, name "memory";
+    /// Remove graphs not used for N days
+    older_than: Option<NotNegative>, CACHE_PRUNE;
+    /// Remove the least recently used graphs until the rest fits
+    max_size: Option<Bytes>, CACHE_PRUNE;
+    /// Restrict to graphs compiled for devices whose name starts with this (cpu, cuda, neuron)
+    only_device: Option<String>, CACHE_PRUNE;
+    /// Remove graphs that this build never loads: other XLA version, lowering or format
+    stale_compiler: bool = "false", CACHE_PRUNE;
+    /// Export modules without executables, each once, for a device whose host cannot lower
+    /// graphs
+    modules_only: bool = "false", CACHE_EXPORT;
+    /// The tar file
+    file: Option<PathBuf>, CACHE_EXPORT | CACHE_IMPORT;
+}}
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::command::COMMANDS;
 
     #[test]
     fn every_default_is_a_legal_value() {
-        for flag in all() {
-            if !flag.default.is_empty() {
-                assert!(
-                    flag.kind.parse(flag.default).is_some(),
-                    "{} = {}",
-                    flag.name,
-                    flag.default
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn names_are_unique_within_a_command() {
-        for command in &COMMANDS {
-            let mut seen = std::collections::BTreeSet::new();
-            for flag in of(command.id) {
-                for name in std::iter::once(flag.name).chain(flag.aliases.iter().copied()) {
-                    assert!(
-                        seen.insert(name),
-                        "`{name}` stands twice in the table for {}",
-                        command.words
-                    );
-                    assert!(
-                        name.bytes()
-                            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'),
-                        "{name}"
-                    );
-                }
-            }
-        }
+        // It panics where one is not.
+        let flags = Flags::new(COMMANDS[0].id);
+        assert_eq!(*flags.learning_rate, 5e-5);
+        assert_eq!(*flags.max_train_samples, None);
+        assert!(!flags.learning_rate.is_given());
     }
 
     #[test]
     fn help_is_one_sentence_without_a_full_stop() {
-        for flag in all() {
+        for flag in FLAGS {
             assert!(
-                !flag.help.is_empty() && !flag.help.ends_with('.'),
+                !flag.help.is_empty() && !flag.help.ends_with('.') && !flag.help.contains("  "),
                 "{}",
                 flag.name
             );
         }
-    }
-
-    #[test]
-    fn both_spellings_and_old_names_are_found() {
-        for name in [
-            "learning_rate",
-            "learning-rate",
-            "evaluation_strategy",
-            "evaluation-strategy",
-        ] {
-            assert!(find(name, Commands::TRAIN_CLM).is_some(), "{name}");
-        }
-        assert!(find("learning_rate", Commands::EVAL_CLS).is_none());
-        assert!(find("learning rate", Commands::TRAIN_CLM).is_none());
     }
 }

@@ -2,12 +2,12 @@
 //! are checked, fetched after that, so that a mistake elsewhere costs no download. What exists on
 //! this machine always wins over a name.
 
-use super::UsageError;
-use super::flags::Commands;
-use super::kind::Value;
-use super::typed::Typed;
+use super::command::sets::PREDICT;
+use super::error::UsageError;
+use super::flags::Flags;
+use super::lookup;
 use crate::hub::{self, Hub, HubSettings};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use xtrain_models::preset_name;
 
 /// Whether a path that was given can only be meant as a name on the Hub.
@@ -22,120 +22,107 @@ pub fn is_config_name(name: &str) -> bool {
 
 /// Puts the paths of fetched files in the place of names. Without a name nothing is asked of the
 /// Hub.
-pub fn fetch(mut typed: Typed) -> Result<Typed, UsageError> {
-    let named = |flag: &str| {
-        typed
-            .path(flag)
-            .filter(|path| is_name(path))
-            .and_then(|path| path.to_str().map(str::to_string))
+///
+/// # Errors
+/// Flags that contradict each other about it, and what could not be fetched.
+pub fn fetch(mut flags: Flags) -> Result<Flags, UsageError> {
+    let named = |path: &Option<PathBuf>| {
+        let path = path.as_deref().filter(|path| is_name(path))?;
+        path.to_str().map(str::to_string)
     };
-    let (model, tokenizer) = (named("model_name_or_path"), named("tokenizer_name"));
-    let config = typed
-        .text("config_name")
+    let model = named(&flags.model_name_or_path);
+    let tokenizer = named(&flags.tokenizer_name);
+    let config = flags
+        .config_name
+        .clone()
         .filter(|name| preset_name(name).is_none() && is_config_name(name));
-    let dataset = typed.text("dataset_name");
-    if let Some(name) = dataset.as_ref().and(
-        ["train_file", "validation_file"]
-            .into_iter()
-            .find(|name| typed.is_given(name)),
-    ) {
+    let dataset = flags.dataset_name.clone();
+    let predicts = PREDICT.contains(flags.command);
+    one_source_of_rows(&flags)?;
+    let names_a_repository = model.is_some() || tokenizer.is_some() || config.is_some();
+    if flags.model_revision.as_str() != "main" && !names_a_repository {
         return Err(UsageError::illegal(
-            format!("--{name} does not go with --dataset_name, which brings its own files"),
-            "leave one out",
-        ));
-    }
-    let predicts = typed.command == Commands::PREDICT_CLS;
-    if dataset.is_some() && predicts && typed.is_given("test_file") {
-        return Err(UsageError::illegal(
-            "--test_file and --dataset_name both name rows to label",
-            "leave one of them out",
-        ));
-    }
-    if dataset.is_none() && typed.is_given("dataset_config_name") {
-        return Err(UsageError::illegal(
-            "--dataset_config_name is of a --dataset_name, which is missing",
-            "add --dataset_name NAME",
-        ));
-    }
-    let pinned = typed
-        .text("model_revision")
-        .is_some_and(|revision| revision != "main");
-    if pinned && model.is_none() && tokenizer.is_none() && config.is_none() {
-        let problem = "--model_revision is of a model on the Hub, and none is named: paths on this machine have no revisions";
-        return Err(UsageError::illegal(
-            problem,
+            "--model_revision needs a model on the Hub: local paths have no revisions",
             "leave --model_revision out, or name a model on the Hub",
         ));
     }
-    if model.is_none() && tokenizer.is_none() && config.is_none() && dataset.is_none() {
-        return Ok(typed);
+    if !names_a_repository && dataset.is_none() {
+        return Ok(flags);
     }
     let failed = |error: hub::Error| UsageError::Fetch {
         problem: error.to_string(),
     };
     let mut settings = HubSettings::from_env(|name| std::env::var(name).ok());
-    settings.token = typed.text("token").or(settings.token);
-    settings.quiet |= typed.bool("disable_tqdm");
+    settings.token = flags.token.clone().or(settings.token);
+    settings.quiet |= *flags.disable_tqdm;
     let hub = Hub::new(settings).map_err(failed)?;
-    let revision = typed.text("model_revision");
-    let revision = revision.as_deref();
+    let revision = flags.model_revision.clone();
+    let revision = Some(revision.as_str());
     if let Some(name) = tokenizer {
-        typed.set(
-            "tokenizer_name",
-            path(&hub.tokenizer(&name, revision).map_err(failed)?),
-        );
+        let path = hub.tokenizer(&name, revision).map_err(failed)?;
+        flags.tokenizer_name.set(Some(path));
     }
     if let Some(name) = config {
-        typed.set(
-            "config_name",
-            path(&hub.config(&name, revision).map_err(failed)?),
-        );
+        let path = hub.config(&name, revision).map_err(failed)?;
+        flags.config_name.set(Some(path.display().to_string()));
     }
     if let Some(name) = model {
-        typed.set(
-            "model_name_or_path",
-            path(&hub.model(&name, revision).map_err(failed)?),
-        );
+        let path = hub.model(&name, revision).map_err(failed)?;
+        flags.model_name_or_path.set(Some(path));
     }
     if let Some(name) = dataset {
+        let configuration = flags.dataset_config_name.as_deref();
         let found = hub
-            .dataset(
-                &name,
-                typed.text("dataset_config_name").as_deref(),
-                None,
-                predicts,
-            )
+            .dataset(&name, configuration, None, predicts)
             .map_err(failed)?;
-        let labels = (predicts || typed.bool("do_predict")) && !typed.is_given("test_file");
+        let labels = (predicts || *flags.do_predict) && !flags.test_file.is_given();
         if labels && found.test.is_empty() {
             return Err(UsageError::illegal(
                 format!("data set {name} has no test split, whose rows could be labelled"),
                 "name the files whose rows are to be labelled with --test_file",
             ));
         }
-        for (flag, files) in [
-            ("train_file", found.train),
-            ("validation_file", found.validation),
-            ("test_file", found.test),
+        let command = flags.command;
+        for (files, found) in [
+            (&mut flags.train_file, found.train),
+            (&mut flags.validation_file, found.validation),
+            (&mut flags.test_file, found.test),
         ] {
             // Own rows to predict go with a data set.
-            let taken = super::flags::find(flag, typed.command).is_some() && !typed.is_given(flag);
-            if taken && !files.is_empty() {
-                typed.set(
-                    flag,
-                    Value::List(
-                        files
-                            .iter()
-                            .map(|file| file.display().to_string())
-                            .collect(),
-                    ),
-                );
+            let is_taken = lookup::find(files.name(), command).is_some() && !files.is_given();
+            if is_taken && !found.is_empty() {
+                files.set(found);
             }
         }
     }
-    Ok(typed)
+    Ok(flags)
 }
 
-fn path(path: &Path) -> Value {
-    Value::Text(path.display().to_string())
+/// A data set of the Hub brings its files, and is named where something is said about it.
+fn one_source_of_rows(flags: &Flags) -> Result<(), UsageError> {
+    if !flags.dataset_name.is_given() {
+        return if flags.dataset_config_name.is_given() {
+            Err(UsageError::illegal(
+                "--dataset_config_name needs --dataset_name",
+                "add --dataset_name NAME",
+            ))
+        } else {
+            Ok(())
+        };
+    }
+    for files in [&flags.train_file, &flags.validation_file] {
+        if let Some(name) = files.given_name() {
+            return Err(UsageError::illegal(
+                format!("--{name} does not go with --dataset_name, which brings its own files"),
+                "leave one out",
+            ));
+        }
+    }
+    if PREDICT.contains(flags.command) && flags.test_file.is_given() {
+        return Err(UsageError::illegal(
+            "--test_file and --dataset_name exclude each other",
+            "leave one of them out",
+        ));
+    }
+    Ok(())
 }

@@ -1,38 +1,46 @@
 //! The mesh that the degrees ask for, one of which may be `auto`: what the others leave of the
 //! devices that are visible.
 
-use super::UsageError;
-use super::resolve::{self, member};
-use super::typed::Typed;
+use super::choices::Device;
+use super::error::UsageError;
+use super::flags::Flags;
+use super::kind::Degree;
+use super::setting::Setting;
 use crate::parallel::Mesh;
 use crate::runtime::neuron::host::Host;
 use crate::runtime::visible;
 use std::path::Path;
 
-/// The flags of the axes.
-pub const DEGREES: [&str; 4] = [
-    "data_parallel",
-    "shard_parallel",
-    "tensor_parallel",
-    "pipeline_parallel",
-];
+/// The degrees of the axes: data, shard, tensor, pipeline.
+pub fn degrees(flags: &Flags) -> [&Setting<Degree>; 4] {
+    [
+        &flags.data_parallel,
+        &flags.shard_parallel,
+        &flags.tensor_parallel,
+        &flags.pipeline_parallel,
+    ]
+}
 
-/// The devices of a run, arranged. Refuses an `auto` that cannot be answered.
-pub fn mesh(typed: &Typed) -> Result<Mesh, UsageError> {
-    let mut degrees = DEGREES.map(|name| typed.count(name).unwrap_or(1).max(1));
-    let world = processes(typed).map(|(world, _)| world);
-    if let Some(name) = automatic(typed)? {
-        let axis = DEGREES
+/// The devices of a run, arranged.
+///
+/// # Errors
+/// An `auto` that has no answer.
+pub fn mesh(flags: &Flags) -> Result<Mesh, UsageError> {
+    let settings = degrees(flags);
+    let mut degrees = settings.map(|degree| degree.count().unwrap_or(1));
+    let world = processes(flags).map(|(world, _)| world);
+    if let Some(axis) = automatic(flags)? {
+        let name = settings[axis].name();
+        let given: Vec<(&str, usize)> = settings
             .iter()
-            .position(|own| *own == name)
-            .expect("it is one of them");
-        let given: Vec<(&str, usize)> = DEGREES
-            .into_iter()
             .zip(degrees)
             .filter(|(_, degree)| *degree > 1)
+            .map(|(setting, degree)| (setting.name(), degree))
             .collect();
-        degrees[axis] = share(name, devices(typed, name)?, &given)?;
-    } else if let (Some(world), false) = (world, typed.is_given(DEGREES[0])) {
+        degrees[axis] = share(name, devices(flags, name)?, &given)?;
+    } else if let Some(world) = world
+        && !flags.data_parallel.is_given()
+    {
         // The fewest with which each process has as many devices.
         let others: usize = degrees[1..].iter().product();
         degrees[0] = (1..=world)
@@ -48,33 +56,33 @@ pub fn mesh(typed: &Typed) -> Result<Mesh, UsageError> {
     })
 }
 
-/// The axis whose degree is to be found.
-pub fn automatic(typed: &Typed) -> Result<Option<&'static str>, UsageError> {
-    let mut autos = DEGREES
-        .into_iter()
-        .filter(|name| typed.text(name).as_deref() == Some("auto"));
+/// The axis whose degree is `auto`, as its index in [`degrees`].
+///
+/// # Errors
+/// There are two.
+pub fn automatic(flags: &Flags) -> Result<Option<usize>, UsageError> {
+    let settings = degrees(flags);
+    let mut autos = (0..settings.len()).filter(|axis| **settings[*axis] == Degree::Auto);
     match (autos.next(), autos.next()) {
-        (Some(first), Some(second)) => refuse(
+        (Some(first), Some(second)) => Err(UsageError::illegal(
             format!(
-                "--{first} and --{second} are both auto: only one can be what the others leave"
+                "--{} and --{} are both auto: only one can be what the others leave",
+                settings[first].name(),
+                settings[second].name()
             ),
             "give a number for one of them",
-        ),
-        (name, _) => Ok(name),
+        )),
+        (axis, _) => Ok(axis),
     }
 }
 
-/// What `auto` came to, for the user to see.
-pub fn note(typed: &Typed) -> Option<String> {
-    let name = automatic(typed).ok()??;
-    let mesh = mesh(typed).ok()?;
-    let is_first = member(typed).ok()?.is_none_or(|member| member.rank == 0);
-    let degree = match name {
-        "data_parallel" => mesh.data,
-        "shard_parallel" => mesh.shard,
-        "tensor_parallel" => mesh.tensor,
-        _ => mesh.stage,
-    };
+/// The degree that `auto` resolved to, for the user to see.
+pub fn note(flags: &Flags) -> Option<String> {
+    let axis = automatic(flags).ok()??;
+    let mesh = mesh(flags).ok()?;
+    let is_first = flags.member().ok()?.is_none_or(|member| member.rank == 0);
+    let degree = [mesh.data, mesh.shard, mesh.tensor, mesh.stage][axis];
+    let name = degrees(flags)[axis].name();
     is_first.then(|| format!("{name} is {degree}, of {} devices", mesh.devices()))
 }
 
@@ -90,16 +98,16 @@ fn share(name: &str, devices: usize, given: &[(&str, usize)]) -> Result<usize, U
         (others + 1..=devices).find(dividing),
     ];
     let near: Vec<String> = near.into_iter().flatten().map(|n| n.to_string()).collect();
-    let told: Vec<String> = given
+    let shown: Vec<String> = given
         .iter()
         .map(|(own, degree)| format!("--{own} {degree}"))
         .collect();
     refuse(
         format!(
             "--{name} auto: {devices} devices cannot be divided by {}",
-            told.join(" times ")
+            shown.join(" times ")
         ),
-        match &told[..] {
+        match &shown[..] {
             [_] => format!("set --{} to {}", given[0].0, near.join(" or ")),
             _ => format!(
                 "their product has to divide {devices}, as {} does",
@@ -111,49 +119,36 @@ fn share(name: &str, devices: usize, given: &[(&str, usize)]) -> Result<usize, U
 
 /// The processes that share the run, and how many of them run here; `None` where this is the only
 /// one.
-fn processes(typed: &Typed) -> Option<(usize, usize)> {
+fn processes(flags: &Flags) -> Option<(usize, usize)> {
     let member = || {
-        member(typed)
-            .ok()?
-            .map(|member| (member.world, member.local_world))
+        let member = flags.member().ok()??;
+        Some((member.world, member.local_world))
     };
-    typed.processes.or_else(member)
+    flags.processes.or_else(member)
 }
 
 /// All devices of the run, at least one.
-fn devices(typed: &Typed, name: &str) -> Result<usize, UsageError> {
-    let processes = processes(typed);
+fn devices(flags: &Flags, name: &str) -> Result<usize, UsageError> {
+    let processes = processes(flags);
     let (world, here) = processes.unwrap_or((1, 1));
     let variable = |name: &str| std::env::var(name).ok();
-    let (each, what, fix) = match typed.text("device").as_deref() {
-        Some("cuda") => {
-            let listed = typed
-                .text("visible_devices")
-                .and_then(|list| resolve::device_numbers(&list).ok());
-            let cards = listed.map_or_else(
-                || visible::cuda_cards(Path::new("/"), variable),
-                |list| list.len(),
-            );
-            (
-                cards / here,
-                "GPU",
-                "`xtrain doctor --device cuda` says what is missing",
-            )
+    let (each, what) = match *flags.device {
+        Device::Cuda => {
+            let cards = match &*flags.visible_devices {
+                Some(listed) => listed.len(),
+                None => visible::cuda_cards(Path::new("/"), variable),
+            };
+            (cards / here, "GPU")
         }
-        Some("neuron") => {
+        Device::Neuron => {
             let cores = visible::neuron_cores(&Host::this(), here, variable);
-            (
-                cores,
-                "Neuron core",
-                "`xtrain doctor --device neuron` says what is missing",
-            )
+            (cores, "Neuron core")
         }
-        _ if processes.is_some() => (1, "", ""),
-        _ => {
+        // One for each process that a launcher starts.
+        Device::Cpu if processes.is_some() => (1, "CPU"),
+        Device::Cpu => {
             return refuse(
-                format!(
-                    "--{name} auto: the CPU's devices are virtual, there are as many as are asked for"
-                ),
+                format!("--{name} auto: CPU devices are virtual and have no fixed number"),
                 "give the number; under `xtrain launch` auto counts one device a process",
             );
         }
@@ -161,7 +156,10 @@ fn devices(typed: &Typed, name: &str) -> Result<usize, UsageError> {
     match each * world {
         0 => refuse(
             format!("--{name} auto: no {what} is visible to a process here"),
-            format!("{fix}; or give the number"),
+            format!(
+                "`xtrain doctor --device {}` says what is missing; or give the number",
+                *flags.device
+            ),
         ),
         devices => Ok(devices),
     }

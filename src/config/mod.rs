@@ -1,38 +1,48 @@
 //! From what the user typed to a resolved, legal plan, in two stages:
 //!
-//! 1. *typed*: the command line ([`command_line`]) and `--config` files ([`config_file`]) become
-//!    [`typed::Typed`], checked name by name against the one table of flags ([`flags`]), which also
-//!    feeds `--help` and `docs/flags.md` ([`reference`]).
-//! 2. *resolved*: [`check`] refuses every illegal combination, then [`resolve`] makes the plans of
-//!    [`plan`], which the commands take and which hold no `Option` that does not mean something.
+//! 1. *typed*: the command line (`command_line`) and `--config` files (`config_file`) become
+//!    `flags::Flags`, whose one declaration also feeds `--help` and `docs/flags.md` (`reference`).
+//! 2. *resolved*: `rules` refuse every illegal combination, then `resolve` makes the plans of
+//!    `plan`, which the commands take and which hold no `Option` that does not mean something.
 //!
 //! In between, names of models and data sets on the Hub become the paths of fetched files
-//! ([`from_hub`]).
+//! (`from_hub`).
 //!
 //! Nothing here loads a library, a model or a tokenizer, so help and mistakes are answered at once.
 
-mod check;
+mod choices;
+mod command;
 mod command_line;
 mod config_file;
+mod derived;
 mod error;
-pub mod flags;
+#[cfg(test)]
+mod fixture;
+mod flags;
+mod forms;
 mod from_hub;
 mod kind;
+mod lookup;
 mod mesh;
 mod nearest;
 mod plan;
 pub mod reference;
 mod resolve;
+mod rules;
 mod scaling;
-mod typed;
+mod setting;
+#[cfg(test)]
+mod snapshots;
+mod unbuilt;
 
+pub use choices::{Axis, Device};
 pub use error::{Advice, Origin, UsageError};
 pub use nearest::nearest;
 pub use plan::{
-    BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, Device, DevicePlan,
-    DoctorPlan, EvalPlan, FitPlan, GeneratePlan, MeshComparison, ModelSource, PredictPlan,
-    PruneRules, QuickstartPlan, Sampling, ScaledRun, ScalingPlan, ShowForm, TaskPlan,
-    TokenizerSource, TopPlan, TrainPlan,
+    BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, DevicePlan, DoctorPlan,
+    EvalPlan, FitPlan, GeneratePlan, MeshComparison, ModelSource, PredictPlan, PruneRules,
+    QuickstartPlan, Sampling, ScaledRun, ScalingPlan, ShowForm, TaskPlan, TokenizerSource, TopPlan,
+    TrainPlan,
 };
 pub use scaling::into_directory;
 
@@ -56,33 +66,34 @@ pub enum Invocation {
 }
 
 /// Reads a command line, program name first, together with the `--config` file that it may name.
+///
+/// # Errors
+/// Everything that is wrong with it.
 pub fn from_args(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, UsageError> {
     from_args_among(None, args)
 }
 
-/// Reads what each of so many processes will run, so many of them on this machine, before they are
-/// there to say it themselves.
+/// Reads what each process of a job will run, before the launcher starts them: `processes` in all
+/// and on this machine.
+///
+/// # Errors
+/// As [`from_args`].
 pub fn from_args_among(
     processes: Option<(usize, usize)>,
     args: impl IntoIterator<Item = OsString>,
 ) -> Result<Invocation, UsageError> {
-    let typed = match command_line::parse(args)? {
+    let mut flags = match command_line::parse(args)? {
         command_line::Parsed::Text(text) => return Ok(Invocation::Print(text)),
-        command_line::Parsed::Typed(typed) => typed,
+        command_line::Parsed::Flags(flags) => config_file::read(*flags)?,
     };
-    let mut typed = typed.with_config_file()?;
-    typed.processes = processes;
-    check::check(&typed)?;
-    let typed = from_hub::fetch(typed)?;
+    flags.processes = processes;
+    rules::check(&flags)?;
+    let flags = from_hub::fetch(flags)?;
     // Once more: what came from the Hub must be what it was taken for.
-    check::check(&typed)?;
-    let notes = typed
-        .notes()
-        .into_iter()
-        .chain(mesh::note(&typed))
-        .collect();
+    rules::check(&flags)?;
+    let notes = flags.notes.iter().cloned().chain(mesh::note(&flags));
     Ok(Invocation::Run {
-        command: resolve::resolve(&typed),
-        notes,
+        notes: notes.collect(),
+        command: resolve::resolve(&flags)?,
     })
 }

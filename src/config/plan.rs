@@ -2,6 +2,7 @@
 //! that remains means something and says what. Paths that were named have been seen to exist, but
 //! no file was read.
 
+use super::choices::{Axis, Device};
 use crate::cache::CacheSettings;
 use crate::launch::LaunchSettings;
 use crate::parallel::Mesh;
@@ -9,7 +10,6 @@ pub use crate::tasks::TaskPlan;
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::gpu::Gpu;
 use crate::trainer::settings::{Checkpointing, Precision, TrainSettings};
-use std::fmt;
 use std::path::PathBuf;
 
 /// One command with everything that it needs.
@@ -28,23 +28,6 @@ pub enum Command {
     Compile(CompilePlan),
     Fit(FitPlan),
     Cache(CachePlan),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Device {
-    Cpu,
-    Cuda,
-    Neuron,
-}
-
-impl fmt::Display for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Device::Cpu => "cpu",
-            Device::Cuda => "cuda",
-            Device::Neuron => "neuron",
-        })
-    }
 }
 
 /// Which device, and how it is opened.
@@ -92,7 +75,7 @@ pub enum ConfigSource {
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainPlan {
     pub device: DevicePlan,
-    /// A card that is not there, to compile for; only where nothing runs.
+    /// A GPU to compile for, which need not be attached; only where nothing runs.
     pub target: Option<Gpu>,
     pub cache: CacheSettings,
     pub model: ModelSource,
@@ -119,7 +102,7 @@ pub struct TrainPlan {
     /// Bytes of one device that a batch size that is found may use (`None`: by the device), and
     /// that a plan is held against (`None`: it is not).
     pub memory: Option<u64>,
-    /// Of a dry run: look at every mesh of so many devices.
+    /// Of a dry run: compare every mesh of N devices.
     pub compare: Option<MeshComparison>,
 }
 
@@ -244,8 +227,8 @@ pub struct BenchPlan {
 /// `xtrain scaling`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScalingPlan {
-    /// The axis that grows, as `--axis` names it.
-    pub axis: String,
+    /// What grows.
+    pub axis: Axis,
     /// Each device keeps its batch; else all of them together do.
     pub weak: bool,
     /// The command trains; else it is `bench`, which writes nothing.

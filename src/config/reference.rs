@@ -1,16 +1,17 @@
 //! The reference page `docs/flags.md`, written from the flag table. A test fails when the page is
 //! out of date; to write it anew run `XTRAIN_WRITE_DOCS=1 cargo test flags_page`.
 
-use super::flags::{self, COMMANDS, Flag, Section, Support};
+use super::command::COMMANDS;
+use super::flags::{Flag, Section, Support};
+use super::kind::Form;
+use super::lookup;
 use std::fmt::Write;
 
 /// The page, as Markdown.
 pub fn markdown() -> String {
     let mut page = String::from(INTRODUCTION);
     for section in Section::ALL {
-        let rows: Vec<&Flag> = flags::all()
-            .filter(|flag| flag.section == section && flag.is_built())
-            .collect();
+        let rows = lookup::all().filter(|flag| flag.section == Some(*section));
         let _ = write!(
             page,
             "\n## {}\n\n| Flag | Value | Default | Commands | |\n|---|---|---|---|---|\n",
@@ -21,7 +22,7 @@ pub fn markdown() -> String {
                 page,
                 "| {} | {} | {} | {} | {} |",
                 names(flag),
-                flag.kind.expected().replace('|', "\\|"),
+                flag.kind.expected(None).replace('|', "\\|"),
                 if flag.default.is_empty() {
                     String::new()
                 } else {
@@ -33,7 +34,7 @@ pub fn markdown() -> String {
         }
     }
     page.push_str(UNBUILT_INTRODUCTION);
-    for flag in flags::all().filter(|flag| !flag.is_built()) {
+    for flag in lookup::all().filter(|flag| !flag.is_built()) {
         let accepted = match flag.support {
             Support::Only(values) => values
                 .iter()
@@ -41,7 +42,7 @@ pub fn markdown() -> String {
                 .map(|v| format!("`{v}`"))
                 .collect::<Vec<_>>()
                 .join(", "),
-            _ => "anything".into(),
+            Support::NoEffect | Support::Built(_) => "anything".into(),
         };
         let _ = writeln!(page, "| `{}` | {accepted} | {} |", flag.name, flag.help);
     }
@@ -50,7 +51,7 @@ pub fn markdown() -> String {
 
 const INTRODUCTION: &str = "# Flags
 
-<!-- Written from src/config/flags/ by `XTRAIN_WRITE_DOCS=1 cargo test flags_page`. Do not edit by hand. -->
+<!-- Written from src/config/flags.rs by `XTRAIN_WRITE_DOCS=1 cargo test flags_page`. Do not edit by hand. -->
 
 Names, meanings and defaults are those of transformers' `TrainingArguments`, `run_clm`, `run_mlm` and `run_glue`. Each name may be written in snake_case or
 kebab-case (`--learning_rate`, `--learning-rate`), with a blank or `=` before the value. A boolean alone means true; `true` or `false` may
@@ -77,14 +78,13 @@ of a notebook's arguments works; any other value is an error.
 ";
 
 fn names(flag: &Flag) -> String {
-    if flag.positional {
+    if flag.kind.form == Form::Positional {
         return format!(
             "`{}...` (words after the command)",
             flag.name.to_uppercase()
         );
     }
-    let spellings = std::iter::once(flag.name).chain(flag.aliases.iter().copied());
-    spellings
+    flag.names()
         .map(|name| format!("`--{name}`"))
         .collect::<Vec<_>>()
         .join(", ")
@@ -94,7 +94,7 @@ fn names(flag: &Flag) -> String {
 fn commands(flag: &Flag) -> String {
     let taking: Vec<&str> = COMMANDS
         .iter()
-        .filter(|c| flag.commands.contains(c.id))
+        .filter(|c| flag.is_of(c.id))
         .map(|c| c.words)
         .collect();
     if taking.len() == COMMANDS.len() {

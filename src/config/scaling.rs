@@ -2,47 +2,63 @@
 //! the run on one device; along an axis whose devices take different rows each gets its part of
 //! that batch.
 
-use super::UsageError;
-use super::check::check;
+use super::choices::{Axis, Device};
+use super::command::CommandName;
 use super::command_line::{self, Parsed};
-use super::flags::Commands;
-use super::mesh::DEGREES;
+use super::config_file;
+use super::error::UsageError;
+use super::flags::Flags;
+use super::kind::Degree;
+use super::mesh::{degrees, mesh};
 use super::plan::{ScaledRun, ScalingPlan};
-use super::resolve;
-use super::typed::Typed;
+use super::rules;
+use super::setting::Setting;
+use crate::trainer::settings::Resume;
 use std::path::Path;
-
-/// What `--axis` may name: the flag that each degree sets. `processes` is data parallel with one
-/// process for each place on that axis.
-pub const AXES: &[&str] = &[
-    "data_parallel",
-    "shard_parallel",
-    "tensor_parallel",
-    "pipeline_parallel",
-    "processes",
-];
-
-/// Axes whose devices take different rows of a batch.
-const OF_ROWS: [&str; 3] = ["data_parallel", "shard_parallel", "processes"];
 
 /// The first step compiles or loads its graphs and is not counted; of the others at least two say
 /// something.
-const LEAST_STEPS: i64 = 3;
+const LEAST_STEPS: u64 = 3;
 
-const BATCH: &str = "per_device_train_batch_size";
+impl Axis {
+    /// Whether its devices take different rows of a batch.
+    fn is_of_rows(self) -> bool {
+        match self {
+            Axis::DataParallel | Axis::ShardParallel | Axis::Processes => true,
+            Axis::TensorParallel | Axis::PipelineParallel => false,
+        }
+    }
 
-/// Reads the degrees and the command, and refuses what cannot be scaled.
-pub fn plan(typed: &Typed) -> Result<ScalingPlan, UsageError> {
-    if typed.is_given("device") {
+    /// The flag of the command that each degree sets.
+    fn degree(self, flags: &Flags) -> &Setting<Degree> {
+        match self {
+            Axis::DataParallel | Axis::Processes => &flags.data_parallel,
+            Axis::ShardParallel => &flags.shard_parallel,
+            Axis::TensorParallel => &flags.tensor_parallel,
+            Axis::PipelineParallel => &flags.pipeline_parallel,
+        }
+    }
+}
+
+/// Reads the degrees and the command.
+///
+/// # Errors
+/// What cannot be scaled.
+pub fn plan(flags: &Flags) -> Result<ScalingPlan, UsageError> {
+    if flags.device.is_given() {
         return refuse(
             "--device belongs to the command that is scaled",
             "write it after --: `-- bench --device cuda ...`",
         );
     }
-    let degrees = degrees(&typed.text("degrees").unwrap_or_default())?;
-    let axis = typed.text("axis").unwrap_or_default();
-    let weak = typed.bool("weak");
-    if weak && !OF_ROWS.contains(&axis.as_str()) {
+    let Some(degrees) = flags.degrees.clone() else {
+        return refuse(
+            "scaling: no degrees given",
+            "write --degrees 1,2,4; efficiency is relative to the smallest",
+        );
+    };
+    let (axis, weak) = (*flags.axis, *flags.weak);
+    if weak && !axis.is_of_rows() {
         return refuse(
             format!(
                 "--weak grows the batch with the devices, and those of --{axis} take the same rows"
@@ -50,17 +66,22 @@ pub fn plan(typed: &Typed) -> Result<ScalingPlan, UsageError> {
             "leave --weak out",
         );
     }
-    let words = typed.words("command");
-    let command = read(&words, &axis)?;
-    let trains = command.command != Commands::BENCH;
-    let batch_flag = if trains { BATCH } else { "batch" };
-    let Some(batch) = command.count(batch_flag) else {
+    let words: &[String] = &flags.scaled;
+    let command = read(words, axis)?;
+    let trains = command.command != CommandName::Bench;
+    let (batch_flag, batch) = if trains {
+        let batch = &command.per_device_train_batch_size;
+        (batch.name(), batch.count())
+    } else {
+        (command.batch.name(), Some(*command.batch))
+    };
+    let Some(batch) = batch else {
         return refuse(
             format!("--{batch_flag} auto would be another number at each degree"),
             "give the number for one device",
         );
     };
-    let divides = !weak && OF_ROWS.contains(&axis.as_str());
+    let divides = !weak && axis.is_of_rows();
     if let Some(degree) = degrees
         .iter()
         .find(|degree| divides && !batch.is_multiple_of(**degree))
@@ -81,12 +102,10 @@ pub fn plan(typed: &Typed) -> Result<ScalingPlan, UsageError> {
     let mut runs = Vec::new();
     for degree in degrees {
         let per_device = if divides { batch / degree } else { batch };
-        let flag = if axis == "processes" {
-            "data_parallel"
-        } else {
-            &axis
-        };
-        let more = [(flag, degree), (batch_flag, per_device)];
+        let more = [
+            (axis.degree(&command).name(), degree),
+            (batch_flag, per_device),
+        ];
         let more = more
             .into_iter()
             .flat_map(|(name, value)| [format!("--{name}"), value.to_string()]);
@@ -98,12 +117,12 @@ pub fn plan(typed: &Typed) -> Result<ScalingPlan, UsageError> {
         } else {
             words.clone()
         })?;
-        check(&alone)?;
-        let mesh = resolve::mesh(&alone);
-        let accumulated = alone.count("gradient_accumulation_steps").unwrap_or(1);
+        rules::check(&alone)?;
+        let mesh = mesh(&alone)?;
+        let accumulated = *alone.gradient_accumulation_steps;
         runs.push(ScaledRun {
             degree,
-            processes: if axis == "processes" { degree } else { 1 },
+            processes: if axis == Axis::Processes { degree } else { 1 },
             devices: mesh.devices(),
             examples_per_device: per_device,
             examples_per_step: per_device * accumulated * mesh.batch_shards(),
@@ -111,15 +130,15 @@ pub fn plan(typed: &Typed) -> Result<ScalingPlan, UsageError> {
         });
     }
     Ok(ScalingPlan {
-        shares_processor: command.text("device").as_deref() == Some("cpu"),
+        shares_processor: *command.device == Device::Cpu,
         axis,
         weak,
         trains,
         runs,
-        command: words,
-        repeats: typed.count("repeats").unwrap_or(1),
-        plot: typed.path("plot"),
-        json: typed.bool("json"),
+        command: words.to_vec(),
+        repeats: *flags.repeats,
+        plot: flags.plot.clone(),
+        json: *flags.json,
     })
 }
 
@@ -141,37 +160,11 @@ pub fn into_directory(words: &[String], dir: &Path) -> Vec<String> {
         .collect()
 }
 
-/// The numbers in `1,2,4`, in order.
-fn degrees(text: &str) -> Result<Vec<usize>, UsageError> {
-    const EXAMPLE: &str = "write --degrees 1,2,4; efficiency is told against the first";
-    if text.is_empty() {
-        return refuse("scaling is not told at which degrees", EXAMPLE);
-    }
-    let mut degrees = Vec::new();
-    for part in text.split(',').map(str::trim) {
-        match part.parse::<usize>() {
-            Ok(0) => return refuse("--degrees: nothing runs on 0 devices", EXAMPLE),
-            Ok(degree) if degrees.contains(&degree) => {
-                return refuse(format!("--degrees: {degree} stands there twice"), EXAMPLE);
-            }
-            Ok(degree) => degrees.push(degree),
-            Err(_) => {
-                return refuse(
-                    format!("--degrees: `{part}` is not a number of devices"),
-                    EXAMPLE,
-                );
-            }
-        }
-    }
-    degrees.sort_unstable();
-    Ok(degrees)
-}
-
 /// The command, if it can be measured at several degrees of this axis.
-fn read(words: &[String], axis: &str) -> Result<Typed, UsageError> {
+fn read(words: &[String], axis: Axis) -> Result<Flags, UsageError> {
     let example = "write it after --: `xtrain scaling --degrees 1,2 -- bench --model_type gpt2`";
     match words.first().map(String::as_str) {
-        None => return refuse("scaling is not told what to run", example),
+        None => return refuse("scaling: no command given", example),
         Some("bench" | "train") => {}
         Some("launch") => {
             return refuse(
@@ -186,68 +179,61 @@ fn read(words: &[String], axis: &str) -> Result<Typed, UsageError> {
             );
         }
     }
-    if axis == "processes" && words[0] == "bench" {
+    if axis == Axis::Processes && words[0] == "bench" {
         return refuse(
             "bench is one process",
             "scale a training run: `--axis processes -- train clm ... --max_steps 20`",
         );
     }
     let command = parse(words)?;
-    let own = if axis == "processes" {
-        "data_parallel"
-    } else {
-        axis
-    };
-    if command.is_given(own) {
+    if let Some(own) = axis.degree(&command).given_name() {
         return refuse(
             format!("--{own} of the command is what --axis {axis} varies"),
             "leave it out of the command",
         );
     }
-    if let Some(name) = DEGREES
+    let automatic = degrees(&command)
         .into_iter()
-        .find(|name| command.text(name).as_deref() == Some("auto"))
-    {
+        .find(|degree| ***degree == Degree::Auto);
+    if let Some(degree) = automatic {
         return refuse(
-            format!("--{name} auto would change with the degree"),
+            format!("--{} auto would change with the degree", degree.name()),
             "give its number",
         );
     }
-    if command.command == Commands::BENCH {
+    if command.command == CommandName::Bench {
         return Ok(command);
     }
-    if let Some(name) = ["dry_run", "resume_from_checkpoint"]
-        .into_iter()
-        .find(|name| is_on(&command, name))
-    {
+    let resume = &command.resume_from_checkpoint;
+    let unfit = [
+        command.dry_run.name_if_true(),
+        (**resume != Resume::No).then_some(resume.name()),
+    ];
+    if let Some(name) = unfit.into_iter().flatten().next() {
         return refuse(
             format!("--{name}: scaling needs a run that begins at its first step and takes some"),
             "leave it out",
         );
     }
-    match command.int("max_steps") {
+    match *command.max_steps {
         Some(steps) if steps >= LEAST_STEPS => Ok(command),
-        Some(steps) if steps > 0 => refuse(
+        Some(steps) => refuse(
             format!(
                 "--max_steps {steps} leaves too little to measure: the first step compiles or loads its graphs"
             ),
             "20 steps of half a second do",
         ),
-        _ => refuse(
-            "without --max_steps each of the runs would go through all epochs",
-            "add --max_steps 20 to the command; what it leaves behind is thrown away",
+        None => refuse(
+            "without --max_steps each run would train for all epochs",
+            "add --max_steps 20 to the command; its output is discarded",
         ),
     }
 }
 
-fn is_on(command: &Typed, name: &str) -> bool {
-    command.is_given(name) && command.bool_if_given(name) != Some(false)
-}
-
-fn parse(words: &[String]) -> Result<Typed, UsageError> {
+fn parse(words: &[String]) -> Result<Flags, UsageError> {
     let words = std::iter::once("xtrain").chain(words.iter().map(String::as_str));
     match command_line::parse(words.map(Into::into))? {
-        Parsed::Typed(typed) => typed.with_config_file(),
+        Parsed::Flags(flags) => config_file::read(*flags),
         Parsed::Text(_) => refuse(
             "the command after -- asks for help",
             "write a command that runs",

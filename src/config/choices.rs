@@ -1,0 +1,209 @@
+//! Choices between words: each an enum (or a list of names that another part of the program keeps)
+//! with one declaration that parsing, help, messages and `Display` read.
+
+use super::command::{CommandName, sets};
+use super::kind::{Form, Kind, Wrong};
+use crate::data::settings::{OnBadRow, Quoting};
+use crate::parallel::PipelineSchedule;
+use crate::runtime::neuron::compiler as neuron;
+use crate::trainer::gpu::Gpu;
+use crate::trainer::settings::{OptimizerKind, ScheduleKind};
+use xtrain_graphs::NeuronChip;
+use xtrain_models::{MODEL_TYPES, is_encoder};
+
+/// A choice between words.
+pub trait Choice: Copy + 'static {
+    /// The words in the order of help; several may mean the same.
+    const WORDS: &'static [(&'static str, Self)];
+}
+
+impl<T: Choice + std::fmt::Debug + PartialEq> Kind for T {
+    type Value = T;
+    const FORM: Form = Form::Word;
+    const PLACEHOLDER: &'static str = "NAME";
+
+    fn choices(_command: Option<CommandName>) -> Vec<&'static str> {
+        T::WORDS.iter().map(|(word, _)| *word).collect()
+    }
+
+    fn parse(text: &str) -> Result<T, Wrong> {
+        let known = T::WORDS.iter().find(|(word, _)| *word == text);
+        known.map(|(_, value)| *value).ok_or(Wrong::Kind)
+    }
+}
+
+/// Declares choices. With `enum` the type is declared too, with the first word of each variant as
+/// its `Display`; without it the type is another module's, all of whose variants must be there.
+macro_rules! choices {
+    ($( $(#[$doc:meta])* enum $name:ident {
+        $( $(#[$note:meta])* $variant:ident = $word:literal, )+
+    } )+) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name { $( $(#[$note])* $variant, )+ }
+
+        impl Choice for $name {
+            const WORDS: &'static [(&'static str, Self)] = &[$( ($word, $name::$variant), )+];
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(match self { $( $name::$variant => $word, )+ })
+            }
+        }
+    )+};
+    ($( $name:ident { $( $variant:ident = $word:literal $(| $other:literal)*, )+ } )+) => {$(
+        impl Choice for $name {
+            const WORDS: &'static [(&'static str, Self)] = &[
+                $( ($word, $name::$variant), $( ($other, $name::$variant), )* )+
+            ];
+        }
+
+        // A variant without a word does not compile.
+        const _: fn($name) = |choice| match choice { $( $name::$variant => (), )+ };
+    )+};
+}
+
+choices! {
+    /// Where a command runs.
+    enum Device {
+        Cpu = "cpu",
+        Cuda = "cuda",
+        Neuron = "neuron",
+    }
+
+    /// When something periodic happens.
+    enum Strategy {
+        No = "no",
+        Steps = "steps",
+        Epoch = "epoch",
+    }
+
+    /// How attention is lowered.
+    enum AttnImplementation {
+        /// One call where the device has it.
+        Auto = "auto",
+        /// Matmuls and softmax, always.
+        Eager = "eager",
+    }
+
+    /// Who applies dropout to attention weights.
+    enum AttentionDropoutKernel {
+        Xtrain = "xtrain",
+        Cudnn = "cudnn",
+    }
+
+    /// What grows from run to run of `xtrain scaling`: the flag that each degree sets. `processes`
+    /// is data parallelism with one process for each of its replicas.
+    enum Axis {
+        DataParallel = "data_parallel",
+        ShardParallel = "shard_parallel",
+        TensorParallel = "tensor_parallel",
+        PipelineParallel = "pipeline_parallel",
+        Processes = "processes",
+    }
+}
+
+choices! {
+    OptimizerKind {
+        AdamW = "adamw_torch" | "adamw_torch_fused" | "adamw_hf" | "adamw",
+        Sgd = "sgd",
+    }
+    ScheduleKind {
+        Linear = "linear",
+        Cosine = "cosine",
+        Constant = "constant" | "constant_with_warmup",
+    }
+    PipelineSchedule {
+        Interleaved = "interleaved",
+        Simple = "simple",
+    }
+    Quoting {
+        None = "none",
+        Standard = "standard",
+        Backslash = "backslash",
+    }
+    OnBadRow {
+        Error = "error",
+        Skip = "skip",
+    }
+    NeuronChip {
+        Trn1 = "trn1",
+        Trn2 = "trn2",
+    }
+}
+
+/// Declares kinds whose words another module lists.
+macro_rules! listed {
+    ($( $(#[$doc:meta])* $name:ident = $words:expr; )+) => {$(
+        $(#[$doc])*
+        pub struct $name;
+
+        impl Kind for $name {
+            type Value = &'static str;
+            const FORM: Form = Form::Word;
+            const PLACEHOLDER: &'static str = "NAME";
+
+            fn choices(command: Option<CommandName>) -> Vec<&'static str> {
+                let words: fn(Option<CommandName>) -> Vec<&'static str> = $words;
+                words(command)
+            }
+
+            fn parse(text: &str) -> Result<&'static str, Wrong> {
+                Self::choices(None).into_iter().find(|word| *word == text).ok_or(Wrong::Kind)
+            }
+        }
+    )+};
+}
+
+listed! {
+    /// An architecture.
+    ModelType = model_types;
+    NeuronModelType = |_| neuron::MODEL_TYPES.to_vec();
+    NeuronOptlevel = |_| neuron::OPTLEVELS.to_vec();
+    NeuronAutoCast = |_| neuron::AUTO_CASTS.to_vec();
+    NeuronAutoCastType = |_| neuron::AUTO_CAST_TYPES.to_vec();
+}
+
+/// The architectures that a command's task is for.
+fn model_types(command: Option<CommandName>) -> Vec<&'static str> {
+    let suits = |name: &&str| command.is_none_or(|command| suits_task(name, command));
+    MODEL_TYPES.into_iter().filter(suits).collect()
+}
+
+/// Whether a model that is known by name is of the kind that the command's task is for: encoders
+/// see the whole text, decoders what came before.
+pub fn suits_task(name: &str, command: CommandName) -> bool {
+    match is_encoder(name) {
+        Some(true) => !sets::CLM.contains(command),
+        Some(false) => !sets::MLM.contains(command),
+        None => true,
+    }
+}
+
+/// What can be compiled for by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    Gpu(Gpu),
+    Chip(NeuronChip),
+}
+
+impl Kind for Target {
+    type Value = Target;
+    const FORM: Form = Form::Word;
+    const PLACEHOLDER: &'static str = "NAME";
+
+    fn choices(command: Option<CommandName>) -> Vec<&'static str> {
+        Gpu::NAMES
+            .into_iter()
+            .chain(NeuronChip::choices(command))
+            .collect()
+    }
+
+    fn parse(text: &str) -> Result<Target, Wrong> {
+        match Gpu::named(text) {
+            Some(gpu) => Ok(Target::Gpu(gpu)),
+            None => NeuronChip::parse(text).map(Target::Chip),
+        }
+    }
+}

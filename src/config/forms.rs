@@ -1,0 +1,299 @@
+//! Kinds of text with a form of their own: lists, pairs, options. Each is read once, where it is
+//! typed, and says itself what is wrong with it.
+
+use super::kind::{Form, Kind, Wrong, parse_bool};
+use crate::data::LabelMap;
+use crate::runtime::OverrideValue;
+use crate::trainer::settings::{Checkpointing, Resume};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// The parts of a list with commas.
+fn parts(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim)
+}
+
+fn wrong(problem: impl Into<String>, fix: &'static str) -> Wrong {
+    Wrong::Form {
+        problem: problem.into(),
+        fix,
+    }
+}
+
+/// `name=value` pairs in the order typed, as [`Overrides`] reads them.
+pub type OverrideList = Vec<(String, serde_json::Value)>;
+
+/// Declares kinds of one word by their value's type and the function that reads it.
+macro_rules! forms {
+    ($( $(#[$doc:meta])* $name:ident: $value:ty, $read:expr; )+) => {$(
+        $(#[$doc])*
+        pub struct $name;
+
+        impl Kind for $name {
+            type Value = $value;
+            const FORM: Form = Form::Word;
+            const PLACEHOLDER: &'static str = "TEXT";
+
+            fn parse(text: &str) -> Result<$value, Wrong> {
+                if text.is_empty() {
+                    return Err(Wrong::Kind);
+                }
+                let read: fn(&str) -> Result<$value, Wrong> = $read;
+                read(text)
+            }
+        }
+    )+};
+}
+
+forms! {
+    /// `n_layer=4,n_embd=256`. Values are numbers and booleans where they read as such (Python's
+    /// spelling too), else text.
+    Overrides: OverrideList, overrides;
+    /// `xla_gpu_enable_triton_gemm=false,xla_gpu_graph_min_graph_size=1`. XLA wants each value in
+    /// its option's own type, which is the one that it is written in.
+    XlaOptions: BTreeMap<String, OverrideValue>, xla_options;
+    /// `0,2`, none of them twice.
+    DeviceNumbers: Vec<i64>, device_numbers;
+    /// `32,64`, each at least 1.
+    Buckets: Vec<usize>, buckets;
+    /// `no,yes`, at least two.
+    LabelNames: LabelMap, labels;
+    /// `5e-5@32`: a learning rate and the examples per step that it suits.
+    RateAtExamples: (f64, u64), rate_at_examples;
+    /// `1,2,4`, in order.
+    Degrees: Vec<usize>, degrees;
+}
+
+fn overrides(text: &str) -> Result<OverrideList, Wrong> {
+    let read = |part: &str| match part.split_once('=') {
+        Some((name, value)) if !name.trim().is_empty() && !value.trim().is_empty() => {
+            Ok((name.trim().replace('-', "_"), override_value(value.trim())))
+        }
+        _ => Err(wrong(
+            format!("`{part}` is not of the form name=value"),
+            "write it as n_layer=4,n_embd=256",
+        )),
+    };
+    parts(text).map(read).collect()
+}
+
+fn override_value(text: &str) -> serde_json::Value {
+    match text {
+        "true" | "True" => true.into(),
+        "false" | "False" => false.into(),
+        "null" | "None" => serde_json::Value::Null,
+        _ => match (text.parse::<i64>(), text.parse::<f64>()) {
+            (Ok(n), _) => n.into(),
+            (_, Ok(x)) if x.is_finite() => x.into(),
+            _ => text.into(),
+        },
+    }
+}
+
+fn xla_options(text: &str) -> Result<BTreeMap<String, OverrideValue>, Wrong> {
+    let option = |part: &str| -> Option<(String, OverrideValue)> {
+        let (name, value) = part.split_once('=')?;
+        let name = name.trim().trim_start_matches("--");
+        let known = name.starts_with("xla_")
+            && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+        let value = match value.trim() {
+            "true" => OverrideValue::Bool(true),
+            "false" => OverrideValue::Bool(false),
+            text => match (text.parse::<i64>(), text.parse::<f64>()) {
+                (Ok(n), _) => OverrideValue::Int(n),
+                (_, Ok(x)) => OverrideValue::Double(x),
+                _ => OverrideValue::String(text.to_string()),
+            },
+        };
+        known.then(|| (name.to_string(), value))
+    };
+    let read = |part: &str| {
+        option(part).ok_or_else(|| {
+            wrong(
+                format!("`{part}` is not of the form xla_NAME=VALUE"),
+                "write it as xla_gpu_enable_triton_gemm=false,xla_gpu_graph_min_graph_size=1",
+            )
+        })
+    };
+    parts(text).map(read).collect()
+}
+
+fn device_numbers(text: &str) -> Result<Vec<i64>, Wrong> {
+    let mut numbers = Vec::new();
+    for part in parts(text) {
+        match part.parse::<i64>() {
+            Ok(number) if number >= 0 && !numbers.contains(&number) => numbers.push(number),
+            _ => {
+                return Err(wrong(
+                    format!("`{part}` is not the number of a GPU, or is named twice"),
+                    "write it as 0 or 0,1, as nvidia-smi numbers them",
+                ));
+            }
+        }
+    }
+    Ok(numbers)
+}
+
+fn buckets(text: &str) -> Result<Vec<usize>, Wrong> {
+    let length = |part: &str| {
+        let length = part.parse().ok().filter(|n| *n > 0);
+        length.ok_or_else(|| wrong(format!("`{part}` is not a length"), "write it as 32,64,128"))
+    };
+    parts(text).map(length).collect()
+}
+
+fn labels(text: &str) -> Result<LabelMap, Wrong> {
+    const FIX: &str = "name each label once, as no,yes";
+    let names: Vec<String> = parts(text).map(str::to_string).collect();
+    let labels = LabelMap::new(names).map_err(|error| wrong(error.to_string(), FIX))?;
+    if labels.len() < 2 {
+        return Err(wrong(
+            "there is only one label",
+            "name at least two, as no,yes, or use --do_regression for numbers",
+        ));
+    }
+    if labels.names().iter().any(String::is_empty) {
+        return Err(wrong("there is an empty name", FIX));
+    }
+    Ok(labels)
+}
+
+fn rate_at_examples(text: &str) -> Result<(f64, u64), Wrong> {
+    let read = || {
+        let (rate, examples) = text.split_once('@')?;
+        let rate = rate.trim().parse::<f64>().ok()?;
+        let examples = examples.trim().parse::<u64>().ok()?;
+        (rate > 0.0 && rate.is_finite() && examples > 0).then_some((rate, examples))
+    };
+    read().ok_or_else(|| {
+        wrong(
+            format!("`{text}` is not of the form RATE@EXAMPLES"),
+            "write 5e-5@32 for a learning rate of 5e-5 at 32 examples per step",
+        )
+    })
+}
+
+fn degrees(text: &str) -> Result<Vec<usize>, Wrong> {
+    const EXAMPLE: &str = "write --degrees 1,2,4; efficiency is relative to the smallest";
+    let mut degrees = Vec::new();
+    for part in parts(text) {
+        match part.parse::<usize>() {
+            Ok(0) => return Err(wrong("nothing runs on 0 devices", EXAMPLE)),
+            Ok(degree) if degrees.contains(&degree) => {
+                return Err(wrong(format!("{degree} stands there twice"), EXAMPLE));
+            }
+            Ok(degree) => degrees.push(degree),
+            Err(_) => {
+                return Err(wrong(
+                    format!("`{part}` is not a number of devices"),
+                    EXAMPLE,
+                ));
+            }
+        }
+    }
+    degrees.sort_unstable();
+    Ok(degrees)
+}
+
+/// `--resume_from_checkpoint [PATH]`: nothing, true, false or a path.
+impl Kind for Resume {
+    type Value = Resume;
+    const FORM: Form = Form::Switch;
+    const PLACEHOLDER: &'static str = "PATH";
+
+    fn expected() -> String {
+        "true, false or a path".into()
+    }
+
+    fn parse(text: &str) -> Result<Resume, Wrong> {
+        match parse_bool(text) {
+            Some(true) => Ok(Resume::Latest),
+            Some(false) => Ok(Resume::No),
+            None => PathBuf::parse(text).map(Resume::From),
+        }
+    }
+}
+
+/// `--gradient_checkpointing [full|attention|every:K]`: nothing, true, false or what is recomputed.
+impl Kind for Checkpointing {
+    type Value = Checkpointing;
+    const FORM: Form = Form::Switch;
+    const PLACEHOLDER: &'static str = "full|attention|every:K";
+
+    fn expected() -> String {
+        "true, false, full, attention or every:K with K at least 1".into()
+    }
+
+    fn parse(text: &str) -> Result<Checkpointing, Wrong> {
+        let every = || text.strip_prefix("every:")?.parse().ok().filter(|k| *k > 0);
+        match (text, parse_bool(text)) {
+            ("full", _) | (_, Some(true)) => Ok(Checkpointing::Full),
+            ("off", _) | (_, Some(false)) => Ok(Checkpointing::Off),
+            ("attention", _) => Ok(Checkpointing::Attention),
+            _ => every().map(Checkpointing::Every).ok_or(Wrong::Kind),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overrides_are_numbers_booleans_or_text() {
+        let parsed = Overrides::parse(
+            "n_layer=4, n-embd=256,scale_attn_weights=False,layer_norm_epsilon=1e-5,activation_function=relu,n_inner=None",
+        );
+        let expected = serde_json::json!({"n_layer": 4, "n_embd": 256, "scale_attn_weights": false, "layer_norm_epsilon": 1e-5,
+            "activation_function": "relu", "n_inner": null});
+        assert_eq!(
+            serde_json::Value::Object(parsed.unwrap().into_iter().collect()),
+            expected
+        );
+        for (text, part) in [
+            ("n_layer", "n_layer"),
+            ("a=1,,b=2", ""),
+            ("a=1,b=", "b="),
+            ("=1", "=1"),
+        ] {
+            let Err(Wrong::Form { problem, .. }) = Overrides::parse(text) else {
+                panic!("{text}")
+            };
+            assert_eq!(problem, format!("`{part}` is not of the form name=value"));
+        }
+    }
+
+    #[test]
+    fn lists_are_read_and_refused_part_by_part() {
+        assert_eq!(Degrees::parse("4, 1,2"), Ok(vec![1, 2, 4]));
+        assert_eq!(Buckets::parse("32,64"), Ok(vec![32, 64]));
+        assert_eq!(DeviceNumbers::parse("2,0"), Ok(vec![2, 0]));
+        assert_eq!(RateAtExamples::parse("5e-5@32"), Ok((5e-5, 32)));
+        assert_eq!(LabelNames::parse("no, yes").unwrap().len(), 2);
+        for refused in [
+            Degrees::parse("1,1").is_err(),
+            Degrees::parse("0").is_err(),
+            Buckets::parse("32,0").is_err(),
+            DeviceNumbers::parse("1,1").is_err(),
+            RateAtExamples::parse("5e-5").is_err(),
+            RateAtExamples::parse("0@32").is_err(),
+            LabelNames::parse("one").is_err(),
+            LabelNames::parse("a,a").is_err(),
+            XlaOptions::parse("triton=false").is_err(),
+        ] {
+            assert!(refused);
+        }
+    }
+
+    #[test]
+    fn switches_that_take_more_than_true_and_false() {
+        assert_eq!(Resume::parse("False"), Ok(Resume::No));
+        assert_eq!(
+            Resume::parse("out/checkpoint-5"),
+            Ok(Resume::From("out/checkpoint-5".into()))
+        );
+        assert_eq!(Checkpointing::parse("every:2"), Ok(Checkpointing::Every(2)));
+        assert_eq!(Checkpointing::parse("true"), Ok(Checkpointing::Full));
+        assert_eq!(Checkpointing::parse("every:0"), Err(Wrong::Kind));
+    }
+}

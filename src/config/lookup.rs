@@ -1,0 +1,166 @@
+//! Flags by name, and how a text becomes a flag's value.
+
+use super::command::{COMMANDS, CommandName};
+use super::error::{Advice, Origin, UsageError};
+use super::flags::{FLAGS, Flag, Flags, Support};
+use super::kind::Wrong;
+use super::nearest::nearest;
+use super::unbuilt::UNBUILT;
+
+/// Every flag, the built ones first.
+pub fn all() -> impl Iterator<Item = &'static Flag> {
+    FLAGS.iter().chain(UNBUILT)
+}
+
+/// The flags that one command takes.
+pub fn of(command: CommandName) -> impl Iterator<Item = &'static Flag> {
+    all().filter(move |flag| flag.is_of(command))
+}
+
+/// The flag that a name in either spelling means for a command.
+pub fn find(name: &str, command: CommandName) -> Option<&'static Flag> {
+    of(command).find(|flag| flag.answers_to(name))
+}
+
+/// The words of the commands that take `name`, if any do.
+pub fn commands_taking(name: &str) -> Vec<&'static str> {
+    COMMANDS
+        .iter()
+        .filter(|info| find(name, info.id).is_some_and(Flag::is_built))
+        .map(|info| info.words)
+        .collect()
+}
+
+/// What to say about a name that a command does not take. Names that are not built are not
+/// suggested.
+pub fn advice(name: &str, command: CommandName) -> Advice {
+    let elsewhere = commands_taking(name);
+    if !elsewhere.is_empty() {
+        return Advice::BelongsTo(elsewhere);
+    }
+    let known = of(command)
+        .filter(|flag| flag.is_built())
+        .flat_map(Flag::names);
+    nearest(name, known).map_or(Advice::Nothing, |name| Advice::Meant(name.into()))
+}
+
+impl Flags {
+    /// Takes one setting as text (several texts for a list). One that was given before wins.
+    ///
+    /// # Errors
+    /// The texts are no value of the flag's kind, or one that is not built.
+    pub fn take(
+        &mut self,
+        flag: &'static Flag,
+        texts: &[String],
+        origin: Origin,
+    ) -> Result<(), UsageError> {
+        let text = texts.join(" ");
+        match flag.support {
+            Support::Built(read) => read(self, texts, origin.clone())
+                .map_err(|wrong| refused(flag, self.command, &text, origin, wrong)),
+            Support::NoEffect => {
+                self.notes.push(format!(
+                    "{origin}: `{}` changes nothing here: {}",
+                    flag.name, flag.help
+                ));
+                Ok(())
+            }
+            Support::Only(accepted) => {
+                if accepted
+                    .iter()
+                    .any(|known| known.eq_ignore_ascii_case(&text))
+                {
+                    return Ok(());
+                }
+                let value = if text.is_empty() {
+                    "set".into()
+                } else {
+                    format!("`{text}`")
+                };
+                Err(UsageError::Refused {
+                    name: flag.name,
+                    origin,
+                    value,
+                    reason: flag.help,
+                })
+            }
+        }
+    }
+}
+
+fn refused(
+    flag: &Flag,
+    command: CommandName,
+    text: &str,
+    origin: Origin,
+    wrong: Wrong,
+) -> UsageError {
+    match wrong {
+        Wrong::Kind => bad_value(flag, command, format!("`{text}`"), origin),
+        Wrong::TooLarge => bad_value(
+            flag,
+            command,
+            format!("`{text}`, which is beyond 64 bits"),
+            origin,
+        ),
+        Wrong::Form { problem, fix } => {
+            UsageError::illegal(format!("--{}: {problem}", flag.name), fix)
+        }
+    }
+}
+
+/// The error for a value of the wrong kind or outside its range.
+pub fn bad_value(flag: &Flag, command: CommandName, found: String, origin: Origin) -> UsageError {
+    let choices = flag.kind.choices(Some(command));
+    UsageError::BadValue {
+        name: flag.name,
+        origin,
+        expected: flag.kind.expected(Some(command)),
+        nearest: nearest(found.trim_matches('`'), choices.into_iter()),
+        found,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::command::TaskName;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_are_unique_within_a_command() {
+        for command in COMMANDS {
+            let mut seen = BTreeSet::new();
+            for name in of(command.id).flat_map(Flag::names) {
+                assert!(
+                    seen.insert(name),
+                    "`{name}` is declared twice for {}",
+                    command.words
+                );
+                assert!(
+                    name.bytes()
+                        .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'),
+                    "{name}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn both_spellings_and_old_names_are_found() {
+        for name in [
+            "learning_rate",
+            "learning-rate",
+            "evaluation_strategy",
+            "evaluation-strategy",
+        ] {
+            assert!(
+                find(name, CommandName::Train(TaskName::Clm)).is_some(),
+                "{name}"
+            );
+        }
+        assert!(find("learning_rate", CommandName::Eval(TaskName::Cls)).is_none());
+        assert!(find("learning rate", CommandName::Train(TaskName::Clm)).is_none());
+    }
+}

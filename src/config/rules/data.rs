@@ -1,0 +1,182 @@
+//! What is read, and how rows become batches.
+
+use super::verdict::{Verdict, refuse, refuse_if};
+use crate::config::choices::Strategy;
+use crate::config::command::sets::{EVAL, PREDICT};
+use crate::config::derived::local_files;
+use crate::config::error::UsageError;
+use crate::config::flags::Flags;
+use crate::data::remote;
+
+fn has_train_file(flags: &Flags) -> bool {
+    flags.train_file.is_given() || flags.dataset_name.is_given()
+}
+
+pub fn something_to_train_on(flags: &Flags) -> Verdict {
+    refuse_if(
+        flags.trains() && !has_train_file(flags),
+        "there is nothing to train on",
+        "add --train_file FILE (text, CSV, TSV, JSON lines or parquet; several may follow)",
+    )
+}
+
+pub fn something_to_evaluate_on(flags: &Flags) -> Verdict {
+    let evaluates = EVAL.contains(flags.command) || flags.evaluates();
+    if !evaluates || flags.validation_file.is_given() {
+        return Ok(());
+    }
+    if !has_train_file(flags) {
+        return refuse(
+            "there is nothing to evaluate on",
+            "add --validation_file FILE, or --train_file FILE to use a share of it",
+        );
+    }
+    refuse_if(
+        *flags.validation_split_percentage == 0.0,
+        "there is nothing to evaluate on: --validation_split_percentage is 0 and there is no --validation_file",
+        "add --validation_file FILE or raise --validation_split_percentage",
+    )
+}
+
+pub fn something_to_label(flags: &Flags) -> Verdict {
+    if flags.test_file.is_given() || flags.dataset_name.is_given() {
+        return Ok(());
+    }
+    if PREDICT.contains(flags.command) {
+        return refuse(
+            "there is nothing to label",
+            "add --test_file FILE, or --dataset_name NAME for its test split",
+        );
+    }
+    refuse_if(
+        *flags.do_predict,
+        "--do_predict labels the rows of a file, but none is named",
+        "add --test_file FILE",
+    )
+}
+
+/// Every file that was named is there.
+pub fn files_are_there(flags: &Flags) -> Verdict {
+    for files in [&flags.train_file, &flags.validation_file, &flags.test_file] {
+        let name = files.name();
+        for path in local_files(files) {
+            if remote::is_url(&path) {
+                remote::check(&path).map_err(|error| {
+                    UsageError::illegal(
+                        format!("--{name}: {error}"),
+                        "download the file, or give another address",
+                    )
+                })?;
+                continue;
+            }
+            if !path.is_file() {
+                let what = if path.is_dir() {
+                    "is a directory"
+                } else {
+                    "does not exist"
+                };
+                return refuse(
+                    format!("--{name}: {} {what}", path.display()),
+                    "give a file; paths are relative to the working directory",
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+pub fn shuffle_buffer_needs_streaming(flags: &Flags) -> Verdict {
+    refuse_if(
+        flags.shuffle_buffer_size.is_given() && !*flags.streaming,
+        "--shuffle_buffer_size has no effect without --streaming; other sets are shuffled as a whole",
+        "add --streaming, or leave it out",
+    )
+}
+
+pub fn streaming_needs_max_steps(flags: &Flags) -> Verdict {
+    refuse_if(
+        *flags.streaming && flags.trains() && flags.max_steps.is_none(),
+        "--streaming has no end: training length can't be given in epochs",
+        "add --max_steps N",
+    )
+}
+
+pub fn streaming_has_no_epochs(flags: &Flags) -> Verdict {
+    for strategy in [
+        &flags.eval_strategy,
+        &flags.save_strategy,
+        &flags.logging_strategy,
+    ] {
+        if *flags.streaming && **strategy == Strategy::Epoch {
+            let name = strategy.name();
+            return refuse(
+                format!("--{name} epoch: a stream has no epochs that are known ahead"),
+                format!("use --{name} steps"),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// A stream has no length, and nothing of it can be set aside.
+pub fn streaming_sets_nothing_aside(flags: &Flags) -> Verdict {
+    refuse_if(
+        *flags.streaming && flags.evaluates() && !flags.validation_file.is_given(),
+        "a stream can't be split for evaluation",
+        "add --validation_file FILE",
+    )
+}
+
+pub fn one_way_to_pad(flags: &Flags) -> Verdict {
+    let pads_to_max =
+        [&flags.pad_to_max_length, &flags.cls_pad_to_max_length].map(|pad| pad.is_given() && **pad);
+    refuse_if(
+        flags.pad_to_bucket.is_given() && pads_to_max.contains(&true),
+        "--pad_to_max_length and --pad_to_bucket are two ways to pad",
+        "leave one of them out",
+    )
+}
+
+pub fn buckets_are_within_the_length(flags: &Flags) -> Verdict {
+    let longest = flags.max_seq_length();
+    let bucket = flags.pad_to_bucket.iter().flatten().copied().max();
+    match (longest, bucket) {
+        (Some(longest), Some(bucket)) if bucket > longest => refuse(
+            format!(
+                "--pad_to_bucket {bucket} is longer than any example: --max_seq_length is {longest}"
+            ),
+            format!("raise --max_seq_length, or leave {bucket} out"),
+        ),
+        _ => Ok(()),
+    }
+}
+
+pub fn padding_needs_lines(flags: &Flags) -> Verdict {
+    let pads = [
+        flags.pad_to_bucket.given_name(),
+        flags.pad_to_max_length.name_if_true(),
+    ];
+    match pads.into_iter().flatten().next() {
+        Some(name) if !*flags.line_by_line => refuse(
+            format!("--{name} has nothing to pad: lines are joined and cut into full examples"),
+            format!("add --line_by_line, or leave --{name} out"),
+        ),
+        _ => Ok(()),
+    }
+}
+
+pub fn something_is_masked(flags: &Flags) -> Verdict {
+    refuse_if(
+        *flags.mlm_probability == 0.0,
+        "--mlm_probability is 0: there is nothing to predict",
+        "raise it; 0.15 is usual",
+    )
+}
+
+pub fn regression_has_no_labels(flags: &Flags) -> Verdict {
+    refuse_if(
+        flags.labels.is_given() && *flags.do_regression == Some(true),
+        "--do_regression has numbers to estimate, --labels names classes",
+        "leave one of them out",
+    )
+}

@@ -1,0 +1,192 @@
+//! Where the model and the tokenizer come from.
+
+use super::output::newest_checkpoint;
+use super::verdict::{Verdict, refuse, refuse_if};
+use crate::config::choices::suits_task;
+use crate::config::command::sets::MLM;
+use crate::config::flags::Flags;
+use crate::config::from_hub;
+use std::path::Path;
+use xtrain_models::{MODEL_TYPES, is_encoder, preset_name, presets};
+
+pub fn predict_needs_a_model(flags: &Flags) -> Verdict {
+    refuse_if(
+        !flags.model_name_or_path.is_given(),
+        "predict needs a model",
+        "add --model_name_or_path DIR, the output directory of `xtrain train cls`",
+    )
+}
+
+pub fn generate_needs_a_model(flags: &Flags) -> Verdict {
+    refuse_if(
+        !flags.model_name_or_path.is_given(),
+        "generate needs a model",
+        "add --model_name_or_path DIR, the output directory of a training run",
+    )
+}
+
+/// Either a directory with weights, or a description of a model with random ones.
+pub fn weights_or_a_description(flags: &Flags) -> Verdict {
+    if flags.model_name_or_path.is_given() {
+        let descriptions = [
+            (
+                flags.model_type.given_name(),
+                "its config.json says what it is",
+            ),
+            (flags.config_name.given_name(), "it has its own config.json"),
+            (
+                flags.config_overrides.given_name(),
+                "a trained model's sizes cannot be changed",
+            ),
+        ];
+        for (name, why) in descriptions {
+            if let Some(name) = name {
+                return refuse(
+                    format!("--{name} does not go with --model_name_or_path: {why}"),
+                    format!(
+                        "leave --{name} out or, to train from random weights, leave --model_name_or_path out"
+                    ),
+                );
+            }
+        }
+        return Ok(());
+    }
+    let mut types = MODEL_TYPES.into_iter();
+    let encoder = MLM.contains(flags.command);
+    let usual = types.find(|name| is_encoder(name) == Some(encoder));
+    let usual = usual.expect("there are families of both kinds");
+    refuse_if(
+        !flags.model_type.is_given() && !flags.config_name.is_given(),
+        "no model is named",
+        &format!(
+            "add --model_name_or_path DIR to start from trained weights, or --model_type {usual} (with --config_name and \
+             --config_overrides) for random ones"
+        ),
+    )
+}
+
+/// A directory that was named as a model holds one. Damage inside of the files is for those who
+/// read them.
+pub fn model_directory_holds_a_model(flags: &Flags) -> Verdict {
+    let Some(directory) = &*flags.model_name_or_path else {
+        return Ok(());
+    };
+    if from_hub::is_name(directory) || directory.join("config.json").is_file() {
+        return Ok(());
+    }
+    if !directory.is_dir() {
+        let what = if directory.exists() {
+            "is a file, not a directory"
+        } else {
+            "is not a directory here"
+        };
+        return refuse(
+            format!("--model_name_or_path: {} {what}", directory.display()),
+            "give a directory with config.json and model.safetensors or the name of a model on the Hub, or train from random \
+             weights with --model_type and --config_name",
+        );
+    }
+    let fix = match newest_checkpoint(directory) {
+        // The usual case: a run that was stopped before its end.
+        Some(checkpoint) => format!("the run there was not finished; its newest checkpoint is {}", checkpoint.display()),
+        None => {
+            "give a directory with config.json and model.safetensors, as transformers' save_pretrained and xtrain write it".into()
+        }
+    };
+    refuse(
+        format!(
+            "--model_name_or_path: {} holds no config.json",
+            directory.display()
+        ),
+        fix,
+    )
+}
+
+/// A model that is known by name is of the kind that the task is for.
+fn suits(
+    flags: &Flags,
+    flag: &str,
+    name: &str,
+    known: impl Iterator<Item = &'static str>,
+) -> Verdict {
+    if suits_task(name, flags.command) {
+        return Ok(());
+    }
+    let known: Vec<&str> = known
+        .filter(|name| suits_task(name, flags.command))
+        .collect();
+    let known = known.join(", ");
+    if is_encoder(name) == Some(true) {
+        refuse(
+            format!(
+                "--{flag}: {name} is an encoder, which predicts masked tokens, not the next one"
+            ),
+            format!("use the task mlm, or one of {known}"),
+        )
+    } else {
+        refuse(
+            format!(
+                "--{flag}: {name} is a decoder, which predicts the next token, not masked ones"
+            ),
+            format!("use the task clm, or one of {known}"),
+        )
+    }
+}
+
+pub fn model_type_suits_the_task(flags: &Flags) -> Verdict {
+    let Some(name) = *flags.model_type else {
+        return Ok(());
+    };
+    suits(
+        flags,
+        flags.model_type.name(),
+        name,
+        MODEL_TYPES.into_iter(),
+    )
+}
+
+/// Whether a `config.json`, or a directory that holds one, has this name.
+fn is_configuration(name: &str) -> bool {
+    let path = Path::new(name);
+    path.is_file() || path.join("config.json").is_file()
+}
+
+pub fn configuration_is_known(flags: &Flags) -> Verdict {
+    let Some(name) = &*flags.config_name else {
+        return Ok(());
+    };
+    if is_configuration(name) || preset_name(name).is_some() || from_hub::is_config_name(name) {
+        return Ok(());
+    }
+    let known: Vec<&str> = presets().collect();
+    refuse(
+        format!("--config_name: `{name}` is neither a known configuration nor a config.json here"),
+        format!(
+            "known configurations are {}; or give a config.json or the directory that holds one",
+            known.join(", ")
+        ),
+    )
+}
+
+pub fn configuration_suits_the_task(flags: &Flags) -> Verdict {
+    match &*flags.config_name {
+        Some(name) if !is_configuration(name) && preset_name(name).is_some() => {
+            suits(flags, flags.config_name.name(), name, presets())
+        }
+        _ => Ok(()),
+    }
+}
+
+pub fn tokenizer_is_there(flags: &Flags) -> Verdict {
+    match &*flags.tokenizer_name {
+        Some(path) if !path.exists() && !from_hub::is_name(path) => refuse(
+            format!("--tokenizer_name: {} does not exist here", path.display()),
+            "give a directory with tokenizer.json, that file, or the name of a model on the Hub",
+        ),
+        None if !flags.model_name_or_path.is_given() => refuse(
+            "a model with random weights comes without a tokenizer",
+            "add --tokenizer_name DIR, a directory with tokenizer.json (`xtrain quickstart` makes one of its own)",
+        ),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,154 @@
+//! Where a run writes, and what it resumes from: nothing of an earlier run is written over by
+//! accident.
+
+use super::verdict::{Verdict, refuse, refuse_if};
+use crate::config::command::sets::QUICKSTART;
+use crate::config::flags::Flags;
+use crate::distributed::RankInfo;
+use crate::trainer::settings::Resume;
+use std::path::{Path, PathBuf};
+
+const ANOTHER: &str =
+    "name another --output_dir, or add --overwrite_output_dir to replace its files";
+
+pub fn run_has_an_output_dir(flags: &Flags) -> Verdict {
+    refuse_if(
+        !flags.output_dir.is_given(),
+        "--output_dir is missing",
+        "add --output_dir DIR, where the model, checkpoints and logs go",
+    )
+}
+
+pub fn output_dir_is_no_file(flags: &Flags) -> Verdict {
+    match &*flags.output_dir {
+        Some(path) if path.is_file() => refuse(
+            format!("--output_dir: {} is a file", path.display()),
+            "name a directory",
+        ),
+        _ => Ok(()),
+    }
+}
+
+pub fn output_file_is_no_directory(flags: &Flags) -> Verdict {
+    match &*flags.output_file {
+        Some(path) if path.is_dir() => refuse(
+            format!("--output_file: {} is a directory", path.display()),
+            "name the CSV file to write",
+        ),
+        _ => Ok(()),
+    }
+}
+
+pub fn resume_needs_training(flags: &Flags) -> Verdict {
+    refuse_if(
+        *flags.resume_from_checkpoint != Resume::No && !flags.trains(),
+        "--resume_from_checkpoint resumes training, but nothing is trained",
+        "add --do_train or, to evaluate a checkpoint, use --model_name_or_path CHECKPOINT",
+    )
+}
+
+pub fn resume_needs_a_checkpoint(flags: &Flags) -> Verdict {
+    let (path, problem, fix) = match &*flags.resume_from_checkpoint {
+        Resume::No => return Ok(()),
+        Resume::Latest => {
+            let output = flags.output_dir.as_deref().unwrap_or(Path::new(""));
+            if newest_checkpoint(output).is_some() {
+                return Ok(());
+            }
+            let fix = "leave the flag out to start from the beginning, or name a checkpoint-N directory after it";
+            (output, "holds no checkpoint", fix.to_string())
+        }
+        Resume::From(path) if !path.is_dir() => {
+            let fix = "give a checkpoint-N directory of an earlier run";
+            (path.as_path(), "is not a directory", fix.to_string())
+        }
+        Resume::From(path) if !path.join("training_state.json").is_file() => {
+            let fix = match newest_checkpoint(path) {
+                Some(newest) => format!("its newest checkpoint is {}", newest.display()),
+                None => "to start anew from its weights, give it as --model_name_or_path".into(),
+            };
+            (path.as_path(), "holds no training state", fix)
+        }
+        Resume::From(_) => return Ok(()),
+    };
+    refuse(
+        format!("--resume_from_checkpoint: {} {problem}", path.display()),
+        fix,
+    )
+}
+
+pub fn earlier_runs_are_kept(flags: &Flags) -> Verdict {
+    // Quickstart replaces its own directory.
+    let Some(output) = &*flags.output_dir else {
+        return Ok(());
+    };
+    if *flags.overwrite_output_dir {
+        return Ok(());
+    }
+    if QUICKSTART.contains(flags.command) {
+        return empty_output(output, ANOTHER);
+    }
+    match &*flags.resume_from_checkpoint {
+        _ if !flags.trains() => Ok(()),
+        Resume::Latest => Ok(()),
+        Resume::From(path) => {
+            // Resuming in the checkpoint's own directory is the point; in another one there may be
+            // another run's work.
+            let own = path.canonicalize().ok();
+            let own = own.as_deref().and_then(Path::parent);
+            if own.is_some() && own == output.canonicalize().ok().as_deref() {
+                return Ok(());
+            }
+            empty_output(
+                output,
+                "to resume from another directory's checkpoint, name an empty --output_dir, or add --overwrite_output_dir to replace its files",
+            )
+        }
+        Resume::No if newest_checkpoint(output).is_some() => empty_output(
+            output,
+            "add --resume_from_checkpoint to resume from its newest checkpoint, --overwrite_output_dir to replace its files, or name another directory",
+        ),
+        Resume::No => empty_output(output, ANOTHER),
+    }
+}
+
+fn empty_output(output: &Path, fix: &str) -> Verdict {
+    // Of several processes, the first one's first start decides; the others find what that has
+    // made.
+    if RankInfo::from_environment()
+        .is_ok_and(|member| member.is_some_and(|member| !member.begins_job()))
+    {
+        return Ok(());
+    }
+    // A directory that is missing or cannot be listed is met again with a clear message
+    // when it is made.
+    let is_empty = std::fs::read_dir(output).map_or(true, |mut entries| entries.next().is_none());
+    if is_empty {
+        Ok(())
+    } else {
+        refuse(
+            format!("--output_dir: {} is not empty", output.display()),
+            fix,
+        )
+    }
+}
+
+/// The `checkpoint-N` with the largest N.
+pub fn newest_checkpoint(output: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(output)
+        .ok()?
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir());
+    let step = |path: &Path| {
+        path.file_name()?
+            .to_str()?
+            .strip_prefix("checkpoint-")?
+            .parse::<u64>()
+            .ok()
+    };
+    entries
+        .filter_map(|path| Some((step(&path)?, path)))
+        .max()
+        .map(|(_, path)| path)
+}

@@ -1,0 +1,187 @@
+//! The devices and processes of a run: what a launcher is given, how they divide, which meshes are
+//! compared.
+
+use super::verdict::{Verdict, refuse, refuse_if};
+use crate::config::flags::Flags;
+use crate::config::kind::Degree;
+use crate::config::mesh::{automatic, degrees, mesh};
+
+/// A job of several processes, seen by one of them.
+pub fn environment_is_consistent(flags: &Flags) -> Verdict {
+    match flags.member() {
+        Ok(_) => Ok(()),
+        Err(error) => refuse(
+            error.to_string(),
+            "see `xtrain launch --help` and docs/parallelism.md",
+        ),
+    }
+}
+
+/// Processes of the job; 1 where this is the only one.
+fn world(flags: &Flags) -> usize {
+    let member = flags.member().ok().flatten();
+    member.map_or(1, |member| member.world)
+}
+
+pub fn devices_divide_between_processes(flags: &Flags) -> Verdict {
+    let world = world(flags);
+    let devices = flags.data_parallel.count().unwrap_or(1);
+    let [_, others @ ..] = degrees(flags).map(|degree| degree.count().unwrap_or(1));
+    let others: usize = others.iter().product();
+    // One that is auto is dealt out by itself.
+    let is_given = flags.data_parallel.is_given() && automatic(flags)?.is_none();
+    if !is_given || (devices * others).is_multiple_of(world) {
+        return Ok(());
+    }
+    let near = (1..)
+        .map(|more| devices + more)
+        .find(|devices| (devices * others).is_multiple_of(world))
+        .unwrap_or(world);
+    refuse(
+        format!(
+            "--data_parallel {devices} does not divide between {world} processes with equally many devices"
+        ),
+        format!("set --data_parallel {near}, or leave it out for one device a process"),
+    )
+}
+
+pub fn automatic_batch_needs_one_process(flags: &Flags) -> Verdict {
+    refuse_if(
+        world(flags) > 1 && *flags.per_device_train_batch_size == Degree::Auto,
+        "--per_device_train_batch_size auto looks at one process only",
+        "find it with `xtrain fit` first, then launch with that number",
+    )
+}
+
+pub fn degrees_have_an_answer(flags: &Flags) -> Verdict {
+    mesh(flags).map(drop)
+}
+
+pub fn sequence_parallel_needs_tensor_parallel(flags: &Flags) -> Verdict {
+    // A comparison of meshes tries several degrees.
+    let is_compared = flags.compare_meshes.is_some();
+    refuse_if(
+        *flags.sequence_parallel && !is_compared && mesh(flags)?.tensor == 1,
+        "--sequence_parallel shards activations over a tensor-parallel group, but --tensor_parallel is 1",
+        "set --tensor_parallel to 2 or more, or leave --sequence_parallel out",
+    )
+}
+
+pub fn launch_leaves_device_to_the_command(flags: &Flags) -> Verdict {
+    refuse_if(
+        flags.device.is_given(),
+        "--device belongs to the command that is launched",
+        "write it after --: `-- train clm --device cuda ...`",
+    )
+}
+
+pub fn node_rank_is_a_node(flags: &Flags) -> Verdict {
+    let (nodes, node) = (*flags.nnodes, *flags.node_rank);
+    if node < nodes {
+        return Ok(());
+    }
+    refuse(
+        format!("--node_rank {node} is out of range for --nnodes {nodes}"),
+        format!("number them from 0 to {}, or raise --nnodes", nodes - 1),
+    )
+}
+
+pub fn nodes_need_an_endpoint(flags: &Flags) -> Verdict {
+    refuse_if(
+        *flags.nnodes > 1 && !flags.rdzv_endpoint.is_given(),
+        "several machines need a rendezvous",
+        "add --rdzv_endpoint HOST:PORT with an address of node 0",
+    )
+}
+
+pub fn launch_runs_train_or_eval(flags: &Flags) -> Verdict {
+    let word = flags.launched.first().map_or("", String::as_str);
+    refuse_if(
+        !["train", "eval"].contains(&word),
+        &format!("launch runs train or eval, not `{word}`"),
+        "write the command after --: `xtrain launch --nproc_per_node 2 -- train clm ...`",
+    )
+}
+
+/// Refuses if a comparison of meshes is asked for and `illegal`; the problem completes
+/// `--compare_meshes N`.
+fn comparison(flags: &Flags, illegal: bool, problem: &str, fix: &str) -> Verdict {
+    match *flags.compare_meshes {
+        Some(devices) if illegal => refuse(format!("--compare_meshes {devices} {problem}"), fix),
+        _ => Ok(()),
+    }
+}
+
+pub fn comparison_is_a_plan(flags: &Flags) -> Verdict {
+    let fix = if *flags.dry_run {
+        "add --do_train"
+    } else {
+        "add --dry_run"
+    };
+    let illegal = !*flags.dry_run || !flags.trains();
+    comparison(flags, illegal, "is for the plan of a training run", fix)
+}
+
+pub fn comparison_needs_memory(flags: &Flags) -> Verdict {
+    comparison(
+        flags,
+        !flags.memory.is_given(),
+        "needs --memory",
+        "add --memory SIZE per device, for example 40GiB",
+    )
+}
+
+pub fn comparison_is_at_one_batch(flags: &Flags) -> Verdict {
+    comparison(
+        flags,
+        *flags.per_device_train_batch_size == Degree::Auto,
+        "compares meshes at one batch size, and --per_device_train_batch_size is auto",
+        "give a number; `xtrain fit` then finds the largest for the mesh that was chosen",
+    )
+}
+
+pub fn comparison_finds_the_degrees(flags: &Flags) -> Verdict {
+    let Some(axis) = automatic(flags)? else {
+        return Ok(());
+    };
+    let name = degrees(flags)[axis].name();
+    comparison(
+        flags,
+        true,
+        &format!("finds the degrees, and --{name} is auto"),
+        &format!("leave --{name} out"),
+    )
+}
+
+pub fn comparison_has_a_mesh(flags: &Flags) -> Verdict {
+    let Some(devices) = *flags.compare_meshes else {
+        return Ok(());
+    };
+    let settings = degrees(flags);
+    let given: Vec<(&str, usize)> = settings
+        .iter()
+        .filter(|degree| degree.is_given())
+        .map(|degree| (degree.name(), degree.count().unwrap_or(1)))
+        .collect();
+    let product: usize = given.iter().map(|(_, degree)| degree).product();
+    let is_whole = given.len() == settings.len();
+    let shown: Vec<String> = given
+        .iter()
+        .map(|(name, degree)| format!("--{name} {degree}"))
+        .collect();
+    comparison(
+        flags,
+        !devices.is_multiple_of(product) || (is_whole && product != devices),
+        &format!("has no mesh with {}", shown.join(" ")),
+        "leave one of the degrees out",
+    )
+}
+
+pub fn comparison_is_one_process(flags: &Flags) -> Verdict {
+    comparison(
+        flags,
+        world(flags) > 1,
+        "looks at all devices from one process",
+        "run it without `xtrain launch`",
+    )
+}

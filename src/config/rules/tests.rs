@@ -1,0 +1,459 @@
+//! Each rule refuses a command line that breaks it and no rule before it.
+
+use super::*;
+use crate::config::command_line::{Parsed, parse};
+use crate::config::config_file;
+use crate::config::fixture::Fixture;
+use std::collections::BTreeSet;
+
+/// Rules that only the environment of a launched process can break; `tests/processes.rs` and
+/// `tests/cli.rs` have their cases.
+const OF_THE_ENVIRONMENT: [&str; 4] = [
+    "environment_is_consistent",
+    "devices_divide_between_processes",
+    "automatic_batch_needs_one_process",
+    "comparison_is_one_process",
+];
+
+/// A rule, a command line that it refuses, and a part of its sentence.
+const CASES: &[(&str, &str, &str)] = &[
+    (
+        "target_is_of_the_device",
+        "compile clm --target h100",
+        "h100 is an NVIDIA card",
+    ),
+    (
+        "target_is_of_the_device",
+        "bench --target trn1",
+        "trn1 is a chip of AWS's",
+    ),
+    (
+        "plugin_is_an_accelerators",
+        "doctor --plugin x.so",
+        "--device is cpu",
+    ),
+    (
+        "cuda_flags_need_cuda",
+        "--device neuron doctor --xla_options xla_a=1",
+        "--xla_options is for NVIDIA cards",
+    ),
+    (
+        "offloading_needs_two_memories",
+        "bench --activation_offloading",
+        "in host memory already",
+    ),
+    (
+        "offloading_is_by_layers",
+        "--device cuda bench --activation_offloading --gradient_checkpointing attention",
+        "attention keeps none",
+    ),
+    ("tf32_needs_cuda", "bench --tf32", "needs an NVIDIA card"),
+    (
+        "cudnn_dropout_needs_cuda",
+        "bench --attention_dropout_kernel cudnn",
+        "is for NVIDIA cards",
+    ),
+    (
+        "cudnn_dropout_is_fused",
+        "--device cuda bench --attention_dropout_kernel cudnn --attn_implementation eager",
+        "contradict",
+    ),
+    (
+        "cudnn_dropout_runs_once",
+        "--device cuda bench --attention_dropout_kernel cudnn --gradient_checkpointing every:2",
+        "--gradient_checkpointing",
+    ),
+    (
+        "memory_fraction_leaves_memory",
+        "--device cuda doctor --gpu_memory_fraction 0",
+        "leaves a run no memory",
+    ),
+    (
+        "neuron_flags_need_neuron",
+        "bench --neuron_optlevel 1",
+        "--device is cpu",
+    ),
+    (
+        "degrees_have_an_answer",
+        "bench --data_parallel auto --tensor_parallel auto",
+        "both auto",
+    ),
+    (
+        "degrees_have_an_answer",
+        "bench --data_parallel auto",
+        "are virtual",
+    ),
+    (
+        "sequence_parallel_needs_tensor_parallel",
+        "bench --sequence_parallel",
+        "--tensor_parallel is 1",
+    ),
+    (
+        "launch_leaves_device_to_the_command",
+        "--device cuda launch -- train clm",
+        "belongs to the command",
+    ),
+    (
+        "node_rank_is_a_node",
+        "launch --node_rank 1 -- train clm",
+        "out of range",
+    ),
+    (
+        "nodes_need_an_endpoint",
+        "launch --nnodes 2 -- train clm",
+        "need a rendezvous",
+    ),
+    (
+        "launch_runs_train_or_eval",
+        "launch -- bench",
+        "not `bench`",
+    ),
+    (
+        "one_16_bit_type",
+        "bench --bf16 --fp16",
+        "--bf16 and --fp16",
+    ),
+    (
+        "something_to_do",
+        "CLM --do_train false",
+        "neither training nor evaluation",
+    ),
+    (
+        "run_has_an_output_dir",
+        "train clm --model_type gpt2",
+        "--output_dir is missing",
+    ),
+    (
+        "json_is_for_the_plan",
+        "CLM --json",
+        "--json is for the plan",
+    ),
+    (
+        "fit_looks_for_a_training_batch",
+        "fit clm --do_eval",
+        "trains nothing",
+    ),
+    ("predict_needs_a_model", "predict cls", "needs a model"),
+    (
+        "generate_needs_a_model",
+        "generate --prompt x",
+        "needs a model",
+    ),
+    ("weights_or_a_description", "bench", "no model is named"),
+    (
+        "weights_or_a_description",
+        "CLM --model_name_or_path @/model",
+        "--model_type does not go with --model_name_or_path",
+    ),
+    (
+        "weights_or_a_description",
+        "bench --model_name_or_path @/model --config_overrides a=1",
+        "--config_overrides does not go",
+    ),
+    (
+        "weights_or_a_description",
+        "bench --model_name_or_path @/model --config_name gpt2",
+        "--config_name does not go",
+    ),
+    (
+        "model_directory_holds_a_model",
+        "bench --model_name_or_path @/none",
+        "is not a directory here",
+    ),
+    (
+        "model_directory_holds_a_model",
+        "bench --model_name_or_path @/valid.txt",
+        "is a file, not a directory",
+    ),
+    (
+        "model_directory_holds_a_model",
+        "bench --model_name_or_path @/empty",
+        "holds no config.json",
+    ),
+    (
+        "model_type_suits_the_task",
+        "eval clm --model_type bert",
+        "bert is an encoder",
+    ),
+    (
+        "configuration_is_known",
+        "CLM --config_name gpt3",
+        "neither a known configuration nor a config.json",
+    ),
+    (
+        "configuration_suits_the_task",
+        "eval mlm --config_name gpt2",
+        "gpt2 is a decoder",
+    ),
+    (
+        "tokenizer_is_there",
+        "eval clm --model_type gpt2",
+        "comes without a tokenizer",
+    ),
+    (
+        "tokenizer_is_there",
+        "CLM --tokenizer_name @/none",
+        "does not exist here",
+    ),
+    (
+        "something_to_train_on",
+        "train clm --model_name_or_path @/model --output_dir @/new",
+        "nothing to train on",
+    ),
+    (
+        "something_to_evaluate_on",
+        "eval clm --model_name_or_path @/model",
+        "nothing to evaluate on",
+    ),
+    (
+        "something_to_evaluate_on",
+        "CLM --do_eval --validation_split_percentage 0",
+        "nothing to evaluate on",
+    ),
+    (
+        "something_to_label",
+        "CLS --do_predict",
+        "--do_predict labels",
+    ),
+    (
+        "something_to_label",
+        "predict cls --model_name_or_path @/model",
+        "nothing to label",
+    ),
+    (
+        "files_are_there",
+        "CLM --train_file @/none.txt",
+        "none.txt does not exist",
+    ),
+    (
+        "files_are_there",
+        "CLM --validation_file @/model",
+        "model is a directory",
+    ),
+    (
+        "shuffle_buffer_needs_streaming",
+        "CLM --shuffle_buffer_size 3",
+        "--shuffle_buffer_size",
+    ),
+    (
+        "streaming_needs_max_steps",
+        "CLM --streaming",
+        "--streaming",
+    ),
+    (
+        "streaming_has_no_epochs",
+        "CLM --streaming --max_steps 3 --save_strategy epoch",
+        "--save_strategy epoch",
+    ),
+    (
+        "streaming_sets_nothing_aside",
+        "CLM --streaming --max_steps 3 --do_train --do_eval",
+        "can't be split",
+    ),
+    (
+        "one_way_to_pad",
+        "CLS --pad_to_bucket 32 --pad_to_max_length",
+        "two ways to pad",
+    ),
+    (
+        "buckets_are_within_the_length",
+        "CLS --pad_to_bucket 256",
+        "--max_seq_length is 128",
+    ),
+    (
+        "padding_needs_lines",
+        "MLM --pad_to_max_length",
+        "has nothing to pad",
+    ),
+    (
+        "something_is_masked",
+        "MLM --mlm_probability 0",
+        "nothing to predict",
+    ),
+    (
+        "regression_has_no_labels",
+        "CLS --do_regression --labels no,yes",
+        "--labels names classes",
+    ),
+    (
+        "training_has_a_length",
+        "CLM --num_train_epochs 0 --max_steps 0",
+        "no training to do",
+    ),
+    (
+        "warmup_is_steps_or_a_share",
+        "CLM --warmup_steps 2.5",
+        "neither a number of steps nor a share",
+    ),
+    (
+        "eval_strategy_evaluates",
+        "CLM --eval_strategy epoch --do_eval false",
+        "--do_eval is false",
+    ),
+    (
+        "eval_strategy_needs_training",
+        "CLM --eval_strategy epoch --do_eval --do_train false",
+        "nothing is trained",
+    ),
+    (
+        "eval_steps_need_their_strategy",
+        "CLM --eval_steps 5",
+        "--eval_steps has no effect",
+    ),
+    (
+        "best_needs_evaluations",
+        "CLM --metric_for_best_model loss",
+        "--metric_for_best_model needs evaluations",
+    ),
+    (
+        "threshold_needs_patience",
+        "CLM --eval_strategy epoch --early_stopping_threshold 1",
+        "--early_stopping_patience",
+    ),
+    (
+        "best_needs_its_checkpoint",
+        "CLM --eval_strategy epoch --load_best_model_at_end",
+        "--save_strategy steps",
+    ),
+    (
+        "best_checkpoint_is_evaluated",
+        "CLM --eval_strategy steps --eval_steps 3 --save_steps 4 --load_best_model_at_end",
+        "no multiple",
+    ),
+    (
+        "output_dir_is_no_file",
+        "CLM --output_dir @/valid.txt",
+        "valid.txt is a file",
+    ),
+    (
+        "output_dir_is_no_file",
+        "quickstart --output_dir @/valid.txt",
+        "valid.txt is a file",
+    ),
+    (
+        "resume_needs_training",
+        "CLM --do_eval --do_train false --resume_from_checkpoint",
+        "nothing is trained",
+    ),
+    (
+        "resume_needs_a_checkpoint",
+        "CLM --resume_from_checkpoint",
+        "holds no checkpoint",
+    ),
+    (
+        "resume_needs_a_checkpoint",
+        "CLM --resume_from_checkpoint @/none",
+        "is not a directory",
+    ),
+    (
+        "resume_needs_a_checkpoint",
+        "CLM --resume_from_checkpoint @/old",
+        "holds no training state",
+    ),
+    (
+        "earlier_runs_are_kept",
+        "CLM --output_dir @/old",
+        "old is not empty",
+    ),
+    (
+        "earlier_runs_are_kept",
+        "quickstart --output_dir @/old",
+        "old is not empty",
+    ),
+    (
+        "earlier_runs_are_kept",
+        "CLM --output_dir @/old_without --resume_from_checkpoint @/old/checkpoint-10",
+        "old_without is not empty",
+    ),
+    (
+        "comparison_is_a_plan",
+        "CLM --compare_meshes 4",
+        "plan of a training run",
+    ),
+    (
+        "comparison_needs_memory",
+        "CLM --compare_meshes 4 --dry_run",
+        "needs --memory",
+    ),
+    (
+        "comparison_is_at_one_batch",
+        "CLM --compare_meshes 4 --dry_run --memory 1GB --per_device_train_batch_size auto",
+        "is auto",
+    ),
+    (
+        "comparison_finds_the_degrees",
+        "--device cuda CLM --compare_meshes 4 --dry_run --memory 1GB --data_parallel auto --visible_devices 0",
+        "is auto",
+    ),
+    (
+        "comparison_has_a_mesh",
+        "CLM --compare_meshes 4 --dry_run --memory 1GB --data_parallel 3",
+        "--data_parallel 3",
+    ),
+    (
+        "output_file_is_no_directory",
+        "predict cls --model_name_or_path @/model --test_file @/valid.txt --output_file @/model",
+        "is a directory",
+    ),
+    (
+        "generate_needs_a_prompt",
+        "generate --model_name_or_path @/model",
+        "needs a text",
+    ),
+    ("top_needs_a_run", "top", "no run given"),
+    (
+        "top_as_json_is_one_look",
+        "top --output_dir x --json",
+        "--json",
+    ),
+    ("show_takes_one_id", "cache show", "one id"),
+    (
+        "explain_takes_one_or_two_ids",
+        "cache explain 1 2 3",
+        "one id or two",
+    ),
+    ("prune_needs_criteria", "cache prune", "cache prune"),
+    ("archive_needs_a_file", "cache import", "no tar file"),
+];
+
+fn flags(fixture: &Fixture, line: &str) -> Flags {
+    match parse(fixture.words(line)).unwrap() {
+        Parsed::Flags(flags) => config_file::read(*flags).unwrap(),
+        Parsed::Text(text) => panic!("{line} prints {text}"),
+    }
+}
+
+#[test]
+fn every_rule_refuses_its_case() {
+    let fixture = Fixture::new();
+    let mut seen = BTreeSet::from(OF_THE_ENVIRONMENT);
+    for (rule, line, sentence) in CASES {
+        let flags = flags(&fixture, line);
+        let refusal = of(&flags).find_map(|rule| Some((rule.name, (rule.check)(&flags).err()?)));
+        let (name, error) = refusal.unwrap_or_else(|| panic!("{line} is legal"));
+        assert_eq!(name, *rule, "{line}: {error}");
+        assert!(error.to_string().contains(sentence), "{line}: {error}");
+        assert!(!error.hint().unwrap().is_empty(), "{line}");
+        seen.insert(name);
+    }
+    let all: BTreeSet<&str> = RULES.iter().map(|rule| rule.name).collect();
+    assert_eq!(seen, all);
+}
+
+#[test]
+fn what_is_legal_passes() {
+    let fixture = Fixture::new();
+    for line in [
+        "CLM",
+        "MLM",
+        "CLS",
+        "CLM --output_dir @/old --overwrite_output_dir",
+        "CLM --output_dir @/empty",
+        "CLM --output_dir @/old --do_eval",
+        "CLM --output_dir @/old --resume_from_checkpoint @/old/checkpoint-10",
+        "bench --model_type bert",
+        "quickstart",
+    ] {
+        assert_eq!(check(&flags(&fixture, line)), Ok(()), "{line}");
+    }
+}

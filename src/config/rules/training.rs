@@ -1,0 +1,143 @@
+//! What a run does and how long: precision, length, evaluations, the best checkpoint.
+
+use super::verdict::{Verdict, refuse, refuse_if};
+use crate::config::choices::Strategy;
+use crate::config::flags::Flags;
+
+pub fn one_16_bit_type(flags: &Flags) -> Verdict {
+    for (bf16, fp16) in [
+        (&flags.bf16, &flags.fp16),
+        (&flags.bf16_full_eval, &flags.fp16_full_eval),
+    ] {
+        if **bf16 && **fp16 {
+            let (bf16, fp16) = (bf16.name(), fp16.name());
+            return refuse(
+                format!("--{bf16} and --{fp16} exclude each other: matmuls have one element type"),
+                format!("keep --{bf16}, which needs no loss scale, or --{fp16}"),
+            );
+        }
+    }
+    Ok(())
+}
+
+pub fn something_to_do(flags: &Flags) -> Verdict {
+    refuse_if(
+        !flags.trains() && !flags.evaluates(),
+        "neither training nor evaluation is asked for",
+        "add --do_train, --do_eval or both",
+    )
+}
+
+pub fn json_is_for_the_plan(flags: &Flags) -> Verdict {
+    refuse_if(
+        *flags.json && !*flags.dry_run,
+        "--json is for the plan: a run writes its numbers into its output directory",
+        "add --dry_run",
+    )
+}
+
+pub fn fit_looks_for_a_training_batch(flags: &Flags) -> Verdict {
+    refuse_if(
+        !flags.trains(),
+        "fit looks for a training batch, and --do_eval alone trains nothing",
+        "add --do_train",
+    )
+}
+
+pub fn training_has_a_length(flags: &Flags) -> Verdict {
+    refuse_if(
+        flags.trains() && flags.max_steps.is_none() && *flags.num_train_epochs == 0.0,
+        "there is no training to do: --num_train_epochs is 0 and --max_steps is not set",
+        "raise one of them or, to only evaluate, use --do_eval without --do_train",
+    )
+}
+
+pub fn warmup_is_steps_or_a_share(flags: &Flags) -> Verdict {
+    let steps = *flags.warmup_steps;
+    refuse_if(
+        steps > 1.0 && steps.fract() != 0.0,
+        &format!("--warmup_steps {steps} is neither a number of steps nor a share of them"),
+        "give a whole number of steps, or a number below 1 for a share of all steps",
+    )
+}
+
+pub fn eval_strategy_evaluates(flags: &Flags) -> Verdict {
+    let strategy = *flags.eval_strategy;
+    refuse_if(
+        strategy != Strategy::No && *flags.do_eval == Some(false),
+        &format!("--eval_strategy {strategy} evaluates, but --do_eval is false"),
+        "leave --do_eval out, or use --eval_strategy no",
+    )
+}
+
+pub fn eval_strategy_needs_training(flags: &Flags) -> Verdict {
+    let strategy = *flags.eval_strategy;
+    refuse_if(
+        strategy != Strategy::No && !flags.trains(),
+        &format!("--eval_strategy {strategy} evaluates during training, but nothing is trained"),
+        "leave --eval_strategy out, or add --do_train",
+    )
+}
+
+pub fn eval_steps_need_their_strategy(flags: &Flags) -> Verdict {
+    let strategy = *flags.eval_strategy;
+    refuse_if(
+        flags.eval_steps.is_given() && strategy != Strategy::Steps,
+        &format!("--eval_steps has no effect with --eval_strategy {strategy}"),
+        "add --eval_strategy steps, or leave --eval_steps out",
+    )
+}
+
+/// The best evaluation can only be looked for where there are several.
+pub fn best_needs_evaluations(flags: &Flags) -> Verdict {
+    let greater = &flags.greater_is_better;
+    let asked = [
+        flags.load_best_model_at_end.name_if_true(),
+        flags.early_stopping_patience.given_name(),
+        flags.metric_for_best_model.given_name(),
+        greater.filter(|greater| *greater).map(|_| greater.name()),
+    ];
+    match asked.into_iter().flatten().next() {
+        Some(name) if *flags.eval_strategy == Strategy::No => refuse(
+            format!("--{name} needs evaluations during training, and --eval_strategy is no"),
+            format!("add --eval_strategy steps or --eval_strategy epoch, or leave --{name} out"),
+        ),
+        _ => Ok(()),
+    }
+}
+
+pub fn threshold_needs_patience(flags: &Flags) -> Verdict {
+    refuse_if(
+        flags.early_stopping_threshold.is_given() && !flags.early_stopping_patience.is_given(),
+        "--early_stopping_threshold has no effect without --early_stopping_patience",
+        "add --early_stopping_patience N",
+    )
+}
+
+/// The best weights can only be loaded where they were saved.
+pub fn best_needs_its_checkpoint(flags: &Flags) -> Verdict {
+    let (evaluates, saves) = (*flags.eval_strategy, *flags.save_strategy);
+    refuse_if(
+        *flags.load_best_model_at_end && saves != evaluates,
+        &format!(
+            "--load_best_model_at_end needs a checkpoint of each evaluation: --eval_strategy is {evaluates}, --save_strategy {saves}"
+        ),
+        &format!("add --save_strategy {evaluates}"),
+    )
+}
+
+pub fn best_checkpoint_is_evaluated(flags: &Flags) -> Verdict {
+    let (saves, evaluates) = (
+        *flags.save_steps,
+        flags.eval_steps.unwrap_or(*flags.logging_steps),
+    );
+    refuse_if(
+        *flags.load_best_model_at_end
+            && *flags.eval_strategy == Strategy::Steps
+            && !saves.is_multiple_of(evaluates),
+        &format!(
+            "--load_best_model_at_end needs an evaluation of each checkpoint: --save_steps {saves} is no multiple of --eval_steps {evaluates}"
+        ),
+        &format!("set --save_steps {evaluates}, or another multiple of it"),
+    )
+}
