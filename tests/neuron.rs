@@ -239,14 +239,14 @@ fn everything_that_is_emitted_is_known_to_compile() {
                             report.instructions
                         );
                     }
-                    let aliases = hlo::Module::read(&module)
+                    let aliases = hlo::read(&module)
                         .unwrap()
                         .input_output_alias
                         .map(|a| a.entries)
                         .unwrap_or_default();
                     assert_eq!(aliases.len(), graph.aliases().count(), "{place}");
                     assert!(
-                        aliases.iter().all(|alias| alias.kind == hlo::MUST_ALIAS),
+                        aliases.iter().all(|alias| alias.kind() == hlo::AliasKind::MustAlias),
                         "{place}"
                     );
                     (modules, instructions) = (modules + 1, instructions + report.instructions);
@@ -947,9 +947,9 @@ fn check_and_export_need_no_device() {
             for graph in ["ceiling", "accumulate", "update", "eval"] {
                 let module =
                     fs::read(bench.path(&format!("modules/{graph}/hlo_module.pb"))).unwrap();
-                let read = hlo::Module::read(&module).unwrap();
+                let read = hlo::read(&module).unwrap();
                 assert!(
-                    read.entry()
+                    hlo::entry(&read)
                         .is_some_and(|entry| !entry.instructions.is_empty()),
                     "{graph}"
                 );

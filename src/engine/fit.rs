@@ -6,7 +6,7 @@ use super::run::Run;
 use super::target::AotTarget;
 use crate::parallel::Placements;
 use crate::report::units::bytes;
-use crate::runtime::Library;
+use crate::runtime::hlo::live_buffers;
 use crate::trainer::fit::{Footprint, footprint, largest_batch};
 use crate::trainer::step::Stepper;
 use xtrain_graphs::BACKWARD;
@@ -162,8 +162,7 @@ impl Breakdown {
         found: &Footprint,
         module: &[u8],
     ) -> Result<Breakdown, Error> {
-        let peak = Library::open().and_then(|library| library.live_buffers(module));
-        let peak = peak.map_err(failed("reading the compiled module"))?;
+        let peak = live_buffers::peak(module).map_err(failed("reading the compiled module"))?;
         let forward = |op_name: &str| {
             let path = op_name.split_once('/').map_or("", |(_, path)| path);
             ![BACKWARD, "optimizer", "accumulate", "outputs"]

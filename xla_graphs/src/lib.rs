@@ -12,7 +12,6 @@ pub mod flops;
 mod grad;
 mod graph;
 pub mod liveness;
-pub mod memory;
 mod nn;
 pub mod op;
 mod ops;

@@ -1,8 +1,8 @@
 //! What a graph holds at its peak, estimated on the graph itself: in milliseconds where a compiler
 //! takes half a minute.
 //!
-//! One walk over a prepared graph in the order in which it was recorded, as [`crate::memory`]'s
-//! over a compiled module. A node is *written* to a buffer of its own, only *renames* its operand's
+//! One walk over a prepared graph in the order in which it was recorded, like a
+//! compiler's over a compiled module. A node is *written* to a buffer of its own, only *renames* its operand's
 //! (a reshape), or is *fused*: computed by each of its readers while they run, so that its operands
 //! live on until then. What is fused follows XLA's rules for loop fusion (`instruction_fusion.cc`):
 //! operations on single elements all of whose readers are such too, and nothing expensive twice. A

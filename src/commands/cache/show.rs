@@ -7,6 +7,7 @@ use crate::commands::Error;
 use crate::config::ShowForm;
 use crate::report::table::{Align, Table};
 use crate::report::units::{bytes, count, duration};
+use crate::runtime::hlo::live_buffers;
 use crate::runtime::{Client, Library, OptionValue, Signature};
 use xtrain_graphs::{Graph, InputRole};
 
@@ -182,9 +183,7 @@ const LARGEST: usize = 20;
 /// What is alive where the temporaries are most, as the schedule of the compiled module tells.
 fn peak_text(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String, Error> {
     let module = optimized_module(store, listed, entry)?;
-    let library = Library::open().map_err(|e| Error::because("opening the XLA library", e))?;
-    let peak = library
-        .live_buffers(&module)
+    let peak = live_buffers::peak(&module)
         .map_err(|e| Error::because("reading the compiled module", e))?;
     let mut table = Table::pairs();
     table.heading(format!(

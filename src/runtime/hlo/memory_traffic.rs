@@ -2,7 +2,7 @@
 //! counts once, and of an array of which only a row is read or replaced (a layer's, in a loop over
 //! layers) only the row does.
 
-use super::{Computation, Instruction, Shape};
+use super::{Computation, Instruction, Shape, array_bytes};
 use std::collections::HashMap;
 
 /// Of one instruction, given the sizes of its computation's values.
@@ -82,22 +82,8 @@ pub(super) fn bytes_of(instruction: &Instruction) -> f64 {
 }
 
 fn shape_bytes(shape: &Shape) -> f64 {
-    let elements: f64 = shape.dimensions.iter().map(|&d| d as f64).product();
     let inner: f64 = shape.tuple_shapes.iter().map(shape_bytes).sum();
-    inner + elements * element_bytes(shape.element_type)
-}
-
-/// By XLA's `PrimitiveType`.
-fn element_bytes(kind: i32) -> f64 {
-    match kind {
-        // Tuples, tokens, opaque values.
-        0 | 13 | 14 | 17 => 0.0,
-        3 | 7 | 10 | 16 => 2.0,
-        4 | 8 | 11 => 4.0,
-        5 | 9 | 12 | 15 => 8.0,
-        18 => 16.0,
-        _ => 1.0,
-    }
+    inner + array_bytes(shape) as f64
 }
 
 #[cfg(test)]
@@ -140,6 +126,7 @@ mod tests {
             id: 9,
             root_id: 7,
             instructions,
+            ..Default::default()
         };
         let fusion = Instruction {
             called_computation_ids: vec![9],

@@ -5,7 +5,7 @@
 //! one kernel. A loop's kernels count once, their bytes as often as they run.
 
 use super::memory_traffic;
-use super::{Computation, Instruction, Module};
+use super::{Computation, Instruction, Precision, PrimitiveType};
 use crate::runtime::error::Result;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -42,7 +42,7 @@ pub struct HloStats {
 
 /// Counts a serialized HloModuleProto.
 pub fn of(module: &[u8]) -> Result<HloStats> {
-    let module = Module::read(module)?;
+    let module = super::read(module)?;
     let computations: HashMap<i64, &Computation> =
         module.computations.iter().map(|c| (c.id, c)).collect();
     let mut stats = HloStats::default();
@@ -79,9 +79,6 @@ pub fn of(module: &[u8]) -> Result<HloStats> {
     Ok(stats)
 }
 
-/// In XLA's `PrecisionConfig`: the operand is not rounded.
-const HIGHEST: i32 = 2;
-
 /// Whether a product's first operand is f32.
 fn multiplies_f32(product: &Instruction, around: &Computation) -> bool {
     let first = product
@@ -90,7 +87,7 @@ fn multiplies_f32(product: &Instruction, around: &Computation) -> bool {
         .and_then(|id| around.instructions.iter().find(|i| i.id == *id));
     first
         .and_then(|operand| operand.shape.as_ref())
-        .is_some_and(|shape| shape.element_type == F32)
+        .is_some_and(|shape| shape.element_type() == PrimitiveType::F32)
 }
 
 /// Instructions that no kernel stands for.
@@ -207,7 +204,7 @@ impl HloStats {
                 .as_ref()
                 .map(|config| &config.operand_precision[..])
                 .unwrap_or_default();
-            self.count_f32(precisions.contains(&HIGHEST));
+            self.count_f32(precisions.contains(&(Precision::Highest as i32)));
         }
     }
 
@@ -240,19 +237,16 @@ fn fusion_kind(instruction: &Instruction) -> String {
         .to_string()
 }
 
-/// f32, by XLA's `PrimitiveType`.
-const F32: i32 = 11;
-
 #[cfg(test)]
 mod tests {
-    use super::super::{PrecisionConfig, Shape};
+    use super::super::{Module, PrecisionConfig, Shape};
     use super::*;
     use prost::Message;
 
     /// `f32[1000]`.
     fn instruction(id: i64, opcode: &str, operands: &[i64], calls: &[i64]) -> Instruction {
         let shape = Shape {
-            element_type: F32,
+            element_type: PrimitiveType::F32.into(),
             dimensions: vec![1000],
             ..Default::default()
         };
@@ -306,7 +300,8 @@ mod tests {
             ..Default::default()
         };
         let exact = Some(PrecisionConfig {
-            operand_precision: vec![HIGHEST; 2],
+            operand_precision: vec![Precision::Highest.into(); 2],
+            ..Default::default()
         });
         let product = |precision_config| Instruction {
             precision_config,

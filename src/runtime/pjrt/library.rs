@@ -8,7 +8,6 @@ use crate::runtime::error::{Error, Result};
 use std::ffi::{CStr, c_char};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use xtrain_graphs::memory::Peak;
 
 const NAME: &str = "libxtrain_xla.so";
 const VARIABLE: &str = "XTRAIN_XLA_LIBRARY";
@@ -26,7 +25,6 @@ pub struct Library {
     lower: BytesFn,
     hlo_text: BytesFn,
     stablehlo_text: BytesFn,
-    live_buffers: BytesFn,
     free: FreeFn,
 }
 
@@ -91,9 +89,6 @@ impl Library {
                 stablehlo_text: *library
                     .get::<BytesFn>(b"xtrain_xla_stablehlo_text\0")
                     .map_err(symbol("xtrain_xla_stablehlo_text"))?,
-                live_buffers: *library
-                    .get::<BytesFn>(b"xtrain_xla_live_buffers\0")
-                    .map_err(symbol("xtrain_xla_live_buffers"))?,
                 free: *library
                     .get::<FreeFn>(b"xtrain_xla_free\0")
                     .map_err(symbol("xtrain_xla_free"))?,
@@ -128,15 +123,6 @@ impl Library {
     /// A serialized HloModuleProto as StableHLO text, for people and for other compilers.
     pub fn stablehlo_text(&self, module: &[u8]) -> Result<String> {
         Ok(String::from_utf8_lossy(&self.convert(self.stablehlo_text, module)?).into_owned())
-    }
-
-    /// The temporaries that a compiled module (serialized, with its schedule) holds where they are
-    /// most.
-    pub fn live_buffers(&self, module: &[u8]) -> Result<Peak> {
-        let bytes = self.convert(self.live_buffers, module)?;
-        Peak::from_bytes(&bytes).map_err(|e| Error::Lower {
-            message: e.to_string(),
-        })
     }
 
     fn convert(&self, function: BytesFn, input: &[u8]) -> Result<Vec<u8>> {

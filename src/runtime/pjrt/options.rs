@@ -11,6 +11,7 @@ use crate::runtime::error::{Error, Result};
 use prost::Message;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use xtrain_proto::xla as proto;
 
 /// A value of a client option or of a plugin's attribute.
 #[derive(Clone, Debug, PartialEq)]
@@ -226,7 +227,7 @@ impl CompileOptions {
                 ));
             }
         }
-        let build = proto::ExecutableBuildOptions {
+        let build = proto::ExecutableBuildOptionsProto {
             device_ordinal: -1,
             num_replicas: self.num_replicas as i64,
             num_partitions: self.num_partitions as i64,
@@ -237,7 +238,8 @@ impl CompileOptions {
             device_assignment: self
                 .device_assignment
                 .as_ref()
-                .map(|rows| proto::DeviceAssignment::new(rows, self.num_partitions)),
+                .map(|rows| assignment(rows, self.num_partitions)),
+            ..Default::default()
         };
         let local = self
             .local
@@ -250,105 +252,36 @@ impl CompileOptions {
                     .map(|(name, value)| (name.clone(), value.into())),
             )
             .collect();
-        Ok(proto::CompileOptions {
+        Ok(proto::CompileOptionsProto {
             executable_build_options: Some(build),
             env_option_overrides: overrides,
+            ..Default::default()
         }
         .encode_to_vec())
     }
 }
 
-impl From<&OverrideValue> for proto::OptionOverride {
+impl From<&OverrideValue> for proto::OptionOverrideProto {
     fn from(value: &OverrideValue) -> Self {
-        use proto::option_override::Value;
+        use proto::option_override_proto::Value;
         let value = match value {
-            OverrideValue::String(v) => Value::String(v.clone()),
-            OverrideValue::Bool(v) => Value::Bool(*v),
-            OverrideValue::Int(v) => Value::Int(*v),
-            OverrideValue::Double(v) => Value::Double(*v),
+            OverrideValue::String(v) => Value::StringField(v.clone()),
+            OverrideValue::Bool(v) => Value::BoolField(*v),
+            OverrideValue::Int(v) => Value::IntField(*v),
+            OverrideValue::Double(v) => Value::DoubleField(*v),
         };
-        proto::OptionOverride { value: Some(value) }
+        proto::OptionOverrideProto { value: Some(value) }
     }
 }
 
-/// XLA's messages, cut down to the fields in use.
-mod proto {
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub struct CompileOptions {
-        #[prost(message, optional, tag = "3")]
-        pub executable_build_options: Option<ExecutableBuildOptions>,
-        #[prost(btree_map = "string, message", tag = "7")]
-        pub env_option_overrides: std::collections::BTreeMap<String, OptionOverride>,
-    }
-
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub struct ExecutableBuildOptions {
-        #[prost(int64, tag = "1")]
-        pub device_ordinal: i64,
-        #[prost(int64, tag = "4")]
-        pub num_replicas: i64,
-        #[prost(int64, tag = "5")]
-        pub num_partitions: i64,
-        #[prost(bool, tag = "6")]
-        pub use_spmd_partitioning: bool,
-        #[prost(message, optional, tag = "9")]
-        pub device_assignment: Option<DeviceAssignment>,
-        #[prost(bytes = "vec", tag = "14")]
-        pub fdo_profile: Vec<u8>,
-        #[prost(int64, tag = "15")]
-        pub device_memory_size: i64,
-        #[prost(bool, tag = "19")]
-        pub use_shardy_partitioner: bool,
-    }
-
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub struct OptionOverride {
-        #[prost(oneof = "option_override::Value", tags = "1, 2, 3, 4")]
-        pub value: Option<option_override::Value>,
-    }
-
-    pub mod option_override {
-        #[derive(Clone, PartialEq, prost::Oneof)]
-        pub enum Value {
-            #[prost(string, tag = "1")]
-            String(String),
-            #[prost(bool, tag = "2")]
-            Bool(bool),
-            #[prost(int64, tag = "3")]
-            Int(i64),
-            #[prost(double, tag = "4")]
-            Double(f64),
-        }
-    }
-
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub struct DeviceAssignment {
-        #[prost(int32, tag = "1")]
-        pub replica_count: i32,
-        #[prost(int32, tag = "2")]
-        pub computation_count: i32,
-        #[prost(message, repeated, tag = "3")]
-        pub computation_devices: Vec<ComputationDevice>,
-    }
-
-    /// One partition's device for every replica: the transpose of what `CompileOptions` holds.
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub struct ComputationDevice {
-        #[prost(int64, repeated, tag = "1")]
-        pub replica_device_ids: Vec<i64>,
-    }
-
-    impl DeviceAssignment {
-        pub fn new(rows: &[Vec<i64>], partitions: usize) -> Self {
-            let column = |p: usize| ComputationDevice {
-                replica_device_ids: rows.iter().map(|row| row[p]).collect(),
-            };
-            DeviceAssignment {
-                replica_count: rows.len() as i32,
-                computation_count: partitions as i32,
-                computation_devices: (0..partitions).map(column).collect(),
-            }
-        }
+fn assignment(rows: &[Vec<i64>], partitions: usize) -> proto::DeviceAssignmentProto {
+    let column = |p: usize| proto::device_assignment_proto::ComputationDevice {
+        replica_device_ids: rows.iter().map(|row| row[p]).collect(),
+    };
+    proto::DeviceAssignmentProto {
+        replica_count: rows.len() as i32,
+        computation_count: partitions as i32,
+        computation_devices: (0..partitions).map(column).collect(),
     }
 }
 

@@ -5,8 +5,7 @@
 //! makes sure at compile time that they are the module's.
 
 use crate::runtime::error::{Error, Result};
-use crate::runtime::hlo;
-use prost::Message;
+use crate::runtime::hlo::{self, PrimitiveType};
 use std::ffi::c_int;
 use xtrain_graphs::{DType, Shape};
 
@@ -90,10 +89,8 @@ impl Signature {
 }
 
 fn program_shape(module: &[u8]) -> Result<hlo::ProgramShape> {
-    let module = hlo::Interface::decode(module).map_err(|e| Error::ModuleBytes {
-        reason: e.to_string(),
-    })?;
-    module.program_shape.ok_or_else(|| Error::ModuleBytes {
+    let module = hlo::decode(module)?;
+    module.host_program_shape.ok_or_else(|| Error::ModuleBytes {
         reason: "it has no program shape".into(),
     })
 }
@@ -120,21 +117,19 @@ fn check_side(side: &'static str, module: &[hlo::Shape], signature: &[Shape]) ->
 }
 
 /// Our types with their numbers in `PJRT_Buffer_Type` and in XLA's `PrimitiveType`.
-const DTYPES: [(DType, c_int, i32); 11] = [
-    (DType::Pred, 1, 1),
-    (DType::S8, 2, 2),
-    (DType::S32, 4, 4),
-    (DType::S64, 5, 5),
-    (DType::U8, 6, 6),
-    (DType::U32, 8, 8),
-    (DType::U64, 9, 9),
-    (DType::F16, 10, 10),
-    (DType::F32, 11, 11),
-    (DType::F64, 12, 12),
-    (DType::BF16, 13, 16),
+const DTYPES: [(DType, c_int, PrimitiveType); 11] = [
+    (DType::Pred, 1, PrimitiveType::Pred),
+    (DType::S8, 2, PrimitiveType::S8),
+    (DType::S32, 4, PrimitiveType::S32),
+    (DType::S64, 5, PrimitiveType::S64),
+    (DType::U8, 6, PrimitiveType::U8),
+    (DType::U32, 8, PrimitiveType::U32),
+    (DType::U64, 9, PrimitiveType::U64),
+    (DType::F16, 10, PrimitiveType::F16),
+    (DType::F32, 11, PrimitiveType::F32),
+    (DType::F64, 12, PrimitiveType::F64),
+    (DType::BF16, 13, PrimitiveType::Bf16),
 ];
-
-const PRIMITIVE_TUPLE: i32 = 13;
 
 /// The type's number in the C interface.
 pub(super) fn buffer_type(dtype: DType) -> c_int {
@@ -153,7 +148,9 @@ pub(super) fn dims_i64(shape: &Shape) -> Vec<i64> {
 /// PJRT returns one buffer for each element of a tuple.
 fn outputs(shape: &hlo::ProgramShape) -> Vec<hlo::Shape> {
     match &shape.result {
-        Some(result) if result.element_type == PRIMITIVE_TUPLE => result.tuple_shapes.clone(),
+        Some(result) if result.element_type() == PrimitiveType::Tuple => {
+            result.tuple_shapes.clone()
+        }
         Some(result) => vec![result.clone()],
         None => Vec::new(),
     }
@@ -163,7 +160,7 @@ fn outputs(shape: &hlo::ProgramShape) -> Vec<hlo::Shape> {
 fn known(shape: &hlo::Shape) -> Option<Shape> {
     let (dtype, ..) = DTYPES
         .iter()
-        .find(|(.., primitive)| *primitive == shape.element_type)?;
+        .find(|(.., primitive)| *primitive == shape.element_type())?;
     let dims: std::result::Result<Vec<usize>, _> = shape
         .dimensions
         .iter()

@@ -103,26 +103,6 @@ pub unsafe extern "C" fn xtrain_xla_stablehlo_text(
     }
 }
 
-/// The temporaries that a compiled, serialized `HloModuleProto` holds at its peak, as
-/// `xtrain_graphs::memory::Peak`.
-///
-/// # Safety
-/// `module` points to `len` readable bytes; `out` and `out_len` are writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn xtrain_xla_live_buffers(
-    module: *const u8,
-    len: usize,
-    out: *mut *mut u8,
-    out_len: *mut usize,
-) -> c_int {
-    // SAFETY: the caller's promise is the same.
-    unsafe {
-        answer(module, len, out, out_len, |bytes| {
-            crate::live::peak(bytes).map(|peak| peak.to_bytes())
-        })
-    }
-}
-
 /// Gives back what the functions above returned.
 ///
 /// # Safety

@@ -8,14 +8,8 @@
 
 pub mod emit;
 mod ffi;
-pub mod live;
 
-/// XLA's protobufs, generated from the descriptors in the library: `proto::xla::HloModuleProto` and
-/// all that it contains.
-#[allow(missing_docs, clippy::all, clippy::pedantic, rustdoc::all)]
-pub mod proto {
-    include!(concat!(env!("OUT_DIR"), "/proto.rs"));
-}
+pub use xtrain_proto as proto;
 
 pub use ffi::GetPjrtApi;
 

@@ -160,7 +160,6 @@ fn exports_nothing_else() {
         "xtrain_xla_abi",
         "xtrain_xla_free",
         "xtrain_xla_hlo_text",
-        "xtrain_xla_live_buffers",
         "xtrain_xla_lower",
         "xtrain_xla_stablehlo_text",
         "xtrain_xla_version",

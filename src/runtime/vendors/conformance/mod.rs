@@ -17,7 +17,7 @@ mod table;
 pub use rules::{RULES, Rule};
 
 use crate::runtime::error::Result;
-use crate::runtime::hlo::{Instruction, Module, Shape};
+use crate::runtime::hlo::{self, Instruction, Shape};
 use rules::Checked;
 use std::collections::HashMap;
 use table::element;
@@ -60,7 +60,7 @@ pub struct Report {
 /// Everything in a serialized HloModuleProto that the target's compiler is not known to take, in
 /// the module's order. XLA's own CPU takes all that the emitter makes.
 pub fn check(module: &[u8], target: Target) -> Result<Report> {
-    let module = Module::read(module)?;
+    let module = hlo::read(module)?;
     let mut report = Report::default();
     for computation in &module.computations {
         let instructions: HashMap<i64, &Instruction> =

@@ -3,7 +3,7 @@
 
 use super::ranges::{self, Range};
 use super::table::{CUSTOM_CALLS, NEURON, REFUSED, element};
-use crate::runtime::hlo::{Instruction, Module, Shape};
+use crate::runtime::hlo::{self, Instruction, Module, Shape};
 use std::collections::HashMap;
 use xtrain_graphs::NeuronChip as Chip;
 
@@ -216,9 +216,7 @@ fn reduction(c: &Checked) -> Broken {
     if c.operand(1).is_some_and(|start| start.opcode != "constant") {
         return Some("a reduction that does not start at a constant".into());
     }
-    let body = c
-        .module
-        .computation(*c.this.called_computation_ids.first()?)?;
+    let body = hlo::computation(c.module, *c.this.called_computation_ids.first()?)?;
     let root = body
         .instructions
         .iter()
@@ -346,7 +344,7 @@ fn barrier(c: &Checked) -> Broken {
 const COLLECTIVES: &[&str] = &["all-reduce", "all-gather", "reduce-scatter", "all-to-all"];
 
 fn groups(c: &Checked) -> Broken {
-    let groups = c.this.groups();
+    let groups = hlo::replica_groups(c.this);
     if !c.is(COLLECTIVES) || groups.is_empty() {
         return None;
     }
@@ -384,16 +382,13 @@ fn ring(c: &Checked) -> Broken {
 
 /// Reported at the last collective, so that it is reported once.
 fn communicators(c: &Checked) -> Broken {
-    let collectives = c
-        .module
-        .entry()?
+    let collectives = hlo::entry(c.module)?
         .instructions
         .iter()
         .filter(|instruction| COLLECTIVES.contains(&instruction.opcode.as_str()));
     let (mut sets, mut last) = (Vec::new(), None);
     for instruction in collectives {
-        let set: Vec<&[i64]> = instruction
-            .groups()
+        let set: Vec<&[i64]> = hlo::replica_groups(instruction)
             .iter()
             .map(|group| &group.replica_ids[..])
             .collect();

@@ -9,49 +9,31 @@
 
 /// Element types by their numbers in XLA's `PrimitiveType`.
 pub(super) mod element {
-    pub const PRED: i32 = 1;
-    pub const S32: i32 = 4;
-    pub const S64: i32 = 5;
-    pub const U8: i32 = 6;
-    pub const U32: i32 = 8;
-    pub const U64: i32 = 9;
-    pub const F16: i32 = 10;
-    pub const F32: i32 = 11;
-    pub const F64: i32 = 12;
-    pub const TUPLE: i32 = 13;
-    pub const C64: i32 = 15;
-    pub const BF16: i32 = 16;
-    pub const TOKEN: i32 = 17;
-    pub const C128: i32 = 18;
-    pub const F8E5M2: i32 = 19;
-    pub const F8E4M3FN: i32 = 20;
-    pub const F8E4M3: i32 = 28;
+    use crate::runtime::hlo::PrimitiveType;
+
+    pub const PRED: i32 = PrimitiveType::Pred as i32;
+    pub const S32: i32 = PrimitiveType::S32 as i32;
+    pub const S64: i32 = PrimitiveType::S64 as i32;
+    pub const U8: i32 = PrimitiveType::U8 as i32;
+    pub const U32: i32 = PrimitiveType::U32 as i32;
+    pub const U64: i32 = PrimitiveType::U64 as i32;
+    pub const F16: i32 = PrimitiveType::F16 as i32;
+    pub const F32: i32 = PrimitiveType::F32 as i32;
+    pub const F64: i32 = PrimitiveType::F64 as i32;
+    pub const TUPLE: i32 = PrimitiveType::Tuple as i32;
+    pub const C64: i32 = PrimitiveType::C64 as i32;
+    pub const BF16: i32 = PrimitiveType::Bf16 as i32;
+    pub const TOKEN: i32 = PrimitiveType::Token as i32;
+    pub const C128: i32 = PrimitiveType::C128 as i32;
+    pub const F8E5M2: i32 = PrimitiveType::F8e5m2 as i32;
+    pub const F8E4M3FN: i32 = PrimitiveType::F8e4m3fn as i32;
+    pub const F8E4M3: i32 = PrimitiveType::F8e4m3 as i32;
 
     pub fn name(element: i32) -> String {
-        let known = match element {
-            PRED => "pred",
-            2 => "s8",
-            3 => "s16",
-            S32 => "s32",
-            S64 => "s64",
-            U8 => "u8",
-            7 => "u16",
-            U32 => "u32",
-            U64 => "u64",
-            F16 => "f16",
-            F32 => "f32",
-            F64 => "f64",
-            TUPLE => "tuple",
-            C64 => "c64",
-            BF16 => "bf16",
-            TOKEN => "token",
-            C128 => "c128",
-            F8E5M2 => "f8e5m2",
-            F8E4M3FN => "f8e4m3fn",
-            F8E4M3 => "f8e4m3",
-            _ => return format!("element type {element}"),
-        };
-        known.into()
+        PrimitiveType::try_from(element).map_or_else(
+            |_| format!("element type {element}"),
+            |known| known.as_str_name().to_lowercase(),
+        )
     }
 }
 

@@ -45,8 +45,9 @@ impl Plant {
         let mut instruction = Instruction {
             opcode: opcode.into(),
             shape: Some(shape),
-            metadata: Some(Metadata {
+            metadata: Some(OpMetadata {
                 op_name: format!("train/h.7.attn/{opcode}"),
+                ..Default::default()
             }),
             id: (1 << 32) + instructions.len() as i64 + 1,
             operand_ids: operands.to_vec(),
@@ -92,6 +93,7 @@ impl Plant {
             id: 2,
             root_id: 9,
             instructions: vec![root],
+            ..Default::default()
         });
         self
     }
@@ -99,7 +101,7 @@ impl Plant {
     fn donating(mut self) -> Plant {
         let alias = Alias {
             output_shape_index: vec![0],
-            kind: MAY_ALIAS,
+            kind: AliasKind::MayAlias.into(),
             ..Default::default()
         };
         self.0.input_output_alias = Some(Aliases {
@@ -117,25 +119,35 @@ impl Plant {
 fn gather(plant: Plant, change: impl Fn(&mut Instruction)) -> Plant {
     let ids = plant.0.computations[0].instructions.len() as i64;
     plant.add("gather", Plant::shape(F32, &[4, 2]), &[1, ids], |i| {
-        i.gather_dimension_numbers = Some(GatherDimensions {
+        i.gather_dimension_numbers = Some(GatherDimensionNumbers {
             offset_dims: vec![1],
             start_index_map: vec![0],
+            ..Default::default()
         });
         i.gather_slice_sizes = vec![1, 2];
         change(i);
     })
 }
 
+fn group_list(groups: &[&[i64]]) -> Option<ReplicaGroupList> {
+    let replica_groups = groups
+        .iter()
+        .map(|ids| ReplicaGroup {
+            replica_ids: ids.to_vec(),
+        })
+        .collect();
+    let list = CollectiveDeviceList {
+        replica_groups,
+        ..Default::default()
+    };
+    Some(ReplicaGroupList::CollectiveDeviceList(list))
+}
+
 fn collective(opcode: &str, element: i32, groups: &[&[i64]]) -> Plant {
     Plant::new()
         .parameter(element, &[4])
         .add(opcode, Plant::shape(element, &[4]), &[1], |i| {
-            i.replica_groups = groups
-                .iter()
-                .map(|ids| ReplicaGroup {
-                    replica_ids: ids.to_vec(),
-                })
-                .collect();
+            i.replica_group_list = group_list(groups);
         })
 }
 
@@ -154,6 +166,7 @@ fn planted() -> Vec<(Plant, &'static str, &'static str)> {
         dimensions: vec![WindowDimension {
             base_dilation: base,
             window_dilation: window,
+            ..Default::default()
         }],
     };
     let reduce = |start: Plant, folds: &str| {
@@ -262,9 +275,10 @@ fn planted() -> Vec<(Plant, &'static str, &'static str)> {
                     .plain("iota", S32, &[4], &[])
                     .tap(|i| i.dimensions = vec![0]),
                 |i| {
-                    i.gather_dimension_numbers = Some(GatherDimensions {
+                    i.gather_dimension_numbers = Some(GatherDimensionNumbers {
                         offset_dims: vec![0],
                         start_index_map: vec![0],
+                        ..Default::default()
                     });
                 },
             ),
@@ -292,8 +306,9 @@ fn planted() -> Vec<(Plant, &'static str, &'static str)> {
                 Plant::shape(F32, &[9, 2]),
                 &[1, 2, 3],
                 |i| {
-                    i.scatter_dimension_numbers = Some(ScatterDimensions {
+                    i.scatter_dimension_numbers = Some(ScatterDimensionNumbers {
                         scatter_dims_to_operand_dims: vec![0],
+                        ..Default::default()
                     });
                 },
             ),
@@ -330,9 +345,7 @@ fn planted() -> Vec<(Plant, &'static str, &'static str)> {
         (
             (0..13).fold(floats(&[4]), |plant, n| {
                 plant.add("all-gather", Plant::shape(F32, &[8]), &[1], |i| {
-                    i.replica_groups = vec![ReplicaGroup {
-                        replica_ids: vec![n, n + 1],
-                    }];
+                    i.replica_group_list = group_list(&[&[n, n + 1]]);
                 })
             }),
             "at most 12 sets of groups",

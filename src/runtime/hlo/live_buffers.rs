@@ -7,30 +7,57 @@
 //! the last that reads it. Arguments are the caller's, and results live in arguments where they are
 //! donated, so neither counts. Loops and calls add what their own computations hold while they run.
 
-use crate::proto::xla::{
-    HloComputationProto, HloInstructionProto, HloModuleProto, PrimitiveType, ShapeProto,
-};
-use prost::Message;
+use super::{Computation, Instruction, Module, Shape, array_bytes, decode};
+use crate::runtime::error::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use xtrain_graphs::memory::{LiveBuffer, Peak};
 
-/// The peak of a serialized, scheduled `HloModuleProto`. Refuses a module without a schedule, which
-/// no compiler has seen.
-pub fn peak(module: &[u8]) -> Result<Peak, String> {
-    let module = HloModuleProto::decode(module)
-        .map_err(|e| format!("the bytes are no HloModuleProto: {e}"))?;
+/// A temporary that is alive at the peak.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveBuffer {
+    pub bytes: u64,
+    /// As HLO writes it, without the layout: `f32[8,256,3072]`.
+    pub shape: String,
+    /// `train/h.3.mlp/gelu`, of the instruction that writes it; empty where the compiler made it
+    /// up.
+    pub op_name: String,
+    /// The HLO opcode.
+    pub opcode: String,
+}
+
+/// The temporaries of a module where they are most. Arguments and results that are donated into
+/// each other are not among them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Peak {
+    /// Sum over `buffers`. The compiler's own figure is a little off it: it lets some operations
+    /// write over their operands, and its allocations have gaps.
+    pub bytes: u64,
+    /// The instruction that runs then, as [`LiveBuffer::op_name`].
+    pub at: String,
+    /// Largest first.
+    pub buffers: Vec<LiveBuffer>,
+}
+
+/// The live buffers at the peak of a serialized, compiled HloModuleProto.
+///
+/// # Errors
+/// The bytes are no module, or one without a schedule, which no compiler has seen.
+pub fn peak(module: &[u8]) -> Result<Peak> {
+    let module = decode(module)?;
     let computations = module.computations.iter().map(|c| (c.id, c)).collect();
     let walk = Walk {
         module: &module,
         computations,
         peaks: HashMap::new(),
     };
-    walk.entry()
+    walk.entry().map_err(|reason| Error::ModuleBytes { reason })
 }
 
+/// A result of the walk: what is wrong with the module.
+type Walked<T> = std::result::Result<T, String>;
+
 struct Walk<'m> {
-    module: &'m HloModuleProto,
-    computations: HashMap<i64, &'m HloComputationProto>,
+    module: &'m Module,
+    computations: HashMap<i64, &'m Computation>,
     /// Of the computations that were walked already.
     peaks: HashMap<i64, Peak>,
 }
@@ -40,12 +67,12 @@ struct Walk<'m> {
 type Leaves = Vec<BTreeSet<usize>>;
 
 impl<'m> Walk<'m> {
-    fn entry(mut self) -> Result<Peak, String> {
+    fn entry(mut self) -> Walked<Peak> {
         let entry = self.module.entry_computation_id;
         self.computation(entry)
     }
 
-    fn computation(&mut self, id: i64) -> Result<Peak, String> {
+    fn computation(&mut self, id: i64) -> Walked<Peak> {
         if let Some(known) = self.peaks.get(&id) {
             return Ok(known.clone());
         }
@@ -59,21 +86,21 @@ impl<'m> Walk<'m> {
             .as_ref()
             .and_then(|schedule| schedule.sequences.get(&id));
         let order = schedule.ok_or("the module has no schedule: it is not a compiled one")?;
-        let instructions: HashMap<i64, &HloInstructionProto> =
+        let instructions: HashMap<i64, &Instruction> =
             computation.instructions.iter().map(|i| (i.id, i)).collect();
-        let order: Vec<&HloInstructionProto> = order
+        let order: Vec<&Instruction> = order
             .instruction_ids
             .iter()
             .map(|id| {
                 instructions
                     .get(id)
                     .copied()
-                    .ok_or("the schedule names no instruction")
+                    .ok_or_else(|| "the schedule names no instruction".to_string())
             })
-            .collect::<Result<_, _>>()?;
+            .collect::<Walked<_>>()?;
 
         // Who writes what, and who reads it last.
-        let mut written: Vec<(usize, &HloInstructionProto)> = Vec::new(); // (place, instruction), by buffer
+        let mut written: Vec<(usize, &Instruction)> = Vec::new(); // (place, instruction), by buffer
         let mut sizes: Vec<(u64, String)> = Vec::new();
         let mut last_read: Vec<usize> = Vec::new();
         let mut values: HashMap<i64, Leaves> = HashMap::new();
@@ -92,7 +119,7 @@ impl<'m> Walk<'m> {
                     .iter()
                     .map(|shape| {
                         written.push((place, instruction));
-                        sizes.push((bytes_of(shape), shape_text(shape)));
+                        sizes.push((array_bytes(shape), shape_text(shape)));
                         last_read.push(place);
                         BTreeSet::from([written.len() - 1])
                     })
@@ -153,7 +180,7 @@ impl<'m> Walk<'m> {
 
     /// What the computations that an instruction runs hold at most. Those of fusions and reductions
     /// live in registers.
-    fn inner(&mut self, instruction: &HloInstructionProto) -> Result<Peak, String> {
+    fn inner(&mut self, instruction: &Instruction) -> Walked<Peak> {
         if !matches!(
             instruction.opcode.as_str(),
             "while" | "call" | "conditional"
@@ -172,7 +199,7 @@ impl<'m> Walk<'m> {
 }
 
 /// The buffers of an instruction that writes none of its own; `None` for one that does.
-fn renamed(instruction: &HloInstructionProto, operands: &[&Leaves]) -> Option<Leaves> {
+fn renamed(instruction: &Instruction, operands: &[&Leaves]) -> Option<Leaves> {
     let first = || {
         operands
             .first()
@@ -203,8 +230,8 @@ fn renamed(instruction: &HloInstructionProto, operands: &[&Leaves]) -> Option<Le
 
 /// The arrays of an instruction's shape. Tuples of tuples do not occur in our modules; their inner
 /// arrays stand in a row.
-fn leaf_shapes(instruction: &HloInstructionProto) -> Vec<&ShapeProto> {
-    fn collect<'s>(shape: &'s ShapeProto, into: &mut Vec<&'s ShapeProto>) {
+fn leaf_shapes(instruction: &Instruction) -> Vec<&Shape> {
+    fn collect<'s>(shape: &'s Shape, into: &mut Vec<&'s Shape>) {
         match shape.tuple_shapes.is_empty() {
             true => into.push(shape),
             false => shape
@@ -220,26 +247,7 @@ fn leaf_shapes(instruction: &HloInstructionProto) -> Vec<&ShapeProto> {
     shapes
 }
 
-/// Bytes of an array as XLA's CPU and GPU lay it out: no padding; numbers of under a byte take a
-/// byte.
-fn bytes_of(shape: &ShapeProto) -> u64 {
-    let elements: u64 = shape.dimensions.iter().map(|&d| d.max(0) as u64).product();
-    elements * element_bytes(shape.element_type())
-}
-
-fn element_bytes(dtype: PrimitiveType) -> u64 {
-    match dtype.as_str_name() {
-        "TOKEN" | "OPAQUE_TYPE" | "TUPLE" | "PRIMITIVE_TYPE_INVALID" => 0,
-        "S16" | "U16" | "F16" | "BF16" => 2,
-        "S32" | "U32" | "F32" => 4,
-        "S64" | "U64" | "F64" | "C64" => 8,
-        "C128" => 16,
-        // PRED, the 8-bit kinds and what is smaller.
-        _ => 1,
-    }
-}
-
-fn shape_text(shape: &ShapeProto) -> String {
+fn shape_text(shape: &Shape) -> String {
     let dims: Vec<String> = shape.dimensions.iter().map(i64::to_string).collect();
     format!(
         "{}[{}]",
@@ -248,7 +256,7 @@ fn shape_text(shape: &ShapeProto) -> String {
     )
 }
 
-fn op_name(instruction: &HloInstructionProto) -> String {
+fn op_name(instruction: &Instruction) -> String {
     instruction
         .metadata
         .as_ref()
@@ -256,7 +264,7 @@ fn op_name(instruction: &HloInstructionProto) -> String {
         .unwrap_or_default()
 }
 
-fn describe(instruction: &HloInstructionProto, (bytes, shape): &(u64, String)) -> LiveBuffer {
+fn describe(instruction: &Instruction, (bytes, shape): &(u64, String)) -> LiveBuffer {
     LiveBuffer {
         bytes: *bytes,
         shape: shape.clone(),
