@@ -246,7 +246,9 @@ fn everything_that_is_emitted_is_known_to_compile() {
                         .unwrap_or_default();
                     assert_eq!(aliases.len(), graph.aliases().count(), "{place}");
                     assert!(
-                        aliases.iter().all(|alias| alias.kind() == hlo::AliasKind::MustAlias),
+                        aliases
+                            .iter()
+                            .all(|alias| alias.kind() == hlo::AliasKind::MustAlias),
                         "{place}"
                     );
                     (modules, instructions) = (modules + 1, instructions + report.instructions);
@@ -949,8 +951,7 @@ fn check_and_export_need_no_device() {
                     fs::read(bench.path(&format!("modules/{graph}/hlo_module.pb"))).unwrap();
                 let read = hlo::read(&module).unwrap();
                 assert!(
-                    hlo::entry(&read)
-                        .is_some_and(|entry| !entry.instructions.is_empty()),
+                    hlo::entry(&read).is_some_and(|entry| !entry.instructions.is_empty()),
                     "{graph}"
                 );
                 let text =

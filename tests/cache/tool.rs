@@ -119,7 +119,9 @@ fn the_peak_is_told_in_model_terms() {
     // What no compiler has scheduled has no peak, and that is said.
     let mut entry = place.store().open(&id).unwrap();
     let unscheduled = entry.read(xtrain::cache::Content::Module).unwrap().unwrap();
-    let error = xtrain::runtime::hlo::live_buffers::peak(&unscheduled).unwrap_err().to_string();
+    let error = xtrain::runtime::hlo::live_buffers::peak(&unscheduled)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("schedule"), "{error}");
     let figure = |name: &str| {
         let line = run
