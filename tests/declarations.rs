@@ -7,8 +7,9 @@ use std::fmt::Write;
 use std::path::Path;
 use xtrain::parallel::Mesh;
 use xtrain::trainer::parameters::parameter_shape;
-use xtrain::trainer::settings::OptimizerKind;
+use xtrain::trainer::settings::OptimizerSettings;
 use xtrain::trainer::step::placements;
+use xtrain_graphs::optim::ADAMW;
 use xtrain_graphs::passes::partition::Cut;
 use xtrain_models::{
     HeadKind, MODEL_TYPES, Model, ParameterSpec, build, default_config, preset, presets,
@@ -122,7 +123,8 @@ fn describe(name: &str, model: &dyn Model) -> String {
             ..Mesh::single()
         },
     ] {
-        let placed = placements(model, OptimizerKind::AdamW, mesh, false).unwrap();
+        let optimizer = OptimizerSettings::constant(ADAMW, 1e-3).build();
+        let placed = placements(model, &*optimizer, mesh, false).unwrap();
         for stage in 0..mesh.stage {
             let held: u64 = parameters
                 .iter()

@@ -2,7 +2,7 @@
 //! weights of each case in `XTRAIN_GOLDEN_DIR` and in its folder `newer`. Bars are those of its README;
 //! nothing here depends on which cases or sizes it holds.
 
-use crate::support::{golden_cases, max_difference};
+use crate::support::{golden_cases, golden_dir, max_difference};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use xtrain::cache::CacheSettings;
@@ -11,10 +11,10 @@ use xtrain::parallel::Mesh;
 use xtrain::trainer::feed::{DeviceBatch, feed_batch};
 use xtrain::trainer::run_loop::RunLength;
 use xtrain::trainer::session::Session;
-use xtrain::trainer::settings::{OptimizerKind, OptimizerSettings};
-use xtrain::trainer::step::{Phase, Stepper, parameter_tensors, read_metrics};
+use xtrain::trainer::settings::OptimizerSettings;
+use xtrain::trainer::step::{Phase, TrainStep, parameter_tensors, read_metrics};
 use xtrain::trainer::{device, parameters};
-use xtrain_graphs::optim::{Schedule, ScheduleKind};
+use xtrain_graphs::optim::{ADAMW, OPTIMIZERS, OptimizerKind, Schedule, ScheduleKind};
 use xtrain_graphs::{DType, Randomness, Shape, backward};
 use xtrain_models::{Config, HeadKind, Model, Weights};
 
@@ -209,101 +209,198 @@ fn loss_and_gradients_equal_transformers() {
 
 #[test]
 fn trajectory_and_final_weights_equal_torch() {
-    for_each_case(|name, mut case| {
-        let trajectory = case.json("trajectory.json");
-        let hyper = |key: &str| trajectory["hyper"][key].as_f64().unwrap();
-        let steps = trajectory["steps"].as_array().unwrap();
-        let optimizer = OptimizerSettings {
-            kind: OptimizerKind::AdamW,
-            learning_rate: hyper("peak_lr"),
-            weight_decay: hyper("weight_decay"),
-            adam_beta1: hyper("beta1"),
-            adam_beta2: hyper("beta2"),
-            adam_epsilon: hyper("eps"),
-            max_grad_norm: hyper("max_grad_norm"),
-            schedule: ScheduleKind::Linear,
-            warmup_steps: Some(hyper("warmup_steps") as u64),
-            warmup_ratio: 0.0,
+    for_each_case(|name, case| {
+        let dir = case.dir.clone();
+        follow_trajectory(name, case, &dir, ADAMW);
+    });
+}
+
+/// The cases of `newer/optimizers`, each on the weights and batches of a model case.
+#[test]
+fn optimizers_equal_torch() {
+    let Some(golden) = golden_dir() else { return };
+    let cases = golden_cases();
+    let Ok(entries) = std::fs::read_dir(golden.join("newer/optimizers")) else {
+        eprintln!("SKIPPED: there are no golden cases of optimizers");
+        return;
+    };
+    let mut dirs: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    dirs.sort();
+    for dir in dirs {
+        let name = dir.file_name().unwrap().to_string_lossy().to_string();
+        let trajectory: Value = hf::read_json(&dir.join("trajectory.json")).unwrap();
+        let word = |key: &str| trajectory[key].as_str().unwrap();
+        let Some(kind) = OPTIMIZERS
+            .iter()
+            .find(|kind| kind.name == word("optimizer"))
+        else {
+            eprintln!(
+                "SKIPPED: golden case {name}: optimizer {} is not built yet",
+                word("optimizer")
+            );
+            continue;
+        };
+        let Some((_, of_model)) = cases.iter().find(|(_, dir)| dir.ends_with(word("case"))) else {
+            eprintln!("SKIPPED: golden case {name}: its model is not built yet");
+            continue;
+        };
+        follow_trajectory(&name, Case::open(of_model), &dir, *kind);
+        println!("golden case {name} ran");
+    }
+}
+
+/// `schedules.json`: the learning rate of every step. Schedules with further arguments are skipped.
+#[test]
+fn schedules_equal_transformers() {
+    let Some(golden) = golden_dir() else { return };
+    let path = golden.join("newer/schedules.json");
+    if !path.exists() {
+        eprintln!("SKIPPED: there are no golden schedules");
+        return;
+    }
+    let cases: Value = hf::read_json(&path).unwrap();
+    let mut ran = 0;
+    for case in cases.as_array().unwrap() {
+        let name = case["lr_scheduler_type"].as_str().unwrap();
+        let kind = ScheduleKind::WORDS.iter().find(|(word, _)| *word == name);
+        let further = &case["lr_scheduler_kwargs"];
+        let Some((_, kind)) = kind.filter(|_| *further == serde_json::json!({})) else {
+            eprintln!("SKIPPED: golden schedule {name} {further} is not built yet");
+            continue;
+        };
+        // transformers' constant has no warm-up; ours has one when it is asked for.
+        let warmup = if name == "constant" {
+            0
+        } else {
+            case["warmup_steps"].as_u64().unwrap()
         };
         let schedule = Schedule {
-            kind: ScheduleKind::Linear,
-            peak: optimizer.learning_rate,
-            warmup: hyper("warmup_steps") as u64,
-            total: hyper("total_steps") as u64,
+            kind: *kind,
+            peak: case["peak"].as_f64().unwrap(),
+            warmup,
+            total: case["total"].as_u64().unwrap(),
         };
-        let length = RunLength::new(
-            case.micro_batches() as u64,
-            1,
-            1.0,
-            Some(steps.len() as u64),
-        );
-        let stepper = Stepper::new(&*case.model, optimizer, schedule, 0);
-        parameters::set_extra_state(&mut case.session, &stepper.extra_state(false), None).unwrap();
-        let phase = Phase::Update { accumulated: false };
-        let (mut worst_loss, mut worst_norm, mut worst_weight) = (0f64, 0f64, 0f32);
-        for i in 0..length.max_steps {
-            let batch = case.batch(i as usize % case.micro_batches());
-            let marked = stepper
-                .microbatch(&mut case.session, &batch, phase, i, i)
-                .unwrap();
-            let metrics = read_metrics(&marked).unwrap().wait().unwrap();
-            let expected = &steps[i as usize];
-            let value = |key: &str| expected[key].as_f64().unwrap();
-            assert!(
-                (schedule.learning_rate(i) - value("lr")).abs() < 1e-12,
-                "{name} step {i}: learning rate"
+        for (step, expected) in case["lr"].as_array().unwrap().iter().enumerate() {
+            let (found, expected) = (
+                schedule.learning_rate(step as u64),
+                expected.as_f64().unwrap(),
             );
-            let (loss, norm) = (f64::from(metrics.loss), f64::from(metrics.grad_norm));
             assert!(
-                (loss - value("loss_f64")).abs() <= LOSS,
-                "{name} step {i}: loss {loss}, expected {}",
-                value("loss_f64")
+                (found - expected).abs() <= 1e-15,
+                "{name}, step {step}: {found}, expected {expected}"
             );
-            let bar = NORM * value("grad_norm_f64").max(1.0);
-            assert!(
-                (norm - value("grad_norm_f64")).abs() <= bar,
-                "{name} step {i}: norm {norm}, {}",
-                value("grad_norm_f64")
-            );
-            worst_loss = worst_loss.max((loss - value("loss_f64")).abs());
-            worst_norm = worst_norm.max((norm - value("grad_norm_f64")).abs());
         }
-        assert_eq!(
-            case.session.cache().stats().compiled,
-            1,
-            "{name}: one graph for all steps"
+        println!("golden schedule {name} ran");
+        ran += 1;
+    }
+    assert!(ran > 0, "no golden schedule ran");
+}
+
+/// Twenty optimizer steps beside `trajectory.json` of `expected`, then the weights beside its
+/// `final_weights.safetensors`.
+fn follow_trajectory(name: &str, mut case: Case, expected: &Path, kind: OptimizerKind) {
+    let trajectory: Value = hf::read_json(&expected.join("trajectory.json")).unwrap();
+    let hyper = |key: &str| trajectory["hyper"][key].as_f64().unwrap();
+    let steps = trajectory["steps"].as_array().unwrap();
+    // Where several precisions or parameter groups are recorded: f64, the first group.
+    let recorded = |step: &Value, keys: [&str; 2]| {
+        let found = keys.iter().find_map(|key| step.get(*key)).unwrap();
+        found.get(0).unwrap_or(found).as_f64().unwrap()
+    };
+    let learning_rate = |step: &Value| recorded(step, ["lr", "lr"]);
+    let peak = steps.iter().map(learning_rate).fold(0.0, f64::max);
+    let optimizer = OptimizerSettings {
+        kind,
+        learning_rate: peak,
+        weight_decay: hyper("weight_decay"),
+        adam_beta1: hyper("beta1"),
+        adam_beta2: hyper("beta2"),
+        adam_epsilon: hyper("eps"),
+        max_grad_norm: hyper("max_grad_norm"),
+        schedule: ScheduleKind::Linear,
+        warmup_steps: Some(hyper("warmup_steps") as u64),
+        warmup_ratio: 0.0,
+    };
+    let schedule = Schedule {
+        kind: ScheduleKind::Linear,
+        peak,
+        warmup: hyper("warmup_steps") as u64,
+        total: hyper("total_steps") as u64,
+    };
+    let length = RunLength::new(
+        case.micro_batches() as u64,
+        1,
+        1.0,
+        Some(steps.len() as u64),
+    );
+    let train_step = TrainStep::new(&*case.model, optimizer, schedule, 0);
+    parameters::set_extra_state(&mut case.session, &train_step.extra_state(false), None).unwrap();
+    let phase = Phase::Update { accumulated: false };
+    let (mut worst_loss, mut worst_norm, mut worst_weight) = (0f64, 0f64, 0f32);
+    for i in 0..length.max_steps {
+        let batch = case.batch(i as usize % case.micro_batches());
+        let outputs = train_step
+            .microbatch(&mut case.session, &batch, phase, i, i)
+            .unwrap();
+        let metrics = read_metrics(&outputs).unwrap().wait().unwrap();
+        let step = &steps[i as usize];
+        assert!(
+            (schedule.learning_rate(i) - learning_rate(step)).abs() < 1e-12,
+            "{name} step {i}: learning rate"
         );
-        let meta = case.json("meta.json");
-        let undetermined: Vec<&str> = meta["zero_gradient_params"]
-            .as_array()
-            .map(|a| a.iter().filter_map(Value::as_str).collect())
-            .unwrap_or_default();
-        let reference = case.tensors("final_weights.safetensors");
-        let parameters = case.model.parameters();
-        let names: Vec<&str> = parameters.iter().map(|p| p.name.as_str()).collect();
-        for tensor in parameters::download(&mut case.session, names).unwrap() {
-            // Softmax ignores key biases, so that Adam turns rounding noise into steps there.
-            if undetermined.contains(&tensor.name.as_str()) || tensor.name.ends_with(".key.bias") {
-                continue;
-            }
-            let mut found: Vec<f32> = bytemuck::cast_slice(&tensor.bytes).to_vec();
-            let (_, mut expected) = reference.read_f32(&tensor.name).unwrap();
-            if tensor.name.ends_with("attn.c_attn.bias") {
-                // The key third, likewise.
-                let third = found.len() / 3;
-                found[third..2 * third].fill(0.0);
-                expected[third..2 * third].fill(0.0);
-            }
-            let difference = max_difference(&found, &expected);
-            assert!(
-                difference <= FINAL_WEIGHTS,
-                "{name}: final {} differs by {difference:e}",
-                tensor.name
-            );
-            worst_weight = worst_weight.max(difference);
+        let expected_loss = recorded(step, ["loss_f64", "loss"]);
+        let expected_norm = recorded(step, ["grad_norm_f64", "grad_norm"]);
+        let loss = (f64::from(metrics.loss) - expected_loss).abs();
+        let norm = (f64::from(metrics.grad_norm) - expected_norm).abs();
+        assert!(
+            loss <= LOSS,
+            "{name} step {i}: loss {}, expected {expected_loss}",
+            metrics.loss
+        );
+        assert!(
+            norm <= NORM * expected_norm.max(1.0),
+            "{name} step {i}: norm {}, expected {expected_norm}",
+            metrics.grad_norm
+        );
+        worst_loss = worst_loss.max(loss);
+        worst_norm = worst_norm.max(norm);
+    }
+    assert_eq!(
+        case.session.cache().stats().compiled,
+        1,
+        "{name}: one graph for all steps"
+    );
+    let meta = case.json("meta.json");
+    let undetermined: Vec<&str> = meta["zero_gradient_params"]
+        .as_array()
+        .map(|a| a.iter().filter_map(Value::as_str).collect())
+        .unwrap_or_default();
+    let reference = StoredTensors::open(&expected.join("final_weights.safetensors")).unwrap();
+    let parameters = case.model.parameters();
+    let names: Vec<&str> = parameters.iter().map(|p| p.name.as_str()).collect();
+    for tensor in parameters::download(&mut case.session, names).unwrap() {
+        // Softmax ignores key biases, so that an optimizer that divides by the gradient's size
+        // turns rounding noise into steps there.
+        if undetermined.contains(&tensor.name.as_str()) || tensor.name.ends_with(".key.bias") {
+            continue;
         }
-        println!(
-            "{name}: losses within {worst_loss:.1e}, norms {worst_norm:.1e}, final weights {worst_weight:.1e}"
+        let mut found: Vec<f32> = bytemuck::cast_slice(&tensor.bytes).to_vec();
+        let (_, mut expected) = reference.read_f32(&tensor.name).unwrap();
+        if tensor.name.ends_with("attn.c_attn.bias") {
+            // The key third, likewise.
+            let third = found.len() / 3;
+            found[third..2 * third].fill(0.0);
+            expected[third..2 * third].fill(0.0);
+        }
+        let difference = max_difference(&found, &expected);
+        assert!(
+            difference <= FINAL_WEIGHTS,
+            "{name}: final {} differs by {difference:e}",
+            tensor.name
         );
-    });
+        worst_weight = worst_weight.max(difference);
+    }
+    println!(
+        "{name}: losses within {worst_loss:.1e}, norms {worst_norm:.1e}, final weights {worst_weight:.1e}"
+    );
 }

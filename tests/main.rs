@@ -17,6 +17,7 @@ mod library;
 mod meshes;
 mod models;
 mod neuron;
+mod optimizers;
 mod parallel;
 mod pipelines;
 mod precision;

@@ -7,10 +7,10 @@ use xtrain::cache::CacheSettings;
 use xtrain::checkpoint::{Weights as StoredTensors, hf};
 use xtrain::parallel::Mesh;
 use xtrain::trainer::feed::DeviceBatch;
-use xtrain::trainer::settings::{OptimizerKind, OptimizerSettings};
-use xtrain::trainer::step::{Phase, Stepper, parameter_tensors, read_metrics};
+use xtrain::trainer::settings::OptimizerSettings;
+use xtrain::trainer::step::{Phase, TrainStep, parameter_tensors, read_metrics};
 use xtrain::trainer::{device, parameters};
-use xtrain_graphs::optim::{Schedule, ScheduleKind};
+use xtrain_graphs::optim::{SGD, Schedule, ScheduleKind};
 use xtrain_graphs::{DType, Randomness, Shape};
 use xtrain_models::{Config, HeadKind, Labels, TokenBatch, Weights};
 
@@ -173,7 +173,7 @@ fn dropout_changes_the_training_loss_a_little() {
             let optimizer = OptimizerSettings {
                 weight_decay: 0.0,
                 max_grad_norm: 0.0,
-                ..OptimizerSettings::constant(OptimizerKind::Sgd, 0.0)
+                ..OptimizerSettings::constant(SGD, 0.0)
             };
             let schedule = Schedule {
                 kind: ScheduleKind::Constant,
@@ -181,7 +181,7 @@ fn dropout_changes_the_training_loss_a_little() {
                 warmup: 0,
                 total: 2,
             };
-            let stepper = Stepper::new(&*model, optimizer, schedule, 7);
+            let stepper = TrainStep::new(&*model, optimizer, schedule, 7);
             let phase = Phase::Update { accumulated: false };
             let mut losses = Vec::new();
             for step in 0..2 {

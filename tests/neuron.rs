@@ -13,9 +13,9 @@ use xtrain::runtime::{Library, conformance, hlo};
 use xtrain::trainer::ahead::{RunShapes, record_all};
 use xtrain::trainer::device;
 use xtrain::trainer::feed::{BatchShape, LabelShape};
-use xtrain::trainer::settings::{OptimizerKind, OptimizerSettings};
-use xtrain::trainer::step::{Stepper, placements};
-use xtrain_graphs::optim::{Schedule, ScheduleKind};
+use xtrain::trainer::settings::OptimizerSettings;
+use xtrain::trainer::step::{TrainStep, placements};
+use xtrain_graphs::optim::{ADAMW, SGD, Schedule, ScheduleKind};
 use xtrain_graphs::{Checkpointing, NeuronChip, Precision, Target};
 use xtrain_models::{Config, HeadKind};
 
@@ -128,12 +128,7 @@ fn everything_that_is_emitted_is_known_to_compile() {
             for (precision, kind, accumulation, labels) in
                 [Precision::F32, Precision::Bf16, Precision::Fp16]
                     .into_iter()
-                    .flat_map(|precision| {
-                        [
-                            (precision, OptimizerKind::AdamW),
-                            (precision, OptimizerKind::Sgd),
-                        ]
-                    })
+                    .flat_map(|precision| [(precision, ADAMW), (precision, SGD)])
                     .flat_map(|(precision, kind)| [(precision, kind, 1), (precision, kind, 2)])
                     .flat_map(|(precision, kind, n)| {
                         labels
@@ -143,7 +138,7 @@ fn everything_that_is_emitted_is_known_to_compile() {
             {
                 // Two optimizers of one precision do not differ in models, nor two accumulations in
                 // optimizers.
-                if kind == OptimizerKind::Sgd
+                if kind == SGD
                     && (precision == Precision::Bf16 || accumulation == 2 || family != "gpt2")
                 {
                     continue;
@@ -188,16 +183,14 @@ fn everything_that_is_emitted_is_known_to_compile() {
                     let replicas = mesh.replicas();
                     let mut session = device::open_cpu(mesh, CacheSettings::in_memory()).unwrap();
                     session.set_eval_precision(precision);
-                    session
-                        .set_placements(placements(&*model, kind, mesh, moments_in_parts).unwrap());
+                    let settings = OptimizerSettings::constant(kind, 1e-3);
+                    let optimizer = settings.build();
+                    let placements =
+                        placements(&*model, &*optimizer, mesh, moments_in_parts).unwrap();
+                    session.set_placements(placements);
                     session.set_sequence_parallel(sequence_parallel);
-                    let stepper = Stepper::new(
-                        &*model,
-                        OptimizerSettings::constant(kind, 1e-3),
-                        schedule,
-                        1,
-                    )
-                    .with_precision(precision);
+                    let stepper =
+                        TrainStep::new(&*model, settings, schedule, 1).with_precision(precision);
                     let stepper = stepper.with_checkpointing(checkpointing);
                     let recorded = record_all(&mut session, &*model, &stepper, &shapes).unwrap();
                     if mesh.stage > 1 {
@@ -277,9 +270,9 @@ fn the_cpus_modules_do_break_rules() {
         warmup: 0,
         total: 1,
     };
-    let stepper = Stepper::new(
+    let stepper = TrainStep::new(
         &*model,
-        OptimizerSettings::constant(OptimizerKind::AdamW, 1e-3),
+        OptimizerSettings::constant(ADAMW, 1e-3),
         schedule,
         1,
     );

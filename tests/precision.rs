@@ -8,11 +8,13 @@ use xtrain::parallel::Mesh;
 use xtrain::runtime::Error as RuntimeError;
 use xtrain::trainer::feed::feed_batch;
 use xtrain::trainer::session::{Recording, Session};
-use xtrain::trainer::settings::{OptimizerKind, OptimizerSettings};
-use xtrain::trainer::step::{Phase, Stepper, parameter_tensors, read_metrics};
+use xtrain::trainer::settings::OptimizerSettings;
+use xtrain::trainer::step::{Phase, TrainStep, parameter_tensors, read_metrics};
 use xtrain::trainer::{device, parameters};
 use xtrain_graphs::op::DotDims;
-use xtrain_graphs::optim::{GROWTH_INTERVAL, INITIAL_SCALE, LossScale, Schedule, ScheduleKind};
+use xtrain_graphs::optim::{
+    GROWTH_INTERVAL, INITIAL_SCALE, LossScale, OPTIMIZERS, Schedule, ScheduleKind,
+};
 use xtrain_graphs::{DType, Precision, Randomness, Shape, backward};
 use xtrain_models::Weights;
 
@@ -255,16 +257,16 @@ fn the_loss_scale_moves_as_torchs() {
 fn a_skipped_step_changes_nothing_but_the_scale() {
     for_each_case(|name, mut case| {
         let batch = case.batch(0);
-        for kind in [OptimizerKind::AdamW, OptimizerKind::Sgd] {
+        for kind in OPTIMIZERS {
             let schedule = Schedule {
                 kind: ScheduleKind::Constant,
                 peak: 1e-3,
                 warmup: 0,
                 total: 4,
             };
-            let stepper = Stepper::new(
+            let stepper = TrainStep::new(
                 &*case.model,
-                OptimizerSettings::constant(kind, 1e-3),
+                OptimizerSettings::constant(*kind, 1e-3),
                 schedule,
                 1,
             )

@@ -9,10 +9,10 @@ use xtrain::cache::CacheSettings;
 use xtrain::parallel::Mesh;
 use xtrain::trainer::ahead::{RunShapes, compile_all};
 use xtrain::trainer::feed::{BatchShape, DeviceBatch, LabelShape};
-use xtrain::trainer::settings::{OptimizerKind, OptimizerSettings};
-use xtrain::trainer::step::{Phase, Stepper, read_metrics};
+use xtrain::trainer::settings::OptimizerSettings;
+use xtrain::trainer::step::{Phase, TrainStep, read_metrics};
 use xtrain::trainer::{device, parameters};
-use xtrain_graphs::optim::{Schedule, ScheduleKind};
+use xtrain_graphs::optim::{ADAMW, Schedule, ScheduleKind};
 use xtrain_graphs::{DType, Shape};
 use xtrain_models::HeadKind;
 
@@ -152,9 +152,9 @@ fn state_is_donated_so_that_there_is_one_copy() {
         warmup: 2,
         total: 10,
     };
-    let stepper = Stepper::new(
+    let stepper = TrainStep::new(
         &*model,
-        OptimizerSettings::constant(OptimizerKind::AdamW, 1e-4),
+        OptimizerSettings::constant(ADAMW, 1e-4),
         schedule,
         1,
     );
@@ -320,9 +320,9 @@ fn train_temporaries(sizes: &[(&str, i64)]) -> i64 {
         warmup: 0,
         total: 7,
     };
-    let stepper = Stepper::new(
+    let stepper = TrainStep::new(
         &*model,
-        OptimizerSettings::constant(OptimizerKind::AdamW, 1e-4),
+        OptimizerSettings::constant(ADAMW, 1e-4),
         schedule,
         1,
     );

@@ -29,16 +29,6 @@ use super::weights::{TensorRef, WEIGHTS_INDEX_FILE, Weights, write_safetensors};
 pub const TRAINING_STATE_FILE: &str = "training_state.json";
 const FORMAT_VERSION: u64 = 1;
 
-/// Name of an Adam first moment in `optimizer.safetensors`.
-pub fn exp_avg(parameter: &str) -> String {
-    format!("exp_avg.{parameter}")
-}
-
-/// Name of an Adam second moment in `optimizer.safetensors`.
-pub fn exp_avg_sq(parameter: &str) -> String {
-    format!("exp_avg_sq.{parameter}")
-}
-
 /// Where training stands, in numbers. Floats survive bit for bit.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainingState {
@@ -85,7 +75,7 @@ impl StateFile {
 #[derive(Clone)]
 pub struct CheckpointParts<'a> {
     pub model: Pretrained<'a>,
-    /// Moments ([`exp_avg`], [`exp_avg_sq`]) and other device state: RNG, loss scale.
+    /// The optimizer's state (`exp_avg.PARAMETER`) and other device state: RNG, loss scale.
     pub optimizer: &'a [TensorRef<'a>],
     /// The processes that write the rest of that state; `None` where `optimizer` is all of it.
     pub peer_writers: Option<&'a dyn PeerWriters>,

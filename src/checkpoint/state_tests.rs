@@ -59,7 +59,7 @@ impl Content {
             .collect();
         let moments: Vec<_> = bytes
             .iter()
-            .map(|(name, bytes)| tensor(exp_avg(name), bytes))
+            .map(|(name, bytes)| tensor(format!("exp_avg.{name}"), bytes))
             .collect();
         let model = Pretrained {
             config: &self.config,

@@ -13,7 +13,7 @@ use crate::report::table::{Align, Table};
 use crate::report::units::{bytes, count, exact};
 use crate::trainer::feed::{BatchShape, LabelShape};
 use crate::trainer::settings::Checkpointing;
-use crate::trainer::step::Stepper;
+use crate::trainer::step::TrainStep;
 use serde_json::json;
 use xtrain_models::Model;
 
@@ -247,7 +247,7 @@ fn describe_stages(
     table: &mut Table,
     plan: &TrainPlan,
     stages: &Stages,
-    stepper: &Stepper,
+    stepper: &TrainStep,
     placements: &Placements,
 ) {
     let settings = &plan.train;

@@ -52,10 +52,10 @@ macro_rules! choices {
             }
         }
     )+};
-    ($( $name:ident { $( $variant:ident = $word:literal $(| $other:literal)*, )+ } )+) => {$(
+    ($( $name:ident { $( $variant:ident = $word:literal, )+ } )+) => {$(
         impl Choice for $name {
             const WORDS: &'static [(&'static str, Self)] = &[
-                $( ($word, $name::$variant), $( ($other, $name::$variant), )* )+
+                $( ($word, $name::$variant), )+
             ];
         }
 
@@ -105,15 +105,6 @@ choices! {
 }
 
 choices! {
-    OptimizerKind {
-        AdamW = "adamw_torch" | "adamw_torch_fused" | "adamw_hf" | "adamw",
-        Sgd = "sgd",
-    }
-    ScheduleKind {
-        Linear = "linear",
-        Cosine = "cosine",
-        Constant = "constant" | "constant_with_warmup",
-    }
     PipelineSchedule {
         Interleaved = "interleaved",
         Simple = "simple",
@@ -131,6 +122,14 @@ choices! {
         Trn1 = "trn1",
         Trn2 = "trn2",
     }
+}
+
+impl Choice for OptimizerKind {
+    const WORDS: &'static [(&'static str, Self)] = OptimizerKind::WORDS;
+}
+
+impl Choice for ScheduleKind {
+    const WORDS: &'static [(&'static str, Self)] = ScheduleKind::WORDS;
 }
 
 /// Declares kinds whose words another module lists.

@@ -7,7 +7,7 @@ use crate::report::scaling::Exchange;
 use crate::trainer::ahead::{RunShapes, record_steps};
 use crate::trainer::pipeline::sent;
 use crate::trainer::session::Session;
-use crate::trainer::step::Stepper;
+use crate::trainer::step::TrainStep;
 use xtrain_graphs::{Graph, Target, flops, passes};
 use xtrain_models::Model;
 
@@ -18,7 +18,7 @@ pub type Steps = Vec<(String, Vec<Graph>)>;
 pub fn exchanged(
     session: &mut Session,
     model: &dyn Model,
-    stepper: &Stepper,
+    stepper: &TrainStep,
     shapes: &RunShapes,
 ) -> Result<Vec<Exchange>, Error> {
     if session.mesh().devices() == 1 {
@@ -37,7 +37,7 @@ pub fn exchanged(
 pub fn emitted(
     session: &mut Session,
     model: &dyn Model,
-    stepper: &Stepper,
+    stepper: &TrainStep,
     shapes: &RunShapes,
 ) -> Result<Steps, Error> {
     let steps =

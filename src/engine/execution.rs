@@ -10,9 +10,9 @@ use crate::config::{BenchPlan, Device, DevicePlan, EvalPlan, TrainPlan};
 use crate::parallel::{Mesh, PipelineSchedule};
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::session::Session;
-use crate::trainer::settings::{Checkpointing, OptimizerKind, OptimizerSettings, Precision};
-use crate::trainer::step::{Stepper, placements};
-use xtrain_graphs::optim::{Schedule, ScheduleKind};
+use crate::trainer::settings::{Checkpointing, OptimizerSettings, Precision};
+use crate::trainer::step::{TrainStep, placements};
+use xtrain_graphs::optim::{ADAMW, SGD, Schedule, ScheduleKind};
 use xtrain_models::Model;
 
 /// The devices of a run, and how its graphs are made for them.
@@ -74,7 +74,7 @@ impl From<&BenchPlan> for Execution {
             gradient_bucket_bytes: plan.gradient_bucket_bytes,
             checkpointing: plan.checkpointing,
             precision: plan.precision,
-            optimizer: OptimizerSettings::constant(OptimizerKind::AdamW, 1e-4),
+            optimizer: OptimizerSettings::constant(ADAMW, 1e-4),
             seed: plan.seed,
             ..Execution::inference(&plan.device, &plan.cache)
         }
@@ -107,7 +107,7 @@ impl Execution {
             precision: Precision::F32,
             eval_precision: Precision::F32,
             // Has no state that would have to be placed.
-            optimizer: OptimizerSettings::constant(OptimizerKind::Sgd, 0.0),
+            optimizer: OptimizerSettings::constant(SGD, 0.0),
             seed: 0,
         }
     }
@@ -126,8 +126,8 @@ impl Execution {
     /// # Errors
     /// If the model cannot be sharded over the mesh, or a device cannot be opened.
     pub fn session(&self, model: &dyn Model, origin: Origin) -> Result<Session, Error> {
-        let kind = self.optimizer.kind;
-        let placements = placements(model, kind, self.mesh, self.shard_optimizer_state)
+        let optimizer = self.optimizer.build();
+        let placements = placements(model, &*optimizer, self.mesh, self.shard_optimizer_state)
             .map_err(failed("laying out the model"))?;
         let mut session = open_device(&self.device, self.mesh, &self.cache)?;
         session.set_eval_precision(self.eval_precision);
@@ -139,8 +139,8 @@ impl Execution {
     }
 
     /// The training step of a model.
-    pub fn step<'m>(&self, model: &'m dyn Model, schedule: Schedule) -> Stepper<'m> {
-        Stepper::new(model, self.optimizer.clone(), schedule, self.seed)
+    pub fn step<'m>(&self, model: &'m dyn Model, schedule: Schedule) -> TrainStep<'m> {
+        TrainStep::new(model, self.optimizer.clone(), schedule, self.seed)
             .with_precision(self.precision)
             .with_buckets(self.gradient_bucket_bytes)
             .with_checkpointing(self.checkpointing)
@@ -148,7 +148,7 @@ impl Execution {
 
     /// The same for recording its graphs only: the learning rate is fed at each step, so that no
     /// graph knows the schedule.
-    pub fn recorded_step<'m>(&self, model: &'m dyn Model) -> Stepper<'m> {
+    pub fn recorded_step<'m>(&self, model: &'m dyn Model) -> TrainStep<'m> {
         let schedule = Schedule {
             kind: ScheduleKind::Constant,
             peak: 0.0,

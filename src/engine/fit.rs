@@ -8,7 +8,7 @@ use crate::parallel::Placements;
 use crate::report::units::bytes;
 use crate::runtime::hlo::live_buffers;
 use crate::trainer::fit::{Footprint, footprint, largest_batch};
-use crate::trainer::step::Stepper;
+use crate::trainer::step::TrainStep;
 use xtrain_graphs::BACKWARD;
 
 impl Run {
@@ -157,7 +157,7 @@ impl Breakdown {
     /// # Errors
     /// If the module cannot be read.
     pub fn of(
-        step: &Stepper,
+        step: &TrainStep,
         placements: &Placements,
         found: &Footprint,
         module: &[u8],

@@ -290,7 +290,7 @@ fn graph_settings(plan: &TrainPlan, task: &TaskData) -> Vec<(&'static str, Strin
         ),
         ("precision", train.precision.to_string()),
         ("eval_precision", train.eval_precision.to_string()),
-        ("optim", format!("{:?}", optimizer.kind).to_lowercase()),
+        ("optim", optimizer.kind.name.to_string()),
         ("weight_decay", optimizer.weight_decay.to_string()),
         ("adam_beta1", optimizer.adam_beta1.to_string()),
         ("adam_beta2", optimizer.adam_beta2.to_string()),

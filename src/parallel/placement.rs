@@ -91,6 +91,8 @@ impl Split {
 pub struct Placements {
     /// Along the data or the shard axis. Recorded steps know of these.
     parts: HashMap<String, Split>,
+    /// By parameter that is whole: the shards that replicas update, along the data axis (ZeRO-1).
+    updates: HashMap<String, Split>,
     /// Along the tensor axis. Recorded steps are over what is whole along it; the graph is divided
     /// afterwards.
     tensor: HashMap<String, Split>,
@@ -135,6 +137,16 @@ impl Placements {
             &mut self.parts
         };
         splits.insert(name, split);
+    }
+
+    /// Records that each replica updates its shard of a whole parameter.
+    pub fn insert_update(&mut self, parameter: String, split: Split) {
+        self.updates.insert(parameter, split);
+    }
+
+    /// The shards that replicas update of a whole parameter.
+    pub fn of_update(&self, parameter: &str) -> Option<Split> {
+        self.updates.get(parameter).copied()
     }
 
     /// The split along the data or the shard axis.

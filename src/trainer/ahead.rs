@@ -8,7 +8,7 @@ use super::feed::{BatchShape, abstract_batch, graph_name};
 use super::session::parameters::parameter_shape;
 use super::session::replicas;
 use super::session::{Recording, Session};
-use super::step::{Phase, Stepper};
+use super::step::{Phase, TrainStep};
 use crate::cache::CompiledGraph;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub struct RunShapes {
 pub fn compile_all(
     session: &mut Session,
     model: &dyn Model,
-    stepper: &Stepper,
+    stepper: &TrainStep,
     shapes: &RunShapes,
     jobs: usize,
     ready: &mut dyn FnMut(&CompiledGraph),
@@ -45,7 +45,7 @@ pub fn compile_all(
 pub fn start_first_step(
     session: &mut Session,
     model: &dyn Model,
-    stepper: &Stepper,
+    stepper: &TrainStep,
     shapes: &RunShapes,
 ) -> Result<()> {
     let mut graphs = record_all(
@@ -66,7 +66,7 @@ pub fn start_first_step(
 pub fn record_all(
     session: &mut Session,
     model: &dyn Model,
-    stepper: &Stepper,
+    stepper: &TrainStep,
     shapes: &RunShapes,
 ) -> Result<Vec<Graph>> {
     Ok(record_steps(session, model, stepper, shapes)?
@@ -79,7 +79,7 @@ pub fn record_all(
 pub fn record_steps(
     session: &mut Session,
     model: &dyn Model,
-    stepper: &Stepper,
+    stepper: &TrainStep,
     shapes: &RunShapes,
 ) -> Result<Vec<(String, Vec<Graph>)>> {
     let accumulates = shapes.accumulation > 1;

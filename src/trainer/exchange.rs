@@ -1,16 +1,15 @@
 //! What replicas exchange in a step: sums of gradients and losses, the norm over all of them, and,
-//! where each replica updates its part only, the parts.
+//! where each replica updates its shard only, the shards.
 //!
-//! A parameter lies in one of three ways (`Lay`). Whole everywhere: its gradients are summed
-//! (all-reduce). In parts along the shard axis (ZeRO-3, Rajbhandari et al. 2020): the backward pass
-//! has summed them within the group already (reduce-scatter, the gradient of putting the parameter
-//! together), and what is left is the sum over groups (MiCS, Zhang et al. 2022). Whole, but with
-//! its optimizer state in parts along the data axis (ZeRO-1): each replica gets the sum of its
-//! part, updates that, and the new parts are put together (all-gather).
+//! A parameter has one of three placements (`Placement`). Replicated: its gradients are summed
+//! (all-reduce). Sharded along the shard axis (ZeRO-3, Rajbhandari et al. 2020): the backward pass
+//! has summed them within the group already (reduce-scatter, the VJP of the all-gather), and what
+//! is left is the sum over groups (MiCS, Zhang et al. 2022). Replicated, but with its optimizer
+//! state sharded along the data axis (ZeRO-1): each replica gets the sum of its shard, updates
+//! that, and the new shards are gathered (all-gather).
 
 use super::error::Result;
 use super::session::Recording;
-use crate::checkpoint::state::exp_avg;
 use crate::parallel::buckets::buckets;
 use crate::parallel::placement::Split;
 use crate::parallel::{Axis, Mesh, Placements, Stages, placement, stages};
@@ -21,36 +20,48 @@ use xtrain_graphs::passes::partition::Cut;
 use xtrain_graphs::{DType, Shape, Tensor, optim};
 use xtrain_models::{LossSum, ParameterSpec};
 
-/// How a parameter and its update lie on the replicas.
+/// How a parameter and its update are placed on the replicas.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Lay {
-    Whole,
-    Parts,
+enum Placement {
+    Replicated,
+    Sharded,
     /// Only the optimizer's state, and with it the update.
-    UpdateInParts(Split),
+    ShardedUpdate(Split),
 }
 
-fn lay(placements: &Placements, parameter: &ParameterSpec) -> Lay {
-    match (
-        placements.of(&parameter.name),
-        placements.of(&exp_avg(&parameter.name)),
-    ) {
-        (Some(_), _) => Lay::Parts,
-        (None, Some(split)) => Lay::UpdateInParts(split),
-        (None, None) => Lay::Whole,
+impl Placement {
+    fn of(placements: &Placements, parameter: &ParameterSpec) -> Self {
+        match (
+            placements.of(&parameter.name),
+            placements.of_update(&parameter.name),
+        ) {
+            (Some(_), _) => Placement::Sharded,
+            (None, Some(split)) => Placement::ShardedUpdate(split),
+            (None, None) => Placement::Replicated,
+        }
     }
 }
 
-/// Where a run's state lies: `of_parameter` names all state that has a parameter's shape, its
-/// moments apart from its sums; `cuts` are the parameters that are divided along the tensor axis;
-/// `shard_optimizer_state` puts the moments of whole parameters in parts.
+/// Names of the state that belongs to a parameter.
+pub struct ParameterState {
+    /// Optimizer state of the parameter's shape: sharded with it, and in ZeRO-1 without it.
+    pub shaped: Vec<String>,
+    /// Optimizer state of other shapes: replicated, and with it the parameter.
+    pub other: Vec<String>,
+    /// The accumulated gradient: sharded with the parameter.
+    pub sum: String,
+}
+
+/// Where a run's state is placed: `of_parameter` names the state of a parameter, by the name that
+/// one of its stages gives it; `cuts` are the parameters that are sharded along the tensor axis;
+/// `shard_optimizer_state` shards the optimizer state of replicated parameters.
 pub fn placements(
     parameters: &[ParameterSpec],
     mesh: Mesh,
     cuts: &HashMap<String, Cut>,
     shard_optimizer_state: bool,
     stages: Option<&Arc<Stages>>,
-    of_parameter: impl Fn(&str) -> (Vec<String>, Vec<String>),
+    of_parameter: impl Fn(&ParameterSpec, &str) -> ParameterState,
 ) -> Placements {
     let mut placements = Placements::default();
     if let Some(stages) = stages {
@@ -72,15 +83,12 @@ pub fn placements(
         .iter()
         .flat_map(|p| in_stages(p).into_iter().map(move |held| (p, held)))
     {
-        let (moments, sums) = of_parameter(&name);
-        let all: Vec<String> = moments
-            .iter()
-            .chain(&sums)
-            .chain([&name])
-            .cloned()
-            .collect();
+        let ParameterState { shaped, other, sum } = of_parameter(parameter, &name);
+        let all: Vec<&String> = shaped.iter().chain([&sum, &name]).collect();
         if let Some(stage) = stage {
             all.iter()
+                .copied()
+                .chain(&other)
                 .for_each(|name| placements.set_home(name.clone(), stage));
         }
         let cut = cuts.get(&parameter.name);
@@ -96,16 +104,21 @@ pub fn placements(
                 filled,
             };
             all.iter()
-                .for_each(|name| placements.insert(name.clone(), split));
+                .for_each(|name| placements.insert((*name).clone(), split));
         }
-        let taken = cut.map(|cut| cut.dim);
-        if let Some(split) = placement::split(&parameter.dims, mesh, Axis::Shard, taken) {
+        if !other.is_empty() {
+            continue;
+        }
+        let along = |axis| placement::split(&parameter.dims, mesh, axis, cut.map(|cut| cut.dim));
+        if let Some(split) = along(Axis::Shard) {
             all.into_iter()
-                .for_each(|name| placements.insert(name, split));
-        } else if let Some(split) = placement::split(&parameter.dims, mesh, Axis::Data, taken)
-            .filter(|_| shard_optimizer_state)
+                .for_each(|name| placements.insert(name.clone(), split));
+        } else if let Some(split) = along(Axis::Data)
+            && shard_optimizer_state
+            && !shaped.is_empty()
         {
-            moments
+            placements.insert_update(name, split);
+            shaped
                 .into_iter()
                 .for_each(|name| placements.insert(name, split));
         }
@@ -113,8 +126,8 @@ pub fn placements(
     placements
 }
 
-/// The sums over all replicas of the loss and of each gradient; of a gradient whose update is in
-/// parts, this replica's part. The loss goes with the last bucket.
+/// The sums over all replicas of the loss and of each gradient; of a gradient whose update is
+/// sharded, this replica's shard. The loss goes with the last bucket.
 pub fn sum(
     recording: &Recording,
     parameters: &[ParameterSpec],
@@ -135,18 +148,18 @@ pub fn sum(
         ));
     };
     let _scope = recording.trace().scope("exchange");
-    let lays: Vec<Lay> = parameters
+    let kinds: Vec<Placement> = parameters
         .iter()
-        .map(|parameter| lay(placements, parameter))
+        .map(|parameter| Placement::of(placements, parameter))
         .collect();
     let mut bucket = 0;
     for (kind, groups) in [
-        (Lay::Parts, mesh.groups(&[Axis::Data])),
-        (Lay::Whole, Some(everywhere.clone())),
+        (Placement::Sharded, mesh.groups(&[Axis::Data])),
+        (Placement::Replicated, Some(everywhere.clone())),
     ] {
         let Some(groups) = groups else { continue };
-        let members: Vec<usize> = (0..lays.len())
-            .filter(|&index| lays[index] == kind)
+        let members: Vec<usize> = (0..kinds.len())
+            .filter(|&index| kinds[index] == kind)
             .collect();
         let sizes: Vec<usize> = members
             .iter()
@@ -159,8 +172,9 @@ pub fn sum(
             bucket += 1;
         }
     }
-    for (index, lay) in lays.iter().enumerate().rev() {
-        if let (Lay::UpdateInParts(split), Some(groups)) = (lay, mesh.groups(&[Axis::Data])) {
+    for (index, kind) in kinds.iter().enumerate().rev() {
+        if let (Placement::ShardedUpdate(split), Some(groups)) = (kind, mesh.groups(&[Axis::Data]))
+        {
             sums[index] = gradients[index].reduce_scatter(&groups, split.dim)?;
         }
     }
@@ -234,25 +248,28 @@ pub fn norm(
     Ok(total.expect("a model has at least one parameter").sqrt()?)
 }
 
-/// The sum of the squares of these gradients, over all their parts.
+/// The sum of the squares of these gradients, over all their shards.
 fn squares(
     recording: &Recording,
     gradients: &[(&ParameterSpec, &Tensor)],
 ) -> Result<Option<Tensor>> {
     let (mesh, placements) = (recording.mesh(), recording.placements());
-    let of = |wanted: &dyn Fn(Lay) -> bool| -> Vec<Tensor> {
+    let of = |wanted: &dyn Fn(Placement) -> bool| -> Vec<Tensor> {
         let pairs = gradients
             .iter()
-            .filter(|(parameter, _)| wanted(lay(placements, parameter)));
+            .filter(|(parameter, _)| wanted(Placement::of(placements, parameter)));
         pairs.map(|(_, gradient)| (*gradient).clone()).collect()
     };
-    let mut total = optim::sum_of_squares(&of(&|lay| lay == Lay::Whole))?;
-    for (in_parts, axis) in [
-        (of(&|lay| lay == Lay::Parts), Axis::Shard),
-        (of(&|lay| matches!(lay, Lay::UpdateInParts(_))), Axis::Data),
+    let mut total = optim::sum_of_squares(&of(&|kind| kind == Placement::Replicated))?;
+    for (sharded, axis) in [
+        (of(&|kind| kind == Placement::Sharded), Axis::Shard),
+        (
+            of(&|kind| matches!(kind, Placement::ShardedUpdate(_))),
+            Axis::Data,
+        ),
     ] {
         if let (Some(squares), Some(groups)) =
-            (optim::sum_of_squares(&in_parts)?, mesh.groups(&[axis]))
+            (optim::sum_of_squares(&sharded)?, mesh.groups(&[axis]))
         {
             let squares = squares.all_reduce(&groups, 0)?;
             total = Some(match total {
@@ -285,63 +302,76 @@ pub fn held<'p>(
     Cow::Owned(parameters.iter().flat_map(copies).collect())
 }
 
-/// The part of each update that this replica computes.
-pub struct UpdateParts {
-    /// This replica's place along the data axis, `s32[]`; `None` where updates are whole.
-    place: Option<Tensor>,
+/// The shard of each update that this replica computes (ZeRO-1).
+pub struct ShardedUpdates {
+    /// This replica's index along the data axis, `s32[]`; `None` where no update is sharded.
+    data_index: Option<Tensor>,
 }
 
-impl UpdateParts {
-    pub fn of(recording: &mut Recording, parameters: &[ParameterSpec]) -> Result<Self> {
-        let in_parts = |parameter| {
+impl ShardedUpdates {
+    /// Feeds the replica's index where an update of `parameters` is sharded.
+    ///
+    /// # Errors
+    /// If the upload fails.
+    pub fn new(recording: &mut Recording, parameters: &[ParameterSpec]) -> Result<Self> {
+        let is_sharded = |parameter| {
             matches!(
-                lay(recording.placements(), parameter),
-                Lay::UpdateInParts(_)
+                Placement::of(recording.placements(), parameter),
+                Placement::ShardedUpdate(_)
             )
         };
-        if !parameters.iter().any(in_parts) {
-            return Ok(UpdateParts { place: None });
+        if !parameters.iter().any(is_sharded) {
+            return Ok(ShardedUpdates { data_index: None });
         }
         let mesh = recording.mesh();
-        let places: Vec<[i32; 1]> = (0..mesh.replicas())
+        let indices: Vec<[i32; 1]> = (0..mesh.replicas())
             .map(|replica| [mesh.index(Axis::Data, replica) as i32])
             .collect();
         let shape = Shape::scalar(DType::S32);
-        let place = recording.feed_host_each("data_index", &shape, |replica| {
-            bytemuck::cast_slice(&places[replica])
+        let index = recording.feed_host_each("data_index", &shape, |replica| {
+            bytemuck::cast_slice(&indices[replica])
         })?;
-        Ok(UpdateParts { place: Some(place) })
+        Ok(ShardedUpdates {
+            data_index: Some(index),
+        })
     }
 
     /// What this replica updates of a parameter.
-    pub fn cut(
+    ///
+    /// # Errors
+    /// If the graph refuses the slice.
+    pub fn shard(
         &self,
         recording: &Recording,
         parameter: &ParameterSpec,
         whole: &Tensor,
     ) -> Result<Tensor> {
-        match (lay(recording.placements(), parameter), &self.place) {
-            (Lay::UpdateInParts(split), Some(place)) => {
+        let placement = Placement::of(recording.placements(), parameter);
+        match (placement, &self.data_index) {
+            (Placement::ShardedUpdate(split), Some(index)) => {
                 let size = whole.dims()[split.dim] / split.parts;
-                Ok(whole.dynamic_slice(&place.mul_scalar(size as f64)?, split.dim, size)?)
+                Ok(whole.dynamic_slice(&index.mul_scalar(size as f64)?, split.dim, size)?)
             }
             _ => Ok(whole.clone()),
         }
     }
 
     /// The whole parameter from what each replica updated.
-    pub fn join(
+    ///
+    /// # Errors
+    /// If the graph refuses the all-gather.
+    pub fn gather(
         &self,
         recording: &Recording,
         parameter: &ParameterSpec,
-        part: Tensor,
+        shard: Tensor,
     ) -> Result<Tensor> {
-        match (
-            lay(recording.placements(), parameter),
-            recording.mesh().groups(&[Axis::Data]),
-        ) {
-            (Lay::UpdateInParts(split), Some(groups)) => Ok(part.all_gather(&groups, split.dim)?),
-            _ => Ok(part),
+        let placement = Placement::of(recording.placements(), parameter);
+        match (placement, recording.mesh().groups(&[Axis::Data])) {
+            (Placement::ShardedUpdate(split), Some(groups)) => {
+                Ok(shard.all_gather(&groups, split.dim)?)
+            }
+            _ => Ok(shard),
         }
     }
 }

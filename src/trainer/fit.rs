@@ -4,7 +4,7 @@
 use super::ahead::{RunShapes, record_steps};
 use super::error::{Error, Result};
 use super::session::Session;
-use super::step::{Phase, Stepper};
+use super::step::{Phase, TrainStep};
 use crate::cache::{Memory, TargetCache};
 use std::collections::BTreeMap;
 use xtrain_graphs::passes::stages::is_value;
@@ -48,7 +48,7 @@ pub fn footprint(
     session: &mut Session,
     absent: Option<&mut TargetCache>,
     model: &dyn Model,
-    stepper: &Stepper,
+    stepper: &TrainStep,
     shapes: &RunShapes,
     batch: usize,
 ) -> Result<Footprint> {
@@ -64,7 +64,7 @@ pub fn footprints(
     session: &mut Session,
     mut absent: Option<&mut TargetCache>,
     model: &dyn Model,
-    stepper: &Stepper,
+    stepper: &TrainStep,
     shapes: &RunShapes,
     batch: usize,
 ) -> Result<Vec<Footprint>> {
@@ -93,7 +93,7 @@ type Statistics<'a> = dyn FnMut(&mut Session, &Graph) -> Result<Memory> + 'a;
 pub fn footprints_of(
     steps: &[(String, Vec<Graph>)],
     session: &mut Session,
-    stepper: &Stepper,
+    stepper: &TrainStep,
     accumulation: usize,
     batch: usize,
     memory: &mut Statistics,

@@ -9,7 +9,7 @@ use super::error::{Error, Result};
 use super::feed::DeviceBatch;
 use super::run_state::{DataPosition, RunState};
 use super::session::{HostTime, Session};
-use super::step::{PendingMetrics, Phase, StepMetrics, Stepper, read_metrics};
+use super::step::{PendingMetrics, Phase, StepMetrics, TrainStep, read_metrics};
 use std::time::{Duration, Instant};
 
 /// A scale at which even the largest gradient that fp16 has stands for one of a thousand million:
@@ -147,7 +147,7 @@ struct Pending {
 
 /// One run of the loop.
 pub struct RunLoop<'a, 'm> {
-    pub stepper: &'a Stepper<'m>,
+    pub stepper: &'a TrainStep<'m>,
     pub session: &'a mut Session,
     pub length: RunLength,
     pub hooks: Vec<Box<dyn Hook + 'a>>,

@@ -3,7 +3,8 @@
 
 use crate::parallel::{Mesh, PipelineSchedule};
 use std::path::PathBuf;
-pub use xtrain_graphs::optim::ScheduleKind;
+use xtrain_graphs::optim::{Hyperparameters, Optimizer};
+pub use xtrain_graphs::optim::{OptimizerKind, ScheduleKind};
 pub use xtrain_graphs::{Checkpointing, Precision};
 
 /// When something periodic happens (TrainingArguments' `*_strategy` with `*_steps`).
@@ -16,12 +17,7 @@ pub enum Cadence {
     Epoch,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum OptimizerKind {
-    AdamW,
-    Sgd,
-}
-
+/// The optimizer of a run, its hyperparameters and its learning-rate schedule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimizerSettings {
     pub kind: OptimizerKind,
@@ -55,6 +51,15 @@ impl OptimizerSettings {
             warmup_steps: Some(0),
             warmup_ratio: 0.0,
         }
+    }
+
+    /// The optimizer with these hyperparameters.
+    pub fn build(&self) -> Box<dyn Optimizer> {
+        self.kind.build(&Hyperparameters {
+            beta1: self.adam_beta1,
+            beta2: self.adam_beta2,
+            eps: self.adam_epsilon,
+        })
     }
 }
 

@@ -16,11 +16,11 @@ use crate::trainer::device::{self, DeviceSettings, NeuronEnvironment};
 use crate::trainer::feed::DeviceBatch;
 use crate::trainer::parameters;
 use crate::trainer::session::Session;
-use crate::trainer::settings::{OptimizerKind, OptimizerSettings};
-use crate::trainer::step::{Phase, Stepper, read_metrics};
+use crate::trainer::settings::OptimizerSettings;
+use crate::trainer::step::{Phase, TrainStep, read_metrics};
 use std::path::Path;
 use std::time::Instant;
-use xtrain_graphs::optim::{Schedule, ScheduleKind};
+use xtrain_graphs::optim::{ADAMW, Schedule, ScheduleKind};
 use xtrain_graphs::{DType, Shape};
 use xtrain_models::HeadKind;
 
@@ -325,7 +325,7 @@ fn training_step(session: &mut Session) -> Result<(String, bool), Error> {
     let model = xtrain_models::build(config, HeadKind::CausalLm)
         .map_err(failed("building a small model"))?;
     let optimizer = OptimizerSettings {
-        kind: OptimizerKind::AdamW,
+        kind: ADAMW,
         learning_rate: 1e-2,
         weight_decay: 0.0,
         adam_beta1: 0.9,
@@ -342,7 +342,7 @@ fn training_step(session: &mut Session) -> Result<(String, bool), Error> {
         warmup: 0,
         total: 2,
     };
-    let stepper = Stepper::new(&*model, optimizer, schedule, 1);
+    let stepper = TrainStep::new(&*model, optimizer, schedule, 1);
     let mut train = || -> crate::trainer::Result<(Vec<f32>, bool)> {
         parameters::initialize(session, stepper.parameters(), 1)?;
         parameters::set_extra_state(session, &stepper.extra_state(false), None)?;

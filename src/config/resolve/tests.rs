@@ -4,7 +4,7 @@ use super::*;
 use crate::config::Invocation;
 use crate::config::choices::Device;
 use crate::config::fixture::Fixture;
-use crate::trainer::settings::{OptimizerKind, Resume, ScheduleKind};
+use crate::trainer::settings::{Resume, ScheduleKind};
 
 impl Fixture {
     fn read(&self, line: &str) -> Result<Command, UsageError> {
@@ -68,7 +68,7 @@ fn defaults_are_those_of_training_arguments() {
         precision: Precision::F32,
         eval_precision: Precision::F32,
         optimizer: OptimizerSettings {
-            kind: OptimizerKind::AdamW,
+            kind: xtrain_graphs::optim::ADAMW,
             learning_rate: 5e-5,
             weight_decay: 0.0,
             adam_beta1: 0.9,
@@ -152,7 +152,7 @@ fn settings_that_depend_on_others() {
     assert_eq!((plan.task.source().seed, plan.train.seed), (8, 7));
     assert_eq!(
         (plan.train.optimizer.schedule, plan.train.optimizer.kind),
-        (ScheduleKind::Constant, OptimizerKind::Sgd)
+        (ScheduleKind::Constant, xtrain_graphs::optim::SGD)
     );
     let plan = fixture
         .train("--output_dir @/old --resume_from_checkpoint")

@@ -33,7 +33,8 @@ impl Candidate {
         let (settings, model) = (&run.plan.train, &*run.loaded.model);
         let mesh = execution.mesh;
         let zero1 = execution.shard_optimizer_state;
-        if let Err(reason) = placements(model, execution.optimizer.kind, mesh, zero1) {
+        let optimizer = execution.optimizer.build();
+        if let Err(reason) = placements(model, &*optimizer, mesh, zero1) {
             return Ok(Err(reason.to_string()));
         }
         // Recording needs no device but a place to record, and the CPU has as many as are wanted.

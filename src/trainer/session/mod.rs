@@ -261,7 +261,7 @@ impl Session {
 
     /// Puts those values together on the devices of which other processes hold parts, all of which
     /// have to do the same; `None` if there are none.
-    pub fn gather(&mut self, names: &[&str]) -> Result<Option<Marked>> {
+    pub fn gather(&mut self, names: &[&str]) -> Result<Option<StepOutputs>> {
         let elsewhere: Vec<&str> = names
             .iter()
             .copied()
@@ -445,12 +445,12 @@ pub struct Recording<'s> {
 }
 
 /// What a step left to read, and where its time went.
-pub struct Marked {
+pub struct StepOutputs {
     fetched: BTreeMap<String, Buffers>,
     pub host_time: HostTime,
 }
 
-impl Marked {
+impl StepOutputs {
     /// The fetched value of every replica of this process.
     ///
     /// # Panics
@@ -464,7 +464,7 @@ impl Marked {
     /// The fetched value of the first replica, for values that are equal on all.
     ///
     /// # Panics
-    /// As [`Marked::replicas`].
+    /// As [`StepOutputs::replicas`].
     pub fn fetched(&self, name: &str) -> &Buffer {
         &self.replicas(name)[0]
     }
@@ -478,7 +478,7 @@ fn gathered(name: &str) -> String {
     format!("whole.{name}")
 }
 
-impl Marked {
+impl StepOutputs {
     /// A value that [`Session::gather`] put together.
     pub fn gathered(&self, name: &str) -> Option<&Buffer> {
         Some(&self.fetched.get(&gathered(name))?[0])
@@ -648,7 +648,7 @@ impl Recording<'_> {
     }
 
     /// Makes the value that each replica has of the vector `tensor`, an `f32[n]`, readable after
-    /// the step, on every process ([`Marked::start_reading_each`]). Those of other processes come
+    /// the step, on every process ([`StepOutputs::start_reading_each`]). Those of other processes come
     /// through a table in which each replica fills its own row: adding zeros up changes no bit.
     pub fn fetch_each(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
         if !self.session.is_spread() {
@@ -727,19 +727,19 @@ impl Recording<'_> {
     /// Cuts the recording, compiles its graphs if they are new, and starts them on the devices.
     /// Returns at once; assigned state takes its new value, fetched values become readable when the
     /// devices get there.
-    pub fn mark_step(self, name: &str) -> Result<Marked> {
+    pub fn mark_step(self, name: &str) -> Result<StepOutputs> {
         let (session, microbatch, started) = self.microbatch(name)?;
         let mut microbatches = std::mem::take(&mut session.waiting);
         microbatches.push(microbatch);
         let recorded = started.elapsed();
         let (fetched, mut host_time) = pipeline::run(session, microbatches)?;
         host_time.trace += recorded;
-        Ok(Marked { fetched, host_time })
+        Ok(StepOutputs { fetched, host_time })
     }
 
     /// The same for a microbatch that another follows. The stages of a pipeline wait until
     /// [`Recording::mark_step`] ends the step, and take its microbatches together.
-    pub fn mark_microbatch(self, name: &str) -> Result<Marked> {
+    pub fn mark_microbatch(self, name: &str) -> Result<StepOutputs> {
         if self.session.mesh.stage == 1 {
             return self.mark_step(name);
         }
@@ -749,7 +749,7 @@ impl Recording<'_> {
             trace: started.elapsed(),
             ..HostTime::default()
         };
-        Ok(Marked {
+        Ok(StepOutputs {
             fetched: BTreeMap::new(),
             host_time,
         })

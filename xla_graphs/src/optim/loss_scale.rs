@@ -3,7 +3,6 @@
 //! a step whose gradients overflow is skipped and halves the scale, and many good steps in a row
 //! double it.
 
-use super::{AdamW, StepScalars};
 use crate::error::Result;
 use crate::op::Comparison;
 use crate::trace::Tensor;
@@ -34,36 +33,6 @@ impl LossScale {
         Ok(LossScale {
             scale: finite.select(&after_good, &self.scale.mul_scalar(BACKOFF)?)?,
             good_steps: finite.select(&is_due.select(&zero, &good_steps)?, &zero)?,
-        })
-    }
-}
-
-/// AdamW's bias corrections `1 - beta^k`, kept on the device, because only the device knows in time
-/// how many of the steps so far were not skipped. Both are `f32[]`, 0 before the first step.
-pub struct BiasCorrections {
-    pub first: Tensor,
-    pub second: Tensor,
-}
-
-impl BiasCorrections {
-    /// Those of the next step that is not skipped:
-    /// `1 - beta^(k+1) = beta (1 - beta^k) + (1 - beta)`, which in f32 keeps all its digits, where
-    /// a power that is close to 1 would lose them in the subtraction.
-    pub fn next(&self, adamw: &AdamW) -> Result<BiasCorrections> {
-        let next = |x: &Tensor, beta: f64| x.mul_scalar(beta)?.add_scalar(1.0 - beta);
-        Ok(BiasCorrections {
-            first: next(&self.first, adamw.beta1)?,
-            second: next(&self.second, adamw.beta2)?,
-        })
-    }
-
-    /// The step's scalars with these corrections in place of the host's.
-    pub fn apply(&self, step: StepScalars) -> Result<StepScalars> {
-        let one = self.second.trace().full(1.0, self.second.shape())?;
-        Ok(StepScalars {
-            step_size: step.learning_rate.div(&self.first)?,
-            second_moment_scale: one.div(&self.second.sqrt()?)?,
-            learning_rate: step.learning_rate,
         })
     }
 }

@@ -11,6 +11,17 @@ pub enum ScheduleKind {
     Constant,
 }
 
+impl ScheduleKind {
+    /// Every value of `--lr_scheduler_type`, TrainingArguments' names, with the curve that it
+    /// chooses.
+    pub const WORDS: &'static [(&'static str, Self)] = &[
+        ("linear", ScheduleKind::Linear),
+        ("cosine", ScheduleKind::Cosine),
+        ("constant", ScheduleKind::Constant),
+        ("constant_with_warmup", ScheduleKind::Constant),
+    ];
+}
+
 /// A learning rate for every optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {

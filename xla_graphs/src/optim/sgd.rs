@@ -1,27 +1,33 @@
-//! Plain stochastic gradient descent with torch's coupled weight decay: w' = w - lr (g + wd w).
+//! Stochastic gradient descent without momentum, with torch's coupled weight decay:
+//! `w' = w - lr (g + wd w)`.
 
-use super::StepScalars;
+use super::{Optimizer, OptimizerKind, StateSpec, Update, Updated};
 use crate::error::Result;
-use crate::trace::Tensor;
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sgd {
-    pub weight_decay: f64,
-}
+/// `--optim sgd`.
+pub const SGD: OptimizerKind = OptimizerKind {
+    name: "sgd",
+    choices: &["sgd"],
+    new: |_| Box::new(Sgd),
+};
 
-impl Sgd {
-    /// The parameter after the step.
-    pub fn update(
-        &self,
-        step: &StepScalars,
-        parameter: &Tensor,
-        grad: &Tensor,
-        decay: bool,
-    ) -> Result<Tensor> {
-        let mut direction = grad.clone();
-        if decay && self.weight_decay != 0.0 {
-            direction = direction.add(&parameter.mul_scalar(self.weight_decay)?)?;
+#[derive(Debug)]
+struct Sgd;
+
+impl Optimizer for Sgd {
+    fn state(&self, _dims: &[usize]) -> Vec<StateSpec> {
+        Vec::new()
+    }
+
+    fn update(&self, update: &Update) -> Result<Updated> {
+        let mut direction = update.gradient.mul(update.scale)?;
+        if update.weight_decay != 0.0 {
+            direction = direction.add(&update.parameter.mul_scalar(update.weight_decay)?)?;
         }
-        parameter.sub(&direction.mul(&step.learning_rate)?)
+        let step = direction.mul(&update.scalars.learning_rate)?;
+        Ok(Updated {
+            parameter: update.parameter.sub(&step)?,
+            state: Vec::new(),
+        })
     }
 }

@@ -2,7 +2,10 @@
 //! over.
 
 use crate::support::{Rng, Value, assert_close, compile};
-use xtrain_graphs::optim::{AdamW, Sgd, StepFeed, StepScalars, clip_factor, global_norm};
+use xtrain_graphs::optim::{
+    ADAMW, Hyperparameters, OPTIMIZERS, Optimizer, OptimizerKind, SGD, StepScalars, Update,
+    clip_factor, global_norm, step_feed,
+};
 use xtrain_graphs::{DType, Graph, InputRole, Shape, Trace};
 
 const N: usize = 5;
@@ -11,101 +14,120 @@ fn vector(numbers: &[f64]) -> Value {
     Value::new(DType::F32, &[numbers.len()], numbers)
 }
 
-fn feed(feed: StepFeed) -> Value {
-    vector(&feed.to_array().map(f64::from))
-}
+const HYPER: Hyperparameters = Hyperparameters {
+    beta1: 0.9,
+    beta2: 0.999,
+    eps: 1e-8,
+};
 
-fn adamw_graph(adamw: &AdamW, decay: bool) -> Graph {
+/// One step of a parameter `f32[n]`: takes the parameter, its state, the gradient and the feed;
+/// gives the parameter and its state.
+fn step_graph(optimizer: &dyn Optimizer, n: usize, weight_decay: f64) -> Graph {
     let trace = Trace::new();
-    let state = |name: &str| trace.input(name, Shape::new(DType::F32, [N]), InputRole::State);
-    let (w, m, v) = (state("w"), state("w.m"), state("w.v"));
-    let grad = trace.input("grad", Shape::new(DType::F32, [N]), InputRole::Feed);
-    let step =
-        StepScalars::of(&trace.input("optimizer", Shape::new(DType::F32, [3]), InputRole::Feed))
-            .unwrap();
-    let update = adamw
-        .update(
-            &step,
-            &w,
-            &grad,
-            &trace.constant(1.0, DType::F32).unwrap(),
-            &m,
-            &v,
-            decay,
-        )
+    let vector = |name: &str, n: usize, role| trace.input(name, Shape::new(DType::F32, [n]), role);
+    let parameter = vector("w", n, InputRole::State);
+    let specs = optimizer.state(&[n]);
+    let state = specs
+        .iter()
+        .map(|spec| vector(spec.name, n, InputRole::State));
+    let state: Vec<_> = state.collect();
+    let gradient = vector("grad", n, InputRole::Feed);
+    let scalars = step_feed(optimizer, 0.0, 1).len();
+    let scalars = StepScalars::of(&vector("optimizer", scalars, InputRole::Feed)).unwrap();
+    let new = optimizer
+        .update(&Update {
+            scalars: &scalars,
+            parameter: &parameter,
+            gradient: &gradient,
+            scale: &trace.constant(1.0, DType::F32).unwrap(),
+            state: &state,
+            weight_decay,
+        })
         .unwrap();
-    trace.output("w", &update.parameter);
-    trace.output("w.m", &update.exp_avg);
-    trace.output("w.v", &update.exp_avg_sq);
-    trace.finish("adamw").unwrap()
+    trace.output("w", &new.parameter);
+    for (spec, new) in specs.iter().zip(&new.state) {
+        trace.output(spec.name, new);
+    }
+    trace.finish("step").unwrap()
 }
 
-#[test]
-fn adamw_follows_the_scalar_formula() {
-    let adamw = AdamW {
-        beta1: 0.9,
-        beta2: 0.999,
-        eps: 1e-8,
-        weight_decay: 0.1,
-    };
-    for decay in [true, false] {
-        let program = compile(&adamw_graph(&adamw, decay));
+/// Twenty steps beside `formula`, which updates an element and its state from the gradient, the
+/// learning rate, the decay and the 1-based step, in f64.
+fn assert_follows(kind: OptimizerKind, formula: impl Fn(&mut f64, &mut [f64], f64, f64, f64, i32)) {
+    let optimizer = kind.build(&HYPER);
+    let count = optimizer.state(&[N]).len();
+    for decay in [0.1, 0.0] {
+        let program = compile(&step_graph(&*optimizer, N, decay));
         let mut rng = Rng(4);
-        let start = rng.floats(N, -1.0, 1.0);
-        let mut state = vec![vector(&start), vector(&[0.0; N]), vector(&[0.0; N])];
-        let (mut w, mut m, mut v) = (start, [0.0; N], [0.0; N]);
+        let mut weights = rng.floats(N, -1.0, 1.0);
+        let mut states = vec![vec![0.0; count]; N];
+        let mut found = vec![vector(&weights)];
+        found.extend((0..count).map(|_| vector(&[0.0; N])));
         for k in 1..=20 {
             let learning_rate = 0.01 * f64::from(k);
             let grad = rng.floats(N, -2.0, 2.0);
-            state.extend([
-                vector(&grad),
-                feed(StepFeed::adamw(learning_rate, &adamw, k as u64)),
-            ]);
-            state = program.run(&state);
+            let feed = step_feed(&*optimizer, learning_rate, k as u64);
+            let feed: Vec<f64> = feed.into_iter().map(f64::from).collect();
+            found.extend([vector(&grad), vector(&feed)]);
+            found = program.run(&found);
             for i in 0..N {
                 let g = f64::from(grad[i] as f32);
-                m[i] = adamw.beta1 * m[i] + (1.0 - adamw.beta1) * g;
-                v[i] = adamw.beta2 * v[i] + (1.0 - adamw.beta2) * g * g;
-                if decay {
-                    w[i] -= learning_rate * adamw.weight_decay * w[i];
-                }
-                let (m_hat, v_hat) = (
-                    m[i] / (1.0 - adamw.beta1.powi(k)),
-                    v[i] / (1.0 - adamw.beta2.powi(k)),
-                );
-                w[i] -= learning_rate * m_hat / (v_hat.sqrt() + adamw.eps);
+                formula(&mut weights[i], &mut states[i], g, learning_rate, decay, k);
             }
             // Rounding of k steps in f32.
-            assert_close(&state[0].numbers(), &w, 1e-6 * f64::from(k));
-            assert_close(&state[1].numbers(), &m, 1e-6);
-            assert_close(&state[2].numbers(), &v, 1e-6);
+            assert_close(&found[0].numbers(), &weights, 1e-6 * f64::from(k));
+            for index in 0..count {
+                let expected: Vec<f64> = states.iter().map(|state| state[index]).collect();
+                assert_close(&found[1 + index].numbers(), &expected, 1e-6);
+            }
         }
     }
 }
 
 #[test]
+fn adamw_follows_the_scalar_formula() {
+    let Hyperparameters { beta1, beta2, eps } = HYPER;
+    assert_follows(ADAMW, |w, state, g, lr, decay, k| {
+        state[0] = beta1 * state[0] + (1.0 - beta1) * g;
+        state[1] = beta2 * state[1] + (1.0 - beta2) * g * g;
+        *w -= lr * decay * *w;
+        let m_hat = state[0] / (1.0 - beta1.powi(k));
+        let v_hat = state[1] / (1.0 - beta2.powi(k));
+        *w -= lr * m_hat / (v_hat.sqrt() + eps);
+    });
+}
+
+#[test]
 fn sgd_follows_the_scalar_formula() {
-    let trace = Trace::new();
-    let w = trace.input("w", Shape::new(DType::F32, [2]), InputRole::State);
-    let grad = trace.input("grad", Shape::new(DType::F32, [2]), InputRole::Feed);
-    let step =
-        StepScalars::of(&trace.input("optimizer", Shape::new(DType::F32, [3]), InputRole::Feed))
-            .unwrap();
-    let sgd = Sgd { weight_decay: 0.5 };
-    trace.output("w", &sgd.update(&step, &w, &grad, true).unwrap());
-    trace.output("plain", &sgd.update(&step, &w, &grad, false).unwrap());
-    let program = compile(&trace.finish("sgd").unwrap());
-    let got = program.run(&[
-        vector(&[1.0, -2.0]),
-        vector(&[0.5, 1.0]),
-        feed(StepFeed::plain(0.1)),
-    ]);
-    assert_close(
-        &got[0].numbers(),
-        &[1.0 - 0.1 * 1.0, -2.0 - 0.1 * 0.0],
-        1e-7,
-    );
-    assert_close(&got[1].numbers(), &[0.95, -2.1], 1e-7);
+    assert_follows(SGD, |w, _, g, lr, decay, _| *w -= lr * (g + decay * *w));
+}
+
+/// The scalars that the device derives from its count of steps are those that the host feeds.
+#[test]
+fn counters_give_the_fed_scalars() {
+    for kind in OPTIMIZERS {
+        let optimizer = kind.build(&HYPER);
+        let count = optimizer.counters().len();
+        if count == 0 {
+            continue;
+        }
+        let mut counters = vec![Value::new(DType::F32, &[], &[0.0]); count];
+        for k in 1..=20 {
+            let mut arguments = counters.clone();
+            arguments.push(Value::new(DType::F32, &[], &[0.01]));
+            let got = crate::support::evaluate(&arguments, |_, x| {
+                let next = optimizer.next_counters(&x[..count])?;
+                let scalars = optimizer.counted_scalars(&x[count], &next)?;
+                Ok([next, scalars].concat())
+            });
+            counters = got[..count].to_vec();
+            let fed = optimizer.scalars(0.01, k);
+            for (found, fed) in got[count..].iter().zip(&fed) {
+                assert_close(&found.numbers(), &[*fed], 1e-6 * fed.abs());
+            }
+            assert_eq!(got.len(), count + fed.len());
+        }
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! as a whole.
 
 use xtrain_graphs::op::{Attention, F64, Gelu};
-use xtrain_graphs::optim::{AdamW, StepScalars, clip_factor, global_norm};
+use xtrain_graphs::optim::{ADAMW, Hyperparameters, StepScalars, Update, clip_factor, global_norm};
 use xtrain_graphs::{DType, Graph, InputRole, Randomness, Result, Shape, Tensor, Trace, backward};
 
 const BATCH: usize = 2;
@@ -98,12 +98,11 @@ fn record(layers: usize) -> Result<Graph> {
     let tensors: Vec<Tensor> = parameters.all.iter().map(|(_, t)| t.clone()).collect();
     let gradients = backward(&loss, &tensors)?;
     let factor = clip_factor(&global_norm(&gradients)?, 1.0)?;
-    let adamw = AdamW {
+    let adamw = ADAMW.build(&Hyperparameters {
         beta1: 0.9,
         beta2: 0.999,
         eps: 1e-8,
-        weight_decay: 0.01,
-    };
+    });
     for ((name, tensor), gradient) in parameters.all.iter().zip(&gradients) {
         let state = |suffix: &str| {
             trace.input(
@@ -112,11 +111,17 @@ fn record(layers: usize) -> Result<Graph> {
                 InputRole::State,
             )
         };
-        let (m, v) = (state(".exp_avg"), state(".exp_avg_sq"));
-        let update = adamw.update(&step, tensor, gradient, &factor, &m, &v, tensor.rank() > 1)?;
-        trace.output(name.clone(), &update.parameter);
-        trace.output(format!("{name}.exp_avg"), &update.exp_avg);
-        trace.output(format!("{name}.exp_avg_sq"), &update.exp_avg_sq);
+        let new = adamw.update(&Update {
+            scalars: &step,
+            parameter: tensor,
+            gradient,
+            scale: &factor,
+            state: &[state(".exp_avg"), state(".exp_avg_sq")],
+            weight_decay: if tensor.rank() > 1 { 0.01 } else { 0.0 },
+        })?;
+        trace.output(name.clone(), &new.parameter);
+        trace.output(format!("{name}.exp_avg"), &new.state[0]);
+        trace.output(format!("{name}.exp_avg_sq"), &new.state[1]);
     }
     trace.output("loss", &loss);
     trace.finish("train")

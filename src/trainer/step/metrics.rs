@@ -1,0 +1,83 @@
+//! What a training step measures, and how the host reads it without making the device wait.
+
+use crate::runtime::PendingDownload;
+use crate::trainer::error::Result;
+use crate::trainer::session::{Recording, StepOutputs};
+use xtrain_graphs::Tensor;
+
+/// What a step measured, once the device is there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepMetrics {
+    /// Mean loss per token over the whole accumulation.
+    pub loss: f32,
+    /// Norm of the mean gradient before clipping.
+    pub grad_norm: f32,
+    /// Tokens that had a loss.
+    pub tokens: f32,
+    /// `None` where the loss is not scaled.
+    pub scaling: Option<Scaling>,
+}
+
+/// What loss scaling did in a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scaling {
+    /// The factor on the step's loss.
+    pub scale: f32,
+    /// Gradients overflowed, so the step changed nothing but the scale.
+    pub skipped: bool,
+}
+
+impl StepMetrics {
+    /// Whether the step left weights and optimizer state as they were.
+    pub fn is_skipped(&self) -> bool {
+        self.scaling.is_some_and(|scaling| scaling.skipped)
+    }
+}
+
+/// Metrics on their way from the device.
+pub struct PendingMetrics(PendingDownload<f32>);
+
+impl PendingMetrics {
+    /// Waits for the device.
+    ///
+    /// # Errors
+    /// If the step failed on the device.
+    pub fn wait(self) -> Result<StepMetrics> {
+        let values = self.0.wait()?;
+        let scaling = (values.len() > 3).then(|| Scaling {
+            scale: values[3],
+            skipped: values[4] == 0.0,
+        });
+        Ok(StepMetrics {
+            loss: values[0],
+            grad_norm: values[1],
+            tokens: values[2],
+            scaling,
+        })
+    }
+}
+
+/// The fetched `f32[3]`: mean loss, gradient norm, token count; in fp16 `f32[5]` with the loss
+/// scale and whether (1) or not (0) all gradients were finite.
+const METRICS: &str = "metrics";
+
+/// Fetches the metrics of a step, each `f32[]`.
+pub(super) fn fetch(recording: &mut Recording, metrics: &[Tensor]) -> Result<()> {
+    let metrics = metrics
+        .iter()
+        .map(|t| t.reshape(&[1]))
+        .collect::<xtrain_graphs::Result<Vec<_>>>()?;
+    let metrics = Tensor::concat(&metrics.iter().collect::<Vec<_>>(), 0)?;
+    recording.fetch(METRICS, &metrics);
+    Ok(())
+}
+
+/// Starts reading the metrics of a step that updated.
+///
+/// # Errors
+/// If the download cannot start.
+pub fn read_metrics(outputs: &StepOutputs) -> Result<PendingMetrics> {
+    Ok(PendingMetrics(
+        outputs.fetched(METRICS).start_download_to()?,
+    ))
+}

@@ -1,0 +1,141 @@
+//! `optimizer_step`: the exchange between replicas, mean over the true token count, the loss
+//! scale's check, clipping by the global norm, the optimizer's update of every parameter.
+
+use super::gradients::Gradients;
+use super::loss_scale::{self, ScaleCheck};
+use super::metrics;
+use crate::trainer::error::Result;
+use crate::trainer::exchange::{self, ShardedUpdates};
+use crate::trainer::session::Recording;
+use crate::trainer::settings::OptimizerSettings;
+use xtrain_graphs::optim::{
+    Optimizer, Schedule, StateSpec, StepScalars, Update, clip_factor, step_feed,
+};
+use xtrain_graphs::{DType, Shape, Tensor};
+use xtrain_models::ParameterSpec;
+
+/// Records the optimizer's part of a step.
+pub(super) struct OptimizerStep {
+    pub optimizer: Box<dyn Optimizer>,
+    pub settings: OptimizerSettings,
+    pub schedule: Schedule,
+    /// Bytes of gradients that replicas exchange in one collective.
+    pub bucket_bytes: usize,
+}
+
+/// Name in the session and in checkpoints of what the optimizer keeps for a parameter.
+pub(super) fn state_name(state: &StateSpec, parameter: &str) -> String {
+    format!("{}.{parameter}", state.name)
+}
+
+impl OptimizerStep {
+    /// Records 0-based step `step` of `parameters`, whose tensors are `weights`, and fetches the
+    /// metrics.
+    pub fn record(
+        &self,
+        recording: &mut Recording,
+        parameters: &[ParameterSpec],
+        weights: &[Tensor],
+        gradients: Gradients,
+        step: u64,
+    ) -> Result<()> {
+        let trace = recording.trace().clone();
+        let _scope = trace.update_scope("optimizer");
+        let held = exchange::held(recording.placements(), parameters).into_owned();
+        let mut scalars = self.feed(recording, step)?;
+        let (loss, sums) = exchange::sum(
+            recording,
+            &held,
+            &gradients.loss,
+            &gradients.gradients,
+            self.bucket_bytes,
+        )?;
+        let one = trace.constant(1.0, DType::F32)?;
+        let per_token = one.div(&loss.count.max_scalar(1.0)?)?;
+        let mut factor = per_token.clone();
+        if gradients.is_scaled {
+            factor = factor.div(&loss_scale::factor(recording, gradients.divisor)?)?;
+        }
+        let norm = exchange::norm(recording, &held, &sums)?.mul(&factor)?;
+        let mut check = None;
+        if gradients.is_scaled {
+            let found = ScaleCheck::new(recording, &norm)?;
+            scalars.own = self.count(recording, &found, &scalars.learning_rate)?;
+            check = Some(found);
+        }
+        if self.settings.max_grad_norm > 0.0 {
+            factor = factor.mul(&clip_factor(&norm, self.settings.max_grad_norm)?)?;
+        }
+        let updates = ShardedUpdates::new(recording, &held)?;
+        for ((parameter, weight), gradient) in held.iter().zip(weights).zip(&sums) {
+            let _scope = trace.scope(&parameter.name);
+            let weight = &updates.shard(recording, parameter, weight)?;
+            let names = self.optimizer.state(&parameter.dims);
+            let names = names.iter().map(|state| state_name(state, &parameter.name));
+            let names: Vec<String> = names.collect();
+            let state = names
+                .iter()
+                .map(|name| recording.state(name))
+                .collect::<Result<Vec<_>>>()?;
+            let new = self.optimizer.update(&Update {
+                scalars: &scalars,
+                parameter: weight,
+                gradient,
+                scale: &factor,
+                state: &state,
+                weight_decay: if parameter.decay {
+                    self.settings.weight_decay
+                } else {
+                    0.0
+                },
+            })?;
+            let new_weight = unless_skipped(check.as_ref(), new.parameter, weight)?;
+            let new_weight = updates.gather(recording, parameter, new_weight)?;
+            recording.assign(&parameter.name, &new_weight)?;
+            for ((name, new), old) in names.iter().zip(new.state).zip(&state) {
+                recording.assign(name, &unless_skipped(check.as_ref(), new, old)?)?;
+            }
+        }
+        let mut measured = vec![loss.sum.mul(&per_token)?, norm, loss.count.clone()];
+        if let Some(check) = check {
+            measured.extend([check.scale, check.finite.convert(DType::F32)?]);
+        }
+        metrics::fetch(recording, &measured)
+    }
+
+    /// Feeds the step's scalars.
+    fn feed(&self, recording: &mut Recording, step: u64) -> Result<StepScalars> {
+        let learning_rate = self.schedule.learning_rate(step);
+        let feed = step_feed(&*self.optimizer, learning_rate, step + 1);
+        let shape = Shape::new(DType::F32, [feed.len()]);
+        let feed = recording.feed_host("optimizer", bytemuck::cast_slice(&feed), &shape)?;
+        Ok(StepScalars::of(&feed)?)
+    }
+
+    /// Counts the step on the device unless it is skipped; gives the optimizer's scalars.
+    fn count(
+        &self,
+        recording: &mut Recording,
+        check: &ScaleCheck,
+        learning_rate: &Tensor,
+    ) -> Result<Vec<Tensor>> {
+        let names = self.optimizer.counters();
+        let old = names
+            .iter()
+            .map(|name| recording.state(name))
+            .collect::<Result<Vec<_>>>()?;
+        let new = self.optimizer.next_counters(&old)?;
+        for ((name, new), old) in names.iter().zip(&new).zip(&old) {
+            recording.assign(name, &check.finite.select(new, old)?)?;
+        }
+        Ok(self.optimizer.counted_scalars(learning_rate, &new)?)
+    }
+}
+
+/// The new value or, when gradients overflowed, the old one.
+fn unless_skipped(check: Option<&ScaleCheck>, new: Tensor, old: &Tensor) -> Result<Tensor> {
+    match check {
+        Some(check) => Ok(check.finite.select(&new, old)?),
+        None => Ok(new),
+    }
+}

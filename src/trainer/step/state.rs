@@ -1,0 +1,98 @@
+//! A run's state besides the parameters, and where all of it is placed on a mesh.
+
+use super::gradients::{SCALAR_SUMS, sum_name, sum_state};
+use super::loss_scale;
+use super::optimizer_step::state_name;
+use crate::parallel::{Mesh, Placements};
+use crate::trainer::error::Result;
+use crate::trainer::exchange::{self, ParameterState};
+use crate::trainer::pipeline::layer_costs;
+use crate::trainer::session::parameters::ExtraState;
+use xtrain_graphs::optim::{Optimizer, StateSpec};
+use xtrain_graphs::{DType, Shape};
+use xtrain_models::{Model, ParameterSpec, tensor_cuts};
+
+/// Which state a run has beside its parameters.
+pub(super) struct StateOptions {
+    /// Gradients accumulate over microbatches.
+    pub accumulates: bool,
+    pub scales_loss: bool,
+}
+
+/// Optimizer state, sums where gradients accumulate, and the loss scale with the optimizer's
+/// counters where there is one.
+pub(super) fn extra_state(
+    optimizer: &dyn Optimizer,
+    parameters: &[ParameterSpec],
+    options: &StateOptions,
+) -> Vec<ExtraState> {
+    let saved = |name: String, dims: &[usize], initial: f32| ExtraState {
+        name,
+        shape: Shape::new(DType::F32, dims.to_vec()),
+        initial,
+        saved: true,
+    };
+    let mut state = Vec::new();
+    for parameter in parameters {
+        for own in optimizer.state(&parameter.dims) {
+            let name = state_name(&own, &parameter.name);
+            state.push(saved(name, &own.dims, own.initial));
+        }
+        if options.accumulates {
+            state.push(sum_state(sum_name(&parameter.name), &parameter.dims));
+        }
+    }
+    if options.accumulates {
+        state.extend(SCALAR_SUMS.map(|name| sum_state(name.into(), &[])));
+    }
+    if options.scales_loss {
+        let scale = loss_scale::STATE.into_iter();
+        let counters = optimizer.counters().iter().map(|name| (*name, 0.0));
+        let scalars = scale.chain(counters);
+        state.extend(scalars.map(|(name, initial)| saved(name.into(), &[], initial)));
+    }
+    state
+}
+
+/// Where the state of a run is placed on its mesh. With `shard_optimizer_state` the optimizer's
+/// state of replicated parameters is sharded along the data axis (ZeRO-1).
+///
+/// # Errors
+/// If the tensor axis cannot divide the model's layers, or if it has fewer layers than stages.
+pub fn placements(
+    model: &dyn Model,
+    optimizer: &dyn Optimizer,
+    mesh: Mesh,
+    shard_optimizer_state: bool,
+) -> Result<Placements> {
+    let cuts = tensor_cuts(model, mesh.tensor)?;
+    let stages = layer_costs::plan(model, mesh.stage)?;
+    let of_parameter = |parameter: &ParameterSpec, name: &str| {
+        let state = optimizer.state(&parameter.dims);
+        let (shaped, other): (Vec<_>, Vec<_>) =
+            state.iter().partition(|state| state.dims == parameter.dims);
+        let names = |state: Vec<&StateSpec>| {
+            let names = state.into_iter().map(|state| state_name(state, name));
+            names.collect()
+        };
+        ParameterState {
+            shaped: names(shaped),
+            other: names(other),
+            sum: sum_name(name),
+        }
+    };
+    let mut placements = exchange::placements(
+        &model.parameters(),
+        mesh,
+        &cuts,
+        shard_optimizer_state,
+        stages.as_ref(),
+        of_parameter,
+    );
+    if let Some(stages) = stages {
+        SCALAR_SUMS
+            .into_iter()
+            .for_each(|name| placements.set_home(name.into(), stages.last()));
+    }
+    Ok(placements)
+}

@@ -1,0 +1,158 @@
+//! What holds for every optimizer that a run can choose: its meshes train as one device does, its
+//! runs resume bit for bit, `fit` counts its state. Their numbers are in `golden.rs`, skipped steps
+//! in `precision.rs`; AdamW's meshes in `meshes.rs`.
+
+use crate::parallel::{assert_close, weights};
+use crate::tasks::{Bench, numbers};
+use std::collections::BTreeMap;
+use xtrain_graphs::optim::{ADAMW, Hyperparameters, OPTIMIZERS, OptimizerKind};
+
+const RATE: &str = "--learning_rate 1e-4";
+
+/// Name, rows of a microbatch on one device, flags: a step has eight rows on each.
+const MESHES: [(&str, usize, &str); 6] = [
+    ("accumulated", 2, "--gradient_accumulation_steps 4"),
+    ("zero1", 4, "--data_parallel 2 --shard_optimizer_state"),
+    ("zero3", 4, "--shard_parallel 2"),
+    ("tensor", 8, "--tensor_parallel 2"),
+    (
+        "pipeline",
+        4,
+        "--pipeline_parallel 2 --gradient_accumulation_steps 2",
+    ),
+    (
+        "all",
+        2,
+        "--data_parallel 2 --shard_optimizer_state --tensor_parallel 2 --pipeline_parallel 2 --gradient_accumulation_steps 2",
+    ),
+];
+
+fn train(bench: &Bench, kind: OptimizerKind, dir: &str, rows: usize, flags: &str) {
+    let optim = kind.choices[0];
+    bench
+        .run(&format!(
+            "train clm --model_type gpt2 --config_overrides \
+             n_layer=2,n_head=2,n_embd=32,n_positions=32,embd_pdrop=0,attn_pdrop=0,resid_pdrop=0 \
+             --train_file wikitext.txt --tokenizer_name byte_bpe --block_size 32 --do_train --disable_tqdm \
+             --optim {optim} --weight_decay 0.1 --per_device_train_batch_size {rows} \
+             --logging_steps 1 --output_dir {dir} {flags}"
+        ))
+        .succeeded();
+}
+
+/// The sum of the differences of all elements.
+fn distance(one: &BTreeMap<String, Vec<f32>>, other: &BTreeMap<String, Vec<f32>>) -> f64 {
+    let pairs = one
+        .iter()
+        .flat_map(|(name, one)| one.iter().zip(&other[name]));
+    pairs.map(|(a, b)| f64::from((a - b).abs())).sum()
+}
+
+/// The bar on weights is on all together: a rule that takes a sign turns an update around where
+/// rounding decides it.
+#[test]
+fn meshes_train_as_one_device() {
+    let Some(bench) = Bench::new() else { return };
+    for kind in OPTIMIZERS.iter().filter(|kind| **kind != ADAMW) {
+        let one = format!("{kind:?}-one");
+        let steps = "--max_steps 6 --save_strategy no";
+        let still = format!("{kind:?}-still");
+        train(
+            &bench,
+            *kind,
+            &still,
+            8,
+            &format!("{steps} --learning_rate 0"),
+        );
+        let start = weights(&bench, &still);
+        let steps = &format!("{steps} {RATE}");
+        train(&bench, *kind, &one, 8, steps);
+        let (one_records, one_weights) = (bench.records(&one), weights(&bench, &one));
+        for (name, rows, mesh) in MESHES {
+            let dir = format!("{kind:?}-{name}");
+            train(&bench, *kind, &dir, rows, &format!("{mesh} {steps}"));
+            let records = bench.records(&dir);
+            for key in ["loss", "grad_norm"] {
+                let (one, found) = (numbers(&one_records, key), numbers(&records, key));
+                assert_eq!(found.len(), 6, "{dir}");
+                assert_close(&format!("{dir}: {key}"), &one, &found, 1e-4);
+            }
+            let found = weights(&bench, &dir);
+            let (off, moved) = (
+                distance(&found, &one_weights),
+                distance(&one_weights, &start),
+            );
+            println!(
+                "{dir}: off by {:.1e} of how far training moved",
+                off / moved
+            );
+            assert!(moved > 0.0 && off <= 0.02 * moved, "{dir}: {off}, {moved}");
+        }
+    }
+}
+
+/// In fp16 with accumulation, with the optimizer's state whole and sharded: all state that there
+/// is.
+#[test]
+fn runs_resume_bit_for_bit() {
+    let Some(bench) = Bench::new() else { return };
+    for kind in OPTIMIZERS {
+        for (name, mesh) in [
+            ("one", ""),
+            ("zero1", "--data_parallel 2 --shard_optimizer_state"),
+        ] {
+            let flags =
+                format!("{RATE} --fp16 --gradient_accumulation_steps 2 --save_steps 3 {mesh}");
+            let (whole, resumed) = (
+                format!("{kind:?}-{name}"),
+                format!("{kind:?}-{name}-resumed"),
+            );
+            train(&bench, *kind, &whole, 2, &format!("{flags} --max_steps 6"));
+            let from = format!("{whole}/checkpoint-3");
+            train(
+                &bench,
+                *kind,
+                &resumed,
+                2,
+                &format!("{flags} --max_steps 6 --resume_from_checkpoint {from}"),
+            );
+            for file in ["model.safetensors", "optimizer.safetensors"] {
+                let of = |dir: &str| bench.bytes(&format!("{dir}/checkpoint-6/{file}"));
+                assert!(of(&whole) == of(&resumed), "{resumed}: {file} differs");
+                let before = bench.bytes(&format!("{from}/{file}"));
+                assert!(of(&whole) != before, "{whole}: {file} does not change");
+            }
+        }
+    }
+}
+
+#[test]
+fn fit_counts_the_state() {
+    let Some(bench) = Bench::new() else { return };
+    for kind in OPTIMIZERS {
+        let run = bench.run(&format!(
+            "fit clm --model_type gpt2 --config_overrides n_layer=2,n_head=2,n_embd=32,n_positions=32 \
+             --train_file wikitext.txt --tokenizer_name byte_bpe --block_size 32 --optim {} \
+             --memory 64MB --json --output_dir {kind:?}-fit",
+            kind.choices[0]
+        ));
+        run.succeeded();
+        let found: serde_json::Value = serde_json::from_str(run.stdout.trim()).unwrap();
+        let bytes = |key: &str| {
+            found[key]
+                .as_u64()
+                .unwrap_or_else(|| panic!("{key}: {found}"))
+        };
+        let optimizer = kind.build(&Hyperparameters {
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+        });
+        let states = optimizer.state(&[1]).len() as u64;
+        assert_eq!(
+            bytes("moments_bytes"),
+            states * bytes("weights_bytes"),
+            "{kind:?}"
+        );
+    }
+}
