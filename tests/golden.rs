@@ -14,7 +14,7 @@ use xtrain::trainer::session::Session;
 use xtrain::trainer::settings::OptimizerSettings;
 use xtrain::trainer::step::{Phase, TrainStep, parameter_tensors, read_metrics};
 use xtrain::trainer::{device, parameters};
-use xtrain_graphs::optim::{ADAMW, OPTIMIZERS, OptimizerKind, Schedule, ScheduleKind};
+use xtrain_graphs::optim::{ADAMW, LION, OPTIMIZERS, OptimizerKind, Schedule, ScheduleKind};
 use xtrain_graphs::{DType, Randomness, Shape, backward};
 use xtrain_models::{Config, HeadKind, Model, Weights};
 
@@ -314,7 +314,8 @@ fn follow_trajectory(name: &str, mut case: Case, expected: &Path, kind: Optimize
         learning_rate: peak,
         weight_decay: hyper("weight_decay"),
         adam_beta1: hyper("beta1"),
-        adam_beta2: hyper("beta2"),
+        // The golden Lion has its paper's, whatever is recorded of AdamW.
+        adam_beta2: if kind == LION { 0.99 } else { hyper("beta2") },
         adam_epsilon: hyper("eps"),
         max_grad_norm: hyper("max_grad_norm"),
         schedule: ScheduleKind::Linear,

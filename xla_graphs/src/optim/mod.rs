@@ -7,12 +7,14 @@
 
 mod adamw;
 mod clip;
+mod lion;
 mod loss_scale;
 mod schedule;
 mod sgd;
 
 pub use adamw::ADAMW;
 pub use clip::{clip_factor, global_norm, sum_of_squares};
+pub use lion::LION;
 pub use loss_scale::{GROWTH_INTERVAL, INITIAL_SCALE, LossScale};
 pub use schedule::{Schedule, ScheduleKind};
 pub use sgd::SGD;
@@ -22,7 +24,7 @@ use crate::trace::Tensor;
 use std::fmt;
 
 /// Every optimizer that a run can choose.
-pub const OPTIMIZERS: &[OptimizerKind] = &[ADAMW, SGD];
+pub const OPTIMIZERS: &[OptimizerKind] = &[ADAMW, SGD, LION];
 
 /// An optimizer that `--optim` can name.
 #[derive(Clone, Copy)]

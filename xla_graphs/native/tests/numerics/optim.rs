@@ -3,7 +3,7 @@
 
 use crate::support::{Rng, Value, assert_close, compile};
 use xtrain_graphs::optim::{
-    ADAMW, Hyperparameters, OPTIMIZERS, Optimizer, OptimizerKind, SGD, StepScalars, Update,
+    ADAMW, Hyperparameters, LION, OPTIMIZERS, Optimizer, OptimizerKind, SGD, StepScalars, Update,
     clip_factor, global_norm, step_feed,
 };
 use xtrain_graphs::{DType, Graph, InputRole, Shape, Trace};
@@ -100,6 +100,17 @@ fn adamw_follows_the_scalar_formula() {
 #[test]
 fn sgd_follows_the_scalar_formula() {
     assert_follows(SGD, |w, _, g, lr, decay, _| *w -= lr * (g + decay * *w));
+}
+
+#[test]
+fn lion_follows_the_scalar_formula() {
+    let Hyperparameters { beta1, beta2, .. } = HYPER;
+    assert_follows(LION, |w, state, g, lr, decay, _| {
+        let direction = beta1 * state[0] + (1.0 - beta1) * g;
+        *w -= lr * decay * *w;
+        *w -= lr * direction.signum();
+        state[0] = beta2 * state[0] + (1.0 - beta2) * g;
+    });
 }
 
 /// The scalars that the device derives from its count of steps are those that the host feeds.

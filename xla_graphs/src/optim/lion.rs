@@ -1,0 +1,38 @@
+//! Lion (Chen et al. 2023), evolved sign momentum with decoupled weight decay, as `Lion` of
+//! bitsandbytes, which is what TrainingArguments' names mean.
+
+use super::{Hyperparameters, Optimizer, OptimizerKind, StateSpec, Update, Updated};
+use crate::error::Result;
+
+/// `--optim lion_32bit` or `lion`; its betas are `--adam_beta1` and `--adam_beta2`.
+pub const LION: OptimizerKind = OptimizerKind {
+    name: "lion",
+    choices: &["lion_32bit", "lion"],
+    new: |hyper| Box::new(Lion(*hyper)),
+};
+
+#[derive(Debug)]
+struct Lion(Hyperparameters);
+
+impl Optimizer for Lion {
+    fn state(&self, dims: &[usize]) -> Vec<StateSpec> {
+        vec![StateSpec::zeros("exp_avg", dims)]
+    }
+
+    /// `w' = w (1 - lr wd) - lr sign(beta1 m + (1 - beta1) g)` and `m' = beta2 m + (1 - beta2) g`.
+    /// The sign of 0 is 0. The gradient is scaled for each use, so that XLA reads it only once, as
+    /// in AdamW.
+    fn update(&self, update: &Update) -> Result<Updated> {
+        let exp_avg = &update.state[0];
+        let moved = |beta: f64| {
+            let scale = update.scale.mul_scalar(1.0 - beta)?;
+            exp_avg.mul_scalar(beta)?.add(&update.gradient.mul(&scale)?)
+        };
+        let direction = moved(self.0.beta1)?.sign()?;
+        let step = direction.mul(&update.scalars.learning_rate)?;
+        Ok(Updated {
+            parameter: update.decayed()?.sub(&step)?,
+            state: vec![moved(self.0.beta2)?],
+        })
+    }
+}
