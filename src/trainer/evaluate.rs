@@ -17,7 +17,7 @@ const SUMS: &str = "sums";
 
 /// What an evaluation measures besides the loss, batch by batch: a task's own.
 pub trait Metrics {
-    /// Adds a batch: the [`outputs`] of all its replicas, one after the other, the labels of all its
+    /// Adds a batch: the `outputs` of all its replicas, one after the other, the labels of all its
     /// rows, and how many of them, from the first on, are real.
     fn add(&mut self, outputs: &[f32], labels: &HostLabels, examples: usize);
 

@@ -28,7 +28,7 @@ pub fn backward(loss: &Tensor, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
 /// The gradients of a scalar `loss` with respect to `parameters`, in their order; zeros for one
 /// that the loss does not use.
 ///
-/// Each is the result of an [`Op::MasterGradient`], by which passes know it: autocast does not round
+/// Each is the result of an `MasterGradient`, by which passes know it: autocast does not round
 /// the product that it comes from.
 pub fn backward_with(
     loss: &Tensor,
