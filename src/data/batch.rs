@@ -5,7 +5,7 @@ use ndarray::Array2;
 
 pub use crate::trainer::feed::HostLabels;
 
-/// A batch of token ids, with what the model is told of them.
+/// A batch of token ids, with the masks and labels that the model takes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
     /// `[B, T]`

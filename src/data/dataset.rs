@@ -32,7 +32,7 @@ pub enum Origin {
     Cached,
     /// Tokenized in this run.
     Tokenized,
-    /// Tokenized in this run because the file on disk was damaged, in the way told.
+    /// Tokenized in this run because the file on disk was damaged, with the reason.
     Remade(String),
     Memory,
 }

@@ -77,7 +77,7 @@ pub enum Error {
     NoRanges { url: PathBuf },
 
     #[error(
-        "{} cannot be read: {reason}. Check the connection; a run that saved a checkpoint goes on with --resume_from_checkpoint",
+        "{} cannot be read: {reason}. Check the connection; a run that saved a checkpoint resumes with --resume_from_checkpoint",
         url.display()
     )]
     Unreachable { url: PathBuf, reason: String },

@@ -31,7 +31,7 @@ const VERSIONS: [u32; 2] = [1, 2];
 pub mod flag {
     /// Added by the tokenizer around the text, such as `[CLS]`; never masked.
     pub const SPECIAL: u8 = 1;
-    /// Goes on with the word of the token before it.
+    /// Continues the word of the token before it.
     pub const CONTINUES: u8 = 2;
     /// Belongs to the second text of a pair.
     pub const SECOND: u8 = 4;
@@ -194,7 +194,7 @@ impl Examples {
         self.header.totals
     }
 
-    /// Bad rows that were left out; to be told, never silent.
+    /// Bad rows that were left out; to be reported, never silent.
     pub fn skipped(&self) -> u64 {
         self.header.skipped
     }
@@ -407,7 +407,7 @@ impl ExamplesWriter<'_> {
         self.out.write_all(&bytes)
     }
 
-    /// Adds to what is told of the set: rows read, tokens, bad rows left out.
+    /// Adds to the report of the set: rows read, tokens, bad rows left out.
     pub fn count(&mut self, rows: u64, tokens: u64, skipped: u64) {
         self.totals.lines += rows;
         self.totals.tokens += tokens;

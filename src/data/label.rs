@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Label(u32);
 
-/// Stands for no label: neither a class, of which there are not so many, nor the bits of a finite
+/// Stands for no label: neither a class, of which there are fewer, nor the bits of a finite
 /// number.
 const NONE: u32 = u32::MAX;
 

@@ -29,7 +29,7 @@ impl<T> Queue<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// So many items are enough for now: whoever takes the next one still finds another.
+    /// This many items are enough for now: whoever takes the next one still finds another.
     fn low_mark(&self) -> usize {
         self.capacity / 4
     }

@@ -94,7 +94,7 @@ impl BatchPlan {
         }
     }
 
-    /// Rows that an epoch leaves out; to be told, never silent.
+    /// Rows that an epoch leaves out; to be reported, never silent.
     pub fn dropped_rows(&self) -> usize {
         if self.drop_last {
             self.rows % self.batch_size

@@ -32,7 +32,7 @@ pub struct SourceSettings {
     /// Of the order of the rows, the validation split and the masking.
     pub seed: u64,
     /// Training rows are read as the run goes on instead of being prepared before it; each is drawn
-    /// from a buffer of so many.
+    /// from a buffer of this many.
     pub streaming: Option<usize>,
 }
 

@@ -31,7 +31,7 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// The same with so many bytes of data more.
+    /// The same with `bytes` more of data.
     pub fn also_keeping(self, bytes: u64) -> Self {
         Footprint {
             data: self.data + bytes,

@@ -5,7 +5,7 @@ use crate::distributed::{self, ProcessGroup};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Processes of a run are at most so many steps apart: each step ends with an exchange between all
+/// Processes of a run are at most this many steps apart: each step ends with an exchange between all
 /// of them, and the host of one may have handed over the next one or two.
 const MOST_APART: u64 = 3;
 

@@ -11,7 +11,7 @@ pub use xtrain_graphs::{Checkpointing, Precision};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Cadence {
     Never,
-    /// Every so many optimizer steps, at least 1.
+    /// Every N optimizer steps, at least 1.
     Steps(u64),
     /// At the end of every epoch.
     Epoch,
@@ -74,9 +74,9 @@ pub struct TrainSettings {
     pub mesh: Mesh,
     /// The order in which the stages of a pipeline take a step's microbatches.
     pub pipeline_schedule: PipelineSchedule,
-    /// Activations between divided layers' products lie in parts along the tensor axis.
+    /// Activations between divided layers' products are sharded along the tensor axis.
     pub sequence_parallel: bool,
-    /// Moments of whole parameters lie in parts along the data axis (ZeRO-1).
+    /// Moments of replicated parameters are sharded along the data axis (ZeRO-1).
     pub shard_optimizer_state: bool,
     /// Gradients that replicas exchange in one collective.
     pub gradient_bucket_bytes: usize,
@@ -95,9 +95,9 @@ pub struct TrainSettings {
     pub logging: Cadence,
     pub logging_first_step: bool,
     pub save: Cadence,
-    /// Keep only the newest so many `checkpoint-N` directories, and the best one.
+    /// Keep only the N newest `checkpoint-N` directories, and the best one.
     pub save_total_limit: Option<usize>,
-    /// Weights beyond so many bytes are saved in several files.
+    /// Weights beyond this many bytes are saved in several files.
     pub max_shard_size: u64,
     pub eval: Cadence,
     /// Which evaluation is the best one, if that is asked for.

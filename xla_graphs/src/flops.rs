@@ -82,7 +82,7 @@ pub fn recorded(trace: &Trace, nodes: Range<usize>) -> RecordedFlops {
     flops
 }
 
-/// So many products of `[T, D]` and `[S, D]` in each head, of which a causal mask leaves half: the
+/// This many products of `[T, D]` and `[S, D]` in each head, of which a causal mask leaves half: the
 /// kernels skip the rest.
 fn attention(products: usize, causal: bool, q: &Shape, k: &Shape) -> f64 {
     let all = 2.0 * products as f64 * q.elements() as f64 * k.dims[1] as f64;

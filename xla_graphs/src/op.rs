@@ -126,7 +126,7 @@ pub struct Attention {
     pub scale: F64,
     /// Query t sees keys 0..=t only.
     pub causal: bool,
-    /// Query t sees the last so many keys, itself included (GPT-Neo's local layers).
+    /// Query t sees this many last keys, itself included (GPT-Neo's local layers).
     pub window: Option<u32>,
     pub key_mask: bool,
     /// Share of the probabilities that is dropped; the kept ones are divided by `1 - dropout`.

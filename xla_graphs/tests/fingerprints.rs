@@ -8,7 +8,7 @@ use xtrain_graphs::{
     backward, passes,
 };
 
-/// What the program below can be told to do differently, one thing at a time.
+/// What the program below can do differently, one thing at a time.
 #[derive(Clone)]
 struct Knobs {
     graph: &'static str,

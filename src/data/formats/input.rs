@@ -146,7 +146,7 @@ pub(in crate::data) fn content(path: &Path) -> Result<String> {
 }
 
 impl Input {
-    /// Opens a file; gzip is told by its first two bytes, whatever the name. A file without any
+    /// Opens a file; gzip is recognized by its first two bytes, whatever the name. A file without any
     /// content is an error. Raw bytes read are added to `count`.
     pub fn open(path: &Path, count: Arc<AtomicU64>) -> Result<Input> {
         let read = Arc::new(AtomicU64::new(0));

@@ -1,4 +1,4 @@
-//! JSON rows: one object a line, or one array of objects (a `.json` file may be either, told by its
+//! JSON rows: one object a line, or one array of objects (a `.json` file may be either, recognized by its
 //! first character).
 
 use std::sync::Arc;

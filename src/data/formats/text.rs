@@ -26,7 +26,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Opens a file; gzip is told by its first two bytes, whatever the name. A file without any
+    /// Opens a file; gzip is recognized by its first two bytes, whatever the name. A file without any
     /// text is an error.
     pub fn open(path: &Path) -> Result<Lines> {
         Lines::open_counted(path, Arc::default())

@@ -34,7 +34,7 @@ const PIECE: u64 = 4 << 20;
 /// Pieces that are kept: one for each column of a parquet file that is read.
 const KEPT: usize = 4;
 
-/// How often a request is repeated before the user is told.
+/// How often a request is repeated before it is an error.
 const RETRIES: usize = 4;
 
 /// How long a server may say nothing: what `HF_HUB_DOWNLOAD_TIMEOUT` says in seconds, as for

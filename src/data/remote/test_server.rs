@@ -11,15 +11,15 @@ use std::thread::JoinHandle;
 /// How an object is served.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
-    /// The connection ends after half of what was asked for, so many times.
+    /// The connection ends after half of what was asked for, this many times.
     BreaksOff(usize),
-    /// An answer with this status, so many times.
+    /// An answer with this status, this many times.
     Status(&'static str, usize),
     /// The connection is accepted, and nothing is ever said.
     Silent,
     /// Ranges are ignored.
     NoRanges,
-    /// Another ETag and other bytes after so many requests.
+    /// Another ETag and other bytes after this many requests.
     ChangesAfter(usize),
     /// The same bytes under another ETag.
     Retagged,

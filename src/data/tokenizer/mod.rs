@@ -298,7 +298,7 @@ impl Tokenizer {
         self.pads_left
     }
 
-    /// Whether the tokenizer's model is told which text of a pair a token belongs to
+    /// Whether the tokenizer's model takes which text of a pair a token belongs to
     /// (`token_type_ids`).
     pub fn has_segments(&self) -> bool {
         self.segments

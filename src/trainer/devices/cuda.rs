@@ -55,7 +55,7 @@ pub fn open_cuda(settings: &DeviceSettings, mesh: Mesh, cache: CacheSettings) ->
     session(client, target, options, (mesh, cache))
 }
 
-/// What the plugin's client is told. A stand-in, which knows none of it, is told nothing.
+/// Options of the plugin's client. A stand-in, which knows none of them, gets none.
 fn client_options(
     plugin: &Plugin,
     settings: &DeviceSettings,
@@ -118,22 +118,22 @@ fn cuda_target(client: &Client, settings: &DeviceSettings) -> Result<Target> {
         return Ok(settings.cuda_target(LEAST_CAPABILITY));
     }
     let name = "compute_capability";
-    let told = client
+    let attribute = client
         .addressable_devices()
         .next()
         .and_then(|device| device.attribute(name));
-    let told = told.map(|value| value.to_string()).unwrap_or_default();
-    match capability(&told) {
+    let attribute = attribute.map(|value| value.to_string()).unwrap_or_default();
+    match capability(&attribute) {
         // As transformers says it of such a card.
         Some(capability) if settings.tf32 && capability < LEAST_CAPABILITY => Err(Error::Contradiction {
             variable: "--tf32",
             value: "true".into(),
-            problem: format!("needs a card of Ampere or newer (compute capability 8.0), and this one has {told}"),
+            problem: format!("needs a card of Ampere or newer (compute capability 8.0), and this one has {attribute}"),
             fix: "leave it out".into(),
         }
         .into()),
         Some(capability) => Ok(settings.cuda_target(capability)),
-        None => Err(Error::DeviceAttribute { name, found: told, wanted: "a number as 9.0" }.into()),
+        None => Err(Error::DeviceAttribute { name, found: attribute, wanted: "a number as 9.0" }.into()),
     }
 }
 

@@ -35,7 +35,7 @@ pub struct DeviceSettings {
     pub fused_attention_dropout: bool,
     /// Products of f32 may round their operands to TF32.
     pub tf32: bool,
-    /// What AWS's compiler is told.
+    /// Options of AWS's compiler.
     pub neuron: NeuronSettings,
     /// Options of XLA's compiler.
     pub xla_options: BTreeMap<String, OverrideValue>,
@@ -120,7 +120,7 @@ fn cpu_client_options(group: Option<&Arc<ProcessGroup>>, mesh: Mesh) -> Vec<(Str
     options
 }
 
-/// What XLA's CPU compiler is told for every graph.
+/// Options of XLA's CPU compiler for every graph.
 fn cpu_compile_options(mesh: Mesh) -> CompileOptions {
     CompileOptions::replicated(mesh.replicas())
 }

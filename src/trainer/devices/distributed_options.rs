@@ -1,4 +1,4 @@
-//! What a device is told when several processes share a run: which one this is, how it finds the
+//! Options of a device when several processes share a run: which one this is, how it finds the
 //! others, and whose device each replica runs on.
 
 use crate::distributed::{Error, ProcessGroup, RankInfo};

@@ -116,7 +116,7 @@ impl Gpu {
         self.number("device_memory_size")
     }
 
-    /// Bytes that a run can use of it unless it is told otherwise.
+    /// Bytes that a run can use of it unless it is set otherwise.
     pub fn usable_memory(self) -> u64 {
         (self.memory() as f64 * MEMORY_SHARE) as u64
     }

@@ -21,7 +21,7 @@ pub struct SavedModel {
     /// Name and content of the tokenizer's files.
     pub tokenizer_files: Vec<(String, Vec<u8>)>,
     pub parameters: Vec<String>,
-    /// Weights beyond so many bytes go into several files.
+    /// Weights beyond this many bytes go into several files.
     pub max_shard_size: u64,
 }
 
@@ -221,7 +221,7 @@ impl SaveHook<'_> {
         Ok(())
     }
 
-    /// As transformers: a run that saves every so many steps also saves its last one.
+    /// As transformers: a run that saves every N steps also saves its last one.
     fn is_due(&self, progress: &Progress) -> bool {
         self.settings.save.is_due(progress)
             || (progress.is_last() && matches!(self.settings.save, Cadence::Steps(_)))

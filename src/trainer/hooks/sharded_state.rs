@@ -106,7 +106,7 @@ impl ShardedStateWriter {
     }
 
     /// Writes this rank's tensors into the directory that rank 0 has begun in `output_dir`, and
-    /// tells rank 0 how that went. If one of them is broken, rank 0 is told its name instead.
+    /// tells rank 0 how that went. If one of them is broken, rank 0 gets its name instead.
     pub fn write(
         &self,
         output_dir: &Path,

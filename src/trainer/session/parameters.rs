@@ -235,7 +235,7 @@ pub fn is_finite(shape: &Shape, bytes: &[u8]) -> bool {
     shape.dtype != DType::F32 || bytes.par_chunks(1 << 20).all(finite)
 }
 
-/// Bytes of values that are put together on the devices at a time, where their parts are in other
+/// Bytes of values that are gathered on the devices at a time, where their parts are in other
 /// processes.
 const GATHERED_BYTES: usize = 256 << 20;
 
@@ -278,7 +278,7 @@ pub fn take_part_in_download<'a>(
     Ok(())
 }
 
-/// Names by what is put together at a time.
+/// Names by what is gathered at a time.
 fn together<'a>(session: &Session, names: impl IntoIterator<Item = &'a str>) -> Vec<Vec<&'a str>> {
     let mut groups: Vec<Vec<&str>> = Vec::new();
     let mut filled = 0;

@@ -90,7 +90,7 @@ fn compile(name: &str, with_xla: bool) -> PathBuf {
 fn run(program: &Path, argument: impl AsRef<OsStr>) {
     let output = Command::new(program)
         .arg(argument)
-        // The library logs when it is loaded, and at every bad call, unless told otherwise before.
+        // The library logs when it is loaded, and at every bad call, unless set otherwise before.
         .env("TF_ENABLE_ONEDNN_OPTS", "0")
         .env("TF_CPP_MIN_LOG_LEVEL", "3")
         .output()

@@ -1,13 +1,13 @@
 //! Activation checkpointing (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"):
-//! what a layer computed is not kept for the backward pass but computed once more from the layer's
-//! inputs when the sweep comes to it.
+//! what a layer computed is not kept for the backward pass but recomputed from the layer's
+//! inputs when the sweep reaches it.
 //!
 //! A *region* is a set of nodes that are computed twice. Its inputs are all that its nodes read
 //! from outside. The copies read those inputs [`Tensor::after`] the gradient that arrives at the
 //! region: the compiler can then neither take the copies for the originals, which would keep these
 //! alive, nor compute them early.
 //!
-//! Parameters that lie in parts on several replicas (ZeRO-3) are always put together once more,
+//! Parameters that are sharded over replicas (ZeRO-3) are always gathered again,
 //! whatever is kept of activations: keeping them would keep the whole model.
 
 use crate::error::Result;
@@ -25,9 +25,9 @@ pub enum Checkpointing {
     Off,
     /// Each layer on its own: the layers' inputs are kept.
     Full,
-    /// So many layers together: the inputs of every n-th layer are kept.
+    /// N layers together: the inputs of every n-th layer are kept.
     Every(usize),
-    /// So many layers together, whose inputs wait in the host's memory meanwhile.
+    /// N layers together, whose inputs wait in the host's memory meanwhile.
     Offloaded(usize),
     /// The inside of attention, its scores, probabilities and dropout mask: what grows with the
     /// square of the tokens (Korthikanti et al. 2022, "selective activation recomputation").
@@ -62,7 +62,7 @@ pub(super) struct Regions {
     is_activation: Vec<bool>,
     /// Regions' inputs wait in the host's memory.
     offloads: bool,
-    /// From this number on regions hold nothing but parameters that are put together (all-gathered)
+    /// From this number on regions hold nothing but parameters that are all-gathered
     /// for a layer; what uses them in the backward pass is outside.
     first_gathered: u32,
     /// By region, once the sweep has come to it: its nodes' copies, and its inputs as the copies

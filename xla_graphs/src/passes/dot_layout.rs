@@ -8,7 +8,7 @@
 //! form. A transposed result, which XLA would fold into an exchange of the operands whatever stands
 //! between, is written as that exchange, in the same fast form.
 //!
-//! XLA:GPU rounds the operands of f32 products to TF32 unless it is told not to, so each is marked
+//! XLA:GPU rounds the operands of f32 products to TF32 unless each is marked
 //! as exact where TF32 was not asked for.
 //!
 //! Before: primitives. After: the same values; on the CPU every product of 16-bit floats has the

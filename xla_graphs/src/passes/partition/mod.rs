@@ -85,7 +85,7 @@ struct Partitioner<'a> {
     collectives: Cell<u32>,
     /// Sums made so far, by what they are of.
     sums: RefCell<HashMap<NodeId, Tensor>>,
-    /// Activations that were put together once more for the backward pass, by their parts.
+    /// Activations that were gathered again for the backward pass, by their parts.
     gathered_again: RefCell<HashMap<NodeId, Tensor>>,
     /// Dimensions of the tables that are cut along their rows.
     cut_tables: Vec<Vec<usize>>,

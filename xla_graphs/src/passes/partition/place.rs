@@ -8,7 +8,7 @@ use crate::op::{Comparison, Composite, Op};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
-/// A cut into so many parts.
+/// A cut into this many parts.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub cut: Cut,
@@ -192,7 +192,7 @@ impl Partitioner<'_> {
     }
 
     /// Random words of this replica's rows, those that the whole would have there: the rows are
-    /// counted through all shards of the batch, and each shard is now cut into so many parts
+    /// counted through all shards of the batch, and each shard is now cut into this many parts
     /// (`nn/dropout.rs`).
     fn random_rows(&self, bits: &Tensor, dims: &[usize], place: u32) -> Result<Tensor> {
         let key = self.trace.tensor(bits.node().operands[0]);

@@ -5,8 +5,8 @@
 //!
 //! Where a partial sum would be made whole (all-reduce), each replica gets the rows of it that are
 //! its own (reduce-scatter); where a product with a divided matrix needs all rows, they are put
-//! together (all-gather). The two exchange as many bytes as the sum did. What was put together in
-//! the forward pass is not kept for the backward pass but put together once more there: one
+//! together (all-gather). The two exchange as many bytes as the sum did. What was gathered in
+//! the forward pass is not kept for the backward pass but gathered again there: one
 //! all-gather more for each product.
 
 use super::rules::narrows;

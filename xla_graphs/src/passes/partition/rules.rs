@@ -9,7 +9,7 @@ use crate::op::{AttentionOperand, Binary, Comparison, Composite, DotDims, Op, Re
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
-/// A whole value of at most so many elements is made partial, rather than a partial one whole,
+/// A whole value of at most this many elements is made partial, rather than a partial one whole,
 /// where the two add up.
 const FEW: usize = 1024;
 

@@ -2,7 +2,7 @@
 
 use super::Cut;
 
-/// The cut of `from` as one of `to`, another shape of the same elements, for so many parts; `None`
+/// The cut of `from` as one of `to`, another shape of the same elements, for this many parts; `None`
 /// where it is none there.
 pub(super) fn reshaped(cut: Cut, from: &[usize], to: &[usize], parts: usize) -> Option<Cut> {
     let before: usize = from[..cut.dim].iter().product();
@@ -19,7 +19,7 @@ pub(super) fn reshaped(cut: Cut, from: &[usize], to: &[usize], parts: usize) -> 
     if dim == to.len() || !before.is_multiple_of(outer) {
         return None;
     }
-    // So many runs of the cut dimension lie in one element of what is before `dim`.
+    // This many runs of the cut dimension are in one element of what is before `dim`.
     let repeats = before / outer;
     let mut blocks = repeats * cut.blocks;
     let mut cut_size = size * repeats;
