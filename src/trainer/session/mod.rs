@@ -121,7 +121,7 @@ impl Session {
         self.order = None;
     }
 
-    /// Whether activations between divided layers' products lie in parts along the tensor axis.
+    /// Whether activations between divided layers' products are sharded along the tensor axis.
     pub fn set_sequence_parallel(&mut self, wanted: bool) {
         self.sequence_parallel = wanted;
     }
@@ -287,7 +287,7 @@ impl Session {
         recording.mark_step(&graph_name).map(Some)
     }
 
-    /// The bytes and shape of a whole value, put together from the parts; waits for the devices.
+    /// The bytes and shape of a whole value, gathered from its shards; waits for the devices.
     pub fn download(&self, name: &str) -> Result<(Vec<u8>, Shape)> {
         let no_state = || Error::NoState {
             name: name.to_string(),
@@ -418,7 +418,7 @@ impl Session {
     }
 }
 
-/// Which of a mesh's so many devices live in the client's process.
+/// Which of a mesh's devices live in the client's process.
 pub fn local_devices(client: &Client, devices: usize) -> Range<usize> {
     let each = devices / client.processes();
     let first = client.process_index().max(0) as usize * each;
@@ -473,13 +473,13 @@ impl StepOutputs {
 /// The feed that tells each replica its number.
 const NUMBER: &str = "replica";
 
-/// What a value is called that [`Session::gather`] put together.
+/// What a value is called that [`Session::gather`] gathered.
 fn gathered(name: &str) -> String {
     format!("whole.{name}")
 }
 
 impl StepOutputs {
-    /// A value that [`Session::gather`] put together.
+    /// A value that [`Session::gather`] gathered.
     pub fn gathered(&self, name: &str) -> Option<&Buffer> {
         Some(&self.fetched.get(&gathered(name))?[0])
     }
