@@ -24,7 +24,9 @@
 //!
 //! Below it, [`trainer::session::Session`] runs any model that is written with the tensors of
 //! `xtrain_graphs`: record a step, [`backward`](xtrain_graphs::backward),
-//! [`mark_step`](trainer::session::Recording::mark_step).
+//! [`optimizer_step`](trainer::own_loop::ParameterSet::optimizer_step),
+//! [`mark_step`](trainer::session::Recording::mark_step). `examples/own_loop.rs` is such a loop on
+//! two replicas.
 //!
 //! # The layers
 //!

@@ -1,4 +1,5 @@
-//! The example programs, built and run as a user would.
+//! The example programs, built and run as a user would: the library's front door, and a training
+//! loop of one's own.
 
 use std::path::Path;
 use std::process::Command;
@@ -20,6 +21,25 @@ fn run(example: &str, words: &[&str]) -> String {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{example}: {stderr}");
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// The number that follows `word` in each line that has it.
+fn numbers(text: &str, word: &str) -> Vec<f64> {
+    let after = |line: &str| {
+        let mut words = line.split_whitespace().skip_while(|w| *w != word).skip(1);
+        words.next()?.trim_end_matches(',').parse().ok()
+    };
+    text.lines().filter_map(after).collect()
+}
+
+#[test]
+fn an_own_loop_learns_on_two_replicas() {
+    let printed = run("own_loop", &[]);
+    let losses = numbers(&printed, "loss");
+    assert_eq!(losses.len(), 9, "{printed}");
+    let (first, last) = (losses[0], losses[losses.len() - 1]);
+    assert!(first > 0.05 && last < 0.02 * first, "{printed}");
+    assert!(printed.contains("compiled 1"), "{printed}");
 }
 
 #[test]

@@ -3,14 +3,11 @@
 //!
 //! Letters: B rows of one replica, T tokens, N = B * T, K places that have a label.
 
-use super::session::{Buffers, Recording};
+use super::session::{Buffers, INPUT_IDS, Recording};
 use ndarray::{Array1, Array2};
 use std::sync::Arc;
 use xtrain_graphs::{DType, Shape};
 use xtrain_models::{Labels, TokenBatch};
-
-/// The feed of token ids, `s32[B, T]`.
-pub(super) const INPUT_IDS: &str = "input_ids";
 
 /// A batch that is on the devices, each replica's rows on its own; shapes are those of one replica.
 #[derive(Clone)]

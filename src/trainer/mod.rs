@@ -17,6 +17,7 @@ pub mod fit;
 pub mod generate;
 pub mod hooks;
 pub mod interrupt;
+pub mod own_loop;
 pub mod pipeline;
 pub mod run_loop;
 pub mod run_state;

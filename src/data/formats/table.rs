@@ -196,7 +196,7 @@ impl Table {
         }
     }
 
-    /// The error for a column that is not there.
+    /// The error for a column that is missing.
     pub fn no_column(&self, flag: &'static str, named: Option<&str>, usual: &[&str]) -> Error {
         let wanted = named.map_or_else(|| usual.join(" or "), |name| format!("{name:?}"));
         Error::NoColumn {

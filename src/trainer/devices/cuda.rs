@@ -143,7 +143,7 @@ fn capability(text: &str) -> Option<u16> {
     Some(major.parse::<u16>().ok()? * 10 + minor.parse::<u16>().ok()?)
 }
 
-/// A card that is not there, through the same plugin: graphs are compiled for it, and nothing runs.
+/// A card that is not attached, through the same plugin: graphs are compiled for it, and nothing runs.
 pub fn describe(gpu: Gpu, settings: &DeviceSettings, cache: CacheSettings) -> Result<TargetCache> {
     let path = CUDA.find(settings.plugin.as_deref())?;
     let plugin = Plugin::load(&path)?;

@@ -7,38 +7,20 @@ mod parts;
 mod transfer;
 
 pub use parts::sent;
-pub(super) use parts::{Parts, connect, forward_name};
+pub(super) use parts::{Argument, Microbatch, Parts, connect, forward_name};
 
 use super::error::{Error, Result};
 use super::session::{Buffers, HostTime, Session};
 use crate::cache::CompiledGraph;
 use crate::parallel::schedule::{PieceShape, Task, order};
 use crate::runtime::{Buffer, RunOptions};
-use parts::Part;
-use std::collections::{BTreeMap, HashMap};
+use parts::{Part, Values};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 use transfer::hand_on;
 use xtrain_graphs::passes::partition::TP_RANK;
 use xtrain_graphs::passes::stages::is_value;
-
-/// What an input of a recorded graph is given.
-pub(super) enum Argument {
-    State,
-    Feed(Buffers),
-    /// Declared for compiling only.
-    Abstract,
-}
-
-/// A recorded graph with its data.
-pub(super) struct Microbatch {
-    pub parts: Parts,
-    pub arguments: HashMap<String, Argument>,
-}
-
-/// Values that pieces of a microbatch hand on, by name and the stage they are at, with the number
-/// of pieces that still take each.
-type Values = HashMap<(String, usize), (Buffers, usize)>;
 
 /// Starts everything on the devices, in the order of the schedule. Returns what the last microbatch
 /// fetched.

@@ -2,10 +2,29 @@
 
 use crate::cache::CompiledGraph;
 use crate::parallel::schedule::PieceShape;
+use crate::trainer::session::Buffers;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 use xtrain_graphs::passes::stages::{StageGraph, is_value};
 use xtrain_graphs::{Graph, Shape};
+
+/// What an input of a recorded graph is given.
+pub enum Argument {
+    State,
+    Feed(Buffers),
+    /// Declared for compiling only.
+    Abstract,
+}
+
+/// A recorded graph with its data.
+pub struct Microbatch {
+    pub parts: Parts,
+    pub arguments: HashMap<String, Argument>,
+}
+
+/// Values that pieces of a microbatch hand on, by name and the stage they are at, with the number
+/// of pieces that still take each.
+pub(super) type Values = HashMap<(String, usize), (Buffers, usize)>;
 
 /// A graph that one stage runs.
 pub struct Part {

@@ -1,7 +1,6 @@
 //! How a value goes from one stage's devices to another's.
 
-use super::Values;
-use super::parts::Handed;
+use super::parts::{Handed, Values};
 use crate::parallel::Mesh;
 use crate::runtime::{Buffer, RunOptions};
 use crate::trainer::error::Result;

@@ -1,0 +1,8 @@
+//! Values on devices.
+
+use crate::runtime::Buffer;
+use std::sync::Arc;
+
+/// A value on the devices: one buffer for each device of this process, or each that belongs to one
+/// stage, in their order, all of one shape.
+pub type Buffers = Arc<[Buffer]>;
