@@ -245,7 +245,7 @@ fn what_cannot_be_scaled_is_refused_before_anything_runs() {
         (
             "--degrees 1,2",
             &train.replace("--max_steps 6", ""),
-            "go through all epochs",
+            "each run would train for all epochs",
         ),
         (
             "--degrees 1,2",
