@@ -10,6 +10,8 @@ pub enum TaskName {
     Mlm,
     /// Classification and regression of texts and pairs of texts.
     Cls,
+    /// Classification of words.
+    TokenCls,
 }
 
 /// What `xtrain cache` does, its second word.
@@ -91,8 +93,14 @@ pub mod sets {
         MLM = Train(Mlm) | Eval(Mlm) | Compile(Mlm) | Fit(Mlm),
         CLS = Train(Cls) | Eval(Cls) | Compile(Cls) | Fit(Cls) | Predict(Cls),
         TRAIN_LIKE_CLS = Train(Cls) | Compile(Cls) | Fit(Cls),
+        PREDICT_CLS = Predict(Cls),
+        TOKEN_CLS = Train(TokenCls) | Eval(TokenCls) | Compile(TokenCls) | Fit(TokenCls)
+            | Predict(TokenCls),
+        /// A training run, and what prepares one, of tasks whose rows have labels.
+        TRAIN_LABELLED = Train(Cls | TokenCls) | Compile(Cls | TokenCls) | Fit(Cls | TokenCls),
         /// Commands of tasks whose rows have labels.
-        LABELLED = Train(Cls) | Compile(Cls) | Fit(Cls) | Eval(Cls),
+        LABELLED = Train(Cls | TokenCls) | Compile(Cls | TokenCls) | Fit(Cls | TokenCls)
+            | Eval(Cls | TokenCls),
         LANGUAGE_MODELS = Train(Clm | Mlm) | Eval(Clm | Mlm) | Compile(Clm | Mlm) | Fit(Clm | Mlm),
         /// Commands that read a data set.
         READING = Train(_) | Compile(_) | Fit(_) | Eval(_) | Predict(_),
@@ -153,6 +161,13 @@ pub const COMMANDS: &[CommandInfo] = &[
                    --label_column_name label --eval_strategy epoch --save_strategy epoch --load_best_model_at_end --output_dir out",
     },
     CommandInfo {
+        id: CommandName::Train(TaskName::TokenCls),
+        words: "train token-cls",
+        about: "Train a classifier of words, such as names in a text (JSON lines, parquet, CoNLL columns)",
+        examples: "xtrain train token-cls --model_name_or_path DIR --train_file train.conll --validation_file valid.conll \\\n      \
+                   --eval_strategy epoch --save_strategy epoch --load_best_model_at_end --metric_for_best_model f1 --output_dir out",
+    },
+    CommandInfo {
         id: CommandName::Eval(TaskName::Clm),
         words: "eval clm",
         about: "Loss and perplexity of a model on text files",
@@ -171,10 +186,22 @@ pub const COMMANDS: &[CommandInfo] = &[
         examples: "xtrain eval cls --model_name_or_path out --validation_file test.csv",
     },
     CommandInfo {
+        id: CommandName::Eval(TaskName::TokenCls),
+        words: "eval token-cls",
+        about: "Loss, precision, recall, F1 and accuracy (seqeval's) of a classifier of words",
+        examples: "xtrain eval token-cls --model_name_or_path out --validation_file test.conll",
+    },
+    CommandInfo {
         id: CommandName::Predict(TaskName::Cls),
         words: "predict cls",
         about: "Label the rows of a table, into a CSV file with a score for each label",
         examples: "xtrain predict cls --model_name_or_path out --test_file new.csv --output_file labels.csv",
+    },
+    CommandInfo {
+        id: CommandName::Predict(TaskName::TokenCls),
+        words: "predict token-cls",
+        about: "Label the words of sentences, into JSON lines or CoNLL columns as the input is",
+        examples: "xtrain predict token-cls --model_name_or_path out --test_file new.conll --output_file labels.conll",
     },
     CommandInfo {
         id: CommandName::Generate,
@@ -239,6 +266,12 @@ pub const COMMANDS: &[CommandInfo] = &[
         examples: "xtrain compile cls --model_type bert --tokenizer_name DIR --labels no,yes --pad_to_bucket 64,128 --do_train",
     },
     CommandInfo {
+        id: CommandName::Compile(TaskName::TokenCls),
+        words: "compile token-cls",
+        about: "Compile every graph that `train token-cls` with the same flags will use, without data or weights",
+        examples: "xtrain compile token-cls --model_type bert --tokenizer_name DIR --labels O,B-PER,I-PER --do_train --do_eval",
+    },
+    CommandInfo {
         id: CommandName::Fit(TaskName::Clm),
         words: "fit clm",
         about: "Find the largest batch that fits into memory, from compiler statistics, without running a step",
@@ -256,6 +289,12 @@ pub const COMMANDS: &[CommandInfo] = &[
         words: "fit cls",
         about: "Find the largest batch of `train cls` with the same flags that fits into memory",
         examples: "xtrain fit cls --model_type bert --tokenizer_name DIR --labels no,yes --max_seq_length 128 --memory 16GiB",
+    },
+    CommandInfo {
+        id: CommandName::Fit(TaskName::TokenCls),
+        words: "fit token-cls",
+        about: "Find the largest batch of `train token-cls` with the same flags that fits into memory",
+        examples: "xtrain fit token-cls --model_type bert --tokenizer_name DIR --labels O,B-PER,I-PER --memory 16GiB",
     },
     CommandInfo {
         id: CommandName::Cache(CacheVerb::Ls),

@@ -504,8 +504,9 @@ mod tests {
             ("eval translation", "did you mean `xtrain eval clm`?"),
             (
                 "generate --learning_rate 1",
-                "that one belongs to `xtrain train clm`, `xtrain train mlm`, `xtrain train cls`, `xtrain compile clm`, \
-                 `xtrain compile mlm`, `xtrain compile cls`, `xtrain fit clm`, `xtrain fit mlm`, `xtrain fit cls`; \
+                "that one belongs to `xtrain train clm`, `xtrain train mlm`, `xtrain train cls`, `xtrain train token-cls`, \
+                 `xtrain compile clm`, `xtrain compile mlm`, `xtrain compile cls`, `xtrain compile token-cls`, \
+                 `xtrain fit clm`, `xtrain fit mlm`, `xtrain fit cls`, `xtrain fit token-cls`; \
                  `xtrain generate --help` lists what this command takes",
             ),
             ("train clm --save_strategy epochs", "did you mean `epoch`?"),

@@ -214,9 +214,9 @@ Run {
     do_train: Option<bool>, TRAIN;
     /// Evaluate at the end; default: true if eval_strategy is not no
     do_eval: Option<bool>, TRAIN;
-    /// Label the rows of test_file at the end, into predictions.csv
-    do_predict: bool = "false", TRAIN_LIKE_CLS;
-    /// The CSV file to write; default: standard output
+    /// Label the rows of test_file at the end, into predictions.csv (token-cls: .jsonl or .conll)
+    do_predict: bool = "false", TRAIN_LABELLED;
+    /// The file to write; default: standard output
     output_file: Option<PathBuf>, PREDICT;
     /// Print the resolved plan and what it will compile and hold in memory (prune: what would
     /// go), then stop
@@ -289,16 +289,19 @@ Data {
     /// text, random rows in cls
     validation_split_percentage: Percent = "5", TRAIN_EVAL;
     /// Files whose rows to label; no label column needed
-    test_file: Paths, TRAIN_LIKE_CLS | PREDICT;
+    test_file: Paths, TRAIN_LABELLED | PREDICT;
     /// Column with the text; default: text, sentence or sentence1, else the only candidate
+    /// (token-cls, lists of words: tokens or words)
     text_column_name: Option<String>, READING;
     /// Column with the second text of a pair; default: sentence2 if the first is sentence1,
     /// else none
     text_pair_column_name: Option<String>, CLS;
-    /// Column with the label; default: label or labels
-    label_column_name: Option<String>, LABELLED;
+    /// Column with the label; default: label or labels (token-cls, lists: ner_tags or labels)
+    label_column_name: Option<String>, LABELLED | TOKEN_CLS;
     /// Labels in order, as no,yes; default: the model's, else those of the training set, sorted
-    labels: Option<LabelNames>, TRAIN_LIKE_CLS;
+    labels: Option<LabelNames>, TRAIN_LABELLED;
+    /// Label every piece of a word (I-X after B-X), not the first piece alone
+    label_all_tokens: bool = "false", TOKEN_CLS;
     /// Predict numbers instead of classes; default: true if some training labels are fractions
     do_regression: Option<bool>, TRAIN_LIKE_CLS;
     /// Meaning of quotes in a table: none, RFC 4180, or RFC 4180 with backslash escapes;
@@ -311,7 +314,7 @@ Data {
     block_size: Option<Count<1>>, CLM;
     /// Tokens per example; default: the tokenizer's maximum, at most 1024 and the model's
     /// positions
-    max_seq_length: Option<Count<1>>, MLM;
+    max_seq_length: Option<Count<1>>, MLM | TOKEN_CLS;
     /// Tokens per example; longer ones are truncated, the longer text of a pair first
     cls_max_seq_length: Count<1> = "128", CLS, name "max_seq_length";
     /// Treat each line as an example, instead of concatenating lines and chunking
@@ -321,13 +324,13 @@ Data {
     mlm_probability: Fraction = "0.15", MLM;
     /// Mask whole words rather than tokens
     whole_word_mask: bool = "false", MLM;
-    /// With line_by_line: pad all batches to max_seq_length, else to powers of two
-    pad_to_max_length: bool = "false", MLM;
+    /// Pad all batches to max_seq_length, else to powers of two (mlm: only with line_by_line)
+    pad_to_max_length: bool = "false", MLM | TOKEN_CLS;
     /// Pad all batches to max_seq_length; false: to powers of two; ignored with pad_to_bucket
     cls_pad_to_max_length: bool = "true", CLS, name "pad_to_max_length";
     /// Pad each batch to the smallest of these lengths that fits, as 32,64; compiles one graph
     /// per length and one for max_seq_length
-    pad_to_bucket: Option<Buckets>, MLM | CLS;
+    pad_to_bucket: Option<Buckets>, MLM | CLS | TOKEN_CLS;
     /// Read the training files during the run, instead of tokenizing them first; needs
     /// max_steps
     streaming: bool = "false", TRAIN;
@@ -338,7 +341,7 @@ Data {
     /// Use only the first N evaluation examples
     max_eval_samples: Option<Count<1>>, TRAIN_EVAL;
     /// Label only the first N rows of test_file
-    max_predict_samples: Option<Count<1>>, TRAIN_LIKE_CLS | PREDICT;
+    max_predict_samples: Option<Count<1>>, TRAIN_LABELLED | PREDICT;
     /// Tokenization threads; default: one per core
     preprocessing_num_workers: Option<Count<1>>, READING;
     /// Threads that upload batches ahead of the step; 0: the training thread does it
@@ -497,7 +500,7 @@ Evaluation {
     /// Minimum change of the metric that counts as improvement
     early_stopping_threshold: NotNegative = "0.0", TRAIN;
     /// Include the texts in the CSV file
-    include_text: bool = "false", PREDICT;
+    include_text: bool = "false", PREDICT_CLS;
 }
 Generation {
     /// The text to continue

@@ -2,7 +2,7 @@
 //! nowhere else. Runs after `rules`, so what is missing here cannot be missing.
 
 use super::choices::{AttentionDropoutKernel, AttnImplementation, Strategy, Target};
-use super::command::sets::{CLS, EVAL, TRAIN, TRAINING};
+use super::command::sets::{CLS, EVAL, TOKEN_CLS, TRAIN, TRAINING};
 use super::command::{CacheVerb, CommandName, TaskName};
 use super::derived::local_files;
 use super::error::UsageError;
@@ -20,7 +20,7 @@ use crate::launch::LaunchSettings;
 use crate::parallel::Mesh;
 use crate::runtime::OverrideValue;
 use crate::runtime::neuron::NeuronSettings;
-use crate::tasks::{ClmDataSettings, ClsDataSettings, MlmDataSettings};
+use crate::tasks::{ClmDataSettings, ClsDataSettings, MlmDataSettings, TokenClsDataSettings};
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::settings::{
     BestRule, Cadence, Checkpointing, EarlyStopping, OptimizerSettings, Precision, TrainSettings,
@@ -326,6 +326,14 @@ fn task_plan(flags: &Flags, task: TaskName) -> TaskPlan {
             padding: padding(flags, *flags.pad_to_max_length),
         }),
         TaskName::Cls => TaskPlan::Cls(cls_data(flags)),
+        TaskName::TokenCls => TaskPlan::TokenCls(TokenClsDataSettings {
+            source: source(flags),
+            label_column: flags.label_column_name.clone(),
+            max_seq_length: *flags.max_seq_length,
+            padding: padding(flags, *flags.pad_to_max_length),
+            labels: flags.labels.clone(),
+            label_all_tokens: *flags.label_all_tokens,
+        }),
     }
 }
 
@@ -357,8 +365,9 @@ fn padding(flags: &Flags, pad_to_max_length: bool) -> PaddingSettings {
 /// classifier's rows that nobody evaluates on; of a text, run_clm and run_mlm always set it aside.
 fn set_aside(flags: &Flags) -> f64 {
     let reads_train_file = TRAIN.contains(flags.command) || EVAL.contains(flags.command);
-    let unused =
-        CLS.contains(flags.command) && TRAINING.contains(flags.command) && !flags.evaluates();
+    let unused = (CLS.contains(flags.command) || TOKEN_CLS.contains(flags.command))
+        && TRAINING.contains(flags.command)
+        && !flags.evaluates();
     if reads_train_file && !unused && !*flags.streaming {
         *flags.validation_split_percentage
     } else {

@@ -15,6 +15,7 @@ mod language;
 pub mod masking;
 mod metrics;
 pub mod mlm;
+pub mod token_cls;
 
 use std::fmt::Debug;
 use std::ops::Deref;
@@ -34,6 +35,7 @@ use crate::trainer::feed::LabelShape;
 pub use clm::ClmDataSettings;
 pub use cls::ClsDataSettings;
 pub use mlm::MlmDataSettings;
+pub use token_cls::TokenClsDataSettings;
 
 /// Every task, with the settings of its data.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,6 +46,8 @@ pub enum TaskPlan {
     Mlm(MlmDataSettings),
     /// Classification and regression of texts.
     Cls(ClsDataSettings),
+    /// Classification of words.
+    TokenCls(TokenClsDataSettings),
 }
 
 impl Deref for TaskPlan {
@@ -54,6 +58,7 @@ impl Deref for TaskPlan {
             TaskPlan::Clm(task) => task,
             TaskPlan::Mlm(task) => task,
             TaskPlan::Cls(task) => task,
+            TaskPlan::TokenCls(task) => task,
         }
     }
 }

@@ -1,0 +1,622 @@
+//! Token classification, as run_ner prepares it: a sentence's words with a label each, of which the
+//! first piece is labelled; seqeval's precision, recall and F1 over the entities that the labels
+//! spell.
+
+use std::collections::{BTreeSet, HashSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use serde_json::{Map, Value, json};
+use xtrain_models::{HeadKind, IGNORED_LABEL};
+
+use super::columns::{list, name};
+use super::{Context, Labelled, Length, Predicted, Task};
+use crate::data::formats::conll::{ConllReader, no_label};
+use crate::data::formats::input::Bookmark;
+use crate::data::formats::table::{Cell, Format, Row as TableRow, Table};
+use crate::data::padding::Padding;
+use crate::data::sequences::WordEncoder;
+use crate::data::settings::{OnBadRow, PaddingSettings, SourceSettings};
+use crate::data::{
+    Batch, BatchRows, EncodedGroup, Error, HostLabels, Label, LabelMap, Place, Recipe, Result, Row,
+    Sample, SampleFile,
+};
+use crate::trainer::evaluate::Metrics;
+
+/// The columns of words and of labels, in the order they are looked for.
+const WORDS: [&str; 2] = ["tokens", "words"];
+const LABELS: [&str; 2] = ["ner_tags", "labels"];
+
+/// Sentences that a thread takes at a time.
+const GROUP: usize = 256;
+
+/// Classification of words.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenClsDataSettings {
+    pub source: SourceSettings,
+    /// `None`: `ner_tags` or `labels`.
+    pub label_column: Option<String>,
+    /// Longer sentences are truncated. `None`: the tokenizer's maximum length, at most 1024 and at
+    /// most the model's positions.
+    pub max_seq_length: Option<usize>,
+    pub padding: PaddingSettings,
+    /// The labels in order, if the user named them. `None`: those of the model or of the training
+    /// set, sorted.
+    pub labels: Option<LabelMap>,
+    /// Every piece of a word has its label (`I-X` after a first piece with `B-X`), not the first
+    /// alone.
+    pub label_all_tokens: bool,
+}
+
+impl Task for TokenClsDataSettings {
+    fn name(&self) -> &'static str {
+        "token-cls"
+    }
+
+    fn source(&self) -> &SourceSettings {
+        &self.source
+    }
+
+    fn length(&self, tokenizer_limit: Option<usize>, positions: usize) -> Result<Length> {
+        super::mlm::max_seq_length(self.max_seq_length, tokenizer_limit, positions)
+    }
+
+    fn padding(&self) -> Option<&PaddingSettings> {
+        Some(&self.padding)
+    }
+
+    fn head(&self, labels: Option<&LabelMap>) -> HeadKind {
+        HeadKind::TokenClassification {
+            labels: labels.map_or(0, LabelMap::len),
+        }
+    }
+
+    fn labelled(&self) -> Option<&dyn Labelled> {
+        Some(self)
+    }
+
+    fn recipe(&self, context: &Context, needs_labels: bool) -> Result<Arc<dyn Recipe>> {
+        let labels = context.run_labels();
+        let inside = |name: &str| {
+            let kind = name.strip_prefix("B-")?;
+            labels.map.id(&format!("I-{kind}"))
+        };
+        let continued = labels.map.names().iter().enumerate();
+        Ok(Arc::new(LabelledWords {
+            labels: labels.map.clone(),
+            given: labels.given,
+            needs_labels,
+            continued: continued
+                .map(|(id, name)| Label::class(inside(name).unwrap_or(id) as u32))
+                .collect(),
+            encoder: context.tokenizer.words(Some(context.length))?,
+            length: context.length,
+            padding: Padding::of(&self.padding, context.length, &context.tokenizer)?,
+            settings: self.clone(),
+        }))
+    }
+
+    fn set_key(&self, context: &Context, needs_labels: bool) -> Value {
+        let labels = context.run_labels();
+        json!({
+            "max_length": context.length,
+            "label": self.label_column,
+            "labels": labels.map.key(),
+            "numbers": labels.given,
+            "needed": needs_labels,
+            "all_tokens": self.label_all_tokens,
+            "left": context.tokenizer.truncates_left,
+        })
+    }
+
+    fn stream_key(&self, context: &Context) -> String {
+        format!(
+            "token-cls {:?} {} {:?} {:?}",
+            self.label_column,
+            self.label_all_tokens,
+            context.run_labels().map.key(),
+            self.padding
+        )
+    }
+
+    fn splits_at_random(&self) -> bool {
+        true
+    }
+
+    fn metrics(&self, labels: Option<&LabelMap>) -> Box<dyn Metrics> {
+        let names = labels.map_or(&[][..], LabelMap::names);
+        Box::new(Entities {
+            names: names.to_vec(),
+            ..Entities::default()
+        })
+    }
+}
+
+impl Labelled for TokenClsDataSettings {
+    fn class(&self) -> &'static str {
+        "ForTokenClassification"
+    }
+
+    fn named(&self) -> Option<&LabelMap> {
+        self.labels.as_ref()
+    }
+
+    /// The labels that occur, sorted; or the classes that a parquet file declares, in their order.
+    fn of_data(&self) -> Result<LabelMap> {
+        let files = &self.source.train_files;
+        if files.is_empty() {
+            return Err(Error::NoFile { what: "train" });
+        }
+        if self.source.streaming.is_some() {
+            let reason = "finding them would read the whole stream; name them, in order, with --labels O,B-PER,I-PER";
+            return Err(Error::Labels {
+                reason: reason.to_string(),
+            });
+        }
+        let mut found = BTreeSet::new();
+        for path in files {
+            let mut file = WordFile::open(path, self, true, Arc::default())?;
+            if let Some(names) = file.class_names() {
+                return LabelMap::declared(names.to_vec());
+            }
+            while let Some(sentence) = file.read() {
+                match sentence {
+                    Ok(sentence) => found.extend(sentence.labels.into_iter().flatten()),
+                    // It is counted when the sets are made.
+                    Err(error)
+                        if error.is_bad_row() && self.source.table.on_bad_row == OnBadRow::Skip => {
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        LabelMap::of_data(found.iter().map(String::as_str))
+    }
+
+    fn prediction_file(&self) -> &'static str {
+        if self.writes_columns() {
+            "predictions.conll"
+        } else {
+            "predictions.jsonl"
+        }
+    }
+
+    /// The words with their labels, as the test files have them: CoNLL columns, or a JSON object a
+    /// sentence. Words beyond the maximum length have no label: `_`, or null.
+    fn predictions(&self, predicted: &Predicted<'_>) -> String {
+        let context = predicted.context;
+        let labels = &context.run_labels().map;
+        let encoder = context.tokenizer.words(Some(context.length));
+        let encoder = encoder.expect("the test set was made with it");
+        let (mut text, mut unlabelled) = (String::new(), 0);
+        for (sample, output) in predicted.samples.iter().zip(predicted.outputs) {
+            let encoded = encoder.encode(&sample.texts);
+            let (sequence, words) = encoded.expect("the test set has its tokens");
+            let start = match context.tokenizer.pads_left() {
+                true => output.len() - words.len(),
+                false => 0,
+            };
+            let mut tags: Vec<Option<&str>> = vec![None; sample.texts.len()];
+            for (i, word) in words.iter().enumerate() {
+                let is_first = sequence.flags[i] == 0;
+                if let (Some(word), true) = (word, is_first) {
+                    tags[*word as usize] = labels.name(output[start + i] as usize);
+                }
+            }
+            unlabelled += tags.iter().filter(|tag| tag.is_none()).count();
+            if self.writes_columns() {
+                for (word, tag) in sample.texts.iter().zip(&tags) {
+                    text.push_str(&format!("{word} {}\n", tag.unwrap_or("_")));
+                }
+            } else {
+                let named = self.source.table.text_column.as_deref();
+                let label = self.label_column.as_deref().unwrap_or(LABELS[0]);
+                let mut line = Map::new();
+                line.insert(named.unwrap_or(WORDS[0]).to_string(), json!(sample.texts));
+                line.insert(label.to_string(), json!(tags));
+                text.push_str(&Value::Object(line).to_string());
+            }
+            text.push('\n');
+        }
+        if unlabelled > 0 {
+            eprintln!(
+                "note: {unlabelled} words have no label: they begin beyond {} tokens (--max_seq_length), or have none",
+                context.length
+            );
+        }
+        text
+    }
+}
+
+impl TokenClsDataSettings {
+    /// Whether predictions are CoNLL columns, as all test files are.
+    fn writes_columns(&self) -> bool {
+        let files = &self.source.test_files;
+        files.iter().all(|path| Format::of(path) == Format::Text)
+    }
+}
+
+/// A sentence as it stands in its file.
+struct Sentence {
+    place: Place,
+    words: Vec<String>,
+    /// One for each word, `None` where the file gives none.
+    labels: Vec<Option<String>>,
+}
+
+/// One open file of words with labels.
+enum WordFile {
+    Columns {
+        reader: ConllReader,
+        needs_labels: bool,
+    },
+    Table {
+        table: Box<Table>,
+        words: usize,
+        labels: Option<usize>,
+        needs_labels: bool,
+    },
+}
+
+impl WordFile {
+    fn open(
+        path: &Path,
+        settings: &TokenClsDataSettings,
+        needs_labels: bool,
+        count: Arc<AtomicU64>,
+    ) -> Result<WordFile> {
+        if Format::of(path) == Format::Text {
+            return Ok(WordFile::Columns {
+                reader: ConllReader::open(path, count)?,
+                needs_labels,
+            });
+        }
+        let mut table = Table::open(path, &settings.source.table, count)?;
+        let named = settings.source.table.text_column.as_deref();
+        let words = table
+            .find(named, &WORDS)
+            .ok_or_else(|| table.no_column("text_column_name", named, &WORDS))?;
+        let named = settings.label_column.as_deref();
+        let labels = table.find(named, &LABELS);
+        if labels.is_none() && needs_labels {
+            return Err(table.no_column("label_column_name", named, &LABELS));
+        }
+        table.choose(std::iter::once(words).chain(labels).collect())?;
+        Ok(WordFile::Table {
+            table: Box::new(table),
+            words,
+            labels,
+            needs_labels,
+        })
+    }
+
+    /// The classes that the file declares, in their order.
+    fn class_names(&self) -> Option<&[String]> {
+        match self {
+            WordFile::Columns { .. } => None,
+            WordFile::Table { table, labels, .. } => table.class_names((*labels)?),
+        }
+    }
+
+    fn read(&mut self) -> Option<Result<Sentence>> {
+        match self {
+            WordFile::Columns {
+                reader,
+                needs_labels,
+            } => {
+                let sentence = reader.next()?;
+                Some(sentence.and_then(|sentence| {
+                    match sentence.labels.iter().position(Option::is_none) {
+                        Some(word) if *needs_labels => Err(no_label(&sentence, word)),
+                        _ => Ok(Sentence {
+                            place: sentence.place,
+                            words: sentence.words,
+                            labels: sentence.labels,
+                        }),
+                    }
+                }))
+            }
+            WordFile::Table {
+                table,
+                words,
+                labels,
+                needs_labels,
+            } => {
+                let row = table.next()?;
+                let column = |column: usize| table.columns()[column].as_str();
+                let names = (column(*words), labels.map(column));
+                Some(row.and_then(|row| sentence(row, names, *needs_labels)))
+            }
+        }
+    }
+}
+
+/// The sentence of a table's row, whose columns of words and labels have these names.
+fn sentence(
+    row: TableRow,
+    (words, labels): (&str, Option<&str>),
+    needs_labels: bool,
+) -> Result<Sentence> {
+    let place = row.place.clone();
+    let bad = |reason: String| Error::BadRow {
+        place: place.clone(),
+        reason,
+    };
+    let mut cells = row.cells.into_iter();
+    let Some(Cell::List(found)) = cells.next() else {
+        return Err(bad(format!("column {words:?} is no list of words")));
+    };
+    let word = |cell: Cell| match cell {
+        Cell::Text(word) | Cell::Number(word) => Ok(word),
+        _ => Err(bad(format!(
+            "column {words:?} has an element that is no word"
+        ))),
+    };
+    let found = found.into_iter().map(word).collect::<Result<Vec<_>>>()?;
+    if found.is_empty() {
+        return Err(bad(format!("column {words:?} has no words")));
+    }
+    let tags = match (labels, cells.next()) {
+        (Some(_), Some(Cell::List(tags))) if tags.len() != found.len() => {
+            return Err(bad(format!(
+                "{} words, but {} labels; each word needs one",
+                found.len(),
+                tags.len()
+            )));
+        }
+        (Some(labels), Some(Cell::List(tags))) => tags
+            .iter()
+            .map(|tag| match name(tag) {
+                Ok(tag) => Ok(Some(tag)),
+                Err(_) if !needs_labels => Ok(None),
+                Err(what) => Err(bad(format!("column {labels:?}: {what}"))),
+            })
+            .collect::<Result<Vec<_>>>()?,
+        (Some(labels), _) if needs_labels => {
+            return Err(bad(format!("column {labels:?} is no list of labels")));
+        }
+        _ => vec![None; found.len()],
+    };
+    Ok(Sentence {
+        place: row.place,
+        words: found,
+        labels: tags,
+    })
+}
+
+/// One open file whose labels are looked up.
+struct Sentences {
+    file: WordFile,
+    labels: LabelMap,
+    given: bool,
+    needs_labels: bool,
+}
+
+impl Sentences {
+    fn sample(&self, sentence: Sentence) -> Result<Sample> {
+        let label = |name: &Option<String>| {
+            let Some(name) = name else { return Ok(None) };
+            match self.labels.label(name, self.given) {
+                Some(label) => Ok(Some(label)),
+                // Unlabelled words of published test sets say -1.
+                None if !self.needs_labels && name == "-1" => Ok(None),
+                None => Err(Error::BadRow {
+                    place: sentence.place.clone(),
+                    reason: format!(
+                        "label {name:?} is not among the labels: {}",
+                        list(self.labels.names())
+                    ),
+                }),
+            }
+        };
+        Ok(Sample {
+            index: 0,
+            labels: sentence.labels.iter().map(label).collect::<Result<_>>()?,
+            texts: sentence.words,
+        })
+    }
+}
+
+impl SampleFile for Sentences {
+    fn bookmark(&self) -> Bookmark {
+        match &self.file {
+            WordFile::Columns { reader, .. } => reader.bookmark(),
+            WordFile::Table { table, .. } => table.bookmark(),
+        }
+    }
+
+    fn resume(&mut self, bookmark: &Bookmark) -> Result<()> {
+        match &mut self.file {
+            WordFile::Columns { reader, .. } => reader.resume(bookmark),
+            WordFile::Table { table, .. } => table.resume(bookmark, Arc::default()),
+        }
+    }
+
+    fn next(&mut self) -> Option<Result<Sample>> {
+        let sentence = self.file.read()?;
+        Some(sentence.and_then(|sentence| self.sample(sentence)))
+    }
+}
+
+/// Sentences with a label for each word.
+#[derive(Debug)]
+struct LabelledWords {
+    settings: TokenClsDataSettings,
+    labels: LabelMap,
+    given: bool,
+    needs_labels: bool,
+    /// By a label's id, the label of the pieces after a word's first one.
+    continued: Vec<Label>,
+    encoder: WordEncoder,
+    length: usize,
+    padding: Padding,
+}
+
+impl LabelledWords {
+    fn row(&self, sample: &Sample, group: &mut EncodedGroup) -> Result<Row> {
+        let (sequence, words) = self.encoder.encode(&sample.texts)?;
+        group.tokens += sequence.ids.len() as u64;
+        group.truncated += u64::from(sequence.truncated);
+        let label = |(word, flags): (&Option<u32>, &u8)| {
+            let label = sample.labels[(*word)? as usize]?;
+            match (*flags == 0, self.settings.label_all_tokens) {
+                (true, _) => Some(label),
+                (false, true) => Some(self.continued[label.as_class() as usize]),
+                (false, false) => None,
+            }
+        };
+        let labels = words.iter().zip(&sequence.flags).map(label);
+        let token_labels = labels.map(Label::to_bits).collect();
+        Ok(Row {
+            token_labels,
+            ..sequence.into_row(None)
+        })
+    }
+}
+
+impl Recipe for LabelledWords {
+    fn open(&self, path: &Path, count: Arc<AtomicU64>) -> Result<Box<dyn SampleFile>> {
+        Ok(Box::new(Sentences {
+            file: WordFile::open(path, &self.settings, self.needs_labels, count)?,
+            labels: self.labels.clone(),
+            given: self.given,
+            needs_labels: self.needs_labels,
+        }))
+    }
+
+    fn group(&self) -> usize {
+        GROUP
+    }
+
+    fn encode(&self, samples: &[Sample]) -> Result<EncodedGroup> {
+        let mut group = EncodedGroup::default();
+        for sample in samples {
+            let row = self.row(sample, &mut group)?;
+            group.rows.push(row);
+        }
+        Ok(group)
+    }
+
+    fn length(&self) -> usize {
+        self.length
+    }
+
+    fn padding(&self) -> Option<&Padding> {
+        Some(&self.padding)
+    }
+
+    fn label(&self, rows: &BatchRows<'_>, batch: &mut Batch) {
+        let length = batch.input_ids.ncols();
+        let HostLabels::Tokens(labels) = &mut batch.labels else {
+            unreachable!("a batch begins with a label for each token")
+        };
+        for (example, mut labels) in rows.examples().zip(labels.outer_iter_mut()) {
+            let columns = rows.columns(length, example.token_labels.len());
+            for (column, bits) in columns.zip(example.token_labels) {
+                let label = Label::from_bits(*bits);
+                labels[column] = label.map_or(IGNORED_LABEL as i32, Label::as_class);
+                batch.targets += usize::from(label.is_some());
+            }
+        }
+    }
+}
+
+/// seqeval's scores in its default mode, over the entities of all sentences together.
+#[derive(Debug, Default)]
+struct Entities {
+    names: Vec<String>,
+    /// Entities that are predicted and true, predicted, and true.
+    both: usize,
+    predicted: usize,
+    labelled: usize,
+    /// Labels that are right, and all of them.
+    right: usize,
+    tokens: usize,
+    outputs: Vec<Vec<f32>>,
+}
+
+impl Entities {
+    /// Adds a sentence by its label ids.
+    fn add_sentence(&mut self, truth: &[usize], predicted: &[usize]) {
+        let names = |ids: &[usize]| entities(ids.iter().map(|id| self.names[*id].as_str()));
+        let (labelled, found) = (names(truth), names(predicted));
+        self.both += labelled.intersection(&found).count();
+        self.labelled += labelled.len();
+        self.predicted += found.len();
+        self.right += truth.iter().zip(predicted).filter(|(a, b)| a == b).count();
+        self.tokens += truth.len();
+    }
+}
+
+impl Metrics for Entities {
+    fn add(&mut self, outputs: &[f32], labels: &HostLabels, examples: usize) {
+        let labels = labels.tokens().expect("the labels are those of tokens");
+        let rows = outputs.chunks(labels.ncols()).take(examples);
+        for (row, labels) in rows.zip(labels.outer_iter()) {
+            let counted = labels.iter().zip(row).filter(|(label, _)| **label >= 0);
+            let (truth, predicted): (Vec<usize>, Vec<usize>) =
+                counted.map(|(a, b)| (*a as usize, *b as usize)).unzip();
+            self.add_sentence(&truth, &predicted);
+            self.outputs.push(row.to_vec());
+        }
+    }
+
+    fn values(&self, _labels: f64) -> Vec<(String, f64)> {
+        // Where nothing is to be divided by, seqeval gives 0.
+        let share = |part: usize, of: usize| part as f64 / of.max(1) as f64;
+        let (precision, recall) = (
+            share(self.both, self.predicted),
+            share(self.both, self.labelled),
+        );
+        let f1 = 2.0 * share(self.both, self.predicted + self.labelled);
+        vec![
+            ("precision".into(), precision),
+            ("recall".into(), recall),
+            ("f1".into(), f1),
+            ("accuracy".into(), share(self.right, self.tokens)),
+        ]
+    }
+
+    fn predictions(&mut self) -> Vec<Vec<f32>> {
+        std::mem::take(&mut self.outputs)
+    }
+}
+
+/// The entities that a sentence's labels spell: type, first and last word. As seqeval finds them by
+/// default, after conlleval: a label is a letter of B, I, E, S, O and a type, and an entity also
+/// begins where the type changes, so that IOB1 and IOB2 are both read.
+fn entities<'a>(labels: impl Iterator<Item = &'a str>) -> HashSet<(String, usize, usize)> {
+    let mut found = HashSet::new();
+    let (mut before, mut before_kind) = ('O', "_");
+    let mut start = 0;
+    let labels = labels.chain(std::iter::once("O"));
+    for (i, label) in labels.enumerate() {
+        let letter = label.chars().next().unwrap_or('O');
+        let rest = &label[label.chars().next().map_or(0, char::len_utf8)..];
+        let kind = rest.split_once('-').map_or(rest, |(_, kind)| kind);
+        let kind = if kind.is_empty() { "_" } else { kind };
+        let changes = before_kind != kind;
+        let outside = |letter: char| matches!(letter, 'O' | '.');
+        let ends = matches!(
+            (before, letter),
+            ('E' | 'S', _) | ('B' | 'I', 'B' | 'S' | 'O')
+        ) || (!outside(before) && changes);
+        let begins = matches!(
+            (before, letter),
+            (_, 'B' | 'S') | ('E' | 'S' | 'O', 'E' | 'I')
+        ) || (!outside(letter) && changes);
+        if ends {
+            found.insert((before_kind.to_string(), start, i - 1));
+        }
+        if begins {
+            start = i;
+        }
+        (before, before_kind) = (letter, kind);
+    }
+    found
+}
+
+#[cfg(test)]
+#[path = "token_cls_tests.rs"]
+mod tests;
