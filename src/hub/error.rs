@@ -43,8 +43,8 @@ pub enum Error {
     Forbidden { name: String, endpoint: String },
 
     #[error(
-        "{what} {name} (revision {revision}) is not in the cache {}, and HF_HUB_OFFLINE forbids looking further{missing}; download \
-         it once without HF_HUB_OFFLINE, or give a path on this machine",
+        "{what} {name} (revision {revision}) is not in the cache {}, and the run is offline (HF_HUB_OFFLINE or local_files_only){missing}; \
+         run once online, or give a path on this machine",
         cache.display()
     )]
     NotCached {

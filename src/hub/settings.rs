@@ -13,7 +13,8 @@ pub struct HubSettings {
     pub cache_dir: PathBuf,
     /// For gated and private repositories (`HF_TOKEN`, or the file that `hf auth login` writes).
     pub token: Option<String>,
-    /// Use only what is in the cache (`HF_HUB_OFFLINE`).
+    /// Use only what is in the cache (`HF_HUB_OFFLINE`, or `local_files_only` as
+    /// `from_pretrained` has it).
     pub offline: bool,
     /// Show no progress bars.
     pub quiet: bool,
