@@ -127,6 +127,19 @@ fn a_run_takes_everything_from_the_hub_and_then_from_its_cache() {
         command.env("HF_HUB_OFFLINE", "1");
     });
     offline.succeeded();
+    let local_only = eval(&|command| {
+        command.args(["--local_files_only"]);
+    });
+    local_only.succeeded();
+    let not_cached = eval(&|command| {
+        command.args(["--tokenizer_name", "org/none", "--local_files_only"]);
+    });
+    assert_eq!(not_cached.code, Some(1), "{}", not_cached.stderr);
+    assert!(
+        not_cached.stderr.contains("org/none") && not_cached.stderr.contains("local_files_only"),
+        "{}",
+        not_cached.stderr
+    );
     assert_eq!(
         hub.requests().len(),
         asked,
@@ -138,6 +151,7 @@ fn a_run_takes_everything_from_the_hub_and_then_from_its_cache() {
             .unwrap()
     };
     assert_eq!(loss(&fetched.stdout), loss(&offline.stdout));
+    assert_eq!(loss(&fetched.stdout), loss(&local_only.stdout));
     // The same numbers as from the directory itself.
     let local = eval(&|command| {
         command.args(["--model_name_or_path", out.to_str().unwrap()]);

@@ -273,6 +273,8 @@ Model {
     /// Access token for gated and private repositories; default: $HF_TOKEN, else the one that
     /// `hf auth login` saved
     token: Option<String>, READING | GENERATE;
+    /// Use only the Hub's files in the cache and never connect, as HF_HUB_OFFLINE=1
+    local_files_only: bool = "false", READING | GENERATE;
 }
 Data {
     /// Files to train on, in order: text, CSV, TSV, JSON lines or parquet by their extension,

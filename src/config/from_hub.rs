@@ -54,6 +54,7 @@ pub fn fetch(mut flags: Flags) -> Result<Flags, UsageError> {
     };
     let mut settings = HubSettings::from_env(|name| std::env::var(name).ok());
     settings.token = flags.token.clone().or(settings.token);
+    settings.offline |= *flags.local_files_only;
     settings.quiet |= *flags.disable_tqdm;
     let hub = Hub::new(settings).map_err(failed)?;
     let revision = flags.model_revision.clone();
