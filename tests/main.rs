@@ -30,6 +30,7 @@ mod support;
 mod target;
 mod tasks;
 mod tasks_errors;
+mod token_cls;
 mod top;
 mod train;
 mod words;

@@ -1,0 +1,214 @@
+//! Token classification as a user runs it: sentences in CoNLL columns and JSON lines, a small model
+//! from random weights, its scores, predictions and resumed runs.
+
+use crate::support::Run;
+use crate::tasks::{BERT, Bench, numbers};
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::fs;
+
+const TRAIN: &str = "--tokenizer_name wordpiece --train_file train.conll --validation_file valid.conll \
+                     --max_seq_length 48 --per_device_train_batch_size 16 --learning_rate 3e-3 --disable_tqdm";
+
+/// A sentence's words with their labels.
+type Sentence = Vec<(String, String)>;
+
+/// Sentences `from..to` of an endless text about the same few people, places and organizations.
+fn sentences(range: std::ops::Range<usize>) -> Vec<Sentence> {
+    let entities = [
+        ("PER", ["Mary", "Anna Smith", "Peter Brown"]),
+        ("LOC", ["London", "New York", "Berlin"]),
+        ("ORG", ["the Red Cross", "Acme Works", "Royal Society"]),
+    ];
+    let forms = [
+        "PER lives in LOC .",
+        "PER works for ORG in LOC .",
+        "Yesterday ORG opened a house in LOC .",
+        "The river is long and cold .",
+    ];
+    let sentence = |i: usize| {
+        let mut words = Vec::new();
+        for (at, word) in forms[i % forms.len()].split(' ').enumerate() {
+            match entities.iter().find(|(kind, _)| *kind == word) {
+                None => words.push((word.to_string(), "O".to_string())),
+                Some((kind, names)) => {
+                    let name = names[(i / forms.len() + at) % names.len()];
+                    for (piece, word) in name.split(' ').enumerate() {
+                        let begin = if piece == 0 { "B" } else { "I" };
+                        words.push((word.to_string(), format!("{begin}-{kind}")));
+                    }
+                }
+            }
+        }
+        words
+    };
+    range.map(sentence).collect()
+}
+
+fn conll(sentences: &[Sentence]) -> String {
+    let mut text = String::from("-DOCSTART- -X- O\n\n");
+    for sentence in sentences {
+        for (word, label) in sentence {
+            writeln!(text, "{word} NN {label}").unwrap();
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn json_lines(sentences: &[Sentence]) -> String {
+    let line = |sentence: &Sentence| {
+        let (words, labels): (Vec<_>, Vec<_>) = sentence.iter().cloned().unzip();
+        format!("{}\n", json!({"tokens": words, "ner_tags": labels}))
+    };
+    sentences.iter().map(line).collect()
+}
+
+/// A folder with a training set of 320 sentences and one of 60 in both forms.
+fn corpus() -> Option<Bench> {
+    let bench = Bench::new()?;
+    let valid = sentences(320..380);
+    for (name, text) in [
+        ("train.conll", conll(&sentences(0..320))),
+        ("valid.conll", conll(&valid)),
+        ("valid.jsonl", json_lines(&valid)),
+    ] {
+        fs::write(bench.path(name), text).unwrap();
+    }
+    Some(bench)
+}
+
+fn result(run: &Run) -> Value {
+    run.succeeded();
+    serde_json::from_str(run.stdout.trim()).unwrap()
+}
+
+#[test]
+fn words_are_labelled_scored_and_written_as_they_came() {
+    let Some(bench) = corpus() else { return };
+    bench
+        .run(&format!(
+            "train token-cls {BERT} {TRAIN} --num_train_epochs 4 --eval_strategy epoch --save_strategy epoch \
+             --load_best_model_at_end --metric_for_best_model f1 --output_dir out"
+        ))
+        .succeeded();
+    let config = bench.json("out/config.json");
+    assert_eq!(config["architectures"][0], "BertForTokenClassification");
+    assert_eq!(config["label2id"]["O"], 6, "sorted: {config}");
+    let scores = bench.json("out/all_results.json");
+    assert!(scores["eval_f1"].as_f64().unwrap() > 0.9, "{scores}");
+
+    // The directory knows its labels; both forms of the set say the same.
+    for file in ["valid.conll", "valid.jsonl"] {
+        let again = result(&bench.run(&format!(
+            "eval token-cls --json --disable_tqdm --model_name_or_path out --validation_file {file} --max_seq_length 48 \
+             --per_device_eval_batch_size 7"
+        )));
+        for key in ["eval_precision", "eval_recall", "eval_f1", "eval_accuracy"] {
+            assert_eq!(again[key], scores[key], "{file}: {key}");
+        }
+    }
+
+    // Predictions: every word of every sentence, in the form of the file that asked for them.
+    let predict = |file: &str| {
+        let run = bench.run(&format!(
+            "predict token-cls --disable_tqdm --model_name_or_path out --test_file {file} --max_seq_length 48"
+        ));
+        run.succeeded();
+        run.stdout
+    };
+    let truth = sentences(320..380);
+    let lines = predict("valid.jsonl");
+    let rows: Vec<Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(rows.len(), truth.len());
+    let (mut right, mut words) = (0, 0);
+    for (row, sentence) in rows.iter().zip(&truth) {
+        for (i, (word, label)) in sentence.iter().enumerate() {
+            assert_eq!(row["tokens"][i], word.as_str());
+            words += 1;
+            right += usize::from(row["ner_tags"][i] == label.as_str());
+        }
+    }
+    assert_eq!(
+        right as f64 / words as f64,
+        scores["eval_accuracy"].as_f64().unwrap()
+    );
+    let columns = predict("valid.conll");
+    let labels: Vec<&str> = columns
+        .lines()
+        .filter_map(|line| Some(line.rsplit_once(' ')?.1))
+        .collect();
+    let of_rows: Vec<&str> = rows
+        .iter()
+        .flat_map(|row| row["ner_tags"].as_array().unwrap())
+        .map(|label| label.as_str().unwrap())
+        .collect();
+    assert_eq!(labels, of_rows);
+}
+
+#[test]
+fn a_resumed_run_and_two_devices_give_the_same_numbers() {
+    let Some(bench) = corpus() else { return };
+    let run = |devices: &str, dir: &str| {
+        bench
+            .run(&format!(
+                "train token-cls {BERT} {TRAIN} {devices} --max_steps 20 --logging_steps 5 --save_steps 10 \
+                 --output_dir {dir}"
+            ))
+            .succeeded();
+        numbers(&bench.records(dir), "loss")
+    };
+    let losses = run("", "one");
+    assert!(losses.len() == 4 && losses[3] < losses[0], "{losses:?}");
+    let weights = bench.bytes("one/model.safetensors");
+    assert_eq!(
+        run("--resume_from_checkpoint one/checkpoint-10", "one"),
+        losses
+    );
+    assert!(bench.bytes("one/model.safetensors") == weights);
+    let two = run("--data_parallel 2 --per_device_train_batch_size 8", "two");
+    for (one, two) in losses.iter().zip(&two) {
+        assert!((one - two).abs() < 1e-4, "{losses:?} {two:?}");
+    }
+}
+
+#[test]
+fn sentences_that_cannot_be_used_are_named() {
+    let Some(bench) = corpus() else { return };
+    let cases: [(&str, &str, &[&str]); 4] = [
+        (
+            "short.jsonl",
+            "{\"tokens\":[\"a\",\"b\"],\"ner_tags\":[\"O\"]}\n",
+            &["short.jsonl:1", "2 words", "1 label", "--on_bad_row skip"],
+        ),
+        (
+            "other.jsonl",
+            "{\"tokens\":[\"a\"],\"ner_tags\":[\"B-XYZ\"]}\n",
+            &["other.jsonl:1", "B-XYZ", "I-PER"],
+        ),
+        ("empty.conll", "", &["empty.conll is empty"]),
+        (
+            "texts.jsonl",
+            "{\"text\":\"a b\",\"label\":\"O\"}\n",
+            &["texts.jsonl", "tokens"],
+        ),
+    ];
+    bench
+        .run(&format!(
+            "train token-cls {BERT} {TRAIN} --max_steps 1 --output_dir out"
+        ))
+        .succeeded();
+    for (name, text, words) in cases {
+        fs::write(bench.path(name), text).unwrap();
+        let run = bench.run(&format!(
+            "eval token-cls --model_name_or_path out --validation_file {name} --max_seq_length 48"
+        ));
+        assert_eq!(run.code, Some(1), "{name}: {}", run.stderr);
+        for word in words {
+            assert!(run.stderr.contains(word), "{name}: {word}: {}", run.stderr);
+        }
+    }
+}
