@@ -174,7 +174,7 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
         (format!("{TRAIN} stray"), "unexpected word `stray`"),
         (
             "train".into(),
-            "error: `xtrain train` needs one of: clm, mlm, cls\n",
+            "error: `xtrain train` needs one of: clm, mlm, cls, token-cls\n",
         ),
         (
             "train mml".into(),
@@ -195,7 +195,7 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
         ("--device".into(), "error: --device needs a value"),
         (
             "--device cpu".into(),
-            "error: `xtrain COMMAND` needs one of: train clm, train mlm, train cls, eval clm",
+            "error: `xtrain COMMAND` needs one of: train clm, train mlm, train cls, train token-cls, eval clm",
         ),
         (
             "generate --model_name_or_path old".into(),

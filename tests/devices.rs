@@ -299,7 +299,7 @@ fn a_degree_that_is_auto_follows_from_the_visible_devices() {
             &[][..],
             "--data_parallel auto",
             &[
-                "virtual, there are as many as are asked for",
+                "CPU devices are virtual",
                 "give the number",
             ][..],
         ),
@@ -369,7 +369,7 @@ fn activations_are_offloaded_only_where_there_is_another_memory() {
         (
             "neuron",
             &["--activation_offloading"],
-            "no memory but the device's own",
+            "exposes no host memory",
         ),
         (
             "cuda",
