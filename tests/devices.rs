@@ -298,10 +298,7 @@ fn a_degree_that_is_auto_follows_from_the_visible_devices() {
             "cpu",
             &[][..],
             "--data_parallel auto",
-            &[
-                "CPU devices are virtual",
-                "give the number",
-            ][..],
+            &["CPU devices are virtual", "give the number"][..],
         ),
         (
             "cuda",

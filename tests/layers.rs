@@ -145,6 +145,26 @@ fn lower_crates_stay_pure() {
     }
 }
 
+/// What resolves flags names every choice: an arm for the rest would turn a new choice, or a
+/// forgotten one, into another.
+#[test]
+fn no_choice_is_resolved_by_an_arm_for_the_rest() {
+    for file in ["resolve.rs", "mesh.rs", "scaling.rs", "choices.rs"] {
+        let file = root().join("src/config").join(file);
+        let text = fs::read_to_string(&file).unwrap();
+        let (code, _tests) = text.split_once("#[cfg(test)]").unwrap_or((&text, ""));
+        for (number, line) in code.lines().enumerate() {
+            let arm = line.trim_start();
+            assert!(
+                !arm.starts_with("_ =>") && !arm.contains("| _ =>"),
+                "{}:{}: name what the arm is for",
+                file.display(),
+                number + 1
+            );
+        }
+    }
+}
+
 #[test]
 fn only_the_native_library_links_xla() {
     for manifest in ["Cargo.toml", "xla_graphs/Cargo.toml", "models/Cargo.toml"] {

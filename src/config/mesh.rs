@@ -107,12 +107,13 @@ fn share(name: &str, devices: usize, given: &[(&str, usize)]) -> Result<usize, U
             "--{name} auto: {devices} devices cannot be divided by {}",
             shown.join(" times ")
         ),
-        match &shown[..] {
-            [_] => format!("set --{} to {}", given[0].0, near.join(" or ")),
-            _ => format!(
+        if let [(own, _)] = &given[..] {
+            format!("set --{own} to {}", near.join(" or "))
+        } else {
+            format!(
                 "their product has to divide {devices}, as {} does",
                 near.join(" or ")
-            ),
+            )
         },
     )
 }

@@ -292,9 +292,9 @@ fn config_source(name: Option<&str>, model_type: Option<&str>) -> ConfigSource {
         return ConfigSource::File(path.into());
     }
     let inside = path.join("config.json");
-    match preset_name(name) {
-        Some(preset) if !inside.is_file() => ConfigSource::Preset(preset),
-        _ => ConfigSource::File(inside),
+    match preset_name(name).filter(|_| !inside.is_file()) {
+        Some(preset) => ConfigSource::Preset(preset),
+        None => ConfigSource::File(inside),
     }
 }
 
