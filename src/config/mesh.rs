@@ -107,7 +107,7 @@ fn share(name: &str, devices: usize, given: &[(&str, usize)]) -> Result<usize, U
             "--{name} auto: {devices} devices cannot be divided by {}",
             shown.join(" times ")
         ),
-        if let [(own, _)] = &given[..] {
+        if let [(own, _)] = given {
             format!("set --{own} to {}", near.join(" or "))
         } else {
             format!(
