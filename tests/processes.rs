@@ -423,7 +423,7 @@ fn a_rank_that_hangs_is_found_and_named() {
         "{}",
         end.stdout
     );
-    assert!(end.stdout.contains("it hangs"), "{}", end.stdout);
+    assert!(end.stdout.contains("it appears hung"), "{}", end.stdout);
 }
 
 /// The error of a rank is the launcher's error, and comes once.
