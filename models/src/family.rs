@@ -46,7 +46,7 @@ impl Family {
         }
     }
 
-    /// transformers' class with this head, `None` where it is not built.
+    /// transformers' class with this head, `None` if xtrain does not support it.
     pub fn class(&self, head: HeadKind) -> Option<String> {
         let suffix = match (self.kind, head) {
             (Kind::Decoder { causal_lm }, HeadKind::CausalLm) => causal_lm,

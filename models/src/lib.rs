@@ -91,7 +91,7 @@ pub const MODEL_TYPES: [&str; FAMILIES.len()] = {
 /// The model that a configuration describes, by its `model_type`, with this head.
 ///
 /// # Errors
-/// If the configuration asks for what is not built, or the family has no such head.
+/// If the configuration asks for something unsupported, or the family has no such head.
 pub fn build(mut config: Config, head: HeadKind) -> Result<Box<dyn Model>> {
     let family = family(&config)?;
     let Some(class) = family.class(head) else {

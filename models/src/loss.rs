@@ -67,7 +67,7 @@ fn head(
 /// The logit of what is no word.
 const NO_WORD: f64 = -1e9;
 
-/// What a model should have said of a batch.
+/// The labels of a batch: what the loss compares predictions with.
 pub struct Labels {
     /// For the shapes see [`HeadKind`]; with `places`, `s32[K]`.
     pub ids: Tensor,

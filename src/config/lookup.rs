@@ -48,7 +48,7 @@ impl Flags {
     /// Takes one setting as text (several texts for a list). One that was given before wins.
     ///
     /// # Errors
-    /// The texts are no value of the flag's kind, or one that is not built.
+    /// If the texts do not parse as the flag's kind, or ask for an unsupported value.
     pub fn take(
         &mut self,
         flag: &'static Flag,
