@@ -1,12 +1,10 @@
-//! The canonical graph: what a cut trace becomes, what is fingerprinted, stored, explained and
+//! The canonical graph: what a finished trace becomes, what is fingerprinted, stored, explained and
 //! lowered.
 
 use crate::error::{Error, Result};
 use crate::op::{Composite, Composites, Never, Op};
-use crate::ops;
 use crate::provenance::Provenance;
 use crate::shape::Shape;
-use crate::trace::{Inner, NodeId, Trace};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::HashSet;
@@ -14,6 +12,9 @@ use std::collections::HashSet;
 /// Changes whenever the bytes of an unchanged model would: old cache entries then say so instead of
 /// failing to decode.
 pub const FORMAT_VERSION: u32 = 5;
+
+/// Index of a node in its trace or graph. Operands always have smaller ids than their users.
+pub type NodeId = u32;
 
 /// Where an input's value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -67,128 +68,6 @@ pub struct Graph<C = Composite> {
 }
 
 impl Graph {
-    pub(crate) fn from_trace(name: &str, trace: &Inner) -> Result<Graph> {
-        let mut live = vec![false; trace.nodes.len()];
-        for output in &trace.outputs {
-            live[output.node as usize] = true;
-        }
-        // Operands precede their users, so one backward walk finds everything that an output needs.
-        for id in (0..trace.nodes.len()).rev() {
-            if live[id] {
-                for &operand in &trace.nodes[id].operands {
-                    live[operand as usize] = true;
-                }
-            }
-        }
-        // Inputs stay even when unused: the caller's argument list must not depend on what the
-        // model happened to read.
-        for input in &trace.inputs {
-            live[input.node as usize] = true;
-        }
-        let mut renumbered = vec![NodeId::MAX; trace.nodes.len()];
-        let mut scopes = vec![String::new()];
-        let mut scope_map = vec![u32::MAX; trace.scopes.len()];
-        scope_map[0] = 0;
-        let mut nodes = Vec::with_capacity(trace.nodes.len());
-        for (id, node) in trace.nodes.iter().enumerate().filter(|(id, _)| live[*id]) {
-            renumbered[id] = nodes.len() as NodeId;
-            let scope = &mut scope_map[node.scope as usize];
-            if *scope == u32::MAX {
-                *scope = scopes.len() as u32;
-                scopes.push(trace.scopes[node.scope as usize].clone());
-            }
-            nodes.push(GraphNode {
-                op: node.op.clone(),
-                operands: node
-                    .operands
-                    .iter()
-                    .map(|&o| renumbered[o as usize])
-                    .collect(),
-                shape: (*node.shape).clone(),
-                scope: *scope,
-                provenance: node.provenance,
-            });
-        }
-        let inputs = trace
-            .inputs
-            .iter()
-            .map(|input| InputSpec {
-                name: input.name.clone(),
-                role: input.role,
-                shape: (*trace.nodes[input.node as usize].shape).clone(),
-            })
-            .collect::<Vec<_>>();
-        let outputs = trace
-            .outputs
-            .iter()
-            .map(|output| OutputSpec {
-                name: output.name.clone(),
-                node: renumbered[output.node as usize],
-            })
-            .collect::<Vec<_>>();
-        let graph = Graph {
-            format: FORMAT_VERSION,
-            name: name.to_string(),
-            stage: 0,
-            inputs,
-            outputs,
-            nodes,
-            scopes,
-        };
-        for (_, input, output) in graph.aliases() {
-            let (expected, found) = (&graph.inputs[input].shape, graph.output_shape(output));
-            if expected != found {
-                return Err(Error::StateShape {
-                    name: graph.inputs[input].name.clone(),
-                    expected: expected.to_string(),
-                    found: found.to_string(),
-                });
-            }
-        }
-        Ok(graph)
-    }
-
-    /// The graph as a fresh deduplicating trace plus the tensors of its nodes, for passes that
-    /// rebuild it: `node` records what becomes of a node (never an input) over its operands'
-    /// replacements. Outputs keep their element types.
-    pub(crate) fn rebuild(
-        &self,
-        mut node: impl FnMut(&Trace, NodeId, &[crate::Tensor]) -> Result<crate::Tensor>,
-    ) -> Result<Graph> {
-        let trace = Trace::deduplicating();
-        let mut tensors: Vec<crate::Tensor> = Vec::with_capacity(self.nodes.len());
-        for (id, n) in self.nodes.iter().enumerate() {
-            let _context = trace.resume(&self.scopes[n.scope as usize], n.provenance);
-            let tensor = match n.op {
-                Op::Input(index) => {
-                    let spec = &self.inputs[index as usize];
-                    trace.input(spec.name.clone(), spec.shape.clone(), spec.role)
-                }
-                _ => {
-                    let operands: Vec<_> = n
-                        .operands
-                        .iter()
-                        .map(|&o| tensors[o as usize].clone())
-                        .collect();
-                    node(&trace, id as NodeId, &operands)?
-                }
-            };
-            tensors.push(tensor);
-        }
-        for output in &self.outputs {
-            let (tensor, node) = (
-                &tensors[output.node as usize],
-                &self.nodes[output.node as usize],
-            );
-            let _context = trace.resume(&self.scopes[node.scope as usize], node.provenance);
-            trace.output(output.name.clone(), &tensor.convert(node.shape.dtype)?);
-        }
-        Ok(Graph {
-            stage: self.stage,
-            ..trace.finish(&self.name)?
-        })
-    }
-
     /// The canonical bytes (postcard, a fixed little-endian varint format).
     pub fn to_bytes(&self) -> Vec<u8> {
         postcard::to_stdvec(self).expect("a graph holds only plain data, and a Vec always has room")
@@ -248,7 +127,7 @@ impl Graph {
                         .iter()
                         .map(|&o| &self.nodes[o as usize].shape)
                         .collect();
-                    ops::infer(&node.op, &operands)
+                    node.op.infer(&operands)
                 }
             };
             let checked = expected.and_then(|expected| match expected == node.shape {

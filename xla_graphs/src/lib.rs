@@ -8,6 +8,7 @@
 
 mod dtype;
 mod error;
+mod finish;
 pub mod flops;
 mod grad;
 mod graph;
@@ -26,14 +27,16 @@ pub use dtype::DType;
 pub use error::{Error, Result};
 pub use grad::remat::Checkpointing;
 pub use grad::{BACKWARD, backward, backward_with};
-pub use graph::{FORMAT_VERSION, Fingerprint, Graph, GraphNode, InputRole, InputSpec, OutputSpec};
+pub use graph::{
+    FORMAT_VERSION, Fingerprint, Graph, GraphNode, InputRole, InputSpec, NodeId, OutputSpec,
+};
 pub use nn::dropout::Randomness;
 pub use nn::fused_attention;
 pub use passes::Precision;
 pub use provenance::{Phase, Provenance, Stage};
 pub use shape::Shape;
 pub use target::{CudaTarget, NeuronChip, Target};
-pub use trace::{NodeId, ScopeGuard, StageGuard, Tensor, Trace};
+pub use trace::{ScopeGuard, StageGuard, Tensor, Trace};
 
 /// Digest of the code that turns a graph into an HLO module: this crate and the emitter. Equal
 /// digests lower equal graphs alike.

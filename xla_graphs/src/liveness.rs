@@ -12,9 +12,8 @@
 //!
 //! A compiler orders and fuses a little otherwise; docs/parallelism.md says how far off this is.
 
-use crate::graph::{Graph, GraphNode};
+use crate::graph::{Graph, GraphNode, NodeId};
 use crate::op::{Binary, Op, Unary};
-use crate::trace::NodeId;
 use std::collections::HashMap;
 
 /// Bytes of a prepared graph's temporaries where they are most.

@@ -210,7 +210,7 @@ pub enum Composite {
 pub enum Never {}
 
 /// What a node computes: a primitive, which has an HLO instruction, or a composite. Shapes are
-/// inferred by `ops::infer`.
+/// inferred by `Op::infer` (`ops/mod.rs`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Op<C = Composite> {
     /// The graph's n-th input.

@@ -2,22 +2,19 @@
 //! computed.
 //!
 //! One trace covers what lies between two `mark_step`s. [`Trace::finish`] turns the recorded nodes
-//! into a canonical [`Graph`](crate::Graph).
+//! into a canonical [`Graph`](crate::Graph). The methods that record each operation stand with its
+//! rules in `ops/` and `nn/`.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::graph::{Graph, InputRole, OutputSpec};
+use crate::graph::{InputRole, NodeId, OutputSpec};
 use crate::op::{F64, Op, Scalar};
-use crate::ops;
 use crate::provenance::{Phase, Provenance, Stage};
 use crate::shape::Shape;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::panic::Location;
 use std::rc::Rc;
-
-/// Index of a node in its trace or graph. Operands always have smaller ids than their users.
-pub type NodeId = u32;
 
 /// One recorded operation.
 #[derive(Clone, Debug)]
@@ -310,7 +307,7 @@ impl Trace {
         }
         let mut inner = self.0.borrow_mut();
         let shapes: Vec<&Shape> = operands.iter().map(|t| &*t.shape).collect();
-        let shape = match ops::infer(&op, &shapes) {
+        let shape = match op.infer(&shapes) {
             Ok(shape) => shape,
             Err(message) => {
                 let scope = &inner.scopes[inner.context().scope as usize];
@@ -357,15 +354,6 @@ impl Trace {
             id,
             shape,
         }
-    }
-
-    /// Ends the trace: the nodes that its outputs need become a graph. `name` says what the graph is
-    /// for (`train`, `eval`).
-    ///
-    /// # Errors
-    /// If an output of the name of a state has not its shape.
-    pub fn finish(&self, name: &str) -> Result<Graph> {
-        Graph::from_trace(name, &self.0.borrow())
     }
 }
 

@@ -8,17 +8,15 @@
 pub(crate) mod remat;
 
 use crate::error::{Error, Result};
+use crate::graph::NodeId;
 use crate::op::{Composite, Op};
-use crate::ops::{self, Vjp};
+use crate::ops::{self, rule::Vjp};
 use crate::provenance::{Phase, Provenance};
-use crate::trace::{NodeId, Tensor};
+use crate::trace::Tensor;
 use remat::{Checkpointing, Regions};
 
 /// Stands in front of the model path of what the sweep records: `backward/h.3.attn`.
 pub const BACKWARD: &str = "backward";
-
-/// The same of what the sweep computes once more (`remat`).
-pub(crate) const RECOMPUTE: &str = "recompute";
 
 /// [`backward_with`] everything kept.
 pub fn backward(loss: &Tensor, parameters: &[Tensor]) -> Result<Vec<Tensor>> {

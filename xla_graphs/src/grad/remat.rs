@@ -11,12 +11,15 @@
 //! whatever is kept of activations: keeping them would keep the whole model.
 
 use crate::error::Result;
-use crate::graph::InputRole;
+use crate::graph::{InputRole, NodeId};
 use crate::op::{Attention, Composite, Op};
 use crate::provenance::{Phase, Provenance};
-use crate::trace::{Inner, NodeId, Tensor, Trace};
+use crate::trace::{Inner, Tensor, Trace};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
+
+/// Stands in front of the model path of what is recomputed: `recompute/h.3.attn`.
+const RECOMPUTE: &str = "recompute";
 
 /// What the backward pass computes once more instead of keeping it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -156,7 +159,7 @@ impl Regions {
                 phase: Phase::Recompute,
                 ..node.provenance
             };
-            let _context = trace.resume(&format!("{}/{scope}", super::RECOMPUTE), provenance);
+            let _context = trace.resume(&format!("{}/{scope}", RECOMPUTE), provenance);
             let mut operands = Vec::with_capacity(node.operands.len());
             for &operand in &node.operands {
                 if !copies.contains_key(&operand) && self.is_activation[operand as usize] {

@@ -15,12 +15,10 @@ use super::fused_attention;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Attention, AttentionOperand, Comparison, Composite, Op};
-use crate::ops::{Vjp, expect, float};
+use crate::ops::rule::{Inferred, Vjp, expect, float};
 use crate::shape::Shape;
 use crate::target::Target;
 use crate::trace::Tensor;
-
-pub(super) type Inferred = std::result::Result<Shape, String>;
 
 impl Attention {
     fn operand_count(&self) -> usize {

@@ -9,7 +9,7 @@
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Comparison, Composite, Op};
-use crate::ops::expect;
+use crate::ops::rule::{Inferred, expect};
 use crate::shape::Shape;
 use crate::trace::{Tensor, Trace};
 
@@ -19,7 +19,7 @@ const ROUNDS: usize = 13;
 /// The key schedule's parity constant (Skein's, 32 bit).
 const PARITY: u32 = 0x1BD1_1BDA;
 
-pub(crate) fn infer_bits(key: &Shape, dims: &[usize]) -> std::result::Result<Shape, String> {
+pub(crate) fn infer_bits(key: &Shape, dims: &[usize]) -> Inferred {
     expect(
         "the key",
         key,

@@ -9,11 +9,10 @@
 //! is right, and a row that sees no key is uniform, as in the plain form (with fp16 operands it is
 //! as if unmasked: fp16 has no numbers so low).
 
-use super::attention::Inferred;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Attention, AttentionOperand, FusedAttention, FusedDropout, Op};
-use crate::ops::expect;
+use crate::ops::rule::{Inferred, expect};
 use crate::shape::Shape;
 use crate::target::Target;
 use crate::trace::Tensor;

@@ -3,7 +3,7 @@
 use super::special;
 use crate::error::Result;
 use crate::op::{Composite, Gelu, Op};
-use crate::ops::Vjp;
+use crate::ops::rule::Vjp;
 use crate::target::Target;
 use crate::trace::Tensor;
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};

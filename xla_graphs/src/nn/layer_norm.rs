@@ -6,11 +6,9 @@
 
 use crate::error::Result;
 use crate::op::{Composite, F64, Op};
-use crate::ops::{Vjp, expect, float};
+use crate::ops::rule::{Inferred, Vjp, expect, float};
 use crate::shape::Shape;
 use crate::trace::Tensor;
-
-type Inferred = std::result::Result<Shape, String>;
 
 fn width(x: &Shape) -> std::result::Result<usize, String> {
     float(x)?;

@@ -7,12 +7,10 @@
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Comparison, Composite, Op};
-use crate::ops::{Vjp, expect, float};
+use crate::ops::rule::{Inferred, Vjp, expect, float};
 use crate::shape::Shape;
 use crate::target::Target;
 use crate::trace::Tensor;
-
-type Inferred = std::result::Result<Shape, String>;
 
 pub(crate) fn infer(logits: &Shape, labels: &Shape) -> Inferred {
     float(logits)?;

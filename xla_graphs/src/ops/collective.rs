@@ -1,27 +1,20 @@
 //! Collectives: values that replicas exchange. Every replica runs the same graph, so each of them
 //! meets the same collectives in the same order.
 
-use super::{Vjp, float};
+use super::rule::{Inferred, Vjp, float};
 use crate::error::Result;
 use crate::op::{Op, ReplicaGroups};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
 /// Floats only: Neuron sums integers through f32, which loses them above 2^24.
-pub(super) fn infer_all_reduce(
-    x: &Shape,
-    exchange: &ReplicaGroups,
-) -> std::result::Result<Shape, String> {
+pub(super) fn infer_all_reduce(x: &Shape, exchange: &ReplicaGroups) -> Inferred {
     float(x)?;
     check_groups(&exchange.groups)?;
     Ok(x.clone())
 }
 
-pub(super) fn infer_all_gather(
-    x: &Shape,
-    dim: usize,
-    exchange: &ReplicaGroups,
-) -> std::result::Result<Shape, String> {
+pub(super) fn infer_all_gather(x: &Shape, dim: usize, exchange: &ReplicaGroups) -> Inferred {
     check_groups(&exchange.groups)?;
     let mut dims = x.dims.clone();
     let size = dims
@@ -33,11 +26,7 @@ pub(super) fn infer_all_gather(
     Ok(Shape::new(x.dtype, dims))
 }
 
-pub(super) fn infer_reduce_scatter(
-    x: &Shape,
-    dim: usize,
-    exchange: &ReplicaGroups,
-) -> std::result::Result<Shape, String> {
+pub(super) fn infer_reduce_scatter(x: &Shape, dim: usize, exchange: &ReplicaGroups) -> Inferred {
     float(x)?;
     check_groups(&exchange.groups)?;
     let (mut dims, parts) = (x.dims.clone(), exchange.group_size());

@@ -1,19 +1,14 @@
 //! General dot products (XLA's DotGeneral): batch dimensions lead the result, then the free ones of
 //! each side.
 
-use super::{Vjp, float};
+use super::rule::{Inferred, Vjp, float};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{DotDims, Op};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
-pub(super) fn infer(
-    a: &Shape,
-    b: &Shape,
-    d: &DotDims,
-    dtype: DType,
-) -> std::result::Result<Shape, String> {
+pub(super) fn infer(a: &Shape, b: &Shape, d: &DotDims, dtype: DType) -> Inferred {
     float(a)?;
     if a.dtype != b.dtype {
         return Err(format!("element types differ: {} and {}", a.dtype, b.dtype));

@@ -1,13 +1,11 @@
 //! Element-wise operations: one result element from the operands' elements at the same place.
 
-use super::{Vjp, float, integer};
+use super::rule::{Inferred, Vjp, expect, float, integer};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Binary, Comparison, Composite, Op, Unary};
 use crate::shape::Shape;
 use crate::trace::Tensor;
-
-type Inferred = std::result::Result<Shape, String>;
 
 pub(super) fn infer_unary(op: Unary, x: &Shape) -> Inferred {
     match op {
@@ -41,7 +39,7 @@ pub(super) fn infer_compare(a: &Shape, b: &Shape) -> Inferred {
 
 pub(super) fn infer_select(pred: &Shape, on_true: &Shape, on_false: &Shape) -> Inferred {
     same(on_true, on_false)?;
-    super::expect("the predicate", pred, DType::Pred, &on_true.dims)?;
+    expect("the predicate", pred, DType::Pred, &on_true.dims)?;
     Ok(on_true.clone())
 }
 

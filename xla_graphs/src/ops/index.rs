@@ -2,14 +2,14 @@
 //! clamped to it when read and ignored when added, as XLA's gather and scatter do; callers check
 //! ids on the host.
 
-use super::{Vjp, integer};
+use super::rule::{Inferred, Vjp, expect, integer};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::Op;
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
-pub(super) fn infer_take(table: &Shape, ids: &Shape) -> std::result::Result<Shape, String> {
+pub(super) fn infer_take(table: &Shape, ids: &Shape) -> Inferred {
     integer(ids)?;
     if table.rank() == 0 {
         return Err("the table has no rows".into());
@@ -19,18 +19,14 @@ pub(super) fn infer_take(table: &Shape, ids: &Shape) -> std::result::Result<Shap
     Ok(Shape::new(table.dtype, dims))
 }
 
-pub(super) fn infer_scatter(
-    base: &Shape,
-    ids: &Shape,
-    updates: &Shape,
-) -> std::result::Result<Shape, String> {
+pub(super) fn infer_scatter(base: &Shape, ids: &Shape, updates: &Shape) -> Inferred {
     integer(ids)?;
     if base.rank() != 2 || ids.rank() != 1 {
         return Err(format!(
             "needs a base [V, C] and ids [N], got {base} and {ids}"
         ));
     }
-    super::expect(
+    expect(
         "the updates",
         updates,
         base.dtype,
@@ -39,13 +35,9 @@ pub(super) fn infer_scatter(
     Ok(base.clone())
 }
 
-pub(super) fn infer_dynamic_slice(
-    operands: &[&Shape],
-    dim: usize,
-    size: usize,
-) -> std::result::Result<Shape, String> {
+pub(super) fn infer_dynamic_slice(operands: &[&Shape], dim: usize, size: usize) -> Inferred {
     let (x, start) = (operands[0], operands[1]);
-    super::expect("the start", start, DType::S32, &[])?;
+    expect("the start", start, DType::S32, &[])?;
     let mut dims = x.dims.clone();
     match dims.get_mut(dim) {
         Some(whole) if size <= *whole => *whole = size,

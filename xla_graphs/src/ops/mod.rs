@@ -10,84 +10,89 @@ mod elementwise;
 mod index;
 mod reduce;
 mod reshape;
+pub(crate) mod rule;
 
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::nn;
 use crate::op::{Composite, Op};
 use crate::shape::Shape;
 use crate::trace::Tensor;
+use rule::{Inferred, Vjp, arity, float};
 
-/// Shape rule: the result's shape, or a sentence that says what is wrong with the operands.
-pub(crate) fn infer(op: &Op, operands: &[&Shape]) -> std::result::Result<Shape, String> {
-    let arity = |n| arity(operands, n);
-    match op {
-        Op::Input(_) => Err("inputs are declared, not recorded".into()),
-        Op::Constant { dtype, .. } => Ok(Shape::scalar(*dtype)),
-        Op::Iota { dims, dim, dtype } => match *dim < dims.len() {
-            true => Ok(Shape::new(*dtype, dims.clone())),
-            false => Err(format!("dimension {dim} of a rank {} result", dims.len())),
-        },
-        Op::Unary(op) => arity(1).and_then(|()| elementwise::infer_unary(*op, operands[0])),
-        Op::Binary(op) => {
-            arity(2).and_then(|()| elementwise::infer_binary(*op, operands[0], operands[1]))
+impl Op {
+    /// Shape rule: the result's shape, or a sentence that says what is wrong with the operands.
+    pub(crate) fn infer(&self, operands: &[&Shape]) -> Inferred {
+        let arity = |n| arity(operands, n);
+        match self {
+            Op::Input(_) => Err("inputs are declared, not recorded".into()),
+            Op::Constant { dtype, .. } => Ok(Shape::scalar(*dtype)),
+            Op::Iota { dims, dim, dtype } => match *dim < dims.len() {
+                true => Ok(Shape::new(*dtype, dims.clone())),
+                false => Err(format!("dimension {dim} of a rank {} result", dims.len())),
+            },
+            Op::Unary(op) => arity(1).and_then(|()| elementwise::infer_unary(*op, operands[0])),
+            Op::Binary(op) => {
+                arity(2).and_then(|()| elementwise::infer_binary(*op, operands[0], operands[1]))
+            }
+            Op::Compare(_) => {
+                arity(2).and_then(|()| elementwise::infer_compare(operands[0], operands[1]))
+            }
+            Op::Select => arity(3)
+                .and_then(|()| elementwise::infer_select(operands[0], operands[1], operands[2])),
+            Op::Convert(dtype) => arity(1).map(|()| operands[0].with_dtype(*dtype)),
+            Op::Bitcast(dtype) => {
+                arity(1).and_then(|()| elementwise::infer_bitcast(operands[0], *dtype))
+            }
+            Op::Reshape(dims) => arity(1).and_then(|()| reshape::infer_reshape(operands[0], dims)),
+            Op::Broadcast { dims, map } => {
+                arity(1).and_then(|()| reshape::infer_broadcast(operands[0], dims, map))
+            }
+            Op::Transpose(perm) => {
+                arity(1).and_then(|()| reshape::infer_transpose(operands[0], perm))
+            }
+            Op::Slice { starts, limits } => {
+                arity(1).and_then(|()| reshape::infer_slice(operands[0], starts, limits))
+            }
+            Op::Concat { dim } => reshape::infer_concat(operands, *dim),
+            Op::Pad { low, high } => {
+                arity(1).and_then(|()| reshape::infer_pad(operands[0], low, high))
+            }
+            Op::Reduce { kind, dims } => {
+                arity(1).and_then(|()| reduce::infer(operands[0], *kind, dims))
+            }
+            Op::Dot { dims, dtype, .. } => {
+                arity(2).and_then(|()| dot::infer(operands[0], operands[1], dims, *dtype))
+            }
+            Op::TakeRows => arity(2).and_then(|()| index::infer_take(operands[0], operands[1])),
+            Op::ScatterAddRows => {
+                arity(3).and_then(|()| index::infer_scatter(operands[0], operands[1], operands[2]))
+            }
+            Op::Barrier | Op::ToHost | Op::ToDevice => arity(1).map(|()| operands[0].clone()),
+            Op::AllReduce(exchange) => {
+                arity(1).and_then(|()| collective::infer_all_reduce(operands[0], exchange))
+            }
+            Op::FusedAttention(of) => nn::fused_attention::infer(of, operands),
+            Op::FusedAttentionGrad(of) => nn::fused_attention::infer_grad(of, operands),
+            // The emitter compares it with the call's.
+            Op::GetTupleElement { shape, .. } => arity(1).map(|()| shape.clone()),
+            Op::BarrierAfter => arity(2).map(|()| operands[0].clone()),
+            Op::AllGather { dim, exchange } => {
+                arity(1).and_then(|()| collective::infer_all_gather(operands[0], *dim, exchange))
+            }
+            Op::ReduceScatter { dim, exchange } => arity(1)
+                .and_then(|()| collective::infer_reduce_scatter(operands[0], *dim, exchange)),
+            Op::DynamicSlice { dim, size } => {
+                arity(2).and_then(|()| index::infer_dynamic_slice(operands, *dim, *size))
+            }
+            Op::AllMax(exchange) => {
+                arity(1).and_then(|()| collective::infer_all_reduce(operands[0], exchange))
+            }
+            Op::Composite(op) => infer_composite(op, operands),
         }
-        Op::Compare(_) => {
-            arity(2).and_then(|()| elementwise::infer_compare(operands[0], operands[1]))
-        }
-        Op::Select => {
-            arity(3).and_then(|()| elementwise::infer_select(operands[0], operands[1], operands[2]))
-        }
-        Op::Convert(dtype) => arity(1).map(|()| operands[0].with_dtype(*dtype)),
-        Op::Bitcast(dtype) => {
-            arity(1).and_then(|()| elementwise::infer_bitcast(operands[0], *dtype))
-        }
-        Op::Reshape(dims) => arity(1).and_then(|()| reshape::infer_reshape(operands[0], dims)),
-        Op::Broadcast { dims, map } => {
-            arity(1).and_then(|()| reshape::infer_broadcast(operands[0], dims, map))
-        }
-        Op::Transpose(perm) => arity(1).and_then(|()| reshape::infer_transpose(operands[0], perm)),
-        Op::Slice { starts, limits } => {
-            arity(1).and_then(|()| reshape::infer_slice(operands[0], starts, limits))
-        }
-        Op::Concat { dim } => reshape::infer_concat(operands, *dim),
-        Op::Pad { low, high } => arity(1).and_then(|()| reshape::infer_pad(operands[0], low, high)),
-        Op::Reduce { kind, dims } => {
-            arity(1).and_then(|()| reduce::infer(operands[0], *kind, dims))
-        }
-        Op::Dot { dims, dtype, .. } => {
-            arity(2).and_then(|()| dot::infer(operands[0], operands[1], dims, *dtype))
-        }
-        Op::TakeRows => arity(2).and_then(|()| index::infer_take(operands[0], operands[1])),
-        Op::ScatterAddRows => {
-            arity(3).and_then(|()| index::infer_scatter(operands[0], operands[1], operands[2]))
-        }
-        Op::Barrier | Op::ToHost | Op::ToDevice => arity(1).map(|()| operands[0].clone()),
-        Op::AllReduce(exchange) => {
-            arity(1).and_then(|()| collective::infer_all_reduce(operands[0], exchange))
-        }
-        Op::FusedAttention(of) => nn::fused_attention::infer(of, operands),
-        Op::FusedAttentionGrad(of) => nn::fused_attention::infer_grad(of, operands),
-        // The emitter compares it with the call's.
-        Op::GetTupleElement { shape, .. } => arity(1).map(|()| shape.clone()),
-        Op::BarrierAfter => arity(2).map(|()| operands[0].clone()),
-        Op::AllGather { dim, exchange } => {
-            arity(1).and_then(|()| collective::infer_all_gather(operands[0], *dim, exchange))
-        }
-        Op::ReduceScatter { dim, exchange } => {
-            arity(1).and_then(|()| collective::infer_reduce_scatter(operands[0], *dim, exchange))
-        }
-        Op::DynamicSlice { dim, size } => {
-            arity(2).and_then(|()| index::infer_dynamic_slice(operands, *dim, *size))
-        }
-        Op::AllMax(exchange) => {
-            arity(1).and_then(|()| collective::infer_all_reduce(operands[0], exchange))
-        }
-        Op::Composite(op) => infer_composite(op, operands),
     }
 }
 
-fn infer_composite(op: &Composite, operands: &[&Shape]) -> std::result::Result<Shape, String> {
+fn infer_composite(op: &Composite, operands: &[&Shape]) -> Inferred {
     let arity = |n| arity(operands, n);
     match op {
         Composite::RandomBits { dims, .. } => {
@@ -118,38 +123,6 @@ fn infer_composite(op: &Composite, operands: &[&Shape]) -> std::result::Result<S
         }
         Composite::StopGradient | Composite::MasterGradient => {
             arity(1).map(|()| operands[0].clone())
-        }
-    }
-}
-
-fn arity(operands: &[&Shape], n: usize) -> std::result::Result<(), String> {
-    match operands.len() {
-        found if found == n => Ok(()),
-        found => Err(format!("takes {n} operands, got {found}")),
-    }
-}
-
-/// One step of the reverse sweep: what a node computed and the gradient that arrives at its result.
-pub(crate) struct Vjp<'a> {
-    pub op: &'a Op,
-    pub operands: &'a [Tensor],
-    pub output: &'a Tensor,
-    pub dy: &'a Tensor,
-    /// Which operands lead to something that gradients are wanted for.
-    pub wanted: &'a [bool],
-}
-
-impl Vjp<'_> {
-    /// The rule's result for one operand, computed only if it is wanted.
-    pub fn when(
-        &self,
-        operand: usize,
-        rule: impl FnOnce() -> Result<Tensor>,
-    ) -> Result<Option<Tensor>> {
-        if self.wanted[operand] {
-            rule().map(Some)
-        } else {
-            Ok(None)
         }
     }
 }
@@ -213,37 +186,4 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         | Op::AllMax(_) => return Ok(None),
     };
     Ok(Some(grads))
-}
-
-/// Refuses anything but a float type.
-pub(crate) fn float(shape: &Shape) -> std::result::Result<(), String> {
-    if shape.dtype.is_float() {
-        Ok(())
-    } else {
-        Err(format!("needs a float type, got {}", shape.dtype))
-    }
-}
-
-/// Refuses anything but an integer type.
-pub(crate) fn integer(shape: &Shape) -> std::result::Result<(), String> {
-    if shape.dtype.is_integer() {
-        Ok(())
-    } else {
-        Err(format!("needs an integer type, got {}", shape.dtype))
-    }
-}
-
-/// Refuses anything but the given shape.
-pub(crate) fn expect(
-    what: &str,
-    found: &Shape,
-    dtype: DType,
-    dims: &[usize],
-) -> std::result::Result<(), String> {
-    let expected = Shape::new(dtype, dims);
-    if *found == expected {
-        Ok(())
-    } else {
-        Err(format!("{what} must be {expected}, got {found}"))
-    }
 }

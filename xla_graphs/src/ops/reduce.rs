@@ -1,17 +1,13 @@
 //! Reductions over chosen dimensions.
 
-use super::Vjp;
+use super::rule::{Inferred, Vjp};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Comparison, Op, Reduction};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
-pub(super) fn infer(
-    x: &Shape,
-    kind: Reduction,
-    dims: &[usize],
-) -> std::result::Result<Shape, String> {
+pub(super) fn infer(x: &Shape, kind: Reduction, dims: &[usize]) -> Inferred {
     if x.dtype == DType::Pred && kind == Reduction::Sum {
         return Err("pred has no sum; convert to an integer type first".into());
     }

@@ -1,12 +1,10 @@
 //! Operations that move or repeat elements without changing them.
 
-use super::Vjp;
+use super::rule::{Inferred, Vjp};
 use crate::error::{Error, Result};
 use crate::op::Op;
 use crate::shape::Shape;
 use crate::trace::Tensor;
-
-type Inferred = std::result::Result<Shape, String>;
 
 pub(super) fn infer_reshape(x: &Shape, dims: &[usize]) -> Inferred {
     let result = Shape::new(x.dtype, dims);

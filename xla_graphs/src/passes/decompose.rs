@@ -4,12 +4,12 @@
 
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::graph::{Graph, GraphNode};
+use crate::graph::{Graph, GraphNode, NodeId};
 use crate::nn::dropout::MOST_ELEMENTS;
 use crate::nn::{attention, dropout, gelu, layer_norm, loss, rows, special};
 use crate::op::{Attention, Binary, Composite, Op, Scalar, Unary};
 use crate::target::Target;
-use crate::trace::{NodeId, Tensor};
+use crate::trace::Tensor;
 
 pub(super) fn decompose(graph: &Graph, target: Target) -> Result<Graph> {
     let decomposed = graph.rebuild(|trace, id, x| match &graph.nodes[id as usize].op {

@@ -20,6 +20,7 @@ mod decompose;
 mod dot_layout;
 mod offload;
 pub mod partition;
+mod rebuild;
 pub mod stages;
 
 pub use autocast::Precision;

@@ -4,10 +4,10 @@
 //! is; what is copied has the time in between, and no longer.
 
 use crate::error::Result;
-use crate::graph::Graph;
+use crate::graph::{Graph, NodeId};
 use crate::op::Op;
 use crate::target::Target;
-use crate::trace::{NodeId, Tensor};
+use crate::trace::Tensor;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// As it is where nothing goes to the host, or the target has no memory there.

@@ -12,10 +12,9 @@
 //! uses it: that is cheaper than keeping it or sending it.
 
 use crate::error::{Error, Result};
-use crate::graph::{Graph, GraphNode, InputRole, InputSpec, OutputSpec};
+use crate::graph::{Graph, GraphNode, InputRole, InputSpec, NodeId, OutputSpec};
 use crate::op::Op;
 use crate::provenance::Stage;
-use crate::trace::NodeId;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// What a piece hands to others is an output, and theirs an input, of a name that begins so; the

@@ -23,11 +23,11 @@ mod shapes;
 
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::graph::{Graph, InputRole, InputSpec};
+use crate::graph::{Graph, InputRole, InputSpec, NodeId};
 use crate::op::Op;
 use crate::provenance::Phase;
 use crate::shape::Shape;
-use crate::trace::{NodeId, Tensor, Trace};
+use crate::trace::{Tensor, Trace};
 use place::Place;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
