@@ -10,10 +10,10 @@ use xtrain::trainer::parameters::parameter_shape;
 use xtrain::trainer::settings::OptimizerSettings;
 use xtrain::trainer::step::placements;
 use xtrain_graphs::optim::ADAMW;
-use xtrain_graphs::passes::partition::Cut;
+use xtrain_graphs::passes::partition::ShardSpec;
 use xtrain_models::{
     HeadKind, MODEL_TYPES, Model, ParameterSpec, build, default_config, preset, presets,
-    tensor_cuts,
+    tensor_shard_specs,
 };
 
 /// The presets whose parameters and stages are listed in full; of the others a line each.
@@ -29,10 +29,10 @@ const IN_FULL: [&str; 7] = [
 
 /// A parameter on one line, with its shards along the tensor axis at degrees 2 and 4 as
 /// `dimension/blocks`.
-fn line(parameter: &ParameterSpec, cuts: &[Option<HashMap<String, Cut>>; 2]) -> String {
-    let shards = cuts.each_ref().map(|cuts| match cuts {
-        Some(cuts) => match cuts.get(&parameter.name) {
-            Some(cut) => format!("{}/{}", cut.dim, cut.blocks),
+fn line(parameter: &ParameterSpec, specs: &[Option<HashMap<String, ShardSpec>>; 2]) -> String {
+    let shards = specs.each_ref().map(|specs| match specs {
+        Some(specs) => match specs.get(&parameter.name) {
+            Some(spec) => format!("{}/{}", spec.dim, spec.blocks),
             None => "whole".to_string(),
         },
         None => "-".to_string(),
@@ -67,10 +67,10 @@ fn of_any_layer(name: &str) -> String {
 
 fn describe(name: &str, model: &dyn Model) -> String {
     let parameters = model.parameters();
-    let cuts = [2, 4].map(|degree| tensor_cuts(model, degree).ok());
+    let specs = [2, 4].map(|degree| tensor_shard_specs(model, degree).ok());
     let lines: Vec<String> = parameters
         .iter()
-        .map(|p| format!("{} {}", p.name, line(p, &cuts)))
+        .map(|p| format!("{} {}", p.name, line(p, &specs)))
         .collect();
     let elements: usize = parameters
         .iter()
@@ -93,7 +93,7 @@ fn describe(name: &str, model: &dyn Model) -> String {
         let entry = format!(
             "{} {}",
             of_any_layer(&parameter.name),
-            line(parameter, &cuts)
+            line(parameter, &specs)
         );
         match collapsed.iter_mut().find(|(known, _)| *known == entry) {
             Some((_, count)) => *count += 1,

@@ -56,7 +56,7 @@ mod tests {
     use crate::error::Error;
     use crate::layers::{self, AttentionKind, linear_without_bias, split_heads};
     use crate::model::ModelInfo;
-    use crate::tensor_parallel::tensor_cuts;
+    use crate::tensor_parallel::tensor_shard_specs;
     use crate::weights::Weight;
     use serde_json::json;
     use std::collections::HashMap;
@@ -166,8 +166,8 @@ mod tests {
     #[test]
     fn key_value_heads_have_to_divide() {
         let model = Tiny::new();
-        assert_eq!(tensor_cuts(&model, 2).unwrap().len(), 4);
-        match tensor_cuts(&model, 4).unwrap_err() {
+        assert_eq!(tensor_shard_specs(&model, 2).unwrap().len(), 4);
+        match tensor_shard_specs(&model, 4).unwrap_err() {
             Error::TensorDegree { legal, .. } => assert_eq!(legal, "1, 2"),
             other => panic!("{other}"),
         }

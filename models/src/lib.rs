@@ -45,7 +45,7 @@ pub use head::HeadKind;
 pub use loss::{IGNORED_LABEL, IGNORED_NUMBER, Labels, LossSum, Predictions, logits, loss};
 pub use model::{Model, ModelInfo, Pooling};
 pub use parameter::{Init, ParameterSpec, StoredName};
-pub use tensor_parallel::tensor_cuts;
+pub use tensor_parallel::tensor_shard_specs;
 pub use weights::{Weight, Weights};
 
 use family::{Family, Kind};

@@ -5,7 +5,7 @@ use crate::axis::Axis;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use std::collections::HashMap;
-use xtrain_graphs::passes::partition::Cut;
+use xtrain_graphs::passes::partition::ShardSpec;
 
 /// How `degree` devices shard the model's parameters; what is not named is replicated. A vocabulary
 /// need not divide: its tables are padded with rows of zeros, which no token has, and their logits
@@ -14,12 +14,12 @@ use xtrain_graphs::passes::partition::Cut;
 /// # Errors
 /// If heads, key/value heads or intermediate sizes do not divide; the message names the degrees
 /// that do.
-pub fn tensor_cuts(model: &dyn Model, degree: usize) -> Result<HashMap<String, Cut>> {
+pub fn tensor_shard_specs(model: &dyn Model, degree: usize) -> Result<HashMap<String, ShardSpec>> {
     if degree <= 1 {
         return Ok(HashMap::new());
     }
     let info = model.info();
-    let mut cuts = HashMap::new();
+    let mut specs = HashMap::new();
     // What has to divide.
     let mut sizes = vec![info.heads, info.kv_heads];
     for parameter in model.parameters() {
@@ -32,11 +32,11 @@ pub fn tensor_cuts(model: &dyn Model, degree: usize) -> Result<HashMap<String, C
         if axis != Axis::Vocab {
             sizes.push(parameter.dims[dim] / blocks);
         }
-        cuts.insert(parameter.name.clone(), Cut { dim, blocks });
+        specs.insert(parameter.name.clone(), ShardSpec { dim, blocks });
     }
     let divides = |degree: usize| sizes.iter().all(|size| size.is_multiple_of(degree));
     if divides(degree) {
-        return Ok(cuts);
+        return Ok(specs);
     }
     let legal: Vec<String> = (1..=info.heads)
         .filter(|degree| divides(*degree))

@@ -16,7 +16,7 @@ use crate::parallel::{Axis, Mesh, Placements, Stages, placement, stages};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use xtrain_graphs::passes::partition::Cut;
+use xtrain_graphs::passes::partition::ShardSpec;
 use xtrain_graphs::{DType, Shape, Tensor, optim};
 use xtrain_models::{LossSum, ParameterSpec};
 
@@ -53,12 +53,12 @@ pub struct ParameterState {
 }
 
 /// Where a run's state is placed: `of_parameter` names the state of a parameter, by the name that
-/// one of its stages gives it; `cuts` are the parameters that are sharded along the tensor axis;
+/// one of its stages gives it; `tensor` are the parameters that are sharded along the tensor axis;
 /// `shard_optimizer_state` shards the optimizer state of replicated parameters.
 pub fn placements(
     parameters: &[ParameterSpec],
     mesh: Mesh,
-    cuts: &HashMap<String, Cut>,
+    tensor: &HashMap<String, ShardSpec>,
     shard_optimizer_state: bool,
     stages: Option<&Arc<Stages>>,
     of_parameter: impl Fn(&ParameterSpec, &str) -> ParameterState,
@@ -91,8 +91,8 @@ pub fn placements(
                 .chain(&other)
                 .for_each(|name| placements.set_home(name.clone(), stage));
         }
-        let cut = cuts.get(&parameter.name);
-        if let Some(Cut { dim, blocks }) = cut {
+        let tensor_spec = tensor.get(&parameter.name);
+        if let Some(ShardSpec { dim, blocks }) = tensor_spec {
             let parts = mesh.size(Axis::Tensor);
             let filled =
                 parameter.dims[*dim].next_multiple_of(parts * blocks) - parameter.dims[*dim];
@@ -109,7 +109,8 @@ pub fn placements(
         if !other.is_empty() {
             continue;
         }
-        let along = |axis| placement::split(&parameter.dims, mesh, axis, cut.map(|cut| cut.dim));
+        let taken = tensor_spec.map(|spec| spec.dim);
+        let along = |axis| placement::split(&parameter.dims, mesh, axis, taken);
         if let Some(split) = along(Axis::Shard) {
             all.into_iter()
                 .for_each(|name| placements.insert(name.clone(), split));

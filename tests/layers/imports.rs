@@ -120,13 +120,13 @@ impl Crate {
         path.strip_prefix(root()).unwrap().display().to_string()
     }
 
-    /// Groups of files of one room that import each other in a circle.
-    pub fn circles(&self, room: &str) -> Vec<Vec<String>> {
+    /// Groups of files of one room, or of the whole crate, that import each other in a circle.
+    pub fn circles(&self, room: Option<&str>) -> Vec<Vec<String>> {
         let imports = self.imports();
         let here: BTreeSet<&Module> = self
             .files
             .keys()
-            .filter(|module| self.room(module) == room)
+            .filter(|module| room.is_none_or(|room| self.room(module) == room))
             .collect();
         let is_here = |module: &Module| here.contains(module);
         let reach = |from: &Module| {

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 use xtrain_graphs::op::Comparison;
-use xtrain_graphs::passes::partition::{Cut, Partition};
+use xtrain_graphs::passes::partition::{Partition, ShardSpec};
 use xtrain_graphs::passes::stages::{Pipeline, StageGraph};
 use xtrain_graphs::{DType, Graph, InputRole, Precision, Shape, StageGuard, Tensor, Trace, passes};
 
@@ -50,7 +50,7 @@ impl Session {
             .map(|(name, split)| {
                 (
                     name.to_string(),
-                    Cut {
+                    ShardSpec {
                         dim: split.dim,
                         blocks: split.blocks,
                     },

@@ -10,7 +10,7 @@ use crate::trainer::pipeline::layer_costs;
 use crate::trainer::session::parameters::ExtraState;
 use xtrain_graphs::optim::{Optimizer, StateSpec};
 use xtrain_graphs::{DType, Shape};
-use xtrain_models::{Model, ParameterSpec, tensor_cuts};
+use xtrain_models::{Model, ParameterSpec, tensor_shard_specs};
 
 /// Which state a run has beside its parameters.
 pub(super) struct StateOptions {
@@ -65,7 +65,7 @@ pub fn placements(
     mesh: Mesh,
     shard_optimizer_state: bool,
 ) -> Result<Placements> {
-    let cuts = tensor_cuts(model, mesh.tensor)?;
+    let tensor = tensor_shard_specs(model, mesh.tensor)?;
     let stages = layer_costs::plan(model, mesh.stage)?;
     let of_parameter = |parameter: &ParameterSpec, name: &str| {
         let state = optimizer.state(&parameter.dims);
@@ -84,7 +84,7 @@ pub fn placements(
     let mut placements = exchange::placements(
         &model.parameters(),
         mesh,
-        &cuts,
+        &tensor,
         shard_optimizer_state,
         stages.as_ref(),
         of_parameter,

@@ -159,7 +159,7 @@ impl Regions {
                 phase: Phase::Recompute,
                 ..node.provenance
             };
-            let _context = trace.resume(&format!("{}/{scope}", RECOMPUTE), provenance);
+            let _context = trace.resume(&format!("{RECOMPUTE}/{scope}"), provenance);
             let mut operands = Vec::with_capacity(node.operands.len());
             for &operand in &node.operands {
                 if !copies.contains_key(&operand) && self.is_activation[operand as usize] {

@@ -1,23 +1,24 @@
 //! Sequence parallelism (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large
-//! Transformer Models", section 4.2.2): between one divided product and the next, activations
-//! `[N, C]` are cut along their rows, so that each replica computes and keeps norms, dropout and
+//! Transformer Models", section 4.2.2): between one sharded matmul and the next, activations
+//! `[N, C]` are sharded along their rows, so that each replica computes and keeps norms, dropout and
 //! residuals of its own tokens only.
 //!
-//! Where a partial sum would be made whole (all-reduce), each replica gets the rows of it that are
-//! its own (reduce-scatter); where a product with a divided matrix needs all rows, they are put
-//! together (all-gather). The two exchange as many bytes as the sum did. What was gathered in
+//! Where a partial sum would be all-reduced, it is reduce-scattered, so that each replica gets its
+//! own rows of the sum; where a matmul with a sharded matrix needs all rows, they are all-gathered.
+//! The two exchange as many bytes as the sum did. What was gathered in
 //! the forward pass is not kept for the backward pass but gathered again there: one
-//! all-gather more for each product.
+//! all-gather more for each matmul.
 
-use super::rules::narrows;
-use super::{Cut, Partitioner, Placement, Recorded, Shard};
+use super::partitioner::Partitioner;
+use super::shard::{Placement, Recorded, Shard, ShardSpec, shard};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Binary, Composite, Op, Unary};
 use crate::provenance::Phase;
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
-const ROWS: Cut = Cut { dim: 0, blocks: 1 };
+const ROWS: ShardSpec = shard(0);
 
 impl Partitioner<'_> {
     /// The operands as sequence parallelism has them for this node; without it, as they are. In an
@@ -32,43 +33,37 @@ impl Partitioner<'_> {
             |shape: &Shape| shape.rank() == 2 && shape.dims[0] == rows && shape.dtype.is_float();
         if needs_sums(node.op, &operands) {
             for (part, shape) in operands.iter_mut().zip(node.shapes) {
-                if part.placement == Placement::Partial && has_rows(shape) {
-                    *part = Shard {
-                        local: self.cut(part, ROWS, shape)?,
-                        placement: Placement::Sharded(ROWS),
-                    };
+                if part.is_partial() && has_rows(shape) {
+                    *part = Shard::sharded(self.to_sharded(part, ROWS, shape)?, ROWS);
                 }
             }
         }
         if let Op::Dot { .. } = node.op {
-            let is_cut_by_rows = [0, 1].map(|side| {
+            let is_sharded_by_rows = [0, 1].map(|side| {
                 operands[side].placement == Placement::Sharded(ROWS)
                     && node.of_batch[side]
                     && has_rows(node.shapes[side])
             });
             for (side, other) in [(0, 1), (1, 0)] {
-                if is_cut_by_rows[side]
-                    && !is_cut_by_rows[other]
-                    && operands[other].the_cut().is_some()
+                if is_sharded_by_rows[side]
+                    && !is_sharded_by_rows[other]
+                    && operands[other].spec().is_some()
                 {
                     let local =
                         self.all_rows(&operands[side], &operands[other].local, node.phase)?;
-                    operands[side] = Shard {
-                        local,
-                        placement: Placement::Replicated,
-                    };
+                    operands[side] = Shard::replicated(local);
                 }
             }
         }
         Ok(operands)
     }
 
-    /// All rows of a value, for a product of `phase`; in the backward pass, if the forward pass had
-    /// them, once more, when `factor` is there.
+    /// All rows of a value, for a matmul of `phase`; in the backward pass, if the forward pass had
+    /// them, gathered again, once `factor` is there.
     fn all_rows(&self, part: &Shard, factor: &Tensor, phase: Phase) -> Result<Tensor> {
         let of_forward = !part.local.node().provenance.phase.is_backward();
         if !(of_forward && phase.is_backward()) {
-            return self.whole(part);
+            return self.to_replicated(part);
         }
         let id = part.local.id();
         if let Some(known) = self.gathered_again.borrow().get(&id) {
@@ -81,6 +76,12 @@ impl Partitioner<'_> {
         self.gathered_again.borrow_mut().insert(id, again.clone());
         Ok(again)
     }
+}
+
+/// Whether a conversion to `to` rounds. Of a sum each summand is rounded then, as a product in 16
+/// bits rounds its own, and fewer bytes are exchanged.
+pub(super) fn narrows(to: DType, from: DType) -> bool {
+    to.is_float() && from.is_float() && to.size() < from.size()
 }
 
 /// Whether an operation needs what its operands are summands of; sums, factors and what only moves

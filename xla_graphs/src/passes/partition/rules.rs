@@ -1,7 +1,9 @@
-//! What becomes of each operation. An operation without a rule of its own takes whole operands.
+//! What becomes of each operation. An operation without a rule of its own takes replicated operands.
 
-use super::shapes::{padded, reshaped, sliced};
-use super::{Cut, Partitioner, Placement, Recorded, Shard};
+use super::partitioner::Partitioner;
+use super::rows::narrows;
+use super::shapes::{Resize, padded, reshaped, sliced};
+use super::shard::{Placement, Recorded, Shard, ShardSpec, shard};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::nn::fused_attention::{repeat_heads, sum_heads};
@@ -13,44 +15,20 @@ use crate::trace::Tensor;
 /// where the two add up.
 const FEW: usize = 1024;
 
-fn at(local: Tensor, dim: usize) -> Option<Shard> {
-    Some(Shard {
-        local,
-        placement: Placement::Sharded(Cut { dim, blocks: 1 }),
-    })
+fn replicated(local: Tensor) -> Option<Shard> {
+    Some(Shard::replicated(local))
 }
 
-fn cut(local: Tensor, cut: Cut) -> Option<Shard> {
-    Some(Shard {
-        local,
-        placement: Placement::Sharded(cut),
-    })
+fn sharded(local: Tensor, spec: ShardSpec) -> Option<Shard> {
+    Some(Shard::sharded(local, spec))
 }
 
 fn partial(local: Tensor) -> Option<Shard> {
-    Some(Shard {
-        local,
-        placement: Placement::Partial,
-    })
-}
-
-/// Whether a conversion to `to` rounds. Of a sum each summand is rounded then, as a product in 16
-/// bits rounds its own, and fewer bytes are exchanged.
-pub(super) fn narrows(to: DType, from: DType) -> bool {
-    to.is_float() && from.is_float() && to.size() < from.size()
-}
-
-impl Shard {
-    pub(super) fn the_cut(&self) -> Option<Cut> {
-        match self.placement {
-            Placement::Sharded(cut) => Some(cut),
-            Placement::Replicated | Placement::Partial => None,
-        }
-    }
+    Some(Shard::partial(local))
 }
 
 impl Partitioner<'_> {
-    /// The part of a node's result.
+    /// The shard of a node's result.
     pub(super) fn node(&self, node: &Recorded, operands: Vec<Shard>) -> Result<Shard> {
         let (op, shapes, result) = (node.op, node.shapes, node.shape);
         // Also of what has been summed up and widened, so that one sum is exchanged in the place of
@@ -58,38 +36,24 @@ impl Partitioner<'_> {
         if let (Op::Binary(Binary::Add), [a, b]) = (op, &operands[..])
             && let (Some(a), Some(b)) = (self.summand(a)?, self.summand(b)?)
         {
-            return Ok(Shard {
-                local: a.add(&b)?,
-                placement: Placement::Partial,
-            });
+            return Ok(Shard::partial(a.add(&b)?));
         }
         let operands = &self.by_rows(node, operands)?[..];
-        if operands
-            .iter()
-            .all(|part| part.placement == Placement::Replicated)
-        {
+        if operands.iter().all(|part| part.is_replicated()) {
             let scatters =
-                matches!(op, Op::ScatterAddRows) && self.cut_tables.contains(&result.dims);
+                matches!(op, Op::ScatterAddRows) && self.sharded_tables.contains(&result.dims);
             if !scatters {
-                return self.on_whole(op, operands);
+                return self.on_replicated(op, operands);
             }
         }
         let divided = match op {
             Op::Unary(Unary::Neg) => self.linear(op, operands, shapes)?,
             Op::Binary(kind) => self.binary(*kind, op, operands, shapes)?,
-            Op::Convert(dtype)
-                if operands[0].placement == Placement::Partial
-                    && narrows(*dtype, shapes[0].dtype) =>
-            {
+            Op::Convert(dtype) if operands[0].is_partial() && narrows(*dtype, shapes[0].dtype) => {
                 partial(self.record(op, &[operands[0].local.clone()])?)
             }
-            Op::Composite(Composite::MasterGradient)
-                if operands[0].placement == Placement::Partial =>
-            {
-                Some(Shard {
-                    local: self.sum_with_gradients(&operands[0].local)?,
-                    placement: Placement::Replicated,
-                })
+            Op::Composite(Composite::MasterGradient) if operands[0].is_partial() => {
+                replicated(self.sum_with_gradients(&operands[0].local)?)
             }
             Op::Unary(_)
             | Op::Compare(_)
@@ -110,7 +74,7 @@ impl Partitioner<'_> {
             Op::Concat { dim }
                 if operands
                     .iter()
-                    .find_map(Shard::the_cut)
+                    .find_map(Shard::spec)
                     .is_some_and(|found| found.dim != *dim) =>
             {
                 self.elementwise(op, operands, shapes)?
@@ -122,8 +86,14 @@ impl Partitioner<'_> {
             Op::Reshape(dims) => self.reshape(dims, &operands[0], shapes[0])?,
             Op::Broadcast { dims, map } => self.broadcast(dims, map, &operands[0])?,
             Op::Transpose(perm) => self.transpose(perm, &operands[0])?,
-            Op::Slice { starts, limits } => self.slice(starts, limits, &operands[0], shapes[0])?,
-            Op::Pad { low, high } => self.pad(low, high, &operands[0], shapes[0])?,
+            Op::Slice { starts, limits } => {
+                let bounds = [&starts[..], &limits[..]];
+                self.resize(&operands[0], shapes[0], bounds, sliced, Tensor::slice)?
+            }
+            Op::Pad { low, high } => {
+                let amounts = [&low[..], &high[..]];
+                self.resize(&operands[0], shapes[0], amounts, padded, Tensor::pad)?
+            }
             Op::Reduce { kind, dims } => self.reduce(*kind, dims, &operands[0])?,
             Op::Dot { dims, dtype, .. } => self.dot(dims, *dtype, operands, shapes)?,
             Op::TakeRows => self.take_rows(operands, shapes)?,
@@ -146,7 +116,7 @@ impl Partitioner<'_> {
         };
         match divided {
             Some(part) => Ok(part),
-            None => self.on_whole(op, operands),
+            None => self.on_replicated(op, operands),
         }
     }
 
@@ -155,15 +125,12 @@ impl Partitioner<'_> {
             .record(op.clone(), &operands.iter().collect::<Vec<_>>())
     }
 
-    fn on_whole(&self, op: &Op, operands: &[Shard]) -> Result<Shard> {
+    fn on_replicated(&self, op: &Op, operands: &[Shard]) -> Result<Shard> {
         let whole = operands
             .iter()
-            .map(|part| self.whole(part))
+            .map(|part| self.to_replicated(part))
             .collect::<Result<Vec<_>>>()?;
-        Ok(Shard {
-            local: self.record(op, &whole)?,
-            placement: Placement::Replicated,
-        })
+        Ok(Shard::replicated(self.record(op, &whole)?))
     }
 
     /// An operation of one operand that may go in front of the sum.
@@ -174,17 +141,17 @@ impl Partitioner<'_> {
         }
     }
 
-    /// Operands of one shape, cut as the first one that is cut.
+    /// Operands of one shape, sharded as the first one that is.
     fn elementwise(&self, op: &Op, operands: &[Shard], shapes: &[&Shape]) -> Result<Option<Shard>> {
-        let Some(found) = operands.iter().find_map(Shard::the_cut) else {
+        let Some(found) = operands.iter().find_map(Shard::spec) else {
             return Ok(None);
         };
         let parts = operands
             .iter()
             .zip(shapes)
-            .map(|(part, shape)| self.cut(part, found, shape))
+            .map(|(part, shape)| self.to_sharded(part, found, shape))
             .collect::<Result<Vec<_>>>()?;
-        Ok(cut(self.record(op, &parts)?, found))
+        Ok(sharded(self.record(op, &parts)?, found))
     }
 
     fn binary(
@@ -202,10 +169,10 @@ impl Partitioner<'_> {
                 Ok(partial(local(&a.local, &b.local)?))
             }
             (Binary::Add | Binary::Sub, Placement::Partial, Placement::Replicated) if few => {
-                Ok(partial(local(&a.local, &self.as_partial(&b.local)?)?))
+                Ok(partial(local(&a.local, &self.to_partial(&b.local)?)?))
             }
             (Binary::Add | Binary::Sub, Placement::Replicated, Placement::Partial) if few => {
-                Ok(partial(local(&self.as_partial(&a.local)?, &b.local)?))
+                Ok(partial(local(&self.to_partial(&a.local)?, &b.local)?))
             }
             (Binary::Mul | Binary::Div, Placement::Partial, Placement::Replicated)
             | (Binary::Mul, Placement::Replicated, Placement::Partial) => {
@@ -215,7 +182,7 @@ impl Partitioner<'_> {
         }
     }
 
-    /// What is waited for may lie anyhow.
+    /// What is waited for may have any placement.
     fn after(&self, operands: &[Shard]) -> Result<Option<Shard>> {
         let local = operands[0].local.after(&operands[1].local)?;
         Ok(Some(Shard {
@@ -224,44 +191,41 @@ impl Partitioner<'_> {
         }))
     }
 
-    /// Operations along a dimension of the first operand, where it is not the one that is cut.
+    /// Operations along a dimension of the first operand, where it is not the sharded one.
     fn along(&self, op: &Op, dim: usize, operands: &[Shard]) -> Result<Option<Shard>> {
-        let Some(found) = operands[0].the_cut().filter(|found| found.dim != dim) else {
+        let Some(found) = operands[0].spec().filter(|found| found.dim != dim) else {
             return Ok(None);
         };
         let mut locals = vec![operands[0].local.clone()];
         for other in &operands[1..] {
-            locals.push(self.whole(other)?);
+            locals.push(self.to_replicated(other)?);
         }
-        Ok(cut(self.record(op, &locals)?, found))
+        Ok(sharded(self.record(op, &locals)?, found))
     }
 
     fn reshape(&self, dims: &[usize], x: &Shard, shape: &Shape) -> Result<Option<Shard>> {
-        if x.placement == Placement::Partial {
+        if x.is_partial() {
             return Ok(partial(x.local.reshape(dims)?));
         }
-        let Some(found) = x.the_cut() else {
+        let Some(found) = x.spec() else {
             return Ok(None);
         };
-        let Some(new) = reshaped(found, &shape.dims, dims, self.parts) else {
+        let Some(new) = reshaped(found, &shape.dims, dims, self.replicas) else {
             return Ok(None);
         };
         let mut local = dims.to_vec();
-        local[new.dim] /= self.parts;
-        Ok(cut(x.local.reshape(&local)?, new))
+        local[new.dim] /= self.replicas;
+        Ok(sharded(x.local.reshape(&local)?, new))
     }
 
     fn broadcast(&self, dims: &[usize], map: &[usize], x: &Shard) -> Result<Option<Shard>> {
         match x.placement {
             Placement::Partial => Ok(partial(x.local.broadcast_in(dims, map)?)),
             Placement::Sharded(found) => {
-                let new = Cut {
-                    dim: map[found.dim],
-                    ..found
-                };
+                let new = found.along(map[found.dim]);
                 let mut local = dims.to_vec();
-                local[new.dim] /= self.parts;
-                Ok(cut(x.local.broadcast_in(&local, map)?, new))
+                local[new.dim] /= self.replicas;
+                Ok(sharded(x.local.broadcast_in(&local, map)?, new))
             }
             Placement::Replicated => Ok(None),
         }
@@ -274,57 +238,34 @@ impl Partitioner<'_> {
             Placement::Sharded(found) => perm
                 .iter()
                 .position(|from| *from == found.dim)
-                .and_then(|dim| cut(local, Cut { dim, ..found })),
+                .and_then(|dim| sharded(local, found.along(dim))),
             Placement::Replicated => None,
         })
     }
 
-    fn slice(
+    /// Slices and pads, which have two attributes for each dimension.
+    fn resize(
         &self,
-        starts: &[usize],
-        limits: &[usize],
         x: &Shard,
         shape: &Shape,
+        attributes: [&[usize]; 2],
+        along: Resize,
+        record: fn(&Tensor, &[usize], &[usize]) -> Result<Tensor>,
     ) -> Result<Option<Shard>> {
-        if x.placement == Placement::Partial {
-            return Ok(partial(x.local.slice(starts, limits)?));
+        if x.is_partial() {
+            return Ok(partial(record(&x.local, attributes[0], attributes[1])?));
         }
-        let Some(found) = x.the_cut() else {
+        let Some(found) = x.spec() else {
             return Ok(None);
         };
         let dim = found.dim;
-        let Some((new, start, limit)) =
-            sliced(found, shape.dims[dim], starts[dim], limits[dim], self.parts)
-        else {
+        let whole = attributes.map(|attribute| attribute[dim]);
+        let Some((new, local)) = along(found, shape.dims[dim], whole, self.replicas) else {
             return Ok(None);
         };
-        let (mut starts, mut limits) = (starts.to_vec(), limits.to_vec());
-        (starts[dim], limits[dim]) = (start, limit);
-        Ok(cut(x.local.slice(&starts, &limits)?, new))
-    }
-
-    fn pad(
-        &self,
-        low: &[usize],
-        high: &[usize],
-        x: &Shard,
-        shape: &Shape,
-    ) -> Result<Option<Shard>> {
-        if x.placement == Placement::Partial {
-            return Ok(partial(x.local.pad(low, high)?));
-        }
-        let Some(found) = x.the_cut() else {
-            return Ok(None);
-        };
-        let dim = found.dim;
-        let Some((new, before, after)) =
-            padded(found, shape.dims[dim], low[dim], high[dim], self.parts)
-        else {
-            return Ok(None);
-        };
-        let (mut low, mut high) = (low.to_vec(), high.to_vec());
-        (low[dim], high[dim]) = (before, after);
-        Ok(cut(x.local.pad(&low, &high)?, new))
+        let [mut first, mut second] = attributes.map(<[usize]>::to_vec);
+        [first[dim], second[dim]] = local;
+        Ok(sharded(record(&x.local, &first, &second)?, new))
     }
 
     fn reduce(&self, kind: Reduction, dims: &[usize], x: &Shard) -> Result<Option<Shard>> {
@@ -337,7 +278,7 @@ impl Partitioner<'_> {
         Ok(match (x.placement, kind) {
             (Placement::Sharded(found), _) if !dims.contains(&found.dim) => {
                 let dim = found.dim - dims.iter().filter(|gone| **gone < found.dim).count();
-                cut(local()?, Cut { dim, ..found })
+                sharded(local()?, found.along(dim))
             }
             (Placement::Sharded(_), Reduction::Sum) if is_float => partial(local()?),
             // What is large is an activation's gradient, which is made whole for its other uses
@@ -347,29 +288,24 @@ impl Partitioner<'_> {
             {
                 partial(local()?)
             }
-            (Placement::Sharded(_), Reduction::Max) if is_float => Some(Shard {
-                local: local()?.all_max(self.groups())?,
-                placement: Placement::Replicated,
-            }),
-            (Placement::Sharded(_), Reduction::Min) if is_float => Some(Shard {
-                local: local()?.neg()?.all_max(self.groups())?.neg()?,
-                placement: Placement::Replicated,
-            }),
+            (Placement::Sharded(_), Reduction::Max) if is_float => {
+                replicated(local()?.all_max(self.groups())?)
+            }
+            (Placement::Sharded(_), Reduction::Min) if is_float => {
+                replicated(local()?.neg()?.all_max(self.groups())?.neg()?)
+            }
             // Places along a dimension, which floats hold exactly up to 2^24; integers are not
             // exchanged on every device.
             (Placement::Sharded(found), Reduction::Min)
                 if x.local.dtype() == DType::S32
-                    && self.parts * x.local.dims()[found.dim] < 1 << 24 =>
+                    && self.replicas * x.local.dims()[found.dim] < 1 << 24 =>
             {
                 let least = local()?
                     .convert(DType::F32)?
                     .neg()?
                     .all_max(self.groups())?
                     .neg()?;
-                Some(Shard {
-                    local: least.convert(DType::S32)?,
-                    placement: Placement::Replicated,
-                })
+                replicated(least.convert(DType::S32)?)
             }
             _ => None,
         })
@@ -385,11 +321,8 @@ impl Partitioner<'_> {
         // Summands first: a product of two sums is not the sum of products.
         let mut sides = operands.to_vec();
         for side in &mut sides {
-            if side.placement == Placement::Partial {
-                *side = Shard {
-                    local: self.whole(side)?,
-                    placement: Placement::Replicated,
-                };
+            if side.is_partial() {
+                *side = Shard::replicated(self.to_replicated(side)?);
             }
         }
         let own = [
@@ -403,85 +336,68 @@ impl Partitioner<'_> {
                 .collect()
         };
         for (side, other) in [(0, 1), (1, 0)] {
-            let Some(found) = sides[side].the_cut() else {
+            let Some(found) = sides[side].spec() else {
                 continue;
             };
-            let place_of = |list: &[usize]| list.iter().position(|dim| *dim == found.dim);
+            let index_in = |list: &[usize]| list.iter().position(|dim| *dim == found.dim);
             let with = |mine: Tensor, theirs: Tensor| match side {
                 0 => mine.dot_general(&theirs, dims.clone(), dtype),
                 _ => theirs.dot_general(&mine, dims.clone(), dtype),
             };
             let mine = sides[side].local.clone();
-            if let Some(place) = place_of(own[side].1) {
-                let theirs = Cut {
-                    dim: own[other].1[place],
-                    ..found
-                };
+            if let Some(index) = index_in(own[side].1) {
+                let theirs = found.along(own[other].1[index]);
                 return Ok(partial(with(
                     mine,
-                    self.cut(&sides[other], theirs, shapes[other])?,
+                    self.to_sharded(&sides[other], theirs, shapes[other])?,
                 )?));
             }
-            if let Some(place) = place_of(own[side].0) {
-                let theirs = Cut {
-                    dim: own[other].0[place],
-                    ..found
-                };
-                return Ok(cut(
-                    with(mine, self.cut(&sides[other], theirs, shapes[other])?)?,
-                    Cut {
-                        dim: place,
-                        ..found
-                    },
+            if let Some(index) = index_in(own[side].0) {
+                let theirs = found.along(own[other].0[index]);
+                return Ok(sharded(
+                    with(mine, self.to_sharded(&sides[other], theirs, shapes[other])?)?,
+                    found.along(index),
                 ));
             }
-            let place = place_of(&free(side)).expect("a dimension is contracted, batched or free");
+            let index = index_in(&free(side)).expect("a dimension is contracted, batched or free");
             let contracted = sides[other]
-                .the_cut()
+                .spec()
                 .is_some_and(|theirs| own[other].1.contains(&theirs.dim));
             if contracted && side == 0 {
-                // The other side's cut gives a sum; this side is cut along the same dimension
+                // The other side's sharding gives a sum; this side is sharded along the same dimension
                 // instead.
                 continue;
             }
             let before = own[0].0.len() + if side == 0 { 0 } else { free(0).len() };
-            let local = with(mine, self.whole(&sides[other])?)?;
-            return Ok(cut(
-                local,
-                Cut {
-                    dim: before + place,
-                    ..found
-                },
-            ));
+            let local = with(mine, self.to_replicated(&sides[other])?)?;
+            return Ok(sharded(local, found.along(before + index)));
         }
         let whole = sides
             .iter()
-            .map(|side| self.whole(side))
+            .map(|side| self.to_replicated(side))
             .collect::<Result<Vec<_>>>()?;
-        Ok(Some(Shard {
-            local: whole[0].dot_general(&whole[1], dims.clone(), dtype)?,
-            placement: Placement::Replicated,
-        }))
+        Ok(replicated(whole[0].dot_general(
+            &whole[1],
+            dims.clone(),
+            dtype,
+        )?))
     }
 
     /// Ids as those of this replica's rows: what is another's lies outside of them.
     fn own_ids(&self, ids: &Tensor, rows: usize) -> Result<Tensor> {
-        let start = self.place().mul_scalar(rows as f64)?.convert(ids.dtype())?;
+        let start = self.rank().mul_scalar(rows as f64)?.convert(ids.dtype())?;
         ids.sub(&start.broadcast_to(ids.dims())?)
     }
 
     fn take_rows(&self, operands: &[Shard], shapes: &[&Shape]) -> Result<Option<Shard>> {
-        let Some(found) = operands[0].the_cut() else {
+        let Some(found) = operands[0].spec() else {
             return Ok(None);
         };
-        let (table, ids) = (&operands[0].local, self.whole(&operands[1])?);
+        let (table, ids) = (&operands[0].local, self.to_replicated(&operands[1])?);
         if found.dim > 0 {
-            return Ok(cut(
+            return Ok(sharded(
                 table.take_rows(&ids)?,
-                Cut {
-                    dim: shapes[1].rank() + found.dim - 1,
-                    ..found
-                },
+                found.along(shapes[1].rank() + found.dim - 1),
             ));
         }
         if found.blocks > 1 {
@@ -502,25 +418,25 @@ impl Partitioner<'_> {
     }
 
     fn scatter_add_rows(&self, operands: &[Shard], shapes: &[&Shape]) -> Result<Option<Shard>> {
-        let rows = Cut { dim: 0, blocks: 1 };
-        let wanted = match operands[0].the_cut() {
+        let rows = shard(0);
+        let wanted = match operands[0].spec() {
             Some(found) => found,
-            None if self.cut_tables.contains(&shapes[0].dims) => rows,
+            None if self.sharded_tables.contains(&shapes[0].dims) => rows,
             None => return Ok(None),
         };
-        let ids = self.whole(&operands[1])?;
-        let base = self.cut(&operands[0], wanted, shapes[0])?;
+        let ids = self.to_replicated(&operands[1])?;
+        let base = self.to_sharded(&operands[0], wanted, shapes[0])?;
         if wanted == rows {
             // Ids of other replicas' rows fall outside and are not added.
-            let updates = self.whole(&operands[2])?;
-            return Ok(cut(
+            let updates = self.to_replicated(&operands[2])?;
+            return Ok(sharded(
                 base.scatter_add_rows(&self.own_ids(&ids, base.dims()[0])?, &updates)?,
                 rows,
             ));
         }
         if wanted.dim == 1 {
-            let updates = self.cut(&operands[2], wanted, shapes[2])?;
-            return Ok(cut(base.scatter_add_rows(&ids, &updates)?, wanted));
+            let updates = self.to_sharded(&operands[2], wanted, shapes[2])?;
+            return Ok(sharded(base.scatter_add_rows(&ids, &updates)?, wanted));
         }
         Ok(None)
     }
@@ -528,16 +444,16 @@ impl Partitioner<'_> {
     /// By heads, which every operand has in dimension 1 but for the mask over keys. Where replicas
     /// outnumber the key and value heads, several of them have copies of one.
     fn attention(&self, op: &Op, operands: &[Shard], shapes: &[&Shape]) -> Result<Option<Shard>> {
-        let heads = Cut { dim: 1, blocks: 1 };
+        let heads = shard(1);
         let by_heads = operands
             .iter()
             .any(|part| part.placement == Placement::Sharded(heads));
         let kv_heads = shapes[1].dims[1];
         // How many replicas share a key and value head.
-        let copies = if kv_heads.is_multiple_of(self.parts) {
+        let copies = if kv_heads.is_multiple_of(self.replicas) {
             1
-        } else if self.parts.is_multiple_of(kv_heads) {
-            self.parts / kv_heads
+        } else if self.replicas.is_multiple_of(kv_heads) {
+            self.replicas / kv_heads
         } else {
             return Ok(None);
         };
@@ -547,16 +463,13 @@ impl Partitioner<'_> {
         let locals = operands.iter().zip(shapes).enumerate();
         let locals = locals.map(|(index, (part, shape))| match shape.rank() {
             4 if copies > 1 && (index == 1 || index == 2) => {
-                let copied = repeat_heads(&self.whole(part)?, self.parts)?;
-                let copied = Shard {
-                    local: copied,
-                    placement: Placement::Replicated,
-                };
+                let copied = repeat_heads(&self.to_replicated(part)?, self.replicas)?;
+                let copied = Shard::replicated(copied);
                 let shape = copied.local.shape().clone();
-                self.cut(&copied, heads, &shape)
+                self.to_sharded(&copied, heads, &shape)
             }
-            4 => self.cut(part, heads, shape),
-            _ => self.whole(part),
+            4 => self.to_sharded(part, heads, shape),
+            _ => self.to_replicated(part),
         });
         let local = self.record(op, &locals.collect::<Result<Vec<_>>>()?)?;
         let of_kv = matches!(
@@ -568,20 +481,17 @@ impl Partitioner<'_> {
         );
         if copies > 1 && of_kv {
             let all = local.all_gather(self.groups(), 1)?;
-            return Ok(Some(Shard {
-                local: sum_heads(&all, kv_heads)?,
-                placement: Placement::Replicated,
-            }));
+            return Ok(replicated(sum_heads(&all, kv_heads)?));
         }
-        Ok(at(local, 1))
+        Ok(sharded(local, shard(1)))
     }
 
-    /// By rows, where they are cut: `x` and gradients have them, weights do not.
+    /// By rows, where these are sharded: `x` and gradients have them, weights do not.
     fn layer_norm(&self, op: &Op, operands: &[Shard], shapes: &[&Shape]) -> Result<Option<Shard>> {
         let last = shapes[0].rank() - 1;
         let Some(found) = operands
             .iter()
-            .find_map(Shard::the_cut)
+            .find_map(Shard::spec)
             .filter(|found| found.dim < last)
         else {
             return Ok(None);
@@ -591,20 +501,19 @@ impl Partitioner<'_> {
                 .iter()
                 .zip(shapes)
                 .map(|(part, shape)| match shape.dims == shapes[0].dims {
-                    true => self.cut(part, found, shape),
-                    false => self.whole(part),
+                    true => self.to_sharded(part, found, shape),
+                    false => self.to_replicated(part),
                 });
         let local = self.record(op, &locals.collect::<Result<Vec<_>>>()?)?;
         Ok(match op {
             Op::Composite(Composite::LayerNormScaleGrad { .. }) => partial(local),
-            _ => cut(local, found),
+            _ => sharded(local, found),
         })
     }
 
     /// The columns of `[N, V]` logits that this replica has, and log(sum(exp)) of each whole row.
     fn columns(&self, logits: &Shard) -> Option<Tensor> {
-        (logits.placement == Placement::Sharded(Cut { dim: 1, blocks: 1 }))
-            .then(|| logits.local.clone())
+        (logits.placement == Placement::Sharded(shard(1))).then(|| logits.local.clone())
     }
 
     fn log_sum_exp(&self, columns: &Tensor) -> Result<Tensor> {
@@ -633,7 +542,7 @@ impl Partitioner<'_> {
         let Some(columns) = self.columns(&operands[0]) else {
             return Ok(None);
         };
-        let labels = self.whole(&operands[1])?;
+        let labels = self.to_replicated(&operands[1])?;
         let zeros = self.trace.full(0.0, columns.shape())?;
         let picked = self.sum(
             &self
@@ -644,10 +553,7 @@ impl Partitioner<'_> {
         let loss = self.log_sum_exp(&columns)?.sub(&picked)?;
         let kept = labels.compare_scalar(Comparison::Ne, ignore as f64)?;
         let local = kept.select(&loss, &self.trace.full(0.0, loss.shape())?)?;
-        Ok(Some(Shard {
-            local,
-            placement: Placement::Replicated,
-        }))
+        Ok(replicated(local))
     }
 
     fn cross_entropy_grad(
@@ -659,7 +565,10 @@ impl Partitioner<'_> {
         let Some(columns) = self.columns(&operands[0]) else {
             return Ok(None);
         };
-        let (labels, dloss) = (self.whole(&operands[1])?, self.whole(&operands[2])?);
+        let (labels, dloss) = (
+            self.to_replicated(&operands[1])?,
+            self.to_replicated(&operands[2])?,
+        );
         let softmax = columns
             .sub(&self.log_sum_exp(&columns)?.keep_last()?)?
             .exp()?;
@@ -668,6 +577,6 @@ impl Partitioner<'_> {
             .select(&dloss, &self.trace.full(0.0, dloss.shape())?)?
             .keep_last()?;
         let one_hot = self.hits(&columns, &labels)?.convert(columns.dtype())?;
-        Ok(at(softmax.sub(&one_hot)?.mul(&dloss)?, 1))
+        Ok(sharded(softmax.sub(&one_hot)?.mul(&dloss)?, shard(1)))
     }
 }

@@ -1,16 +1,21 @@
-//! Where a cut goes when dimensions are joined, taken apart, moved, sliced and padded.
+//! What becomes of a sharding when dimensions are joined, taken apart, sliced and padded.
 
-use super::Cut;
+use super::shard::ShardSpec;
 
-/// The cut of `from` as one of `to`, another shape of the same elements, for this many parts; `None`
-/// where it is none there.
-pub(super) fn reshaped(cut: Cut, from: &[usize], to: &[usize], parts: usize) -> Option<Cut> {
-    let before: usize = from[..cut.dim].iter().product();
-    let size = from[cut.dim];
+/// The sharding of `from` as one of `to`, another shape of the same elements, for this many replicas;
+/// `None` where it is none there.
+pub(super) fn reshaped(
+    spec: ShardSpec,
+    from: &[usize],
+    to: &[usize],
+    replicas: usize,
+) -> Option<ShardSpec> {
+    let before: usize = from[..spec.dim].iter().product();
+    let size = from[spec.dim];
     if size == 0 {
         return None;
     }
-    // The dimension of `to` in which the cut dimension begins.
+    // The dimension of `to` in which the sharded dimension begins.
     let (mut dim, mut outer) = (0, 1);
     while dim < to.len() && outer * to[dim] <= before {
         outer *= to[dim];
@@ -19,68 +24,60 @@ pub(super) fn reshaped(cut: Cut, from: &[usize], to: &[usize], parts: usize) -> 
     if dim == to.len() || !before.is_multiple_of(outer) {
         return None;
     }
-    // This many runs of the cut dimension are in one element of what is before `dim`.
+    // This many runs of the sharded dimension are in one element of what is before `dim`.
     let repeats = before / outer;
-    let mut blocks = repeats * cut.blocks;
-    let mut cut_size = size * repeats;
-    if to[dim].is_multiple_of(cut_size) {
-        return Some(Cut { dim, blocks });
+    let mut blocks = repeats * spec.blocks;
+    let mut sharded_size = size * repeats;
+    if to[dim].is_multiple_of(sharded_size) {
+        return Some(ShardSpec { dim, blocks });
     }
-    // Taken apart: the blocks first, then what is cut.
-    while dim < to.len() && cut_size.is_multiple_of(to[dim]) && blocks.is_multiple_of(to[dim]) {
+    // Taken apart: the blocks first, then what is sharded.
+    while dim < to.len() && sharded_size.is_multiple_of(to[dim]) && blocks.is_multiple_of(to[dim]) {
         blocks /= to[dim];
-        cut_size /= to[dim];
+        sharded_size /= to[dim];
         dim += 1;
     }
     let fits = dim < to.len()
-        && cut_size.is_multiple_of(to[dim])
-        && to[dim].is_multiple_of(blocks * parts);
-    fits.then_some(Cut { dim, blocks })
+        && sharded_size.is_multiple_of(to[dim])
+        && to[dim].is_multiple_of(blocks * replicas);
+    fits.then_some(ShardSpec { dim, blocks })
 }
 
-/// The cut of what a slice keeps, and its start and limit in the part; `None` where the slice goes
-/// through a block.
+/// What becomes of a sharded dimension of some size, and of the two attributes that a slice or a pad
+/// has for it, given the number of replicas.
+pub(super) type Resize = fn(ShardSpec, usize, [usize; 2], usize) -> Option<(ShardSpec, [usize; 2])>;
+
+/// The sharding of what a slice keeps of a dimension of this size, and its bounds in a shard; `None`
+/// where the slice goes through a block.
 pub(super) fn sliced(
-    cut: Cut,
+    spec: ShardSpec,
     size: usize,
-    start: usize,
-    limit: usize,
-    parts: usize,
-) -> Option<(Cut, usize, usize)> {
-    let block = size / cut.blocks;
+    [start, limit]: [usize; 2],
+    replicas: usize,
+) -> Option<(ShardSpec, [usize; 2])> {
+    let block = size / spec.blocks;
     let whole_blocks = start.is_multiple_of(block) && limit.is_multiple_of(block) && limit > start;
     whole_blocks.then(|| {
-        (
-            Cut {
-                blocks: (limit - start) / block,
-                ..cut
-            },
-            start / parts,
-            limit / parts,
-        )
+        let blocks = (limit - start) / block;
+        let local = [start, limit].map(|bound| bound / replicas);
+        (ShardSpec { blocks, ..spec }, local)
     })
 }
 
-/// The cut of what padding makes, and the padding of the part; `None` where the padding is no
-/// number of blocks.
+/// The sharding of what padding makes of a dimension of this size, and a shard's padding; `None` where
+/// the padding is no number of blocks.
 pub(super) fn padded(
-    cut: Cut,
+    spec: ShardSpec,
     size: usize,
-    low: usize,
-    high: usize,
-    parts: usize,
-) -> Option<(Cut, usize, usize)> {
-    let block = size / cut.blocks;
+    [low, high]: [usize; 2],
+    replicas: usize,
+) -> Option<(ShardSpec, [usize; 2])> {
+    let block = size / spec.blocks;
     let whole_blocks = low.is_multiple_of(block) && high.is_multiple_of(block);
     whole_blocks.then(|| {
-        (
-            Cut {
-                blocks: (size + low + high) / block,
-                ..cut
-            },
-            low / parts,
-            high / parts,
-        )
+        let blocks = (size + low + high) / block;
+        let local = [low, high].map(|amount| amount / replicas);
+        (ShardSpec { blocks, ..spec }, local)
     })
 }
 
@@ -90,38 +87,38 @@ mod tests {
 
     #[test]
     fn heads_come_apart_and_together() {
-        let cut = |dim, blocks| Cut { dim, blocks };
+        let spec = |dim, blocks| ShardSpec { dim, blocks };
         // [N, H * D] as [B, T, H, D] and back.
         assert_eq!(
-            reshaped(cut(1, 1), &[6, 16], &[2, 3, 4, 4], 2),
-            Some(cut(2, 1))
+            reshaped(spec(1, 1), &[6, 16], &[2, 3, 4, 4], 2),
+            Some(spec(2, 1))
         );
         assert_eq!(
-            reshaped(cut(2, 1), &[2, 3, 4, 4], &[6, 16], 2),
-            Some(cut(1, 1))
+            reshaped(spec(2, 1), &[2, 3, 4, 4], &[6, 16], 2),
+            Some(spec(1, 1))
         );
         // Three blocks that become a dimension of their own.
         assert_eq!(
-            reshaped(cut(1, 3), &[6, 48], &[6, 3, 16], 2),
-            Some(cut(2, 1))
+            reshaped(spec(1, 3), &[6, 48], &[6, 3, 16], 2),
+            Some(spec(2, 1))
         );
         assert_eq!(
-            reshaped(cut(2, 1), &[6, 3, 16], &[6, 48], 2),
-            Some(cut(1, 3))
+            reshaped(spec(2, 1), &[6, 3, 16], &[6, 48], 2),
+            Some(spec(1, 3))
         );
         // Ones come and go.
-        assert_eq!(reshaped(cut(0, 1), &[8], &[1, 8], 2), Some(cut(1, 1)));
-        assert_eq!(reshaped(cut(1, 1), &[1, 8], &[8], 2), Some(cut(0, 1)));
-        // Two heads for four parts.
-        assert_eq!(reshaped(cut(1, 1), &[6, 16], &[6, 2, 8], 4), None);
+        assert_eq!(reshaped(spec(0, 1), &[8], &[1, 8], 2), Some(spec(1, 1)));
+        assert_eq!(reshaped(spec(1, 1), &[1, 8], &[8], 2), Some(spec(0, 1)));
+        // Two heads for four replicas.
+        assert_eq!(reshaped(spec(1, 1), &[6, 16], &[6, 2, 8], 4), None);
     }
 
     #[test]
     fn slices_and_padding_keep_whole_blocks() {
-        let cut = |blocks| Cut { dim: 1, blocks };
-        assert_eq!(sliced(cut(3), 48, 16, 32, 2), Some((cut(1), 8, 16)));
-        assert_eq!(sliced(cut(3), 48, 8, 32, 2), None);
-        assert_eq!(padded(cut(1), 16, 16, 16, 2), Some((cut(3), 8, 8)));
-        assert_eq!(padded(cut(1), 16, 8, 0, 2), None);
+        let spec = |blocks| ShardSpec { dim: 1, blocks };
+        assert_eq!(sliced(spec(3), 48, [16, 32], 2), Some((spec(1), [8, 16])));
+        assert_eq!(sliced(spec(3), 48, [8, 32], 2), None);
+        assert_eq!(padded(spec(1), 16, [16, 16], 2), Some((spec(3), [8, 8])));
+        assert_eq!(padded(spec(1), 16, [8, 0], 2), None);
     }
 }

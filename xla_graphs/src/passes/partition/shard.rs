@@ -1,0 +1,127 @@
+//! How a value lies on the replicas of a group: the types that every file of the pass is written
+//! with.
+
+use crate::op::Op;
+use crate::provenance::Phase;
+use crate::shape::Shape;
+use crate::trace::Tensor;
+use std::collections::HashMap;
+
+/// A dimension sharded into equal parts, in each of `blocks` equal blocks of it: a replica's shard
+/// is its part of every block. GPT-2's matrix of queries, keys and values has three.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ShardSpec {
+    pub dim: usize,
+    pub blocks: usize,
+}
+
+/// Sharded along `dim`, in one block.
+pub const fn shard(dim: usize) -> ShardSpec {
+    ShardSpec { dim, blocks: 1 }
+}
+
+impl ShardSpec {
+    /// The same blocks along another dimension.
+    pub(super) fn along(self, dim: usize) -> ShardSpec {
+        ShardSpec { dim, ..self }
+    }
+
+    /// The shape of a shard on one of `replicas`; `None` where the dimension does not divide.
+    pub(super) fn shape_of(self, whole: &Shape, replicas: usize) -> Option<Shape> {
+        let mut dims = whole.dims.clone();
+        let size = dims.get_mut(self.dim)?;
+        if *size == 0 || !size.is_multiple_of(self.blocks * replicas) {
+            return None;
+        }
+        *size /= replicas;
+        Some(Shape::new(whole.dtype, dims))
+    }
+}
+
+/// How a graph is partitioned.
+#[derive(Clone, Debug)]
+pub struct Partition {
+    /// The replicas that share each layer; more than one in each group.
+    pub groups: Vec<Vec<u32>>,
+    /// Inputs, by name, that are sharded.
+    pub inputs: HashMap<String, ShardSpec>,
+    /// Sequence parallelism: the rows N of activations `[N, C]`, one for each token of a
+    /// microbatch, which are sharded between layers' sharded matmuls. `None` leaves those activations
+    /// replicated.
+    pub rows: Option<usize>,
+}
+
+impl Partition {
+    /// Replicas of a group.
+    pub(super) fn replicas(&self) -> usize {
+        self.groups.first().map_or(1, Vec::len)
+    }
+}
+
+/// How a value lies on the replicas of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Placement {
+    /// Whole and equal on all.
+    Replicated,
+    Sharded(ShardSpec),
+    /// The sum over the group is the value.
+    Partial,
+}
+
+/// What a replica has of a value.
+#[derive(Clone)]
+pub(super) struct Shard {
+    pub local: Tensor,
+    pub placement: Placement,
+}
+
+impl Shard {
+    pub fn replicated(local: Tensor) -> Shard {
+        Shard {
+            local,
+            placement: Placement::Replicated,
+        }
+    }
+
+    pub fn sharded(local: Tensor, spec: ShardSpec) -> Shard {
+        Shard {
+            local,
+            placement: Placement::Sharded(spec),
+        }
+    }
+
+    pub fn partial(local: Tensor) -> Shard {
+        Shard {
+            local,
+            placement: Placement::Partial,
+        }
+    }
+
+    pub fn is_replicated(&self) -> bool {
+        self.placement == Placement::Replicated
+    }
+
+    pub fn is_partial(&self) -> bool {
+        self.placement == Placement::Partial
+    }
+
+    /// How it is sharded, if it is.
+    pub fn spec(&self) -> Option<ShardSpec> {
+        match self.placement {
+            Placement::Sharded(spec) => Some(spec),
+            Placement::Replicated | Placement::Partial => None,
+        }
+    }
+}
+
+/// A node as it was recorded, over whole values.
+pub(super) struct Recorded<'a> {
+    pub op: &'a Op,
+    /// The operands' shapes.
+    pub shapes: &'a [&'a Shape],
+    /// Of each operand, whether it depends on a feed; weights and what is made of them alone do
+    /// not.
+    pub of_batch: &'a [bool],
+    pub shape: &'a Shape,
+    pub phase: Phase,
+}
