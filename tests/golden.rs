@@ -15,7 +15,7 @@ use xtrain::trainer::settings::OptimizerSettings;
 use xtrain::trainer::step::{Phase, TrainStep, parameter_tensors, read_metrics};
 use xtrain::trainer::{device, parameters};
 use xtrain_graphs::optim::{ADAMW, LION, OPTIMIZERS, OptimizerKind, Schedule, ScheduleKind};
-use xtrain_graphs::{DType, Randomness, Shape, backward};
+use xtrain_graphs::{DType, DropoutRng, Shape, backward};
 use xtrain_models::{Config, HeadKind, Model, Weights};
 
 const LOGITS: f32 = 1e-5;
@@ -123,7 +123,7 @@ fn logits_equal_transformers() {
             let trace = recording.trace().clone();
             let weights = Weights::new(&trace, &weights);
             let logits =
-                xtrain_models::logits(&*case.model, &weights, &inputs.tokens, &Randomness::off())
+                xtrain_models::logits(&*case.model, &weights, &inputs.tokens, &DropoutRng::off())
                     .unwrap();
             recording.fetch("logits", &logits);
             let found: Vec<f32> = recording
@@ -159,7 +159,7 @@ fn loss_and_gradients_equal_transformers() {
             &weights,
             &inputs.tokens,
             &inputs.labels,
-            &Randomness::off(),
+            &DropoutRng::off(),
         )
         .unwrap();
         let loss = loss.sum.div(&loss.count).unwrap();

@@ -11,7 +11,7 @@ use xtrain::trainer::settings::OptimizerSettings;
 use xtrain::trainer::step::{Phase, TrainStep, parameter_tensors, read_metrics};
 use xtrain::trainer::{device, parameters};
 use xtrain_graphs::optim::{SGD, Schedule, ScheduleKind};
-use xtrain_graphs::{DType, Randomness, Shape};
+use xtrain_graphs::{DType, DropoutRng, Shape};
 use xtrain_models::{Config, HeadKind, Labels, TokenBatch, Weights};
 
 /// The golden checkpoints and their configurations.
@@ -107,7 +107,7 @@ fn decoders_classify_by_the_last_token_that_is_not_padding() {
             &*model,
             &Weights::new(&trace, &tensors),
             &batch,
-            &Randomness::off(),
+            &DropoutRng::off(),
         )
         .unwrap();
         recording.fetch("logits", &logits);
@@ -265,7 +265,7 @@ fn labelled_places_alone_give_the_same_loss_and_gradients() {
                 &Weights::new(&trace, &tensors),
                 &batch,
                 &labels,
-                &Randomness::off(),
+                &DropoutRng::off(),
             )
             .unwrap();
             let leaves: Vec<_> = specs

@@ -15,7 +15,7 @@ use xtrain_graphs::op::DotDims;
 use xtrain_graphs::optim::{
     GROWTH_INTERVAL, INITIAL_SCALE, LossScale, OPTIMIZERS, Schedule, ScheduleKind,
 };
-use xtrain_graphs::{DType, Precision, Randomness, Shape, backward};
+use xtrain_graphs::{DType, DropoutRng, Precision, Shape, backward};
 use xtrain_models::Weights;
 
 const LOW: [Precision; 2] = [Precision::Bf16, Precision::Fp16];
@@ -142,7 +142,7 @@ fn every_family_stays_near_f32_and_its_master_gradients_are_f32() {
                 &weights,
                 &inputs.tokens,
                 &inputs.labels,
-                &Randomness::off(),
+                &DropoutRng::off(),
             )
             .unwrap();
             let loss = loss.sum.div(&loss.count).unwrap();

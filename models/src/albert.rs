@@ -17,7 +17,7 @@ use crate::model::{Model, ModelInfo};
 use crate::names::StoredNames;
 use crate::weights::Weights;
 use serde_json::{Value, json};
-use xtrain_graphs::{Randomness, Tensor};
+use xtrain_graphs::{DropoutRng, Tensor};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "albert",
@@ -139,15 +139,10 @@ impl Model for Albert {
         &self.encoder.info
     }
 
-    fn hidden(
-        &self,
-        weights: &Weights,
-        batch: &TokenBatch,
-        randomness: &Randomness,
-    ) -> Result<Tensor> {
+    fn hidden(&self, weights: &Weights, batch: &TokenBatch, rng: &DropoutRng) -> Result<Tensor> {
         let encoder = &self.encoder;
         let (weights, _scope) = weights.enter("albert");
-        let embedded = encoder.embed(&weights, batch, randomness)?; // [N, E]
+        let embedded = encoder.embed(&weights, batch, rng)?; // [N, E]
         let (weights, _scope) = weights.enter("encoder");
         let to = (Axis::Embed, encoder.layer.hidden_size);
         let name = "embedding_hidden_mapping_in";
@@ -160,20 +155,18 @@ impl Model for Albert {
                 let shared = format!("albert_layer_groups.{group}.albert_layers.{inner}");
                 let (weights, _scope) = weights.enter_layer_with(&path, &shared, &x);
                 weights.registers_first(&["full_layer_layer_norm"]);
-                x = encoder
-                    .layer
-                    .apply(&LAYER, &weights, &x, batch, randomness)?;
+                x = encoder.layer.apply(&LAYER, &weights, &x, batch, rng)?;
             }
         }
         Ok(x)
     }
 
-    fn head(&self, weights: &Weights, hidden: &Tensor, randomness: &Randomness) -> Result<Tensor> {
+    fn head(&self, weights: &Weights, hidden: &Tensor, rng: &DropoutRng) -> Result<Tensor> {
         weights
             .enter("predictions")
             .0
             .registers_first(&["LayerNorm"]);
-        self.encoder.head(weights, hidden, randomness)
+        self.encoder.head(weights, hidden, rng)
     }
 }
 

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::head::HeadKind;
 use crate::model::Model;
 use crate::weights::Weights;
-use xtrain_graphs::{DType, InputRole, Randomness, Shape, Trace};
+use xtrain_graphs::{DType, DropoutRng, InputRole, Shape, Trace};
 
 /// Tokens of the abstract trace's one sequence, by which layers are compared.
 const TOKENS: usize = 128;
@@ -36,7 +36,7 @@ fn record(model: &dyn Model) -> Result<Declaration> {
     };
     let recorder = Recorder::new(info.initializer_range);
     let weights = Weights::declaring(&trace, &recorder);
-    let off = Randomness::off();
+    let off = DropoutRng::off();
     let mut rows = model.hidden(&weights, &batch, &off)?;
     let body_end = trace.node_count();
     let is_pooled = matches!(info.head, HeadKind::SequenceClassification { .. });
@@ -94,7 +94,7 @@ mod tests {
             &self,
             weights: &Weights,
             batch: &TokenBatch,
-            randomness: &Randomness,
+            rng: &DropoutRng,
         ) -> Result<Tensor> {
             let (weights, _scope) = weights.enter("body");
             let table = weights.table("embed.weight", [(Vocab, 10), (Embed, 8)], None)?;
@@ -117,11 +117,11 @@ mod tests {
                 window: None,
                 dropout: 0.0,
             };
-            let out = layers::attention(&q, &k, &v, batch, randomness, kind)?;
+            let out = layers::attention(&q, &k, &v, batch, rng, kind)?;
             Ok(out.add(&weights.bias("bias", (Embed, 8))?)?)
         }
 
-        fn head(&self, weights: &Weights, hidden: &Tensor, _: &Randomness) -> Result<Tensor> {
+        fn head(&self, weights: &Weights, hidden: &Tensor, _: &DropoutRng) -> Result<Tensor> {
             Ok(hidden.matmul_transposed(&weights.tied("body.embed.weight")?)?)
         }
     }

@@ -12,7 +12,7 @@ use crate::head::HeadKind;
 use crate::layers::{self, layer_norm, linear_without_bias};
 use crate::model::{ModelInfo, Pooling};
 use crate::weights::Weights;
-use xtrain_graphs::{Randomness, Tensor};
+use xtrain_graphs::{DropoutRng, Tensor};
 
 /// GPT-2's names, which GPT-J took over.
 pub(crate) const GPT_NAMES: AttributeMap = &[
@@ -87,11 +87,11 @@ impl Decoder {
         &self,
         weights: &Weights,
         batch: &TokenBatch,
-        randomness: &Randomness,
+        rng: &DropoutRng,
         block: impl Fn(usize, &Weights, &Tensor) -> Result<Tensor>,
     ) -> Result<Tensor> {
         let (weights, _scope) = weights.enter("transformer");
-        let mut x = randomness.dropout(&self.embed(&weights, batch)?, self.embed_dropout)?;
+        let mut x = rng.dropout(&self.embed(&weights, batch)?, self.embed_dropout)?;
         for layer in 0..self.layers {
             let (weights, _scope) = weights.enter_layer(&format!("h.{layer}"), &x);
             x = block(layer, &weights, &x)?;

@@ -12,7 +12,7 @@ use crate::model::{Model, ModelInfo};
 use crate::names::StoredNames;
 use crate::weights::Weights;
 use serde_json::json;
-use xtrain_graphs::{Randomness, Tensor};
+use xtrain_graphs::{DropoutRng, Tensor};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "distilbert",
@@ -138,21 +138,15 @@ impl Model for DistilBert {
         &self.encoder.info
     }
 
-    fn hidden(
-        &self,
-        weights: &Weights,
-        batch: &TokenBatch,
-        randomness: &Randomness,
-    ) -> Result<Tensor> {
+    fn hidden(&self, weights: &Weights, batch: &TokenBatch, rng: &DropoutRng) -> Result<Tensor> {
         let (weights, _scope) = weights.enter("distilbert");
-        let x = self.encoder.embed(&weights, batch, randomness)?;
+        let x = self.encoder.embed(&weights, batch, rng)?;
         let path = "transformer.layer";
-        self.encoder
-            .encode(path, &LAYER, &weights, x, batch, randomness)
+        self.encoder.encode(path, &LAYER, &weights, x, batch, rng)
     }
 
-    fn head(&self, weights: &Weights, hidden: &Tensor, randomness: &Randomness) -> Result<Tensor> {
-        self.encoder.head(weights, hidden, randomness)
+    fn head(&self, weights: &Weights, hidden: &Tensor, rng: &DropoutRng) -> Result<Tensor> {
+        self.encoder.head(weights, hidden, rng)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::layers::{self, AttentionKind, layer_norm, linear, split_heads};
 use crate::model::ModelInfo;
 use crate::weights::Weights;
 use serde_json::{Value, json};
-use xtrain_graphs::{Randomness, Tensor};
+use xtrain_graphs::{DropoutRng, Tensor};
 
 /// A released size, as changes to a default configuration.
 pub(crate) fn sizes(hidden_size: usize, layers: usize, heads: usize) -> Value {
@@ -76,7 +76,7 @@ impl Embeddings {
         weights: &Weights,
         batch: &TokenBatch,
         positions: &Tensor,
-        randomness: &Randomness,
+        rng: &DropoutRng,
     ) -> Result<Tensor> {
         let dims = [(Axis::Vocab, self.vocab_size), (Axis::Embed, self.size)];
         let table = weights.table("word_embeddings.weight", dims, self.padding_idx)?;
@@ -91,7 +91,7 @@ impl Embeddings {
             sum = sum.add(&segments)?;
         }
         let normed = layer_norm(weights, "LayerNorm", &sum.add(positions)?, self.eps)?;
-        Ok(randomness.dropout(&normed, self.dropout)?)
+        Ok(rng.dropout(&normed, self.dropout)?)
     }
 }
 
@@ -155,7 +155,7 @@ impl Layer {
         weights: &Weights,
         x: &Tensor,
         batch: &TokenBatch,
-        randomness: &Randomness,
+        rng: &DropoutRng,
     ) -> Result<Tensor> {
         use Axis::{Embed, Heads, Mlp};
         let c = self.hidden_size;
@@ -177,7 +177,7 @@ impl Layer {
             &heads(names.key)?,
             &heads(names.value)?,
             batch,
-            randomness,
+            rng,
             kind,
         )?;
         let projected = linear(
@@ -187,13 +187,13 @@ impl Layer {
             Heads,
             (Embed, c),
         )?;
-        let projected = randomness.dropout(&projected, self.projection_dropout)?;
+        let projected = rng.dropout(&projected, self.projection_dropout)?;
         let x = layer_norm(weights, names.attention_norm, &x.add(&projected)?, self.eps)?;
         let to = (Mlp, self.intermediate_size);
         let inner = linear(weights, names.intermediate, &x, Embed, to)?;
         let inner = self.activation.apply(&inner)?; // [N, F]
         let output = linear(weights, names.output, &inner, Mlp, (Embed, c))?;
-        let output = randomness.dropout(&output, self.output_dropout)?;
+        let output = rng.dropout(&output, self.output_dropout)?;
         layer_norm(weights, names.output_norm, &x.add(&output)?, self.eps)
     }
 }
@@ -286,18 +286,12 @@ impl Encoder {
     }
 
     /// The input of the first layer, `[N, E]`, with learned positions.
-    pub fn embed(
-        &self,
-        weights: &Weights,
-        batch: &TokenBatch,
-        randomness: &Randomness,
-    ) -> Result<Tensor> {
+    pub fn embed(&self, weights: &Weights, batch: &TokenBatch, rng: &DropoutRng) -> Result<Tensor> {
         let (weights, _scope) = weights.enter("embeddings");
         weights.registers_first(&["word_embeddings"]);
         let table = self.embeddings.position_table(&weights, None)?;
         let positions = layers::learned_positions(&table, batch)?;
-        self.embeddings
-            .apply(&weights, batch, &positions, randomness)
+        self.embeddings.apply(&weights, batch, &positions, rng)
     }
 
     /// The hidden states `[N, C]` of `x` `[N, C]` after all layers, each of which has weights of
@@ -309,24 +303,19 @@ impl Encoder {
         weights: &Weights,
         mut x: Tensor,
         batch: &TokenBatch,
-        randomness: &Randomness,
+        rng: &DropoutRng,
     ) -> Result<Tensor> {
         for i in 0..self.layers {
             let (weights, _scope) = weights.enter_layer(&format!("{path}.{i}"), &x);
-            x = self.layer.apply(names, &weights, &x, batch, randomness)?;
+            x = self.layer.apply(names, &weights, &x, batch, rng)?;
         }
         Ok(x)
     }
 
     /// See [`crate::Model::head`].
-    pub fn head(
-        &self,
-        weights: &Weights,
-        hidden: &Tensor,
-        randomness: &Randomness,
-    ) -> Result<Tensor> {
+    pub fn head(&self, weights: &Weights, hidden: &Tensor, rng: &DropoutRng) -> Result<Tensor> {
         use Axis::{Embed, Labels};
-        let dropout = |x: &Tensor| randomness.dropout(x, self.classifier_dropout);
+        let dropout = |x: &Tensor| rng.dropout(x, self.classifier_dropout);
         match self.info.head {
             HeadKind::SequenceClassification { labels } => {
                 let SequenceHead {

@@ -16,7 +16,7 @@ use crate::model::{Model, ModelInfo};
 use crate::names::StoredNames;
 use crate::weights::Weights;
 use serde_json::{Value, json};
-use xtrain_graphs::{Randomness, Tensor};
+use xtrain_graphs::{DropoutRng, Tensor};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "gpt2",
@@ -117,18 +117,18 @@ impl Gpt2 {
         weights: &Weights,
         x: &Tensor,
         batch: &TokenBatch,
-        randomness: &Randomness,
+        rng: &DropoutRng,
     ) -> Result<Tensor> {
         let decoder = &self.decoder;
         let normed = layer_norm(weights, "ln_1", x, decoder.eps)?;
-        let x = x.add(&self.attention(layer, weights, &normed, batch, randomness)?)?;
+        let x = x.add(&self.attention(layer, weights, &normed, batch, rng)?)?;
         let normed = layer_norm(weights, "ln_2", &x, decoder.eps)?;
         let (mlp, _scope) = weights.enter("mlp");
         let to = (Axis::Mlp, decoder.intermediate_size);
         let inner = conv1d(&mlp, "c_fc", &normed, Axis::Embed, to)?;
         let inner = decoder.activation.apply(&inner)?; // [N, F]
         let projected = self.project(&mlp, &inner, Axis::Mlp)?; // [N, C]
-        Ok(x.add(&randomness.dropout(&projected, decoder.residual_dropout)?)?)
+        Ok(x.add(&rng.dropout(&projected, decoder.residual_dropout)?)?)
     }
 
     fn attention(
@@ -137,7 +137,7 @@ impl Gpt2 {
         weights: &Weights,
         x: &Tensor,
         batch: &TokenBatch,
-        randomness: &Randomness,
+        rng: &DropoutRng,
     ) -> Result<Tensor> {
         let (weights, _scope) = weights.enter("attn");
         let decoder = &self.decoder;
@@ -164,9 +164,9 @@ impl Gpt2 {
             window: None,
             dropout: decoder.attention_dropout,
         };
-        let merged = layers::attention(&part(0)?, &part(1)?, &part(2)?, batch, randomness, kind)?;
+        let merged = layers::attention(&part(0)?, &part(1)?, &part(2)?, batch, rng, kind)?;
         let projected = self.project(&weights, &merged, Axis::Heads)?;
-        Ok(randomness.dropout(&projected, decoder.residual_dropout)?)
+        Ok(rng.dropout(&projected, decoder.residual_dropout)?)
     }
 
     /// What an attention block or an MLP writes to the residual stream, `[N, C]`.
@@ -197,19 +197,14 @@ impl Model for Gpt2 {
         &self.decoder.info
     }
 
-    fn hidden(
-        &self,
-        weights: &Weights,
-        batch: &TokenBatch,
-        randomness: &Randomness,
-    ) -> Result<Tensor> {
+    fn hidden(&self, weights: &Weights, batch: &TokenBatch, rng: &DropoutRng) -> Result<Tensor> {
         self.decoder
-            .hidden(weights, batch, randomness, |layer, weights, x| {
-                self.block(layer, weights, x, batch, randomness)
+            .hidden(weights, batch, rng, |layer, weights, x| {
+                self.block(layer, weights, x, batch, rng)
             })
     }
 
-    fn head(&self, weights: &Weights, hidden: &Tensor, _randomness: &Randomness) -> Result<Tensor> {
+    fn head(&self, weights: &Weights, hidden: &Tensor, _rng: &DropoutRng) -> Result<Tensor> {
         self.decoder.head(weights, hidden)
     }
 }

@@ -17,7 +17,7 @@ use crate::model::{Model, ModelInfo};
 use crate::names::StoredNames;
 use crate::weights::Weights;
 use serde_json::{Value, json};
-use xtrain_graphs::{Randomness, Tensor};
+use xtrain_graphs::{DropoutRng, Tensor};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "gpt_neo",
@@ -115,7 +115,7 @@ impl GptNeo {
         weights: &Weights,
         x: &Tensor,
         batch: &TokenBatch,
-        randomness: &Randomness,
+        rng: &DropoutRng,
     ) -> Result<Tensor> {
         use Axis::{Embed, Heads, Mlp};
         let decoder = &self.decoder;
@@ -136,9 +136,9 @@ impl GptNeo {
                 window,
                 dropout: decoder.attention_dropout,
             };
-            let out = layers::attention(&q, &k, &v, batch, randomness, kind)?;
+            let out = layers::attention(&q, &k, &v, batch, rng, kind)?;
             let projected = linear(&weights, "out_proj", &out, Heads, residual)?;
-            randomness.dropout(&projected, decoder.residual_dropout)?
+            rng.dropout(&projected, decoder.residual_dropout)?
         };
         let x = x.add(&attended)?;
         let normed = layer_norm(weights, "ln_2", &x, decoder.eps)?;
@@ -147,7 +147,7 @@ impl GptNeo {
         let inner = linear(&mlp, "c_fc", &normed, Embed, to)?;
         let inner = decoder.activation.apply(&inner)?; // [N, F]
         let output = linear(&mlp, "c_proj", &inner, Mlp, residual)?;
-        Ok(x.add(&randomness.dropout(&output, decoder.residual_dropout)?)?)
+        Ok(x.add(&rng.dropout(&output, decoder.residual_dropout)?)?)
     }
 }
 
@@ -197,20 +197,15 @@ impl Model for GptNeo {
         &self.decoder.info
     }
 
-    fn hidden(
-        &self,
-        weights: &Weights,
-        batch: &TokenBatch,
-        randomness: &Randomness,
-    ) -> Result<Tensor> {
+    fn hidden(&self, weights: &Weights, batch: &TokenBatch, rng: &DropoutRng) -> Result<Tensor> {
         let windows = &self.windows;
         self.decoder
-            .hidden(weights, batch, randomness, |layer, weights, x| {
-                self.block(windows[layer], weights, x, batch, randomness)
+            .hidden(weights, batch, rng, |layer, weights, x| {
+                self.block(windows[layer], weights, x, batch, rng)
             })
     }
 
-    fn head(&self, weights: &Weights, hidden: &Tensor, _randomness: &Randomness) -> Result<Tensor> {
+    fn head(&self, weights: &Weights, hidden: &Tensor, _rng: &DropoutRng) -> Result<Tensor> {
         self.decoder.head(weights, hidden)
     }
 }

@@ -17,7 +17,7 @@ use crate::model::{Model, ModelInfo};
 use crate::names::StoredNames;
 use crate::weights::Weights;
 use serde_json::json;
-use xtrain_graphs::{DType, Randomness, Tensor, Trace};
+use xtrain_graphs::{DType, DropoutRng, Tensor, Trace};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "gptj",
@@ -106,7 +106,7 @@ impl GptJ {
         x: &Tensor,
         rotation: &Rotation,
         batch: &TokenBatch,
-        randomness: &Randomness,
+        rng: &DropoutRng,
     ) -> Result<Tensor> {
         use Axis::{Embed, Heads, Mlp};
         let decoder = &self.decoder;
@@ -127,16 +127,16 @@ impl GptJ {
                 window: None,
                 dropout: decoder.attention_dropout,
             };
-            let out = layers::attention(&q, &k, &heads("v_proj")?, batch, randomness, kind)?;
+            let out = layers::attention(&q, &k, &heads("v_proj")?, batch, rng, kind)?;
             let projected = linear_without_bias(&weights, "out_proj", &out, Heads, (Embed, c))?;
-            randomness.dropout(&projected, dropout)?
+            rng.dropout(&projected, dropout)?
         };
         let (mlp, _scope) = weights.enter("mlp");
         let to = (Mlp, decoder.intermediate_size);
         let inner = linear(&mlp, "fc_in", &normed, Embed, to)?;
         let inner = decoder.activation.apply(&inner)?; // [N, F]
         let output = linear(&mlp, "fc_out", &inner, Mlp, (Embed, c))?;
-        let output = randomness.dropout(&output, dropout)?;
+        let output = rng.dropout(&output, dropout)?;
         Ok(attended.add(&output)?.add(x)?)
     }
 }
@@ -203,20 +203,14 @@ impl Model for GptJ {
         &self.decoder.info
     }
 
-    fn hidden(
-        &self,
-        weights: &Weights,
-        batch: &TokenBatch,
-        randomness: &Randomness,
-    ) -> Result<Tensor> {
+    fn hidden(&self, weights: &Weights, batch: &TokenBatch, rng: &DropoutRng) -> Result<Tensor> {
         let rotation = Rotation::new(weights.trace(), batch.size()[1], self.rotary)?;
-        self.decoder
-            .hidden(weights, batch, randomness, |_, weights, x| {
-                self.block(weights, x, &rotation, batch, randomness)
-            })
+        self.decoder.hidden(weights, batch, rng, |_, weights, x| {
+            self.block(weights, x, &rotation, batch, rng)
+        })
     }
 
-    fn head(&self, weights: &Weights, hidden: &Tensor, _randomness: &Randomness) -> Result<Tensor> {
+    fn head(&self, weights: &Weights, hidden: &Tensor, _rng: &DropoutRng) -> Result<Tensor> {
         let logits = self.decoder.head(weights, hidden)?;
         if self.decoder.info.head != HeadKind::CausalLm {
             return Ok(logits);

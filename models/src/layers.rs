@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::weights::Weights;
 use xtrain_graphs::op::{Attention, Comparison, F64};
-use xtrain_graphs::{DType, Randomness, Tensor};
+use xtrain_graphs::{DType, DropoutRng, Tensor};
 
 /// `x [N, in] W^T [in, out] + b`: torch's `Linear`, whose weight is `[out, in]`. `from` is the axis
 /// of `in`, `to` that of `out` with its size.
@@ -98,12 +98,12 @@ pub(crate) fn attention(
     k: &Tensor,
     v: &Tensor,
     batch: &TokenBatch,
-    randomness: &Randomness,
+    rng: &DropoutRng,
     kind: AttentionKind,
 ) -> Result<Tensor> {
     let [b, t, h, d] = [q.dims()[0], q.dims()[1], q.dims()[2], q.dims()[3]];
     let [q, k, v] = [q, k, v].map(|x| x.transpose(&[0, 2, 1, 3])); // [B, H or K, T, D]
-    let keep = randomness.keep_mask(&[b, h, t, t], kind.dropout)?;
+    let keep = rng.keep_mask(&[b, h, t, t], kind.dropout)?;
     let attributes = Attention {
         scale: F64::new(kind.scale),
         causal: kind.causal,

@@ -9,7 +9,7 @@ use crate::head::HeadKind;
 use crate::model::Model;
 use crate::weights::Weights;
 use xtrain_graphs::op::Comparison;
-use xtrain_graphs::{DType, Randomness, Tensor};
+use xtrain_graphs::{DType, DropoutRng, Tensor};
 
 /// The sum of the losses and the number of labels that have one.
 pub struct LossSum {
@@ -32,24 +32,19 @@ pub fn logits(
     model: &dyn Model,
     weights: &Weights,
     batch: &TokenBatch,
-    randomness: &Randomness,
+    rng: &DropoutRng,
 ) -> Result<Tensor> {
-    let mut rows = model.hidden(weights, batch, randomness)?;
+    let mut rows = model.hidden(weights, batch, rng)?;
     if matches!(model.head_kind(), HeadKind::SequenceClassification { .. }) {
         rows = model.pool(&rows, batch)?;
     }
-    head(model, weights, &rows, randomness)
+    head(model, weights, &rows, rng)
 }
 
 /// The model's head. Where the vocabulary's tables were filled up to divide between devices, logits
 /// of rows that are none are so low that they take no part in anything.
-fn head(
-    model: &dyn Model,
-    weights: &Weights,
-    rows: &Tensor,
-    randomness: &Randomness,
-) -> Result<Tensor> {
-    let logits = model.head(weights, rows, randomness)?;
+fn head(model: &dyn Model, weights: &Weights, rows: &Tensor, rng: &DropoutRng) -> Result<Tensor> {
+    let logits = model.head(weights, rows, rng)?;
     let (width, vocabulary) = (logits.dims()[1], model.vocab_size());
     if !model.head_kind().is_language_model() || width == vocabulary {
         return Ok(logits);
@@ -102,16 +97,14 @@ impl Predictions {
         weights: &Weights,
         batch: &TokenBatch,
         labels: &Labels,
-        randomness: &Randomness,
+        rng: &DropoutRng,
     ) -> Result<Self> {
         let logits = match &labels.places {
             Some(places) => {
-                let rows = model
-                    .hidden(weights, batch, randomness)?
-                    .take_rows(places)?;
-                head(model, weights, &rows, randomness)?
+                let rows = model.hidden(weights, batch, rng)?.take_rows(places)?;
+                head(model, weights, &rows, rng)?
             }
-            None => logits(model, weights, batch, randomness)?,
+            None => logits(model, weights, batch, rng)?,
         };
         let _scope = logits.trace().clone().scope("loss");
         let labels = match model.head_kind() {
@@ -203,9 +196,9 @@ pub fn loss(
     weights: &Weights,
     batch: &TokenBatch,
     labels: &Labels,
-    randomness: &Randomness,
+    rng: &DropoutRng,
 ) -> Result<LossSum> {
-    Predictions::of(model, weights, batch, labels, randomness)?.loss()
+    Predictions::of(model, weights, batch, labels, rng)?.loss()
 }
 
 /// Labels `[B, T]` moved one place to the left, `[N]`: the labels move instead of the logits, which

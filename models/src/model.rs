@@ -9,7 +9,7 @@ use crate::layers;
 use crate::parameter::ParameterSpec;
 use crate::weights::Weights;
 use std::sync::OnceLock;
-use xtrain_graphs::{Randomness, Tensor};
+use xtrain_graphs::{DropoutRng, Tensor};
 
 /// What readers need to know of a model besides its forward pass.
 pub struct ModelInfo {
@@ -84,12 +84,7 @@ pub trait Model {
     ///
     /// # Errors
     /// If the step has not the weights that it asks for, or if shapes do not go together.
-    fn hidden(
-        &self,
-        weights: &Weights,
-        batch: &TokenBatch,
-        randomness: &Randomness,
-    ) -> Result<Tensor>;
+    fn hidden(&self, weights: &Weights, batch: &TokenBatch, rng: &DropoutRng) -> Result<Tensor>;
 
     /// The hidden states `[B, C]`, one of each sequence, that a sequence classifier's head reads.
     ///
@@ -107,7 +102,7 @@ pub trait Model {
     ///
     /// # Errors
     /// As [`Model::hidden`].
-    fn head(&self, weights: &Weights, hidden: &Tensor, randomness: &Randomness) -> Result<Tensor>;
+    fn head(&self, weights: &Weights, hidden: &Tensor, rng: &DropoutRng) -> Result<Tensor>;
 
     /// The configuration as it will be saved: every key that was read, known to this model or not.
     fn config(&self) -> &Config {

@@ -17,7 +17,7 @@ use crate::names::StoredNames;
 use crate::weights::Weights;
 use serde_json::{Value, json};
 use xtrain_graphs::op::{Comparison, Gelu};
-use xtrain_graphs::{DType, Randomness, Tensor};
+use xtrain_graphs::{DType, DropoutRng, Tensor};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "roberta",
@@ -155,12 +155,7 @@ impl Model for Roberta {
         &self.encoder.info
     }
 
-    fn hidden(
-        &self,
-        weights: &Weights,
-        batch: &TokenBatch,
-        randomness: &Randomness,
-    ) -> Result<Tensor> {
+    fn hidden(&self, weights: &Weights, batch: &TokenBatch, rng: &DropoutRng) -> Result<Tensor> {
         let encoder = &self.encoder;
         let (weights, _scope) = weights.enter("roberta");
         let x = {
@@ -171,15 +166,13 @@ impl Model for Roberta {
             let table = encoder.embeddings.position_table(&weights, padding_idx)?;
             let ids = self.position_ids(&batch.input_ids)?;
             let positions = layers::embedding(&table, &ids, padding_idx)?;
-            encoder
-                .embeddings
-                .apply(&weights, batch, &positions, randomness)?
+            encoder.embeddings.apply(&weights, batch, &positions, rng)?
         };
-        encoder.encode("encoder.layer", &BERT_LAYER, &weights, x, batch, randomness)
+        encoder.encode("encoder.layer", &BERT_LAYER, &weights, x, batch, rng)
     }
 
-    fn head(&self, weights: &Weights, hidden: &Tensor, randomness: &Randomness) -> Result<Tensor> {
-        self.encoder.head(weights, hidden, randomness)
+    fn head(&self, weights: &Weights, hidden: &Tensor, rng: &DropoutRng) -> Result<Tensor> {
+        self.encoder.head(weights, hidden, rng)
     }
 }
 

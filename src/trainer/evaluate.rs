@@ -6,7 +6,7 @@ use super::feed::{BatchInputs, DeviceBatch, HostLabels, feed_batch, graph_name};
 use super::session::{EachReplica, Recording, Session};
 use super::step::parameter_tensors;
 use std::time::{Duration, Instant};
-use xtrain_graphs::{Randomness, Tensor};
+use xtrain_graphs::{DropoutRng, Tensor};
 use xtrain_models::{HeadKind, Model, ParameterSpec, Predictions, Weights};
 
 /// The graph's name in plans, logs and the cache, but for its batches' variant.
@@ -99,7 +99,7 @@ pub fn record(
         &weights,
         &inputs.tokens,
         &inputs.labels,
-        &Randomness::off(),
+        &DropoutRng::off(),
     )?;
     drop(stages);
     let loss = predictions.loss()?;

@@ -6,7 +6,7 @@ use super::session::Session;
 use super::step::parameter_tensors;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use xtrain_graphs::{DType, Randomness, Shape};
+use xtrain_graphs::{DType, DropoutRng, Shape};
 use xtrain_models::{Model, ParameterSpec, TokenBatch, Weights};
 
 /// The graph's name in plans, logs and the cache.
@@ -92,11 +92,11 @@ fn next_logits(
         token_type_ids: None,
     };
     let hidden = model
-        .hidden(&weights, &batch, &Randomness::off())?
+        .hidden(&weights, &batch, &DropoutRng::off())?
         .take_rows(&last)?;
     recording.fetch(
         "logits",
-        &model.head(&weights, &hidden, &Randomness::off())?,
+        &model.head(&weights, &hidden, &DropoutRng::off())?,
     );
     Ok(recording
         .mark_step(GRAPH_NAME)?

@@ -27,7 +27,7 @@ use state::StateOptions;
 use std::collections::HashMap;
 use std::sync::Arc;
 use xtrain_graphs::optim::Schedule;
-use xtrain_graphs::{Checkpointing, DType, Precision, Randomness, Shape, Tensor, backward_with};
+use xtrain_graphs::{Checkpointing, DType, DropoutRng, Precision, Shape, Tensor, backward_with};
 use xtrain_models::{Model, ParameterSpec, Weight, Weights, loss};
 
 /// Whether a microbatch ends an optimizer step.
@@ -190,7 +190,7 @@ impl<'m> TrainStep<'m> {
         microstep: u64,
     ) -> Result<()> {
         recording.set_precision(self.precision);
-        let randomness = feed_randomness(recording, self.seed, microstep)?;
+        let rng = feed_dropout_rng(recording, self.seed, microstep)?;
         let weights = parameter_tensors(recording, &self.parameters)?;
         let trace = recording.trace().clone();
         let loss = {
@@ -200,7 +200,7 @@ impl<'m> TrainStep<'m> {
                 &Weights::new(&trace, &weights),
                 &inputs.tokens,
                 &inputs.labels,
-                &randomness,
+                &rng,
             )?
         };
         let leaves: Vec<Tensor> = self
@@ -235,7 +235,7 @@ impl<'m> TrainStep<'m> {
 
 /// The random key of one microbatch: (seed, microstep) and, where the batch is cut for several
 /// replicas, the number of the shard.
-fn feed_randomness(recording: &mut Recording, seed: u64, microstep: u64) -> Result<Randomness> {
+fn feed_dropout_rng(recording: &mut Recording, seed: u64, microstep: u64) -> Result<DropoutRng> {
     let mesh = recording.mesh();
     let shards = mesh.batch_shards();
     let keys: Vec<[u32; 3]> = (0..shards as u32)
@@ -246,7 +246,7 @@ fn feed_randomness(recording: &mut Recording, seed: u64, microstep: u64) -> Resu
     let key = recording.feed_host_each("random_key", &shape, |replica| {
         bytemuck::cast_slice(&keys[mesh.batch_shard(replica)][..words])
     })?;
-    Ok(Randomness::keyed(key))
+    Ok(DropoutRng::keyed(key))
 }
 
 /// Every parameter of the model, as the recording's replica holds it.

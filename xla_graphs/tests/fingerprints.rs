@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use xtrain_graphs::op::{Attention, Comparison, DotDims, F64, Gelu};
 use xtrain_graphs::{
-    DType, Error, Fingerprint, Graph, InputRole, Randomness, Result, Shape, Target, Tensor, Trace,
+    DType, DropoutRng, Error, Fingerprint, Graph, InputRole, Result, Shape, Target, Tensor, Trace,
     backward, passes,
 };
 
@@ -67,7 +67,7 @@ fn program(k: &Knobs) -> Result<Graph> {
     let x = trace.input(k.input_name, Shape::new(k.dtype, [k.rows, 4]), k.role);
     let labels = trace.input("labels", Shape::new(DType::S32, [k.rows]), InputRole::Feed);
     let random =
-        Randomness::keyed(trace.input("random", Shape::new(DType::U32, [2]), InputRole::Feed));
+        DropoutRng::keyed(trace.input("random", Shape::new(DType::U32, [2]), InputRole::Feed));
     let _scope = trace.scope(k.scope);
     if k.extra_place {
         random.keep_mask(&[1], 0.5)?;

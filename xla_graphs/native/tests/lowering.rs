@@ -304,7 +304,7 @@ fn dropout_inside_of_attention_is_said_to_both_calls() {
     let shape = Shape::new(DType::BF16, [2, 3, 8, 64]);
     let [q, k, v] = ["q", "k", "v"].map(|name| trace.input(name, shape.clone(), InputRole::State));
     let key = trace.input("key", Shape::new(DType::U32, [2]), InputRole::Feed);
-    let randomness = xtrain_graphs::Randomness::keyed(key);
+    let rng = xtrain_graphs::DropoutRng::keyed(key);
     let rate = 0.25;
     let of = Attention {
         scale: F64::new(0.125),
@@ -315,7 +315,7 @@ fn dropout_inside_of_attention_is_said_to_both_calls() {
     };
     let mut x = q;
     for _ in 0..2 {
-        let keep = randomness.keep_mask(&[2, 3, 8, 8], rate).unwrap();
+        let keep = rng.keep_mask(&[2, 3, 8, 8], rate).unwrap();
         x = x.attention(&k, &v, None, keep.as_ref(), of).unwrap();
     }
     let loss = x.convert(DType::F32).unwrap().sum_all().unwrap();

@@ -118,20 +118,20 @@ fn rotate_left(x: &Tensor, bits: u32) -> Result<Tensor> {
 /// The random stream of one step: a key `u32[2]` of (seed, step), or `u32[3]` with the number of
 /// the batch's shard. `None` means that nothing is dropped.
 #[derive(Clone)]
-pub struct Randomness {
+pub struct DropoutRng {
     key: Option<Tensor>,
 }
 
-impl Randomness {
+impl DropoutRng {
     /// Dropout as configured, keyed by `key` (`u32[2]`: seed, step; or `u32[3]`: the shard of the
     /// batch besides).
     pub fn keyed(key: Tensor) -> Self {
-        Randomness { key: Some(key) }
+        DropoutRng { key: Some(key) }
     }
 
     /// Evaluation: dropout is the identity.
     pub fn off() -> Self {
-        Randomness { key: None }
+        DropoutRng { key: None }
     }
 
     /// A mask that is true with probability `1 - rate`; `None` when nothing is to be dropped. Each

@@ -242,7 +242,7 @@ mod tests {
     use super::*;
     use crate::op::F64;
     use crate::target::CudaTarget;
-    use crate::{Graph, InputRole, Randomness, Trace, backward, passes};
+    use crate::{DropoutRng, Graph, InputRole, Trace, backward, passes};
 
     const CARD: CudaTarget = CudaTarget {
         capability: 90,
@@ -274,7 +274,7 @@ mod tests {
             .then(|| trace.input("mask", Shape::new(DType::Pred, [2, 8]), InputRole::Feed));
         let key = trace.input("key", Shape::new(DType::U32, [2]), InputRole::Feed);
         let keep = of.dropout.and_then(|rate| {
-            Randomness::keyed(key)
+            DropoutRng::keyed(key)
                 .keep_mask(&[2, 3, 8, 8], rate.get())
                 .unwrap()
         });

@@ -140,14 +140,14 @@ fn is_zero(x: &Tensor) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{InputRole, Randomness, Shape, Trace};
+    use crate::{DropoutRng, InputRole, Shape, Trace};
 
     #[test]
     fn a_mask_of_more_than_2_to_the_32_elements_is_an_error() {
         let expanded = |dims: [usize; 2]| {
             let trace = Trace::new();
             let key = trace.input("key", Shape::new(DType::U32, [2]), InputRole::Feed);
-            let mask = Randomness::keyed(key).keep_mask(&dims, 0.1).unwrap();
+            let mask = DropoutRng::keyed(key).keep_mask(&dims, 0.1).unwrap();
             trace.output("mask", &mask.unwrap());
             decompose(&trace.finish("test").unwrap(), Target::Cpu)
         };

@@ -3,7 +3,7 @@
 use crate::support::reference::threefry2x32;
 use crate::support::{Value, evaluate};
 use xtrain_graphs::op::Op;
-use xtrain_graphs::{DType, Randomness, Tensor};
+use xtrain_graphs::{DType, DropoutRng, Tensor};
 
 const KEY: [u32; 2] = [0x1234_5678, 0x9ABC_DEF0];
 
@@ -35,7 +35,7 @@ fn masks_follow_the_scalar_generator() {
     let dims = [3usize, 5, 2];
     let rates = [0.05, 0.1, 0.25, 0.5, 0.75, 0.9];
     let got = evaluate(&[key()], |_, x| {
-        let random = Randomness::keyed(x[0].clone());
+        let random = DropoutRng::keyed(x[0].clone());
         rates
             .iter()
             .map(|&rate| Ok(random.keep_mask(&dims, rate)?.expect("a rate above 0")))
@@ -62,7 +62,7 @@ fn words_are_exact() {
             let rate = f64::from(threshold) / 2f64.powi(32);
             let got = evaluate(&[key()], |_, x| {
                 Ok(vec![
-                    Randomness::keyed(x[0].clone())
+                    DropoutRng::keyed(x[0].clone())
                         .keep_mask(&dims, rate)?
                         .expect("a rate above 0"),
                 ])
@@ -77,7 +77,7 @@ fn masks_have_the_right_mean_and_are_independent() {
     let n = 200_000usize;
     let rate = 0.1;
     let got = evaluate(&[key()], |_, x| {
-        let random = Randomness::keyed(x[0].clone());
+        let random = DropoutRng::keyed(x[0].clone());
         let mask = |dims: &[usize]| Ok(random.keep_mask(dims, rate)?.expect("a rate above 0"));
         Ok::<Vec<Tensor>, xtrain_graphs::Error>(vec![mask(&[n])?, mask(&[n])?])
     });
@@ -113,7 +113,7 @@ fn another_step_or_seed_is_another_mask() {
         let key = Value::new(DType::U32, &[2], &key);
         evaluate(&[key], |_, x| {
             Ok(vec![
-                Randomness::keyed(x[0].clone())
+                DropoutRng::keyed(x[0].clone())
                     .keep_mask(&[256], 0.5)?
                     .unwrap(),
             ])
@@ -129,7 +129,7 @@ fn another_step_or_seed_is_another_mask() {
 fn dropout_scales_what_it_keeps() {
     let x = Value::new(DType::F32, &[10_000], &[3.0; 10_000]);
     let got = evaluate(&[x, key()], |_, x| {
-        let random = Randomness::keyed(x[1].clone());
+        let random = DropoutRng::keyed(x[1].clone());
         Ok(vec![
             random.dropout(&x[0], 0.25)?,
             random.dropout(&x[0], 0.0)?,
@@ -149,8 +149,8 @@ fn dropout_scales_what_it_keeps() {
 fn without_a_key_nothing_is_recorded() {
     let x = Value::scalar(DType::F32, 1.0);
     let graph = crate::support::trace(&[x], |_, x| {
-        assert!(Randomness::off().keep_mask(&[4], 0.5)?.is_none());
-        Ok(vec![Randomness::off().dropout(&x[0], 0.5)?])
+        assert!(DropoutRng::off().keep_mask(&[4], 0.5)?.is_none());
+        Ok(vec![DropoutRng::off().dropout(&x[0], 0.5)?])
     });
     assert!(matches!(graph.unwrap().nodes[..], [ref only] if only.op == Op::Input(0)));
 }

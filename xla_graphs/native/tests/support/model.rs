@@ -3,7 +3,7 @@
 
 use xtrain_graphs::op::{Attention, F64, Gelu};
 use xtrain_graphs::optim::{ADAMW, Hyperparameters, StepScalars, Update, clip_factor, global_norm};
-use xtrain_graphs::{DType, Graph, InputRole, Randomness, Result, Shape, Tensor, Trace, backward};
+use xtrain_graphs::{DType, DropoutRng, Graph, InputRole, Result, Shape, Tensor, Trace, backward};
 
 const BATCH: usize = 2;
 const TOKENS: usize = 4;
@@ -39,7 +39,7 @@ fn record(layers: usize) -> Result<Graph> {
     let tokens = feed("tokens", DType::S32, &[BATCH, TOKENS]);
     let labels = feed("labels", DType::S32, &[BATCH * TOKENS]);
     let key_mask = feed("key_mask", DType::Pred, &[BATCH, TOKENS]);
-    let random = Randomness::keyed(feed("random", DType::U32, &[2]));
+    let random = DropoutRng::keyed(feed("random", DType::U32, &[2]));
     let step =
         StepScalars::of(&trace.input("optimizer", Shape::new(DType::F32, [3]), InputRole::Feed))?;
     let mut parameters = Parameters {
