@@ -181,11 +181,11 @@ fn dropout_changes_the_training_loss_a_little() {
                 warmup: 0,
                 total: 2,
             };
-            let stepper = TrainStep::new(&*model, optimizer, schedule, 7);
+            let train_step = TrainStep::new(&*model, optimizer, schedule, 7);
             let phase = Phase::Update { accumulated: false };
             let mut losses = Vec::new();
             for step in 0..2 {
-                let marked = stepper
+                let marked = train_step
                     .microbatch(&mut session, &batch, phase, step, step)
                     .unwrap();
                 losses.push(read_metrics(&marked).unwrap().wait().unwrap().loss);
@@ -209,8 +209,8 @@ fn dropout_changes_the_training_loss_a_little() {
     }
 }
 
-/// Logits for the labelled places alone, with room to spare, give the loss and every gradient that
-/// logits for all places give.
+/// Logits for the labelled positions alone, with room to spare, give the loss and every gradient that
+/// logits for all positions give.
 #[test]
 fn labelled_places_alone_give_the_same_loss_and_gradients() {
     for (dir, config) in checkpoints() {
@@ -221,14 +221,14 @@ fn labelled_places_alone_give_the_same_loss_and_gradients() {
         let stored = StoredTensors::open(&dir.join("model.safetensors")).unwrap();
         let (dims, ids) = first_rows(&dir, "input_ids");
         let (_, labels) = first_rows(&dir, "labels");
-        let (mut places, mut chosen): (Vec<i32>, Vec<i32>) = labels
+        let (mut positions, mut chosen): (Vec<i32>, Vec<i32>) = labels
             .iter()
             .enumerate()
             .filter(|(_, label)| **label >= 0)
             .map(|(place, label)| (place as i32, *label))
             .unzip();
-        let room = places.len() + 5;
-        places.resize(room, 0);
+        let room = positions.len() + 5;
+        positions.resize(room, 0);
         chosen.resize(room, -100);
 
         let found = [false, true].map(|alone| {
@@ -249,7 +249,7 @@ fn labelled_places_alone_give_the_same_loss_and_gradients() {
                 false => feed("labels", &labels, &dims).into(),
                 true => Labels {
                     ids: feed("labels", &chosen, &[room]),
-                    places: Some(feed("places", &places, &[room])),
+                    masked_positions: Some(feed("positions", &positions, &[room])),
                 },
             };
             let batch = TokenBatch {
@@ -278,7 +278,7 @@ fn labelled_places_alone_give_the_same_loss_and_gradients() {
             for (spec, gradient) in specs.iter().zip(&gradients) {
                 recording.fetch(&format!("d {}", spec.name), gradient);
             }
-            let marked = recording.mark_step("places").unwrap();
+            let marked = recording.mark_step("positions").unwrap();
             let gradients = specs.iter().map(|spec| format!("d {}", spec.name));
             let names = ["count".to_string(), "loss".to_string()]
                 .into_iter()

@@ -189,10 +189,10 @@ fn everything_that_is_emitted_is_known_to_compile() {
                         placements(&*model, &*optimizer, mesh, moments_in_parts).unwrap();
                     session.set_placements(placements);
                     session.set_sequence_parallel(sequence_parallel);
-                    let stepper =
+                    let train_step =
                         TrainStep::new(&*model, settings, schedule, 1).with_precision(precision);
-                    let stepper = stepper.with_checkpointing(checkpointing);
-                    let recorded = record_all(&mut session, &*model, &stepper, &shapes).unwrap();
+                    let train_step = train_step.with_checkpointing(checkpointing);
+                    let recorded = record_all(&mut session, &*model, &train_step, &shapes).unwrap();
                     if mesh.stage > 1 {
                         assert!(recorded.len() > 6, "{}", recorded.len());
                         graphs.extend(recorded);
@@ -270,7 +270,7 @@ fn the_cpus_modules_do_break_rules() {
         warmup: 0,
         total: 1,
     };
-    let stepper = TrainStep::new(
+    let train_step = TrainStep::new(
         &*model,
         OptimizerSettings::constant(ADAMW, 1e-3),
         schedule,
@@ -289,7 +289,7 @@ fn the_cpus_modules_do_break_rules() {
         eval: Vec::new(),
         accumulation: 1,
     };
-    let graphs = record_all(&mut session, &*model, &stepper, &shapes).unwrap();
+    let graphs = record_all(&mut session, &*model, &train_step, &shapes).unwrap();
     let module = emit(library, &graphs[1], Target::Cpu).unwrap();
     let report = conformance::check(&module, Target::Neuron(NeuronChip::Trn1)).unwrap();
     let told: Vec<String> = report

@@ -264,17 +264,17 @@ fn a_skipped_step_changes_nothing_but_the_scale() {
                 warmup: 0,
                 total: 4,
             };
-            let stepper = TrainStep::new(
+            let train_step = TrainStep::new(
                 &*case.model,
                 OptimizerSettings::constant(*kind, 1e-3),
                 schedule,
                 1,
             )
             .with_precision(Precision::Fp16);
-            let extra = stepper.extra_state(false);
+            let extra = train_step.extra_state(false);
             parameters::set_extra_state(&mut case.session, &extra, None).unwrap();
             let step = |session: &mut Session, step: u64| {
-                let marked = stepper
+                let marked = train_step
                     .microbatch(
                         session,
                         &batch,
@@ -286,7 +286,7 @@ fn a_skipped_step_changes_nothing_but_the_scale() {
                 read_metrics(&marked).unwrap().wait().unwrap()
             };
             let everything = |session: &mut Session| -> Vec<(String, Vec<u8>)> {
-                let names = stepper
+                let names = train_step
                     .parameters()
                     .iter()
                     .map(|p| p.name.clone())

@@ -152,13 +152,13 @@ fn state_is_donated_so_that_there_is_one_copy() {
         warmup: 2,
         total: 10,
     };
-    let stepper = TrainStep::new(
+    let train_step = TrainStep::new(
         &*model,
         OptimizerSettings::constant(ADAMW, 1e-4),
         schedule,
         1,
     );
-    let extra = stepper.extra_state(true);
+    let extra = train_step.extra_state(true);
     parameters::set_extra_state(&mut session, &extra, None).unwrap();
     let shape = Shape::new(DType::S32, [2usize, 16]);
     let ids: Vec<i32> = (0..32).collect();
@@ -170,7 +170,7 @@ fn state_is_donated_so_that_there_is_one_copy() {
             .into_iter()
             .enumerate()
         {
-            let marked = stepper
+            let marked = train_step
                 .microbatch(&mut session, &batch, phase, step, step * 2 + micro as u64)
                 .unwrap();
             if phase != Phase::Accumulate {
@@ -320,7 +320,7 @@ fn train_temporaries(sizes: &[(&str, i64)]) -> i64 {
         warmup: 0,
         total: 7,
     };
-    let stepper = TrainStep::new(
+    let train_step = TrainStep::new(
         &*model,
         OptimizerSettings::constant(ADAMW, 1e-4),
         schedule,
@@ -339,7 +339,7 @@ fn train_temporaries(sizes: &[(&str, i64)]) -> i64 {
         eval: Vec::new(),
         accumulation: 1,
     };
-    let graphs = compile_all(&mut session, &*model, &stepper, &shapes, 2, &mut |_| {}).unwrap();
+    let graphs = compile_all(&mut session, &*model, &train_step, &shapes, 2, &mut |_| {}).unwrap();
     let train = graphs.iter().find(|graph| graph.name == "train").unwrap();
     train.memory().unwrap().temp_bytes
 }

@@ -64,17 +64,20 @@ const NO_WORD: f64 = -1e9;
 
 /// The labels of a batch: what the loss compares predictions with.
 pub struct Labels {
-    /// For the shapes see [`HeadKind`]; with `places`, `s32[K]`.
+    /// For the shapes see [`HeadKind`]; with `masked_positions`, `s32[K]`.
     pub ids: Tensor,
-    /// Of masked language modelling, `s32[K]`: the places among N = B * T that `ids` are of. Logits
-    /// are computed for these only, which is the same loss as long as every place that has a label
-    /// is among them. `None`: one label for each place.
-    pub places: Option<Tensor>,
+    /// Of masked language modelling, `s32[K]`: the positions among N = B * T that `ids` are of. Logits
+    /// are computed for these only, which is the same loss as long as every position that has a label
+    /// is among them. `None`: one label for each position.
+    pub masked_positions: Option<Tensor>,
 }
 
 impl From<Tensor> for Labels {
     fn from(ids: Tensor) -> Self {
-        Labels { ids, places: None }
+        Labels {
+            ids,
+            masked_positions: None,
+        }
     }
 }
 
@@ -99,9 +102,9 @@ impl Predictions {
         labels: &Labels,
         rng: &DropoutRng,
     ) -> Result<Self> {
-        let logits = match &labels.places {
-            Some(places) => {
-                let rows = model.hidden(weights, batch, rng)?.take_rows(places)?;
+        let logits = match &labels.masked_positions {
+            Some(positions) => {
+                let rows = model.hidden(weights, batch, rng)?.take_rows(positions)?;
                 head(model, weights, &rows, rng)?
             }
             None => logits(model, weights, batch, rng)?,

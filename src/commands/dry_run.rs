@@ -247,14 +247,14 @@ fn describe_stages(
     table: &mut Table,
     plan: &TrainPlan,
     stages: &Stages,
-    stepper: &TrainStep,
+    train_step: &TrainStep,
     placements: &Placements,
 ) {
     let settings = &plan.train;
     let microbatches = settings.gradient_accumulation_steps;
     for stage in 0..stages.count() {
         let layers = stages.layers(stage);
-        let state = stepper.state_bytes(microbatches > 1, placements, stage);
+        let state = train_step.state_bytes(microbatches > 1, placements, stage);
         table.row([
             format!("stage {stage}"),
             format!(

@@ -92,7 +92,7 @@ impl BatchForm {
             stages: self.stages,
         };
         let mut variant = self.variant(tokens);
-        let mut chosen_positions = None;
+        let mut masked_positions = None;
         let labels = match &batch.labels {
             HostLabels::Classes(labels) => put.array(DType::S32, labels)?,
             HostLabels::Numbers(labels) => put.array(DType::F32, labels)?,
@@ -106,7 +106,7 @@ impl BatchForm {
                     match chosen {
                         Some(chosen) => {
                             let (chosen, ids): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
-                            chosen_positions =
+                            masked_positions =
                                 Some(put.rows(DType::S32, &chosen.concat(), &[room])?);
                             put.rows(DType::S32, &ids.concat(), &[room])?
                         }
@@ -127,7 +127,7 @@ impl BatchForm {
         Ok(DeviceBatch {
             input_ids: put.array(DType::S32, &batch.input_ids)?,
             labels,
-            places: chosen_positions,
+            masked_positions,
             attention_mask: batch
                 .attention_mask
                 .as_ref()
@@ -212,15 +212,15 @@ fn labelled(labels: &[i32], room: usize) -> Option<(Vec<i32>, Vec<i32>)> {
         .iter()
         .enumerate()
         .filter(|(_, label)| **label != ignored);
-    let (mut places, mut ids): (Vec<i32>, Vec<i32>) = with_label
-        .map(|(place, label)| (place as i32, *label))
+    let (mut positions, mut ids): (Vec<i32>, Vec<i32>) = with_label
+        .map(|(position, label)| (position as i32, *label))
         .unzip();
-    if places.len() > room {
+    if positions.len() > room {
         return None;
     }
-    places.resize(room, 0);
+    positions.resize(room, 0);
     ids.resize(room, ignored);
-    Some((places, ids))
+    Some((positions, ids))
 }
 
 /// Puts host arrays on the devices, each replica's part on its own; what belongs to other processes

@@ -75,7 +75,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         warmup: 0,
         total,
     };
-    let stepper = execution.step(model, schedule);
+    let train_step = execution.step(model, schedule);
     let labelled_share = (task == HeadKind::MaskedLm).then_some(MASKED);
     let form = BatchForm {
         lengths: vec![plan.seq],
@@ -94,12 +94,12 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         eval: Vec::new(),
         accumulation: 1,
     };
-    start_first_step(&mut session, model, &stepper, &shapes)
+    start_first_step(&mut session, model, &train_step, &shapes)
         .map_err(failed("recording the step"))?;
 
     let placing = Instant::now();
     loaded.place(&mut session, plan.seed)?;
-    parameters::set_extra_state(&mut session, &stepper.extra_state(false), None)
+    parameters::set_extra_state(&mut session, &train_step.extra_state(false), None)
         .map_err(failed("placing the moments"))?;
     let mut rng = ChaCha8Rng::seed_from_u64(plan.seed);
     let mut batches = Vec::new();
@@ -132,7 +132,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
     for step in 0..total {
         let (start, cpu_start) = (Instant::now(), cpu_time());
         let phase = Phase::Update { accumulated: false };
-        let marked = stepper
+        let marked = train_step
             .microbatch(
                 &mut session,
                 &batches[step as usize % BATCHES],
@@ -180,8 +180,8 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
     trace.sort_by(f64::total_cmp);
     cpu.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
-    let tflops = stepper.flops(&batches[0]) / median / 1e9;
-    let exchanged = exchanged(&mut session, model, &stepper, &shapes)?;
+    let tflops = train_step.flops(&batches[0]) / median / 1e9;
+    let exchanged = exchanged(&mut session, model, &train_step, &shapes)?;
     Ok(json!({
         "precision": plan.precision.to_string(),
         "gradient_checkpointing": plan.checkpointing.to_string(),

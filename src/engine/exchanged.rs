@@ -18,7 +18,7 @@ pub type Steps = Vec<(String, Vec<Graph>)>;
 pub fn exchanged(
     session: &mut Session,
     model: &dyn Model,
-    stepper: &TrainStep,
+    train_step: &TrainStep,
     shapes: &RunShapes,
 ) -> Result<Vec<Exchange>, Error> {
     if session.mesh().devices() == 1 {
@@ -28,7 +28,7 @@ pub fn exchanged(
         eval: Vec::new(),
         ..shapes.clone()
     };
-    let steps = emitted(session, model, stepper, &training)?;
+    let steps = emitted(session, model, train_step, &training)?;
     Ok(of_steps(&steps, session.mesh(), shapes.accumulation))
 }
 
@@ -37,11 +37,11 @@ pub fn exchanged(
 pub fn emitted(
     session: &mut Session,
     model: &dyn Model,
-    stepper: &TrainStep,
+    train_step: &TrainStep,
     shapes: &RunShapes,
 ) -> Result<Steps, Error> {
     let steps =
-        record_steps(session, model, stepper, shapes).map_err(failed("recording the graphs"))?;
+        record_steps(session, model, train_step, shapes).map_err(failed("recording the graphs"))?;
     let prepare =
         |graph: &Graph| passes::lower(graph, Target::Cpu).map_err(failed("preparing the graphs"));
     steps

@@ -140,7 +140,7 @@ impl Run {
             start.progress
         } else {
             let run = RunLoop {
-                stepper: &step,
+                train_step: &step,
                 session: &mut *session,
                 length,
                 hooks: all,

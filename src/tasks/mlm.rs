@@ -268,12 +268,12 @@ impl Recipe for MaskedLines {
         let HostLabels::Tokens(labels) = &mut batch.labels else {
             unreachable!("a batch begins with a label for each token")
         };
-        let places = batch
+        let arrays = batch
             .input_ids
             .outer_iter_mut()
             .zip(labels.outer_iter_mut());
         let numbered = rows.rows.iter().zip(rows.examples());
-        for ((row, example), (mut ids, mut labels)) in numbered.zip(places) {
+        for ((row, example), (mut ids, mut labels)) in numbered.zip(arrays) {
             let columns = rows.columns(length, example.flags.len());
             let ids = &mut ids.as_slice_mut().expect("contiguous")[columns.clone()];
             let labels = &mut labels.as_slice_mut().expect("contiguous")[columns];

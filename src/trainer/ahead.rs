@@ -30,12 +30,12 @@ pub struct RunShapes {
 pub fn compile_all(
     session: &mut Session,
     model: &dyn Model,
-    stepper: &TrainStep,
+    train_step: &TrainStep,
     shapes: &RunShapes,
     jobs: usize,
     ready: &mut dyn FnMut(&CompiledGraph),
 ) -> Result<Vec<Arc<CompiledGraph>>> {
-    let mut graphs = record_all(session, model, stepper, shapes)?;
+    let mut graphs = record_all(session, model, train_step, shapes)?;
     graphs.retain(|graph| session.runs(graph));
     Ok(session.cache_mut().get_all(&graphs, jobs, ready)?)
 }
@@ -45,13 +45,13 @@ pub fn compile_all(
 pub fn start_first_step(
     session: &mut Session,
     model: &dyn Model,
-    stepper: &TrainStep,
+    train_step: &TrainStep,
     shapes: &RunShapes,
 ) -> Result<()> {
     let mut graphs = record_all(
         session,
         model,
-        stepper,
+        train_step,
         &RunShapes {
             eval: Vec::new(),
             ..shapes.clone()
@@ -66,10 +66,10 @@ pub fn start_first_step(
 pub fn record_all(
     session: &mut Session,
     model: &dyn Model,
-    stepper: &TrainStep,
+    train_step: &TrainStep,
     shapes: &RunShapes,
 ) -> Result<Vec<Graph>> {
-    Ok(record_steps(session, model, stepper, shapes)?
+    Ok(record_steps(session, model, train_step, shapes)?
         .into_iter()
         .flat_map(|(_, graphs)| graphs)
         .collect())
@@ -79,15 +79,15 @@ pub fn record_all(
 pub fn record_steps(
     session: &mut Session,
     model: &dyn Model,
-    stepper: &TrainStep,
+    train_step: &TrainStep,
     shapes: &RunShapes,
 ) -> Result<Vec<(String, Vec<Graph>)>> {
     let accumulates = shapes.accumulation > 1;
-    let parameters = stepper
+    let parameters = train_step
         .parameters()
         .iter()
         .map(|p| (p.name.clone(), parameter_shape(p)));
-    let extra = stepper
+    let extra = train_step
         .extra_state(accumulates)
         .into_iter()
         .map(|state| (state.name, state.shape));
@@ -106,12 +106,12 @@ pub fn record_steps(
     };
     if !shapes.train.is_empty() {
         let mut recording = session.begin_abstract(state.clone());
-        matmul_peak::record_abstract(&mut recording, stepper.precision())?;
+        matmul_peak::record_abstract(&mut recording, train_step.precision())?;
         add(&recording, matmul_peak::GRAPH_NAME)?;
     }
     if !shapes.train.is_empty() && replicas::have_equals(session.mesh(), session.placements()) {
         let mut recording = session.begin_abstract(state.clone());
-        replicas::record(&mut recording, stepper.parameters())?;
+        replicas::record(&mut recording, train_step.parameters())?;
         add(&recording, replicas::GRAPH_NAME)?;
     }
     for (shape, phase) in shapes
@@ -121,7 +121,7 @@ pub fn record_steps(
     {
         let mut recording = session.begin_abstract(state.clone());
         let inputs = abstract_batch(&mut recording, shape);
-        stepper.record(&mut recording, &inputs, phase, 0, 0)?;
+        train_step.record(&mut recording, &inputs, phase, 0, 0)?;
         add(
             &recording,
             &graph_name(phase.graph_name(), shape.variant.as_deref()),
@@ -130,7 +130,7 @@ pub fn record_steps(
     for shape in &shapes.eval {
         let mut recording = session.begin_abstract(state.clone());
         let inputs = abstract_batch(&mut recording, shape);
-        evaluate::record(&mut recording, model, stepper.parameters(), &inputs)?;
+        evaluate::record(&mut recording, model, train_step.parameters(), &inputs)?;
         add(
             &recording,
             &graph_name(evaluate::GRAPH_NAME, shape.variant.as_deref()),

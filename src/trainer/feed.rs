@@ -1,7 +1,7 @@
 //! What a step is fed: a batch on the device, its shape for compiling ahead, and both as tensors of
 //! a recording.
 //!
-//! Letters: B rows of one replica, T tokens, N = B * T, K places that have a label.
+//! Letters: B rows of one replica, T tokens, N = B * T, K positions that have a label.
 
 use super::session::{Buffers, INPUT_IDS, Recording};
 use ndarray::{Array1, Array2};
@@ -14,12 +14,12 @@ use xtrain_models::{Labels, TokenBatch};
 pub struct DeviceBatch {
     /// `s32[B, T]`
     pub input_ids: Buffers,
-    /// `s32[B, T]`, `s32[K]` with `places`, `s32[B]` for a classifier, or `f32[B]` for a
+    /// `s32[B, T]`, `s32[K]` with `masked_positions`, `s32[B]` for a classifier, or `f32[B]` for a
     /// regression; -100 (among numbers [`xtrain_models::IGNORED_NUMBER`]) = no loss.
     pub labels: Buffers,
-    /// `s32[K]`: of masked language modelling, the places among N that `labels` are of; `None` when
+    /// `s32[K]`: of masked language modelling, the positions among N that `labels` are of; `None` when
     /// all have one.
-    pub places: Option<Buffers>,
+    pub masked_positions: Option<Buffers>,
     /// `pred[B, T]`; `None` when every token is attended.
     pub attention_mask: Option<Buffers>,
     /// `s32[B, T]`; `None` when every token is in segment 0.
@@ -53,7 +53,7 @@ impl DeviceBatch {
             tokens: rows * dims[1],
             input_ids,
             labels,
-            places: None,
+            masked_positions: None,
             attention_mask: None,
             token_type_ids: None,
             host_labels: None,
@@ -72,9 +72,9 @@ impl DeviceBatch {
     /// Rows of one part that the head computes logits for.
     pub fn head_rows(&self) -> usize {
         let [b, t] = self.size();
-        self.places
+        self.masked_positions
             .as_ref()
-            .map_or(b * t, |places| places[0].shape().elements())
+            .map_or(b * t, |positions| positions[0].shape().elements())
     }
 }
 
@@ -140,14 +140,18 @@ pub struct BatchInputs {
     pub labels: Labels,
 }
 
+/// The feed of [`DeviceBatch::masked_positions`]. The name is part of recorded graphs, and so of their
+/// fingerprints.
+const MASKED_POSITIONS: &str = "places";
+
 /// Declares a device batch as feeds.
 pub fn feed_batch(recording: &mut Recording, batch: &DeviceBatch) -> BatchInputs {
     let input_ids = recording.feed(INPUT_IDS, batch.input_ids.clone());
     let ids = recording.feed("labels", batch.labels.clone());
-    let places = batch
-        .places
+    let masked_positions = batch
+        .masked_positions
         .as_ref()
-        .map(|places| recording.feed("places", places.clone()));
+        .map(|positions| recording.feed(MASKED_POSITIONS, positions.clone()));
     let attention_mask = batch
         .attention_mask
         .as_ref()
@@ -162,7 +166,10 @@ pub fn feed_batch(recording: &mut Recording, batch: &DeviceBatch) -> BatchInputs
             attention_mask,
             token_type_ids,
         },
-        labels: Labels { ids, places },
+        labels: Labels {
+            ids,
+            masked_positions,
+        },
     }
 }
 
@@ -177,8 +184,8 @@ pub fn abstract_batch(recording: &mut Recording, shape: &BatchShape) -> BatchInp
         LabelShape::Numbers => Shape::new(DType::F32, [shape.rows]),
     };
     let ids = recording.feed_abstract("labels", &ids_shape);
-    let places = matches!(shape.labels, LabelShape::Positions(_))
-        .then(|| recording.feed_abstract("places", &ids_shape));
+    let masked_positions = matches!(shape.labels, LabelShape::Positions(_))
+        .then(|| recording.feed_abstract(MASKED_POSITIONS, &ids_shape));
     let mask = grid.with_dtype(DType::Pred);
     let attention_mask = shape
         .attention_mask
@@ -192,6 +199,9 @@ pub fn abstract_batch(recording: &mut Recording, shape: &BatchShape) -> BatchInp
             attention_mask,
             token_type_ids,
         },
-        labels: Labels { ids, places },
+        labels: Labels {
+            ids,
+            masked_positions,
+        },
     }
 }

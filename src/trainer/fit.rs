@@ -48,11 +48,11 @@ pub fn footprint(
     session: &mut Session,
     absent: Option<&mut TargetCache>,
     model: &dyn Model,
-    stepper: &TrainStep,
+    train_step: &TrainStep,
     shapes: &RunShapes,
     batch: usize,
 ) -> Result<Footprint> {
-    let all = footprints(session, absent, model, stepper, shapes, batch)?;
+    let all = footprints(session, absent, model, train_step, shapes, batch)?;
     Ok(all
         .into_iter()
         .max_by_key(|one| one.peak)
@@ -64,15 +64,15 @@ pub fn footprints(
     session: &mut Session,
     mut absent: Option<&mut TargetCache>,
     model: &dyn Model,
-    stepper: &TrainStep,
+    train_step: &TrainStep,
     shapes: &RunShapes,
     batch: usize,
 ) -> Result<Vec<Footprint>> {
-    let steps = record_steps(session, model, stepper, shapes)?;
+    let steps = record_steps(session, model, train_step, shapes)?;
     footprints_of(
         &steps,
         session,
-        stepper,
+        train_step,
         shapes.accumulation,
         batch,
         &mut |session, graph| match &mut absent {
@@ -93,7 +93,7 @@ type Statistics<'a> = dyn FnMut(&mut Session, &Graph) -> Result<Memory> + 'a;
 pub fn footprints_of(
     steps: &[(String, Vec<Graph>)],
     session: &mut Session,
-    stepper: &TrainStep,
+    train_step: &TrainStep,
     accumulation: usize,
     batch: usize,
     memory: &mut Statistics,
@@ -105,7 +105,7 @@ pub fn footprints_of(
     {
         let memory = memory(session, graph)?;
         let stage = graph.stage as usize;
-        let state = stepper.state_bytes(accumulation > 1, session.placements(), stage);
+        let state = train_step.state_bytes(accumulation > 1, session.placements(), stage);
         let one = of_graph(graph, memory, state, batch).also_keeping(waiting(
             step,
             session,

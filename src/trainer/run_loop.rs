@@ -147,7 +147,7 @@ struct Pending {
 
 /// One run of the loop.
 pub struct RunLoop<'a, 'm> {
-    pub stepper: &'a TrainStep<'m>,
+    pub train_step: &'a TrainStep<'m>,
     pub session: &'a mut Session,
     pub length: RunLength,
     pub hooks: Vec<Box<dyn Hook + 'a>>,
@@ -220,7 +220,7 @@ impl RunLoop<'_, '_> {
             data_wait += waiting.elapsed();
             examples += batch.examples;
             tokens += batch.tokens;
-            flops += self.stepper.flops(&batch);
+            flops += self.train_step.flops(&batch);
             let phase = match i + 1 == count {
                 true => Phase::Update {
                     accumulated: length.accumulation > 1,
@@ -229,7 +229,7 @@ impl RunLoop<'_, '_> {
             };
             let microstep = before.next_epoch * length.batches_per_epoch + before.next_batch + i;
             let marked =
-                self.stepper
+                self.train_step
                     .microbatch(self.session, &batch, phase, before.step, microstep)?;
             host_time += marked.host_time;
             if phase != Phase::Accumulate {
@@ -249,7 +249,7 @@ impl RunLoop<'_, '_> {
         Ok(Pending {
             metrics: metrics.expect("the last microbatch of a step updates"),
             progress,
-            learning_rate: self.stepper.schedule().learning_rate(before.step),
+            learning_rate: self.train_step.schedule().learning_rate(before.step),
             examples,
             tokens,
             flops,

@@ -342,17 +342,17 @@ fn training_step(session: &mut Session) -> Result<(String, bool), Error> {
         warmup: 0,
         total: 2,
     };
-    let stepper = TrainStep::new(&*model, optimizer, schedule, 1);
+    let train_step = TrainStep::new(&*model, optimizer, schedule, 1);
     let mut train = || -> crate::trainer::Result<(Vec<f32>, bool)> {
-        parameters::initialize(session, stepper.parameters(), 1)?;
-        parameters::set_extra_state(session, &stepper.extra_state(false), None)?;
+        parameters::initialize(session, train_step.parameters(), 1)?;
+        parameters::set_extra_state(session, &train_step.extra_state(false), None)?;
         let ids: Vec<i32> = (0..32).map(|i| i * 7 % VOCABULARY as i32).collect();
         let ids = session.upload(bytemuck::cast_slice(&ids), &Shape::new(DType::S32, [2, 16]))?;
         let batch = DeviceBatch::full(ids.clone(), ids);
-        let before = session.replicas(&stepper.parameters()[0].name).cloned();
+        let before = session.replicas(&train_step.parameters()[0].name).cloned();
         let mut losses = Vec::new();
         for step in 0..2 {
-            let marked = stepper.microbatch(
+            let marked = train_step.microbatch(
                 session,
                 &batch,
                 Phase::Update { accumulated: false },
