@@ -17,11 +17,10 @@ use xtrain_graphs::{ScopeGuard, Tensor, Trace};
 pub enum Weight {
     /// All of it.
     Whole(Tensor),
-    /// One part along `dim`, of which each replica of a group has another; it is gathered where it
-    /// is used.
-    Part {
+    /// Sharded along `dim` over the replicas of a group; it is all-gathered where it is used.
+    Sharded {
         /// What this replica holds.
-        part: Tensor,
+        shard: Tensor,
         /// The sharded dimension.
         dim: usize,
         /// The replicas that hold one parameter together.
@@ -36,7 +35,7 @@ impl Weight {
     pub fn held(&self) -> Vec<&Tensor> {
         match self {
             Weight::Whole(whole) => vec![whole],
-            Weight::Part { part, .. } => vec![part],
+            Weight::Sharded { shard, .. } => vec![shard],
             Weight::OfStages(weights) => weights
                 .iter()
                 .flat_map(|(_, weight)| weight.held())
@@ -48,10 +47,10 @@ impl Weight {
     fn whole(&self, after: Option<&Tensor>) -> Result<Tensor> {
         match (self, after) {
             (Weight::Whole(whole), _) => Ok(whole.clone()),
-            (Weight::Part { part, dim, groups }, Some(after)) => {
-                Ok(part.after(after)?.all_gather(groups, *dim)?)
+            (Weight::Sharded { shard, dim, groups }, Some(after)) => {
+                Ok(shard.after(after)?.all_gather(groups, *dim)?)
             }
-            (Weight::Part { part, dim, groups }, None) => Ok(part.all_gather(groups, *dim)?),
+            (Weight::Sharded { shard, dim, groups }, None) => Ok(shard.all_gather(groups, *dim)?),
             (Weight::OfStages(weights), _) => {
                 let (first, weight) = weights.first().expect("a stage at least");
                 let stage = weight.held()[0].trace().stage().unwrap_or(*first);

@@ -8,6 +8,6 @@ pub mod schedule;
 pub mod stages;
 
 pub use mesh::{Axis, Mesh};
-pub use placement::{Placements, Split};
+pub use placement::{AxisSharding, Placements};
 pub use schedule::PipelineSchedule;
 pub use stages::Stages;

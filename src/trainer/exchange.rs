@@ -11,7 +11,7 @@
 use super::error::Result;
 use super::session::Recording;
 use crate::parallel::buckets::buckets;
-use crate::parallel::placement::Split;
+use crate::parallel::placement::AxisSharding;
 use crate::parallel::{Axis, Mesh, Placements, Stages, placement, stages};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -26,7 +26,7 @@ enum Placement {
     Replicated,
     Sharded,
     /// Only the optimizer's state, and with it the update.
-    ShardedUpdate(Split),
+    ShardedUpdate(AxisSharding),
 }
 
 impl Placement {
@@ -36,7 +36,7 @@ impl Placement {
             placements.of_update(&parameter.name),
         ) {
             (Some(_), _) => Placement::Sharded,
-            (None, Some(split)) => Placement::ShardedUpdate(split),
+            (None, Some(sharding)) => Placement::ShardedUpdate(sharding),
             (None, None) => Placement::Replicated,
         }
     }
@@ -92,36 +92,34 @@ pub fn placements(
                 .for_each(|name| placements.set_home(name.clone(), stage));
         }
         let tensor_spec = tensor.get(&parameter.name);
-        if let Some(ShardSpec { dim, blocks }) = tensor_spec {
+        if let Some(&spec) = tensor_spec {
             let parts = mesh.size(Axis::Tensor);
-            let filled =
-                parameter.dims[*dim].next_multiple_of(parts * blocks) - parameter.dims[*dim];
-            let split = Split {
+            let size = parameter.dims[spec.dim];
+            let sharding = AxisSharding {
                 axis: Axis::Tensor,
-                dim: *dim,
-                blocks: *blocks,
+                spec,
                 parts,
-                filled,
+                padding: size.next_multiple_of(parts * spec.blocks) - size,
             };
             all.iter()
-                .for_each(|name| placements.insert((*name).clone(), split));
+                .for_each(|name| placements.insert((*name).clone(), sharding));
         }
         if !other.is_empty() {
             continue;
         }
         let taken = tensor_spec.map(|spec| spec.dim);
-        let along = |axis| placement::split(&parameter.dims, mesh, axis, taken);
-        if let Some(split) = along(Axis::Shard) {
+        let along = |axis| placement::shard_along(&parameter.dims, mesh, axis, taken);
+        if let Some(sharding) = along(Axis::Shard) {
             all.into_iter()
-                .for_each(|name| placements.insert(name.clone(), split));
-        } else if let Some(split) = along(Axis::Data)
+                .for_each(|name| placements.insert(name.clone(), sharding));
+        } else if let Some(sharding) = along(Axis::Data)
             && shard_optimizer_state
             && !shaped.is_empty()
         {
-            placements.insert_update(name, split);
+            placements.insert_update(name, sharding);
             shaped
                 .into_iter()
-                .for_each(|name| placements.insert(name, split));
+                .for_each(|name| placements.insert(name, sharding));
         }
     }
     placements
@@ -174,9 +172,10 @@ pub fn sum(
         }
     }
     for (index, kind) in kinds.iter().enumerate().rev() {
-        if let (Placement::ShardedUpdate(split), Some(groups)) = (kind, mesh.groups(&[Axis::Data]))
+        if let (Placement::ShardedUpdate(sharding), Some(groups)) =
+            (kind, mesh.groups(&[Axis::Data]))
         {
-            sums[index] = gradients[index].reduce_scatter(&groups, split.dim)?;
+            sums[index] = gradients[index].reduce_scatter(&groups, sharding.spec.dim)?;
         }
     }
     let last = bucket.saturating_sub(1);
@@ -349,9 +348,10 @@ impl ShardedUpdates {
     ) -> Result<Tensor> {
         let placement = Placement::of(recording.placements(), parameter);
         match (placement, &self.data_index) {
-            (Placement::ShardedUpdate(split), Some(index)) => {
-                let size = whole.dims()[split.dim] / split.parts;
-                Ok(whole.dynamic_slice(&index.mul_scalar(size as f64)?, split.dim, size)?)
+            (Placement::ShardedUpdate(sharding), Some(index)) => {
+                let dim = sharding.spec.dim;
+                let size = whole.dims()[dim] / sharding.parts;
+                Ok(whole.dynamic_slice(&index.mul_scalar(size as f64)?, dim, size)?)
             }
             _ => Ok(whole.clone()),
         }
@@ -369,8 +369,8 @@ impl ShardedUpdates {
     ) -> Result<Tensor> {
         let placement = Placement::of(recording.placements(), parameter);
         match (placement, recording.mesh().groups(&[Axis::Data])) {
-            (Placement::ShardedUpdate(split), Some(groups)) => {
-                Ok(shard.all_gather(&groups, split.dim)?)
+            (Placement::ShardedUpdate(sharding), Some(groups)) => {
+                Ok(shard.all_gather(&groups, sharding.spec.dim)?)
             }
             _ => Ok(shard),
         }

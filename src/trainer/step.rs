@@ -259,9 +259,9 @@ pub fn parameter_tensors(
     let mut weight = |name: &str| -> Result<Weight> {
         let held = recording.state(name)?;
         Ok(match (recording.placements().of(name), &groups) {
-            (Some(split), Some(groups)) => Weight::Part {
-                part: held,
-                dim: split.dim,
+            (Some(sharding), Some(groups)) => Weight::Sharded {
+                shard: held,
+                dim: sharding.spec.dim,
                 groups: groups.clone(),
             },
             _ => Weight::Whole(held),

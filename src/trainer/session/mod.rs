@@ -165,15 +165,15 @@ impl Session {
         let mut parts: Vec<Vec<u8>> = vec![Vec::new(); placements.count(name)];
         if parts.len() > 1 {
             for replica in 0..mesh.replicas() {
-                let part = &mut parts[placements.part(name, mesh, replica)];
+                let part = &mut parts[placements.shard_index(name, mesh, replica)];
                 if part.is_empty() {
-                    *part = placements.cut(name, bytes, shape, mesh, replica);
+                    *part = placements.shard(name, bytes, shape, mesh, replica);
                 }
             }
         }
         let part = |replica: usize| match parts.len() {
             1 => bytes,
-            _ => &parts[placements.part(name, mesh, replica)],
+            _ => &parts[placements.shard_index(name, mesh, replica)],
         };
         let local = placements.local(name, shape);
         let mut placed = Vec::new();
@@ -240,7 +240,7 @@ impl Session {
                 .filter(|device| home.is_none_or(|home| device / replicas == home))
                 .map(|device| device % replicas);
             !own.into_iter()
-                .any(|replica| self.placements.part(name, self.mesh, replica) == part)
+                .any(|replica| self.placements.shard_index(name, self.mesh, replica) == part)
         };
         let each = self.local.len().max(1);
         let mut processes =
@@ -273,7 +273,7 @@ impl Session {
             .zip(buffers.iter());
         let holder = |part: usize| {
             own.clone()
-                .find(|(replica, _)| self.placements.part(name, self.mesh, *replica) == part)
+                .find(|(replica, _)| self.placements.shard_index(name, self.mesh, *replica) == part)
         };
         let parts = (0..self.placements.count(name))
             .map(|part| match holder(part) {

@@ -253,7 +253,7 @@ pub fn download<'a>(
                 Some(whole) => {
                     session
                         .placements()
-                        .unfilled(name, whole.download()?, whole.shape())
+                        .unpadded(name, whole.download()?, whole.shape())
                 }
                 None => session.download(name)?,
             };

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 use xtrain_graphs::op::Comparison;
-use xtrain_graphs::passes::partition::{Partition, ShardSpec};
+use xtrain_graphs::passes::partition::Partition;
 use xtrain_graphs::passes::stages::{Pipeline, StageGraph};
 use xtrain_graphs::{DType, Graph, InputRole, Precision, Shape, StageGuard, Tensor, Trace, passes};
 
@@ -29,10 +29,11 @@ impl Session {
         let mut recording = self.begin();
         for name in elsewhere {
             let held = recording.state(name)?;
-            let split = recording.placements().of(name);
-            let whole = match split
-                .and_then(|split| Some((split.dim, recording.mesh().groups(&[split.axis])?)))
-            {
+            let sharding = recording.placements().of(name);
+            let whole = match sharding.and_then(|sharding| {
+                let groups = recording.mesh().groups(&[sharding.axis])?;
+                Some((sharding.spec.dim, groups))
+            }) {
                 Some((dim, groups)) => held.all_gather(&groups, dim)?,
                 None => held,
             };
@@ -42,20 +43,13 @@ impl Session {
         recording.mark_step(&graph_name).map(Some)
     }
 
-    /// How recorded graphs are divided along the tensor axis.
+    /// How recorded graphs are partitioned along the tensor axis.
     fn partition(&self, recorded: &Graph) -> Option<Partition> {
         let groups = self.mesh.groups(&[Axis::Tensor])?;
-        let splits = self.placements.tensor_splits();
-        let inputs = splits
-            .map(|(name, split)| {
-                (
-                    name.to_string(),
-                    ShardSpec {
-                        dim: split.dim,
-                        blocks: split.blocks,
-                    },
-                )
-            })
+        let inputs = self
+            .placements
+            .tensor_shardings()
+            .map(|(name, sharding)| (name.to_string(), sharding.spec))
             .collect();
         let tokens = recorded
             .inputs

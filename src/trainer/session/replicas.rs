@@ -110,7 +110,7 @@ pub fn check(session: &mut Session, parameters: &[ParameterSpec], step: u64) -> 
                 .collect(),
         };
         let part = |replica: usize, parameter: usize| {
-            placements.part(&members[parameter].name, mesh, replica)
+            placements.shard_index(&members[parameter].name, mesh, replica)
         };
         if let Some((replica, parameter)) = divergence(&checksums, part) {
             return Err(Error::Diverged {
