@@ -106,7 +106,9 @@ pub fn exchanged(graph: &Graph) -> Vec<Exchanged> {
     for node in &graph.nodes {
         let into = || graph.nodes[node.operands[0] as usize].shape.bytes() as u64;
         let (kind, exchange, bytes) = match &node.op {
-            Op::AllReduce(exchange) | Op::AllMax(exchange) => ("all-reduce", exchange, into()),
+            Op::AllReduce(exchange) | Op::AllReduceMax(exchange) => {
+                ("all-reduce", exchange, into())
+            }
             Op::ReduceScatter { exchange, .. } => ("reduce-scatter", exchange, into()),
             Op::AllGather { exchange, .. } => ("all-gather", exchange, node.shape.bytes() as u64),
             _ => continue,

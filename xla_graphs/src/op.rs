@@ -307,7 +307,7 @@ pub enum Op<C = Composite> {
         size: usize,
     },
     /// The largest of each element over the replicas of each group.
-    AllMax(ReplicaGroups),
+    AllReduceMax(ReplicaGroups),
     /// The operand, in the host's memory: nothing but [`Op::ToDevice`] and [`Op::BarrierAfter`] may read
     /// it.
     ToHost,
@@ -389,7 +389,8 @@ impl<C: Composites> Op<C> {
             Op::AllGather { .. } => "all_gather".into(),
             Op::ReduceScatter { .. } => "reduce_scatter".into(),
             Op::DynamicSlice { .. } => "dynamic_slice".into(),
-            Op::AllMax(_) => "all_max".into(),
+            // The name is in the metadata of modules, and so in their bytes.
+            Op::AllReduceMax(_) => "all_max".into(),
             Op::ToHost => "to_host".into(),
             Op::ToDevice => "to_device".into(),
             Op::Composite(composite) => composite.name().into(),

@@ -90,7 +90,7 @@ gradient_table! {
     Op::AllGather { .. } => [0];
     Op::ReduceScatter { .. } => [0];
     // Beside updates only, never under a gradient.
-    Op::AllMax(_) | Op::DynamicSlice { .. } => [];
+    Op::AllReduceMax(_) | Op::DynamicSlice { .. } => [];
     Op::BarrierAfter => [0];
     Op::Composite(Composite::LayerNorm { .. }) => [0, 1, 2];
     Op::Composite(Composite::Gelu(xtrain_graphs::op::Gelu::Erf)) => [0];

@@ -139,8 +139,8 @@ impl Tensor {
 
     /// The largest of each element over the replicas of each group.
     #[track_caller]
-    pub fn all_max(&self, groups: &[Vec<u32>]) -> Result<Tensor> {
-        self.apply(Op::AllMax(ReplicaGroups::alone(groups)), &[])
+    pub fn all_reduce_max(&self, groups: &[Vec<u32>]) -> Result<Tensor> {
+        self.apply(Op::AllReduceMax(ReplicaGroups::alone(groups)), &[])
     }
 
     /// The sum of this tensor over the replicas of each group.

@@ -68,7 +68,7 @@ impl Op {
                 arity(3).and_then(|()| index::infer_scatter(operands[0], operands[1], operands[2]))
             }
             Op::Barrier | Op::ToHost | Op::ToDevice => arity(1).map(|()| operands[0].clone()),
-            Op::AllReduce(exchange) => {
+            Op::AllReduce(exchange) | Op::AllReduceMax(exchange) => {
                 arity(1).and_then(|()| collective::infer_all_reduce(operands[0], exchange))
             }
             Op::FusedAttention(of) => nn::fused_attention::infer(of, operands),
@@ -83,9 +83,6 @@ impl Op {
                 .and_then(|()| collective::infer_reduce_scatter(operands[0], *dim, exchange)),
             Op::DynamicSlice { dim, size } => {
                 arity(2).and_then(|()| index::infer_dynamic_slice(operands, *dim, *size))
-            }
-            Op::AllMax(exchange) => {
-                arity(1).and_then(|()| collective::infer_all_reduce(operands[0], exchange))
             }
             Op::Composite(op) => infer_composite(op, operands),
         }
@@ -183,7 +180,7 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         | Op::FusedAttentionGrad(_)
         | Op::GetTupleElement { .. }
         | Op::DynamicSlice { .. }
-        | Op::AllMax(_) => return Ok(None),
+        | Op::AllReduceMax(_) => return Ok(None),
     };
     Ok(Some(grads))
 }

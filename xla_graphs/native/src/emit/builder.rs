@@ -174,7 +174,9 @@ impl Emitter<'_> {
                 self.instruction(&barrier::first(shapes[0]), &[&barrier])?
             }
             Op::AllReduce(exchange) => self.collective(collective::ALL_REDUCE, exchange, 0)?,
-            Op::AllMax(exchange) => self.collective(collective::ALL_MAX, exchange, 0)?,
+            Op::AllReduceMax(exchange) => {
+                self.collective(collective::ALL_REDUCE_MAX, exchange, 0)?
+            }
             Op::AllGather { dim, exchange } => {
                 self.collective(collective::ALL_GATHER, exchange, *dim)?
             }

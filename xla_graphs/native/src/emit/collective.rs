@@ -7,7 +7,7 @@ use xtrain_graphs::op::ReplicaGroups;
 
 /// Markers; the attribute of each is [`attribute`].
 pub(super) const ALL_REDUCE: &str = "xt.all-reduce";
-pub(super) const ALL_MAX: &str = "xt.all-max";
+pub(super) const ALL_REDUCE_MAX: &str = "xt.all-max";
 pub(super) const ALL_GATHER: &str = "xt.all-gather";
 pub(super) const REDUCE_SCATTER: &str = "xt.reduce-scatter";
 
@@ -15,7 +15,7 @@ pub(super) const REDUCE_SCATTER: &str = "xt.reduce-scatter";
 /// along a dimension.
 const KINDS: [(&str, &str, Option<&str>, bool); 4] = [
     (ALL_REDUCE, "all-reduce", Some("add"), false),
-    (ALL_MAX, "all-reduce", Some("maximum"), false),
+    (ALL_REDUCE_MAX, "all-reduce", Some("maximum"), false),
     (ALL_GATHER, "all-gather", None, true),
     (REDUCE_SCATTER, "reduce-scatter", Some("add"), true),
 ];

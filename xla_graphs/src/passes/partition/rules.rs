@@ -70,7 +70,7 @@ impl Partitioner<'_> {
                 | Composite::GeluGrad(_),
             )
             | Op::AllReduce(_)
-            | Op::AllMax(_) => self.elementwise(op, operands, shapes)?,
+            | Op::AllReduceMax(_) => self.elementwise(op, operands, shapes)?,
             Op::Concat { dim }
                 if operands
                     .iter()
@@ -289,10 +289,10 @@ impl Partitioner<'_> {
                 partial(local()?)
             }
             (Placement::Sharded(_), Reduction::Max) if is_float => {
-                replicated(local()?.all_max(self.groups())?)
+                replicated(local()?.all_reduce_max(self.groups())?)
             }
             (Placement::Sharded(_), Reduction::Min) if is_float => {
-                replicated(local()?.neg()?.all_max(self.groups())?.neg()?)
+                replicated(local()?.neg()?.all_reduce_max(self.groups())?.neg()?)
             }
             // Places along a dimension, which floats hold exactly up to 2^24; integers are not
             // exchanged on every device.
@@ -303,7 +303,7 @@ impl Partitioner<'_> {
                 let least = local()?
                     .convert(DType::F32)?
                     .neg()?
-                    .all_max(self.groups())?
+                    .all_reduce_max(self.groups())?
                     .neg()?;
                 replicated(least.convert(DType::S32)?)
             }
@@ -517,7 +517,7 @@ impl Partitioner<'_> {
     }
 
     fn log_sum_exp(&self, columns: &Tensor) -> Result<Tensor> {
-        let max = columns.max(&[1])?.all_max(self.groups())?;
+        let max = columns.max(&[1])?.all_reduce_max(self.groups())?;
         self.sum(&columns.sub(&max.keep_last()?)?.exp()?.sum(&[1])?)?
             .log()?
             .add(&max)
