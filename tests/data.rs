@@ -1,9 +1,11 @@
-//! Text, tokenizers, rows and checkpoint files against references from outside: `golden/` (made by
-//! transformers, tokenizers and datasets) and `data/` (real corpora and published ids). Each test
-//! says so when its files are not there.
+//! Text, tokenizers, rows and checkpoint files against references from outside: golden cases (made
+//! by transformers, tokenizers and datasets), the repository's and further ones, and published
+//! corpora and ids.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use crate::support::{data_dir, golden_dirs, shared_data};
 
 use serde_json::Value;
 use xtrain::checkpoint::{Weights, hf};
@@ -14,29 +16,6 @@ use xtrain::data::settings::SourceSettings;
 use xtrain::data::tokenizer::train_byte_bpe;
 use xtrain::data::{Dataset, Rows};
 use xtrain::tasks::{ClmDataSettings, Context, Split, set};
-
-/// A file or directory below one of the reference directories, or `None` after saying that it is
-/// missing.
-fn reference(variable: &str, default: &str, path: &str) -> Option<PathBuf> {
-    let root = std::env::var_os(variable).map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join(default),
-        PathBuf::from,
-    );
-    let path = root.join(path);
-    if path.exists() {
-        return Some(path);
-    }
-    eprintln!("SKIPPED: {} is not there; set {variable}", path.display());
-    None
-}
-
-fn golden(path: &str) -> Option<PathBuf> {
-    reference("XTRAIN_GOLDEN_DIR", "../shared/golden", path)
-}
-
-fn corpora(path: &str) -> Option<PathBuf> {
-    reference("XTRAIN_DATA_DIR", "../shared/data", path)
-}
 
 fn json(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
@@ -83,10 +62,16 @@ fn train_dataset(
 
 #[test]
 fn rows_equal_run_clm() {
-    let (Some(dir), Some(tokenizer)) = (golden("clm_pipeline"), golden("tokenizers/byte_bpe"))
-    else {
-        return;
-    };
+    for golden in golden_dirs() {
+        rows_equal_run_clm_in(&golden);
+    }
+}
+
+fn rows_equal_run_clm_in(golden: &Path) {
+    let (dir, tokenizer) = (
+        golden.join("clm_pipeline"),
+        golden.join("tokenizers/byte_bpe"),
+    );
     let meta = json(&dir.join("meta.json"));
     let cache = tempfile::tempdir().unwrap();
     let block_size = meta["block_size"].as_u64().unwrap() as usize;
@@ -129,55 +114,109 @@ fn rows_equal_run_clm() {
     );
 }
 
+/// Each of the repository's tokenizers, in its newer form and in the older one, and the golden
+/// byte-level BPE, give the ids and texts that the tokenizers library gives.
 #[test]
-fn byte_bpe_equals_tokenizers() {
-    let Some(dir) = golden("tokenizers/byte_bpe") else {
-        return;
-    };
-    let tokenizer = Tokenizer::load(&dir).unwrap();
-    let cases = json(&dir.join("cases.json"));
-    assert_eq!(
-        tokenizer.vocab_size() as u64,
-        cases["vocab_size"].as_u64().unwrap()
-    );
-    let single = cases["single"].as_array().unwrap();
-    for case in single {
-        let found = tokenizer.encode(case["text"].as_str().unwrap()).unwrap();
-        assert_eq!(
-            found,
-            ids(&case["ids_without_specials"]),
-            "{}",
-            case["text"]
-        );
-        assert_eq!(
-            tokenizer.decode(&ids(&case["ids"]), true).unwrap(),
-            case["decoded"].as_str().unwrap(),
-            "{}",
-            case["text"]
-        );
+fn ids_and_texts_equal_tokenizers() {
+    let data = data_dir();
+    let golden = golden_dirs()
+        .into_iter()
+        .map(|golden| (golden.join("tokenizers/byte_bpe"), &[][..]));
+    let vocabulary = r#"{"do_lower_case": false}"#;
+    let older: [(&str, &[(&str, &str)]); 4] = [
+        ("gpt2", &[("vocab.json", ""), ("merges.txt", "")]),
+        ("roberta", &[("vocab.json", ""), ("merges.txt", "")]),
+        ("bert-uncased", &[("vocab.txt", "")]),
+        (
+            "bert-cased",
+            &[("vocab.txt", ""), ("tokenizer_config.json", vocabulary)],
+        ),
+    ];
+    let own = older.map(|(name, files)| (data.join(name), files));
+    for (dir, older) in golden.chain(own) {
+        let cases = json(&dir.join("cases.json"));
+        let mut tokenizers = vec![Tokenizer::load(&dir).unwrap()];
+        if !older.is_empty() {
+            let copy = tempfile::tempdir().unwrap();
+            for (name, text) in older {
+                let text = match text.is_empty() {
+                    true => fs::read(dir.join(name)).unwrap(),
+                    false => text.as_bytes().to_vec(),
+                };
+                fs::write(copy.path().join(name), text).unwrap();
+            }
+            tokenizers.push(Tokenizer::load(copy.path()).unwrap());
+        }
+        for tokenizer in tokenizers {
+            assert_eq!(
+                tokenizer.vocab_size() as u64,
+                cases["vocab_size"].as_u64().unwrap()
+            );
+            let single = cases["single"].as_array().unwrap();
+            for case in single {
+                let (name, text) = (dir.display(), case["text"].as_str().unwrap());
+                assert_eq!(
+                    tokenizer.encode(text).unwrap(),
+                    ids(&case["ids_without_specials"]),
+                    "{name}: {text:?}"
+                );
+                assert_eq!(
+                    tokenizer.decode(&ids(&case["ids"]), true).unwrap(),
+                    case["decoded"].as_str().unwrap(),
+                    "{name}: {text:?}"
+                );
+            }
+            assert!(single.len() > 100);
+        }
     }
-    assert!(!single.is_empty());
+}
+
+/// The ids that sentencepiece itself gives, with the text as it is and in lower case.
+#[test]
+fn albert_ids_equal_sentencepiece() {
+    let data = data_dir().join("albert");
+    let cases = json(&data.join("cases.json"));
+    for (config, key) in [
+        (r#"{"do_lower_case": false, "keep_accents": true}"#, "kept"),
+        ("{}", "lower"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        fs::copy(data.join("spiece.model"), dir.path().join("spiece.model")).unwrap();
+        fs::write(dir.path().join("tokenizer_config.json"), config).unwrap();
+        let tokenizer = Tokenizer::load(dir.path()).unwrap();
+        assert_eq!(
+            (tokenizer.pad_id(), tokenizer.mask_id()),
+            (Some(0), Some(4))
+        );
+        for case in cases[key].as_array().unwrap() {
+            let text = case["text"].as_str().unwrap();
+            assert_eq!(
+                tokenizer.encode(text).unwrap(),
+                ids(&case["ids"]),
+                "{text:?}"
+            );
+        }
+    }
 }
 
 /// GPT-2's tokenizer as `tokenizer.json` and from the two original files.
-fn gpt2() -> Option<Vec<Tokenizer>> {
-    let dir = corpora("gpt2")?;
+fn gpt2(data: &Path) -> Vec<Tokenizer> {
+    let dir = data.join("gpt2");
     let two_files = tempfile::tempdir().unwrap();
     for name in ["vocab.json", "merges.txt"] {
         fs::copy(dir.join(name), two_files.path().join(name)).unwrap();
     }
-    Some(vec![
+    vec![
         Tokenizer::load(&dir).unwrap(),
         Tokenizer::load(two_files.path()).unwrap(),
-    ])
+    ]
 }
 
 #[test]
 fn gpt2_ids_equal_published_ones() {
-    let (Some(tokenizers), Some(fixtures)) = (gpt2(), corpora("tokenizer-fixtures")) else {
-        return;
-    };
-    for tokenizer in tokenizers {
+    let Some(data) = shared_data() else { return };
+    let fixtures = data.join("tokenizer-fixtures");
+    for tokenizer in gpt2(&data) {
         assert_eq!(
             (
                 tokenizer.vocab_size(),
@@ -224,9 +263,8 @@ fn gpt2_ids_equal_published_ones() {
 
 #[test]
 fn real_corpora_have_their_known_token_counts() {
-    let (Some(tokenizers), Some(dir)) = (gpt2(), corpora("")) else {
-        return;
-    };
+    let Some(dir) = shared_data() else { return };
+    let tokenizers = gpt2(&dir);
     let cache = tempfile::tempdir().unwrap();
     let known = [
         ("wikitext-2/train.txt.gz", 36_718, 2_448_382),
@@ -267,9 +305,7 @@ fn real_corpora_have_their_known_token_counts() {
 
 #[test]
 fn a_trained_tokenizer_beats_bytes_on_real_text() {
-    let Some(path) = corpora("tinyshakespeare/input.txt") else {
-        return;
-    };
+    let path = data_dir().join("play.txt");
     let texts: Vec<String> = Lines::open(&path).unwrap().map(Result::unwrap).collect();
     let started = std::time::Instant::now();
     let tokenizer = train_byte_bpe(&texts, 2048).unwrap();
@@ -288,9 +324,11 @@ fn a_trained_tokenizer_beats_bytes_on_real_text() {
 
 #[test]
 fn golden_checkpoints_open_and_their_configs_survive() {
-    let Some(dir) = golden("") else { return };
     let mut seen = 0;
-    for entry in fs::read_dir(dir).unwrap() {
+    let entries = golden_dirs()
+        .into_iter()
+        .flat_map(|dir| fs::read_dir(dir).unwrap());
+    for entry in entries {
         let case = entry.unwrap().path();
         if !case.join("model.safetensors").exists() {
             continue;

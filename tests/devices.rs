@@ -3,7 +3,7 @@
 //! go the same way. More of Neuron's in `neuron.rs`.
 
 use crate::neuron::stand_in;
-use crate::support::{Command, Run, data_dir, json_lines, xtrain};
+use crate::support::{Command, Run, data_dir, data_text, json_lines, xtrain};
 use std::fs;
 use std::path::PathBuf;
 
@@ -14,16 +14,15 @@ struct Bench {
 }
 
 impl Bench {
-    fn new() -> Option<Self> {
-        let (data, plugin) = (data_dir()?, stand_in()?);
+    fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let text = fs::read_to_string(data.join("tinyshakespeare/input.txt")).unwrap();
+        let text = data_text("play.txt");
         fs::write(dir.path().join("train.txt"), &text[..40_000]).unwrap();
-        Some(Bench {
+        Bench {
             dir,
-            tokenizer: data.join("gpt2"),
-            plugin,
-        })
+            tokenizer: data_dir().join("gpt2"),
+            plugin: stand_in(),
+        }
     }
 
     fn command(&self, device: &str, output: &str, dropout: f64, extra: &[&str]) -> Command {
@@ -91,7 +90,7 @@ impl Bench {
 /// whose masks are Neuron's own.
 #[test]
 fn the_accelerators_lowering_trains_as_the_cpu_does_on_a_stand_in() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     bench.train("cpu", "cpu", 0.0, &[]).succeeded();
     let wide = bench.losses("cpu");
     for device in ["neuron", "cuda"] {
@@ -115,7 +114,7 @@ fn the_accelerators_lowering_trains_as_the_cpu_does_on_a_stand_in() {
 
 #[test]
 fn a_run_on_a_stand_in_saves_and_resumes_exactly() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     bench
         .train("neuron", "whole", 0.1, &["--save_steps", "3"])
         .succeeded();
@@ -140,7 +139,7 @@ fn a_run_on_a_stand_in_saves_and_resumes_exactly() {
 
 #[test]
 fn what_is_missing_or_misset_is_said_before_anything_runs() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let refused = |device: &str, variables: &[(&str, &str)], parts: &[&str]| {
         let mut command = bench.command(device, "never", 0.0, &[]);
         for (name, value) in variables {
@@ -197,7 +196,7 @@ fn what_is_missing_or_misset_is_said_before_anything_runs() {
 
 #[test]
 fn the_doctor_goes_from_the_driver_to_a_sum_and_says_what_is_missing() {
-    let Some(plugin) = stand_in() else { return };
+    let plugin = stand_in();
     for (device, variable) in [
         ("neuron", "NEURON_LIBRARY_PATH"),
         ("cuda", "XTRAIN_CUDA_PLUGIN"),
@@ -246,7 +245,7 @@ fn the_doctor_goes_from_the_driver_to_a_sum_and_says_what_is_missing() {
 /// has such.
 #[test]
 fn a_degree_that_is_auto_follows_from_the_visible_devices() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let auto = |device: &str, variables: &[(&str, &str)], extra: &[&str]| {
         let mut command = bench.command(device, "auto", 0.0, &["--dry_run"]);
         for (name, value) in variables {
@@ -356,7 +355,7 @@ fn a_degree_that_is_auto_follows_from_the_visible_devices() {
 /// helps instead.
 #[test]
 fn activations_are_offloaded_only_where_there_is_another_memory() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     for (device, extra, sign) in [
         (
             "cpu",

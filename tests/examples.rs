@@ -1,6 +1,5 @@
-//! Classification, masked LM and tables against references from outside: `golden/` (made by
-//! transformers and datasets) and `data/` (real sets). Each test says so when its files are not
-//! there.
+//! Classification, masked LM and tables against references from outside: golden cases (made by
+//! transformers and datasets), the repository's and further ones, and published sets and ids.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +16,7 @@ use xtrain::tasks::{
     ClsDataSettings, Context, Labelled, MlmDataSettings, RunLabels, Split, Task, set,
 };
 
-use crate::support::{data_dir, golden_dir};
+use crate::support::{data_dir, further_data, golden_dirs, shared_data};
 
 fn json(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
@@ -104,7 +103,12 @@ const START: Position = Position { epoch: 0, batch: 0 };
 
 #[test]
 fn pairs_equal_run_glue() {
-    let Some(golden) = golden_dir() else { return };
+    for golden in golden_dirs() {
+        pairs_equal_run_glue_in(&golden);
+    }
+}
+
+fn pairs_equal_run_glue_in(golden: &Path) {
     let dir = golden.join("glue_pipeline");
     let meta = json(&dir.join("meta.json"));
     let cache = tempfile::tempdir().unwrap();
@@ -151,7 +155,12 @@ fn pairs_equal_run_glue() {
 
 #[test]
 fn rows_equal_run_mlm_and_masking_keeps_its_shares() {
-    let Some(golden) = golden_dir() else { return };
+    for golden in golden_dirs() {
+        rows_equal_run_mlm_and_masking_keeps_its_shares_in(&golden);
+    }
+}
+
+fn rows_equal_run_mlm_and_masking_keeps_its_shares_in(golden: &Path) {
     let dir = golden.join("mlm_pipeline");
     let meta = json(&dir.join("meta.json"));
     let cache = tempfile::tempdir().unwrap();
@@ -239,7 +248,12 @@ fn rows_equal_run_mlm_and_masking_keeps_its_shares() {
 /// truncation of pairs.
 #[test]
 fn sequences_equal_transformers() {
-    let Some(golden) = golden_dir() else { return };
+    for golden in golden_dirs() {
+        sequences_equal_transformers_in(&golden);
+    }
+}
+
+fn sequences_equal_transformers_in(golden: &Path) {
     let mut pairs = 0;
     for entry in fs::read_dir(golden.join("tokenizers")).unwrap() {
         let dir = entry.unwrap().path();
@@ -333,7 +347,7 @@ fn both_forms(data: &Path, name: &str, older: &[&str], config: &str) -> Vec<Toke
 
 #[test]
 fn bert_ids_equal_published_ones() {
-    let Some(data) = data_dir() else { return };
+    let Some(data) = shared_data() else { return };
     let fixtures = data.join("tokenizer-fixtures");
     for tokenizer in both_forms(&data, "bert-base-uncased", &["vocab.txt"], "") {
         let encoder = tokenizer.sequences(None).unwrap();
@@ -395,7 +409,7 @@ fn bert_ids_equal_published_ones() {
 
 #[test]
 fn known_examples_of_the_other_tokenizers_come_out() {
-    let Some(data) = data_dir() else { return };
+    let Some(data) = shared_data() else { return };
     let ids = |tokenizer: &Tokenizer, text: &str| {
         tokenizer
             .sequences(None)
@@ -470,7 +484,7 @@ fn known_examples_of_the_other_tokenizers_come_out() {
 
 #[test]
 fn lower_case_is_told_and_saved() {
-    let Some(data) = data_dir() else { return };
+    let data = data_dir();
     let (shouted, said) = ("HELLO, my Dog Réné is CUTE", "hello, my dog rene is cute");
     let from = tempfile::tempdir().unwrap();
     let dir = |name: &str, files: &[&str], config: &str| {
@@ -484,10 +498,7 @@ fn lower_case_is_told_and_saved() {
         }
         dir
     };
-    let (definition, vocabulary) = (
-        "bert-base-cased/tokenizer.json",
-        "bert-base-cased/vocab.txt",
-    );
+    let (definition, vocabulary) = ("bert-cased/tokenizer.json", "bert-cased/vocab.txt");
     let dirs = [
         dir("definition", &[definition], ""),
         dir("both", &[definition, vocabulary], ""),
@@ -500,7 +511,7 @@ fn lower_case_is_told_and_saved() {
         ),
         dir("definition", &[definition], "").join("tokenizer.json"),
     ];
-    let plain = Tokenizer::load(&data.join("bert-base-cased")).unwrap();
+    let plain = Tokenizer::load(&data.join("bert-cased")).unwrap();
     for path in dirs {
         for lower in [true, false] {
             let told = Tokenizer::load_with(&path, Some(lower)).unwrap();
@@ -572,7 +583,7 @@ fn lower_case_is_told_and_saved() {
     }
     let albert = dir(
         "albert",
-        &["albert-layout-de/spiece.model"],
+        &["albert/spiece.model"],
         r#"{"keep_accents": true}"#,
     );
     let (big, small) = ("Guten Morgen", "guten morgen");
@@ -600,10 +611,47 @@ fn lower_case_is_told_and_saved() {
     );
 }
 
+/// The repository's tables are read whole: each has the rows and labels that `make_text.py` counted.
+#[test]
+fn tables_have_their_rows_and_labels() {
+    let data = data_dir();
+    let cache = tempfile::tempdir().unwrap();
+    let tokenizer = Tokenizer::load(&data.join("bert-cased")).unwrap();
+    let counted = json(&data.join("counts.json"));
+    for (name, known) in counted["labels"].as_object().unwrap() {
+        let mut settings = cls_settings(&[data.join(name)], cache.path(), 64);
+        if name.starts_with("posts") {
+            settings.source.table.text_column = Some("text".to_string());
+            settings.label_column = Some("sentiment".to_string());
+        }
+        let labels = settings.of_data().unwrap();
+        let set = train_set(&settings, &tokenizer, Some(&labels), 64);
+        let examples = examples(&set);
+        assert_eq!(labels.len(), known.as_object().unwrap().len(), "{name}");
+        for (class, label) in labels.names().iter().enumerate() {
+            let count = (0..examples.len())
+                .filter(|i| examples.example(*i).label == Some(Label::class(class as u32)))
+                .count();
+            assert_eq!(known[label], count, "{name}: {label}");
+        }
+    }
+    for (name, rows) in counted["rows"].as_object().unwrap() {
+        let mut settings = mlm_settings(&[data.join(name)], cache.path());
+        if name.ends_with(".jsonl") {
+            settings.source.table.text_column = Some("question".to_string());
+        }
+        let lines = train_set(&settings, &tokenizer, None, 128)
+            .rows
+            .totals()
+            .lines;
+        assert_eq!(*rows, lines, "{name}");
+    }
+}
+
 /// Every real table is read whole, with the numbers that its documentation gives.
 #[test]
 fn real_tables_have_their_known_rows_and_labels() {
-    let Some(data) = data_dir() else { return };
+    let Some(data) = shared_data() else { return };
     let cache = tempfile::tempdir().unwrap();
     let tokenizer = Tokenizer::load(&data.join("bert-base-cased")).unwrap();
     // File, its text and label columns where they are not the usual ones, its labels with their
@@ -694,22 +742,36 @@ fn real_tables_have_their_known_rows_and_labels() {
 /// docs/data.md.
 #[test]
 fn workers_only_change_the_speed() {
-    let Some(data) = data_dir() else { return };
+    let of = |data: PathBuf, files: [&str; 3]| files.map(|file| data.join(file));
+    let own = of(data_dir(), ["bert-cased", "reviews/train.tsv", "play.txt"]);
+    let further = further_data().map(|data| {
+        of(
+            data,
+            ["bert-base-cased", "sst2/train.tsv", "wikitext-2/valid.txt"],
+        )
+    });
+    for [tokenizer, table, text] in std::iter::once(own).chain(further) {
+        println!("{}, {}", table.display(), text.display());
+        workers_only_change_the_speed_of(&tokenizer, &table, &text);
+    }
+}
+
+fn workers_only_change_the_speed_of(tokenizer: &Path, table: &Path, text: &Path) {
     let cache = tempfile::tempdir().unwrap();
-    let tokenizer = Tokenizer::load(&data.join("bert-base-cased")).unwrap();
-    let mut cls_settings = cls_settings(&[data.join("sst2/train.tsv")], cache.path(), 128);
+    let tokenizer = Tokenizer::load(tokenizer).unwrap();
+    let mut cls_settings = cls_settings(&[table.to_path_buf()], cache.path(), 128);
     cls_settings.padding = PaddingSettings::default();
     let labels = cls_settings.of_data().unwrap();
-    let mlm_settings = mlm_settings(&[data.join("wikitext-2/valid.txt")], cache.path());
+    let mlm_settings = mlm_settings(&[text.to_path_buf()], cache.path());
     let sets = [
         (
-            "cls, SST-2, 32 sentences",
+            "cls, 32 sentences",
             train_set(&cls_settings, &tokenizer, Some(&labels), 128),
             32,
             1,
         ),
         (
-            "mlm, WikiText-2, 32 x 128",
+            "mlm, 32 x 128",
             train_set(&mlm_settings, &tokenizer, None, 128),
             32,
             10,

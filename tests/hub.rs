@@ -1,5 +1,5 @@
 //! Models, tokenizers and data sets by their names on the Hub, as a user gives them; the Hub is one
-//! on the loopback interface that serves real files from `data/`.
+//! on the loopback interface that serves the files of `tests/data`.
 
 #[path = "../src/hub/test_server.rs"]
 #[allow(dead_code, reason = "the unit tests use all of it")]
@@ -24,18 +24,18 @@ fn start(data: &Path) -> TestHub {
         COMMIT,
         &[("tokenizer.json", read("gpt2/tokenizer.json"))],
     );
-    let c4 = [
-        ("README.md", b"C4".to_vec()),
+    let pages = [
+        ("README.md", b"Pages".to_vec()),
         (
             "data/train-00000-of-00001.parquet",
-            read("c4-mini/train-00000-of-00001.parquet"),
+            read("pages/train-00000-of-00001.parquet"),
         ),
         (
             "data/validation-00000-of-00001.parquet",
-            read("c4-mini/validation-00000-of-00001.parquet"),
+            read("pages/validation-00000-of-00001.parquet"),
         ),
     ];
-    hub.add("datasets/org/c4", "main", COMMIT, &c4);
+    hub.add("datasets/org/pages", "main", COMMIT, &pages);
     hub
 }
 
@@ -56,7 +56,7 @@ fn with_hub(hub: &TestHub, home: &Path) -> Command {
 
 #[test]
 fn a_run_takes_everything_from_the_hub_and_then_from_its_cache() {
-    let Some(data) = data_dir() else { return };
+    let data = data_dir();
     let hub = start(&data);
     let home = tempfile::tempdir().unwrap();
     let home = home.path();
@@ -72,7 +72,7 @@ fn a_run_takes_everything_from_the_hub_and_then_from_its_cache() {
         "--tokenizer_name",
         "org/tokenizer",
         "--dataset_name",
-        "org/c4",
+        "org/pages",
         "--max_train_samples",
         "8",
         "--max_eval_samples",
@@ -103,7 +103,7 @@ fn a_run_takes_everything_from_the_hub_and_then_from_its_cache() {
             "--model_name_or_path",
             "org/trained",
             "--dataset_name",
-            "org/c4",
+            "org/pages",
             "--block_size",
             "16",
         ]);
@@ -162,7 +162,7 @@ fn a_run_takes_everything_from_the_hub_and_then_from_its_cache() {
 
 #[test]
 fn names_that_lead_nowhere_are_told() {
-    let Some(data) = data_dir() else { return };
+    let data = data_dir();
     let hub = start(&data);
     let home = tempfile::tempdir().unwrap();
     let base = [
@@ -175,7 +175,12 @@ fn names_that_lead_nowhere_are_told() {
     ];
     let cases: [(&[&str], i32, &[&str]); 8] = [
         (
-            &["--tokenizer_name", "org/none", "--dataset_name", "org/c4"],
+            &[
+                "--tokenizer_name",
+                "org/none",
+                "--dataset_name",
+                "org/pages",
+            ],
             1,
             &["no model org/none at revision main", "give a path"],
         ),
@@ -194,7 +199,7 @@ fn names_that_lead_nowhere_are_told() {
                 "--tokenizer_name",
                 "org/tokenizer",
                 "--dataset_name",
-                "org/c4",
+                "org/pages",
                 "--dataset_config_name",
                 "de",
             ],
@@ -206,7 +211,7 @@ fn names_that_lead_nowhere_are_told() {
                 "--tokenizer_name",
                 "org/tokenizer",
                 "--dataset_name",
-                "org/c4",
+                "org/pages",
                 "--model_revision",
                 "v9",
             ],
@@ -240,7 +245,7 @@ fn names_that_lead_nowhere_are_told() {
                 "--tokenizer_name",
                 "./org/tokenizer",
                 "--dataset_name",
-                "org/c4",
+                "org/pages",
             ],
             2,
             &["--tokenizer_name: ./org/tokenizer does not exist here"],
@@ -250,7 +255,7 @@ fn names_that_lead_nowhere_are_told() {
                 "--model_name_or_path",
                 "org/tokenizer",
                 "--dataset_name",
-                "org/c4",
+                "org/pages",
             ],
             2,
             &["--model_type does not go with"],
@@ -270,9 +275,9 @@ fn names_that_lead_nowhere_are_told() {
 
 #[test]
 fn the_test_split_of_a_data_set_is_labelled() {
-    let Some(data) = data_dir() else { return };
+    let data = data_dir();
     let hub = start(&data);
-    let rows = data.join("hf-parquet/sst2/validation-00000-of-00001.parquet");
+    let rows = data.join("reviews/validation-00000-of-00001.parquet");
     let files = [
         (
             "data/train-00000-of-00001.parquet",
@@ -280,7 +285,7 @@ fn the_test_split_of_a_data_set_is_labelled() {
         ),
         ("data/test-00000-of-00001.parquet", fs::read(&rows).unwrap()),
     ];
-    hub.add("datasets/org/sst2", "main", COMMIT, &files);
+    hub.add("datasets/org/reviews", "main", COMMIT, &files);
     let home = tempfile::tempdir().unwrap();
     let run = with_hub(&hub, home.path())
         .args([
@@ -305,7 +310,7 @@ fn the_test_split_of_a_data_set_is_labelled() {
             "--disable_tqdm",
             "--tokenizer_name",
         ])
-        .arg(data.join("bert-base-uncased"))
+        .arg(data.join("bert-uncased"))
         .arg("--train_file")
         .arg(&rows)
         .run();
@@ -324,7 +329,7 @@ fn the_test_split_of_a_data_set_is_labelled() {
         ]);
         command.args(args).run()
     };
-    let named = predict(&["--dataset_name", "org/sst2"]);
+    let named = predict(&["--dataset_name", "org/reviews"]);
     named.succeeded();
     let local = predict(&["--test_file", rows.to_str().unwrap()]);
     local.succeeded();
@@ -336,15 +341,15 @@ fn the_test_split_of_a_data_set_is_labelled() {
         .filter(|line| line.contains("train-00000"))
         .count();
     assert_eq!(train, 0, "only the test split is fetched");
-    let none = predict(&["--dataset_name", "org/c4"]);
+    let none = predict(&["--dataset_name", "org/pages"]);
     assert!(
-        none.code == Some(2) && none.stderr.contains("org/c4 has no test split"),
+        none.code == Some(2) && none.stderr.contains("org/pages has no test split"),
         "{}",
         none.stderr
     );
     let both = predict(&[
         "--dataset_name",
-        "org/sst2",
+        "org/reviews",
         "--test_file",
         rows.to_str().unwrap(),
     ]);

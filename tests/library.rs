@@ -8,6 +8,8 @@ use xtrain::data::tokenizer::train_byte_bpe;
 /// What an example prints.
 fn run(example: &str, words: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO"));
+    // What bin/test sets for the harness would have cargo build everything anew.
+    command.env_remove("RUSTC_BOOTSTRAP");
     command.args(["run", "--quiet", "--example", example]);
     if !cfg!(debug_assertions) {
         command.arg("--release");

@@ -2,7 +2,7 @@
 //! that the compiler is known to take, and the whole path (find, set up, lower, compile, store,
 //! run, save, resume, fail) goes through the same calls with our CPU plugin in the place of AWS's.
 
-use crate::support::{Command, Run, data_dir, golden_dir, json_lines, xtrain};
+use crate::support::{Command, Run, copy_tokenizer, data_text, json_lines, xtrain};
 use serde_json::json;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -19,22 +19,17 @@ use xtrain_graphs::optim::{ADAMW, SGD, Schedule, ScheduleKind};
 use xtrain_graphs::{Checkpointing, NeuronChip, Precision, Target};
 use xtrain_models::{Config, HeadKind};
 
-/// The CPU plugin's file, or nothing (said aloud) where it is not built.
-pub fn stand_in() -> Option<PathBuf> {
-    match Library::open() {
-        Ok(library) => Some(library.path().canonicalize().unwrap()),
-        Err(error) => {
-            eprintln!("SKIPPED: {error}");
-            None
-        }
-    }
+/// The CPU plugin's file.
+pub fn stand_in() -> PathBuf {
+    Library::open().unwrap().path().canonicalize().unwrap()
 }
 
-/// Builds the wrapper that misbehaves; `None`, said loudly, where there is no rustc.
-pub fn misbehaving(dir: &Path) -> Option<PathBuf> {
+/// Builds the wrapper that misbehaves.
+pub fn misbehaving(dir: &Path) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stand_in/misbehaving_plugin.rs");
     let library = dir.join("libmisbehaving.so");
     let built = std::process::Command::new("rustc")
+        .env_remove("RUSTC_BOOTSTRAP")
         .args([
             "--edition",
             "2024",
@@ -48,17 +43,10 @@ pub fn misbehaving(dir: &Path) -> Option<PathBuf> {
         ])
         .arg(&library)
         .arg(source)
-        .status();
-    match built {
-        Ok(status) => {
-            assert!(status.success(), "the wrapper does not build");
-            Some(library)
-        }
-        Err(error) => {
-            eprintln!("SKIPPED: rustc: {error}");
-            None
-        }
-    }
+        .status()
+        .unwrap();
+    assert!(built.success(), "the wrapper does not build");
+    library
 }
 
 /// A small model of each family, with dropout everywhere.
@@ -97,9 +85,6 @@ fn families() -> Vec<(&'static str, Config, HeadKind)> {
 /// emitted breaks a rule, and donated state is promised.
 #[test]
 fn everything_that_is_emitted_is_known_to_compile() {
-    if stand_in().is_none() {
-        return;
-    }
     let library = Library::open().unwrap();
     let schedule = Schedule {
         kind: ScheduleKind::Constant,
@@ -257,9 +242,6 @@ fn everything_that_is_emitted_is_known_to_compile() {
 /// nothing.
 #[test]
 fn the_cpus_modules_do_break_rules() {
-    if stand_in().is_none() {
-        return;
-    }
     let library = Library::open().unwrap();
     let (_, config, task) = families().remove(3);
     let model = xtrain_models::build(config, task).unwrap();
@@ -324,17 +306,12 @@ const RUN: &str = "--disable_tqdm --per_device_train_batch_size 4 --learning_rat
                    --do_eval";
 
 impl Bench {
-    fn new() -> Option<Self> {
-        let (data, golden, plugin) = (data_dir()?, golden_dir()?, stand_in()?);
+    fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         for name in ["wordpiece", "byte_bpe"] {
-            fs::create_dir(dir.path().join(name)).unwrap();
-            for entry in fs::read_dir(golden.join("tokenizers").join(name)).unwrap() {
-                let path = entry.unwrap().path();
-                fs::copy(&path, dir.path().join(name).join(path.file_name().unwrap())).unwrap();
-            }
+            copy_tokenizer(name, &dir.path().join(name));
         }
-        let text = fs::read_to_string(data.join("tinyshakespeare/input.txt")).unwrap();
+        let text = data_text("play.txt");
         fs::write(dir.path().join("train.txt"), &text[..30_000]).unwrap();
         fs::write(dir.path().join("valid.txt"), &text[30_000..33_000]).unwrap();
         let rows = (0..64).map(|i| {
@@ -349,7 +326,10 @@ impl Bench {
             format!("text,label\n{}", rows.collect::<String>()),
         )
         .unwrap();
-        Some(Bench { dir, plugin })
+        Bench {
+            dir,
+            plugin: stand_in(),
+        }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -385,7 +365,7 @@ impl Bench {
 
 /// Train, evaluate, save; stop and resume to the same bits; start again without compiling anything.
 fn whole_path(device: &str, task: &str, model: &str) {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let line = |output: &str| {
         format!("--device {device} train {model} {RUN} --save_steps 3 --output_dir {output}")
     };
@@ -504,7 +484,7 @@ const NO_DROPOUT_BERT: &str = "mlm --model_type bert --config_overrides hidden_s
 /// run that goes on bit for bit. Without dropout, since the two draw different masks; `whole_path`
 /// has it.
 fn replicas_path(model: &str) {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let line = |device: &str, replicas: usize, output: &str| {
         format!(
             "--device {device} train {model} --disable_tqdm --data_parallel {replicas} --per_device_train_batch_size {rows} \
@@ -605,7 +585,7 @@ fn bert_trains_on_neurons_replicas_as_on_the_cpu() {
 /// one core would.
 #[test]
 fn neurons_dropout_does_not_depend_on_the_number_of_cores() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     for replicas in [1, 2] {
         let line = format!(
             "--device neuron train {GPT2} --disable_tqdm --max_steps 6 --logging_steps 1 --save_strategy no"
@@ -627,10 +607,8 @@ fn neurons_dropout_does_not_depend_on_the_number_of_cores() {
 /// What a plugin does, and what the user reads; `None` where the run goes on.
 #[test]
 fn each_misbehaviour_of_a_plugin_ends_in_its_message() {
-    let Some(bench) = Bench::new() else { return };
-    let Some(wrapper) = misbehaving(bench.dir.path()) else {
-        return;
-    };
+    let bench = Bench::new();
+    let wrapper = misbehaving(bench.dir.path());
     let run = |fault: &str, more: &str| {
         let output = fault.replace(' ', "-");
         let line = format!(
@@ -728,10 +706,8 @@ fn each_misbehaviour_of_a_plugin_ends_in_its_message() {
 
 #[test]
 fn a_long_compile_says_how_long_it_took_before() {
-    let Some(bench) = Bench::new() else { return };
-    let Some(wrapper) = misbehaving(bench.dir.path()) else {
-        return;
-    };
+    let bench = Bench::new();
+    let wrapper = misbehaving(bench.dir.path());
     let run = |batch: usize| {
         let line = format!(
             "--device neuron train {GPT2} --disable_tqdm --max_steps 1 --save_strategy no --per_device_train_batch_size {batch} \
@@ -784,7 +760,7 @@ fn fake_compiler(bench: &Bench, version: &str) -> String {
 
 #[test]
 fn the_compilers_version_and_flags_decide_about_stored_graphs() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let run = |version: &str, flags: &str, output: &str| {
         let line = format!(
             "--device neuron train {GPT2} --disable_tqdm --max_steps 1 --save_strategy no --output_dir {output} {flags}"
@@ -820,10 +796,8 @@ fn the_compilers_version_and_flags_decide_about_stored_graphs() {
 
 #[test]
 fn the_plugin_finds_its_environment_set() {
-    let Some(bench) = Bench::new() else { return };
-    let Some(wrapper) = misbehaving(bench.dir.path()) else {
-        return;
-    };
+    let bench = Bench::new();
+    let wrapper = misbehaving(bench.dir.path());
     let seen = |flags: &str, variables: &[(&str, &str)]| {
         let file = bench.path("environment");
         let mut command = xtrain();
@@ -866,7 +840,7 @@ fn the_plugin_finds_its_environment_set() {
 
 #[test]
 fn contradictions_with_the_users_variables_are_refused() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let refused = |flags: &str, variable: (&str, &str), parts: &[&str]| {
         let mut command = bench.command(&format!(
             "--device neuron train {GPT2} {RUN} --output_dir never {flags}"
@@ -914,7 +888,7 @@ fn contradictions_with_the_users_variables_are_refused() {
 
 #[test]
 fn check_and_export_need_no_device() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let mlm = format!("mlm {BERT} --max_seq_length 16");
     let cls = format!("cls {BERT} --labels no,yes --max_seq_length 16");
     for (task, graphs) in [(GPT2, 4), (mlm.as_str(), 4), (cls.as_str(), 4)] {

@@ -5,7 +5,6 @@
 use crate::golden::for_each_case;
 use xtrain::cache::CacheSettings;
 use xtrain::parallel::Mesh;
-use xtrain::runtime::Error as RuntimeError;
 use xtrain::trainer::feed::feed_batch;
 use xtrain::trainer::session::{Recording, Session};
 use xtrain::trainer::settings::OptimizerSettings;
@@ -20,18 +19,8 @@ use xtrain_models::Weights;
 
 const LOW: [Precision; 2] = [Precision::Bf16, Precision::Fp16];
 
-/// A CPU session, or nothing (said aloud) where the library is not built.
-fn session() -> Option<Session> {
-    match device::open_cpu(Mesh::single(), CacheSettings::in_memory()) {
-        Ok(session) => Some(session),
-        Err(xtrain::trainer::Error::Runtime(RuntimeError::LibraryNotFound { .. })) => {
-            eprintln!(
-                "SKIPPED: libxtrain_xla.so was not found; run bin/bootstrap or set XTRAIN_XLA_LIBRARY"
-            );
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+fn session() -> Session {
+    device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap()
 }
 
 /// Whole numbers from -4 to 4, exact in both types, and so are their short sums of products.
@@ -45,7 +34,7 @@ fn whole_numbers(count: usize, seed: usize) -> Vec<f32> {
 /// of 1 and odd ones too: exactly the f32 product.
 #[test]
 fn products_have_a_form_that_the_compiler_takes_whatever_their_shape() {
-    let Some(mut session) = session() else { return };
+    let mut session = session();
     for (batch, m, k, n) in [
         (0, 1, 1, 1),
         (0, 1, 17, 5),
@@ -209,7 +198,7 @@ fn every_family_stays_near_f32_and_its_master_gradients_are_f32() {
 /// and double when it is time.
 #[test]
 fn the_loss_scale_moves_as_torchs() {
-    let Some(mut session) = session() else { return };
+    let mut session = session();
     let scalar = Shape::scalar(DType::F32);
     let set = |session: &mut Session, name: &str, x: f32| {
         session

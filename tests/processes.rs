@@ -3,12 +3,13 @@
 
 use crate::parallel::{OPTIMIZER, assert_close, weights};
 use crate::support::{Run, max_difference};
-use crate::tasks::{BERT, Bench, TWEETS, numbers};
+use crate::tasks::{BERT, Bench, POSTS, numbers};
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
+use xtrain_test_groups::Group;
 
 const STEPS: usize = 20;
 
@@ -16,23 +17,28 @@ const STEPS: usize = 20;
 const ROWS: usize = 8;
 
 const GPT2: &str = "clm --model_type gpt2 --config_overrides n_layer=2,n_head=2,n_embd=32,n_positions=32 --tokenizer_name byte_bpe \
-                    --train_file wikitext.txt --block_size 32 --gradient_accumulation_steps 2";
+                    --train_file articles.txt --block_size 32 --gradient_accumulation_steps 2";
 
 /// No test waits longer than this for anything.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// A folder for runs; `None`, said loudly, without the data or where Gloo was not there when this
-/// was built.
-pub(crate) fn bench() -> Option<Bench> {
+/// Whether several processes can be launched: where Gloo was not there when this was built, they
+/// cannot, which is recorded as skipped.
+pub(crate) fn has_gloo() -> bool {
     let engine = Path::new(env!("CARGO_BIN_EXE_xtrain")).with_file_name("libxtrain_gloo.so");
     if !engine.exists() {
-        eprintln!(
-            "SKIPPED: {} was not built, because there was no Gloo; bin/bootstrap fetches libgloo-dev",
-            engine.display()
-        );
-        return None;
+        let engine = engine.display();
+        Group::Gloo.skip(format!(
+            "{engine} was not built; bin/bootstrap fetches libgloo-dev"
+        ));
+        return false;
     }
-    Bench::new()
+    true
+}
+
+/// A folder for runs of several processes.
+pub(crate) fn bench() -> Option<Bench> {
+    has_gloo().then(Bench::new)
 }
 
 /// The training command of `devices` devices.
@@ -158,11 +164,11 @@ impl Launched {
 #[test]
 fn processes_train_as_one_device_does_on_the_whole_batch() {
     let Some(bench) = bench() else { return };
-    let bert = format!("cls {BERT} {TWEETS} --tokenizer_name wordpiece");
+    let bert = format!("cls {BERT} {POSTS} --tokenizer_name wordpiece");
     // Name, model, validation, processes with devices.
     let cases = [
-        ("gpt2", GPT2, "wikitext-valid.txt", &[(4, 4), (2, 4)][..]),
-        ("bert", &bert, "tweets-valid.csv", &[(2, 2), (4, 4)]),
+        ("gpt2", GPT2, "articles-valid.txt", &[(4, 4), (2, 4)][..]),
+        ("bert", &bert, "posts-valid.csv", &[(2, 2), (4, 4)]),
     ];
     for (name, what, validation, degrees) in cases {
         let rest = format!("--do_eval --validation_file {validation} --save_strategy no");
@@ -630,7 +636,7 @@ struct TwoHosts {
 }
 
 impl TwoHosts {
-    /// `None`, said loudly, where namespaces cannot be made.
+    /// `None`, recorded as skipped, where namespaces cannot be made.
     fn new() -> Option<Self> {
         let id = std::process::id() % 10_000;
         let names = [format!("xtrain{id}a"), format!("xtrain{id}b")];
@@ -646,10 +652,8 @@ impl TwoHosts {
             .output()
             .unwrap();
         if !made.status.success() {
-            eprintln!(
-                "SKIPPED: no network namespaces here: {}",
-                String::from_utf8_lossy(&made.stderr).trim()
-            );
+            let why = String::from_utf8_lossy(&made.stderr);
+            Group::Namespaces.skip(format!("no network namespaces here: {}", why.trim()));
             return None;
         }
         Some(hosts)
@@ -775,9 +779,7 @@ fn two_hosts_train_together_until_the_link_is_cut() {
 #[test]
 fn accelerators_are_shared_by_processes_too() {
     let Some(bench) = bench() else { return };
-    let Some(plugin) = crate::neuron::stand_in() else {
-        return;
-    };
+    let plugin = crate::neuron::stand_in();
     for device in ["cuda", "neuron"] {
         let command = train(
             GPT2,

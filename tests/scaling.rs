@@ -1,6 +1,7 @@
 //! `xtrain scaling` as a user runs it: small models at a few degrees; what cannot be scaled is
 //! refused before anything runs.
 
+use crate::processes::has_gloo;
 use crate::support::{Run, xtrain};
 use serde_json::Value;
 use std::path::Path;
@@ -143,7 +144,7 @@ fn a_bench_is_told_as_json_as_a_table_and_drawn() {
 }
 
 #[test]
-fn a_training_run_is_scaled_by_parts_and_by_processes() {
+fn a_training_run_is_scaled_by_parts() {
     let dir = tempfile::tempdir().unwrap();
     let command = train(dir.path());
     let told = json(&scaling(
@@ -166,14 +167,15 @@ fn a_training_run_is_scaled_by_parts_and_by_processes() {
         &command,
     ));
     assert_eq!(tensor["degrees"][0]["examples_per_device"], 4);
+}
 
-    if !Path::new(env!("CARGO_BIN_EXE_xtrain"))
-        .with_file_name("libxtrain_gloo.so")
-        .exists()
-    {
-        eprintln!("SKIPPED: there was no Gloo, so that several processes cannot be launched");
+#[test]
+fn a_training_run_is_scaled_by_processes() {
+    if !has_gloo() {
         return;
     }
+    let dir = tempfile::tempdir().unwrap();
+    let command = train(dir.path());
     // With a directory of the user's own, which stays as it is.
     let out = dir.path().join("out");
     let command = format!("{command} --output_dir {}", out.display());

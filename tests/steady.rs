@@ -2,7 +2,7 @@
 //! moments exist once because a step's state is donated to the next. Figures are printed
 //! (`--nocapture`); times are never asserted.
 
-use crate::support::{golden_dir, xtrain};
+use crate::support::{data_dir, xtrain};
 use serde_json::Value;
 use std::fs;
 use xtrain::cache::CacheSettings;
@@ -30,7 +30,6 @@ fn rss(pid: u32) -> f64 {
 
 #[test]
 fn memory_is_flat_and_nothing_is_compiled_over_2000_steps() {
-    let Some(golden) = golden_dir() else { return };
     const STEPS: usize = 2000;
     let dir = tempfile::tempdir().unwrap();
     let text: String = (0..4000)
@@ -80,7 +79,7 @@ fn memory_is_flat_and_nothing_is_compiled_over_2000_steps() {
             "no",
             "--tokenizer_name",
         ])
-        .arg(golden.join("tokenizers/byte_bpe"))
+        .arg(data_dir().join("golden/tokenizers/byte_bpe"))
         .run_watching(|line, pid| {
             if line.contains("{'loss'") {
                 measured.push(rss(pid));

@@ -5,7 +5,7 @@
 #[allow(dead_code, reason = "the unit tests use all of it")]
 mod test_server;
 
-use crate::support::{Command, Run, data_dir, json_lines, xtrain};
+use crate::support::{Command, Run, data_dir, data_text, json_lines, xtrain};
 use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -18,11 +18,10 @@ struct Bench {
 }
 
 impl Bench {
-    /// `None`, said loudly, without the shared data.
-    fn new() -> Option<Self> {
-        let data = data_dir()?;
+    fn new() -> Self {
+        let data = data_dir();
         let (dir, store) = (tempfile::tempdir().unwrap(), TestStore::start());
-        let text = fs::read_to_string(data.join("tinyshakespeare/input.txt")).unwrap();
+        let text = data_text("play.txt");
         let (half, whole) = (40_000, 80_000);
         fs::write(dir.path().join("a.txt"), &text[..half]).unwrap();
         let rows = text[half..whole]
@@ -30,7 +29,7 @@ impl Bench {
             .map(|line| format!("{}\n", serde_json::json!({"text": line})));
         fs::write(dir.path().join("b.jsonl"), rows.collect::<String>()).unwrap();
         fs::copy(
-            data.join("c4-mini/train-00000-of-00001.parquet"),
+            data.join("pages/train-00000-of-00001.parquet"),
             dir.path().join("c.parquet"),
         )
         .unwrap();
@@ -40,7 +39,7 @@ impl Bench {
                 fs::read(dir.path().join(name)).unwrap(),
             );
         }
-        Some(Bench { dir, data, store })
+        Bench { dir, data, store }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -119,7 +118,7 @@ fn at_record(command: &mut Command, wanted: usize, signal: i32) -> Run {
 /// over the files has.
 #[test]
 fn a_stream_goes_on_bit_for_bit_wherever_it_was_stopped() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let files = ["a.txt", "b.jsonl"];
     let steps = [
         "--max_steps",
@@ -201,7 +200,7 @@ fn a_stream_goes_on_bit_for_bit_wherever_it_was_stopped() {
 
 #[test]
 fn objects_of_a_web_server_and_of_s3_are_trained_on_like_files() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let steps = ["--max_steps", "12", "--save_strategy", "no"];
     let names = ["a.txt", "b.jsonl", "c.parquet"];
     bench.command(&names, "here", &steps).run().succeeded();
@@ -327,7 +326,7 @@ fn objects_of_a_web_server_and_of_s3_are_trained_on_like_files() {
 
 #[test]
 fn what_is_wrong_with_an_object_is_told() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let steps = ["--max_steps", "400", "--save_strategy", "no"];
     let run = |name: &str, fault: Option<Fault>| -> Run {
         let path = format!("/bucket/{name}");
@@ -389,7 +388,7 @@ fn what_is_wrong_with_an_object_is_told() {
 
 #[test]
 fn settings_that_make_no_stream_are_refused() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let cases: [(&str, &[&str], &str); 9] = [
         ("a.txt", &[], "--max_steps"),
         (
@@ -431,8 +430,8 @@ fn settings_that_make_no_stream_are_refused() {
 /// Masked models and classifiers, whose labels a stream cannot tell, and the plan of a stream.
 #[test]
 fn the_other_tasks_stream_too() {
-    let Some(bench) = Bench::new() else { return };
-    let sst2 = bench.data.join("sst2");
+    let bench = Bench::new();
+    let reviews = bench.data.join("reviews");
     let train = |task: &str, output: &str, extra: &[&str]| {
         let mut command = xtrain();
         command
@@ -462,11 +461,11 @@ fn the_other_tasks_stream_too() {
                 "8",
             ])
             .arg("--tokenizer_name")
-            .arg(bench.data.join("bert-base-uncased"))
+            .arg(bench.data.join("bert-uncased"))
             .args(extra);
         command.run()
     };
-    let table = sst2.join("train.tsv");
+    let table = reviews.join("train.tsv");
     let table = [
         "--train_file",
         table.to_str().unwrap(),

@@ -1,59 +1,108 @@
-//! What several test modules need: where shared data lies, how a skip is told, how numbers are
-//! compared.
+//! What several test modules need: test data, the program under test, how numbers are compared.
 
 use std::path::{Path, PathBuf};
 use xtrain::checkpoint::hf;
+use xtrain_test_groups::Group;
 
-/// A directory outside the repository that holds reference data. `None`, with a line that says so,
-/// if it is not there.
-pub fn shared_dir(variable: &str, default: &str) -> Option<PathBuf> {
-    let path = match std::env::var_os(variable) {
-        Some(path) => PathBuf::from(path),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join(default),
-    };
-    if path.is_dir() {
+/// The repository's own test data: texts, tables, tokenizers and golden cases. `README.md` there
+/// says what each file is.
+pub fn data_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data")
+}
+
+/// A file of the repository's test data, as text.
+pub fn data_text(name: &str) -> String {
+    let path = data_dir().join(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Copies the definition of one of the golden tokenizers, `byte_bpe` or `wordpiece`.
+pub fn copy_tokenizer(name: &str, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    let file = data_dir().join("golden/tokenizers").join(name);
+    std::fs::copy(file.join("tokenizer.json"), to.join("tokenizer.json")).unwrap();
+}
+
+/// A directory outside the repository: what the variable says, or the default beside the checkout
+/// if that exists.
+fn outside(variable: &str, default: &str) -> Option<PathBuf> {
+    if let Some(path) = std::env::var_os(variable) {
+        let path = PathBuf::from(path);
+        assert!(
+            path.is_dir(),
+            "{variable}: {} is no directory",
+            path.display()
+        );
         return Some(path);
     }
-    eprintln!(
-        "SKIPPED: {} is not a directory; set {variable} to run this test",
-        path.display()
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(default);
+    path.is_dir().then_some(path)
+}
+
+/// Published corpora, tokenizers and ids, for tests that use them in addition to their own data.
+pub fn further_data() -> Option<PathBuf> {
+    outside("XTRAIN_DATA_DIR", "../shared/data")
+}
+
+/// [`further_data`] for tests of nothing else. `None`, recorded as skipped, without it.
+pub fn shared_data() -> Option<PathBuf> {
+    let found = further_data();
+    if found.is_none() {
+        Group::Shared.skip("there is no ../shared/data; XTRAIN_DATA_DIR names another place");
+    }
+    found
+}
+
+/// Where golden cases are: the repository's own, then further ones beside the checkout.
+pub fn golden_dirs() -> Vec<PathBuf> {
+    let further = outside("XTRAIN_GOLDEN_DIR", "../shared/golden");
+    assert!(
+        further.is_some() || !Group::Shared.is_required(),
+        "XTRAIN_REQUIRE asks for the group shared, but there is no ../shared/golden"
     );
-    None
+    let own = data_dir().join("golden");
+    std::iter::once(own).chain(further).collect()
 }
 
-pub fn golden_dir() -> Option<PathBuf> {
-    shared_dir("XTRAIN_GOLDEN_DIR", "../shared/golden")
-}
-
-/// The golden model cases whose family is built, with their names: those of the golden directory,
-/// then those of its folder `newer`. Reports each other case as skipped, with its family.
+/// All golden model cases whose family is built, with their names.
 pub fn golden_cases() -> Vec<(String, PathBuf)> {
-    let Some(golden) = golden_dir() else {
-        return Vec::new();
-    };
+    golden_dirs()
+        .iter()
+        .flat_map(|dir| golden_cases_in(dir))
+        .collect()
+}
+
+/// The golden model cases of one golden directory whose family is built: its own, then those of its
+/// folder `newer`. Prints each other case with its family.
+pub fn golden_cases_in(golden: &Path) -> Vec<(String, PathBuf)> {
     let mut cases = Vec::new();
-    for (prefix, folder) in [("", golden.clone()), ("newer/", golden.join("newer"))] {
+    let of = if golden.starts_with(data_dir()) {
+        ""
+    } else {
+        "shared/"
+    };
+    for (prefix, folder) in [("", golden.to_path_buf()), ("newer/", golden.join("newer"))] {
         let entries = std::fs::read_dir(folder).into_iter().flatten();
         let mut dirs: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
         dirs.retain(|dir| dir.join("reference.safetensors").exists());
         dirs.sort();
         for dir in dirs {
-            let name = format!("{prefix}{}", dir.file_name().unwrap().to_string_lossy());
+            let name = format!("{of}{prefix}{}", dir.file_name().unwrap().to_string_lossy());
             let config = hf::read_object(&dir.join("config.json")).unwrap();
             let model_type = config["model_type"].as_str().unwrap();
             if xtrain_models::MODEL_TYPES.contains(&model_type) {
                 cases.push((name, dir));
             } else {
-                eprintln!("SKIPPED: golden case {name}: family {model_type} is not built");
+                println!("golden case {name} did not run: family {model_type} is not built");
             }
         }
     }
-    assert!(!cases.is_empty(), "no golden case can run");
+    assert!(
+        !cases.is_empty(),
+        "{}: no golden case can run",
+        golden.display()
+    );
     cases
-}
-
-pub fn data_dir() -> Option<PathBuf> {
-    shared_dir("XTRAIN_DATA_DIR", "../shared/data")
 }
 
 /// The largest absolute difference, NaN if any value is NaN.
@@ -145,6 +194,21 @@ impl Command {
                 } else {
                     Err(std::io::Error::last_os_error())
                 }
+            })
+        };
+        self
+    }
+
+    /// The program obeys the permissions of files, even when root runs the tests.
+    pub fn without_overriding_permissions(&mut self) -> &mut Self {
+        use std::os::unix::process::CommandExt;
+        const CAP_DAC_OVERRIDE: libc::c_ulong = 1;
+        // SAFETY: between fork and exec one system call is made. It fails for anyone but root, who
+        // obeys permissions already.
+        unsafe {
+            self.0.pre_exec(|| {
+                libc::prctl(libc::PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0);
+                Ok(())
             })
         };
         self

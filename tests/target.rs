@@ -1,7 +1,8 @@
 //! `--target`: compiling for a card that is not there. What goes wrong without jax's plugin is
 //! tested everywhere; the rest with the plugin that `XTRAIN_TEST_CUDA_PLUGIN` names
-//! (`tests/cuda_wheels` fetches one), and said to be skipped without.
+//! (`tests/cuda_wheels` fetches one).
 
+use crate::neuron::stand_in;
 use crate::support::{Command, Run, xtrain};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -12,14 +13,14 @@ use xtrain::trainer::device::{self, DeviceSettings};
 use xtrain::trainer::gpu::Gpu;
 use xtrain::trainer::{cuda, matmul_peak};
 use xtrain_graphs::Precision;
+use xtrain_test_groups::Group;
 
-/// jax's plugin, with NVIDIA's tools beside it; no card is needed.
-pub fn cuda_plugin() -> Option<PathBuf> {
+/// jax's plugin, with NVIDIA's tools beside it; no card is needed. `None`, recorded as skipped,
+/// where there is none.
+fn cuda_plugin() -> Option<PathBuf> {
     let plugin = std::env::var_os("XTRAIN_TEST_CUDA_PLUGIN").map(PathBuf::from);
     if plugin.is_none() {
-        eprintln!(
-            "SKIPPED: XTRAIN_TEST_CUDA_PLUGIN is not set; run tests/cuda_wheels DIR and set it to what that prints"
-        );
+        Group::Cuda.skip("XTRAIN_TEST_CUDA_PLUGIN is not set to what tests/cuda_wheels DIR prints");
     }
     plugin
 }
@@ -74,17 +75,6 @@ impl Bench {
 
     fn run(&self, words: &str) -> Run {
         self.command(words).run()
-    }
-}
-
-/// Our CPU plugin's file, or nothing (said aloud) where it is not built.
-fn stand_in() -> Option<PathBuf> {
-    match Library::open() {
-        Ok(library) => Some(library.path().canonicalize().unwrap()),
-        Err(error) => {
-            eprintln!("SKIPPED: {error}");
-            None
-        }
     }
 }
 
@@ -149,7 +139,7 @@ fn a_target_belongs_to_cuda_and_is_known() {
 /// compile for what is not there.
 #[test]
 fn what_is_missing_is_said() {
-    let Some(stand_in) = stand_in() else { return };
+    let stand_in = stand_in();
     let bench = Bench::new(stand_in);
     let toolkit = bench.dir.path().join("toolkit");
     let refused = |plugin: &Path, parts: &[&str]| {
@@ -197,7 +187,7 @@ fn what_is_missing_is_said() {
 /// another machine has lowered.
 #[test]
 fn graphs_that_were_lowered_elsewhere_need_no_xla_library() {
-    let Some(stand_in) = stand_in() else { return };
+    let stand_in = stand_in();
     let bench = Bench::new(stand_in);
     let path = |name: &str| bench.dir.path().join(name);
     std::fs::write(path("text.txt"), &xtrain::commands::corpus::TEXT[..20_000]).unwrap();
@@ -333,9 +323,8 @@ fn graphs_that_were_lowered_elsewhere_need_no_xla_library() {
 /// capability 8.0 and no cuDNN.
 #[test]
 fn a_compile_check_lowers_all_that_a_run_needs() {
-    let (Some(plugin), Some(stand_in)) = (cuda_plugin(), stand_in()) else {
-        return;
-    };
+    let Some(plugin) = cuda_plugin() else { return };
+    let stand_in = stand_in();
     let bench = Bench::new(plugin);
     let path = |name: &str| bench.dir.path().join(name);
     let check = "compile clm --device cuda --target a100-80g --attn_implementation eager --per_device_train_batch_size 4";
@@ -630,7 +619,7 @@ fn measurements_of_kernels_are_found_in_the_cache() {
         .join("jax_cuda13_pjrt-0.11.2.dist-info")
         .is_dir()
     {
-        eprintln!("SKIPPED: the names of XLA's measurements are those of jax-cuda13-pjrt 0.11.2");
+        Group::Cuda.skip("the names of XLA's measurements are those of jax-cuda13-pjrt 0.11.2");
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -690,10 +679,10 @@ fn cudnn_takes_the_attention_calls() {
     let folders =
         ["nvidia/cudnn/lib", "nvidia/cu13/lib", "no_driver"].map(|folder| site.join(folder));
     if let Some(missing) = folders.iter().find(|folder| !folder.is_dir()) {
-        eprintln!(
-            "SKIPPED: there is no {}; run tests/cuda_wheels DIR --cudnn",
-            missing.display()
-        );
+        let missing = missing.display();
+        Group::Cudnn.skip(format!(
+            "there is no {missing}; tests/cuda_wheels DIR --cudnn fetches it"
+        ));
         return;
     }
     let path = std::env::join_paths(&folders).unwrap();

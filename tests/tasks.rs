@@ -1,7 +1,7 @@
 //! Masked language modelling and classification as a user runs them: the real program on real data,
 //! with models so small that a run takes seconds.
 
-use crate::support::{Command, Run, data_dir, golden_dir, json_lines, xtrain};
+use crate::support::{Command, Run, copy_tokenizer, data_dir, data_text, json_lines, xtrain};
 use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
@@ -20,39 +20,33 @@ pub(crate) const GPTJ: &str =
     "--model_type gptj --config_overrides n_embd=32,n_layer=2,n_head=2,rotary_dim=8,n_positions=64";
 
 /// Tweets in three classes, padded to two lengths.
-pub(crate) const TWEETS: &str = "--train_file tweets.csv --text_column_name text --label_column_name sentiment --max_seq_length 48 \
+pub(crate) const POSTS: &str = "--train_file posts.csv --text_column_name text --label_column_name sentiment --max_seq_length 48 \
                       --pad_to_bucket 24 --per_device_train_batch_size 16 --disable_tqdm --lr_scheduler_type constant";
-const WIKITEXT: &str = "--train_file wikitext.txt --max_seq_length 32 --per_device_train_batch_size 8 --disable_tqdm \
+const ARTICLES: &str = "--train_file articles.txt --max_seq_length 32 --per_device_train_batch_size 8 --disable_tqdm \
                         --learning_rate 2e-3 --lr_scheduler_type constant";
 
 impl Bench {
-    /// `None`, said loudly, without the shared data.
-    pub(crate) fn new() -> Option<Self> {
-        let (data, golden) = (data_dir()?, golden_dir()?);
+    pub(crate) fn new() -> Self {
         let bench = Bench(tempfile::tempdir().unwrap());
         for name in ["wordpiece", "byte_bpe"] {
-            fs::create_dir(bench.path(name)).unwrap();
-            for entry in fs::read_dir(golden.join("tokenizers").join(name)).unwrap() {
-                let path = entry.unwrap().path();
-                fs::copy(&path, bench.path(name).join(path.file_name().unwrap())).unwrap();
-            }
+            copy_tokenizer(name, &bench.path(name));
         }
-        // The files keep their line ends, quotes and old mojibake.
+        // The files keep their line ends and quotes.
         let lines = |name: &str, to: &str, range: std::ops::Range<usize>| {
-            let text = fs::read_to_string(data.join(name)).unwrap();
+            let text = data_text(name);
             let mut all = text.split_inclusive('\n');
             let header = all.next().unwrap();
             let chosen: String = all.skip(range.start).take(range.len()).collect();
             fs::write(bench.path(to), format!("{header}{chosen}")).unwrap();
         };
-        lines("tweet-sentiment/train.csv", "tweets.csv", 0..600);
-        lines("tweet-sentiment/test.csv", "tweets-valid.csv", 0..120);
-        lines("sst2/train.tsv", "sst2.tsv", 0..300);
-        lines("sst2/dev.tsv", "sst2-dev.tsv", 0..60);
-        lines("sst2/test.tsv", "sst2-test.tsv", 0..40);
-        lines("wikitext-2/valid.txt", "wikitext.txt", 0..300);
-        lines("wikitext-2/test.txt", "wikitext-valid.txt", 0..60);
-        Some(bench)
+        lines("posts-train.csv", "posts.csv", 0..600);
+        lines("posts-test.csv", "posts-valid.csv", 0..120);
+        lines("reviews/train.tsv", "reviews.tsv", 0..300);
+        lines("reviews/dev.tsv", "reviews-dev.tsv", 0..60);
+        lines("reviews/test.tsv", "reviews-test.tsv", 0..40);
+        lines("articles-train.txt", "articles.txt", 0..300);
+        lines("articles-valid.txt", "articles-valid.txt", 0..60);
+        bench
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -105,9 +99,9 @@ fn rows(text: &str) -> Vec<Vec<&str>> {
 
 #[test]
 fn a_classifier_is_trained_evaluated_and_used() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let run = bench.run(&format!(
-        "train cls {BERT} {TWEETS} --tokenizer_name wordpiece --validation_file tweets-valid.csv --learning_rate 2e-3 \
+        "train cls {BERT} {POSTS} --tokenizer_name wordpiece --validation_file posts-valid.csv --learning_rate 2e-3 \
          --max_steps 60 --logging_steps 20 --eval_strategy steps --eval_steps 30 --save_strategy no --output_dir out"
     ));
     run.succeeded();
@@ -138,7 +132,7 @@ fn a_classifier_is_trained_evaluated_and_used() {
     // The directory alone knows its labels, and gives the same evaluation whatever the buckets and
     // the batch.
     let eval = bench.run(
-        "eval cls --json --disable_tqdm --model_name_or_path out --validation_file tweets-valid.csv --label_column_name sentiment \
+        "eval cls --json --disable_tqdm --model_name_or_path out --validation_file posts-valid.csv --label_column_name sentiment \
          --text_column_name text --max_seq_length 48 --per_device_eval_batch_size 13",
     );
     eval.succeeded();
@@ -152,7 +146,7 @@ fn a_classifier_is_trained_evaluated_and_used() {
     );
 
     let predict = bench.run(
-        "predict cls --disable_tqdm --model_name_or_path out --test_file tweets-valid.csv --text_column_name text \
+        "predict cls --disable_tqdm --model_name_or_path out --test_file posts-valid.csv --text_column_name text \
          --max_seq_length 48 --output_file labels.csv",
     );
     predict.succeeded();
@@ -169,7 +163,7 @@ fn a_classifier_is_trained_evaluated_and_used() {
         ]
     );
     assert_eq!(table.len(), 121);
-    let truth = fs::read_to_string(bench.path("tweets-valid.csv")).unwrap();
+    let truth = fs::read_to_string(bench.path("posts-valid.csv")).unwrap();
     let truth: Vec<&str> = truth
         .lines()
         .skip(1)
@@ -196,7 +190,7 @@ fn a_classifier_is_trained_evaluated_and_used() {
 
 #[test]
 fn a_model_that_was_trained_in_lower_case_stays_so() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let table = |texts: [&str; 2]| format!("text\n{}\n{}\n", texts[0], texts[1]);
     fs::write(
         bench.path("shouted.csv"),
@@ -208,11 +202,7 @@ fn a_model_that_was_trained_in_lower_case_stays_so() {
         table(["this is the best day", "i hate my phone"]),
     )
     .unwrap();
-    let tokenizer = data_dir()
-        .unwrap()
-        .join("bert-base-cased")
-        .display()
-        .to_string();
+    let tokenizer = data_dir().join("bert-cased").display().to_string();
     // The same words in both, if capitals do not count.
     for (out, flag, alike) in [
         ("as_written", "", false),
@@ -220,7 +210,7 @@ fn a_model_that_was_trained_in_lower_case_stays_so() {
     ] {
         bench
             .run(&format!(
-                "train cls {BERT} {TWEETS} --tokenizer_name {tokenizer} {flag} --validation_file tweets-valid.csv \
+                "train cls {BERT} {POSTS} --tokenizer_name {tokenizer} {flag} --validation_file posts-valid.csv \
                  --learning_rate 2e-3 --max_steps 10 --eval_strategy no --save_strategy no --output_dir {out}"
             ))
             .succeeded();
@@ -233,7 +223,7 @@ fn a_model_that_was_trained_in_lower_case_stays_so() {
         assert_eq!(label("shouted.csv") == label("said.csv"), alike, "{out}");
     }
     let refused = bench.run(&format!(
-        "train cls {GPTJ} {TWEETS} --tokenizer_name byte_bpe --do_lower_case --output_dir none"
+        "train cls {GPTJ} {POSTS} --tokenizer_name byte_bpe --do_lower_case --output_dir none"
     ));
     assert!(
         refused.code == Some(1) && refused.stderr.contains("no switch for lower case"),
@@ -245,7 +235,7 @@ fn a_model_that_was_trained_in_lower_case_stays_so() {
 
 #[test]
 fn pairs_of_texts_have_segments() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let mut table = String::from("sentence1\tsentence2\tlabel\n");
     for i in 0..64 {
         table.push_str(&format!(
@@ -283,11 +273,11 @@ fn pairs_of_texts_have_segments() {
 /// none, and says which one serves.
 #[test]
 fn a_decoder_becomes_a_classifier() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let run = bench.run(&format!(
-        "train cls {GPTJ} --tokenizer_name byte_bpe --train_file sst2.tsv --validation_file sst2-dev.tsv --max_seq_length 32 \
+        "train cls {GPTJ} --tokenizer_name byte_bpe --train_file reviews.tsv --validation_file reviews-dev.tsv --max_seq_length 32 \
          --per_device_train_batch_size 16 --learning_rate 2e-3 --max_steps 12 --logging_steps 4 --do_train --do_eval \
-         --do_predict --test_file sst2-test.tsv --save_strategy no --disable_tqdm --output_dir out"
+         --do_predict --test_file reviews-test.tsv --save_strategy no --disable_tqdm --output_dir out"
     ));
     run.succeeded();
     let config = bench.json("out/config.json");
@@ -306,7 +296,7 @@ fn a_decoder_becomes_a_classifier() {
         41
     );
     // What was saved says how it pads.
-    let predict = bench.run("predict cls --disable_tqdm --model_name_or_path out --test_file sst2-test.tsv --max_seq_length 32");
+    let predict = bench.run("predict cls --disable_tqdm --model_name_or_path out --test_file reviews-test.tsv --max_seq_length 32");
     predict.succeeded();
     assert!(
         !predict.stderr.contains("serves as one"),
@@ -326,9 +316,9 @@ fn every_encoder_learns_masked_tokens() {
         ("roberta", ROBERTA, "RobertaForMaskedLM"),
         ("albert", ALBERT, "AlbertForMaskedLM"),
     ] {
-        let Some(bench) = Bench::new() else { return };
+        let bench = Bench::new();
         let run = bench.run(&format!(
-            "train mlm {model} {WIKITEXT} --tokenizer_name wordpiece --validation_file wikitext-valid.txt --max_steps 60 \
+            "train mlm {model} {ARTICLES} --tokenizer_name wordpiece --validation_file articles-valid.txt --max_steps 60 \
              --logging_steps 20 --do_train --do_eval --save_strategy no --output_dir out"
         ));
         run.succeeded();
@@ -344,7 +334,7 @@ fn every_encoder_learns_masked_tokens() {
             "{results}"
         );
         let eval = bench.run(
-            "eval mlm --json --disable_tqdm --model_name_or_path out --validation_file wikitext-valid.txt --max_seq_length 32",
+            "eval mlm --json --disable_tqdm --model_name_or_path out --validation_file articles-valid.txt --max_seq_length 32",
         );
         eval.succeeded();
         let again: Value = serde_json::from_str(eval.stdout.trim()).unwrap();
@@ -402,9 +392,9 @@ fn resumes_exactly(bench: &Bench, line: &str, half: u64, end: u64) {
 
 #[test]
 fn resuming_is_exact_with_dynamic_masking_and_buckets() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let line = format!(
-        "train mlm {BERT} {WIKITEXT} --tokenizer_name wordpiece --line_by_line --pad_to_bucket 16 --whole_word_mask \
+        "train mlm {BERT} {ARTICLES} --tokenizer_name wordpiece --line_by_line --pad_to_bucket 16 --whole_word_mask \
          --gradient_accumulation_steps 2 --dataloader_num_workers 2 --max_steps 16 --logging_steps 4 --save_steps 8"
     );
     resumes_exactly(&bench, &line, 8, 16);
@@ -412,9 +402,9 @@ fn resuming_is_exact_with_dynamic_masking_and_buckets() {
 
 #[test]
 fn resuming_is_exact_with_the_best_checkpoint_and_patience() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let line = format!(
-        "train cls {BERT} {TWEETS} --tokenizer_name wordpiece --validation_file tweets-valid.csv --learning_rate 5e-3 --max_steps 24 \
+        "train cls {BERT} {POSTS} --tokenizer_name wordpiece --validation_file posts-valid.csv --learning_rate 5e-3 --max_steps 24 \
          --logging_steps 4 --eval_strategy steps --eval_steps 4 --save_steps 12 --load_best_model_at_end \
          --metric_for_best_model accuracy --early_stopping_patience 50"
     );
@@ -424,9 +414,9 @@ fn resuming_is_exact_with_the_best_checkpoint_and_patience() {
 /// With a threshold that no gain reaches, the first evaluation is the only progress.
 #[test]
 fn a_run_that_gets_no_better_stops_and_ends_with_its_best_weights() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let line = format!(
-        "train cls {BERT} {TWEETS} --tokenizer_name wordpiece --validation_file tweets-valid.csv --learning_rate 5e-3 --max_steps 60 \
+        "train cls {BERT} {POSTS} --tokenizer_name wordpiece --validation_file posts-valid.csv --learning_rate 5e-3 --max_steps 60 \
          --logging_steps 5 --eval_strategy steps --eval_steps 5 --save_steps 5 --save_total_limit 1 --load_best_model_at_end \
          --early_stopping_patience 3 --early_stopping_threshold 10 --output_dir out"
     );
@@ -483,12 +473,12 @@ fn a_run_that_gets_no_better_stops_and_ends_with_its_best_weights() {
 /// The body of a masked language model goes over into a classifier, with a head that is new.
 #[test]
 fn a_pretrained_body_gets_a_new_head() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     bench
-        .run(&format!("train mlm {BERT} {WIKITEXT} --tokenizer_name wordpiece --max_steps 2 --output_dir mlm --save_strategy no"))
+        .run(&format!("train mlm {BERT} {ARTICLES} --tokenizer_name wordpiece --max_steps 2 --output_dir mlm --save_strategy no"))
         .succeeded();
     let train = format!(
-        "train cls --model_name_or_path mlm {TWEETS} --max_steps 1 --learning_rate 0 --save_strategy no --output_dir"
+        "train cls --model_name_or_path mlm {POSTS} --max_steps 1 --learning_rate 0 --save_strategy no --output_dir"
     );
     let run = bench.run(&format!("{train} cls"));
     run.succeeded();
@@ -557,9 +547,9 @@ fn a_pretrained_body_gets_a_new_head() {
 
 #[test]
 fn large_models_are_saved_in_several_files() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let line = format!(
-        "train mlm {BERT} {WIKITEXT} --tokenizer_name wordpiece --max_steps 2 --save_steps 1"
+        "train mlm {BERT} {ARTICLES} --tokenizer_name wordpiece --max_steps 2 --save_steps 1"
     );
     bench.run(&format!("{line} --output_dir whole")).succeeded();
     bench
@@ -592,15 +582,15 @@ fn large_models_are_saved_in_several_files() {
         .succeeded();
     assert!(tensors("whole") == tensors("parts"));
     bench
-        .run("eval mlm --disable_tqdm --model_name_or_path parts --validation_file wikitext-valid.txt --max_seq_length 32")
+        .run("eval mlm --disable_tqdm --model_name_or_path parts --validation_file articles-valid.txt --max_seq_length 32")
         .succeeded();
 }
 
 #[test]
 fn the_plan_lists_a_graph_for_each_bucket() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let run = bench.run(&format!(
-        "train cls {BERT} {TWEETS} --tokenizer_name wordpiece --validation_file tweets-valid.csv --do_train --do_eval --dry_run \
+        "train cls {BERT} {POSTS} --tokenizer_name wordpiece --validation_file posts-valid.csv --do_train --do_eval --dry_run \
          --gradient_accumulation_steps 2 --output_dir never"
     ));
     run.succeeded();
@@ -618,7 +608,7 @@ fn the_plan_lists_a_graph_for_each_bucket() {
     assert!(!bench.path("never").exists());
     // Nothing is left to compile then: the run itself may not compile at all.
     let train = bench.run(&format!(
-        "train cls {BERT} {TWEETS} --tokenizer_name wordpiece --validation_file tweets-valid.csv --do_train --do_eval \
+        "train cls {BERT} {POSTS} --tokenizer_name wordpiece --validation_file posts-valid.csv --do_train --do_eval \
          --gradient_accumulation_steps 2 --max_steps 4 --save_strategy no --output_dir out"
     ));
     train.succeeded();

@@ -1,14 +1,13 @@
 //! `xtrain top` on the directory of a real run, and what a run writes for it.
 
-use crate::support::{Command, data_dir, json_lines, xtrain};
+use crate::support::{Command, data_dir, data_text, json_lines, xtrain};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-fn train(dir: &Path, output: &str, more: &[&str]) -> Option<Command> {
-    let data = data_dir()?;
-    let text = fs::read_to_string(data.join("tinyshakespeare/input.txt")).unwrap();
+fn train(dir: &Path, output: &str, more: &[&str]) -> Command {
+    let text = data_text("play.txt");
     fs::write(dir.join("train.txt"), &text[..20_000]).unwrap();
     let mut command = xtrain();
     command
@@ -39,10 +38,10 @@ fn train(dir: &Path, output: &str, more: &[&str]) -> Option<Command> {
             "3",
             "--tokenizer_name",
         ])
-        .arg(data.join("gpt2"))
+        .arg(data_dir().join("gpt2"))
         .args(["--output_dir", output])
         .args(more);
-    Some(command)
+    command
 }
 
 fn top(dir: &Path, output: &str, more: &[&str]) -> crate::support::Run {
@@ -74,10 +73,7 @@ fn a_finished_run_is_told_as_text_and_as_json() {
         "--save_strategy",
         "no",
     ];
-    let Some(mut command) = train(dir.path(), "out", &args) else {
-        return;
-    };
-    command.run().succeeded();
+    train(dir.path(), "out", &args).run().succeeded();
     let told = json(dir.path(), "out", &[]);
     assert_eq!(
         (
@@ -141,7 +137,7 @@ fn a_finished_run_is_told_as_text_and_as_json() {
     }
 
     // A second start loads what the first one compiled, and says so.
-    train(dir.path(), "again", &args).unwrap().run().succeeded();
+    train(dir.path(), "again", &args).run().succeeded();
     let told = json(dir.path(), "again", &[]);
     assert_eq!(
         (
@@ -156,14 +152,8 @@ fn a_finished_run_is_told_as_text_and_as_json() {
 #[test]
 fn a_run_that_was_killed_is_told_from_one_that_goes_on() {
     let dir = tempfile::tempdir().unwrap();
-    let Some(mut command) = train(
-        dir.path(),
-        "out",
-        &["--max_steps", "100000", "--save_strategy", "no"],
-    ) else {
-        return;
-    };
-    let mut child = command.start();
+    let endless = ["--max_steps", "100000", "--save_strategy", "no"];
+    let mut child = train(dir.path(), "out", &endless).start();
     let telemetry = dir.path().join("out/telemetry.jsonl");
     let started = std::time::Instant::now();
     while !fs::read_to_string(&telemetry)

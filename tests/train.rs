@@ -1,6 +1,6 @@
 //! Training as a user runs it: the real binary, in a temporary folder, on real text.
 
-use crate::support::{Run, data_dir, json_lines, xtrain};
+use crate::support::{Run, data_dir, data_text, json_lines, xtrain};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,17 +13,15 @@ struct Bench {
 }
 
 impl Bench {
-    /// `None`, said loudly, without the shared data.
-    fn new() -> Option<Self> {
-        let data = data_dir()?;
+    fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let text = fs::read_to_string(data.join("tinyshakespeare/input.txt")).unwrap();
+        let text = data_text("play.txt");
         fs::write(dir.path().join("train.txt"), &text[..60_000]).unwrap();
         fs::write(dir.path().join("valid.txt"), &text[60_000..72_000]).unwrap();
-        Some(Bench {
+        Bench {
             dir,
-            tokenizer: data.join("gpt2"),
-        })
+            tokenizer: data_dir().join("gpt2"),
+        }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -87,7 +85,7 @@ fn records(dir: &Path) -> Vec<serde_json::Value> {
 
 #[test]
 fn a_run_learns_saves_and_can_be_evaluated() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let validation = bench.path("valid.txt");
     let run = bench.train(
         "out",
@@ -194,7 +192,7 @@ const SHORT_RUN: [&str; 7] = [
 
 /// Runs to the end, and the same run stopped and resumed, must agree bit for bit.
 fn check_resume(extra: &[&str], stop: impl Fn(&Bench)) {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let mut words = SHORT_RUN.to_vec();
     words.extend(extra);
     bench.train("whole", &words).succeeded();
@@ -252,7 +250,7 @@ fn resuming_in_16_bit_is_bit_exact_too() {
 /// errors of products average out.
 #[test]
 fn curves_in_16_bit_stay_near_f32() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let losses = |name: &str, extra: &[&str]| -> Vec<f64> {
         let words = [
             "--max_steps",
@@ -304,7 +302,7 @@ fn curves_in_16_bit_stay_near_f32() {
 /// told of, and then training goes on.
 #[test]
 fn steps_that_overflow_fp16_are_skipped_and_logged() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let overrides = "n_layer=2,n_head=2,n_embd=32,n_positions=64,initializer_range=4";
     let words = [
         "--fp16",
@@ -372,7 +370,7 @@ fn resuming_after_sigterm_is_bit_exact() {
 
 #[test]
 fn accumulation_gives_the_same_run() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let mut finals = Vec::new();
     for (batch, accumulation) in [("8", "1"), ("4", "2"), ("2", "4"), ("1", "8")] {
         let output = format!("acc-{batch}");
@@ -409,7 +407,7 @@ fn accumulation_gives_the_same_run() {
 
 #[test]
 fn dry_run_prints_the_plan_and_writes_nothing() {
-    let Some(bench) = Bench::new() else { return };
+    let bench = Bench::new();
     let run = bench.train(
         "never",
         &[

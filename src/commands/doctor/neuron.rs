@@ -485,12 +485,13 @@ fn store_and_load(session: &Session) -> Result<(), Error> {
 mod tests {
     use super::*;
     use crate::runtime::{Library, OptionValue};
+    use xtrain_test_groups::Group;
 
     #[test]
     fn two_devices_add_up() {
         let plugin = match Library::open().and_then(Library::cpu_plugin) {
             Ok(plugin) => plugin,
-            Err(error) => return eprintln!("SKIPPED: {error}"),
+            Err(error) => return Group::Library.skip(error),
         };
         let client =
             Client::create(&plugin, &[("cpu_device_count".into(), OptionValue::Int(2))]).unwrap();

@@ -2,15 +2,15 @@
 //! `misuse.rs`. Modules are StableHLO text; where HLO bytes are wanted, they are what the compiler
 //! gives back.
 //!
-//! Without `libxtrain_xla.so` (see `library.rs` for where it is looked for) every test here says
-//! that it was skipped, and passes.
+//! Without `libxtrain_xla.so` (see `library.rs` for where it is looked for) every test here is
+//! recorded as skipped.
 
 use super::*;
 use crate::runtime::{Error, Result};
-use std::io::Write;
 use std::sync::{Arc, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 use xtrain_graphs::{DType, Shape};
+use xtrain_test_groups::Group;
 
 /// Tests run side by side, but the one that watches the process's memory runs alone.
 static ALONE: RwLock<()> = RwLock::new(());
@@ -30,19 +30,13 @@ fn cpu_client(devices: i64) -> Option<Client> {
     let library = match Library::open() {
         Ok(library) => library,
         Err(Error::LibraryNotFound { .. }) => {
-            skipped("libxtrain_xla.so was not found; run bin/bootstrap or set XTRAIN_XLA_LIBRARY");
+            Group::Library.skip("libxtrain_xla.so was not found; bin/bootstrap builds it");
             return None;
         }
         Err(error) => panic!("{error}"),
     };
     let options = [("cpu_device_count".to_owned(), OptionValue::Int(devices))];
     Some(Client::create(&library.cpu_plugin().unwrap(), &options).unwrap())
-}
-
-/// Not with `eprintln!`, whose output the test harness would swallow.
-fn skipped(why: &str) {
-    let name = std::thread::current().name().unwrap_or("test").to_owned();
-    let _ = writeln!(std::io::stderr(), "SKIPPED {name}: {why}");
 }
 
 macro_rules! cpu {
@@ -476,7 +470,7 @@ fn executables_account_for_themselves() {
 #[test]
 fn a_vendors_plugin_works_or_says_why_not() {
     let Some(path) = std::env::var_os("XTRAIN_TEST_PLUGIN") else {
-        return skipped("set XTRAIN_TEST_PLUGIN to the path of a vendor's PJRT plugin");
+        return Group::Plugin.skip("XTRAIN_TEST_PLUGIN does not name a vendor's PJRT plugin");
     };
     let plugin = Plugin::load(path).unwrap();
     println!("{plugin:?}: {:?}", plugin.attributes());

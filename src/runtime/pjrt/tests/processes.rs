@@ -58,7 +58,7 @@ fn client(store: &Arc<Memory>, options: &[(String, OptionValue)]) -> Option<Clie
     let plugin = cpu_client(1)?.plugin().clone();
     match Client::create_among(&plugin, options, Some(store.clone())) {
         Err(error) if error.to_string().contains("need Gloo") => {
-            skipped("libxtrain_gloo.so was not built, because there was no Gloo");
+            Group::Gloo.skip("libxtrain_gloo.so was not built; bin/bootstrap fetches libgloo-dev");
             None
         }
         client => Some(client.unwrap()),

@@ -1,0 +1,375 @@
+#!/usr/bin/env python3
+"""Makes tests/data/golden: tiny models with random weights, and what transformers and torch compute with them.
+
+    pip install torch==2.15.0 transformers==5.23.0 tokenizers==0.23.3 safetensors numpy seqeval
+    python tests/data/make_text.py && python tests/data/make_golden.py
+
+The files are those that README.md lists, in float64 where nothing else is said. The optimizers and the rows of the data pipelines are
+computed here from their definitions, not by xtrain.
+"""
+
+import csv
+import json
+import math
+import pathlib
+import random
+
+import numpy as np
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
+from tokenizers import Tokenizer
+from transformers import get_scheduler
+
+HERE = pathlib.Path(__file__).resolve().parent
+GOLDEN = HERE / "golden"
+MICRO_BATCHES, ROWS, STEPS = 4, 3, 20
+HYPER = {"peak_lr": 0.003, "warmup_steps": 4, "total_steps": STEPS, "weight_decay": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
+         "max_grad_norm": 1.0}
+
+GPT2 = dict(n_embd=16, n_layer=2, n_head=2, n_positions=16, vocab_size=67, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, bos_token_id=0, eos_token_id=0)
+NEO = dict(hidden_size=16, num_layers=3, num_heads=2, max_position_embeddings=16, vocab_size=61, window_size=5, attention_types=[[["global", "local"], 1], [["global"], 1]],
+           resid_dropout=0, embed_dropout=0, attention_dropout=0, classifier_dropout=0, bos_token_id=0, eos_token_id=0)
+GPTJ = dict(n_embd=24, n_layer=2, n_head=2, n_positions=16, rotary_dim=8, vocab_size=59, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, bos_token_id=0, eos_token_id=0,
+            tie_word_embeddings=False)
+BERT = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=40, max_position_embeddings=20, vocab_size=71,
+            hidden_dropout_prob=0, attention_probs_dropout_prob=0, classifier_dropout=0)
+ROBERTA = BERT | dict(max_position_embeddings=22, type_vocab_size=1, pad_token_id=1, bos_token_id=0, eos_token_id=2, layer_norm_eps=1e-5)
+ALBERT = dict(hidden_size=16, embedding_size=8, num_hidden_layers=3, num_attention_heads=2, intermediate_size=40, max_position_embeddings=20, vocab_size=73,
+              hidden_dropout_prob=0, attention_probs_dropout_prob=0, classifier_dropout_prob=0, hidden_act="gelu_new")
+DISTIL = dict(dim=16, n_layers=2, n_heads=2, hidden_dim=40, max_position_embeddings=20, vocab_size=71, dropout=0, attention_dropout=0, seq_classif_dropout=0)
+LABELS = {"num_labels": 3}
+
+# Name, class, configuration, tokens of a row.
+CASES = [
+    ("gpt2", hf.GPT2LMHeadModel, hf.GPT2Config(**GPT2), 12),
+    ("gpt2-scaled", hf.GPT2LMHeadModel, hf.GPT2Config(**GPT2 | dict(scale_attn_by_inverse_layer_idx=True, activation_function="gelu", n_inner=40, n_layer=3)), 12),
+    ("gpt2-unscaled-untied", hf.GPT2LMHeadModel, hf.GPT2Config(**GPT2 | dict(scale_attn_weights=False, tie_word_embeddings=False, activation_function="silu")), 10),
+    ("gpt2-cls", hf.GPT2ForSequenceClassification, hf.GPT2Config(**GPT2 | LABELS | dict(pad_token_id=1)), 12),
+    ("gpt_neo", hf.GPTNeoForCausalLM, hf.GPTNeoConfig(**NEO), 14),
+    ("gpt_neo-cls", hf.GPTNeoForSequenceClassification, hf.GPTNeoConfig(**NEO | LABELS | dict(pad_token_id=1, activation_function="quick_gelu")), 12),
+    ("gptj", hf.GPTJForCausalLM, hf.GPTJConfig(**GPTJ), 12),
+    ("gptj-cls", hf.GPTJForSequenceClassification, hf.GPTJConfig(**GPTJ | LABELS | dict(pad_token_id=1, rotary_dim=12)), 12),
+    ("bert-mlm", hf.BertForMaskedLM, hf.BertConfig(**BERT), 14),
+    ("bert-mlm-relu", hf.BertForMaskedLM, hf.BertConfig(**BERT | dict(hidden_act="relu", pad_token_id=3)), 12),
+    ("bert-cls", hf.BertForSequenceClassification, hf.BertConfig(**BERT | LABELS), 12),
+    ("bert-token-cls", hf.BertForTokenClassification, hf.BertConfig(**BERT | dict(num_labels=5)), 12),
+    ("roberta-mlm", hf.RobertaForMaskedLM, hf.RobertaConfig(**ROBERTA), 12),
+    ("roberta-cls", hf.RobertaForSequenceClassification, hf.RobertaConfig(**ROBERTA | LABELS), 12),
+    ("albert-mlm", hf.AlbertForMaskedLM, hf.AlbertConfig(**ALBERT), 12),
+    ("albert-cls", hf.AlbertForSequenceClassification, hf.AlbertConfig(**ALBERT | LABELS | dict(hidden_act="gelu")), 12),
+    ("distilbert-mlm", hf.DistilBertForMaskedLM, hf.DistilBertConfig(**DISTIL), 12),
+    ("distilbert-cls", hf.DistilBertForSequenceClassification, hf.DistilBertConfig(**DISTIL | LABELS), 12),
+]
+
+
+def write_json(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+
+
+# Models.
+
+
+def new_model(cls, config, seed):
+    """Random weights, biases and norms included, so that a dropped or swapped one shows."""
+    torch.manual_seed(seed)
+    config._attn_implementation = "eager"
+    config.initializer_range = 0.08
+    config.dtype = torch.float32
+    model = cls(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                is_scale = name.endswith("weight")
+                parameter.copy_(torch.randn_like(parameter) * 0.1 + (1.0 if is_scale else 0.0))
+    return model
+
+
+def inputs(model, tokens, seed):
+    """int64 [micro-batches, rows, tokens]. The first micro-batch has padded rows, the second a hole in a mask too; in the third an
+    encoder sees a pad token that is attended to."""
+    rng = np.random.default_rng(seed)
+    config, name = model.config, type(model).__name__
+    is_decoder = config.model_type.startswith("gpt")
+    pad = config.pad_token_id
+    shape = (MICRO_BATCHES, ROWS, tokens)
+    ids = rng.integers(5, config.vocab_size, shape)
+    mask = np.ones(shape, np.int64)
+    for micro, row, padded in [(0, 1, 2), (0, 2, 3), (1, 2, 3)]:
+        mask[micro, row, tokens - padded:] = 0
+        if pad is not None:
+            ids[micro, row, tokens - padded:] = pad
+    mask[1, 0, tokens // 3] = 0
+    if not is_decoder:
+        ids[2, 0, tokens // 3 + 1] = pad
+    if "SequenceClassification" in name:
+        labels = rng.integers(0, config.num_labels, shape[:2])
+    elif "TokenClassification" in name:
+        labels = np.where((mask == 1) & (rng.random(shape) < 0.8), rng.integers(0, config.num_labels, shape), -100)
+    elif is_decoder:
+        labels = np.where((mask == 1) & (rng.random(shape) < 0.9), ids, -100)
+    else:
+        chosen = rng.random(shape) < 0.3
+        chosen[:, :, 1] = True
+        labels = np.where((mask == 1) & chosen, rng.integers(5, config.vocab_size, shape), -100)
+    out = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    if getattr(config, "type_vocab_size", 1) > 1:
+        out["token_type_ids"] = np.broadcast_to((np.arange(tokens) >= tokens // 2).astype(np.int64), shape)
+    return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in out.items()}
+
+
+def micro_batch(all_inputs, m):
+    return {name: value[m] for name, value in all_inputs.items()}
+
+
+def unique_parameters(model, stored):
+    """Parameters by the names under which a checkpoint holds them."""
+    by_identity = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in stored or id(parameter) not in by_identity:
+            by_identity[id(parameter)] = (name, parameter)
+    named = dict(by_identity.values())
+    assert set(named) == set(stored), set(named) ^ set(stored)
+    return named
+
+
+def gradients(model, parameters, batch):
+    model.zero_grad()
+    loss = model(**batch).loss
+    loss.backward()
+    grads = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in parameters.items()}
+    norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in grads.values()))
+    return float(loss.detach()), norm, grads
+
+
+def learning_rate(step, peak):
+    warmup, total = HYPER["warmup_steps"], HYPER["total_steps"]
+    return peak * step / warmup if step < warmup else peak * (total - step) / (total - warmup)
+
+
+def adamw(state, name, weight, grad, lr, decay, step):
+    m, v = state.setdefault(name, (torch.zeros_like(weight), torch.zeros_like(weight)))
+    b1, b2 = HYPER["beta1"], HYPER["beta2"]
+    weight.mul_(1 - lr * decay)
+    m.mul_(b1).add_(grad, alpha=1 - b1)
+    v.mul_(b2).addcmul_(grad, grad, value=1 - b2)
+    weight.sub_(lr / (1 - b1**step) * m / (v.sqrt() / math.sqrt(1 - b2**step) + HYPER["eps"]))
+
+
+def sgd(_state, _name, weight, grad, lr, decay, _step):
+    """torch's SGD without momentum: decay is part of the gradient."""
+    weight.sub_(lr * (grad + decay * weight))
+
+
+def lion(state, name, weight, grad, lr, decay, _step):
+    """Chen et al. 2023, algorithm 2, with beta2 0.99."""
+    m = state.setdefault(name, torch.zeros_like(weight))
+    b1, b2 = HYPER["beta1"], 0.99
+    direction = torch.sign(b1 * m + (1 - b1) * grad)
+    weight.mul_(1 - lr * decay).sub_(lr * direction)
+    m.mul_(b2).add_(grad, alpha=1 - b2)
+
+
+def train(model, parameters, all_inputs, update, peak):
+    """Twenty steps; the loss, the norm and the rate of each."""
+    state, steps = {}, []
+    for step in range(STEPS):
+        loss, norm, grads = gradients(model, parameters, micro_batch(all_inputs, step % MICRO_BATCHES))
+        scale, lr = min(1.0, HYPER["max_grad_norm"] / (norm + 1e-6)), learning_rate(step, peak)
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                decay = HYPER["weight_decay"] if parameter.dim() > 1 else 0.0
+                update(state, name, parameter, grads[name] * scale, lr, decay, step + 1)
+        steps.append((lr, loss, norm))
+    return steps
+
+
+def as_f32(tensors):
+    return {name: value.detach().float().contiguous() for name, value in tensors.items()}
+
+
+def make_case(name, cls, config, tokens, seed):
+    folder = GOLDEN / name
+    model = new_model(cls, config, seed)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    stored = set(load_file(folder / "model.safetensors"))
+    all_inputs = inputs(model, tokens, seed)
+    save_file(all_inputs, folder / "inputs.safetensors")
+    model = model.double()
+    parameters = unique_parameters(model, stored)
+    assert all(p.dtype == torch.float64 for p in parameters.values())
+
+    reference, losses = {}, []
+    for m in range(MICRO_BATCHES):
+        batch = micro_batch(all_inputs, m)
+        with torch.no_grad():
+            out = model(**batch, output_hidden_states=True)
+        reference[f"logits.{m}"] = out.logits
+        losses.append(float(out.loss))
+        if m == 0:
+            reference |= {f"hidden.{i}": hidden for i, hidden in enumerate(out.hidden_states)}
+    save_file(as_f32(reference), folder / "reference.safetensors")
+    all_grads = [gradients(model, parameters, micro_batch(all_inputs, m)) for m in range(MICRO_BATCHES)]
+    save_file(as_f32(all_grads[0][2]), folder / "grads.safetensors")
+    steps = train(model, parameters, all_inputs, adamw, HYPER["peak_lr"])
+    save_file(as_f32(parameters), folder / "final_weights.safetensors")
+    write_json(folder / "trajectory.json", {
+        "hyper": HYPER | {"optimizer": "AdamW", "schedule": "linear"},
+        "steps": [{"step": i, "lr": lr, "loss_f64": loss, "grad_norm_f64": norm} for i, (lr, loss, norm) in enumerate(steps)],
+    })
+    # Softmax ignores a key's bias: its gradient is rounding alone.
+    zero = [name for name in parameters if all(float(grads[name].abs().max()) < 1e-12 for _, _, grads in all_grads)]
+    write_json(folder / "meta.json", {
+        "case": name, "model_class": cls.__name__, "seed": seed, "versions": versions(), "batch": ROWS, "seq": tokens,
+        "micro_batches": MICRO_BATCHES, "parameters": sum(p.numel() for p in parameters.values()), "loss": {"f64": losses[0]},
+        "micro_batch_loss_f64": losses, "zero_gradient_params": zero,
+    })
+    print(f"{name}: loss {losses[0]:.4f} -> {steps[-1][1]:.4f}, zero gradients {zero}")
+
+
+def versions():
+    return {"torch": torch.__version__, "transformers": hf.__version__, "numpy": np.__version__}
+
+
+def make_optimizers(case):
+    folder = GOLDEN / case
+    for name, update, peak in [("sgd", sgd, 0.3), ("lion", lion, HYPER["peak_lr"] / 10)]:
+        _, cls, config, _ = next(entry for entry in CASES if entry[0] == case)
+        model = cls(config).eval().double()
+        stored = load_file(folder / "model.safetensors")
+        model.load_state_dict({key: value.double() for key, value in stored.items()}, strict=False)
+        model.tie_weights()
+        parameters = unique_parameters(model, set(stored))
+        steps = train(model, parameters, load_file(folder / "inputs.safetensors"), update, peak)
+        out = GOLDEN / "newer/optimizers" / f"{case}-{name}"
+        write_json(out / "trajectory.json", {
+            "case": case, "optimizer": name, "hyper": HYPER | {"peak_lr": peak},
+            "steps": [{"step": i, "lr": [lr], "loss": loss, "grad_norm": norm} for i, (lr, loss, norm) in enumerate(steps)],
+        })
+        save_file(as_f32(parameters), out / "final_weights.safetensors")
+
+
+def make_schedules():
+    cases = []
+    for kind, warmup in [("linear", 6), ("linear", 0), ("cosine", 5), ("constant", 0), ("constant_with_warmup", 7)]:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.003)
+        schedule = get_scheduler(kind, optimizer, num_warmup_steps=warmup, num_training_steps=30)
+        rates = []
+        for _ in range(30):
+            rates.append(schedule.get_last_lr()[0])
+            optimizer.step()
+            schedule.step()
+        cases.append({"lr_scheduler_type": kind, "lr_scheduler_kwargs": {}, "warmup_steps": warmup, "total": 30, "peak": 0.003, "lr": rates})
+    write_json(GOLDEN / "newer/schedules.json", cases)
+
+
+# Data pipelines, by what run_clm, run_mlm, run_glue and run_ner do.
+
+
+def tokenizer(name):
+    return Tokenizer.from_file(str(GOLDEN / "tokenizers" / name / "tokenizer.json"))
+
+
+def grouped(examples, length):
+    """Lists of ids, a thousand at a time, joined and cut into rows; what is left over of a thousand is dropped."""
+    rows = []
+    for start in range(0, len(examples), 1000):
+        joined = [id for example in examples[start:start + 1000] for id in example]
+        rows += [joined[i:i + length] for i in range(0, len(joined) - length + 1, length)]
+    return rows
+
+
+def make_language_pipelines(rng):
+    play = (HERE / "play.txt").read_text().splitlines()
+    articles = (HERE / "articles-train.txt").read_text().splitlines()
+    lines = play[:900] + articles + ["", "tab\tand \u2028 separator", "naïve 漢字 👍🏽", "<|endoftext|> [MASK]"]
+    ends = rng.choices(["\n", "\r\n", "\r"], [8, 1, 1], k=len(lines))
+    text = "".join(line + end for line, end in zip(lines, ends)) + "no line break at the end"
+    corpus = GOLDEN / "clm_pipeline/corpus.txt"
+    corpus.parent.mkdir(parents=True, exist_ok=True)
+    corpus.write_bytes(text.encode())
+    found = corpus.read_text().split("\n")  # text mode: every line end becomes \n
+    kept = [line + "\n" for line in found[:-1]] + [found[-1]]
+
+    bpe, block = tokenizer("byte_bpe"), 64
+    encoded = [bpe.encode(line, add_special_tokens=False).ids for line in kept]
+    rows = torch.tensor(grouped(encoded, block))
+    save_file({"input_ids": rows}, GOLDEN / "clm_pipeline/blocks.safetensors")
+    write_json(GOLDEN / "clm_pipeline/meta.json", {
+        "block_size": block, "tokenizer": "tokenizers/byte_bpe/tokenizer.json", "lines": len(kept), "tokens": sum(map(len, encoded)), "blocks": len(rows)})
+
+    pieces, length = tokenizer("wordpiece"), 48
+    encoded = [pieces.encode(line) for line in found]
+    ids = torch.tensor(grouped([row.ids for row in encoded], length))
+    special = torch.tensor(grouped([row.special_tokens_mask for row in encoded], length))
+    folder = GOLDEN / "mlm_pipeline"
+    folder.mkdir(exist_ok=True)
+    save_file({"input_ids": ids, "special_tokens_mask": special}, folder / "rows.safetensors")
+    epochs = 40
+    write_json(folder / "meta.json", {
+        "max_seq_length": length, "tokenizer": "tokenizers/wordpiece/tokenizer.json", "corpus": "clm_pipeline/corpus.txt", "rows": len(ids),
+        "mlm_probability": 0.15, "collator_epochs": epochs, "collator_totals": {"maskable": epochs * int((special == 0).sum())}})
+
+
+def make_pair_pipeline(rng):
+    folder, length = GOLDEN / "glue_pipeline", 64
+    folder.mkdir(exist_ok=True)
+    lines = [line for line in (HERE / "play.txt").read_text().splitlines() if len(line) > 20] + ["a\nnew line", 'with "quotes", commas', "naïve – dash…"]
+    long = " ".join(lines[:12])
+    table = [(rng.choice(lines) if i % 7 else long, rng.choice(lines[-40:]), rng.choice(["refutes", "entails", "neutral"])) for i in range(48)]
+    with open(folder / "train.csv", "w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([("sentence1", "sentence2", "label"), *table])
+    names = sorted({label for _, _, label in table})
+    pieces = tokenizer("wordpiece")
+    pieces.enable_truncation(length, strategy="longest_first")
+    pieces.enable_padding(length=length, pad_id=0, pad_token="[PAD]")
+    rows = [pieces.encode(a, b) for a, b, _ in table]
+    save_file({
+        "input_ids": torch.tensor([row.ids for row in rows]), "token_type_ids": torch.tensor([row.type_ids for row in rows]),
+        "attention_mask": torch.tensor([row.attention_mask for row in rows]), "labels": torch.tensor([names.index(label) for _, _, label in table]),
+    }, folder / "rows.safetensors")
+    write_json(folder / "meta.json", {"max_seq_length": length, "tokenizer": "tokenizers/wordpiece/tokenizer.json", "examples": len(table), "label_names": names})
+
+
+def make_token_pipeline(rng):
+    folder, length = GOLDEN / "newer/ner_pipeline", 32
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ["O"] + [f"{tag}-{kind}" for kind in ["PER", "LOC", "ORG"] for tag in "BI"]
+    words = [word for line in (HERE / "articles-train.txt").read_text().splitlines() for word in line.split()]
+    sentences = [[(rng.choice(words), rng.choice(names)) for _ in range(rng.randint(1, 20))] for _ in range(48)]
+    with open(folder / "train.jsonl", "w") as file:
+        for sentence in sentences:
+            file.write(json.dumps({"tokens": [word for word, _ in sentence], "ner_tags": [label for _, label in sentence]}) + "\n")
+    pieces = tokenizer("wordpiece")
+    pieces.enable_truncation(length)
+    pieces.enable_padding(length=length, pad_id=0, pad_token="[PAD]")
+    ids, masks, labels = [], [], []
+    for sentence in sentences:
+        row = pieces.encode([word for word, _ in sentence], is_pretokenized=True)
+        before, of_row = None, []
+        for word in row.word_ids:  # the first piece of each word is labelled
+            of_row.append(names.index(sentence[word][1]) if word is not None and word != before else -100)
+            before = word
+        ids.append(row.ids), masks.append(row.attention_mask), labels.append(of_row)
+    save_file({name: torch.tensor(value) for name, value in [("input_ids", ids), ("attention_mask", masks), ("labels", labels)]}, folder / "rows.safetensors")
+    truth = [[label for _, label in sentence] for sentence in sentences]
+    predicted = [[label if rng.random() < 0.85 else rng.choice(names) for label in row] for row in truth]
+    scores = {name: float(score(truth, predicted)) for name, score in
+              [("precision", precision_score), ("recall", recall_score), ("f1", f1_score), ("accuracy", accuracy_score)]}
+    write_json(folder / "meta.json", {"labels": names, "max_seq_length": length, "tokenizer": "wordpiece", "truth": truth, "predicted": predicted, "seqeval": scores})
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    rng = random.Random(20261124)
+    make_language_pipelines(rng)
+    make_pair_pipeline(rng)
+    make_token_pipeline(rng)
+    make_schedules()
+    for seed, (name, cls, config, tokens) in enumerate(CASES):
+        make_case(name, cls, config, tokens, seed)
+    make_optimizers("gpt2")
