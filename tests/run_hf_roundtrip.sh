@@ -3,18 +3,18 @@
 #
 #   tests/run_hf_roundtrip.sh [--install] [--model DIR] [--validation_file FILE] [--block_size N] [more for hf_roundtrip.py]
 #
-# Without --model it trains a tiny GPT-2 for a few steps first. Text and tokenizer come from $XTRAIN_DATA_DIR (../shared/data).
+# Without --model it trains a tiny GPT-2 for a few steps first, on the text and with the tokenizer of tests/data.
 # Python is $XTRAIN_PYTHON, or that of target/hf-venv, which --install makes (torch and transformers; pip's own settings,
 # such as PIP_INDEX_URL, choose torch's build: the one for the CPU is a tenth of the default one's size).
 # The program is $XTRAIN_BIN, or target/release/xtrain.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
-data=${XTRAIN_DATA_DIR:-$root/../shared/data}
+data=$root/tests/data
 xtrain=${XTRAIN_BIN:-$root/target/release/xtrain}
 venv=$root/target/hf-venv
 python=${XTRAIN_PYTHON:-$venv/bin/python}
-validation=$data/wikitext-2/valid.txt
+validation=$data/play.txt
 block=64
 model=
 install=
@@ -48,7 +48,7 @@ fi
 "$python" -c 'import torch, transformers' 2>/dev/null ||
     die "$python has no torch and transformers; run this with --install, or set XTRAIN_PYTHON to a Python that has them"
 [ -x "$xtrain" ] || die "$xtrain is not there; run bin/bootstrap, or set XTRAIN_BIN"
-[ -f "$validation" ] || die "$validation is not there; set XTRAIN_DATA_DIR or give --validation_file"
+[ -f "$validation" ] || die "$validation is not there; give another --validation_file"
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -56,10 +56,8 @@ if [ -z "$model" ]; then
     model=$scratch/model
     "$xtrain" train clm --disable_tqdm --model_type gpt2 --tokenizer_name "$data/gpt2" \
         --config_overrides n_layer=2,n_head=2,n_embd=64,n_positions=128 --block_size "$block" \
-        --train_file "$data/wikitext-2/train.txt.gz" --max_steps 20 --learning_rate 1e-3 --save_strategy no \
+        --train_file "$data/play.txt" --max_steps 20 --learning_rate 1e-3 --save_strategy no \
         --cache_dir "$scratch/cache" --output_dir "$model"
-    # The whole file takes long with a vocabulary of 50257 and no need.
-    more=(--max_eval_samples 256 ${more[@]+"${more[@]}"})
 fi
 "$python" "$root/tests/hf_roundtrip.py" --xtrain "$xtrain" --model "$model" --validation_file "$validation" \
     --block_size "$block" ${more[@]+"${more[@]}"}

@@ -1,6 +1,6 @@
 """Loads what `xtrain train cls|mlm` saved in transformers and compares numbers.
 
-    python tests/transformers_parity.py --xtrain target/release/xtrain --data ../shared/data [--work DIR]
+    python tests/transformers_parity.py --xtrain target/release/xtrain [--work DIR]
 
 Trains small models of each family for a few steps, then: classifiers give transformers' probabilities for the same rows
 (`xtrain predict cls` against AutoModelForSequenceClassification), regressions its numbers and its loss, and masked language
@@ -20,27 +20,28 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 TOLERANCE = 1e-4
+DATA = pathlib.Path(__file__).resolve().parent / "data"
 ENCODER = "hidden_size=64,num_hidden_layers=2,num_attention_heads=4,intermediate_size=128,max_position_embeddings=130"
 MODELS = {
-    "bert": ("bert", ENCODER, "bert-base-cased"),
-    "bert_lower_case": ("bert", ENCODER, "bert-base-cased"),
-    "roberta": ("roberta", ENCODER, "roberta-base"),
-    "albert": ("albert", ENCODER + ",embedding_size=32", "bert-base-cased"),
+    "bert": ("bert", ENCODER, "bert-cased"),
+    "bert_lower_case": ("bert", ENCODER, "bert-cased"),
+    "roberta": ("roberta", ENCODER, "roberta"),
+    "albert": ("albert", ENCODER + ",embedding_size=32", "bert-cased"),
     "gpt2": ("gpt2", "n_embd=64,n_layer=2,n_head=4,n_positions=128", "gpt2"),
     "gpt_neo": ("gpt_neo", "", "gpt2"),
     "gptj": ("gptj", "n_embd=64,n_layer=2,n_head=4,rotary_dim=8,n_positions=128", "gpt2"),
 }
 GPT_NEO = {
     "model_type": "gpt_neo",
-    "vocab_size": 50257,
+    "vocab_size": 1000,
     "max_position_embeddings": 128,
     "hidden_size": 64,
     "num_layers": 2,
     "attention_types": [[["global", "local"], 1]],
     "num_heads": 4,
     "window_size": 16,
-    "bos_token_id": 50256,
-    "eos_token_id": 50256,
+    "bos_token_id": 999,
+    "eos_token_id": 999,
 }
 
 
@@ -63,15 +64,15 @@ def model_flags(name, work, data):
 
 
 def classifier(xtrain, data, work, name):
-    out, tweets = work / f"{name}-cls", data / "tweet-sentiment"
+    out = work / f"{name}-cls"
     common = ["--text_column_name", "text", "--max_seq_length", 64, "--disable_tqdm", "--cache_dir", work / "cache"]
     run(
-        xtrain, "train", "cls", *model_flags(name, work, data), "--train_file", tweets / "train.csv", "--label_column_name", "sentiment",
+        xtrain, "train", "cls", *model_flags(name, work, data), "--train_file", data / "posts-train.csv", "--label_column_name", "sentiment",
         "--max_train_samples", 256, "--max_steps", 8, "--learning_rate", "2e-3", "--per_device_train_batch_size", 16,
         "--save_strategy", "no", "--output_dir", out, *common,
     )
     text = run(
-        xtrain, "predict", "cls", "--model_name_or_path", out, "--test_file", tweets / "test.csv", "--max_predict_samples", 64,
+        xtrain, "predict", "cls", "--model_name_or_path", out, "--test_file", data / "posts-test.csv", "--max_predict_samples", 64,
         "--include_text", *common,
     )
     rows = list(csv.DictReader(text.splitlines()))
@@ -89,7 +90,7 @@ def classifier(xtrain, data, work, name):
 def regression(xtrain, data, work, name):
     """Numbers for labels: the length of a sentence, so that they are neither whole nor the same in every row."""
     out, table = work / f"{name}-numbers", work / "numbers.csv"
-    sentences = [line.split("\t")[0].strip() for line in (data / "sst2/dev.tsv").read_text().splitlines()[1:257]]
+    sentences = [line.split("\t")[0].strip() for line in (data / "reviews/train.tsv").read_text().splitlines()[1:257]]
     labels = [len(sentence) / 32 - 2.125 for sentence in sentences]
     with open(table, "w", newline="") as file:
         csv.writer(file).writerows([("sentence", "label"), *zip(sentences, labels)])
@@ -112,10 +113,10 @@ def regression(xtrain, data, work, name):
 
 def masked(xtrain, data, work, name):
     out, again = work / f"{name}-mlm", work / f"{name}-again"
-    common = ["--max_seq_length", 64, "--disable_tqdm", "--cache_dir", work / "cache", "--validation_file", data / "wikitext-2/test.txt",
+    common = ["--max_seq_length", 64, "--disable_tqdm", "--cache_dir", work / "cache", "--validation_file", data / "articles-valid.txt",
               "--max_eval_samples", 64]
     run(
-        xtrain, "train", "mlm", *model_flags(name, work, data), "--train_file", data / "wikitext-2/valid.txt", "--max_train_samples", 256,
+        xtrain, "train", "mlm", *model_flags(name, work, data), "--train_file", data / "articles-train.txt", "--max_train_samples", 256,
         "--max_steps", 8, "--learning_rate", "2e-3", "--save_strategy", "no", "--output_dir", out, "--do_train", *common,
     )
     loss = json.loads(run(xtrain, "eval", "mlm", "--json", "--model_name_or_path", out, *common))["eval_loss"]
@@ -132,7 +133,6 @@ def masked(xtrain, data, work, name):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--xtrain", required=True)
-    parser.add_argument("--data", required=True, type=pathlib.Path)
     parser.add_argument("--work", type=pathlib.Path)
     args = parser.parse_args()
     failed = False
@@ -142,7 +142,7 @@ def main():
         cases = [("cls", name, classifier) for name in MODELS] + [("numbers", name, regression) for name in MODELS]
         cases += [("mlm", name, masked) for name in ("bert", "roberta", "albert")]
         for task, name, case in cases:
-            difference, remark = case(args.xtrain, args.data.resolve(), work, name)
+            difference, remark = case(args.xtrain, DATA, work, name)
             good = difference <= TOLERANCE
             failed |= not good
             print(f"{task:7} {name:8} {'ok' if good else 'DIFFERS'}: largest difference {difference:.1e}; {remark}", flush=True)
