@@ -18,6 +18,7 @@ fn plan(bench: &Bench, flags: &str) -> Value {
 /// is near to what the compiler says; what fits stands before what does not, and the first is
 /// compiled.
 #[test]
+#[ignore = "slow: compiles many meshes"]
 fn meshes_are_compared_as_the_compiler_would() {
     let bench = Bench::new();
     const MEMORY: u64 = 140 << 20;

@@ -103,10 +103,21 @@ impl Case {
     }
 }
 
-pub fn for_each_case(test: impl Fn(&str, Case)) {
+fn for_each_case(test: impl Fn(&str, Case)) {
     for (name, dir) in golden_cases() {
         test(&name, Case::open(&dir));
         println!("golden case {name} ran");
+    }
+}
+
+/// One case for each family, the first.
+pub fn for_each_family(test: impl Fn(&str, Case)) {
+    let mut seen = std::collections::BTreeSet::new();
+    for (name, dir) in golden_cases() {
+        let config = hf::read_object(&dir.join("config.json")).unwrap();
+        if seen.insert(config["model_type"].to_string()) {
+            test(&name, Case::open(&dir));
+        }
     }
 }
 

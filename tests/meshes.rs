@@ -275,21 +275,25 @@ fn gpt2_trains_on_every_mesh_as_on_one_device() {
 }
 
 #[test]
+#[ignore = "slow: the meshes of another family"]
 fn bert_trains_on_every_mesh_as_on_one_device() {
     BERT.trains_on_every_mesh_as_on_one_device();
 }
 
 #[test]
+#[ignore = "slow: the meshes of another family"]
 fn albert_trains_on_every_mesh_as_on_one_device() {
     ALBERT.trains_on_every_mesh_as_on_one_device();
 }
 
 #[test]
+#[ignore = "slow: the meshes of another family"]
 fn distilbert_trains_on_every_mesh_as_on_one_device() {
     DISTILBERT.trains_on_every_mesh_as_on_one_device();
 }
 
 #[test]
+#[ignore = "slow: the meshes of another family"]
 fn gptj_trains_on_every_mesh_as_on_one_device() {
     GPTJ.trains_on_every_mesh_as_on_one_device();
 }
@@ -300,16 +304,19 @@ fn gpt2_trains_in_processes_as_on_one_device() {
 }
 
 #[test]
+#[ignore = "slow: the meshes of another family"]
 fn bert_trains_in_processes_as_on_one_device() {
     BERT.trains_in_processes_as_on_one_device();
 }
 
 #[test]
+#[ignore = "slow: the meshes of another family"]
 fn albert_trains_in_processes_as_on_one_device() {
     ALBERT.trains_in_processes_as_on_one_device();
 }
 
 #[test]
+#[ignore = "slow: the meshes of another family"]
 fn gptj_trains_in_processes_as_on_one_device() {
     GPTJ.trains_in_processes_as_on_one_device();
 }

@@ -1,7 +1,7 @@
 //! What the golden cases do not reach: classifiers on decoders, dropout, trigonometry at far
 //! positions. Uses the golden checkpoints, whichever there are.
 
-use crate::support::{golden_cases, max_difference};
+use crate::support::{golden_classes, max_difference};
 use std::path::PathBuf;
 use xtrain::cache::CacheSettings;
 use xtrain::checkpoint::{Weights as StoredTensors, hf};
@@ -14,7 +14,7 @@ use xtrain_graphs::optim::{SGD, Schedule, ScheduleKind};
 use xtrain_graphs::{DType, DropoutRng, Shape};
 use xtrain_models::{Config, HeadKind, Labels, TokenBatch, Weights};
 
-/// The golden checkpoints and their configurations.
+/// A golden checkpoint of each class, and its configuration.
 fn checkpoints() -> Vec<(PathBuf, Config)> {
     let open = |(_, dir): (String, PathBuf)| {
         let config = Config::new(
@@ -23,7 +23,7 @@ fn checkpoints() -> Vec<(PathBuf, Config)> {
         );
         (dir, config)
     };
-    golden_cases().into_iter().map(open).collect()
+    golden_classes().into_iter().map(open).collect()
 }
 
 /// Micro-batch 0 of an `i64[M, B, T]` input.

@@ -2,7 +2,7 @@
 //! f32, that the loss scale moves as torch's does, and that a skipped step changes nothing else.
 //! Curves and resumes are in `train.rs`.
 
-use crate::golden::for_each_case;
+use crate::golden::for_each_family;
 use xtrain::cache::CacheSettings;
 use xtrain::parallel::Mesh;
 use xtrain::trainer::feed::feed_batch;
@@ -116,7 +116,7 @@ fn product(recording: &mut Recording, form: usize, batch: usize, [m, k, n]: [usi
 /// fifth of that in fp16 (11).
 #[test]
 fn every_family_stays_near_f32_and_its_master_gradients_are_f32() {
-    for_each_case(|name, mut case| {
+    for_each_family(|name, mut case| {
         let batch = case.batch(0);
         let parameters = case.model.parameters();
         let mut gradients = |precision: Precision| -> (f32, Vec<Vec<f32>>) {
@@ -244,7 +244,7 @@ fn the_loss_scale_moves_as_torchs() {
 /// place.
 #[test]
 fn a_skipped_step_changes_nothing_but_the_scale() {
-    for_each_case(|name, mut case| {
+    for_each_family(|name, mut case| {
         let batch = case.batch(0);
         for kind in OPTIMIZERS {
             let schedule = Schedule {

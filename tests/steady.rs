@@ -29,6 +29,7 @@ fn rss(pid: u32) -> f64 {
 }
 
 #[test]
+#[ignore = "slow: 2,000 steps"]
 fn memory_is_flat_and_nothing_is_compiled_over_2000_steps() {
     const STEPS: usize = 2000;
     let dir = tempfile::tempdir().unwrap();

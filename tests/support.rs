@@ -72,6 +72,18 @@ pub fn golden_cases() -> Vec<(String, PathBuf)> {
         .collect()
 }
 
+/// The first golden model case of each pair of family and class, for tests that are not about
+/// numbers of transformers.
+pub fn golden_classes() -> Vec<(String, PathBuf)> {
+    let mut seen = std::collections::BTreeSet::new();
+    let mut cases = golden_cases();
+    cases.retain(|(_, dir)| {
+        let config = hf::read_object(&dir.join("config.json")).unwrap();
+        seen.insert(config["architectures"].to_string())
+    });
+    cases
+}
+
 /// The golden model cases of one golden directory whose family is built: its own, then those of its
 /// folder `newer`. Prints each other case with its family.
 pub fn golden_cases_in(golden: &Path) -> Vec<(String, PathBuf)> {

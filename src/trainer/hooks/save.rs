@@ -280,7 +280,8 @@ impl Hook for SaveHook<'_> {
         }
         let path = self.save(progress, session, *batches, run)?;
         run.log.note(&format!("saved {}", path.display()));
-        if progress.is_last() || signal.is_some() {
+        let stops_early = run.best.as_ref().is_some_and(|best| best.should_stop());
+        if progress.is_last() || signal.is_some() || stops_early {
             // No step follows that could prove it.
             self.prune(run)?;
         }
