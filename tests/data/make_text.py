@@ -99,13 +99,15 @@ def posts(rng, rows):
     table.writerow(["postID", "text", "sentiment"])
     for _ in range(rows):
         mood = rng.choice(["negative", "neutral", "positive"])
-        table.writerow([f"{rng.getrandbits(40):010x}", rng.choice(["", " "]) + opinion(rng, mood), mood])
+        # From one sentence to many, so that padding, buckets and truncation have something to do.
+        text = " ".join(opinion(rng, mood) for _ in range(rng.choice([1, 1, 2, 3, 4, 8])))
+        table.writerow([f"{rng.getrandbits(40):010x}", rng.choice(["", " "]) + text, mood])
     return out.getvalue()
 
 
 def review(rng):
     label = rng.randrange(2)
-    text = opinion(rng, ["negative", "positive"][label]).replace(",", " ,").replace(".", " .").replace("!", "")
+    text = " ".join(opinion(rng, ["negative", "positive"][label]) for _ in range(rng.choice([1, 1, 2, 3]))).replace(",", " ,").replace(".", " .").replace("!", "")
     return " ".join(text.split()) + " ", label
 
 
