@@ -34,3 +34,4 @@ mod token_cls;
 mod top;
 mod train;
 mod words;
+mod writers;

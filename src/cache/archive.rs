@@ -210,22 +210,14 @@ fn take(store: &Store, id: &str, member: &mut impl Read) -> io::Result<Result<()
     let mut bytes = Vec::new();
     member.read_to_end(&mut bytes)?;
     // Under a name that is no entry's, so that nobody can load it before it is checked.
-    let aside = store
-        .dir()
-        .join(format!("{id}.import.{}", std::process::id()));
-    let result = (|| {
-        std::fs::write(&aside, &bytes)?;
-        match checked(&aside) {
-            Ok(()) => {
-                File::open(&aside)?.sync_all()?;
-                std::fs::rename(&aside, store.path(id))?;
-                Ok(Ok(()))
-            }
-            refused => Ok(refused),
-        }
-    })();
-    let _ = std::fs::remove_file(&aside); // Gone already if it was taken.
-    result
+    let mut aside = atomic::file_beside(&store.path(id))?;
+    aside.write_all(&bytes)?;
+    if let Err(reason) = checked(aside.path()) {
+        return Ok(Err(reason));
+    }
+    aside.as_file().sync_all()?;
+    aside.persist(store.path(id))?;
+    Ok(Ok(()))
 }
 
 #[cfg(test)]

@@ -5,10 +5,12 @@
 use super::entry::{Content, Damage, Entry, Header, Memory, Origin};
 use super::explain::{Explanation, nearest};
 use super::key::{self, Key, Surroundings};
-use super::notice::while_compiling;
 use super::program::{Form, stored_or_emitted};
 use super::store::{Store, now};
 use super::{CacheSettings, Error};
+use crate::checkpoint::lock::Lock;
+use crate::report::notice::while_busy;
+use crate::report::units::duration;
 use crate::runtime::{Client, CompileOptions, Executable, Signature};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, PoisonError};
@@ -108,8 +110,20 @@ impl Compiler {
             self.form
                 .compile(&self.client, &module, signature(graph), &options)
         };
-        let executable =
-            while_compiling(&graph.name, || self.last_time(graph, key, origin), compile)?;
+        let mut last = None;
+        let line = |so_far| {
+            let last = last.get_or_insert_with(|| self.last_time(graph, key, origin));
+            let last = match last {
+                Some(last) => format!("one like it took {} before", duration(*last)),
+                None => "none like it was compiled here before".into(),
+            };
+            format!(
+                "compiling `{}` for {} so far; {last}",
+                graph.name,
+                duration(so_far)
+            )
+        };
+        let executable = while_busy(line, compile)?;
         self.save(graph, (key, origin), &module, &executable, start.elapsed());
         Ok(executable)
     }
@@ -135,17 +149,9 @@ impl Compiler {
         origin: &Origin,
         earlier: Option<&(Key, Graph)>,
     ) -> Result<(Executable, Option<Duration>), Error> {
-        let lock = self.store.as_ref().and_then(|store| {
-            store.lock(&key.id(), |holder| {
-                let holder = holder.map_or("another process".to_string(), |pid| {
-                    format!("process {pid}")
-                });
-                eprintln!(
-                    "waiting for {holder}, which is compiling the same `{}` graph",
-                    graph.name
-                );
-            })
-        });
+        let doing = format!("compiling the same `{}` graph", graph.name);
+        let store = self.store.as_ref();
+        let lock = store.and_then(|store| Lock::wait(&store.lock_path(&key.id()), &doing));
         if lock.is_some()
             && let Some((executable, compiled_in)) = self.load(graph, key)?
         {

@@ -3,9 +3,9 @@
 //!
 //! Reading order: [`GraphCache`] (what this process has), `compiler` (from disk, else compiled),
 //! `key` (what decides whether a stored executable fits), `entry` (one file), `store` (a directory
-//! of them), `target_cache` (for a device that is not attached), `lock` (one process compiles, the
-//! others wait), `explain` (why not found), `program` (how a module is handed over), `notice` (a
-//! word while that lasts).
+//! of them), `target_cache` (for a device that is not attached), `explain` (why not found), `program`
+//! (how a module is handed over). One process compiles a graph, the others wait
+//! (`checkpoint/lock.rs`).
 
 pub mod archive;
 mod compiler;
@@ -14,9 +14,7 @@ mod error;
 mod explain;
 mod graph_cache;
 mod key;
-mod lock;
 mod machine;
-mod notice;
 mod program;
 mod store;
 mod target_cache;

@@ -8,7 +8,6 @@
 
 use super::entry::{self, Content, Damage, Entry, Header};
 use super::key::Key;
-use super::lock::KeyLock;
 use crate::checkpoint::atomic;
 use rayon::prelude::*;
 use std::fs::{self, OpenOptions};
@@ -86,9 +85,9 @@ impl Store {
         self.dir.join(format!("{id}.{USES}"))
     }
 
-    /// The lock under which an entry is made.
-    pub fn lock(&self, id: &str, waiting: impl FnOnce(Option<u32>)) -> Option<KeyLock> {
-        KeyLock::acquire(&self.dir.join("locks"), id, waiting)
+    /// Of the lock under which an entry is made.
+    pub fn lock_path(&self, id: &str) -> PathBuf {
+        self.dir.join("locks").join(format!("{id}.lock"))
     }
 
     /// The entry of this key; `None` if there is none. One that lies under the right name with

@@ -1,31 +1,36 @@
-//! Files and directories that are either the old version or the new one, never half of each:
-//! written under a `.tmp-` name beside their place, synced, renamed, and the directory above
-//! synced.
+//! Files and directories that are either the old version or the new one, never half of each, and
+//! that any number of processes may write at once: written under a random name beside their place,
+//! synced, renamed, and the directory above synced.
 //!
 //! A writer holds a lock (`flock`) on what it writes aside. The kernel drops the lock when the
 //! writer dies, however it dies, so [`clean_leftovers`] can tell a killed writer's remains from the
-//! work of one that is still busy.
+//! work of one that is still busy. Between making a name and locking it a cleaner may be faster; the
+//! writer sees that its name is gone and takes another. Where a file system has no locks, what
+//! nobody has changed for a day is a dead writer's.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use tempfile::{Builder, NamedTempFile, TempDir};
 
 use super::error::{Error, Result};
 
-/// Written aside, not in place yet.
-const NEW: &str = ".tmp-new-";
-/// The previous version of a directory, for the instant in which two renames swap it.
+/// Not in place yet, or on its way to being deleted.
+const ASIDE: &str = ".tmp-new-";
+/// The previous version of a directory, for the instant in which two renames swap it where the file
+/// system cannot exchange names.
 const OLD: &str = ".tmp-old-";
-/// On its way to being deleted.
-const DEAD: &str = ".tmp-del-";
+/// Untouched for this long, what cannot be locked is nobody's.
+const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// `.tmp-new-NAME.PID.N` beside `path`.
-fn aside(path: &Path, prefix: &str) -> PathBuf {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
+/// What a temporary name for `path` begins with; the rest is random.
+fn prefix(kind: &str, path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    path.with_file_name(format!("{prefix}{name}.{}.{count}", std::process::id()))
+    format!("{kind}{name}.")
 }
 
 /// The directory that holds `path`; a bare name is in the current one.
@@ -42,35 +47,79 @@ pub fn sync_dir(dir: &Path) -> Result<()> {
         .map_err(Error::io("sync", dir))
 }
 
+/// Locks what was just made, and says whether it is still there: a cleaner that was faster holds
+/// the lock until it has removed it.
+fn claim(handle: &File, path: &Path) -> bool {
+    let _ = handle.lock(); // A file system without locks has cleaners that go by age.
+    path.exists()
+}
+
+/// An empty file beside `path`, to be filled and then to take its place with `persist`; dropped, it
+/// is removed.
+pub fn file_beside(path: &Path) -> io::Result<NamedTempFile> {
+    loop {
+        let file = Builder::new()
+            .prefix(&prefix(ASIDE, path))
+            // What the user's mask leaves of it, as for any other file.
+            .permissions(Permissions::from_mode(0o666))
+            .tempfile_in(parent(path))?;
+        if claim(file.as_file(), file.path()) {
+            return Ok(file);
+        }
+    }
+}
+
+/// The same as a directory, with the handle that holds its lock.
+fn dir_beside(path: &Path) -> io::Result<(TempDir, File)> {
+    loop {
+        let dir = Builder::new()
+            .prefix(&prefix(ASIDE, path))
+            .tempdir_in(parent(path))?;
+        match File::open(dir.path()) {
+            Ok(handle) if claim(&handle, dir.path()) => return Ok((dir, handle)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+}
+
 /// Writes `path` as a whole: `fill` gets a buffered writer, and whatever was at `path` stays until
 /// all of it is on disk. Returns what `fill` returns. On an error nothing is left behind.
 pub fn write_file<T>(
     path: &Path,
     fill: impl FnOnce(&mut BufWriter<&File>) -> io::Result<T>,
 ) -> Result<T> {
-    let temporary = aside(path, NEW);
+    write(path, fill, |file| file.persist(path).map(drop))
+}
+
+/// [`write_file`] for a content that follows from the name: a file that has come to `path`
+/// meanwhile stays.
+pub fn write_new<T>(
+    path: &Path,
+    fill: impl FnOnce(&mut BufWriter<&File>) -> io::Result<T>,
+) -> Result<T> {
+    write(path, fill, |file| match file.persist_noclobber(path) {
+        Err(lost) if lost.error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other.map(drop),
+    })
+}
+
+fn write<T>(
+    path: &Path,
+    fill: impl FnOnce(&mut BufWriter<&File>) -> io::Result<T>,
+    put_in_place: impl FnOnce(NamedTempFile) -> Result<(), tempfile::PersistError>,
+) -> Result<T> {
     let write = || -> io::Result<T> {
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&temporary)?;
-        lock(&file);
-        let mut writer = BufWriter::with_capacity(1 << 20, &file);
+        let file = file_beside(path)?;
+        let mut writer = BufWriter::with_capacity(1 << 20, file.as_file());
         let value = fill(&mut writer)?;
         writer.flush()?;
         drop(writer);
-        file.sync_all()?;
-        fs::rename(&temporary, path)?;
+        file.as_file().sync_all()?;
+        put_in_place(file)?;
         Ok(value)
     };
-    let value = write().map_err(|source| {
-        let _ = fs::remove_file(&temporary); // The error that matters is the one that led here.
-        Error::Io {
-            doing: "write",
-            path: path.to_path_buf(),
-            source,
-        }
-    })?;
+    let value = write().map_err(Error::io("write", path))?;
     sync_dir(parent(path))?;
     Ok(value)
 }
@@ -84,8 +133,7 @@ pub fn write_bytes(path: &Path, bytes: &[u8]) -> Result<()> {
 #[derive(Debug)]
 pub struct DirWriter {
     target: PathBuf,
-    temporary: PathBuf,
-    committed: bool,
+    temporary: TempDir,
     /// Held for its lock.
     _lock: File,
 }
@@ -95,21 +143,17 @@ impl DirWriter {
     pub fn begin(target: &Path) -> Result<DirWriter> {
         let above = parent(target);
         fs::create_dir_all(above).map_err(Error::io("create", above))?;
-        let temporary = aside(target, NEW);
-        fs::create_dir(&temporary).map_err(Error::io("create", &temporary))?;
-        let handle = File::open(&temporary).map_err(Error::io("open", &temporary))?;
-        lock(&handle);
+        let (temporary, lock) = dir_beside(target).map_err(Error::io("create", target))?;
         Ok(DirWriter {
             target: target.to_path_buf(),
             temporary,
-            committed: false,
-            _lock: handle,
+            _lock: lock,
         })
     }
 
     /// Where to write: the directory under its temporary name.
     pub fn path(&self) -> &Path {
-        &self.temporary
+        self.temporary.path()
     }
 
     /// An error about a file in here, with the name that the user knows.
@@ -117,40 +161,39 @@ impl DirWriter {
         Error::io(doing, &self.target.join(name))
     }
 
-    /// Syncs every file and directory written, then takes the target's place in one rename (two
-    /// when there is an old version).
-    pub fn commit(mut self) -> Result<()> {
-        sync_tree(&self.temporary)?;
-        let above = parent(&self.target).to_path_buf();
-        if self.target.exists() {
-            let old = aside(&self.target, OLD);
-            // Locked, so that nobody who cleans up between the two renames takes it for a dead
-            // writer's and puts it back.
-            let handle = File::open(&self.target).map_err(Error::io("open", &self.target))?;
-            lock(&handle);
-            fs::rename(&self.target, &old).map_err(Error::io("rename", &self.target))?;
-            if let Err(error) = fs::rename(&self.temporary, &self.target) {
-                let _ = fs::rename(&old, &self.target); // The previous version goes back; the error below is reported.
-                return Err(Error::io("rename into place", &self.target)(error));
-            }
-            self.committed = true;
-            sync_dir(&above)?;
-            fs::remove_dir_all(&old).map_err(Error::io("remove", &old))?;
-        } else {
-            fs::rename(&self.temporary, &self.target)
-                .map_err(Error::io("rename into place", &self.target))?;
-            self.committed = true;
-        }
-        sync_dir(&above)
+    /// Syncs every file and directory written, then takes the target's place.
+    pub fn commit(self) -> Result<()> {
+        sync_tree(self.path())?;
+        replace(self.path(), &self.target).map_err(Error::io("rename into place", &self.target))?;
+        sync_dir(parent(&self.target))?;
+        // The previous version, if there was one, has the temporary name now.
+        remove(self.temporary).map_err(Error::io("remove the previous", &self.target))
     }
 }
 
-impl Drop for DirWriter {
-    fn drop(&mut self) {
-        if !self.committed {
-            let _ = fs::remove_dir_all(&self.temporary); // If even this fails, the next start cleans up.
-        }
+/// Gives `new` the name `target`. A directory that was there gets `new`'s name, in one moment where
+/// the file system can exchange names.
+fn replace(new: &Path, target: &Path) -> io::Result<()> {
+    if renameat_with(CWD, new, CWD, target, RenameFlags::EXCHANGE).is_ok() {
+        return Ok(());
     }
+    if !target.exists() {
+        return fs::rename(new, target);
+    }
+    swap_by_renames(new, target)
+}
+
+fn swap_by_renames(new: &Path, target: &Path) -> io::Result<()> {
+    // Locked, so that no cleaner puts it back between the renames.
+    let handle = File::open(target)?;
+    let _ = handle.try_lock();
+    let old = Builder::new()
+        .prefix(&prefix(OLD, target))
+        .disable_cleanup(true)
+        .make_in(parent(target), |old| fs::rename(target, old))?;
+    let renamed = fs::rename(new, target);
+    fs::rename(&old, if renamed.is_ok() { new } else { target })?;
+    renamed
 }
 
 fn sync_tree(dir: &Path) -> Result<()> {
@@ -169,10 +212,19 @@ fn sync_tree(dir: &Path) -> Result<()> {
 
 /// Removes a directory so that it is never seen half deleted: renamed aside first.
 pub fn remove_dir(path: &Path) -> Result<()> {
-    let dead = aside(path, DEAD);
-    fs::rename(path, &dead).map_err(Error::io("remove", path))?;
+    let failed = |error| Error::io("remove", path)(error);
+    let (dead, _lock) = dir_beside(path).map_err(failed)?;
+    fs::rename(path, dead.path()).map_err(failed)?;
     sync_dir(parent(path))?;
-    fs::remove_dir_all(&dead).map_err(Error::io("remove", &dead))
+    remove(dead).map_err(failed)
+}
+
+/// Removes what has a temporary name, if a cleaner was not faster.
+fn remove(temporary: TempDir) -> io::Result<()> {
+    match temporary.close() {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Removes what killed writers left in `dir`, leaving alone what a living one is busy with. A
@@ -187,25 +239,32 @@ pub fn clean_leftovers(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut cleaned = Vec::new();
     for entry in entries {
         let path = entry.map_err(Error::io("read", dir))?.path();
-        let name = path
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
-        let Some((prefix, original)) = parse_aside(&name) else {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let old = name.strip_prefix(OLD);
+        if old.is_none() && !name.starts_with(ASIDE) {
             continue;
-        };
-        match File::open(&path) {
-            Ok(file) if file.try_lock().is_ok() => {}
-            _ => continue, // Busy, or already gone.
         }
-        let original = dir.join(original);
-        let result = if prefix == OLD && !original.exists() {
-            fs::rename(&path, &original)
-        } else if path.is_dir() {
-            fs::remove_dir_all(&path)
-        } else {
-            fs::remove_file(&path)
+        let is_dir = path.is_dir();
+        // Network file systems lock only what is open for writing.
+        let Ok(handle) = OpenOptions::new().read(true).write(!is_dir).open(&path) else {
+            continue; // Already gone.
+        };
+        // Held until it is removed, so that a writer that has just made it takes another name.
+        let is_dead = match handle.try_lock() {
+            Ok(()) => true,
+            Err(TryLockError::WouldBlock) => false,
+            Err(TryLockError::Error(_)) => idle(&path) > ABANDONED,
+        };
+        if !is_dead {
+            continue;
+        }
+        let original = old
+            .and_then(|old| old.rsplit_once('.'))
+            .map(|(original, _)| dir.join(original));
+        let result = match original {
+            Some(original) if !original.exists() => fs::rename(&path, &original),
+            _ if is_dir => fs::remove_dir_all(&path),
+            _ => fs::remove_file(&path),
         };
         match result {
             Ok(()) => cleaned.push(path),
@@ -217,21 +276,15 @@ pub fn clean_leftovers(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(cleaned)
 }
 
-/// Prefix and original name of an entry that [`aside`] named.
-fn parse_aside(name: &str) -> Option<(&'static str, &str)> {
-    let prefix = [NEW, OLD, DEAD]
-        .into_iter()
-        .find(|prefix| name.starts_with(prefix))?;
-    let mut fields = name[prefix.len()..].rsplitn(3, '.');
-    let (count, pid, original) = (fields.next()?, fields.next()?, fields.next()?);
-    (count.parse::<u64>().is_ok() && pid.parse::<u32>().is_ok()).then_some((prefix, original))
-}
-
-/// Marks the open file or directory as in use. Where the file system has no locks this does
-/// nothing: leftovers there are cleaned even if their writer lives, which then fails with an error
-/// and loses nothing.
-fn lock(file: &File) {
-    let _ = file.try_lock();
+/// How long nobody has changed a file, or a directory and the files in it.
+fn idle(path: &Path) -> Duration {
+    let age = |path: &Path| path.metadata().ok()?.modified().ok()?.elapsed().ok();
+    let files = fs::read_dir(path).into_iter().flatten().flatten();
+    let ages = files.map(|file| age(&file.path()));
+    ages.chain([age(path)])
+        .map(Option::unwrap_or_default)
+        .min()
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -297,9 +350,9 @@ mod tests {
     fn leftovers_of_the_dead_go_and_work_of_the_living_stays() {
         let dir = tempfile::tempdir().unwrap();
         let busy = DirWriter::begin(&dir.path().join("checkpoint-2")).unwrap();
-        fs::create_dir(dir.path().join(".tmp-new-checkpoint-1.999.0")).unwrap();
-        fs::write(dir.path().join(".tmp-new-config.json.999.1"), "{").unwrap();
-        fs::create_dir(dir.path().join(".tmp-old-checkpoint-7.999.2")).unwrap(); // killed between the two renames
+        fs::create_dir(dir.path().join(".tmp-new-checkpoint-1.aB3dE6")).unwrap();
+        fs::write(dir.path().join(".tmp-new-config.json.fG7hI0"), "{").unwrap();
+        fs::create_dir(dir.path().join(".tmp-old-checkpoint-7.jK4lM8")).unwrap(); // killed between the two renames
         fs::write(dir.path().join(".tmp-mine"), "not ours").unwrap();
         assert_eq!(clean_leftovers(dir.path()).unwrap().len(), 3);
         assert!(busy.path().exists());
@@ -309,6 +362,78 @@ mod tests {
             clean_leftovers(&dir.path().join("nowhere")).unwrap(),
             Vec::<PathBuf>::new()
         );
+    }
+
+    #[test]
+    fn where_names_cannot_be_exchanged_two_renames_swap_directories() {
+        let dir = tempfile::tempdir().unwrap();
+        let (new, target) = (dir.path().join("new"), dir.path().join("target"));
+        for (path, content) in [(&new, "new"), (&target, "old")] {
+            fs::create_dir(path).unwrap();
+            fs::write(path.join("x"), content).unwrap();
+        }
+        swap_by_renames(&new, &target).unwrap();
+        assert_eq!(fs::read_to_string(target.join("x")).unwrap(), "new");
+        assert_eq!(fs::read_to_string(new.join("x")).unwrap(), "old");
+        assert_eq!(names(dir.path()), ["new", "target"]);
+    }
+
+    #[test]
+    fn there_is_no_moment_without_the_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("checkpoint-1");
+        let write = || {
+            let writer = DirWriter::begin(&target).unwrap();
+            fs::write(writer.path().join("x"), "x").unwrap();
+            writer.commit().unwrap();
+        };
+        write();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| (0..50).for_each(|_| write()));
+            while !writer.is_finished() {
+                assert!(target.join("x").exists());
+            }
+        });
+    }
+
+    #[test]
+    fn writers_and_cleaners_may_meet_anywhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.rows");
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                        clean_leftovers(dir.path()).unwrap();
+                    }
+                });
+            }
+            let writers: Vec<_> = (0..4)
+                .map(|_| {
+                    scope.spawn(|| (0..100).for_each(|_| write_bytes(&path, b"whole").unwrap()))
+                })
+                .collect();
+            writers
+                .into_iter()
+                .for_each(|writer| writer.join().unwrap());
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        assert_eq!(fs::read(&path).unwrap(), b"whole");
+        assert_eq!(names(dir.path()), ["x.rows"]);
+    }
+
+    #[test]
+    fn whoever_loses_a_race_takes_the_winners_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.rows");
+        let lost = |out: &mut BufWriter<&File>| {
+            fs::write(&path, "winner")?;
+            out.write_all(b"loser")
+        };
+        write_new(&path, lost).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"winner");
+        assert_eq!(names(dir.path()), ["x.rows"]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Files that must survive: Hugging Face directories, exact training state, and the care that both
 //! are written with.
 //!
-//! Reading order: `atomic` (aside, synced, renamed), `weights` (safetensors, in several files:
+//! Reading order: `atomic` (aside, synced, renamed), `lock` (one process at a time), `weights` (safetensors, in several files:
 //! `shards`), `hf` (the JSON files transformers writes), `optimizer` (in one file or several),
 //! `state` (`checkpoint-N/`), `keep` (how many of them stay). Nothing here knows a model, a device
 //! or a tokenizer.
@@ -12,6 +12,7 @@ pub mod hash;
 pub mod hf;
 mod json;
 pub mod keep;
+pub mod lock;
 pub mod optimizer;
 pub mod shards;
 pub mod state;

@@ -283,7 +283,7 @@ impl RowsFile<'_> {
         fill: impl FnOnce(&mut RowsFile<'_>) -> Result<()>,
     ) -> Result<()> {
         let mut failure = None;
-        let written = atomic::write_file(path, |out| {
+        let written = atomic::write_new(path, |out| {
             // The header is known last, so its place is kept.
             out.write_all(&[0; HEADER])?;
             let header = {

@@ -132,7 +132,7 @@ impl Examples {
         fill: impl FnOnce(&mut ExamplesWriter<'_>) -> Result<()>,
     ) -> Result<()> {
         let mut failure = None;
-        let written = atomic::write_file(path, |out| {
+        let written = atomic::write_new(path, |out| {
             // The header is known last, so its place is kept.
             out.write_all(&[0; HEADER])?;
             match write_body(out, wide, fill)? {

@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use rayon::prelude::*;
@@ -20,11 +20,15 @@ use super::samples::{Recipe, Row, Sample, Samples};
 use super::set::Rows;
 use super::settings::SourceSettings;
 use super::tokenizer::Tokenizer;
+use crate::checkpoint::lock::Lock;
 use crate::checkpoint::{atomic, hash};
 
 /// Groups that each thread gets per round: enough to even out long and short texts, few enough to
 /// keep memory small.
 const GROUPS_PER_THREAD: usize = 8;
+
+/// How often a set that is damaged as soon as it is written is made again before that is an error.
+const MOST_MADE: usize = 3;
 
 /// Which of the files' examples, in percent.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -218,35 +222,53 @@ impl Job<'_> {
     }
 
     /// The set from disk or, if it is not there or damaged, made by `write`, which gets the path
-    /// and whether ids need 32 bits.
-    fn find_or_make<S: Stored>(&self, write: impl FnOnce(&Path, bool) -> Result<()>) -> Result<S> {
+    /// and whether ids need 32 bits. Of the processes that share a cache directory one makes it; the
+    /// others wait.
+    fn find_or_make<S: Stored>(&self, write: impl Fn(&Path, bool) -> Result<()>) -> Result<S> {
         if self.files.is_empty() {
             return Err(Error::NoFile { what: self.what });
         }
         let path = self.cache_path()?;
-        let mut origin = Origin::Tokenized;
-        if path.exists() && !self.source.overwrite_cache {
-            match S::open(&path) {
-                Ok(set) => return Ok(set),
-                Err(reason) => {
-                    eprintln!(
-                        "warning: tokenized file {} is not used: {reason}; tokenizing again",
-                        path.display()
-                    );
-                    origin = Origin::Remade(reason);
-                }
-            }
+        let (asked, outdates) = (SystemTime::now(), self.source.overwrite_cache);
+        let is_outdated = || {
+            let time = path.metadata().and_then(|data| data.modified());
+            outdates && time.is_ok_and(|time| time < asked)
+        };
+        if path.exists()
+            && !is_outdated()
+            && let Ok(set) = S::open(&path)
+        {
+            return Ok(set);
         }
         let cache_dir = &self.source.cache_dir;
         std::fs::create_dir_all(cache_dir).map_err(Error::io("create", cache_dir))?;
         atomic::clean_leftovers(cache_dir)?;
-        write(&path, self.tokenizer.id_bound() > 1 << 16)?;
-        let set = S::open(&path).map_err(|reason| Error::Io {
-            doing: "read back",
-            path: path.clone(),
-            source: std::io::Error::other(reason),
-        })?;
-        Ok(set.with_origin(origin))
+        let doing = format!("tokenizing the same {} text", self.what);
+        let _lock = Lock::wait(&path.with_extension("lock"), &doing);
+        let (mut made, mut origin) = (0, Origin::Tokenized);
+        loop {
+            if path.exists() && (made > 0 || !is_outdated()) {
+                match S::open(&path) {
+                    Ok(set) if made == 0 => return Ok(set),
+                    Ok(set) => return Ok(set.with_origin(origin)),
+                    Err(reason) if made == MOST_MADE => {
+                        let source = std::io::Error::other(reason);
+                        return Err(Error::io("read back", &path)(source));
+                    }
+                    Err(reason) => {
+                        eprintln!(
+                            "warning: tokenized file {} is not used: {reason}; tokenizing again",
+                            path.display()
+                        );
+                        origin = Origin::Remade(reason);
+                    }
+                }
+            }
+            // A whole one is never replaced: others may have mapped it.
+            let _ = std::fs::remove_file(&path);
+            write(&path, self.tokenizer.id_bound() > 1 << 16)?;
+            made += 1;
+        }
     }
 
     /// Takes `items` in groups, works on groups in parallel, and hands the results on in order. The

@@ -3,9 +3,9 @@
 use super::{Error, Result};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::Write;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// Holds the secret itself, also in the environment of the ranks that a launcher starts.
@@ -81,21 +81,14 @@ impl Secret {
             problem: e.to_string(),
         };
         fs::create_dir_all(folder).map_err(fail)?;
-        let aside = folder.join(format!(".rendezvous-secret.{}", std::process::id()));
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&aside)
-            .map_err(fail)?;
+        // A temporary file is its owner's alone.
+        let mut file = tempfile::NamedTempFile::new_in(folder).map_err(fail)?;
         file.write_all(&Self::generate().0).map_err(fail)?;
-        // Linked, not renamed: of processes that start together one wins and the others take its
-        // secret.
-        let linked = fs::hard_link(&aside, &path);
-        let _ = fs::remove_file(&aside);
-        match linked {
-            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(fail(e)),
+        // Of processes that start together one wins and the others take its secret.
+        match file.persist_noclobber(&path) {
+            Err(lost) if lost.error.kind() != std::io::ErrorKind::AlreadyExists => {
+                Err(fail(lost.error))
+            }
             _ => Self::from_file(&path),
         }
     }

@@ -137,6 +137,9 @@ pub enum Error {
     )]
     WhichConfig { name: String, found: String },
 
+    #[error(transparent)]
+    File(#[from] crate::checkpoint::Error),
+
     #[error("cannot {doing} {}: {source}", path.display())]
     Io {
         doing: &'static str,

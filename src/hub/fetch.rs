@@ -9,7 +9,6 @@ use std::fs::File;
 use std::io::ErrorKind::{AlreadyExists, PermissionDenied, ReadOnlyFilesystem, StorageFull};
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo, Metadata};
 use hf_hub::{Cache, Repo, RepoType};
@@ -19,7 +18,9 @@ use sha2::{Digest, Sha256};
 use super::error::{Error, Result};
 use super::patience::within;
 use super::settings::HubSettings;
+use crate::checkpoint::atomic;
 use crate::checkpoint::hash::hex;
+use crate::checkpoint::lock::Lock;
 
 /// Where in the cache downloads are until they are whole and checked.
 const INCOMING: &str = ".xtrain-incoming";
@@ -29,9 +30,6 @@ const EMPTY: &str = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391";
 
 /// How often an interrupted transfer is resumed before it is an error.
 const ATTEMPTS: usize = 3;
-
-/// How long to wait for another process that downloads the same file.
-const OTHERS: Duration = Duration::from_secs(30 * 60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -167,10 +165,10 @@ impl Hub {
                 reason,
             });
         }
-        let cached = self.cache.repo(repo);
-        cached
-            .create_ref(&commit)
-            .map_err(Error::io("write into", self.cache.path()))?;
+        let reference = self.reference(&repo);
+        let dir = reference.parent().expect("a reference has a directory");
+        std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+        atomic::write_bytes(&reference, commit.as_bytes())?;
         let at_commit = Repo::with_revision(name.to_string(), kind.repo_type(), commit.clone());
         Ok(Snapshot {
             hub: self,
@@ -178,7 +176,7 @@ impl Hub {
             revision,
             kind,
             files,
-            dir: cached.pointer_path(&commit),
+            dir: self.cache.repo(repo).pointer_path(&commit),
             remote: Some((at_commit.clone(), api.repo(at_commit))),
         })
     }
@@ -197,17 +195,18 @@ impl Hub {
         })
     }
 
+    /// The file that says which commit a revision is.
+    fn reference(&self, repo: &Repo) -> PathBuf {
+        let refs = self.cache.path().join(repo.folder_name()).join("refs");
+        refs.join(repo.revision())
+    }
+
     fn cached(&self, kind: Kind, name: &str, revision: &str) -> Result<Snapshot<'_>> {
         let repo = Repo::with_revision(name.to_string(), kind.repo_type(), revision.to_string());
         let cached = self.cache.repo(repo.clone());
-        let reference = self
-            .cache
-            .path()
-            .join(repo.folder_name())
-            .join("refs")
-            .join(revision);
+        let commit = std::fs::read_to_string(self.reference(&repo));
         // A commit has no reference of its own.
-        let commit = std::fs::read_to_string(reference).unwrap_or_else(|_| revision.to_string());
+        let commit = commit.unwrap_or_else(|_| revision.to_string());
         let dir = cached.pointer_path(commit.trim());
         if !dir.is_dir() {
             let (what, name, cache) = (kind.what(), name.to_string(), self.cache.path().clone());
@@ -303,8 +302,6 @@ struct Places {
     incoming: PathBuf,
     /// A link to it, which the crate makes and which is of no use here.
     pointer: PathBuf,
-    /// For good.
-    blob: PathBuf,
 }
 
 impl Snapshot<'_> {
@@ -359,7 +356,7 @@ impl Snapshot<'_> {
                 let blob = self.hub.cache.repo(repo.clone()).blob_path(EMPTY);
                 let dir = blob.parent().expect("a blob has a directory");
                 std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
-                std::fs::write(&blob, []).map_err(Error::io("write", &blob))?;
+                atomic::write_bytes(&blob, &[])?;
                 self.link(&blob, &path)?;
                 return Ok(path);
             }
@@ -380,15 +377,15 @@ impl Snapshot<'_> {
         if !blob.exists() {
             let arriving = Cache::new(self.hub.cache.path().join(INCOMING)).repo(repo.clone());
             let pointer = arriving.pointer_path(metadata.commit_hash()).join(file);
-            let places = Places {
-                incoming: arriving.blob_path(metadata.etag()),
-                pointer,
-                blob: blob.clone(),
-            };
-            self.download((api, repo), file, &metadata, &places)?;
-            let dir = blob.parent().expect("a blob has a directory");
-            std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+            let incoming = arriving.blob_path(metadata.etag());
+            let doing = format!("downloading {file} of {}", self.name);
+            // Not the crate's lock, which it takes for the transfer alone.
+            let _lock = Lock::wait(&incoming.with_extension("xtrain.lock"), &doing);
             if !blob.exists() {
+                let places = Places { incoming, pointer };
+                self.download((api, repo), file, &metadata, &places)?;
+                let dir = blob.parent().expect("a blob has a directory");
+                std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
                 std::fs::rename(&places.incoming, &blob).map_err(Error::io("write", &blob))?;
             }
         }
@@ -396,8 +393,7 @@ impl Snapshot<'_> {
         Ok(path)
     }
 
-    /// Downloads until the bytes have the Hub's digest; they are at `incoming` then, or at `blob`
-    /// if another process was faster.
+    /// Downloads until the bytes have the Hub's digest; they are at `incoming` then.
     fn download(
         &self,
         (api, repo): (&Api, &Repo),
@@ -405,15 +401,11 @@ impl Snapshot<'_> {
         metadata: &Metadata,
         places: &Places,
     ) -> Result<()> {
-        let Places {
-            incoming,
-            pointer,
-            blob,
-        } = places;
+        let Places { incoming, pointer } = places;
         let part = incoming.with_extension("part");
         let size = metadata.size() as u64;
         let on_disk = |path: &Path| path.metadata().map(|m| m.len()).unwrap_or(0);
-        let (mut broken, mut damaged, mut waited, start) = (0, 0, false, Instant::now());
+        let (mut broken, mut damaged) = (0, 0);
         loop {
             // One left by a killed process would be in the crate's way.
             let _ = std::fs::remove_file(pointer);
@@ -467,15 +459,6 @@ impl Snapshot<'_> {
                         );
                     }
                 },
-                Err(ApiError::LockAcquisition(_)) if blob.exists() => return Ok(()),
-                Err(ApiError::LockAcquisition(_)) if start.elapsed() < OTHERS => {
-                    if !std::mem::replace(&mut waited, true) {
-                        eprintln!(
-                            "note: another process is downloading {file} of {}; waiting for it",
-                            self.name
-                        );
-                    }
-                }
                 // The disk, not the connection.
                 Err(ApiError::IoError(error))
                     if matches!(

@@ -1,9 +1,10 @@
 //! What the program prints: log records, the step line, progress, tables. The bottom layer:
-//! it imports nothing of ours, and everything but [`progress`], [`memory`], [`panics`],
-//! [`telemetry`] and [`top`] is a function from values to text.
+//! it imports nothing of ours, and everything but [`progress`], [`memory`], [`notice`],
+//! [`panics`], [`telemetry`] and [`top`] is a function from values to text.
 
 pub mod csv;
 pub mod memory;
+pub mod notice;
 pub mod panics;
 pub mod progress;
 pub mod python_float;

@@ -2,6 +2,7 @@
 //! tensors together, holds only those in its memory and writes them into a file of its own, in the
 //! directory that rank 0 finishes.
 
+use crate::checkpoint::atomic;
 use crate::checkpoint::optimizer::{PartFile, PeerWriters, write_part};
 use crate::checkpoint::{Error as CheckpointError, TensorRef};
 use crate::distributed::ProcessGroup;
@@ -9,6 +10,7 @@ use crate::trainer::error::Result as Trained;
 use crate::trainer::session::Session;
 use crate::trainer::session::parameters::{HostTensor, download, take_part_in_download};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Arc, Once};
 use std::time::Duration;
@@ -67,17 +69,19 @@ impl ShardedStateWriter {
             self.group.put(&seen(member.rank), &[u8::from(is_seen)])?;
             return Ok(self.group.get(&self.key("shared"), PATIENCE)? == [1]);
         }
-        let name = format!(".tmp-shared-{}", std::process::id());
-        let probe = output_dir.join(&name);
-        let written =
-            std::fs::create_dir_all(output_dir).and_then(|()| std::fs::write(&probe, b""));
-        self.group.put(&self.key("probe"), name.as_bytes())?;
+        let written = std::fs::create_dir_all(output_dir)
+            .and_then(|()| atomic::file_beside(&output_dir.join("shared")));
+        let probe = written
+            .as_ref()
+            .ok()
+            .and_then(|file| file.path().file_name());
+        let probe = probe.unwrap_or_default();
+        self.group.put(&self.key("probe"), probe.as_bytes())?;
         let others: Vec<Vec<u8>> = (1..member.world)
             .map(|rank| Ok(self.group.get(&seen(rank), PATIENCE)?))
             .collect::<Trained<_>>()?;
         // What is wrong with the directory comes out when the checkpoint is written.
         let is_shared = written.is_ok() && others.iter().all(|seen| seen == &[1]);
-        let _ = std::fs::remove_file(&probe);
         self.group
             .put(&self.key("shared"), &[u8::from(is_shared)])?;
         if !is_shared {

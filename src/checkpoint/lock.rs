@@ -1,0 +1,202 @@
+//! Locks between processes: of many that want the same thing made a single one makes it, and an
+//! output directory has one run that writes it.
+//!
+//! Locks are `flock`s: the kernel drops them when their holder dies, however it dies. A lock file
+//! says who holds it. Holders remove it when they are done; whoever waited for a removed file starts
+//! over with a new one.
+
+use crate::report::notice::while_busy;
+use crate::report::telemetry::{host, now};
+use crate::report::units::duration;
+use serde::{Deserialize, Serialize};
+use std::fmt::{Display, Formatter};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Seek, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Held until dropped.
+#[derive(Debug)]
+pub struct Lock {
+    path: PathBuf,
+    _file: File,
+}
+
+/// The process that has a lock, as the lock's file names it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Holder {
+    pub host: String,
+    pub pid: u32,
+    /// When it took the lock, in seconds since 1970.
+    pub since: f64,
+}
+
+impl Holder {
+    fn this_process() -> Holder {
+        Holder {
+            host: host(),
+            pid: std::process::id(),
+            since: now(),
+        }
+    }
+
+    /// Whom a lock's file names; a new file names nobody.
+    fn read(file: &File) -> Option<Holder> {
+        serde_json::from_reader(file).ok()
+    }
+}
+
+impl Display for Holder {
+    fn fmt(&self, f: &mut Formatter) -> std::fmt::Result {
+        let age = Duration::try_from_secs_f64(now() - self.since).unwrap_or_default();
+        let (pid, host, age) = (self.pid, &self.host, duration(age));
+        write!(f, "process {pid} on host {host}, started {age} ago")
+    }
+}
+
+/// Why a lock was not to be had at once.
+#[derive(Debug, PartialEq)]
+pub enum Refused {
+    /// A living process has it.
+    Busy(Option<Holder>),
+    /// This one had it, and nothing shows whether it lives.
+    Left(Holder),
+}
+
+impl Lock {
+    /// Waits for the lock, and says so: `doing` is what its holder does meanwhile. `None` where
+    /// locks are not to be had (a read-only directory, a file system without them): then several
+    /// processes may do the same.
+    pub fn wait(path: &Path, doing: &str) -> Option<Lock> {
+        fs::create_dir_all(path.parent()?).ok()?;
+        let file = match attempt(path, false).ok()? {
+            Ok(file) => file,
+            Err(holder) => {
+                let who = holder.map_or("another process".to_string(), |holder| holder.to_string());
+                eprintln!("waiting for {who}, which is {doing}");
+                let still =
+                    |time| format!("still waiting after {}: {who} is {doing}", duration(time));
+                while_busy(still, || attempt(path, true)).ok()?.ok()?
+            }
+        };
+        Some(Lock::hold(path, file))
+    }
+
+    /// The lock, if nobody holds it. What a killed process of this host left is free. Another host's
+    /// locks may not be seen here, and some file systems have none: what such a holder left is free
+    /// only if `takes_over`.
+    ///
+    /// # Errors
+    /// If the file cannot be opened.
+    pub fn take(path: &Path, takes_over: bool) -> io::Result<Result<Lock, Refused>> {
+        let (file, is_locked) = match attempt(path, false) {
+            Ok(Ok(file)) => (file, true),
+            Ok(Err(holder)) => return Ok(Err(Refused::Busy(holder))),
+            Err(_) => (open(path)?, false),
+        };
+        let is_free = |last: &Holder| takes_over || is_locked && last.host == host();
+        Ok(match Holder::read(&file) {
+            Some(last) if !is_free(&last) => Err(Refused::Left(last)),
+            _ => Ok(Lock::hold(path, file)),
+        })
+    }
+
+    /// Names this process as the holder. Only messages need that, so a failure does not matter.
+    fn hold(path: &Path, mut file: File) -> Lock {
+        let text = serde_json::to_string(&Holder::this_process()).unwrap_or_default();
+        let _ = file
+            .set_len(0)
+            .and_then(|()| file.rewind())
+            .and_then(|()| file.write_all(text.as_bytes()));
+        let path = path.to_path_buf();
+        Lock { path, _file: file }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path); // Still locked here, so that nobody can have taken it in between.
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    options.open(path)
+}
+
+/// The file at `path`, made where it lacks, locked as long as it is open; or else its holder.
+fn attempt(path: &Path, waits: bool) -> io::Result<Result<File, Option<Holder>>> {
+    loop {
+        let file = open(path)?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) if waits => file.lock()?,
+            Err(TryLockError::WouldBlock) => return Ok(Err(Holder::read(&file))),
+            other => other?,
+        }
+        let own = file.metadata()?;
+        let same = |found: fs::Metadata| (own.dev(), own.ino()) == (found.dev(), found.ino());
+        if fs::metadata(path).is_ok_and(same) {
+            return Ok(Ok(file));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn one_at_a_time_and_nothing_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key.lock");
+        let inside = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..20 {
+                        let lock = Lock::wait(&path, "counting").unwrap();
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                        std::thread::yield_now();
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        drop(lock);
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_lock_of_the_dead_is_free_if_they_were_of_this_host() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.lock");
+        let held = Lock::take(&path, false).unwrap().unwrap();
+        let refused = Lock::take(&path, true).unwrap().unwrap_err();
+        let Refused::Busy(Some(holder)) = refused else {
+            panic!("{refused:?}")
+        };
+        assert_eq!(
+            (holder.pid, holder.host.clone()),
+            (std::process::id(), host())
+        );
+        drop(held);
+        let leave =
+            |holder: &Holder| fs::write(&path, serde_json::to_vec(holder).unwrap()).unwrap();
+        leave(&holder);
+        drop(Lock::take(&path, false).unwrap().unwrap());
+        let elsewhere = Holder {
+            host: "elsewhere".into(),
+            ..holder
+        };
+        leave(&elsewhere);
+        assert_eq!(
+            Lock::take(&path, false).unwrap().unwrap_err(),
+            Refused::Left(elsewhere)
+        );
+        drop(Lock::take(&path, true).unwrap().unwrap());
+        assert!(!path.exists());
+    }
+}
