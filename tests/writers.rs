@@ -1,10 +1,13 @@
 //! What several processes write at once, with the real program: each of them gets what it needs,
 //! whoever is killed, late or of the same number.
 
+use crate::support::{Command, Run, xtrain};
+use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use tempfile::TempDir;
 use xtrain::checkpoint::atomic::clean_leftovers;
 use xtrain::data::tokenizer::train_byte_bpe;
@@ -45,7 +48,17 @@ impl Place {
         line.split_whitespace().map(str::to_string).collect()
     }
 
-    /// The run through another program that starts it.
+    fn command(&self, extra: &str) -> Command {
+        let mut command = xtrain();
+        command.dir(self.0.path()).args(self.words(extra));
+        command
+    }
+
+    fn run(&self, extra: &str) -> Run {
+        self.command(extra).run()
+    }
+
+    /// The same through another program that starts it.
     fn under(&self, starter: &str, extra: &str) -> std::process::Command {
         let mut starter = starter.split_whitespace();
         let mut command = std::process::Command::new(starter.next().unwrap());
@@ -160,4 +173,139 @@ fn a_file_that_is_cleaned_before_it_is_locked_is_made_again() {
     succeeded(&output);
     assert_eq!(cleaned, 2, "the cleaner was never faster");
     assert_eq!(names(&data).len(), 1);
+}
+
+#[test]
+fn an_output_directory_has_one_writer() {
+    let place = Place::new();
+    let busy = "--max_steps 100000 --save_strategy no --output_dir out --overwrite_output_dir";
+    let mut first = place.command(busy).start();
+    let lock = place.path("out/.xtrain.lock");
+    let log = place.path("out/log.jsonl");
+    while fs::read(&log).unwrap_or_default().is_empty() {
+        assert!(first.try_wait().unwrap().is_none(), "the first run ended");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let second = place.run(busy);
+    let holder = format!("process {} on host ", first.id());
+    assert_eq!(second.code, Some(2), "{}", second.stderr);
+    assert!(
+        second.stderr.contains(&holder) && second.stderr.contains("is writing to out"),
+        "{}",
+        second.stderr
+    );
+    // A killed run's lock stays, and is no obstacle on this host.
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let left = fs::read_to_string(&lock).unwrap();
+    let short = "--max_steps 1 --save_strategy no --output_dir out --overwrite_output_dir";
+    place.run(short).succeeded();
+    assert!(!lock.exists());
+    // Another host's is.
+    let mut elsewhere: Value = serde_json::from_str(&left).unwrap();
+    elsewhere["host"] = "elsewhere".into();
+    fs::write(&lock, elsewhere.to_string()).unwrap();
+    let refused = place.run(short);
+    assert_eq!(refused.code, Some(2));
+    assert!(
+        refused.stderr.contains("on host elsewhere")
+            && refused.stderr.contains("--take_over_output_dir"),
+        "{}",
+        refused.stderr
+    );
+    place
+        .run(&format!("{short} --take_over_output_dir"))
+        .succeeded();
+}
+
+#[test]
+fn what_a_resumed_run_does_otherwise_is_said() {
+    let place = Place::new();
+    let saved = "--max_steps 2 --save_steps 2 --output_dir out";
+    place.run(saved).succeeded();
+    let again = place.run("--max_steps 4 --output_dir out --resume_from_checkpoint");
+    again.succeeded();
+    for flag in ["optim", "learning_rate", "lr_scheduler_type"] {
+        assert!(
+            !again.stderr.contains(&format!("note: {flag}")),
+            "{}",
+            again.stderr
+        );
+    }
+    let other = place.run(
+        "--max_steps 6 --output_dir out --resume_from_checkpoint out/checkpoint-2 --optim lion --learning_rate 1e-3 \
+         --lr_scheduler_type cosine --config_overrides n_layer=1,n_head=1,n_embd=16,n_positions=16,resid_pdrop=0.0",
+    );
+    other.succeeded();
+    for difference in [
+        "note: optim was \"adamw\" when the checkpoint was saved and is \"lion\" now",
+        "note: state that both optimizers have",
+        "note: learning_rate was 0.00005 when",
+        "note: lr_scheduler_type was \"linear\" when the checkpoint was saved and is \"cosine\" now",
+        "note: resid_pdrop was 0.1 when the checkpoint was saved and is 0.0 now",
+    ] {
+        assert!(
+            other.stderr.contains(difference),
+            "{difference}:\n{}",
+            other.stderr
+        );
+    }
+}
+
+#[test]
+fn checkpoints_of_an_overwritten_run_are_not_taken() {
+    let place = Place::new();
+    let resumed_from = |extra: &str| {
+        let run = place.run(&format!(
+            "--max_steps 9 --output_dir out --resume_from_checkpoint {extra}"
+        ));
+        let line = run
+            .stderr
+            .lines()
+            .find_map(|line| line.strip_prefix("resuming from "));
+        line.map_or(run.stderr.clone(), str::to_string)
+    };
+    place
+        .run("--max_steps 6 --save_steps 3 --output_dir out")
+        .succeeded();
+    for step in [3, 6] {
+        let name = format!("checkpoint-{step}");
+        copy(
+            &place.path(&format!("out/{name}")),
+            &place.path(&format!("kept/{name}")),
+        );
+    }
+    // One that began anew and saved nothing has nothing to continue.
+    place
+        .run("--max_steps 2 --save_strategy no --output_dir out --overwrite_output_dir")
+        .succeeded();
+    copy(
+        &place.path("kept/checkpoint-6"),
+        &place.path("out/checkpoint-6"),
+    );
+    assert!(resumed_from("").contains("has saved no checkpoint"));
+    // One that has saved goes on from its own, whatever else is there.
+    place.run("--max_steps 4 --save_steps 2 --save_total_limit 1 --output_dir out --overwrite_output_dir").succeeded();
+    copy(
+        &place.path("kept/checkpoint-6"),
+        &place.path("out/checkpoint-6"),
+    );
+    assert_eq!(resumed_from(""), "out/checkpoint-4 (step 4)");
+    // One that was named is continued until there is a newer one of the run that began with it.
+    let named = "--max_steps 8 --save_strategy no --output_dir kept --resume_from_checkpoint kept/checkpoint-3";
+    place.run(named).succeeded();
+    let again = place.run("--max_steps 9 --output_dir kept --resume_from_checkpoint");
+    assert!(
+        again.stderr.contains("resuming from kept/checkpoint-3 "),
+        "{}",
+        again.stderr
+    );
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+    }
 }

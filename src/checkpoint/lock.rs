@@ -16,6 +16,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Name of the lock of the run that writes to an output directory.
+pub const RUN_LOCK: &str = ".xtrain.lock";
+
 /// Held until dropped.
 #[derive(Debug)]
 pub struct Lock {
@@ -51,15 +54,15 @@ impl Display for Holder {
     fn fmt(&self, f: &mut Formatter) -> std::fmt::Result {
         let age = Duration::try_from_secs_f64(now() - self.since).unwrap_or_default();
         let (pid, host, age) = (self.pid, &self.host, duration(age));
-        write!(f, "process {pid} on host {host}, started {age} ago")
+        write!(f, "process {pid} on host {host} (started {age} ago)")
     }
 }
 
 /// Why a lock was not to be had at once.
 #[derive(Debug, PartialEq)]
 pub enum Refused {
-    /// A living process has it.
-    Busy(Option<Holder>),
+    /// A living process has it, by this description.
+    Busy(String),
     /// This one had it, and nothing shows whether it lives.
     Left(Holder),
 }
@@ -72,8 +75,7 @@ impl Lock {
         fs::create_dir_all(path.parent()?).ok()?;
         let file = match attempt(path, false).ok()? {
             Ok(file) => file,
-            Err(holder) => {
-                let who = holder.map_or("another process".to_string(), |holder| holder.to_string());
+            Err(who) => {
                 eprintln!("waiting for {who}, which is {doing}");
                 let still =
                     |time| format!("still waiting after {}: {who} is {doing}", duration(time));
@@ -92,7 +94,7 @@ impl Lock {
     pub fn take(path: &Path, takes_over: bool) -> io::Result<Result<Lock, Refused>> {
         let (file, is_locked) = match attempt(path, false) {
             Ok(Ok(file)) => (file, true),
-            Ok(Err(holder)) => return Ok(Err(Refused::Busy(holder))),
+            Ok(Err(who)) => return Ok(Err(Refused::Busy(who))),
             Err(_) => (open(path)?, false),
         };
         let is_free = |last: &Holder| takes_over || is_locked && last.host == host();
@@ -126,13 +128,18 @@ fn open(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
-/// The file at `path`, made where it lacks, locked as long as it is open; or else its holder.
-fn attempt(path: &Path, waits: bool) -> io::Result<Result<File, Option<Holder>>> {
+/// The file at `path`, made where it lacks, locked as long as it is open; or else who holds it.
+fn attempt(path: &Path, waits: bool) -> io::Result<Result<File, String>> {
     loop {
         let file = open(path)?;
         match file.try_lock() {
             Err(TryLockError::WouldBlock) if waits => file.lock()?,
-            Err(TryLockError::WouldBlock) => return Ok(Err(Holder::read(&file))),
+            Err(TryLockError::WouldBlock) => {
+                let holder = Holder::read(&file);
+                return Ok(Err(
+                    holder.map_or("another process".into(), |holder| holder.to_string())
+                ));
+            }
             other => other?,
         }
         let own = file.metadata()?;
@@ -175,12 +182,11 @@ mod tests {
         let path = dir.path().join("run.lock");
         let held = Lock::take(&path, false).unwrap().unwrap();
         let refused = Lock::take(&path, true).unwrap().unwrap_err();
-        let Refused::Busy(Some(holder)) = refused else {
-            panic!("{refused:?}")
-        };
-        assert_eq!(
-            (holder.pid, holder.host.clone()),
-            (std::process::id(), host())
+        let holder = Holder::this_process();
+        let name = format!("process {} on host {} (", holder.pid, holder.host);
+        assert!(
+            matches!(&refused, Refused::Busy(who) if who.starts_with(&name)),
+            "{refused:?}"
         );
         drop(held);
         let leave =

@@ -21,7 +21,7 @@ pub mod weights;
 pub use error::{Error, Mismatch, Result};
 pub use keep::prune;
 pub use state::{
-    Checkpoint, CheckpointParts, TrainingState, clean_output_dir, latest_checkpoint,
-    list_checkpoints, load_checkpoint, save_checkpoint,
+    Checkpoint, CheckpointParts, TrainingState, clean_output_dir, list_checkpoints,
+    load_checkpoint, read_state, save_checkpoint,
 };
 pub use weights::{TensorRef, TensorView, Weights, write_safetensors};

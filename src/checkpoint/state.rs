@@ -38,6 +38,9 @@ pub struct TrainingState {
     pub epoch: u64,
     /// The next batch's place within its epoch, from 0.
     pub batch_in_epoch: u64,
+    /// Which of the runs that were started in the output directory, from 0.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub run: u64,
     /// Key of shuffling, dropout and initialization.
     pub seed: u64,
     /// What the learning-rate curve was laid out for; resuming with other totals would bend it.
@@ -53,6 +56,10 @@ pub struct TrainingState {
     pub accumulators: BTreeMap<String, f64>,
     /// Whatever else the training loop wants back.
     pub extra: Map<String, Value>,
+}
+
+fn is_first(run: &u64) -> bool {
+    *run == 0
 }
 
 /// `training_state.json`.
@@ -176,22 +183,23 @@ pub fn save_checkpoint(output_dir: &Path, parts: &CheckpointParts<'_>) -> Result
     Ok(target)
 }
 
-/// Opens a checkpoint, checking every file's length and digest first. Any difference is an error
-/// that names the file.
-pub fn load_checkpoint(dir: &Path) -> Result<Checkpoint> {
-    let path = dir.join(TRAINING_STATE_FILE);
-    if !path.exists() {
-        return match dir.exists() {
-            true => Err(Error::NotACheckpoint {
-                dir: dir.to_path_buf(),
-            }),
-            false => Err(Error::io("read", dir)(io::ErrorKind::NotFound.into())),
-        };
-    }
-    let damaged = |path: &Path, reason: String| Error::Damaged {
+fn damaged(path: &Path, reason: String) -> Error {
+    Error::Damaged {
         path: path.to_path_buf(),
         reason,
-    };
+    }
+}
+
+/// Where training stood when a checkpoint was saved; its other files are not looked at.
+///
+/// # Errors
+/// If it is damaged, or of another version.
+pub fn read_state(dir: &Path) -> Result<TrainingState> {
+    read_state_file(dir).map(|file| file.state)
+}
+
+fn read_state_file(dir: &Path) -> Result<StateFile> {
+    let path = dir.join(TRAINING_STATE_FILE);
     // The version is read by itself, since another version's state need not parse as ours.
     let value: Value = hf::read_json(&path).map_err(|error| damaged(&path, error.to_string()))?;
     match value["format_version"].as_u64() {
@@ -213,6 +221,22 @@ pub fn load_checkpoint(dir: &Path) -> Result<Checkpoint> {
             "its content does not match its digest".to_string(),
         ));
     }
+    Ok(file)
+}
+
+/// Opens a checkpoint, checking every file's length and digest first. Any difference is an error
+/// that names the file.
+pub fn load_checkpoint(dir: &Path) -> Result<Checkpoint> {
+    let path = dir.join(TRAINING_STATE_FILE);
+    if !path.exists() {
+        return match dir.exists() {
+            true => Err(Error::NotACheckpoint {
+                dir: dir.to_path_buf(),
+            }),
+            false => Err(Error::io("read", dir)(io::ErrorKind::NotFound.into())),
+        };
+    }
+    let file = read_state_file(dir)?;
     for (name, record) in &file.files {
         let path = dir.join(name);
         let found = hash::sha256_file(&path).map_err(|error| damaged(&path, error.to_string()))?;
@@ -240,7 +264,8 @@ pub fn load_checkpoint(dir: &Path) -> Result<Checkpoint> {
 }
 
 /// `checkpoint-N` directories in `output_dir`, complete ones only, by rising N. A missing
-/// `output_dir` has none.
+/// `output_dir` has none. Being complete is not being undamaged: [`load_checkpoint`] checks that, and
+/// a damaged newest checkpoint is an error to report, not a reason to quietly take an older one.
 pub fn list_checkpoints(output_dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let entries = match fs::read_dir(output_dir) {
         Ok(entries) => entries,
@@ -264,15 +289,8 @@ pub fn list_checkpoints(output_dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// The newest complete checkpoint, by step. Being complete is not being undamaged:
-/// [`load_checkpoint`] checks that, and a damaged newest checkpoint is an error to report, not a
-/// reason to quietly take an older one.
-pub fn latest_checkpoint(output_dir: &Path) -> Result<Option<PathBuf>> {
-    Ok(list_checkpoints(output_dir)?.pop().map(|(_, path)| path))
-}
-
-/// Repairs what a killed run left in an output directory. Call it before [`latest_checkpoint`] when
-/// starting to train.
+/// Repairs what a killed run left in an output directory. Call it before
+/// [`list_checkpoints`] when starting to train.
 pub fn clean_output_dir(output_dir: &Path) -> Result<Vec<PathBuf>> {
     atomic::clean_leftovers(output_dir)
 }

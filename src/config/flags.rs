@@ -210,6 +210,9 @@ Run {
     /// Allow a non-empty output directory; nothing is deleted up front, files are replaced as
     /// new ones are written
     overwrite_output_dir: bool = "false", TRAIN | QUICKSTART;
+    /// Write to an output directory that a run on another host has locked; only if that run has
+    /// ended
+    take_over_output_dir: bool = "false", TRAIN;
     /// Train; default: true unless only --do_eval is given
     do_train: Option<bool>, TRAIN;
     /// Evaluate at the end; default: true if eval_strategy is not no

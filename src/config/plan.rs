@@ -92,6 +92,8 @@ pub struct TrainPlan {
     /// The output directory may hold files of an earlier run. They are replaced as new ones are
     /// written, never deleted up front.
     pub overwrite_output_dir: bool,
+    /// A run on another host that has left its lock in the output directory has ended.
+    pub take_over_output_dir: bool,
     /// Print the plan and stop.
     pub dry_run: bool,
     /// Print it as JSON.

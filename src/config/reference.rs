@@ -62,6 +62,8 @@ JSON `null` means \"not set\", and a string is read as on the command line. Path
 
 `train` trains unless only `--do_eval` is given. An output directory that is not empty is refused unless `--overwrite_output_dir` or
 `--resume_from_checkpoint` is given; overwriting deletes nothing up front, files are replaced as new ones are written.
+A training run locks its output directory (`.xtrain.lock` names host, process and time); a second one is refused. The lock of a killed run
+counts no more on its own host; on another one `--take_over_output_dir` is needed.
 
 Exit codes: 0 success, 1 failure, 2 a mistake in the command line or settings file (nothing was started), 130 after SIGINT and 143 after
 SIGTERM when the run stopped at the end of a step and saved a checkpoint.

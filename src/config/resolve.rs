@@ -88,6 +88,7 @@ fn train_plan(flags: &Flags, task: TaskName) -> TrainPlan {
         do_eval: flags.evaluates(),
         do_predict: *flags.do_predict,
         overwrite_output_dir: *flags.overwrite_output_dir,
+        take_over_output_dir: *flags.take_over_output_dir,
         dry_run: *flags.dry_run,
         json: *flags.json,
         auto_batch: *flags.per_device_train_batch_size == Degree::Auto,

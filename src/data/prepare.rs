@@ -457,3 +457,69 @@ fn report_skipped(job: &Job<'_>, skipped: u64) {
         );
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tokenizer::train_byte_bpe;
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    /// Where a set comes from that several threads want; `after` is called with the file whenever it
+    /// was made, and how often it was before.
+    fn make(threads: usize, after: impl Fn(&Path, usize) + Sync) -> Vec<Result<Origin>> {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("x.txt");
+        std::fs::write(&file, "x").unwrap();
+        let source = SourceSettings {
+            cache_dir: dir.path().join("data"),
+            ..SourceSettings::default()
+        };
+        let (tokenizer, made) = (train_byte_bpe(&["x"], 300).unwrap(), AtomicUsize::new(0));
+        let job = Job {
+            task: "clm",
+            what: "training",
+            files: &[file],
+            share: Share::All,
+            source: &source,
+            tokenizer: &tokenizer,
+            key: Value::Null,
+            quiet: true,
+        };
+        let write = |path: &Path, wide| {
+            RowsFile::write(path, 2, wide, |rows| {
+                rows.push(&[1, 2]).map_err(io_error(path))
+            })?;
+            after(path, made.fetch_add(1, Ordering::SeqCst));
+            Ok(())
+        };
+        let origin = || Ok(job.find_or_make::<Dataset>(write)?.origin().clone());
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(origin)).collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect()
+        })
+    }
+
+    #[test]
+    fn one_makes_a_set_and_the_others_take_it() {
+        let found = make(4, |_, _| {});
+        let tokenized = |found: &&Result<Origin>| matches!(found, Ok(Origin::Tokenized));
+        assert_eq!(found.iter().filter(tokenized).count(), 1, "{found:?}");
+        assert!(found.iter().all(Result::is_ok), "{found:?}");
+    }
+
+    #[test]
+    fn a_set_that_is_damaged_before_it_is_read_is_made_again() {
+        let damage = |path: &Path| std::fs::write(path, "junk").unwrap();
+        let found = make(1, |path, made| {
+            if made == 0 {
+                damage(path);
+            }
+        });
+        assert!(matches!(&found[0], Ok(Origin::Remade(_))), "{found:?}");
+        let error = make(1, |path, _| damage(path)).remove(0).unwrap_err();
+        assert!(error.to_string().contains("read back"), "{error}");
+    }
+}

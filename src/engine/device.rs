@@ -2,7 +2,8 @@
 
 use super::error::{Error, failed};
 use crate::cache::CacheSettings;
-use crate::config::{Device, DevicePlan};
+use crate::checkpoint::lock::{Lock, RUN_LOCK, Refused};
+use crate::config::{Device, DevicePlan, TrainPlan};
 use crate::distributed::ProcessGroup;
 use crate::parallel::Mesh;
 use crate::trainer::device::{DeviceSettings, NeuronEnvironment};
@@ -61,6 +62,33 @@ fn silence_standard_output() {
         // SAFETY: both are open descriptors.
         unsafe { libc::dup2(nowhere.as_raw_fd(), libc::STDOUT_FILENO) };
     }
+}
+
+/// Makes the output directory, and locks it for a training run.
+///
+/// # Errors
+/// If it cannot be written to, or another run writes to it.
+pub fn lock_output_dir(plan: &TrainPlan) -> Result<Lock, Error> {
+    let dir = &plan.train.output_dir;
+    create_output_dir(dir)?;
+    let path = dir.join(RUN_LOCK);
+    let taken = Lock::take(&path, plan.take_over_output_dir).map_err(|error| {
+        Error::because(
+            format!("--output_dir: cannot write {}", path.display()),
+            error,
+        )
+    })?;
+    let dir = dir.display();
+    taken.map_err(|refused| match refused {
+        Refused::Busy(who) => Error::usage(
+            format!("--output_dir: {who} is writing to {dir}"),
+            "wait until it has ended, or name another directory",
+        ),
+        Refused::Left(holder) => Error::usage(
+            format!("--output_dir: {dir} is locked by {holder}, which may still be running"),
+            "if that run has ended, add --take_over_output_dir",
+        ),
+    })
 }
 
 /// Makes the output directory and those above it.

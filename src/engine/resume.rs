@@ -2,38 +2,114 @@
 //! which position.
 
 use super::error::{Error, failed};
-use crate::checkpoint::{
-    Checkpoint, TrainingState, latest_checkpoint, list_checkpoints, load_checkpoint,
-};
+use crate::checkpoint::hf::write_json;
+use crate::checkpoint::{Checkpoint, TrainingState, list_checkpoints, load_checkpoint, read_state};
 use crate::config::{ModelSource, TrainPlan};
 use crate::data::stream::StreamPosition;
 use crate::distributed::ProcessGroup;
 use crate::trainer;
 use crate::trainer::run_loop::{Progress, RunLength};
 use crate::trainer::run_state::DATA_POSITION;
-use crate::trainer::settings::{Resume, TrainSettings};
-use serde_json::{Map, Value};
+use crate::trainer::settings::{OptimizerSettings, Resume, TrainSettings};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use xtrain_graphs::optim::Schedule;
 use xtrain_models::Model;
+
+/// Which run was last started in an output directory, in a file there. The first one needs none;
+/// each one that begins anew, or from another checkpoint than the newest, has the next number, which
+/// its checkpoints bear.
+#[derive(Default, PartialEq, Serialize, Deserialize)]
+struct RunRecord {
+    run: u64,
+    /// The checkpoint that it began with, as seen from the output directory.
+    resumed_from: Option<PathBuf>,
+}
+
+const RUN_FILE: &str = ".xtrain-run.json";
+
+/// Under this name the [`changeable_settings`] of a run are in the `extra` of its checkpoints.
+pub const SETTINGS: &str = "settings";
+
+impl RunRecord {
+    fn read(output_dir: &Path) -> Option<RunRecord> {
+        let text = std::fs::read(output_dir.join(RUN_FILE)).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+}
+
+fn checkpoints_in(output_dir: &Path) -> Result<impl DoubleEndedIterator<Item = PathBuf>, Error> {
+    let found = list_checkpoints(output_dir).map_err(failed("looking for a checkpoint"))?;
+    Ok(found.into_iter().map(|(_, path)| path))
+}
+
+/// The newest checkpoint of this run, if it has saved one. One that cannot be read may be it:
+/// loading it says what is wrong.
+fn newest_of(run: u64, output_dir: &Path) -> Result<Option<PathBuf>, Error> {
+    let is_own = |path: &PathBuf| read_state(path).map_or(true, |state| state.run == run);
+    Ok(checkpoints_in(output_dir)?.rev().find(is_own))
+}
+
+/// Where the run that was last started in `output_dir` is to be continued.
+fn latest(output_dir: &Path) -> Result<Option<PathBuf>, Error> {
+    let Some(record) = RunRecord::read(output_dir) else {
+        return Ok(checkpoints_in(output_dir)?.next_back());
+    };
+    let began_with = record.resumed_from.map(|path| output_dir.join(path));
+    Ok(newest_of(record.run, output_dir)?.or(began_with))
+}
+
+/// The number of the run that starts here: that of the run whose newest checkpoint it continues,
+/// else the next one.
+///
+/// # Errors
+/// If it cannot be written into the output directory.
+pub fn begin_run(output_dir: &Path, resumed: Option<&Checkpoint>) -> Result<u64, Error> {
+    let real = |path: &Path| path.canonicalize().ok();
+    let resumed_from = resumed.and_then(|saved| real(&saved.dir));
+    let last = RunRecord::read(output_dir);
+    let number = last.as_ref().map_or(0, |last| last.run);
+    let newest = newest_of(number, output_dir)?.and_then(|newest| real(&newest));
+    let run = if resumed_from.is_some() && newest == resumed_from {
+        number
+    } else {
+        let numbers =
+            checkpoints_in(output_dir)?.map(|path| read_state(&path).map_or(0, |state| state.run));
+        let known = numbers.chain(last.map(|last| last.run)).max();
+        let dir = real(output_dir).unwrap_or_default();
+        let record = RunRecord {
+            run: known.map_or(0, |number| number + 1),
+            resumed_from: resumed_from.map(|path| {
+                path.strip_prefix(dir)
+                    .map_or(path.clone(), Path::to_path_buf)
+            }),
+        };
+        if record != RunRecord::default() {
+            write_json(&output_dir.join(RUN_FILE), &record).map_err(failed("starting the run"))?;
+        }
+        record.run
+    };
+    if let Some(group) = ProcessGroup::joined() {
+        let noted = group.put(RUN_KEY, run.to_string().as_bytes());
+        noted.map_err(failed("noting the run"))?;
+    }
+    Ok(run)
+}
 
 /// Checkpoints that an earlier run left where this one starts anew: never the one that its model
 /// comes from.
 pub fn stale_checkpoints(plan: &TrainPlan) -> Result<Vec<PathBuf>, Error> {
-    let found = list_checkpoints(&plan.train.output_dir)
-        .map_err(failed("looking for an earlier run's checkpoints"))?;
     let source = match &plan.model {
         ModelSource::Pretrained { directory } => directory.canonicalize().ok(),
         ModelSource::Scratch { .. } => None,
     };
     let is_source = |path: &Path| source.is_some() && path.canonicalize().ok() == source;
-    Ok(found
-        .into_iter()
-        .map(|(_, path)| path)
-        .filter(|path| !is_source(path))
-        .collect())
+    let found = checkpoints_in(&plan.train.output_dir)?;
+    Ok(found.filter(|path| !is_source(path)).collect())
 }
 
 /// The checkpoint that the run continues, if it does. Several processes continue the one that rank
@@ -69,64 +145,40 @@ pub fn checkpoint(settings: &TrainSettings) -> Result<Option<Checkpoint>, Error>
 /// Where rank 0 tells which checkpoint all continue from.
 const CHECKPOINT_KEY: &str = "checkpoint";
 
-/// Where the first start leaves for the later ones which checkpoints are not the job's own.
-const FOREIGN_KEY: &str = "job/foreign_checkpoints";
+/// Where each start of a job leaves the number of its run for the later ones.
+const RUN_KEY: &str = "job/run";
 
 fn as_told(settings: &TrainSettings) -> Result<Option<PathBuf>, Error> {
     match &settings.resume {
         Resume::No => Ok(None),
         Resume::From(dir) => Ok(Some(dir.clone())),
-        Resume::Latest => latest_checkpoint(&settings.output_dir)
-            .map_err(failed("looking for a checkpoint"))?
-            .map(Some)
-            .ok_or_else(|| {
-                Error::failed(format!(
-                    "there is no checkpoint in {}",
-                    settings.output_dir.display()
-                ))
-            }),
+        Resume::Latest => latest(&settings.output_dir)?.map(Some).ok_or_else(|| {
+            let dir = settings.output_dir.display();
+            Error::failed(format!(
+                "the run that was last started in {dir} has saved no checkpoint"
+            ))
+            .with_hint(
+                "to continue an earlier run, name its checkpoint after --resume_from_checkpoint",
+            )
+        }),
     }
 }
 
-/// After a restart, the newest checkpoint that the job itself has saved, if there is one. What an
-/// earlier run left in the directory was noted at the first start, with its time: the job may have
-/// saved another one under its name since.
+/// After a restart, the newest checkpoint that the job itself has saved, if there is one.
 fn restarted_from(
     settings: &TrainSettings,
     group: &ProcessGroup,
 ) -> Result<Option<PathBuf>, Error> {
-    let found =
-        list_checkpoints(&settings.output_dir).map_err(failed("looking for a checkpoint"))?;
-    let mark = |path: &Path| {
-        let time = path.metadata().and_then(|data| data.modified()).ok();
-        let since = time
-            .and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok())
-            .unwrap_or_default();
-        format!("{}@{}", path.display(), since.as_nanos())
-    };
     if group.rank_info().generation == 0 {
-        let foreign: Vec<String> = match settings.resume {
-            Resume::Latest => Vec::new(),
-            _ => found.iter().map(|(_, path)| mark(path)).collect(),
-        };
-        group
-            .put(FOREIGN_KEY, foreign.join("\n").as_bytes())
-            .map_err(failed("noting earlier checkpoints"))?;
         return Ok(None);
     }
-    let foreign = group
-        .try_get(FOREIGN_KEY)
-        .map_err(failed("asking for earlier checkpoints"))?;
-    // The first start did not come so far, so nothing there is its own.
-    let Some(foreign) = foreign else {
-        return Ok(None);
-    };
-    let foreign = String::from_utf8_lossy(&foreign).into_owned();
-    let mut own = found
-        .into_iter()
-        .map(|(_, path)| path)
-        .filter(|path| foreign.lines().all(|line| line != mark(path)));
-    Ok(own.next_back())
+    // Without a number the first start did not come so far, and nothing there is its own.
+    let run = group
+        .try_get(RUN_KEY)
+        .map_err(failed("asking for the run"))?;
+    let run = run.and_then(|run| String::from_utf8_lossy(&run).parse().ok());
+    let newest = run.map(|run| newest_of(run, &settings.output_dir));
+    Ok(newest.transpose()?.flatten())
 }
 
 /// Refuses a checkpoint whose position means something else in this run; causes come before their
@@ -159,13 +211,28 @@ pub fn check_resume(saved: &Checkpoint, run: &TrainingState) -> Result<(), Error
     }
 }
 
-/// Says which of the model's settings are not those of the checkpoint. Some may change (dropout);
-/// shapes are checked with the weights.
-fn note_changed_config(saved: &Checkpoint, model: &Map<String, Value>) {
+/// The settings of a run that may be others when it is resumed, by their flags' names, for the
+/// `extra` of its checkpoints.
+pub fn changeable_settings(optimizer: &OptimizerSettings, schedule: &Schedule) -> Value {
+    json!({
+        "optim": optimizer.kind.name,
+        "learning_rate": optimizer.learning_rate,
+        "lr_scheduler_type": format!("{:?}", schedule.kind).to_lowercase(),
+        "warmup_steps": schedule.warmup,
+        "weight_decay": optimizer.weight_decay,
+        "adam_beta1": optimizer.adam_beta1,
+        "adam_beta2": optimizer.adam_beta2,
+        "adam_epsilon": optimizer.adam_epsilon,
+        "max_grad_norm": optimizer.max_grad_norm,
+    })
+}
+
+/// Says which settings are not those of the checkpoint.
+fn note_changes(old: &Map<String, Value>, new: &Map<String, Value>) {
     let text = |value: Option<&Value>| value.map_or("not set".to_string(), Value::to_string);
-    let keys: BTreeSet<&String> = saved.config.keys().chain(model.keys()).collect();
+    let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
     for key in keys {
-        let (old, new) = (saved.config.get(key), model.get(key));
+        let (old, new) = (old.get(key), new.get(key));
         if old != new {
             eprintln!(
                 "note: {key} was {} when the checkpoint was saved and is {} now",
@@ -177,10 +244,20 @@ fn note_changed_config(saved: &Checkpoint, model: &Map<String, Value>) {
 }
 
 /// Says from where the run goes on, and what differs from the run that saved the checkpoint.
-pub fn describe(saved: &Checkpoint, model: &dyn Model, length: &RunLength) {
+/// Dropout and the like may change; shapes are checked with the weights.
+pub fn describe(saved: &Checkpoint, run: &TrainingState, model: &dyn Model, length: &RunLength) {
     let (dir, step) = (saved.dir.display(), saved.state.global_step);
     eprintln!("resuming from {dir} (step {step})");
-    note_changed_config(saved, model.config().values());
+    note_changes(&saved.config, model.config().values());
+    let settings = |state: &TrainingState| state.extra.get(SETTINGS)?.as_object().cloned();
+    if let (Some(old), Some(new)) = (settings(&saved.state), settings(run)) {
+        note_changes(&old, &new);
+        if old.get("optim") != new.get("optim") {
+            eprintln!(
+                "note: state that both optimizers have is the checkpoint's; the rest starts anew"
+            );
+        }
+    }
     let (old, new) = (saved.state.total_steps, length.max_steps);
     if old != new {
         eprintln!(

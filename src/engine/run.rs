@@ -1,11 +1,13 @@
 //! A run built from its plan: tokenizer, model, task, data, session.
 
 use super::batches::BatchForm;
+use super::device::lock_output_dir;
 use super::error::Error;
 use super::execution::Execution;
 use super::model::{LoadedModel, origin};
 use super::task::{Purpose, TaskData, load_task};
 use crate::cache::Origin;
+use crate::checkpoint::lock::Lock;
 use crate::config::{self, Command, Device, Invocation, TrainPlan, nearest};
 use crate::data::sampler::{BatchPlan, Order};
 use crate::data::stream::StreamSpec;
@@ -42,6 +44,8 @@ pub struct Run {
     pub test: Option<Set>,
     /// The opened devices with the state that lies on them.
     pub session: Session,
+    /// Held by the process that writes to the output directory.
+    _output_lock: Option<Lock>,
 }
 
 impl Run {
@@ -71,7 +75,13 @@ impl Run {
     /// be opened.
     pub fn prepare(plan: TrainPlan) -> Result<Run, Error> {
         let execution = Execution::from(&plan);
-        Run::open(plan, &execution, true)
+        let output_dir = plan.train.output_dir.clone();
+        let is_new = !output_dir.exists();
+        Run::open(plan, &execution, true).inspect_err(|_| {
+            if is_new {
+                let _ = std::fs::remove_dir(output_dir); // Fails where something has been written.
+            }
+        })
     }
 
     /// The same without reading its data, which can take hours: for compiling its graphs ahead.
@@ -95,6 +105,15 @@ impl Run {
 
     /// Opens and checks everything else before tokenizing.
     fn open(plan: TrainPlan, execution: &Execution, reads_data: bool) -> Result<Run, Error> {
+        // Before a device is opened, which a second run may find taken.
+        let rank = plan
+            .device
+            .settings
+            .member
+            .as_ref()
+            .map_or(0, |member| member.rank);
+        let writes = plan.do_train && reads_data && !plan.dry_run && rank == 0;
+        let output_lock = writes.then(|| lock_output_dir(&plan)).transpose()?;
         let head = if plan.ignore_mismatched_sizes {
             Head::NewIfDifferent
         } else {
@@ -135,6 +154,7 @@ impl Run {
             validation,
             test,
             session,
+            _output_lock: output_lock,
         })
     }
 

@@ -1,6 +1,5 @@
 //! Training: resuming, the loop with its hooks, the finished model.
 
-use super::device::create_output_dir;
 use super::error::{Error, Outcome, failed};
 use super::resume::{self, Start};
 use super::run::Run;
@@ -46,16 +45,17 @@ impl Run {
         hooks: Vec<Box<dyn Hook>>,
     ) -> Result<Outcome, Error> {
         if ProcessGroup::this_writes() {
-            create_output_dir(&self.plan.train.output_dir)?;
             clean_output_dir(&self.plan.train.output_dir)
                 .map_err(failed("cleaning up after a killed run"))?;
         }
         let (length, schedule) = self.length()?.expect("the plan trains");
         let data = TrainingData::of(self)?;
-        let identity = TrainingState {
+        let mut identity = TrainingState {
             warmup_steps: schedule.warmup,
             ..self.identity(&data, &length)
         };
+        let settings = resume::changeable_settings(&self.plan.train.optimizer, &schedule);
+        identity.extra.insert(resume::SETTINGS.into(), settings);
         let (form, shapes, execution) = (self.form(), self.shapes(), self.execution());
         let saved_model = self.saved_model();
         let Run {
@@ -74,10 +74,13 @@ impl Run {
         if let Some(saved) = &resumed {
             resume::check_resume(saved, &identity)?;
         }
+        if ProcessGroup::this_writes() {
+            identity.run = resume::begin_run(&settings.output_dir, resumed.as_ref())?;
+        }
         let start = Start::of(resumed.as_ref(), data.is_stream(), &length)?;
         start_first_step(session, model, &step, &shapes).map_err(failed("recording the graphs"))?;
         if let Some(saved) = &resumed {
-            resume::describe(saved, model, &length);
+            resume::describe(saved, &identity, model, &length);
             parameters::load(session, model, step.parameters(), &saved.weights)
                 .map_err(failed("loading the weights"))?;
             parameters::set_extra_state(session, &extra_state, Some(&saved.optimizer))

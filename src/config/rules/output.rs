@@ -2,6 +2,7 @@
 //! accident.
 
 use super::verdict::{Verdict, refuse, refuse_if};
+use crate::checkpoint::lock::RUN_LOCK;
 use crate::config::command::sets::QUICKSTART;
 use crate::config::flags::Flags;
 use crate::distributed::RankInfo;
@@ -122,7 +123,10 @@ fn empty_output(output: &Path, fix: &str) -> Verdict {
     }
     // A directory that is missing or cannot be listed is met again with a clear message
     // when it is made.
-    let is_empty = std::fs::read_dir(output).map_or(true, |mut entries| entries.next().is_none());
+    // A lock alone is nobody's work.
+    let is_empty = std::fs::read_dir(output).map_or(true, |entries| {
+        entries.flatten().all(|entry| entry.file_name() == RUN_LOCK)
+    });
     if is_empty {
         Ok(())
     } else {
