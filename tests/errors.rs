@@ -1008,58 +1008,6 @@ fn overwriting_an_earlier_run_does_not_leave_its_checkpoints_to_be_resumed() {
     );
 }
 
-/// Waits until the process handles SIGTERM itself, which is when training has begun.
-fn wait_for_handler(pid: u32) {
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(60) {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let caught = status
-            .lines()
-            .find_map(|line| line.strip_prefix("SigCgt:"))
-            .unwrap_or("0")
-            .trim();
-        if u64::from_str_radix(caught, 16).unwrap() >> (libc::SIGTERM - 1) & 1 == 1 {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    panic!("the program never took over SIGTERM");
-}
-
-#[test]
-fn a_second_signal_quits_at_once() {
-    let place = Workplace::new();
-    // One step that takes minutes.
-    let text: String = (0..60_000)
-        .map(|i| format!("Number {i} comes after number {} as always.\n", i - 1))
-        .collect();
-    place.write("train.txt", text);
-    let line = format!(
-        "{TRAIN} --per_device_train_batch_size 1 --gradient_accumulation_steps 1000000 --max_steps 1"
-    );
-    let mut child = place.command(&line).start();
-    wait_for_handler(child.id());
-    let pid = child.id() as i32;
-    // SAFETY: the child has not been waited for, so its number is still its own.
-    let terminate = || unsafe { libc::kill(pid, libc::SIGTERM) };
-    std::thread::sleep(Duration::from_millis(300));
-    terminate();
-    std::thread::sleep(Duration::from_millis(700));
-    assert!(
-        child.try_wait().unwrap().is_none(),
-        "the first signal lets the step finish"
-    );
-    terminate();
-    let start = Instant::now();
-    let status = child.wait().unwrap();
-    assert_eq!(status.code(), Some(143), "{status}");
-    assert!(
-        start.elapsed() < Duration::from_secs(5),
-        "{:?}",
-        start.elapsed()
-    );
-}
-
 #[test]
 fn a_signal_during_the_last_evaluation_ends_it() {
     let place = Workplace::new();

@@ -196,11 +196,10 @@ impl Command {
             rlim_cur: bytes,
             rlim_max: bytes,
         };
-        // SAFETY: between fork and exec only system calls are made; the limit and the ignored
-        // signal pass on to the program.
+        // SAFETY: between fork and exec only system calls are made; the limit passes on to the
+        // program.
         unsafe {
             self.0.pre_exec(move || {
-                libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
                 if libc::setrlimit(libc::RLIMIT_FSIZE, &limit) == 0 {
                     Ok(())
                 } else {

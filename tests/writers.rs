@@ -11,6 +11,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use xtrain::checkpoint::atomic::clean_leftovers;
 use xtrain::data::tokenizer::train_byte_bpe;
+use xtrain_test_groups::Group;
 
 /// A folder with a text, a tokenizer and a cache directory of its own.
 struct Place(TempDir);
@@ -43,7 +44,7 @@ impl Place {
     fn words(&self, extra: &str) -> Vec<String> {
         let line = format!(
             "train clm --model_type gpt2 --config_overrides n_layer=1,n_head=1,n_embd=16,n_positions=16 --tokenizer_name tokenizer \
-             --train_file text.txt --block_size 16 --per_device_train_batch_size 4 --disable_tqdm --logging_steps 1 {extra}"
+             --train_file text.txt --block_size 16 --per_device_train_batch_size 1 --disable_tqdm --logging_steps 1 {extra}"
         );
         line.split_whitespace().map(str::to_string).collect()
     }
@@ -83,7 +84,7 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Whether a starter can be had; said loudly if not.
+/// Whether a starter can be had; recorded as skipped if not.
 fn can(starter: &str) -> bool {
     let mut words = starter.split_whitespace();
     let mut command = std::process::Command::new(words.next().unwrap());
@@ -93,7 +94,7 @@ fn can(starter: &str) -> bool {
         .output()
         .is_ok_and(|output| output.status.success());
     if !can {
-        eprintln!("SKIPPED: `{starter}` does not work here");
+        Group::Namespaces.skip(format!("`{starter}` does not work here"));
     }
     can
 }
@@ -112,6 +113,31 @@ fn rounds() -> u32 {
     rounds.and_then(|n| n.parse().ok()).unwrap_or(3)
 }
 
+/// Four processes of one number on one cold cache directory, which all end well.
+fn four_of_one_number(
+    place: &Place,
+    round: u32,
+    extra: impl Fn(usize) -> String,
+    environment: impl Fn(usize) -> Vec<(&'static str, String)>,
+) {
+    let cache = format!("cache-{round}");
+    let children: Vec<_> = (0..4)
+        .map(|process| {
+            let extra = extra(process);
+            let extra = format!("--max_steps 2 --save_steps 1 --cache_dir {cache} {extra}");
+            let mut command = place.under(NAMESPACE, &extra);
+            command.envs(environment(process)).spawn().unwrap()
+        })
+        .collect();
+    let ends: Vec<Output> = children
+        .into_iter()
+        .map(|child| child.wait_with_output().unwrap())
+        .collect();
+    ends.iter().for_each(succeeded);
+    let left = names(&place.path(&cache).join("data"));
+    assert_eq!(left.len(), 1, "one set and nothing else: {left:?}");
+}
+
 #[test]
 fn processes_of_one_number_share_a_cold_cache() {
     if !can(NAMESPACE) {
@@ -119,27 +145,48 @@ fn processes_of_one_number_share_a_cold_cache() {
     }
     let place = Place::new();
     for round in 0..rounds() {
-        let cache = format!("cache-{round}");
-        let extra =
-            format!("--max_steps 1 --save_strategy no --cache_dir {cache} --output_dir out");
-        let children: Vec<_> = (0..4)
-            .map(|process| {
-                let extra = format!("{extra}-{round}-{process}");
-                place.under(NAMESPACE, &extra).spawn().unwrap()
-            })
-            .collect();
-        let ends: Vec<Output> = children
-            .into_iter()
-            .map(|child| child.wait_with_output().unwrap())
-            .collect();
-        ends.iter().for_each(succeeded);
-        let model = |process: usize| {
-            let dir = place.path(&format!("out-{round}-{process}"));
-            fs::read(dir.join("model.safetensors")).unwrap()
-        };
+        let out = |process: usize| format!("out-{round}-{process}");
+        let extra = |process| format!("--output_dir {}", out(process));
+        four_of_one_number(&place, round, extra, |_| Vec::new());
+        let model =
+            |process| fs::read(place.path(&out(process)).join("model.safetensors")).unwrap();
         assert!((1..4).all(|process| model(process) == model(0)));
-        let left = names(&place.path(&cache).join("data"));
-        assert_eq!(left.len(), 1, "one set and nothing else: {left:?}");
+    }
+}
+
+#[test]
+fn ranks_of_one_number_are_one_writer() {
+    let engine = Path::new(env!("CARGO_BIN_EXE_xtrain")).with_file_name("libxtrain_gloo.so");
+    if !engine.exists() {
+        Group::Gloo.skip("libxtrain_gloo.so was not built");
+        return;
+    }
+    if !can(NAMESPACE) {
+        return;
+    }
+    let place = Place::new();
+    for round in 0..rounds() {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = free.local_addr().unwrap().port().to_string();
+        drop(free);
+        let environment = |rank: usize| {
+            let variables = [
+                ("RANK", rank.to_string()),
+                ("WORLD_SIZE", "4".into()),
+                ("LOCAL_RANK", rank.to_string()),
+                ("LOCAL_WORLD_SIZE", "4".into()),
+                ("MASTER_ADDR", "127.0.0.1".into()),
+                ("MASTER_PORT", port.clone()),
+                ("XTRAIN_RDZV_SECRET", "of these four processes".into()),
+            ];
+            variables.into()
+        };
+        let extra = |_| format!("--data_parallel 4 --output_dir out-{round}");
+        four_of_one_number(&place, round, extra, environment);
+        let out = place.path(&format!("out-{round}"));
+        let saved = xtrain::checkpoint::load_checkpoint(&out.join("checkpoint-2"));
+        assert_eq!(saved.unwrap().state.global_step, 2);
+        assert!(!names(&out).iter().any(|name| name.starts_with('.')));
     }
 }
 
@@ -308,4 +355,66 @@ fn copy(from: &Path, to: &Path) {
         let path = entry.unwrap().path();
         fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
     }
+}
+
+/// Starts a run, sends SIGTERM as soon as `ready` and again after each of `pauses`; its end and
+/// standard error.
+fn signalled(
+    place: &Place,
+    extra: &str,
+    ready: impl Fn() -> bool,
+    pauses: &[Duration],
+) -> (Option<i32>, String) {
+    let mut command = place.command(extra).process();
+    let mut child = command
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    while !ready() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    for pause in [Duration::ZERO].iter().chain(pauses) {
+        std::thread::sleep(*pause);
+        // SAFETY: the child has not been waited for, so its number is still its own.
+        unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+    }
+    let output = child.wait_with_output().unwrap();
+    (
+        output.status.code(),
+        String::from_utf8_lossy(&output.stderr).into(),
+    )
+}
+
+#[test]
+fn a_signal_before_training_ends_a_run_that_has_nothing_to_save() {
+    let place = Place::new();
+    let text = fs::read_to_string(place.path("text.txt")).unwrap();
+    fs::write(place.path("text.txt"), text.repeat(100)).unwrap();
+    let data = place.path("cache/data");
+    let is_writing = || data.is_dir() && names(&data).iter().any(|name| name.starts_with(".tmp"));
+    let extra = "--max_steps 1 --cache_dir cache --output_dir out";
+    let (code, stderr) = signalled(&place, extra, is_writing, &[]);
+    assert_eq!(code, Some(143), "{stderr}");
+    assert!(
+        stderr.contains("before training: there is nothing to save"),
+        "{stderr}"
+    );
+    assert!(!names(&data).iter().any(|name| name.starts_with(".tmp")));
+    assert!(names(&place.path("out")).is_empty());
+}
+
+#[test]
+fn a_second_signal_ends_a_run_at_once() {
+    let place = Place::new();
+    // Steps of so many microbatches that none ends between the two signals.
+    let extra = "--max_steps 1000 --gradient_accumulation_steps 500 --output_dir out \
+                 --config_overrides n_layer=8,n_head=4,n_embd=256,n_positions=16";
+    let log = place.path("out/log.jsonl");
+    let is_stepping = || fs::metadata(&log).is_ok_and(|file| file.len() > 0);
+    let (code, stderr) = signalled(&place, extra, is_stepping, &[Duration::from_millis(200)]);
+    assert!(stderr.contains("stopping after this step"), "{stderr}");
+    assert_eq!(code, Some(3), "{stderr}");
+    assert!(!place.path("out/.xtrain.lock").exists());
 }

@@ -20,7 +20,7 @@ use tempfile::{Builder, NamedTempFile, TempDir};
 use super::error::{Error, Result};
 
 /// Not in place yet, or on its way to being deleted.
-const ASIDE: &str = ".tmp-new-";
+pub(super) const ASIDE: &str = ".tmp-new-";
 /// The previous version of a directory, for the instant in which two renames swap it where the file
 /// system cannot exchange names.
 const OLD: &str = ".tmp-old-";

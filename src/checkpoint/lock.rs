@@ -5,6 +5,7 @@
 //! says who holds it. Holders remove it when they are done; whoever waited for a removed file starts
 //! over with a new one.
 
+use super::atomic::ASIDE;
 use crate::report::notice::while_busy;
 use crate::report::telemetry::{host, now};
 use crate::report::units::duration;
@@ -119,6 +120,22 @@ impl Lock {
 impl Drop for Lock {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path); // Still locked here, so that nobody can have taken it in between.
+    }
+}
+
+/// Removes what this process has begun to write, and the lock of its run, for a process that ends
+/// without returning. Both are among the files that it has open.
+pub fn abandon() {
+    for open in fs::read_dir("/proc/self/fd")
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let path = fs::read_link(open.path()).unwrap_or_default();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with(ASIDE) || name == RUN_LOCK {
+            let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path));
+        }
     }
 }
 

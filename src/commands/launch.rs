@@ -11,6 +11,7 @@ pub fn run(settings: LaunchSettings) -> Result<Outcome, Error> {
     match launch::launch(&settings) {
         Ok(Verdict::Done) => Ok(Outcome::Done),
         Ok(Verdict::Interrupted(signal)) => Ok(Outcome::Interrupted { signal }),
+        Ok(Verdict::Quit) => Ok(Outcome::Quit),
         Ok(Verdict::Failed(cause)) => {
             let hint = match settings.max_restarts {
                 0 => {

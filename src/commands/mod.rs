@@ -36,6 +36,9 @@ pub fn run(command: Command) -> Result<Outcome, Error> {
         // SAFETY: sets a signal's disposition before any thread runs.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
+    // A file that would grow beyond a limit is an error, as on a full disk.
+    // SAFETY: as above.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let outcome = dispatch(command);
     if let Some(group) = ProcessGroup::joined() {
         group.leave(

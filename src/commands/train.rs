@@ -12,6 +12,10 @@ pub fn run(plan: TrainPlan) -> Result<Outcome, Error> {
     if let Some(comparison) = plan.compare {
         return meshes::run(plan, comparison);
     }
+    // The signals stay taken over during the last evaluation, so that has to look at them too.
+    let trains = plan.do_train && !plan.dry_run;
+    let interrupt = trains.then(Interrupt::install).transpose();
+    let interrupt = interrupt.map_err(failed("taking over SIGINT and SIGTERM"))?;
     let mut run = Run::prepare(plan)?;
     run.resolve_auto_batch(None)?;
     if run.plan.dry_run {
@@ -22,29 +26,24 @@ pub fn run(plan: TrainPlan) -> Result<Outcome, Error> {
         }
         return Ok(Outcome::Done);
     }
-    let outcome = train_and_evaluate(&mut run)?;
+    let outcome = train_and_evaluate(&mut run, interrupt.as_ref())?;
     eprintln!("{}", run.session.cache().stats());
     Ok(outcome)
 }
 
-fn train_and_evaluate(run: &mut Run) -> Result<Outcome, Error> {
+fn train_and_evaluate(run: &mut Run, interrupt: Option<&Interrupt>) -> Result<Outcome, Error> {
     if !run.plan.do_train {
         if ProcessGroup::this_writes() {
             create_output_dir(&run.plan.train.output_dir)?;
         }
         return after_training(run, None);
     }
-    // The signals stay taken over during the last evaluation, so that has to look at them too.
-    let interrupt = Interrupt::install().map_err(failed("taking over SIGINT and SIGTERM"))?;
-    let outcome = run.train(Some(&interrupt), Vec::new())?;
+    let outcome = run.train(interrupt, Vec::new())?;
     if outcome != Outcome::Done {
         return Ok(outcome);
     }
     // Several processes evaluate to the end together; a second signal ends them.
-    after_training(
-        run,
-        Some(&interrupt).filter(|_| ProcessGroup::joined().is_none()),
-    )
+    after_training(run, interrupt.filter(|_| ProcessGroup::joined().is_none()))
 }
 
 /// What is done with the finished model.

@@ -66,7 +66,8 @@ A training run locks its output directory (`.xtrain.lock` names host, process an
 counts no more on its own host; on another one `--take_over_output_dir` is needed.
 
 Exit codes: 0 success, 1 failure, 2 a mistake in the command line or settings file (nothing was started), 130 after SIGINT and 143 after
-SIGTERM when the run stopped at the end of a step and saved a checkpoint.
+SIGTERM when the run stopped at the end of a step and saved a checkpoint, or before its first step, with nothing to save; 3 after a second
+signal, which ends a run at once, without saving.
 ";
 
 const UNBUILT_INTRODUCTION: &str = "

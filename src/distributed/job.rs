@@ -45,6 +45,8 @@ pub enum Order {
 pub enum Verdict {
     Done,
     Interrupted(i32),
+    /// By a second signal, without saving.
+    Quit,
     Failed(String),
 }
 

@@ -1,6 +1,7 @@
 //! How what was asked for ended, and why it failed.
 
 use crate::config::UsageError;
+use crate::trainer::interrupt::QUIT;
 use std::error::Error as StdError;
 
 /// How a command ended when it did not fail.
@@ -11,15 +12,18 @@ pub enum Outcome {
     Interrupted {
         signal: i32,
     },
+    /// Ended at once by a second signal.
+    Quit,
 }
 
 impl Outcome {
     /// 0, or what a shell reports for a process that the signal killed: 130 for SIGINT, 143 for
-    /// SIGTERM.
+    /// SIGTERM, or [`QUIT`].
     pub fn exit_code(self) -> u8 {
         match self {
             Outcome::Done => 0,
             Outcome::Interrupted { signal } => u8::try_from(128 + signal).unwrap_or(1),
+            Outcome::Quit => QUIT,
         }
     }
 }

@@ -139,6 +139,9 @@ impl Run {
         let rows = settings.batch_rows();
         let mut batches = data.batches(&form, &client, rows, workers, &start)?;
         let began = Instant::now();
+        if let Some(interrupt) = interrupt {
+            interrupt.begin();
+        }
         let progress = if stopped_early {
             start.progress
         } else {

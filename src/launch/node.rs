@@ -167,7 +167,10 @@ impl Node<'_> {
         for signal in self.signals.pending() {
             if self.signalled.is_some() || !is_running {
                 self.ranks.signal(libc::SIGKILL);
-                return Some(Verdict::Interrupted(signal));
+                return Some(match self.signalled {
+                    Some(_) => Verdict::Quit,
+                    None => Verdict::Interrupted(signal),
+                });
             }
             self.signalled = Some(signal);
             self.ranks.signal(signal);

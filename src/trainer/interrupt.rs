@@ -1,6 +1,7 @@
-//! SIGINT and SIGTERM: the first asks for a clean end after the current step, a second one quits at
-//! once.
+//! SIGINT and SIGTERM: before the first step they end the run, which has nothing to save. After it
+//! the first one asks for a clean end after the current step, and a second one quits at once.
 
+use crate::checkpoint::lock::abandon;
 use crate::distributed::{self, ProcessGroup};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,6 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 /// of them, and the host of one may have handed over the next one or two.
 const MOST_APART: u64 = 3;
 
+/// The exit code after a second signal.
+pub const QUIT: u8 = 3;
+
 /// Where processes agree on their last step.
 const STOP_KEY: &str = "stop";
 
@@ -16,50 +20,57 @@ const STOP_KEY: &str = "stop";
 #[derive(Clone)]
 pub struct Interrupt {
     signal: Arc<AtomicUsize>,
-    /// Of several processes: who they are, and the signal that all of them stop for.
-    group: Option<Arc<ProcessGroup>>,
+    /// There will be something to save.
+    has_begun: Arc<AtomicBool>,
+    /// The signal that all of several processes stop for.
     agreed: Arc<AtomicUsize>,
 }
 
 impl Interrupt {
     /// Takes over both signals for the rest of the process.
+    ///
+    /// # Errors
+    /// If they cannot be taken over.
     pub fn install() -> std::io::Result<Self> {
         use signal_hook::consts::{SIGINT, SIGTERM};
-        let signal = Arc::new(AtomicUsize::new(0));
-        let again = Arc::new(AtomicBool::new(false));
-        for number in [SIGINT, SIGTERM] {
-            // In this order: the second signal finds `again` set and ends the process before it
-            // could be set anew.
-            signal_hook::flag::register_conditional_shutdown(number, 128 + number, again.clone())?;
-            signal_hook::flag::register(number, again.clone())?;
-            signal_hook::flag::register_usize(number, signal.clone(), number as usize)?;
-        }
-        // A step, an evaluation or a compilation may take minutes; without a word the user would
-        // think that nothing happened.
+        let interrupt = Interrupt {
+            signal: Arc::default(),
+            has_begun: Arc::default(),
+            agreed: Arc::default(),
+        };
+        let (signal, has_begun) = (interrupt.signal.clone(), interrupt.has_begun.clone());
         let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
-        std::thread::Builder::new()
-            .name("signals".into())
-            .spawn(move || {
-                if signals.forever().next().is_some() {
-                    eprintln!(
-                        "stopping after this step; a second signal quits at once, without saving"
-                    );
-                }
-            })?;
-        Ok(Interrupt {
-            signal,
-            group: ProcessGroup::joined(),
-            agreed: Arc::new(AtomicUsize::new(0)),
-        })
+        let answer = move || {
+            let mut received = signals.forever();
+            let Some(first) = received.next() else { return };
+            signal.store(first as usize, Ordering::Relaxed);
+            if !has_begun.load(Ordering::Relaxed) {
+                eprintln!("stopped before training: there is nothing to save");
+                quit(128 + first);
+            }
+            // A step, an evaluation or a compilation may take minutes; without a word the user would
+            // think that nothing happened.
+            eprintln!("stopping after this step; a second signal quits at once, without saving");
+            if received.next().is_some() {
+                quit(QUIT.into());
+            }
+        };
+        let thread = std::thread::Builder::new().name("signals".into());
+        thread.spawn(answer)?;
+        Ok(interrupt)
+    }
+
+    /// From now on a signal waits for the end of a step.
+    pub fn begin(&self) {
+        self.has_begun.store(true, Ordering::Relaxed);
     }
 
     /// The signal that asked for an end, if any; of several processes, once all of them have
     /// stopped for it.
     pub fn received(&self) -> Option<i32> {
-        let told = if self.group.is_some() {
-            &self.agreed
-        } else {
-            &self.signal
+        let told = match ProcessGroup::joined() {
+            Some(_) => &self.agreed,
+            None => &self.signal,
         };
         match told.load(Ordering::Relaxed) {
             0 => None,
@@ -71,7 +82,7 @@ impl Interrupt {
     /// that none of them has passed, since one that stopped earlier would leave the others waiting
     /// for it. Ask after each step.
     pub fn ends_with(&self, step: u64) -> distributed::Result<Option<i32>> {
-        let Some(group) = &self.group else {
+        let Some(group) = ProcessGroup::joined() else {
             return Ok(self.received());
         };
         let told = match self.signal.load(Ordering::Relaxed) {
@@ -91,4 +102,11 @@ impl Interrupt {
         }
         Ok(self.received())
     }
+}
+
+/// Ends the process without waiting for what its other threads are at.
+fn quit(code: i32) -> ! {
+    abandon();
+    // SAFETY: ends the process; `exit` would take apart what the other threads use.
+    unsafe { libc::_exit(code) }
 }

@@ -20,7 +20,8 @@ pub enum Group {
     Plugin,
     /// `libxtrain_gloo.so`, which is built where Gloo's headers were found.
     Gloo,
-    /// The right to make namespaces, and the tools for it (`ip`, `unshare`).
+    /// The right to make namespaces and to trace processes, and the tools for it (`ip`, `unshare`,
+    /// `strace`).
     Namespaces,
     /// `libxtrain_xla.so` and the tools of a build (`nm`).
     Library,
