@@ -1,5 +1,5 @@
 //! How much a prepared graph computes and exchanges, counted on the graph itself: compilers hide
-//! products in library calls.
+//! matmuls in library calls.
 
 use crate::dtype::DType;
 use crate::graph::Graph;
@@ -8,18 +8,18 @@ use crate::shape::Shape;
 use crate::trace::Trace;
 use std::ops::Range;
 
-/// Floating-point operations of a graph's matrix products: two for each pair of numbers that is
+/// Floating-point operations of a graph's matmuls: two for each pair of numbers that is
 /// multiplied and added. Everything else is at most a few operations a number, which no device
 /// waits for.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MatmulFlops {
-    /// Of products with bf16 or f16 operands.
+    /// Of matmuls with bf16 or f16 operands.
     pub low: f64,
     /// Of all others.
     pub wide: f64,
 }
 
-/// Counts the products of a graph; those inside of composites only once these have been written out
+/// Counts the matmuls of a graph; those inside of composites only once these have been written out
 /// (`passes::lower`).
 pub fn matmuls(graph: &Graph) -> MatmulFlops {
     let mut work = MatmulFlops::default();
@@ -28,7 +28,7 @@ pub fn matmuls(graph: &Graph) -> MatmulFlops {
         let flops = match &node.op {
             Op::Dot { dims, .. } => dot(dims, operand(0), &node.shape),
             Op::FusedAttention(of) => attention(2, of.causal, operand(0), operand(1)),
-            // The scores once more, and two products for each of theirs.
+            // The scores recomputed, and two matmuls for each of theirs.
             Op::FusedAttentionGrad(of) => attention(5, of.causal, operand(0), operand(1)),
             _ => continue,
         };
@@ -82,10 +82,10 @@ pub fn recorded(trace: &Trace, nodes: Range<usize>) -> RecordedFlops {
     flops
 }
 
-/// This many products of `[T, D]` and `[S, D]` in each head, of which a causal mask leaves half: the
+/// This many matmuls of `[T, D]` and `[S, D]` in each head, of which a causal mask leaves half: the
 /// kernels skip the rest.
-fn attention(products: usize, causal: bool, q: &Shape, k: &Shape) -> f64 {
-    let all = 2.0 * products as f64 * q.elements() as f64 * k.dims[1] as f64;
+fn attention(matmuls: usize, causal: bool, q: &Shape, k: &Shape) -> f64 {
+    let all = 2.0 * matmuls as f64 * q.elements() as f64 * k.dims[1] as f64;
     if causal { all / 2.0 } else { all }
 }
 
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn products_count_by_their_operands_type() {
+    fn matmuls_count_by_their_operands_type() {
         let trace = Trace::new();
         let a = trace.input("a", Shape::new(DType::F32, [5, 7]), InputRole::Feed);
         let b = trace.input("b", Shape::new(DType::F32, [7, 11]), InputRole::Feed);

@@ -25,7 +25,7 @@ pub enum InputRole {
     Feed,
 }
 
-/// An input of a graph, by the number of its place in [`Graph::inputs`].
+/// An input of a graph; [`Op::Input`] names it by its index in [`Graph::inputs`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct InputSpec {
     pub name: String,

@@ -35,8 +35,8 @@ struct Walk<'g> {
     forms: Vec<Form>,
     is_output: Vec<bool>,
     is_read_twice: Vec<bool>,
-    /// The place of each node in the order of the walk.
-    places: Vec<NodeId>,
+    /// The position of each node in the order of the walk.
+    positions: Vec<NodeId>,
 }
 
 impl<'g> Walk<'g> {
@@ -85,7 +85,7 @@ impl<'g> Walk<'g> {
             forms,
             is_output,
             is_read_twice,
-            places: places(graph),
+            positions: positions(graph),
         }
     }
 
@@ -93,7 +93,7 @@ impl<'g> Walk<'g> {
         let nodes = &self.graph.nodes;
         // The written nodes behind each value, which is what its readers read.
         let mut behind: Vec<Vec<NodeId>> = vec![Vec::new(); nodes.len()];
-        let mut last_read = self.places.clone();
+        let mut last_read = self.positions.clone();
         for (id, node) in nodes.iter().enumerate() {
             let mut read: Vec<NodeId> = node
                 .operands
@@ -116,9 +116,9 @@ impl<'g> Walk<'g> {
             behind[id] = match (form, &node.op) {
                 (_, Op::Input(_) | Op::Constant { .. }) => Vec::new(),
                 (Form::Written, _) => {
-                    let place = self.places[id];
+                    let position = self.positions[id];
                     read.iter().for_each(|&buffer| {
-                        last_read[buffer as usize] = last_read[buffer as usize].max(place)
+                        last_read[buffer as usize] = last_read[buffer as usize].max(position)
                     });
                     vec![id as NodeId]
                 }
@@ -144,14 +144,17 @@ impl<'g> Walk<'g> {
         let mut begins: HashMap<NodeId, Vec<NodeId>> = HashMap::new();
         let mut ends: HashMap<NodeId, Vec<NodeId>> = HashMap::new();
         for id in (0..nodes.len() as NodeId).filter(|id| behind[*id as usize].as_slice() == [*id]) {
-            begins.entry(self.places[id as usize]).or_default().push(id);
+            begins
+                .entry(self.positions[id as usize])
+                .or_default()
+                .push(id);
             ends.entry(last_read[id as usize]).or_default().push(id);
         }
         let (mut held, mut most) = (0u64, 0u64);
-        for place in 0..nodes.len() as NodeId {
+        for position in 0..nodes.len() as NodeId {
             let (new, mut old) = (
-                begins.remove(&place).unwrap_or_default(),
-                ends.remove(&place).unwrap_or_default(),
+                begins.remove(&position).unwrap_or_default(),
+                ends.remove(&position).unwrap_or_default(),
             );
             for id in new {
                 held += bytes(id);
@@ -175,14 +178,14 @@ impl<'g> Walk<'g> {
 /// Nodes run in the order in which they were recorded, but sums that are scattered as soon as there
 /// is something to sum: they are recorded when all gradients are there, and every compiler moves
 /// them up, since they make much into little.
-fn places(graph: &Graph) -> Vec<NodeId> {
-    let mut places: Vec<NodeId> = (0..graph.nodes.len() as NodeId).collect();
+fn positions(graph: &Graph) -> Vec<NodeId> {
+    let mut positions: Vec<NodeId> = (0..graph.nodes.len() as NodeId).collect();
     for (id, node) in graph.nodes.iter().enumerate() {
         if let Op::ReduceScatter { .. } = node.op {
-            places[id] = places[node.operands[0] as usize];
+            positions[id] = positions[node.operands[0] as usize];
         }
     }
-    places
+    positions
 }
 
 /// Whether a node is the square of a gradient that was summed over replicas. XLA's CPU compiler

@@ -165,10 +165,10 @@ pub enum AttentionOperand {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Composite {
     /// Uniform 32-bit words keyed by an operand `u32[2]` (seed, step) or `u32[3]` (seed, step,
-    /// rows' shard) and the place in the graph.
+    /// rows' shard) and the number of its random stream.
     RandomBits {
         dims: Vec<usize>,
-        place: u32,
+        stream: u32,
     },
 
     LayerNorm {
@@ -300,8 +300,8 @@ pub enum Op<C = Composite> {
         dim: usize,
         exchange: ReplicaGroups,
     },
-    /// `size` elements of the first operand along `dim` from the place that the second, `s32[]`,
-    /// says. Beyond the end the last ones.
+    /// `size` elements of the first operand along `dim`, starting at the second operand (`s32[]`,
+    /// clamped).
     DynamicSlice {
         dim: usize,
         size: usize,

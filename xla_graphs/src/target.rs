@@ -22,7 +22,7 @@ pub struct CudaTarget {
     pub fused_attention: bool,
     /// Whether those calls may drop out, with masks of cuDNN's own.
     pub fused_dropout: bool,
-    /// Whether products of f32 may round their operands to TF32, with 10 bits of mantissa for 23.
+    /// Whether matmuls of f32 may round their operands to TF32, with 10 bits of mantissa for 23.
     pub tf32: bool,
 }
 
@@ -83,7 +83,7 @@ impl Target {
     }
 
     /// XLA's CPU multiplies fast only where the left operand contracts its last dimension.
-    pub(crate) fn turns_products(self) -> bool {
+    pub(crate) fn transposes_matmuls(self) -> bool {
         self == Target::Cpu
     }
 
@@ -147,9 +147,9 @@ impl Target {
         )
     }
 
-    /// Whether products of f32 have to be said to be exact, since the compiler would round their
-    /// operands if nothing were said.
-    pub(crate) fn asks_for_exact_products(self) -> bool {
+    /// Whether matmuls of f32 have to be marked as exact, since the compiler would otherwise round
+    /// their operands.
+    pub(crate) fn marks_exact_matmuls(self) -> bool {
         matches!(self, Target::Cuda(CudaTarget { tf32: false, .. }))
     }
 

@@ -45,7 +45,7 @@ pub(crate) struct Inner {
     contexts: Vec<Context>,
     /// Set by passes: a node equal to an earlier one is not recorded twice.
     known: Option<HashMap<(Op, Vec<NodeId>), NodeId>>,
-    places: u32,
+    streams: u32,
     layers_entered: usize,
     stage: StageOf,
 }
@@ -256,11 +256,11 @@ impl Trace {
         self.0.borrow().layers_entered
     }
 
-    /// A number that no other caller in this trace gets: keys random streams.
-    pub(crate) fn next_place(&self) -> u32 {
+    /// The number of a random stream that no other caller in this trace gets.
+    pub(crate) fn next_stream(&self) -> u32 {
         let mut inner = self.0.borrow_mut();
-        inner.places += 1;
-        inner.places - 1
+        inner.streams += 1;
+        inner.streams - 1
     }
 
     /// Nodes recorded so far.

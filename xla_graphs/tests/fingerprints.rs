@@ -33,7 +33,7 @@ struct Knobs {
     start: usize,
     dot_type: DType,
     swap: bool,
-    extra_place: bool,
+    extra_stream: bool,
 }
 
 const PLAIN: Knobs = Knobs {
@@ -59,7 +59,7 @@ const PLAIN: Knobs = Knobs {
     start: 0,
     dot_type: DType::F32,
     swap: false,
-    extra_place: false,
+    extra_stream: false,
 };
 
 fn program(k: &Knobs) -> Result<Graph> {
@@ -69,7 +69,7 @@ fn program(k: &Knobs) -> Result<Graph> {
     let random =
         DropoutRng::keyed(trace.input("random", Shape::new(DType::U32, [2]), InputRole::Feed));
     let _scope = trace.scope(k.scope);
-    if k.extra_place {
+    if k.extra_stream {
         random.keep_mask(&[1], 0.5)?;
     }
     let gamma = trace.full(1.0, &Shape::new(k.dtype, [4]))?;
@@ -162,7 +162,7 @@ fn any_single_change_is_another_fingerprint() {
         ("slice", |k| k.start = 1),
         ("dot type", |k| k.dot_type = DType::F64),
         ("operand order", |k| k.swap = true),
-        ("random place", |k| k.extra_place = true),
+        ("random stream", |k| k.extra_stream = true),
     ];
     let mut seen: BTreeMap<Fingerprint, &str> =
         BTreeMap::from([(program(&PLAIN).unwrap().fingerprint(), "no change")]);

@@ -97,7 +97,7 @@ pub fn backward_with(
             scope: scope.clone(),
             location,
         })?;
-        for (((operand, &place), grad), wanted) in
+        for (((operand, &operand_id), grad), wanted) in
             operands.iter().zip(&node.operands).zip(grads).zip(wanted)
         {
             let Some(grad) = grad.filter(|_| wanted) else {
@@ -112,7 +112,7 @@ pub fn backward_with(
                     found,
                 });
             }
-            let slot = &mut adjoints[place as usize];
+            let slot = &mut adjoints[operand_id as usize];
             *slot = Some(match slot.take() {
                 Some(earlier) => earlier.add(&grad)?,
                 None => grad,

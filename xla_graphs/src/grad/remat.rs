@@ -21,7 +21,7 @@ use std::collections::HashMap;
 /// Stands in front of the model path of what is recomputed: `recompute/h.3.attn`.
 const RECOMPUTE: &str = "recompute";
 
-/// What the backward pass computes once more instead of keeping it.
+/// What the backward pass recomputes instead of keeping it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Checkpointing {
     #[default]
@@ -97,9 +97,9 @@ impl Regions {
         }
     }
 
-    /// What stands for `node` in the gradient rule of `user`: its copy, if `user` is computed once
-    /// more and this is not a parameter or a constant, or if this is a parameter that was put
-    /// together for the layer. `dy` is the gradient that has arrived at `user`.
+    /// What stands for `node` in the gradient rule of `user`: its copy, if `user` is recomputed and
+    /// this is not a parameter or a constant, or if this is a parameter that was gathered for the
+    /// layer. `dy` is the gradient that has arrived at `user`.
     pub fn replacement(
         &mut self,
         trace: &Trace,
@@ -142,7 +142,7 @@ impl Regions {
         }
     }
 
-    /// Records the region's nodes once more.
+    /// Records the region's nodes a second time.
     fn copy(&self, trace: &Trace, region: u32, dy: &Tensor) -> Result<HashMap<NodeId, Tensor>> {
         let members: Vec<NodeId> = (0..self.region_of.len() as NodeId)
             .filter(|&id| self.region_of[id as usize] == Some(region))

@@ -8,8 +8,8 @@
 //! two lowest values up). In the backward pass sum(dP * P) over the keys is taken as sum(dy * out)
 //! over D, which is the same number read from a smaller array (Dao et al. 2022).
 //!
-//! Over 16-bit operands the four products take 16-bit operands and sum up in f32; scores, softmax
-//! and everything between the products is f32.
+//! Over 16-bit operands the four matmuls take 16-bit operands and sum up in f32; scores, softmax
+//! and everything between the matmuls is f32.
 
 use super::fused_attention;
 use crate::dtype::DType;
@@ -106,7 +106,7 @@ pub(crate) fn vjp(v: &Vjp, attention: &Attention) -> Result<Vec<Option<Tensor>>>
 struct Plain<'a> {
     attention: &'a Attention,
     operands: &'a [Tensor],
-    /// The operands' type, which the products' operands have.
+    /// The operands' type, which the matmuls' operands have.
     low: DType,
     /// The type of everything else.
     wide: DType,
@@ -114,7 +114,7 @@ struct Plain<'a> {
     /// `pred[B, H, T, S]`; `None` when every query sees every key.
     visible: Option<Tensor>,
     /// exp(score - the row's highest): P without its division, which costs less on the smaller
-    /// `[T, D]` side of the products.
+    /// `[T, D]` side of the matmuls.
     exponentials: Tensor,
     /// `[B, H, T, 1]`: what the exponentials have to be multiplied with to give P.
     normalizer: Tensor,
@@ -179,12 +179,12 @@ impl<'a> Plain<'a> {
         each_head(&sums, &self.scaled_q)?.mul(&self.normalizer)
     }
 
-    /// P before its division, with dropout, as an operand of products.
+    /// P before its division, with dropout, as an operand of matmuls.
     fn weights(&self) -> Result<Tensor> {
         self.drop(&self.exponentials)?.convert(self.low)
     }
 
-    /// The gradient of the scores, as an operand of products.
+    /// The gradient of the scores, as an operand of matmuls.
     fn score_grad(&self, dy: &Tensor) -> Result<Tensor> {
         let values = &self.operands[2];
         let dp = by_kv_head(dy, values)?.batched(values, 3, 3, self.wide)?;
@@ -273,7 +273,7 @@ fn blocked_once(
     if attention.window.is_none() || !attention.key_mask {
         return Ok(None);
     }
-    let places = Attention {
+    let positions = Attention {
         key_mask: false,
         ..*attention
     };
@@ -282,7 +282,7 @@ fn blocked_once(
         ..*attention
     };
     match (
-        visible(&places, operands, dims)?,
+        visible(&positions, operands, dims)?,
         visible(&keys, operands, dims)?,
     ) {
         (Some(a), Some(b)) => a.or(&b).map(Some),
@@ -322,7 +322,7 @@ pub(crate) fn expand(
 /// keeps XLA from folding the first turn into the product. Where operands are 16-bit floats, the
 /// sums (`wide`) are rounded to their type first, which keeps the second turn apart as well.
 fn contract_queries(p: &Tensor, x: &Tensor, wide: DType, target: Target) -> Result<Tensor> {
-    match target.turns_products() {
+    match target.transposes_matmuls() {
         true => x
             .transpose(&[0, 1, 3, 2])?
             .barrier()?

@@ -1,5 +1,5 @@
 //! Dropout from a counter-based generator: each random word is a pure function of (seed, step,
-//! place in the graph, element), so masks need no storage, no order of execution and no state
+//! stream, element), so masks need no storage, no order of execution and no state
 //! beyond the step number.
 //!
 //! The function is Threefry-2x32 with 13 rounds (Salmon, Moraes, Dror, Shaw: "Parallel random
@@ -36,17 +36,17 @@ pub(crate) fn expand_bits(
     trace: &Trace,
     key: &Tensor,
     dims: &[usize],
-    place: u32,
+    stream: u32,
 ) -> Result<Tensor> {
     let (k0, k1) = (word(key, 0)?, word(key, 1)?);
     let k2 = k0
         .xor(&k1)?
         .xor(&trace.constant(f64::from(PARITY), DType::U32)?)?;
     let keys = [k0, k1, k2];
-    // Counter: the element's linear index (modulo 2^32) and the place.
+    // Counter: the element's linear index (modulo 2^32) and the stream.
     let mut x0 = linear_index(trace, key, dims)?.add(&keys[0])?;
     let mut x1 = keys[1]
-        .add(&trace.constant(f64::from(place), DType::U32)?)?
+        .add(&trace.constant(f64::from(stream), DType::U32)?)?
         .broadcast_to(dims)?;
     for round in 0..ROUNDS {
         x0 = x0.add(&x1)?;
@@ -62,18 +62,18 @@ pub(crate) fn expand_bits(
     Ok(x0)
 }
 
-/// Bits for targets without rotations: key, place and index through an integer hash of xor-shifts
+/// Bits for targets without rotations: key, stream and index through an integer hash of xor-shifts
 /// and products (Wellons, "Prospecting for hash functions", 2018: `lowbias32`). Not Threefry, so
 /// masks differ from other devices'; each is as much a pure function of the same four numbers.
 pub(crate) fn expand_mixed_bits(
     trace: &Trace,
     key: &Tensor,
     dims: &[usize],
-    place: u32,
+    stream: u32,
 ) -> Result<Tensor> {
-    let place = trace.constant(f64::from(place), DType::U32)?;
-    let stream = mix(&mix(&mix(&word(key, 0)?)?.xor(&word(key, 1)?)?)?.xor(&place)?)?;
-    mix(&linear_index(trace, key, dims)?.xor(&stream)?)
+    let stream = trace.constant(f64::from(stream), DType::U32)?;
+    let hashed = mix(&mix(&mix(&word(key, 0)?)?.xor(&word(key, 1)?)?)?.xor(&stream)?)?;
+    mix(&linear_index(trace, key, dims)?.xor(&hashed)?)
 }
 
 fn mix(x: &Tensor) -> Result<Tensor> {
@@ -89,8 +89,8 @@ fn word(key: &Tensor, i: usize) -> Result<Tensor> {
     key.slice(&[i], &[i + 1])?.reshape(&[])
 }
 
-/// Each element's place in row-major order, modulo 2^32: in the whole array, of which this is the
-/// shard that the key's third word names, cut along dimension 0. So replicas that share a batch
+/// Each element's index in row-major order, modulo 2^32: in the whole array, of which this is the
+/// shard that the key's third word names, along dimension 0. So replicas that share a batch
 /// draw together what one device would draw for all of it.
 fn linear_index(trace: &Trace, key: &Tensor, dims: &[usize]) -> Result<Tensor> {
     let mut index = trace.full(0.0, &Shape::new(DType::U32, dims))?;
@@ -141,11 +141,11 @@ impl DropoutRng {
         let Some(key) = self.key.as_ref().filter(|_| rate > 0.0) else {
             return Ok(None);
         };
-        let place = key.trace().next_place();
+        let stream = key.trace().next_stream();
         let bits = key.apply(
             Op::Composite(Composite::RandomBits {
                 dims: dims.to_vec(),
-                place,
+                stream,
             }),
             &[],
         )?;

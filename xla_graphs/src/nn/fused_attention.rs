@@ -65,7 +65,7 @@ pub(crate) fn applies(attention: &Attention, q: &Shape, k: &Shape, target: Targe
         && k.elements() > 0
 }
 
-/// Results of a call by their place. Workspaces, which come last, are the compiler's own.
+/// Results of a call by their index. Workspaces, which come last, are the compiler's own.
 const OUT: usize = 0;
 const STATISTICS: usize = 1;
 

@@ -1,4 +1,4 @@
-//! Embedding look-ups and their gradients for targets that index badly: indices kept inside the
+//! Embedding lookups and their gradients for targets that index badly: indices kept inside the
 //! table, sums instead of scatter.
 
 use crate::dtype::DType;

@@ -1,4 +1,4 @@
-//! Rows chosen by integer ids: embedding look-ups and their gradient. Ids outside the table are
+//! Rows chosen by integer ids: embedding lookups and their gradient. Ids outside the table are
 //! clamped to it when read and ignored when added, as XLA's gather and scatter do; callers check
 //! ids on the host.
 
@@ -70,7 +70,7 @@ pub(super) fn vjp_scatter(v: &Vjp) -> Result<Vec<Option<Tensor>>> {
 }
 
 impl Tensor {
-    /// `size` elements along `dim` from the place `start`, `s32[]`.
+    /// `size` elements along `dim`, starting at `start` (`s32[]`, clamped).
     #[track_caller]
     pub fn dynamic_slice(&self, start: &Tensor, dim: usize, size: usize) -> Result<Tensor> {
         self.apply(Op::DynamicSlice { dim, size }, &[start])

@@ -1,13 +1,13 @@
-//! Mixed precision: matrix products, and the activations between them, in a 16-bit float; all else
+//! Mixed precision: matmuls, and the activations between them, in a 16-bit float; all else
 //! in f32. Models do not see it.
 //!
 //! What runs in which type follows torch's autocast (PyTorch documentation, "Automatic Mixed
-//! Precision package", CUDA op lists): products and attention in the low type; layer norms,
+//! Precision package", CUDA op lists): matmuls and attention in the low type; layer norms,
 //! softmax, losses, exponentials, logarithms, powers and sums in f32; element-wise operations in
 //! the low type if nothing but parameters and constants meets low operands, else in f32, so that
-//! the residual stream stays f32. Beyond autocast: sums inside products and statistics inside
+//! the residual stream stays f32. Beyond autocast: sums inside matmuls and statistics inside
 //! attention are f32, an element-wise operation computes in f32 and rounds its result once, and the
-//! gradients of master weights come out of their products in f32 without ever being rounded.
+//! gradients of master weights come out of their matmuls in f32 without ever being rounded.
 //!
 //! What a model records in [`Trace::in_f32`](crate::Trace::in_f32) stays f32 whatever it is.
 //!
@@ -21,7 +21,7 @@ use crate::op::{Composite, Op, Unary};
 use crate::trace::Tensor;
 use serde::{Deserialize, Serialize};
 
-/// The element type of a graph's matrix products (TrainingArguments' `bf16` and `fp16`). Master
+/// The element type of a graph's matmuls (TrainingArguments' `bf16` and `fp16`). Master
 /// weights, gradients and optimizer state are f32 in each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Precision {

@@ -58,11 +58,11 @@ fn composite(
         {
             x[0].apply(Op::Composite(op.clone()), &[])
         }
-        Composite::RandomBits { dims, place } if target.has_threefry() => {
-            dropout::expand_bits(x[0].trace(), &x[0], dims, *place)
+        Composite::RandomBits { dims, stream } if target.has_threefry() => {
+            dropout::expand_bits(x[0].trace(), &x[0], dims, *stream)
         }
-        Composite::RandomBits { dims, place } => {
-            dropout::expand_mixed_bits(x[0].trace(), &x[0], dims, *place)
+        Composite::RandomBits { dims, stream } => {
+            dropout::expand_mixed_bits(x[0].trace(), &x[0], dims, *stream)
         }
         Composite::LayerNorm { eps } => layer_norm::expand(*eps, x),
         Composite::LayerNormGrad { eps } => layer_norm::expand_grad(*eps, x),
@@ -71,9 +71,9 @@ fn composite(
         Composite::GeluGrad(kind) => gelu::expand_grad(*kind, &x[0], &x[1], target),
         Composite::CrossEntropy { ignore } => loss::expand(*ignore, x, target),
         Composite::CrossEntropyGrad { ignore } => loss::expand_grad(*ignore, x),
-        Composite::Attention(of) => attention::expand(of, x, target, dropout_place(graph, id, of)),
+        Composite::Attention(of) => attention::expand(of, x, target, dropout_stream(graph, id, of)),
         Composite::AttentionGrad { of, operand } => {
-            attention::expand_grad(of, *operand, x, target, dropout_place(graph, id, of))
+            attention::expand_grad(of, *operand, x, target, dropout_stream(graph, id, of))
         }
         // They have done their work.
         Composite::StopGradient | Composite::MasterGradient => Ok(x[0].clone()),
@@ -98,9 +98,9 @@ fn add(a: &Tensor, b: &Tensor, target: Target) -> Result<Tensor> {
     sum.map_or_else(|| a.add(b), Ok)
 }
 
-/// The place of the generator that an attention's dropout mask is drawn from, which is each
-/// attention's own; 0 if it drops nothing.
-fn dropout_place(graph: &Graph, id: NodeId, of: &Attention) -> u32 {
+/// The random stream that an attention's dropout mask is drawn from, each attention's own; 0 if it
+/// drops nothing.
+fn dropout_stream(graph: &Graph, id: NodeId, of: &Attention) -> u32 {
     let operands = &graph.nodes[id as usize].operands;
     // Behind q, k, v and the key mask; of a gradient node, before dy.
     let mut next = of
@@ -108,8 +108,8 @@ fn dropout_place(graph: &Graph, id: NodeId, of: &Attention) -> u32 {
         .and_then(|_| operands.get(3 + usize::from(of.key_mask)));
     while let Some(&node) = next {
         let node = &graph.nodes[node as usize];
-        if let Op::Composite(Composite::RandomBits { place, .. }) = node.op {
-            return place;
+        if let Op::Composite(Composite::RandomBits { stream, .. }) = node.op {
+            return stream;
         }
         next = node.operands.first();
     }

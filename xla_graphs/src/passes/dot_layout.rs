@@ -1,4 +1,4 @@
-//! Matrix products of 16-bit floats in the form that the target multiplies fast.
+//! Matmuls of 16-bit floats in the form that the target multiplies fast.
 //!
 //! XLA's CPU has a fast product of bf16 operands only if the result is f32 and the left operand
 //! contracts its last dimension (measured: 175 to 210 GFLOP/s a core where every other form gives
@@ -8,7 +8,7 @@
 //! form. A transposed result, which XLA would fold into an exchange of the operands whatever stands
 //! between, is written as that exchange, in the same fast form.
 //!
-//! XLA:GPU rounds the operands of f32 products to TF32 unless each is marked
+//! XLA:GPU rounds the operands of f32 matmuls to TF32 unless each is marked
 //! as exact where TF32 was not asked for.
 //!
 //! Before: primitives. After: the same values; on the CPU every product of 16-bit floats has the
@@ -22,13 +22,13 @@ use crate::target::Target;
 use crate::trace::Tensor;
 
 pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
-    if target.asks_for_exact_products() {
+    if target.marks_exact_matmuls() {
         return exact(graph);
     }
     let has_low_product = graph.nodes.iter().any(|n| {
         matches!(n.op, Op::Dot { .. }) && is_low(graph.nodes[n.operands[0] as usize].shape.dtype)
     });
-    if !target.turns_products() || !has_low_product {
+    if !target.transposes_matmuls() || !has_low_product {
         return Ok(graph.clone());
     }
     graph.rebuild(|trace, id, x| match &graph.nodes[id as usize].op {
@@ -51,7 +51,7 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
     })
 }
 
-/// Marks the products of f32 as exact.
+/// Marks the matmuls of f32 as exact.
 fn exact(graph: &Graph) -> Result<Graph> {
     graph.rebuild(|trace, id, x| {
         let op = match &graph.nodes[id as usize].op {

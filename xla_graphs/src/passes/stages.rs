@@ -61,7 +61,7 @@ pub fn split(graph: &Graph, pipeline: Pipeline) -> Result<Vec<StageGraph>> {
 
 /// Where a node is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Place {
+enum Home {
     /// In each piece that uses it: it depends on feeds and on state that every stage holds.
     Free,
     /// In each piece of this stage that uses it: it depends on the stage's state alone.
@@ -90,7 +90,7 @@ struct Splitter<'g> {
     stages: usize,
     home: &'g dyn Fn(&str) -> Option<usize>,
     forward: &'g str,
-    places: Vec<Place>,
+    homes: Vec<Home>,
     /// Of each node in each stage, the least level at which it can be computed there.
     levels: Vec<Vec<usize>>,
     /// The level of the piece that computes an instance.
@@ -113,7 +113,7 @@ impl<'g> Splitter<'g> {
             stages,
             home,
             forward,
-            places: Vec::with_capacity(graph.nodes.len()),
+            homes: Vec::with_capacity(graph.nodes.len()),
             levels: vec![vec![0; stages]; graph.nodes.len()],
             placed: BTreeMap::new(),
             outputs: BTreeMap::new(),
@@ -129,13 +129,13 @@ impl<'g> Splitter<'g> {
                         .iter()
                         .any(|&operand| reads_feed[operand as usize]),
             );
-            let place = splitter.place(node, *reads_feed.last().expect("just pushed"));
-            splitter.places.push(place);
+            let home = splitter.home_of(node, *reads_feed.last().expect("just pushed"));
+            splitter.homes.push(home);
         }
         splitter
     }
 
-    fn place(&self, node: &GraphNode, reads_feed: bool) -> Place {
+    fn home_of(&self, node: &GraphNode, reads_feed: bool) -> Home {
         if let Op::Input(index) = node.op {
             let input = &self.graph.inputs[index as usize];
             let home = if input.role == InputRole::State {
@@ -143,44 +143,44 @@ impl<'g> Splitter<'g> {
             } else {
                 None
             };
-            return home.map_or(Place::Free, Place::Cheap);
+            return home.map_or(Home::Free, Home::Cheap);
         }
         let operands = || {
             node.operands
                 .iter()
-                .map(|&operand| self.places[operand as usize])
+                .map(|&operand| self.homes[operand as usize])
         };
-        if operands().all(|place| place == Place::Free) {
-            return Place::Free;
+        if operands().all(|home| home == Home::Free) {
+            return Home::Free;
         }
         let mut of_operands: Vec<usize> = operands()
-            .filter_map(|place| match place {
-                Place::Cheap(stage) | Place::At(stage) => Some(stage),
-                Place::Free | Place::Each => None,
+            .filter_map(|home| match home {
+                Home::Cheap(stage) | Home::At(stage) => Some(stage),
+                Home::Free | Home::Each => None,
             })
             .collect();
         of_operands.sort_unstable();
         of_operands.dedup();
-        let is_each = operands().any(|place| place == Place::Each);
+        let is_each = operands().any(|home| home == Home::Each);
         let is_cheap =
-            !reads_feed && operands().all(|place| matches!(place, Place::Free | Place::Cheap(_)));
+            !reads_feed && operands().all(|home| matches!(home, Home::Free | Home::Cheap(_)));
         match (node.provenance.stage, of_operands.first()) {
-            (Some(Stage::Every), _) => Place::Each,
-            (_, Some(&stage)) if is_cheap && of_operands.len() == 1 => Place::Cheap(stage),
-            (Some(Stage::One(own)), _) => Place::At(own as usize),
-            (None, Some(&stage)) if of_operands.len() == 1 && !is_each => Place::At(stage),
-            _ => Place::Each,
+            (Some(Stage::Every), _) => Home::Each,
+            (_, Some(&stage)) if is_cheap && of_operands.len() == 1 => Home::Cheap(stage),
+            (Some(Stage::One(own)), _) => Home::At(own as usize),
+            (None, Some(&stage)) if of_operands.len() == 1 && !is_each => Home::At(stage),
+            _ => Home::Each,
         }
     }
 
     /// The stage that computes what `stage` reads of a node; `None`: `stage` itself, in the piece
     /// that reads it.
     fn source(&self, node: NodeId, stage: usize) -> Option<usize> {
-        match self.places[node as usize] {
-            Place::Free => None,
-            Place::Cheap(home) => (home != stage).then_some(home),
-            Place::At(home) => Some(home),
-            Place::Each => Some(stage),
+        match self.homes[node as usize] {
+            Home::Free => None,
+            Home::Cheap(home) => (home != stage).then_some(home),
+            Home::At(home) => Some(home),
+            Home::Each => Some(stage),
         }
     }
 
@@ -194,7 +194,8 @@ impl<'g> Splitter<'g> {
                         self.levels[operand as usize][source] + usize::from(source != stage)
                     }
                 };
-                let is_here = !matches!(self.places[id], Place::At(home) | Place::Cheap(home) if home != stage);
+                let is_here =
+                    !matches!(self.homes[id], Home::At(home) | Home::Cheap(home) if home != stage);
                 // Nothing is worth a piece of its own before the forward pass arrives.
                 let level = node
                     .operands
@@ -224,21 +225,21 @@ impl<'g> Splitter<'g> {
             } else {
                 None
             };
-            let stages: Vec<usize> = match (home, self.places[output.node as usize]) {
-                (Some(home), Place::At(stage) | Place::Cheap(stage)) if stage != home => {
+            let stages: Vec<usize> = match (home, self.homes[output.node as usize]) {
+                (Some(home), Home::At(stage) | Home::Cheap(stage)) if stage != home => {
                     return Err(self.refuse(
                         output,
                         format!("stage {stage} would assign state of stage {home}"),
                     ));
                 }
                 (Some(home), _) => vec![home],
-                (None, Place::At(stage) | Place::Cheap(stage)) if is_state => {
+                (None, Home::At(stage) | Home::Cheap(stage)) if is_state => {
                     return Err(self.refuse(
                         output,
                         format!("stage {stage} alone would assign state of every stage"),
                     ));
                 }
-                (None, Place::At(stage) | Place::Cheap(stage)) => vec![stage],
+                (None, Home::At(stage) | Home::Cheap(stage)) => vec![stage],
                 (None, _) => (0..self.stages).collect(),
             };
             for stage in stages {

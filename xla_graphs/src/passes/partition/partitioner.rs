@@ -197,9 +197,9 @@ impl<'a> Partitioner<'a> {
             }
         }
         if let (Op::Compare(_), 0, 1) = (&node.op, spec.dim, spec.blocks)
-            && let Op::Composite(Composite::RandomBits { dims, place }) = operand(0).node().op
+            && let Op::Composite(Composite::RandomBits { dims, stream }) = operand(0).node().op
         {
-            let bits = self.random_rows(&operand(0), &dims, place)?;
+            let bits = self.random_rows(&operand(0), &dims, stream)?;
             let threshold = self.shard_replicated(&operand(1), spec, shape)?;
             return self.trace.record(node.op, &[&bits, &threshold]);
         }
@@ -222,7 +222,7 @@ impl<'a> Partitioner<'a> {
     /// Random words of this replica's rows, those that the whole would have there: the rows are
     /// counted through all shards of the batch, and the replicas divide each of these between them
     /// (`nn/dropout.rs`).
-    fn random_rows(&self, bits: &Tensor, dims: &[usize], place: u32) -> Result<Tensor> {
+    fn random_rows(&self, bits: &Tensor, dims: &[usize], stream: u32) -> Result<Tensor> {
         let key = self.trace.tensor(bits.node().operands[0]);
         let mut dims = dims.to_vec();
         dims[0] /= self.replicas;
@@ -236,7 +236,7 @@ impl<'a> Partitioner<'a> {
         };
         let key = Tensor::concat(&[&key.slice(&[0], &[2])?, &shard], 0)?;
         self.trace.record(
-            Op::Composite(Composite::RandomBits { dims, place }),
+            Op::Composite(Composite::RandomBits { dims, stream }),
             &[&key],
         )
     }
