@@ -1,6 +1,10 @@
 //! The commands: an enum that is matched exhaustively, the one table of their words and help, and
 //! the sets of commands that flags are declared for.
 
+use CacheVerb::*;
+use CommandName::*;
+use TaskName::*;
+
 /// What a model is trained for: the second word of `train`, `eval`, `compile`, `fit` and `predict`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskName {
@@ -136,220 +140,235 @@ pub struct CommandInfo {
     pub examples: &'static str,
 }
 
+/// A command with its words, what it is for and its examples.
+const fn info(
+    id: CommandName,
+    words: &'static str,
+    about: &'static str,
+    examples: &'static str,
+) -> CommandInfo {
+    CommandInfo {
+        id,
+        words,
+        about,
+        examples,
+    }
+}
+
 /// In the order of `xtrain --help`.
 pub const COMMANDS: &[CommandInfo] = &[
-    CommandInfo {
-        id: CommandName::Train(TaskName::Clm),
-        words: "train clm",
-        about: "Train a causal language model on text files",
-        examples: "xtrain train clm --model_type gpt2 --config_overrides n_layer=6,n_embd=384,n_head=6 \\\n      --tokenizer_name DIR \
+    info(
+        Train(Clm),
+        "train clm",
+        "Train a causal language model on text files",
+        "xtrain train clm --model_type gpt2 --config_overrides n_layer=6,n_embd=384,n_head=6 \\\n      --tokenizer_name DIR \
                    --train_file train.txt.gz --validation_file valid.txt --block_size 256 --do_train --do_eval --output_dir out\n  \
                    xtrain train clm --config run.toml --learning_rate 3e-4 --dry_run",
-    },
-    CommandInfo {
-        id: CommandName::Train(TaskName::Mlm),
-        words: "train mlm",
-        about: "Train a masked language model on text files",
-        examples: "xtrain train mlm --model_type bert --config_name bert-mini --tokenizer_name DIR --train_file train.txt.gz \\\n      \
+    ),
+    info(
+        Train(Mlm),
+        "train mlm",
+        "Train a masked language model on text files",
+        "xtrain train mlm --model_type bert --config_name bert-mini --tokenizer_name DIR --train_file train.txt.gz \\\n      \
                    --validation_file valid.txt --max_seq_length 128 --do_train --do_eval --output_dir out",
-    },
-    CommandInfo {
-        id: CommandName::Train(TaskName::Cls),
-        words: "train cls",
-        about: "Train a classifier of texts or pairs of texts on tables (CSV, TSV, JSON lines, parquet)",
-        examples: "xtrain train cls --model_name_or_path DIR --train_file train.csv --validation_file valid.csv --text_column_name text \\\n      \
+    ),
+    info(
+        Train(Cls),
+        "train cls",
+        "Train a classifier of texts or pairs of texts on tables (CSV, TSV, JSON lines, parquet)",
+        "xtrain train cls --model_name_or_path DIR --train_file train.csv --validation_file valid.csv --text_column_name text \\\n      \
                    --label_column_name label --eval_strategy epoch --save_strategy epoch --load_best_model_at_end --output_dir out",
-    },
-    CommandInfo {
-        id: CommandName::Train(TaskName::TokenCls),
-        words: "train token-cls",
-        about: "Train a classifier of words, such as names in a text (JSON lines, parquet, CoNLL columns)",
-        examples: "xtrain train token-cls --model_name_or_path DIR --train_file train.conll --validation_file valid.conll \\\n      \
+    ),
+    info(
+        Train(TokenCls),
+        "train token-cls",
+        "Train a classifier of words, such as names in a text (JSON lines, parquet, CoNLL columns)",
+        "xtrain train token-cls --model_name_or_path DIR --train_file train.conll --validation_file valid.conll \\\n      \
                    --eval_strategy epoch --save_strategy epoch --load_best_model_at_end --metric_for_best_model f1 --output_dir out",
-    },
-    CommandInfo {
-        id: CommandName::Eval(TaskName::Clm),
-        words: "eval clm",
-        about: "Loss and perplexity of a model on text files",
-        examples: "xtrain eval clm --model_name_or_path out --validation_file valid.txt --block_size 256",
-    },
-    CommandInfo {
-        id: CommandName::Eval(TaskName::Mlm),
-        words: "eval mlm",
-        about: "Loss, perplexity and accuracy of a masked language model on text files",
-        examples: "xtrain eval mlm --model_name_or_path out --validation_file valid.txt --max_seq_length 128",
-    },
-    CommandInfo {
-        id: CommandName::Eval(TaskName::Cls),
-        words: "eval cls",
-        about: "Loss, accuracy, F1 and Matthews correlation of a classifier, or a regression's errors, on a table with labels",
-        examples: "xtrain eval cls --model_name_or_path out --validation_file test.csv",
-    },
-    CommandInfo {
-        id: CommandName::Eval(TaskName::TokenCls),
-        words: "eval token-cls",
-        about: "Loss, precision, recall, F1 and accuracy (seqeval's) of a classifier of words",
-        examples: "xtrain eval token-cls --model_name_or_path out --validation_file test.conll",
-    },
-    CommandInfo {
-        id: CommandName::Predict(TaskName::Cls),
-        words: "predict cls",
-        about: "Label the rows of a table, into a CSV file with a score for each label",
-        examples: "xtrain predict cls --model_name_or_path out --test_file new.csv --output_file labels.csv",
-    },
-    CommandInfo {
-        id: CommandName::Predict(TaskName::TokenCls),
-        words: "predict token-cls",
-        about: "Label the words of sentences, into JSON lines or CoNLL columns as the input is",
-        examples: "xtrain predict token-cls --model_name_or_path out --test_file new.conll --output_file labels.conll",
-    },
-    CommandInfo {
-        id: CommandName::Generate,
-        words: "generate",
-        about: "Continue a prompt with a trained model",
-        examples: "xtrain generate --model_name_or_path out --prompt \"The river\" --max_new_tokens 40",
-    },
-    CommandInfo {
-        id: CommandName::Launch,
-        words: "launch",
-        about: "Run train or eval as several processes, on one machine or many",
-        examples: "xtrain launch --nproc_per_node 2 --max_restarts 3 -- train clm --config run.toml\n  \
+    ),
+    info(
+        Eval(Clm),
+        "eval clm",
+        "Loss and perplexity of a model on text files",
+        "xtrain eval clm --model_name_or_path out --validation_file valid.txt --block_size 256",
+    ),
+    info(
+        Eval(Mlm),
+        "eval mlm",
+        "Loss, perplexity and accuracy of a masked language model on text files",
+        "xtrain eval mlm --model_name_or_path out --validation_file valid.txt --max_seq_length 128",
+    ),
+    info(
+        Eval(Cls),
+        "eval cls",
+        "Loss, accuracy, F1 and Matthews correlation of a classifier, or a regression's errors, on a table with labels",
+        "xtrain eval cls --model_name_or_path out --validation_file test.csv",
+    ),
+    info(
+        Eval(TokenCls),
+        "eval token-cls",
+        "Loss, precision, recall, F1 and accuracy (seqeval's) of a classifier of words",
+        "xtrain eval token-cls --model_name_or_path out --validation_file test.conll",
+    ),
+    info(
+        Predict(Cls),
+        "predict cls",
+        "Label the rows of a table, into a CSV file with a score for each label",
+        "xtrain predict cls --model_name_or_path out --test_file new.csv --output_file labels.csv",
+    ),
+    info(
+        Predict(TokenCls),
+        "predict token-cls",
+        "Label the words of sentences, into JSON lines or CoNLL columns as the input is",
+        "xtrain predict token-cls --model_name_or_path out --test_file new.conll --output_file labels.conll",
+    ),
+    info(
+        Generate,
+        "generate",
+        "Continue a prompt with a trained model",
+        "xtrain generate --model_name_or_path out --prompt \"The river\" --max_new_tokens 40",
+    ),
+    info(
+        Launch,
+        "launch",
+        "Run train or eval as several processes, on one machine or many",
+        "xtrain launch --nproc_per_node 2 --max_restarts 3 -- train clm --config run.toml\n  \
                    xtrain launch --nnodes 2 --node_rank 0 --rdzv_endpoint 10.0.0.1:29400 --rdzv_secret_file ~/secret -- train clm --config run.toml",
-    },
-    CommandInfo {
-        id: CommandName::Bench,
-        words: "bench",
-        about: "Measure the training step: time, tokens/s, model FLOP/s, % of matmul peak",
-        examples: "xtrain bench --model_type gpt2 --batch 4 --seq 128 --steps 10 --warmup 2 --json",
-    },
-    CommandInfo {
-        id: CommandName::Scaling,
-        words: "scaling",
-        about: "Run bench or train on 1, 2, 4, ... devices; report throughput, efficiency and communication",
-        examples: "xtrain scaling --degrees 1,2,4 -- bench --model_type gpt2 --batch 8 --seq 128\n  \
+    ),
+    info(
+        Bench,
+        "bench",
+        "Measure the training step: time, tokens/s, model FLOP/s, % of matmul peak",
+        "xtrain bench --model_type gpt2 --batch 4 --seq 128 --steps 10 --warmup 2 --json",
+    ),
+    info(
+        Scaling,
+        "scaling",
+        "Run bench or train on 1, 2, 4, ... devices; report throughput, efficiency and communication",
+        "xtrain scaling --degrees 1,2,4 -- bench --model_type gpt2 --batch 8 --seq 128\n  \
                    xtrain scaling --degrees 1,2 --axis processes --plot scaling.svg -- train clm --config run.toml --max_steps 20",
-    },
-    CommandInfo {
-        id: CommandName::Doctor,
-        words: "doctor",
-        about: "Check that a device's software is installed, and say what is missing",
-        examples: "xtrain doctor --device cpu",
-    },
-    CommandInfo {
-        id: CommandName::Top,
-        words: "top",
-        about: "Watch a training run: step, loss, speed, where its time goes, compiled graphs, devices",
-        examples: "xtrain top --output_dir out\n  xtrain top --output_dir out --once --json",
-    },
-    CommandInfo {
-        id: CommandName::Quickstart,
-        words: "quickstart",
-        about: "Train a small GPT-2 on the text that comes with xtrain: a few minutes from nothing to a sample",
-        examples: "xtrain quickstart",
-    },
-    CommandInfo {
-        id: CommandName::Compile(TaskName::Clm),
-        words: "compile clm",
-        about: "Compile every graph that `train clm` with the same flags will use, without data or weights",
-        examples: "xtrain compile clm --model_type gpt2 --tokenizer_name DIR --block_size 256 --do_train --do_eval",
-    },
-    CommandInfo {
-        id: CommandName::Compile(TaskName::Mlm),
-        words: "compile mlm",
-        about: "Compile every graph that `train mlm` with the same flags will use, without data or weights",
-        examples: "xtrain compile mlm --model_type bert --tokenizer_name DIR --max_seq_length 128 --do_train --do_eval",
-    },
-    CommandInfo {
-        id: CommandName::Compile(TaskName::Cls),
-        words: "compile cls",
-        about: "Compile every graph that `train cls` with the same flags will use, without data or weights",
-        examples: "xtrain compile cls --model_type bert --tokenizer_name DIR --labels no,yes --pad_to_bucket 64,128 --do_train",
-    },
-    CommandInfo {
-        id: CommandName::Compile(TaskName::TokenCls),
-        words: "compile token-cls",
-        about: "Compile every graph that `train token-cls` with the same flags will use, without data or weights",
-        examples: "xtrain compile token-cls --model_type bert --tokenizer_name DIR --labels O,B-PER,I-PER --do_train --do_eval",
-    },
-    CommandInfo {
-        id: CommandName::Fit(TaskName::Clm),
-        words: "fit clm",
-        about: "Find the largest batch that fits into memory, from compiler statistics, without running a step",
-        examples: "xtrain fit clm --model_type gpt2 --tokenizer_name DIR --block_size 512 --memory 16GiB\n  \
+    ),
+    info(
+        Doctor,
+        "doctor",
+        "Check that a device's software is installed, and say what is missing",
+        "xtrain doctor --device cpu",
+    ),
+    info(
+        Top,
+        "top",
+        "Watch a training run: step, loss, speed, where its time goes, compiled graphs, devices",
+        "xtrain top --output_dir out\n  xtrain top --output_dir out --once --json",
+    ),
+    info(
+        Quickstart,
+        "quickstart",
+        "Train a small GPT-2 on the text that comes with xtrain: a few minutes from nothing to a sample",
+        "xtrain quickstart",
+    ),
+    info(
+        Compile(Clm),
+        "compile clm",
+        "Compile every graph that `train clm` with the same flags will use, without data or weights",
+        "xtrain compile clm --model_type gpt2 --tokenizer_name DIR --block_size 256 --do_train --do_eval",
+    ),
+    info(
+        Compile(Mlm),
+        "compile mlm",
+        "Compile every graph that `train mlm` with the same flags will use, without data or weights",
+        "xtrain compile mlm --model_type bert --tokenizer_name DIR --max_seq_length 128 --do_train --do_eval",
+    ),
+    info(
+        Compile(Cls),
+        "compile cls",
+        "Compile every graph that `train cls` with the same flags will use, without data or weights",
+        "xtrain compile cls --model_type bert --tokenizer_name DIR --labels no,yes --pad_to_bucket 64,128 --do_train",
+    ),
+    info(
+        Compile(TokenCls),
+        "compile token-cls",
+        "Compile every graph that `train token-cls` with the same flags will use, without data or weights",
+        "xtrain compile token-cls --model_type bert --tokenizer_name DIR --labels O,B-PER,I-PER --do_train --do_eval",
+    ),
+    info(
+        Fit(Clm),
+        "fit clm",
+        "Find the largest batch that fits into memory, from compiler statistics, without running a step",
+        "xtrain fit clm --model_type gpt2 --tokenizer_name DIR --block_size 512 --memory 16GiB\n  \
                    xtrain fit clm --config run.toml --memory 16GiB --scale_learning_rate_from 5e-5@32",
-    },
-    CommandInfo {
-        id: CommandName::Fit(TaskName::Mlm),
-        words: "fit mlm",
-        about: "Find the largest batch of `train mlm` with the same flags that fits into memory",
-        examples: "xtrain fit mlm --model_type bert --tokenizer_name DIR --max_seq_length 128 --memory 16GiB",
-    },
-    CommandInfo {
-        id: CommandName::Fit(TaskName::Cls),
-        words: "fit cls",
-        about: "Find the largest batch of `train cls` with the same flags that fits into memory",
-        examples: "xtrain fit cls --model_type bert --tokenizer_name DIR --labels no,yes --max_seq_length 128 --memory 16GiB",
-    },
-    CommandInfo {
-        id: CommandName::Fit(TaskName::TokenCls),
-        words: "fit token-cls",
-        about: "Find the largest batch of `train token-cls` with the same flags that fits into memory",
-        examples: "xtrain fit token-cls --model_type bert --tokenizer_name DIR --labels O,B-PER,I-PER --memory 16GiB",
-    },
-    CommandInfo {
-        id: CommandName::Cache(CacheVerb::Ls),
-        words: "cache ls",
-        about: "List the compiled graphs that are stored",
-        examples: "xtrain cache ls\n  xtrain cache ls --json",
-    },
-    CommandInfo {
-        id: CommandName::Cache(CacheVerb::Show),
-        words: "cache show",
-        about: "Everything about one stored graph: its key's parts, origin, memory, cost",
-        examples: "xtrain cache show 3f2a\n  xtrain cache show 3f2a --hlo > train.hlo.txt",
-    },
-    CommandInfo {
-        id: CommandName::Cache(CacheVerb::Explain),
-        words: "cache explain",
-        about: "Explain how two stored graphs differ, or one and the nearest older one",
-        examples: "xtrain cache explain 3f2a 91bc\n  xtrain cache explain 3f2a",
-    },
-    CommandInfo {
-        id: CommandName::Cache(CacheVerb::Verify),
-        words: "cache verify",
-        about: "Check the digests of all stored graphs and whether those of the device load on it",
-        examples: "xtrain cache verify",
-    },
-    CommandInfo {
-        id: CommandName::Cache(CacheVerb::Prune),
-        words: "cache prune",
-        about: "Remove stored graphs by age, size, device or compiler",
-        examples: "xtrain cache prune --older_than 30 --dry_run\n  xtrain cache prune --max_size 2GiB",
-    },
-    CommandInfo {
-        id: CommandName::Cache(CacheVerb::Export),
-        words: "cache export",
-        about: "Write stored graphs (all, or those named) to a tar file, for other machines of the same kind",
-        examples: "xtrain cache export --file graphs.tar",
-    },
-    CommandInfo {
-        id: CommandName::Cache(CacheVerb::Import),
-        words: "cache import",
-        about: "Take graphs from a tar file that `cache export` wrote, each checked",
-        examples: "xtrain cache import --file graphs.tar",
-    },
-    CommandInfo {
-        id: CommandName::Cache(CacheVerb::Path),
-        words: "cache path",
-        about: "Print the directory of the stored graphs",
-        examples: "xtrain cache path",
-    },
-    CommandInfo {
-        id: CommandName::Cache(CacheVerb::Stats),
-        words: "cache stats",
-        about: "Number, size and use of the stored graphs, and the compile time that they saved",
-        examples: "xtrain cache stats",
-    },
+    ),
+    info(
+        Fit(Mlm),
+        "fit mlm",
+        "Find the largest batch of `train mlm` with the same flags that fits into memory",
+        "xtrain fit mlm --model_type bert --tokenizer_name DIR --max_seq_length 128 --memory 16GiB",
+    ),
+    info(
+        Fit(Cls),
+        "fit cls",
+        "Find the largest batch of `train cls` with the same flags that fits into memory",
+        "xtrain fit cls --model_type bert --tokenizer_name DIR --labels no,yes --max_seq_length 128 --memory 16GiB",
+    ),
+    info(
+        Fit(TokenCls),
+        "fit token-cls",
+        "Find the largest batch of `train token-cls` with the same flags that fits into memory",
+        "xtrain fit token-cls --model_type bert --tokenizer_name DIR --labels O,B-PER,I-PER --memory 16GiB",
+    ),
+    info(
+        Cache(Ls),
+        "cache ls",
+        "List the compiled graphs that are stored",
+        "xtrain cache ls\n  xtrain cache ls --json",
+    ),
+    info(
+        Cache(Show),
+        "cache show",
+        "Everything about one stored graph: its key's parts, origin, memory, cost",
+        "xtrain cache show 3f2a\n  xtrain cache show 3f2a --hlo > train.hlo.txt",
+    ),
+    info(
+        Cache(Explain),
+        "cache explain",
+        "Explain how two stored graphs differ, or one and the nearest older one",
+        "xtrain cache explain 3f2a 91bc\n  xtrain cache explain 3f2a",
+    ),
+    info(
+        Cache(Verify),
+        "cache verify",
+        "Check the digests of all stored graphs and whether those of the device load on it",
+        "xtrain cache verify",
+    ),
+    info(
+        Cache(Prune),
+        "cache prune",
+        "Remove stored graphs by age, size, device or compiler",
+        "xtrain cache prune --older_than 30 --dry_run\n  xtrain cache prune --max_size 2GiB",
+    ),
+    info(
+        Cache(Export),
+        "cache export",
+        "Write stored graphs (all, or those named) to a tar file, for other machines of the same kind",
+        "xtrain cache export --file graphs.tar",
+    ),
+    info(
+        Cache(Import),
+        "cache import",
+        "Take graphs from a tar file that `cache export` wrote, each checked",
+        "xtrain cache import --file graphs.tar",
+    ),
+    info(
+        Cache(Path),
+        "cache path",
+        "Print the directory of the stored graphs",
+        "xtrain cache path",
+    ),
+    info(
+        Cache(Stats),
+        "cache stats",
+        "Number, size and use of the stored graphs, and the compile time that they saved",
+        "xtrain cache stats",
+    ),
 ];
 
 impl CommandName {

@@ -23,8 +23,7 @@ struct Entry {
 enum Scalar {
     Null,
     Bool(bool),
-    Int(String),
-    Float(String),
+    Number(String),
     Text(String),
     List(Vec<Scalar>),
     /// A table, a date: nothing that a setting can be.
@@ -120,7 +119,7 @@ fn texts(
         (Scalar::Null, _) => return Ok(None),
         (Scalar::Text(text), _) => text,
         (Scalar::Bool(answer), Form::Switch | Form::Anything) => answer.to_string(),
-        (Scalar::Int(digits) | Scalar::Float(digits), Form::Number | Form::Anything) => digits,
+        (Scalar::Number(digits), Form::Number | Form::Anything) => digits,
         (Scalar::List(items), Form::List | Form::Positional) => {
             let mut paths = Vec::new();
             for item in items {
@@ -148,7 +147,7 @@ impl Scalar {
         match self {
             Scalar::Null => "null".into(),
             Scalar::Bool(answer) => format!("`{answer}`"),
-            Scalar::Int(digits) | Scalar::Float(digits) => format!("`{digits}`"),
+            Scalar::Number(digits) => format!("`{digits}`"),
             Scalar::Text(text) => format!("`{text}`"),
             Scalar::List(_) => "a list".into(),
             Scalar::Other(what) => (*what).into(),
@@ -183,10 +182,10 @@ fn from_toml(value: &DeValue<'_>) -> Scalar {
     match value {
         DeValue::String(text) => Scalar::Text(text.to_string()),
         DeValue::Integer(n) => match i64::from_str_radix(&n.as_str().replace('_', ""), n.radix()) {
-            Ok(n) => Scalar::Int(n.to_string()),
+            Ok(n) => Scalar::Number(n.to_string()),
             Err(_) => Scalar::Other("a number beyond 64 bits"),
         },
-        DeValue::Float(x) => Scalar::Float(x.as_str().into()),
+        DeValue::Float(x) => Scalar::Number(x.as_str().into()),
         DeValue::Boolean(answer) => Scalar::Bool(*answer),
         DeValue::Array(items) => {
             Scalar::List(items.iter().map(|item| from_toml(item.get_ref())).collect())
@@ -227,8 +226,7 @@ fn from_json(value: &serde_json::Value) -> Scalar {
     match value {
         Value::Null => Scalar::Null,
         Value::Bool(answer) => Scalar::Bool(*answer),
-        Value::Number(n) if n.is_f64() => Scalar::Float(n.to_string()),
-        Value::Number(n) => Scalar::Int(n.to_string()),
+        Value::Number(n) => Scalar::Number(n.to_string()),
         Value::String(text) => Scalar::Text(text.clone()),
         Value::Array(items) => Scalar::List(items.iter().map(from_json).collect()),
         Value::Object(map) if map.is_empty() => Scalar::Other("an empty table"),

@@ -1,7 +1,7 @@
 //! Kinds of text with a form of their own: lists, pairs, options. Each is read once, where it is
 //! typed, and says itself what is wrong with it.
 
-use super::kind::{Form, Kind, Wrong, parse_bool};
+use super::kind::{Form, Kind, Wrong, kinds, parse_bool};
 use crate::data::LabelMap;
 use crate::runtime::OverrideValue;
 use crate::trainer::settings::{Checkpointing, Resume};
@@ -23,45 +23,32 @@ fn wrong(problem: impl Into<String>, fix: &'static str) -> Wrong {
 /// `name=value` pairs in the order typed, as [`Overrides`] reads them.
 pub type OverrideList = Vec<(String, serde_json::Value)>;
 
-/// Declares kinds of one word by their value's type and the function that reads it.
-macro_rules! forms {
-    ($( $(#[$doc:meta])* $name:ident: $value:ty, $read:expr; )+) => {$(
-        $(#[$doc])*
-        pub struct $name;
-
-        impl Kind for $name {
-            type Value = $value;
-            const FORM: Form = Form::Word;
-            const PLACEHOLDER: &'static str = "TEXT";
-
-            fn parse(text: &str) -> Result<$value, Wrong> {
-                if text.is_empty() {
-                    return Err(Wrong::Kind);
-                }
-                let read: fn(&str) -> Result<$value, Wrong> = $read;
-                read(text)
-            }
-        }
-    )+};
-}
-
-forms! {
+kinds! {
     /// `n_layer=4,n_embd=256`. Values are numbers and booleans where they read as such (Python's
     /// spelling too), else text.
-    Overrides: OverrideList, overrides;
+    struct Overrides: OverrideList = Form::Word, "TEXT", "a text", overrides;
     /// `xla_gpu_enable_triton_gemm=false,xla_gpu_graph_min_graph_size=1`. XLA wants each value in
     /// its option's own type, which is the one that it is written in.
-    XlaOptions: BTreeMap<String, OverrideValue>, xla_options;
+    struct XlaOptions: BTreeMap<String, OverrideValue> = Form::Word, "TEXT", "a text", xla_options;
     /// `0,2`, none of them twice.
-    DeviceNumbers: Vec<i64>, device_numbers;
+    struct DeviceNumbers: Vec<i64> = Form::Word, "TEXT", "a text", device_numbers;
     /// `32,64`, each at least 1.
-    Buckets: Vec<usize>, buckets;
+    struct Buckets: Vec<usize> = Form::Word, "TEXT", "a text", buckets;
     /// `no,yes`, at least two.
-    LabelNames: LabelMap, labels;
+    struct LabelNames: LabelMap = Form::Word, "TEXT", "a text", labels;
     /// `5e-5@32`: a learning rate and the examples per step that it suits.
-    RateAtExamples: (f64, u64), rate_at_examples;
+    struct RateAtExamples: (f64, u64) = Form::Word, "TEXT", "a text", rate_at_examples;
     /// `1,2,4`, in order.
-    Degrees: Vec<usize>, degrees;
+    struct Degrees: Vec<usize> = Form::Word, "TEXT", "a text", degrees;
+}
+
+kinds! {
+    /// `--resume_from_checkpoint [PATH]`: nothing, true, false or a path.
+    for Resume = Form::Switch, "PATH", "true, false or a path", resume;
+    /// `--gradient_checkpointing [full|attention|every:K]`: nothing, true, false or what is
+    /// recomputed.
+    for Checkpointing = Form::Switch, "full|attention|every:K",
+        "true, false, full, attention or every:K with K at least 1", checkpointing;
 }
 
 fn overrides(text: &str) -> Result<OverrideList, Wrong> {
@@ -195,43 +182,21 @@ fn degrees(text: &str) -> Result<Vec<usize>, Wrong> {
     Ok(degrees)
 }
 
-/// `--resume_from_checkpoint [PATH]`: nothing, true, false or a path.
-impl Kind for Resume {
-    type Value = Resume;
-    const FORM: Form = Form::Switch;
-    const PLACEHOLDER: &'static str = "PATH";
-
-    fn expected() -> String {
-        "true, false or a path".into()
-    }
-
-    fn parse(text: &str) -> Result<Resume, Wrong> {
-        match parse_bool(text) {
-            Some(true) => Ok(Resume::Latest),
-            Some(false) => Ok(Resume::No),
-            None => PathBuf::parse(text).map(Resume::From),
-        }
+fn resume(text: &str) -> Result<Resume, Wrong> {
+    match parse_bool(text) {
+        Some(true) => Ok(Resume::Latest),
+        Some(false) => Ok(Resume::No),
+        None => PathBuf::parse(text).map(Resume::From),
     }
 }
 
-/// `--gradient_checkpointing [full|attention|every:K]`: nothing, true, false or what is recomputed.
-impl Kind for Checkpointing {
-    type Value = Checkpointing;
-    const FORM: Form = Form::Switch;
-    const PLACEHOLDER: &'static str = "full|attention|every:K";
-
-    fn expected() -> String {
-        "true, false, full, attention or every:K with K at least 1".into()
-    }
-
-    fn parse(text: &str) -> Result<Checkpointing, Wrong> {
-        let every = || text.strip_prefix("every:")?.parse().ok().filter(|k| *k > 0);
-        match (text, parse_bool(text)) {
-            ("full", _) | (_, Some(true)) => Ok(Checkpointing::Full),
-            ("off", _) | (_, Some(false)) => Ok(Checkpointing::Off),
-            ("attention", _) => Ok(Checkpointing::Attention),
-            _ => every().map(Checkpointing::Every).ok_or(Wrong::Kind),
-        }
+fn checkpointing(text: &str) -> Result<Checkpointing, Wrong> {
+    let every = || text.strip_prefix("every:")?.parse().ok().filter(|k| *k > 0);
+    match (text, parse_bool(text)) {
+        ("full", _) | (_, Some(true)) => Ok(Checkpointing::Full),
+        ("off", _) | (_, Some(false)) => Ok(Checkpointing::Off),
+        ("attention", _) => Ok(Checkpointing::Attention),
+        _ => every().map(Checkpointing::Every).ok_or(Wrong::Kind),
     }
 }
 

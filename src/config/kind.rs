@@ -5,6 +5,7 @@
 
 use super::command::CommandName;
 use std::fmt::Debug;
+use std::ops::RangeBounds;
 use std::path::PathBuf;
 
 /// How a value is written: on the command line how many words follow the flag, in a settings file
@@ -130,18 +131,66 @@ impl<K: Kind> Optional for Option<K> {
     }
 }
 
-impl Kind for bool {
-    type Value = bool;
-    const FORM: Form = Form::Switch;
-    const PLACEHOLDER: &'static str = "true|false";
+/// Declares kinds, each by its form, its value's name in help, what completes "must be ..." and the
+/// function that reads it: `struct Kind: Value = ...` a type of its own, `for Value = ...` the
+/// value's type itself. No word is empty.
+macro_rules! kinds {
+    ($( $(#[$doc:meta])* struct $kind:ident: $value:ty = $($rest:expr),+; )+) => {$(
+        $(#[$doc])*
+        pub struct $kind;
 
-    fn expected() -> String {
-        "true or false".into()
-    }
+        $crate::config::kind::kinds! { @ $kind, $value, $($rest),+ }
+    )+};
+    ($( $(#[$doc:meta])* for $kind:ty = $($rest:expr),+; )+) => {$(
+        $crate::config::kind::kinds! { @ $kind, $kind, $($rest),+ }
+    )+};
+    (@ $kind:ty, $value:ty, $form:expr, $placeholder:expr, $expected:expr, $read:expr) => {
+        impl Kind for $kind {
+            type Value = $value;
+            const FORM: Form = $form;
+            const PLACEHOLDER: &'static str = $placeholder;
 
-    fn parse(text: &str) -> Result<bool, Wrong> {
-        parse_bool(text).ok_or(Wrong::Kind)
-    }
+            fn expected() -> String {
+                $expected.into()
+            }
+
+            fn parse(text: &str) -> Result<$value, Wrong> {
+                if text.is_empty() && Self::FORM == Form::Word {
+                    return Err(Wrong::Kind);
+                }
+                let read: fn(&str) -> Result<$value, Wrong> = $read;
+                read(text)
+            }
+        }
+    };
+}
+pub(super) use kinds;
+
+kinds! {
+    for bool = Form::Switch, "true|false", "true or false", |text| parse_bool(text).ok_or(Wrong::Kind);
+    /// A seed.
+    for u64 = Form::Number, "N", "a whole number that is 0 or more", |text| Ok(Count::<0>::parse(text)? as u64);
+    for Degree = Form::Number, "N|auto", "a whole number that is at least 1, or auto", degree;
+    for String = Form::Word, "TEXT", "a text", |text| Ok(text.into());
+    for PathBuf = Form::Word, "PATH", "a path", |text| Ok(text.into());
+}
+
+kinds! {
+    /// A number of steps; -1 and 0 mean that it is not set.
+    struct MaxSteps: Option<u64> = Form::Number, "N", "a whole number that is at least -1", max_steps;
+    struct NotNegative: f64 = Form::Number, "X", "a number that is 0 or more", |text| within(text, 0.0..=f64::MAX);
+    /// 0 to 1, both included.
+    struct Fraction: f64 = Form::Number, "X", "a number from 0 to 1", |text| within(text, 0.0..=1.0);
+    /// From 0 up to, but not including, 1.
+    struct BelowOne: f64 = Form::Number, "X", "a number from 0 to less than 1", |text| within(text, 0.0..1.0);
+    /// From 0 up to, but not including, 100.
+    struct Percent: f64 = Form::Number, "X", "a number from 0 to less than 100", |text| within(text, 0.0..100.0);
+    /// A number of bytes: `500MB`, `10GiB`, `4096`.
+    struct Bytes: u64 = Form::Number, "SIZE", "a size such as 500MB or 10GiB", |text| parse_bytes(text).ok_or(Wrong::Kind);
+    /// Free text, which may be empty or begin with a hyphen.
+    struct Prose: String = Form::Prose, "TEXT", "a text", |text| Ok(text.into());
+    /// The kind of flags that are known but not built.
+    struct Anything: String = Form::Anything, "TEXT", "a text", |text| Ok(text.into());
 }
 
 /// A whole number that is at least `MIN`.
@@ -165,39 +214,11 @@ impl<const MIN: usize> Kind for Count<MIN> {
     }
 }
 
-/// A seed.
-impl Kind for u64 {
-    type Value = u64;
-    const FORM: Form = Form::Number;
-    const PLACEHOLDER: &'static str = "N";
-
-    fn expected() -> String {
-        Count::<0>::expected()
-    }
-
-    fn parse(text: &str) -> Result<u64, Wrong> {
-        Count::<0>::parse(text).map(|number| number as u64)
-    }
-}
-
-/// A number of steps; -1 and 0 mean that it is not set.
-pub struct MaxSteps;
-
-impl Kind for MaxSteps {
-    type Value = Option<u64>;
-    const FORM: Form = Form::Number;
-    const PLACEHOLDER: &'static str = "N";
-
-    fn expected() -> String {
-        "a whole number that is at least -1".into()
-    }
-
-    fn parse(text: &str) -> Result<Option<u64>, Wrong> {
-        match parse_int(text)? {
-            ..-1 => Err(Wrong::Kind),
-            -1 | 0 => Ok(None),
-            steps => Ok(Some(steps.unsigned_abs())),
-        }
+fn max_steps(text: &str) -> Result<Option<u64>, Wrong> {
+    match parse_int(text)? {
+        ..-1 => Err(Wrong::Kind),
+        -1 | 0 => Ok(None),
+        steps => Ok(Some(steps.unsigned_abs())),
     }
 }
 
@@ -218,187 +239,59 @@ impl Degree {
     }
 }
 
-impl Kind for Degree {
-    type Value = Degree;
-    const FORM: Form = Form::Number;
-    const PLACEHOLDER: &'static str = "N|auto";
-
-    fn expected() -> String {
-        "a whole number that is at least 1, or auto".into()
-    }
-
-    fn parse(text: &str) -> Result<Degree, Wrong> {
-        if text == "auto" {
-            Ok(Degree::Auto)
-        } else {
-            Count::<1>::parse(text).map(Degree::Count)
-        }
+fn degree(text: &str) -> Result<Degree, Wrong> {
+    if text == "auto" {
+        Ok(Degree::Auto)
+    } else {
+        Count::<1>::parse(text).map(Degree::Count)
     }
 }
 
-/// Declares kinds of numbers by their range.
-macro_rules! ranges {
-    ($( $(#[$doc:meta])* $name:ident: $range:expr, $expected:literal; )+) => {$(
-        $(#[$doc])*
-        pub struct $name;
+fn within(text: &str, range: impl RangeBounds<f64>) -> Result<f64, Wrong> {
+    let number = parse_float(text).filter(|x| range.contains(x));
+    number.ok_or(Wrong::Kind)
+}
 
-        impl Kind for $name {
-            type Value = f64;
-            const FORM: Form = Form::Number;
-            const PLACEHOLDER: &'static str = "X";
+/// Declares kinds of one or more words, none of which is empty.
+macro_rules! lists {
+    ($( $(#[$doc:meta])* $kind:ident: $item:ty = $form:ident, $placeholder:literal, $expected:literal; )+) => {$(
+        $(#[$doc])*
+        pub struct $kind;
+
+        impl Kind for $kind {
+            type Value = Vec<$item>;
+            const FORM: Form = Form::$form;
+            const PLACEHOLDER: &'static str = $placeholder;
 
             fn expected() -> String {
                 $expected.into()
             }
 
-            fn parse(text: &str) -> Result<f64, Wrong> {
-                parse_float(text).filter(|x| ($range).contains(x)).ok_or(Wrong::Kind)
+            fn parse(text: &str) -> Result<Vec<$item>, Wrong> {
+                Ok(vec![<$item>::parse(text)?])
+            }
+
+            fn parse_all(texts: &[String]) -> Result<Vec<$item>, Wrong> {
+                if texts.is_empty() {
+                    return Err(Wrong::Kind);
+                }
+                texts.iter().map(|text| <$item>::parse(text)).collect()
+            }
+        }
+
+        impl Optional for $kind {
+            fn absent() -> Vec<$item> {
+                Vec::new()
             }
         }
     )+};
 }
 
-ranges! {
-    NotNegative: 0.0..=f64::MAX, "a number that is 0 or more";
-    /// 0 to 1, both included.
-    Fraction: 0.0..=1.0, "a number from 0 to 1";
-    /// From 0 up to, but not including, 1.
-    BelowOne: 0.0..1.0, "a number from 0 to less than 1";
-    /// From 0 up to, but not including, 100.
-    Percent: 0.0..100.0, "a number from 0 to less than 100";
-}
-
-/// A number of bytes: `500MB`, `10GiB`, `4096`.
-pub struct Bytes;
-
-impl Kind for Bytes {
-    type Value = u64;
-    const FORM: Form = Form::Number;
-    const PLACEHOLDER: &'static str = "SIZE";
-
-    fn expected() -> String {
-        "a size such as 500MB or 10GiB".into()
-    }
-
-    fn parse(text: &str) -> Result<u64, Wrong> {
-        parse_bytes(text).ok_or(Wrong::Kind)
-    }
-}
-
-impl Kind for String {
-    type Value = String;
-    const FORM: Form = Form::Word;
-    const PLACEHOLDER: &'static str = "TEXT";
-
-    fn parse(text: &str) -> Result<String, Wrong> {
-        if text.is_empty() {
-            Err(Wrong::Kind)
-        } else {
-            Ok(text.into())
-        }
-    }
-}
-
-/// Free text, which may be empty or begin with a hyphen.
-pub struct Prose;
-
-impl Kind for Prose {
-    type Value = String;
-    const FORM: Form = Form::Prose;
-    const PLACEHOLDER: &'static str = "TEXT";
-
-    fn parse(text: &str) -> Result<String, Wrong> {
-        Ok(text.into())
-    }
-}
-
-impl Kind for PathBuf {
-    type Value = PathBuf;
-    const FORM: Form = Form::Word;
-    const PLACEHOLDER: &'static str = "PATH";
-
-    fn expected() -> String {
-        "a path".into()
-    }
-
-    fn parse(text: &str) -> Result<PathBuf, Wrong> {
-        String::parse(text).map(PathBuf::from)
-    }
-}
-
-/// One or more words, none of which is empty.
-fn several<T: From<String>>(texts: &[String]) -> Result<Vec<T>, Wrong> {
-    if texts.is_empty() || texts.iter().any(String::is_empty) {
-        return Err(Wrong::Kind);
-    }
-    Ok(texts.iter().cloned().map(T::from).collect())
-}
-
-/// One or more paths.
-pub struct Paths;
-
-impl Kind for Paths {
-    type Value = Vec<PathBuf>;
-    const FORM: Form = Form::List;
-    const PLACEHOLDER: &'static str = "FILE";
-
-    fn expected() -> String {
-        "one or more paths".into()
-    }
-
-    fn parse(text: &str) -> Result<Vec<PathBuf>, Wrong> {
-        Self::parse_all(&[text.to_string()])
-    }
-
-    fn parse_all(texts: &[String]) -> Result<Vec<PathBuf>, Wrong> {
-        several(texts)
-    }
-}
-
-impl Optional for Paths {
-    fn absent() -> Vec<PathBuf> {
-        Vec::new()
-    }
-}
-
-/// One or more words after the command.
-pub struct Words;
-
-impl Kind for Words {
-    type Value = Vec<String>;
-    const FORM: Form = Form::Positional;
-    const PLACEHOLDER: &'static str = "ID";
-
-    fn expected() -> String {
-        "one or more words".into()
-    }
-
-    fn parse(text: &str) -> Result<Vec<String>, Wrong> {
-        Self::parse_all(&[text.to_string()])
-    }
-
-    fn parse_all(texts: &[String]) -> Result<Vec<String>, Wrong> {
-        several(texts)
-    }
-}
-
-impl Optional for Words {
-    fn absent() -> Vec<String> {
-        Vec::new()
-    }
-}
-
-/// The kind of flags that are known but not built.
-pub struct Anything;
-
-impl Kind for Anything {
-    type Value = String;
-    const FORM: Form = Form::Anything;
-    const PLACEHOLDER: &'static str = "TEXT";
-
-    fn parse(text: &str) -> Result<String, Wrong> {
-        Ok(text.into())
-    }
+lists! {
+    /// One or more paths.
+    Paths: PathBuf = List, "FILE", "one or more paths";
+    /// One or more words after the command.
+    Words: String = Positional, "ID", "one or more words";
 }
 
 /// The spellings that Hugging Face's argument parser takes.

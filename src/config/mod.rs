@@ -1,7 +1,7 @@
 //! From what the user typed to a resolved, legal plan, in two stages:
 //!
 //! 1. *typed*: the command line (`command_line`) and `--config` files (`config_file`) become
-//!    `flags::Flags`, whose one declaration also feeds `--help` and `docs/flags.md` (`reference`).
+//!    `flags::Flags`, whose one declaration also feeds `--help` and `docs/flags.md` (`reference_tests`).
 //! 2. *resolved*: `rules` refuse every illegal combination, then `resolve` makes the plans of
 //!    `plan`, which the commands take and which hold no `Option` that does not mean something.
 //!
@@ -26,13 +26,14 @@ mod lookup;
 mod mesh;
 mod nearest;
 mod plan;
-pub mod reference;
+#[cfg(test)]
+mod reference_tests;
 mod resolve;
 mod rules;
 mod scaling;
 mod setting;
 #[cfg(test)]
-mod snapshots;
+mod snapshot_tests;
 mod unbuilt;
 
 pub use choices::{Axis, Device};

@@ -85,22 +85,6 @@ pub fn files_are_there(flags: &Flags) -> Verdict {
     Ok(())
 }
 
-pub fn shuffle_buffer_needs_streaming(flags: &Flags) -> Verdict {
-    refuse_if(
-        flags.shuffle_buffer_size.is_given() && !*flags.streaming,
-        "--shuffle_buffer_size has no effect without --streaming; other sets are shuffled as a whole",
-        "add --streaming, or leave it out",
-    )
-}
-
-pub fn streaming_needs_max_steps(flags: &Flags) -> Verdict {
-    refuse_if(
-        *flags.streaming && flags.trains() && flags.max_steps.is_none(),
-        "--streaming has no end: training length can't be given in epochs",
-        "add --max_steps N",
-    )
-}
-
 pub fn streaming_has_no_epochs(flags: &Flags) -> Verdict {
     for strategy in [
         &flags.eval_strategy,
@@ -116,15 +100,6 @@ pub fn streaming_has_no_epochs(flags: &Flags) -> Verdict {
         }
     }
     Ok(())
-}
-
-/// A stream has no length, and nothing of it can be set aside.
-pub fn streaming_sets_nothing_aside(flags: &Flags) -> Verdict {
-    refuse_if(
-        *flags.streaming && flags.evaluates() && !flags.validation_file.is_given(),
-        "a stream can't be split for evaluation",
-        "add --validation_file FILE",
-    )
 }
 
 pub fn one_way_to_pad(flags: &Flags) -> Verdict {
@@ -163,20 +138,4 @@ pub fn padding_needs_lines(flags: &Flags) -> Verdict {
         ),
         _ => Ok(()),
     }
-}
-
-pub fn something_is_masked(flags: &Flags) -> Verdict {
-    refuse_if(
-        *flags.mlm_probability == 0.0,
-        "--mlm_probability is 0: there is nothing to predict",
-        "raise it; 0.15 is usual",
-    )
-}
-
-pub fn regression_has_no_labels(flags: &Flags) -> Verdict {
-    refuse_if(
-        flags.labels.is_given() && *flags.do_regression == Some(true),
-        "--do_regression has numbers to estimate, --labels names classes",
-        "leave one of them out",
-    )
 }

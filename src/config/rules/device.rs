@@ -23,14 +23,6 @@ pub fn target_is_of_the_device(flags: &Flags) -> Verdict {
     )
 }
 
-pub fn plugin_is_an_accelerators(flags: &Flags) -> Verdict {
-    refuse_if(
-        flags.plugin.is_given() && *flags.device == Device::Cpu,
-        "--plugin names an accelerator's plugin, but --device is cpu",
-        "add --device cuda or --device neuron",
-    )
-}
-
 pub fn cuda_flags_need_cuda(flags: &Flags) -> Verdict {
     let given = [
         flags.gpu_memory_fraction.given_name(),
@@ -59,14 +51,6 @@ pub fn offloading_needs_two_memories(flags: &Flags) -> Verdict {
         *flags.activation_offloading,
         &format!("--activation_offloading: {reason}"),
         "leave it out; --gradient_checkpointing recomputes activations instead of keeping them",
-    )
-}
-
-pub fn offloading_is_by_layers(flags: &Flags) -> Verdict {
-    refuse_if(
-        *flags.activation_offloading && *flags.gradient_checkpointing == Checkpointing::Attention,
-        "--activation_offloading offloads layer inputs, but --gradient_checkpointing attention keeps none",
-        "use --gradient_checkpointing full or every:K, or leave one of them out",
     )
 }
 
@@ -123,14 +107,6 @@ pub fn cudnn_dropout_runs_once(flags: &Flags) -> Verdict {
         ),
         _ => Ok(()),
     }
-}
-
-pub fn memory_fraction_leaves_memory(flags: &Flags) -> Verdict {
-    refuse_if(
-        *flags.gpu_memory_fraction == Some(0.0),
-        "--gpu_memory_fraction 0 leaves a run no memory",
-        "raise it; 0.9 is usual",
-    )
 }
 
 pub fn neuron_flags_need_neuron(flags: &Flags) -> Verdict {

@@ -1,8 +1,7 @@
-//! The rules between flags, in one list: each a small function that refuses what is legal by itself
-//! but not together, or a missing path. Ranges of single values are their kinds', and
-//! have been checked before.
+//! The rules between flags, in one list: each refuses what is legal by itself but not together, or a
+//! missing path. What takes more than a condition is a function. Ranges of single values are their
+//! kinds', and have been checked before.
 
-mod command;
 mod data;
 mod device;
 mod model;
@@ -13,10 +12,12 @@ mod tests;
 mod training;
 mod verdict;
 
+use super::choices::Device;
 use super::command::Commands;
 use super::command::sets::*;
 use super::flags::Flags;
-use verdict::Verdict;
+use crate::trainer::settings::{Checkpointing, Resume};
+use verdict::{Verdict, refuse_if};
 
 /// A rule and the commands that it is for.
 struct Rule {
@@ -26,9 +27,14 @@ struct Rule {
     check: fn(&Flags) -> Verdict,
 }
 
-/// Declares the list.
+/// Declares the list: a rule, the commands that it is for, and the file whose function it is, or in
+/// which case it refuses, saying what is wrong and what to do.
 macro_rules! rules {
-    ($( $room:ident::$rule:ident for $($commands:ident)|+; )+) => {
+    ($flags:ident: $(
+        $(#[$doc:meta])*
+        $rule:ident for $($commands:ident)|+ $(in $room:ident)?
+        $(if $illegal:expr => $problem:literal, $fix:literal)?;
+    )+) => {
         /// In the order in which a user would want to hear of them: the first that fails is the one
         /// reported.
         const RULES: &[Rule] = &[$(
@@ -36,86 +42,168 @@ macro_rules! rules {
                 #[cfg(test)]
                 name: stringify!($rule),
                 commands: &[$($commands),+],
-                check: $room::$rule,
+                $( check: $room::$rule, )?
+                $( check: |$flags| refuse_if($illegal, $problem, $fix), )?
             },
         )+];
     };
 }
 
 rules! {
-    device::target_is_of_the_device for COMPILE | FIT | RUNNING;
-    device::plugin_is_an_accelerators for OPENING;
-    device::cuda_flags_need_cuda for OPENING;
-    device::offloading_needs_two_memories for TRAIN | BENCH;
-    device::offloading_is_by_layers for TRAIN | BENCH;
-    device::tf32_needs_cuda for TRAIN_EVAL | BENCH | PREDICT;
-    device::cudnn_dropout_needs_cuda for TRAIN | BENCH;
-    device::cudnn_dropout_is_fused for TRAIN | BENCH;
-    device::cudnn_dropout_runs_once for TRAIN | BENCH;
-    device::memory_fraction_leaves_memory for OPENING;
-    device::neuron_flags_need_neuron for ALL;
-    processes::environment_is_consistent for TRAINING | EVAL;
-    processes::devices_divide_between_processes for TRAINING | EVAL;
-    processes::automatic_batch_needs_one_process for TRAINING;
-    processes::degrees_have_an_answer for ALL;
-    processes::sequence_parallel_needs_tensor_parallel for TRAIN | BENCH;
-    processes::launch_leaves_device_to_the_command for LAUNCH;
-    processes::node_rank_is_a_node for LAUNCH;
-    processes::nodes_need_an_endpoint for LAUNCH;
-    processes::launch_runs_train_or_eval for LAUNCH;
-    training::one_16_bit_type for TRAIN_EVAL | BENCH;
-    training::something_to_do for TRAINING;
-    output::run_has_an_output_dir for TRAINING;
-    training::json_is_for_the_plan for TRAINING;
-    training::fit_looks_for_a_training_batch for FIT;
-    model::predict_needs_a_model for PREDICT;
-    model::generate_needs_a_model for GENERATE;
-    model::weights_or_a_description for READING | GENERATE | BENCH;
-    model::model_directory_holds_a_model for READING | GENERATE | BENCH;
-    model::model_type_suits_the_task for TRAIN_EVAL;
-    model::configuration_is_known for TRAIN_EVAL | BENCH;
-    model::configuration_suits_the_task for TRAIN_EVAL;
-    model::tokenizer_is_there for READING | GENERATE;
-    data::something_to_train_on for TRAINING;
-    data::something_to_evaluate_on for TRAINING | EVAL;
-    data::something_to_label for TRAINING | PREDICT;
-    data::files_are_there for TRAINING | EVAL | PREDICT;
-    data::shuffle_buffer_needs_streaming for TRAINING;
-    data::streaming_needs_max_steps for TRAINING;
-    data::streaming_has_no_epochs for TRAINING;
-    data::streaming_sets_nothing_aside for TRAINING;
-    data::one_way_to_pad for READING;
-    data::buckets_are_within_the_length for READING;
-    data::padding_needs_lines for MLM;
-    data::something_is_masked for MLM;
-    data::regression_has_no_labels for TRAIN_LIKE_CLS;
-    training::training_has_a_length for TRAINING;
-    training::warmup_is_steps_or_a_share for TRAINING;
-    training::eval_strategy_evaluates for TRAIN;
-    training::eval_strategy_needs_training for TRAIN;
-    training::eval_steps_need_their_strategy for TRAIN;
-    training::best_needs_evaluations for TRAINING;
-    training::threshold_needs_patience for TRAINING;
-    training::best_needs_its_checkpoint for TRAINING;
-    training::best_checkpoint_is_evaluated for TRAINING;
-    output::output_dir_is_no_file for TRAINING | EVAL | QUICKSTART;
-    output::resume_needs_training for TRAINING;
-    output::resume_needs_a_checkpoint for TRAINING;
-    output::earlier_runs_are_kept for TRAINING | QUICKSTART;
-    processes::comparison_is_a_plan for TRAINING;
-    processes::comparison_needs_memory for TRAINING;
-    processes::comparison_is_at_one_batch for TRAINING;
-    processes::comparison_finds_the_degrees for TRAINING;
-    processes::comparison_has_a_mesh for TRAINING;
-    processes::comparison_is_one_process for TRAINING;
-    output::output_file_is_no_directory for PREDICT;
-    command::generate_needs_a_prompt for GENERATE;
-    command::top_needs_a_run for TOP;
-    command::top_as_json_is_one_look for TOP;
-    command::show_takes_one_id for CACHE_SHOW;
-    command::explain_takes_one_or_two_ids for CACHE_EXPLAIN;
-    command::prune_needs_criteria for CACHE_PRUNE;
-    command::archive_needs_a_file for CACHE_EXPORT | CACHE_IMPORT;
+    flags:
+    target_is_of_the_device for COMPILE | FIT | RUNNING in device;
+    plugin_is_an_accelerators for OPENING
+        if flags.plugin.is_given() && *flags.device == Device::Cpu =>
+        "--plugin names an accelerator's plugin, but --device is cpu",
+        "add --device cuda or --device neuron";
+    cuda_flags_need_cuda for OPENING in device;
+    offloading_needs_two_memories for TRAIN | BENCH in device;
+    offloading_is_by_layers for TRAIN | BENCH
+        if *flags.activation_offloading && *flags.gradient_checkpointing == Checkpointing::Attention =>
+        "--activation_offloading offloads layer inputs, but --gradient_checkpointing attention keeps none",
+        "use --gradient_checkpointing full or every:K, or leave one of them out";
+    tf32_needs_cuda for TRAIN_EVAL | BENCH | PREDICT in device;
+    cudnn_dropout_needs_cuda for TRAIN | BENCH in device;
+    cudnn_dropout_is_fused for TRAIN | BENCH in device;
+    cudnn_dropout_runs_once for TRAIN | BENCH in device;
+    memory_fraction_leaves_memory for OPENING
+        if *flags.gpu_memory_fraction == Some(0.0) =>
+        "--gpu_memory_fraction 0 leaves a run no memory",
+        "raise it; 0.9 is usual";
+    neuron_flags_need_neuron for ALL in device;
+    environment_is_consistent for TRAINING | EVAL in processes;
+    devices_divide_between_processes for TRAINING | EVAL in processes;
+    automatic_batch_needs_one_process for TRAINING in processes;
+    degrees_have_an_answer for ALL in processes;
+    sequence_parallel_needs_tensor_parallel for TRAIN | BENCH in processes;
+    launch_leaves_device_to_the_command for LAUNCH
+        if flags.device.is_given() =>
+        "--device belongs to the command that is launched",
+        "write it after --: `-- train clm --device cuda ...`";
+    node_rank_is_a_node for LAUNCH in processes;
+    nodes_need_an_endpoint for LAUNCH
+        if *flags.nnodes > 1 && !flags.rdzv_endpoint.is_given() =>
+        "several machines need a rendezvous",
+        "add --rdzv_endpoint HOST:PORT with an address of node 0";
+    launch_runs_train_or_eval for LAUNCH in processes;
+    one_16_bit_type for TRAIN_EVAL | BENCH in training;
+    something_to_do for TRAINING
+        if !flags.trains() && !flags.evaluates() =>
+        "neither training nor evaluation is asked for",
+        "add --do_train, --do_eval or both";
+    run_has_an_output_dir for TRAINING
+        if !flags.output_dir.is_given() =>
+        "--output_dir is missing",
+        "add --output_dir DIR, where the model, checkpoints and logs go";
+    json_is_for_the_plan for TRAINING
+        if *flags.json && !*flags.dry_run =>
+        "--json is for the plan: a run writes its numbers into its output directory",
+        "add --dry_run";
+    fit_looks_for_a_training_batch for FIT
+        if !flags.trains() =>
+        "fit looks for a training batch, and --do_eval alone trains nothing",
+        "add --do_train";
+    predict_needs_a_model for PREDICT
+        if !flags.model_name_or_path.is_given() =>
+        "predict needs a model",
+        "add --model_name_or_path DIR, the output directory of `xtrain train cls`";
+    generate_needs_a_model for GENERATE
+        if !flags.model_name_or_path.is_given() =>
+        "generate needs a model",
+        "add --model_name_or_path DIR, the output directory of a training run";
+    weights_or_a_description for READING | GENERATE | BENCH in model;
+    model_directory_holds_a_model for READING | GENERATE | BENCH in model;
+    model_type_suits_the_task for TRAIN_EVAL in model;
+    configuration_is_known for TRAIN_EVAL | BENCH in model;
+    configuration_suits_the_task for TRAIN_EVAL in model;
+    tokenizer_is_there for READING | GENERATE in model;
+    something_to_train_on for TRAINING in data;
+    something_to_evaluate_on for TRAINING | EVAL in data;
+    something_to_label for TRAINING | PREDICT in data;
+    files_are_there for TRAINING | EVAL | PREDICT in data;
+    shuffle_buffer_needs_streaming for TRAINING
+        if flags.shuffle_buffer_size.is_given() && !*flags.streaming =>
+        "--shuffle_buffer_size has no effect without --streaming; other sets are shuffled as a whole",
+        "add --streaming, or leave it out";
+    streaming_needs_max_steps for TRAINING
+        if *flags.streaming && flags.trains() && flags.max_steps.is_none() =>
+        "--streaming has no end: training length can't be given in epochs",
+        "add --max_steps N";
+    streaming_has_no_epochs for TRAINING in data;
+    /// A stream has no length, and nothing of it can be set aside.
+    streaming_sets_nothing_aside for TRAINING
+        if *flags.streaming && flags.evaluates() && !flags.validation_file.is_given() =>
+        "a stream can't be split for evaluation",
+        "add --validation_file FILE";
+    one_way_to_pad for READING in data;
+    buckets_are_within_the_length for READING in data;
+    padding_needs_lines for MLM in data;
+    something_is_masked for MLM
+        if *flags.mlm_probability == 0.0 =>
+        "--mlm_probability is 0: there is nothing to predict",
+        "raise it; 0.15 is usual";
+    regression_has_no_labels for TRAIN_LIKE_CLS
+        if flags.labels.is_given() && *flags.do_regression == Some(true) =>
+        "--do_regression has numbers to estimate, --labels names classes",
+        "leave one of them out";
+    training_has_a_length for TRAINING
+        if flags.trains() && flags.max_steps.is_none() && *flags.num_train_epochs == 0.0 =>
+        "there is no training to do: --num_train_epochs is 0 and --max_steps is not set",
+        "raise one of them or, to only evaluate, use --do_eval without --do_train";
+    warmup_is_steps_or_a_share for TRAINING in training;
+    eval_strategy_evaluates for TRAIN in training;
+    eval_strategy_needs_training for TRAIN in training;
+    eval_steps_need_their_strategy for TRAIN in training;
+    best_needs_evaluations for TRAINING in training;
+    threshold_needs_patience for TRAINING
+        if flags.early_stopping_threshold.is_given() && !flags.early_stopping_patience.is_given() =>
+        "--early_stopping_threshold has no effect without --early_stopping_patience",
+        "add --early_stopping_patience N";
+    best_needs_its_checkpoint for TRAINING in training;
+    best_checkpoint_is_evaluated for TRAINING in training;
+    output_dir_is_no_file for TRAINING | EVAL | QUICKSTART in output;
+    resume_needs_training for TRAINING
+        if *flags.resume_from_checkpoint != Resume::No && !flags.trains() =>
+        "--resume_from_checkpoint resumes training, but nothing is trained",
+        "add --do_train or, to evaluate a checkpoint, use --model_name_or_path CHECKPOINT";
+    resume_needs_a_checkpoint for TRAINING in output;
+    earlier_runs_are_kept for TRAINING | QUICKSTART in output;
+    comparison_is_a_plan for TRAINING in processes;
+    comparison_needs_memory for TRAINING in processes;
+    comparison_is_at_one_batch for TRAINING in processes;
+    comparison_finds_the_degrees for TRAINING in processes;
+    comparison_has_a_mesh for TRAINING in processes;
+    comparison_is_one_process for TRAINING in processes;
+    output_file_is_no_directory for PREDICT in output;
+    generate_needs_a_prompt for GENERATE
+        if !flags.prompt.is_given() =>
+        "generate needs a text to continue",
+        "add --prompt TEXT";
+    top_needs_a_run for TOP
+        if !flags.watched_dir.is_given() =>
+        "top: no run given",
+        "add the run's --output_dir DIR";
+    top_as_json_is_one_look for TOP
+        if *flags.json && !*flags.once =>
+        "top draws on the terminal; --json prints the state once",
+        "add --once";
+    show_takes_one_id for CACHE_SHOW
+        if flags.id.len() != 1 =>
+        "cache show takes one id",
+        "`xtrain cache ls` lists them; `xtrain cache show ID`";
+    explain_takes_one_or_two_ids for CACHE_EXPLAIN
+        if !(1..=2).contains(&flags.id.len()) =>
+        "cache explain takes one id or two",
+        "`xtrain cache ls` lists them; `xtrain cache explain OLD NEW`";
+    prune_needs_criteria for CACHE_PRUNE
+        if !flags.older_than.is_given() && !flags.max_size.is_given()
+            && !flags.only_device.is_given() && !*flags.stale_compiler =>
+        "cache prune: no criteria given",
+        "add --older_than DAYS, --max_size SIZE, --only_device NAME or --stale_compiler";
+    archive_needs_a_file for CACHE_EXPORT | CACHE_IMPORT
+        if !flags.file.is_given() =>
+        "no tar file given",
+        "add --file graphs.tar";
 }
 
 /// Refuses every illegal combination.

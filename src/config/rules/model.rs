@@ -9,22 +9,6 @@ use crate::config::from_hub;
 use std::path::Path;
 use xtrain_models::{MODEL_TYPES, is_encoder, preset_name, presets};
 
-pub fn predict_needs_a_model(flags: &Flags) -> Verdict {
-    refuse_if(
-        !flags.model_name_or_path.is_given(),
-        "predict needs a model",
-        "add --model_name_or_path DIR, the output directory of `xtrain train cls`",
-    )
-}
-
-pub fn generate_needs_a_model(flags: &Flags) -> Verdict {
-    refuse_if(
-        !flags.model_name_or_path.is_given(),
-        "generate needs a model",
-        "add --model_name_or_path DIR, the output directory of a training run",
-    )
-}
-
 /// Either a directory with weights, or a description of a model with random ones.
 pub fn weights_or_a_description(flags: &Flags) -> Verdict {
     if flags.model_name_or_path.is_given() {

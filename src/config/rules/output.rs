@@ -1,7 +1,7 @@
 //! Where a run writes, and what it resumes from: nothing of an earlier run is written over by
 //! accident.
 
-use super::verdict::{Verdict, refuse, refuse_if};
+use super::verdict::{Verdict, refuse};
 use crate::checkpoint::lock::RUN_LOCK;
 use crate::config::command::sets::QUICKSTART;
 use crate::config::flags::Flags;
@@ -11,14 +11,6 @@ use std::path::{Path, PathBuf};
 
 const ANOTHER: &str =
     "name another --output_dir, or add --overwrite_output_dir to replace its files";
-
-pub fn run_has_an_output_dir(flags: &Flags) -> Verdict {
-    refuse_if(
-        !flags.output_dir.is_given(),
-        "--output_dir is missing",
-        "add --output_dir DIR, where the model, checkpoints and logs go",
-    )
-}
 
 pub fn output_dir_is_no_file(flags: &Flags) -> Verdict {
     match &*flags.output_dir {
@@ -38,14 +30,6 @@ pub fn output_file_is_no_directory(flags: &Flags) -> Verdict {
         ),
         _ => Ok(()),
     }
-}
-
-pub fn resume_needs_training(flags: &Flags) -> Verdict {
-    refuse_if(
-        *flags.resume_from_checkpoint != Resume::No && !flags.trains(),
-        "--resume_from_checkpoint resumes training, but nothing is trained",
-        "add --do_train or, to evaluate a checkpoint, use --model_name_or_path CHECKPOINT",
-    )
 }
 
 pub fn resume_needs_a_checkpoint(flags: &Flags) -> Verdict {

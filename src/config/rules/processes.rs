@@ -67,14 +67,6 @@ pub fn sequence_parallel_needs_tensor_parallel(flags: &Flags) -> Verdict {
     )
 }
 
-pub fn launch_leaves_device_to_the_command(flags: &Flags) -> Verdict {
-    refuse_if(
-        flags.device.is_given(),
-        "--device belongs to the command that is launched",
-        "write it after --: `-- train clm --device cuda ...`",
-    )
-}
-
 pub fn node_rank_is_a_node(flags: &Flags) -> Verdict {
     let (nodes, node) = (*flags.nnodes, *flags.node_rank);
     if node < nodes {
@@ -83,14 +75,6 @@ pub fn node_rank_is_a_node(flags: &Flags) -> Verdict {
     refuse(
         format!("--node_rank {node} is out of range for --nnodes {nodes}"),
         format!("number them from 0 to {}, or raise --nnodes", nodes - 1),
-    )
-}
-
-pub fn nodes_need_an_endpoint(flags: &Flags) -> Verdict {
-    refuse_if(
-        *flags.nnodes > 1 && !flags.rdzv_endpoint.is_given(),
-        "several machines need a rendezvous",
-        "add --rdzv_endpoint HOST:PORT with an address of node 0",
     )
 }
 

@@ -20,38 +20,6 @@ pub fn one_16_bit_type(flags: &Flags) -> Verdict {
     Ok(())
 }
 
-pub fn something_to_do(flags: &Flags) -> Verdict {
-    refuse_if(
-        !flags.trains() && !flags.evaluates(),
-        "neither training nor evaluation is asked for",
-        "add --do_train, --do_eval or both",
-    )
-}
-
-pub fn json_is_for_the_plan(flags: &Flags) -> Verdict {
-    refuse_if(
-        *flags.json && !*flags.dry_run,
-        "--json is for the plan: a run writes its numbers into its output directory",
-        "add --dry_run",
-    )
-}
-
-pub fn fit_looks_for_a_training_batch(flags: &Flags) -> Verdict {
-    refuse_if(
-        !flags.trains(),
-        "fit looks for a training batch, and --do_eval alone trains nothing",
-        "add --do_train",
-    )
-}
-
-pub fn training_has_a_length(flags: &Flags) -> Verdict {
-    refuse_if(
-        flags.trains() && flags.max_steps.is_none() && *flags.num_train_epochs == 0.0,
-        "there is no training to do: --num_train_epochs is 0 and --max_steps is not set",
-        "raise one of them or, to only evaluate, use --do_eval without --do_train",
-    )
-}
-
 pub fn warmup_is_steps_or_a_share(flags: &Flags) -> Verdict {
     let steps = *flags.warmup_steps;
     refuse_if(
@@ -104,14 +72,6 @@ pub fn best_needs_evaluations(flags: &Flags) -> Verdict {
         ),
         _ => Ok(()),
     }
-}
-
-pub fn threshold_needs_patience(flags: &Flags) -> Verdict {
-    refuse_if(
-        flags.early_stopping_threshold.is_given() && !flags.early_stopping_patience.is_given(),
-        "--early_stopping_threshold has no effect without --early_stopping_patience",
-        "add --early_stopping_patience N",
-    )
 }
 
 /// The best weights can only be loaded where they were saved.

@@ -6,9 +6,10 @@ use super::flags::{Flag, Section, Support};
 use super::kind::Form;
 use super::lookup;
 use std::fmt::Write;
+use std::path::Path;
 
 /// The page, as Markdown.
-pub fn markdown() -> String {
+fn markdown() -> String {
     let mut page = String::from(INTRODUCTION);
     for section in Section::ALL {
         let rows = lookup::all().filter(|flag| flag.section == Some(*section));
@@ -125,21 +126,15 @@ fn commands(flag: &Flag) -> String {
     names.join(", ")
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::path::Path;
-
-    #[test]
-    fn flags_page_is_up_to_date() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/flags.md");
-        if std::env::var_os("XTRAIN_WRITE_DOCS").is_some() {
-            std::fs::write(&path, markdown()).unwrap();
-        }
-        let written = std::fs::read_to_string(&path).unwrap_or_default();
-        assert!(
-            written == markdown(),
-            "docs/flags.md is out of date: run `XTRAIN_WRITE_DOCS=1 cargo test flags_page`"
-        );
+#[test]
+fn flags_page_is_up_to_date() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/flags.md");
+    if std::env::var_os("XTRAIN_WRITE_DOCS").is_some() {
+        std::fs::write(&path, markdown()).unwrap();
     }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        written == markdown(),
+        "docs/flags.md is out of date: run `XTRAIN_WRITE_DOCS=1 cargo test flags_page`"
+    );
 }
