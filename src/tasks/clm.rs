@@ -93,38 +93,32 @@ pub fn block_size(
     tokenizer_limit: Option<usize>,
     positions: usize,
 ) -> Result<Length> {
-    let limit = tokenizer_limit.unwrap_or(usize::MAX);
-    let (size, note) = match requested {
-        Some(size) if size > positions => {
-            return Err(Error::TooLong {
-                flag: "block_size",
-                length: size,
-                positions,
-            });
+    const FLAG: &str = "block_size";
+    let length = match (
+        requested,
+        tokenizer_limit.filter(|limit| *limit <= positions),
+    ) {
+        (Some(size), _) => {
+            Length::check(FLAG, size, positions)?;
+            Length::asked(FLAG, size, tokenizer_limit)
         }
-        Some(size) if size > limit => (
-            limit,
-            Some(format!(
-                "block_size {size} is more than the tokenizer's model_max_length; using {limit}"
-            )),
-        ),
-        Some(size) => (size, None),
-        None if limit > positions => {
+        (None, Some(size)) => Length { size, note: None },
+        (None, None) => {
             let size = positions.min(1024);
-            (
+            let note =
+                format!("{FLAG} is not set; using {size} of the model's {positions} positions");
+            Length {
                 size,
-                Some(format!(
-                    "block_size is not set; using {size} of the model's {positions} positions"
-                )),
-            )
+                note: Some(note),
+            }
         }
-        None => (limit, None),
     };
-    if size < 2 {
-        Err(Error::BlockTooShort { block_size: size })
-    } else {
-        Ok(Length { size, note })
+    if length.size < 2 {
+        return Err(Error::BlockTooShort {
+            block_size: length.size,
+        });
     }
+    Ok(length)
 }
 
 /// Packed rows: labels equal ids, nothing is masked.

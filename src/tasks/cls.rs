@@ -60,12 +60,10 @@ impl Task for ClsDataSettings {
     }
 
     fn recipe(&self, context: &Context, needs_labels: bool) -> Result<Arc<dyn Recipe>> {
-        let labels = context.run_labels();
         Ok(Arc::new(LabelledTexts {
             labels: LabelUse {
-                map: labels.map.clone(),
+                labels: context.run_labels().clone(),
                 needed: needs_labels,
-                numbers: labels.given,
             },
             encoder: context.tokenizer.sequences(Some(context.length))?,
             length: context.length,
@@ -178,21 +176,9 @@ pub fn sequence_length(
     tokenizer_limit: Option<usize>,
     positions: usize,
 ) -> Result<Length> {
-    let limit = tokenizer_limit.unwrap_or(usize::MAX);
-    let size = length.min(limit);
-    if size > positions {
-        return Err(Error::TooLong {
-            flag: "max_seq_length",
-            length: size,
-            positions,
-        });
-    }
-    let note = (size < length).then(|| {
-        format!(
-            "max_seq_length {length} is more than the tokenizer's model_max_length; using {limit}"
-        )
-    });
-    Ok(Length { size, note })
+    let asked = Length::asked("max_seq_length", length, tokenizer_limit);
+    Length::check("max_seq_length", asked.size, positions)?;
+    Ok(asked)
 }
 
 /// Texts or pairs with a label each.
@@ -249,7 +235,7 @@ impl Recipe for LabelledTexts {
         let labels: Vec<_> = rows.examples().map(|example| example.label).collect();
         let size = batch.input_ids.nrows();
         batch.targets = labels.iter().flatten().count();
-        batch.labels = if self.labels.map.are_numbers() {
+        batch.labels = if self.labels.labels.map.are_numbers() {
             HostLabels::Numbers(column(&labels, size, Label::as_number, IGNORED_NUMBER))
         } else {
             HostLabels::Classes(column(&labels, size, Label::as_class, IGNORED_LABEL as i32))
@@ -320,29 +306,6 @@ impl Metrics for Classes {
 
     fn predictions(&mut self) -> Vec<Vec<f32>> {
         std::mem::take(&mut self.logits)
-    }
-}
-
-impl Metrics for Estimates {
-    fn add(&mut self, outputs: &[f32], labels: &HostLabels, examples: usize) {
-        let HostLabels::Numbers(numbers) = labels else {
-            unreachable!("the labels of a regression are numbers")
-        };
-        let numbers = numbers.as_slice().expect("labels are contiguous");
-        self.extend(&outputs[..examples], numbers);
-    }
-
-    fn values(&self, _labels: f64) -> Vec<(String, f64)> {
-        vec![
-            ("mse".into(), self.mean_squared_error()),
-            ("pearson".into(), self.pearson()),
-            ("spearmanr".into(), self.spearman()),
-        ]
-    }
-
-    fn predictions(&mut self) -> Vec<Vec<f32>> {
-        let estimates = std::mem::take(self).into_estimates();
-        estimates.into_iter().map(|value| vec![value]).collect()
     }
 }
 

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use super::RunLabels;
 use crate::data::formats::input::Bookmark;
 use crate::data::formats::table::{Cell, Row, Table};
 use crate::data::settings::{OnBadRow, PaddingSettings, SourceSettings};
 use crate::data::texts::not_text;
-use crate::data::{Error, LabelMap, Result, Sample, SampleFile};
+use crate::data::{Error, Label, LabelMap, Result, Sample, SampleFile};
 
 /// Classification and regression of texts.
 #[derive(Clone, Debug, PartialEq)]
@@ -106,11 +107,27 @@ fn only_text(table: &Table, named: Option<&str>, label: Option<usize>) -> Option
 /// What is done with the labels of a split.
 #[derive(Clone, Debug)]
 pub struct LabelUse {
-    pub map: LabelMap,
+    pub labels: RunLabels,
     /// Every row must have one; otherwise a missing one is no error.
     pub needed: bool,
-    /// The map was given, so that labels may be its numbers.
-    pub numbers: bool,
+}
+
+impl LabelUse {
+    /// The label of a name, if it is one: `None` for what stands where none is needed; else why it
+    /// is none.
+    pub fn find(&self, name: &str) -> Result<Option<Label>, String> {
+        let RunLabels { map, given } = &self.labels;
+        match map.label(name, *given) {
+            Some(label) => Ok(Some(label)),
+            // What has no label in published test sets says -1.
+            None if !self.needed && name == "-1" => Ok(None),
+            None if map.are_numbers() => Err(format!("label {name:?} is not a finite number")),
+            None => Err(format!(
+                "label {name:?} is not among the labels: {}",
+                list(map.names())
+            )),
+        }
+    }
 }
 
 /// One open table of samples.
@@ -188,31 +205,18 @@ fn sample(row: Row, names: &[String], columns: &Columns, labels: &LabelUse) -> R
         None => None,
         Some(column) => {
             let cell = cells.next().unwrap_or(Cell::Missing);
+            // Another file of the same set may have the numbers alone, and the labels be made of
+            // those.
             let by_number = || match &cell {
-                Cell::Class { number, .. } => labels.map.label(&number.to_string(), false),
+                Cell::Class { number, .. } => labels.labels.map.label(&number.to_string(), false),
                 _ => None,
             };
-            match name(&cell).map_err(|what| format!("column {:?}: {what}", names[column])) {
-                Ok(name) => {
-                    // Another file of the same set may have the numbers alone, and the labels be
-                    // made of those.
-                    match labels.map.label(&name, labels.numbers).or_else(by_number) {
-                        Some(label) => Some(label),
-                        // Unlabelled rows of published test sets say -1.
-                        None if !labels.needed && name == "-1" => None,
-                        None if labels.map.are_numbers() => {
-                            return Err(bad(format!("label {name:?} is not a finite number")));
-                        }
-                        None => {
-                            return Err(bad(format!(
-                                "label {name:?} is not among the labels: {}",
-                                list(labels.map.names())
-                            )));
-                        }
-                    }
-                }
+            match name(&cell) {
+                Ok(name) => labels
+                    .find(&name)
+                    .or_else(|reason| by_number().map(Some).ok_or(bad(reason)))?,
                 Err(_) if !labels.needed => None,
-                Err(reason) => return Err(bad(reason)),
+                Err(what) => return Err(bad(format!("column {:?}: {what}", names[column]))),
             }
         }
     };
@@ -224,7 +228,7 @@ fn sample(row: Row, names: &[String], columns: &Columns, labels: &LabelUse) -> R
 }
 
 /// Names for a message, the first of many.
-pub fn list(names: &[String]) -> String {
+fn list(names: &[String]) -> String {
     let shown = names
         .iter()
         .take(20)

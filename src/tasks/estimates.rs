@@ -3,6 +3,9 @@
 
 use xtrain_models::IGNORED_NUMBER;
 
+use crate::data::HostLabels;
+use crate::trainer::evaluate::Metrics;
+
 /// Estimates and labels, pair by pair; a label may be missing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Estimates {
@@ -10,49 +13,36 @@ pub struct Estimates {
     labels: Vec<f32>,
 }
 
-impl Estimates {
-    /// Adds rows; labels beyond the estimates are of no row.
-    pub fn extend(&mut self, estimates: &[f32], labels: &[f32]) {
-        self.estimates.extend_from_slice(estimates);
-        self.labels.extend_from_slice(&labels[..estimates.len()]);
+impl Metrics for Estimates {
+    fn add(&mut self, outputs: &[f32], labels: &HostLabels, examples: usize) {
+        let HostLabels::Numbers(numbers) = labels else {
+            unreachable!("the labels of a regression are numbers")
+        };
+        // Rows that only fill the batch come last.
+        self.estimates.extend(&outputs[..examples]);
+        self.labels.extend(numbers.iter().take(examples));
     }
 
-    pub fn into_estimates(self) -> Vec<f32> {
-        self.estimates
-    }
-
-    /// Those with a label: what was estimated, what is true.
-    fn pairs(&self) -> (Vec<f64>, Vec<f64>) {
-        let pairs = self
-            .estimates
-            .iter()
-            .zip(&self.labels)
-            .filter(|(_, label)| **label != IGNORED_NUMBER);
-        pairs
+    /// Mean squared error, Pearson's correlation coefficient, and Spearman's: Pearson's of the
+    /// ranks, equal values sharing the mean of theirs. NaN of no labels; correlations also where
+    /// estimates or labels are all the same.
+    fn values(&self, _labels: f64) -> Vec<(String, f64)> {
+        let pairs = self.estimates.iter().zip(&self.labels);
+        let (x, y): (Vec<f64>, Vec<f64>) = pairs
+            .filter(|(_, label)| **label != IGNORED_NUMBER)
             .map(|(estimate, label)| (f64::from(*estimate), f64::from(*label)))
-            .unzip()
+            .unzip();
+        let squares = x.iter().zip(&y).map(|(x, y)| (x - y) * (x - y));
+        vec![
+            ("mse".into(), squares.sum::<f64>() / x.len() as f64),
+            ("pearson".into(), correlation(&x, &y)),
+            ("spearmanr".into(), correlation(&ranks(&x), &ranks(&y))),
+        ]
     }
 
-    /// NaN of no labels.
-    pub fn mean_squared_error(&self) -> f64 {
-        let (x, y) = self.pairs();
-        x.iter()
-            .zip(&y)
-            .map(|(x, y)| (x - y) * (x - y))
-            .sum::<f64>()
-            / x.len() as f64
-    }
-
-    /// Pearson's correlation coefficient; NaN where estimates or labels are all the same.
-    pub fn pearson(&self) -> f64 {
-        let (x, y) = self.pairs();
-        correlation(&x, &y)
-    }
-
-    /// Spearman's: Pearson's of the ranks, equal values sharing the mean of theirs.
-    pub fn spearman(&self) -> f64 {
-        let (x, y) = self.pairs();
-        correlation(&ranks(&x), &ranks(&y))
+    fn predictions(&mut self) -> Vec<Vec<f32>> {
+        let estimates = std::mem::take(&mut self.estimates);
+        estimates.into_iter().map(|value| vec![value]).collect()
     }
 }
 
@@ -90,20 +80,28 @@ fn ranks(values: &[f64]) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ndarray::array;
 
-    fn estimates(pairs: &[(f32, f32)]) -> Estimates {
+    /// Mean squared error, Pearson's and Spearman's coefficients.
+    fn values(pairs: &[(f32, f32)]) -> [f64; 3] {
         let mut found = Estimates::default();
-        pairs
-            .iter()
-            .for_each(|(estimate, label)| found.extend(&[*estimate], &[*label]));
-        found
+        for (estimate, label) in pairs {
+            found.add(&[*estimate], &HostLabels::Numbers(array![*label]), 1);
+        }
+        let values: Vec<f64> = found.values(0.0).into_iter().map(|(_, x)| x).collect();
+        assert_eq!(
+            found.predictions().len(),
+            pairs.len(),
+            "a row without a label is estimated, too"
+        );
+        values.try_into().unwrap()
     }
 
     #[test]
     fn figures_are_numpys() {
         // By numpy: mean((x - y)**2), corrcoef(x, y), and corrcoef of the ranks, which is how
         // scipy's spearmanr is defined.
-        let found = estimates(&[
+        let found = values(&[
             (1.0, 0.5),
             (2.5, 2.0),
             (2.5, 4.0),
@@ -111,36 +109,19 @@ mod tests {
             (9.0, IGNORED_NUMBER),
             (0.25, 1.0),
         ]);
-        assert!(
-            (found.mean_squared_error() - 0.8625).abs() < 1e-12,
-            "{}",
-            found.mean_squared_error()
-        );
-        assert!(
-            (found.pearson() - 0.743_445_902_546_269_2).abs() < 1e-12,
-            "{}",
-            found.pearson()
-        );
-        assert!(
-            (found.spearman() - 0.718_184_846_459_607_9).abs() < 1e-12,
-            "{}",
-            found.spearman()
-        );
-        assert_eq!(
-            found.into_estimates().len(),
-            6,
-            "a row without a label is estimated, too"
-        );
+        let wanted = [0.8625, 0.743_445_902_546_269_2, 0.718_184_846_459_607_9];
+        for (found, wanted) in found.into_iter().zip(wanted) {
+            assert!((found - wanted).abs() < 1e-12, "{found} {wanted}");
+        }
     }
 
     #[test]
     fn edges_have_values() {
-        assert!(estimates(&[]).mean_squared_error().is_nan() && estimates(&[]).pearson().is_nan());
-        let constant = estimates(&[(0.1, 1.0), (0.1, 2.0), (0.1, 4.0)]);
-        assert!(constant.pearson().is_nan() && constant.spearman().is_nan());
-        let straight = estimates(&[(1.0, 10.0), (2.0, 20.0), (3.0, 30.0)]);
-        assert!(
-            (straight.pearson() - 1.0).abs() < 1e-14 && (straight.spearman() - 1.0).abs() < 1e-14
-        );
+        let [error, pearson, _] = values(&[]);
+        assert!(error.is_nan() && pearson.is_nan());
+        let [_, pearson, spearman] = values(&[(0.1, 1.0), (0.1, 2.0), (0.1, 4.0)]);
+        assert!(pearson.is_nan() && spearman.is_nan());
+        let [_, pearson, spearman] = values(&[(1.0, 10.0), (2.0, 20.0), (3.0, 30.0)]);
+        assert!((pearson - 1.0).abs() < 1e-14 && (spearman - 1.0).abs() < 1e-14);
     }
 }

@@ -140,43 +140,20 @@ pub fn max_seq_length(
     tokenizer_limit: Option<usize>,
     positions: usize,
 ) -> Result<Length> {
-    let limit = tokenizer_limit.unwrap_or(usize::MAX);
-    Ok(match requested {
-        Some(length) if length > positions => {
-            return Err(Error::TooLong {
-                flag: "max_seq_length",
-                length,
-                positions,
-            });
-        }
-        Some(length) if length > limit => {
-            let note = format!(
-                "max_seq_length {length} is more than the tokenizer's model_max_length; using {limit}"
-            );
-            Length {
-                size: limit,
-                note: Some(note),
-            }
-        }
-        Some(0) => {
-            return Err(Error::Zero {
-                what: "max_seq_length",
-            });
-        }
-        Some(length) => Length {
-            size: length,
-            note: None,
-        },
-        None => {
-            let size = limit.min(USUAL_LENGTH).min(positions);
-            let note = (size != limit).then(|| {
-                format!(
-                    "max_seq_length is not set; using {size} of the model's {positions} positions"
-                )
-            });
-            Length { size, note }
-        }
-    })
+    const FLAG: &str = "max_seq_length";
+    let Some(length) = requested else {
+        let limit = tokenizer_limit.unwrap_or(usize::MAX);
+        let size = limit.min(USUAL_LENGTH).min(positions);
+        let note = (size != limit).then(|| {
+            format!("{FLAG} is not set; using {size} of the model's {positions} positions")
+        });
+        return Ok(Length { size, note });
+    };
+    if length == 0 {
+        return Err(Error::Zero { what: FLAG });
+    }
+    Length::check(FLAG, length, positions)?;
+    Ok(Length::asked(FLAG, length, tokenizer_limit))
 }
 
 /// Lines that are masked anew in every epoch.

@@ -28,7 +28,7 @@ use xtrain_models::HeadKind;
 use crate::data::prepare::{Job, Share, percentage};
 use crate::data::settings::{PaddingSettings, SourceSettings};
 use crate::data::stream::StreamSpec;
-use crate::data::{LabelMap, Recipe, Result, Sample, Samples, Set, Tokenizer};
+use crate::data::{Error, LabelMap, Recipe, Result, Sample, Samples, Set, Tokenizer};
 use crate::trainer::evaluate::Metrics;
 use crate::trainer::feed::LabelShape;
 
@@ -185,6 +185,30 @@ pub struct Predicted<'a> {
 pub struct Length {
     pub size: usize,
     pub note: Option<String>,
+}
+
+impl Length {
+    /// What a flag asks for, but at most the tokenizer's own limit.
+    fn asked(flag: &str, length: usize, tokenizer_limit: Option<usize>) -> Length {
+        let size = length.min(tokenizer_limit.unwrap_or(usize::MAX));
+        let note = (size < length).then(|| {
+            format!("{flag} {length} is more than the tokenizer's model_max_length; using {size}")
+        });
+        Length { size, note }
+    }
+
+    /// # Errors
+    /// The model has fewer positions.
+    fn check(flag: &'static str, length: usize, positions: usize) -> Result<()> {
+        if length > positions {
+            return Err(Error::TooLong {
+                flag,
+                length,
+                positions,
+            });
+        }
+        Ok(())
+    }
 }
 
 /// Labels as they are for a run.

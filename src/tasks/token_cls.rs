@@ -10,16 +10,16 @@ use std::sync::atomic::AtomicU64;
 use serde_json::{Map, Value, json};
 use xtrain_models::{HeadKind, IGNORED_LABEL};
 
-use super::columns::{list, name};
+use super::columns::{LabelUse, name};
 use super::{Context, Labelled, Length, Predicted, Task};
-use crate::data::formats::conll::{ConllReader, no_label};
+use crate::data::formats::conll::{ConllReader, Sentence, no_label};
 use crate::data::formats::input::Bookmark;
 use crate::data::formats::table::{Cell, Format, Row as TableRow, Table};
 use crate::data::padding::Padding;
 use crate::data::sequences::WordEncoder;
 use crate::data::settings::{OnBadRow, PaddingSettings, SourceSettings};
 use crate::data::{
-    Batch, BatchRows, EncodedGroup, Error, HostLabels, Label, LabelMap, Place, Recipe, Result, Row,
+    Batch, BatchRows, EncodedGroup, Error, HostLabels, Label, LabelMap, Recipe, Result, Row,
     Sample, SampleFile,
 };
 use crate::trainer::evaluate::Metrics;
@@ -84,9 +84,10 @@ impl Task for TokenClsDataSettings {
         };
         let continued = labels.map.names().iter().enumerate();
         Ok(Arc::new(LabelledWords {
-            labels: labels.map.clone(),
-            given: labels.given,
-            needs_labels,
+            labels: LabelUse {
+                labels: labels.clone(),
+                needed: needs_labels,
+            },
             continued: continued
                 .map(|(id, name)| Label::class(inside(name).unwrap_or(id) as u32))
                 .collect(),
@@ -160,7 +161,7 @@ impl Labelled for TokenClsDataSettings {
             if let Some(names) = file.class_names() {
                 return LabelMap::declared(names.to_vec());
             }
-            while let Some(sentence) = file.read() {
+            while let Some(sentence) = file.read(true) {
                 match sentence {
                     Ok(sentence) => found.extend(sentence.labels.into_iter().flatten()),
                     // It is counted when the sets are made.
@@ -237,25 +238,13 @@ impl TokenClsDataSettings {
     }
 }
 
-/// A sentence as it stands in its file.
-struct Sentence {
-    place: Place,
-    words: Vec<String>,
-    /// One for each word, `None` where the file gives none.
-    labels: Vec<Option<String>>,
-}
-
 /// One open file of words with labels.
 enum WordFile {
-    Columns {
-        reader: ConllReader,
-        needs_labels: bool,
-    },
+    Columns(ConllReader),
     Table {
         table: Box<Table>,
         words: usize,
         labels: Option<usize>,
-        needs_labels: bool,
     },
 }
 
@@ -267,10 +256,7 @@ impl WordFile {
         count: Arc<AtomicU64>,
     ) -> Result<WordFile> {
         if Format::of(path) == Format::Text {
-            return Ok(WordFile::Columns {
-                reader: ConllReader::open(path, count)?,
-                needs_labels,
-            });
+            return Ok(WordFile::Columns(ConllReader::open(path, count)?));
         }
         let mut table = Table::open(path, &settings.source.table, count)?;
         let named = settings.source.table.text_column.as_deref();
@@ -287,33 +273,25 @@ impl WordFile {
             table: Box::new(table),
             words,
             labels,
-            needs_labels,
         })
     }
 
     /// The classes that the file declares, in their order.
     fn class_names(&self) -> Option<&[String]> {
         match self {
-            WordFile::Columns { .. } => None,
+            WordFile::Columns(_) => None,
             WordFile::Table { table, labels, .. } => table.class_names((*labels)?),
         }
     }
 
-    fn read(&mut self) -> Option<Result<Sentence>> {
+    fn read(&mut self, needs_labels: bool) -> Option<Result<Sentence>> {
         match self {
-            WordFile::Columns {
-                reader,
-                needs_labels,
-            } => {
+            WordFile::Columns(reader) => {
                 let sentence = reader.next()?;
                 Some(sentence.and_then(|sentence| {
                     match sentence.labels.iter().position(Option::is_none) {
-                        Some(word) if *needs_labels => Err(no_label(&sentence, word)),
-                        _ => Ok(Sentence {
-                            place: sentence.place,
-                            words: sentence.words,
-                            labels: sentence.labels,
-                        }),
+                        Some(word) if needs_labels => Err(no_label(&sentence, word)),
+                        _ => Ok(sentence),
                     }
                 }))
             }
@@ -321,12 +299,11 @@ impl WordFile {
                 table,
                 words,
                 labels,
-                needs_labels,
             } => {
                 let row = table.next()?;
                 let column = |column: usize| table.columns()[column].as_str();
                 let names = (column(*words), labels.map(column));
-                Some(row.and_then(|row| sentence(row, names, *needs_labels)))
+                Some(row.and_then(|row| sentence(row, names, needs_labels)))
             }
         }
     }
@@ -388,27 +365,17 @@ fn sentence(
 /// One open file whose labels are looked up.
 struct Sentences {
     file: WordFile,
-    labels: LabelMap,
-    given: bool,
-    needs_labels: bool,
+    labels: LabelUse,
 }
 
 impl Sentences {
     fn sample(&self, sentence: Sentence) -> Result<Sample> {
         let label = |name: &Option<String>| {
-            let Some(name) = name else { return Ok(None) };
-            match self.labels.label(name, self.given) {
-                Some(label) => Ok(Some(label)),
-                // Unlabelled words of published test sets say -1.
-                None if !self.needs_labels && name == "-1" => Ok(None),
-                None => Err(Error::BadRow {
-                    place: sentence.place.clone(),
-                    reason: format!(
-                        "label {name:?} is not among the labels: {}",
-                        list(self.labels.names())
-                    ),
-                }),
-            }
+            let found = name.as_deref().map(|name| self.labels.find(name));
+            found.unwrap_or(Ok(None)).map_err(|reason| Error::BadRow {
+                place: sentence.place.clone(),
+                reason,
+            })
         };
         Ok(Sample {
             index: 0,
@@ -421,20 +388,20 @@ impl Sentences {
 impl SampleFile for Sentences {
     fn bookmark(&self) -> Bookmark {
         match &self.file {
-            WordFile::Columns { reader, .. } => reader.bookmark(),
+            WordFile::Columns(reader) => reader.bookmark(),
             WordFile::Table { table, .. } => table.bookmark(),
         }
     }
 
     fn resume(&mut self, bookmark: &Bookmark) -> Result<()> {
         match &mut self.file {
-            WordFile::Columns { reader, .. } => reader.resume(bookmark),
+            WordFile::Columns(reader) => reader.resume(bookmark),
             WordFile::Table { table, .. } => table.resume(bookmark, Arc::default()),
         }
     }
 
     fn next(&mut self) -> Option<Result<Sample>> {
-        let sentence = self.file.read()?;
+        let sentence = self.file.read(self.labels.needed)?;
         Some(sentence.and_then(|sentence| self.sample(sentence)))
     }
 }
@@ -443,9 +410,7 @@ impl SampleFile for Sentences {
 #[derive(Debug)]
 struct LabelledWords {
     settings: TokenClsDataSettings,
-    labels: LabelMap,
-    given: bool,
-    needs_labels: bool,
+    labels: LabelUse,
     /// By a label's id, the label of the pieces after a word's first one.
     continued: Vec<Label>,
     encoder: WordEncoder,
@@ -478,10 +443,8 @@ impl LabelledWords {
 impl Recipe for LabelledWords {
     fn open(&self, path: &Path, count: Arc<AtomicU64>) -> Result<Box<dyn SampleFile>> {
         Ok(Box::new(Sentences {
-            file: WordFile::open(path, &self.settings, self.needs_labels, count)?,
+            file: WordFile::open(path, &self.settings, self.labels.needed, count)?,
             labels: self.labels.clone(),
-            given: self.given,
-            needs_labels: self.needs_labels,
         }))
     }
 
