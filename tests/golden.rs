@@ -42,7 +42,7 @@ impl Case {
         let model = xtrain_models::build(config, task).unwrap();
         let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
         let weights = StoredTensors::open(&dir.join("model.safetensors")).unwrap();
-        parameters::load(&mut session, &*model, &model.parameters(), &weights).unwrap();
+        parameters::load(&mut session, &*model, &weights).unwrap();
         let inputs = StoredTensors::open(&dir.join("inputs.safetensors")).unwrap();
         Case {
             dir: dir.to_path_buf(),
@@ -387,8 +387,8 @@ fn follow_trajectory(name: &str, mut case: Case, expected: &Path, kind: Optimize
         .unwrap_or_default();
     let reference = StoredTensors::open(&expected.join("final_weights.safetensors")).unwrap();
     let parameters = case.model.parameters();
-    let names: Vec<&str> = parameters.iter().map(|p| p.name.as_str()).collect();
-    for tensor in parameters::download(&mut case.session, names).unwrap() {
+    let names: Vec<String> = parameters.into_iter().map(|p| p.name).collect();
+    for tensor in parameters::download(&mut case.session, &names).unwrap() {
         // Softmax ignores key biases, so that an optimizer that divides by the gradient's size
         // turns rounding noise into steps there.
         if undetermined.contains(&tensor.name.as_str()) || tensor.name.ends_with(".key.bias") {

@@ -161,7 +161,7 @@ fn dropout_changes_the_training_loss_a_little() {
             let model = xtrain_models::build(config, task).unwrap();
             let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
             let stored = StoredTensors::open(&dir.join("model.safetensors")).unwrap();
-            parameters::load(&mut session, &*model, &model.parameters(), &stored).unwrap();
+            parameters::load(&mut session, &*model, &stored).unwrap();
             let upload = |name: &str| {
                 let (dims, values) = first_rows(&dir, name);
                 let shape = Shape::new(DType::S32, dims);
@@ -233,7 +233,7 @@ fn labelled_places_alone_give_the_same_loss_and_gradients() {
 
         let found = [false, true].map(|alone| {
             let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
-            parameters::load(&mut session, &*model, &model.parameters(), &stored).unwrap();
+            parameters::load(&mut session, &*model, &stored).unwrap();
             let mut recording = session.begin();
             let mut feed = |name: &str, values: &[i32], dims: &[usize]| {
                 recording

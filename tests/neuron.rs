@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use xtrain::cache::{CacheSettings, emit};
 use xtrain::parallel::Mesh;
 use xtrain::runtime::{Library, conformance, hlo};
-use xtrain::trainer::ahead::{RunShapes, record_all};
+use xtrain::trainer::ahead::{Ahead, RunShapes};
 use xtrain::trainer::device;
 use xtrain::trainer::feed::{BatchShape, LabelShape};
 use xtrain::trainer::settings::OptimizerSettings;
@@ -177,7 +177,13 @@ fn everything_that_is_emitted_is_known_to_compile() {
                     let train_step =
                         TrainStep::new(&*model, settings, schedule, 1).with_precision(precision);
                     let train_step = train_step.with_checkpointing(checkpointing);
-                    let recorded = record_all(&mut session, &*model, &train_step, &shapes).unwrap();
+                    let recorded = Ahead {
+                        session: &mut session,
+                        step: &train_step,
+                        shapes: &shapes,
+                    }
+                    .graphs()
+                    .unwrap();
                     if mesh.stage > 1 {
                         assert!(recorded.len() > 6, "{}", recorded.len());
                         graphs.extend(recorded);
@@ -271,7 +277,13 @@ fn the_cpus_modules_do_break_rules() {
         eval: Vec::new(),
         accumulation: 1,
     };
-    let graphs = record_all(&mut session, &*model, &train_step, &shapes).unwrap();
+    let graphs = Ahead {
+        session: &mut session,
+        step: &train_step,
+        shapes: &shapes,
+    }
+    .graphs()
+    .unwrap();
     let module = emit(library, &graphs[1], Target::Cpu).unwrap();
     let report = conformance::check(&module, Target::Neuron(NeuronChip::Trn1)).unwrap();
     let told: Vec<String> = report

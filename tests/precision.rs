@@ -281,8 +281,7 @@ fn a_skipped_step_changes_nothing_but_the_scale() {
                     .map(|p| p.name.clone())
                     .chain(extra.iter().map(|s| s.name.clone()));
                 let names: Vec<String> = names.filter(|n| !n.starts_with("loss_scale")).collect();
-                let tensors =
-                    parameters::download(session, names.iter().map(String::as_str)).unwrap();
+                let tensors = parameters::download(session, &names).unwrap();
                 tensors.into_iter().map(|t| (t.name, t.bytes)).collect()
             };
             let set_scale = |session: &mut Session, x: f32| {

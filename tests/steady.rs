@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::fs;
 use xtrain::cache::CacheSettings;
 use xtrain::parallel::Mesh;
-use xtrain::trainer::ahead::{RunShapes, compile_all};
+use xtrain::trainer::ahead::{Ahead, RunShapes};
 use xtrain::trainer::feed::{BatchShape, DeviceBatch, LabelShape};
 use xtrain::trainer::settings::OptimizerSettings;
 use xtrain::trainer::step::{Phase, TrainStep, read_metrics};
@@ -339,7 +339,13 @@ fn train_temporaries(sizes: &[(&str, i64)]) -> i64 {
         eval: Vec::new(),
         accumulation: 1,
     };
-    let graphs = compile_all(&mut session, &*model, &train_step, &shapes, 2, &mut |_| {}).unwrap();
+    let graphs = Ahead {
+        session: &mut session,
+        step: &train_step,
+        shapes: &shapes,
+    }
+    .compile(2, &mut |_| {})
+    .unwrap();
     let train = graphs.iter().find(|graph| graph.name == "train").unwrap();
     train.memory().unwrap().temp_bytes
 }

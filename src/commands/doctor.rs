@@ -12,21 +12,25 @@ use crate::config::{Device, DoctorPlan};
 use crate::engine::failed;
 use crate::parallel::Mesh;
 use crate::report::units::bytes;
-use crate::runtime::Library;
+use crate::runtime::{Client, Library};
 use crate::trainer::{device, matmul_peak};
 use serde_json::json;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use xtrain_graphs::Precision;
 
 pub(super) use check::sum_of_squares;
-use check::{Check, compile_and_run};
+use check::{Check, Failed, Report};
 
 pub fn run(plan: DoctorPlan) -> Result<Outcome, Error> {
-    let checks = match plan.device.kind {
-        Device::Cpu => check_cpu(),
-        Device::Cuda => cuda::check(&plan.device.settings, &plan.cache),
-        Device::Neuron => neuron::check(&plan.device.settings),
+    let settings = &plan.device.settings;
+    let mut report = Report::default();
+    // A failure is among the lines.
+    let _ = match plan.device.kind {
+        Device::Cpu => check_cpu(&mut report),
+        Device::Cuda => cuda::check(&mut report, settings, &plan.cache),
+        Device::Neuron => neuron::check(&mut report, settings),
     };
+    let checks = report.checks;
     for check in checks.iter().filter(|_| !plan.json) {
         match &check.found {
             Ok(found) => println!(
@@ -54,72 +58,36 @@ pub fn run(plan: DoctorPlan) -> Result<Outcome, Error> {
     }
 }
 
-/// The checks build on each other: the first failure ends the list.
-fn check_cpu() -> Vec<Check> {
-    let mut checks = Vec::new();
-    let mut check = |name, found: Result<String, Error>| {
-        let found = found.map_err(|error| error.one_line());
-        let ok = found.is_ok();
-        checks.push(Check {
-            name,
-            found,
-            is_note: false,
-        });
-        ok
-    };
+fn check_cpu(report: &mut Report) -> Result<(), Failed> {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    check("processor", Ok(format!("{cores} cores")));
+    report.line("processor", Ok(format!("{cores} cores")));
     let start = Instant::now();
     let library = Library::open().map_err(failed("opening the XLA library"));
-    let found = library.map(|l| {
-        format!(
-            "{} ({}), opened in {:.2} s",
-            l.path().display(),
-            l.version(),
-            start.elapsed().as_secs_f64()
-        )
+    let found = library.map(|library| {
+        let (path, version) = (library.path().display(), library.version());
+        let seconds = start.elapsed().as_secs_f64();
+        format!("{path} ({version}), opened in {seconds:.2} s")
     });
-    if !check("XLA library", found) {
-        return checks;
-    }
+    report.check("XLA library", found)?;
     let plugin = Library::open()
         .and_then(Library::cpu_plugin)
         .map_err(failed("starting the CPU plugin"));
     let found = plugin.map(|p| format!("PJRT C API {}.{}", p.api_version().0, p.api_version().1));
-    if !check("CPU plugin", found) {
-        return checks;
-    }
-    let session = device::open_cpu(Mesh::single(), CacheSettings::in_memory())
-        .map_err(failed("opening the CPU device"));
-    let mut session = match session {
-        Ok(session) => session,
-        Err(error) => {
-            check("device", Err(error));
-            return checks;
-        }
-    };
-    let client = session.client();
-    let memory = client.devices().first().and_then(|d| d.memory());
-    let limit = memory
-        .and_then(|m| m.bytes_limit)
-        .map_or(String::new(), |b| {
-            format!(", memory limit {}", bytes(b as u64))
-        });
-    let found = format!(
-        "{} device(s), platform {} {}{limit}",
-        client.devices().len(),
-        client.platform_name(),
-        client.platform_version()
-    );
-    check("device", Ok(found));
-    if check("compile and run", compile_and_run(&mut session)) {
-        let found = matmul_peak::measure_tflops(
-            &mut session,
-            Precision::F32,
-            std::time::Duration::from_secs(1),
-        )
+    report.check("CPU plugin", found)?;
+    let opened = device::open_cpu(Mesh::single(), CacheSettings::in_memory());
+    let mut session = report.device(opened, describe_cpu)?;
+    let found = matmul_peak::measure_tflops(&mut session, Precision::F32, Duration::from_secs(1))
         .map(|t| format!("{:.0} GFLOP/s in f32", t * 1e3));
-        check("matrix multiply", found.map_err(failed("measuring")));
-    }
-    checks
+    report.check("matrix multiply", found.map_err(failed("measuring")))
+}
+
+fn describe_cpu(client: &Client) -> String {
+    let (count, name) = (client.devices().len(), client.platform_name());
+    let memory = client.devices().first().and_then(|d| d.memory());
+    let limit = memory.and_then(|memory| memory.bytes_limit);
+    let limit = limit.map_or(String::new(), |b| {
+        format!(", memory limit {}", bytes(b as u64))
+    });
+    let version = client.platform_version();
+    format!("{count} device(s), platform {name} {version}{limit}")
 }

@@ -2,58 +2,47 @@
 //! known, and nothing else done.
 
 use super::Error;
-use crate::config::TrainPlan;
+use crate::cache::CompiledGraph;
+use crate::config::RunPlan;
 use crate::data::Set;
 use crate::engine::task::TaskData;
 use crate::engine::{Run, failed};
 use crate::parallel::schedule::bubble;
 use crate::parallel::{Axis, Mesh, Placements, Stages};
 use crate::report::scaling::Exchange;
-use crate::report::table::{Align, Table};
+use crate::report::table::Table;
 use crate::report::units::{bytes, count, exact};
+use crate::runtime::CompiledMemory;
 use crate::trainer::feed::{BatchShape, LabelShape};
+use crate::trainer::fit::Footprint;
 use crate::trainer::settings::Checkpointing;
 use crate::trainer::step::TrainStep;
 use serde_json::json;
+use std::sync::Arc;
 use xtrain_models::Model;
 
 /// Prints the plan on standard output.
 pub(super) fn print(run: &mut Run) -> Result<(), Error> {
     let known = run.length()?;
-    let shapes = run.shapes();
     let exchanged = run.exchanged()?;
-    let execution = run.execution();
     let (plan, settings) = (&run.plan, &run.plan.train);
     let model = &*run.loaded.model;
-    let parameters: usize = model
-        .parameters()
-        .iter()
-        .map(|p| p.dims.iter().product::<usize>())
-        .sum();
     let mut table = Table::pairs();
     table.heading("model");
-    table.row(["configuration", model.config().source()]);
-    table.row(["parameters".to_string(), exact(parameters as u64)]);
-    table.row([
-        "vocabulary".to_string(),
-        format!(
-            "{} (tokenizer: {})",
-            model.vocab_size(),
-            run.tokenizer.id_bound()
-        ),
-    ]);
-    table.row([
-        "longest example".to_string(),
-        format!(
-            "{} of {} positions",
-            run.task.length(),
-            model.max_positions()
-        ),
-    ]);
+    table.pair("configuration", model.config().source());
+    table.pair("parameters", exact(run.session.cache().origin().parameters));
+    let (rows, ids) = (model.vocab_size(), run.tokenizer.id_bound());
+    table.pair("vocabulary", format!("{rows} (tokenizer: {ids})"));
+    let (length, positions) = (run.task.length(), model.max_positions());
+    table.pair(
+        "longest example",
+        format!("{length} of {positions} positions"),
+    );
     if let Some(labels) = run.task.labels() {
-        table.row(["labels".to_string(), labels.names().join(", ")]);
+        table.pair("labels", labels.names().join(", "));
     }
     if let Some((length, schedule)) = known {
+        let (mesh, shards) = (settings.mesh, settings.mesh.batch_shards());
         let examples = settings.examples_per_step();
         table.heading("training");
         match &run.train {
@@ -62,93 +51,59 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
                 let source = plan.task.source();
                 let files = source.train_files.len();
                 let buffer = exact(source.streaming.unwrap_or_default() as u64);
-                table.row([
-                    "text".to_string(),
-                    format!("streamed from {files} files, {buffer} rows in the buffer"),
-                ]);
+                let text = format!("streamed from {files} files, {buffer} rows in the buffer");
+                table.pair("text", text);
             }
         }
-        table.row([
-            "examples per step".to_string(),
+        let groups = match (mesh.tensor > 1 || mesh.stage > 1, shards) {
+            (true, 1) => " group of devices",
+            (true, _) => " groups of devices",
+            (false, 1) => " device",
+            (false, _) => " devices",
+        };
+        table.pair(
+            "examples per step",
             format!(
-                "{examples} = {} per device x {} accumulated x {}{}",
-                settings.per_device_train_batch_size,
-                settings.gradient_accumulation_steps,
-                settings.mesh.batch_shards(),
-                match settings.mesh {
-                    Mesh { tensor: 2.., .. } | Mesh { stage: 2.., .. }
-                        if settings.mesh.batch_shards() == 1 =>
-                        " group of devices",
-                    Mesh { tensor: 2.., .. } | Mesh { stage: 2.., .. } => " groups of devices",
-                    mesh if mesh.batch_shards() == 1 => " device",
-                    _ => " devices",
-                }
+                "{examples} = {} per device x {} accumulated x {shards}{groups}",
+                settings.per_device_train_batch_size, settings.gradient_accumulation_steps,
             ),
-        ]);
-        let lengths = run.task.form(run.train.as_ref().as_slice()).lengths;
-        let longest = lengths.last().copied().unwrap_or_default();
-        let most = if lengths.len() > 1 { "up to " } else { "" };
-        table.row([
-            "tokens per step".to_string(),
-            format!("{most}{}", exact((examples * longest) as u64)),
-        ]);
+        );
+        let shapes = run.shapes().train;
+        let longest = shapes.last().map_or(0, |shape| shape.tokens);
+        let most = if shapes.len() > 1 { "up to " } else { "" };
+        let tokens = exact((examples * longest) as u64);
+        table.pair("tokens per step", format!("{most}{tokens}"));
         if run.train.is_some() {
-            table.row([
-                "steps per epoch".to_string(),
-                exact(length.updates_per_epoch),
-            ]);
+            table.pair("steps per epoch", exact(length.updates_per_epoch));
         }
         let tf32 = if plan.device.settings.tf32 {
             ", those of f32 in TF32"
         } else {
             ""
         };
-        table.row([
-            "matrix products".to_string(),
-            format!("{}{tf32}", settings.precision),
-        ]);
+        table.pair("matrix products", format!("{}{tf32}", settings.precision));
         if settings.checkpointing != Checkpointing::Off {
-            table.row([
-                "computed twice".to_string(),
-                format!("activations ({})", settings.checkpointing),
-            ]);
+            let kept = format!("activations ({})", settings.checkpointing);
+            table.pair("computed twice", kept);
         }
         if settings.sequence_parallel {
-            let share = format!(
-                "norms, dropout and residuals of 1/{} of them on each device",
-                settings.mesh.tensor
-            );
-            table.row(["tokens".to_string(), share]);
+            let part = format!("norms, dropout and residuals of 1/{} of them", mesh.tensor);
+            table.pair("tokens", format!("{part} on each device"));
         }
-        table.row([
-            "optimizer steps".to_string(),
-            format!(
-                "{} ({} of warm-up)",
-                exact(length.max_steps),
-                schedule.warmup
-            ),
-        ]);
-        let largest = shapes
-            .train
-            .iter()
-            .map(|shape| work(model, shape))
-            .fold(0.0, f64::max);
-        let work = count(
-            largest * (settings.gradient_accumulation_steps * settings.mesh.batch_shards()) as f64,
-        );
-        table.row(["work per step".to_string(), format!("{most}{work}FLOP")]);
-        if let Some(stages) = run.session.placements().stages() {
-            describe_stages(
-                &mut table,
-                plan,
-                stages,
-                &execution.recorded_step(model),
-                run.session.placements(),
-            );
+        let (steps, warmup) = (exact(length.max_steps), schedule.warmup);
+        table.pair("optimizer steps", format!("{steps} ({warmup} of warm-up)"));
+        let largest = shapes.iter().map(|shape| work(model, shape));
+        let microbatches = settings.gradient_accumulation_steps * shards;
+        let work = count(largest.fold(0.0, f64::max) * microbatches as f64);
+        table.pair("work per step", format!("{most}{work}FLOP"));
+        let placements = run.session.placements();
+        if let Some(stages) = placements.stages() {
+            let step = run.execution().recorded_step(model);
+            describe_stages(&mut table, plan, stages, &step, placements);
         }
         for axis in Axis::ALL {
-            if let Some(groups) = settings.mesh.groups(&[axis]) {
-                table.row([format!("{axis} groups"), format!("{groups:?}")]);
+            if let Some(groups) = mesh.groups(&[axis]) {
+                table.pair(format!("{axis} groups"), format!("{groups:?}"));
             }
         }
         for Exchange {
@@ -157,10 +112,8 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
             bytes: size,
         } in exchanged
         {
-            table.row([
-                "exchanged per step".to_string(),
-                format!("{most}{} in {kind} over {axis}", bytes(size)),
-            ]);
+            let exchanged = format!("{most}{} in {kind} over {axis}", bytes(size));
+            table.pair("exchanged per step", exchanged);
         }
     }
     if let Some(data) = &run.validation {
@@ -169,15 +122,7 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
     }
     print!("{}", table.render());
 
-    let compiled = run.compile(1, &mut |_| ())?;
-    let mut table = Table::new(&[
-        Align::Left,
-        Align::Left,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-    ]);
+    let mut table = Table::new("llrrrr");
     table.row([
         "graph",
         "fingerprint",
@@ -186,54 +131,44 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
         "temporaries",
         "peak per device",
     ]);
-    for graph in compiled {
-        let memory = graph
-            .memory()
-            .map_err(failed("reading the compiler's memory statistics"))?;
+    for (graph, memory) in compiled(run)? {
+        let cached = if graph.loaded { " (cached)" } else { "" };
         table.row([
             graph.name.clone(),
             graph.fingerprint.to_string()[..12].to_string(),
-            format!(
-                "{:.1} s{}",
-                graph.ready_time.as_secs_f64(),
-                if graph.loaded { " (cached)" } else { "" }
-            ),
+            format!("{:.1} s{cached}", graph.ready_time.as_secs_f64()),
             bytes(memory.argument_bytes as u64),
             bytes(memory.temp_bytes as u64),
             bytes(memory.peak() as u64),
         ]);
     }
     print!("\n{}", table.render());
-    if run.plan.train.mesh.stage > 1 {
+    let is_pipeline = run.plan.train.mesh.stage > 1;
+    if is_pipeline || run.plan.memory.is_some() {
         let found = run.footprints()?;
-        let mut table = Table::pairs();
-        table.heading("memory per device, with the microbatches under way");
-        for footprint in found {
-            let (peak, state) = (bytes(footprint.peak), bytes(footprint.state));
-            table.row([
-                format!("stage {}", footprint.stage),
-                format!("{peak}, {state} of it state (in {})", footprint.graph),
-            ]);
+        if is_pipeline {
+            let mut table = Table::pairs();
+            table.heading("memory per device, with the microbatches under way");
+            for one in &found {
+                let (peak, state) = (bytes(one.peak), bytes(one.state));
+                let text = format!("{peak}, {state} of it state (in {})", one.graph);
+                table.pair(format!("stage {}", one.stage), text);
+            }
+            print!("\n{}", table.render());
         }
-        print!("\n{}", table.render());
-    }
-    if let Some(memory) = run.plan.memory {
-        let found = run.footprints()?;
-        let most = found
-            .into_iter()
-            .max_by_key(|one| one.peak)
-            .expect("a plan has graphs");
-        let verdict = if most.peak <= memory {
-            "fits"
-        } else {
-            "does not fit"
-        };
-        println!(
-            "\n{verdict} into {} a device: {} at the peak (in `{}`)",
-            bytes(memory),
-            bytes(most.peak),
-            most.graph
-        );
+        if let Some(memory) = run.plan.memory {
+            let most = Footprint::largest(found);
+            let verdict = if most.peak <= memory {
+                "fits"
+            } else {
+                "does not fit"
+            };
+            let (memory, peak) = (bytes(memory), bytes(most.peak));
+            println!(
+                "\n{verdict} into {memory} a device: {peak} at the peak (in `{}`)",
+                most.graph
+            );
+        }
     }
     println!(
         "\ndry run: nothing was trained or written to {}",
@@ -242,10 +177,21 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
     Ok(())
 }
 
+/// The run's graphs with what the compiler says of their memory.
+fn compiled(run: &mut Run) -> Result<Vec<(Arc<CompiledGraph>, CompiledMemory)>, Error> {
+    let graphs = run.compile(1, &mut |_| ())?.into_iter();
+    let memory = |graph: Arc<CompiledGraph>| {
+        let memory = graph.memory();
+        let memory = memory.map_err(failed("reading the compiler's memory statistics"))?;
+        Ok((graph, memory))
+    };
+    graphs.map(memory).collect()
+}
+
 /// The stages of a pipeline: what each has and needs.
 fn describe_stages(
     table: &mut Table,
-    plan: &TrainPlan,
+    plan: &RunPlan,
     stages: &Stages,
     train_step: &TrainStep,
     placements: &Placements,
@@ -254,74 +200,55 @@ fn describe_stages(
     let microbatches = settings.gradient_accumulation_steps;
     for stage in 0..stages.count() {
         let layers = stages.layers(stage);
-        let state = train_step.state_bytes(microbatches > 1, placements, stage);
-        table.row([
-            format!("stage {stage}"),
-            format!(
-                "layers {} to {}, {:.0} % of the work, {} of weights and moments per device",
-                layers.start,
-                layers.end - 1,
-                100.0 * stages.work(stage),
-                bytes(state)
-            ),
-        ]);
+        let state = bytes(train_step.state_bytes(microbatches > 1, placements, stage));
+        let text = format!(
+            "layers {} to {}, {:.0} % of the work, {state} of weights and moments per device",
+            layers.start,
+            layers.end - 1,
+            100.0 * stages.work(stage)
+        );
+        table.pair(format!("stage {stage}"), text);
     }
-    let bubble = bubble(stages.count(), microbatches, settings.pipeline_schedule);
+    let schedule = settings.pipeline_schedule;
+    let bubble = bubble(stages.count(), microbatches, schedule);
     let advice = if bubble > 0.25 {
         "; more --gradient_accumulation_steps make it less"
     } else {
         ""
     };
-    table.row([
-        "schedule".to_string(),
-        format!(
-            "{}, {microbatches} microbatches: stages wait {:.0} % of the time{advice}",
-            settings.pipeline_schedule,
-            100.0 * bubble
-        ),
-    ]);
+    let waiting = format!("stages wait {:.0} % of the time{advice}", 100.0 * bubble);
+    let text = format!("{schedule}, {microbatches} microbatches: {waiting}");
+    table.pair("schedule", text);
 }
 
 /// The plan as one line of JSON on standard output, for programs.
 pub(super) fn print_json(run: &mut Run) -> Result<(), Error> {
     let exchanged = run.exchanged()?;
-    let compiled = run.compile(1, &mut |_| ())?;
-    let settings = &run.plan.train;
-    let parameters: usize = run
-        .loaded
-        .model
-        .parameters()
-        .iter()
-        .map(|p| p.dims.iter().product::<usize>())
-        .sum();
-    let groups: serde_json::Map<_, _> = Axis::ALL
-        .iter()
-        .filter_map(|axis| Some((axis.to_string(), json!(settings.mesh.groups(&[*axis])?))))
-        .collect();
-    let mut graphs = Vec::new();
-    for graph in compiled {
-        let memory = graph
-            .memory()
-            .map_err(failed("reading the compiler's memory statistics"))?;
-        graphs.push(json!({
+    let compiled = compiled(run)?;
+    let graphs = compiled.iter().map(|(graph, memory)| {
+        json!({
             "name": graph.name,
             "fingerprint": graph.fingerprint.to_string(),
             "argument_bytes": memory.argument_bytes,
             "temp_bytes": memory.temp_bytes,
             "peak_bytes_per_device": memory.peak(),
-        }));
-    }
+        })
+    });
+    let settings = &run.plan.train;
+    let groups: serde_json::Map<_, _> = Axis::ALL
+        .iter()
+        .filter_map(|axis| Some((axis.to_string(), json!(settings.mesh.groups(&[*axis])?))))
+        .collect();
     let mut plan = json!({
-        "parameters": parameters,
+        "parameters": run.session.cache().origin().parameters,
         "devices": settings.mesh.devices(),
         "examples_per_step": settings.examples_per_step(),
         "groups": groups,
         "exchanged_per_step": exchanged.iter().map(Exchange::json).collect::<Vec<_>>(),
-        "graphs": graphs,
+        "graphs": graphs.collect::<Vec<_>>(),
     });
     if let Some(memory) = run.plan.memory {
-        let found = run.footprints()?;
-        let peak = found.iter().map(|one| one.peak).max().unwrap_or(0);
+        let peak = Footprint::largest(run.footprints()?).peak;
         plan["memory_bytes"] = json!(memory);
         plan["peak_bytes_of_run"] = json!(peak);
         plan["fits"] = json!(peak <= memory);
@@ -341,32 +268,16 @@ fn work(model: &dyn Model, shape: &BatchShape) -> f64 {
 }
 
 fn describe_data(table: &mut Table, set: &Set, task: &TaskData) {
-    let lengths: Vec<String> = task
-        .form(&[set])
-        .lengths
-        .iter()
-        .map(usize::to_string)
-        .collect();
+    let lengths = task.form(&[set], Mesh::single()).lengths;
+    let lengths: Vec<String> = lengths.iter().map(usize::to_string).collect();
     let totals = set.rows.totals();
     let what = if task.labels().is_some() {
         "rows"
     } else {
         "lines"
     };
-    table.row([
-        "text".to_string(),
-        format!(
-            "{} {what}, {} tokens",
-            exact(totals.lines),
-            exact(totals.tokens)
-        ),
-    ]);
-    table.row([
-        "examples".to_string(),
-        format!(
-            "{} of {} tokens",
-            exact(set.len() as u64),
-            lengths.join(" or ")
-        ),
-    ]);
+    let (lines, tokens) = (exact(totals.lines), exact(totals.tokens));
+    table.pair("text", format!("{lines} {what}, {tokens} tokens"));
+    let (examples, lengths) = (exact(set.len() as u64), lengths.join(" or "));
+    table.pair("examples", format!("{examples} of {lengths} tokens"));
 }

@@ -2,24 +2,23 @@
 
 use super::{Error, Outcome};
 use crate::checkpoint::hf::save_metrics;
-use crate::config::EvalPlan;
+use crate::config::RunPlan;
 use crate::distributed::ProcessGroup;
 use crate::engine::device::create_output_dir;
-use crate::engine::{evaluate, failed};
+use crate::engine::{Run, failed};
 use serde_json::Value;
 
-pub fn run(plan: EvalPlan) -> Result<Outcome, Error> {
-    let record = evaluate(&plan)?;
-    if plan.json {
+pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
+    let mut run = Run::prepare(plan)?;
+    let record = run.evaluate()?.record(None);
+    if run.plan.json {
         println!("{}", Value::Object(record.results()));
     } else {
         println!("{}", record.printed());
     }
-    if let Some(dir) = plan
-        .output_dir
-        .as_ref()
-        .filter(|_| ProcessGroup::this_writes())
-    {
+    let dir = &run.plan.train.output_dir;
+    // Without a directory, results are only printed.
+    if !dir.as_os_str().is_empty() && ProcessGroup::this_writes() {
         create_output_dir(dir)?;
         save_metrics(dir, "eval", &record.results()).map_err(failed("saving the results"))?;
     }

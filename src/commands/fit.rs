@@ -54,16 +54,13 @@ pub fn run(
         .target
         .map_or(String::new(), |gpu| format!(" of {}", gpu.name()));
     table.heading(format!("the largest batch within {}{card}", bytes(budget)));
-    table.row([
-        "per_device_train_batch_size".to_string(),
-        exact(found.batch as u64),
-    ]);
-    table.row(["examples per step".to_string(), exact(examples)]);
+    table.pair("per_device_train_batch_size", exact(found.batch as u64));
+    table.pair("examples per step", exact(examples));
     if let Some((rate, at, scaled)) = scaled {
-        table.row([
-            "learning_rate".to_string(),
+        table.pair(
+            "learning_rate",
             format!("{scaled:e} ({rate:e} at {at} examples, in proportion)"),
-        ]);
+        );
     }
     table.heading(format!(
         "{} at the peak, in `{}`",
@@ -71,7 +68,7 @@ pub fn run(
         found.graph
     ));
     for (name, n) in split.rows() {
-        table.row([name.to_string(), bytes(n)]);
+        table.pair(name, bytes(n));
     }
     print!("{}", table.render());
     match &target {

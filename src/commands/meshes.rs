@@ -3,10 +3,10 @@
 mod output;
 
 use super::{Error, Outcome};
-use crate::config::{MeshComparison, TrainPlan};
+use crate::config::{MeshComparison, RunPlan};
 use crate::engine::meshes::compare;
 
-pub(super) fn run(plan: TrainPlan, wanted: MeshComparison) -> Result<Outcome, Error> {
+pub(super) fn run(plan: RunPlan, wanted: MeshComparison) -> Result<Outcome, Error> {
     let comparison = compare(&plan, wanted)?;
     if plan.json {
         println!("{}", output::json(&comparison));

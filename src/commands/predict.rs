@@ -3,7 +3,7 @@
 use super::{Error, Outcome};
 use crate::checkpoint::atomic;
 use crate::config::PredictPlan;
-use crate::engine::{failed, predict};
+use crate::engine::{Run, failed};
 use std::io::Write;
 use std::path::Path;
 
@@ -13,8 +13,9 @@ use std::path::Path;
 /// If something that the plan names cannot be read, a batch cannot be run, or the file cannot be
 /// written.
 pub fn run(plan: PredictPlan) -> Result<Outcome, Error> {
-    let (task, predictions) = predict(&plan)?;
-    let (_, text) = task.predictions(&predictions, plan.include_text)?;
+    let mut run = Run::prepare(plan.run)?;
+    let predictions = run.predict()?;
+    let (_, text) = run.task.predictions(&predictions, plan.include_text)?;
     save(&text, predictions.len(), plan.output_file.as_deref())?;
     Ok(Outcome::Done)
 }

@@ -2,9 +2,7 @@
 
 use super::{Error, Outcome, corpus, generate, train};
 use crate::checkpoint::atomic;
-use crate::config::{
-    self, Command, GeneratePlan, Invocation, QuickstartPlan, Sampling, TrainPlan, UsageError,
-};
+use crate::config::{self, Command, GeneratePlan, Invocation, QuickstartPlan, RunPlan, UsageError};
 use crate::data::tokenizer::train_byte_bpe;
 use crate::engine::failed;
 use std::ffi::OsString;
@@ -53,18 +51,21 @@ pub fn run(plan: QuickstartPlan) -> Result<Outcome, Error> {
     }
 
     println!("4. a sample, continuing {PROMPT:?}:\n");
+    let settings = format!(
+        "generate --max_new_tokens 80 --temperature 0.7 --top_k 40 --seed {}",
+        plan.seed
+    );
+    let paths = [
+        ("--model_name_or_path", &**dir),
+        ("--prompt", Path::new(PROMPT)),
+    ];
+    let Command::Generate(generated) = resolved(&settings, &paths)? else {
+        unreachable!("the words say generate")
+    };
     generate::run(GeneratePlan {
-        device: plan.device.clone(),
-        cache: plan.cache.clone(),
-        model: dir.clone(),
-        tokenizer: dir.clone(),
-        prompt: PROMPT.to_string(),
-        max_new_tokens: 80,
-        sampling: Sampling::Random {
-            temperature: 0.7,
-            top_k: Some(40),
-        },
-        seed: plan.seed,
+        device: plan.device,
+        cache: plan.cache,
+        ..generated
     })?;
 
     let dir = dir.display();
@@ -78,16 +79,12 @@ pub fn run(plan: QuickstartPlan) -> Result<Outcome, Error> {
 }
 
 /// The training run, from the command line that a user would write for it.
-fn train_plan(
-    plan: &QuickstartPlan,
-    text: &Path,
-    tokenizer: &Path,
-) -> Result<TrainPlan, UsageError> {
+fn train_plan(plan: &QuickstartPlan, text: &Path, tokenizer: &Path) -> Result<RunPlan, UsageError> {
     let steps = plan.max_steps.unwrap_or(STEPS);
     let (logging_steps, save_steps) = (steps.div_ceil(10).max(1), steps.div_ceil(2).max(1));
     // A corpus this small with a model this small: dropout only slows learning down.
     let settings = format!(
-        "xtrain train clm --config_name {EXAMPLE_PRESET} \
+        "train clm --config_name {EXAMPLE_PRESET} \
          --config_overrides n_layer=4,n_head=6,n_embd=192,n_positions={},embd_pdrop=0.0,attn_pdrop=0.0,resid_pdrop=0.0 \
          --do_train --do_eval --block_size {BLOCK_SIZE} --per_device_train_batch_size {BATCH_SIZE} \
          --per_device_eval_batch_size {BATCH_SIZE} --max_steps {steps} --num_train_epochs 1 --learning_rate 1e-3 \
@@ -102,23 +99,28 @@ fn train_plan(
     let paths = [
         ("--train_file", text),
         ("--tokenizer_name", tokenizer),
-        ("--output_dir", &plan.output_dir),
-        ("--cache_dir", &cached),
+        ("--output_dir", &*plan.output_dir),
+        ("--cache_dir", &*cached),
     ];
-    let words = settings.split_whitespace().map(OsString::from);
+    let Command::Train(train) = resolved(&settings, &paths)? else {
+        unreachable!("the words say train")
+    };
+    Ok(RunPlan {
+        // As its own flags say.
+        device: plan.device.clone(),
+        cache: plan.cache.clone(),
+        ..train
+    })
+}
+
+/// The plan of a command line: words without blanks, then flags with paths.
+fn resolved(words: &str, paths: &[(&str, &Path)]) -> Result<Command, UsageError> {
+    let words = std::iter::once("xtrain").chain(words.split_whitespace());
     let paths = paths
-        .into_iter()
-        .flat_map(|(flag, path)| [flag.into(), path.into()]);
-    match config::from_args(words.chain(paths))? {
-        Invocation::Run {
-            command: Command::Train(train),
-            ..
-        } => Ok(TrainPlan {
-            // As its own flags say.
-            device: plan.device.clone(),
-            cache: plan.cache.clone(),
-            ..train
-        }),
-        Invocation::Run { .. } | Invocation::Print(_) => unreachable!("the words say train"),
+        .iter()
+        .flat_map(|(flag, path)| [OsString::from(flag), path.into()]);
+    match config::from_args(words.map(OsString::from).chain(paths))? {
+        Invocation::Run { command, .. } => Ok(command),
+        Invocation::Print(_) => unreachable!("the words ask for no help"),
     }
 }

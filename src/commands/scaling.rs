@@ -6,10 +6,11 @@ mod child;
 
 use super::{Error, Outcome};
 use crate::config::{ScaledRun, ScalingPlan, into_directory};
+use crate::engine::failed;
 use crate::report::scaling::{Exchange, Point, Scaling};
 use crate::report::telemetry::{Event, TELEMETRY_FILE, latest};
 use crate::report::units::count;
-use child::{Children, Ended};
+use child::{Children, Stopped};
 use serde_json::Value;
 use std::path::Path;
 
@@ -26,41 +27,11 @@ pub fn run(plan: ScalingPlan) -> Result<Outcome, Error> {
         std::fs::write(path, "")
             .map_err(|error| Error::because(format!("writing {}", path.display()), error))?;
     }
-    let scratch = tempfile::tempdir()
-        .map_err(|error| Error::because("making a directory for what the runs write", error))?;
-    let mut children =
-        Children::new().map_err(|error| Error::because("taking signals over", error))?;
-    let mut points: Vec<Point> = plan.runs.iter().map(point).collect();
-    if plan.trains {
-        for (run, point) in plan.runs.iter().zip(&mut points) {
-            eprintln!(
-                "{} {}: compiling, to see what is exchanged",
-                plan.axis, run.degree
-            );
-            match planned(&plan, run, scratch.path(), &mut children)? {
-                Ok(exchanged) => point.exchanged = exchanged,
-                Err(signal) => return Ok(Outcome::Interrupted { signal }),
-            }
-        }
-    }
-    for repeat in 1..=plan.repeats {
-        for (run, point) in plan.runs.iter().zip(&mut points) {
-            let measured = match measured(&plan, run, scratch.path(), &mut children)? {
-                Ok(measured) => measured,
-                Err(signal) => return Ok(Outcome::Interrupted { signal }),
-            };
-            let rate = count(measured.tokens_per_second);
-            eprintln!(
-                "{} {}, run {repeat} of {}: {rate} tokens/s",
-                plan.axis, run.degree, plan.repeats
-            );
-            point.tokens_per_second.push(measured.tokens_per_second);
-            point.step_seconds.push(measured.step_seconds);
-            point.exchanged = measured
-                .exchanged
-                .unwrap_or_else(|| std::mem::take(&mut point.exchanged));
-        }
-    }
+    let points = match points(&plan) {
+        Ok(points) => points,
+        Err(Stopped::Interrupted(signal)) => return Ok(Outcome::Interrupted { signal }),
+        Err(Stopped::Failed(error)) => return Err(error),
+    };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let scaling = Scaling {
         axis: plan.axis.to_string(),
@@ -81,6 +52,35 @@ pub fn run(plan: ScalingPlan) -> Result<Outcome, Error> {
     Ok(Outcome::Done)
 }
 
+/// Every degree, measured as often as the plan says.
+fn points(plan: &ScalingPlan) -> Result<Vec<Point>, Stopped> {
+    let making = failed("making a directory for what the runs write");
+    let scratch = tempfile::tempdir().map_err(making)?;
+    let mut children = Children::new().map_err(failed("taking signals over"))?;
+    let mut points: Vec<Point> = plan.runs.iter().map(point).collect();
+    if plan.trains {
+        for (run, point) in plan.runs.iter().zip(&mut points) {
+            let place = place(plan, run);
+            eprintln!("{place}: compiling, to see what is exchanged");
+            point.exchanged = planned(run, &place, scratch.path(), &mut children)?;
+        }
+    }
+    for repeat in 1..=plan.repeats {
+        for (run, point) in plan.runs.iter().zip(&mut points) {
+            let place = place(plan, run);
+            let measured = measured(plan, run, &place, scratch.path(), &mut children)?;
+            let rate = count(measured.tokens_per_second);
+            eprintln!("{place}, run {repeat} of {}: {rate} tokens/s", plan.repeats);
+            point.tokens_per_second.push(measured.tokens_per_second);
+            point.step_seconds.push(measured.step_seconds);
+            if let Some(exchanged) = measured.exchanged {
+                point.exchanged = exchanged;
+            }
+        }
+    }
+    Ok(points)
+}
+
 fn point(run: &ScaledRun) -> Point {
     Point {
         degree: run.degree,
@@ -91,53 +91,40 @@ fn point(run: &ScaledRun) -> Point {
     }
 }
 
-/// What a training run would exchange; the inner error is a signal that asked for the end.
+/// What a training run would exchange.
 fn planned(
-    plan: &ScalingPlan,
     run: &ScaledRun,
+    place: &str,
     scratch: &Path,
     children: &mut Children,
-) -> Result<Result<Vec<Exchange>, i32>, Error> {
+) -> Result<Vec<Exchange>, Stopped> {
     let mut words = into_directory(&run.words, &scratch.join("plan"));
     words.extend(["--dry_run".into(), "--json".into()]);
-    let output = match children.run(&words, &place(plan, run))? {
-        Ended::Well(output) => output,
-        Ended::Interrupted(signal) => return Ok(Err(signal)),
-    };
-    let results = last_json(&output)
-        .ok_or_else(|| Error::failed(format!("{}: the plan has no JSON", place(plan, run))))?;
-    Ok(Ok(exchanges(&results)))
+    let results = last_json(&children.run(&words, place)?);
+    let problem = format!("{place}: the plan has no JSON");
+    Ok(exchanges(&results.ok_or_else(|| Error::failed(problem))?))
 }
 
-/// Runs it once; the inner error is a signal that asked for the end.
+/// Runs it once.
 fn measured(
     plan: &ScalingPlan,
     run: &ScaledRun,
+    place: &str,
     scratch: &Path,
     children: &mut Children,
-) -> Result<Result<Measured, i32>, Error> {
-    let place = place(plan, run);
+) -> Result<Measured, Stopped> {
     let dir = scratch.join("run");
-    let words = match (plan.trains, run.processes) {
-        (false, _) => run.words.iter().cloned().chain(["--json".into()]).collect(),
-        (true, 1) => into_directory(&run.words, &dir),
-        (true, processes) => {
-            let launch = [
-                "launch".into(),
-                "--nproc_per_node".into(),
-                processes.to_string(),
-                "--".into(),
-            ];
-            launch
-                .into_iter()
-                .chain(into_directory(&run.words, &dir))
-                .collect()
-        }
+    let mut words = if plan.trains {
+        into_directory(&run.words, &dir)
+    } else {
+        run.words.iter().cloned().chain(["--json".into()]).collect()
     };
-    let output = match children.run(&words, &place)? {
-        Ended::Well(output) => output,
-        Ended::Interrupted(signal) => return Ok(Err(signal)),
-    };
+    if run.processes > 1 {
+        let processes = run.processes.to_string();
+        let launch = ["launch", "--nproc_per_node", &processes, "--"];
+        words.splice(..0, launch.map(str::to_string));
+    }
+    let output = children.run(&words, place)?;
     let measured = if plan.trains {
         from_telemetry(&dir)
     } else {
@@ -146,9 +133,8 @@ fn measured(
     // The next run finds an empty directory, as the user's would.
     let _ = std::fs::remove_dir_all(&dir);
     let hint = "a run that ends after its first steps, as early stopping makes it, cannot be measured: leave that out of the command";
-    measured.map(Ok).ok_or_else(|| {
-        Error::failed(format!("{place}: the run reported no step time")).with_hint(hint)
-    })
+    let problem = format!("{place}: the run reported no step time");
+    Ok(measured.ok_or_else(|| Error::failed(problem).with_hint(hint))?)
 }
 
 /// As messages name a run.

@@ -4,7 +4,7 @@
 
 use super::{Error, Outcome, doctor};
 use crate::cache::CheckedGraph;
-use crate::config::TrainPlan;
+use crate::config::RunPlan;
 use crate::engine::fit::Breakdown;
 use crate::engine::target::AotTarget;
 use crate::engine::{Run, failed};
@@ -12,23 +12,22 @@ use crate::report::table::Table;
 use crate::report::units::{bytes, count};
 use crate::runtime::hlo::launch_stats::Launches;
 use crate::runtime::hlo::stats::{self, HloStats};
+use crate::trainer::ahead::Ahead;
 use crate::trainer::device::DeviceSettings;
-use crate::trainer::fit::{of_graph, waiting};
+use crate::trainer::fit::{each, of_graph};
 use crate::trainer::gpu::{Estimate, Gpu, PEAK_SHARE, Work};
 use crate::trainer::matmul_peak;
 use std::time::Duration;
 use xtrain_graphs::Graph;
 
 /// `xtrain compile --target`: every graph of the run, with what is known of it.
-pub(super) fn compile(plan: TrainPlan) -> Result<Outcome, Error> {
+pub(super) fn compile(plan: RunPlan) -> Result<Outcome, Error> {
     let mut run = Run::for_recording(plan)?;
     let mut target = AotTarget::of(&run)?.expect("called for plans with a target");
     run.resolve_auto_batch(Some(&mut target))?;
     let steps = run.record()?;
     let execution = run.execution();
     let step_of_run = execution.recorded_step(&*run.loaded.model);
-    let settings = &run.plan.train;
-    let microbatches = settings.gradient_accumulation_steps;
     // What only measures or checks a card is of no interest before there is one; it may have to be
     // lowered here for it, though.
     let (measuring, steps): (Vec<_>, Vec<_>) = steps
@@ -47,27 +46,21 @@ pub(super) fn compile(plan: TrainPlan) -> Result<Outcome, Error> {
         .graphs
         .lower(&check, unasked)
         .map_err(failed("lowering the doctor's check"))?;
-    let placements = run.session.placements().clone();
-    for (step, graph) in steps
-        .iter()
-        .flat_map(|step| step.1.iter().map(move |graph| (step, graph)))
-    {
-        let stage = graph.stage as usize;
-        let state = step_of_run.state_bytes(microbatches > 1, &placements, stage);
+    let shapes = run.shapes();
+    let ahead = Ahead {
+        session: &mut run.session,
+        step: &step_of_run,
+        shapes: &shapes,
+    };
+    for (step, graph) in each(&steps) {
         let checked = target
             .graphs
             .check(graph)
             .map_err(failed("compiling the graphs"))?;
         let facts = stats::of(&checked.module).map_err(failed("reading the compiled module"))?;
-        let waiting = waiting(step, &run.session, stage, microbatches);
-        let found = of_graph(
-            graph,
-            checked.memory,
-            state,
-            settings.per_device_train_batch_size,
-        )
-        .also_keeping(waiting);
-        let split = Breakdown::of(&step_of_run, &placements, &found, &checked.module)?;
+        let found = of_graph(&ahead, step, graph, checked.memory);
+        let placements = ahead.session.placements();
+        let split = Breakdown::of(&step_of_run, placements, &found, &checked.module)?;
         let mut table = heading(&checked, target.gpu);
         memory_rows(&mut table, graph, &split, found.peak, target.gpu);
         kernel_rows(&mut table, &facts);
@@ -121,17 +114,17 @@ fn memory_rows(table: &mut Table, graph: &Graph, split: &Breakdown, peak: u64, g
     } else {
         ""
     };
-    table.row([
-        "memory at the peak".to_string(),
+    table.pair(
+        "memory at the peak",
         format!("{} of {}{verdict}", bytes(peak), bytes(gpu.memory())),
-    ]);
+    );
     for (name, n) in split.rows() {
-        table.row([format!("  {name}"), bytes(n)]);
+        table.pair(format!("  {name}"), bytes(n));
     }
-    table.row([
-        "donated state".to_string(),
+    table.pair(
+        "donated state",
         format!("{state} of {} inputs", graph.inputs.len()),
-    ]);
+    );
 }
 
 fn kernel_rows(table: &mut Table, facts: &HloStats) {
@@ -139,19 +132,19 @@ fn kernel_rows(table: &mut Table, facts: &HloStats) {
         "{} cuBLAS calls, {} Triton fusions, {} others",
         facts.gemm_calls, facts.triton_gemms, facts.plain_products
     );
-    table.row([
-        "attention".to_string(),
+    table.pair(
+        "attention",
         format!("{} cuDNN calls", facts.attention_calls),
-    ]);
-    table.row(["matrix products".to_string(), products]);
+    );
+    table.pair("matrix products", products);
     if facts.tf32_products + facts.exact_products > 0 {
-        table.row([
-            "  of them f32".to_string(),
+        table.pair(
+            "  of them f32",
             format!(
                 "{} in TF32, {} exact",
                 facts.tf32_products, facts.exact_products
             ),
-        ]);
+        );
     }
     if !facts.epilogues.is_empty() {
         let all: Vec<String> = facts
@@ -159,22 +152,22 @@ fn kernel_rows(table: &mut Table, facts: &HloStats) {
             .iter()
             .map(|(name, n)| format!("{n} {name}"))
             .collect();
-        table.row(["  fused behind them".to_string(), all.join(", ")]);
+        table.pair("  fused behind them", all.join(", "));
     }
-    table.row([
-        "other fusions".to_string(),
+    table.pair(
+        "other fusions",
         format!(
             "{}, {} by Triton",
             facts.fusions + facts.triton_fusions,
             facts.triton_fusions
         ),
-    ]);
-    table.row([
-        "copies, transposes".to_string(),
+    );
+    table.pair(
+        "copies, transposes",
         format!("{}, {}", facts.copies, facts.transposes),
-    ]);
+    );
     for (target, n) in &facts.other_calls {
-        table.row([format!("calls of {target}"), n.to_string()]);
+        table.pair(format!("calls of {target}"), n);
     }
 }
 
@@ -186,7 +179,7 @@ fn launch_row(table: &mut Table, launches: Option<Launches>) {
     }) = launches
     {
         let buffers = format!("{command_buffers} with {inside} launches, {outside} outside");
-        table.row(["command buffers".to_string(), buffers]);
+        table.pair("command buffers", buffers);
     }
 }
 
@@ -207,29 +200,29 @@ fn work_rows(table: &mut Table, work: Work, estimate: Estimate, gpu: Gpu) {
         ),
     };
     let share = format!("{:.0}% of the card's peak", PEAK_SHARE * 100.0);
-    table.row([
-        "products".to_string(),
+    table.pair(
+        "products",
         format!("{flops}: {} at {share}", milliseconds(estimate.products)),
-    ]);
+    );
     let bandwidth = format!("{}/s", bytes(gpu.bandwidth() as u64));
-    table.row([
-        "memory traffic".to_string(),
+    table.pair(
+        "memory traffic",
         format!(
             "{}: {} at {bandwidth}",
             bytes(work.bytes as u64),
             milliseconds(estimate.memory)
         ),
-    ]);
+    );
     let bound = if estimate.is_product_bound() {
         "products"
     } else {
         "memory traffic"
     };
-    table.row([
-        "estimated time".to_string(),
+    table.pair(
+        "estimated time",
         format!(
             "{}, the longer of the two ({bound})",
             milliseconds(estimate.time())
         ),
-    ]);
+    );
 }

@@ -3,6 +3,7 @@
 
 use super::{Error, Outcome};
 use crate::config::TopPlan;
+use crate::engine::failed;
 use crate::report::table::Table;
 use crate::report::telemetry::TELEMETRY_FILE;
 use crate::report::top::devices::Devices;
@@ -39,7 +40,7 @@ pub fn run(plan: TopPlan) -> Result<Outcome, Error> {
     match plan.json {
         true => println!(
             "{}",
-            serde_json::to_string(&snapshot).map_err(|e| Error::because("writing JSON", e))?
+            serde_json::to_string(&snapshot).map_err(failed("writing JSON"))?
         ),
         false => print!("{}", text(&snapshot)),
     }
@@ -64,14 +65,14 @@ fn text(snapshot: &Snapshot) -> String {
     let mut table = Table::pairs();
     table.heading(snapshot.output_dir.display().to_string());
     for (name, value) in snapshot.numbers() {
-        table.row([name.to_string(), value]);
+        table.pair(name, value);
     }
     table.heading("devices".to_string());
     for [name, busy, used, peak, source] in snapshot.device_rows() {
-        table.row([
+        table.pair(
             name,
             format!("busy {busy}, memory {used}, peak {peak} (by {source})"),
-        ]);
+        );
     }
     table.render()
 }
@@ -85,14 +86,14 @@ fn watch(plan: &TopPlan, devices: &mut Devices, first: Snapshot) -> Result<Outco
             "add --once, and --json for programs",
         ));
     }
-    let io = |error| Error::because("drawing on the terminal", error);
-    let mut terminal = ratatui::try_init().map_err(io)?;
+    let io = failed("drawing on the terminal");
+    let mut terminal = ratatui::try_init().map_err(&io)?;
     let mut snapshot = first;
     let mut watch = || -> Result<(), Error> {
         loop {
-            terminal.draw(|frame| draw(frame, &snapshot)).map_err(io)?;
-            if event::poll(INTERVAL).map_err(io)?
-                && let Event::Key(key) = event::read().map_err(io)?
+            terminal.draw(|frame| draw(frame, &snapshot)).map_err(&io)?;
+            if event::poll(INTERVAL).map_err(&io)?
+                && let Event::Key(key) = event::read().map_err(&io)?
             {
                 let interrupt =
                     key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);

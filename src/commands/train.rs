@@ -2,13 +2,13 @@
 
 use super::{Error, Outcome, dry_run, meshes, predict};
 use crate::checkpoint::hf::save_metrics;
-use crate::config::TrainPlan;
+use crate::config::RunPlan;
 use crate::distributed::ProcessGroup;
 use crate::engine::device::create_output_dir;
 use crate::engine::{Run, failed};
 use crate::trainer::interrupt::Interrupt;
 
-pub fn run(plan: TrainPlan) -> Result<Outcome, Error> {
+pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
     if let Some(comparison) = plan.compare {
         return meshes::run(plan, comparison);
     }

@@ -3,7 +3,7 @@
 
 use super::choices::Strategy;
 use super::command::CommandName;
-use super::command::sets::CLS;
+use super::command::sets::{CLS, EVAL, PREDICT, TRAIN};
 use super::flags::Flags;
 use crate::data::remote;
 use crate::distributed::{self, RankInfo};
@@ -13,12 +13,19 @@ impl Flags {
     /// `train` trains unless `--do_train false` is given; `--do_eval` alone means "evaluate, do not
     /// train", as in run_clm.
     pub fn trains(&self) -> bool {
-        self.do_train.unwrap_or(*self.do_eval != Some(true))
+        TRAIN.contains(self.command) && self.do_train.unwrap_or(*self.do_eval != Some(true))
     }
 
-    /// As TrainingArguments does, a strategy that evaluates turns evaluation on.
+    /// `eval` does. In training, as TrainingArguments has it, a strategy that evaluates turns
+    /// evaluation on.
     pub fn evaluates(&self) -> bool {
-        self.do_eval.unwrap_or(*self.eval_strategy != Strategy::No)
+        let by_strategy = *self.eval_strategy != Strategy::No;
+        EVAL.contains(self.command) || self.do_eval.unwrap_or(by_strategy)
+    }
+
+    /// Whether the rows of the test files are labelled.
+    pub fn predicts(&self) -> bool {
+        PREDICT.contains(self.command) || *self.do_predict
     }
 
     /// `--max_seq_length` as the command's task has it.

@@ -76,7 +76,7 @@ pub fn fetch(mut flags: Flags) -> Result<Flags, UsageError> {
         let found = hub
             .dataset(&name, configuration, None, predicts)
             .map_err(failed)?;
-        let labels = (predicts || *flags.do_predict) && !flags.test_file.is_given();
+        let labels = flags.predicts() && !flags.test_file.is_given();
         if labels && found.test.is_empty() {
             return Err(UsageError::illegal(
                 format!("data set {name} has no test split, whose rows could be labelled"),

@@ -41,9 +41,8 @@ pub use error::{Advice, Origin, UsageError};
 pub use nearest::nearest;
 pub use plan::{
     BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, DevicePlan, DoctorPlan,
-    EvalPlan, FitPlan, GeneratePlan, MeshComparison, ModelSource, PredictPlan, PruneRules,
-    QuickstartPlan, Sampling, ScaledRun, ScalingPlan, ShowForm, TaskPlan, TokenizerSource, TopPlan,
-    TrainPlan,
+    FitPlan, GeneratePlan, MeshComparison, ModelSource, PredictPlan, PruneRules, QuickstartPlan,
+    RunPlan, ScaledRun, ScalingPlan, ShowForm, TaskPlan, TokenizerSource, TopPlan,
 };
 pub use scaling::into_directory;
 

@@ -5,18 +5,18 @@
 use super::choices::{Axis, Device};
 use crate::cache::CacheSettings;
 use crate::launch::LaunchSettings;
-use crate::parallel::Mesh;
 pub use crate::tasks::TaskPlan;
 use crate::trainer::device::DeviceSettings;
+use crate::trainer::generate::Sampling;
 use crate::trainer::gpu::Gpu;
-use crate::trainer::settings::{Checkpointing, Precision, TrainSettings};
+use crate::trainer::settings::TrainSettings;
 use std::path::PathBuf;
 
 /// One command with everything that it needs.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    Train(TrainPlan),
-    Eval(EvalPlan),
+    Train(RunPlan),
+    Eval(RunPlan),
     Predict(PredictPlan),
     Generate(GeneratePlan),
     Bench(BenchPlan),
@@ -71,9 +71,11 @@ pub enum ConfigSource {
     File(PathBuf),
 }
 
-/// `xtrain train`.
+/// A task's run: `xtrain train`, what prepares one, `xtrain eval` and `xtrain predict`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct TrainPlan {
+pub struct RunPlan {
+    /// The first word of the command line that needs the run's graphs.
+    pub verb: &'static str,
     pub device: DevicePlan,
     /// A GPU to compile for, which need not be attached; only where nothing runs.
     pub target: Option<Gpu>,
@@ -119,7 +121,7 @@ pub struct MeshComparison {
 /// `xtrain compile clm`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CompilePlan {
-    pub train: TrainPlan,
+    pub train: RunPlan,
     /// Graphs to compile at the same time.
     pub jobs: usize,
     /// Compare the graphs with what the device's compiler takes, and compile nothing.
@@ -131,52 +133,27 @@ pub struct CompilePlan {
 /// `xtrain fit clm`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FitPlan {
-    pub train: TrainPlan,
+    pub train: RunPlan,
     /// A learning rate and the examples per step that it suits.
     pub scale_from: Option<(f64, u64)>,
     pub json: bool,
 }
 
-impl TrainPlan {
+impl RunPlan {
     /// Whether nothing is to be drawn on the terminal.
     pub fn quiet(&self) -> bool {
         self.train.disable_tqdm
     }
 }
 
-/// `xtrain eval`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct EvalPlan {
-    pub device: DevicePlan,
-    pub cache: CacheSettings,
-    pub model: ModelSource,
-    pub tokenizer: TokenizerSource,
-    pub task: TaskPlan,
-    pub per_device_eval_batch_size: usize,
-    pub mesh: Mesh,
-    pub precision: Precision,
-    /// Seeds random weights, when the model has no others.
-    pub seed: u64,
-    /// Where `eval_results.json` goes; `None`: results are only printed.
-    pub output_dir: Option<PathBuf>,
-    pub json: bool,
-    pub disable_tqdm: bool,
-}
-
-/// `xtrain predict cls`.
+/// `xtrain predict`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PredictPlan {
-    pub device: DevicePlan,
-    pub cache: CacheSettings,
-    pub model: ModelSource,
-    pub tokenizer: TokenizerSource,
-    pub task: TaskPlan,
-    pub per_device_eval_batch_size: usize,
+    pub run: RunPlan,
     /// `None`: standard output.
     pub output_file: Option<PathBuf>,
     /// Repeat the texts beside their labels.
     pub include_text: bool,
-    pub disable_tqdm: bool,
 }
 
 /// `xtrain generate`.
@@ -187,21 +164,8 @@ pub struct GeneratePlan {
     pub model: PathBuf,
     pub tokenizer: PathBuf,
     pub prompt: String,
-    pub max_new_tokens: usize,
     pub sampling: Sampling,
-    pub seed: u64,
-}
-
-/// How the next token is chosen.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Sampling {
-    /// The likeliest, always (`--temperature 0`).
-    Greedy,
-    /// At random by probability, among the `top_k` likeliest or, with `None`, among all.
-    Random {
-        temperature: f64,
-        top_k: Option<usize>,
-    },
+    pub train: TrainSettings,
 }
 
 /// `xtrain bench`.
@@ -210,19 +174,12 @@ pub struct BenchPlan {
     pub device: DevicePlan,
     pub cache: CacheSettings,
     pub model: ModelSource,
+    pub train: TrainSettings,
     /// Examples of each replica.
     pub batch: usize,
-    pub mesh: Mesh,
-    pub sequence_parallel: bool,
-    pub shard_optimizer_state: bool,
-    pub gradient_bucket_bytes: usize,
-    /// What the backward pass computes once more.
-    pub checkpointing: Checkpointing,
     pub seq: usize,
     pub steps: usize,
     pub warmup: usize,
-    pub precision: Precision,
-    pub seed: u64,
     pub json: bool,
 }
 

@@ -2,7 +2,7 @@
 //! nowhere else. Runs after `rules`, so what is missing here cannot be missing.
 
 use super::choices::{AttentionDropoutKernel, AttnImplementation, Strategy, Target};
-use super::command::sets::{CLS, EVAL, TOKEN_CLS, TRAIN, TRAINING};
+use super::command::sets::{LABELLED, TRAIN_EVAL, TRAINING};
 use super::command::{CacheVerb, CommandName, TaskName};
 use super::derived::local_files;
 use super::error::UsageError;
@@ -22,11 +22,13 @@ use crate::runtime::OverrideValue;
 use crate::runtime::neuron::NeuronSettings;
 use crate::tasks::{ClmDataSettings, ClsDataSettings, MlmDataSettings, TokenClsDataSettings};
 use crate::trainer::device::DeviceSettings;
+use crate::trainer::generate::Sampling;
 use crate::trainer::settings::{
     BestRule, Cadence, Checkpointing, EarlyStopping, OptimizerSettings, Precision, TrainSettings,
 };
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use xtrain_graphs::optim::ADAMW;
 use xtrain_models::{default_preset, preset_name};
 
 const CHECKED: &str = "a rule refuses a command without it";
@@ -37,20 +39,24 @@ const CHECKED: &str = "a rule refuses a command without it";
 /// A command to scale that has no plan at some degree.
 pub fn resolve(flags: &Flags) -> Result<Command, UsageError> {
     Ok(match flags.command {
-        CommandName::Train(task) => Command::Train(train_plan(flags, task)),
-        CommandName::Eval(task) => Command::Eval(eval_plan(flags, task)),
+        CommandName::Train(task) => Command::Train(run_plan(flags, "train", task)),
+        CommandName::Eval(task) => Command::Eval(run_plan(flags, "eval", task)),
         CommandName::Compile(task) => Command::Compile(CompilePlan {
-            train: train_plan(flags, task),
+            train: run_plan(flags, "train", task),
             jobs: jobs(flags),
             check: *flags.check,
             export: flags.export.clone(),
         }),
         CommandName::Fit(task) => Command::Fit(FitPlan {
-            train: train_plan(flags, task),
+            train: run_plan(flags, "train", task),
             scale_from: *flags.scale_learning_rate_from,
             json: *flags.json,
         }),
-        CommandName::Predict(task) => Command::Predict(predict_plan(flags, task)),
+        CommandName::Predict(task) => Command::Predict(PredictPlan {
+            run: run_plan(flags, "predict", task),
+            output_file: flags.output_file.clone(),
+            include_text: *flags.include_text,
+        }),
         CommandName::Generate => Command::Generate(generate_plan(flags)),
         CommandName::Bench => Command::Bench(bench_plan(flags)),
         CommandName::Top => Command::Top(TopPlan {
@@ -71,8 +77,9 @@ pub fn resolve(flags: &Flags) -> Result<Command, UsageError> {
     })
 }
 
-fn train_plan(flags: &Flags, task: TaskName) -> TrainPlan {
-    TrainPlan {
+fn run_plan(flags: &Flags, verb: &'static str, task: TaskName) -> RunPlan {
+    RunPlan {
+        verb,
         device: device(flags),
         target: match *flags.target {
             Some(Target::Gpu(gpu)) => Some(gpu),
@@ -86,7 +93,7 @@ fn train_plan(flags: &Flags, task: TaskName) -> TrainPlan {
         train: train_settings(flags),
         do_train: flags.trains(),
         do_eval: flags.evaluates(),
-        do_predict: *flags.do_predict,
+        do_predict: flags.predicts(),
         overwrite_output_dir: *flags.overwrite_output_dir,
         take_over_output_dir: *flags.take_over_output_dir,
         dry_run: *flags.dry_run,
@@ -122,55 +129,20 @@ fn jobs(flags: &Flags) -> usize {
     flags.jobs.unwrap_or(cores.div_ceil(2))
 }
 
-fn eval_plan(flags: &Flags, task: TaskName) -> EvalPlan {
-    EvalPlan {
-        device: device(flags),
-        cache: cache(flags),
-        model: model(flags),
-        tokenizer: tokenizer(flags),
-        task: task_plan(flags, task),
-        per_device_eval_batch_size: *flags.per_device_eval_batch_size,
-        mesh: mesh(flags),
-        precision: eval_precision(flags),
-        seed: *flags.seed,
-        output_dir: flags.output_dir.clone(),
-        json: *flags.json,
-        disable_tqdm: *flags.disable_tqdm,
-    }
-}
-
-fn predict_plan(flags: &Flags, task: TaskName) -> PredictPlan {
-    PredictPlan {
-        device: device(flags),
-        cache: cache(flags),
-        model: model(flags),
-        tokenizer: tokenizer(flags),
-        task: task_plan(flags, task),
-        per_device_eval_batch_size: *flags.per_device_eval_batch_size,
-        output_file: flags.output_file.clone(),
-        include_text: *flags.include_text,
-        disable_tqdm: *flags.disable_tqdm,
-    }
-}
-
 fn generate_plan(flags: &Flags) -> GeneratePlan {
-    let temperature = *flags.temperature;
     GeneratePlan {
         device: device(flags),
         cache: cache(flags),
         model: flags.model_name_or_path.clone().expect(CHECKED),
         tokenizer: tokenizer_path(flags),
         prompt: flags.prompt.clone().expect(CHECKED),
-        max_new_tokens: *flags.max_new_tokens,
-        sampling: if temperature == 0.0 {
-            Sampling::Greedy
-        } else {
-            Sampling::Random {
-                temperature,
-                top_k: Some(*flags.top_k).filter(|k| *k > 0),
-            }
+        sampling: Sampling {
+            max_new_tokens: *flags.max_new_tokens,
+            temperature: *flags.temperature,
+            top_k: *flags.top_k,
+            seed: *flags.seed,
         },
-        seed: *flags.seed,
+        train: train_settings(flags),
     }
 }
 
@@ -179,17 +151,15 @@ fn bench_plan(flags: &Flags) -> BenchPlan {
         device: device(flags),
         cache: cache(flags),
         model: model(flags),
+        train: TrainSettings {
+            // The peers' (`bench/peers.py`).
+            optimizer: OptimizerSettings::constant(ADAMW, 1e-4),
+            ..train_settings(flags)
+        },
         batch: *flags.batch,
-        mesh: mesh(flags),
-        sequence_parallel: *flags.sequence_parallel,
-        shard_optimizer_state: *flags.shard_optimizer_state,
-        gradient_bucket_bytes: gradient_bucket_bytes(flags),
-        checkpointing: checkpointing(flags),
         seq: *flags.seq,
         steps: *flags.steps,
         warmup: *flags.warmup,
-        precision: precision(flags),
-        seed: *flags.seed,
         json: *flags.json,
     }
 }
@@ -365,11 +335,9 @@ fn padding(flags: &Flags, pad_to_max_length: bool) -> PaddingSettings {
 /// Percent of the training set that validates. Nothing is set aside of a stream, nor of a
 /// classifier's rows that nobody evaluates on; of a text, run_clm and run_mlm always set it aside.
 fn set_aside(flags: &Flags) -> f64 {
-    let reads_train_file = TRAIN.contains(flags.command) || EVAL.contains(flags.command);
-    let unused = (CLS.contains(flags.command) || TOKEN_CLS.contains(flags.command))
-        && TRAINING.contains(flags.command)
-        && !flags.evaluates();
-    if reads_train_file && !unused && !*flags.streaming {
+    let unused =
+        LABELLED.contains(flags.command) && TRAINING.contains(flags.command) && !flags.evaluates();
+    if TRAIN_EVAL.contains(flags.command) && !unused && !*flags.streaming {
         *flags.validation_split_percentage
     } else {
         0.0

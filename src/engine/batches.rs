@@ -28,13 +28,9 @@ pub struct BatchForm {
     pub labelled_share: Option<f64>,
     pub attention_mask: bool,
     pub token_type_ids: bool,
-    /// Replicas that each batch is cut for: contiguous rows in their order, as accelerate deals out
-    /// consecutive batches.
-    pub shards: usize,
-    /// Replicas that take the same part.
-    pub copies: usize,
-    /// Stages of a pipeline, each of which gets the whole batch.
-    pub stages: usize,
+    /// Whose replicas each batch is cut for: contiguous rows in their order, as accelerate deals out
+    /// consecutive batches. Each stage of a pipeline gets the whole batch.
+    pub mesh: Mesh,
 }
 
 /// Labels that a batch of `tokens` tokens has room for when each is chosen with this probability.
@@ -47,16 +43,6 @@ fn positions(tokens: usize, probability: f64) -> Option<usize> {
 }
 
 impl BatchForm {
-    /// The same, with each batch cut for a mesh's replicas.
-    pub fn sharded(self, mesh: Mesh) -> Self {
-        BatchForm {
-            shards: mesh.batch_shards(),
-            copies: mesh.tensor,
-            stages: mesh.stage,
-            ..self
-        }
-    }
-
     fn label_shape(&self, rows: usize, tokens: usize) -> LabelShape {
         self.labelled_share
             .and_then(|share| positions(rows * tokens, share))
@@ -84,12 +70,11 @@ impl BatchForm {
     /// Uploads a host batch; runs in the loader's threads, ahead of the step.
     pub fn upload(&self, client: &Client, batch: Batch) -> trainer::Result<DeviceBatch> {
         let (all_rows, tokens) = batch.input_ids.dim();
-        let rows = all_rows / self.shards;
+        let shards = self.mesh.batch_shards();
+        let rows = all_rows / shards;
         let put = Upload {
             client,
-            shards: self.shards,
-            copies: self.copies,
-            stages: self.stages,
+            mesh: self.mesh,
         };
         let mut variant = self.variant(tokens);
         let mut masked_positions = None;
@@ -139,7 +124,7 @@ impl BatchForm {
                 .map(|types| put.array(DType::S32, types))
                 .transpose()?,
             host_labels: Some(batch.labels),
-            shards: self.shards,
+            shards,
             examples: batch.examples,
             tokens: batch.tokens,
             variant,
@@ -190,7 +175,7 @@ impl BatchForm {
     ) -> trainer::Result<Box<dyn Iterator<Item = trainer::Result<DeviceBatch>>>> {
         let plan = BatchPlan::new(
             set.len(),
-            batch_size * self.shards,
+            batch_size * self.mesh.batch_shards(),
             false,
             Order::Sequential,
         )
@@ -227,9 +212,7 @@ fn labelled(labels: &[i32], room: usize) -> Option<(Vec<i32>, Vec<i32>)> {
 /// is left to them.
 struct Upload<'c> {
     client: &'c Client,
-    shards: usize,
-    copies: usize,
-    stages: usize,
+    mesh: Mesh,
 }
 
 impl Upload<'_> {
@@ -240,7 +223,7 @@ impl Upload<'_> {
         array: &ndarray::Array<T, D>,
     ) -> trainer::Result<Buffers> {
         let mut dims = array.shape().to_vec();
-        dims[0] /= self.shards;
+        dims[0] /= self.mesh.batch_shards();
         self.rows(
             dtype,
             array.as_slice().expect("batches are contiguous"),
@@ -257,13 +240,13 @@ impl Upload<'_> {
         dims: &[usize],
     ) -> trainer::Result<Buffers> {
         let shape = Shape::new(dtype, dims);
-        let replicas = self.shards * self.copies;
-        let local = local_devices(self.client, replicas * self.stages);
+        let devices = self.mesh.devices();
+        let local = local_devices(self.client, devices);
         let parts = values
             .chunks(shape.elements().max(1))
-            .flat_map(|part| std::iter::repeat_n(part, self.copies));
+            .flat_map(|part| std::iter::repeat_n(part, self.mesh.tensor));
         let parts: Vec<&[T]> = parts.collect();
-        let parts = parts.iter().copied().cycle().take(replicas * self.stages);
+        let parts = parts.iter().copied().cycle().take(devices);
         let own = parts.skip(local.start).take(local.len()).enumerate();
         own.map(|(device, part)| {
             Ok(self
@@ -300,9 +283,7 @@ mod tests {
             labelled_share: Some(0.15),
             attention_mask: true,
             token_type_ids: false,
-            shards: 1,
-            copies: 1,
-            stages: 1,
+            mesh: Mesh::single(),
         };
         let variants = |form: BatchForm| {
             form.shapes(8)

@@ -9,7 +9,7 @@ use crate::config::{BenchPlan, ModelSource};
 use crate::data::batch::{Batch, HostLabels};
 use crate::report::memory::{cpu_time, peak_rss};
 use crate::report::scaling::Exchange;
-use crate::trainer::ahead::{RunShapes, start_first_step};
+use crate::trainer::ahead::{Ahead, RunShapes};
 use crate::trainer::feed::LabelShape;
 use crate::trainer::matmul_peak;
 use crate::trainer::parameters::{self, Head};
@@ -60,8 +60,8 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
             format!("set --seq {positions} or less"),
         ));
     }
-    let execution = Execution::from(plan);
-    let shards = plan.mesh.batch_shards();
+    let execution = Execution::new(&plan.device, &plan.cache, &plan.train);
+    let shards = plan.train.mesh.batch_shards();
     let shape = [
         ("batch", plan.batch.to_string()),
         ("seq", plan.seq.to_string()),
@@ -71,7 +71,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
     let total = (plan.warmup + plan.steps) as u64;
     let schedule = Schedule {
         kind: ScheduleKind::Constant,
-        peak: execution.optimizer.learning_rate,
+        peak: plan.train.optimizer.learning_rate,
         warmup: 0,
         total,
     };
@@ -84,24 +84,25 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         labelled_share,
         attention_mask: false,
         token_type_ids: false,
-        shards: 1,
-        copies: 1,
-        stages: 1,
+        mesh: plan.train.mesh,
     };
-    let form = form.sharded(plan.mesh);
     let shapes = RunShapes {
         train: form.shapes(plan.batch),
         eval: Vec::new(),
         accumulation: 1,
     };
-    start_first_step(&mut session, model, &train_step, &shapes)
-        .map_err(failed("recording the step"))?;
+    let mut ahead = Ahead {
+        session: &mut session,
+        step: &train_step,
+        shapes: &shapes,
+    };
+    ahead.start().map_err(failed("recording the step"))?;
 
     let placing = Instant::now();
-    loaded.place(&mut session, plan.seed)?;
+    loaded.place(&mut session, plan.train.seed)?;
     parameters::set_extra_state(&mut session, &train_step.extra_state(false), None)
         .map_err(failed("placing the moments"))?;
-    let mut rng = ChaCha8Rng::seed_from_u64(plan.seed);
+    let mut rng = ChaCha8Rng::seed_from_u64(plan.train.seed);
     let mut batches = Vec::new();
     for index in 0..BATCHES {
         let batch = random_batch(
@@ -122,7 +123,7 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
 
     // Before and after, the better one counts: on a shared machine a single moment says little.
     let measuring = Instant::now();
-    let before = measure_ceiling(&mut session, plan.precision)?;
+    let before = measure_ceiling(&mut session, plan.train.precision)?;
     let measuring = measuring.elapsed();
     let mut times = Vec::new();
     let mut trace = Vec::new();
@@ -175,16 +176,21 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
         .next()
         .and_then(|device| device.memory());
     let device_peak = device.and_then(|memory| memory.peak_bytes_in_use);
-    let ceiling = before.max(measure_ceiling(&mut session, plan.precision)?);
-    times.sort_by(f64::total_cmp);
-    trace.sort_by(f64::total_cmp);
-    cpu.sort_by(f64::total_cmp);
+    let ceiling = before.max(measure_ceiling(&mut session, plan.train.precision)?);
+    for series in [&mut times, &mut trace, &mut cpu] {
+        series.sort_by(f64::total_cmp);
+    }
     let median = times[times.len() / 2];
     let tflops = train_step.flops(&batches[0]) / median / 1e9;
-    let exchanged = exchanged(&mut session, model, &train_step, &shapes)?;
+    let mut ahead = Ahead {
+        session: &mut session,
+        step: &train_step,
+        shapes: &shapes,
+    };
+    let exchanged = exchanged(&mut ahead).map_err(failed("recording the step"))?;
     Ok(json!({
-        "precision": plan.precision.to_string(),
-        "gradient_checkpointing": plan.checkpointing.to_string(),
+        "precision": plan.train.precision.to_string(),
+        "gradient_checkpointing": plan.train.checkpointing.to_string(),
         "step_ms_median": median,
         "step_ms_min": times[0],
         "step_ms_max": times[times.len() - 1],

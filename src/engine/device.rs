@@ -3,7 +3,7 @@
 use super::error::{Error, failed};
 use crate::cache::CacheSettings;
 use crate::checkpoint::lock::{Lock, RUN_LOCK, Refused};
-use crate::config::{Device, DevicePlan, TrainPlan};
+use crate::config::{Device, DevicePlan, RunPlan};
 use crate::distributed::ProcessGroup;
 use crate::parallel::Mesh;
 use crate::trainer::device::{DeviceSettings, NeuronEnvironment};
@@ -68,7 +68,7 @@ fn silence_standard_output() {
 ///
 /// # Errors
 /// If it cannot be written to, or another run writes to it.
-pub fn lock_output_dir(plan: &TrainPlan) -> Result<Lock, Error> {
+pub fn lock_output_dir(plan: &RunPlan) -> Result<Lock, Error> {
     let dir = &plan.train.output_dir;
     create_output_dir(dir)?;
     let path = dir.join(RUN_LOCK);

@@ -1,53 +1,41 @@
 //! What a run's replicas hand each other in an optimizer step, from its graphs: nothing is run or
 //! compiled.
 
-use super::error::{Error, failed};
 use crate::parallel::{Axis, Mesh};
 use crate::report::scaling::Exchange;
-use crate::trainer::ahead::{RunShapes, record_steps};
+use crate::trainer::Result;
+use crate::trainer::ahead::{Ahead, Steps};
 use crate::trainer::pipeline::sent;
-use crate::trainer::session::Session;
-use crate::trainer::step::TrainStep;
 use xtrain_graphs::{Graph, Target, flops, passes};
-use xtrain_models::Model;
-
-/// What is recorded as one, by name: a graph or those of a pipeline's stages, as they are emitted.
-pub type Steps = Vec<(String, Vec<Graph>)>;
 
 /// Kind by kind and axis by axis; of batches of several shapes, the most.
-pub fn exchanged(
-    session: &mut Session,
-    model: &dyn Model,
-    train_step: &TrainStep,
-    shapes: &RunShapes,
-) -> Result<Vec<Exchange>, Error> {
-    if session.mesh().devices() == 1 {
+///
+/// # Errors
+/// If a graph cannot be recorded.
+pub fn exchanged(ahead: &mut Ahead) -> Result<Vec<Exchange>> {
+    let (mesh, accumulation) = (ahead.session.mesh(), ahead.shapes.accumulation);
+    if mesh.devices() == 1 {
         return Ok(Vec::new());
     }
-    let training = RunShapes {
-        eval: Vec::new(),
-        ..shapes.clone()
+    let mut training = Ahead {
+        session: ahead.session,
+        step: ahead.step,
+        shapes: &ahead.shapes.of_training(),
     };
-    let steps = emitted(session, model, train_step, &training)?;
-    Ok(of_steps(&steps, session.mesh(), shapes.accumulation))
+    Ok(of_steps(&emitted(&mut training)?, mesh, accumulation))
 }
 
 /// The run's graphs as they are emitted: equal nodes are one by then. Layers are always written
 /// out.
-pub fn emitted(
-    session: &mut Session,
-    model: &dyn Model,
-    train_step: &TrainStep,
-    shapes: &RunShapes,
-) -> Result<Steps, Error> {
-    let steps =
-        record_steps(session, model, train_step, shapes).map_err(failed("recording the graphs"))?;
-    let prepare =
-        |graph: &Graph| passes::lower(graph, Target::Cpu).map_err(failed("preparing the graphs"));
-    steps
-        .into_iter()
-        .map(|(name, graphs)| Ok((name, graphs.iter().map(prepare).collect::<Result<_, _>>()?)))
-        .collect()
+///
+/// # Errors
+/// If a graph cannot be recorded.
+pub fn emitted(ahead: &mut Ahead) -> Result<Steps> {
+    let mut steps = ahead.steps()?;
+    for graph in steps.iter_mut().flat_map(|(_, graphs)| graphs) {
+        *graph = passes::lower(graph, Target::Cpu)?;
+    }
+    Ok(steps)
 }
 
 /// The same as [`exchanged`], of graphs that are there.

@@ -7,7 +7,8 @@ use super::target::AotTarget;
 use crate::parallel::Placements;
 use crate::report::units::bytes;
 use crate::runtime::hlo::live_buffers;
-use crate::trainer::fit::{Footprint, footprint, largest_batch};
+use crate::trainer::ahead::Ahead;
+use crate::trainer::fit::{Footprint, footprints, largest_batch};
 use crate::trainer::step::TrainStep;
 use xtrain_graphs::BACKWARD;
 
@@ -79,10 +80,14 @@ impl Run {
         let execution = self.execution();
         let found = largest_batch(budget, |batch| {
             let shapes = self.shapes_of(batch);
-            let model = &*self.loaded.model;
-            let step = execution.recorded_step(model);
+            let step = execution.recorded_step(&*self.loaded.model);
+            let mut ahead = Ahead {
+                session: &mut self.session,
+                step: &step,
+                shapes: &shapes,
+            };
             let graphs = target.as_mut().map(|target| &mut target.graphs);
-            let one = footprint(&mut self.session, graphs, model, &step, &shapes, batch)?;
+            let one = Footprint::largest(footprints(&mut ahead, graphs)?);
             eprintln!("batch {batch}: {} at the peak", bytes(one.peak));
             Ok(one)
         });

@@ -10,8 +10,8 @@ mod candidate;
 
 use super::error::Error;
 use super::execution::Execution;
-use super::run::Run;
-use crate::config::{MeshComparison, TrainPlan};
+use super::run::{Run, execution};
+use crate::config::{MeshComparison, RunPlan};
 use crate::parallel::Mesh;
 use crate::trainer::settings::Checkpointing;
 pub use candidate::Candidate;
@@ -57,11 +57,11 @@ impl Comparison {
 ///
 /// # Errors
 /// If the run cannot be prepared, or a graph cannot be recorded or compiled.
-pub fn compare(plan: &TrainPlan, wanted: MeshComparison) -> Result<Comparison, Error> {
+pub fn compare(plan: &RunPlan, wanted: MeshComparison) -> Result<Comparison, Error> {
     let memory = plan
         .memory
         .expect("checked: there is something to be held against");
-    let mut execution = Execution::from(plan);
+    let mut execution = execution(plan);
     let mut single = plan.clone();
     single.train.mesh = Mesh::single();
     single.train.shard_optimizer_state = false;
@@ -72,16 +72,16 @@ pub fn compare(plan: &TrainPlan, wanted: MeshComparison) -> Result<Comparison, E
             .iter()
             .any(|candidate| candidate.footprint.peak <= memory)
     };
-    let adds = !fits(&candidates) && execution.checkpointing == Checkpointing::Off;
+    let adds = !fits(&candidates) && execution.train.checkpointing == Checkpointing::Off;
     if adds {
-        execution.checkpointing = Checkpointing::Full;
+        execution.train.checkpointing = Checkpointing::Full;
         (candidates, impossible) = estimate(&execution, &run, wanted)?;
     }
     sort(&mut candidates, memory);
     let mut comparison = Comparison {
         devices: wanted.devices,
         memory,
-        checkpointing: execution.checkpointing,
+        checkpointing: execution.train.checkpointing,
         checkpointing_added: adds,
         candidates,
         impossible,
@@ -112,11 +112,7 @@ fn estimate(
 ) -> Result<(Vec<Candidate>, Vec<(String, usize)>), Error> {
     let (mut candidates, mut impossible) = (Vec::new(), Vec::<(String, usize)>::new());
     for (mesh, shard_optimizer_state) in meshes(wanted) {
-        let execution = Execution {
-            mesh,
-            shard_optimizer_state,
-            ..execution.clone()
-        };
+        let execution = execution.clone().on(mesh, shard_optimizer_state);
         match Candidate::estimate(&execution, run)? {
             Ok(candidate) => candidates.push(candidate),
             Err(reason) => match impossible.iter_mut().find(|(known, _)| *known == reason) {

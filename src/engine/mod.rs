@@ -2,8 +2,8 @@
 //!
 //! [`Run::prepare`] opens what a plan names (tokenizer, model, task, data, devices). On it stand
 //! [`Run::train`], [`Run::evaluate`], [`Run::predict`], [`Run::compile`] (every graph of the run
-//! ahead of it) and [`Run::largest_batch`]. [`evaluate`], [`predict`], [`generate`] and [`bench()`]
-//! are the runs that need no training plan. All of them build their session and their training
+//! ahead of it) and [`Run::largest_batch`]. [`generate`] and [`bench()`] are the runs that need no
+//! task. All of them build their session and their training
 //! step in [`Execution`], so that what is compiled ahead is what runs.
 //!
 //! Reading order: `run`, `execution`, `train` (with `training_data` and `resume`), `evaluate`,
@@ -30,7 +30,6 @@ mod training_data;
 
 pub use bench::bench;
 pub use error::{Error, Outcome, failed};
-pub use evaluate::{evaluate, predict};
 pub use execution::Execution;
 pub use generate::generate;
 pub use run::Run;

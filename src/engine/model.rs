@@ -72,7 +72,7 @@ impl ModelConfig {
         };
         let weights = Weights::open(&directory).map_err(failed("opening the model's weights"))?;
         // Now, not when they are placed: between the two may lie hours of tokenizing.
-        let fit = parameters::fit(&*model, &model.parameters(), &weights, head);
+        let fit = parameters::fit(&*model, &weights, head);
         let fit = fit.map_err(failed("opening the model's weights")).map_err(|error| match (head, task) {
             (Head::NewIfMissing, HeadKind::SequenceClassification { .. } | HeadKind::TokenClassification { .. }) => {
                 error.with_hint("where only the classifier's shape differs, --ignore_mismatched_sizes starts it anew")
@@ -147,20 +147,15 @@ fn scratch(
 }
 
 impl LoadedModel {
-    /// A causal language model as it was saved, or a new one.
-    pub fn causal(source: &ModelSource, tokenizer: Option<&Tokenizer>) -> Result<Self, Error> {
-        ModelConfig::read(source, tokenizer)?.build(HeadKind::CausalLm, Head::Saved)
-    }
-
     /// Puts the weights on the device: the directory's, or new ones from the seed.
     pub fn place(&self, session: &mut Session, seed: u64) -> Result<(), Error> {
-        let specs = self.model.parameters();
+        let model = &*self.model;
         match &self.weights {
             Some((weights, head)) => {
-                parameters::load_with_head(session, &*self.model, &specs, weights, (*head, seed))
+                parameters::load_with_head(session, model, weights, (*head, seed))
                     .map_err(failed("loading the weights"))
             }
-            None => parameters::initialize(session, &specs, seed)
+            None => parameters::initialize(session, &model.parameters(), seed)
                 .map_err(failed("initializing the weights")),
         }
     }

@@ -1,11 +1,12 @@
 //! A run's graphs without running them: recorded, compiled, measured.
 
 use super::error::{Error, failed};
-use super::exchanged::{Steps, exchanged};
+use super::exchanged::exchanged;
 use super::run::Run;
 use crate::cache::CompiledGraph;
 use crate::report::scaling::Exchange;
-use crate::trainer::ahead::{compile_all, record_steps};
+use crate::trainer::Result as Trained;
+use crate::trainer::ahead::{Ahead, Steps};
 use crate::trainer::fit::{Footprint, footprints};
 use std::sync::Arc;
 
@@ -20,24 +21,15 @@ impl Run {
         jobs: usize,
         ready: &mut dyn FnMut(&CompiledGraph),
     ) -> Result<Vec<Arc<CompiledGraph>>, Error> {
-        let (shapes, execution) = (self.shapes(), self.execution());
-        let model = &*self.loaded.model;
-        let step = execution.recorded_step(model);
-        compile_all(&mut self.session, model, &step, &shapes, jobs, ready)
-            .map_err(failed("compiling the graphs"))
+        self.ahead("compiling the graphs", |ahead| ahead.compile(jobs, ready))
     }
 
-    /// Every graph of the run in the order of use, by what is recorded as one: a name, and a graph
-    /// or those of a pipeline's stages.
+    /// Every graph of the run in the order of use, by what is recorded as one.
     ///
     /// # Errors
     /// If a graph cannot be recorded.
     pub fn record(&mut self) -> Result<Steps, Error> {
-        let (shapes, execution) = (self.shapes(), self.execution());
-        let model = &*self.loaded.model;
-        let step = execution.recorded_step(model);
-        record_steps(&mut self.session, model, &step, &shapes)
-            .map_err(failed("recording the graphs"))
+        self.ahead("recording the graphs", |ahead| ahead.steps())
     }
 
     /// What the replicas exchange in one optimizer step.
@@ -45,10 +37,7 @@ impl Run {
     /// # Errors
     /// If a graph cannot be recorded.
     pub fn exchanged(&mut self) -> Result<Vec<Exchange>, Error> {
-        let (shapes, execution) = (self.shapes(), self.execution());
-        let model = &*self.loaded.model;
-        let step = execution.recorded_step(model);
-        exchanged(&mut self.session, model, &step, &shapes)
+        self.ahead("recording the graphs", exchanged)
     }
 
     /// What a device of each stage holds at most, by the compiler's statistics.
@@ -56,11 +45,22 @@ impl Run {
     /// # Errors
     /// If a graph cannot be compiled, or the compiler says nothing of its memory.
     pub fn footprints(&mut self) -> Result<Vec<Footprint>, Error> {
+        self.ahead("reading the memory", |ahead| footprints(ahead, None))
+    }
+
+    /// Works on the graphs of the run; `doing` names the work in an error.
+    fn ahead<T>(
+        &mut self,
+        doing: &'static str,
+        work: impl FnOnce(&mut Ahead) -> Trained<T>,
+    ) -> Result<T, Error> {
         let (shapes, execution) = (self.shapes(), self.execution());
-        let batch = self.plan.train.per_device_train_batch_size;
-        let model = &*self.loaded.model;
-        let step = execution.recorded_step(model);
-        footprints(&mut self.session, None, model, &step, &shapes, batch)
-            .map_err(failed("reading the memory"))
+        let step = execution.recorded_step(&*self.loaded.model);
+        let mut ahead = Ahead {
+            session: &mut self.session,
+            step: &step,
+            shapes: &shapes,
+        };
+        work(&mut ahead).map_err(failed(doing))
     }
 }

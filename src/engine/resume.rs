@@ -4,7 +4,7 @@
 use super::error::{Error, failed};
 use crate::checkpoint::hf::write_json;
 use crate::checkpoint::{Checkpoint, TrainingState, list_checkpoints, load_checkpoint, read_state};
-use crate::config::{ModelSource, TrainPlan};
+use crate::config::{ModelSource, RunPlan};
 use crate::data::stream::StreamPosition;
 use crate::distributed::ProcessGroup;
 use crate::trainer;
@@ -102,7 +102,7 @@ pub fn begin_run(output_dir: &Path, resumed: Option<&Checkpoint>) -> Result<u64,
 
 /// Checkpoints that an earlier run left where this one starts anew: never the one that its model
 /// comes from.
-pub fn stale_checkpoints(plan: &TrainPlan) -> Result<Vec<PathBuf>, Error> {
+pub fn stale_checkpoints(plan: &RunPlan) -> Result<Vec<PathBuf>, Error> {
     let source = match &plan.model {
         ModelSource::Pretrained { directory } => directory.canonicalize().ok(),
         ModelSource::Scratch { .. } => None,

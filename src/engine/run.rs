@@ -8,7 +8,7 @@ use super::model::{LoadedModel, origin};
 use super::task::{Purpose, TaskData, load_task};
 use crate::cache::Origin;
 use crate::checkpoint::lock::Lock;
-use crate::config::{self, Command, Device, Invocation, TrainPlan, nearest};
+use crate::config::{self, Command, Device, Invocation, RunPlan, nearest};
 use crate::data::sampler::{BatchPlan, Order};
 use crate::data::stream::StreamSpec;
 use crate::data::{Set, Tokenizer};
@@ -27,7 +27,7 @@ use xtrain_models::Model;
 /// largest batch.
 pub struct Run {
     /// What was asked for, resolved.
-    pub plan: TrainPlan,
+    pub plan: RunPlan,
     /// The tokenizer as the model wants it.
     pub tokenizer: Tokenizer,
     /// The model, and where its weights come from.
@@ -73,8 +73,8 @@ impl Run {
     /// # Errors
     /// If something that the plan names cannot be read, does not fit the rest, or a device cannot
     /// be opened.
-    pub fn prepare(plan: TrainPlan) -> Result<Run, Error> {
-        let execution = Execution::from(&plan);
+    pub fn prepare(plan: RunPlan) -> Result<Run, Error> {
+        let execution = execution(&plan);
         let output_dir = plan.train.output_dir.clone();
         let is_new = !output_dir.exists();
         Run::open(plan, &execution, true).inspect_err(|_| {
@@ -88,8 +88,8 @@ impl Run {
     ///
     /// # Errors
     /// As [`Run::prepare`].
-    pub fn without_data(plan: TrainPlan) -> Result<Run, Error> {
-        let execution = Execution::from(&plan);
+    pub fn without_data(plan: RunPlan) -> Result<Run, Error> {
+        let execution = execution(&plan);
         Run::open(plan, &execution, false)
     }
 
@@ -98,13 +98,13 @@ impl Run {
     ///
     /// # Errors
     /// As [`Run::prepare`].
-    pub fn for_recording(plan: TrainPlan) -> Result<Run, Error> {
-        let execution = Execution::from(&plan).recording();
+    pub fn for_recording(plan: RunPlan) -> Result<Run, Error> {
+        let execution = execution(&plan).recording();
         Run::open(plan, &execution, false)
     }
 
     /// Opens and checks everything else before tokenizing.
-    fn open(plan: TrainPlan, execution: &Execution, reads_data: bool) -> Result<Run, Error> {
+    fn open(plan: RunPlan, execution: &Execution, reads_data: bool) -> Result<Run, Error> {
         // Before a device is opened, which a second run may find taken.
         let rank = plan
             .device
@@ -160,7 +160,7 @@ impl Run {
 
     /// What decides the run's graphs besides its model and its data.
     pub fn execution(&self) -> Execution {
-        Execution::from(&self.plan)
+        execution(&self.plan)
     }
 
     /// What the run's batches look like.
@@ -172,7 +172,7 @@ impl Run {
             [&self.train, &self.validation, &self.test]
         };
         let sets: Vec<&Set> = sets.into_iter().flatten().collect();
-        self.task.form(&sets).sharded(self.session.mesh())
+        self.task.form(&sets, self.session.mesh())
     }
 
     /// The shapes of the run's graphs.
@@ -182,9 +182,10 @@ impl Run {
 
     /// The same with `batch` training examples on each device.
     pub fn shapes_of(&self, batch: usize) -> RunShapes {
+        let mesh = self.session.mesh();
         let shapes = |wanted: bool, set: &Option<Set>, rows: usize| {
             if wanted {
-                self.task.form(set.as_ref().as_slice()).shapes(rows)
+                self.task.form(set.as_ref().as_slice(), mesh).shapes(rows)
             } else {
                 Vec::new()
             }
@@ -262,9 +263,14 @@ impl Run {
     }
 }
 
-/// Where the graphs of a training run come from.
-pub fn origin_of(plan: &TrainPlan, model: &dyn Model, task: &TaskData) -> Origin {
-    let command = format!("train {}", plan.task.name());
+/// What decides the graphs of a plan besides its model and its data.
+pub fn execution(plan: &RunPlan) -> Execution {
+    Execution::new(&plan.device, &plan.cache, &plan.train)
+}
+
+/// Where the graphs of a run come from.
+pub fn origin_of(plan: &RunPlan, model: &dyn Model, task: &TaskData) -> Origin {
+    let command = format!("{} {}", plan.verb, plan.task.name());
     origin(&command, model, &graph_settings(plan, task))
 }
 
@@ -292,64 +298,56 @@ fn check_best(settings: &TrainSettings, task: &TaskData) -> Result<(), Error> {
 
 /// The settings that shape a run's graphs, by the names that the user knows. What is fed (learning
 /// rate, seed) is not among them.
-fn graph_settings(plan: &TrainPlan, task: &TaskData) -> Vec<(&'static str, String)> {
+fn graph_settings(plan: &RunPlan, task: &TaskData) -> Vec<(&'static str, String)> {
     let (train, optimizer) = (&plan.train, &plan.train.optimizer);
+    let (device, mesh) = (&plan.device.settings, &train.mesh);
     let mut settings = task.settings();
-    settings.extend([
-        (
-            "per_device_train_batch_size",
-            train.per_device_train_batch_size.to_string(),
-        ),
-        (
-            "per_device_eval_batch_size",
-            train.per_device_eval_batch_size.to_string(),
-        ),
-        (
-            "gradient_accumulation_steps",
-            train.gradient_accumulation_steps.to_string(),
-        ),
-        ("precision", train.precision.to_string()),
-        ("eval_precision", train.eval_precision.to_string()),
-        ("optim", optimizer.kind.name.to_string()),
-        ("weight_decay", optimizer.weight_decay.to_string()),
-        ("adam_beta1", optimizer.adam_beta1.to_string()),
-        ("adam_beta2", optimizer.adam_beta2.to_string()),
-        ("adam_epsilon", optimizer.adam_epsilon.to_string()),
-        ("max_grad_norm", optimizer.max_grad_norm.to_string()),
-        ("gradient_checkpointing", train.checkpointing.to_string()),
-        ("data_parallel", train.mesh.data.to_string()),
-        ("shard_parallel", train.mesh.shard.to_string()),
-        ("tensor_parallel", train.mesh.tensor.to_string()),
-        ("sequence_parallel", train.sequence_parallel.to_string()),
-        ("pipeline_parallel", train.mesh.stage.to_string()),
-        (
-            "shard_optimizer_state",
-            train.shard_optimizer_state.to_string(),
-        ),
-    ]);
-    if plan.device.kind == Device::Cuda {
-        let device = &plan.device.settings;
-        settings.push(("tf32", device.tf32.to_string()));
-        settings.push((
-            "attention_dropout_kernel",
-            if device.fused_attention_dropout {
-                "cudnn"
-            } else {
-                "xtrain"
-            }
-            .to_string(),
-        ));
+    let mut add = |name, value: &dyn ToString| settings.push((name, value.to_string()));
+    add(
+        "per_device_eval_batch_size",
+        &train.per_device_eval_batch_size,
+    );
+    if !plan.do_train {
+        return settings;
     }
-    if train.mesh.devices() > 1 {
-        settings.push((
-            "gradient_bucket_mb",
-            (train.gradient_bucket_bytes >> 20).to_string(),
-        ));
+    add(
+        "per_device_train_batch_size",
+        &train.per_device_train_batch_size,
+    );
+    add(
+        "gradient_accumulation_steps",
+        &train.gradient_accumulation_steps,
+    );
+    add("precision", &train.precision);
+    add("eval_precision", &train.eval_precision);
+    add("optim", &optimizer.kind.name);
+    add("weight_decay", &optimizer.weight_decay);
+    add("adam_beta1", &optimizer.adam_beta1);
+    add("adam_beta2", &optimizer.adam_beta2);
+    add("adam_epsilon", &optimizer.adam_epsilon);
+    add("max_grad_norm", &optimizer.max_grad_norm);
+    add("gradient_checkpointing", &train.checkpointing);
+    add("data_parallel", &mesh.data);
+    add("shard_parallel", &mesh.shard);
+    add("tensor_parallel", &mesh.tensor);
+    add("sequence_parallel", &train.sequence_parallel);
+    add("pipeline_parallel", &mesh.stage);
+    add("shard_optimizer_state", &train.shard_optimizer_state);
+    if plan.device.kind == Device::Cuda {
+        let by_cudnn = device.fused_attention_dropout;
+        add("tf32", &device.tf32);
+        add(
+            "attention_dropout_kernel",
+            &if by_cudnn { "cudnn" } else { "xtrain" },
+        );
+    }
+    if mesh.devices() > 1 {
+        add("gradient_bucket_mb", &(train.gradient_bucket_bytes >> 20));
     }
     settings
 }
 
-fn schedule(plan: &TrainPlan, length: &RunLength) -> Schedule {
+fn schedule(plan: &RunPlan, length: &RunLength) -> Schedule {
     let optimizer = &plan.train.optimizer;
     let ratio = (length.max_steps as f64 * optimizer.warmup_ratio).ceil() as u64;
     Schedule {

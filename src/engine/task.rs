@@ -9,6 +9,7 @@ use crate::config::{ModelSource, TaskPlan, TokenizerSource};
 use crate::data::padding::Padding;
 use crate::data::stream::StreamSpec;
 use crate::data::{Error as DataError, LabelMap, Set, Tokenizer};
+use crate::parallel::Mesh;
 use crate::tasks::{self, Context, Labelled, Predicted, RunLabels, Split, Task};
 use crate::trainer::evaluate::Metrics;
 use crate::trainer::parameters::Head;
@@ -342,9 +343,9 @@ impl TaskData {
             .map_err(|error| Error::usage(error.to_string(), "change the list"))
     }
 
-    /// What batches look like; `sets` are those that have been prepared, none where no data is
-    /// read.
-    pub fn form(&self, sets: &[&Set]) -> BatchForm {
+    /// What batches look like for the replicas of a mesh; `sets` are those that have been prepared,
+    /// none where no data is read.
+    pub fn form(&self, sets: &[&Set], mesh: Mesh) -> BatchForm {
         let all = self
             .lengths()
             .expect("checked when the task was made ready");
@@ -366,9 +367,7 @@ impl TaskData {
                 Some(set) => set.has_token_type_ids(),
                 None => self.segments.unwrap_or(pairs),
             },
-            shards: 1,
-            copies: 1,
-            stages: 1,
+            mesh,
         }
     }
 

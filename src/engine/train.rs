@@ -6,12 +6,12 @@ use super::run::Run;
 use super::training_data::TrainingData;
 use crate::checkpoint::hf::{TRAINER_STATE_FILE, save_metrics, write_json};
 use crate::checkpoint::{Checkpoint, TrainingState, clean_output_dir, load_checkpoint};
-use crate::config::TrainPlan;
+use crate::config::RunPlan;
 use crate::distributed::ProcessGroup;
 use crate::report::progress::{Progress as Bar, Style};
 use crate::report::records::{Record, SummaryRecord};
 use crate::report::telemetry::Telemetry;
-use crate::trainer::ahead::start_first_step;
+use crate::trainer::ahead::Ahead;
 use crate::trainer::hooks::best::Best;
 use crate::trainer::hooks::{
     EvaluateHook, HeartbeatHook, LogHook, ReplicaCheckHook, SaveHook, SavedModel, TelemetryHook,
@@ -78,10 +78,16 @@ impl Run {
             identity.run = resume::begin_run(&settings.output_dir, resumed.as_ref())?;
         }
         let start = Start::of(resumed.as_ref(), data.is_stream(), &length)?;
-        start_first_step(session, model, &step, &shapes).map_err(failed("recording the graphs"))?;
+        Ahead {
+            session: &mut *session,
+            step: &step,
+            shapes: &shapes.of_training(),
+        }
+        .start()
+        .map_err(failed("recording the graphs"))?;
         if let Some(saved) = &resumed {
             resume::describe(saved, &identity, model, &length);
-            parameters::load(session, model, step.parameters(), &saved.weights)
+            parameters::load(session, model, &saved.weights)
                 .map_err(failed("loading the weights"))?;
             parameters::set_extra_state(session, &extra_state, Some(&saved.optimizer))
                 .map_err(failed("loading the moments"))?;
@@ -102,14 +108,12 @@ impl Run {
         let peak = matmul_peak::measure_tflops(session, settings.precision, PEAK_FLOPS_TIME)
             .map_err(failed("measuring the matrix-multiply ceiling"))?;
         let log = LogHook::new(settings.logging, settings.logging_first_step, Some(peak));
-        let mut all: Vec<Box<dyn Hook + '_>> = vec![Box::new(log)];
-        all.extend(telemetry.map(|hook| Box::new(hook) as Box<dyn Hook>));
-        all.extend(
-            ProcessGroup::joined().map(|group| Box::new(HeartbeatHook(group)) as Box<dyn Hook>),
-        );
+        let mut all = vec![boxed(log)];
+        all.extend(telemetry.map(boxed));
+        all.extend(ProcessGroup::joined().map(HeartbeatHook).map(boxed));
         if replicas::have_equals(settings.mesh, session.placements()) {
-            all.push(Box::new(ReplicaCheckHook {
-                parameters: model.parameters().to_vec(),
+            all.push(boxed(ReplicaCheckHook {
+                parameters: model.parameters(),
                 cadence: settings.replica_check,
             }));
         }
@@ -117,16 +121,15 @@ impl Run {
         if let Some(set) = validation.clone() {
             let (client, form) = (client.clone(), form.clone());
             let rows = settings.per_device_eval_batch_size;
-            all.push(Box::new(EvaluateHook {
+            all.push(boxed(EvaluateHook {
                 model,
-                parameters: model.parameters().to_vec(),
                 metrics: Box::new(|| task.metrics()),
                 batches: Box::new(move || form.one_pass(&client, &set, rows, workers)),
                 cadence: settings.eval,
             }));
         }
         let saved = extra_state.iter().filter(|state| state.saved);
-        all.push(Box::new(SaveHook {
+        all.push(boxed(SaveHook {
             settings,
             model: &saved_model,
             optimizer_state: saved.map(|state| state.name.clone()).collect(),
@@ -134,7 +137,7 @@ impl Run {
             interrupt: interrupt.cloned(),
             writes: ProcessGroup::this_writes(),
         }));
-        all.extend(hooks.into_iter().map(|hook| hook as Box<dyn Hook>));
+        all.extend(hooks);
 
         let rows = settings.batch_rows();
         let mut batches = data.batches(&form, &client, rows, workers, &start)?;
@@ -220,9 +223,13 @@ impl Run {
     }
 }
 
+fn boxed<'h>(hook: impl Hook + 'h) -> Box<dyn Hook + 'h> {
+    Box::new(hook)
+}
+
 /// The account of a run that starts, or goes on from a checkpoint.
 fn run_state(
-    plan: &TrainPlan,
+    plan: &RunPlan,
     resumed: Option<&Checkpoint>,
     start: &Progress,
 ) -> Result<RunState, Error> {
@@ -262,7 +269,7 @@ fn run_state(
 
 /// Telemetry of steps and of graphs, from the process that writes.
 fn telemetry_hook(
-    plan: &TrainPlan,
+    plan: &RunPlan,
     session: &mut Session,
     start: &Progress,
 ) -> Option<TelemetryHook> {
@@ -307,7 +314,7 @@ fn load_best(
         return Ok(());
     };
     let saved = load_checkpoint(&path).map_err(failed("loading the best checkpoint"))?;
-    parameters::load(session, model, &model.parameters(), &saved.weights)
+    parameters::load(session, model, &saved.weights)
         .map_err(failed("loading the best checkpoint"))?;
     println!(
         "loaded the best checkpoint: {} ({} {value} at step {step})",
@@ -328,7 +335,7 @@ struct Finished {
 
 /// Writes the finished model and says how the run went.
 fn finish(
-    plan: &TrainPlan,
+    plan: &RunPlan,
     model: &SavedModel,
     session: &mut Session,
     state: &mut RunState,

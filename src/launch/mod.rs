@@ -8,6 +8,7 @@ mod ranks;
 pub use crate::distributed::Verdict;
 pub use error::Error;
 pub use node::{LaunchSettings, launch};
+pub use ranks::own_process;
 
 /// A result of this layer.
 pub type Result<T> = std::result::Result<T, Error>;

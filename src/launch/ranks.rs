@@ -8,6 +8,26 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+/// This program again with these words: it reads nothing, Ctrl-C is for the process that starts it,
+/// which passes it on, and it ends when that does, however that ends.
+///
+/// # Errors
+/// The program's own file is not known.
+pub fn own_process(words: &[String]) -> std::io::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(words).stdin(Stdio::null()).process_group(0);
+    // SAFETY: between fork and exec only a system call is made.
+    unsafe {
+        command.pre_exec(
+            || match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            },
+        )
+    };
+    Ok(command)
+}
+
 /// One rank that runs.
 struct Running {
     rank: usize,
@@ -35,27 +55,13 @@ impl Ranks {
     pub fn start(&mut self, start: Start) -> Result<()> {
         let rank = start.rank;
         let fail = |source| Error::Start { rank, source };
-        let mut command = Command::new(std::env::current_exe().map_err(fail)?);
-        command
-            .args(start.words)
-            .envs(start.environment)
-            .stdin(Stdio::null());
+        let mut command = own_process(start.words).map_err(fail)?;
+        command.envs(start.environment);
         // The one progress display is rank 0's, where there is a terminal to draw it on.
         let draws = rank == 0 && std::io::stderr().is_terminal();
         if !draws {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
-        // A group of its own: Ctrl-C is for the launcher, which passes it on.
-        command.process_group(0);
-        // SAFETY: between fork and exec only a system call is made.
-        unsafe {
-            command.pre_exec(
-                || match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-                    0 => Ok(()),
-                    _ => Err(std::io::Error::last_os_error()),
-                },
-            )
-        };
         let mut child = command.spawn().map_err(fail)?;
         let last_error = Arc::new(Mutex::new(String::new()));
         let mut readers = Vec::new();

@@ -4,12 +4,10 @@
 /// The most memory that this process ever had resident, in bytes; `None` where the system does not
 /// say.
 pub fn peak_rss() -> Option<u64> {
-    status_field("VmHWM:")
-}
-
-/// The memory that this process has resident now, in bytes; `None` where the system does not say.
-pub fn current_rss() -> Option<u64> {
-    status_field("VmRSS:")
+    field(
+        &std::fs::read_to_string("/proc/self/status").ok()?,
+        "VmHWM:",
+    )
 }
 
 /// The memory of this machine, or of the control group that limits this process, in bytes; `None`
@@ -36,10 +34,6 @@ pub fn cpu_time() -> std::time::Duration {
 }
 
 /// A line of Linux's `/proc/self/status`, which counts in KiB.
-fn status_field(name: &str) -> Option<u64> {
-    field(&std::fs::read_to_string("/proc/self/status").ok()?, name)
-}
-
 fn field(status: &str, name: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)

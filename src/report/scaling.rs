@@ -3,7 +3,7 @@
 
 mod plot;
 
-use super::table::{Align, Table};
+use super::table::Table;
 use super::units::{bytes, count, exact};
 use serde_json::{Value, json};
 
@@ -129,7 +129,7 @@ impl Scaling {
     }
 
     fn table(&self) -> String {
-        let mut table = Table::new(&[Align::Right; 10]);
+        let mut table = Table::new("rrrrrrrrrr");
         let heads = [
             "devices",
             "examples each",
@@ -171,10 +171,10 @@ impl Scaling {
                 .exchanged
                 .iter()
                 .map(|e| format!("{} in {} over {}", bytes(e.bytes), e.kind, e.axis));
-            table.row([
+            table.pair(
                 format!("exchanged at {}", point.degree),
                 kinds.collect::<Vec<_>>().join(", "),
-            ]);
+            );
         }
         table.render()
     }
@@ -208,7 +208,7 @@ impl Scaling {
             .iter()
             .map(|point| point.throughput().max(self.ideal(point)))
             .fold(0.0, f64::max);
-        let mut table = Table::new(&[Align::Right, Align::Left, Align::Right]);
+        let mut table = Table::new("rlr");
         table.row(["tokens/s", "(| without loss)", ""]);
         for point in &self.points {
             let cells = |value: f64| {

@@ -1,11 +1,6 @@
 //! Aligned text tables: the plan that `--dry_run` prints, results, lists.
 
-/// Where a column's text stands in its width.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Align {
-    Left,
-    Right,
-}
+use std::fmt::Display;
 
 enum Row {
     Heading(String),
@@ -14,21 +9,29 @@ enum Row {
 
 /// Rows of cells under optional headings; columns are as wide as their widest cell.
 pub struct Table {
-    align: Vec<Align>,
+    /// As [`Table::new`] has it.
+    align: &'static str,
     rows: Vec<Row>,
 }
 
 impl Table {
-    pub fn new(align: &[Align]) -> Table {
+    /// A letter for each column, as LaTeX's tabular has it: `l` for text on the left of its width,
+    /// `r` for text on the right. Further columns are on the left.
+    pub fn new(align: &'static str) -> Table {
         Table {
-            align: align.to_vec(),
+            align,
             rows: Vec::new(),
         }
     }
 
     /// Names on the left, values beside them: a plan.
     pub fn pairs() -> Table {
-        Table::new(&[Align::Left, Align::Left])
+        Table::new("ll")
+    }
+
+    /// A row of a name and its value.
+    pub fn pair(&mut self, name: impl Display, value: impl Display) -> &mut Table {
+        self.row([name.to_string(), value.to_string()])
     }
 
     /// A line of its own above the rows that follow, which are indented.
@@ -72,9 +75,10 @@ impl Table {
                     for (i, cell) in cells.iter().enumerate() {
                         let gap = " ".repeat(widths[i] - cell.chars().count());
                         let between = if i == 0 { "" } else { "  " };
-                        match self.align.get(i) {
-                            Some(Align::Right) => line.extend([between, &gap, cell]),
-                            _ => line.extend([between, cell, &gap]),
+                        if self.align[i.min(self.align.len())..].starts_with('r') {
+                            line.extend([between, &gap, cell]);
+                        } else {
+                            line.extend([between, cell, &gap]);
                         }
                     }
                     text.push_str(line.trim_end());
@@ -92,7 +96,7 @@ mod tests {
 
     #[test]
     fn columns_line_up() {
-        let mut table = Table::new(&[Align::Left, Align::Right]);
+        let mut table = Table::new("lr");
         table
             .heading("Batch")
             .row(["examples", "8"])
@@ -107,7 +111,7 @@ mod tests {
     #[test]
     fn without_headings_there_is_no_indent() {
         let mut table = Table::pairs();
-        table.row(["device", "cpu"]).row(["model", "gpt2"]);
+        table.pair("device", "cpu").pair("model", "gpt2");
         assert_eq!(table.render(), "device  cpu\nmodel   gpt2\n");
     }
 }

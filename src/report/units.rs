@@ -4,17 +4,23 @@ use std::time::Duration;
 
 /// `512 B`, `1.5 KiB`, `475.2 MiB`.
 pub fn bytes(n: u64) -> String {
-    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if n < 1024 {
         return format!("{n} B");
     }
-    let (mut value, mut unit) = (n as f64 / 1024.0, 0);
-    // 1023.95 would print as 1024.0: it belongs to the next unit.
-    while value >= 1023.95 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
+    let (value, unit) = scaled(n as f64, 1024.0, ["KiB", "MiB", "GiB", "TiB", "PiB"]);
+    format!("{value:.1} {unit}")
+}
+
+/// A value of at least `base` in the largest unit of which it has one, each `base` times the one
+/// before it.
+fn scaled<const N: usize>(value: f64, base: f64, units: [&'static str; N]) -> (f64, &'static str) {
+    let (mut value, mut unit) = (value / base, 0);
+    // What would print as `base`.0 belongs to the next unit.
+    while value.abs() >= base - 0.05 && unit + 1 < N {
+        value /= base;
         unit += 1;
     }
-    format!("{value:.1} {}", UNITS[unit])
+    (value, units[unit])
 }
 
 /// `950`, `12.4k`, `124.4M`, `6.1B`.
@@ -26,13 +32,8 @@ pub fn count(n: f64) -> String {
             format!("{n:.1}")
         };
     }
-    let (mut value, mut unit) = (n / 1e3, 0);
-    const UNITS: [&str; 4] = ["k", "M", "B", "T"];
-    while value.abs() >= 999.95 && unit + 1 < UNITS.len() {
-        value /= 1e3;
-        unit += 1;
-    }
-    format!("{value:.1}{}", UNITS[unit])
+    let (value, unit) = scaled(n, 1e3, ["k", "M", "B", "T"]);
+    format!("{value:.1}{unit}")
 }
 
 /// Thousands with commas: `124,439,808`.

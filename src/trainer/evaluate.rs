@@ -7,7 +7,7 @@ use super::session::{EachReplica, Recording, Session};
 use super::step::parameter_tensors;
 use std::time::{Duration, Instant};
 use xtrain_graphs::{DropoutRng, Tensor};
-use xtrain_models::{HeadKind, Model, ParameterSpec, Predictions, Weights};
+use xtrain_models::{HeadKind, Model, Predictions, Weights};
 
 /// The graph's name in plans, logs and the cache, but for its batches' variant.
 pub const GRAPH_NAME: &str = "eval";
@@ -83,14 +83,9 @@ impl Evaluation {
 ///
 /// # Errors
 /// The model cannot be recorded for such a batch.
-pub fn record(
-    recording: &mut Recording,
-    model: &dyn Model,
-    parameters: &[ParameterSpec],
-    inputs: &BatchInputs,
-) -> Result<()> {
+pub fn record(recording: &mut Recording, model: &dyn Model, inputs: &BatchInputs) -> Result<()> {
     recording.evaluates();
-    let weights = parameter_tensors(recording, parameters)?;
+    let weights = parameter_tensors(recording, &model.parameters())?;
     let trace = recording.trace().clone();
     let weights = Weights::new(&trace, &weights);
     let stages = recording.stages_by_layer();
@@ -127,18 +122,23 @@ fn outputs(head: HeadKind, predictions: &Predictions) -> Result<Tensor> {
 pub fn evaluate(
     session: &mut Session,
     model: &dyn Model,
-    parameters: &[ParameterSpec],
     batches: &mut dyn Iterator<Item = Result<DeviceBatch>>,
     metrics: Box<dyn Metrics>,
 ) -> Result<Evaluation> {
     let start = Instant::now();
-    let mut totals = Totals::new(metrics);
+    let mut totals = Totals {
+        loss: 0.0,
+        labels: 0.0,
+        examples: 0,
+        batches: 0,
+        metrics,
+    };
     let mut pending: Option<Pending> = None;
     for batch in batches {
         let batch = batch?;
         let mut recording = session.begin();
         let inputs = feed_batch(&mut recording, &batch);
-        record(&mut recording, model, parameters, &inputs)?;
+        record(&mut recording, model, &inputs)?;
         let marked = recording.mark_step(&graph_name(GRAPH_NAME, batch.variant.as_deref()))?;
         let sums = marked.start_reading_each(SUMS)?;
         if let Some(earlier) = pending.replace(Pending {
@@ -185,16 +185,6 @@ struct Totals {
 }
 
 impl Totals {
-    fn new(metrics: Box<dyn Metrics>) -> Self {
-        Totals {
-            loss: 0.0,
-            labels: 0.0,
-            examples: 0,
-            batches: 0,
-            metrics,
-        }
-    }
-
     fn add(&mut self, batch: Pending) -> Result<()> {
         // What follows the loss and the count, of all replicas in the order of rows.
         let mut outputs = Vec::new();

@@ -6,7 +6,7 @@
 use super::session::{Buffers, INPUT_IDS, Recording};
 use ndarray::{Array1, Array2};
 use std::sync::Arc;
-use xtrain_graphs::{DType, Shape};
+use xtrain_graphs::{DType, Shape, Tensor};
 use xtrain_models::{Labels, TokenBatch};
 
 /// A batch that is on the devices, each replica's rows on its own; shapes are those of one replica.
@@ -144,64 +144,66 @@ pub struct BatchInputs {
 /// fingerprints.
 const MASKED_POSITIONS: &str = "places";
 
-/// Declares a device batch as feeds.
-pub fn feed_batch(recording: &mut Recording, batch: &DeviceBatch) -> BatchInputs {
-    let input_ids = recording.feed(INPUT_IDS, batch.input_ids.clone());
-    let ids = recording.feed("labels", batch.labels.clone());
-    let masked_positions = batch
-        .masked_positions
-        .as_ref()
-        .map(|positions| recording.feed(MASKED_POSITIONS, positions.clone()));
-    let attention_mask = batch
-        .attention_mask
-        .as_ref()
-        .map(|mask| recording.feed("attention_mask", mask.clone()));
-    let token_type_ids = batch
-        .token_type_ids
-        .as_ref()
-        .map(|ids| recording.feed("token_type_ids", ids.clone()));
-    BatchInputs {
-        tokens: TokenBatch {
+impl BatchInputs {
+    /// Declares the feeds of a batch: its arrays by what `feed` makes of them.
+    fn of<T>(
+        arrays: [(&'static str, Option<T>); 5],
+        mut feed: impl FnMut(&'static str, T) -> Tensor,
+    ) -> BatchInputs {
+        let [
             input_ids,
-            attention_mask,
-            token_type_ids,
-        },
-        labels: Labels {
             ids,
             masked_positions,
-        },
+            attention_mask,
+            token_type_ids,
+        ] = arrays.map(|(name, array)| array.map(|array| feed(name, array)));
+        BatchInputs {
+            tokens: TokenBatch {
+                input_ids: input_ids.expect("every batch has tokens"),
+                attention_mask,
+                token_type_ids,
+            },
+            labels: Labels {
+                ids: ids.expect("every batch has labels"),
+                masked_positions,
+            },
+        }
     }
 }
 
-/// Declares the feeds of batches of one shape, for compiling ahead; in the order of [`feed_batch`].
+/// Declares a device batch as feeds.
+pub fn feed_batch(recording: &mut Recording, batch: &DeviceBatch) -> BatchInputs {
+    let arrays = [
+        (INPUT_IDS, Some(&batch.input_ids)),
+        ("labels", Some(&batch.labels)),
+        (MASKED_POSITIONS, batch.masked_positions.as_ref()),
+        ("attention_mask", batch.attention_mask.as_ref()),
+        ("token_type_ids", batch.token_type_ids.as_ref()),
+    ];
+    BatchInputs::of(arrays, |name, buffers| {
+        recording.feed(name, buffers.clone())
+    })
+}
+
+/// Declares the feeds of batches of one shape, for compiling ahead.
 pub fn abstract_batch(recording: &mut Recording, shape: &BatchShape) -> BatchInputs {
     let grid = Shape::new(DType::S32, [shape.rows, shape.tokens]);
-    let input_ids = recording.feed_abstract(INPUT_IDS, &grid);
-    let ids_shape = match shape.labels {
-        LabelShape::Tokens => grid.clone(),
-        LabelShape::Positions(positions) => Shape::new(DType::S32, [positions]),
-        LabelShape::Classes => Shape::new(DType::S32, [shape.rows]),
-        LabelShape::Numbers => Shape::new(DType::F32, [shape.rows]),
+    let (labels, positions) = match shape.labels {
+        LabelShape::Tokens => (grid.clone(), None),
+        LabelShape::Positions(positions) => {
+            let list = Shape::new(DType::S32, [positions]);
+            (list.clone(), Some(list))
+        }
+        LabelShape::Classes => (Shape::new(DType::S32, [shape.rows]), None),
+        LabelShape::Numbers => (Shape::new(DType::F32, [shape.rows]), None),
     };
-    let ids = recording.feed_abstract("labels", &ids_shape);
-    let masked_positions = matches!(shape.labels, LabelShape::Positions(_))
-        .then(|| recording.feed_abstract(MASKED_POSITIONS, &ids_shape));
     let mask = grid.with_dtype(DType::Pred);
-    let attention_mask = shape
-        .attention_mask
-        .then(|| recording.feed_abstract("attention_mask", &mask));
-    let token_type_ids = shape
-        .token_type_ids
-        .then(|| recording.feed_abstract("token_type_ids", &grid));
-    BatchInputs {
-        tokens: TokenBatch {
-            input_ids,
-            attention_mask,
-            token_type_ids,
-        },
-        labels: Labels {
-            ids,
-            masked_positions,
-        },
-    }
+    let arrays = [
+        (INPUT_IDS, Some(grid.clone())),
+        ("labels", Some(labels)),
+        (MASKED_POSITIONS, positions),
+        ("attention_mask", shape.attention_mask.then_some(mask)),
+        ("token_type_ids", shape.token_type_ids.then_some(grid)),
+    ];
+    BatchInputs::of(arrays, |name, shape| recording.feed_abstract(name, &shape))
 }

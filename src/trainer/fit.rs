@@ -1,15 +1,14 @@
 //! The largest batch that fits into a memory budget, from the compiler's memory statistics alone:
 //! nothing is run.
 
-use super::ahead::{RunShapes, record_steps};
+use super::ahead::{Ahead, Step, Steps};
 use super::error::{Error, Result};
 use super::session::Session;
-use super::step::{Phase, TrainStep};
+use super::step::Phase;
 use crate::cache::{Memory, TargetCache};
 use std::collections::BTreeMap;
 use xtrain_graphs::passes::stages::is_value;
 use xtrain_graphs::{Graph, InputRole, Shape, liveness};
-use xtrain_models::Model;
 
 /// More examples than this on one device are no batch that anybody trains with.
 const LARGEST_BATCH: usize = 1 << 16;
@@ -31,93 +30,69 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// The same with `bytes` more of data.
-    pub fn also_keeping(self, bytes: u64) -> Self {
-        Footprint {
-            data: self.data + bytes,
-            peak: self.peak + bytes,
-            ..self
-        }
+    /// The largest of the stages'.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn largest(stages: Vec<Footprint>) -> Self {
+        let largest = stages.into_iter().max_by_key(|one| one.peak);
+        largest.expect("a run that trains has graphs")
     }
 }
 
-/// The footprint of a run with these shapes, which have `batch` examples in a microbatch. Compiles
-/// its graphs, unless their statistics are stored: on the session's device, or for the one that is
-/// not there, if it is given.
-pub fn footprint(
-    session: &mut Session,
-    absent: Option<&mut TargetCache>,
-    model: &dyn Model,
-    train_step: &TrainStep,
-    shapes: &RunShapes,
-    batch: usize,
-) -> Result<Footprint> {
-    let all = footprints(session, absent, model, train_step, shapes, batch)?;
-    Ok(all
-        .into_iter()
-        .max_by_key(|one| one.peak)
-        .expect("a run that trains has graphs"))
-}
-
-/// The footprint of each stage, one where there is no pipeline.
+/// The footprint of each stage of a run, one where there is no pipeline. Compiles its graphs, unless
+/// their statistics are stored: on the session's device, or for the target, if one is
+/// given.
+///
+/// # Errors
+/// A graph cannot be recorded or compiled, or the compiler says nothing of its memory.
 pub fn footprints(
-    session: &mut Session,
+    ahead: &mut Ahead,
     mut absent: Option<&mut TargetCache>,
-    model: &dyn Model,
-    train_step: &TrainStep,
-    shapes: &RunShapes,
-    batch: usize,
 ) -> Result<Vec<Footprint>> {
-    let steps = record_steps(session, model, train_step, shapes)?;
-    footprints_of(
-        &steps,
-        session,
-        train_step,
-        shapes.accumulation,
-        batch,
-        &mut |session, graph| match &mut absent {
-            Some(target) => Ok(target.memory(graph)?),
-            None => session
-                .cache_mut()
-                .memory(graph)?
-                .ok_or(Error::NoMemoryStatistics),
-        },
-    )
+    let steps = ahead.steps()?;
+    footprints_of(&steps, ahead, |session, graph| match &mut absent {
+        Some(target) => Ok(target.memory(graph)?),
+        None => by_compiler(session, graph),
+    })
 }
 
-/// What says how much memory a graph needs.
-type Statistics<'a> = dyn FnMut(&mut Session, &Graph) -> Result<Memory> + 'a;
+/// What the compiler of the session's device says of a graph.
+///
+/// # Errors
+/// The graph cannot be compiled, or the compiler says nothing of its memory.
+pub fn by_compiler(session: &mut Session, graph: &Graph) -> Result<Memory> {
+    let memory = session.cache_mut().memory(graph)?;
+    memory.ok_or(Error::NoMemoryStatistics)
+}
 
 /// The same of graphs that have been recorded (or prepared, for an estimate) already, by whatever
 /// knows their memory.
+///
+/// # Errors
+/// What `memory` gives.
 pub fn footprints_of(
-    steps: &[(String, Vec<Graph>)],
-    session: &mut Session,
-    train_step: &TrainStep,
-    accumulation: usize,
-    batch: usize,
-    memory: &mut Statistics,
+    steps: &Steps,
+    ahead: &mut Ahead,
+    mut memory: impl FnMut(&mut Session, &Graph) -> Result<Memory>,
 ) -> Result<Vec<Footprint>> {
     let mut largest: BTreeMap<u32, Footprint> = BTreeMap::new();
-    for (step, graph) in steps
-        .iter()
-        .flat_map(|step| step.1.iter().map(move |graph| (step, graph)))
-    {
-        let memory = memory(session, graph)?;
-        let stage = graph.stage as usize;
-        let state = train_step.state_bytes(accumulation > 1, session.placements(), stage);
-        let one = of_graph(graph, memory, state, batch).also_keeping(waiting(
-            step,
-            session,
-            stage,
-            accumulation,
-        ));
+    for (step, graph) in each(steps) {
+        let memory = memory(ahead.session, graph)?;
+        let one = of_graph(ahead, step, graph, memory);
         match largest.get_mut(&graph.stage) {
             Some(known) if known.peak >= one.peak => {}
             _ => drop(largest.insert(graph.stage, one)),
         }
     }
     Ok(largest.into_values().collect())
+}
+
+/// The graphs, each with the step that it is of.
+pub fn each(steps: &[Step]) -> impl Iterator<Item = (&Step, &Graph)> {
+    steps
+        .iter()
+        .flat_map(|step| step.1.iter().map(move |graph| (step, graph)))
 }
 
 /// An estimate of what a compiler would say of a prepared graph, in a hundredth of the time.
@@ -144,12 +119,7 @@ pub fn estimated(prepared: &Graph) -> Memory {
 /// Bytes of the microbatches that a stage has under way besides the one that it works on: what
 /// their forward pass left for the backward pass. When the last microbatch of a step goes backward,
 /// there is no other.
-pub fn waiting(
-    (name, graphs): &(String, Vec<Graph>),
-    session: &Session,
-    stage: usize,
-    microbatches: usize,
-) -> u64 {
+fn waiting((name, graphs): &Step, session: &Session, stage: usize, microbatches: usize) -> u64 {
     if !name.starts_with(Phase::Accumulate.graph_name()) {
         return 0;
     }
@@ -170,18 +140,26 @@ pub fn waiting(
         * (session.most_under_way(stage, microbatches) - 1) as u64
 }
 
-/// What one graph of a run holds, which has `state` bytes of state.
-pub fn of_graph(graph: &Graph, memory: Memory, state: u64, batch: usize) -> Footprint {
+/// What a device holds while it runs one graph of a run.
+pub fn of_graph(ahead: &Ahead, step: &Step, graph: &Graph, memory: Memory) -> Footprint {
+    let Ahead {
+        session,
+        step: of_run,
+        shapes,
+    } = ahead;
+    let (stage, accumulation) = (graph.stage as usize, shapes.accumulation);
+    let state = of_run.state_bytes(accumulation > 1, session.placements(), stage);
     let used = graph
         .inputs
         .iter()
         .filter(|input| input.role == InputRole::State);
     let used: i64 = used.map(|input| input.shape.bytes() as i64).sum();
     let data = (memory.arguments - used + memory.outputs - memory.donated).max(0) as u64;
+    let data = data + waiting(step, session, stage, accumulation);
     let temporaries = memory.temporaries.max(0) as u64;
     Footprint {
-        batch,
-        stage: graph.stage as usize,
+        batch: shapes.train.first().map_or(0, |shape| shape.rows),
+        stage,
         peak: state + data + temporaries,
         graph: graph.name.clone(),
         state,

@@ -7,7 +7,7 @@ use super::step::parameter_tensors;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use xtrain_graphs::{DType, DropoutRng, Shape};
-use xtrain_models::{Model, ParameterSpec, TokenBatch, Weights};
+use xtrain_models::{Model, TokenBatch, Weights};
 
 /// The graph's name in plans, logs and the cache.
 pub const GRAPH_NAME: &str = "generate";
@@ -31,7 +31,6 @@ pub struct Sampling {
 pub fn generate(
     session: &mut Session,
     model: &dyn Model,
-    parameters: &[ParameterSpec],
     prompt: &[u32],
     stop: Option<u32>,
     sampling: Sampling,
@@ -48,7 +47,7 @@ pub fn generate(
     let mut tokens = prompt.to_vec();
     for _ in 0..sampling.max_new_tokens {
         let visible = &tokens[tokens.len().saturating_sub(width)..];
-        let logits = next_logits(session, model, parameters, visible, width)?;
+        let logits = next_logits(session, model, visible, width)?;
         let next = choose(&logits, sampling, &mut rng);
         if Some(next) == stop {
             break;
@@ -63,7 +62,6 @@ pub fn generate(
 fn next_logits(
     session: &mut Session,
     model: &dyn Model,
-    parameters: &[ParameterSpec],
     visible: &[u32],
     width: usize,
 ) -> Result<Vec<f32>> {
@@ -83,7 +81,7 @@ fn next_logits(
         bytemuck::cast_slice(&last),
         &Shape::new(DType::S32, [1]),
     )?;
-    let weights = parameter_tensors(&mut recording, parameters)?;
+    let weights = parameter_tensors(&mut recording, &model.parameters())?;
     let trace = recording.trace().clone();
     let weights = Weights::new(&trace, &weights);
     let batch = TokenBatch {

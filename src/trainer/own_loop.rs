@@ -5,8 +5,9 @@
 
 use super::error::Result;
 use super::session::{Recording, Session};
+use super::step::optimizer_step::{feed_scalars, state_name, state_tensors};
 use crate::parallel::Axis;
-use xtrain_graphs::optim::{Optimizer, StepScalars, Update, step_feed};
+use xtrain_graphs::optim::{Optimizer, Update};
 use xtrain_graphs::{DType, Shape, Tensor};
 
 /// The parameters of a model, equal on all data-parallel replicas, and what optimizes them.
@@ -46,7 +47,7 @@ impl ParameterSet {
         for state in self.optimizer.state(dims) {
             let shape = Shape::new(DType::F32, state.dims.clone());
             let initial = vec![state.initial; shape.elements()];
-            let name = state_name(state.name, name);
+            let name = state_name(&state, name);
             session.set_state(&name, bytemuck::cast_slice(&initial), &shape)?;
         }
         self.parameters.push((name.to_string(), dims.to_vec()));
@@ -79,18 +80,13 @@ impl ParameterSet {
     ) -> Result<()> {
         let trace = recording.trace().clone();
         let _scope = trace.update_scope("optimizer");
-        let feed = step_feed(&*self.optimizer, learning_rate, step + 1);
-        let shape = Shape::new(DType::F32, [feed.len()]);
-        let feed = recording.feed_host("optimizer", bytemuck::cast_slice(&feed), &shape)?;
-        let scalars = StepScalars::of(&feed)?;
+        let optimizer = &*self.optimizer;
+        let scalars = feed_scalars(recording, optimizer, learning_rate, step)?;
         let scale = trace.constant(1.0, DType::F32)?;
         for ((name, dims), gradient) in self.parameters.iter().zip(gradients) {
             let _scope = trace.scope(name);
-            let specs = self.optimizer.state(dims);
-            let names: Vec<String> = specs.iter().map(|s| state_name(s.name, name)).collect();
-            let state = names.iter().map(|name| recording.state(name));
-            let state = state.collect::<Result<Vec<Tensor>>>()?;
-            let updated = self.optimizer.update(&Update {
+            let (names, state) = state_tensors(recording, optimizer, (name, dims))?;
+            let updated = optimizer.update(&Update {
                 scalars: &scalars,
                 parameter: &recording.state(name)?,
                 gradient: &mean_over_replicas(recording, gradient)?,
@@ -105,11 +101,6 @@ impl ParameterSet {
         }
         Ok(())
     }
-}
-
-/// As in checkpoints.
-fn state_name(state: &str, parameter: &str) -> String {
-    format!("{state}.{parameter}")
 }
 
 /// The mean of the tensors that the data-parallel replicas have.

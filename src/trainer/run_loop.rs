@@ -10,6 +10,7 @@ use super::feed::DeviceBatch;
 use super::run_state::{DataPosition, RunState};
 use super::session::{HostTime, Session};
 use super::step::{PendingMetrics, Phase, StepMetrics, TrainStep, read_metrics};
+use std::ops::AddAssign;
 use std::time::{Duration, Instant};
 
 /// A scale at which even the largest gradient that fp16 has stands for one of a thousand million:
@@ -70,24 +71,54 @@ impl Progress {
     }
 }
 
-/// A step whose numbers have been read.
-#[derive(Clone, Copy, Debug)]
-pub struct StepReport {
-    pub progress: Progress,
-    pub metrics: StepMetrics,
-    pub learning_rate: f64,
-    pub examples: usize,
+/// What steps did, and where their time went: of one, or of several added up.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StepWork {
+    pub steps: u32,
     /// Tokens that went in, without padding.
     pub tokens: usize,
-    /// Floating-point operations of its microbatches.
+    /// Floating-point operations of the microbatches.
     pub flops: f64,
     pub host_time: HostTime,
     /// Time the host spent waiting for the next batch.
     pub data_wait: Duration,
     /// Time the host spent waiting for the device.
     pub device_wait: Duration,
-    /// From the previous step's report to this one.
+    /// From the previous step's report to the last one.
     pub elapsed: Duration,
+}
+
+impl StepWork {
+    /// What is counted per second: tokens, operations.
+    pub fn rate(&self, count: f64) -> f64 {
+        count / self.elapsed.as_secs_f64().max(f64::MIN_POSITIVE)
+    }
+
+    /// The device's part of the time, as the host sees it.
+    pub fn device_time(&self) -> Duration {
+        self.host_time.execute + self.device_wait
+    }
+}
+
+impl AddAssign for StepWork {
+    fn add_assign(&mut self, other: Self) {
+        self.steps += other.steps;
+        self.tokens += other.tokens;
+        self.flops += other.flops;
+        self.host_time += other.host_time;
+        self.data_wait += other.data_wait;
+        self.device_wait += other.device_wait;
+        self.elapsed += other.elapsed;
+    }
+}
+
+/// A step whose numbers have been read.
+#[derive(Clone, Copy, Debug)]
+pub struct StepReport {
+    pub progress: Progress,
+    pub metrics: StepMetrics,
+    pub learning_rate: f64,
+    pub work: StepWork,
 }
 
 /// What a hook wants next.
@@ -138,11 +169,7 @@ struct Pending {
     metrics: PendingMetrics,
     progress: Progress,
     learning_rate: f64,
-    examples: usize,
-    tokens: usize,
-    flops: f64,
-    host_time: HostTime,
-    data_wait: Duration,
+    work: StepWork,
 }
 
 /// One run of the loop.
@@ -204,9 +231,10 @@ impl RunLoop<'_, '_> {
         let count = length
             .accumulation
             .min(length.batches_per_epoch - before.next_batch);
-        let mut host_time = HostTime::default();
-        let mut data_wait = Duration::ZERO;
-        let (mut examples, mut tokens, mut flops) = (0, 0, 0.0);
+        let mut work = StepWork {
+            steps: 1,
+            ..StepWork::default()
+        };
         let mut metrics = None;
         for i in 0..count {
             let waiting = Instant::now();
@@ -217,10 +245,9 @@ impl RunLoop<'_, '_> {
                     before.next_batch + i
                 ),
             })??;
-            data_wait += waiting.elapsed();
-            examples += batch.examples;
-            tokens += batch.tokens;
-            flops += self.train_step.flops(&batch);
+            work.data_wait += waiting.elapsed();
+            work.tokens += batch.tokens;
+            work.flops += self.train_step.flops(&batch);
             let phase = match i + 1 == count {
                 true => Phase::Update {
                     accumulated: length.accumulation > 1,
@@ -231,7 +258,7 @@ impl RunLoop<'_, '_> {
             let marked =
                 self.train_step
                     .microbatch(self.session, &batch, phase, before.step, microstep)?;
-            host_time += marked.host_time;
+            work.host_time += marked.host_time;
             if phase != Phase::Accumulate {
                 metrics = Some(read_metrics(&marked)?);
             }
@@ -250,11 +277,7 @@ impl RunLoop<'_, '_> {
             metrics: metrics.expect("the last microbatch of a step updates"),
             progress,
             learning_rate: self.train_step.schedule().learning_rate(before.step),
-            examples,
-            tokens,
-            flops,
-            host_time,
-            data_wait,
+            work,
         })
     }
 
@@ -266,13 +289,11 @@ impl RunLoop<'_, '_> {
             progress: step.progress,
             metrics,
             learning_rate: step.learning_rate,
-            examples: step.examples,
-            tokens: step.tokens,
-            flops: step.flops,
-            host_time: step.host_time,
-            data_wait: step.data_wait,
-            device_wait: waiting.elapsed(),
-            elapsed: last_report.elapsed(),
+            work: StepWork {
+                device_wait: waiting.elapsed(),
+                elapsed: last_report.elapsed(),
+                ..step.work
+            },
         };
         *last_report = Instant::now();
         if let Some(scaling) = metrics.scaling.filter(|scaling| scaling.skipped) {

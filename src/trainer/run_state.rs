@@ -129,31 +129,30 @@ pub struct RunningTotals {
 }
 
 impl RunningTotals {
-    /// By name, for a checkpoint.
-    pub fn to_map(self) -> BTreeMap<String, f64> {
+    fn fields(&mut self) -> [(&'static str, &mut f64); 6] {
         [
-            ("loss_since_log", self.loss_since_log),
-            ("steps_since_log", self.steps_since_log),
-            ("total_loss", self.total_loss),
-            ("total_steps", self.total_steps),
-            ("total_flops", self.total_flops),
-            ("skipped_steps", self.skipped_steps),
+            ("loss_since_log", &mut self.loss_since_log),
+            ("steps_since_log", &mut self.steps_since_log),
+            ("total_loss", &mut self.total_loss),
+            ("total_steps", &mut self.total_steps),
+            ("total_flops", &mut self.total_flops),
+            ("skipped_steps", &mut self.skipped_steps),
         ]
-        .map(|(name, value)| (name.to_string(), value))
-        .into()
+    }
+
+    /// By name, for a checkpoint.
+    pub fn to_map(mut self) -> BTreeMap<String, f64> {
+        let fields = self.fields();
+        fields.map(|(name, value)| (name.into(), *value)).into()
     }
 
     /// Those of a checkpoint; what it lacks is 0.
     pub fn from_map(map: &BTreeMap<String, f64>) -> Self {
-        let get = |name: &str| map.get(name).copied().unwrap_or(0.0);
-        RunningTotals {
-            loss_since_log: get("loss_since_log"),
-            steps_since_log: get("steps_since_log"),
-            total_loss: get("total_loss"),
-            total_steps: get("total_steps"),
-            total_flops: get("total_flops"),
-            skipped_steps: get("skipped_steps"),
+        let mut totals = RunningTotals::default();
+        for (name, value) in totals.fields() {
+            *value = map.get(name).copied().unwrap_or(0.0);
         }
+        totals
     }
 }
 

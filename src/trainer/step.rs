@@ -9,7 +9,7 @@
 mod gradients;
 mod loss_scale;
 mod metrics;
-mod optimizer_step;
+pub(super) mod optimizer_step;
 mod state;
 
 pub use metrics::{PendingMetrics, Scaling, StepMetrics, read_metrics};
@@ -101,6 +101,11 @@ impl<'m> TrainStep<'m> {
     /// The same with its matmuls in another precision and, where that needs it, with a scaled loss.
     pub fn with_precision(self, precision: Precision) -> Self {
         TrainStep { precision, ..self }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &'m dyn Model {
+        self.model
     }
 
     /// The precision of the step's matmuls.

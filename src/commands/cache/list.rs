@@ -3,7 +3,7 @@
 use super::entries::{all, short};
 use crate::cache::{Content, DEVICE, Listed, Store, age};
 use crate::commands::Error;
-use crate::report::table::{Align, Table};
+use crate::report::table::Table;
 use crate::report::units::{bytes, count, duration};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -14,17 +14,7 @@ pub fn list(store: &Store, as_json: bool) -> Result<(), Error> {
         println!("{}", Value::Array(entries.iter().map(describe).collect()));
         return Ok(());
     }
-    let mut table = Table::new(&[
-        Align::Left,
-        Align::Left,
-        Align::Left,
-        Align::Left,
-        Align::Left,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-        Align::Right,
-    ]);
+    let mut table = Table::new("lllllrrrr");
     table.row([
         "id",
         "device",
@@ -117,19 +107,16 @@ pub fn stats(store: &Store, as_json: bool) -> Result<(), Error> {
     }
     let mut table = Table::pairs();
     let seconds = |s: f64| duration(Duration::try_from_secs_f64(s).unwrap_or_default());
-    table.row(["directory".to_string(), store.dir().display().to_string()]);
-    table.row([
-        "stored graphs".to_string(),
+    table.pair("directory", store.dir().display());
+    table.pair(
+        "stored graphs",
         format!("{} ({loadable} with an executable)", entries.len()),
-    ]);
-    table.row([
-        "unusable".to_string(),
-        (entries.len() - good.len()).to_string(),
-    ]);
-    table.row(["size".to_string(), bytes(total)]);
-    table.row(["loaded".to_string(), format!("{uses} times")]);
-    table.row(["compiling took".to_string(), seconds(compiling)]);
-    table.row(["compiling not repeated".to_string(), seconds(spared)]);
+    );
+    table.pair("unusable", entries.len() - good.len());
+    table.pair("size", bytes(total));
+    table.pair("loaded", format!("{uses} times"));
+    table.pair("compiling took", seconds(compiling));
+    table.pair("compiling not repeated", seconds(spared));
     print!("{}", table.render());
     Ok(())
 }

@@ -5,7 +5,8 @@ use super::list::{describe, model};
 use crate::cache::{Content, Damage, Entry, Explanation, Header, Listed, Store, age, nearest};
 use crate::commands::Error;
 use crate::config::ShowForm;
-use crate::report::table::{Align, Table};
+use crate::engine::failed;
+use crate::report::table::Table;
 use crate::report::units::{bytes, count, duration};
 use crate::runtime::hlo::live_buffers;
 use crate::runtime::{Client, Library, OptionValue, Signature};
@@ -72,39 +73,36 @@ fn text(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String, Err
     let header = &entry.header;
     let mut table = Table::pairs();
     table.heading(format!("{} ({})", listed.id, header.phase));
-    table.row([
-        "file".to_string(),
+    table.pair(
+        "file",
         format!(
             "{}, {}",
             store.path(&listed.id).display(),
             bytes(listed.file_bytes)
         ),
-    ]);
-    table.row([
-        "made by".to_string(),
+    );
+    table.pair(
+        "made by",
         format!(
             "xtrain {}, {} ago",
             header.origin.command,
             duration(age(header.created))
         ),
-    ]);
+    );
     let model = model(&header.origin.model_type, header.origin.parameters);
-    table.row([
-        "model".to_string(),
+    table.pair(
+        "model",
         format!("{model} (configuration {})", header.origin.config_digest),
-    ]);
-    table.row([
-        "compiled in".to_string(),
-        format!("{:.2} s", header.compile_seconds),
-    ]);
-    table.row([
-        "used".to_string(),
+    );
+    table.pair("compiled in", format!("{:.2} s", header.compile_seconds));
+    table.pair(
+        "used",
         format!(
             "{} times, last {} ago",
             listed.uses,
             duration(age(listed.last_used))
         ),
-    ]);
+    );
     let states = graph
         .inputs
         .iter()
@@ -115,20 +113,20 @@ fn text(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String, Err
         graph.nodes.len(),
         graph.outputs.len()
     );
-    table.row(["graph".to_string(), sizes]);
+    table.pair("graph", sizes);
     for feed in &header.feeds {
-        table.row(["feed".to_string(), feed.clone()]);
+        table.pair("feed", feed);
     }
     table.heading("key");
     for part in &header.key.parts {
-        table.row([part.name.as_str(), part.value.as_str()]);
+        table.pair(&part.name, &part.value);
     }
     table.heading("parts");
     for part in &header.parts {
-        table.row([
-            part.content.name().to_string(),
+        table.pair(
+            part.content.name(),
             format!("{:>10}  sha256 {}", bytes(part.bytes), part.sha256),
-        ]);
+        );
     }
     if let Some(memory) = header.memory {
         table.heading("memory on one device");
@@ -141,36 +139,34 @@ fn text(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String, Err
             ("code", memory.code),
         ];
         for (name, n) in rows {
-            table.row([name.to_string(), bytes(n.max(0) as u64)]);
+            table.pair(name, bytes(n.max(0) as u64));
         }
     }
     if !header.cost.is_empty() {
         table.heading("the compiler's estimate of work");
         for (name, value) in &header.cost {
-            table.row([name.clone(), count(*value)]);
+            table.pair(name, count(*value));
         }
     }
     if !header.origin.settings.is_empty() {
         table.heading("settings");
         for (name, value) in &header.origin.settings {
-            table.row([name.as_str(), value.as_str()]);
+            table.pair(name, value);
         }
     }
     Ok(table.render())
 }
 
 fn hlo_text(module: &[u8]) -> Result<String, Error> {
-    let library = Library::open().map_err(|e| Error::because("opening the XLA library", e))?;
-    library
-        .hlo_text(module)
-        .map_err(|e| Error::because("writing the module as text", e))
+    let library = Library::open().map_err(failed("opening the XLA library"))?;
+    let text = library.hlo_text(module);
+    text.map_err(failed("writing the module as text"))
 }
 
 fn stablehlo_text(module: &[u8]) -> Result<String, Error> {
-    let library = Library::open().map_err(|e| Error::because("opening the XLA library", e))?;
-    library
-        .stablehlo_text(module)
-        .map_err(|e| Error::because("converting the module to StableHLO", e))
+    let library = Library::open().map_err(failed("opening the XLA library"))?;
+    let text = library.stablehlo_text(module);
+    text.map_err(failed("converting the module to StableHLO"))
 }
 
 fn optimized(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String, Error> {
@@ -183,28 +179,27 @@ const LARGEST: usize = 20;
 /// What is alive where the temporaries are most, as the schedule of the compiled module tells.
 fn peak_text(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String, Error> {
     let module = optimized_module(store, listed, entry)?;
-    let peak = live_buffers::peak(&module)
-        .map_err(|e| Error::because("reading the compiled module", e))?;
+    let peak = live_buffers::peak(&module).map_err(failed("reading the compiled module"))?;
     let mut table = Table::pairs();
     table.heading(format!(
         "{} ({}): memory on one device",
         listed.id, entry.header.phase
     ));
     if let Some(memory) = entry.header.memory {
-        table.row([
-            "arguments".to_string(),
+        table.pair(
+            "arguments",
             format!(
                 "{} (weights, moments, batch)",
                 bytes(memory.arguments.max(0) as u64)
             ),
-        ]);
-        table.row([
-            "temporaries".to_string(),
+        );
+        table.pair(
+            "temporaries",
             format!(
                 "{} (the compiler's figure)",
                 bytes(memory.temporaries.max(0) as u64)
             ),
-        ]);
+        );
     }
     let alive = format!(
         "{} in {} buffers, while {} runs",
@@ -212,8 +207,8 @@ fn peak_text(store: &Store, listed: &Listed, entry: &mut Entry) -> Result<String
         peak.buffers.len(),
         peak.at
     );
-    table.row(["alive at the peak".to_string(), alive]);
-    let mut rows = Table::new(&[Align::Right, Align::Left, Align::Left, Align::Left]);
+    table.pair("alive at the peak", alive);
+    let mut rows = Table::new("r");
     rows.row(["bytes", "shape", "written by", "in"]);
     for buffer in peak.buffers.iter().take(LARGEST) {
         rows.row([
@@ -242,7 +237,7 @@ fn optimized_module(store: &Store, listed: &Listed, entry: &mut Entry) -> Result
     cpu_client(entry.header.key.devices())
         .and_then(|client| client.load(&bytes, signature(&graph)))
         .and_then(|executable| executable.optimized_hlo())
-        .map_err(|e| Error::because("loading the executable", e))
+        .map_err(failed("loading the executable"))
 }
 
 /// A client to try executables on that run on this many devices.

@@ -9,6 +9,7 @@ use crate::cache::{
 use crate::commands::Error;
 use crate::config::{Device, DevicePlan, PruneRules};
 use crate::engine::device::open_device;
+use crate::engine::failed;
 use crate::parallel::Mesh;
 use crate::report::units::bytes;
 use crate::runtime::{self, Client, Library};
@@ -117,7 +118,7 @@ fn check(
 /// Removes what the rules name; in a dry run only says so.
 pub fn prune(store: &Store, rules: &PruneRules) -> Result<(), Error> {
     let compiler = match rules.stale_compiler {
-        true => Some(Library::open().map_err(|e| Error::because("opening the XLA library", e))?),
+        true => Some(Library::open().map_err(failed("opening the XLA library"))?),
         false => None,
     };
     let entries = all(store)?;

@@ -4,7 +4,7 @@
 
 use crate::cache::emit;
 use crate::commands::{Error, Outcome};
-use crate::config::{Device, TrainPlan};
+use crate::config::{Device, RunPlan};
 use crate::engine::{Run, failed};
 use crate::runtime::neuron::host::Host;
 use crate::runtime::neuron::{Compiler, compiler};
@@ -24,7 +24,7 @@ struct Emitted {
     module: Vec<u8>,
 }
 
-pub fn run(plan: TrainPlan, check: bool, export: Option<&Path>) -> Result<Outcome, Error> {
+pub fn run(plan: RunPlan, check: bool, export: Option<&Path>) -> Result<Outcome, Error> {
     let settings = &plan.device.settings;
     let neuron = match plan.device.kind {
         Device::Neuron => {
@@ -64,7 +64,7 @@ pub fn run(plan: TrainPlan, check: bool, export: Option<&Path>) -> Result<Outcom
     Ok(Outcome::Done)
 }
 
-fn emit_all(plan: TrainPlan, target: Target, library: &Library) -> Result<Vec<Emitted>, Error> {
+fn emit_all(plan: RunPlan, target: Target, library: &Library) -> Result<Vec<Emitted>, Error> {
     let steps = Run::for_recording(plan)?.record()?;
     let lower = |graph: &xtrain_graphs::Graph| {
         let module = emit(library, graph, target).map_err(failed("lowering the graphs"))?;

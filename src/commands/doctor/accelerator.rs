@@ -1,9 +1,8 @@
 //! What the doctor's pages on accelerators share: checks that build on each other, notes, and the
 //! device itself.
 
-use super::check::{Check, compile_and_run};
+use super::check::{Failed, Report};
 use crate::cache::CacheSettings;
-use crate::commands::Error;
 use crate::engine::failed;
 use crate::report::units::bytes;
 use crate::runtime::{Client, Library};
@@ -11,79 +10,34 @@ use crate::trainer;
 use crate::trainer::session::Session;
 use std::path::Path;
 
-/// Checks that build on each other: the first failure ends the list.
-pub(super) struct Report {
-    checks: Vec<Check>,
-}
-
 impl Report {
-    pub fn new(notes: Vec<Check>) -> Self {
-        Report { checks: notes }
+    /// A note of what was found, or of why it was not.
+    pub fn note_or(&mut self, name: &'static str, found: Option<String>, otherwise: &str) {
+        self.note(name, found.unwrap_or_else(|| otherwise.to_string()));
     }
 
-    pub fn push(&mut self, check: Check) {
-        self.checks.push(check);
-    }
-
-    /// Whether it went well.
-    pub fn check(&mut self, name: &'static str, found: Result<String, Error>) -> bool {
-        let found = found.map_err(|error| error.one_line());
-        let is_ok = found.is_ok();
-        self.checks.push(Check {
-            name,
-            found,
-            is_note: false,
-        });
-        is_ok
-    }
-
-    pub fn done(self) -> Vec<Check> {
-        self.checks
-    }
-
-    pub fn fail(mut self, name: &'static str, error: Error) -> Vec<Check> {
-        self.check(name, Err(error));
-        self.checks
-    }
-
-    /// What lowers graphs; without it, they have to be in the cache.
-    pub fn library(&mut self) -> bool {
-        let library = Library::open().map_err(failed("opening the XLA library"));
-        let found = library.as_ref().map_or(None, |library| {
-            Some(format!(
-                "{} ({})",
-                library.path().display(),
-                library.version()
-            ))
-        });
-        let is_found = found.is_some();
-        self.push(note(
-            "XLA library",
-            found,
-            "not here: what a run needs has to be in the cache, at least lowered (`xtrain cache import`)",
-        ));
-        is_found
-    }
-
-    /// The last ones: the device opens, and computes. The cache is used where there is nothing to
-    /// lower with.
-    pub fn device(
-        mut self,
+    /// The last lines: what lowers graphs, and the device. The cache is used where there is nothing
+    /// to lower with.
+    pub fn accelerator(
+        &mut self,
         cache: &CacheSettings,
         open: impl Fn(CacheSettings) -> trainer::Result<Session>,
-    ) -> Vec<Check> {
-        let cache = if self.library() {
+    ) -> Result<(), Failed> {
+        let library = Library::open().map_err(failed("opening the XLA library"));
+        let found = library
+            .as_ref()
+            .map(|library| format!("{} ({})", library.path().display(), library.version()));
+        self.note_or(
+            "XLA library",
+            found.ok(),
+            "not here: what a run needs has to be in the cache, at least lowered (`xtrain cache import`)",
+        );
+        let cache = if library.is_ok() {
             CacheSettings::in_memory()
         } else {
             cache.clone()
         };
-        let mut session = match open(cache).map_err(failed("opening the device")) {
-            Ok(session) => session,
-            Err(error) => return self.fail("device", error),
-        };
-        self.check("device", Ok(describe(session.client())));
-        self.check("compile and run", compile_and_run(&mut session));
-        self.checks
+        self.device(open(cache), describe).map(drop)
     }
 }
 
@@ -110,14 +64,6 @@ fn describe(client: &Client) -> String {
         }
     }
     text
-}
-
-pub(super) fn note(name: &'static str, found: Option<String>, otherwise: &str) -> Check {
-    Check {
-        name,
-        found: Ok(found.unwrap_or_else(|| otherwise.to_string())),
-        is_note: true,
-    }
 }
 
 /// The device nodes `/dev/NAME0`, `/dev/NAME1`, ...

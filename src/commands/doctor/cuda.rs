@@ -2,8 +2,8 @@
 //! meets them. What decides is what the plugin says; what lies outside of it is a note that
 //! explains the plugin's words.
 
-use super::accelerator::{Report, device_files, note};
-use super::check::{Check, compile_only};
+use super::accelerator::device_files;
+use super::check::{Failed, Report, compile_only};
 use crate::cache::CacheSettings;
 use crate::engine::failed;
 use crate::parallel::Mesh;
@@ -23,63 +23,49 @@ const PACKAGES: [(&str, &str); 2] = [
 /// The oldest drivers that run a CUDA of these major versions (NVIDIA, "CUDA Compatibility").
 const DRIVERS: [(i64, u32); 2] = [(13, 580), (12, 525)];
 
-pub(super) fn check(settings: &DeviceSettings, cache: &CacheSettings) -> Vec<Check> {
+pub(super) fn check(
+    report: &mut Report,
+    settings: &DeviceSettings,
+    cache: &CacheSettings,
+) -> Result<(), Failed> {
     let driver = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
     let driver = driver.as_deref().and_then(driver_version);
-    let mut report = Report::new(vec![
-        note(
-            "driver",
-            driver.clone(),
-            "the nvidia kernel module is not loaded: this machine has no GPU, or no driver for it",
-        ),
-        note(
-            "device files",
-            device_files("nvidia"),
-            "there is no /dev/nvidia0: no GPU is visible here (in a container: start it with GPUs)",
-        ),
-    ]);
-    let path = match CUDA
-        .find(settings.plugin.as_deref())
-        .map_err(failed("looking for the plugin"))
-    {
-        Ok(path) => path,
-        Err(error) => return report.fail("plugin", error),
-    };
-    report.check("plugin", Ok(path.display().to_string()));
-    report.push(libraries(&path));
-    let plugin = match Plugin::load(&path).map_err(failed("opening the plugin")) {
-        Ok(plugin) => plugin,
-        Err(error) => return report.fail("plugin version", error),
-    };
-    report.check("plugin version", Ok(version(&plugin)));
+    report.note_or(
+        "driver",
+        driver.clone(),
+        "the nvidia kernel module is not loaded: this machine has no GPU, or no driver for it",
+    );
+    report.note_or(
+        "device files",
+        device_files("nvidia"),
+        "there is no /dev/nvidia0: no GPU is visible here (in a container: start it with GPUs)",
+    );
+    let path = CUDA.find(settings.plugin.as_deref());
+    let path = report.need("plugin", path.map_err(failed("looking for the plugin")))?;
+    report.line("plugin", Ok(path.display().to_string()));
+    report.note("NVIDIA libraries", libraries(&path));
+    let plugin = Plugin::load(&path).map_err(failed("opening the plugin"));
+    let plugin = report.need("plugin version", plugin)?;
+    report.line("plugin version", Ok(version(&plugin)));
+    let open = |cache| cuda::open_cuda(settings, Mesh::single(), cache);
     let Some(version) = cuda_tools::cuda_version(&plugin) else {
-        report.push(note(
-            "compiler tools",
-            None,
-            "not looked for: this plugin is not jax's for CUDA",
-        ));
-        return report.device(cache, |cache| {
-            cuda::open_cuda(settings, Mesh::single(), cache)
-        });
+        let found = "not looked for: this plugin is not jax's for CUDA";
+        report.note("compiler tools", found);
+        return report.accelerator(cache, open);
     };
-    report.push(driver_fits(driver.as_deref(), version / 1000));
+    let age = driver_fits(driver.as_deref(), version / 1000);
+    report.note("driver's age", age);
     let tools = cuda_tools::find(&plugin)
         .map(|folder| tools_text(&folder))
         .map_err(failed("looking for ptxas and libdevice"));
-    if !report.check("compiler tools", tools) {
-        return report.done();
-    }
+    report.check("compiler tools", tools)?;
     // There is nothing to describe it to where nothing can be lowered.
     if Library::open().is_ok() {
         let described = cuda::describe(Gpu::H200, settings, CacheSettings::in_memory());
         let compiled = described.and_then(|mut cache| compile_only(&mut cache));
-        if !report.check("compile for an h200", compiled.map_err(failed("compiling"))) {
-            return report.done();
-        }
+        report.check("compile for an h200", compiled.map_err(failed("compiling")))?;
     }
-    report.device(cache, |cache| {
-        cuda::open_cuda(settings, Mesh::single(), cache)
-    })
+    report.accelerator(cache, open)
 }
 
 /// `580.65.06` out of the kernel module's line.
@@ -90,13 +76,11 @@ fn driver_version(text: &str) -> Option<String> {
     line.split_whitespace().find(is_version).map(str::to_string)
 }
 
-fn driver_fits(driver: Option<&str>, major: i64) -> Check {
-    let needed = DRIVERS
-        .iter()
-        .find(|(cuda, _)| *cuda == major)
-        .map_or(0, |(_, driver)| *driver);
+fn driver_fits(driver: Option<&str>, major: i64) -> String {
+    let needed = DRIVERS.iter().find(|(cuda, _)| *cuda == major);
+    let needed = needed.map_or(0, |(_, driver)| *driver);
     let found = driver.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
-    let text = match found {
+    match found {
         Some(found) if found < needed => {
             format!(
                 "TOO OLD: the plugin's CUDA {major} needs {needed} or newer; update it, or install a plugin of an older CUDA"
@@ -104,8 +88,7 @@ fn driver_fits(driver: Option<&str>, major: i64) -> Check {
         }
         Some(_) => format!("new enough: the plugin's CUDA {major} needs {needed}"),
         None => format!("the plugin's CUDA {major} will need {needed} or newer"),
-    };
-    note("driver's age", Some(text), "")
+    }
 }
 
 fn version(plugin: &Plugin) -> String {
@@ -135,13 +118,13 @@ fn version(plugin: &Plugin) -> String {
 
 /// NVIDIA's libraries in the wheels beside the plugin. A compile check needs none of them; a run
 /// needs all.
-fn libraries(plugin: &Path) -> Check {
+fn libraries(plugin: &Path) -> String {
     let found = nvidia_libraries::preload(plugin);
     let bad: Vec<String> = found
         .iter()
         .filter_map(|l| Some(format!("{}: {}", l.path.display(), l.problem.as_ref()?)))
         .collect();
-    let text = match (found.len(), bad.len()) {
+    match (found.len(), bad.len()) {
         (0, _) => {
             "none in wheels beside the plugin; a run needs the system's, or pip's jax[cuda13]"
                 .to_string()
@@ -152,8 +135,7 @@ fn libraries(plugin: &Path) -> Check {
             bad.len(),
             bad.join("; ")
         ),
-    };
-    note("NVIDIA libraries", Some(text), "")
+    }
 }
 
 fn tools_text(folder: &Path) -> String {
@@ -181,7 +163,7 @@ mod tests {
         let open =
             "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n";
         assert_eq!(driver_version(open).as_deref(), Some("570.86.15"));
-        let found = |driver, major| driver_fits(driver, major).found.unwrap();
+        let found = driver_fits;
         assert!(
             found(Some("570.86.15"), 13).starts_with("TOO OLD")
                 && found(Some("570.86.15"), 12).starts_with("new enough")

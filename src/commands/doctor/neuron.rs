@@ -3,8 +3,7 @@
 //! does without and the plugin's own errors decide. What nobody outside of AWS has confirmed about
 //! the plugin gets a line each, with what was seen here.
 
-use super::accelerator::note;
-use super::check::{Check, compile_and_run};
+use super::check::{Failed, Report};
 use crate::cache::CacheSettings;
 use crate::commands::Error;
 use crate::engine::failed;
@@ -27,153 +26,85 @@ use xtrain_models::HeadKind;
 /// Cores that the checks ask for: an all-reduce takes two.
 const CORES: u32 = 2;
 
-pub(super) fn check(settings: &DeviceSettings) -> Vec<Check> {
+pub(super) fn check(report: &mut Report, settings: &DeviceSettings) -> Result<(), Failed> {
     let host = Host::this();
-    let mut checks = outside(&host);
-    let mut check = |name, found: Result<String, Error>| {
-        let found = found.map_err(|error| error.one_line());
-        let is_ok = found.is_ok();
-        checks.push(Check {
-            name,
-            found,
-            is_note: false,
-        });
-        is_ok
-    };
-    let path = match device::neuron_plugin(settings.plugin.as_deref())
-        .map_err(failed("looking for the plugin"))
-    {
-        Ok(path) => path,
-        Err(error) => {
-            check("plugin", Err(error));
-            return checks;
-        }
-    };
-    let version = package_version(&path, "libneuronxla")
-        .map_or("of no known version".to_string(), |v| {
-            format!("libneuronxla {v}")
-        });
-    check("plugin", Ok(format!("{} ({version})", path.display())));
+    outside(report, &host);
+    let path = device::neuron_plugin(settings.plugin.as_deref());
+    let path = report.need("plugin", path.map_err(failed("looking for the plugin")))?;
+    let version = package_version(&path, "libneuronxla");
+    let version = version.map_or("of no known version".into(), |v| {
+        format!("libneuronxla {v}")
+    });
+    report.line("plugin", Ok(format!("{} ({version})", path.display())));
     // The cores, the communicator and the compiler's options are in the environment before the
     // plugin is opened.
-    let opened = Instant::now();
-    let session = NeuronEnvironment::set_for_cores(settings, CORES, 1).and_then(|environment| {
+    let began = Instant::now();
+    let opened = NeuronEnvironment::set_for_cores(settings, CORES, 1).and_then(|environment| {
         let cache = CacheSettings::in_memory();
         device::open_neuron(settings, environment, (Mesh::single(), cache))
     });
-    let api = Plugin::load(&path).map(|p| {
-        format!(
-            "PJRT C API {}.{}, asked for 0.90",
-            p.api_version().0,
-            p.api_version().1
-        )
+    let took = began.elapsed().as_secs_f64();
+    let api = Plugin::load(&path).map(|plugin| {
+        let (major, minor) = plugin.api_version();
+        format!("PJRT C API {major}.{minor}, asked for 0.90")
     });
-    if !check("API version", api.map_err(failed("opening the plugin"))) {
-        return checks;
-    }
-    checks.extend(compiler(&host, &path));
-    let mut check = |name, found: Result<String, Error>| {
-        let found = found.map_err(|error| error.one_line());
-        let is_ok = found.is_ok();
-        checks.push(Check {
-            name,
-            found,
-            is_note: false,
-        });
-        is_ok
-    };
-    let mut session = match session.map_err(failed("opening the device")) {
-        Ok(session) => session,
-        Err(error) => {
-            check("device", Err(error));
-            return checks;
-        }
-    };
-    let client = session.client().clone();
-    let kinds: Vec<&str> = client
-        .addressable_devices()
-        .map(|device| device.kind())
-        .collect();
-    let (name, version) = (client.platform_name(), client.platform_version());
-    let took = opened.elapsed().as_secs_f64();
-    check(
-        "device",
-        Ok(format!(
-            "{} of {}, platform {name} {version}, in {took:.1} s",
-            kinds.len(),
-            kinds.join(", ")
-        )),
-    );
+    report.check("API version", api.map_err(failed("opening the plugin")))?;
+    compiler(report, &host, &path);
     let flags = std::env::var("NEURON_CC_FLAGS").unwrap_or_default();
-    check("compiler's options", Ok(flags));
-    if !check("compile and run", compile_and_run(&mut session)) {
-        return checks;
-    }
-    let reduced = match client.addressable_devices().len() {
-        0 | 1 => None,
-        _ => Some(all_reduce(&client)),
-    };
-    let reduced_here = reduced.as_ref().map(Result::is_ok);
-    match reduced {
-        Some(found) => drop(check("all-reduce", found)),
-        None => checks.push(note(
-            "all-reduce",
-            None,
-            "not tried: there is one core; NEURON_RT_NUM_CORES=2 gives two",
-        )),
+    report.line("compiler's options", Ok(flags));
+    let mut session = report.device(opened, |client| {
+        let devices = client.addressable_devices();
+        let kinds: Vec<&str> = devices.map(|device| device.kind()).collect();
+        let (count, kinds) = (kinds.len(), kinds.join(", "));
+        let (name, version) = (client.platform_name(), client.platform_version());
+        format!("{count} of {kinds}, platform {name} {version}, in {took:.1} s")
+    })?;
+    let client = session.client().clone();
+    let reduced = (client.addressable_devices().len() > 1)
+        .then(|| report.line("all-reduce", all_reduce(&client)));
+    if reduced.is_none() {
+        let why = "not tried: there is one core; NEURON_RT_NUM_CORES=2 gives two";
+        report.note("all-reduce", why);
     }
     let trained = training_step(&mut session);
     let donated = trained.as_ref().ok().map(|(_, donated)| *donated);
-    let found = trained
-        .map(|(text, _)| text)
-        .map_err(|error| error.one_line());
-    checks.push(Check {
-        name: "training step",
-        found,
-        is_note: false,
-    });
-    checks.extend(unconfirmed(&session, reduced_here, donated));
-    checks
+    report.line("training step", trained.map(|(text, _)| text));
+    unconfirmed(report, &session, reduced, donated);
+    Ok(())
 }
 
 /// Driver, device files, cores, libraries.
-fn outside(host: &Host) -> Vec<Check> {
+fn outside(report: &mut Report, host: &Host) {
     let files = host.device_files();
-    let mut checks = vec![
-        note(
-            "instance",
-            host.instance_type(),
-            "not an EC2 instance, as far as its files tell",
-        ),
-        note(
-            "driver",
-            host.driver_version(),
-            "the neuron kernel module is not loaded: install aws-neuronx-dkms",
-        ),
-        note(
-            "device files",
-            (files > 0).then(|| format!("/dev/neuron0 and {} more", files - 1)),
-            "there is no /dev/neuron0: this is no trn1 or trn2 instance, or the driver is missing",
-        ),
-        note(
-            "free cores",
-            free_cores(),
-            "not known: neuron-ls (aws-neuronx-tools) is not on PATH",
-        ),
-    ];
+    report.note_or(
+        "instance",
+        host.instance_type(),
+        "not an EC2 instance, as far as its files tell",
+    );
+    report.note_or(
+        "driver",
+        host.driver_version(),
+        "the neuron kernel module is not loaded: install aws-neuronx-dkms",
+    );
+    report.note_or(
+        "device files",
+        (files > 0).then(|| format!("/dev/neuron0 and {} more", files - 1)),
+        "there is no /dev/neuron0: this is no trn1 or trn2 instance, or the driver is missing",
+    );
+    report.note_or(
+        "free cores",
+        free_cores(),
+        "not known: neuron-ls (aws-neuronx-tools) is not on PATH",
+    );
     for (name, package) in [
         ("libnrt.so.1", "aws-neuronx-runtime-lib"),
         ("libncfw.so", "aws-neuronx-runtime-lib"),
         ("libnccom.so.2", "aws-neuronx-collectives"),
     ] {
         let found = host.library(name).map(|path| path.display().to_string());
-        checks.push(note(
-            "library",
-            found,
-            &format!("{name} is not in /opt/aws/neuron/lib: install {package}"),
-        ));
+        let otherwise = format!("{name} is not in /opt/aws/neuron/lib: install {package}");
+        report.note_or("library", found, &otherwise);
     }
-    checks
 }
 
 /// By neuron-ls: cores, and which processes have some.
@@ -197,39 +128,30 @@ fn free_cores() -> Option<String> {
     let busy: Vec<String> = processes
         .filter_map(|process| Some(process["pid"].as_u64()?.to_string()))
         .collect();
-    Some(match busy.is_empty() {
-        true => format!("{cores} cores, no process has any"),
-        false => format!(
-            "{cores} cores, of which processes {} have some",
-            busy.join(", ")
-        ),
+    let busy = busy.join(", ");
+    Some(if busy.is_empty() {
+        format!("{cores} cores, no process has any")
+    } else {
+        format!("{cores} cores, of which processes {busy} have some")
     })
 }
 
 /// neuronx-cc, run once as the plugin will run it, and what it says it can compile.
-fn compiler(host: &Host, plugin: &Path) -> Vec<Check> {
+fn compiler(report: &mut Report, host: &Host, plugin: &Path) {
     let Some(file) = host.compiler(Some(plugin), std::env::var("PATH").ok().as_deref()) else {
-        let problem = "is neither on PATH nor beside the plugin: libneuronxla 3 runs it to compile; install neuronx-cc";
-        return vec![note("neuronx-cc", None, problem)];
+        return report.note(
+            "neuronx-cc",
+            "is neither on PATH nor beside the plugin: libneuronxla 3 runs it to compile; install neuronx-cc",
+        );
     };
-    let version = file.run_version();
-    let found = version
-        .as_ref()
+    let found = file
+        .run_version()
         .map(|version| format!("{} ({version})", file.path.display()));
-    let mut checks = vec![Check {
-        name: "neuronx-cc",
-        found: found.map_err(Clone::clone),
-        is_note: false,
-    }];
-    if version.is_ok() {
+    if report.line("neuronx-cc", found.map_err(Error::failed)) {
         let listed = file.list_operators().map(|text| compare_operators(&text));
-        checks.push(note(
-            "operators",
-            Some(listed.unwrap_or_else(|problem| format!("not listed: {problem}"))),
-            "",
-        ));
+        let listed = listed.unwrap_or_else(|problem| format!("not listed: {problem}"));
+        report.note("operators", listed);
     }
-    checks
 }
 
 /// The table's operations that the compiler's own list has not. Its spelling has changed
@@ -248,16 +170,11 @@ fn compare_operators(text: &str) -> String {
         .collect();
     let (known, missing): (Vec<&str>, Vec<&str>) =
         conformance::operations().partition(|opcode| listed.contains(&letters(opcode)));
-    match missing.is_empty() {
-        true => format!(
-            "all {} of xtrain's table are in its list of operators",
-            known.len()
-        ),
-        false => format!(
-            "{} of xtrain's table are in its list of operators; not: {}",
-            known.len(),
-            missing.join(", ")
-        ),
+    let (count, missing) = (known.len(), missing.join(", "));
+    if missing.is_empty() {
+        format!("all {count} of xtrain's table are in its list of operators")
+    } else {
+        format!("{count} of xtrain's table are in its list of operators; not: {missing}")
     }
 }
 
@@ -296,15 +213,14 @@ fn all_reduce(client: &Client) -> Result<String, Error> {
     };
     let start = Instant::now();
     let found = sum().map_err(failed("adding on two cores"))?;
-    match found.iter().all(|sum| sum[..] == [3.0, 20.0]) {
-        true => Ok(format!(
-            "[1, 10] + [2, 10] = [3, 20] on both of two cores in {:.2} s",
-            start.elapsed().as_secs_f64()
-        )),
-        false => Err(Error::failed(format!(
-            "[1, 10] + [2, 10] came out as {found:?}"
-        ))),
+    if found.iter().any(|sum| sum[..] != [3.0, 20.0]) {
+        let problem = format!("[1, 10] + [2, 10] came out as {found:?}");
+        return Err(Error::failed(problem));
     }
+    let seconds = start.elapsed().as_secs_f64();
+    Ok(format!(
+        "[1, 10] + [2, 10] = [3, 20] on both of two cores in {seconds:.2} s"
+    ))
 }
 
 /// Two steps of a very small GPT-2: what was found, and whether the state of before was donated.
@@ -325,20 +241,12 @@ fn training_step(session: &mut Session) -> Result<(String, bool), Error> {
     let model = xtrain_models::build(config, HeadKind::CausalLm)
         .map_err(failed("building a small model"))?;
     let optimizer = OptimizerSettings {
-        kind: ADAMW,
-        learning_rate: 1e-2,
         weight_decay: 0.0,
-        adam_beta1: 0.9,
-        adam_beta2: 0.999,
-        adam_epsilon: 1e-8,
-        max_grad_norm: 1.0,
-        schedule: ScheduleKind::Constant,
-        warmup_steps: None,
-        warmup_ratio: 0.0,
+        ..OptimizerSettings::constant(ADAMW, 1e-2)
     };
     let schedule = Schedule {
         kind: ScheduleKind::Constant,
-        peak: 1e-2,
+        peak: optimizer.learning_rate,
         warmup: 0,
         total: 2,
     };
@@ -368,101 +276,76 @@ fn training_step(session: &mut Session) -> Result<(String, bool), Error> {
     };
     let (losses, donated) = train().map_err(failed("training a small model"))?;
     let expected = (VOCABULARY as f32).ln();
-    let text = format!(
-        "loss {:.3}, then {:.3} in {:.1} s",
-        losses[0],
-        losses[1],
-        start.elapsed().as_secs_f64()
-    );
-    match (losses[0] - expected).abs() < 0.5 && losses[1] < losses[0] {
-        true => Ok((format!("GPT-2 of one layer: {text}"), donated)),
-        false => Err(Error::failed(format!(
+    let (first, then, seconds) = (losses[0], losses[1], start.elapsed().as_secs_f64());
+    let text = format!("loss {first:.3}, then {then:.3} in {seconds:.1} s");
+    if (first - expected).abs() < 0.5 && then < first {
+        Ok((format!("GPT-2 of one layer: {text}"), donated))
+    } else {
+        Err(Error::failed(format!(
             "a new model of {VOCABULARY} tokens should begin near {expected:.3} and fall: {text}"
-        ))),
+        )))
     }
 }
 
 /// A line for each fact about the plugin that no public source confirms, with what this run shows
 /// of it.
-fn unconfirmed(session: &Session, reduced: Option<bool>, donated: Option<bool>) -> Vec<Check> {
-    let said = |value: Option<bool>, yes: &str, no: &str| match value {
-        Some(true) => yes.to_string(),
-        Some(false) => no.to_string(),
-        None => "not tried".into(),
+fn unconfirmed(
+    report: &mut Report,
+    session: &Session,
+    reduced: Option<bool>,
+    donated: Option<bool>,
+) {
+    let seen = |value: Option<bool>, yes, no| match value {
+        Some(true) => yes,
+        Some(false) => no,
+        None => "not tried",
     };
     let variable = |name: &str| {
         std::env::var(name).map_or("not set".to_string(), |value| format!("{name}={value}"))
     };
-    let stored = store_and_load(session).map_err(|error| error.one_line());
-    let lines = [
-        (
-            "C API 0.90",
-            "the plugin took it: there is a client".to_string(),
-        ),
-        (
-            "device assignment",
-            "never asked for: older plugins end the process there".into(),
-        ),
-        (
-            "program format",
-            "StableHLO first, HLO if that is refused; a note above says which was taken".into(),
-        ),
-        (
-            "replicas in one process",
-            said(reduced, "the all-reduce ran", "the all-reduce failed"),
-        ),
-        (
-            "rng_default",
-            "never emitted: masks are made of plain arithmetic".into(),
-        ),
-        (
-            "promised donations",
-            said(
-                donated,
-                "state was updated in place",
-                "state was copied: twice the memory",
-            ),
-        ),
-        (
-            "the plugin's own cache",
-            format!("not relied on; {}", variable("NEURON_COMPILE_CACHE_URL")),
-        ),
-        (
-            "stored executables",
-            stored.map_or_else(
-                |problem| format!("do not load: {problem}"),
-                |()| "serialized and loaded".into(),
-            ),
-        ),
-        (
-            "stuck executions",
-            format!(
-                "{}; xtrain gives up after XTRAIN_EVENT_TIMEOUT",
-                variable("NEURON_RT_EXEC_TIMEOUT")
-            ),
-        ),
-        (
-            "instruction limit",
-            "not tried: it shows with a model that is too large".into(),
-        ),
-        (
-            "barriers with donation",
-            "never emitted for this device".into(),
-        ),
-        (
-            "executions in flight",
-            variable("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS"),
-        ),
-        ("erf", "never emitted: a polynomial stands in for it".into()),
-    ];
-    lines
-        .into_iter()
-        .map(|(name, seen)| Check {
-            name,
-            found: Ok(format!("unconfirmed: {seen}")),
-            is_note: true,
-        })
-        .collect()
+    let mut line = |name, seen: &str| report.note(name, format!("unconfirmed: {seen}"));
+    line("C API 0.90", "the plugin took it: there is a client");
+    line(
+        "device assignment",
+        "never asked for: older plugins end the process there",
+    );
+    line(
+        "program format",
+        "StableHLO first, HLO if that is refused; a note above says which was taken",
+    );
+    line(
+        "replicas in one process",
+        seen(reduced, "the all-reduce ran", "the all-reduce failed"),
+    );
+    line(
+        "rng_default",
+        "never emitted: masks are made of plain arithmetic",
+    );
+    let copied = "state was copied: twice the memory";
+    line(
+        "promised donations",
+        seen(donated, "state was updated in place", copied),
+    );
+    let cache = variable("NEURON_COMPILE_CACHE_URL");
+    line("the plugin's own cache", &format!("not relied on; {cache}"));
+    let stored = match store_and_load(session) {
+        Ok(()) => "serialized and loaded".into(),
+        Err(error) => format!("do not load: {}", error.one_line()),
+    };
+    line("stored executables", &stored);
+    let timeout = variable("NEURON_RT_EXEC_TIMEOUT");
+    line(
+        "stuck executions",
+        &format!("{timeout}; xtrain gives up after XTRAIN_EVENT_TIMEOUT"),
+    );
+    line(
+        "instruction limit",
+        "not tried: it shows with a model that is too large",
+    );
+    line("barriers with donation", "never emitted for this device");
+    let in_flight = variable("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS");
+    line("executions in flight", &in_flight);
+    line("erf", "never emitted: a polynomial stands in for it");
 }
 
 fn store_and_load(session: &Session) -> Result<(), Error> {

@@ -3,7 +3,7 @@
 use crate::engine::meshes::{Candidate, Comparison};
 use crate::parallel::Mesh;
 use crate::report::scaling::Exchange;
-use crate::report::table::{Align, Table};
+use crate::report::table::Table;
 use crate::report::units::{bytes, exact};
 use crate::trainer::settings::Checkpointing;
 use serde_json::{Value, json};
@@ -40,7 +40,7 @@ pub(super) fn text(comparison: &Comparison) -> String {
             comparison.checkpointing
         );
     }
-    let mut table = Table::new(&[Align::Right; 11]);
+    let mut table = Table::new("rrrrrrrrrrr");
     table.row([
         "data", "shard", "tensor", "stages", "ZeRO-1", "examples", "state", "peak", "fits", "sent",
         "waits",

@@ -1,11 +1,12 @@
 //! This program again, as a process that is waited for: what it printed, or why it failed.
 
 use crate::commands::Error;
+use crate::launch::own_process;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::Read;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ExitStatus, Stdio};
 use std::time::Duration;
 
 /// Between two looks at a process that runs.
@@ -19,11 +20,17 @@ pub struct Children {
     signals: Signals,
 }
 
-pub enum Ended {
-    /// With what it printed on standard output.
-    Well(String),
-    /// By a signal to us, which was passed on.
+/// Why there is nothing to measure.
+pub enum Stopped {
+    /// A signal to us, which was passed on.
     Interrupted(i32),
+    Failed(Error),
+}
+
+impl From<Error> for Stopped {
+    fn from(error: Error) -> Stopped {
+        Stopped::Failed(error)
+    }
 }
 
 impl Children {
@@ -33,8 +40,9 @@ impl Children {
         })
     }
 
-    /// Runs this program with these words to its end. `place` names the run in an error.
-    pub fn run(&mut self, words: &[String], place: &str) -> Result<Ended, Error> {
+    /// Runs this program with these words to its end; what it printed on standard output. `place`
+    /// names the run in an error.
+    pub fn run(&mut self, words: &[String], place: &str) -> Result<String, Stopped> {
         let failed = |error| Error::because(format!("{place}: starting the command"), error);
         let mut child = start(words).map_err(failed)?;
         let stdout = reader(child.stdout.take());
@@ -60,32 +68,19 @@ impl Children {
         let join = |reader: std::thread::JoinHandle<String>| reader.join().unwrap_or_default();
         let (stdout, stderr) = (join(stdout), join(stderr));
         match interrupted {
-            Some(signal) => Ok(Ended::Interrupted(signal)),
-            None if status.success() => Ok(Ended::Well(stdout)),
-            None => Err(failure(place, words, status, &stderr)),
+            Some(signal) => Err(Stopped::Interrupted(signal)),
+            None if status.success() => Ok(stdout),
+            None => Err(failure(place, words, status, &stderr).into()),
         }
     }
 }
 
-/// In a group of its own: Ctrl-C is for us, who pass it on. It ends when we do, however that is.
 fn start(words: &[String]) -> std::io::Result<Child> {
-    let mut command = Command::new(std::env::current_exe()?);
+    let mut command = own_process(words)?;
     command
-        .args(words)
-        .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        .process_group(0);
-    // SAFETY: between fork and exec only a system call is made.
-    unsafe {
-        command.pre_exec(
-            || match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            },
-        )
-    };
-    command.spawn()
+        .spawn()
 }
 
 fn reader(from: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {

@@ -14,7 +14,7 @@ impl Fixture {
         }
     }
 
-    fn train(&self, more: &str) -> Result<TrainPlan, UsageError> {
+    fn train(&self, more: &str) -> Result<RunPlan, UsageError> {
         match self.read(&format!("CLM {more}"))? {
             Command::Train(plan) => Ok(plan),
             other => panic!("{other:?}"),
@@ -215,8 +215,8 @@ fn models_are_found_by_name_or_path() {
         }
     );
     assert_eq!(
-        (plan.tokenizer.path, plan.output_dir),
-        (fixture.path("model"), None)
+        (plan.tokenizer.path, plan.train.output_dir),
+        (fixture.path("model"), PathBuf::new())
     );
 }
 
@@ -260,19 +260,16 @@ fn the_other_commands_resolve() {
     };
     assert_eq!(
         generate(""),
-        Sampling::Random {
+        Sampling {
+            max_new_tokens: 50,
             temperature: 1.0,
-            top_k: Some(50)
+            top_k: 50,
+            seed: 42
         }
     );
-    assert_eq!(generate("--temperature 0"), Sampling::Greedy);
-    assert_eq!(
-        generate("--temperature 0.5 --top-k 0"),
-        Sampling::Random {
-            temperature: 0.5,
-            top_k: None
-        }
-    );
+    assert_eq!(generate("--temperature 0").temperature, 0.0);
+    let sampling = generate("--temperature 0.5 --top-k 0");
+    assert_eq!((sampling.temperature, sampling.top_k), (0.5, 0));
     let Ok(Command::Bench(plan)) =
         fixture.read("bench --model_type gpt2 --batch 2 --seq 64 --steps 3 --warmup 0 --json")
     else {

@@ -2,7 +2,7 @@
 
 use super::verdict::{Verdict, refuse, refuse_if};
 use crate::config::choices::Strategy;
-use crate::config::command::sets::{EVAL, PREDICT};
+use crate::config::command::sets::PREDICT;
 use crate::config::derived::local_files;
 use crate::config::error::UsageError;
 use crate::config::flags::Flags;
@@ -21,8 +21,7 @@ pub fn something_to_train_on(flags: &Flags) -> Verdict {
 }
 
 pub fn something_to_evaluate_on(flags: &Flags) -> Verdict {
-    let evaluates = EVAL.contains(flags.command) || flags.evaluates();
-    if !evaluates || flags.validation_file.is_given() {
+    if !flags.evaluates() || flags.validation_file.is_given() {
         return Ok(());
     }
     if !has_train_file(flags) {

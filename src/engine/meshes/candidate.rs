@@ -8,8 +8,8 @@ use crate::engine::run::{Run, origin_of};
 use crate::parallel::Mesh;
 use crate::parallel::schedule::bubble;
 use crate::report::scaling::Exchange;
-use crate::trainer::ahead::record_steps;
-use crate::trainer::fit::{Footprint, estimated, footprints_of};
+use crate::trainer::ahead::Ahead;
+use crate::trainer::fit::{Footprint, by_compiler, estimated, footprints_of};
 use crate::trainer::step::placements;
 
 /// A mesh, estimated.
@@ -31,9 +31,8 @@ impl Candidate {
     /// The mesh of a plan. The inner error says why the model cannot be laid out on it.
     pub fn estimate(execution: &Execution, run: &Run) -> Result<Result<Candidate, String>, Error> {
         let (settings, model) = (&run.plan.train, &*run.loaded.model);
-        let mesh = execution.mesh;
-        let zero1 = execution.shard_optimizer_state;
-        let optimizer = execution.optimizer.build();
+        let (mesh, zero1) = (execution.train.mesh, execution.train.shard_optimizer_state);
+        let optimizer = execution.train.optimizer.build();
         if let Err(reason) = placements(model, &*optimizer, mesh, zero1) {
             return Ok(Err(reason.to_string()));
         }
@@ -41,69 +40,48 @@ impl Candidate {
         let origin = origin_of(&run.plan, model, &run.task);
         let mut session = execution.clone().recording().session(model, origin)?;
         let (step, shapes) = (execution.recorded_step(model), run.shapes());
-        let steps = emitted(&mut session, model, &step, &shapes)?;
-        let batch = settings.per_device_train_batch_size;
-        let all = footprints_of(
-            &steps,
-            &mut session,
-            &step,
-            shapes.accumulation,
-            batch,
-            &mut |_, graph| Ok(estimated(graph)),
-        );
-        let all = all.map_err(failed("estimating the memory"))?;
+        let mut ahead = Ahead {
+            session: &mut session,
+            step: &step,
+            shapes: &shapes,
+        };
+        let steps = emitted(&mut ahead).map_err(failed("recording the graphs"))?;
+        let all = footprints_of(&steps, &mut ahead, |_, graph| Ok(estimated(graph)));
         let exchanged = of_steps(&steps, mesh, shapes.accumulation);
+        let batch = settings.per_device_train_batch_size;
         Ok(Ok(Candidate {
             mesh,
             zero1,
-            footprint: all
-                .into_iter()
-                .max_by_key(|one| one.peak)
-                .expect("a run that trains has graphs"),
+            footprint: Footprint::largest(all.map_err(failed("estimating the memory"))?),
             examples: batch * mesh.batch_shards() * shapes.accumulation,
             sent: sent_by_device(&exchanged, mesh),
             exchanged,
-            waits: bubble(mesh.stage, shapes.accumulation, execution.pipeline_schedule),
+            waits: bubble(mesh.stage, shapes.accumulation, settings.pipeline_schedule),
         }))
     }
 
     /// Compiles the graph that decides, for the plan's own device.
+    ///
+    /// # Errors
+    /// If the device cannot be opened, or the graph cannot be compiled.
     pub fn compile(&self, execution: &Execution, run: &Run) -> Result<Compiled, Error> {
-        let execution = Execution {
-            mesh: self.mesh,
-            shard_optimizer_state: self.zero1,
-            ..execution.clone()
-        };
+        let execution = execution.clone().on(self.mesh, self.zero1);
         let model = &*run.loaded.model;
         let mut session = execution.session(model, origin_of(&run.plan, model, &run.task))?;
         let (step, shapes) = (execution.recorded_step(model), run.shapes());
-        let mut steps = record_steps(&mut session, model, &step, &shapes)
-            .map_err(failed("recording the graphs"))?;
+        let mut ahead = Ahead {
+            session: &mut session,
+            step: &step,
+            shapes: &shapes,
+        };
+        let mut steps = ahead.steps().map_err(failed("recording the graphs"))?;
         for (_, graphs) in &mut steps {
             graphs.retain(|graph| {
                 graph.name == self.footprint.graph && graph.stage as usize == self.footprint.stage
             });
         }
-        let batch = run.plan.train.per_device_train_batch_size;
-        let of_device = &mut |session: &mut crate::trainer::session::Session, graph: &_| {
-            session
-                .cache_mut()
-                .memory(graph)?
-                .ok_or(crate::trainer::Error::NoMemoryStatistics)
-        };
-        let found = footprints_of(
-            &steps,
-            &mut session,
-            &step,
-            shapes.accumulation,
-            batch,
-            of_device,
-        );
-        let found = found.map_err(failed("compiling the best mesh"))?;
-        let one = found
-            .into_iter()
-            .next()
-            .expect("the graph is one of the run's");
+        let found = footprints_of(&steps, &mut ahead, by_compiler);
+        let one = Footprint::largest(found.map_err(failed("compiling the best mesh"))?);
         Ok(Compiled {
             peak: one.peak,
             graph: one.graph,

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// Losses that are kept for the curve.
 const CURVE: usize = 600;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     Running,
@@ -19,11 +19,12 @@ pub enum State {
     /// It ended before its last step, or its process is gone.
     Stopped,
     /// It runs elsewhere, if at all.
+    #[default]
     Unknown,
 }
 
 /// A run at one moment.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Snapshot {
     pub output_dir: PathBuf,
     pub state: State,
@@ -82,16 +83,7 @@ impl Snapshot {
     ) -> Snapshot {
         let mut snapshot = Snapshot {
             output_dir: output_dir.into(),
-            state: State::Unknown,
-            device: String::new(),
-            pid: 0,
-            step: StepEvent::default(),
-            seconds_left: None,
-            seconds_silent: 0.0,
-            graphs: Graphs::default(),
-            eval: None,
-            curve: Vec::new(),
-            hardware: Vec::new(),
+            ..Snapshot::default()
         };
         let (mut ended, mut is_here, mut last) = (false, false, now);
         for event in events {

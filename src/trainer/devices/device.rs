@@ -85,7 +85,8 @@ pub fn open_cpu_among(
         &cpu_client_options(group, mesh),
         group.map(distributed_options::store),
     )?;
-    let options = distributed_options::assigned(cpu_compile_options(mesh), &client, mesh);
+    let options =
+        distributed_options::assigned(CompileOptions::replicated(mesh.replicas()), &client, mesh);
     let cache = GraphCache::new(client.clone(), Target::Cpu, options, cache)?;
     Ok(cpu_session(client, cache, mesh))
 }
@@ -118,11 +119,6 @@ fn cpu_client_options(group: Option<&Arc<ProcessGroup>>, mesh: Mesh) -> Vec<(Str
             .flat_map(|group| distributed_options::cpu_options(group)),
     );
     options
-}
-
-/// Options of XLA's CPU compiler for every graph.
-fn cpu_compile_options(mesh: Mesh) -> CompileOptions {
-    CompileOptions::replicated(mesh.replicas())
 }
 
 /// What Neuron's plugin, runtime and compiler read from the process's environment.

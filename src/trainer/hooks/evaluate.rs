@@ -7,7 +7,7 @@ use crate::trainer::evaluate::{Evaluation, Metrics, evaluate};
 use crate::trainer::feed::DeviceBatch;
 use crate::trainer::run_loop::{Control, Hook, Progress, StepContext};
 use crate::trainer::settings::Cadence;
-use xtrain_models::{Model, ParameterSpec};
+use xtrain_models::Model;
 
 /// Gives the batches of one pass over the validation set.
 pub type EvalBatches<'a> =
@@ -16,7 +16,6 @@ pub type EvalBatches<'a> =
 /// Evaluates at its cadence; stops the run where early stopping asks for that.
 pub struct EvaluateHook<'a> {
     pub model: &'a dyn Model,
-    pub parameters: Vec<ParameterSpec>,
     /// Begins the metrics of an evaluation.
     pub metrics: Box<dyn Fn() -> Box<dyn Metrics> + 'a>,
     pub batches: Box<EvalBatches<'a>>,
@@ -54,7 +53,6 @@ impl Hook for EvaluateHook<'_> {
         let evaluation = evaluate(
             session,
             self.model,
-            &self.parameters,
             &mut *(self.batches)()?,
             (self.metrics)(),
         )?;

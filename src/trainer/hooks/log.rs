@@ -4,11 +4,9 @@
 use crate::report::records::{Record, ScalingRecord, TrainRecord};
 use crate::report::step_line::{StepLine, StepTime};
 use crate::trainer::error::Result;
-use crate::trainer::run_loop::{Hook, Progress, StepReport};
+use crate::trainer::run_loop::{Hook, Progress, StepReport, StepWork};
 use crate::trainer::run_state::RunState;
-use crate::trainer::session::HostTime;
 use crate::trainer::settings::Cadence;
-use std::time::Duration;
 
 /// Logs at its cadence.
 pub struct LogHook {
@@ -16,30 +14,18 @@ pub struct LogHook {
     first_step: bool,
     peak_tflops: Option<f64>,
     /// Of the steps since the last line.
-    interval: Interval,
-}
-
-#[derive(Default)]
-struct Interval {
-    steps: u32,
-    flops: f64,
-    tokens: f64,
-    host: HostTime,
-    data_wait: Duration,
-    device_wait: Duration,
-    elapsed: Duration,
+    interval: StepWork,
 }
 
 impl LogHook {
     /// Logs at this cadence and, if wanted, after the first step; the rate of matrix products
     /// that the device reaches stands beside the step's.
     pub fn new(cadence: Cadence, first_step: bool, peak_tflops: Option<f64>) -> Self {
-        let interval = Interval::default();
         LogHook {
             cadence,
             first_step,
             peak_tflops,
-            interval,
+            interval: StepWork::default(),
         }
     }
 
@@ -49,22 +35,21 @@ impl LogHook {
 
     fn step_line(&self, report: &StepReport, loss: f64) -> StepLine {
         let interval = &self.interval;
-        let seconds = interval.elapsed.as_secs_f64().max(f64::MIN_POSITIVE);
         StepLine {
             step: report.progress.step,
             total_steps: report.progress.max_steps,
             loss,
             learning_rate: report.learning_rate,
             grad_norm: Some(f64::from(report.metrics.grad_norm)),
-            tokens_per_second: interval.tokens / seconds,
+            tokens_per_second: interval.rate(interval.tokens as f64),
             time: StepTime {
                 step: interval.elapsed / interval.steps,
-                trace: interval.host.trace / interval.steps,
-                compile: interval.host.compile / interval.steps,
-                execute: (interval.host.execute + interval.device_wait) / interval.steps,
+                trace: interval.host_time.trace / interval.steps,
+                compile: interval.host_time.compile / interval.steps,
+                execute: interval.device_time() / interval.steps,
                 wait: interval.data_wait / interval.steps,
             },
-            model_tflops: interval.flops / seconds / 1e12,
+            model_tflops: interval.rate(interval.flops) / 1e12,
             peak_tflops: self.peak_tflops,
         }
     }
@@ -73,14 +58,7 @@ impl LogHook {
 impl Hook for LogHook {
     fn reported(&mut self, report: &StepReport, state: &mut RunState) -> Result<()> {
         let loss = f64::from(report.metrics.loss);
-        let interval = &mut self.interval;
-        interval.steps += 1;
-        interval.flops += report.flops;
-        interval.tokens += report.tokens as f64;
-        interval.host += report.host_time;
-        interval.data_wait += report.data_wait;
-        interval.device_wait += report.device_wait;
-        interval.elapsed += report.elapsed;
+        self.interval += report.work;
         let RunState { log, totals, .. } = state;
         if report.metrics.is_skipped() {
             totals.skipped_steps += 1.0;
@@ -92,7 +70,7 @@ impl Hook for LogHook {
             totals.total_loss += loss;
             totals.total_steps += 1.0;
         }
-        totals.total_flops += report.flops;
+        totals.total_flops += report.work.flops;
         log.bar().advance(1);
         if !self.is_due(&report.progress) {
             return Ok(());
@@ -111,7 +89,7 @@ impl Hook for LogHook {
             epoch: report.progress.epoch,
             step: report.progress.step,
         }))?;
-        self.interval = Interval::default();
+        self.interval = StepWork::default();
         Ok(())
     }
 }

@@ -51,7 +51,7 @@ impl SavedModel {
         step: u64,
         kept: &CheckpointHistory,
     ) -> Result<()> {
-        let weights = download(session, self.parameters.iter().map(String::as_str))?;
+        let weights = download(session, &self.parameters)?;
         worth_saving(&weights, step, kept)?;
         Ok(save_pretrained(
             dir,
@@ -63,7 +63,7 @@ impl SavedModel {
 impl SavedModel {
     /// What a process does while another one calls [`SavedModel::save`].
     pub fn take_part(&self, session: &mut Session) -> Result<()> {
-        take_part_in_download(session, self.parameters.iter().map(String::as_str))
+        take_part_in_download(session, &self.parameters)
     }
 }
 
@@ -127,7 +127,7 @@ impl SaveHook<'_> {
         batches: &dyn Batches,
         run: &mut RunState,
     ) -> Result<PathBuf> {
-        let weights = download(session, self.model.parameters.iter().map(String::as_str))?;
+        let weights = download(session, &self.model.parameters)?;
         let writer = ShardedStateWriter::of(
             session,
             &self.optimizer_state,
@@ -136,7 +136,7 @@ impl SaveHook<'_> {
         )?;
         let optimizer = match &writer {
             Some(writer) => writer.download(session)?,
-            None => download(session, self.optimizer_state.iter().map(String::as_str))?,
+            None => download(session, &self.optimizer_state)?,
         };
         for tensors in [&weights, &optimizer] {
             worth_saving(tensors, progress.step, &run.checkpoints)?;
@@ -190,7 +190,7 @@ impl SaveHook<'_> {
             &self.settings.output_dir,
         )?
         else {
-            return take_part_in_download(session, self.optimizer_state.iter().map(String::as_str));
+            return take_part_in_download(session, &self.optimizer_state);
         };
         let own = writer.download(session)?;
         // Rank 0 tells the user, who knows which checkpoint is the last good one.

@@ -100,7 +100,6 @@ impl ShardedStateWriter {
     pub fn download(&self, session: &mut Session) -> Trained<Vec<HostTensor>> {
         let mut own = Vec::new();
         for (rank, names) in self.names.iter().enumerate() {
-            let names = names.iter().map(String::as_str);
             match rank == self.group.rank_info().rank {
                 true => own = download(session, names)?,
                 false => take_part_in_download(session, names)?,

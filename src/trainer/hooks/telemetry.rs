@@ -5,7 +5,7 @@ use crate::cache::CompiledGraph;
 use crate::report::telemetry::{DeviceMemoryUse, Event, StepEvent, Telemetry, host, now};
 use crate::runtime::Client;
 use crate::trainer::error::Result;
-use crate::trainer::run_loop::{Hook, Progress, StepReport};
+use crate::trainer::run_loop::{Hook, Progress, StepReport, StepWork};
 use crate::trainer::run_state::RunState;
 use std::time::{Duration, Instant};
 
@@ -17,10 +17,7 @@ pub struct TelemetryHook {
     telemetry: Telemetry,
     client: Client,
     last: Option<Instant>,
-    steps: u32,
-    sums: StepEvent,
-    tokens: f64,
-    flops: f64,
+    sums: StepWork,
     step: u64,
 }
 
@@ -40,15 +37,11 @@ impl TelemetryHook {
             step: start.step,
             total_steps: start.max_steps,
         });
-        let sums = StepEvent::default();
         TelemetryHook {
             telemetry,
             client,
             last: None,
-            steps: 0,
-            sums,
-            tokens: 0.0,
-            flops: 0.0,
+            sums: StepWork::default(),
             step: start.step,
         }
     }
@@ -70,32 +63,15 @@ pub fn graph_listener(telemetry: &Telemetry) -> impl Fn(&CompiledGraph) + Send +
 
 impl Hook for TelemetryHook {
     fn reported(&mut self, report: &StepReport, _run: &mut RunState) -> Result<()> {
-        let (sums, host) = (&mut self.sums, report.host_time);
-        self.steps += 1;
-        self.tokens += report.tokens as f64;
-        self.flops += report.flops;
+        self.sums += report.work;
         self.step = report.progress.step;
-        sums.step_seconds += report.elapsed.as_secs_f64();
-        sums.trace_seconds += host.trace.as_secs_f64();
-        sums.compile_seconds += host.compile.as_secs_f64();
-        sums.execute_seconds += (host.execute + report.device_wait).as_secs_f64();
-        sums.wait_seconds += report.data_wait.as_secs_f64();
         let is_due =
             self.last.is_none_or(|last| last.elapsed() >= INTERVAL) || report.progress.is_last();
         if !is_due {
             return Ok(());
         }
-        let (sums, steps) = (
-            std::mem::take(&mut self.sums),
-            f64::from(std::mem::take(&mut self.steps)),
-        );
-        let rate = |sum: f64| {
-            if sums.step_seconds > 0.0 {
-                sum / sums.step_seconds
-            } else {
-                0.0
-            }
-        };
+        let sums = std::mem::take(&mut self.sums);
+        let seconds = |time: Duration| time.as_secs_f64() / f64::from(sums.steps);
         let loss = f64::from(report.metrics.loss);
         self.telemetry.write(&Event::Step(StepEvent {
             time: now(),
@@ -104,13 +80,13 @@ impl Hook for TelemetryHook {
             epoch: report.progress.epoch,
             loss: loss.is_finite().then_some(loss),
             learning_rate: report.learning_rate,
-            tokens_per_second: rate(std::mem::take(&mut self.tokens)),
-            step_seconds: sums.step_seconds / steps,
-            trace_seconds: sums.trace_seconds / steps,
-            compile_seconds: sums.compile_seconds / steps,
-            execute_seconds: sums.execute_seconds / steps,
-            wait_seconds: sums.wait_seconds / steps,
-            model_tflops: rate(std::mem::take(&mut self.flops)) / 1e12,
+            tokens_per_second: sums.rate(sums.tokens as f64),
+            step_seconds: seconds(sums.elapsed),
+            trace_seconds: seconds(sums.host_time.trace),
+            compile_seconds: seconds(sums.host_time.compile),
+            execute_seconds: seconds(sums.device_time()),
+            wait_seconds: seconds(sums.data_wait),
+            model_tflops: sums.rate(sums.flops) / 1e12,
             devices: memory(&self.client),
         }));
         self.last = Some(Instant::now());

@@ -149,11 +149,7 @@ impl Session {
         &mut self.cache
     }
 
-    /// The precision of evaluation's products; f32 unless set.
-    pub fn eval_precision(&self) -> Precision {
-        self.eval_precision
-    }
-
+    /// Sets the precision of evaluation's products, f32 unless set.
     pub fn set_eval_precision(&mut self, precision: Precision) {
         self.eval_precision = precision;
     }

@@ -91,12 +91,7 @@ pub struct Fit {
 /// Finds the stored tensor of each parameter (any float type will do). But for what `head` allows,
 /// every parameter must be there in its shape, and a tensor that no model of the family has is an
 /// error too; all are listed. Reads names and shapes only.
-pub fn fit(
-    model: &dyn Model,
-    parameters: &[ParameterSpec],
-    weights: &Weights,
-    head: Head,
-) -> Result<Fit> {
+pub fn fit(model: &dyn Model, weights: &Weights, head: Head) -> Result<Fit> {
     let mut fit = Fit {
         stored: BTreeMap::new(),
         new: Vec::new(),
@@ -118,8 +113,8 @@ pub fn fit(
             StoredName::Unknown => mismatch.unexpected.push(view.name.to_string()),
         }
     }
-    for parameter in parameters {
-        let wanted = parameter_shape(parameter);
+    for parameter in model.parameters() {
+        let wanted = parameter_shape(&parameter);
         match fit
             .stored
             .get(&parameter.name)
@@ -144,13 +139,8 @@ pub fn fit(
 }
 
 /// Uploads a checkpoint's weights, all of them as they were saved.
-pub fn load(
-    session: &mut Session,
-    model: &dyn Model,
-    parameters: &[ParameterSpec],
-    weights: &Weights,
-) -> Result<()> {
-    load_with_head(session, model, parameters, weights, (Head::Saved, 0))
+pub fn load(session: &mut Session, model: &dyn Model, weights: &Weights) -> Result<()> {
+    load_with_head(session, model, weights, (Head::Saved, 0))
 }
 
 /// Uploads a checkpoint's weights, which must [`fit`] and be finite: a model with a NaN in it only
@@ -158,12 +148,11 @@ pub fn load(
 pub fn load_with_head(
     session: &mut Session,
     model: &dyn Model,
-    parameters: &[ParameterSpec],
     weights: &Weights,
     (head, seed): (Head, u64),
 ) -> Result<()> {
-    let fit = fit(model, parameters, weights, head)?;
-    for parameter in parameters {
+    let fit = fit(model, weights, head)?;
+    for parameter in &model.parameters() {
         if fit.new.contains(&parameter.name) {
             initialize(session, std::slice::from_ref(parameter), seed)?;
             continue;
@@ -241,10 +230,7 @@ const GATHERED_BYTES: usize = 256 << 20;
 
 /// Reads named state back; waits for the devices. Where parts are in other processes, all processes
 /// have to ask for the same names, but for this function or for [`take_part_in_download`].
-pub fn download<'a>(
-    session: &mut Session,
-    names: impl IntoIterator<Item = &'a str>,
-) -> Result<Vec<HostTensor>> {
+pub fn download(session: &mut Session, names: &[String]) -> Result<Vec<HostTensor>> {
     let mut tensors = Vec::new();
     for together in together(session, names) {
         let gathered = session.gather(&together)?;
@@ -268,10 +254,7 @@ pub fn download<'a>(
 }
 
 /// What a process does while another one calls [`download`].
-pub fn take_part_in_download<'a>(
-    session: &mut Session,
-    names: impl IntoIterator<Item = &'a str>,
-) -> Result<()> {
+pub fn take_part_in_download(session: &mut Session, names: &[String]) -> Result<()> {
     for together in together(session, names) {
         session.gather(&together)?;
     }
@@ -279,7 +262,7 @@ pub fn take_part_in_download<'a>(
 }
 
 /// Names by what is gathered at a time.
-fn together<'a>(session: &Session, names: impl IntoIterator<Item = &'a str>) -> Vec<Vec<&'a str>> {
+fn together<'a>(session: &Session, names: &'a [String]) -> Vec<Vec<&'a str>> {
     let mut groups: Vec<Vec<&str>> = Vec::new();
     let mut filled = 0;
     for name in names {

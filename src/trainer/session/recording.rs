@@ -64,16 +64,13 @@ impl Session {
 
     /// Starts recording a step.
     pub fn begin(&mut self) -> Recording<'_> {
-        let trace = Trace::new();
-        let shapes = Shapes::Held;
-        let (arguments, known, precision) = (Vec::new(), HashMap::new(), Precision::F32);
         Recording {
             session: self,
-            trace,
-            shapes,
-            arguments,
-            known,
-            precision,
+            trace: Trace::new(),
+            shapes: Shapes::Held,
+            arguments: Vec::new(),
+            known: HashMap::new(),
+            precision: Precision::F32,
             divided: true,
             started: Instant::now(),
         }

@@ -24,8 +24,42 @@ pub(super) struct OptimizerStep {
 }
 
 /// Name in the session and in checkpoints of what the optimizer keeps for a parameter.
-pub(super) fn state_name(state: &StateSpec, parameter: &str) -> String {
+pub fn state_name(state: &StateSpec, parameter: &str) -> String {
     format!("{}.{parameter}", state.name)
+}
+
+/// What the optimizer keeps for a parameter, as it is when the step begins, with its names.
+///
+/// # Errors
+/// If it is not in the session.
+pub fn state_tensors(
+    recording: &mut Recording,
+    optimizer: &dyn Optimizer,
+    (parameter, dims): (&str, &[usize]),
+) -> Result<(Vec<String>, Vec<Tensor>)> {
+    let state = optimizer.state(dims);
+    let named = state.iter().map(|state| {
+        let name = state_name(state, parameter);
+        let tensor = recording.state(&name)?;
+        Ok((name, tensor))
+    });
+    named.collect()
+}
+
+/// Feeds the scalars of 0-based step `step`.
+///
+/// # Errors
+/// If the upload fails.
+pub fn feed_scalars(
+    recording: &mut Recording,
+    optimizer: &dyn Optimizer,
+    learning_rate: f64,
+    step: u64,
+) -> Result<StepScalars> {
+    let feed = step_feed(optimizer, learning_rate, step + 1);
+    let shape = Shape::new(DType::F32, [feed.len()]);
+    let feed = recording.feed_host("optimizer", bytemuck::cast_slice(&feed), &shape)?;
+    Ok(StepScalars::of(&feed)?)
 }
 
 impl OptimizerStep {
@@ -42,7 +76,9 @@ impl OptimizerStep {
         let trace = recording.trace().clone();
         let _scope = trace.update_scope("optimizer");
         let held = exchange::held(recording.placements(), parameters).into_owned();
-        let mut scalars = self.feed(recording, step)?;
+        let optimizer = &*self.optimizer;
+        let learning_rate = self.schedule.learning_rate(step);
+        let mut scalars = feed_scalars(recording, optimizer, learning_rate, step)?;
         let (loss, sums) = exchange::sum(
             recording,
             &held,
@@ -70,14 +106,9 @@ impl OptimizerStep {
         for ((parameter, weight), gradient) in held.iter().zip(weights).zip(&sums) {
             let _scope = trace.scope(&parameter.name);
             let weight = &updates.shard(recording, parameter, weight)?;
-            let names = self.optimizer.state(&parameter.dims);
-            let names = names.iter().map(|state| state_name(state, &parameter.name));
-            let names: Vec<String> = names.collect();
-            let state = names
-                .iter()
-                .map(|name| recording.state(name))
-                .collect::<Result<Vec<_>>>()?;
-            let new = self.optimizer.update(&Update {
+            let of = (&*parameter.name, &*parameter.dims);
+            let (names, state) = state_tensors(recording, optimizer, of)?;
+            let new = optimizer.update(&Update {
                 scalars: &scalars,
                 parameter: weight,
                 gradient,
@@ -101,15 +132,6 @@ impl OptimizerStep {
             measured.extend([check.scale, check.finite.convert(DType::F32)?]);
         }
         metrics::fetch(recording, &measured)
-    }
-
-    /// Feeds the step's scalars.
-    fn feed(&self, recording: &mut Recording, step: u64) -> Result<StepScalars> {
-        let learning_rate = self.schedule.learning_rate(step);
-        let feed = step_feed(&*self.optimizer, learning_rate, step + 1);
-        let shape = Shape::new(DType::F32, [feed.len()]);
-        let feed = recording.feed_host("optimizer", bytemuck::cast_slice(&feed), &shape)?;
-        Ok(StepScalars::of(&feed)?)
     }
 
     /// Counts the step on the device unless it is skipped; gives the optimizer's scalars.
