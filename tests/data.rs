@@ -9,12 +9,11 @@ use crate::support::{data_dir, golden_dirs, shared_data};
 
 use serde_json::Value;
 use xtrain::checkpoint::{Weights, hf};
-use xtrain::data::Tokenizer;
-use xtrain::data::dataset::Origin;
 use xtrain::data::formats::text::Lines;
+use xtrain::data::rows::Origin;
 use xtrain::data::settings::SourceSettings;
 use xtrain::data::tokenizer::train_byte_bpe;
-use xtrain::data::{Dataset, Rows};
+use xtrain::data::{Rows, Tokenizer};
 use xtrain::tasks::{ClmDataSettings, Context, Split, set};
 
 fn json(path: &Path) -> Value {
@@ -47,17 +46,16 @@ fn train_dataset(
     task: &ClmDataSettings,
     tokenizer: &Tokenizer,
     length: usize,
-) -> xtrain::data::Result<Dataset> {
+) -> xtrain::data::Result<Rows> {
     let context = Context {
         tokenizer: tokenizer.clone(),
         length,
         labels: None,
         quiet: true,
     };
-    match set(task, &context, Split::Train)?.rows {
-        Rows::Packed(rows) => Ok(rows),
-        Rows::Examples(_) => panic!("packed rows are expected"),
-    }
+    let rows = set(task, &context, Split::Train)?.rows;
+    assert!(rows.is_packed());
+    Ok(rows)
 }
 
 #[test]
@@ -79,7 +77,13 @@ fn rows_equal_run_clm_in(golden: &Path) {
     let tokenizer = Tokenizer::load(&tokenizer).unwrap();
     let data = train_dataset(&settings, &tokenizer, block_size).unwrap();
     let found: Vec<i64> = (0..data.len())
-        .flat_map(|i| data.row(i).iter().map(i64::from).collect::<Vec<_>>())
+        .flat_map(|i| {
+            data.example(i)
+                .ids
+                .iter()
+                .map(i64::from)
+                .collect::<Vec<_>>()
+        })
         .collect();
     let blocks = Weights::open(&dir.join("blocks.safetensors")).unwrap();
     for tensor in blocks.iter() {

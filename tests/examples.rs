@@ -6,12 +6,11 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use xtrain::checkpoint::Weights;
-use xtrain::data::examples::flag;
 use xtrain::data::loader::{LoadSpec, Loader};
+use xtrain::data::rows::flag;
+use xtrain::data::sequences::SequenceEncoder;
 use xtrain::data::settings::{PaddingSettings, SourceSettings};
-use xtrain::data::{
-    BatchPlan, Examples, HostLabels, Label, LabelMap, Order, Position, Rows, Set, Tokenizer,
-};
+use xtrain::data::{BatchPlan, HostLabels, Label, LabelMap, Order, Position, Rows, Set, Tokenizer};
 use xtrain::tasks::{
     ClsDataSettings, Context, Labelled, MlmDataSettings, RunLabels, Split, Task, set,
 };
@@ -92,11 +91,9 @@ fn train_set(
     set(task, &context, Split::Train).unwrap()
 }
 
-fn examples(set: &Set) -> Examples {
-    match &set.rows {
-        Rows::Examples(examples) => examples.clone(),
-        Rows::Packed(_) => panic!("examples are expected"),
-    }
+fn examples(set: &Set) -> Rows {
+    assert!(!set.rows.is_packed());
+    set.rows.clone()
 }
 
 const START: Position = Position { epoch: 0, batch: 0 };
@@ -267,7 +264,7 @@ fn sequences_equal_transformers_in(golden: &Path) {
                 .map(|n| n.as_u64().unwrap() as u32)
                 .collect::<Vec<_>>()
         };
-        let encoder = tokenizer.sequences(None).unwrap();
+        let encoder = SequenceEncoder::new(&tokenizer, None).unwrap();
         for case in cases["single"].as_array().unwrap() {
             let text = case["text"].as_str().unwrap();
             let found = encoder.encode(text, None).unwrap();
@@ -299,7 +296,7 @@ fn sequences_equal_transformers_in(golden: &Path) {
         let Some(max_length) = cases["pair_max_length"].as_u64() else {
             continue;
         };
-        let encoder = tokenizer.sequences(Some(max_length as usize)).unwrap();
+        let encoder = SequenceEncoder::new(&tokenizer, Some(max_length as usize)).unwrap();
         for case in cases["pairs"].as_array().into_iter().flatten() {
             let found = encoder
                 .encode(case["text_a"].as_str().unwrap(), case["text_b"].as_str())
@@ -350,7 +347,7 @@ fn bert_ids_equal_published_ones() {
     let Some(data) = shared_data() else { return };
     let fixtures = data.join("tokenizer-fixtures");
     for tokenizer in both_forms(&data, "bert-base-uncased", &["vocab.txt"], "") {
-        let encoder = tokenizer.sequences(None).unwrap();
+        let encoder = SequenceEncoder::new(&tokenizer, None).unwrap();
         let mut cases = 0;
         let long = json(&fixtures.join("bert_uncased_encoded.json"));
         assert_eq!(
@@ -411,8 +408,7 @@ fn bert_ids_equal_published_ones() {
 fn known_examples_of_the_other_tokenizers_come_out() {
     let Some(data) = shared_data() else { return };
     let ids = |tokenizer: &Tokenizer, text: &str| {
-        tokenizer
-            .sequences(None)
+        SequenceEncoder::new(tokenizer, None)
             .unwrap()
             .encode(text, None)
             .unwrap()
@@ -436,8 +432,7 @@ fn known_examples_of_the_other_tokenizers_come_out() {
     for tokenizer in both_forms(&data, "roberta-base", &["vocab.json", "merges.txt"], "") {
         assert_eq!(ids(&tokenizer, "Hello world"), [0, 31414, 232, 2]);
         assert_eq!(ids(&tokenizer, " Hello world"), [0, 20920, 232, 2]);
-        let pair = tokenizer
-            .sequences(None)
+        let pair = SequenceEncoder::new(&tokenizer, None)
             .unwrap()
             .encode("Hello world", Some("Hello"))
             .unwrap();

@@ -59,9 +59,6 @@ fn imports_point_downwards() {
     );
 }
 
-/// Rooms that still have circles. The list only shrinks: a room that has none must leave it.
-const CIRCLES: &[(&str, &str)] = &[("src", "data")];
-
 /// The rule: a file may import another file of its room only if that one does not, through any
 /// number of others, import it. What counts is the file that defines an item, not the path that it
 /// is reached by. A module file that declares its children and re-exports what they have does not
@@ -72,17 +69,10 @@ fn files_of_a_room_import_in_one_direction() {
         let sources = Crate::read(src);
         for room in sources.rooms() {
             let circles = sources.circles(Some(&room));
-            if CIRCLES.contains(&(src, room.as_str())) {
-                assert!(
-                    !circles.is_empty(),
-                    "{src}/{room} has no circle any more: take it off the list"
-                );
-            } else {
-                assert!(
-                    circles.is_empty(),
-                    "files that import each other: {circles:#?}"
-                );
-            }
+            assert!(
+                circles.is_empty(),
+                "files that import each other: {circles:#?}"
+            );
         }
     }
 }

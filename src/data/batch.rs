@@ -1,7 +1,14 @@
 //! A batch on the host, in the layout that the step's graph takes. B rows of T tokens, always all
 //! of them: a graph has one shape.
 
-use ndarray::Array2;
+use std::ops::Range;
+
+use ndarray::{Array2, s};
+use xtrain_models::IGNORED_LABEL;
+
+use super::padding::Padding;
+use super::rows::{Example, Rows, flag};
+use super::sampler::Position;
 
 pub use crate::trainer::feed::HostLabels;
 
@@ -27,4 +34,105 @@ pub struct Batch {
     pub epoch: u64,
     /// Its number in the epoch, from 0.
     pub index_in_epoch: usize,
+}
+
+/// The rows that a batch is made of.
+pub struct BatchRows<'a> {
+    pub(super) set: &'a Rows,
+    pub(super) padding: Option<&'a Padding>,
+    /// By their numbers in the set.
+    pub rows: &'a [u32],
+}
+
+impl BatchRows<'_> {
+    /// The rows themselves, in order.
+    pub fn examples(&self) -> impl Iterator<Item = Example<'_>> {
+        self.rows.iter().map(|row| self.set.example(*row as usize))
+    }
+
+    /// The columns that a row of `tokens` tokens takes in a batch of `length` columns.
+    pub fn columns(&self, length: usize, tokens: usize) -> Range<usize> {
+        columns(self.padding, length, tokens)
+    }
+
+    /// T: the length that is padded to, or that all rows have.
+    fn length(&self) -> usize {
+        let tokens = self.rows.iter().map(|row| self.set.length(*row as usize));
+        let longest = tokens.max().unwrap_or(0);
+        self.padding
+            .map_or(longest, |padding| padding.fitting(longest))
+    }
+
+    /// The row in a position of the batch. Rows missing to the batch size repeat the first one: a
+    /// row without any token to attend to would be a special case for every model.
+    fn at(&self, position: usize) -> Example<'_> {
+        let row = self.rows.get(position).unwrap_or(&self.rows[0]);
+        self.set.example(*row as usize)
+    }
+
+    /// Ids and attention mask, no label yet. Rows missing to `batch_size` of a packed set are
+    /// zeros.
+    pub(super) fn fill(&self, batch_size: usize, at: Position) -> Batch {
+        let length = self.length();
+        let pad_id = self.padding.map_or(0, |padding| padding.pad_id as i32);
+        let mut input_ids = Array2::from_elem((batch_size, length), pad_id);
+        let mut attention_mask = self
+            .padding
+            .map(|_| Array2::from_elem((batch_size, length), false));
+        let filled = if self.set.is_packed() {
+            self.rows.len()
+        } else {
+            batch_size
+        };
+        let mut tokens = 0;
+        for position in 0..filled {
+            let example = self.at(position);
+            let columns = self.columns(length, example.ids.len());
+            let mut row = input_ids.row_mut(position);
+            let row = row
+                .as_slice_mut()
+                .expect("rows of a fresh array are contiguous");
+            example.ids.copy_to(&mut row[columns.clone()]);
+            if let Some(mask) = &mut attention_mask {
+                mask.slice_mut(s![position, columns]).fill(true);
+            }
+            if position < self.rows.len() {
+                tokens += example.ids.len();
+            }
+        }
+        Batch {
+            labels: HostLabels::Tokens(Array2::from_elem(
+                (batch_size, length),
+                IGNORED_LABEL as i32,
+            )),
+            input_ids,
+            attention_mask,
+            token_type_ids: None,
+            examples: self.rows.len(),
+            tokens,
+            targets: 0,
+            epoch: at.epoch,
+            index_in_epoch: at.batch,
+        }
+    }
+
+    pub(super) fn token_types(&self, ids: &Array2<i32>) -> Array2<i32> {
+        let mut types = Array2::zeros(ids.raw_dim());
+        for (position, mut out) in types.outer_iter_mut().enumerate() {
+            let flags = self.at(position).flags;
+            let columns = self.columns(ids.ncols(), flags.len());
+            for (out, flags) in out.slice_mut(s![columns]).iter_mut().zip(flags) {
+                *out = i32::from(flags & flag::SECOND != 0);
+            }
+        }
+        types
+    }
+}
+
+/// The columns of a row that its tokens take.
+pub fn columns(padding: Option<&Padding>, length: usize, tokens: usize) -> Range<usize> {
+    match padding {
+        Some(Padding { left: true, .. }) => length - tokens..length,
+        _ => 0..tokens,
+    }
 }

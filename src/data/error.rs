@@ -134,7 +134,7 @@ pub enum Error {
 
     #[error(
         "{place}: a line or field of more than {} MB; look for an open quote or a wrong delimiter before it",
-        super::formats::input::MAX_FIELD >> 20
+        super::settings::MAX_FIELD >> 20
     )]
     HugeField { place: Place },
 

@@ -223,15 +223,16 @@ impl<T, E> Drop for Loader<T, E> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::Row;
     use crate::data::sampler::Order;
     use crate::data::samples::Blocks;
-    use crate::data::{Dataset, Rows};
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
     fn spec(rows: usize, batch_size: usize, start: Position, end_epoch: u64) -> LoadSpec {
-        let ids = (0..rows as u32 * 4).collect();
-        let set = Set::new(Rows::Packed(Dataset::from_ids(4, ids)), Arc::new(Blocks(4)));
+        let ids: Vec<u32> = (0..rows as u32 * 4).collect();
+        let blocks: Vec<Row> = ids.chunks(4).map(Row::of_ids).collect();
+        let set = Set::in_memory(&blocks, Arc::new(Blocks(4))).unwrap();
         let plan = BatchPlan::new(rows, batch_size, false, Order::Shuffled { seed: 5 }).unwrap();
         LoadSpec {
             set,

@@ -6,7 +6,7 @@
 //! 1. Files: `formats` (lines of text, rows of tables; `remote`: behind a URL); out of those
 //!    `samples`, such as the `texts` of language models.
 //! 2. Tokens: `tokenizer`, `sequences` (special tokens, truncation).
-//! 3. Sets, made once and kept on disk (`prepare`): packed rows (`dataset`) or `examples`, with
+//! 3. Sets, made once and kept on disk (`prepare`, all of their files or a `share`): `rows`, with
 //!    their `labels`.
 //! 4. Batches: `sampler` (which rows, in which order), `set` (rows to a `batch`; `padding` serves
 //!    it), `loader` (threads that prepare batches ahead of the step, through a `queue` each).
@@ -14,9 +14,7 @@
 //! `stream` is the other way from files to batches: read while the model trains, and never kept.
 
 pub mod batch;
-pub mod dataset;
 mod error;
-pub mod examples;
 pub mod formats;
 mod label;
 pub mod labels;
@@ -25,23 +23,24 @@ pub mod padding;
 pub mod prepare;
 mod queue;
 pub mod remote;
+pub mod rows;
 pub mod sampler;
 pub mod samples;
 pub mod sequences;
 pub mod set;
 pub mod settings;
+pub mod share;
 pub mod stream;
 pub mod texts;
 pub mod tokenizer;
 
-pub use batch::{Batch, HostLabels};
-pub use dataset::Dataset;
+pub use batch::{Batch, BatchRows, HostLabels};
 pub use error::{Error, Place, Result};
-pub use examples::Examples;
 pub use label::Label;
 pub use labels::LabelMap;
 pub use loader::{Loader, LoaderError};
+pub use rows::{Row, Rows};
 pub use sampler::{BatchPlan, Order, Position};
-pub use samples::{EncodedGroup, Recipe, Row, Sample, SampleFile, Samples};
-pub use set::{BatchRows, Rows, Set};
+pub use samples::{EncodedGroup, Recipe, Sample, SampleFile, Samples};
+pub use set::Set;
 pub use tokenizer::Tokenizer;

@@ -11,14 +11,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
-use super::dataset::{Dataset, Origin, RowsFile, Totals, io_error};
 use super::error::{Error, Result};
-use super::examples::{Examples, ExamplesWriter};
 use super::formats::{input, table};
-use super::sampler::Order;
-use super::samples::{Recipe, Row, Sample, Samples};
-use super::set::Rows;
+use super::rows::{Origin, Rows, RowsWriter, Totals};
+use super::samples::{Recipe, Sample, Samples};
 use super::settings::SourceSettings;
+use super::share::Share;
 use super::tokenizer::Tokenizer;
 use crate::checkpoint::lock::Lock;
 use crate::checkpoint::{atomic, hash};
@@ -29,62 +27,6 @@ const GROUPS_PER_THREAD: usize = 8;
 
 /// How often a set that is damaged as soon as it is written is made again before that is an error.
 const MOST_MADE: usize = 3;
-
-/// Which of the files' examples, in percent.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Share {
-    All,
-    /// The first ones.
-    First(f64),
-    After(f64),
-    /// A random choice by this seed.
-    Chosen(f64, u64),
-    NotChosen(f64, u64),
-}
-
-/// The examples of a share, by their numbers.
-pub enum Kept {
-    /// From the first number up to, not including, the second.
-    Range(usize, usize),
-    /// Those that are true.
-    Marked(Vec<bool>),
-}
-
-impl Kept {
-    pub fn contains(&self, index: usize) -> bool {
-        match self {
-            Kept::Range(start, end) => (*start..*end).contains(&index),
-            Kept::Marked(marked) => marked.get(index).copied().unwrap_or(false),
-        }
-    }
-}
-
-impl Share {
-    /// The examples to use; `count` finds how many there are, and is called only if it matters.
-    pub fn kept(self, count: impl FnOnce() -> Result<u64>) -> Result<Kept> {
-        // `datasets` rounds a percentage of lines as Python does: to nearest, halves to even.
-        let border = |percent: f64, examples: u64| {
-            (percent * examples as f64 / 100.0).round_ties_even() as usize
-        };
-        Ok(match self {
-            Share::All => Kept::Range(0, usize::MAX),
-            Share::First(percent) => Kept::Range(0, border(percent, count()?)),
-            Share::After(percent) => Kept::Range(border(percent, count()?), usize::MAX),
-            Share::Chosen(percent, seed) | Share::NotChosen(percent, seed) => {
-                let examples = count()?;
-                let chosen = matches!(self, Share::Chosen(..));
-                let mut marked = vec![!chosen; examples as usize];
-                // An epoch's order that no epoch has: the choice must not be the first batches of
-                // the first epoch.
-                let order = Order::Shuffled { seed }.epoch(examples as usize, u64::MAX);
-                for index in &order[..border(percent, examples)] {
-                    marked[*index as usize] = chosen;
-                }
-                Kept::Marked(marked)
-            }
-        })
-    }
-}
 
 /// The share of the training examples that validates where no validation file is given, in percent.
 pub fn percentage(source: &SourceSettings) -> f64 {
@@ -163,68 +105,16 @@ impl Job<'_> {
     /// # Errors
     /// A file cannot be read or has a bad row, or there is not one row.
     pub fn prepare(&self, recipe: &dyn Recipe) -> Result<Rows> {
-        if recipe.packed() {
-            let write = |path: &Path, wide| {
-                RowsFile::write(path, recipe.length(), wide, |rows| {
-                    self.fill(recipe, path, rows)
-                })
-            };
-            self.find_or_make(write).map(Rows::Packed)
-        } else {
-            let write = |path: &Path, wide| {
-                Examples::write(path, wide, |examples| self.fill(recipe, path, examples))
-            };
-            self.find_or_make(write).map(Rows::Examples)
-        }
-    }
-
-    /// Reads and encodes the job's share of the samples. Errors are not left out with the samples
-    /// that are.
-    fn fill(&self, recipe: &dyn Recipe, path: &Path, out: &mut dyn RowWriter) -> Result<()> {
-        let all = || Samples::new(self.files, recipe, self.source.table.on_bad_row);
-        let count = || all().try_fold(0, |count, sample| sample.map(|_| count + 1));
-        let kept = self.share.kept(count)?;
-        let mut samples = all();
-        let progress = Progress::start(self, samples.bytes_read());
-        let chosen = samples
-            .by_ref()
-            .enumerate()
-            .filter(|(i, sample)| kept.contains(*i) || sample.is_err())
-            .map(|(_, sample)| sample);
-        let work = |group: &[Sample]| Ok((group.len() as u64, recipe.encode(group)?));
-        let (mut largest, mut truncated) = (0, 0);
-        self.in_groups(recipe.group(), chosen, work, |(read, group)| {
-            let written = group.rows.iter().try_for_each(|row| out.push(row));
-            written.map_err(io_error(path))?;
-            out.count(read, group.tokens, 0);
-            largest = largest.max(group.tokens);
-            truncated += group.truncated;
-            progress.update(out.totals());
-            Ok(())
-        })?;
-        let totals = out.totals();
-        progress.finish(totals);
-        report_skipped(self, samples.skipped());
-        out.count(0, 0, samples.skipped());
-        if truncated > 0 && !self.quiet {
-            eprintln!(
-                "note: {truncated} of {} sequences of {} are cut to {} tokens",
-                totals.lines,
-                self.name(),
-                recipe.length()
-            );
-        }
-        if out.is_empty() {
-            Err(recipe.empty(self, totals, largest))
-        } else {
-            Ok(())
-        }
+        let block_size = recipe.packed().then(|| recipe.length());
+        self.find_or_make(|path, wide| {
+            Rows::write(path, block_size, wide, |rows| self.fill(recipe, path, rows))
+        })
     }
 
     /// The set from disk or, if it is not there or damaged, made by `write`, which gets the path
     /// and whether ids need 32 bits. Of the processes that share a cache directory one makes it; the
     /// others wait.
-    fn find_or_make<S: Stored>(&self, write: impl Fn(&Path, bool) -> Result<()>) -> Result<S> {
+    fn find_or_make(&self, write: impl Fn(&Path, bool) -> Result<()>) -> Result<Rows> {
         if self.files.is_empty() {
             return Err(Error::NoFile { what: self.what });
         }
@@ -236,7 +126,7 @@ impl Job<'_> {
         };
         if path.exists()
             && !is_outdated()
-            && let Ok(set) = S::open(&path)
+            && let Ok(set) = Rows::open(&path)
         {
             return Ok(set);
         }
@@ -248,7 +138,7 @@ impl Job<'_> {
         let (mut made, mut origin) = (0, Origin::Tokenized);
         loop {
             if path.exists() && (made > 0 || !is_outdated()) {
-                match S::open(&path) {
+                match Rows::open(&path) {
                     Ok(set) if made == 0 => return Ok(set),
                     Ok(set) => return Ok(set.with_origin(origin)),
                     Err(reason) if made == MOST_MADE => {
@@ -268,6 +158,49 @@ impl Job<'_> {
             let _ = std::fs::remove_file(&path);
             write(&path, self.tokenizer.id_bound() > 1 << 16)?;
             made += 1;
+        }
+    }
+
+    /// Reads and encodes the job's share of the samples. Errors are not left out with the samples
+    /// that are.
+    fn fill(&self, recipe: &dyn Recipe, path: &Path, out: &mut RowsWriter<'_>) -> Result<()> {
+        let all = || Samples::new(self.files, recipe, self.source.table.on_bad_row);
+        let count = || all().try_fold(0, |count, sample| sample.map(|_| count + 1));
+        let kept = self.share.kept(count)?;
+        let mut samples = all();
+        let progress = Progress::start(self, samples.bytes_read());
+        let chosen = samples
+            .by_ref()
+            .enumerate()
+            .filter(|(i, sample)| kept.contains(*i) || sample.is_err())
+            .map(|(_, sample)| sample);
+        let work = |group: &[Sample]| Ok((group.len() as u64, recipe.encode(group)?));
+        let (mut largest, mut truncated) = (0, 0);
+        self.in_groups(recipe.group(), chosen, work, |(read, group)| {
+            let written = group.rows.iter().try_for_each(|row| out.push(row));
+            written.map_err(Error::io("write", path))?;
+            out.count(read, group.tokens, 0);
+            largest = largest.max(group.tokens);
+            truncated += group.truncated;
+            progress.update(out.totals());
+            Ok(())
+        })?;
+        let totals = out.totals();
+        progress.finish(totals);
+        report_skipped(self, samples.skipped());
+        out.count(0, 0, samples.skipped());
+        if truncated > 0 && !self.quiet {
+            eprintln!(
+                "note: {truncated} of {} sequences of {} are cut to {} tokens",
+                totals.lines,
+                self.name(),
+                recipe.length()
+            );
+        }
+        if out.is_empty() {
+            Err(recipe.empty(self.name(), self.share, totals, largest))
+        } else {
+            Ok(())
         }
     }
 
@@ -307,81 +240,6 @@ impl Job<'_> {
             })?;
             results.into_iter().try_for_each(&mut done)?;
         }
-    }
-}
-
-/// Takes the rows of a set one by one.
-trait RowWriter {
-    /// Appends a row.
-    fn push(&mut self, row: &Row) -> std::io::Result<()>;
-    /// Adds to what is reported of the set: rows read, tokens, bad rows left out.
-    fn count(&mut self, rows: u64, tokens: u64, skipped: u64);
-    /// What was counted so far.
-    fn totals(&self) -> Totals;
-    /// Whether no row was pushed yet.
-    fn is_empty(&self) -> bool;
-}
-
-impl RowWriter for RowsFile<'_> {
-    fn push(&mut self, row: &Row) -> std::io::Result<()> {
-        RowsFile::push(self, &row.ids)
-    }
-
-    fn count(&mut self, rows: u64, tokens: u64, _skipped: u64) {
-        self.totals.lines += rows;
-        self.totals.tokens += tokens;
-    }
-
-    fn totals(&self) -> Totals {
-        self.totals
-    }
-
-    fn is_empty(&self) -> bool {
-        RowsFile::is_empty(self)
-    }
-}
-
-impl RowWriter for ExamplesWriter<'_> {
-    fn push(&mut self, row: &Row) -> std::io::Result<()> {
-        ExamplesWriter::push(self, row)
-    }
-
-    fn count(&mut self, rows: u64, tokens: u64, skipped: u64) {
-        ExamplesWriter::count(self, rows, tokens, skipped);
-    }
-
-    fn totals(&self) -> Totals {
-        ExamplesWriter::totals(self)
-    }
-
-    fn is_empty(&self) -> bool {
-        ExamplesWriter::is_empty(self)
-    }
-}
-
-/// A set that is kept on disk.
-trait Stored: Sized {
-    fn open(path: &Path) -> Result<Self, String>;
-    fn with_origin(self, origin: Origin) -> Self;
-}
-
-impl Stored for Dataset {
-    fn open(path: &Path) -> Result<Self, String> {
-        Dataset::open(path)
-    }
-
-    fn with_origin(self, origin: Origin) -> Self {
-        Dataset::with_origin(self, origin)
-    }
-}
-
-impl Stored for Examples {
-    fn open(path: &Path) -> Result<Self, String> {
-        Examples::open(path)
-    }
-
-    fn with_origin(self, origin: Origin) -> Self {
-        Examples::with_origin(self, origin)
     }
 }
 
@@ -460,6 +318,7 @@ fn report_skipped(job: &Job<'_>, skipped: u64) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::rows::Row;
     use super::super::tokenizer::train_byte_bpe;
     use super::*;
     use std::sync::atomic::AtomicUsize;
@@ -486,13 +345,14 @@ mod tests {
             quiet: true,
         };
         let write = |path: &Path, wide| {
-            RowsFile::write(path, 2, wide, |rows| {
-                rows.push(&[1, 2]).map_err(io_error(path))
+            Rows::write(path, Some(2), wide, |rows| {
+                rows.push(&Row::of_ids(&[1, 2]))
+                    .map_err(Error::io("write", path))
             })?;
             after(path, made.fetch_add(1, Ordering::SeqCst));
             Ok(())
         };
-        let origin = || Ok(job.find_or_make::<Dataset>(write)?.origin().clone());
+        let origin = || Ok(job.find_or_make(write)?.origin().clone());
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..threads).map(|_| scope.spawn(origin)).collect();
             threads

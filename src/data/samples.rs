@@ -6,15 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::batch::Batch;
-use super::dataset::Totals;
+use super::batch::{Batch, BatchRows};
 use super::error::{Error, Result};
 use super::formats::input::Bookmark;
 use super::label::Label;
 use super::padding::Padding;
-use super::prepare::Job;
-use super::set::BatchRows;
+use super::rows::{Row, Totals};
 use super::settings::OnBadRow;
+use super::share::Share;
 
 /// What a task reads at a time: a line, a row of a table, a sentence.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -45,29 +44,6 @@ pub trait SampleFile: Send {
     /// Whether its samples are pairs of texts.
     fn has_pairs(&self) -> bool {
         false
-    }
-}
-
-/// One row of token ids: an example, or a block of a language model. Cheap to clone.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Row {
-    pub ids: Arc<[u32]>,
-    /// Bits of [`super::examples::flag`], one byte a token; empty for packed rows.
-    pub flags: Arc<[u8]>,
-    pub label: Option<Label>,
-    /// [`Label::to_bits`] of each token's label; empty where tokens have none of their own.
-    pub token_labels: Arc<[u32]>,
-}
-
-impl Row {
-    /// A row of ids alone.
-    pub fn of_ids(ids: &[u32]) -> Row {
-        Row {
-            ids: ids.into(),
-            flags: [].into(),
-            label: None,
-            token_labels: [].into(),
-        }
     }
 }
 
@@ -119,9 +95,10 @@ pub trait Recipe: Debug + Send + Sync {
     /// Writes the labels and the number of targets of a batch whose ids are there; may mask ids.
     fn label(&self, rows: &BatchRows<'_>, batch: &mut Batch);
 
-    /// The error for a set without a row; no group had more than `largest` tokens.
-    fn empty(&self, job: &Job<'_>, _totals: Totals, _largest: u64) -> Error {
-        Error::NoRows { what: job.name() }
+    /// The error for a set without a row, `what` in the user's words; no group had more than
+    /// `largest` tokens.
+    fn empty(&self, what: String, _share: Share, _totals: Totals, _largest: u64) -> Error {
+        Error::NoRows { what }
     }
 }
 

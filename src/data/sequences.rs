@@ -9,9 +9,8 @@ use tokenizers::{
 };
 
 use super::error::{Error, Result};
-use super::examples::flag;
 use super::label::Label;
-use super::samples::Row;
+use super::rows::{Row, flag};
 use super::tokenizer::Tokenizer;
 
 /// One sequence: ids with their [`flag`] bits.
@@ -53,7 +52,12 @@ pub struct SequenceEncoder {
 }
 
 impl SequenceEncoder {
-    pub(super) fn new(tokenizer: &Tokenizer, max_length: Option<usize>) -> Result<SequenceEncoder> {
+    /// An encoder with special tokens, which cuts each sequence to `max_length` tokens if one is
+    /// given.
+    ///
+    /// # Errors
+    /// The length leaves no room beside special tokens.
+    pub fn new(tokenizer: &Tokenizer, max_length: Option<usize>) -> Result<SequenceEncoder> {
         let special = [
             tokenizer.special_tokens(false),
             tokenizer.special_tokens(true),
@@ -154,7 +158,11 @@ impl SequenceEncoder {
 pub struct WordEncoder(SequenceEncoder);
 
 impl WordEncoder {
-    pub(super) fn new(tokenizer: &Tokenizer, max_length: Option<usize>) -> Result<WordEncoder> {
+    /// See [`SequenceEncoder::new`].
+    ///
+    /// # Errors
+    /// The length leaves no room beside special tokens.
+    pub fn new(tokenizer: &Tokenizer, max_length: Option<usize>) -> Result<WordEncoder> {
         let mut encoder = SequenceEncoder::new(tokenizer, max_length)?;
         let mut texts = (*encoder.texts).clone();
         if let Some(mut splitter) = texts.get_pre_tokenizer().cloned() {

@@ -2,6 +2,10 @@
 
 use std::path::PathBuf;
 
+/// Bytes of the longest line or table cell. Longer ones are an error rather than memory: they come
+/// from a wrong delimiter, an open quote or a decompression bomb.
+pub const MAX_FIELD: usize = 64 << 20;
+
 /// Where examples come from and how they are prepared; the same for every task. The default has no
 /// files and changes nothing.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::error::{Error, Result};
+use super::formats::cell::Cell;
 use super::formats::input::Bookmark;
-use super::formats::table::{Cell, Format, Row, Table};
+use super::formats::table::{Format, Row, Table};
 use super::formats::text::Lines;
 use super::samples::{Sample, SampleFile};
 use super::settings::TableSettings;

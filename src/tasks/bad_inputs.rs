@@ -14,11 +14,11 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::Type;
 use tempfile::TempDir;
 
-use super::test_support::{collator, examples, labels, lines};
+use super::test_support::{collator, examples, has_labels, labels, lines};
 use super::{ClsDataSettings, MlmDataSettings, Split};
 use crate::data::settings::{OnBadRow, PaddingSettings, Quoting, SourceSettings, TableSettings};
 use crate::data::tokenizer::train_byte_bpe;
-use crate::data::{Examples, Label, LabelMap, Result, Tokenizer};
+use crate::data::{Label, LabelMap, Result, Rows, Tokenizer};
 
 /// A BERT-like tokenizer with one token for each letter.
 pub(super) fn letters(dir: &Path) -> Tokenizer {
@@ -50,10 +50,7 @@ pub(super) fn settings(dir: &Path, files: &[PathBuf]) -> ClsDataSettings {
 }
 
 /// Labels and training examples, as a command prepares them.
-pub(super) fn load(
-    settings: &ClsDataSettings,
-    tokenizer: &Tokenizer,
-) -> Result<(LabelMap, Examples)> {
+pub(super) fn load(settings: &ClsDataSettings, tokenizer: &Tokenizer) -> Result<(LabelMap, Rows)> {
     let labels = labels(settings)?;
     let length = settings.max_seq_length;
     let examples = examples(settings, Split::Train, tokenizer, Some(&labels), length)?;
@@ -159,7 +156,7 @@ impl Bench {
         name: &str,
         bytes: &[u8],
         change: impl FnOnce(&mut ClsDataSettings),
-    ) -> Result<(LabelMap, Examples)> {
+    ) -> Result<(LabelMap, Rows)> {
         let mut settings = settings(self.dir.path(), &[self.file(name, bytes)]);
         change(&mut settings);
         load(&settings, &self.tokenizer)
@@ -744,5 +741,5 @@ fn classes_that_a_parquet_file_names_keep_their_order() {
     let examples =
         super::test_support::examples(&settings, Split::Test, &bench.tokenizer, Some(&labels), 16)
             .unwrap();
-    assert_eq!((examples.len(), examples.has_labels()), (1, false));
+    assert_eq!((examples.len(), has_labels(&examples)), (1, false));
 }

@@ -4,18 +4,18 @@ use super::bad_inputs::{letters, settings};
 use super::clm::ClmDataSettings;
 use super::test_support::{collator, context};
 use super::*;
-use crate::data::examples::flag;
 use crate::data::padding::Padding;
+use crate::data::rows::flag;
 use crate::data::settings::PaddingSettings;
-use crate::data::{Dataset, Error, Examples, HostLabels, Label, Position, Row, Rows};
+use crate::data::{Error, HostLabels, Label, Position, Row, Rows};
 use ndarray::{arr1, arr2};
 
 const AT: Position = Position { epoch: 2, batch: 5 };
 
 /// Examples `[1]`, `[1, 2]`, ... of classes 0, 1, ...; the last token of each is of the second
 /// text.
-fn examples(lengths: &[u32]) -> Examples {
-    Examples::in_memory(|writer| {
+fn examples(lengths: &[u32]) -> Rows {
+    Rows::in_memory(None, |writer| {
         for (class, length) in lengths.iter().enumerate() {
             let ids: Vec<u32> = (1..=*length).collect();
             let mut flags = vec![0; *length as usize];
@@ -57,7 +57,13 @@ fn a_short_causal_batch_is_padded_with_rows_that_do_not_count() {
         block_size: None,
     };
     let context = context(&task, &letters(dir.path()), 3, None);
-    let rows = Rows::Packed(Dataset::from_ids(3, (0..12).collect()));
+    let rows = Rows::in_memory(Some(3), |rows| {
+        let ids: Vec<u32> = (0..12).collect();
+        let mut blocks = ids.chunks(3).map(Row::of_ids);
+        let written = blocks.try_for_each(|row| rows.push(&row));
+        written.map_err(Error::io("write", std::path::Path::new("x")))
+    })
+    .unwrap();
     let collator = Set::new(rows, task.recipe(&context, true).unwrap());
     let batch = collator.batch(&[3, 1], 4, AT);
     assert_eq!(

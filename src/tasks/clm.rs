@@ -14,9 +14,9 @@ use xtrain_models::{HeadKind, IGNORED_LABEL};
 
 use super::language::{GROUP, TokenAccuracy, texts, too_short};
 use super::{Context, Length, Task};
-use crate::data::dataset::Totals;
-use crate::data::prepare::Job;
+use crate::data::rows::Totals;
 use crate::data::settings::{PaddingSettings, SourceSettings};
+use crate::data::share::Share;
 use crate::data::texts::TextFile;
 use crate::data::{
     Batch, BatchRows, EncodedGroup, Error, HostLabels, LabelMap, Recipe, Result, Row, Sample,
@@ -172,8 +172,8 @@ impl Recipe for Blocks {
         batch.targets = batch.examples * (self.block_size - 1);
     }
 
-    fn empty(&self, job: &Job<'_>, totals: Totals, largest: u64) -> Error {
-        too_short(job, totals, self.block_size, largest, "block_size")
+    fn empty(&self, what: String, share: Share, totals: Totals, largest: u64) -> Error {
+        too_short(what, share, totals, self.block_size, largest, "block_size")
     }
 }
 

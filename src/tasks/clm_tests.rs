@@ -2,8 +2,8 @@
 //! text.
 
 use super::*;
-use crate::data::Dataset;
-use crate::data::dataset::Origin;
+use crate::data::Rows;
+use crate::data::rows::Origin;
 use crate::data::tokenizer::train_byte_bpe;
 use crate::tasks::Split;
 use crate::tasks::test_support::packed;
@@ -28,9 +28,9 @@ fn bytes_tokenizer() -> Tokenizer {
     train_byte_bpe(&[""], 257).unwrap()
 }
 
-fn rows(dataset: &Dataset) -> Vec<Vec<u32>> {
+fn rows(dataset: &Rows) -> Vec<Vec<u32>> {
     (0..dataset.len())
-        .map(|i| dataset.row(i).iter().collect())
+        .map(|i| dataset.example(i).ids.iter().collect())
         .collect()
 }
 
@@ -62,14 +62,15 @@ fn groups_of_1000_lines_lose_their_own_remainder() {
         )
     );
     let text: String = data
-        .row(7)
+        .example(7)
+        .ids
         .iter()
         .map(|id| tokenizer.decode(&[id], false).unwrap())
         .collect();
     assert_eq!(text, "a\n".repeat(150)); // lines 1150 to 1299 of the second group
     assert_eq!(
         tokenizer
-            .decode(&data.row(8).iter().collect::<Vec<_>>(), false)
+            .decode(&data.example(8).ids.iter().collect::<Vec<_>>(), false)
             .unwrap(),
         "b\n".repeat(150)
     );
@@ -102,7 +103,7 @@ fn the_first_lines_validate_when_there_is_no_validation_file() {
     assert_eq!(data.len(), 28);
     assert_eq!(
         tokenizer
-            .decode(&data.row(0).iter().collect::<Vec<_>>(), false)
+            .decode(&data.example(0).ids.iter().collect::<Vec<_>>(), false)
             .unwrap(),
         "002\n"
     );

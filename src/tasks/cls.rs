@@ -65,7 +65,7 @@ impl Task for ClsDataSettings {
                 labels: context.run_labels().clone(),
                 needed: needs_labels,
             },
-            encoder: context.tokenizer.sequences(Some(context.length))?,
+            encoder: SequenceEncoder::new(&context.tokenizer, Some(context.length))?,
             length: context.length,
             padding: Padding::of(&self.padding, context.length, &context.tokenizer)?,
             segments: context.tokenizer.has_segments(),

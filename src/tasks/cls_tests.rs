@@ -1,11 +1,11 @@
 //! Splits, lengths, pairs and what is kept on disk.
 
 use super::*;
-use crate::data::dataset::Origin;
-use crate::data::{Examples, Position};
+use crate::data::rows::Origin;
+use crate::data::{Position, Rows};
 use crate::tasks::Split;
 use crate::tasks::bad_inputs::{Column, letters, load, parquet, settings};
-use crate::tasks::test_support::{collator, context, examples, labels};
+use crate::tasks::test_support::{collator, context, examples, has_labels, labels};
 use std::fs;
 use std::path::PathBuf;
 
@@ -26,7 +26,7 @@ fn rows(dir: &Path, name: &str, count: usize) -> PathBuf {
     path
 }
 
-fn ids(examples: &Examples) -> Vec<Vec<u32>> {
+fn ids(examples: &Rows) -> Vec<Vec<u32>> {
     (0..examples.len())
         .map(|i| examples.example(i).ids.iter().collect())
         .collect()
@@ -253,9 +253,9 @@ fn a_test_set_needs_no_labels_but_wrong_ones_are_told() {
         settings.source.test_files = vec![path];
         examples(&settings, Split::Test, &tokenizer, Some(&labels), 16)
     };
-    assert!(!test("index\tsentence\n0\ta\n1\tb\n").unwrap().has_labels());
-    assert!(test("sentence\tlabel\na\tx\nb\ty\n").unwrap().has_labels());
-    assert!(!test("sentence\tlabel\na\t-1\nb\t\n").unwrap().has_labels());
+    assert!(!has_labels(&test("index\tsentence\n0\ta\n1\tb\n").unwrap()));
+    assert!(has_labels(&test("sentence\tlabel\na\tx\nb\ty\n").unwrap()));
+    assert!(!has_labels(&test("sentence\tlabel\na\t-1\nb\t\n").unwrap()));
     assert!(
         test("sentence\tlabel\na\tz\n")
             .unwrap_err()

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::RunLabels;
+use crate::data::formats::cell::Cell;
 use crate::data::formats::input::Bookmark;
-use crate::data::formats::table::{Cell, Row, Table};
+use crate::data::formats::table::{Row, Table};
 use crate::data::settings::{OnBadRow, PaddingSettings, SourceSettings};
 use crate::data::texts::not_text;
 use crate::data::{Error, Label, LabelMap, Result, Sample, SampleFile};

@@ -1,8 +1,8 @@
 //! What both language models have in common: lines of text, 1000 at a time, and how many tokens
 //! were predicted.
 
-use crate::data::dataset::Totals;
-use crate::data::prepare::{Job, Share};
+use crate::data::rows::Totals;
+use crate::data::share::Share;
 use crate::data::{Error, HostLabels, Sample};
 use crate::trainer::evaluate::Metrics;
 
@@ -18,7 +18,8 @@ pub fn texts(samples: &[Sample]) -> impl Iterator<Item = &str> {
 /// The error for a set without one row of `length`; `flag` sets that length, and no group had more
 /// than `largest` tokens.
 pub fn too_short(
-    job: &Job<'_>,
+    what: String,
+    share: Share,
     totals: Totals,
     length: usize,
     largest: u64,
@@ -28,7 +29,7 @@ pub fn too_short(
     if largest >= 2 {
         advice.push(format!("set --{flag} {largest} or less"));
     }
-    match job.share {
+    match share {
         Share::First(_) => advice
             .push("give a --validation_file, or raise --validation_split_percentage".to_string()),
         Share::After(_) => advice.push("lower --validation_split_percentage".to_string()),
@@ -36,7 +37,7 @@ pub fn too_short(
     }
     advice.push("bring more text".to_string());
     Error::TooShort {
-        what: job.name(),
+        what,
         tokens: totals.tokens,
         lines: totals.lines,
         length,

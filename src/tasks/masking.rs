@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use xtrain_models::IGNORED_LABEL;
 
-use crate::data::examples::flag;
+use crate::data::rows::flag;
 use crate::data::sampler::below;
 
 /// Of the chosen tokens, how many of ten become the mask token; one more of ten a random one.

@@ -12,12 +12,11 @@ use xtrain_models::HeadKind;
 use super::language::{GROUP, TokenAccuracy, texts, too_short};
 use super::masking::Masking;
 use super::{Context, Length, Task};
-use crate::data::dataset::Totals;
-use crate::data::examples::flag;
 use crate::data::padding::Padding;
-use crate::data::prepare::Job;
+use crate::data::rows::{Totals, flag};
 use crate::data::sequences::{Sequence, SequenceEncoder};
 use crate::data::settings::{PaddingSettings, SourceSettings};
+use crate::data::share::Share;
 use crate::data::texts::TextFile;
 use crate::data::{
     Batch, BatchRows, EncodedGroup, Error, HostLabels, LabelMap, Recipe, Result, Row, Sample,
@@ -82,7 +81,7 @@ impl Task for MlmDataSettings {
         let padding = self.padding();
         Ok(Arc::new(MaskedLines {
             source: self.source.clone(),
-            encoder: tokenizer.sequences(self.line_by_line.then_some(length))?,
+            encoder: SequenceEncoder::new(tokenizer, self.line_by_line.then_some(length))?,
             length,
             masking,
             padding: padding
@@ -260,11 +259,11 @@ impl Recipe for MaskedLines {
         }
     }
 
-    fn empty(&self, job: &Job<'_>, totals: Totals, largest: u64) -> Error {
+    fn empty(&self, what: String, share: Share, totals: Totals, largest: u64) -> Error {
         if self.padding.is_some() {
-            Error::NoText { what: job.name() }
+            Error::NoText { what }
         } else {
-            too_short(job, totals, self.length, largest, "max_seq_length")
+            too_short(what, share, totals, self.length, largest, "max_seq_length")
         }
     }
 }

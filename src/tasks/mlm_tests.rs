@@ -3,7 +3,7 @@
 use super::*;
 use crate::data::loader::{LoadSpec, Loader};
 use crate::data::sampler::{BatchPlan, Order, Position};
-use crate::data::{Batch, Examples};
+use crate::data::{Batch, Rows};
 use crate::tasks::Split;
 use crate::tasks::bad_inputs::letters;
 use crate::tasks::test_support::{collator, examples};
@@ -33,7 +33,7 @@ fn lines_are_joined_with_their_special_tokens_or_stand_alone() {
     let dir = tempfile::tempdir().unwrap();
     let tokenizer = letters(dir.path());
     let mut settings = settings(dir.path(), "ab\n\n \nc d e f g\n");
-    let ids = |examples: &Examples| {
+    let ids = |examples: &Rows| {
         (0..examples.len())
             .map(|i| examples.example(i).ids.iter().collect())
             .collect::<Vec<Vec<u32>>>()

@@ -25,8 +25,9 @@ use std::sync::Arc;
 use serde_json::Value;
 use xtrain_models::HeadKind;
 
-use crate::data::prepare::{Job, Share, percentage};
+use crate::data::prepare::{Job, percentage};
 use crate::data::settings::{PaddingSettings, SourceSettings};
+use crate::data::share::Share;
 use crate::data::stream::StreamSpec;
 use crate::data::{Error, LabelMap, Recipe, Result, Sample, Samples, Set, Tokenizer};
 use crate::trainer::evaluate::Metrics;

@@ -129,7 +129,7 @@ fn a_stream_has_the_rows_of_a_prepared_set_in_every_format() {
         let spec = clm_rows(&task, LENGTH, 0);
         let set = packed(&task, Split::Train, &spec.tokenizer, LENGTH).unwrap();
         let wanted: Vec<Vec<u32>> = (0..set.len())
-            .map(|row| set.row(row).iter().collect())
+            .map(|row| set.example(row).ids.iter().collect())
             .collect();
         let found = take(
             &mut Stream::new(Arc::new(spec), None).unwrap(),

@@ -1,7 +1,7 @@
 //! What the tests of tasks share: sets and rows from settings, without a model.
 
 use super::*;
-use crate::data::{Dataset, Error, Examples, Rows};
+use crate::data::{Error, Rows};
 
 /// The context of a task for tests, whose length and labels the test decides.
 pub fn context(
@@ -29,16 +29,10 @@ pub fn labels(task: &dyn Labelled) -> Result<LabelMap> {
 }
 
 /// A split's packed rows.
-pub fn packed(
-    task: &dyn Task,
-    split: Split,
-    tokenizer: &Tokenizer,
-    length: usize,
-) -> Result<Dataset> {
-    match set(task, &context(task, tokenizer, length, None), split)?.rows {
-        Rows::Packed(rows) => Ok(rows),
-        Rows::Examples(_) => panic!("packed rows are expected"),
-    }
+pub fn packed(task: &dyn Task, split: Split, tokenizer: &Tokenizer, length: usize) -> Result<Rows> {
+    let rows = set(task, &context(task, tokenizer, length, None), split)?.rows;
+    assert!(rows.is_packed());
+    Ok(rows)
 }
 
 /// A split's examples.
@@ -48,11 +42,15 @@ pub fn examples(
     tokenizer: &Tokenizer,
     labels: Option<&LabelMap>,
     length: usize,
-) -> Result<Examples, Error> {
-    match set(task, &context(task, tokenizer, length, labels), split)?.rows {
-        Rows::Examples(rows) => Ok(rows),
-        Rows::Packed(_) => panic!("examples are expected"),
-    }
+) -> Result<Rows, Error> {
+    let rows = set(task, &context(task, tokenizer, length, labels), split)?.rows;
+    assert!(!rows.is_packed());
+    Ok(rows)
+}
+
+/// Whether every example has its label.
+pub fn has_labels(examples: &Rows) -> bool {
+    (0..examples.len()).all(|row| examples.example(row).label.is_some())
 }
 
 /// Examples as a set.
@@ -61,10 +59,10 @@ pub fn collator(
     tokenizer: &Tokenizer,
     labels: Option<&LabelMap>,
     length: usize,
-    examples: Examples,
+    examples: Rows,
 ) -> Result<Set> {
     let recipe = task.recipe(&context(task, tokenizer, length, labels), true)?;
-    Ok(Set::new(Rows::Examples(examples), recipe))
+    Ok(Set::new(examples, recipe))
 }
 
 /// Lines that a recipe reads of a file.

@@ -13,8 +13,9 @@ use xtrain_models::{HeadKind, IGNORED_LABEL};
 use super::columns::{LabelUse, name};
 use super::{Context, Labelled, Length, Predicted, Task};
 use crate::data::formats::conll::{ConllReader, Sentence, no_label};
+use crate::data::formats::cell::Cell;
 use crate::data::formats::input::Bookmark;
-use crate::data::formats::table::{Cell, Format, Row as TableRow, Table};
+use crate::data::formats::table::{Format, Row as TableRow, Table};
 use crate::data::padding::Padding;
 use crate::data::sequences::WordEncoder;
 use crate::data::settings::{OnBadRow, PaddingSettings, SourceSettings};
@@ -91,7 +92,7 @@ impl Task for TokenClsDataSettings {
             continued: continued
                 .map(|(id, name)| Label::class(inside(name).unwrap_or(id) as u32))
                 .collect(),
-            encoder: context.tokenizer.words(Some(context.length))?,
+            encoder: WordEncoder::new(&context.tokenizer, Some(context.length))?,
             length: context.length,
             padding: Padding::of(&self.padding, context.length, &context.tokenizer)?,
             settings: self.clone(),
@@ -188,7 +189,7 @@ impl Labelled for TokenClsDataSettings {
     fn predictions(&self, predicted: &Predicted<'_>) -> String {
         let context = predicted.context;
         let labels = &context.run_labels().map;
-        let encoder = context.tokenizer.words(Some(context.length));
+        let encoder = WordEncoder::new(&context.tokenizer, Some(context.length));
         let encoder = encoder.expect("the test set was made with it");
         let (mut text, mut unlabelled) = (String::new(), 0);
         for (sample, output) in predicted.samples.iter().zip(predicted.outputs) {

@@ -8,9 +8,9 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::input::{Bookmark, Input, MAX_FIELD};
+use super::input::{Bookmark, Input};
 use crate::data::error::{Error, Place, Result};
-use crate::data::settings::Quoting;
+use crate::data::settings::{MAX_FIELD, Quoting};
 
 /// Fields as bytes, with the line where each begins.
 #[derive(Debug, Default)]

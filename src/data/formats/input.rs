@@ -15,10 +15,6 @@ use crate::checkpoint::hash::{self, hex};
 use crate::data::error::{Error, Result};
 use crate::data::remote::{Remote, RemoteReader, is_url};
 
-/// Bytes of the longest line or table cell. Longer ones are an error rather than memory: they come
-/// from a wrong delimiter, an open quote or a decompression bomb.
-pub const MAX_FIELD: usize = 64 << 20;
-
 /// Text compresses to a fifth, rarely to a fiftieth. Where far more comes out, the file is made to
 /// fill memory or disk.
 const MAX_RATIO: u64 = 500;

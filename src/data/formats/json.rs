@@ -6,8 +6,9 @@ use std::sync::atomic::AtomicU64;
 
 use serde_json::{Map, Value};
 
-use super::input::{Bookmark, Input, MAX_FIELD};
+use super::input::{Bookmark, Input};
 use crate::data::error::{Error, Place, Result};
+use crate::data::settings::MAX_FIELD;
 
 /// Objects of a file, streaming.
 pub(in crate::data) struct JsonReader {

@@ -4,6 +4,7 @@
 //! `text` their lines; `table` gives rows whose cells look the same whether `csv`, `json` or
 //! `parquet` read them. A new format is a file beside those and a row in [`table::Format`].
 
+pub mod cell;
 pub mod conll;
 mod csv;
 pub mod input;

@@ -14,8 +14,8 @@ use parquet::record::{Field, Row};
 use parquet::schema::types::{SchemaDescriptor, Type};
 use serde_json::Value;
 
+use super::cell::Cell;
 use super::input::Bookmark;
-use super::table::Cell;
 use crate::data::error::{Error, Place, Result};
 use crate::data::remote::{Remote, RemoteReader, is_url};
 use crate::report::panics;

@@ -7,12 +7,13 @@ use std::sync::atomic::AtomicU64;
 
 use serde_json::Value;
 
+use super::cell::Cell;
 use super::csv::{CsvReader, Fields};
-use super::input::{Bookmark, Input, MAX_FIELD};
+use super::input::{Bookmark, Input};
 use super::json::{JsonReader, JsonRow, kind};
 use super::parquet::ParquetReader;
 use crate::data::error::{Error, Place, Result};
-use crate::data::settings::{Quoting, TableSettings};
+use crate::data::settings::{MAX_FIELD, Quoting, TableSettings};
 
 /// How a file is read, by the end of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,25 +42,6 @@ impl Format {
             _ => Format::Text,
         }
     }
-}
-
-/// One cell of a row.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Cell {
-    Text(String),
-    /// A number or truth value of a format that tells them from text, as it would be written.
-    Number(String),
-    /// The number of a class whose name the file declares.
-    Class {
-        number: i64,
-        name: String,
-    },
-    /// Null, or no such key in this row.
-    Missing,
-    /// A list of cells, such as a sentence's words.
-    List(Vec<Cell>),
-    /// Anything else, by what it is.
-    Other(&'static str),
 }
 
 /// A row: where it is, and its cells in the order of the columns chosen.

@@ -9,8 +9,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::input::{Bookmark, Input, MAX_FIELD};
+use super::input::{Bookmark, Input};
 use crate::data::error::{Error, Place, Result};
+use crate::data::settings::MAX_FIELD;
 
 /// Lines of one file, streaming. Goes on after a line that is not UTF-8, and ends at any other
 /// error.

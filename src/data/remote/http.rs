@@ -6,6 +6,7 @@
 //! which object_store repeats.
 
 use std::io::Read;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -15,19 +16,16 @@ use object_store::client::{
 };
 use ureq::config::AutoHeaderValue;
 
-use super::patience;
-
 /// An answer beyond this is none that was asked for.
 const MOST: u64 = 1 << 30;
 
+/// Makes clients that give up on a server that says nothing for this long.
 #[derive(Debug)]
-pub struct Connector;
+pub struct Connector(pub Duration);
 
 impl HttpConnector for Connector {
     fn connect(&self, _options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let patience = Some(patience(
-            std::env::var("HF_HUB_DOWNLOAD_TIMEOUT").ok().as_deref(),
-        ));
+        let patience = Some(self.0);
         let config = ureq::Agent::config_builder()
             // A status is an answer for object_store to judge.
             .http_status_as_error(false)

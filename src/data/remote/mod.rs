@@ -267,6 +267,9 @@ fn store(path: &Path) -> Result<(Arc<dyn ObjectStore>, object_store::path::Path)
         max_retries: RETRIES,
         retry_timeout: Duration::from_secs(180),
     };
+    let connector = http::Connector(patience(
+        std::env::var("HF_HUB_DOWNLOAD_TIMEOUT").ok().as_deref(),
+    ));
     let store: object_store::Result<Arc<dyn ObjectStore>> = match url.scheme() {
         "s3" => {
             let mut builder =
@@ -278,7 +281,7 @@ fn store(path: &Path) -> Result<(Arc<dyn ObjectStore>, object_store::path::Path)
             }
             builder
                 .with_retry(retry)
-                .with_http_connector(http::Connector)
+                .with_http_connector(connector)
                 .build()
                 .map(|store| Arc::new(store) as _)
         }
@@ -290,7 +293,7 @@ fn store(path: &Path) -> Result<(Arc<dyn ObjectStore>, object_store::path::Path)
                 .with_client_options(options)
                 .with_retry(retry);
             builder
-                .with_http_connector(http::Connector)
+                .with_http_connector(connector)
                 .build()
                 .map(|store| Arc::new(store) as _)
         }

@@ -22,8 +22,9 @@ use serde_json::Value;
 
 use super::Batch;
 use super::error::{Error, Result};
+use super::rows::Row;
 use super::sampler::Position;
-use super::samples::{Recipe, Row};
+use super::samples::Recipe;
 use super::set::Set;
 use super::settings::SourceSettings;
 use super::tokenizer::Tokenizer;

@@ -7,7 +7,8 @@ use rayon::ThreadPool;
 use rayon::prelude::*;
 
 use super::super::error::{Error, Result};
-use super::super::samples::{Row, Sample};
+use super::super::rows::Row;
+use super::super::samples::Sample;
 use super::StreamSpec;
 use super::feed::{Cursor, Feed};
 

@@ -10,8 +10,8 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
 use super::super::error::{Error, Result};
+use super::super::rows::Row;
 use super::super::sampler::below;
-use super::super::samples::Row;
 use super::StreamSpec;
 use super::rows::Rows;
 use super::state::StreamPosition;

@@ -9,7 +9,7 @@ use serde_json::Value;
 use xtrain_graphs::{DType, Shape};
 
 use super::super::error::{Error, Result};
-use super::super::samples::Row;
+use super::super::rows::Row;
 use super::SavedPosition;
 use super::feed::Cursor;
 use crate::checkpoint::weights::write_safetensors;

@@ -17,7 +17,6 @@ use tokenizers::PostProcessor;
 
 use crate::checkpoint::{atomic, hash, hf};
 use crate::data::error::{Error, Result};
-use crate::data::sequences::{SequenceEncoder, WordEncoder};
 use convert::{Converted, Files, convert};
 
 const DEFINITION: &str = "tokenizer.json";
@@ -337,21 +336,6 @@ impl Tokenizer {
             files: Arc::new(files),
             ..self.clone()
         })
-    }
-
-    /// A way to encode with special tokens, each sequence cut to `max_length` tokens if one is
-    /// given.
-    pub fn sequences(&self, max_length: Option<usize>) -> Result<SequenceEncoder> {
-        SequenceEncoder::new(self, max_length)
-    }
-
-    /// A way to encode sentences that come as words, each cut to `max_length` tokens if one is
-    /// given.
-    ///
-    /// # Errors
-    /// The length leaves no room beside special tokens.
-    pub fn words(&self, max_length: Option<usize>) -> Result<WordEncoder> {
-        WordEncoder::new(self, max_length)
     }
 
     /// The longest text that the tokenizer's own config allows, in tokens; `None` where it sets no
