@@ -243,75 +243,48 @@ impl Error {
     }
 }
 
-/// PJRT's error codes, which are absl's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Code {
-    Cancelled,
-    Unknown,
-    InvalidArgument,
-    DeadlineExceeded,
-    NotFound,
-    AlreadyExists,
-    PermissionDenied,
-    ResourceExhausted,
-    FailedPrecondition,
-    Aborted,
-    OutOfRange,
-    Unimplemented,
-    Internal,
-    Unavailable,
-    DataLoss,
-    Unauthenticated,
+/// Codes in the order of their numbers, from 1, each with its name.
+macro_rules! codes {
+    ($($code:ident $name:literal),* $(,)?) => {
+        /// PJRT's error codes, which are absl's.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Code {
+            $($code),*
+        }
+
+        const CODES: &[(Code, &str)] = &[$((Code::$code, $name)),*];
+    };
+}
+
+codes! {
+    Cancelled "CANCELLED",
+    Unknown "UNKNOWN",
+    InvalidArgument "INVALID_ARGUMENT",
+    DeadlineExceeded "DEADLINE_EXCEEDED",
+    NotFound "NOT_FOUND",
+    AlreadyExists "ALREADY_EXISTS",
+    PermissionDenied "PERMISSION_DENIED",
+    ResourceExhausted "RESOURCE_EXHAUSTED",
+    FailedPrecondition "FAILED_PRECONDITION",
+    Aborted "ABORTED",
+    OutOfRange "OUT_OF_RANGE",
+    Unimplemented "UNIMPLEMENTED",
+    Internal "INTERNAL",
+    Unavailable "UNAVAILABLE",
+    DataLoss "DATA_LOSS",
+    Unauthenticated "UNAUTHENTICATED",
 }
 
 impl Code {
-    pub(super) fn from_raw(raw: i32) -> Self {
-        use Code::*;
-        const CODES: [Code; 16] = [
-            Cancelled,
-            Unknown,
-            InvalidArgument,
-            DeadlineExceeded,
-            NotFound,
-            AlreadyExists,
-            PermissionDenied,
-            ResourceExhausted,
-            FailedPrecondition,
-            Aborted,
-            OutOfRange,
-            Unimplemented,
-            Internal,
-            Unavailable,
-            DataLoss,
-            Unauthenticated,
-        ];
-        usize::try_from(raw - 1)
-            .ok()
-            .and_then(|i| CODES.get(i).copied())
-            .unwrap_or(Unknown)
+    pub(super) fn from_raw(raw: u32) -> Self {
+        let known = CODES.get((raw as usize).wrapping_sub(1));
+        known.map_or(Code::Unknown, |(code, _)| *code)
     }
 }
 
 impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Code::Cancelled => "CANCELLED",
-            Code::Unknown => "UNKNOWN",
-            Code::InvalidArgument => "INVALID_ARGUMENT",
-            Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
-            Code::NotFound => "NOT_FOUND",
-            Code::AlreadyExists => "ALREADY_EXISTS",
-            Code::PermissionDenied => "PERMISSION_DENIED",
-            Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
-            Code::FailedPrecondition => "FAILED_PRECONDITION",
-            Code::Aborted => "ABORTED",
-            Code::OutOfRange => "OUT_OF_RANGE",
-            Code::Unimplemented => "UNIMPLEMENTED",
-            Code::Internal => "INTERNAL",
-            Code::Unavailable => "UNAVAILABLE",
-            Code::DataLoss => "DATA_LOSS",
-            Code::Unauthenticated => "UNAUTHENTICATED",
-        })
+        f.write_str(CODES[*self as usize].1)
     }
 }
 

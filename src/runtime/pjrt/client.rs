@@ -1,14 +1,15 @@
 //! A client: one plugin at work on the devices of this process. How it uploads is in `buffer`, how
 //! it compiles and loads in `executable`.
 
+use super::bindings::*;
+use super::call::Call;
 use super::device::Device;
-use super::ffi::{self, Call, PjrtClient, PjrtDevice};
+use super::handle::{Handle, Owner};
 use super::kv::{self, Callbacks, KeyValueStore};
 use super::memory::{array, string};
 use super::options::{OptionValue, named_values};
-use super::plugin::Plugin;
+use super::plugin::{Plugin, PluginInner};
 use crate::runtime::error::{Error, Result};
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -19,8 +20,8 @@ pub struct Client {
 }
 
 pub(super) struct ClientInner {
-    pub plugin: Plugin,
-    raw: NonNull<PjrtClient>,
+    // Declared, and so dropped, before what its threads may call.
+    handle: Handle<PJRT_Client, Plugin>,
     devices: Vec<Device>,
     /// Positions in `devices` of those that this process can use.
     addressable: Vec<usize>,
@@ -33,11 +34,11 @@ pub(super) struct ClientInner {
     _callbacks: Option<Box<Callbacks>>,
 }
 
-// SAFETY: a PJRT client may be used and destroyed from any thread (but its own; see
-// `Event::on_ready`).
-unsafe impl Send for ClientInner {}
-// SAFETY: its calls are thread-safe.
-unsafe impl Sync for ClientInner {}
+impl Owner for ClientInner {
+    fn plugin(&self) -> &Arc<PluginInner> {
+        self.handle.owner.plugin()
+    }
+}
 
 impl Client {
     /// Creates a client. Plugins refuse options that they do not know, by name.
@@ -52,51 +53,15 @@ impl Client {
         options: &[(String, OptionValue)],
         store: Option<Arc<dyn KeyValueStore>>,
     ) -> Result<Client> {
-        let doing = || format!("creating a client of {}", plugin.path().display());
-        let values = named_values(options);
-        let mut args = ffi::ClientCreate {
-            create_options: values.as_ptr(),
-            num_options: values.len(),
-            ..Default::default()
-        };
-        let callbacks = store.map(Callbacks::new);
-        if let Some(callbacks) = &callbacks {
-            let argument = callbacks.argument();
-            (args.kv_get_callback, args.kv_get_user_arg) =
-                (Some(kv::get as ffi::KvGetCallback), argument);
-            (args.kv_put_callback, args.kv_put_user_arg) =
-                (Some(kv::put as ffi::KvPutCallback), argument);
-            (args.kv_try_get_callback, args.kv_try_get_user_arg) =
-                (Some(kv::try_get as ffi::KvTryGetCallback), argument);
-        }
-        // SAFETY: the options live through the call, the callbacks as long as the client.
-        unsafe { plugin.inner.call(&mut args) }.map_err(|e| e.during(doing()))?;
-        let raw = NonNull::new(args.client).ok_or_else(|| {
-            plugin
-                .inner
-                .answer(ffi::ClientCreate::SLOT, "gave no client")
-                .during(doing())
-        })?;
-        // From here on the handle is owned, so that an error below destroys it.
-        let mut inner = ClientInner {
-            plugin: plugin.clone(),
-            raw,
-            devices: Vec::new(),
-            addressable: Vec::new(),
-            platform_name: String::new(),
-            platform_version: String::new(),
-            process_index: 0,
-            launches: AtomicI32::new(0),
-            _callbacks: callbacks,
-        };
-        inner.describe().map_err(|e| e.during(doing()))?;
+        let inner = ClientInner::create(plugin, options, store)
+            .map_err(|e| e.during(format!("creating a client of {}", plugin.path().display())))?;
         Ok(Client {
             inner: Arc::new(inner),
         })
     }
 
     pub fn plugin(&self) -> &Plugin {
-        &self.inner.plugin
+        &self.inner.handle.owner
     }
 
     /// `cpu`, `cuda`, `neuron`.
@@ -152,49 +117,59 @@ impl std::fmt::Debug for Client {
 }
 
 impl ClientInner {
-    /// Reads names and devices once; they do not change.
-    fn describe(&mut self) -> Result<()> {
-        let plugin = self.plugin.inner.clone();
-        let client = self.raw();
-        let mut name = ffi::ClientPlatformName {
-            client,
+    /// Makes a client and reads its names and devices once; they do not change.
+    fn create(
+        plugin: &Plugin,
+        options: &[(String, OptionValue)],
+        store: Option<Arc<dyn KeyValueStore>>,
+    ) -> Result<ClientInner> {
+        let values = named_values(options);
+        let mut args = PJRT_Client_Create_Args {
+            create_options: values.as_ptr(),
+            num_options: values.len(),
             ..Default::default()
         };
-        let mut version = ffi::ClientPlatformVersion {
-            client,
-            ..Default::default()
-        };
-        let mut process = ffi::ClientProcessIndex {
-            client,
-            ..Default::default()
-        };
-        let mut devices = ffi::ClientDevices {
-            client,
-            ..Default::default()
-        };
-        // SAFETY: the client is alive; texts and arrays belong to it and are copied at once.
-        let devices = unsafe {
-            plugin.call(&mut name)?;
-            self.platform_name = string(name.name, name.name_size);
-            plugin.call(&mut version)?;
-            self.platform_version = string(version.version, version.version_size);
-            plugin.call(&mut process)?;
-            plugin.call(&mut devices)?;
-            array(devices.devices, devices.num_devices)
-        };
-        self.process_index = process.process_index;
-        for &device in devices {
-            // SAFETY: a device of this client, kept only inside it.
-            self.devices.push(unsafe { Device::new(device, &plugin) }?);
+        let callbacks = store.map(Callbacks::new);
+        if let Some(callbacks) = &callbacks {
+            let argument = callbacks.argument();
+            args.kv_get_callback = Some(kv::get);
+            args.kv_put_callback = Some(kv::put);
+            args.kv_try_get_callback = Some(kv::try_get);
+            args.kv_get_user_arg = argument;
+            args.kv_put_user_arg = argument;
+            args.kv_try_get_user_arg = argument;
         }
-        self.addressable = (0..self.devices.len())
-            .filter(|&i| self.devices[i].addressable())
-            .collect();
-        Ok(())
+        // SAFETY: the options live through the call, the callbacks as long as the client, which is
+        // new and which nobody else has. It is alive in the calls on it; texts and arrays belong to
+        // it and are copied at once. Its devices are kept only inside it.
+        unsafe {
+            let made = plugin.inner.call(args)?;
+            let handle = Handle::new(made.client, plugin.clone(), PJRT_Client_Create_Args::NAME)?;
+            let name: PJRT_Client_PlatformName_Args = handle.ask()?;
+            let version: PJRT_Client_PlatformVersion_Args = handle.ask()?;
+            let process: PJRT_Client_ProcessIndex_Args = handle.ask()?;
+            let devices: PJRT_Client_Devices_Args = handle.ask()?;
+            let devices = array(devices.devices, devices.num_devices)
+                .iter()
+                .map(|device| Device::new(*device, &plugin.inner))
+                .collect::<Result<Vec<_>>>()?;
+            Ok(ClientInner {
+                handle,
+                addressable: (0..devices.len())
+                    .filter(|&i| devices[i].addressable())
+                    .collect(),
+                devices,
+                platform_name: string(name.platform_name, name.platform_name_size),
+                platform_version: string(version.platform_version, version.platform_version_size),
+                process_index: process.process_index,
+                launches: AtomicI32::new(0),
+                _callbacks: callbacks,
+            })
+        }
     }
 
-    pub fn raw(&self) -> *mut PjrtClient {
-        self.raw.as_ptr()
+    pub fn raw(&self) -> *mut PJRT_Client {
+        self.handle.raw()
     }
 
     pub fn platform_name(&self) -> &str {
@@ -215,9 +190,9 @@ impl ClientInner {
     ///
     /// # Safety
     /// As for `PluginInner::call`.
-    pub unsafe fn call<A: Call>(&self, args: &mut A) -> Result<()> {
+    pub unsafe fn call<A: Call>(&self, args: A) -> Result<A> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.plugin.inner.call(args) }
+        unsafe { self.handle.call(args) }
     }
 
     /// Whether all devices are this process's.
@@ -236,22 +211,9 @@ impl ClientInner {
     }
 
     /// The number of a device among those of this process.
-    pub fn device_number(&self, raw: *mut PjrtDevice) -> Option<usize> {
+    pub fn device_number(&self, raw: *mut PJRT_Device) -> Option<usize> {
         self.addressable
             .iter()
             .position(|&i| self.devices[i].raw.as_ptr() == raw)
-    }
-}
-
-impl Drop for ClientInner {
-    fn drop(&mut self) {
-        // SAFETY: everything made from this client keeps it alive through an `Arc`, so all of it is
-        // gone; this is the last use.
-        let _ = unsafe {
-            self.call(&mut ffi::ClientDestroy {
-                client: self.raw(),
-                ..Default::default()
-            })
-        };
     }
 }

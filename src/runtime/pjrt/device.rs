@@ -1,20 +1,20 @@
 //! A device as its plugin describes it.
 
-use super::ffi::{self, CStruct, PjrtDevice};
+use super::bindings::*;
+use super::call::{CStruct, Call};
 use super::memory::string;
 use super::options::{OptionValue, read_named};
-use super::plugin::PluginInner;
+use super::plugin::{PluginInner, implemented};
 use crate::runtime::error::{Error, Result};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// One device of a client, borrowed from it.
 pub struct Device {
-    pub(super) raw: NonNull<PjrtDevice>,
+    pub(super) raw: NonNull<PJRT_Device>,
     plugin: Arc<PluginInner>,
     id: i32,
     process_index: i32,
-    local_hardware_id: i32,
     kind: String,
     attributes: Vec<(String, OptionValue)>,
     addressable: bool,
@@ -40,76 +40,57 @@ pub struct DeviceMemory {
     pub largest_alloc_size: Option<i64>,
 }
 
+/// Room for whatever newer plugins append to the statistics (they grew in 0.113 and may again).
+#[repr(C)]
+#[derive(Default)]
+struct MemoryStatsWithTail {
+    stats: PJRT_Device_MemoryStats_Args,
+    tail: [u64; 16],
+}
+
+impl CStruct for MemoryStatsWithTail {
+    const SIZE: usize = size_of::<MemoryStatsWithTail>();
+}
+
+impl Call for MemoryStatsWithTail {
+    const NAME: &'static str = PJRT_Device_MemoryStats_Args::NAME;
+    const OFFSET: usize = PJRT_Device_MemoryStats_Args::OFFSET;
+}
+
 impl Device {
     /// Reads a device's description.
     ///
     /// # Safety
     /// `raw` is a device of a live client of this plugin, and the result does not outlive that
     /// client.
-    pub(super) unsafe fn new(raw: *mut PjrtDevice, plugin: &Arc<PluginInner>) -> Result<Device> {
-        let mut description = ffi::DeviceGetDescription {
-            device: raw,
-            ..Default::default()
-        };
-        let mut addressable = ffi::DeviceIsAddressable {
-            device: raw,
-            ..Default::default()
-        };
-        // SAFETY: the device is alive; so is its description, which belongs to it.
-        unsafe {
-            plugin.call(&mut description)?;
-            plugin.call(&mut addressable)?;
-        }
-        let description = description.description;
-        let mut id = ffi::DescriptionId {
-            description,
-            ..Default::default()
-        };
-        let mut process = ffi::DescriptionProcessIndex {
-            description,
-            ..Default::default()
-        };
-        let mut kind = ffi::DescriptionKind {
-            description,
-            ..Default::default()
-        };
-        // SAFETY: as above; the kind's text belongs to the description and is copied at once.
-        let kind = unsafe {
-            plugin.call(&mut id)?;
-            plugin.call(&mut process)?;
-            plugin.call(&mut kind)?;
-            string(kind.kind, kind.kind_size)
-        };
-        let mut attributes = ffi::DescriptionAttributes {
-            description,
-            ..Default::default()
-        };
-        // SAFETY: as above; the values belong to the description and are copied at once.
-        let attributes = match unsafe { plugin.call(&mut attributes) } {
-            Ok(()) => unsafe { read_named(attributes.attributes, attributes.num_attributes) },
-            Err(e) if e.is_unimplemented() => Vec::new(),
-            Err(e) => return Err(e),
-        };
-        let mut local = ffi::DeviceLocalHardwareId {
-            device: raw,
-            ..Default::default()
-        };
-        // SAFETY: the device is alive. Plugins may not know this id, then it is -1 by the header's
-        // own convention.
-        let local_hardware_id = match unsafe { plugin.call(&mut local) } {
-            Ok(()) => local.local_hardware_id,
-            Err(e) if e.is_unimplemented() || !addressable.is_addressable => -1,
-            Err(e) => return Err(e),
+    pub(super) unsafe fn new(raw: *mut PJRT_Device, plugin: &Arc<PluginInner>) -> Result<Device> {
+        // SAFETY: the device is alive; so is its description, which belongs to it, as its texts and
+        // values do, which are copied at once.
+        let (addressable, id, process, kind, attributes) = unsafe {
+            let about = plugin
+                .ask::<PJRT_Device_GetDescription_Args, _>(raw)?
+                .device_description;
+            let attributes =
+                implemented(plugin.ask::<PJRT_DeviceDescription_Attributes_Args, _>(about))?;
+            let kind = plugin.ask::<PJRT_DeviceDescription_Kind_Args, _>(about)?;
+            (
+                plugin.ask::<PJRT_Device_IsAddressable_Args, _>(raw)?,
+                plugin.ask::<PJRT_DeviceDescription_Id_Args, _>(about)?,
+                plugin.ask::<PJRT_DeviceDescription_ProcessIndex_Args, _>(about)?,
+                string(kind.device_kind, kind.device_kind_size),
+                attributes.map_or_else(Vec::new, |told| {
+                    read_named(told.attributes, told.num_attributes)
+                }),
+            )
         };
         let raw = NonNull::new(raw).ok_or_else(|| {
-            plugin.answer(ffi::Slot::Client_Devices, "one of the devices is null")
+            plugin.answer(PJRT_Client_Devices_Args::NAME, "one of the devices is null")
         })?;
         Ok(Device {
             raw,
             plugin: plugin.clone(),
             id: id.id,
             process_index: process.process_index,
-            local_hardware_id,
             kind,
             attributes,
             addressable: addressable.is_addressable,
@@ -123,11 +104,6 @@ impl Device {
 
     pub fn process_index(&self) -> i32 {
         self.process_index
-    }
-
-    /// The hardware's own number in this process, -1 if it has none.
-    pub fn local_hardware_id(&self) -> i32 {
-        self.local_hardware_id
     }
 
     /// What kind of device it is, in the vendor's words.
@@ -150,26 +126,21 @@ impl Device {
 
     /// The allocator's numbers, if this device has them.
     pub fn memory(&self) -> Option<DeviceMemory> {
-        let mut args = ffi::DeviceMemoryStats {
-            device: self.raw.as_ptr(),
-            ..Default::default()
-        };
         // SAFETY: the device is alive, as its client is.
-        let result = unsafe { self.plugin.call(&mut args) };
-        let stats = match result {
-            Ok(()) => args,
+        let asked = unsafe { self.plugin.ask(self.raw.as_ptr()) };
+        let stats: PJRT_Device_MemoryStats_Args = match asked {
+            Ok(stats) => stats,
             Err(Error::Call {
                 code: crate::runtime::Code::InvalidArgument,
                 ..
             }) => {
                 // A newer plugin fills a longer struct and refuses ours; what we know lies at its
                 // start.
-                let mut longer = ffi::MemoryStatsWithTail::default();
+                let mut longer = MemoryStatsWithTail::default();
                 longer.stats.device = self.raw.as_ptr();
-                longer.stats.struct_size = ffi::MemoryStatsWithTail::SIZE;
+                longer.stats.struct_size = MemoryStatsWithTail::SIZE;
                 // SAFETY: the device is alive, and the struct is as long as it says.
-                unsafe { self.plugin.call(&mut longer) }.ok()?;
-                longer.stats
+                unsafe { self.plugin.call(longer) }.ok()?.stats
             }
             Err(_) => return None,
         };

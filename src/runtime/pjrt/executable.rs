@@ -1,24 +1,27 @@
 //! Executables: compiled modules that run. Every call is checked against the signature, because not
 //! every plugin does.
 
+use super::bindings::*;
 use super::buffer::Buffer;
+use super::call::Call;
 use super::client::{Client, ClientInner};
-use super::description::{CompiledMemory, Description, Owner};
+use super::compiled_module::{CompiledMemory, CompiledModule, program};
 use super::event::Event;
-use super::ffi::{self, Call, PjrtBuffer, PjrtEvent, PjrtLoadedExecutable};
+use super::handle::{Handle, Owner};
 use super::memory::{array, string};
 use super::options::CompileOptions;
+use super::plugin::implemented;
 use super::signature::Signature;
 use crate::runtime::error::{Error, Result};
 use std::collections::BTreeMap;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 /// A compiled module on its devices.
 pub struct Executable {
-    // Declared, and so dropped, in this order: the description may lean on the loaded executable.
-    description: Description,
-    loaded: Loaded,
+    // Declared, and so dropped, in this order: the module may lean on the loaded executable.
+    module: CompiledModule,
+    loaded: Handle<PJRT_LoadedExecutable, Arc<ClientInner>>,
     signature: Signature,
     /// Numbers, among this process's devices, of those that it runs on here.
     devices: Vec<usize>,
@@ -78,28 +81,29 @@ impl Client {
         signature: Signature,
         options: &CompileOptions,
     ) -> Result<Executable> {
-        let doing = || {
-            format!(
+        let compile = || {
+            let options = options.to_bytes()?;
+            let args = PJRT_Client_Compile_Args {
+                client: self.inner.raw(),
+                program: &program(code, format),
+                compile_options: options.as_ptr().cast(),
+                compile_options_size: options.len(),
+                ..Default::default()
+            };
+            // SAFETY: program and options live through the call; plugins only read the code, as the
+            // header's `const` program says. The executable is new and nobody else has it.
+            unsafe {
+                let made = self.inner.call(args)?;
+                Executable::from_raw(made.executable, &self.inner, signature)
+            }
+        };
+        compile().map_err(|e| {
+            e.during(format!(
                 "compiling a module ({} bytes of {format}) for {}",
                 code.len(),
                 self.platform_name()
-            )
-        };
-        let options = options.to_bytes().map_err(|e| e.during(doing()))?;
-        let program = ffi::Program::of(code, format);
-        let mut args = ffi::ClientCompile {
-            client: self.inner.raw(),
-            program: &program,
-            compile_options: options.as_ptr().cast(),
-            compile_options_size: options.len(),
-            ..Default::default()
-        };
-        // SAFETY: program and options live through the call; plugins only read the code, as the
-        // header's `const` program says.
-        unsafe { self.inner.call(&mut args) }.map_err(|e| e.during(doing()))?;
-        // SAFETY: the executable is new and nobody else has it.
-        unsafe { Executable::from_raw(args.executable, &self.inner, signature) }
-            .map_err(|e| e.during(doing()))
+            ))
+        })
     }
 
     /// Loads what [`Executable::serialize`] gave, in this or another process, with the same plugin
@@ -117,24 +121,25 @@ impl Client {
     /// signature, as a cache with checksums does. Comparing the inputs costs a tenth of what
     /// loading does: the whole optimized module is read.
     pub fn load_stored(&self, serialized: &[u8], signature: Signature) -> Result<Executable> {
-        let doing = || {
-            format!(
+        let args = PJRT_Executable_DeserializeAndLoad_Args {
+            client: self.inner.raw(),
+            serialized_executable: serialized.as_ptr().cast(),
+            serialized_executable_size: serialized.len(),
+            ..Default::default()
+        };
+        // SAFETY: the bytes live through the call. The executable is new and nobody else has it.
+        let loaded = unsafe {
+            self.inner.call(args).and_then(|made| {
+                Executable::from_raw(made.loaded_executable, &self.inner, signature)
+            })
+        };
+        loaded.map_err(|e| {
+            e.during(format!(
                 "loading a compiled executable ({} bytes) for {}",
                 serialized.len(),
                 self.platform_name()
-            )
-        };
-        let mut args = ffi::ExecutableDeserializeAndLoad {
-            client: self.inner.raw(),
-            serialized: serialized.as_ptr().cast(),
-            serialized_size: serialized.len(),
-            ..Default::default()
-        };
-        // SAFETY: the bytes live through the call.
-        unsafe { self.inner.call(&mut args) }.map_err(|e| e.during(doing()))?;
-        // SAFETY: the executable is new and nobody else has it.
-        unsafe { Executable::from_raw(args.loaded_executable, &self.inner, signature) }
-            .map_err(|e| e.during(doing()))
+            ))
+        })
     }
 }
 
@@ -144,43 +149,20 @@ impl Executable {
     /// # Safety
     /// `raw` is null or a loaded executable of this client that nobody else will destroy.
     pub(super) unsafe fn from_raw(
-        raw: *mut PjrtLoadedExecutable,
+        raw: *mut PJRT_LoadedExecutable,
         client: &Arc<ClientInner>,
         signature: Signature,
     ) -> Result<Executable> {
-        let plugin = &client.plugin.inner;
-        let raw = NonNull::new(raw)
-            .ok_or_else(|| plugin.answer(ffi::ClientCompile::SLOT, "gave no executable"))?;
-        let loaded = Loaded {
-            raw,
-            client: client.clone(),
-        };
-
-        let mut get = ffi::LoadedExecutableGetExecutable {
-            loaded_executable: loaded.raw(),
-            ..Default::default()
-        };
-        // SAFETY: the loaded executable is alive; the result is a handle of its own.
-        unsafe { client.call(&mut get) }?;
-        // SAFETY: the description is new and nobody else has it.
-        let description = unsafe {
-            Description::from_raw(
-                get.executable,
-                Owner::Client(client.clone()),
-                ffi::LoadedExecutableGetExecutable::SLOT,
-            )
-        }?;
-        description.check_outputs(&signature)?;
-
-        let mut devices = ffi::LoadedExecutableAddressableDevices {
-            executable: loaded.raw(),
-            ..Default::default()
-        };
+        // SAFETY: the caller's promise is the same.
+        let loaded = unsafe { Handle::new(raw, client.clone(), PJRT_Client_Compile_Args::NAME) }?;
+        let made = loaded.ask::<PJRT_LoadedExecutable_GetExecutable_Args>()?;
+        let call = PJRT_LoadedExecutable_GetExecutable_Args::NAME;
+        // SAFETY: the result is a handle of its own, new, and nobody else has it.
+        let module = unsafe { CompiledModule::from_raw(made.executable, client.clone(), call) }?;
+        module.check_outputs(&signature)?;
+        let told = loaded.ask::<PJRT_LoadedExecutable_AddressableDevices_Args>()?;
         // SAFETY: the loaded executable is alive and owns the array, which is read at once.
-        let devices = unsafe {
-            client.call(&mut devices)?;
-            array(devices.devices, devices.num_devices)
-        };
+        let devices = unsafe { array(told.addressable_devices, told.num_addressable_devices) };
         let devices: Option<Vec<usize>> = devices
             .iter()
             .map(|&device| client.device_number(device))
@@ -188,13 +170,13 @@ impl Executable {
         let devices = devices
             .filter(|devices| !devices.is_empty())
             .ok_or_else(|| {
-                plugin.answer(
-                    ffi::LoadedExecutableAddressableDevices::SLOT,
+                client.plugin().answer(
+                    PJRT_LoadedExecutable_AddressableDevices_Args::NAME,
                     "the executable runs on none of this process's devices",
                 )
             })?;
         Ok(Executable {
-            description,
+            module,
             loaded,
             signature,
             devices,
@@ -205,15 +187,11 @@ impl Executable {
     /// they are read off the optimized module. Neuron's is a wrapper around foreign code, whose
     /// inputs need not be the original's.
     pub(super) fn check_inputs(&self) -> Result<()> {
-        let client = &self.loaded.client;
-        if client.platform_name() == "neuron" {
+        if self.loaded.owner.platform_name() == "neuron" {
             return Ok(());
         }
-        match self.optimized_hlo() {
-            Ok(module) => self.signature.check_module_inputs(&module),
-            Err(e) if e.is_unimplemented() => Ok(()),
-            Err(e) => Err(e),
-        }
+        implemented(self.optimized_hlo())?
+            .map_or(Ok(()), |module| self.signature.check_module_inputs(&module))
     }
 
     pub fn signature(&self) -> &Signature {
@@ -257,9 +235,9 @@ impl Executable {
 
     fn run_lists(&self, args: &[&[&Buffer]], options: RunOptions) -> Result<Execution> {
         self.check_args(args)?;
-        let client = &self.loaded.client;
+        let client = &self.loaded.owner;
         let keep: Vec<i64> = options.keep.iter().map(|&i| i as i64).collect();
-        let mut run_options = ffi::ExecuteOptions {
+        let mut run_options = PJRT_ExecuteOptions {
             launch_id: if self.devices.len() == 1 && client.is_alone() {
                 0
             } else {
@@ -269,20 +247,20 @@ impl Executable {
             num_non_donatable_input_indices: keep.len(),
             ..Default::default()
         };
-        let inputs: Vec<Vec<*mut PjrtBuffer>> = args
+        let inputs: Vec<Vec<*mut PJRT_Buffer>> = args
             .iter()
             .map(|list| list.iter().map(|b| b.raw()).collect())
             .collect();
-        let input_lists: Vec<*const *mut PjrtBuffer> =
+        let input_lists: Vec<*const *mut PJRT_Buffer> =
             inputs.iter().map(|list| list.as_ptr()).collect();
-        let mut outputs: Vec<Vec<*mut PjrtBuffer>> =
+        let mut outputs: Vec<Vec<*mut PJRT_Buffer>> =
             vec![vec![null_mut(); self.num_outputs()]; args.len()];
-        let output_lists: Vec<*mut *mut PjrtBuffer> =
+        let output_lists: Vec<*mut *mut PJRT_Buffer> =
             outputs.iter_mut().map(|list| list.as_mut_ptr()).collect();
         // Always asked for: Neuron's runtime wants it so, and on a failure it is where the reason
         // is.
-        let mut done: Vec<*mut PjrtEvent> = vec![null_mut(); args.len()];
-        let mut call = ffi::LoadedExecutableExecute {
+        let mut done: Vec<*mut PJRT_Event> = vec![null_mut(); args.len()];
+        let call = PJRT_LoadedExecutable_Execute_Args {
             executable: self.loaded.raw(),
             options: &mut run_options,
             argument_lists: input_lists.as_ptr(),
@@ -292,53 +270,44 @@ impl Executable {
             device_complete_events: done.as_mut_ptr(),
             ..Default::default()
         };
-        // SAFETY: every list is as long as the call's arguments state (arguments: checked above; outputs: the
-        // count that the plugin itself gave when the executable was made) and lives through the
-        // call; all buffers are of this client and alive.
-        let started = unsafe { client.call(&mut call) };
+        // SAFETY: every list is as long as the call's arguments state (arguments: checked above;
+        // outputs: the count that the plugin itself gave when the executable was made) and lives
+        // through the call; all buffers are of this client and alive.
+        let started = unsafe { client.call(call) };
         started.map_err(|e| {
             e.during(format!(
                 "executing on {} device(s) of {}",
                 args.len(),
-                client.plugin.path().display()
+                client.plugin().path().display()
             ))
         })?;
-
+        let call = PJRT_LoadedExecutable_Execute_Args::NAME;
         // Take everything over before looking for gaps, so that nothing leaks if there is one.
-        // SAFETY: events are new and nobody else has them.
-        let done: Vec<Option<Event>> = done
+        // SAFETY: events and outputs are new and nobody else has them; the outputs' shapes were
+        // compared when the executable was made.
+        let done: Vec<Result<Event>> = done
             .into_iter()
-            .map(|raw| unsafe { Event::from_raw(raw, client) })
+            .map(|raw| unsafe { Event::from_raw(raw, client, call) })
             .collect();
-        let own = |device: usize, raw: &[*mut PjrtBuffer]| -> Vec<Option<Buffer>> {
-            let shapes = &self.signature.outputs;
-            let wrap = |(&raw, shape): (&*mut PjrtBuffer, &xtrain_graphs::Shape)| {
-                // SAFETY: outputs are new and nobody else has them; their shapes were compared when
-                // the executable was made.
-                NonNull::new(raw)
-                    .map(|raw| unsafe { Buffer::from_raw(raw, shape.clone(), device, client) })
-            };
-            raw.iter().zip(shapes).map(wrap).collect()
-        };
-        let outputs: Vec<Vec<Option<Buffer>>> = self
+        let outputs: Vec<Vec<Result<Buffer>>> = self
             .devices
             .iter()
             .zip(&outputs)
-            .map(|(&d, raw)| own(d, raw))
+            .map(|(&device, list)| {
+                list.iter()
+                    .zip(&self.signature.outputs)
+                    .map(|(&raw, shape)| unsafe {
+                        Buffer::from_raw(raw, shape, device, client, call)
+                    })
+                    .collect()
+            })
             .collect();
-        let gap = || {
-            client.plugin.inner.answer(
-                ffi::LoadedExecutableExecute::SLOT,
-                "left an output or event out",
-            )
-        };
         Ok(Execution {
             outputs: outputs
                 .into_iter()
                 .map(|list| list.into_iter().collect())
-                .collect::<Option<_>>()
-                .ok_or_else(gap)?,
-            done: done.into_iter().collect::<Option<_>>().ok_or_else(gap)?,
+                .collect::<Result<_>>()?,
+            done: done.into_iter().collect::<Result<_>>()?,
         })
     }
 
@@ -369,7 +338,7 @@ impl Executable {
                         got,
                     });
                 }
-                if !buffer.belongs_to(&self.loaded.client) {
+                if !buffer.belongs_to(&self.loaded.owner) {
                     return Err(Error::ArgumentClient { device, index });
                 }
                 if buffer.device() != device {
@@ -394,42 +363,41 @@ impl Executable {
 
     /// The compiled code as bytes for [`Client::load`].
     pub fn serialize(&self) -> Result<Vec<u8>> {
-        self.description.serialize()
+        self.module.serialize()
     }
 
     /// The plugin's fingerprint: equal for equal code, options and compiler. Bytes as text; not
     /// every plugin's is readable.
     pub fn fingerprint(&self) -> Result<String> {
-        match self.description.fingerprint() {
-            Err(e) if e.is_unimplemented() => {}
-            other => return other,
+        if let Some(fingerprint) = implemented(self.module.fingerprint())? {
+            return Ok(fingerprint);
         }
-        let mut args = ffi::LoadedExecutableFingerprint {
-            executable: self.loaded.raw(),
-            ..Default::default()
-        };
-        // SAFETY: the executable is alive and owns the text, which is copied at once. This is the
-        // older call.
-        unsafe {
-            self.loaded.client.call(&mut args)?;
-            Ok(string(args.fingerprint, args.fingerprint_size))
-        }
+        // The older call.
+        let told = self
+            .loaded
+            .ask::<PJRT_LoadedExecutable_Fingerprint_Args>()?;
+        let (text, size) = (
+            told.executable_fingerprint,
+            told.executable_fingerprint_size,
+        );
+        // SAFETY: the executable is alive and owns the text, which is copied at once.
+        Ok(unsafe { string(text, size) })
     }
 
     /// The compiler's account of memory on one device.
     pub fn memory_stats(&self) -> Result<CompiledMemory> {
-        self.description.memory_stats()
+        self.module.memory_stats()
     }
 
     /// The compiler's estimate of work (`flops`, `bytes accessed`, ...). The body of a loop is
     /// counted once.
     pub fn cost_analysis(&self) -> Result<BTreeMap<String, f64>> {
-        self.description.cost_analysis()
+        self.module.cost_analysis()
     }
 
     /// The module as it runs, after all passes: a serialized HloModuleProto.
     pub fn optimized_hlo(&self) -> Result<Vec<u8>> {
-        self.description.optimized_hlo()
+        self.module.optimized_hlo()
     }
 }
 
@@ -441,35 +409,5 @@ impl std::fmt::Debug for Executable {
             "Executable({inputs} inputs, {outputs} outputs, devices {:?})",
             self.devices
         )
-    }
-}
-
-/// Owns the handle that runs.
-struct Loaded {
-    raw: NonNull<PjrtLoadedExecutable>,
-    client: Arc<ClientInner>,
-}
-
-// SAFETY: a loaded executable may be used and destroyed from any thread.
-unsafe impl Send for Loaded {}
-// SAFETY: its calls are thread-safe, executing included.
-unsafe impl Sync for Loaded {}
-
-impl Loaded {
-    fn raw(&self) -> *mut PjrtLoadedExecutable {
-        self.raw.as_ptr()
-    }
-}
-
-impl Drop for Loaded {
-    fn drop(&mut self) {
-        // SAFETY: this handle owns the executable; this is its last use. Executions under way hold
-        // the code themselves.
-        let _ = unsafe {
-            self.client.call(&mut ffi::LoadedExecutableDestroy {
-                executable: self.raw(),
-                ..Default::default()
-            })
-        };
     }
 }

@@ -1,7 +1,8 @@
 //! The store in which the clients of several processes find each other: callbacks that the plugin
 //! calls while a client is made, and later from the threads that connect its devices.
 
-use super::ffi::{CallbackError, KvGet, KvPut, KvTryGet, PjrtError};
+use super::bindings::*;
+use super::memory::{bytes, string};
 use crate::report::panics;
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -22,10 +23,6 @@ pub enum StoreError {
     Timeout(String),
     Failed(String),
 }
-
-const DEADLINE_EXCEEDED: i32 = 4;
-const NOT_FOUND: i32 = 5;
-const UNAVAILABLE: i32 = 14;
 
 /// What the callbacks are given back as their argument. Boxed, so that its address stays.
 pub(super) struct Callbacks {
@@ -50,35 +47,35 @@ unsafe fn store<'a>(argument: *mut c_void) -> &'a dyn KeyValueStore {
     unsafe { &*(*argument.cast::<Callbacks>()).store }
 }
 
-/// # Safety
-/// `key` points to `size` bytes.
-unsafe fn text(key: *const c_char, size: usize) -> String {
-    // SAFETY: the caller's promise.
-    String::from_utf8_lossy(unsafe { bytes(key, size) }).into_owned()
-}
-
-/// # Safety
-/// `data` points to `size` bytes, or `size` is 0; they stay alive while the result is used.
-unsafe fn bytes<'a>(data: *const c_char, size: usize) -> &'a [u8] {
-    // SAFETY: the caller's promise.
-    if size == 0 {
-        &[]
-    } else {
-        unsafe { std::slice::from_raw_parts(data.cast(), size) }
-    }
-}
-
 /// Makes the plugin's error.
 ///
 /// # Safety
 /// `make` points to the plugin's function.
-unsafe fn error(make: *const CallbackError, failure: StoreError) -> *mut PjrtError {
+unsafe fn error(
+    make: *const PJRT_CallbackError,
+    code: PJRT_Error_Code,
+    message: &str,
+) -> *mut PJRT_Error {
+    // SAFETY: the caller's promise; the message lives through the call. Without a function no error
+    // can be made.
+    unsafe {
+        (*make).map_or(std::ptr::null_mut(), |make| {
+            make(code, message.as_ptr().cast(), message.len())
+        })
+    }
+}
+
+/// Makes the plugin's error of a failure.
+///
+/// # Safety
+/// As for [`error`].
+unsafe fn failed(make: *const PJRT_CallbackError, failure: StoreError) -> *mut PJRT_Error {
     let (code, message) = match failure {
-        StoreError::Timeout(message) => (DEADLINE_EXCEEDED, message),
-        StoreError::Failed(message) => (UNAVAILABLE, message),
+        StoreError::Timeout(message) => (PJRT_Error_Code_DEADLINE_EXCEEDED, message),
+        StoreError::Failed(message) => (PJRT_Error_Code_UNAVAILABLE, message),
     };
-    // SAFETY: the caller's promise; the message lives through the call.
-    unsafe { (*make)(code, message.as_ptr().cast(), message.len()) }
+    // SAFETY: the caller's promise is the same.
+    unsafe { error(make, code, &message) }
 }
 
 /// A panic must not cross into C.
@@ -111,57 +108,59 @@ unsafe extern "C" fn delete(value: *mut c_char) {
     unsafe { libc::free(value.cast()) }
 }
 
-pub(super) unsafe extern "C" fn put(args: *mut KvPut) -> *mut PjrtError {
+pub(super) unsafe extern "C" fn put(args: *mut PJRT_KeyValuePutCallback_Args) -> *mut PJRT_Error {
     // SAFETY: the plugin fills the struct as the header says; the client that lent the callbacks is
     // alive.
     unsafe {
         let args = &mut *args;
         let (key, value) = (
-            text(args.key, args.key_size),
+            string(args.key, args.key_size),
             bytes(args.value, args.value_size),
         );
         match guarded(|| store(args.user_arg).put(&key, value)) {
             Ok(()) => std::ptr::null_mut(),
-            Err(failure) => error(args.callback_error, failure),
+            Err(failure) => failed(args.callback_error, failure),
         }
     }
 }
 
-pub(super) unsafe extern "C" fn get(args: *mut KvGet) -> *mut PjrtError {
+pub(super) unsafe extern "C" fn get(args: *mut PJRT_KeyValueGetCallback_Args) -> *mut PJRT_Error {
     // SAFETY: as in `put`.
     unsafe {
         let args = &mut *args;
         let (key, patience) = (
-            text(args.key, args.key_size),
+            string(args.key, args.key_size),
             Duration::from_millis(args.timeout_in_ms.max(0) as u64),
         );
         match guarded(|| store(args.user_arg).get(&key, patience)) {
             Ok(value) => {
                 (args.value, args.value_size) = give(value);
-                args.value_deleter_callback = delete as *const c_void;
+                args.value_deleter_callback = Some(delete);
                 std::ptr::null_mut()
             }
-            Err(failure) => error(args.callback_error, failure),
+            Err(failure) => failed(args.callback_error, failure),
         }
     }
 }
 
-pub(super) unsafe extern "C" fn try_get(args: *mut KvTryGet) -> *mut PjrtError {
+pub(super) unsafe extern "C" fn try_get(
+    args: *mut PJRT_KeyValueTryGetCallback_Args,
+) -> *mut PJRT_Error {
     // SAFETY: as in `put`. A plugin of an older header cannot call this.
     unsafe {
         let args = &mut *args;
-        let key = text(args.key, args.key_size);
+        let key = string(args.key, args.key_size);
         match guarded(|| store(args.user_arg).try_get(&key)) {
             Ok(Some(value)) => {
                 (args.value, args.value_size) = give(value);
-                args.value_deleter_callback = delete as *const c_void;
+                args.value_deleter_callback = Some(delete);
                 std::ptr::null_mut()
             }
             Ok(None) => {
                 let message = format!("no value of the name {key}");
-                (*args.callback_error)(NOT_FOUND, message.as_ptr().cast(), message.len())
+                error(args.callback_error, PJRT_Error_Code_NOT_FOUND, &message)
             }
-            Err(failure) => error(args.callback_error, failure),
+            Err(failure) => failed(args.callback_error, failure),
         }
     }
 }
@@ -191,25 +190,29 @@ mod tests {
     }
 
     /// Stands for the plugin's: an error is its code as an address.
-    unsafe extern "C" fn code(code: i32, _message: *const c_char, _size: usize) -> *mut PjrtError {
+    unsafe extern "C" fn code(
+        code: PJRT_Error_Code,
+        _message: *const c_char,
+        _size: usize,
+    ) -> *mut PJRT_Error {
         std::ptr::without_provenance_mut(code as usize)
     }
 
     #[test]
     fn values_cross_the_callbacks() {
         let callbacks = Callbacks::new(Arc::new(Memory::default()));
-        let make: CallbackError = code;
+        let mut make: PJRT_CallbackError = Some(code);
         let (key, value) = ("a/b", [1u8, 0, 255]);
         let (key_at, size) = (key.as_ptr().cast(), key.len());
-        let (user_arg, callback_error) = (callbacks.argument(), &raw const make);
-        let mut got = KvTryGet {
+        let (user_arg, callback_error) = (callbacks.argument(), &raw mut make);
+        let mut got = PJRT_KeyValueTryGetCallback_Args {
             key: key_at,
             key_size: size,
             callback_error,
             user_arg,
             ..Default::default()
         };
-        let mut waited = KvGet {
+        let mut waited = PJRT_KeyValueGetCallback_Args {
             key: key_at,
             key_size: size,
             callback_error,
@@ -218,10 +221,16 @@ mod tests {
         };
         // SAFETY: the structs are filled as a plugin fills them.
         unsafe {
-            assert_eq!(try_get(&mut got) as usize, NOT_FOUND as usize);
-            assert_eq!(get(&mut waited) as usize, DEADLINE_EXCEEDED as usize);
+            assert_eq!(
+                try_get(&mut got) as usize,
+                PJRT_Error_Code_NOT_FOUND as usize
+            );
+            assert_eq!(
+                get(&mut waited) as usize,
+                PJRT_Error_Code_DEADLINE_EXCEEDED as usize
+            );
             let value_at = value.as_ptr().cast();
-            let mut given = KvPut {
+            let mut given = PJRT_KeyValuePutCallback_Args {
                 key: key_at,
                 key_size: size,
                 value: value_at,
@@ -233,8 +242,7 @@ mod tests {
             assert!(put(&mut given).is_null());
             assert!(get(&mut waited).is_null());
             assert_eq!(bytes(waited.value, waited.value_size), value);
-            assert_eq!(waited.value_deleter_callback, delete as *const c_void);
-            delete(waited.value);
+            waited.value_deleter_callback.unwrap()(waited.value);
         }
     }
 }

@@ -4,20 +4,20 @@
 //! CUDA, AWS's for Neuron). A [`Client`] opens a plugin's devices for this process. It turns
 //! modules into [`Executable`]s and bytes into [`Buffer`]s; executing turns buffers into buffers.
 //!
-//! Reading order: `ffi` (the C structs and the table), `plugin` (open, call), `client`, `buffer`,
-//! `executable`, `topology`. Every C handle is owned by one type that destroys it, and keeps the
-//! client alive meanwhile.
+//! Reading order: `bindings` (the C structs and the table, generated), `call` (which struct goes with
+//! which call), `plugin` (open, call), `handle` (every C handle is owned by one, which destroys it and
+//! keeps the client alive meanwhile), `client`, `buffer`, `executable`, `topology`.
 
+mod bindings;
 mod buffer;
+mod call;
 mod client;
 mod compiled_module;
-mod description;
 mod device;
 mod event;
 mod executable;
-mod ffi;
+mod handle;
 mod kv;
-mod layout;
 mod library;
 mod memory;
 mod options;
@@ -28,10 +28,9 @@ mod stall_timeout;
 mod tests;
 mod topology;
 
-pub use buffer::{Buffer, HostBytes, PendingDownload};
+pub use buffer::{Buffer, PendingDownload};
 pub use client::Client;
-pub use compiled_module::CompiledModule;
-pub use description::CompiledMemory;
+pub use compiled_module::{CompiledMemory, CompiledModule};
 pub use device::{Device, DeviceMemory};
 pub use event::Event;
 pub use executable::{Executable, Execution, RunOptions};

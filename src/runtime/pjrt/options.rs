@@ -5,7 +5,8 @@
 //! `xla/pjrt/proto/compile_options.proto` and `xla/xla_data.proto` in the pinned XLA. Their bytes
 //! are deterministic (maps are sorted), so a cache key may be made of them.
 
-use super::ffi::{self, CStruct, NamedValue, ValueUnion};
+use super::bindings::{self, *};
+use super::call::CStruct;
 use super::memory::{array, string};
 use crate::runtime::error::{Error, Result};
 use prost::Message;
@@ -39,32 +40,44 @@ impl std::fmt::Display for OptionValue {
 }
 
 /// Views options as the C interface wants them. The result points into `options`.
-pub(super) fn named_values(options: &[(String, OptionValue)]) -> Vec<NamedValue> {
+pub(super) fn named_values(options: &[(String, OptionValue)]) -> Vec<PJRT_NamedValue> {
     let convert = |(name, value): &(String, OptionValue)| {
         let (kind, value, value_size) = match value {
             OptionValue::String(v) => (
-                ffi::VALUE_STRING,
-                ValueUnion {
+                PJRT_NamedValue_kString,
+                PJRT_NamedValue__bindgen_ty_1 {
                     string_value: v.as_ptr().cast(),
                 },
                 v.len(),
             ),
-            OptionValue::Int(v) => (ffi::VALUE_INT64, ValueUnion { int64_value: *v }, 1),
+            OptionValue::Int(v) => (
+                PJRT_NamedValue_kInt64,
+                PJRT_NamedValue__bindgen_ty_1 { int64_value: *v },
+                1,
+            ),
             OptionValue::IntList(v) => (
-                ffi::VALUE_INT64_LIST,
-                ValueUnion {
+                PJRT_NamedValue_kInt64List,
+                PJRT_NamedValue__bindgen_ty_1 {
                     int64_array_value: v.as_ptr(),
                 },
                 v.len(),
             ),
-            OptionValue::Float(v) => (ffi::VALUE_FLOAT, ValueUnion { float_value: *v }, 1),
-            OptionValue::Bool(v) => (ffi::VALUE_BOOL, ValueUnion { bool_value: *v }, 1),
+            OptionValue::Float(v) => (
+                PJRT_NamedValue_kFloat,
+                PJRT_NamedValue__bindgen_ty_1 { float_value: *v },
+                1,
+            ),
+            OptionValue::Bool(v) => (
+                PJRT_NamedValue_kBool,
+                PJRT_NamedValue__bindgen_ty_1 { bool_value: *v },
+                1,
+            ),
         };
-        NamedValue {
+        PJRT_NamedValue {
             name: name.as_ptr().cast(),
             name_size: name.len(),
-            kind,
-            value,
+            type_: kind,
+            __bindgen_anon_1: value,
             value_size,
             ..Default::default()
         }
@@ -77,32 +90,36 @@ pub(super) fn named_values(options: &[(String, OptionValue)]) -> Vec<NamedValue>
 /// # Safety
 /// `values` points to `count` named values of the plugin, or is null.
 pub(super) unsafe fn read_named(
-    values: *const NamedValue,
+    values: *const PJRT_NamedValue,
     count: usize,
 ) -> Vec<(String, OptionValue)> {
     // SAFETY: the caller's promise.
     let first = unsafe { array(values, count.min(1)) };
     // A plugin with larger structs would need another stride; none has them, and guessing would
     // read nonsense.
-    if first.iter().any(|v| v.struct_size > NamedValue::SIZE) {
+    if first.iter().any(|v| v.struct_size > PJRT_NamedValue::SIZE) {
         return Vec::new();
     }
     // SAFETY: the caller's promise; the struct size has been looked at.
     let values = unsafe { array(values, count) };
     let mut read = Vec::with_capacity(values.len());
     for v in values {
-        // SAFETY: `kind` says which member of the union is set, and pointers come with their sizes.
+        // SAFETY: the type says which member of the union is set, and pointers come with their sizes.
         let (name, value) = unsafe {
-            let value = match v.kind {
-                ffi::VALUE_STRING => {
-                    OptionValue::String(string(v.value.string_value, v.value_size))
+            let value = match v.type_ {
+                bindings::PJRT_NamedValue_kString => {
+                    OptionValue::String(string(v.__bindgen_anon_1.string_value, v.value_size))
                 }
-                ffi::VALUE_INT64 => OptionValue::Int(v.value.int64_value),
-                ffi::VALUE_INT64_LIST => {
-                    OptionValue::IntList(array(v.value.int64_array_value, v.value_size).to_vec())
+                bindings::PJRT_NamedValue_kInt64 => {
+                    OptionValue::Int(v.__bindgen_anon_1.int64_value)
                 }
-                ffi::VALUE_FLOAT => OptionValue::Float(v.value.float_value),
-                ffi::VALUE_BOOL => OptionValue::Bool(v.value.bool_value),
+                bindings::PJRT_NamedValue_kInt64List => OptionValue::IntList(
+                    array(v.__bindgen_anon_1.int64_array_value, v.value_size).to_vec(),
+                ),
+                bindings::PJRT_NamedValue_kFloat => {
+                    OptionValue::Float(v.__bindgen_anon_1.float_value)
+                }
+                bindings::PJRT_NamedValue_kBool => OptionValue::Bool(v.__bindgen_anon_1.bool_value),
                 _ => continue,
             };
             (string(v.name, v.name_size), value)

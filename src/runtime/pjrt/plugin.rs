@@ -2,18 +2,24 @@
 //! agrees on versions, and is the only place that jumps through the table (`PluginInner::call`), so
 //! a slot that is null, or that an older plugin does not have, is an error with the call's name.
 
-use super::ffi::{self, ApiHeader, Call, Slot};
+use super::bindings::*;
+use super::call::{Call, Question};
 use super::memory::string;
 use super::options::{self, OptionValue};
 use crate::runtime::error::{Code, Error, Result};
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex};
 
-/// Older tables than this lack calls without which nothing runs (events on execute, memory
-/// statistics, load).
-const MINOR_FLOOR: i32 = 54;
+/// Major and minor version of the table. Those of another major version are laid out in another
+/// way; older ones lack calls without which nothing runs (events on execute, memory statistics,
+/// load).
+const WANTED: (i32, i32) = (PJRT_API_MAJOR as i32, 54);
+
+/// Where in the table the calls begin.
+const CALLS_START: usize = offset_of!(PJRT_Api, PJRT_Error_Destroy);
 
 /// Environment that libraries read while they are being opened. The user's own setting wins, except
 /// for the last: Neuron's plugin checks struct sizes for equality against the header version named
@@ -147,9 +153,17 @@ pub(in crate::runtime) fn reason(error: &libloading::Error) -> String {
     inner.unwrap_or_else(|| error.to_string())
 }
 
+/// The answer of a call that a plugin need not have; `None` from one that has not.
+pub(super) fn implemented<T>(answer: Result<T>) -> Result<Option<T>> {
+    match answer {
+        Err(error) if error.is_unimplemented() => Ok(None),
+        answer => answer.map(Some),
+    }
+}
+
 impl PluginInner {
     fn new(path: &Path, library: &'static libloading::Library) -> Result<Self> {
-        type GetPjrtApi = unsafe extern "C" fn() -> *const ApiHeader;
+        type GetPjrtApi = unsafe extern "C" fn() -> *const PJRT_Api;
         // SAFETY: the type is the one that the header gives to this symbol.
         let get_api = unsafe { library.get::<GetPjrtApi>(b"GetPjrtApi\0") }.map_err(|e| {
             Error::SymbolMissing {
@@ -168,7 +182,7 @@ impl PluginInner {
     ///
     /// # Safety
     /// `header` is null or the start of a table that stays for the life of the process.
-    pub unsafe fn from_table(path: &Path, header: *const ApiHeader) -> Result<Self> {
+    pub unsafe fn from_table(path: &Path, header: *const PJRT_Api) -> Result<Self> {
         let unusable = |reason: &str| Error::PluginTable {
             path: path.into(),
             reason: reason.into(),
@@ -176,24 +190,25 @@ impl PluginInner {
         if header.is_null() {
             return Err(unusable("GetPjrtApi returned null"));
         }
-        // SAFETY: every version of the table starts with this header.
-        let (table_size, major, minor) = unsafe {
-            (
-                (*header).struct_size,
-                (*header).version.major,
-                (*header).version.minor,
-            )
-        };
-        if table_size < size_of::<ApiHeader>() {
+        // SAFETY: every version of the table starts with its size and version.
+        let (
+            table_size,
+            PJRT_Api_Version {
+                major_version: major,
+                minor_version: minor,
+                ..
+            },
+        ) = unsafe { ((*header).struct_size, (*header).pjrt_api_version) };
+        if table_size < CALLS_START {
             return Err(unusable(&format!(
                 "its table of calls has only {table_size} bytes"
             )));
         }
-        if major != ffi::API_MAJOR || minor < MINOR_FLOOR {
+        if major != WANTED.0 || minor < WANTED.1 {
             return Err(Error::PluginVersion {
                 path: path.into(),
                 found: (major, minor),
-                wanted: (ffi::API_MAJOR, MINOR_FLOOR),
+                wanted: WANTED,
             });
         }
         let mut plugin = PluginInner {
@@ -206,35 +221,31 @@ impl PluginInner {
 
         let doing = || format!("initializing the plugin {}", path.display());
         // SAFETY: the struct has no fields beyond the common two.
-        unsafe { plugin.call(&mut ffi::PluginInitialize::default()) }
+        unsafe { plugin.call(PJRT_Plugin_Initialize_Args::default()) }
             .map_err(|e| e.during(doing()))?;
-        let mut attributes = ffi::PluginAttributes::default();
         // SAFETY: no inputs; the output array lives as long as the plugin, and is copied at once.
-        match unsafe { plugin.call(&mut attributes) } {
-            // SAFETY: the call succeeded, so pointer and count describe an array of named values.
-            Ok(()) => {
-                plugin.attributes =
-                    unsafe { options::read_named(attributes.attributes, attributes.num_attributes) }
+        unsafe {
+            let told = plugin.call(PJRT_Plugin_Attributes_Args::default());
+            if let Some(told) = implemented(told).map_err(|e| e.during(doing()))? {
+                plugin.attributes = options::read_named(told.attributes, told.num_attributes);
             }
-            Err(e) if e.is_unimplemented() => {}
-            Err(e) => return Err(e.during(doing())),
         }
         Ok(plugin)
     }
 
-    /// The function in a slot, if the plugin's table reaches that far and the slot is filled.
-    fn slot(&self, slot: Slot) -> Result<*const c_void> {
-        let end = slot.offset() + size_of::<*const c_void>();
+    /// The function of a call, if the plugin's table reaches that far and the slot is filled.
+    fn slot<A: Call>(&self) -> Result<*const c_void> {
+        let end = A::OFFSET + size_of::<*const c_void>();
         let function = if end <= self.table_size {
             // SAFETY: the slot lies within the table, whose size the plugin itself gives; slots are
             // aligned pointers.
-            unsafe { self.table.add(slot.offset()).cast::<*const c_void>().read() }
+            unsafe { self.table.add(A::OFFSET).cast::<*const c_void>().read() }
         } else {
             std::ptr::null()
         };
         if function.is_null() {
             return Err(Error::CallMissing {
-                call: slot.name(),
+                call: A::NAME,
                 path: self.path.to_path_buf(),
                 version: self.version,
             });
@@ -242,61 +253,69 @@ impl PluginInner {
         Ok(function)
     }
 
-    /// Makes a call.
+    /// Makes a call; gives the arguments back with what the plugin wrote into them.
+    ///
+    /// # Errors
+    /// The plugin lacks the call, or it failed.
     ///
     /// # Safety
     /// The pointers in `args` must be what the header asks for in this call, and live as long as it
     /// asks.
-    pub unsafe fn call<A: Call>(&self, args: &mut A) -> Result<()> {
-        let function = self.slot(A::SLOT)?;
+    pub unsafe fn call<A: Call>(&self, mut args: A) -> Result<A> {
+        let function = self.slot::<A>()?;
         // SAFETY: the slot is filled with the function that takes this struct: `Call` ties the
-        // struct to its slot, `layout.rs` checks both, and the only two slots of another type
+        // struct to its slot, `bindings` has the layout of both, and the only slots of another type
         // (errors' own) are not called through here.
         let error = unsafe {
-            let function = std::mem::transmute::<*const c_void, ffi::ErrorCall<A>>(function);
-            function(args)
+            type Function<A> = unsafe extern "C" fn(*mut A) -> *mut PJRT_Error;
+            let function = std::mem::transmute::<*const c_void, Function<A>>(function);
+            function(&mut args)
         };
         // SAFETY: the error came from this plugin and nobody else has it.
-        unsafe { self.check(A::SLOT, error) }
+        unsafe { self.check(A::NAME, error) }?;
+        Ok(args)
+    }
+
+    /// Makes a call whose only input is an object.
+    ///
+    /// # Errors
+    /// As for [`PluginInner::call`].
+    ///
+    /// # Safety
+    /// The object is alive.
+    pub unsafe fn ask<A: Question<T>, T>(&self, object: *mut T) -> Result<A> {
+        // SAFETY: it is all that the call needs.
+        unsafe { self.call(A::about(object)) }
     }
 
     /// Turns the plugin's error object into ours and frees it; null is success.
     ///
     /// # Safety
     /// `error` is null or an error that this plugin made and that nobody else will destroy.
-    pub unsafe fn check(&self, slot: Slot, error: *mut ffi::PjrtError) -> Result<()> {
+    pub unsafe fn check(&self, call: &'static str, error: *mut PJRT_Error) -> Result<()> {
         if error.is_null() {
             return Ok(());
         }
-        let mut code = ffi::ErrorGetCode {
-            error,
-            code: 0,
-            ..Default::default()
+        // SAFETY: the error is alive until it is destroyed, which is its last use; the caller gave
+        // it to us. The text belongs to it and is copied before. A failure to name the code leaves
+        // it "unknown".
+        let (code, message) = unsafe {
+            let code = self
+                .call_infallible::<PJRT_Error_GetCode_Args>(error)
+                .map_or(0, |told| told.code);
+            let message = self
+                .call_infallible::<PJRT_Error_Message_Args>(error)
+                .map_or_else(
+                    |_| String::from("(no message)"),
+                    |told| string(told.message, told.message_size),
+                );
+            let _ = self.call_infallible::<PJRT_Error_Destroy_Args>(error);
+            (code, message)
         };
-        // SAFETY: the error is alive until destroyed below. A failure to name the code leaves it 0,
-        // "unknown".
-        let _ = unsafe { self.call_infallible(&mut code) };
-        let mut text = ffi::ErrorMessage {
-            error,
-            ..Default::default()
-        };
-        // SAFETY: as above; the text belongs to the error and is copied before that is destroyed.
-        let message = match unsafe { self.call_infallible(&mut text) } {
-            Ok(()) => unsafe { string(text.message, text.message_size) },
-            Err(_) => String::from("(no message)"),
-        };
-        // SAFETY: the caller gave the error to us; this is its last use.
-        let _ = unsafe {
-            self.call_infallible(&mut ffi::ErrorDestroy {
-                error,
-                ..Default::default()
-            })
-        };
-        let message = message.trim_end().to_owned();
         Err(Error::Call {
-            call: slot.name(),
-            code: Code::from_raw(code.code),
-            message,
+            call,
+            code: Code::from_raw(code),
+            message: message.trim_end().to_owned(),
             path: self.path.to_path_buf(),
         })
     }
@@ -306,15 +325,16 @@ impl PluginInner {
     ///
     /// # Safety
     /// As for `call`.
-    unsafe fn call_infallible<A: Call>(&self, args: &mut A) -> Result<()> {
-        let function = self.slot(A::SLOT)?;
+    unsafe fn call_infallible<A: Question<PJRT_Error>>(&self, error: *mut PJRT_Error) -> Result<A> {
+        let (function, mut args) = (self.slot::<A>()?, A::about(error));
         // SAFETY: the slot takes this struct; ignoring a pointer result is the same call in the C
         // calling convention.
         unsafe {
-            let function = std::mem::transmute::<*const c_void, ffi::VoidCall<A>>(function);
-            function(args);
+            type Function<A> = unsafe extern "C" fn(*mut A);
+            let function = std::mem::transmute::<*const c_void, Function<A>>(function);
+            function(&mut args);
         }
-        Ok(())
+        Ok(args)
     }
 
     pub fn path(&self) -> &Arc<PathBuf> {
@@ -322,9 +342,9 @@ impl PluginInner {
     }
 
     /// A plugin that says yes and gives nothing.
-    pub fn answer(&self, slot: Slot, reason: impl Into<String>) -> Error {
+    pub fn answer(&self, call: &'static str, reason: impl Into<String>) -> Error {
         Error::PluginAnswer {
-            call: slot.name(),
+            call,
             reason: reason.into(),
             path: self.path.to_path_buf(),
         }
@@ -336,47 +356,35 @@ mod tests {
     use super::*;
     use std::ffi::c_int;
 
-    /// A table without a plugin: all slots null but `Plugin_Initialize`.
-    #[repr(C)]
-    struct Table {
-        header: ApiHeader,
-        slots: [*const c_void; 128],
-    }
-
-    unsafe extern "C" fn succeed(_: *mut ffi::PluginInitialize) -> *mut ffi::PjrtError {
+    unsafe extern "C" fn succeed(_: *mut PJRT_Plugin_Initialize_Args) -> *mut PJRT_Error {
         std::ptr::null_mut()
     }
 
-    fn plugin(struct_size: usize, major: c_int, minor: c_int) -> Result<PluginInner> {
-        let none = std::ptr::null_mut();
-        let version = ffi::ApiVersion {
-            struct_size: 24,
-            extension_start: none,
-            major,
-            minor,
-        };
-        let header = ApiHeader {
-            struct_size,
-            extension_start: none,
-            version,
-        };
-        let mut table = Box::new(Table {
-            header,
-            slots: [std::ptr::null(); 128],
-        });
-        table.slots[Slot::Plugin_Initialize as usize] = succeed as *const c_void;
-        let table: *const Table = Box::leak(table);
+    /// A table without a plugin: all slots null but `Plugin_Initialize`.
+    fn plugin(
+        struct_size: usize,
+        major_version: c_int,
+        minor_version: c_int,
+    ) -> Result<PluginInner> {
+        // SAFETY: numbers, pointers and optional functions, which may be zero.
+        let mut table: Box<PJRT_Api> = Box::new(unsafe { std::mem::zeroed() });
+        table.struct_size = struct_size;
+        table.pjrt_api_version.major_version = major_version;
+        table.pjrt_api_version.minor_version = minor_version;
+        table.PJRT_Plugin_Initialize = Some(succeed);
         // SAFETY: leaked, so it stays; and laid out as a table.
-        unsafe { PluginInner::from_table(Path::new("/fake.so"), table.cast()) }
+        unsafe { PluginInner::from_table(Path::new("/fake.so"), Box::leak(table)) }
     }
 
     #[test]
     fn null_slots_and_slots_beyond_the_table_are_errors_with_the_name() {
-        let short = Slot::Client_Create.offset();
-        for size in [size_of::<Table>(), short] {
+        let short = PJRT_Client_Create_Args::OFFSET;
+        for size in [size_of::<PJRT_Api>(), short] {
             let plugin = plugin(size, 0, 90).unwrap();
             // SAFETY: no call is made, as the slot is empty.
-            let error = unsafe { plugin.call(&mut ffi::ClientCreate::default()) }.unwrap_err();
+            let error = unsafe { plugin.call(PJRT_Client_Create_Args::default()) }
+                .err()
+                .unwrap();
             assert!(error.is_unimplemented());
             let message = error.to_string();
             assert!(
@@ -389,11 +397,11 @@ mod tests {
     #[test]
     fn versions_are_negotiated() {
         assert!(
-            plugin(size_of::<Table>(), 0, 116).is_ok(),
+            plugin(size_of::<PJRT_Api>(), 0, 116).is_ok(),
             "newer minor versions are fine"
         );
         for (major, minor) in [(1, 0), (0, 53)] {
-            let message = plugin(size_of::<Table>(), major, minor)
+            let message = plugin(size_of::<PJRT_Api>(), major, minor)
                 .err()
                 .unwrap()
                 .to_string();

@@ -4,9 +4,9 @@
 //! would run and give wrong numbers. The Rust side therefore holds types and dimensions itself, and
 //! makes sure at compile time that they are the module's.
 
+use super::bindings::*;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::hlo::{self, PrimitiveType};
-use std::ffi::c_int;
 use xtrain_graphs::{DType, Shape};
 
 /// Inputs and outputs of an executable, on each of its devices.
@@ -56,7 +56,11 @@ impl Signature {
 
     /// Fails unless a compiled executable's outputs, as its plugin reports them, are this
     /// signature's.
-    pub(super) fn check_outputs(&self, types: &[c_int], dims: &[Vec<i64>]) -> Result<()> {
+    pub(super) fn check_outputs(
+        &self,
+        types: &[PJRT_Buffer_Type],
+        dims: &[Vec<i64>],
+    ) -> Result<()> {
         if types.len() != self.outputs.len() {
             return Err(Error::SignatureCount {
                 side: "output",
@@ -117,22 +121,22 @@ fn check_side(side: &'static str, module: &[hlo::Shape], signature: &[Shape]) ->
 }
 
 /// Our types with their numbers in `PJRT_Buffer_Type` and in XLA's `PrimitiveType`.
-const DTYPES: [(DType, c_int, PrimitiveType); 11] = [
-    (DType::Pred, 1, PrimitiveType::Pred),
-    (DType::S8, 2, PrimitiveType::S8),
-    (DType::S32, 4, PrimitiveType::S32),
-    (DType::S64, 5, PrimitiveType::S64),
-    (DType::U8, 6, PrimitiveType::U8),
-    (DType::U32, 8, PrimitiveType::U32),
-    (DType::U64, 9, PrimitiveType::U64),
-    (DType::F16, 10, PrimitiveType::F16),
-    (DType::F32, 11, PrimitiveType::F32),
-    (DType::F64, 12, PrimitiveType::F64),
-    (DType::BF16, 13, PrimitiveType::Bf16),
+const DTYPES: [(DType, PJRT_Buffer_Type, PrimitiveType); 11] = [
+    (DType::Pred, PJRT_Buffer_Type_PRED, PrimitiveType::Pred),
+    (DType::S8, PJRT_Buffer_Type_S8, PrimitiveType::S8),
+    (DType::S32, PJRT_Buffer_Type_S32, PrimitiveType::S32),
+    (DType::S64, PJRT_Buffer_Type_S64, PrimitiveType::S64),
+    (DType::U8, PJRT_Buffer_Type_U8, PrimitiveType::U8),
+    (DType::U32, PJRT_Buffer_Type_U32, PrimitiveType::U32),
+    (DType::U64, PJRT_Buffer_Type_U64, PrimitiveType::U64),
+    (DType::F16, PJRT_Buffer_Type_F16, PrimitiveType::F16),
+    (DType::F32, PJRT_Buffer_Type_F32, PrimitiveType::F32),
+    (DType::F64, PJRT_Buffer_Type_F64, PrimitiveType::F64),
+    (DType::BF16, PJRT_Buffer_Type_BF16, PrimitiveType::Bf16),
 ];
 
 /// The type's number in the C interface.
-pub(super) fn buffer_type(dtype: DType) -> c_int {
+pub(super) fn buffer_type(dtype: DType) -> PJRT_Buffer_Type {
     DTYPES
         .iter()
         .find(|(d, ..)| *d == dtype)

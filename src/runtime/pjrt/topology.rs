@@ -1,11 +1,12 @@
 //! Devices that are not attached, by their description.
 
-use super::ffi::{self, Call, PjrtTopology};
+use super::bindings::*;
+use super::call::Call;
+use super::handle::{Handle, Owner};
 use super::memory::string;
 use super::options::{OptionValue, named_values};
-use super::plugin::Plugin;
+use super::plugin::{Plugin, PluginInner};
 use crate::runtime::error::Result;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Devices by their description. Cloning is cheap and shares it.
@@ -15,51 +16,30 @@ pub struct Topology {
 }
 
 pub(super) struct TopologyInner {
-    pub plugin: Plugin,
-    pub raw: NonNull<PjrtTopology>,
+    pub handle: Handle<PJRT_TopologyDescription, Plugin>,
     platform_name: String,
     platform_version: String,
 }
 
-// SAFETY: a topology is constant once made; it may be used and destroyed from any thread.
-unsafe impl Send for TopologyInner {}
-// SAFETY: its calls are thread-safe.
-unsafe impl Sync for TopologyInner {}
+impl Owner for TopologyInner {
+    fn plugin(&self) -> &Arc<PluginInner> {
+        self.handle.owner.plugin()
+    }
+}
 
 impl Topology {
     /// Describes devices to a plugin by options of its own (for XLA:GPU `target_config`, a text,
     /// and `topology`, `1x1x8`: partitions, hosts in each, devices on each).
     pub fn create(plugin: &Plugin, options: &[(String, OptionValue)]) -> Result<Topology> {
-        let doing = || format!("describing devices to {}", plugin.path().display());
-        let values = named_values(options);
-        let mut args = ffi::TopologyCreate {
-            create_options: values.as_ptr(),
-            num_options: values.len(),
-            ..Default::default()
-        };
-        // SAFETY: the options live through the call; the name may be null, as its size is zero.
-        unsafe { plugin.inner.call(&mut args) }.map_err(|e| e.during(doing()))?;
-        let raw = NonNull::new(args.topology).ok_or_else(|| {
-            plugin
-                .inner
-                .answer(ffi::TopologyCreate::SLOT, "gave no topology")
-                .during(doing())
-        })?;
-        // From here on the handle is owned, so that an error below destroys it.
-        let mut inner = TopologyInner {
-            plugin: plugin.clone(),
-            raw,
-            platform_name: String::new(),
-            platform_version: String::new(),
-        };
-        inner.describe().map_err(|e| e.during(doing()))?;
+        let inner = TopologyInner::create(plugin, options)
+            .map_err(|e| e.during(format!("describing devices to {}", plugin.path().display())))?;
         Ok(Topology {
             inner: Arc::new(inner),
         })
     }
 
     pub fn plugin(&self) -> &Plugin {
-        &self.inner.plugin
+        &self.inner.handle.owner
     }
 
     /// `cuda` for XLA:GPU.
@@ -85,35 +65,27 @@ impl std::fmt::Debug for Topology {
 }
 
 impl TopologyInner {
-    fn describe(&mut self) -> Result<()> {
-        let topology = self.raw.as_ptr();
-        let mut name = ffi::TopologyPlatformName {
-            topology,
+    fn create(plugin: &Plugin, options: &[(String, OptionValue)]) -> Result<TopologyInner> {
+        let values = named_values(options);
+        let args = PJRT_TopologyDescription_Create_Args {
+            create_options: values.as_ptr(),
+            num_options: values.len(),
             ..Default::default()
         };
-        let mut version = ffi::TopologyPlatformVersion {
-            topology,
-            ..Default::default()
-        };
-        // SAFETY: the topology is alive; the texts belong to it and are copied at once.
+        // SAFETY: the options live through the call; the name may be null, as its size is zero. The
+        // topology is new and nobody else has it. It is alive in the calls on it; the texts belong
+        // to it and are copied at once.
         unsafe {
-            self.plugin.inner.call(&mut name)?;
-            self.platform_name = string(name.name, name.name_size);
-            self.plugin.inner.call(&mut version)?;
-            self.platform_version = string(version.version, version.version_size);
+            let made = plugin.inner.call(args)?;
+            let call = PJRT_TopologyDescription_Create_Args::NAME;
+            let handle = Handle::new(made.topology, plugin.clone(), call)?;
+            let name: PJRT_TopologyDescription_PlatformName_Args = handle.ask()?;
+            let version: PJRT_TopologyDescription_PlatformVersion_Args = handle.ask()?;
+            Ok(TopologyInner {
+                platform_name: string(name.platform_name, name.platform_name_size),
+                platform_version: string(version.platform_version, version.platform_version_size),
+                handle,
+            })
         }
-        Ok(())
-    }
-}
-
-impl Drop for TopologyInner {
-    fn drop(&mut self) {
-        let mut args = ffi::TopologyDestroy {
-            topology: self.raw.as_ptr(),
-            ..Default::default()
-        };
-        // SAFETY: what was compiled keeps the topology alive through an `Arc`, so all of it is
-        // gone; this is the last use.
-        let _ = unsafe { self.plugin.inner.call(&mut args) };
     }
 }

@@ -8,7 +8,7 @@
 use super::*;
 use crate::runtime::{Error, Result};
 use std::sync::{Arc, RwLock, RwLockReadGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use xtrain_graphs::{DType, Shape};
 use xtrain_test_groups::Group;
 
@@ -210,7 +210,7 @@ fn donated_buffers_become_their_outputs() {
     for error in [
         message(a.download()),
         message(a.wait_ready()),
-        message(a.start_download()),
+        message(a.start_download_to::<f32>()),
         message(a.copy_to(0)),
     ] {
         assert!(error.contains("donated"), "{error}");
@@ -268,37 +268,12 @@ fn bytes_come_back_as_they_went() {
                 .collect();
             let buffer = client.upload(&bytes, &shape, 0).unwrap();
             assert_eq!(buffer.download().unwrap(), bytes, "{shape}");
-            let buffer = client.upload_owned(bytes.clone(), &shape, 0).unwrap();
-            assert_eq!(buffer.download().unwrap(), bytes, "{shape}, owned");
         }
     }
     let scalar = client
         .upload(&7f32.to_le_bytes(), &Shape::scalar(F32), 0)
         .unwrap();
     assert_eq!(scalar.download_to::<f32>().unwrap(), [7.0]);
-}
-
-#[test]
-fn owned_uploads_are_freed_and_never_written_to() {
-    let (client, _turn) = cpu!(1);
-    let donate = donate(&client);
-    let bytes: Arc<[u8]> = bytemuck::cast_slice(&[1f32; 1024]).into();
-    let a = client
-        .upload_owned(bytes.clone(), &f32s(&[1024]), 0)
-        .unwrap();
-    let b = put(&client, &[2.0; 1024], 0);
-    let output = donate.execute(&[&a, &b]).unwrap().pop().unwrap();
-    assert_eq!(output.download_to::<f32>().unwrap(), [3.0; 1024]);
-    assert!(
-        bytes.chunks(4).all(|c| c == 1f32.to_le_bytes()),
-        "donation must not reach the caller's memory"
-    );
-    drop((a, b, output));
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while Arc::strong_count(&bytes) > 1 {
-        assert!(Instant::now() < deadline, "the upload was never given back");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 #[test]
@@ -403,12 +378,12 @@ fn downloads_wait_for_nothing_until_asked() {
         assert_eq!(pending.wait().unwrap(), expected);
         at_work
     });
-    assert!(caught, "execute or start_download waits for the result");
+    assert!(caught, "execute or start_download_to waits for the result");
 
     // Dropped while under way: no write into freed memory, no hang.
     for _ in 0..5 {
         let outputs = slow.execute(&[&x]).unwrap();
-        drop(outputs[0].start_download().unwrap());
+        drop(outputs[0].start_download_to::<f32>().unwrap());
     }
     // Everything dropped with work in flight.
     let outputs = slow.execute(&[&x]).unwrap();
@@ -517,8 +492,7 @@ fn threads_share_a_client() {
                 for round in 0..50 {
                     let value = (thread * 1000 + round) as f32;
                     let a = put(&client, &[value; 4], 0);
-                    let owned = bytemuck::cast_slice(&[1f32; 4]).to_vec();
-                    let b = client.upload_owned(owned, &f32s(&[4]), 0).unwrap();
+                    let b = put(&client, &[1.0; 4], 0);
                     let sum = add.execute(&[&a, &b]).unwrap().pop().unwrap();
                     assert_eq!(
                         sum.start_download_to::<f32>().unwrap().wait().unwrap(),
@@ -546,10 +520,7 @@ fn ten_thousand_steps_leave_nothing_behind() {
                 .run(&[vec![&state, &a]], RunOptions::default())
                 .unwrap();
             state = execution.outputs.into_iter().flatten().next().unwrap();
-            let owned = client
-                .upload_owned(bytemuck::cast_slice(&ones).to_vec(), &f32s(&[1024]), 0)
-                .unwrap();
-            drop(owned.start_download().unwrap());
+            drop(put(&client, &ones, 0).start_download_to::<f32>().unwrap());
             let _ = donate.execute(&[&a]).unwrap_err();
             if i % 100 == 0 {
                 state.wait_ready().unwrap();
