@@ -120,16 +120,21 @@ fn site_packages(lib: &Path) -> Vec<PathBuf> {
 }
 
 fn folders(path: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
-    let mut folders: Vec<PathBuf> = entries
-        .map(|entry| entry.path())
-        .filter(|path| path.is_dir())
-        .collect();
-    folders.sort();
+    let mut folders = entries(path);
+    folders.retain(|path| path.is_dir());
     folders
 }
 
-fn name(path: &Path) -> String {
+/// What a folder holds, sorted; nothing where there is none.
+pub(super) fn entries(path: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let mut entries: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    entries.sort();
+    entries
+}
+
+/// The last part of a path.
+pub(super) fn name(path: &Path) -> String {
     path.file_name()
         .unwrap_or_default()
         .to_string_lossy()

@@ -6,6 +6,7 @@
 //! paths, as JAX does. What is not in a wheel is left to the system's own search.
 
 use super::cuda_tools::nvidia_folder;
+use super::discover::{entries, name};
 use std::path::{Path, PathBuf};
 
 /// The libraries in the order in which they lean on each other, by the start of their file names;
@@ -60,31 +61,18 @@ fn open(path: &Path) -> Result<(), String> {
 
 /// `nvidia/PACKAGE/lib/NAME.so.VERSION`, in the order of [`LIBRARIES`].
 fn in_wheels(nvidia: &Path) -> Vec<PathBuf> {
-    let list = |path: &Path| -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
-        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-        paths.sort();
-        paths
-    };
-    let files: Vec<PathBuf> = list(nvidia)
+    let files: Vec<PathBuf> = entries(nvidia)
         .iter()
-        .flat_map(|package| list(&package.join("lib")))
+        .flat_map(|package| entries(&package.join("lib")))
         .collect();
     let named = |start: &str| {
         files
             .iter()
-            .filter(|file| file_name(file).starts_with(start))
+            .filter(|file| name(file).starts_with(start))
             .cloned()
             .collect::<Vec<_>>()
     };
     LIBRARIES.iter().flat_map(|start| named(start)).collect()
-}
-
-fn file_name(path: &Path) -> String {
-    path.file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned()
 }
 
 #[cfg(test)]
@@ -111,7 +99,7 @@ mod tests {
         let found = preload(&plugin);
         let names: Vec<String> = found
             .iter()
-            .map(|library| file_name(&library.path))
+            .map(|library| name(&library.path))
             .collect();
         assert_eq!(
             names,

@@ -104,7 +104,7 @@ pub fn check(module: &[u8], target: Target) -> Result<Report> {
 
 /// The opcodes of the table.
 pub fn operations() -> impl Iterator<Item = &'static str> {
-    table::NEURON.iter().map(|row| row.opcode)
+    table::NEURON.iter().flat_map(|row| row.opcodes).copied()
 }
 
 type Broken = Option<(String, &'static str, &'static str)>;

@@ -409,7 +409,7 @@ fn communicators(c: &Checked) -> Broken {
 /// count.
 fn unknown(c: &Checked) -> Broken {
     let opcode = c.this.opcode.as_str();
-    let Some(row) = NEURON.iter().find(|row| row.opcode == opcode) else {
+    let Some(row) = NEURON.iter().find(|row| row.opcodes.contains(&opcode)) else {
         return Some(format!(
             "{opcode} is not among the operations that neuronx-cc is known to take"
         ));

@@ -28,7 +28,6 @@ pub struct NeuronSettings {
     pub stochastic_rounding: bool,
 }
 
-pub const TARGETS: &[&str] = &["trn1", "trn2"];
 pub const OPTLEVELS: &[&str] = &["1", "2", "3"];
 pub const AUTO_CASTS: &[&str] = &["none", "matmult", "all"];
 pub const AUTO_CAST_TYPES: &[&str] = &["bf16", "fp16", "tf32", "fp8_e4m3"];
@@ -45,44 +44,38 @@ struct Known {
 const TARGET: &str = "--target";
 const LOGICAL_CORES: &str = "--lnc";
 
+const fn known_as(
+    name: &'static str,
+    other: &'static [&'static str],
+    flag: &'static str,
+    default: Option<&'static str>,
+) -> Known {
+    Known {
+        name,
+        other,
+        flag,
+        default,
+    }
+}
+
 /// In the order in which they are written.
 const KNOWN: [Known; 6] = [
-    Known {
-        name: TARGET,
-        other: &[],
-        flag: "target",
-        default: None,
-    },
-    Known {
-        name: "--model-type",
-        other: &[],
-        flag: "neuron_model_type",
-        default: Some("transformer"),
-    },
-    Known {
-        name: "--optlevel",
-        other: &["-O"],
-        flag: "neuron_optlevel",
-        default: Some("2"),
-    },
-    Known {
-        name: "--auto-cast",
-        other: &[],
-        flag: "neuron_auto_cast",
-        default: Some("none"),
-    },
-    Known {
-        name: "--auto-cast-type",
-        other: &[],
-        flag: "neuron_auto_cast_type",
-        default: Some("bf16"),
-    },
-    Known {
-        name: LOGICAL_CORES,
-        other: &["--logical-nc-config"],
-        flag: "",
-        default: None,
-    },
+    known_as(TARGET, &[], "target", None),
+    known_as(
+        "--model-type",
+        &[],
+        "neuron_model_type",
+        Some("transformer"),
+    ),
+    known_as("--optlevel", &["-O"], "neuron_optlevel", Some("2")),
+    known_as("--auto-cast", &[], "neuron_auto_cast", Some("none")),
+    known_as(
+        "--auto-cast-type",
+        &[],
+        "neuron_auto_cast_type",
+        Some("bf16"),
+    ),
+    known_as(LOGICAL_CORES, &["--logical-nc-config"], "", None),
 ];
 
 /// Flags of the Python wrapper around older plugins, which neuronx-cc itself does not know, and
