@@ -8,7 +8,7 @@ use crate::activation::Activation;
 use crate::axis::Axis;
 use crate::batch::TokenBatch;
 use crate::config::{AttributeMap, Config};
-use crate::encoder::{Encoder, LayerNames, MaskedLmHead, SequenceHead, sizes};
+use crate::encoder::{Encoder, Form, LayerNames, MaskedLmHead, SequenceHead, sizes};
 use crate::error::Result;
 use crate::family::{Family, Kind};
 use crate::head::HeadKind;
@@ -108,15 +108,19 @@ impl Albert {
     /// name.
     fn new(config: Config, head: HeadKind) -> Result<Self> {
         let read = config.over(default_config()).named(NAMES);
-        let lm_head = MaskedLmHead {
-            dense: "predictions.dense",
-            norm: "predictions.LayerNorm",
-            bias: "predictions.bias",
-            table: "albert.embeddings.word_embeddings.weight",
-            activation: Activation::from_config(&read, "hidden_act", "gelu_new")?,
+        let form = Form {
+            base: "albert",
+            layers: "encoder.albert_layer_groups",
+            layer: &LAYER,
+            lm_head: MaskedLmHead {
+                dense: "predictions.dense",
+                norm: "predictions.LayerNorm",
+                bias: "predictions.bias",
+                activation: Activation::from_config(&read, "hidden_act", "gelu_new")?,
+            },
+            sequence_head: SequenceHead::pooler("albert.pooler"),
         };
-        let sequence_head = SequenceHead::pooler("albert.pooler");
-        let mut encoder = Encoder::read(config, &read, head, lm_head, sequence_head)?;
+        let mut encoder = Encoder::read(config, &read, head, form)?;
         // Nothing is dropped of what the MLP adds, unlike in BERT.
         encoder.layer.output_dropout = 0.0;
         let (layers, groups) = (encoder.layers, read.size("num_hidden_groups")?);
@@ -155,7 +159,7 @@ impl Model for Albert {
                 let shared = format!("albert_layer_groups.{group}.albert_layers.{inner}");
                 let (weights, _scope) = weights.enter_layer_with(&path, &shared, &x);
                 weights.registers_first(&["full_layer_layer_norm"]);
-                x = encoder.layer.apply(&LAYER, &weights, &x, batch, rng)?;
+                x = encoder.layer(&weights, &x, batch, rng)?;
             }
         }
         Ok(x)

@@ -2,17 +2,14 @@
 //! head, a classifier on the pooled first token or one on each token. Its parts are in `encoder`.
 
 use crate::activation::Activation;
-use crate::batch::TokenBatch;
 use crate::config::{AttributeMap, Config};
-use crate::encoder::{BERT_LAYER, Encoder, MaskedLmHead, SequenceHead, sizes};
+use crate::encoder::{BERT_LAYER, Encoder, Form, MaskedLmHead, SequenceHead, sizes};
 use crate::error::Result;
 use crate::family::{Family, Kind};
 use crate::head::HeadKind;
-use crate::model::{Model, ModelInfo};
+use crate::model::Model;
 use crate::names::StoredNames;
-use crate::weights::Weights;
 use serde_json::{Value, json};
-use xtrain_graphs::{DropoutRng, Tensor};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "bert",
@@ -21,7 +18,7 @@ pub(crate) const FAMILY: Family = Family {
     kind: Kind::Encoder,
     default_config,
     presets,
-    build: |config, head| Ok(Box::new(Bert::new(config, head)?)),
+    build,
     stored_names: StoredNames {
         base: "bert",
         buffers: &[],
@@ -36,11 +33,6 @@ pub(crate) const FAMILY: Family = Family {
 
 /// The embeddings are as wide as the hidden states; RoBERTa's too.
 pub(crate) const NAMES: AttributeMap = &[("embedding_size", "hidden_size")];
-
-/// `BertForMaskedLM`, `BertForSequenceClassification` or `BertForTokenClassification`.
-struct Bert {
-    encoder: Encoder,
-}
 
 /// `BertConfig`'s defaults: the base model.
 pub(crate) fn default_config() -> Config {
@@ -97,39 +89,23 @@ fn presets() -> Vec<(&'static str, Value)> {
     ]
 }
 
-impl Bert {
-    /// Reads the configuration; what would change numbers and is not implemented is refused by
-    /// name.
-    fn new(config: Config, head: HeadKind) -> Result<Self> {
-        let read = config.over(default_config()).named(NAMES);
-        let lm_head = MaskedLmHead {
+/// `BertForMaskedLM`, `BertForSequenceClassification` or `BertForTokenClassification`. What would
+/// change numbers and is not implemented is refused by name.
+fn build(config: Config, head: HeadKind) -> Result<Box<dyn Model>> {
+    let read = config.over(default_config()).named(NAMES);
+    let form = Form {
+        base: "bert",
+        layers: "encoder.layer",
+        layer: &BERT_LAYER,
+        lm_head: MaskedLmHead {
             dense: "cls.predictions.transform.dense",
             norm: "cls.predictions.transform.LayerNorm",
             bias: "cls.predictions.bias",
-            table: "bert.embeddings.word_embeddings.weight",
             activation: Activation::from_config(&read, "hidden_act", "gelu")?,
-        };
-        let sequence_head = SequenceHead::pooler("bert.pooler.dense");
-        let encoder = Encoder::read(config, &read, head, lm_head, sequence_head)?;
-        Ok(Bert { encoder })
-    }
-}
-
-impl Model for Bert {
-    fn info(&self) -> &ModelInfo {
-        &self.encoder.info
-    }
-
-    fn hidden(&self, weights: &Weights, batch: &TokenBatch, rng: &DropoutRng) -> Result<Tensor> {
-        let (weights, _scope) = weights.enter("bert");
-        let x = self.encoder.embed(&weights, batch, rng)?;
-        self.encoder
-            .encode("encoder.layer", &BERT_LAYER, &weights, x, batch, rng)
-    }
-
-    fn head(&self, weights: &Weights, hidden: &Tensor, rng: &DropoutRng) -> Result<Tensor> {
-        self.encoder.head(weights, hidden, rng)
-    }
+        },
+        sequence_head: SequenceHead::pooler("bert.pooler.dense"),
+    };
+    Ok(Box::new(Encoder::read(config, &read, head, form)?))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::batch::TokenBatch;
 use crate::config::{AttributeMap, Config};
 use crate::error::Result;
 use crate::head::HeadKind;
-use crate::layers::{self, layer_norm, linear_without_bias};
+use crate::layers::{self, AttentionKind, layer_norm, linear, linear_without_bias};
 use crate::model::{ModelInfo, Pooling};
 use crate::weights::Weights;
 use xtrain_graphs::{DropoutRng, Tensor};
@@ -97,6 +97,56 @@ impl Decoder {
             x = block(layer, &weights, &x)?;
         }
         layer_norm(&weights, "ln_f", &x, self.eps)
+    }
+
+    /// The heads `[B, T, H, D]` of a projection of `x` `[N, C]`.
+    pub fn heads(
+        &self,
+        weights: &Weights,
+        name: &str,
+        x: &Tensor,
+        batch: &TokenBatch,
+    ) -> Result<Tensor> {
+        let to = (Axis::Heads, self.hidden_size);
+        let projected = linear_without_bias(weights, name, x, Axis::Embed, to)?;
+        layers::split_heads(&projected, batch, self.info.heads)
+    }
+
+    /// Attention of each token to itself and those before it, of `window` tokens if one is given;
+    /// gives `[N, C]`.
+    pub fn attend(
+        &self,
+        [q, k, v]: [&Tensor; 3],
+        batch: &TokenBatch,
+        rng: &DropoutRng,
+        scale: f64,
+        window: Option<u32>,
+    ) -> Result<Tensor> {
+        let kind = AttentionKind {
+            scale,
+            causal: true,
+            window,
+            dropout: self.attention_dropout,
+        };
+        layers::attention(q, k, v, batch, rng, kind)
+    }
+
+    /// What an MLP of two linear layers, seen from its `weights`, writes to the residual stream,
+    /// `[N, C]` of `x` `[N, C]`.
+    pub fn mlp(
+        &self,
+        weights: &Weights,
+        [inner, outer]: [&str; 2],
+        x: &Tensor,
+        rng: &DropoutRng,
+    ) -> Result<Tensor> {
+        let to = (Axis::Mlp, self.intermediate_size);
+        let activated = self
+            .activation
+            .apply(&linear(weights, inner, x, Axis::Embed, to)?)?; // [N, F]
+        let to = (Axis::Embed, self.hidden_size);
+        let output = linear(weights, outer, &activated, Axis::Mlp, to)?;
+        Ok(rng.dropout(&output, self.residual_dropout)?)
     }
 
     /// Logits of hidden states: `[N, V]`, or `[B, L]` of a classifier.

@@ -2,17 +2,14 @@
 //! layers without segments and pooler, and heads of its own.
 
 use crate::activation::Activation;
-use crate::batch::TokenBatch;
 use crate::config::{AttributeMap, Config};
-use crate::encoder::{Encoder, LayerNames, MaskedLmHead, SequenceHead};
+use crate::encoder::{Encoder, Form, LayerNames, MaskedLmHead, SequenceHead};
 use crate::error::Result;
 use crate::family::{Family, Kind};
 use crate::head::HeadKind;
-use crate::model::{Model, ModelInfo};
+use crate::model::Model;
 use crate::names::StoredNames;
-use crate::weights::Weights;
 use serde_json::json;
-use xtrain_graphs::{DropoutRng, Tensor};
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "distilbert",
@@ -30,7 +27,7 @@ pub(crate) const FAMILY: Family = Family {
             ),
         ]
     },
-    build: |config, head| Ok(Box::new(DistilBert::new(config, head)?)),
+    build,
     stored_names: StoredNames {
         base: "distilbert",
         buffers: &[],
@@ -69,12 +66,6 @@ const LAYER: LayerNames = LayerNames {
     output_norm: "output_layer_norm",
 };
 
-/// `DistilBertForMaskedLM`, `DistilBertForSequenceClassification` or
-/// `DistilBertForTokenClassification`.
-struct DistilBert {
-    encoder: Encoder,
-}
-
 /// `DistilBertConfig`'s defaults: the released base model.
 fn default_config() -> Config {
     let values = json!({
@@ -100,54 +91,40 @@ fn default_config() -> Config {
     Config::literal(values, "DistilBERT's default configuration")
 }
 
-impl DistilBert {
-    /// Reads the configuration; what would change numbers and is not implemented is refused by
-    /// name.
-    fn new(config: Config, head: HeadKind) -> Result<Self> {
-        let read = config.over(default_config()).named(NAMES);
-        read.only(
-            "sinusoidal_pos_embds",
-            false,
-            "only learned positions are implemented",
-        )?;
-        let lm_head = MaskedLmHead {
+/// `DistilBertForMaskedLM`, `DistilBertForSequenceClassification` or
+/// `DistilBertForTokenClassification`. What would change numbers and is not implemented is refused
+/// by name.
+fn build(config: Config, head: HeadKind) -> Result<Box<dyn Model>> {
+    let read = config.over(default_config()).named(NAMES);
+    read.only(
+        "sinusoidal_pos_embds",
+        false,
+        "only learned positions are implemented",
+    )?;
+    let form = Form {
+        base: "distilbert",
+        layers: "transformer.layer",
+        layer: &LAYER,
+        lm_head: MaskedLmHead {
             dense: "vocab_transform",
             norm: "vocab_layer_norm",
             bias: "vocab_projector.bias",
-            table: "distilbert.embeddings.word_embeddings.weight",
             activation: Activation::from_config(&read, "hidden_act", "gelu")?,
-        };
-        let sequence_head = SequenceHead {
+        },
+        sequence_head: SequenceHead {
             dense: "pre_classifier",
             activation: Activation::Relu,
             classifier: "classifier",
             drops_input: false,
-        };
-        let mut encoder = Encoder::read(config, &read, head, lm_head, sequence_head)?;
-        // Nothing is dropped of what attention adds, unlike in BERT.
-        encoder.layer.projection_dropout = 0.0;
-        if let HeadKind::TokenClassification { .. } = head {
-            encoder.classifier_dropout = read.rate_or("hidden_dropout_prob", 0.1)?;
-        }
-        Ok(DistilBert { encoder })
+        },
+    };
+    let mut encoder = Encoder::read(config, &read, head, form)?;
+    // Nothing is dropped of what attention adds, unlike in BERT.
+    encoder.layer.projection_dropout = 0.0;
+    if let HeadKind::TokenClassification { .. } = head {
+        encoder.classifier_dropout = read.rate_or("hidden_dropout_prob", 0.1)?;
     }
-}
-
-impl Model for DistilBert {
-    fn info(&self) -> &ModelInfo {
-        &self.encoder.info
-    }
-
-    fn hidden(&self, weights: &Weights, batch: &TokenBatch, rng: &DropoutRng) -> Result<Tensor> {
-        let (weights, _scope) = weights.enter("distilbert");
-        let x = self.encoder.embed(&weights, batch, rng)?;
-        let path = "transformer.layer";
-        self.encoder.encode(path, &LAYER, &weights, x, batch, rng)
-    }
-
-    fn head(&self, weights: &Weights, hidden: &Tensor, rng: &DropoutRng) -> Result<Tensor> {
-        self.encoder.head(weights, hidden, rng)
-    }
+    Ok(Box::new(encoder))
 }
 
 #[cfg(test)]

@@ -12,10 +12,11 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::head::HeadKind;
 use crate::layers::{self, AttentionKind, layer_norm, linear, split_heads};
-use crate::model::ModelInfo;
+use crate::model::{Model, ModelInfo};
 use crate::weights::Weights;
 use serde_json::{Value, json};
-use xtrain_graphs::{DropoutRng, Tensor};
+use xtrain_graphs::op::Comparison;
+use xtrain_graphs::{DType, DropoutRng, Tensor};
 
 /// A released size, as changes to a default configuration.
 pub(crate) fn sizes(hidden_size: usize, layers: usize, heads: usize) -> Value {
@@ -203,8 +204,6 @@ pub(crate) struct MaskedLmHead {
     pub dense: &'static str,
     pub norm: &'static str,
     pub bias: &'static str,
-    /// The word embeddings `[V, E]`.
-    pub table: &'static str,
     pub activation: Activation,
 }
 
@@ -229,28 +228,88 @@ impl SequenceHead {
     }
 }
 
-/// The parts that all have, and the numbers that say how a model is built from them.
+/// What a family calls its parts, and which heads it has.
+pub(crate) struct Form {
+    /// The module with everything but the heads.
+    pub base: &'static str,
+    /// The list of layers, each of which has weights of its own.
+    pub layers: &'static str,
+    pub layer: &'static LayerNames,
+    pub lm_head: MaskedLmHead,
+    pub sequence_head: SequenceHead,
+}
+
+/// Which row of the position table a token has.
+pub(crate) enum Positions {
+    /// Its place in the row.
+    FromStart,
+    /// Tokens that are not padding count up from the row after the padding token's, this one.
+    AfterPadding(usize),
+}
+
+/// The parts that all have, and the numbers that say how a model is built from them: alone a model
+/// of BERT's kind (`XForMaskedLM`, `XForSequenceClassification` or `XForTokenClassification`).
 pub(crate) struct Encoder {
     pub info: ModelInfo,
+    form: Form,
+    pub positions: Positions,
     pub embeddings: Embeddings,
     pub layer: Layer,
     pub layers: usize,
-    pub lm_head: MaskedLmHead,
-    pub sequence_head: SequenceHead,
     pub classifier_dropout: f64,
     eps: f64,
+}
+
+impl Model for Encoder {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn hidden(&self, weights: &Weights, batch: &TokenBatch, rng: &DropoutRng) -> Result<Tensor> {
+        let (weights, _scope) = weights.enter(self.form.base);
+        let mut x = self.embed(&weights, batch, rng)?;
+        for i in 0..self.layers {
+            let path = format!("{}.{i}", self.form.layers);
+            let (weights, _scope) = weights.enter_layer(&path, &x);
+            x = self.layer(&weights, &x, batch, rng)?;
+        }
+        Ok(x)
+    }
+
+    fn head(&self, weights: &Weights, hidden: &Tensor, rng: &DropoutRng) -> Result<Tensor> {
+        use Axis::{Embed, Labels};
+        let dropout = |x: &Tensor| rng.dropout(x, self.classifier_dropout);
+        match self.info.head {
+            HeadKind::SequenceClassification { labels } => {
+                let SequenceHead {
+                    dense,
+                    activation,
+                    classifier,
+                    drops_input,
+                } = self.form.sequence_head;
+                let rows = if drops_input {
+                    &dropout(hidden)?
+                } else {
+                    hidden
+                }; // [B, C]
+                let to = (Embed, self.layer.hidden_size);
+                let pooled = activation.apply(&linear(weights, dense, rows, Embed, to)?)?;
+                let to = (Labels, labels);
+                linear(weights, classifier, &dropout(&pooled)?, Embed, to)
+            }
+            HeadKind::TokenClassification { labels } => {
+                let to = (Labels, labels);
+                linear(weights, "classifier", &dropout(hidden)?, Embed, to)
+            }
+            HeadKind::MaskedLm | HeadKind::CausalLm => self.predict(weights, hidden),
+        }
+    }
 }
 
 impl Encoder {
     /// Reads a configuration that lacks no key (`read`) for a model that will be saved with
     /// `config`; what would change numbers and is not implemented is refused by name.
-    pub fn read(
-        config: Config,
-        read: &Config,
-        head: HeadKind,
-        lm_head: MaskedLmHead,
-        sequence_head: SequenceHead,
-    ) -> Result<Self> {
+    pub fn read(config: Config, read: &Config, head: HeadKind, form: Form) -> Result<Self> {
         read.refuse_unbuilt()?;
         for (key, built, reason) in [
             (
@@ -277,81 +336,83 @@ impl Encoder {
             embeddings: Embeddings::read(read)?,
             layer: Layer::read(read)?,
             layers: read.size("num_hidden_layers")?,
-            lm_head,
-            sequence_head,
+            form,
+            positions: Positions::FromStart,
             classifier_dropout: read.rate_or("classifier_dropout", hidden_dropout)?,
             eps: read.float_or("layer_norm_eps", 1e-12)?,
             info: ModelInfo::read(config, read, head)?,
         })
     }
 
-    /// The input of the first layer, `[N, E]`, with learned positions.
+    /// The input of the first layer, `[N, E]`.
     pub fn embed(&self, weights: &Weights, batch: &TokenBatch, rng: &DropoutRng) -> Result<Tensor> {
         let (weights, _scope) = weights.enter("embeddings");
-        weights.registers_first(&["word_embeddings"]);
-        let table = self.embeddings.position_table(&weights, None)?;
-        let positions = layers::learned_positions(&table, batch)?;
+        let positions = match self.positions {
+            Positions::FromStart => {
+                weights.registers_first(&["word_embeddings"]);
+                let table = self.embeddings.position_table(&weights, None)?;
+                layers::learned_positions(&table, batch)?
+            }
+            Positions::AfterPadding(padding_idx) => {
+                weights.registers_first(&["word_embeddings", "token_type_embeddings", "LayerNorm"]);
+                // The row of padding learns no more here than in the word embeddings.
+                let table = self
+                    .embeddings
+                    .position_table(&weights, Some(padding_idx))?;
+                let ids = position_ids(&batch.input_ids, padding_idx)?;
+                layers::embedding(&table, &ids, Some(padding_idx))?
+            }
+        };
         self.embeddings.apply(&weights, batch, &positions, rng)
     }
 
-    /// The hidden states `[N, C]` of `x` `[N, C]` after all layers, each of which has weights of
-    /// its own below `path.i`.
-    pub fn encode(
+    /// The output `[N, C]` of one layer of `x` `[N, C]`.
+    pub fn layer(
         &self,
-        path: &str,
-        names: &LayerNames,
         weights: &Weights,
-        mut x: Tensor,
+        x: &Tensor,
         batch: &TokenBatch,
         rng: &DropoutRng,
     ) -> Result<Tensor> {
-        for i in 0..self.layers {
-            let (weights, _scope) = weights.enter_layer(&format!("{path}.{i}"), &x);
-            x = self.layer.apply(names, &weights, &x, batch, rng)?;
-        }
-        Ok(x)
-    }
-
-    /// See [`crate::Model::head`].
-    pub fn head(&self, weights: &Weights, hidden: &Tensor, rng: &DropoutRng) -> Result<Tensor> {
-        use Axis::{Embed, Labels};
-        let dropout = |x: &Tensor| rng.dropout(x, self.classifier_dropout);
-        match self.info.head {
-            HeadKind::SequenceClassification { labels } => {
-                let SequenceHead {
-                    dense,
-                    activation,
-                    classifier,
-                    drops_input,
-                } = self.sequence_head;
-                let rows = if drops_input {
-                    &dropout(hidden)?
-                } else {
-                    hidden
-                }; // [B, C]
-                let to = (Embed, self.layer.hidden_size);
-                let pooled = activation.apply(&linear(weights, dense, rows, Embed, to)?)?;
-                let to = (Labels, labels);
-                linear(weights, classifier, &dropout(&pooled)?, Embed, to)
-            }
-            HeadKind::TokenClassification { labels } => {
-                let to = (Labels, labels);
-                linear(weights, "classifier", &dropout(hidden)?, Embed, to)
-            }
-            HeadKind::MaskedLm | HeadKind::CausalLm => self.predict(weights, hidden),
-        }
+        self.layer.apply(self.form.layer, weights, x, batch, rng)
     }
 
     /// Logits `[N, V]` of hidden states `[N, C]`.
     fn predict(&self, weights: &Weights, hidden: &Tensor) -> Result<Tensor> {
-        let head = &self.lm_head;
+        let (head, base) = (&self.form.lm_head, self.form.base);
         let to = (Axis::Embed, self.embeddings.size);
         let transformed = linear(weights, head.dense, hidden, Axis::Embed, to)?;
         let transformed = head.activation.apply(&transformed)?; // [N, E]
         let normed = layer_norm(weights, head.norm, &transformed, self.eps)?;
         let _scope = weights.trace().scope("decoder");
-        let logits = normed.matmul_transposed(&weights.tied(head.table)?)?;
+        let logits = normed.matmul_transposed(
+            &weights.tied(&format!("{base}.embeddings.word_embeddings.weight"))?,
+        )?;
         let bias = weights.bias(head.bias, (Axis::Vocab, self.embeddings.vocab_size))?;
         Ok(logits.add(&bias)?)
     }
+}
+
+/// Position ids `s32[B, T]`: tokens that are not padding count up from `padding_idx + 1`, padding
+/// stays at `padding_idx`. Summed in integers over a triangle, which is exact at any length and in
+/// any precision.
+fn position_ids(ids: &Tensor, padding_idx: usize) -> Result<Tensor> {
+    let trace = ids.trace();
+    let (b, t) = (ids.dims()[0], ids.dims()[1]);
+    let counts = ids
+        .compare_scalar(Comparison::Ne, padding_idx as f64)?
+        .convert(DType::S32)?; // [B, T]
+    let cube = [b, t, t];
+    let (position, earlier) = (
+        trace.iota(DType::S32, &cube, 1)?,
+        trace.iota(DType::S32, &cube, 2)?,
+    );
+    let reached = earlier
+        .compare(Comparison::Le, &position)?
+        .convert(DType::S32)?;
+    let running = counts
+        .broadcast_in(&cube, &[0, 2])?
+        .mul(&reached)?
+        .sum(&[2])?; // [B, T]
+    Ok(running.mul(&counts)?.add_scalar(padding_idx as f64)?)
 }

@@ -11,7 +11,7 @@ use crate::decoder::{Decoder, GPT_NAMES};
 use crate::error::Result;
 use crate::family::{Family, Kind};
 use crate::head::HeadKind;
-use crate::layers::{self, AttentionKind, layer_norm, split_heads};
+use crate::layers::{layer_norm, split_heads};
 use crate::model::{Model, ModelInfo};
 use crate::names::StoredNames;
 use crate::weights::Weights;
@@ -158,13 +158,8 @@ impl Gpt2 {
         if self.scale_attn_by_inverse_layer_idx {
             scale /= (layer + 1) as f64;
         }
-        let kind = AttentionKind {
-            scale,
-            causal: true,
-            window: None,
-            dropout: decoder.attention_dropout,
-        };
-        let merged = layers::attention(&part(0)?, &part(1)?, &part(2)?, batch, rng, kind)?;
+        let qkv = [&part(0)?, &part(1)?, &part(2)?];
+        let merged = decoder.attend(qkv, batch, rng, scale, None)?;
         let projected = self.project(&weights, &merged, Axis::Heads)?;
         Ok(rng.dropout(&projected, decoder.residual_dropout)?)
     }

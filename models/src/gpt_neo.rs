@@ -12,7 +12,7 @@ use crate::decoder::Decoder;
 use crate::error::Result;
 use crate::family::{Family, Kind};
 use crate::head::HeadKind;
-use crate::layers::{self, AttentionKind, layer_norm, linear, linear_without_bias, split_heads};
+use crate::layers::{layer_norm, linear};
 use crate::model::{Model, ModelInfo};
 use crate::names::StoredNames;
 use crate::weights::Weights;
@@ -117,37 +117,23 @@ impl GptNeo {
         batch: &TokenBatch,
         rng: &DropoutRng,
     ) -> Result<Tensor> {
-        use Axis::{Embed, Heads, Mlp};
         let decoder = &self.decoder;
-        let residual = (Embed, decoder.hidden_size);
         let normed = layer_norm(weights, "ln_1", x, decoder.eps)?;
         let attended = {
             let (weights, _scope) = weights.enter("attn.attention");
             weights.registers_first(&["k_proj", "v_proj"]);
-            let to = (Heads, decoder.hidden_size);
-            let heads = |name| {
-                let projected = linear_without_bias(&weights, name, &normed, Embed, to)?;
-                split_heads(&projected, batch, decoder.info.heads)
-            }; // [B, T, H, D]
+            let heads = |name| decoder.heads(&weights, name, &normed, batch);
             let (q, k, v) = (heads("q_proj")?, heads("k_proj")?, heads("v_proj")?);
-            let kind = AttentionKind {
-                scale: 1.0,
-                causal: true,
-                window,
-                dropout: decoder.attention_dropout,
-            };
-            let out = layers::attention(&q, &k, &v, batch, rng, kind)?;
-            let projected = linear(&weights, "out_proj", &out, Heads, residual)?;
+            let out = decoder.attend([&q, &k, &v], batch, rng, 1.0, window)?;
+            let to = (Axis::Embed, decoder.hidden_size);
+            let projected = linear(&weights, "out_proj", &out, Axis::Heads, to)?;
             rng.dropout(&projected, decoder.residual_dropout)?
         };
         let x = x.add(&attended)?;
         let normed = layer_norm(weights, "ln_2", &x, decoder.eps)?;
-        let (mlp, _scope) = weights.enter("mlp");
-        let to = (Mlp, decoder.intermediate_size);
-        let inner = linear(&mlp, "c_fc", &normed, Embed, to)?;
-        let inner = decoder.activation.apply(&inner)?; // [N, F]
-        let output = linear(&mlp, "c_proj", &inner, Mlp, residual)?;
-        Ok(x.add(&rng.dropout(&output, decoder.residual_dropout)?)?)
+        let (weights, _scope) = weights.enter("mlp");
+        let output = decoder.mlp(&weights, ["c_fc", "c_proj"], &normed, rng)?;
+        Ok(x.add(&output)?)
     }
 }
 

@@ -12,7 +12,7 @@ use crate::decoder::{Decoder, GPT_NAMES};
 use crate::error::Result;
 use crate::family::{Family, Kind};
 use crate::head::HeadKind;
-use crate::layers::{self, AttentionKind, layer_norm, linear, linear_without_bias, split_heads};
+use crate::layers::{layer_norm, linear_without_bias};
 use crate::model::{Model, ModelInfo};
 use crate::names::StoredNames;
 use crate::weights::Weights;
@@ -108,35 +108,23 @@ impl GptJ {
         batch: &TokenBatch,
         rng: &DropoutRng,
     ) -> Result<Tensor> {
-        use Axis::{Embed, Heads, Mlp};
         let decoder = &self.decoder;
-        let (c, dropout) = (decoder.hidden_size, decoder.residual_dropout);
         let normed = layer_norm(weights, "ln_1", x, decoder.eps)?;
         let attended = {
             let (weights, _scope) = weights.enter("attn");
             weights.registers_first(&["k_proj", "v_proj"]);
-            let heads = |name| {
-                let projected = linear_without_bias(&weights, name, &normed, Embed, (Heads, c))?;
-                split_heads(&projected, batch, decoder.info.heads)
-            }; // [B, T, H, D]
+            let heads = |name| decoder.heads(&weights, name, &normed, batch);
             let q = rotation.apply(&heads("q_proj")?)?;
             let k = rotation.apply(&heads("k_proj")?)?;
-            let kind = AttentionKind {
-                scale: 1.0 / (decoder.info.head_dim as f64).sqrt(),
-                causal: true,
-                window: None,
-                dropout: decoder.attention_dropout,
-            };
-            let out = layers::attention(&q, &k, &heads("v_proj")?, batch, rng, kind)?;
-            let projected = linear_without_bias(&weights, "out_proj", &out, Heads, (Embed, c))?;
-            rng.dropout(&projected, dropout)?
+            let v = heads("v_proj")?;
+            let scale = 1.0 / (decoder.info.head_dim as f64).sqrt();
+            let out = decoder.attend([&q, &k, &v], batch, rng, scale, None)?;
+            let to = (Axis::Embed, decoder.hidden_size);
+            let projected = linear_without_bias(&weights, "out_proj", &out, Axis::Heads, to)?;
+            rng.dropout(&projected, decoder.residual_dropout)?
         };
-        let (mlp, _scope) = weights.enter("mlp");
-        let to = (Mlp, decoder.intermediate_size);
-        let inner = linear(&mlp, "fc_in", &normed, Embed, to)?;
-        let inner = decoder.activation.apply(&inner)?; // [N, F]
-        let output = linear(&mlp, "fc_out", &inner, Mlp, (Embed, c))?;
-        let output = rng.dropout(&output, dropout)?;
+        let (weights, _scope) = weights.enter("mlp");
+        let output = decoder.mlp(&weights, ["fc_in", "fc_out"], &normed, rng)?;
         Ok(attended.add(&output)?.add(x)?)
     }
 }

@@ -4,20 +4,16 @@
 //! Letters: B batch, T tokens.
 
 use crate::activation::Activation;
-use crate::batch::TokenBatch;
 use crate::bert;
 use crate::config::Config;
-use crate::encoder::{BERT_LAYER, Encoder, MaskedLmHead, SequenceHead, sizes};
+use crate::encoder::{BERT_LAYER, Encoder, Form, MaskedLmHead, Positions, SequenceHead, sizes};
 use crate::error::Result;
 use crate::family::{Family, Kind};
 use crate::head::HeadKind;
-use crate::layers;
-use crate::model::{Model, ModelInfo};
+use crate::model::Model;
 use crate::names::StoredNames;
-use crate::weights::Weights;
 use serde_json::{Value, json};
-use xtrain_graphs::op::{Comparison, Gelu};
-use xtrain_graphs::{DType, DropoutRng, Tensor};
+use xtrain_graphs::op::Gelu;
 
 pub(crate) const FAMILY: Family = Family {
     model_type: "roberta",
@@ -26,7 +22,7 @@ pub(crate) const FAMILY: Family = Family {
     kind: Kind::Encoder,
     default_config,
     presets,
-    build: |config, head| Ok(Box::new(Roberta::new(config, head)?)),
+    build,
     stored_names: StoredNames {
         base: "roberta",
         buffers: &[],
@@ -38,13 +34,6 @@ pub(crate) const FAMILY: Family = Family {
         heads: &["pooler.", "lm_head.", "classifier."],
     },
 };
-
-/// `RobertaForMaskedLM`, `RobertaForSequenceClassification` or `RobertaForTokenClassification`.
-struct Roberta {
-    encoder: Encoder,
-    /// The padding token; positions are counted from the row after it.
-    padding_idx: usize,
-}
 
 /// The released base model. `RobertaConfig`'s own defaults are BERT's sizes, which nobody trains.
 fn default_config() -> Config {
@@ -81,99 +70,49 @@ fn missing_keys() -> Config {
     Config::literal(values, "").over(bert::default_config())
 }
 
-impl Roberta {
-    /// Reads the configuration; what would change numbers and is not implemented is refused by
-    /// name.
-    fn new(config: Config, head: HeadKind) -> Result<Self> {
-        let read = config.over(missing_keys()).named(bert::NAMES);
-        let lm_head = MaskedLmHead {
+/// `RobertaForMaskedLM`, `RobertaForSequenceClassification` or `RobertaForTokenClassification`. What
+/// would change numbers and is not implemented is refused by name.
+fn build(config: Config, head: HeadKind) -> Result<Box<dyn Model>> {
+    let read = config.over(missing_keys()).named(bert::NAMES);
+    let form = Form {
+        base: "roberta",
+        layers: "encoder.layer",
+        layer: &BERT_LAYER,
+        lm_head: MaskedLmHead {
             dense: "lm_head.dense",
             norm: "lm_head.layer_norm",
             bias: "lm_head.bias",
-            table: "roberta.embeddings.word_embeddings.weight",
             // Whatever hidden_act says.
             activation: Activation::Gelu(Gelu::Erf),
-        };
-        let sequence_head = SequenceHead {
+        },
+        sequence_head: SequenceHead {
             dense: "classifier.dense",
             activation: Activation::Tanh,
             classifier: "classifier.out_proj",
             drops_input: true,
-        };
-        let mut encoder = Encoder::read(config, &read, head, lm_head, sequence_head)?;
-        let Some(padding_idx) = encoder.embeddings.padding_idx else {
-            return Err(read.unsupported(
-                "pad_token_id",
-                "positions are counted from the padding token, so there must be one",
-            ));
-        };
-        let Some(positions) = encoder
-            .embeddings
-            .positions
-            .checked_sub(padding_idx + 1)
-            .filter(|n| *n > 0)
-        else {
-            return Err(read.unsupported(
-                "max_position_embeddings",
-                "leaves no position after that of the padding token",
-            ));
-        };
-        encoder.info.max_positions = positions;
-        Ok(Roberta {
-            encoder,
-            padding_idx,
-        })
-    }
-
-    /// Position ids `s32[B, T]`: tokens that are not padding count up from `padding_idx + 1`, padding
-    /// stays at `padding_idx`. Summed in integers over a triangle, which is exact at any length and in
-    /// any precision.
-    fn position_ids(&self, ids: &Tensor) -> Result<Tensor> {
-        let trace = ids.trace();
-        let (b, t) = (ids.dims()[0], ids.dims()[1]);
-        let counts = ids
-            .compare_scalar(Comparison::Ne, self.padding_idx as f64)?
-            .convert(DType::S32)?; // [B, T]
-        let cube = [b, t, t];
-        let (position, earlier) = (
-            trace.iota(DType::S32, &cube, 1)?,
-            trace.iota(DType::S32, &cube, 2)?,
-        );
-        let reached = earlier
-            .compare(Comparison::Le, &position)?
-            .convert(DType::S32)?;
-        let running = counts
-            .broadcast_in(&cube, &[0, 2])?
-            .mul(&reached)?
-            .sum(&[2])?; // [B, T]
-        Ok(running.mul(&counts)?.add_scalar(self.padding_idx as f64)?)
-    }
-}
-
-impl Model for Roberta {
-    fn info(&self) -> &ModelInfo {
-        &self.encoder.info
-    }
-
-    fn hidden(&self, weights: &Weights, batch: &TokenBatch, rng: &DropoutRng) -> Result<Tensor> {
-        let encoder = &self.encoder;
-        let (weights, _scope) = weights.enter("roberta");
-        let x = {
-            let (weights, _scope) = weights.enter("embeddings");
-            weights.registers_first(&["word_embeddings", "token_type_embeddings", "LayerNorm"]);
-            // The row of padding learns no more here than in the word embeddings.
-            let padding_idx = Some(self.padding_idx);
-            let table = encoder.embeddings.position_table(&weights, padding_idx)?;
-            let ids = self.position_ids(&batch.input_ids)?;
-            let positions = layers::embedding(&table, &ids, padding_idx)?;
-            encoder.embeddings.apply(&weights, batch, &positions, rng)?
-        };
-        encoder.encode("encoder.layer", &BERT_LAYER, &weights, x, batch, rng)
-    }
-
-    fn head(&self, weights: &Weights, hidden: &Tensor, rng: &DropoutRng) -> Result<Tensor> {
-        self.encoder.head(weights, hidden, rng)
-    }
+        },
+    };
+    let mut encoder = Encoder::read(config, &read, head, form)?;
+    let Some(padding_idx) = encoder.embeddings.padding_idx else {
+        return Err(read.unsupported(
+            "pad_token_id",
+            "positions are counted from the padding token, so there must be one",
+        ));
+    };
+    let Some(positions) = encoder
+        .embeddings
+        .positions
+        .checked_sub(padding_idx + 1)
+        .filter(|n| *n > 0)
+    else {
+        return Err(read.unsupported(
+            "max_position_embeddings",
+            "leaves no position after that of the padding token",
+        ));
+    };
+    encoder.info.max_positions = positions;
+    encoder.positions = Positions::AfterPadding(padding_idx);
+    Ok(Box::new(encoder))
 }
 
 #[cfg(test)]
