@@ -4,9 +4,10 @@
 
 use super::error::{Error, Result};
 use super::hash::{self, HashingWriter};
+use super::shards::weight_map;
 use super::weights::{TensorRef, Weights, write_safetensors};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
@@ -86,11 +87,9 @@ pub(super) fn index(parts: &[PartFile]) -> Value {
     let places = parts.iter().flat_map(|part| {
         part.tensors
             .iter()
-            .map(|tensor| (tensor.clone(), json!(part.name)))
+            .map(|tensor| (tensor.as_str(), part.name.as_str()))
     });
-    let mut map: Vec<(String, Value)> = places.collect();
-    map.sort_by(|a, b| a.0.cmp(&b.0));
-    json!({"weight_map": map.into_iter().collect::<Map<_, _>>()})
+    json!({"weight_map": weight_map(places)})
 }
 
 /// Opens whichever there is.

@@ -44,20 +44,30 @@ pub fn split<'a>(tensors: &[TensorRef<'a>], max_bytes: u64) -> Shards<'a> {
     let places = files.iter().flat_map(|(file, group)| {
         group
             .iter()
-            .map(move |tensor| (tensor.name.to_string(), json!(file)))
+            .map(move |tensor| (tensor.name.as_ref(), file.as_str()))
     });
-    let mut weight_map: Vec<(String, Value)> = places.collect();
-    weight_map.sort_by(|a, b| a.0.cmp(&b.0));
+    let weight_map = weight_map(places);
     let elements: usize = tensors.iter().map(|tensor| tensor.shape.elements()).sum();
     let bytes: usize = tensors.iter().map(|tensor| tensor.bytes.len()).sum();
     let index = json!({
         "metadata": {"total_parameters": elements, "total_size": bytes},
-        "weight_map": weight_map.into_iter().collect::<Map<_, _>>(),
+        "weight_map": weight_map,
     });
     Shards {
         files,
         index: Some(index),
     }
+}
+
+/// Which file each tensor is in, by the tensors' names, as an index says it.
+pub(super) fn weight_map<'p>(
+    places: impl Iterator<Item = (&'p str, &'p str)>,
+) -> Map<String, Value> {
+    let mut map: Vec<(&str, &str)> = places.collect();
+    map.sort_unstable();
+    map.into_iter()
+        .map(|(tensor, file)| (tensor.to_string(), file.into()))
+        .collect()
 }
 
 /// Whether a file name is one that [`split`] gives to a part of the weights.

@@ -393,37 +393,29 @@ fn header_error(path: &Path, map: &[u8], error: SafeTensorError) -> Error {
     }
 }
 
+/// Our element types with the format's, and the names that it has for them.
+const DTYPES: [(DType, Dtype, &str); 11] = [
+    (DType::Pred, Dtype::BOOL, "BOOL"),
+    (DType::S8, Dtype::I8, "I8"),
+    (DType::S32, Dtype::I32, "I32"),
+    (DType::S64, Dtype::I64, "I64"),
+    (DType::U8, Dtype::U8, "U8"),
+    (DType::U32, Dtype::U32, "U32"),
+    (DType::U64, Dtype::U64, "U64"),
+    (DType::F16, Dtype::F16, "F16"),
+    (DType::BF16, Dtype::BF16, "BF16"),
+    (DType::F32, Dtype::F32, "F32"),
+    (DType::F64, Dtype::F64, "F64"),
+];
+
 fn from_safetensors(dtype: Dtype) -> Option<DType> {
-    Some(match dtype {
-        Dtype::BOOL => DType::Pred,
-        Dtype::I8 => DType::S8,
-        Dtype::I32 => DType::S32,
-        Dtype::I64 => DType::S64,
-        Dtype::U8 => DType::U8,
-        Dtype::U32 => DType::U32,
-        Dtype::U64 => DType::U64,
-        Dtype::F16 => DType::F16,
-        Dtype::BF16 => DType::BF16,
-        Dtype::F32 => DType::F32,
-        Dtype::F64 => DType::F64,
-        _ => return None,
-    })
+    let known = DTYPES.iter().find(|(_, theirs, _)| *theirs == dtype);
+    known.map(|(ours, ..)| *ours)
 }
 
 fn safetensors_name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::Pred => "BOOL",
-        DType::S8 => "I8",
-        DType::S32 => "I32",
-        DType::S64 => "I64",
-        DType::U8 => "U8",
-        DType::U32 => "U32",
-        DType::U64 => "U64",
-        DType::F16 => "F16",
-        DType::BF16 => "BF16",
-        DType::F32 => "F32",
-        DType::F64 => "F64",
-    }
+    let known = DTYPES.iter().find(|(ours, ..)| *ours == dtype);
+    known.expect("the table lists every DType").2
 }
 
 /// Between float types, through f64: exact when widening, rounded to nearest even when narrowing.

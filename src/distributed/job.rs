@@ -106,6 +106,25 @@ struct Failure {
     is_node: bool,
 }
 
+impl Failure {
+    fn new(blame: u8, text: String) -> Failure {
+        Failure {
+            blame,
+            text,
+            is_usage: false,
+            is_node: false,
+        }
+    }
+}
+
+/// How far a rank had come, for messages.
+fn after(step: u64) -> String {
+    match step {
+        0 => String::new(),
+        step => format!(" after step {step}"),
+    }
+}
+
 pub struct Job {
     settings: JobSettings,
     generation: u64,
@@ -281,11 +300,7 @@ impl Job {
         {
             return;
         }
-        let at = if step > 0 {
-            format!(" after step {step}")
-        } else {
-            String::new()
-        };
+        let at = after(step);
         match ended {
             Ended::Well | Ended::Interrupted(_) => {}
             Ended::Killed(signal) => {
@@ -294,15 +309,7 @@ impl Job {
                     self.name(rank),
                     signal_name(signal)
                 );
-                self.fail(
-                    Failure {
-                        blame: 0,
-                        text,
-                        is_usage: false,
-                        is_node: false,
-                    },
-                    now,
-                );
+                self.fail(Failure::new(0, text), now);
             }
             Ended::Failed { code, last_error } => {
                 let is_usage = code == 2;
@@ -311,12 +318,11 @@ impl Job {
                     false => format!("{} failed{at}: {last_error}", self.name(rank)),
                 };
                 let blame = if is_consequence(&last_error) { 3 } else { 2 };
+                let failure = Failure::new(blame, text);
                 self.fail(
                     Failure {
-                        blame,
-                        text,
                         is_usage,
-                        is_node: false,
+                        ..failure
                     },
                     now,
                 );
@@ -384,15 +390,7 @@ impl Job {
                     self.name(rank),
                     self.settings.join.as_secs()
                 );
-                self.fail(
-                    Failure {
-                        blame: 1,
-                        text,
-                        is_usage: false,
-                        is_node: false,
-                    },
-                    now,
-                );
+                self.fail(Failure::new(1, text), now);
             }
         }
         if matches!(self.phase, Phase::Running { .. }) && self.all_left() {
@@ -415,31 +413,20 @@ impl Job {
                     limit.as_secs()
                 );
                 found.push(Failure {
-                    blame: 0,
-                    text,
-                    is_usage: false,
                     is_node: true,
+                    ..Failure::new(0, text)
                 });
             }
         }
         for (index, rank) in self.ranks.iter().enumerate() {
             if rank.ended.is_none() && silent(rank.beat) {
-                let at = if rank.step > 0 {
-                    format!(" after step {}", rank.step)
-                } else {
-                    String::new()
-                };
+                let at = after(rank.step);
                 let text = format!(
                     "no heartbeat from {} for {} s{at}; it appears hung",
                     self.name(index),
                     limit.as_secs()
                 );
-                found.push(Failure {
-                    blame: 1,
-                    text,
-                    is_usage: false,
-                    is_node: false,
-                });
+                found.push(Failure::new(1, text));
             }
         }
         for failure in found {

@@ -53,12 +53,7 @@ impl ProcessGroup {
         let server = hosts
             .then(|| Server::start(&member.endpoint, member.secret.clone(), settings))
             .transpose()?;
-        let first = Connection::open(
-            &member.endpoint,
-            &member.secret,
-            &role(member),
-            timeouts.join,
-        )?;
+        let first = connect(member, timeouts.join)?;
         let host = first.local_address()?.ip();
         let idle = Mutex::new(vec![first]);
         let group = Arc::new(ProcessGroup {
@@ -175,25 +170,18 @@ impl ProcessGroup {
     }
 
     fn ask(&self, request: &Request, wait: Duration) -> Result<Reply> {
-        let free = self
-            .idle
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
-            .pop();
+        let idle = || {
+            self.idle
+                .lock()
+                .unwrap_or_else(|poisoned| poisoned.into_inner())
+        };
+        let free = idle().pop();
         let mut connection = match free {
             Some(connection) => connection,
-            None => Connection::open(
-                &self.member.endpoint,
-                &self.member.secret,
-                &role(&self.member),
-                self.member.timeouts.heartbeat,
-            )?,
+            None => connect(&self.member, self.member.timeouts.heartbeat)?,
         };
         let reply = connection.ask(request, wait)?;
-        self.idle
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
-            .push(connection);
+        idle().push(connection);
         Ok(reply)
     }
 
@@ -208,12 +196,7 @@ impl ProcessGroup {
     /// does that.
     fn beat(self: Arc<Self>) -> Result<()> {
         let timeouts = self.member.timeouts;
-        let mut connection = Connection::open(
-            &self.member.endpoint,
-            &self.member.secret,
-            &role(&self.member),
-            timeouts.join,
-        )?;
+        let mut connection = connect(&self.member, timeouts.join)?;
         let pause = (timeouts.heartbeat / 4).min(Duration::from_secs(1));
         let (rank, launched) = (self.member.rank, self.member.is_launched());
         let quit = move |reason: String| {
@@ -232,17 +215,10 @@ impl ProcessGroup {
                         quit(format!("the job was stopped: {reason}"))
                     }
                     Ok(_) => std::thread::sleep(pause),
-                    Err(_) => {
-                        match Connection::open(
-                            &self.member.endpoint,
-                            &self.member.secret,
-                            &role(&self.member),
-                            timeouts.heartbeat,
-                        ) {
-                            Ok(again) => connection = again,
-                            Err(error) => quit(error.to_string()),
-                        }
-                    }
+                    Err(_) => match connect(&self.member, timeouts.heartbeat) {
+                        Ok(again) => connection = again,
+                        Err(error) => quit(error.to_string()),
+                    },
                 }
             }
         };
@@ -260,10 +236,12 @@ impl ProcessGroup {
     }
 }
 
-fn role(member: &RankInfo) -> Role {
-    Role::Rank {
+/// Connects as a rank; retries for `patience`.
+fn connect(member: &RankInfo, patience: Duration) -> Result<Connection> {
+    let role = Role::Rank {
         rank: member.rank,
         world: member.world,
         generation: member.generation,
-    }
+    };
+    Connection::open(&member.endpoint, &member.secret, &role, patience)
 }

@@ -121,62 +121,54 @@ impl Shared {
     }
 
     fn answer(&self, role: &Role, request: Request) -> Reply {
-        match (request, role) {
-            (Request::Put { key, value }, Role::Rank { generation, .. }) => {
-                self.put(*generation, key, value, true)
-            }
-            (Request::PutFirst { key, value }, Role::Rank { generation, .. }) => {
-                self.put(*generation, key, value, false)
-            }
-            (Request::Get { key, timeout_ms }, Role::Rank { generation, .. }) => {
-                Reply::Value(self.get(
-                    &scoped(*generation, &key),
-                    Duration::from_millis(timeout_ms),
-                ))
-            }
-            (Request::TryGet { key }, Role::Rank { generation, .. }) => {
-                Reply::Value(self.lock().values.get(&scoped(*generation, &key)).cloned())
-            }
-            (
-                Request::Beat { step },
-                Role::Rank {
-                    rank, generation, ..
-                },
-            ) => {
-                let job = &mut self.lock().job;
-                if *generation == job.generation() {
-                    Reply::Alive(job.beat(*rank, step, Instant::now()))
-                } else {
-                    Reply::Alive(None)
-                }
-            }
-            (
-                Request::Leave { failure },
-                Role::Rank {
-                    rank, generation, ..
-                },
-            ) => {
-                let job = &mut self.lock().job;
-                if *generation == job.generation() {
-                    job.leave(*rank, failure, Instant::now());
-                }
-                Reply::Done
-            }
-            (
+        match role {
+            Role::Rank {
+                rank, generation, ..
+            } => self.answer_rank(*rank, *generation, request),
+            Role::Node { node, .. } => match request {
                 Request::Report {
                     generation,
                     ended,
                     idle,
-                },
-                Role::Node { node, .. },
-            ) => {
-                Reply::Order(
-                    self.lock()
-                        .job
-                        .report(*node, generation, ended, idle, Instant::now()),
+                } => Reply::Order(self.lock().job.report(
+                    *node,
+                    generation,
+                    ended,
+                    idle,
+                    Instant::now(),
+                )),
+                _ => not_for_this_side(),
+            },
+        }
+    }
+
+    fn answer_rank(&self, rank: usize, generation: u64, request: Request) -> Reply {
+        match request {
+            Request::Put { key, value } => self.put(generation, key, value, true),
+            Request::PutFirst { key, value } => self.put(generation, key, value, false),
+            Request::Get { key, timeout_ms } => {
+                Reply::Value(self.get(&scoped(generation, &key), Duration::from_millis(timeout_ms)))
+            }
+            Request::TryGet { key } => {
+                Reply::Value(self.lock().values.get(&scoped(generation, &key)).cloned())
+            }
+            Request::Beat { step } => {
+                let job = &mut self.lock().job;
+                let current = generation == job.generation();
+                Reply::Alive(
+                    current
+                        .then(|| job.beat(rank, step, Instant::now()))
+                        .flatten(),
                 )
             }
-            _ => Reply::Error("that is not for this side to ask".into()),
+            Request::Leave { failure } => {
+                let job = &mut self.lock().job;
+                if generation == job.generation() {
+                    job.leave(rank, failure, Instant::now());
+                }
+                Reply::Done
+            }
+            Request::Report { .. } => not_for_this_side(),
         }
     }
 
@@ -216,6 +208,10 @@ impl Shared {
                 .0;
         }
     }
+}
+
+fn not_for_this_side() -> Reply {
+    Reply::Error("that is not for this side to ask".into())
 }
 
 /// Values of one start are not seen by the next, but for those of the whole job.
