@@ -16,17 +16,27 @@ use crate::layers::linear;
 use crate::model::{Model, ModelInfo};
 use crate::names::StoredNames;
 use crate::weights::Weights;
-use serde_json::{Value, json};
 use xtrain_graphs::{DropoutRng, Tensor};
 
 pub(crate) const FAMILY: Family = Family {
+    name: "ALBERT",
     model_type: "albert",
     organization: "albert",
     class_prefix: "Albert",
     kind: Kind::Encoder,
-    default_config,
-    presets,
-    build: |config, head| Ok(Box::new(Albert::new(config, head)?)),
+    // `AlbertConfig`'s defaults: the xxlarge model.
+    defaults: include_str!("configs/albert.json"),
+    // The released sizes of version 2.
+    presets: || {
+        vec![
+            ("albert-base-v2", sizes(768, 12, 12)),
+            ("albert-large-v2", sizes(1024, 24, 16)),
+            ("albert-xlarge-v2", sizes(2048, 24, 16)),
+            ("albert-xxlarge-v2", sizes(4096, 12, 64)),
+        ]
+    },
+    names: NAMES,
+    build: |config, read, head| Ok(Box::new(Albert::new(config, read, head)?)),
     stored_names: StoredNames {
         base: "albert",
         buffers: &[],
@@ -62,52 +72,8 @@ struct Albert {
     inner_layers: usize,
 }
 
-/// `AlbertConfig`'s defaults: the xxlarge model.
-fn default_config() -> Config {
-    let values = json!({
-        "architectures": ["AlbertForMaskedLM"],
-        "model_type": "albert",
-        "vocab_size": 30000,
-        "embedding_size": 128,
-        "hidden_size": 4096,
-        "num_hidden_layers": 12,
-        "num_hidden_groups": 1,
-        "num_attention_heads": 64,
-        "intermediate_size": 16384,
-        "inner_group_num": 1,
-        "hidden_act": "gelu_new",
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "classifier_dropout_prob": 0.1,
-        "max_position_embeddings": 512,
-        "type_vocab_size": 2,
-        "initializer_range": 0.02,
-        "layer_norm_eps": 1e-12,
-        "position_embedding_type": "absolute",
-        "tie_word_embeddings": true,
-        "pad_token_id": 0,
-        "bos_token_id": 2,
-        "eos_token_id": 3,
-        "torch_dtype": "float32",
-    });
-    Config::literal(values, "ALBERT's default configuration")
-}
-
-/// The released sizes of version 2.
-fn presets() -> Vec<(&'static str, Value)> {
-    vec![
-        ("albert-base-v2", sizes(768, 12, 12)),
-        ("albert-large-v2", sizes(1024, 24, 16)),
-        ("albert-xlarge-v2", sizes(2048, 24, 16)),
-        ("albert-xxlarge-v2", sizes(4096, 12, 64)),
-    ]
-}
-
 impl Albert {
-    /// Reads the configuration; what would change numbers and is not implemented is refused by
-    /// name.
-    fn new(config: Config, head: HeadKind) -> Result<Self> {
-        let read = config.over(default_config()).named(NAMES);
+    fn new(config: Config, read: Config, head: HeadKind) -> Result<Self> {
         let form = Form {
             base: "albert",
             layers: "encoder.albert_layer_groups",

@@ -99,24 +99,33 @@ impl Decoder {
         layer_norm(&weights, "ln_f", &x, self.eps)
     }
 
-    /// The heads `[B, T, H, D]` of a projection of `x` `[N, C]`.
-    pub fn heads(
+    /// Queries, keys and values `[B, T, H, D]` of `x` `[N, C]`, each projected by a matrix of its
+    /// own; what queries and keys go through besides is `turn`.
+    pub fn qkv(
         &self,
         weights: &Weights,
-        name: &str,
         x: &Tensor,
         batch: &TokenBatch,
-    ) -> Result<Tensor> {
+        turn: impl Fn(Tensor) -> Result<Tensor>,
+    ) -> Result<[Tensor; 3]> {
+        weights.registers_first(&["k_proj", "v_proj"]);
         let to = (Axis::Heads, self.hidden_size);
-        let projected = linear_without_bias(weights, name, x, Axis::Embed, to)?;
-        layers::split_heads(&projected, batch, self.info.heads)
+        let heads = |name| {
+            let projected = linear_without_bias(weights, name, x, Axis::Embed, to)?;
+            layers::split_heads(&projected, batch, self.info.heads)
+        };
+        Ok([
+            turn(heads("q_proj")?)?,
+            turn(heads("k_proj")?)?,
+            heads("v_proj")?,
+        ])
     }
 
     /// Attention of each token to itself and those before it, of `window` tokens if one is given;
     /// gives `[N, C]`.
     pub fn attend(
         &self,
-        [q, k, v]: [&Tensor; 3],
+        [q, k, v]: &[Tensor; 3],
         batch: &TokenBatch,
         rng: &DropoutRng,
         scale: f64,

@@ -12,11 +12,13 @@ use crate::names::StoredNames;
 use serde_json::json;
 
 pub(crate) const FAMILY: Family = Family {
+    name: "DistilBERT",
     model_type: "distilbert",
     organization: "distilbert",
     class_prefix: "DistilBert",
     kind: Kind::Encoder,
-    default_config,
+    // `DistilBertConfig`'s defaults: the released base model.
+    defaults: include_str!("configs/distilbert.json"),
     presets: || {
         vec![
             ("distilbert-base-uncased", json!({})),
@@ -27,6 +29,7 @@ pub(crate) const FAMILY: Family = Family {
             ),
         ]
     },
+    names: NAMES,
     build,
     stored_names: StoredNames {
         base: "distilbert",
@@ -66,36 +69,10 @@ const LAYER: LayerNames = LayerNames {
     output_norm: "output_layer_norm",
 };
 
-/// `DistilBertConfig`'s defaults: the released base model.
-fn default_config() -> Config {
-    let values = json!({
-        "architectures": ["DistilBertForMaskedLM"],
-        "model_type": "distilbert",
-        "vocab_size": 30522,
-        "max_position_embeddings": 512,
-        "sinusoidal_pos_embds": false,
-        "n_layers": 6,
-        "n_heads": 12,
-        "dim": 768,
-        "hidden_dim": 3072,
-        "dropout": 0.1,
-        "attention_dropout": 0.1,
-        "activation": "gelu",
-        "initializer_range": 0.02,
-        "qa_dropout": 0.1,
-        "seq_classif_dropout": 0.2,
-        "tie_word_embeddings": true,
-        "pad_token_id": 0,
-        "torch_dtype": "float32",
-    });
-    Config::literal(values, "DistilBERT's default configuration")
-}
-
 /// `DistilBertForMaskedLM`, `DistilBertForSequenceClassification` or
 /// `DistilBertForTokenClassification`. What would change numbers and is not implemented is refused
 /// by name.
-fn build(config: Config, head: HeadKind) -> Result<Box<dyn Model>> {
-    let read = config.over(default_config()).named(NAMES);
+fn build(config: Config, read: Config, head: HeadKind) -> Result<Box<dyn Model>> {
     read.only(
         "sinusoidal_pos_embds",
         false,
@@ -157,7 +134,7 @@ mod tests {
 
     #[test]
     fn sinusoidal_positions_are_refused() {
-        let mut config = default_config();
+        let mut config = FAMILY.defaults();
         config.set("sinusoidal_pos_embds", true);
         let message = build(config, HeadKind::MaskedLm).err().unwrap().to_string();
         assert!(message.contains("sinusoidal_pos_embds"), "{message}");

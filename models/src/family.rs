@@ -1,6 +1,6 @@
 //! What the list of families needs to know of each: its names, its released sizes, how to build it.
 
-use crate::config::Config;
+use crate::config::{AttributeMap, Config};
 use crate::error::Result;
 use crate::head::HeadKind;
 use crate::model::Model;
@@ -9,6 +9,8 @@ use serde_json::Value;
 
 /// One architecture. Each model file has one as `FAMILY`.
 pub(crate) struct Family {
+    /// As its authors write it.
+    pub name: &'static str,
     /// The name in `config.json`.
     pub model_type: &'static str,
     /// Who released its models: the first half of their names on the Hub.
@@ -16,12 +18,16 @@ pub(crate) struct Family {
     /// What the names of transformers' classes begin with.
     pub class_prefix: &'static str,
     pub kind: Kind,
-    /// What a new model starts from: transformers' defaults.
-    pub default_config: fn() -> Config,
+    /// What a new model starts from, mostly transformers' defaults: a `config.json`.
+    pub defaults: &'static str,
     /// Released sizes by their names without the organization, as changes to the default
     /// configuration.
     pub presets: fn() -> Vec<(&'static str, Value)>,
-    pub build: fn(Config, HeadKind) -> Result<Box<dyn Model>>,
+    /// What its configuration calls settings.
+    pub names: AttributeMap,
+    /// Makes a model that will be saved with a configuration, given that with the keys that it lacks
+    /// filled in. What would change numbers and is not implemented is refused by name.
+    pub build: fn(Config, Config, HeadKind) -> Result<Box<dyn Model>>,
     pub stored_names: StoredNames,
 }
 
@@ -38,6 +44,13 @@ pub(crate) enum Kind {
 }
 
 impl Family {
+    /// The configuration of [`Family::defaults`].
+    pub fn defaults(&self) -> Config {
+        let values = serde_json::from_str(self.defaults);
+        let values = values.expect("the program's own configurations are JSON objects");
+        Config::new(values, format!("{}'s default configuration", self.name))
+    }
+
     /// The head of a configuration that names no class.
     pub fn usual_head(&self) -> HeadKind {
         match self.kind {
@@ -65,6 +78,6 @@ impl Family {
     pub fn preset(&self, name: &str) -> Option<Config> {
         let mut presets = (self.presets)().into_iter();
         let (_, changes) = presets.find(|(known, _)| *known == name)?;
-        Some((self.default_config)().preset(name, changes))
+        Some(self.defaults().preset(name, changes))
     }
 }

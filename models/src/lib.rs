@@ -107,7 +107,8 @@ pub fn build(mut config: Config, head: HeadKind) -> Result<Box<dyn Model>> {
         return Err(config.unsupported("model_type", reason));
     };
     head::write_head(&mut config, &class, head)?;
-    let model = (family.build)(config, head)?;
+    let read = config.over(family.defaults()).named(family.names);
+    let model = (family.build)(config, read, head)?;
     declare(&*model)?;
     Ok(model)
 }
@@ -200,7 +201,7 @@ pub fn preset(name: &str) -> Option<Config> {
 pub fn default_config(model_type: &str) -> Result<Config> {
     let mut named = Config::new(Default::default(), "the model type");
     named.set("model_type", model_type);
-    Ok((family(&named)?.default_config)())
+    Ok(family(&named)?.defaults())
 }
 
 /// The preset that a model type means alone: the released size that its default configuration has.
@@ -235,6 +236,26 @@ pub(crate) mod testing {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn presets_have_the_published_parameter_counts() {
+        for (name, head, count) in [
+            ("gpt2", HeadKind::CausalLm, 124_439_808),
+            ("gpt2-medium", HeadKind::CausalLm, 354_823_168),
+            ("gpt2-large", HeadKind::CausalLm, 774_030_080),
+            ("gpt2-xl", HeadKind::CausalLm, 1_557_611_200),
+            ("gpt-neo-125m", HeadKind::CausalLm, 125_198_592),
+            ("gpt-neo-1.3B", HeadKind::CausalLm, 1_315_575_808),
+            ("gpt-neo-2.7B", HeadKind::CausalLm, 2_651_307_520),
+            ("gpt-j-6b", HeadKind::CausalLm, 6_050_882_784),
+            ("bert-base-uncased", HeadKind::MaskedLm, 109_514_298),
+            ("bert-large-uncased", HeadKind::MaskedLm, 335_174_458),
+            ("distilroberta-base", HeadKind::MaskedLm, 82_170_201),
+            ("roberta-base", HeadKind::MaskedLm, 124_697_433),
+        ] {
+            assert_eq!(testing::elements(name, head), count, "{name}");
+        }
+    }
 
     #[test]
     fn every_family_is_consistent() {

@@ -16,6 +16,16 @@ pub(crate) struct StoredNames {
 }
 
 impl StoredNames {
+    /// Of GPT-2 and its relatives, with the buffers that old checkpoints carry.
+    pub const fn decoder(buffers: &'static [&'static str]) -> StoredNames {
+        StoredNames {
+            base: "transformer",
+            buffers,
+            not_needed: &[],
+            heads: &["lm_head.", "score."],
+        }
+    }
+
     /// What a checkpoint's tensor is to a model with these parameters.
     pub fn find(&self, name: &str, parameters: &[ParameterSpec]) -> StoredName {
         // Checkpoints that came from TensorFlow call a LayerNorm's weight and bias gamma and beta.
