@@ -97,10 +97,7 @@ mod tests {
         fs::write(site.join("nvidia/cu13/lib/libother.so"), "").unwrap();
         let plugin = site.join("jax_plugins/xla_cuda13/xla_cuda_plugin.so");
         let found = preload(&plugin);
-        let names: Vec<String> = found
-            .iter()
-            .map(|library| name(&library.path))
-            .collect();
+        let names: Vec<String> = found.iter().map(|library| name(&library.path)).collect();
         assert_eq!(
             names,
             [
