@@ -8,7 +8,7 @@ use std::panic;
 use std::process::ExitCode;
 use xtrain::commands::{self, Error};
 use xtrain::config::{self, Invocation};
-use xtrain::report::panics;
+use xtrain::report::{panics, printable::printable};
 
 fn main() -> ExitCode {
     panics::install_hook(|bug| {
@@ -45,9 +45,9 @@ fn invoke() -> Result<u8, Error> {
 }
 
 fn complain(message: &str, hint: Option<&str>) {
-    let mut text = format!("error: {message}\n");
+    let mut text = format!("error: {}\n", printable(message));
     if let Some(hint) = hint {
-        text.push_str(&format!("hint: {hint}\n"));
+        text.push_str(&format!("hint: {}\n", printable(hint)));
     }
     let _ = std::io::stderr().write_all(text.as_bytes());
 }

@@ -115,14 +115,32 @@ impl Config {
         })
     }
 
-    /// A positive integer, `None` if the key is missing or null.
+    /// A positive integer, `None` if the key is missing or null. Two of them can be multiplied
+    /// without overflow.
     ///
     /// # Errors
     /// If it is anything else, as every typed value here.
     pub fn optional_size(&self, key: &str) -> Result<Option<usize>> {
-        self.typed(key, "a positive integer", |v| {
-            v.as_u64().filter(|&n| n > 0).map(|n| n as usize)
-        })
+        self.at_most(key, i32::MAX as u64, "a positive integer below 2147483648")
+    }
+
+    fn at_most(&self, key: &str, most: u64, limit: &'static str) -> Result<Option<usize>> {
+        let integer = |v: &Value| v.as_u64().filter(|&n| n > 0);
+        if self.typed(key, "a positive integer", integer)?.is_none() {
+            return Ok(None);
+        }
+        let bounded = |v: &Value| v.as_u64().filter(|&n| n <= most);
+        Ok(self.typed(key, limit, bounded)?.map(|n| n as usize))
+    }
+
+    /// `num_hidden_layers`: no more than one graph takes, in which every layer is written out.
+    ///
+    /// # Errors
+    /// If it is missing, anything else or larger.
+    pub fn layers(&self) -> Result<usize> {
+        let key = "num_hidden_layers";
+        let layers = self.at_most(key, 4096, "at most 4096, the layers that one graph takes")?;
+        self.required(key, layers)
     }
 
     /// A positive integer.

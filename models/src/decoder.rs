@@ -54,7 +54,7 @@ impl Decoder {
                 pooling: Pooling::LastToken,
                 ..ModelInfo::read(config, read, head)?
             },
-            layers: read.size("num_hidden_layers")?,
+            layers: read.layers()?,
             hidden_size,
             intermediate_size: read.size_or("intermediate_size", 4 * hidden_size)?,
             activation: Activation::from_config(read, "activation_function", "gelu_new")?,

@@ -335,7 +335,7 @@ impl Encoder {
         Ok(Encoder {
             embeddings: Embeddings::read(read)?,
             layer: Layer::read(read)?,
-            layers: read.size("num_hidden_layers")?,
+            layers: read.layers()?,
             form,
             positions: Positions::FromStart,
             classifier_dropout: read.rate_or("classifier_dropout", hidden_dropout)?,

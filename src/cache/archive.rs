@@ -5,7 +5,7 @@ use super::Error;
 use super::entry::{self, Content, Damage, Entry, Header};
 use super::store::Store;
 use super::{AUTOTUNE, is_tuned_kernel, tuned_kernels};
-use crate::checkpoint::atomic;
+use crate::checkpoint::{atomic, files};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -120,7 +120,7 @@ fn write_archive(
 /// Takes the entries of a tar file that are whole and rightly named. Anything else in it is listed
 /// and left.
 pub fn import(store: &Store, file: &Path) -> Result<Imported, Error> {
-    let reader = BufReader::new(File::open(file).map_err(Error::io(file))?);
+    let reader = BufReader::new(files::open(file).map_err(Error::io(file))?);
     let mut archive = tar::Archive::new(reader);
     let mut imported = Imported::default();
     for member in archive.entries().map_err(Error::io(file))? {

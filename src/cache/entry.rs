@@ -6,7 +6,7 @@
 //! executable. `head -2 FILE` shows everything but the parts.
 
 use super::key::Key;
-use crate::checkpoint::hash;
+use crate::checkpoint::{files, hash};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -166,7 +166,7 @@ pub fn write(
 impl Entry {
     /// Opens a file and checks its header and length. Parts are checked when they are read.
     pub fn open(path: &Path) -> Result<Entry, Damage> {
-        let file = File::open(path)?;
+        let file = files::open(path)?;
         let file_bytes = file.metadata()?.len();
         let mut file = BufReader::new(file);
         let mut line = Vec::new();

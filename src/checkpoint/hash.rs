@@ -1,10 +1,10 @@
 //! SHA-256 of what is written and read: the digests by which damage is noticed and tokenized files
 //! are found again.
 
-use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
+use super::files;
 use sha2::{Digest, Sha256};
 
 /// Lower-case hexadecimal.
@@ -19,7 +19,7 @@ pub fn sha256(bytes: &[u8]) -> String {
 
 /// Length and digest of a file's bytes.
 pub fn sha256_file(path: &Path) -> io::Result<(u64, String)> {
-    let mut file = File::open(path)?;
+    let mut file = files::open(path)?;
     let mut hasher = Sha256::new();
     let mut buffer = vec![0; 1 << 20];
     let mut bytes = 0;

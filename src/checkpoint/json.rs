@@ -1,17 +1,16 @@
 //! JSON files: read with errors that say where, written number for number as Python lays them out.
 
-use super::atomic;
 use super::error::{Error, Result};
+use super::{atomic, files};
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use serde_json::{Map, Value};
-use std::fs;
 use std::io;
 use std::path::Path;
 
 /// Reads a JSON file into a type; an error says file, line and column.
 pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
-    let text = fs::read(path).map_err(Error::io("read", path))?;
+    let text = files::read(path).map_err(Error::io("read", path))?;
     if text.trim_ascii().is_empty() {
         return Err(Error::BadContent {
             path: path.to_path_buf(),

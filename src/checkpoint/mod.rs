@@ -8,6 +8,7 @@
 
 pub mod atomic;
 mod error;
+pub mod files;
 pub mod hash;
 pub mod hf;
 mod json;

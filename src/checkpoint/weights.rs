@@ -6,7 +6,6 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +17,7 @@ use serde_json::{Map, Value};
 use xtrain_graphs::{DType, Shape};
 
 use super::error::{Error, Mismatch, Result};
+use super::files;
 
 pub const WEIGHTS_FILE: &str = "model.safetensors";
 pub const WEIGHTS_INDEX_FILE: &str = "model.safetensors.index.json";
@@ -132,7 +132,7 @@ impl Weights {
         let mut files = Vec::new();
         let mut tensors = BTreeMap::new();
         for path in paths {
-            let file = File::open(path).map_err(Error::io("read", path))?;
+            let file = files::open(path).map_err(Error::io("read", path))?;
             // SAFETY: the mapping is read only. We replace such files by rename and never write
             // into them, so the mapped inode keeps its bytes; another program that truncates it in
             // place would be at fault, as with any mapped file.

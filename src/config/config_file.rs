@@ -8,7 +8,9 @@ use super::error::{Origin, UsageError};
 use super::flags::{Flag, Flags};
 use super::kind::Form;
 use super::lookup::{self, bad_value};
+use crate::checkpoint::files;
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use toml::de::{DeTable, DeValue};
 
@@ -54,8 +56,12 @@ fn read_into(flags: &mut Flags, path: &Path) -> Result<(), UsageError> {
             fix: fix.into(),
         }
     };
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| problem(None, e.to_string(), "--config takes a TOML or JSON file"))?;
+    let text = files::read(path).and_then(|bytes| {
+        String::from_utf8(bytes)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error()))
+    });
+    let text =
+        text.map_err(|e| problem(None, e.to_string(), "--config takes a TOML or JSON file"))?;
     let entries = match path.extension().and_then(|ext| ext.to_str()) {
         Some("json") => read_json(&text),
         Some("toml") => read_toml(&text),

@@ -348,9 +348,9 @@ Data {
     /// Label only the first N rows of test_file
     max_predict_samples: Option<Count<1>>, TRAIN_LABELLED | PREDICT;
     /// Tokenization threads; default: one per core
-    preprocessing_num_workers: Option<Count<1>>, READING;
+    preprocessing_num_workers: Option<Count<1, 1024>>, READING;
     /// Threads that upload batches ahead of the step; 0: the training thread does it
-    dataloader_num_workers: Count<0> = "0", READING;
+    dataloader_num_workers: Count<0, 1024> = "0", READING;
     /// Drop the last incomplete batch of an epoch
     dataloader_drop_last: bool = "false", TRAIN;
     /// Seed for the order of examples; default: seed

@@ -33,8 +33,8 @@ pub enum Form {
 pub enum Wrong {
     /// It is something else than the kind's `expected` says.
     Kind,
-    /// A whole number that 64 bits don't hold.
-    TooLarge,
+    /// A whole number beyond the largest that the kind takes.
+    TooLarge(u64),
     /// It has another form; `problem` completes `--flag: `.
     Form { problem: String, fix: &'static str },
 }
@@ -169,7 +169,7 @@ pub(super) use kinds;
 kinds! {
     for bool = Form::Switch, "true|false", "true or false", |text| parse_bool(text).ok_or(Wrong::Kind);
     /// A seed.
-    for u64 = Form::Number, "N", "a whole number that is 0 or more", |text| Ok(Count::<0>::parse(text)? as u64);
+    for u64 = Form::Number, "N", "a whole number that is 0 or more", seed;
     for Degree = Form::Number, "N|auto", "a whole number that is at least 1, or auto", degree;
     for String = Form::Word, "TEXT", "a text", |text| Ok(text.into());
     for PathBuf = Form::Word, "PATH", "a path", |text| Ok(text.into());
@@ -193,10 +193,11 @@ kinds! {
     struct Anything: String = Form::Anything, "TEXT", "a text", |text| Ok(text.into());
 }
 
-/// A whole number that is at least `MIN`.
-pub struct Count<const MIN: usize>;
+/// A whole number from `MIN` to `MAX`. No count of steps, rows, tokens or devices goes beyond the
+/// default: XLA's index type for gathers is 32 bits wide.
+pub struct Count<const MIN: usize, const MAX: usize = { i32::MAX as usize }>;
 
-impl<const MIN: usize> Kind for Count<MIN> {
+impl<const MIN: usize, const MAX: usize> Kind for Count<MIN, MAX> {
     type Value = usize;
     const FORM: Form = Form::Number;
     const PLACEHOLDER: &'static str = "N";
@@ -210,15 +211,26 @@ impl<const MIN: usize> Kind for Count<MIN> {
 
     fn parse(text: &str) -> Result<usize, Wrong> {
         let number = usize::try_from(parse_int(text)?).map_err(|_| Wrong::Kind)?;
+        if number > MAX {
+            return Err(Wrong::TooLarge(MAX as u64));
+        }
         (number >= MIN).then_some(number).ok_or(Wrong::Kind)
     }
+}
+
+fn seed(text: &str) -> Result<u64, Wrong> {
+    let number = parse_int(text)?;
+    if number > i128::from(u64::MAX) {
+        return Err(Wrong::TooLarge(u64::MAX));
+    }
+    u64::try_from(number).map_err(|_| Wrong::Kind)
 }
 
 fn max_steps(text: &str) -> Result<Option<u64>, Wrong> {
     match parse_int(text)? {
         ..-1 => Err(Wrong::Kind),
         -1 | 0 => Ok(None),
-        steps => Ok(Some(steps.unsigned_abs())),
+        1.. => Count::<1>::parse(text).map(|steps| Some(steps as u64)),
     }
 }
 
@@ -305,7 +317,7 @@ pub fn parse_bool(text: &str) -> Option<bool> {
 
 /// Python's `int()`, and also whole numbers written as floats, because TrainingArguments keeps its
 /// step counts as floats.
-fn parse_int(text: &str) -> Result<i64, Wrong> {
+fn parse_int(text: &str) -> Result<i128, Wrong> {
     /// Beyond this not every whole number is a float.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     let text = without_underscores(text.trim()).ok_or(Wrong::Kind)?;
@@ -313,8 +325,8 @@ fn parse_int(text: &str) -> Result<i64, Wrong> {
         return Ok(number);
     }
     match text.parse::<f64>() {
-        Ok(x) if x.fract() == 0.0 && x.abs() < EXACT => Ok(x as i64),
-        Ok(x) if x.fract() == 0.0 && x > 0.0 => Err(Wrong::TooLarge),
+        Ok(x) if x.fract() == 0.0 && x.abs() < EXACT => Ok(x as i128),
+        Ok(x) if x.fract() == 0.0 && x > 0.0 => Ok(i128::MAX),
         _ => Err(Wrong::Kind),
     }
 }
@@ -396,9 +408,21 @@ mod tests {
         for text in ["0", "-3", "1.5", "", "nan"] {
             assert_eq!(Count::<1>::parse(text), Err(Wrong::Kind), "{text}");
         }
-        for text in ["18446744073709551616", "1e300"] {
-            assert_eq!(Count::<0>::parse(text), Err(Wrong::TooLarge), "{text}");
+        let most = i32::MAX as u64;
+        for text in ["2147483648", "18446744073709551616", "1e300"] {
+            assert_eq!(
+                Count::<0>::parse(text),
+                Err(Wrong::TooLarge(most)),
+                "{text}"
+            );
         }
+        assert_eq!(Count::<0, 9>::parse("10"), Err(Wrong::TooLarge(9)));
+        assert_eq!(u64::parse("18446744073709551615"), Ok(u64::MAX));
+        assert_eq!(
+            u64::parse("18446744073709551616"),
+            Err(Wrong::TooLarge(u64::MAX))
+        );
+        assert_eq!(u64::parse("-1"), Err(Wrong::Kind));
         assert_eq!(MaxSteps::parse("-1"), Ok(None));
         assert_eq!(MaxSteps::parse("7"), Ok(Some(7)));
         assert_eq!(MaxSteps::parse("-2"), Err(Wrong::Kind));

@@ -98,10 +98,10 @@ fn refused(
 ) -> UsageError {
     match wrong {
         Wrong::Kind => bad_value(flag, command, format!("`{text}`"), origin),
-        Wrong::TooLarge => bad_value(
+        Wrong::TooLarge(most) => bad_value(
             flag,
             command,
-            format!("`{text}`, which is beyond 64 bits"),
+            format!("`{text}`, which is more than {most}"),
             origin,
         ),
         Wrong::Form { problem, fix } => {

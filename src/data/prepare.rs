@@ -28,6 +28,9 @@ const GROUPS_PER_THREAD: usize = 8;
 /// How often a set that is damaged as soon as it is written is made again before that is an error.
 const MOST_MADE: usize = 3;
 
+/// Bytes of text that a round takes before it takes no further group.
+const ROUND_BYTES: usize = 64 << 20;
+
 /// The share of the training examples that validates where no validation file is given, in percent.
 pub fn percentage(source: &SourceSettings) -> f64 {
     source.validation_split_percentage.clamp(0.0, 100.0)
@@ -176,7 +179,8 @@ impl Job<'_> {
             .map(|(_, sample)| sample);
         let work = |group: &[Sample]| Ok((group.len() as u64, recipe.encode(group)?));
         let (mut largest, mut truncated) = (0, 0);
-        self.in_groups(recipe.group(), chosen, work, |(read, group)| {
+        let size = |sample: &Sample| sample.texts.iter().map(String::len).sum();
+        self.in_groups(recipe.group(), chosen, size, work, |(read, group)| {
             let written = group.rows.iter().try_for_each(|row| out.push(row));
             written.map_err(Error::io("write", path))?;
             out.count(read, group.tokens, 0);
@@ -210,6 +214,7 @@ impl Job<'_> {
         &self,
         group: usize,
         mut items: impl Iterator<Item = Result<T>>,
+        size: impl Fn(&T) -> usize,
         work: impl Fn(&[T]) -> Result<R> + Sync,
         mut done: impl FnMut(R) -> Result<()>,
     ) -> Result<()> {
@@ -225,10 +230,16 @@ impl Job<'_> {
                 Error::io("start threads for", &self.source.cache_dir)(std::io::Error::other(error))
             })?;
         loop {
-            let round = (0..threads * GROUPS_PER_THREAD)
-                .map(|_| items.by_ref().take(group).collect::<Result<Vec<T>>>())
-                .take_while(|group| !matches!(group, Ok(items) if items.is_empty()))
-                .collect::<Result<Vec<_>>>()?;
+            let mut room = ROUND_BYTES;
+            let mut round = Vec::new();
+            while room > 0 && round.len() < threads * GROUPS_PER_THREAD {
+                let group = items.by_ref().take(group).collect::<Result<Vec<T>>>()?;
+                if group.is_empty() {
+                    break;
+                }
+                room = room.saturating_sub(group.iter().map(&size).sum());
+                round.push(group);
+            }
             if round.is_empty() {
                 return Ok(());
             }

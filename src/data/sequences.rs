@@ -11,7 +11,7 @@ use tokenizers::{
 use super::error::{Error, Result};
 use super::label::Label;
 use super::rows::{Row, flag};
-use super::tokenizer::Tokenizer;
+use super::tokenizer::{Tokenizer, encoding, pieces};
 
 /// One sequence: ids with their [`flag`] bits.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -86,11 +86,21 @@ impl SequenceEncoder {
     }
 
     /// A text, or a pair of them.
+    ///
+    /// # Errors
+    /// The tokenizer gives up.
     pub fn encode(&self, text: &str, pair: Option<&str>) -> Result<Sequence> {
-        let (encoding, truncated) = self.tokens(text, pair).map_err(|error| Error::Tokenize {
-            place: format!("{:?}", text.chars().take(60).collect::<String>()),
-            reason: error.to_string(),
-        })?;
+        if pair.is_none() {
+            let ids = |piece: &str| {
+                let encoding = encoding(piece, |piece| self.texts.encode_fast(piece, false))?;
+                Ok(encoding.get_ids().to_vec())
+            };
+            let pieces = pieces::pieces(text, ids)?;
+            if pieces.len() > 1 {
+                return self.encode_pieces(&pieces);
+            }
+        }
+        let (encoding, truncated) = encoding(text, |text| self.tokens(text, pair))?;
         let special = encoding.get_special_tokens_mask();
         let offsets = encoding.get_offsets();
         let flags = (0..special.len()).map(|i| {
@@ -110,6 +120,65 @@ impl SequenceEncoder {
             flags: flags.collect(),
             ids: encoding.get_ids().to_vec(),
             truncated,
+        })
+    }
+
+    /// The sequence of a text that comes in pieces, of which only ids and flags are kept.
+    fn encode_pieces(&self, pieces: &[&str]) -> Result<Sequence> {
+        let room = match self.max_length {
+            Some(length) => length - self.special[0],
+            None => usize::MAX,
+        };
+        let mut sequence = Sequence::default();
+        // Whether the last token reaches up to the end of its piece.
+        let mut touches = false;
+        for piece in pieces {
+            let encoding = encoding(piece, |piece| self.texts.encode(piece, false))?;
+            let mut end = if touches { 0 } else { usize::MAX };
+            for &(start, next) in encoding.get_offsets() {
+                let continues = !sequence.ids.is_empty() && start == end;
+                sequence
+                    .flags
+                    .push(if continues { flag::CONTINUES } else { 0 });
+                end = next;
+            }
+            touches = end == piece.len();
+            sequence.ids.extend_from_slice(encoding.get_ids());
+            if self.direction == TruncationDirection::Right && sequence.ids.len() > room {
+                break;
+            }
+        }
+        let tokens = sequence.ids.len();
+        sequence.truncated = tokens > room;
+        if sequence.truncated {
+            let kept = match self.direction {
+                TruncationDirection::Right => 0..room,
+                TruncationDirection::Left => tokens - room..tokens,
+            };
+            sequence.ids = sequence.ids[kept.clone()].to_vec();
+            sequence.flags = sequence.flags[kept].to_vec();
+            // The first token continues nothing that is there.
+            sequence
+                .flags
+                .iter_mut()
+                .take(1)
+                .for_each(|flags| *flags = 0);
+        }
+        // What surrounds one word surrounds all of them.
+        let (around, _) = encoding(pieces[0], |_| self.tokens("a", None))?;
+        let is_text = |mask: &u32| *mask == 0;
+        let mask = around.get_special_tokens_mask();
+        let before = mask.iter().position(is_text).unwrap_or(mask.len());
+        let after = mask
+            .iter()
+            .rposition(is_text)
+            .map_or(mask.len(), |at| at + 1);
+        let ids = around.get_ids();
+        let special = |count: usize| vec![flag::SPECIAL; count];
+        Ok(Sequence {
+            ids: [&ids[..before], &sequence.ids, &ids[after..]].concat(),
+            flags: [special(before), sequence.flags, special(ids.len() - after)].concat(),
+            truncated: sequence.truncated,
         })
     }
 
@@ -179,14 +248,10 @@ impl WordEncoder {
     /// # Errors
     /// The tokenizer refuses a word.
     pub fn encode(&self, words: &[String]) -> Result<(Sequence, Vec<Option<u32>>)> {
-        let encoded = self
-            .0
-            .texts
-            .encode(words, false)
-            .and_then(|encoding| self.0.whole(encoding, None));
-        let (encoding, truncated) = encoded.map_err(|error| Error::Tokenize {
-            place: format!("{:?}", words.iter().take(10).collect::<Vec<_>>()),
-            reason: error.to_string(),
+        let start = words.iter().take(10).cloned().collect::<Vec<_>>().join(" ");
+        let (encoding, truncated) = encoding(&start, |_| {
+            let encoding = self.0.texts.encode(words, false)?;
+            self.0.whole(encoding, None)
         })?;
         let numbers = encoding.get_word_ids().to_vec();
         let flags = (0..numbers.len()).map(|i| match numbers[i] {

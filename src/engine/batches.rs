@@ -1,11 +1,14 @@
 //! From a set to batches on the device: which shapes there are, what is uploaded, in which order.
 
+use super::error::Error;
 use crate::data::batch::{Batch, HostLabels};
 use crate::data::loader::{LoadSpec, Loader};
 use crate::data::sampler::{BatchPlan, Order};
 use crate::data::set::Set;
 use crate::data::stream::{StreamLoader, StreamPosition, StreamSpec};
 use crate::parallel::Mesh;
+use crate::report::memory;
+use crate::report::units::bytes;
 use crate::runtime::Client;
 use crate::trainer::error_in_batch;
 use crate::trainer::feed::{BatchShape, DeviceBatch, LabelShape};
@@ -43,6 +46,32 @@ fn positions(tokens: usize, probability: f64) -> Option<usize> {
 }
 
 impl BatchForm {
+    /// Refuses batches of `rows` rows on each replica that this machine's memory cannot hold.
+    ///
+    /// # Errors
+    /// If one of them is too large, with `flag` as what sets the number of rows.
+    pub fn check_rows(&self, rows: usize, flag: &str) -> Result<(), Error> {
+        /// Of ids, mask and labels of a token on the host.
+        const TOKEN_BYTES: u64 = 12;
+        let tokens = self.lengths.iter().copied().max().unwrap_or(0);
+        let rows = (rows as u64).saturating_mul(self.shards as u64);
+        let needed = rows
+            .saturating_mul(tokens as u64)
+            .saturating_mul(TOKEN_BYTES);
+        let limit = memory::machine().unwrap_or(u64::MAX).min(1 << 40);
+        if needed <= limit {
+            return Ok(());
+        }
+        Err(Error::usage(
+            format!(
+                "{flag}: a batch of {rows} sequences of {tokens} tokens takes {} of memory, of which this machine has {}",
+                bytes(needed),
+                bytes(limit)
+            ),
+            format!("lower {flag}"),
+        ))
+    }
+
     fn label_shape(&self, rows: usize, tokens: usize) -> LabelShape {
         self.labelled_share
             .and_then(|share| positions(rows * tokens, share))

@@ -5,6 +5,9 @@ use crate::cache::Origin;
 use crate::checkpoint::{Weights, hash, hf};
 use crate::config::{ConfigSource, ModelSource, nearest};
 use crate::data::tokenizer::Tokenizer;
+use crate::distributed::ProcessGroup;
+use crate::report::memory;
+use crate::report::units::{bytes, count};
 use crate::trainer::parameters::{self, Head};
 use crate::trainer::session::Session;
 use serde_json::{Map, Value, json};
@@ -63,6 +66,18 @@ impl ModelConfig {
     pub fn build(self, task: HeadKind, head: Head) -> Result<LoadedModel, Error> {
         let model =
             xtrain_models::build(self.config, task).map_err(failed("building the model"))?;
+        let parameters = parameter_count(&*model);
+        if parameters > MOST_PARAMETERS {
+            let message = format!(
+                "{} describes a model of {} parameters",
+                model.config().source(),
+                count(parameters as f64)
+            );
+            return Err(Error::usage(
+                message,
+                "check its sizes: no machine holds that",
+            ));
+        }
         let Some(directory) = self.directory else {
             return Ok(LoadedModel {
                 model,
@@ -147,9 +162,40 @@ fn scratch(
 }
 
 impl LoadedModel {
+    /// Refuses a model whose weights alone, in f32 and shared by all processes, are more than this
+    /// machine's memory, before anything is compiled or allocated for it.
+    ///
+    /// # Errors
+    /// If they are.
+    pub fn check_memory(&self) -> Result<(), Error> {
+        let Some(memory) = memory::machine() else {
+            return Ok(());
+        };
+        let parameters = parameter_count(&*self.model);
+        let processes = ProcessGroup::joined().map_or(1, |group| group.rank_info().world);
+        let needed = parameters.saturating_mul(4) / processes as u64;
+        if needed <= memory {
+            return Ok(());
+        }
+        let message = format!(
+            "the weights of {} parameters take {} in each process; this machine has {} of memory",
+            count(parameters as f64),
+            bytes(needed),
+            bytes(memory)
+        );
+        Err(Error::usage(
+            message,
+            "check the configuration's sizes, or share the model among more machines",
+        ))
+    }
+
     /// Puts the weights on the device: the directory's, or new ones from the seed.
+    ///
+    /// # Errors
+    /// If the machine's memory cannot hold them, or they cannot be read.
     pub fn place(&self, session: &mut Session, seed: u64) -> Result<(), Error> {
         let model = &*self.model;
+        self.check_memory()?;
         match &self.weights {
             Some((weights, head)) => {
                 parameters::load_with_head(session, model, weights, (*head, seed))
@@ -178,6 +224,19 @@ impl LoadedModel {
         }
         Some(generation)
     }
+}
+
+/// More than every model known, by a factor of ten; less than what overflows the sizes of a graph.
+const MOST_PARAMETERS: u64 = 1 << 44;
+
+/// The numbers in all of a model's weights.
+fn parameter_count(model: &dyn Model) -> u64 {
+    let parameters = model.parameters();
+    let counts = parameters.iter().map(|parameter| {
+        let dims = parameter.dims.iter().map(|&dim| dim as u64);
+        dims.fold(1, u64::saturating_mul)
+    });
+    counts.fold(0, u64::saturating_add)
 }
 
 /// A mistake in `--config_overrides` is the command line's.
@@ -222,11 +281,7 @@ pub fn origin(command: &str, model: &dyn Model, settings: &[(&str, String)]) -> 
             .and_then(Value::as_str)
             .unwrap_or_default()
             .to_string(),
-        parameters: model
-            .parameters()
-            .iter()
-            .map(|p| p.dims.iter().product::<usize>() as u64)
-            .sum(),
+        parameters: parameter_count(model),
         config_digest: hash::sha256(Value::Object(values.clone()).to_string().as_bytes())[..16]
             .to_string(),
         settings: from_config.chain(from_command).collect(),

@@ -144,7 +144,7 @@ impl Run {
         let train = set(plan.do_train && !streams, Split::Train)?;
         let validation = set(plan.do_eval, Split::Validation)?;
         let test = set(plan.do_predict, Split::Test)?;
-        Ok(Run {
+        let run = Run {
             plan,
             tokenizer,
             loaded,
@@ -155,7 +155,17 @@ impl Run {
             test,
             session,
             _output_lock: output_lock,
-        })
+        };
+        let (form, settings) = (run.form(), &run.plan.train);
+        if run.plan.do_train {
+            let rows = settings.per_device_train_batch_size;
+            form.check_rows(rows, "--per_device_train_batch_size")?;
+        }
+        if run.plan.do_eval || run.plan.do_predict {
+            let rows = settings.per_device_eval_batch_size;
+            form.check_rows(rows, "--per_device_eval_batch_size")?;
+        }
+        Ok(run)
     }
 
     /// What decides the run's graphs besides its model and its data.

@@ -74,6 +74,7 @@ impl Run {
         if let Some(saved) = &resumed {
             resume::check_resume(saved, &identity)?;
         }
+        loaded.check_memory()?;
         if ProcessGroup::this_writes() {
             identity.run = resume::begin_run(&settings.output_dir, resumed.as_ref())?;
         }

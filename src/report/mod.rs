@@ -6,6 +6,7 @@ pub mod csv;
 pub mod memory;
 pub mod notice;
 pub mod panics;
+pub mod printable;
 pub mod progress;
 pub mod python_float;
 pub mod records;

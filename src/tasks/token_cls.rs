@@ -12,8 +12,8 @@ use xtrain_models::{HeadKind, IGNORED_LABEL};
 
 use super::columns::{LabelUse, name};
 use super::{Context, Labelled, Length, Predicted, Task};
-use crate::data::formats::conll::{ConllReader, Sentence, no_label};
 use crate::data::formats::cell::Cell;
+use crate::data::formats::conll::{ConllReader, Sentence, no_label};
 use crate::data::formats::input::Bookmark;
 use crate::data::formats::table::{Format, Row as TableRow, Table};
 use crate::data::padding::Padding;

@@ -1,7 +1,6 @@
 //! Files as streams of bytes: here or behind a URL, plain or gzip, counted for progress bars,
 //! guarded against decompression bombs.
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,6 +10,7 @@ use flate2::bufread::MultiGzDecoder;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::checkpoint::files;
 use crate::checkpoint::hash::{self, hex};
 use crate::data::error::{Error, Result};
 use crate::data::remote::{Remote, RemoteReader, is_url};
@@ -94,7 +94,7 @@ fn raw(path: &Path, offset: u64) -> Result<Box<dyn Read + Send>> {
         let remote = Arc::new(Remote::open(path)?);
         return Ok(Box::new(RemoteReader { remote, offset }));
     }
-    let mut file = File::open(path).map_err(Error::io("read", path))?;
+    let mut file = files::open(path).map_err(Error::io("read", path))?;
     file.seek(SeekFrom::Start(offset))
         .map_err(Error::io("read", path))?;
     Ok(Box::new(file))
@@ -108,7 +108,7 @@ pub(in crate::data) fn identity(path: &Path) -> Result<String> {
         return Ok(Remote::open(path)?.identity());
     }
     let failed = || Error::io("read", path);
-    let mut file = File::open(path).map_err(failed())?;
+    let mut file = files::open(path).map_err(failed())?;
     let size = file.metadata().map_err(failed())?.len();
     let mut hasher = Sha256::new();
     for start in [0, size.saturating_sub(ENDS)] {

@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use super::cell::Cell;
 use super::input::Bookmark;
+use crate::checkpoint::files;
 use crate::data::error::{Error, Place, Result};
 use crate::data::remote::{Remote, RemoteReader, is_url};
 use crate::report::panics;
@@ -75,7 +76,7 @@ impl ParquetReader {
     pub fn open(path: &Path) -> Result<ParquetReader> {
         let source = match is_url(path) {
             true => Source::Remote(Arc::new(Remote::open(path)?)),
-            false => Source::File(File::open(path).map_err(Error::io("read", path))?),
+            false => Source::File(files::open(path).map_err(Error::io("read", path))?),
         };
         if source.len() == 0 {
             return Err(Error::EmptyFile {

@@ -7,6 +7,7 @@
 mod bpe;
 mod convert;
 mod normalizer;
+pub(in crate::data) mod pieces;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,8 +16,9 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use tokenizers::PostProcessor;
 
-use crate::checkpoint::{atomic, hash, hf};
+use crate::checkpoint::{atomic, files, hash, hf};
 use crate::data::error::{Error, Result};
+use crate::report::panics;
 use convert::{Converted, Files, convert};
 
 const DEFINITION: &str = "tokenizer.json";
@@ -105,7 +107,7 @@ impl Tokenizer {
                 }
             }
         } else {
-            let definition = fs::read(path).map_err(Error::io("read", path))?;
+            let definition = files::read(path).map_err(Error::io("read", path))?;
             let files = match path.file_name() {
                 Some(name) if name == DEFINITION => {
                     read_files(path.parent().unwrap_or(Path::new("")))?
@@ -183,6 +185,12 @@ impl Tokenizer {
         };
         let mut inner = tokenizers::Tokenizer::from_bytes(&definition)
             .map_err(|error| bad(error.to_string()))?;
+        if let tokenizers::ModelWrapper::BPE(model) = inner.get_model()
+            && model.dropout.is_some_and(|dropout| dropout > 0.0)
+        {
+            let reason = "its model drops merges at random, so that one text has many ids; set \"dropout\" of its \"model\" to null";
+            return Err(bad(reason.to_string()));
+        }
         // A file may carry the padding and truncation of its last use; transformers resets both,
         // and a corpus must not be cut.
         inner.with_padding(None);
@@ -256,13 +264,17 @@ impl Tokenizer {
         self.inner.get_vocab_size(true)
     }
 
-    /// One more than the largest id: the rows that an embedding needs.
+    /// One more than the largest id: the rows that an embedding needs. What surrounds a text may
+    /// have ids that are in no vocabulary.
     pub fn id_bound(&self) -> usize {
-        self.inner
-            .get_vocab(true)
-            .into_values()
-            .max()
-            .map_or(0, |id| id as usize + 1)
+        let around = [false, true].into_iter().filter_map(|pair| {
+            let empty = || tokenizers::Encoding::default();
+            let around = self.inner.post_process(empty(), pair.then(empty), true);
+            around.ok()?.get_ids().iter().copied().max()
+        });
+        let vocabulary = self.inner.get_vocab(true).into_values();
+        let largest = vocabulary.chain(around).max();
+        largest.map_or(0, |id| id as usize + 1)
     }
 
     /// Refuses a tokenizer whose ids go past the model's vocabulary. A model may have more rows
@@ -350,15 +362,16 @@ impl Tokenizer {
     }
 
     /// Ids of a text as it stands, nothing added before or after.
+    ///
+    /// # Errors
+    /// The tokenizer gives up, for example because its regular expression backtracks for ever.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self
-            .inner
-            .encode_fast(text, false)
-            .map_err(|error| Error::Tokenize {
-                place: format!("{:?}", text.chars().take(60).collect::<String>()),
-                reason: error.to_string(),
-            })?;
-        Ok(encoding.get_ids().to_vec())
+        let encode = |piece: &str| encoding(piece, |piece| self.inner.encode_fast(piece, false));
+        let mut ids = Vec::new();
+        for piece in pieces::pieces(text, |piece| Ok(encode(piece)?.get_ids().to_vec()))? {
+            ids.extend_from_slice(encode(piece)?.get_ids());
+        }
+        Ok(ids)
     }
 
     /// Text of ids, special tokens left out if asked.
@@ -384,6 +397,27 @@ impl Tokenizer {
             atomic::write_bytes(&dir.join(name), bytes)?;
         }
         Ok(())
+    }
+}
+
+/// Calls the `tokenizers` crate, which panics where a regular expression of a tokenizer fails.
+///
+/// # Errors
+/// The call fails or panics; the message shows how `text` begins.
+pub(in crate::data) fn encoding<T>(
+    text: &str,
+    encode: impl FnOnce(&str) -> tokenizers::Result<T>,
+) -> Result<T> {
+    let failed = |reason: String| Error::Tokenize {
+        place: format!("{:?}", text.chars().take(60).collect::<String>()),
+        reason,
+    };
+    match panics::guarded(|| encode(text)) {
+        Ok(Ok(encoding)) => Ok(encoding),
+        Ok(Err(error)) => Err(failed(error.to_string())),
+        Err(message) => Err(failed(format!(
+            "the tokenizer's own rules cannot handle this text ({message})"
+        ))),
     }
 }
 
@@ -415,7 +449,7 @@ fn read_files(dir: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     let mut files = Vec::new();
     for name in TOKENIZER_FILES {
         let path: PathBuf = dir.join(name);
-        match fs::read(&path) {
+        match files::read(&path) {
             Ok(bytes) => files.push((name.to_string(), bytes)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(Error::io("read", &path)(error)),
