@@ -7,7 +7,6 @@ use super::store::Store;
 use super::{AUTOTUNE, is_tuned_kernel, tuned_kernels};
 use crate::checkpoint::{atomic, files};
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::path::Path;
 
