@@ -54,7 +54,7 @@ impl BatchForm {
         /// Of ids, mask and labels of a token on the host.
         const TOKEN_BYTES: u64 = 12;
         let tokens = self.lengths.iter().copied().max().unwrap_or(0);
-        let rows = (rows as u64).saturating_mul(self.shards as u64);
+        let rows = (rows as u64).saturating_mul(self.mesh.batch_shards() as u64);
         let needed = rows
             .saturating_mul(tokens as u64)
             .saturating_mul(TOKEN_BYTES);
