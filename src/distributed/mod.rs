@@ -11,6 +11,7 @@ pub mod job;
 pub mod process_group;
 pub mod secret;
 pub mod server;
+mod strangers;
 pub mod wire;
 
 pub use environment::RankInfo;

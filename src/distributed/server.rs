@@ -3,7 +3,8 @@
 
 use super::job::{Job, JobSettings};
 use super::secret::Secret;
-use super::wire::{self, Reply, Request, Role};
+use super::strangers;
+use super::wire::{self, Claim, Reply, Request, Role};
 use super::{Error, Result};
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -58,12 +59,13 @@ impl Server {
         });
         let serving = shared.clone();
         let accept = move || {
-            for stream in listener.incoming().flatten() {
+            let welcome = |stream, claim, nonce: String| {
                 let shared = serving.clone();
                 let _ = std::thread::Builder::new()
                     .name("rendezvous".into())
-                    .spawn(move || shared.serve(stream));
-            }
+                    .spawn(move || shared.serve(stream, &claim, &nonce));
+            };
+            strangers::admit(&listener, &serving.secret, welcome)
         };
         std::thread::Builder::new()
             .name("rendezvous".into())
@@ -96,11 +98,11 @@ impl Server {
 }
 
 impl Shared {
-    /// One connection, until it ends.
-    fn serve(&self, mut stream: TcpStream) {
-        let admit = |role: &Role| {
+    /// One connection of a peer that knows the secret, until it ends.
+    fn serve(&self, mut stream: TcpStream, claim: &Claim, nonce: &str) {
+        let admitted = {
             let job = &mut self.lock().job;
-            match *role {
+            match claim.role {
                 Role::Rank {
                     rank,
                     world,
@@ -113,11 +115,10 @@ impl Shared {
                 } => job.admit_node(node, nodes, processes),
             }
         };
-        // A peer with the wrong secret or version gets an error and is dropped.
-        let Ok(role) = wire::accept(&mut stream, &self.secret, admit) else {
+        if wire::welcome(&mut stream, &self.secret, claim, nonce, admitted).is_err() {
             return;
-        };
-        let _ = wire::serve(stream, |request| self.answer(&role, request));
+        }
+        let _ = wire::serve(stream, |request| self.answer(&claim.role, request));
     }
 
     fn answer(&self, role: &Role, request: Request) -> Reply {

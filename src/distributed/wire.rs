@@ -90,9 +90,10 @@ struct Hello {
     nonce: String,
 }
 
+/// What a peer says of itself, with the proof that it knows the secret.
 #[derive(Serialize, Deserialize)]
-struct Claim {
-    role: Role,
+pub(super) struct Claim {
+    pub role: Role,
     nonce: String,
     proof: String,
 }
@@ -110,67 +111,89 @@ fn send(stream: &mut TcpStream, message: &impl Serialize) -> io::Result<()> {
     stream.write_all(&frame)
 }
 
+fn too_long(length: usize) -> io::Error {
+    let reason = format!("a frame of {length} bytes: not xtrain's protocol");
+    io::Error::new(io::ErrorKind::InvalidData, reason)
+}
+
 fn receive<T: DeserializeOwned>(stream: &mut TcpStream) -> io::Result<T> {
     let mut length = [0; 4];
     stream.read_exact(&mut length)?;
     let length = u32::from_be_bytes(length) as usize;
     if length > LARGEST_FRAME {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("a frame of {length} bytes: not xtrain's protocol"),
-        ));
+        return Err(too_long(length));
     }
     let mut body = vec![0; length];
     stream.read_exact(&mut body)?;
     Ok(serde_json::from_slice(&body)?)
 }
 
-/// The server's side: the role of whoever connected and knows the secret. `admit` says why it may
-/// not take part.
-pub fn accept(
+/// The server's first words to a new connection; the nonce in them.
+pub(super) fn greet(stream: &mut TcpStream) -> io::Result<String> {
+    let nonce = nonce();
+    let hello = Hello {
+        protocol: PROTOCOL,
+        nonce: nonce.clone(),
+    };
+    send(stream, &hello)?;
+    Ok(nonce)
+}
+
+/// The claim in what a peer has sent so far, `None` if more has to come.
+pub(super) fn claim(received: &[u8], largest: usize) -> io::Result<Option<Claim>> {
+    let Some((length, body)) = received.split_first_chunk::<4>() else {
+        return Ok(None);
+    };
+    let length = u32::from_be_bytes(*length) as usize;
+    if length > largest {
+        return Err(too_long(length));
+    }
+    let body = body.get(..length);
+    Ok(body.map(serde_json::from_slice).transpose()?)
+}
+
+/// Whether a claim proves that its maker knows the secret, for this nonce of ours. If not, the peer
+/// gets to know.
+pub(super) fn knows_secret(
     stream: &mut TcpStream,
     secret: &Secret,
-    admit: impl Fn(&Role) -> std::result::Result<(), String>,
-) -> io::Result<Role> {
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    claim: &Claim,
+    own: &str,
+) -> bool {
+    let role = serde_json::to_string(&claim.role).expect("a role is plain data");
+    let knows = secret.accepts(&claim.proof, &["joins", own, &claim.nonce, &role]);
+    if !knows {
+        let reason =
+            "its secret is another one (XTRAIN_RDZV_SECRET or --rdzv_secret_file must be the same everywhere)".into();
+        // It may be gone already.
+        let _ = send(stream, &Answer::Denied { reason });
+    }
+    knows
+}
+
+/// Answers a claim that proves the secret; `admitted` says why its maker may not take part.
+///
+/// # Errors
+/// If it may not, or is gone.
+pub(super) fn welcome(
+    stream: &mut TcpStream,
+    secret: &Secret,
+    claim: &Claim,
+    own: &str,
+    admitted: std::result::Result<(), String>,
+) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    let own = nonce();
-    send(
-        stream,
-        &Hello {
-            protocol: PROTOCOL,
-            nonce: own.clone(),
-        },
-    )?;
-    let claim: Claim = receive(stream)?;
+    if let Err(reason) = admitted {
+        let denied = Answer::Denied {
+            reason: reason.clone(),
+        };
+        send(stream, &denied)?;
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
+    }
     let role = serde_json::to_string(&claim.role)?;
-    let deny = |stream: &mut TcpStream, reason: String| {
-        send(
-            stream,
-            &Answer::Denied {
-                reason: reason.clone(),
-            },
-        )?;
-        Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
-    };
-    if !secret.accepts(&claim.proof, &["joins", &own, &claim.nonce, &role]) {
-        return deny(
-            stream,
-            "its secret is another one (XTRAIN_RDZV_SECRET or --rdzv_secret_file must be the same everywhere)".into(),
-        );
-    }
-    if let Err(reason) = admit(&claim.role) {
-        return deny(stream, reason);
-    }
-    send(
-        stream,
-        &Answer::Welcome {
-            proof: secret.proof(&["serves", &own, &claim.nonce, &role]),
-        },
-    )?;
-    stream.set_read_timeout(None)?;
-    Ok(claim.role)
+    let proof = secret.proof(&["serves", own, &claim.nonce, &role]);
+    send(stream, &Answer::Welcome { proof })
 }
 
 /// Answers requests until the other side hangs up.
@@ -318,4 +341,38 @@ fn connect(endpoint: &str, patience: Duration) -> io::Result<TcpStream> {
         }
     }
     Err(last)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// The frame of a right claim, after the server's greeting, and the claim's nonce.
+    pub fn claim_bytes(stream: &mut TcpStream, secret: &Secret, role: &Role) -> (Vec<u8>, String) {
+        let hello: Hello = receive(stream).unwrap();
+        let (own, text) = (nonce(), serde_json::to_string(role).unwrap());
+        let claim = Claim {
+            role: role.clone(),
+            nonce: own.clone(),
+            proof: secret.proof(&["joins", &hello.nonce, &own, &text]),
+        };
+        let body = serde_json::to_vec(&claim).unwrap();
+        (
+            [&(body.len() as u32).to_be_bytes()[..], &body].concat(),
+            own,
+        )
+    }
+
+    pub fn answer(stream: &mut TcpStream) -> String {
+        let answer: Answer = receive(stream).unwrap();
+        serde_json::to_string(&answer).unwrap()
+    }
+
+    #[test]
+    fn a_claim_is_complete_or_not_there_or_no_claim() {
+        assert!(claim(b"\0\0", 99).unwrap().is_none());
+        assert!(claim(b"\0\0\0\x05{", 99).unwrap().is_none());
+        assert!(claim(b"\0\0\0\x02{}", 99).is_err());
+        assert!(claim(b"GET / HTTP", 99).is_err());
+    }
 }
