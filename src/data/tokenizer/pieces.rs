@@ -45,15 +45,15 @@ pub fn pieces(text: &str, encode: impl Fn(&str) -> Result<Vec<u32>>) -> Result<V
 
 /// Where the first piece of a long text ends.
 fn border(text: &str, encode: impl Fn(&str) -> Result<Vec<u32>>) -> Result<Option<usize>> {
-    let begin = text.ceil_char_boundary(PIECE);
+    let begin = boundary(text, PIECE);
     let spaces = text[begin..].match_indices(char::is_whitespace);
     for (offset, _) in spaces.take(TRIES) {
         let at = begin + offset;
         if text[..at].ends_with(char::is_whitespace) {
             continue;
         }
-        let left = &text[text.floor_char_boundary(at - CONTEXT)..at];
-        let right = &text[at..text.ceil_char_boundary(at + CONTEXT)];
+        let left = &text[boundary(text, at - CONTEXT)..at];
+        let right = &text[at..boundary(text, at + CONTEXT)];
         let mut apart = encode(left)?;
         apart.extend(encode(right)?);
         if apart == encode(&format!("{left}{right}"))? {
@@ -61,6 +61,13 @@ fn border(text: &str, encode: impl Fn(&str) -> Result<Vec<u32>>) -> Result<Optio
         }
     }
     Ok(None)
+}
+
+/// The first place from `at` on where a character begins, or the end.
+fn boundary(text: &str, at: usize) -> usize {
+    (at..text.len())
+        .find(|&at| text.is_char_boundary(at))
+        .unwrap_or(text.len())
 }
 
 #[cfg(test)]
