@@ -210,10 +210,11 @@ impl<const MIN: usize, const MAX: usize> Kind for Count<MIN, MAX> {
     }
 
     fn parse(text: &str) -> Result<usize, Wrong> {
-        let number = usize::try_from(parse_int(text)?).map_err(|_| Wrong::Kind)?;
-        if number > MAX {
+        let number = parse_int(text)?;
+        if number > MAX as i128 {
             return Err(Wrong::TooLarge(MAX as u64));
         }
+        let number = usize::try_from(number).map_err(|_| Wrong::Kind)?;
         (number >= MIN).then_some(number).ok_or(Wrong::Kind)
     }
 }
