@@ -52,6 +52,8 @@ pub struct Tokenizer {
     eos: Option<u32>,
     pad: Option<u32>,
     mask: Option<u32>,
+    /// The largest id that it puts around texts.
+    largest_around: Option<u32>,
     pads_left: bool,
     pub truncates_left: bool,
     segments: bool,
@@ -197,6 +199,19 @@ impl Tokenizer {
         inner
             .with_truncation(None)
             .map_err(|error| bad(error.to_string()))?;
+        // What it puts around a text, and around and between two.
+        let around = |pair: bool| {
+            encoding("", |_| {
+                let empty = || tokenizers::Encoding::default();
+                inner.post_process(empty(), pair.then(empty), true)
+            })
+        };
+        let mut largest_around = None;
+        for pair in [false, true] {
+            let around =
+                around(pair).map_err(|error| bad(format!("its post_processor: {error}")))?;
+            largest_around = largest_around.max(around.get_ids().iter().copied().max());
+        }
         let token = |key: &str, usual: &[&str]| -> Option<u32> {
             // A token is a string, or an object with its content. An explicit null means that there
             // is none.
@@ -252,6 +267,7 @@ impl Tokenizer {
             eos,
             pad,
             mask,
+            largest_around,
             pads_left,
             truncates_left,
             segments,
@@ -267,13 +283,8 @@ impl Tokenizer {
     /// One more than the largest id: the rows that an embedding needs. What surrounds a text may
     /// have ids that are in no vocabulary.
     pub fn id_bound(&self) -> usize {
-        let around = [false, true].into_iter().filter_map(|pair| {
-            let empty = || tokenizers::Encoding::default();
-            let around = self.inner.post_process(empty(), pair.then(empty), true);
-            around.ok()?.get_ids().iter().copied().max()
-        });
         let vocabulary = self.inner.get_vocab(true).into_values();
-        let largest = vocabulary.chain(around).max();
+        let largest = vocabulary.chain(self.largest_around).max();
         largest.map_or(0, |id| id as usize + 1)
     }
 

@@ -22,17 +22,17 @@ pub fn pieces(text: &str, encode: impl Fn(&str) -> Result<Vec<u32>>) -> Result<V
     let mut pieces = Vec::new();
     let mut rest = text;
     while rest.len() > PIECE {
-        let Some(at) = border(rest, &encode)? else {
-            if rest.len() > LONGEST {
-                return Err(Error::Tokenize {
-                    place: format!("{:?}", rest.chars().take(60).collect::<String>()),
-                    reason: format!(
-                        "in the next {} MB there is no white space to split at, and more than {} MB are not taken as one; is this text?",
-                        rest.len() >> 20,
-                        LONGEST >> 20
-                    ),
-                });
-            }
+        let at = border(rest, &encode)?;
+        if at.unwrap_or(rest.len()) > LONGEST {
+            return Err(Error::Tokenize {
+                place: format!("{:?}", rest.chars().take(60).collect::<String>()),
+                reason: format!(
+                    "there is no white space to split at for more than {} MB; is this text?",
+                    LONGEST >> 20
+                ),
+            });
+        }
+        let Some(at) = at else {
             break;
         };
         let (piece, after) = rest.split_at(at);
