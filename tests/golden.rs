@@ -247,7 +247,7 @@ fn optimizers_equal_torch() {
                 .find(|kind| kind.name == word("optimizer"));
             let of_model = cases.iter().find(|(_, dir)| dir.ends_with(word("case")));
             let (Some(kind), Some((_, of_model))) = (kind, of_model) else {
-                println!("golden case {name} did not run: its optimizer or model is not built");
+                println!("golden case {name} did not run: its optimizer or model is not supported");
                 continue;
             };
             follow_trajectory(&name, Case::open(of_model), &dir, *kind);
@@ -274,7 +274,7 @@ fn schedules_equal_transformers() {
         let kind = ScheduleKind::WORDS.iter().find(|(word, _)| *word == name);
         let further = &case["lr_scheduler_kwargs"];
         let Some((_, kind)) = kind.filter(|_| *further == serde_json::json!({})) else {
-            println!("golden schedule {name} {further} did not run: it is not built");
+            println!("golden schedule {name} {further} did not run: it is not supported");
             continue;
         };
         // transformers' constant has no warm-up; ours has one when it is asked for.

@@ -405,7 +405,7 @@ fn settings_that_make_no_stream_are_refused() {
         (
             "gs://bucket/a.txt",
             &["--max_steps", "2"],
-            "gs:// is not built",
+            "gs:// is not supported",
         ),
         ("s3://bucket/", &["--max_steps", "2"], "names no file"),
         ("https://host/a.txt?x=1", &["--max_steps", "2"], "query"),

@@ -105,7 +105,7 @@ pub fn golden_cases_in(golden: &Path) -> Vec<(String, PathBuf)> {
             if xtrain_models::MODEL_TYPES.contains(&model_type) {
                 cases.push((name, dir));
             } else {
-                println!("golden case {name} did not run: family {model_type} is not built");
+                println!("golden case {name} did not run: family {model_type} is not supported");
             }
         }
     }

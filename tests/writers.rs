@@ -408,7 +408,7 @@ fn a_signal_before_training_ends_a_run_that_has_nothing_to_save() {
 #[test]
 fn a_second_signal_ends_a_run_at_once() {
     let place = Place::new();
-    // Steps of so many microbatches that none ends between the two signals.
+    // Steps of enough microbatches that none ends between the two signals.
     let extra = "--max_steps 1000 --gradient_accumulation_steps 500 --output_dir out \
                  --config_overrides n_layer=8,n_head=4,n_embd=256,n_positions=16";
     let log = place.path("out/log.jsonl");

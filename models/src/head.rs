@@ -90,7 +90,7 @@ pub(crate) fn write_head(config: &mut Config, class: &str, head: HeadKind) -> Re
         let other = config.text_or("problem_type", built)?;
         if other != built {
             let reason = format!(
-                "{other} with {labels} labels is not built; one label per sequence and a single number are"
+                "{other} with {labels} labels is not supported; one label per sequence and a single number are"
             );
             return Err(config.unsupported("problem_type", reason));
         }

@@ -392,7 +392,7 @@ mod tests {
             (
                 "a.json",
                 "{\"adafactor\": true}",
-                "a.json:1: `adafactor` cannot be `true`: Adafactor is not built; see optim | leave `adafactor` out",
+                "a.json:1: `adafactor` cannot be `true`: Adafactor is not supported; see optim | leave `adafactor` out",
             ),
             (
                 "a.json",

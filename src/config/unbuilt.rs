@@ -51,12 +51,12 @@ TRAIN_EVAL {
     use_cache: FALSE, "training keeps no past keys and values";
 
     // Optimizer.
-    adafactor: FALSE, "Adafactor is not built; see optim";
+    adafactor: FALSE, "Adafactor is not supported; see optim";
     optim_args: NONE, "optimizers take no further arguments; see adam_beta1, adam_beta2 and adam_epsilon";
     optim_target_modules: NONE, "all parameters are trained";
     lr_scheduler_kwargs: NONE, "the schedules take no further arguments";
-    label_smoothing_factor: only(&["0", "0.0"]), "label smoothing is not built";
-    neftune_noise_alpha: NONE, "NEFTune is not built";
+    label_smoothing_factor: only(&["0", "0.0"]), "label smoothing is not supported";
+    neftune_noise_alpha: NONE, "NEFTune is not supported";
     average_tokens_across_devices: TRUE, "the loss is always divided by the number of tokens over all devices and microbatches";
     use_liger_kernel: FALSE, "the graph is compiled as a whole; there are no kernels to replace";
     liger_kernel_config: NONE, "the graph is compiled as a whole; there are no kernels to replace";
@@ -148,8 +148,8 @@ TRAIN_EVAL {
     restore_callback_states_from_checkpoint: FALSE, "there are no callbacks to restore";
     prediction_loss_only: NONE, "evaluation always computes all of the task's metrics";
     eval_accumulation_steps: NONE, "evaluation keeps no predictions";
-    eval_delay: only(&["0", "0.0"]), "delayed evaluation is not built";
-    eval_on_start: FALSE, "evaluation before the first step is not built; run `xtrain eval`";
+    eval_delay: only(&["0", "0.0"]), "delayed evaluation is not supported";
+    eval_on_start: FALSE, "evaluation before the first step is not supported; run `xtrain eval`";
     eval_do_concat_batches: TRUE, "evaluation keeps no predictions";
     eval_use_gather_object: FALSE, "evaluation keeps no predictions";
     batch_eval_metrics: FALSE, "metrics are always summed up batch by batch";

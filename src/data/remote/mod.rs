@@ -87,7 +87,7 @@ fn parse(path: &Path) -> Result<Url> {
         "s3" | "http" | "https" => {}
         other => {
             return Err(bad(format!(
-                "{other}:// is not built; s3://BUCKET/KEY, https://, http:// and file:// are read"
+                "{other}:// is not supported; s3://BUCKET/KEY, https://, http:// and file:// are read"
             )));
         }
     }
@@ -383,7 +383,7 @@ mod tests {
     #[test]
     fn urls_that_cannot_be_read_are_refused_with_the_reason() {
         let error = |url: &str| check(Path::new(url)).unwrap_err().to_string();
-        assert!(error("gs://bucket/x.txt").contains("gs:// is not built"));
+        assert!(error("gs://bucket/x.txt").contains("gs:// is not supported"));
         assert!(error("s3://bucket").contains("names no file"));
         assert!(error("https://host/dir/").contains("names no file"));
         assert!(error("https://host/x.txt?token=1").contains("query"));
