@@ -50,7 +50,7 @@
 //! | [`checkpoint`] | Hugging Face directories and exact training state |
 //! | [`launch`] | the launcher: starts the ranks of a job, watches and restarts them |
 //! | [`distributed`] | the process group: rank, rendezvous, heartbeats |
-//! | [`report`] | step lines, records, tables, telemetry |
+//! | [`report`] | step lines, records, tables, telemetry, where time goes, reports of runs |
 //!
 //! Two crates stand below: `xtrain_models` (the model families, which know no device, no precision
 //! and no sharding) and `xtrain_graphs` (lazy tensors, automatic differentiation, optimizers,

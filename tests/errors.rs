@@ -376,10 +376,10 @@ fn configurations_that_cannot_be_used() {
         ),
         (
             "model type",
-            |p| p.set("model_type", json!("llama")),
+            |p| p.set("model_type", json!("mamba")),
             "EVAL",
             1,
-            &["model/config.json: `model_type` = \"llama\"", "gpt2"],
+            &["model/config.json: `model_type` = \"mamba\"", "gpt2"],
         ),
         (
             "override",
@@ -682,6 +682,47 @@ fn an_output_directory_that_cannot_be_written() {
     }
 }
 
+/// A cache that cannot be written costs time, not the run; where it is full, its own flag is named.
+#[test]
+fn a_cache_directory_that_cannot_be_written() {
+    let place = Workplace::new();
+    use std::os::unix::fs::PermissionsExt;
+    fs::create_dir(place.path("locked")).unwrap();
+    fs::set_permissions(place.path("locked"), fs::Permissions::from_mode(0o555)).unwrap();
+    for (cache, output) in [("locked", "a"), ("train.txt/cache", "b")] {
+        let line = format!("{TRAIN} --max_steps 1 --cache_dir {cache} --output_dir {output}");
+        let run = place.command(&line).without_overriding_permissions().run();
+        run.succeeded();
+        assert!(
+            run.stderr.contains("warning: --cache_dir: ")
+                && run.stderr.contains("the tokenized train text is not kept"),
+            "{}",
+            run.stderr
+        );
+        assert!(place.path(output).join("model.safetensors").exists());
+    }
+    let run = place.command(TRAIN).limit_files(2000).run();
+    assert_fails(&run, 1, &["cannot write ", "or choose another --cache_dir"]);
+    assert!(!run.stderr.contains("--output_dir"), "{}", run.stderr);
+}
+
+/// What a damaged disk left in the log is no reason not to resume.
+#[test]
+fn a_log_with_junk_in_it_is_taken_up() {
+    let place = Workplace::new();
+    place.run(&format!("{TRAIN} --max_steps 2")).succeeded();
+    let log = place.path("out/log.jsonl");
+    let mut junk = b"\xff\xfe\0 no record\n".to_vec();
+    junk.extend(fs::read(&log).unwrap());
+    fs::write(&log, junk).unwrap();
+    place
+        .run(&format!("{TRAIN} --max_steps 3 --resume_from_checkpoint"))
+        .succeeded();
+    let text = fs::read_to_string(&log).unwrap();
+    assert!(text.lines().all(|line| line.starts_with('{')), "{text}");
+    assert!(text.lines().count() >= 3, "{text}");
+}
+
 #[test]
 fn a_missing_xla_library() {
     let place = Workplace::new();
@@ -745,20 +786,6 @@ fn resuming_from_what_cannot_be_resumed() {
             "out",
             2,
             &["out holds no training state", "out/checkpoint-2"],
-        ),
-        (
-            "--per_device_train_batch_size 2",
-            2,
-            &[
-                "out/checkpoint-2",
-                "--per_device_train_batch_size was 4",
-                "is 2 now",
-            ],
-        ),
-        (
-            "--gradient_accumulation_steps 2",
-            2,
-            &["--gradient_accumulation_steps was 1", "is 2 now"],
         ),
         ("--seed 1", 2, &["--seed was 42"]),
         (
@@ -849,7 +876,14 @@ fn a_full_disk_while_saving_keeps_the_previous_checkpoint() {
     let more = format!("{TRAIN} --max_steps 6 --resume_from_checkpoint");
     let weights = before[&place.path("out/model.safetensors")].len() as u64;
     // Room for the weights but not for the moments, and not even for the weights.
-    for limit in [weights + weights / 2, weights / 2] {
+    let cases = [
+        (weights + weights / 2, "true"),
+        (weights + weights / 2, "false"),
+        (weights / 2, "true"),
+        (weights / 2, "false"),
+    ];
+    for (limit, in_background) in cases {
+        let more = format!("{more} --async_save {in_background}");
         let run = place.command(&more).limit_files(limit).run();
         println!("{}", run.stderr);
         assert_fails(

@@ -129,6 +129,51 @@ const DISTILBERT: Family<'static> = Family {
     checkpointing: "full",
     three: [&DATA, &TENSOR, &STAGE],
 };
+/// Queries and keys normalized head by head, two key/value heads for eight query heads, a tied head.
+const QWEN3: Family<'static> = Family {
+    name: "qwen3",
+    what: "clm --model_type qwen3 --config_overrides hidden_size=32,num_hidden_layers=2,num_attention_heads=8,num_key_value_heads=2,\
+           head_dim=8,intermediate_size=64,max_position_embeddings=32,attention_dropout=0.1,tie_word_embeddings=true \
+           --train_file articles.txt --tokenizer_name byte_bpe --block_size 32",
+    microbatches: 1,
+    higher: &[4, 8],
+    checkpointing: "full",
+    three: [&DATA, &TENSOR, &STAGE],
+};
+/// Fused matrices, of queries, keys and values and of the MLP; windows; a head of its own.
+const PHI3: Family<'static> = Family {
+    name: "phi3",
+    what: "clm --model_type phi3 --config_overrides hidden_size=32,num_hidden_layers=2,num_attention_heads=8,num_key_value_heads=4,\
+           intermediate_size=64,max_position_embeddings=32,attention_dropout=0.1,resid_pdrop=0.1,sliding_window=8,pad_token_id=0 \
+           --train_file articles.txt --tokenizer_name byte_bpe --block_size 32",
+    microbatches: 1,
+    higher: &[8],
+    checkpointing: "attention",
+    three: [&SHARD, &TENSOR, &STAGE],
+};
+/// Four norms a layer, soft caps, windows on every other layer.
+const GEMMA2: Family<'static> = Family {
+    name: "gemma2",
+    what: "clm --model_type gemma2 --config_overrides hidden_size=32,num_hidden_layers=2,num_attention_heads=8,num_key_value_heads=4,\
+           head_dim=8,intermediate_size=64,max_position_embeddings=32,attention_dropout=0.1,sliding_window=8,query_pre_attn_scalar=8 \
+           --train_file articles.txt --tokenizer_name byte_bpe --block_size 32",
+    microbatches: 1,
+    higher: &[8],
+    checkpointing: "full",
+    three: [&DATA, &SHARD, &TENSOR],
+};
+/// An encoder with fused matrices and windows to both sides, classifying by the mean.
+const MODERNBERT: Family<'static> = Family {
+    name: "modernbert",
+    what: "cls --model_type modernbert --config_overrides hidden_size=32,num_hidden_layers=2,num_attention_heads=8,intermediate_size=64,\
+           max_position_embeddings=32,embedding_dropout=0.1,attention_dropout=0.1,mlp_dropout=0.1,classifier_dropout=0.1,local_attention=8,\
+           classifier_pooling=mean,pad_token_id=0 --train_file posts.csv \
+           --text_column_name text --label_column_name sentiment --max_seq_length 32 --tokenizer_name wordpiece",
+    microbatches: 1,
+    higher: &[8],
+    checkpointing: "full",
+    three: [&DATA, &TENSOR, &STAGE],
+};
 const GPTJ: Family<'static> = Family {
     name: "gptj",
     what: "clm --model_type gptj --config_overrides n_embd=32,n_layer=2,n_head=8,rotary_dim=4,n_positions=32,attn_pdrop=0.1,\
@@ -290,6 +335,30 @@ fn albert_trains_on_every_mesh_as_on_one_device() {
 #[ignore = "slow: the meshes of another family"]
 fn distilbert_trains_on_every_mesh_as_on_one_device() {
     DISTILBERT.trains_on_every_mesh_as_on_one_device();
+}
+
+#[test]
+#[ignore = "slow: the meshes of another family"]
+fn qwen3_trains_on_every_mesh_as_on_one_device() {
+    QWEN3.trains_on_every_mesh_as_on_one_device();
+}
+
+#[test]
+#[ignore = "slow: the meshes of another family"]
+fn phi3_trains_on_every_mesh_as_on_one_device() {
+    PHI3.trains_on_every_mesh_as_on_one_device();
+}
+
+#[test]
+#[ignore = "slow: the meshes of another family"]
+fn gemma2_trains_on_every_mesh_as_on_one_device() {
+    GEMMA2.trains_on_every_mesh_as_on_one_device();
+}
+
+#[test]
+#[ignore = "slow: the meshes of another family"]
+fn modernbert_trains_on_every_mesh_as_on_one_device() {
+    MODERNBERT.trains_on_every_mesh_as_on_one_device();
 }
 
 #[test]

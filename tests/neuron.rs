@@ -63,6 +63,8 @@ fn families() -> Vec<(&'static str, Config, HeadKind)> {
     let gpt = json!({"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 16, "vocab_size": 40, "rotary_dim": 4, "attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "pad_token_id": 1});
     let neo = json!({"num_layers": 2, "num_heads": 2, "hidden_size": 16, "max_position_embeddings": 16, "vocab_size": 40, "window_size": 4, "attention_types": [[["global", "local"], 1]], "attention_dropout": 0.1, "resid_dropout": 0.1, "embed_dropout": 0.1, "pad_token_id": 1});
     let bert = json!({"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 20, "vocab_size": 40, "embedding_size": 8, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "pad_token_id": 1});
+    let llama = json!({"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 16, "vocab_size": 40, "sliding_window": 4, "attention_dropout": 0.1, "resid_pdrop": 0.1, "pad_token_id": 1});
+    let modern = json!({"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 20, "vocab_size": 40, "local_attention": 4, "attention_dropout": 0.1, "mlp_dropout": 0.1, "embedding_dropout": 0.1, "pad_token_id": 1});
     vec![
         ("gpt2", small("gpt2", gpt.clone()), HeadKind::CausalLm),
         ("gpt_neo", small("gpt-neo-125m", neo), HeadKind::CausalLm),
@@ -78,6 +80,26 @@ fn families() -> Vec<(&'static str, Config, HeadKind)> {
             HeadKind::MaskedLm,
         ),
         ("albert", small("albert-base-v2", bert), HeadKind::MaskedLm),
+        (
+            "qwen3",
+            small("Qwen3-0.6B", llama.clone()),
+            HeadKind::CausalLm,
+        ),
+        (
+            "gemma2",
+            small("gemma-2-2b", llama.clone()),
+            HeadKind::CausalLm,
+        ),
+        (
+            "phi3",
+            small("Phi-3-mini-4k-instruct", llama),
+            HeadKind::CausalLm,
+        ),
+        (
+            "modernbert",
+            small("ModernBERT-base", modern),
+            HeadKind::MaskedLm,
+        ),
     ]
 }
 

@@ -60,6 +60,18 @@ fn stages_train_as_one_device_does() {
     }
 }
 
+/// The graphs of later stages are for devices beyond those that they run on.
+#[test]
+fn stored_graphs_of_stages_are_no_damage() {
+    let bench = Bench::new();
+    let (name, what) = what(0);
+    let extra = format!("--pipeline_parallel 2 --cache_dir cache --output_dir {name}-verified");
+    train(&bench, &what, 1, &extra).succeeded();
+    let run = bench.run("cache verify --cache_dir cache");
+    run.succeeded();
+    assert!(run.stdout.contains(" good, 0 damaged"), "{}", run.stdout);
+}
+
 /// A checkpoint does not know the stages: resumed with others the run ends alike, with the same
 /// ones bit for bit.
 #[test]

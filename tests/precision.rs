@@ -12,7 +12,7 @@ use xtrain::trainer::step::{Phase, TrainStep, parameter_tensors, read_metrics};
 use xtrain::trainer::{device, parameters};
 use xtrain_graphs::op::DotDims;
 use xtrain_graphs::optim::{
-    GROWTH_INTERVAL, INITIAL_SCALE, LossScale, OPTIMIZERS, Schedule, ScheduleKind,
+    ADAMW, GROWTH_INTERVAL, INITIAL_SCALE, LossScale, OPTIMIZERS, Schedule, ScheduleKind,
 };
 use xtrain_graphs::{DType, DropoutRng, Precision, Shape, backward};
 use xtrain_models::Weights;
@@ -132,6 +132,7 @@ fn every_family_stays_near_f32_and_its_master_gradients_are_f32() {
                 &inputs.tokens,
                 &inputs.labels,
                 &DropoutRng::off(),
+                0.0,
             )
             .unwrap();
             let loss = loss.sum.div(&loss.count).unwrap();
@@ -246,7 +247,9 @@ fn the_loss_scale_moves_as_torchs() {
 fn a_skipped_step_changes_nothing_but_the_scale() {
     for_each_family(|name, mut case| {
         let batch = case.batch(0);
-        for kind in OPTIMIZERS {
+        // One family says all of an optimizer, and AdamW all of a family.
+        let kinds = OPTIMIZERS.iter();
+        for kind in kinds.filter(|kind| **kind == ADAMW || name.starts_with("gpt2")) {
             let schedule = Schedule {
                 kind: ScheduleKind::Constant,
                 peak: 1e-3,

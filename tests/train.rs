@@ -369,6 +369,54 @@ fn resuming_after_sigterm_is_bit_exact() {
 }
 
 #[test]
+fn a_checkpoint_written_in_the_background_is_the_one_written_while_training_waits() {
+    let bench = Bench::new();
+    let run = |output: &str, more: &[&str]| {
+        let steps = ["--max_steps", "6", "--save_steps", "2"];
+        let run = bench.train(output, &[&steps, more].concat());
+        run.succeeded();
+        run.stderr
+    };
+    let background = run("background", &["--async_save", "true"]);
+    for name in ["checkpoint-2", "checkpoint-4"] {
+        let said = background.lines().any(|line| {
+            line.contains(name) && line.contains("in the background, of which the steps waited")
+        });
+        assert!(said, "{name}: {background}");
+    }
+    let waiting = run("waiting", &["--async_save", "false"]);
+    assert!(!waiting.contains("background"), "{waiting}");
+    // A run that goes on from a checkpoint of the background ends as one that was not stopped.
+    let copy = bench.path("resumed/checkpoint-4");
+    fs::create_dir_all(&copy).unwrap();
+    for entry in fs::read_dir(bench.path("background/checkpoint-4")).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), copy.join(entry.file_name())).unwrap();
+    }
+    run("resumed", &["--resume_from_checkpoint"]);
+    for name in [
+        "checkpoint-2/model.safetensors",
+        "checkpoint-2/optimizer.safetensors",
+        "checkpoint-4/model.safetensors",
+        "checkpoint-4/optimizer.safetensors",
+        "checkpoint-6/optimizer.safetensors",
+        "model.safetensors",
+    ] {
+        let expected = bytes(bench.path("waiting").join(name));
+        assert!(
+            bytes(bench.path("background").join(name)) == expected,
+            "{name}"
+        );
+        if !name.starts_with("checkpoint-2") {
+            assert!(
+                bytes(bench.path("resumed").join(name)) == expected,
+                "{name}"
+            );
+        }
+    }
+}
+
+#[test]
 fn accumulation_gives_the_same_run() {
     let bench = Bench::new();
     let mut finals = Vec::new();

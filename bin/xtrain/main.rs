@@ -1,4 +1,4 @@
-//! The program: reads the command line, runs the command, prints an error once and turns the
+//! The program: reads the command line, runs the command, prints each error once and turns the
 //! outcome into an exit code. No logic of its own. Exit codes: 0 success, 1 failure, 2 usage, 130
 //! or 143 after a signal that ended in a saved checkpoint, or before there was anything to save, 3
 //! after a second one.
@@ -20,7 +20,9 @@ fn main() -> ExitCode {
     match panic::catch_unwind(invoke) {
         Ok(Ok(code)) => ExitCode::from(code),
         Ok(Err(error)) => {
-            complain(&error.one_line(), error.hint().as_deref());
+            for (message, hint) in error.messages() {
+                complain(&message, hint.as_deref());
+            }
             ExitCode::from(error.exit_code())
         }
         // The hook has printed it.

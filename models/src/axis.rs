@@ -10,10 +10,17 @@ pub enum Axis {
     Heads,
     /// The key or value heads, where there may be fewer than query heads.
     KvHeads,
-    /// Queries, keys and values of all heads in one matrix: three blocks of equal size.
-    Qkv,
+    /// Queries, keys and values of all heads in one matrix.
+    Qkv {
+        /// Query heads for each key/value head.
+        group: usize,
+    },
+    /// The values of one head, where each has the same weights.
+    Head,
     /// The inside of an MLP.
     Mlp,
+    /// The gate of a gated MLP and what it is multiplied with, in one matrix.
+    GateUp,
     /// Token ids.
     Vocab,
     /// Positions in a sequence.
@@ -30,13 +37,29 @@ impl Axis {
     /// inputs; attention by heads; embeddings and heads by the vocabulary.
     pub(crate) fn is_tensor_parallel(self) -> bool {
         match self {
-            Axis::Heads | Axis::KvHeads | Axis::Qkv | Axis::Mlp | Axis::Vocab => true,
-            Axis::Embed | Axis::Positions | Axis::Segments | Axis::Labels => false,
+            Axis::Heads
+            | Axis::KvHeads
+            | Axis::Qkv { .. }
+            | Axis::Mlp
+            | Axis::GateUp
+            | Axis::Vocab => true,
+            Axis::Embed | Axis::Head | Axis::Positions | Axis::Segments | Axis::Labels => false,
         }
     }
 
     /// Equal blocks side by side along the axis, each of which is sharded by itself.
     pub(crate) fn blocks(self) -> usize {
-        if self == Axis::Qkv { 3 } else { 1 }
+        match self {
+            // As many of queries as of keys make a block.
+            Axis::Qkv { group } => group + 2,
+            Axis::GateUp => 2,
+            _ => 1,
+        }
+    }
+
+    /// Whether it holds key/value heads beside more query heads: devices that outnumber them cannot
+    /// shard it.
+    pub(crate) fn has_grouped_heads(self) -> bool {
+        matches!(self, Axis::KvHeads | Axis::Qkv { group: 2.. })
     }
 }

@@ -160,6 +160,15 @@ impl Config {
         Ok(self.optional_size(key)?.unwrap_or(default))
     }
 
+    /// An integer that may be 0.
+    ///
+    /// # Errors
+    /// If it is missing or anything else.
+    pub fn count(&self, key: &str) -> Result<usize> {
+        let value = self.typed(key, "an integer of at least 0", Value::as_u64)?;
+        Ok(self.required(key, value)? as usize)
+    }
+
     /// A string.
     ///
     /// # Errors
@@ -191,6 +200,20 @@ impl Config {
         }
     }
 
+    /// The id of the padding token, whose embedding gets no gradient from lookups, if there is one.
+    ///
+    /// # Errors
+    /// If the vocabulary has no such token.
+    pub(crate) fn padding_idx(&self) -> Result<Option<usize>> {
+        let vocab_size = self.size("vocab_size")?;
+        let padding_idx = self.token_id_or("pad_token_id", None)?;
+        if padding_idx.is_some_and(|id| id >= vocab_size) {
+            let reason = format!("must be below vocab_size ({vocab_size})");
+            return Err(self.unsupported("pad_token_id", reason));
+        }
+        Ok(padding_idx)
+    }
+
     /// True or false, `default` if the key is missing or null.
     ///
     /// # Errors
@@ -209,6 +232,15 @@ impl Config {
         Ok(self
             .typed(key, "a number", Value::as_f64)?
             .unwrap_or(default))
+    }
+
+    /// A number.
+    ///
+    /// # Errors
+    /// If it is missing or anything else.
+    pub fn float(&self, key: &str) -> Result<f64> {
+        let value = self.typed(key, "a number", Value::as_f64)?;
+        self.required(key, value)
     }
 
     /// A number from 0 to 1, as dropout rates are, `default` if the key is missing or null.

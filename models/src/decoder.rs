@@ -135,6 +135,7 @@ impl Decoder {
             scale,
             causal: true,
             window,
+            soft_cap: None,
             dropout: self.attention_dropout,
         };
         layers::attention(q, k, v, batch, rng, kind)

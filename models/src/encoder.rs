@@ -45,20 +45,12 @@ pub(crate) struct Embeddings {
 
 impl Embeddings {
     fn read(config: &Config) -> Result<Self> {
-        let vocab_size = config.size("vocab_size")?;
-        let padding_idx = config.token_id_or("pad_token_id", None)?;
-        if padding_idx.is_some_and(|id| id >= vocab_size) {
-            return Err(config.unsupported(
-                "pad_token_id",
-                format!("must be below vocab_size ({vocab_size})"),
-            ));
-        }
         Ok(Embeddings {
-            vocab_size,
+            vocab_size: config.size("vocab_size")?,
             positions: config.size("max_position_embeddings")?,
             segments: config.size_or("type_vocab_size", 0)?,
             size: config.size("embedding_size")?,
-            padding_idx,
+            padding_idx: config.padding_idx()?,
             eps: config.float_or("layer_norm_eps", 1e-12)?,
             dropout: config.rate_or("hidden_dropout_prob", 0.1)?,
         })
@@ -171,6 +163,7 @@ impl Layer {
             scale: 1.0 / ((c / self.heads) as f64).sqrt(),
             causal: false,
             window: None,
+            soft_cap: None,
             dropout: self.attention_dropout,
         };
         let attended = layers::attention(

@@ -40,7 +40,20 @@ pub(crate) enum Kind {
     Decoder {
         /// What the language model's class is called after the prefix.
         causal_lm: &'static str,
+        /// What the sequence classifier's is called, if there is one.
+        sequence: Option<&'static str>,
+        /// What the token classifier's is called, if there is one.
+        token: Option<&'static str>,
     },
+}
+
+impl Kind {
+    /// A decoder with the usual classes.
+    pub const DECODER: Kind = Kind::Decoder {
+        causal_lm: "ForCausalLM",
+        sequence: Some("ForSequenceClassification"),
+        token: None,
+    };
 }
 
 impl Family {
@@ -62,15 +75,18 @@ impl Family {
     /// transformers' class with this head, `None` if xtrain does not support it.
     pub fn class(&self, head: HeadKind) -> Option<String> {
         let suffix = match (self.kind, head) {
-            (Kind::Decoder { causal_lm }, HeadKind::CausalLm) => causal_lm,
-            (Kind::Encoder, HeadKind::MaskedLm) => "ForMaskedLM",
-            (_, HeadKind::SequenceClassification { .. }) => "ForSequenceClassification",
-            (Kind::Encoder, HeadKind::TokenClassification { .. }) => "ForTokenClassification",
-            (Kind::Encoder, HeadKind::CausalLm)
-            | (Kind::Decoder { .. }, HeadKind::MaskedLm | HeadKind::TokenClassification { .. }) => {
-                return None;
+            (Kind::Decoder { causal_lm, .. }, HeadKind::CausalLm) => Some(causal_lm),
+            (Kind::Decoder { sequence, .. }, HeadKind::SequenceClassification { .. }) => sequence,
+            (Kind::Decoder { token, .. }, HeadKind::TokenClassification { .. }) => token,
+            (Kind::Encoder, HeadKind::MaskedLm) => Some("ForMaskedLM"),
+            (Kind::Encoder, HeadKind::SequenceClassification { .. }) => {
+                Some("ForSequenceClassification")
             }
-        };
+            (Kind::Encoder, HeadKind::TokenClassification { .. }) => Some("ForTokenClassification"),
+            (Kind::Encoder, HeadKind::CausalLm) | (Kind::Decoder { .. }, HeadKind::MaskedLm) => {
+                None
+            }
+        }?;
         Some(format!("{}{suffix}", self.class_prefix))
     }
 

@@ -25,6 +25,8 @@ pub(crate) const FAMILY: Family = Family {
     class_prefix: "GPT2",
     kind: Kind::Decoder {
         causal_lm: "LMHeadModel",
+        sequence: Some("ForSequenceClassification"),
+        token: None,
     },
     // `GPT2Config`'s defaults: the small model.
     defaults: include_str!("configs/gpt2.json"),
@@ -106,7 +108,13 @@ impl Gpt2 {
         let (weights, _scope) = weights.enter("attn");
         let decoder = &self.decoder;
         let c = decoder.hidden_size;
-        let qkv = conv1d(&weights, "c_attn", x, Axis::Embed, (Axis::Qkv, 3 * c))?; // [N, 3C]
+        let qkv = conv1d(
+            &weights,
+            "c_attn",
+            x,
+            Axis::Embed,
+            (Axis::Qkv { group: 1 }, 3 * c),
+        )?; // [N, 3C]
         let part = |i: usize| {
             split_heads(
                 &qkv.slice_dim(1, i * c, (i + 1) * c)?,

@@ -24,9 +24,7 @@ pub(crate) const FAMILY: Family = Family {
     model_type: "gpt_neo",
     organization: "EleutherAI",
     class_prefix: "GPTNeo",
-    kind: Kind::Decoder {
-        causal_lm: "ForCausalLM",
-    },
+    kind: Kind::DECODER,
     // `GPTNeoConfig`'s defaults: the 1.3B model.
     defaults: include_str!("configs/gpt_neo.json"),
     presets,

@@ -1,8 +1,7 @@
 //! GPT-J (Wang and Komatsuzaki 2021) as transformers' `modeling_gptj.py` computes it: rotary
 //! positions on part of each head, and attention and MLP side by side on one LayerNorm.
 //!
-//! Letters: B batch, T tokens, N = B * T, C hidden size, H heads, D = C / H, R rotated values of
-//! each head, V vocabulary, F intermediate size. Activations stay `[N, C]` between attention
+//! Letters: B batch, T tokens, N = B * T, C hidden size. Activations stay `[N, C]` between attention
 //! blocks. Linear weights are `[out, in]`.
 
 use crate::axis::Axis;
@@ -15,18 +14,17 @@ use crate::head::HeadKind;
 use crate::layers::{layer_norm, linear_without_bias};
 use crate::model::{Model, ModelInfo};
 use crate::names::StoredNames;
+use crate::rotary::{Rotary, RotaryTable};
 use crate::weights::Weights;
 use serde_json::json;
-use xtrain_graphs::{DType, DropoutRng, Tensor, Trace};
+use xtrain_graphs::{DropoutRng, Tensor};
 
 pub(crate) const FAMILY: Family = Family {
     name: "GPT-J",
     model_type: "gptj",
     organization: "EleutherAI",
     class_prefix: "GPTJ",
-    kind: Kind::Decoder {
-        causal_lm: "ForCausalLM",
-    },
+    kind: Kind::DECODER,
     // `GPTJConfig`'s defaults: the 6B model.
     defaults: include_str!("configs/gptj.json"),
     presets: || vec![("gpt-j-6b", json!({})), ("gpt-j-6B", json!({}))],
@@ -44,8 +42,7 @@ pub(crate) const FAMILY: Family = Family {
 /// token.
 struct GptJ {
     decoder: Decoder,
-    /// R
-    rotary: usize,
+    rotary: Rotary,
 }
 
 impl GptJ {
@@ -69,14 +66,17 @@ impl GptJ {
                 format!("must be even and at most n_embd / n_head ({head_dim})"),
             ));
         }
-        Ok(GptJ { decoder, rotary })
+        Ok(GptJ {
+            decoder,
+            rotary: Rotary::new(10_000.0, rotary),
+        })
     }
 
     fn block(
         &self,
         weights: &Weights,
         x: &Tensor,
-        rotation: &Rotation,
+        rotation: &RotaryTable,
         batch: &TokenBatch,
         rng: &DropoutRng,
     ) -> Result<Tensor> {
@@ -84,7 +84,7 @@ impl GptJ {
         let normed = layer_norm(weights, "ln_1", x, decoder.eps)?;
         let attended = {
             let (weights, _scope) = weights.enter("attn");
-            let qkv = decoder.qkv(&weights, &normed, batch, |x| rotation.apply(&x))?;
+            let qkv = decoder.qkv(&weights, &normed, batch, |x| rotation.turn_neighbours(&x))?;
             let scale = 1.0 / (decoder.info.head_dim as f64).sqrt();
             let out = decoder.attend(&qkv, batch, rng, scale, None)?;
             let to = (Axis::Embed, decoder.hidden_size);
@@ -97,66 +97,9 @@ impl GptJ {
     }
 }
 
-/// Rotary position embedding (Su et al. 2021) of neighbouring pairs: pair i of a head turns by
-/// `position * 10000^(-2i / R)`.
-struct Rotation {
-    /// `[T, R / 2, 1]`
-    sin: Tensor,
-    cos: Tensor,
-    /// R
-    rotated: usize,
-}
-
-impl Rotation {
-    /// The table for positions 0 to `tokens`. Frequencies are rounded to f32 once and angles are
-    /// f32 products, as torch has them: a power or exponential on the device would be off by more
-    /// than one rounding at the far positions.
-    fn new(trace: &Trace, tokens: usize, rotated: usize) -> Result<Self> {
-        let _scope = trace.scope("rotary");
-        let frequencies = (0..rotated / 2)
-            .map(|i| {
-                trace
-                    .constant(10000f64.powf(-2.0 * i as f64 / rotated as f64), DType::F32)?
-                    .reshape(&[1])
-            })
-            .collect::<xtrain_graphs::Result<Vec<_>>>()?;
-        let frequencies = Tensor::concat(&frequencies.iter().collect::<Vec<_>>(), 0)?;
-        let table = [tokens, rotated / 2, 1];
-        let angles = trace
-            .iota(DType::F32, &table, 0)?
-            .mul(&frequencies.broadcast_in(&table, &[1])?)?;
-        Ok(Rotation {
-            sin: angles.sin()?,
-            cos: angles.cos()?,
-            rotated,
-        })
-    }
-
-    /// Turns the first R values of each head of `x` `[B, T, H, D]`.
-    fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        let [b, t, h, d] = [x.dims()[0], x.dims()[1], x.dims()[2], x.dims()[3]];
-        let r = self.rotated;
-        let pairs = x.slice_dim(3, 0, r)?.reshape(&[b, t, h, r / 2, 2])?;
-        let (even, odd) = (pairs.slice_dim(4, 0, 1)?, pairs.slice_dim(4, 1, 2)?);
-        let spread = |table: &Tensor| {
-            table
-                .convert(x.dtype())?
-                .broadcast_in(even.dims(), &[1, 3, 4])
-        };
-        let (sin, cos) = (spread(&self.sin)?, spread(&self.cos)?);
-        let turned_even = even.mul(&cos)?.sub(&odd.mul(&sin)?)?;
-        let turned_odd = odd.mul(&cos)?.add(&even.mul(&sin)?)?;
-        let turned = Tensor::concat(&[&turned_even, &turned_odd], 4)?.reshape(&[b, t, h, r])?;
-        match r == d {
-            true => Ok(turned),
-            false => Ok(Tensor::concat(&[&turned, &x.slice_dim(3, r, d)?], 3)?),
-        }
-    }
-}
-
 impl Model for GptJ {
     fn hidden(&self, weights: &Weights, batch: &TokenBatch, rng: &DropoutRng) -> Result<Tensor> {
-        let rotation = Rotation::new(weights.trace(), batch.size()[1], self.rotary)?;
+        let rotation = self.rotary.table(weights.trace(), batch.size()[1])?;
         self.decoder.hidden(weights, batch, rng, |_, weights, x| {
             self.block(weights, x, &rotation, batch, rng)
         })

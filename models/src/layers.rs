@@ -21,10 +21,7 @@ pub(crate) fn linear(
     from: Axis,
     to: (Axis, usize),
 ) -> Result<Tensor> {
-    let (weights, _scope) = weights.enter(name);
-    let weight = weights.matrix("weight", [to, (from, x.dims()[1])])?;
-    Ok(x.matmul_transposed(&weight)?
-        .add(&weights.bias("bias", to)?)?)
+    linear_with_bias_if(true, weights, name, x, from, to)
 }
 
 /// `x [N, in] W^T [in, out]`
@@ -35,9 +32,25 @@ pub(crate) fn linear_without_bias(
     from: Axis,
     to: (Axis, usize),
 ) -> Result<Tensor> {
+    linear_with_bias_if(false, weights, name, x, from, to)
+}
+
+/// As [`linear`] or [`linear_without_bias`].
+pub(crate) fn linear_with_bias_if(
+    has_bias: bool,
+    weights: &Weights,
+    name: &str,
+    x: &Tensor,
+    from: Axis,
+    to: (Axis, usize),
+) -> Result<Tensor> {
     let (weights, _scope) = weights.enter(name);
     let weight = weights.matrix("weight", [to, (from, x.dims()[1])])?;
-    Ok(x.matmul_transposed(&weight)?)
+    let product = x.matmul_transposed(&weight)?;
+    if !has_bias {
+        return Ok(product);
+    }
+    Ok(product.add(&weights.bias("bias", to)?)?)
 }
 
 /// LayerNorm (Ba et al. 2016) of `x` `[N, C]` over C.
@@ -46,6 +59,39 @@ pub(crate) fn layer_norm(weights: &Weights, name: &str, x: &Tensor, eps: f64) ->
     let dim = (Axis::Embed, x.dims()[1]);
     let (scale, bias) = (weights.scale("weight", dim)?, weights.bias("bias", dim)?);
     Ok(x.layer_norm(&scale, &bias, eps)?)
+}
+
+/// LayerNorm without a bias.
+pub(crate) fn layer_norm_without_bias(
+    weights: &Weights,
+    name: &str,
+    x: &Tensor,
+    eps: f64,
+) -> Result<Tensor> {
+    let (weights, _scope) = weights.enter(name);
+    let scale = weights.scale("weight", (Axis::Embed, x.dims()[1]))?;
+    let bias = x.trace().full(0.0, scale.shape())?;
+    Ok(x.layer_norm(&scale, &bias, eps)?)
+}
+
+/// RMSNorm (Zhang and Sennrich 2019) of `x` over its last dimension, which is `axis`. With
+/// `from_zero` the weight, which starts at zero, is what is added to a factor of one (Gemma).
+pub(crate) fn rms_norm(
+    weights: &Weights,
+    name: &str,
+    x: &Tensor,
+    axis: Axis,
+    eps: f64,
+    from_zero: bool,
+) -> Result<Tensor> {
+    let (weights, _scope) = weights.enter(name);
+    let dim = (axis, x.dims()[x.rank() - 1]);
+    let scale = if from_zero {
+        weights.bias("weight", dim)?.add_scalar(1.0)?
+    } else {
+        weights.scale("weight", dim)?
+    };
+    Ok(x.rms_norm(&scale, eps)?)
 }
 
 /// Rows `[N, C]` of an embedding table for `ids` `[B, T]`. The lookup of `padding_idx` sends the
@@ -86,7 +132,10 @@ pub(crate) fn split_heads(x: &Tensor, batch: &TokenBatch, heads: usize) -> Resul
 pub(crate) struct AttentionKind {
     pub scale: f64,
     pub causal: bool,
+    /// See [`Attention::window`].
     pub window: Option<u32>,
+    /// See [`Attention::soft_cap`].
+    pub soft_cap: Option<f64>,
     /// Share of the probabilities that is dropped.
     pub dropout: f64,
 }
@@ -110,6 +159,7 @@ pub(crate) fn attention(
         window: kind.window,
         key_mask: false,
         dropout: keep.as_ref().map(|_| F64::new(kind.dropout)),
+        soft_cap: kind.soft_cap.map(F64::new),
     };
     let out = q?.attention(
         &k?,
@@ -129,6 +179,22 @@ pub(crate) fn first_rows(hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor> 
         .reshape(&[b, t, hidden_size])?
         .slice_dim(1, 0, 1)?
         .reshape(&[b, hidden_size])?)
+}
+
+/// The mean `[B, C]` of the hidden states of each sequence's attended tokens.
+pub(crate) fn mean_rows(hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
+    let [b, t] = batch.size();
+    let hidden_size = hidden.dims()[1];
+    let rows = hidden.reshape(&[b, t, hidden_size])?;
+    let Some(mask) = &batch.attention_mask else {
+        return Ok(rows.sum(&[1])?.mul_scalar(1.0 / t as f64)?);
+    };
+    let mask = mask.convert(hidden.dtype())?;
+    let sum = rows
+        .mul(&mask.broadcast_in(rows.dims(), &[0, 1])?)?
+        .sum(&[1])?;
+    let count = mask.sum(&[1])?.broadcast_in(sum.dims(), &[0])?;
+    Ok(sum.div(&count)?)
 }
 
 /// The hidden state `[B, C]` of each sequence's last token that is not `pad_token_id`, which

@@ -26,11 +26,14 @@ mod gpt_neo;
 mod gptj;
 mod head;
 mod layers;
+mod llama;
 mod loss;
 mod model;
+mod modernbert;
 mod names;
 mod parameter;
 mod roberta;
+mod rotary;
 mod tensor_parallel;
 mod weights;
 
@@ -60,6 +63,17 @@ const FAMILIES: &[Family] = &[
     roberta::FAMILY,
     albert::FAMILY,
     distilbert::FAMILY,
+    modernbert::FAMILY,
+    llama::LLAMA,
+    llama::MISTRAL,
+    llama::QWEN2,
+    llama::QWEN3,
+    llama::SMOLLM3,
+    llama::GRANITE,
+    llama::GEMMA,
+    llama::GEMMA2,
+    llama::GEMMA3,
+    llama::PHI3,
 ];
 
 /// The family that a configuration names.
@@ -204,13 +218,6 @@ pub fn default_config(model_type: &str) -> Result<Config> {
     Ok(family(&named)?.defaults())
 }
 
-/// The preset that a model type means alone: the released size that its default configuration has.
-/// `None` if there is no such type.
-pub fn default_preset(model_type: &str) -> Option<&'static str> {
-    let default = default_config(model_type).ok()?;
-    presets().find(|name| preset(name).is_some_and(|preset| preset.values() == default.values()))
-}
-
 /// Whether a model type or preset is an encoder's, which sees the whole text, rather than a
 /// decoder's, which sees what came before; `None` if there is no such type or preset.
 pub fn is_encoder(name: &str) -> Option<bool> {
@@ -252,9 +259,38 @@ mod tests {
             ("bert-large-uncased", HeadKind::MaskedLm, 335_174_458),
             ("distilroberta-base", HeadKind::MaskedLm, 82_170_201),
             ("roberta-base", HeadKind::MaskedLm, 124_697_433),
+            ("ModernBERT-base", HeadKind::MaskedLm, 149_655_232),
+            ("ModernBERT-large", HeadKind::MaskedLm, 395_881_664),
+            ("Llama-3.2-1B", HeadKind::CausalLm, 1_235_814_400),
+            ("Llama-3.2-3B", HeadKind::CausalLm, 3_212_749_824),
+            ("Llama-3.1-8B", HeadKind::CausalLm, 8_030_261_248),
+            ("SmolLM2-135M", HeadKind::CausalLm, 134_515_008),
+            ("SmolLM2-360M", HeadKind::CausalLm, 361_821_120),
+            ("SmolLM2-1.7B", HeadKind::CausalLm, 1_711_376_384),
+            ("Mistral-7B-v0.3", HeadKind::CausalLm, 7_248_023_552),
+            ("Qwen2.5-0.5B", HeadKind::CausalLm, 494_032_768),
+            ("Qwen2.5-1.5B", HeadKind::CausalLm, 1_543_714_304),
+            ("Qwen2.5-3B", HeadKind::CausalLm, 3_085_938_688),
+            ("Qwen2.5-7B", HeadKind::CausalLm, 7_615_616_512),
+            ("Qwen3-0.6B", HeadKind::CausalLm, 596_049_920),
+            ("Qwen3-1.7B", HeadKind::CausalLm, 1_720_574_976),
+            ("Qwen3-4B", HeadKind::CausalLm, 4_022_468_096),
+            ("Qwen3-8B", HeadKind::CausalLm, 8_190_735_360),
+            ("SmolLM3-3B", HeadKind::CausalLm, 3_075_098_624),
+            ("gemma-2b", HeadKind::CausalLm, 2_506_172_416),
+            ("gemma-7b", HeadKind::CausalLm, 8_537_680_896),
+            ("gemma-2-2b", HeadKind::CausalLm, 2_614_341_888),
+            ("gemma-3-270m", HeadKind::CausalLm, 268_098_176),
+            ("gemma-3-1b-pt", HeadKind::CausalLm, 999_885_952),
+            ("Phi-3-mini-4k-instruct", HeadKind::CausalLm, 3_821_079_552),
         ] {
             assert_eq!(testing::elements(name, head), count, "{name}");
         }
+    }
+
+    /// Types with a sequence classifier: all but Granite.
+    fn classifiers() -> impl Iterator<Item = &'static str> {
+        MODEL_TYPES.into_iter().filter(|name| *name != "granite")
     }
 
     #[test]
@@ -262,7 +298,6 @@ mod tests {
         for model_type in MODEL_TYPES {
             let config = default_config(model_type).unwrap();
             assert_eq!(config.text("model_type").unwrap(), model_type);
-            assert!(default_preset(model_type).is_some(), "{model_type}");
             let task = HeadKind::of(&config).unwrap();
             let model = build(config.clone(), task).unwrap();
             assert_eq!(
@@ -291,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_classifier_is_saved_with_its_labels() {
-        for model_type in MODEL_TYPES {
+        for model_type in classifiers() {
             let model = build(
                 default_config(model_type).unwrap(),
                 HeadKind::SequenceClassification { labels: 3 },
@@ -317,7 +352,7 @@ mod tests {
 
     #[test]
     fn one_label_is_a_regression() {
-        for model_type in MODEL_TYPES {
+        for model_type in classifiers() {
             let model = build(default_config(model_type).unwrap(), HeadKind::REGRESSION).unwrap();
             assert_eq!(
                 HeadKind::of(model.config()).unwrap(),

@@ -88,6 +88,8 @@ pub struct Predictions {
     pub logits: Tensor,
     /// `s32[R]`; of a regression `f32[R]`
     pub labels: Tensor,
+    /// Columns of the logits that are words or labels; those behind them fill tables up.
+    classes: usize,
 }
 
 impl Predictions {
@@ -117,7 +119,15 @@ impl Predictions {
             }
             HeadKind::SequenceClassification { .. } => labels.ids.clone(),
         };
-        Ok(Predictions { logits, labels })
+        let classes = match model.head_kind().is_language_model() {
+            true => model.vocab_size(),
+            false => logits.dims()[1],
+        };
+        Ok(Predictions {
+            logits,
+            labels,
+            classes,
+        })
     }
 
     /// `pred[R]`: which rows have a label.
@@ -135,18 +145,53 @@ impl Predictions {
     }
 
     /// Cross-entropy or, of a regression, the squared error, summed over the rows that have a
-    /// label.
-    pub fn loss(&self) -> Result<LossSum> {
+    /// label. With a `smoothing` above 0 the cross-entropy is that with a label that has
+    /// `1 - smoothing` and each class an equal share of the rest (Szegedy et al. 2016), as
+    /// transformers' LabelSmoother; a regression has none.
+    pub fn loss(&self, smoothing: f64) -> Result<LossSum> {
         let _scope = self.logits.trace().clone().scope("loss");
         let losses = match self.are_numbers() {
             true => self.squared_errors()?,
-            false => self.logits.cross_entropy(&self.labels, IGNORED_LABEL)?,
+            false => {
+                let losses = self.logits.cross_entropy(&self.labels, IGNORED_LABEL)?;
+                match smoothing == 0.0 {
+                    true => losses,
+                    false => losses.add(&self.above_mean()?.mul_scalar(smoothing)?)?,
+                }
+            }
         };
         let count = self.counted()?.convert(losses.dtype())?.sum_all()?;
         Ok(LossSum {
             sum: losses.sum_all()?,
             count,
         })
+    }
+
+    /// `f32[R]`: by how much the label's logit is above the mean of all; 0 where there is no label.
+    /// A share s of the label that goes to all classes equally adds s times that to the
+    /// cross-entropy, as the logarithm of the sum is the same for each class.
+    fn above_mean(&self) -> Result<Tensor> {
+        let (logits, trace) = (&self.logits, self.logits.trace());
+        let class = trace.iota(DType::S32, logits.dims(), 1)?;
+        let zeros = trace.full(0.0, logits.shape())?;
+        let of_label = class
+            .compare(
+                Comparison::Eq,
+                &self.labels.broadcast_in(logits.dims(), &[0])?,
+            )?
+            .select(logits, &zeros)?
+            .sum(&[1])?;
+        let all = match self.classes < logits.dims()[1] {
+            true => class
+                .compare_scalar(Comparison::Lt, self.classes as f64)?
+                .select(logits, &zeros)?,
+            false => logits.clone(),
+        };
+        let mean = all.sum(&[1])?.mul_scalar(1.0 / self.classes as f64)?;
+        let above = of_label.sub(&mean)?;
+        Ok(self
+            .counted()?
+            .select(&above, &trace.full(0.0, above.shape())?)?)
     }
 
     /// `[R]`, 0 where there is no label.
@@ -193,15 +238,16 @@ impl Predictions {
     }
 }
 
-/// The loss of a batch by the model's task.
+/// The loss of a batch by the model's task; for `smoothing` see [`Predictions::loss`].
 pub fn loss(
     model: &dyn Model,
     weights: &Weights,
     batch: &TokenBatch,
     labels: &Labels,
     rng: &DropoutRng,
+    smoothing: f64,
 ) -> Result<LossSum> {
-    Predictions::of(model, weights, batch, labels, rng)?.loss()
+    Predictions::of(model, weights, batch, labels, rng)?.loss(smoothing)
 }
 
 /// Labels `[B, T]` moved one place to the left, `[N]`: the labels move instead of the logits, which

@@ -29,30 +29,43 @@ pub struct ModelInfo {
     pub kv_heads: usize,
     /// Values of each head.
     pub head_dim: usize,
-    /// The token that a sequence classifier reads.
+    /// What a sequence classifier reads.
     pub pooling: Pooling,
     /// Standard deviation of new matrices.
     pub initializer_range: f64,
     pub(crate) declaration: OnceLock<Declaration>,
 }
 
-/// The token whose hidden state stands for its sequence.
+/// What stands for a sequence of hidden states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
-    /// The first, as encoders have it.
+    /// The first token's, as encoders have it.
     FirstToken,
     /// The last that is not `pad_token_id`, as decoders have it.
     LastToken,
+    /// The mean over the attended tokens.
+    Mean,
 }
 
 impl ModelInfo {
     /// Reads a configuration that lacks no key (`read`) for a model that will be saved with
-    /// `config`: keys as BERT has them, key/value heads as many as query heads, the first token pooled.
+    /// `config`: keys as BERT and Llama have them. Where `num_key_value_heads` and `head_dim` are
+    /// missing, there are as many key/value heads as query heads, and these divide the hidden size.
+    /// The first token is pooled.
     ///
     /// # Errors
-    /// If a size is missing or the heads do not divide the hidden size.
+    /// If a size is missing or does not divide.
     pub fn read(config: Config, read: &Config, head: HeadKind) -> Result<Self> {
         let heads = read.size("num_attention_heads")?;
+        let kv_heads = read.size_or("num_key_value_heads", heads)?;
+        if !heads.is_multiple_of(kv_heads) {
+            let reason = format!("must divide num_attention_heads ({heads})");
+            return Err(read.unsupported("num_key_value_heads", reason));
+        }
+        let head_dim = match read.optional_size("head_dim")? {
+            Some(head_dim) => head_dim,
+            None => read.head_dim()?,
+        };
         Ok(ModelInfo {
             config,
             head,
@@ -60,8 +73,8 @@ impl ModelInfo {
             max_positions: read.size("max_position_embeddings")?,
             has_segments: read.size_or("type_vocab_size", 1)? > 1,
             heads,
-            kv_heads: heads,
-            head_dim: read.head_dim()?,
+            kv_heads,
+            head_dim,
             pooling: Pooling::FirstToken,
             initializer_range: read.float_or("initializer_range", 0.02)?,
             declaration: OnceLock::new(),
@@ -93,6 +106,7 @@ pub trait Model {
     fn pool(&self, hidden: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
         match self.info().pooling {
             Pooling::FirstToken => layers::first_rows(hidden, batch),
+            Pooling::Mean => layers::mean_rows(hidden, batch),
             Pooling::LastToken => layers::last_rows(hidden, batch, self.config()),
         }
     }

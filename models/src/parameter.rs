@@ -1,6 +1,7 @@
 //! What is known of a parameter before there are values.
 
 use crate::axis::Axis;
+use xtrain_graphs::optim::ParameterInfo;
 
 /// How a new parameter starts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,6 +40,26 @@ pub struct ParameterSpec {
     pub decay: bool,
     /// Whether it belongs to the head: a checkpoint with another head has none like it.
     pub head: bool,
+}
+
+impl ParameterSpec {
+    /// What an optimizer knows of it.
+    pub fn info(&self) -> ParameterInfo<'_> {
+        let is_hidden = |axis: &Axis| match axis {
+            Axis::Embed
+            | Axis::Heads
+            | Axis::KvHeads
+            | Axis::Qkv { .. }
+            | Axis::Head
+            | Axis::Mlp
+            | Axis::GateUp => true,
+            Axis::Vocab | Axis::Positions | Axis::Segments | Axis::Labels => false,
+        };
+        ParameterInfo {
+            dims: &self.dims,
+            is_hidden_matrix: self.dims.len() == 2 && !self.head && self.axes.iter().all(is_hidden),
+        }
+    }
 }
 
 /// What a tensor found in a checkpoint is to a model.

@@ -9,7 +9,8 @@ use xtrain_graphs::passes::partition::ShardSpec;
 
 /// How `degree` devices shard the model's parameters; what is not named is replicated. A vocabulary
 /// need not divide: its tables are padded with rows of zeros, which no token has, and their logits
-/// take no part ([`crate::loss`]).
+/// take no part ([`crate::loss`]). Where there are fewer key/value heads than devices, every device
+/// has their weights whole and uses those of its query heads.
 ///
 /// # Errors
 /// If heads, key/value heads or intermediate sizes do not divide; the message names the degrees
@@ -20,21 +21,32 @@ pub fn tensor_shard_specs(model: &dyn Model, degree: usize) -> Result<HashMap<St
     }
     let info = model.info();
     let mut specs = HashMap::new();
+    let divides_kv = |degree: usize| info.kv_heads.is_multiple_of(degree);
     // What has to divide.
-    let mut sizes = vec![info.heads, info.kv_heads];
+    let mut sizes = vec![info.heads];
+    let mut grouped = false;
     for parameter in model.parameters() {
         let is_sharded = |axis: &Axis| axis.is_tensor_parallel();
         let Some(dim) = parameter.axes.iter().position(is_sharded) else {
             continue;
         };
         let axis = parameter.axes[dim];
+        if axis.has_grouped_heads() {
+            grouped = true;
+            if !divides_kv(degree) {
+                continue;
+            }
+        }
         let blocks = axis.blocks();
-        if axis != Axis::Vocab {
+        if axis != Axis::Vocab && !axis.has_grouped_heads() {
             sizes.push(parameter.dims[dim] / blocks);
         }
         specs.insert(parameter.name.clone(), ShardSpec { dim, blocks });
     }
-    let divides = |degree: usize| sizes.iter().all(|size| size.is_multiple_of(degree));
+    let kv_fits =
+        |degree: usize| divides_kv(degree) || grouped && degree.is_multiple_of(info.kv_heads);
+    let divides =
+        |degree: usize| kv_fits(degree) && sizes.iter().all(|size| size.is_multiple_of(degree));
     if divides(degree) {
         return Ok(specs);
     }

@@ -38,7 +38,13 @@ pub(super) struct Made {
     pub compiled_in: Option<Duration>,
     /// Time that lowering and compiling, or else loading, took.
     pub took: Duration,
+    /// Why it was compiled though another version of it had been.
+    pub reason: Option<String>,
 }
+
+/// An executable, with the time that compiling a stored one took, and why one that had been
+/// compiled in another version was compiled again.
+type Found = (Executable, Option<Duration>, Option<String>);
 
 impl Compiler {
     pub fn new(
@@ -69,8 +75,8 @@ impl Compiler {
     ) -> Result<Made, Error> {
         let start = Instant::now();
         let key = self.surroundings.key(graph);
-        let (executable, compiled_in) = match self.load(graph, &key)? {
-            Some((executable, compiled_in)) => (executable, Some(compiled_in)),
+        let (executable, compiled_in, reason) = match self.load(graph, &key)? {
+            Some((executable, compiled_in)) => (executable, Some(compiled_in), None),
             None => self.load_or_compile(graph, &key, origin, earlier)?,
         };
         Ok(Made {
@@ -78,6 +84,7 @@ impl Compiler {
             executable,
             compiled_in,
             took: start.elapsed(),
+            reason,
         })
     }
 
@@ -148,25 +155,26 @@ impl Compiler {
         key: &Key,
         origin: &Origin,
         earlier: Option<&(Key, Graph)>,
-    ) -> Result<(Executable, Option<Duration>), Error> {
+    ) -> Result<Found, Error> {
         let doing = format!("compiling the same `{}` graph", graph.name);
         let store = self.store.as_ref();
         let lock = store.and_then(|store| Lock::wait(&store.lock_path(&key.id()), &doing));
         if lock.is_some()
             && let Some((executable, compiled_in)) = self.load(graph, key)?
         {
-            return Ok((executable, Some(compiled_in)));
+            return Ok((executable, Some(compiled_in), None));
         }
-        if let Some(reason) = self.explain(graph, (key, origin), earlier) {
+        let reason = self.explain(graph, (key, origin), earlier);
+        if let Some(reason) = &reason {
             if self.settings.fail_on_recompile {
                 return Err(Error::Recompile {
                     phase: graph.name.clone(),
-                    reason,
+                    reason: reason.clone(),
                 });
             }
             eprintln!("compiling `{}` again: {reason}", graph.name);
         }
-        Ok((self.compile(graph, key, origin)?, None))
+        Ok((self.compile(graph, key, origin)?, None, reason))
     }
 
     /// The stored executable with the time that compiling it took. Anything wrong with it is a

@@ -28,8 +28,15 @@ pub enum Error {
         path: PathBuf,
         source: std::io::Error,
     },
-    #[error(transparent)]
-    Checkpoint(#[from] crate::checkpoint::Error),
+    /// The message is whole, so there is no source.
+    #[error("{}", .0.naming("--cache_dir"))]
+    Checkpoint(crate::checkpoint::Error),
+}
+
+impl From<crate::checkpoint::Error> for Error {
+    fn from(error: crate::checkpoint::Error) -> Self {
+        Error::Checkpoint(error)
+    }
 }
 
 impl Error {

@@ -4,6 +4,7 @@ use super::compiler::{Compiler, Made};
 use super::entry::{Memory, Origin};
 use super::key::Key;
 use super::{CacheSettings, Error};
+use crate::report::accounting::{self, Part};
 use crate::runtime::{Client, CompileOptions, CompiledMemory, Executable};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -27,6 +28,8 @@ pub struct CompiledGraph {
     pub loaded: bool,
     /// Time that lowering and compiling, or else loading, took.
     pub ready_time: Duration,
+    /// Why it was compiled though another version of it had been.
+    pub reason: Option<String>,
 }
 
 impl CompiledGraph {
@@ -158,8 +161,16 @@ impl GraphCache {
 
     /// Waits for everything that is being made in the background.
     pub fn settle(&mut self) {
+        if self.ahead.is_none() {
+            return;
+        }
+        let compiling = accounting::enter(Part::CompilingCold);
+        let before = self.stats.compiled;
         while self.ahead.is_some() {
             self.receive();
+        }
+        if self.stats.compiled == before {
+            compiling.was(Part::CompilingCached);
         }
     }
 
@@ -182,21 +193,33 @@ impl GraphCache {
     /// The executable of a graph: had, loaded or compiled now.
     pub fn get(&mut self, graph: &Graph) -> Result<Arc<CompiledGraph>, Error> {
         let fingerprint = graph.fingerprint();
-        let mut waited = false;
+        if let Some(found) = self.compiled.get(&fingerprint) {
+            self.stats.hits += 1;
+            return Ok(found.clone());
+        }
+        let compiling = accounting::enter(Part::CompilingCold);
+        let made = self.make_or_await(graph, fingerprint)?;
+        if made.loaded {
+            compiling.was(Part::CompilingCached);
+        }
+        Ok(made)
+    }
+
+    /// The executable of a graph that this process does not have yet.
+    fn make_or_await(
+        &mut self,
+        graph: &Graph,
+        fingerprint: Fingerprint,
+    ) -> Result<Arc<CompiledGraph>, Error> {
         while self
             .ahead
             .as_ref()
             .is_some_and(|ahead| ahead.awaited.contains(&fingerprint))
         {
             self.receive();
-            waited = true;
         }
-        if let Some(made) = self.compiled.get(&fingerprint).filter(|_| waited) {
+        if let Some(made) = self.compiled.get(&fingerprint) {
             return Ok(made.clone());
-        }
-        if let Some(found) = self.compiled.get(&fingerprint) {
-            self.stats.hits += 1;
-            return Ok(found.clone());
         }
         let made = self
             .compiler
@@ -343,6 +366,7 @@ fn compiled(graph: &Graph, made: Made) -> ((CompiledGraph, Option<Duration>), Ke
         executable: made.executable,
         loaded: made.compiled_in.is_some(),
         ready_time: made.took,
+        reason: made.reason,
     };
     ((compiled, made.compiled_in), made.key)
 }

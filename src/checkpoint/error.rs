@@ -95,6 +95,11 @@ impl Error {
         }
     }
 
+    /// Its text where another flag than `--output_dir` names the directory.
+    pub fn naming(&self, flag: &str) -> String {
+        self.to_string().replace("--output_dir", flag)
+    }
+
     /// Whether the disk or a quota was full.
     pub fn is_disk_full(&self) -> bool {
         matches!(self, Error::Io { source, .. } if full(source))

@@ -21,8 +21,9 @@ pub mod weights;
 
 pub use error::{Error, Mismatch, Result};
 pub use keep::prune;
+pub use shards::written_order;
 pub use state::{
     Checkpoint, CheckpointParts, TrainingState, clean_output_dir, list_checkpoints,
     load_checkpoint, read_state, save_checkpoint,
 };
-pub use weights::{TensorRef, TensorView, Weights, write_safetensors};
+pub use weights::{Fetch, TensorRef, TensorView, Weights, write_safetensors};

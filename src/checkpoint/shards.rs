@@ -1,7 +1,7 @@
 //! Weights in one file or, beyond a size, in several with an index, cut and named as transformers'
 //! `save_pretrained` does.
 
-use super::weights::{TensorRef, WEIGHTS_FILE};
+use super::weights::{TensorRef, WEIGHTS_FILE, file_order};
 use serde_json::{Map, Value, json};
 
 /// Which tensors go into which file.
@@ -18,7 +18,7 @@ pub fn split<'a>(tensors: &[TensorRef<'a>], max_bytes: u64) -> Shards<'a> {
     let mut groups: Vec<Vec<TensorRef<'a>>> = Vec::new();
     let mut filled = 0;
     for tensor in tensors {
-        let bytes = tensor.bytes.len() as u64;
+        let bytes = tensor.shape.bytes() as u64;
         match groups.last_mut() {
             Some(group) if filled + bytes <= max_bytes => group.push(tensor.clone()),
             _ => {
@@ -48,7 +48,7 @@ pub fn split<'a>(tensors: &[TensorRef<'a>], max_bytes: u64) -> Shards<'a> {
     });
     let weight_map = weight_map(places);
     let elements: usize = tensors.iter().map(|tensor| tensor.shape.elements()).sum();
-    let bytes: usize = tensors.iter().map(|tensor| tensor.bytes.len()).sum();
+    let bytes: usize = tensors.iter().map(|tensor| tensor.shape.bytes()).sum();
     let index = json!({
         "metadata": {"total_parameters": elements, "total_size": bytes},
         "weight_map": weight_map,
@@ -57,6 +57,13 @@ pub fn split<'a>(tensors: &[TensorRef<'a>], max_bytes: u64) -> Shards<'a> {
         files,
         index: Some(index),
     }
+}
+
+/// The order in which tensors are written into files of at most `max_shard_size` bytes.
+pub fn written_order(tensors: &[TensorRef<'_>], max_shard_size: u64) -> Vec<String> {
+    let files = split(tensors, max_shard_size).files;
+    let in_order = files.iter().flat_map(|(_, tensors)| file_order(tensors));
+    in_order.map(|tensor| tensor.name.to_string()).collect()
 }
 
 /// Which file each tensor is in, by the tensors' names, as an index says it.

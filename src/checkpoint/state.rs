@@ -3,7 +3,8 @@
 //!
 //! Beside the files that `save_pretrained` writes there are `trainer_state.json` (transformers' own
 //! format), `optimizer.safetensors` (moments by parameter name, and any other device state by the
-//! name its owner chose; of several processes each writes a part of it: `optimizer.rs`) and
+//! name its owner chose; of several processes each writes a part of it: `optimizer.rs`; left out
+//! where the model is saved alone) and
 //! `training_state.json` (position, totals, and length and digest of every other file). The
 //! directory gets its name only when all of it is on disk, so one that has a `training_state.json`
 //! is complete; the digests catch what happens to it later.
@@ -82,8 +83,9 @@ impl StateFile {
 #[derive(Clone)]
 pub struct CheckpointParts<'a> {
     pub model: Pretrained<'a>,
-    /// The optimizer's state (`exp_avg.PARAMETER`) and other device state: RNG, loss scale.
-    pub optimizer: &'a [TensorRef<'a>],
+    /// The optimizer's state (`exp_avg.PARAMETER`) and other device state: RNG, loss scale. `None`:
+    /// the checkpoint holds the model alone.
+    pub optimizer: Option<&'a [TensorRef<'a>]>,
     /// The processes that write the rest of that state; `None` where `optimizer` is all of it.
     pub peer_writers: Option<&'a dyn PeerWriters>,
     pub trainer_state: &'a TrainerState,
@@ -98,7 +100,8 @@ pub struct Checkpoint {
     pub trainer_state: TrainerState,
     pub config: Map<String, Value>,
     pub weights: Weights,
-    pub optimizer: Weights,
+    /// `None` where the model was saved alone.
+    pub optimizer: Option<Weights>,
 }
 
 pub fn checkpoint_dir(output_dir: &Path, step: u64) -> PathBuf {
@@ -144,10 +147,8 @@ pub fn save_checkpoint(output_dir: &Path, parts: &CheckpointParts<'_>) -> Result
             out.write_all(&hf::to_json_text(index, 2))
         })?;
     }
-    if parts.peer_writers.is_none() {
-        write(OPTIMIZER_FILE, &|out| {
-            write_safetensors(out, parts.optimizer)
-        })?;
+    if let (Some(optimizer), None) = (parts.optimizer, parts.peer_writers) {
+        write(OPTIMIZER_FILE, &|out| write_safetensors(out, optimizer))?;
     }
     for (name, bytes) in hf::small_files(&parts.model) {
         write(name, &|out| out.write_all(&bytes))?;
@@ -159,7 +160,7 @@ pub fn save_checkpoint(output_dir: &Path, parts: &CheckpointParts<'_>) -> Result
         let mut written = vec![optimizer::write_part(
             dir.path(),
             (0, peers.count()),
-            parts.optimizer,
+            parts.optimizer.unwrap_or_default(),
         )?];
         // Only when all of it is there is there an index, and only then does the directory get its
         // name.
@@ -259,7 +260,14 @@ pub fn load_checkpoint(dir: &Path) -> Result<Checkpoint> {
         trainer_state: hf::read_json(&dir.join(TRAINER_STATE_FILE))?,
         config: hf::read_object(&dir.join(hf::CONFIG_FILE))?,
         weights: Weights::open(dir)?,
-        optimizer: optimizer::open(dir)?,
+        optimizer: if [OPTIMIZER_FILE, OPTIMIZER_INDEX_FILE]
+            .iter()
+            .any(|name| file.files.contains_key(*name))
+        {
+            Some(optimizer::open(dir)?)
+        } else {
+            None
+        },
     })
 }
 

@@ -73,7 +73,7 @@ impl Content {
             output_dir,
             &CheckpointParts {
                 model,
-                optimizer: &moments,
+                optimizer: Some(&moments),
                 peer_writers: None,
                 trainer_state,
                 state,
@@ -107,7 +107,13 @@ fn what_is_saved_comes_back() {
         content.tensors[1].1
     );
     assert_eq!(
-        loaded.optimizer.get("exp_avg.h.0.weight").unwrap().bytes,
+        loaded
+            .optimizer
+            .as_ref()
+            .unwrap()
+            .get("exp_avg.h.0.weight")
+            .unwrap()
+            .bytes,
         content.tensors[0].1
     );
     let names = [
@@ -404,7 +410,7 @@ fn parts_of_several_processes_are_one_checkpoint_or_none() {
         );
         let parts = CheckpointParts {
             model: model.clone(),
-            optimizer: &own,
+            optimizer: Some(&own),
             peer_writers: Some(&beside),
             trainer_state: &trainer_state,
             state: &state,
@@ -412,7 +418,7 @@ fn parts_of_several_processes_are_one_checkpoint_or_none() {
         save_checkpoint(out.path(), &parts)
     };
     let dir = save(1, false).unwrap();
-    let read = load_checkpoint(&dir).unwrap().optimizer;
+    let read = load_checkpoint(&dir).unwrap().optimizer.unwrap();
     let names: Vec<&str> = read.iter().map(|tensor| tensor.name).collect();
     assert_eq!(names, ["exp_avg.a", "exp_avg.b", "exp_avg_sq.a"]);
     assert!(!dir.join(optimizer::OPTIMIZER_FILE).exists());

@@ -22,12 +22,38 @@ use super::files;
 pub const WEIGHTS_FILE: &str = "model.safetensors";
 pub const WEIGHTS_INDEX_FILE: &str = "model.safetensors.index.json";
 
+/// Reads a tensor's bytes when they are written, so that all of them need not be in memory.
+pub trait Fetch {
+    /// The bytes of the tensor of this name. Tensors are asked for once each, in the order of
+    /// [`super::shards::written_order`].
+    ///
+    /// # Errors
+    /// If they cannot be read, or are not worth writing.
+    fn fetch(&self, name: &str) -> io::Result<Vec<u8>>;
+}
+
+/// Where the bytes of a tensor to write are.
+#[derive(Clone, Copy)]
+pub enum Bytes<'a> {
+    Here(&'a [u8]),
+    Fetched(&'a dyn Fetch),
+}
+
+impl std::fmt::Debug for Bytes<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Bytes::Here(bytes) => write!(f, "{} bytes", bytes.len()),
+            Bytes::Fetched(_) => f.write_str("bytes to be fetched"),
+        }
+    }
+}
+
 /// A tensor to write: dense, row-major, little-endian.
 #[derive(Clone, Debug)]
 pub struct TensorRef<'a> {
     pub name: Cow<'a, str>,
     pub shape: Shape,
-    pub bytes: &'a [u8],
+    pub bytes: Bytes<'a>,
 }
 
 impl<'a> TensorRef<'a> {
@@ -35,9 +61,48 @@ impl<'a> TensorRef<'a> {
         TensorRef {
             name: name.into(),
             shape,
-            bytes,
+            bytes: Bytes::Here(bytes),
         }
     }
+
+    /// A tensor that is read when it is written.
+    pub fn fetched(name: impl Into<Cow<'a, str>>, shape: Shape, from: &'a dyn Fetch) -> Self {
+        TensorRef {
+            name: name.into(),
+            shape,
+            bytes: Bytes::Fetched(from),
+        }
+    }
+
+    fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        let fetched;
+        let bytes = match self.bytes {
+            Bytes::Here(bytes) => bytes,
+            Bytes::Fetched(from) => {
+                fetched = from.fetch(&self.name)?;
+                &fetched
+            }
+        };
+        if bytes.len() != self.shape.bytes() {
+            let (name, shape, found) = (&self.name, &self.shape, bytes.len());
+            let problem = format!("tensor {name} is {shape} but has {found} bytes");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
+        }
+        out.write_all(bytes)
+    }
+}
+
+/// The order in which a file holds tensors: wide types first, then by name.
+pub(super) fn file_order<'t, 'a>(tensors: &'t [TensorRef<'a>]) -> Vec<&'t TensorRef<'a>> {
+    let mut sorted: Vec<&TensorRef<'_>> = tensors.iter().collect();
+    sorted.sort_by(|a, b| {
+        b.shape
+            .dtype
+            .size()
+            .cmp(&a.shape.dtype.size())
+            .then_with(|| a.name.cmp(&b.name))
+    });
+    sorted
 }
 
 /// A tensor in a file: dense, row-major, little-endian, not necessarily aligned.
@@ -449,28 +514,12 @@ fn convert(bytes: &[u8], from: DType, to: DType) -> Option<Vec<u8>> {
 /// by name. The same tensors give the same bytes, in whatever order they come. `metadata` is
 /// `format: pt`, without which transformers refuses the file.
 pub fn write_safetensors(out: &mut impl Write, tensors: &[TensorRef<'_>]) -> io::Result<()> {
-    let mut sorted: Vec<&TensorRef<'_>> = tensors.iter().collect();
-    sorted.sort_by(|a, b| {
-        b.shape
-            .dtype
-            .size()
-            .cmp(&a.shape.dtype.size())
-            .then_with(|| a.name.cmp(&b.name))
-    });
+    let sorted = file_order(tensors);
     let mut header = Map::new();
     header.insert("__metadata__".into(), serde_json::json!({"format": "pt"}));
     let mut offset = 0;
     for tensor in &sorted {
-        if tensor.bytes.len() != tensor.shape.bytes() {
-            let problem = format!(
-                "tensor {} is {} but has {} bytes",
-                tensor.name,
-                tensor.shape,
-                tensor.bytes.len()
-            );
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
-        }
-        let end = offset + tensor.bytes.len();
+        let end = offset + tensor.shape.bytes();
         let dtype = safetensors_name(tensor.shape.dtype);
         let info = serde_json::json!({"dtype": dtype, "shape": tensor.shape.dims, "data_offsets": [offset, end]});
         if header.insert(tensor.name.to_string(), info).is_some() {
@@ -485,9 +534,7 @@ pub fn write_safetensors(out: &mut impl Write, tensors: &[TensorRef<'_>]) -> io:
     header.resize(header.len().next_multiple_of(8), b' ');
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(&header)?;
-    sorted
-        .iter()
-        .try_for_each(|tensor| out.write_all(tensor.bytes))
+    sorted.iter().try_for_each(|tensor| tensor.write(out))
 }
 
 #[cfg(test)]

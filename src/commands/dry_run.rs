@@ -11,7 +11,7 @@ use crate::parallel::schedule::bubble;
 use crate::parallel::{Axis, Mesh, Placements, Stages};
 use crate::report::scaling::Exchange;
 use crate::report::table::Table;
-use crate::report::units::{bytes, count, exact};
+use crate::report::units::{bytes, exact, flop};
 use crate::runtime::CompiledMemory;
 use crate::trainer::feed::{BatchShape, LabelShape};
 use crate::trainer::fit::Footprint;
@@ -94,8 +94,8 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
         table.pair("optimizer steps", format!("{steps} ({warmup} of warm-up)"));
         let largest = shapes.iter().map(|shape| work(model, shape));
         let microbatches = settings.gradient_accumulation_steps * shards;
-        let work = count(largest.fold(0.0, f64::max) * microbatches as f64);
-        table.pair("work per step", format!("{most}{work}FLOP"));
+        let work = flop(largest.fold(0.0, f64::max) * microbatches as f64);
+        table.pair("work per step", format!("{most}{work}"));
         let placements = run.session.placements();
         if let Some(stages) = placements.stages() {
             let step = run.execution().recorded_step(model);

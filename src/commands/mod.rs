@@ -15,6 +15,7 @@ mod launch;
 mod meshes;
 mod predict;
 mod quickstart;
+mod report;
 mod scaling;
 mod target;
 mod top;
@@ -60,6 +61,7 @@ fn dispatch(command: Command) -> Result<Outcome, Error> {
         Command::Bench(plan) => bench::run(plan),
         Command::Doctor(plan) => doctor::run(plan),
         Command::Top(plan) => top::run(plan),
+        Command::Report(plan) => report::run(plan),
         Command::Launch(settings) => launch::run(settings),
         Command::Scaling(plan) => scaling::run(plan),
         Command::Quickstart(plan) => quickstart::run(plan),

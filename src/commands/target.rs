@@ -9,7 +9,7 @@ use crate::engine::fit::Breakdown;
 use crate::engine::target::AotTarget;
 use crate::engine::{Run, failed};
 use crate::report::table::Table;
-use crate::report::units::{bytes, count};
+use crate::report::units::{bytes, flop};
 use crate::runtime::hlo::launch_stats::Launches;
 use crate::runtime::hlo::stats::{self, HloStats};
 use crate::trainer::ahead::Ahead;
@@ -191,13 +191,9 @@ fn work_rows(table: &mut Table, work: Work, estimate: Estimate, gpu: Gpu) {
         "f32"
     };
     let flops = match (work.low_flops, work.f32_flops) {
-        (low, 0.0) => format!("{}FLOP in 16 bits", count(low)),
-        (0.0, wide) => format!("{}FLOP in {wide_form}", count(wide)),
-        (low, wide) => format!(
-            "{}FLOP in 16 bits, {}FLOP in {wide_form}",
-            count(low),
-            count(wide)
-        ),
+        (low, 0.0) => format!("{} in 16 bits", flop(low)),
+        (0.0, wide) => format!("{} in {wide_form}", flop(wide)),
+        (low, wide) => format!("{} in 16 bits, {} in {wide_form}", flop(low), flop(wide)),
     };
     let share = format!("{:.0}% of the card's peak", PEAK_SHARE * 100.0);
     table.pair(

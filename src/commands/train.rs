@@ -1,14 +1,18 @@
 //! `xtrain train`: trains a model on a task's data.
 
-use super::{Error, Outcome, dry_run, meshes, predict};
+use super::{Error, Outcome, dry_run, meshes, predict, report};
 use crate::checkpoint::hf::save_metrics;
 use crate::config::RunPlan;
 use crate::distributed::ProcessGroup;
 use crate::engine::device::create_output_dir;
 use crate::engine::{Run, failed};
+use crate::report::accounting;
+use crate::report::telemetry::{AccountEvent, Event, TELEMETRY_FILE, Telemetry};
 use crate::trainer::interrupt::Interrupt;
+use std::path::Path;
 
 pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
+    accounting::begin();
     if let Some(comparison) = plan.compare {
         return meshes::run(plan, comparison);
     }
@@ -16,6 +20,17 @@ pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
     let trains = plan.do_train && !plan.dry_run;
     let interrupt = trains.then(Interrupt::install).transpose();
     let interrupt = interrupt.map_err(failed("taking over SIGINT and SIGTERM"))?;
+    let dir = trains.then(|| plan.train.output_dir.clone());
+    let reports = plan.report;
+    let result = prepared(plan, interrupt.as_ref());
+    if let Some(dir) = dir.filter(|_| ProcessGroup::this_writes()) {
+        close_account(&dir, &result, reports);
+    }
+    result
+}
+
+/// Prepares the run and does what its plan says; its devices are closed again.
+fn prepared(plan: RunPlan, interrupt: Option<&Interrupt>) -> Result<Outcome, Error> {
     let mut run = Run::prepare(plan)?;
     run.resolve_auto_batch(None)?;
     if run.plan.dry_run {
@@ -26,9 +41,36 @@ pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
         }
         return Ok(Outcome::Done);
     }
-    let outcome = train_and_evaluate(&mut run, interrupt.as_ref())?;
+    let outcome = train_and_evaluate(&mut run, interrupt)?;
     eprintln!("{}", run.session.cache().stats());
     Ok(outcome)
+}
+
+/// Writes where the time of the process went and, if asked, the report, in a run that has got as
+/// far as its telemetry. A report that cannot be made is no failure of the run.
+fn close_account(dir: &Path, result: &Result<Outcome, Error>, reports: bool) {
+    let outcome = match result {
+        Ok(Outcome::Done) => "done",
+        Ok(Outcome::Interrupted { .. } | Outcome::Quit) => "interrupted",
+        Err(_) => "failed",
+    };
+    if !dir.join(TELEMETRY_FILE).exists() {
+        return;
+    }
+    let telemetry = Telemetry::append_in(dir);
+    let write = || {
+        if let Some(account) = AccountEvent::of_now(Some(outcome)) {
+            telemetry.write(&Event::Account(account));
+        }
+    };
+    write();
+    if reports && result.is_ok() {
+        if let Err(error) = report::of_run(dir) {
+            eprintln!("warning: no report: {}", error.one_line());
+        }
+        // Again, with the time that the report took.
+        write();
+    }
 }
 
 fn train_and_evaluate(run: &mut Run, interrupt: Option<&Interrupt>) -> Result<Outcome, Error> {

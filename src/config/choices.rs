@@ -7,8 +7,9 @@ use crate::data::settings::{OnBadRow, Quoting};
 use crate::parallel::PipelineSchedule;
 use crate::runtime::neuron::compiler as neuron;
 use crate::trainer::gpu::Gpu;
-use crate::trainer::settings::{OptimizerKind, ScheduleKind};
+use crate::trainer::settings::{ExampleOrder, OptimizerKind};
 use xtrain_graphs::NeuronChip;
+use xtrain_graphs::optim::ScheduleType;
 use xtrain_models::{MODEL_TYPES, is_encoder};
 
 /// A choice between words.
@@ -27,7 +28,9 @@ impl<T: Choice + std::fmt::Debug + PartialEq> Kind for T {
     }
 
     fn parse(text: &str) -> Result<T, Wrong> {
-        let known = T::WORDS.iter().find(|(word, _)| *word == text);
+        let known = T::WORDS
+            .iter()
+            .find(|(word, _)| word.eq_ignore_ascii_case(text));
         known.map(|(_, value)| *value).ok_or(Wrong::Kind)
     }
 }
@@ -79,6 +82,28 @@ choices! {
         Epoch = "epoch",
     }
 
+    /// When checkpoints are written.
+    enum SaveStrategy {
+        No = "no",
+        Steps = "steps",
+        Epoch = "epoch",
+        /// With every evaluation that is the best so far.
+        Best = "best",
+    }
+
+    /// GLUE's tasks.
+    enum GlueTask {
+        Cola = "cola",
+        Sst2 = "sst2",
+        Mrpc = "mrpc",
+        Stsb = "stsb",
+        Qqp = "qqp",
+        Mnli = "mnli",
+        Qnli = "qnli",
+        Rte = "rte",
+        Wnli = "wnli",
+    }
+
     /// How attention is lowered.
     enum AttnImplementation {
         /// One call where the device has it.
@@ -91,6 +116,28 @@ choices! {
     enum AttentionDropoutKernel {
         Xtrain = "xtrain",
         Cudnn = "cudnn",
+    }
+
+    /// What a training run writes about itself at its end.
+    enum RunReport {
+        Html = "html",
+        None = "none",
+    }
+
+    /// What `xtrain report` writes.
+    enum ReportFormat {
+        Html = "html",
+        Markdown = "markdown",
+        Json = "json",
+    }
+
+    /// What the losses of two runs are aligned by.
+    enum Alignment {
+        Auto = "auto",
+        Step = "step",
+        Tokens = "tokens",
+        Epoch = "epoch",
+        Time = "time",
     }
 
     /// What grows from run to run of `xtrain scaling`: the flag that each degree sets. `processes`
@@ -114,6 +161,11 @@ choices! {
         Standard = "standard",
         Backslash = "backslash",
     }
+    ExampleOrder {
+        Random = "random",
+        Sequential = "sequential",
+        GroupByLength = "group_by_length",
+    }
     OnBadRow {
         Error = "error",
         Skip = "skip",
@@ -128,8 +180,8 @@ impl Choice for OptimizerKind {
     const WORDS: &'static [(&'static str, Self)] = OptimizerKind::WORDS;
 }
 
-impl Choice for ScheduleKind {
-    const WORDS: &'static [(&'static str, Self)] = ScheduleKind::WORDS;
+impl Choice for ScheduleType {
+    const WORDS: &'static [(&'static str, Self)] = ScheduleType::WORDS;
 }
 
 /// Declares kinds whose words another module lists.

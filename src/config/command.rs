@@ -46,6 +46,7 @@ pub enum CommandName {
     Scaling,
     Doctor,
     Top,
+    Report,
     Quickstart,
     Cache(CacheVerb),
 }
@@ -93,6 +94,7 @@ pub mod sets {
         SCALING = Scaling,
         DOCTOR = Doctor,
         TOP = Top,
+        REPORT = Report,
         CLM = Train(Clm) | Eval(Clm) | Compile(Clm) | Fit(Clm),
         MLM = Train(Mlm) | Eval(Mlm) | Compile(Mlm) | Fit(Mlm),
         CLS = Train(Cls) | Eval(Cls) | Compile(Cls) | Fit(Cls) | Predict(Cls),
@@ -259,6 +261,13 @@ pub const COMMANDS: &[CommandInfo] = &[
         "top",
         "Watch a training run: step, loss, speed, where its time goes, compiled graphs, devices",
         "xtrain top --output_dir out\n  xtrain top --output_dir out --once --json",
+    ),
+    info(
+        Report,
+        "report",
+        "Compare finished and running runs: curves, throughput, time by part, cost, settings that differ",
+        "xtrain report output/a output/b --price_per_hour 4\n  xtrain report native.log output/compiled --format markdown,json --output comparison\n  \
+                   xtrain report output/f32 output/bf16 --compare_losses --largest 0.02",
     ),
     info(
         Quickstart,

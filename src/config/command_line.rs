@@ -1,353 +1,450 @@
-//! The command line, read by clap from the flag table. clap splits words, knows which flags take
-//! values and writes help; what a value means is decided in `typed`, the same way as for a settings
-//! file. clap's own messages are replaced by ours so that both sources speak alike.
+//! The command line, read from the flag table: first the command's words, then its flags with their
+//! values. A mistake does not end the reading, so that one start reports all of them. What a value
+//! means is decided by its kind, the same way as for a settings file.
 
-use super::command::{COMMANDS, CommandInfo, CommandName, VERBS, second_words};
-use super::error::{Origin, UsageError};
-use super::flags::{Flag, Flags, Section};
-use super::kind::Form;
+use super::command::{COMMANDS, CommandInfo, CommandName, second_words};
+use super::config_file;
+use super::error::{Advice, Origin, UsageError};
+use super::flags::{Flag, Flags};
+use super::help;
+use super::kind::{Form, parse_bool};
 use super::lookup;
 use super::nearest::nearest;
-use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use std::collections::VecDeque;
 use std::ffi::OsString;
+use std::path::Path;
 
 pub enum Parsed {
     /// Help or version.
     Text(String),
+    /// What was typed, with the mistakes in it.
     Flags(Box<Flags>),
 }
 
 /// Reads the words of a command line, program name first.
+///
+/// # Errors
+/// If no command can be recognized; what is wrong with its flags is in [`Flags::mistakes`].
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageError> {
-    let args: Vec<OsString> = args.into_iter().collect();
-    if args.len() <= 1 {
-        return Ok(Parsed::Text(root().render_help().to_string()));
-    }
-    let matches = match root().try_get_matches_from(&args) {
-        Ok(matches) => matches,
-        Err(error) => return from_clap(error, &args),
+    let words = args.into_iter().skip(1).map(OsString::into_string);
+    let Ok(words) = words.collect::<Result<VecDeque<String>, _>>() else {
+        return Err(UsageError::CommandLine {
+            problem: "an argument is not valid UTF-8".into(),
+        });
     };
-    let (command, matches) = innermost(&matches)?;
+    if words.is_empty() {
+        return Ok(Parsed::Text(help::page("")));
+    }
+    let mut start = Start {
+        words,
+        ..Start::default()
+    };
+    let command = match start.command()? {
+        Found::Text(text) => return Ok(Parsed::Text(text)),
+        Found::Command(command) => command,
+    };
+    let asks_for_help = |word: &String| ["-h", "--help"].contains(&word.as_str());
+    let mut own = start.words.iter().take_while(|word| *word != "--");
+    if own.any(asks_for_help) {
+        return Ok(Parsed::Text(help::page(command.words())));
+    }
+    let mut reader = Reader {
+        words: start.words,
+        command,
+        given: start.given,
+        mistakes: Vec::new(),
+    };
+    reader.read();
     let mut flags = Flags::new(command);
-    for flag in lookup::of(command) {
-        if matches.value_source(flag.name).is_none() {
-            continue;
+    flags.notes = start.notes;
+    flags.mistakes = reader.mistakes;
+    for (flag, texts) in reader.given {
+        if let Err(mistake) = flags.take(flag, &texts, Origin::CommandLine) {
+            flags.mistakes.push(mistake);
         }
-        let texts: Vec<String> = matches
-            .get_many::<String>(flag.name)
-            .into_iter()
-            .flatten()
-            .cloned()
-            .collect();
-        if texts
-            .iter()
-            .any(|text| is_another_flag(flag, text, command))
-        {
-            return Err(no_value(flag.name));
-        }
-        flags.take(flag, &texts, Origin::CommandLine)?;
     }
     Ok(Parsed::Flags(Box::new(flags)))
 }
 
-/// Whether clap took the next flag for this one's value, because values of its kind may begin with
-/// a hyphen. No number begins with two; a text is one unless it is a flag of the command.
-fn is_another_flag(flag: &Flag, text: &str, command: CommandName) -> bool {
-    let is_flag = || {
-        let name = text.trim_start_matches('-').split('=').next();
-        name.is_some_and(|name| lookup::find(name, command).is_some())
-    };
-    match flag.kind.form {
-        Form::Number => text.starts_with("--") || is_short_flag(text, command),
-        Form::Prose => text.starts_with("--") && is_flag(),
-        Form::Switch | Form::Word | Form::List | Form::Positional | Form::Anything => false,
-    }
+/// A flag with the words that were given for it.
+type Given = (&'static Flag, Vec<String>);
+
+/// The start of a line: `--device X` and the command's words.
+#[derive(Default)]
+struct Start {
+    words: VecDeque<String>,
+    given: Vec<Given>,
+    notes: Vec<String>,
 }
 
-/// Whether this is a flag's letter, as in `-j`.
-fn is_short_flag(text: &str, command: CommandName) -> bool {
-    let letter = text.strip_prefix('-').and_then(|rest| rest.parse().ok());
-    letter.is_some() && lookup::of(command).any(|flag| flag.short == letter)
+enum Found {
+    Text(String),
+    Command(CommandName),
 }
 
-/// The whole tree of commands.
-pub fn root() -> Command {
-    let mut root = Command::new("xtrain")
-        .version(env!("CARGO_PKG_VERSION"))
-        .about("Trains language models as whole compiled XLA graphs")
-        .after_help(
-            "Flags have the names of transformers' TrainingArguments and run_clm, in snake_case or kebab-case.\n\
-             `xtrain COMMAND --help` lists the flags of one command; docs/flags.md lists them all.",
-        )
-        .disable_help_subcommand(true)
-        .subcommand_required(true)
-        .args_override_self(true)
-        .arg(global("device"));
-    // Commands of two words hang below a command that only holds its tasks.
-    for info in COMMANDS {
-        match info.words.split_once(' ') {
-            None => root = root.subcommand(leaf(info, info.words)),
-            Some((verb, task)) => {
-                if root.find_subcommand(verb).is_none() {
-                    root = root.subcommand(parent(verb));
+impl Start {
+    /// Takes the command's words from the line.
+    fn command(&mut self) -> Result<Found, UsageError> {
+        let mut words = String::new();
+        loop {
+            if let Some(info) = COMMANDS.iter().find(|info| info.words == words) {
+                return Ok(Found::Command(info.id));
+            }
+            let Some(word) = self.words.pop_front() else {
+                return Err(incomplete(&words));
+            };
+            match word.as_str() {
+                "-h" | "--help" => return Ok(Found::Text(help::page(&words))),
+                "-V" | "--version" => return Ok(Found::Text(help::version())),
+                "--device" => {
+                    let value = self.words.pop_front();
+                    let value = value.ok_or_else(|| no_value(device()))?;
+                    self.given.push((device(), vec![value]));
+                    continue;
                 }
-                root = root.mut_subcommand(verb, |parent| parent.subcommand(leaf(info, task)));
+                _ => {}
+            }
+            if let Some(value) = word.strip_prefix("--device=") {
+                self.given.push((device(), vec![value.into()]));
+                continue;
+            }
+            if word.starts_with('-') {
+                return Err(before_the_command(&word));
+            }
+            let longer = if words.is_empty() {
+                word.clone()
+            } else {
+                format!("{words} {word}")
+            };
+            let begins = |info: &CommandInfo| {
+                info.words == longer || info.words.starts_with(&format!("{longer} "))
+            };
+            if COMMANDS.iter().any(begins) {
+                words = longer;
+            } else if is_settings_file(&word) {
+                return self.command_of_file(&words, word);
+            } else {
+                return Err(unknown_command(&words, &word));
             }
         }
     }
-    root
+
+    /// `xtrain train run.json`: the task is the one whose flags the file's keys are.
+    fn command_of_file(&mut self, verb: &str, file: String) -> Result<Found, UsageError> {
+        let example = |info: &CommandInfo| format!("`xtrain {} {file}`", info.words);
+        let tasks = || {
+            let of_verb = |info: &&CommandInfo| info.words.split(' ').next() == Some(verb);
+            COMMANDS.iter().filter(of_verb)
+        };
+        let Some(first) = tasks().next() else {
+            return Err(UsageError::illegal(
+                format!("a settings file needs a command before it, found {file}"),
+                format!("for example {}", example(&COMMANDS[0])),
+            ));
+        };
+        let keys = config_file::keys(Path::new(&file))?;
+        let takes_all =
+            |info: &&CommandInfo| keys.iter().all(|key| lookup::find(key, info.id).is_some());
+        let fitting: Vec<&CommandInfo> = tasks().filter(takes_all).collect();
+        let &[info] = &fitting[..] else {
+            return Err(UsageError::illegal(
+                format!(
+                    "{file} does not show which of {} it is for",
+                    all_of(second_words(verb))
+                ),
+                format!("write the task before it, for example {}", example(first)),
+            ));
+        };
+        self.notes
+            .push(format!("{file} is read as {}", example(info)));
+        self.words.push_front(file);
+        Ok(Found::Command(info.id))
+    }
 }
 
-/// A command that only holds those of two words.
-fn parent(verb: &'static str) -> Command {
-    let about = VERBS.iter().find(|(word, _)| *word == verb);
-    let about = about.expect("a test looks every first word up").1;
-    let words: Vec<&str> = second_words(verb).collect();
-    Command::new(verb)
-        .about(format!("{about}: {}", words.join(", ")))
-        .subcommand_required(true)
+fn all_of(words: impl Iterator<Item = &'static str>) -> String {
+    words.collect::<Vec<_>>().join(", ")
 }
 
-/// `--device` hangs on the root, so that it may stand before the command too.
-fn global(name: &str) -> Arg {
-    let flag = lookup::find(name, CommandName::Doctor).expect("every command takes it");
-    arg(flag, None).global(true)
+fn device() -> &'static Flag {
+    lookup::find("device", CommandName::Doctor).expect("every command takes it")
 }
 
-fn leaf(info: &'static CommandInfo, word: &'static str) -> Command {
-    let words = lookup::of(info.id).filter(|flag| flag.kind.form == Form::Positional);
-    let positional: String = words
-        .map(|flag| format!(" [{}...]", flag.name.to_uppercase()))
-        .collect();
-    let mut command = Command::new(word)
-        .about(info.about)
-        .override_usage(format!(
-            "xtrain [--device cpu|cuda|neuron] {}{} [FLAGS]",
-            info.words, positional
-        ))
-        .after_help(format!("Examples:\n  {}", info.examples))
-        .next_line_help(true)
-        .args_override_self(true);
-    let sections = Section::ALL.iter().map(|section| Some(*section));
-    for section in sections.chain([None]) {
-        for flag in
-            lookup::of(info.id).filter(|flag| flag.section == section && flag.name != "device")
-        {
-            command = command.arg(arg(flag, Some(info.id)));
+/// The words after the command.
+struct Reader {
+    words: VecDeque<String>,
+    command: CommandName,
+    /// Each flag once, in the order typed.
+    given: Vec<Given>,
+    mistakes: Vec<UsageError>,
+}
+
+impl Reader {
+    fn read(&mut self) {
+        while let Some(word) = self.words.pop_front() {
+            if word == "--" {
+                while let Some(word) = self.words.pop_front() {
+                    self.positional(word);
+                }
+            } else if is_flag_like(&word) {
+                self.flag(&word);
+            } else {
+                self.positional(word);
+            }
         }
     }
-    command
+
+    /// A word that belongs to no flag: one of those that the command takes, or a settings file.
+    fn positional(&mut self, word: String) {
+        if let Some(flag) = self.takes_words() {
+            self.give(flag, vec![word]);
+        } else if is_settings_file(&word)
+            && !self.given.iter().any(|(flag, _)| flag.name == "config")
+        {
+            let config = lookup::find("config", self.command).expect("every command takes it");
+            self.give(config, vec![word]);
+        } else {
+            self.mistakes.push(UsageError::CommandLine {
+                problem: format!(
+                    "unexpected word `{word}`: every setting of `xtrain {}` is a flag",
+                    self.command.words()
+                ),
+            });
+        }
+    }
+
+    /// The flag whose words stand by themselves, of a command that has one.
+    fn takes_words(&self) -> Option<&'static Flag> {
+        lookup::of(self.command).find(|flag| flag.kind.form == Form::Positional)
+    }
+
+    /// A flag, from its word to its last value.
+    fn flag(&mut self, word: &str) {
+        let (name, inline) = match word.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_string())),
+            None => (word, None),
+        };
+        if let Some(name) = name.strip_prefix("--") {
+            if let Some(flag) = lookup::find(name, self.command) {
+                return self.values(flag, inline);
+            }
+            if let Some(flag) = self.negated(name) {
+                return match inline {
+                    None => self.give(flag, vec!["false".into()]),
+                    Some(_) => self.mistakes.push(UsageError::illegal(
+                        format!("--{name} takes no value"),
+                        format!("write --{name}, or --{} false", flag.name),
+                    )),
+                };
+            }
+        } else if let Some((flag, value)) = self.letter(word) {
+            return self.values(flag, value);
+        }
+        self.unknown(name, inline.is_some());
+    }
+
+    /// `--no_X` turns a switch off, as transformers' parser has it.
+    fn negated(&self, name: &str) -> Option<&'static Flag> {
+        let name = name.strip_prefix("no_").or(name.strip_prefix("no-"))?;
+        let flag = lookup::find(name, self.command)?;
+        matches!(flag.kind.form, Form::Switch | Form::Anything).then_some(flag)
+    }
+
+    /// `-j 4`, `-j4` or `-j=4`.
+    fn letter(&self, word: &str) -> Option<(&'static Flag, Option<String>)> {
+        let mut rest = word[1..].chars();
+        let letter = rest.next();
+        let flag =
+            lookup::of(self.command).find(|flag| flag.short.is_some() && flag.short == letter)?;
+        let value = rest.as_str();
+        let value = value.strip_prefix('=').unwrap_or(value);
+        Some((flag, (!value.is_empty()).then(|| value.to_string())))
+    }
+
+    /// Takes the words that are a flag's values.
+    fn values(&mut self, flag: &'static Flag, inline: Option<String>) {
+        let texts = match (inline, flag.kind.form) {
+            (Some(value), _) => vec![value],
+            (None, Form::Switch) => {
+                // `cache show --hlo ID`: where words stand by themselves, only an answer is a value.
+                let any = self.takes_words().is_none();
+                let is_value =
+                    |word: &str| !is_flag_like(word) && (any || parse_bool(word).is_some());
+                let value = self.next_if(is_value);
+                vec![value.unwrap_or_else(|| "true".into())]
+            }
+            (None, Form::Anything) => {
+                let mut texts = self.next_while(|word| !is_flag_like(word));
+                if texts.is_empty() {
+                    texts.push("true".into());
+                }
+                texts
+            }
+            (None, Form::List | Form::Positional) => self.next_while(|word| !is_flag_like(word)),
+            (None, Form::Number | Form::Word | Form::Pairs) => self
+                .next_if(|word| !is_flag_like(word))
+                .into_iter()
+                .collect(),
+            // A text may look like a flag, but not like one of the command's.
+            (None, Form::Prose) => {
+                let command = self.command;
+                let is_text = |word: &str| !word.starts_with("--") || !names_a_flag(word, command);
+                self.next_if(is_text).into_iter().collect()
+            }
+        };
+        if texts.is_empty() {
+            self.mistakes.push(no_value(flag));
+        } else {
+            self.give(flag, texts);
+        }
+    }
+
+    fn next_if(&mut self, is_value: impl Fn(&str) -> bool) -> Option<String> {
+        let is_taken = self.words.front().is_some_and(|word| is_value(word));
+        is_taken.then(|| self.words.pop_front()).flatten()
+    }
+
+    fn next_while(&mut self, is_value: impl Fn(&str) -> bool) -> Vec<String> {
+        let mut taken = Vec::new();
+        while self.words.front().is_some_and(|word| is_value(word)) {
+            taken.extend(self.words.pop_front());
+        }
+        taken
+    }
+
+    /// What is given twice counts once: the last time, or for lists all times together.
+    fn give(&mut self, flag: &'static Flag, mut texts: Vec<String>) {
+        let earlier = self
+            .given
+            .iter()
+            .position(|(given, _)| given.name == flag.name);
+        if let Some(at) = earlier {
+            let (_, before) = self.given.remove(at);
+            if matches!(flag.kind.form, Form::List | Form::Positional) {
+                texts.splice(0..0, before);
+            }
+        }
+        self.given.push((flag, texts));
+    }
+
+    /// Notes an unknown flag, with its values out of the way.
+    fn unknown(&mut self, arg: &str, has_value: bool) {
+        if !has_value {
+            self.next_while(|word| !is_flag_like(word));
+        }
+        let name = arg.trim_start_matches('-');
+        let info = self.command.info();
+        let starts = STARTERS.iter().find(|(id, ..)| *id == info.id);
+        let elsewhere = lookup::commands_taking(name);
+        if let Some((_, done, example)) = starts
+            && elsewhere.iter().any(|words| *words != info.words)
+        {
+            self.mistakes.push(UsageError::illegal(
+                format!("{arg} belongs to the command that is {done}"),
+                format!("put that command after --: `xtrain {example} ...`"),
+            ));
+            // All up to the command that is marked as one probably does too.
+            self.next_while(|word| word != "--");
+            return;
+        }
+        let habit = habit(name).filter(|name| lookup::find(name, info.id).is_some());
+        let own = || lookup::find(name, info.id).map(|flag| flag.name);
+        let advice = match habit.or_else(own) {
+            Some(meant) => Advice::Meant(meant.into()),
+            None => lookup::advice(name, info.id),
+        };
+        self.mistakes.push(UsageError::UnknownFlag {
+            flag: arg.into(),
+            command: info.words,
+            advice,
+        });
+    }
 }
 
-/// As `command` takes it; `None`: any.
-fn arg(flag: &'static Flag, command: Option<CommandName>) -> Arg {
-    let kebab = flag
-        .names()
-        .filter(|name| name.contains('_'))
-        .map(|name| name.replace('_', "-"));
-    let mut help = flag.help.to_string();
-    let choices = flag.kind.choices(command);
-    if !choices.is_empty() {
-        help.push_str(&format!(": {}", choices.join(", ")));
-    }
-    if !flag.default.is_empty() {
-        help.push_str(&format!(" [default: {}]", flag.default));
-    }
-    let arg = Arg::new(flag.name)
-        .value_name(flag.kind.placeholder)
-        .help(help)
-        .help_heading(flag.section.map(Section::title))
-        .hide(!flag.is_built());
-    if flag.kind.form == Form::Positional {
-        return arg
-            .value_name(flag.name.to_uppercase())
-            .action(ArgAction::Append)
-            .num_args(0..);
-    }
-    let arg = match flag.short {
-        Some(letter) => arg.short(letter),
-        None => arg,
+/// Commands that start another one, with what it is called and an example.
+const STARTERS: &[(CommandName, &str, &str)] = &[
+    (
+        CommandName::Launch,
+        "launched",
+        "launch --nproc_per_node 2 -- train clm",
+    ),
+    (
+        CommandName::Scaling,
+        "scaled",
+        "scaling --degrees 1,2 -- bench",
+    ),
+];
+
+/// Short names that other tools have, and what they are here.
+const HABITS: &[(&[&str], &str)] = &[
+    (&["o", "out", "output"], "output_dir"),
+    (&["m", "model"], "model_name_or_path"),
+    (&["c", "f"], "config"),
+    (&["t", "tokenizer"], "tokenizer_name"),
+    (&["d", "dataset"], "dataset_name"),
+    (&["b", "bs", "batch"], "per_device_train_batch_size"),
+    (&["e"], "num_train_epochs"),
+    (&["lr"], "learning_rate"),
+    (&["wd"], "weight_decay"),
+    (&["s"], "seed"),
+    (&["p"], "prompt"),
+    (&["n"], "nproc_per_node"),
+];
+
+fn habit(name: &str) -> Option<&'static str> {
+    let found = HABITS.iter().find(|(short, _)| short.contains(&name));
+    found.map(|(_, name)| *name)
+}
+
+/// Whether a word is a flag rather than a value: it begins with a hyphen and is no number.
+fn is_flag_like(word: &str) -> bool {
+    let Some(rest) = word.strip_prefix('-') else {
+        return false;
     };
-    let arg = arg
-        .long(flag.name)
-        .aliases(flag.aliases.iter().copied())
-        .aliases(kebab);
-    match flag.kind.form {
-        Form::Switch => arg
-            .action(ArgAction::Set)
-            .num_args(0..=1)
-            .default_missing_value("true"),
-        Form::Anything => arg
-            .action(ArgAction::Set)
-            .num_args(0..)
-            .default_missing_value("true")
-            .allow_negative_numbers(true),
-        Form::List | Form::Positional => arg.action(ArgAction::Append).num_args(1..),
-        // clap's own notion of negative numbers does not know `-5e-5`; a flag taken for a value is
-        // caught in `parse`.
-        Form::Prose | Form::Number => arg.action(ArgAction::Set).allow_hyphen_values(true),
-        Form::Word => arg.action(ArgAction::Set),
-    }
+    !rest.is_empty()
+        && word.parse::<f64>().is_err()
+        && !rest.starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// Walks down to the command that was chosen.
-fn innermost(matches: &ArgMatches) -> Result<(CommandName, &ArgMatches), UsageError> {
-    let mut words: Vec<&str> = Vec::new();
-    let mut matches = matches;
-    while let Some((word, inner)) = matches.subcommand() {
-        words.push(word);
-        matches = inner;
-    }
-    let words = words.join(" ");
-    match COMMANDS.iter().find(|info| info.words == words) {
-        Some(info) => Ok((info.id, matches)),
-        None => Err(incomplete(&words)),
-    }
+/// Whether a word is the name of one of the command's flags, perhaps with its value.
+fn names_a_flag(word: &str, command: CommandName) -> bool {
+    let name = word.trim_start_matches('-').split('=').next();
+    name.is_some_and(|name| lookup::find(name, command).is_some())
+}
+
+fn is_settings_file(word: &str) -> bool {
+    let extension = Path::new(word).extension();
+    extension.is_some_and(|ext| {
+        ["json", "toml", "yaml", "yml"]
+            .iter()
+            .any(|known| ext == *known)
+    })
 }
 
 fn incomplete(words: &str) -> UsageError {
+    if words.is_empty() {
+        return UsageError::IncompleteCommand {
+            command: "COMMAND".into(),
+            choices: COMMANDS.iter().map(|info| info.words.to_string()).collect(),
+        };
+    }
     UsageError::IncompleteCommand {
         command: words.into(),
         choices: second_words(words).map(str::to_string).collect(),
     }
 }
 
-fn from_clap(error: clap::Error, args: &[OsString]) -> Result<Parsed, UsageError> {
-    let context = |kind| match error.get(kind) {
-        Some(ContextValue::String(text)) => text.clone(),
-        Some(ContextValue::Strings(texts)) => texts.join(" "),
-        _ => String::new(),
-    };
-    let words = words_of(args);
-    Err(match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            return Ok(Parsed::Text(error.render().to_string()));
-        }
-        ErrorKind::UnknownArgument => {
-            let arg = context(ContextKind::InvalidArg);
-            match flag_without_value(args, &arg) {
-                Some(flag) => no_value(flag),
-                None => unknown_argument(&arg, &words),
-            }
-        }
-        ErrorKind::InvalidSubcommand => {
-            unknown_command(&words, &context(ContextKind::InvalidSubcommand))
-        }
-        ErrorKind::MissingSubcommand if words.is_empty() => UsageError::IncompleteCommand {
-            command: "COMMAND".into(),
-            choices: COMMANDS.iter().map(|info| info.words.to_string()).collect(),
-        },
-        ErrorKind::MissingSubcommand => incomplete(&words),
-        // clap reports a flag at the end of the line, or before another flag, as an empty invalid
-        // value.
-        ErrorKind::InvalidValue | ErrorKind::WrongNumberOfValues | ErrorKind::TooFewValues => {
-            no_value(&context(ContextKind::InvalidArg))
-        }
-        ErrorKind::InvalidUtf8 => UsageError::CommandLine {
-            problem: "an argument is not valid UTF-8".into(),
-        },
-        // Whatever else clap may say, without its own prefix and usage lines.
-        _ => UsageError::CommandLine {
-            problem: error
-                .to_string()
-                .lines()
-                .next()
-                .unwrap_or_default()
-                .trim_start_matches("error: ")
-                .to_string(),
-        },
-    })
-}
-
-/// The flag that took the next one for its value, so that this word was left over, as in `--prompt
-/// --seed 3`.
-fn flag_without_value<'a>(args: &'a [OsString], word: &str) -> Option<&'a str> {
-    let at = args.iter().position(|arg| arg == word)?;
-    let is_flag = |arg: &&str| {
-        let name = arg.strip_prefix("--").unwrap_or_default();
-        lookup::all().any(|flag| flag.answers_to(name))
-    };
-    let before = |n: usize| args.get(at.checked_sub(n)?)?.to_str().filter(is_flag);
-    before(1).and(before(2))
-}
-
-/// The command words at the start of a line, skipping `--device X`; for messages when clap gave up.
-fn words_of(args: &[OsString]) -> String {
-    let mut words = String::new();
-    let mut rest = args.iter().skip(1).map(|arg| arg.to_string_lossy());
-    while let Some(arg) = rest.next() {
-        if arg == "--device" {
-            rest.next();
-        } else if !arg.starts_with("--device=") {
-            let longer = if words.is_empty() {
-                arg.to_string()
-            } else {
-                format!("{words} {arg}")
-            };
-            if !COMMANDS
-                .iter()
-                .any(|info| info.words == longer || info.words.starts_with(&format!("{longer} ")))
-            {
-                break;
-            }
-            words = longer;
-        }
-    }
-    words
-}
-
-fn unknown_argument(arg: &str, words: &str) -> UsageError {
-    let name = arg
-        .trim_start_matches('-')
-        .split('=')
-        .next()
-        .unwrap_or_default();
-    let Some(info) = COMMANDS.iter().find(|info| info.words == words) else {
-        return match lookup::commands_taking(name).first() {
-            Some(command) => UsageError::illegal(
-                format!("{arg} stands before the command"),
-                format!("write it after: `xtrain {command} {arg} ...`"),
-            ),
-            None => UsageError::CommandLine {
-                problem: format!("unknown flag {arg} before the command"),
-            },
-        };
-    };
-    let before_a_command = [
-        (
-            CommandName::Launch,
-            "launched",
-            "launch --nproc_per_node 2 -- train clm",
+fn before_the_command(arg: &str) -> UsageError {
+    let name = arg.trim_start_matches('-').split('=').next();
+    let commands = lookup::commands_taking(name.unwrap_or_default());
+    match commands.first() {
+        Some(command) => UsageError::illegal(
+            format!("{arg} stands before the command"),
+            format!("write it after: `xtrain {command} {arg} ...`"),
         ),
-        (
-            CommandName::Scaling,
-            "scaled",
-            "scaling --degrees 1,2 -- bench",
-        ),
-    ];
-    if let Some((_, done, example)) = before_a_command.into_iter().find(|(id, ..)| *id == info.id)
-        && arg.starts_with('-')
-        && lookup::commands_taking(name)
-            .iter()
-            .any(|words| *words != info.words)
-    {
-        return UsageError::illegal(
-            format!("{arg} belongs to the command that is {done}"),
-            format!("put that command after --: `xtrain {example} ...`"),
-        );
-    }
-    if !arg.starts_with('-') {
-        return UsageError::CommandLine {
-            problem: format!(
-                "unexpected word `{arg}`: every setting of `xtrain {words}` is a flag"
-            ),
-        };
-    }
-    UsageError::UnknownFlag {
-        flag: format!("--{name}"),
-        command: info.words,
-        advice: lookup::advice(name, info.id),
+        None => UsageError::CommandLine {
+            problem: format!("unknown flag {arg} before the command"),
+        },
     }
 }
 
@@ -379,22 +476,10 @@ fn unknown_command(before: &str, word: &str) -> UsageError {
     }
 }
 
-fn no_value(arg: &str) -> UsageError {
-    // clap names the argument as it prints it in usage: `--seed <N>`.
-    let name = arg
-        .trim_start_matches('-')
-        .split([' ', '='])
-        .next()
-        .unwrap_or_default()
-        .to_string();
-    match lookup::all().find(|flag| flag.answers_to(&name)) {
-        Some(flag) => UsageError::NoValue {
-            name,
-            expected: flag.kind.expected(None),
-        },
-        None => UsageError::CommandLine {
-            problem: format!("{arg} is not complete"),
-        },
+fn no_value(flag: &Flag) -> UsageError {
+    UsageError::NoValue {
+        name: flag.name.into(),
+        expected: flag.kind.expected(None),
     }
 }
 
@@ -406,23 +491,11 @@ mod tests {
     fn typed(line: &str) -> Result<Flags, UsageError> {
         let args = line.split_whitespace().map(OsString::from);
         match parse(std::iter::once("xtrain".into()).chain(args))? {
-            Parsed::Flags(flags) => Ok(*flags),
+            Parsed::Flags(flags) => {
+                UsageError::all(flags.mistakes.clone())?;
+                Ok(*flags)
+            }
             Parsed::Text(text) => panic!("printed {text}"),
-        }
-    }
-
-    #[test]
-    fn the_tree_of_commands_is_well_formed() {
-        root().debug_assert();
-    }
-
-    #[test]
-    fn every_first_word_says_what_it_is_for() {
-        for (verb, _) in COMMANDS
-            .iter()
-            .filter_map(|info| info.words.split_once(' '))
-        {
-            assert!(VERBS.iter().any(|(word, _)| *word == verb), "{verb}");
         }
     }
 
@@ -478,14 +551,93 @@ mod tests {
         for line in [
             "generate --prompt --max_new_tokens 3",
             "generate --max-new-tokens --prompt=x",
-            "compile clm --max_steps -j",
+            "compile clm --max_steps -j 3",
+            "compile clm --output_dir --do_train",
+            "compile clm --output_dir -x=3 --train_file --do_eval",
         ] {
             let error = typed(line).unwrap_err();
+            let mut each = error.each();
             assert!(
-                matches!(error, UsageError::NoValue { .. }),
+                each.any(|error| matches!(error, UsageError::NoValue { .. })),
                 "{line}: {error}"
             );
         }
+    }
+
+    #[test]
+    fn all_mistakes_are_found_and_nothing_is_swallowed() {
+        let error = typed(
+            "train clm --learning_rte 1e-4 --learning_rate -o out --max_steps ten --bf16 perhaps \
+             word --save_strategy --seed 3 --lr 3",
+        )
+        .unwrap_err();
+        let found: Vec<String> = error
+            .each()
+            .map(|error| format!("{error} | {}", error.hint().unwrap_or_default()))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                "unknown flag --learning_rte for `xtrain train clm` | did you mean `--learning_rate`?",
+                "--learning_rate needs a value: a number that is 0 or more | ",
+                "unknown flag -o for `xtrain train clm` | did you mean `--output_dir`?",
+                "unexpected word `word`: every setting of `xtrain train clm` is a flag | `xtrain --help` shows how commands are written",
+                "--save_strategy needs a value: one of no, steps, epoch, best | ",
+                "unknown flag --lr for `xtrain train clm` | did you mean `--learning_rate`?",
+                "command line: `max_steps` must be a whole number that is at least -1, found `ten` | ",
+                "command line: `bf16` must be true or false, found `perhaps` | ",
+            ]
+        );
+    }
+
+    #[test]
+    fn booleans_are_turned_off_in_every_way() {
+        for line in [
+            "--no_bf16",
+            "--no-bf16",
+            "--bf16 False",
+            "--bf16=no",
+            "--bf16 --no_bf16",
+        ] {
+            let flags = typed(&format!("train clm {line}")).unwrap();
+            assert!(!*flags.bf16 && flags.bf16.is_given(), "{line}");
+        }
+        assert!(*typed("train clm --no_bf16 --bf16").unwrap().bf16);
+        let error = typed("train clm --no_bf16=true").unwrap_err();
+        assert_eq!(
+            error.hint().as_deref(),
+            Some("write --no_bf16, or --bf16 false")
+        );
+    }
+
+    #[test]
+    fn a_settings_file_may_stand_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path.display().to_string()
+        };
+        let plain = write("plain.json", r#"{"seed": 3, "output_dir": "out"}"#);
+        let blocks = write("blocks.json", r#"{"seed": 3, "block_size": 64}"#);
+        let flags = typed(&format!("train mlm {plain}")).unwrap();
+        assert_eq!(flags.config.as_deref(), Some(Path::new(&plain)));
+        let flags = typed(&format!("train {blocks} --seed 4")).unwrap();
+        assert_eq!(flags.command.words(), "train clm");
+        assert_eq!(
+            flags.notes,
+            [format!("{blocks} is read as `xtrain train clm {blocks}`")]
+        );
+        let error = typed(&format!("train {plain}")).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("{plain} does not show which of clm, mlm, cls, token-cls it is for")
+        );
+        let error = typed(&plain).unwrap_err();
+        assert_eq!(
+            error.hint(),
+            Some(format!("for example `xtrain train clm {plain}`"))
+        );
     }
 
     #[test]

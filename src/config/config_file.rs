@@ -28,78 +28,122 @@ enum Scalar {
     Number(String),
     Text(String),
     List(Vec<Scalar>),
-    /// A table, a date: nothing that a setting can be.
+    /// What the file's format calls a table, with its values.
+    Table(&'static str, serde_json::Value),
+    /// A date: nothing that a setting can be.
     Other(&'static str),
 }
 
-/// Adds the settings of the `--config` file, if one is named.
-///
-/// # Errors
-/// The file cannot be read, or something in it is no setting of the command.
-pub fn read(mut flags: Flags) -> Result<Flags, UsageError> {
+/// Adds the settings of the `--config` file, if one is named; what is wrong with it is added to the
+/// mistakes.
+pub fn read(mut flags: Flags) -> Flags {
     if let Some(path) = flags.config.clone() {
-        read_into(&mut flags, &path)?;
+        read_into(&mut flags, &path);
     }
-    Ok(flags)
+    flags
 }
 
-/// Reads the file and adds its settings to those that were typed, which win.
-fn read_into(flags: &mut Flags, path: &Path) -> Result<(), UsageError> {
-    let problem = |line, problem: String, fix: &str| {
-        let origin = Origin::File {
-            path: path.into(),
-            line,
-        };
-        UsageError::ConfigFile {
-            origin,
-            problem,
-            fix: fix.into(),
-        }
+/// The keys of a settings file.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn keys(path: &Path) -> Result<Vec<String>, UsageError> {
+    Ok(entries(path)?.into_iter().map(|entry| entry.key).collect())
+}
+
+fn problem(path: &Path, line: Option<usize>, problem: String, fix: &str) -> UsageError {
+    let origin = Origin::File {
+        path: path.into(),
+        line,
     };
+    UsageError::ConfigFile {
+        origin,
+        problem,
+        fix: fix.into(),
+    }
+}
+
+fn entries(path: &Path) -> Result<Vec<Entry>, UsageError> {
+    let extension = path.extension().and_then(|ext| ext.to_str());
+    if let Some("yaml" | "yml") = extension {
+        return Err(problem(
+            path,
+            None,
+            "YAML is not supported".into(),
+            "write the settings as JSON or TOML",
+        ));
+    }
     let text = files::read(path).and_then(|bytes| {
         String::from_utf8(bytes)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error()))
     });
-    let text =
-        text.map_err(|e| problem(None, e.to_string(), "--config takes a TOML or JSON file"))?;
-    let entries = match path.extension().and_then(|ext| ext.to_str()) {
+    let text = text.map_err(|e| {
+        problem(
+            path,
+            None,
+            e.to_string(),
+            "--config takes a TOML or JSON file",
+        )
+    })?;
+    let entries = match extension {
         Some("json") => read_json(&text),
         Some("toml") => read_toml(&text),
         _ if text.trim_start().starts_with('{') => read_json(&text),
         _ => read_toml(&text),
     };
-    let entries = entries.map_err(|(line, message)| {
+    entries.map_err(|(line, message)| {
         problem(
+            path,
             Some(line),
             message,
             "keys are flag names, as in `learning_rate = 5e-5`",
         )
-    })?;
+    })
+}
 
+/// Reads the file and adds its settings to those that were typed, which win.
+fn read_into(flags: &mut Flags, path: &Path) {
+    let entries = match entries(path) {
+        Ok(entries) => entries,
+        Err(error) => return flags.mistakes.push(error),
+    };
     let mut seen: BTreeMap<&'static str, usize> = BTreeMap::new();
-    for Entry { key, line, value } in entries {
-        let origin = Origin::File {
-            path: path.into(),
-            line: Some(line),
-        };
-        let Some(flag) = lookup::find(&key, flags.command) else {
-            return Err(unknown_key(flags.command, key, origin));
-        };
-        if flag.name == "config" {
-            return Err(problem(
-                Some(line),
-                "`config` cannot stand in a settings file".into(),
-                "give it on the command line",
-            ));
-        }
-        if let Some(first) = seen.insert(flag.name, line) {
-            return Err(UsageError::GivenTwice { key, origin, first });
-        }
-        if let Some(texts) = texts(flag, flags.command, value, &origin)? {
-            flags.take(flag, &texts, origin)?;
+    for entry in entries {
+        if let Err(mistake) = take(flags, path, entry, &mut seen) {
+            flags.mistakes.push(mistake);
         }
     }
-    Ok(())
+}
+
+/// Takes one entry; `seen` has the lines of those before it.
+fn take(
+    flags: &mut Flags,
+    path: &Path,
+    Entry { key, line, value }: Entry,
+    seen: &mut BTreeMap<&'static str, usize>,
+) -> Result<(), UsageError> {
+    let origin = Origin::File {
+        path: path.into(),
+        line: Some(line),
+    };
+    let Some(flag) = lookup::find(&key, flags.command) else {
+        return Err(unknown_key(flags.command, key, origin));
+    };
+    if flag.name == "config" {
+        return Err(problem(
+            path,
+            Some(line),
+            "`config` cannot stand in a settings file".into(),
+            "give it on the command line",
+        ));
+    }
+    if let Some(first) = seen.insert(flag.name, line) {
+        return Err(UsageError::GivenTwice { key, origin, first });
+    }
+    match texts(flag, flags.command, value, &origin)? {
+        Some(texts) => flags.take(flag, &texts, origin),
+        None => Ok(()),
+    }
 }
 
 fn unknown_key(command: CommandName, key: String, origin: Origin) -> UsageError {
@@ -142,7 +186,10 @@ fn texts(
             .collect::<Vec<_>>()
             .join(" "),
         // An empty table is how TrainingArguments dumps "no settings".
-        (Scalar::Other("an empty table"), Form::Anything) => String::new(),
+        (Scalar::Table(_, table), Form::Anything) if table == serde_json::json!({}) => {
+            String::new()
+        }
+        (Scalar::Table(_, table), Form::Pairs | Form::Anything) => table.to_string(),
         (other, _) => return wrong(other.describe()),
     };
     Ok(Some(vec![text]))
@@ -156,6 +203,7 @@ impl Scalar {
             Scalar::Number(digits) => format!("`{digits}`"),
             Scalar::Text(text) => format!("`{text}`"),
             Scalar::List(_) => "a list".into(),
+            Scalar::Table(name, _) => format!("{name} (all keys stand at the top level)"),
             Scalar::Other(what) => (*what).into(),
         }
     }
@@ -196,9 +244,31 @@ fn from_toml(value: &DeValue<'_>) -> Scalar {
         DeValue::Array(items) => {
             Scalar::List(items.iter().map(|item| from_toml(item.get_ref())).collect())
         }
-        DeValue::Table(table) if table.is_empty() => Scalar::Other("an empty table"),
-        DeValue::Table(_) => Scalar::Other("a table (all keys stand at the top level)"),
+        DeValue::Table(_) => Scalar::Table("a table", toml_to_json(value)),
         DeValue::Datetime(_) => Scalar::Other("a date"),
+    }
+}
+
+/// A value inside of a table; what JSON has no form for is a text.
+fn toml_to_json(value: &DeValue<'_>) -> serde_json::Value {
+    match value {
+        DeValue::Integer(_) | DeValue::Float(_) => match from_toml(value) {
+            Scalar::Number(digits) => serde_json::from_str(&digits).unwrap_or(digits.into()),
+            other => other.describe().into(),
+        },
+        DeValue::Boolean(answer) => (*answer).into(),
+        DeValue::String(text) => text.to_string().into(),
+        DeValue::Array(items) => {
+            let items = items.iter().map(|item| toml_to_json(item.get_ref()));
+            items.collect::<Vec<_>>().into()
+        }
+        DeValue::Table(table) => {
+            let pairs = table
+                .iter()
+                .map(|(key, value)| (key.get_ref().to_string(), toml_to_json(value.get_ref())));
+            serde_json::Value::Object(pairs.collect())
+        }
+        DeValue::Datetime(date) => date.to_string().into(),
     }
 }
 
@@ -235,8 +305,7 @@ fn from_json(value: &serde_json::Value) -> Scalar {
         Value::Number(n) => Scalar::Number(n.to_string()),
         Value::String(text) => Scalar::Text(text.clone()),
         Value::Array(items) => Scalar::List(items.iter().map(from_json).collect()),
-        Value::Object(map) if map.is_empty() => Scalar::Other("an empty table"),
-        Value::Object(_) => Scalar::Other("an object (all keys stand at the top level)"),
+        Value::Object(_) => Scalar::Table("an object", value.clone()),
     }
 }
 
@@ -284,7 +353,8 @@ mod tests {
         let path = dir.path().join(name);
         std::fs::write(&path, text).unwrap();
         let mut flags = Flags::new(TRAIN_CLM);
-        match read_into(&mut flags, &path) {
+        read_into(&mut flags, &path);
+        match UsageError::all(flags.mistakes.clone()) {
             Ok(()) => Ok(flags),
             // The directory's name differs from run to run.
             Err(e) => Err(format!("{e} | {}", e.hint().unwrap_or_default())
@@ -297,13 +367,15 @@ mod tests {
         let toml = read(
             "run.toml",
             "learning_rate = 5e-4\nnum-train-epochs = 2\ndo_train = true\ntrain_file = [\"a\", \"b\"]\nblock_size = 1_28\nper_device_train_batch_size = 4\n\
-             resume_from_checkpoint = false\nlr_scheduler_type = \"cosine\"\nreport_to = []\n",
+             resume_from_checkpoint = false\nlr_scheduler_type = \"cosine\"\nreport_to = []\n\
+             optim_args = { eps = 1e-6 }\n[lr_scheduler_kwargs]\nnum_cycles = 2\n",
         )
         .unwrap();
         let json = read(
             "run.json",
             r#"{"learning_rate": 5e-4, "num_train_epochs": "2", "do_train": "True", "train-file": ["a", "b"],
-                "block_size": 128, "per_device_train_batch_size": 4, "resume_from_checkpoint": false, "lr_scheduler_type": "cosine", "eval_steps": null, "tf32": null}"#,
+                "block_size": 128, "per_device_train_batch_size": 4, "resume_from_checkpoint": false, "lr_scheduler_type": "cosine", "eval_steps": null, "tf32": null,
+                "lr_scheduler_kwargs": {"num_cycles": "2"}, "optim_args": {"eps": 1e-6}}"#,
         )
         .unwrap();
         for flags in [toml, json] {
@@ -315,6 +387,8 @@ mod tests {
             assert_eq!(*flags.per_device_train_batch_size, Degree::Count(4));
             assert_eq!(*flags.resume_from_checkpoint, Resume::No);
             assert!(!flags.eval_steps.is_given());
+            assert_eq!(flags.lr_scheduler_kwargs.to_string(), "num_cycles=2.0");
+            assert_eq!(flags.optim_args.to_string(), "eps=1e-6");
         }
     }
 
@@ -331,7 +405,7 @@ mod tests {
                 Origin::CommandLine,
             )
             .unwrap();
-        read_into(&mut flags, &path).unwrap();
+        read_into(&mut flags, &path);
         assert_eq!((*flags.seed, *flags.max_steps), (2, Some(7)));
     }
 
@@ -392,7 +466,7 @@ mod tests {
             (
                 "a.json",
                 "{\"adafactor\": true}",
-                "a.json:1: `adafactor` cannot be `true`: Adafactor is not supported; see optim | leave `adafactor` out",
+                "a.json:1: `adafactor` cannot be `true`: it is chosen with --optim adafactor now | leave `adafactor` out",
             ),
             (
                 "a.json",

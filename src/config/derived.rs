@@ -4,10 +4,15 @@
 use super::choices::Strategy;
 use super::command::CommandName;
 use super::command::sets::{CLS, EVAL, PREDICT, TRAIN};
-use super::flags::Flags;
+use super::flags::{Flag, Flags};
+use super::lookup;
 use crate::data::remote;
 use crate::distributed::{self, RankInfo};
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The flag whose value is nobody else's business.
+const SECRET: &str = "token";
 
 impl Flags {
     /// `train` trains unless `--do_train false` is given; `--do_eval` alone means "evaluate, do not
@@ -26,6 +31,31 @@ impl Flags {
     /// Whether the rows of the test files are labelled.
     pub fn predicts(&self) -> bool {
         PREDICT.contains(self.command) || *self.do_predict
+    }
+
+    /// Which of the runs of a report the baseline is: named as it stands among them, or by its
+    /// last part.
+    pub fn baseline_place(&self) -> Option<usize> {
+        let name = self.baseline.as_deref()?;
+        let is_named = |run: &String| {
+            let last = Path::new(run).file_name();
+            run == name || last.is_some_and(|last| last == name)
+        };
+        self.runs.iter().position(is_named)
+    }
+
+    /// Every setting of the command by its flag's name, as typed or by default, for those who
+    /// compare runs. Secrets stay out.
+    pub fn settings(&self) -> BTreeMap<&'static str, String> {
+        let shown = lookup::of(self.command).filter(|flag| flag.is_built() && flag.name != SECRET);
+        let value = |flag: &&Flag| match self.typed.0.get(flag.name) {
+            Some(typed) => typed.clone(),
+            None => flag.default.to_string(),
+        };
+        shown
+            .map(|flag| (flag.name, value(&flag)))
+            .filter(|(_, value)| !value.is_empty())
+            .collect()
     }
 
     /// `--max_seq_length` as the command's task has it.

@@ -25,6 +25,15 @@ impl fmt::Display for Origin {
     }
 }
 
+/// A value that is refused.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Asked {
+    /// As a message names it.
+    pub value: String,
+    /// Flags that do the same, where there are any for this value.
+    pub instead: Option<String>,
+}
+
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum UsageError {
     #[error("unknown flag {flag} for `xtrain {command}`")]
@@ -67,11 +76,12 @@ pub enum UsageError {
     #[error("--{name} needs a value: {expected}")]
     NoValue { name: String, expected: String },
 
-    #[error("{origin}: `{name}` cannot be {value}: {reason}")]
+    #[error("{origin}: `{name}` cannot be {}: {reason}", .asked.value)]
     Refused {
         name: &'static str,
         origin: Origin,
-        value: String,
+        /// Boxed, so that errors stay small.
+        asked: Box<Asked>,
         reason: &'static str,
     },
 
@@ -101,6 +111,10 @@ pub enum UsageError {
     /// may be right.
     #[error("{problem}")]
     Fetch { problem: String },
+
+    /// All mistakes of one command, none of them this variant.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Several(Vec<UsageError>),
 }
 
 impl UsageError {
@@ -108,6 +122,48 @@ impl UsageError {
         UsageError::Illegal {
             problem: problem.into(),
             fix: fix.into(),
+        }
+    }
+
+    /// `Err` if there are any: one as itself, several together.
+    pub(super) fn all(mistakes: Vec<UsageError>) -> Result<(), UsageError> {
+        let mut mistakes: Vec<UsageError> = mistakes
+            .into_iter()
+            .flat_map(|mistake| match mistake {
+                UsageError::Several(inner) => inner,
+                one => vec![one],
+            })
+            .collect();
+        match mistakes.len() {
+            0 => Ok(()),
+            1 => Err(mistakes.remove(0)),
+            _ => Err(UsageError::Several(mistakes)),
+        }
+    }
+
+    /// Each mistake by itself.
+    pub fn each(&self) -> impl Iterator<Item = &UsageError> {
+        match self {
+            UsageError::Several(mistakes) => mistakes.as_slice(),
+            one => std::slice::from_ref(one),
+        }
+        .iter()
+    }
+
+    /// The flag that is meant here, whose value is thus unknown, if there is one.
+    pub(super) fn flag(&self) -> Option<&str> {
+        match self {
+            UsageError::UnknownFlag {
+                advice: Advice::Meant(name),
+                ..
+            }
+            | UsageError::UnknownKey {
+                advice: Advice::Meant(name),
+                ..
+            } => Some(name),
+            UsageError::BadValue { name, .. } | UsageError::Refused { name, .. } => Some(name),
+            UsageError::NoValue { name, .. } => Some(name),
+            _ => None,
         }
     }
 
@@ -131,8 +187,11 @@ impl UsageError {
             UsageError::BadValue { nearest, .. } => {
                 nearest.map(|choice| format!("did you mean `{choice}`?"))
             }
-            UsageError::NoValue { .. } | UsageError::Fetch { .. } => None,
-            UsageError::Refused { name, .. } => Some(format!("leave `{name}` out")),
+            UsageError::NoValue { .. } | UsageError::Fetch { .. } | UsageError::Several(_) => None,
+            UsageError::Refused { name, asked, .. } => Some(match &asked.instead {
+                None => format!("leave `{name}` out"),
+                Some(instead) => format!("use {instead} instead"),
+            }),
             UsageError::GivenTwice { .. } => Some("keep one of the two".into()),
             UsageError::ConfigFile { fix, .. } | UsageError::Illegal { fix, .. } => {
                 Some(fix.clone())

@@ -19,6 +19,8 @@ impl Fixture {
             "model/config.json",
             "tokenizer.json",
             "train.txt",
+            "train.csv",
+            "valid.csv",
             "valid.txt",
             "old/config.json",
             "old/checkpoint-10/training_state.json",

@@ -7,15 +7,16 @@
 use super::choices::*;
 use super::command::sets::*;
 use super::command::{CommandName, Commands};
-use super::error::Origin;
+use super::error::{Origin, UsageError};
 use super::forms::*;
 use super::kind::*;
-use super::setting::Setting;
+use super::setting::{Setting, Typed};
 use crate::data::settings::{OnBadRow, Quoting};
 use crate::parallel::PipelineSchedule;
-use crate::trainer::settings::{Checkpointing, OptimizerKind, Resume, ScheduleKind};
+use crate::trainer::settings::{Checkpointing, ExampleOrder, OptimizerKind, Resume, TokensSeen};
 use std::path::PathBuf;
 use xtrain_graphs::NeuronChip;
+use xtrain_graphs::optim::ScheduleType;
 
 /// What a flag is besides its typed field, for everything that lists flags.
 #[derive(Clone, Copy, Debug)]
@@ -42,11 +43,16 @@ pub struct Flag {
 pub enum Support {
     /// It is read into its field.
     Built(fn(&mut Flags, &[String], Origin) -> Result<(), Wrong>),
-    /// Nothing to do here whatever the value, and no number depends on it: accepted with a note.
-    NoEffect,
-    /// Only these values are true of xtrain; any other is refused with the flag's help sentence as
-    /// the reason.
-    Only(&'static [&'static str]),
+    /// There is no such flag, but what it asks for may happen anyway.
+    Known {
+        /// Accepted without a word: they say what is usual.
+        silent: &'static [&'static str],
+        /// Accepted with the help sentence as a note; `None`: all others. Any other value is
+        /// refused with that sentence as the reason.
+        noted: Option<&'static [&'static str]>,
+    },
+    /// Refused with the flags that do the same, by its value; without any it is accepted.
+    Instead(fn(&str) -> Option<String>),
 }
 
 impl Flag {
@@ -148,8 +154,12 @@ macro_rules! flags {
         #[derive(Debug, PartialEq)]
         pub struct Flags {
             pub command: CommandName,
+            /// What was given, by name, as it was typed.
+            pub typed: Typed,
             /// Settings that were accepted and change nothing, a sentence each.
             pub notes: Vec<String>,
+            /// What is wrong with what was typed or read; `rules::check` reports it.
+            pub mistakes: Vec<UsageError>,
             /// How many processes a launcher will start for this command, in all and on this
             /// machine; `None` where the command speaks for its own process.
             pub processes: Option<(usize, usize)>,
@@ -164,7 +174,9 @@ macro_rules! flags {
             pub fn new(command: CommandName) -> Flags {
                 Flags {
                     command,
+                    typed: Typed::default(),
                     notes: Vec::new(),
+                    mistakes: Vec::new(),
                     processes: None,
                     $($( $field: flags!(@initial
                         flags!(@first $($name,)? stringify!($field)), $kind $(, $default)?
@@ -184,6 +196,8 @@ flags! {
 Run {
     /// Where to run; may stand before or after the command
     device: Device = "cpu", ALL;
+    /// Run on the CPU, as without --device
+    use_cpu: bool = "false", TRAIN_EVAL, alias "no_cuda";
     /// The device's PJRT plugin (xla_cuda_plugin.so, libneuronpjrt.so); default:
     /// $XTRAIN_CUDA_PLUGIN or $NEURON_LIBRARY_PATH, else where pip installs it
     plugin: Option<PathBuf>, OPENING;
@@ -239,6 +253,9 @@ Run {
     /// Directory for tokenized text and compiled graphs; default: $XTRAIN_CACHE_DIR, else
     /// $XDG_CACHE_HOME/xtrain, else ~/.cache/xtrain
     cache_dir: Option<PathBuf>, ON_A_DEVICE | CACHE;
+    /// Runs: output directories of xtrain or transformers, trainer_state.json files, logs that hold
+    /// the Trainer's records
+    runs: Words, REPORT, name "run";
     /// The command that each process runs, after --: train or eval with its flags
     launched: Words, LAUNCH, name "command";
     /// The command to measure, after --: bench or train with the flags of a run on one device
@@ -298,6 +315,10 @@ Data {
     /// Column with the text; default: text, sentence or sentence1, else the only candidate
     /// (token-cls, lists of words: tokens or words)
     text_column_name: Option<String>, READING;
+    /// GLUE task: brings its columns and, without files, its data set
+    task_name: Option<GlueTask>, CLS;
+    /// What the tags are, ner, pos or chunk: label_column_name is then NAME_tags
+    tag_task: Option<String>, TOKEN_CLS, name "task_name";
     /// Column with the second text of a pair; default: sentence2 if the first is sentence1,
     /// else none
     text_pair_column_name: Option<String>, CLS;
@@ -353,6 +374,11 @@ Data {
     dataloader_num_workers: Count<0, 1024> = "0", READING;
     /// Drop the last incomplete batch of an epoch
     dataloader_drop_last: bool = "false", TRAIN;
+    /// Order of training examples: random, anew in each epoch; sequential, as in the files;
+    /// group_by_length, random with examples of about the same length together
+    train_sampling_strategy: ExampleOrder = "random", TRAIN;
+    /// As --train_sampling_strategy group_by_length
+    group_by_length: bool = "false", TRAIN;
     /// Seed for the order of examples; default: seed
     data_seed: Option<u64>, TRAIN;
     /// Tokenize again even if the tokenized text is cached
@@ -361,9 +387,9 @@ Data {
 Batches {
     /// Examples per device and microbatch; auto: the largest that fits into memory, as `xtrain
     /// fit` finds it
-    per_device_train_batch_size: Degree = "8", TRAIN;
+    per_device_train_batch_size: Degree = "8", TRAIN, alias "per_gpu_train_batch_size";
     /// Examples per device and evaluation batch
-    per_device_eval_batch_size: Count<1> = "8", READING;
+    per_device_eval_batch_size: Count<1> = "8", READING, alias "per_gpu_eval_batch_size";
     /// Microbatches per optimizer step
     gradient_accumulation_steps: Count<1> = "1", TRAIN;
     /// Passes over the training examples; may be a fraction
@@ -374,25 +400,33 @@ Batches {
 Optimizer {
     /// Optimizer (the adamw names all mean AdamW with decoupled weight decay)
     optim: OptimizerKind = "adamw_torch", TRAIN;
+    /// Arguments of the optimizer, torch's names, as momentum=0.9,nesterov=true or as a JSON object
+    /// (a table in a settings file)
+    optim_args: NamedArguments = "", TRAIN;
     /// Peak learning rate
     learning_rate: NotNegative = "5e-5", TRAIN;
     /// Weight decay, not applied to biases and layer norms
     weight_decay: NotNegative = "0.0", TRAIN;
-    /// AdamW's beta1, the decay rate of the first moment
+    /// beta1 of AdamW and LAMB, the decay rate of the first moment, and of Lion
     adam_beta1: BelowOne = "0.9", TRAIN;
-    /// AdamW's beta2, the decay rate of the second moment
+    /// beta2 of AdamW and LAMB, the decay rate of the second moment, and of Lion
     adam_beta2: BelowOne = "0.999", TRAIN;
     /// AdamW's epsilon
     adam_epsilon: NotNegative = "1e-8", TRAIN;
     /// Global gradient norm to clip to; 0: no clipping
     max_grad_norm: NotNegative = "1.0", TRAIN;
-    /// Learning-rate schedule; all warm up if warmup_steps or warmup_ratio is set
-    lr_scheduler_type: ScheduleKind = "linear", TRAIN;
+    /// Learning-rate schedule; all but constant warm up if warmup_steps or warmup_ratio is set
+    lr_scheduler_type: ScheduleType = "linear", TRAIN;
+    /// Arguments of the schedule, transformers' names, as num_cycles=2 or as a JSON object (a
+    /// table in a settings file)
+    lr_scheduler_kwargs: NamedArguments = "", TRAIN;
     /// Linear warm-up steps or, below 1, a fraction of all steps; overrides warmup_ratio if
     /// above 0
     warmup_steps: NotNegative = "0", TRAIN;
     /// Fraction of all steps to warm up for, rounded up
     warmup_ratio: Fraction = "0.0", TRAIN;
+    /// Share of each label that the loss spreads over all classes, also in evaluation
+    label_smoothing_factor: Fraction = "0.0", TRAIN_EVAL;
 }
 Precision {
     /// Mixed precision: matmuls and activations in bfloat16; weights, moments, norms, softmax
@@ -440,7 +474,10 @@ Parallel {
     /// Shard optimizer moments over data_parallel (ZeRO-1)
     shard_optimizer_state: bool = "false", TRAIN | BENCH;
     /// Gradient all-reduce bucket size in MB, last layers first; 0: one collective per tensor
-    gradient_bucket_mb: Count<0> = "25", TRAIN | BENCH;
+    gradient_bucket_mb: Count<0> = "25", TRAIN | BENCH, alias "ddp_bucket_cap_mb";
+    /// SageMaker's model parallelism, as pipeline_parallel_degree=2,microbatches=4 or JSON; becomes
+    /// the flags for the same mesh
+    mp_parameters: Option<MpParameters>, TRAIN;
     /// With dry_run: estimate memory and communication of every mesh of N devices, report which
     /// fit and compile the best; given degrees stay fixed
     compare_meshes: Option<Count<2>>, TRAINING;
@@ -469,20 +506,29 @@ Parallel {
 Logging {
     /// When to log
     logging_strategy: Strategy = "steps", TRAIN;
-    /// Optimizer steps between log records
-    logging_steps: Count<1> = "500", TRAIN;
+    /// Optimizer steps between log records or, below 1, the share of all steps
+    logging_steps: Interval = "500", TRAIN;
     /// Log the first step too
     logging_first_step: bool = "false", TRAIN;
+    /// Count input tokens in log records: all, or non_padding, those of examples
+    include_num_input_tokens_seen: TokensSeen = "no", TRAIN;
+    /// At the end write report.html to output_dir, or not; `xtrain report` makes it later, too
+    report: RunReport = "html", TRAINING;
     /// No progress bars, even on a terminal
     disable_tqdm: bool = "false", READING | QUICKSTART;
 }
 Checkpoints {
     /// When to write checkpoint-N
-    save_strategy: Strategy = "steps", TRAIN;
-    /// Optimizer steps between checkpoints
-    save_steps: Count<1> = "500", TRAIN;
+    save_strategy: SaveStrategy = "steps", TRAIN;
+    /// Optimizer steps between checkpoints or, below 1, the share of all steps
+    save_steps: Interval = "500", TRAIN;
     /// Keep the N newest checkpoints, plus the best; default: all
     save_total_limit: Option<Count<1>>, TRAIN;
+    /// Write checkpoints in the background while the next steps run, from a copy of the state in host
+    /// memory; default: true for one process, if the copy takes at most half of the free memory
+    async_save: Option<bool>, TRAIN;
+    /// Save the model alone in checkpoints: smaller, but no run can resume from them
+    save_only_model: bool = "false", TRAIN;
     /// Split saved weights above this size into several files with an index
     max_shard_size: Bytes = "5GB", TRAIN;
     /// End with the weights of the best checkpoint
@@ -498,8 +544,13 @@ Checkpoints {
 Evaluation {
     /// When to evaluate during training
     eval_strategy: Strategy = "no", TRAIN, alias "evaluation_strategy";
-    /// Optimizer steps between evaluations; default: logging_steps
-    eval_steps: Option<Count<1>>, TRAIN;
+    /// Optimizer steps between evaluations or, below 1, the share of all steps; default:
+    /// logging_steps
+    eval_steps: Option<Interval>, TRAIN;
+    /// Steps (with eval_strategy epoch: epochs) before the first evaluation
+    eval_delay: NotNegative = "0", TRAIN;
+    /// Evaluate before the first step too
+    eval_on_start: bool = "false", TRAIN;
     /// Stop after N evaluations in a row without improvement of metric_for_best_model
     early_stopping_patience: Option<Count<1>>, TRAIN;
     /// Minimum change of the metric that counts as improvement
@@ -532,8 +583,8 @@ Measurement {
     steps: Count<1> = "10", BENCH;
     /// Unmeasured steps after the first
     warmup: Count<0> = "2", BENCH;
-    /// Print the result as JSON (train: the plan, with dry_run)
-    json: bool = "false", BENCH | DOCTOR | EVAL | CACHE_LS | CACHE_SHOW | CACHE_STATS | FIT | TOP | SCALING | TRAINING;
+    /// Print the result as JSON (train: the plan, with dry_run; report: with compare_losses)
+    json: bool = "false", BENCH | DOCTOR | EVAL | CACHE_LS | CACHE_SHOW | CACHE_STATS | FIT | TOP | SCALING | TRAINING | REPORT;
     /// Degrees to run at, as 1,2,4; compared with the smallest
     degrees: Option<Degrees>, SCALING;
     /// Flag of the command to vary, or its processes, one per data-parallel replica
@@ -545,6 +596,28 @@ Measurement {
     repeats: Count<1> = "3", SCALING;
     /// Plot throughput by degree to this SVG file
     plot: Option<PathBuf>, SCALING;
+    /// The run that the others are compared with, as it was named; default: the first
+    baseline: Option<String>, REPORT;
+    /// Price of one instance for an hour; adds cost, and cost per million tokens
+    price_per_hour: Option<NotNegative>, REPORT;
+    /// Formats to write, as html,markdown,json
+    format: Formats = "html", REPORT;
+    /// The file to write, with each format's ending; default: report.html, for markdown or json
+    /// alone standard output
+    report_file: Option<PathBuf>, REPORT, name "output";
+    /// Compare the training losses of two runs step by step and smoothed, and write no page
+    compare_losses: bool = "false", REPORT;
+    /// With compare_losses: what losses are aligned by; auto: step if it is the same work in
+    /// both runs, else tokens, epoch or time
+    align: Alignment = "auto", REPORT;
+    /// With compare_losses: values in a running mean
+    window: Count<1> = "20", REPORT;
+    /// With compare_losses: fail if the largest difference is above this share, as 0.01
+    largest: Option<NotNegative>, REPORT;
+    /// With compare_losses: fail if the mean difference is above this share
+    mean: Option<NotNegative>, REPORT;
+    /// With compare_losses: fail if the largest difference of running means is above this share
+    smoothed: Option<NotNegative>, REPORT;
 }
 Neuron {
     /// With --device neuron: the chip to compile for; default: that of this instance, else trn1

@@ -1,12 +1,14 @@
 //! Kinds of text with a form of their own: lists, pairs, options. Each is read once, where it is
 //! typed, and says itself what is wrong with it.
 
+use super::choices::ReportFormat;
 use super::kind::{Form, Kind, Wrong, kinds, parse_bool};
 use crate::data::LabelMap;
 use crate::runtime::OverrideValue;
-use crate::trainer::settings::{Checkpointing, Resume};
+use crate::trainer::settings::{Checkpointing, Resume, TokensSeen};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use xtrain_graphs::optim::{Argument, Arguments};
 
 /// The parts of a list with commas.
 fn parts(text: &str) -> impl Iterator<Item = &str> {
@@ -27,6 +29,11 @@ kinds! {
     /// `n_layer=4,n_embd=256`. Values are numbers and booleans where they read as such (Python's
     /// spelling too), else text.
     struct Overrides: OverrideList = Form::Word, "TEXT", "a text", overrides;
+    /// SageMaker's `pipeline_parallel_degree=2,microbatches=4`, or the same as a JSON object.
+    struct MpParameters: OverrideList = Form::Word, "TEXT", "name=value pairs or a JSON object", mp_parameters;
+    /// `num_cycles=2,power=1.5`, a JSON object, or nothing; as transformers reads them, a text that
+    /// reads as a number or a boolean is one.
+    struct NamedArguments: Arguments = Form::Pairs, "NAME=VALUE,...", "name=value pairs or a JSON object", arguments;
     /// `xla_gpu_enable_triton_gemm=false,xla_gpu_graph_min_graph_size=1`. XLA wants each value in
     /// its option's own type, which is the one that it is written in.
     struct XlaOptions: BTreeMap<String, OverrideValue> = Form::Word, "TEXT", "a text", xla_options;
@@ -38,6 +45,8 @@ kinds! {
     struct LabelNames: LabelMap = Form::Word, "TEXT", "a text", labels;
     /// `5e-5@32`: a learning rate and the examples per step that it suits.
     struct RateAtExamples: (f64, u64) = Form::Word, "TEXT", "a text", rate_at_examples;
+    /// `html,json`, none of them twice.
+    struct Formats: Vec<ReportFormat> = Form::Word, "html,markdown,json", "a text", formats;
     /// `1,2,4`, in order.
     struct Degrees: Vec<usize> = Form::Word, "TEXT", "a text", degrees;
 }
@@ -49,6 +58,17 @@ kinds! {
     /// recomputed.
     for Checkpointing = Form::Switch, "full|attention|every:K",
         "true, false, full, attention or every:K with K at least 1", checkpointing;
+    /// `--include_num_input_tokens_seen [all|non_padding|no]`.
+    for TokensSeen = Form::Switch, "all|non_padding|no", "all, non_padding or no", tokens_seen;
+}
+
+fn tokens_seen(text: &str) -> Result<TokensSeen, Wrong> {
+    match (text, parse_bool(text)) {
+        ("all", _) | (_, Some(true)) => Ok(TokensSeen::All),
+        (_, Some(false)) => Ok(TokensSeen::No),
+        ("non_padding", _) => Ok(TokensSeen::NonPadding),
+        _ => Err(Wrong::Kind),
+    }
 }
 
 fn overrides(text: &str) -> Result<OverrideList, Wrong> {
@@ -64,6 +84,21 @@ fn overrides(text: &str) -> Result<OverrideList, Wrong> {
     parts(text).map(read).collect()
 }
 
+fn mp_parameters(text: &str) -> Result<OverrideList, Wrong> {
+    const FIX: &str = "write it as pipeline_parallel_degree=2,microbatches=4, or as a JSON object";
+    if text.trim_start().starts_with('{') {
+        return match serde_json::from_str(text) {
+            Ok(serde_json::Value::Object(pairs)) => Ok(pairs.into_iter().collect()),
+            Ok(_) => unreachable!("a text that begins with a brace is an object"),
+            Err(error) => Err(wrong(format!("not valid JSON: {error}"), FIX)),
+        };
+    }
+    overrides(text).map_err(|error| match error {
+        Wrong::Form { problem, .. } => wrong(problem, FIX),
+        other => other,
+    })
+}
+
 fn override_value(text: &str) -> serde_json::Value {
     match text {
         "true" | "True" => true.into(),
@@ -75,6 +110,50 @@ fn override_value(text: &str) -> serde_json::Value {
             _ => text.into(),
         },
     }
+}
+
+fn arguments(text: &str) -> Result<Arguments, Wrong> {
+    const FIX: &str = "write it as name=value,name=value or as a JSON object";
+    use serde_json::Value;
+    let text = text.trim();
+    // What TrainingArguments dumps where there are none.
+    if text.is_empty() || text.eq_ignore_ascii_case("none") {
+        return Ok(Arguments::default());
+    }
+    let pairs: OverrideList = if text.starts_with('{') {
+        let object: serde_json::Map<String, Value> = serde_json::from_str(text)
+            .map_err(|error| wrong(format!("not a JSON object: {error}"), FIX))?;
+        object.into_iter().collect()
+    } else {
+        overrides(text).map_err(|error| match error {
+            Wrong::Form { problem, .. } => wrong(problem, FIX),
+            other => other,
+        })?
+    };
+    let mut seen = BTreeMap::new();
+    for (name, value) in pairs {
+        let value = match value {
+            Value::String(text) => override_value(&text),
+            other => other,
+        };
+        let value = match value {
+            // Python's None: as if it were not there.
+            Value::Null => continue,
+            Value::Bool(x) => Argument::Bool(x),
+            Value::String(text) => Argument::Text(text),
+            Value::Number(x) => Argument::Number(x.as_f64().ok_or(Wrong::Kind)?),
+            Value::Array(_) | Value::Object(_) => {
+                return Err(wrong(
+                    format!("{name} is a list or an object, not a number, a boolean or a text"),
+                    FIX,
+                ));
+            }
+        };
+        if seen.insert(name.clone(), value).is_some() {
+            return Err(wrong(format!("{name} is given twice"), FIX));
+        }
+    }
+    Ok(seen.into_iter().collect())
 }
 
 fn xla_options(text: &str) -> Result<BTreeMap<String, OverrideValue>, Wrong> {
@@ -182,6 +261,21 @@ fn degrees(text: &str) -> Result<Vec<usize>, Wrong> {
     Ok(degrees)
 }
 
+fn formats(text: &str) -> Result<Vec<ReportFormat>, Wrong> {
+    let mut formats = Vec::new();
+    for part in parts(text) {
+        let format = ReportFormat::parse(part).map_err(|_| {
+            let known = ReportFormat::choices(None).join(", ");
+            let problem = format!("`{part}` is no format; there are {known}");
+            wrong(problem, "write --format html,json")
+        })?;
+        if !formats.contains(&format) {
+            formats.push(format);
+        }
+    }
+    Ok(formats)
+}
+
 fn resume(text: &str) -> Result<Resume, Wrong> {
     match parse_bool(text) {
         Some(true) => Ok(Resume::Latest),
@@ -225,6 +319,38 @@ mod tests {
                 panic!("{text}")
             };
             assert_eq!(problem, format!("`{part}` is not of the form name=value"));
+        }
+    }
+
+    #[test]
+    fn arguments_are_pairs_or_an_object() {
+        let given = |name: &str, value| (name.to_string(), value);
+        let expected: Arguments = [
+            given("decay_type", Argument::Text("linear".into())),
+            given("num_decay_steps", Argument::Number(8.0)),
+            given("nesterov", Argument::Bool(true)),
+        ]
+        .into_iter()
+        .collect();
+        for text in [
+            "num_decay_steps=8, decay_type=linear,nesterov=True,min_lr=None",
+            r#"{"num_decay_steps": 8, "decay_type": "linear", "nesterov": true, "min_lr": null}"#,
+            r#"{"num_decay_steps": "8", "decay_type": "linear", "nesterov": "True"}"#,
+        ] {
+            assert_eq!(
+                NamedArguments::parse(text).as_ref(),
+                Ok(&expected),
+                "{text}"
+            );
+        }
+        for text in ["", "None", "none", "{}"] {
+            assert_eq!(NamedArguments::parse(text), Ok(Arguments::default()));
+        }
+        for text in ["power", "a=1,a=2", "{\"a\": [1]}", "{'a': 1}"] {
+            assert!(
+                matches!(NamedArguments::parse(text), Err(Wrong::Form { .. })),
+                "{text}"
+            );
         }
     }
 

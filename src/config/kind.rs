@@ -4,7 +4,7 @@
 //! understood in two ways.
 
 use super::command::CommandName;
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::ops::RangeBounds;
 use std::path::PathBuf;
 
@@ -18,6 +18,8 @@ pub enum Form {
     Number,
     /// One word.
     Word,
+    /// One word of `name=value` pairs. File: also a table.
+    Pairs,
     /// One word, which may begin with a hyphen.
     Prose,
     /// One or more words after the flag, or the flag several times. File: a list of strings.
@@ -170,6 +172,7 @@ kinds! {
     for bool = Form::Switch, "true|false", "true or false", |text| parse_bool(text).ok_or(Wrong::Kind);
     /// A seed.
     for u64 = Form::Number, "N", "a whole number that is 0 or more", seed;
+    for Interval = Form::Number, "N", "a whole number that is at least 1, or a share of all steps between 0 and 1", interval;
     for Degree = Form::Number, "N|auto", "a whole number that is at least 1, or auto", degree;
     for String = Form::Word, "TEXT", "a text", |text| Ok(text.into());
     for PathBuf = Form::Word, "PATH", "a path", |text| Ok(text.into());
@@ -232,6 +235,29 @@ fn max_steps(text: &str) -> Result<Option<u64>, Wrong> {
         ..-1 => Err(Wrong::Kind),
         -1 | 0 => Ok(None),
         1.. => Count::<1>::parse(text).map(|steps| Some(steps as u64)),
+    }
+}
+
+/// How often something happens: every N steps or, below 1, every share of all steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Interval {
+    Steps(usize),
+    Share(f64),
+}
+
+impl fmt::Display for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Interval::Steps(steps) => write!(f, "{steps}"),
+            Interval::Share(share) => write!(f, "{share}"),
+        }
+    }
+}
+
+fn interval(text: &str) -> Result<Interval, Wrong> {
+    match parse_float(text) {
+        Some(share) if share > 0.0 && share < 1.0 => Ok(Interval::Share(share)),
+        _ => Count::<1>::parse(text).map(Interval::Steps),
     }
 }
 
@@ -427,6 +453,11 @@ mod tests {
         assert_eq!(MaxSteps::parse("-1"), Ok(None));
         assert_eq!(MaxSteps::parse("7"), Ok(Some(7)));
         assert_eq!(MaxSteps::parse("-2"), Err(Wrong::Kind));
+        assert_eq!(Interval::parse("0.25"), Ok(Interval::Share(0.25)));
+        assert_eq!(Interval::parse("20.0"), Ok(Interval::Steps(20)));
+        for text in ["0", "1.5", "-0.5", "nan"] {
+            assert_eq!(Interval::parse(text), Err(Wrong::Kind), "{text}");
+        }
         assert_eq!(Degree::parse("auto"), Ok(Degree::Auto));
         assert_eq!(Degree::parse("0"), Err(Wrong::Kind));
     }

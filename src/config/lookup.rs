@@ -1,9 +1,9 @@
 //! Flags by name, and how a text becomes a flag's value.
 
 use super::command::{COMMANDS, CommandName};
-use super::error::{Advice, Origin, UsageError};
+use super::error::{Advice, Asked, Origin, UsageError};
 use super::flags::{FLAGS, Flag, Flags, Support};
-use super::kind::Wrong;
+use super::kind::{Wrong, parse_bool};
 use super::nearest::nearest;
 use super::unbuilt::UNBUILT;
 
@@ -57,35 +57,53 @@ impl Flags {
     ) -> Result<(), UsageError> {
         let text = texts.join(" ");
         match flag.support {
-            Support::Built(read) => read(self, texts, origin.clone())
-                .map_err(|wrong| refused(flag, self.command, &text, origin, wrong)),
-            Support::NoEffect => {
-                self.notes.push(format!(
-                    "{origin}: `{}` changes nothing here: {}",
-                    flag.name, flag.help
-                ));
+            Support::Built(read) => {
+                read(self, texts, origin.clone())
+                    .map_err(|wrong| refused(flag, self.command, &text, origin, wrong))?;
+                self.typed.0.entry(flag.name).or_insert(text);
                 Ok(())
             }
-            Support::Only(accepted) => {
-                if accepted
-                    .iter()
-                    .any(|known| known.eq_ignore_ascii_case(&text))
-                {
+            Support::Known { silent, noted } => {
+                let is_in = |values: &[&str]| values.iter().any(|value| same(value, &text));
+                if is_in(silent) {
                     return Ok(());
                 }
-                let value = if text.is_empty() {
-                    "set".into()
-                } else {
-                    format!("`{text}`")
-                };
-                Err(UsageError::Refused {
-                    name: flag.name,
-                    origin,
-                    value,
-                    reason: flag.help,
-                })
+                if noted.is_none_or(is_in) {
+                    self.notes.push(format!(
+                        "{origin}: `{}` changes nothing here: {}",
+                        flag.name, flag.help
+                    ));
+                    return Ok(());
+                }
+                Err(unsupported(flag, &text, origin, None))
             }
+            Support::Instead(equivalent) => match equivalent(&text) {
+                None => Ok(()),
+                equivalent => Err(unsupported(flag, &text, origin, equivalent)),
+            },
         }
+    }
+}
+
+/// Whether two texts say the same: in any case, and booleans in every spelling.
+fn same(a: &str, b: &str) -> bool {
+    let truth = parse_bool(a);
+    a.eq_ignore_ascii_case(b) || (truth.is_some() && truth == parse_bool(b))
+}
+
+fn unsupported(flag: &Flag, text: &str, origin: Origin, instead: Option<String>) -> UsageError {
+    UsageError::Refused {
+        name: flag.name,
+        origin,
+        asked: Box::new(Asked {
+            value: if text.is_empty() {
+                "set".into()
+            } else {
+                format!("`{text}`")
+            },
+            instead,
+        }),
+        reason: flag.help,
     }
 }
 

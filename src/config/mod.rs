@@ -1,8 +1,9 @@
 //! From what the user typed to a resolved, legal plan, in two stages:
 //!
 //! 1. *typed*: the command line (`command_line`) and `--config` files (`config_file`) become
-//!    `flags::Flags`, whose one declaration also feeds `--help` and `docs/flags.md` (`reference_tests`).
-//! 2. *resolved*: `rules` refuse every illegal combination, then `resolve` makes the plans of
+//!    `flags::Flags`, whose one declaration also feeds `--help` (`help`) and `docs/flags.md`
+//!    (`reference_tests`). Mistakes are collected on the way.
+//! 2. *resolved*: `rules` refuse these and every illegal combination, then `resolve` makes the plans of
 //!    `plan`, which the commands take and which hold no `Option` that does not mean something.
 //!
 //! In between, names of models and data sets on the Hub become the paths of fetched files
@@ -21,31 +22,39 @@ mod fixture;
 mod flags;
 mod forms;
 mod from_hub;
+mod glue;
+mod help;
+mod instead;
 mod kind;
 mod lookup;
 mod mesh;
+#[cfg(test)]
+mod migration_tests;
 mod nearest;
 mod plan;
 #[cfg(test)]
 mod reference_tests;
 mod resolve;
 mod rules;
+mod sagemaker;
 mod scaling;
 mod setting;
 #[cfg(test)]
 mod snapshot_tests;
 mod unbuilt;
 
-pub use choices::{Axis, Device};
-pub use error::{Advice, Origin, UsageError};
+pub use choices::{Alignment, Axis, Device, ReportFormat};
+pub use error::{Advice, Asked, Origin, UsageError};
 pub use nearest::nearest;
 pub use plan::{
     BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, DevicePlan, DoctorPlan,
-    FitPlan, GeneratePlan, MeshComparison, ModelSource, PredictPlan, PruneRules, QuickstartPlan,
-    RunPlan, ScaledRun, ScalingPlan, ShowForm, TaskPlan, TokenizerSource, TopPlan,
+    FitPlan, GeneratePlan, LossComparison, MeshComparison, ModelSource, PredictPlan, PruneRules,
+    QuickstartPlan, ReportPlan, RunPlan, ScaledRun, ScalingPlan, ShowForm, TaskPlan,
+    TokenizerSource, TopPlan,
 };
 pub use scaling::into_directory;
 
+use command_line::Parsed;
 use std::ffi::OsString;
 
 /// What the command line asks for.
@@ -68,9 +77,25 @@ pub enum Invocation {
 /// Reads a command line, program name first, together with the `--config` file that it may name.
 ///
 /// # Errors
-/// Everything that is wrong with it.
+/// Everything that is wrong with it, all at once.
 pub fn from_args(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, UsageError> {
     from_args_among(None, args)
+}
+
+/// What was typed, together with the settings file's, checked; names of the Hub are still names.
+fn read(
+    processes: Option<(usize, usize)>,
+    args: impl IntoIterator<Item = OsString>,
+) -> Result<Parsed, UsageError> {
+    let mut flags = match command_line::parse(args)? {
+        Parsed::Text(text) => return Ok(Parsed::Text(text)),
+        Parsed::Flags(flags) => config_file::read(*flags),
+    };
+    sagemaker::apply(&mut flags);
+    glue::apply(&mut flags);
+    flags.processes = processes;
+    rules::check(&flags)?;
+    Ok(Parsed::Flags(Box::new(flags)))
 }
 
 /// Reads what each process of a job will run, before the launcher starts them: `processes` in all
@@ -82,13 +107,10 @@ pub fn from_args_among(
     processes: Option<(usize, usize)>,
     args: impl IntoIterator<Item = OsString>,
 ) -> Result<Invocation, UsageError> {
-    let mut flags = match command_line::parse(args)? {
-        command_line::Parsed::Text(text) => return Ok(Invocation::Print(text)),
-        command_line::Parsed::Flags(flags) => config_file::read(*flags)?,
+    let flags = match read(processes, args)? {
+        Parsed::Text(text) => return Ok(Invocation::Print(text)),
+        Parsed::Flags(flags) => from_hub::fetch(*flags)?,
     };
-    flags.processes = processes;
-    rules::check(&flags)?;
-    let flags = from_hub::fetch(flags)?;
     // Once more: what came from the Hub must be what it was taken for.
     rules::check(&flags)?;
     let notes = flags.notes.iter().cloned().chain(mesh::note(&flags));

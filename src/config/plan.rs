@@ -2,7 +2,7 @@
 //! that remains means something and says what. Paths that were named have been seen to exist, but
 //! no file was read.
 
-use super::choices::{Axis, Device};
+use super::choices::{Alignment, Axis, Device, ReportFormat};
 use crate::cache::CacheSettings;
 use crate::launch::LaunchSettings;
 pub use crate::tasks::TaskPlan;
@@ -10,6 +10,7 @@ use crate::trainer::device::DeviceSettings;
 use crate::trainer::generate::Sampling;
 use crate::trainer::gpu::Gpu;
 use crate::trainer::settings::TrainSettings;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// One command with everything that it needs.
@@ -22,6 +23,7 @@ pub enum Command {
     Bench(BenchPlan),
     Doctor(DoctorPlan),
     Top(TopPlan),
+    Report(ReportPlan),
     Launch(LaunchSettings),
     Scaling(ScalingPlan),
     Quickstart(QuickstartPlan),
@@ -65,6 +67,8 @@ pub struct TokenizerSource {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum ConfigSource {
+    /// What a new model of this `model_type` starts from.
+    Default(&'static str),
     /// One of [`xtrain_models::presets`].
     Preset(&'static str),
     /// A `config.json`.
@@ -76,6 +80,8 @@ pub enum ConfigSource {
 pub struct RunPlan {
     /// The first word of the command line that needs the run's graphs.
     pub verb: &'static str,
+    /// Every setting by its flag's name, as typed or by default; secrets left out.
+    pub settings: BTreeMap<&'static str, String>,
     pub device: DevicePlan,
     /// A GPU to compile for, which need not be attached; only where nothing runs.
     pub target: Option<Gpu>,
@@ -100,6 +106,8 @@ pub struct RunPlan {
     pub dry_run: bool,
     /// Print it as JSON.
     pub json: bool,
+    /// Write a report at the end.
+    pub report: bool,
     /// The batch size is to be found (`--per_device_train_batch_size auto`); until then `train` has
     /// 1.
     pub auto_batch: bool,
@@ -238,6 +246,31 @@ pub struct TopPlan {
     pub json: bool,
     /// Where neuron-monitor writes, if the user named it.
     pub neuron_monitor: Option<PathBuf>,
+}
+
+/// `xtrain report`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReportPlan {
+    /// At least one; two to compare losses.
+    pub runs: Vec<PathBuf>,
+    /// The place of the baseline among them.
+    pub baseline: usize,
+    pub price_per_hour: Option<f64>,
+    pub formats: Vec<ReportFormat>,
+    /// `None`: by the formats.
+    pub output: Option<PathBuf>,
+    pub compare_losses: Option<LossComparison>,
+    pub json: bool,
+}
+
+/// `xtrain report --compare_losses`, with the bounds beyond which it fails.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LossComparison {
+    pub align: Alignment,
+    pub window: usize,
+    pub largest: Option<f64>,
+    pub mean: Option<f64>,
+    pub smoothed: Option<f64>,
 }
 
 /// `xtrain quickstart`.

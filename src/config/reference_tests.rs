@@ -36,16 +36,26 @@ fn markdown() -> String {
     }
     page.push_str(UNBUILT_INTRODUCTION);
     for flag in lookup::all().filter(|flag| !flag.is_built()) {
-        let accepted = match flag.support {
-            Support::Only(values) => values
-                .iter()
-                .filter(|v| !v.is_empty())
-                .map(|v| format!("`{v}`"))
+        let list = |values: &[&str]| {
+            let named = values.iter().filter(|value| !value.is_empty());
+            named
+                .map(|value| format!("`{value}`"))
                 .collect::<Vec<_>>()
-                .join(", "),
-            Support::NoEffect | Support::Built(_) => "anything".into(),
+                .join(", ")
         };
-        let _ = writeln!(page, "| `{}` | {accepted} | {} |", flag.name, flag.help);
+        let (accepted, noted) = match flag.support {
+            Support::Known { silent, noted } => (
+                list(silent),
+                noted.map_or("anything else".to_string(), list),
+            ),
+            Support::Instead(_) => ("`false`".into(), String::new()),
+            Support::Built(_) => unreachable!("these are not built"),
+        };
+        let _ = writeln!(
+            page,
+            "| `{}` | {accepted} | {noted} | {} |",
+            flag.name, flag.help
+        );
     }
     page
 }
@@ -56,15 +66,26 @@ const INTRODUCTION: &str = "# Flags
 
 Names, meanings and defaults are those of transformers' `TrainingArguments`, `run_clm`, `run_mlm` and `run_glue`. Each name may be written in snake_case or
 kebab-case (`--learning_rate`, `--learning-rate`), with a blank or `=` before the value. A boolean alone means true; `true` or `false` may
-follow. When a flag is given twice, the last one counts; file flags collect.
+follow, and `--no_NAME` means false. When a flag is given twice, the last one counts; file flags collect. All mistakes of a command line are
+reported at once.
 
-`--config FILE` reads the same names from a TOML or JSON file, all at the top level. Flags win over the file. Unknown names are errors. A
-JSON `null` means \"not set\", and a string is read as on the command line. Paths are relative to the working directory in both.
+`--config FILE`, or the file alone as in `xtrain train clm FILE`, reads the same names from a TOML or JSON file, all at the top level. Flags win over the file. Unknown names are errors. A
+JSON `null` means \"not set\", a string is read as on the command line, and the arguments of schedules and optimizers may be a table. Paths
+are relative to the working directory in both.
 
 `train` trains unless only `--do_eval` is given. An output directory that is not empty is refused unless `--overwrite_output_dir` or
 `--resume_from_checkpoint` is given; overwriting deletes nothing up front, files are replaced as new ones are written.
 A training run locks its output directory (`.xtrain.lock` names host, process and time); a second one is refused. The lock of a killed run
 counts no more on its own host; on another one `--take_over_output_dir` is needed.
+
+`--lr_scheduler_kwargs` takes, by schedule: cosine and cosine_with_restarts `num_cycles`; polynomial `lr_end`, `power`; inverse_sqrt `timescale`;
+cosine_with_min_lr `min_lr` or `min_lr_rate`, `num_cycles`; cosine_warmup_with_min_lr these and `warmup_lr_rate`; warmup_stable_decay
+`num_decay_steps`, `num_stable_steps`, `warmup_type`, `decay_type`, `min_lr_ratio`, `num_cycles`. All mean what they mean in transformers.
+
+`--optim_args` takes, by optimizer: sgd `momentum`, `dampening`, `nesterov`; adagrad `lr_decay`, `eps`; rmsprop `alpha`, `eps`, `momentum`,
+`centered`; adafactor `eps`, `clip_threshold`, `decay_rate`; lamb `eps`; muon `momentum`, `nesterov`, `ns_steps`, `eps`, `adjust_lr_fn`. Weight
+decay is part of the gradient in sgd, adagrad and rmsprop, as in torch, and decoupled in the others. Muon orthogonalizes the matrices between
+hidden states; embeddings, heads and vectors are AdamW's.
 
 Exit codes: 0 success, 1 failure, 2 a mistake in the command line or settings file (nothing was started), 130 after SIGINT and 143 after
 SIGTERM when the run stopped at the end of a step and saved a checkpoint, or before its first step, with nothing to save; 3 after a second
@@ -72,13 +93,13 @@ signal, which ends a run at once, without saving.
 ";
 
 const UNBUILT_INTRODUCTION: &str = "
-## Known, not built
+## Known names without a flag
 
-These names of `TrainingArguments` and the scripts are known. The values listed say what xtrain does anyway and are accepted, so that a dump
-of a notebook's arguments works; any other value is an error.
+These names of `TrainingArguments` and the scripts are known. Values that ask for what happens anyway are accepted, with a note where they say
+something, so that a command line or a dump of a notebook's arguments works; any other value is an error that names the flags that do the same.
 
-| Name | Accepted | Why |
-|---|---|---|
+| Name | Accepted | With a note | Why |
+|---|---|---|---|
 ";
 
 fn names(flag: &Flag) -> String {

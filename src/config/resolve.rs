@@ -1,13 +1,15 @@
 //! What was typed becomes plans: defaults that depend on other settings are decided here, and
 //! nowhere else. Runs after `rules`, so what is missing here cannot be missing.
 
-use super::choices::{AttentionDropoutKernel, AttnImplementation, Strategy, Target};
+use super::choices::{
+    AttentionDropoutKernel, AttnImplementation, RunReport, SaveStrategy, Strategy, Target,
+};
 use super::command::sets::{LABELLED, TRAIN_EVAL, TRAINING};
 use super::command::{CacheVerb, CommandName, TaskName};
 use super::derived::local_files;
 use super::error::UsageError;
 use super::flags::Flags;
-use super::kind::Degree;
+use super::kind::{Degree, Interval};
 use super::mesh;
 use super::plan::*;
 use super::scaling;
@@ -24,12 +26,13 @@ use crate::tasks::{ClmDataSettings, ClsDataSettings, MlmDataSettings, TokenClsDa
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::generate::Sampling;
 use crate::trainer::settings::{
-    BestRule, Cadence, Checkpointing, EarlyStopping, OptimizerSettings, Precision, TrainSettings,
+    BestRule, Cadence, Checkpointing, EarlyStopping, ExampleOrder, OptimizerSettings, Precision,
+    TrainSettings,
 };
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use xtrain_graphs::optim::ADAMW;
-use xtrain_models::{default_preset, preset_name};
+use xtrain_models::preset_name;
 
 const CHECKED: &str = "a rule refuses a command without it";
 
@@ -65,6 +68,7 @@ pub fn resolve(flags: &Flags) -> Result<Command, UsageError> {
             json: *flags.json,
             neuron_monitor: flags.neuron_monitor.clone(),
         }),
+        CommandName::Report => Command::Report(report_plan(flags)),
         CommandName::Launch => Command::Launch(launch_settings(flags)),
         CommandName::Scaling => Command::Scaling(scaling::plan(flags)?),
         CommandName::Quickstart => Command::Quickstart(quickstart_plan(flags)),
@@ -80,6 +84,7 @@ pub fn resolve(flags: &Flags) -> Result<Command, UsageError> {
 fn run_plan(flags: &Flags, verb: &'static str, task: TaskName) -> RunPlan {
     RunPlan {
         verb,
+        settings: flags.settings(),
         device: device(flags),
         target: match *flags.target {
             Some(Target::Gpu(gpu)) => Some(gpu),
@@ -98,12 +103,35 @@ fn run_plan(flags: &Flags, verb: &'static str, task: TaskName) -> RunPlan {
         take_over_output_dir: *flags.take_over_output_dir,
         dry_run: *flags.dry_run,
         json: *flags.json,
+        report: match *flags.report {
+            RunReport::Html => true,
+            RunReport::None => false,
+        },
         auto_batch: *flags.per_device_train_batch_size == Degree::Auto,
         memory: *flags.memory,
         compare: flags.compare_meshes.map(|devices| MeshComparison {
             devices,
             given: mesh::degrees(flags).map(|degree| degree.count().filter(|_| degree.is_given())),
         }),
+    }
+}
+
+fn report_plan(flags: &Flags) -> ReportPlan {
+    let compare = flags.compare_losses.then(|| LossComparison {
+        align: *flags.align,
+        window: *flags.window,
+        largest: *flags.largest,
+        mean: *flags.mean,
+        smoothed: *flags.smoothed,
+    });
+    ReportPlan {
+        runs: flags.runs.iter().map(PathBuf::from).collect(),
+        baseline: flags.baseline_place().unwrap_or(0),
+        price_per_hour: *flags.price_per_hour,
+        formats: flags.format.clone(),
+        output: flags.report_file.clone(),
+        compare_losses: compare,
+        json: *flags.json,
     }
 }
 
@@ -253,10 +281,9 @@ fn model(flags: &Flags) -> ModelSource {
 }
 
 /// A file or directory here wins over a preset of the same name, as it does in transformers.
-fn config_source(name: Option<&str>, model_type: Option<&str>) -> ConfigSource {
+fn config_source(name: Option<&str>, model_type: Option<&'static str>) -> ConfigSource {
     let Some(name) = name else {
-        let preset = model_type.and_then(default_preset);
-        return ConfigSource::Preset(preset.expect(CHECKED));
+        return ConfigSource::Default(model_type.expect(CHECKED));
     };
     let path = Path::new(name);
     if path.is_file() {
@@ -458,11 +485,27 @@ fn cache_root(given: Option<PathBuf>, variable: impl Fn(&str) -> Option<PathBuf>
         .unwrap_or_else(|| ".xtrain-cache".into())
 }
 
-fn cadence(strategy: Strategy, every: usize) -> Cadence {
+fn cadence(strategy: Strategy, every: Interval) -> Cadence {
     match strategy {
-        Strategy::Steps => Cadence::Steps(every as u64),
+        Strategy::Steps => steps(every),
         Strategy::Epoch => Cadence::Epoch,
         Strategy::No => Cadence::Never,
+    }
+}
+
+fn save_cadence(strategy: SaveStrategy, every: Interval) -> Cadence {
+    match strategy {
+        SaveStrategy::Steps => steps(every),
+        SaveStrategy::Epoch => Cadence::Epoch,
+        SaveStrategy::No => Cadence::Never,
+        SaveStrategy::Best => Cadence::Best,
+    }
+}
+
+fn steps(every: Interval) -> Cadence {
+    match every {
+        Interval::Steps(steps) => Cadence::Steps(steps as u64),
+        Interval::Share(share) => Cadence::Share(share),
     }
 }
 
@@ -490,16 +533,27 @@ fn train_settings(flags: &Flags) -> TrainSettings {
         optimizer: optimizer(flags),
         precision: precision(flags),
         eval_precision: eval_precision(flags),
+        label_smoothing: *flags.label_smoothing_factor,
         logging: cadence(*flags.logging_strategy, logging_steps),
         logging_first_step: *flags.logging_first_step,
-        save: cadence(*flags.save_strategy, *flags.save_steps),
+        save: save_cadence(*flags.save_strategy, *flags.save_steps),
         save_total_limit: *flags.save_total_limit,
+        async_save: *flags.async_save,
         eval: cadence(
             *flags.eval_strategy,
             flags.eval_steps.unwrap_or(logging_steps),
         ),
+        save_only_model: *flags.save_only_model,
+        eval_delay: *flags.eval_delay,
+        eval_on_start: *flags.eval_on_start,
         max_shard_size: *flags.max_shard_size,
         best: best(flags),
+        example_order: if *flags.group_by_length {
+            ExampleOrder::GroupByLength
+        } else {
+            *flags.train_sampling_strategy
+        },
+        tokens_seen: *flags.include_num_input_tokens_seen,
         dataloader_drop_last: *flags.dataloader_drop_last,
         resume: flags.resume_from_checkpoint.clone(),
         disable_tqdm: *flags.disable_tqdm,
@@ -511,7 +565,8 @@ fn train_settings(flags: &Flags) -> TrainSettings {
 fn best(flags: &Flags) -> Option<BestRule> {
     let load_at_end = *flags.load_best_model_at_end;
     let named = flags.metric_for_best_model.as_deref();
-    if named.is_none() && flags.early_stopping_patience.is_none() && !load_at_end {
+    let saves_best = *flags.save_strategy == SaveStrategy::Best;
+    if named.is_none() && flags.early_stopping_patience.is_none() && !load_at_end && !saves_best {
         return None;
     }
     let metric = named.unwrap_or("loss");
@@ -556,13 +611,18 @@ fn optimizer(flags: &Flags) -> OptimizerSettings {
     let warmup = *flags.warmup_steps;
     OptimizerSettings {
         kind: *flags.optim,
+        arguments: flags.optim_args.clone(),
         learning_rate: *flags.learning_rate,
         weight_decay: *flags.weight_decay,
         adam_beta1: *flags.adam_beta1,
         adam_beta2: *flags.adam_beta2,
         adam_epsilon: *flags.adam_epsilon,
         max_grad_norm: *flags.max_grad_norm,
-        schedule: *flags.lr_scheduler_type,
+        schedule: flags
+            .lr_scheduler_type
+            .with(&flags.lr_scheduler_kwargs)
+            .expect(CHECKED),
+        schedule_arguments: flags.lr_scheduler_kwargs.clone(),
         warmup_steps: (warmup >= 1.0).then_some(warmup as u64),
         warmup_ratio: if warmup > 0.0 && warmup < 1.0 {
             warmup

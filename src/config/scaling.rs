@@ -8,10 +8,12 @@ use super::command_line::{self, Parsed};
 use super::config_file;
 use super::error::UsageError;
 use super::flags::Flags;
+use super::glue;
 use super::kind::Degree;
 use super::mesh::{degrees, mesh};
 use super::plan::{ScaledRun, ScalingPlan};
 use super::rules;
+use super::sagemaker;
 use super::setting::Setting;
 use crate::trainer::settings::Resume;
 use std::path::Path;
@@ -151,6 +153,8 @@ pub fn into_directory(words: &[String], dir: &Path) -> Vec<String> {
         "true",
         "--disable_tqdm",
         "true",
+        "--report",
+        "none",
     ];
     words
         .iter()
@@ -233,7 +237,13 @@ fn read(words: &[String], axis: Axis) -> Result<Flags, UsageError> {
 fn parse(words: &[String]) -> Result<Flags, UsageError> {
     let words = std::iter::once("xtrain").chain(words.iter().map(String::as_str));
     match command_line::parse(words.map(Into::into))? {
-        Parsed::Flags(flags) => config_file::read(*flags),
+        Parsed::Flags(flags) => {
+            let mut flags = config_file::read(*flags);
+            sagemaker::apply(&mut flags);
+            glue::apply(&mut flags);
+            UsageError::all(flags.mistakes.clone())?;
+            Ok(flags)
+        }
         Parsed::Text(_) => refuse(
             "the command after -- asks for help",
             "write a command that runs",

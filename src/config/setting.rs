@@ -2,6 +2,7 @@
 
 use super::error::Origin;
 use super::kind::{Kind, Optional, Wrong};
+use std::collections::BTreeMap;
 use std::ops::Deref;
 
 /// Reads as its value; not `Clone`, so that `clone` is the value's too.
@@ -71,6 +72,17 @@ impl<T> Setting<T> {
     /// The flag's name, if somebody gave it.
     pub fn given_name(&self) -> Option<&'static str> {
         self.is_given().then_some(self.name)
+    }
+}
+
+/// What was given, by name, as it was typed. How a value was spelled is no difference between two
+/// command lines.
+#[derive(Debug, Default)]
+pub struct Typed(pub BTreeMap<&'static str, String>);
+
+impl PartialEq for Typed {
+    fn eq(&self, _other: &Typed) -> bool {
+        true
     }
 }
 

@@ -30,8 +30,12 @@ fn snapshot_of_messages() {
             }
             Ok(Invocation::Print(page)) => panic!("{line} prints {page}"),
             Err(error) => {
-                let hint = error.hint().unwrap_or_default();
-                writeln!(messages, "$ {line}\n{error}\n  {hint}\n")
+                let _ = writeln!(messages, "$ {line}");
+                for error in error.each() {
+                    let hint = error.hint().unwrap_or_default();
+                    let _ = writeln!(messages, "{error}\n  {hint}");
+                }
+                writeln!(messages)
             }
         };
     }

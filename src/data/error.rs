@@ -51,7 +51,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 #[derive(Debug, Error)]
 pub enum Error {
-    #[error("cannot {doing} {}: {source}", path.display())]
+    #[error("cannot {doing} {}: {source}{}", path.display(), room(source))]
     Io {
         doing: &'static str,
         path: PathBuf,
@@ -254,8 +254,25 @@ pub enum Error {
     )]
     NoBatch { rows: usize, batch_size: usize },
 
-    #[error(transparent)]
-    Cache(#[from] crate::checkpoint::Error),
+    /// Of the tokenized text's directory. The message is whole, so there is no source.
+    #[error("{}", .0.naming("--cache_dir"))]
+    Cache(crate::checkpoint::Error),
+}
+
+impl From<crate::checkpoint::Error> for Error {
+    fn from(error: crate::checkpoint::Error) -> Self {
+        Error::Cache(error)
+    }
+}
+
+/// What to do where the tokenized text has no room.
+fn room(error: &io::Error) -> &'static str {
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    if matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge) {
+        " (free some space or choose another --cache_dir)"
+    } else {
+        ""
+    }
 }
 
 impl Error {

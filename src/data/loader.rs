@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use super::batch::Batch;
 use super::queue::{Receiver, Sender, queue};
-use super::sampler::{BatchPlan, Position};
+use super::sampler::{BatchPlan, Order, Position, group_by_length};
 use super::set::Set;
 use crate::report::panics;
 
@@ -79,7 +79,18 @@ impl<T, E> Source<T, E> {
         if let Some((_, order)) = orders.iter().find(|(known, _)| *known == epoch) {
             return order.clone();
         }
-        let order = Arc::new(self.spec.plan.order.epoch(self.spec.plan.rows, epoch));
+        let BatchPlan {
+            order,
+            rows,
+            batch_size,
+            ..
+        } = self.spec.plan;
+        let mut rows = order.epoch(rows, epoch);
+        if matches!(order, Order::Grouped { .. }) {
+            let length = |row: u32| self.spec.set.rows.length(row as usize);
+            group_by_length(&mut rows, length, batch_size);
+        }
+        let order = Arc::new(rows);
         if orders.len() == 2 {
             orders.pop_front();
         }

@@ -36,6 +36,12 @@ pub fn percentage(source: &SourceSettings) -> f64 {
     source.validation_split_percentage.clamp(0.0, 100.0)
 }
 
+/// Whether files can be made in a directory, which is made if it is missing.
+fn writable(dir: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(dir)?;
+    tempfile::tempfile_in(dir).map(drop)
+}
+
 /// One set to make.
 pub struct Job<'a> {
     /// Of the task; part of the file's name.
@@ -133,9 +139,10 @@ impl Job<'_> {
         {
             return Ok(set);
         }
-        let cache_dir = &self.source.cache_dir;
-        std::fs::create_dir_all(cache_dir).map_err(Error::io("create", cache_dir))?;
-        atomic::clean_leftovers(cache_dir)?;
+        if let Err(error) = writable(&self.source.cache_dir) {
+            return self.make_for_this_run(&error, write);
+        }
+        atomic::clean_leftovers(&self.source.cache_dir)?;
         let doing = format!("tokenizing the same {} text", self.what);
         let _lock = Lock::wait(&path.with_extension("lock"), &doing);
         let (mut made, mut origin) = (0, Origin::Tokenized);
@@ -162,6 +169,26 @@ impl Job<'_> {
             write(&path, self.tokenizer.id_bound() > 1 << 16)?;
             made += 1;
         }
+    }
+
+    /// Makes the set where only this process sees it, because the cache directory cannot be written.
+    /// What is mapped stays when the directory goes.
+    fn make_for_this_run(
+        &self,
+        error: &std::io::Error,
+        write: impl Fn(&Path, bool) -> Result<()>,
+    ) -> Result<Rows> {
+        let cache_dir = self.source.cache_dir.display();
+        eprintln!(
+            "warning: --cache_dir: {cache_dir} cannot be written ({error}): the tokenized {} text is not kept",
+            self.what
+        );
+        let temporary = std::env::temp_dir();
+        let dir = tempfile::tempdir().map_err(Error::io("create a directory in", &temporary))?;
+        let path = dir.path().join("set.rows");
+        write(&path, self.tokenizer.id_bound() > 1 << 16)?;
+        let read = Rows::open(&path).map(|set| set.with_origin(Origin::Tokenized));
+        read.map_err(|reason| Error::io("read back", &path)(std::io::Error::other(reason)))
     }
 
     /// Reads and encodes the job's share of the samples. Errors are not left out with the samples

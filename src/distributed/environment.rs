@@ -8,6 +8,8 @@ use std::time::Duration;
 
 pub const ENDPOINT: &str = "XTRAIN_RDZV_ENDPOINT";
 pub const GENERATION: &str = "XTRAIN_GENERATION";
+/// Seconds since 1970 at which the launcher started.
+pub const LAUNCHED: &str = "XTRAIN_LAUNCHED";
 pub const HEARTBEAT_TIMEOUT: &str = "XTRAIN_HEARTBEAT_TIMEOUT";
 pub const RDZV_TIMEOUT: &str = "XTRAIN_RDZV_TIMEOUT";
 
@@ -87,6 +89,11 @@ fn secret_folder() -> PathBuf {
         .or_else(home)
         .unwrap_or_else(std::env::temp_dir)
         .join("xtrain")
+}
+
+/// When the launcher of this process started, in seconds since 1970, if one of ours started it.
+pub fn launched() -> Option<f64> {
+    std::env::var(LAUNCHED).ok()?.parse().ok()
 }
 
 /// What one launcher's variables mean.

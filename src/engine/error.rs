@@ -88,6 +88,19 @@ impl Error {
         }
     }
 
+    /// Each message in one line, with what to do about it: several where a command line has
+    /// several mistakes.
+    pub fn messages(&self) -> Vec<(String, Option<String>)> {
+        match self {
+            Error::Usage(usage) => {
+                let each = usage.each();
+                each.map(|error| (error.to_string(), error.hint()))
+                    .collect()
+            }
+            Error::Failed { .. } => vec![(self.one_line(), self.hint())],
+        }
+    }
+
     /// What to do about it, where that is known.
     pub fn hint(&self) -> Option<String> {
         match self {

@@ -3,6 +3,7 @@
 use super::error::{Error, failed};
 use super::run::Run;
 use crate::data::Set;
+use crate::report::accounting::{self, Part};
 use crate::trainer::evaluate::{Evaluation, evaluate};
 
 impl Run {
@@ -48,6 +49,7 @@ impl Run {
 
     /// One pass over a set, in order; a part of it if `stopped` becomes true.
     fn pass(&mut self, set: &Set, stopped: &dyn Fn() -> bool) -> Result<Evaluation, Error> {
+        let _evaluating = accounting::enter(Part::Evaluation);
         self.place_weights()?;
         let rows = self.plan.train.per_device_eval_batch_size;
         let client = self.session.client();

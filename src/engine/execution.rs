@@ -63,6 +63,7 @@ impl Execution {
             .map_err(failed("laying out the model"))?;
         let mut session = open_device(&self.device, train.mesh, &self.cache)?;
         session.set_eval_precision(train.eval_precision);
+        session.set_label_smoothing(train.label_smoothing);
         session.set_placements(placements);
         session.set_schedule(train.pipeline_schedule);
         session.set_sequence_parallel(train.sequence_parallel);

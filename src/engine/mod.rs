@@ -21,6 +21,7 @@ mod generate;
 pub mod meshes;
 pub mod model;
 mod precompile;
+mod process;
 pub mod resume;
 mod run;
 pub mod target;

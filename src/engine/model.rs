@@ -101,10 +101,14 @@ impl ModelConfig {
                 .map(String::as_str)
                 .collect::<Vec<_>>()
                 .join(", ");
-            eprintln!(
-                "note: {} has no head for {task}: {names} start at random",
-                directory.display()
-            );
+            let dir = directory.display();
+            if fit.replaces_a_head() {
+                eprintln!(
+                    "note: the head of {dir} has another shape (--ignore_mismatched_sizes): {names} start at random"
+                );
+            } else {
+                eprintln!("note: {dir} has no head for {task}: {names} start at random");
+            }
         }
         if !fit.unused.is_empty() {
             eprintln!(
@@ -135,6 +139,8 @@ fn scratch(
     tokenizer: Option<&Tokenizer>,
 ) -> Result<Config, Error> {
     let mut config = match source {
+        ConfigSource::Default(model_type) => xtrain_models::default_config(model_type)
+            .map_err(failed("reading the configuration"))?,
         ConfigSource::Preset(name) => xtrain_models::preset(name)
             .ok_or_else(|| Error::failed(format!("there is no preset {name}")))?,
         ConfigSource::File(file) => {
@@ -155,7 +161,9 @@ fn scratch(
         }
     }
     apply_overrides(&mut config, overrides)?;
-    if let (Some(tokenizer), ConfigSource::Preset(_)) = (tokenizer, source) {
+    if let (Some(tokenizer), ConfigSource::Default(_) | ConfigSource::Preset(_)) =
+        (tokenizer, source)
+    {
         fit_to_tokenizer(&mut config, overrides, tokenizer);
     }
     Ok(config)

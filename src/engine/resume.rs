@@ -10,7 +10,7 @@ use crate::distributed::ProcessGroup;
 use crate::trainer;
 use crate::trainer::run_loop::{Progress, RunLength};
 use crate::trainer::run_state::DATA_POSITION;
-use crate::trainer::settings::{OptimizerSettings, Resume, TrainSettings};
+use crate::trainer::settings::{Resume, TrainSettings};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
@@ -181,23 +181,47 @@ fn restarted_from(
     Ok(newest.transpose()?.flatten())
 }
 
-/// Refuses a checkpoint whose position means something else in this run; causes come before their
-/// effects.
-pub fn check_resume(saved: &Checkpoint, run: &TrainingState) -> Result<(), Error> {
+const BATCH: &str =
+    "the number of examples in a batch of all devices (--per_device_train_batch_size)";
+const ACCUMULATION: &str = "--gradient_accumulation_steps";
+
+/// Whether an epoch of the run has other batches or steps than where the checkpoint was saved.
+fn counts_otherwise(old: &TrainingState, run: &TrainingState) -> bool {
+    let counts = |state: &TrainingState| {
+        (
+            state.batch_size,
+            state.gradient_accumulation_steps,
+            state.batches_per_epoch,
+        )
+    };
+    counts(old) != counts(run)
+}
+
+/// Refuses a checkpoint whose position means nothing in this run; causes come before their effects.
+/// A set that was read ahead may be resumed at another batch size ([`Start::of`]), a stream not.
+pub fn check_resume(saved: &Checkpoint, run: &TrainingState, is_stream: bool) -> Result<(), Error> {
     let was = |what: &str, saved: u64, run: u64| {
         (saved != run).then(|| format!("{what} was {saved} when it was saved and is {run} now"))
     };
+    if saved.optimizer.is_none() {
+        return Err(Error::usage(
+            format!(
+                "{} was saved with --save_only_model: it holds no state to resume from",
+                saved.dir.display()
+            ),
+            "to train its weights further, give it as --model_name_or_path",
+        ));
+    }
     let old = &saved.state;
     let reason = was("--seed", old.seed, run.seed)
-        .or_else(|| was("--per_device_train_batch_size", old.batch_size, run.batch_size))
-        .or_else(|| was("--gradient_accumulation_steps", old.gradient_accumulation_steps, run.gradient_accumulation_steps))
+        .or_else(|| was(BATCH, old.batch_size, run.batch_size).filter(|_| is_stream))
+        .or_else(|| was(ACCUMULATION, old.gradient_accumulation_steps, run.gradient_accumulation_steps).filter(|_| is_stream))
         .or_else(|| {
             let differ = old.data_fingerprint != run.data_fingerprint;
             differ.then(|| {
-                "the training data, the tokenizer, the length of examples or the masking is not what it was saved with".into()
+                "the training data or its order, the tokenizer, the length of examples or the masking is not what it was saved with".into()
             })
-        })
-        .or_else(|| was("the number of batches in an epoch", old.batches_per_epoch, run.batches_per_epoch));
+        });
     match reason {
         Some(reason) => Err(Error::usage(
             trainer::Error::Resume {
@@ -213,18 +237,31 @@ pub fn check_resume(saved: &Checkpoint, run: &TrainingState) -> Result<(), Error
 
 /// The settings of a run that may be others when it is resumed, by their flags' names, for the
 /// `extra` of its checkpoints.
-pub fn changeable_settings(optimizer: &OptimizerSettings, schedule: &Schedule) -> Value {
-    json!({
+pub fn changeable_settings(train: &TrainSettings, schedule: &Schedule) -> Value {
+    let optimizer = &train.optimizer;
+    let mut settings = json!({
         "optim": optimizer.kind.name,
         "learning_rate": optimizer.learning_rate,
-        "lr_scheduler_type": format!("{:?}", schedule.kind).to_lowercase(),
+        "lr_scheduler_type": schedule.kind.name(),
         "warmup_steps": schedule.warmup,
         "weight_decay": optimizer.weight_decay,
         "adam_beta1": optimizer.adam_beta1,
         "adam_beta2": optimizer.adam_beta2,
         "adam_epsilon": optimizer.adam_epsilon,
         "max_grad_norm": optimizer.max_grad_norm,
-    })
+    });
+    for (name, given) in [
+        ("optim_args", &optimizer.arguments),
+        ("lr_scheduler_kwargs", &optimizer.schedule_arguments),
+    ] {
+        if !given.is_empty() {
+            settings[name] = given.to_string().into();
+        }
+    }
+    if train.label_smoothing > 0.0 {
+        settings["label_smoothing_factor"] = train.label_smoothing.into();
+    }
+    settings
 }
 
 /// Says which settings are not those of the checkpoint.
@@ -245,7 +282,13 @@ fn note_changes(old: &Map<String, Value>, new: &Map<String, Value>) {
 
 /// Says from where the run goes on, and what differs from the run that saved the checkpoint.
 /// Dropout and the like may change; shapes are checked with the weights.
-pub fn describe(saved: &Checkpoint, run: &TrainingState, model: &dyn Model, length: &RunLength) {
+pub fn describe(
+    saved: &Checkpoint,
+    run: &TrainingState,
+    model: &dyn Model,
+    length: &RunLength,
+    start: &Progress,
+) {
     let (dir, step) = (saved.dir.display(), saved.state.global_step);
     eprintln!("resuming from {dir} (step {step})");
     note_changes(&saved.config, model.config().values());
@@ -257,6 +300,30 @@ pub fn describe(saved: &Checkpoint, run: &TrainingState, model: &dyn Model, leng
                 "note: state that both optimizers have is the checkpoint's; the rest starts anew"
             );
         }
+    }
+    let old = &saved.state;
+    for (what, old, new) in [
+        (BATCH, old.batch_size, run.batch_size),
+        (
+            ACCUMULATION,
+            old.gradient_accumulation_steps,
+            run.gradient_accumulation_steps,
+        ),
+        (
+            "the number of batches in an epoch",
+            old.batches_per_epoch,
+            run.batches_per_epoch,
+        ),
+    ] {
+        if old != new {
+            eprintln!("note: {what} was {old} when the checkpoint was saved and is {new} now");
+        }
+    }
+    if counts_otherwise(old, run) {
+        eprintln!(
+            "note: counted in steps as transformers does, the run continues in epoch {} at batch {} of {}",
+            start.next_epoch, start.next_batch, length.batches_per_epoch
+        );
     }
     let (old, new) = (saved.state.total_steps, length.max_steps);
     if old != new {
@@ -279,12 +346,15 @@ pub struct Start {
 }
 
 impl Start {
-    /// After a checkpoint, if there is one. A stream is one epoch that ends with the run.
+    /// After a checkpoint, if there is one. A stream is one epoch that ends with the run. Where the
+    /// batches of `run` are others than the checkpoint's, the place follows from the number of
+    /// steps, as in transformers.
     ///
     /// # Errors
     /// If the checkpoint's position in the stream cannot be read.
     pub fn of(
         saved: Option<&Checkpoint>,
+        run: &TrainingState,
         is_stream: bool,
         length: &RunLength,
     ) -> Result<Start, Error> {
@@ -293,7 +363,14 @@ impl Start {
         let (next_epoch, next_batch) = if is_stream {
             (0, step * length.accumulation)
         } else {
-            state.map_or((0, 0), |state| (state.epoch, state.batch_in_epoch))
+            match state {
+                None => (0, 0),
+                Some(state) if counts_otherwise(state, run) => {
+                    let updates = length.updates_per_epoch;
+                    (step / updates, step % updates * length.accumulation)
+                }
+                Some(state) => (state.epoch, state.batch_in_epoch),
+            }
         };
         let position = |saved: &Checkpoint| {
             StreamPosition::load(&saved.dir, saved.state.extra.get(DATA_POSITION))

@@ -12,12 +12,13 @@ use crate::config::{self, Command, Device, Invocation, RunPlan, nearest};
 use crate::data::sampler::{BatchPlan, Order};
 use crate::data::stream::StreamSpec;
 use crate::data::{Set, Tokenizer};
+use crate::report::accounting::{self, Part};
 use crate::tasks::Split;
 use crate::trainer::ahead::RunShapes;
 use crate::trainer::parameters::Head;
 use crate::trainer::run_loop::RunLength;
 use crate::trainer::session::Session;
-use crate::trainer::settings::TrainSettings;
+use crate::trainer::settings::{ExampleOrder, TrainSettings};
 use std::ffi::OsString;
 use std::sync::Arc;
 use xtrain_graphs::optim::Schedule;
@@ -74,6 +75,7 @@ impl Run {
     /// If something that the plan names cannot be read, does not fit the rest, or a device cannot
     /// be opened.
     pub fn prepare(plan: RunPlan) -> Result<Run, Error> {
+        accounting::begin();
         let execution = execution(&plan);
         let output_dir = plan.train.output_dir.clone();
         let is_new = !output_dir.exists();
@@ -133,8 +135,10 @@ impl Run {
             plan.quiet(),
         )?;
         check_best(&plan.train, &task)?;
+        check_smoothing(&plan.train, &*loaded.model)?;
         let session = execution.session(&*loaded.model, origin_of(&plan, &*loaded.model, &task))?;
         let streams = plan.task.source().streaming.is_some();
+        let reading = accounting::enter(Part::Tokenizing);
         let stream = if streams && plan.do_train && reads_data {
             task.stream()?.map(Arc::new)
         } else {
@@ -144,6 +148,7 @@ impl Run {
         let train = set(plan.do_train && !streams, Split::Train)?;
         let validation = set(plan.do_eval, Split::Validation)?;
         let test = set(plan.do_predict, Split::Test)?;
+        drop(reading);
         let run = Run {
             plan,
             tokenizer,
@@ -239,8 +244,11 @@ impl Run {
     /// If there are too few for one.
     pub fn batch_plan(&self, set: &Set) -> Result<BatchPlan, Error> {
         let settings = &self.plan.train;
-        let order = Order::Shuffled {
-            seed: self.plan.task.source().seed,
+        let seed = self.plan.task.source().seed;
+        let order = match settings.example_order {
+            ExampleOrder::Random => Order::Shuffled { seed },
+            ExampleOrder::Sequential => Order::Sequential,
+            ExampleOrder::GroupByLength => Order::Grouped { seed },
         };
         BatchPlan::new(
             set.len(),
@@ -284,6 +292,17 @@ pub fn origin_of(plan: &RunPlan, model: &dyn Model, task: &TaskData) -> Origin {
     origin(&command, model, &graph_settings(plan, task))
 }
 
+/// Only classes can be smoothed; whether labels are numbers may depend on the data.
+fn check_smoothing(settings: &TrainSettings, model: &dyn Model) -> Result<(), Error> {
+    if settings.label_smoothing == 0.0 || model.head_kind().problem_type() != Some("regression") {
+        return Ok(());
+    }
+    Err(Error::usage(
+        "--label_smoothing_factor spreads labels over classes, and these labels are numbers",
+        "leave it out, or add --do_regression false if they name classes",
+    ))
+}
+
 /// The metric that the best model is judged by is one that the task has.
 fn check_best(settings: &TrainSettings, task: &TaskData) -> Result<(), Error> {
     let Some(rule) = &settings.best else {
@@ -317,6 +336,9 @@ fn graph_settings(plan: &RunPlan, task: &TaskData) -> Vec<(&'static str, String)
         "per_device_eval_batch_size",
         &train.per_device_eval_batch_size,
     );
+    if train.label_smoothing > 0.0 {
+        add("label_smoothing_factor", &train.label_smoothing);
+    }
     if !plan.do_train {
         return settings;
     }
@@ -331,6 +353,9 @@ fn graph_settings(plan: &RunPlan, task: &TaskData) -> Vec<(&'static str, String)
     add("precision", &train.precision);
     add("eval_precision", &train.eval_precision);
     add("optim", &optimizer.kind.name);
+    if !optimizer.arguments.is_empty() {
+        add("optim_args", &optimizer.arguments);
+    }
     add("weight_decay", &optimizer.weight_decay);
     add("adam_beta1", &optimizer.adam_beta1);
     add("adam_beta2", &optimizer.adam_beta2);

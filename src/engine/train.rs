@@ -1,6 +1,7 @@
 //! Training: resuming, the loop with its hooks, the finished model.
 
 use super::error::{Error, Outcome, failed};
+use super::process;
 use super::resume::{self, Start};
 use super::run::Run;
 use super::training_data::TrainingData;
@@ -8,6 +9,7 @@ use crate::checkpoint::hf::{TRAINER_STATE_FILE, save_metrics, write_json};
 use crate::checkpoint::{Checkpoint, TrainingState, clean_output_dir, load_checkpoint};
 use crate::config::RunPlan;
 use crate::distributed::ProcessGroup;
+use crate::report::accounting::{self, Part};
 use crate::report::progress::{Progress as Bar, Style};
 use crate::report::records::{Record, SummaryRecord};
 use crate::report::telemetry::Telemetry;
@@ -21,6 +23,7 @@ use crate::trainer::interrupt::Interrupt;
 use crate::trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
 use crate::trainer::run_state::{CheckpointHistory, RunLog, RunState, RunningTotals};
 use crate::trainer::session::Session;
+use crate::trainer::settings::{ExampleOrder, TrainSettings};
 use crate::trainer::{matmul_peak, parameters, replicas};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -49,12 +52,16 @@ impl Run {
                 .map_err(failed("cleaning up after a killed run"))?;
         }
         let (length, schedule) = self.length()?.expect("the plan trains");
+        let train = &mut self.plan.train;
+        for cadence in [&mut train.logging, &mut train.save, &mut train.eval] {
+            *cadence = cadence.in_steps(length.max_steps);
+        }
         let data = TrainingData::of(self)?;
         let mut identity = TrainingState {
             warmup_steps: schedule.warmup,
             ..self.identity(&data, &length)
         };
-        let settings = resume::changeable_settings(&self.plan.train.optimizer, &schedule);
+        let settings = resume::changeable_settings(&self.plan.train, &schedule);
         identity.extra.insert(resume::SETTINGS.into(), settings);
         let (form, shapes, execution) = (self.form(), self.shapes(), self.execution());
         let saved_model = self.saved_model();
@@ -72,13 +79,13 @@ impl Run {
 
         let resumed = resume::checkpoint(settings)?;
         if let Some(saved) = &resumed {
-            resume::check_resume(saved, &identity)?;
+            resume::check_resume(saved, &identity, data.is_stream())?;
         }
         loaded.check_memory()?;
         if ProcessGroup::this_writes() {
             identity.run = resume::begin_run(&settings.output_dir, resumed.as_ref())?;
         }
-        let start = Start::of(resumed.as_ref(), data.is_stream(), &length)?;
+        let start = Start::of(resumed.as_ref(), &identity, data.is_stream(), &length)?;
         Ahead {
             session: &mut *session,
             step: &step,
@@ -87,10 +94,10 @@ impl Run {
         .start()
         .map_err(failed("recording the graphs"))?;
         if let Some(saved) = &resumed {
-            resume::describe(saved, &identity, model, &length);
+            resume::describe(saved, &identity, model, &length, &start.progress);
             parameters::load(session, model, &saved.weights)
                 .map_err(failed("loading the weights"))?;
-            parameters::set_extra_state(session, &extra_state, Some(&saved.optimizer))
+            parameters::set_extra_state(session, &extra_state, saved.optimizer.as_ref())
                 .map_err(failed("loading the moments"))?;
         } else {
             loaded.place(session, settings.seed)?;
@@ -108,7 +115,15 @@ impl Run {
         let telemetry = telemetry_hook(plan, session, &start.progress);
         let peak = matmul_peak::measure_tflops(session, settings.precision, PEAK_FLOPS_TIME)
             .map_err(failed("measuring the matrix-multiply ceiling"))?;
-        let log = LogHook::new(settings.logging, settings.logging_first_step, Some(peak));
+        if let Some(telemetry) = &telemetry {
+            telemetry.describe(process::describe(plan, session, model, peak));
+        }
+        let log = LogHook::new(
+            settings.logging,
+            settings.logging_first_step,
+            settings.tokens_seen,
+            Some(peak),
+        );
         let mut all = vec![boxed(log)];
         all.extend(telemetry.map(boxed));
         all.extend(ProcessGroup::joined().map(HeartbeatHook).map(boxed));
@@ -126,10 +141,11 @@ impl Run {
                 model,
                 metrics: Box::new(|| task.metrics()),
                 batches: Box::new(move || form.one_pass(&client, &set, rows, workers)),
-                cadence: settings.eval,
+                settings,
             }));
         }
-        let saved = extra_state.iter().filter(|state| state.saved);
+        let resumable = !settings.save_only_model;
+        let saved = extra_state.iter().filter(|state| state.saved && resumable);
         all.push(boxed(SaveHook {
             settings,
             model: &saved_model,
@@ -137,6 +153,7 @@ impl Run {
             state: identity,
             interrupt: interrupt.cloned(),
             writes: ProcessGroup::this_writes(),
+            background: None,
         }));
         all.extend(hooks);
 
@@ -164,21 +181,24 @@ impl Run {
             steps: progress.step - start.progress.step,
             runtime: began.elapsed().as_secs_f64(),
         };
+        accounting::proceed_to(Part::Rest);
         batches.warn_of_skipped_rows();
         drop(batches);
         if let Some(signal) = interrupt.and_then(Interrupt::received)
             && !(progress.is_last() || state.best.as_ref().is_some_and(Best::should_stop))
         {
             state.log.bar().finish();
-            describe_interruption(&progress, &state.checkpoints);
+            describe_interruption(settings, &progress, &state.checkpoints);
             return Ok(Outcome::Interrupted { signal });
         }
         // What rank 0 saved last is whole before another process reads it.
         if let Some(group) = ProcessGroup::joined() {
+            let _exchanging = accounting::enter(Part::Exchange);
             group
                 .from_first("trained", Vec::new)
                 .map_err(failed("waiting for rank 0 to save"))?;
         }
+        let _saving = accounting::enter(Part::Saving);
         if let Some(best) = &state.best {
             load_best(best, &settings.output_dir, session, model)?;
         }
@@ -206,7 +226,10 @@ impl Run {
             },
             batch_size: settings.batch_rows() as u64,
             gradient_accumulation_steps: length.accumulation,
-            data_fingerprint: data.fingerprint(&self.task),
+            data_fingerprint: match settings.example_order {
+                ExampleOrder::Random => data.fingerprint(&self.task),
+                other => format!("{} {other:?}", data.fingerprint(&self.task)),
+            },
             ..Default::default()
         }
     }
@@ -284,7 +307,11 @@ fn telemetry_hook(
 }
 
 /// Says where a run that a signal ended can be resumed from.
-fn describe_interruption(progress: &Progress, checkpoints: &CheckpointHistory) {
+fn describe_interruption(
+    settings: &TrainSettings,
+    progress: &Progress,
+    checkpoints: &CheckpointHistory,
+) {
     if !ProcessGroup::this_writes() {
         return;
     }
@@ -295,7 +322,13 @@ fn describe_interruption(progress: &Progress, checkpoints: &CheckpointHistory) {
         progress.max_steps,
         dir.display()
     );
-    eprintln!("to go on, run the same command with --resume_from_checkpoint");
+    if settings.save_only_model {
+        eprintln!(
+            "it holds the model alone (--save_only_model): to train it further, give it as --model_name_or_path"
+        );
+    } else {
+        eprintln!("to go on, run the same command with --resume_from_checkpoint");
+    }
 }
 
 /// Puts the weights of the best checkpoint in the place of the last ones, if that was asked for.

@@ -8,6 +8,8 @@ use crate::distributed::job::{JobSettings, Order, Verdict};
 use crate::distributed::secret::{self, Secret};
 use crate::distributed::server::Server;
 use crate::distributed::wire::{Connection, Reply, Request, Role};
+use crate::report::accounting::process_age;
+use crate::report::telemetry::now;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::path::PathBuf;
@@ -77,6 +79,7 @@ pub fn launch(settings: &LaunchSettings) -> Result<Verdict> {
         ranks: Ranks::default(),
         signals,
         signalled: None,
+        launched: now() - process_age().unwrap_or_default().as_secs_f64(),
     };
     let verdict = node.run();
     if let Some(server) = server {
@@ -103,6 +106,8 @@ struct Node<'s> {
     signals: Signals,
     /// The first signal that asked for the end.
     signalled: Option<i32>,
+    /// When this process started, in seconds since 1970.
+    launched: f64,
 }
 
 impl Node<'_> {
@@ -196,6 +201,7 @@ impl Node<'_> {
                 ("MASTER_PORT", port.to_string()),
                 (environment::ENDPOINT, self.endpoint.clone()),
                 (environment::GENERATION, generation.to_string()),
+                (environment::LAUNCHED, self.launched.to_string()),
                 (
                     environment::HEARTBEAT_TIMEOUT,
                     settings.timeouts.heartbeat.as_secs().to_string(),

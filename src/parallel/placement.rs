@@ -55,23 +55,25 @@ impl AxisSharding {
         if self.padding > 0 {
             bytes.to_mut().resize(padded.bytes(), 0);
         }
-        bytes
-            .chunks(whole)
-            .flat_map(|row| &row[index * run..(index + 1) * run])
-            .copied()
-            .collect()
+        let mut shard = Vec::with_capacity(padded.bytes() / self.parts);
+        for row in bytes.chunks(whole) {
+            shard.extend_from_slice(&row[index * run..(index + 1) * run]);
+        }
+        shard
     }
 
     /// The whole, of shape `shape` when it is padded, from all its shards, in order.
     pub fn join(&self, shards: &[Vec<u8>], shape: &Shape) -> Vec<u8> {
         let (run, whole) = self.runs(shape);
         let rows = shape.bytes().checked_div(whole).unwrap_or(0);
-        let joined = (0..rows).flat_map(|row| {
-            shards
-                .iter()
-                .flat_map(move |shard| &shard[row * run..(row + 1) * run])
-        });
-        joined.copied().take(self.unpadded(shape).bytes()).collect()
+        let mut joined = Vec::with_capacity(shape.bytes());
+        for row in 0..rows {
+            for shard in shards {
+                joined.extend_from_slice(&shard[row * run..(row + 1) * run]);
+            }
+        }
+        joined.truncate(self.unpadded(shape).bytes());
+        joined
     }
 
     /// Bytes that lie together in a shard, and in the whole.

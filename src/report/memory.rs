@@ -20,6 +20,21 @@ pub fn machine() -> Option<u64> {
     Some(group.map_or(total, |limit| limit.min(total)))
 }
 
+/// The memory that programs may still take, in this machine or control group, in bytes; `None` where
+/// the system does not say.
+pub fn available() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let free = field(&info, "MemAvailable:")?;
+    let group = |name: &str| -> Option<u64> {
+        let text = std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?;
+        text.trim().parse().ok()
+    };
+    let left = group("memory.max")
+        .zip(group("memory.current"))
+        .map(|(most, used)| most.saturating_sub(used));
+    Some(left.map_or(free, |left| left.min(free)))
+}
+
 /// Processor time that all threads of this process used so far. On a machine that is shared, it
 /// says more about the work done than the clock does.
 pub fn cpu_time() -> std::time::Duration {

@@ -1,17 +1,21 @@
 //! What the program prints: log records, the step line, progress, tables. The bottom layer:
-//! it imports nothing of ours, and everything but [`progress`], [`memory`], [`notice`],
-//! [`panics`], [`telemetry`] and [`top`] is a function from values to text.
+//! it imports nothing of ours, and everything but [`accounting`], [`progress`], [`memory`],
+//! [`notice`], [`panics`], [`telemetry`] and [`top`] is a function from values to text.
 
+pub mod accounting;
 pub mod csv;
 pub mod memory;
 pub mod notice;
+pub mod page;
 pub mod panics;
 pub mod printable;
 pub mod progress;
 pub mod python_float;
 pub mod records;
+pub mod runs;
 pub mod scaling;
 pub mod step_line;
+pub mod svg;
 pub mod table;
 pub mod telemetry;
 pub mod top;

@@ -33,6 +33,8 @@ pub struct TrainRecord {
     /// `None` where the loss is not scaled.
     pub scaling: Option<ScalingRecord>,
     pub epoch: f64,
+    /// Input tokens since the run began, if they are counted.
+    pub tokens_seen: Option<u64>,
     pub step: u64,
 }
 
@@ -131,6 +133,8 @@ impl Record {
                     fields.extend([exact("loss_scale", scaling.loss_scale), skipped]);
                 }
                 fields.push(epoch(r.epoch));
+                let tokens = r.tokens_seen.map(|tokens| tokens as f64);
+                fields.extend(tokens.map(|tokens| exact("num_input_tokens_seen", tokens)));
                 fields
             }
             Record::Eval(r) => {
@@ -276,6 +280,7 @@ mod tests {
         learning_rate: 5e-5,
         scaling: None,
         epoch: 0.504_032,
+        tokens_seen: None,
         step: 10,
     });
     fn eval() -> Record {
@@ -369,6 +374,7 @@ mod tests {
             learning_rate: 0.0,
             scaling: None,
             epoch: 0.1,
+            tokens_seen: None,
             step: 1,
         });
         assert_eq!(

@@ -2,9 +2,13 @@
 //! much of the machine is used.
 
 use super::units::count;
+use std::ops::{AddAssign, Div};
 use std::time::Duration;
 
-/// Where the time of a step went, as means over the steps since the last line.
+/// Where the time of a step went: of one, or of several added up. A step lasts from the moment at
+/// which the device finished the one before (or could begin) until it finished this one. The host
+/// works ahead, so `trace`, `compile` and `wait` are what of them the device waited for. The parts
+/// add up to the step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepTime {
     /// The whole step, wall clock.
@@ -17,6 +21,30 @@ pub struct StepTime {
     pub execute: Duration,
     /// The host waiting for the next batch.
     pub wait: Duration,
+}
+
+impl AddAssign for StepTime {
+    fn add_assign(&mut self, other: StepTime) {
+        self.step += other.step;
+        self.trace += other.trace;
+        self.compile += other.compile;
+        self.execute += other.execute;
+        self.wait += other.wait;
+    }
+}
+
+impl Div<u32> for StepTime {
+    type Output = StepTime;
+
+    fn div(self, steps: u32) -> StepTime {
+        StepTime {
+            step: self.step / steps,
+            trace: self.trace / steps,
+            compile: self.compile / steps,
+            execute: self.execute / steps,
+            wait: self.wait / steps,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]

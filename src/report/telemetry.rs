@@ -2,7 +2,9 @@
 //! `log.jsonl`, whose lines are the same whenever a run is repeated or resumed, these tell of time,
 //! memory and compiling, which never are.
 
+use super::accounting;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
@@ -25,8 +27,12 @@ pub enum Event {
         step: u64,
         total_steps: u64,
     },
+    /// What the process is, once it is ready to train.
+    Process(Box<ProcessEvent>),
     /// At most one a second, and the last step.
     Step(StepEvent),
+    /// Where the time of the process went so far: now and then, and at its end.
+    Account(AccountEvent),
     /// A graph is there to be used.
     Graph {
         time: f64,
@@ -34,9 +40,75 @@ pub enum Event {
         id: String,
         loaded: bool,
         seconds: f64,
+        /// Why a graph of which another version was compiled before is compiled again.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
     },
     /// The process has ended the loop, by itself or by an error; a killed one says nothing.
     End { time: f64, step: u64 },
+}
+
+/// What does not change while a process runs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ProcessEvent {
+    pub time: f64,
+    /// When the process started.
+    pub started: f64,
+    pub command: Vec<String>,
+    /// Every setting of the command with its value, defaults included.
+    pub settings: BTreeMap<String, String>,
+    /// The program's and the device's software, by name.
+    pub versions: BTreeMap<String, String>,
+    pub host: String,
+    pub cpu: String,
+    pub cores: usize,
+    pub memory_bytes: Option<u64>,
+    pub device: String,
+    /// Devices of the run.
+    pub devices: usize,
+    /// Processes of the run, and machines that they run on.
+    pub processes: usize,
+    pub instances: usize,
+    /// When `xtrain launch` started, if it started this process, and how often it did before.
+    pub launched: Option<f64>,
+    pub attempt: u64,
+    pub parameters: u64,
+    pub examples_per_step: u64,
+    /// Of all devices, in units of 10^12 a second, as measured at the start.
+    pub peak_tflops: Option<f64>,
+}
+
+/// Where the time of a process went until `time`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AccountEvent {
+    pub time: f64,
+    /// When the process started.
+    pub started: f64,
+    /// Seconds since then, and of these by [`accounting::Part::key`].
+    pub wall_seconds: f64,
+    pub parts: BTreeMap<String, f64>,
+    /// How the process ended: `done`, `interrupted` or `failed`; `None` while it runs.
+    pub outcome: Option<String>,
+}
+
+impl AccountEvent {
+    /// This thread's account, if it has one.
+    pub fn of_now(outcome: Option<&str>) -> Option<AccountEvent> {
+        let account = accounting::account()?;
+        let (time, wall_seconds) = (now(), account.wall.as_secs_f64());
+        let parts = account.parts.iter();
+        Some(AccountEvent {
+            time,
+            started: time - wall_seconds,
+            wall_seconds,
+            parts: parts
+                .map(|(part, spent)| (part.key().to_string(), spent.as_secs_f64()))
+                .collect(),
+            outcome: outcome.map(str::to_string),
+        })
+    }
 }
 
 /// The steps since the last one of these.
@@ -59,6 +131,14 @@ pub struct StepEvent {
     pub execute_seconds: f64,
     pub wait_seconds: f64,
     pub model_tflops: f64,
+    /// Of all steps of the run so far, and the model's floating-point operations of them.
+    #[serde(default)]
+    pub total_tokens: f64,
+    #[serde(default)]
+    pub total_flops: f64,
+    /// Of the last step.
+    #[serde(default)]
+    pub grad_norm: Option<f64>,
     pub devices: Vec<DeviceMemoryUse>,
 }
 
@@ -113,6 +193,14 @@ pub fn now() -> f64 {
         .map_or(0.0, |d| d.as_secs_f64())
 }
 
+/// The name of this machine's processor; empty where the system does not say.
+pub fn cpu() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = info.lines().find(|line| line.starts_with("model name"));
+    let name = line.and_then(|line| line.split_once(':'));
+    name.map_or(String::new(), |(_, name)| name.trim().to_string())
+}
+
 /// This machine's name.
 pub fn host() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname")
@@ -160,6 +248,7 @@ mod tests {
             id: "ab".into(),
             loaded: true,
             seconds: 0.5,
+            reason: None,
         };
         for events in [
             vec![start(0), Event::End { time: 3.0, step: 1 }],

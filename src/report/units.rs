@@ -36,6 +36,15 @@ pub fn count(n: f64) -> String {
     format!("{value:.1}{unit}")
 }
 
+/// Floating-point operations: `950 FLOP`, `42.1 GFLOP`.
+pub fn flop(n: f64) -> String {
+    if n.abs() < 999.5 {
+        return format!("{} FLOP", count(n));
+    }
+    let (value, unit) = scaled(n, 1e3, ["k", "M", "G", "T", "P", "E"]);
+    format!("{value:.1} {unit}FLOP")
+}
+
 /// Thousands with commas: `124,439,808`.
 pub fn exact(n: u64) -> String {
     let digits = n.to_string();
@@ -96,6 +105,13 @@ mod tests {
             (6.05e9, "6.0B"),
         ] {
             assert_eq!(count(n), text);
+        }
+        for (n, text) in [
+            (950.0, "950 FLOP"),
+            (42.1e9, "42.1 GFLOP"),
+            (2.65e13, "26.5 TFLOP"),
+        ] {
+            assert_eq!(flop(n), text);
         }
         for (n, text) in [
             (0, "0"),

@@ -97,7 +97,7 @@ pub fn record(recording: &mut Recording, model: &dyn Model, inputs: &BatchInputs
         &DropoutRng::off(),
     )?;
     drop(stages);
-    let loss = predictions.loss()?;
+    let loss = predictions.loss(recording.label_smoothing())?;
     let (sum, count) = (loss.sum.reshape(&[1])?, loss.count.reshape(&[1])?);
     let outputs = outputs(model.head_kind(), &predictions)?.convert(sum.dtype())?;
     recording.fetch_each(SUMS, &Tensor::concat(&[&sum, &count, &outputs], 0)?)

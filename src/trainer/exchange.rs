@@ -16,6 +16,7 @@ use crate::parallel::{Axis, Mesh, Placements, Stages, placement, stages};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use xtrain_graphs::optim::{Optimizer, UpdateShard};
 use xtrain_graphs::passes::partition::ShardSpec;
 use xtrain_graphs::{DType, Shape, Tensor, optim};
 use xtrain_models::{LossSum, ParameterSpec};
@@ -44,10 +45,9 @@ impl Placement {
 
 /// Names of the state that belongs to a parameter.
 pub struct ParameterState {
-    /// Optimizer state of the parameter's shape: sharded with it, and in ZeRO-1 without it.
-    pub shaped: Vec<String>,
-    /// Optimizer state of other shapes: replicated, and with it the parameter.
-    pub other: Vec<String>,
+    /// Optimizer state with the parameter's dimensions that it has: sharded with it along these,
+    /// and in ZeRO-1 without it.
+    pub kept: Vec<(String, Vec<usize>)>,
     /// The accumulated gradient: sharded with the parameter.
     pub sum: String,
 }
@@ -83,14 +83,25 @@ pub fn placements(
         .iter()
         .flat_map(|p| in_stages(p).into_iter().map(move |held| (p, held)))
     {
-        let ParameterState { shaped, other, sum } = of_parameter(parameter, &name);
-        let all: Vec<&String> = shaped.iter().chain([&sum, &name]).collect();
+        let ParameterState { kept, sum } = of_parameter(parameter, &name);
         if let Some(stage) = stage {
-            all.iter()
-                .copied()
-                .chain(&other)
+            let kept = kept.iter().map(|(name, _)| name);
+            kept.chain([&sum, &name])
                 .for_each(|name| placements.set_home(name.clone(), stage));
         }
+        let shard_kept = |placements: &mut Placements, sharding: AxisSharding| {
+            for (name, along) in &kept {
+                if let Some(dim) = along.iter().position(|dim| *dim == sharding.spec.dim) {
+                    let spec = sharding.spec.along(dim);
+                    placements.insert(name.clone(), AxisSharding { spec, ..sharding });
+                }
+            }
+        };
+        let shard_all = |placements: &mut Placements, sharding: AxisSharding| {
+            shard_kept(placements, sharding);
+            placements.insert(sum.clone(), sharding);
+            placements.insert(name.clone(), sharding);
+        };
         let tensor_spec = tensor.get(&parameter.name);
         if let Some(&spec) = tensor_spec {
             let parts = mesh.size(Axis::Tensor);
@@ -101,25 +112,18 @@ pub fn placements(
                 parts,
                 padding: size.next_multiple_of(parts * spec.blocks) - size,
             };
-            all.iter()
-                .for_each(|name| placements.insert((*name).clone(), sharding));
-        }
-        if !other.is_empty() {
-            continue;
+            shard_all(&mut placements, sharding);
         }
         let taken = tensor_spec.map(|spec| spec.dim);
         let along = |axis| placement::shard_along(&parameter.dims, mesh, axis, taken);
         if let Some(sharding) = along(Axis::Shard) {
-            all.into_iter()
-                .for_each(|name| placements.insert(name.clone(), sharding));
+            shard_all(&mut placements, sharding);
         } else if let Some(sharding) = along(Axis::Data)
             && shard_optimizer_state
-            && !shaped.is_empty()
+            && !kept.is_empty()
         {
+            shard_kept(&mut placements, sharding);
             placements.insert_update(name, sharding);
-            shaped
-                .into_iter()
-                .for_each(|name| placements.insert(name, sharding));
         }
     }
     placements
@@ -302,37 +306,64 @@ pub fn held<'p>(
     Cow::Owned(parameters.iter().flat_map(copies).collect())
 }
 
-/// The shard of each update that this replica computes (ZeRO-1).
+/// The shard of each update that this replica computes: of a replicated parameter in ZeRO-1, of its
+/// shard of a parameter in ZeRO-3.
 pub struct ShardedUpdates {
-    /// This replica's index along the data axis, `s32[]`; `None` where no update is sharded.
+    /// This replica's index along the data axis, `s32[]`; `None` where no update is sharded along it.
     data_index: Option<Tensor>,
+    /// The same along the shard axis; `None` too where nothing needs it.
+    shard_index: Option<Tensor>,
 }
 
 impl ShardedUpdates {
-    /// Feeds the replica's index where an update of `parameters` is sharded.
+    /// Feeds the replica's index along each axis where the updates of `parameters` need it.
     ///
     /// # Errors
     /// If the upload fails.
-    pub fn new(recording: &mut Recording, parameters: &[ParameterSpec]) -> Result<Self> {
-        let is_sharded = |parameter| {
-            matches!(
-                Placement::of(recording.placements(), parameter),
-                Placement::ShardedUpdate(_)
-            )
+    pub fn new(
+        recording: &mut Recording,
+        parameters: &[ParameterSpec],
+        optimizer: &dyn Optimizer,
+    ) -> Result<Self> {
+        let placements = recording.placements();
+        let has = |wanted: fn(Placement) -> bool| {
+            let mut all = parameters.iter();
+            all.any(|parameter| wanted(Placement::of(placements, parameter)))
         };
-        if !parameters.iter().any(is_sharded) {
-            return Ok(ShardedUpdates { data_index: None });
-        }
-        let mesh = recording.mesh();
-        let indices: Vec<[i32; 1]> = (0..mesh.replicas())
-            .map(|replica| [mesh.index(Axis::Data, replica) as i32])
-            .collect();
-        let shape = Shape::scalar(DType::S32);
-        let index = recording.feed_host_each("data_index", &shape, |replica| {
-            bytemuck::cast_slice(&indices[replica])
-        })?;
+        let by_data = has(|found| matches!(found, Placement::ShardedUpdate(_)));
+        let by_shard = optimizer.gathers_shards() && has(|found| found == Placement::Sharded);
+        let mut index = |is_needed: bool, name, axis| -> Result<Option<Tensor>> {
+            if !is_needed {
+                return Ok(None);
+            }
+            let mesh = recording.mesh();
+            let indices: Vec<[i32; 1]> = (0..mesh.replicas())
+                .map(|replica| [mesh.index(axis, replica) as i32])
+                .collect();
+            let shape = Shape::scalar(DType::S32);
+            let index = recording.feed_host_each(name, &shape, |replica| {
+                bytemuck::cast_slice(&indices[replica])
+            })?;
+            Ok(Some(index))
+        };
         Ok(ShardedUpdates {
-            data_index: Some(index),
+            data_index: index(by_data, "data_index", Axis::Data)?,
+            shard_index: index(by_shard, "shard_index", Axis::Shard)?,
+        })
+    }
+
+    /// How the update of this replica's shard reaches the others; `None` of a whole parameter.
+    pub fn others(&self, recording: &Recording, parameter: &ParameterSpec) -> Option<UpdateShard> {
+        let placements = recording.placements();
+        let (sharding, index) = match Placement::of(placements, parameter) {
+            Placement::Replicated => return None,
+            Placement::Sharded => (placements.of(&parameter.name)?, &self.shard_index),
+            Placement::ShardedUpdate(sharding) => (sharding, &self.data_index),
+        };
+        Some(UpdateShard {
+            dim: sharding.spec.dim,
+            groups: recording.mesh().groups(&[sharding.axis])?,
+            index: index.clone(),
         })
     }
 

@@ -42,6 +42,12 @@ pub struct DeviceBatch {
 }
 
 impl DeviceBatch {
+    /// Tokens of all replicas with padding.
+    pub fn padded_tokens(&self) -> usize {
+        let dims = &self.input_ids[0].shape().dims;
+        self.shards * dims.iter().product::<usize>()
+    }
+
     /// Full rows `s32[B, T]` and a label for each token, at the start of a run.
     pub fn full(input_ids: Buffers, labels: Buffers) -> Self {
         let dims = &input_ids[0].shape().dims;

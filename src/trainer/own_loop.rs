@@ -7,7 +7,7 @@ use super::error::Result;
 use super::session::{Recording, Session};
 use super::step::optimizer_step::{feed_scalars, state_name, state_tensors};
 use crate::parallel::Axis;
-use xtrain_graphs::optim::{Optimizer, Update};
+use xtrain_graphs::optim::{Optimizer, ParameterInfo, Update};
 use xtrain_graphs::{DType, Shape, Tensor};
 
 /// The parameters of a model, equal on all data-parallel replicas, and what optimizes them.
@@ -44,7 +44,7 @@ impl ParameterSet {
         let shape = Shape::new(DType::F32, dims.to_vec());
         assert_eq!(shape.elements(), values.len(), "{name} is {shape}");
         session.set_state(name, bytemuck::cast_slice(values), &shape)?;
-        for state in self.optimizer.state(dims) {
+        for state in self.optimizer.state(info(dims)) {
             let shape = Shape::new(DType::F32, state.dims.clone());
             let initial = vec![state.initial; shape.elements()];
             let name = state_name(&state, name);
@@ -85,14 +85,17 @@ impl ParameterSet {
         let scale = trace.constant(1.0, DType::F32)?;
         for ((name, dims), gradient) in self.parameters.iter().zip(gradients) {
             let _scope = trace.scope(name);
-            let (names, state) = state_tensors(recording, optimizer, (name, dims))?;
+            let info = info(dims);
+            let (names, state) = state_tensors(recording, optimizer, (name, info))?;
             let updated = optimizer.update(&Update {
                 scalars: &scalars,
+                info,
                 parameter: &recording.state(name)?,
                 gradient: &mean_over_replicas(recording, gradient)?,
                 scale: &scale,
                 state: &state,
                 weight_decay: 0.0,
+                shard: None,
             })?;
             recording.assign(name, &updated.parameter)?;
             for (name, value) in names.iter().zip(&updated.state) {
@@ -100,6 +103,14 @@ impl ParameterSet {
             }
         }
         Ok(())
+    }
+}
+
+/// What the optimizer knows of a parameter: here any matrix counts as one between hidden states.
+fn info(dims: &[usize]) -> ParameterInfo<'_> {
+    ParameterInfo {
+        dims,
+        is_hidden_matrix: dims.len() == 2,
     }
 }
 

@@ -8,8 +8,10 @@
 use super::error::{Error, Result};
 use super::feed::DeviceBatch;
 use super::run_state::{DataPosition, RunState};
-use super::session::{HostTime, Session};
-use super::step::{PendingMetrics, Phase, StepMetrics, TrainStep, read_metrics};
+use super::session::Session;
+use super::step::{MetricsReader, Phase, StepMetrics, TrainStep, read_metrics};
+use crate::report::accounting::{self, Part};
+use crate::report::step_line::StepTime;
 use std::ops::AddAssign;
 use std::time::{Duration, Instant};
 
@@ -77,26 +79,17 @@ pub struct StepWork {
     pub steps: u32,
     /// Tokens that went in, without padding.
     pub tokens: usize,
+    /// The same with padding.
+    pub padded_tokens: usize,
     /// Floating-point operations of the microbatches.
     pub flops: f64,
-    pub host_time: HostTime,
-    /// Time the host spent waiting for the next batch.
-    pub data_wait: Duration,
-    /// Time the host spent waiting for the device.
-    pub device_wait: Duration,
-    /// From the previous step's report to the last one.
-    pub elapsed: Duration,
+    pub time: StepTime,
 }
 
 impl StepWork {
     /// What is counted per second: tokens, operations.
     pub fn rate(&self, count: f64) -> f64 {
-        count / self.elapsed.as_secs_f64().max(f64::MIN_POSITIVE)
-    }
-
-    /// The device's part of the time, as the host sees it.
-    pub fn device_time(&self) -> Duration {
-        self.host_time.execute + self.device_wait
+        count / self.time.step.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 }
 
@@ -104,11 +97,9 @@ impl AddAssign for StepWork {
     fn add_assign(&mut self, other: Self) {
         self.steps += other.steps;
         self.tokens += other.tokens;
+        self.padded_tokens += other.padded_tokens;
         self.flops += other.flops;
-        self.host_time += other.host_time;
-        self.data_wait += other.data_wait;
-        self.device_wait += other.device_wait;
-        self.elapsed += other.elapsed;
+        self.time += other.time;
     }
 }
 
@@ -153,9 +144,20 @@ pub trait Hook {
         Ok(())
     }
 
+    /// Called before the first step.
+    fn at_start(&mut self, _context: &mut StepContext) -> Result<()> {
+        Ok(())
+    }
+
     /// Whether `at_step` has to see the state exactly as it is after this step.
     fn wants(&mut self, _progress: &Progress) -> bool {
         false
+    }
+
+    /// Finishes what it has begun: called after the last step or the one that a hook stopped at,
+    /// and before the run ends with an error.
+    fn finish(&mut self, _run: &mut RunState) -> Result<()> {
+        Ok(())
     }
 
     /// Called after the step for which `wants` was true; its numbers have been reported and the
@@ -165,11 +167,71 @@ pub trait Hook {
     }
 }
 
+/// A step that was handed to the device.
 struct Pending {
-    metrics: PendingMetrics,
     progress: Progress,
     learning_rate: f64,
-    work: StepWork,
+    tokens: usize,
+    padded_tokens: usize,
+    flops: f64,
+    began: Instant,
+    /// What the host did before the device had anything of this step, and after that.
+    first: HostWork,
+    rest: HostWork,
+}
+
+/// The host's part of handing microbatches over.
+#[derive(Clone, Copy, Debug, Default)]
+struct HostWork {
+    wait: Duration,
+    trace: Duration,
+    compile: Duration,
+}
+
+impl HostWork {
+    fn total(&self) -> Duration {
+        self.wait + self.trace + self.compile
+    }
+
+    fn scaled(&self, share: f64) -> HostWork {
+        HostWork {
+            wait: self.wait.mul_f64(share),
+            trace: self.trace.mul_f64(share),
+            compile: self.compile.mul_f64(share),
+        }
+    }
+}
+
+/// The share of `all` that `part` is, at most all of it.
+fn share(part: Duration, all: Duration) -> f64 {
+    if all.is_zero() {
+        return 1.0;
+    }
+    (part.as_secs_f64() / all.as_secs_f64()).min(1.0)
+}
+
+impl Pending {
+    /// Where the time went between `free`, when the device could begin with the step, and `done`.
+    fn time(&self, free: Instant, done: Instant) -> StepTime {
+        let step = done.saturating_duration_since(free);
+        // While the device was busy with the step before, the host's work cost nothing.
+        let ready = self.began + self.first.total();
+        let seen = share(ready.saturating_duration_since(free), self.first.total());
+        let (first, rest) = (self.first.scaled(seen), self.rest);
+        let host = HostWork {
+            wait: first.wait + rest.wait,
+            trace: first.trace + rest.trace,
+            compile: first.compile + rest.compile,
+        };
+        let host = host.scaled(share(step, host.total()));
+        StepTime {
+            step,
+            trace: host.trace,
+            compile: host.compile,
+            execute: step.saturating_sub(host.total()),
+            wait: host.wait,
+        }
+    }
 }
 
 /// One run of the loop.
@@ -187,12 +249,25 @@ impl RunLoop<'_, '_> {
     pub fn run(mut self, batches: &mut dyn Batches, start: Progress) -> Result<Progress> {
         let mut progress = start;
         let mut pending: Option<Pending> = None;
-        let mut last_report = Instant::now();
+        if !start.is_last() {
+            for hook in &mut self.hooks {
+                hook.at_start(&mut StepContext {
+                    progress,
+                    session: self.session,
+                    batches: &*batches,
+                    run: self.state,
+                })?;
+            }
+        }
+        let reader = MetricsReader::start();
+        let _in_steps = accounting::enter(Part::Host);
+        // When the device could begin with the step that is reported next.
+        let mut free = Instant::now();
         while !progress.is_last() {
-            let dispatched = self.step(batches, progress)?;
+            let dispatched = self.step(batches, progress, &reader)?;
             progress = dispatched.progress;
             if let Some(earlier) = pending.replace(dispatched) {
-                self.report(earlier, &mut last_report)?;
+                self.report(earlier, &reader, &mut free)?;
             }
             // Ask every hook: one that counts must not depend on another's answer.
             let wants: Vec<bool> = self
@@ -204,7 +279,7 @@ impl RunLoop<'_, '_> {
                 continue;
             }
             if let Some(current) = pending.take() {
-                self.report(current, &mut last_report)?;
+                self.report(current, &reader, &mut free)?;
             }
             let mut stop = false;
             for (hook, _) in self.hooks.iter_mut().zip(wants).filter(|(_, wants)| *wants) {
@@ -217,27 +292,36 @@ impl RunLoop<'_, '_> {
                 stop |= hook.at_step(&mut context)? == Control::Stop;
             }
             // Saving and evaluating are not part of the next step's time.
-            last_report = Instant::now();
+            free = Instant::now();
             if stop {
                 break;
             }
         }
+        let state = self.state;
+        self.hooks
+            .iter_mut()
+            .try_for_each(|hook| hook.finish(state))?;
         Ok(progress)
     }
 
     /// Dispatches the microbatches of one optimizer step.
-    fn step(&mut self, batches: &mut dyn Batches, before: Progress) -> Result<Pending> {
+    fn step(
+        &mut self,
+        batches: &mut dyn Batches,
+        before: Progress,
+        reader: &MetricsReader,
+    ) -> Result<Pending> {
         let length = self.length;
         let count = length
             .accumulation
             .min(length.batches_per_epoch - before.next_batch);
-        let mut work = StepWork {
-            steps: 1,
-            ..StepWork::default()
-        };
-        let mut metrics = None;
+        let began = Instant::now();
+        let (mut tokens, mut padded_tokens, mut flops) = (0, 0, 0.0);
+        let (mut first, mut rest) = (HostWork::default(), HostWork::default());
         for i in 0..count {
+            let work = if i == 0 { &mut first } else { &mut rest };
             let waiting = Instant::now();
+            let in_wait = accounting::enter(Part::InputWait);
             let batch = batches.next().ok_or_else(|| Error::NothingToTrain {
                 reason: format!(
                     "epoch {} ended before batch {}",
@@ -245,9 +329,11 @@ impl RunLoop<'_, '_> {
                     before.next_batch + i
                 ),
             })??;
-            work.data_wait += waiting.elapsed();
-            work.tokens += batch.tokens;
-            work.flops += self.train_step.flops(&batch);
+            drop(in_wait);
+            work.wait += waiting.elapsed();
+            tokens += batch.tokens;
+            padded_tokens += batch.padded_tokens();
+            flops += self.train_step.flops(&batch);
             let phase = match i + 1 == count {
                 true => Phase::Update {
                     accumulated: length.accumulation > 1,
@@ -258,9 +344,12 @@ impl RunLoop<'_, '_> {
             let marked =
                 self.train_step
                     .microbatch(self.session, &batch, phase, before.step, microstep)?;
-            work.host_time += marked.host_time;
+            accounting::transfer(Part::Device, marked.host_time.execute);
+            work.trace += marked.host_time.trace;
+            work.compile += marked.host_time.compile;
+            // The last one's.
             if phase != Phase::Accumulate {
-                metrics = Some(read_metrics(&marked)?);
+                reader.read(read_metrics(&marked)?);
             }
         }
         let batches_done = before.next_batch + count;
@@ -274,28 +363,36 @@ impl RunLoop<'_, '_> {
             epoch_ended,
         };
         Ok(Pending {
-            metrics: metrics.expect("the last microbatch of a step updates"),
             progress,
             learning_rate: self.train_step.schedule().learning_rate(before.step),
-            work,
+            tokens,
+            padded_tokens,
+            flops,
+            began,
+            first,
+            rest,
         })
     }
 
     /// Reads a step's numbers, stops if they are not finite, and tells the hooks.
-    fn report(&mut self, step: Pending, last_report: &mut Instant) -> Result<()> {
-        let waiting = Instant::now();
-        let metrics = step.metrics.wait()?;
+    fn report(&mut self, step: Pending, reader: &MetricsReader, free: &mut Instant) -> Result<()> {
+        let waiting = accounting::enter(Part::Device);
+        let (metrics, done) = reader.next();
+        drop(waiting);
+        let metrics = metrics?;
         let report = StepReport {
             progress: step.progress,
             metrics,
             learning_rate: step.learning_rate,
             work: StepWork {
-                device_wait: waiting.elapsed(),
-                elapsed: last_report.elapsed(),
-                ..step.work
+                steps: 1,
+                tokens: step.tokens,
+                padded_tokens: step.padded_tokens,
+                flops: step.flops,
+                time: step.time(*free, done),
             },
         };
-        *last_report = Instant::now();
+        *free = done;
         if let Some(scaling) = metrics.scaling.filter(|scaling| scaling.skipped) {
             // A skipped step has changed nothing, so its numbers need not be finite; a run that
             // only skips does not train.
@@ -308,6 +405,10 @@ impl RunLoop<'_, '_> {
                 });
             }
         } else if !metrics.loss.is_finite() || !metrics.grad_norm.is_finite() {
+            // What was begun is finished, so that the message knows of it.
+            for hook in &mut self.hooks {
+                let _ = hook.finish(self.state);
+            }
             let (what, value) = match metrics.loss.is_finite() {
                 true => ("gradient norm", metrics.grad_norm),
                 false => ("loss", metrics.loss),
@@ -331,6 +432,78 @@ impl RunLoop<'_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn pending(began: Instant, first: HostWork, rest: HostWork) -> Pending {
+        let progress = Progress {
+            step: 1,
+            max_steps: 2,
+            epoch: 0.0,
+            next_epoch: 0,
+            next_batch: 0,
+            epoch_ended: false,
+        };
+        Pending {
+            progress,
+            learning_rate: 0.0,
+            tokens: 0,
+            padded_tokens: 0,
+            flops: 0.0,
+            began,
+            first,
+            rest,
+        }
+    }
+
+    #[test]
+    fn parts_of_a_step_add_up_to_it() {
+        let start = Instant::now();
+        let host = |wait, trace, compile| HostWork {
+            wait: wait * MS,
+            trace: trace * MS,
+            compile: compile * MS,
+        };
+        for (began, first, rest, free, done, expected) in [
+            // The first step: the device waits for everything.
+            (
+                0,
+                host(2, 3, 100),
+                host(0, 0, 0),
+                0,
+                150,
+                [150, 3, 100, 45, 2],
+            ),
+            // The host worked ahead while the device was busy.
+            (10, host(1, 2, 0), host(0, 0, 0), 50, 90, [40, 0, 0, 40, 0]),
+            // The device became free in the middle of it.
+            (
+                10,
+                host(10, 30, 0),
+                host(0, 0, 0),
+                30,
+                90,
+                [60, 15, 0, 40, 5],
+            ),
+            // Of a second microbatch the host can have done more than the step took.
+            (
+                0,
+                host(0, 0, 0),
+                host(30, 30, 60),
+                60,
+                90,
+                [30, 7, 15, 0, 7],
+            ),
+        ] {
+            let time =
+                pending(start + began * MS, first, rest).time(start + free * MS, start + done * MS);
+            let found = [time.step, time.trace, time.compile, time.execute, time.wait];
+            let sum = time.trace + time.compile + time.execute + time.wait;
+            let apart = sum.abs_diff(time.step);
+            assert!(apart < Duration::from_micros(1), "{time:?}");
+            assert_eq!(found.map(|part| part.as_millis()), expected, "{time:?}");
+        }
+    }
 
     #[test]
     fn run_length_counts_as_transformers_does() {

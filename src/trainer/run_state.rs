@@ -46,8 +46,9 @@ impl RunLog {
             source,
         };
         if path.exists() {
-            let old = std::fs::read_to_string(&path).map_err(io)?;
-            let kept: String = old
+            // Lines that cannot be read, of a damaged file, are of no step.
+            let old = std::fs::read(&path).map_err(io)?;
+            let kept: String = String::from_utf8_lossy(&old)
                 .lines()
                 .filter(|line| step_of(line).is_some_and(|s| s <= step))
                 .map(|l| format!("{l}\n"))
@@ -124,19 +125,25 @@ pub struct RunningTotals {
     pub total_steps: f64,
     /// Floating-point operations.
     pub total_flops: f64,
+    /// Without padding.
+    pub total_tokens: f64,
     /// Steps that overflowed fp16 and changed nothing.
     pub skipped_steps: f64,
+    /// Input tokens, if they are counted.
+    pub tokens_seen: f64,
 }
 
 impl RunningTotals {
-    fn fields(&mut self) -> [(&'static str, &mut f64); 6] {
+    fn fields(&mut self) -> [(&'static str, &mut f64); 8] {
         [
             ("loss_since_log", &mut self.loss_since_log),
             ("steps_since_log", &mut self.steps_since_log),
             ("total_loss", &mut self.total_loss),
             ("total_steps", &mut self.total_steps),
             ("total_flops", &mut self.total_flops),
+            ("total_tokens", &mut self.total_tokens),
             ("skipped_steps", &mut self.skipped_steps),
+            ("tokens_seen", &mut self.tokens_seen),
         ]
     }
 

@@ -3,7 +3,7 @@
 
 use crate::parallel::{Mesh, PipelineSchedule};
 use std::path::PathBuf;
-use xtrain_graphs::optim::{Hyperparameters, Optimizer};
+use xtrain_graphs::optim::{Arguments, Hyperparameters, Optimizer};
 pub use xtrain_graphs::optim::{OptimizerKind, ScheduleKind};
 pub use xtrain_graphs::{Checkpointing, Precision};
 
@@ -13,14 +13,32 @@ pub enum Cadence {
     Never,
     /// Every N optimizer steps, at least 1.
     Steps(u64),
+    /// Every share of all steps, above 0 and below 1; [`Cadence::in_steps`] before it is used.
+    Share(f64),
     /// At the end of every epoch.
     Epoch,
+    /// With every evaluation that is the best so far; for checkpoints only.
+    Best,
+}
+
+impl Cadence {
+    /// The same in a run of `max_steps` steps, where a share is a number of them, rounded up.
+    pub fn in_steps(self, max_steps: u64) -> Cadence {
+        match self {
+            Cadence::Share(share) => {
+                Cadence::Steps((share * max_steps as f64).ceil().max(1.0) as u64)
+            }
+            other => other,
+        }
+    }
 }
 
 /// The optimizer of a run, its hyperparameters and its learning-rate schedule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimizerSettings {
     pub kind: OptimizerKind,
+    /// Arguments of this optimizer.
+    pub arguments: Arguments,
     /// Peak learning rate.
     pub learning_rate: f64,
     pub weight_decay: f64,
@@ -30,6 +48,8 @@ pub struct OptimizerSettings {
     /// Global-norm clip; 0 means no clipping, as TrainingArguments has it.
     pub max_grad_norm: f64,
     pub schedule: ScheduleKind,
+    /// `--lr_scheduler_kwargs` as given; `schedule` has what they mean.
+    pub schedule_arguments: Arguments,
     /// Linear warm-up in steps; when `None`, `warmup_ratio` of all steps, rounded up.
     pub warmup_steps: Option<u64>,
     pub warmup_ratio: f64,
@@ -41,6 +61,7 @@ impl OptimizerSettings {
     pub fn constant(kind: OptimizerKind, learning_rate: f64) -> Self {
         OptimizerSettings {
             kind,
+            arguments: Arguments::default(),
             learning_rate,
             weight_decay: 0.01,
             adam_beta1: 0.9,
@@ -48,18 +69,24 @@ impl OptimizerSettings {
             adam_epsilon: 1e-8,
             max_grad_norm: 1.0,
             schedule: ScheduleKind::Constant,
+            schedule_arguments: Arguments::default(),
             warmup_steps: Some(0),
             warmup_ratio: 0.0,
         }
     }
 
     /// The optimizer with these hyperparameters.
+    ///
+    /// # Panics
+    /// If the optimizer does not take the arguments, which a rule on the command line has checked.
     pub fn build(&self) -> Box<dyn Optimizer> {
-        self.kind.build(&Hyperparameters {
+        let hyper = Hyperparameters {
             beta1: self.adam_beta1,
             beta2: self.adam_beta2,
             eps: self.adam_epsilon,
-        })
+        };
+        let built = self.kind.with(&hyper, &self.arguments);
+        built.unwrap_or_else(|error| panic!("{error}"))
     }
 }
 
@@ -92,17 +119,31 @@ pub struct TrainSettings {
     pub precision: Precision,
     /// Of those of evaluations.
     pub eval_precision: Precision,
+    /// The share of each label that the loss spreads over all classes.
+    pub label_smoothing: f64,
     pub logging: Cadence,
     pub logging_first_step: bool,
     pub save: Cadence,
     /// Keep only the N newest `checkpoint-N` directories, and the best one.
     pub save_total_limit: Option<usize>,
+    /// Write checkpoints while the next steps run, from a copy of the state; `None`: where memory
+    /// allows.
+    pub async_save: Option<bool>,
+    /// Checkpoints hold the model alone, without what a resumed run needs.
+    pub save_only_model: bool,
     /// Weights beyond this many bytes are saved in several files.
     pub max_shard_size: u64,
     pub eval: Cadence,
+    /// Epochs or, at a cadence in steps, steps before the first evaluation.
+    pub eval_delay: f64,
+    /// Evaluate before the first step.
+    pub eval_on_start: bool,
     /// Which evaluation is the best one, if that is asked for.
     pub best: Option<BestRule>,
     pub dataloader_drop_last: bool,
+    pub example_order: ExampleOrder,
+    /// What log records say of tokens.
+    pub tokens_seen: TokensSeen,
     pub resume: Resume,
     pub disable_tqdm: bool,
 }
@@ -117,6 +158,26 @@ impl TrainSettings {
     pub fn examples_per_step(&self) -> usize {
         self.batch_rows() * self.gradient_accumulation_steps
     }
+}
+
+/// The order of training examples (`--train_sampling_strategy`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExampleOrder {
+    /// Shuffled anew in each epoch.
+    Random,
+    /// As in the files.
+    Sequential,
+    /// Shuffled, with those of about the same length together.
+    GroupByLength,
+}
+
+/// Which input tokens are counted (`--include_num_input_tokens_seen`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokensSeen {
+    No,
+    /// With padding.
+    All,
+    NonPadding,
 }
 
 /// Which evaluation of a run is its best, and what follows from that.

@@ -12,7 +12,7 @@ mod metrics;
 pub(super) mod optimizer_step;
 mod state;
 
-pub use metrics::{PendingMetrics, Scaling, StepMetrics, read_metrics};
+pub use metrics::{MetricsReader, PendingMetrics, Scaling, StepMetrics, read_metrics};
 pub use state::placements;
 
 use super::error::Result;
@@ -206,6 +206,7 @@ impl<'m> TrainStep<'m> {
                 &inputs.tokens,
                 &inputs.labels,
                 &rng,
+                recording.label_smoothing(),
             )?
         };
         let leaves: Vec<Tensor> = self

@@ -2,7 +2,7 @@
 """Makes tests/data/golden: tiny models with random weights, and what transformers and torch compute with them.
 
     pip install torch==2.15.0 transformers==5.23.0 tokenizers==0.23.3 safetensors numpy seqeval
-    python tests/data/make_text.py && python tests/data/make_golden.py
+    python tests/data/make_text.py && python tests/data/make_golden.py [CASE ...]
 
 The files are those that README.md lists, in float64 where nothing else is said. The optimizers and the rows of the data pipelines are
 computed here from their definitions, not by xtrain.
@@ -13,6 +13,7 @@ import json
 import math
 import pathlib
 import random
+import sys
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
 from tokenizers import Tokenizer
 from transformers import get_scheduler
+from transformers.trainer_pt_utils import LabelSmoother
 
 HERE = pathlib.Path(__file__).resolve().parent
 GOLDEN = HERE / "golden"
@@ -40,6 +42,13 @@ ALBERT = dict(hidden_size=16, embedding_size=8, num_hidden_layers=3, num_attenti
               hidden_dropout_prob=0, attention_probs_dropout_prob=0, classifier_dropout_prob=0, hidden_act="gelu_new")
 DISTIL = dict(dim=16, n_layers=2, n_heads=2, hidden_dim=40, max_position_embeddings=20, vocab_size=71, dropout=0, attention_dropout=0, seq_classif_dropout=0)
 LABELS = {"num_labels": 3}
+LLAMA = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=6, intermediate_size=24, max_position_embeddings=32, vocab_size=53,
+             pad_token_id=0, bos_token_id=1, eos_token_id=2)
+ROPE_LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+ROPE_YARN = dict(rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_position_embeddings=8)
+SLIDING = ["sliding_attention", "full_attention"]
+MODERN = dict(hidden_size=16, num_hidden_layers=4, num_attention_heads=2, intermediate_size=20, max_position_embeddings=32, vocab_size=59, local_attention=6, pad_token_id=0,
+              bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
 
 # Name, class, configuration, tokens of a row.
 CASES = [
@@ -61,7 +70,24 @@ CASES = [
     ("albert-cls", hf.AlbertForSequenceClassification, hf.AlbertConfig(**ALBERT | LABELS | dict(hidden_act="gelu")), 12),
     ("distilbert-mlm", hf.DistilBertForMaskedLM, hf.DistilBertConfig(**DISTIL), 12),
     ("distilbert-cls", hf.DistilBertForSequenceClassification, hf.DistilBertConfig(**DISTIL | LABELS), 12),
+    ("llama", hf.LlamaForCausalLM, hf.LlamaConfig(**LLAMA), 12),
+    ("llama-llama3-biases-tied", hf.LlamaForCausalLM, hf.LlamaConfig(**LLAMA | dict(num_key_value_heads=1, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, rope_parameters=ROPE_LLAMA3)), 14),
+    ("llama-yarn", hf.LlamaForCausalLM, hf.LlamaConfig(**LLAMA | dict(num_key_value_heads=4, head_dim=8, hidden_act="gelu", rope_parameters=ROPE_YARN)), 14),
+    ("llama-cls", hf.LlamaForSequenceClassification, hf.LlamaConfig(**LLAMA | LABELS), 12),
+    ("mistral-token-cls", hf.MistralForTokenClassification, hf.MistralConfig(**LLAMA | LABELS | dict(sliding_window=4, classifier_dropout=0.0)), 12),
+    ("qwen2", hf.Qwen2ForCausalLM, hf.Qwen2Config(**LLAMA | dict(use_sliding_window=True, sliding_window=4, max_window_layers=1)), 12),
+    ("qwen3", hf.Qwen3ForCausalLM, hf.Qwen3Config(**LLAMA | dict(tie_word_embeddings=True)), 12),
+    ("smollm3", hf.SmolLM3ForCausalLM, hf.SmolLM3Config(**LLAMA | dict(no_rope_layer_interval=2)), 12),
+    ("granite", hf.GraniteForCausalLM, hf.GraniteConfig(**LLAMA | dict(embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.3, logits_scaling=2.0)), 12),
+    ("gemma", hf.GemmaForCausalLM, hf.GemmaConfig(**LLAMA | dict(num_key_value_heads=1)), 12),
+    ("gemma2", hf.Gemma2ForCausalLM, hf.Gemma2Config(**LLAMA | dict(sliding_window=4, query_pre_attn_scalar=10, attn_logit_softcapping=2.0, final_logit_softcapping=3.0)), 12),
+    ("gemma3", hf.Gemma3ForCausalLM, hf.Gemma3TextConfig(**LLAMA | dict(sliding_window=4, query_pre_attn_scalar=10, layer_types=SLIDING)), 12),
+    ("phi3", hf.Phi3ForCausalLM, hf.Phi3Config(**LLAMA | dict(head_dim=8, sliding_window=5, rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5))), 12),
+    ("modernbert-mlm", hf.ModernBertForMaskedLM, hf.ModernBertConfig(**MODERN), 14),
+    ("modernbert-cls", hf.ModernBertForSequenceClassification, hf.ModernBertConfig(**MODERN | LABELS | dict(classifier_pooling="mean", norm_bias=True, mlp_bias=True, attention_bias=True, classifier_bias=True, decoder_bias=False)), 12),
+    ("modernbert-token-cls", hf.ModernBertForTokenClassification, hf.ModernBertConfig(**MODERN | dict(num_labels=5)), 12),
 ]
+ENCODERS = {"bert", "roberta", "albert", "distilbert", "modernbert"}
 
 
 def write_json(path, value):
@@ -82,7 +108,7 @@ def new_model(cls, config, seed):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
-                is_scale = name.endswith("weight")
+                is_scale = name.endswith("weight") and "gemma" not in config.model_type  # Gemma adds one itself
                 parameter.copy_(torch.randn_like(parameter) * 0.1 + (1.0 if is_scale else 0.0))
     return model
 
@@ -92,7 +118,7 @@ def inputs(model, tokens, seed):
     encoder sees a pad token that is attended to."""
     rng = np.random.default_rng(seed)
     config, name = model.config, type(model).__name__
-    is_decoder = config.model_type.startswith("gpt")
+    is_decoder = config.model_type not in ENCODERS
     pad = config.pad_token_id
     shape = (MICRO_BATCHES, ROWS, tokens)
     ids = rng.integers(5, config.vocab_size, shape)
@@ -172,6 +198,58 @@ def lion(state, name, weight, grad, lr, decay, _step):
     m.mul_(b2).add_(grad, alpha=1 - b2)
 
 
+def lamb(state, name, weight, grad, lr, decay, step):
+    """You et al. 2020, algorithm 2, with bias correction and eps 1e-6."""
+    m, v = state.setdefault(name, (torch.zeros_like(weight), torch.zeros_like(weight)))
+    b1, b2 = HYPER["beta1"], HYPER["beta2"]
+    m.mul_(b1).add_(grad, alpha=1 - b1)
+    v.mul_(b2).addcmul_(grad, grad, value=1 - b2)
+    direction = m / (1 - b1**step) / ((v / (1 - b2**step)).sqrt() + 1e-6) + decay * weight
+    trust = weight.norm() / direction.norm() if weight.norm() > 0 and direction.norm() > 0 else 1.0
+    weight.sub_(lr * trust * direction)
+
+
+def by(make):
+    """The update of an optimizer of torch or transformers, which `make` builds for the parameters that it is given."""
+    def update(state, name, weight, grad, lr, decay, _step):
+        if name not in state:
+            state[name] = make(name, weight)
+        weight.grad = grad
+        for group in state[name].param_groups:
+            group["lr"], group["weight_decay"] = lr, decay
+        with torch.enable_grad():
+            state[name].step()
+    return update
+
+
+def muon(name, weight):
+    """torch's Muon for the matrices of layers, which is bfloat16 inside, AdamW for the rest."""
+    if is_hidden_matrix(name, weight):
+        return torch.optim.Muon([weight], adjust_lr_fn="match_rms_adamw")
+    return torch.optim.AdamW([weight], betas=(HYPER["beta1"], HYPER["beta2"]), eps=HYPER["eps"])
+
+
+def is_hidden_matrix(name, weight):
+    return weight.dim() == 2 and ".h." in name
+
+
+# Name, update, `optim_args`, what the peak of the rate is divided by.
+OPTIMIZERS = [
+    ("sgd", sgd, {}, 0.01),
+    ("sgd", by(lambda _, w: torch.optim.SGD([w], momentum=0.9, nesterov=True)), {"momentum": 0.9, "nesterov": True}, 0.1),
+    ("sgd", by(lambda _, w: torch.optim.SGD([w], momentum=0.8, dampening=0.3)), {"momentum": 0.8, "dampening": 0.3}, 0.1),
+    ("lion", lion, {}, 10),
+    ("adagrad", by(lambda _, w: torch.optim.Adagrad([w])), {}, 1),
+    ("adagrad", by(lambda _, w: torch.optim.Adagrad([w], lr_decay=0.1, eps=1e-6)), {"lr_decay": 0.1, "eps": 1e-6}, 1),
+    ("rmsprop", by(lambda _, w: torch.optim.RMSprop([w])), {}, 3),
+    ("rmsprop", by(lambda _, w: torch.optim.RMSprop([w], alpha=0.9, momentum=0.5, centered=True, eps=1e-6)),
+     {"alpha": 0.9, "momentum": 0.5, "centered": True, "eps": 1e-6}, 3),
+    ("adafactor", by(lambda _, w: hf.Adafactor([w], lr=0.1, scale_parameter=False, relative_step=False)), {}, 1),
+    ("lamb", lamb, {}, 1),
+    ("muon", by(muon), {}, 1),
+]
+
+
 def train(model, parameters, all_inputs, update, peak):
     """Twenty steps; the loss, the norm and the rate of each."""
     state, steps = {}, []
@@ -234,35 +312,73 @@ def versions():
     return {"torch": torch.__version__, "transformers": hf.__version__, "numpy": np.__version__}
 
 
-def make_optimizers(case):
-    folder = GOLDEN / case
-    for name, update, peak in [("sgd", sgd, 0.3), ("lion", lion, HYPER["peak_lr"] / 10)]:
-        _, cls, config, _ = next(entry for entry in CASES if entry[0] == case)
-        model = cls(config).eval().double()
-        stored = load_file(folder / "model.safetensors")
-        model.load_state_dict({key: value.double() for key, value in stored.items()}, strict=False)
-        model.tie_weights()
-        parameters = unique_parameters(model, set(stored))
+def loaded(case):
+    """The model of a case with its weights in float64, and its parameters by name."""
+    _, cls, config, _ = next(entry for entry in CASES if entry[0] == case)
+    model = cls(config).eval().double()
+    stored = load_file(GOLDEN / case / "model.safetensors")
+    model.load_state_dict({key: value.double() for key, value in stored.items()}, strict=False)
+    model.tie_weights()
+    return model, unique_parameters(model, set(stored))
+
+
+def make_optimizers():
+    for index, (name, update, args, slower) in enumerate(OPTIMIZERS):
+        # A third of GPT-2's fused bias has no gradient but noise, which is part of the norm that Adafactor clips by.
+        case = "llama" if name == "adafactor" else "gpt2"
+        folder = GOLDEN / case
+        peak = HYPER["peak_lr"] / slower
+        names = [known for known, *_ in OPTIMIZERS[:index]]
+        model, parameters = loaded(case)
         steps = train(model, parameters, load_file(folder / "inputs.safetensors"), update, peak)
-        out = GOLDEN / "newer/optimizers" / f"{case}-{name}"
+        matrices = [key for key, value in parameters.items() if is_hidden_matrix(key, value)]
+        number = f"-{names.count(name) + 1}" if name in names else ""
+        out = GOLDEN / "newer/optimizers" / f"{case}-{name}{number}"
         write_json(out / "trajectory.json", {
-            "case": case, "optimizer": name, "hyper": HYPER | {"peak_lr": peak},
+            "case": case, "optimizer": name, "optim_args": args, "muon": matrices if name == "muon" else None, "hyper": HYPER | {"peak_lr": peak},
             "steps": [{"step": i, "lr": [lr], "loss": loss, "grad_norm": norm} for i, (lr, loss, norm) in enumerate(steps)],
         })
         save_file(as_f32(parameters), out / "final_weights.safetensors")
 
 
+def make_label_smoothing(names):
+    """Loss and gradient norm of micro-batch 0 with transformers' LabelSmoother; its causal shift is the Trainer's."""
+    found = {}
+    for case in names:
+        model, parameters = loaded(case)
+        batch = micro_batch(load_file(GOLDEN / case / "inputs.safetensors"), 0)
+        labels, causal = batch.pop("labels"), type(model).__name__.endswith(("LMHeadModel", "ForCausalLM"))
+        loss = LabelSmoother(epsilon=0.1)(model(**batch), labels, shift_labels=causal)
+        loss.backward()
+        norm = math.sqrt(sum(float((p.grad**2).sum()) for p in parameters.values() if p.grad is not None))
+        found[case] = {"epsilon": 0.1, "loss": float(loss.detach()), "grad_norm": norm}
+    write_json(GOLDEN / "newer/label_smoothing.json", found)
+
+
 def make_schedules():
     cases = []
-    for kind, warmup in [("linear", 6), ("linear", 0), ("cosine", 5), ("constant", 0), ("constant_with_warmup", 7)]:
+    for kind, warmup, kwargs in [
+        ("linear", 6, {}), ("linear", 0, {}), ("constant", 5, {}), ("constant_with_warmup", 7, {}),
+        ("cosine", 5, {}), ("cosine", 0, {"num_cycles": 1.25}),
+        ("cosine_with_restarts", 5, {}), ("cosine_with_restarts", 4, {"num_cycles": 3}),
+        ("polynomial", 5, {}), ("polynomial", 0, {"lr_end": 1e-4, "power": 2.5}),
+        ("inverse_sqrt", 5, {}), ("inverse_sqrt", 0, {}), ("inverse_sqrt", 4, {"timescale": 9}),
+        ("cosine_with_min_lr", 5, {"min_lr": 3e-4}), ("cosine_with_min_lr", 0, {"min_lr_rate": 0.25, "num_cycles": 1.5}),
+        ("cosine_warmup_with_min_lr", 5, {"min_lr": 3e-4}), ("cosine_warmup_with_min_lr", 1, {"min_lr_rate": 0.1, "warmup_lr_rate": 0.2}),
+        ("cosine_warmup_with_min_lr", 6, {"min_lr_rate": 0.1, "warmup_lr_rate": 0.2, "num_cycles": 0.75}),
+        ("warmup_stable_decay", 5, {"num_decay_steps": 8}), ("warmup_stable_decay", 8, {"num_decay_steps": 27}),
+        ("warmup_stable_decay", 5, {"num_decay_steps": 10, "num_stable_steps": 9, "warmup_type": "cosine", "decay_type": "1-sqrt", "min_lr_ratio": 0.1}),
+        ("warmup_stable_decay", 6, {"num_decay_steps": 9, "warmup_type": "1-sqrt", "decay_type": "linear", "min_lr_ratio": 0.2}),
+        ("warmup_stable_decay", 0, {"num_decay_steps": 12, "decay_type": "cosine", "num_cycles": 1.5}),
+    ]:
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.003)
-        schedule = get_scheduler(kind, optimizer, num_warmup_steps=warmup, num_training_steps=30)
+        schedule = get_scheduler(kind, optimizer, num_warmup_steps=warmup, num_training_steps=30, scheduler_specific_kwargs=kwargs)
         rates = []
         for _ in range(30):
             rates.append(schedule.get_last_lr()[0])
             optimizer.step()
             schedule.step()
-        cases.append({"lr_scheduler_type": kind, "lr_scheduler_kwargs": {}, "warmup_steps": warmup, "total": 30, "peak": 0.003, "lr": rates})
+        cases.append({"lr_scheduler_type": kind, "lr_scheduler_kwargs": kwargs, "warmup_steps": warmup, "total": 30, "peak": 0.003, "lr": rates})
     write_json(GOLDEN / "newer/schedules.json", cases)
 
 
@@ -366,10 +482,15 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     rng = random.Random(20261124)
-    make_language_pipelines(rng)
-    make_pair_pipeline(rng)
-    make_token_pipeline(rng)
-    make_schedules()
+    chosen = set(sys.argv[1:])
+    if not chosen:
+        make_language_pipelines(rng)
+        make_pair_pipeline(rng)
+        make_token_pipeline(rng)
+        make_schedules()
     for seed, (name, cls, config, tokens) in enumerate(CASES):
-        make_case(name, cls, config, tokens, seed)
-    make_optimizers("gpt2")
+        if not chosen or name in chosen:
+            make_case(name, cls, config, tokens, seed)
+    if not chosen:
+        make_optimizers()
+        make_label_smoothing(["gpt2", "bert-mlm", "bert-cls", "bert-token-cls"])

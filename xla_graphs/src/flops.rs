@@ -149,6 +149,7 @@ mod tests {
             window: None,
             key_mask: false,
             dropout: None,
+            soft_cap: None,
         };
         q.attention(&q, &q, None, None, attention).unwrap();
         assert_eq!(recorded(&trace, 0..begin).matmuls, matmuls);

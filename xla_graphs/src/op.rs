@@ -126,11 +126,14 @@ pub struct Attention {
     pub scale: F64,
     /// Query t sees keys 0..=t only.
     pub causal: bool,
-    /// Query t sees this many last keys, itself included (GPT-Neo's local layers).
+    /// Query t sees only keys less than this far from it: with `causal` this many last keys, itself
+    /// included (GPT-Neo's local layers), else as many to each side (ModernBERT's).
     pub window: Option<u32>,
     pub key_mask: bool,
     /// Share of the probabilities that is dropped; the kept ones are divided by `1 - dropout`.
     pub dropout: Option<F64>,
+    /// Scaled scores s become `cap * tanh(s / cap)` before they are masked (Gemma 2).
+    pub soft_cap: Option<F64>,
 }
 
 /// Attention as a vendor's library computes it in one call.
@@ -203,6 +206,18 @@ pub enum Composite {
     StopGradient,
     /// The identity, over the whole gradient of a parameter (`grad`).
     MasterGradient,
+    /// Operands x, gamma.
+    RmsNorm {
+        eps: F64,
+    },
+    /// Operands x, gamma, dy; gives dx.
+    RmsNormGrad {
+        eps: F64,
+    },
+    /// Operands x, dy; gives dgamma.
+    RmsNormScaleGrad {
+        eps: F64,
+    },
 }
 
 /// No composite: the type of those of a graph that consists of primitives.
@@ -353,6 +368,9 @@ impl Composites for Composite {
             Composite::AttentionGrad { .. } => "attention_grad",
             Composite::StopGradient => "stop_gradient",
             Composite::MasterGradient => "master_gradient",
+            Composite::RmsNorm { .. } => "rms_norm",
+            Composite::RmsNormGrad { .. } => "rms_norm_grad",
+            Composite::RmsNormScaleGrad { .. } => "rms_norm_scale_grad",
         }
     }
 }

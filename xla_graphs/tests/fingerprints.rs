@@ -81,6 +81,7 @@ fn program(k: &Knobs) -> Result<Graph> {
         window: k.window,
         key_mask: false,
         dropout: Some(F64::new(k.dropout)),
+        soft_cap: None,
     };
     let keep = random.keep_mask(&[1, 1, k.rows, k.rows], k.dropout)?;
     let h = heads
@@ -260,6 +261,7 @@ fn shape_errors_name_operation_shapes_model_path_and_line() {
         window: None,
         key_mask: false,
         dropout: None,
+        soft_cap: None,
     };
     assert_refused!(
         a.matmul(&b),

@@ -60,6 +60,9 @@ pub fn verify(store: &Store, ids: &[String], device: &DevicePlan) -> Result<(), 
     }
 }
 
+/// Devices of the CPU that a stored graph is tried on before it counts as damaged.
+const MOST_DEVICES: usize = 32;
+
 fn check(
     store: &Store,
     listed: &Listed,
@@ -91,27 +94,44 @@ fn check(
         .and_then(|bytes| Graph::from_bytes(&bytes).ok())
         .ok_or(Damage::Digest { part: "graph" })?;
     let failed = |e: runtime::Error| Damage::NotLoadable(e.to_string());
-    let devices = entry.header.key.devices();
-    let client = match client {
-        Some(client) if client.devices().len() >= devices || here.kind != Device::Cpu => client,
-        _ => match cpu_client(devices) {
-            Ok(opened) => client.insert(opened),
-            Err(runtime::Error::LibraryNotFound { .. }) => {
-                return Ok(format!(
-                    "whole; made for {device}, which needs libxtrain_xla.so, so that it was not tried here"
-                ));
+    let mut devices = entry.header.key.devices();
+    let mut first_error = None;
+    loop {
+        let is_enough = |client: &Client| client.devices().len() >= devices;
+        let opened = match client.take() {
+            Some(opened) if here.kind != Device::Cpu || is_enough(&opened) => opened,
+            _ => match cpu_client(devices) {
+                Ok(opened) => opened,
+                Err(runtime::Error::LibraryNotFound { .. }) => {
+                    return Ok(format!(
+                        "whole; made for {device}, which needs libxtrain_xla.so, so that it was not tried here"
+                    ));
+                }
+                Err(error) => return Err(failed(first_error.unwrap_or(error))),
+            },
+        };
+        let opened = client.insert(opened);
+        // Loading foreign code is safe, running it is not: only a run compares the whole key.
+        match opened.load(&executable, signature(&graph)) {
+            Ok(_) => return Ok("whole, loads".into()),
+            // A pipeline's stage is for the devices of its own numbers, which the key does not say:
+            // its last one may need all of them.
+            Err(error) if here.kind == Device::Cpu && devices < MOST_DEVICES => {
+                first_error.get_or_insert(error);
+                devices = 2 * devices.max(opened.devices().len());
             }
-            Err(error) => return Err(failed(error)),
-        },
-    };
-    // Loading foreign code is safe, running it is not: only a run compares the whole key.
-    match client.load(&executable, signature(&graph)) {
-        Ok(_) => Ok("whole, loads".into()),
-        // Nothing is lost: no run would load it.
-        Err(error) if is_compile_check(&entry.header.key) => Ok(format!(
-            "whole; a compile check, does not load here: {error}"
-        )),
-        Err(error) => Err(failed(error)),
+            Err(error) => {
+                let error = first_error.unwrap_or(error);
+                // Nothing is lost: no run would load it.
+                return if is_compile_check(&entry.header.key) {
+                    Ok(format!(
+                        "whole; a compile check, does not load here: {error}"
+                    ))
+                } else {
+                    Err(failed(error))
+                };
+            }
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use super::*;
 use crate::config::Invocation;
 use crate::config::choices::Device;
 use crate::config::fixture::Fixture;
-use crate::trainer::settings::{Resume, ScheduleKind};
+use crate::trainer::settings::{ExampleOrder, Resume, ScheduleKind, TokensSeen};
 
 impl Fixture {
     fn read(&self, line: &str) -> Result<Command, UsageError> {
@@ -37,7 +37,7 @@ fn defaults_are_those_of_training_arguments() {
         plan.model,
         ModelSource::Scratch {
             model_type: Some("gpt2".into()),
-            config: ConfigSource::Preset("gpt2"),
+            config: ConfigSource::Default("gpt2"),
             overrides: vec![]
         }
     );
@@ -54,6 +54,11 @@ fn defaults_are_those_of_training_arguments() {
         output_dir: fixture.path("new"),
         seed: 42,
         per_device_train_batch_size: 8,
+        save_only_model: false,
+        eval_delay: 0.0,
+        eval_on_start: false,
+        example_order: ExampleOrder::Random,
+        tokens_seen: TokensSeen::No,
         per_device_eval_batch_size: 8,
         gradient_accumulation_steps: 1,
         mesh: crate::parallel::Mesh::single(),
@@ -67,8 +72,10 @@ fn defaults_are_those_of_training_arguments() {
         max_steps: None,
         precision: Precision::F32,
         eval_precision: Precision::F32,
+        label_smoothing: 0.0,
         optimizer: OptimizerSettings {
             kind: xtrain_graphs::optim::ADAMW,
+            arguments: Default::default(),
             learning_rate: 5e-5,
             weight_decay: 0.0,
             adam_beta1: 0.9,
@@ -76,6 +83,7 @@ fn defaults_are_those_of_training_arguments() {
             adam_epsilon: 1e-8,
             max_grad_norm: 1.0,
             schedule: ScheduleKind::Linear,
+            schedule_arguments: Default::default(),
             warmup_steps: None,
             warmup_ratio: 0.0,
         },
@@ -83,6 +91,7 @@ fn defaults_are_those_of_training_arguments() {
         logging_first_step: false,
         save: Cadence::Steps(500),
         save_total_limit: None,
+        async_save: None,
         max_shard_size: 5_000_000_000,
         best: None,
         eval: Cadence::Never,
@@ -152,7 +161,7 @@ fn settings_that_depend_on_others() {
     assert_eq!((plan.task.source().seed, plan.train.seed), (8, 7));
     assert_eq!(
         (plan.train.optimizer.schedule, plan.train.optimizer.kind),
-        (ScheduleKind::Constant, xtrain_graphs::optim::SGD)
+        (ScheduleKind::ConstantWithWarmup, xtrain_graphs::optim::SGD)
     );
     let plan = fixture
         .train("--output_dir @/old --resume_from_checkpoint")
@@ -198,11 +207,7 @@ fn models_are_found_by_name_or_path() {
     let ModelSource::Scratch { config, .. } = plan.model else {
         panic!()
     };
-    assert_eq!(
-        config,
-        ConfigSource::Preset("gpt-neo-1.3B"),
-        "what the type means alone"
-    );
+    assert_eq!(config, ConfigSource::Default("gpt_neo"));
     let Ok(Command::Eval(plan)) =
         fixture.read("eval clm --model_name_or_path @/model --validation_file @/valid.txt")
     else {
@@ -393,10 +398,10 @@ fn values_outside_their_range_are_refused() {
         ("--block_size 0", "at least 1"),
         ("--validation_split_percentage 100", "less than 100"),
         (
-            "--lr_scheduler_type polynomial",
-            "one of linear, cosine, constant, constant_with_warmup",
+            "--lr_scheduler_type reduce_lr_on_plateau",
+            "one of linear, cosine, cosine_with_restarts, polynomial",
         ),
-        ("--save_strategy best", "one of no, steps, epoch"),
+        ("--save_strategy never", "one of no, steps, epoch, best"),
         ("--device tpu", "one of cpu, cuda, neuron"),
         ("--seed 1.5", "a whole number"),
         ("--do_train maybe", "true or false"),

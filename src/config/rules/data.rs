@@ -1,8 +1,8 @@
 //! What is read, and how rows become batches.
 
 use super::verdict::{Verdict, refuse, refuse_if};
-use crate::config::choices::Strategy;
-use crate::config::command::sets::PREDICT;
+use crate::config::choices::{SaveStrategy, Strategy};
+use crate::config::command::sets::{CLS, PREDICT};
 use crate::config::derived::local_files;
 use crate::config::error::UsageError;
 use crate::config::flags::Flags;
@@ -13,10 +13,17 @@ fn has_train_file(flags: &Flags) -> bool {
 }
 
 pub fn something_to_train_on(flags: &Flags) -> Verdict {
+    let or_task = if CLS.contains(flags.command) {
+        ", or --task_name for one of GLUE's"
+    } else {
+        ""
+    };
     refuse_if(
         flags.trains() && !has_train_file(flags),
         "there is nothing to train on",
-        "add --train_file FILE (text, CSV, TSV, JSON lines or parquet; several may follow)",
+        &format!(
+            "add --train_file FILE (text, CSV, TSV, JSON lines or parquet; several may follow){or_task}"
+        ),
     )
 }
 
@@ -85,13 +92,15 @@ pub fn files_are_there(flags: &Flags) -> Verdict {
 }
 
 pub fn streaming_has_no_epochs(flags: &Flags) -> Verdict {
-    for strategy in [
-        &flags.eval_strategy,
-        &flags.save_strategy,
-        &flags.logging_strategy,
+    for (name, by_epoch) in [
+        ("eval_strategy", *flags.eval_strategy == Strategy::Epoch),
+        ("save_strategy", *flags.save_strategy == SaveStrategy::Epoch),
+        (
+            "logging_strategy",
+            *flags.logging_strategy == Strategy::Epoch,
+        ),
     ] {
-        if *flags.streaming && **strategy == Strategy::Epoch {
-            let name = strategy.name();
+        if *flags.streaming && by_epoch {
             return refuse(
                 format!("--{name} epoch: a stream has no epochs that are known ahead"),
                 format!("use --{name} steps"),

@@ -15,8 +15,9 @@ mod verdict;
 use super::choices::Device;
 use super::command::Commands;
 use super::command::sets::*;
+use super::error::UsageError;
 use super::flags::Flags;
-use crate::trainer::settings::{Checkpointing, Resume};
+use crate::trainer::settings::{Checkpointing, ExampleOrder, Resume};
 use verdict::{Verdict, refuse_if};
 
 /// A rule and the commands that it is for.
@@ -35,8 +36,7 @@ macro_rules! rules {
         $rule:ident for $($commands:ident)|+ $(in $room:ident)?
         $(if $illegal:expr => $problem:literal, $fix:literal)?;
     )+) => {
-        /// In the order in which a user would want to hear of them: the first that fails is the one
-        /// reported.
+        /// In the order in which a user would want to hear of them.
         const RULES: &[Rule] = &[$(
             Rule {
                 #[cfg(test)]
@@ -52,6 +52,10 @@ macro_rules! rules {
 rules! {
     flags:
     target_is_of_the_device for COMPILE | FIT | RUNNING in device;
+    use_cpu_is_the_cpu for TRAIN_EVAL
+        if *flags.use_cpu && *flags.device != Device::Cpu =>
+        "--use_cpu and --device contradict each other",
+        "leave one of them out";
     plugin_is_an_accelerators for OPENING
         if flags.plugin.is_given() && *flags.device == Device::Cpu =>
         "--plugin names an accelerator's plugin, but --device is cpu",
@@ -121,6 +125,16 @@ rules! {
     something_to_evaluate_on for TRAINING | EVAL in data;
     something_to_label for TRAINING | PREDICT in data;
     files_are_there for TRAINING | EVAL | PREDICT in data;
+    one_sampling_strategy for TRAINING
+        if *flags.group_by_length && flags.train_sampling_strategy.is_given()
+            && *flags.train_sampling_strategy != ExampleOrder::GroupByLength =>
+        "--group_by_length contradicts --train_sampling_strategy",
+        "leave one of them out";
+    streaming_is_in_its_own_order for TRAINING
+        if *flags.streaming
+            && (*flags.group_by_length || *flags.train_sampling_strategy != ExampleOrder::Random) =>
+        "--train_sampling_strategy and --group_by_length need a set that is read ahead, and --streaming reads it on the way",
+        "leave them out; --shuffle_buffer_size 0 keeps the order of the files";
     shuffle_buffer_needs_streaming for TRAINING
         if flags.shuffle_buffer_size.is_given() && !*flags.streaming =>
         "--shuffle_buffer_size has no effect without --streaming; other sets are shuffled as a whole",
@@ -130,6 +144,10 @@ rules! {
         "--streaming has no end: training length can't be given in epochs",
         "add --max_steps N";
     streaming_has_no_epochs for TRAINING in data;
+    first_evaluation_has_data for TRAINING
+        if *flags.eval_on_start && !flags.evaluates() =>
+        "--eval_on_start evaluates, but no evaluation is asked for",
+        "add --do_eval or --eval_strategy steps";
     /// A stream has no length, and nothing of it can be set aside.
     streaming_sets_nothing_aside for TRAINING
         if *flags.streaming && flags.evaluates() && !flags.validation_file.is_given() =>
@@ -146,11 +164,17 @@ rules! {
         if flags.labels.is_given() && *flags.do_regression == Some(true) =>
         "--do_regression has numbers to estimate, --labels names classes",
         "leave one of them out";
+    regression_has_no_smoothing for TRAIN_LIKE_CLS
+        if *flags.label_smoothing_factor > 0.0 && *flags.do_regression == Some(true) =>
+        "--label_smoothing_factor spreads labels over classes, and --do_regression has none",
+        "leave one of them out";
     training_has_a_length for TRAINING
         if flags.trains() && flags.max_steps.is_none() && *flags.num_train_epochs == 0.0 =>
         "there is no training to do: --num_train_epochs is 0 and --max_steps is not set",
         "raise one of them or, to only evaluate, use --do_eval without --do_train";
     warmup_is_steps_or_a_share for TRAINING in training;
+    schedule_takes_its_arguments for TRAINING in training;
+    optimizer_takes_its_arguments for TRAINING in training;
     eval_strategy_evaluates for TRAIN in training;
     eval_strategy_needs_training for TRAIN in training;
     eval_steps_need_their_strategy for TRAIN in training;
@@ -187,6 +211,20 @@ rules! {
         if *flags.json && !*flags.once =>
         "top draws on the terminal; --json prints the state once",
         "add --once";
+    report_needs_runs for REPORT
+        if flags.runs.is_empty() =>
+        "report: no run given",
+        "name output directories, trainer_state.json files or logs: `xtrain report output/a native.log`";
+    report_reads_what_exists for REPORT in output;
+    baseline_is_a_run for REPORT
+        if flags.baseline.is_some() && flags.baseline_place().is_none() =>
+        "--baseline names none of the runs",
+        "write it as it stands among the runs, or its last part";
+    losses_are_those_of_two_runs for REPORT
+        if *flags.compare_losses && flags.runs.len() != 2 =>
+        "--compare_losses compares two runs",
+        "name two: `xtrain report A B --compare_losses`";
+    loss_bounds_need_a_comparison for REPORT in output;
     show_takes_one_id for CACHE_SHOW
         if flags.id.len() != 1 =>
         "cache show takes one id",
@@ -206,12 +244,44 @@ rules! {
         "add --file graphs.tar";
 }
 
-/// Refuses every illegal combination.
+/// Refuses what was mistaken in the reading, and every illegal combination.
 ///
 /// # Errors
-/// What the first rule that fails says.
+/// All of it, in the order in which a user would want to hear it.
 pub fn check(flags: &Flags) -> Verdict {
-    of(flags).try_for_each(|rule| (rule.check)(flags))
+    let mut mistakes = flags.mistakes.clone();
+    // Without the file's settings nobody knows what is missing.
+    if mistakes
+        .iter()
+        .any(|mistake| matches!(mistake, UsageError::ConfigFile { .. }))
+    {
+        return UsageError::all(mistakes);
+    }
+    let unknown: Vec<String> = mistakes
+        .iter()
+        .filter_map(|mistake| Some(format!("--{}", mistake.flag()?)))
+        .collect();
+    for rule in of(flags) {
+        let Err(refusal) = (rule.check)(flags) else {
+            continue;
+        };
+        let text = format!("{refusal} {}", refusal.hint().unwrap_or_default());
+        // A flag whose value could not be read may be what this one lacks; and one cause may break
+        // several rules.
+        let is_consequence = unknown.iter().any(|flag| names(&text, flag));
+        if !is_consequence && !mistakes.contains(&refusal) {
+            mistakes.push(refusal);
+        }
+    }
+    UsageError::all(mistakes)
+}
+
+/// Whether a text names a flag, and not only one that begins with the same letters.
+fn names(text: &str, flag: &str) -> bool {
+    text.match_indices(flag).any(|(at, _)| {
+        let next = text[at + flag.len()..].chars().next();
+        !next.is_some_and(|c| c.is_ascii_alphanumeric() || c == '_')
+    })
 }
 
 /// The rules for the command.

@@ -3,7 +3,7 @@
 use super::output::newest_checkpoint;
 use super::verdict::{Verdict, refuse, refuse_if};
 use crate::config::choices::suits_task;
-use crate::config::command::sets::MLM;
+use crate::config::command::sets::{GENERATE, MLM, PREDICT};
 use crate::config::flags::Flags;
 use crate::config::from_hub;
 use std::path::Path;
@@ -33,6 +33,10 @@ pub fn weights_or_a_description(flags: &Flags) -> Verdict {
                 );
             }
         }
+        return Ok(());
+    }
+    // These have rules of their own: random weights do not predict.
+    if GENERATE.contains(flags.command) || PREDICT.contains(flags.command) {
         return Ok(());
     }
     let mut types = MODEL_TYPES.into_iter();
@@ -167,7 +171,7 @@ pub fn tokenizer_is_there(flags: &Flags) -> Verdict {
             format!("--tokenizer_name: {} does not exist here", path.display()),
             "give a directory with tokenizer.json, that file, or the name of a model on the Hub",
         ),
-        None if !flags.model_name_or_path.is_given() => refuse(
+        None if flags.model_type.is_given() || flags.config_name.is_given() => refuse(
             "a model with random weights comes without a tokenizer",
             "add --tokenizer_name DIR, a directory with tokenizer.json (`xtrain quickstart` makes one of its own)",
         ),

@@ -32,8 +32,37 @@ pub fn output_file_is_no_directory(flags: &Flags) -> Verdict {
     }
 }
 
+pub fn report_reads_what_exists(flags: &Flags) -> Verdict {
+    match flags.runs.iter().find(|run| !Path::new(run).exists()) {
+        Some(run) => refuse(
+            format!("report: {run} does not exist"),
+            "name an output directory, a trainer_state.json or a log",
+        ),
+        None => Ok(()),
+    }
+}
+
+pub fn loss_bounds_need_a_comparison(flags: &Flags) -> Verdict {
+    let given = [
+        flags.align.given_name(),
+        flags.window.given_name(),
+        flags.largest.given_name(),
+        flags.mean.given_name(),
+        flags.smoothed.given_name(),
+        flags.json.given_name(),
+    ];
+    match given.into_iter().flatten().next() {
+        Some(name) if !*flags.compare_losses => refuse(
+            format!("--{name} belongs to --compare_losses"),
+            "add --compare_losses, or leave it out; `--format json` writes a report as JSON",
+        ),
+        _ => Ok(()),
+    }
+}
+
 pub fn resume_needs_a_checkpoint(flags: &Flags) -> Verdict {
     let (path, problem, fix) = match &*flags.resume_from_checkpoint {
+        _ if !flags.trains() => return Ok(()),
         Resume::No => return Ok(()),
         Resume::Latest => {
             let output = flags.output_dir.as_deref().unwrap_or(Path::new(""));
@@ -76,6 +105,8 @@ pub fn earlier_runs_are_kept(flags: &Flags) -> Verdict {
     match &*flags.resume_from_checkpoint {
         _ if !flags.trains() => Ok(()),
         Resume::Latest => Ok(()),
+        // Another rule says what is wrong with it.
+        Resume::From(path) if !path.join("training_state.json").is_file() => Ok(()),
         Resume::From(path) => {
             // Resuming in the checkpoint's own directory is the point; in another one there may be
             // another run's work.

@@ -28,6 +28,11 @@ const CASES: &[(&str, &str, &str)] = &[
         "trn1 is a chip of AWS's",
     ),
     (
+        "use_cpu_is_the_cpu",
+        "CLM --no_cuda --device cuda",
+        "contradict",
+    ),
+    (
         "plugin_is_an_accelerators",
         "doctor --plugin x.so",
         "--device is cpu",
@@ -271,6 +276,11 @@ const CASES: &[(&str, &str, &str)] = &[
         "nothing to predict",
     ),
     (
+        "regression_has_no_smoothing",
+        "CLS --do_regression --label_smoothing_factor 0.1",
+        "spreads labels over classes",
+    ),
+    (
         "regression_has_no_labels",
         "CLS --do_regression --labels no,yes",
         "--labels names classes",
@@ -284,6 +294,26 @@ const CASES: &[(&str, &str, &str)] = &[
         "warmup_is_steps_or_a_share",
         "CLM --warmup_steps 2.5",
         "neither a number of steps nor a share",
+    ),
+    (
+        "schedule_takes_its_arguments",
+        "CLM --lr_scheduler_kwargs power=2",
+        "linear takes no arguments, found `power`",
+    ),
+    (
+        "schedule_takes_its_arguments",
+        "CLM --lr_scheduler_type polynomial --learning_rate 1e-9",
+        "lr_end must be below the learning rate",
+    ),
+    (
+        "optimizer_takes_its_arguments",
+        "CLM --optim_args momentum=0.9",
+        "adamw takes no arguments, found `momentum`",
+    ),
+    (
+        "optimizer_takes_its_arguments",
+        "CLM --optim sgd --optim_args nesterov=true",
+        "nesterov needs a momentum",
     ),
     (
         "eval_strategy_evaluates",
@@ -365,6 +395,27 @@ const CASES: &[(&str, &str, &str)] = &[
         "CLM --output_dir @/old_without --resume_from_checkpoint @/old/checkpoint-10",
         "old_without is not empty",
     ),
+    ("report_needs_runs", "report", "no run given"),
+    (
+        "report_reads_what_exists",
+        "report @/old @/nowhere",
+        "nowhere does not exist",
+    ),
+    (
+        "baseline_is_a_run",
+        "report @/old --baseline other",
+        "none of the runs",
+    ),
+    (
+        "losses_are_those_of_two_runs",
+        "report @/old --compare_losses",
+        "compares two runs",
+    ),
+    (
+        "loss_bounds_need_a_comparison",
+        "report @/old --largest 0.1",
+        "belongs to --compare_losses",
+    ),
     (
         "comparison_is_a_plan",
         "CLM --compare_meshes 4",
@@ -389,6 +440,21 @@ const CASES: &[(&str, &str, &str)] = &[
         "comparison_has_a_mesh",
         "CLM --compare_meshes 4 --dry_run --memory 1GB --data_parallel 3",
         "--data_parallel 3",
+    ),
+    (
+        "first_evaluation_has_data",
+        "CLM --eval_on_start",
+        "no evaluation is asked for",
+    ),
+    (
+        "one_sampling_strategy",
+        "CLM --group_by_length --train_sampling_strategy sequential",
+        "contradicts",
+    ),
+    (
+        "streaming_is_in_its_own_order",
+        "CLM --streaming --max_steps 3 --group_by_length",
+        "--streaming reads it on the way",
     ),
     (
         "output_file_is_no_directory",
@@ -418,7 +484,7 @@ const CASES: &[(&str, &str, &str)] = &[
 
 fn flags(fixture: &Fixture, line: &str) -> Flags {
     match parse(fixture.words(line)).unwrap() {
-        Parsed::Flags(flags) => config_file::read(*flags).unwrap(),
+        Parsed::Flags(flags) => config_file::read(*flags),
         Parsed::Text(text) => panic!("{line} prints {text}"),
     }
 }

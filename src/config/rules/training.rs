@@ -1,8 +1,10 @@
 //! What a run does and how long: precision, length, evaluations, the best checkpoint.
 
 use super::verdict::{Verdict, refuse, refuse_if};
-use crate::config::choices::Strategy;
+use crate::config::choices::{SaveStrategy, Strategy};
 use crate::config::flags::Flags;
+use crate::config::kind::Interval;
+use xtrain_graphs::optim::Hyperparameters;
 
 pub fn one_16_bit_type(flags: &Flags) -> Verdict {
     for (bf16, fp16) in [
@@ -27,6 +29,34 @@ pub fn warmup_is_steps_or_a_share(flags: &Flags) -> Verdict {
         &format!("--warmup_steps {steps} is neither a number of steps nor a share of them"),
         "give a whole number of steps, or a number below 1 for a share of all steps",
     )
+}
+
+pub fn schedule_takes_its_arguments(flags: &Flags) -> Verdict {
+    let name = flags.lr_scheduler_kwargs.name();
+    let schedule = flags.lr_scheduler_type.with(&flags.lr_scheduler_kwargs);
+    let checked = schedule.and_then(|schedule| schedule.check_peak(*flags.learning_rate));
+    checked.or_else(|error| {
+        refuse(
+            format!("--{name}: {error}"),
+            format!("write the schedule's arguments as --{name} name=value,name=value"),
+        )
+    })
+}
+
+pub fn optimizer_takes_its_arguments(flags: &Flags) -> Verdict {
+    let name = flags.optim_args.name();
+    let hyper = Hyperparameters {
+        beta1: *flags.adam_beta1,
+        beta2: *flags.adam_beta2,
+        eps: *flags.adam_epsilon,
+    };
+    let built = flags.optim.with(&hyper, &flags.optim_args);
+    built.map(drop).or_else(|error| {
+        refuse(
+            format!("--{name}: {error}"),
+            format!("write the optimizer's arguments as --{name} name=value,name=value"),
+        )
+    })
 }
 
 pub fn eval_strategy_evaluates(flags: &Flags) -> Verdict {
@@ -64,6 +94,7 @@ pub fn best_needs_evaluations(flags: &Flags) -> Verdict {
         flags.early_stopping_patience.given_name(),
         flags.metric_for_best_model.given_name(),
         greater.filter(|greater| *greater).map(|_| greater.name()),
+        (*flags.save_strategy == SaveStrategy::Best).then_some("save_strategy best"),
     ];
     match asked.into_iter().flatten().next() {
         Some(name) if *flags.eval_strategy == Strategy::No => refuse(
@@ -77,12 +108,16 @@ pub fn best_needs_evaluations(flags: &Flags) -> Verdict {
 /// The best weights can only be loaded where they were saved.
 pub fn best_needs_its_checkpoint(flags: &Flags) -> Verdict {
     let (evaluates, saves) = (*flags.eval_strategy, *flags.save_strategy);
+    let matches = match saves {
+        SaveStrategy::Best => true,
+        other => other.to_string() == evaluates.to_string(),
+    };
     refuse_if(
-        *flags.load_best_model_at_end && saves != evaluates,
+        *flags.load_best_model_at_end && evaluates != Strategy::No && !matches,
         &format!(
             "--load_best_model_at_end needs a checkpoint of each evaluation: --eval_strategy is {evaluates}, --save_strategy {saves}"
         ),
-        &format!("add --save_strategy {evaluates}"),
+        &format!("add --save_strategy {evaluates}, or best"),
     )
 }
 
@@ -91,10 +126,19 @@ pub fn best_checkpoint_is_evaluated(flags: &Flags) -> Verdict {
         *flags.save_steps,
         flags.eval_steps.unwrap_or(*flags.logging_steps),
     );
+    let are_evaluated = match (saves, evaluates) {
+        (Interval::Steps(saves), Interval::Steps(evaluates)) => saves.is_multiple_of(evaluates),
+        (Interval::Share(saves), Interval::Share(evaluates)) => {
+            let times = saves / evaluates;
+            (times - times.round()).abs() < 1e-6
+        }
+        _ => false,
+    };
     refuse_if(
         *flags.load_best_model_at_end
             && *flags.eval_strategy == Strategy::Steps
-            && !saves.is_multiple_of(evaluates),
+            && *flags.save_strategy == SaveStrategy::Steps
+            && !are_evaluated,
         &format!(
             "--load_best_model_at_end needs an evaluation of each checkpoint: --save_steps {saves} is no multiple of --eval_steps {evaluates}"
         ),

@@ -1,7 +1,7 @@
-//! The bars as a drawing: SVG by hand, since it is rectangles, a dashed line and text.
+//! The bars as a drawing.
 
 use super::{Scaling, count};
-use std::fmt::Write;
+use crate::report::svg::{Drawing, shortened};
 
 const HEIGHT: f64 = 260.0;
 /// Above the bars, for the title; below, for what they are; left, for nothing but air.
@@ -23,64 +23,38 @@ impl Scaling {
             .map(|point| point.throughput().max(self.ideal(point)))
             .fold(f64::MIN_POSITIVE, f64::max);
         let y = |value: f64| TOP + HEIGHT * (1.0 - value / highest);
-        let mut text = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {total}\" font-family=\"sans-serif\" font-size=\"13\" text-anchor=\"middle\">\n\
-             <rect width=\"{width}\" height=\"{total}\" fill=\"white\"/>\n"
-        );
+        let mut drawing = Drawing::default();
+        drawing.rect(0, 0.0, width, total, "fill=\"white\"");
+        let start = "text-anchor=\"start\"";
         let title = format!("tokens/s by {}; dashed: without loss", self.axis);
-        let _ = writeln!(
-            text,
-            "<text x=\"{SIDE}\" y=\"20\" text-anchor=\"start\" font-size=\"15\">{}</text>",
-            escaped(&title)
-        );
+        drawing.text(SIDE, 20.0, &format!("{start} font-size=\"15\""), &title);
         let command = shortened(&self.command, (width / 6.5) as usize);
-        let _ = writeln!(
-            text,
-            "<text x=\"{SIDE}\" y=\"38\" text-anchor=\"start\" font-size=\"11\" fill=\"#666\">{}</text>",
-            escaped(&command)
-        );
+        let small = "font-size=\"11\" fill=\"#666\"";
+        drawing.text(SIDE, 38.0, &format!("{start} {small}"), &command);
         for (index, point) in self.points.iter().enumerate() {
             let left = SIDE + STEP * index as f64 + (STEP - WIDTH) / 2.0;
             let middle = left + WIDTH / 2.0;
             let (top, ideal) = (y(point.throughput()), y(self.ideal(point)));
             // Inside of its bar, unless that is too low for it.
             let (number, color) = if TOP + HEIGHT - top < 24.0 {
-                (top - 6.0, "black")
+                (top - 6.0, "fill=\"black\"")
             } else {
-                (top + 18.0, "white")
+                (top + 18.0, "fill=\"white\"")
             };
-            let _ = writeln!(
-                text,
-                "<rect x=\"{left}\" y=\"{top:.1}\" width=\"{WIDTH}\" height=\"{:.1}\" fill=\"#4a7ab5\"/>\n\
-                 <line x1=\"{}\" y1=\"{ideal:.1}\" x2=\"{}\" y2=\"{ideal:.1}\" stroke=\"#c44\" stroke-width=\"2\" stroke-dasharray=\"6 4\"/>\n\
-                 <text x=\"{middle}\" y=\"{number:.1}\" fill=\"{color}\">{}</text>\n\
-                 <text x=\"{middle}\" y=\"{}\">{}</text>\n\
-                 <text x=\"{middle}\" y=\"{}\" font-size=\"11\" fill=\"#666\">{:.0}% efficient</text>",
-                TOP + HEIGHT - top,
-                left - 8.0,
-                left + WIDTH + 8.0,
-                count(point.throughput()),
-                TOP + HEIGHT + 20.0,
-                point.degree,
-                TOP + HEIGHT + 38.0,
-                self.efficiency(point) * 100.0,
+            drawing.rect(left, top, WIDTH, TOP + HEIGHT - top, "fill=\"#4a7ab5\"");
+            drawing.line(
+                (left - 8.0, ideal),
+                (left + WIDTH + 8.0, ideal),
+                "stroke=\"#c44\" stroke-width=\"2\" stroke-dasharray=\"6 4\"",
             );
+            drawing.text(middle, number, color, &count(point.throughput()));
+            let below = TOP + HEIGHT;
+            drawing.text(middle, below + 20.0, "", &point.degree.to_string());
+            let efficiency = format!("{:.0}% efficient", self.efficiency(point) * 100.0);
+            drawing.text(middle, below + 38.0, small, &efficiency);
         }
-        text.push_str("</svg>\n");
-        text
-    }
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-}
-
-fn shortened(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.into(),
+        let font = "font-family=\"sans-serif\" font-size=\"13\" text-anchor=\"middle\"";
+        drawing.finish(width, total, font)
     }
 }
 

@@ -113,11 +113,14 @@ impl Snapshot {
                     id,
                     loaded,
                     seconds,
+                    ..
                 } => {
                     snapshot.graphs.add(name, id, *loaded, *seconds);
                     last = *time;
                 }
                 Event::End { time, .. } => (ended, last) = (true, *time),
+                Event::Process(process) => last = process.time,
+                Event::Account(account) => last = account.time,
             }
         }
         let step = &snapshot.step;
@@ -232,6 +235,7 @@ mod tests {
             id: "0123456789abcdef".into(),
             loaded,
             seconds,
+            reason: None,
         };
         let found = snapshot(&[start(host()), graph(false, 3.5), graph(true, 0.5)], true).graphs;
         assert_eq!(

@@ -1,12 +1,13 @@
 //! Evaluation during training, at its cadence, and what follows from it: which one is the best, and
 //! whether to go on.
 
+use crate::report::accounting::{self, Part};
 use crate::report::records::{EvalRecord, Record};
 use crate::trainer::error::{Error, Result};
 use crate::trainer::evaluate::{Evaluation, Metrics, evaluate};
 use crate::trainer::feed::DeviceBatch;
 use crate::trainer::run_loop::{Control, Hook, Progress, StepContext};
-use crate::trainer::settings::Cadence;
+use crate::trainer::settings::TrainSettings;
 use xtrain_models::Model;
 
 /// Gives the batches of one pass over the validation set.
@@ -19,7 +20,7 @@ pub struct EvaluateHook<'a> {
     /// Begins the metrics of an evaluation.
     pub metrics: Box<dyn Fn() -> Box<dyn Metrics> + 'a>,
     pub batches: Box<EvalBatches<'a>>,
-    pub cadence: Cadence,
+    pub settings: &'a TrainSettings,
 }
 
 impl Evaluation {
@@ -38,25 +39,38 @@ impl Evaluation {
     }
 }
 
-impl Hook for EvaluateHook<'_> {
-    fn wants(&mut self, progress: &Progress) -> bool {
-        self.cadence.is_due(progress)
-    }
-
-    fn at_step(&mut self, context: &mut StepContext) -> Result<Control> {
-        let StepContext {
-            progress,
-            session,
-            run,
-            ..
-        } = context;
+impl EvaluateHook<'_> {
+    /// Evaluates and logs the result.
+    fn evaluate(&mut self, context: &mut StepContext) -> Result<Evaluation> {
+        let _evaluating = accounting::enter(Part::Evaluation);
         let evaluation = evaluate(
-            session,
+            context.session,
             self.model,
             &mut *(self.batches)()?,
             (self.metrics)(),
         )?;
-        run.log.record(&evaluation.record(Some(progress)))?;
+        let record = evaluation.record(Some(&context.progress));
+        context.run.log.record(&record)?;
+        Ok(evaluation)
+    }
+}
+
+impl Hook for EvaluateHook<'_> {
+    fn wants(&mut self, progress: &Progress) -> bool {
+        self.settings.evaluates_at(progress)
+    }
+
+    // As in transformers, this one is never the best, nor one without progress.
+    fn at_start(&mut self, context: &mut StepContext) -> Result<()> {
+        if self.settings.eval_on_start {
+            self.evaluate(context)?;
+        }
+        Ok(())
+    }
+
+    fn at_step(&mut self, context: &mut StepContext) -> Result<Control> {
+        let evaluation = self.evaluate(context)?;
+        let StepContext { progress, run, .. } = context;
         let Some(best) = run.best.as_mut() else {
             return Ok(Control::Continue);
         };

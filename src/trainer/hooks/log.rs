@@ -2,16 +2,17 @@
 //! `log_history` for programs.
 
 use crate::report::records::{Record, ScalingRecord, TrainRecord};
-use crate::report::step_line::{StepLine, StepTime};
+use crate::report::step_line::StepLine;
 use crate::trainer::error::Result;
 use crate::trainer::run_loop::{Hook, Progress, StepReport, StepWork};
 use crate::trainer::run_state::RunState;
-use crate::trainer::settings::Cadence;
+use crate::trainer::settings::{Cadence, TokensSeen};
 
 /// Logs at its cadence.
 pub struct LogHook {
     cadence: Cadence,
     first_step: bool,
+    tokens_seen: TokensSeen,
     peak_tflops: Option<f64>,
     /// Of the steps since the last line.
     interval: StepWork,
@@ -20,10 +21,16 @@ pub struct LogHook {
 impl LogHook {
     /// Logs at this cadence and, if wanted, after the first step; the rate of matrix products
     /// that the device reaches stands beside the step's.
-    pub fn new(cadence: Cadence, first_step: bool, peak_tflops: Option<f64>) -> Self {
+    pub fn new(
+        cadence: Cadence,
+        first_step: bool,
+        tokens_seen: TokensSeen,
+        peak_tflops: Option<f64>,
+    ) -> Self {
         LogHook {
             cadence,
             first_step,
+            tokens_seen,
             peak_tflops,
             interval: StepWork::default(),
         }
@@ -42,13 +49,7 @@ impl LogHook {
             learning_rate: report.learning_rate,
             grad_norm: Some(f64::from(report.metrics.grad_norm)),
             tokens_per_second: interval.rate(interval.tokens as f64),
-            time: StepTime {
-                step: interval.elapsed / interval.steps,
-                trace: interval.host_time.trace / interval.steps,
-                compile: interval.host_time.compile / interval.steps,
-                execute: interval.device_time() / interval.steps,
-                wait: interval.data_wait / interval.steps,
-            },
+            time: interval.time / interval.steps,
             model_tflops: interval.rate(interval.flops) / 1e12,
             peak_tflops: self.peak_tflops,
         }
@@ -71,6 +72,12 @@ impl Hook for LogHook {
             totals.total_steps += 1.0;
         }
         totals.total_flops += report.work.flops;
+        totals.tokens_seen += match self.tokens_seen {
+            TokensSeen::No => 0.0,
+            TokensSeen::All => report.work.padded_tokens as f64,
+            TokensSeen::NonPadding => report.work.tokens as f64,
+        };
+        totals.total_tokens += report.work.tokens as f64;
         log.bar().advance(1);
         if !self.is_due(&report.progress) {
             return Ok(());
@@ -87,6 +94,7 @@ impl Hook for LogHook {
                 skipped_steps: totals.skipped_steps as u64,
             }),
             epoch: report.progress.epoch,
+            tokens_seen: (self.tokens_seen != TokensSeen::No).then_some(totals.tokens_seen as u64),
             step: report.progress.step,
         }))?;
         self.interval = StepWork::default();

@@ -1,6 +1,7 @@
 //! Looks now and then whether the replicas still hold the same weights, and stops the run when they
 //! do not.
 
+use crate::report::accounting::{self, Part};
 use crate::trainer::error::Result;
 use crate::trainer::run_loop::{Control, Hook, Progress, StepContext};
 use crate::trainer::session::replicas::check;
@@ -20,6 +21,7 @@ impl Hook for ReplicaCheckHook {
     }
 
     fn at_step(&mut self, context: &mut StepContext) -> Result<Control> {
+        let _exchanging = accounting::enter(Part::Exchange);
         check(context.session, &self.parameters, context.progress.step)?;
         Ok(Control::Continue)
     }

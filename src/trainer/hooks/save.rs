@@ -1,18 +1,28 @@
 //! Saving: checkpoints at their cadence and when a signal asks for the end, and the finished model.
+//!
+//! A checkpoint is written while training waits, tensor by tensor, or in the background from a copy
+//! of the whole state.
 
+use super::best::Best;
 use super::sharded_state::ShardedStateWriter;
+use super::streamed::{Streamed, Written, take_part};
 use crate::checkpoint::hf::{Pretrained, TrainerState, save_pretrained};
 use crate::checkpoint::optimizer::PeerWriters;
-use crate::checkpoint::{CheckpointParts, TensorRef, TrainingState, prune, save_checkpoint};
+use crate::checkpoint::{self, CheckpointParts, TensorRef, TrainingState, prune, save_checkpoint};
+use crate::distributed::ProcessGroup;
+use crate::report::accounting::{self, Part};
+use crate::report::memory;
 use crate::trainer::error::{Error, Result};
 use crate::trainer::interrupt::Interrupt;
 use crate::trainer::run_loop::{Batches, Control, Hook, Progress, StepContext, StepReport};
 use crate::trainer::run_state::{CheckpointHistory, DATA_POSITION, RunState};
 use crate::trainer::session::Session;
-use crate::trainer::session::parameters::{HostTensor, download, is_finite, take_part_in_download};
+use crate::trainer::session::parameters::{HostTensor, download, is_finite};
 use crate::trainer::settings::{Cadence, TrainSettings};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// What a saved directory holds besides tensors.
 pub struct SavedModel {
@@ -33,14 +43,8 @@ fn references(tensors: &[HostTensor]) -> Vec<TensorRef<'_>> {
 }
 
 impl SavedModel {
-    fn pretrained<'a>(&'a self, weights: &'a [TensorRef<'a>]) -> Pretrained<'a> {
-        Pretrained {
-            config: &self.config,
-            generation_config: self.generation_config.as_ref(),
-            weights,
-            files: &self.tokenizer_files,
-            max_shard_size: self.max_shard_size,
-        }
+    fn written(&self) -> Written<'_> {
+        (&self.parameters, self.max_shard_size)
     }
 
     /// Writes a Hugging Face directory with the session's weights as they are after `step`.
@@ -51,32 +55,105 @@ impl SavedModel {
         step: u64,
         kept: &CheckpointHistory,
     ) -> Result<()> {
-        let weights = download(session, &self.parameters)?;
-        worth_saving(&weights, step, kept)?;
-        Ok(save_pretrained(
-            dir,
-            &self.pretrained(&references(&weights)),
-        )?)
+        let check = |tensor: &HostTensor| worth_saving(tensor, step, kept);
+        let streamed = Streamed::new(session, &[self.written()], &check)?;
+        let pretrained = Pretrained {
+            config: &self.config,
+            generation_config: self.generation_config.as_ref(),
+            weights: &streamed.tensors(&self.parameters)?,
+            files: &self.tokenizer_files,
+            max_shard_size: self.max_shard_size,
+        };
+        let saved = save_pretrained(dir, &pretrained);
+        streamed.finish()?;
+        Ok(saved?)
     }
-}
 
-impl SavedModel {
     /// What a process does while another one calls [`SavedModel::save`].
     pub fn take_part(&self, session: &mut Session) -> Result<()> {
-        take_part_in_download(session, &self.parameters)
+        take_part(session, &[self.written()])
     }
 }
 
 /// A loss can be finite and the update that it leads to not: the loop, which looks at losses, would
 /// see it a step later.
-fn worth_saving(tensors: &[HostTensor], step: u64, kept: &CheckpointHistory) -> Result<()> {
-    match tensors.iter().find(|t| !is_finite(&t.shape, &t.bytes)) {
-        Some(broken) => Err(Error::NotWorthSaving {
-            step,
-            tensor: broken.name.clone(),
-            kept: kept.sentence(),
-        }),
-        None => Ok(()),
+fn worth_saving(tensor: &HostTensor, step: u64, kept: &CheckpointHistory) -> Result<()> {
+    if is_finite(&tensor.shape, &tensor.bytes) {
+        return Ok(());
+    }
+    Err(Error::NotWorthSaving {
+        step,
+        tensor: tensor.name.clone(),
+        kept: kept.sentence(),
+    })
+}
+
+/// What a checkpoint holds besides tensors.
+struct Unwritten {
+    output_dir: PathBuf,
+    config: Map<String, Value>,
+    generation_config: Option<Map<String, Value>>,
+    files: Vec<(String, Vec<u8>)>,
+    max_shard_size: u64,
+    /// The model is saved alone.
+    only_model: bool,
+    trainer_state: TrainerState,
+    state: TrainingState,
+}
+
+impl Unwritten {
+    fn write(
+        &self,
+        weights: &[TensorRef],
+        optimizer: &[TensorRef],
+        peer_writers: Option<&dyn PeerWriters>,
+    ) -> checkpoint::Result<PathBuf> {
+        let parts = CheckpointParts {
+            model: Pretrained {
+                config: &self.config,
+                generation_config: self.generation_config.as_ref(),
+                weights,
+                files: &self.files,
+                max_shard_size: self.max_shard_size,
+            },
+            optimizer: (!self.only_model).then_some(optimizer),
+            peer_writers,
+            trainer_state: &self.trainer_state,
+            state: &self.state,
+        };
+        save_checkpoint(&self.output_dir, &parts)
+    }
+}
+
+/// A checkpoint that is being written while the next steps run.
+pub struct Background {
+    /// `None` when it has been waited for.
+    thread: Option<JoinHandle<checkpoint::Result<PathBuf>>>,
+    began: Instant,
+    /// How long the steps waited for the copy of the state.
+    copied: Duration,
+}
+
+impl Background {
+    fn is_finished(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    fn wait(mut self) -> Result<PathBuf> {
+        let thread = self.thread.take().expect("it is waited for once");
+        match thread.join() {
+            Ok(written) => Ok(written?),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+impl Drop for Background {
+    /// A run that ends with an error still has the checkpoint that it had begun.
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 
@@ -84,13 +161,15 @@ fn worth_saving(tensors: &[HostTensor], step: u64, kept: &CheckpointHistory) -> 
 pub struct SaveHook<'a> {
     pub settings: &'a TrainSettings,
     pub model: &'a SavedModel,
-    /// Names of the optimizer's state.
+    /// Names of the optimizer's state; none where the model is saved alone.
     pub optimizer_state: Vec<String>,
     /// The position-independent part of the training state.
     pub state: TrainingState,
     pub interrupt: Option<Interrupt>,
     /// Whether this process writes; others of the run only take part in what is decided.
     pub writes: bool,
+    /// The checkpoint that is being written in the background.
+    pub background: Option<Background>,
 }
 
 /// `trainer_state.json` at this point of a run.
@@ -111,6 +190,7 @@ pub fn trainer_state(
         log_history: run.log.history().to_vec(),
         logging_steps: steps(settings.logging),
         max_steps: progress.max_steps,
+        num_input_tokens_seen: run.totals.tokens_seen as u64,
         num_train_epochs: settings.num_train_epochs.ceil() as u64,
         save_steps: steps(settings.save),
         total_flos: run.totals.total_flops,
@@ -120,27 +200,29 @@ pub fn trainer_state(
 }
 
 impl SaveHook<'_> {
-    fn save(
-        &self,
-        progress: &Progress,
-        session: &mut Session,
-        batches: &dyn Batches,
-        run: &mut RunState,
-    ) -> Result<PathBuf> {
-        let weights = download(session, &self.model.parameters)?;
-        let writer = ShardedStateWriter::of(
-            session,
-            &self.optimizer_state,
-            progress.step,
-            &self.settings.output_dir,
-        )?;
-        let optimizer = match &writer {
-            Some(writer) => writer.download(session)?,
-            None => download(session, &self.optimizer_state)?,
-        };
-        for tensors in [&weights, &optimizer] {
-            worth_saving(tensors, progress.step, &run.checkpoints)?;
+    /// Whether this checkpoint is written while the next steps run. The last one is not: nothing
+    /// would run meanwhile. Nor is one that several processes write together.
+    fn goes_to_background(&self, session: &Session, is_last: bool) -> bool {
+        if is_last || ProcessGroup::joined().is_some_and(|group| group.rank_info().world > 1) {
+            return false;
         }
+        let bytes = |name: &String| {
+            let held = session.shape(name);
+            held.map_or(0, |held| {
+                session.placements().whole(name, held).bytes() as u64
+            })
+        };
+        let state: u64 = self.names().map(bytes).sum();
+        let fits = || memory::available().is_some_and(|free| state <= free / 2);
+        self.settings.async_save.unwrap_or_else(fits)
+    }
+
+    /// Everything that is saved by its name.
+    fn names(&self) -> impl Iterator<Item = &String> {
+        self.model.parameters.iter().chain(&self.optimizer_state)
+    }
+
+    fn unwritten(&self, progress: &Progress, batches: &dyn Batches, run: &RunState) -> Unwritten {
         let mut state = TrainingState {
             global_step: progress.step,
             epoch: progress.next_epoch,
@@ -149,50 +231,140 @@ impl SaveHook<'_> {
             ..self.state.clone()
         };
         let mut files = self.model.tokenizer_files.clone();
-        if let Some(position) = batches.position() {
+        let only_model = self.settings.save_only_model;
+        if let Some(position) = batches.position().filter(|_| !only_model) {
             state
                 .extra
                 .insert(DATA_POSITION.to_string(), position.state);
             files.extend(position.files);
         }
+        let output_dir = self.settings.output_dir.clone();
         let mut trainer_state = trainer_state(self.settings, run, progress);
         if let Some(best) = &run.best {
-            best.describe(
-                &mut trainer_state,
-                &self.settings.output_dir,
-                Some(progress.step),
-            );
+            best.describe(&mut trainer_state, &output_dir, Some(progress.step));
         }
-        let (weights, optimizer) = (references(&weights), references(&optimizer));
-        let parts = CheckpointParts {
-            model: Pretrained {
-                files: &files,
-                ..self.model.pretrained(&weights)
-            },
-            optimizer: &optimizer,
-            peer_writers: writer.as_ref().map(|writer| writer as &dyn PeerWriters),
-            trainer_state: &trainer_state,
-            state: &state,
+        Unwritten {
+            output_dir,
+            config: self.model.config.clone(),
+            generation_config: self.model.generation_config.clone(),
+            files,
+            max_shard_size: self.model.max_shard_size,
+            only_model,
+            trainer_state,
+            state,
+        }
+    }
+
+    /// Writes a checkpoint while training waits.
+    fn save(
+        &self,
+        unwritten: &Unwritten,
+        session: &mut Session,
+        run: &RunState,
+    ) -> Result<PathBuf> {
+        let step = unwritten.state.global_step;
+        let check = |tensor: &HostTensor| worth_saving(tensor, step, &run.checkpoints);
+        let writer = self.sharded_writer(session, step)?;
+        let own = match &writer {
+            Some(writer) => writer.download(session)?,
+            None => Vec::new(),
         };
-        let path = save_checkpoint(&self.settings.output_dir, &parts)?;
-        run.checkpoints.newest = Some(path.clone());
-        run.checkpoints.remove_stale()?;
-        Ok(path)
+        let own_is_good = own.iter().try_for_each(check);
+        let streamed = Streamed::new(session, &self.written(writer.is_some()), &check)?;
+        if let Err(broken) = own_is_good {
+            // The others are reading the weights together with this process.
+            streamed.finish()?;
+            return Err(broken);
+        }
+        let optimizer = match writer {
+            Some(_) => references(&own),
+            None => streamed.tensors(&self.optimizer_state)?,
+        };
+        let peers = writer.as_ref().map(|writer| writer as &dyn PeerWriters);
+        let weights = streamed.tensors(&self.model.parameters)?;
+        let written = unwritten.write(&weights, &optimizer, peers);
+        drop((weights, optimizer));
+        streamed.finish()?;
+        Ok(written?)
+    }
+
+    /// What is streamed, in the order of a checkpoint: the optimizer's state too, unless several
+    /// processes write it.
+    fn written(&self, is_shared: bool) -> Vec<Written<'_>> {
+        let optimizer = (&self.optimizer_state[..], u64::MAX);
+        let weights = [self.model.written()];
+        weights
+            .into_iter()
+            .chain((!is_shared).then_some(optimizer))
+            .collect()
+    }
+
+    fn sharded_writer(&self, session: &Session, step: u64) -> Result<Option<ShardedStateWriter>> {
+        let names = &self.optimizer_state;
+        ShardedStateWriter::of(session, names, step, &self.settings.output_dir)
+    }
+
+    /// Copies the state and starts to write it.
+    fn start_saving(
+        &self,
+        unwritten: Unwritten,
+        session: &mut Session,
+        run: &RunState,
+    ) -> Result<Background> {
+        let began = Instant::now();
+        let weights = download(session, &self.model.parameters)?;
+        let optimizer = download(session, &self.optimizer_state)?;
+        let step = unwritten.state.global_step;
+        weights
+            .iter()
+            .chain(&optimizer)
+            .try_for_each(|tensor| worth_saving(tensor, step, &run.checkpoints))?;
+        let write = move || unwritten.write(&references(&weights), &references(&optimizer), None);
+        let thread = std::thread::Builder::new().name("save".into()).spawn(write);
+        let thread = thread.map_err(|source| Error::Io {
+            path: self.settings.output_dir.clone(),
+            source,
+        })?;
+        Ok(Background {
+            thread: Some(thread),
+            began,
+            copied: began.elapsed(),
+        })
+    }
+
+    /// Waits for the checkpoint in the background, if there is one.
+    fn wait(&mut self, run: &mut RunState) -> Result<()> {
+        let Some(background) = self.background.take() else {
+            return Ok(());
+        };
+        let (began, copied) = (background.began, background.copied);
+        let path = background.wait()?;
+        let line = format!(
+            "saved {} in {:.1} s in the background, of which the steps waited {:.1} s",
+            path.display(),
+            began.elapsed().as_secs_f64(),
+            copied.as_secs_f64()
+        );
+        run.log.note(&line);
+        self.saved(path, run)
+    }
+
+    fn saved(&self, path: PathBuf, run: &mut RunState) -> Result<()> {
+        run.checkpoints.newest = Some(path);
+        run.checkpoints.remove_stale()
     }
 
     /// What a process does while rank 0 saves: its share of the optimizer's state.
     fn help_save(&self, step: u64, session: &mut Session) -> Result<()> {
-        self.model.take_part(session)?;
-        let Some(writer) = ShardedStateWriter::of(
-            session,
-            &self.optimizer_state,
-            step,
-            &self.settings.output_dir,
-        )?
-        else {
-            return take_part_in_download(session, &self.optimizer_state);
+        let writer = self.sharded_writer(session, step)?;
+        let own = match &writer {
+            Some(writer) => writer.download(session)?,
+            None => Vec::new(),
         };
-        let own = writer.download(session)?;
+        take_part(session, &self.written(writer.is_some()))?;
+        let Some(writer) = writer else {
+            return Ok(());
+        };
         // Rank 0 tells the user, who knows which checkpoint is the last good one.
         let broken = own
             .iter()
@@ -223,8 +395,11 @@ impl SaveHook<'_> {
 
     /// As transformers: a run that saves every N steps also saves its last one.
     fn is_due(&self, progress: &Progress) -> bool {
-        self.settings.save.is_due(progress)
-            || (progress.is_last() && matches!(self.settings.save, Cadence::Steps(_)))
+        let save = self.settings.save;
+        save.is_due(progress)
+            // Whether it was the best is known when it was made.
+            || (save == Cadence::Best && self.settings.evaluates_at(progress))
+            || (progress.is_last() && matches!(save, Cadence::Steps(_)))
     }
 
     /// The signal that ends the run with this step.
@@ -240,6 +415,13 @@ impl SaveHook<'_> {
 
 impl Hook for SaveHook<'_> {
     fn reported(&mut self, report: &StepReport, run: &mut RunState) -> Result<()> {
+        if self
+            .background
+            .as_ref()
+            .is_some_and(Background::is_finished)
+        {
+            self.wait(run)?;
+        }
         // A skipped step proves nothing.
         if report.metrics.is_skipped() {
             return Ok(());
@@ -266,6 +448,7 @@ impl Hook for SaveHook<'_> {
             batches,
             run,
         } = context;
+        let _saving = accounting::enter(Part::Saving);
         // Read before saving, so that a signal during the save is answered after the next step, not
         // with a second save.
         let signal = self.signal(progress.step)?;
@@ -274,17 +457,38 @@ impl Hook for SaveHook<'_> {
         } else {
             Control::Continue
         };
+        let best = run.best.as_ref().and_then(Best::found);
+        let is_best = best.is_some_and(|(_, step)| step == progress.step);
+        if self.settings.save == Cadence::Best && !is_best && signal.is_none() {
+            return Ok(control);
+        }
         if !self.writes {
             self.help_save(progress.step, session)?;
             return Ok(control);
         }
-        let path = self.save(progress, session, *batches, run)?;
-        run.log.note(&format!("saved {}", path.display()));
+        self.wait(run)?;
+        let unwritten = self.unwritten(progress, *batches, run);
         let stops_early = run.best.as_ref().is_some_and(|best| best.should_stop());
-        if progress.is_last() || signal.is_some() || stops_early {
+        let is_last = progress.is_last() || signal.is_some() || stops_early;
+        if self.goes_to_background(session, is_last) {
+            self.background = Some(self.start_saving(unwritten, session, run)?);
+            return Ok(control);
+        }
+        let began = Instant::now();
+        let path = self.save(&unwritten, session, run)?;
+        let seconds = began.elapsed().as_secs_f64();
+        run.log
+            .note(&format!("saved {} in {seconds:.1} s", path.display()));
+        self.saved(path, run)?;
+        if is_last {
             // No step follows that could prove it.
             self.prune(run)?;
         }
         Ok(control)
+    }
+
+    fn finish(&mut self, run: &mut RunState) -> Result<()> {
+        let _saving = accounting::enter(Part::Saving);
+        self.wait(run)
     }
 }

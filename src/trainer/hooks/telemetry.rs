@@ -2,23 +2,30 @@
 //! whatever the logging cadence is.
 
 use crate::cache::CompiledGraph;
-use crate::report::telemetry::{DeviceMemoryUse, Event, StepEvent, Telemetry, host, now};
+use crate::report::telemetry::{
+    AccountEvent, DeviceMemoryUse, Event, ProcessEvent, StepEvent, Telemetry, host, now,
+};
 use crate::runtime::Client;
 use crate::trainer::error::Result;
 use crate::trainer::run_loop::{Hook, Progress, StepReport, StepWork};
-use crate::trainer::run_state::RunState;
+use crate::trainer::run_state::{RunState, RunningTotals};
 use std::time::{Duration, Instant};
 
 /// Between two lines.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// Between two accounts of where the time went: what a killed process leaves is as old as that.
+const ACCOUNTS: Duration = Duration::from_secs(5);
 
 /// Sums over the steps since the last line, and where the lines go.
 pub struct TelemetryHook {
     telemetry: Telemetry,
     client: Client,
     last: Option<Instant>,
+    last_account: Option<Instant>,
     sums: StepWork,
     step: u64,
+    /// The last step, until it is written.
+    unwritten: Option<(StepReport, RunningTotals)>,
 }
 
 impl TelemetryHook {
@@ -41,8 +48,49 @@ impl TelemetryHook {
             telemetry,
             client,
             last: None,
+            last_account: None,
             sums: StepWork::default(),
             step: start.step,
+            unwritten: None,
+        }
+    }
+
+    /// Writes what the process is.
+    pub fn describe(&self, process: ProcessEvent) {
+        self.telemetry.write(&Event::Process(Box::new(process)));
+    }
+
+    fn write(&mut self, report: &StepReport, totals: &RunningTotals) {
+        let sums = std::mem::take(&mut self.sums);
+        let time = sums.time / sums.steps.max(1);
+        let finite = |value: f32| Some(f64::from(value)).filter(|value| value.is_finite());
+        self.telemetry.write(&Event::Step(StepEvent {
+            time: now(),
+            step: report.progress.step,
+            total_steps: report.progress.max_steps,
+            epoch: report.progress.epoch,
+            loss: finite(report.metrics.loss),
+            learning_rate: report.learning_rate,
+            tokens_per_second: sums.rate(sums.tokens as f64),
+            step_seconds: time.step.as_secs_f64(),
+            trace_seconds: time.trace.as_secs_f64(),
+            compile_seconds: time.compile.as_secs_f64(),
+            execute_seconds: time.execute.as_secs_f64(),
+            wait_seconds: time.wait.as_secs_f64(),
+            model_tflops: sums.rate(sums.flops) / 1e12,
+            total_tokens: totals.total_tokens,
+            total_flops: totals.total_flops,
+            grad_norm: finite(report.metrics.grad_norm),
+            devices: memory(&self.client),
+        }));
+        self.last = Some(Instant::now());
+        self.unwritten = None;
+        let is_due = |last: &Option<Instant>| last.is_none_or(|last| last.elapsed() >= ACCOUNTS);
+        if is_due(&self.last_account)
+            && let Some(account) = AccountEvent::of_now(None)
+        {
+            self.telemetry.write(&Event::Account(account));
+            self.last_account = self.last;
         }
     }
 }
@@ -57,45 +105,31 @@ pub fn graph_listener(telemetry: &Telemetry) -> impl Fn(&CompiledGraph) + Send +
             id: graph.id.clone(),
             loaded: graph.loaded,
             seconds: graph.ready_time.as_secs_f64(),
+            reason: graph.reason.clone(),
         });
     }
 }
 
 impl Hook for TelemetryHook {
-    fn reported(&mut self, report: &StepReport, _run: &mut RunState) -> Result<()> {
+    fn reported(&mut self, report: &StepReport, run: &mut RunState) -> Result<()> {
         self.sums += report.work;
         self.step = report.progress.step;
         let is_due =
             self.last.is_none_or(|last| last.elapsed() >= INTERVAL) || report.progress.is_last();
-        if !is_due {
-            return Ok(());
+        if is_due {
+            self.write(report, &run.totals);
+        } else {
+            self.unwritten = Some((*report, run.totals));
         }
-        let sums = std::mem::take(&mut self.sums);
-        let seconds = |time: Duration| time.as_secs_f64() / f64::from(sums.steps);
-        let loss = f64::from(report.metrics.loss);
-        self.telemetry.write(&Event::Step(StepEvent {
-            time: now(),
-            step: report.progress.step,
-            total_steps: report.progress.max_steps,
-            epoch: report.progress.epoch,
-            loss: loss.is_finite().then_some(loss),
-            learning_rate: report.learning_rate,
-            tokens_per_second: sums.rate(sums.tokens as f64),
-            step_seconds: seconds(sums.elapsed),
-            trace_seconds: seconds(sums.host_time.trace),
-            compile_seconds: seconds(sums.host_time.compile),
-            execute_seconds: seconds(sums.device_time()),
-            wait_seconds: seconds(sums.data_wait),
-            model_tflops: sums.rate(sums.flops) / 1e12,
-            devices: memory(&self.client),
-        }));
-        self.last = Some(Instant::now());
         Ok(())
     }
 }
 
 impl Drop for TelemetryHook {
     fn drop(&mut self) {
+        if let Some((report, totals)) = self.unwritten.take() {
+            self.write(&report, &totals);
+        }
         self.telemetry.write(&Event::End {
             time: now(),
             step: self.step,

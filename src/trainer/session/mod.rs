@@ -76,6 +76,7 @@ pub struct Session {
     /// What the receiving end of a transfer between processes puts in, by shape.
     pub(super) fillers: HashMap<(usize, Shape), Buffers>,
     eval_precision: Precision,
+    label_smoothing: f64,
     /// Graphs in other precisions than f32, and divided ones, by what was recorded: a step makes
     /// each once.
     made: RefCell<HashMap<(Fingerprint, Precision), Parts>>,
@@ -100,6 +101,7 @@ impl Session {
             order: None,
             fillers: HashMap::new(),
             eval_precision: Precision::F32,
+            label_smoothing: 0.0,
             made: RefCell::default(),
         }
     }
@@ -152,6 +154,12 @@ impl Session {
     /// Sets the precision of evaluation's products, f32 unless set.
     pub fn set_eval_precision(&mut self, precision: Precision) {
         self.eval_precision = precision;
+    }
+
+    /// Sets the share of each label that the losses of training and evaluation spread over all
+    /// classes, 0 unless set.
+    pub fn set_label_smoothing(&mut self, share: f64) {
+        self.label_smoothing = share;
     }
 
     /// Puts a value on every replica's device under a name, or on each its part; in a pipeline on
@@ -229,7 +237,7 @@ impl Session {
     }
 
     /// Whether some process does not hold every part of a value: the same answer in each.
-    fn is_elsewhere(&self, name: &str) -> bool {
+    pub(super) fn is_elsewhere(&self, name: &str) -> bool {
         let (home, replicas) = (self.placements.home(name), self.mesh.replicas());
         let lacks = |part: usize, devices: Range<usize>| {
             let own = devices

@@ -88,6 +88,14 @@ pub struct Fit {
     pub unused: Vec<String>,
 }
 
+impl Fit {
+    /// Whether one of those that start anew is stored in another shape.
+    pub fn replaces_a_head(&self) -> bool {
+        let is_stored = |name: &String| self.stored.contains_key(name);
+        self.new.iter().any(is_stored)
+    }
+}
+
 /// Finds the stored tensor of each parameter (any float type will do). But for what `head` allows,
 /// every parameter must be there in its shape, and a tensor that no model of the family has is an
 /// error too; all are listed. Reads names and shapes only.
@@ -261,7 +269,13 @@ pub fn take_part_in_download(session: &mut Session, names: &[String]) -> Result<
     Ok(())
 }
 
-/// Names by what is gathered at a time.
+/// Names by what is read at a time where values are not to be in memory together.
+pub fn read_together(session: &Session, names: &[String]) -> Vec<Vec<String>> {
+    let owned = |group: Vec<&str>| group.into_iter().map(str::to_string).collect();
+    together(session, names).into_iter().map(owned).collect()
+}
+
+/// Names by what is gathered at a time; what is here is read by itself.
 fn together<'a>(session: &Session, names: &'a [String]) -> Vec<Vec<&'a str>> {
     let mut groups: Vec<Vec<&str>> = Vec::new();
     let mut filled = 0;
@@ -269,8 +283,9 @@ fn together<'a>(session: &Session, names: &'a [String]) -> Vec<Vec<&'a str>> {
         let bytes = session
             .shape(name)
             .map_or(0, |held| session.placements().whole(name, held).bytes());
+        let is_here = !session.is_elsewhere(name);
         match groups.last_mut() {
-            Some(group) if filled + bytes <= GATHERED_BYTES => {
+            Some(group) if !is_here && filled + bytes <= GATHERED_BYTES => {
                 group.push(name);
                 filled += bytes;
             }

@@ -202,6 +202,11 @@ impl Recording<'_> {
         self.precision = self.session.eval_precision;
     }
 
+    /// The share of each label that a loss spreads over all classes.
+    pub fn label_smoothing(&self) -> f64 {
+        self.session.label_smoothing
+    }
+
     /// The device state of this name, as it is when the step starts.
     #[track_caller]
     pub fn state(&mut self, name: &str) -> Result<Tensor> {

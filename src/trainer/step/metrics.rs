@@ -3,6 +3,9 @@
 use crate::runtime::PendingDownload;
 use crate::trainer::error::Result;
 use crate::trainer::session::{Recording, StepOutputs};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
 use xtrain_graphs::Tensor;
 
 /// What a step measured, once the device is there.
@@ -54,6 +57,63 @@ impl PendingMetrics {
             tokens: values[2],
             scaling,
         })
+    }
+}
+
+/// Waits for the metrics of steps in a thread of its own: the training thread may be recording the
+/// next step at the moment when the device finishes one.
+pub struct MetricsReader {
+    /// `None` once no more steps come.
+    pending: Option<Sender<PendingMetrics>>,
+    read: Receiver<(Result<StepMetrics>, Instant)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl MetricsReader {
+    /// Starts the thread.
+    pub fn start() -> MetricsReader {
+        let (pending, to_read) = mpsc::channel::<PendingMetrics>();
+        let (sender, read) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            for metrics in to_read {
+                let metrics = metrics.wait();
+                // Nobody receives after an error.
+                let _ = sender.send((metrics, Instant::now()));
+            }
+        });
+        MetricsReader {
+            pending: Some(pending),
+            read,
+            thread: Some(thread),
+        }
+    }
+
+    /// Takes a step's metrics over; steps are read in their order.
+    pub fn read(&self, metrics: PendingMetrics) {
+        if let Some(pending) = &self.pending {
+            // The thread ends when this does.
+            let _ = pending.send(metrics);
+        }
+    }
+
+    /// Waits for the metrics of the oldest step that was taken over; also when the device had
+    /// finished it.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn next(&self) -> (Result<StepMetrics>, Instant) {
+        self.read.recv().expect("a step was taken over")
+    }
+}
+
+impl Drop for MetricsReader {
+    /// Waits for what the device is still writing.
+    fn drop(&mut self) {
+        self.pending = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic there was one here, too.
+            let _ = thread.join();
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use crate::trainer::exchange::{self, ShardedUpdates};
 use crate::trainer::session::Recording;
 use crate::trainer::settings::OptimizerSettings;
 use xtrain_graphs::optim::{
-    Optimizer, Schedule, StateSpec, StepScalars, Update, clip_factor, step_feed,
+    Optimizer, ParameterInfo, Schedule, StateSpec, StepScalars, Update, clip_factor, step_feed,
 };
 use xtrain_graphs::{DType, Shape, Tensor};
 use xtrain_models::ParameterSpec;
@@ -35,9 +35,9 @@ pub fn state_name(state: &StateSpec, parameter: &str) -> String {
 pub fn state_tensors(
     recording: &mut Recording,
     optimizer: &dyn Optimizer,
-    (parameter, dims): (&str, &[usize]),
+    (parameter, info): (&str, ParameterInfo),
 ) -> Result<(Vec<String>, Vec<Tensor>)> {
-    let state = optimizer.state(dims);
+    let state = optimizer.state(info);
     let named = state.iter().map(|state| {
         let name = state_name(state, parameter);
         let tensor = recording.state(&name)?;
@@ -102,14 +102,17 @@ impl OptimizerStep {
         if self.settings.max_grad_norm > 0.0 {
             factor = factor.mul(&clip_factor(&norm, self.settings.max_grad_norm)?)?;
         }
-        let updates = ShardedUpdates::new(recording, &held)?;
+        let updates = ShardedUpdates::new(recording, &held, optimizer)?;
         for ((parameter, weight), gradient) in held.iter().zip(weights).zip(&sums) {
             let _scope = trace.scope(&parameter.name);
             let weight = &updates.shard(recording, parameter, weight)?;
-            let of = (&*parameter.name, &*parameter.dims);
+            let info = parameter.info();
+            let of = (&*parameter.name, info);
             let (names, state) = state_tensors(recording, optimizer, of)?;
+            let others = updates.others(recording, parameter);
             let new = optimizer.update(&Update {
                 scalars: &scalars,
+                info,
                 parameter: weight,
                 gradient,
                 scale: &factor,
@@ -119,6 +122,7 @@ impl OptimizerStep {
                 } else {
                     0.0
                 },
+                shard: others.as_ref(),
             })?;
             let new_weight = unless_skipped(check.as_ref(), new.parameter, weight)?;
             let new_weight = updates.gather(recording, parameter, new_weight)?;

@@ -8,7 +8,7 @@ use crate::trainer::error::Result;
 use crate::trainer::exchange::{self, ParameterState};
 use crate::trainer::pipeline::layer_costs;
 use crate::trainer::session::parameters::ExtraState;
-use xtrain_graphs::optim::{Optimizer, StateSpec};
+use xtrain_graphs::optim::Optimizer;
 use xtrain_graphs::{DType, Shape};
 use xtrain_models::{Model, ParameterSpec, tensor_shard_specs};
 
@@ -34,7 +34,7 @@ pub(super) fn extra_state(
     };
     let mut state = Vec::new();
     for parameter in parameters {
-        for own in optimizer.state(&parameter.dims) {
+        for own in optimizer.state(parameter.info()) {
             let name = state_name(&own, &parameter.name);
             state.push(saved(name, &own.dims, own.initial));
         }
@@ -68,16 +68,11 @@ pub fn placements(
     let tensor = tensor_shard_specs(model, mesh.tensor)?;
     let stages = layer_costs::plan(model, mesh.stage)?;
     let of_parameter = |parameter: &ParameterSpec, name: &str| {
-        let state = optimizer.state(&parameter.dims);
-        let (shaped, other): (Vec<_>, Vec<_>) =
-            state.iter().partition(|state| state.dims == parameter.dims);
-        let names = |state: Vec<&StateSpec>| {
-            let names = state.into_iter().map(|state| state_name(state, name));
-            names.collect()
-        };
+        let state = optimizer.state(parameter.info()).into_iter();
         ParameterState {
-            shaped: names(shaped),
-            other: names(other),
+            kept: state
+                .map(|state| (state_name(&state, name), state.along))
+                .collect(),
             sum: sum_name(name),
         }
     };

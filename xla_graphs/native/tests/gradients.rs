@@ -93,6 +93,7 @@ gradient_table! {
     Op::AllReduceMax(_) | Op::DynamicSlice { .. } => [];
     Op::BarrierAfter => [0];
     Op::Composite(Composite::LayerNorm { .. }) => [0, 1, 2];
+    Op::Composite(Composite::RmsNorm { .. }) => [0, 1];
     Op::Composite(Composite::Gelu(xtrain_graphs::op::Gelu::Erf)) => [0];
     Op::Composite(Composite::Gelu(xtrain_graphs::op::Gelu::Tanh)) => [0];
     Op::Composite(Composite::CrossEntropy { .. }) => [0];
@@ -100,6 +101,7 @@ gradient_table! {
     // Gradients themselves: compared through the operation that they belong to; no second
     // derivatives.
     Op::Composite(Composite::LayerNormGrad { .. }) | Op::Composite(Composite::LayerNormScaleGrad { .. }) | Op::Composite(Composite::GeluGrad(_)) => [];
+    Op::Composite(Composite::RmsNormGrad { .. }) | Op::Composite(Composite::RmsNormScaleGrad { .. }) => [];
     Op::Composite(Composite::CrossEntropyGrad { .. }) | Op::Composite(Composite::AttentionGrad { .. }) => [];
     // Differs from finite differences by design; `a_stopped_gradient_is_the_identity_forwards` has
     // it.

@@ -155,6 +155,7 @@ fn attention_for_cudnn_is_one_call_each_way() {
         window: None,
         key_mask: false,
         dropout: None,
+        soft_cap: None,
     };
     let out = q.attention(&k, &v, Some(&mask), None, of).unwrap();
     let loss = out.convert(DType::F32).unwrap().sum_all().unwrap();
@@ -312,6 +313,7 @@ fn dropout_inside_of_attention_is_said_to_both_calls() {
         window: None,
         key_mask: false,
         dropout: Some(F64::new(rate)),
+        soft_cap: None,
     };
     let mut x = q;
     for _ in 0..2 {

@@ -2,7 +2,8 @@
 //! `[B, K, S, D]` keys and values, where K divides H: H / K consecutive query heads share a key and
 //! value head (Ainslie et al. 2023, "GQA"), in the matmuls as more rows of that head's queries.
 //!
-//! P = softmax(scale * q k^T, masked), out = dropout(P) v. Blocked scores become the type's lowest
+//! P = softmax(scale * q k^T, masked), out = dropout(P) v; a soft cap bends the scores before they
+//! are masked. Blocked scores become the type's lowest
 //! finite value, as in transformers, so a row with no visible key is uniform instead of NaN; there
 //! too a key counts for nothing if both the window and the key mask block it (transformers adds the
 //! two lowest values up). In the backward pass sum(dP * P) over the keys is taken as sum(dy * out)
@@ -12,6 +13,7 @@
 //! and everything between the matmuls is f32.
 
 use super::fused_attention;
+use super::window_blocks::Blocks;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Attention, AttentionOperand, Comparison, Composite, Op};
@@ -111,8 +113,12 @@ struct Plain<'a> {
     /// The type of everything else.
     wide: DType,
     scaled_q: Tensor,
+    /// tanh of the scores over the soft cap, `[B, H, T, S]`; `None` without one.
+    tanh: Option<Tensor>,
     /// `pred[B, H, T, S]`; `None` when every query sees every key.
     visible: Option<Tensor>,
+    /// Whether some query may see no key at all.
+    rows_may_be_blind: bool,
     /// exp(score - the row's highest): P without its division, which costs less on the smaller
     /// `[T, D]` side of the matmuls.
     exponentials: Tensor,
@@ -120,8 +126,39 @@ struct Plain<'a> {
     normalizer: Tensor,
 }
 
+/// Which scores count.
+struct Mask {
+    /// Which keys each query sees, `pred[B, H, T, S]`; `None` when all.
+    visible: Option<Tensor>,
+    /// See [`blocked_once`].
+    blocked_once: Option<Tensor>,
+    /// Whether some query may see no key at all.
+    rows_may_be_blind: bool,
+}
+
+impl Mask {
+    /// Of whole sequences. A query may be blind by the key mask, or by a window that lies beyond the
+    /// last key.
+    fn new(attention: &Attention, operands: &[Tensor]) -> Result<Self> {
+        let [b, h, t] = [0, 1, 2].map(|dim| operands[0].dims()[dim]);
+        let keys = operands[1].dims()[2];
+        let dims = [b, h, t, keys];
+        let is_beyond = |window: u32| window == 0 || t > keys;
+        Ok(Mask {
+            visible: visible(attention, operands, &dims)?,
+            blocked_once: blocked_once(attention, operands, &dims)?,
+            rows_may_be_blind: attention.key_mask || attention.window.is_some_and(is_beyond),
+        })
+    }
+}
+
 impl<'a> Plain<'a> {
     fn new(attention: &'a Attention, operands: &'a [Tensor]) -> Result<Self> {
+        let mask = Mask::new(attention, operands)?;
+        Plain::masked(attention, operands, mask)
+    }
+
+    fn masked(attention: &'a Attention, operands: &'a [Tensor], mask: Mask) -> Result<Self> {
         let low = operands[0].dtype();
         let wide = if matches!(low, DType::F16 | DType::BF16) {
             DType::F32
@@ -136,11 +173,17 @@ impl<'a> Plain<'a> {
             &by_kv_head(&scaled_q, &operands[1])?.batched(&operands[1], 3, 3, wide)?,
             &scaled_q,
         )?;
-        let visible = visible(attention, operands, scores.dims())?;
-        if let Some(visible) = &visible {
+        let tanh = match attention.soft_cap {
+            Some(cap) => Some(scores.mul_scalar(1.0 / cap.get())?.tanh()?),
+            None => None,
+        };
+        if let (Some(cap), Some(tanh)) = (attention.soft_cap, &tanh) {
+            scores = tanh.mul_scalar(cap.get())?;
+        }
+        if let Some(visible) = &mask.visible {
             let full = |value: f64| scores.trace().full(value, scores.shape());
             let mut blocked = full(lowest(scores.dtype()))?;
-            if let Some(once) = blocked_once(attention, operands, scores.dims())? {
+            if let Some(once) = &mask.blocked_once {
                 // Half of the lowest is as far below every score, and as far above the lowest, as
                 // it takes to weigh 0.
                 blocked = once.select(&full(lowest(scores.dtype()) / 2.0)?, &blocked)?;
@@ -156,7 +199,9 @@ impl<'a> Plain<'a> {
             low,
             wide,
             scaled_q,
-            visible,
+            tanh,
+            visible: mask.visible,
+            rows_may_be_blind: mask.rows_may_be_blind,
             exponentials,
             normalizer,
         })
@@ -195,11 +240,14 @@ impl<'a> Plain<'a> {
             .sum(&[3])?
             .keep_last()?;
         let probabilities = self.exponentials.mul(&self.normalizer)?;
-        let grad = probabilities.mul(&dp.sub(&projected)?)?;
+        let mut grad = probabilities.mul(&dp.sub(&projected)?)?;
+        if let Some(tanh) = &self.tanh {
+            grad = grad.mul(&tanh.mul(tanh)?.neg()?.add_scalar(1.0)?)?;
+        }
         let grad = match &self.visible {
             // A row with no visible key is uniform whatever its scores are. Elsewhere P is 0 where
             // a score is blocked.
-            Some(visible) if self.rows_may_be_blind() => {
+            Some(visible) if self.rows_may_be_blind => {
                 visible.select(&grad, &grad.trace().full(0.0, grad.shape())?)?
             }
             _ => grad,
@@ -207,15 +255,32 @@ impl<'a> Plain<'a> {
         grad.convert(self.low)
     }
 
-    /// Whether some query may see no key at all: by the key mask, or by a window that lies beyond
-    /// the last key.
-    fn rows_may_be_blind(&self) -> bool {
-        let (queries, keys) = (self.operands[0].dims()[2], self.operands[1].dims()[2]);
-        self.attention.key_mask
-            || self
-                .attention
-                .window
-                .is_some_and(|window| window == 0 || queries > keys)
+    /// The gradient of one operand, given that of the output.
+    fn grad(&self, operand: AttentionOperand, dy: &Tensor, target: Target) -> Result<Tensor> {
+        let (attention, operands, low, wide) = (self.attention, self.operands, self.low, self.wide);
+        let grad = match operand {
+            AttentionOperand::Query => {
+                let keys = &operands[1];
+                let sums = by_kv_head(&self.score_grad(dy)?, keys)?.batched(keys, 3, 2, wide)?;
+                each_head(&sums, dy)?.mul_scalar(attention.scale.get())?
+            }
+            AttentionOperand::Key => contract_queries(
+                &by_kv_head(&self.score_grad(dy)?, &operands[1])?,
+                &by_kv_head(&self.scaled_q, &operands[1])?,
+                wide,
+                target,
+            )?,
+            AttentionOperand::Value => {
+                let normalized = dy.convert(wide)?.mul(&self.normalizer)?.convert(low)?;
+                contract_queries(
+                    &by_kv_head(&self.weights()?, &operands[2])?,
+                    &by_kv_head(&normalized, &operands[2])?,
+                    wide,
+                    target,
+                )?
+            }
+        };
+        grad.convert(low)
     }
 }
 
@@ -254,6 +319,10 @@ fn visible(attention: &Attention, operands: &[Tensor], dims: &[usize]) -> Result
         if let Some(window) = attention.window {
             let oldest = query.add_scalar(-f64::from(window))?;
             require(key.compare(Comparison::Gt, &oldest)?.broadcast_to(dims)?)?;
+            if !attention.causal {
+                let beyond = query.add_scalar(f64::from(window))?;
+                require(key.compare(Comparison::Lt, &beyond)?.broadcast_to(dims)?)?;
+            }
         }
     }
     if attention.key_mask {
@@ -310,8 +379,38 @@ pub(crate) fn expand(
     if fused_attention::applies(attention, operands[0].shape(), operands[1].shape(), target) {
         return fused_attention::expand(attention, operands, seed);
     }
+    if let Some(blocks) = Blocks::of(attention, operands[0].shape(), operands[1].shape()) {
+        let cut = cut(&blocks, attention, operands)?;
+        let plain = Plain::masked(attention, &cut.operands, cut.mask)?;
+        return blocks.sequences(&plain.output()?.convert(plain.low)?);
+    }
     let plain = Plain::new(attention, operands)?;
     plain.output()?.convert(plain.low)
+}
+
+/// Attention with the blocks of a window as entries of the batch.
+struct Cut {
+    /// q `[B * N, H, L, D]`, k and v `[B * N, K, S, D]`.
+    operands: [Tensor; 3],
+    mask: Mask,
+}
+
+fn cut(blocks: &Blocks, attention: &Attention, operands: &[Tensor]) -> Result<Cut> {
+    let q = &operands[0];
+    let key_mask = attention.key_mask.then(|| &operands[3]);
+    let visible = blocks.visible(attention, q.trace(), [q.dims()[0], q.dims()[1]], key_mask)?;
+    Ok(Cut {
+        operands: [
+            blocks.queries(q)?,
+            blocks.neighbours(&operands[1])?,
+            blocks.neighbours(&operands[2])?,
+        ],
+        mask: Mask {
+            visible: Some(visible),
+            blocked_once: None,
+            rows_may_be_blind: attention.key_mask || blocks.has_padding(),
+        },
+    })
 }
 
 /// `sum over t of p[.., t, s] * x[.., t, d]`: `[B, K, S, D]` from `[B, K, T, S]` and
@@ -344,31 +443,17 @@ pub(crate) fn expand_grad(
         return fused_attention::expand_grad(attention, operand, operands, seed);
     }
     let (dy, operands) = operands.split_last().expect("the shape rule has seen dy");
-    let plain = Plain::new(attention, operands)?;
-    let (low, wide) = (plain.low, plain.wide);
-    let grad = match operand {
-        AttentionOperand::Query => {
-            let keys = &operands[1];
-            let sums = by_kv_head(&plain.score_grad(dy)?, keys)?.batched(keys, 3, 2, wide)?;
-            each_head(&sums, dy)?.mul_scalar(attention.scale.get())?
-        }
-        AttentionOperand::Key => contract_queries(
-            &by_kv_head(&plain.score_grad(dy)?, &operands[1])?,
-            &by_kv_head(&plain.scaled_q, &operands[1])?,
-            wide,
-            target,
-        )?,
-        AttentionOperand::Value => {
-            let normalized = dy.convert(wide)?.mul(&plain.normalizer)?.convert(low)?;
-            contract_queries(
-                &by_kv_head(&plain.weights()?, &operands[2])?,
-                &by_kv_head(&normalized, &operands[2])?,
-                wide,
-                target,
-            )?
-        }
+    let Some(blocks) = Blocks::of(attention, operands[0].shape(), operands[1].shape()) else {
+        let plain = Plain::new(attention, operands)?;
+        return plain.grad(operand, dy, target);
     };
-    grad.convert(low)
+    let cut = cut(&blocks, attention, operands)?;
+    let plain = Plain::masked(attention, &cut.operands, cut.mask)?;
+    let grad = plain.grad(operand, &blocks.queries(dy)?, target)?;
+    match operand {
+        AttentionOperand::Query => blocks.sequences(&grad),
+        AttentionOperand::Key | AttentionOperand::Value => blocks.sum_of_neighbours(&grad),
+    }
 }
 
 impl Tensor {

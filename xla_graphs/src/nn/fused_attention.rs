@@ -54,8 +54,9 @@ pub(crate) fn applies(attention: &Attention, q: &Shape, k: &Shape, target: Targe
     let [t, d, s] = [q.dims[2], q.dims[3], k.dims[2]];
     matches!(q.dtype, DType::BF16 | DType::F16)
         && (attention.dropout.is_none() || target.fuses_dropout())
-        // cuDNN's windows are not tried yet.
+        // cuDNN's windows are not tried yet; it has no soft cap.
         && attention.window.is_none()
+        && attention.soft_cap.is_none()
         && d.is_multiple_of(8)
         && d <= largest_head
         && (!attention.causal || t == s)
@@ -259,6 +260,7 @@ mod tests {
             window: None,
             key_mask: false,
             dropout: None,
+            soft_cap: None,
         }
     }
 

@@ -10,7 +10,7 @@ use crate::ops::rule::{Inferred, Vjp, expect, float};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
-fn width(x: &Shape) -> std::result::Result<usize, String> {
+pub(super) fn width(x: &Shape) -> std::result::Result<usize, String> {
     float(x)?;
     x.dims
         .last()

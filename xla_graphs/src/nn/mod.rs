@@ -7,5 +7,7 @@ pub mod fused_attention;
 pub(crate) mod gelu;
 pub(crate) mod layer_norm;
 pub(crate) mod loss;
+pub(crate) mod rms_norm;
 pub(crate) mod rows;
 pub(crate) mod special;
+mod window_blocks;

@@ -102,6 +102,13 @@ fn infer_composite(op: &Composite, operands: &[&Shape]) -> Inferred {
         Composite::LayerNormScaleGrad { .. } => {
             arity(2).and_then(|()| nn::layer_norm::infer_scale_grad(operands))
         }
+        Composite::RmsNorm { .. } => arity(2).and_then(|()| nn::rms_norm::infer(operands)),
+        Composite::RmsNormGrad { .. } => {
+            arity(3).and_then(|()| nn::layer_norm::infer_grad(operands))
+        }
+        Composite::RmsNormScaleGrad { .. } => {
+            arity(2).and_then(|()| nn::layer_norm::infer_scale_grad(operands))
+        }
         Composite::Gelu(_) => {
             arity(1).and_then(|()| float(operands[0]).map(|()| operands[0].clone()))
         }
@@ -165,6 +172,7 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         Op::ReduceScatter { dim, exchange } => collective::vjp_reduce_scatter(v, *dim, exchange)?,
         Op::AllReduce(exchange) => collective::vjp_all_reduce(v, exchange)?,
         Op::Composite(Composite::LayerNorm { eps }) => nn::layer_norm::vjp(v, *eps)?,
+        Op::Composite(Composite::RmsNorm { eps }) => nn::rms_norm::vjp(v, *eps)?,
         Op::Composite(Composite::Gelu(kind)) => nn::gelu::vjp(v, *kind)?,
         Op::Composite(Composite::CrossEntropy { ignore }) => nn::loss::vjp(v, *ignore)?,
         Op::Composite(Composite::Attention(attention)) => nn::attention::vjp(v, attention)?,
@@ -172,6 +180,8 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         | Op::Composite(
             Composite::LayerNormGrad { .. }
             | Composite::LayerNormScaleGrad { .. }
+            | Composite::RmsNormGrad { .. }
+            | Composite::RmsNormScaleGrad { .. }
             | Composite::GeluGrad(_)
             | Composite::CrossEntropyGrad { .. }
             | Composite::AttentionGrad { .. },

@@ -1,7 +1,11 @@
 //! AdamW (Loshchilov and Hutter 2019, decoupled weight decay) in the operation order of
 //! `torch.optim.AdamW`.
 
-use super::{Hyperparameters, Optimizer, OptimizerKind, StateSpec, Update, Updated};
+use super::arguments::{ArgumentReader, Arguments};
+use super::{
+    Built, Hyperparameters, Optimizer, OptimizerKind, ParameterInfo, StateSpec, Update, Updated,
+    moments,
+};
 use crate::error::Result;
 use crate::trace::Tensor;
 
@@ -9,28 +13,27 @@ use crate::trace::Tensor;
 pub const ADAMW: OptimizerKind = OptimizerKind {
     name: "adamw",
     choices: &["adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw"],
-    new: |hyper| Box::new(AdamW(*hyper)),
+    new: AdamW::boxed,
 };
 
 #[derive(Debug)]
-struct AdamW(Hyperparameters);
+pub(super) struct AdamW(pub(super) Hyperparameters);
+
+impl AdamW {
+    fn boxed(hyper: &Hyperparameters, given: &Arguments) -> Built {
+        ArgumentReader::new(ADAMW.name, given).finish(Box::new(AdamW(*hyper)))
+    }
+}
 
 impl Optimizer for AdamW {
-    fn state(&self, dims: &[usize]) -> Vec<StateSpec> {
-        ["exp_avg", "exp_avg_sq"]
-            .map(|name| StateSpec::zeros(name, dims))
-            .into()
+    fn state(&self, parameter: ParameterInfo) -> Vec<StateSpec> {
+        moments::state(parameter.dims)
     }
 
-    /// `step_size = lr / (1 - beta1^k)` and `second_moment_scale = 1 / sqrt(1 - beta2^k)`. The
-    /// powers are taken in f64 on the host, as torch does: in f32, `1 - 0.999` alone is off by
-    /// 4e-5.
+    /// `step_size = lr / (1 - beta1^k)` and `second_moment_scale = 1 / sqrt(1 - beta2^k)`.
     fn scalars(&self, learning_rate: f64, step: u64) -> Vec<f64> {
-        let power = |beta: f64| 1.0 - beta.powi(i32::try_from(step).unwrap_or(i32::MAX));
-        vec![
-            learning_rate / power(self.0.beta1),
-            1.0 / power(self.0.beta2).sqrt(),
-        ]
+        let [first, second] = moments::corrections(&self.0, step);
+        vec![learning_rate / first, 1.0 / second.sqrt()]
     }
 
     /// The bias corrections `1 - beta^k`.
@@ -38,14 +41,8 @@ impl Optimizer for AdamW {
         &["adamw.correction1", "adamw.correction2"]
     }
 
-    /// `1 - beta^(k+1) = beta (1 - beta^k) + (1 - beta)`, which in f32 keeps all its digits, where
-    /// a power that is close to 1 would lose them in the subtraction.
     fn next_counters(&self, corrections: &[Tensor]) -> Result<Vec<Tensor>> {
-        [self.0.beta1, self.0.beta2]
-            .iter()
-            .zip(corrections)
-            .map(|(beta, x)| x.mul_scalar(*beta)?.add_scalar(1.0 - beta))
-            .collect()
+        moments::next_corrections(&self.0, corrections)
     }
 
     fn counted_scalars(
@@ -59,23 +56,10 @@ impl Optimizer for AdamW {
     }
 
     /// `w' = w (1 - lr wd) - step_size m' / (sqrt(v') second_moment_scale + eps)`
-    ///
-    /// The two uses of the scaled gradient are spelled differently on purpose: were they one value,
-    /// XLA would write it to memory and read it twice, and the optimizer's time is the time of its
-    /// memory traffic.
     fn update(&self, update: &Update) -> Result<Updated> {
-        let Hyperparameters { beta1, beta2, eps } = self.0;
-        let (gradient, scale) = (update.gradient, update.scale);
-        let (exp_avg, exp_avg_sq) = (&update.state[0], &update.state[1]);
         let (step_size, second_moment_scale) = (&update.scalars.own[0], &update.scalars.own[1]);
-        let m = exp_avg
-            .mul_scalar(beta1)?
-            .add(&gradient.mul(&scale.mul_scalar(1.0 - beta1)?)?)?;
-        let scaled = gradient.mul(scale)?;
-        let v = exp_avg_sq
-            .mul_scalar(beta2)?
-            .add(&scaled.mul(&scaled)?.mul_scalar(1.0 - beta2)?)?;
-        let denominator = v.sqrt()?.mul(second_moment_scale)?.add_scalar(eps)?;
+        let (m, v) = moments::next(&self.0, update)?;
+        let denominator = v.sqrt()?.mul(second_moment_scale)?.add_scalar(self.0.eps)?;
         let w = update.decayed()?;
         Ok(Updated {
             parameter: w.sub(&m.div(&denominator)?.mul(step_size)?)?,

@@ -16,19 +16,22 @@ pub fn sum_of_squares(grads: &[Tensor]) -> Result<Option<Tensor>> {
     let mut total: Option<Tensor> = None;
     for grad in grads {
         let grad = grad.convert(DType::F32)?;
-        // Rows first: the partial sums are short, which keeps them exact and lets XLA's CPU share
-        // the rows between threads.
-        let mut sum = grad.mul(&grad)?;
-        if sum.rank() > 1 {
-            sum = sum.sum(&[sum.rank() - 1])?;
-        }
-        let sum = sum.sum_all()?;
+        let sum = rows_first(&grad.mul(&grad)?)?;
         total = Some(match total {
             Some(total) => total.add(&sum)?,
             None => sum,
         });
     }
     Ok(total)
+}
+
+/// The sum of all elements. Rows first: the partial sums are short, which keeps them exact and lets
+/// XLA's CPU share the rows between threads.
+pub(super) fn rows_first(x: &Tensor) -> Result<Tensor> {
+    match x.rank() {
+        0 | 1 => x.sum_all(),
+        rank => x.sum(&[rank - 1])?.sum_all(),
+    }
 }
 
 /// `min(1, max_norm / (norm + 1e-6))`: the factor on every gradient.

@@ -1,22 +1,31 @@
 //! Lion (Chen et al. 2023), evolved sign momentum with decoupled weight decay, as `Lion` of
 //! bitsandbytes, which is what TrainingArguments' names mean.
 
-use super::{Hyperparameters, Optimizer, OptimizerKind, StateSpec, Update, Updated};
+use super::arguments::{ArgumentReader, Arguments};
+use super::{
+    Built, Hyperparameters, Optimizer, OptimizerKind, ParameterInfo, StateSpec, Update, Updated,
+};
 use crate::error::Result;
 
 /// `--optim lion_32bit` or `lion`; its betas are `--adam_beta1` and `--adam_beta2`.
 pub const LION: OptimizerKind = OptimizerKind {
     name: "lion",
     choices: &["lion_32bit", "lion"],
-    new: |hyper| Box::new(Lion(*hyper)),
+    new: Lion::boxed,
 };
 
 #[derive(Debug)]
 struct Lion(Hyperparameters);
 
+impl Lion {
+    fn boxed(hyper: &Hyperparameters, given: &Arguments) -> Built {
+        ArgumentReader::new(LION.name, given).finish(Box::new(Lion(*hyper)))
+    }
+}
+
 impl Optimizer for Lion {
-    fn state(&self, dims: &[usize]) -> Vec<StateSpec> {
-        vec![StateSpec::zeros("exp_avg", dims)]
+    fn state(&self, parameter: ParameterInfo) -> Vec<StateSpec> {
+        vec![StateSpec::zeros("exp_avg", parameter.dims)]
     }
 
     /// `w' = w (1 - lr wd) - lr sign(beta1 m + (1 - beta1) g)` and `m' = beta2 m + (1 - beta2) g`.

@@ -5,18 +5,32 @@
 //! changes from step to step enters the graph as one small feed ([`step_feed`]), never as a
 //! constant, so that a run compiles its step once.
 
+mod adafactor;
+mod adagrad;
 mod adamw;
+mod arguments;
 mod clip;
+mod lamb;
 mod lion;
 mod loss_scale;
+mod moments;
+mod muon;
+mod rmsprop;
 mod schedule;
 mod sgd;
 
+pub use adafactor::ADAFACTOR;
+pub use adagrad::ADAGRAD;
 pub use adamw::ADAMW;
+pub use arguments::{Argument, ArgumentError, Arguments};
+use clip::rows_first;
 pub use clip::{clip_factor, global_norm, sum_of_squares};
+pub use lamb::LAMB;
 pub use lion::LION;
 pub use loss_scale::{GROWTH_INTERVAL, INITIAL_SCALE, LossScale};
-pub use schedule::{Schedule, ScheduleKind};
+pub use muon::MUON;
+pub use rmsprop::RMSPROP;
+pub use schedule::{Schedule, ScheduleKind, ScheduleType};
 pub use sgd::SGD;
 
 use crate::error::Result;
@@ -24,7 +38,11 @@ use crate::trace::Tensor;
 use std::fmt;
 
 /// Every optimizer that a run can choose.
-pub const OPTIMIZERS: &[OptimizerKind] = &[ADAMW, SGD, LION];
+pub const OPTIMIZERS: &[OptimizerKind] =
+    &[ADAMW, SGD, LION, ADAGRAD, RMSPROP, ADAFACTOR, LAMB, MUON];
+
+/// An optimizer, or why its arguments are refused.
+pub type Built = std::result::Result<Box<dyn Optimizer>, ArgumentError>;
 
 /// An optimizer that `--optim` can name.
 #[derive(Clone, Copy)]
@@ -33,7 +51,7 @@ pub struct OptimizerKind {
     pub name: &'static str,
     /// The values of `--optim` that choose it, TrainingArguments' names.
     pub choices: &'static [&'static str],
-    new: fn(&Hyperparameters) -> Box<dyn Optimizer>,
+    new: fn(&Hyperparameters, &Arguments) -> Built,
 }
 
 impl OptimizerKind {
@@ -41,9 +59,19 @@ impl OptimizerKind {
     /// [`OPTIMIZERS`].
     pub const WORDS: &'static [(&'static str, Self)] = &WORDS;
 
-    /// The optimizer with a run's hyperparameters.
+    /// The optimizer with a run's hyperparameters and arguments of its own, by the names of
+    /// `--optim_args`.
+    ///
+    /// # Errors
+    /// If it does not take one of the arguments, or a value is out of range.
+    pub fn with(self, hyper: &Hyperparameters, given: &Arguments) -> Built {
+        (self.new)(hyper, given)
+    }
+
+    /// The same with the defaults of its own arguments.
     pub fn build(self, hyper: &Hyperparameters) -> Box<dyn Optimizer> {
-        (self.new)(hyper)
+        let built = self.with(hyper, &Arguments::default());
+        built.expect("no optimizer needs an argument")
     }
 }
 
@@ -91,12 +119,24 @@ pub struct Hyperparameters {
     pub eps: f64,
 }
 
+/// What an optimizer knows of a parameter, whatever part of it a replica holds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ParameterInfo<'a> {
+    /// Of the whole parameter.
+    pub dims: &'a [usize],
+    /// Whether it is a matrix between hidden states: no embedding, no head.
+    pub is_hidden_matrix: bool,
+}
+
 /// A tensor that an optimizer keeps for a parameter, f32.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateSpec {
     /// The state `exp_avg` of the parameter `wte` is called `exp_avg.wte` in checkpoints.
     pub name: &'static str,
     pub dims: Vec<usize>,
+    /// Which of the parameter's dimensions these are, in order. The state is sharded as the
+    /// parameter is along those that it has.
+    pub along: Vec<usize>,
     /// The value of every element before the first step.
     pub initial: f32,
 }
@@ -104,9 +144,15 @@ pub struct StateSpec {
 impl StateSpec {
     /// Zeros in the shape of the parameter.
     pub fn zeros(name: &'static str, dims: &[usize]) -> Self {
+        Self::zeros_along(name, dims, (0..dims.len()).collect())
+    }
+
+    /// Zeros in the dimensions `along` of a parameter of the sizes `dims`.
+    pub fn zeros_along(name: &'static str, dims: &[usize], along: Vec<usize>) -> Self {
         StateSpec {
             name,
-            dims: dims.to_vec(),
+            dims: along.iter().map(|dim| dims[*dim]).collect(),
+            along,
             initial: 0.0,
         }
     }
@@ -114,12 +160,11 @@ impl StateSpec {
 
 /// What an optimizer is: the state it keeps, the scalars it is fed, its update rule.
 ///
-/// An optimizer whose state all has the parameter's shape must update elementwise: ZeRO-1 and
-/// ZeRO-3 call it on shards of the parameter, gradient and state. A parameter with state of any
-/// other shape is never sharded along the data or shard axis.
+/// ZeRO-1 and ZeRO-3 call the update rule on shards of the parameter, gradient and state. What is
+/// not elementwise goes through `Update::sum` and the like, which reach the other shards.
 pub trait Optimizer: fmt::Debug + Send + Sync {
-    /// The state of a parameter of these dimensions.
-    fn state(&self, dims: &[usize]) -> Vec<StateSpec>;
+    /// The state of a parameter.
+    fn state(&self, parameter: ParameterInfo) -> Vec<StateSpec>;
 
     /// Scalars of 1-based step `step` beside the learning rate; the host feeds them.
     fn scalars(&self, _learning_rate: f64, _step: u64) -> Vec<f64> {
@@ -153,6 +198,11 @@ pub trait Optimizer: fmt::Debug + Send + Sync {
         Ok(Vec::new())
     }
 
+    /// Whether some update needs the whole of what is sharded (`Update::shard_of_whole`).
+    fn gathers_shards(&self) -> bool {
+        false
+    }
+
     /// One step of one parameter.
     ///
     /// # Errors
@@ -163,7 +213,9 @@ pub trait Optimizer: fmt::Debug + Send + Sync {
 /// What an update rule reads. Tensors are f32.
 pub struct Update<'a> {
     pub scalars: &'a StepScalars,
-    /// The parameter or a shard of it; gradient and state have its shape.
+    pub info: ParameterInfo<'a>,
+    /// The parameter or a shard of it; the gradient has its shape. Along a tensor axis it may be
+    /// padded with zeros, beyond the sizes in `info`.
     pub parameter: &'a Tensor,
     /// The gradient before `scale`.
     pub gradient: &'a Tensor,
@@ -173,9 +225,80 @@ pub struct Update<'a> {
     pub state: &'a [Tensor],
     /// 0 for parameters without decay: biases and LayerNorm weights.
     pub weight_decay: f64,
+    /// How the other shards are reached; `None`: the parameter is whole here.
+    pub shard: Option<&'a UpdateShard>,
+}
+
+/// The place of a shard in a parameter.
+pub struct UpdateShard {
+    /// The dimension that is sharded.
+    pub dim: usize,
+    /// The replicas that hold the shards, in order.
+    pub groups: Vec<Vec<u32>>,
+    /// Which shard this replica holds, `s32[]`; there if [`Optimizer::gathers_shards`].
+    pub index: Option<Tensor>,
 }
 
 impl Update<'_> {
+    /// The gradient with its factor.
+    fn scaled(&self) -> Result<Tensor> {
+        self.gradient.mul(self.scale)
+    }
+
+    /// The gradient with its factor and coupled weight decay: `g + wd w`.
+    fn coupled(&self) -> Result<Tensor> {
+        let gradient = self.scaled()?;
+        match self.weight_decay == 0.0 {
+            true => Ok(gradient),
+            false => gradient.add(&self.parameter.mul_scalar(self.weight_decay)?),
+        }
+    }
+
+    /// The sum over dimension `dim` of the parameter, all shards together. The dimensions before it
+    /// must be those of the parameter.
+    fn sum(&self, x: &Tensor, dim: usize) -> Result<Tensor> {
+        let sum = x.sum(&[dim])?;
+        match self.shard {
+            Some(shard) if shard.dim == dim => sum.all_reduce(&shard.groups, 0),
+            _ => Ok(sum),
+        }
+    }
+
+    /// The mean over dimension `dim`, as [`Update::sum`]; padding counts as nothing.
+    fn mean(&self, x: &Tensor, dim: usize) -> Result<Tensor> {
+        self.sum(x, dim)?
+            .mul_scalar(1.0 / self.info.dims[dim] as f64)
+    }
+
+    /// The sum of all elements of what has the parameter's shape, all shards together.
+    fn sum_all(&self, x: &Tensor) -> Result<Tensor> {
+        let sum = rows_first(x)?;
+        match self.shard {
+            Some(shard) => sum.all_reduce(&shard.groups, 0),
+            None => Ok(sum),
+        }
+    }
+
+    /// This replica's shard of what `make` gives for the whole of `x`, which has the parameter's
+    /// shape.
+    fn shard_of_whole(
+        &self,
+        x: &Tensor,
+        make: impl FnOnce(&Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let Some(shard) = self.shard else {
+            return make(x);
+        };
+        let index = shard.index.as_ref();
+        let index = index.expect("an optimizer that gathers shards is given their index");
+        let size = x.dims()[shard.dim];
+        make(&x.all_gather(&shard.groups, shard.dim)?)?.dynamic_slice(
+            &index.mul_scalar(size as f64)?,
+            shard.dim,
+            size,
+        )
+    }
+
     /// Decoupled weight decay: `w (1 - lr wd)`.
     fn decayed(&self) -> Result<Tensor> {
         if self.weight_decay == 0.0 {
@@ -185,6 +308,11 @@ impl Update<'_> {
         self.parameter
             .mul(&rate.mul_scalar(-self.weight_decay)?.add_scalar(1.0)?)
     }
+}
+
+/// A count of steps, the only counter of several optimizers, after one more.
+fn next_step(steps: &[Tensor]) -> Result<Vec<Tensor>> {
+    steps.iter().map(|step| step.add_scalar(1.0)).collect()
 }
 
 /// A parameter and its state after a step.

@@ -1,33 +1,110 @@
-//! Stochastic gradient descent without momentum, with torch's coupled weight decay:
-//! `w' = w - lr (g + wd w)`.
+//! Stochastic gradient descent with torch's coupled weight decay, momentum, dampening and
+//! Nesterov's momentum (Sutskever et al. 2013), as `torch.optim.SGD`.
 
-use super::{Optimizer, OptimizerKind, StateSpec, Update, Updated};
+use super::arguments::{ArgumentReader, Arguments};
+use super::{
+    Built, Hyperparameters, Optimizer, OptimizerKind, ParameterInfo, StateSpec, Update, Updated,
+    next_step,
+};
 use crate::error::Result;
+use crate::op::Comparison;
+use crate::trace::Tensor;
 
-/// `--optim sgd`.
+/// `--optim sgd`; `--optim_args` momentum, dampening and nesterov.
 pub const SGD: OptimizerKind = OptimizerKind {
     name: "sgd",
     choices: &["sgd"],
-    new: |_| Box::new(Sgd),
+    new: Sgd::boxed,
 };
 
 #[derive(Debug)]
-struct Sgd;
+struct Sgd {
+    momentum: f64,
+    dampening: f64,
+    nesterov: bool,
+}
 
-impl Optimizer for Sgd {
-    fn state(&self, _dims: &[usize]) -> Vec<StateSpec> {
-        Vec::new()
+impl Sgd {
+    fn boxed(_: &Hyperparameters, given: &Arguments) -> Built {
+        let mut args = ArgumentReader::new(SGD.name, given);
+        let sgd = Sgd {
+            momentum: args.not_negative("momentum", 0.0),
+            dampening: args.number("dampening", 0.0, 0.0..=1.0, "a number from 0 to 1"),
+            nesterov: args.flag("nesterov", false),
+        };
+        if sgd.nesterov && (sgd.momentum == 0.0 || sgd.dampening > 0.0) {
+            args.refuse("nesterov needs a momentum above 0 and no dampening");
+        }
+        args.finish(Box::new(sgd))
     }
 
+    /// Whether the first step differs from the others: it takes the gradient without dampening.
+    fn has_first_step(&self) -> bool {
+        self.momentum > 0.0 && self.dampening > 0.0
+    }
+}
+
+impl Optimizer for Sgd {
+    fn state(&self, parameter: ParameterInfo) -> Vec<StateSpec> {
+        match self.momentum > 0.0 {
+            true => vec![StateSpec::zeros("momentum_buffer", parameter.dims)],
+            false => Vec::new(),
+        }
+    }
+
+    /// The factor on the gradient that enters the momentum.
+    fn scalars(&self, _learning_rate: f64, step: u64) -> Vec<f64> {
+        match self.has_first_step() {
+            true if step == 1 => vec![1.0],
+            true => vec![1.0 - self.dampening],
+            false => Vec::new(),
+        }
+    }
+
+    fn counters(&self) -> &'static [&'static str] {
+        match self.has_first_step() {
+            true => &["sgd.steps"],
+            false => &[],
+        }
+    }
+
+    fn next_counters(&self, steps: &[Tensor]) -> Result<Vec<Tensor>> {
+        next_step(steps)
+    }
+
+    fn counted_scalars(&self, _learning_rate: &Tensor, steps: &[Tensor]) -> Result<Vec<Tensor>> {
+        let Some(step) = steps.first() else {
+            return Ok(Vec::new());
+        };
+        let full = |value| step.trace().full(value, step.shape());
+        let is_first = step.compare_scalar(Comparison::Le, 1.0)?;
+        Ok(vec![
+            is_first.select(&full(1.0)?, &full(1.0 - self.dampening)?)?,
+        ])
+    }
+
+    /// `g = g + wd w`; with momentum `m' = momentum m + (1 - dampening) g`, in the first step `g`;
+    /// `w' = w - lr m'`, with Nesterov's momentum `w - lr (g + momentum m')`.
     fn update(&self, update: &Update) -> Result<Updated> {
-        let mut direction = update.gradient.mul(update.scale)?;
-        if update.weight_decay != 0.0 {
-            direction = direction.add(&update.parameter.mul_scalar(update.weight_decay)?)?;
+        let gradient = update.coupled()?;
+        let mut state = Vec::new();
+        let mut direction = gradient.clone();
+        if let [momentum] = update.state {
+            let added = match &update.scalars.own[..] {
+                [factor] => gradient.mul(factor)?,
+                _ => gradient.clone(),
+            };
+            let moved = momentum.mul_scalar(self.momentum)?.add(&added)?;
+            direction = match self.nesterov {
+                true => gradient.add(&moved.mul_scalar(self.momentum)?)?,
+                false => moved.clone(),
+            };
+            state.push(moved);
         }
         let step = direction.mul(&update.scalars.learning_rate)?;
         Ok(Updated {
             parameter: update.parameter.sub(&step)?,
-            state: Vec::new(),
+            state,
         })
     }
 }

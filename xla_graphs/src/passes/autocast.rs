@@ -77,7 +77,13 @@ pub(super) fn autocast(graph: &Graph, low: DType) -> Result<Graph> {
         let node = &graph.nodes[id as usize];
         let wide = || {
             x.iter()
-                .map(|t| in_type(t, low, DType::F32))
+                .zip(&node.operands)
+                .map(
+                    |(t, &operand)| match graph.nodes[operand as usize].shape.dtype {
+                        DType::F32 => in_type(t, low, DType::F32),
+                        _ => Ok(t.clone()),
+                    },
+                )
                 .collect::<Result<Vec<_>>>()
         };
         let lowered = || {
@@ -176,6 +182,9 @@ fn class(node: &GraphNode, met: Class, is_master_gradient: bool) -> Class {
             Composite::LayerNorm { .. }
             | Composite::LayerNormGrad { .. }
             | Composite::LayerNormScaleGrad { .. }
+            | Composite::RmsNorm { .. }
+            | Composite::RmsNormGrad { .. }
+            | Composite::RmsNormScaleGrad { .. }
             | Composite::CrossEntropy { .. }
             | Composite::CrossEntropyGrad { .. },
         ) => Class::Wide,

@@ -6,7 +6,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, GraphNode, NodeId};
 use crate::nn::dropout::MOST_ELEMENTS;
-use crate::nn::{attention, dropout, gelu, layer_norm, loss, rows, special};
+use crate::nn::{attention, dropout, gelu, layer_norm, loss, rms_norm, rows, special};
 use crate::op::{Attention, Binary, Composite, Op, Scalar, Unary};
 use crate::target::Target;
 use crate::trace::Tensor;
@@ -67,6 +67,9 @@ fn composite(
         Composite::LayerNorm { eps } => layer_norm::expand(*eps, x),
         Composite::LayerNormGrad { eps } => layer_norm::expand_grad(*eps, x),
         Composite::LayerNormScaleGrad { eps } => layer_norm::expand_scale_grad(*eps, x),
+        Composite::RmsNorm { eps } => rms_norm::expand(*eps, x),
+        Composite::RmsNormGrad { eps } => rms_norm::expand_grad(*eps, x),
+        Composite::RmsNormScaleGrad { eps } => rms_norm::expand_scale_grad(*eps, x),
         Composite::Gelu(kind) => gelu::expand(*kind, &x[0], target),
         Composite::GeluGrad(kind) => gelu::expand_grad(*kind, &x[0], &x[1], target),
         Composite::CrossEntropy { ignore } => loss::expand(*ignore, x, target),

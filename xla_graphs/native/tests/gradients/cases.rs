@@ -449,6 +449,12 @@ fn composites() -> Vec<(&'static str, Draw)> {
             ];
             sample(arguments, |t| t[0].layer_norm(&t[1], &t[2], 1e-2))
         }),
+        ("rms_norm", |rng| {
+            let shape = dims(rng, 1, 3);
+            let width = [*shape.last().expect("rank 1 or more")];
+            let arguments = [real(&shape, Domain::Any), real(&width, Domain::Any)];
+            sample(arguments, |t| t[0].rms_norm(&t[1], 1e-2))
+        }),
         ("cross_entropy", |rng| {
             let (n, v) = (rng.int(1, 5), rng.int(1, 6));
             let arguments = [real(&[n, v], Domain::Any), Argument::Labels(vec![n], v)];
@@ -526,6 +532,28 @@ fn composites() -> Vec<(&'static str, Draw)> {
                 1.0,
             )
         }),
+        ("attention, soft cap", |rng| {
+            attention(
+                rng,
+                Attention {
+                    causal: true,
+                    soft_cap: Some(F64::new(0.7)),
+                    ..plain()
+                },
+                1.0,
+            )
+        }),
+        ("attention, blocks of a window", |rng| {
+            let causal = rng.bool(0.5);
+            let of = Attention {
+                causal,
+                window: Some(rng.int(2, 4) as u32),
+                key_mask: rng.bool(0.5),
+                ..plain()
+            };
+            let length = if causal { 32 } else { 48 } + rng.int(0, 3);
+            attention_of(of, 0.8, [1, 1, length, length, 1], 2)
+        }),
         ("attention, everything", |rng| {
             let window = Some(rng.int(1, 3) as u32);
             let dropout = Some(F64::new(0.3));
@@ -537,6 +565,7 @@ fn composites() -> Vec<(&'static str, Draw)> {
                     window,
                     key_mask: true,
                     dropout,
+                    soft_cap: Some(F64::new(1.5)),
                 },
                 0.7,
             )
@@ -551,6 +580,7 @@ fn plain() -> Attention {
         window: None,
         key_mask: false,
         dropout: None,
+        soft_cap: None,
     }
 }
 
@@ -564,7 +594,18 @@ fn attention(rng: &mut Rng, attributes: Attention, visible: f64) -> Sample {
         rng.int(1, 4),
         rng.int(1, 3),
     ];
-    let h = kv_heads * rng.int(1, 2);
+    let group = rng.int(1, 2);
+    attention_of(attributes, visible, [b, kv_heads, t, s, d], group)
+}
+
+/// The same of given sizes and query heads to a key head.
+fn attention_of(
+    attributes: Attention,
+    visible: f64,
+    [b, kv_heads, t, s, d]: [usize; 5],
+    group: usize,
+) -> Sample {
+    let h = kv_heads * group;
     let mut arguments = vec![
         real(&[b, h, t, d], Domain::Any),
         real(&[b, kv_heads, s, d], Domain::Any),

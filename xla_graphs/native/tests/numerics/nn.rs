@@ -140,17 +140,20 @@ fn attention(
             scale: attributes.scale.get(),
             visible: &|ti, si| {
                 (!attributes.causal || si <= ti)
-                    && attributes.window.is_none_or(|w| si + w as usize > ti)
+                    && attributes
+                        .window
+                        .is_none_or(|w| within(attributes, w, ti, si))
                     && key_mask.is_none_or(|mask| mask[head / h * s + si] != 0.0)
             },
             counts_unseen: &|ti, si| match (attributes.window, key_mask) {
                 // Two masks, each with the causal one in it: what both block is blocked twice.
                 (Some(w), Some(mask)) => {
                     (!attributes.causal || si <= ti)
-                        && (si + w as usize > ti || mask[head / h * s + si] != 0.0)
+                        && (within(attributes, w, ti, si) || mask[head / h * s + si] != 0.0)
                 }
                 _ => true,
             },
+            soft_cap: attributes.soft_cap.map(F64::get),
             dropout: &|ti, si| match (attributes.dropout, keep) {
                 (Some(rate), Some(keep)) => keep[(head * t + ti) * s + si] / (1.0 - rate.get()),
                 _ => 1.0,
@@ -161,6 +164,12 @@ fn attention(
     assert_close(&got[0].numbers(), &want, 2e-6);
 }
 
+/// Whether key `s` lies in the window of query `t`.
+fn within(attributes: Attention, window: u32, t: usize, s: usize) -> bool {
+    let window = window as usize;
+    s + window > t && (attributes.causal || s < t + window)
+}
+
 #[test]
 fn attention_with_each_mask() {
     let plain = Attention {
@@ -169,6 +178,7 @@ fn attention_with_each_mask() {
         window: None,
         key_mask: false,
         dropout: None,
+        soft_cap: None,
     };
     // Batch entry 1 sees no key at all: uniform, not NaN.
     let mask = [1., 0., 1., 1., 0., 0., 0., 0.];
@@ -178,6 +188,12 @@ fn attention_with_each_mask() {
         .collect();
     let dropout = Some(F64::new(0.3));
     attention(plain, 3, 5, None, None);
+    let capped = Attention {
+        soft_cap: Some(F64::new(0.5)),
+        window: Some(2),
+        ..plain
+    };
+    attention(capped, 4, 5, None, None);
     attention(
         Attention {
             causal: true,
@@ -256,6 +272,53 @@ fn attention_with_each_mask() {
     );
 }
 
+/// Lengths at which windows are computed block by block, the last block padded or not.
+#[test]
+fn attention_in_blocks_of_a_window() {
+    let plain = Attention {
+        scale: F64::new(0.6),
+        causal: true,
+        window: Some(3),
+        key_mask: false,
+        dropout: None,
+        soft_cap: None,
+    };
+    // Every third key of a row is hidden, so that no query is without one.
+    let mask = |t: usize| -> Vec<f64> {
+        (0..2 * t)
+            .map(|i| f64::from(u8::from(i % t % 3 != 1)))
+            .collect()
+    };
+    for t in [32, 40, 53] {
+        attention(plain, t, t, None, None);
+        let window = Some(9);
+        attention(Attention { window, ..plain }, t, t, Some(&mask(t)), None);
+    }
+    let both_sides = Attention {
+        causal: false,
+        window: Some(5),
+        soft_cap: Some(F64::new(0.8)),
+        ..plain
+    };
+    // Two blocks to each side.
+    let window = Some(131);
+    attention(Attention { window, ..plain }, 500, 500, None, None);
+    attention(
+        Attention {
+            window,
+            ..both_sides
+        },
+        750,
+        750,
+        None,
+        None,
+    );
+    for t in [48, 53] {
+        attention(both_sides, t, t, None, None);
+        attention(both_sides, t, t, Some(&mask(t)), None);
+    }
+}
+
 /// Query heads that share a key and value head get what each would of a copy of its own.
 #[test]
 fn grouped_queries_are_attention_with_repeated_heads() {
@@ -272,6 +335,7 @@ fn grouped_queries_are_attention_with_repeated_heads() {
         window: None,
         key_mask: false,
         dropout: None,
+        soft_cap: None,
     };
     let run = |repeats: bool| {
         evaluate(&arguments, |_, x| {

@@ -2,7 +2,9 @@
 //! as a whole.
 
 use xtrain_graphs::op::{Attention, F64, Gelu};
-use xtrain_graphs::optim::{ADAMW, Hyperparameters, StepScalars, Update, clip_factor, global_norm};
+use xtrain_graphs::optim::{
+    ADAMW, Hyperparameters, ParameterInfo, StepScalars, Update, clip_factor, global_norm,
+};
 use xtrain_graphs::{DType, DropoutRng, Graph, InputRole, Result, Shape, Tensor, Trace, backward};
 
 const BATCH: usize = 2;
@@ -73,6 +75,7 @@ fn record(layers: usize) -> Result<Graph> {
             window: Some(3),
             key_mask: true,
             dropout: Some(F64::new(0.1)),
+            soft_cap: None,
         };
         let mixed = q.attention(&k, &v, Some(&key_mask), keep.as_ref(), attributes)?;
         drop(_scope);
@@ -113,11 +116,16 @@ fn record(layers: usize) -> Result<Graph> {
         };
         let new = adamw.update(&Update {
             scalars: &step,
+            info: ParameterInfo {
+                dims: tensor.dims(),
+                is_hidden_matrix: tensor.rank() == 2,
+            },
             parameter: tensor,
             gradient,
             scale: &factor,
             state: &[state(".exp_avg"), state(".exp_avg_sq")],
             weight_decay: if tensor.rank() > 1 { 0.01 } else { 0.0 },
+            shard: None,
         })?;
         trace.output(name.clone(), &new.parameter);
         trace.output(format!("{name}.exp_avg"), &new.state[0]);

@@ -64,6 +64,7 @@ pub struct Attention<'a> {
     pub k: &'a [Vec<f64>],
     pub v: &'a [Vec<f64>],
     pub scale: f64,
+    pub soft_cap: Option<f64>,
     /// Whether query t sees key s.
     pub visible: &'a dyn Fn(usize, usize) -> bool,
     /// Whether key s counts for query t if that sees no key at all.
@@ -81,7 +82,11 @@ impl Attention<'_> {
                 // transformers adds the lowest finite number, which leaves a row without keys
                 // uniform over those that it was added to once.
                 _ if sees_nothing && (self.counts_unseen)(t, s) => 0.0,
-                true => self.scale * dot(q, k),
+                true => {
+                    let score = self.scale * dot(q, k);
+                    self.soft_cap
+                        .map_or(score, |cap| cap * (score / cap).tanh())
+                }
                 false => f64::NEG_INFINITY,
             };
             let scores: Vec<f64> = self.k.iter().enumerate().map(score).collect();

@@ -188,6 +188,7 @@ mod tests {
             window: None,
             key_mask: false,
             dropout: None,
+            soft_cap: None,
         };
         let y = q.attention(&k, &v, None, None, of).unwrap();
         trace.output("y", &y);

@@ -110,8 +110,11 @@ impl Partitioner<'_> {
             Op::Composite(
                 Composite::LayerNorm { .. }
                 | Composite::LayerNormGrad { .. }
-                | Composite::LayerNormScaleGrad { .. },
-            ) => self.layer_norm(op, operands, shapes)?,
+                | Composite::LayerNormScaleGrad { .. }
+                | Composite::RmsNorm { .. }
+                | Composite::RmsNormGrad { .. }
+                | Composite::RmsNormScaleGrad { .. },
+            ) => self.norm(op, operands, shapes)?,
             _ => None,
         };
         match divided {
@@ -487,7 +490,7 @@ impl Partitioner<'_> {
     }
 
     /// By rows, where these are sharded: `x` and gradients have them, weights do not.
-    fn layer_norm(&self, op: &Op, operands: &[Shard], shapes: &[&Shape]) -> Result<Option<Shard>> {
+    fn norm(&self, op: &Op, operands: &[Shard], shapes: &[&Shape]) -> Result<Option<Shard>> {
         let last = shapes[0].rank() - 1;
         let Some(found) = operands
             .iter()
@@ -506,7 +509,9 @@ impl Partitioner<'_> {
                 });
         let local = self.record(op, &locals.collect::<Result<Vec<_>>>()?)?;
         Ok(match op {
-            Op::Composite(Composite::LayerNormScaleGrad { .. }) => partial(local),
+            Op::Composite(
+                Composite::LayerNormScaleGrad { .. } | Composite::RmsNormScaleGrad { .. },
+            ) => partial(local),
             _ => sharded(local, found),
         })
     }

@@ -22,7 +22,7 @@ pub const fn shard(dim: usize) -> ShardSpec {
 
 impl ShardSpec {
     /// The same blocks along another dimension.
-    pub(super) fn along(self, dim: usize) -> ShardSpec {
+    pub fn along(self, dim: usize) -> ShardSpec {
         ShardSpec { dim, ..self }
     }
 

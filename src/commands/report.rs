@@ -1,0 +1,120 @@
+//! `xtrain report`: runs beside each other, as a page and as numbers.
+
+use super::{Error, Outcome};
+use crate::checkpoint::atomic;
+use crate::config::{Alignment, LossComparison, ReportFormat, ReportPlan};
+use crate::engine::failed;
+use crate::report::page::{self, Report};
+use crate::report::runs::{Axis, losses, read};
+use std::path::{Path, PathBuf};
+
+/// The page that a training run writes.
+pub const REPORT_FILE: &str = "report.html";
+
+pub fn run(plan: ReportPlan) -> Result<Outcome, Error> {
+    let runs = read(&plan.runs).map_err(|error| {
+        Error::failed(error.to_string())
+            .with_hint("name output directories, trainer_state.json files or logs of a Trainer")
+    })?;
+    if let Some(comparison) = &plan.compare_losses {
+        return compare_losses([&runs[0], &runs[1]], comparison, plan.json);
+    }
+    for run in &runs {
+        for problem in &run.problems {
+            eprintln!("note: {}: {problem}", run.name);
+        }
+    }
+    let report = Report::new(runs, plan.baseline, plan.price_per_hour);
+    for format in &plan.formats {
+        let text = match format {
+            ReportFormat::Html => page::html(&report),
+            ReportFormat::Markdown => page::markdown(&report),
+            ReportFormat::Json => format!(
+                "{}\n",
+                serde_json::to_string_pretty(&page::json(&report))
+                    .map_err(failed("writing JSON"))?
+            ),
+        };
+        match path(&plan, *format) {
+            Some(path) => {
+                write(&path, &text)?;
+                eprintln!("written: {}", path.display());
+            }
+            None => print!("{text}"),
+        }
+    }
+    Ok(Outcome::Done)
+}
+
+/// Where a format goes; `None`: standard output.
+fn path(plan: &ReportPlan, format: ReportFormat) -> Option<PathBuf> {
+    let ending = match format {
+        ReportFormat::Html => "html",
+        ReportFormat::Markdown => "md",
+        ReportFormat::Json => "json",
+    };
+    match (&plan.output, &plan.formats[..]) {
+        // As it was named.
+        (Some(path), [_]) if path.extension().is_some() => Some(path.clone()),
+        (Some(path), _) => Some(path.with_extension(ending)),
+        (None, [ReportFormat::Markdown | ReportFormat::Json]) => None,
+        (None, _) => Some(Path::new(REPORT_FILE).with_extension(ending)),
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Error> {
+    atomic::write_bytes(path, text.as_bytes()).map_err(failed("writing the report"))
+}
+
+/// Writes the report of one run into its directory, and prints the run in a few lines.
+///
+/// # Errors
+/// If the page cannot be written.
+pub fn of_run(dir: &Path) -> Result<(), Error> {
+    let runs = read(&[dir.to_path_buf()]).map_err(failed("reading the run for its report"))?;
+    let report = Report::new(runs, 0, None);
+    let path = dir.join(REPORT_FILE);
+    write(&path, &page::html(&report))?;
+    eprint!("{}", page::summary(&report));
+    eprintln!("{:<12} {}", "report", path.display());
+    Ok(())
+}
+
+fn compare_losses(
+    runs: [&crate::report::runs::Run; 2],
+    comparison: &LossComparison,
+    json: bool,
+) -> Result<Outcome, Error> {
+    let axis = match comparison.align {
+        Alignment::Auto => None,
+        Alignment::Step => Some(Axis::Step),
+        Alignment::Tokens => Some(Axis::Tokens),
+        Alignment::Epoch => Some(Axis::Epoch),
+        Alignment::Time => Some(Axis::Seconds),
+    };
+    let found = losses::compare(runs, axis, comparison.window).map_err(|problem| {
+        Error::failed(problem)
+            .with_hint("--align names another measure: step, tokens, epoch or time")
+    })?;
+    match json {
+        true => println!("{}", found.json()),
+        false => print!("{}", found.text()),
+    }
+    let bounds = [
+        ("largest", comparison.largest, found.largest),
+        ("mean", comparison.mean, found.mean),
+        ("smoothed", comparison.smoothed, found.smoothed),
+    ];
+    let beyond: Vec<String> = bounds
+        .into_iter()
+        .filter_map(|(name, bound, value)| {
+            // What is not a number is beyond every bound.
+            let bound = bound.filter(|bound| value.is_nan() || value > *bound)?;
+            Some(format!("--{name} {bound} is exceeded: {value:.5}"))
+        })
+        .collect();
+    if beyond.is_empty() {
+        return Ok(Outcome::Done);
+    }
+    Err(Error::failed(beyond.join("; ")))
+}

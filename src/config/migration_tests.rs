@@ -1,0 +1,452 @@
+//! The page `docs/migration.md`: what becomes of each setting of transformers' `TrainingArguments`
+//! and example scripts, and of command lines as people write them. It is written from the flag table
+//! and by the parser itself; to write it anew run `XTRAIN_WRITE_DOCS=1 cargo test reference_of`.
+
+use super::command::{CommandName, TaskName};
+use super::command_line::Parsed;
+use super::error::{Origin, UsageError};
+use super::fixture::Fixture;
+use super::flags::{Flag, Flags, Support};
+use super::lookup;
+use std::fmt::Write;
+use std::path::Path;
+
+/// The fields of `TrainingArguments` of transformers 5.23 with their defaults.
+const FIELDS: [(&str, Option<&str>); 114] = [
+    ("output_dir", None),
+    ("per_device_train_batch_size", Some("8")),
+    ("num_train_epochs", Some("3.0")),
+    ("max_steps", Some("-1")),
+    ("learning_rate", Some("5e-05")),
+    ("lr_scheduler_type", Some("linear")),
+    ("lr_scheduler_kwargs", None),
+    ("warmup_steps", Some("0")),
+    ("optim", Some("adamw_torch")),
+    ("optim_args", None),
+    ("weight_decay", Some("0.0")),
+    ("adam_beta1", Some("0.9")),
+    ("adam_beta2", Some("0.999")),
+    ("adam_epsilon", Some("1e-08")),
+    ("optim_target_modules", None),
+    ("gradient_accumulation_steps", Some("1")),
+    ("average_tokens_across_devices", Some("True")),
+    ("max_grad_norm", Some("1.0")),
+    ("label_smoothing_factor", Some("0.0")),
+    ("bf16", Some("False")),
+    ("fp16", Some("False")),
+    ("bf16_full_eval", Some("False")),
+    ("fp16_full_eval", Some("False")),
+    ("tf32", None),
+    ("activation_checkpointing", None),
+    ("activation_checkpointing_kwargs", None),
+    ("gradient_checkpointing", None),
+    ("gradient_checkpointing_kwargs", None),
+    ("torch_compile", Some("False")),
+    ("torch_compile_backend", None),
+    ("torch_compile_mode", None),
+    ("use_liger_kernel", Some("False")),
+    ("liger_kernel_config", None),
+    ("use_cache", Some("False")),
+    ("neftune_noise_alpha", None),
+    ("torch_empty_cache_steps", None),
+    ("auto_find_batch_size", Some("False")),
+    ("logging_strategy", Some("steps")),
+    ("logging_steps", Some("500")),
+    ("logging_first_step", Some("False")),
+    ("log_on_each_node", Some("True")),
+    ("logging_nan_inf_filter", Some("True")),
+    ("include_num_input_tokens_seen", Some("no")),
+    ("log_level", Some("passive")),
+    ("log_level_replica", Some("warning")),
+    ("disable_tqdm", None),
+    ("report_to", Some("none")),
+    ("run_name", None),
+    ("project", Some("huggingface")),
+    ("trackio_space_id", None),
+    ("trackio_bucket_id", None),
+    ("trackio_static_space_id", None),
+    ("eval_strategy", Some("no")),
+    ("eval_steps", None),
+    ("eval_delay", Some("0")),
+    ("per_device_eval_batch_size", Some("8")),
+    ("prediction_loss_only", Some("False")),
+    ("eval_on_start", Some("False")),
+    ("eval_do_concat_batches", Some("True")),
+    ("eval_use_gather_object", Some("False")),
+    ("eval_accumulation_steps", None),
+    ("include_for_metrics", None),
+    ("batch_eval_metrics", Some("False")),
+    ("save_only_model", Some("False")),
+    ("save_strategy", Some("steps")),
+    ("save_steps", Some("500")),
+    ("save_on_each_node", Some("False")),
+    ("save_total_limit", None),
+    ("enable_jit_checkpoint", Some("False")),
+    ("push_to_hub", Some("False")),
+    ("hub_token", None),
+    ("hub_private_repo", None),
+    ("hub_model_id", None),
+    ("hub_strategy", Some("every_save")),
+    ("hub_always_push", Some("False")),
+    ("hub_revision", None),
+    ("load_best_model_at_end", Some("False")),
+    ("metric_for_best_model", None),
+    ("greater_is_better", None),
+    ("ignore_data_skip", Some("False")),
+    ("restore_callback_states_from_checkpoint", Some("False")),
+    ("full_determinism", Some("False")),
+    ("seed", Some("42")),
+    ("data_seed", None),
+    ("use_cpu", Some("False")),
+    ("accelerator_config", None),
+    ("parallelism_config", None),
+    ("dataloader_drop_last", Some("False")),
+    ("dataloader_num_workers", Some("0")),
+    ("dataloader_pin_memory", Some("True")),
+    ("dataloader_persistent_workers", Some("False")),
+    ("dataloader_prefetch_factor", None),
+    ("dataloader_multiprocessing_context", None),
+    ("dataloader_in_order", Some("True")),
+    ("remove_unused_columns", Some("True")),
+    ("label_names", None),
+    ("train_sampling_strategy", Some("random")),
+    ("length_column_name", Some("length")),
+    ("ddp_find_unused_parameters", None),
+    ("ddp_bucket_cap_mb", None),
+    ("ddp_broadcast_buffers", None),
+    ("ddp_static_graph", None),
+    ("ddp_backend", None),
+    ("ddp_timeout", Some("1800")),
+    ("fsdp", None),
+    ("fsdp_config", None),
+    ("deepspeed", None),
+    ("debug", Some("")),
+    ("skip_memory_metrics", Some("True")),
+    ("do_train", Some("False")),
+    ("do_eval", Some("False")),
+    ("do_predict", Some("False")),
+    ("resume_from_checkpoint", None),
+    ("local_rank", Some("-1")),
+];
+
+/// The scripts, the command for each, and their own settings (of their releases since 4.20).
+const SCRIPTS: [(&str, CommandName, &[&str]); 4] = [
+    (
+        "run_clm",
+        CommandName::Train(TaskName::Clm),
+        &[
+            "model_name_or_path",
+            "model_type",
+            "config_overrides",
+            "config_name",
+            "tokenizer_name",
+            "cache_dir",
+            "use_fast_tokenizer",
+            "model_revision",
+            "token",
+            "use_auth_token",
+            "trust_remote_code",
+            "dtype",
+            "torch_dtype",
+            "low_cpu_mem_usage",
+            "dataset_name",
+            "dataset_config_name",
+            "train_file",
+            "validation_file",
+            "max_train_samples",
+            "max_eval_samples",
+            "streaming",
+            "block_size",
+            "overwrite_cache",
+            "validation_split_percentage",
+            "preprocessing_num_workers",
+            "keep_linebreaks",
+        ],
+    ),
+    (
+        "run_mlm",
+        CommandName::Train(TaskName::Mlm),
+        &[
+            "model_name_or_path",
+            "model_type",
+            "config_overrides",
+            "config_name",
+            "tokenizer_name",
+            "cache_dir",
+            "use_fast_tokenizer",
+            "model_revision",
+            "token",
+            "use_auth_token",
+            "trust_remote_code",
+            "dtype",
+            "low_cpu_mem_usage",
+            "dataset_name",
+            "dataset_config_name",
+            "train_file",
+            "validation_file",
+            "overwrite_cache",
+            "validation_split_percentage",
+            "max_seq_length",
+            "preprocessing_num_workers",
+            "mlm_probability",
+            "line_by_line",
+            "pad_to_max_length",
+            "max_train_samples",
+            "max_eval_samples",
+            "streaming",
+        ],
+    ),
+    (
+        "run_glue",
+        CommandName::Train(TaskName::Cls),
+        &[
+            "task_name",
+            "dataset_name",
+            "dataset_config_name",
+            "max_seq_length",
+            "overwrite_cache",
+            "pad_to_max_length",
+            "max_train_samples",
+            "max_eval_samples",
+            "max_predict_samples",
+            "train_file",
+            "validation_file",
+            "test_file",
+            "model_name_or_path",
+            "config_name",
+            "tokenizer_name",
+            "cache_dir",
+            "use_fast_tokenizer",
+            "model_revision",
+            "token",
+            "use_auth_token",
+            "trust_remote_code",
+            "ignore_mismatched_sizes",
+            "metric_name",
+            "do_regression",
+        ],
+    ),
+    (
+        "run_ner",
+        CommandName::Train(TaskName::TokenCls),
+        &[
+            "model_name_or_path",
+            "config_name",
+            "tokenizer_name",
+            "cache_dir",
+            "model_revision",
+            "token",
+            "use_auth_token",
+            "trust_remote_code",
+            "ignore_mismatched_sizes",
+            "task_name",
+            "dataset_name",
+            "dataset_config_name",
+            "train_file",
+            "validation_file",
+            "test_file",
+            "text_column_name",
+            "label_column_name",
+            "overwrite_cache",
+            "preprocessing_num_workers",
+            "max_seq_length",
+            "pad_to_max_length",
+            "max_train_samples",
+            "max_eval_samples",
+            "max_predict_samples",
+            "label_all_tokens",
+            "return_entity_level_metrics",
+        ],
+    ),
+];
+
+/// Command lines of the four scripts as documentation and people write them, one a line.
+const COMMAND_LINES: &str = include_str!("snapshots/command_lines.txt");
+
+const INTRODUCTION: &str = "# Coming from transformers
+
+<!-- Written from src/config by `XTRAIN_WRITE_DOCS=1 cargo test reference_of`. Do not edit by hand. -->
+
+`python run_clm.py FLAGS` is `xtrain train clm FLAGS` here, `run_mlm.py` is `train mlm`, `run_glue.py` is `train cls`, `run_ner.py` is
+`train token-cls`, and `run_clm.py settings.json` is `xtrain train clm settings.json`. Of `torchrun --nproc_per_node 8 run_clm.py FLAGS` the
+launcher is `xtrain launch --nproc_per_node 8 -- train clm FLAGS`. Flags have the same names, meanings and defaults, with these differences:
+
+- *same*: the flag is built; where its help says more, see [flags.md](flags.md).
+- *taken*: it asks for what happens anyway, or for something that no number depends on. A value that says something gets a note.
+- *refused*: the run would not be what was asked for. All refusals of a command line are printed at once, each with what to use instead.
+
+A resumed run may have another number of steps, batch size or number of accumulation steps, as in transformers: what changed is printed, and the
+place in the data follows from the number of steps. In transformers `do_train` must be given to train; here it is the default.
+";
+
+/// What becomes of a setting: a word, and why.
+fn outcome(flag: &Flag, name: &str) -> String {
+    let list = |values: &[&str]| {
+        let named = values.iter().filter(|value| !value.is_empty());
+        named
+            .map(|value| format!("`{value}`"))
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    match flag.support {
+        Support::Built(_) if flag.name == name => "same |".into(),
+        Support::Built(_) => format!("same | its name is `{}`", flag.name),
+        Support::Known { noted: None, .. } => format!("taken | {}", flag.help),
+        Support::Known {
+            silent,
+            noted: Some(noted),
+        } => {
+            let accepted = [silent, noted].concat();
+            format!("taken: {}; else refused | {}", list(&accepted), flag.help)
+        }
+        Support::Instead(_) => format!("refused with the flags that do the same | {}", flag.help),
+    }
+}
+
+fn table(page: &mut String, command: CommandName, names: impl Iterator<Item = &'static str>) {
+    page.push_str("| Setting | Here | |\n|---|---|---|\n");
+    for name in names {
+        let flag = lookup::find(name, command);
+        let flag = flag.unwrap_or_else(|| panic!("{} does not know {name}", command.words()));
+        let _ = writeln!(page, "| `{name}` | {} |", outcome(flag, name));
+    }
+}
+
+/// A command line and what the parser makes of it.
+struct Answered {
+    line: &'static str,
+    answer: Result<Vec<String>, UsageError>,
+}
+
+/// Reads all lines. Models and data sets are those of the Hub, which is not asked.
+fn answers(fixture: &Fixture) -> Vec<Answered> {
+    let lines = COMMAND_LINES.lines().filter(|line| !line.is_empty());
+    let answer = |line: &'static str| {
+        let (script, flags) = line.split_once(' ').expect("a script and its flags");
+        let known = SCRIPTS.iter().find(|(name, ..)| *name == script);
+        let (_, command, _) = known.unwrap_or_else(|| panic!("{script}"));
+        let here = fixture.words(&format!("{} {flags}", command.words()));
+        let answer = match super::read(None, here) {
+            Ok(Parsed::Flags(flags)) => Ok(flags.notes),
+            Ok(Parsed::Text(_)) => panic!("{line} prints help"),
+            Err(error) => Err(error),
+        };
+        Answered { line, answer }
+    };
+    lines.map(answer).collect()
+}
+
+fn markdown() -> String {
+    let fixture = Fixture::new();
+    let mut page = String::from(INTRODUCTION);
+    page.push_str("\n## TrainingArguments of transformers 5.23\n\n");
+    let clm = CommandName::Train(TaskName::Clm);
+    // Of these only tasks with labels predict.
+    let cls = CommandName::Train(TaskName::Cls);
+    page.push_str("| Setting | Here | |\n|---|---|---|\n");
+    for (name, _) in FIELDS {
+        let command = if name == "do_predict" { cls } else { clm };
+        let flag = lookup::find(name, command).unwrap_or_else(|| panic!("{name}"));
+        let _ = writeln!(page, "| `{name}` | {} |", outcome(flag, name));
+    }
+    for (script, command, names) in SCRIPTS {
+        let _ = write!(page, "\n## {script}'s own\n\n");
+        table(&mut page, command, names.iter().copied());
+    }
+    page.push_str(
+        "\n## Command lines\n\nForty as documentation and people write them, each read by the parser: models and data sets are the Hub's.\n",
+    );
+    for Answered { line, answer } in answers(&fixture) {
+        let _ = write!(page, "\n```\n{line}\n```\n\n");
+        match answer {
+            Ok(notes) if notes.is_empty() => page.push_str("Runs.\n"),
+            Ok(notes) => {
+                page.push_str("Runs, with notes:\n\n");
+                for note in notes {
+                    let _ = writeln!(page, "- {}", fixture.relative(&note));
+                }
+            }
+            Err(error) => {
+                page.push_str("Refused:\n\n");
+                for error in error.each() {
+                    let hint = error.hint().map(|hint| format!(" ({hint})"));
+                    let text = format!("{error}{}", hint.unwrap_or_default());
+                    let _ = writeln!(page, "- {}", fixture.relative(&text));
+                }
+            }
+        }
+    }
+    page
+}
+
+#[test]
+fn reference_of_migration_is_up_to_date() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/migration.md");
+    let page = markdown();
+    if std::env::var_os("XTRAIN_WRITE_DOCS").is_some() {
+        std::fs::write(&path, &page).unwrap();
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        written == page,
+        "docs/migration.md is out of date: run `XTRAIN_WRITE_DOCS=1 cargo test reference_of`"
+    );
+}
+
+/// What the table says of a setting is what the parser does with it.
+#[test]
+fn the_table_agrees_with_the_parser() {
+    for (script, command, names) in SCRIPTS {
+        let fields = FIELDS.iter().map(|(name, _)| *name);
+        for name in fields.chain(names.iter().copied()) {
+            let flag = lookup::find(name, command);
+            let flag = flag.unwrap_or_else(|| panic!("{script} does not know {name}"));
+            let mut flags = Flags::new(command);
+            let taken = flags.take(flag, &["xyzzy".into()], Origin::CommandLine);
+            let said = outcome(flag, name);
+            let agrees = match taken {
+                Ok(()) if flags.notes.is_empty() => {
+                    said.starts_with("same") || flag.name == "accelerator_config"
+                }
+                Ok(()) => said.starts_with("taken |"),
+                Err(UsageError::Refused { .. }) => said.contains("refused"),
+                Err(_) => said.starts_with("same"),
+            };
+            assert!(agrees, "{name}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_dump_of_all_defaults_is_accepted_without_a_word() {
+    for (_, command, _) in SCRIPTS {
+        let mut flags = Flags::new(command);
+        for (name, default) in FIELDS {
+            let flag = lookup::find(name, command).unwrap();
+            if let Some(default) = default {
+                let taken = flags.take(flag, &[default.into()], Origin::CommandLine);
+                assert_eq!(taken, Ok(()), "{name}");
+            }
+        }
+        assert_eq!(flags.notes, Vec::<String>::new());
+    }
+}
+
+#[test]
+fn command_lines_as_people_write_them_run_or_say_all_that_is_wrong() {
+    let fixture = Fixture::new();
+    let answers = answers(&fixture);
+    assert_eq!(answers.len(), 40);
+    let refused = answers.iter().filter(|answered| answered.answer.is_err());
+    assert!(refused.count() <= 10);
+    for Answered { line, answer } in answers {
+        for error in answer.err().iter().flat_map(UsageError::each) {
+            // What is expected of a value stands in the message itself.
+            let is_plain = matches!(
+                error,
+                UsageError::BadValue { .. } | UsageError::NoValue { .. }
+            );
+            assert!(error.hint().is_some() || is_plain, "{line}: {error}");
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! The page of HTML: everything is in it, so that it can be mailed, archived and printed.
+
+use super::charts::{self, legend};
+use super::report::Report;
+use super::tables::{Section, TIMES, sections};
+use crate::report::svg::escaped;
+use std::fmt::Write;
+
+const STYLE: &str = "
+:root{color-scheme:light dark;--lightness:42%;--fg:#1b1f24;--bg:#fff;--soft:#667;--line:#d6dae0;--panel:#f5f7f9}
+@media (prefers-color-scheme:dark){:root{--lightness:66%;--fg:#e4e7eb;--bg:#14171b;--soft:#9aa3ad;--line:#363c44;--panel:#1d2126}}
+@media print{:root{--lightness:38%;--fg:#000;--bg:#fff;--soft:#444;--line:#bbb;--panel:#fff}.controls{display:none}figure,tr{break-inside:avoid}}
+body{margin:0 auto;padding:1rem;max-width:1400px;font:15px/1.45 system-ui,sans-serif;color:var(--fg);background:var(--bg)}
+h1{font-size:1.5rem;margin:.2rem 0}h2{font-size:1.15rem;margin:2rem 0 .5rem}
+.scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.88rem;font-variant-numeric:tabular-nums}
+th,td{padding:.25rem .6rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
+th{color:var(--soft);font-weight:600;white-space:nowrap}td{max-width:42rem;overflow-wrap:anywhere}td.n{white-space:nowrap}
+p.note{color:var(--soft);font-size:.85rem;max-width:70rem}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:1rem}
+figure{margin:0;padding:.6rem;background:var(--panel);border-radius:6px;min-width:0}
+figcaption{font-weight:600;margin-bottom:.3rem}
+svg{display:block;width:100%;height:auto;max-width:900px}svg text.t{fill:var(--soft);font-size:12px}
+svg .g{stroke:var(--line)}svg polyline{fill:none;stroke-width:1.5;stroke-linejoin:round}
+svg polyline.raw{opacity:.22}
+figure svg[class]{display:none}
+.controls{position:sticky;top:0;background:var(--bg);padding:.5rem 0;display:flex;flex-wrap:wrap;gap:.4rem 1.4rem;align-items:center}
+.legend{display:flex;flex-wrap:wrap;gap:.2rem 1rem;font-size:.85rem;margin:.4rem 0}
+.legend i{display:inline-block;width:.8rem;height:.8rem;border-radius:2px;margin-right:.35rem;vertical-align:-1px}
+";
+
+/// The switch of the axis, and smoothing: an exponential mean over the drawn points, without the
+/// bias of its first values.
+const SCRIPT: &str = "
+(()=>{const all=(s)=>[...document.querySelectorAll(s)];
+all('input[name=x]').forEach(i=>i.addEventListener('change',()=>{document.body.dataset.x=i.value}));
+const slider=document.getElementById('smooth'),shown=document.getElementById('smooth-value');
+const lines=all('polyline.d').map(raw=>({raw,points:raw.getAttribute('points').trim().split(' ').map(p=>p.split(',').map(Number))}));
+slider.addEventListener('input',()=>{const a=+slider.value;shown.textContent=a.toFixed(2);
+for(const l of lines){if(l.mean){l.mean.remove();l.mean=null}
+l.raw.classList.toggle('raw',a>0);if(a===0)continue;
+let m=0,w=0;const out=l.points.map(([x,y])=>{m=a*m+(1-a)*y;w=a*w+(1-a);return x+','+(m/w).toFixed(1)});
+l.mean=l.raw.cloneNode(false);l.mean.setAttribute('class','mean');l.mean.setAttribute('points',out.join(' '));l.raw.after(l.mean)}})})();
+";
+
+/// The page.
+pub fn html(report: &Report) -> String {
+    let axes = charts::axes(report);
+    let first = axes.first().map_or("step", |axis| axis.key());
+    let title = escaped(&report.title());
+    let mut html = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <title>{title}</title>\n<style>{STYLE}"
+    );
+    for axis in &axes {
+        let key = axis.key();
+        let _ = writeln!(
+            html,
+            "body[data-x={key}] figure svg.x-{key}{{display:block}}"
+        );
+    }
+    let _ = write!(
+        html,
+        "</style>\n</head>\n<body data-x=\"{first}\">\n<h1>{title}</h1>\n"
+    );
+    let names = report.runs.iter().enumerate();
+    html.push_str(&legend(
+        names.map(|(index, run)| (charts::color(index), run.name.as_str())),
+    ));
+    let mut sections = sections(report).into_iter();
+    if let Some(runs) = sections.next() {
+        html.push_str(&section_html(&runs, ""));
+    }
+    if let Some(bars) = charts::throughput(report) {
+        let _ = write!(html, "<h2>Throughput</h2>\n{bars}");
+    }
+    let curves = charts::curves(report);
+    if !curves.is_empty() {
+        html.push_str("<h2>Curves</h2>\n<div class=\"controls\"><span>against ");
+        for axis in &axes {
+            let key = axis.key();
+            let checked = if key == first { " checked" } else { "" };
+            let _ = write!(
+                html,
+                "<label><input type=\"radio\" name=\"x\" value=\"{key}\"{checked}>{key}</label> "
+            );
+        }
+        html.push_str(
+            "</span><label>smoothing <input id=\"smooth\" type=\"range\" min=\"0\" max=\"0.99\" step=\"0.01\" value=\"0\"> \
+             <output id=\"smooth-value\">0.00</output></label></div>\n<div class=\"charts\">\n",
+        );
+        html.push_str(&curves);
+        html.push_str("</div>\n");
+    }
+    for section in sections {
+        let drawing = if section.title == TIMES {
+            charts::times(report).unwrap_or_default()
+        } else {
+            String::new()
+        };
+        html.push_str(&section_html(&section, &drawing));
+    }
+    if !curves.is_empty() {
+        let _ = writeln!(html, "<script>{SCRIPT}</script>");
+    }
+    html.push_str("</body>\n</html>\n");
+    html
+}
+
+fn section_html(section: &Section, drawing: &str) -> String {
+    let mut html = format!("<h2>{}</h2>\n{drawing}", escaped(section.title));
+    if !section.rows.is_empty() {
+        html.push_str("<div class=\"scroll\"><table>\n<tr>");
+        for cell in &section.header {
+            let _ = write!(html, "<th>{}</th>", escaped(cell));
+        }
+        html.push_str("</tr>\n");
+        for row in &section.rows {
+            html.push_str("<tr>");
+            for cell in row {
+                // Numbers and short words stay on their line.
+                let class = if cell.len() < 30 { " class=\"n\"" } else { "" };
+                let _ = write!(html, "<td{class}>{}</td>", escaped(cell));
+            }
+            html.push_str("</tr>\n");
+        }
+        html.push_str("</table></div>\n");
+    }
+    for note in &section.notes {
+        let _ = writeln!(html, "<p class=\"note\">{}</p>", escaped(note));
+    }
+    html
+}

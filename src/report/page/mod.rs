@@ -1,0 +1,19 @@
+//! What `xtrain report` writes of runs: one page of HTML that needs no network, the same as
+//! Markdown, and the numbers as JSON.
+//!
+//! `report` has the runs with their numbers, `tables` what both pages say in tables, `charts` the
+//! drawings.
+
+mod charts;
+mod html;
+mod json;
+mod markdown;
+mod report;
+mod summary;
+mod tables;
+
+pub use html::html;
+pub use json::json;
+pub use markdown::markdown;
+pub use report::Report;
+pub use summary::summary;

@@ -1,0 +1,72 @@
+//! A run in a few lines, for the terminal at its end.
+
+use super::report::{Report, time};
+use super::tables::metric_text;
+use crate::report::runs::numbers::Metric;
+use crate::report::units::{bytes, count};
+use std::fmt::Write;
+
+/// What the terminal shows of the first run when it has ended.
+pub fn summary(report: &Report) -> String {
+    let (run, numbers) = (&report.runs[0], &report.numbers[0]);
+    let line = |name: &str, value: String, text: &mut String| {
+        let _ = writeln!(text, "{name:<12} {value}");
+    };
+    let mut text = String::new();
+    if let Some(wall) = numbers.wall_seconds {
+        let mut parts: Vec<_> = numbers.parts.iter().collect();
+        parts.retain(|part| part.seconds >= 0.01 * wall);
+        parts.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        let shares: Vec<String> = parts
+            .iter()
+            .map(|part| format!("{} {:.0}%", part.title, 100.0 * part.seconds / wall))
+            .collect();
+        line(
+            "time",
+            format!("{}: {}", time(wall), shares.join(", ")),
+            &mut text,
+        );
+    }
+    let mut rates = Vec::new();
+    rates.extend(
+        numbers
+            .tokens_per_second
+            .map(|rate| format!("{} tokens/s", count(rate))),
+    );
+    rates.extend(
+        numbers
+            .mfu
+            .map(|mfu| format!("{:.0}% of matmul peak", 100.0 * mfu)),
+    );
+    rates.extend(
+        numbers
+            .peak_memory
+            .map(|peak| format!("{} at most", bytes(peak as u64))),
+    );
+    if !rates.is_empty() {
+        line("speed", rates.join(", "), &mut text);
+    }
+    let metric = |metric: &&Metric| metric.key != "loss";
+    let found = numbers
+        .metrics
+        .iter()
+        .find(metric)
+        .or(numbers.metrics.first());
+    if let Some(metric) = found {
+        line(&metric.key, metric_text(metric), &mut text);
+    }
+    let graphs = numbers.graphs;
+    line(
+        "graphs",
+        format!(
+            "{} compiled in {}, {} from the cache, {} recompiled",
+            graphs.compiled,
+            time(graphs.compile_seconds),
+            graphs.loaded,
+            graphs.recompiled
+        ),
+        &mut text,
+    );
+    line("output", run.path.display().to_string(), &mut text);
+    text
+}

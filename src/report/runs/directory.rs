@@ -1,0 +1,233 @@
+//! xtrain's output directory: `log.jsonl`, `telemetry.jsonl` and the results files.
+
+use super::log::{note_not_finite, number};
+use super::{GraphUse, Place, Point, Process, Run, Source, interpolated};
+use crate::report::accounting::Part;
+use crate::report::records::LOG_FILE;
+use crate::report::telemetry::{Event, ProcessEvent, StepEvent, TELEMETRY_FILE, host};
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// Lines of a file that could not be read.
+struct Damage {
+    first: usize,
+    count: usize,
+}
+
+/// The values of a file's lines. What is no JSON is left out and noted; a last line without its end
+/// is one that is being written.
+fn lines<T: serde::de::DeserializeOwned>(text: &str, name: &str, run: &mut Run) -> Vec<T> {
+    let mut damage: Option<Damage> = None;
+    let mut values = Vec::new();
+    for (index, line) in text.split_inclusive('\n').enumerate() {
+        match serde_json::from_str(line) {
+            Ok(value) => values.push(value),
+            Err(_) if line.trim().is_empty() => {}
+            Err(_) if !line.ends_with('\n') => run.problems.push(format!(
+                "{name}: the last line is incomplete; the run may still be writing it"
+            )),
+            Err(_) => {
+                let first = index + 1;
+                damage.get_or_insert(Damage { first, count: 0 }).count += 1;
+            }
+        }
+    }
+    if let Some(Damage { first, count }) = damage {
+        let lines = if count == 1 { "line is" } else { "lines are" };
+        run.problems.push(format!(
+            "{name}: {count} {lines} damaged and left out, the first is line {first}"
+        ));
+    }
+    values
+}
+
+/// Reads a directory that has a log or telemetry.
+pub fn read(dir: &Path) -> Run {
+    let mut run = Run::new(dir.into(), Source::Directory);
+    let text = |name: &str| {
+        let bytes = std::fs::read(dir.join(name)).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    telemetry(&text(TELEMETRY_FILE), &mut run);
+    let records: Vec<Map<String, Value>> = lines(&text(LOG_FILE), LOG_FILE, &mut run);
+    if run.processes.is_empty() {
+        run.problems.push(format!(
+            "there is no {TELEMETRY_FILE}: time, tokens, memory and where the time went are not known"
+        ));
+    }
+    if records.is_empty() {
+        run.problems.push(format!("{LOG_FILE} has no record yet"));
+    }
+    let known = |of: fn(&Place) -> f64, run: &Run| -> Vec<(f64, f64)> {
+        let steps = run.points("tokens_per_second").iter();
+        let steps = steps.map(|point| (point.place.step, of(&point.place)));
+        std::iter::once((0.0, 0.0)).chain(steps).collect()
+    };
+    let tokens = known(|place| place.tokens, &run);
+    let seconds = known(|place| place.seconds, &run);
+    let mut not_finite = 0;
+    for record in records {
+        let of = |key: &str| record.get(key).and_then(number).unwrap_or(f64::NAN);
+        let step = of("step");
+        let place = Place {
+            step,
+            epoch: of("epoch"),
+            tokens: interpolated(&tokens, step),
+            seconds: interpolated(&seconds, step),
+        };
+        let values = record
+            .iter()
+            .filter_map(|(key, value)| Some((key.clone(), number(value)?)));
+        not_finite += run.add(place, values);
+    }
+    note_not_finite(&mut run, not_finite);
+    for name in ["eval_results.json", "train_results.json"] {
+        let results: Option<Map<String, Value>> = serde_json::from_str(&text(name)).ok();
+        for (key, value) in results.into_iter().flatten() {
+            if let Some(value) = value.as_f64().filter(|_| key != "epoch") {
+                run.summary.entry(key).or_insert(value);
+            }
+        }
+    }
+    run
+}
+
+/// The events of the run that was begun last, and of the processes that resumed it.
+fn of_last_run(events: Vec<Event>) -> Vec<Event> {
+    let starts = events.iter().enumerate().filter_map(|(index, event)| {
+        let is_start = matches!(event, Event::Start { step: 0, .. });
+        is_start.then_some(index)
+    });
+    // A job that failed before its first checkpoint starts anew, and is the same run.
+    let is_restart = |start: usize| {
+        let later = events[start + 1..].iter();
+        let own = later.take_while(|event| !matches!(event, Event::Start { .. }));
+        let mut facts = own.filter_map(|event| match event {
+            Event::Process(facts) => Some(facts),
+            _ => None,
+        });
+        facts.next().is_some_and(|facts| facts.attempt > 0)
+    };
+    let first = starts.rev().find(|start| !is_restart(*start));
+    events.into_iter().skip(first.unwrap_or(0)).collect()
+}
+
+fn telemetry(text: &str, run: &mut Run) {
+    let events = of_last_run(lines(text, TELEMETRY_FILE, run));
+    // Seconds of the processes before.
+    let mut before = 0.0;
+    for event in events {
+        if let Event::Start {
+            time,
+            pid,
+            host: started_on,
+            device,
+            step,
+            total_steps,
+        } = event
+        {
+            before = run.processes.iter().map(Process::wall).sum();
+            run.forget_from(|place| place.step > step as f64);
+            run.last_step = step as f64;
+            run.total_steps = Some(total_steps as f64);
+            run.is_running = started_on == host() && Path::new(&format!("/proc/{pid}")).exists();
+            run.processes.push(Process {
+                started: time,
+                last: time,
+                facts: ProcessEvent {
+                    device,
+                    ..ProcessEvent::default()
+                },
+                ..Process::default()
+            });
+            continue;
+        }
+        let Some(process) = run.processes.last_mut() else {
+            continue;
+        };
+        match event {
+            Event::Start { .. } => {}
+            Event::Process(facts) => {
+                process.started = facts.started;
+                process.last = process.last.max(facts.time);
+                run.settings = facts.settings.clone();
+                process.facts = *facts;
+            }
+            Event::Step(step) => take_step(run, &step, before),
+            Event::Graph {
+                time,
+                name,
+                id,
+                loaded,
+                seconds,
+                reason,
+            } => {
+                process.last = process.last.max(time);
+                run.graphs.push(GraphUse {
+                    name,
+                    id,
+                    loaded,
+                    seconds,
+                    reason,
+                });
+            }
+            Event::Account(account) => {
+                process.started = account.started;
+                process.last = process.last.max(account.time);
+                process.parts = account.parts;
+                process.outcome = account.outcome;
+                run.is_running &= process.outcome.is_none();
+            }
+            Event::End { time, .. } => process.last = process.last.max(time),
+        }
+    }
+    for process in &mut run.processes {
+        let known: f64 = process.parts.values().sum();
+        // A killed process is known to have lived longer than its last account.
+        if !process.parts.is_empty() && process.wall() > known {
+            let rest = process.parts.entry(Part::Rest.key().into()).or_default();
+            *rest += process.last - process.started - known;
+        }
+    }
+}
+
+fn take_step(run: &mut Run, step: &StepEvent, before: f64) {
+    let Some(process) = run.processes.last_mut() else {
+        return;
+    };
+    process.last = process.last.max(step.time);
+    let place = Place {
+        step: step.step as f64,
+        epoch: step.epoch,
+        tokens: if step.total_tokens > 0.0 {
+            step.total_tokens
+        } else {
+            f64::NAN
+        },
+        seconds: before + step.time - process.started,
+    };
+    let steps = (step.step as f64 - run.last_step.max(0.0)).max(0.0);
+    process.steps += steps;
+    process.step_seconds += steps * (step.step_seconds - step.compile_seconds);
+    process.tokens += steps * step.tokens_per_second * step.step_seconds;
+    process.flops += steps * step.model_tflops * 1e12 * step.step_seconds;
+    run.last_step = place.step;
+    let mut add = |key: &str, value: f64| {
+        let point = Point { place, value };
+        run.series.entry(key.into()).or_default().push(point);
+    };
+    add("tokens_per_second", step.tokens_per_second);
+    add("model_tflops", step.model_tflops);
+    let memory: i64 = step.devices.iter().map(|device| device.bytes_in_use).sum();
+    let peak: i64 = step
+        .devices
+        .iter()
+        .filter_map(|device| device.peak_bytes)
+        .sum();
+    if memory > 0 {
+        add("device_memory_bytes", memory as f64);
+    }
+    if peak > 0 {
+        add("device_memory_peak_bytes", peak as f64);
+    }
+}

@@ -1,0 +1,125 @@
+//! Finds out what a path is, and reads it.
+
+use super::{Run, directory, log};
+use crate::report::records::LOG_FILE;
+use crate::report::telemetry::TELEMETRY_FILE;
+use std::path::{Path, PathBuf};
+
+/// The name of transformers' file.
+const TRAINER_STATE: &str = "trainer_state.json";
+
+/// Why a path is no run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{path}: {source}")]
+    Io {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error(
+        "{path} holds no run: neither {LOG_FILE} and {TELEMETRY_FILE} of xtrain nor {TRAINER_STATE} of transformers"
+    )]
+    NoRun { path: PathBuf },
+    #[error("{path}: {problem}")]
+    State { path: PathBuf, problem: String },
+    #[error("{path} holds no record of a Trainer, such as {{'loss': 3.2, 'epoch': 0.1}}")]
+    NoRecord { path: PathBuf },
+}
+
+/// Reads runs, and gives each a name of its own.
+///
+/// # Errors
+/// A path that is no run. What is damaged or incomplete is read as far as it goes.
+pub fn read(paths: &[PathBuf]) -> Result<Vec<Run>, Error> {
+    let mut runs = paths
+        .iter()
+        .map(|path| one(path))
+        .collect::<Result<Vec<_>, _>>()?;
+    let short: Vec<String> = paths.iter().map(|path| short_name(path)).collect();
+    for (index, run) in runs.iter_mut().enumerate() {
+        let is_unique = short.iter().filter(|name| **name == short[index]).count() == 1;
+        let before = paths[..index].iter().filter(|path| **path == paths[index]);
+        run.name = match (is_unique, before.count()) {
+            (true, _) => short[index].clone(),
+            (false, 0) => paths[index].display().to_string(),
+            (false, times) => format!("{} ({})", paths[index].display(), times + 1),
+        };
+    }
+    Ok(runs)
+}
+
+fn short_name(path: &Path) -> String {
+    let file = |path: &Path| Some(path.file_name()?.to_string_lossy().into_owned());
+    let name = match file(path) {
+        Some(name) if name == TRAINER_STATE || name == LOG_FILE => path.parent().and_then(file),
+        name => name,
+    };
+    name.unwrap_or_else(|| path.display().to_string())
+}
+
+fn one(path: &Path) -> Result<Run, Error> {
+    if path.is_dir() {
+        return in_directory(path);
+    }
+    let text = text(path)?;
+    if path.file_name().is_some_and(|name| name == LOG_FILE)
+        && let Some(dir) = path.parent()
+    {
+        return Ok(directory::read(dir));
+    }
+    if path
+        .extension()
+        .is_some_and(|extension| extension == "json")
+    {
+        return state(path, &text);
+    }
+    let run = log::plain(path, &text);
+    if run.records == 0 {
+        return Err(Error::NoRecord { path: path.into() });
+    }
+    Ok(run)
+}
+
+fn in_directory(dir: &Path) -> Result<Run, Error> {
+    if dir.join(LOG_FILE).is_file() || dir.join(TELEMETRY_FILE).is_file() {
+        return Ok(directory::read(dir));
+    }
+    let own = dir.join(TRAINER_STATE);
+    // The Trainer saves it with each checkpoint, and beside them only if asked to.
+    let found = if own.is_file() {
+        Some(own)
+    } else {
+        newest_checkpoint(dir).map(|checkpoint| checkpoint.join(TRAINER_STATE))
+    };
+    let path = found.ok_or_else(|| Error::NoRun { path: dir.into() })?;
+    let mut run = state(&path, &text(&path)?)?;
+    run.path = dir.into();
+    Ok(run)
+}
+
+/// The `checkpoint-N` with the largest N that has a state.
+fn newest_checkpoint(dir: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(dir).ok()?.flatten();
+    let numbered = entries.filter_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        let number: u64 = name.strip_prefix("checkpoint-")?.parse().ok()?;
+        let has_state = entry.path().join(TRAINER_STATE).is_file();
+        has_state.then(|| (number, entry.path()))
+    });
+    numbered.max().map(|(_, path)| path)
+}
+
+fn state(path: &Path, text: &str) -> Result<Run, Error> {
+    log::trainer_state(path, text).map_err(|problem| Error::State {
+        path: path.into(),
+        problem,
+    })
+}
+
+fn text(path: &Path) -> Result<String, Error> {
+    let bytes = std::fs::read(path).map_err(|source| Error::Io {
+        path: path.into(),
+        source,
+    })?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}

@@ -1,0 +1,234 @@
+//! Command lines as people bring them from transformers, run by the real program: settings that ask
+//! for what happens anyway, those that xtrain has of its own, and everything wrong at once.
+
+use crate::support::json_lines;
+use crate::tasks::{BERT, Bench, numbers};
+use serde_json::{Value, json};
+use std::fs;
+
+const GPT2: &str = "--model_type gpt2 --config_overrides n_layer=2,n_head=2,n_embd=32,n_positions=64 --tokenizer_name byte_bpe \
+                    --train_file articles.txt --validation_file articles-valid.txt --block_size 32 --learning_rate 1e-3 --disable_tqdm True";
+
+/// Numbers of the checkpoints in an output directory, sorted.
+fn checkpoints(bench: &Bench, output: &str) -> Vec<u64> {
+    let entries = fs::read_dir(bench.path(output)).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut steps: Vec<u64> = names
+        .filter_map(|name| name.strip_prefix("checkpoint-")?.parse().ok())
+        .collect();
+    steps.sort_unstable();
+    steps
+}
+
+#[test]
+fn a_command_line_of_transformers_runs_unchanged() {
+    let bench = Bench::new();
+    let run = bench.run(&format!(
+        "train clm {GPT2} --output_dir out --do_train --do_eval --max_steps 8 --per_device_train_batch_size 4 \
+         --logging_steps 0.25 --eval_strategy steps --eval_steps 0.25 --eval_on_start --eval_delay 4 --save_strategy best \
+         --include_num_input_tokens_seen --torch_compile --torch_compile_backend inductor --use_cpu --no_bf16 \
+         --gradient_checkpointing_kwargs {{\"use_reentrant\":false}} --logging_dir logs --ddp_find_unused_parameters False \
+         --include_tokens_per_second True --dataloader_pin_memory False --dataloader_prefetch_factor 2 --report_to none \
+         --save_safetensors True --keep_linebreaks True --dtype float32 --trust_remote_code False --overwrite_output_dir"
+    ));
+    run.succeeded();
+    let notes = run.stderr.matches(" changes nothing here: ").count();
+    // Without a note: False and none, which say what is usual.
+    assert_eq!(notes, 9, "{}", run.stderr);
+    let records = json_lines(&bench.path("out/log.jsonl"));
+    let steps_with = |key: &str| -> Vec<u64> {
+        let with = records.iter().filter(|record| record.get(key).is_some());
+        with.map(|record| record["step"].as_u64().unwrap())
+            .collect()
+    };
+    assert_eq!(steps_with("loss"), [2, 4, 6, 8]);
+    // At the start, from the delay on, and as --do_eval asks at the end.
+    assert_eq!(steps_with("eval_loss")[..4], [0, 4, 6, 8]);
+    let tokens = numbers(&records, "num_input_tokens_seen");
+    assert_eq!(tokens, [256.0, 512.0, 768.0, 1024.0]);
+    // A checkpoint of each evaluation that was better than those before it; the first one counts
+    // for nothing.
+    let evaluated = records
+        .iter()
+        .filter(|record| record["step"].as_u64() > Some(0))
+        .filter_map(|record| Some((record["step"].as_u64()?, record.get("eval_loss")?.as_f64()?)));
+    let mut best = Vec::new();
+    let mut least = f64::INFINITY;
+    for (step, loss) in evaluated {
+        if loss < least {
+            least = loss;
+            best.push(step);
+        }
+    }
+    assert!(!best.is_empty());
+    assert_eq!(checkpoints(&bench, "out"), best);
+    let state = bench.json("out/trainer_state.json");
+    assert_eq!(state["num_input_tokens_seen"], json!(1024));
+    assert_eq!(
+        (&state["eval_steps"], &state["logging_steps"]),
+        (&json!(2.0), &json!(2.0))
+    );
+}
+
+#[test]
+fn everything_wrong_is_said_at_once() {
+    let bench = Bench::new();
+    let run = bench.run(
+        "train clm --model_type gpt2 --learning_rte 1e-4 --num_train_epochs --do_train -o out --save_strategy epochs \
+         --fsdp full_shard --report_to wandb --tokenizer_name byte_bpe --train_file nowhere.txt --bf16 --fp16",
+    );
+    assert_eq!(run.code, Some(2), "{}", run.stderr);
+    for part in [
+        "error: unknown flag --learning_rte for `xtrain train clm`\nhint: did you mean `--learning_rate`?\n",
+        "error: --num_train_epochs needs a value: a number that is 0 or more\n",
+        "error: unknown flag -o for `xtrain train clm`\nhint: did you mean `--output_dir`?\n",
+        "`save_strategy` must be one of no, steps, epoch, best, found `epochs`\nhint: did you mean `epoch`?\n",
+        "hint: use --shard_parallel N (ZeRO-3/FSDP on N devices) instead\n",
+        "`report_to` cannot be `wandb`",
+        "error: --bf16 and --fp16 exclude each other",
+        "error: --train_file: nowhere.txt does not exist\n",
+    ] {
+        assert!(run.stderr.contains(part), "{part} is not in {}", run.stderr);
+    }
+    // What follows from a mistake is none of its own: the output directory is not missing.
+    assert_eq!(run.stderr.matches("error: ").count(), 8, "{}", run.stderr);
+    assert!(run.stdout.is_empty() && !bench.path("out").exists());
+}
+
+#[test]
+fn a_settings_file_alone_is_a_command_line() {
+    let bench = Bench::new();
+    let settings = json!({
+        "model_type": "gpt2", "config_overrides": "n_layer=2,n_head=2,n_embd=32,n_positions=64",
+        "tokenizer_name": "byte_bpe", "train_file": "articles.txt", "block_size": 32, "output_dir": "out",
+        "max_steps": 2, "logging_steps": 1, "do_train": true, "torch_compile": true, "eval_steps": null,
+        "gradient_checkpointing_kwargs": {"use_reentrant": false}, "disable_tqdm": true
+    });
+    fs::write(bench.path("run.json"), settings.to_string()).unwrap();
+    let run = bench.run("train run.json --max_steps 1");
+    run.succeeded();
+    assert!(
+        run.stderr
+            .contains("note: run.json is read as `xtrain train clm run.json`\n"),
+        "{}",
+        run.stderr
+    );
+    assert_eq!(
+        bench.json("out/trainer_state.json")["global_step"],
+        json!(1)
+    );
+    let run = bench.run("train mlm run.json");
+    assert_eq!(run.code, Some(2));
+    assert!(
+        run.stderr.contains("run.json:1: unknown key `block_size`")
+            || run.stderr.contains("`block_size`"),
+        "{}",
+        run.stderr
+    );
+}
+
+#[test]
+fn a_model_saved_alone_is_a_model_and_no_place_to_resume_from() {
+    let bench = Bench::new();
+    let line = format!(
+        "train clm {GPT2} --output_dir out --per_device_train_batch_size 4 --save_only_model --save_steps 1 --save_total_limit 2 \
+         --eval_strategy steps --eval_steps 1 --load_best_model_at_end"
+    );
+    bench.run(&format!("{line} --max_steps 3")).succeeded();
+    let kept = checkpoints(&bench, "out");
+    assert_eq!((kept.len(), kept.last()), (2, Some(&3)));
+    let dir = bench.path("out/checkpoint-3");
+    assert!(dir.join("model.safetensors").exists() && dir.join("trainer_state.json").exists());
+    assert!(!dir.join("optimizer.safetensors").exists());
+    let run = bench.run(&format!("{line} --max_steps 5 --resume_from_checkpoint"));
+    assert_eq!(run.code, Some(2), "{}", run.stderr);
+    assert!(
+        run.stderr.contains("checkpoint-3 was saved with --save_only_model: it holds no state to resume from\nhint: "),
+        "{}",
+        run.stderr
+    );
+    let run = bench.run(
+        "eval clm --model_name_or_path out/checkpoint-3 --validation_file articles-valid.txt --block_size 32 --disable_tqdm",
+    );
+    run.succeeded();
+}
+
+#[test]
+fn a_run_resumes_at_another_batch_size_and_says_what_changed() {
+    let bench = Bench::new();
+    let line = format!("train clm {GPT2} --output_dir out --logging_steps 1 --save_steps 4");
+    bench
+        .run(&format!(
+            "{line} --max_steps 4 --per_device_train_batch_size 4 --gradient_accumulation_steps 2"
+        ))
+        .succeeded();
+    let run = bench.run(&format!(
+        "{line} --max_steps 6 --per_device_train_batch_size 2 --resume_from_checkpoint"
+    ));
+    run.succeeded();
+    for part in [
+        "(--per_device_train_batch_size) was 4 when the checkpoint was saved and is 2 now",
+        "--gradient_accumulation_steps was 2 when the checkpoint was saved and is 1 now",
+        "the run continues in epoch 0 at batch 4 of ",
+        "the learning-rate curve was laid out for 4 steps and is now for 6",
+    ] {
+        assert!(run.stderr.contains(part), "{part} is not in {}", run.stderr);
+    }
+    let records = json_lines(&bench.path("out/log.jsonl"));
+    let steps: Vec<Value> = records
+        .into_iter()
+        .filter(|record| record.get("loss").is_some())
+        .collect();
+    assert_eq!(numbers(&steps, "step"), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    // Counted in steps: four of one batch each are a smaller part of the epoch than they were.
+    let epochs = numbers(&steps, "epoch");
+    assert!(epochs[4] < epochs[3], "{epochs:?}");
+}
+
+#[test]
+fn examples_come_in_the_order_that_was_asked_for() {
+    let bench = Bench::new();
+    let losses = |output: &str, more: &str| {
+        let line = format!(
+            "train mlm {BERT} --tokenizer_name wordpiece --train_file articles.txt --line_by_line --max_seq_length 32 \
+             --per_device_train_batch_size 4 --disable_tqdm --max_steps 3 --logging_steps 1 --output_dir {output} {more}"
+        );
+        bench.run(&line).succeeded();
+        numbers(&bench.records(output), "loss")
+    };
+    let random = losses("random", "");
+    let sequential = losses("sequential", "--train_sampling_strategy sequential");
+    let grouped = losses("grouped", "--train_sampling_strategy group_by_length");
+    assert!(random != sequential && random != grouped && sequential != grouped);
+    assert_eq!(grouped, losses("also", "--group_by_length"));
+    let run = bench.run(&format!(
+        "train mlm {BERT} --tokenizer_name wordpiece --train_file articles.txt --line_by_line --max_seq_length 32 \
+         --per_device_train_batch_size 4 --disable_tqdm --max_steps 5 --output_dir grouped --resume_from_checkpoint"
+    ));
+    assert_eq!(run.code, Some(2), "{}", run.stderr);
+    assert!(run.stderr.contains("the training data"), "{}", run.stderr);
+}
+
+#[test]
+fn a_glue_task_names_its_columns() {
+    let bench = Bench::new();
+    let rows: String = (0..24)
+        .map(|i| format!("Who is {i}?,It is {} in the text.,{}\n", i % 5, i % 2))
+        .collect();
+    fs::write(
+        bench.path("qnli.csv"),
+        format!("question,sentence,label\n{rows}"),
+    )
+    .unwrap();
+    let run = bench.run(&format!(
+        "train cls {BERT} --tokenizer_name wordpiece --task_name qnli --metric_name accuracy --train_file qnli.csv \
+         --validation_file qnli.csv --max_seq_length 32 --do_train --do_eval --max_steps 2 --disable_tqdm --output_dir out"
+    ));
+    run.succeeded();
+    let results: Value = bench.json("out/eval_results.json");
+    assert!(results["eval_accuracy"].is_f64(), "{results}");
+    let run = bench.run(&format!(
+        "train cls {BERT} --tokenizer_name wordpiece --task_name rte --train_file qnli.csv --max_steps 2 --output_dir other"
+    ));
+    assert!(run.stderr.contains("sentence1"), "{}", run.stderr);
+}
