@@ -229,15 +229,11 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
 fn settings_without_effect_are_noted() {
     let dir = workplace();
     // The tokenizer is no tokenizer, so the run fails; the note comes before it starts.
-    let output = xtrain(
-        dir.path(),
-        &format!("{TRAIN} --run_name x --report_to none"),
-    );
+    let output = xtrain(dir.path(), &format!("{TRAIN} --project x --report_to none"));
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
-    assert!(
-        stderr(&output)
-            .starts_with("note: command line: `run_name` changes nothing here: only reporting services show it\nerror: ")
-    );
+    assert!(stderr(&output).starts_with(
+        "note: command line: `project` changes nothing here: only trackio shows it\nerror: "
+    ));
 }
 
 #[test]

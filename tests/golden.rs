@@ -16,8 +16,8 @@ use xtrain::trainer::settings::OptimizerSettings;
 use xtrain::trainer::step::{Phase, TrainStep, parameter_tensors, read_metrics};
 use xtrain::trainer::{device, parameters};
 use xtrain_graphs::optim::{
-    ADAFACTOR, ADAMW, Argument, Arguments, LION, MUON, OPTIMIZERS, OptimizerKind, Schedule,
-    ScheduleKind, ScheduleType,
+    ADAFACTOR, ADAMW, Argument, Arguments, LION, MUON, OPTIMIZERS, OptimizerKind, Plateau,
+    Schedule, ScheduleKind, ScheduleType,
 };
 use xtrain_graphs::{DType, DropoutRng, Shape, backward};
 use xtrain_models::{Config, HeadKind, Model, Weights};
@@ -371,8 +371,26 @@ fn schedules_equal_transformers() {
             println!("golden schedule {name} did not run: it is not supported");
             continue;
         };
+        let kind = kind.with(&arguments(given)).unwrap();
+        if let ScheduleKind::ReduceLrOnPlateau(rule) = kind {
+            let mut plateau = Plateau::new(rule, case["peak"].as_f64().unwrap());
+            let rates = case["lr"].as_array().unwrap();
+            for (metric, expected) in case["metrics"].as_array().unwrap().iter().zip(rates) {
+                plateau.observe(metric.as_f64().unwrap());
+                // What a checkpoint keeps is all of it.
+                let saved = plateau.to_map();
+                plateau = Plateau::from_map(rule, 1.0, &saved);
+                let (found, expected) = (plateau.rate(), expected.as_f64().unwrap());
+                assert!(
+                    (found - expected).abs() <= 1e-15,
+                    "{name} {given}: {found}, expected {expected}"
+                );
+            }
+            ran.insert(name.to_string());
+            continue;
+        }
         let schedule = Schedule {
-            kind: kind.with(&arguments(given)).unwrap(),
+            kind,
             peak: case["peak"].as_f64().unwrap(),
             warmup: case["warmup_steps"].as_u64().unwrap(),
             total: case["total"].as_u64().unwrap(),

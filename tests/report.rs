@@ -76,7 +76,7 @@ fn two_runs_are_compared_and_their_numbers_follow_from_their_logs() {
         run.succeeded();
         (run, wall)
     };
-    let (cold, cold_wall) = timed("cold", "");
+    let (cold, cold_wall) = timed("cold", "--log_format line");
     let (_, warm_wall) = timed("warm", "");
     let (native, _) = timed(
         "large",
@@ -101,8 +101,10 @@ fn two_runs_are_compared_and_their_numbers_follow_from_their_logs() {
     }
     assert!(dir.join("cold/report.html").exists() && !dir.join("large/report.html").exists());
     // The lines of all steps add up.
-    let shares = cold.stderr.lines().filter(|line| line.starts_with("step "));
-    for line in shares {
+    let steps = cold.stdout.lines();
+    let steps: Vec<&str> = steps.filter(|line| line.starts_with("step ")).collect();
+    assert_eq!(steps.len(), 9, "{}", cold.stdout);
+    for line in steps {
         let times: Vec<f64> = line
             .split(['(', ')'])
             .nth(1)
@@ -204,7 +206,7 @@ fn two_runs_are_compared_and_their_numbers_follow_from_their_logs() {
     let differ = told["settings_that_differ"].as_object().unwrap();
     assert_eq!(
         differ.keys().collect::<Vec<_>>(),
-        ["max_steps", "per_device_train_batch_size"]
+        ["log_format", "max_steps", "per_device_train_batch_size"]
     );
 
     // The native run needs nothing but its log.

@@ -215,7 +215,7 @@ fn what_cannot_be_scaled_is_refused_before_anything_runs() {
         (
             "--degrees 1,2 --weak --axis tensor_parallel",
             &bench,
-            "take the same rows",
+            "takes the same rows",
         ),
         (
             "--degrees 1,2 --axis processes",
@@ -384,4 +384,61 @@ fn a_plan_is_told_as_json() {
         .run();
     assert_eq!(run.code, Some(2));
     assert!(run.stderr.contains("add --dry_run"), "{}", run.stderr);
+}
+
+/// The same examples in all, in fewer steps of larger batches; and threads, which are no more of a
+/// machine.
+#[test]
+fn examples_can_be_fixed_and_workers_are_an_axis() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let page = dir.join("page.html");
+    let command = train(dir);
+    let flags = format!(
+        "--degrees 1,2 --repeats 1 --fixed examples --json --html {}",
+        page.display()
+    );
+    let told = json(&scaling(&flags, &command));
+    let of = |told: &Value, name: &str| -> Vec<f64> {
+        let degrees = told["degrees"].as_array().unwrap().iter();
+        degrees.map(|at| at[name].as_f64().unwrap()).collect()
+    };
+    assert_eq!(of(&told, "max_steps"), [6.0, 3.0]);
+    assert_eq!(of(&told, "examples_per_step"), [8.0, 16.0]);
+    assert_eq!(of(&told, "examples_per_device"), [4.0, 4.0]);
+    for (rate, milliseconds) in of(&told, "samples_per_s").iter().zip(of(&told, "step_ms")) {
+        let examples = rate * milliseconds / 1e3;
+        assert!((examples - 8.0).abs() < 1e-6 || (examples - 16.0).abs() < 1e-6);
+    }
+    assert!(of(&told, "train_seconds").iter().all(|time| *time > 0.0));
+    assert!(of(&told, "epoch_seconds").iter().all(|time| *time > 0.0));
+    let page = std::fs::read_to_string(page).unwrap();
+    for sign in [
+        "<svg",
+        "<th>max_steps</th>",
+        "<th>epoch time</th>",
+        "</html>",
+    ] {
+        assert!(page.contains(sign), "{sign}");
+    }
+
+    let flags = "--axis dataloader_num_workers --degrees 1,2 --repeats 1 --json";
+    let told = json(&scaling(flags, &command));
+    assert_eq!(of(&told, "examples_per_step"), [8.0, 8.0]);
+    assert_eq!(told["efficiency_is"], "T(N) / T(1)");
+    for (flags, problem) in [
+        (
+            "--axis dataloader_num_workers --degrees 1,2",
+            "bench reads no data",
+        ),
+        ("--fixed examples --degrees 1,2", "bench has none"),
+        (
+            "--weak --fixed batch --degrees 1,2",
+            "--weak and --fixed batch contradict each other",
+        ),
+    ] {
+        let run = scaling(flags, &format!("{BENCH} --batch 8"));
+        assert_eq!(run.code, Some(2), "{}", run.stderr);
+        assert!(run.stderr.contains(problem), "{}", run.stderr);
+    }
 }

@@ -478,3 +478,207 @@ fn dry_run_prints_the_plan_and_writes_nothing() {
     }
     assert!(!bench.path("never").exists());
 }
+
+/// What notebooks scrape from a log: `../shared/data/notebook-metrics.json` has the same searches, each
+/// a quoted key, a colon, a blank, then digits and dots.
+#[test]
+fn each_log_record_is_one_line_in_the_form_that_was_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let text = data_text("play.txt");
+    std::fs::write(dir.join("train.txt"), &text[..20_000]).unwrap();
+    let train = |more: &str| {
+        let run = xtrain()
+            .dir(dir)
+            .args(
+                "train clm --model_type gpt2 --disable_tqdm --block_size 16 --train_file train.txt --output_dir out \
+                 --config_overrides n_layer=1,n_head=2,n_embd=32,n_positions=32 --max_steps 4 --logging_steps 1 \
+                 --overwrite_output_dir --report none --do_train --do_eval --tokenizer_name"
+                    .split_whitespace(),
+            )
+            .arg(data_dir().join("gpt2"))
+            .args(more.split_whitespace())
+            .run();
+        run.succeeded();
+        run
+    };
+    let scraped = |text: &str, key: &str| -> Vec<f64> {
+        let key = format!("'{key}': ");
+        let found = text.match_indices(&key).map(|(at, _)| {
+            let rest = &text[at + key.len()..];
+            let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.');
+            rest[..end.unwrap_or(rest.len())].parse().unwrap()
+        });
+        found.collect()
+    };
+    let trainer = train("");
+    let records = json_lines(&dir.join("out/log.jsonl"));
+    for (key, count) in [
+        ("train_runtime", 1),
+        ("train_samples_per_second", 1),
+        ("train_steps_per_second", 1),
+        ("train_loss", 1),
+        ("epoch", 5),
+        ("loss", 4),
+        ("learning_rate", 4),
+    ] {
+        let found = scraped(&trainer.stdout, key);
+        assert_eq!(found.len(), count, "{key}: {}", trainer.stdout);
+        let logged = records
+            .iter()
+            .filter_map(|record| record.get(key)?.as_f64());
+        for (found, logged) in found.iter().zip(logged) {
+            // A learning rate in exponent form is cut at the e.
+            assert!(
+                key == "learning_rate" || (found - logged).abs() < 0.01,
+                "{key}: {found} {logged}"
+            );
+        }
+    }
+    // No record comes twice, in another form.
+    assert!(!trainer.stderr.contains("ms/step") && !trainer.stdout.contains("ms/step"));
+    // What is trained on what stands above.
+    for line in [
+        "training  clm gpt2, ",
+        "batch     8 per device = 8 examples a step",
+        "steps     4 in ",
+    ] {
+        assert!(
+            trainer.stderr.lines().any(|l| l.starts_with(line)),
+            "{line}: {}",
+            trainer.stderr
+        );
+    }
+    let json = train("--log_format json");
+    let lines = json.stdout.lines().filter(|line| line.starts_with('{'));
+    let lines: Vec<serde_json::Value> = lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    // And the last evaluation, which is no record of the training.
+    assert_eq!(lines[..5], json_lines(&dir.join("out/log.jsonl")));
+    let line = train("--log_format line");
+    let starts: Vec<&str> = line
+        .stdout
+        .lines()
+        .filter_map(|line| line.split(' ').next())
+        .collect();
+    assert_eq!(
+        starts,
+        ["step", "step", "step", "step", "done", "saved", "eval"],
+        "{}",
+        line.stdout
+    );
+}
+
+#[test]
+fn colors_are_for_terminals_or_on_demand() {
+    let run = xtrain().args(["train", "clm", "--learning_rte", "1"]).run();
+    assert!(run.stderr.starts_with("error: unknown flag") && !run.stderr.contains('\x1b'));
+    let run = xtrain()
+        .args(["train", "clm", "--learning_rte", "1", "--color", "always"])
+        .run();
+    assert!(
+        run.stderr
+            .starts_with("\x1b[1;31merror:\x1b[0m unknown flag"),
+        "{}",
+        run.stderr
+    );
+    assert!(
+        run.stderr.contains("\x1b[36mhint:\x1b[0m did you mean"),
+        "{}",
+        run.stderr
+    );
+    let help = xtrain()
+        .args(["top", "--help", "--color=always"])
+        .env("NO_COLOR", "1")
+        .run();
+    assert!(help.stdout.contains('\x1b'), "{}", help.stdout);
+    assert!(
+        !xtrain()
+            .args(["top", "--help"])
+            .run()
+            .stdout
+            .contains('\x1b')
+    );
+}
+
+/// NEFTune: the noise is in training only, from the seed, and no run without it changes.
+#[test]
+fn noise_on_embeddings_is_in_training_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let text = data_text("play.txt");
+    std::fs::write(dir.join("train.txt"), &text[..20_000]).unwrap();
+    let losses = |more: &str| -> (f64, Vec<f64>) {
+        let run = xtrain()
+            .dir(dir)
+            .args(
+                "train clm --model_type gpt2 --disable_tqdm --block_size 16 --train_file train.txt --output_dir out \
+                 --config_overrides n_layer=1,n_head=2,n_embd=32,n_positions=32,resid_pdrop=0,embd_pdrop=0,attn_pdrop=0 \
+                 --max_steps 3 --logging_steps 1 --overwrite_output_dir --report none --do_train --do_eval --eval_on_start \
+                 --tokenizer_name"
+                    .split_whitespace(),
+            )
+            .arg(data_dir().join("gpt2"))
+            .args(more.split_whitespace())
+            .run();
+        run.succeeded();
+        let records = json_lines(&dir.join("out/log.jsonl"));
+        let of = |key: &str| -> Vec<f64> {
+            let found = records
+                .iter()
+                .filter_map(|record| record.get(key)?.as_f64());
+            found.collect()
+        };
+        (of("eval_loss")[0], of("loss"))
+    };
+    let (plain, noisy) = (losses(""), losses("--neftune_noise_alpha 5"));
+    assert_eq!(plain.0, noisy.0);
+    assert!(plain.1[0] != noisy.1[0], "{plain:?} {noisy:?}");
+    assert_eq!(noisy, losses("--neftune_noise_alpha 5"));
+    assert_eq!(plain, losses("--neftune_noise_alpha 0"));
+}
+
+/// The rate falls with evaluations that get no better, also in a resumed run.
+#[test]
+fn the_learning_rate_falls_on_a_plateau() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let text = data_text("play.txt");
+    std::fs::write(dir.join("train.txt"), &text[..20_000]).unwrap();
+    let train = |more: &str| {
+        let run = xtrain()
+            .dir(dir)
+            .args(
+                "train clm --model_type gpt2 --disable_tqdm --block_size 16 --train_file train.txt --output_dir out --save_steps 3 \
+                 --config_overrides n_layer=1,n_head=2,n_embd=32,n_positions=32 --max_steps 8 --logging_steps 1 --report none \
+                 --lr_scheduler_type reduce_lr_on_plateau --lr_scheduler_kwargs factor=0.5,patience=0,threshold=100,min_lr=1e-5 \
+                 --learning_rate 8e-5 --tokenizer_name"
+                    .split_whitespace(),
+            )
+            .arg(data_dir().join("gpt2"))
+            .args(more.split_whitespace())
+            .run();
+        let records = json_lines(&dir.join("out/log.jsonl"));
+        let rates = records
+            .iter()
+            .filter_map(|record| record.get("learning_rate")?.as_f64());
+        (run, rates.collect::<Vec<f64>>())
+    };
+    let (run, rates) = train("--eval_strategy steps --eval_steps 1");
+    run.succeeded();
+    // The first evaluation is the best for ever: each one after it halves the rate of the next step.
+    assert_eq!(rates, [8e-5, 8e-5, 4e-5, 2e-5, 1e-5, 1e-5, 1e-5, 1e-5]);
+    let (run, again) =
+        train("--eval_strategy steps --eval_steps 1 --resume_from_checkpoint out/checkpoint-3");
+    run.succeeded();
+    assert_eq!(again, rates);
+    let (run, _) = train("--overwrite_output_dir");
+    assert_eq!(run.code, Some(2));
+    assert!(
+        run.stderr
+            .contains("and there are none\nhint: add --eval_strategy"),
+        "{}",
+        run.stderr
+    );
+}

@@ -8,6 +8,7 @@ use std::panic;
 use std::process::ExitCode;
 use xtrain::commands::{self, Error};
 use xtrain::config::{self, Invocation};
+use xtrain::report::terminal::{Tone, paint, take_colors};
 use xtrain::report::{panics, printable::printable};
 
 fn main() -> ExitCode {
@@ -17,6 +18,7 @@ fn main() -> ExitCode {
             Some("this is a bug in xtrain; RUST_BACKTRACE=1 shows where it came from"),
         )
     });
+    take_colors(std::env::args_os().map(|word| word.to_string_lossy().into_owned()));
     match panic::catch_unwind(invoke) {
         Ok(Ok(code)) => ExitCode::from(code),
         Ok(Err(error)) => {
@@ -39,7 +41,8 @@ fn invoke() -> Result<u8, Error> {
         }
         Invocation::Run { command, notes } => {
             for note in notes {
-                eprintln!("note: {note}");
+                let head = paint(&std::io::stderr(), Tone::Warning, "note:");
+                eprintln!("{head} {note}");
             }
             commands::run(command).map(|outcome| outcome.exit_code())
         }
@@ -47,9 +50,14 @@ fn invoke() -> Result<u8, Error> {
 }
 
 fn complain(message: &str, hint: Option<&str>) {
-    let mut text = format!("error: {}\n", printable(message));
+    let mut stderr = std::io::stderr();
+    let (error, then) = (
+        paint(&stderr, Tone::Bad, "error:"),
+        paint(&stderr, Tone::Hint, "hint:"),
+    );
+    let mut text = format!("{error} {}\n", printable(message));
     if let Some(hint) = hint {
-        text.push_str(&format!("hint: {}\n", printable(hint)));
+        text.push_str(&format!("{then} {}\n", printable(hint)));
     }
-    let _ = std::io::stderr().write_all(text.as_bytes());
+    let _ = stderr.write_all(text.as_bytes());
 }

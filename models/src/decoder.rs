@@ -68,11 +68,12 @@ impl Decoder {
     }
 
     /// Token embeddings, with learned positions added where there are any, `[N, C]`.
-    fn embed(&self, weights: &Weights, batch: &TokenBatch) -> Result<Tensor> {
+    fn embed(&self, weights: &Weights, batch: &TokenBatch, rng: &DropoutRng) -> Result<Tensor> {
         let embed = (Axis::Embed, self.hidden_size);
         let dims = [(Axis::Vocab, self.info.vocab_size), embed];
         let table = weights.table("wte.weight", dims, None)?;
         let tokens = layers::embedding(&table, &batch.input_ids, None)?;
+        let tokens = rng.add_embedding_noise(&tokens, batch.size()[1])?;
         if !self.learned_positions {
             return Ok(tokens);
         }
@@ -91,7 +92,7 @@ impl Decoder {
         block: impl Fn(usize, &Weights, &Tensor) -> Result<Tensor>,
     ) -> Result<Tensor> {
         let (weights, _scope) = weights.enter("transformer");
-        let mut x = rng.dropout(&self.embed(&weights, batch)?, self.embed_dropout)?;
+        let mut x = rng.dropout(&self.embed(&weights, batch, rng)?, self.embed_dropout)?;
         for layer in 0..self.layers {
             let (weights, _scope) = weights.enter_layer(&format!("h.{layer}"), &x);
             x = block(layer, &weights, &x)?;

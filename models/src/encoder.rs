@@ -73,7 +73,8 @@ impl Embeddings {
     ) -> Result<Tensor> {
         let dims = [(Axis::Vocab, self.vocab_size), (Axis::Embed, self.size)];
         let table = weights.table("word_embeddings.weight", dims, self.padding_idx)?;
-        let mut sum = layers::embedding(&table, &batch.input_ids, self.padding_idx)?;
+        let sum = layers::embedding(&table, &batch.input_ids, self.padding_idx)?;
+        let mut sum = rng.add_embedding_noise(&sum, batch.size()[1])?;
         if self.segments > 0 {
             let dims = [(Axis::Segments, self.segments), (Axis::Embed, self.size)];
             let table = &weights.table("token_type_embeddings.weight", dims, None)?;

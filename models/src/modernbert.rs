@@ -251,6 +251,7 @@ impl Model for ModernBert {
             ];
             let table = weights.table("tok_embeddings.weight", dims, self.padding_idx)?;
             let rows = layers::embedding(&table, &batch.input_ids, self.padding_idx)?;
+            let rows = rng.add_embedding_noise(&rows, batch.size()[1])?;
             rng.dropout(&self.norm(&weights, "norm", &rows)?, self.embedding_dropout)?
         };
         for (layer, &is_local) in self.is_local.iter().enumerate() {

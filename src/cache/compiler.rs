@@ -9,7 +9,8 @@ use super::program::{Form, stored_or_emitted};
 use super::store::{Store, now};
 use super::{CacheSettings, Error};
 use crate::checkpoint::lock::Lock;
-use crate::report::notice::while_busy;
+use crate::report::notice::{Place, while_busy};
+use crate::report::progress::clock;
 use crate::report::units::duration;
 use crate::runtime::{Client, CompileOptions, Executable, Signature};
 use std::collections::{BTreeMap, HashSet};
@@ -118,8 +119,13 @@ impl Compiler {
                 .compile(&self.client, &module, signature(graph), &options)
         };
         let mut last = None;
-        let line = |so_far| {
+        let line = |so_far, place| {
             let last = last.get_or_insert_with(|| self.last_time(graph, key, origin));
+            if place == Place::BehindBar {
+                let usual = last.map(|last| format!(", usually {}", clock(last)));
+                let usual = usual.unwrap_or_default();
+                return format!("compiling {} {}{usual}", graph.name, clock(so_far));
+            }
             let last = match last {
                 Some(last) => format!("one like it took {} before", duration(*last)),
                 None => "none like it was compiled here before".into(),

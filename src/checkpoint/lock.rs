@@ -79,7 +79,7 @@ impl Lock {
             Err(who) => {
                 eprintln!("waiting for {who}, which is {doing}");
                 let still =
-                    |time| format!("still waiting after {}: {who} is {doing}", duration(time));
+                    |time, _| format!("still waiting after {}: {who} is {doing}", duration(time));
                 while_busy(still, || attempt(path, true)).ok()?.ok()?
             }
         };

@@ -11,6 +11,7 @@ use crate::cache::CacheSettings;
 use crate::config::{Device, DoctorPlan};
 use crate::engine::failed;
 use crate::parallel::Mesh;
+use crate::report::terminal::{Tone, paint};
 use crate::report::units::bytes;
 use crate::runtime::{Client, Library};
 use crate::trainer::{device, matmul_peak};
@@ -30,15 +31,20 @@ pub fn run(plan: DoctorPlan) -> Result<Outcome, Error> {
         Device::Cuda => cuda::check(&mut report, settings, &plan.cache),
         Device::Neuron => neuron::check(&mut report, settings),
     };
-    let checks = report.checks;
+    let (checks, stdout) = (report.checks, std::io::stdout());
     for check in checks.iter().filter(|_| !plan.json) {
         match &check.found {
-            Ok(found) => println!(
-                "{:5} {:20} {found}",
-                if check.is_note { "note" } else { "ok" },
-                check.name
-            ),
-            Err(reason) => println!("FAIL  {:20} {reason}", check.name),
+            Ok(found) => {
+                let (word, tone) = match check.is_note {
+                    true => ("note ", Tone::Warning),
+                    false => ("ok   ", Tone::Good),
+                };
+                println!("{} {:20} {found}", paint(&stdout, tone, word), check.name);
+            }
+            Err(reason) => {
+                let word = paint(&stdout, Tone::Bad, "FAIL ");
+                println!("{word} {:20} {reason}", check.name);
+            }
         }
     }
     if plan.json {

@@ -17,6 +17,7 @@ mod predict;
 mod quickstart;
 mod report;
 mod scaling;
+mod sweep;
 mod target;
 mod top;
 mod train;
@@ -32,7 +33,11 @@ pub fn run(command: Command) -> Result<Outcome, Error> {
     // reader (`cache show | head`).
     if !matches!(
         command,
-        Command::Train(_) | Command::Quickstart(_) | Command::Launch(_) | Command::Scaling(_)
+        Command::Train(_)
+            | Command::Quickstart(_)
+            | Command::Launch(_)
+            | Command::Scaling(_)
+            | Command::Sweep(_)
     ) {
         // SAFETY: sets a signal's disposition before any thread runs.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
@@ -64,6 +69,7 @@ fn dispatch(command: Command) -> Result<Outcome, Error> {
         Command::Report(plan) => report::run(plan),
         Command::Launch(settings) => launch::run(settings),
         Command::Scaling(plan) => scaling::run(plan),
+        Command::Sweep(plan) => sweep::run(plan),
         Command::Quickstart(plan) => quickstart::run(plan),
         Command::Compile(plan) => compile::run(plan),
         Command::Fit(plan) => fit::run(plan),

@@ -5,7 +5,7 @@
 mod child;
 
 use super::{Error, Outcome};
-use crate::config::{ScaledRun, ScalingPlan, into_directory};
+use crate::config::{Axis, ScaledRun, ScalingPlan, into_directory};
 use crate::engine::failed;
 use crate::report::scaling::{Exchange, Point, Scaling};
 use crate::report::telemetry::{Event, TELEMETRY_FILE, latest};
@@ -19,10 +19,13 @@ struct Measured {
     tokens_per_second: f64,
     step_seconds: f64,
     exchanged: Option<Vec<Exchange>>,
+    /// Of a training run.
+    train_seconds: Option<f64>,
+    epoch_seconds: Option<f64>,
 }
 
 pub fn run(plan: ScalingPlan) -> Result<Outcome, Error> {
-    if let Some(path) = &plan.plot {
+    for path in [&plan.plot, &plan.html].into_iter().flatten() {
         // Now, rather than when everything has been measured.
         std::fs::write(path, "")
             .map_err(|error| Error::because(format!("writing {}", path.display()), error))?;
@@ -35,19 +38,23 @@ pub fn run(plan: ScalingPlan) -> Result<Outcome, Error> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let scaling = Scaling {
         axis: plan.axis.to_string(),
-        weak: plan.weak,
+        fixed: plan.fixed,
         command: plan.command.join(" "),
-        shared_cores: plan.shares_processor.then_some(cores),
+        grows: !plan.shares_processor && plan.axis != Axis::DataloaderNumWorkers,
+        shared_cores: (plan.shares_processor && plan.axis != Axis::DataloaderNumWorkers)
+            .then_some(cores),
         points,
     };
     match plan.json {
         true => println!("{}", scaling.json()),
         false => print!("{}", scaling.text()),
     }
-    if let Some(path) = &plan.plot {
-        std::fs::write(path, scaling.svg())
+    let drawn = plan.plot.as_ref().map(|path| (path, scaling.svg()));
+    let page = plan.html.as_ref().map(|path| (path, scaling.html()));
+    for (path, text) in drawn.into_iter().chain(page) {
+        std::fs::write(path, text)
             .map_err(|error| Error::because(format!("writing {}", path.display()), error))?;
-        eprintln!("drawn in {}", path.display());
+        eprintln!("written: {}", path.display());
     }
     Ok(Outcome::Done)
 }
@@ -73,6 +80,8 @@ fn points(plan: &ScalingPlan) -> Result<Vec<Point>, Stopped> {
             eprintln!("{place}, run {repeat} of {}: {rate} tokens/s", plan.repeats);
             point.tokens_per_second.push(measured.tokens_per_second);
             point.step_seconds.push(measured.step_seconds);
+            point.train_seconds.extend(measured.train_seconds);
+            point.epoch_seconds.extend(measured.epoch_seconds);
             if let Some(exchanged) = measured.exchanged {
                 point.exchanged = exchanged;
             }
@@ -85,6 +94,7 @@ fn point(run: &ScaledRun) -> Point {
     Point {
         degree: run.degree,
         devices: run.devices,
+        max_steps: run.max_steps,
         examples_per_device: run.examples_per_device,
         examples_per_step: run.examples_per_step,
         ..Point::default()
@@ -148,16 +158,30 @@ fn from_bench(output: &str) -> Option<Measured> {
         tokens_per_second: results["tokens_per_s"].as_f64()?,
         step_seconds: results["step_ms_median"].as_f64()? / 1e3,
         exchanged: Some(exchanges(&results)),
+        train_seconds: None,
+        epoch_seconds: None,
     })
 }
 
 fn from_telemetry(dir: &Path) -> Option<Measured> {
     let text = std::fs::read_to_string(dir.join(TELEMETRY_FILE)).ok()?;
-    let (tokens_per_second, step_seconds) = pace(&latest(&text))?;
+    let events = latest(&text);
+    let (tokens_per_second, step_seconds) = pace(&events)?;
+    let last = events.iter().rev().find_map(|event| match event {
+        Event::Step(step) => Some(step),
+        _ => None,
+    });
+    let epoch_steps = last
+        .filter(|step| step.epoch > 0.0)
+        .map(|step| step.step as f64 / step.epoch);
+    let results = std::fs::read_to_string(dir.join("train_results.json")).unwrap_or_default();
+    let results: Value = serde_json::from_str(&results).unwrap_or_default();
     Some(Measured {
         tokens_per_second,
         step_seconds,
         exchanged: None,
+        train_seconds: results["train_runtime"].as_f64(),
+        epoch_seconds: epoch_steps.map(|steps| steps * step_seconds),
     })
 }
 

@@ -8,6 +8,7 @@ use crate::engine::device::create_output_dir;
 use crate::engine::{Run, failed};
 use crate::report::accounting;
 use crate::report::telemetry::{AccountEvent, Event, TELEMETRY_FILE, Telemetry};
+use crate::report::terminal;
 use crate::trainer::interrupt::Interrupt;
 use std::path::Path;
 
@@ -123,7 +124,9 @@ fn evaluate(run: &mut Run, interrupt: Option<&Interrupt>) -> Result<Outcome, Err
         return Ok(Outcome::Interrupted { signal });
     }
     let record = evaluation.record(None);
-    println!("{}", record.printed());
+    let format = run.plan.log_format;
+    let steps = run.length()?.map_or(0, |(length, _)| length.max_steps);
+    println!("{}", format.text(&record, None, steps, terminal::width()));
     if ProcessGroup::this_writes() {
         save_metrics(dir, "eval", &record.results()).map_err(failed("saving the results"))?;
     }

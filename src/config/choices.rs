@@ -5,6 +5,9 @@ use super::command::{CommandName, sets};
 use super::kind::{Form, Kind, Wrong};
 use crate::data::settings::{OnBadRow, Quoting};
 use crate::parallel::PipelineSchedule;
+use crate::report::records::LogFormat;
+use crate::report::scaling::Fixed;
+use crate::report::terminal::Colors;
 use crate::runtime::neuron::compiler as neuron;
 use crate::trainer::gpu::Gpu;
 use crate::trainer::settings::{ExampleOrder, OptimizerKind};
@@ -124,6 +127,12 @@ choices! {
         None = "none",
     }
 
+    /// An experiment tracker.
+    enum TrackerName {
+        TensorBoard = "tensorboard",
+        Mlflow = "mlflow",
+    }
+
     /// What `xtrain report` writes.
     enum ReportFormat {
         Html = "html",
@@ -141,17 +150,35 @@ choices! {
     }
 
     /// What grows from run to run of `xtrain scaling`: the flag that each degree sets. `processes`
-    /// is data parallelism with one process for each of its replicas.
+    /// is data parallelism with one process for each of its replicas, `dataloader_num_workers` the
+    /// threads of one.
     enum Axis {
         DataParallel = "data_parallel",
         ShardParallel = "shard_parallel",
         TensorParallel = "tensor_parallel",
         PipelineParallel = "pipeline_parallel",
         Processes = "processes",
+        DataloaderNumWorkers = "dataloader_num_workers",
     }
 }
 
 choices! {
+    LogFormat {
+        Auto = "auto",
+        Trainer = "trainer",
+        Line = "line",
+        Json = "json",
+    }
+    Fixed {
+        Batch = "batch",
+        PerDevice = "per_device",
+        Examples = "examples",
+    }
+    Colors {
+        Auto = "auto",
+        Always = "always",
+        Never = "never",
+    }
     PipelineSchedule {
         Interleaved = "interleaved",
         Simple = "simple",

@@ -44,6 +44,7 @@ pub enum CommandName {
     Launch,
     Bench,
     Scaling,
+    Sweep,
     Doctor,
     Top,
     Report,
@@ -92,6 +93,7 @@ pub mod sets {
         QUICKSTART = Quickstart,
         LAUNCH = Launch,
         SCALING = Scaling,
+        SWEEP = Sweep,
         DOCTOR = Doctor,
         TOP = Top,
         REPORT = Report,
@@ -249,6 +251,14 @@ pub const COMMANDS: &[CommandInfo] = &[
         "Run bench or train on 1, 2, 4, ... devices; report throughput, efficiency and communication",
         "xtrain scaling --degrees 1,2,4 -- bench --model_type gpt2 --batch 8 --seq 128\n  \
                    xtrain scaling --degrees 1,2 --axis processes --plot scaling.svg -- train clm --config run.toml --max_steps 20",
+    ),
+    info(
+        Sweep,
+        "sweep",
+        "Train at every combination of some flags' values; report which run is the best",
+        "xtrain sweep --grid learning_rate=1e-4,3e-4 --grid per_device_train_batch_size=8,16 --output_dir sweep \\\n      \
+                   -- train clm --config run.toml\n  \
+                   xtrain sweep --grid seed=1,2,3 --jobs 3 --output_dir seeds -- train cls --config run.toml",
     ),
     info(
         Doctor,

@@ -677,8 +677,7 @@ mod tests {
         for line in [
             "--adafactor",
             "--adafactor true",
-            "--report_to wandb",
-            "--report_to a b",
+            "--push_to_hub",
             "--deepspeed x.json",
         ] {
             let error = typed(&format!("train clm {line}")).unwrap_err();
@@ -699,6 +698,6 @@ mod tests {
                 "{line}"
             );
         }
-        assert_eq!(typed("train clm --run_name x").unwrap().notes.len(), 1);
+        assert_eq!(typed("train clm --project x").unwrap().notes.len(), 1);
     }
 }

@@ -13,6 +13,9 @@ use super::kind::*;
 use super::setting::{Setting, Typed};
 use crate::data::settings::{OnBadRow, Quoting};
 use crate::parallel::PipelineSchedule;
+use crate::report::records::LogFormat;
+use crate::report::scaling::Fixed;
+use crate::report::terminal::Colors;
 use crate::trainer::settings::{Checkpointing, ExampleOrder, OptimizerKind, Resume, TokensSeen};
 use std::path::PathBuf;
 use xtrain_graphs::NeuronChip;
@@ -211,6 +214,8 @@ Run {
     xla_options: Option<XlaOptions>, OPENING;
     /// TOML or JSON file with the same keys as these flags; flags win over the file
     config: Option<PathBuf>, ALL;
+    /// Colours: auto, on a terminal unless NO_COLOR is set; always; never
+    color: Colors = "auto", ALL;
     /// Output directory of the run to watch
     watched_dir: Option<PathBuf>, TOP, name "output_dir";
     /// Print the run's state once, as text, and exit
@@ -220,7 +225,7 @@ Run {
     neuron_monitor: Option<PathBuf>, TOP;
     /// Directory for the model, checkpoints, logs and results; required by train; quickstart's
     /// default: output/quickstart
-    output_dir: Option<PathBuf>, TRAIN_EVAL | QUICKSTART;
+    output_dir: Option<PathBuf>, TRAIN_EVAL | QUICKSTART | SWEEP;
     /// Allow a non-empty output directory; nothing is deleted up front, files are replaced as
     /// new ones are written
     overwrite_output_dir: bool = "false", TRAIN | QUICKSTART;
@@ -260,6 +265,8 @@ Run {
     launched: Words, LAUNCH, name "command";
     /// The command to measure, after --: bench or train with the flags of a run on one device
     scaled: Words, SCALING, name "command";
+    /// The command to run at each combination, after --: train with its flags, but no output_dir
+    swept: Words, SWEEP, name "command";
 }
 Model {
     /// Directory with config.json and model.safetensors, or a model's name on the Hub
@@ -427,6 +434,8 @@ Optimizer {
     warmup_ratio: Fraction = "0.0", TRAIN;
     /// Share of each label that the loss spreads over all classes, also in evaluation
     label_smoothing_factor: Fraction = "0.0", TRAIN_EVAL;
+    /// NEFTune: alpha of the noise on token embeddings in training; 5 is usual
+    neftune_noise_alpha: Option<NotNegative>, TRAIN;
 }
 Precision {
     /// Mixed precision: matmuls and activations in bfloat16; weights, moments, norms, softmax
@@ -512,6 +521,17 @@ Logging {
     logging_first_step: bool = "false", TRAIN;
     /// Count input tokens in log records: all, or non_padding, those of examples
     include_num_input_tokens_seen: TokensSeen = "no", TRAIN;
+    /// Form of log records on standard output: trainer, the dictionary that scrapers read; line, for a
+    /// person; json, as log.jsonl; auto: line on a terminal, else trainer
+    log_format: LogFormat = "auto", TRAIN;
+    /// Experiment trackers that get every log record, besides log.jsonl: tensorboard, event files in
+    /// logging_dir; mlflow, at $MLFLOW_TRACKING_URI, else in ./mlruns; all: those that are set up
+    report_to: TrackerNames = "none", TRAIN;
+    /// Directory for TensorBoard's event files; default: $TENSORBOARD_LOGGING_DIR, else
+    /// runs/TIME_HOST in output_dir
+    logging_dir: Option<PathBuf>, TRAIN;
+    /// Name of the run in MLflow; default: the name of output_dir
+    run_name: Option<String>, TRAIN;
     /// At the end write report.html to output_dir, or not; `xtrain report` makes it later, too
     report: RunReport = "html", TRAINING;
     /// No progress bars, even on a terminal
@@ -587,15 +607,26 @@ Measurement {
     json: bool = "false", BENCH | DOCTOR | EVAL | CACHE_LS | CACHE_SHOW | CACHE_STATS | FIT | TOP | SCALING | TRAINING | REPORT;
     /// Degrees to run at, as 1,2,4; compared with the smallest
     degrees: Option<Degrees>, SCALING;
-    /// Flag of the command to vary, or its processes, one per data-parallel replica
+    /// Flag of the command to vary, or its processes, one per data-parallel replica;
+    /// dataloader_num_workers: threads, of a training run
     axis: Axis = "data_parallel", SCALING;
-    /// Weak scaling: each device keeps the command's batch; default: strong scaling, the
-    /// devices share it
+    /// What is the same at every degree: batch, the examples of a step, which devices share (strong
+    /// scaling); per_device, those of a device (weak scaling); examples, also those of the whole
+    /// run, in fewer steps
+    fixed: Fixed = "batch", SCALING;
+    /// As --fixed per_device
     weak: bool = "false", SCALING;
+    /// A flag of the command and its values, as learning_rate=1e-4,3e-4; every combination of
+    /// several --grid is a run
+    grid: Grids, SWEEP;
+    /// Runs at the same time
+    sweep_jobs: Count<1> = "1", SWEEP, name "jobs";
     /// Repetitions per degree; the median is reported
     repeats: Count<1> = "3", SCALING;
     /// Plot throughput by degree to this SVG file
     plot: Option<PathBuf>, SCALING;
+    /// Write table and plot to this HTML file
+    html: Option<PathBuf>, SCALING;
     /// The run that the others are compared with, as it was named; default: the first
     baseline: Option<String>, REPORT;
     /// Price of one instance for an hour; adds cost, and cost per million tokens

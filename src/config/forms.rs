@@ -1,8 +1,8 @@
 //! Kinds of text with a form of their own: lists, pairs, options. Each is read once, where it is
 //! typed, and says itself what is wrong with it.
 
-use super::choices::ReportFormat;
-use super::kind::{Form, Kind, Wrong, kinds, parse_bool};
+use super::choices::{ReportFormat, TrackerName};
+use super::kind::{Form, Kind, Optional, Wrong, kinds, parse_bool};
 use crate::data::LabelMap;
 use crate::runtime::OverrideValue;
 use crate::trainer::settings::{Checkpointing, Resume, TokensSeen};
@@ -60,6 +60,105 @@ kinds! {
         "true, false, full, attention or every:K with K at least 1", checkpointing;
     /// `--include_num_input_tokens_seen [all|non_padding|no]`.
     for TokensSeen = Form::Switch, "all|non_padding|no", "all, non_padding or no", tokens_seen;
+}
+
+/// A flag of `xtrain sweep --grid` and its values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Grid {
+    /// In snake_case.
+    pub flag: String,
+    /// As typed; at least one.
+    pub values: Vec<String>,
+}
+
+/// `learning_rate=1e-4,3e-4`, once for each flag.
+pub struct Grids;
+
+impl Kind for Grids {
+    type Value = Vec<Grid>;
+    const FORM: Form = Form::List;
+    const PLACEHOLDER: &'static str = "FLAG=VALUE,...";
+
+    fn expected() -> String {
+        "a flag and its values, as learning_rate=1e-4,3e-4".into()
+    }
+
+    fn parse(text: &str) -> Result<Vec<Grid>, Wrong> {
+        let (flag, values) = text.split_once('=').ok_or(Wrong::Kind)?;
+        let flag = flag.trim_start_matches('-').replace('-', "_");
+        let values: Vec<String> = parts(values).map(str::to_string).collect();
+        if flag.is_empty() || values.iter().any(String::is_empty) {
+            return Err(Wrong::Kind);
+        }
+        Ok(vec![Grid { flag, values }])
+    }
+
+    fn parse_all(texts: &[String]) -> Result<Vec<Grid>, Wrong> {
+        let mut grids: Vec<Grid> = Vec::new();
+        for text in texts {
+            for grid in Self::parse(text)? {
+                if grids.iter().any(|other| other.flag == grid.flag) {
+                    let problem = format!("{} has its values twice", grid.flag);
+                    return Err(wrong(problem, "write all values of a flag in one --grid"));
+                }
+                grids.push(grid);
+            }
+        }
+        Ok(grids)
+    }
+}
+
+impl Optional for Grids {
+    fn absent() -> Vec<Grid> {
+        Vec::new()
+    }
+}
+
+/// `--report_to tensorboard mlflow`, `all` or `none`.
+pub struct TrackerNames;
+
+impl Kind for TrackerNames {
+    type Value = Vec<TrackerName>;
+    const FORM: Form = Form::List;
+    const PLACEHOLDER: &'static str = "tensorboard|mlflow|all|none";
+
+    fn expected() -> String {
+        "tensorboard, mlflow, all or none".into()
+    }
+
+    fn parse(text: &str) -> Result<Vec<TrackerName>, Wrong> {
+        match text.to_ascii_lowercase().as_str() {
+            "" | "none" | "false" | "[]" => Ok(Vec::new()),
+            // As in transformers, whatever is there: a server of MLflow is if it is named.
+            "all" => Ok(match std::env::var_os("MLFLOW_TRACKING_URI") {
+                Some(_) => vec![TrackerName::TensorBoard, TrackerName::Mlflow],
+                None => vec![TrackerName::TensorBoard],
+            }),
+            "wandb" => Err(wrong(
+                "there is no client of wandb here, but it takes event files",
+                "use --report_to tensorboard, then `wandb sync --sync-tensorboard OUTPUT_DIR/runs/NAME`",
+            )),
+            "azure_ml" | "clearml" | "codecarbon" | "comet_ml" | "dagshub" | "dvclive"
+            | "flyte" | "neptune" | "swanlab" | "trackio" | "kubeflow" => Err(wrong(
+                format!("there is no client of {text} here"),
+                "use --report_to tensorboard or mlflow; records also go to log.jsonl in output_dir",
+            )),
+            name => Ok(vec![TrackerName::parse(name)?]),
+        }
+    }
+
+    fn parse_all(texts: &[String]) -> Result<Vec<TrackerName>, Wrong> {
+        let mut names = Vec::new();
+        let words = texts.iter().flat_map(|text| text.split(','));
+        for name in words.map(Self::parse) {
+            for name in name? {
+                if !names.contains(&name) {
+                    names.push(name);
+                }
+            }
+        }
+        Ok(names)
+    }
 }
 
 fn tokens_seen(text: &str) -> Result<TokensSeen, Wrong> {

@@ -5,6 +5,7 @@ use super::command::{COMMANDS, CommandInfo, CommandName, VERBS, second_words};
 use super::flags::{Flag, Section};
 use super::kind::Form;
 use super::lookup;
+use crate::report::terminal;
 use clap::{Arg, ArgAction, Command};
 
 /// The page of a command by its words, also of a first word alone; of the program without any.
@@ -13,6 +14,7 @@ pub fn page(words: &str) -> String {
         .chain(words.split_whitespace())
         .chain(["--help"]);
     match root().try_get_matches_from(line) {
+        Err(error) if terminal::has_colors(&std::io::stdout()) => error.render().ansi().to_string(),
         Err(error) => error.to_string(),
         Ok(_) => unreachable!("clap answers --help itself"),
     }

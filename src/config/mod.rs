@@ -41,19 +41,21 @@ mod scaling;
 mod setting;
 #[cfg(test)]
 mod snapshot_tests;
+mod sweep;
 mod unbuilt;
 
-pub use choices::{Alignment, Axis, Device, ReportFormat};
+pub use choices::{Alignment, Axis, Device, ReportFormat, TrackerName};
 pub use error::{Advice, Asked, Origin, UsageError};
 pub use nearest::nearest;
 pub use plan::{
     BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, DevicePlan, DoctorPlan,
     FitPlan, GeneratePlan, LossComparison, MeshComparison, ModelSource, PredictPlan, PruneRules,
-    QuickstartPlan, ReportPlan, RunPlan, ScaledRun, ScalingPlan, ShowForm, TaskPlan,
-    TokenizerSource, TopPlan,
+    QuickstartPlan, ReportPlan, RunPlan, ScaledRun, ScalingPlan, ShowForm, SweepPlan, SweptRun,
+    TaskPlan, TokenizerSource, TopPlan, TrackerPlan,
 };
 pub use scaling::into_directory;
 
+use crate::report::terminal;
 use command_line::Parsed;
 use std::ffi::OsString;
 
@@ -111,6 +113,9 @@ pub fn from_args_among(
         Parsed::Text(text) => return Ok(Invocation::Print(text)),
         Parsed::Flags(flags) => from_hub::fetch(*flags)?,
     };
+    if flags.color.is_given() {
+        terminal::set_colors(*flags.color);
+    }
     // Once more: what came from the Hub must be what it was taken for.
     rules::check(&flags)?;
     let notes = flags.notes.iter().cloned().chain(mesh::note(&flags));

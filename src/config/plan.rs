@@ -2,9 +2,11 @@
 //! that remains means something and says what. Paths that were named have been seen to exist, but
 //! no file was read.
 
-use super::choices::{Alignment, Axis, Device, ReportFormat};
+use super::choices::{Alignment, Axis, Device, ReportFormat, TrackerName};
 use crate::cache::CacheSettings;
 use crate::launch::LaunchSettings;
+use crate::report::records::LogFormat;
+use crate::report::scaling::Fixed;
 pub use crate::tasks::TaskPlan;
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::generate::Sampling;
@@ -26,6 +28,7 @@ pub enum Command {
     Report(ReportPlan),
     Launch(LaunchSettings),
     Scaling(ScalingPlan),
+    Sweep(SweepPlan),
     Quickstart(QuickstartPlan),
     Compile(CompilePlan),
     Fit(FitPlan),
@@ -108,6 +111,10 @@ pub struct RunPlan {
     pub json: bool,
     /// Write a report at the end.
     pub report: bool,
+    /// The form of printed records.
+    pub log_format: LogFormat,
+    /// Where the records of training go besides the log.
+    pub trackers: TrackerPlan,
     /// The batch size is to be found (`--per_device_train_batch_size auto`); until then `train` has
     /// 1.
     pub auto_batch: bool,
@@ -116,6 +123,15 @@ pub struct RunPlan {
     pub memory: Option<u64>,
     /// Of a dry run: compare every mesh of N devices.
     pub compare: Option<MeshComparison>,
+}
+
+/// `--report_to`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrackerPlan {
+    pub names: Vec<TrackerName>,
+    /// Of event files; `None`: below the output directory.
+    pub logging_dir: Option<PathBuf>,
+    pub run_name: String,
 }
 
 /// `--compare_meshes`; there is a memory to be held against.
@@ -196,8 +212,8 @@ pub struct BenchPlan {
 pub struct ScalingPlan {
     /// What grows.
     pub axis: Axis,
-    /// Each device keeps its batch; else all of them together do.
-    pub weak: bool,
+    /// What each degree has in common.
+    pub fixed: Fixed,
     /// The command trains; else it is `bench`, which writes nothing.
     pub trains: bool,
     /// The command's devices are the CPU's: more of them are no more of a machine.
@@ -210,6 +226,8 @@ pub struct ScalingPlan {
     pub repeats: usize,
     /// An SVG file to draw.
     pub plot: Option<PathBuf>,
+    /// A page to write.
+    pub html: Option<PathBuf>,
     pub json: bool,
 }
 
@@ -221,10 +239,32 @@ pub struct ScaledRun {
     pub processes: usize,
     /// Devices of all of them.
     pub devices: usize,
+    /// Optimizer steps, of a training run.
+    pub max_steps: Option<u64>,
     /// In one microbatch.
     pub examples_per_device: usize,
     pub examples_per_step: usize,
     /// The command line of one process, without the program.
+    pub words: Vec<String>,
+}
+
+/// `xtrain sweep`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SweepPlan {
+    /// At least one.
+    pub runs: Vec<SweptRun>,
+    /// Each run gets a directory of its name there.
+    pub output_dir: PathBuf,
+    /// Runs at the same time.
+    pub jobs: usize,
+}
+
+/// A combination of values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SweptRun {
+    /// `learning_rate=1e-4,seed=1`.
+    pub name: String,
+    /// The command line without the program and the output directory.
     pub words: Vec<String>,
 }
 

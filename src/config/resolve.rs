@@ -14,6 +14,7 @@ use super::mesh;
 use super::plan::*;
 use super::scaling;
 use super::setting::Setting;
+use super::sweep;
 use crate::cache::CacheSettings;
 use crate::data::LabelMap;
 use crate::data::settings::{PaddingSettings, SourceSettings, TableSettings};
@@ -71,6 +72,7 @@ pub fn resolve(flags: &Flags) -> Result<Command, UsageError> {
         CommandName::Report => Command::Report(report_plan(flags)),
         CommandName::Launch => Command::Launch(launch_settings(flags)),
         CommandName::Scaling => Command::Scaling(scaling::plan(flags)?),
+        CommandName::Sweep => Command::Sweep(sweep::plan(flags)?),
         CommandName::Quickstart => Command::Quickstart(quickstart_plan(flags)),
         CommandName::Cache(verb) => Command::Cache(cache_plan(flags, verb)),
         CommandName::Doctor => Command::Doctor(DoctorPlan {
@@ -107,12 +109,28 @@ fn run_plan(flags: &Flags, verb: &'static str, task: TaskName) -> RunPlan {
             RunReport::Html => true,
             RunReport::None => false,
         },
+        log_format: *flags.log_format,
+        trackers: trackers(flags),
         auto_batch: *flags.per_device_train_batch_size == Degree::Auto,
         memory: *flags.memory,
         compare: flags.compare_meshes.map(|devices| MeshComparison {
             devices,
             given: mesh::degrees(flags).map(|degree| degree.count().filter(|_| degree.is_given())),
         }),
+    }
+}
+
+fn trackers(flags: &Flags) -> TrackerPlan {
+    let variable = || std::env::var_os("TENSORBOARD_LOGGING_DIR").filter(|dir| !dir.is_empty());
+    let output_dir = flags.output_dir.as_deref().unwrap_or(Path::new("run"));
+    let name = || output_dir.file_name().unwrap_or(output_dir.as_os_str());
+    TrackerPlan {
+        names: flags.report_to.clone(),
+        logging_dir: flags.logging_dir.clone().or(variable().map(PathBuf::from)),
+        run_name: match &*flags.run_name {
+            Some(name) => name.clone(),
+            None => name().to_string_lossy().into_owned(),
+        },
     }
 }
 
@@ -534,6 +552,7 @@ fn train_settings(flags: &Flags) -> TrainSettings {
         precision: precision(flags),
         eval_precision: eval_precision(flags),
         label_smoothing: *flags.label_smoothing_factor,
+        neftune_noise_alpha: flags.neftune_noise_alpha.unwrap_or(0.0),
         logging: cadence(*flags.logging_strategy, logging_steps),
         logging_first_step: *flags.logging_first_step,
         save: save_cadence(*flags.save_strategy, *flags.save_steps),

@@ -15,6 +15,7 @@ use super::plan::{ScaledRun, ScalingPlan};
 use super::rules;
 use super::sagemaker;
 use super::setting::Setting;
+use crate::report::scaling::Fixed;
 use crate::trainer::settings::Resume;
 use std::path::Path;
 
@@ -27,17 +28,22 @@ impl Axis {
     fn is_of_rows(self) -> bool {
         match self {
             Axis::DataParallel | Axis::ShardParallel | Axis::Processes => true,
-            Axis::TensorParallel | Axis::PipelineParallel => false,
+            Axis::TensorParallel | Axis::PipelineParallel | Axis::DataloaderNumWorkers => false,
         }
     }
 
-    /// The flag of the command that each degree sets.
-    fn degree(self, flags: &Flags) -> &Setting<Degree> {
+    /// The flag of the command that each degree sets, and its name as the command gave it.
+    fn flag(self, flags: &Flags) -> (&'static str, Option<&'static str>) {
+        let of = |setting: &Setting<Degree>| (setting.name(), setting.given_name());
         match self {
-            Axis::DataParallel | Axis::Processes => &flags.data_parallel,
-            Axis::ShardParallel => &flags.shard_parallel,
-            Axis::TensorParallel => &flags.tensor_parallel,
-            Axis::PipelineParallel => &flags.pipeline_parallel,
+            Axis::DataParallel | Axis::Processes => of(&flags.data_parallel),
+            Axis::ShardParallel => of(&flags.shard_parallel),
+            Axis::TensorParallel => of(&flags.tensor_parallel),
+            Axis::PipelineParallel => of(&flags.pipeline_parallel),
+            Axis::DataloaderNumWorkers => {
+                let workers = &flags.dataloader_num_workers;
+                (workers.name(), workers.given_name())
+            }
         }
     }
 }
@@ -59,13 +65,29 @@ pub fn plan(flags: &Flags) -> Result<ScalingPlan, UsageError> {
             "write --degrees 1,2,4; efficiency is relative to the smallest",
         );
     };
-    let (axis, weak) = (*flags.axis, *flags.weak);
-    if weak && !axis.is_of_rows() {
+    let axis = *flags.axis;
+    let fixed = match (*flags.weak, *flags.fixed) {
+        (false, fixed) => fixed,
+        (true, Fixed::Batch) if flags.fixed.is_given() => {
+            return refuse(
+                "--weak and --fixed batch contradict each other",
+                "leave one of them out",
+            );
+        }
+        (true, Fixed::Batch | Fixed::PerDevice) => Fixed::PerDevice,
+        (true, Fixed::Examples) => Fixed::Examples,
+    };
+    if fixed != Fixed::Batch && !axis.is_of_rows() {
+        let flag = if *flags.weak {
+            "--weak".into()
+        } else {
+            format!("--fixed {fixed}")
+        };
         return refuse(
             format!(
-                "--weak grows the batch with the devices, and those of --{axis} take the same rows"
+                "{flag} grows the batch with the degree, and at every degree of --{axis} a step takes the same rows"
             ),
-            "leave --weak out",
+            format!("leave {flag} out"),
         );
     }
     let words: &[String] = &flags.scaled;
@@ -83,7 +105,13 @@ pub fn plan(flags: &Flags) -> Result<ScalingPlan, UsageError> {
             "give the number for one device",
         );
     };
-    let divides = !weak && axis.is_of_rows();
+    if fixed == Fixed::Examples && !trains {
+        return refuse(
+            "--fixed examples needs a run with a number of examples, and bench has none",
+            "scale a training run: `-- train clm ... --max_steps 20`",
+        );
+    }
+    let divides = fixed == Fixed::Batch && axis.is_of_rows();
     if let Some(degree) = degrees
         .iter()
         .find(|degree| divides && !batch.is_multiple_of(**degree))
@@ -104,10 +132,29 @@ pub fn plan(flags: &Flags) -> Result<ScalingPlan, UsageError> {
     let mut runs = Vec::new();
     for degree in degrees {
         let per_device = if divides { batch / degree } else { batch };
-        let more = [
-            (axis.degree(&command).name(), degree),
-            (batch_flag, per_device),
+        let mut more = vec![
+            (axis.flag(&command).0, degree as u64),
+            (batch_flag, per_device as u64),
         ];
+        let steps = command
+            .max_steps
+            .filter(|_| trains)
+            .map(|steps| match fixed {
+                Fixed::Examples => steps.div_ceil(degree as u64),
+                Fixed::Batch | Fixed::PerDevice => steps,
+            });
+        if let Some(few) = steps.filter(|steps| *steps < LEAST_STEPS) {
+            return refuse(
+                format!(
+                    "--fixed examples leaves {few} steps at degree {degree}, too little to measure"
+                ),
+                format!(
+                    "raise --max_steps of the command to at least {}",
+                    LEAST_STEPS * degree as u64
+                ),
+            );
+        }
+        more.extend(steps.map(|steps| (command.max_steps.name(), steps)));
         let more = more
             .into_iter()
             .flat_map(|(name, value)| [format!("--{name}"), value.to_string()]);
@@ -126,6 +173,7 @@ pub fn plan(flags: &Flags) -> Result<ScalingPlan, UsageError> {
             degree,
             processes: if axis == Axis::Processes { degree } else { 1 },
             devices: mesh.devices(),
+            max_steps: steps,
             examples_per_device: per_device,
             examples_per_step: per_device * accumulated * mesh.batch_shards(),
             words,
@@ -134,12 +182,13 @@ pub fn plan(flags: &Flags) -> Result<ScalingPlan, UsageError> {
     Ok(ScalingPlan {
         shares_processor: *command.device == Device::Cpu,
         axis,
-        weak,
+        fixed,
         trains,
         runs,
         command: words.to_vec(),
         repeats: *flags.repeats,
         plot: flags.plot.clone(),
+        html: flags.html.clone(),
         json: *flags.json,
     })
 }
@@ -183,14 +232,22 @@ fn read(words: &[String], axis: Axis) -> Result<Flags, UsageError> {
             );
         }
     }
-    if axis == Axis::Processes && words[0] == "bench" {
+    let needs_training = match axis {
+        Axis::Processes => Some("bench is one process"),
+        Axis::DataloaderNumWorkers => Some("bench reads no data"),
+        Axis::DataParallel
+        | Axis::ShardParallel
+        | Axis::TensorParallel
+        | Axis::PipelineParallel => None,
+    };
+    if let Some(problem) = needs_training.filter(|_| words[0] == "bench") {
         return refuse(
-            "bench is one process",
-            "scale a training run: `--axis processes -- train clm ... --max_steps 20`",
+            problem,
+            format!("scale a training run: `--axis {axis} -- train clm ... --max_steps 20`"),
         );
     }
     let command = parse(words)?;
-    if let Some(own) = axis.degree(&command).given_name() {
+    if let Some(own) = axis.flag(&command).1 {
         return refuse(
             format!("--{own} of the command is what --axis {axis} varies"),
             "leave it out of the command",
@@ -234,7 +291,11 @@ fn read(words: &[String], axis: Axis) -> Result<Flags, UsageError> {
     }
 }
 
-fn parse(words: &[String]) -> Result<Flags, UsageError> {
+/// The flags of a command that another one runs.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse(words: &[String]) -> Result<Flags, UsageError> {
     let words = std::iter::once("xtrain").chain(words.iter().map(String::as_str));
     match command_line::parse(words.map(Into::into))? {
         Parsed::Flags(flags) => {

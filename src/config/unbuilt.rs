@@ -75,7 +75,6 @@ TRAIN_EVAL {
     // Optimizer.
     adafactor: FALSE, "it is chosen with --optim adafactor now";
     optim_target_modules: NONE, "all parameters are trained";
-    neftune_noise_alpha: NONE, "NEFTune is not supported";
     average_tokens_across_devices: TRUE, "the loss is always divided by the number of tokens over all devices and microbatches";
     use_liger_kernel: ANYWAY, "the graph is compiled as a whole; there are no kernels to replace";
     liger_kernel_config: ANYWAY, "the graph is compiled as a whole; there are no kernels to replace";
@@ -108,6 +107,8 @@ EVAL {
     ddp_bucket_cap_mb: ANYWAY, "an evaluation has no gradients";
     save_only_model eval_delay eval_on_start group_by_length train_sampling_strategy include_num_input_tokens_seen: ANYWAY, "nothing is trained";
     per_gpu_train_batch_size: ANYWAY, "an evaluation trains nothing";
+    neftune_noise_alpha: ANYWAY, "an evaluation has no noise";
+    report_to logging_dir run_name: ANYWAY, "an evaluation prints its results";
 }
 LABELLED {
     metric_name: with_note(&[], &["accuracy", "f1", "precision", "recall", "matthews_correlation", "mse", "pearson", "spearmanr", "glue", "seqeval"]), "all metrics of the task are always computed; metric_for_best_model chooses the one that decides";
@@ -155,14 +156,12 @@ TRAIN_EVAL {
     past_index: only(&["-1"]), "past states are not carried from batch to batch";
 
     // Logging.
-    report_to: NONE, "records go to standard output and to log.jsonl in output_dir; use --report_to none";
-    logging_dir: ANYWAY, "records go to log.jsonl in output_dir";
     logging_nan_inf_filter: anyway(&["true"]), "a loss that is not finite stops the run";
     log_level log_level_replica: anyway(&["passive", "warning"]), "there is one level of messages";
     log_on_each_node: anyway(&["true"]), "rank 0 logs for all processes";
     include_tokens_per_second: ANYWAY, "tokens per second are always in the step line";
     skip_memory_metrics: TRUE, "memory is reported by --dry_run and bench";
-    run_name project: anyway(&["", "huggingface"]), "only reporting services show it";
+    project: anyway(&["", "huggingface"]), "only trackio shows it";
     trackio_space_id trackio_bucket_id trackio_static_space_id: ANYWAY, "records go to standard output and to log.jsonl in output_dir";
 
     // Checkpoints and evaluation.

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use crate::report::progress;
+use indicatif::ProgressBar;
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
@@ -303,17 +304,9 @@ impl Progress {
         let bar = if job.quiet || !terminal {
             ProgressBar::hidden()
         } else {
-            ProgressBar::new(total)
+            let what = format!("tokenizing {} text", job.what);
+            progress::bar(what, total, "{bytes}/{total_bytes}, {eta} left")
         };
-        let style = ProgressStyle::with_template(
-            "{prefix} [{bar:30}] {bytes}/{total_bytes} {msg} {elapsed}, {eta} left",
-        );
-        bar.set_style(
-            style
-                .expect("the template above is valid")
-                .progress_chars("=> "),
-        );
-        bar.set_prefix(format!("tokenizing {} text", job.what));
         Progress {
             bar,
             bytes_read,

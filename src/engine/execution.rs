@@ -78,6 +78,7 @@ impl Execution {
             .with_precision(train.precision)
             .with_buckets(train.gradient_bucket_bytes)
             .with_checkpointing(train.checkpointing)
+            .with_embedding_noise(train.neftune_noise_alpha)
     }
 
     /// The same for recording its graphs only: the learning rate is fed at each step, so that no

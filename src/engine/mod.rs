@@ -26,6 +26,7 @@ pub mod resume;
 mod run;
 pub mod target;
 pub mod task;
+mod trackers;
 mod train;
 mod training_data;
 

@@ -261,6 +261,9 @@ pub fn changeable_settings(train: &TrainSettings, schedule: &Schedule) -> Value 
     if train.label_smoothing > 0.0 {
         settings["label_smoothing_factor"] = train.label_smoothing.into();
     }
+    if train.neftune_noise_alpha > 0.0 {
+        settings["neftune_noise_alpha"] = train.neftune_noise_alpha.into();
+    }
     settings
 }
 

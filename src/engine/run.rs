@@ -351,6 +351,9 @@ fn graph_settings(plan: &RunPlan, task: &TaskData) -> Vec<(&'static str, String)
         &train.gradient_accumulation_steps,
     );
     add("precision", &train.precision);
+    if train.neftune_noise_alpha > 0.0 {
+        add("neftune_noise_alpha", &train.neftune_noise_alpha);
+    }
     add("eval_precision", &train.eval_precision);
     add("optim", &optimizer.kind.name);
     if !optimizer.arguments.is_empty() {

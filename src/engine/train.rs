@@ -4,15 +4,20 @@ use super::error::{Error, Outcome, failed};
 use super::process;
 use super::resume::{self, Start};
 use super::run::Run;
+use super::trackers::trackers;
 use super::training_data::TrainingData;
 use crate::checkpoint::hf::{TRAINER_STATE_FILE, save_metrics, write_json};
 use crate::checkpoint::{Checkpoint, TrainingState, clean_output_dir, load_checkpoint};
 use crate::config::RunPlan;
+use crate::data::Set;
 use crate::distributed::ProcessGroup;
 use crate::report::accounting::{self, Part};
 use crate::report::progress::{Progress as Bar, Style};
 use crate::report::records::{Record, SummaryRecord};
 use crate::report::telemetry::Telemetry;
+use crate::report::terminal::{Tone, paint};
+use crate::report::trackers::RunEnd;
+use crate::report::units;
 use crate::trainer::ahead::Ahead;
 use crate::trainer::hooks::best::Best;
 use crate::trainer::hooks::{
@@ -27,6 +32,7 @@ use crate::trainer::settings::{ExampleOrder, TrainSettings};
 use crate::trainer::{matmul_peak, parameters, replicas};
 use std::path::Path;
 use std::time::{Duration, Instant};
+use xtrain_graphs::optim::{Plateau, ScheduleKind};
 use xtrain_models::Model;
 
 /// For measuring the device's peak FLOP/s at the start of a run.
@@ -105,6 +111,14 @@ impl Run {
                 .map_err(failed("making room for the moments"))?;
         }
         let mut state = run_state(plan, resumed.as_ref(), &start.progress)?;
+        state.log.print_as(plan.log_format);
+        if ProcessGroup::this_writes() {
+            let rows = (data.examples(), validation.as_ref().map(Set::len));
+            for line in header(plan, model, session, &length, &start.progress, rows) {
+                state.log.note(&line);
+            }
+            state.log.track(trackers(plan, model, start.progress.step)?);
+        }
         let stopped_early = state.best.as_ref().is_some_and(Best::should_stop);
         if stopped_early {
             eprintln!(
@@ -188,6 +202,7 @@ impl Run {
             && !(progress.is_last() || state.best.as_ref().is_some_and(Best::should_stop))
         {
             state.log.bar().finish();
+            state.log.end(RunEnd::Interrupted);
             describe_interruption(settings, &progress, &state.checkpoints);
             return Ok(Outcome::Interrupted { signal });
         }
@@ -288,7 +303,94 @@ fn run_state(
             proven: None,
             stale,
         },
+        plateau: plateau(settings, resumed),
     })
+}
+
+/// The learning rate of a run whose evaluations decide about it.
+fn plateau(settings: &TrainSettings, resumed: Option<&Checkpoint>) -> Option<Plateau> {
+    let ScheduleKind::ReduceLrOnPlateau(rule) = settings.optimizer.schedule else {
+        return None;
+    };
+    let peak = settings.optimizer.learning_rate;
+    Some(match resumed {
+        Some(saved) => Plateau::from_map(rule, peak, &saved.state.accumulators),
+        None => Plateau::new(rule, peak),
+    })
+}
+
+/// What is trained on what, before it begins.
+fn header(
+    plan: &RunPlan,
+    model: &dyn Model,
+    session: &Session,
+    length: &RunLength,
+    start: &Progress,
+    (examples, evaluated): (Option<usize>, Option<usize>),
+) -> [String; 4] {
+    let settings = &plan.train;
+    let parameters = model.parameters();
+    let count: usize = parameters
+        .iter()
+        .map(|p| p.dims.iter().product::<usize>())
+        .sum();
+    let (devices, client) = (session.mesh().devices(), session.client());
+    let name = plan.device.kind.to_string();
+    let kind = client
+        .addressable_devices()
+        .next()
+        .map(|device| device.kind());
+    let kind = kind
+        .filter(|kind| *kind != name)
+        .map(|kind| format!(" ({kind})"));
+    let (rows, accumulated) = (settings.per_device_train_batch_size, length.accumulation);
+    let shards = settings.mesh.batch_shards();
+    let mut batch = format!("{rows} per device");
+    for (factor, what) in [
+        (accumulated, "accumulated"),
+        (shards as u64, "data-parallel"),
+    ] {
+        if factor > 1 {
+            batch.push_str(&format!(" x {factor} {what}"));
+        }
+    }
+    let all = settings.examples_per_step();
+    let resumed = match start.step {
+        0 => String::new(),
+        step => format!(", from step {step}"),
+    };
+    let head = paint(&std::io::stderr(), Tone::Heading, "training");
+    let first = format!(
+        "{head}  {} {}, {} parameters, {} on {devices} {name} device{}{}",
+        plan.task.name(),
+        model.config().values()["model_type"]
+            .as_str()
+            .unwrap_or_default(),
+        units::count(count as f64),
+        settings.precision,
+        if devices == 1 { "" } else { "s" },
+        kind.unwrap_or_default(),
+    );
+    let exact = |count: usize| units::exact(count as u64);
+    let (rows, epochs) = match examples {
+        Some(rows) => {
+            let epochs = length.max_steps as f64 / length.updates_per_epoch as f64;
+            let steps = units::exact(length.updates_per_epoch);
+            (
+                exact(rows),
+                format!(" in {epochs:.2} epochs of {steps} steps"),
+            )
+        }
+        None => ("a stream of".to_string(), String::new()),
+    };
+    let evaluated = evaluated.map(|rows| format!(", {} to evaluate on", exact(rows)));
+    let steps = units::exact(length.max_steps);
+    [
+        first,
+        format!("data      {rows} examples{}", evaluated.unwrap_or_default()),
+        format!("batch     {batch} = {all} examples a step"),
+        format!("steps     {steps}{epochs}{resumed}"),
+    ]
 }
 
 /// Telemetry of steps and of graphs, from the process that writes.
@@ -420,6 +522,7 @@ fn finish(
     if is_news {
         save_metrics(dir, "train", &summary.results()).map_err(failed("saving the results"))?;
     }
+    state.log.end(RunEnd::Finished);
     println!("saved the model in {}", dir.display());
     Ok(())
 }

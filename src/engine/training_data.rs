@@ -47,6 +47,14 @@ impl TrainingData {
         matches!(self, TrainingData::Stream(_))
     }
 
+    /// Number of rows; a stream's is not known.
+    pub fn examples(&self) -> Option<usize> {
+        match self {
+            TrainingData::Set { set, .. } => Some(set.len()),
+            TrainingData::Stream(_) => None,
+        }
+    }
+
     /// Identifies what the batches hold in each epoch.
     pub fn fingerprint(&self, task: &TaskData) -> String {
         match self {

@@ -1,6 +1,6 @@
 //! What the program prints: log records, the step line, progress, tables. The bottom layer:
 //! it imports nothing of ours, and everything but [`accounting`], [`progress`], [`memory`],
-//! [`notice`], [`panics`], [`telemetry`] and [`top`] is a function from values to text.
+//! [`notice`], [`panics`], [`telemetry`], [`terminal`], [`top`] and [`trackers`] is a function from values to text.
 
 pub mod accounting;
 pub mod csv;
@@ -18,5 +18,7 @@ pub mod step_line;
 pub mod svg;
 pub mod table;
 pub mod telemetry;
+pub mod terminal;
 pub mod top;
+pub mod trackers;
 pub mod units;

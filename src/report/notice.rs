@@ -1,6 +1,7 @@
 //! A word from time to time while something takes long: on an accelerator a first compile takes from
 //! minutes to an hour, and looks like a program that hangs.
 
+use super::progress;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,23 +10,39 @@ use std::time::{Duration, Instant};
 pub const VARIABLE: &str = "XTRAIN_COMPILE_NOTICE";
 const FIRST: Duration = Duration::from_secs(30);
 const RAREST: Duration = Duration::from_secs(5 * 60);
+/// Between two looks at whether a bar can show it.
+const GLANCE: Duration = Duration::from_millis(500);
 
-/// Does `work`, and prints `line` of the time that it has taken so far: first after half a minute,
-/// then at growing intervals.
+/// Where a word is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A line of its own.
+    Line,
+    /// Behind the bar on the terminal, where there is little room.
+    BehindBar,
+}
+
+/// Does `work`, and says so if it takes long: behind the bar on the terminal, if there is one; else
+/// `line` of the time that it has taken is printed, first after half a minute, then at growing
+/// intervals.
 pub fn while_busy<T>(
-    mut line: impl FnMut(Duration) -> String + Send,
+    mut line: impl FnMut(Duration, Place) -> String + Send,
     work: impl FnOnce() -> T,
 ) -> T {
-    let Some(first) = first(std::env::var(VARIABLE).ok().as_deref()) else {
-        return work();
-    };
+    let first = first(std::env::var(VARIABLE).ok().as_deref());
     let (working, done) = channel::<()>();
     thread::scope(|scope| {
         scope.spawn(move || {
-            let (start, mut interval) = (Instant::now(), first);
-            while done.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-                eprintln!("{}", line(start.elapsed()));
-                interval = (interval * 2).min(RAREST.max(first));
+            let (start, mut interval) = (Instant::now(), first.unwrap_or(Duration::MAX));
+            let mut next = interval;
+            while done.recv_timeout(GLANCE.min(next)) == Err(RecvTimeoutError::Timeout) {
+                let passed = start.elapsed();
+                if progress::show(&line(passed, Place::BehindBar)) || passed < next {
+                    continue;
+                }
+                eprintln!("{}", line(passed, Place::Line));
+                interval = (interval * 2).min(RAREST.max(interval));
+                next = passed + interval;
             }
         });
         let result = work();
@@ -52,7 +69,10 @@ mod tests {
         assert_eq!(first(Some("x")), Some(FIRST));
         assert_eq!(first(None), Some(FIRST));
         assert_eq!(
-            while_busy(|_| unreachable!("nobody waits half a minute"), || 7),
+            while_busy(
+                |_, place| unreachable!("nobody waits half a minute: {place:?}"),
+                || 7
+            ),
             7
         );
     }

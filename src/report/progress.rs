@@ -3,9 +3,13 @@
 //! the plain lines go to standard error; what `print` is given is a result and goes to standard
 //! output.
 
+use super::terminal;
+use super::units::duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 /// How progress is shown.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,6 +32,35 @@ impl Style {
     }
 }
 
+/// The bar that stands on the terminal, for what happens elsewhere and takes long.
+static SHOWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// A bar of `total` units in the form that all of them have; `position` is indicatif's template for
+/// how far it is.
+pub fn bar(what: impl Into<String>, total: u64, position: &str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+    let columns = match terminal::width() {
+        Some(..90) => 12,
+        Some(..120) => 20,
+        _ => 30,
+    };
+    let template = format!("{{prefix}} [{{bar:{columns}}}] {position}  {{wide_msg}}");
+    let style = ProgressStyle::with_template(&template);
+    let style = style.expect("templates are constants that tests draw");
+    bar.set_style(style.progress_chars("=> "));
+    bar.set_prefix(what.into());
+    bar
+}
+
+/// Shows a few words behind the bar on the terminal. `false` if there is none.
+pub fn show(text: &str) -> bool {
+    let shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(bar) = &*shown {
+        bar.set_message(text.to_string());
+    }
+    shown.is_some()
+}
+
 /// May be shared between threads.
 pub struct Progress {
     what: String,
@@ -42,15 +75,12 @@ impl Progress {
     pub fn new(what: impl Into<String>, total: u64, style: Style) -> Progress {
         let what = what.into();
         let bar = match style {
-            Style::Bar => ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr()),
+            Style::Bar => bar(what.clone(), total, "{pos}/{len}"),
             Style::Tenths | Style::Silent => ProgressBar::hidden(),
         };
-        let template = "{prefix} {bar:30} {pos}/{len} [{elapsed} < {eta}, {per_sec}] {msg}";
-        bar.set_style(
-            ProgressStyle::with_template(template)
-                .expect("the template is a constant that a test draws"),
-        );
-        bar.set_prefix(what.clone());
+        if style == Style::Bar {
+            *SHOWN.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
+        }
         Progress {
             what,
             total,
@@ -75,13 +105,25 @@ impl Progress {
     pub fn skip_to(&self, n: u64) {
         self.done.store(n, Ordering::Relaxed);
         self.bar.set_position(n);
-        // The rate and the time left must not count what an earlier process did.
-        self.bar.reset_eta();
     }
 
-    /// A few words behind the bar, such as the last loss.
-    pub fn message(&self, text: impl Into<String>) {
-        self.bar.set_message(text.into());
+    /// Units to come in all.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Whether a bar is drawn.
+    pub fn is_drawn(&self) -> bool {
+        self.style == Style::Bar
+    }
+
+    /// A few words behind the bar, such as the last loss; `unit` is the time that one more takes,
+    /// from which the time left follows.
+    pub fn message(&self, text: &str, unit: Duration) {
+        let left = self.total.saturating_sub(self.done.load(Ordering::Relaxed));
+        let left = unit.mul_f64(left as f64);
+        self.bar
+            .set_message(format!("{text}  {} left", clock(left)));
     }
 
     /// Prints a line on standard output, above the bar.
@@ -101,6 +143,9 @@ impl Progress {
 
     /// Takes the bar away.
     pub fn finish(&self) {
+        if self.style == Style::Bar {
+            *SHOWN.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
         self.bar.finish_and_clear();
     }
 }
@@ -109,6 +154,14 @@ impl Drop for Progress {
     /// An error on the way must not leave half a bar in front of its message.
     fn drop(&mut self) {
         self.finish();
+    }
+}
+
+/// In whole seconds, which do not flicker.
+pub fn clock(time: Duration) -> String {
+    match time.as_secs_f64().round() as u64 {
+        seconds @ 0..60 => format!("{seconds} s"),
+        seconds => duration(Duration::from_secs(seconds)),
     }
 }
 
@@ -146,18 +199,26 @@ mod tests {
         for style in [Style::Bar, Style::Silent] {
             let progress = Progress::new("testing", 100, style);
             progress.skip_to(20);
+            assert_eq!(show("compiling"), style == Style::Bar);
             std::thread::scope(|scope| {
                 for _ in 0..4 {
                     scope.spawn(|| (0..20).for_each(|_| progress.advance(1)));
                 }
             });
-            progress.message("done");
+            progress.message("done", Duration::from_secs(1));
             assert_eq!(progress.done.load(Ordering::Relaxed), 100);
         }
+        assert!(!show("nothing is shown"));
     }
 
     #[test]
     fn disabled_is_silent() {
         assert_eq!(Style::choose(true, Style::Tenths), Style::Silent);
+    }
+
+    #[test]
+    fn the_time_left_is_in_whole_seconds() {
+        assert_eq!(clock(Duration::from_millis(12_400)), "12 s");
+        assert_eq!(clock(Duration::from_secs(75)), "1m 15s");
     }
 }

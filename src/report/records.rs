@@ -4,14 +4,53 @@
 //! `log_history` in `trainer_state.json`, rounded as the Trainer rounds it there.
 
 use super::python_float::{repr, round};
+use super::step_line::StepLine;
+use super::units::count;
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
 /// The name of the JSON-lines file in the output directory.
 pub const LOG_FILE: &str = "log.jsonl";
+
+/// The form in which records are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Lines for a terminal, the Trainer's dictionary elsewhere.
+    Auto,
+    /// The dictionary that the Trainer prints.
+    Trainer,
+    /// One aligned line for a person.
+    Line,
+    /// As in `log.jsonl`.
+    Json,
+}
+
+impl LogFormat {
+    /// A record of a run of `total_steps`; `step` is the line of a training record, drawn for a
+    /// terminal of `columns`.
+    pub fn text(
+        self,
+        record: &Record,
+        step: Option<&StepLine>,
+        total_steps: u64,
+        columns: Option<usize>,
+    ) -> String {
+        let form = match self {
+            LogFormat::Auto if io::stdout().is_terminal() => LogFormat::Line,
+            LogFormat::Auto => LogFormat::Trainer,
+            form => form,
+        };
+        match (form, step) {
+            (LogFormat::Json, _) => record.json_line(),
+            (LogFormat::Line, Some(step)) => step.render(columns),
+            (LogFormat::Line, None) => record.line(total_steps),
+            (LogFormat::Trainer | LogFormat::Auto, _) => record.printed(),
+        }
+    }
+}
 
 /// What is logged at one moment.
 #[derive(Clone, Debug, PartialEq)]
@@ -165,7 +204,8 @@ impl Record {
         }
     }
 
-    fn step(&self) -> u64 {
+    /// The optimizer step that it belongs to.
+    pub fn step(&self) -> u64 {
         match self {
             Record::Train(r) => r.step,
             Record::Eval(r) => r.step,
@@ -190,6 +230,39 @@ impl Record {
                 .collect::<Vec<_>>()
                 .join(", ")
         )
+    }
+
+    /// A line for a person, which stands below those of [`StepLine`].
+    fn line(&self, total_steps: u64) -> String {
+        let digits = total_steps.to_string().len();
+        let at = |word: &str, step: u64| format!("{word} {step:>digits$}/{total_steps}");
+        let pace = |r: f64| count((10.0 * r).round() / 10.0);
+        match self {
+            Record::Train(r) => format!("{}  loss {:.4}", at("step", r.step), r.loss),
+            Record::Eval(r) => {
+                // One after the training has no step of its own.
+                let head = r.epoch.map_or("eval".to_string(), |_| at("eval", r.step));
+                let mut parts = vec![head, format!("loss {:.4}", r.loss)];
+                let named = r
+                    .metrics
+                    .iter()
+                    .map(|(name, value)| format!("{name} {value:.4}"));
+                parts.extend(named);
+                parts.extend(r.perplexity.map(|value| format!("perplexity {value:.2}")));
+                let rate = rate(r.samples, r.runtime);
+                parts.push(format!("{} examples/s", pace(rate)));
+                parts.join("  ")
+            }
+            Record::Summary(r) => {
+                let (head, rate) = (at("done", r.step), rate(r.samples, r.runtime));
+                let work = format!("{} examples in {:.1} s", r.samples, r.runtime);
+                format!(
+                    "{head}  loss {:.4}  {work}, {} examples/s",
+                    r.loss,
+                    pace(rate)
+                )
+            }
+        }
     }
 
     /// A line of `log.jsonl`, without its line end: the same keys in full precision, then `step`
@@ -225,6 +298,19 @@ impl Record {
             )
         };
         self.fields().into_iter().map(kept).collect()
+    }
+
+    /// The keys with their values in full, for trackers.
+    pub fn scalars(&self) -> Vec<(String, f64)> {
+        let mut scalars: Vec<(String, f64)> = self
+            .fields()
+            .into_iter()
+            .map(|field| (field.key.into_owned(), field.value))
+            .collect();
+        if let Record::Summary(r) = self {
+            scalars.push(("total_flos".into(), r.total_flos));
+        }
+        scalars
     }
 
     fn add_step(&self, map: &mut Map<String, Value>) {

@@ -3,9 +3,11 @@
 
 mod plot;
 
+use super::page;
 use super::table::Table;
-use super::units::{bytes, count, exact};
+use super::units::{bytes, count, duration, exact};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 /// Blocks of the longest bar on the terminal.
 const BAR: f64 = 48.0;
@@ -22,6 +24,27 @@ pub struct Exchange {
     pub bytes: u64,
 }
 
+/// What is the same at every degree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fixed {
+    /// The examples of a step: strong scaling.
+    Batch,
+    /// The examples of a device in a step: weak scaling.
+    PerDevice,
+    /// The examples of a device in a step and those of the whole run, which has fewer steps.
+    Examples,
+}
+
+impl std::fmt::Display for Fixed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Fixed::Batch => "batch",
+            Fixed::PerDevice => "per_device",
+            Fixed::Examples => "examples",
+        })
+    }
+}
+
 /// One degree with all of its runs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Point {
@@ -33,6 +56,12 @@ pub struct Point {
     pub tokens_per_second: Vec<f64>,
     /// Of each run, for one step.
     pub step_seconds: Vec<f64>,
+    /// Optimizer steps of a training run.
+    pub max_steps: Option<u64>,
+    /// Of each training run: the whole loop, with compiling and saving.
+    pub train_seconds: Vec<f64>,
+    /// Of each training run: the steps of an epoch.
+    pub epoch_seconds: Vec<f64>,
     pub exchanged: Vec<Exchange>,
 }
 
@@ -40,8 +69,10 @@ pub struct Point {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scaling {
     pub axis: String,
-    pub weak: bool,
+    pub fixed: Fixed,
     pub command: String,
+    /// A higher degree is more of a machine: without loss, throughput grows with it.
+    pub grows: bool,
     /// Cores that all devices share, where they do: then more devices are no more of a machine.
     pub shared_cores: Option<usize>,
     pub points: Vec<Point>,
@@ -57,6 +88,11 @@ impl Point {
             .map(|rate| rate.recip())
             .collect();
         median(&token_seconds).recip()
+    }
+
+    /// Examples per second.
+    pub fn samples_per_second(&self) -> f64 {
+        self.examples_per_step as f64 / median(&self.step_seconds)
     }
 
     /// From the slowest run to the fastest, as a share of the median.
@@ -89,16 +125,16 @@ impl Scaling {
         point.throughput() / self.base().throughput()
     }
 
-    /// T(N) / (N T(1)); of devices that share a processor T(N) / T(1).
+    /// T(N) / (N T(1)); where a degree is no more of a machine, T(N) / T(1).
     pub fn efficiency(&self, point: &Point) -> f64 {
         self.speedup(point) / self.ideal_speedup(point)
     }
 
     /// What `point` would have if nothing was lost.
     fn ideal_speedup(&self, point: &Point) -> f64 {
-        match self.shared_cores {
-            Some(_) => 1.0,
-            None => point.degree as f64 / self.base().degree as f64,
+        match self.grows {
+            false => 1.0,
+            true => point.degree as f64 / self.base().degree as f64,
         }
     }
 
@@ -110,10 +146,10 @@ impl Scaling {
     /// How efficiency is to be read.
     pub fn formula(&self) -> String {
         let one = self.base().degree;
-        match (self.shared_cores, one) {
-            (Some(_), _) => format!("T(N) / T({one})"),
-            (None, 1) => "T(N) / (N x T(1))".into(),
-            (None, _) => format!("T(N) / (N/{one} x T({one}))"),
+        match (self.grows, one) {
+            (false, _) => format!("T(N) / T({one})"),
+            (true, 1) => "T(N) / (N x T(1))".into(),
+            (true, _) => format!("T(N) / (N/{one} x T({one}))"),
         }
     }
 
@@ -129,22 +165,44 @@ impl Scaling {
     }
 
     fn table(&self) -> String {
-        let mut table = Table::new("rrrrrrrrrr");
-        let heads = [
+        let mut table = Table::new("rrrrrrrrrrrrrr");
+        for row in self.cells() {
+            table.row(row);
+        }
+        table.render()
+    }
+
+    /// The table's header and its rows.
+    pub(super) fn cells(&self) -> Vec<Vec<String>> {
+        let efficiency = match self.fixed {
+            Fixed::PerDevice => "weak efficiency",
+            Fixed::Batch | Fixed::Examples => "strong efficiency",
+        };
+        let mut header = vec![
+            self.axis.as_str(),
             "devices",
             "examples each",
-            "a step",
+            "global batch",
             "ms/step",
             "tokens/s",
             "lowest to highest",
+            "samples/s",
             "speed-up",
-            "efficiency",
+            if self.grows { efficiency } else { "efficiency" },
             "exchanged a step",
         ];
-        table.row(std::iter::once(self.axis.as_str()).chain(heads));
+        let trains = self.points.iter().any(|point| point.max_steps.is_some());
+        if trains {
+            header.extend(["max_steps", "train time", "epoch time"]);
+        }
+        let mut rows = vec![header.into_iter().map(str::to_string).collect()];
+        let time = |seconds: &[f64]| match seconds {
+            [] => String::new(),
+            seconds => duration(Duration::try_from_secs_f64(median(seconds)).unwrap_or_default()),
+        };
         for point in &self.points {
             let (lowest, highest) = point.range();
-            table.row([
+            let mut row = vec![
                 point.degree.to_string(),
                 point.devices.to_string(),
                 exact(point.examples_per_device as u64),
@@ -152,12 +210,25 @@ impl Scaling {
                 format!("{:.1}", median(&point.step_seconds) * 1e3),
                 count(point.throughput()),
                 format!("{} to {}", count(lowest), count(highest)),
+                count(point.samples_per_second()),
                 format!("{:.2}", self.speedup(point)),
                 format!("{:.0}%", self.efficiency(point) * 100.0),
                 bytes(point.bytes()),
-            ]);
+            ];
+            if trains {
+                row.push(point.max_steps.map_or(String::new(), exact));
+                row.extend([time(&point.train_seconds), time(&point.epoch_seconds)]);
+            }
+            rows.push(row);
         }
-        table.render()
+        rows
+    }
+
+    /// Table and plot as a page that needs nothing else.
+    pub fn html(&self) -> String {
+        let title = format!("Scaling by {}", self.axis);
+        let notes = format!("{}{}", self.details(), self.notes());
+        page::plain(&title, &self.command, &self.cells(), &notes, &self.svg())
     }
 
     fn details(&self) -> String {
@@ -180,10 +251,12 @@ impl Scaling {
     }
 
     fn notes(&self) -> String {
-        let same = if self.weak {
-            "each device keeps its examples"
-        } else {
-            "a step has the same examples at every degree"
+        let same = match self.fixed {
+            Fixed::PerDevice => "each device keeps its examples",
+            Fixed::Batch => "a step has the same examples at every degree",
+            Fixed::Examples => {
+                "each device keeps its examples, and the whole run has the same ones"
+            }
         };
         let mut text = format!("efficiency is {} of the tokens/s; {same}\n", self.formula());
         if let Some(cores) = self.shared_cores {
@@ -244,6 +317,10 @@ impl Scaling {
                 "examples_per_step": point.examples_per_step,
                 "step_ms": median(&point.step_seconds) * 1e3,
                 "tokens_per_s": point.throughput(),
+                "samples_per_s": point.samples_per_second(),
+                "max_steps": point.max_steps,
+                "train_seconds": (!point.train_seconds.is_empty()).then(|| median(&point.train_seconds)),
+                "epoch_seconds": (!point.epoch_seconds.is_empty()).then(|| median(&point.epoch_seconds)),
                 "tokens_per_s_of_runs": point.tokens_per_second,
                 "speedup": self.speedup(point),
                 "efficiency": self.efficiency(point),
@@ -254,7 +331,8 @@ impl Scaling {
         json!({
             "command": self.command,
             "axis": self.axis,
-            "scaling": if self.weak { "weak" } else { "strong" },
+            "scaling": if self.fixed == Fixed::PerDevice { "weak" } else { "strong" },
+            "fixed": self.fixed.to_string(),
             "devices_share_processor": self.shared_cores.is_some(),
             "efficiency_is": self.formula(),
             "degrees": points.collect::<Vec<_>>(),
@@ -316,12 +394,14 @@ mod tests {
                     bytes: 3 << 20,
                 }],
             },
+            ..Point::default()
         };
         let points = measured.iter().map(point).collect();
         Scaling {
             axis: "data_parallel".into(),
-            weak: false,
+            fixed: Fixed::Batch,
             command: "bench --batch 8".into(),
+            grows: shared_cores.is_none(),
             shared_cores,
             points,
         }

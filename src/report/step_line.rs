@@ -65,15 +65,12 @@ pub struct StepLine {
 }
 
 impl StepLine {
-    /// For example
+    /// In at most `columns`, as far as that goes: what matters least is left out first. For
+    /// example
     /// `step 20/500 loss 4.3211 lr 4.80e-5 norm 1.21 12.4k tok/s 82.3 ms/step (trace 0.1, compile 0, execute 81.7, wait 0.5) 0.42 TFLOP/s, 61% of matmul peak`.
     /// The step is padded to its total, so that lines stand in columns.
-    pub fn render(&self) -> String {
+    pub fn render(&self, columns: Option<usize>) -> String {
         let digits = self.total_steps.to_string().len();
-        let norm = self
-            .grad_norm
-            .map(|norm| format!("  norm {norm:.2}"))
-            .unwrap_or_default();
         let share = match self.peak_tflops {
             Some(peak) if peak > 0.0 => {
                 format!(", {:.0}% of matmul peak", 100.0 * self.model_tflops / peak)
@@ -81,20 +78,43 @@ impl StepLine {
             _ => String::new(),
         };
         let time = &self.time;
-        format!(
-            "step {:>digits$}/{}  loss {:.4}  lr {:.2e}{norm}  {} tok/s  {} ms/step (trace {}, compile {}, execute {}, wait {})  {:.3} TFLOP/s{share}",
-            self.step,
-            self.total_steps,
-            self.loss,
-            self.learning_rate,
-            count(self.tokens_per_second),
-            milliseconds(time.step),
-            milliseconds(time.trace),
-            milliseconds(time.compile),
-            milliseconds(time.execute),
-            milliseconds(time.wait),
-            self.model_tflops,
-        )
+        let norm = self.grad_norm.map(|norm| format!("  norm {norm:>5.2}"));
+        // Each with the order in which they go.
+        let mut parts = vec![
+            (
+                9,
+                format!("step {:>digits$}/{}", self.step, self.total_steps),
+            ),
+            (8, format!("  loss {:.4}", self.loss)),
+            (4, format!("  lr {:.2e}", self.learning_rate)),
+            (3, norm.unwrap_or_default()),
+            (7, format!("  {:>6} tok/s", count(self.tokens_per_second))),
+            (6, format!("  {:>4} ms/step", milliseconds(time.step))),
+            (
+                1,
+                format!(
+                    " (trace {}, compile {}, execute {}, wait {})",
+                    milliseconds(time.trace),
+                    milliseconds(time.compile),
+                    milliseconds(time.execute),
+                    milliseconds(time.wait),
+                ),
+            ),
+            (5, format!("  {:.3} TFLOP/s", self.model_tflops)),
+            (2, share),
+        ];
+        let columns = columns.unwrap_or(usize::MAX);
+        let length =
+            |parts: &[(u8, String)]| parts.iter().map(|(_, text)| text.len()).sum::<usize>();
+        while length(&parts) > columns && parts.len() > 2 {
+            let least = parts
+                .iter()
+                .enumerate()
+                .min_by_key(|(_, (order, _))| *order);
+            let at = least.map_or(0, |(at, _)| at);
+            parts.remove(at);
+        }
+        parts.into_iter().map(|(_, text)| text).collect()
     }
 }
 
@@ -133,11 +153,17 @@ mod tests {
             peak_tflops: Some(0.7),
         };
         assert_eq!(
-            line.render(),
-            "step  20/500  loss 4.3211  lr 4.80e-5  norm 1.21  12.4k tok/s  82.3 ms/step (trace 0.1, compile 0, execute 182, wait 0.5)  \
+            line.render(None),
+            "step  20/500  loss 4.3211  lr 4.80e-5  norm  1.21   12.4k tok/s  82.3 ms/step (trace 0.1, compile 0, execute 182, wait 0.5)  \
              0.420 TFLOP/s, 60% of matmul peak"
         );
         (line.peak_tflops, line.grad_norm) = (None, None);
-        assert!(line.render().ends_with("0.420 TFLOP/s") && !line.render().contains("norm"));
+        let text = line.render(None);
+        assert!(text.ends_with("0.420 TFLOP/s") && !text.contains("norm"));
+        assert_eq!(
+            line.render(Some(80)),
+            "step  20/500  loss 4.3211  lr 4.80e-5   12.4k tok/s  82.3 ms/step  0.420 TFLOP/s"
+        );
+        assert_eq!(line.render(Some(30)), "step  20/500  loss 4.3211");
     }
 }

@@ -312,6 +312,9 @@ impl RunLoop<'_, '_> {
         reader: &MetricsReader,
     ) -> Result<Pending> {
         let length = self.length;
+        if let Some(plateau) = &self.state.plateau {
+            self.train_step.set_learning_rate(plateau.rate());
+        }
         let count = length
             .accumulation
             .min(length.batches_per_epoch - before.next_batch);
@@ -364,7 +367,7 @@ impl RunLoop<'_, '_> {
         };
         Ok(Pending {
             progress,
-            learning_rate: self.train_step.schedule().learning_rate(before.step),
+            learning_rate: self.train_step.learning_rate(before.step),
             tokens,
             padded_tokens,
             flops,

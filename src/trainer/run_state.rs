@@ -5,10 +5,14 @@ use super::error::{Error, Result};
 use super::hooks::best::Best;
 use crate::checkpoint::atomic;
 use crate::report::progress::Progress as Bar;
-use crate::report::records::{LOG_FILE, LogFile, Record};
+use crate::report::records::{LOG_FILE, LogFile, LogFormat, Record};
+use crate::report::step_line::StepLine;
+use crate::report::terminal;
+use crate::report::trackers::{RunEnd, Trackers};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use xtrain_graphs::optim::Plateau;
 
 /// The account of one run.
 pub struct RunState {
@@ -20,6 +24,8 @@ pub struct RunState {
     pub best: Option<Best>,
     /// What was saved.
     pub checkpoints: CheckpointHistory,
+    /// The learning rate, where evaluations decide about it.
+    pub plateau: Option<Plateau>,
 }
 
 /// Everything that was logged, and where it goes.
@@ -29,6 +35,8 @@ pub struct RunLog {
     file: Option<LogFile>,
     path: PathBuf,
     history: Vec<Map<String, Value>>,
+    trackers: Trackers,
+    format: LogFormat,
 }
 
 impl RunLog {
@@ -61,6 +69,8 @@ impl RunLog {
             file: Some(file),
             path,
             history,
+            trackers: Trackers::default(),
+            format: LogFormat::Auto,
         })
     }
 
@@ -71,18 +81,43 @@ impl RunLog {
             file: None,
             path: Default::default(),
             history,
+            trackers: Trackers::default(),
+            format: LogFormat::Auto,
         }
+    }
+
+    /// Prints records in this form.
+    pub fn print_as(&mut self, format: LogFormat) {
+        self.format = format;
+    }
+
+    /// Sends the records that follow there too.
+    pub fn track(&mut self, trackers: Trackers) {
+        self.trackers = trackers;
+    }
+
+    /// Says to the trackers how the run ended.
+    pub fn end(&mut self, end: RunEnd) {
+        self.trackers.end(end);
     }
 
     /// Prints a record and keeps it.
     pub fn record(&mut self, record: &Record) -> Result<()> {
-        self.bar.print(&record.printed());
+        self.record_step(record, None)
+    }
+
+    /// The same of a training record, with the line that a person reads.
+    pub fn record_step(&mut self, record: &Record, line: Option<&StepLine>) -> Result<()> {
+        let total = self.bar.total();
+        let text = self.format.text(record, line, total, terminal::width());
+        self.bar.print(&text);
         if let Some(file) = &mut self.file {
             file.write(record).map_err(|source| Error::Io {
                 path: self.path.clone(),
                 source,
             })?;
         }
+        self.trackers.record(record);
         if let Value::Object(entry) = record.history_entry() {
             self.history.push(entry);
         }

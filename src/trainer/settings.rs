@@ -121,6 +121,8 @@ pub struct TrainSettings {
     pub eval_precision: Precision,
     /// The share of each label that the loss spreads over all classes.
     pub label_smoothing: f64,
+    /// NEFTune's alpha; 0: no noise.
+    pub neftune_noise_alpha: f64,
     pub logging: Cadence,
     pub logging_first_step: bool,
     pub save: Cadence,

@@ -58,6 +58,7 @@ pub struct TrainStep<'m> {
     seed: u64,
     precision: Precision,
     checkpointing: Checkpointing,
+    embedding_noise: f64,
 }
 
 impl<'m> TrainStep<'m> {
@@ -76,10 +77,20 @@ impl<'m> TrainStep<'m> {
                 settings: optimizer,
                 schedule,
                 bucket_bytes: 0,
+                rate_by_evaluations: Default::default(),
             },
             seed,
             precision: Precision::F32,
             checkpointing: Checkpointing::Off,
+            embedding_noise: 0.0,
+        }
+    }
+
+    /// The same with noise on token embeddings, as NEFTune has it.
+    pub fn with_embedding_noise(self, alpha: f64) -> Self {
+        TrainStep {
+            embedding_noise: alpha,
+            ..self
         }
     }
 
@@ -118,9 +129,14 @@ impl<'m> TrainStep<'m> {
         &self.parameters
     }
 
-    /// The learning rate of every optimizer step.
-    pub fn schedule(&self) -> &Schedule {
-        &self.optimizer_step.schedule
+    /// The learning rate of 0-based optimizer step `step`.
+    pub fn learning_rate(&self, step: u64) -> f64 {
+        self.optimizer_step.learning_rate(step)
+    }
+
+    /// The learning rate from now on, instead of the schedule's: where evaluations decide about it.
+    pub fn set_learning_rate(&self, rate: f64) {
+        self.optimizer_step.set_learning_rate(rate);
     }
 
     /// State besides the parameters: the optimizer's, sums when gradients accumulate, and the loss
@@ -195,7 +211,8 @@ impl<'m> TrainStep<'m> {
         microstep: u64,
     ) -> Result<()> {
         recording.set_precision(self.precision);
-        let rng = feed_dropout_rng(recording, self.seed, microstep)?;
+        let rng = feed_dropout_rng(recording, self.seed, microstep)?
+            .with_embedding_noise(self.embedding_noise);
         let weights = parameter_tensors(recording, &self.parameters)?;
         let trace = recording.trace().clone();
         let loss = {

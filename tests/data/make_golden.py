@@ -379,6 +379,18 @@ def make_schedules():
             optimizer.step()
             schedule.step()
         cases.append({"lr_scheduler_type": kind, "lr_scheduler_kwargs": kwargs, "warmup_steps": warmup, "total": 30, "peak": 0.003, "lr": rates})
+    metrics = [3.0, 2.5, 2.4, 2.41, 2.42, 2.43, 2.44, 2.3, 2.31, 2.32, 2.33, 2.2, 2.25, 2.26, 2.27, 2.28]
+    for kwargs in [
+        {"patience": 2, "factor": 0.5, "cooldown": 1}, {"patience": 0, "factor": 0.5, "min_lr": 5e-4},
+        {"mode": "max", "patience": 1, "factor": 0.3, "threshold": 0.05, "threshold_mode": "abs"},
+    ]:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.003)
+        schedule = get_scheduler("reduce_lr_on_plateau", optimizer, scheduler_specific_kwargs=kwargs)
+        rates = []
+        for metric in metrics:
+            schedule.step(metric)
+            rates.append(schedule.get_last_lr()[0])
+        cases.append({"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": kwargs, "peak": 0.003, "metrics": metrics, "lr": rates})
     write_json(GOLDEN / "newer/schedules.json", cases)
 
 

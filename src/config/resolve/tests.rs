@@ -73,6 +73,7 @@ fn defaults_are_those_of_training_arguments() {
         precision: Precision::F32,
         eval_precision: Precision::F32,
         label_smoothing: 0.0,
+        neftune_noise_alpha: 0.0,
         optimizer: OptimizerSettings {
             kind: xtrain_graphs::optim::ADAMW,
             arguments: Default::default(),
@@ -398,7 +399,7 @@ fn values_outside_their_range_are_refused() {
         ("--block_size 0", "at least 1"),
         ("--validation_split_percentage 100", "less than 100"),
         (
-            "--lr_scheduler_type reduce_lr_on_plateau",
+            "--lr_scheduler_type greedy",
             "one of linear, cosine, cosine_with_restarts, polynomial",
         ),
         ("--save_strategy never", "one of no, steps, epoch, best"),

@@ -174,6 +174,7 @@ rules! {
         "raise one of them or, to only evaluate, use --do_eval without --do_train";
     warmup_is_steps_or_a_share for TRAINING in training;
     schedule_takes_its_arguments for TRAINING in training;
+    plateau_needs_evaluations for TRAINING in training;
     optimizer_takes_its_arguments for TRAINING in training;
     eval_strategy_evaluates for TRAIN in training;
     eval_strategy_needs_training for TRAIN in training;

@@ -276,6 +276,11 @@ const CASES: &[(&str, &str, &str)] = &[
         "nothing to predict",
     ),
     (
+        "plateau_needs_evaluations",
+        "CLM --lr_scheduler_type reduce_lr_on_plateau",
+        "and there are none",
+    ),
+    (
         "regression_has_no_smoothing",
         "CLS --do_regression --label_smoothing_factor 0.1",
         "spreads labels over classes",

@@ -4,7 +4,7 @@ use super::verdict::{Verdict, refuse, refuse_if};
 use crate::config::choices::{SaveStrategy, Strategy};
 use crate::config::flags::Flags;
 use crate::config::kind::Interval;
-use xtrain_graphs::optim::Hyperparameters;
+use xtrain_graphs::optim::{Hyperparameters, ScheduleType};
 
 pub fn one_16_bit_type(flags: &Flags) -> Verdict {
     for (bf16, fp16) in [
@@ -41,6 +41,16 @@ pub fn schedule_takes_its_arguments(flags: &Flags) -> Verdict {
             format!("write the schedule's arguments as --{name} name=value,name=value"),
         )
     })
+}
+
+pub fn plateau_needs_evaluations(flags: &Flags) -> Verdict {
+    refuse_if(
+        *flags.lr_scheduler_type == ScheduleType::ReduceLrOnPlateau
+            && *flags.eval_strategy == Strategy::No
+            && flags.trains(),
+        "--lr_scheduler_type reduce_lr_on_plateau lowers the learning rate by evaluations, and there are none",
+        "add --eval_strategy epoch or steps",
+    )
 }
 
 pub fn optimizer_takes_its_arguments(flags: &Flags) -> Verdict {

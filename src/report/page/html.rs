@@ -106,6 +106,31 @@ pub fn html(report: &Report) -> String {
     html
 }
 
+/// A page of one table with a drawing, in the same style; the first row is the header.
+pub fn plain(title: &str, intro: &str, rows: &[Vec<String>], notes: &str, drawing: &str) -> String {
+    let title = escaped(title);
+    let mut html = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n<p class=\"note\">{}</p>\n{drawing}\n\
+         <div class=\"scroll\"><table>\n",
+        escaped(intro)
+    );
+    for (index, row) in rows.iter().enumerate() {
+        let cell = if index == 0 { "th" } else { "td" };
+        html.push_str("<tr>");
+        for text in row {
+            let _ = write!(html, "<{cell}>{}</{cell}>", escaped(text));
+        }
+        html.push_str("</tr>\n");
+    }
+    html.push_str("</table></div>\n");
+    for note in notes.lines() {
+        let _ = writeln!(html, "<p class=\"note\">{}</p>", escaped(note));
+    }
+    html.push_str("</body>\n</html>\n");
+    html
+}
+
 fn section_html(section: &Section, drawing: &str) -> String {
     let mut html = format!("<h2>{}</h2>\n{drawing}", escaped(section.title));
     if !section.rows.is_empty() {

@@ -12,8 +12,8 @@ mod report;
 mod summary;
 mod tables;
 
-pub use html::html;
+pub use html::{html, plain};
 pub use json::json;
 pub use markdown::markdown;
 pub use report::Report;
-pub use summary::summary;
+pub use summary::{rank, result, speed, summary};

@@ -46,13 +46,7 @@ pub fn summary(report: &Report) -> String {
     if !rates.is_empty() {
         line("speed", rates.join(", "), &mut text);
     }
-    let metric = |metric: &&Metric| metric.key != "loss";
-    let found = numbers
-        .metrics
-        .iter()
-        .find(metric)
-        .or(numbers.metrics.first());
-    if let Some(metric) = found {
+    if let Some(metric) = deciding(&numbers.metrics) {
         line(&metric.key, metric_text(metric), &mut text);
     }
     let graphs = numbers.graphs;
@@ -69,4 +63,30 @@ pub fn summary(report: &Report) -> String {
     );
     line("output", run.path.display().to_string(), &mut text);
     text
+}
+
+/// The metric that decides about a run, and its best value: the first of the evaluation, else the
+/// loss of training.
+pub fn result(report: &Report, run: usize) -> Option<(String, f64)> {
+    let metric = deciding(&report.numbers[run].metrics)?;
+    Some((metric.key.clone(), metric.best))
+}
+
+/// By this number the better of two runs comes first; runs without a result come last.
+pub fn rank(report: &Report, run: usize) -> f64 {
+    match deciding(&report.numbers[run].metrics) {
+        Some(metric) if metric.greater_is_better => -metric.best,
+        Some(metric) if !metric.best.is_nan() => metric.best,
+        _ => f64::INFINITY,
+    }
+}
+
+/// Tokens a second of a run.
+pub fn speed(report: &Report, run: usize) -> Option<String> {
+    report.numbers[run].tokens_per_second.map(count)
+}
+
+fn deciding(metrics: &[Metric]) -> Option<&Metric> {
+    let evaluated = metrics.iter().find(|metric| metric.key != "loss");
+    evaluated.or(metrics.first())
 }

@@ -1,6 +1,7 @@
 //! Evaluation during training, at its cadence, and what follows from it: which one is the best, and
 //! whether to go on.
 
+use super::best::Best;
 use crate::report::accounting::{self, Part};
 use crate::report::records::{EvalRecord, Record};
 use crate::trainer::error::{Error, Result};
@@ -71,14 +72,18 @@ impl Hook for EvaluateHook<'_> {
     fn at_step(&mut self, context: &mut StepContext) -> Result<Control> {
         let evaluation = self.evaluate(context)?;
         let StepContext { progress, run, .. } = context;
-        let Some(best) = run.best.as_mut() else {
-            return Ok(Control::Continue);
-        };
-        let name = best.rule().metric.clone();
+        let decides = |best: &Best| best.rule().metric.clone();
+        let name = run.best.as_ref().map_or("loss".to_string(), decides);
         let value = evaluation.metric(&name).ok_or_else(|| Error::NoMetric {
             name: name.clone(),
             known: (self.metrics)().names().join(", "),
         })?;
+        if let Some(plateau) = &mut run.plateau {
+            plateau.observe(value);
+        }
+        let Some(best) = run.best.as_mut() else {
+            return Ok(Control::Continue);
+        };
         best.observe(value, progress.step);
         if !best.should_stop() {
             return Ok(Control::Continue);

@@ -3,10 +3,12 @@
 
 use crate::report::records::{Record, ScalingRecord, TrainRecord};
 use crate::report::step_line::StepLine;
+use crate::report::units::count;
 use crate::trainer::error::Result;
 use crate::trainer::run_loop::{Hook, Progress, StepReport, StepWork};
 use crate::trainer::run_state::RunState;
 use crate::trainer::settings::{Cadence, TokensSeen};
+use std::time::Duration;
 
 /// Logs at its cadence.
 pub struct LogHook {
@@ -16,6 +18,8 @@ pub struct LogHook {
     peak_tflops: Option<f64>,
     /// Of the steps since the last line.
     interval: StepWork,
+    /// Of a step without compiling, as it was lately.
+    step_seconds: f64,
 }
 
 impl LogHook {
@@ -33,7 +37,18 @@ impl LogHook {
             tokens_seen,
             peak_tflops,
             interval: StepWork::default(),
+            step_seconds: 0.0,
         }
+    }
+
+    /// Takes a step into the mean, which forgets in about twenty steps. A step that had to be
+    /// compiled says nothing of the next ones.
+    fn pace(&mut self, work: &StepWork) {
+        let seconds = (work.time.step.saturating_sub(work.time.compile)).as_secs_f64();
+        self.step_seconds = match self.step_seconds {
+            0.0 => seconds,
+            mean => 0.9 * mean + 0.1 * seconds,
+        };
     }
 
     fn is_due(&self, progress: &Progress) -> bool {
@@ -78,14 +93,22 @@ impl Hook for LogHook {
             TokensSeen::NonPadding => report.work.tokens as f64,
         };
         totals.total_tokens += report.work.tokens as f64;
+        self.pace(&report.work);
+        if log.bar().is_drawn() {
+            let rate = 1.0 / self.step_seconds.max(f64::MIN_POSITIVE);
+            let tokens = count(report.work.tokens as f64 * rate);
+            let text = format!("loss {loss:.4}  {rate:.2} steps/s  {tokens} tok/s");
+            let step = Duration::try_from_secs_f64(self.step_seconds);
+            log.bar().message(&text, step.unwrap_or_default());
+        }
         log.bar().advance(1);
         if !self.is_due(&report.progress) {
             return Ok(());
         }
         let mean_loss = totals.loss_since_log / totals.steps_since_log;
         (totals.loss_since_log, totals.steps_since_log) = (0.0, 0.0);
-        log.note(&self.step_line(report, mean_loss).render());
-        log.record(&Record::Train(TrainRecord {
+        let line = self.step_line(report, mean_loss);
+        let record = Record::Train(TrainRecord {
             loss: mean_loss,
             grad_norm: Some(f64::from(report.metrics.grad_norm)),
             learning_rate: report.learning_rate,
@@ -96,7 +119,8 @@ impl Hook for LogHook {
             epoch: report.progress.epoch,
             tokens_seen: (self.tokens_seen != TokensSeen::No).then_some(totals.tokens_seen as u64),
             step: report.progress.step,
-        }))?;
+        });
+        log.record_step(&record, Some(&line))?;
         self.interval = StepWork::default();
         Ok(())
     }

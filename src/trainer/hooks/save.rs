@@ -230,6 +230,9 @@ impl SaveHook<'_> {
             accumulators: run.totals.to_map(),
             ..self.state.clone()
         };
+        if let Some(plateau) = &run.plateau {
+            state.accumulators.extend(plateau.to_map());
+        }
         let mut files = self.model.tokenizer_files.clone();
         let only_model = self.settings.save_only_model;
         if let Some(position) = batches.position().filter(|_| !only_model) {

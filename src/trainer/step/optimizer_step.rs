@@ -8,6 +8,7 @@ use crate::trainer::error::Result;
 use crate::trainer::exchange::{self, ShardedUpdates};
 use crate::trainer::session::Recording;
 use crate::trainer::settings::OptimizerSettings;
+use std::sync::atomic::{AtomicU64, Ordering};
 use xtrain_graphs::optim::{
     Optimizer, ParameterInfo, Schedule, StateSpec, StepScalars, Update, clip_factor, step_feed,
 };
@@ -21,6 +22,8 @@ pub(super) struct OptimizerStep {
     pub schedule: Schedule,
     /// Bytes of gradients that replicas exchange in one collective.
     pub bucket_bytes: usize,
+    /// Bits of the learning rate where evaluations decide about it; 0: the schedule does.
+    pub rate_by_evaluations: AtomicU64,
 }
 
 /// Name in the session and in checkpoints of what the optimizer keeps for a parameter.
@@ -63,6 +66,18 @@ pub fn feed_scalars(
 }
 
 impl OptimizerStep {
+    pub fn learning_rate(&self, step: u64) -> f64 {
+        match self.rate_by_evaluations.load(Ordering::Relaxed) {
+            0 => self.schedule.learning_rate(step),
+            bits => f64::from_bits(bits),
+        }
+    }
+
+    pub fn set_learning_rate(&self, rate: f64) {
+        let bits = rate.to_bits();
+        self.rate_by_evaluations.store(bits, Ordering::Relaxed);
+    }
+
     /// Records 0-based step `step` of `parameters`, whose tensors are `weights`, and fetches the
     /// metrics.
     pub fn record(
@@ -77,7 +92,7 @@ impl OptimizerStep {
         let _scope = trace.update_scope("optimizer");
         let held = exchange::held(recording.placements(), parameters).into_owned();
         let optimizer = &*self.optimizer;
-        let learning_rate = self.schedule.learning_rate(step);
+        let learning_rate = self.learning_rate(step);
         let mut scalars = feed_scalars(recording, optimizer, learning_rate, step)?;
         let (loss, sums) = exchange::sum(
             recording,

@@ -115,23 +115,66 @@ fn rotate_left(x: &Tensor, bits: u32) -> Result<Tensor> {
         .or(&x.shift_right_logical(&amount(32 - bits)?)?)
 }
 
+/// Words `u32[dims]`; each call has a stream of its own.
+#[track_caller]
+fn random_bits(key: &Tensor, dims: &[usize]) -> Result<Tensor> {
+    let stream = key.trace().next_stream();
+    let bits = Composite::RandomBits {
+        dims: dims.to_vec(),
+        stream,
+    };
+    key.apply(Op::Composite(bits), &[])
+}
+
 /// The random stream of one step: a key `u32[2]` of (seed, step), or `u32[3]` with the number of
 /// the batch's shard. `None` means that nothing is dropped.
 #[derive(Clone)]
 pub struct DropoutRng {
     key: Option<Tensor>,
+    /// NEFTune's alpha; 0: no noise.
+    embedding_noise: f64,
 }
 
 impl DropoutRng {
     /// Dropout as configured, keyed by `key` (`u32[2]`: seed, step; or `u32[3]`: the shard of the
     /// batch besides).
     pub fn keyed(key: Tensor) -> Self {
-        DropoutRng { key: Some(key) }
+        DropoutRng {
+            key: Some(key),
+            embedding_noise: 0.0,
+        }
     }
 
     /// Evaluation: dropout is the identity.
     pub fn off() -> Self {
-        DropoutRng { key: None }
+        DropoutRng {
+            key: None,
+            embedding_noise: 0.0,
+        }
+    }
+
+    /// The same, with noise on token embeddings (NEFTune, arXiv 2310.05914).
+    pub fn with_embedding_noise(self, alpha: f64) -> Self {
+        DropoutRng {
+            embedding_noise: alpha,
+            ..self
+        }
+    }
+
+    /// Token embeddings `x` `[N, C]` of sequences of `tokens` tokens with noise between -m and m,
+    /// where m is alpha / sqrt(tokens C); unchanged where there is none. Each call draws anew.
+    #[track_caller]
+    pub fn add_embedding_noise(&self, x: &Tensor, tokens: usize) -> Result<Tensor> {
+        let Some(key) = self.key.as_ref().filter(|_| self.embedding_noise > 0.0) else {
+            return Ok(x.clone());
+        };
+        let hidden_size = x.dims()[x.rank() - 1];
+        let most = self.embedding_noise / ((tokens * hidden_size) as f64).sqrt();
+        let uniform = random_bits(key, x.dims())?
+            .convert(DType::F32)?
+            .mul_scalar(2.0 * most / 2f64.powi(32))?
+            .add_scalar(-most)?;
+        x.add(&uniform.convert(x.dtype())?)
     }
 
     /// A mask that is true with probability `1 - rate`; `None` when nothing is to be dropped. Each
@@ -141,14 +184,7 @@ impl DropoutRng {
         let Some(key) = self.key.as_ref().filter(|_| rate > 0.0) else {
             return Ok(None);
         };
-        let stream = key.trace().next_stream();
-        let bits = key.apply(
-            Op::Composite(Composite::RandomBits {
-                dims: dims.to_vec(),
-                stream,
-            }),
-            &[],
-        )?;
+        let bits = random_bits(key, dims)?;
         let threshold = (rate * 2f64.powi(32)).min(f64::from(u32::MAX)).floor();
         bits.compare_scalar(Comparison::Ge, threshold).map(Some)
     }

@@ -2,6 +2,7 @@
 //! factors).
 
 use super::arguments::{ArgumentError, ArgumentReader, Arguments};
+use super::plateau::PlateauRule;
 use std::f64::consts::PI;
 
 /// A value of `--lr_scheduler_type`.
@@ -17,6 +18,7 @@ pub enum ScheduleType {
     CosineWithMinLr,
     CosineWarmupWithMinLr,
     WarmupStableDecay,
+    ReduceLrOnPlateau,
 }
 
 impl ScheduleType {
@@ -36,6 +38,7 @@ impl ScheduleType {
             ScheduleType::CosineWarmupWithMinLr,
         ),
         ("warmup_stable_decay", ScheduleType::WarmupStableDecay),
+        ("reduce_lr_on_plateau", ScheduleType::ReduceLrOnPlateau),
     ];
 
     /// Its name as the value of the flag.
@@ -86,6 +89,9 @@ impl ScheduleType {
                 floor: args.number("min_lr_ratio", 0.0, 0.0..=1.0, "a number from 0 to 1"),
                 cycles: cycles(&mut args),
             },
+            ScheduleType::ReduceLrOnPlateau => {
+                ScheduleKind::ReduceLrOnPlateau(PlateauRule::from_arguments(&mut args))
+            }
         };
         args.finish(kind)
     }
@@ -140,7 +146,8 @@ impl Curve {
     ];
 }
 
-/// A schedule with its arguments. All but [`ScheduleKind::Constant`] begin with a warm-up.
+/// A schedule with its arguments. All but [`ScheduleKind::Constant`] and
+/// [`ScheduleKind::ReduceLrOnPlateau`] begin with a warm-up.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ScheduleKind {
     /// Down to 0 in a straight line.
@@ -177,6 +184,8 @@ pub enum ScheduleKind {
         floor: f64,
         cycles: f64,
     },
+    /// The peak, until evaluations decide otherwise ([`Plateau`](super::Plateau)).
+    ReduceLrOnPlateau(PlateauRule),
 }
 
 impl ScheduleKind {
@@ -193,6 +202,7 @@ impl ScheduleKind {
             ScheduleKind::CosineWithMinLr { .. } => ScheduleType::CosineWithMinLr,
             ScheduleKind::CosineWarmupWithMinLr { .. } => ScheduleType::CosineWarmupWithMinLr,
             ScheduleKind::WarmupStableDecay { .. } => ScheduleType::WarmupStableDecay,
+            ScheduleKind::ReduceLrOnPlateau(_) => ScheduleType::ReduceLrOnPlateau,
         };
         kind.name()
     }
@@ -245,7 +255,7 @@ impl Schedule {
         let span = (total - warmup).max(1.0);
         let progress = (at - warmup) / span;
         match self.kind {
-            ScheduleKind::Constant => 1.0,
+            ScheduleKind::Constant | ScheduleKind::ReduceLrOnPlateau(_) => 1.0,
             ScheduleKind::CosineWarmupWithMinLr {
                 cycles,
                 floor,

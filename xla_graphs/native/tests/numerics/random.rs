@@ -145,6 +145,33 @@ fn dropout_scales_what_it_keeps() {
     assert_eq!(got[2].numbers(), [0.0; 10_000]);
 }
 
+/// NEFTune: uniform between -m and m with m = alpha / sqrt(tokens x hidden size), from the same
+/// words as everything random.
+#[test]
+fn embedding_noise_is_uniform_and_follows_the_scalar_generator() {
+    let (tokens, hidden_size, alpha) = (50usize, 8usize, 5.0);
+    let x = Value::new(DType::F32, &[100, hidden_size], &[1.0; 800]);
+    let got = evaluate(&[x, key()], |_, x| {
+        let random = DropoutRng::keyed(x[1].clone());
+        let noisy = random.clone().with_embedding_noise(alpha);
+        Ok(vec![
+            noisy.add_embedding_noise(&x[0], tokens)?,
+            random.add_embedding_noise(&x[0], tokens)?,
+        ])
+    });
+    let most = alpha / ((tokens * hidden_size) as f64).sqrt();
+    let noise: Vec<f64> = got[0].numbers().iter().map(|x| x - 1.0).collect();
+    for (i, noise) in noise.iter().enumerate() {
+        let word = f64::from(threefry2x32(KEY, [i as u32, 0], 13)[0]);
+        let want = 2.0 * most * word / 2f64.powi(32) - most;
+        assert!((noise - want).abs() < 1e-6, "{i}: {noise} {want}");
+    }
+    // Five standard deviations of the mean of 800 uniform numbers.
+    let mean = noise.iter().sum::<f64>() / 800.0;
+    assert!(mean.abs() < 5.0 * most / 2400f64.sqrt(), "{mean}");
+    assert_eq!(got[1].numbers(), [1.0; 800]);
+}
+
 #[test]
 fn without_a_key_nothing_is_recorded() {
     let x = Value::scalar(DType::F32, 1.0);

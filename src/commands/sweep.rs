@@ -1,0 +1,207 @@
+//! `xtrain sweep`: every run of a grid as a process of its own, in turn or several at a time, and
+//! all of them in one report. A sweep that is started again leaves out what is done and resumes
+//! what was interrupted. The runs share the cache of compiled graphs, where two processes that need
+//! the same graph compile it once.
+
+use super::report::REPORT_FILE;
+use super::{Error, Outcome};
+use crate::checkpoint::atomic;
+use crate::config::{SweepPlan, SweptRun};
+use crate::engine::failed;
+use crate::launch::own_process;
+use crate::report::page::{self, Report};
+use crate::report::runs::read;
+use crate::report::table::Table;
+use crate::report::units::duration;
+use serde::{Deserialize, Serialize};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+/// What is done, in the sweep's directory.
+const SWEEP_FILE: &str = "sweep.json";
+/// Between two looks at the processes.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The words of each run that was made to its end, by its name.
+#[derive(Default, Serialize, Deserialize)]
+struct Done(BTreeMap<String, Vec<String>>);
+
+/// A run's process.
+struct Running<'a> {
+    run: &'a SweptRun,
+    child: Child,
+    began: Instant,
+}
+
+pub fn run(plan: SweepPlan) -> Result<Outcome, Error> {
+    fs::create_dir_all(&plan.output_dir).map_err(failed("making the sweep's directory"))?;
+    let memory = plan.output_dir.join(SWEEP_FILE);
+    let mut done: Done = match fs::read(&memory) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map_err(failed("reading sweep.json"))?,
+        Err(_) => Done::default(),
+    };
+    let is_done = |run: &&SweptRun| done.0.get(&run.name) == Some(&run.words);
+    let (finished, left): (Vec<_>, Vec<_>) = plan.runs.iter().partition(is_done);
+    let (all, mut ended) = (plan.runs.len(), finished.len());
+    if ended > 0 {
+        eprintln!("{ended} of {all} runs are done");
+    }
+    let mut waiting = left.into_iter();
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(failed("taking signals over"))?;
+    let (mut running, mut failures): (Vec<Running>, Vec<String>) = Default::default();
+    let mut interrupted = None;
+    loop {
+        while interrupted.is_none() && running.len() < plan.jobs {
+            let Some(run) = waiting.next() else { break };
+            // What an earlier sweep made of the name by other words is done with.
+            let is_other = done.0.remove(&run.name).is_some();
+            running.push(start(&plan.output_dir, run, is_other)?);
+        }
+        if running.is_empty() {
+            break;
+        }
+        for signal in signals.pending() {
+            // The first one lets runs save a checkpoint.
+            let passed_on = if interrupted.is_none() {
+                SIGTERM
+            } else {
+                libc::SIGKILL
+            };
+            for process in &running {
+                // SAFETY: the child has not been waited for, so its number is still its own.
+                unsafe { libc::kill(process.child.id() as i32, passed_on) };
+            }
+            interrupted = Some(signal);
+        }
+        let mut still = Vec::new();
+        for mut process in running {
+            let status = process.child.try_wait();
+            let Some(status) = status.map_err(failed("waiting for a run"))? else {
+                still.push(process);
+                continue;
+            };
+            let name = &process.run.name;
+            if status.success() {
+                done.0.insert(name.clone(), process.run.words.clone());
+                let text = serde_json::to_vec_pretty(&done).map_err(failed("writing JSON"))?;
+                atomic::write_bytes(&memory, &text).map_err(failed("writing sweep.json"))?;
+                ended += 1;
+                let result = result(&plan.output_dir.join(name));
+                let took = duration(process.began.elapsed());
+                eprintln!("[{ended}/{all}] {name}: {result}, {took}");
+            } else if interrupted.is_none() {
+                let log = log_path(&plan.output_dir, name);
+                eprintln!(
+                    "{name}: failed ({status}); its output is in {}",
+                    log.display()
+                );
+                failures.push(name.clone());
+            }
+        }
+        running = still;
+        std::thread::sleep(PAUSE);
+    }
+    report(&plan, &done)?;
+    if let Some(signal) = interrupted {
+        eprintln!("stopped; the same command goes on from here");
+        return Ok(Outcome::Interrupted { signal });
+    }
+    if failures.is_empty() {
+        return Ok(Outcome::Done);
+    }
+    let (count, names) = (failures.len(), failures.join("; "));
+    Err(
+        Error::failed(format!("{count} of {all} runs failed: {names}"))
+            .with_hint("mend what their .log files say; the same command then makes only those"),
+    )
+}
+
+fn log_path(dir: &Path, name: &str) -> PathBuf {
+    dir.join(format!("{name}.log"))
+}
+
+/// Starts a run, from its last checkpoint if it has one.
+fn start<'a>(dir: &Path, run: &'a SweptRun, is_other: bool) -> Result<Running<'a>, Error> {
+    let own = dir.join(&run.name);
+    let checkpoints = || fs::read_dir(&own).into_iter().flatten().flatten();
+    let is_checkpoint = |entry: fs::DirEntry| {
+        let name = entry.file_name();
+        name.to_string_lossy().starts_with("checkpoint-")
+    };
+    let mut words = run.words.clone();
+    words.push(format!("--output_dir={}", own.display()));
+    words.push("--disable_tqdm=true".into());
+    if !is_other && checkpoints().any(is_checkpoint) {
+        words.push("--resume_from_checkpoint=true".into());
+    } else {
+        words.push("--overwrite_output_dir=true".into());
+    }
+    let log = log_path(dir, &run.name);
+    let starting = |error| Error::because(format!("starting {}", run.name), error);
+    let open = OpenOptions::new().create(true).append(true).open(&log);
+    let out = open.map_err(starting)?;
+    let mut command = own_process(&words).map_err(starting)?;
+    command
+        .stdout(out.try_clone().map_err(starting)?)
+        .stderr(out);
+    Ok(Running {
+        run,
+        child: command.spawn().map_err(starting)?,
+        began: Instant::now(),
+    })
+}
+
+/// How a finished run did, in a few words.
+fn result(dir: &Path) -> String {
+    let Ok(runs) = read(&[dir.to_path_buf()]) else {
+        return "its numbers cannot be read".into();
+    };
+    let result = page::result(&Report::new(runs, 0, None), 0);
+    result.map_or("done".into(), |(metric, best)| {
+        format!("{metric} {best:.4}")
+    })
+}
+
+/// All runs that are done, the best first, on standard output and as a page.
+fn report(plan: &SweepPlan, done: &Done) -> Result<(), Error> {
+    let names: Vec<&str> = plan
+        .runs
+        .iter()
+        .filter(|run| done.0.contains_key(&run.name))
+        .map(|run| run.name.as_str())
+        .collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    let paths: Vec<PathBuf> = names
+        .iter()
+        .map(|name| plan.output_dir.join(name))
+        .collect();
+    let runs = read(&paths).map_err(failed("reading the runs"))?;
+    let report = Report::new(runs, 0, None);
+    let mut order: Vec<usize> = (0..names.len()).collect();
+    let rank = |place: &usize| page::rank(&report, *place);
+    order.sort_by(|a, b| rank(a).total_cmp(&rank(b)));
+    let metric = page::result(&report, order[0]).map_or(String::new(), |(metric, _)| metric);
+    let mut table = Table::new("lrr");
+    table.row(["run", &*format!("best {metric}"), "tokens/s"]);
+    for place in order {
+        let best = page::result(&report, place).map(|(_, best)| format!("{best:.4}"));
+        table.row([
+            names[place].to_string(),
+            best.unwrap_or_default(),
+            page::speed(&report, place).unwrap_or_default(),
+        ]);
+    }
+    print!("{}", table.render());
+    let path = plan.output_dir.join(REPORT_FILE);
+    let text = page::html(&report);
+    atomic::write_bytes(&path, text.as_bytes()).map_err(failed("writing the report"))?;
+    eprintln!("report in {}", path.display());
+    Ok(())
+}

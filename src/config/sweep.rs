@@ -1,0 +1,122 @@
+//! `xtrain sweep`: one training command at every combination of some flags' values.
+
+use super::command::CommandName;
+use super::error::UsageError;
+use super::flags::Flags;
+use super::forms::Grid;
+use super::plan::{SweepPlan, SweptRun};
+use super::rules;
+use super::scaling::parse;
+use crate::trainer::settings::Resume;
+
+/// More runs than anybody meant.
+const MOST_RUNS: usize = 10_000;
+
+/// Reads the grid and the command.
+///
+/// # Errors
+/// What cannot be swept, or a combination that the command refuses.
+pub fn plan(flags: &Flags) -> Result<SweepPlan, UsageError> {
+    if flags.device.is_given() {
+        return refuse(
+            "--device belongs to the command that is swept",
+            "write it after --: `-- train clm --device cuda ...`",
+        );
+    }
+    let example = "write it after --: `xtrain sweep --grid learning_rate=1e-4,3e-4 --output_dir sweep -- train clm ...`";
+    let words: &[String] = &flags.swept;
+    match words.first().map(String::as_str) {
+        None => return refuse("sweep: no command given", example),
+        Some("train") => {}
+        Some(word) => {
+            return refuse(
+                format!("sweep compares training runs, and `{word}` is none"),
+                example,
+            );
+        }
+    }
+    let Some(output_dir) = flags.output_dir.clone() else {
+        return refuse(
+            "sweep: no directory given",
+            "add --output_dir DIR: each run gets a directory there",
+        );
+    };
+    if flags.grid.is_empty() {
+        return refuse(
+            "sweep: nothing to vary",
+            "add --grid learning_rate=1e-4,3e-4, one --grid for each flag",
+        );
+    }
+    let command = parse(words)?;
+    if !matches!(command.command, CommandName::Train(_)) {
+        return refuse("sweep compares training runs", example);
+    }
+    let own = [
+        (
+            command.output_dir.given_name(),
+            "sweep gives each run a directory of its own",
+        ),
+        (
+            command.dry_run.name_if_true(),
+            "a sweep needs runs that train",
+        ),
+        (
+            (*command.resume_from_checkpoint != Resume::No).then_some("resume_from_checkpoint"),
+            "a sweep that is started again resumes by itself",
+        ),
+    ];
+    for (name, why) in own {
+        if let Some(name) = name {
+            return refuse(
+                format!("--{name} of the command: {why}"),
+                "leave it out of the command",
+            );
+        }
+    }
+    let runs: usize = flags.grid.iter().map(|grid| grid.values.len()).product();
+    if runs > MOST_RUNS {
+        return refuse(
+            format!("the grid has {runs} combinations"),
+            "give fewer values",
+        );
+    }
+    let mut combinations: Vec<Vec<(&str, &str)>> = vec![Vec::new()];
+    for Grid { flag, values } in &*flags.grid {
+        let longer = |chosen: &Vec<(_, _)>| {
+            let mut all = Vec::new();
+            for value in values {
+                let mut chosen = chosen.clone();
+                chosen.push((flag.as_str(), value.as_str()));
+                all.push(chosen);
+            }
+            all
+        };
+        combinations = combinations.iter().flat_map(longer).collect();
+    }
+    let run = |chosen: Vec<(&str, &str)>| {
+        let pairs = chosen.iter().map(|(flag, value)| format!("{flag}={value}"));
+        let name = pairs.collect::<Vec<_>>().join(",").replace('/', "_");
+        let more = chosen
+            .iter()
+            .map(|(flag, value)| format!("--{flag}={value}"));
+        let words: Vec<String> = words.iter().cloned().chain(more).collect();
+        // Refused before anything runs, in the words of the command itself.
+        let anywhere = std::env::temp_dir().join("xtrain-sweep");
+        let mut whole = words.clone();
+        whole.push(format!("--output_dir={}", anywhere.display()));
+        rules::check(&parse(&whole)?)?;
+        Ok(SweptRun { name, words })
+    };
+    Ok(SweepPlan {
+        runs: combinations
+            .into_iter()
+            .map(run)
+            .collect::<Result<_, _>>()?,
+        output_dir,
+        jobs: *flags.sweep_jobs,
+    })
+}
+
+fn refuse<T>(problem: impl Into<String>, fix: impl Into<String>) -> Result<T, UsageError> {
+    Err(UsageError::illegal(problem, fix))
+}

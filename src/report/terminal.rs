@@ -1,0 +1,114 @@
+//! What a terminal can show: its width, and colours where they are wanted (`--color`, NO_COLOR).
+
+use std::io::IsTerminal;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// When output has colours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Colors {
+    /// On a terminal, unless NO_COLOR is set.
+    Auto,
+    Always,
+    Never,
+}
+
+/// What a word is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tone {
+    /// An error, a failed check.
+    Bad,
+    /// A warning or a note.
+    Warning,
+    /// What to do about it.
+    Hint,
+    Good,
+    Heading,
+}
+
+static COLORS: AtomicU8 = AtomicU8::new(Colors::Auto as u8);
+
+/// For the rest of the process.
+pub fn set_colors(colors: Colors) {
+    COLORS.store(colors as u8, Ordering::Relaxed);
+}
+
+/// Takes `--color` from a command line that is not parsed yet, so that its errors and its help have
+/// the colours that it asks for. The words after `--` are another program's.
+pub fn take_colors(words: impl Iterator<Item = String>) {
+    let mut words = words.take_while(|word| word != "--");
+    while let Some(word) = words.next() {
+        let value = match word.strip_prefix("--color") {
+            Some("") => words.next(),
+            Some(rest) => rest.strip_prefix('=').map(str::to_string),
+            None => None,
+        };
+        match value.as_deref() {
+            Some("always") => set_colors(Colors::Always),
+            Some("never") => set_colors(Colors::Never),
+            _ => {}
+        }
+    }
+}
+
+/// Whether what goes to `stream` has colours.
+pub fn has_colors(stream: &impl IsTerminal) -> bool {
+    let colors = COLORS.load(Ordering::Relaxed);
+    if colors != Colors::Auto as u8 {
+        return colors == Colors::Always as u8;
+    }
+    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    stream.is_terminal() && !is_set("NO_COLOR") && !is_dumb
+}
+
+/// The text in its tone's colour, if what goes to `stream` has colours.
+pub fn paint(stream: &impl IsTerminal, tone: Tone, text: &str) -> String {
+    if !has_colors(stream) {
+        return text.to_string();
+    }
+    let code = match tone {
+        Tone::Bad => "1;31",
+        Tone::Warning => "33",
+        Tone::Hint => "36",
+        Tone::Good => "32",
+        Tone::Heading => "1",
+    };
+    format!("\x1b[{code}m{text}\x1b[0m")
+}
+
+/// Columns of the terminal that standard output is, or else standard error; `None` if neither is
+/// one.
+pub fn width() -> Option<usize> {
+    let size = |stream: i32| {
+        let mut size = libc::winsize {
+            ws_row: 0,
+            ws_col: 0,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        // SAFETY: the request fills a `winsize`, which `size` is.
+        let failed = unsafe { libc::ioctl(stream, libc::TIOCGWINSZ, &mut size) } != 0;
+        (!failed && size.ws_col > 0).then_some(usize::from(size.ws_col))
+    };
+    size(libc::STDOUT_FILENO).or_else(|| size(libc::STDERR_FILENO))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One test, since the choice is the process's.
+    #[test]
+    fn colors_are_where_they_are_wanted() {
+        let file = tempfile::tempfile().unwrap();
+        assert_eq!(paint(&file, Tone::Bad, "x"), "x");
+        let words = |text: &'static str| text.split(' ').map(str::to_string);
+        take_colors(words("xtrain launch -- train --color always"));
+        assert!(!has_colors(&file));
+        take_colors(words("xtrain doctor --color always"));
+        assert_eq!(paint(&file, Tone::Bad, "x"), "\x1b[1;31mx\x1b[0m");
+        take_colors(words("xtrain doctor --color=never"));
+        assert!(!has_colors(&file));
+        set_colors(Colors::Auto);
+    }
+}

@@ -1,0 +1,102 @@
+//! Experiment trackers (`--report_to`): each gets what a run is at its start, then every record.
+
+pub mod event;
+mod mlflow;
+mod tensorboard;
+
+pub use mlflow::Mlflow;
+pub use tensorboard::TensorBoard;
+
+use super::records::Record;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::io;
+
+/// What a run is, for a tracker.
+pub struct RunDescription {
+    /// Settings by name, as typed or by default.
+    pub settings: BTreeMap<String, String>,
+    /// The model's `config.json`.
+    pub model: Map<String, Value>,
+    /// The step that the run starts from; 0 for a new one.
+    pub step: u64,
+}
+
+impl RunDescription {
+    /// The settings, numbers and booleans as such.
+    fn values(&self) -> Map<String, Value> {
+        let value = |text: &String| match serde_json::from_str(text) {
+            Ok(value @ (Value::Number(_) | Value::Bool(_))) => value,
+            _ => Value::String(text.clone()),
+        };
+        let settings = self.settings.iter();
+        settings
+            .map(|(name, text)| (name.clone(), value(text)))
+            .collect()
+    }
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunEnd {
+    Finished,
+    /// By a signal, after a checkpoint.
+    Interrupted,
+    Failed,
+}
+
+/// A service or a file format for the numbers of runs.
+pub trait Tracker: Send {
+    /// Its name in `--report_to`.
+    fn name(&self) -> &'static str;
+
+    /// Keeps a record.
+    ///
+    /// # Errors
+    /// If it cannot be written or sent.
+    fn record(&mut self, record: &Record) -> io::Result<()>;
+
+    /// Called once, after the last record.
+    ///
+    /// # Errors
+    /// As [`Tracker::record`].
+    fn end(&mut self, end: RunEnd) -> io::Result<()>;
+}
+
+/// The trackers of a run. Trouble with one is warned of once and costs that one, never the run.
+#[derive(Default)]
+pub struct Trackers(Vec<Box<dyn Tracker>>);
+
+impl Trackers {
+    pub fn new(trackers: Vec<Box<dyn Tracker>>) -> Trackers {
+        Trackers(trackers)
+    }
+
+    pub fn record(&mut self, record: &Record) {
+        self.each(|tracker| tracker.record(record));
+    }
+
+    /// Ends them; what is recorded later goes nowhere.
+    pub fn end(&mut self, end: RunEnd) {
+        self.each(|tracker| tracker.end(end));
+        self.0.clear();
+    }
+
+    fn each(&mut self, mut call: impl FnMut(&mut dyn Tracker) -> io::Result<()>) {
+        self.0.retain_mut(|tracker| match call(&mut **tracker) {
+            Ok(()) => true,
+            Err(error) => {
+                let name = tracker.name();
+                eprintln!("warning: the run is not reported to {name} any more: {error}");
+                false
+            }
+        });
+    }
+}
+
+impl Drop for Trackers {
+    /// Whoever ends well has ended them before.
+    fn drop(&mut self) {
+        self.end(RunEnd::Failed);
+    }
+}
