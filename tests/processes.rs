@@ -589,6 +589,101 @@ fn a_rendezvous_that_cannot_be_says_why() {
     );
 }
 
+/// Hands bytes on between those that connect to it and a port, until it is told to cut them off.
+struct Relay {
+    address: std::net::SocketAddr,
+    open: std::sync::Arc<std::sync::Mutex<Vec<std::net::TcpStream>>>,
+}
+
+impl Relay {
+    fn to(port: u16) -> Relay {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let open = std::sync::Arc::<std::sync::Mutex<Vec<std::net::TcpStream>>>::default();
+        let shared = open.clone();
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let Ok(server) = std::net::TcpStream::connect(("127.0.0.1", port)) else {
+                    continue;
+                };
+                for (from, to) in [(&client, &server), (&server, &client)] {
+                    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    std::thread::spawn(move || {
+                        let _ = std::io::copy(&mut from, &mut to);
+                        let _ = to.shutdown(std::net::Shutdown::Both);
+                    });
+                }
+                shared.lock().unwrap().extend([client, server]);
+            }
+        });
+        Relay { address, open }
+    }
+
+    fn cut(&self) -> usize {
+        let open: Vec<_> = self.open.lock().unwrap().drain(..).collect();
+        for stream in &open {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+        open.len()
+    }
+}
+
+/// The connections of a launcher and its rank to the rendezvous are cut while they train: they come
+/// back, and the run goes on until a signal ends it.
+#[test]
+fn a_connection_that_is_cut_comes_back() {
+    let Some(bench) = bench() else { return };
+    let port = free_port();
+    let relay = Relay::to(port);
+    let ends = [format!("127.0.0.1:{port}"), relay.address.to_string()];
+    let command = train(
+        GPT2,
+        2,
+        "--max_steps 1000000 --save_strategy no --output_dir out",
+    );
+    let mut nodes = [0, 1].map(|node| {
+        let line = format!(
+            "launch --nnodes 2 --node_rank {node} --rdzv_endpoint {} --heartbeat_timeout 10 -- {command}",
+            ends[node]
+        );
+        let mut process = bench.command(&line).process();
+        process.env("XTRAIN_RDZV_SECRET", "correct horse");
+        start(process)
+    });
+    nodes[0].wait_for(&["[rank 0] {'loss'"]);
+    for _ in 0..3 {
+        assert!(relay.cut() >= 2, "the launcher and its rank are connected");
+        std::thread::sleep(Duration::from_secs(2));
+    }
+    // The other node's rank hears of it with a heartbeat.
+    // SAFETY: the launcher has not been waited for.
+    unsafe { libc::kill(nodes[0].child.id() as i32, libc::SIGTERM) };
+    let [first, second] = nodes.map(Launched::finish);
+    assert_eq!(
+        (first.code, second.code),
+        (Some(143), Some(143)),
+        "{}\n{}",
+        first.stdout,
+        second.stdout
+    );
+    let lost = "trying to reach it for";
+    assert!(second.stdout.contains(lost), "{}", second.stdout);
+    assert!(
+        second.stdout.contains("launch: reached the rendezvous at"),
+        "{}",
+        second.stdout
+    );
+    assert!(!first.stdout.contains(lost), "{}", first.stdout);
+    let saved = fs::read_dir(bench.path("out")).unwrap().flatten();
+    let names: Vec<_> = saved.map(|file| file.file_name()).collect();
+    assert!(
+        names
+            .iter()
+            .any(|name| name.to_string_lossy().starts_with("checkpoint-")),
+        "{names:?}"
+    );
+}
+
 #[test]
 fn what_launch_cannot_do_is_refused_at_once() {
     for (line, part) in [

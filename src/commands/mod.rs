@@ -26,6 +26,7 @@ pub use crate::config::Command;
 pub use crate::engine::{Error, Outcome};
 
 use crate::distributed::ProcessGroup;
+use crate::distributed::job::Ended;
 
 /// Runs one command to its end.
 pub fn run(command: Command) -> Result<Outcome, Error> {
@@ -47,12 +48,14 @@ pub fn run(command: Command) -> Result<Outcome, Error> {
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let outcome = dispatch(command);
     if let Some(group) = ProcessGroup::joined() {
-        group.leave(
-            outcome
-                .as_ref()
-                .err()
-                .map(|error| (i32::from(error.exit_code()), error.one_line())),
-        );
+        group.leave(match &outcome {
+            Ok(_) => Ended::Well,
+            Err(error) => Ended::Failed {
+                cause: error.cause(),
+                code: error.exit_code().into(),
+                message: error.one_line(),
+            },
+        });
     }
     outcome
 }

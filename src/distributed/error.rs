@@ -44,10 +44,37 @@ pub enum Error {
     Impostor { endpoint: String },
     #[error("the connection to the rendezvous at {endpoint} was lost: {reason}")]
     Lost { endpoint: String, reason: String },
-    #[error("{what} did not arrive within {seconds} s: a process of the job has not come so far")]
-    Timeout { what: String, seconds: u64 },
+    #[error(
+        "the rendezvous at {endpoint} is not the one that this process joined: node 0 (rank 0) was started again; start all of the job \
+         again"
+    )]
+    Replaced { endpoint: String },
+    #[error("{what} did not arrive within {seconds} s: {}", match &.missing[..] {
+        [] => "a process of the job has not come so far".into(),
+        missing => format!("{} did not join", super::job::listed("rank", missing)),
+    })]
+    Timeout {
+        what: String,
+        seconds: u64,
+        /// Ranks that have not joined.
+        missing: Vec<usize>,
+    },
     #[error("{}: {problem}", .path.display())]
     Secret { path: PathBuf, problem: String },
     #[error("cannot start the heartbeat thread of rank {rank}: {source}")]
     Heartbeat { rank: usize, source: std::io::Error },
+}
+
+impl Error {
+    /// Whether other processes are the reason: they, or the way to them, are gone.
+    pub fn is_of_peers(&self) -> bool {
+        matches!(
+            self,
+            Error::Unreachable { .. }
+                | Error::Refused { .. }
+                | Error::Lost { .. }
+                | Error::Replaced { .. }
+                | Error::Timeout { .. }
+        )
+    }
 }

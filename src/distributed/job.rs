@@ -16,11 +16,45 @@ pub enum Ended {
     Interrupted(i32),
     /// By a signal that it did not ask for.
     Killed(i32),
-    /// With an exit code, and its last error message.
+    /// With an exit code, or by its own word, and its last error message.
     Failed {
+        cause: Cause,
         code: i32,
-        last_error: String,
+        message: String,
     },
+}
+
+/// Where the reason of a rank's failure lies, as the rank itself says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Cause {
+    /// A mistake in what it was asked for: it would happen again.
+    Usage,
+    /// Something that happened in it.
+    Own,
+    /// Other processes, or the way to them.
+    Peers,
+}
+
+/// What a launched rank ends with if it has lost the rendezvous, so that it can only tell its
+/// launcher.
+pub const LOST_RENDEZVOUS: i32 = 4;
+
+impl Cause {
+    /// What an exit code says where the rank said nothing itself.
+    pub fn of_exit_code(code: i32) -> Cause {
+        match code {
+            2 => Cause::Usage,
+            LOST_RENDEZVOUS => Cause::Peers,
+            _ => Cause::Own,
+        }
+    }
+}
+
+/// The step that all ranks stop after, and the signal that they do so for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastStep {
+    pub step: u64,
+    pub signal: i32,
 }
 
 /// What a node's launcher is to do.
@@ -84,6 +118,8 @@ enum Phase {
 
 #[derive(Clone, Default)]
 struct Node {
+    /// The launcher that has joined.
+    session: Option<String>,
     heard: Option<Instant>,
     /// None of its ranks runs.
     idle: bool,
@@ -95,6 +131,15 @@ struct Rank {
     beat: Option<Instant>,
     step: u64,
     ended: Option<Ended>,
+    /// The last step that it has finished since it knows that all are to stop.
+    stops_at: Option<u64>,
+}
+
+/// What a signal asked for.
+struct Stop {
+    signal: i32,
+    /// The last step, once every rank has said where it is.
+    step: Option<u64>,
 }
 
 struct Failure {
@@ -134,6 +179,7 @@ pub struct Job {
     ranks: Vec<Rank>,
     failures: Vec<Failure>,
     note: Option<String>,
+    stop: Option<Stop>,
 }
 
 impl Job {
@@ -154,6 +200,7 @@ impl Job {
             ranks,
             failures: Vec::new(),
             note: None,
+            stop: None,
         }
     }
 
@@ -194,6 +241,7 @@ impl Job {
         node: usize,
         nodes: usize,
         processes: usize,
+        session: &str,
     ) -> Result<(), String> {
         if nodes != self.settings.nodes {
             return Err(format!(
@@ -210,12 +258,15 @@ impl Job {
         if node >= nodes {
             return Err(format!("there is no node {node} among {nodes}"));
         }
-        if self.nodes[node].heard.is_some() {
-            return Err(format!(
+        match &self.nodes[node].session {
+            Some(joined) if joined != session => Err(format!(
                 "node {node} has joined already: each needs a --node_rank of its own"
-            ));
+            )),
+            _ => {
+                self.nodes[node].session = Some(session.into());
+                Ok(())
+            }
         }
-        Ok(())
     }
 
     /// A rank is alive. Why the job has to end, if it has to.
@@ -229,12 +280,41 @@ impl Job {
         }
     }
 
+    /// Whether a signal asks all ranks to stop.
+    pub fn stop_is_asked(&self) -> bool {
+        self.stop.is_some()
+    }
+
+    /// A rank that a signal or a heartbeat's answer asked to stop has finished this step. The step
+    /// that all stop after, once each of them has come here: none has passed it, because from its
+    /// first call on a rank calls after every step.
+    pub fn agree(&mut self, rank: usize, step: u64, signal: Option<i32>) -> Option<LastStep> {
+        if self.stop.is_none() {
+            let step = None;
+            self.stop = signal.map(|signal| Stop { signal, step });
+        }
+        let stop = self.stop.as_mut()?;
+        self.ranks[rank].stops_at = Some(step);
+        let here = |rank: &Rank| rank.stops_at.is_some() || rank.ended.is_some();
+        if stop.step.is_none() && self.ranks.iter().all(here) {
+            let furthest = self.ranks.iter().filter_map(|rank| rank.stops_at).max();
+            stop.step = furthest.map(|step| step + 1);
+        }
+        let signal = stop.signal;
+        stop.step.map(|step| LastStep { step, signal })
+    }
+
+    /// Ranks that have not joined.
+    pub fn missing(&self) -> Vec<usize> {
+        let ranks = self.ranks.iter().enumerate();
+        ranks
+            .filter(|(_, rank)| rank.beat.is_none() && rank.ended.is_none())
+            .map(|(number, _)| number)
+            .collect()
+    }
+
     /// A rank ends by its own will.
-    pub fn leave(&mut self, rank: usize, failure: Option<(i32, String)>, now: Instant) {
-        let ended = match failure {
-            None => Ended::Well,
-            Some((code, last_error)) => Ended::Failed { code, last_error },
-        };
+    pub fn leave(&mut self, rank: usize, ended: Ended, now: Instant) {
         self.end_of(rank, ended, now);
         self.tick(now);
     }
@@ -294,8 +374,9 @@ impl Job {
         };
         let first = place.ended.replace(ended.clone());
         let step = place.step;
-        // The rank's own message comes before what its launcher sees of its end.
-        if matches!(first, Some(Ended::Failed { .. }))
+        // The rank's own message comes before what its launcher sees of its end, and a report may
+        // come twice.
+        if matches!(first, Some(Ended::Failed { .. } | Ended::Killed(_)))
             || matches!(self.phase, Phase::Stopping | Phase::Over(_))
         {
             return;
@@ -311,13 +392,17 @@ impl Job {
                 );
                 self.fail(Failure::new(0, text), now);
             }
-            Ended::Failed { code, last_error } => {
-                let is_usage = code == 2;
-                let text = match last_error.is_empty() {
+            Ended::Failed {
+                cause,
+                code,
+                message,
+            } => {
+                let text = match message.is_empty() {
                     true => format!("{} ended with exit code {code}{at}", self.name(rank)),
-                    false => format!("{} failed{at}: {last_error}", self.name(rank)),
+                    false => format!("{} failed{at}: {message}", self.name(rank)),
                 };
-                let blame = if is_consequence(&last_error) { 3 } else { 2 };
+                let blame = if cause == Cause::Peers { 3 } else { 2 };
+                let is_usage = cause == Cause::Usage;
                 let failure = Failure::new(blame, text);
                 self.fail(
                     Failure {
@@ -368,13 +453,12 @@ impl Job {
         if self.nodes.iter().all(|node| node.heard.is_some()) {
             self.phase = Phase::Running { since: now };
         } else if now - self.began > self.settings.join {
-            let missing: Vec<String> = (0..self.nodes.len())
+            let missing: Vec<usize> = (0..self.nodes.len())
                 .filter(|&n| self.nodes[n].heard.is_none())
-                .map(|n| n.to_string())
                 .collect();
-            let (missing, seconds) = (missing.join(", "), self.settings.join.as_secs());
+            let (missing, seconds) = (listed("node", &missing), self.settings.join.as_secs());
             self.phase = Phase::Over(Verdict::Failed(format!(
-                "node {missing} did not join within {seconds} s"
+                "{missing} did not join within {seconds} s"
             )));
         }
     }
@@ -382,14 +466,14 @@ impl Job {
     fn watch(&mut self, since: Instant, now: Instant) {
         self.watch_silence(now);
         if matches!(self.phase, Phase::Running { .. }) && now - since > self.settings.join {
-            let missing = (0..self.ranks.len())
-                .find(|&rank| self.ranks[rank].beat.is_none() && self.ranks[rank].ended.is_none());
-            if let Some(rank) = missing {
-                let text = format!(
-                    "{} did not join within {} s",
-                    self.name(rank),
-                    self.settings.join.as_secs()
-                );
+            let missing = match &self.missing()[..] {
+                [] => None,
+                [rank] => Some(self.name(*rank)),
+                several => Some(listed("rank", several)),
+            };
+            if let Some(missing) = missing {
+                let seconds = self.settings.join.as_secs();
+                let text = format!("{missing} did not join within {seconds} s");
                 self.fail(Failure::new(1, text), now);
             }
         }
@@ -464,6 +548,7 @@ impl Job {
             self.generation, self.settings.max_restarts
         ));
         self.failures.clear();
+        self.stop = None;
         self.ranks
             .iter_mut()
             .for_each(|rank| *rank = Rank::default());
@@ -471,15 +556,22 @@ impl Job {
     }
 }
 
-/// Whether a rank failed because another one ended.
-fn is_consequence(last_error: &str) -> bool {
-    [
-        "with the other processes failed",
-        "cannot reach the other processes",
-        "rendezvous",
-    ]
-    .iter()
-    .any(|sign| last_error.contains(sign))
+/// `rank 3`, `ranks 1, 2 and 5`, the first ten of more.
+pub(super) fn listed(noun: &str, numbers: &[usize]) -> String {
+    const MOST: usize = 10;
+    let text = |numbers: &[usize]| {
+        let numbers = numbers.iter().map(usize::to_string);
+        numbers.collect::<Vec<_>>().join(", ")
+    };
+    match numbers {
+        [one] => format!("{noun} {one}"),
+        many if many.len() > MOST => {
+            let more = many.len() - MOST;
+            format!("{noun}s {} and {more} more", text(&many[..MOST]))
+        }
+        [first @ .., last] => format!("{noun}s {} and {last}", text(first)),
+        [] => format!("no {noun}"),
+    }
 }
 
 fn signal_name(signal: i32) -> &'static str {
@@ -524,18 +616,27 @@ mod tests {
         }
     }
 
+    fn failed(cause: Cause, code: i32, message: &str) -> Ended {
+        let message = message.into();
+        Ended::Failed {
+            cause,
+            code,
+            message,
+        }
+    }
+
     #[test]
     fn a_job_runs_when_all_nodes_are_there_and_ends_with_its_last_rank() {
         let (mut job, now) = job(2, 1, 0);
-        assert_eq!(job.admit_node(0, 2, 1), Ok(()));
+        assert_eq!(job.admit_node(0, 2, 1, "a"), Ok(()));
         assert_eq!(job.report(0, 0, vec![], true, now), Order::Wait);
-        assert!(job.admit_node(1, 3, 1).unwrap_err().contains("--nnodes 3"));
-        assert!(
-            job.admit_node(1, 2, 4)
-                .unwrap_err()
-                .contains("--nproc_per_node 4")
-        );
-        assert!(job.admit_node(0, 2, 1).unwrap_err().contains("node_rank"));
+        let mut refused =
+            |node, nodes, processes| job.admit_node(node, nodes, processes, "b").unwrap_err();
+        assert!(refused(1, 3, 1).contains("--nnodes 3"));
+        assert!(refused(1, 2, 4).contains("--nproc_per_node 4"));
+        assert!(refused(0, 2, 1).contains("node_rank"));
+        // The launcher that has joined may come back.
+        assert_eq!(job.admit_node(0, 2, 1, "a"), Ok(()));
         assert_eq!(job.report(1, 0, vec![], true, now), run(0));
         assert!(
             job.admit_rank(0, 4, 0, now)
@@ -563,15 +664,8 @@ mod tests {
             job.admit_rank(rank, 2, 0, now).unwrap();
             assert_eq!(job.beat(rank, 7, now), None);
         }
-        job.leave(
-            0,
-            Some((
-                1,
-                "all-reduce with the other processes failed on rank 0 of 2: connection closed"
-                    .into(),
-            )),
-            now,
-        );
+        let consequence = "all-reduce failed on rank 0 of 2: connection closed";
+        job.leave(0, failed(Cause::Peers, 1, consequence), now);
         assert_eq!(
             job.report(0, 0, vec![(1, Ended::Killed(libc::SIGKILL))], false, now),
             run(0)
@@ -601,13 +695,7 @@ mod tests {
         job.report(
             0,
             1,
-            vec![(
-                0,
-                Ended::Failed {
-                    code: 1,
-                    last_error: "disk full".into(),
-                },
-            )],
+            vec![(0, failed(Cause::Own, 1, "disk full"))],
             false,
             later,
         );
@@ -656,13 +744,7 @@ mod tests {
         second.report(
             0,
             0,
-            vec![(
-                0,
-                Ended::Failed {
-                    code: 2,
-                    last_error: "no such flag".into(),
-                },
-            )],
+            vec![(0, failed(Cause::of_exit_code(2), 2, "no such flag"))],
             true,
             now,
         );
@@ -682,5 +764,69 @@ mod tests {
         assert_eq!(job.beat(0, 1, now + 11 * SECOND), None);
         let reason = job.beat(0, 1, now + 13 * SECOND).unwrap();
         assert!(reason.starts_with("no heartbeat from rank 1"), "{reason}");
+    }
+
+    #[test]
+    fn the_cause_is_what_a_rank_says_and_not_what_its_message_contains() {
+        for (first, second, blamed) in [
+            (Cause::Peers, Cause::Own, 1),
+            (Cause::Own, Cause::Peers, 0),
+            (
+                Cause::of_exit_code(LOST_RENDEZVOUS),
+                Cause::of_exit_code(1),
+                1,
+            ),
+        ] {
+            let (mut job, now) = job(0, 2, 0);
+            // Each sounds like the other's.
+            job.leave(0, failed(first, 1, "the rendezvous is on fire"), now);
+            job.leave(1, failed(second, 1, "disk full"), now);
+            let reason = job.beat(0, 1, now + 2 * SECOND).unwrap();
+            assert!(reason.starts_with(&format!("rank {blamed}")), "{reason}");
+        }
+    }
+
+    #[test]
+    fn ranks_stop_after_a_step_that_none_has_passed() {
+        let (mut job, now) = job(0, 3, 0);
+        assert_eq!(job.agree(0, 5, None), None);
+        assert!(!job.stop_is_asked());
+        assert_eq!(job.agree(1, 5, Some(libc::SIGTERM)), None);
+        assert!(job.stop_is_asked());
+        // Rank 0 learns of it late, rank 2 has ended: each goes on until all have said where they are.
+        assert_eq!(job.agree(1, 6, Some(libc::SIGTERM)), None);
+        job.leave(2, Ended::Well, now);
+        let last = Some(LastStep {
+            step: 9,
+            signal: libc::SIGTERM,
+        });
+        assert_eq!(job.agree(0, 8, None), last);
+        assert_eq!(job.agree(1, 7, Some(libc::SIGTERM)), last);
+        // A second signal changes nothing.
+        assert_eq!(job.agree(1, 8, Some(libc::SIGINT)), last);
+        assert_eq!(job.agree(0, 9, None), last);
+    }
+
+    #[test]
+    fn who_did_not_come_is_named() {
+        let (mut first, now) = job(4, 1, 0);
+        first.report(0, 0, vec![], true, now);
+        first.report(2, 0, vec![], true, now);
+        let end = first.report(0, 0, vec![], true, now + 61 * SECOND);
+        let text = "nodes 1 and 3 did not join within 60 s";
+        assert_eq!(end, Order::End(Verdict::Failed(text.into())));
+
+        let (mut second, now) = job(0, 30, 0);
+        second.admit_rank(4, 30, 0, now).unwrap();
+        let mut reason = None;
+        for tick in 1..64 {
+            reason = second.beat(4, 0, now + tick * SECOND).or(reason);
+        }
+        assert_eq!(
+            reason.unwrap(),
+            "ranks 0, 1, 2, 3, 5, 6, 7, 8, 9, 10 and 19 more did not join within 60 s"
+        );
+        assert_eq!(listed("rank", &[3]), "rank 3");
+        assert_eq!(listed("rank", &[1, 2, 5]), "ranks 1, 2 and 5");
     }
 }

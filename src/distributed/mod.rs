@@ -4,6 +4,7 @@
 //! The rendezvous carries bootstrap data only: addresses, ranks, heartbeats, failures. What
 //! training exchanges goes between the devices, by the collectives of their platform.
 
+mod channel;
 pub mod environment;
 mod error;
 mod hostlist;
@@ -21,3 +22,6 @@ pub use process_group::ProcessGroup;
 
 /// A result of this layer.
 pub type Result<T> = std::result::Result<T, Error>;
+
+#[cfg(test)]
+pub(crate) use wire::tests::{read_frames, sample_frames};

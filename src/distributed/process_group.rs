@@ -2,14 +2,14 @@
 //! tells the others that it is alive.
 
 use super::environment::RankInfo;
-use super::job::JobSettings;
+use super::job::{Ended, JobSettings, LOST_RENDEZVOUS, LastStep};
 use super::server::Server;
 use super::wire::{Connection, Reply, Request, Role};
 use super::{Error, Result};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// For questions that are answered at once.
 const AT_ONCE: Duration = Duration::ZERO;
@@ -30,6 +30,10 @@ pub struct ProcessGroup {
     idle: Mutex<Vec<Connection>>,
     /// Steps made, for heartbeats.
     step: AtomicU64,
+    /// A signal somewhere in the job asks for its end, as a heartbeat's answer said.
+    stop: AtomicBool,
+    /// The rendezvous that was joined, so that another one is not taken for it.
+    job: String,
     host: IpAddr,
     /// Where this process holds the rendezvous itself.
     server: Option<Server>,
@@ -55,11 +59,14 @@ impl ProcessGroup {
             .transpose()?;
         let first = connect(member, timeouts.join)?;
         let host = first.local_address()?.ip();
+        let job = first.job().to_string();
         let idle = Mutex::new(vec![first]);
         let group = Arc::new(ProcessGroup {
             member: member.clone(),
             idle,
             step: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            job,
             host,
             server,
         });
@@ -131,9 +138,10 @@ impl ProcessGroup {
             patience,
         )? {
             Reply::Value(Some(value)) => Ok(value),
-            Reply::Value(None) => Err(Error::Timeout {
+            Reply::Late { missing } => Err(Error::Timeout {
                 what: format!("`{key}`"),
                 seconds: patience.as_secs(),
+                missing,
             }),
             _ => Err(self.strange()),
         }
@@ -156,33 +164,63 @@ impl ProcessGroup {
         Ok(value)
     }
 
-    /// Says goodbye: with the reason if this process fails. Rank 0 waits for the others where it
-    /// holds the rendezvous.
-    pub fn leave(&self, failure: Option<(i32, String)>) {
-        let failed = failure.is_some();
+    /// Whether a signal to some process asks all of them to stop. Asks nobody: the answers to
+    /// heartbeats bring it.
+    pub fn stop_is_asked(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Says that this process has finished a step and is to stop; the last step of all, once each
+    /// of them has said so. Ask after every step from then on.
+    ///
+    /// # Errors
+    /// If the rendezvous is lost.
+    pub fn agree_on_end(&self, step: u64, signal: Option<i32>) -> Result<Option<LastStep>> {
+        match self.ask(&Request::Agree { step, signal }, AT_ONCE)? {
+            Reply::Stop(last) => Ok(last),
+            _ => Err(self.strange()),
+        }
+    }
+
+    /// Says goodbye, and how this process ends. Rank 0 waits for the others where it holds the
+    /// rendezvous.
+    pub fn leave(&self, ended: Ended) {
+        let failed = ended != Ended::Well;
         if !failed && self.member.is_launched() {
             return; // its launcher sees how it ends
         }
-        let answer = self.ask(&Request::Leave { failure }, AT_ONCE);
+        let answer = self.ask(&Request::Leave { ended }, AT_ONCE);
         if let (Ok(_), false, Some(server)) = (answer, failed, &self.server) {
             server.wait_until_left(FAREWELL);
         }
     }
 
+    /// Asks on a connection that nobody uses. A connection that was reset may come back within the
+    /// heartbeat's patience: every request may be sent twice.
     fn ask(&self, request: &Request, wait: Duration) -> Result<Reply> {
         let idle = || {
             self.idle
                 .lock()
                 .unwrap_or_else(|poisoned| poisoned.into_inner())
         };
-        let free = idle().pop();
-        let mut connection = match free {
-            Some(connection) => connection,
-            None => connect(&self.member, self.member.timeouts.heartbeat)?,
-        };
-        let reply = connection.ask(request, wait)?;
-        idle().push(connection);
-        Ok(reply)
+        let patience = self.member.timeouts.heartbeat;
+        let mut lost: Option<Instant> = None;
+        loop {
+            let free = idle().pop();
+            let mut connection = match free {
+                Some(connection) => connection,
+                None => connect(&self.member, patience)?.leading_to(&self.job)?,
+            };
+            match connection.ask(request, wait) {
+                Ok(reply) => {
+                    idle().push(connection);
+                    return Ok(reply);
+                }
+                Err(Error::Lost { .. })
+                    if lost.get_or_insert_with(Instant::now).elapsed() < patience => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     fn strange(&self) -> Error {
@@ -199,10 +237,11 @@ impl ProcessGroup {
         let mut connection = connect(&self.member, timeouts.join)?;
         let pause = (timeouts.heartbeat / 4).min(Duration::from_secs(1));
         let (rank, launched) = (self.member.rank, self.member.is_launched());
-        let quit = move |reason: String| {
+        let quit = move |code: i32, reason: String| {
             eprintln!("error: {reason}");
-            std::process::exit(1);
+            std::process::exit(code);
         };
+        let lost = if launched { LOST_RENDEZVOUS } else { 1 };
         let (sender, first_beat) = std::sync::mpsc::channel();
         let body = move || {
             loop {
@@ -211,14 +250,23 @@ impl ProcessGroup {
                 // Only the first one is waited for.
                 let _ = sender.send(());
                 match answer {
-                    Ok(Reply::Alive(Some(reason))) if !launched => {
-                        quit(format!("the job was stopped: {reason}"))
+                    Ok(Reply::Alive {
+                        failure: Some(reason),
+                        ..
+                    }) if !launched => quit(1, format!("the job was stopped: {reason}")),
+                    Ok(reply) => {
+                        if let Reply::Alive { stop: true, .. } = reply {
+                            self.stop.store(true, Ordering::Relaxed);
+                        }
+                        std::thread::sleep(pause);
                     }
-                    Ok(_) => std::thread::sleep(pause),
-                    Err(_) => match connect(&self.member, timeouts.heartbeat) {
-                        Ok(again) => connection = again,
-                        Err(error) => quit(error.to_string()),
-                    },
+                    Err(_) => {
+                        let again = connect(&self.member, timeouts.heartbeat);
+                        match again.and_then(|again| again.leading_to(&self.job)) {
+                            Ok(again) => connection = again,
+                            Err(error) => quit(lost, error.to_string()),
+                        }
+                    }
                 }
             }
         };

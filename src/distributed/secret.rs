@@ -108,6 +108,12 @@ impl Secret {
         unhex(proof).is_some_and(|bytes| self.mac(parts).verify_slice(&bytes).is_ok())
     }
 
+    /// The key of one connection; `parts` are what its handshake agreed on.
+    pub fn session(&self, parts: &[&str]) -> SessionKey {
+        let parts = [&["session"], parts].concat();
+        SessionKey(self.mac(&parts).finalize().into_bytes().into())
+    }
+
     fn mac(&self, parts: &[&str]) -> Hmac<Sha256> {
         let mut mac =
             Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
@@ -116,6 +122,36 @@ impl Secret {
             mac.update(&(part.len() as u64).to_le_bytes());
             mac.update(part.as_bytes());
         }
+        mac
+    }
+}
+
+/// The key that one connection's messages are authenticated with.
+#[derive(Clone)]
+pub struct SessionKey([u8; 32]);
+
+impl SessionKey {
+    /// The MAC of the message with this number in its direction.
+    pub fn tag(&self, from_server: bool, number: u64, body: &[u8]) -> [u8; 32] {
+        self.mac(from_server, number, body)
+            .finalize()
+            .into_bytes()
+            .into()
+    }
+
+    /// Whether a MAC is right; takes the same time for every wrong one.
+    pub fn accepts(&self, tag: &[u8], from_server: bool, number: u64, body: &[u8]) -> bool {
+        self.mac(from_server, number, body)
+            .verify_slice(tag)
+            .is_ok()
+    }
+
+    fn mac(&self, from_server: bool, number: u64, body: &[u8]) -> Hmac<Sha256> {
+        let mut mac =
+            Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
+        mac.update(&[u8::from(from_server)]);
+        mac.update(&number.to_le_bytes());
+        mac.update(body);
         mac
     }
 }

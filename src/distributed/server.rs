@@ -2,7 +2,7 @@
 //! node 0's launcher, or in rank 0 where something else started the ranks.
 
 use super::job::{Job, JobSettings};
-use super::secret::Secret;
+use super::secret::{Secret, nonce};
 use super::strangers;
 use super::wire::{self, Claim, Reply, Request, Role};
 use super::{Error, Result};
@@ -21,6 +21,8 @@ pub struct Server {
 
 struct Shared {
     secret: Secret,
+    /// Tells this rendezvous from another at the same address.
+    id: String,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -54,6 +56,7 @@ impl Server {
         };
         let shared = Arc::new(Shared {
             secret,
+            id: nonce(),
             state: Mutex::new(state),
             changed: Condvar::new(),
         });
@@ -99,26 +102,28 @@ impl Server {
 
 impl Shared {
     /// One connection of a peer that knows the secret, until it ends.
-    fn serve(&self, mut stream: TcpStream, claim: &Claim, nonce: &str) {
+    fn serve(&self, stream: TcpStream, claim: &Claim, nonce: &str) {
         let admitted = {
             let job = &mut self.lock().job;
-            match claim.role {
+            match &claim.role {
                 Role::Rank {
                     rank,
                     world,
                     generation,
-                } => job.admit_rank(rank, world, generation, Instant::now()),
+                } => job.admit_rank(*rank, *world, *generation, Instant::now()),
                 Role::Node {
                     node,
                     nodes,
                     processes,
-                } => job.admit_node(node, nodes, processes),
+                    session,
+                } => job.admit_node(*node, *nodes, *processes, session),
             }
         };
-        if wire::welcome(&mut stream, &self.secret, claim, nonce, admitted).is_err() {
+        let names = (nonce, self.id.as_str());
+        let Ok(channel) = wire::welcome(stream, &self.secret, claim, names, admitted) else {
             return;
-        }
-        let _ = wire::serve(stream, |request| self.answer(&claim.role, request));
+        };
+        let _ = wire::serve(channel, |request| self.answer(&claim.role, request));
     }
 
     fn answer(&self, role: &Role, request: Request) -> Reply {
@@ -148,24 +153,38 @@ impl Shared {
             Request::Put { key, value } => self.put(generation, key, value, true),
             Request::PutFirst { key, value } => self.put(generation, key, value, false),
             Request::Get { key, timeout_ms } => {
-                Reply::Value(self.get(&scoped(generation, &key), Duration::from_millis(timeout_ms)))
+                match self.get(&scoped(generation, &key), Duration::from_millis(timeout_ms)) {
+                    Some(value) => Reply::Value(Some(value)),
+                    None => Reply::Late {
+                        missing: self.lock().job.missing(),
+                    },
+                }
             }
             Request::TryGet { key } => {
                 Reply::Value(self.lock().values.get(&scoped(generation, &key)).cloned())
             }
             Request::Beat { step } => {
                 let job = &mut self.lock().job;
-                let current = generation == job.generation();
-                Reply::Alive(
-                    current
-                        .then(|| job.beat(rank, step, Instant::now()))
-                        .flatten(),
-                )
+                match generation == job.generation() {
+                    true => Reply::Alive {
+                        failure: job.beat(rank, step, Instant::now()),
+                        stop: job.stop_is_asked(),
+                    },
+                    false => Reply::Alive {
+                        failure: None,
+                        stop: false,
+                    },
+                }
             }
-            Request::Leave { failure } => {
+            Request::Agree { step, signal } => {
+                let job = &mut self.lock().job;
+                let current = generation == job.generation();
+                Reply::Stop(current.then(|| job.agree(rank, step, signal)).flatten())
+            }
+            Request::Leave { ended } => {
                 let job = &mut self.lock().job;
                 if generation == job.generation() {
-                    job.leave(rank, failure, Instant::now());
+                    job.leave(rank, ended, Instant::now());
                 }
                 Reply::Done
             }

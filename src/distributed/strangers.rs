@@ -3,15 +3,15 @@
 //! many are taken in a second. Only who knows the secret gets a thread of its own.
 
 use super::secret::Secret;
-use super::wire::{self, Claim};
+use super::wire::{self, Claim, LARGEST_CLAIM};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Resource, getrlimit};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read};
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Most connections at a time, if the process may have enough descriptors; of more, the oldest goes.
+/// Most connections at a time, if the process may have enough descriptors; of more, one goes.
 const MOST: usize = 128;
 
 /// In all, from being taken to a right claim. Peers need two round trips.
@@ -21,11 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const BURST: usize = 16;
 const REST: Duration = Duration::from_millis(16);
 
-/// A claim names a role and a proof.
-const LARGEST_CLAIM: usize = 1 << 12;
-
 struct Stranger {
     stream: TcpStream,
+    address: IpAddr,
     since: Instant,
     nonce: String,
     /// What it has sent so far.
@@ -41,13 +39,14 @@ enum Progress {
 
 impl Stranger {
     /// Greets a new connection.
-    fn greet(mut stream: TcpStream) -> io::Result<Stranger> {
+    fn greet(mut stream: TcpStream, address: IpAddr) -> io::Result<Stranger> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         // A few hundred bytes into the empty buffer of a new socket: this does not wait.
         let nonce = wire::greet(&mut stream)?;
         Ok(Stranger {
             stream,
+            address,
             since: Instant::now(),
             nonce,
             received: Vec::new(),
@@ -70,7 +69,7 @@ impl Stranger {
             if self.received.len() > 4 + LARGEST_CLAIM {
                 return Progress::Gone;
             }
-            match wire::claim(&self.received, LARGEST_CLAIM) {
+            match wire::claim(&self.received) {
                 Ok(Some(claim)) => return Progress::Claims(claim),
                 Ok(None) => {}
                 Err(_) => return Progress::Gone,
@@ -120,22 +119,38 @@ pub fn admit(
         }
         for _ in 0..BURST {
             match listener.accept() {
-                Ok((stream, _)) => {
+                Ok((stream, from)) => {
                     if strangers.len() >= most {
-                        strangers.pop_front();
+                        make_room(&mut strangers);
                     }
-                    strangers.extend(Stranger::greet(stream));
+                    strangers.extend(Stranger::greet(stream, from.ip()));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                // No descriptor is left: one of ours makes room.
+                // No descriptor is left: one of ours makes room, and the others wait.
                 Err(_) => {
-                    strangers.pop_front();
-                    std::thread::sleep(REST);
+                    make_room(&mut strangers);
+                    break;
                 }
             }
         }
         std::thread::sleep(REST);
+    }
+}
+
+/// Sends away the oldest of those that come from the busiest address, so that a flood from a few
+/// addresses does not cost others the two round trips that they need.
+fn make_room(strangers: &mut VecDeque<Stranger>) {
+    let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+    for stranger in strangers.iter() {
+        *counts.entry(stranger.address).or_default() += 1;
+    }
+    let most = counts.values().copied().max();
+    let oldest = strangers
+        .iter()
+        .position(|stranger| counts.get(&stranger.address).copied() == most);
+    if let Some(index) = oldest {
+        strangers.remove(index);
     }
 }
 
@@ -205,13 +220,43 @@ mod tests {
             let mut connection =
                 Connection::open(&endpoint, &secret, &rank(number), patience).unwrap();
             let reply = connection.ask(&Request::Beat { step: 1 }, Duration::ZERO);
-            assert!(matches!(reply, Ok(Reply::Alive(None))), "{reply:?}");
+            assert!(
+                matches!(reply, Ok(Reply::Alive { failure: None, .. })),
+                "{reply:?}"
+            );
         }
         // The oldest were sent away.
         held[2]
             .set_read_timeout(Some(Duration::from_secs(60)))
             .unwrap();
         assert!(io::copy(&mut held[2], &mut io::sink()).is_ok_and(|bytes| bytes < 1000));
+    }
+
+    #[test]
+    fn a_flood_from_one_address_sends_its_own_away() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut strangers = VecDeque::new();
+        let mut peers = Vec::new();
+        for last in [9, 7, 7, 7] {
+            peers.push(TcpStream::connect(address).unwrap());
+            let stream = listener.accept().unwrap().0;
+            strangers.extend(Stranger::greet(stream, IpAddr::from([10, 0, 0, last])));
+        }
+        let ends = |strangers: &VecDeque<Stranger>| -> Vec<IpAddr> {
+            strangers.iter().map(|stranger| stranger.address).collect()
+        };
+        make_room(&mut strangers);
+        make_room(&mut strangers);
+        assert_eq!(
+            ends(&strangers),
+            [9, 7].map(|last| IpAddr::from([10, 0, 0, last]))
+        );
+        make_room(&mut strangers);
+        assert_eq!(ends(&strangers), [IpAddr::from([10, 0, 0, 7])]);
+        make_room(&mut strangers);
+        make_room(&mut strangers);
+        assert!(strangers.is_empty());
     }
 
     #[test]

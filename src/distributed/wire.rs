@@ -1,12 +1,12 @@
-//! What goes over a connection to the rendezvous: frames of JSON behind their length, after a
-//! handshake in which both sides show that they know the secret.
+//! What goes over a connection to the rendezvous: requests and their replies, each authenticated
+//! (`channel`), after a handshake in which both sides show that they know the secret.
 
-use super::job::{Ended, Order};
+use super::channel::{Channel, Side, plain_frame, receive_plain, send_plain};
+use super::job::{Ended, LastStep, Order};
 use super::secret::{Secret, nonce};
 use super::{Error, Result};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
@@ -14,13 +14,17 @@ use std::time::{Duration, Instant};
 pub(super) const OF_THE_JOB: &str = "job/";
 
 /// Raise it when the messages change: processes of different versions do not train together.
-const PROTOCOL: u32 = 2;
+const PROTOCOL: u32 = 3;
 
-/// Addresses and short texts are all that is sent.
-const LARGEST_FRAME: usize = 1 << 20;
+/// A claim names a role and a proof; the other messages of a handshake are shorter.
+pub(super) const LARGEST_CLAIM: usize = 1 << 12;
 
 /// For the few messages of a handshake, and for the answer to anything that does not wait.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// After so long without a request the server hangs up, so that a peer whose machine is gone does
+/// not keep a descriptor; a rank that was only quiet comes back.
+const IDLE: Duration = Duration::from_secs(600);
 
 /// Between two tries to connect.
 const RETRY: Duration = Duration::from_millis(100);
@@ -37,6 +41,9 @@ pub enum Role {
         node: usize,
         nodes: usize,
         processes: usize,
+        /// The launcher's own number: it may come back after its connection was reset, and a second
+        /// one for the same node is another.
+        session: String,
     },
 }
 
@@ -62,9 +69,14 @@ pub enum Request {
     Beat {
         step: u64,
     },
-    /// A rank ends, with exit code and reason if it failed.
+    /// A rank was asked to stop, by a signal or by [`Reply::Alive`], and has finished this step.
+    Agree {
+        step: u64,
+        signal: Option<i32>,
+    },
+    /// A rank ends by its own will.
     Leave {
-        failure: Option<(i32, String)>,
+        ended: Ended,
     },
     /// What happened on a node since its last report, and whether none of its ranks runs any more.
     Report {
@@ -78,8 +90,17 @@ pub enum Request {
 pub enum Reply {
     Done,
     Value(Option<Vec<u8>>),
-    /// To a beat: why the job has to end, if it has to.
-    Alive(Option<String>),
+    /// A value did not come in time; the ranks that have not joined.
+    Late {
+        missing: Vec<usize>,
+    },
+    /// To a beat: why the job has to end, if it has to, and whether a signal asks for its end.
+    Alive {
+        failure: Option<String>,
+        stop: bool,
+    },
+    /// The step to stop after, once all ranks agree.
+    Stop(Option<LastStep>),
     Order(Order),
     Error(String),
 }
@@ -100,32 +121,14 @@ pub(super) struct Claim {
 
 #[derive(Serialize, Deserialize)]
 enum Answer {
-    Welcome { proof: String },
-    Denied { reason: String },
-}
-
-fn send(stream: &mut TcpStream, message: &impl Serialize) -> io::Result<()> {
-    let body = serde_json::to_vec(message)?;
-    let mut frame = (body.len() as u32).to_be_bytes().to_vec();
-    frame.extend_from_slice(&body);
-    stream.write_all(&frame)
-}
-
-fn too_long(length: usize) -> io::Error {
-    let reason = format!("a frame of {length} bytes: not xtrain's protocol");
-    io::Error::new(io::ErrorKind::InvalidData, reason)
-}
-
-fn receive<T: DeserializeOwned>(stream: &mut TcpStream) -> io::Result<T> {
-    let mut length = [0; 4];
-    stream.read_exact(&mut length)?;
-    let length = u32::from_be_bytes(length) as usize;
-    if length > LARGEST_FRAME {
-        return Err(too_long(length));
-    }
-    let mut body = vec![0; length];
-    stream.read_exact(&mut body)?;
-    Ok(serde_json::from_slice(&body)?)
+    /// With the number of this rendezvous: another one at the same address is another job.
+    Welcome {
+        proof: String,
+        job: String,
+    },
+    Denied {
+        reason: String,
+    },
 }
 
 /// The server's first words to a new connection; the nonce in them.
@@ -135,21 +138,13 @@ pub(super) fn greet(stream: &mut TcpStream) -> io::Result<String> {
         protocol: PROTOCOL,
         nonce: nonce.clone(),
     };
-    send(stream, &hello)?;
+    send_plain(stream, &hello)?;
     Ok(nonce)
 }
 
 /// The claim in what a peer has sent so far, `None` if more has to come.
-pub(super) fn claim(received: &[u8], largest: usize) -> io::Result<Option<Claim>> {
-    let Some((length, body)) = received.split_first_chunk::<4>() else {
-        return Ok(None);
-    };
-    let length = u32::from_be_bytes(*length) as usize;
-    if length > largest {
-        return Err(too_long(length));
-    }
-    let body = body.get(..length);
-    Ok(body.map(serde_json::from_slice).transpose()?)
+pub(super) fn claim(received: &[u8]) -> io::Result<Option<Claim>> {
+    plain_frame(received, LARGEST_CLAIM)
 }
 
 /// Whether a claim proves that its maker knows the secret, for this nonce of ours. If not, the peer
@@ -166,48 +161,57 @@ pub(super) fn knows_secret(
         let reason =
             "its secret is another one (XTRAIN_RDZV_SECRET or --rdzv_secret_file must be the same everywhere)".into();
         // It may be gone already.
-        let _ = send(stream, &Answer::Denied { reason });
+        let _ = send_plain(stream, &Answer::Denied { reason });
     }
     knows
 }
 
-/// Answers a claim that proves the secret; `admitted` says why its maker may not take part.
+/// Answers a claim that proves the secret; `admitted` says why its maker may not take part, and
+/// `job` is the rendezvous' own number.
 ///
 /// # Errors
 /// If it may not, or is gone.
 pub(super) fn welcome(
-    stream: &mut TcpStream,
+    mut stream: TcpStream,
     secret: &Secret,
     claim: &Claim,
-    own: &str,
+    (own, job): (&str, &str),
     admitted: std::result::Result<(), String>,
-) -> io::Result<()> {
+) -> io::Result<Channel> {
     stream.set_nonblocking(false)?;
     stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(IDLE))?;
     if let Err(reason) = admitted {
         let denied = Answer::Denied {
             reason: reason.clone(),
         };
-        send(stream, &denied)?;
+        send_plain(&mut stream, &denied)?;
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
     }
     let role = serde_json::to_string(&claim.role)?;
-    let proof = secret.proof(&["serves", own, &claim.nonce, &role]);
-    send(stream, &Answer::Welcome { proof })
+    let proof = secret.proof(&["serves", own, &claim.nonce, &role, job]);
+    let job = job.to_string();
+    send_plain(&mut stream, &Answer::Welcome { proof, job })?;
+    let key = secret.session(&[own, &claim.nonce, &role]);
+    Ok(Channel::new(stream, key, Side::Server))
 }
 
 /// Answers requests until the other side hangs up.
-pub fn serve(mut stream: TcpStream, mut answer: impl FnMut(Request) -> Reply) -> io::Result<()> {
+pub(super) fn serve(
+    mut channel: Channel,
+    mut answer: impl FnMut(Request) -> Reply,
+) -> io::Result<()> {
     loop {
-        let request = receive(&mut stream)?;
-        send(&mut stream, &answer(request))?;
+        let request = channel.receive()?;
+        channel.send(&answer(request))?;
     }
 }
 
 /// A connection of a rank or a node.
 pub struct Connection {
-    stream: TcpStream,
+    channel: Channel,
     endpoint: String,
+    job: String,
 }
 
 impl Connection {
@@ -257,10 +261,10 @@ impl Connection {
             endpoint: endpoint.into(),
             reason,
         };
+        let until = Instant::now() + PATIENCE;
         stream.set_nodelay(true).map_err(lost)?;
-        stream.set_read_timeout(Some(PATIENCE)).map_err(lost)?;
         stream.set_write_timeout(Some(PATIENCE)).map_err(lost)?;
-        let hello: Hello = receive(&mut stream).map_err(lost)?;
+        let hello: Hello = receive_plain(&mut stream, LARGEST_CLAIM, until).map_err(lost)?;
         if hello.protocol != PROTOCOL {
             return Err(refused(format!(
                 "it speaks version {} of the protocol, this is {PROTOCOL}",
@@ -270,23 +274,22 @@ impl Connection {
         let own = nonce();
         let text = serde_json::to_string(role).expect("a role is plain data");
         let proof = secret.proof(&["joins", &hello.nonce, &own, &text]);
-        send(
-            &mut stream,
-            &Claim {
-                role: role.clone(),
-                nonce: own.clone(),
-                proof,
-            },
-        )
-        .map_err(lost)?;
-        match receive(&mut stream).map_err(lost)? {
+        let claim = Claim {
+            role: role.clone(),
+            nonce: own.clone(),
+            proof,
+        };
+        send_plain(&mut stream, &claim).map_err(lost)?;
+        match receive_plain(&mut stream, LARGEST_CLAIM, until).map_err(lost)? {
             Answer::Denied { reason } => Err(refused(reason)),
-            Answer::Welcome { proof }
-                if secret.accepts(&proof, &["serves", &hello.nonce, &own, &text]) =>
+            Answer::Welcome { proof, job }
+                if secret.accepts(&proof, &["serves", &hello.nonce, &own, &text, &job]) =>
             {
+                let key = secret.session(&[&hello.nonce, &own, &text]);
                 Ok(Connection {
-                    stream,
+                    channel: Channel::new(stream, key, Side::Client),
                     endpoint: endpoint.into(),
+                    job,
                 })
             }
             Answer::Welcome { .. } => Err(Error::Impostor {
@@ -295,18 +298,42 @@ impl Connection {
         }
     }
 
+    /// The number of the rendezvous that it leads to.
+    pub fn job(&self) -> &str {
+        &self.job
+    }
+
+    /// The connection, if it leads to this rendezvous.
+    ///
+    /// # Errors
+    /// If another one has taken its place, which does not know what has happened so far.
+    pub fn leading_to(self, job: &str) -> Result<Connection> {
+        match self.job == job {
+            true => Ok(self),
+            false => Err(Error::Replaced {
+                endpoint: self.endpoint,
+            }),
+        }
+    }
+
     /// This side's address, at which others that reach the rendezvous reach it too.
     pub fn local_address(&self) -> Result<SocketAddr> {
-        self.stream.local_addr().map_err(|error| self.lost(error))
+        let address = self.channel.stream().local_addr();
+        address.map_err(|error| self.lost(error))
     }
 
     /// Sends a request and waits for its answer, which may take `wait` and a little more.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], or [`Error::Lost`]: then the connection is of no more use, since an answer
+    /// may still come that belongs to this request.
     pub fn ask(&mut self, request: &Request, wait: Duration) -> Result<Reply> {
         let asked = self
-            .stream
+            .channel
+            .stream()
             .set_read_timeout(Some(wait + PATIENCE))
-            .and_then(|()| send(&mut self.stream, request))
-            .and_then(|()| receive(&mut self.stream));
+            .and_then(|()| self.channel.send(request))
+            .and_then(|()| self.channel.receive());
         match asked {
             Ok(Reply::Error(reason)) => Err(Error::Refused {
                 endpoint: self.endpoint.clone(),
@@ -344,12 +371,67 @@ fn connect(endpoint: &str, patience: Duration) -> io::Result<TcpStream> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    fn frame(message: &impl Serialize) -> Vec<u8> {
+        let body = serde_json::to_vec(message).unwrap();
+        [&(body.len() as u32).to_be_bytes()[..], &body].concat()
+    }
+
+    /// One frame of each kind that peers send, for damage.
+    pub fn sample_frames() -> Vec<Vec<u8>> {
+        let role = Role::Node {
+            node: 1,
+            nodes: 2,
+            processes: 4,
+            session: nonce(),
+        };
+        let claim = Claim {
+            role,
+            nonce: nonce(),
+            proof: nonce(),
+        };
+        let ended = Ended::Killed(9);
+        let report = Request::Report {
+            generation: 1,
+            ended: vec![(3, ended.clone())],
+            idle: true,
+        };
+        let put = Request::Put {
+            key: "a".into(),
+            value: vec![1, 2, 3],
+        };
+        let beat = Request::Beat { step: 7 };
+        let leave = Request::Leave { ended };
+        [report, put, beat, leave]
+            .iter()
+            .map(frame)
+            .chain([
+                frame(&claim),
+                frame(&Reply::Value(Some(vec![7]))),
+                frame(&Reply::Done),
+            ])
+            .collect()
+    }
+
+    /// Reads bytes as each kind of frame.
+    pub fn read_frames(bytes: &[u8]) {
+        if let Ok(Some(found)) = claim(bytes) {
+            let secret = Secret::generate();
+            let parts = ["joins", "x", &found.nonce];
+            assert!(!secret.accepts(&found.proof, &parts));
+        }
+        let _ = plain_frame::<Hello>(bytes, LARGEST_CLAIM);
+        let _ = plain_frame::<Answer>(bytes, LARGEST_CLAIM);
+        let _ = plain_frame::<Request>(bytes, 1 << 20);
+        let _ = plain_frame::<Reply>(bytes, 1 << 20);
+    }
 
     /// The frame of a right claim, after the server's greeting, and the claim's nonce.
     pub fn claim_bytes(stream: &mut TcpStream, secret: &Secret, role: &Role) -> (Vec<u8>, String) {
-        let hello: Hello = receive(stream).unwrap();
+        let until = Instant::now() + PATIENCE;
+        let hello: Hello = receive_plain(stream, LARGEST_CLAIM, until).unwrap();
         let (own, text) = (nonce(), serde_json::to_string(role).unwrap());
         let claim = Claim {
             role: role.clone(),
@@ -364,15 +446,16 @@ pub(super) mod tests {
     }
 
     pub fn answer(stream: &mut TcpStream) -> String {
-        let answer: Answer = receive(stream).unwrap();
+        let until = Instant::now() + PATIENCE;
+        let answer: Answer = receive_plain(stream, LARGEST_CLAIM, until).unwrap();
         serde_json::to_string(&answer).unwrap()
     }
 
     #[test]
     fn a_claim_is_complete_or_not_there_or_no_claim() {
-        assert!(claim(b"\0\0", 99).unwrap().is_none());
-        assert!(claim(b"\0\0\0\x05{", 99).unwrap().is_none());
-        assert!(claim(b"\0\0\0\x02{}", 99).is_err());
-        assert!(claim(b"GET / HTTP", 99).is_err());
+        assert!(claim(b"\0\0").unwrap().is_none());
+        assert!(claim(b"\0\0\0\x05{").unwrap().is_none());
+        assert!(claim(b"\0\0\0\x02{}").is_err());
+        assert!(claim(b"GET / HTTP").is_err());
     }
 }

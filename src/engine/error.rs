@@ -1,7 +1,9 @@
 //! How what was asked for ended, and why it failed.
 
 use crate::config::UsageError;
+use crate::distributed::{self, job::Cause};
 use crate::trainer::interrupt::QUIT;
+use crate::{cache, runtime, trainer};
 use std::error::Error as StdError;
 
 /// How a command ended when it did not fail.
@@ -118,6 +120,21 @@ impl Error {
         }
     }
 
+    /// Where its reason lies, for the other processes of a job.
+    pub fn cause(&self) -> Cause {
+        if matches!(self, Error::Usage(_)) && self.exit_code() == 2 {
+            return Cause::Usage;
+        }
+        let mut link = self.source();
+        while let Some(error) = link {
+            if is_of_peers(error) {
+                return Cause::Peers;
+            }
+            link = error.source();
+        }
+        Cause::Own
+    }
+
     /// The whole story in one line: the message and its causes, each once (some errors print their
     /// cause themselves).
     pub fn one_line(&self) -> String {
@@ -131,6 +148,25 @@ impl Error {
             cause = error.source();
         }
         line
+    }
+}
+
+/// Whether an error of a lower layer says that other processes, or the way to them, are gone.
+/// Transparent variants do not appear in the chain of sources, so they are looked into here.
+fn is_of_peers(error: &(dyn StdError + 'static)) -> bool {
+    let of_runtime = |error: &runtime::Error| error.code() == Some(runtime::Code::Unavailable);
+    if let Some(error) = error.downcast_ref::<distributed::Error>() {
+        return error.is_of_peers();
+    }
+    if let Some(error) = error.downcast_ref::<runtime::Error>() {
+        return of_runtime(error);
+    }
+    match error.downcast_ref::<trainer::Error>() {
+        Some(trainer::Error::Launch(error)) => error.is_of_peers(),
+        Some(
+            trainer::Error::Runtime(error) | trainer::Error::Cache(cache::Error::Runtime(error)),
+        ) => of_runtime(error),
+        _ => false,
     }
 }
 

@@ -3,9 +3,10 @@
 
 use super::ranks::{Ranks, Start};
 use super::{Error, Result};
+use crate::distributed;
 use crate::distributed::environment::{self, Timeouts};
 use crate::distributed::job::{JobSettings, Order, Verdict};
-use crate::distributed::secret::{self, Secret};
+use crate::distributed::secret::{self, Secret, nonce};
 use crate::distributed::server::Server;
 use crate::distributed::wire::{Connection, Reply, Request, Role};
 use crate::report::accounting::process_age;
@@ -17,6 +18,9 @@ use std::time::{Duration, Instant};
 
 /// Between two looks at the ranks and at the job.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// For one try to come back to the rendezvous; between two, signals are looked at.
+const TRY: Duration = Duration::from_secs(1);
 
 /// How long node 0 waits at the end for the other nodes to fetch the verdict.
 const FAREWELL: Duration = Duration::from_secs(10);
@@ -68,6 +72,7 @@ pub fn launch(settings: &LaunchSettings) -> Result<Verdict> {
         node: settings.node,
         nodes: settings.nodes,
         processes: settings.processes,
+        session: nonce(),
     };
     let connection = Connection::open(&endpoint, &secret, &role, timeouts.join)?;
     let signals = Signals::new([SIGINT, SIGTERM]).map_err(Error::Signals)?;
@@ -75,7 +80,9 @@ pub fn launch(settings: &LaunchSettings) -> Result<Verdict> {
         settings,
         endpoint,
         secret,
-        connection,
+        role,
+        job: connection.job().into(),
+        connection: Some(connection),
         ranks: Ranks::default(),
         signals,
         signalled: None,
@@ -101,7 +108,11 @@ struct Node<'s> {
     settings: &'s LaunchSettings,
     endpoint: String,
     secret: Secret,
-    connection: Connection,
+    role: Role,
+    /// The rendezvous that was joined.
+    job: String,
+    /// `None` after it was lost.
+    connection: Option<Connection>,
     ranks: Ranks,
     signals: Signals,
     /// The first signal that asked for the end.
@@ -116,6 +127,8 @@ impl Node<'_> {
         let mut started = None;
         let mut ended = Vec::new();
         let mut heard = Instant::now();
+        // Why the connection was lost, until it is there again.
+        let mut lost = None;
         loop {
             if let Some(verdict) = self.pass_signals_on(started.is_some()) {
                 return Ok(verdict);
@@ -126,20 +139,31 @@ impl Node<'_> {
                 ended: ended.clone(),
                 idle: self.ranks.are_idle(),
             };
-            let order = match self.connection.ask(&report, Duration::ZERO) {
+            let order = match self.ask(&report) {
                 Ok(Reply::Order(order)) => order,
                 Ok(_) => Order::Wait,
-                Err(error) if heard.elapsed() < self.settings.timeouts.heartbeat => {
-                    // A connection does not come back, but a last word of the rendezvous may have
-                    // been missed; ranks end meanwhile.
-                    if self.settings.node == 0 || self.ranks.are_idle() {
-                        return Err(error.into());
+                // It may come back, and the ranks go on meanwhile. What has ended is reported again.
+                Err(
+                    error @ (distributed::Error::Lost { .. }
+                    | distributed::Error::Unreachable { .. }),
+                ) => {
+                    let (error, patience) =
+                        (lost.get_or_insert(error), self.settings.timeouts.heartbeat);
+                    if heard.elapsed() < patience {
+                        if self.connection.take().is_some() {
+                            let seconds = patience.saturating_sub(heard.elapsed()).as_secs();
+                            eprintln!("launch: {error}; trying to reach it for {seconds} s");
+                        }
+                        std::thread::sleep(PAUSE);
+                        continue;
                     }
-                    std::thread::sleep(PAUSE);
-                    continue;
+                    return Err(lost.expect("it was just noted").into());
                 }
                 Err(error) => return Err(error.into()),
             };
+            if lost.take().is_some() {
+                eprintln!("launch: reached the rendezvous at {} again", self.endpoint);
+            }
             heard = Instant::now();
             ended.clear();
             match order {
@@ -165,6 +189,18 @@ impl Node<'_> {
             }
             std::thread::sleep(PAUSE);
         }
+    }
+
+    /// Asks on the connection, or on a new one if it was lost.
+    fn ask(&mut self, request: &Request) -> distributed::Result<Reply> {
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            lost => {
+                let again = Connection::open(&self.endpoint, &self.secret, &self.role, TRY)?;
+                lost.insert(again.leading_to(&self.job)?)
+            }
+        };
+        connection.ask(request, Duration::ZERO)
     }
 
     /// The first signal asks the ranks to stop and save, a second one ends everything.

@@ -1,7 +1,7 @@
 //! The ranks of one node as processes: started, their output marked with their numbers, ended.
 
 use super::{Error, Result};
-use crate::distributed::job::Ended;
+use crate::distributed::job::{Cause, Ended};
 use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -133,7 +133,11 @@ fn how(status: ExitStatus, last_error: String) -> Ended {
         (Some(code), _) if [libc::SIGINT, libc::SIGTERM].contains(&(code - 128)) => {
             Ended::Interrupted(code - 128)
         }
-        (Some(code), _) => Ended::Failed { code, last_error },
+        (Some(code), _) => Ended::Failed {
+            cause: Cause::of_exit_code(code),
+            code,
+            message: last_error,
+        },
         (None, signal) => Ended::Killed(signal.unwrap_or(0)),
     }
 }

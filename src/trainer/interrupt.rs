@@ -6,15 +6,8 @@ use crate::distributed::{self, ProcessGroup};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Processes of a run are at most this many steps apart: each step ends with an exchange between all
-/// of them, and the host of one may have handed over the next one or two.
-const MOST_APART: u64 = 3;
-
 /// The exit code after a second signal.
 pub const QUIT: u8 = 3;
-
-/// Where processes agree on their last step.
-const STOP_KEY: &str = "stop";
 
 /// Remembers the first signal. Cheap to clone.
 #[derive(Clone)]
@@ -80,25 +73,23 @@ impl Interrupt {
 
     /// The signal that ends the run with this step, if one does. Several processes agree on a step
     /// that none of them has passed, since one that stopped earlier would leave the others waiting
-    /// for it. Ask after each step.
+    /// for it. Ask after each step; as long as no signal has come to any of them this asks nobody.
+    ///
+    /// # Errors
+    /// If the other processes cannot be asked.
     pub fn ends_with(&self, step: u64) -> distributed::Result<Option<i32>> {
         let Some(group) = ProcessGroup::joined() else {
             return Ok(self.received());
         };
-        let told = match self.signal.load(Ordering::Relaxed) {
-            0 => group.try_get(STOP_KEY)?,
-            signal => Some(group.put_first(
-                STOP_KEY,
-                format!("{} {signal}", step + MOST_APART).as_bytes(),
-            )?),
+        let signal = match self.signal.load(Ordering::Relaxed) {
+            0 => None,
+            signal => Some(signal as i32),
         };
-        let told = told.map(|told| String::from_utf8_lossy(&told).into_owned());
-        let Some((last, signal)) = told.as_deref().and_then(|told| told.split_once(' ')) else {
-            return Ok(None);
-        };
-        if last.parse::<u64>().is_ok_and(|last| step >= last) {
-            self.agreed
-                .store(signal.parse().unwrap_or(0), Ordering::Relaxed);
+        if signal.is_some() || group.stop_is_asked() {
+            let last = group.agree_on_end(step, signal)?;
+            if let Some(last) = last.filter(|last| step >= last.step) {
+                self.agreed.store(last.signal as usize, Ordering::Relaxed);
+            }
         }
         Ok(self.received())
     }
