@@ -139,6 +139,12 @@ pub enum Error {
     HugeField { place: Place },
 
     #[error(
+        "{place}: a row of more than {} columns; look for a wrong delimiter, or write fewer columns",
+        super::settings::MAX_COLUMNS
+    )]
+    ManyColumns { place: Place },
+
+    #[error(
         "{place}: the quote that opens here is never closed; close it, or set --quoting (none: quotes are plain characters, \
          backslash: \\\" is a quote within quotes)"
     )]
@@ -146,6 +152,16 @@ pub enum Error {
 
     #[error("{} cannot be read: {reason}", path.display())]
     BadTable { path: PathBuf, reason: String },
+
+    #[error("{place}{}: damaged ({reason}); download or write the file again", match &column[..] {
+        "" => String::new(),
+        column => format!(", column {column:?}"),
+    })]
+    DamagedColumn {
+        place: Place,
+        column: String,
+        reason: String,
+    },
 
     #[error("{} has no column {wanted}; it has {}. Name the one to use with --{flag}", path.display(), found.join(", "))]
     NoColumn {

@@ -100,6 +100,10 @@ impl SequenceEncoder {
                 return self.encode_pieces(&pieces);
             }
         }
+        self.encode_whole(text, pair)
+    }
+
+    fn encode_whole(&self, text: &str, pair: Option<&str>) -> Result<Sequence> {
         let (encoding, truncated) = encoding(text, |text| self.tokens(text, pair))?;
         let special = encoding.get_special_tokens_mask();
         let offsets = encoding.get_offsets();
@@ -136,7 +140,7 @@ impl SequenceEncoder {
             let encoding = encoding(piece, |piece| self.texts.encode(piece, false))?;
             let mut end = if touches { 0 } else { usize::MAX };
             for &(start, next) in encoding.get_offsets() {
-                let continues = !sequence.ids.is_empty() && start == end;
+                let continues = !sequence.flags.is_empty() && start == end;
                 sequence
                     .flags
                     .push(if continues { flag::CONTINUES } else { 0 });
@@ -275,5 +279,46 @@ fn set_prefix_space(splitter: &mut PreTokenizerWrapper) {
             parts.as_mut().iter_mut().for_each(set_prefix_space)
         }
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// A text that comes in pieces is the sequence that it is as a whole: ids, flags, and what is
+    /// cut off on either side.
+    #[test]
+    fn pieces_make_the_sequence_of_the_whole() {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+        let article = std::fs::read_to_string(data.join("articles-valid.txt")).unwrap();
+        let text = article.repeat(300_000 / article.len() + 1);
+        use TruncationDirection::{Left, Right};
+        for name in ["gpt2", "bert-uncased", "albert"] {
+            let tokenizer = Tokenizer::load(&data.join(name)).unwrap();
+            for (max_length, direction) in [(None, Right), (Some(64), Right), (Some(64), Left)] {
+                let mut encoder = SequenceEncoder::new(&tokenizer, max_length).unwrap();
+                encoder.direction = direction;
+                let ids = |piece: &str| {
+                    let encoding = encoding(piece, |piece| encoder.texts.encode(piece, false));
+                    Ok(encoding?.get_ids().to_vec())
+                };
+                let pieces = pieces::pieces(&text, ids).unwrap();
+                assert!(pieces.len() > 1, "{name}: one piece");
+                let (whole, apart) = (
+                    encoder.encode_whole(&text, None).unwrap(),
+                    encoder.encode_pieces(&pieces).unwrap(),
+                );
+                assert!(
+                    whole.ids == apart.ids
+                        && whole.flags == apart.flags
+                        && whole.truncated == apart.truncated,
+                    "{name}, {max_length:?}, {direction:?}: {} and {} tokens",
+                    whole.ids.len(),
+                    apart.ids.len()
+                );
+            }
+        }
     }
 }

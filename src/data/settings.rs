@@ -6,6 +6,9 @@ use std::path::PathBuf;
 /// from a wrong delimiter, an open quote or a decompression bomb.
 pub const MAX_FIELD: usize = 64 << 20;
 
+/// Columns that a table has at most. Each costs some memory, whatever is in it.
+pub const MAX_COLUMNS: usize = 1 << 16;
+
 /// Where examples come from and how they are prepared; the same for every task. The default has no
 /// files and changes nothing.
 #[derive(Clone, Debug, Default, PartialEq)]

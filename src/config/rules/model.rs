@@ -146,7 +146,9 @@ pub fn configuration_is_known(flags: &Flags) -> Verdict {
     if is_configuration(name) || preset_name(name).is_some() || from_hub::is_config_name(name) {
         return Ok(());
     }
-    let known: Vec<&str> = presets().collect();
+    let known: Vec<&str> = presets()
+        .filter(|name| suits_task(name, flags.command))
+        .collect();
     refuse(
         format!("--config_name: `{name}` is neither a known configuration nor a config.json here"),
         format!(

@@ -528,3 +528,46 @@ fn what_is_legal_passes() {
         assert_eq!(check(&flags(&fixture, line)), Ok(()), "{line}");
     }
 }
+
+/// Whoever follows a refusal's advice about a model's name is not refused for that again.
+#[test]
+fn every_model_that_a_refusal_offers_is_accepted_there() {
+    let fixture = Fixture::new();
+    let known: BTreeSet<&str> = xtrain_models::MODEL_TYPES
+        .into_iter()
+        .chain(xtrain_models::presets())
+        .collect();
+    let rest = "--tokenizer_name @/tokenizer.json --train_file @/train.csv --output_dir @/new";
+    let mut seen = 0;
+    for task in ["clm", "mlm", "cls", "token-cls"] {
+        for flag in ["model_type", "config_name"] {
+            let told = |name: &str| -> String {
+                let Err(error) = fixture.invoke(&format!("train {task} --{flag} {name} {rest}"))
+                else {
+                    return String::new();
+                };
+                let each = error
+                    .each()
+                    .filter(|error| error.to_string().contains(flag));
+                each.map(|error| format!("{error} {}\n", error.hint().unwrap_or_default()))
+                    .collect()
+            };
+            for wrong in ["nonsense", "bert", "gpt2", "brt", "gpt2-smal", "bert-min"] {
+                let text = told(wrong);
+                let is_name = |c: char| c.is_alphanumeric() || "_-.".contains(c);
+                let words = text
+                    .split(|c: char| !is_name(c))
+                    .map(|word| word.trim_matches('.'));
+                for offered in words.filter(|word| *word != wrong && known.contains(word)) {
+                    let refused = told(offered);
+                    assert!(
+                        refused.is_empty(),
+                        "train {task} --{flag} {wrong} offers {offered}: {refused}"
+                    );
+                    seen += 1;
+                }
+            }
+        }
+    }
+    assert!(seen > 50, "{seen} names were offered");
+}

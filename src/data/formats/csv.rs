@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::input::{Bookmark, Input};
 use crate::data::error::{Error, Place, Result};
-use crate::data::settings::{MAX_FIELD, Quoting};
+use crate::data::settings::{MAX_COLUMNS, MAX_FIELD, Quoting};
 
 /// Fields as bytes, with the line where each begins.
 #[derive(Debug, Default)]
@@ -209,6 +209,11 @@ impl CsvReader {
                     place: self.place(row.line),
                 });
             }
+            if row.ends.len() > MAX_COLUMNS {
+                return Err(Error::ManyColumns {
+                    place: self.place(row.line),
+                });
+            }
             if ended {
                 row.ends.push((row.bytes.len(), field_line));
                 return match (state, content) {
@@ -292,6 +297,19 @@ mod tests {
             }
             assert_eq!(found.len(), wanted.len());
         }
+    }
+
+    #[test]
+    fn a_row_of_delimiters_is_refused_early() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.csv");
+        std::fs::write(&path, ",".repeat(10_000_000)).unwrap();
+        let input = Input::open(&path, Arc::default()).unwrap();
+        let mut reader = CsvReader::new(input, b',', Quoting::Standard).unwrap();
+        let mut row = Fields::default();
+        let error = reader.read(&mut row).unwrap_err().to_string();
+        assert!(error.contains("more than 65536 columns"), "{error}");
+        assert!(row.len() < 1_000_000);
     }
 
     #[test]

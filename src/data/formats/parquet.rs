@@ -221,8 +221,14 @@ impl ParquetReader {
     }
 
     fn open_group(&self) -> Result<ReaderIter> {
+        self.open_columns(&self.chosen)
+            .map_err(|failure| self.damaged(failure))
+    }
+
+    /// The rows of the current group with only these columns.
+    fn open_columns(&self, columns: &[usize]) -> Result<ReaderIter, Failure> {
         let schema = self.reader.metadata().file_metadata().schema();
-        let mut wanted = self.chosen.clone();
+        let mut wanted = columns.to_vec();
         wanted.sort_unstable();
         wanted.dedup();
         let fields = wanted
@@ -239,19 +245,32 @@ impl ParquetReader {
                 group.as_ref(),
             )
         })
-        .map_err(|failure| self.damaged(failure))
     }
 
+    /// What is wrong with the current row group, and in which column: where several are read, each
+    /// is read again on its own until one fails.
     fn damaged(&self, failure: Failure) -> Error {
-        failure.of_the_file(|reason| {
-            let reason = format!(
-                "row group {} is damaged at row {} ({reason}); download or write it again",
-                self.group, self.row
-            );
-            Error::BadTable {
-                path: self.path.clone(),
-                reason,
-            }
+        let alone = |column: &usize| {
+            let mut rows = match self.open_columns(&[*column]) {
+                Ok(rows) => rows,
+                Err(failure) => return Some((*column, 0, failure)),
+            };
+            let mut row = 0;
+            let whole = guarded(|| rows.try_for_each(|read| read.map(|_| row += 1)));
+            whole.err().map(|failure| (*column, row, failure))
+        };
+        let place = |row: u64| Place::row(&self.path, self.group, row);
+        let (row, column, failure) = match (&self.chosen[..], &failure) {
+            (_, Failure::Source(_)) => (self.row, None, failure),
+            (several, _) => match several.iter().find_map(alone) {
+                Some((column, row, found)) => (row, Some(&self.columns[column]), found),
+                None => (self.row, None, failure),
+            },
+        };
+        failure.of_the_file(|reason| Error::DamagedColumn {
+            place: place(row),
+            column: column.cloned().unwrap_or_default(),
+            reason: reason.into(),
         })
     }
 
@@ -347,7 +366,168 @@ fn guarded<T>(work: impl FnOnce() -> parquet::errors::Result<T>) -> Result<T, Fa
                 Err(error) => Failure::Content(error.to_string()),
             },
         }),
-        Ok(Err(error)) => Err(Failure::Content(error.to_string())),
+        Ok(Err(error)) => Err(Failure::Content(reason(&error))),
         Err(_) => Err(Failure::Content("its pages make no sense".to_string())),
+    }
+}
+
+/// What the library says, without what it may quote of the file: values as they are, in whole.
+fn reason(error: &ParquetError) -> String {
+    /// Of a message, which is a sentence.
+    const MOST: usize = 200;
+    let text = match error {
+        ParquetError::General(text) | ParquetError::EOF(text) | ParquetError::NYI(text) => {
+            text.clone()
+        }
+        other => other.to_string(),
+    };
+    if text.starts_with("Error reading BYTE_ARRAY as String") {
+        return "text that is not UTF-8".into();
+    }
+    let text = text.lines().next().unwrap_or_default();
+    match text.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.into(),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use parquet::basic::{BrotliLevel, Compression, GzipLevel, ZstdLevel};
+    use parquet::data_type::{ByteArray, ByteArrayType, Int32Type};
+    use parquet::file::properties::WriterProperties;
+    use parquet::file::writer::SerializedFileWriter;
+    use parquet::schema::parser::parse_message_type;
+    use std::fs;
+
+    const ROWS: usize = 500;
+
+    /// Two row groups of a text and a number.
+    fn write(path: &Path, compression: Compression, text: impl Fn(usize) -> Vec<u8>) {
+        let schema = "message m { required binary text (UTF8); required int32 label; }";
+        let schema = Arc::new(parse_message_type(schema).unwrap());
+        let properties = WriterProperties::builder()
+            .set_compression(compression)
+            .set_dictionary_enabled(false)
+            .build();
+        let file = File::create(path).unwrap();
+        let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties)).unwrap();
+        for group in 0..2 {
+            let rows = || group * ROWS..(group + 1) * ROWS;
+            let mut columns = writer.next_row_group().unwrap();
+            let mut column = columns.next_column().unwrap().unwrap();
+            let texts: Vec<ByteArray> = rows().map(|row| text(row).into()).collect();
+            let typed = column.typed::<ByteArrayType>();
+            typed.write_batch(&texts, None, None).unwrap();
+            column.close().unwrap();
+            let mut column = columns.next_column().unwrap().unwrap();
+            let labels: Vec<i32> = rows().map(|row| row as i32 % 7).collect();
+            let typed = column.typed::<Int32Type>();
+            typed.write_batch(&labels, None, None).unwrap();
+            column.close().unwrap();
+            columns.close().unwrap();
+        }
+        writer.close().unwrap();
+    }
+
+    /// A whole file, for damage.
+    pub fn sample() -> Vec<u8> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        write(file.path(), Compression::SNAPPY, |row| text(row % 20));
+        fs::read(file.path()).unwrap()
+    }
+
+    fn text(row: usize) -> Vec<u8> {
+        format!("a sentence with the number {row}, which is {}", row * row).into_bytes()
+    }
+
+    /// How many rows there are before the end or an error.
+    fn read(path: &Path) -> (usize, Option<String>) {
+        let mut reader = match ParquetReader::open(path) {
+            Ok(reader) => reader,
+            Err(error) => return (0, Some(error.to_string())),
+        };
+        reader.choose(&[1, 0]).unwrap();
+        let mut rows = 0;
+        loop {
+            match reader.read() {
+                Ok(None) => return (rows, None),
+                Err(error) => return (rows, Some(error.to_string())),
+                Ok(Some((_, cells))) => {
+                    let wanted = String::from_utf8(text(rows)).unwrap();
+                    let label = Cell::Number((rows % 7).to_string());
+                    assert_eq!(cells, [label, Cell::Text(wanted)]);
+                    rows += 1;
+                }
+            }
+        }
+    }
+
+    fn codecs() -> [Compression; 7] {
+        [
+            Compression::UNCOMPRESSED,
+            Compression::SNAPPY,
+            Compression::GZIP(GzipLevel::default()),
+            Compression::LZ4,
+            Compression::LZ4_RAW,
+            Compression::BROTLI(BrotliLevel::default()),
+            Compression::ZSTD(ZstdLevel::default()),
+        ]
+    }
+
+    #[test]
+    fn every_codec_that_writers_use_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.parquet");
+        for codec in codecs() {
+            write(&path, codec, text);
+            assert_eq!(read(&path), (2 * ROWS, None), "{codec:?}");
+        }
+    }
+
+    /// Whatever byte is damaged: right rows, then nothing or one sentence; never a panic, and never
+    /// the bytes themselves.
+    #[test]
+    fn damaged_pages_are_one_sentence_with_their_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.parquet");
+        for codec in &codecs()[1..] {
+            write(&path, *codec, text);
+            let whole = fs::read(&path).unwrap();
+            let reader = ParquetReader::open(&path).unwrap();
+            let label = reader.reader.metadata().row_group(1).column(1);
+            let (start, size) = label.byte_range();
+            let mut damaged = whole.clone();
+            damaged[start as usize..][..size as usize].fill(0xa5);
+            fs::write(&path, damaged).unwrap();
+            let (rows, message) = read(&path);
+            let message = message.expect("nothing is left of the column");
+            assert_eq!(rows, ROWS, "{codec:?}: {message}");
+            assert!(
+                message.contains("row 0 of row group 1, column \"label\": damaged (")
+                    && message.ends_with("); download or write the file again"),
+                "{codec:?}: {message}"
+            );
+        }
+    }
+
+    #[test]
+    fn invalid_text_is_named_and_not_printed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.parquet");
+        write(&path, Compression::UNCOMPRESSED, |row| match row {
+            700 => b"Gr\xfc\xdfe \x1b[31m".repeat(1000),
+            row => text(row),
+        });
+        let (rows, message) = read(&path);
+        let message = message.unwrap();
+        assert!(rows >= ROWS, "{rows}");
+        assert!(
+            message.contains(
+                "row 200 of row group 1, column \"text\": damaged (text that is not UTF-8)"
+            ) && message.len() < 1000,
+            "{message}"
+        );
     }
 }

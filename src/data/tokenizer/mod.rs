@@ -185,7 +185,9 @@ impl Tokenizer {
                 .map_err(|error| bad(error.to_string()))?,
             false => definition,
         };
-        let mut inner = tokenizers::Tokenizer::from_bytes(&definition)
+        // The library panics on some of what a damaged file may say.
+        let mut inner = panics::guarded(|| tokenizers::Tokenizer::from_bytes(&definition))
+            .unwrap_or_else(|panic| Err(panic.into()))
             .map_err(|error| bad(error.to_string()))?;
         if let tokenizers::ModelWrapper::BPE(model) = inner.get_model()
             && model.dropout.is_some_and(|dropout| dropout > 0.0)
@@ -387,8 +389,8 @@ impl Tokenizer {
 
     /// Text of ids, special tokens left out if asked.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
-        self.inner
-            .decode(ids, skip_special_tokens)
+        panics::guarded(|| self.inner.decode(ids, skip_special_tokens))
+            .unwrap_or_else(|panic| Err(panic.into()))
             .map_err(|error| Error::Tokenize {
                 place: format!("{} ids back to text", ids.len()),
                 reason: error.to_string(),
@@ -436,7 +438,7 @@ pub(in crate::data) fn encoding<T>(
 /// surrounds texts with special tokens and numbers the texts of a pair 0 and 1. (RoBERTa's numbers
 /// them 0 and 0, GPT's surrounds nothing.)
 fn tells_segments(inner: &tokenizers::Tokenizer) -> bool {
-    let Ok(pair) = inner.encode_fast(("a", "b"), true) else {
+    let Ok(Ok(pair)) = panics::guarded(|| inner.encode_fast(("a", "b"), true)) else {
         return false;
     };
     pair.get_special_tokens_mask().contains(&1) && pair.get_type_ids().contains(&1)

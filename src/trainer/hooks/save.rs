@@ -55,7 +55,8 @@ impl SavedModel {
         step: u64,
         kept: &CheckpointHistory,
     ) -> Result<()> {
-        let check = |tensor: &HostTensor| worth_saving(tensor, step, kept);
+        let kept = kept.sentence();
+        let check = |tensor: &HostTensor| worth_saving(tensor, step, &kept);
         let streamed = Streamed::new(session, &[self.written()], &check)?;
         let pretrained = Pretrained {
             config: &self.config,
@@ -77,14 +78,14 @@ impl SavedModel {
 
 /// A loss can be finite and the update that it leads to not: the loop, which looks at losses, would
 /// see it a step later.
-fn worth_saving(tensor: &HostTensor, step: u64, kept: &CheckpointHistory) -> Result<()> {
+fn worth_saving(tensor: &HostTensor, step: u64, kept: &str) -> Result<()> {
     if is_finite(&tensor.shape, &tensor.bytes) {
         return Ok(());
     }
     Err(Error::NotWorthSaving {
         step,
         tensor: tensor.name.clone(),
-        kept: kept.sentence(),
+        kept: kept.into(),
     })
 }
 
@@ -128,7 +129,7 @@ impl Unwritten {
 /// A checkpoint that is being written while the next steps run.
 pub struct Background {
     /// `None` when it has been waited for.
-    thread: Option<JoinHandle<checkpoint::Result<PathBuf>>>,
+    thread: Option<JoinHandle<Result<PathBuf>>>,
     began: Instant,
     /// How long the steps waited for the copy of the state.
     copied: Duration,
@@ -142,7 +143,7 @@ impl Background {
     fn wait(mut self) -> Result<PathBuf> {
         let thread = self.thread.take().expect("it is waited for once");
         match thread.join() {
-            Ok(written) => Ok(written?),
+            Ok(written) => written,
             Err(panic) => std::panic::resume_unwind(panic),
         }
     }
@@ -266,7 +267,8 @@ impl SaveHook<'_> {
         run: &RunState,
     ) -> Result<PathBuf> {
         let step = unwritten.state.global_step;
-        let check = |tensor: &HostTensor| worth_saving(tensor, step, &run.checkpoints);
+        let kept = run.checkpoints.sentence();
+        let check = |tensor: &HostTensor| worth_saving(tensor, step, &kept);
         let writer = self.sharded_writer(session, step)?;
         let own = match &writer {
             Some(writer) => writer.download(session)?,
@@ -307,7 +309,7 @@ impl SaveHook<'_> {
         ShardedStateWriter::of(session, names, step, &self.settings.output_dir)
     }
 
-    /// Copies the state and starts to write it.
+    /// Copies the state and starts to check and write it.
     fn start_saving(
         &self,
         unwritten: Unwritten,
@@ -317,12 +319,15 @@ impl SaveHook<'_> {
         let began = Instant::now();
         let weights = download(session, &self.model.parameters)?;
         let optimizer = download(session, &self.optimizer_state)?;
-        let step = unwritten.state.global_step;
-        weights
-            .iter()
-            .chain(&optimizer)
-            .try_for_each(|tensor| worth_saving(tensor, step, &run.checkpoints))?;
-        let write = move || unwritten.write(&references(&weights), &references(&optimizer), None);
+        let (step, kept) = (unwritten.state.global_step, run.checkpoints.sentence());
+        // Looking at every value takes as long as copying them, so that waits for no step either.
+        let write = move || {
+            weights
+                .iter()
+                .chain(&optimizer)
+                .try_for_each(|tensor| worth_saving(tensor, step, &kept))?;
+            Ok(unwritten.write(&references(&weights), &references(&optimizer), None)?)
+        };
         let thread = std::thread::Builder::new().name("save".into()).spawn(write);
         let thread = thread.map_err(|source| Error::Io {
             path: self.settings.output_dir.clone(),
