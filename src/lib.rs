@@ -83,3 +83,6 @@ pub mod launch;
 pub mod distributed;
 
 pub mod report;
+
+#[cfg(test)]
+mod fuzz;

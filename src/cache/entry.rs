@@ -246,7 +246,7 @@ impl Entry {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::fs;
 
@@ -268,6 +268,25 @@ pub(super) mod tests {
             cost: BTreeMap::new(),
             parts: Vec::new(),
         }
+    }
+
+    /// A whole entry, for damage.
+    pub fn sample_entry() -> Vec<u8> {
+        let mut bytes = Vec::new();
+        write(&mut bytes, header("train"), &PARTS).unwrap();
+        bytes
+    }
+
+    /// What was an entry, with the length and digest that its damaged header has.
+    pub fn with_digests(bytes: &[u8]) -> Vec<u8> {
+        let rest = |bytes: &[u8]| -> Option<Vec<u8>> {
+            let start = bytes.iter().position(|byte| *byte == b'\n')? + 1;
+            let end = start + bytes[start..].iter().position(|byte| *byte == b'\n')?;
+            let (json, version) = (&bytes[start..end], super::super::key::FORMAT_VERSION);
+            let line = format!("{MAGIC} {version} {} {}\n", json.len(), hash::sha256(json));
+            Some([line.as_bytes(), &bytes[start..]].concat())
+        };
+        rest(bytes).unwrap_or_else(|| bytes.to_vec())
     }
 
     const PARTS: [(Content, &[u8]); 3] = [

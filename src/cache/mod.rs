@@ -119,3 +119,6 @@ impl CacheSettings {
         }
     }
 }
+
+#[cfg(test)]
+pub(crate) use entry::tests::{sample_entry, with_digests};

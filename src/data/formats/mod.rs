@@ -12,3 +12,6 @@ mod json;
 mod parquet;
 pub mod table;
 pub mod text;
+
+#[cfg(test)]
+pub(crate) use parquet::tests::sample as parquet_sample;
