@@ -137,7 +137,11 @@ impl SequenceEncoder {
         // Whether the last token reaches up to the end of its piece.
         let mut touches = false;
         for piece in pieces {
-            let encoding = encoding(piece, |piece| self.texts.encode(piece, false))?;
+            // Post-processors may trim white space off the offsets, which tell words apart.
+            let encoding = encoding(piece, |piece| {
+                let encoding = self.texts.encode(piece, false)?;
+                self.whole.post_process(encoding, None, false)
+            })?;
             let mut end = if touches { 0 } else { usize::MAX };
             for &(start, next) in encoding.get_offsets() {
                 let continues = !sequence.flags.is_empty() && start == end;
@@ -295,7 +299,7 @@ mod tests {
         let article = std::fs::read_to_string(data.join("articles-valid.txt")).unwrap();
         let text = article.repeat(300_000 / article.len() + 1);
         use TruncationDirection::{Left, Right};
-        for name in ["gpt2", "bert-uncased", "albert"] {
+        for name in ["gpt2", "bert-uncased", "roberta", "albert"] {
             let tokenizer = Tokenizer::load(&data.join(name)).unwrap();
             for (max_length, direction) in [(None, Right), (Some(64), Right), (Some(64), Left)] {
                 let mut encoder = SequenceEncoder::new(&tokenizer, max_length).unwrap();
