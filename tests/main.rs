@@ -10,6 +10,7 @@ mod devices;
 mod errors;
 mod examples;
 mod fit;
+mod generation;
 mod golden;
 mod hub;
 mod layers;

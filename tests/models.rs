@@ -102,9 +102,8 @@ fn decoders_classify_by_the_last_token_that_is_not_padding() {
             .feed_host("mask", &mask, &Shape::new(DType::Pred, dims))
             .unwrap();
         let batch = TokenBatch {
-            input_ids,
             attention_mask: Some(mask),
-            token_type_ids: None,
+            ..TokenBatch::new(input_ids)
         };
         let tensors = parameter_tensors(&mut recording, &model.parameters()).unwrap();
         let trace = recording.trace().clone();
@@ -258,11 +257,7 @@ fn labelled_places_alone_give_the_same_loss_and_gradients() {
                     masked_positions: Some(feed("positions", &positions, &[room])),
                 },
             };
-            let batch = TokenBatch {
-                input_ids,
-                attention_mask: None,
-                token_type_ids: None,
-            };
+            let batch = TokenBatch::new(input_ids);
             let specs = model.parameters();
             let tensors = parameter_tensors(&mut recording, &specs).unwrap();
             let trace = recording.trace().clone();

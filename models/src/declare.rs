@@ -29,11 +29,7 @@ fn record(model: &dyn Model) -> Result<Declaration> {
     let trace = Trace::new();
     let tokens = TOKENS.min(info.max_positions);
     let ids = Shape::new(DType::S32, [1, tokens]);
-    let batch = TokenBatch {
-        input_ids: trace.input("input_ids", ids, InputRole::Feed),
-        attention_mask: None,
-        token_type_ids: None,
-    };
+    let batch = TokenBatch::new(trace.input("input_ids", ids, InputRole::Feed));
     let recorder = Recorder::new(info.initializer_range);
     let weights = Weights::declaring(&trace, &recorder);
     let off = DropoutRng::off();

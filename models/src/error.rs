@@ -51,6 +51,9 @@ pub enum Error {
     /// A classifier without labels.
     #[error("a classifier needs a label at least")]
     NoLabels,
+    /// A cache for other models.
+    #[error("the cache has {layers} layers, and the model has more: a defect of xtrain")]
+    CacheLayers { layers: usize },
     /// Recording an operation failed.
     #[error(transparent)]
     Graph(#[from] xtrain_graphs::Error),

@@ -99,7 +99,7 @@ impl GptJ {
 
 impl Model for GptJ {
     fn hidden(&self, weights: &Weights, batch: &TokenBatch, rng: &DropoutRng) -> Result<Tensor> {
-        let rotation = self.rotary.table(weights.trace(), batch.size()[1])?;
+        let rotation = self.rotary.table(batch)?;
         self.decoder.hidden(weights, batch, rng, |_, weights, x| {
             self.block(weights, x, &rotation, batch, rng)
         })

@@ -112,9 +112,12 @@ pub(crate) fn embedding(
     Ok(learns.select(&rows, &rows.stop_gradient()?)?)
 }
 
-/// The first T rows of a position table for every sequence of the batch, `[N, C]`.
+/// The row of a position table for every token of the batch, `[N, C]`.
 pub(crate) fn learned_positions(table: &Tensor, batch: &TokenBatch) -> Result<Tensor> {
     let [b, t] = batch.size();
+    if let Some(positions) = batch.positions()? {
+        return Ok(table.take_rows(&positions.reshape(&[b * t])?)?);
+    }
     let hidden_size = table.dims()[1];
     Ok(table
         .slice_dim(0, 0, t)?
@@ -152,22 +155,27 @@ pub(crate) fn attention(
 ) -> Result<Tensor> {
     let [b, t, h, d] = [q.dims()[0], q.dims()[1], q.dims()[2], q.dims()[3]];
     let [q, k, v] = [q, k, v].map(|x| x.transpose(&[0, 2, 1, 3])); // [B, H or K, T, D]
+    let (q, mut k, mut v) = (q?, k?, v?);
     let keep = rng.keep_mask(&[b, h, t, t], kind.dropout)?;
+    let mut key_mask = batch.attention_mask.clone();
+    let (mut causal, mut window) = (kind.causal, kind.window);
+    if let Some(cache) = &batch.cache {
+        let extended = cache.extend(&k, &v, window)?;
+        [k, v] = extended.kv;
+        key_mask = Some(extended.key_mask);
+        if extended.is_complete {
+            (causal, window) = (false, None);
+        }
+    }
     let attributes = Attention {
         scale: F64::new(kind.scale),
-        causal: kind.causal,
-        window: kind.window,
+        causal,
+        window,
         key_mask: false,
         dropout: keep.as_ref().map(|_| F64::new(kind.dropout)),
         soft_cap: kind.soft_cap.map(F64::new),
     };
-    let out = q?.attention(
-        &k?,
-        &v?,
-        batch.attention_mask.as_ref(),
-        keep.as_ref(),
-        attributes,
-    )?;
+    let out = q.attention(&k, &v, key_mask.as_ref(), keep.as_ref(), attributes)?;
     Ok(out.transpose(&[0, 2, 1, 3])?.reshape(&[b * t, h * d])?)
 }
 

@@ -239,8 +239,7 @@ impl Model for ModernBert {
 
     fn hidden(&self, weights: &Weights, batch: &TokenBatch, rng: &DropoutRng) -> Result<Tensor> {
         let [full, local] = &self.rotaries;
-        let [full, local] =
-            [full, local].map(|rotary| rotary.table(weights.trace(), batch.size()[1]));
+        let [full, local] = [full, local].map(|rotary| rotary.table(batch));
         let (full, local) = (full?, local?);
         let (weights, _scope) = weights.enter("model");
         let mut x = {

@@ -3,11 +3,12 @@
 //!
 //! Letters: B batch, T tokens, H heads, D values of a head, R rotated values of a head.
 
+use crate::batch::TokenBatch;
 use crate::config::Config;
 use crate::error::Result;
 use serde_json::Value;
 use std::f64::consts::PI;
-use xtrain_graphs::{DType, Tensor, Trace};
+use xtrain_graphs::{DType, Tensor};
 
 /// The frequencies of one kind of layer, as transformers' `modeling_rope_utils.py` computes them:
 /// rounded to f32 after each operation.
@@ -242,9 +243,10 @@ impl Rotary {
         })
     }
 
-    /// Sines and cosines for positions 0 to `tokens`. Angles are f32 products of position and
+    /// Sines and cosines for the positions of a batch. Angles are f32 products of position and
     /// frequency, as torch has them.
-    pub fn table(&self, trace: &Trace, tokens: usize) -> Result<RotaryTable> {
+    pub fn table(&self, batch: &TokenBatch) -> Result<RotaryTable> {
+        let trace = batch.input_ids.trace();
         let _scope = trace.scope("rotary");
         let frequencies = self
             .frequencies
@@ -256,10 +258,15 @@ impl Rotary {
             })
             .collect::<xtrain_graphs::Result<Vec<_>>>()?;
         let frequencies = Tensor::concat(&frequencies.iter().collect::<Vec<_>>(), 0)?;
-        let table = [tokens, self.frequencies.len()];
-        let angles = trace
-            .iota(DType::F32, &table, 0)?
-            .mul(&frequencies.broadcast_in(&table, &[1])?)?;
+        let ([b, t], pairs) = (batch.size(), self.frequencies.len());
+        let positions = match batch.positions()? {
+            None => trace.iota(DType::F32, &[t, pairs], 0)?,
+            Some(positions) => positions
+                .convert(DType::F32)?
+                .broadcast_in(&[b, t, pairs], &[0, 1])?,
+        };
+        let last = positions.rank() - 1;
+        let angles = positions.mul(&frequencies.broadcast_in(positions.dims(), &[last])?)?;
         let scaled = |x: Tensor| match self.factor {
             1.0 => Ok(x),
             factor => x.mul_scalar(factor),
@@ -271,17 +278,22 @@ impl Rotary {
     }
 }
 
-/// Sines and cosines of one sequence's angles, `[T, R / 2]`.
+/// Sines and cosines of angles: `[T, R / 2]`, the same for every sequence, or `[B, T, R / 2]`.
 pub(crate) struct RotaryTable {
     sin: Tensor,
     cos: Tensor,
 }
 
 impl RotaryTable {
+    /// R / 2
+    fn pairs(&self) -> usize {
+        self.sin.dims()[self.sin.rank() - 1]
+    }
+
     /// Turns the first R values of each head of `x` `[B, T, H, D]`: value i with value i + R / 2
     /// (Llama).
     pub fn turn_halves(&self, x: &Tensor) -> Result<Tensor> {
-        let half = self.sin.dims()[1];
+        let half = self.pairs();
         let [first, second] = [0, half].map(|start| x.slice_dim(3, start, start + half));
         let [first, second] = self.turn(&first?, &second?)?;
         self.with_rest(&[&first, &second], x)
@@ -291,7 +303,7 @@ impl RotaryTable {
     /// (GPT-J).
     pub fn turn_neighbours(&self, x: &Tensor) -> Result<Tensor> {
         let [b, t, h] = [x.dims()[0], x.dims()[1], x.dims()[2]];
-        let half = self.sin.dims()[1];
+        let half = self.pairs();
         let pairs = x.slice_dim(3, 0, 2 * half)?.reshape(&[b, t, h, half, 2])?;
         let [first, second] = [0, 1].map(|which| pairs.slice_dim(4, which, which + 1));
         let [first, second] = self.turn(&first?, &second?)?;
@@ -301,10 +313,15 @@ impl RotaryTable {
 
     /// The pairs that two tensors hold, `[B, T, H, R / 2, ..]`, turned.
     fn turn(&self, first: &Tensor, second: &Tensor) -> Result<[Tensor; 2]> {
+        let map: &[usize] = if self.sin.rank() == 2 {
+            &[1, 3]
+        } else {
+            &[0, 1, 3]
+        };
         let spread = |table: &Tensor| {
             table
                 .convert(first.dtype())?
-                .broadcast_in(first.dims(), &[1, 3])
+                .broadcast_in(first.dims(), map)
         };
         let (sin, cos) = (spread(&self.sin)?, spread(&self.cos)?);
         Ok([
@@ -315,7 +332,7 @@ impl RotaryTable {
 
     /// The turned values with those of `x` that do not turn.
     fn with_rest(&self, turned: &[&Tensor], x: &Tensor) -> Result<Tensor> {
-        let (rotated, head_dim) = (2 * self.sin.dims()[1], x.dims()[3]);
+        let (rotated, head_dim) = (2 * self.pairs(), x.dims()[3]);
         if let ([turned], true) = (turned, rotated == head_dim) {
             return Ok((*turned).clone());
         }

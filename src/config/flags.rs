@@ -581,12 +581,36 @@ Evaluation {
 Generation {
     /// The text to continue
     prompt: Option<Prose>, GENERATE;
-    /// Maximum number of tokens to generate
-    max_new_tokens: Count<1> = "50", GENERATE;
-    /// Sampling temperature; 0: greedy
-    temperature: NotNegative = "1.0", GENERATE;
-    /// Sample from the K most likely tokens (0: all)
-    top_k: Count<0> = "50", GENERATE;
+    /// A file with a prompt on each line; all of them are continued as one batch
+    prompt_file: Option<PathBuf>, GENERATE;
+    /// Hold a conversation on the terminal in the model's chat template, or answer prompt, or what a
+    /// pipe brings
+    chat: bool = "false", GENERATE;
+    /// With chat: the system message
+    system_prompt: Option<Prose>, GENERATE;
+    /// Maximum number of tokens to generate; default: that of generation_config.json, else 50
+    max_new_tokens: Option<Count<1>>, GENERATE;
+    /// Sample instead of taking the likeliest token; default: true if temperature, top_k, top_p or
+    /// min_p is given, else that of generation_config.json, else true
+    do_sample: Option<bool>, GENERATE;
+    /// Sampling temperature; 0: greedy; default: that of generation_config.json, else 1
+    temperature: Option<NotNegative>, GENERATE;
+    /// Sample from the K most likely tokens (0: all); default: that of generation_config.json, else
+    /// 50
+    top_k: Option<Count<0>>, GENERATE;
+    /// Sample from the most likely tokens that together reach this probability; default: that of
+    /// generation_config.json, else 1
+    top_p: Option<Fraction>, GENERATE;
+    /// Sample from tokens with at least this share of the likeliest token's probability; default:
+    /// that of generation_config.json, else 0
+    min_p: Option<Fraction>, GENERATE;
+    /// Divide the logits of tokens that the text already has by this; default: that of
+    /// generation_config.json, else 1
+    repetition_penalty: Option<Positive>, GENERATE;
+    /// Continuations of each prompt
+    num_return_sequences: Count<1> = "1", GENERATE;
+    /// End a text before any of these; default: those of generation_config.json
+    stop_strings: Texts, GENERATE;
 }
 Measurement {
     /// Per-device memory budget for fit, auto and dry_run; default for fit and auto: the

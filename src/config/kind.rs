@@ -181,6 +181,7 @@ kinds! {
 kinds! {
     /// A number of steps; -1 and 0 mean that it is not set.
     struct MaxSteps: Option<u64> = Form::Number, "N", "a whole number that is at least -1", max_steps;
+    struct Positive: f64 = Form::Number, "X", "a number above 0", |text| within(text, f64::MIN_POSITIVE..=f64::MAX);
     struct NotNegative: f64 = Form::Number, "X", "a number that is 0 or more", |text| within(text, 0.0..=f64::MAX);
     /// 0 to 1, both included.
     struct Fraction: f64 = Form::Number, "X", "a number from 0 to 1", |text| within(text, 0.0..=1.0);
@@ -329,6 +330,8 @@ macro_rules! lists {
 lists! {
     /// One or more paths.
     Paths: PathBuf = List, "FILE", "one or more paths";
+    /// One or more texts.
+    Texts: String = List, "TEXT", "one or more texts";
     /// One or more words after the command.
     Words: String = Positional, "ID", "one or more words";
 }

@@ -49,9 +49,9 @@ pub use error::{Advice, Asked, Origin, UsageError};
 pub use nearest::nearest;
 pub use plan::{
     BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, DevicePlan, DoctorPlan,
-    FitPlan, GeneratePlan, LossComparison, MeshComparison, ModelSource, PredictPlan, PruneRules,
-    QuickstartPlan, ReportPlan, RunPlan, ScaledRun, ScalingPlan, ShowForm, SweepPlan, SweptRun,
-    TaskPlan, TokenizerSource, TopPlan, TrackerPlan,
+    FitPlan, GeneratePlan, GenerationFlags, LossComparison, MeshComparison, ModelSource,
+    PredictPlan, PromptSource, PruneRules, QuickstartPlan, ReportPlan, RunPlan, ScaledRun,
+    ScalingPlan, ShowForm, SweepPlan, SweptRun, TaskPlan, TokenizerSource, TopPlan, TrackerPlan,
 };
 pub use scaling::into_directory;
 

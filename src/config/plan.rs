@@ -9,7 +9,6 @@ use crate::report::records::LogFormat;
 use crate::report::scaling::Fixed;
 pub use crate::tasks::TaskPlan;
 use crate::trainer::device::DeviceSettings;
-use crate::trainer::generate::Sampling;
 use crate::trainer::gpu::Gpu;
 use crate::trainer::settings::TrainSettings;
 use std::collections::BTreeMap;
@@ -187,9 +186,39 @@ pub struct GeneratePlan {
     pub cache: CacheSettings,
     pub model: PathBuf,
     pub tokenizer: PathBuf,
-    pub prompt: String,
-    pub sampling: Sampling,
+    pub prompts: PromptSource,
+    pub generation: GenerationFlags,
+    /// Continuations of each prompt.
+    pub num_return_sequences: usize,
+    pub seed: u64,
     pub train: TrainSettings,
+}
+
+/// What is continued.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PromptSource {
+    Text(String),
+    /// Each of its lines.
+    File(PathBuf),
+    /// A conversation: a first message, or what is typed.
+    Chat {
+        message: Option<String>,
+        system: Option<String>,
+    },
+}
+
+/// What was said of how tokens are chosen; the rest is generation_config.json's.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GenerationFlags {
+    pub max_new_tokens: Option<usize>,
+    pub do_sample: Option<bool>,
+    pub temperature: Option<f64>,
+    pub top_k: Option<usize>,
+    pub top_p: Option<f64>,
+    pub min_p: Option<f64>,
+    pub repetition_penalty: Option<f64>,
+    /// Empty: none was named.
+    pub stop_strings: Vec<String>,
 }
 
 /// `xtrain bench`.

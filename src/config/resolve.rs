@@ -25,7 +25,6 @@ use crate::runtime::OverrideValue;
 use crate::runtime::neuron::NeuronSettings;
 use crate::tasks::{ClmDataSettings, ClsDataSettings, MlmDataSettings, TokenClsDataSettings};
 use crate::trainer::device::DeviceSettings;
-use crate::trainer::generate::Sampling;
 use crate::trainer::settings::{
     BestRule, Cadence, Checkpointing, EarlyStopping, ExampleOrder, OptimizerSettings, Precision,
     TrainSettings,
@@ -181,13 +180,26 @@ fn generate_plan(flags: &Flags) -> GeneratePlan {
         cache: cache(flags),
         model: flags.model_name_or_path.clone().expect(CHECKED),
         tokenizer: tokenizer_path(flags),
-        prompt: flags.prompt.clone().expect(CHECKED),
-        sampling: Sampling {
+        prompts: match (&*flags.prompt_file, flags.prompt.clone()) {
+            (_, message) if *flags.chat => PromptSource::Chat {
+                message,
+                system: flags.system_prompt.clone(),
+            },
+            (Some(file), _) => PromptSource::File(file.clone()),
+            (None, prompt) => PromptSource::Text(prompt.expect(CHECKED)),
+        },
+        generation: GenerationFlags {
             max_new_tokens: *flags.max_new_tokens,
+            do_sample: *flags.do_sample,
             temperature: *flags.temperature,
             top_k: *flags.top_k,
-            seed: *flags.seed,
+            top_p: *flags.top_p,
+            min_p: *flags.min_p,
+            repetition_penalty: *flags.repetition_penalty,
+            stop_strings: flags.stop_strings.clone(),
         },
+        num_return_sequences: *flags.num_return_sequences,
+        seed: *flags.seed,
         train: train_settings(flags),
     }
 }

@@ -177,6 +177,9 @@ pub enum Error {
     #[error("no tokenizer in {}: expected tokenizer.json, vocab.json with merges.txt, vocab.txt or spiece.model{hint}", dir.display())]
     NoTokenizer { dir: PathBuf, hint: String },
 
+    #[error("{place}: the chat template fails: {reason}")]
+    ChatTemplate { place: String, reason: String },
+
     #[error("{} is not a tokenizer that xtrain can load: {reason}", path.display())]
     BadTokenizer { path: PathBuf, reason: String },
 

@@ -5,7 +5,7 @@
 //!
 //! 1. Files: `formats` (lines of text, rows of tables; `remote`: behind a URL); out of those
 //!    `samples`, such as the `texts` of language models.
-//! 2. Tokens: `tokenizer`, `sequences` (special tokens, truncation).
+//! 2. Tokens: `tokenizer`, `sequences` (special tokens, truncation), `chat_template` (conversations).
 //! 3. Sets, made once and kept on disk (`prepare`, all of their files or a `share`): `rows`, with
 //!    their `labels`.
 //! 4. Batches: `sampler` (which rows, in which order), `set` (rows to a `batch`; `padding` serves
@@ -14,6 +14,7 @@
 //! `stream` is the other way from files to batches: read while the model trains, and never kept.
 
 pub mod batch;
+pub mod chat_template;
 mod error;
 pub mod formats;
 mod label;

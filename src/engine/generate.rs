@@ -1,44 +1,433 @@
-//! Continuing a prompt.
+//! Continuing prompts, and conversations.
 
 use super::error::{Error, failed};
 use super::execution::Execution;
-use super::model::{ModelConfig, origin};
-use crate::config::{GeneratePlan, ModelSource};
+use super::model::{LoadedModel, ModelConfig, origin};
+use crate::config::{GeneratePlan, GenerationFlags, ModelSource};
 use crate::data::Tokenizer;
-use crate::trainer::generate::generate as continue_tokens;
+use crate::data::chat_template::{ChatTemplate, Message};
+use crate::data::tokenizer::TextStream;
+use crate::trainer::generate::{Request, Sampling, generate};
 use crate::trainer::parameters::Head;
+use crate::trainer::session::Session;
+use serde_json::{Map, Value};
 use xtrain_models::HeadKind;
 
-/// The prompt and what a saved causal language model continues it with.
-///
-/// # Errors
-/// If something that the plan names cannot be read, or the model cannot be run.
-pub fn generate(plan: &GeneratePlan) -> Result<String, Error> {
-    let tokenizer = Tokenizer::load(&plan.tokenizer).map_err(failed("loading the tokenizer"))?;
-    let source = ModelSource::Pretrained {
-        directory: plan.model.clone(),
-    };
-    let loaded = ModelConfig::read(&source, None)?.build(HeadKind::CausalLm, Head::Saved)?;
-    tokenizer
-        .check_vocab(loaded.model.vocab_size())
-        .map_err(failed("matching tokenizer and model"))?;
-    let prompt = tokenizer
-        .encode(&plan.prompt)
-        .map_err(failed("tokenizing the prompt"))?;
-    let tokens = (prompt.len() + plan.sampling.max_new_tokens).min(loaded.model.max_positions());
-    let settings = [("tokens of prompt and answer", tokens.to_string())];
-    let origin = origin("generate", &*loaded.model, &settings);
-    let execution = Execution::new(&plan.device, &plan.cache, &plan.train);
-    let mut session = execution.session(&*loaded.model, origin)?;
-    loaded.place(&mut session, plan.sampling.seed)?;
-    let new = continue_tokens(
-        &mut session,
-        &*loaded.model,
-        &prompt,
-        tokenizer.eos_id(),
-        plan.sampling,
-    )
-    .map_err(failed("generating"))?;
-    let tokens: Vec<u32> = prompt.iter().copied().chain(new).collect();
-    tokenizer.decode(&tokens, true).map_err(failed("decoding"))
+/// A saved causal language model that is ready to continue texts.
+pub struct Generator {
+    tokenizer: Tokenizer,
+    loaded: LoadedModel,
+    session: Session,
+    settings: Settings,
+    sequences: usize,
+}
+
+/// How texts go on, from flags and generation_config.json.
+struct Settings {
+    max_new_tokens: usize,
+    sampling: Sampling,
+    eos: Vec<u32>,
+    stop_strings: Vec<String>,
+}
+
+impl Settings {
+    /// `file` is generation_config.json's, `model` config.json's.
+    fn of(
+        flags: &GenerationFlags,
+        file: &Map<String, Value>,
+        model: &Map<String, Value>,
+        tokenizer: &Tokenizer,
+        seed: u64,
+    ) -> Result<Settings, Error> {
+        let wrong = |key: &str| {
+            let value = &file[key];
+            Error::usage(
+                format!("generation_config.json: `{key}` = {value} is not valid"),
+                format!("correct the file, or add --{key}"),
+            )
+        };
+        let number = |key: &str, flag: Option<f64>, usual: f64| match (flag, file.get(key)) {
+            (Some(value), _) => Ok(value),
+            (None, None | Some(Value::Null)) => Ok(usual),
+            (None, Some(value)) => value
+                .as_f64()
+                .filter(|value| *value >= 0.0)
+                .ok_or_else(|| wrong(key)),
+        };
+        let count = |key: &str, flag: Option<usize>, usual: usize| {
+            number(key, flag.map(|value| value as f64), usual as f64).map(|value| value as usize)
+        };
+        let says_sampling = flags.temperature.is_some()
+            || flags.top_k.is_some()
+            || flags.top_p.is_some()
+            || flags.min_p.is_some();
+        let in_file = file.get("do_sample").and_then(Value::as_bool);
+        let samples = flags
+            .do_sample
+            .unwrap_or(says_sampling || in_file.unwrap_or(true));
+        let temperature = number("temperature", flags.temperature, 1.0)?;
+        let sampling = Sampling {
+            temperature: if samples { temperature } else { 0.0 },
+            top_k: count("top_k", flags.top_k, 50)?,
+            top_p: number("top_p", flags.top_p, 1.0)?,
+            min_p: number("min_p", flags.min_p, 0.0)?,
+            repetition_penalty: number("repetition_penalty", flags.repetition_penalty, 1.0)?,
+            seed,
+        };
+        if sampling.repetition_penalty == 0.0 {
+            return Err(wrong("repetition_penalty"));
+        }
+        let eos = match ids(file.get("eos_token_id")) {
+            found if !found.is_empty() => found,
+            _ => {
+                let mut found = ids(model.get("eos_token_id"));
+                found.extend(tokenizer.eos_id());
+                found
+            }
+        };
+        let mut stop_strings = flags.stop_strings.clone();
+        if stop_strings.is_empty() {
+            let texts = match file.get("stop_strings") {
+                Some(Value::Array(texts)) => texts.clone(),
+                Some(text) => vec![text.clone()],
+                None => Vec::new(),
+            };
+            let texts = texts.iter().filter_map(Value::as_str);
+            stop_strings = texts
+                .filter(|text| !text.is_empty())
+                .map(Into::into)
+                .collect();
+        }
+        Ok(Settings {
+            max_new_tokens: count("max_new_tokens", flags.max_new_tokens, 50)?.max(1),
+            sampling,
+            eos,
+            stop_strings,
+        })
+    }
+}
+
+/// A token id, or a list of them.
+fn ids(value: Option<&Value>) -> Vec<u32> {
+    let id = |value: &Value| u32::try_from(value.as_u64()?).ok();
+    match value {
+        Some(Value::Array(list)) => list.iter().filter_map(id).collect(),
+        Some(value) => id(value).into_iter().collect(),
+        None => Vec::new(),
+    }
+}
+
+impl Generator {
+    /// Loads what a plan names.
+    ///
+    /// # Errors
+    /// If something cannot be read, or the device cannot be opened.
+    pub fn open(plan: &GeneratePlan) -> Result<Generator, Error> {
+        let tokenizer =
+            Tokenizer::load(&plan.tokenizer).map_err(failed("loading the tokenizer"))?;
+        let source = ModelSource::Pretrained {
+            directory: plan.model.clone(),
+        };
+        let loaded = ModelConfig::read(&source, None)?.build(HeadKind::CausalLm, Head::Saved)?;
+        tokenizer
+            .check_vocab(loaded.model.vocab_size())
+            .map_err(failed("matching tokenizer and model"))?;
+        let settings = Settings::of(
+            &plan.generation,
+            &loaded.generation_config().unwrap_or_default(),
+            loaded.model.config().values(),
+            &tokenizer,
+            plan.seed,
+        )?;
+        let shapes = [("continuations", plan.num_return_sequences.to_string())];
+        let origin = origin("generate", &*loaded.model, &shapes);
+        let execution = Execution::new(&plan.device, &plan.cache, &plan.train);
+        let mut session = execution.session(&*loaded.model, origin)?;
+        loaded.place(&mut session, plan.seed)?;
+        Ok(Generator {
+            tokenizer,
+            loaded,
+            session,
+            settings,
+            sequences: plan.num_return_sequences,
+        })
+    }
+
+    /// Continues prompts side by side, each as often as the plan wants, and gives the texts with
+    /// their prompts, prompt by prompt. Where there is one text only, `show` is given it piece by
+    /// piece while it grows.
+    ///
+    /// # Errors
+    /// If a prompt has no tokens or too many, or the device fails.
+    pub fn continue_all(
+        &mut self,
+        prompts: &[&str],
+        show: &mut dyn FnMut(&str),
+    ) -> Result<Vec<String>, Error> {
+        let mut encoded = Vec::new();
+        for prompt in prompts {
+            let ids = self.tokenizer.encode_with_special_tokens(prompt);
+            encoded.push(ids.map_err(failed("tokenizing the prompt"))?);
+        }
+        let decode = |ids: &Vec<u32>| self.tokenizer.decode(ids, true);
+        let mut texts = encoded
+            .iter()
+            .map(decode)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(failed("decoding the prompt"))?;
+        if let ([text], 1) = (&texts[..], self.sequences) {
+            show(text);
+        }
+        let new = self.generate(&encoded, show)?;
+        let mut all = Vec::new();
+        for (prompt, new) in texts.drain(..).zip(new.chunks(self.sequences)) {
+            all.extend(new.iter().map(|new| format!("{prompt}{new}")));
+        }
+        Ok(all)
+    }
+
+    /// The assistant's answer in a conversation, which `show` is given piece by piece.
+    ///
+    /// # Errors
+    /// If the model has no chat template or it fails, or as [`Generator::continue_all`].
+    pub fn answer(
+        &mut self,
+        conversation: &[Message],
+        show: &mut dyn FnMut(&str),
+    ) -> Result<String, Error> {
+        let template = ChatTemplate::of(&self.tokenizer).map_err(failed("reading the template"))?;
+        let template = template.ok_or_else(|| {
+            Error::usage(
+                "the model has no chat template: it is not made for conversations",
+                "use --prompt TEXT without --chat, or a model with chat_template.jinja or a chat_template in tokenizer_config.json",
+            )
+        })?;
+        let text = template.render(conversation, true);
+        let text = text.map_err(failed("rendering the conversation"))?;
+        // The template has written all special tokens.
+        let prompt = self.tokenizer.encode(&text);
+        let prompt = prompt.map_err(failed("tokenizing the conversation"))?;
+        let answers = self.generate(&[prompt], show)?;
+        Ok(answers.into_iter().next().unwrap_or_default())
+    }
+
+    /// The new texts, prompt by prompt; a single one is shown while it grows.
+    fn generate(
+        &mut self,
+        prompts: &[Vec<u32>],
+        show: &mut dyn FnMut(&str),
+    ) -> Result<Vec<String>, Error> {
+        let repeated = prompts
+            .iter()
+            .flat_map(|prompt| std::iter::repeat_n(prompt.clone(), self.sequences));
+        let rows: Vec<Vec<u32>> = repeated.collect();
+        let stops = &self.settings.stop_strings;
+        let mut readers: Vec<Reader> = rows
+            .iter()
+            .map(|prompt| Reader::new(TextStream::after(&self.tokenizer, prompt), stops))
+            .collect();
+        let is_single = rows.len() == 1;
+        let mut problem = None;
+        let request = Request {
+            prompts: &rows,
+            max_new_tokens: self.settings.max_new_tokens,
+            eos: &self.settings.eos,
+            sampling: self.settings.sampling,
+            use_cache: true,
+        };
+        let model = &*self.loaded.model;
+        let new = generate(&mut self.session, model, &request, &mut |row, token| {
+            match readers[row].push(token) {
+                Ok(text) => {
+                    if is_single && !text.is_empty() {
+                        show(text);
+                    }
+                }
+                Err(error) => problem = Some(error),
+            }
+            problem.is_none() && !readers[row].is_stopped
+        })
+        .map_err(failed("generating"))?;
+        for reader in &mut readers {
+            match reader.finish() {
+                Ok(text) if is_single => show(text),
+                Ok(_) => {}
+                Err(error) => problem = Some(error),
+            }
+        }
+        if let Some(error) = problem {
+            return Err(failed("decoding")(error));
+        }
+        let positions = model.max_positions();
+        let is_cut = |(prompt, new): (&Vec<u32>, &Vec<u32>)| {
+            prompt.len() + new.len() == positions && new.len() < request.max_new_tokens
+        };
+        if rows.iter().zip(&new).any(is_cut) {
+            eprintln!("note: the model has {positions} positions; a text ends there");
+        }
+        Ok(readers.into_iter().map(|reader| reader.text).collect())
+    }
+}
+
+/// The text of one continuation, up to a stop string.
+struct Reader<'a> {
+    stream: TextStream<'a>,
+    stops: &'a [String],
+    /// What is certain, of which no end may be the beginning of a stop string.
+    text: String,
+    /// What may be.
+    held: String,
+    is_stopped: bool,
+}
+
+impl<'a> Reader<'a> {
+    fn new(stream: TextStream<'a>, stops: &'a [String]) -> Self {
+        Reader {
+            stream,
+            stops,
+            text: String::new(),
+            held: String::new(),
+            is_stopped: false,
+        }
+    }
+
+    /// Adds a token; gives the text that became certain.
+    fn push(&mut self, token: u32) -> Result<&str, crate::data::Error> {
+        let piece = self.stream.push(token)?;
+        Ok(self.read(&piece, false))
+    }
+
+    /// What was held back.
+    fn finish(&mut self) -> Result<&str, crate::data::Error> {
+        if self.is_stopped {
+            return Ok("");
+        }
+        let piece = self.stream.finish()?;
+        Ok(self.read(&piece, true))
+    }
+
+    fn read(&mut self, piece: &str, is_last: bool) -> &str {
+        self.held.push_str(piece);
+        let found = self.stops.iter().filter_map(|stop| self.held.find(stop));
+        let certain = match found.min() {
+            Some(start) => {
+                self.is_stopped = true;
+                start
+            }
+            None if is_last => self.held.len(),
+            None => {
+                let may_begin = |start: &usize| {
+                    let end = &self.held[*start..];
+                    self.stops.iter().any(|stop| stop.starts_with(end))
+                };
+                let mut starts = self.held.char_indices().map(|(start, _)| start);
+                starts.find(may_begin).unwrap_or(self.held.len())
+            }
+        };
+        let before = self.text.len();
+        self.text.push_str(&self.held[..certain]);
+        self.held.drain(..certain);
+        &self.text[before..]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::tokenizer::train_byte_bpe;
+    use serde_json::json;
+
+    fn tokenizer() -> Tokenizer {
+        train_byte_bpe(&["a b a b a b"], 258).unwrap()
+    }
+
+    fn settings(flags: GenerationFlags, file: Value) -> Result<Settings, Error> {
+        let model = json!({"eos_token_id": 7});
+        Settings::of(
+            &flags,
+            file.as_object().unwrap(),
+            model.as_object().unwrap(),
+            &tokenizer(),
+            3,
+        )
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let file = json!({
+            "do_sample": true, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "eos_token_id": [5, 6],
+            "max_new_tokens": 9, "stop_strings": ["x"], "min_p": null
+        });
+        let found = settings(GenerationFlags::default(), file.clone()).unwrap();
+        assert_eq!(
+            found.sampling,
+            Sampling {
+                temperature: 0.6,
+                top_k: 20,
+                top_p: 0.9,
+                min_p: 0.0,
+                repetition_penalty: 1.0,
+                seed: 3
+            }
+        );
+        assert_eq!((found.max_new_tokens, &found.eos[..]), (9, &[5, 6][..]));
+        assert_eq!(found.stop_strings, ["x"]);
+        let flags = GenerationFlags {
+            max_new_tokens: Some(4),
+            do_sample: Some(false),
+            top_k: Some(1),
+            stop_strings: vec!["y".into()],
+            ..GenerationFlags::default()
+        };
+        let found = settings(flags, file).unwrap();
+        assert_eq!((found.sampling.temperature, found.sampling.top_k), (0.0, 1));
+        assert_eq!(
+            (found.max_new_tokens, &found.stop_strings[..]),
+            (4, &["y".to_string()][..])
+        );
+        // Asking for a temperature asks for sampling.
+        let greedy = json!({"do_sample": false});
+        let found = settings(GenerationFlags::default(), greedy.clone()).unwrap();
+        assert_eq!(found.sampling.temperature, 0.0);
+        let warm = GenerationFlags {
+            temperature: Some(0.5),
+            ..GenerationFlags::default()
+        };
+        assert_eq!(settings(warm, greedy).unwrap().sampling.temperature, 0.5);
+        // Of a model without the file, config.json's and the tokenizer's end a text.
+        let found = settings(GenerationFlags::default(), json!({})).unwrap();
+        assert_eq!(found.eos, [7, tokenizer().eos_id().unwrap()]);
+        let error = settings(GenerationFlags::default(), json!({"top_p": "high"}));
+        let message = error.err().unwrap().to_string();
+        assert!(
+            message.contains("top_p") && message.contains("high"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn texts_end_before_stop_strings() {
+        let tokenizer = tokenizer();
+        let stops = ["\nUser:".to_string(), "END".to_string()];
+        let read = |text: &str| {
+            let mut reader = Reader::new(TextStream::after(&tokenizer, &[]), &stops);
+            let mut shown = Vec::new();
+            for id in tokenizer.encode(text).unwrap() {
+                shown.push(reader.push(id).unwrap().to_string());
+                if reader.is_stopped {
+                    break;
+                }
+            }
+            shown.push(reader.finish().unwrap().to_string());
+            assert_eq!(shown.concat(), reader.text);
+            (reader.text, reader.is_stopped)
+        };
+        assert_eq!(
+            read("ab\nUse it. EN"),
+            ("ab\nUse it. EN".to_string(), false)
+        );
+        assert_eq!(read("ab\nUser: c"), ("ab".to_string(), true));
+        assert_eq!(read("é\n\nUser: END"), ("é\n".to_string(), true));
+        assert_eq!(read("END"), (String::new(), true));
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! [`Run::prepare`] opens what a plan names (tokenizer, model, task, data, devices). On it stand
 //! [`Run::train`], [`Run::evaluate`], [`Run::predict`], [`Run::compile`] (every graph of the run
-//! ahead of it) and [`Run::largest_batch`]. [`generate`] and [`bench()`] are the runs that need no
+//! ahead of it) and [`Run::largest_batch`]. [`Generator`] and [`bench()`] are the runs that need no
 //! task. All of them build their session and their training
 //! step in [`Execution`], so that what is compiled ahead is what runs.
 //!
@@ -33,5 +33,5 @@ mod training_data;
 pub use bench::bench;
 pub use error::{Error, Outcome, failed};
 pub use execution::Execution;
-pub use generate::generate;
+pub use generate::Generator;
 pub use run::Run;

@@ -47,6 +47,10 @@ pub enum Error {
     #[error("the prompt has no tokens: generation needs at least one to start from")]
     EmptyPrompt,
     #[error(
+        "the prompt of {tokens} tokens leaves none of the model's {positions} positions for another; shorten it"
+    )]
+    LongPrompt { tokens: usize, positions: usize },
+    #[error(
         "this device's compiler does not tell how much memory a graph needs, so no batch size can be found without running"
     )]
     NoMemoryStatistics,

@@ -168,6 +168,7 @@ impl BatchInputs {
                 input_ids: input_ids.expect("every batch has tokens"),
                 attention_mask,
                 token_type_ids,
+                cache: None,
             },
             labels: Labels {
                 ids: ids.expect("every batch has labels"),

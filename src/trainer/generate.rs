@@ -1,133 +1,304 @@
-//! Text generation: one fixed-shape graph gives the logits after the last token; sampling is on the
-//! host.
+//! Text generation with a key/value cache: one graph takes the prompts in (prefill), another gives a
+//! further token of each text (decode). Both have fixed shapes, of buckets of lengths, so that they
+//! are compiled once and found by later requests.
+
+pub use super::sampling::Sampling;
 
 use super::error::{Error, Result};
 use super::session::Session;
 use super::step::parameter_tensors;
-use rand::{RngExt, SeedableRng};
-use rand_chacha::ChaCha8Rng;
-use xtrain_graphs::{DType, DropoutRng, Shape};
-use xtrain_models::{Model, TokenBatch, Weights};
+use std::rc::Rc;
+use xtrain_graphs::{DType, DropoutRng, Shape, Tensor};
+use xtrain_models::{KvCache, Model, TokenBatch, Weights};
 
-/// The graph's name in plans, logs and the cache.
-pub const GRAPH_NAME: &str = "generate";
+/// The name, in plans, logs and the cache, of the graph that takes prompts in.
+pub const PREFILL: &str = "prefill";
 
-/// Widths of the graph are multiples of this.
-const WIDTH_STEP: usize = 64;
+/// The same of the graph that gives one more token of each text.
+pub const DECODE: &str = "decode";
 
-/// How the next token is chosen.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampling {
+/// The shortest bucket.
+const SHORTEST: usize = 16;
+
+/// What is generated.
+pub struct Request<'a> {
+    /// The beginnings of texts that are continued side by side, each of a token at least.
+    pub prompts: &'a [Vec<u32>],
+    /// Most tokens that a text gets.
     pub max_new_tokens: usize,
-    /// 0 takes the likeliest token.
-    pub temperature: f64,
-    /// Only the k likeliest tokens are candidates; 0 means all.
-    pub top_k: usize,
-    pub seed: u64,
+    /// Tokens that end a text.
+    pub eos: &'a [u32],
+    pub sampling: Sampling,
+    /// Whether keys and values are kept; else each token computes those of all before it once more.
+    pub use_cache: bool,
 }
 
-/// Continues `prompt` (at least one token) until `max_new_tokens` or `stop`. Each step sees the
-/// last tokens that the model has positions for. Returns the new tokens only.
+/// Continues texts until each is ended by one of [`Request::eos`], has
+/// [`Request::max_new_tokens`], fills the model's positions, or `wants_more` of its number and its
+/// new token is false. Returns the new tokens of each, without the one of `eos`.
+///
+/// # Errors
+/// If a prompt is empty or leaves no position for a token, or the device fails.
 pub fn generate(
     session: &mut Session,
     model: &dyn Model,
-    prompt: &[u32],
-    stop: Option<u32>,
-    sampling: Sampling,
-) -> Result<Vec<u32>> {
-    if prompt.is_empty() {
-        return Err(Error::EmptyPrompt);
-    }
-    // As wide as this request can get, so that it is compiled once, and rounded up, so that the
-    // next prompt finds it too.
-    let width = (prompt.len() + sampling.max_new_tokens)
-        .next_multiple_of(WIDTH_STEP)
-        .min(model.max_positions());
-    let mut rng = ChaCha8Rng::seed_from_u64(sampling.seed);
-    let mut tokens = prompt.to_vec();
-    for _ in 0..sampling.max_new_tokens {
-        let visible = &tokens[tokens.len().saturating_sub(width)..];
-        let logits = next_logits(session, model, visible, width)?;
-        let next = choose(&logits, sampling, &mut rng);
-        if Some(next) == stop {
-            break;
+    request: &Request,
+    wants_more: &mut dyn FnMut(usize, u32) -> bool,
+) -> Result<Vec<Vec<u32>>> {
+    let positions = model.max_positions();
+    for prompt in request.prompts {
+        if prompt.is_empty() {
+            return Err(Error::EmptyPrompt);
         }
-        tokens.push(next);
+        if prompt.len() >= positions {
+            return Err(Error::LongPrompt {
+                tokens: prompt.len(),
+                positions,
+            });
+        }
     }
-    Ok(tokens.split_off(prompt.len()))
+    let mut texts = Texts::of(request);
+    let mut forward = Forward::new(session, model, request);
+    let mut logits = forward.prefill(&texts.tokens)?;
+    while texts.choose(&mut logits, request, positions, wants_more) {
+        logits = forward.next(&texts.tokens)?;
+    }
+    let starts = request.prompts.iter().map(Vec::len);
+    Ok(texts
+        .tokens
+        .into_iter()
+        .zip(starts)
+        .map(|(mut tokens, start)| tokens.split_off(start))
+        .collect())
 }
 
-/// Logits `[V]` of the token after `visible`, which is padded on the right; causal attention never
-/// looks there.
-fn next_logits(
-    session: &mut Session,
-    model: &dyn Model,
-    visible: &[u32],
+/// Texts that grow.
+struct Texts {
+    tokens: Vec<Vec<u32>>,
+    grows: Vec<bool>,
+    rngs: Vec<rand_chacha::ChaCha8Rng>,
+}
+
+impl Texts {
+    fn of(request: &Request) -> Texts {
+        let count = request.prompts.len();
+        Texts {
+            tokens: request.prompts.to_vec(),
+            grows: vec![true; count],
+            rngs: (0..count).map(|text| request.sampling.rng(text)).collect(),
+        }
+    }
+
+    /// Adds a token, given the logits `[B, V]`, to each text that still grows. Whether any does.
+    fn choose(
+        &mut self,
+        logits: &mut [f32],
+        request: &Request,
+        positions: usize,
+        wants_more: &mut dyn FnMut(usize, u32) -> bool,
+    ) -> bool {
+        let vocabulary = logits.len() / self.tokens.len();
+        for (text, logits) in logits.chunks_mut(vocabulary).enumerate() {
+            if !self.grows[text] {
+                continue;
+            }
+            let tokens = &mut self.tokens[text];
+            let sampling = &request.sampling;
+            let token = sampling.choose(logits, tokens, &mut self.rngs[text]);
+            if request.eos.contains(&token) {
+                self.grows[text] = false;
+                continue;
+            }
+            tokens.push(token);
+            let new = tokens.len() - request.prompts[text].len();
+            self.grows[text] =
+                wants_more(text, token) && new < request.max_new_tokens && tokens.len() < positions;
+        }
+        self.grows.contains(&true)
+    }
+}
+
+/// The smallest bucket that holds `length`: powers of two, and halfway between them.
+fn bucket(length: usize) -> usize {
+    let power = length.next_power_of_two().max(SHORTEST);
+    let between = power / 4 * 3;
+    if length <= between && between >= SHORTEST {
+        between
+    } else {
+        power
+    }
+}
+
+/// What logits the model gives after texts, which end in one column and have padding before them.
+struct Forward<'a> {
+    session: &'a mut Session,
+    model: &'a dyn Model,
+    /// Columns of the cache; `None`: there is none.
+    capacity: Option<usize>,
+    /// Columns of the prompts.
     width: usize,
-) -> Result<Vec<f32>> {
-    let mut ids = vec![0i32; width];
-    for (id, &token) in ids.iter_mut().zip(visible) {
-        *id = token as i32;
-    }
-    let mut recording = session.begin();
-    let ids = recording.feed_host(
-        "input_ids",
-        bytemuck::cast_slice(&ids),
-        &Shape::new(DType::S32, [1, width]),
-    )?;
-    let last = [visible.len() as i32 - 1];
-    let last = recording.feed_host(
-        "last",
-        bytemuck::cast_slice(&last),
-        &Shape::new(DType::S32, [1]),
-    )?;
-    let weights = parameter_tensors(&mut recording, &model.parameters())?;
-    let trace = recording.trace().clone();
-    let weights = Weights::new(&trace, &weights);
-    let batch = TokenBatch {
-        input_ids: ids,
-        attention_mask: None,
-        token_type_ids: None,
-    };
-    let hidden = model
-        .hidden(&weights, &batch, &DropoutRng::off())?
-        .take_rows(&last)?;
-    recording.fetch(
-        "logits",
-        &model.head(&weights, &hidden, &DropoutRng::off())?,
-    );
-    Ok(recording
-        .mark_step(GRAPH_NAME)?
-        .fetched("logits")
-        .download_to()?)
+    /// The column of each text's first token.
+    first: Vec<i32>,
+    /// Columns that are filled.
+    filled: usize,
 }
 
-fn choose(logits: &[f32], sampling: Sampling, rng: &mut ChaCha8Rng) -> u32 {
-    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    // Likeliest first; equal logits by id, so that the choice is the same everywhere.
-    order.sort_by(|&a, &b| {
-        logits[b as usize]
-            .total_cmp(&logits[a as usize])
-            .then(a.cmp(&b))
-    });
-    if sampling.temperature <= 0.0 {
-        return order[0];
-    }
-    let candidates = match sampling.top_k {
-        0 => &order[..],
-        k => &order[..k.min(order.len())],
-    };
-    let best = f64::from(logits[candidates[0] as usize]);
-    let weights: Vec<f64> = candidates
-        .iter()
-        .map(|&t| ((f64::from(logits[t as usize]) - best) / sampling.temperature).exp())
-        .collect();
-    let mut left = rng.random::<f64>() * weights.iter().sum::<f64>();
-    for (&token, weight) in candidates.iter().zip(&weights) {
-        left -= weight;
-        if left < 0.0 {
-            return token;
+impl<'a> Forward<'a> {
+    fn new(session: &'a mut Session, model: &'a dyn Model, request: &Request) -> Self {
+        let lengths = request.prompts.iter().map(Vec::len);
+        let width = bucket(lengths.clone().max().unwrap_or(0));
+        Forward {
+            session,
+            model,
+            // The last token is not read.
+            capacity: request
+                .use_cache
+                .then(|| bucket(width + request.max_new_tokens - 1)),
+            width,
+            first: lengths.map(|length| (width - length) as i32).collect(),
+            filled: width,
         }
     }
-    candidates[candidates.len() - 1]
+
+    /// Logits `[B, V]` after the prompts.
+    fn prefill(&mut self, texts: &[Vec<u32>]) -> Result<Vec<f32>> {
+        let Some(capacity) = self.capacity else {
+            return self.without_cache(texts);
+        };
+        let info = self.model.info();
+        let dims = [texts.len(), info.kv_heads, capacity, info.head_dim];
+        let shape = Shape::new(DType::F32, dims);
+        let zeros = vec![0u8; shape.bytes()];
+        for layer in 0..self.model.layers().len() {
+            for name in cache_names(layer) {
+                // What an earlier request left is masked until it is overwritten.
+                if self.session.shape(&name) != Some(&shape) {
+                    self.session.set_state(&name, &zeros, &shape)?;
+                }
+            }
+        }
+        let mut ids = vec![0i32; texts.len() * self.width];
+        for ((row, text), &first) in ids.chunks_mut(self.width).zip(texts).zip(&self.first) {
+            for (id, &token) in row[first as usize..].iter_mut().zip(text) {
+                *id = token as i32;
+            }
+        }
+        self.run(PREFILL, &ids, 0)
+    }
+
+    /// Logits `[B, V]` after the last token of each text.
+    fn next(&mut self, texts: &[Vec<u32>]) -> Result<Vec<f32>> {
+        if self.capacity.is_none() {
+            return self.without_cache(texts);
+        }
+        // One that has ended goes along with whatever its last token was.
+        let ids: Vec<i32> = texts
+            .iter()
+            .map(|text| text[text.len() - 1] as i32)
+            .collect();
+        let column = self.filled as i32;
+        self.filled += 1;
+        self.run(DECODE, &ids, column)
+    }
+
+    /// Runs the graph over `ids` `[B, T]`, whose first lie in column `start`.
+    fn run(&mut self, name: &str, ids: &[i32], start: i32) -> Result<Vec<f32>> {
+        let rows = self.first.len();
+        let dims = [rows, ids.len() / rows];
+        let mut recording = self.session.begin();
+        recording.evaluates();
+        let mut feed = |name: &str, values: &[i32], dims: &[usize]| {
+            let shape = Shape::new(DType::S32, dims);
+            recording.feed_host(name, bytemuck::cast_slice(values), &shape)
+        };
+        let input_ids = feed("input_ids", ids, &dims)?;
+        let first = feed("first_column", &self.first, &[rows])?;
+        let start = feed("column", &[start], &[])?;
+        let mut layers = Vec::new();
+        for layer in 0..self.model.layers().len() {
+            let [key, value] = cache_names(layer);
+            layers.push([recording.state(&key)?, recording.state(&value)?]);
+        }
+        let cache = Rc::new(KvCache::new(layers, first, start));
+        let weights = parameter_tensors(&mut recording, &self.model.parameters())?;
+        let trace = recording.trace().clone();
+        let weights = Weights::new(&trace, &weights);
+        let batch = TokenBatch {
+            cache: Some(cache.clone()),
+            ..TokenBatch::new(input_ids)
+        };
+        let hidden = self.model.hidden(&weights, &batch, &DropoutRng::off())?;
+        let hidden = last_of_each(&hidden, dims)?;
+        for (layer, kv) in cache.take_extended().iter().enumerate() {
+            for (name, tensor) in cache_names(layer).iter().zip(kv) {
+                recording.assign(name, tensor)?;
+            }
+        }
+        let logits = self.model.head(&weights, &hidden, &DropoutRng::off())?;
+        recording.fetch("logits", &logits.convert(DType::F32)?);
+        Ok(recording.mark_step(name)?.fetched("logits").download_to()?)
+    }
+
+    /// Logits `[B, V]` after texts of which nothing is kept. They are padded on the right, where
+    /// causal attention never looks.
+    fn without_cache(&mut self, texts: &[Vec<u32>]) -> Result<Vec<f32>> {
+        let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
+        let width = bucket(longest).min(self.model.max_positions());
+        let mut ids = vec![0i32; texts.len() * width];
+        let mut last = Vec::new();
+        for (row, (padded, text)) in ids.chunks_mut(width).zip(texts).enumerate() {
+            for (id, &token) in padded.iter_mut().zip(text) {
+                *id = token as i32;
+            }
+            last.push((row * width + text.len()) as i32 - 1);
+        }
+        let mut recording = self.session.begin();
+        recording.evaluates();
+        let shape = Shape::new(DType::S32, [texts.len(), width]);
+        let ids = recording.feed_host("input_ids", bytemuck::cast_slice(&ids), &shape)?;
+        let shape = Shape::new(DType::S32, [texts.len()]);
+        let last = recording.feed_host("last", bytemuck::cast_slice(&last), &shape)?;
+        let weights = parameter_tensors(&mut recording, &self.model.parameters())?;
+        let trace = recording.trace().clone();
+        let weights = Weights::new(&trace, &weights);
+        let batch = TokenBatch::new(ids);
+        let hidden = self
+            .model
+            .hidden(&weights, &batch, &DropoutRng::off())?
+            .take_rows(&last)?;
+        let logits = self.model.head(&weights, &hidden, &DropoutRng::off())?;
+        recording.fetch("logits", &logits.convert(DType::F32)?);
+        Ok(recording
+            .mark_step(PREFILL)?
+            .fetched("logits")
+            .download_to()?)
+    }
+}
+
+/// The states that hold a layer's keys and values, `[B, K, S, D]`.
+fn cache_names(layer: usize) -> [String; 2] {
+    ["key", "value"].map(|what| format!("cache.{layer}.{what}"))
+}
+
+/// The last row of each sequence of hidden states `[B * T, C]`, `[B, C]`.
+fn last_of_each(hidden: &Tensor, [b, t]: [usize; 2]) -> Result<Tensor> {
+    let width = hidden.dims()[1];
+    Ok(hidden
+        .reshape(&[b, t, width])?
+        .slice_dim(1, t - 1, t)?
+        .reshape(&[b, width])?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_hold_what_they_are_for() {
+        let found: Vec<usize> = [1, 16, 17, 24, 25, 33, 48, 49, 64, 97, 1000, 2000]
+            .into_iter()
+            .map(bucket)
+            .collect();
+        assert_eq!(found, [16, 16, 24, 24, 32, 48, 48, 64, 64, 128, 1024, 2048]);
+    }
 }

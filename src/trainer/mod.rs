@@ -21,6 +21,7 @@ pub mod own_loop;
 pub mod pipeline;
 pub mod run_loop;
 pub mod run_state;
+mod sampling;
 pub mod session;
 pub mod settings;
 pub mod step;

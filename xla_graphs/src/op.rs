@@ -321,6 +321,11 @@ pub enum Op<C = Composite> {
         dim: usize,
         size: usize,
     },
+    /// The first operand with the second, which is as large but for `dim`, in the place of its
+    /// elements along `dim` that start at the third operand (`s32[]`, clamped).
+    DynamicUpdateSlice {
+        dim: usize,
+    },
     /// The largest of each element over the replicas of each group.
     AllReduceMax(ReplicaGroups),
     /// The operand, in the host's memory: nothing but [`Op::ToDevice`] and [`Op::BarrierAfter`] may read
@@ -407,6 +412,7 @@ impl<C: Composites> Op<C> {
             Op::AllGather { .. } => "all_gather".into(),
             Op::ReduceScatter { .. } => "reduce_scatter".into(),
             Op::DynamicSlice { .. } => "dynamic_slice".into(),
+            Op::DynamicUpdateSlice { .. } => "dynamic_update_slice".into(),
             // The name is in the metadata of modules, and so in their bytes.
             Op::AllReduceMax(_) => "all_max".into(),
             Op::ToHost => "to_host".into(),

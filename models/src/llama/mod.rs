@@ -419,7 +419,7 @@ impl Model for Llama {
         let tables = self
             .rotaries
             .iter()
-            .map(|rotary| rotary.table(weights.trace(), batch.size()[1]))
+            .map(|rotary| rotary.table(batch))
             .collect::<Result<Vec<_>>>()?;
         let (weights, _scope) = weights.enter("model");
         let dims = [

@@ -261,21 +261,16 @@ fn the_other_commands_resolve() {
     let generate = |more: &str| match fixture.read(&format!(
         "generate --model_name_or_path @/model --prompt Hi {more}"
     )) {
-        Ok(Command::Generate(plan)) => plan.sampling,
+        Ok(Command::Generate(plan)) => plan.generation,
         other => panic!("{other:?}"),
     };
+    assert_eq!(generate(""), GenerationFlags::default());
+    assert_eq!(generate("--temperature 0").temperature, Some(0.0));
+    let sampling = generate("--temperature 0.5 --top-k 0 --stop_strings a b");
     assert_eq!(
-        generate(""),
-        Sampling {
-            max_new_tokens: 50,
-            temperature: 1.0,
-            top_k: 50,
-            seed: 42
-        }
+        (sampling.temperature, sampling.top_k, sampling.stop_strings),
+        (Some(0.5), Some(0), vec!["a".to_string(), "b".to_string()])
     );
-    assert_eq!(generate("--temperature 0").temperature, 0.0);
-    let sampling = generate("--temperature 0.5 --top-k 0");
-    assert_eq!((sampling.temperature, sampling.top_k), (0.5, 0));
     let Ok(Command::Bench(plan)) =
         fixture.read("bench --model_type gpt2 --batch 2 --seq 64 --steps 3 --warmup 0 --json")
     else {

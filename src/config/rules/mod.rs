@@ -201,9 +201,21 @@ rules! {
     comparison_is_one_process for TRAINING in processes;
     output_file_is_no_directory for PREDICT in output;
     generate_needs_a_prompt for GENERATE
-        if !flags.prompt.is_given() =>
+        if !flags.prompt.is_given() && !flags.prompt_file.is_given() && !*flags.chat =>
         "generate needs a text to continue",
-        "add --prompt TEXT";
+        "add --prompt TEXT, --prompt_file FILE or --chat";
+    generate_has_one_prompt for GENERATE
+        if flags.prompt_file.is_given() && (flags.prompt.is_given() || *flags.chat) =>
+        "--prompt_file does not go with --prompt or --chat",
+        "leave one of them out";
+    chat_has_one_answer for GENERATE
+        if *flags.chat && *flags.num_return_sequences > 1 =>
+        "a conversation has one answer: --num_return_sequences does not go with --chat",
+        "leave one of them out";
+    system_prompt_needs_chat for GENERATE
+        if flags.system_prompt.is_given() && !*flags.chat =>
+        "--system_prompt has no effect without --chat",
+        "add --chat, or leave it out";
     top_needs_a_run for TOP
         if !flags.watched_dir.is_given() =>
         "top: no run given",

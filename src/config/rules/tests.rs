@@ -471,6 +471,21 @@ const CASES: &[(&str, &str, &str)] = &[
         "generate --model_name_or_path @/model",
         "needs a text",
     ),
+    (
+        "generate_has_one_prompt",
+        "generate --model_name_or_path @/model --prompt x --prompt_file @/valid.txt",
+        "--prompt_file",
+    ),
+    (
+        "chat_has_one_answer",
+        "generate --model_name_or_path @/model --chat --num_return_sequences 2",
+        "one answer",
+    ),
+    (
+        "system_prompt_needs_chat",
+        "generate --model_name_or_path @/model --prompt x --system_prompt y",
+        "without --chat",
+    ),
     ("top_needs_a_run", "top", "no run given"),
     (
         "top_as_json_is_one_look",

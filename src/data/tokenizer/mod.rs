@@ -8,6 +8,7 @@ mod bpe;
 mod convert;
 mod normalizer;
 pub(in crate::data) mod pieces;
+mod text_stream;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,15 +18,17 @@ use serde_json::{Map, Value};
 use tokenizers::PostProcessor;
 
 use crate::checkpoint::{atomic, files, hash, hf};
+use crate::data::chat_template;
 use crate::data::error::{Error, Result};
 use crate::report::panics;
 use convert::{Converted, Files, convert};
+pub use text_stream::TextStream;
 
 const DEFINITION: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
 
 /// Files that make up a tokenizer in one form or another; those found go along with a saved model.
-pub const TOKENIZER_FILES: [&str; 8] = [
+pub const TOKENIZER_FILES: [&str; 9] = [
     DEFINITION,
     CONFIG,
     "special_tokens_map.json",
@@ -34,6 +37,7 @@ pub const TOKENIZER_FILES: [&str; 8] = [
     "vocab.txt",
     "added_tokens.json",
     "spiece.model",
+    chat_template::FILE,
 ];
 
 /// The transformers class that takes a `tokenizer.json` as it is.
@@ -387,6 +391,15 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// Ids of a text with the special tokens that belong around one, as a prompt has them.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn encode_with_special_tokens(&self, text: &str) -> Result<Vec<u32>> {
+        let encoded = encoding(text, |text| self.inner.encode_fast(text, true))?;
+        Ok(encoded.get_ids().to_vec())
+    }
+
     /// Text of ids, special tokens left out if asked.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
         panics::guarded(|| self.inner.decode(ids, skip_special_tokens))
@@ -401,6 +414,22 @@ impl Tokenizer {
     /// byte for byte, and a `tokenizer_config.json` where there was none.
     pub fn files(&self) -> &[(String, Vec<u8>)] {
         &self.files
+    }
+
+    /// One of its files.
+    pub(in crate::data) fn file(&self, name: &str) -> Option<&[u8]> {
+        let mut files = self.files.iter();
+        files
+            .find(|(found, _)| found == name)
+            .map(|(_, bytes)| bytes.as_slice())
+    }
+
+    /// What its tokenizer_config.json says.
+    pub(in crate::data) fn config(&self) -> Map<String, Value> {
+        let bytes = self
+            .file(CONFIG)
+            .expect("build() adds a config where there is none");
+        serde_json::from_slice(bytes).expect("build() has parsed it")
     }
 
     /// Writes [`Tokenizer::files`] into a directory.

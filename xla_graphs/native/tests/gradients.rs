@@ -89,8 +89,8 @@ gradient_table! {
     Op::AllReduce(_) => [0];
     Op::AllGather { .. } => [0];
     Op::ReduceScatter { .. } => [0];
-    // Beside updates only, never under a gradient.
-    Op::AllReduceMax(_) | Op::DynamicSlice { .. } => [];
+    // Beside updates and in generation only, never under a gradient.
+    Op::AllReduceMax(_) | Op::DynamicSlice { .. } | Op::DynamicUpdateSlice { .. } => [];
     Op::BarrierAfter => [0];
     Op::Composite(Composite::LayerNorm { .. }) => [0, 1, 2];
     Op::Composite(Composite::RmsNorm { .. }) => [0, 1];

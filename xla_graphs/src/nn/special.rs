@@ -80,3 +80,28 @@ pub(crate) fn dynamic_slice(x: &Tensor, start: &Tensor, dim: usize, size: usize)
         Ok(part)
     }
 }
+
+/// [`Tensor::dynamic_update_slice`] of one element along `dim` without indices: a choice between
+/// old and new everywhere. More elements are updated as they are.
+pub(crate) fn dynamic_update_slice(
+    x: &Tensor,
+    update: &Tensor,
+    start: &Tensor,
+    dim: usize,
+) -> Result<Tensor> {
+    if update.dims()[dim] != 1 {
+        return x.dynamic_update_slice(update, start, dim);
+    }
+    let bound = |value: f64| x.trace().constant(value, DType::S32);
+    let (first, last) = (bound(0.0)?, bound((x.dims()[dim] - 1) as f64)?);
+    let start = start.compare(Comparison::Gt, &last)?.select(&last, start)?;
+    let start = start
+        .compare(Comparison::Lt, &first)?
+        .select(&first, &start)?;
+    let is_there = x
+        .trace()
+        .iota(DType::S32, x.dims(), dim)?
+        .compare(Comparison::Eq, &start.broadcast_to(x.dims())?)?;
+    let dims: Vec<usize> = (0..x.rank()).collect();
+    is_there.select(&update.broadcast_in(x.dims(), &dims)?, x)
+}

@@ -46,6 +46,23 @@ pub(super) fn infer_dynamic_slice(operands: &[&Shape], dim: usize, size: usize) 
     Ok(Shape::new(x.dtype, dims))
 }
 
+pub(super) fn infer_dynamic_update_slice(operands: &[&Shape], dim: usize) -> Inferred {
+    let (x, update, start) = (operands[0], operands[1], operands[2]);
+    expect("the start", start, DType::S32, &[])?;
+    let size = match (x.dims.get(dim), update.dims.get(dim)) {
+        (Some(whole), Some(size)) if size <= whole => *size,
+        _ => {
+            return Err(format!(
+                "{update} has no place along dimension {dim} of {x}"
+            ));
+        }
+    };
+    let mut dims = x.dims.clone();
+    dims[dim] = size;
+    expect("the update", update, x.dtype, &dims)?;
+    Ok(x.clone())
+}
+
 pub(super) fn vjp_take(v: &Vjp) -> Result<Vec<Option<Tensor>>> {
     let (table, ids) = (&v.operands[0], &v.operands[1]);
     let dtable = v.when(0, || {
@@ -74,6 +91,21 @@ impl Tensor {
     #[track_caller]
     pub fn dynamic_slice(&self, start: &Tensor, dim: usize, size: usize) -> Result<Tensor> {
         self.apply(Op::DynamicSlice { dim, size }, &[start])
+    }
+
+    /// This tensor with `update`, which is as large but for `dim`, in the place of its elements
+    /// along `dim` from `start` on (`s32[]`, clamped). Has no gradient.
+    ///
+    /// # Errors
+    /// If the shapes or types do not match.
+    #[track_caller]
+    pub fn dynamic_update_slice(
+        &self,
+        update: &Tensor,
+        start: &Tensor,
+        dim: usize,
+    ) -> Result<Tensor> {
+        self.apply(Op::DynamicUpdateSlice { dim }, &[update, start])
     }
 
     /// The rows of this table `[V, ...]` that `ids` `[...]` name: `[ids..., ...]`.

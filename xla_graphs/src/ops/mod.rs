@@ -84,6 +84,9 @@ impl Op {
             Op::DynamicSlice { dim, size } => {
                 arity(2).and_then(|()| index::infer_dynamic_slice(operands, *dim, *size))
             }
+            Op::DynamicUpdateSlice { dim } => {
+                arity(3).and_then(|()| index::infer_dynamic_update_slice(operands, *dim))
+            }
             Op::Composite(op) => infer_composite(op, operands),
         }
     }
@@ -190,6 +193,7 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         | Op::FusedAttentionGrad(_)
         | Op::GetTupleElement { .. }
         | Op::DynamicSlice { .. }
+        | Op::DynamicUpdateSlice { .. }
         | Op::AllReduceMax(_) => return Ok(None),
     };
     Ok(Some(grads))

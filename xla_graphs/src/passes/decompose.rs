@@ -24,6 +24,9 @@ pub(super) fn decompose(graph: &Graph, target: Target) -> Result<Graph> {
         Op::DynamicSlice { dim, size } if !target.indexes() => {
             special::dynamic_slice(&x[0], &x[1], *dim, *size)
         }
+        Op::DynamicUpdateSlice { dim } if !target.indexes() => {
+            special::dynamic_update_slice(&x[0], &x[1], &x[2], *dim)
+        }
         Op::ToHost | Op::ToDevice if !target.has_host_memory() => Ok(x[0].clone()),
         Op::Convert(dtype) => x[0].convert(*dtype),
         primitive => trace.record(primitive.clone(), &x.iter().collect::<Vec<&Tensor>>()),

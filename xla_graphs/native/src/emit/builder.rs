@@ -184,6 +184,7 @@ impl Emitter<'_> {
                 self.collective(collective::REDUCE_SCATTER, exchange, *dim)?
             }
             Op::DynamicSlice { dim, size } => self.dynamic_slice(*dim, *size)?,
+            Op::DynamicUpdateSlice { dim } => self.dynamic_update_slice(*dim)?,
             Op::FusedAttention(_) | Op::FusedAttentionGrad(_) => {
                 let operands = self.node.operands.len();
                 let shapes: Vec<&Shape> = (0..operands)
@@ -240,6 +241,16 @@ impl Emitter<'_> {
             .map(|d| if d == dim { self.operand(1) } else { &zero })
             .collect();
         Ok(self.operand(0).dynamic_slice(&starts, &sizes)?)
+    }
+
+    fn dynamic_update_slice(&self, dim: usize) -> Emitted {
+        let zero = self.builder.zero(ElementType::S32)?;
+        let starts: Vec<&XlaOp> = (0..self.node.shape.rank())
+            .map(|d| if d == dim { self.operand(2) } else { &zero })
+            .collect();
+        Ok(self
+            .operand(0)
+            .dynamic_update_slice(self.operand(1), &starts)?)
     }
 
     /// An instruction that the finishing pass takes over as it is: a call with several results, or

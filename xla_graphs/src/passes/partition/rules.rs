@@ -83,6 +83,7 @@ impl Partitioner<'_> {
             Op::AllGather { dim, .. }
             | Op::ReduceScatter { dim, .. }
             | Op::DynamicSlice { dim, .. } => self.along(op, *dim, operands)?,
+            Op::DynamicUpdateSlice { dim } => self.update(op, *dim, operands)?,
             Op::Reshape(dims) => self.reshape(dims, &operands[0], shapes[0])?,
             Op::Broadcast { dims, map } => self.broadcast(dims, map, &operands[0])?,
             Op::Transpose(perm) => self.transpose(perm, &operands[0])?,
@@ -203,6 +204,21 @@ impl Partitioner<'_> {
         for other in &operands[1..] {
             locals.push(self.to_replicated(other)?);
         }
+        Ok(sharded(self.record(op, &locals)?, found))
+    }
+
+    /// An update of a part of each shard, where the part is sharded as the whole is, and not along
+    /// the dimension of the update.
+    fn update(&self, op: &Op, dim: usize, operands: &[Shard]) -> Result<Option<Shard>> {
+        let (x, part) = (&operands[0], &operands[1]);
+        let Some(found) = x.spec().filter(|found| found.dim != dim) else {
+            return Ok(None);
+        };
+        if part.spec() != Some(found) {
+            return Ok(None);
+        }
+        let start = self.to_replicated(&operands[2])?;
+        let locals = [x.local.clone(), part.local.clone(), start];
         Ok(sharded(self.record(op, &locals)?, found))
     }
 
