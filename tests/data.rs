@@ -38,6 +38,7 @@ fn whole(files: &[PathBuf], cache_dir: &Path) -> ClmDataSettings {
             ..SourceSettings::default()
         },
         block_size: None,
+        stride: None,
     }
 }
 

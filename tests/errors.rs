@@ -489,7 +489,7 @@ fn weights_that_cannot_be_used() {
             1,
             &[
                 "pytorch_model.bin",
-                "pickled Python objects",
+                "not a file of torch.save",
                 "save_pretrained",
             ],
         ),

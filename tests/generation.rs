@@ -24,14 +24,19 @@ type Continuations = (Vec<Vec<u32>>, Option<Vec<Vec<u32>>>);
 /// Those of transformers, of the folder that a case is in.
 fn continuations(case: &Path) -> Option<Continuations> {
     let folder = case.parent()?;
-    let file = [folder.join("generation.json"), folder.join("newer/generation.json")]
-        .into_iter()
-        .find(|file| file.exists())?;
+    let file = [
+        folder.join("generation.json"),
+        folder.join("newer/generation.json"),
+    ]
+    .into_iter()
+    .find(|file| file.exists())?;
     let all = hf::read_object(&file).unwrap();
     let of_case = all.get(case.file_name()?.to_str()?)?.as_array()?;
     let ids = |key: &str| -> Vec<Vec<u32>> {
         let lists = of_case.iter().map(|entry| entry[key].clone());
-        lists.map(|list| serde_json::from_value(list).unwrap()).collect()
+        lists
+            .map(|list| serde_json::from_value(list).unwrap())
+            .collect()
     };
     Some((ids("prompt"), Some(ids("new"))))
 }
@@ -90,10 +95,14 @@ fn tokens_with_a_cache_are_those_without_and_transformers() {
 
 #[test]
 fn texts_end_where_they_should() {
-    let (_, dir) = golden_cases().into_iter().find(|(name, _)| name == "llama").unwrap();
+    let (_, dir) = golden_cases()
+        .into_iter()
+        .find(|(name, _)| name == "llama")
+        .unwrap();
     let mut values = hf::read_object(&dir.join("config.json")).unwrap();
     values.insert("max_position_embeddings".into(), 14.into());
-    let model = xtrain_models::build(Config::new(values, "config.json"), HeadKind::CausalLm).unwrap();
+    let model =
+        xtrain_models::build(Config::new(values, "config.json"), HeadKind::CausalLm).unwrap();
     let stored = StoredTensors::open(&dir).unwrap();
     let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
     parameters::load(&mut session, &*model, &stored).unwrap();
@@ -135,13 +144,34 @@ struct Saved {
 impl Saved {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("train.txt"), &data_text("play.txt")[..20_000]).unwrap();
+        fs::write(
+            dir.path().join("train.txt"),
+            &data_text("play.txt")[..20_000],
+        )
+        .unwrap();
         let mut command = xtrain();
         command
             .dir(dir.path())
-            .args(["train", "clm", "--model_type", "gpt2", "--disable_tqdm", "--do_train"])
-            .args(["--config_overrides", "n_layer=2,n_head=2,n_embd=32,n_positions=64"])
-            .args(["--block_size", "32", "--max_steps", "1", "--cache_dir", "cache"])
+            .args([
+                "train",
+                "clm",
+                "--model_type",
+                "gpt2",
+                "--disable_tqdm",
+                "--do_train",
+            ])
+            .args([
+                "--config_overrides",
+                "n_layer=2,n_head=2,n_embd=32,n_positions=64",
+            ])
+            .args([
+                "--block_size",
+                "32",
+                "--max_steps",
+                "1",
+                "--cache_dir",
+                "cache",
+            ])
             .args(["--train_file", "train.txt", "--output_dir", "out"])
             .arg("--tokenizer_name")
             .arg(data_dir().join("gpt2"));
@@ -163,7 +193,13 @@ impl Saved {
         let mut command = xtrain();
         command
             .dir(self.dir.path())
-            .args(["generate", "--model_name_or_path", "out", "--cache_dir", "cache"])
+            .args([
+                "generate",
+                "--model_name_or_path",
+                "out",
+                "--cache_dir",
+                "cache",
+            ])
             .args(words);
         command
     }
@@ -177,7 +213,12 @@ impl Saved {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        child
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(input.as_bytes())
+            .unwrap();
         child.wait_with_output().unwrap()
     }
 }
@@ -190,11 +231,24 @@ fn generates_as_a_user_runs_it() {
     let prompts = ["First Citizen:", "We are"];
     fs::write(saved.dir.path().join("prompts.txt"), prompts.join("\n")).unwrap();
     let both = saved.generate(&[&greedy[..], &["--prompt_file", "prompts.txt"]].concat());
-    let expected = format!("--- prompt 1\n{}--- prompt 2\n{}", of(prompts[0]), of(prompts[1]));
+    let expected = format!(
+        "--- prompt 1\n{}--- prompt 2\n{}",
+        of(prompts[0]),
+        of(prompts[1])
+    );
     assert_eq!(both, expected);
     assert!(of(prompts[0]).starts_with(prompts[0]));
 
-    let sampled = ["--max_new_tokens", "6", "--top_p", "0.9", "--num_return_sequences", "2", "--prompt", "We"];
+    let sampled = [
+        "--max_new_tokens",
+        "6",
+        "--top_p",
+        "0.9",
+        "--num_return_sequences",
+        "2",
+        "--prompt",
+        "We",
+    ];
     let two = saved.generate(&sampled);
     assert_eq!(two, saved.generate(&sampled), "by its seed");
     let texts: Vec<&str> = two.split("--- prompt 1, continuation ").skip(1).collect();
@@ -206,11 +260,19 @@ fn generates_as_a_user_runs_it() {
     let refused = saved.piped(&chat, "Hello");
     let message = String::from_utf8(refused.stderr).unwrap();
     assert_eq!(refused.status.code(), Some(2), "{message}");
-    assert!(message.contains("no chat template") && message.contains("hint:"), "{message}");
+    assert!(
+        message.contains("no chat template") && message.contains("hint:"),
+        "{message}"
+    );
     let template = "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
     fs::write(saved.out().join("chat_template.jinja"), template).unwrap();
     let piped = saved.piped(&chat, "Hello\n");
-    assert_eq!(piped.status.code(), Some(0), "{}", String::from_utf8_lossy(&piped.stderr));
+    assert_eq!(
+        piped.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&piped.stderr)
+    );
     let rendered = "system: Be short.\nuser: Hello\nassistant:";
     let continued = of(rendered);
     assert_eq!(
@@ -240,7 +302,12 @@ fn conversations_are_rendered_as_transformers_does() {
         .map(|turns| {
             let turns = turns.as_array().unwrap().iter();
             turns
-                .map(|turn| Message::new(turn["role"].as_str().unwrap(), turn["content"].as_str().unwrap()))
+                .map(|turn| {
+                    Message::new(
+                        turn["role"].as_str().unwrap(),
+                        turn["content"].as_str().unwrap(),
+                    )
+                })
                 .collect()
         })
         .collect();
@@ -249,7 +316,11 @@ fn conversations_are_rendered_as_transformers_does() {
         let name = record["template"].as_str().unwrap();
         let dir = tempfile::tempdir().unwrap();
         copy_tokenizer("byte_bpe", dir.path());
-        fs::write(dir.path().join("tokenizer_config.json"), "{\"bos_token\": null, \"eos_token\": null}").unwrap();
+        fs::write(
+            dir.path().join("tokenizer_config.json"),
+            "{\"bos_token\": null, \"eos_token\": null}",
+        )
+        .unwrap();
         let template = chat.join(format!("templates/{name}.jinja"));
         fs::copy(template, dir.path().join("chat_template.jinja")).unwrap();
         let tokenizer = Tokenizer::load(dir.path()).unwrap();
@@ -265,10 +336,121 @@ fn conversations_are_rendered_as_transformers_does() {
                 // An undefined value has other words.
                 let error = error.to_string();
                 let theirs = record["error"].as_str().unwrap();
-                assert!(error.contains(theirs) || theirs.contains("undefined"), "{error}");
+                assert!(
+                    error.contains(theirs) || theirs.contains("undefined"),
+                    "{error}"
+                );
             }
             (text, found) => panic!("{name}: {found:?} where transformers gives {text:?}"),
         }
     }
     assert!(texts > 50);
+}
+
+/// Weights go out as they came in, or as they were asked for, and come back from torch's files.
+#[test]
+fn weights_keep_the_type_that_they_were_loaded_in() {
+    let saved = Saved::new();
+    let dtypes = |dir: &str| -> BTreeSet<String> {
+        let weights = StoredTensors::open(&saved.dir.path().join(dir)).unwrap();
+        let types = weights
+            .iter()
+            .map(|tensor| format!("{:?}", tensor.shape.dtype));
+        types.collect()
+    };
+    let train = |from: &str, to: &str, more: &[&str]| {
+        let mut command = xtrain();
+        command
+            .dir(saved.dir.path())
+            .args([
+                "train",
+                "clm",
+                "--disable_tqdm",
+                "--do_train",
+                "--model_name_or_path",
+                from,
+            ])
+            .args([
+                "--block_size",
+                "32",
+                "--max_steps",
+                "1",
+                "--cache_dir",
+                "cache",
+            ])
+            .args(["--train_file", "train.txt", "--output_dir", to])
+            .args(more);
+        command.run().succeeded();
+    };
+    train(
+        "out",
+        "brain",
+        &["--save_dtype", "bfloat16", "--save_steps", "1"],
+    );
+    assert_eq!(dtypes("brain"), BTreeSet::from(["BF16".to_string()]));
+    assert_eq!(
+        dtypes("brain/checkpoint-1"),
+        BTreeSet::from(["F32".to_string()])
+    );
+    let config = hf::read_object(&saved.dir.path().join("brain/config.json")).unwrap();
+    assert_eq!(config["torch_dtype"], "bfloat16");
+    train("brain", "again", &[]);
+    assert_eq!(dtypes("again"), BTreeSet::from(["BF16".to_string()]));
+    train("brain", "wide", &["--save_dtype", "float32"]);
+    assert_eq!(dtypes("wide"), BTreeSet::from(["F32".to_string()]));
+}
+
+#[test]
+fn a_sliding_window_sees_more_than_blocks_do() {
+    let saved = Saved::new();
+    fs::write(
+        saved.dir.path().join("valid.txt"),
+        &data_text("play.txt")[20_000..26_000],
+    )
+    .unwrap();
+    let eval = |more: &[&str]| -> serde_json::Value {
+        let mut command = xtrain();
+        command
+            .dir(saved.dir.path())
+            .args([
+                "eval",
+                "clm",
+                "--disable_tqdm",
+                "--json",
+                "--model_name_or_path",
+                "out",
+            ])
+            .args([
+                "--validation_file",
+                "valid.txt",
+                "--block_size",
+                "32",
+                "--cache_dir",
+                "cache",
+            ])
+            .args(more);
+        let run = command.run();
+        run.succeeded();
+        serde_json::from_str(run.stdout.trim()).unwrap()
+    };
+    let tokens = Tokenizer::load(&saved.out())
+        .unwrap()
+        .encode(&data_text("play.txt")[20_000..26_000])
+        .unwrap()
+        .len();
+    let loss = |found: &serde_json::Value| found["eval_loss"].as_f64().unwrap();
+    let [blocks, windows] = [eval(&[]), eval(&["--stride", "8"])];
+    assert!(
+        (loss(&blocks) - loss(&windows)).abs() < 0.3,
+        "{blocks} {windows}"
+    );
+    assert_ne!(loss(&blocks), loss(&windows));
+    let examples = windows["eval_samples"].as_u64().unwrap();
+    assert_eq!(examples, (tokens - 32).div_ceil(8) as u64 + 1, "{windows}");
+    // Windows of one batch size or another have the same mean.
+    let one = eval(&["--stride", "8", "--per_device_eval_batch_size", "3"]);
+    assert!(
+        (loss(&one) - loss(&windows)).abs() < 1e-5,
+        "{one} {windows}"
+    );
 }

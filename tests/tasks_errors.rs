@@ -431,7 +431,7 @@ fn models_that_do_not_go_with_the_task() {
             ],
         ),
         (
-            "pickled weights only",
+            "a file that torch.save has not written",
             |p| {
                 fs::rename(
                     p.path("masked/model.safetensors"),

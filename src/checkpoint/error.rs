@@ -43,6 +43,13 @@ pub enum Error {
     #[error("{} is not a safetensors file: {reason}", path.display())]
     NotSafetensors { path: PathBuf, reason: String },
 
+    #[error(
+        "{} cannot be read: {reason}. Convert it with Python, if you trust its author: \
+         from transformers import AutoModelForCausalLM as M; M.from_pretrained(DIR).save_pretrained(DIR, safe_serialization=True)",
+        path.display()
+    )]
+    NotTorch { path: PathBuf, reason: String },
+
     #[error("{}: tensor {tensor} has element type {dtype}, which xtrain does not read", path.display())]
     UnsupportedDtype {
         path: PathBuf,

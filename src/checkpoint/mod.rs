@@ -2,7 +2,7 @@
 //! are written with.
 //!
 //! Reading order: `atomic` (aside, synced, renamed), `lock` (one process at a time), `weights` (safetensors, in several files:
-//! `shards`), `hf` (the JSON files transformers writes), `optimizer` (in one file or several),
+//! `shards`; `torch`: pytorch_model.bin), `hf` (the JSON files transformers writes), `optimizer` (in one file or several),
 //! `state` (`checkpoint-N/`), `keep` (how many of them stay). Nothing here knows a model, a device
 //! or a tokenizer.
 
@@ -17,6 +17,7 @@ pub mod lock;
 pub mod optimizer;
 pub mod shards;
 pub mod state;
+mod torch;
 pub mod weights;
 
 pub use error::{Error, Mismatch, Result};

@@ -1,4 +1,4 @@
-//! safetensors files: memory-mapped reading by tensor name, whole or sharded, and streaming,
+//! safetensors files, and those of torch.save: memory-mapped reading by tensor name, whole or sharded, and streaming,
 //! byte-deterministic writing.
 //!
 //! Reading is lazy: opening parses and validates headers only, so a damaged header, a cut file or
@@ -17,10 +17,13 @@ use serde_json::{Map, Value};
 use xtrain_graphs::{DType, Shape};
 
 use super::error::{Error, Mismatch, Result};
-use super::files;
+use super::{files, torch};
 
 pub const WEIGHTS_FILE: &str = "model.safetensors";
 pub const WEIGHTS_INDEX_FILE: &str = "model.safetensors.index.json";
+/// Where older directories have them.
+pub const TORCH_FILE: &str = "pytorch_model.bin";
+pub const TORCH_INDEX_FILE: &str = "pytorch_model.bin.index.json";
 
 /// Reads a tensor's bytes when they are written, so that all of them need not be in memory.
 pub trait Fetch {
@@ -130,19 +133,24 @@ struct Entry {
 }
 
 impl Weights {
-    /// Opens a Hugging Face directory (`model.safetensors`, or shards with
-    /// `model.safetensors.index.json`) or a single file.
+    /// Opens a Hugging Face directory (`model.safetensors`, shards with
+    /// `model.safetensors.index.json`, else the same of `pytorch_model.bin`) or a single file.
     pub fn open(path: &Path) -> Result<Weights> {
         if !path.is_dir() {
             return Weights::open_files(path, &[path.to_path_buf()]);
         }
-        let whole = path.join(WEIGHTS_FILE);
-        if whole.exists() {
-            return Weights::open_files(&whole, std::slice::from_ref(&whole));
-        }
-        let index = path.join(WEIGHTS_INDEX_FILE);
-        if index.exists() {
-            return Weights::open_sharded(path, &index);
+        let forms = [
+            (WEIGHTS_FILE, WEIGHTS_INDEX_FILE),
+            (TORCH_FILE, TORCH_INDEX_FILE),
+        ];
+        for (whole, index) in forms {
+            let (whole, index) = (path.join(whole), path.join(index));
+            if whole.exists() {
+                return Weights::open_files(&whole, std::slice::from_ref(&whole));
+            }
+            if index.exists() {
+                return Weights::open_sharded(path, &index);
+            }
         }
         Err(Error::NoWeights {
             dir: path.to_path_buf(),
@@ -202,7 +210,12 @@ impl Weights {
             // into them, so the mapped inode keeps its bytes; another program that truncates it in
             // place would be at fault, as with any mapped file.
             let map = unsafe { Mmap::map(&file) }.map_err(Error::io("map", path))?;
-            read_header(path, &map, files.len(), &mut tensors)?;
+            match path.extension() {
+                Some(extension) if extension == "bin" => {
+                    read_torch(path, &map, files.len(), &mut tensors)?;
+                }
+                _ => read_header(path, &map, files.len(), &mut tensors)?,
+            }
             files.push((path.clone(), map));
         }
         Ok(Weights {
@@ -313,7 +326,7 @@ impl Weights {
             return Ok(Cow::Borrowed(view.bytes));
         }
         if view.shape.dims == wanted.dims
-            && let Some(bytes) = convert(view.bytes, view.shape.dtype, wanted.dtype)
+            && let Some(bytes) = convert_floats(view.bytes, view.shape.dtype, wanted.dtype)
         {
             return Ok(Cow::Owned(bytes));
         }
@@ -347,22 +360,38 @@ impl Weights {
 
 /// What to say when a directory has weights, but not in a form that is read here.
 fn other_formats_hint(dir: &Path) -> String {
-    let others = [
-        "pytorch_model.bin",
-        "pytorch_model.bin.index.json",
-        "tf_model.h5",
-        "flax_model.msgpack",
-    ];
+    let others = ["tf_model.h5", "flax_model.msgpack"];
     match others.iter().find(|name| dir.join(name).exists()) {
-        Some(name) if name.starts_with("pytorch") => format!(
-            "; there is a {name}, which holds pickled Python objects and is not read. Convert it once with Python: \
-             from transformers import AutoModelForCausalLM as M; M.from_pretrained(DIR).save_pretrained(DIR, safe_serialization=True)"
-        ),
         Some(name) => format!(
             "; there is a {name}, which is not read: load it in transformers and save_pretrained() it again"
         ),
         None => String::new(),
     }
+}
+
+/// Where the tensors of a file of torch.save are.
+fn read_torch(
+    path: &Path,
+    map: &[u8],
+    file: usize,
+    tensors: &mut BTreeMap<String, Entry>,
+) -> Result<()> {
+    let bad = |reason: String| Error::NotTorch {
+        path: path.to_path_buf(),
+        reason,
+    };
+    for (name, tensor) in torch::tensors(map).map_err(bad)? {
+        let entry = Entry {
+            shape: Shape::new(tensor.dtype, tensor.dims),
+            file,
+            start: tensor.bytes.start,
+            end: tensor.bytes.end,
+        };
+        if tensors.insert(name.clone(), entry).is_some() {
+            return Err(bad(format!("tensor {name} is in two of its shards")));
+        }
+    }
+    Ok(())
 }
 
 fn read_header(
@@ -484,7 +513,8 @@ fn safetensors_name(dtype: DType) -> &'static str {
 }
 
 /// Between float types, through f64: exact when widening, rounded to nearest even when narrowing.
-fn convert(bytes: &[u8], from: DType, to: DType) -> Option<Vec<u8>> {
+/// `None` of what is no float.
+pub fn convert_floats(bytes: &[u8], from: DType, to: DType) -> Option<Vec<u8>> {
     if !from.is_float() || !to.is_float() {
         return None;
     }
@@ -775,6 +805,12 @@ mod tests {
                 .unwrap_err()
                 .to_string()
                 .starts_with("no model.safetensors in")
+        );
+        fs::write(dir.path().join("tf_model.h5"), "x").unwrap();
+        let error = Weights::open(dir.path()).unwrap_err().to_string();
+        assert!(
+            error.contains("tf_model.h5") && error.contains("save_pretrained()"),
+            "{error}"
         );
         fs::write(dir.path().join("pytorch_model.bin"), "x").unwrap();
         let error = Weights::open(dir.path()).unwrap_err().to_string();

@@ -94,6 +94,13 @@ choices! {
         Best = "best",
     }
 
+    /// The element type that weights are saved in.
+    enum SaveDtype {
+        Float32 = "float32",
+        Bfloat16 = "bfloat16",
+        Float16 = "float16",
+    }
+
     /// GLUE's tasks.
     enum GlueTask {
         Cola = "cola",

@@ -98,6 +98,7 @@ pub mod sets {
         TOP = Top,
         REPORT = Report,
         CLM = Train(Clm) | Eval(Clm) | Compile(Clm) | Fit(Clm),
+        EVAL_CLM = Eval(Clm),
         MLM = Train(Mlm) | Eval(Mlm) | Compile(Mlm) | Fit(Mlm),
         CLS = Train(Cls) | Eval(Cls) | Compile(Cls) | Fit(Cls) | Predict(Cls),
         TRAIN_LIKE_CLS = Train(Cls) | Compile(Cls) | Fit(Cls),

@@ -345,6 +345,10 @@ Data {
     /// Tokens per example; default: the tokenizer's maximum or, beyond the model's positions,
     /// min(1024, positions)
     block_size: Option<Count<1>>, CLM;
+    /// Perplexity over a sliding window of block_size tokens that moves by N: each token counts
+    /// once, with all but the first of a window seeing block_size - N tokens before them at least;
+    /// default: separate blocks
+    stride: Option<Count<1>>, EVAL_CLM;
     /// Tokens per example; default: the tokenizer's maximum, at most 1024 and the model's
     /// positions
     max_seq_length: Option<Count<1>>, MLM | TOKEN_CLS;
@@ -551,6 +555,9 @@ Checkpoints {
     save_only_model: bool = "false", TRAIN;
     /// Split saved weights above this size into several files with an index
     max_shard_size: Bytes = "5GB", TRAIN;
+    /// Element type of the finished model's weights (checkpoints keep float32); default: what was
+    /// loaded
+    save_dtype: Option<SaveDtype>, TRAIN;
     /// End with the weights of the best checkpoint
     load_best_model_at_end: bool = "false", TRAIN;
     /// Metric that decides the best: loss, perplexity, accuracy, f1, f1_LABEL,

@@ -2,7 +2,8 @@
 //! nowhere else. Runs after `rules`, so what is missing here cannot be missing.
 
 use super::choices::{
-    AttentionDropoutKernel, AttnImplementation, RunReport, SaveStrategy, Strategy, Target,
+    AttentionDropoutKernel, AttnImplementation, RunReport, SaveDtype, SaveStrategy, Strategy,
+    Target,
 };
 use super::command::sets::{LABELLED, TRAIN_EVAL, TRAINING};
 use super::command::{CacheVerb, CommandName, TaskName};
@@ -31,6 +32,7 @@ use crate::trainer::settings::{
 };
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use xtrain_graphs::DType;
 use xtrain_graphs::optim::ADAMW;
 use xtrain_models::preset_name;
 
@@ -344,6 +346,7 @@ fn task_plan(flags: &Flags, task: TaskName) -> TaskPlan {
         TaskName::Clm => TaskPlan::Clm(ClmDataSettings {
             source: source(flags),
             block_size: *flags.block_size,
+            stride: *flags.stride,
         }),
         TaskName::Mlm => TaskPlan::Mlm(MlmDataSettings {
             source: source(flags),
@@ -578,6 +581,11 @@ fn train_settings(flags: &Flags) -> TrainSettings {
         eval_delay: *flags.eval_delay,
         eval_on_start: *flags.eval_on_start,
         max_shard_size: *flags.max_shard_size,
+        save_dtype: flags.save_dtype.map(|dtype| match dtype {
+            SaveDtype::Float32 => DType::F32,
+            SaveDtype::Bfloat16 => DType::BF16,
+            SaveDtype::Float16 => DType::F16,
+        }),
         best: best(flags),
         example_order: if *flags.group_by_length {
             ExampleOrder::GroupByLength

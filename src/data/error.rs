@@ -253,6 +253,11 @@ pub enum Error {
     BlockTooShort { block_size: usize },
 
     #[error(
+        "--stride {stride} would leave tokens out between windows of --block_size {block_size}; lower it"
+    )]
+    StrideTooLong { stride: usize, block_size: usize },
+
+    #[error(
         "the tokenizer has {tokenizer} tokens but the model's vocabulary has {model}: ids from {model} up have no embedding; use the model's own tokenizer or, for a model with random weights, --config_overrides vocab_size={tokenizer}"
     )]
     VocabMismatch { tokenizer: usize, model: usize },

@@ -38,6 +38,8 @@ pub mod flag {
     pub const CONTINUES: u8 = 2;
     /// Belongs to the second text of a pair.
     pub const SECOND: u8 = 4;
+    /// Counts in the loss.
+    pub const COUNTED: u8 = 8;
 }
 
 /// Where a set's rows came from, for a line that tells the user.

@@ -12,6 +12,7 @@ use crate::trainer::parameters::{self, Head};
 use crate::trainer::session::Session;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
+use xtrain_graphs::DType;
 use xtrain_models::{Config, HeadKind, Model};
 
 /// A model's configuration, before it is decided what the model is built for.
@@ -195,6 +196,19 @@ impl LoadedModel {
             message,
             "check the configuration's sizes, or share the model among more machines",
         ))
+    }
+
+    /// The type of the weights' floats as they were loaded, where all of them have one of those that
+    /// are trained in.
+    pub fn weights_dtype(&self) -> Option<DType> {
+        let (weights, _) = self.weights.as_ref()?;
+        let mut types = weights
+            .iter()
+            .map(|tensor| tensor.shape.dtype)
+            .filter(|dtype| dtype.is_float());
+        let first = types.next()?;
+        let is_usual = matches!(first, DType::F32 | DType::BF16 | DType::F16);
+        (is_usual && types.all(|dtype| dtype == first)).then_some(first)
     }
 
     /// Puts the weights on the device: the directory's, or new ones from the seed.

@@ -258,6 +258,7 @@ impl Run {
             tokenizer_files: self.tokenizer.files().to_vec(),
             parameters: parameters.iter().map(|p| p.name.clone()).collect(),
             max_shard_size: self.plan.train.max_shard_size,
+            dtype: self.plan.train.save_dtype.or(self.loaded.weights_dtype()),
         }
     }
 }

@@ -8,6 +8,8 @@ use crate::data::tokenizer::TOKENIZER_FILES;
 
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+const TORCH_WEIGHTS: &str = "pytorch_model.bin";
+const TORCH_INDEX: &str = "pytorch_model.bin.index.json";
 
 impl Hub {
     /// A directory with a model's `config.json`, its weights and, where the repository has them,
@@ -16,10 +18,14 @@ impl Hub {
         let snapshot = self.snapshot(Kind::Model, name, revision)?;
         snapshot.fetch("config.json")?;
         // Asked for first: a model whose weights cannot be used should not cost its other files.
-        if snapshot.has(INDEX) && !snapshot.has(WEIGHTS) {
-            fetch_shards(&snapshot)?;
-        } else if snapshot.has(WEIGHTS) {
-            snapshot.fetch(WEIGHTS)?;
+        let forms = [(WEIGHTS, INDEX), (TORCH_WEIGHTS, TORCH_INDEX)];
+        let is_there = |(whole, index): &&(&str, &str)| snapshot.has(whole) || snapshot.has(index);
+        if let Some((whole, index)) = forms.iter().find(is_there) {
+            if snapshot.has(whole) {
+                snapshot.fetch(whole)?;
+            } else {
+                fetch_shards(&snapshot, index)?;
+            }
         } else {
             let weights = |file: &&String| {
                 [".bin", ".h5", ".msgpack", ".safetensors", ".gguf"]
@@ -74,12 +80,13 @@ fn fetch_present(snapshot: &Snapshot<'_>, files: &[&str]) -> Result<usize> {
     Ok(present.len())
 }
 
-fn fetch_shards(snapshot: &Snapshot<'_>) -> Result<()> {
-    let path = snapshot.fetch(INDEX)?;
+/// Fetches the shards that an index names.
+fn fetch_shards(snapshot: &Snapshot<'_>, index: &str) -> Result<()> {
+    let path = snapshot.fetch(index)?;
     let bytes = std::fs::read(&path).map_err(Error::io("read", &path))?;
     let broken = |reason: String| Error::Damaged {
         name: snapshot.name.clone(),
-        file: INDEX.to_string(),
+        file: index.to_string(),
         reason,
     };
     let index: serde_json::Value =

@@ -343,6 +343,12 @@ fn what_is_not_there_is_told() {
         "models/org/old",
         "main",
         COMMIT,
+        &[("config.json", b"{}".to_vec()), ("tf_model.h5", bytes(10))],
+    );
+    server.add(
+        "models/org/pickled",
+        "main",
+        COMMIT,
         &[
             ("config.json", b"{}".to_vec()),
             ("pytorch_model.bin", bytes(10)),
@@ -362,10 +368,12 @@ fn what_is_not_there_is_told() {
     );
     let error = message(hub.model("org/old", None));
     assert!(
-        error.contains("no model.safetensors (it has pytorch_model.bin)")
+        error.contains("no model.safetensors (it has tf_model.h5)")
             && error.contains("save_pretrained"),
         "{error}"
     );
+    let pickled = hub.model("org/pickled", None).unwrap();
+    assert!(pickled.join("pytorch_model.bin").exists());
     assert!(
         message(hub.model("org/bare", None))
             .contains("org/bare at revision main has no file config.json")

@@ -55,6 +55,7 @@ fn a_short_causal_batch_is_padded_with_rows_that_do_not_count() {
     let task = ClmDataSettings {
         source: SourceSettings::default(),
         block_size: None,
+        stride: None,
     };
     let context = context(&task, &letters(dir.path()), 3, None);
     let rows = Rows::in_memory(Some(3), |rows| {

@@ -14,7 +14,7 @@ use xtrain_models::{HeadKind, IGNORED_LABEL};
 
 use super::language::{GROUP, TokenAccuracy, texts, too_short};
 use super::{Context, Length, Task};
-use crate::data::rows::Totals;
+use crate::data::rows::{Totals, flag};
 use crate::data::settings::{PaddingSettings, SourceSettings};
 use crate::data::share::Share;
 use crate::data::texts::TextFile;
@@ -31,6 +31,9 @@ pub struct ClmDataSettings {
     /// `None`: the tokenizer's maximum length or, if that exceeds the model's positions, min(1024,
     /// positions).
     pub block_size: Option<usize>,
+    /// Tokens from one window's beginning to the next one's, where an evaluation's windows overlap;
+    /// `None`: there are blocks, which do not.
+    pub stride: Option<usize>,
 }
 
 impl Task for ClmDataSettings {
@@ -47,7 +50,14 @@ impl Task for ClmDataSettings {
     }
 
     fn length(&self, tokenizer_limit: Option<usize>, positions: usize) -> Result<Length> {
-        block_size(self.block_size, tokenizer_limit, positions)
+        let length = block_size(self.block_size, tokenizer_limit, positions)?;
+        match self.stride {
+            Some(stride) if stride > length.size => Err(Error::StrideTooLong {
+                stride,
+                block_size: length.size,
+            }),
+            _ => Ok(length),
+        }
     }
 
     fn padding(&self) -> Option<&PaddingSettings> {
@@ -59,15 +69,22 @@ impl Task for ClmDataSettings {
     }
 
     fn recipe(&self, context: &Context, _needs_labels: bool) -> Result<Arc<dyn Recipe>> {
-        Ok(Arc::new(Blocks {
+        let blocks = Blocks {
             source: self.source.clone(),
             tokenizer: context.tokenizer.clone(),
             block_size: context.length,
-        }))
+        };
+        Ok(match self.stride {
+            None => Arc::new(blocks),
+            Some(stride) => Arc::new(Windows { blocks, stride }),
+        })
     }
 
     fn set_key(&self, context: &Context, _needs_labels: bool) -> Value {
-        json!({"block_size": context.length, "group": GROUP})
+        match self.stride {
+            None => json!({"block_size": context.length, "group": GROUP}),
+            Some(stride) => json!({"block_size": context.length, "stride": stride}),
+        }
     }
 
     fn stream_key(&self, _context: &Context) -> String {
@@ -174,6 +191,76 @@ impl Recipe for Blocks {
 
     fn empty(&self, what: String, share: Share, totals: Totals, largest: u64) -> Error {
         too_short(what, share, totals, self.block_size, largest, "block_size")
+    }
+}
+
+/// Windows over the whole text that overlap, as transformers' page on perplexity has them: the first
+/// is counted but for its first token, of the others only what no earlier window holds. The last one
+/// ends with the text; what its row has beyond that is not attended to.
+#[derive(Debug)]
+struct Windows {
+    blocks: Blocks,
+    stride: usize,
+}
+
+impl Recipe for Windows {
+    fn open(&self, path: &Path, count: Arc<AtomicU64>) -> Result<Box<dyn SampleFile>> {
+        self.blocks.open(path, count)
+    }
+
+    /// All lines: one text.
+    fn group(&self) -> usize {
+        usize::MAX
+    }
+
+    fn encode(&self, samples: &[Sample]) -> Result<EncodedGroup> {
+        let text: String = texts(samples).collect();
+        let ids = self.blocks.tokenizer.encode(&text)?;
+        let length = self.blocks.block_size;
+        let mut rows = Vec::new();
+        let mut counted = 0;
+        let mut start = 0;
+        while counted < ids.len() {
+            let end = (start + length).min(ids.len());
+            let mut row = ids[start..end].to_vec();
+            row.resize(length, 0);
+            // The first of a window has nothing before it there.
+            let counts = |at: usize| at > 0 && (counted..end).contains(&(start + at));
+            let flag = |at| if counts(at) { flag::COUNTED } else { 0 };
+            rows.push(Row {
+                flags: (0..length).map(flag).collect(),
+                ..Row::of_ids(&row)
+            });
+            counted = end;
+            start += self.stride;
+        }
+        Ok(EncodedGroup {
+            rows,
+            tokens: ids.len() as u64,
+            truncated: 0,
+        })
+    }
+
+    fn length(&self) -> usize {
+        self.blocks.block_size
+    }
+
+    fn label(&self, rows: &BatchRows<'_>, batch: &mut Batch) {
+        let mut labels = batch.input_ids.clone();
+        labels.fill(IGNORED_LABEL as i32);
+        for (position, example) in rows.examples().enumerate() {
+            for (column, flags) in example.flags.iter().enumerate() {
+                if flags & flag::COUNTED != 0 {
+                    labels[[position, column]] = batch.input_ids[[position, column]];
+                    batch.targets += 1;
+                }
+            }
+        }
+        batch.labels = HostLabels::Tokens(labels);
+    }
+
+    fn empty(&self, what: String, share: Share, totals: Totals, largest: u64) -> Error {
+        self.blocks.empty(what, share, totals, largest)
     }
 }
 

@@ -20,6 +20,7 @@ fn settings(dir: &Path, train: &[&Path]) -> ClmDataSettings {
             ..SourceSettings::default()
         },
         block_size: None,
+        stride: None,
     }
 }
 
@@ -335,4 +336,57 @@ fn a_column_of_a_table_gives_the_same_rows_as_lines() {
             "{name}"
         );
     }
+}
+
+#[test]
+fn windows_count_each_token_once() {
+    let recipe = Windows {
+        blocks: Blocks {
+            source: SourceSettings::default(),
+            tokenizer: bytes_tokenizer(),
+            block_size: 4,
+        },
+        stride: 2,
+    };
+    let sample = |text: &str| Sample {
+        index: 0,
+        texts: vec![text.to_string()],
+        labels: Vec::new(),
+    };
+    let group = recipe
+        .encode(&[sample("abcde\n"), sample("fghij")])
+        .unwrap();
+    let ids = bytes_tokenizer().encode("abcde\nfghij").unwrap();
+    let begins = |row: &Row| ids.windows(2).position(|pair| row.ids[..2] == *pair);
+    let windows: Vec<_> = group
+        .rows
+        .iter()
+        .map(|row| {
+            (
+                begins(row),
+                row.flags.iter().map(|flag| flag / flag::COUNTED).collect(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        windows,
+        [
+            (Some(0), vec![0, 1, 1, 1]),
+            (Some(2), vec![0, 0, 1, 1]),
+            (Some(4), vec![0, 0, 1, 1]),
+            (Some(6), vec![0, 0, 1, 1]),
+            // The text ends with its third token.
+            (Some(8), vec![0, 0, 1, 0]),
+        ]
+    );
+    let settings = ClmDataSettings {
+        block_size: Some(4),
+        stride: Some(5),
+        ..settings(Path::new(""), &[])
+    };
+    let error = settings.length(None, 8).unwrap_err().to_string();
+    assert!(
+        error.contains("--stride 5") && error.contains("--block_size 4"),
+        "{error}"
+    );
 }

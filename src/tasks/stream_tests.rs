@@ -87,6 +87,7 @@ fn clm_task(files: Vec<PathBuf>, dir: &Path) -> ClmDataSettings {
     ClmDataSettings {
         source: source(files, dir),
         block_size: None,
+        stride: None,
     }
 }
 

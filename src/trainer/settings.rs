@@ -3,6 +3,7 @@
 
 use crate::parallel::{Mesh, PipelineSchedule};
 use std::path::PathBuf;
+use xtrain_graphs::DType;
 use xtrain_graphs::optim::{Arguments, Hyperparameters, Optimizer};
 pub use xtrain_graphs::optim::{OptimizerKind, ScheduleKind};
 pub use xtrain_graphs::{Checkpointing, Precision};
@@ -135,6 +136,8 @@ pub struct TrainSettings {
     pub save_only_model: bool,
     /// Weights beyond this many bytes are saved in several files.
     pub max_shard_size: u64,
+    /// The element type of the finished model's weights; `None`: what was loaded.
+    pub save_dtype: Option<DType>,
     pub eval: Cadence,
     /// Epochs or, at a cadence in steps, steps before the first evaluation.
     pub eval_delay: f64,

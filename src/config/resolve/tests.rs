@@ -94,6 +94,7 @@ fn defaults_are_those_of_training_arguments() {
         save_total_limit: None,
         async_save: None,
         max_shard_size: 5_000_000_000,
+        save_dtype: None,
         best: None,
         eval: Cadence::Never,
         dataloader_drop_last: false,

@@ -23,6 +23,7 @@ use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use xtrain_graphs::DType;
 
 /// What a saved directory holds besides tensors.
 pub struct SavedModel {
@@ -33,6 +34,9 @@ pub struct SavedModel {
     pub parameters: Vec<String>,
     /// Weights beyond this many bytes go into several files.
     pub max_shard_size: u64,
+    /// The element type of the finished model's weights; `None`: as they are trained. Checkpoints
+    /// always have them as they are.
+    pub dtype: Option<DType>,
 }
 
 fn references(tensors: &[HostTensor]) -> Vec<TensorRef<'_>> {
@@ -57,9 +61,22 @@ impl SavedModel {
     ) -> Result<()> {
         let kept = kept.sentence();
         let check = |tensor: &HostTensor| worth_saving(tensor, step, &kept);
-        let streamed = Streamed::new(session, &[self.written()], &check)?;
+        let streamed = Streamed::new(session, &[self.written()], &check, self.dtype)?;
+        let mut config = self.config.clone();
+        if let Some(dtype) = self.dtype {
+            // transformers 5 has the shorter name.
+            let mut keys = ["dtype", "torch_dtype"].into_iter();
+            let key = keys.find(|key| config.contains_key(*key));
+            // Without a key it is float32.
+            if key.is_some() || dtype != DType::F32 {
+                config.insert(
+                    key.unwrap_or("torch_dtype").into(),
+                    torch_name(dtype).into(),
+                );
+            }
+        }
         let pretrained = Pretrained {
-            config: &self.config,
+            config: &config,
             generation_config: self.generation_config.as_ref(),
             weights: &streamed.tensors(&self.parameters)?,
             files: &self.tokenizer_files,
@@ -72,7 +89,16 @@ impl SavedModel {
 
     /// What a process does while another one calls [`SavedModel::save`].
     pub fn take_part(&self, session: &mut Session) -> Result<()> {
-        take_part(session, &[self.written()])
+        take_part(session, &[self.written()], self.dtype)
+    }
+}
+
+/// What torch calls a float type.
+fn torch_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::BF16 => "bfloat16",
+        DType::F16 => "float16",
+        _ => "float32",
     }
 }
 
@@ -275,7 +301,7 @@ impl SaveHook<'_> {
             None => Vec::new(),
         };
         let own_is_good = own.iter().try_for_each(check);
-        let streamed = Streamed::new(session, &self.written(writer.is_some()), &check)?;
+        let streamed = Streamed::new(session, &self.written(writer.is_some()), &check, None)?;
         if let Err(broken) = own_is_good {
             // The others are reading the weights together with this process.
             streamed.finish()?;
@@ -369,7 +395,7 @@ impl SaveHook<'_> {
             Some(writer) => writer.download(session)?,
             None => Vec::new(),
         };
-        take_part(session, &self.written(writer.is_some()))?;
+        take_part(session, &self.written(writer.is_some()), None)?;
         let Some(writer) = writer else {
             return Ok(());
         };

@@ -1,6 +1,7 @@
 //! State that is read back while it is written: a few tensors are in host memory at a time, not all
 //! of a model and its optimizer.
 
+use crate::checkpoint::weights::convert_floats;
 use crate::checkpoint::{Fetch, TensorRef, written_order};
 use crate::trainer::error::{Error, Result};
 use crate::trainer::session::Session;
@@ -10,6 +11,7 @@ use crate::trainer::session::parameters::{
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
+use xtrain_graphs::DType;
 
 /// Names of tensors that are written together, into files of at most this many bytes.
 pub type Written<'n> = (&'n [String], u64);
@@ -27,21 +29,29 @@ struct Reader<'s> {
     waiting: VecDeque<Vec<String>>,
     read: VecDeque<HostTensor>,
     check: &'s dyn Fn(&HostTensor) -> Result<()>,
+    /// What floats are written as; `None`: as they are.
+    dtype: Option<DType>,
     failure: Option<Error>,
 }
 
-/// References to tensors without their bytes: the shapes they have as a whole.
+/// References to tensors without their bytes: the shapes they have as a whole, floats in `dtype` if
+/// that is given.
 fn unread<'n>(
     session: &Session,
     names: &'n [String],
     from: &'n dyn Fetch,
+    dtype: Option<DType>,
 ) -> Result<Vec<TensorRef<'n>>> {
     let reference = |name: &'n String| {
         let held = session
             .shape(name)
             .ok_or_else(|| Error::NoState { name: name.clone() })?;
         let whole = session.placements().whole(name, held);
-        Ok(TensorRef::fetched(name.as_str(), whole, from))
+        let written = match dtype {
+            Some(dtype) if whole.dtype.is_float() => whole.with_dtype(dtype),
+            _ => whole,
+        };
+        Ok(TensorRef::fetched(name.as_str(), written, from))
     };
     names.iter().map(reference).collect()
 }
@@ -56,17 +66,22 @@ impl Fetch for Nothing {
 }
 
 /// What is read at a time, in the order of writing.
-fn groups(session: &Session, lists: &[Written]) -> Result<VecDeque<Vec<String>>> {
+fn groups(
+    session: &Session,
+    lists: &[Written],
+    dtype: Option<DType>,
+) -> Result<VecDeque<Vec<String>>> {
     let mut groups = VecDeque::new();
     for (names, max_bytes) in lists {
-        let order = written_order(&unread(session, names, &Nothing)?, *max_bytes);
+        let order = written_order(&unread(session, names, &Nothing, dtype)?, *max_bytes);
         groups.extend(read_together(session, &order));
     }
     Ok(groups)
 }
 
 impl<'s> Streamed<'s> {
-    /// `check` says of each tensor whether it may be written.
+    /// `check` says of each tensor whether it may be written; floats are written as `dtype`, if that
+    /// is given.
     ///
     /// # Errors
     /// If the session has no such state.
@@ -74,14 +89,16 @@ impl<'s> Streamed<'s> {
         session: &'s mut Session,
         lists: &[Written],
         check: &'s dyn Fn(&HostTensor) -> Result<()>,
+        dtype: Option<DType>,
     ) -> Result<Self> {
-        let waiting = groups(session, lists)?;
+        let waiting = groups(session, lists, dtype)?;
         Ok(Streamed {
             reader: RefCell::new(Reader {
                 session,
                 waiting,
                 read: VecDeque::new(),
                 check,
+                dtype,
                 failure: None,
             }),
         })
@@ -92,7 +109,8 @@ impl<'s> Streamed<'s> {
     /// # Errors
     /// If the session has no such state.
     pub fn tensors<'n>(&'n self, names: &'n [String]) -> Result<Vec<TensorRef<'n>>> {
-        unread(self.reader.borrow().session, names, self)
+        let reader = self.reader.borrow();
+        unread(reader.session, names, self, reader.dtype)
     }
 
     /// Takes part in reading what was not written, for the sake of the other processes.
@@ -118,7 +136,11 @@ impl Reader<'_> {
         match self.read.pop_front() {
             Some(tensor) if tensor.name == name => {
                 (self.check)(&tensor)?;
-                Ok(tensor.bytes)
+                let converted = self
+                    .dtype
+                    .filter(|dtype| *dtype != tensor.shape.dtype)
+                    .and_then(|dtype| convert_floats(&tensor.bytes, tensor.shape.dtype, dtype));
+                Ok(converted.unwrap_or(tensor.bytes))
             }
             _ => Err(Error::NoState {
                 name: name.to_string(),
@@ -139,8 +161,8 @@ impl Fetch for Streamed<'_> {
 }
 
 /// What a process does while another one streams the same lists.
-pub fn take_part(session: &mut Session, lists: &[Written]) -> Result<()> {
-    for names in groups(session, lists)? {
+pub fn take_part(session: &mut Session, lists: &[Written], dtype: Option<DType>) -> Result<()> {
+    for names in groups(session, lists, dtype)? {
         take_part_in_download(session, &names)?;
     }
     Ok(())

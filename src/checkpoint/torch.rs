@@ -1,0 +1,712 @@
+//! Files that torch.save wrote: where each tensor of a state dict lies in them.
+//!
+//! Such a file holds a pickle, which in Python is a program. Here it is read as data: of everything
+//! that a pickle may call, only what a state dict of tensors consists of is known (`GLOBALS`), and
+//! nothing is ever run. Whatever else it names is refused by its name.
+//!
+//! Since torch 1.6 a file is a zip archive, whose entries are not compressed: `NAME/data.pkl` and a
+//! file for each storage, `NAME/data/KEY`. Before, it was five pickles one after the other (a magic
+//! number, a version, the machine, the state dict, the storages' keys), then each storage with its
+//! length before it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::rc::Rc;
+
+use xtrain_graphs::DType;
+
+/// What of a file is not as it should be.
+type Result<T> = std::result::Result<T, String>;
+
+/// Where a tensor lies.
+#[derive(Debug, PartialEq)]
+pub(super) struct Tensor {
+    pub dtype: DType,
+    pub dims: Vec<usize>,
+    pub bytes: Range<usize>,
+}
+
+/// The tensors of a state dict, by name.
+pub(super) fn tensors(file: &[u8]) -> Result<BTreeMap<String, Tensor>> {
+    if file.starts_with(b"PK\x03\x04") {
+        return from_zip(file);
+    }
+    if file.first() == Some(&op::PROTO) {
+        return from_pickles(file);
+    }
+    Err("it is not a file of torch.save".into())
+}
+
+fn from_zip(file: &[u8]) -> Result<BTreeMap<String, Tensor>> {
+    let entries = zip_entries(file)?;
+    let (pickle, range) = entries
+        .iter()
+        .find(|(name, _)| name.ends_with("/data.pkl"))
+        .ok_or("the archive has no data.pkl: it is not a state dict of torch.save")?;
+    let prefix = pickle.strip_suffix("data.pkl").unwrap_or_default();
+    if let Some(order) = entries.get(&format!("{prefix}byteorder"))
+        && &file[order.clone()] != b"little"
+    {
+        return Err("it was written on a big-endian machine".into());
+    }
+    let mut machine = Machine::new(&file[range.clone()]);
+    let dict = machine.run()?;
+    state_dict(dict, &|key| {
+        entries.get(&format!("{prefix}data/{key}")).cloned()
+    })
+}
+
+fn from_pickles(file: &[u8]) -> Result<BTreeMap<String, Tensor>> {
+    let mut machine = Machine::new(file);
+    // A magic number, the version, the machine.
+    let [_, version, machine_info] = [machine.run()?, machine.run()?, machine.run()?];
+    if version.int() != Some(1001) {
+        return Err("it is a pickle, but not one of torch.save".into());
+    }
+    if let Value::Dict(info) = machine_info
+        && info.entries.iter().any(|(key, value)| {
+            key.text() == Some("little_endian") && matches!(value, Value::Bool(false))
+        })
+    {
+        return Err("it was written on a big-endian machine".into());
+    }
+    let dict = machine.run()?;
+    let Value::List(keys) = machine.run()? else {
+        return Err("the list of its storages is missing".into());
+    };
+    let mut sizes = HashMap::new();
+    if let Value::Dict(dict) = &dict {
+        for (_, value) in &dict.entries {
+            if let Value::Tensor(tensor) = value {
+                sizes.insert(tensor.storage.key.clone(), tensor.storage.dtype.size());
+            }
+        }
+    }
+    let mut storages = HashMap::new();
+    let mut at = machine.at;
+    for key in &keys.entries {
+        let key = key.text().ok_or("a storage's key is no text")?;
+        let length = file.get(at..at + 8).ok_or("it is cut short")?;
+        let length = u64::from_le_bytes(length.try_into().expect("eight bytes"));
+        let size = *sizes.get(key).ok_or("a storage belongs to no tensor")?;
+        let length = usize::try_from(length).ok();
+        let end = length.and_then(|length| length.checked_mul(size)?.checked_add(at + 8));
+        let end = end
+            .filter(|end| *end <= file.len())
+            .ok_or("it is cut short")?;
+        storages.insert(key.to_string(), at + 8..end);
+        at = end;
+    }
+    state_dict(dict, &|key| storages.get(key).cloned())
+}
+
+/// The tensors of a dict, given where each storage lies.
+fn state_dict(
+    dict: Value,
+    storage: &dyn Fn(&str) -> Option<Range<usize>>,
+) -> Result<BTreeMap<String, Tensor>> {
+    let Value::Dict(dict) = dict else {
+        return Err("it holds no state dict (names with their tensors)".into());
+    };
+    let mut tensors = BTreeMap::new();
+    for (name, value) in &dict.entries {
+        let name = name
+            .text()
+            .ok_or("a name of its state dict is no text")?
+            .to_string();
+        let Value::Tensor(tensor) = value else {
+            return Err(format!(
+                "{name} is not a tensor; only a model's state dict is read"
+            ));
+        };
+        let TensorValue {
+            storage: of,
+            offset,
+            dims,
+        } = &**tensor;
+        let whole = storage(&of.key).ok_or_else(|| format!("the data of {name} are missing"))?;
+        let range = || {
+            let size = of.dtype.size();
+            let count = dims.iter().try_fold(1usize, |a, b| a.checked_mul(*b))?;
+            let start = whole.start.checked_add(offset.checked_mul(size)?)?;
+            let end = start.checked_add(count.checked_mul(size)?)?;
+            (end <= whole.end).then_some(start..end)
+        };
+        let bytes = range().ok_or_else(|| format!("{name} reaches beyond its data"))?;
+        let found = Tensor {
+            dtype: of.dtype,
+            dims: dims.clone(),
+            bytes,
+        };
+        if tensors.insert(name.clone(), found).is_some() {
+            return Err(format!("{name} is there twice"));
+        }
+    }
+    Ok(tensors)
+}
+
+/// Entries of a zip archive by name, with where their bytes are: the directory at the file's end,
+/// whose numbers are of 64 bits where 32 are too few.
+fn zip_entries(file: &[u8]) -> Result<BTreeMap<String, Range<usize>>> {
+    const CUT: &str = "the archive is cut short";
+    let u16_at = |at: usize| {
+        let bytes = file.get(at..at.checked_add(2)?)?;
+        Some(u16::from_le_bytes(bytes.try_into().ok()?) as usize)
+    };
+    let u32_at = |at: usize| {
+        let bytes = file.get(at..at.checked_add(4)?)?;
+        Some(u32::from_le_bytes(bytes.try_into().ok()?) as usize)
+    };
+    let u64_at = |at: usize| {
+        let bytes = file.get(at..at.checked_add(8)?)?;
+        usize::try_from(u64::from_le_bytes(bytes.try_into().ok()?)).ok()
+    };
+    // A comment of at most 65535 bytes may follow it.
+    let last = file.len().checked_sub(22).ok_or(CUT)?;
+    let end = (last.saturating_sub(65_535)..=last)
+        .rev()
+        .find(|at| file[*at..].starts_with(b"PK\x05\x06"))
+        .ok_or(CUT)?;
+    let mut count = u16_at(end + 10).ok_or(CUT)?;
+    let mut at = u32_at(end + 16).ok_or(CUT)?;
+    if let Some(locator) = end.checked_sub(20)
+        && file[locator..].starts_with(b"PK\x06\x07")
+    {
+        let wide = u64_at(locator + 8).ok_or(CUT)?;
+        count = u64_at(wide.saturating_add(32)).ok_or(CUT)?;
+        at = u64_at(wide.saturating_add(48)).ok_or(CUT)?;
+    }
+    let mut entries = BTreeMap::new();
+    for _ in 0..count {
+        let mut read = || {
+            let header = file.get(at..)?.get(..46)?;
+            if !header.starts_with(b"PK\x01\x02") {
+                return None;
+            }
+            let [method, name, extra, comment] =
+                [10, 28, 30, 32].map(|field| u16_at(at + field).unwrap_or(0));
+            let [mut packed, mut size, mut local] =
+                [20, 24, 42].map(|field| u32_at(at + field).unwrap_or(0));
+            let text = file.get(at + 46..at + 46 + name)?;
+            // Numbers that are too large for their fields stand here, in this order.
+            let (mut field, fields) = (at + 46 + name, at + 46 + name + extra);
+            while field + 4 <= fields {
+                let (id, length) = (u16_at(field)?, u16_at(field + 2)?);
+                let mut wide = field + 4;
+                for value in [&mut size, &mut packed, &mut local] {
+                    if id == 1 && *value == u32::MAX as usize {
+                        *value = u64_at(wide)?;
+                        wide += 8;
+                    }
+                }
+                field += 4 + length;
+            }
+            at = fields + comment;
+            let start = local
+                .checked_add(30)?
+                .checked_add(u16_at(local.checked_add(26)?)?)?
+                .checked_add(u16_at(local.checked_add(28)?)?)?;
+            let end = start.checked_add(size)?;
+            let is_there = file.get(local..)?.starts_with(b"PK\x03\x04") && end <= file.len();
+            let text = String::from_utf8_lossy(text).into_owned();
+            is_there.then_some((text, method, start..end))
+        };
+        let (name, method, range) = read().ok_or("the archive is damaged")?;
+        if method != 0 {
+            return Err(format!(
+                "{name} in the archive is compressed, as torch.save never does"
+            ));
+        }
+        entries.insert(name, range);
+    }
+    Ok(entries)
+}
+
+/// A pickle's instructions, those that state dicts have.
+mod op {
+    pub const PROTO: u8 = 0x80;
+    pub const STOP: u8 = b'.';
+    pub const MARK: u8 = b'(';
+    pub const POP: u8 = b'0';
+    pub const NONE: u8 = b'N';
+    pub const TRUE: u8 = 0x88;
+    pub const FALSE: u8 = 0x89;
+    pub const INT: u8 = b'J';
+    pub const INT1: u8 = b'K';
+    pub const INT2: u8 = b'M';
+    pub const LONG1: u8 = 0x8a;
+    pub const FLOAT: u8 = b'G';
+    pub const UNICODE: u8 = b'X';
+    pub const SHORT_UNICODE: u8 = 0x8c;
+    pub const EMPTY_TUPLE: u8 = b')';
+    pub const TUPLE: u8 = b't';
+    pub const TUPLE1: u8 = 0x85;
+    pub const TUPLE2: u8 = 0x86;
+    pub const TUPLE3: u8 = 0x87;
+    pub const EMPTY_LIST: u8 = b']';
+    pub const APPEND: u8 = b'a';
+    pub const APPENDS: u8 = b'e';
+    pub const EMPTY_DICT: u8 = b'}';
+    pub const SET_ITEM: u8 = b's';
+    pub const SET_ITEMS: u8 = b'u';
+    pub const PUT: u8 = b'q';
+    pub const LONG_PUT: u8 = b'r';
+    pub const MEMOIZE: u8 = 0x94;
+    pub const GET: u8 = b'h';
+    pub const LONG_GET: u8 = b'j';
+    pub const FRAME: u8 = 0x95;
+    pub const GLOBAL: u8 = b'c';
+    pub const STACK_GLOBAL: u8 = 0x93;
+    pub const PERSISTENT: u8 = b'Q';
+    pub const REDUCE: u8 = b'R';
+    pub const BUILD: u8 = b'b';
+}
+
+/// What a pickle of a state dict may name.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Global {
+    OrderedDict,
+    /// A tensor of a storage, an offset, sizes and strides.
+    RebuildTensor,
+    /// A parameter of a tensor.
+    RebuildParameter,
+    /// A type of storage.
+    Storage(DType),
+}
+
+const GLOBALS: [(&str, Global); 13] = [
+    ("collections.OrderedDict", Global::OrderedDict),
+    ("torch._utils._rebuild_tensor_v2", Global::RebuildTensor),
+    ("torch._utils._rebuild_parameter", Global::RebuildParameter),
+    ("torch.FloatStorage", Global::Storage(DType::F32)),
+    ("torch.HalfStorage", Global::Storage(DType::F16)),
+    ("torch.BFloat16Storage", Global::Storage(DType::BF16)),
+    ("torch.DoubleStorage", Global::Storage(DType::F64)),
+    ("torch.LongStorage", Global::Storage(DType::S64)),
+    ("torch.IntStorage", Global::Storage(DType::S32)),
+    ("torch.CharStorage", Global::Storage(DType::S8)),
+    ("torch.ByteStorage", Global::Storage(DType::U8)),
+    ("torch.BoolStorage", Global::Storage(DType::Pred)),
+    ("torch.UInt32Storage", Global::Storage(DType::U32)),
+];
+
+/// Values in values go no deeper, so that giving them up cannot exhaust the stack.
+const DEEPEST: usize = 32;
+
+#[derive(Clone, Debug)]
+enum Value {
+    None,
+    Bool(bool),
+    Int(i64),
+    Float,
+    Text(Rc<str>),
+    Tuple(Rc<Nested<Value>>),
+    List(Rc<Nested<Value>>),
+    Dict(Rc<Nested<(Value, Value)>>),
+    Global(Global),
+    Storage(Rc<StorageValue>),
+    Tensor(Rc<TensorValue>),
+}
+
+#[derive(Clone, Debug)]
+struct Nested<T> {
+    entries: Vec<T>,
+    depth: usize,
+}
+
+#[derive(Debug)]
+struct StorageValue {
+    key: String,
+    dtype: DType,
+}
+
+#[derive(Debug)]
+struct TensorValue {
+    storage: Rc<StorageValue>,
+    offset: usize,
+    dims: Vec<usize>,
+}
+
+impl Value {
+    fn text(&self) -> Option<&str> {
+        match self {
+            Value::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    fn int(&self) -> Option<i64> {
+        match self {
+            Value::Int(int) => Some(*int),
+            _ => None,
+        }
+    }
+
+    fn tuple(&self) -> Option<&[Value]> {
+        match self {
+            Value::Tuple(tuple) => Some(&tuple.entries),
+            _ => None,
+        }
+    }
+
+    /// A tuple of sizes.
+    fn sizes(&self) -> Option<Vec<usize>> {
+        let size = |value: &Value| usize::try_from(value.int()?).ok();
+        self.tuple()?.iter().map(size).collect()
+    }
+
+    fn depth(&self) -> usize {
+        match self {
+            Value::Tuple(nested) | Value::List(nested) => nested.depth,
+            Value::Dict(nested) => nested.depth,
+            _ => 0,
+        }
+    }
+}
+
+/// The depth of what holds a value.
+fn around(value: &Value) -> Result<usize> {
+    let depth = value.depth() + 1;
+    match depth <= DEEPEST {
+        true => Ok(depth),
+        false => Err(format!(
+            "its values lie more than {DEEPEST} deep in each other"
+        )),
+    }
+}
+
+/// Reads pickles.
+struct Machine<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    stack: Vec<Value>,
+    marks: Vec<usize>,
+    /// What was put aside; `None` for a list or dict, which may have changed since.
+    memo: HashMap<usize, Option<Value>>,
+}
+
+impl<'a> Machine<'a> {
+    fn new(bytes: &'a [u8]) -> Machine<'a> {
+        Machine {
+            bytes,
+            at: 0,
+            stack: Vec::new(),
+            marks: Vec::new(),
+            memo: HashMap::new(),
+        }
+    }
+
+    fn take(&mut self, count: usize) -> Result<&'a [u8]> {
+        let end = self.at.checked_add(count);
+        let taken = end.and_then(|end| self.bytes.get(self.at..end));
+        self.at += count.min(self.bytes.len());
+        taken.ok_or_else(|| "its pickle is cut short".to_string())
+    }
+
+    /// A whole number without a sign.
+    fn number(&mut self, bytes: usize) -> Result<usize> {
+        let mut wide = [0; 8];
+        wide[..bytes].copy_from_slice(self.take(bytes)?);
+        usize::try_from(u64::from_le_bytes(wide)).map_err(|error| error.to_string())
+    }
+
+    fn line(&mut self) -> Result<&'a str> {
+        let rest = self.bytes.get(self.at..).unwrap_or_default();
+        let length = rest.iter().position(|byte| *byte == b'\n');
+        let line = self.take(length.unwrap_or(rest.len()) + 1)?;
+        std::str::from_utf8(&line[..line.len() - 1]).map_err(|error| error.to_string())
+    }
+
+    fn pop(&mut self) -> Result<Value> {
+        let bottom = self.marks.last().copied().unwrap_or(0);
+        match self.stack.len() > bottom {
+            true => Ok(self.stack.pop().expect("there is one above the mark")),
+            false => Err("its pickle is damaged: a value is missing".into()),
+        }
+    }
+
+    /// What was put down since the last mark.
+    fn pop_marked(&mut self) -> Result<Vec<Value>> {
+        let mark = self
+            .marks
+            .pop()
+            .ok_or("its pickle is damaged: a mark is missing")?;
+        Ok(self.stack.split_off(mark))
+    }
+
+    fn push_tuple(&mut self, entries: Vec<Value>) -> Result<()> {
+        let mut depth = 1;
+        for entry in &entries {
+            depth = depth.max(around(entry)?);
+        }
+        self.stack
+            .push(Value::Tuple(Rc::new(Nested { entries, depth })));
+        Ok(())
+    }
+
+    fn push_last(&mut self, count: usize) -> Result<()> {
+        let mut entries = (0..count).map(|_| self.pop()).collect::<Result<Vec<_>>>()?;
+        entries.reverse();
+        self.push_tuple(entries)
+    }
+
+    fn append(&mut self, values: Vec<Value>) -> Result<()> {
+        let Some(Value::List(list)) = self.stack.last_mut() else {
+            return Err("its pickle is damaged: no list to add to".into());
+        };
+        let list = Rc::make_mut(list);
+        for value in values {
+            list.depth = list.depth.max(around(&value)?);
+            list.entries.push(value);
+        }
+        Ok(())
+    }
+
+    fn set_items(&mut self, values: Vec<Value>) -> Result<()> {
+        let Some(Value::Dict(dict)) = self.stack.last_mut() else {
+            return Err("its pickle is damaged: no dict to add to".into());
+        };
+        let dict = Rc::make_mut(dict);
+        let mut values = values.into_iter();
+        while let Some(key) = values.next() {
+            let value = values
+                .next()
+                .ok_or("its pickle is damaged: a key without a value")?;
+            dict.depth = dict.depth.max(around(&key)?).max(around(&value)?);
+            dict.entries.push((key, value));
+        }
+        Ok(())
+    }
+
+    /// A copy of what was put aside.
+    fn get(&mut self, index: usize) -> Result<()> {
+        let value = self.memo.get(&index);
+        let value = value.ok_or("its pickle is damaged: it uses what it has not made")?;
+        let value = value
+            .as_ref()
+            .ok_or("it uses one list or dict in two places")?;
+        self.stack.push(value.clone());
+        Ok(())
+    }
+
+    fn put(&mut self, index: usize) -> Result<()> {
+        let value = self
+            .stack
+            .last()
+            .ok_or("its pickle is damaged: a value is missing")?;
+        let is_fixed = !matches!(value, Value::List(_) | Value::Dict(_));
+        self.memo.insert(index, is_fixed.then(|| value.clone()));
+        Ok(())
+    }
+
+    fn push_global(&mut self, module: &str, name: &str) -> Result<()> {
+        let full = format!("{module}.{name}");
+        let known = GLOBALS.iter().find(|(known, _)| *known == full);
+        let (_, global) = known.ok_or_else(|| {
+            format!("its pickle asks for {full:?}, which no state dict of tensors needs; nothing of it was run")
+        })?;
+        self.stack.push(Value::Global(*global));
+        Ok(())
+    }
+
+    /// The value of the next pickle.
+    fn run(&mut self) -> Result<Value> {
+        self.stack.clear();
+        self.marks.clear();
+        self.memo.clear();
+        loop {
+            let code = self.take(1)?[0];
+            match code {
+                op::PROTO => {
+                    self.take(1)?;
+                }
+                op::FRAME => {
+                    self.take(8)?;
+                }
+                op::STOP => return self.pop(),
+                op::MARK => self.marks.push(self.stack.len()),
+                op::POP => {
+                    self.pop()?;
+                }
+                op::NONE => self.stack.push(Value::None),
+                op::TRUE => self.stack.push(Value::Bool(true)),
+                op::FALSE => self.stack.push(Value::Bool(false)),
+                op::INT => {
+                    let number = self.number(4)? as u32 as i32;
+                    self.stack.push(Value::Int(number.into()));
+                }
+                op::INT1 | op::INT2 => {
+                    let number = self.number(if code == op::INT1 { 1 } else { 2 })?;
+                    self.stack.push(Value::Int(number as i64));
+                }
+                op::LONG1 => {
+                    let length = self.number(1)?;
+                    let bytes = self.take(length)?;
+                    // The magic number has more bytes, and is not looked at.
+                    let mut wide = [bytes
+                        .last()
+                        .map_or(0, |last| if *last > 127 { 255 } else { 0 });
+                        8];
+                    let kept = length.min(8);
+                    wide[..kept].copy_from_slice(&bytes[..kept]);
+                    self.stack.push(Value::Int(i64::from_le_bytes(wide)));
+                }
+                op::FLOAT => {
+                    self.take(8)?;
+                    self.stack.push(Value::Float);
+                }
+                op::UNICODE | op::SHORT_UNICODE => {
+                    let length = self.number(if code == op::UNICODE { 4 } else { 1 })?;
+                    let text = std::str::from_utf8(self.take(length)?);
+                    let text = text.map_err(|error| error.to_string())?;
+                    self.stack.push(Value::Text(text.into()));
+                }
+                op::EMPTY_TUPLE => self.push_tuple(Vec::new())?,
+                op::TUPLE => {
+                    let entries = self.pop_marked()?;
+                    self.push_tuple(entries)?;
+                }
+                op::TUPLE1 => self.push_last(1)?,
+                op::TUPLE2 => self.push_last(2)?,
+                op::TUPLE3 => self.push_last(3)?,
+                op::EMPTY_LIST => self.stack.push(Value::List(Rc::new(Nested {
+                    entries: Vec::new(),
+                    depth: 1,
+                }))),
+                op::APPEND => {
+                    let value = self.pop()?;
+                    self.append(vec![value])?;
+                }
+                op::APPENDS => {
+                    let values = self.pop_marked()?;
+                    self.append(values)?;
+                }
+                op::EMPTY_DICT => self.stack.push(empty_dict()),
+                op::SET_ITEM => {
+                    let (value, key) = (self.pop()?, self.pop()?);
+                    self.set_items(vec![key, value])?;
+                }
+                op::SET_ITEMS => {
+                    let values = self.pop_marked()?;
+                    self.set_items(values)?;
+                }
+                op::PUT | op::LONG_PUT => {
+                    let index = self.number(if code == op::PUT { 1 } else { 4 })?;
+                    self.put(index)?;
+                }
+                op::MEMOIZE => self.put(self.memo.len())?,
+                op::GET | op::LONG_GET => {
+                    let index = self.number(if code == op::GET { 1 } else { 4 })?;
+                    self.get(index)?;
+                }
+                op::GLOBAL => {
+                    let (module, name) = (self.line()?, self.line()?);
+                    self.push_global(module, name)?;
+                }
+                op::STACK_GLOBAL => {
+                    let (name, module) = (self.pop()?, self.pop()?);
+                    let (Some(module), Some(name)) = (module.text(), name.text()) else {
+                        return Err("its pickle is damaged: a name is no text".into());
+                    };
+                    let (module, name) = (module.to_string(), name.to_string());
+                    self.push_global(&module, &name)?;
+                }
+                op::PERSISTENT => {
+                    let id = self.pop()?;
+                    let storage = storage(&id).ok_or("its pickle has another kind of storage")?;
+                    self.stack.push(Value::Storage(Rc::new(storage)));
+                }
+                op::REDUCE => {
+                    let (arguments, of) = (self.pop()?, self.pop()?);
+                    let made = make(&of, arguments.tuple().unwrap_or_default())?;
+                    self.stack.push(made);
+                }
+                // What a state dict has besides its tensors: versions of modules.
+                op::BUILD => {
+                    self.pop()?;
+                    match self.stack.last() {
+                        Some(Value::Dict(_)) => {}
+                        _ => return Err("its pickle sets attributes of what is no dict".into()),
+                    }
+                }
+                other => {
+                    return Err(format!(
+                        "its pickle has the instruction {other:#04x}, which no state dict of tensors needs"
+                    ));
+                }
+            }
+        }
+    }
+}
+
+fn empty_dict() -> Value {
+    Value::Dict(Rc::new(Nested {
+        entries: Vec::new(),
+        depth: 1,
+    }))
+}
+
+/// A storage: `("storage", type, key, device, length)`, and before torch 1.6 whether it is a part of
+/// another.
+fn storage(id: &Value) -> Option<StorageValue> {
+    let id = id.tuple()?;
+    let (Value::Global(Global::Storage(dtype)), Some("storage")) = (id.get(1)?, id[0].text())
+    else {
+        return None;
+    };
+    if !matches!(id.get(5), None | Some(Value::None)) {
+        return None;
+    }
+    Some(StorageValue {
+        key: id.get(2)?.text()?.to_string(),
+        dtype: *dtype,
+    })
+}
+
+/// What one of [`GLOBALS`] makes of its arguments.
+fn make(of: &Value, arguments: &[Value]) -> Result<Value> {
+    let bad = || "its pickle makes a tensor in a way that is not known".to_string();
+    match (of, arguments) {
+        (Value::Global(Global::OrderedDict), []) => Ok(empty_dict()),
+        (Value::Global(Global::RebuildParameter), [tensor @ Value::Tensor(_), ..]) => {
+            Ok(tensor.clone())
+        }
+        (
+            Value::Global(Global::RebuildTensor),
+            [
+                Value::Storage(storage),
+                Value::Int(offset),
+                sizes,
+                strides,
+                ..,
+            ],
+        ) => {
+            let (dims, strides) = (
+                sizes.sizes().ok_or_else(bad)?,
+                strides.sizes().ok_or_else(bad)?,
+            );
+            if strides.len() != dims.len() {
+                return Err(bad());
+            }
+            let mut dense = 1usize;
+            for (dim, stride) in dims.iter().zip(&strides).rev() {
+                if *dim > 1 && *stride != dense {
+                    return Err(format!(
+                        "a tensor of sizes {dims:?} has strides {strides:?}: it is a view of another; save it with .contiguous()"
+                    ));
+                }
+                dense = dense.saturating_mul(*dim);
+            }
+            Ok(Value::Tensor(Rc::new(TensorValue {
+                storage: storage.clone(),
+                offset: usize::try_from(*offset).map_err(|_| bad())?,
+                dims,
+            })))
+        }
+        _ => Err(bad()),
+    }
+}
+
+#[cfg(test)]
+#[path = "torch_tests.rs"]
+mod tests;

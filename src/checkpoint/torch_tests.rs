@@ -1,0 +1,151 @@
+//! Files that torch wrote (`tests/data/make_torch.py`), and pickles that want to do harm.
+
+use super::*;
+use crate::checkpoint::Weights;
+use std::path::PathBuf;
+use xtrain_graphs::Shape;
+
+fn path(name: &str) -> PathBuf {
+    let data = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/torch");
+    data.join(format!("{name}.bin"))
+}
+
+fn file(name: &str) -> Vec<u8> {
+    std::fs::read(path(name)).unwrap()
+}
+
+#[test]
+fn state_dicts_of_torch_are_read() {
+    for name in ["zip", "old", "four"] {
+        let weights = Weights::open(&path(name)).unwrap();
+        let names: Vec<_> = weights
+            .iter()
+            .map(|tensor| tensor.name.to_string())
+            .collect();
+        let expected = [
+            "a.weight", "brain", "flag", "half", "ids", "param", "scalar", "tied", "view",
+        ];
+        assert_eq!(names, expected, "{name}");
+        let six = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        for tensor in ["a.weight", "tied", "half", "brain"] {
+            let found = weights.read_f32(tensor).unwrap();
+            assert_eq!(found, (vec![2, 3], six.to_vec()), "{name} {tensor}");
+        }
+        assert_eq!(
+            weights.read_f32("view").unwrap(),
+            (vec![4], vec![2.0, 3.0, 4.0, 5.0])
+        );
+        assert_eq!(weights.read_f32("scalar").unwrap(), (vec![], vec![2.5]));
+        assert_eq!(
+            weights.read_f32("param").unwrap(),
+            (vec![2], vec![1.0, 2.0])
+        );
+        let ids = weights.get("ids").unwrap();
+        assert_eq!(ids.shape, Shape::new(DType::S64, [2]));
+        assert_eq!(ids.bytes[..8], 7u64.to_le_bytes());
+        assert_eq!(weights.get("flag").unwrap().bytes, [1, 0]);
+    }
+}
+
+#[test]
+fn what_is_no_state_dict_is_refused_by_name() {
+    for (name, words) in [
+        ("evil", ["posix.system", "nothing of it was run"]),
+        ("evil_old", ["posix.system", "nothing of it was run"]),
+        ("turned", ["strides", "contiguous"]),
+        ("nested", ["epoch", "state dict"]),
+    ] {
+        let message = Weights::open(&path(name)).unwrap_err().to_string();
+        assert!(words.iter().all(|word| message.contains(word)), "{message}");
+        assert!(message.contains(&format!("{name}.bin")), "{message}");
+    }
+    let zip = file("zip");
+    for cut in (0..zip.len()).step_by(37) {
+        assert!(tensors(&zip[..cut]).is_err(), "cut at {cut}");
+    }
+    let old = file("old");
+    for cut in 0..old.len() {
+        assert!(tensors(&old[..cut]).is_err(), "cut at {cut}");
+    }
+}
+
+/// What a pickle of these instructions gives.
+fn run(instructions: &[u8]) -> Result<Value> {
+    Machine::new(instructions).run()
+}
+
+#[test]
+fn hostile_pickles_end_in_a_sentence() {
+    let text = |text: &str| [&[op::SHORT_UNICODE, text.len() as u8], text.as_bytes()].concat();
+    let stacked = [text("os"), text("system"), vec![op::STACK_GLOBAL, op::STOP]].concat();
+    let deep = [
+        vec![op::EMPTY_TUPLE],
+        vec![op::TUPLE1; 1_000_000],
+        vec![op::STOP],
+    ]
+    .concat();
+    let lists = [
+        vec![op::EMPTY_LIST; 100_000],
+        vec![op::APPEND; 99_999],
+        vec![op::STOP],
+    ]
+    .concat();
+    // t = (t, t), again and again: in Python 2^1000 entries.
+    let bomb = [op::PUT, 0, op::GET, 0, op::TUPLE2].repeat(1000);
+    let bomb = [vec![op::EMPTY_TUPLE], bomb, vec![op::STOP]].concat();
+    for (pickle, word) in [
+        (&b"cos\nsystem\n."[..], "os.system"),
+        (
+            b"c__builtin__\neval\n(X\x01\x00\x00\x001tR.",
+            "__builtin__.eval",
+        ),
+        (&stacked, "os.system"),
+        // INST, OBJ, NEWOBJ, EXT1 and the like make objects in other ways.
+        (b"(ios\nsystem\n.", "instruction"),
+        (b"(o.", "instruction"),
+        (b"\x81.", "instruction"),
+        (b"\x82\x01.", "instruction"),
+        (&deep, "deep"),
+        (&lists, "deep"),
+        (&bomb, "deep"),
+        (b"R.", "missing"),
+        (b"(.", "missing"),
+        (b"t.", "mark"),
+        (b"h\x05.", "not made"),
+        (b"]q\x00h\x00.", "two places"),
+        (b"Na.", "no list"),
+        (b"NNNs.", "no dict"),
+        (b"NNb.", "attributes"),
+        (b"X\xff\xff\xff\xffabc", "cut short"),
+        (b"cno newline", "cut short"),
+        (b"X\x01\x00\x00\x00\xff.", "utf-8"),
+        (b"NQ.", "storage"),
+        (b"ctorch._utils\n_rebuild_tensor_v2\n)R.", "not known"),
+        (b"", "cut short"),
+    ] {
+        let shown = &pickle[..pickle.len().min(40)];
+        match run(pickle) {
+            Err(message) => assert!(message.contains(word), "{shown:?}: {message}"),
+            Ok(value) => panic!("{shown:?} gives {value:?}"),
+        }
+    }
+}
+
+#[test]
+fn damage_never_panics_and_stays_within_the_file() {
+    use rand_chacha::rand_core::{Rng, SeedableRng};
+    let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(1);
+    for name in ["zip", "old", "four"] {
+        let whole = file(name);
+        for _ in 0..3000 {
+            let mut copy = whole.clone();
+            for _ in 0..1 + rng.next_u32() % 3 {
+                let at = rng.next_u32() as usize % copy.len();
+                copy[at] = rng.next_u32() as u8;
+            }
+            for tensor in tensors(&copy).into_iter().flatten() {
+                assert!(tensor.1.bytes.end <= copy.len());
+            }
+        }
+    }
+}
