@@ -278,7 +278,7 @@ mod tests {
         let text = "{% for m in messages %}\n<a>{%- generation -%}  {{ m.content }} {%endgeneration%}{% endfor %}{{ add_generation_prompt }}";
         assert_eq!(
             render(text, &[Message::new("user", "<hi>")]).unwrap(),
-            "<a><hi> true"
+            "<a><hi> True"
         );
     }
 
