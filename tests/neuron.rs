@@ -306,7 +306,7 @@ fn the_cpus_modules_do_break_rules() {
     }
     .graphs()
     .unwrap();
-    let module = emit(library, &graphs[1], Target::Cpu).unwrap();
+    let module = emit(library, &graphs[1], Target::CPU).unwrap();
     let report = conformance::check(&module, Target::Neuron(NeuronChip::Trn1)).unwrap();
     let told: Vec<String> = report
         .violations

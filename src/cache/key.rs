@@ -302,7 +302,7 @@ fn compiler_parts(
             format!("{platform_version} PJRT {major}.{minor} {attributes}"),
         ),
     ];
-    if target == Target::Cpu {
+    if matches!(target, Target::Cpu(_)) {
         parts.push(Part::new(COMPILER, Library::open()?.version()));
     }
     Ok(parts)

@@ -128,6 +128,14 @@ choices! {
         Cudnn = "cudnn",
     }
 
+    /// Who computes matmuls on the CPU.
+    enum CpuKernelChoice {
+        /// Kernels of xtrain's own where the processor has one and it is faster.
+        Auto = "auto",
+        /// XLA, always.
+        Xla = "xla",
+    }
+
     /// What a training run writes about itself at its end.
     enum RunReport {
         Html = "html",

@@ -289,6 +289,9 @@ Model {
     /// auto: fused attention where the device has it (cuda, 16-bit, no dropout, no local
     /// window); eager: always unfused
     attn_implementation: AttnImplementation = "auto", COMPILING;
+    /// With --device cpu: matmul kernels, auto (the fastest for this processor and shape) or xla
+    /// (XLA's own)
+    cpu_kernels: CpuKernelChoice = "auto", COMPILING;
     /// With --device cuda: attention-dropout implementation, xtrain (unfused, reproducible) or
     /// cudnn (fused, not reproducible)
     attention_dropout_kernel: AttentionDropoutKernel = "xtrain", TRAIN | BENCH;

@@ -2,8 +2,8 @@
 //! nowhere else. Runs after `rules`, so what is missing here cannot be missing.
 
 use super::choices::{
-    AttentionDropoutKernel, AttnImplementation, RunReport, SaveDtype, SaveStrategy, Strategy,
-    Target,
+    AttentionDropoutKernel, AttnImplementation, CpuKernelChoice, RunReport, SaveDtype, SaveStrategy,
+    Strategy, Target,
 };
 use super::command::sets::{LABELLED, TRAIN_EVAL, TRAINING};
 use super::command::{CacheVerb, CommandName, TaskName};
@@ -253,6 +253,7 @@ fn device(flags: &Flags) -> DevicePlan {
         plain_attention: *flags.attn_implementation == AttnImplementation::Eager,
         fused_attention_dropout: *flags.attention_dropout_kernel == AttentionDropoutKernel::Cudnn,
         tf32: *flags.tf32,
+        xla_matmuls: *flags.cpu_kernels == CpuKernelChoice::Xla,
         xla_options,
         member: flags.member().expect(CHECKED).map(Box::new),
     };

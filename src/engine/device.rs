@@ -26,8 +26,15 @@ pub fn open_device(
     }
     let settings = &device.settings;
     match device.kind {
-        Device::Cpu => device::open_cpu_among(join(settings)?.as_ref(), mesh, cache.clone())
-            .map_err(failed("opening the CPU device")),
+        Device::Cpu => {
+            let group = join(settings)?;
+            settings
+                .cpu_target()
+                .and_then(|target| {
+                    device::open_cpu_among(group.as_ref(), mesh, cache.clone(), target)
+                })
+                .map_err(failed("opening the CPU device"))
+        }
         Device::Cuda => {
             join(settings)?;
             cuda::open_cuda(settings, mesh, cache.clone())

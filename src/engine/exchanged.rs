@@ -33,7 +33,7 @@ pub fn exchanged(ahead: &mut Ahead) -> Result<Vec<Exchange>> {
 pub fn emitted(ahead: &mut Ahead) -> Result<Steps> {
     let mut steps = ahead.steps()?;
     for graph in steps.iter_mut().flat_map(|(_, graphs)| graphs) {
-        *graph = passes::lower(graph, Target::Cpu)?;
+        *graph = passes::lower(graph, Target::CPU)?;
     }
     Ok(steps)
 }

@@ -21,6 +21,7 @@ fn main() {
     thread::scope(|scope| {
         scope.spawn(|| check_descriptors(&out, &lib));
         scope.spawn(|| build_gloo_engine(&out));
+        scope.spawn(build_kernels);
         compiler().file("cpp/plugin.cc").compile("xtrain_cpp");
     });
 
@@ -32,6 +33,33 @@ fn main() {
         compiler().get_compiler().path().display()
     );
     link(&lib);
+}
+
+/// Kernels of our own, each for processors that have what it needs: a unit with its flags. Nothing
+/// of them is executed before the processor is asked (`find.cc`). Others than x86-64 have none.
+fn build_kernels() {
+    const AVX512: [&str; 5] = [
+        "-mavx512f",
+        "-mavx512bw",
+        "-mavx512vl",
+        "-mavx512dq",
+        "-mfma",
+    ];
+    const AMX: [&str; 3] = ["-mavx512bf16", "-mamx-tile", "-mamx-bf16"];
+    let amx = [&AVX512[..], &AMX].concat();
+    let mut units = vec![("find", &[][..]), ("calls", &[])];
+    if env::var("CARGO_CFG_TARGET_ARCH").as_deref() == Ok("x86_64") {
+        units.extend([("avx512_f32", &AVX512[..]), ("amx_bf16", &amx)]);
+    }
+    for (file, flags) in units {
+        let mut build = compiler();
+        for flag in flags {
+            build.flag(flag);
+        }
+        build
+            .file(format!("cpp/kernels/{file}.cc"))
+            .compile(&format!("xtrain_kernel_{file}"));
+    }
 }
 
 /// The flags with which every file that includes XLA's headers must be compiled.

@@ -3,7 +3,7 @@
 
 use crate::dtype::DType;
 use crate::graph::Graph;
-use crate::op::{Composite, DotDims, Op};
+use crate::op::{Composite, CpuKernel, DotDims, Op};
 use crate::shape::Shape;
 use crate::trace::Trace;
 use std::ops::Range;
@@ -28,6 +28,14 @@ pub fn matmuls(graph: &Graph) -> MatmulFlops {
         let flops = match &node.op {
             Op::Dot { dims, .. } => dot(dims, operand(0), &node.shape),
             Op::FusedAttention(of) => attention(2, of.causal, operand(0), operand(1)),
+            Op::KernelMatmul(call) => {
+                let flops = 2.0 * call.sizes.iter().map(|&size| size as f64).product::<f64>();
+                match call.kernel {
+                    CpuKernel::AmxBf16 => work.low += flops,
+                    CpuKernel::Avx512F32 => work.wide += flops,
+                }
+                continue;
+            }
             // The scores recomputed, and two matmuls for each of theirs.
             Op::FusedAttentionGrad(of) => attention(5, of.causal, operand(0), operand(1)),
             _ => continue,

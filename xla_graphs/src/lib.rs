@@ -35,7 +35,7 @@ pub use nn::fused_attention;
 pub use passes::Precision;
 pub use provenance::{Phase, Provenance, Stage};
 pub use shape::Shape;
-pub use target::{CudaTarget, NeuronChip, Target};
+pub use target::{CpuKernels, CudaTarget, NeuronChip, Target};
 pub use trace::{ScopeGuard, StageGuard, Tensor, Trace};
 
 /// Digest of the code that turns a graph into an HLO module: this crate and the emitter. Equal

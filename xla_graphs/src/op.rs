@@ -154,6 +154,65 @@ pub struct FusedDropout {
     pub seed: u32,
 }
 
+/// A kernel of the CPU plugin's own (`native/cpp/kernels`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum CpuKernel {
+    /// Products of bf16 on AMX's tiles; f32 operands are rounded.
+    AmxBf16,
+    /// Products of f32 on AVX-512.
+    Avx512F32,
+}
+
+impl CpuKernel {
+    /// All of them.
+    pub const ALL: [CpuKernel; 2] = [CpuKernel::AmxBf16, CpuKernel::Avx512F32];
+
+    /// As the plugin's calls number it.
+    pub fn number(self) -> i64 {
+        match self {
+            CpuKernel::AmxBf16 => 0,
+            CpuKernel::Avx512F32 => 1,
+        }
+    }
+
+    /// Its name with the version of its results, for keys of compiled graphs: raise it when bits
+    /// change.
+    pub fn name(self) -> &'static str {
+        match self {
+            CpuKernel::AmxBf16 => "amx-bf16-1",
+            CpuKernel::Avx512F32 => "avx512-f32-1",
+        }
+    }
+}
+
+/// `C[p, q, m, n]`, the sum over k of `A[p, q, m, k] * B[p, q, k, n]`, accumulated in f32 in the
+/// order of k. Operands A and B are f32 or bf16 arrays of any shape in which strides find the
+/// elements, in elements.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct KernelMatmul {
+    pub kernel: CpuKernel,
+    /// p, q, m, n, k.
+    pub sizes: [usize; 5],
+    /// p, q, m, k.
+    pub a_strides: [usize; 4],
+    /// p, q, k, n.
+    pub b_strides: [usize; 4],
+    /// p, q, m, n.
+    pub c_strides: [usize; 4],
+    /// The result's.
+    pub shape: Shape,
+}
+
+impl KernelMatmul {
+    /// Whether each operand is contiguous along one of its own two dimensions, and the result along
+    /// n, as kernels need it.
+    pub fn is_contiguous(&self) -> bool {
+        self.a_strides[2..].contains(&1)
+            && self.b_strides[2..].contains(&1)
+            && self.c_strides[3] == 1
+    }
+}
+
 /// Which operand of an attention a gradient node belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum AttentionOperand {
@@ -334,6 +393,9 @@ pub enum Op<C = Composite> {
     /// The operand, back in the device's own memory.
     ToDevice,
     Composite(C),
+    /// A matmul by a kernel of the CPU plugin's own (`passes/cpu_kernels.rs`), in its target's
+    /// graphs only.
+    KernelMatmul(Box<KernelMatmul>),
 }
 
 /// Which replicas a collective goes between.
@@ -418,6 +480,7 @@ impl<C: Composites> Op<C> {
             Op::ToHost => "to_host".into(),
             Op::ToDevice => "to_device".into(),
             Op::Composite(composite) => composite.name().into(),
+            Op::KernelMatmul(_) => "kernel_matmul".into(),
         }
     }
 }

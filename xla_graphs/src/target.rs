@@ -1,16 +1,25 @@
 //! What a device's compiler can lower and how. Passes ask the target; nothing else in the program
 //! branches on the device.
 
+use crate::op::CpuKernel;
 use serde::{Deserialize, Serialize};
 
 /// The kind of compiler that a graph is lowered for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Target {
-    Cpu,
+    Cpu(CpuKernels),
     /// XLA:GPU.
     Cuda(CudaTarget),
     /// neuronx-cc.
     Neuron(NeuronChip),
+}
+
+/// The kernels of the CPU plugin's own that matmuls may use, by their operands' type; none: all
+/// matmuls are XLA's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct CpuKernels {
+    pub bf16: Option<CpuKernel>,
+    pub f32: Option<CpuKernel>,
 }
 
 /// A card, and what is asked of its compiler.
@@ -47,7 +56,14 @@ impl std::fmt::Display for NeuronChip {
 impl std::fmt::Display for Target {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Target::Cpu => f.write_str("cpu"),
+            Target::Cpu(CpuKernels { bf16, f32 }) => {
+                f.write_str("cpu")?;
+                let kernels = [bf16, f32].into_iter().flatten();
+                kernels.enumerate().try_for_each(|(i, kernel)| match i {
+                    0 => write!(f, ", matmuls by {}", kernel.name()),
+                    _ => write!(f, " and {}", kernel.name()),
+                })
+            }
             Target::Neuron(chip) => write!(f, "neuron {chip}"),
             Target::Cuda(CudaTarget {
                 capability,
@@ -73,10 +89,16 @@ impl std::fmt::Display for Target {
 }
 
 impl Target {
+    /// The CPU with all matmuls XLA's.
+    pub const CPU: Target = Target::Cpu(CpuKernels {
+        bf16: None,
+        f32: None,
+    });
+
     /// As `--device` names it.
     pub fn name(self) -> &'static str {
         match self {
-            Target::Cpu => "cpu",
+            Target::Cpu(_) => "cpu",
             Target::Cuda(_) => "cuda",
             Target::Neuron(_) => "neuron",
         }
@@ -84,7 +106,7 @@ impl Target {
 
     /// XLA's CPU multiplies fast only where the left operand contracts its last dimension.
     pub(crate) fn transposes_matmuls(self) -> bool {
-        self == Target::Cpu
+        matches!(self, Target::Cpu(_))
     }
 
     /// Whether rows may be added by scatter and single elements picked by gather. Neuron's own

@@ -127,7 +127,7 @@ fn the_same_program_has_the_same_bytes() {
     let (a, b) = (program(&PLAIN).unwrap(), program(&PLAIN).unwrap());
     assert_eq!(a.to_bytes(), b.to_bytes());
     assert_eq!(a.fingerprint(), b.fingerprint());
-    let prepare = |graph: &Graph| passes::lower(graph, Target::Cpu).unwrap();
+    let prepare = |graph: &Graph| passes::lower(graph, Target::CPU).unwrap();
     assert_eq!(prepare(&a).to_bytes(), prepare(&b).to_bytes());
     let decoded = Graph::from_bytes(&a.to_bytes()).unwrap();
     assert_eq!(decoded, a);

@@ -43,7 +43,9 @@ pub fn run(plan: RunPlan, check: bool, export: Option<&Path>) -> Result<Outcome,
         _ => None,
     };
     let target = match (plan.device.kind, &neuron) {
-        (Device::Cpu, _) => Target::Cpu,
+        (Device::Cpu, _) => settings
+            .cpu_target()
+            .map_err(failed("opening the XLA library"))?,
         (Device::Cuda, _) => {
             settings.cuda_target(plan.target.map_or(LEAST_CAPABILITY, Gpu::capability))
         }

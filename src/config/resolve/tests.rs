@@ -323,6 +323,7 @@ fn what_a_gpu_is_opened_with() {
         plain_attention: false,
         fused_attention_dropout: false,
         tf32: false,
+        xla_matmuls: false,
         xla_options: xla_options
             .into_iter()
             .map(|(name, value)| (name.to_string(), value))

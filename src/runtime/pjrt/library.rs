@@ -8,6 +8,8 @@ use crate::runtime::error::{Error, Result};
 use std::ffi::{CStr, c_char};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use xtrain_graphs::op::CpuKernel;
+use xtrain_graphs::{CpuKernels, Target};
 
 const NAME: &str = "libxtrain_xla.so";
 const VARIABLE: &str = "XTRAIN_XLA_LIBRARY";
@@ -16,6 +18,7 @@ const ABI: u32 = 1;
 type AbiFn = unsafe extern "C" fn() -> u32;
 type VersionFn = unsafe extern "C" fn() -> *const c_char;
 type BytesFn = unsafe extern "C" fn(*const u8, usize, *mut *mut u8, *mut usize) -> i32;
+type HasKernelFn = unsafe extern "C" fn(i64) -> i32;
 type FreeFn = unsafe extern "C" fn(*mut u8, usize);
 
 /// The opened library. It stays open until the process ends.
@@ -25,6 +28,7 @@ pub struct Library {
     lower: BytesFn,
     hlo_text: BytesFn,
     stablehlo_text: BytesFn,
+    has_kernel: HasKernelFn,
     free: FreeFn,
 }
 
@@ -89,6 +93,9 @@ impl Library {
                 stablehlo_text: *library
                     .get::<BytesFn>(b"xtrain_xla_stablehlo_text\0")
                     .map_err(symbol("xtrain_xla_stablehlo_text"))?,
+                has_kernel: *library
+                    .get::<HasKernelFn>(b"xtrain_xla_has_kernel\0")
+                    .map_err(symbol("xtrain_xla_has_kernel"))?,
                 free: *library
                     .get::<FreeFn>(b"xtrain_xla_free\0")
                     .map_err(symbol("xtrain_xla_free"))?,
@@ -108,6 +115,18 @@ impl Library {
     /// The plugin for the CPU, which the library is as well.
     pub fn cpu_plugin(&self) -> Result<Plugin> {
         Plugin::load(&self.path)
+    }
+
+    /// The CPU as graphs are lowered for it here: with the kernels that this processor executes.
+    pub fn cpu_target(&self) -> Target {
+        let here = |kernel: CpuKernel| {
+            // SAFETY: takes a number, any number.
+            (unsafe { (self.has_kernel)(kernel.number()) } != 0).then_some(kernel)
+        };
+        Target::Cpu(CpuKernels {
+            bf16: here(CpuKernel::AmxBf16),
+            f32: here(CpuKernel::Avx512F32),
+        })
     }
 
     /// Canonical graph bytes in, serialized HloModuleProto out.

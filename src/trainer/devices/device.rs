@@ -35,6 +35,8 @@ pub struct DeviceSettings {
     pub fused_attention_dropout: bool,
     /// Products of f32 may round their operands to TF32.
     pub tf32: bool,
+    /// The CPU's matmuls are all XLA's, even where there is a faster kernel.
+    pub xla_matmuls: bool,
     /// Options of AWS's compiler.
     pub neuron: NeuronSettings,
     /// Options of XLA's compiler.
@@ -54,6 +56,17 @@ impl DeviceSettings {
         })
     }
 
+    /// The CPU as graphs are lowered for it.
+    ///
+    /// # Errors
+    /// If the XLA library, which has the kernels, cannot be opened.
+    pub fn cpu_target(&self) -> Result<Target> {
+        Ok(match self.xla_matmuls {
+            true => Target::CPU,
+            false => Library::open()?.cpu_target(),
+        })
+    }
+
     /// The processes that share the run, joined at the first call; `None` where this is the only
     /// one.
     pub fn group(&self) -> Result<Option<Arc<ProcessGroup>>> {
@@ -70,14 +83,16 @@ impl DeviceSettings {
 
 /// Opens the CPU as the mesh's devices, which share its cores.
 pub fn open_cpu(mesh: Mesh, cache: CacheSettings) -> Result<Session> {
-    open_cpu_among(None, mesh, cache)
+    open_cpu_among(None, mesh, cache, Library::open()?.cpu_target())
 }
 
-/// The same as one of several processes, each of which has its part of the mesh's devices.
+/// The same as one of several processes, each of which has its part of the mesh's devices, with the
+/// target that graphs are lowered for ([`DeviceSettings::cpu_target`]).
 pub fn open_cpu_among(
     group: Option<&Arc<ProcessGroup>>,
     mesh: Mesh,
     cache: CacheSettings,
+    target: Target,
 ) -> Result<Session> {
     let plugin = Library::open()?.cpu_plugin()?;
     let client = Client::create_among(
@@ -87,7 +102,7 @@ pub fn open_cpu_among(
     )?;
     let options =
         distributed_options::assigned(CompileOptions::replicated(mesh.replicas()), &client, mesh);
-    let cache = GraphCache::new(client.clone(), Target::Cpu, options, cache)?;
+    let cache = GraphCache::new(client.clone(), target, options, cache)?;
     Ok(cpu_session(client, cache, mesh))
 }
 

@@ -11,6 +11,8 @@ use std::{ptr, slice};
 
 unsafe extern "C" {
     fn xtrain_cpp_pjrt_api() -> *const c_void;
+    fn xtrain_cpp_register_kernels();
+    fn xtrain_cpp_has_kernel(kernel: i64) -> c_int;
     fn xtrain_cpp_hlo_text(
         module: *const u8,
         len: usize,
@@ -29,8 +31,22 @@ unsafe extern "C" {
 /// The table of PJRT calls of the CPU plugin. Every PJRT client looks for this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn GetPjrtApi() -> *const c_void {
+    register_kernels();
     // SAFETY: takes nothing and returns a pointer to a static table.
     unsafe { xtrain_cpp_pjrt_api() }
+}
+
+/// Makes the kernels known to XLA under their names; more than once is as good as once.
+pub fn register_kernels() {
+    // SAFETY: takes and returns nothing.
+    unsafe { xtrain_cpp_register_kernels() }
+}
+
+/// Whether this processor executes a kernel, by its number (`CpuKernel::number`).
+#[unsafe(no_mangle)]
+pub extern "C" fn xtrain_xla_has_kernel(kernel: i64) -> c_int {
+    // SAFETY: takes a number, any number.
+    unsafe { xtrain_cpp_has_kernel(kernel) }
 }
 
 /// Version of the functions below; a caller refuses a library whose number it does not know.

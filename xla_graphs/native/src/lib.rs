@@ -11,7 +11,7 @@ mod ffi;
 
 pub use xtrain_proto as proto;
 
-pub use ffi::GetPjrtApi;
+pub use ffi::{GetPjrtApi, register_kernels, xtrain_xla_has_kernel};
 
 /// Version of the C interface in `ffi`. Raise it with every change that an older caller would
 /// notice.

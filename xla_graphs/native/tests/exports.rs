@@ -159,6 +159,7 @@ fn exports_nothing_else() {
         "GetPjrtApi",
         "xtrain_xla_abi",
         "xtrain_xla_free",
+        "xtrain_xla_has_kernel",
         "xtrain_xla_hlo_text",
         "xtrain_xla_lower",
         "xtrain_xla_stablehlo_text",

@@ -110,6 +110,8 @@ gradient_table! {
     Op::Composite(Composite::MasterGradient) => [];
     // A target's own form of attention, which passes put there after gradients are taken.
     Op::FusedAttention(_) | Op::FusedAttentionGrad(_) | Op::GetTupleElement { .. } => [];
+    // The CPU's own form of matmul, likewise.
+    Op::KernelMatmul(_) => [];
 }
 
 /// What all cases together have reached and found.

@@ -15,7 +15,7 @@ use xtrain_graphs::{
 use xtrain_xla::proto::xla::{HloComputationProto, HloModuleProto};
 
 fn prepared(layers: usize) -> Graph {
-    passes::lower(&training_step(layers), Target::Cpu).unwrap()
+    passes::lower(&training_step(layers), Target::CPU).unwrap()
 }
 
 fn module(graph: &Graph) -> HloModuleProto {
@@ -665,7 +665,7 @@ fn the_collectives_of_a_bucket_are_one_instruction() {
     for (name, sum) in ["a", "b", "c"].iter().zip(&sums) {
         trace.output(format!("sum of {name}"), &sum.neg().unwrap());
     }
-    let module = module(&passes::lower(&trace.finish("train").unwrap(), Target::Cpu).unwrap());
+    let module = module(&passes::lower(&trace.finish("train").unwrap(), Target::CPU).unwrap());
     let entry = entry(&module);
     let all: Vec<_> = entry
         .instructions

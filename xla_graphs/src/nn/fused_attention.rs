@@ -404,7 +404,7 @@ mod tests {
     #[test]
     fn what_cudnn_does_not_take_is_written_out() {
         assert_eq!(calls(&step(attention(), DType::F32, H200)), (0, 0));
-        assert_eq!(calls(&step(attention(), DType::BF16, Target::Cpu)), (0, 0));
+        assert_eq!(calls(&step(attention(), DType::BF16, Target::CPU)), (0, 0));
         let plain = Target::Cuda(CudaTarget {
             fused_attention: false,
             ..CARD

@@ -4,7 +4,7 @@
 use super::rule::{Inferred, Vjp, float};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{DotDims, Op};
+use crate::op::{CpuKernel, DotDims, KernelMatmul, Op};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
@@ -45,6 +45,37 @@ pub(super) fn infer(a: &Shape, b: &Shape, d: &DotDims, dtype: DType) -> Inferred
             .map(|&i| b.dims[i]),
     );
     Ok(Shape::new(dtype, dims))
+}
+
+/// A kernel reads and writes by strides, so they must stay inside; a result has every element once.
+pub(super) fn infer_kernel(call: &KernelMatmul, a: &Shape, b: &Shape) -> Inferred {
+    let [p, q, m, n, k] = call.sizes;
+    let types: &[DType] = match call.kernel {
+        CpuKernel::AmxBf16 => &[DType::BF16, DType::F32],
+        CpuKernel::Avx512F32 => &[DType::F32],
+    };
+    let operands = [
+        (a, [p, q, m, k], call.a_strides),
+        (b, [p, q, k, n], call.b_strides),
+        (&call.shape, [p, q, m, n], call.c_strides),
+    ];
+    for (shape, sizes, strides) in operands {
+        if !types.contains(&shape.dtype) {
+            return Err(format!("{} takes no {shape}", call.kernel.name()));
+        }
+        let last = sizes
+            .iter()
+            .zip(strides)
+            .map(|(&size, stride)| size.checked_sub(1)?.checked_mul(stride))
+            .try_fold(0usize, |sum, offset| sum.checked_add(offset?));
+        if last.is_none_or(|last| last >= shape.elements()) {
+            return Err(format!("strides {strides:?} over {sizes:?} leave {shape}"));
+        }
+    }
+    if !call.is_contiguous() || call.shape.elements() != p * q * m * n {
+        return Err("strides are not those of a matmul".into());
+    }
+    Ok(call.shape.clone())
 }
 
 fn free(rank: usize, contracting: &[usize], batch: &[usize]) -> Vec<usize> {

@@ -87,6 +87,9 @@ impl Op {
             Op::DynamicUpdateSlice { dim } => {
                 arity(3).and_then(|()| index::infer_dynamic_update_slice(operands, *dim))
             }
+            Op::KernelMatmul(call) => {
+                arity(2).and_then(|()| dot::infer_kernel(call, operands[0], operands[1]))
+            }
             Op::Composite(op) => infer_composite(op, operands),
         }
     }
@@ -192,6 +195,7 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         | Op::FusedAttention(_)
         | Op::FusedAttentionGrad(_)
         | Op::GetTupleElement { .. }
+        | Op::KernelMatmul(_)
         | Op::DynamicSlice { .. }
         | Op::DynamicUpdateSlice { .. }
         | Op::AllReduceMax(_) => return Ok(None),

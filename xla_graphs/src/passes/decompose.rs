@@ -155,7 +155,7 @@ mod tests {
             let key = trace.input("key", Shape::new(DType::U32, [2]), InputRole::Feed);
             let mask = DropoutRng::keyed(key).keep_mask(&dims, 0.1).unwrap();
             trace.output("mask", &mask.unwrap());
-            decompose(&trace.finish("test").unwrap(), Target::Cpu)
+            decompose(&trace.finish("test").unwrap(), Target::CPU)
         };
         assert!(expanded([1 << 16, 1 << 16]).is_ok());
         let message = expanded([1 << 16, (1 << 16) + 1]).unwrap_err().to_string();

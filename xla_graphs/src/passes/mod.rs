@@ -8,6 +8,7 @@
 //! | | `stages` | one graph | one for each stage and direction of a pipeline |
 //! | [`lower`] | `offload` | what goes to the host goes there when it is wanted | it goes as soon as it is made |
 //! | | `decompose` | composites | primitives only, in the target's form; equal nodes are one |
+//! | | `cpu_kernels` | primitives | large matmuls are calls of the CPU plugin's own kernels |
 //! | | `dot_layout` | primitives | matmuls as the target computes them best |
 //!
 //! A run is made of the graphs that `specialize` gives: they are fingerprinted, cached and
@@ -16,6 +17,7 @@
 //! provenance of nodes, but for what `partition` and `stages` say of theirs.
 
 mod autocast;
+mod cpu_kernels;
 mod decompose;
 mod dot_layout;
 mod offload;
@@ -66,5 +68,6 @@ pub fn specialize(recorded: &Graph, execution: &Execution) -> Result<Vec<StageGr
 pub fn lower(graph: &Graph, target: Target) -> Result<Graph> {
     let graph = offload::early(graph, target)?;
     let graph = decompose::decompose(&graph, target)?;
+    let graph = cpu_kernels::rewrite(&graph, target)?;
     dot_layout::rewrite(&graph, target)
 }

@@ -130,7 +130,7 @@ mod tests {
     fn elsewhere_nothing_moves() {
         for (offloaded, plain) in [(1, Checkpointing::Full), (2, Checkpointing::Every(2))] {
             let [offloaded, plain] = [Checkpointing::Offloaded(offloaded), plain]
-                .map(|c| passes::lower(&step(c), Target::Cpu).unwrap());
+                .map(|c| passes::lower(&step(c), Target::CPU).unwrap());
             assert_eq!(offloaded.nodes, plain.nodes);
         }
     }

@@ -69,7 +69,7 @@ pub fn check(module: &[u8], target: Target) -> Result<Report> {
         for this in &computation.instructions {
             report.instructions += 1;
             let broken = match target {
-                Target::Cpu => None,
+                Target::Cpu(_) => None,
                 Target::Cuda(card) => cuda(this, &instructions, card.capability),
                 Target::Neuron(chip) => {
                     let checked = Checked {

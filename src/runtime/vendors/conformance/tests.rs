@@ -443,7 +443,7 @@ fn a_planted_violation_of_each_rule_is_found_with_its_layer() {
         });
         assert!(found, "{rule}: `{part}` is missing in {messages:?}");
         assert!(
-            plant.check(Target::Cpu).violations.is_empty(),
+            plant.check(Target::CPU).violations.is_empty(),
             "the CPU takes everything"
         );
         seen.insert(rule);
@@ -525,13 +525,13 @@ fn the_table_says_each_thing_once() {
     let all: usize = NEURON.iter().map(|row| row.opcodes.len()).sum();
     assert_eq!(rows.len(), all);
     assert!(REFUSED.iter().all(|(opcode, ..)| !rows.contains(opcode)));
-    assert!(check(b"no module", Target::Cpu).is_err());
+    assert!(check(b"no module", Target::CPU).is_err());
     let lost = Plant::new()
         .plain("negate", F32, &[4], &[7])
         .0
         .encode_to_vec();
     assert!(
-        check(&lost, Target::Cpu)
+        check(&lost, Target::CPU)
             .unwrap_err()
             .to_string()
             .contains("an operand, 7, is no instruction")

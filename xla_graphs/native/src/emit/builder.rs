@@ -5,7 +5,7 @@
 //! no call for go in as markers (`finish.rs`).
 
 use super::finish::{NODE_MARKER, marker};
-use super::{Error, barrier, collective, cudnn};
+use super::{Error, barrier, collective, cudnn, kernels};
 use crate::proto::xla::HloInstructionProto;
 use prost::Message;
 use xla::{ElementType, Literal, XlaBuilder, XlaComputation, XlaOp};
@@ -203,6 +203,10 @@ impl Emitter<'_> {
                     .collect();
                 let part = cudnn::part(&call.op, &shapes, *index, shape)?;
                 self.instruction(&part, &[x(0)])?
+            }
+            Op::KernelMatmul(matmul) => {
+                let shapes = [self.operand_shape(0), self.operand_shape(1)];
+                self.instruction(&kernels::matmul(matmul, &shapes), &[x(0), x(1)])?
             }
             Op::Composite(never) => match *never {},
         })

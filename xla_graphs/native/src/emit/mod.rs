@@ -12,6 +12,7 @@ mod collective;
 mod cudnn;
 mod finish;
 mod ids;
+mod kernels;
 mod shapes;
 
 use prost::Message;

@@ -94,7 +94,7 @@ pub struct Program {
 
 /// Expands, lowers and compiles.
 pub fn compile(graph: &Graph) -> Program {
-    let prepared = passes::lower(graph, Target::Cpu).unwrap();
+    let prepared = passes::lower(graph, Target::CPU).unwrap();
     let module = xtrain_xla::lower(&prepared.to_bytes()).unwrap_or_else(|e| panic!("{e}"));
     Program {
         executable: client()

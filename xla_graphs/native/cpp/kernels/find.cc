@@ -1,0 +1,47 @@
+// Which kernels this processor executes.
+
+#include "matmul.h"
+
+#ifdef __x86_64__
+
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace xtrain::kernels {
+namespace {
+
+bool HasTiles() {
+  unsigned eax, ebx, ecx, edx;
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
+  const bool amx_bf16 = edx >> 22 & 1, amx_tile = edx >> 24 & 1;
+  // Linux hands out the tiles' 8 KB of state only on request, once for a process: ARCH_REQ_XCOMP_PERM, XTILEDATA.
+  return amx_bf16 && amx_tile && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+}
+
+}  // namespace
+
+const Implementation* Find(Kernel kernel) {
+  static const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                                 __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  static const bool has_tiles = has_avx512 && __builtin_cpu_supports("avx512bf16") && HasTiles();
+  switch (kernel) {
+    case Kernel::kAmxBf16:
+      return has_tiles ? &kAmxBf16 : nullptr;
+    case Kernel::kAvx512F32:
+      return has_avx512 ? &kAvx512F32 : nullptr;
+  }
+  return nullptr;
+}
+
+}  // namespace xtrain::kernels
+
+#else
+
+namespace xtrain::kernels {
+
+const Implementation* Find(Kernel) { return nullptr; }
+
+}  // namespace xtrain::kernels
+
+#endif

@@ -1,0 +1,52 @@
+// Matmuls of the CPU plugin's own: C = A B over strided operands, on kernels that the processor has and XLA's dots do not
+// use. No header of XLA's is needed here, so that kernels compile in seconds and a test can drive them alone.
+
+#ifndef XTRAIN_CPP_KERNELS_MATMUL_H_
+#define XTRAIN_CPP_KERNELS_MATMUL_H_
+
+#include <atomic>
+#include <cstdint>
+
+namespace xtrain::kernels {
+
+// C[p, q, m, n] = sum over k of A[p, q, m, k] B[p, q, k, n], accumulated in f32 in the order of k whatever the blocking and
+// the number of threads: the bits do not depend on either.
+struct Matmul {
+  const void* a;
+  const void* b;
+  void* c;
+  // Element types: bf16, or else f32.
+  bool a_bf16, b_bf16, c_bf16;
+  int64_t batch[2];
+  int64_t m, n, k;
+  // Distances of neighbours along p, q and the operand's own two dimensions, in elements. One of an operand's own two is 1;
+  // of C it is the last.
+  int64_t a_strides[4];  // p, q, m, k
+  int64_t b_strides[4];  // p, q, k, n
+  int64_t c_strides[4];  // p, q, m, n
+};
+
+// The numbers are part of compiled executables (`kernel` in their calls): append only.
+enum class Kernel : int64_t { kAmxBf16 = 0, kAvx512F32 = 1 };
+
+// How a matmul is divided into parts that any thread may compute.
+struct Plan {
+  int64_t mt, nt;  // rows and columns of a part
+  int64_t kc;      // how much of k is packed at a time
+  int64_t m_parts, n_parts, parts;
+};
+
+// One kernel: `plan` for this many threads, then `work` on each thread, which claims parts from `next` until none is left.
+struct Implementation {
+  Plan (*plan)(const Matmul&, int threads);
+  void (*work)(const Matmul&, const Plan&, std::atomic<int64_t>& next);
+};
+
+// The kernel, or null where this processor (or its operating system) cannot execute it.
+const Implementation* Find(Kernel kernel);
+
+extern const Implementation kAmxBf16, kAvx512F32;
+
+}  // namespace xtrain::kernels
+
+#endif  // XTRAIN_CPP_KERNELS_MATMUL_H_

@@ -1,0 +1,225 @@
+// Packing: an operand's rows, or columns, in the order in which a kernel reads them. Included by each kernel's own
+// translation unit, with that unit's instruction set; everything is in an unnamed namespace, so that no unit can be linked
+// to another's code.
+//
+// A kernel reads words of 32 bits: an f32, or two bf16 that are neighbours along k. Operands are seen as (r, k), where r is
+// a row of A or a column of B. The unit of work is a block of 16 r by 16 words of k, loaded along the dimension that is
+// contiguous, transposed in registers if the kernel wants it the other way, and padded with zeros.
+
+#ifndef XTRAIN_CPP_KERNELS_PACK_AVX512_H_
+#define XTRAIN_CPP_KERNELS_PACK_AVX512_H_
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+namespace xtrain::kernels {
+namespace {
+
+// Memory that a thread keeps between calls: fresh pages would cost more than small matmuls do.
+class Scratch {
+ public:
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() { std::free(data_); }
+
+  // At least this many words, aligned to pages; what was there is lost.
+  uint32_t* Words(int64_t words) {
+    if (words > words_) {
+      std::free(data_);
+      const size_t bytes = (static_cast<size_t>(words) * 4 + 4095) / 4096 * 4096;
+      data_ = static_cast<uint32_t*>(std::aligned_alloc(4096, bytes));
+      if (data_ == nullptr) throw std::bad_alloc();
+      words_ = bytes / 4;
+    }
+    return data_;
+  }
+
+ private:
+  uint32_t* data_ = nullptr;
+  int64_t words_ = 0;
+};
+
+// One operand of one batch, as (r, k).
+struct Source {
+  const void* data;
+  int64_t r_stride, k_stride;
+  int64_t r_size, k_size;
+};
+
+inline __attribute__((always_inline)) void Transpose16(__m512i (&x)[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    x[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    x[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    x[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    x[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    x[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+    x[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+    x[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+    x[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+  }
+}
+
+inline uint32_t FirstBits(int64_t count, int64_t most) {
+  count = std::min(std::max<int64_t>(count, 0), most);
+  return count == 32 ? ~0u : (1u << count) - 1;
+}
+
+// kPairs: words are pairs of bf16; else f32 and f32 only. kBf16: what is in memory.
+template <bool kPairs, bool kBf16>
+struct Load {
+  // Words [k, k + 16) of row r; elements from k_size on are zero.
+  static inline __attribute__((always_inline)) __m512i AlongK(const Source& s, int64_t r, int64_t k) {
+    if constexpr (!kPairs) {
+      const float* p = static_cast<const float*>(s.data) + r * s.r_stride + k;
+      return _mm512_castps_si512(_mm512_maskz_loadu_ps(FirstBits(s.k_size - k, 16), p));
+    } else {
+#ifdef __AVX512BF16__
+      if constexpr (kBf16) {
+        const uint16_t* p = static_cast<const uint16_t*>(s.data) + r * s.r_stride + 2 * k;
+        return _mm512_maskz_loadu_epi16(FirstBits(s.k_size - 2 * k, 32), p);
+      } else {
+        const float* p = static_cast<const float*>(s.data) + r * s.r_stride + 2 * k;
+        const __m512 low = _mm512_maskz_loadu_ps(FirstBits(s.k_size - 2 * k, 16), p);
+        const __m512 high = _mm512_maskz_loadu_ps(FirstBits(s.k_size - 2 * k - 16, 16), p + 16);
+        return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+      }
+#endif
+    }
+  }
+
+  // Word k of rows [r, r + 16); rows from r_size on are zero.
+  static inline __attribute__((always_inline)) __m512i AlongR(const Source& s, int64_t r, int64_t k) {
+    const uint32_t rows = FirstBits(s.r_size - r, 16);
+    if constexpr (!kPairs) {
+      const float* p = static_cast<const float*>(s.data) + k * s.k_stride + r;
+      return _mm512_castps_si512(_mm512_maskz_loadu_ps(k < s.k_size ? rows : 0, p));
+    } else {
+#ifdef __AVX512BF16__
+      const uint32_t even = 2 * k < s.k_size ? rows : 0, odd = 2 * k + 1 < s.k_size ? rows : 0;
+      if constexpr (kBf16) {
+        const uint16_t* p = static_cast<const uint16_t*>(s.data) + 2 * k * s.k_stride + r;
+        const __m512i x = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(even, p));
+        const __m512i y = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(odd, p + s.k_stride));
+        return _mm512_or_si512(x, _mm512_slli_epi32(y, 16));
+      } else {
+        const float* p = static_cast<const float*>(s.data) + 2 * k * s.k_stride + r;
+        const __m512 x = _mm512_maskz_loadu_ps(even, p);
+        const __m512 y = _mm512_maskz_loadu_ps(odd, p + s.k_stride);
+        const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(y, x);
+        const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
+                                               20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        return _mm512_permutexvar_epi16(order, both);
+      }
+#endif
+    }
+  }
+};
+
+// A block of rows [r, r + 16) and words [k, k + 16) to `to`, one vector each `pitch` words: of one r if kRMajor, else of one
+// k. `vectors` of them are stored, of each the first `width` words.
+template <bool kPairs, bool kBf16, bool kAlongK, bool kRMajor>
+inline __attribute__((always_inline)) void PackBlock(const Source& s, int64_t r, int64_t k, uint32_t* to, int64_t pitch,
+                                                     int vectors, int width) {
+  using L = Load<kPairs, kBf16>;
+  const __mmask16 mask = FirstBits(width, 16);
+  if constexpr (kAlongK == kRMajor) {
+    for (int i = 0; i < vectors; ++i) {
+      __m512i x;
+      if constexpr (kAlongK) {
+        x = r + i < s.r_size ? L::AlongK(s, r + i, k) : _mm512_setzero_si512();
+      } else {
+        x = L::AlongR(s, r, k + i);
+      }
+      _mm512_mask_storeu_epi32(to + i * pitch, mask, x);
+    }
+  } else {
+    __m512i x[16];
+    if constexpr (kAlongK) {
+      const int64_t rows = s.r_size - r;
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) x[i] = i < rows ? L::AlongK(s, r + i, k) : _mm512_setzero_si512();
+    } else {
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) x[i] = L::AlongR(s, r, k + i);
+    }
+    Transpose16(x);
+    if (vectors == 16) {
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) _mm512_mask_storeu_epi32(to + i * pitch, mask, x[i]);
+    } else {
+      alignas(64) uint32_t all[256];
+      for (int i = 0; i < 16; ++i) _mm512_store_si512(all + 16 * i, x[i]);
+      for (int i = 0; i < vectors; ++i) _mm512_mask_storeu_epi32(to + i * pitch, mask, _mm512_load_si512(all + 16 * i));
+    }
+  }
+}
+
+// The order of packed words. A panel has kR rows and all words of k.
+//   Words: for each word of k, kR rows (what broadcasting kernels read).
+//   Tiles: for each 16 words of k, for each 16 rows, a tile of 16 x 16 words, of one r each 16 (kRMajor) or one k (else).
+template <int kR, bool kTiles, bool kRMajor>
+struct Order {
+  static constexpr int kRows = kR;
+  static constexpr bool kIsRMajor = kRMajor;
+  // Words of k as stored.
+  static int64_t Padded(int64_t words) { return kTiles ? (words + 15) / 16 * 16 : words; }
+  static int64_t PanelWords(int64_t words) { return kR * Padded(words); }
+
+  template <bool kPairs, bool kBf16, bool kAlongK>
+  static inline __attribute__((always_inline)) void Block(const Source& s, int64_t r0, int64_t k0, int64_t words, int r, int64_t k,
+                                                          uint32_t* panel) {
+    if constexpr (kTiles) {
+      PackBlock<kPairs, kBf16, kAlongK, kRMajor>(s, r0 + r, k0 + k, panel + (k * kR + r * 16), 16, 16, 16);
+    } else {
+      PackBlock<kPairs, kBf16, kAlongK, false>(s, r0 + r, k0 + k, panel + k * kR + r, kR,
+                                               static_cast<int>(std::min<int64_t>(16, words - k)), std::min(16, kR - r));
+    }
+  }
+};
+
+// Packs `panels` panels from row r0 on, words [k0, k0 + words) of k, one panel after the other.
+template <class O, bool kPairs, bool kBf16>
+void Pack(const Source& source, int64_t r0, int64_t panels, int64_t k0, int64_t words, uint32_t* to) {
+  const Source s = source;
+  const int64_t panel_words = O::PanelWords(words);
+  if (s.k_stride == 1) {
+    for (int64_t p = 0; p < panels; ++p) {
+      for (int r = 0; r < O::kRows; r += 16) {
+        for (int64_t k = 0; k < words; k += 16) {
+          O::template Block<kPairs, kBf16, true>(s, r0 + p * O::kRows, k0, words, r, k, to + p * panel_words);
+        }
+      }
+    }
+  } else {
+    for (int64_t k = 0; k < words; k += 16) {
+      for (int64_t p = 0; p < panels; ++p) {
+        for (int r = 0; r < O::kRows; r += 16) {
+          O::template Block<kPairs, kBf16, false>(s, r0 + p * O::kRows, k0, words, r, k, to + p * panel_words);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace xtrain::kernels
+
+#endif  // XTRAIN_CPP_KERNELS_PACK_AVX512_H_
