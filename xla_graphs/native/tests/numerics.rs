@@ -4,6 +4,8 @@
 
 #[path = "numerics/elementwise.rs"]
 mod elementwise;
+#[path = "numerics/kernels.rs"]
+mod kernels;
 #[path = "numerics/nn.rs"]
 mod nn;
 #[path = "numerics/optim.rs"]

@@ -94,7 +94,12 @@ pub struct Program {
 
 /// Expands, lowers and compiles.
 pub fn compile(graph: &Graph) -> Program {
-    let prepared = passes::lower(graph, Target::CPU).unwrap();
+    compile_for(graph, Target::CPU)
+}
+
+/// The same for a target of this machine's.
+pub fn compile_for(graph: &Graph, target: Target) -> Program {
+    let prepared = passes::lower(graph, target).unwrap();
     let module = xtrain_xla::lower(&prepared.to_bytes()).unwrap_or_else(|e| panic!("{e}"));
     Program {
         executable: client()

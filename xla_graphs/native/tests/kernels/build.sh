@@ -1,0 +1,13 @@
+#!/bin/bash
+# Builds harness.cc with the kernels, without XLA: build.sh FOLDER [FLAG...], for example -fsanitize=address or
+# -fsanitize=thread. $CXX is the compiler.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+kernels=$here/../../cpp/kernels
+to=$1
+shift
+flags=(-O2 -std=c++17 -w "$@")
+avx512=(-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma)
+"${CXX:-g++}" "${flags[@]}" "${avx512[@]}" -c "$kernels/avx512_f32.cc" -o "$to/avx512_f32.o"
+"${CXX:-g++}" "${flags[@]}" "${avx512[@]}" -mavx512bf16 -mamx-tile -mamx-bf16 -c "$kernels/amx_bf16.cc" -o "$to/amx_bf16.o"
+"${CXX:-g++}" "${flags[@]}" "$here/harness.cc" "$kernels/find.cc" "$to/avx512_f32.o" "$to/amx_bf16.o" -o "$to/harness" -lpthread

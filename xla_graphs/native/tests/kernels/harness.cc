@@ -1,0 +1,213 @@
+// The kernels alone, without XLA.
+//
+//   harness test CASES SIDE   generated matmuls of up to SIDE per side against f64 (10 x SIDE along k in every seventh): all
+//                             transpositions, batches, strides, f32 and bf16; NaN, infinities, subnormals, -0; the same bits
+//                             with 1 to 8 threads; nothing written outside of the result
+//   harness bench THREADS     GFLOP/s of typical shapes, from the processor's time
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../../cpp/kernels/matmul.h"
+
+using namespace xtrain::kernels;
+
+namespace {
+
+struct Named {
+  Kernel kernel;
+  const char* name;
+  bool is_bf16;
+};
+constexpr Named kKernels[] = {{Kernel::kAmxBf16, "amx-bf16", true}, {Kernel::kAvx512F32, "avx512-f32", false}};
+
+uint16_t ToBf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if (std::isnan(x)) return 0x7fc0;
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+float FromBf16(uint16_t x) {
+  const uint32_t bits = static_cast<uint32_t>(x) << 16;
+  float result;
+  std::memcpy(&result, &bits, 4);
+  return result;
+}
+
+void Run(const Implementation& kernel, const Matmul& x, int threads) {
+  const Plan plan = kernel.plan(x, threads);
+  std::atomic<int64_t> next{0};
+  std::vector<std::thread> helpers;
+  for (int i = 1; i < threads; ++i) helpers.emplace_back([&] { kernel.work(x, plan, next); });
+  kernel.work(x, plan, next);
+  for (std::thread& helper : helpers) helper.join();
+}
+
+// Numbers as an operand holds them, and the same as the kernel takes them.
+struct Operand {
+  std::vector<float> numbers;
+  std::vector<char> bytes;
+};
+
+Operand Numbers(std::mt19937& random, int64_t size, bool stored_bf16, bool taken_bf16, bool special) {
+  Operand operand;
+  std::normal_distribution<float> normal;
+  operand.numbers.resize(size);
+  for (float& x : operand.numbers) x = normal(random);
+  if (special) {
+    const float all[] = {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                         -std::numeric_limits<float>::infinity(), 1e-40f, -1e-40f, -0.0f, 0.0f, 1e30f};
+    for (int i = 0; i < 6; ++i) operand.numbers[random() % size] = all[random() % 8];
+  }
+  operand.bytes.resize(size * (stored_bf16 ? 2 : 4));
+  for (int64_t i = 0; i < size; ++i) {
+    const uint16_t low = ToBf16(operand.numbers[i]);
+    if (stored_bf16) std::memcpy(&operand.bytes[2 * i], &low, 2);
+    if (!stored_bf16) std::memcpy(&operand.bytes[4 * i], &operand.numbers[i], 4);
+    if (taken_bf16) operand.numbers[i] = FromBf16(low);
+    // As the instruction has it.
+    if (taken_bf16 && std::fpclassify(operand.numbers[i]) == FP_SUBNORMAL) operand.numbers[i] = 0;
+  }
+  return operand;
+}
+
+constexpr int64_t kGuard = 64;
+constexpr char kUntouched = 0x55;
+
+// Strides of a rows x columns matrix for each of P x Q, and how many elements that is.
+int64_t Lay(std::mt19937& random, const Matmul& x, int64_t rows, int64_t columns, bool transposed, bool interleaved,
+            int64_t* strides) {
+  if (transposed) std::swap(rows, columns);
+  int64_t pitch = columns + (random() % 2 ? 0 : 3), q = rows * pitch, p = x.batch[1] * q;
+  if (interleaved) pitch = x.batch[1] * columns, q = columns, p = rows * pitch;
+  strides[0] = p, strides[1] = q, strides[2] = transposed ? 1 : pitch, strides[3] = transposed ? pitch : 1;
+  return x.batch[0] * p;
+}
+
+bool TestOne(const Named& named, const Implementation& kernel, std::mt19937& random, int number, int side) {
+  const auto up_to = [&](int64_t most) { return static_cast<int64_t>(1 + random() % most); };
+  Matmul x;
+  x.a_bf16 = named.is_bf16 && random() % 2, x.b_bf16 = named.is_bf16 && random() % 2, x.c_bf16 = named.is_bf16 && random() % 2;
+  for (int64_t& batch : x.batch) batch = number % 3 == 0 ? up_to(3) : 1;
+  x.m = up_to(number % 5 == 0 ? 40 : side), x.n = up_to(side), x.k = up_to(number % 7 == 0 ? 10 * side : side);
+  const bool interleaved = random() % 2;
+  const int64_t a_size = Lay(random, x, x.m, x.k, random() % 2, interleaved, x.a_strides);
+  const int64_t b_size = Lay(random, x, x.k, x.n, random() % 2, interleaved, x.b_strides);
+  const int64_t c_size = Lay(random, x, x.m, x.n, false, interleaved, x.c_strides);
+  const Operand a = Numbers(random, a_size, x.a_bf16, named.is_bf16, number % 4 == 1);
+  const Operand b = Numbers(random, b_size, x.b_bf16, named.is_bf16, number % 8 == 1);
+  const int64_t width = x.c_bf16 ? 2 : 4;
+  std::vector<char> c((c_size + kGuard) * width, kUntouched), again = c;
+  x.a = a.bytes.data(), x.b = b.bytes.data(), x.c = c.data();
+  const int threads = static_cast<int>(up_to(8)), others = 1 + threads % 8;
+  Run(kernel, x, threads);
+
+  double worst = 0;
+  std::vector<char> touched(c_size + kGuard);
+  for (int64_t i = 0; i < x.batch[0] * x.batch[1] * x.m * x.n; ++i) {
+    const int64_t n = i % x.n, m = i / x.n % x.m, q = i / (x.n * x.m) % x.batch[1], p = i / (x.n * x.m * x.batch[1]);
+    const float* row = &a.numbers[p * x.a_strides[0] + q * x.a_strides[1] + m * x.a_strides[2]];
+    const float* column = &b.numbers[p * x.b_strides[0] + q * x.b_strides[1] + n * x.b_strides[3]];
+    double want = 0, sizes = 0;
+    for (int64_t k = 0; k < x.k; ++k) {
+      const double product = static_cast<double>(row[k * x.a_strides[3]]) * column[k * x.b_strides[2]];
+      want += product, sizes += std::fabs(product);
+    }
+    const int64_t at = p * x.c_strides[0] + q * x.c_strides[1] + m * x.c_strides[2] + n;
+    touched[at] = 1;
+    float got;
+    uint16_t low;
+    std::memcpy(&got, &c[at * width], 4 * (width == 4));
+    if (width == 2) std::memcpy(&low, &c[at * width], 2), got = FromBf16(low);
+    if (std::isnan(want) != std::isnan(got) && !(sizes > 1e37 && std::isfinite(sizes))) worst = 1e9;
+    if (std::isinf(want) && got != want) worst = 1e9;
+    if (!std::isfinite(want) || sizes > 1e37) continue;  // the latter may overflow on the way
+    // Rounding of each sum, and of a bf16 result; subnormals may count as zero.
+    const double allowed = sizes * 1e-7 * std::sqrt(static_cast<double>(x.k)) + (x.c_bf16 ? std::fabs(want) / 256 : 0) + 1e-30;
+    worst = std::max(worst, std::isfinite(got) ? std::fabs(got - want) / allowed : 1e9);
+  }
+  bool ok = worst < 3;
+  for (int64_t i = 0; i < c_size + kGuard; ++i) {
+    for (int64_t byte = 0; byte < width && !touched[i]; ++byte) ok = ok && c[i * width + byte] == kUntouched;
+  }
+  x.c = again.data();
+  Run(kernel, x, others);
+  ok = ok && c == again;
+  if (!ok) {
+    std::printf("%s: case %d, m %ld n %ld k %ld, %ld x %ld: error %g of what rounding allows, %s bits with %d and %d threads\n",
+                named.name, number, long(x.m), long(x.n), long(x.k), long(x.batch[0]), long(x.batch[1]), worst,
+                c == again ? "same" : "other", threads, others);
+  }
+  return ok;
+}
+
+int Test(int cases, int side) {
+  std::mt19937 random(19);
+  int failed = 0;
+  for (int number = 0; number < cases; ++number) {
+    for (const Named& named : kKernels) {
+      const Implementation* kernel = Find(named.kernel);
+      if (kernel != nullptr && !TestOne(named, *kernel, random, number, side)) ++failed;
+    }
+  }
+  std::printf("%d cases, %d failed\n", cases, failed);
+  return failed != 0;
+}
+
+double ProcessorTime() {
+  timespec now;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return now.tv_sec + 1e-9 * now.tv_nsec;
+}
+
+int Bench(int threads) {
+  struct Shape {
+    int64_t m, n, k;
+    bool at, bt;
+  };
+  constexpr Shape kShapes[] = {{512, 3072, 768},          {512, 768, 3072},         {512, 50257, 768, false, true},
+                               {2048, 1536, 384},         {2048, 2048, 2048},       {768, 3072, 512, true},
+                               {50257, 768, 512, true},   {384, 1536, 2048, true},  {512, 768, 3072, false, true},
+                               {2048, 384, 1536, false, true}};
+  for (const Named& named : kKernels) {
+    const Implementation* kernel = Find(named.kernel);
+    for (const Shape& s : kShapes) {
+      if (kernel == nullptr) continue;
+      std::vector<float> a(s.m * s.k, 0.5f), b(s.k * s.n, 0.25f), c(s.m * s.n);
+      Matmul x = {a.data(), b.data(), c.data(), named.is_bf16, named.is_bf16, named.is_bf16, {1, 1}, s.m, s.n, s.k,
+                  {0, 0, s.at ? 1 : s.k, s.at ? s.m : 1}, {0, 0, s.bt ? 1 : s.n, s.bt ? s.k : 1}, {0, 0, s.n, 1}};
+      const double flops = 2.0 * s.m * s.n * s.k;
+      std::vector<double> times;
+      for (int i = 0; i < std::max(5, static_cast<int>(3e10 / flops)); ++i) {
+        const double begin = ProcessorTime();
+        Run(*kernel, x, threads);
+        times.push_back(ProcessorTime() - begin);
+      }
+      std::sort(times.begin(), times.end());
+      std::printf("%-10s %6ld %6ld %6ld%s%s  best %5.0f median %5.0f GFLOP/s\n", named.name, long(s.m), long(s.n), long(s.k),
+                  s.at ? " At" : "", s.bt ? " Bt" : "", flops * threads / times[0] / 1e9,
+                  flops * threads / times[times.size() / 2] / 1e9);
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "";
+  if (what == "test" && argc == 4) return Test(std::atoi(argv[2]), std::atoi(argv[3]));
+  if (what == "bench" && argc == 3) return Bench(std::atoi(argv[2]));
+  std::fprintf(stderr, "harness test CASES SIDE | harness bench THREADS\n");
+  return 2;
+}

@@ -1,0 +1,202 @@
+//! Matmuls by the plugin's own kernels: the whole way from a graph's dot to the call, for every kernel
+//! that this processor executes. `kernels/harness.cc` has the kernels alone.
+
+use crate::support::{Rng, Value, assert_close, compile_for, trace};
+use std::path::Path;
+use std::process::Command;
+use xtrain_graphs::op::{CpuKernel, DotDims, Op};
+use xtrain_graphs::{CpuKernels, DType, Graph, Target, Tensor, passes};
+
+/// Those of this processor; `None` if it has none.
+fn target() -> Option<CpuKernels> {
+    let here = |kernel: CpuKernel| {
+        (xtrain_xla::xtrain_xla_has_kernel(kernel.number()) != 0).then_some(kernel)
+    };
+    let kernels = CpuKernels {
+        bf16: here(CpuKernel::AmxBf16),
+        f32: here(CpuKernel::Avx512F32),
+    };
+    if kernels == CpuKernels::default() {
+        eprintln!("this processor has neither AVX-512 nor AMX");
+        return None;
+    }
+    Some(kernels)
+}
+
+fn calls(graph: &Graph, kernels: CpuKernels) -> Vec<Op> {
+    let lowered = passes::lower(graph, Target::Cpu(kernels)).unwrap();
+    let all = lowered.nodes.into_iter().map(|node| node.op);
+    all.filter(|op| matches!(op, Op::KernelMatmul(_) | Op::Dot { .. } | Op::Transpose(_)))
+        .collect()
+}
+
+fn values(rng: &mut Rng, dtype: DType, dims: &[usize]) -> Value {
+    let numbers = rng.floats(dims.iter().product(), -1.0, 1.0);
+    Value::new(dtype, dims, &numbers)
+}
+
+/// A dot over operands and a result whose dimensions are in any order, as transpositions leave them.
+struct Case {
+    /// Sizes of two batch dimensions, m, n, k.
+    sizes: [usize; 5],
+    /// The memory's order of (p, q, m, k), of (p, q, k, n), and the result's of (p, q, m, n).
+    orders: [[usize; 4]; 3],
+}
+
+impl Case {
+    fn operands(&self) -> [[usize; 4]; 2] {
+        let [p, q, m, n, k] = self.sizes;
+        let stored = |dims: [usize; 4], order: [usize; 4]| order.map(|dim| dims[dim]);
+        [
+            stored([p, q, m, k], self.orders[0]),
+            stored([p, q, k, n], self.orders[1]),
+        ]
+    }
+
+    fn record(&self, x: &[Tensor], low: DType, result: DType) -> xtrain_graphs::Result<Tensor> {
+        let back = |order: [usize; 4]| {
+            [0, 1, 2, 3].map(|dim| order.iter().position(|&o| o == dim).unwrap())
+        };
+        let [a, b] = [0, 1].map(|i| {
+            x[i].convert(low)
+                .and_then(|x| x.transpose(&back(self.orders[i])))
+        });
+        let dims = DotDims {
+            lhs_contracting: vec![3],
+            rhs_contracting: vec![2],
+            lhs_batch: vec![0, 1],
+            rhs_batch: vec![0, 1],
+        };
+        a?.dot_general(&b?, dims, low)?
+            .transpose(&self.orders[2])?
+            .convert(result)
+    }
+}
+
+#[test]
+fn kernels_agree_with_xla_for_every_order_of_dimensions() {
+    let Some(kernels) = target() else { return };
+    xtrain_xla::register_kernels();
+    let mut rng = Rng(19);
+    let mut taken = 0;
+    for case in 0..24 {
+        let mut order = |last: Option<usize>| {
+            let mut order = rng.permutation(4);
+            if let Some(last) = last {
+                // The result's last dimension is m or n: kernels write nothing else contiguously.
+                let at = order.iter().position(|&dim| dim == last).unwrap();
+                order.swap(at, 3);
+            }
+            [0, 1, 2, 3].map(|i| order[i])
+        };
+        let orders = [
+            order(Some(2 + case % 2)),
+            order(Some(2 + case / 2 % 2)),
+            order(Some(2 + case / 4 % 2)),
+        ];
+        let case = Case {
+            sizes: [
+                rng.int(1, 3),
+                rng.int(1, 3),
+                rng.int(17, 130),
+                rng.int(17, 130),
+                rng.int(900, 1100),
+            ],
+            orders,
+        };
+        let [a, b] = case.operands();
+        for (kernel, low, stored, result) in [
+            (kernels.f32, DType::F32, DType::F32, DType::F32),
+            (kernels.bf16, DType::BF16, DType::BF16, DType::BF16),
+            (kernels.bf16, DType::BF16, DType::F32, DType::F32),
+        ] {
+            if kernel.is_none() {
+                continue;
+            }
+            let arguments = [values(&mut rng, stored, &a), values(&mut rng, stored, &b)];
+            let graph = trace(&arguments, |_, x| Ok(vec![case.record(x, low, result)?])).unwrap();
+            taken += calls(&graph, kernels)
+                .iter()
+                .filter(|op| matches!(op, Op::KernelMatmul(_)))
+                .count();
+            let got = compile_for(&graph, Target::Cpu(kernels)).run(&arguments);
+            let want = compile_for(&graph, Target::CPU).run(&arguments);
+            // Sums of some thousand products of numbers up to 1, in another order; bf16 has 8 bits.
+            let tolerance = if result == DType::BF16 { 1e-2 } else { 2e-5 };
+            let scale = want[0]
+                .numbers()
+                .iter()
+                .fold(1.0f64, |most, x| most.max(x.abs()));
+            let scaled =
+                |value: &Value| -> Vec<f64> { value.numbers().iter().map(|x| x / scale).collect() };
+            assert_close(&scaled(&got[0]), &scaled(&want[0]), tolerance);
+        }
+    }
+    assert!(taken >= 24, "only {taken} matmuls were calls");
+}
+
+#[test]
+fn what_stands_around_a_dot_goes_into_its_call() {
+    let kernels = CpuKernels {
+        bf16: Some(CpuKernel::AmxBf16),
+        f32: Some(CpuKernel::Avx512F32),
+    };
+    let mut rng = Rng(1);
+    // Attention's product: [B, T, H, D] twice, turned to [B, H, T, D] before and back after it.
+    let heads = [
+        values(&mut rng, DType::F32, &[2, 128, 4, 64]),
+        values(&mut rng, DType::F32, &[2, 4, 128, 128]),
+    ];
+    let graph = trace(&heads, |_, x| {
+        let v = x[0].transpose(&[0, 2, 1, 3])?;
+        let dims = DotDims {
+            lhs_contracting: vec![3],
+            rhs_contracting: vec![2],
+            lhs_batch: vec![0, 1],
+            rhs_batch: vec![0, 1],
+        };
+        Ok(vec![
+            x[1].dot_general(&v, dims, DType::F32)?
+                .transpose(&[0, 2, 1, 3])?,
+        ])
+    })
+    .unwrap();
+    assert!(matches!(calls(&graph, kernels)[..], [Op::KernelMatmul(_)]));
+    assert_eq!(calls(&graph, CpuKernels::default()).len(), 3);
+    // A small one stays XLA's.
+    let small = [
+        values(&mut rng, DType::F32, &[8, 64]),
+        values(&mut rng, DType::F32, &[64, 64]),
+    ];
+    let graph = trace(&small, |_, x| Ok(vec![x[0].matmul(&x[1])?])).unwrap();
+    assert!(matches!(calls(&graph, kernels)[..], [Op::Dot { .. }]));
+}
+
+/// The kernels alone: f64 references over generated shapes, special numbers, the same bits with 1 to
+/// 8 threads, no write outside of the result.
+#[test]
+fn kernels_alone_are_right_for_any_shape_and_number_of_threads() {
+    if target().is_none() {
+        return;
+    }
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
+    std::fs::create_dir_all(&dir).unwrap();
+    let build = Command::new("bash")
+        .arg(sources.join("tests/kernels/build.sh"))
+        .arg(&dir)
+        .env("CXX", env!("XTRAIN_CXX"))
+        .output()
+        .unwrap();
+    assert!(
+        build.status.success(),
+        "{}",
+        String::from_utf8_lossy(&build.stderr)
+    );
+    let output = Command::new(dir.join("harness"))
+        .args(["test", "120", "150"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+}
