@@ -4,6 +4,7 @@
 mod cache;
 mod cli;
 mod compare;
+mod cpu_kernels;
 mod data;
 mod declarations;
 mod devices;

@@ -1,0 +1,100 @@
+//! The CPU plugin's own matmul kernels as a user meets them: `--cpu_kernels`, what the cache keeps of
+//! them and says of them, and curves with and without. The kernels' numbers are in
+//! `xla_graphs/native/tests/numerics/kernels.rs`.
+
+use crate::support::{Run, json_lines, xtrain};
+use std::path::Path;
+use xtrain::runtime::Library;
+use xtrain_graphs::Target;
+
+/// A model whose matmuls are large enough for kernels.
+const MODEL: &str = "--model_type gpt2 --config_overrides n_layer=2,n_head=2,n_embd=128,n_positions=64,attn_pdrop=0,embd_pdrop=0,resid_pdrop=0";
+
+fn train(dir: &Path, more: &str) -> Run {
+    let words = format!(
+        "train clm {MODEL} --train_file train.txt --tokenizer_name tokenizer --block_size 64 --per_device_train_batch_size 4 \
+         --max_steps 12 --logging_steps 1 --disable_tqdm --save_strategy no --do_train --overwrite_output_dir --output_dir out \
+         --cache_dir cache {more}"
+    );
+    let run = xtrain().dir(dir).args(words.split_whitespace()).run();
+    run.succeeded();
+    run
+}
+
+fn losses(dir: &Path) -> Vec<f64> {
+    json_lines(&dir.join("out/log.jsonl"))
+        .iter()
+        .filter_map(|record| record["loss"].as_f64())
+        .collect()
+}
+
+fn place() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let text: String = xtrain::commands::corpus::TEXT
+        .chars()
+        .take(20_000)
+        .collect();
+    std::fs::write(dir.path().join("train.txt"), &text).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    xtrain::data::tokenizer::train_byte_bpe(&lines, 300)
+        .unwrap()
+        .save(&dir.path().join("tokenizer"))
+        .unwrap();
+    dir
+}
+
+/// A run with kernels learns as one without; a second process loads what the first compiled; the
+/// cache tells the two apart and shows the calls.
+#[test]
+fn kernels_learn_the_same_and_are_cached_apart_from_xlas_dots() {
+    if Library::open().unwrap().cpu_target() == Target::CPU {
+        eprintln!("this processor has none of the kernels");
+        return;
+    }
+    let dir = place();
+    let dir = dir.path();
+    for (precision, bound) in [("", 1e-4), ("--bf16", 0.02)] {
+        train(dir, &format!("{precision} --cpu_kernels xla"));
+        let plain = losses(dir);
+        let first = train(dir, precision);
+        let own = losses(dir);
+        assert!(
+            plain.len() >= 12 && plain.len() == own.len(),
+            "{plain:?} {own:?}"
+        );
+        for (a, b) in plain.iter().zip(&own) {
+            assert!(
+                (a - b).abs() <= bound * a.abs(),
+                "{precision}: {plain:?}, by kernels {own:?}"
+            );
+        }
+        assert!(!first.stdout.contains("compiled 0"), "{}", first.stdout);
+        let again = train(dir, precision);
+        assert!(again.stdout.contains("compiled 0"), "{}", again.stdout);
+        assert_eq!(
+            losses(dir),
+            own,
+            "{precision}: a second run of stored executables"
+        );
+    }
+    let listed = xtrain()
+        .dir(dir)
+        .args(["cache", "ls", "--json", "--cache_dir", "cache"])
+        .run();
+    let entries: Vec<serde_json::Value> = serde_json::from_str(&listed.stdout).unwrap();
+    let calls: Vec<usize> = entries
+        .iter()
+        .filter(|entry| entry["phase"] == "train")
+        .map(|entry| {
+            let id = entry["id"].as_str().unwrap();
+            let shown = xtrain()
+                .dir(dir)
+                .args(["cache", "show", id, "--hlo", "--cache_dir", "cache"])
+                .run();
+            shown.succeeded();
+            shown.stdout.matches("\"xtrain.matmul.1\"").count()
+        })
+        .collect();
+    let without = calls.iter().filter(|&&calls| calls == 0).count();
+    assert!(without == 2 && calls.len() > 2, "{calls:?}");
+}
