@@ -117,7 +117,9 @@ impl Library {
         Plugin::load(&self.path)
     }
 
-    /// The CPU as graphs are lowered for it here: with the kernels that this processor executes.
+    /// The CPU as graphs are lowered for it here: with the kernels that this processor executes and
+    /// that beat XLA's dots. The one for f32 does so for small and batched matmuls only
+    /// (docs/log/performance.md), so f32 stays XLA's.
     pub fn cpu_target(&self) -> Target {
         let here = |kernel: CpuKernel| {
             // SAFETY: takes a number, any number.
@@ -125,7 +127,7 @@ impl Library {
         };
         Target::Cpu(CpuKernels {
             bf16: here(CpuKernel::AmxBf16),
-            f32: here(CpuKernel::Avx512F32),
+            f32: None,
         })
     }
 
