@@ -272,20 +272,12 @@ fn small_tokenizer() -> Vec<u8> {
 
 fn configurations() -> Vec<Vec<u8>> {
     let run = json!({"learning_rate": 0.001, "max_steps": 1, "block_size": 8, "bf16": false, "train_file": "a.txt"});
-    let models = ["gpt2", "bert", "albert", "llama", "modernbert", "gptj"];
+    let models = xtrain_models::MODEL_TYPES.iter();
     models
-        .iter()
-        .filter_map(|name| xtrain_models::default_config(name).ok())
-        .map(|config| {
+        .filter_map(|name| Some((name, xtrain_models::default_config(name).ok()?)))
+        .map(|(name, config)| {
             let mut values = config.values().clone();
-            values.insert(
-                "model_type".into(),
-                config
-                    .values()
-                    .get("model_type")
-                    .cloned()
-                    .unwrap_or("gpt2".into()),
-            );
+            values.insert("model_type".into(), (*name).into());
             for (key, value) in &mut values {
                 // Small, so that most damage leaves a model that is quickly built.
                 if value.as_u64().is_some_and(|size| size > 64) && !key.ends_with("_id") {

@@ -199,7 +199,7 @@ fn mistakes_end_in_one_message_and_exit_code_2() {
         ),
         (
             "generate --model_name_or_path old".into(),
-            "error: generate needs a text to continue\nhint: add --prompt TEXT\n",
+            "error: generate needs a text to continue\nhint: add --prompt TEXT, --prompt_file FILE or --chat\n",
         ),
         (
             "bench --steps 0 --model_type gpt2".into(),

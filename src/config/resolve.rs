@@ -2,8 +2,8 @@
 //! nowhere else. Runs after `rules`, so what is missing here cannot be missing.
 
 use super::choices::{
-    AttentionDropoutKernel, AttnImplementation, CpuKernelChoice, RunReport, SaveDtype, SaveStrategy,
-    Strategy, Target,
+    AttentionDropoutKernel, AttnImplementation, CpuKernelChoice, RunReport, SaveDtype,
+    SaveStrategy, Strategy, Target,
 };
 use super::command::sets::{LABELLED, TRAIN_EVAL, TRAINING};
 use super::command::{CacheVerb, CommandName, TaskName};

@@ -3,16 +3,13 @@
 //! transformers' `apply_chat_template` renders it.
 
 use super::error::{Error, Result};
-use super::tokenizer::Tokenizer;
+use super::tokenizer::{CHAT_TEMPLATE as FILE, Tokenizer};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, Value as Jinja};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::time::{SystemTime, UNIX_EPOCH};
-
-/// The file of a template that stands by itself.
-pub(super) const FILE: &str = "chat_template.jinja";
 
 /// One turn of a conversation.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -159,6 +159,8 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
+    type Frame = Vec<u8>;
+
     fn pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -166,7 +168,7 @@ mod tests {
     }
 
     /// What a client sends for these messages, and a server's end to feed the frames to.
-    fn recorded(messages: &[&str]) -> (Vec<Vec<u8>>, impl Fn(&[Vec<u8>]) -> Vec<String>) {
+    fn recorded(messages: &[&str]) -> (Vec<Frame>, impl Fn(&[Frame]) -> Vec<String>) {
         let key = Secret::generate().session(&["nonces"]);
         let (client, mut tap) = pair();
         let mut sender = Channel::new(client, key.clone(), Side::Client);
@@ -177,7 +179,7 @@ mod tests {
             tap.read_exact(&mut frame).unwrap();
             frames.push(frame);
         }
-        let heard = move |frames: &[Vec<u8>]| {
+        let heard = move |frames: &[Frame]| {
             let (mut client, server) = pair();
             client.write_all(&frames.concat()).unwrap();
             drop(client);

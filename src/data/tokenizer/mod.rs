@@ -18,7 +18,6 @@ use serde_json::{Map, Value};
 use tokenizers::PostProcessor;
 
 use crate::checkpoint::{atomic, files, hash, hf};
-use crate::data::chat_template;
 use crate::data::error::{Error, Result};
 use crate::report::panics;
 use convert::{Converted, Files, convert};
@@ -26,6 +25,9 @@ pub use text_stream::TextStream;
 
 const DEFINITION: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
+
+/// The chat template of models that transformers 5 saved.
+pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
 
 /// Files that make up a tokenizer in one form or another; those found go along with a saved model.
 pub const TOKENIZER_FILES: [&str; 9] = [
@@ -37,7 +39,7 @@ pub const TOKENIZER_FILES: [&str; 9] = [
     "vocab.txt",
     "added_tokens.json",
     "spiece.model",
-    chat_template::FILE,
+    CHAT_TEMPLATE,
 ];
 
 /// The transformers class that takes a `tokenizer.json` as it is.

@@ -121,8 +121,9 @@ fn kernels_agree_with_xla_for_every_order_of_dimensions() {
                 .count();
             let got = compile_for(&graph, Target::Cpu(kernels)).run(&arguments);
             let want = compile_for(&graph, Target::CPU).run(&arguments);
-            // Sums of some thousand products of numbers up to 1, in another order; bf16 has 8 bits.
-            let tolerance = if result == DType::BF16 { 1e-2 } else { 2e-5 };
+            // Sums of a thousand products of numbers up to 1, in another order. bf16 has 8 bits, and
+            // XLA rounds to it what a call writes as f32 at once.
+            let tolerance = if low == DType::BF16 { 1e-2 } else { 2e-5 };
             let scale = want[0]
                 .numbers()
                 .iter()
