@@ -589,7 +589,7 @@ fn a_rendezvous_that_cannot_be_says_why() {
     );
 }
 
-/// Hands bytes on between those that connect to it and a port, until it is told to cut them off.
+/// Hands bytes on between those that connect to it and a port, until it is asked to cut them off.
 struct Relay {
     address: std::net::SocketAddr,
     open: std::sync::Arc<std::sync::Mutex<Vec<std::net::TcpStream>>>,

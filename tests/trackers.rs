@@ -281,7 +281,7 @@ fn mlflows_server_gets_the_run() {
         json!("FINISHED")
     );
 
-    // A server that is not there is told before the first step.
+    // A server that is not there is reported before the first step.
     let run = train(
         dir,
         "--max_steps 3 --overwrite_output_dir --report_to mlflow",

@@ -207,7 +207,7 @@ pub enum PromptSource {
     },
 }
 
-/// What was said of how tokens are chosen; the rest is generation_config.json's.
+/// The sampling flags that were given; generation_config.json has the rest.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationFlags {
     pub max_new_tokens: Option<usize>,
