@@ -65,7 +65,7 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
             "examples per step",
             format!(
                 "{examples} = {} per device x {} accumulated x {shards}{groups}",
-                settings.per_device_train_batch_size, settings.gradient_accumulation_steps,
+                settings.per_device_train_batch_size, *settings.flags.gradient_accumulation_steps,
             ),
         );
         let shapes = run.shapes().train;
@@ -86,14 +86,14 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
             let kept = format!("activations ({})", settings.checkpointing);
             table.pair("computed twice", kept);
         }
-        if settings.sequence_parallel {
+        if *settings.flags.sequence_parallel {
             let part = format!("norms, dropout and residuals of 1/{} of them", mesh.tensor);
             table.pair("tokens", format!("{part} on each device"));
         }
         let (steps, warmup) = (exact(length.max_steps), schedule.warmup);
         table.pair("optimizer steps", format!("{steps} ({warmup} of warm-up)"));
         let largest = shapes.iter().map(|shape| work(model, shape));
-        let microbatches = settings.gradient_accumulation_steps * shards;
+        let microbatches = *settings.flags.gradient_accumulation_steps * shards;
         let work = flop(largest.fold(0.0, f64::max) * microbatches as f64);
         table.pair("work per step", format!("{most}{work}"));
         let placements = run.session.placements();
@@ -197,7 +197,7 @@ fn describe_stages(
     placements: &Placements,
 ) {
     let settings = &plan.train;
-    let microbatches = settings.gradient_accumulation_steps;
+    let microbatches = *settings.flags.gradient_accumulation_steps;
     for stage in 0..stages.count() {
         let layers = stages.layers(stage);
         let state = bytes(train_step.state_bytes(microbatches > 1, placements, stage));
@@ -209,7 +209,7 @@ fn describe_stages(
         );
         table.pair(format!("stage {stage}"), text);
     }
-    let schedule = settings.pipeline_schedule;
+    let schedule = *settings.flags.pipeline_schedule;
     let bubble = bubble(stages.count(), microbatches, schedule);
     let advice = if bubble > 0.25 {
         "; more --gradient_accumulation_steps make it less"

@@ -11,7 +11,7 @@ use serde_json::Value;
 pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
     let mut run = Run::prepare(plan)?;
     let record = run.evaluate()?.record(None);
-    if run.plan.json {
+    if *run.plan.train.flags.json {
         println!("{}", Value::Object(record.results()));
     } else {
         println!("{}", record.printed());

@@ -8,7 +8,7 @@ use crate::engine::meshes::compare;
 
 pub(super) fn run(plan: RunPlan, wanted: MeshComparison) -> Result<Outcome, Error> {
     let comparison = compare(&plan, wanted)?;
-    if plan.json {
+    if *plan.train.flags.json {
         println!("{}", output::json(&comparison));
     } else {
         print!("{}", output::text(&comparison));

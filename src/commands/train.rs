@@ -18,7 +18,7 @@ pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
         return meshes::run(plan, comparison);
     }
     // The signals stay taken over during the last evaluation, so that has to look at them too.
-    let trains = plan.do_train && !plan.dry_run;
+    let trains = plan.do_train && !*plan.train.flags.dry_run;
     let interrupt = trains.then(Interrupt::install).transpose();
     let interrupt = interrupt.map_err(failed("taking over SIGINT and SIGTERM"))?;
     let dir = trains.then(|| plan.train.output_dir.clone());
@@ -34,8 +34,8 @@ pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
 fn prepared(plan: RunPlan, interrupt: Option<&Interrupt>) -> Result<Outcome, Error> {
     let mut run = Run::prepare(plan)?;
     run.resolve_auto_batch(None)?;
-    if run.plan.dry_run {
-        if run.plan.json {
+    if *run.plan.train.flags.dry_run {
+        if *run.plan.train.flags.json {
             dry_run::print_json(&mut run)?;
         } else {
             dry_run::print(&mut run)?;

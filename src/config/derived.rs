@@ -4,15 +4,26 @@
 use super::choices::Strategy;
 use super::command::CommandName;
 use super::command::sets::{CLS, EVAL, PREDICT, TRAIN};
-use super::flags::{Flag, Flags};
+use super::flags::{FLAGS, Flag, Flags};
 use super::lookup;
 use crate::data::remote;
 use crate::distributed::{self, RankInfo};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// The flag whose value is nobody else's business.
 const SECRET: &str = "token";
+
+/// Without the access token.
+impl fmt::Debug for Flags {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.debug_struct("Flags")
+            .field("command", &self.command)
+            .field("settings", &self.settings())
+            .finish_non_exhaustive()
+    }
+}
 
 impl Flags {
     /// `train` trains unless `--do_train false` is given; `--do_eval` alone means "evaluate, do not
@@ -56,6 +67,12 @@ impl Flags {
             .map(|flag| (flag.name, value(&flag)))
             .filter(|(_, value)| !value.is_empty())
             .collect()
+    }
+
+    /// What was given of the flags that shape a run's graphs, as it was typed.
+    pub fn given_of_graphs(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let shaping = FLAGS.iter().filter(|flag| flag.shapes_graphs);
+        shaping.filter_map(|flag| Some((flag.name, self.typed.0.get(flag.name)?.as_str())))
     }
 
     /// `--max_seq_length` as the command's task has it.

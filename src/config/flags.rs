@@ -39,6 +39,9 @@ pub struct Flag {
     pub support: Support,
     /// A letter for people at a terminal (`-j 4`), where the field has a habit.
     pub short: Option<char>,
+    /// Its value shapes the graphs of a run, and with them its numbers: their origin in the cache
+    /// and the run's checkpoints have it, and a resumed run notes another one.
+    pub shapes_graphs: bool,
 }
 
 /// What xtrain makes of a setting.
@@ -124,7 +127,7 @@ sections! {
 ///
 /// ```text
 /// /// The sentence of help, which is the field's documentation too
-/// field: Kind = "default as typed", SETS | OF | COMMANDS, name "other than the field's", alias "old_name", short 'x';
+/// field: Kind = "default as typed", SETS | OF | COMMANDS, name "other than the field's", alias "old_name", short 'x', shapes graphs;
 /// ```
 ///
 /// Without a default the kind is an `Option` or a list. Two flags of different commands may share a
@@ -133,7 +136,8 @@ macro_rules! flags {
     ($( $section:ident { $(
         $(#[doc = $help:literal])+
         $field:ident: $kind:ty $(= $default:literal)?, $($commands:ident)|+
-        $(, name $name:literal)? $(, alias $alias:literal)* $(, short $short:literal)?;
+        $(, name $name:literal)? $(, alias $alias:literal)* $(, short $short:literal)?
+        $(, shapes $shaped:ident)?;
     )+ } )+) => {
         /// Every flag that is built.
         pub static FLAGS: &[Flag] = &[$($(
@@ -149,12 +153,13 @@ macro_rules! flags {
                     flags.$field.take::<$kind>(texts, origin)
                 }),
                 short: flags!(@first $(Some($short),)? None),
+                shapes_graphs: flags!(@first $(flags!(@shapes $shaped),)? false),
             },
         )+)+];
 
         /// What was typed: each flag's value, the default where nobody gave one. Fields of flags
         /// that the command doesn't take have their defaults.
-        #[derive(Debug, PartialEq)]
+        #[derive(PartialEq)]
         pub struct Flags {
             pub command: CommandName,
             /// What was given, by name, as it was typed.
@@ -188,6 +193,7 @@ macro_rules! flags {
             }
         }
     };
+    (@shapes graphs) => { true };
     (@first $first:expr $(, $other:expr)?) => { $first };
     (@initial $name:expr, $kind:ty, $default:literal) => {
         Setting::with_default::<$kind>($name, $default)
@@ -440,9 +446,9 @@ Optimizer {
     /// Fraction of all steps to warm up for, rounded up
     warmup_ratio: Fraction = "0.0", TRAIN;
     /// Share of each label that the loss spreads over all classes, also in evaluation
-    label_smoothing_factor: Fraction = "0.0", TRAIN_EVAL;
+    label_smoothing_factor: Fraction = "0.0", TRAIN_EVAL, shapes graphs;
     /// NEFTune: alpha of the noise on token embeddings in training; 5 is usual
-    neftune_noise_alpha: Option<NotNegative>, TRAIN;
+    neftune_noise_alpha: Option<NotNegative>, TRAIN, shapes graphs;
 }
 Precision {
     /// Mixed precision: matmuls and activations in bfloat16; weights, moments, norms, softmax

@@ -46,18 +46,22 @@ mod unbuilt;
 
 pub use choices::{Alignment, Axis, Device, ReportFormat, TrackerName};
 pub use error::{Advice, Asked, Origin, UsageError};
+pub use flags::Flags;
 pub use nearest::nearest;
 pub use plan::{
     BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, DevicePlan, DoctorPlan,
     FitPlan, GeneratePlan, GenerationFlags, LossComparison, MeshComparison, ModelSource,
     PredictPlan, PromptSource, PruneRules, QuickstartPlan, ReportPlan, RunPlan, ScaledRun,
     ScalingPlan, ShowForm, SweepPlan, SweptRun, TaskPlan, TokenizerSource, TopPlan, TrackerPlan,
+    TrainSettings,
 };
 pub use scaling::into_directory;
+pub use setting::Setting;
 
 use crate::report::terminal;
 use command_line::Parsed;
 use std::ffi::OsString;
+use std::sync::Arc;
 
 /// What the command line asks for.
 #[derive(Clone, Debug, PartialEq)]
@@ -121,6 +125,6 @@ pub fn from_args_among(
     let notes = flags.notes.iter().cloned().chain(mesh::note(&flags));
     Ok(Invocation::Run {
         notes: notes.collect(),
-        command: resolve::resolve(&flags)?,
+        command: resolve::resolve(&Arc::new(flags))?,
     })
 }

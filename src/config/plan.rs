@@ -3,16 +3,22 @@
 //! no file was read.
 
 use super::choices::{Alignment, Axis, Device, ReportFormat, TrackerName};
+use super::flags::Flags;
 use crate::cache::CacheSettings;
 use crate::launch::LaunchSettings;
+use crate::parallel::Mesh;
 use crate::report::records::LogFormat;
 use crate::report::scaling::Fixed;
 pub use crate::tasks::TaskPlan;
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::gpu::Gpu;
-use crate::trainer::settings::TrainSettings;
+use crate::trainer::settings::{
+    BestRule, Cadence, Checkpointing, ExampleOrder, OptimizerSettings, Precision,
+};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
+use xtrain_graphs::DType;
 
 /// One command with everything that it needs.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,6 +83,51 @@ pub enum ConfigSource {
     File(PathBuf),
 }
 
+/// How a run trains. What a single flag decides is read from `flags`; a field of its own has what
+/// follows from several flags, and what a command may replace.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainSettings {
+    /// As they were given, or by default.
+    pub flags: Arc<Flags>,
+    /// Empty for a command that writes none.
+    pub output_dir: PathBuf,
+    /// 1 where it is to be found.
+    pub per_device_train_batch_size: usize,
+    /// The devices and what each takes of a batch.
+    pub mesh: Mesh,
+    /// Moments of replicated parameters are sharded along the data axis (ZeRO-1).
+    pub shard_optimizer_state: bool,
+    /// What the backward pass recomputes.
+    pub checkpointing: Checkpointing,
+    /// When replicas are compared.
+    pub replica_check: Cadence,
+    pub optimizer: OptimizerSettings,
+    /// Of the matmuls of training steps.
+    pub precision: Precision,
+    /// Of those of evaluations.
+    pub eval_precision: Precision,
+    pub logging: Cadence,
+    pub save: Cadence,
+    pub eval: Cadence,
+    /// The element type of the finished model's weights; `None`: what was loaded.
+    pub save_dtype: Option<DType>,
+    /// Which evaluation is the best one, if that is asked for.
+    pub best: Option<BestRule>,
+    pub example_order: ExampleOrder,
+}
+
+impl TrainSettings {
+    /// Rows of a training batch on all devices together.
+    pub fn batch_rows(&self) -> usize {
+        self.per_device_train_batch_size * self.mesh.batch_shards()
+    }
+
+    /// Examples of one optimizer step.
+    pub fn examples_per_step(&self) -> usize {
+        self.batch_rows() * *self.flags.gradient_accumulation_steps
+    }
+}
+
 /// A task's run: `xtrain train`, what prepares one, `xtrain eval` and `xtrain predict`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunPlan {
@@ -91,23 +142,12 @@ pub struct RunPlan {
     pub model: ModelSource,
     pub tokenizer: TokenizerSource,
     pub task: TaskPlan,
-    /// A head of another shape than the model's gives way to a new one.
-    pub ignore_mismatched_sizes: bool,
     pub train: TrainSettings,
     pub do_train: bool,
     /// Evaluate once at the end; always true when `train.eval` says to evaluate during training.
     pub do_eval: bool,
     /// Label the rows of the test files at the end.
     pub do_predict: bool,
-    /// The output directory may hold files of an earlier run. They are replaced as new ones are
-    /// written, never deleted up front.
-    pub overwrite_output_dir: bool,
-    /// A run on another host that has left its lock in the output directory has ended.
-    pub take_over_output_dir: bool,
-    /// Print the plan and stop.
-    pub dry_run: bool,
-    /// Print it as JSON.
-    pub json: bool,
     /// Write a report at the end.
     pub report: bool,
     /// The form of printed records.
@@ -165,7 +205,7 @@ pub struct FitPlan {
 impl RunPlan {
     /// Whether nothing is to be drawn on the terminal.
     pub fn quiet(&self) -> bool {
-        self.train.disable_tqdm
+        *self.train.flags.disable_tqdm
     }
 }
 

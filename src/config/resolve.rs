@@ -28,9 +28,9 @@ use crate::tasks::{ClmDataSettings, ClsDataSettings, MlmDataSettings, TokenClsDa
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::settings::{
     BestRule, Cadence, Checkpointing, EarlyStopping, ExampleOrder, OptimizerSettings, Precision,
-    TrainSettings,
 };
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use xtrain_graphs::DType;
 use xtrain_graphs::optim::ADAMW;
@@ -42,7 +42,7 @@ const CHECKED: &str = "a rule refuses a command without it";
 ///
 /// # Errors
 /// A command to scale that has no plan at some degree.
-pub fn resolve(flags: &Flags) -> Result<Command, UsageError> {
+pub fn resolve(flags: &Arc<Flags>) -> Result<Command, UsageError> {
     Ok(match flags.command {
         CommandName::Train(task) => Command::Train(run_plan(flags, "train", task)),
         CommandName::Eval(task) => Command::Eval(run_plan(flags, "eval", task)),
@@ -84,7 +84,7 @@ pub fn resolve(flags: &Flags) -> Result<Command, UsageError> {
     })
 }
 
-fn run_plan(flags: &Flags, verb: &'static str, task: TaskName) -> RunPlan {
+fn run_plan(flags: &Arc<Flags>, verb: &'static str, task: TaskName) -> RunPlan {
     RunPlan {
         verb,
         settings: flags.settings(),
@@ -97,15 +97,10 @@ fn run_plan(flags: &Flags, verb: &'static str, task: TaskName) -> RunPlan {
         model: model(flags),
         tokenizer: tokenizer(flags),
         task: task_plan(flags, task),
-        ignore_mismatched_sizes: *flags.ignore_mismatched_sizes,
         train: train_settings(flags),
         do_train: flags.trains(),
         do_eval: flags.evaluates(),
         do_predict: flags.predicts(),
-        overwrite_output_dir: *flags.overwrite_output_dir,
-        take_over_output_dir: *flags.take_over_output_dir,
-        dry_run: *flags.dry_run,
-        json: *flags.json,
         report: match *flags.report {
             RunReport::Html => true,
             RunReport::None => false,
@@ -176,7 +171,7 @@ fn jobs(flags: &Flags) -> usize {
     flags.jobs.unwrap_or(cores.div_ceil(2))
 }
 
-fn generate_plan(flags: &Flags) -> GeneratePlan {
+fn generate_plan(flags: &Arc<Flags>) -> GeneratePlan {
     GeneratePlan {
         device: device(flags),
         cache: cache(flags),
@@ -206,7 +201,7 @@ fn generate_plan(flags: &Flags) -> GeneratePlan {
     }
 }
 
-fn bench_plan(flags: &Flags) -> BenchPlan {
+fn bench_plan(flags: &Arc<Flags>) -> BenchPlan {
     BenchPlan {
         device: device(flags),
         cache: cache(flags),
@@ -266,10 +261,6 @@ fn device(flags: &Flags) -> DevicePlan {
 /// The arrangement of a run's devices.
 fn mesh(flags: &Flags) -> Mesh {
     mesh::mesh(flags).expect(CHECKED)
-}
-
-fn gradient_bucket_bytes(flags: &Flags) -> usize {
-    *flags.gradient_bucket_mb << 20
 }
 
 fn checkpointing(flags: &Flags) -> Checkpointing {
@@ -543,45 +534,29 @@ fn steps(every: Interval) -> Cadence {
     }
 }
 
-fn train_settings(flags: &Flags) -> TrainSettings {
+fn train_settings(flags: &Arc<Flags>) -> TrainSettings {
     let logging_steps = *flags.logging_steps;
     TrainSettings {
+        flags: flags.clone(),
         // `compile` and `fit` write nothing there, but take the flags of a run that does.
         output_dir: flags.output_dir.clone().unwrap_or_default(),
-        seed: *flags.seed,
         per_device_train_batch_size: flags.per_device_train_batch_size.count().unwrap_or(1),
-        per_device_eval_batch_size: *flags.per_device_eval_batch_size,
-        gradient_accumulation_steps: *flags.gradient_accumulation_steps,
         mesh: mesh(flags),
-        pipeline_schedule: *flags.pipeline_schedule,
-        sequence_parallel: *flags.sequence_parallel,
         shard_optimizer_state: *flags.shard_optimizer_state,
-        gradient_bucket_bytes: gradient_bucket_bytes(flags),
         checkpointing: checkpointing(flags),
         replica_check: match *flags.replica_check_steps {
             0 => Cadence::Never,
             steps => Cadence::Steps(steps as u64),
         },
-        num_train_epochs: *flags.num_train_epochs,
-        max_steps: *flags.max_steps,
         optimizer: optimizer(flags),
         precision: precision(flags),
         eval_precision: eval_precision(flags),
-        label_smoothing: *flags.label_smoothing_factor,
-        neftune_noise_alpha: flags.neftune_noise_alpha.unwrap_or(0.0),
         logging: cadence(*flags.logging_strategy, logging_steps),
-        logging_first_step: *flags.logging_first_step,
         save: save_cadence(*flags.save_strategy, *flags.save_steps),
-        save_total_limit: *flags.save_total_limit,
-        async_save: *flags.async_save,
         eval: cadence(
             *flags.eval_strategy,
             flags.eval_steps.unwrap_or(logging_steps),
         ),
-        save_only_model: *flags.save_only_model,
-        eval_delay: *flags.eval_delay,
-        eval_on_start: *flags.eval_on_start,
-        max_shard_size: *flags.max_shard_size,
         save_dtype: flags.save_dtype.map(|dtype| match dtype {
             SaveDtype::Float32 => DType::F32,
             SaveDtype::Bfloat16 => DType::BF16,
@@ -593,10 +568,6 @@ fn train_settings(flags: &Flags) -> TrainSettings {
         } else {
             *flags.train_sampling_strategy
         },
-        tokens_seen: *flags.include_num_input_tokens_seen,
-        dataloader_drop_last: *flags.dataloader_drop_last,
-        resume: flags.resume_from_checkpoint.clone(),
-        disable_tqdm: *flags.disable_tqdm,
     }
 }
 

@@ -53,6 +53,7 @@ macro_rules! unbuilt {
                 section: None,
                 support: $support,
                 short: None,
+                shapes_graphs: false,
             },
         )+)+)+];
     };

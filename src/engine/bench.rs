@@ -99,10 +99,10 @@ pub fn bench(plan: &BenchPlan) -> Result<Value, Error> {
     ahead.start().map_err(failed("recording the step"))?;
 
     let placing = Instant::now();
-    loaded.place(&mut session, plan.train.seed)?;
+    loaded.place(&mut session, *plan.train.flags.seed)?;
     parameters::set_extra_state(&mut session, &train_step.extra_state(false), None)
         .map_err(failed("placing the moments"))?;
-    let mut rng = ChaCha8Rng::seed_from_u64(plan.train.seed);
+    let mut rng = ChaCha8Rng::seed_from_u64(*plan.train.flags.seed);
     let mut batches = Vec::new();
     for index in 0..BATCHES {
         let batch = random_batch(

@@ -79,7 +79,7 @@ pub fn lock_output_dir(plan: &RunPlan) -> Result<Lock, Error> {
     let dir = &plan.train.output_dir;
     create_output_dir(dir)?;
     let path = dir.join(RUN_LOCK);
-    let taken = Lock::take(&path, plan.take_over_output_dir).map_err(|error| {
+    let taken = Lock::take(&path, *plan.train.flags.take_over_output_dir).map_err(|error| {
         Error::because(
             format!("--output_dir: cannot write {}", path.display()),
             error,

@@ -51,7 +51,7 @@ impl Run {
     fn pass(&mut self, set: &Set, stopped: &dyn Fn() -> bool) -> Result<Evaluation, Error> {
         let _evaluating = accounting::enter(Part::Evaluation);
         self.place_weights()?;
-        let rows = self.plan.train.per_device_eval_batch_size;
+        let rows = *self.plan.train.flags.per_device_eval_batch_size;
         let client = self.session.client();
         let batches = self
             .form()

@@ -6,11 +6,10 @@
 use super::device::open_device;
 use super::error::{Error, failed};
 use crate::cache::{CacheSettings, Origin};
-use crate::config::{Device, DevicePlan};
+use crate::config::{Device, DevicePlan, TrainSettings};
 use crate::parallel::Mesh;
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::session::Session;
-use crate::trainer::settings::TrainSettings;
 use crate::trainer::step::{TrainStep, placements};
 use xtrain_graphs::optim::{Schedule, ScheduleKind};
 use xtrain_models::Model;
@@ -63,22 +62,22 @@ impl Execution {
             .map_err(failed("laying out the model"))?;
         let mut session = open_device(&self.device, train.mesh, &self.cache)?;
         session.set_eval_precision(train.eval_precision);
-        session.set_label_smoothing(train.label_smoothing);
+        session.set_label_smoothing(*train.flags.label_smoothing_factor);
         session.set_placements(placements);
-        session.set_schedule(train.pipeline_schedule);
-        session.set_sequence_parallel(train.sequence_parallel);
+        session.set_schedule(*train.flags.pipeline_schedule);
+        session.set_sequence_parallel(*train.flags.sequence_parallel);
         session.cache_mut().set_origin(origin);
         Ok(session)
     }
 
     /// The training step of a model.
     pub fn step<'m>(&self, model: &'m dyn Model, schedule: Schedule) -> TrainStep<'m> {
-        let train = &self.train;
-        TrainStep::new(model, train.optimizer.clone(), schedule, train.seed)
+        let (train, flags) = (&self.train, &self.train.flags);
+        TrainStep::new(model, train.optimizer.clone(), schedule, *flags.seed)
             .with_precision(train.precision)
-            .with_buckets(train.gradient_bucket_bytes)
+            .with_buckets(*flags.gradient_bucket_mb << 20)
             .with_checkpointing(train.checkpointing)
-            .with_embedding_noise(train.neftune_noise_alpha)
+            .with_embedding_noise(flags.neftune_noise_alpha.unwrap_or(0.0))
     }
 
     /// The same for recording its graphs only: the learning rate is fed at each step, so that no

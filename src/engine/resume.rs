@@ -4,13 +4,13 @@
 use super::error::{Error, failed};
 use crate::checkpoint::hf::write_json;
 use crate::checkpoint::{Checkpoint, TrainingState, list_checkpoints, load_checkpoint, read_state};
-use crate::config::{ModelSource, RunPlan};
+use crate::config::{ModelSource, RunPlan, TrainSettings};
 use crate::data::stream::StreamPosition;
 use crate::distributed::ProcessGroup;
 use crate::trainer;
 use crate::trainer::run_loop::{Progress, RunLength};
 use crate::trainer::run_state::DATA_POSITION;
-use crate::trainer::settings::{Resume, TrainSettings};
+use crate::trainer::settings::Resume;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
@@ -112,36 +112,6 @@ pub fn stale_checkpoints(plan: &RunPlan) -> Result<Vec<PathBuf>, Error> {
     Ok(found.filter(|path| !is_source(path)).collect())
 }
 
-/// The checkpoint that the run continues, if it does. Several processes continue the one that rank
-/// 0 finds.
-pub fn checkpoint(settings: &TrainSettings) -> Result<Option<Checkpoint>, Error> {
-    let dir = match ProcessGroup::joined() {
-        None => as_told(settings)?,
-        Some(group) if !group.is_first() => {
-            let path = group
-                .get(CHECKPOINT_KEY, group.rank_info().timeouts.join)
-                .map_err(failed("waiting for rank 0's checkpoint"))?;
-            (!path.is_empty()).then(|| PathBuf::from(OsString::from_vec(path)))
-        }
-        Some(group) => {
-            let dir = match restarted_from(settings, &group)? {
-                Some(dir) => Some(dir),
-                None => as_told(settings)?,
-            };
-            let path = dir
-                .as_ref()
-                .map(|dir| dir.as_os_str().as_bytes())
-                .unwrap_or_default();
-            group
-                .put(CHECKPOINT_KEY, path)
-                .map_err(failed("telling the other processes the checkpoint"))?;
-            dir
-        }
-    };
-    dir.map(|dir| load_checkpoint(&dir).map_err(failed("loading the checkpoint to resume from")))
-        .transpose()
-}
-
 /// Where rank 0 tells which checkpoint all continue from.
 const CHECKPOINT_KEY: &str = "checkpoint";
 
@@ -149,7 +119,7 @@ const CHECKPOINT_KEY: &str = "checkpoint";
 const RUN_KEY: &str = "job/run";
 
 fn as_told(settings: &TrainSettings) -> Result<Option<PathBuf>, Error> {
-    match &settings.resume {
+    match &*settings.flags.resume_from_checkpoint {
         Resume::No => Ok(None),
         Resume::From(dir) => Ok(Some(dir.clone())),
         Resume::Latest => latest(&settings.output_dir)?.map(Some).ok_or_else(|| {
@@ -197,44 +167,6 @@ fn counts_otherwise(old: &TrainingState, run: &TrainingState) -> bool {
     counts(old) != counts(run)
 }
 
-/// Refuses a checkpoint whose position means nothing in this run; causes come before their effects.
-/// A set that was read ahead may be resumed at another batch size ([`Start::of`]), a stream not.
-pub fn check_resume(saved: &Checkpoint, run: &TrainingState, is_stream: bool) -> Result<(), Error> {
-    let was = |what: &str, saved: u64, run: u64| {
-        (saved != run).then(|| format!("{what} was {saved} when it was saved and is {run} now"))
-    };
-    if saved.optimizer.is_none() {
-        return Err(Error::usage(
-            format!(
-                "{} was saved with --save_only_model: it holds no state to resume from",
-                saved.dir.display()
-            ),
-            "to train its weights further, give it as --model_name_or_path",
-        ));
-    }
-    let old = &saved.state;
-    let reason = was("--seed", old.seed, run.seed)
-        .or_else(|| was(BATCH, old.batch_size, run.batch_size).filter(|_| is_stream))
-        .or_else(|| was(ACCUMULATION, old.gradient_accumulation_steps, run.gradient_accumulation_steps).filter(|_| is_stream))
-        .or_else(|| {
-            let differ = old.data_fingerprint != run.data_fingerprint;
-            differ.then(|| {
-                "the training data or its order, the tokenizer, the length of examples or the masking is not what it was saved with".into()
-            })
-        });
-    match reason {
-        Some(reason) => Err(Error::usage(
-            trainer::Error::Resume {
-                path: saved.dir.clone(),
-                reason,
-            }
-            .to_string(),
-            "use what it was saved with or, to start anew from its weights, give it as --model_name_or_path",
-        )),
-        None => Ok(()),
-    }
-}
-
 /// The settings of a run that may be others when it is resumed, by their flags' names, for the
 /// `extra` of its checkpoints.
 pub fn changeable_settings(train: &TrainSettings, schedule: &Schedule) -> Value {
@@ -258,11 +190,8 @@ pub fn changeable_settings(train: &TrainSettings, schedule: &Schedule) -> Value 
             settings[name] = given.to_string().into();
         }
     }
-    if train.label_smoothing > 0.0 {
-        settings["label_smoothing_factor"] = train.label_smoothing.into();
-    }
-    if train.neftune_noise_alpha > 0.0 {
-        settings["neftune_noise_alpha"] = train.neftune_noise_alpha.into();
+    for (name, given) in train.flags.given_of_graphs() {
+        settings[name] = serde_json::from_str(given).unwrap_or_else(|_| given.into());
     }
     settings
 }
@@ -270,74 +199,21 @@ pub fn changeable_settings(train: &TrainSettings, schedule: &Schedule) -> Value 
 /// Says which settings are not those of the checkpoint.
 fn note_changes(old: &Map<String, Value>, new: &Map<String, Value>) {
     let text = |value: Option<&Value>| value.map_or("not set".to_string(), Value::to_string);
+    // 5 and 5.0 are the same number.
+    let same = |old: Option<&Value>, new: Option<&Value>| {
+        let number = |value: Option<&Value>| value.and_then(Value::as_f64);
+        old == new || (number(old).is_some() && number(old) == number(new))
+    };
     let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
     for key in keys {
         let (old, new) = (old.get(key), new.get(key));
-        if old != new {
+        if !same(old, new) {
             eprintln!(
                 "note: {key} was {} when the checkpoint was saved and is {} now",
                 text(old),
                 text(new)
             );
         }
-    }
-}
-
-/// Says from where the run goes on, and what differs from the run that saved the checkpoint.
-/// Dropout and the like may change; shapes are checked with the weights.
-pub fn describe(
-    saved: &Checkpoint,
-    run: &TrainingState,
-    model: &dyn Model,
-    length: &RunLength,
-    start: &Progress,
-) {
-    let (dir, step) = (saved.dir.display(), saved.state.global_step);
-    eprintln!("resuming from {dir} (step {step})");
-    note_changes(&saved.config, model.config().values());
-    let settings = |state: &TrainingState| state.extra.get(SETTINGS)?.as_object().cloned();
-    if let (Some(old), Some(new)) = (settings(&saved.state), settings(run)) {
-        note_changes(&old, &new);
-        if old.get("optim") != new.get("optim") {
-            eprintln!(
-                "note: state that both optimizers have is the checkpoint's; the rest starts anew"
-            );
-        }
-    }
-    let old = &saved.state;
-    for (what, old, new) in [
-        (BATCH, old.batch_size, run.batch_size),
-        (
-            ACCUMULATION,
-            old.gradient_accumulation_steps,
-            run.gradient_accumulation_steps,
-        ),
-        (
-            "the number of batches in an epoch",
-            old.batches_per_epoch,
-            run.batches_per_epoch,
-        ),
-    ] {
-        if old != new {
-            eprintln!("note: {what} was {old} when the checkpoint was saved and is {new} now");
-        }
-    }
-    if counts_otherwise(old, run) {
-        eprintln!(
-            "note: counted in steps as transformers does, the run continues in epoch {} at batch {} of {}",
-            start.next_epoch, start.next_batch, length.batches_per_epoch
-        );
-    }
-    let (old, new) = (saved.state.total_steps, length.max_steps);
-    if old != new {
-        eprintln!(
-            "note: the learning-rate curve was laid out for {old} steps and is now for {new}"
-        );
-    }
-    if step >= new {
-        eprintln!(
-            "note: that is already the end; nothing is left to train (--max_steps or --num_train_epochs would extend it)"
-        );
     }
 }
 
@@ -348,19 +224,157 @@ pub struct Start {
     pub stream: Option<StreamPosition>,
 }
 
-impl Start {
+/// A run that may begin with a checkpoint.
+pub struct Resuming<'a> {
+    pub settings: &'a TrainSettings,
+    /// Its position-independent state.
+    pub run: TrainingState,
+    pub length: &'a RunLength,
+    /// Its data is read during the run.
+    pub is_stream: bool,
+}
+
+impl Resuming<'_> {
+    /// The checkpoint that the run continues, if it does. Several processes continue the one that rank
+    /// 0 finds.
+    ///
+    /// # Errors
+    /// If there is none to continue from, or it cannot be read.
+    pub fn checkpoint(&self) -> Result<Option<Checkpoint>, Error> {
+        let settings = self.settings;
+        let dir = match ProcessGroup::joined() {
+            None => as_told(settings)?,
+            Some(group) if !group.is_first() => {
+                let path = group
+                    .get(CHECKPOINT_KEY, group.rank_info().timeouts.join)
+                    .map_err(failed("waiting for rank 0's checkpoint"))?;
+                (!path.is_empty()).then(|| PathBuf::from(OsString::from_vec(path)))
+            }
+            Some(group) => {
+                let dir = match restarted_from(settings, &group)? {
+                    Some(dir) => Some(dir),
+                    None => as_told(settings)?,
+                };
+                let path = dir
+                    .as_ref()
+                    .map(|dir| dir.as_os_str().as_bytes())
+                    .unwrap_or_default();
+                group
+                    .put(CHECKPOINT_KEY, path)
+                    .map_err(failed("telling the other processes the checkpoint"))?;
+                dir
+            }
+        };
+        dir.map(|dir| {
+            load_checkpoint(&dir).map_err(failed("loading the checkpoint to resume from"))
+        })
+        .transpose()
+    }
+
+    /// Refuses a checkpoint whose position means nothing in this run; causes come before their
+    /// effects. A set that was read ahead may be resumed at another batch size
+    /// ([`Resuming::start`]), a stream not.
+    ///
+    /// # Errors
+    /// What differs.
+    pub fn check(&self, saved: &Checkpoint) -> Result<(), Error> {
+        let (run, is_stream) = (&self.run, self.is_stream);
+        let was = |what: &str, saved: u64, run: u64| {
+            (saved != run).then(|| format!("{what} was {saved} when it was saved and is {run} now"))
+        };
+        if saved.optimizer.is_none() {
+            return Err(Error::usage(
+                format!(
+                    "{} was saved with --save_only_model: it holds no state to resume from",
+                    saved.dir.display()
+                ),
+                "to train its weights further, give it as --model_name_or_path",
+            ));
+        }
+        let old = &saved.state;
+        let reason = was("--seed", old.seed, run.seed)
+        .or_else(|| was(BATCH, old.batch_size, run.batch_size).filter(|_| is_stream))
+        .or_else(|| was(ACCUMULATION, old.gradient_accumulation_steps, run.gradient_accumulation_steps).filter(|_| is_stream))
+        .or_else(|| {
+            let differ = old.data_fingerprint != run.data_fingerprint;
+            differ.then(|| {
+                "the training data or its order, the tokenizer, the length of examples or the masking is not what it was saved with".into()
+            })
+        });
+        match reason {
+            Some(reason) => Err(Error::usage(
+                trainer::Error::Resume {
+                    path: saved.dir.clone(),
+                    reason,
+                }
+                .to_string(),
+                "use what it was saved with or, to start anew from its weights, give it as --model_name_or_path",
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Says from where the run goes on, and what differs from the run that saved the checkpoint.
+    /// Dropout and the like may change; shapes are checked with the weights.
+    pub fn describe(&self, saved: &Checkpoint, model: &dyn Model, start: &Progress) {
+        let (run, length) = (&self.run, self.length);
+        let (dir, step) = (saved.dir.display(), saved.state.global_step);
+        eprintln!("resuming from {dir} (step {step})");
+        note_changes(&saved.config, model.config().values());
+        let settings = |state: &TrainingState| state.extra.get(SETTINGS)?.as_object().cloned();
+        if let (Some(old), Some(new)) = (settings(&saved.state), settings(run)) {
+            note_changes(&old, &new);
+            if old.get("optim") != new.get("optim") {
+                eprintln!(
+                    "note: state that both optimizers have is the checkpoint's; the rest starts anew"
+                );
+            }
+        }
+        let old = &saved.state;
+        for (what, old, new) in [
+            (BATCH, old.batch_size, run.batch_size),
+            (
+                ACCUMULATION,
+                old.gradient_accumulation_steps,
+                run.gradient_accumulation_steps,
+            ),
+            (
+                "the number of batches in an epoch",
+                old.batches_per_epoch,
+                run.batches_per_epoch,
+            ),
+        ] {
+            if old != new {
+                eprintln!("note: {what} was {old} when the checkpoint was saved and is {new} now");
+            }
+        }
+        if counts_otherwise(old, run) {
+            eprintln!(
+                "note: counted in steps as transformers does, the run continues in epoch {} at batch {} of {}",
+                start.next_epoch, start.next_batch, length.batches_per_epoch
+            );
+        }
+        let (old, new) = (saved.state.total_steps, length.max_steps);
+        if old != new {
+            eprintln!(
+                "note: the learning-rate curve was laid out for {old} steps and is now for {new}"
+            );
+        }
+        if step >= new {
+            eprintln!(
+                "note: that is already the end; nothing is left to train (--max_steps or --num_train_epochs would extend it)"
+            );
+        }
+    }
+
     /// After a checkpoint, if there is one. A stream is one epoch that ends with the run. Where the
     /// batches of `run` are others than the checkpoint's, the place follows from the number of
     /// steps, as in transformers.
     ///
     /// # Errors
     /// If the checkpoint's position in the stream cannot be read.
-    pub fn of(
-        saved: Option<&Checkpoint>,
-        run: &TrainingState,
-        is_stream: bool,
-        length: &RunLength,
-    ) -> Result<Start, Error> {
+    pub fn start(&self, saved: Option<&Checkpoint>) -> Result<Start, Error> {
+        let (run, length, is_stream) = (&self.run, self.length, self.is_stream);
         let state = saved.map(|saved| &saved.state);
         let step = state.map_or(0, |state| state.global_step);
         let (next_epoch, next_batch) = if is_stream {

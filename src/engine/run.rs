@@ -8,7 +8,7 @@ use super::model::{LoadedModel, origin};
 use super::task::{Purpose, TaskData, load_task};
 use crate::cache::Origin;
 use crate::checkpoint::lock::Lock;
-use crate::config::{self, Command, Device, Invocation, RunPlan, nearest};
+use crate::config::{self, Command, Device, Invocation, RunPlan, TrainSettings, nearest};
 use crate::data::sampler::{BatchPlan, Order};
 use crate::data::stream::StreamSpec;
 use crate::data::{Set, Tokenizer};
@@ -18,7 +18,7 @@ use crate::trainer::ahead::RunShapes;
 use crate::trainer::parameters::Head;
 use crate::trainer::run_loop::RunLength;
 use crate::trainer::session::Session;
-use crate::trainer::settings::{ExampleOrder, TrainSettings};
+use crate::trainer::settings::ExampleOrder;
 use std::ffi::OsString;
 use std::sync::Arc;
 use xtrain_graphs::optim::Schedule;
@@ -114,9 +114,9 @@ impl Run {
             .member
             .as_ref()
             .map_or(0, |member| member.rank);
-        let writes = plan.do_train && reads_data && !plan.dry_run && rank == 0;
+        let writes = plan.do_train && reads_data && !*plan.train.flags.dry_run && rank == 0;
         let output_lock = writes.then(|| lock_output_dir(&plan)).transpose()?;
-        let head = if plan.ignore_mismatched_sizes {
+        let head = if *plan.train.flags.ignore_mismatched_sizes {
             Head::NewIfDifferent
         } else {
             Head::NewIfMissing
@@ -167,7 +167,7 @@ impl Run {
             form.check_rows(rows, "--per_device_train_batch_size")?;
         }
         if run.plan.do_eval || run.plan.do_predict {
-            let rows = settings.per_device_eval_batch_size;
+            let rows = *settings.flags.per_device_eval_batch_size;
             form.check_rows(rows, "--per_device_eval_batch_size")?;
         }
         Ok(run)
@@ -206,11 +206,11 @@ impl Run {
             }
         };
         let settings = &self.plan.train;
-        let eval_batch = settings.per_device_eval_batch_size;
+        let eval_batch = *settings.flags.per_device_eval_batch_size;
         RunShapes {
             train: shapes(self.plan.do_train, &self.train, batch),
             eval: shapes(self.plan.do_eval, &self.validation, eval_batch),
-            accumulation: settings.gradient_accumulation_steps,
+            accumulation: *settings.flags.gradient_accumulation_steps,
         }
     }
 
@@ -220,17 +220,17 @@ impl Run {
     /// # Errors
     /// If the training set has no batch.
     pub fn length(&self) -> Result<Option<(RunLength, Schedule)>, Error> {
-        let settings = &self.plan.train;
-        let accumulation = settings.gradient_accumulation_steps as u64;
+        let flags = &self.plan.train.flags;
+        let accumulation = *flags.gradient_accumulation_steps as u64;
         let length = match (&self.train, &self.stream) {
             (Some(set), _) => RunLength::new(
                 self.batch_plan(set)?.batches_per_epoch() as u64,
                 accumulation,
-                settings.num_train_epochs,
-                settings.max_steps,
+                *flags.num_train_epochs,
+                *flags.max_steps,
             ),
             (None, Some(_)) => {
-                let steps = settings.max_steps.unwrap_or(1);
+                let steps = flags.max_steps.unwrap_or(1);
                 RunLength::new(steps * accumulation, accumulation, 1.0, Some(steps))
             }
             (None, None) => return Ok(None),
@@ -253,7 +253,7 @@ impl Run {
         BatchPlan::new(
             set.len(),
             settings.batch_rows(),
-            settings.dataloader_drop_last,
+            *settings.flags.dataloader_drop_last,
             order,
         )
         .map_err(|error| {
@@ -277,7 +277,8 @@ impl Run {
         if is_placed {
             return Ok(());
         }
-        self.loaded.place(&mut self.session, self.plan.train.seed)
+        self.loaded
+            .place(&mut self.session, *self.plan.train.flags.seed)
     }
 }
 
@@ -294,7 +295,9 @@ pub fn origin_of(plan: &RunPlan, model: &dyn Model, task: &TaskData) -> Origin {
 
 /// Only classes can be smoothed; whether labels are numbers may depend on the data.
 fn check_smoothing(settings: &TrainSettings, model: &dyn Model) -> Result<(), Error> {
-    if settings.label_smoothing == 0.0 || model.head_kind().problem_type() != Some("regression") {
+    if *settings.flags.label_smoothing_factor == 0.0
+        || model.head_kind().problem_type() != Some("regression")
+    {
         return Ok(());
     }
     Err(Error::usage(
@@ -332,12 +335,13 @@ fn graph_settings(plan: &RunPlan, task: &TaskData) -> Vec<(&'static str, String)
     let (device, mesh) = (&plan.device.settings, &train.mesh);
     let mut settings = task.settings();
     let mut add = |name, value: &dyn ToString| settings.push((name, value.to_string()));
+    let flags = &train.flags;
     add(
         "per_device_eval_batch_size",
-        &train.per_device_eval_batch_size,
+        &*flags.per_device_eval_batch_size,
     );
-    if train.label_smoothing > 0.0 {
-        add("label_smoothing_factor", &train.label_smoothing);
+    for (name, given) in flags.given_of_graphs() {
+        add(name, &given);
     }
     if !plan.do_train {
         return settings;
@@ -348,12 +352,9 @@ fn graph_settings(plan: &RunPlan, task: &TaskData) -> Vec<(&'static str, String)
     );
     add(
         "gradient_accumulation_steps",
-        &train.gradient_accumulation_steps,
+        &*flags.gradient_accumulation_steps,
     );
     add("precision", &train.precision);
-    if train.neftune_noise_alpha > 0.0 {
-        add("neftune_noise_alpha", &train.neftune_noise_alpha);
-    }
     add("eval_precision", &train.eval_precision);
     add("optim", &optimizer.kind.name);
     if !optimizer.arguments.is_empty() {
@@ -368,7 +369,7 @@ fn graph_settings(plan: &RunPlan, task: &TaskData) -> Vec<(&'static str, String)
     add("data_parallel", &mesh.data);
     add("shard_parallel", &mesh.shard);
     add("tensor_parallel", &mesh.tensor);
-    add("sequence_parallel", &train.sequence_parallel);
+    add("sequence_parallel", &*flags.sequence_parallel);
     add("pipeline_parallel", &mesh.stage);
     add("shard_optimizer_state", &train.shard_optimizer_state);
     if plan.device.kind == Device::Cuda {
@@ -380,7 +381,7 @@ fn graph_settings(plan: &RunPlan, task: &TaskData) -> Vec<(&'static str, String)
         );
     }
     if mesh.devices() > 1 {
-        add("gradient_bucket_mb", &(train.gradient_bucket_bytes >> 20));
+        add("gradient_bucket_mb", &*flags.gradient_bucket_mb);
     }
     settings
 }

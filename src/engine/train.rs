@@ -2,13 +2,13 @@
 
 use super::error::{Error, Outcome, failed};
 use super::process;
-use super::resume::{self, Start};
+use super::resume::{self, Resuming};
 use super::run::Run;
 use super::trackers::trackers;
 use super::training_data::TrainingData;
-use crate::checkpoint::hf::{TRAINER_STATE_FILE, save_metrics, write_json};
+use crate::checkpoint::hf::{TRAINER_STATE_FILE, TrainerState, save_metrics, write_json};
 use crate::checkpoint::{Checkpoint, TrainingState, clean_output_dir, load_checkpoint};
-use crate::config::RunPlan;
+use crate::config::{RunPlan, TrainSettings};
 use crate::data::Set;
 use crate::distributed::ProcessGroup;
 use crate::report::accounting::{self, Part};
@@ -21,14 +21,14 @@ use crate::report::units;
 use crate::trainer::ahead::Ahead;
 use crate::trainer::hooks::best::Best;
 use crate::trainer::hooks::{
-    EvaluateHook, HeartbeatHook, LogHook, ReplicaCheckHook, SaveHook, SavedModel, TelemetryHook,
-    graph_listener, trainer_state,
+    EvaluateHook, HeartbeatHook, LogHook, ReplicaCheckHook, SaveHook, SaveSettings, SavedModel,
+    TelemetryHook, graph_listener, trainer_state,
 };
 use crate::trainer::interrupt::Interrupt;
 use crate::trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
 use crate::trainer::run_state::{CheckpointHistory, RunLog, RunState, RunningTotals};
 use crate::trainer::session::Session;
-use crate::trainer::settings::{ExampleOrder, TrainSettings};
+use crate::trainer::settings::{Cadence, EvaluationTimes, ExampleOrder};
 use crate::trainer::{matmul_peak, parameters, replicas};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -80,18 +80,25 @@ impl Run {
             ..
         } = self;
         let (settings, model) = (&plan.train, &*loaded.model);
+        let flags = &settings.flags;
         let step = execution.step(model, schedule);
         let extra_state = step.extra_state(length.accumulation > 1);
 
-        let resumed = resume::checkpoint(settings)?;
+        let mut resuming = Resuming {
+            settings,
+            run: identity,
+            length: &length,
+            is_stream: data.is_stream(),
+        };
+        let resumed = resuming.checkpoint()?;
         if let Some(saved) = &resumed {
-            resume::check_resume(saved, &identity, data.is_stream())?;
+            resuming.check(saved)?;
         }
         loaded.check_memory()?;
         if ProcessGroup::this_writes() {
-            identity.run = resume::begin_run(&settings.output_dir, resumed.as_ref())?;
+            resuming.run.run = resume::begin_run(&settings.output_dir, resumed.as_ref())?;
         }
-        let start = Start::of(resumed.as_ref(), &identity, data.is_stream(), &length)?;
+        let start = resuming.start(resumed.as_ref())?;
         Ahead {
             session: &mut *session,
             step: &step,
@@ -100,13 +107,13 @@ impl Run {
         .start()
         .map_err(failed("recording the graphs"))?;
         if let Some(saved) = &resumed {
-            resume::describe(saved, &identity, model, &length, &start.progress);
+            resuming.describe(saved, model, &start.progress);
             parameters::load(session, model, &saved.weights)
                 .map_err(failed("loading the weights"))?;
             parameters::set_extra_state(session, &extra_state, saved.optimizer.as_ref())
                 .map_err(failed("loading the moments"))?;
         } else {
-            loaded.place(session, settings.seed)?;
+            loaded.place(session, *flags.seed)?;
             parameters::set_extra_state(session, &extra_state, None)
                 .map_err(failed("making room for the moments"))?;
         }
@@ -134,8 +141,8 @@ impl Run {
         }
         let log = LogHook::new(
             settings.logging,
-            settings.logging_first_step,
-            settings.tokens_seen,
+            *flags.logging_first_step,
+            *flags.include_num_input_tokens_seen,
             Some(peak),
         );
         let mut all = vec![boxed(log)];
@@ -150,21 +157,29 @@ impl Run {
         let (client, workers) = (session.client().clone(), task.workers());
         if let Some(set) = validation.clone() {
             let (client, form) = (client.clone(), form.clone());
-            let rows = settings.per_device_eval_batch_size;
+            let rows = *flags.per_device_eval_batch_size;
             all.push(boxed(EvaluateHook {
                 model,
                 metrics: Box::new(|| task.metrics()),
                 batches: Box::new(move || form.one_pass(&client, &set, rows, workers)),
-                settings,
+                times: evaluation_times(settings),
             }));
         }
-        let resumable = !settings.save_only_model;
+        let resumable = !*flags.save_only_model;
         let saved = extra_state.iter().filter(|state| state.saved && resumable);
         all.push(boxed(SaveHook {
-            settings,
+            settings: SaveSettings {
+                output_dir: settings.output_dir.clone(),
+                cadence: settings.save,
+                total_limit: *flags.save_total_limit,
+                in_background: *flags.async_save,
+                only_model: *flags.save_only_model,
+            },
+            evaluations: evaluation_times(settings),
+            trainer_state: constant_state(settings),
             model: &saved_model,
             optimizer_state: saved.map(|state| state.name.clone()).collect(),
-            state: identity,
+            state: resuming.run,
             interrupt: interrupt.cloned(),
             writes: ProcessGroup::this_writes(),
             background: None,
@@ -231,7 +246,7 @@ impl Run {
     fn identity(&self, data: &TrainingData, length: &RunLength) -> TrainingState {
         let settings = &self.plan.train;
         TrainingState {
-            seed: settings.seed,
+            seed: *settings.flags.seed,
             total_steps: length.max_steps,
             // A stream has none: a resumed run may be made longer.
             batches_per_epoch: if data.is_stream() {
@@ -257,7 +272,7 @@ impl Run {
             generation_config: self.loaded.generation_config(),
             tokenizer_files: self.tokenizer.files().to_vec(),
             parameters: parameters.iter().map(|p| p.name.clone()).collect(),
-            max_shard_size: self.plan.train.max_shard_size,
+            max_shard_size: *self.plan.train.flags.max_shard_size,
             dtype: self.plan.train.save_dtype.or(self.loaded.weights_dtype()),
         }
     }
@@ -265,6 +280,31 @@ impl Run {
 
 fn boxed<'h>(hook: impl Hook + 'h) -> Box<dyn Hook + 'h> {
     Box::new(hook)
+}
+
+fn evaluation_times(settings: &TrainSettings) -> EvaluationTimes {
+    EvaluationTimes {
+        cadence: settings.eval,
+        delay: *settings.flags.eval_delay,
+        on_start: *settings.flags.eval_on_start,
+    }
+}
+
+/// What `trainer_state.json` says at every step of a run.
+fn constant_state(settings: &TrainSettings) -> TrainerState {
+    // transformers keeps its defaults where a strategy is not in steps.
+    let steps = |cadence: Cadence| match cadence {
+        Cadence::Steps(n) => n as f64,
+        Cadence::Never | Cadence::Share(_) | Cadence::Epoch | Cadence::Best => 500.0,
+    };
+    TrainerState {
+        eval_steps: steps(settings.eval),
+        logging_steps: steps(settings.logging),
+        num_train_epochs: settings.flags.num_train_epochs.ceil() as u64,
+        save_steps: steps(settings.save),
+        train_batch_size: Some(settings.per_device_train_batch_size as u64),
+        ..Default::default()
+    }
 }
 
 /// The account of a run that starts, or goes on from a checkpoint.
@@ -276,7 +316,7 @@ fn run_state(
     let (settings, writes) = (&plan.train, ProcessGroup::this_writes());
     let history = resumed.map(|saved| saved.trainer_state.log_history.clone());
     let history = history.unwrap_or_default();
-    let style = Style::choose(settings.disable_tqdm || !writes, Style::Silent);
+    let style = Style::choose(plan.quiet() || !writes, Style::Silent);
     let bar = Bar::new("training", start.max_steps, style);
     bar.skip_to(start.step);
     let log = if writes {
@@ -425,7 +465,7 @@ fn describe_interruption(
         progress.max_steps,
         dir.display()
     );
-    if settings.save_only_model {
+    if *settings.flags.save_only_model {
         eprintln!(
             "it holds the model alone (--save_only_model): to train it further, give it as --model_name_or_path"
         );
@@ -514,7 +554,7 @@ fn finish(
         .checkpoints
         .remove_stale()
         .map_err(failed("removing an earlier run's checkpoints"))?;
-    let mut trainer_state = trainer_state(settings, state, &run.progress);
+    let mut trainer_state = trainer_state(&constant_state(settings), state, &run.progress);
     if let Some(best) = &state.best {
         best.describe(&mut trainer_state, dir, None);
     }

@@ -1,9 +1,7 @@
 //! What the training loop needs to know, fully resolved: `config` makes these from what the user
 //! typed.
 
-use crate::parallel::{Mesh, PipelineSchedule};
 use std::path::PathBuf;
-use xtrain_graphs::DType;
 use xtrain_graphs::optim::{Arguments, Hyperparameters, Optimizer};
 pub use xtrain_graphs::optim::{OptimizerKind, ScheduleKind};
 pub use xtrain_graphs::{Checkpointing, Precision};
@@ -91,78 +89,14 @@ impl OptimizerSettings {
     }
 }
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct TrainSettings {
-    pub output_dir: PathBuf,
-    pub seed: u64,
-    pub per_device_train_batch_size: usize,
-    pub per_device_eval_batch_size: usize,
-    pub gradient_accumulation_steps: usize,
-    /// The devices and what each takes of a batch.
-    pub mesh: Mesh,
-    /// The order in which the stages of a pipeline take a step's microbatches.
-    pub pipeline_schedule: PipelineSchedule,
-    /// Activations between divided layers' products are sharded along the tensor axis.
-    pub sequence_parallel: bool,
-    /// Moments of replicated parameters are sharded along the data axis (ZeRO-1).
-    pub shard_optimizer_state: bool,
-    /// Gradients that replicas exchange in one collective.
-    pub gradient_bucket_bytes: usize,
-    /// What the backward pass computes once more.
-    pub checkpointing: Checkpointing,
-    /// When replicas are compared.
-    pub replica_check: Cadence,
-    pub num_train_epochs: f64,
-    /// When set, overrides `num_train_epochs`.
-    pub max_steps: Option<u64>,
-    pub optimizer: OptimizerSettings,
-    /// Of the matrix products of training steps.
-    pub precision: Precision,
-    /// Of those of evaluations.
-    pub eval_precision: Precision,
-    /// The share of each label that the loss spreads over all classes.
-    pub label_smoothing: f64,
-    /// NEFTune's alpha; 0: no noise.
-    pub neftune_noise_alpha: f64,
-    pub logging: Cadence,
-    pub logging_first_step: bool,
-    pub save: Cadence,
-    /// Keep only the N newest `checkpoint-N` directories, and the best one.
-    pub save_total_limit: Option<usize>,
-    /// Write checkpoints while the next steps run, from a copy of the state; `None`: where memory
-    /// allows.
-    pub async_save: Option<bool>,
-    /// Checkpoints hold the model alone, without what a resumed run needs.
-    pub save_only_model: bool,
-    /// Weights beyond this many bytes are saved in several files.
-    pub max_shard_size: u64,
-    /// The element type of the finished model's weights; `None`: what was loaded.
-    pub save_dtype: Option<DType>,
-    pub eval: Cadence,
+/// When a run evaluates.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EvaluationTimes {
+    pub cadence: Cadence,
     /// Epochs or, at a cadence in steps, steps before the first evaluation.
-    pub eval_delay: f64,
+    pub delay: f64,
     /// Evaluate before the first step.
-    pub eval_on_start: bool,
-    /// Which evaluation is the best one, if that is asked for.
-    pub best: Option<BestRule>,
-    pub dataloader_drop_last: bool,
-    pub example_order: ExampleOrder,
-    /// What log records say of tokens.
-    pub tokens_seen: TokensSeen,
-    pub resume: Resume,
-    pub disable_tqdm: bool,
-}
-
-impl TrainSettings {
-    /// Rows of a training batch on all devices together.
-    pub fn batch_rows(&self) -> usize {
-        self.per_device_train_batch_size * self.mesh.batch_shards()
-    }
-
-    /// Examples of one optimizer step.
-    pub fn examples_per_step(&self) -> usize {
-        self.batch_rows() * self.gradient_accumulation_steps
-    }
+    pub on_start: bool,
 }
 
 /// The order of training examples (`--train_sampling_strategy`).

@@ -4,7 +4,7 @@ use super::*;
 use crate::config::Invocation;
 use crate::config::choices::Device;
 use crate::config::fixture::Fixture;
-use crate::trainer::settings::{ExampleOrder, Resume, ScheduleKind, TokensSeen};
+use crate::trainer::settings::{ExampleOrder, Resume, ScheduleKind};
 
 impl Fixture {
     fn read(&self, line: &str) -> Result<Command, UsageError> {
@@ -45,35 +45,37 @@ fn defaults_are_those_of_training_arguments() {
         (
             plan.do_train,
             plan.do_eval,
-            plan.dry_run,
-            plan.overwrite_output_dir
+            *plan.train.flags.dry_run,
+            *plan.train.flags.overwrite_output_dir
         ),
         (true, false, false, false)
     );
+    let flags = plan.train.flags.clone();
+    assert_eq!(
+        (*flags.seed, *flags.num_train_epochs, *flags.max_steps),
+        (42, 3.0, None)
+    );
+    assert_eq!(
+        (
+            *flags.per_device_eval_batch_size,
+            *flags.gradient_accumulation_steps,
+            *flags.save_total_limit,
+            *flags.max_shard_size
+        ),
+        (8, 1, None, 5_000_000_000)
+    );
+    assert_eq!(*flags.resume_from_checkpoint, Resume::No);
     let expected = TrainSettings {
+        flags,
         output_dir: fixture.path("new"),
-        seed: 42,
         per_device_train_batch_size: 8,
-        save_only_model: false,
-        eval_delay: 0.0,
-        eval_on_start: false,
         example_order: ExampleOrder::Random,
-        tokens_seen: TokensSeen::No,
-        per_device_eval_batch_size: 8,
-        gradient_accumulation_steps: 1,
         mesh: crate::parallel::Mesh::single(),
-        pipeline_schedule: Default::default(),
-        sequence_parallel: false,
         shard_optimizer_state: false,
-        gradient_bucket_bytes: 25 << 20,
         checkpointing: Checkpointing::Off,
         replica_check: Cadence::Steps(500),
-        num_train_epochs: 3.0,
-        max_steps: None,
         precision: Precision::F32,
         eval_precision: Precision::F32,
-        label_smoothing: 0.0,
-        neftune_noise_alpha: 0.0,
         optimizer: OptimizerSettings {
             kind: xtrain_graphs::optim::ADAMW,
             arguments: Default::default(),
@@ -89,17 +91,10 @@ fn defaults_are_those_of_training_arguments() {
             warmup_ratio: 0.0,
         },
         logging: Cadence::Steps(500),
-        logging_first_step: false,
         save: Cadence::Steps(500),
-        save_total_limit: None,
-        async_save: None,
-        max_shard_size: 5_000_000_000,
         save_dtype: None,
         best: None,
         eval: Cadence::Never,
-        dataloader_drop_last: false,
-        resume: Resume::No,
-        disable_tqdm: false,
     };
     assert_eq!(plan.train, expected);
     let TaskPlan::Clm(data) = plan.task else {
@@ -133,7 +128,7 @@ fn settings_that_depend_on_others() {
     assert_eq!((plan.do_train, plan.do_eval), (false, true));
     let plan = fixture.train("--do_eval --do_train --max_steps 0").unwrap();
     assert_eq!(
-        (plan.do_train, plan.do_eval, plan.train.max_steps),
+        (plan.do_train, plan.do_eval, *plan.train.flags.max_steps),
         (true, true, None)
     );
     let plan = fixture
@@ -143,7 +138,7 @@ fn settings_that_depend_on_others() {
         (
             plan.task.source().seed,
             plan.train.optimizer.warmup_steps,
-            plan.train.max_steps
+            *plan.train.flags.max_steps
         ),
         (7, Some(3), Some(9))
     );
@@ -160,7 +155,7 @@ fn settings_that_depend_on_others() {
     let plan = fixture
         .train("--seed 7 --data_seed 8 --lr_scheduler_type constant_with_warmup --optim sgd")
         .unwrap();
-    assert_eq!((plan.task.source().seed, plan.train.seed), (8, 7));
+    assert_eq!((plan.task.source().seed, *plan.train.flags.seed), (8, 7));
     assert_eq!(
         (plan.train.optimizer.schedule, plan.train.optimizer.kind),
         (ScheduleKind::ConstantWithWarmup, xtrain_graphs::optim::SGD)
@@ -168,12 +163,12 @@ fn settings_that_depend_on_others() {
     let plan = fixture
         .train("--output_dir @/old --resume_from_checkpoint")
         .unwrap();
-    assert_eq!(plan.train.resume, Resume::Latest);
+    assert_eq!(*plan.train.flags.resume_from_checkpoint, Resume::Latest);
     let plan = fixture
         .train("--output_dir @/old --resume_from_checkpoint @/old/checkpoint-10")
         .unwrap();
     assert_eq!(
-        plan.train.resume,
+        *plan.train.flags.resume_from_checkpoint,
         Resume::From(fixture.path("old/checkpoint-10"))
     );
 }

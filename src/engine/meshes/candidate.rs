@@ -56,7 +56,11 @@ impl Candidate {
             examples: batch * mesh.batch_shards() * shapes.accumulation,
             sent: sent_by_device(&exchanged, mesh),
             exchanged,
-            waits: bubble(mesh.stage, shapes.accumulation, settings.pipeline_schedule),
+            waits: bubble(
+                mesh.stage,
+                shapes.accumulation,
+                *settings.flags.pipeline_schedule,
+            ),
         }))
     }
 

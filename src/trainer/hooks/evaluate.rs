@@ -8,7 +8,7 @@ use crate::trainer::error::{Error, Result};
 use crate::trainer::evaluate::{Evaluation, Metrics, evaluate};
 use crate::trainer::feed::DeviceBatch;
 use crate::trainer::run_loop::{Control, Hook, Progress, StepContext};
-use crate::trainer::settings::TrainSettings;
+use crate::trainer::settings::EvaluationTimes;
 use xtrain_models::Model;
 
 /// Gives the batches of one pass over the validation set.
@@ -21,7 +21,7 @@ pub struct EvaluateHook<'a> {
     /// Begins the metrics of an evaluation.
     pub metrics: Box<dyn Fn() -> Box<dyn Metrics> + 'a>,
     pub batches: Box<EvalBatches<'a>>,
-    pub settings: &'a TrainSettings,
+    pub times: EvaluationTimes,
 }
 
 impl Evaluation {
@@ -58,12 +58,12 @@ impl EvaluateHook<'_> {
 
 impl Hook for EvaluateHook<'_> {
     fn wants(&mut self, progress: &Progress) -> bool {
-        self.settings.evaluates_at(progress)
+        self.times.include(progress)
     }
 
     // As in transformers, this one is never the best, nor one without progress.
     fn at_start(&mut self, context: &mut StepContext) -> Result<()> {
-        if self.settings.eval_on_start {
+        if self.times.on_start {
             self.evaluate(context)?;
         }
         Ok(())

@@ -15,11 +15,11 @@ pub use evaluate::EvaluateHook;
 pub use heartbeat::HeartbeatHook;
 pub use log::LogHook;
 pub use replicas::ReplicaCheckHook;
-pub use save::{SaveHook, SavedModel, trainer_state};
+pub use save::{SaveHook, SaveSettings, SavedModel, trainer_state};
 pub use telemetry::{TelemetryHook, graph_listener};
 
 use super::run_loop::Progress;
-use super::settings::{Cadence, TrainSettings};
+use super::settings::{Cadence, EvaluationTimes};
 
 impl Cadence {
     /// Whether something of this cadence happens after the step that led to `progress`.
@@ -34,13 +34,13 @@ impl Cadence {
     }
 }
 
-impl TrainSettings {
+impl EvaluationTimes {
     /// Whether an evaluation follows the step that led to `progress`.
-    pub fn evaluates_at(&self, progress: &Progress) -> bool {
-        let done = match self.eval {
+    pub fn include(&self, progress: &Progress) -> bool {
+        let done = match self.cadence {
             Cadence::Epoch => progress.epoch,
             _ => progress.step as f64,
         };
-        self.eval.is_due(progress) && done >= self.eval_delay
+        self.cadence.is_due(progress) && done >= self.delay
     }
 }

@@ -18,7 +18,7 @@ use crate::trainer::run_loop::{Batches, Control, Hook, Progress, StepContext, St
 use crate::trainer::run_state::{CheckpointHistory, DATA_POSITION, RunState};
 use crate::trainer::session::Session;
 use crate::trainer::session::parameters::{HostTensor, download, is_finite};
-use crate::trainer::settings::{Cadence, TrainSettings};
+use crate::trainer::settings::{Cadence, EvaluationTimes};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
@@ -184,9 +184,26 @@ impl Drop for Background {
     }
 }
 
+/// Where and when checkpoints are saved, and how.
+pub struct SaveSettings {
+    pub output_dir: PathBuf,
+    pub cadence: Cadence,
+    /// Keep only the N newest `checkpoint-N` directories, and the best one.
+    pub total_limit: Option<usize>,
+    /// Write checkpoints while the next steps run, from a copy of the state; `None`: where memory
+    /// allows.
+    pub in_background: Option<bool>,
+    /// Checkpoints hold the model alone, without what a resumed run needs.
+    pub only_model: bool,
+}
+
 /// Saves checkpoints at their cadence, and one when a signal asks for the end.
 pub struct SaveHook<'a> {
-    pub settings: &'a TrainSettings,
+    pub settings: SaveSettings,
+    /// When evaluations decide which step is the best.
+    pub evaluations: EvaluationTimes,
+    /// What `trainer_state.json` says of the run at each of its steps.
+    pub trainer_state: TrainerState,
     pub model: &'a SavedModel,
     /// Names of the optimizer's state; none where the model is saved alone.
     pub optimizer_state: Vec<String>,
@@ -199,30 +216,16 @@ pub struct SaveHook<'a> {
     pub background: Option<Background>,
 }
 
-/// `trainer_state.json` at this point of a run.
-pub fn trainer_state(
-    settings: &TrainSettings,
-    run: &RunState,
-    progress: &Progress,
-) -> TrainerState {
-    // transformers keeps its defaults where a strategy is not in steps.
-    let steps = |cadence: Cadence| match cadence {
-        Cadence::Steps(n) => n as f64,
-        _ => 500.0,
-    };
+/// `trainer_state.json` at this point of a run; `constant` has what it says at every step.
+pub fn trainer_state(constant: &TrainerState, run: &RunState, progress: &Progress) -> TrainerState {
     TrainerState {
         epoch: progress.epoch,
-        eval_steps: steps(settings.eval),
         global_step: progress.step,
         log_history: run.log.history().to_vec(),
-        logging_steps: steps(settings.logging),
         max_steps: progress.max_steps,
         num_input_tokens_seen: run.totals.tokens_seen as u64,
-        num_train_epochs: settings.num_train_epochs.ceil() as u64,
-        save_steps: steps(settings.save),
         total_flos: run.totals.total_flops,
-        train_batch_size: Some(settings.per_device_train_batch_size as u64),
-        ..Default::default()
+        ..constant.clone()
     }
 }
 
@@ -241,7 +244,7 @@ impl SaveHook<'_> {
         };
         let state: u64 = self.names().map(bytes).sum();
         let fits = || memory::available().is_some_and(|free| state <= free / 2);
-        self.settings.async_save.unwrap_or_else(fits)
+        self.settings.in_background.unwrap_or_else(fits)
     }
 
     /// Everything that is saved by its name.
@@ -261,7 +264,7 @@ impl SaveHook<'_> {
             state.accumulators.extend(plateau.to_map());
         }
         let mut files = self.model.tokenizer_files.clone();
-        let only_model = self.settings.save_only_model;
+        let only_model = self.settings.only_model;
         if let Some(position) = batches.position().filter(|_| !only_model) {
             state
                 .extra
@@ -269,7 +272,7 @@ impl SaveHook<'_> {
             files.extend(position.files);
         }
         let output_dir = self.settings.output_dir.clone();
-        let mut trainer_state = trainer_state(self.settings, run, progress);
+        let mut trainer_state = trainer_state(&self.trainer_state, run, progress);
         if let Some(best) = &run.best {
             best.describe(&mut trainer_state, &output_dir, Some(progress.step));
         }
@@ -421,7 +424,7 @@ impl SaveHook<'_> {
             .collect();
         prune(
             &self.settings.output_dir,
-            self.settings.save_total_limit,
+            self.settings.total_limit,
             &protected,
         )?;
         Ok(())
@@ -429,10 +432,10 @@ impl SaveHook<'_> {
 
     /// As transformers: a run that saves every N steps also saves its last one.
     fn is_due(&self, progress: &Progress) -> bool {
-        let save = self.settings.save;
+        let save = self.settings.cadence;
         save.is_due(progress)
             // Whether it was the best is known when it was made.
-            || (save == Cadence::Best && self.settings.evaluates_at(progress))
+            || (save == Cadence::Best && self.evaluations.include(progress))
             || (progress.is_last() && matches!(save, Cadence::Steps(_)))
     }
 
@@ -493,7 +496,7 @@ impl Hook for SaveHook<'_> {
         };
         let best = run.best.as_ref().and_then(Best::found);
         let is_best = best.is_some_and(|(_, step)| step == progress.step);
-        if self.settings.save == Cadence::Best && !is_best && signal.is_none() {
+        if self.settings.cadence == Cadence::Best && !is_best && signal.is_none() {
             return Ok(control);
         }
         if !self.writes {
