@@ -639,6 +639,68 @@ fn noise_on_embeddings_is_in_training_only() {
     assert_eq!(plain, losses("--neftune_noise_alpha 0"));
 }
 
+/// A resumed run that is to forget its place in the data begins with the epoch's first batch, of
+/// other data if that is what it is given.
+#[test]
+fn a_resumed_run_may_begin_its_epoch_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let text = data_text("play.txt");
+    std::fs::write(dir.join("train.txt"), &text[..20_000]).unwrap();
+    std::fs::write(dir.join("other.txt"), &text[20_000..40_000]).unwrap();
+    let train = |more: &str| {
+        xtrain()
+            .dir(dir)
+            .args(
+                "train clm --disable_tqdm --block_size 16 --train_sampling_strategy sequential --logging_steps 1 \
+                 --report none --tokenizer_name"
+                    .split_whitespace(),
+            )
+            .arg(data_dir().join("gpt2"))
+            .args(more.split_whitespace())
+            .run()
+    };
+    let sizes =
+        "n_layer=1,n_head=2,n_embd=32,n_positions=32,resid_pdrop=0,embd_pdrop=0,attn_pdrop=0";
+    train(&format!(
+        "--model_type gpt2 --config_overrides {sizes} --train_file train.txt --max_steps 3 --output_dir out"
+    ))
+    .succeeded();
+    // Of the step after the checkpoint's, or of the first step of a run from its weights.
+    let loss = |output: &str, more: &str, step: u64| -> f64 {
+        train(&format!(
+            "{more} --output_dir {output} --max_steps {step} --overwrite_output_dir"
+        ))
+        .succeeded();
+        let records = json_lines(&dir.join(output).join("log.jsonl"));
+        let found = records
+            .iter()
+            .rev()
+            .find(|record| record["step"] == step && record.get("loss").is_some());
+        found.unwrap()["loss"].as_f64().unwrap()
+    };
+    let first = |file: &str| {
+        let more = format!("--model_name_or_path out/checkpoint-3 --train_file {file}");
+        loss("first", &more, 1)
+    };
+    let model = format!(
+        "--model_type gpt2 --config_overrides {sizes} --resume_from_checkpoint out/checkpoint-3"
+    );
+    let on =
+        |file: &str, more: &str| loss("resumed", &format!("{model} --train_file {file} {more}"), 4);
+    assert_eq!(on("train.txt", "--ignore_data_skip"), first("train.txt"));
+    assert!(on("train.txt", "") != first("train.txt"));
+    assert_eq!(on("other.txt", "--ignore_data_skip"), first("other.txt"));
+    let refused = train(&format!(
+        "{model} --train_file other.txt --output_dir refused --max_steps 4"
+    ));
+    assert!(
+        refused.stderr.contains("training data"),
+        "{}",
+        refused.stderr
+    );
+}
+
 /// The rate falls with evaluations that get no better, also in a resumed run.
 #[test]
 fn the_learning_rate_falls_on_a_plateau() {

@@ -576,6 +576,9 @@ Checkpoints {
     greater_is_better: Option<bool>, TRAIN;
     /// Resume from this checkpoint or, without a path, from the newest in output_dir
     resume_from_checkpoint: Resume = "false", TRAIN;
+    /// With resume_from_checkpoint: begin the checkpoint's epoch again, instead of at its place in
+    /// it; the training data may be other than the checkpoint's
+    ignore_data_skip: bool = "false", TRAIN;
 }
 Evaluation {
     /// When to evaluate during training

@@ -106,7 +106,7 @@ TRAIN_EVAL {
 }
 EVAL {
     ddp_bucket_cap_mb: ANYWAY, "an evaluation has no gradients";
-    save_only_model eval_delay eval_on_start group_by_length train_sampling_strategy include_num_input_tokens_seen: ANYWAY, "nothing is trained";
+    save_only_model ignore_data_skip eval_delay eval_on_start group_by_length train_sampling_strategy include_num_input_tokens_seen: ANYWAY, "nothing is trained";
     per_gpu_train_batch_size: ANYWAY, "an evaluation trains nothing";
     neftune_noise_alpha: ANYWAY, "an evaluation has no noise";
     report_to logging_dir run_name: ANYWAY, "an evaluation prints its results";
@@ -145,7 +145,6 @@ EVAL {
 TRAIN_EVAL {
     keep_linebreaks: with_note(&[], &["true"]), "line breaks are always kept";
     length_column_name: anyway(&["length"]), "lengths are counted in tokens";
-    ignore_data_skip: FALSE, "a resumed run always goes on at its exact place in the data";
     dataloader_pin_memory: anyway(&["true"]), "batches are uploaded by the runtime";
     dataloader_persistent_workers: ANYWAY, "workers always live as long as the run";
     dataloader_prefetch_factor: ANYWAY, "how far to read ahead follows from dataloader_num_workers";

@@ -278,7 +278,8 @@ impl Resuming<'_> {
     /// # Errors
     /// What differs.
     pub fn check(&self, saved: &Checkpoint) -> Result<(), Error> {
-        let (run, is_stream) = (&self.run, self.is_stream);
+        let (run, keeps_place) = (&self.run, !*self.settings.flags.ignore_data_skip);
+        let is_stream = self.is_stream && keeps_place;
         let was = |what: &str, saved: u64, run: u64| {
             (saved != run).then(|| format!("{what} was {saved} when it was saved and is {run} now"))
         };
@@ -296,7 +297,7 @@ impl Resuming<'_> {
         .or_else(|| was(BATCH, old.batch_size, run.batch_size).filter(|_| is_stream))
         .or_else(|| was(ACCUMULATION, old.gradient_accumulation_steps, run.gradient_accumulation_steps).filter(|_| is_stream))
         .or_else(|| {
-            let differ = old.data_fingerprint != run.data_fingerprint;
+            let differ = keeps_place && old.data_fingerprint != run.data_fingerprint;
             differ.then(|| {
                 "the training data or its order, the tokenizer, the length of examples or the masking is not what it was saved with".into()
             })
@@ -354,6 +355,12 @@ impl Resuming<'_> {
                 start.next_epoch, start.next_batch, length.batches_per_epoch
             );
         }
+        if *self.settings.flags.ignore_data_skip {
+            eprintln!(
+                "note: the run begins epoch {} again (--ignore_data_skip)",
+                start.next_epoch
+            );
+        }
         let (old, new) = (saved.state.total_steps, length.max_steps);
         if old != new {
             eprintln!(
@@ -369,12 +376,14 @@ impl Resuming<'_> {
 
     /// After a checkpoint, if there is one. A stream is one epoch that ends with the run. Where the
     /// batches of `run` are others than the checkpoint's, the place follows from the number of
-    /// steps, as in transformers.
+    /// steps, as in transformers; with `--ignore_data_skip` it is where its epoch begins, of a
+    /// stream the first row.
     ///
     /// # Errors
     /// If the checkpoint's position in the stream cannot be read.
     pub fn start(&self, saved: Option<&Checkpoint>) -> Result<Start, Error> {
         let (run, length, is_stream) = (&self.run, self.length, self.is_stream);
+        let keeps_place = !*self.settings.flags.ignore_data_skip;
         let state = saved.map(|saved| &saved.state);
         let step = state.map_or(0, |state| state.global_step);
         let (next_epoch, next_batch) = if is_stream {
@@ -389,6 +398,11 @@ impl Resuming<'_> {
                 Some(state) => (state.epoch, state.batch_in_epoch),
             }
         };
+        let next_batch = if keeps_place || is_stream {
+            next_batch
+        } else {
+            0
+        };
         let position = |saved: &Checkpoint| {
             StreamPosition::load(&saved.dir, saved.state.extra.get(DATA_POSITION))
                 .map_err(failed("finding the position in the stream"))
@@ -402,7 +416,10 @@ impl Resuming<'_> {
                 next_batch,
                 epoch_ended: false,
             },
-            stream: saved.filter(|_| is_stream).map(position).transpose()?,
+            stream: saved
+                .filter(|_| is_stream && keeps_place)
+                .map(position)
+                .transpose()?,
         })
     }
 }
