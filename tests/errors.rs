@@ -962,14 +962,29 @@ fn a_loss_that_becomes_nan_stops_the_run_and_keeps_the_last_good_checkpoint() {
     };
     kept(&place);
 
-    // Step 3 leaves infinite weights: they are not saved at all. The save in the background notices
-    // that, or the loss of step 4, whichever is first.
+    // Step 3 leaves infinite weights: they are not saved at all. While training waits the save
+    // reports that; in the background the loss of step 4 ends the run, and both are reported.
     fs::remove_dir_all(place.path("out/checkpoint-3")).unwrap();
-    let run = place.run(&line.replace("1e30", "1e39"));
-    println!("{}", run.stderr);
-    assert_fails(&run, 1, &["out/checkpoint-2"]);
-    assert!(!place.path("out/checkpoint-3").exists());
-    kept(&place);
+    let line = line.replace("1e30", "1e39");
+    let good = "the last good checkpoint is out/checkpoint-2";
+    for (in_background, signs) in [
+        ("false", &["after step 3", "not finite", good][..]),
+        (
+            "true",
+            &[
+                "the loss became NaN at step 4",
+                "out/checkpoint-3 was not saved: ",
+                "holds values that are not finite",
+                good,
+            ],
+        ),
+    ] {
+        let run = place.run(&format!("{line} --async_save {in_background}"));
+        println!("{}", run.stderr);
+        assert_fails(&run, 1, signs);
+        assert!(!place.path("out/checkpoint-3").exists());
+        kept(&place);
+    }
     let run = place.run(&format!(
         "{TRAIN} --overwrite_output_dir --max_steps 1 --save_strategy no --learning_rate 1e39"
     ));

@@ -294,6 +294,72 @@ fn parts_of_a_model_live_in_several_processes() {
     }
 }
 
+/// Each process writes its share in the background: the files are those that it writes while training
+/// waits. Where one of them cannot, the run ends with the reason, and without that checkpoint.
+#[test]
+fn processes_save_in_the_background_too() {
+    let Some(bench) = bench() else { return };
+    let line = |dir: &str, in_background: bool| {
+        let more = "--data_parallel 2 --shard_optimizer_state --max_shard_size 20KB --save_steps 8";
+        let command = train(
+            GPT2,
+            2,
+            &format!("{more} --async_save {in_background} --output_dir {dir}"),
+        );
+        format!("launch --nproc_per_node 2 -- {command}")
+    };
+    let [waiting, background] = [("waiting", false), ("background", true)].map(|(dir, is)| {
+        let run = Launched::of(&bench, &line(dir, is)).finish();
+        run.succeeded();
+        run.stdout
+    });
+    assert!(!waiting.contains("in the background"), "{waiting}");
+    for step in [8, 16] {
+        let sign = format!("saved background/checkpoint-{step} in");
+        let said = |line: &str| line.contains(&sign) && line.contains("in the background");
+        assert!(background.lines().any(said), "{background}");
+        let files = |dir: &str| -> Vec<(String, Vec<u8>)> {
+            let dir = bench.path(&format!("{dir}/checkpoint-{step}"));
+            let mut files: Vec<_> = fs::read_dir(dir)
+                .unwrap()
+                .map(|entry| entry.unwrap().path())
+                .filter(|path| path.to_string_lossy().contains(".safetensors"))
+                .map(|path| {
+                    let name = path.file_name().unwrap().to_string_lossy().into_owned();
+                    (name, fs::read(path).unwrap())
+                })
+                .collect();
+            files.sort();
+            files
+        };
+        let (found, expected) = (files("background"), files("waiting"));
+        let parts = found
+            .iter()
+            .filter(|(name, _)| name.starts_with("optimizer-"));
+        assert_eq!(parts.count(), 2);
+        assert!(found == expected, "checkpoint-{step}");
+    }
+    // Room for each weight, but not for a process's share of the moments.
+    let sizes = fs::read_dir(bench.path("waiting/checkpoint-8")).unwrap();
+    let largest = sizes
+        .map(|entry| entry.unwrap())
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("model-"))
+        .map(|entry| entry.metadata().unwrap().len())
+        .max()
+        .unwrap();
+    let mut limited = bench.command(&line("limited", true));
+    limited.limit_files(largest + 1000);
+    let run = start(limited.process()).finish();
+    assert_eq!(run.code, Some(1), "{}", run.stdout);
+    assert!(run.stdout.contains("File too large"), "{}", run.stdout);
+    let left: Vec<_> = fs::read_dir(bench.path("limited"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .filter(|name| name.contains("checkpoint"))
+        .collect();
+    assert_eq!(left, Vec::<String>::new());
+}
+
 /// Ends the run's whole process groups as a user would, and finds the run saved: all ranks stop
 /// with the same step.
 #[test]

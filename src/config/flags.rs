@@ -558,7 +558,7 @@ Checkpoints {
     /// Keep the N newest checkpoints, plus the best; default: all
     save_total_limit: Option<Count<1>>, TRAIN;
     /// Write checkpoints in the background while the next steps run, from a copy of the state in host
-    /// memory; default: true for one process, if the copy takes at most half of the free memory
+    /// memory; default: true if the copy takes at most half of the free memory
     async_save: Option<bool>, TRAIN;
     /// Save the model alone in checkpoints: smaller, but no run can resume from them
     save_only_model: bool = "false", TRAIN;

@@ -163,6 +163,7 @@ fn is_of_peers(error: &(dyn StdError + 'static)) -> bool {
     }
     match error.downcast_ref::<trainer::Error>() {
         Some(trainer::Error::Launch(error)) => error.is_of_peers(),
+        Some(trainer::Error::AlsoUnsaved { error, .. }) => is_of_peers(&**error),
         Some(
             trainer::Error::Runtime(error) | trainer::Error::Cache(cache::Error::Runtime(error)),
         ) => of_runtime(error),

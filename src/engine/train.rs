@@ -342,6 +342,7 @@ fn run_state(
         checkpoints: CheckpointHistory {
             newest: resumed.map(|saved| saved.dir.clone()),
             proven: None,
+            unsaved: None,
             stale,
         },
         plateau: plateau(settings, resumed),

@@ -34,6 +34,12 @@ pub enum Error {
         tensor: String,
         kept: String,
     },
+    #[error("{error}; besides, {unsaved}")]
+    AlsoUnsaved {
+        /// What ended the run.
+        error: Box<Error>,
+        unsaved: Box<Error>,
+    },
     #[error(
         "{path}: {tensor} holds values that are not finite: the model was broken when it was saved; use another one"
     )]

@@ -247,6 +247,24 @@ impl RunLoop<'_, '_> {
     /// Trains from `start` to the end, or until a hook stops the run. `batches` begin at the
     /// position that `start` gives and run on over the epochs' ends. Returns the last progress.
     pub fn run(mut self, batches: &mut dyn Batches, start: Progress) -> Result<Progress> {
+        let ended = self.steps(batches, start);
+        // What hooks have begun is finished, however the run ends.
+        match (ended, self.finish()) {
+            (Ok(progress), finished) => finished.map(|()| progress),
+            (Err(error), Ok(())) => Err(error),
+            (Err(error), Err(unsaved)) => Err(Error::AlsoUnsaved {
+                error: Box::new(error),
+                unsaved: Box::new(unsaved),
+            }),
+        }
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let finish = |hook: &mut Box<dyn Hook + '_>| hook.finish(self.state);
+        self.hooks.iter_mut().map(finish).fold(Ok(()), Result::and)
+    }
+
+    fn steps(&mut self, batches: &mut dyn Batches, start: Progress) -> Result<Progress> {
         let mut progress = start;
         let mut pending: Option<Pending> = None;
         if !start.is_last() {
@@ -297,10 +315,6 @@ impl RunLoop<'_, '_> {
                 break;
             }
         }
-        let state = self.state;
-        self.hooks
-            .iter_mut()
-            .try_for_each(|hook| hook.finish(state))?;
         Ok(progress)
     }
 
@@ -408,10 +422,9 @@ impl RunLoop<'_, '_> {
                 });
             }
         } else if !metrics.loss.is_finite() || !metrics.grad_norm.is_finite() {
-            // What was begun is finished, so that the message knows of it.
-            for hook in &mut self.hooks {
-                let _ = hook.finish(self.state);
-            }
+            // What was begun is finished, so that the message knows of it: a save that fails is
+            // part of what it says of checkpoints.
+            let _ = self.finish();
             let (what, value) = match metrics.loss.is_finite() {
                 true => ("gradient norm", metrics.grad_norm),
                 false => ("loss", metrics.loss),

@@ -207,6 +207,8 @@ pub struct CheckpointHistory {
     /// finite weights that are already lost; only the next step shows it, so this one stays until
     /// then whatever `save_total_limit` says.
     pub proven: Option<PathBuf>,
+    /// What was to be saved last, and why it was not.
+    pub unsaved: Option<(PathBuf, String)>,
     /// Those of an earlier run, which `--overwrite_output_dir` gave up. They go when this run has
     /// something in their place.
     pub stale: Vec<PathBuf>,
@@ -215,6 +217,14 @@ pub struct CheckpointHistory {
 impl CheckpointHistory {
     /// What a run that cannot go on can be continued from.
     pub fn sentence(&self) -> String {
+        let kept = self.kept();
+        match &self.unsaved {
+            Some((path, reason)) => format!("{} was not saved: {reason}; {kept}", path.display()),
+            None => kept,
+        }
+    }
+
+    fn kept(&self) -> String {
         match (&self.newest, &self.proven) {
             (None, _) => "no checkpoint had been saved".to_string(),
             (newest, proven) if newest == proven => {

@@ -1,13 +1,14 @@
 //! Saving: checkpoints at their cadence and when a signal asks for the end, and the finished model.
 //!
 //! A checkpoint is written while training waits, tensor by tensor, or in the background from a copy
-//! of the whole state.
+//! of the whole state, of which each of several processes has its share.
 
 use super::best::Best;
-use super::sharded_state::ShardedStateWriter;
+use super::sharded_state::{ShardedStateWriter, all_agree, not_finite};
 use super::streamed::{Streamed, Written, take_part};
 use crate::checkpoint::hf::{Pretrained, TrainerState, save_pretrained};
 use crate::checkpoint::optimizer::PeerWriters;
+use crate::checkpoint::state::checkpoint_dir;
 use crate::checkpoint::{self, CheckpointParts, TensorRef, TrainingState, prune, save_checkpoint};
 use crate::distributed::ProcessGroup;
 use crate::report::accounting::{self, Part};
@@ -17,7 +18,7 @@ use crate::trainer::interrupt::Interrupt;
 use crate::trainer::run_loop::{Batches, Control, Hook, Progress, StepContext, StepReport};
 use crate::trainer::run_state::{CheckpointHistory, DATA_POSITION, RunState};
 use crate::trainer::session::Session;
-use crate::trainer::session::parameters::{HostTensor, download, is_finite};
+use crate::trainer::session::parameters::{HostTensor, download, is_finite, take_part_in_download};
 use crate::trainer::settings::{Cadence, EvaluationTimes};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -102,6 +103,13 @@ fn torch_name(dtype: DType) -> &'static str {
     }
 }
 
+/// Of a process's share, what is not worth saving. Rank 0 reports it, which knows the last good
+/// checkpoint.
+fn broken(own: &[HostTensor]) -> Option<&str> {
+    let broken = own.iter().find(|t| !is_finite(&t.shape, &t.bytes));
+    broken.map(|tensor| tensor.name.as_str())
+}
+
 /// A loss can be finite and the update that it leads to not: the loop, which looks at losses, would
 /// see it a step later.
 fn worth_saving(tensor: &HostTensor, step: u64, kept: &str) -> Result<()> {
@@ -154,8 +162,11 @@ impl Unwritten {
 
 /// A checkpoint that is being written while the next steps run.
 pub struct Background {
-    /// `None` when it has been waited for.
-    thread: Option<JoinHandle<Result<PathBuf>>>,
+    /// Gives the path of the checkpoint to the process that finishes it. `None` when it has been
+    /// waited for.
+    thread: Option<JoinHandle<Result<Option<PathBuf>>>>,
+    /// Of the checkpoint to be.
+    path: PathBuf,
     began: Instant,
     /// How long the steps waited for the copy of the state.
     copied: Duration,
@@ -166,7 +177,7 @@ impl Background {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    fn wait(mut self) -> Result<PathBuf> {
+    fn wait(&mut self) -> Result<Option<PathBuf>> {
         let thread = self.thread.take().expect("it is waited for once");
         match thread.join() {
             Ok(written) => written,
@@ -231,11 +242,15 @@ pub fn trainer_state(constant: &TrainerState, run: &RunState, progress: &Progres
 
 impl SaveHook<'_> {
     /// Whether this checkpoint is written while the next steps run. The last one is not: nothing
-    /// would run meanwhile. Nor is one that several processes write together.
-    fn goes_to_background(&self, session: &Session, is_last: bool) -> bool {
-        if is_last || ProcessGroup::joined().is_some_and(|group| group.rank_info().world > 1) {
-            return false;
+    /// would run meanwhile. All ranks call it at the same step, and get the same answer.
+    fn goes_to_background(&self, session: &Session, step: u64, is_last: bool) -> Result<bool> {
+        if is_last {
+            return Ok(false);
         }
+        if let Some(asked) = self.settings.in_background {
+            return Ok(asked);
+        }
+        // The processes of one machine copy this much together.
         let bytes = |name: &String| {
             let held = session.shape(name);
             held.map_or(0, |held| {
@@ -243,8 +258,11 @@ impl SaveHook<'_> {
             })
         };
         let state: u64 = self.names().map(bytes).sum();
-        let fits = || memory::available().is_some_and(|free| state <= free / 2);
-        self.settings.in_background.unwrap_or_else(fits)
+        let fits = memory::available().is_some_and(|free| state <= free / 2);
+        match ProcessGroup::joined() {
+            Some(group) => all_agree(&group, &format!("background/{step}"), fits),
+            None => Ok(fits),
+        }
     }
 
     /// Everything that is saved by its name.
@@ -338,7 +356,8 @@ impl SaveHook<'_> {
         ShardedStateWriter::of(session, names, step, &self.settings.output_dir)
     }
 
-    /// Copies the state and starts to check and write it.
+    /// Copies the state and starts to check and write it. Meanwhile the other processes
+    /// [start to help](Self::start_helping).
     fn start_saving(
         &self,
         unwritten: Unwritten,
@@ -346,17 +365,55 @@ impl SaveHook<'_> {
         run: &RunState,
     ) -> Result<Background> {
         let began = Instant::now();
-        let weights = download(session, &self.model.parameters)?;
-        let optimizer = download(session, &self.optimizer_state)?;
         let (step, kept) = (unwritten.state.global_step, run.checkpoints.sentence());
+        let writer = self.sharded_writer(session, step)?;
+        let weights = download(session, &self.model.parameters)?;
+        let optimizer = match &writer {
+            Some(writer) => writer.download(session)?,
+            None => download(session, &self.optimizer_state)?,
+        };
         // Looking at every value takes as long as copying them, so that waits for no step either.
         let write = move || {
-            weights
+            let peers = writer.as_ref().map(|writer| writer as &dyn PeerWriters);
+            let good = weights
                 .iter()
                 .chain(&optimizer)
-                .try_for_each(|tensor| worth_saving(tensor, step, &kept))?;
-            Ok(unwritten.write(&references(&weights), &references(&optimizer), None)?)
+                .try_for_each(|tensor| worth_saving(tensor, step, &kept));
+            let written = good.and_then(|()| {
+                Ok(unwritten.write(&references(&weights), &references(&optimizer), peers)?)
+            });
+            if let (Err(_), Some(writer)) = (&written, &writer) {
+                writer.give_up();
+            }
+            written.map(Some)
         };
+        self.start(step, began, write)
+    }
+
+    /// Copies this process's share of what rank 0 saves in the background, and starts to write it.
+    fn start_helping(&self, step: u64, session: &mut Session) -> Result<Option<Background>> {
+        let began = Instant::now();
+        let writer = self.sharded_writer(session, step)?;
+        take_part_in_download(session, &self.model.parameters)?;
+        let Some(writer) = writer else {
+            take_part_in_download(session, &self.optimizer_state)?;
+            return Ok(None);
+        };
+        let own = writer.download(session)?;
+        let output_dir = self.settings.output_dir.clone();
+        let write = move || {
+            writer.write(&output_dir, &references(&own), broken(&own))?;
+            Ok(None)
+        };
+        self.start(step, began, write).map(Some)
+    }
+
+    fn start(
+        &self,
+        step: u64,
+        began: Instant,
+        write: impl FnOnce() -> Result<Option<PathBuf>> + Send + 'static,
+    ) -> Result<Background> {
         let thread = std::thread::Builder::new().name("save".into()).spawn(write);
         let thread = thread.map_err(|source| Error::Io {
             path: self.settings.output_dir.clone(),
@@ -364,6 +421,7 @@ impl SaveHook<'_> {
         })?;
         Ok(Background {
             thread: Some(thread),
+            path: checkpoint_dir(&self.settings.output_dir, step),
             began,
             copied: began.elapsed(),
         })
@@ -371,11 +429,20 @@ impl SaveHook<'_> {
 
     /// Waits for the checkpoint in the background, if there is one.
     fn wait(&mut self, run: &mut RunState) -> Result<()> {
-        let Some(background) = self.background.take() else {
+        let Some(mut background) = self.background.take() else {
             return Ok(());
         };
-        let (began, copied) = (background.began, background.copied);
-        let path = background.wait()?;
+        let path = background.wait().inspect_err(|error| {
+            let reason = match error {
+                Error::NotWorthSaving { tensor, .. } => not_finite(tensor),
+                other => other.to_string(),
+            };
+            run.checkpoints.unsaved = Some((background.path.clone(), reason));
+        })?;
+        let Some(path) = path else {
+            return Ok(());
+        };
+        let Background { began, copied, .. } = background;
         let line = format!(
             "saved {} in {:.1} s in the background, of which the steps waited {:.1} s",
             path.display(),
@@ -402,12 +469,7 @@ impl SaveHook<'_> {
         let Some(writer) = writer else {
             return Ok(());
         };
-        // Rank 0 tells the user, who knows which checkpoint is the last good one.
-        let broken = own
-            .iter()
-            .find(|t| !is_finite(&t.shape, &t.bytes))
-            .map(|t| t.name.as_str());
-        writer.write(&self.settings.output_dir, &references(&own), broken)
+        writer.write(&self.settings.output_dir, &references(&own), broken(&own))
     }
 
     /// Keeps as many checkpoints as were asked for, the newest and the best among them.
@@ -499,15 +561,20 @@ impl Hook for SaveHook<'_> {
         if self.settings.cadence == Cadence::Best && !is_best && signal.is_none() {
             return Ok(control);
         }
-        if !self.writes {
-            self.help_save(progress.step, session)?;
-            return Ok(control);
-        }
         self.wait(run)?;
-        let unwritten = self.unwritten(progress, *batches, run);
         let stops_early = run.best.as_ref().is_some_and(|best| best.should_stop());
         let is_last = progress.is_last() || signal.is_some() || stops_early;
-        if self.goes_to_background(session, is_last) {
+        let in_background = self.goes_to_background(session, progress.step, is_last)?;
+        if !self.writes {
+            if in_background {
+                self.background = self.start_helping(progress.step, session)?;
+            } else {
+                self.help_save(progress.step, session)?;
+            }
+            return Ok(control);
+        }
+        let unwritten = self.unwritten(progress, *batches, run);
+        if in_background {
             self.background = Some(self.start_saving(unwritten, session, run)?);
             return Ok(control);
         }

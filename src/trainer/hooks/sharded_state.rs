@@ -61,13 +61,10 @@ impl ShardedStateWriter {
     /// Whether a file that rank 0 puts into its `output_dir` is there for all others too.
     fn share_directory(&self, output_dir: &Path) -> Trained<bool> {
         let member = self.group.rank_info();
-        let seen = |rank: usize| self.key(&format!("seen.{rank}"));
         if member.rank > 0 {
             let probe = self.group.get(&self.key("probe"), PATIENCE)?;
             let probe = output_dir.join(String::from_utf8_lossy(&probe).as_ref());
-            let is_seen = comes_into_sight(&probe);
-            self.group.put(&seen(member.rank), &[u8::from(is_seen)])?;
-            return Ok(self.group.get(&self.key("shared"), PATIENCE)? == [1]);
+            return all_agree(&self.group, &self.key("shared"), comes_into_sight(&probe));
         }
         let written = std::fs::create_dir_all(output_dir)
             .and_then(|()| atomic::file_beside(&output_dir.join("shared")));
@@ -77,13 +74,8 @@ impl ShardedStateWriter {
             .and_then(|file| file.path().file_name());
         let probe = probe.unwrap_or_default();
         self.group.put(&self.key("probe"), probe.as_bytes())?;
-        let others: Vec<Vec<u8>> = (1..member.world)
-            .map(|rank| Ok(self.group.get(&seen(rank), PATIENCE)?))
-            .collect::<Trained<_>>()?;
         // What is wrong with the directory comes out when the checkpoint is written.
-        let is_shared = written.is_ok() && others.iter().all(|seen| seen == &[1]);
-        self.group
-            .put(&self.key("shared"), &[u8::from(is_shared)])?;
+        let is_shared = all_agree(&self.group, &self.key("shared"), written.is_ok())?;
         if !is_shared {
             static TOLD: Once = Once::new();
             TOLD.call_once(|| {
@@ -122,11 +114,13 @@ impl ShardedStateWriter {
         }
         let key = self.key(&rank.to_string());
         if let Some(tensor) = broken {
-            let told: Result<PartFile, String> =
-                Err(format!("{tensor} holds values that are not finite"));
+            let told: Result<PartFile, String> = Err(not_finite(tensor));
             return Ok(self.group.put(&key, &encoded(&told))?);
         }
         let name = self.group.get(&self.key("directory"), PATIENCE)?;
+        if name.is_empty() {
+            return Ok(()); // Rank 0 gave up, and reports why.
+        }
         let dir = output_dir.join(String::from_utf8_lossy(&name).as_ref());
         let written = write_part(&dir, (rank, self.names.len()), tensors);
         let told = written
@@ -135,6 +129,12 @@ impl ShardedStateWriter {
             .map_err(ToString::to_string);
         self.group.put(&key, &encoded(&told))?;
         Ok(written.map(drop)?)
+    }
+
+    /// Has the other processes write nothing, where they wait for a directory to write into.
+    pub fn give_up(&self) {
+        // Without the store the job ends anyway.
+        let _ = self.group.put(&self.key("directory"), &[]);
     }
 
     fn key(&self, what: &str) -> String {
@@ -174,6 +174,31 @@ impl PeerWriters for ShardedStateWriter {
         }
         Ok(parts)
     }
+}
+
+/// Why a tensor is not saved.
+pub fn not_finite(tensor: &str) -> String {
+    format!("{tensor} holds values that are not finite")
+}
+
+/// Whether all ranks say yes. Each of them calls it, once for each `question`.
+///
+/// # Errors
+/// If the others cannot be asked.
+pub fn all_agree(group: &ProcessGroup, question: &str, own: bool) -> Trained<bool> {
+    let member = group.rank_info();
+    let key = format!("agree/{}/{question}", member.generation);
+    let of = |rank: usize| format!("{key}/{rank}");
+    if member.rank > 0 {
+        group.put(&of(member.rank), &[u8::from(own)])?;
+        return Ok(group.get(&key, PATIENCE)? == [1]);
+    }
+    let mut all = own;
+    for rank in 1..member.world {
+        all &= group.get(&of(rank), PATIENCE)? == [1];
+    }
+    group.put(&key, &[u8::from(all)])?;
+    Ok(all)
 }
 
 /// Whether a file appears within the time that network file systems take to tell each other.
