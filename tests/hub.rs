@@ -3,7 +3,7 @@
 
 #[path = "../src/hub/test_server.rs"]
 #[allow(dead_code, reason = "the unit tests use all of it")]
-mod test_server;
+pub mod test_server;
 
 use std::fs;
 use std::path::Path;
@@ -40,7 +40,7 @@ fn start(data: &Path) -> TestHub {
 }
 
 /// The program with this Hub and a cache of its own.
-fn with_hub(hub: &TestHub, home: &Path) -> Command {
+pub fn with_hub(hub: &TestHub, home: &Path) -> Command {
     let mut command = xtrain();
     command
         .env("HF_ENDPOINT", &hub.url)

@@ -25,6 +25,7 @@ mod parallel;
 mod pipelines;
 mod precision;
 mod processes;
+mod push;
 mod regression;
 mod report;
 mod scaling;

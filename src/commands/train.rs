@@ -5,6 +5,7 @@ use crate::checkpoint::hf::save_metrics;
 use crate::config::RunPlan;
 use crate::distributed::ProcessGroup;
 use crate::engine::device::create_output_dir;
+use crate::engine::push::Push;
 use crate::engine::{Run, failed};
 use crate::report::accounting;
 use crate::report::telemetry::{AccountEvent, Event, TELEMETRY_FILE, Telemetry};
@@ -22,16 +23,40 @@ pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
     let interrupt = trains.then(Interrupt::install).transpose();
     let interrupt = interrupt.map_err(failed("taking over SIGINT and SIGTERM"))?;
     let dir = trains.then(|| plan.train.output_dir.clone());
-    let reports = plan.report;
-    let result = prepared(plan, interrupt.as_ref());
-    if let Some(dir) = dir.filter(|_| ProcessGroup::this_writes()) {
-        close_account(&dir, &result, reports);
-    }
+    let (reports, member) = (plan.report, &plan.device.settings.member);
+    let is_first = member.as_ref().is_none_or(|member| member.rank == 0);
+    let push = plan.push.as_ref().filter(|_| trains && is_first);
+    let push = push.map(Push::begin).transpose()?;
+    let result = prepared(plan, interrupt.as_ref(), push.as_ref());
+    let Some(dir) = dir.filter(|_| ProcessGroup::this_writes()) else {
+        return result;
+    };
+    let outcome = match &result {
+        Ok(Outcome::Done) => "done",
+        Ok(Outcome::Interrupted { .. } | Outcome::Quit) => "interrupted",
+        Err(_) => "failed",
+    };
+    close_account(&dir, outcome, reports && result.is_ok());
+    let Some(push) = push else {
+        return result;
+    };
+    let result = match result {
+        Ok(Outcome::Done) => push.finish(&dir).map(|()| Outcome::Done),
+        other => {
+            push.end();
+            other
+        }
+    };
+    close_account(&dir, outcome, false);
     result
 }
 
 /// Prepares the run and does what its plan says; its devices are closed again.
-fn prepared(plan: RunPlan, interrupt: Option<&Interrupt>) -> Result<Outcome, Error> {
+fn prepared(
+    plan: RunPlan,
+    interrupt: Option<&Interrupt>,
+    push: Option<&Push>,
+) -> Result<Outcome, Error> {
     let mut run = Run::prepare(plan)?;
     run.resolve_auto_batch(None)?;
     if *run.plan.train.flags.dry_run {
@@ -42,19 +67,14 @@ fn prepared(plan: RunPlan, interrupt: Option<&Interrupt>) -> Result<Outcome, Err
         }
         return Ok(Outcome::Done);
     }
-    let outcome = train_and_evaluate(&mut run, interrupt)?;
+    let outcome = train_and_evaluate(&mut run, interrupt, push)?;
     eprintln!("{}", run.session.cache().stats());
     Ok(outcome)
 }
 
 /// Writes where the time of the process went and, if asked, the report, in a run that has got as
 /// far as its telemetry. A report that cannot be made is no failure of the run.
-fn close_account(dir: &Path, result: &Result<Outcome, Error>, reports: bool) {
-    let outcome = match result {
-        Ok(Outcome::Done) => "done",
-        Ok(Outcome::Interrupted { .. } | Outcome::Quit) => "interrupted",
-        Err(_) => "failed",
-    };
+fn close_account(dir: &Path, outcome: &str, reports: bool) {
     if !dir.join(TELEMETRY_FILE).exists() {
         return;
     }
@@ -65,7 +85,7 @@ fn close_account(dir: &Path, result: &Result<Outcome, Error>, reports: bool) {
         }
     };
     write();
-    if reports && result.is_ok() {
+    if reports {
         if let Err(error) = report::of_run(dir) {
             eprintln!("warning: no report: {}", error.one_line());
         }
@@ -74,14 +94,24 @@ fn close_account(dir: &Path, result: &Result<Outcome, Error>, reports: bool) {
     }
 }
 
-fn train_and_evaluate(run: &mut Run, interrupt: Option<&Interrupt>) -> Result<Outcome, Error> {
+fn train_and_evaluate(
+    run: &mut Run,
+    interrupt: Option<&Interrupt>,
+    push: Option<&Push>,
+) -> Result<Outcome, Error> {
     if !run.plan.do_train {
         if ProcessGroup::this_writes() {
             create_output_dir(&run.plan.train.output_dir)?;
         }
         return after_training(run, None);
     }
-    let outcome = run.train(interrupt, Vec::new())?;
+    let hooks = push.map(|push| {
+        let files = run.tokenizer.files().iter();
+        let names = files.map(|(name, _)| name.clone()).collect();
+        let settings = &run.plan.train;
+        Box::new(push.hook(settings.save, &settings.output_dir, names)) as _
+    });
+    let outcome = run.train(interrupt, hooks.into_iter().collect())?;
     if outcome != Outcome::Done {
         return Ok(outcome);
     }

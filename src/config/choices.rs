@@ -142,6 +142,18 @@ choices! {
         None = "none",
     }
 
+    /// What is pushed to the Hub when.
+    enum HubStrategy {
+        /// The finished directory.
+        End = "end",
+        /// With every checkpoint the model as it is then, too.
+        EverySave = "every_save",
+        /// And the newest checkpoint as such.
+        Checkpoint = "checkpoint",
+        /// And every checkpoint as such.
+        AllCheckpoints = "all_checkpoints",
+    }
+
     /// An experiment tracker.
     enum TrackerName {
         TensorBoard = "tensorboard",

@@ -677,7 +677,7 @@ mod tests {
         for line in [
             "--adafactor",
             "--adafactor true",
-            "--push_to_hub",
+            "--push_to_hub_organization me",
             "--deepspeed x.json",
         ] {
             let error = typed(&format!("train clm {line}")).unwrap_err();

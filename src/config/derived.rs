@@ -12,8 +12,33 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// The flag whose value is nobody else's business.
-const SECRET: &str = "token";
+/// The flags whose values are nobody else's business.
+const SECRETS: [&str; 2] = ["token", "hub_token"];
+
+/// Words as they were typed, without the values of secrets.
+pub fn without_secrets(words: impl Iterator<Item = String>) -> Vec<String> {
+    let secret = |word: &str| {
+        let name = word.strip_prefix("--")?.replace('-', "_");
+        let flags = FLAGS.iter().filter(|flag| SECRETS.contains(&flag.name));
+        flags.into_iter().find(|flag| flag.answers_to(&name))
+    };
+    let mut shown: Vec<String> = Vec::new();
+    let mut is_value = false;
+    for word in words {
+        let (name, value) = match word.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (word.as_str(), None),
+        };
+        let is_secret = secret(name).is_some();
+        shown.push(match value {
+            _ if is_value => "***".into(),
+            Some(_) if is_secret => format!("{name}=***"),
+            _ => word.clone(),
+        });
+        is_value = is_secret && value.is_none() && !is_value;
+    }
+    shown
+}
 
 /// Without the access token.
 impl fmt::Debug for Flags {
@@ -44,6 +69,15 @@ impl Flags {
         PREDICT.contains(self.command) || *self.do_predict
     }
 
+    /// The repository that the model is pushed to, unless output_dir has no name.
+    pub fn pushed_name(&self) -> Option<String> {
+        let of_directory = || {
+            let dir = std::path::absolute(self.output_dir.as_deref()?).ok()?;
+            Some(dir.file_name()?.to_str()?.to_string())
+        };
+        self.hub_model_id.clone().or_else(of_directory)
+    }
+
     /// Which of the runs of a report the baseline is: named as it stands among them, or by its
     /// last part.
     pub fn baseline_place(&self) -> Option<usize> {
@@ -58,7 +92,8 @@ impl Flags {
     /// Every setting of the command by its flag's name, as typed or by default, for those who
     /// compare runs. Secrets stay out.
     pub fn settings(&self) -> BTreeMap<&'static str, String> {
-        let shown = lookup::of(self.command).filter(|flag| flag.is_built() && flag.name != SECRET);
+        let shown = lookup::of(self.command)
+            .filter(|flag| flag.is_built() && !SECRETS.contains(&flag.name));
         let value = |flag: &&Flag| match self.typed.0.get(flag.name) {
             Some(typed) => typed.clone(),
             None => flag.default.to_string(),
@@ -99,4 +134,18 @@ impl Flags {
 /// Data files as they were named; `file://` is a path here like any other.
 pub fn local_files(files: &[PathBuf]) -> Vec<PathBuf> {
     files.iter().cloned().map(remote::local).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_not_kept() {
+        let words = "xtrain --token hf_1 --token=hf_2 --hub-token hf_3 --push_to_hub_token=hf_4 --hub_token --token --seed 3";
+        assert_eq!(
+            without_secrets(words.split(' ').map(str::to_string)).join(" "),
+            "xtrain --token *** --token=*** --hub-token *** --push_to_hub_token=*** --hub_token *** --seed 3"
+        );
+    }
 }

@@ -116,6 +116,7 @@ sections! {
     Parallel = "Many devices",
     Logging = "Logging",
     Checkpoints = "Checkpoints",
+    Hub = "Pushing to the Hub",
     Evaluation = "Evaluation",
     Generation = "Generation",
     Measurement = "Measurement",
@@ -579,6 +580,25 @@ Checkpoints {
     /// With resume_from_checkpoint: begin the checkpoint's epoch again, instead of at its place in
     /// it; the training data may be other than the checkpoint's
     ignore_data_skip: bool = "false", TRAIN;
+}
+Hub {
+    /// Push the finished directory to the Hub, and with hub_strategy the model on the way
+    push_to_hub: bool = "false", TRAIN;
+    /// Repository to push to, as NAME or ORGANIZATION/NAME, made if it is missing; default: the name of
+    /// output_dir
+    hub_model_id: Option<String>, TRAIN, alias "push_to_hub_model_id";
+    /// What to push besides the finished directory: end, nothing; every_save, the model of each
+    /// checkpoint; checkpoint, also that checkpoint, as last-checkpoint; all_checkpoints, also each
+    /// checkpoint under its name
+    hub_strategy: HubStrategy = "every_save", TRAIN;
+    /// Token for pushing; default: $HF_TOKEN, else the one that `hf auth login` saved
+    hub_token: Option<String>, TRAIN, alias "push_to_hub_token";
+    /// Make a new repository private, or public; default: what the account's settings say
+    hub_private_repo: Option<bool>, TRAIN;
+    /// Push every checkpoint; default: none while an earlier push is under way
+    hub_always_push: bool = "false", TRAIN;
+    /// Branch to push to, which must exist; default: main
+    hub_revision: Option<String>, TRAIN;
 }
 Evaluation {
     /// When to evaluate during training

@@ -44,16 +44,17 @@ mod snapshot_tests;
 mod sweep;
 mod unbuilt;
 
-pub use choices::{Alignment, Axis, Device, ReportFormat, TrackerName};
+pub use choices::{Alignment, Axis, Device, HubStrategy, ReportFormat, TrackerName};
+pub use derived::without_secrets;
 pub use error::{Advice, Asked, Origin, UsageError};
 pub use flags::Flags;
 pub use nearest::nearest;
 pub use plan::{
     BenchPlan, CacheAction, CachePlan, Command, CompilePlan, ConfigSource, DevicePlan, DoctorPlan,
     FitPlan, GeneratePlan, GenerationFlags, LossComparison, MeshComparison, ModelSource,
-    PredictPlan, PromptSource, PruneRules, QuickstartPlan, ReportPlan, RunPlan, ScaledRun,
-    ScalingPlan, ShowForm, SweepPlan, SweptRun, TaskPlan, TokenizerSource, TopPlan, TrackerPlan,
-    TrainSettings,
+    PredictPlan, PromptSource, PruneRules, PushPlan, QuickstartPlan, ReportPlan, RunPlan,
+    ScaledRun, ScalingPlan, ShowForm, SweepPlan, SweptRun, TaskPlan, TokenizerSource, TopPlan,
+    TrackerPlan, TrainSettings,
 };
 pub use scaling::into_directory;
 pub use setting::Setting;

@@ -2,9 +2,10 @@
 //! that remains means something and says what. Paths that were named have been seen to exist, but
 //! no file was read.
 
-use super::choices::{Alignment, Axis, Device, ReportFormat, TrackerName};
+use super::choices::{Alignment, Axis, Device, HubStrategy, ReportFormat, TrackerName};
 use super::flags::Flags;
 use crate::cache::CacheSettings;
+use crate::hub::HubSettings;
 use crate::launch::LaunchSettings;
 use crate::parallel::Mesh;
 use crate::report::records::LogFormat;
@@ -154,6 +155,8 @@ pub struct RunPlan {
     pub log_format: LogFormat,
     /// Where the records of training go besides the log.
     pub trackers: TrackerPlan,
+    /// Where the model is pushed.
+    pub push: Option<PushPlan>,
     /// The batch size is to be found (`--per_device_train_batch_size auto`); until then `train` has
     /// 1.
     pub auto_batch: bool,
@@ -171,6 +174,22 @@ pub struct TrackerPlan {
     /// Of event files; `None`: below the output directory.
     pub logging_dir: Option<PathBuf>,
     pub run_name: String,
+}
+
+/// `--push_to_hub`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PushPlan {
+    /// With the token to push with.
+    pub hub: HubSettings,
+    /// Of the repository; without an organization it is one of the token's account.
+    pub name: String,
+    /// Of a new repository; `None`: as the account has it.
+    pub private: Option<bool>,
+    pub strategy: HubStrategy,
+    /// Push a checkpoint although the last push is not done.
+    pub always: bool,
+    /// A branch that exists; `None`: `main`.
+    pub revision: Option<String>,
 }
 
 /// `--compare_meshes`; there is a memory to be held against.

@@ -20,6 +20,7 @@ use crate::cache::CacheSettings;
 use crate::data::LabelMap;
 use crate::data::settings::{PaddingSettings, SourceSettings, TableSettings};
 use crate::distributed::environment::Timeouts;
+use crate::hub::HubSettings;
 use crate::launch::LaunchSettings;
 use crate::parallel::Mesh;
 use crate::runtime::OverrideValue;
@@ -107,6 +108,7 @@ fn run_plan(flags: &Arc<Flags>, verb: &'static str, task: TaskName) -> RunPlan {
         },
         log_format: *flags.log_format,
         trackers: trackers(flags),
+        push: flags.push_to_hub.then(|| push(flags)),
         auto_batch: *flags.per_device_train_batch_size == Degree::Auto,
         memory: *flags.memory,
         compare: flags.compare_meshes.map(|devices| MeshComparison {
@@ -127,6 +129,24 @@ fn trackers(flags: &Flags) -> TrackerPlan {
             Some(name) => name.clone(),
             None => name().to_string_lossy().into_owned(),
         },
+    }
+}
+
+fn push(flags: &Flags) -> PushPlan {
+    let mut hub = HubSettings::from_env(|name| std::env::var(name).ok());
+    // A dump of TrainingArguments has its name in the place of the token.
+    let token = flags
+        .hub_token
+        .clone()
+        .filter(|token| token != "<HUB_TOKEN>");
+    hub.token = token.or(hub.token);
+    PushPlan {
+        hub,
+        name: flags.pushed_name().expect(CHECKED),
+        private: *flags.hub_private_repo,
+        strategy: *flags.hub_strategy,
+        always: *flags.hub_always_push,
+        revision: flags.hub_revision.clone(),
     }
 }
 

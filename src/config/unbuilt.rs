@@ -110,6 +110,8 @@ EVAL {
     per_gpu_train_batch_size: ANYWAY, "an evaluation trains nothing";
     neftune_noise_alpha: ANYWAY, "an evaluation has no noise";
     report_to logging_dir run_name: ANYWAY, "an evaluation prints its results";
+    push_to_hub hub_model_id hub_strategy hub_token hub_private_repo hub_always_push hub_revision: ANYWAY, "an evaluation pushes nothing";
+    push_to_hub_model_id push_to_hub_token: ANYWAY, "an evaluation pushes nothing";
 }
 LABELLED {
     metric_name: with_note(&[], &["accuracy", "f1", "precision", "recall", "matthews_correlation", "mse", "pearson", "spearmanr", "glue", "seqeval"]), "all metrics of the task are always computed; metric_for_best_model chooses the one that decides";
@@ -128,13 +130,7 @@ TRAIN_EVAL {
     use_fast_tokenizer: TRUE, "only fast tokenizers (tokenizer.json) are read";
     trust_remote_code: ANYWAY, "model code is never fetched or run; the supported models need none";
     use_auth_token: with_note(NOT_SET, &["true"]), "the token that `hf auth login` saved is used anyway; another one is given as token";
-    push_to_hub: FALSE, "xtrain does not upload; `hf upload REPOSITORY OUTPUT_DIR` uploads the finished directory as it is";
-    push_to_hub_model_id push_to_hub_organization push_to_hub_token hub_model_id: ANYWAY, "xtrain does not upload";
-    hub_strategy: anyway(&["every_save"]), "xtrain does not upload";
-    hub_token: anyway(&["", "none", "false", "<HUB_TOKEN>"]), "xtrain does not upload";
-    hub_private_repo: ANYWAY, "xtrain does not upload";
-    hub_always_push: ANYWAY, "xtrain does not upload";
-    hub_revision: ANYWAY, "xtrain does not upload";
+    push_to_hub_organization: NONE, "the organization is written in hub_model_id, as ORGANIZATION/NAME";
     enable_jit_checkpoint: ANYWAY, "SIGTERM and SIGINT always save a checkpoint; there is nothing to switch on";
 
     // Data.

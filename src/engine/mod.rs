@@ -7,7 +7,7 @@
 //! step in [`Execution`], so that what is compiled ahead is what runs.
 //!
 //! Reading order: `run`, `execution`, `train` (with `training_data` and `resume`), `evaluate`,
-//! `precompile`, `fit`, `meshes`, `target` (ahead-of-time targets), `bench`.
+//! `push` (to the Hub), `precompile`, `fit`, `meshes`, `target` (ahead-of-time targets), `bench`.
 
 pub mod batches;
 mod bench;
@@ -22,6 +22,7 @@ pub mod meshes;
 pub mod model;
 mod precompile;
 mod process;
+pub mod push;
 pub mod resume;
 mod run;
 pub mod target;

@@ -1,6 +1,6 @@
 //! What this process is, for its telemetry.
 
-use crate::config::RunPlan;
+use crate::config::{RunPlan, without_secrets};
 use crate::distributed::environment;
 use crate::report::accounting;
 use crate::report::memory;
@@ -25,7 +25,7 @@ pub fn describe(plan: &RunPlan, session: &Session, model: &dyn Model, peak: f64)
     ProcessEvent {
         time: now(),
         started: now() - age.as_secs_f64(),
-        command: command_line(std::env::args()),
+        command: without_secrets(std::env::args()),
         settings: settings
             .map(|(name, value)| (name.to_string(), value.clone()))
             .collect(),
@@ -51,33 +51,5 @@ pub fn describe(plan: &RunPlan, session: &Session, model: &dyn Model, peak: f64)
             .sum(),
         examples_per_step: plan.train.examples_per_step() as u64,
         peak_tflops: Some(peak),
-    }
-}
-
-/// The words without the value of `--token`.
-fn command_line(words: impl Iterator<Item = String>) -> Vec<String> {
-    let mut shown: Vec<String> = Vec::new();
-    for word in words {
-        let is_value = shown.last().is_some_and(|last| last == "--token");
-        shown.push(match word.split_once('=') {
-            _ if is_value => "***".into(),
-            Some(("--token", _)) => "--token=***".into(),
-            _ => word,
-        });
-    }
-    shown
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_token_is_not_kept() {
-        let words = ["xtrain", "--token", "hf_1", "--token=hf_2", "--seed", "3"];
-        assert_eq!(
-            command_line(words.map(str::to_string).into_iter()).join(" "),
-            "xtrain --token *** --token=*** --seed 3"
-        );
     }
 }

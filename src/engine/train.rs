@@ -344,6 +344,7 @@ fn run_state(
             proven: None,
             unsaved: None,
             stale,
+            listener: None,
         },
         plateau: plateau(settings, resumed),
     })

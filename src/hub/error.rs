@@ -137,6 +137,60 @@ pub enum Error {
     )]
     WhichConfig { name: String, found: String },
 
+    #[error(
+        "pushing {name} needs a token that may write: set HF_TOKEN or --hub_token, or run `hf auth login`"
+    )]
+    PushWithoutToken { name: String },
+
+    #[error(
+        "pushing {name} needs the Hub, and HF_HUB_OFFLINE says not to connect; unset it, or leave --push_to_hub out"
+    )]
+    PushOffline { name: String },
+
+    #[error(
+        "the Hub ({endpoint}) does not accept the token for pushing {name} (401): it is wrong or expired; give another one (HF_TOKEN or \
+         --hub_token)"
+    )]
+    PushUnauthorized { name: String, endpoint: String },
+
+    #[error(
+        "the Hub ({endpoint}) does not let this token write to {name} (403): use a token with the right to write there, or another \
+         --hub_model_id"
+    )]
+    PushForbidden { name: String, endpoint: String },
+
+    #[error(
+        "the Hub ({endpoint}) has no {name} with a branch {revision} that this token may write to (404); check --hub_model_id and \
+         --hub_revision"
+    )]
+    PushNotFound {
+        name: String,
+        endpoint: String,
+        revision: String,
+    },
+
+    #[error(
+        "the Hub ({endpoint}) has another change to {name} under way or made before this one (409); push again when it is done"
+    )]
+    PushConflict { name: String, endpoint: String },
+
+    #[error("the Hub ({endpoint}) refuses the push to {name}: {reason}")]
+    PushRefused {
+        name: String,
+        endpoint: String,
+        reason: String,
+    },
+
+    #[error(
+        "the connection to the Hub ({endpoint}) broke {attempts} times in pushing {name} ({reason}); check the network, and push again"
+    )]
+    PushBroken {
+        name: String,
+        endpoint: String,
+        attempts: u32,
+        reason: String,
+    },
+
     #[error(transparent)]
     File(#[from] crate::checkpoint::Error),
 

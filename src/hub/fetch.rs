@@ -548,7 +548,8 @@ fn check(path: &Path, metadata: &Metadata) -> Result<(), String> {
     }
 }
 
-fn digest<D: Digest>(file: &mut File, prefix: &[u8]) -> std::io::Result<String> {
+/// Digest of a prefix and all that can be read, as hexadecimal.
+pub(super) fn digest<D: Digest>(file: &mut impl Read, prefix: &[u8]) -> std::io::Result<String> {
     let mut hasher = D::new();
     hasher.update(prefix);
     let mut buffer = vec![0; 1 << 20];

@@ -3,6 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use hf_hub::Cache;
+use hf_hub::api::sync::ApiBuilder;
+
 use crate::data::remote::patience;
 
 #[derive(Clone, PartialEq)]
@@ -35,6 +38,17 @@ impl std::fmt::Debug for HubSettings {
 }
 
 impl HubSettings {
+    /// The Hub's address, without a slash at the end: the public one's is hf-hub's to know.
+    pub(super) fn endpoint_url(&self) -> String {
+        self.endpoint.clone().unwrap_or_else(|| {
+            let api = ApiBuilder::from_cache(Cache::new(self.cache_dir.clone())).build();
+            let url = api.map(|api| api.model("a/b".into()).url("c"));
+            let url = url.unwrap_or_default();
+            let end = url.find("/a/b/").unwrap_or(0);
+            url[..end].to_string()
+        })
+    }
+
     /// From the variables that huggingface_hub reads; `variable` gives their values
     /// (`|name| std::env::var(name).ok()`).
     pub fn from_env(variable: impl Fn(&str) -> Option<String>) -> HubSettings {

@@ -1,5 +1,5 @@
-//! A Hub on the loopback interface for tests: its URL layout, redirects, ranges and refusals, and
-//! faults on demand. The integration tests use this file too, so it needs nothing of the library.
+//! A Hub on the loopback interface for tests: its URL layout, redirects, ranges, commits and
+//! refusals, and faults on demand. The integration tests use this file too, so it needs nothing of the library.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -7,6 +7,8 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use base64::Engine;
+use serde_json::{Value, json};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
@@ -36,6 +38,30 @@ pub struct Repository {
     pub token: Option<String>,
 }
 
+/// How a call that pushes is answered.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum PushFault {
+    /// Not at all: the connection is reset while the client sends.
+    Reset,
+    Status(u16),
+}
+
+/// Who may push: with this token, to repositories of this name.
+struct Account {
+    name: String,
+    token: String,
+}
+
+/// A commit that was pushed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Commit {
+    /// `org/name@branch`.
+    pub to: String,
+    pub message: String,
+    /// In the commit, in order; large ones end with `*`.
+    pub paths: Vec<String>,
+}
+
 #[derive(Default)]
 struct State {
     /// By path and revision: `models/org/name@main`.
@@ -43,6 +69,16 @@ struct State {
     faults: BTreeMap<String, Fault>,
     requests: Vec<String>,
     closing: bool,
+    account: Option<Account>,
+    /// By a part of the path, how often, and how.
+    push_faults: Vec<(String, usize, PushFault)>,
+    /// Large files by digest.
+    objects: BTreeMap<String, Vec<u8>>,
+    /// Bytes beyond which a large file comes in parts.
+    part_size: Option<usize>,
+    /// Those that have come, by digest and number.
+    parts: BTreeMap<(String, usize), Vec<u8>>,
+    commits: Vec<Commit>,
 }
 
 /// Files from here on are large ones: behind a redirect to another path, as the Hub has them on
@@ -113,7 +149,45 @@ impl TestHub {
             .insert(file.to_string(), fault);
     }
 
-    /// Requests so far, as `GET PATH RANGE`.
+    /// Lets this token push to repositories of `name`.
+    pub fn account(&self, name: &str, token: &str) {
+        let (name, token) = (name.to_string(), token.to_string());
+        self.state.lock().unwrap().account = Some(Account { name, token });
+    }
+
+    /// Large files of more than `bytes` come in parts.
+    pub fn parts_of(&self, bytes: usize) {
+        self.state.lock().unwrap().part_size = Some(bytes);
+    }
+
+    /// Answers the next `times` calls that push to a path with this in it badly.
+    pub fn push_fault(&self, path: &str, times: usize, fault: PushFault) {
+        let mut state = self.state.lock().unwrap();
+        state.push_faults.push((path.to_string(), times, fault));
+    }
+
+    pub fn commits(&self) -> Vec<Commit> {
+        self.state.lock().unwrap().commits.clone()
+    }
+
+    /// The files of a repository, `models/org/name`, at `revision`.
+    pub fn files(&self, path: &str, revision: &str) -> BTreeMap<String, Vec<u8>> {
+        let state = self.state.lock().unwrap();
+        let key = format!("{path}@{revision}");
+        state
+            .repositories
+            .get(&key)
+            .map(|found| found.files.clone())
+            .unwrap_or_default()
+    }
+
+    /// Whether only its account may read a repository.
+    pub fn is_private(&self, path: &str) -> bool {
+        let state = self.state.lock().unwrap();
+        state.repositories[&format!("{path}@main")].token.is_some()
+    }
+
+    /// Requests so far, as `PATH RANGE` or `METHOD PATH`.
     pub fn requests(&self) -> Vec<String> {
         self.state.lock().unwrap().requests.clone()
     }
@@ -129,6 +203,7 @@ impl Drop for TestHub {
 }
 
 struct Request {
+    method: String,
     path: String,
     range: Option<u64>,
     /// `bytes=0-0`: only a question about the size.
@@ -136,11 +211,15 @@ struct Request {
     token: Option<String>,
 }
 
-fn read_request(stream: &TcpStream) -> Option<Request> {
-    let mut lines = BufReader::new(stream.take(1 << 16)).lines();
+/// A request without its body, and how long that is.
+fn read_request(stream: &mut impl BufRead) -> Option<(Request, usize)> {
+    let mut lines = stream.lines();
     let first = lines.next()?.ok()?;
-    let path = first.split(' ').nth(1)?.to_string();
+    let (method, path) = first.split_once(' ')?;
+    let path = path.split(' ').next()?.to_string();
+    let mut length = 0;
     let mut request = Request {
+        method: method.to_string(),
         path,
         range: None,
         probe: false,
@@ -163,13 +242,14 @@ fn read_request(stream: &TcpStream) -> Option<Request> {
                     .next()
                     .and_then(|start| start.parse().ok());
             }
+            "content-length" => length = value.trim().parse().ok()?,
             "authorization" => {
                 request.token = value.trim().strip_prefix("Bearer ").map(str::to_string)
             }
             _ => {}
         }
     }
-    Some(request)
+    Some((request, length))
 }
 
 fn answer(
@@ -191,9 +271,39 @@ fn answer(
 }
 
 fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Result<()> {
-    let Some(request) = read_request(&stream) else {
+    let mut reader = BufReader::new(stream.try_clone()?);
+    let Some((request, length)) = read_request(&mut reader) else {
         return Ok(());
     };
+    if request.method != "GET" {
+        let (status, headers, body) = {
+            let mut state = state.lock().unwrap();
+            let line = format!("{} {}", request.method, request.path);
+            state.requests.push(line);
+            let fault = state.fault(&request.path);
+            // Bytes that nobody has read make a reset of the close.
+            if fault == Some(PushFault::Reset) {
+                return Ok(());
+            }
+            let mut body = vec![0; length];
+            reader.read_exact(&mut body)?;
+            match fault {
+                Some(PushFault::Status(status)) => {
+                    let said = format!("the stand-in says {status} to {:?}", request.token);
+                    (status, None, json!({"error": said}))
+                }
+                _ => state.push(&request, body, base),
+            }
+        };
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
+        let headers: Vec<(&str, String)> = headers.into_iter().collect();
+        let status = format!("{status} Answer");
+        return answer(&mut stream, &status, &headers, body.as_bytes(), body.len());
+    }
     let range = request.range.map_or("whole".to_string(), |start| {
         if request.probe {
             "probe".into()
@@ -205,8 +315,8 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
     state.requests.push(format!("{} {range}", request.path));
     let path = request.path.trim_start_matches('/').replace("%2F", "/");
     let found = if let Some(rest) = path.strip_prefix("api/") {
-        rest.split_once("/revision/")
-            .map(|(path, revision)| (path.to_string(), revision.to_string(), None))
+        let (path, revision) = rest.split_once("/revision/").unwrap_or((rest, "main"));
+        Some((path.to_string(), revision.to_string(), None))
     } else {
         let (large, path) = path
             .strip_prefix("cdn/")
@@ -334,4 +444,227 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>, base: &str) -> std::io::Re
         shown,
         body.len(),
     )
+}
+
+/// Status, a header, and what is said.
+type Said = (u16, Option<(&'static str, String)>, Value);
+
+fn said(status: u16, body: Value) -> Said {
+    (status, None, body)
+}
+
+impl State {
+    fn fault(&mut self, path: &str) -> Option<PushFault> {
+        let mut faults = self.push_faults.iter_mut();
+        let found = faults.find(|(part, times, _)| *times > 0 && path.contains(part.as_str()))?;
+        found.1 -= 1;
+        Some(found.2)
+    }
+
+    /// Answers a call that pushes.
+    fn push(&mut self, request: &Request, body: Vec<u8>, base: &str) -> Said {
+        let path = request.path.trim_start_matches('/').replace("%2F", "/");
+        // Addresses that carry their own rights take no token: it would be given away.
+        let signed = path
+            .split_once('/')
+            .filter(|(head, _)| ["lfs", "part"].contains(head));
+        if let Some((head, rest)) = signed {
+            return match &request.token {
+                Some(_) => said(400, json!({"error": "a token where none belongs"})),
+                None => self.store(head, rest, &request.method, body),
+            };
+        }
+        let account = self.account.as_ref();
+        let Some(account) = account.filter(|own| Some(&own.token) == request.token.as_ref()) else {
+            return said(401, json!({"error": "Invalid credentials"}));
+        };
+        let value: Value = serde_json::from_slice(&body).unwrap_or_default();
+        if path == "api/repos/create" {
+            let name = value["name"].as_str().unwrap();
+            let organization = value["organization"].as_str().unwrap_or(&account.name);
+            let url = format!("{base}/{organization}/{name}");
+            if organization != account.name {
+                return said(403, json!({"error": "no right to create there"}));
+            }
+            let key = format!("models/{organization}/{name}@main");
+            if self.repositories.contains_key(&key) {
+                return said(
+                    409,
+                    json!({"error": "You already created this", "url": url}),
+                );
+            }
+            let private = value["visibility"] == "private";
+            let repository = Repository {
+                commit: "0".repeat(40),
+                token: private.then(|| account.token.clone()),
+                ..Default::default()
+            };
+            self.repositories.insert(key, repository);
+            return said(200, json!({"url": url}));
+        }
+        if let Some((_, digest)) = path.split_once("verify/") {
+            let size = self.objects.get(digest).map(Vec::len);
+            let is_there = size.is_some() && value["size"].as_u64() == size.map(|n| n as u64);
+            return said(if is_there { 200 } else { 404 }, Value::Null);
+        }
+        let writable = format!("{}/", account.name);
+        if let Some(name) = path.strip_suffix(".git/info/lfs/objects/batch") {
+            assert!(
+                self.repositories
+                    .contains_key(&format!("models/{name}@main"))
+            );
+            return said(
+                200,
+                json!({"transfer": "basic", "objects": self.addresses(&value, base)}),
+            );
+        }
+        let parts: Vec<&str> = path.splitn(6, '/').collect();
+        let ["api", "models", organization, name, what, revision] = parts[..] else {
+            return said(404, Value::Null);
+        };
+        let name = format!("{organization}/{name}");
+        let key = format!("models/{name}@{revision}");
+        if !self.repositories.contains_key(&key) {
+            return said(404, json!({"error": "Repository not found"}));
+        }
+        if !name.starts_with(&writable) {
+            return said(403, json!({"error": "no right to write there"}));
+        }
+        match what {
+            "preupload" => said(200, self.modes(&key, &value)),
+            "commit" => {
+                let lines = body
+                    .split(|byte| *byte == b'\n')
+                    .filter(|line| !line.is_empty());
+                let lines = lines
+                    .map(|line| serde_json::from_slice(line).unwrap())
+                    .collect();
+                self.commit(&key, lines);
+                said(
+                    200,
+                    json!({"commitUrl": base, "commitOid": self.repositories[&key].commit}),
+                )
+            }
+            _ => said(404, Value::Null),
+        }
+    }
+
+    /// How each file is stored: weights as large ones, and what the branch has of it.
+    fn modes(&self, key: &str, asked: &Value) -> Value {
+        let of_file = |file: &Value| {
+            let path = file["path"].as_str().unwrap();
+            let large = path.ends_with(".safetensors") && file["size"] != 0;
+            let there = self.repositories[key]
+                .files
+                .get(path)
+                .map(|bytes| match large {
+                    true => hex(&Sha256::digest(bytes)),
+                    false => hex(&Sha1::digest(
+                        [format!("blob {}\0", bytes.len()).as_bytes(), bytes].concat(),
+                    )),
+                });
+            let mode = if large { "lfs" } else { "regular" };
+            json!({"path": path, "uploadMode": mode, "shouldIgnore": path == "ignored.txt", "oid": there})
+        };
+        let files: Vec<Value> = asked["files"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(of_file)
+            .collect();
+        json!({"files": files})
+    }
+
+    /// Where large files go that have not come yet.
+    fn addresses(&self, asked: &Value, base: &str) -> Vec<Value> {
+        let of_object = |object: &Value| {
+            let (digest, size) = (
+                object["oid"].as_str().unwrap(),
+                object["size"].as_u64().unwrap(),
+            );
+            if self.objects.contains_key(digest) {
+                return object.clone();
+            }
+            let mut header = json!({});
+            if let Some(part) = self.part_size.filter(|part| size as usize > *part) {
+                header["chunk_size"] = part.to_string().into();
+                for number in 1..=(size as usize).div_ceil(part) {
+                    header[number.to_string()] = format!("{base}/part/{digest}/{number}").into();
+                }
+            }
+            json!({"oid": digest, "size": size, "actions": {
+                "upload": {"href": format!("{base}/lfs/{digest}"), "header": header},
+                "verify": {"href": format!("{base}/verify/{digest}")},
+            }})
+        };
+        asked["objects"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(of_object)
+            .collect()
+    }
+
+    /// Takes a large file, a part of one, or the word that all parts are there.
+    fn store(&mut self, head: &str, rest: &str, method: &str, body: Vec<u8>) -> Said {
+        if head == "part" {
+            let (digest, number) = rest.split_once('/').unwrap();
+            let number: usize = number.parse().unwrap();
+            self.parts.insert((digest.to_string(), number), body);
+            return (
+                200,
+                Some(("ETag", format!("\"part-{number}\""))),
+                Value::Null,
+            );
+        }
+        let whole = match method {
+            "PUT" => body,
+            _ => {
+                let done: Value = serde_json::from_slice(&body).unwrap();
+                let parts = done["parts"].as_array().unwrap().iter();
+                let of_part = |part: &Value| {
+                    let number = part["partNumber"].as_u64().unwrap() as usize;
+                    assert_eq!(part["etag"], format!("\"part-{number}\""));
+                    self.parts[&(rest.to_string(), number)].clone()
+                };
+                parts.flat_map(of_part).collect()
+            }
+        };
+        if hex(&Sha256::digest(&whole)) != rest {
+            return said(400, json!({"error": "another file than was announced"}));
+        }
+        self.objects.insert(rest.to_string(), whole);
+        said(200, Value::Null)
+    }
+
+    fn commit(&mut self, key: &str, lines: Vec<Value>) {
+        let (mut message, mut paths) = (String::new(), Vec::new());
+        let files = &mut self.repositories.get_mut(key).unwrap().files;
+        for line in lines {
+            let value = &line["value"];
+            let path = value["path"].as_str().unwrap_or_default().to_string();
+            match line["key"].as_str().unwrap() {
+                "header" => message = value["summary"].as_str().unwrap().to_string(),
+                "file" => {
+                    let content = value["content"].as_str().unwrap();
+                    let bytes = base64::engine::general_purpose::STANDARD
+                        .decode(content)
+                        .unwrap();
+                    files.insert(path.clone(), bytes);
+                    paths.push(path);
+                }
+                "lfsFile" => {
+                    let bytes = &self.objects[value["oid"].as_str().unwrap()];
+                    assert_eq!(value["size"].as_u64(), Some(bytes.len() as u64));
+                    files.insert(path.clone(), bytes.clone());
+                    paths.push(format!("{path}*"));
+                }
+                other => panic!("{other}"),
+            }
+        }
+        let count = self.commits.len() + 1;
+        self.repositories.get_mut(key).unwrap().commit = format!("{count:040}");
+        let to = key.trim_start_matches("models/").to_string();
+        self.commits.push(Commit { to, message, paths });
+    }
 }

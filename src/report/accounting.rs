@@ -49,7 +49,7 @@ parts! {
     Exchange = "steps_exchange", "steps: exchange";
     Evaluation = "evaluation", "evaluation";
     Saving = "saving", "saving";
-    /// After training: closing the devices, the report.
+    /// After training: closing the devices, the report, the last push.
     Rest = "rest", "rest";
 }
 

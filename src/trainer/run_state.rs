@@ -198,8 +198,11 @@ impl RunningTotals {
     }
 }
 
+/// What wants to know of each checkpoint that is saved.
+pub type SavedListener = Box<dyn FnMut(&Path)>;
+
 /// The checkpoints in the output directory as this run sees them.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct CheckpointHistory {
     /// The newest one: what the run was resumed from, or its own last.
     pub newest: Option<PathBuf>,
@@ -212,6 +215,8 @@ pub struct CheckpointHistory {
     /// Those of an earlier run, which `--overwrite_output_dir` gave up. They go when this run has
     /// something in their place.
     pub stale: Vec<PathBuf>,
+    /// Called with each checkpoint when it is whole, before any other is removed.
+    pub listener: Option<SavedListener>,
 }
 
 impl CheckpointHistory {

@@ -186,6 +186,11 @@ rules! {
         "add --early_stopping_patience N";
     best_needs_its_checkpoint for TRAINING in training;
     best_checkpoint_is_evaluated for TRAINING in training;
+    push_needs_training for TRAINING
+        if *flags.push_to_hub && !flags.trains() =>
+        "--push_to_hub pushes what was trained, and nothing is trained",
+        "add --do_train or, to push a directory as it is, use `hf upload REPOSITORY DIR`";
+    pushed_name_is_one_of_the_hub for TRAINING in output;
     output_dir_is_no_file for TRAINING | EVAL | QUICKSTART in output;
     resume_needs_training for TRAINING
         if *flags.resume_from_checkpoint != Resume::No && !flags.trains() =>

@@ -6,6 +6,7 @@ use crate::checkpoint::lock::RUN_LOCK;
 use crate::config::command::sets::QUICKSTART;
 use crate::config::flags::Flags;
 use crate::distributed::RankInfo;
+use crate::hub;
 use crate::trainer::settings::Resume;
 use std::path::{Path, PathBuf};
 
@@ -27,6 +28,27 @@ pub fn output_file_is_no_directory(flags: &Flags) -> Verdict {
         Some(path) if path.is_dir() => refuse(
             format!("--output_file: {} is a directory", path.display()),
             "name the CSV file to write",
+        ),
+        _ => Ok(()),
+    }
+}
+
+pub fn pushed_name_is_one_of_the_hub(flags: &Flags) -> Verdict {
+    let name = flags.pushed_name().filter(|_| *flags.push_to_hub);
+    match name {
+        Some(name) if !hub::is_new_name(&name) => {
+            let source = match flags.hub_model_id.is_given() {
+                true => "--hub_model_id",
+                false => "--push_to_hub: the name of output_dir",
+            };
+            refuse(
+                format!("{source}: no repository can have the name {name:?}"),
+                "give NAME or ORGANIZATION/NAME as --hub_model_id: letters, digits, -, _ and ., without -- and .., at most 96 each",
+            )
+        }
+        None if *flags.push_to_hub && flags.output_dir.is_given() => refuse(
+            "--push_to_hub: output_dir has no name that a repository could have",
+            "add --hub_model_id NAME",
         ),
         _ => Ok(()),
     }

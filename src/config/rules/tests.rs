@@ -356,6 +356,21 @@ const CASES: &[(&str, &str, &str)] = &[
         "no multiple",
     ),
     (
+        "push_needs_training",
+        "CLM --do_eval --push_to_hub",
+        "nothing is trained",
+    ),
+    (
+        "pushed_name_is_one_of_the_hub",
+        "CLM --push_to_hub --hub_model_id me/my/model",
+        "--hub_model_id: no repository can have the name \"me/my/model\"",
+    ),
+    (
+        "pushed_name_is_one_of_the_hub",
+        "CLM --push_to_hub --output_dir @/a--b",
+        "the name of output_dir: no repository can have the name \"a--b\"",
+    ),
+    (
         "output_dir_is_no_file",
         "CLM --output_dir @/valid.txt",
         "valid.txt is a file",

@@ -454,6 +454,9 @@ impl SaveHook<'_> {
     }
 
     fn saved(&self, path: PathBuf, run: &mut RunState) -> Result<()> {
+        if let Some(listener) = &mut run.checkpoints.listener {
+            listener(&path);
+        }
         run.checkpoints.newest = Some(path);
         run.checkpoints.remove_stale()
     }

@@ -1,0 +1,564 @@
+//! Commits to the Hub, by the calls that huggingface_hub makes: create the repository, ask how each
+//! file is stored (`preupload`), upload large files by the LFS protocol, in parts where the Hub
+//! wants them, and send the commit as lines of JSON.
+//!
+//! A call that meets a broken connection or a server in trouble is repeated with growing pauses.
+//! The commit is repeated too: at worst the branch has two commits with the same files.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use sha1::Sha1;
+use sha2::Sha256;
+use ureq::http::{Request, request};
+use ureq::{Agent, SendBody};
+
+use super::error::{Error, Result};
+use super::fetch::{digest, is_name};
+use super::settings::HubSettings;
+
+/// How often a call is repeated, and the longest pause before that.
+const RETRIES: u32 = 5;
+const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+
+/// Files of one question, as huggingface_hub asks.
+const ASKED_AT_ONCE: usize = 256;
+
+/// Bytes of a file that the Hub looks at to decide how it is stored.
+const SAMPLE: u64 = 512;
+
+/// Of the server's own words in a message.
+const LONGEST_REASON: usize = 300;
+
+const JSON: &str = "application/json";
+const LFS_JSON: &str = "application/vnd.git-lfs+json";
+
+/// Whether a repository can be made under this name, `NAME` or `ORGANIZATION/NAME`.
+pub fn is_new_name(name: &str) -> bool {
+    is_name(name) && !name.contains("--") && !name.contains("..") && !name.ends_with(".git")
+}
+
+/// A file of a commit. It is open, so that what happens to its name later changes nothing; of one
+/// that grows, what was there at first is committed.
+#[derive(Debug)]
+pub struct Addition {
+    /// In the repository.
+    path: String,
+    file: File,
+    size: u64,
+}
+
+impl Addition {
+    /// # Errors
+    /// If the file cannot be opened.
+    pub fn open(path: impl Into<String>, file: &Path) -> Result<Addition> {
+        let open = || {
+            let opened = File::open(file)?;
+            let size = opened.metadata()?.len();
+            Ok((opened, size))
+        };
+        let (opened, size) = open().map_err(Error::io("open", file))?;
+        Ok(Addition {
+            path: path.into(),
+            file: opened,
+            size,
+        })
+    }
+
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// `length` bytes from `start` on.
+    fn slice(&self, start: u64, length: u64) -> Slice<'_> {
+        Slice {
+            file: &self.file,
+            at: start,
+            end: self.size.min(start + length),
+        }
+    }
+
+    fn all(&self) -> Slice<'_> {
+        self.slice(0, self.size)
+    }
+
+    fn bytes(&self, length: u64) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let read = self.slice(0, length).read_to_end(&mut bytes);
+        read.map_err(Error::io("read", Path::new(&self.path)))?;
+        Ok(bytes)
+    }
+
+    fn sha256(&self) -> Result<String> {
+        digest::<Sha256>(&mut self.all(), &[]).map_err(Error::io("read", Path::new(&self.path)))
+    }
+
+    /// Git's name for it.
+    fn blob(&self) -> Result<String> {
+        let head = format!("blob {}\0", self.size);
+        digest::<Sha1>(&mut self.all(), head.as_bytes())
+            .map_err(Error::io("read", Path::new(&self.path)))
+    }
+}
+
+/// A range of a file. One that ends before its range does is an error: what is sent would not be
+/// what was announced.
+struct Slice<'a> {
+    file: &'a File,
+    at: u64,
+    end: u64,
+}
+
+impl Read for Slice<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = usize::try_from(self.end - self.at).unwrap_or(usize::MAX);
+        let wanted = buffer.len().min(left);
+        let read = self.file.read_at(&mut buffer[..wanted], self.at)?;
+        if read == 0 && wanted > 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+/// How a file gets into a commit.
+enum Upload<'a> {
+    /// In the commit itself.
+    Regular(&'a Addition),
+    /// By its digest, uploaded before.
+    Large(&'a Addition, String),
+}
+
+/// What a server said.
+struct Answer {
+    status: u16,
+    /// Its own words about a refusal.
+    reason: String,
+    etag: Option<String>,
+    body: Value,
+}
+
+/// A repository that commits go to.
+pub struct Repository {
+    endpoint: String,
+    name: String,
+    revision: String,
+    token: String,
+    agent: Agent,
+    /// Before the first repetition of a call.
+    pub(super) pause: Duration,
+}
+
+impl Repository {
+    /// Makes the repository unless it exists; `private` (`None`: as the account has it) is for a
+    /// new one. A `name` without an organization is one of the token's account.
+    ///
+    /// # Errors
+    /// If there is no token, the Hub does not answer or does not let this token write there, or
+    /// the branch `revision` does not exist.
+    pub fn create(
+        settings: &HubSettings,
+        name: &str,
+        private: Option<bool>,
+        revision: Option<&str>,
+    ) -> Result<Repository> {
+        if settings.offline {
+            return Err(Error::PushOffline {
+                name: name.to_string(),
+            });
+        }
+        let Some(token) = settings.token.clone() else {
+            return Err(Error::PushWithoutToken {
+                name: name.to_string(),
+            });
+        };
+        // A commit of many files takes the Hub a while.
+        let wait = Some(settings.patience * 10);
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_connect(Some(settings.patience))
+            .timeout_per_read(wait)
+            .timeout_per_write(wait)
+            .user_agent(concat!("xtrain/", env!("CARGO_PKG_VERSION")))
+            .build();
+        let mut repository = Repository {
+            endpoint: settings.endpoint_url(),
+            name: name.to_string(),
+            revision: revision.unwrap_or("main").to_string(),
+            token,
+            agent: config.new_agent(),
+            pause: Duration::from_secs(1),
+        };
+        repository.make(private)?;
+        if revision.is_some() {
+            let url = format!("{}/revision/{}", repository.api(), repository.quoted());
+            repository.accepted(repository.get(&url)?)?;
+        }
+        Ok(repository)
+    }
+
+    /// With its organization.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where people look at it.
+    pub fn url(&self) -> String {
+        format!("{}/{}", self.endpoint, self.name)
+    }
+
+    fn api(&self) -> String {
+        format!("{}/api/models/{}", self.endpoint, self.name)
+    }
+
+    fn quoted(&self) -> String {
+        url::form_urlencoded::byte_serialize(self.revision.as_bytes()).collect()
+    }
+
+    fn make(&mut self, private: Option<bool>) -> Result<()> {
+        let (organization, short) = match self.name.split_once('/') {
+            Some((organization, name)) => (Some(organization), name),
+            None => (None, self.name.as_str()),
+        };
+        let mut body = json!({"name": short, "organization": organization, "type": "model"});
+        if let Some(private) = private {
+            body["visibility"] = if private { "private" } else { "public" }.into();
+        }
+        let url = format!("{}/api/repos/create", self.endpoint);
+        let answer = self.post(&url, JSON, body.to_string().as_bytes())?;
+        match answer.status {
+            // It exists.
+            200..300 | 409 => {}
+            // A token may be allowed to write to a repository, and not to make one.
+            401..=403 if self.get(&self.api())?.status == 200 => return Ok(()),
+            _ => return self.accepted(answer).map(drop),
+        }
+        // Of a name without an organization the answer has the whole one.
+        let made = answer.body["url"].as_str().and_then(|url| {
+            let mut parts = url.trim_end_matches('/').rsplit('/');
+            let (name, organization) = (parts.next()?, parts.next()?);
+            Some(format!("{organization}/{name}"))
+        });
+        match made.filter(|made| is_name(made)) {
+            Some(name) => self.name = name,
+            None if organization.is_some() => {}
+            None => return Err(self.senseless("no address of the repository")),
+        }
+        Ok(())
+    }
+
+    /// Commits the files on the branch; others that are there stay. Returns whether there was
+    /// anything new.
+    ///
+    /// # Errors
+    /// If a file cannot be read, the Hub refuses or damages something, or cannot be reached. The
+    /// branch is as it was then.
+    pub fn commit(&self, files: &[Addition], message: &str) -> Result<bool> {
+        let mut uploads = Vec::new();
+        for files in files.chunks(ASKED_AT_ONCE) {
+            uploads.extend(self.modes(files)?);
+        }
+        if uploads.is_empty() {
+            return Ok(false);
+        }
+        let large: Vec<(&Addition, &str)> = uploads
+            .iter()
+            .filter_map(|upload| match upload {
+                Upload::Large(file, digest) => Some((*file, digest.as_str())),
+                Upload::Regular(_) => None,
+            })
+            .collect();
+        for files in large.chunks(ASKED_AT_ONCE) {
+            self.upload_large(files)?;
+        }
+        let head = json!({"key": "header", "value": {"summary": message, "description": ""}});
+        let mut lines = format!("{head}\n");
+        for upload in &uploads {
+            let line = match upload {
+                Upload::Regular(file) => json!({"key": "file", "value": {
+                    "content": STANDARD.encode(file.bytes(file.size)?),
+                    "path": file.path, "encoding": "base64",
+                }}),
+                Upload::Large(file, digest) => json!({"key": "lfsFile", "value": {
+                    "path": file.path, "algo": "sha256", "oid": digest, "size": file.size,
+                }}),
+            };
+            lines.push_str(&format!("{line}\n"));
+        }
+        let url = format!("{}/commit/{}", self.api(), self.quoted());
+        let answer = self.post(&url, "application/x-ndjson", lines.as_bytes())?;
+        self.accepted(answer).map(|_| true)
+    }
+
+    /// How each file is stored; without those that the branch has in the same form, or that its
+    /// `.gitignore` names.
+    fn modes<'a>(&self, files: &'a [Addition]) -> Result<Vec<Upload<'a>>> {
+        let mut asked = Vec::new();
+        for file in files {
+            let sample = STANDARD.encode(file.bytes(SAMPLE)?);
+            asked.push(json!({"path": file.path, "sample": sample, "size": file.size}));
+        }
+        let url = format!("{}/preupload/{}", self.api(), self.quoted());
+        let body = json!({"files": asked}).to_string();
+        let answer = self.accepted(self.post(&url, JSON, body.as_bytes())?)?;
+        let modes = answer.body["files"].as_array();
+        let mode_of = |file: &Addition| {
+            let of_file = |mode: &&Value| mode["path"].as_str() == Some(&file.path);
+            modes.and_then(|modes| modes.iter().find(of_file))
+        };
+        let mut uploads = Vec::new();
+        for file in files {
+            let unknown = || self.senseless(&format!("no upload mode for {}", file.path));
+            let mode = mode_of(file).ok_or_else(unknown)?;
+            if mode["shouldIgnore"].as_bool() == Some(true) {
+                continue;
+            }
+            let there = mode["oid"].as_str();
+            let (upload, digest) = match mode["uploadMode"].as_str() {
+                // Nothing can't be uploaded to a store of large objects.
+                Some("lfs") if file.size > 0 => {
+                    let digest = file.sha256()?;
+                    (Upload::Large(file, digest.clone()), digest)
+                }
+                Some("lfs" | "regular") => (Upload::Regular(file), file.blob()?),
+                _ => return Err(unknown()),
+            };
+            if there != Some(&digest) {
+                uploads.push(upload);
+            }
+        }
+        Ok(uploads)
+    }
+
+    fn upload_large(&self, files: &[(&Addition, &str)]) -> Result<()> {
+        let objects = files.iter();
+        let objects = objects.map(|(file, digest)| json!({"oid": digest, "size": file.size}));
+        let body = json!({
+            "operation": "upload", "transfers": ["basic", "multipart"], "hash_algo": "sha256",
+            "objects": objects.collect::<Vec<Value>>(), "ref": {"name": self.revision},
+        });
+        let url = format!("{}.git/info/lfs/objects/batch", self.url());
+        let answer = self.accepted(self.post(&url, LFS_JSON, body.to_string().as_bytes())?)?;
+        let objects = answer.body["objects"].as_array();
+        for (file, digest) in files {
+            let of_file = |object: &&Value| object["oid"].as_str() == Some(digest);
+            let object = objects.and_then(|objects| objects.iter().find(of_file));
+            let object = object
+                .ok_or_else(|| self.senseless(&format!("no upload address for {}", file.path)))?;
+            if let Some(reason) = object["error"]["message"].as_str() {
+                return Err(self.refused(&format!("{}: {}", file.path, self.shown(reason))));
+            }
+            // Without an address the Hub has it.
+            if object["actions"]["upload"].is_object() {
+                self.upload(file, digest, &object["actions"])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a file to where `actions` say. These addresses carry their own rights: the token is
+    /// for the Hub alone.
+    fn upload(&self, file: &Addition, digest: &str, actions: &Value) -> Result<()> {
+        let upload = &actions["upload"];
+        let address = |action: &Value| action["href"].as_str().map(str::to_string);
+        let url = address(upload)
+            .ok_or_else(|| self.senseless(&format!("no upload address for {}", file.path)))?;
+        let size = &upload["header"]["chunk_size"];
+        let size = size.as_u64().or_else(|| size.as_str()?.parse().ok());
+        match size.filter(|size| *size > 0) {
+            None => drop(self.put(&url, file, 0, file.size)?),
+            Some(size) => {
+                let parts = self.parts(file, &upload["header"], size)?;
+                let done = json!({"oid": digest, "parts": parts}).to_string();
+                let completed = self.call(&url, |request| {
+                    let request = request.method("POST").header("content-type", LFS_JSON);
+                    self.agent.run(request.body(done.as_bytes())?)
+                })?;
+                self.accepted(completed)?;
+            }
+        }
+        if let Some(url) = address(&actions["verify"]) {
+            let body = json!({"oid": digest, "size": file.size}).to_string();
+            let answer = match url.starts_with(&format!("{}/", self.endpoint)) {
+                true => self.post(&url, JSON, body.as_bytes())?,
+                false => self.call(&url, |request| {
+                    let request = request.method("POST").header("content-type", JSON);
+                    self.agent.run(request.body(body.as_bytes())?)
+                })?,
+            };
+            self.accepted(answer)?;
+        }
+        Ok(())
+    }
+
+    /// Sends a file in parts of `size` bytes to the addresses that `header` has under their
+    /// numbers.
+    fn parts(&self, file: &Addition, header: &Value, size: u64) -> Result<Vec<Value>> {
+        let addresses = header.as_object().into_iter().flatten();
+        let mut addresses: Vec<(u64, &str)> = addresses
+            .filter_map(|(key, url)| Some((key.parse().ok()?, url.as_str()?)))
+            .collect();
+        addresses.sort_unstable();
+        if addresses.len() as u64 != file.size.div_ceil(size) {
+            let found = format!(
+                "{} addresses for the parts of {}",
+                addresses.len(),
+                file.path
+            );
+            return Err(self.senseless(&found));
+        }
+        let mut done = Vec::new();
+        for (place, (_, url)) in addresses.into_iter().enumerate() {
+            let answer = self.put(url, file, place as u64 * size, size)?;
+            let etag = answer.etag.filter(|etag| !etag.is_empty());
+            let etag = etag.ok_or_else(|| self.senseless("no ETag of an uploaded part"))?;
+            done.push(json!({"partNumber": place + 1, "etag": etag}));
+        }
+        Ok(done)
+    }
+
+    fn put(&self, url: &str, file: &Addition, start: u64, length: u64) -> Result<Answer> {
+        let length = length.min(file.size - start);
+        let answer = self.call(url, |request| {
+            let mut slice = file.slice(start, length);
+            // Stores of objects want the length ahead.
+            let request = request.method("PUT").header("content-length", length);
+            self.agent
+                .run(request.body(SendBody::from_reader(&mut slice))?)
+        })?;
+        self.accepted(answer)
+    }
+
+    fn authorized(&self, request: request::Builder) -> request::Builder {
+        request.header("authorization", format!("Bearer {}", self.token))
+    }
+
+    fn get(&self, url: &str) -> Result<Answer> {
+        self.call(url, |request| {
+            self.agent.run(self.authorized(request).body(())?)
+        })
+    }
+
+    fn post(&self, url: &str, kind: &str, body: &[u8]) -> Result<Answer> {
+        self.call(url, |request| {
+            let request = self.authorized(request).method("POST");
+            let request = request.header("accept", kind).header("content-type", kind);
+            self.agent.run(request.body(body)?)
+        })
+    }
+
+    /// Makes a call until there is an answer that repeating it would not change.
+    fn call(
+        &self,
+        url: &str,
+        send: impl Fn(request::Builder) -> Result<ureq::http::Response<ureq::Body>, ureq::Error>,
+    ) -> Result<Answer> {
+        let mut pause = self.pause;
+        for attempt in 0.. {
+            let (problem, asked) = match send(Request::builder().uri(url)) {
+                Ok(mut answer) => {
+                    let header = |name: &str| {
+                        let value = answer.headers().get(name)?.to_str().ok()?;
+                        Some(value.to_string())
+                    };
+                    let (etag, said) = (header("etag"), header("x-error-message"));
+                    let asked = header("retry-after").and_then(|text| text.parse().ok());
+                    let status = answer.status().as_u16();
+                    match answer.body_mut().read_to_string() {
+                        Ok(text) => {
+                            let body: Value = serde_json::from_str(&text).unwrap_or_default();
+                            let of_body = body["error"].as_str().or(body["message"].as_str());
+                            let said = said.or(of_body.map(str::to_string));
+                            let reason = self.shown(&said.unwrap_or_default());
+                            let again = matches!(status, 408 | 429 | 500 | 502..=504);
+                            if !again || attempt == RETRIES {
+                                return Ok(Answer {
+                                    status,
+                                    reason,
+                                    etag,
+                                    body,
+                                });
+                            }
+                            (String::new(), asked)
+                        }
+                        // What a store answers to an upload need not be a text.
+                        Err(ureq::Error::Io(error))
+                            if error.kind() == io::ErrorKind::InvalidData =>
+                        {
+                            return Ok(Answer {
+                                status,
+                                reason: String::new(),
+                                etag,
+                                body: Value::Null,
+                            });
+                        }
+                        Err(error) => (error.to_string(), asked),
+                    }
+                }
+                Err(error) => (error.to_string(), None),
+            };
+            if attempt == RETRIES {
+                return Err(Error::PushBroken {
+                    name: self.name.clone(),
+                    endpoint: self.endpoint.clone(),
+                    attempts: RETRIES + 1,
+                    reason: self.shown(&problem),
+                });
+            }
+            std::thread::sleep(
+                asked.map_or(pause, |seconds: u64| Duration::from_secs(seconds.min(60))),
+            );
+            pause = LONGEST_PAUSE.min(pause * 2);
+        }
+        unreachable!("the loop has no end of its own")
+    }
+
+    /// The server's own words, in one line and without the token.
+    fn shown(&self, words: &str) -> String {
+        let words = words.replace(&self.token, "***");
+        let plain = words.chars().map(|c| if c.is_control() { ' ' } else { c });
+        plain.take(LONGEST_REASON).collect()
+    }
+
+    fn accepted(&self, answer: Answer) -> Result<Answer> {
+        let (name, endpoint) = (self.name.clone(), self.endpoint.clone());
+        Err(match answer.status {
+            200..300 => return Ok(answer),
+            401 => Error::PushUnauthorized { name, endpoint },
+            403 => Error::PushForbidden { name, endpoint },
+            404 => Error::PushNotFound {
+                name,
+                endpoint,
+                revision: self.revision.clone(),
+            },
+            409 | 412 => Error::PushConflict { name, endpoint },
+            status => self.refused(&match answer.reason.as_str() {
+                "" => format!("status {status}"),
+                reason => format!("status {status}: {reason}"),
+            }),
+        })
+    }
+
+    fn refused(&self, reason: &str) -> Error {
+        Error::PushRefused {
+            name: self.name.clone(),
+            endpoint: self.endpoint.clone(),
+            reason: reason.to_string(),
+        }
+    }
+
+    fn senseless(&self, found: &str) -> Error {
+        Error::Answer {
+            endpoint: self.endpoint.clone(),
+            name: self.name.clone(),
+            reason: found.to_string(),
+        }
+    }
+}
