@@ -129,6 +129,25 @@ struct Field {
     value: f64,
     printed: Option<usize>,
     kept: Option<usize>,
+    /// An integer in the Trainer's records.
+    whole: bool,
+}
+
+impl Field {
+    /// Rounded to `decimals`, for JSON.
+    fn json(&self, decimals: Option<usize>) -> Value {
+        match self.whole {
+            true => json!(self.value as u64),
+            false => number(decimals.map_or(self.value, |decimals| round(self.value, decimals))),
+        }
+    }
+}
+
+fn whole(key: &'static str, value: u64) -> Field {
+    Field {
+        whole: true,
+        ..exact(key, value as f64)
+    }
 }
 
 const fn exact(key: &'static str, value: f64) -> Field {
@@ -137,6 +156,7 @@ const fn exact(key: &'static str, value: f64) -> Field {
         value,
         printed: None,
         kept: None,
+        whole: false,
     }
 }
 
@@ -146,6 +166,7 @@ const fn rounded(key: &'static str, value: f64, decimals: usize) -> Field {
         value,
         printed: Some(decimals),
         kept: Some(decimals),
+        whole: false,
     }
 }
 
@@ -156,6 +177,7 @@ const fn epoch(value: f64) -> Field {
         value,
         printed: Some(2),
         kept: None,
+        whole: false,
     }
 }
 
@@ -172,8 +194,8 @@ impl Record {
                     fields.extend([exact("loss_scale", scaling.loss_scale), skipped]);
                 }
                 fields.push(epoch(r.epoch));
-                let tokens = r.tokens_seen.map(|tokens| tokens as f64);
-                fields.extend(tokens.map(|tokens| exact("num_input_tokens_seen", tokens)));
+                let tokens = r.tokens_seen;
+                fields.extend(tokens.map(|tokens| whole("num_input_tokens_seen", tokens)));
                 fields
             }
             Record::Eval(r) => {
@@ -217,10 +239,12 @@ impl Record {
     /// `{'loss': 3.21, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.5}`.
     pub fn printed(&self) -> String {
         let shown = |field: Field| {
-            let value = field
-                .printed
-                .map_or(field.value, |decimals| round(field.value, decimals));
-            format!("'{}': {}", field.key, repr(value))
+            let rounded = |decimals| round(field.value, decimals);
+            let value = match field.whole {
+                true => field.value.to_string(),
+                false => repr(field.printed.map_or(field.value, rounded)),
+            };
+            format!("'{}': {value}", field.key)
         };
         format!(
             "{{{}}}",
@@ -271,7 +295,10 @@ impl Record {
         let mut map: Map<String, Value> = self
             .fields()
             .into_iter()
-            .map(|field| (field.key.into_owned(), number(field.value)))
+            .map(|field| {
+                let value = field.json(None);
+                (field.key.into_owned(), value)
+            })
             .collect();
         self.add_step(&mut map);
         Value::Object(map).to_string()
@@ -288,14 +315,8 @@ impl Record {
     /// `eval_results.json` are made of.
     pub fn results(&self) -> Map<String, Value> {
         let kept = |field: Field| {
-            (
-                field.key.into_owned(),
-                number(
-                    field
-                        .kept
-                        .map_or(field.value, |decimals| round(field.value, decimals)),
-                ),
-            )
+            let value = field.json(field.kept);
+            (field.key.into_owned(), value)
         };
         self.fields().into_iter().map(kept).collect()
     }
@@ -424,6 +445,25 @@ mod tests {
                 "'learning_rate': 5e-05, 'loss_scale': 32768.0, 'skipped_steps': 1.0, 'epoch': 0.5}"
             ),
             "{printed}"
+        );
+    }
+
+    #[test]
+    fn tokens_are_counted_in_whole_numbers() {
+        let Record::Train(train) = TRAIN else {
+            unreachable!()
+        };
+        let record = Record::Train(TrainRecord {
+            tokens_seen: Some(256),
+            ..train
+        });
+        assert!(record.printed().ends_with("'num_input_tokens_seen': 256}"));
+        let kept = record.history_entry()["num_input_tokens_seen"].clone();
+        assert_eq!(kept.to_string(), "256");
+        assert!(
+            record
+                .json_line()
+                .contains(r#""num_input_tokens_seen":256,"#)
         );
     }
 
