@@ -263,9 +263,18 @@ fn curves_in_16_bit_stay_near_f32() {
         let run = bench.train(name, &[&words[..], extra].concat());
         run.succeeded();
         // The second version of the graph is explained by the precision.
+        let telemetry = fs::read_to_string(bench.path(name).join("telemetry.jsonl")).unwrap();
         assert_eq!(
             extra.contains(&"--bf16"),
-            run.stderr.contains("precision bf16 was f32"),
+            telemetry.contains("precision bf16 was f32"),
+            "{telemetry}"
+        );
+        let lines = run
+            .stderr
+            .matches("compiling train (new configuration); `xtrain cache explain ");
+        assert_eq!(
+            lines.count(),
+            usize::from(!extra.is_empty()),
             "{}",
             run.stderr
         );

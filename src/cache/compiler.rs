@@ -178,7 +178,12 @@ impl Compiler {
                     reason: reason.clone(),
                 });
             }
-            eprintln!("compiling `{}` again: {reason}", graph.name);
+            // Why is a long story; telemetry keeps it, and `cache explain` tells it again.
+            let details = match store {
+                Some(_) => format!("; `xtrain cache explain {:.8}` says what changed", key.id()),
+                None => format!(": {reason}"),
+            };
+            eprintln!("compiling {} (new configuration){details}", graph.name);
         }
         Ok((self.compile(graph, key, origin)?, None, reason))
     }

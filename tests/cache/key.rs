@@ -73,6 +73,22 @@ const CHANGES: [(&str, &str); 10] = [
     ("--optim sgd", "(optim sgd was adamw)"),
 ];
 
+/// What `cache explain` says of the training step, whose new configuration a run has printed in one
+/// line.
+fn explained(place: &Place, stderr: &str) -> String {
+    let mut lines = stderr
+        .lines()
+        .filter_map(|line| line.strip_prefix("compiling train (new configuration); `xtrain "));
+    let (words, _) = lines
+        .next()
+        .unwrap_or_else(|| panic!("{stderr}"))
+        .split_once('`')
+        .unwrap();
+    let run = place.command(words).run();
+    run.succeeded();
+    run.stdout
+}
+
 #[test]
 fn every_change_of_the_graph_misses_and_is_explained() {
     let place = Place::new();
@@ -80,12 +96,11 @@ fn every_change_of_the_graph_misses_and_is_explained() {
     for (change, expected) in CHANGES {
         let run = place.clm("compile", change);
         assert_eq!(counts(&run), (1, 1), "{change}: {}", run.stderr);
-        let line = run
-            .stderr
-            .lines()
-            .find(|line| line.starts_with("compiling `train` again: graph: "));
-        let line = line.unwrap_or_else(|| panic!("{change}: {}", run.stderr));
-        assert!(line.contains(expected), "{change}: {line}");
+        let why = explained(&place, &run.stderr);
+        assert!(
+            why.starts_with("graph: ") && why.contains(expected),
+            "{change}: {why}"
+        );
         // And back: nothing was lost.
         assert_eq!(counts(&place.clm("compile", change)), (2, 0), "{change}");
     }
@@ -102,14 +117,10 @@ fn another_element_type_or_number_of_devices_is_named() {
     ] {
         let run = place.clm("compile", change);
         assert_eq!(counts(&run), (0, graphs), "{change}: {}", run.stderr);
-        let line = run
-            .stderr
-            .lines()
-            .find(|line| line.starts_with("compiling `train` again: graph: "));
+        let why = explained(&place, &run.stderr);
         assert!(
-            line.is_some_and(|line| line.contains(expected)),
-            "{change}: {}",
-            run.stderr
+            why.starts_with("graph: ") && why.contains(expected),
+            "{change}: {why}"
         );
     }
 }
@@ -160,32 +171,21 @@ fn every_part_of_the_surroundings_misses_by_name() {
         let other = pretend(&place, &id, part, value);
         let run = Bench::run(&place);
         assert_eq!((run.loaded, run.compiled), (0, 1), "{part}");
-        let line = run
-            .stderr
-            .lines()
-            .find(|line| line.starts_with("compiling `train` again: "))
-            .unwrap()
-            .to_string();
+        let why = explained(&place, &run.stderr);
         assert!(
-            line.starts_with(&format!("compiling `train` again: {part}: ")) && line.contains(value),
-            "{line}"
+            why.starts_with(&format!("{part}: ")) && why.contains(value),
+            "{why}"
         );
         place.store().remove(&other).unwrap();
     }
     let id = entry_of(&place, "train");
     pretend(&place, &id, "CPU features", "avx99");
-    assert!(Bench::run(&place).stderr.contains("CPU features: +"));
+    let run = Bench::run(&place);
+    assert!(explained(&place, &run.stderr).contains("CPU features: +"));
     // What the compiler is told from outside counts too.
-    assert!(
-        Bench::of(
-            &place
-                .bench()
-                .env("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
-                .run()
-        )
-        .stderr
-        .contains("XLA_FLAGS: `--")
-    );
+    let flags = "--xla_cpu_enable_fast_math=false";
+    let run = Bench::of(&place.bench().env("XLA_FLAGS", flags).run());
+    assert!(explained(&place, &run.stderr).contains("XLA_FLAGS: `--"));
 }
 
 #[test]
