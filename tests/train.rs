@@ -132,7 +132,11 @@ fn a_run_learns_saves_and_can_be_evaluated() {
         .iter()
         .filter_map(|r| r["eval_loss"].as_f64())
         .collect();
-    assert!(evals.len() == 2 && evals[1] < evals[0], "{evals:?}");
+    // At the cadence, and after training.
+    assert!(
+        evals.len() == 3 && evals[1] < evals[0] && evals[2] == evals[1],
+        "{evals:?}"
+    );
     assert!(run.stdout.contains("{'loss': "), "{}", run.stdout);
     assert!(run.stdout.contains("{'train_runtime': "), "{}", run.stdout);
 
@@ -527,7 +531,7 @@ fn each_log_record_is_one_line_in_the_form_that_was_asked_for() {
         ("train_samples_per_second", 1),
         ("train_steps_per_second", 1),
         ("train_loss", 1),
-        ("epoch", 5),
+        ("epoch", 6),
         ("loss", 4),
         ("learning_rate", 4),
     ] {
@@ -563,8 +567,8 @@ fn each_log_record_is_one_line_in_the_form_that_was_asked_for() {
     let lines: Vec<serde_json::Value> = lines
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
-    // And the last evaluation, which is no record of the training.
-    assert_eq!(lines[..5], json_lines(&dir.join("out/log.jsonl")));
+    // The last evaluation stands in the log, too.
+    assert_eq!(lines, json_lines(&dir.join("out/log.jsonl")));
     let line = train("--log_format line");
     let starts: Vec<&str> = line
         .stdout

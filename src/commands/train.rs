@@ -9,7 +9,6 @@ use crate::engine::push::Push;
 use crate::engine::{Run, failed};
 use crate::report::accounting;
 use crate::report::telemetry::{AccountEvent, Event, TELEMETRY_FILE, Telemetry};
-use crate::report::terminal;
 use crate::trainer::interrupt::Interrupt;
 use std::path::Path;
 
@@ -143,9 +142,8 @@ fn after_training(run: &mut Run, interrupt: Option<&Interrupt>) -> Result<Outcom
 fn evaluate(run: &mut Run, interrupt: Option<&Interrupt>) -> Result<Outcome, Error> {
     let received = || interrupt.and_then(Interrupt::received);
     let evaluation = run.evaluate_until(&|| received().is_some())?;
-    let dir = &run.plan.train.output_dir;
     if let Some(signal) = received() {
-        let dir = dir.display();
+        let dir = run.plan.train.output_dir.display();
         eprintln!("stopped during the last evaluation; the trained model is in {dir}");
         eprintln!(
             "to evaluate it, run xtrain eval {} --model_name_or_path {dir}",
@@ -153,11 +151,9 @@ fn evaluate(run: &mut Run, interrupt: Option<&Interrupt>) -> Result<Outcome, Err
         );
         return Ok(Outcome::Interrupted { signal });
     }
-    let record = evaluation.record(None);
-    let format = run.plan.log_format;
-    let steps = run.length()?.map_or(0, |(length, _)| length.max_steps);
-    println!("{}", format.text(&record, None, steps, terminal::width()));
+    let record = run.log_evaluation(&evaluation)?;
     if ProcessGroup::this_writes() {
+        let dir = &run.plan.train.output_dir;
         save_metrics(dir, "eval", &record.results()).map_err(failed("saving the results"))?;
     }
     Ok(Outcome::Done)

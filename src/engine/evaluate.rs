@@ -1,9 +1,11 @@
 //! Evaluating and labelling a set.
 
 use super::error::{Error, failed};
-use super::run::Run;
+use super::run::{Run, TrainedLog};
 use crate::data::Set;
 use crate::report::accounting::{self, Part};
+use crate::report::records::Record;
+use crate::report::terminal;
 use crate::trainer::evaluate::{Evaluation, evaluate};
 
 impl Run {
@@ -31,6 +33,27 @@ impl Run {
             &set.expect("a run that evaluates has validation data"),
             stopped,
         )
+    }
+
+    /// Prints and keeps what an evaluation found: after a training in that one's log and trackers,
+    /// at its last step.
+    ///
+    /// # Errors
+    /// If the log cannot be written.
+    pub fn log_evaluation(&mut self, evaluation: &Evaluation) -> Result<Record, Error> {
+        if let Some(TrainedLog { log, progress }) = &mut self.trained {
+            let record = evaluation.record(Some(progress));
+            log.record(&record).map_err(failed("logging"))?;
+            return Ok(record);
+        }
+        let record = evaluation.record(None);
+        let steps = self.length()?.map_or(0, |(length, _)| length.max_steps);
+        let text = self
+            .plan
+            .log_format
+            .text(&record, None, steps, terminal::width());
+        println!("{text}");
+        Ok(record)
     }
 
     /// What the model predicts of each row of the test set, as the task's metrics keep it: the

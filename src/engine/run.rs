@@ -13,10 +13,12 @@ use crate::data::sampler::{BatchPlan, Order};
 use crate::data::stream::StreamSpec;
 use crate::data::{Set, Tokenizer};
 use crate::report::accounting::{self, Part};
+use crate::report::trackers::RunEnd;
 use crate::tasks::Split;
 use crate::trainer::ahead::RunShapes;
 use crate::trainer::parameters::Head;
-use crate::trainer::run_loop::RunLength;
+use crate::trainer::run_loop::{Progress, RunLength};
+use crate::trainer::run_state::RunLog;
 use crate::trainer::session::Session;
 use crate::trainer::settings::ExampleOrder;
 use std::ffi::OsString;
@@ -45,6 +47,8 @@ pub struct Run {
     pub test: Option<Set>,
     /// The opened devices with the state that lies on them.
     pub session: Session,
+    /// The log of a training that has ended, for an evaluation of its weights.
+    pub(super) trained: Option<TrainedLog>,
     /// Held by the process that writes to the output directory.
     _output_lock: Option<Lock>,
 }
@@ -159,6 +163,7 @@ impl Run {
             validation,
             test,
             session,
+            trained: None,
             _output_lock: output_lock,
         };
         let (form, settings) = (run.form(), &run.plan.train);
@@ -279,6 +284,19 @@ impl Run {
         }
         self.loaded
             .place(&mut self.session, *self.plan.train.flags.seed)
+    }
+}
+
+/// The log of a training that has reached its end, and where that was. Trackers hear of the end
+/// when it is dropped.
+pub(super) struct TrainedLog {
+    pub log: RunLog,
+    pub progress: Progress,
+}
+
+impl Drop for TrainedLog {
+    fn drop(&mut self) {
+        self.log.end(RunEnd::Finished);
     }
 }
 

@@ -3,7 +3,7 @@
 use super::error::{Error, Outcome, failed};
 use super::process;
 use super::resume::{self, Resuming};
-use super::run::Run;
+use super::run::{Run, TrainedLog};
 use super::trackers::trackers;
 use super::training_data::TrainingData;
 use crate::checkpoint::hf::{TRAINER_STATE_FILE, TrainerState, save_metrics, write_json};
@@ -77,6 +77,7 @@ impl Run {
             task,
             validation,
             session,
+            trained,
             ..
         } = self;
         let (settings, model) = (&plan.train, &*loaded.model);
@@ -233,7 +234,14 @@ impl Run {
             load_best(best, &settings.output_dir, session, model)?;
         }
         if ProcessGroup::this_writes() {
-            finish(plan, &saved_model, session, &mut state, finished)?;
+            if finish(plan, &saved_model, session, &mut state, finished)? {
+                *trained = Some(TrainedLog {
+                    log: state.log,
+                    progress,
+                });
+            } else {
+                state.log.end(RunEnd::Finished);
+            }
         } else {
             saved_model
                 .take_part(session)
@@ -512,14 +520,15 @@ struct Finished {
     runtime: f64,
 }
 
-/// Writes the finished model and says how the run went.
+/// Writes the finished model and says how the run went. Returns whether it has made a step: of one
+/// that was resumed at its end everything has been logged before.
 fn finish(
     plan: &RunPlan,
     model: &SavedModel,
     session: &mut Session,
     state: &mut RunState,
     run: Finished,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     let settings = &plan.train;
     let totals = state.totals;
     let summary = Record::Summary(SummaryRecord {
@@ -565,7 +574,6 @@ fn finish(
     if is_news {
         save_metrics(dir, "train", &summary.results()).map_err(failed("saving the results"))?;
     }
-    state.log.end(RunEnd::Finished);
     println!("saved the model in {}", dir.display());
-    Ok(())
+    Ok(is_news)
 }
