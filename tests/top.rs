@@ -45,11 +45,7 @@ fn train(dir: &Path, output: &str, more: &[&str]) -> Command {
 }
 
 fn top(dir: &Path, output: &str, more: &[&str]) -> crate::support::Run {
-    xtrain()
-        .dir(dir)
-        .args(["top", "--output_dir", output])
-        .args(more)
-        .run()
+    xtrain().dir(dir).args(["top", output]).args(more).run()
 }
 
 fn json(dir: &Path, output: &str, more: &[&str]) -> Value {
@@ -118,8 +114,20 @@ fn a_finished_run_is_told_as_text_and_as_json() {
         .unwrap();
     assert_eq!(told["eval"], last);
 
+    let evaluated: Vec<(f64, u64)> = json_lines(&dir.path().join("out/log.jsonl"))
+        .iter()
+        .filter_map(|record| Some((record["eval_loss"].as_f64()?, record["step"].as_u64()?)))
+        .collect();
+    let best = evaluated.iter().min_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
+    assert_eq!(told["best_eval"]["loss"].as_f64(), Some(best.0));
+
     let text = top(dir.path(), "out", &["--once"]);
     text.succeeded();
+    let by_flag = xtrain()
+        .dir(dir.path())
+        .args(["top", "--output_dir", "out", "--once"])
+        .run();
+    assert_eq!(by_flag.stdout.lines().next(), text.stdout.lines().next());
     for part in [
         "finished",
         "6 of 6",
@@ -138,6 +146,16 @@ fn a_finished_run_is_told_as_text_and_as_json() {
 
     // A second start loads what the first one compiled, and says so.
     train(dir.path(), "again", &args).run().succeeded();
+    let both = top(dir.path(), "out", &["again", "--once", "--json"]);
+    both.succeeded();
+    let both: Value = serde_json::from_str(both.stdout.trim()).unwrap();
+    let dirs: Vec<_> = both
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|run| &run["output_dir"])
+        .collect();
+    assert_eq!(dirs, ["out", "again"]);
     let told = json(dir.path(), "again", &[]);
     assert_eq!(
         (
@@ -169,9 +187,56 @@ fn a_run_that_was_killed_is_told_from_one_that_goes_on() {
         (Some("running"), Some(child.id().into()))
     );
     assert!(told["seconds_left"].as_f64().unwrap() > 0.0);
+    let own = &told["ranks"][0];
+    assert_eq!(own["pid"], told["pid"]);
+    assert!(own["cpu"].as_f64().unwrap() > 0.1, "{own}");
+    assert!(own["memory_bytes"].as_u64().unwrap() > 1 << 20, "{own}");
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(json(dir.path(), "out", &[])["state"], "stopped");
+}
+
+#[test]
+fn every_rank_of_a_launch_is_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let plain = train(
+        dir.path(),
+        "out",
+        &["--max_steps", "4", "--data_parallel", "2"],
+    )
+    .process();
+    let words: Vec<_> = plain.get_args().map(|word| word.to_os_string()).collect();
+    let run = xtrain()
+        .dir(dir.path())
+        .args(["launch", "--nproc_per_node", "2", "--"])
+        .args(words)
+        .run();
+    run.succeeded();
+    // What a larger job left there is none of this one's.
+    fs::copy(
+        dir.path().join("out/telemetry.rank-1.jsonl"),
+        dir.path().join("out/telemetry.rank-2.jsonl"),
+    )
+    .unwrap();
+    let told = json(dir.path(), "out", &[]);
+    let ranks = told["ranks"].as_array().unwrap();
+    let shown = |rank: &Value| {
+        (
+            rank["rank"].as_u64(),
+            rank["step"].as_u64(),
+            rank["state"].clone(),
+        )
+    };
+    assert_eq!(ranks.len(), 2, "{told}");
+    for (number, rank) in ranks.iter().enumerate() {
+        assert_eq!(
+            shown(rank),
+            (Some(number as u64), Some(4), "finished".into())
+        );
+    }
+    assert_ne!(ranks[0]["pid"], ranks[1]["pid"]);
+    let text = top(dir.path(), "out", &["--once"]);
+    assert!(text.stdout.contains("rank 1 "), "{}", text.stdout);
 }
 
 #[test]
@@ -272,7 +337,7 @@ fn what_top_cannot_do_is_said() {
             );
         }
     };
-    refused(&[], 2, &["no run given", "--output_dir"]);
+    refused(&[], 2, &["no run given", "xtrain top DIR"]);
     refused(&["--output_dir", "out", "--json"], 2, &["--once"]);
     refused(
         &["--output_dir", "out", "--once"],

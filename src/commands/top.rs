@@ -1,4 +1,4 @@
-//! `xtrain top`: watches a run through the files in its output directory, and the machine's
+//! `xtrain top`: watches runs through the files in their output directories, and the machine's
 //! devices.
 
 use super::{Error, Outcome};
@@ -7,9 +7,11 @@ use crate::engine::failed;
 use crate::report::table::Table;
 use crate::report::telemetry::TELEMETRY_FILE;
 use crate::report::top::devices::Devices;
+use crate::report::top::processes::Processes;
 use crate::report::top::{Snapshot, draw};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
 use std::io::{IsTerminal, stdout};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// From one look to the next.
@@ -21,44 +23,71 @@ const REPORT: Duration = Duration::from_secs(8);
 const SAMPLE: Duration = Duration::from_millis(300);
 
 pub fn run(plan: TopPlan) -> Result<Outcome, Error> {
-    let mut devices = Devices::new(plan.neuron_monitor.clone());
-    if plan.once {
-        devices.wait(REPORT);
+    let mut watcher = Watcher {
+        devices: Devices::new(plan.neuron_monitor.clone()),
+        processes: Processes::default(),
+        plan,
+    };
+    if !watcher.plan.once {
+        return watch(&mut watcher);
     }
-    let mut snapshot = look(&plan, &mut devices)?;
-    if !plan.once {
-        return watch(&plan, &mut devices, snapshot);
-    }
-    if snapshot
-        .hardware
-        .iter()
-        .any(|device| device.source == "sysfs")
-    {
+    watcher.devices.wait(REPORT);
+    let mut snapshots = watcher.look()?;
+    let counts = |snapshot: &Snapshot| {
+        snapshot
+            .hardware
+            .iter()
+            .any(|device| device.source == "sysfs")
+            || snapshot.ranks.iter().any(|rank| rank.cpu.is_some())
+    };
+    if snapshots.iter().any(counts) {
         std::thread::sleep(SAMPLE);
-        snapshot.hardware = devices.read();
+        watcher.measure(&mut snapshots);
     }
-    match plan.json {
-        true => println!(
-            "{}",
-            serde_json::to_string(&snapshot).map_err(failed("writing JSON"))?
-        ),
-        false => print!("{}", text(&snapshot)),
+    if watcher.plan.json {
+        let json = match &snapshots[..] {
+            [one] => serde_json::to_string(one),
+            several => serde_json::to_string(several),
+        };
+        println!("{}", json.map_err(failed("writing JSON"))?);
+    } else {
+        let texts: Vec<String> = snapshots.iter().map(text).collect();
+        print!("{}", texts.join("\n"));
     }
     Ok(Outcome::Done)
 }
 
-fn look(plan: &TopPlan, devices: &mut Devices) -> Result<Snapshot, Error> {
-    let mut snapshot = Snapshot::read(&plan.output_dir).map_err(|error| {
-        Error::because(
-            format!("{} holds no {TELEMETRY_FILE}", plan.output_dir.display()),
-            error,
-        )
-        .with_hint(
-            "name the --output_dir of a training run; it writes that file from its first step on",
-        )
-    })?;
-    snapshot.hardware = devices.read();
-    Ok(snapshot)
+/// Looks at the runs and at this machine.
+struct Watcher {
+    plan: TopPlan,
+    devices: Devices,
+    processes: Processes,
+}
+
+impl Watcher {
+    fn look(&mut self) -> Result<Vec<Snapshot>, Error> {
+        let read = |dir: &PathBuf| {
+            Snapshot::read(dir).map_err(|error| {
+                Error::because(format!("{} holds no {TELEMETRY_FILE}", dir.display()), error)
+                    .with_hint(
+                        "name the --output_dir of a training run; it writes that file from its first step on",
+                    )
+            })
+        };
+        let runs = self.plan.output_dirs.iter().map(read);
+        let mut snapshots = runs.collect::<Result<Vec<Snapshot>, Error>>()?;
+        self.measure(&mut snapshots);
+        Ok(snapshots)
+    }
+
+    /// Asks the machine, which all runs share.
+    fn measure(&mut self, snapshots: &mut [Snapshot]) {
+        let hardware = self.devices.read();
+        for snapshot in snapshots {
+            snapshot.hardware.clone_from(&hardware);
+            self.processes.read(&mut snapshot.ranks);
+        }
+    }
 }
 
 fn text(snapshot: &Snapshot) -> String {
@@ -66,6 +95,16 @@ fn text(snapshot: &Snapshot) -> String {
     table.heading(snapshot.output_dir.display().to_string());
     for (name, value) in snapshot.numbers() {
         table.pair(name, value);
+    }
+    if snapshot.ranks.len() > 1 {
+        table.heading("ranks".to_string());
+        for [rank, host, pid, step, state, cpu, memory] in snapshot.rank_rows() {
+            let name = format!("rank {rank}");
+            table.pair(
+                name,
+                format!("{state}, step {step}, {cpu} cores, {memory}, process {pid} on {host}"),
+            );
+        }
     }
     table.heading("devices".to_string());
     for [name, busy, used, peak, source] in snapshot.device_rows() {
@@ -79,7 +118,8 @@ fn text(snapshot: &Snapshot) -> String {
 
 /// Draws until q, Esc or Ctrl-C. The terminal is given back as it was, after an error and a panic
 /// too.
-fn watch(plan: &TopPlan, devices: &mut Devices, first: Snapshot) -> Result<Outcome, Error> {
+fn watch(watcher: &mut Watcher) -> Result<Outcome, Error> {
+    let mut snapshots = watcher.look()?;
     if !stdout().is_terminal() {
         return Err(Error::usage(
             "top draws on a terminal, and standard output is none",
@@ -88,10 +128,11 @@ fn watch(plan: &TopPlan, devices: &mut Devices, first: Snapshot) -> Result<Outco
     }
     let io = failed("drawing on the terminal");
     let mut terminal = ratatui::try_init().map_err(&io)?;
-    let mut snapshot = first;
     let mut watch = || -> Result<(), Error> {
         loop {
-            terminal.draw(|frame| draw(frame, &snapshot)).map_err(&io)?;
+            terminal
+                .draw(|frame| draw(frame, &snapshots))
+                .map_err(&io)?;
             if event::poll(INTERVAL).map_err(&io)?
                 && let Event::Key(key) = event::read().map_err(&io)?
             {
@@ -101,7 +142,7 @@ fn watch(plan: &TopPlan, devices: &mut Devices, first: Snapshot) -> Result<Outco
                     return Ok(());
                 }
             }
-            snapshot = look(plan, devices)?;
+            snapshots = watcher.look()?;
         }
     };
     let ended = watch();

@@ -271,7 +271,7 @@ pub const COMMANDS: &[CommandInfo] = &[
         Top,
         "top",
         "Watch a training run: step, loss, speed, where its time goes, compiled graphs, devices",
-        "xtrain top --output_dir out\n  xtrain top --output_dir out --once --json",
+        "xtrain top out\n  xtrain top out other\n  xtrain top out --once --json",
     ),
     info(
         Report,

@@ -223,7 +223,9 @@ Run {
     config: Option<PathBuf>, ALL;
     /// Colours: auto, on a terminal unless NO_COLOR is set; always; never
     color: Colors = "auto", ALL;
-    /// Output directory of the run to watch
+    /// Output directories of the runs to watch, several beside each other
+    watched: Words, TOP, name "run";
+    /// The same as a flag, for one run
     watched_dir: Option<PathBuf>, TOP, name "output_dir";
     /// Print the run's state once, as text, and exit
     once: bool = "false", TOP;

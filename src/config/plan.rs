@@ -368,7 +368,8 @@ pub struct DoctorPlan {
 /// `xtrain top`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TopPlan {
-    pub output_dir: PathBuf,
+    /// At least one.
+    pub output_dirs: Vec<PathBuf>,
     /// Print once and end; else draw until the user ends it.
     pub once: bool,
     pub json: bool,

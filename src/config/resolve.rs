@@ -66,7 +66,10 @@ pub fn resolve(flags: &Arc<Flags>) -> Result<Command, UsageError> {
         CommandName::Generate => Command::Generate(generate_plan(flags)),
         CommandName::Bench => Command::Bench(bench_plan(flags)),
         CommandName::Top => Command::Top(TopPlan {
-            output_dir: flags.watched_dir.clone().expect(CHECKED),
+            output_dirs: {
+                let words = flags.watched.iter().map(PathBuf::from);
+                words.chain(flags.watched_dir.clone()).collect()
+            },
             once: *flags.once,
             json: *flags.json,
             neuron_monitor: flags.neuron_monitor.clone(),

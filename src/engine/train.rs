@@ -137,7 +137,7 @@ impl Run {
         let telemetry = telemetry_hook(plan, session, &start.progress);
         let peak = matmul_peak::measure_tflops(session, settings.precision, PEAK_FLOPS_TIME)
             .map_err(failed("measuring the matrix-multiply ceiling"))?;
-        if let Some(telemetry) = &telemetry {
+        if ProcessGroup::this_writes() {
             telemetry.describe(process::describe(plan, session, model, peak));
         }
         let log = LogHook::new(
@@ -146,8 +146,7 @@ impl Run {
             *flags.include_num_input_tokens_seen,
             Some(peak),
         );
-        let mut all = vec![boxed(log)];
-        all.extend(telemetry.map(boxed));
+        let mut all = vec![boxed(log), boxed(telemetry)];
         all.extend(ProcessGroup::joined().map(HeartbeatHook).map(boxed));
         if replicas::have_equals(settings.mesh, session.placements()) {
             all.push(boxed(ReplicaCheckHook {
@@ -444,19 +443,16 @@ fn header(
     ]
 }
 
-/// Telemetry of steps and of graphs, from the process that writes.
-fn telemetry_hook(
-    plan: &RunPlan,
-    session: &mut Session,
-    start: &Progress,
-) -> Option<TelemetryHook> {
-    if !ProcessGroup::this_writes() {
-        return None;
+/// Telemetry of steps and, from the process that writes, of graphs.
+fn telemetry_hook(plan: &RunPlan, session: &mut Session, start: &Progress) -> TelemetryHook {
+    let member = plan.device.settings.member.as_ref();
+    let rank = member.map_or(0, |member| member.rank);
+    let telemetry = Telemetry::append_of_rank(&plan.train.output_dir, rank);
+    if ProcessGroup::this_writes() {
+        session.cache_mut().on_ready(graph_listener(&telemetry));
     }
-    let telemetry = Telemetry::append_in(&plan.train.output_dir);
-    session.cache_mut().on_ready(graph_listener(&telemetry));
     let (client, device) = (session.client().clone(), plan.device.kind.to_string());
-    Some(TelemetryHook::new(telemetry, client, &device, start))
+    TelemetryHook::new(telemetry, client, &device, start)
 }
 
 /// Says where a run that a signal ended can be resumed from.

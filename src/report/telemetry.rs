@@ -14,6 +14,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// The name of the file in the output directory.
 pub const TELEMETRY_FILE: &str = "telemetry.jsonl";
 
+/// The file of a process other than the first one of a job, whose file is [`TELEMETRY_FILE`].
+pub fn file_of_rank(rank: usize) -> String {
+    match rank {
+        0 => TELEMETRY_FILE.to_string(),
+        rank => format!("telemetry.rank-{rank}.jsonl"),
+    }
+}
+
 /// A line of the file. Times are seconds since 1970.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
@@ -159,7 +167,12 @@ pub struct Telemetry(Arc<Mutex<Option<File>>>);
 impl Telemetry {
     /// Opens the file of an output directory; a resumed run appends to it.
     pub fn append_in(output_dir: &Path) -> Telemetry {
-        let path = output_dir.join(TELEMETRY_FILE);
+        Telemetry::append_of_rank(output_dir, 0)
+    }
+
+    /// The same of the file of a process of a job.
+    pub fn append_of_rank(output_dir: &Path, rank: usize) -> Telemetry {
+        let path = output_dir.join(file_of_rank(rank));
         let file = OpenOptions::new()
             .create(true)
             .append(true)

@@ -222,9 +222,9 @@ rules! {
         "--system_prompt has no effect without --chat",
         "add --chat, or leave it out";
     top_needs_a_run for TOP
-        if !flags.watched_dir.is_given() =>
+        if !flags.watched_dir.is_given() && flags.watched.is_empty() =>
         "top: no run given",
-        "add the run's --output_dir DIR";
+        "name its output directory: `xtrain top DIR`";
     top_as_json_is_one_look for TOP
         if *flags.json && !*flags.once =>
         "top draws on the terminal; --json prints the state once",

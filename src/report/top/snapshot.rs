@@ -2,7 +2,7 @@
 
 use super::devices::DeviceUse;
 use crate::report::records::LOG_FILE;
-use crate::report::telemetry::{Event, StepEvent, TELEMETRY_FILE, host, latest, now};
+use crate::report::telemetry::{Event, StepEvent, TELEMETRY_FILE, file_of_rank, host, latest, now};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::io;
@@ -40,11 +40,41 @@ pub struct Snapshot {
     pub graphs: Graphs,
     /// The last evaluation, as it was logged.
     pub eval: Option<Map<String, Value>>,
+    /// The evaluation with the smallest loss.
+    pub best_eval: Option<BestEval>,
+    /// The processes of the run, the first one first.
+    pub ranks: Vec<Rank>,
     /// Steps with their losses, oldest first, without what is not finite.
     #[serde(skip)]
     pub curve: Vec<(f64, f64)>,
+    /// The same of evaluations.
+    #[serde(skip)]
+    pub eval_curve: Vec<(f64, f64)>,
     /// Of this machine; the run's own figures where the machine tells nothing.
     pub hardware: Vec<DeviceUse>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct BestEval {
+    pub step: u64,
+    pub loss: f64,
+}
+
+/// A process of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Rank {
+    pub rank: usize,
+    pub host: String,
+    pub pid: u32,
+    pub state: State,
+    pub step: u64,
+    pub step_seconds: f64,
+    /// Since its last record.
+    pub seconds_silent: f64,
+    /// Processors that it keeps busy; `None` on another machine.
+    pub cpu: Option<f64>,
+    /// Resident; as above.
+    pub memory_bytes: Option<u64>,
 }
 
 /// What the cache of compiled graphs did.
@@ -64,13 +94,26 @@ impl Snapshot {
     pub fn read(output_dir: &Path) -> io::Result<Snapshot> {
         let text = std::fs::read_to_string(output_dir.join(TELEMETRY_FILE))?;
         let log = std::fs::read_to_string(output_dir.join(LOG_FILE)).unwrap_or_default();
-        Ok(Snapshot::of(
-            output_dir,
-            &latest(&text),
-            &log,
-            now(),
-            |pid| Path::new(&format!("/proc/{pid}")).exists(),
-        ))
+        let lives = |pid: u32| Path::new(&format!("/proc/{pid}")).exists();
+        let (events, now) = (latest(&text), now());
+        let mut snapshot = Snapshot::of(output_dir, &events, &log, now, lives);
+        let processes = events.iter().rev().find_map(|event| match event {
+            Event::Process(process) => Some(process.processes),
+            _ => None,
+        });
+        // What an earlier, larger job left is none of this run.
+        for rank in 1..processes.unwrap_or(1) {
+            let file = output_dir.join(file_of_rank(rank));
+            let Ok(text) = std::fs::read_to_string(file) else {
+                continue;
+            };
+            let other = Snapshot::of(output_dir, &latest(&text), "", now, lives);
+            let process = other.ranks.into_iter();
+            snapshot
+                .ranks
+                .extend(process.map(|process| Rank { rank, ..process }));
+        }
+        Ok(snapshot)
     }
 
     /// From events and log, at a time; `lives` says whether there is a process of this number here.
@@ -86,6 +129,7 @@ impl Snapshot {
             ..Snapshot::default()
         };
         let (mut ended, mut is_here, mut last) = (false, false, now);
+        let mut on = String::new();
         for event in events {
             match event {
                 Event::Start {
@@ -99,6 +143,7 @@ impl Snapshot {
                     (snapshot.pid, snapshot.device) = (*pid, device.clone());
                     (snapshot.step.step, snapshot.step.total_steps) = (*step, *total_steps);
                     (is_here, last) = (*started_on == host(), *time);
+                    on = started_on.clone();
                 }
                 Event::Step(step) => {
                     snapshot
@@ -136,15 +181,35 @@ impl Snapshot {
                 Some(step.total_steps.saturating_sub(step.step) as f64 * step.step_seconds);
         }
         snapshot.seconds_silent = (now - last).max(0.0);
-        if snapshot.curve.len() > CURVE {
-            // Every n-th is enough to draw.
-            let stride = snapshot.curve.len().div_ceil(CURVE);
-            snapshot.curve = snapshot.curve.into_iter().step_by(stride).collect();
-        }
-        let mut records = log
+        snapshot.ranks.push(Rank {
+            rank: 0,
+            host: on,
+            pid: snapshot.pid,
+            state: snapshot.state,
+            step: snapshot.step.step,
+            step_seconds: snapshot.step.step_seconds,
+            seconds_silent: snapshot.seconds_silent,
+            ..Rank::default()
+        });
+        let records = log
             .lines()
             .filter_map(|line| serde_json::from_str::<Map<String, Value>>(line).ok());
-        snapshot.eval = records.rfind(|record| record.contains_key("eval_loss"));
+        for record in records.filter(|record| record.contains_key("eval_loss")) {
+            let number = |key: &str| record.get(key).and_then(Value::as_f64);
+            if let (Some(loss), Some(step)) = (number("eval_loss"), number("step")) {
+                snapshot.eval_curve.push((step, loss));
+                if snapshot.best_eval.is_none_or(|best| loss < best.loss) {
+                    let step = step as u64;
+                    snapshot.best_eval = Some(BestEval { step, loss });
+                }
+            }
+            snapshot.eval = Some(record);
+        }
+        for curve in [&mut snapshot.curve, &mut snapshot.eval_curve] {
+            // Every n-th is enough to draw.
+            let stride = curve.len().div_ceil(CURVE).max(1);
+            *curve = curve.iter().copied().step_by(stride).collect();
+        }
         snapshot
     }
 }
@@ -195,7 +260,7 @@ mod tests {
         Snapshot::of(
             Path::new("out"),
             events,
-            "{\"eval_loss\":3.5,\"step\":4}\nbroken",
+            "{\"eval_loss\":3.25,\"step\":2}\n{\"eval_loss\":null,\"step\":3}\n{\"eval_loss\":3.5,\"step\":4}\nbroken",
             110.0,
             |pid| pid == 42 && lives,
         )
@@ -211,6 +276,17 @@ mod tests {
         );
         assert_eq!(found.seconds_silent, 6.0);
         assert_eq!(found.eval.unwrap()["eval_loss"], 3.5);
+        assert_eq!(found.eval_curve, [(2.0, 3.25), (4.0, 3.5)]);
+        let best = BestEval {
+            step: 2,
+            loss: 3.25,
+        };
+        assert_eq!(found.best_eval, Some(best));
+        let own = &found.ranks[0];
+        assert_eq!(
+            (own.rank, own.pid, own.step, &own.host),
+            (0, 42, 4, &host())
+        );
         assert_eq!(snapshot(&running, false).state, State::Stopped);
         let ended = |step: u64| {
             [

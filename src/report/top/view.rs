@@ -2,7 +2,7 @@
 //! was compiled.
 
 use super::devices::DeviceUse;
-use super::snapshot::{Snapshot, State};
+use super::snapshot::{Rank, Snapshot, State};
 use crate::report::units::{bytes, count, duration, exact};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -14,22 +14,29 @@ use std::time::Duration;
 
 /// Lines of the list of graphs.
 const EVENTS: u16 = 5;
+/// Ranks that are shown, of one run.
+const RANKS: usize = 16;
+/// Characters that a run beside others needs.
+const COLUMN: usize = 56;
+
+/// What a run or a process is doing, in a word.
+fn state_word(state: State) -> &'static str {
+    match state {
+        State::Running => "running",
+        State::Finished => "finished",
+        State::Stopped => "stopped",
+        State::Unknown => "on another machine",
+    }
+}
+
+fn seconds(seconds: f64) -> String {
+    duration(Duration::try_from_secs_f64(seconds).unwrap_or_default())
+}
 
 impl Snapshot {
-    /// What the run is doing, in one word.
-    pub fn state_word(&self) -> &'static str {
-        match self.state {
-            State::Running => "running",
-            State::Finished => "finished",
-            State::Stopped => "stopped",
-            State::Unknown => "on another machine",
-        }
-    }
-
     /// The numbers as pairs of name and value, for the screen and for `--once`.
     pub fn numbers(&self) -> Vec<(&'static str, String)> {
         let step = &self.step;
-        let seconds = |s: f64| duration(Duration::try_from_secs_f64(s).unwrap_or_default());
         let share = |s: f64| match step.step_seconds > 0.0 {
             true => format!("{} ({:.0}%)", seconds(s), s / step.step_seconds * 100.0),
             false => seconds(s),
@@ -39,7 +46,7 @@ impl Snapshot {
                 "run",
                 format!(
                     "{} (process {} on {})",
-                    self.state_word(),
+                    state_word(self.state),
                     self.pid,
                     self.device
                 ),
@@ -77,17 +84,8 @@ impl Snapshot {
             numbers.push(("time left", seconds(left)));
         }
         numbers.push(("last word", format!("{} ago", seconds(self.seconds_silent))));
-        if let Some(eval) = &self.eval {
-            let value = |key: &str| eval.get(key).and_then(serde_json::Value::as_f64);
-            let at = value("step").unwrap_or_default();
-            numbers.push((
-                "evaluation",
-                format!(
-                    "loss {:.4} at step {at}",
-                    value("eval_loss").unwrap_or(f64::NAN)
-                ),
-            ));
-        }
+        numbers.extend(self.processor().map(|text| ("processor", text)));
+        numbers.extend(self.evaluations());
         let graphs = &self.graphs;
         numbers.push((
             "graphs",
@@ -100,6 +98,53 @@ impl Snapshot {
             ),
         ));
         numbers
+    }
+
+    /// The last evaluation, and the best one if that is another.
+    fn evaluations(&self) -> Vec<(&'static str, String)> {
+        let text = |step: u64, loss: f64| format!("loss {loss:.4} at step {}", exact(step));
+        let Some((step, loss)) = self.eval_curve.last() else {
+            return Vec::new();
+        };
+        let last = ("evaluation", text(*step as u64, *loss));
+        let best = self.best_eval.filter(|best| best.step as f64 != *step);
+        let best = best.map(|best| ("  best", text(best.step, best.loss)));
+        std::iter::once(last).chain(best).collect()
+    }
+
+    /// What the run's processes on this machine use together.
+    fn processor(&self) -> Option<String> {
+        let here = self.ranks.iter().filter(|rank| rank.cpu.is_some());
+        let cores: f64 = here.clone().filter_map(|rank| rank.cpu).sum();
+        let memory: u64 = here.clone().filter_map(|rank| rank.memory_bytes).sum();
+        let all = std::thread::available_parallelism().map_or(1, usize::from);
+        let text = format!("{cores:.1} of {all} cores, {}", bytes(memory));
+        here.count().gt(&0).then_some(text)
+    }
+
+    /// Each process of the run as its cells: rank, machine, process, step, state, cores, memory.
+    pub fn rank_rows(&self) -> Vec<[String; 7]> {
+        let cells = |rank: &Rank| {
+            [
+                rank.rank.to_string(),
+                rank.host.clone(),
+                rank.pid.to_string(),
+                exact(rank.step),
+                state_word(rank.state).to_string(),
+                rank.cpu
+                    .map_or("-".to_string(), |cores| format!("{cores:.1}")),
+                rank.memory_bytes.map_or("-".to_string(), bytes),
+            ]
+        };
+        self.ranks.iter().map(cells).collect()
+    }
+
+    /// The share of its steps that it has made.
+    fn done(&self) -> f64 {
+        match self.step.total_steps {
+            0 => 0.0,
+            total => (self.step.step as f64 / total as f64).clamp(0.0, 1.0),
+        }
     }
 
     /// The hardware or, where it reports nothing, the run's allocator; each device as its
@@ -137,14 +182,99 @@ impl Snapshot {
     }
 }
 
-/// Draws a snapshot on the whole frame.
-pub fn draw(frame: &mut Frame, snapshot: &Snapshot) {
+/// Draws one run on the whole frame, or several beside each other; on a narrow screen one below
+/// the other.
+pub fn draw(frame: &mut Frame, snapshots: &[Snapshot]) {
+    if let [one] = snapshots {
+        return draw_run(frame, one);
+    }
+    let [title, rest] =
+        Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(frame.area());
+    let name = Line::from(vec!["xtrain top".bold(), "  (q ends)".dim()]);
+    frame.render_widget(name, title);
+    let shares = vec![Constraint::Fill(1); snapshots.len()];
+    let fits = usize::from(rest.width) >= snapshots.len() * COLUMN;
+    let areas = match fits {
+        true => Layout::horizontal(shares).split(rest),
+        false => Layout::vertical(shares).split(rest),
+    };
+    for (snapshot, area) in snapshots.iter().zip(areas.iter()) {
+        draw_beside_others(frame, snapshot, *area);
+    }
+}
+
+/// A run as one of several: its bar, what matters most, and its curves.
+fn draw_beside_others(frame: &mut Frame, snapshot: &Snapshot, area: Rect) {
+    let block = Block::bordered().title(snapshot.output_dir.display().to_string());
+    let inner = block.inner(area);
+    frame.render_widget(block, area);
+    let [progress, rest] =
+        Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(inner);
+    draw_progress(frame, snapshot, progress);
+    let chosen = [
+        "run",
+        "step",
+        "loss",
+        "evaluation",
+        "  best",
+        "speed",
+        "time left",
+        "processor",
+    ];
+    let mut numbers = snapshot.numbers();
+    numbers.retain(|(name, _)| chosen.contains(name));
+    let height = numbers.len() as u16;
+    let [left, right] = match usize::from(rest.width) >= 2 * COLUMN {
+        true => Layout::horizontal([Constraint::Length(52), Constraint::Min(0)]).areas(rest),
+        false => Layout::vertical([Constraint::Length(height), Constraint::Min(0)]).areas(rest),
+    };
+    frame.render_widget(Paragraph::new(lines(&numbers)), left);
+    if right.height >= 6 {
+        draw_loss(frame, snapshot, right);
+    }
+}
+
+/// Pairs with their values below each other.
+fn lines(numbers: &[(&'static str, String)]) -> Vec<Line<'static>> {
+    let width = numbers
+        .iter()
+        .map(|(name, _)| name.len())
+        .max()
+        .unwrap_or(0);
+    let line = |(name, value): &(&str, String)| Line::from(format!("{name:width$}  {value}"));
+    numbers.iter().map(line).collect()
+}
+
+fn draw_progress(frame: &mut Frame, snapshot: &Snapshot, area: Rect) {
+    let colour = if snapshot.state == State::Stopped {
+        Color::Red
+    } else {
+        Color::Green
+    };
+    let done = snapshot.done();
+    let left = snapshot.seconds_left;
+    let left = left.map(|left| format!(", {} left", seconds(left)));
+    let label = format!("{:.0}%{}", done * 100.0, left.unwrap_or_default());
+    let gauge = Gauge::default().ratio(done).label(label);
+    frame.render_widget(gauge.gauge_style(Style::new().fg(colour)), area);
+}
+
+fn draw_run(frame: &mut Frame, snapshot: &Snapshot) {
     let devices = snapshot.device_rows();
     let numbers = snapshot.numbers();
-    let [title, progress, middle, table, events] = Layout::vertical([
+    let ranks = match snapshot.rank_rows() {
+        rows if rows.len() > 1 => rows,
+        _ => Vec::new(),
+    };
+    let rank_lines = match ranks.len() {
+        0 => 0,
+        count => count.min(RANKS) as u16 + 3,
+    };
+    let [title, progress, middle, processes, table, events] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(1),
         Constraint::Min(numbers.len() as u16 + 2),
+        Constraint::Length(rank_lines),
         Constraint::Length(devices.len() as u16 + 3),
         Constraint::Length(EVENTS + 2),
     ])
@@ -155,39 +285,25 @@ pub fn draw(frame: &mut Frame, snapshot: &Snapshot) {
         "  (q ends)".dim(),
     ]);
     frame.render_widget(name, title);
-    let step = &snapshot.step;
-    let done = if step.total_steps > 0 {
-        (step.step as f64 / step.total_steps as f64).clamp(0.0, 1.0)
-    } else {
-        0.0
-    };
-    let colour = if snapshot.state == State::Stopped {
-        Color::Red
-    } else {
-        Color::Green
-    };
-    frame.render_widget(
-        Gauge::default()
-            .ratio(done)
-            .gauge_style(Style::new().fg(colour)),
-        progress,
-    );
+    draw_progress(frame, snapshot, progress);
     let [left, right] =
         Layout::horizontal([Constraint::Length(52), Constraint::Min(20)]).areas(middle);
-    let width = numbers
-        .iter()
-        .map(|(name, _)| name.len())
-        .max()
-        .unwrap_or(0);
-    let lines: Vec<Line> = numbers
-        .iter()
-        .map(|(name, value)| Line::from(format!("{name:width$}  {value}")))
-        .collect();
-    frame.render_widget(
-        Paragraph::new(lines).block(Block::bordered().title("run")),
-        left,
-    );
+    let numbers = Paragraph::new(lines(&numbers));
+    frame.render_widget(numbers.block(Block::bordered().title("run")), left);
     draw_loss(frame, snapshot, right);
+    if rank_lines > 0 {
+        let title = match ranks.len() > RANKS {
+            true => format!("ranks, {RANKS} of {}", ranks.len()),
+            false => "ranks".to_string(),
+        };
+        let widths = [4, 20, 9, 12, 18, 6, 11].map(Constraint::Length);
+        let header = [
+            "rank", "host", "process", "step", "state", "cores", "memory",
+        ];
+        let rows = ranks.into_iter().take(RANKS).map(Row::new);
+        let rows = Table::new(rows, widths).header(Row::new(header).bold());
+        frame.render_widget(rows.block(Block::bordered().title(title)), processes);
+    }
     let widths = [
         Constraint::Min(16),
         Constraint::Length(6),
@@ -213,23 +329,25 @@ pub fn draw(frame: &mut Frame, snapshot: &Snapshot) {
 }
 
 fn draw_loss(frame: &mut Frame, snapshot: &Snapshot, area: Rect) {
-    let curve = &snapshot.curve;
-    let block = Block::bordered().title("loss");
-    let (Some(first), Some(last)) = (curve.first(), curve.last()) else {
+    let (curve, evaluated) = (&snapshot.curve, &snapshot.eval_curve);
+    let title = match evaluated.is_empty() {
+        true => Line::from("loss"),
+        false => Line::from(vec!["loss".cyan(), ", ".into(), "evaluation".magenta()]),
+    };
+    let block = Block::bordered().title(title);
+    let all = || curve.iter().chain(evaluated);
+    let (Some(first), Some(last)) = (
+        all().map(|point| point.0).reduce(f64::min),
+        all().map(|point| point.0).reduce(f64::max),
+    ) else {
         return frame.render_widget(Paragraph::new("no step yet").block(block), area);
     };
-    let low = curve
-        .iter()
-        .map(|point| point.1)
-        .fold(f64::INFINITY, f64::min);
-    let high = curve
-        .iter()
-        .map(|point| point.1)
-        .fold(f64::NEG_INFINITY, f64::max);
+    let low = all().map(|point| point.1).fold(f64::INFINITY, f64::min);
+    let high = all().map(|point| point.1).fold(f64::NEG_INFINITY, f64::max);
     // A flat line still needs some height.
     let margin = ((high - low) * 0.05).max(1e-6);
     let bounds = (
-        [first.0, last.0.max(first.0 + 1.0)],
+        [first, last.max(first + 1.0)],
         [low - margin, high + margin],
     );
     let axis = |bounds: [f64; 2], labels: [String; 2]| {
@@ -238,15 +356,16 @@ fn draw_loss(frame: &mut Frame, snapshot: &Snapshot, area: Rect) {
             .labels(labels)
             .style(Style::new().dim())
     };
-    let data = Dataset::default()
-        .marker(Marker::Braille)
-        .graph_type(GraphType::Line)
-        .style(Style::new().cyan())
-        .data(curve);
-    let chart = Chart::new(vec![data])
+    let line = |points, colour| {
+        let line = Dataset::default().marker(Marker::Braille);
+        let line = line.graph_type(GraphType::Line);
+        line.style(Style::new().fg(colour)).data(points)
+    };
+    let data = vec![line(curve, Color::Cyan), line(evaluated, Color::Magenta)];
+    let chart = Chart::new(data)
         .x_axis(axis(
             bounds.0,
-            [format!("{:.0}", first.0), format!("{:.0}", last.0)],
+            [format!("{first:.0}"), format!("{last:.0}")],
         ))
         .y_axis(axis(bounds.1, [format!("{low:.3}"), format!("{high:.3}")]));
     frame.render_widget(chart.block(block), area);
@@ -254,6 +373,7 @@ fn draw_loss(frame: &mut Frame, snapshot: &Snapshot, area: Rect) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::snapshot::BestEval;
     use super::*;
     use crate::report::telemetry::{DeviceMemoryUse, StepEvent};
     use ratatui::Terminal;
@@ -289,6 +409,9 @@ mod tests {
                 ..Default::default()
             },
             eval: None,
+            best_eval: None,
+            ranks: Vec::new(),
+            eval_curve: Vec::new(),
             curve: (0..50)
                 .map(|i| (f64::from(i), 7.0 - f64::from(i) / 20.0))
                 .collect(),
@@ -297,8 +420,12 @@ mod tests {
     }
 
     fn screen(width: u16, height: u16, snapshot: &Snapshot) -> String {
+        screens(width, height, std::slice::from_ref(snapshot))
+    }
+
+    fn screens(width: u16, height: u16, snapshots: &[Snapshot]) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        terminal.draw(|frame| draw(frame, snapshot)).unwrap();
+        terminal.draw(|frame| draw(frame, snapshots)).unwrap();
         terminal.backend().to_string()
     }
 
@@ -318,6 +445,72 @@ mod tests {
             "7.000",
         ] {
             assert!(text.contains(part), "`{part}` is missing in\n{text}");
+        }
+    }
+
+    /// With evaluations and two processes.
+    fn launched() -> Snapshot {
+        let rank = |rank, cpu| Rank {
+            rank,
+            host: "node".into(),
+            pid: 40 + rank as u32,
+            state: State::Running,
+            step: 50,
+            cpu,
+            memory_bytes: Some(1 << 30),
+            ..Rank::default()
+        };
+        Snapshot {
+            output_dir: "output/launched".into(),
+            ranks: vec![rank(0, Some(0.75)), rank(1, Some(1.0))],
+            eval_curve: vec![(20.0, 5.5), (40.0, 5.75)],
+            best_eval: Some(BestEval {
+                step: 20,
+                loss: 5.5,
+            }),
+            ..snapshot()
+        }
+    }
+
+    #[test]
+    fn ranks_processors_and_evaluations_are_shown() {
+        let text = screen(110, 44, &launched());
+        for part in [
+            "1.8 of ",
+            "2.0 GiB",
+            "loss 5.7500 at step 40",
+            "loss 5.5000 at step 20",
+            "25%, 1m 00s left",
+            "ranks",
+            "41        50",
+            "loss, evaluation",
+        ] {
+            assert!(text.contains(part), "`{part}` is missing in\n{text}");
+        }
+        assert!(!screen(110, 44, &snapshot()).contains("ranks"));
+        let many = Snapshot {
+            ranks: vec![launched().ranks[0].clone(); 40],
+            ..launched()
+        };
+        assert!(screen(110, 60, &many).contains("ranks, 16 of 40"));
+    }
+
+    #[test]
+    fn several_runs_stand_beside_each_other_or_below() {
+        let runs = [snapshot(), launched()];
+        let place = |text: &str, word: &str| {
+            let line = text.lines().position(|line| line.contains(word));
+            line.unwrap_or_else(|| panic!("{word} is missing in\n{text}"))
+        };
+        let wide = screens(160, 30, &runs);
+        assert_eq!(place(&wide, "output/run"), place(&wide, "output/launched"));
+        let narrow = screens(80, 50, &runs);
+        assert!(place(&narrow, "output/run") < place(&narrow, "output/launched"));
+        for text in [wide, narrow] {
+            assert_eq!(text.matches("50 of 200").count(), 2, "{text}");
+        }
+        for (width, height) in [(1, 1), (20, 5), (80, 24), (300, 90)] {
+            screens(width, height, &runs);
         }
     }
 
