@@ -283,6 +283,14 @@ fn a_resumed_run_is_one_run() {
         train(dir, "out", more).run_and_signal("'loss'", std::time::Duration::from_millis(300));
     assert_eq!(run.code, Some(143), "{}", run.stderr);
     assert!(dir.join("out/report.html").exists(), "{}", run.stderr);
+    let picture = fs::read(dir.join("out/loss.png")).unwrap();
+    assert!(
+        picture.starts_with(b"\x89PNG") && picture.len() < 200_000,
+        "{}",
+        picture.len()
+    );
+    report(dir, "out --png --output own").succeeded();
+    assert!(dir.join("own.html").exists() && dir.join("own.png").exists());
     let first = json(dir, "out");
     let first = &first["runs"][0];
     assert_eq!(first["processes"][0]["outcome"], "interrupted");

@@ -6,10 +6,13 @@ use crate::config::{Alignment, LossComparison, ReportFormat, ReportPlan};
 use crate::engine::failed;
 use crate::report::page::{self, Report};
 use crate::report::runs::{Axis, losses, read};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// The page that a training run writes.
 pub const REPORT_FILE: &str = "report.html";
+/// Its losses as a picture, beside it.
+const PICTURE_FILE: &str = "loss.png";
 
 pub fn run(plan: ReportPlan) -> Result<Outcome, Error> {
     let runs = read(&plan.runs).map_err(|error| {
@@ -27,20 +30,25 @@ pub fn run(plan: ReportPlan) -> Result<Outcome, Error> {
     let report = Report::new(runs, plan.baseline, plan.price_per_hour);
     for format in &plan.formats {
         let text = match format {
-            ReportFormat::Html => page::html(&report),
-            ReportFormat::Markdown => page::markdown(&report),
-            ReportFormat::Json => format!(
-                "{}\n",
-                serde_json::to_string_pretty(&page::json(&report))
-                    .map_err(failed("writing JSON"))?
-            ),
+            ReportFormat::Html => page::html(&report).into_bytes(),
+            ReportFormat::Markdown => page::markdown(&report).into_bytes(),
+            ReportFormat::Json => {
+                let json = serde_json::to_string_pretty(&page::json(&report));
+                (json.map_err(failed("writing JSON"))? + "\n").into_bytes()
+            }
+            ReportFormat::Png => page::png(&report).ok_or_else(|| {
+                Error::failed("these runs have logged no loss that could be drawn")
+                    .with_hint("leave png out")
+            })?,
         };
         match path(&plan, *format) {
             Some(path) => {
                 write(&path, &text)?;
                 eprintln!("written: {}", path.display());
             }
-            None => print!("{text}"),
+            None => std::io::stdout()
+                .write_all(&text)
+                .map_err(failed("writing the report"))?,
         }
     }
     Ok(Outcome::Done)
@@ -52,6 +60,7 @@ fn path(plan: &ReportPlan, format: ReportFormat) -> Option<PathBuf> {
         ReportFormat::Html => "html",
         ReportFormat::Markdown => "md",
         ReportFormat::Json => "json",
+        ReportFormat::Png => "png",
     };
     match (&plan.output, &plan.formats[..]) {
         // As it was named.
@@ -62,8 +71,8 @@ fn path(plan: &ReportPlan, format: ReportFormat) -> Option<PathBuf> {
     }
 }
 
-fn write(path: &Path, text: &str) -> Result<(), Error> {
-    atomic::write_bytes(path, text.as_bytes()).map_err(failed("writing the report"))
+fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    atomic::write_bytes(path, bytes).map_err(failed("writing the report"))
 }
 
 /// Writes the report of one run into its directory, and prints the run in a few lines.
@@ -74,7 +83,10 @@ pub fn of_run(dir: &Path) -> Result<(), Error> {
     let runs = read(&[dir.to_path_buf()]).map_err(failed("reading the run for its report"))?;
     let report = Report::new(runs, 0, None);
     let path = dir.join(REPORT_FILE);
-    write(&path, &page::html(&report))?;
+    write(&path, page::html(&report).as_bytes())?;
+    if let Some(picture) = page::png(&report) {
+        write(&dir.join(PICTURE_FILE), &picture)?;
+    }
     eprint!("{}", page::summary(&report));
     eprintln!("{:<12} {}", "report", path.display());
     Ok(())

@@ -548,7 +548,7 @@ Logging {
     logging_dir: Option<PathBuf>, TRAIN;
     /// Name of the run in MLflow; default: the name of output_dir
     run_name: Option<String>, TRAIN;
-    /// At the end write report.html to output_dir, or not; `xtrain report` makes it later, too
+    /// At the end write report.html and loss.png to output_dir, or not; `xtrain report` makes it later, too
     report: RunReport = "html", TRAINING;
     /// No progress bars, even on a terminal
     disable_tqdm: bool = "false", READING | QUICKSTART;
@@ -696,8 +696,10 @@ Measurement {
     baseline: Option<String>, REPORT;
     /// Price of one instance for an hour; adds cost, and cost per million tokens
     price_per_hour: Option<NotNegative>, REPORT;
-    /// Formats to write, as html,markdown,json
+    /// Formats to write, as html,markdown,json; png: the losses as a picture
     format: Formats = "html", REPORT;
+    /// Write the losses as a picture too, as --format html,png
+    png: bool = "false", REPORT;
     /// The file to write, with each format's ending; default: report.html, for markdown or json
     /// alone standard output
     report_file: Option<PathBuf>, REPORT, name "output";

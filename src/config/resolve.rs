@@ -2,8 +2,8 @@
 //! nowhere else. Runs after `rules`, so what is missing here cannot be missing.
 
 use super::choices::{
-    AttentionDropoutKernel, AttnImplementation, CpuKernelChoice, RunReport, SaveDtype,
-    SaveStrategy, Strategy, Target,
+    AttentionDropoutKernel, AttnImplementation, CpuKernelChoice, ReportFormat, RunReport,
+    SaveDtype, SaveStrategy, Strategy, Target,
 };
 use super::command::sets::{LABELLED, TRAIN_EVAL, TRAINING};
 use super::command::{CacheVerb, CommandName, TaskName};
@@ -165,7 +165,13 @@ fn report_plan(flags: &Flags) -> ReportPlan {
         runs: flags.runs.iter().map(PathBuf::from).collect(),
         baseline: flags.baseline_place().unwrap_or(0),
         price_per_hour: *flags.price_per_hour,
-        formats: flags.format.clone(),
+        formats: {
+            let mut formats = flags.format.clone();
+            if *flags.png && !formats.contains(&ReportFormat::Png) {
+                formats.push(ReportFormat::Png);
+            }
+            formats
+        },
         output: flags.report_file.clone(),
         compare_losses: compare,
         json: *flags.json,

@@ -2,12 +2,13 @@
 //! Markdown, and the numbers as JSON.
 //!
 //! `report` has the runs with their numbers, `tables` what both pages say in tables, `charts` the
-//! drawings.
+//! drawings, `picture` the losses as PNG.
 
 mod charts;
 mod html;
 mod json;
 mod markdown;
+mod picture;
 mod report;
 mod summary;
 mod tables;
@@ -15,5 +16,6 @@ mod tables;
 pub use html::{html, plain};
 pub use json::json;
 pub use markdown::markdown;
+pub use picture::png;
 pub use report::Report;
 pub use summary::{rank, result, speed, summary};
