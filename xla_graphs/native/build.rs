@@ -45,11 +45,15 @@ fn build_kernels() {
         "-mavx512dq",
         "-mfma",
     ];
-    const AMX: [&str; 3] = ["-mavx512bf16", "-mamx-tile", "-mamx-bf16"];
-    let amx = [&AVX512[..], &AMX].concat();
+    let pairs = [&AVX512[..], &["-mavx512bf16"]].concat();
+    let amx = [&pairs[..], &["-mamx-tile", "-mamx-bf16"]].concat();
     let mut units = vec![("find", &[][..]), ("calls", &[])];
     if env::var("CARGO_CFG_TARGET_ARCH").as_deref() == Ok("x86_64") {
-        units.extend([("avx512_f32", &AVX512[..]), ("amx_bf16", &amx)]);
+        units.extend([
+            ("avx512_f32", &AVX512[..]),
+            ("avx512_bf16", &pairs),
+            ("amx_bf16", &amx),
+        ]);
     }
     for (file, flags) in units {
         let mut build = compiler();

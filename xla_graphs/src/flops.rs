@@ -3,7 +3,7 @@
 
 use crate::dtype::DType;
 use crate::graph::Graph;
-use crate::op::{Composite, CpuKernel, DotDims, Op};
+use crate::op::{Composite, DotDims, Op};
 use crate::shape::Shape;
 use crate::trace::Trace;
 use std::ops::Range;
@@ -30,9 +30,9 @@ pub fn matmuls(graph: &Graph) -> MatmulFlops {
             Op::FusedAttention(of) => attention(2, of.causal, operand(0), operand(1)),
             Op::KernelMatmul(call) => {
                 let flops = 2.0 * call.sizes.iter().map(|&size| size as f64).product::<f64>();
-                match call.kernel {
-                    CpuKernel::AmxBf16 => work.low += flops,
-                    CpuKernel::Avx512F32 => work.wide += flops,
+                match call.kernel.dtype() {
+                    DType::F32 => work.wide += flops,
+                    _ => work.low += flops,
                 }
                 continue;
             }

@@ -161,17 +161,32 @@ pub enum CpuKernel {
     AmxBf16,
     /// Products of f32 on AVX-512.
     Avx512F32,
+    /// Products of pairs of bf16 on AVX-512; f32 operands are rounded.
+    Avx512Bf16,
 }
 
 impl CpuKernel {
-    /// All of them.
-    pub const ALL: [CpuKernel; 2] = [CpuKernel::AmxBf16, CpuKernel::Avx512F32];
+    /// All of them; of one type the best first.
+    pub const ALL: [CpuKernel; 3] = [
+        CpuKernel::AmxBf16,
+        CpuKernel::Avx512Bf16,
+        CpuKernel::Avx512F32,
+    ];
+
+    /// The type of the products: bf16 or f32. A kernel for bf16 takes and gives f32 too.
+    pub fn dtype(self) -> DType {
+        match self {
+            CpuKernel::AmxBf16 | CpuKernel::Avx512Bf16 => DType::BF16,
+            CpuKernel::Avx512F32 => DType::F32,
+        }
+    }
 
     /// As the plugin's calls number it.
     pub fn number(self) -> i64 {
         match self {
             CpuKernel::AmxBf16 => 0,
             CpuKernel::Avx512F32 => 1,
+            CpuKernel::Avx512Bf16 => 2,
         }
     }
 
@@ -181,6 +196,7 @@ impl CpuKernel {
         match self {
             CpuKernel::AmxBf16 => "amx-bf16-1",
             CpuKernel::Avx512F32 => "avx512-f32-1",
+            CpuKernel::Avx512Bf16 => "avx512-bf16-1",
         }
     }
 }

@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use xtrain_graphs::op::CpuKernel;
-use xtrain_graphs::{CpuKernels, Target};
+use xtrain_graphs::{CpuKernels, DType, Target};
 
 const NAME: &str = "libxtrain_xla.so";
 const VARIABLE: &str = "XTRAIN_XLA_LIBRARY";
@@ -117,17 +117,17 @@ impl Library {
         Plugin::load(&self.path)
     }
 
-    /// The CPU as graphs are lowered for it here: with the kernels that this processor executes and
-    /// that beat XLA's dots. The one for f32 does so for small and batched matmuls only
-    /// (docs/log/performance.md), so f32 stays XLA's.
+    /// The CPU as graphs are lowered for it here: with the kernels that this processor executes.
     pub fn cpu_target(&self) -> Target {
-        let here = |kernel: CpuKernel| {
-            // SAFETY: takes a number, any number.
-            (unsafe { (self.has_kernel)(kernel.number()) } != 0).then_some(kernel)
+        // SAFETY: takes a number, any number.
+        let is_here = |kernel: &CpuKernel| unsafe { (self.has_kernel)(kernel.number()) } != 0;
+        let best = |dtype| {
+            let mut all = CpuKernel::ALL.into_iter();
+            all.find(|kernel| kernel.dtype() == dtype && is_here(kernel))
         };
         Target::Cpu(CpuKernels {
-            bf16: here(CpuKernel::AmxBf16),
-            f32: None,
+            bf16: best(DType::BF16),
+            f32: best(DType::F32),
         })
     }
 

@@ -4,7 +4,7 @@
 use super::rule::{Inferred, Vjp, float};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::op::{CpuKernel, DotDims, KernelMatmul, Op};
+use crate::op::{DotDims, KernelMatmul, Op};
 use crate::shape::Shape;
 use crate::trace::Tensor;
 
@@ -50,10 +50,7 @@ pub(super) fn infer(a: &Shape, b: &Shape, d: &DotDims, dtype: DType) -> Inferred
 /// A kernel reads and writes by strides, so they must stay inside; a result has every element once.
 pub(super) fn infer_kernel(call: &KernelMatmul, a: &Shape, b: &Shape) -> Inferred {
     let [p, q, m, n, k] = call.sizes;
-    let types: &[DType] = match call.kernel {
-        CpuKernel::AmxBf16 => &[DType::BF16, DType::F32],
-        CpuKernel::Avx512F32 => &[DType::F32],
-    };
+    let types = [DType::F32, call.kernel.dtype()];
     let operands = [
         (a, [p, q, m, k], call.a_strides),
         (b, [p, q, k, n], call.b_strides),

@@ -19,7 +19,7 @@ struct Amx {
   static constexpr bool kPairs = true;
   using A = Order<kMr, true, true>;
   using B = Order<kNr, true, false>;
-  static constexpr int64_t kKc = 384, kAWords = 192 << 10, kCWords = 192 << 10, kMostN = 1024, kGroup = 4;
+  static constexpr int64_t kKc = 384, kAWords = 192 << 10;
 
   // Tiles' shapes, for as long as a thread works.
   struct State {
@@ -37,6 +37,7 @@ struct Amx {
 
   static void Tile(const Matmul& x, const uint32_t* a, const uint32_t* b, int64_t words, const float* from, float* to, int64_t at,
                    int rows, int columns) {
+    if (to == nullptr) ExpectRows(x, at, rows, columns);
     if (from == nullptr) {
       _tile_zero(0);
       _tile_zero(1);

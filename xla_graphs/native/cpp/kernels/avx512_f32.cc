@@ -17,13 +17,14 @@ struct Broadcast {
   static constexpr bool kPairs = false;
   using A = Order<kMr, false, false>;
   using B = Order<kNr, false, false>;
-  static constexpr int64_t kKc = 256, kAWords = 128 << 10, kCWords = 192 << 10, kMostN = 1024, kGroup = 4;
+  static constexpr int64_t kKc = 768, kAWords = 64 << 10;
   struct State {
     State() {}
   };
 
   static void Tile(const Matmul& x, const uint32_t* a, const uint32_t* b, int64_t words, const float* from, float* to, int64_t at,
                    int rows, int columns) {
+    if (to == nullptr) ExpectRows(x, at, rows, columns);
     __m512 sums[kMr][2];
     if (from == nullptr) {
 #pragma GCC unroll 14

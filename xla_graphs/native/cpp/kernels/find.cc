@@ -24,12 +24,15 @@ bool HasTiles() {
 const Implementation* Find(Kernel kernel) {
   static const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  static const bool has_tiles = has_avx512 && __builtin_cpu_supports("avx512bf16") && HasTiles();
+  static const bool has_pairs = has_avx512 && __builtin_cpu_supports("avx512bf16");
+  static const bool has_tiles = has_pairs && HasTiles();
   switch (kernel) {
     case Kernel::kAmxBf16:
       return has_tiles ? &kAmxBf16 : nullptr;
     case Kernel::kAvx512F32:
       return has_avx512 ? &kAvx512F32 : nullptr;
+    case Kernel::kAvx512Bf16:
+      return has_pairs ? &kAvx512Bf16 : nullptr;
   }
   return nullptr;
 }

@@ -2,13 +2,13 @@
 //
 // A part of C, mt x nt, belongs to one thread. Its loops, from the outside in:
 //
-//   k in steps of kc      A's block (mt x kc) is packed and stays in the L2 cache
-//   n in groups           B's block (kc x a few panels) is packed, read once and used mt / kMr times
+//   k in steps of kc      B's block (kc x nt) is packed and stays in the L3 cache, or L2
+//   m in blocks of mc     A's block (mc x kc) is packed and stays in the L2 cache
 //   n in panels of kNr    one panel of B stays in the L1 cache
 //   m in panels of kMr    the kernel: kMr x kNr of C in registers, over kc, panels of A streaming from L2
 //
-// Between two steps of k, C's sums wait in f32 in a buffer in L2, as the kernel stores its registers; they resume exactly
-// where they were, so that blocking changes no bit. The last step writes C.
+// So a part packs each operand once. Between two steps of k, C's sums wait in f32 in a buffer, as the kernel stores its
+// registers; they resume exactly where they were, so that blocking changes no bit. The last step writes C.
 
 #ifndef XTRAIN_CPP_KERNELS_GEMM_H_
 #define XTRAIN_CPP_KERNELS_GEMM_H_
@@ -39,35 +39,49 @@ inline __attribute__((always_inline)) void StoreRow(const Matmul& x, int64_t off
   }
 }
 
-// K: kMr, kNr, kPairs, Orders A and B, the sizes kKc (words of k at a time), kAWords and kCWords (what a part's blocks may
-// take of L2), kGroup (columns of B packed at a time), and `Tile`, the kernel proper.
+// The lines of C that a kernel will write: asked for before its loop, they are here after it.
+inline __attribute__((always_inline)) void ExpectRows(const Matmul& x, int64_t offset, int rows, int columns) {
+  const int64_t width = x.c_bf16 ? 2 : 4;
+  const char* at = static_cast<const char*>(x.c) + offset * width;
+  for (int i = 0; i < rows; ++i, at += x.c_strides[2] * width) {
+    __builtin_prefetch(at, 1);
+    __builtin_prefetch(at + columns * width - 1, 1);
+  }
+}
+
+// K: kMr, kNr, kPairs, Orders A and B, the sizes kKc (words of k at a time) and kAWords (what A's block may take of L2), and
+// `Tile`, the kernel proper.
 template <class K>
 struct Gemm {
   static constexpr int64_t kPerWord = K::kPairs ? 2 : 1;
+  // What B's block and C's sums may take of L3, each.
+  static constexpr int64_t kPartWords = 1 << 20;
 
   static Plan MakePlan(const Matmul& x, int threads) {
     Plan plan;
     const int64_t words = CeilDiv(x.k, kPerWord);
     plan.kc = Even(words, K::kKc, 16);
     const bool resumes = plan.kc < words;
-    const int64_t most_m = std::max<int64_t>(K::kAWords / plan.kc, K::kMr);
-    plan.mt = Even(x.m, most_m, K::kMr);
-    const int64_t most_n = resumes ? K::kCWords / plan.mt : K::kMostN;
-    plan.nt = Even(x.n, most_n, K::kNr);
-    // Enough parts for every thread: of an even number each while there are few.
     const int64_t batches = x.batch[0] * x.batch[1];
-    auto parts = [&] { return batches * CeilDiv(x.m, plan.mt) * CeilDiv(x.n, plan.nt); };
-    while (threads > 1 && parts() < 4 * threads && parts() % threads != 0) {
-      if (plan.nt > 4 * K::kNr && plan.nt >= plan.mt) {
-        plan.nt = CeilDiv(CeilDiv(plan.nt, 2), K::kNr) * K::kNr;
-      } else if (plan.mt > 2 * K::kMr) {
-        plan.mt = CeilDiv(CeilDiv(plan.mt, 2), K::kMr) * K::kMr;
-      } else if (plan.nt > K::kNr) {
-        plan.nt = CeilDiv(CeilDiv(plan.nt, 2), K::kNr) * K::kNr;
-      } else {
-        break;
-      }
+    // The division of one matrix into parts that packs least: A is packed for each part of n, B for each part of m. Two parts
+    // for every thread, if they are worth it, so that a thread which the system holds up is not waited for.
+    const int64_t m_most = CeilDiv(x.m, K::kMr), n_most = CeilDiv(x.n, K::kNr);
+    const int64_t wanted = CeilDiv(threads == 1 ? 1 : 2 * threads, batches);
+    double least = 0;
+    for (int64_t m_parts = 1, n_parts = 1; m_parts <= m_most; ++m_parts) {
+      const int64_t mt = CeilDiv(m_most, m_parts) * K::kMr;
+      n_parts = CeilDiv(wanted, m_parts);
+      n_parts = std::max(n_parts, CeilDiv(x.n, std::max<int64_t>(kPartWords / plan.kc, K::kNr)));
+      if (resumes) n_parts = std::max(n_parts, CeilDiv(x.n, std::max<int64_t>(kPartWords / mt, K::kNr)));
+      n_parts = std::min(n_parts, n_most);
+      const int64_t nt = CeilDiv(n_most, n_parts) * K::kNr;
+      const double packed = static_cast<double>(CeilDiv(x.n, nt)) * x.m + static_cast<double>(CeilDiv(x.m, mt)) * x.n;
+      // Fewer than wanted is worse than any packing.
+      const double cost = packed / std::min(wanted, CeilDiv(x.n, nt) * CeilDiv(x.m, mt));
+      if (m_parts == 1 || cost < least) least = cost, plan.mt = mt, plan.nt = nt;
+      if (m_parts >= wanted && n_parts == 1) break;
     }
+    plan.mc = Even(plan.mt, K::kAWords / plan.kc, K::kMr);
     plan.m_parts = CeilDiv(x.m, plan.mt);
     plan.n_parts = CeilDiv(x.n, plan.nt);
     plan.parts = batches * plan.m_parts * plan.n_parts;
@@ -93,14 +107,12 @@ struct Gemm {
   static void Work(const Matmul& x, const Plan& plan, std::atomic<int64_t>& next) {
     static thread_local Scratch a_scratch, b_scratch, c_scratch;
     const int64_t words = CeilDiv(x.k, kPerWord);
-    const int64_t m_panels = plan.mt / K::kMr, n_panels = plan.nt / K::kNr;
-    const int64_t group = std::min<int64_t>(K::kGroup, n_panels);
-    uint32_t* a = a_scratch.Words(m_panels * K::A::PanelWords(plan.kc));
-    uint32_t* b = b_scratch.Words(group * K::B::PanelWords(plan.kc));
+    const int64_t m_panels = plan.mt / K::kMr, n_panels = plan.nt / K::kNr, block = plan.mc / K::kMr;
+    uint32_t* a = a_scratch.Words(block * K::A::PanelWords(plan.kc));
+    uint32_t* b = b_scratch.Words(n_panels * K::B::PanelWords(plan.kc));
     float* c = nullptr;
     if (plan.kc < words) c = reinterpret_cast<float*>(c_scratch.Words(plan.mt * plan.nt));
     typename K::State state;
-    int64_t packed = -1;  // the block of A that is packed, if k is not divided
     for (int64_t part; (part = next.fetch_add(1, std::memory_order_relaxed)) < plan.parts;) {
       const int64_t of_m = part / plan.n_parts;
       const int64_t batch = of_m / plan.m_parts;
@@ -118,19 +130,18 @@ struct Gemm {
         const int64_t kc = std::min(plan.kc, words - k0);
         const bool first = k0 == 0, last = k0 + kc >= words;
         const int64_t a_words = K::A::PanelWords(kc), b_words = K::B::PanelWords(kc);
-        if (!(first && last) || packed != of_m) PackA(x, sa, m0, a_panels, k0, kc, a);
-        packed = first && last ? of_m : -1;
-        for (int64_t j0 = 0; j0 < b_panels; j0 += group) {
-          const int64_t panels = std::min(group, b_panels - j0);
-          PackB(x, sb, n0 + j0 * K::kNr, panels, k0, kc, b);
-          for (int64_t j = j0; j < j0 + panels; ++j) {
+        PackB(x, sb, n0, b_panels, k0, kc, b);
+        for (int64_t i0 = 0; i0 < a_panels; i0 += block) {
+          const int64_t panels = std::min(block, a_panels - i0);
+          PackA(x, sa, m0 + i0 * K::kMr, panels, k0, kc, a);
+          for (int64_t j = 0; j < b_panels; ++j) {
             const int64_t n = n0 + j * K::kNr;
             const int columns = static_cast<int>(std::min<int64_t>(K::kNr, x.n - n));
-            for (int64_t i = 0; i < a_panels; ++i) {
+            for (int64_t i = i0; i < i0 + panels; ++i) {
               const int64_t m = m0 + i * K::kMr;
               const int rows = static_cast<int>(std::min<int64_t>(K::kMr, x.m - m));
               float* sums = c == nullptr ? nullptr : c + (j * m_panels + i) * K::kMr * K::kNr;
-              K::Tile(x, a + i * a_words, b + (j - j0) * b_words, kc, first ? nullptr : sums, last ? nullptr : sums,
+              K::Tile(x, a + (i - i0) * a_words, b + j * b_words, kc, first ? nullptr : sums, last ? nullptr : sums,
                       c0 + m * x.c_strides[2] + n, rows, columns);
             }
           }

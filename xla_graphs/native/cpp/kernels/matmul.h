@@ -27,12 +27,12 @@ struct Matmul {
 };
 
 // The numbers are part of compiled executables (`kernel` in their calls): append only.
-enum class Kernel : int64_t { kAmxBf16 = 0, kAvx512F32 = 1 };
+enum class Kernel : int64_t { kAmxBf16 = 0, kAvx512F32 = 1, kAvx512Bf16 = 2 };
 
 // How a matmul is divided into parts that any thread may compute.
 struct Plan {
   int64_t mt, nt;  // rows and columns of a part
-  int64_t kc;      // how much of k is packed at a time
+  int64_t mc, kc;  // rows of A, and words of k, that are packed at a time
   int64_t m_parts, n_parts, parts;
 };
 
@@ -45,7 +45,7 @@ struct Implementation {
 // The kernel, or null where this processor (or its operating system) cannot execute it.
 const Implementation* Find(Kernel kernel);
 
-extern const Implementation kAmxBf16, kAvx512F32;
+extern const Implementation kAmxBf16, kAvx512F32, kAvx512Bf16;
 
 }  // namespace xtrain::kernels
 

@@ -82,45 +82,63 @@ inline uint32_t FirstBits(int64_t count, int64_t most) {
   return count == 32 ? ~0u : (1u << count) - 1;
 }
 
-// kPairs: words are pairs of bf16; else f32 and f32 only. kBf16: what is in memory.
-template <bool kPairs, bool kBf16>
+// Loads of one block, whose masks are made once. kPairs: words are pairs of bf16; else f32 and f32 only. kBf16: what is in
+// memory.
+template <bool kPairs, bool kBf16, bool kAlongK>
 struct Load {
-  // Words [k, k + 16) of row r; elements from k_size on are zero.
-  static inline __attribute__((always_inline)) __m512i AlongK(const Source& s, int64_t r, int64_t k) {
-    if constexpr (!kPairs) {
-      const float* p = static_cast<const float*>(s.data) + r * s.r_stride + k;
-      return _mm512_castps_si512(_mm512_maskz_loadu_ps(FirstBits(s.k_size - k, 16), p));
+  const Source& s;
+  const int64_t r, k;
+  // Along k: which elements of a row are there; `high` those of a second vector, which f32 for pairs need.
+  // Along r: which rows are there.
+  uint32_t low, high;
+  // How many rows (along k), or elements of k (along r), are there from here on.
+  int64_t left;
+
+  inline __attribute__((always_inline)) Load(const Source& source, int64_t r, int64_t k) : s(source), r(r), k(k) {
+    if constexpr (kAlongK) {
+      const int64_t elements = s.k_size - (kPairs ? 2 * k : k);
+      low = FirstBits(elements, kBf16 ? 32 : 16), high = FirstBits(elements - 16, 16), left = s.r_size - r;
     } else {
-#ifdef __AVX512BF16__
-      if constexpr (kBf16) {
-        const uint16_t* p = static_cast<const uint16_t*>(s.data) + r * s.r_stride + 2 * k;
-        return _mm512_maskz_loadu_epi16(FirstBits(s.k_size - 2 * k, 32), p);
-      } else {
-        const float* p = static_cast<const float*>(s.data) + r * s.r_stride + 2 * k;
-        const __m512 low = _mm512_maskz_loadu_ps(FirstBits(s.k_size - 2 * k, 16), p);
-        const __m512 high = _mm512_maskz_loadu_ps(FirstBits(s.k_size - 2 * k - 16, 16), p + 16);
-        return (__m512i)_mm512_cvtne2ps_pbh(high, low);
-      }
-#endif
+      low = FirstBits(s.r_size - r, 16), high = 0, left = s.k_size - (kPairs ? 2 * k : k);
     }
   }
 
-  // Word k of rows [r, r + 16); rows from r_size on are zero.
-  static inline __attribute__((always_inline)) __m512i AlongR(const Source& s, int64_t r, int64_t k) {
-    const uint32_t rows = FirstBits(s.r_size - r, 16);
-    if constexpr (!kPairs) {
-      const float* p = static_cast<const float*>(s.data) + k * s.k_stride + r;
-      return _mm512_castps_si512(_mm512_maskz_loadu_ps(k < s.k_size ? rows : 0, p));
+  // Along k: 16 words of row r + i. Along r: word k + i of 16 rows. What is not there is zero.
+  inline __attribute__((always_inline)) __m512i operator()(int i) const {
+    if constexpr (kAlongK) {
+      if (i >= left) return _mm512_setzero_si512();
+      const int64_t at = (r + i) * s.r_stride + (kPairs ? 2 * k : k);
+      // The line that the block below will read: rows are too far apart for the processor to foresee it.
+      __builtin_prefetch(static_cast<const char*>(s.data) + (at + 16 * s.r_stride) * (kBf16 ? 2 : 4));
+      if constexpr (kPairs && !kBf16) __builtin_prefetch(static_cast<const char*>(s.data) + (at + 16 + 16 * s.r_stride) * 4);
+      if constexpr (!kPairs) {
+        return _mm512_castps_si512(_mm512_maskz_loadu_ps(low, static_cast<const float*>(s.data) + at));
+      } else {
+#ifdef __AVX512BF16__
+        if constexpr (kBf16) return _mm512_maskz_loadu_epi16(low, static_cast<const uint16_t*>(s.data) + at);
+        const float* p = static_cast<const float*>(s.data) + at;
+        return (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(high, p + 16), _mm512_maskz_loadu_ps(low, p));
+#endif
+      }
+    } else if constexpr (!kPairs) {
+      if (i >= left) return _mm512_setzero_si512();
+      __builtin_prefetch(static_cast<const float*>(s.data) + (k + i + 16) * s.k_stride + r);
+      return _mm512_castps_si512(_mm512_maskz_loadu_ps(low, static_cast<const float*>(s.data) + (k + i) * s.k_stride + r));
     } else {
 #ifdef __AVX512BF16__
-      const uint32_t even = 2 * k < s.k_size ? rows : 0, odd = 2 * k + 1 < s.k_size ? rows : 0;
+      const int64_t at = 2 * (k + i) * s.k_stride + r;
+      const uint32_t even = 2 * i < left ? low : 0, odd = 2 * i + 1 < left ? low : 0;
       if constexpr (kBf16) {
-        const uint16_t* p = static_cast<const uint16_t*>(s.data) + 2 * k * s.k_stride + r;
+        const uint16_t* p = static_cast<const uint16_t*>(s.data) + at;
+        __builtin_prefetch(p + 32 * s.k_stride);
+        __builtin_prefetch(p + 33 * s.k_stride);
         const __m512i x = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(even, p));
         const __m512i y = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(odd, p + s.k_stride));
         return _mm512_or_si512(x, _mm512_slli_epi32(y, 16));
       } else {
-        const float* p = static_cast<const float*>(s.data) + 2 * k * s.k_stride + r;
+        const float* p = static_cast<const float*>(s.data) + at;
+        __builtin_prefetch(p + 32 * s.k_stride);
+        __builtin_prefetch(p + 33 * s.k_stride);
         const __m512 x = _mm512_maskz_loadu_ps(even, p);
         const __m512 y = _mm512_maskz_loadu_ps(odd, p + s.k_stride);
         const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(y, x);
@@ -138,28 +156,14 @@ struct Load {
 template <bool kPairs, bool kBf16, bool kAlongK, bool kRMajor>
 inline __attribute__((always_inline)) void PackBlock(const Source& s, int64_t r, int64_t k, uint32_t* to, int64_t pitch,
                                                      int vectors, int width) {
-  using L = Load<kPairs, kBf16>;
+  const Load<kPairs, kBf16, kAlongK> load(s, r, k);
   const __mmask16 mask = FirstBits(width, 16);
   if constexpr (kAlongK == kRMajor) {
-    for (int i = 0; i < vectors; ++i) {
-      __m512i x;
-      if constexpr (kAlongK) {
-        x = r + i < s.r_size ? L::AlongK(s, r + i, k) : _mm512_setzero_si512();
-      } else {
-        x = L::AlongR(s, r, k + i);
-      }
-      _mm512_mask_storeu_epi32(to + i * pitch, mask, x);
-    }
+    for (int i = 0; i < vectors; ++i) _mm512_mask_storeu_epi32(to + i * pitch, mask, load(i));
   } else {
     __m512i x[16];
-    if constexpr (kAlongK) {
-      const int64_t rows = s.r_size - r;
 #pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i) x[i] = i < rows ? L::AlongK(s, r + i, k) : _mm512_setzero_si512();
-    } else {
-#pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i) x[i] = L::AlongR(s, r, k + i);
-    }
+    for (int i = 0; i < 16; ++i) x[i] = load(i);
     Transpose16(x);
     if (vectors == 16) {
 #pragma GCC unroll 16

@@ -10,4 +10,5 @@ flags=(-O2 -std=c++17 -w "$@")
 avx512=(-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma)
 "${CXX:-g++}" "${flags[@]}" "${avx512[@]}" -c "$kernels/avx512_f32.cc" -o "$to/avx512_f32.o"
 "${CXX:-g++}" "${flags[@]}" "${avx512[@]}" -mavx512bf16 -mamx-tile -mamx-bf16 -c "$kernels/amx_bf16.cc" -o "$to/amx_bf16.o"
-"${CXX:-g++}" "${flags[@]}" "$here/harness.cc" "$kernels/find.cc" "$to/avx512_f32.o" "$to/amx_bf16.o" -o "$to/harness" -lpthread
+"${CXX:-g++}" "${flags[@]}" "${avx512[@]}" -mavx512bf16 -c "$kernels/avx512_bf16.cc" -o "$to/avx512_bf16.o"
+"${CXX:-g++}" "${flags[@]}" "$here/harness.cc" "$kernels/find.cc" "$to/avx512_f32.o" "$to/avx512_bf16.o" "$to/amx_bf16.o" -o "$to/harness" -lpthread

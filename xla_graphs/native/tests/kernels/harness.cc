@@ -28,7 +28,7 @@ struct Named {
   const char* name;
   bool is_bf16;
 };
-constexpr Named kKernels[] = {{Kernel::kAmxBf16, "amx-bf16", true}, {Kernel::kAvx512F32, "avx512-f32", false}};
+constexpr Named kKernels[] = {{Kernel::kAmxBf16, "amx-bf16", true}, {Kernel::kAvx512Bf16, "avx512-bf16", true}, {Kernel::kAvx512F32, "avx512-f32", false}};
 
 uint16_t ToBf16(float x) {
   uint32_t bits;

@@ -9,15 +9,17 @@ use xtrain_graphs::{CpuKernels, DType, Graph, Target, Tensor, passes};
 
 /// Those of this processor; `None` if it has none.
 fn target() -> Option<CpuKernels> {
-    let here = |kernel: CpuKernel| {
-        (xtrain_xla::xtrain_xla_has_kernel(kernel.number()) != 0).then_some(kernel)
+    let best = |dtype| {
+        CpuKernel::ALL.into_iter().find(|kernel| {
+            kernel.dtype() == dtype && xtrain_xla::xtrain_xla_has_kernel(kernel.number()) != 0
+        })
     };
     let kernels = CpuKernels {
-        bf16: here(CpuKernel::AmxBf16),
-        f32: here(CpuKernel::Avx512F32),
+        bf16: best(DType::BF16),
+        f32: best(DType::F32),
     };
     if kernels == CpuKernels::default() {
-        eprintln!("this processor has neither AVX-512 nor AMX");
+        eprintln!("this processor has no AVX-512");
         return None;
     }
     Some(kernels)
@@ -200,4 +202,103 @@ fn kernels_alone_are_right_for_any_shape_and_number_of_threads() {
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}");
+}
+
+/// XLA's time over the kernels' for 200 shapes, as a table of geometric means and the shapes that lose
+/// most. Times are for people: only the results' agreement is asserted, elsewhere.
+#[test]
+#[ignore = "slow: measures 200 shapes; bin/test --slow -- sweep_of_shapes --nocapture"]
+fn sweep_of_shapes() {
+    let Some(kernels) = target() else { return };
+    xtrain_xla::register_kernels();
+    let mut rng = Rng(200);
+    let plain = [0, 1, 2, 3];
+    // Of (p, q, m, k): k before m; heads inside of rows, as attention has them.
+    let (turned, heads) = ([0, 1, 3, 2], [0, 2, 1, 3]);
+    let mut cases = vec![
+        (
+            [1, 1, 64, 257_000, 64],
+            [plain, turned, plain],
+            "vocabulary",
+        ),
+        (
+            [1, 1, 512, 50_257, 768],
+            [plain, turned, plain],
+            "vocabulary",
+        ),
+        (
+            [1, 1, 50_257, 768, 512],
+            [turned, plain, plain],
+            "vocabulary",
+        ),
+        ([1, 1, 1, 4096, 1024], [plain, plain, plain], "one row"),
+        ([2, 17, 128, 128, 40], [heads, turned, plain], "heads"),
+    ];
+    while cases.len() < 200 {
+        let mut log = |most: f64| rng.float(4f64.ln(), most.ln()).exp() as usize;
+        let [m, n, k, q] = [log(3000.0), log(3000.0), log(3000.0), log(48.0)];
+        let orders = [0; 3].map(|_| rng.bool(0.5));
+        let order = |is_turned: bool| if is_turned { turned } else { plain };
+        cases.push(match cases.len() % 3 {
+            0 => (
+                [2, q, m.min(512), n.min(512), k.min(128)],
+                [heads, if orders[0] { heads } else { turned }, plain],
+                "heads",
+            ),
+            _ => (
+                [1, 1, m, n, k],
+                [order(orders[0]), order(orders[1]), order(orders[2])],
+                match (orders[0], orders[1], orders[2]) {
+                    (false, false, false) => "plain",
+                    _ => "transposed",
+                },
+            ),
+        });
+    }
+    let mut lines: Vec<(f64, &str, String)> = Vec::new();
+    for (sizes, orders, class) in cases {
+        let case = Case { sizes, orders };
+        let [a, b] = case.operands();
+        for (name, low, stored) in [
+            ("f32", DType::F32, DType::F32),
+            ("bf16", DType::BF16, DType::BF16),
+            ("bf16 of f32", DType::BF16, DType::F32),
+        ] {
+            let arguments = [values(&mut rng, stored, &a), values(&mut rng, stored, &b)];
+            let graph = trace(&arguments, |_, x| Ok(vec![case.record(x, low, low)?])).unwrap();
+            let is_call = |op: &Op| matches!(op, Op::KernelMatmul(_));
+            if !calls(&graph, kernels).iter().any(is_call) {
+                continue;
+            }
+            let programs = [Target::CPU, Target::Cpu(kernels)].map(|to| compile_for(&graph, to));
+            let once = programs[1].seconds(&arguments, 1);
+            let runs = (0.02 / once.max(1e-5)).clamp(3.0, 100.0) as usize;
+            let mut least = [f64::INFINITY; 2];
+            for _ in 0..3 {
+                for (program, least) in programs.iter().zip(&mut least) {
+                    *least = least.min(program.seconds(&arguments, runs));
+                }
+            }
+            let line = format!("{name} {class} {sizes:?} {orders:?}");
+            lines.push((least[0] / least[1], name, line));
+        }
+    }
+    lines.sort_by(|a, b| a.0.total_cmp(&b.0));
+    for (ratio, _, line) in &lines {
+        println!("{ratio:6.2} {line}");
+    }
+    let mean = |of: &dyn Fn(&str) -> bool| {
+        let found: Vec<f64> = lines
+            .iter()
+            .filter(|l| of(&l.2))
+            .map(|l| l.0.ln())
+            .collect();
+        (found.iter().sum::<f64>() / found.len() as f64).exp()
+    };
+    for name in ["f32", "bf16", "bf16 of f32"] {
+        for class in ["plain", "transposed", "heads", "vocabulary"] {
+            let prefix = format!("{name} {class}");
+            println!("{prefix}: {:.2}", mean(&|line| line.starts_with(&prefix)));
+        }
+    }
 }
