@@ -271,7 +271,7 @@ fn sweep_of_shapes() {
                 continue;
             }
             let programs = [Target::CPU, Target::Cpu(kernels)].map(|to| compile_for(&graph, to));
-            let once = programs[1].seconds(&arguments, 1);
+            let once = programs[1].seconds(&arguments, 2);
             let runs = (0.02 / once.max(1e-5)).clamp(3.0, 100.0) as usize;
             let mut least = [f64::INFINITY; 2];
             for _ in 0..3 {

@@ -1,0 +1,102 @@
+// The kernel that broadcasts words of A: shared by the AVX-512 kernels, which differ in what one instruction multiplies.
+//
+// Registers: 14 rows x 2 vectors of 16 columns of sums, two vectors for B's 32 columns at one word of k, one for a word of A,
+// broadcast: 31 of 32. Each word takes 28 multiply-adds, which two units do in 14 cycles, and 16 loads, which two ports do
+// in 8. At the edges of C fewer rows and one vector of columns are computed.
+// Caches: a panel of B, 32 columns x kc words, is read again for each panel of A, whose panels stream from L2 at 4 bytes a
+// cycle.
+//
+// Source: Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
+
+#ifndef XTRAIN_CPP_KERNELS_BROADCAST_AVX512_H_
+#define XTRAIN_CPP_KERNELS_BROADCAST_AVX512_H_
+
+#include "gemm.h"
+
+namespace xtrain::kernels {
+namespace {
+
+// P: kPairs, kKc, and `MultiplyAdd(sums, words of A, words of B)`.
+template <class P>
+struct Broadcast {
+  static constexpr int kMr = 14, kNr = 32;
+  static constexpr bool kPairs = P::kPairs;
+  using A = Order<kMr, false, false>;
+  using B = Order<kNr, false, false>;
+  static constexpr int64_t kKc = P::kKc, kAWords = 64 << 10;
+  struct State {
+    State() {}
+  };
+
+  // kRows x 16 kVectors of C. Only the first `columns`, and of the last two rows those below `rows`, are written.
+  template <int kRows, int kVectors>
+  static void Part(const Matmul& x, const uint32_t* a, const uint32_t* b, int64_t words, const float* from, float* to, int64_t at,
+                   int rows, int columns) {
+    __m512 sums[kRows][kVectors];
+#pragma GCC unroll 14
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 2
+      for (int j = 0; j < kVectors; ++j) {
+        sums[i][j] = from == nullptr ? _mm512_setzero_ps() : _mm512_loadu_ps(from + i * kNr + 16 * j);
+      }
+    }
+    for (int64_t k = 0; k < words; ++k, a += kMr, b += kNr) {
+      __m512i right[kVectors];
+#pragma GCC unroll 2
+      for (int j = 0; j < kVectors; ++j) right[j] = _mm512_loadu_si512(b + 16 * j);
+#pragma GCC unroll 14
+      for (int i = 0; i < kRows; ++i) {
+        const __m512i left = _mm512_set1_epi32(a[i]);
+#pragma GCC unroll 2
+        for (int j = 0; j < kVectors; ++j) sums[i][j] = P::MultiplyAdd(sums[i][j], left, right[j]);
+      }
+    }
+#pragma GCC unroll 14
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 2
+      for (int j = 0; j < kVectors; ++j) {
+        if (to != nullptr) {
+          _mm512_storeu_ps(to + i * kNr + 16 * j, sums[i][j]);
+        } else if (i < rows) {
+          StoreRow(x, at + i * x.c_strides[2] + 16 * j, FirstBits(columns - 16 * j, 16), sums[i][j]);
+        }
+      }
+    }
+  }
+
+  template <int kVectors>
+  static void Rows(const Matmul& x, const uint32_t* a, const uint32_t* b, int64_t words, const float* from, float* to, int64_t at,
+                   int rows, int columns) {
+    switch ((rows + 1) / 2) {
+      case 1:
+        return Part<2, kVectors>(x, a, b, words, from, to, at, rows, columns);
+      case 2:
+        return Part<4, kVectors>(x, a, b, words, from, to, at, rows, columns);
+      case 3:
+        return Part<6, kVectors>(x, a, b, words, from, to, at, rows, columns);
+      case 4:
+        return Part<8, kVectors>(x, a, b, words, from, to, at, rows, columns);
+      case 5:
+        return Part<10, kVectors>(x, a, b, words, from, to, at, rows, columns);
+      case 6:
+        return Part<12, kVectors>(x, a, b, words, from, to, at, rows, columns);
+      default:
+        return Part<14, kVectors>(x, a, b, words, from, to, at, rows, columns);
+    }
+  }
+
+  static void Tile(const Matmul& x, const uint32_t* a, const uint32_t* b, int64_t words, const float* from, float* to, int64_t at,
+                   int rows, int columns) {
+    if (to == nullptr) ExpectRows(x, at, rows, columns);
+    if (columns > 16) {
+      Rows<2>(x, a, b, words, from, to, at, rows, columns);
+    } else {
+      Rows<1>(x, a, b, words, from, to, at, rows, columns);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace xtrain::kernels
+
+#endif  // XTRAIN_CPP_KERNELS_BROADCAST_AVX512_H_
