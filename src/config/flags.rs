@@ -301,6 +301,9 @@ Model {
     /// With --device cpu: matmul kernels, auto (the fastest for this processor and shape) or xla
     /// (XLA's own)
     cpu_kernels: CpuKernelChoice = "auto", COMPILING;
+    /// With --device cpu: threads that compute, shared by the devices of a process; default: the
+    /// physical cores that CPU affinity and quota leave it
+    cpu_threads: Option<Count<1, 1024>>, COMPILING;
     /// With --device cuda: attention-dropout implementation, xtrain (unfused, reproducible) or
     /// cudnn (fused, not reproducible)
     attention_dropout_kernel: AttentionDropoutKernel = "xtrain", TRAIN | BENCH;

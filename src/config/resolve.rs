@@ -278,6 +278,7 @@ fn device(flags: &Flags) -> DevicePlan {
         fused_attention_dropout: *flags.attention_dropout_kernel == AttentionDropoutKernel::Cudnn,
         tf32: *flags.tf32,
         xla_matmuls: *flags.cpu_kernels == CpuKernelChoice::Xla,
+        cpu_threads: *flags.cpu_threads,
         xla_options,
         member: flags.member().expect(CHECKED).map(Box::new),
     };

@@ -27,6 +27,7 @@ pub fn open_device(
     let settings = &device.settings;
     match device.kind {
         Device::Cpu => {
+            settings.set_cpu_threads();
             let group = join(settings)?;
             settings
                 .cpu_target()

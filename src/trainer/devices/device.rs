@@ -2,7 +2,7 @@
 //! compiler get.
 
 use super::distributed_options;
-use crate::cache::{CacheSettings, GraphCache};
+use crate::cache::{CPU_THREADS, CacheSettings, GraphCache, Machine};
 use crate::distributed::{ProcessGroup, RankInfo};
 use crate::parallel::Mesh;
 use crate::runtime::discover::{NEURON, Vendor, package_version};
@@ -37,6 +37,8 @@ pub struct DeviceSettings {
     pub tf32: bool,
     /// The CPU's matmuls are all XLA's, even where there is a faster kernel.
     pub xla_matmuls: bool,
+    /// Threads on which the CPU computes; `None`: [`Machine::physical_cores`].
+    pub cpu_threads: Option<usize>,
     /// Options of AWS's compiler.
     pub neuron: NeuronSettings,
     /// Options of XLA's compiler.
@@ -65,6 +67,19 @@ impl DeviceSettings {
             true => Target::CPU,
             false => Library::open()?.cpu_target(),
         })
+    }
+
+    /// Sets how many threads the CPU client will have. XLA reads that from the environment; a user's
+    /// own NPROC stays, unless a flag says otherwise. Call it from the main thread before
+    /// [`DeviceSettings::group`] joins the other processes.
+    pub fn set_cpu_threads(&self) {
+        let threads = match self.cpu_threads {
+            Some(threads) => threads,
+            None if std::env::var_os(CPU_THREADS).is_some() => return,
+            None => Machine::physical_cores(),
+        };
+        // SAFETY: before the rendezvous there is no thread that resolves host names.
+        unsafe { set_environment(CPU_THREADS, Some(&threads.to_string())) };
     }
 
     /// The processes that share the run, joined at the first call; `None` where this is the only
