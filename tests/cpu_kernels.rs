@@ -94,3 +94,28 @@ fn kernels_learn_the_same_and_are_cached_apart_from_xlas_dots() {
         "{calls:?}"
     );
 }
+
+/// A compiled graph divides its work among as many threads as the client has: another number is
+/// another entry of the cache, with the same losses.
+#[test]
+fn a_number_of_threads_is_a_compiled_graph_of_its_own() {
+    let dir = place();
+    let dir = dir.path();
+    train(dir, "--cpu_threads 2");
+    let two = losses(dir);
+    let first = train(dir, "--cpu_threads 1");
+    let one = losses(dir);
+    assert!(!first.stderr.contains("compiled 0"), "{}", first.stderr);
+    let again = train(dir, "--cpu_threads 1");
+    assert!(again.stderr.contains("compiled 0"), "{}", again.stderr);
+    assert_eq!(losses(dir), one);
+    for (a, b) in one.iter().zip(&two) {
+        assert!((a - b).abs() <= 1e-4 * a.abs(), "{one:?}, {two:?}");
+    }
+    let refused = xtrain()
+        .dir(dir)
+        .args(["bench", "--cpu_threads", "0"])
+        .run();
+    assert_ne!(refused.code, Some(0));
+    assert!(refused.stderr.contains("at least 1"), "{}", refused.stderr);
+}

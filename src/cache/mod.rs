@@ -24,6 +24,7 @@ pub use error::Error;
 pub use explain::{Explanation, first_difference, nearest};
 pub use graph_cache::{CacheStats, CompiledGraph, GraphCache};
 pub use key::{DEVICE, Key, Part, is_compile_check, is_for_running, is_stale};
+pub use machine::{CPU_THREADS, Machine};
 pub use program::emit;
 pub use store::{Listed, Store, age, now};
 pub use target_cache::{AbsentDevice, CheckedGraph, TargetCache};

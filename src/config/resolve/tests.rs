@@ -319,6 +319,7 @@ fn what_a_gpu_is_opened_with() {
         fused_attention_dropout: false,
         tf32: false,
         xla_matmuls: false,
+        cpu_threads: None,
         xla_options: xla_options
             .into_iter()
             .map(|(name, value)| (name.to_string(), value))
