@@ -70,7 +70,9 @@ mod tests {
 
     #[test]
     fn a_peak_is_never_below_what_was_touched() {
-        let block = vec![1u8; 8 << 20];
-        assert!(peak_rss().unwrap() >= block.len() as u64);
+        // Seen by the compiler as used, or it is not made.
+        let block = std::hint::black_box(vec![1u8; 64 << 20]);
+        // The system counts pages per processor, and adds these up later.
+        assert!(peak_rss().unwrap() >= (block.len() - (1 << 20)) as u64);
     }
 }

@@ -1,5 +1,5 @@
 //! The losses of runs as a PNG image, for places that show no page: lines for training, squares for
-//! evaluation. Drawn twice as large and averaged, which smooths edges; letters are three by five
+//! evaluation. Drawn twice as large and averaged, which smooths edges; letters are eight by eight
 //! cells.
 
 use super::report::Report;
@@ -7,6 +7,7 @@ use crate::report::runs::Axis;
 use crate::report::svg::{decimated, ticks};
 use flate2::write::ZlibEncoder;
 use flate2::{Compression, Crc};
+use font8x8::legacy::BASIC_LEGACY;
 use std::io::Write;
 
 const WIDTH: usize = 960;
@@ -15,14 +16,14 @@ const HEIGHT: usize = 480;
 const SCALE: usize = 2;
 
 /// Around the plot.
-const LEFT: f64 = 72.0;
+const LEFT: f64 = 84.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 16.0;
 const BOTTOM: f64 = 44.0;
 
 /// Pixels of a letter's cell, and from one letter to the next.
-const CELL: f64 = 2.0;
-const ADVANCE: f64 = 4.0 * CELL;
+const CELL: f64 = 1.5;
+const ADVANCE: f64 = 8.0 * CELL;
 
 /// Points of a line: more fall together.
 const POINTS: usize = 1800;
@@ -81,8 +82,8 @@ impl Raster {
     /// Writes from a place on, whose letters' upper left corner it is.
     fn text(&mut self, x: f64, y: f64, text: &str, color: Color) {
         for (place, letter) in text.chars().enumerate() {
-            for (row, cells) in glyph(letter).bytes().enumerate() {
-                for column in (0..3).filter(|column| (cells - b'0') & (4 >> column) != 0) {
+            for (row, cells) in glyph(letter).into_iter().enumerate() {
+                for column in (0..8).filter(|column| cells >> column & 1 != 0) {
                     let left = x + place as f64 * ADVANCE + f64::from(column) * CELL;
                     self.rect(left, y + row as f64 * CELL, CELL, CELL, color);
                 }
@@ -134,57 +135,11 @@ impl Raster {
     }
 }
 
-/// The rows of a letter from the top, each a digit whose three bits are its cells; a block where
-/// there is no such letter.
-fn glyph(letter: char) -> &'static str {
-    match letter.to_ascii_lowercase() {
-        '0' => "75557",
-        '1' => "26227",
-        '2' => "71747",
-        '3' => "71717",
-        '4' => "55711",
-        '5' => "74717",
-        '6' => "74757",
-        '7' => "71122",
-        '8' => "75757",
-        '9' => "75717",
-        'a' => "25755",
-        'b' => "65656",
-        'c' => "34443",
-        'd' => "65556",
-        'e' => "74647",
-        'f' => "74644",
-        'g' => "34553",
-        'h' => "55755",
-        'i' => "72227",
-        'j' => "11152",
-        'k' => "55655",
-        'l' => "44447",
-        'm' => "57755",
-        'n' => "65555",
-        'o' => "25552",
-        'p' => "65644",
-        'q' => "25563",
-        'r' => "65655",
-        's' => "34216",
-        't' => "72222",
-        'u' => "55557",
-        'v' => "55552",
-        'w' => "55775",
-        'x' => "55255",
-        'y' => "55222",
-        'z' => "71247",
-        ' ' => "00000",
-        '.' => "00002",
-        ',' => "00024",
-        ':' => "02020",
-        '-' => "00700",
-        '_' => "00007",
-        '=' => "07070",
-        '+' => "02720",
-        '/' => "11244",
-        _ => "77777",
-    }
+/// The rows of a letter from the top, the leftmost cell in the lowest bit; a block for what is not
+/// ASCII.
+fn glyph(letter: char) -> [u8; 8] {
+    let found = BASIC_LEGACY.get(letter as usize);
+    found.copied().unwrap_or([0x7e; 8])
 }
 
 /// The colour of a run: hues by the golden angle, as on the page.
@@ -228,7 +183,7 @@ pub fn png(report: &Report) -> Option<Vec<u8>> {
         raster.rect(LEFT, y(tick), width, 1.0, GRID);
         let label = number(tick);
         let left = LEFT - 8.0 - label.len() as f64 * ADVANCE;
-        raster.text(left, y(tick) - 2.5 * CELL, &label, INK);
+        raster.text(left, y(tick) - 4.0 * CELL, &label, INK);
     }
     for tick in ticks(across.0.max(0.0), across.1, 8) {
         raster.rect(x(tick), TOP, 1.0, height, GRID);
@@ -237,6 +192,7 @@ pub fn png(report: &Report) -> Option<Vec<u8>> {
         raster.text(left, TOP + height + 8.0, &label, INK);
     }
     raster.text(LEFT, HEIGHT as f64 - 16.0, axis.title(), INK);
+    raster.text(8.0, TOP, "loss", INK);
     for (run, [trained, evaluated]) in curves.iter().enumerate() {
         let color = color(run);
         for pair in trained.windows(2) {
@@ -293,6 +249,7 @@ fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     #[test]
     fn the_file_is_a_png_of_its_pixels() {
@@ -314,11 +271,9 @@ mod tests {
     }
 
     #[test]
-    fn every_letter_fits_its_cells() {
-        for letter in (' '..='~').chain(['é']) {
-            let rows = glyph(letter);
-            assert!(rows.len() == 5 && rows.bytes().all(|row| (b'0'..=b'7').contains(&row)));
-        }
+    fn letters_and_numbers_are_legible() {
+        let all: BTreeSet<[u8; 8]> = ('!'..='~').chain(['é']).map(glyph).collect();
+        assert_eq!(all.len(), 95);
         assert_eq!(
             [number(0.5), number(12_000.0), number(-3.0)],
             ["0.5", "12k", "-3"]
