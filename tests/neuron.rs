@@ -804,19 +804,33 @@ fn the_compilers_version_and_flags_decide_about_stored_graphs() {
     };
     run("2.26.1", "", "a");
     assert!(run("2.26.1", "", "b").contains("compiled 0,"));
-    let newer = run("2.27.2", "", "c");
+    // Why the training step was compiled again.
+    let why = |stderr: &str| {
+        let line = stderr
+            .lines()
+            .find(|line| line.starts_with("compiling train "));
+        let id = line
+            .and_then(|line| line.split_once("cache explain "))
+            .unwrap();
+        let explained = bench
+            .command(&format!("cache explain {}", &id.1[..8]))
+            .run();
+        explained.succeeded();
+        explained.stdout
+    };
+    let newer = why(&run("2.27.2", "", "c"));
     assert!(
         newer.contains(
             "neuronx-cc: `NeuronX Compiler version 2.27.2` was `NeuronX Compiler version 2.26.1`"
         ),
         "{newer}"
     );
-    let faster = run("2.27.2", "--neuron_optlevel 1", "d");
+    let faster = why(&run("2.27.2", "--neuron_optlevel 1", "d"));
     assert!(
         faster.contains("--optlevel=1 ") && faster.contains("was `--target=trn1"),
         "{faster}"
     );
-    let other = run("2.27.2", "--target trn2", "e");
+    let other = why(&run("2.27.2", "--target trn2", "e"));
     assert!(
         other.contains("--target=trn2") && other.contains("--lnc=2"),
         "{other}"
