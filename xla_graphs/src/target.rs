@@ -1,6 +1,7 @@
 //! What a device's compiler can lower and how. Passes ask the target; nothing else in the program
 //! branches on the device.
 
+use crate::dtype::DType;
 use crate::op::CpuKernel;
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +21,20 @@ pub enum Target {
 pub struct CpuKernels {
     pub bf16: Option<CpuKernel>,
     pub f32: Option<CpuKernel>,
+}
+
+impl CpuKernels {
+    /// For each type the best kernel that `is_here`.
+    pub fn best(is_here: impl Fn(CpuKernel) -> bool) -> Self {
+        let best = |dtype| {
+            let mut all = CpuKernel::ALL.into_iter();
+            all.find(|&kernel| kernel.dtype() == dtype && is_here(kernel))
+        };
+        CpuKernels {
+            bf16: best(DType::BF16),
+            f32: best(DType::F32),
+        }
+    }
 }
 
 /// A card, and what is asked of its compiler.

@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use xtrain_graphs::op::CpuKernel;
-use xtrain_graphs::{CpuKernels, DType, Target};
+use xtrain_graphs::{CpuKernels, Target};
 
 const NAME: &str = "libxtrain_xla.so";
 const VARIABLE: &str = "XTRAIN_XLA_LIBRARY";
@@ -120,15 +120,8 @@ impl Library {
     /// The CPU as graphs are lowered for it here: with the kernels that this processor executes.
     pub fn cpu_target(&self) -> Target {
         // SAFETY: takes a number, any number.
-        let is_here = |kernel: &CpuKernel| unsafe { (self.has_kernel)(kernel.number()) } != 0;
-        let best = |dtype| {
-            let mut all = CpuKernel::ALL.into_iter();
-            all.find(|kernel| kernel.dtype() == dtype && is_here(kernel))
-        };
-        Target::Cpu(CpuKernels {
-            bf16: best(DType::BF16),
-            f32: best(DType::F32),
-        })
+        let is_here = |kernel: CpuKernel| unsafe { (self.has_kernel)(kernel.number()) } != 0;
+        Target::Cpu(CpuKernels::best(is_here))
     }
 
     /// Canonical graph bytes in, serialized HloModuleProto out.

@@ -78,8 +78,12 @@ impl DeviceSettings {
             None if std::env::var_os(CPU_THREADS).is_some() => return,
             None => Machine::physical_cores(),
         };
-        // SAFETY: before the rendezvous there is no thread that resolves host names.
-        unsafe { set_environment(CPU_THREADS, Some(&threads.to_string())) };
+        let threads = threads.to_string();
+        // A later session of the process, when an earlier one's threads may read it, changes nothing.
+        if std::env::var_os(CPU_THREADS).is_none_or(|set| set != *threads) {
+            // SAFETY: before the rendezvous there is no thread that resolves host names.
+            unsafe { set_environment(CPU_THREADS, Some(&threads)) };
+        }
     }
 
     /// The processes that share the run, joined at the first call; `None` where this is the only

@@ -3,8 +3,8 @@
 // Registers: 8 tiles of 16 rows x 64 bytes. 2 x 2 of them hold 32 x 32 of C, two hold 32 rows of A (32 of k, as they are),
 // two hold 32 columns of B (16 pairs of k, neighbours along k side by side). A step of 32 along k loads four tiles, 8 cycles
 // each from L1, and multiplies four times, 16 cycles each: the multiplier is never short of loads that hit L1 or L2.
-// Caches: a panel of B, 32 columns x kc = 768, is 48 KB, as large as L1, read in order and prefetched from L2;
-// A's block takes up to 768 KB of the L2's 2 MB, the sums as much.
+// Caches: a panel of B, 32 columns x kc = 384 pairs, is 48 KB, as large as L1, read in order and prefetched from L2;
+// A's block takes up to 768 KB of the L2's 2 MB.
 //
 // Source: Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX.
 // Subnormals count as zero, in operands and in sums, as AMX has it; NaN and infinities pass.

@@ -9,15 +9,8 @@ use xtrain_graphs::{CpuKernels, DType, Graph, Target, Tensor, passes};
 
 /// Those of this processor; `None` if it has none.
 fn target() -> Option<CpuKernels> {
-    let best = |dtype| {
-        CpuKernel::ALL.into_iter().find(|kernel| {
-            kernel.dtype() == dtype && xtrain_xla::xtrain_xla_has_kernel(kernel.number()) != 0
-        })
-    };
-    let kernels = CpuKernels {
-        bf16: best(DType::BF16),
-        f32: best(DType::F32),
-    };
+    let is_here = |kernel: CpuKernel| xtrain_xla::xtrain_xla_has_kernel(kernel.number()) != 0;
+    let kernels = CpuKernels::best(is_here);
     if kernels == CpuKernels::default() {
         eprintln!("this processor has no AVX-512");
         return None;
