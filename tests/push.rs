@@ -2,7 +2,7 @@
 
 use crate::hub::test_server::{PushFault, TestHub};
 use crate::hub::with_hub;
-use crate::support::{Command, data_dir, data_text};
+use crate::support::{Command, data_dir, data_text, json_lines, xtrain};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -243,4 +243,93 @@ fn of_several_processes_the_first_one_pushes() {
         .count();
     assert_eq!(made, 1, "{calls:?}");
     assert_eq!(hub.commits().last().unwrap().message, "End of training");
+}
+
+/// The model card is what the run logged; one that somebody wrote stays, here and on the Hub.
+#[test]
+fn a_model_card_is_written_and_nobodys_words_are_lost() {
+    let (hub, dir) = start();
+    let dir = dir.path();
+    let push = |more: &str| {
+        let mut command = train(&hub, dir, &format!("--hub_strategy end {more}"));
+        let run = command.env("HF_TOKEN", TOKEN).run();
+        run.succeeded();
+        run
+    };
+    let pushed = || {
+        let files = hub.files("models/me/out", "main");
+        String::from_utf8(files["README.md"].clone()).unwrap()
+    };
+    push("--eval_strategy steps --eval_steps 2 --bf16");
+    let local = dir.join("out/README.md");
+    let card = fs::read_to_string(&local).unwrap();
+    assert_eq!(card, pushed());
+    let log = json_lines(&dir.join("out/log.jsonl"));
+    let values = |key: &str| -> Vec<f64> {
+        let values = log.iter().filter_map(|record| record[key].as_f64());
+        values.collect()
+    };
+    // A loss is logged at each of the four steps; steps 2 and 4 are evaluated.
+    let (losses, evaluations) = (values("loss"), values("eval_loss"));
+    let accuracy = values("eval_accuracy");
+    for part in [
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- generated_from_trainer\n",
+        "metrics:\n- accuracy\n",
+        "\n# out\n",
+        "\n- learning_rate: 5e-5\n- train_batch_size: 4\n- eval_batch_size: 8\n- seed: 42\n- total_train_batch_size: 4\n",
+        "\n- lr_scheduler_type: linear\n- training_steps: 4\n- mixed_precision_training: bf16\n",
+        &format!("\n- Loss: {:.4}\n", evaluations.last().unwrap()),
+        "| Training Loss | Epoch | Step | Validation Loss | Accuracy",
+        &format!("| {:.4} | ", losses[1]),
+        &format!(" | 2 | {:.4} | {:.4}", evaluations[0], accuracy[0]),
+        &format!(" | 4 | {:.4} | {:.4}", evaluations[1], accuracy[1]),
+        concat!("\n- xtrain ", env!("CARGO_PKG_VERSION"), "\n"),
+    ] {
+        assert!(card.contains(part), "{part:?} in {card}");
+    }
+    // Written again, unless somebody wrote it here,
+    push("--overwrite_output_dir --seed 7");
+    assert!(pushed().contains("\n- seed: 7\n"));
+    fs::write(&local, "# mine\n").unwrap();
+    push("--overwrite_output_dir --seed 8");
+    assert_eq!(fs::read_to_string(&local).unwrap(), "# mine\n");
+    assert_eq!(pushed(), "# mine\n");
+    // or there.
+    fs::remove_file(&local).unwrap();
+    let kept = push("--overwrite_output_dir --seed 9");
+    assert!(kept.stderr.contains("README.md of"), "{}", kept.stderr);
+    assert_eq!(pushed(), "# mine\n");
+    assert!(
+        fs::read_to_string(&local)
+            .unwrap()
+            .contains("\n- seed: 9\n")
+    );
+}
+
+#[test]
+fn commands_of_many_runs_push_none() {
+    let dir = tempfile::tempdir().unwrap();
+    for (words, part) in [
+        (
+            "sweep --grid seed=1,2 --output_dir grid -- ",
+            "a sweep compares runs",
+        ),
+        (
+            "scaling --degrees 1,2 -- ",
+            "what scaling trains is discarded",
+        ),
+    ] {
+        let mut command = xtrain();
+        command.dir(dir.path()).args(words.split_whitespace()).args(
+            "train clm --model_type gpt2 --tokenizer_name x --train_file x.txt --max_steps 20 --push_to_hub"
+                .split_whitespace(),
+        );
+        let run = command.run();
+        assert_eq!(run.code, Some(2), "{}", run.stderr);
+        assert!(
+            run.stderr.contains("--push_to_hub") && run.stderr.contains(part),
+            "{}",
+            run.stderr
+        );
+    }
 }

@@ -26,6 +26,7 @@ pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
     let is_first = member.as_ref().is_none_or(|member| member.rank == 0);
     let push = plan.push.as_ref().filter(|_| trains && is_first);
     let push = push.map(Push::begin).transpose()?;
+    let pipeline_tag = plan.task.pipeline_tag();
     let result = prepared(plan, interrupt.as_ref(), push.as_ref());
     let Some(dir) = dir.filter(|_| ProcessGroup::this_writes()) else {
         return result;
@@ -40,7 +41,7 @@ pub fn run(plan: RunPlan) -> Result<Outcome, Error> {
         return result;
     };
     let result = match result {
-        Ok(Outcome::Done) => push.finish(&dir).map(|()| Outcome::Done),
+        Ok(Outcome::Done) => push.finish(&dir, pipeline_tag).map(|()| Outcome::Done),
         other => {
             push.end();
             other

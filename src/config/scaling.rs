@@ -276,6 +276,12 @@ fn read(words: &[String], axis: Axis) -> Result<Flags, UsageError> {
             "leave it out",
         );
     }
+    if let Some(name) = command.push_to_hub.name_if_true() {
+        return refuse(
+            format!("--{name}: what scaling trains is discarded"),
+            "leave it out",
+        );
+    }
     match *command.max_steps {
         Some(steps) if steps >= LEAST_STEPS => Ok(command),
         Some(steps) => refuse(

@@ -61,6 +61,10 @@ pub fn plan(flags: &Flags) -> Result<SweepPlan, UsageError> {
             "a sweep needs runs that train",
         ),
         (
+            command.push_to_hub.name_if_true(),
+            "a sweep compares runs; push the best one's directory with `hf upload`",
+        ),
+        (
             (*command.resume_from_checkpoint != Resume::No).then_some("resume_from_checkpoint"),
             "a sweep that is started again resumes by itself",
         ),

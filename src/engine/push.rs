@@ -1,13 +1,19 @@
 //! `--push_to_hub`: checkpoints in the background while the run goes on, and the finished directory
 //! at the end.
 //!
+//! The last push has a model card, `README.md`, made from the run's log: here and on the Hub one that
+//! somebody wrote stays.
+//!
 //! A failed push on the way is a warning, since a later one makes up for it; the last one's failure
 //! is the command's, and costs no file.
 
 use super::error::{Error, failed};
+use crate::checkpoint::atomic;
 use crate::checkpoint::hf::{CONFIG_FILE, GENERATION_CONFIG_FILE, TRAINER_STATE_FILE, read_object};
 use crate::config::{HubStrategy, PushPlan};
 use crate::hub::{self, Addition, Repository};
+use crate::report::page;
+use crate::report::runs::read;
 use crate::report::units;
 use crate::trainer::Result as TrainerResult;
 use crate::trainer::run_loop::{Hook, StepContext};
@@ -19,6 +25,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
+
+/// The model card's file.
+const CARD_FILE: &str = "README.md";
 
 /// The repository of a run, and the thread that commits to it one push after the other.
 pub struct Push {
@@ -98,13 +107,18 @@ impl Push {
         self.wait();
     }
 
-    /// Pushes the finished directory.
+    /// Pushes the finished directory with its model card; `pipeline_tag` is the Hub's word for the
+    /// task.
     ///
     /// # Errors
     /// If it is not all on the Hub then.
-    pub fn finish(self, output_dir: &Path) -> Result<(), Error> {
+    pub fn finish(self, output_dir: &Path, pipeline_tag: &str) -> Result<(), Error> {
         let repository = self.wait();
-        let pushed = additions(finished_files(output_dir)).and_then(|files| {
+        let card = write_card(output_dir, &repository, pipeline_tag);
+        let pushed = card.and_then(|card| {
+            let mut files = finished_files(output_dir);
+            files.extend(card.map(|path| (CARD_FILE.to_string(), path)));
+            let files = additions(files)?;
             let bytes: u64 = files.iter().map(Addition::size).sum();
             let is_news = repository.commit(&files, "End of training")?;
             Ok((files.len(), bytes, is_news))
@@ -123,6 +137,43 @@ impl Push {
         }
         Ok(())
     }
+}
+
+/// Writes the model card and says where it is, if it is to be pushed.
+fn write_card(
+    output_dir: &Path,
+    repository: &Repository,
+    pipeline_tag: &str,
+) -> Result<Option<PathBuf>, hub::Error> {
+    let path = output_dir.join(CARD_FILE);
+    if path.exists() && !is_generated(&path) {
+        return Ok(None);
+    }
+    let name = repository.name();
+    let name = name.rsplit_once('/').map_or(name, |(_, name)| name);
+    let made = read(&[output_dir.to_path_buf()]).map_err(|error| error.to_string());
+    let made = made.and_then(|runs| {
+        let text = page::card(&runs[0], name, pipeline_tag);
+        atomic::write_bytes(&path, text.as_bytes()).map_err(|error| error.to_string())
+    });
+    if let Err(error) = made {
+        eprintln!("warning: no model card: {error}");
+        return Ok(None);
+    }
+    let there = repository.text(CARD_FILE)?;
+    if there.is_some_and(|text| !page::is_generated(&text)) {
+        eprintln!(
+            "note: the {CARD_FILE} of {} stays: somebody wrote it",
+            repository.url()
+        );
+        return Ok(None);
+    }
+    Ok(Some(path))
+}
+
+/// Whether a model card is one of a run's own.
+fn is_generated(path: &Path) -> bool {
+    std::fs::read_to_string(path).is_ok_and(|text| page::is_generated(&text))
 }
 
 /// Has each checkpoint pushed when it is saved.
@@ -205,10 +256,13 @@ impl Checkpoints {
 }
 
 /// What the Trainer pushes of an output directory: all but checkpoints and names that begin with
-/// `_`; nor what is hidden, such as locks and what is being written.
+/// `_`; nor what is hidden, such as locks and what is being written. A model card that was made is
+/// left to the last push, which makes it anew.
 fn finished_files(output_dir: &Path) -> BTreeMap<String, PathBuf> {
     files_below(output_dir, &|name| {
-        !name.starts_with('_') && !name.starts_with("checkpoint-")
+        !name.starts_with('_')
+            && !name.starts_with("checkpoint-")
+            && !(name == CARD_FILE && is_generated(&output_dir.join(name)))
     })
 }
 

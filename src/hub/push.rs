@@ -143,6 +143,7 @@ struct Answer {
     reason: String,
     etag: Option<String>,
     body: Value,
+    text: String,
 }
 
 /// A repository that commits go to.
@@ -252,6 +253,19 @@ impl Repository {
             None => return Err(self.senseless("no address of the repository")),
         }
         Ok(())
+    }
+
+    /// A text file of the branch, if it has it.
+    ///
+    /// # Errors
+    /// If the Hub refuses or cannot be reached.
+    pub fn text(&self, path: &str) -> Result<Option<String>> {
+        let url = format!("{}/resolve/{}/{path}", self.url(), self.quoted());
+        let answer = self.get(&url)?;
+        match answer.status {
+            404 => Ok(None),
+            _ => Ok(Some(self.accepted(answer)?.text)),
+        }
     }
 
     /// Commits the files on the branch; others that are there stay. Returns whether there was
@@ -484,6 +498,7 @@ impl Repository {
                                     reason,
                                     etag,
                                     body,
+                                    text,
                                 });
                             }
                             (String::new(), asked)
@@ -497,6 +512,7 @@ impl Repository {
                                 reason: String::new(),
                                 etag,
                                 body: Value::Null,
+                                text: String::new(),
                             });
                         }
                         Err(error) => (error.to_string(), asked),

@@ -41,6 +41,10 @@ impl Task for ClmDataSettings {
         "clm"
     }
 
+    fn pipeline_tag(&self) -> &'static str {
+        "text-generation"
+    }
+
     fn source(&self) -> &SourceSettings {
         &self.source
     }

@@ -33,6 +33,10 @@ impl Task for ClsDataSettings {
         "cls"
     }
 
+    fn pipeline_tag(&self) -> &'static str {
+        "text-classification"
+    }
+
     fn source(&self) -> &SourceSettings {
         &self.source
     }

@@ -49,6 +49,10 @@ impl Task for MlmDataSettings {
         "mlm"
     }
 
+    fn pipeline_tag(&self) -> &'static str {
+        "fill-mask"
+    }
+
     fn source(&self) -> &SourceSettings {
         &self.source
     }

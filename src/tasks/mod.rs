@@ -69,6 +69,9 @@ pub trait Task: Debug + Send + Sync {
     /// Its name on the command line, and in the names of its cached sets.
     fn name(&self) -> &'static str;
 
+    /// What the Hub calls what its models do.
+    fn pipeline_tag(&self) -> &'static str;
+
     /// Where its examples come from.
     fn source(&self) -> &SourceSettings;
 

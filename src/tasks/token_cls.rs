@@ -55,6 +55,10 @@ impl Task for TokenClsDataSettings {
         "token-cls"
     }
 
+    fn pipeline_tag(&self) -> &'static str {
+        "token-classification"
+    }
+
     fn source(&self) -> &SourceSettings {
         &self.source
     }

@@ -2,8 +2,9 @@
 //! Markdown, and the numbers as JSON.
 //!
 //! `report` has the runs with their numbers, `tables` what both pages say in tables, `charts` the
-//! drawings, `picture` the losses as PNG.
+//! drawings, `picture` the losses as PNG. `card` is the model card of one run.
 
+mod card;
 mod charts;
 mod html;
 mod json;
@@ -13,6 +14,7 @@ mod report;
 mod summary;
 mod tables;
 
+pub use card::{card, is_generated};
 pub use html::{html, plain};
 pub use json::json;
 pub use markdown::markdown;
