@@ -392,9 +392,9 @@ fn a_checkpoint_written_in_the_background_is_the_one_written_while_training_wait
     };
     let background = run("background", &["--async_save", "true"]);
     for name in ["checkpoint-2", "checkpoint-4"] {
-        let said = background.lines().any(|line| {
-            line.contains(name) && line.contains("in the background, of which the steps waited")
-        });
+        let said = background
+            .lines()
+            .any(|line| line.contains(name) && line.contains("in the background, steps waited"));
         assert!(said, "{name}: {background}");
     }
     let waiting = run("waiting", &["--async_save", "false"]);

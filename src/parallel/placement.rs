@@ -62,17 +62,29 @@ impl AxisSharding {
         shard
     }
 
-    /// The whole, of shape `shape` when it is padded, from all its shards, in order.
-    pub fn join(&self, shards: &[Vec<u8>], shape: &Shape) -> Vec<u8> {
-        let (run, whole) = self.runs(shape);
-        let rows = shape.bytes().checked_div(whole).unwrap_or(0);
-        let mut joined = Vec::with_capacity(shape.bytes());
-        for row in 0..rows {
-            for shard in shards {
-                joined.extend_from_slice(&shard[row * run..(row + 1) * run]);
+    /// The wholes, each of shape `shape` when it is padded, from all their shards, one after the
+    /// other in order.
+    pub fn join(&self, mut shards: Vec<u8>, shape: &Shape) -> Vec<u8> {
+        let (run, row) = self.runs(shape);
+        let (rows, shard) = (shape.bytes() / row, shape.bytes() / self.parts);
+        let unpadded = self.unpadded(shape).bytes();
+        if rows == 1 && (self.padding == 0 || shards.len() == shape.bytes()) {
+            // They lie as they should, but for the padding at the end.
+            if self.padding > 0 {
+                shards.truncate(unpadded);
             }
+            return shards;
         }
-        joined.truncate(self.unpadded(shape).bytes());
+        let mut joined = Vec::with_capacity(shards.len());
+        for whole in shards.chunks_exact(shape.bytes().max(1)) {
+            let begin = joined.len();
+            for row in 0..rows {
+                for shard in whole.chunks_exact(shard) {
+                    joined.extend_from_slice(&shard[row * run..(row + 1) * run]);
+                }
+            }
+            joined.truncate(begin + unpadded);
+        }
         joined
     }
 
@@ -231,19 +243,17 @@ impl Placements {
         })
     }
 
-    /// A whole value from what replicas hold, shard by shard in the order of [`Placements::shard_index`].
-    pub fn join(&self, name: &str, mut shards: Vec<Vec<u8>>, held: &Shape) -> Vec<u8> {
+    /// A whole value from what replicas hold, shard after shard in the order of
+    /// [`Placements::shard_index`].
+    pub fn join(&self, name: &str, mut shards: Vec<u8>, held: &Shape) -> Vec<u8> {
         let shardings: Vec<AxisSharding> = self.shardings(name).collect();
         let mut shape = held.clone();
         for sharding in shardings.iter().rev() {
             shape = sharding.whole_of(&shape);
-            shards = shards
-                .chunks(sharding.parts)
-                .map(|shards| sharding.join(shards, &shape))
-                .collect();
+            shards = sharding.join(shards, &shape);
             shape = sharding.unpadded(&shape);
         }
-        shards.pop().unwrap_or_default()
+        shards
     }
 
     /// Shards of a value.
@@ -298,7 +308,7 @@ mod tests {
                 .collect();
             assert_eq!(shards[1], second);
             assert_eq!(shards[1].len(), sharding.shard_of(&shape).bytes());
-            assert_eq!(sharding.join(&shards, &shape), bytes);
+            assert_eq!(sharding.join(shards.concat(), &shape), bytes);
         }
     }
 
@@ -350,7 +360,10 @@ mod tests {
             (&[2, 2][..], &[4, 2][..])
         );
         assert_eq!(placements.whole("w", &local), shape);
-        assert_eq!(placements.join("w", vec![held(0), held(1)], &local), bytes);
+        assert_eq!(
+            placements.join("w", [held(0), held(1)].concat(), &local),
+            bytes
+        );
         assert_eq!(
             placements.unpadded(
                 "w",
@@ -394,7 +407,7 @@ mod tests {
         assert_eq!(held(2), [12, 13, 16, 17, 20, 21]);
         let mut replicas: Vec<usize> = (0..4).collect();
         replicas.sort_by_key(|replica| placements.shard_index("w", mesh, *replica));
-        let shards = replicas.into_iter().map(held).collect();
+        let shards = replicas.into_iter().flat_map(held).collect();
         assert_eq!(
             placements.join("w", shards, &placements.local("w", &shape)),
             bytes

@@ -128,18 +128,37 @@ impl Buffer {
     /// The value as elements; waits for it. `T` must be the element type's own, or `u8` for plain
     /// bytes.
     pub fn download_to<T: Pod>(&self) -> Result<Vec<T>> {
-        self.start(element_count::<T>(&self.shape)?)?.wait()
+        self.start_download_to()?.wait()
     }
 
     /// Starts a copy to the host and returns at once; elements as for [`Buffer::download_to`].
     pub fn start_download_to<T: Pod>(&self) -> Result<PendingDownload<T>> {
-        self.start(element_count::<T>(&self.shape)?)
+        let mut download = PendingDownload::new(element_count::<T>(&self.shape)?);
+        download.add(self, 0)?;
+        Ok(download)
     }
 
-    fn start<T: Pod>(&self, count: usize) -> Result<PendingDownload<T>> {
+    /// Starts to copy the bytes of buffers to the host, one buffer after the other in one block, and
+    /// returns at once.
+    pub fn start_download_all(buffers: &[&Buffer]) -> Result<PendingDownload> {
+        let bytes = buffers.iter().map(|buffer| buffer.shape.bytes());
+        let mut download = PendingDownload::new(bytes.clone().sum());
+        let mut at = 0;
+        for (buffer, bytes) in buffers.iter().zip(bytes) {
+            download.add(buffer, at)?;
+            at += bytes;
+        }
+        Ok(download)
+    }
+
+    /// Starts to copy the value to `dst`, dense and row-major.
+    ///
+    /// # Safety
+    /// `dst` points to as much memory as the value has bytes, which nobody else uses until the
+    /// event has come.
+    unsafe fn start_download(&self, dst: *mut c_void) -> Result<Started> {
         self.check_alive()?;
         let doing = || format!("downloading {} from device {}", self.shape, self.device);
-        let mut data = vec![T::zeroed(); count];
         // Asked for by name, because the device may keep another order.
         let order: Vec<i64> = (0..self.shape.rank() as i64).rev().collect();
         let mut layout = PJRT_Buffer_MemoryLayout {
@@ -154,35 +173,24 @@ impl Buffer {
         let args = PJRT_Buffer_ToHostBuffer_Args {
             src: self.raw(),
             host_layout: &mut layout,
-            dst: data.as_mut_ptr().cast(),
-            dst_size: size_of_val(data.as_slice()),
+            dst,
+            dst_size: self.shape.bytes(),
             ..Default::default()
         };
-        if data.is_empty() {
+        if self.shape.bytes() == 0 {
             // A null destination would mean "how large?", and an empty array has no other.
-            let ready = self.ready()?;
-            return Ok(PendingDownload {
-                data: Some(data),
-                event: ready,
-            });
+            return Ok(Started::Copy(self.ready()?));
         }
-        // SAFETY: `data` has the size of the dense array, and `PendingDownload` keeps it until the
-        // event has come.
+        // SAFETY: the caller's promise.
         let started = unsafe { self.handle.call(args) }.map_err(|e| e.during(doing()))?;
         let (client, call) = (&self.handle.owner, PJRT_Buffer_ToHostBuffer_Args::NAME);
         // SAFETY: the event is new and nobody else has it.
-        match unsafe { Event::from_raw(started.event, client, call) } {
-            Ok(event) => Ok(PendingDownload {
-                data: Some(data),
-                event,
-            }),
-            Err(error) => {
-                // Nothing would ever say when the plugin stops writing, so the memory can never be
-                // freed.
-                std::mem::forget(data);
-                Err(error.during(doing()))
-            }
-        }
+        Ok(
+            match unsafe { Event::from_raw(started.event, client, call) } {
+                Ok(event) => Started::Copy(event),
+                Err(error) => Started::Endless(error.during(doing())),
+            },
+        )
     }
 
     fn check_alive(&self) -> Result<()> {
@@ -202,22 +210,69 @@ impl std::fmt::Debug for Buffer {
     }
 }
 
+/// A copy to the host that has begun.
+enum Started {
+    Copy(Event),
+    /// Nothing will ever say when the plugin stops writing.
+    Endless(Error),
+}
+
 /// A copy to the host that is under way. Dropping it waits for its end, because the plugin writes
 /// into its memory.
 pub struct PendingDownload<T: Pod = u8> {
     /// Taken by `wait`; else there until dropped.
     data: Option<Vec<T>>,
-    event: Event,
+    /// Of each buffer that is copied.
+    events: Vec<Event>,
 }
 
 impl<T: Pod> PendingDownload<T> {
+    /// Memory for this many elements, to which nothing is copied yet.
+    fn new(count: usize) -> Self {
+        PendingDownload {
+            data: Some(vec![T::zeroed(); count]),
+            events: Vec::new(),
+        }
+    }
+
+    /// Starts to copy a buffer to its place, `at` bytes from the start.
+    fn add(&mut self, buffer: &Buffer, at: usize) -> Result<()> {
+        let data = self.data.as_mut().expect("only wait takes the data");
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(data);
+        let place = &mut bytes[at..at + buffer.shape.bytes()];
+        // SAFETY: this keeps the memory until the event has come, and gives nobody the place twice.
+        match unsafe { buffer.start_download(place.as_mut_ptr().cast()) }? {
+            Started::Copy(event) => {
+                self.events.push(event);
+                Ok(())
+            }
+            Started::Endless(error) => {
+                // So the memory can never be freed.
+                std::mem::forget(self.data.take());
+                Err(error)
+            }
+        }
+    }
+
+    /// The memory that it takes.
+    pub fn bytes(&self) -> usize {
+        self.data.as_deref().map_or(0, size_of_val)
+    }
+
     pub fn is_ready(&self) -> Result<bool> {
-        self.event.is_ready()
+        for event in &self.events {
+            if !event.is_ready()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Waits for the value, or for the error of the execution that should have made it.
     pub fn wait(mut self) -> Result<Vec<T>> {
-        self.event.wait_for(RESULT)?;
+        for event in &self.events {
+            event.wait_for(RESULT)?;
+        }
         Ok(self
             .data
             .take()
@@ -228,9 +283,9 @@ impl<T: Pod> PendingDownload<T> {
 impl<T: Pod> Drop for PendingDownload<T> {
     fn drop(&mut self) {
         let Some(data) = self.data.take() else { return };
-        let finished =
-            self.event.wait_for(RESULT).is_ok() || self.event.is_ready().unwrap_or(false);
-        if !finished {
+        let is_finished =
+            |event: &Event| event.wait_for(RESULT).is_ok() || event.is_ready().unwrap_or(false);
+        if !self.events.iter().all(is_finished) {
             // The plugin might still write; leaking is the only safe choice.
             std::mem::forget(data);
         }

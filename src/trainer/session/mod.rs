@@ -19,7 +19,7 @@ use super::pipeline::{Microbatch, Parts};
 use crate::cache::GraphCache;
 use crate::parallel::schedule::Task;
 use crate::parallel::{Axis, Mesh, PipelineSchedule, Placements};
-use crate::runtime::{Buffer, Client, Event};
+use crate::runtime::{Buffer, Client, Event, PendingDownload};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -261,8 +261,8 @@ impl Session {
         process(one) == process(other) && process(one).0 == process(one).1
     }
 
-    /// The bytes and shape of a whole value, gathered from its shards; waits for the devices.
-    pub fn download(&self, name: &str) -> Result<(Vec<u8>, Shape)> {
+    /// Starts to read a whole value from its shards.
+    pub fn start_download(&self, name: &str) -> Result<StateDownload> {
         let no_state = || Error::NoState {
             name: name.to_string(),
         };
@@ -281,16 +281,22 @@ impl Session {
         };
         let parts = (0..self.placements.count(name))
             .map(|part| match holder(part) {
-                Some((_, buffer)) => Ok(buffer.download()?),
+                Some((_, buffer)) => Ok(buffer),
                 None => Err(Error::PartElsewhere {
                     name: name.to_string(),
                 }),
             })
-            .collect::<Result<Vec<Vec<u8>>>>()?;
-        Ok((
-            self.placements.join(name, parts, held),
-            self.placements.whole(name, held),
-        ))
+            .collect::<Result<Vec<&Buffer>>>()?;
+        Ok(StateDownload {
+            name: name.to_string(),
+            held: held.clone(),
+            shards: Buffer::start_download_all(&parts)?,
+        })
+    }
+
+    /// The bytes and shape of a whole value; waits for the devices.
+    pub fn download(&self, name: &str) -> Result<(Vec<u8>, Shape)> {
+        self.start_download(name)?.wait(self)
     }
 
     /// The value of this process' first replica that has any; the others' are equal, or other
@@ -338,6 +344,31 @@ impl Session {
         self.upload_each(&Shape::scalar(DType::S32), |replica| {
             bytemuck::cast_slice(&places[replica])
         })
+    }
+}
+
+/// A whole value on its way to the host.
+pub struct StateDownload {
+    name: String,
+    /// The shape of a shard.
+    held: Shape,
+    shards: PendingDownload,
+}
+
+impl StateDownload {
+    /// The memory that it takes.
+    pub fn bytes(&self) -> usize {
+        self.shards.bytes()
+    }
+
+    /// Its bytes and shape; `session` is the one that started it.
+    pub fn wait(self, session: &Session) -> Result<(Vec<u8>, Shape)> {
+        let StateDownload { name, held, shards } = self;
+        let placements = session.placements();
+        Ok((
+            placements.join(&name, shards.wait()?, &held),
+            placements.whole(&name, &held),
+        ))
     }
 }
 

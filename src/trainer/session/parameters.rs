@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use xtrain_graphs::{DType, Shape};
 use xtrain_models::{Init, Model, ParameterSpec, StoredName, stored_name};
 
@@ -224,39 +224,67 @@ pub struct HostTensor {
 
 /// Whether every element is a finite number. State is f32; of other types nothing is said.
 pub fn is_finite(shape: &Shape, bytes: &[u8]) -> bool {
+    // Without a branch for each value, which would take several times as long.
     let finite = |block: &[u8]| {
-        block
-            .chunks_exact(4)
-            .all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).is_finite())
+        let (values, _) = block.as_chunks();
+        let finite = values
+            .iter()
+            .map(|bytes| f32::from_le_bytes(*bytes).is_finite());
+        finite.fold(true, |all, one| all & one)
     };
-    shape.dtype != DType::F32 || bytes.par_chunks(1 << 20).all(finite)
+    shape.dtype != DType::F32 || bytes.chunks(1 << 16).all(finite)
 }
 
 /// Bytes of values that are gathered on the devices at a time, where their parts are in other
 /// processes.
 const GATHERED_BYTES: usize = 256 << 20;
 
+/// Bytes of values that are on their way to the host at a time.
+const BYTES_AHEAD: usize = 256 << 20;
+
 /// Reads named state back; waits for the devices. Where parts are in other processes, all processes
 /// have to ask for the same names, but for this function or for [`take_part_in_download`].
 pub fn download(session: &mut Session, names: &[String]) -> Result<Vec<HostTensor>> {
     let mut tensors = Vec::new();
+    let mut take = |name: &str, (bytes, shape): (Vec<u8>, Shape)| {
+        tensors.push(HostTensor {
+            name: name.to_string(),
+            shape,
+            bytes,
+        });
+    };
+    // Copies to the host are made by threads of the device: the next ones begin before one is waited
+    // for.
+    let (mut ahead, mut bytes_ahead) = (VecDeque::new(), 0);
     for together in together(session, names) {
         let gathered = session.gather(&together)?;
         for name in together {
-            let (bytes, shape) = match gathered.as_ref().and_then(|marked| marked.gathered(name)) {
-                Some(whole) => {
-                    session
-                        .placements()
-                        .unpadded(name, whole.download()?, whole.shape())
+            let Some(whole) = gathered.as_ref().and_then(|marked| marked.gathered(name)) else {
+                let download = session.start_download(name)?;
+                bytes_ahead += download.bytes();
+                ahead.push_back((name, download));
+                while bytes_ahead > BYTES_AHEAD
+                    && let Some((name, download)) = ahead.pop_front()
+                {
+                    bytes_ahead -= download.bytes();
+                    take(name, download.wait(session)?);
                 }
-                None => session.download(name)?,
+                continue;
             };
-            tensors.push(HostTensor {
-                name: name.to_string(),
-                shape,
-                bytes,
-            });
+            // In the order of names.
+            for (name, download) in ahead.drain(..) {
+                take(name, download.wait(session)?);
+            }
+            bytes_ahead = 0;
+            let placements = session.placements();
+            take(
+                name,
+                placements.unpadded(name, whole.download()?, whole.shape()),
+            );
         }
+    }
+    for (name, download) in ahead {
+        take(name, download.wait(session)?);
     }
     Ok(tensors)
 }
