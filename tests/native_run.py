@@ -1,6 +1,6 @@
 """Trains GPT-2 with transformers' Trainer on a text, as the native run that xtrain's runs are compared with.
 
-    python tests/native_run.py --text FILE --tokenizer DIR --steps N [--layers 6 --hidden 192 --block 64 --batch 4] > native.log
+    python tests/native_run.py --text FILE --valid FILE --tokenizer DIR --steps N [--layers 6 --hidden 192 --block 64 --batch 4] > native.log
 
 Only the Trainer's records are needed of its output.
 """
@@ -13,6 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--text", required=True)
+parser.add_argument("--valid", required=True)
 parser.add_argument("--tokenizer", required=True)
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--layers", type=int, default=6)
@@ -22,10 +23,15 @@ parser.add_argument("--batch", type=int, default=4)
 arguments = parser.parse_args()
 
 tokenizer = PreTrainedTokenizerFast(tokenizer_file=f"{arguments.tokenizer}/tokenizer.json")
-ids = tokenizer(open(arguments.text).read())["input_ids"]
 block = arguments.block
-rows = [ids[at : at + block] for at in range(0, len(ids) - block + 1, block)]
-data = [{"input_ids": torch.tensor(row), "labels": torch.tensor(row)} for row in rows]
+
+
+def blocks(path):
+    ids = tokenizer(open(path).read())["input_ids"]
+    rows = [torch.tensor(ids[at : at + block]) for at in range(0, len(ids) - block + 1, block)]
+    return [{"input_ids": row, "labels": row} for row in rows]
+
+
 torch.manual_seed(42)
 model = GPT2LMHeadModel(
     GPT2Config(
@@ -36,6 +42,6 @@ model = GPT2LMHeadModel(
 with tempfile.TemporaryDirectory() as directory:
     settings = TrainingArguments(
         output_dir=directory, max_steps=arguments.steps, per_device_train_batch_size=arguments.batch, learning_rate=1e-3,
-        logging_steps=5, save_strategy="no", report_to="none", use_cpu=True, disable_tqdm=True,
+        logging_steps=5, save_strategy="no", eval_strategy="steps", eval_steps=20, report_to="none", use_cpu=True, disable_tqdm=True,
     )
-    Trainer(model=model, args=settings, train_dataset=data).train()
+    Trainer(model=model, args=settings, train_dataset=blocks(arguments.text), eval_dataset=blocks(arguments.valid)).train()

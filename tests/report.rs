@@ -57,8 +57,8 @@ fn assert_parts(run: &Value, wall: f64) {
         (sum / own - 1.0).abs() < 0.001,
         "{sum} s of {own} s: {parts:#?}"
     );
-    // The start is known to 10 ms; then the process ends.
-    let slack = 0.02 * wall + 0.02;
+    // The start is known to 10 ms; then the process ends, which takes a busy machine a while.
+    let slack = 0.02 * wall + 0.2;
     assert!(
         (sum - wall).abs() < slack,
         "{sum} s in parts, {wall} s by the clock: {parts:#?}"
@@ -279,8 +279,10 @@ fn a_resumed_run_is_one_run() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let more = "--max_steps 100000 --save_steps 20 --eval_steps 100000";
+    let began = Instant::now();
     let run =
         train(dir, "out", more).run_and_signal("'loss'", std::time::Duration::from_millis(300));
+    let mut wall = began.elapsed().as_secs_f64();
     assert_eq!(run.code, Some(143), "{}", run.stderr);
     assert!(dir.join("out/report.html").exists(), "{}", run.stderr);
     let picture = fs::read(dir.join("out/loss.png")).unwrap();
@@ -296,9 +298,12 @@ fn a_resumed_run_is_one_run() {
     assert_eq!(first["processes"][0]["outcome"], "interrupted");
     let steps = number(&first["steps"]);
     let more = format!("{more} --resume_from_checkpoint");
+    let began = Instant::now();
     train(dir, "out", &more).run_and_signal("'loss'", std::time::Duration::from_millis(300));
+    wall += began.elapsed().as_secs_f64();
     let both = json(dir, "out");
     let both = &both["runs"][0];
+    assert_parts(both, wall);
     assert_eq!(both["processes"].as_array().unwrap().len(), 2);
     assert!(number(&both["steps"]) > steps);
     let tokens = number(&both["tokens"]) / (128.0 * number(&both["steps"]));

@@ -37,14 +37,19 @@ if [ -z "$dir" ]; then
 fi
 mkdir -p "$dir"
 cd "$dir"
-"$python" "$root/tests/native_run.py" --text "$data/play.txt" --tokenizer "$data/gpt2" --steps 60 > native.log 2> native.err ||
+# The last tenth is evaluated on.
+size=$(wc -c < "$data/play.txt")
+head -c $((size * 9 / 10)) "$data/play.txt" > train.txt
+tail -c +$((size * 9 / 10 + 1)) "$data/play.txt" > valid.txt
+"$python" "$root/tests/native_run.py" --text train.txt --valid valid.txt --tokenizer "$data/gpt2" --steps 60 > native.log 2> native.err ||
     { cat native.err; die "the native run failed"; }
 train() {
-    "$xtrain" train clm --disable_tqdm --model_type gpt2 --tokenizer_name "$data/gpt2" --train_file "$data/play.txt" --block_size 64 \
+    "$xtrain" train clm --disable_tqdm --model_type gpt2 --tokenizer_name "$data/gpt2" --train_file train.txt --validation_file valid.txt --block_size 64 \
         --config_overrides n_layer=6,n_head=6,n_embd=192,n_positions=128 --learning_rate 1e-3 --logging_steps 5 --save_strategy no \
+        --do_train --do_eval --eval_strategy steps \
         --cache_dir cache --output_dir "$@" > "$1.log" 2>&1 || { cat "$1.log"; die "xtrain failed"; }
 }
-train compiled-4 --per_device_train_batch_size 4 --max_steps 60
-train compiled-8 --per_device_train_batch_size 8 --max_steps 30
+train compiled-4 --per_device_train_batch_size 4 --max_steps 60 --eval_steps 20
+train compiled-8 --per_device_train_batch_size 8 --max_steps 30 --eval_steps 10
 "$xtrain" report native.log compiled-4 compiled-8 --price_per_hour 4 --format html,markdown,json --output comparison
 "$python" "$root/tests/compare_native.py" comparison.json 4 native.log compiled-4 compiled-8

@@ -10,12 +10,12 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 const WIDTH: f64 = 640.0;
-const HEIGHT: f64 = 300.0;
+const HEIGHT: f64 = 304.0;
 /// Beside the plot, for the numbers; above it; below it, for numbers and the axis' name.
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 10.0;
-const BOTTOM: f64 = 42.0;
+const BOTTOM: f64 = 46.0;
 
 /// Points of all curves of a page: about 12 bytes each, so that it stays below 3 MB.
 const POINTS: usize = 160_000;
@@ -26,7 +26,10 @@ const LEAST: usize = 80;
 /// From one bar to the next, and its height.
 const ROW: f64 = 34.0;
 const BAR: f64 = 22.0;
-const NAMES: f64 = 150.0;
+/// Of a character of the names beside bars, and the longest name: sweeps name their runs by what
+/// differs.
+const LETTER: f64 = 7.6;
+const LONGEST: usize = 38;
 
 /// A chart of one key of the logs.
 struct Chart {
@@ -39,11 +42,13 @@ fn plain(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
         size if size < 1e-3 => format!("{value:.1e}"),
-        size if size < 1.0 => format!("{value:.3}"),
-        size if size < 100.0 => format!("{value:.2}")
-            .trim_end_matches('0')
-            .trim_end_matches('.')
-            .into(),
+        size if size < 100.0 => {
+            let digits = if size < 1.0 { 4 } else { 2 };
+            format!("{value:.digits$}")
+                .trim_end_matches('0')
+                .trim_end_matches('.')
+                .into()
+        }
         _ => count(value),
     }
 }
@@ -183,7 +188,7 @@ fn curve(report: &Report, chart: &Chart, axis: Axis, most: usize) -> String {
                 "class=\"g\"",
             );
             let style = "class=\"t\" text-anchor=\"middle\"";
-            drawing.text(x(tick), TOP + height + 18.0, style, &plain(tick));
+            drawing.text(x(tick), TOP + height + 21.0, style, &plain(tick));
         }
         for (run, points) in series.iter().enumerate() {
             let drawn: Vec<(f64, f64)> = decimated(points, most)
@@ -229,13 +234,14 @@ pub fn throughput(report: &Report) -> Option<String> {
         .collect();
     let highest = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
     let mut drawing = Drawing::default();
-    let width = WIDTH - NAMES - 170.0;
+    let names = names(report);
+    let width = WIDTH - names - 200.0;
     for (run, value) in values.iter().enumerate() {
         let top = ROW * run as f64 + 6.0;
-        name(&mut drawing, report, run, top);
+        name(&mut drawing, report, run, (names, top));
         let long = width * value / highest;
         let style = format!("style=\"fill:{}\"", color(run));
-        drawing.rect(NAMES, top, long.max(1.0), BAR, &style);
+        drawing.rect(names, top, long.max(1.0), BAR, &style);
         let compared = match report.speedup(run) {
             _ if *value == 0.0 => "not known".to_string(),
             Some(_) if run == report.baseline && report.runs.len() > 1 => {
@@ -246,16 +252,22 @@ pub fn throughput(report: &Report) -> Option<String> {
             }
             _ => format!("{} {}", count(*value), rate.title),
         };
-        drawing.text(NAMES + long + 8.0, top + 16.0, "class=\"t\"", &compared);
+        drawing.text(names + long + 8.0, top + 16.0, "class=\"t\"", &compared);
     }
     let height = ROW * values.len() as f64 + 10.0;
     Some(drawing.finish(WIDTH, height, "role=\"img\""))
 }
 
-fn name(drawing: &mut Drawing, report: &Report, run: usize, top: f64) {
+/// The room for the runs' names beside bars.
+fn names(report: &Report) -> f64 {
+    let lengths = report.runs.iter().map(|run| run.name.chars().count());
+    LETTER * lengths.max().unwrap_or(0).clamp(8, LONGEST) as f64 + 12.0
+}
+
+fn name(drawing: &mut Drawing, report: &Report, run: usize, (names, top): (f64, f64)) {
     let style = "class=\"t\" text-anchor=\"end\"";
-    let text = shortened(&report.runs[run].name, 20);
-    drawing.text(NAMES - 8.0, top + 16.0, style, &text);
+    let text = shortened(&report.runs[run].name, LONGEST);
+    drawing.text(names - 8.0, top + 16.0, style, &text);
 }
 
 /// The colour of a part of the time.
@@ -271,12 +283,13 @@ pub fn times(report: &Report) -> Option<String> {
     let wall = |run: usize| report.numbers[run].wall_seconds.unwrap_or(0.0);
     let highest = known.iter().map(|run| wall(*run)).reduce(f64::max)?;
     let mut drawing = Drawing::default();
-    let width = WIDTH - NAMES - 80.0;
+    let names = names(report);
+    let width = WIDTH - names - 80.0;
     let mut seen = BTreeSet::new();
     for (row, run) in known.iter().enumerate() {
         let top = ROW * row as f64 + 6.0;
-        name(&mut drawing, report, *run, top);
-        let mut left = NAMES;
+        name(&mut drawing, report, *run, (names, top));
+        let mut left = names;
         for (index, part) in report.numbers[*run].parts.iter().enumerate() {
             let long = width * part.seconds / highest.max(f64::MIN_POSITIVE);
             if long > 0.0 {

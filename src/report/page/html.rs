@@ -14,8 +14,8 @@ body{margin:0 auto;padding:1rem;max-width:1400px;font:15px/1.45 system-ui,sans-s
 h1{font-size:1.5rem;margin:.2rem 0}h2{font-size:1.15rem;margin:2rem 0 .5rem}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.88rem;font-variant-numeric:tabular-nums}
 th,td{padding:.25rem .6rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
-th{color:var(--soft);font-weight:600;white-space:nowrap}td{max-width:42rem;overflow-wrap:anywhere}td.n{white-space:nowrap}
-p.note{color:var(--soft);font-size:.85rem;max-width:70rem}
+th{color:var(--soft);font-weight:600;vertical-align:bottom}td{min-width:14rem;max-width:42rem;overflow-wrap:break-word}td.n{min-width:0;white-space:nowrap}
+p.note{color:var(--soft);font-size:.85rem;max-width:70rem;overflow-wrap:anywhere}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:1rem}
 figure{margin:0;padding:.6rem;background:var(--panel);border-radius:6px;min-width:0}
 figcaption{font-weight:600;margin-bottom:.3rem}
@@ -23,6 +23,7 @@ svg{display:block;width:100%;height:auto;max-width:900px}svg text.t{fill:var(--s
 svg .g{stroke:var(--line)}svg polyline{fill:none;stroke-width:1.5;stroke-linejoin:round}
 svg polyline.raw{opacity:.22}
 figure svg[class]{display:none}
+@media (max-width:600px){svg{overflow:visible}svg text.t{font-size:15px}figure svg text.t{font-size:17px}}
 .controls{position:sticky;top:0;background:var(--bg);padding:.5rem 0;display:flex;flex-wrap:wrap;gap:.4rem 1.4rem;align-items:center}
 .legend{display:flex;flex-wrap:wrap;gap:.2rem 1rem;font-size:.85rem;margin:.4rem 0}
 .legend i{display:inline-block;width:.8rem;height:.8rem;border-radius:2px;margin-right:.35rem;vertical-align:-1px}
@@ -143,7 +144,7 @@ fn section_html(section: &Section, drawing: &str) -> String {
             html.push_str("<tr>");
             for cell in row {
                 // Numbers and short words stay on their line.
-                let class = if cell.len() < 30 { " class=\"n\"" } else { "" };
+                let class = if cell.len() < 48 { " class=\"n\"" } else { "" };
                 let _ = write!(html, "<td{class}>{}</td>", escaped(cell));
             }
             html.push_str("</tr>\n");

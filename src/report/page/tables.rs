@@ -256,7 +256,7 @@ fn settings(report: &Report) -> Section {
             .notes
             .push("none of the settings that the runs left on disk".into());
     }
-    section
+    section.without_empty_columns()
 }
 
 fn graphs(report: &Report) -> Section {
@@ -316,7 +316,6 @@ fn machines(report: &Report) -> Section {
         "instances",
         "parameters",
         "versions",
-        "command line",
     ];
     let mut section = Section::new("Machine, versions, command line", &header);
     for run in &report.runs {
@@ -338,8 +337,10 @@ fn machines(report: &Report) -> Section {
             number(facts.instances),
             exact(facts.parameters),
             versions.collect::<Vec<_>>().join(", "),
-            facts.command.join(" "),
         ]);
+        // Too long for a column.
+        let command = facts.command.join(" ");
+        section.notes.push(format!("{}: {command}", run.name));
     }
     section.without_empty_columns()
 }

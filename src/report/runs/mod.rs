@@ -31,7 +31,7 @@ pub enum Source {
 impl Source {
     pub fn name(self) -> &'static str {
         match self {
-            Source::Directory => "xtrain output directory",
+            Source::Directory => "output directory",
             Source::TrainerState => "trainer_state.json",
             Source::Log => "log",
         }
