@@ -8,7 +8,7 @@ use std::panic;
 use std::process::ExitCode;
 use xtrain::commands::{self, Error};
 use xtrain::config::{self, Invocation};
-use xtrain::report::terminal::{Tone, paint, take_colors};
+use xtrain::report::terminal::{Tone, folded, paint, take_colors};
 use xtrain::report::{panics, printable::printable};
 
 fn main() -> ExitCode {
@@ -55,9 +55,12 @@ fn complain(message: &str, hint: Option<&str>) {
         paint(&stderr, Tone::Bad, "error:"),
         paint(&stderr, Tone::Hint, "hint:"),
     );
-    let mut text = format!("{error} {}\n", printable(message));
+    let mut text = format!("{error} {}\n", folded(&printable(message), "error: ".len()));
     if let Some(hint) = hint {
-        text.push_str(&format!("{then} {}\n", printable(hint)));
+        text.push_str(&format!(
+            "{then} {}\n",
+            folded(&printable(hint), "hint: ".len())
+        ));
     }
     let _ = stderr.write_all(text.as_bytes());
 }

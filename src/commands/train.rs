@@ -9,6 +9,7 @@ use crate::engine::push::Push;
 use crate::engine::{Run, failed};
 use crate::report::accounting;
 use crate::report::telemetry::{AccountEvent, Event, TELEMETRY_FILE, Telemetry};
+use crate::report::terminal::folded;
 use crate::trainer::interrupt::Interrupt;
 use std::path::Path;
 
@@ -68,7 +69,7 @@ fn prepared(
         return Ok(Outcome::Done);
     }
     let outcome = train_and_evaluate(&mut run, interrupt, push)?;
-    eprintln!("{}", run.session.cache().stats());
+    eprintln!("{}", folded(&run.session.cache().stats().to_string(), 0));
     Ok(outcome)
 }
 

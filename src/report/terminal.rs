@@ -93,9 +93,46 @@ pub fn width() -> Option<usize> {
     size(libc::STDOUT_FILENO).or_else(|| size(libc::STDERR_FILENO))
 }
 
+/// The text for standard error, beginning at column `indent`: where a terminal would break a word,
+/// a new line begins, at the same column.
+pub fn folded(text: &str, indent: usize) -> String {
+    match width().filter(|_| std::io::stderr().is_terminal()) {
+        Some(width) => fold(text, indent, width),
+        None => text.to_string(),
+    }
+}
+
+fn fold(text: &str, indent: usize, width: usize) -> String {
+    let room = width.saturating_sub(indent);
+    let mut folded = String::with_capacity(text.len());
+    let mut used = 0;
+    for (place, word) in text.split(' ').enumerate() {
+        let (first, last) = (word.split('\n').next(), word.rsplit('\n').next());
+        let length = |line: Option<&str>| line.map_or(0, |line| line.chars().count());
+        if place > 0 && used + 1 + length(first) > room {
+            folded.push_str(&format!("\n{:indent$}", ""));
+            used = 0;
+        } else if place > 0 {
+            folded.push(' ');
+            used += 1;
+        }
+        folded.push_str(word);
+        used = length(last) + if word.contains('\n') { 0 } else { used };
+    }
+    folded
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_break_between_words() {
+        assert_eq!(fold("one two three", 6, 80), "one two three");
+        assert_eq!(fold("one two three", 6, 13), "one two\n      three");
+        assert_eq!(fold("a unbreakable b", 2, 8), "a\n  unbreakable\n  b");
+        assert_eq!(fold("one\ntwo three", 0, 9), "one\ntwo three");
+    }
 
     /// One test, since the choice is the process's.
     #[test]

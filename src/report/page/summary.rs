@@ -3,6 +3,7 @@
 use super::report::{Report, time};
 use super::tables::metric_text;
 use crate::report::runs::numbers::Metric;
+use crate::report::terminal::folded;
 use crate::report::units::{bytes, count};
 use std::fmt::Write;
 
@@ -10,7 +11,7 @@ use std::fmt::Write;
 pub fn summary(report: &Report) -> String {
     let (run, numbers) = (&report.runs[0], &report.numbers[0]);
     let line = |name: &str, value: String, text: &mut String| {
-        let _ = writeln!(text, "{name:<12} {value}");
+        let _ = writeln!(text, "{name:<12} {}", folded(&value, 13));
     };
     let mut text = String::new();
     if let Some(wall) = numbers.wall_seconds {
