@@ -259,10 +259,9 @@ impl Checkpoints {
 /// `_`; nor what is hidden, such as locks and what is being written. A model card that was made is
 /// left to the last push, which makes it anew.
 fn finished_files(output_dir: &Path) -> BTreeMap<String, PathBuf> {
+    let is_made_anew = |name: &str| name == CARD_FILE && is_generated(&output_dir.join(name));
     files_below(output_dir, &|name| {
-        !name.starts_with('_')
-            && !name.starts_with("checkpoint-")
-            && !(name == CARD_FILE && is_generated(&output_dir.join(name)))
+        !name.starts_with('_') && !name.starts_with("checkpoint-") && !is_made_anew(name)
     })
 }
 

@@ -126,9 +126,7 @@ fn words(key: &str) -> String {
 /// The settings that the Trainer's cards name, by its names.
 fn hyperparameters(run: &Run) -> Vec<(&'static str, String)> {
     let setting = |name: &str| run.settings.get(name).cloned();
-    let unless = |name: &str, plain: f64| {
-        setting(name).filter(|value| value.parse::<f64>().map_or(true, |value| value != plain))
-    };
+    let unless = |name: &str, plain: f64| setting(name).filter(|value| value.parse() != Ok(plain));
     let is_on = |name: &str| setting(name).is_some_and(|value| value == "true");
     let facts = run.facts();
     let optimizer = setting("optim").map(|optim| {
