@@ -9,6 +9,7 @@ use xtrain::parallel::Mesh;
 use xtrain::trainer::parameters::parameter_shape;
 use xtrain::trainer::settings::OptimizerSettings;
 use xtrain::trainer::step::placements;
+use xtrain_graphs::DType;
 use xtrain_graphs::optim::ADAMW;
 use xtrain_graphs::passes::partition::ShardSpec;
 use xtrain_models::{
@@ -131,7 +132,7 @@ fn describe(name: &str, model: &dyn Model) -> String {
         for stage in 0..mesh.stage {
             let held: u64 = parameters
                 .iter()
-                .map(|p| placed.held_bytes(&p.name, &parameter_shape(p), stage))
+                .map(|p| placed.held_bytes(&p.name, &parameter_shape(p, DType::F32), stage))
                 .sum();
             write!(text, "    {mesh}: stage {stage} holds {held} bytes").unwrap();
             if let Some(stages) = placed.stages() {

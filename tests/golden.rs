@@ -436,6 +436,7 @@ fn follow_trajectory(name: &str, mut case: Case, expected: &Path, kind: Optimize
     let peak = steps.iter().map(learning_rate).fold(0.0, f64::max);
     let optimizer = OptimizerSettings {
         kind,
+        storage: Default::default(),
         arguments: arguments(&trajectory["optim_args"]),
         learning_rate: peak,
         weight_decay: hyper("weight_decay"),

@@ -68,7 +68,7 @@ fn decoders_classify_by_the_last_token_that_is_not_padding() {
         let mut session = device::open_cpu(Mesh::single(), CacheSettings::in_memory()).unwrap();
         let mut score = Vec::new();
         for spec in model.parameters() {
-            let shape = parameters::parameter_shape(&spec);
+            let shape = parameters::parameter_shape(&spec, DType::F32);
             if spec.name == "score.weight" {
                 score = (0..shape.elements())
                     .map(|i| (i as f32 * 0.7).sin())

@@ -191,7 +191,7 @@ fn state_is_donated_so_that_there_is_one_copy() {
     let bytes = |shapes: &[&Shape]| shapes.iter().map(|shape| shape.bytes()).sum::<usize>() as i64;
     let weights: i64 = specs
         .iter()
-        .map(|p| parameters::parameter_shape(p).bytes() as i64)
+        .map(|p| parameters::parameter_shape(p, DType::F32).bytes() as i64)
         .sum();
     let of = |kind: &str| {
         bytes(

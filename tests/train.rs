@@ -239,10 +239,11 @@ fn resuming_from_a_checkpoint_is_bit_exact_with_dropout_and_accumulation() {
 
 #[test]
 fn resuming_in_16_bit_is_bit_exact_too() {
-    for precision in ["--bf16", "--fp16"] {
-        check_resume(&[precision], |bench| {
+    let held = ["--torch_dtype", "bfloat16", "--no_master_weights"];
+    for precision in [&["--bf16"][..], &["--fp16"], &held[..2], &held] {
+        check_resume(precision, |bench| {
             bench
-                .train("stopped", &[&SHORT_RUN[..], &[precision]].concat())
+                .train("stopped", &[&SHORT_RUN[..], precision].concat())
                 .succeeded();
             fs::remove_dir_all(bench.path("stopped/checkpoint-24")).unwrap();
             fs::remove_file(bench.path("stopped/model.safetensors")).unwrap();
@@ -268,11 +269,14 @@ fn curves_in_16_bit_stay_near_f32() {
         run.succeeded();
         // The second version of the graph is explained by the precision.
         let telemetry = fs::read_to_string(bench.path(name).join("telemetry.jsonl")).unwrap();
-        assert_eq!(
-            extra.contains(&"--bf16"),
-            telemetry.contains("precision bf16 was f32"),
-            "{telemetry}"
-        );
+        for (flag, reason) in [
+            ("--bf16", "precision bf16 was f32"),
+            ("bfloat16", "torch_dtype bfloat16 was float32"),
+            ("--no_master_weights", "master_weights false was not set"),
+        ] {
+            let is_reason = telemetry.contains(reason);
+            assert_eq!(extra.last() == Some(&flag), is_reason, "{telemetry}");
+        }
         let lines = run
             .stderr
             .matches("compiling train (new configuration); `xtrain cache explain ");
@@ -291,8 +295,15 @@ fn curves_in_16_bit_stay_near_f32() {
         records.iter().filter_map(|r| r["loss"].as_f64()).collect()
     };
     let wide = losses("f32", &[]);
-    for (name, extra, bar) in [("bf16", ["--bf16"], 0.02), ("fp16", ["--fp16"], 0.02)] {
-        let low = losses(name, &extra);
+    // Weights and moments of 8 bits lose small steps.
+    let held = ["--torch_dtype", "bfloat16", "--no_master_weights"];
+    for (name, extra, bar) in [
+        ("bf16", &["--bf16"][..], 0.02),
+        ("fp16", &["--fp16"], 0.02),
+        ("bf16 with copies", &held[..2], 0.02),
+        ("bf16 without copies", &held, 0.1),
+    ] {
+        let low = losses(name, extra);
         assert_eq!(low.len(), wide.len());
         let worst = wide
             .iter()
@@ -308,6 +319,68 @@ fn curves_in_16_bit_stay_near_f32() {
             "{name}: {worst}, {low:?}"
         );
         assert_ne!(low, wide);
+    }
+}
+
+/// Element types of the finished model and of a checkpoint's model and optimizer, which together
+/// are what `fit` counts; a mesh gives the losses of one device.
+#[test]
+fn weights_in_bf16_are_as_small_as_they_say_on_every_mesh() {
+    let bench = Bench::new();
+    let types = |file: String| -> Vec<String> {
+        let bytes = bytes(bench.path(&file));
+        let (_, metadata) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+        let of = |info: &safetensors::tensor::TensorInfo| format!("{:?}", info.dtype);
+        let mut types: Vec<String> = metadata.tensors().values().map(|info| of(info)).collect();
+        types.sort();
+        types.dedup();
+        types
+    };
+    let run = |name: &str, mesh: &str, extra: &[&str]| -> Vec<f64> {
+        let words: Vec<&str> =
+            "--torch_dtype bfloat16 --max_steps 6 --logging_steps 1 --save_steps 6"
+                .split(' ')
+                .chain(mesh.split_whitespace())
+                .chain(extra.iter().copied())
+                .collect();
+        bench.train(name, &words).succeeded();
+        let records = records(&bench.path(name));
+        records.iter().filter_map(|r| r["loss"].as_f64()).collect()
+    };
+    for (name, extra, state) in [
+        ("copies", &[][..], "F32"),
+        ("none", &["--no_master_weights"], "BF16"),
+    ] {
+        let rows = [
+            "--per_device_train_batch_size 4",
+            "--per_device_train_batch_size 2",
+        ];
+        let twice = format!("{} --gradient_accumulation_steps 2", rows[1]);
+        let [one, in_two] = [
+            run(name, rows[0], extra),
+            run(&format!("{name} twice"), &twice, extra),
+        ];
+        for (file, expected) in [
+            ("model", "BF16"),
+            ("checkpoint-6/model", "BF16"),
+            ("checkpoint-6/optimizer", state),
+        ] {
+            assert_eq!(types(format!("{name}/{file}.safetensors")), [expected]);
+        }
+        for (alone, rows, mesh) in [
+            (&one, rows[1], "--data_parallel 2 --shard_optimizer_state"),
+            (&one, rows[1], "--shard_parallel 2"),
+            (&one, rows[0], "--tensor_parallel 2"),
+            (&in_two, &twice, "--pipeline_parallel 2"),
+        ] {
+            let many = run(&format!("{name} {mesh}"), &format!("{rows} {mesh}"), extra);
+            let worst = alone.iter().zip(&many).map(|(a, b)| (a - b).abs());
+            let worst = worst.fold(0.0, f64::max);
+            assert!(
+                worst < 0.01 && many.len() == 6,
+                "{mesh}: {alone:?} {many:?}"
+            );
+        }
     }
 }
 

@@ -512,7 +512,8 @@ fn safetensors_name(dtype: DType) -> &'static str {
     known.expect("the table lists every DType").2
 }
 
-/// Between float types, through f64: exact when widening, rounded to nearest even when narrowing.
+/// Between float types, through f64: exact when widening, rounded to nearest even when narrowing
+/// (from f64 to bf16 twice).
 /// `None` of what is no float.
 pub fn convert_floats(bytes: &[u8], from: DType, to: DType) -> Option<Vec<u8>> {
     if !from.is_float() || !to.is_float() {
@@ -532,7 +533,8 @@ pub fn convert_floats(bytes: &[u8], from: DType, to: DType) -> Option<Vec<u8>> {
         };
         match to {
             DType::F16 => out.extend(f16::from_f64(value).to_le_bytes()),
-            DType::BF16 => out.extend(bf16::from_f64(value).to_le_bytes()),
+            // From f64, `half` drops bits that decide how a tie is rounded.
+            DType::BF16 => out.extend(bf16::from_f32(value as f32).to_le_bytes()),
             DType::F32 => out.extend((value as f32).to_le_bytes()),
             _ => out.extend(value.to_le_bytes()),
         }

@@ -15,7 +15,7 @@ use crate::report::units::{bytes, exact, flop};
 use crate::runtime::CompiledMemory;
 use crate::trainer::feed::{BatchShape, LabelShape};
 use crate::trainer::fit::Footprint;
-use crate::trainer::settings::Checkpointing;
+use crate::trainer::settings::{Checkpointing, WeightStorage};
 use crate::trainer::step::TrainStep;
 use serde_json::json;
 use std::sync::Arc;
@@ -82,6 +82,14 @@ pub(super) fn print(run: &mut Run) -> Result<(), Error> {
             ""
         };
         table.pair("matrix products", format!("{}{tf32}", settings.precision));
+        let weights = match settings.optimizer.storage {
+            WeightStorage::F32 => None,
+            WeightStorage::Bf16WithMasters => Some("bfloat16, with float32 copies"),
+            WeightStorage::Bf16 => Some("bfloat16, as is the optimizer's state"),
+        };
+        if let Some(weights) = weights {
+            table.pair("weights", weights);
+        }
         if settings.checkpointing != Checkpointing::Off {
             let kept = format!("activations ({})", settings.checkpointing);
             table.pair("computed twice", kept);

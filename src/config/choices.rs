@@ -94,6 +94,13 @@ choices! {
         Best = "best",
     }
 
+    /// The element type that weights are held in.
+    enum TorchDtype {
+        Auto = "auto",
+        Float32 = "float32",
+        Bfloat16 = "bfloat16",
+    }
+
     /// The element type that weights are saved in.
     enum SaveDtype {
         Float32 = "float32",

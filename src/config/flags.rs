@@ -463,6 +463,11 @@ Precision {
     /// Mixed precision in float16 with dynamic loss scaling; a step whose gradients overflow is
     /// skipped and counted, also by the learning-rate schedule
     fp16: bool = "false", TRAIN_EVAL | BENCH;
+    /// Element type that weights are held in: bfloat16 implies bf16; auto is float32
+    torch_dtype: TorchDtype = "float32", TRAIN_EVAL | BENCH, alias "dtype", shapes graphs;
+    /// With --torch_dtype bfloat16: the optimizer updates float32 copies of the weights; false:
+    /// weights and moments are bfloat16, half the memory, as torch trains a bfloat16 model
+    master_weights: bool = "true", TRAIN | BENCH, shapes graphs;
     /// Evaluate with bfloat16 matmuls; default: training's precision
     bf16_full_eval: bool = "false", TRAIN_EVAL;
     /// Evaluate with float16 matmuls; default: training's precision
@@ -570,8 +575,8 @@ Checkpoints {
     save_only_model: bool = "false", TRAIN;
     /// Split saved weights above this size into several files with an index
     max_shard_size: Bytes = "5GB", TRAIN;
-    /// Element type of the finished model's weights (checkpoints keep float32); default: what was
-    /// loaded
+    /// Element type of the finished model's weights (checkpoints have what is trained); default:
+    /// what was loaded
     save_dtype: Option<SaveDtype>, TRAIN;
     /// End with the weights of the best checkpoint
     load_best_model_at_end: bool = "false", TRAIN;

@@ -3,9 +3,9 @@
 
 use super::choices::{
     AttentionDropoutKernel, AttnImplementation, CpuKernelChoice, ReportFormat, RunReport,
-    SaveDtype, SaveStrategy, Strategy, Target,
+    SaveDtype, SaveStrategy, Strategy, Target, TorchDtype,
 };
-use super::command::sets::{LABELLED, TRAIN_EVAL, TRAINING};
+use super::command::sets::{EVAL, LABELLED, TRAIN_EVAL, TRAINING};
 use super::command::{CacheVerb, CommandName, TaskName};
 use super::derived::local_files;
 use super::error::UsageError;
@@ -29,6 +29,7 @@ use crate::tasks::{ClmDataSettings, ClsDataSettings, MlmDataSettings, TokenClsDa
 use crate::trainer::device::DeviceSettings;
 use crate::trainer::settings::{
     BestRule, Cadence, Checkpointing, EarlyStopping, ExampleOrder, OptimizerSettings, Precision,
+    WeightStorage,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -237,7 +238,10 @@ fn bench_plan(flags: &Arc<Flags>) -> BenchPlan {
         model: model(flags),
         train: TrainSettings {
             // The peers' (`bench/peers.py`).
-            optimizer: OptimizerSettings::constant(ADAMW, 1e-4),
+            optimizer: OptimizerSettings {
+                storage: storage(flags),
+                ..OptimizerSettings::constant(ADAMW, 1e-4)
+            },
             ..train_settings(flags)
         },
         batch: *flags.batch,
@@ -624,9 +628,19 @@ fn best(flags: &Flags) -> Option<BestRule> {
     })
 }
 
+/// Of weights and the optimizer's state; who does not train needs no copies.
+fn storage(flags: &Flags) -> WeightStorage {
+    let copies = *flags.master_weights && !EVAL.contains(flags.command);
+    match *flags.torch_dtype {
+        TorchDtype::Auto | TorchDtype::Float32 => WeightStorage::F32,
+        TorchDtype::Bfloat16 if copies => WeightStorage::Bf16WithMasters,
+        TorchDtype::Bfloat16 => WeightStorage::Bf16,
+    }
+}
+
 /// Of training steps.
 fn precision(flags: &Flags) -> Precision {
-    if *flags.bf16 {
+    if *flags.bf16 || *flags.torch_dtype == TorchDtype::Bfloat16 {
         Precision::Bf16
     } else if *flags.fp16 {
         Precision::Fp16
@@ -652,6 +666,7 @@ fn optimizer(flags: &Flags) -> OptimizerSettings {
     let warmup = *flags.warmup_steps;
     OptimizerSettings {
         kind: *flags.optim,
+        storage: storage(flags),
         arguments: flags.optim_args.clone(),
         learning_rate: *flags.learning_rate,
         weight_decay: *flags.weight_decay,

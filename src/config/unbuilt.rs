@@ -69,7 +69,6 @@ TRAIN_EVAL {
     gradient_checkpointing_kwargs activation_checkpointing_kwargs: ANYWAY, "they are torch.utils.checkpoint's; see gradient_checkpointing";
     scan_layers: FALSE, "layers are compiled one after the other; XLA compiles equal kernels once";
     auto_find_batch_size: FALSE, "xtrain finds the batch size before the run, not by failing in it: use --per_device_train_batch_size auto";
-    dtype torch_dtype: with_note(&["", "none", "auto"], &["float32"]), "weights are held in float32; bf16 and fp16 choose what matmuls use";
     low_cpu_mem_usage: ANYWAY, "weights are mapped from the file; there is nothing to switch";
     use_cache: ANYWAY, "training keeps no past keys and values";
 

@@ -62,6 +62,7 @@ impl Execution {
             .map_err(failed("laying out the model"))?;
         let mut session = open_device(&self.device, train.mesh, &self.cache)?;
         session.set_eval_precision(train.eval_precision);
+        session.set_storage(train.optimizer.storage);
         session.set_label_smoothing(*train.flags.label_smoothing_factor);
         session.set_placements(placements);
         session.set_schedule(*train.flags.pipeline_schedule);

@@ -28,10 +28,11 @@ use crate::trainer::interrupt::Interrupt;
 use crate::trainer::run_loop::{Hook, Progress, RunLength, RunLoop};
 use crate::trainer::run_state::{CheckpointHistory, RunLog, RunState, RunningTotals};
 use crate::trainer::session::Session;
-use crate::trainer::settings::{Cadence, EvaluationTimes, ExampleOrder};
+use crate::trainer::settings::{Cadence, EvaluationTimes, ExampleOrder, WeightStorage};
 use crate::trainer::{matmul_peak, parameters, replicas};
 use std::path::Path;
 use std::time::{Duration, Instant};
+use xtrain_graphs::DType;
 use xtrain_graphs::optim::{Plateau, ScheduleKind};
 use xtrain_models::Model;
 
@@ -271,6 +272,15 @@ impl Run {
         }
     }
 
+    /// The element type of the finished model: what was asked for, else what it was loaded in.
+    fn save_dtype(&self) -> Option<DType> {
+        let train = &self.plan.train;
+        match train.optimizer.storage {
+            WeightStorage::F32 => train.save_dtype.or(self.loaded.weights_dtype()),
+            _ => train.save_dtype.or(Some(train.optimizer.storage.weights())),
+        }
+    }
+
     /// What a saved directory holds besides tensors.
     fn saved_model(&self) -> SavedModel {
         let parameters = self.loaded.model.parameters();
@@ -280,7 +290,7 @@ impl Run {
             tokenizer_files: self.tokenizer.files().to_vec(),
             parameters: parameters.iter().map(|p| p.name.clone()).collect(),
             max_shard_size: *self.plan.train.flags.max_shard_size,
-            dtype: self.plan.train.save_dtype.or(self.loaded.weights_dtype()),
+            dtype: self.save_dtype(),
         }
     }
 }

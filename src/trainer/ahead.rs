@@ -97,7 +97,7 @@ impl Ahead<'_, '_> {
         let parameters = step
             .parameters()
             .iter()
-            .map(|p| (p.name.clone(), parameter_shape(p)));
+            .map(|p| (p.name.clone(), parameter_shape(p, step.storage().weights())));
         let extra = step
             .extra_state(accumulates)
             .into_iter()

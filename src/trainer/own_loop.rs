@@ -46,9 +46,10 @@ impl ParameterSet {
         session.set_state(name, bytemuck::cast_slice(values), &shape)?;
         for state in self.optimizer.state(info(dims)) {
             let shape = Shape::new(DType::F32, state.dims.clone());
-            let initial = vec![state.initial; shape.elements()];
+            let constant = state.initial.map(|initial| vec![initial; shape.elements()]);
+            let initial = constant.as_deref().unwrap_or(values);
             let name = state_name(&state, name);
-            session.set_state(&name, bytemuck::cast_slice(&initial), &shape)?;
+            session.set_state(&name, bytemuck::cast_slice(initial), &shape)?;
         }
         self.parameters.push((name.to_string(), dims.to_vec()));
         Ok(())

@@ -2,7 +2,8 @@
 //! typed.
 
 use std::path::PathBuf;
-use xtrain_graphs::optim::{Arguments, Hyperparameters, Optimizer};
+use xtrain_graphs::DType;
+use xtrain_graphs::optim::{Arguments, Hyperparameters, MasterWeights, Optimizer};
 pub use xtrain_graphs::optim::{OptimizerKind, ScheduleKind};
 pub use xtrain_graphs::{Checkpointing, Precision};
 
@@ -32,10 +33,43 @@ impl Cadence {
     }
 }
 
+/// The element types that weights and the optimizer's state have between steps. A step computes in
+/// f32, but for its matmuls, and rounds what it stores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WeightStorage {
+    /// Both f32.
+    #[default]
+    F32,
+    /// bf16 weights; the optimizer's state is f32 and has f32 master copies, which it updates.
+    Bf16WithMasters,
+    /// Both bf16, as torch trains a bf16 model.
+    Bf16,
+}
+
+impl WeightStorage {
+    /// The element type of weights.
+    pub fn weights(self) -> DType {
+        match self {
+            WeightStorage::F32 => DType::F32,
+            WeightStorage::Bf16WithMasters | WeightStorage::Bf16 => DType::BF16,
+        }
+    }
+
+    /// The element type of the optimizer's state.
+    pub fn optimizer_state(self) -> DType {
+        match self {
+            WeightStorage::F32 | WeightStorage::Bf16WithMasters => DType::F32,
+            WeightStorage::Bf16 => DType::BF16,
+        }
+    }
+}
+
 /// The optimizer of a run, its hyperparameters and its learning-rate schedule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimizerSettings {
     pub kind: OptimizerKind,
+    /// Of the weights that it updates, and of its own state.
+    pub storage: WeightStorage,
     /// Arguments of this optimizer.
     pub arguments: Arguments,
     /// Peak learning rate.
@@ -60,6 +94,7 @@ impl OptimizerSettings {
     pub fn constant(kind: OptimizerKind, learning_rate: f64) -> Self {
         OptimizerSettings {
             kind,
+            storage: WeightStorage::F32,
             arguments: Arguments::default(),
             learning_rate,
             weight_decay: 0.01,
@@ -85,7 +120,11 @@ impl OptimizerSettings {
             eps: self.adam_epsilon,
         };
         let built = self.kind.with(&hyper, &self.arguments);
-        built.unwrap_or_else(|error| panic!("{error}"))
+        let built = built.unwrap_or_else(|error| panic!("{error}"));
+        match self.storage {
+            WeightStorage::Bf16WithMasters => Box::new(MasterWeights(built)),
+            WeightStorage::F32 | WeightStorage::Bf16 => built,
+        }
     }
 }
 

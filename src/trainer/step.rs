@@ -19,7 +19,7 @@ use super::error::Result;
 use super::feed::{BatchInputs, DeviceBatch, feed_batch, graph_name};
 use super::session::parameters::{ExtraState, parameter_shape};
 use super::session::{Recording, Session, StepOutputs};
-use super::settings::OptimizerSettings;
+use super::settings::{OptimizerSettings, WeightStorage};
 use crate::parallel::{Axis, Placements};
 use gradients::Gradients;
 use optimizer_step::OptimizerStep;
@@ -139,6 +139,11 @@ impl<'m> TrainStep<'m> {
         self.optimizer_step.set_learning_rate(rate);
     }
 
+    /// The element types of weights and of the optimizer's state.
+    pub fn storage(&self) -> WeightStorage {
+        self.optimizer_step.settings.storage
+    }
+
     /// State besides the parameters: the optimizer's, sums when gradients accumulate, and the loss
     /// scale where there is one.
     pub fn extra_state(&self, accumulates: bool) -> Vec<ExtraState> {
@@ -146,6 +151,7 @@ impl<'m> TrainStep<'m> {
         let options = StateOptions {
             accumulates,
             scales_loss: self.precision.needs_loss_scale(),
+            dtype: self.storage().optimizer_state(),
         };
         state::extra_state(optimizer, &self.parameters, &options)
     }
@@ -154,7 +160,10 @@ impl<'m> TrainStep<'m> {
     pub fn weight_bytes(&self, placements: &Placements, stage: usize) -> u64 {
         self.parameters
             .iter()
-            .map(|p| placements.held_bytes(&p.name, &parameter_shape(p), stage))
+            .map(|p| {
+                let shape = parameter_shape(p, self.storage().weights());
+                placements.held_bytes(&p.name, &shape, stage)
+            })
             .sum()
     }
 

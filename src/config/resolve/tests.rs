@@ -78,6 +78,7 @@ fn defaults_are_those_of_training_arguments() {
         eval_precision: Precision::F32,
         optimizer: OptimizerSettings {
             kind: xtrain_graphs::optim::ADAMW,
+            storage: Default::default(),
             arguments: Default::default(),
             learning_rate: 5e-5,
             weight_decay: 0.0,

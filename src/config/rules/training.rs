@@ -1,12 +1,18 @@
 //! What a run does and how long: precision, length, evaluations, the best checkpoint.
 
 use super::verdict::{Verdict, refuse, refuse_if};
-use crate::config::choices::{SaveStrategy, Strategy};
+use crate::config::choices::{SaveStrategy, Strategy, TorchDtype};
 use crate::config::flags::Flags;
 use crate::config::kind::Interval;
 use xtrain_graphs::optim::{Hyperparameters, ScheduleType};
 
 pub fn one_16_bit_type(flags: &Flags) -> Verdict {
+    if *flags.fp16 && *flags.torch_dtype == TorchDtype::Bfloat16 {
+        return refuse(
+            "--torch_dtype bfloat16 and --fp16 exclude each other: matmuls have one element type",
+            "leave --fp16 out",
+        );
+    }
     for (bf16, fp16) in [
         (&flags.bf16, &flags.fp16),
         (&flags.bf16_full_eval, &flags.fp16_full_eval),

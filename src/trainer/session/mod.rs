@@ -16,6 +16,7 @@ pub mod replicas;
 
 use super::error::{Error, Result};
 use super::pipeline::{Microbatch, Parts};
+use super::settings::WeightStorage;
 use crate::cache::GraphCache;
 use crate::parallel::schedule::Task;
 use crate::parallel::{Axis, Mesh, PipelineSchedule, Placements};
@@ -77,6 +78,7 @@ pub struct Session {
     pub(super) fillers: HashMap<(usize, Shape), Buffers>,
     eval_precision: Precision,
     label_smoothing: f64,
+    storage: WeightStorage,
     /// Graphs in other precisions than f32, and divided ones, by what was recorded: a step makes
     /// each once.
     made: RefCell<HashMap<(Fingerprint, Precision), Parts>>,
@@ -102,6 +104,7 @@ impl Session {
             fillers: HashMap::new(),
             eval_precision: Precision::F32,
             label_smoothing: 0.0,
+            storage: WeightStorage::F32,
             made: RefCell::default(),
         }
     }
@@ -160,6 +163,11 @@ impl Session {
     /// classes, 0 unless set.
     pub fn set_label_smoothing(&mut self, share: f64) {
         self.label_smoothing = share;
+    }
+
+    /// Sets what weights are held in from when they are placed, f32 unless set.
+    pub fn set_storage(&mut self, storage: WeightStorage) {
+        self.storage = storage;
     }
 
     /// Puts a value on every replica's device under a name, or on each its part; in a pipeline on

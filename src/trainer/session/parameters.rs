@@ -2,23 +2,28 @@
 //! weights, downloads.
 
 use super::Session;
+use crate::checkpoint::weights::convert_floats;
 use crate::checkpoint::{Error as CheckpointError, Mismatch, Weights};
 use crate::trainer::error::{Error, Result};
+use crate::trainer::settings::WeightStorage;
+use half::bf16;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
+use xtrain_graphs::optim::MASTER_WEIGHT;
 use xtrain_graphs::{DType, Shape};
 use xtrain_models::{Init, Model, ParameterSpec, StoredName, stored_name};
 
 /// Elements that one random stream fills: small enough to share a large embedding between cores.
 const STREAM_ELEMENTS: usize = 1 << 16;
 
-/// The shape that a parameter has on the device: master weights are f32.
-pub fn parameter_shape(parameter: &ParameterSpec) -> Shape {
-    Shape::new(DType::F32, parameter.dims.clone())
+/// The shape that a parameter has on the device, where it is held in this type.
+pub fn parameter_shape(parameter: &ParameterSpec, dtype: DType) -> Shape {
+    Shape::new(dtype, parameter.dims.clone())
 }
 
 /// Fills every parameter anew, as the model wants it. Each value depends on the seed, the
@@ -26,13 +31,37 @@ pub fn parameter_shape(parameter: &ParameterSpec) -> Shape {
 pub fn initialize(session: &mut Session, parameters: &[ParameterSpec], seed: u64) -> Result<()> {
     for parameter in parameters {
         let values = initial_values(parameter, seed);
-        session.set_state(
-            &parameter.name,
-            bytemuck::cast_slice(&values),
-            &parameter_shape(parameter),
-        )?;
+        let shape = parameter_shape(parameter, DType::F32);
+        set_weight(session, parameter, bytemuck::cast_slice(&values), &shape)?;
     }
     Ok(())
+}
+
+/// Uploads a parameter in the type that the session holds weights in and, where there are master
+/// copies, its copy.
+fn set_weight(
+    session: &mut Session,
+    parameter: &ParameterSpec,
+    bytes: &[u8],
+    shape: &Shape,
+) -> Result<()> {
+    let (name, storage) = (&parameter.name, session.storage);
+    if storage == WeightStorage::Bf16WithMasters {
+        let wide = parameter_shape(parameter, DType::F32);
+        let master = format!("{MASTER_WEIGHT}.{name}");
+        session.set_state(&master, &in_type(bytes, shape, &wide), &wide)?;
+    }
+    let held = parameter_shape(parameter, storage.weights());
+    session.set_state(name, &in_type(bytes, shape, &held), &held)
+}
+
+/// Floats of the shape `from` in the type of `to`.
+fn in_type<'b>(bytes: &'b [u8], from: &Shape, to: &Shape) -> Cow<'b, [u8]> {
+    if from == to {
+        return Cow::Borrowed(bytes);
+    }
+    let converted = convert_floats(bytes, from.dtype, to.dtype);
+    Cow::Owned(converted.expect("weights are floats"))
 }
 
 fn initial_values(parameter: &ParameterSpec, seed: u64) -> Vec<f32> {
@@ -122,7 +151,7 @@ pub fn fit(model: &dyn Model, weights: &Weights, head: Head) -> Result<Fit> {
         }
     }
     for parameter in model.parameters() {
-        let wanted = parameter_shape(&parameter);
+        let wanted = parameter_shape(&parameter, DType::F32);
         match fit
             .stored
             .get(&parameter.name)
@@ -165,7 +194,12 @@ pub fn load_with_head(
             initialize(session, std::slice::from_ref(parameter), seed)?;
             continue;
         }
-        let shape = parameter_shape(parameter);
+        let dtype = match session.storage {
+            WeightStorage::Bf16 => DType::BF16,
+            // The copies have all digits.
+            WeightStorage::F32 | WeightStorage::Bf16WithMasters => DType::F32,
+        };
+        let shape = parameter_shape(parameter, dtype);
         let bytes = weights.read(&fit.stored[&parameter.name], &shape)?;
         if !is_finite(&shape, &bytes) {
             return Err(Error::BrokenWeights {
@@ -173,7 +207,7 @@ pub fn load_with_head(
                 tensor: parameter.name.clone(),
             });
         }
-        session.set_state(&parameter.name, &bytes, &shape)?;
+        set_weight(session, parameter, &bytes, &shape)?;
     }
     Ok(())
 }
@@ -182,10 +216,10 @@ pub fn load_with_head(
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExtraState {
     pub name: String,
-    /// Always f32.
     pub shape: Shape,
-    /// What every element is at the start of a run.
-    pub initial: f32,
+    /// What every element is at the start of a run; `None`: master copies, which are placed with
+    /// the weights.
+    pub initial: Option<f32>,
     /// Whether a checkpoint holds it; what it does not hold has its initial value between steps.
     pub saved: bool,
 }
@@ -203,13 +237,13 @@ pub fn set_extra_state(
         ..
     } in state
     {
-        match saved.filter(|saved| saved.get(name).is_some()) {
-            Some(saved) => session.set_state(name, &saved.read(name, shape)?, shape)?,
-            None => session.set_state(
-                name,
-                bytemuck::cast_slice(&vec![*initial; shape.elements()]),
-                shape,
-            )?,
+        if let Some(saved) = saved.filter(|saved| saved.get(name).is_some()) {
+            session.set_state(name, &saved.read(name, shape)?, shape)?;
+        } else if let Some(initial) = initial {
+            let values = vec![*initial; shape.elements()];
+            let wide = shape.with_dtype(DType::F32);
+            let bytes = in_type(bytemuck::cast_slice(&values), &wide, shape);
+            session.set_state(name, &bytes, shape)?;
         }
     }
     Ok(())
@@ -222,17 +256,21 @@ pub struct HostTensor {
     pub bytes: Vec<u8>,
 }
 
-/// Whether every element is a finite number. State is f32; of other types nothing is said.
+/// Whether every element is a finite number. State is f32 or bf16; of other types nothing is said.
 pub fn is_finite(shape: &Shape, bytes: &[u8]) -> bool {
     // Without a branch for each value, which would take several times as long.
-    let finite = |block: &[u8]| {
+    fn all_finite<const N: usize>(block: &[u8], is_finite: impl Fn([u8; N]) -> bool) -> bool {
         let (values, _) = block.as_chunks();
-        let finite = values
+        values
             .iter()
-            .map(|bytes| f32::from_le_bytes(*bytes).is_finite());
-        finite.fold(true, |all, one| all & one)
+            .fold(true, |all, bytes| all & is_finite(*bytes))
+    }
+    let finite = |block: &[u8]| match shape.dtype {
+        DType::F32 => all_finite(block, |x| f32::from_le_bytes(x).is_finite()),
+        DType::BF16 => all_finite(block, |x| bf16::from_le_bytes(x).is_finite()),
+        _ => true,
     };
-    shape.dtype != DType::F32 || bytes.chunks(1 << 16).all(finite)
+    bytes.chunks(1 << 16).all(finite)
 }
 
 /// Bytes of values that are gathered on the devices at a time, where their parts are in other

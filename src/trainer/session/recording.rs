@@ -28,7 +28,7 @@ impl Session {
         let graph_name = format!("gather.{first}");
         let mut recording = self.begin();
         for name in elsewhere {
-            let held = recording.state(name)?;
+            let held = recording.held(name)?;
             let sharding = recording.placements().of(name);
             let whole = match sharding.and_then(|sharding| {
                 let groups = recording.mesh().groups(&[sharding.axis])?;
@@ -207,9 +207,20 @@ impl Recording<'_> {
         self.session.label_smoothing
     }
 
-    /// The device state of this name, as it is when the step starts.
+    /// The device state of this name, as it is when the step starts: floats as f32, whatever they
+    /// are held in.
     #[track_caller]
     pub fn state(&mut self, name: &str) -> Result<Tensor> {
+        let held = self.held(name)?;
+        match held.dtype().is_float() {
+            true => Ok(held.convert(DType::F32)?),
+            false => Ok(held),
+        }
+    }
+
+    /// The same in the element type that it is held in.
+    #[track_caller]
+    fn held(&mut self, name: &str) -> Result<Tensor> {
         if let Some(tensor) = self.known.get(name) {
             return Ok(tensor.clone());
         }
@@ -298,12 +309,19 @@ impl Recording<'_> {
         self.trace.input(name, shape.clone(), InputRole::Feed)
     }
 
-    /// Stores `tensor` as the state of this name when the step ends. The old value must be part of
+    /// `tensor` rounded to the element type that the state of this name is held in.
+    #[track_caller]
+    pub fn as_held(&mut self, name: &str, tensor: &Tensor) -> Result<Tensor> {
+        Ok(tensor.convert(self.held(name)?.dtype())?)
+    }
+
+    /// Stores `tensor` as the state of this name when the step ends, rounded to what that is held
+    /// in. The old value must be part of
     /// the step, so that its memory is donated to the new one.
     #[track_caller]
     pub fn assign(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
-        self.state(name)?;
-        self.trace.output(name, tensor);
+        let held = self.as_held(name, tensor)?;
+        self.trace.output(name, &held);
         Ok(())
     }
 

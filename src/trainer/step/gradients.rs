@@ -35,7 +35,7 @@ pub(super) fn sum_state(name: String, dims: &[usize]) -> ExtraState {
     ExtraState {
         name,
         shape: Shape::new(DType::F32, dims.to_vec()),
-        initial: 0.0,
+        initial: Some(0.0),
         saved: false,
     }
 }

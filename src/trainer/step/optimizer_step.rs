@@ -140,6 +140,8 @@ impl OptimizerStep {
                 shard: others.as_ref(),
             })?;
             let new_weight = unless_skipped(check.as_ref(), new.parameter, weight)?;
+            // Rounded first: what replicas exchange is as small as what they keep.
+            let new_weight = recording.as_held(&parameter.name, &new_weight)?;
             let new_weight = updates.gather(recording, parameter, new_weight)?;
             recording.assign(&parameter.name, &new_weight)?;
             for ((name, new), old) in names.iter().zip(new.state).zip(&state) {

@@ -17,6 +17,8 @@ pub(super) struct StateOptions {
     /// Gradients accumulate over microbatches.
     pub accumulates: bool,
     pub scales_loss: bool,
+    /// Of the optimizer's state.
+    pub dtype: DType,
 }
 
 /// Optimizer state, sums where gradients accumulate, and the loss scale with the optimizer's
@@ -26,9 +28,9 @@ pub(super) fn extra_state(
     parameters: &[ParameterSpec],
     options: &StateOptions,
 ) -> Vec<ExtraState> {
-    let saved = |name: String, dims: &[usize], initial: f32| ExtraState {
+    let saved = |name: String, shape: Shape, initial: Option<f32>| ExtraState {
         name,
-        shape: Shape::new(DType::F32, dims.to_vec()),
+        shape,
         initial,
         saved: true,
     };
@@ -36,7 +38,8 @@ pub(super) fn extra_state(
     for parameter in parameters {
         for own in optimizer.state(parameter.info()) {
             let name = state_name(&own, &parameter.name);
-            state.push(saved(name, &own.dims, own.initial));
+            let shape = Shape::new(options.dtype, own.dims);
+            state.push(saved(name, shape, own.initial));
         }
         if options.accumulates {
             state.push(sum_state(sum_name(&parameter.name), &parameter.dims));
@@ -49,7 +52,11 @@ pub(super) fn extra_state(
         let scale = loss_scale::STATE.into_iter();
         let counters = optimizer.counters().iter().map(|name| (*name, 0.0));
         let scalars = scale.chain(counters);
-        state.extend(scalars.map(|(name, initial)| saved(name.into(), &[], initial)));
+        state.extend(
+            scalars.map(|(name, initial)| {
+                saved(name.into(), Shape::scalar(DType::F32), Some(initial))
+            }),
+        );
     }
     state
 }

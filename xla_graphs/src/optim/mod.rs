@@ -13,6 +13,7 @@ mod clip;
 mod lamb;
 mod lion;
 mod loss_scale;
+mod master_weights;
 mod moments;
 mod muon;
 mod plateau;
@@ -29,6 +30,7 @@ pub use clip::{clip_factor, global_norm, sum_of_squares};
 pub use lamb::LAMB;
 pub use lion::LION;
 pub use loss_scale::{GROWTH_INTERVAL, INITIAL_SCALE, LossScale};
+pub use master_weights::{MASTER_WEIGHT, MasterWeights};
 pub use muon::MUON;
 pub use plateau::{Plateau, PlateauRule};
 pub use rmsprop::RMSPROP;
@@ -130,7 +132,7 @@ pub struct ParameterInfo<'a> {
     pub is_hidden_matrix: bool,
 }
 
-/// A tensor that an optimizer keeps for a parameter, f32.
+/// A tensor that an optimizer keeps for a parameter, f32 in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateSpec {
     /// The state `exp_avg` of the parameter `wte` is called `exp_avg.wte` in checkpoints.
@@ -139,8 +141,8 @@ pub struct StateSpec {
     /// Which of the parameter's dimensions these are, in order. The state is sharded as the
     /// parameter is along those that it has.
     pub along: Vec<usize>,
-    /// The value of every element before the first step.
-    pub initial: f32,
+    /// The value of every element before the first step; `None`: the parameter's.
+    pub initial: Option<f32>,
 }
 
 impl StateSpec {
@@ -155,7 +157,7 @@ impl StateSpec {
             name,
             dims: along.iter().map(|dim| dims[*dim]).collect(),
             along,
-            initial: 0.0,
+            initial: Some(0.0),
         }
     }
 }

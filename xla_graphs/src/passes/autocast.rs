@@ -21,8 +21,8 @@ use crate::op::{Composite, Op, Unary};
 use crate::trace::Tensor;
 use serde::{Deserialize, Serialize};
 
-/// The element type of a graph's matmuls (TrainingArguments' `bf16` and `fp16`). Master
-/// weights, gradients and optimizer state are f32 in each.
+/// The element type of a graph's matmuls (TrainingArguments' `bf16` and `fp16`). Gradients of
+/// weights and the optimizer's step are f32 in each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Precision {
     #[default]
@@ -134,6 +134,10 @@ fn in_type(x: &Tensor, from: DType, to: DType) -> Result<Tensor> {
     let node = x.node();
     match node.op {
         _ if x.dtype() != from => Ok(x.clone()),
+        // What is held in 16 bits is there.
+        Op::Convert(_) if x.trace().tensor(node.operands[0]).dtype() == to => {
+            Ok(x.trace().tensor(node.operands[0]))
+        }
         // What is wanted in 16 bits travels in 16 bits.
         Op::AllGather { .. } if from == DType::F32 => x
             .trace()
