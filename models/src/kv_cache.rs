@@ -15,7 +15,7 @@ use xtrain_graphs::{DType, Tensor, Trace};
 /// (prefill): they lie in the columns from 0 on and attend to each other. A forward pass of one token
 /// (decode) attends to what the cache holds and to itself.
 pub struct KvCache {
-    /// Keys and values of each layer, `[B, K, S, D]`.
+    /// Keys and values of each layer, `[B * K, S, D]`.
     layers: Vec<[Tensor; 2]>,
     /// `s32[B]`
     first: Tensor,
@@ -35,7 +35,9 @@ pub(crate) struct Extended {
 }
 
 impl KvCache {
-    /// Over the keys and values `[B, K, S, D]` that each layer has so far; `first` (`s32[B]`) is the
+    /// Over the keys and values `[B * K, S, D]` that each layer has so far, in the dimensions of
+    /// attention's matmuls: XLA writes a column in place only if it need not reshape what both the
+    /// matmul and the next step read. `first` (`s32[B]`) is the
     /// column of each text's first token, `start` (`s32[]`) that of this pass' first.
     pub fn new(layers: Vec<[Tensor; 2]>, first: Tensor, start: Tensor) -> KvCache {
         KvCache {
@@ -78,14 +80,14 @@ impl KvCache {
         let Some([keys, values]) = self.layers.get(extended.len()) else {
             return Err(Error::CacheLayers { layers });
         };
-        let kv = [
-            keys.dynamic_update_slice(k, &self.start, 2)?,
-            values.dynamic_update_slice(v, &self.start, 2)?,
-        ];
-        extended.push(kv.clone());
-        let [b, t] = [k.dims()[0], k.dims()[2]];
+        let [b, heads, t, d] = [k.dims()[0], k.dims()[1], k.dims()[2], k.dims()[3]];
+        let write = |held: &Tensor, new: &Tensor| {
+            held.dynamic_update_slice(&new.reshape(&[b * heads, t, d])?, &self.start, 1)
+        };
+        let held = [write(keys, k)?, write(values, v)?];
+        extended.push(held.clone());
         let is_prefill = t > 1;
-        let columns = if is_prefill { t } else { keys.dims()[2] };
+        let columns = if is_prefill { t } else { keys.dims()[1] };
         let plane = [b, columns];
         let column = self.trace().iota(DType::S32, &plane, 1)?;
         let is_text = column.compare(Comparison::Ge, &self.first.broadcast_in(&plane, &[0])?)?;
@@ -102,8 +104,9 @@ impl KvCache {
             let oldest = now.add_scalar(-f64::from(window))?;
             key_mask = key_mask.and(&column.compare(Comparison::Gt, &oldest)?)?;
         }
+        let [keys, values] = held.map(|held| held.reshape(&[b, heads, columns, d]));
         Ok(Extended {
-            kv,
+            kv: [keys?, values?],
             key_mask,
             is_complete: true,
         })

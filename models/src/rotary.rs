@@ -272,8 +272,9 @@ impl Rotary {
             factor => x.mul_scalar(factor),
         };
         Ok(RotaryTable {
-            sin: scaled(angles.sin()?)?,
-            cos: scaled(angles.cos()?)?,
+            // Computed once: XLA would fuse them into every layer, for each head anew.
+            sin: scaled(angles.sin()?)?.barrier()?,
+            cos: scaled(angles.cos()?)?.barrier()?,
         })
     }
 }

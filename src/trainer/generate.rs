@@ -20,6 +20,9 @@ pub const DECODE: &str = "decode";
 /// The shortest bucket.
 const SHORTEST: usize = 16;
 
+/// From which length on buckets are finer.
+const LONG: usize = 1024;
+
 /// What is generated.
 pub struct Request<'a> {
     /// The beginnings of texts that are continued side by side, each of a token at least.
@@ -118,15 +121,12 @@ impl Texts {
     }
 }
 
-/// The smallest bucket that holds `length`: powers of two, and halfway between them.
+/// The smallest bucket that holds `length`: powers of two, and halfway between them or, where a
+/// token's time is that of the cache's columns, by quarters.
 fn bucket(length: usize) -> usize {
-    let power = length.next_power_of_two().max(SHORTEST);
-    let between = power / 4 * 3;
-    if length <= between && between >= SHORTEST {
-        between
-    } else {
-        power
-    }
+    let power = length.next_power_of_two();
+    let step = if power > LONG { power / 8 } else { power / 4 };
+    length.next_multiple_of(step.max(1)).max(SHORTEST)
 }
 
 /// What logits the model gives after texts, which end in one column and have padding before them.
@@ -166,7 +166,7 @@ impl<'a> Forward<'a> {
             return self.without_cache(texts);
         };
         let info = self.model.info();
-        let dims = [texts.len(), info.kv_heads, capacity, info.head_dim];
+        let dims = [texts.len() * info.kv_heads, capacity, info.head_dim];
         let shape = Shape::new(DType::F32, dims);
         let zeros = vec![0u8; shape.bytes()];
         for layer in 0..self.model.layers().len() {
@@ -275,7 +275,7 @@ impl<'a> Forward<'a> {
     }
 }
 
-/// The states that hold a layer's keys and values, `[B, K, S, D]`.
+/// The states that hold a layer's keys and values, `[B * K, S, D]`.
 fn cache_names(layer: usize) -> [String; 2] {
     ["key", "value"].map(|what| format!("cache.{layer}.{what}"))
 }
@@ -295,10 +295,11 @@ mod tests {
 
     #[test]
     fn buckets_hold_what_they_are_for() {
-        let found: Vec<usize> = [1, 16, 17, 24, 25, 33, 48, 49, 64, 97, 1000, 2000]
+        let found: Vec<usize> = [1, 16, 17, 24, 25, 33, 48, 49, 64, 97, 1000, 2000, 2063]
             .into_iter()
             .map(bucket)
             .collect();
-        assert_eq!(found, [16, 16, 24, 24, 32, 48, 48, 64, 64, 128, 1024, 2048]);
+        let expected = [16, 16, 24, 24, 32, 48, 48, 64, 64, 128, 1024, 2048, 2560];
+        assert_eq!(found, expected);
     }
 }
