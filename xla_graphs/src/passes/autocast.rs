@@ -135,7 +135,9 @@ fn in_type(x: &Tensor, from: DType, to: DType) -> Result<Tensor> {
     match node.op {
         _ if x.dtype() != from => Ok(x.clone()),
         // What is held in 16 bits is there.
-        Op::Convert(_) if x.trace().tensor(node.operands[0]).dtype() == to => {
+        Op::Convert(_)
+            if from == DType::F32 && x.trace().tensor(node.operands[0]).dtype() == to =>
+        {
             Ok(x.trace().tensor(node.operands[0]))
         }
         // What is wanted in 16 bits travels in 16 bits.
