@@ -135,7 +135,9 @@ impl<'g> Walk<'g> {
             .unwrap_or(0);
         squares.iter().for_each(|&id| last_read[id as usize] = last);
         let bytes = |id: NodeId| {
-            if self.is_output[id as usize] {
+            // A pass has results, which count as its parts.
+            let is_pass = matches!(nodes[id as usize].op, Op::OnePass(_));
+            if self.is_output[id as usize] || is_pass {
                 0
             } else {
                 nodes[id as usize].shape.bytes() as u64

@@ -229,6 +229,58 @@ impl KernelMatmul {
     }
 }
 
+/// Element-wise steps over arrays of one shape and over scalars, and sums over all their elements, in one
+/// pass over memory. Operands are f32 or bf16 arrays of `dims` or `f32[]`; every value in between is f32.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct OnePass {
+    pub dims: Vec<usize>,
+    pub steps: Vec<Step>,
+    pub results: Vec<PassResult>,
+}
+
+/// One step of a [`OnePass`]. Values are numbered, the operands first, then the steps in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Step {
+    Constant(F64),
+    Unary(Unary, u32),
+    /// Rounds to bf16.
+    Round(u32),
+    Binary(Binary, u32, u32),
+    /// The second where the first is not 0, else the third.
+    Select(u32, u32, u32),
+}
+
+/// A result of a [`OnePass`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PassResult {
+    pub value: u32,
+    pub form: PassForm,
+}
+
+/// What a result of a [`OnePass`] is made of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum PassForm {
+    /// An array in f32 or bf16; it takes the place of this operand, if one is named, which nothing
+    /// else may need any more.
+    Array(DType, Option<u32>),
+    /// The sum of all elements, `f32[]`.
+    Sum,
+}
+
+impl OnePass {
+    /// The version of its results, for keys of compiled graphs: raise it when bits change.
+    pub const NAME: &'static str = "one-pass-1";
+
+    /// The shapes of the results.
+    pub fn result_shapes(&self) -> Vec<Shape> {
+        let shape = |result: &PassResult| match result.form {
+            PassForm::Array(dtype, _) => Shape::new(dtype, &self.dims[..]),
+            PassForm::Sum => Shape::new(DType::F32, []),
+        };
+        self.results.iter().map(shape).collect()
+    }
+}
+
 /// Which operand of an attention a gradient node belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum AttentionOperand {
@@ -412,6 +464,9 @@ pub enum Op<C = Composite> {
     /// A matmul by a kernel of the CPU plugin's own (`passes/cpu_kernels.rs`), in its target's
     /// graphs only.
     KernelMatmul(Box<KernelMatmul>),
+    /// Several element-wise results at once, by the CPU plugin (`passes/one_pass.rs`), in its target's
+    /// graphs only; a call with several results.
+    OnePass(Box<OnePass>),
 }
 
 /// Which replicas a collective goes between.
@@ -497,6 +552,7 @@ impl<C: Composites> Op<C> {
             Op::ToDevice => "to_device".into(),
             Op::Composite(composite) => composite.name().into(),
             Op::KernelMatmul(_) => "kernel_matmul".into(),
+            Op::OnePass(_) => "one_pass".into(),
         }
     }
 }

@@ -2,7 +2,7 @@
 //! branches on the device.
 
 use crate::dtype::DType;
-use crate::op::CpuKernel;
+use crate::op::{CpuKernel, OnePass};
 use serde::{Deserialize, Serialize};
 
 /// The kind of compiler that a graph is lowered for.
@@ -15,16 +15,19 @@ pub enum Target {
     Neuron(NeuronChip),
 }
 
-/// The kernels of the CPU plugin's own that matmuls may use, by their operands' type; none: all
-/// matmuls are XLA's.
+/// What the CPU plugin computes by kernels of its own; nothing: all is XLA's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CpuKernels {
+    /// Matmuls of bf16.
     pub bf16: Option<CpuKernel>,
+    /// Matmuls of f32.
     pub f32: Option<CpuKernel>,
+    /// Updates of parameters, each in one pass over memory ([`OnePass`]).
+    pub one_pass: bool,
 }
 
 impl CpuKernels {
-    /// For each type the best kernel that `is_here`.
+    /// For each type of matmul the best kernel that `is_here`; what every processor executes.
     pub fn best(is_here: impl Fn(CpuKernel) -> bool) -> Self {
         let best = |dtype| {
             let mut all = CpuKernel::ALL.into_iter();
@@ -33,6 +36,7 @@ impl CpuKernels {
         CpuKernels {
             bf16: best(DType::BF16),
             f32: best(DType::F32),
+            one_pass: true,
         }
     }
 }
@@ -71,13 +75,21 @@ impl std::fmt::Display for NeuronChip {
 impl std::fmt::Display for Target {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Target::Cpu(CpuKernels { bf16, f32 }) => {
+            Target::Cpu(CpuKernels {
+                bf16,
+                f32,
+                one_pass,
+            }) => {
                 f.write_str("cpu")?;
                 let kernels = [bf16, f32].into_iter().flatten();
                 kernels.enumerate().try_for_each(|(i, kernel)| match i {
                     0 => write!(f, ", matmuls by {}", kernel.name()),
                     _ => write!(f, " and {}", kernel.name()),
-                })
+                })?;
+                if *one_pass {
+                    write!(f, ", updates by {}", OnePass::NAME)?;
+                }
+                Ok(())
             }
             Target::Neuron(chip) => write!(f, "neuron {chip}"),
             Target::Cuda(CudaTarget {
@@ -104,10 +116,11 @@ impl std::fmt::Display for Target {
 }
 
 impl Target {
-    /// The CPU with all matmuls XLA's.
+    /// The CPU with everything XLA's.
     pub const CPU: Target = Target::Cpu(CpuKernels {
         bf16: None,
         f32: None,
+        one_pass: false,
     });
 
     /// As `--device` names it.

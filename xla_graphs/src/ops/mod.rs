@@ -90,9 +90,30 @@ impl Op {
             Op::KernelMatmul(call) => {
                 arity(2).and_then(|()| dot::infer_kernel(call, operands[0], operands[1]))
             }
+            Op::OnePass(pass) => elementwise::infer_pass(pass, operands),
             Op::Composite(op) => infer_composite(op, operands),
         }
     }
+}
+
+/// The shapes of a call's results, given its operands'; `None` for other operations.
+pub fn results<C>(op: &Op<C>, operands: &[&Shape]) -> Option<Vec<Shape>> {
+    match op {
+        Op::OnePass(pass) => Some(pass.result_shapes()),
+        _ => nn::fused_attention::results(op, operands),
+    }
+}
+
+/// One result of a call.
+pub(crate) fn part(call: &Tensor, index: usize) -> Result<Tensor> {
+    let trace = call.trace().clone();
+    let node = call.node();
+    let operands: Vec<Tensor> = node.operands.iter().map(|&id| trace.tensor(id)).collect();
+    let shapes: Vec<&Shape> = operands.iter().map(Tensor::shape).collect();
+    let shape = results(&node.op, &shapes)
+        .expect("only calls have parts")
+        .swap_remove(index);
+    trace.record(Op::GetTupleElement { index, shape }, &[call])
 }
 
 fn infer_composite(op: &Composite, operands: &[&Shape]) -> Inferred {
@@ -196,6 +217,7 @@ pub(crate) fn vjp(v: &Vjp) -> Result<Option<Vec<Option<Tensor>>>> {
         | Op::FusedAttentionGrad(_)
         | Op::GetTupleElement { .. }
         | Op::KernelMatmul(_)
+        | Op::OnePass(_)
         | Op::DynamicSlice { .. }
         | Op::DynamicUpdateSlice { .. }
         | Op::AllReduceMax(_) => return Ok(None),

@@ -9,6 +9,7 @@
 //! | [`lower`] | `offload` | what goes to the host goes there when it is wanted | it goes as soon as it is made |
 //! | | `decompose` | composites | primitives only, in the target's form; equal nodes are one |
 //! | | `cpu_kernels` | primitives | large matmuls are calls of the CPU plugin's own kernels |
+//! | | `one_pass` | primitives | what updates a parameter is one call of the CPU plugin's |
 //! | | `dot_layout` | primitives | matmuls as the target computes them best |
 //!
 //! A run is made of the graphs that `specialize` gives: they are fingerprinted, cached and
@@ -21,6 +22,7 @@ mod cpu_kernels;
 mod decompose;
 mod dot_layout;
 mod offload;
+mod one_pass;
 pub mod partition;
 mod rebuild;
 pub mod stages;
@@ -69,5 +71,6 @@ pub fn lower(graph: &Graph, target: Target) -> Result<Graph> {
     let graph = offload::early(graph, target)?;
     let graph = decompose::decompose(&graph, target)?;
     let graph = cpu_kernels::rewrite(&graph, target)?;
+    let graph = one_pass::rewrite(&graph, target)?;
     dot_layout::rewrite(&graph, target)
 }

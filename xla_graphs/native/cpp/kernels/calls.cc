@@ -12,8 +12,10 @@
 #include <mutex>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "matmul.h"
+#include "one_pass.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace xla::ffi {
@@ -59,6 +61,31 @@ class Crew {
   bool closed_ = false;
 };
 
+// `work`, which claims parts, on as many of the pool's threads as there are parts for.
+template <class Work>
+ffi::Error OnAllThreads(ffi::ThreadPool& pool, int64_t parts, const char* name, Work work) {
+  auto crew = std::make_shared<Crew>();
+  const auto guarded = [work](Crew& crew) {
+    try {
+      work(crew.next);
+    } catch (const std::bad_alloc&) {
+      crew.out_of_memory = true;
+    }
+  };
+  const int64_t helpers = std::min<int64_t>(pool.num_threads(), parts) - 1;
+  for (int64_t i = 0; i < helpers; ++i) {
+    pool.Schedule([crew, guarded] {
+      if (!crew->Enter()) return;
+      guarded(*crew);
+      crew->Leave();
+    });
+  }
+  guarded(*crew);
+  crew->Close();
+  if (crew->out_of_memory) return ffi::Error(ffi::ErrorCode::kResourceExhausted, std::string(name) + ": out of memory");
+  return ffi::Error::Success();
+}
+
 bool IsBf16(const ffi::AnyBuffer& buffer) { return buffer.element_type() == ffi::DataType::BF16; }
 
 bool IsFloat(const ffi::AnyBuffer& buffer) { return IsBf16(buffer) || buffer.element_type() == ffi::DataType::F32; }
@@ -98,26 +125,64 @@ ffi::Error CallMatmul(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b, 
 
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
   const Plan plan = implementation->plan(x, static_cast<int>(threads));
-  auto crew = std::make_shared<Crew>();
-  auto work = [implementation, x, plan](Crew& crew) {
-    try {
-      implementation->work(x, plan, crew.next);
-    } catch (const std::bad_alloc&) {
-      crew.out_of_memory = true;
-    }
-  };
-  const int64_t helpers = std::min(threads, plan.parts) - 1;
-  for (int64_t i = 0; i < helpers; ++i) {
-    pool.Schedule([crew, work] {
-      if (!crew->Enter()) return;
-      work(*crew);
-      crew->Leave();
-    });
+  return OnAllThreads(pool, plan.parts, "xtrain.matmul", [implementation, x, plan](std::atomic<int64_t>& next) {
+    implementation->work(x, plan, next);
+  });
+}
+
+ffi::Error CallOnePass(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::RemainingRets results, int64_t elements,
+                       ffi::Span<const int64_t> steps, ffi::Span<const int64_t> of_results) {
+  const auto invalid = [](const char* what) { return ffi::Error::InvalidArgument(std::string("xtrain.one_pass: ") + what); };
+  if (elements < 0 || steps.size() % 4 != 0 || of_results.size() != 2 * results.size()) {
+    return invalid("an attribute has the wrong length");
   }
-  work(*crew);
-  crew->Close();
-  if (crew->out_of_memory) return ffi::Error(ffi::ErrorCode::kResourceExhausted, "xtrain.matmul: out of memory for packing");
-  return ffi::Error::Success();
+  auto pass = std::make_shared<OnePass>();
+  pass->elements = elements;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    const auto operand = operands.get<ffi::AnyBuffer>(i);
+    if (operand.has_error() || !IsFloat(*operand)) return invalid("an operand is neither f32 nor bf16");
+    const bool is_scalar = operand->dimensions().size() == 0;
+    if (is_scalar ? IsBf16(*operand) : static_cast<int64_t>(operand->element_count()) != elements) {
+      return invalid("an operand is neither an array of this size nor a scalar of f32");
+    }
+    pass->operands.push_back({operand->untyped_data(), IsBf16(*operand), is_scalar});
+  }
+  for (size_t i = 0; i < steps.size(); i += 4) {
+    const Step step = {static_cast<StepKind>(steps[i]), steps[i + 1], steps[i + 2], steps[i + 3]};
+    if (steps[i] < 0 || step.kind > StepKind::kMin) return invalid("an unknown step");
+    const int64_t reads[] = {step.a, step.b, step.c};
+    for (int r = 0; r < Reads(step.kind); ++r) {
+      const int64_t known = pass->operands.size() + pass->steps.size();
+      if (reads[r] < 0 || reads[r] >= known) return invalid("a step reads what is not there");
+    }
+    pass->steps.push_back(step);
+  }
+  for (size_t i = 0; i < results.size(); ++i) {
+    auto result = results.get<ffi::AnyBuffer>(i);
+    if (result.has_error()) return invalid("a result is no array");
+    const ffi::AnyBuffer& buffer = **result;
+    if (!IsFloat(buffer)) return invalid("a result is neither f32 nor bf16");
+    const PassResult of = {of_results[2 * i], buffer.untyped_data(), IsBf16(buffer), of_results[2 * i + 1] != 0};
+    const int64_t known = pass->operands.size() + pass->steps.size();
+    const int64_t wanted = of.is_sum ? 1 : elements;
+    if (of.value < 0 || of.value >= known || static_cast<int64_t>(buffer.element_count()) != wanted || (of.is_sum && of.is_bf16)) {
+      return invalid("a result does not fit");
+    }
+    pass->results.push_back(of);
+  }
+  const int64_t chunks = PassChunks(*pass);
+  auto sums = std::make_shared<std::vector<double>>(chunks * pass->results.size());
+  const PassWork work = FindPass();
+  ffi::Error error = OnAllThreads(pool, chunks, "xtrain.one_pass", [pass, sums, work](std::atomic<int64_t>& next) {
+    work(*pass, next, sums->data());
+  });
+  for (size_t i = 0; i < pass->results.size(); ++i) {
+    if (!pass->results[i].is_sum) continue;
+    double sum = 0;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) sum += (*sums)[i * chunks + chunk];
+    *static_cast<float*>(pass->results[i].data) = static_cast<float>(sum);
+  }
+  return error;
 }
 
 XLA_FFI_DEFINE_HANDLER(kCallMatmul, CallMatmul,
@@ -132,15 +197,25 @@ XLA_FFI_DEFINE_HANDLER(kCallMatmul, CallMatmul,
                            .Attr<ffi::Span<const int64_t>>("b_strides")
                            .Attr<ffi::Span<const int64_t>>("c_strides"));
 
+XLA_FFI_DEFINE_HANDLER(kCallOnePass, CallOnePass,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .RemainingArgs()
+                           .RemainingRets()
+                           .Attr<int64_t>("elements")
+                           .Attr<ffi::Span<const int64_t>>("steps")
+                           .Attr<ffi::Span<const int64_t>>("results"));
+
 }  // namespace
 }  // namespace xtrain::kernels
 
 // Makes the calls known to XLA, once; graphs name them by this name and version (`emit/kernels.rs`).
 extern "C" void xtrain_cpp_register_kernels() {
   static const bool registered = [] {
-    XLA_FFI_Error* error = xla::ffi::Ffi::RegisterStaticHandler(xla::ffi::GetXlaFfiApi(), "xtrain.matmul.1", "Host",
-                                                                 xtrain::kernels::kCallMatmul);
-    return error == nullptr;
+    const auto add = [](const char* name, XLA_FFI_Handler* handler) {
+      return xla::ffi::Ffi::RegisterStaticHandler(xla::ffi::GetXlaFfiApi(), name, "Host", handler) == nullptr;
+    };
+    return add("xtrain.matmul.1", xtrain::kernels::kCallMatmul) & add("xtrain.one_pass.1", xtrain::kernels::kCallOnePass);
   }();
   (void)registered;
 }

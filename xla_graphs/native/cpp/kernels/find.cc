@@ -1,6 +1,7 @@
 // Which kernels this processor executes.
 
 #include "matmul.h"
+#include "one_pass.h"
 
 #ifdef __x86_64__
 
@@ -37,6 +38,15 @@ const Implementation* Find(Kernel kernel) {
   return nullptr;
 }
 
+PassWork FindPass() {
+  static const PassWork best = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
+                                   ? PassAvx512
+                               : __builtin_cpu_supports("avx2") ? PassAvx2
+                                                                : PassBaseline;
+  return best;
+}
+
 }  // namespace xtrain::kernels
 
 #else
@@ -44,6 +54,8 @@ const Implementation* Find(Kernel kernel) {
 namespace xtrain::kernels {
 
 const Implementation* Find(Kernel) { return nullptr; }
+
+PassWork FindPass() { return PassBaseline; }
 
 }  // namespace xtrain::kernels
 

@@ -5,6 +5,7 @@
 //! no call for go in as markers (`finish.rs`).
 
 use super::finish::{NODE_MARKER, marker};
+use super::shapes::{row_major, shape_proto};
 use super::{Error, barrier, collective, cudnn, kernels};
 use crate::proto::xla::HloInstructionProto;
 use prost::Message;
@@ -12,7 +13,7 @@ use xla::{ElementType, Literal, XlaBuilder, XlaComputation, XlaOp};
 use xtrain_graphs::op::{
     Binary, Comparison, DotDims, Never, Op, Reduction, ReplicaGroups, Scalar, Unary,
 };
-use xtrain_graphs::{DType, Graph, GraphNode, Shape};
+use xtrain_graphs::{DType, Graph, GraphNode, Shape, results};
 
 /// Emits the graph and returns XLA's serialized module, markers included.
 pub(super) fn build(graph: &Graph<Never>) -> Result<Vec<u8>, Error> {
@@ -201,12 +202,19 @@ impl Emitter<'_> {
                     .iter()
                     .map(|&o| &self.graph.nodes[o as usize].shape)
                     .collect();
-                let part = cudnn::part(&call.op, &shapes, *index, shape)?;
-                self.instruction(&part, &[x(0)])?
+                self.instruction(&part(&call.op, &shapes, *index, shape)?, &[x(0)])?
             }
             Op::KernelMatmul(matmul) => {
                 let shapes = [self.operand_shape(0), self.operand_shape(1)];
                 self.instruction(&kernels::matmul(matmul, &shapes), &[x(0), x(1)])?
+            }
+            Op::OnePass(pass) => {
+                let operands = self.node.operands.len();
+                let shapes: Vec<&Shape> = (0..operands)
+                    .map(|index| self.operand_shape(index))
+                    .collect();
+                let call = kernels::one_pass(pass, &shapes)?;
+                self.instruction(&call, &(0..operands).map(x).collect::<Vec<_>>())?
             }
             Op::Composite(never) => match *never {},
         })
@@ -339,6 +347,36 @@ impl Emitter<'_> {
             &slice,
         )?)
     }
+}
+
+/// The instruction that reads a result of a call. A shape that is not the call's own is refused:
+/// nothing else would see it.
+fn part(
+    call: &Op<Never>,
+    operands: &[&Shape],
+    index: usize,
+    shape: &Shape,
+) -> Result<HloInstructionProto, String> {
+    let all = results(call, operands).ok_or_else(|| format!("`{}` has no parts", call.name()))?;
+    if all.get(index) != Some(shape) {
+        let found = all
+            .get(index)
+            .map_or("nothing".to_string(), Shape::to_string);
+        return Err(format!(
+            "result {index} of `{}` is {found}, not {shape}",
+            call.name()
+        ));
+    }
+    let laid_out = match call {
+        Op::OnePass(_) => shape_proto(shape, &row_major(shape.rank())),
+        _ => cudnn::result(shape),
+    };
+    Ok(HloInstructionProto {
+        opcode: "get-tuple-element".into(),
+        tuple_index: index as i64,
+        shape: Some(laid_out),
+        ..Default::default()
+    })
 }
 
 fn unary(op: Unary, x: &XlaOp) -> xla::Result<XlaOp> {

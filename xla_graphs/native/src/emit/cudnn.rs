@@ -7,7 +7,7 @@
 
 use super::shapes::{row_major, shape_proto, tuple};
 use crate::proto::xla::{HloInstructionProto, ShapeProto};
-use xtrain_graphs::fused_attention::results;
+use xtrain_graphs::results;
 use xtrain_graphs::op::{FusedAttention, Never, Op};
 use xtrain_graphs::{DType, Shape};
 
@@ -89,36 +89,9 @@ fn config(of: &FusedAttention, is_backward: bool, q: &Shape, k: &Shape) -> Strin
 }
 
 /// A result in its layout.
-fn result(shape: &Shape) -> ShapeProto {
+pub(super) fn result(shape: &Shape) -> ShapeProto {
     match shape.rank() {
         4 => shape_proto(shape, &TURNED),
         rank => shape_proto(shape, &row_major(rank)),
     }
-}
-
-/// The instruction that reads a result of a call. A shape that is not the call's own is refused:
-/// nothing else would see it.
-pub(super) fn part(
-    call: &Op<Never>,
-    operands: &[&Shape],
-    index: usize,
-    shape: &Shape,
-) -> Result<HloInstructionProto, String> {
-    let results =
-        results(call, operands).ok_or_else(|| format!("`{}` has no parts", call.name()))?;
-    if results.get(index) != Some(shape) {
-        let found = results
-            .get(index)
-            .map_or("nothing".to_string(), Shape::to_string);
-        return Err(format!(
-            "result {index} of `{}` is {found}, not {shape}",
-            call.name()
-        ));
-    }
-    Ok(HloInstructionProto {
-        opcode: "get-tuple-element".into(),
-        tuple_index: index as i64,
-        shape: Some(result(shape)),
-        ..Default::default()
-    })
 }

@@ -1,13 +1,14 @@
 //! Calls of the CPU plugin's own kernels: typed FFI custom calls, by the name and with the attributes
 //! that `native/cpp/kernels/calls.cc` registers.
 
-use super::shapes::{row_major, shape_proto};
-use crate::proto::xla::{CustomCallApiVersion, HloInstructionProto};
+use super::shapes::{row_major, shape_proto, tuple};
+use crate::proto::xla::{CustomCallApiVersion, HloInstructionProto, OutputOperandAliasing};
 use xtrain_graphs::Shape;
-use xtrain_graphs::op::KernelMatmul;
+use xtrain_graphs::op::{Binary, KernelMatmul, OnePass, PassForm, Step, Unary};
 
-/// The target with its version: raise it with the meaning of operands or attributes.
+/// The targets with their versions: raise one with the meaning of operands or attributes.
 const MATMUL: &str = "xtrain.matmul.1";
+const ONE_PASS: &str = "xtrain.one_pass.1";
 
 /// The instruction of a matmul, complete but for its id, name, operands and metadata.
 pub(super) fn matmul(call: &KernelMatmul, operands: &[&Shape]) -> HloInstructionProto {
@@ -33,8 +34,85 @@ pub(super) fn matmul(call: &KernelMatmul, operands: &[&Shape]) -> HloInstruction
     }
 }
 
+/// The instruction of a pass, complete but for its id, name, operands and metadata.
+/// An operation that a call cannot compute is named.
+pub(super) fn one_pass(
+    pass: &OnePass,
+    operands: &[&Shape],
+) -> Result<HloInstructionProto, String> {
+    let dense = |shape: &Shape| shape_proto(shape, &row_major(shape.rank()));
+    let steps = pass.steps.iter().map(step);
+    let steps = steps.collect::<Result<Vec<[i64; 4]>, String>>()?.concat();
+    let results = pass.results.iter().flat_map(|result| {
+        let is_sum = result.form == PassForm::Sum;
+        [i64::from(result.value), i64::from(is_sum)]
+    });
+    let replaced = (pass.results.iter().enumerate()).filter_map(|(index, result)| match result.form {
+        PassForm::Array(_, Some(operand)) => Some(OutputOperandAliasing {
+            output_shape_index: vec![index as i64],
+            operand_index: operand.into(),
+            operand_shape_index: Vec::new(),
+        }),
+        _ => None,
+    });
+    Ok(HloInstructionProto {
+        opcode: "custom-call".into(),
+        shape: Some(tuple(pass.result_shapes().iter().map(dense).collect())),
+        custom_call_target: ONE_PASS.into(),
+        custom_call_api_version: CustomCallApiVersion::ApiVersionTypedFfi as i32,
+        backend_config: format!(
+            "{{elements = {} : i64, steps = {}, results = {}}}",
+            pass.dims.iter().product::<usize>(),
+            array(&steps),
+            array(&results.collect::<Vec<i64>>()),
+        )
+        .into_bytes(),
+        constrain_layout: true,
+        operand_shapes_with_layout: operands.iter().map(|shape| dense(shape)).collect(),
+        output_operand_aliasing: replaced.collect(),
+        ..Default::default()
+    })
+}
+
+/// The steps' kinds, as `native/cpp/kernels/one_pass.h` numbers them; `passes/one_pass.rs` takes no
+/// other operations.
+const UNARY: [(Unary, i64); 5] = [
+    (Unary::Neg, 3),
+    (Unary::Abs, 4),
+    (Unary::Sign, 5),
+    (Unary::Sqrt, 6),
+    (Unary::Rsqrt, 7),
+];
+const BINARY: [(Binary, i64); 6] = [
+    (Binary::Add, 8),
+    (Binary::Sub, 9),
+    (Binary::Mul, 10),
+    (Binary::Div, 11),
+    (Binary::Max, 12),
+    (Binary::Min, 13),
+];
+
+/// A step's kind and its three attributes.
+fn step(step: &Step) -> Result<[i64; 4], String> {
+    let unknown = || format!("{step:?} is no step of a pass");
+    let (kind, [a, b, c]) = match *step {
+        Step::Constant(value) => (0, [(value.get() as f32).to_bits(), 0, 0]),
+        Step::Round(a) => (1, [a, 0, 0]),
+        Step::Select(a, b, c) => (2, [a, b, c]),
+        Step::Unary(op, a) => {
+            let known = UNARY.iter().find(|(known, _)| *known == op);
+            (known.ok_or_else(unknown)?.1, [a, 0, 0])
+        }
+        Step::Binary(op, a, b) => {
+            let known = BINARY.iter().find(|(known, _)| *known == op);
+            (known.ok_or_else(unknown)?.1, [a, b, 0])
+        }
+    };
+    Ok([kind, a.into(), b.into(), c.into()])
+}
+
 /// As MLIR writes an attribute.
-fn array(values: &[usize]) -> String {
-    let values: Vec<String> = values.iter().map(usize::to_string).collect();
+fn array<T: ToString>(values: &[T]) -> String {
+    let values: Vec<String> = values.iter().map(T::to_string).collect();
     format!("array<i64: {}>", values.join(", "))
 }

@@ -11,7 +11,7 @@ use xtrain_graphs::{CpuKernels, DType, Graph, Target, Tensor, passes};
 fn target() -> Option<CpuKernels> {
     let is_here = |kernel: CpuKernel| xtrain_xla::xtrain_xla_has_kernel(kernel.number()) != 0;
     let kernels = CpuKernels::best(is_here);
-    if kernels == CpuKernels::default() {
+    if (kernels.bf16, kernels.f32) == (None, None) {
         eprintln!("this processor has no AVX-512");
         return None;
     }
@@ -136,6 +136,7 @@ fn what_stands_around_a_dot_goes_into_its_call() {
     let kernels = CpuKernels {
         bf16: Some(CpuKernel::AmxBf16),
         f32: Some(CpuKernel::Avx512F32),
+        one_pass: false,
     };
     let mut rng = Rng(1);
     // Attention's product: [B, T, H, D] twice, turned to [B, H, T, D] before and back after it.
@@ -166,6 +167,54 @@ fn what_stands_around_a_dot_goes_into_its_call() {
     ];
     let graph = trace(&small, |_, x| Ok(vec![x[0].matmul(&x[1])?])).unwrap();
     assert!(matches!(calls(&graph, kernels)[..], [Op::Dot { .. }]));
+}
+
+/// What an optimizer does: moments, a weight in f32 and its copy in bf16, a gradient in bf16 that is
+/// clipped by its norm, and the norm of the change (LAMB's) in between.
+#[test]
+fn an_update_in_one_pass_is_the_update() {
+    xtrain_xla::register_kernels();
+    let target = Target::Cpu(CpuKernels {
+        one_pass: true,
+        ..CpuKernels::default()
+    });
+    let mut rng = Rng(7);
+    for dims in [vec![1], vec![511], vec![3, 512], vec![70, 1000]] {
+        let mut arguments: Vec<Value> = (0..3)
+            .map(|_| values(&mut rng, DType::F32, &dims))
+            .collect();
+        arguments.push(values(&mut rng, DType::BF16, &dims));
+        arguments.push(Value::scalar(DType::F32, 1e-3));
+        let graph = trace(&arguments, |trace, x| {
+            let _update = trace.update_scope("optimizer");
+            let [m, v, w, g, lr] = x else { unreachable!() };
+            let g = g.convert(DType::F32)?;
+            let norm = g.mul(&g)?.sum_all()?.sqrt()?;
+            let g = g.div(&norm.add_scalar(1e-6)?)?;
+            let m = m.mul_scalar(0.9)?.add(&g.mul_scalar(0.1)?)?;
+            let v = v.abs()?.mul_scalar(0.999)?.add(&g.mul(&g)?)?;
+            let change = m.div(&v.sqrt()?.add_scalar(1e-8)?)?;
+            let size = change.mul(&change)?.sum_all()?.sqrt()?;
+            let w = w.sub(&change.mul(lr)?.div(&size)?)?;
+            let low = w.convert(DType::BF16)?;
+            Ok(vec![m, v, w, low, size])
+        })
+        .unwrap();
+        let lowered = passes::lower(&graph, target).unwrap();
+        lowered.check().unwrap();
+        let is_pass = |op: &Op| matches!(op, Op::OnePass(_));
+        let passes = lowered.nodes.iter().filter(|node| is_pass(&node.op));
+        // The norm; the moments and the change with its norm; the weights.
+        assert_eq!(passes.count(), 3, "{dims:?}");
+        let got = compile_for(&graph, target).run(&arguments);
+        let again = compile_for(&graph, target).run(&arguments);
+        let want = compile_for(&graph, Target::CPU).run(&arguments);
+        for ((got, again), want) in got.iter().zip(&again).zip(&want) {
+            assert_eq!(got.numbers(), again.numbers());
+            let tolerance = if got.shape.dtype == DType::BF16 { 8e-3 } else { 1e-5 };
+            assert_close(&got.numbers(), &want.numbers(), tolerance);
+        }
+    }
 }
 
 /// The kernels alone: f64 references over generated shapes, special numbers, the same bits with 1 to

@@ -1,0 +1,83 @@
+// Element-wise steps over arrays of one size, and sums over all their elements, in one pass: each array is read once and
+// each result written once, where a fusion for each result reads all that it needs again. What an optimizer does to a
+// parameter is such a pass, and memory's speed is all that it costs.
+//
+// No header of XLA's is needed here.
+
+#ifndef XTRAIN_CPP_KERNELS_ONE_PASS_H_
+#define XTRAIN_CPP_KERNELS_ONE_PASS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+namespace xtrain::kernels {
+
+// What a step computes. The numbers are part of compiled executables: append only.
+enum class StepKind : int64_t {
+  kConstant = 0,  // of the f32 whose bits are `a`
+  kRound = 1,     // to bf16, to nearest even
+  kSelect = 2,    // a != 0 ? b : c
+  kNegate = 3,
+  kAbs = 4,
+  kSign = 5,
+  kSqrt = 6,
+  kRsqrt = 7,
+  kAdd = 8,
+  kSubtract = 9,
+  kMultiply = 10,
+  kDivide = 11,
+  kMax = 12,
+  kMin = 13,
+};
+
+// How many values a step reads.
+inline int Reads(StepKind kind) {
+  return kind == StepKind::kConstant ? 0 : kind == StepKind::kSelect ? 3 : kind >= StepKind::kAdd ? 2 : 1;
+}
+
+// a, b, c: values, the operands first, then the steps in order. Each value is f32; nothing is contracted.
+struct Step {
+  StepKind kind;
+  int64_t a, b, c;
+};
+
+struct PassOperand {
+  const void* data;
+  bool is_bf16, is_scalar;
+};
+
+// An array, or the sum of a value's elements.
+struct PassResult {
+  int64_t value;
+  void* data;
+  bool is_bf16, is_sum;
+};
+
+struct OnePass {
+  int64_t elements;
+  std::vector<PassOperand> operands;
+  std::vector<Step> steps;
+  std::vector<PassResult> results;
+};
+
+// Elements that a thread claims at a time, and of which sums are made; they add up in the order of the chunks, so that the
+// number of threads changes no bit.
+constexpr int64_t kPassChunk = 1 << 14;
+
+inline int64_t PassChunks(const OnePass& pass) { return (pass.elements + kPassChunk - 1) / kPassChunk; }
+
+// Claims chunks from `next` until none is left. `sums` has a place for each chunk of each result, result by result. An
+// operand may lie where a result does.
+using PassWork = void (*)(const OnePass& pass, std::atomic<int64_t>& next, double* sums);
+
+// The best for this processor: all give the same bits.
+PassWork FindPass();
+
+void PassBaseline(const OnePass& pass, std::atomic<int64_t>& next, double* sums);
+void PassAvx2(const OnePass& pass, std::atomic<int64_t>& next, double* sums);
+void PassAvx512(const OnePass& pass, std::atomic<int64_t>& next, double* sums);
+
+}  // namespace xtrain::kernels
+
+#endif  // XTRAIN_CPP_KERNELS_ONE_PASS_H_

@@ -1,0 +1,374 @@
+//! What updates a parameter as one call of the CPU plugin's (`native/cpp/kernels/one_pass.h`).
+//!
+//! XLA's CPU writes one array a loop, so that AdamW's moments and weight are three loops, each of
+//! which reads the gradient again, and a sum of squares is a loop that writes the squares and
+//! another that reads them. The optimizer's time is the time of its memory traffic: a call reads
+//! and writes each array once. Whatever optimizer recorded them, all element-wise nodes of an
+//! update that hang together are one call, with a result for each value that is needed outside and
+//! for each sum over all elements.
+//!
+//! Before: primitives. After: the same operations, but that XLA contracts multiplications and
+//! additions, and sums in another order.
+
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::graph::{Graph, NodeId};
+use crate::op::{Binary, F64, OnePass, Op, PassForm, PassResult, Reduction, Scalar, Step, Unary};
+use crate::ops::part;
+use crate::provenance::Phase;
+use crate::target::Target;
+use crate::trace::Tensor;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
+
+pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
+    if !matches!(target, Target::Cpu(kernels) if kernels.one_pass) {
+        return Ok(graph.clone());
+    }
+    let groups = groups(graph);
+    if groups.is_empty() {
+        return Ok(graph.clone());
+    }
+    let mut group_of = vec![None; graph.nodes.len()];
+    for (index, group) in groups.iter().enumerate() {
+        for &node in group.nodes.iter().chain(&group.reductions) {
+            group_of[node as usize] = Some(index);
+        }
+    }
+    let states = replaced_states(graph);
+    // The results of each group by their nodes, once its first node was met.
+    let mut parts: Vec<HashMap<NodeId, Tensor>> = vec![HashMap::new(); groups.len()];
+    graph.rebuild_in(&together(graph, &group_of), |trace, id, replaced| {
+        let node = &graph.nodes[id as usize];
+        let operands = || node.operands.iter().map(|&operand| replaced.get(operand));
+        let Some(index) = group_of[id as usize] else {
+            let x: Vec<Tensor> = operands().collect();
+            return match &node.op {
+                Op::Convert(dtype) => x[0].convert(*dtype),
+                op => trace.record(op.clone(), &x.iter().collect::<Vec<&Tensor>>()),
+            };
+        };
+        if parts[index].is_empty() {
+            let program = Program::of(graph, &groups[index], &states);
+            let all = program.operands.iter().map(|&operand| {
+                let x = replaced.get(operand);
+                match x.dtype() {
+                    DType::Pred => x.convert(DType::F32),
+                    _ => Ok(x),
+                }
+            });
+            let all = all.collect::<Result<Vec<Tensor>>>()?;
+            let call = trace.record(
+                Op::OnePass(Box::new(program.pass)),
+                &all.iter().collect::<Vec<&Tensor>>(),
+            )?;
+            for (place, &result) in program.results.iter().enumerate() {
+                parts[index].insert(result, part(&call, place)?);
+            }
+        }
+        // What the call keeps to itself nobody reads.
+        Ok(parts[index].get(&id).cloned().unwrap_or_else(|| {
+            let mut results = parts[index].values();
+            results.next().expect("a group has a result").clone()
+        }))
+    })
+}
+
+/// Nodes that become one call.
+struct Group {
+    /// In their order.
+    nodes: Vec<NodeId>,
+    /// Those of `nodes` that others need as arrays.
+    arrays: Vec<NodeId>,
+    /// The values that are summed, by the node that is the sum.
+    sums: BTreeMap<NodeId, NodeId>,
+    /// The nodes that make the sums.
+    reductions: Vec<NodeId>,
+}
+
+/// Whether a call can compute the node: an element-wise operation of an update over arrays.
+fn is_candidate(graph: &Graph, node: NodeId) -> bool {
+    let node = &graph.nodes[node as usize];
+    if node.provenance.phase != Phase::Update || node.shape.rank() == 0 {
+        return false;
+    }
+    let is_f32 = |id: &NodeId| graph.nodes[*id as usize].shape.dtype == DType::F32;
+    let all_f32 = node.shape.dtype == DType::F32 && node.operands.iter().all(is_f32);
+    match &node.op {
+        Op::Unary(Unary::Neg | Unary::Abs | Unary::Sign | Unary::Sqrt | Unary::Rsqrt) => all_f32,
+        Op::Binary(
+            Binary::Add | Binary::Sub | Binary::Mul | Binary::Div | Binary::Max | Binary::Min,
+        ) => all_f32,
+        Op::Select => {
+            let condition = scalar(graph, node.operands[0]);
+            condition.is_some() && node.shape.dtype == DType::F32
+        }
+        Op::Convert(DType::F32) => {
+            graph.nodes[node.operands[0] as usize].shape.dtype == DType::BF16
+        }
+        Op::Convert(DType::BF16) => is_f32(&node.operands[0]),
+        _ => false,
+    }
+}
+
+/// The scalar that a node broadcasts.
+fn scalar(graph: &Graph, node: NodeId) -> Option<NodeId> {
+    let node = &graph.nodes[node as usize];
+    let of = *node.operands.first()?;
+    let is_scalar = graph.nodes[of as usize].shape.rank() == 0;
+    (matches!(node.op, Op::Broadcast { .. }) && is_scalar).then_some(of)
+}
+
+/// The groups that gain: those with several results, or with a sum.
+fn groups(graph: &Graph) -> Vec<Group> {
+    let count = graph.nodes.len();
+    let candidates: Vec<bool> = (0..count as NodeId)
+        .map(|id| is_candidate(graph, id))
+        .collect();
+    let mut readers: Vec<Vec<NodeId>> = vec![Vec::new(); count];
+    for (id, node) in graph.nodes.iter().enumerate() {
+        for &operand in &node.operands {
+            readers[operand as usize].push(id as NodeId);
+        }
+    }
+    // How many times a value has left candidates and come back to others: what differs in this
+    // cannot be one call, which would wait for itself. As late as its readers allow, so that what is
+    // made of the state alone waits for what needs the norm of all gradients.
+    let mut depths = vec![0u32; count];
+    for (id, node) in graph.nodes.iter().enumerate() {
+        let least = |&operand: &NodeId| {
+            let operand = operand as usize;
+            depths[operand] + u32::from(candidates[operand] && !candidates[id])
+        };
+        depths[id] = node.operands.iter().map(least).max().unwrap_or(0);
+    }
+    for id in (0..count).rev().filter(|&id| candidates[id]) {
+        let most = |&reader: &NodeId| {
+            let reader = reader as usize;
+            depths[reader] - u32::from(!candidates[reader])
+        };
+        depths[id] = readers[id].iter().map(most).min().unwrap_or(depths[id]);
+    }
+    // Of each candidate the first of its group, where both are at one depth.
+    let mut first: Vec<usize> = (0..count).collect();
+    fn root(first: &mut [usize], mut id: usize) -> usize {
+        while first[id] != id {
+            first[id] = first[first[id]];
+            id = first[id];
+        }
+        id
+    }
+    for id in (0..count).filter(|&id| candidates[id]) {
+        for &operand in &graph.nodes[id].operands {
+            let operand = operand as usize;
+            if candidates[operand] && depths[operand] == depths[id] {
+                let (a, b) = (root(&mut first, operand), root(&mut first, id));
+                first[a.max(b)] = a.min(b);
+            }
+        }
+    }
+    let roots: Vec<usize> = (0..count).map(|id| root(&mut first, id)).collect();
+
+    let mut is_output = vec![false; count];
+    for output in &graph.outputs {
+        is_output[output.node as usize] = true;
+    }
+    // The reductions, the last of which is the sum of all elements of what `reader` reduces.
+    let sum = |reader: NodeId| -> Option<Vec<NodeId>> {
+        let mut chain = vec![reader];
+        loop {
+            let last = *chain.last()?;
+            let node = &graph.nodes[last as usize];
+            let Op::Reduce {
+                kind: Reduction::Sum,
+                ..
+            } = node.op
+            else {
+                return None;
+            };
+            if node.shape.rank() == 0 {
+                return Some(chain);
+            }
+            match readers[last as usize][..] {
+                [next] if !is_output[last as usize] => chain.push(next),
+                _ => return None,
+            }
+        }
+    };
+
+    let mut groups: BTreeMap<usize, Group> = BTreeMap::new();
+    for id in (0..count).filter(|&id| candidates[id]) {
+        let group = groups.entry(roots[id]).or_insert_with(|| Group {
+            nodes: Vec::new(),
+            arrays: Vec::new(),
+            sums: BTreeMap::new(),
+            reductions: Vec::new(),
+        });
+        group.nodes.push(id as NodeId);
+        let mut is_needed = is_output[id];
+        for &reader in &readers[id] {
+            let is_inside = candidates[reader as usize] && roots[reader as usize] == roots[id];
+            match sum(reader) {
+                _ if is_inside => {}
+                Some(chain) => {
+                    group.sums.insert(chain[chain.len() - 1], id as NodeId);
+                    group.reductions.extend(chain);
+                }
+                None => is_needed = true,
+            }
+        }
+        if is_needed {
+            group.arrays.push(id as NodeId);
+        }
+    }
+    let gains = |group: &Group| group.arrays.len() > 1 || !group.sums.is_empty();
+    groups.into_values().filter(gains).collect()
+}
+
+/// The nodes in an order in which those of a group stand together, otherwise as near to theirs as can
+/// be.
+fn together(graph: &Graph, group_of: &[Option<usize>]) -> Vec<NodeId> {
+    let mut units: Vec<Vec<NodeId>> = Vec::new();
+    let mut unit_of = vec![0; group_of.len()];
+    let mut unit_of_group = HashMap::new();
+    for (id, group) in group_of.iter().enumerate() {
+        let new = units.len();
+        let unit = group.map_or(new, |group| *unit_of_group.entry(group).or_insert(new));
+        if unit == new {
+            units.push(Vec::new());
+        }
+        unit_of[id] = unit;
+        units[unit].push(id as NodeId);
+    }
+    let mut waits_for = vec![0; units.len()];
+    let mut then: Vec<Vec<usize>> = vec![Vec::new(); units.len()];
+    for (id, node) in graph.nodes.iter().enumerate() {
+        for &operand in &node.operands {
+            let (from, to) = (unit_of[operand as usize], unit_of[id]);
+            if from != to {
+                waits_for[to] += 1;
+                then[from].push(to);
+            }
+        }
+    }
+    let key = |unit: usize| Reverse((units[unit].last().copied(), unit));
+    let mut ready: BinaryHeap<_> = (0..units.len())
+        .filter(|&unit| waits_for[unit] == 0)
+        .map(key)
+        .collect();
+    let mut order = Vec::with_capacity(group_of.len());
+    while let Some(Reverse((_, unit))) = ready.pop() {
+        order.extend(&units[unit]);
+        for &next in &then[unit] {
+            waits_for[next] -= 1;
+            if waits_for[next] == 0 {
+                ready.push(key(next));
+            }
+        }
+    }
+    order
+}
+
+/// A group as a call.
+struct Program {
+    pass: OnePass,
+    operands: Vec<NodeId>,
+    /// The nodes that the call's results are.
+    results: Vec<NodeId>,
+}
+
+impl Program {
+    fn of(graph: &Graph, group: &Group, states: &HashMap<NodeId, NodeId>) -> Program {
+        let node = |id: NodeId| &graph.nodes[id as usize];
+        let is_inside = |id: &NodeId| group.nodes.binary_search(id).is_ok();
+        // A constant is a step, any other scalar an operand in place of its broadcast.
+        let constant = |id: NodeId| match scalar(graph, id).map(|of| &node(of).op) {
+            Some(Op::Constant {
+                value: Scalar::Float(value),
+                ..
+            }) => Some(*value),
+            _ => None,
+        };
+        let outside = || {
+            let all = group.nodes.iter().flat_map(|&id| &node(id).operands);
+            all.filter(|id| !is_inside(id)).copied()
+        };
+        let mut operands: Vec<NodeId> = Vec::new();
+        let mut values: HashMap<NodeId, u32> = HashMap::new();
+        for id in outside().filter(|&id| constant(id).is_none()) {
+            let operand = scalar(graph, id).unwrap_or(id);
+            let known = operands.iter().position(|&known| known == operand);
+            let place = known.unwrap_or_else(|| {
+                operands.push(operand);
+                operands.len() - 1
+            });
+            values.insert(id, place as u32);
+        }
+        let mut steps: Vec<Step> = Vec::new();
+        let mut add = |step: Step| {
+            let known = steps.iter().position(|known| *known == step);
+            let place = known.unwrap_or_else(|| {
+                steps.push(step);
+                steps.len() - 1
+            });
+            (operands.len() + place) as u32
+        };
+        for id in outside() {
+            if let Some(value) = constant(id) {
+                values.insert(id, add(Step::Constant(F64::new(value.get()))));
+            }
+        }
+        for &id in &group.nodes {
+            let x = |index: usize| values[&node(id).operands[index]];
+            let value = match node(id).op {
+                Op::Unary(op) => add(Step::Unary(op, x(0))),
+                Op::Binary(op) => add(Step::Binary(op, x(0), x(1))),
+                Op::Select => add(Step::Select(x(0), x(1), x(2))),
+                Op::Convert(DType::BF16) => add(Step::Round(x(0))),
+                // From bf16: the same number.
+                _ => x(0),
+            };
+            values.insert(id, value);
+        }
+        let mut donated = Vec::new();
+        let mut results = Vec::new();
+        for &id in &group.arrays {
+            let operand = states
+                .get(&id)
+                .and_then(|state| operands.iter().position(|operand| operand == state))
+                .filter(|operand| !donated.contains(operand));
+            donated.extend(operand);
+            let form = PassForm::Array(node(id).shape.dtype, operand.map(|index| index as u32));
+            let value = values[&id];
+            results.push((id, PassResult { value, form }));
+        }
+        for (&sum, id) in &group.sums {
+            let (value, form) = (values[id], PassForm::Sum);
+            results.push((sum, PassResult { value, form }));
+        }
+        let (nodes, results): (Vec<NodeId>, Vec<PassResult>) = results.into_iter().unzip();
+        Program {
+            pass: OnePass {
+                dims: node(group.nodes[0]).shape.dims.to_vec(),
+                steps,
+                results,
+            },
+            operands,
+            results: nodes,
+        }
+    }
+}
+
+/// By the nodes whose values replace the graph's states: the inputs that those are.
+fn replaced_states(graph: &Graph) -> HashMap<NodeId, NodeId> {
+    let mut inputs = vec![0; graph.inputs.len()];
+    for (id, node) in graph.nodes.iter().enumerate() {
+        if let Op::Input(index) = node.op {
+            inputs[index as usize] = id as NodeId;
+        }
+    }
+    let aliases = graph.aliases();
+    aliases
+        .map(|(_, input, output)| (graph.outputs[output].node, inputs[input]))
+        .collect()
+}
