@@ -48,10 +48,19 @@ fn build_kernels() {
     let pairs = [&AVX512[..], &["-mavx512bf16"]].concat();
     let amx = [&pairs[..], &["-mamx-tile", "-mamx-bf16"]].concat();
     // Loops of single operations: nothing is contracted, so that all give the same bits.
-    let pass = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"];
+    let pass = [
+        "-O3",
+        "-ffp-contract=off",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+    ];
     let pass_avx2 = [&pass[..], &["-mavx2"]].concat();
     let pass_avx512 = [&pass[..], &AVX512].concat();
-    let mut units = vec![("find", &[][..]), ("calls", &[]), ("one_pass_baseline", &pass)];
+    let mut units = vec![
+        ("find", &[][..]),
+        ("calls", &[]),
+        ("one_pass_baseline", &pass),
+    ];
     if env::var("CARGO_CFG_TARGET_ARCH").as_deref() == Ok("x86_64") {
         units.extend([
             ("avx512_f32", &AVX512[..]),

@@ -11,8 +11,8 @@
 
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::ops::part;
 use crate::op::{Attention, AttentionOperand, FusedAttention, FusedDropout, Op};
+use crate::ops::part;
 use crate::ops::rule::{Inferred, expect};
 use crate::shape::Shape;
 use crate::target::Target;

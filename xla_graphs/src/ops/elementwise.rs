@@ -48,7 +48,10 @@ pub(super) fn infer_pass(pass: &OnePass, operands: &[&Shape]) -> Inferred {
         (is_array || shape.rank() == 0) && dtypes.contains(&shape.dtype)
     };
     if let Some(other) = operands.iter().find(|shape| !takes(shape)) {
-        return Err(format!("takes arrays of {:?} and scalars, not {other}", pass.dims));
+        return Err(format!(
+            "takes arrays of {:?} and scalars, not {other}",
+            pass.dims
+        ));
     }
     let reads = |step: &Step| match *step {
         Step::Constant(_) => vec![],
@@ -69,7 +72,9 @@ pub(super) fn infer_pass(pass: &OnePass, operands: &[&Shape]) -> Inferred {
             PassForm::Sum => true,
         };
         // An f32 operand as it is could be read where it is overwritten; bf16 is converted first.
-        let is_kept = operands.get(result.value as usize).is_none_or(|x| x.dtype == DType::BF16);
+        let is_kept = operands
+            .get(result.value as usize)
+            .is_none_or(|x| x.dtype == DType::BF16);
         is_kept && (result.value as usize) < values && replaces
     };
     if !are_steps_known || !pass.results.iter().all(is_result_known) {

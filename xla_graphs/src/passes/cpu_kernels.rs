@@ -22,7 +22,9 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
         return Ok(graph.clone());
     };
     let is_dot = |op: &Op| matches!(op, Op::Dot { .. });
-    if (kernels.bf16, kernels.f32) == (None, None) || !graph.nodes.iter().any(|node| is_dot(&node.op)) {
+    if (kernels.bf16, kernels.f32) == (None, None)
+        || !graph.nodes.iter().any(|node| is_dot(&node.op))
+    {
         return Ok(graph.clone());
     }
     let readers = Readers::of(graph);

@@ -54,10 +54,7 @@ impl Graph {
             tensors.0[id as usize] = Some(tensor);
         }
         for output in &self.outputs {
-            let (tensor, node) = (
-                tensors.get(output.node),
-                &self.nodes[output.node as usize],
-            );
+            let (tensor, node) = (tensors.get(output.node), &self.nodes[output.node as usize]);
             let _context = trace.resume(&self.scopes[node.scope as usize], node.provenance);
             trace.output(output.name.clone(), &tensor.convert(node.shape.dtype)?);
         }

@@ -36,10 +36,7 @@ pub(super) fn matmul(call: &KernelMatmul, operands: &[&Shape]) -> HloInstruction
 
 /// The instruction of a pass, complete but for its id, name, operands and metadata.
 /// An operation that a call cannot compute is named.
-pub(super) fn one_pass(
-    pass: &OnePass,
-    operands: &[&Shape],
-) -> Result<HloInstructionProto, String> {
+pub(super) fn one_pass(pass: &OnePass, operands: &[&Shape]) -> Result<HloInstructionProto, String> {
     let dense = |shape: &Shape| shape_proto(shape, &row_major(shape.rank()));
     let steps = pass.steps.iter().map(step);
     let steps = steps.collect::<Result<Vec<[i64; 4]>, String>>()?.concat();
@@ -47,14 +44,15 @@ pub(super) fn one_pass(
         let is_sum = result.form == PassForm::Sum;
         [i64::from(result.value), i64::from(is_sum)]
     });
-    let replaced = (pass.results.iter().enumerate()).filter_map(|(index, result)| match result.form {
-        PassForm::Array(_, Some(operand)) => Some(OutputOperandAliasing {
-            output_shape_index: vec![index as i64],
-            operand_index: operand.into(),
-            operand_shape_index: Vec::new(),
-        }),
-        _ => None,
-    });
+    let replaced =
+        (pass.results.iter().enumerate()).filter_map(|(index, result)| match result.form {
+            PassForm::Array(_, Some(operand)) => Some(OutputOperandAliasing {
+                output_shape_index: vec![index as i64],
+                operand_index: operand.into(),
+                operand_shape_index: Vec::new(),
+            }),
+            _ => None,
+        });
     Ok(HloInstructionProto {
         opcode: "custom-call".into(),
         shape: Some(tuple(pass.result_shapes().iter().map(dense).collect())),

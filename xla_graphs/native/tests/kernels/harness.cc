@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "../../cpp/kernels/matmul.h"
+#include "../../cpp/kernels/one_pass.h"
 
 using namespace xtrain::kernels;
 
@@ -151,6 +152,63 @@ bool TestOne(const Named& named, const Implementation& kernel, std::mt19937& ran
   return ok;
 }
 
+// Every step there is over generated arrays, written over operands, and sums: the same bits from each instruction set that
+// this processor has and from any number of threads, and the values that a loop in f32 gives.
+bool TestPass(std::mt19937& random) {
+  const int64_t size = 1 + random() % (random() % 2 ? 1000 : 100000);
+  std::vector<std::vector<float>> first(3, std::vector<float>(size));
+  std::vector<uint16_t> low(size);
+  std::normal_distribution<float> normal;
+  for (auto& array : first) {
+    for (float& x : array) x = normal(random);
+  }
+  for (uint16_t& x : low) x = ToBf16(normal(random));
+  first[0][random() % size] = std::numeric_limits<float>::quiet_NaN();
+  const float scalar = 0.75f;
+  uint32_t half;
+  const float constant = 0.5f;
+  std::memcpy(&half, &constant, 4);
+  using K = StepKind;
+  // Operands 0 to 4: three arrays, bf16, a scalar. Steps from 5 on.
+  const std::vector<Step> steps = {{K::kConstant, half}, {K::kMultiply, 0, 4}, {K::kAdd, 6, 3},     {K::kAbs, 7},         {K::kSqrt, 8},
+                                   {K::kNegate, 1},      {K::kMax, 9, 10},     {K::kSign, 2},       {K::kSelect, 12, 11, 5}, {K::kRsqrt, 8},
+                                   {K::kMin, 13, 14},    {K::kDivide, 15, 4},  {K::kSubtract, 16, 2}, {K::kRound, 17},      {K::kMultiply, 2, 2}};
+  std::vector<float> wanted;
+  double wanted_sum = 0;
+  bool ok = true;
+  for (const PassWork work : {&PassBaseline, FindPass(), __builtin_cpu_supports("avx2") ? &PassAvx2 : &PassBaseline}) {
+    const int threads = 1 + random() % 8;
+    auto arrays = first;
+    std::vector<uint16_t> rounded(size + 1, 0x5555);
+    OnePass pass = {size, {}, steps, {{17, arrays[0].data(), false, false}, {18, rounded.data(), true, false}, {19, nullptr, false, true}}};
+    for (auto& array : arrays) pass.operands.push_back({array.data(), false, false});
+    pass.operands.push_back({low.data(), true, false});
+    pass.operands.push_back({&scalar, false, true});
+    std::vector<double> sums(3 * PassChunks(pass));
+    std::atomic<int64_t> next{0};
+    std::vector<std::thread> helpers;
+    for (int i = 1; i < threads; ++i) helpers.emplace_back([&] { work(pass, next, sums.data()); });
+    work(pass, next, sums.data());
+    for (std::thread& helper : helpers) helper.join();
+    double sum = 0, squares = 0;
+    for (int64_t chunk = 0; chunk < PassChunks(pass); ++chunk) sum += sums[2 * PassChunks(pass) + chunk];
+    for (float x : first[2]) squares += static_cast<double>(x) * x;
+    ok = ok && std::fabs(sum - squares) <= 1e-5 * squares && rounded[size] == 0x5555 && arrays[1] == first[1] && arrays[2] == first[2];
+    if (wanted.empty()) {
+      wanted = arrays[0], wanted_sum = sum;
+      for (int64_t i = 0; i < size; ++i) {
+        const float a = first[0][i] * scalar + FromBf16(low[i]), b = std::sqrt(std::fabs(a)), c = -first[1][i];
+        const float most = b != b || b > c ? b : c, chosen = first[2][i] != 0 ? most : constant, other = 1 / std::sqrt(std::fabs(a));
+        const float want = (chosen != chosen || chosen < other ? chosen : other) / scalar - first[2][i];
+        ok = ok && (want == wanted[i] || (want != want && wanted[i] != wanted[i])) && rounded[i] == ToBf16(wanted[i]);
+      }
+    }
+    ok = ok && std::memcmp(wanted.data(), arrays[0].data(), 4 * size) == 0 && sum == wanted_sum;
+  }
+  if (!ok) std::printf("one pass: wrong for %ld elements\n", long(size));
+  return ok;
+}
+
 int Test(int cases, int side) {
   std::mt19937 random(19);
   int failed = 0;
@@ -159,6 +217,7 @@ int Test(int cases, int side) {
       const Implementation* kernel = Find(named.kernel);
       if (kernel != nullptr && !TestOne(named, *kernel, random, number, side)) ++failed;
     }
+    if (!TestPass(random)) ++failed;
   }
   std::printf("%d cases, %d failed\n", cases, failed);
   return failed != 0;

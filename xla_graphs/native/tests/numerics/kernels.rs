@@ -211,7 +211,11 @@ fn an_update_in_one_pass_is_the_update() {
         let want = compile_for(&graph, Target::CPU).run(&arguments);
         for ((got, again), want) in got.iter().zip(&again).zip(&want) {
             assert_eq!(got.numbers(), again.numbers());
-            let tolerance = if got.shape.dtype == DType::BF16 { 8e-3 } else { 1e-5 };
+            let tolerance = if got.shape.dtype == DType::BF16 {
+                8e-3
+            } else {
+                1e-5
+            };
             assert_close(&got.numbers(), &want.numbers(), tolerance);
         }
     }
