@@ -31,7 +31,7 @@ pub use graph::{
     FORMAT_VERSION, Fingerprint, Graph, GraphNode, InputRole, InputSpec, NodeId, OutputSpec,
 };
 pub use nn::dropout::DropoutRng;
-pub use ops::results;
+pub use nn::fused_attention;
 pub use passes::Precision;
 pub use provenance::{Phase, Provenance, Stage};
 pub use shape::Shape;

@@ -12,7 +12,6 @@
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::{Attention, AttentionOperand, FusedAttention, FusedDropout, Op};
-use crate::ops::part;
 use crate::ops::rule::{Inferred, expect};
 use crate::shape::Shape;
 use crate::target::Target;
@@ -73,7 +72,7 @@ const STATISTICS: usize = 1;
 
 /// The shapes of a call's results without its workspace, given its operands'; `None` for other
 /// operations.
-pub(crate) fn results<C>(op: &Op<C>, operands: &[&Shape]) -> Option<Vec<Shape>> {
+pub fn results<C>(op: &Op<C>, operands: &[&Shape]) -> Option<Vec<Shape>> {
     let turned = |x: &Shape| Shape::new(x.dtype, TURN.map(|d| x.dims[d]));
     let q = operands.first()?;
     match op {
@@ -182,6 +181,18 @@ impl Call {
             call,
         })
     }
+}
+
+/// One result of a call.
+fn part(call: &Tensor, index: usize) -> Result<Tensor> {
+    let trace = call.trace().clone();
+    let node = call.node();
+    let operands: Vec<Tensor> = node.operands.iter().map(|&id| trace.tensor(id)).collect();
+    let shapes: Vec<&Shape> = operands.iter().map(Tensor::shape).collect();
+    let shape = results(&node.op, &shapes)
+        .expect("only calls have parts")
+        .swap_remove(index);
+    trace.record(Op::GetTupleElement { index, shape }, &[call])
 }
 
 /// `[B, 1, T, S]`: 0 where `mask` (`pred[B, S]`) is true, else so low that it weighs nothing. Half

@@ -96,26 +96,6 @@ impl Op {
     }
 }
 
-/// The shapes of a call's results, given its operands'; `None` for other operations.
-pub fn results<C>(op: &Op<C>, operands: &[&Shape]) -> Option<Vec<Shape>> {
-    match op {
-        Op::OnePass(pass) => Some(pass.result_shapes()),
-        _ => nn::fused_attention::results(op, operands),
-    }
-}
-
-/// One result of a call.
-pub(crate) fn part(call: &Tensor, index: usize) -> Result<Tensor> {
-    let trace = call.trace().clone();
-    let node = call.node();
-    let operands: Vec<Tensor> = node.operands.iter().map(|&id| trace.tensor(id)).collect();
-    let shapes: Vec<&Shape> = operands.iter().map(Tensor::shape).collect();
-    let shape = results(&node.op, &shapes)
-        .expect("only calls have parts")
-        .swap_remove(index);
-    trace.record(Op::GetTupleElement { index, shape }, &[call])
-}
-
 fn infer_composite(op: &Composite, operands: &[&Shape]) -> Inferred {
     let arity = |n| arity(operands, n);
     match op {

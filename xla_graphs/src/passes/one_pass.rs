@@ -14,7 +14,6 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, NodeId};
 use crate::op::{Binary, F64, OnePass, Op, PassForm, PassResult, Reduction, Scalar, Step, Unary};
-use crate::ops::part;
 use crate::provenance::Phase;
 use crate::target::Target;
 use crate::trace::Tensor;
@@ -58,12 +57,17 @@ pub(super) fn rewrite(graph: &Graph, target: Target) -> Result<Graph> {
                 }
             });
             let all = all.collect::<Result<Vec<Tensor>>>()?;
+            let shapes = program.pass.result_shapes();
             let call = trace.record(
                 Op::OnePass(Box::new(program.pass)),
                 &all.iter().collect::<Vec<&Tensor>>(),
             )?;
-            for (place, &result) in program.results.iter().enumerate() {
-                parts[index].insert(result, part(&call, place)?);
+            for (place, (&result, shape)) in program.results.iter().zip(shapes).enumerate() {
+                let part = Op::GetTupleElement {
+                    index: place,
+                    shape,
+                };
+                parts[index].insert(result, trace.record(part, &[&call])?);
             }
         }
         // What the call keeps to itself nobody reads.

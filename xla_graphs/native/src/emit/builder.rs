@@ -10,10 +10,11 @@ use super::{Error, barrier, collective, cudnn, kernels};
 use crate::proto::xla::HloInstructionProto;
 use prost::Message;
 use xla::{ElementType, Literal, XlaBuilder, XlaComputation, XlaOp};
+use xtrain_graphs::fused_attention::results;
 use xtrain_graphs::op::{
     Binary, Comparison, DotDims, Never, Op, Reduction, ReplicaGroups, Scalar, Unary,
 };
-use xtrain_graphs::{DType, Graph, GraphNode, Shape, results};
+use xtrain_graphs::{DType, Graph, GraphNode, Shape};
 
 /// Emits the graph and returns XLA's serialized module, markers included.
 pub(super) fn build(graph: &Graph<Never>) -> Result<Vec<u8>, Error> {
@@ -357,7 +358,11 @@ fn part(
     index: usize,
     shape: &Shape,
 ) -> Result<HloInstructionProto, String> {
-    let all = results(call, operands).ok_or_else(|| format!("`{}` has no parts", call.name()))?;
+    let all = match call {
+        Op::OnePass(pass) => Some(pass.result_shapes()),
+        _ => results(call, operands),
+    };
+    let all = all.ok_or_else(|| format!("`{}` has no parts", call.name()))?;
     if all.get(index) != Some(shape) {
         let found = all
             .get(index)

@@ -7,8 +7,8 @@
 
 use super::shapes::{row_major, shape_proto, tuple};
 use crate::proto::xla::{HloInstructionProto, ShapeProto};
+use xtrain_graphs::fused_attention::results;
 use xtrain_graphs::op::{FusedAttention, Never, Op};
-use xtrain_graphs::results;
 use xtrain_graphs::{DType, Shape};
 
 /// Minor to major, of the results of rank 4.
