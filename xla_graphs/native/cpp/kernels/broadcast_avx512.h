@@ -23,7 +23,7 @@ struct Broadcast {
   static constexpr bool kPairs = P::kPairs;
   using A = Order<kMr, false, false>;
   using B = Order<kNr, false, false>;
-  static constexpr int64_t kKc = P::kKc, kAWords = 64 << 10;
+  static constexpr int64_t kKc = P::kKc, kStep = kKc, kAWords = 64 << 10;
   struct State {
     State() {}
   };

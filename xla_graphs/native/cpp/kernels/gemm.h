@@ -4,11 +4,13 @@
 //
 //   k in steps of kc      B's block (kc x nt) is packed and stays in the L3 cache, or L2
 //   m in blocks of mc     A's block (mc x kc) is packed and stays in the L2 cache
-//   n in panels of kNr    one panel of B stays in the L1 cache
-//   m in panels of kMr    the kernel: kMr x kNr of C in registers, over kc, panels of A streaming from L2
+//   n in panels of kNr    one panel of B
+//   k in steps of kStep   kStep words of that panel stay in the L1 cache
+//   m in panels of kMr    the kernel: kMr x kNr of C in registers, over kStep, panels of A streaming from L2
 //
 // So a part packs each operand once. Between two steps of k, C's sums wait in f32 in a buffer, as the kernel stores its
-// registers; they resume exactly where they were, so that blocking changes no bit. The last step writes C.
+// registers: those of a panel of B in L2, those of a part in L3. They resume exactly where they were, so that blocking
+// changes no bit. The last step writes C.
 
 #ifndef XTRAIN_CPP_KERNELS_GEMM_H_
 #define XTRAIN_CPP_KERNELS_GEMM_H_
@@ -49,8 +51,8 @@ inline __attribute__((always_inline)) void ExpectRows(const Matmul& x, int64_t o
   }
 }
 
-// K: kMr, kNr, kPairs, Orders A and B, the sizes kKc (words of k at a time) and kAWords (what A's block may take of L2), and
-// `Tile`, the kernel proper.
+// K: kMr, kNr, kPairs, Orders A and B, the sizes kKc (words of k that are packed at a time), kStep (those that the kernel
+// takes at a time, a multiple of 16 or kKc) and kAWords (what A's block may take of L2), and `Tile`, the kernel proper.
 template <class K>
 struct Gemm {
   static constexpr int64_t kPerWord = K::kPairs ? 2 : 1;
@@ -111,7 +113,8 @@ struct Gemm {
     uint32_t* a = a_scratch.Words(block * K::A::PanelWords(plan.kc));
     uint32_t* b = b_scratch.Words(n_panels * K::B::PanelWords(plan.kc));
     float* c = nullptr;
-    if (plan.kc < words) c = reinterpret_cast<float*>(c_scratch.Words(plan.mt * plan.nt));
+    const bool resumes = plan.kc < words;
+    if (resumes || K::kStep < words) c = reinterpret_cast<float*>(c_scratch.Words(plan.mt * (resumes ? plan.nt : K::kNr)));
     typename K::State state;
     for (int64_t part; (part = next.fetch_add(1, std::memory_order_relaxed)) < plan.parts;) {
       const int64_t of_m = part / plan.n_parts;
@@ -137,12 +140,15 @@ struct Gemm {
           for (int64_t j = 0; j < b_panels; ++j) {
             const int64_t n = n0 + j * K::kNr;
             const int columns = static_cast<int>(std::min<int64_t>(K::kNr, x.n - n));
-            for (int64_t i = i0; i < i0 + panels; ++i) {
-              const int64_t m = m0 + i * K::kMr;
-              const int rows = static_cast<int>(std::min<int64_t>(K::kMr, x.m - m));
-              float* sums = c == nullptr ? nullptr : c + (j * m_panels + i) * K::kMr * K::kNr;
-              K::Tile(x, a + (i - i0) * a_words, b + j * b_words, kc, first ? nullptr : sums, last ? nullptr : sums,
-                      c0 + m * x.c_strides[2] + n, rows, columns);
+            for (int64_t k = 0; k == 0 || k < kc; k += K::kStep) {
+              const bool begins = first && k == 0, ends = last && k + K::kStep >= kc;
+              for (int64_t i = i0; i < i0 + panels; ++i) {
+                const int64_t m = m0 + i * K::kMr;
+                const int rows = static_cast<int>(std::min<int64_t>(K::kMr, x.m - m));
+                float* sums = c == nullptr ? nullptr : c + ((resumes ? j * m_panels : 0) + i) * K::kMr * K::kNr;
+                K::Tile(x, a + (i - i0) * a_words + k * K::kMr, b + j * b_words + k * K::kNr, std::min(K::kStep, kc - k),
+                        begins ? nullptr : sums, ends ? nullptr : sums, c0 + m * x.c_strides[2] + n, rows, columns);
+              }
             }
           }
         }
