@@ -155,9 +155,14 @@ impl Target {
         !self.is_neuron()
     }
 
+    /// Whether an `opt-barrier` may stand in a module. neuronx-cc once ended modules with a barrier
+    /// and donated state in "read after write on aliased buffer".
+    pub(crate) fn takes_barriers(self) -> bool {
+        !self.is_neuron()
+    }
+
     /// Whether an `opt-barrier` is there until instructions are put in order. XLA's CPU drops it
-    /// before that; neuronx-cc once ended modules with a barrier and donated state in "read after
-    /// write on aliased buffer".
+    /// before that.
     pub(crate) fn keeps_barriers(self) -> bool {
         matches!(self, Target::Cuda { .. })
     }

@@ -20,6 +20,7 @@ pub(super) fn decompose(graph: &Graph, target: Target) -> Result<Graph> {
         Op::TakeRows if !target.indexes() => rows::take(&x[0], &x[1]),
         Op::ScatterAddRows if !target.indexes() => rows::add(&x[0], &x[1], &x[2]),
         Op::Binary(Binary::Add) => add(&x[0], &x[1], target),
+        Op::Barrier if !target.takes_barriers() => Ok(x[0].clone()),
         Op::BarrierAfter if !target.keeps_barriers() => special::after(&x[0], &x[1]),
         Op::DynamicSlice { dim, size } if !target.indexes() => {
             special::dynamic_slice(&x[0], &x[1], *dim, *size)
