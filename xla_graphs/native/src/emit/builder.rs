@@ -117,6 +117,13 @@ impl Emitter<'_> {
         &self.graph.nodes[self.node.operands[index] as usize].shape
     }
 
+    /// All operands, and their shapes.
+    fn operands(&self) -> (Vec<&XlaOp>, Vec<&Shape>) {
+        let all = 0..self.node.operands.len();
+        all.map(|index| (self.operand(index), self.operand_shape(index)))
+            .unzip()
+    }
+
     fn emit(&self) -> Emitted {
         let op = &self.node.op;
         let x = |index| self.operand(index);
@@ -188,13 +195,10 @@ impl Emitter<'_> {
             Op::DynamicSlice { dim, size } => self.dynamic_slice(*dim, *size)?,
             Op::DynamicUpdateSlice { dim } => self.dynamic_update_slice(*dim)?,
             Op::FusedAttention(_) | Op::FusedAttentionGrad(_) => {
-                let operands = self.node.operands.len();
-                let shapes: Vec<&Shape> = (0..operands)
-                    .map(|index| self.operand_shape(index))
-                    .collect();
+                let (values, shapes) = self.operands();
                 let call = cudnn::instruction(op, &shapes)
                     .ok_or_else(|| format!("`{}` has no call", op.name()))?;
-                self.instruction(&call, &(0..operands).map(x).collect::<Vec<_>>())?
+                self.instruction(&call, &values)?
             }
             Op::GetTupleElement { index, shape } => {
                 let call = &self.graph.nodes[self.node.operands[0] as usize];
@@ -210,12 +214,9 @@ impl Emitter<'_> {
                 self.instruction(&kernels::matmul(matmul, &shapes), &[x(0), x(1)])?
             }
             Op::OnePass(pass) => {
-                let operands = self.node.operands.len();
-                let shapes: Vec<&Shape> = (0..operands)
-                    .map(|index| self.operand_shape(index))
-                    .collect();
+                let (values, shapes) = self.operands();
                 let call = kernels::one_pass(pass, &shapes)?;
-                self.instruction(&call, &(0..operands).map(x).collect::<Vec<_>>())?
+                self.instruction(&call, &values)?
             }
             Op::Composite(never) => match *never {},
         })

@@ -92,21 +92,20 @@ const BINARY: [(Binary, i64); 6] = [
 
 /// A step's kind and its three attributes.
 fn step(step: &Step) -> Result<[i64; 4], String> {
-    let unknown = || format!("{step:?} is no step of a pass");
     let (kind, [a, b, c]) = match *step {
-        Step::Constant(value) => (0, [(value.get() as f32).to_bits(), 0, 0]),
-        Step::Round(a) => (1, [a, 0, 0]),
-        Step::Select(a, b, c) => (2, [a, b, c]),
-        Step::Unary(op, a) => {
-            let known = UNARY.iter().find(|(known, _)| *known == op);
-            (known.ok_or_else(unknown)?.1, [a, 0, 0])
-        }
-        Step::Binary(op, a, b) => {
-            let known = BINARY.iter().find(|(known, _)| *known == op);
-            (known.ok_or_else(unknown)?.1, [a, b, 0])
-        }
+        Step::Constant(value) => (Some(0), [(value.get() as f32).to_bits(), 0, 0]),
+        Step::Round(a) => (Some(1), [a, 0, 0]),
+        Step::Select(a, b, c) => (Some(2), [a, b, c]),
+        Step::Unary(op, a) => (number(&UNARY, op), [a, 0, 0]),
+        Step::Binary(op, a, b) => (number(&BINARY, op), [a, b, 0]),
     };
+    let kind = kind.ok_or_else(|| format!("{step:?} is no step of a pass"))?;
     Ok([kind, a.into(), b.into(), c.into()])
+}
+
+fn number<T: PartialEq>(table: &[(T, i64)], op: T) -> Option<i64> {
+    let entry = table.iter().find(|(known, _)| *known == op);
+    entry.map(|(_, number)| *number)
 }
 
 /// As MLIR writes an attribute.
